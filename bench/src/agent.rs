@@ -13,7 +13,7 @@ use anyhow::{Context, bail};
 use serde_json::{Value, json};
 use xtask::setup;
 
-use super::pods::{Node, Pod, fresh_directory};
+use super::pods::{Node, Pod, make_directory};
 
 /// Namespace of the pods.
 pub(super) const NAMESPACE: &str = "bench";
@@ -99,8 +99,8 @@ impl Agent {
         objects: &[Value],
         settings: &Value,
     ) -> anyhow::Result<Self> {
-        let own = fresh_directory(&node.scratch().join(name))?;
-        let directory = |name: &str| fresh_directory(&own.join(name));
+        let own = make_directory(&node.scratch().join(name))?;
+        let directory = |name: &str| make_directory(&own.join(name));
         let (source, run, state) = (directory("source")?, directory("run")?, directory("state")?);
         let plugins = directory("plugins")?;
         let config = own.join("config.yaml");
@@ -133,14 +133,14 @@ impl Agent {
     fn wait_until_it_listens(&mut self) -> anyhow::Result<()> {
         self.until_it_listens().map_err(|error| {
             let log = fs::read_to_string(&self.files.log).unwrap_or_default();
-            error.context(format!("netattachd said:\n{}", log.trim_end()))
+            error.context(format!("netattachd's log:\n{}", log.trim_end()))
         })
     }
 
     fn until_it_listens(&mut self) -> anyhow::Result<()> {
         let deadline = Instant::now() + START_TIMEOUT;
         while UnixStream::connect(self.files.socket()).is_err() {
-            if let Some(status) = self.process.try_wait().context("look after netattachd")? {
+            if let Some(status) = self.process.try_wait().context("poll netattachd")? {
                 bail!("netattachd ended before it listened ({status})");
             }
             if Instant::now() > deadline {

@@ -148,8 +148,8 @@ fn own_namespace() -> anyhow::Result<File> {
     File::open("/proc/thread-self/ns/net").context("open this thread's network namespace")
 }
 
-/// Makes a contender's directory, if it does not exist.
-pub(super) fn fresh_directory(path: &Path) -> anyhow::Result<PathBuf> {
+/// Makes a contender's directory if it does not exist; an existing one keeps what is in it.
+pub(super) fn make_directory(path: &Path) -> anyhow::Result<PathBuf> {
     fs::create_dir_all(path).with_context(|| format!("create {}", path.display()))?;
     Ok(path.to_owned())
 }

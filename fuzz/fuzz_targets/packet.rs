@@ -11,7 +11,7 @@ use libfuzzer_sys::fuzz_target;
 use netattach_common::flow::{Lane, Tuple};
 use netattach_common::parse::{
     Bytes, ETHERNET_LEN, EthernetHeader, InMemory, Kind, Packet, Payload, Room, Version, arp, ethertype,
-    frame, icmp, options, packet,
+    frame, header, icmp, options, walk,
 };
 use netattach_common::{Address, DropReason, Ip4, Ip6, Mac};
 
@@ -41,7 +41,7 @@ fuzz_target!(|data: &[u8]| {
         bytes.resize(MUCH, 0);
     }
     let tag_beside = (how & TAGGED != 0).then_some(u16::from_be_bytes([high, low]));
-    let in_place = packet::HEADERS_V4 + usize::from(place);
+    let in_place = header::HEADERS_V4 + usize::from(place);
     let read = InMemory { bytes: &bytes, in_place, is_uncut: how & UNCUT != 0, tag_beside };
     if how & ROUTED != 0 { routed(&read) } else { framed(&read) }
 });
@@ -51,11 +51,11 @@ fn routed(read: &InMemory<'_>) {
     match read.load::<u8>(0).map(|byte| byte >> 4) {
         Ok(4) => {
             let packet = room.blank::<Ip4>();
-            compare(read, 0, packet::copied_ipv4(read, packet), packet);
+            compare(read, 0, walk::copied_ipv4(read, packet), packet);
         }
         Ok(6) => {
             let packet = room.blank::<Ip6>();
-            compare(read, 0, packet::copied_ipv6(read, packet), packet);
+            compare(read, 0, walk::copied_ipv6(read, packet), packet);
         }
         _ => {}
     }
@@ -86,7 +86,7 @@ fn framed(read: &InMemory<'_>) {
     }
     let offset = usize::from(payload.offset);
     // The number of bytes that `frame::pull` makes readable in place.
-    let headers = if payload.ethertype == ethertype::IPV6 { packet::HEADERS_V6 } else { packet::HEADERS_V4 };
+    let headers = if payload.ethertype == ethertype::IPV6 { header::HEADERS_V6 } else { header::HEADERS_V4 };
     let read = &InMemory { in_place: read.in_place.max(headers), ..*read };
     let mut room = Room::default();
     match payload.ethertype {
@@ -98,11 +98,11 @@ fn framed(read: &InMemory<'_>) {
         }
         ethertype::IPV4 => {
             let packet = room.begin::<Ip4>(&payload, tagged);
-            compare(read, offset, packet::ipv4(read, packet), packet);
+            compare(read, offset, walk::ipv4(read, packet), packet);
         }
         ethertype::IPV6 => {
             let packet = room.begin::<Ip6>(&payload, tagged);
-            compare(read, offset, packet::ipv6(read, packet), packet);
+            compare(read, offset, walk::ipv6(read, packet), packet);
         }
         _ => {}
     }
@@ -158,7 +158,7 @@ fn compare<A: Version>(
         quoted(read, packet);
     }
     if packet.has_options {
-        let (from, to) = ((offset + packet::IPV4_LEN) as u32, packet.transport);
+        let (from, to) = ((offset + header::IPV4_LEN) as u32, packet.transport);
         assert_eq!(options::ipv4(read, from, to).is_ok(), reading::options_are_sound(&said.options));
     }
     neighbour(read, packet, &said);

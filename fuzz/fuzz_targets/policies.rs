@@ -11,10 +11,11 @@ use std::sync::Arc;
 
 use libfuzzer_sys::fuzz_target;
 use netattach::npwg::NetworkRef;
+use netattach::objects::Place;
 use netattach::objects::{ContainerPort, ObjectName, Objects, Phase, Pod};
 use netattach::policy::evaluate::evaluate;
 use netattach::policy::incremental::Compiler;
-use netattach::policy::index::{Endpoint, Place};
+use netattach::policy::index::Endpoint;
 use netattach::policy::options::Options;
 use netattach::source::read::policy as manifest;
 use serde_json::{Map, Value, json};
@@ -137,12 +138,15 @@ fn world(choices: &mut Choices<'_>) -> World {
         pods.push(Pod {
             name: ObjectName::new(choices.of(&NAMESPACES), format!("pod{number}")),
             uid: None,
+            mirror_of: None,
             labels: labels(choices),
             annotations: BTreeMap::new(),
             phase: if choices.rarely() { Phase::Failed } else { Phase::Running },
             host_network: choices.rarely(),
             ports: choices.some(2, port),
             powers: Default::default(),
+            on_this_node: false,
+            terminating: false,
         });
     }
     let mut addresses = Vec::new();
@@ -278,12 +282,11 @@ fn read_text(
     let mut isolating = selecting.peekable();
     isolating.peek()?;
     let allows = |policy: &Written| {
-        let owners: Vec<&Pod> = world
-            .addresses
+        let owners: Vec<Vec<&Pod>> = policy
+            .networks
             .iter()
-            .filter(|(_, network, address)| *address == peer && policy.networks.contains(network))
-            .map(|(pod, ..)| &world.pods[*pod])
-            .filter(|pod| !pod.host_network && pod.phase != Phase::Failed)
+            .map(|network| owners(world, network, peer))
+            .filter(|owners| !owners.is_empty())
             .collect();
         selects(&policy.spec["podSelector"], &pod.labels).is_some()
             && list(&policy.spec, direction).unwrap_or(&[]).iter().any(|rule| {
@@ -293,13 +296,19 @@ fn read_text(
                 let peers = list(rule, key).unwrap_or(&[]);
                 let ports = list(rule, "ports").unwrap_or(&[]);
                 known
-                    && (peers.is_empty()
-                        || peers.iter().any(|it| is_peer(it, policy.namespace, peer, &owners)))
+                    && (peers.is_empty() || are_peers(peers, policy.namespace, peer, &owners))
                     && (ports.is_empty()
                         || ports.iter().any(|it| fits(it, direction, pod, &owners, protocol, port)))
             })
     };
     Some(isolating.any(allows))
+}
+
+/// The pods that have an address of a network and are peers, all together.
+fn owners<'w>(world: &'w World, network: &str, address: IpAddr) -> Vec<&'w Pod> {
+    let has = |(_, on, has): &&(usize, &str, IpAddr)| *on == network && *has == address;
+    let pods = world.addresses.iter().filter(has).map(|(pod, ..)| &world.pods[*pod]);
+    pods.filter(|pod| !pod.host_network && pod.phase != Phase::Failed).collect()
 }
 
 fn list<'v>(object: &'v Value, key: &str) -> Option<&'v [Value]> {
@@ -349,30 +358,37 @@ fn selects(selector: &Value, labels: &BTreeMap<String, String>) -> Option<bool> 
     Some(all)
 }
 
-fn is_peer(item: &Value, namespace: &str, peer: IpAddr, owners: &[&Pod]) -> bool {
-    if let Some(block) = item.get("ipBlock") {
-        let Some(net) = block["cidr"].as_str().and_then(parse) else { return false };
-        let mut cuts = Vec::new();
-        for except in list(block, "except").unwrap_or(&[]) {
-            let Some(cut) = except.as_str().and_then(parse) else { return false };
-            cuts.push(cut);
-        }
-        return holds(net, peer) && !cuts.iter().any(|cut| holds(*cut, peer) && within(*cut, net));
+/// Whether a rule's peers include an address: it is in one of the blocks, or each pod that has it on one of the networks
+/// is selected by one of the selectors.
+fn are_peers(peers: &[Value], namespace: &str, peer: IpAddr, owners: &[Vec<&Pod>]) -> bool {
+    let is_selected = |owner: &&Pod| peers.iter().any(|item| is_selected(item, namespace, owner));
+    peers.iter().any(|item| is_in(item, peer)) || owners.iter().any(|owners| owners.iter().all(is_selected))
+}
+
+fn is_in(item: &Value, peer: IpAddr) -> bool {
+    let Some(block) = item.get("ipBlock") else { return false };
+    let Some(net) = block["cidr"].as_str().and_then(parse) else { return false };
+    let mut cuts = Vec::new();
+    for except in list(block, "except").unwrap_or(&[]) {
+        let Some(cut) = except.as_str().and_then(parse) else { return false };
+        cuts.push(cut);
     }
+    holds(net, peer) && !cuts.iter().any(|cut| holds(*cut, peer) && within(*cut, net))
+}
+
+fn is_selected(item: &Value, namespace: &str, owner: &Pod) -> bool {
     let selectors = [item.get("namespaceSelector"), item.get("podSelector")];
-    let [None, None] = selectors else {
-        let [namespaces, pods] = selectors;
-        return owners.iter().any(|owner| {
-            let name = [("kubernetes.io/metadata.name".to_owned(), owner.name.namespace.clone())].into();
-            let in_scope = match namespaces {
-                None => Some(owner.name.namespace == namespace),
-                Some(selector) => selects(selector, &name),
-            };
-            let selected = pods.map_or(Some(true), |selector| selects(selector, &owner.labels));
-            in_scope == Some(true) && selected == Some(true)
-        });
+    if item.get("ipBlock").is_some() || selectors == [None, None] {
+        return false;
+    }
+    let [namespaces, pods] = selectors;
+    let name = [("kubernetes.io/metadata.name".to_owned(), owner.name.namespace.clone())].into();
+    let in_scope = match namespaces {
+        None => Some(owner.name.namespace == namespace),
+        Some(selector) => selects(selector, &name),
     };
-    false
+    let selected = pods.map_or(Some(true), |selector| selects(selector, &owner.labels));
+    in_scope == Some(true) && selected == Some(true)
 }
 
 /// Address and length of a prefix.
@@ -404,7 +420,7 @@ fn fits(
     item: &Value,
     direction: &str,
     target: &Pod,
-    owners: &[&Pod],
+    owners: &[Vec<&Pod>],
     protocol: u8,
     port: Option<u16>,
 ) -> bool {
@@ -422,7 +438,9 @@ fn fits(
     match (item.get("port"), item.get("endPort").and_then(Value::as_u64)) {
         (None, None) => true,
         (Some(Value::String(name)), None) if direction == "ingress" => declares(target, name),
-        (Some(Value::String(name)), None) => owners.iter().any(|owner| declares(owner, name)),
+        (Some(Value::String(name)), None) => {
+            owners.iter().any(|owners| owners.iter().all(|owner| declares(owner, name)))
+        }
         (Some(first), last) => first.as_u64().is_some_and(|first| {
             let last = last.unwrap_or(first);
             (1..=65535).contains(&first)

@@ -83,9 +83,9 @@ drop_reasons! {
     /// Beyond the attachment's bandwidth.
     25 RateLimit "rate-limit" "beyond the bandwidth of the attachment",
     /// On a macvlan's parent: sent by another namespace, from no attachment's address.
-    26 Stranger "stranger" "a macvlan that is no attachment's sent on a parent of attachments",
+    26 Stranger "stranger" "a macvlan without an attachment sent on a parent of attachments",
     /// On a macvlan's parent: sent from an attachment's address by another namespace.
-    27 SourceNamespace "source-namespace" "sent from an attachment's MAC address by somebody else than its pod",
+    27 SourceNamespace "source-namespace" "sent from an attachment's MAC address, but not by its pod",
     /// On an uplink: from the address of an attachment of this node.
     28 WireSource "wire-source" "came in by an uplink with the address of a pod that is on this node",
     /// Neither IP nor ARP, from or to a pod that is isolated.

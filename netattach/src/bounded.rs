@@ -40,7 +40,7 @@ pub(crate) fn read_text(path: &Path, most: usize) -> io::Result<String> {
 
 /// Whether nothing can exist at a path, now or later: it does not exist, or cannot because of a part of the path or
 /// because of its name. For callers that want to remove the file.
-pub(crate) fn is_nothing(error: &io::Error) -> bool {
+pub(crate) fn is_absent(error: &io::Error) -> bool {
     use rustix::io::Errno;
     [Errno::NOENT, Errno::NOTDIR, Errno::NAMETOOLONG, Errno::LOOP]
         .iter()
@@ -71,7 +71,7 @@ mod tests {
     fn regular_files_are_read_up_to_the_bound_and_nothing_else_is() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
-        let said = |name: &str| read(&at(name), 4).map_err(|error| error.to_string());
+        let message = |name: &str| read(&at(name), 4).map_err(|error| error.to_string());
         std::fs::write(at("fits"), "1234").unwrap();
         std::fs::write(at("long"), "12345").unwrap();
         symlink("fits", at("link")).unwrap();
@@ -80,19 +80,19 @@ mod tests {
         let mode = Mode::RUSR | Mode::WUSR;
         rustix::fs::mknodat(CWD, at("fifo"), FileType::Fifo, mode, 0).unwrap();
         std::fs::create_dir(at("directory")).unwrap();
-        assert_eq!(said("fits"), Ok(b"1234".to_vec()));
-        assert_eq!(said("link"), Ok(b"1234".to_vec()));
-        assert_eq!(said("long"), Err("longer than 4 bytes".to_owned()));
+        assert_eq!(message("fits"), Ok(b"1234".to_vec()));
+        assert_eq!(message("link"), Ok(b"1234".to_vec()));
+        assert_eq!(message("long"), Err("longer than 4 bytes".to_owned()));
         for name in ["fifo", "zeros"] {
-            assert_eq!(said(name), Err("is no regular file".to_owned()), "{name}");
+            assert_eq!(message(name), Err("is no regular file".to_owned()), "{name}");
         }
-        assert_eq!(said("directory"), Err("Is a directory (os error 21)".to_owned()));
+        assert_eq!(message("directory"), Err("Is a directory (os error 21)".to_owned()));
         let nothing = ["absent", "fits/below", "loop", &"x".repeat(300)];
         for name in nothing {
-            assert!(is_nothing(&read(&at(name), 4).unwrap_err()), "{name}");
+            assert!(is_absent(&read(&at(name), 4).unwrap_err()), "{name}");
         }
         for name in ["fifo", "directory", "long"] {
-            assert!(!is_nothing(&read(&at(name), 4).unwrap_err()), "{name}");
+            assert!(!is_absent(&read(&at(name), 4).unwrap_err()), "{name}");
         }
     }
 }

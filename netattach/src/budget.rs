@@ -10,6 +10,7 @@ mod code {
     pub(super) const IO_FAILURE: u32 = 5;
     pub(super) const DECODING_FAILURE: u32 = 6;
     pub(super) const INVALID_CONFIG: u32 = 7;
+    pub(super) const TRY_AGAIN_LATER: u32 = 11;
 }
 
 /// One limit.
@@ -22,7 +23,7 @@ pub struct Budget {
     /// The unit of the limit.
     pub unit: &'static str,
     /// The author who can make it large.
-    pub whose: &'static str,
+    pub origin: &'static str,
     /// The object or operation refused when the limit is exceeded.
     pub refused: &'static str,
     /// The CNI code of the refusal; `None` if there is no CNI caller.
@@ -60,12 +61,16 @@ const RUNTIME: &str = "container runtime";
 const PLUGIN: &str = "another plugin";
 const NODE: &str = "who writes files on the node";
 
-const fn of(what: &'static str, most: usize, unit: &'static str, whose: &'static str) -> Budget {
-    Budget { what, most, unit, whose, refused: "ADD", code: Some(code::INVALID_CONFIG) }
+const fn of(what: &'static str, most: usize, unit: &'static str, origin: &'static str) -> Budget {
+    Budget { what, most, unit, origin, refused: "ADD", code: Some(code::INVALID_CONFIG) }
 }
 
 const fn file(what: &'static str, most: usize, refused: &'static str, code: Option<u32>) -> Budget {
-    Budget { what, most, unit: "bytes", whose: NODE, refused, code }
+    Budget { what, most, unit: "bytes", origin: NODE, refused, code }
+}
+
+const fn object(what: &'static str, most: usize) -> Budget {
+    file(what, most, "the object; what it was before stays", None)
 }
 
 /// Values that a JSON text from others may have: more than the largest configuration and the largest result need. Each
@@ -125,6 +130,15 @@ pub const STDIN: Budget = Budget {
 /// Values in it.
 pub const STDIN_VALUES: Budget =
     Budget { what: "values of standard input", most: VALUES, unit: "values", ..STDIN };
+/// DELs that are recorded until an agent carries them out.
+pub const WAITING_DELS: Budget = Budget {
+    code: Some(code::TRY_AGAIN_LATER),
+    refused: "DEL, while no agent answers",
+    ..of("DELs that wait for an agent", 4096, "requests", RUNTIME)
+};
+/// One of them, with its variables, as JSON: escapes make a text longer.
+pub const WAITING_DEL: Budget =
+    Budget { what: "a DEL that waits for an agent", most: 8 << 20, unit: "bytes", ..WAITING_DELS };
 /// `CNI_ARGS`.
 pub const CNI_ARGS: Budget =
     Budget { code: Some(code::INVALID_ENVIRONMENT), ..of("CNI_ARGS", 16 << 10, "bytes", RUNTIME) };
@@ -161,6 +175,37 @@ pub const OBJECTS: Budget = Budget {
     unit: "objects",
     ..file("objects of a manifest", 8 << 10, "the file; what it gave before stays", None)
 };
+/// Definitions that are kept of a cluster.
+pub const DEFINITIONS_OF_CLUSTER: Budget = Budget {
+    origin: DEFINITION,
+    ..file("definitions of a cluster", 32 << 20, "the definition; its previous version stays", None)
+};
+/// Policies that are kept of a cluster.
+pub const POLICIES_OF_CLUSTER: Budget = Budget {
+    origin: "policy's author",
+    ..file("policies of a cluster", 64 << 20, "the policy's rules; what it selects is isolated", None)
+};
+/// Labels, annotations in use and ports of all its objects: each takes up to 150 bytes of memory.
+pub const ENTRIES: Budget = Budget {
+    what: "labels, annotations and ports of a manifest",
+    most: 64 << 10,
+    unit: "entries",
+    ..OBJECTS
+};
+/// All annotations of a pod or a definition, names and values, as an API server bounds them.
+pub const ANNOTATIONS: Budget = object("annotations of an object", 256 << 10);
+/// `spec.config` of a definition. From [`CONFIG`] on it is kept only to be named by ADD.
+pub const DEFINITION_CONFIG: Budget = object("spec.config of a definition", 1 << 20);
+/// The key of a label: prefix, `/` and name, as an API server bounds them.
+pub const LABEL_KEY: Budget = object("key of a label", 317);
+/// The value of a label, as an API server bounds it.
+pub const LABEL_VALUE: Budget = object("value of a label", 63);
+/// `metadata.uid`.
+pub const UID: Budget = object("uid of an object", 253);
+/// `containers`, `initContainers` and `ephemeralContainers` of a pod, each.
+pub const CONTAINERS: Budget = Budget { unit: "containers", ..object("containers of a pod", 128) };
+/// `ports` of a container.
+pub const CONTAINER_PORTS: Budget = Budget { unit: "ports", ..object("ports of a container", 2048) };
 /// A document in YAML, or an item of a list in it, that is parsed as a value.
 pub const YAML: Budget = file("document in YAML", 512 << 10, MANIFEST.refused, None);
 /// Values in it, counting those that aliases refer to.
@@ -170,6 +215,9 @@ pub const YAML_VALUES: Budget =
 pub const RESOLV_CONF: Budget = file("ipam.resolvConf", 64 << 10, "ADD", Some(code::IO_FAILURE));
 /// A file of device information.
 pub const DEVICE_INFO: Budget = file("device information", 64 << 10, "ADD", Some(code::IO_FAILURE));
+/// The kubelet's checkpoint of device allocations.
+pub const DEVICE_CHECKPOINT: Budget =
+    file("kubelet's device checkpoint", 16 << 20, "ADD", Some(code::TRY_AGAIN_LATER));
 /// A file of Multus's saved state of a pod.
 pub const MULTUS_STATE: Budget = file("file of multusStateDir", 1 << 20, "DEL", Some(code::IO_FAILURE));
 /// An entry in libcni's cache: a configuration and a result, both escaped.
@@ -181,7 +229,7 @@ pub const CACHED_VALUES: Budget =
 pub const LEASE: Budget = file("lease", 64 << 10, "the lease; its address is not given", None);
 
 /// All limits, in the order of `docs/budgets.md`.
-pub const TABLE: [&Budget; 38] = [
+pub const TABLE: [&Budget; 51] = [
     &ANNOTATION,
     &SELECTIONS,
     &ATTACHMENTS,
@@ -204,18 +252,31 @@ pub const TABLE: [&Budget; 38] = [
     &PATH,
     &STDIN,
     &STDIN_VALUES,
+    &WAITING_DELS,
+    &WAITING_DEL,
     &CNI_ARGS,
     &RESULT,
     &RESULT_VALUES,
     &RESULT_INTERFACES,
     &RESULT_IPS,
     &RESULT_ROUTES,
+    &DEFINITIONS_OF_CLUSTER,
+    &POLICIES_OF_CLUSTER,
     &MANIFEST,
     &OBJECTS,
+    &ENTRIES,
+    &ANNOTATIONS,
+    &DEFINITION_CONFIG,
+    &LABEL_KEY,
+    &LABEL_VALUE,
+    &UID,
+    &CONTAINERS,
+    &CONTAINER_PORTS,
     &YAML,
     &YAML_VALUES,
     &RESOLV_CONF,
     &DEVICE_INFO,
+    &DEVICE_CHECKPOINT,
     &MULTUS_STATE,
     &CACHED,
     &CACHED_VALUES,

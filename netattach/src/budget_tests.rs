@@ -19,11 +19,11 @@ use crate::plan::resolve::{Intent, Network, Options, resolve};
 fn both(budget: &Budget, of: impl Fn(usize) -> Result<(), String>) {
     assert_eq!(of(budget.most), Ok(()), "{}", budget.what);
     let more = of(budget.most + 1).unwrap_err();
-    let said = budget.check(budget.most + 1).unwrap_err().to_string();
-    assert!(more.contains(&said), "{}: {more}", budget.what);
+    let message = budget.check(budget.most + 1).unwrap_err().to_string();
+    assert!(more.contains(&message), "{}: {more}", budget.what);
 }
 
-fn said<T, E: std::error::Error + 'static>(result: Result<T, E>) -> Result<(), String> {
+fn outcome<T, E: std::error::Error + 'static>(result: Result<T, E>) -> Result<(), String> {
     result.map(drop).map_err(|error| crate::error_chain::Chain(&error).to_string())
 }
 
@@ -33,15 +33,15 @@ fn many(count: usize, item: impl Fn(usize) -> Value) -> Value {
 
 #[test]
 fn an_annotation_is_refused_beyond_each_of_its_bounds() {
-    let networks = |text: String| said(parse_networks(&text, "shop"));
+    let networks = |text: String| outcome(parse_networks(&text, "shop"));
     both(&ANNOTATION, |bytes| networks(padded("[]", bytes)));
     both(&SELECTIONS, |count| networks(many(count, |_| json!({"name": "a"})).to_string()));
     both(&SELECTIONS, |count| networks(vec!["a"; count].join(",")));
     let element = |mut element: Value| {
         element["name"] = "a".into();
-        said(parse_selection(&element, "shop"))
+        outcome(parse_selection(&element, "shop"))
     };
-    both(&NAME, |bytes| said(parse_selection(&json!({"name": long_name(bytes)}), "shop")));
+    both(&NAME, |bytes| outcome(parse_selection(&json!({"name": long_name(bytes)}), "shop")));
     both(&NAME, |bytes| networks("a".repeat(bytes)));
     both(&IPS, |count| element(json!({"ips": many(count, |number| format!("10.0.0.{number}").into())})));
     both(&GATEWAYS, |count| {
@@ -66,7 +66,7 @@ fn long_name(bytes: usize) -> String {
 
 #[test]
 fn a_configuration_is_refused_beyond_each_of_its_bounds() {
-    let list = |text: String| said(NetworkList::parse(text.as_bytes()));
+    let list = |text: String| outcome(NetworkList::parse(text.as_bytes()));
     both(&CONFIG, |bytes| list(padded(r#"{"name": "a", "type": "bridge"}"#, bytes)));
     // The object, three members, and the values in the last of them.
     both(&CONFIG_VALUES, |count| {
@@ -81,7 +81,7 @@ fn a_configuration_is_refused_beyond_each_of_its_bounds() {
             "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.0.0.0/24"}]]}
         });
         config["ipam"].as_object_mut().unwrap().extend(ipam.as_object().unwrap().clone());
-        said(Config::parse(config.as_object().unwrap(), None))
+        outcome(Config::parse(config.as_object().unwrap(), None))
     };
     let ipam = |ipam: Value| pool("a", ipam, json!({}));
     let subnet = |number: usize| json!({"subnet": format!("10.{}.{}.0/24", number / 256, number % 256)});
@@ -91,7 +91,7 @@ fn a_configuration_is_refused_beyond_each_of_its_bounds() {
         let addresses =
             many(count, |number| json!({"address": format!("10.0.{}.{}/8", number / 256, number % 256)}));
         let config = json!({"cniVersion": "1.0.0", "ipam": {"addresses": addresses}});
-        said(static_addresses::Config::parse(config.as_object().unwrap(), &CniArgs::default()))
+        outcome(static_addresses::Config::parse(config.as_object().unwrap(), &CniArgs::default()))
     });
     both(&EXCLUDED, |count| ipam(json!({"exclude": many(count, |_| "10.0.0.7".into())})));
     both(&ROUTES, |count| ipam(json!({"routes": many(count, |_| json!({"dst": "10.9.0.0/24"}))})));
@@ -118,6 +118,7 @@ fn network(values: usize, bytes: usize) -> Network {
         resource: None,
         enforce: None,
         ethertypes: Vec::new(),
+        device: None,
     }
 }
 
@@ -155,7 +156,7 @@ fn planned(networks: &[Network]) -> Result<(), String> {
         selections: others.iter().map(|network| (selection.clone(), network.clone())).collect(),
         warnings: Vec::new(),
     };
-    said(resolve(sandbox, &request, &intent, (&Options::default(), &crate::link::Facts::default()), None))
+    outcome(resolve(sandbox, &request, &intent, (&Options::default(), &crate::link::Facts::default()), None))
 }
 
 #[test]
@@ -168,7 +169,7 @@ fn what_a_pods_networks_say_is_bounded_in_sum() {
 
 #[test]
 fn what_a_runtime_and_plugins_say_is_refused_beyond_each_of_its_bounds() {
-    both(&CNI_ARGS, |bytes| said(CniArgs::parse(&format!("A={}", "x".repeat(bytes - 2)))));
+    both(&CNI_ARGS, |bytes| outcome(CniArgs::parse(&format!("A={}", "x".repeat(bytes - 2)))));
     let stdin = |text: String| {
         let variables = [
             ("CNI_COMMAND", "ADD"),
@@ -207,10 +208,10 @@ fn what_a_runtime_and_plugins_say_is_refused_beyond_each_of_its_bounds() {
             added.as_ref().map_or_else(DelegateError::code, |_| 0),
             if count > RESULT_VALUES.most { 6 } else { 0 }
         );
-        said(added)
+        outcome(added)
     });
     let result = |key: &str, items: Value| {
-        said(CniResult::parse(&json!({"cniVersion": "1.0.0", key: items}), Version::LATEST))
+        outcome(CniResult::parse(&json!({"cniVersion": "1.0.0", key: items}), Version::LATEST))
     };
     both(&RESULT_INTERFACES, |count| result("interfaces", many(count, |_| json!({"name": "a"}))));
     both(&RESULT_IPS, |count| result("ips", many(count, |_| json!({"address": "10.0.0.7/24"}))));
@@ -220,9 +221,9 @@ fn what_a_runtime_and_plugins_say_is_refused_beyond_each_of_its_bounds() {
 #[test]
 fn an_entry_of_the_cache_is_refused_beyond_its_bound() {
     let result = |count: usize| json!({"cniVersion": "1.0.0", "b": vec![0; count]});
-    both(&CACHED_VALUES, |count| said(cache::result(result(count - 3).to_string().as_bytes())));
+    both(&CACHED_VALUES, |count| outcome(cache::result(result(count - 3).to_string().as_bytes())));
     let entry = |count: usize| json!({"kind": "cniCacheV1", "containerId": "c1", "ifName": "eth0", "networkName": "n", "result": result(count)});
-    both(&CACHED_VALUES, |count| said(cache::Entry::decode(entry(count - 8).to_string().as_bytes())));
+    both(&CACHED_VALUES, |count| outcome(cache::Entry::decode(entry(count - 8).to_string().as_bytes())));
 }
 
 #[test]
@@ -251,7 +252,7 @@ fn the_documents_have_the_table() {
             "| {} | {} | {} | {} | {} |\n",
             budget.what,
             amount(budget),
-            budget.whose,
+            budget.origin,
             budget.refused,
             code
         )

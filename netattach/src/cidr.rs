@@ -41,7 +41,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_go_refuses_is_refused() {
+    fn prefixes_that_go_refuses_are_refused() {
         for (text, same) in
             [("10.3.0.7/24", "10.3.0.7/24"), ("fd00::7/64", "fd00::7/64"), ("10.3.0.0/024", "10.3.0.0/24")]
         {

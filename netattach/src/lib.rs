@@ -10,6 +10,7 @@
 //! | [`npwg`] | the multi-network standard: selections, definitions, status | no |
 //! | [`objects`] | the model: pods, namespaces, definitions and policies, as every source gives them | no |
 //! | [`source`] | reads objects from their sources | files |
+//! | [`kubelet`] | asks the kubelet which devices it gave to a pod | its socket, files |
 //! | [`spec`], [`step`] | the elements of a plan: desired kernel objects; steps and their outputs | no |
 //! | [`plan`], [`link`] | turns a request and the facts about the node into ordered steps with inverses | no |
 //! | [`journal`] | records planned and completed steps, written ahead | files |
@@ -25,7 +26,9 @@
 //! | [`hooks`] | runs programs on devices: clsact filters or tcx links | by `bpf` and `netlink` |
 //! | [`fast_path`] | decides which attachments use the fast path: follows links and filters | by `netlink` and `bpf` |
 //! | [`publish`] | publishes the `network-status` of attached pods | files |
+//! | [`kube`] | follows the Kubernetes API: a source of objects, and a place to publish status | network |
 //! | [`multus`] | reads Multus's files on a node: its configuration, its saved state of pods | no |
+//! | [`cri`] | asks the container runtime for its sandboxes | socket |
 //! | [`observe`] | keeps the latest events of the programs | no |
 //! | [`agent`], [`cli`], [`error_chain`] | the daemon, the command line, error printing | |
 //! | [`moment`] | determines which of two events came first | clock |
@@ -49,6 +52,7 @@ pub mod budget;
 mod cidr;
 pub mod cli;
 pub mod cni;
+pub mod cri;
 pub mod delegate;
 mod descriptors;
 mod durable;
@@ -59,6 +63,8 @@ mod file_version;
 pub mod hooks;
 pub mod ipam;
 pub mod journal;
+pub mod kube;
+pub mod kubelet;
 pub mod link;
 pub mod mac;
 #[cfg(test)]

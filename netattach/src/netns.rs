@@ -4,12 +4,14 @@
 //! runs in a pod's namespace. A thread that cannot return would serve others from inside a pod, so in that case the
 //! process is ended; the journal makes this safe at any time.
 
+use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fmt;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Component, Path, PathBuf};
 
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 use serde::{Deserialize, Serialize};
@@ -98,13 +100,108 @@ impl NetnsError {
     }
 }
 
+/// The two names of the directory of named namespaces. On most systems `/var/run` is a link to `/run`; in a container it
+/// may be a directory of its own, in which only one of the two is mounted.
+const NAMED: [&str; 2] = ["/var/run/netns", "/run/netns"];
+
+/// The path under which the namespace at `path` can be opened: `path` itself, unless nothing is there and the namespace
+/// of that name is in the other directory of [`NAMED`].
+pub fn reachable(path: &Path) -> Cow<'_, Path> {
+    match twin(path) {
+        Some(twin) if is_nothing_at(path) && !is_nothing_at(&twin) => Cow::Owned(twin),
+        _ => Cow::Borrowed(path),
+    }
+}
+
+/// The same name in the other directory of [`NAMED`].
+fn twin(path: &Path) -> Option<PathBuf> {
+    let [first, second] = NAMED;
+    [(first, second), (second, first)].into_iter().find_map(|(directory, other)| {
+        let name = path.strip_prefix(directory).ok()?;
+        // A name, not a way out of the directory.
+        let is_name = matches!(name.components().collect::<Vec<_>>()[..], [Component::Normal(_)]);
+        is_name.then(|| Path::new(other).join(name))
+    })
+}
+
+fn is_nothing_at(path: &Path) -> bool {
+    path.metadata().is_err_and(|error| bounded::is_absent(&error))
+}
+
+/// Whether that namespace is at `path`, or at the path that it is [`reachable`] by. Costs one look at the file.
+///
+/// # Errors
+/// The path cannot be looked at, so that nothing is known.
+pub fn is_at(path: &Path, id: NetnsId) -> io::Result<bool> {
+    match reachable(path).metadata() {
+        Ok(found) => Ok(NetnsId { device: found.dev(), inode: found.ino() } == id),
+        Err(error) if bounded::is_absent(&error) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// The namespaces that processes are in, each with a path to it.
+#[derive(Debug, Default)]
+pub struct Inhabited {
+    /// A path of each namespace, while the process lives.
+    pub paths: HashMap<NetnsId, PathBuf>,
+    /// Whether every process could be looked at.
+    pub complete: bool,
+}
+
+impl Inhabited {
+    /// Looks at all threads of all processes that the caller can see.
+    ///
+    /// # Errors
+    /// The processes cannot be listed.
+    pub fn look() -> io::Result<Self> {
+        let mut found = Self { paths: HashMap::new(), complete: true };
+        for process in std::fs::read_dir("/proc")? {
+            let process = process?;
+            if !process.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit) {
+                continue;
+            }
+            match std::fs::read_dir(process.path().join("task")) {
+                Ok(threads) => {
+                    threads.flatten().for_each(|thread| found.look_at(thread.path().join("ns/net")))
+                }
+                Err(error) => found.complete &= is_process_gone(&error),
+            }
+        }
+        Ok(found)
+    }
+
+    fn look_at(&mut self, path: PathBuf) {
+        match path.metadata() {
+            Ok(at) => {
+                self.paths.entry(NetnsId { device: at.dev(), inode: at.ino() }).or_insert(path);
+            }
+            Err(error) => self.complete &= is_process_gone(&error),
+        }
+    }
+}
+
+fn is_process_gone(error: &io::Error) -> bool {
+    bounded::is_absent(error) || error.raw_os_error() == Some(libc::ESRCH)
+}
+
 impl Netns {
-    /// Opens the namespace at `path`.
+    /// Opens the namespace at `path`, or at the path that it is [`reachable`] by.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, NetnsError> {
         let path = path.as_ref();
+        match Self::open_at(path) {
+            Err(NetnsError::Gone { path: asked }) => match reachable(path) {
+                Cow::Owned(other) => Self::open_at(&other),
+                Cow::Borrowed(_) => Err(NetnsError::Gone { path: asked }),
+            },
+            opened => opened,
+        }
+    }
+
+    fn open_at(path: &Path) -> Result<Self, NetnsError> {
         // Does not wait for the other end of a FIFO.
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path);
-        let file = file.map_err(|source| match bounded::is_nothing(&source) {
+        let file = file.map_err(|source| match bounded::is_absent(&source) {
             true => NetnsError::Gone { path: path.to_owned() },
             false => NetnsError::Open { path: path.to_owned(), source },
         })?;
@@ -262,6 +359,42 @@ mod tests {
         std::thread::spawn(move || opened.send(Netns::open(&fifo).map(|netns| netns.id())));
         let outcome = is_opened.recv_timeout(std::time::Duration::from_secs(10)).unwrap();
         assert!(matches!(outcome, Err(NetnsError::NotANamespace { .. })), "{outcome:?}");
+    }
+
+    #[test]
+    fn a_named_namespace_has_a_name_in_either_directory_and_nothing_else_has() {
+        let table = [
+            ("/var/run/netns/cni-1", Some("/run/netns/cni-1")),
+            ("/run/netns/cni-1", Some("/var/run/netns/cni-1")),
+            ("/run/netns", None),
+            ("/run/netns/", None),
+            ("/run/netns/../x", None),
+            ("/run/netns/a/b", None),
+            ("/run/netnsx/a", None),
+            ("/proc/1/ns/net", None),
+            ("", None),
+        ];
+        for (path, expected) in table {
+            assert_eq!(twin(Path::new(path)), expected.map(PathBuf::from), "{path}");
+        }
+        let nowhere = Path::new("/run/netns/netattach-test-nowhere");
+        assert_eq!(reachable(nowhere), nowhere);
+        assert!(matches!(Netns::open(nowhere), Err(NetnsError::Gone { path }) if path == nowhere));
+    }
+
+    #[test]
+    fn a_namespace_is_at_its_paths_and_at_no_other() {
+        let own = Netns::current().unwrap().id();
+        let other = Netns::private().unwrap().id();
+        let path = Path::new("/proc/self/ns/net");
+        assert_eq!([own, other].map(|id| is_at(path, id).unwrap()), [true, false]);
+        assert!(!is_at(Path::new("/run/netns/netattach-test-nowhere"), own).unwrap());
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert!(!is_at(file.path(), own).unwrap(), "what an unmounted bind leaves");
+        let inhabited = Inhabited::look().unwrap();
+        let found = inhabited.paths.get(&own).map(|path| Netns::open(path).unwrap().id());
+        assert_eq!(found, Some(own));
+        assert!(!inhabited.paths.contains_key(&other), "nobody is in it, though it is held");
     }
 
     #[test]

@@ -348,3 +348,15 @@ pub struct Addressing {
     /// map them to the interface that had them before.
     pub announce_v4: bool,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_steps_of_links_are_those_that_serde_reads() {
+        let error = serde_json::from_value::<Link>(serde_json::json!({"step": ""})).unwrap_err().to_string();
+        let steps = Link::STEPS.map(|step| format!("`{step}`")).join(", ");
+        assert_eq!(error, format!("unknown variant ``, expected one of {steps}"));
+    }
+}

@@ -55,7 +55,19 @@ pub fn footprint(plan: &Plan) -> Footprint {
             }
             Step::Lease(config) => needed.extend(config.pool().map(Resource::Pool)),
             Step::Remember(_) => drop(needed.insert(Resource::Cache)),
-            _ => {}
+            Step::EnsureBridge(_)
+            | Step::CreateLink(_)
+            | Step::RaiseLoopback
+            | Step::PrepareDeviceInfo(_)
+            | Step::Gateway { .. }
+            | Step::EnsureForwarding
+            | Step::RouteToPod
+            | Step::FindDevice
+            | Step::Protect(_)
+            | Step::Configure(_)
+            | Step::ReadDeviceInfo(_)
+            | Step::MoveDefaultRoutes { .. }
+            | Step::RouteBySource => {}
         }
     }
     needed
@@ -68,7 +80,7 @@ pub(crate) fn plugin(attachment: &AttachmentPlan, plugin: &str) -> Resource {
 
 /// A needed resource is crowded: the operation gives up without effect and is retried later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("others wait for the same plugin or pool; try again")]
+#[error("too many operations wait for the same plugin or pool; try again")]
 pub struct Crowded;
 
 /// One operation's access to the scheduler.

@@ -4,9 +4,12 @@
 //! | module | provides |
 //! |---|---|
 //! | [`node`], `agent` | a node with a running agent |
+//! | [`cluster`] | a real cluster: kube-apiserver, and nodes with a kubelet |
 //! | [`manifest`] | the objects that the agent reads |
+//! | [`api_server`] | a Kubernetes API server that fails on demand |
 //! | [`namespace`], [`wires`], [`sriov`] | namespaces; devices that lead out of a node; cards with VFs |
 //! | [`call`], [`runtime`], [`machine`] | a call of the CNI executable; of a plugin, without an agent; real container runtimes |
+//! | [`kubelet`] | a kubelet's PodResources socket |
 //! | [`plugin_calls`] | the recorded calls of scripted plugins |
 //! | [`traffic`], [`packet`], [`raw`], [`reading`] | connections; frames built byte by byte; frames sent and seen as they are; what a packet says, read independently |
 //! | [`peak`] | the peak memory of a process |
@@ -14,7 +17,10 @@
 //! | [`other_programs`], [`privilege`], [`tools`] | other agents' programs; fewer capabilities; programs that a machine may lack |
 
 mod agent;
+pub mod api_server;
 pub mod call;
+pub mod cluster;
+pub mod kubelet;
 pub mod machine;
 pub mod manifest;
 mod namespace;

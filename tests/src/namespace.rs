@@ -77,6 +77,14 @@ impl Namespace {
         within(&self.netns, work).expect("a namespace held open can be entered")
     }
 
+    /// Brings the loopback device up, for services that listen there.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn loopback_up(&self) -> Result<()> {
+        crate::node::ip(self, &["link", "set", "lo", "up"])
+    }
+
     /// Binds the namespace to a file as `ip netns add` does, for callers that outlive this process.
     pub fn bind(&self, file: &Path) -> Result<()> {
         File::create(file)?;

@@ -45,6 +45,7 @@ pub struct Node {
     dir: TempDir,
     bpffs: PathBuf,
     settings: serde_json::Map<String, Value>,
+    cluster: Option<(PathBuf, String)>,
     agent: Option<Agent>,
 }
 
@@ -78,6 +79,7 @@ impl Node {
             dir: tempfile::Builder::new().prefix("netattach-node-").tempdir()?,
             bpffs: Path::new(BPFFS).join(format!("netattach-test-{}-{number}", std::process::id())),
             settings: serde_json::Map::new(),
+            cluster: None,
             agent: None,
         };
         for directory in ["source", "run", "state", "leases", "cni-bin"] {
@@ -130,6 +132,21 @@ impl Node {
     /// The file cannot be removed.
     pub fn remove(&self, file: &str) -> Result<()> {
         Ok(fs::remove_file(self.path("source").join(format!("{file}.yaml")))?)
+    }
+
+    /// Makes the node that of a name in a cluster, which its agent reaches by that configuration: the manifests of this
+    /// node are no longer read. The default network is the node's own.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn join(&mut self, kubeconfig: PathBuf, name: &str) -> Result<()> {
+        let mut default = self.default_config();
+        default["name"] = "default".into();
+        let path = self.path("default.conf");
+        fs::write(&path, default.to_string())?;
+        self.set("defaultNetwork", json!(path));
+        self.cluster = Some((kubeconfig, name.to_owned()));
+        Ok(())
     }
 
     /// Changes a key of the agent's configuration file, for its next start.
@@ -202,7 +219,7 @@ impl Node {
     /// # Errors
     /// As [`Node::start`].
     pub fn start_as(&mut self, executable: &Path, variables: &[(&str, &str)]) -> Result<()> {
-        self.start_until(executable, variables, " nothing is left over of earlier agents")
+        self.start_until(executable, variables, " operations of earlier agents are finished")
     }
 
     /// Starts the agent, and waits until it serves, but not until it has finished what an earlier agent left undone.
@@ -241,14 +258,15 @@ impl Node {
             settings.entry("attach").or_insert(json!(mode));
         }
         settings.entry("deviceInfoDir").or_insert(json!(self.path("devinfo")));
+        // The machine may have a kubelet.
+        settings.entry("podResourcesSocket").or_insert(json!(self.path("kubelet.sock")));
+        settings.entry("deviceCheckpoint").or_insert(json!(self.path("kubelet-checkpoint")));
         let config = self.path("netattachd.yaml");
         fs::write(&config, Value::Object(settings).to_string())?;
         let mut command = Command::new(executable);
         command
             .arg("--config")
             .arg(config)
-            .arg("--source")
-            .arg(self.path("source"))
             .arg("--run-dir")
             .arg(self.path("run"))
             .arg("--state-dir")
@@ -262,6 +280,12 @@ impl Node {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped());
+        match &self.cluster {
+            None => command.arg("--source").arg(self.path("source")),
+            Some((kubeconfig, name)) => {
+                command.arg("--kubeconfig").arg(kubeconfig).args(["--node-name", name])
+            }
+        };
         Ok(command)
     }
 

@@ -85,7 +85,7 @@ enum Verb {
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().verb {
-        Verb::Setup => setup::run(setup::Scope::Testing),
+        Verb::Setup => setup::everything(),
         Verb::BuildEbpf => ebpf::build(),
         Verb::Build => dist::build(),
         Verb::Tidy { only, advisories } => tidy::run(&only, advisories.as_deref()),

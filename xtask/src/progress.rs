@@ -59,7 +59,8 @@ impl Progress {
         }
     }
 
-    fn current(&self) -> String {
+    /// The note.
+    pub(crate) fn current(&self) -> String {
         self.0.lock().map(|note| note.clone()).unwrap_or_default()
     }
 }

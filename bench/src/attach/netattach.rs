@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::Contender;
 use super::parts::{self, Logged};
 use crate::agent::{self, Agent, NAMESPACE};
-use crate::pods::{Node, PARENT, Pod, fresh_directory};
+use crate::pods::{Node, PARENT, Pod, make_directory};
 
 pub(super) const NAME: &str = "netattach";
 
@@ -15,7 +15,7 @@ pub(super) struct Netattach(Agent);
 impl Netattach {
     /// Starts an agent that knows all pods.
     pub(super) fn start(node: &Node, pods: &[Pod]) -> anyhow::Result<Self> {
-        let leases = fresh_directory(&node.scratch().join("leases"))?;
+        let leases = make_directory(&node.scratch().join("leases"))?;
         let ipam = |network: u8| {
             json!({
                 "type": "host-local",

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use xtask::setup;
 
 use super::Contender;
-use crate::pods::{INTERFACES, Node, PARENT, Pod, fresh_directory};
+use crate::pods::{INTERFACES, Node, PARENT, Pod, make_directory};
 
 pub(super) const NAME: &str = "reference plugins";
 
@@ -24,7 +24,7 @@ pub(super) struct InTurn {
 
 impl InTurn {
     pub(super) fn new(node: &Node, pods: usize) -> anyhow::Result<Self> {
-        let leases = fresh_directory(&node.scratch().join("host-local"))?;
+        let leases = make_directory(&node.scratch().join("host-local"))?;
         let ipam = |network: u8| {
             json!({
                 "type": "host-local",

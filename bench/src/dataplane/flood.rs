@@ -22,7 +22,7 @@ use super::paths::{PORTS, PREFIX, address_of, many_ports, policy, two};
 use crate::Series;
 use crate::agent::{self, Agent, NAMESPACE};
 use crate::document;
-use crate::pods::{Node, Pod, fresh_directory, in_namespace, joined};
+use crate::pods::{Node, Pod, in_namespace, joined, make_directory};
 
 /// Number of pods that [`measure`] needs.
 pub(super) const PODS: usize = 8;
@@ -121,7 +121,7 @@ impl Side {
         settings: &Value,
     ) -> anyhow::Result<Self> {
         let ((client, server), (flooder, sink)) = (two(pods)?, two(pods)?);
-        let leases = fresh_directory(&node.scratch().join(format!("leases-{name}")))?;
+        let leases = make_directory(&node.scratch().join(format!("leases-{name}")))?;
         let bridge = |bridge: &str, network: u8| {
             let subnet = format!("10.{network}.0.0/{PREFIX}");
             json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": bridge, "capabilities": {"ips": true},

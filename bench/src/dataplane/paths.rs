@@ -18,7 +18,7 @@ use super::load::Route;
 use crate::agent::{self, Agent, NAMESPACE};
 use crate::bpf::Program;
 use crate::netlink::{self, Hook, Netlink};
-use crate::pods::{Node, Pod, fresh_directory, in_namespace};
+use crate::pods::{Node, Pod, in_namespace, make_directory};
 
 pub(super) const VETH: &str = "veth pair";
 /// The minimum for any program that takes packets from one pod to another.
@@ -118,7 +118,7 @@ pub(super) fn netattach(
     mut pods: impl Iterator<Item = Pod>,
     rules: &[u32],
 ) -> anyhow::Result<(Agent, Vec<Path>)> {
-    let leases = fresh_directory(&node.scratch().join("leases"))?;
+    let leases = make_directory(&node.scratch().join("leases"))?;
     let ipam = |network: u8| json!({"type": "host-local", "dataDir": leases, "ranges": [[{"subnet": format!("10.{network}.0.0/16")}]]});
     let bridge = |name: &str, network: u8| json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": name, "capabilities": {"ips": true}, "ipam": ipam(network)});
     let mut objects: Vec<Value> = agent::namespaces().into();

@@ -18,7 +18,7 @@ use xtask::progress::{self, Done};
 use crate::Series;
 use crate::agent::{self, Agent, NAMESPACE};
 use crate::bpf::Words;
-use crate::pods::{Node, fresh_directory};
+use crate::pods::{Node, make_directory};
 
 /// Sizes of the policies that are loaded for one attachment.
 const SIZES: [u32; 4] = [10, 1_000, 10_000, 100_000];
@@ -110,7 +110,7 @@ impl Bench {
     fn prepare(node: &Node) -> anyhow::Result<Self> {
         let count = AFFECTED[AFFECTED.len() - 1];
         let pods = node.pods(count)?;
-        let leases = fresh_directory(&node.scratch().join("leases"))?;
+        let leases = make_directory(&node.scratch().join("leases"))?;
         let ipam =
             json!({"type": "host-local", "dataDir": leases, "ranges": [[{"subnet": "10.110.0.0/16"}]]});
         let network = json!({"cniVersion": "1.0.0", "type": "veth", "ipam": ipam});

@@ -14,7 +14,7 @@ use xtask::progress::{self, Done};
 use crate::Series;
 use crate::agent::{self, Agent, NAMESPACE};
 use crate::bpf::Program;
-use crate::pods::{Node, Pod, fresh_directory, in_namespace};
+use crate::pods::{Node, Pod, in_namespace, make_directory};
 
 /// Runs of one sample.
 const REPEAT: u32 = 1_000_000;
@@ -66,7 +66,7 @@ pub(super) fn measure(rounds: u16) -> anyhow::Result<Report> {
 
 /// The first pod is isolated, the second is not.
 fn start(node: &Node, pods: &[Pod]) -> anyhow::Result<Agent> {
-    let leases = fresh_directory(&node.scratch().join("leases"))?;
+    let leases = make_directory(&node.scratch().join("leases"))?;
     let ranges = json!([[{"subnet": "10.110.0.0/16"}], [{"subnet": "fd00:110::/64"}]]);
     let ipam = json!({"type": "host-local", "dataDir": leases, "ranges": ranges});
     let network = json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": "measured0", "ipam": ipam});

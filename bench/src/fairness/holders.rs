@@ -96,7 +96,7 @@ impl Holders {
         while agent.ask(&["status"])?["troubles"].as_array().is_none_or(Vec::is_empty) {
             if Instant::now() > deadline {
                 holders.end()?;
-                bail!("nobody hangs");
+                bail!("no request hangs");
             }
             thread::sleep(Duration::from_millis(100));
         }

@@ -15,7 +15,7 @@ use xtask::{dist, setup};
 
 use self::holders::{Holders, Plugin};
 use super::agent::{self, Agent};
-use super::pods::{Node, Pod, fresh_directory};
+use super::pods::{Node, Pod, make_directory};
 use super::{Origin, Output, Series, document, end, measured};
 
 /// Pods whose ADD hangs.
@@ -77,7 +77,7 @@ fn measure(options: &Options) -> anyhow::Result<Report> {
     let rounds = options.rounds.get();
     let node = Node::enter()?;
     let pods = node.pods(1 + HOLDERS * 3)?;
-    let leases = fresh_directory(&node.scratch().join("leases"))?;
+    let leases = make_directory(&node.scratch().join("leases"))?;
     let plugin = Plugin::new(node.scratch())?;
     let agent = Agent::start(&node, &objects(&pods, &leases))?;
     plugin.install(agent.plugins(), NETWORKS)?;

@@ -21,7 +21,7 @@ use xtask::{dist, setup};
 
 use self::flow::Flow;
 use super::agent::{self, Agent};
-use super::pods::{Node, Pod, fresh_directory};
+use super::pods::{Node, Pod, make_directory};
 use super::{Origin, Output, Series, document, end, measured};
 
 /// Numbers of attachments that are taken over.
@@ -87,7 +87,7 @@ fn measure(options: &Options) -> anyhow::Result<Report> {
     let node = Node::enter()?;
     let [.., most] = SIZES;
     let pods = node.pods(most)?;
-    let leases = fresh_directory(&node.scratch().join("leases"))?;
+    let leases = make_directory(&node.scratch().join("leases"))?;
     let ipam = json!({"type": "host-local", "dataDir": leases, "ranges": [[{"subnet": "10.110.0.0/16"}]]});
     let network = json!({"cniVersion": "1.0.0", "type": "veth", "ipam": ipam});
     let mut objects: Vec<Value> = agent::namespaces().into();

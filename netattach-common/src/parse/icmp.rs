@@ -1,64 +1,12 @@
 //! ICMP: which messages are errors, and which belong to the link.
 
-use super::bytes::{Bytes, Plain};
-use super::packet::{Kind, Packet, Part, Place, Version};
-use crate::flow::Tuple;
+use super::bytes::Bytes;
+use super::header::Part;
+use super::packet::{Kind, Packet, Place};
+use super::version::Version;
 use crate::link::{Message, icmpv6};
-use crate::protocol::{ICMP, ICMPV6};
-use crate::{DropReason, Ip6, Port, Ports};
-
-/// An ICMP header (RFC 792, RFC 4443).
-#[repr(C)]
-#[derive(Clone, Copy)]
-pub struct IcmpHeader {
-    /// Type of the message.
-    pub kind: u8,
-    code: u8,
-    checksum: u16,
-    identifier: Port,
-    sequence: u16,
-}
-
-const _: () = assert!(size_of::<IcmpHeader>() == 8);
-
-// SAFETY: integers, as long as these together (asserted above).
-unsafe impl Plain for IcmpHeader {}
-
-/// Gives an echo its identifier as the requester's port and the next number as the responder's, and other messages
-/// the type of their request: what answers one answers no other, and two hosts that ask each other the same make two
-/// flows.
-#[inline(always)]
-pub fn set_echo<A>(tuple: &mut Tuple<A>, header: &IcmpHeader) {
-    const ECHO_REPLY: u8 = 0;
-    const ECHO_REQUEST: u8 = 8;
-    let echo = || {
-        let identifier = header.identifier.number();
-        Ports::new(header.identifier, Port::new(identifier.wrapping_add(1)))
-    };
-    tuple.ports = match (tuple.lane.protocol(), header.kind) {
-        (ICMP, ECHO_REQUEST) | (ICMPV6, icmpv6::ECHO_REQUEST) => echo(),
-        (ICMP, ECHO_REPLY) | (ICMPV6, icmpv6::ECHO_REPLY) => echo().reversed(),
-        (protocol, kind) => {
-            let (request, is_reply) = asked(protocol, kind);
-            let there = Ports::new(Port::new(TYPES | u16::from(request)), Port::new(u16::MAX));
-            if is_reply { there.reversed() } else { there }
-        }
-    };
-}
-
-/// Added to types used as ports, so that neither they nor [`u16::MAX`] have the other as the next number.
-const TYPES: u16 = 1 << 8;
-
-/// The type of the request, and whether this is the reply to it: timestamp, information and address mask (RFC 792,
-/// 950), extended echo (RFC 8335), node information (RFC 4620). Whatever has no reply is a request.
-#[inline(always)]
-const fn asked(protocol: u8, kind: u8) -> (u8, bool) {
-    match (protocol, kind) {
-        (ICMP, 14 | 16 | 18) | (ICMPV6, 140 | 161) => (kind - 1, true),
-        (ICMP, 43) => (42, true),
-        _ => (kind, false),
-    }
-}
+use crate::protocol::ICMP;
+use crate::{DropReason, Ip6};
 
 /// The kind of a message, if it is not ordinary traffic.
 ///

@@ -6,15 +6,22 @@
 //! Every function is inlined where it is called: the programs' stack is small, and cut where the kernel's verifier
 //! needs it.
 //!
-//! In the order of a frame: `bytes` for access, `frame`, `arp` or `packet` with its `options`, and `icmp`.
+//! In the order of a frame: `bytes` for access, `frame`, then `arp` or an IP packet. Its `header`s are read by `walk` into
+//! a `packet`, with the differences of each `version`, the ports that an `echo` has instead, the kinds of `icmp` and the
+//! `options` of IPv4.
 
 pub mod arp;
 pub mod bytes;
+mod echo;
 pub mod frame;
+pub mod header;
 pub mod icmp;
 pub mod options;
 pub mod packet;
+mod version;
+pub mod walk;
 
 pub use bytes::{Bytes, InMemory, Plain};
 pub use frame::{ETHERNET_LEN, EthernetHeader, Payload, ethertype};
-pub use packet::{Kind, Packet, Room, Version};
+pub use packet::{Kind, Packet, Room};
+pub use version::Version;

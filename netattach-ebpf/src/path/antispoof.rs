@@ -11,7 +11,7 @@ use netattach_common::{
     Address, AttachmentRecord, DropReason, Ip4, Ip6, Mac, Side,
     attachment::flag,
     link::{self, icmpv6},
-    parse::{Bytes, Kind, Packet, Payload, arp, options, packet::IPV4_LEN},
+    parse::{Bytes, Kind, Packet, Payload, arp, header::IPV4_LEN, options},
     protocol,
 };
 

@@ -4,7 +4,7 @@ use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use netattach_common::{
     AttachmentRecord, DropReason, Ip4, Ip6, Side,
     attachment::flag,
-    parse::{Kind, Packet, Room, ethertype, packet},
+    parse::{Kind, Packet, Room, ethertype, header},
 };
 
 use crate::path::{
@@ -70,9 +70,9 @@ fn na_judge(skb: *mut __sk_buff, scope: *const Scope) -> u32 {
 #[inline(always)]
 fn judge_frame(ctx: &TcContext, scope: &Scope) -> Result<PacketClass, Denied> {
     if frame::says_ipv6(ctx) {
-        frame::pull(ctx, packet::HEADERS_V6);
+        frame::pull(ctx, header::HEADERS_V6);
     } else {
-        frame::pull(ctx, packet::HEADERS_V4);
+        frame::pull(ctx, header::HEADERS_V4);
     }
     let record = scope.record()?;
     let frame = frame::read(ctx, scope, record)?;

@@ -135,11 +135,11 @@ fn from(ctx: &TcContext, source: Mac, ingress: bool) -> i32 {
         Some(entry) if cookie == 0 || cookie == entry.netns_cookie || is_nodes(parent, cookie, 0) => {
             decide(ctx, entry.attachment, Side::FromPod)
         }
-        Some(_) => nobodys(ctx, DropReason::SourceNamespace),
+        Some(_) => drop_unattributed(ctx, DropReason::SourceNamespace),
         None if cookie == 0 || is_nodes(parent, cookie, flag::STRANGERS) => TC_ACT_UNSPEC,
         // It may have come in by the other end of a veth.
         None if ingress && !is_nodes(parent, 0, flag::CARD) && !is_pods(cookie) => TC_ACT_UNSPEC,
-        None => nobodys(ctx, DropReason::Stranger),
+        None => drop_unattributed(ctx, DropReason::Stranger),
     }
 }
 
@@ -203,7 +203,7 @@ fn decide(ctx: &TcContext, attachment: u32, side: Side) -> i32 {
 
 /// Drops a frame whose sender is not the pod of an attachment.
 #[inline(always)]
-fn nobodys(ctx: &TcContext, reason: DropReason) -> i32 {
+fn drop_unattributed(ctx: &TcContext, reason: DropReason) -> i32 {
     count::packet(0, Side::FromPod, ctx.len(), Err(reason.into()));
     record::dropped_unread(ctx, 0, Side::FromPod, reason.into());
     TC_ACT_SHOT as i32

@@ -6,7 +6,7 @@ use netattach_common::{
     DropReason, PortKey, Side,
     decide::{Query, Tables, Verdict, decide},
     flow::{Leg, Tuple},
-    parse::packet::has_ports,
+    parse::walk::has_ports,
 };
 
 use crate::path::{count, family::Family, maps, scope::Scope, subprograms::Subprograms, verdict::Denied};

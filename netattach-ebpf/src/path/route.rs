@@ -20,7 +20,7 @@ use netattach_common::{
     Decline, FastPort, Ip6, Mac, ParentKey, Ports, StationKey,
     parse::{
         ETHERNET_LEN, Plain, ethertype,
-        packet::{self, AUTHENTICATION, HOP_BY_HOP, IPV4_LEN, IPV6_LEN, Ipv4Header, Ipv6Header},
+        header::{self, AUTHENTICATION, HOP_BY_HOP, IPV4_LEN, IPV6_LEN, Ipv4Header, Ipv6Header},
     },
     protocol::{SCTP, TCP, UDP},
     uplink::flag,
@@ -102,7 +102,7 @@ fn ipv6(ctx: &TcContext, origin: &Origin) -> Result<u32, Decline> {
     if stays_on_link(&header.source) || stays_on_link(&header.destination) {
         return Err(Decline::Unroutable);
     }
-    if packet::is_extension(header.next_header) {
+    if header::is_extension(header.next_header) {
         return Err(Decline::NoPorts);
     }
     let ports = ports(ctx, header.next_header, ETHERNET_LEN + IPV6_LEN)?;

@@ -23,7 +23,7 @@ use aya_ebpf::{
 };
 use netattach_common::{
     DropReason, Ip4, Ip6, Side,
-    parse::{Packet, Room, packet},
+    parse::{Packet, Room, walk},
 };
 
 use crate::path::{
@@ -84,8 +84,8 @@ macro_rules! subprograms {
     };
 }
 
-subprograms!(Ip4, packet::copied_ipv4, na_copied4, na_routed4);
-subprograms!(Ip6, packet::copied_ipv6, na_copied6, na_routed6);
+subprograms!(Ip4, walk::copied_ipv4, na_copied4, na_routed4);
+subprograms!(Ip6, walk::copied_ipv6, na_copied6, na_routed6);
 
 /// Judges a packet for both of its ends.
 #[inline(always)]

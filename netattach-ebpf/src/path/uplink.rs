@@ -16,7 +16,7 @@ use netattach_common::{
     Address, Decline, FastPort, LocalKey, Seen, StationKey, Uplink,
     parse::{
         ETHERNET_LEN, ethertype,
-        packet::{self, HOP_BY_HOP, IPV6_LEN, Ipv4Header, Ipv6Header},
+        header::{self, HOP_BY_HOP, IPV6_LEN, Ipv4Header, Ipv6Header},
     },
     protocol::ICMPV6,
     uplink::{SHOWN_EVERY, flag},
@@ -68,10 +68,10 @@ fn addressed(ctx: &TcContext, uplink: &Uplink) -> Option<u32> {
         return None;
     }
     let address = if six {
-        frame::pull(ctx, packet::HEADERS_V6);
+        frame::pull(ctx, header::HEADERS_V6);
         frame::network::<Ipv6Header>(ctx).ok()?.destination
     } else {
-        frame::pull(ctx, packet::HEADERS_V4);
+        frame::pull(ctx, header::HEADERS_V4);
         frame::network::<Ipv4Header>(ctx).ok()?.destination.widen()
     };
     maps::local(&LocalKey { segment: FastPort::ROUTED, address })
@@ -81,7 +81,7 @@ fn addressed(ctx: &TcContext, uplink: &Uplink) -> Option<u32> {
 #[inline(always)]
 fn switched(ctx: &TcContext, bridge: u32, ifindex: u32) -> Result<(), Decline> {
     if frame::says_ipv6(ctx) {
-        frame::pull(ctx, packet::HEADERS_V6);
+        frame::pull(ctx, header::HEADERS_V6);
         let header: &Ipv6Header = frame::network(ctx).map_err(|_| Decline::Control)?;
         match header.next_header {
             HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS => return Err(Decline::Control),

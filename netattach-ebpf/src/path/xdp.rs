@@ -24,7 +24,7 @@ use netattach_common::{
     flow::{Lane, Tuple, tcp},
     parse::{
         ETHERNET_LEN, EthernetHeader, Plain, ethertype,
-        packet::{IPV4_LEN, IPV6_LEN, Ipv4Header, Ipv6Header, TcpHeader},
+        header::{IPV4_LEN, IPV6_LEN, Ipv4Header, Ipv6Header, TcpHeader},
     },
     protocol::{TCP, UDP},
     uplink::flag,

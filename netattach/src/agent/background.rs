@@ -23,7 +23,7 @@ enum End {
 
 /// A task has ended that should run as long as the agent, or a task that runs once has failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{task} has ended although nobody asked for it: {why}; the agent ends, attachments stay as they are")]
+#[error("{task} ended unexpectedly: {why}; the agent shuts down, attachments keep working")]
 pub struct EndedEarly {
     /// Name of the task.
     pub task: &'static str,
@@ -91,8 +91,9 @@ fn panicked(error: JoinError) -> String {
         return error.to_string();
     }
     let panic = error.into_panic();
-    let said = panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
-    format!("it panicked: {}", said.unwrap_or("without a word"))
+    let message =
+        panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
+    format!("it panicked: {}", message.unwrap_or("no message"))
 }
 
 #[cfg(test)]
@@ -103,13 +104,13 @@ mod tests {
 
     async fn early(start: impl FnOnce(&mut Background)) -> EndedEarly {
         let mut background = Background::default();
-        background.keep("what goes on", pending::<()>());
+        background.keep("endless", pending::<()>());
         start(&mut background);
         background.ended_early().await
     }
 
     #[tokio::test]
-    async fn what_ends_although_nobody_asked_for_it_is_named() {
+    async fn a_task_that_ends_unexpectedly_is_named() {
         let ended = |task, why: &str| EndedEarly { task, why: why.to_owned() };
         let found =
             early(|all| all.keep("following links", async { Err(io::Error::other("no socket")) })).await;
@@ -120,13 +121,13 @@ mod tests {
         let found = early(|all| all.keep("records", records())).await;
         assert_eq!(found, ended("records", "it panicked: a panic of the test"));
         let said = found.to_string();
-        assert!(said.starts_with("records has ended although nobody asked for it: it panicked"), "{said}");
+        assert!(said.starts_with("records ended unexpectedly: it panicked"), "{said}");
     }
 
     #[tokio::test]
-    async fn what_is_done_once_may_end_and_may_not_fail() {
+    async fn a_task_that_runs_once_may_end_but_not_fail() {
         let found = early(|all| {
-            all.once("what was left over", async {});
+            all.once("one", async {});
             all.once("another", async { Err("disk full") });
         })
         .await;

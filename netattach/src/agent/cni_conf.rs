@@ -8,6 +8,7 @@ use serde_json::{Map, Value, json};
 use super::config::Settings;
 use crate::cni::{self, NetworkList, Version};
 use crate::durable;
+use crate::rpc::shim::WAIT_KEY;
 
 /// Key that marks a file as written by the agent, which may replace it.
 const MANAGED: &str = "netattach.dev/managed";
@@ -22,13 +23,14 @@ pub(super) struct CniConf {
     network: String,
     socket: PathBuf,
     state_dir: PathBuf,
+    agent_wait_seconds: u64,
 }
 
 /// The reason why the file could not be brought up to date.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum CniConfError {
     /// The file exists and was not written by netattach.
-    #[error("{path} is not netattach's; remove it or choose another cniConf.name")]
+    #[error("{path} was not written by netattach; remove it or choose another cniConf.name")]
     Foreign {
         /// Path of the file.
         path: PathBuf,
@@ -61,6 +63,7 @@ impl CniConf {
             network: conf.network.clone(),
             socket: std::path::absolute(settings.socket())?,
             state_dir: std::path::absolute(&settings.state_dir)?,
+            agent_wait_seconds: conf.agent_wait_seconds,
         }))
     }
 
@@ -96,12 +99,11 @@ impl CniConf {
     }
 
     fn render(&self, default: &NetworkList) -> Value {
-        let capabilities: Map<String, Value> = default
-            .plugins
-            .iter()
-            .flat_map(|plugin| plugin.capabilities())
-            .map(|c| (c.to_owned(), true.into()))
-            .collect();
+        let declared = default.plugins.iter().flat_map(|plugin| plugin.capabilities());
+        // A runtime keeps a pod's hostPorts from a network that does not declare them, and the pod would be Ready with
+        // its port closed: the plan decides what becomes of them.
+        let capabilities: Map<String, Value> =
+            declared.chain(["portMappings"]).map(|c| (c.to_owned(), true.into())).collect();
         // Lists exist since 0.3.0. A runtime that knows only `cniVersion` may be older than 1.1.0.
         let base = default.version.clamp(Version::V0_3_1, Version::V1_0_0);
         let offered: Vec<Version> = Version::ALL.into_iter().filter(|version| *version >= base).collect();
@@ -116,6 +118,7 @@ impl CniConf {
                 "capabilities": capabilities,
                 "socket": self.socket,
                 "stateDir": self.state_dir,
+                WAIT_KEY: self.agent_wait_seconds,
             }],
         })
     }
@@ -136,6 +139,7 @@ mod tests {
             network: "pods".into(),
             socket: "/run/x/netattach.sock".into(),
             state_dir: "/var/lib/x".into(),
+            agent_wait_seconds: 7,
         }
     }
 
@@ -156,10 +160,19 @@ mod tests {
                 "netattach.dev/managed": true,
                 "plugins": [{
                     "type": "netattach", "capabilities": {"portMappings": true, "bandwidth": true},
-                    "socket": "/run/x/netattach.sock", "stateDir": "/var/lib/x"
+                    "socket": "/run/x/netattach.sock", "stateDir": "/var/lib/x",
+                    "agentWaitSeconds": 7
                 }]
             })
         };
+        let bare =
+            NetworkList::parse(br#"{"cniVersion": "1.0.0", "name": "cbr0", "type": "bridge"}"#).unwrap();
+        let rendered = conf(Path::new("/")).render(&bare);
+        assert_eq!(
+            rendered["plugins"][0]["capabilities"],
+            json!({"portMappings": true}),
+            "seen, so as to be refused"
+        );
         let table = [
             ("0.3.1", json!(["0.3.1", "0.4.0", "1.0.0", "1.1.0"])),
             ("1.0.0", json!(["1.0.0", "1.1.0"])),
@@ -189,7 +202,7 @@ mod tests {
             assert_eq!(
                 Chain(&conf.ensure(&default("1.0.0")).unwrap_err()).to_string(),
                 format!(
-                    "{} is not netattach's; remove it or choose another cniConf.name",
+                    "{} was not written by netattach; remove it or choose another cniConf.name",
                     conf.path().display()
                 )
             );

@@ -18,16 +18,18 @@ use crate::fast_path;
 use crate::hooks::AttachBy;
 use crate::multus;
 use crate::npwg::NetworkRef;
-use crate::npwg::network::is_label;
+use crate::npwg::network::{is_label, is_subdomain};
 use crate::npwg::status::Form;
 use crate::objects::access::{Isolation, Restrictions};
 use crate::plan::CachedResults;
+use crate::plan::resolve::UnsupportedPortMappings;
+use crate::rpc::shim::{DEFAULT_AGENT_WAIT, MAX_AGENT_WAIT};
 use crate::source::read::policy::CommonRulesError;
 use crate::step::EnforceWhen;
 
 /// Attaches pods to their networks.
 ///
-/// Every option can also be set in the configuration file; the command line wins.
+/// Every option can also be set in the configuration file; the command line takes precedence.
 #[derive(Debug, Parser)]
 #[command(name = "netattachd", version)]
 pub struct Arguments {
@@ -37,13 +39,22 @@ pub struct Arguments {
     /// Directory of manifests: Pod, NetworkAttachmentDefinition, Namespace, MultiNetworkPolicy.
     #[arg(long, value_name = "DIR")]
     pub source: Option<PathBuf>,
-    /// Where the socket and the published network-status are [default: /run/netattach].
+    /// Read pods, networks and policies from the Kubernetes API, as the service account of the agent's pod.
+    #[arg(long, conflicts_with = "source")]
+    pub kubernetes: bool,
+    /// The same, as this kubeconfig says.
+    #[arg(long, value_name = "FILE", conflicts_with = "source")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Name of this node in the cluster [default: the variable NODE_NAME, else the host's name].
+    #[arg(long, value_name = "NAME")]
+    pub node_name: Option<String>,
+    /// Directory of the socket and the published network-status [default: /run/netattach].
     #[arg(long, value_name = "DIR")]
     pub run_dir: Option<PathBuf>,
-    /// Where the journal is [default: /var/lib/netattach].
+    /// Directory of the journal [default: /var/lib/netattach].
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
-    /// Where BPF programs and maps are pinned [default: /sys/fs/bpf/netattach].
+    /// Directory of the pinned BPF programs and maps [default: /sys/fs/bpf/netattach].
     #[arg(long, value_name = "DIR")]
     pub bpffs: Option<PathBuf>,
     /// The network that every pod gets: NAMESPACE/NAME or NAME of a definition, or the path of a CNI configuration or
@@ -67,6 +78,8 @@ pub struct Arguments {
 pub struct Settings {
     /// Directory of manifests.
     pub source: PathBuf,
+    /// The Kubernetes API as the source.
+    pub kubernetes: Kubernetes,
     /// How long an ADD waits for a pod that the source does not have yet, in seconds; 0: it does not wait.
     pub pod_wait_seconds: u64,
     /// Directory of the socket and the network-status.
@@ -89,12 +102,20 @@ pub struct Settings {
     pub cni_conf_dir: PathBuf,
     /// Directory of device information, where device plugins and CNI plugins expect it.
     pub device_info_dir: PathBuf,
+    /// The kubelet's PodResources socket, which tells the devices of a pod.
+    pub pod_resources_socket: PathBuf,
+    /// The kubelet's checkpoint of device allocations, which has the pods' uids.
+    pub device_checkpoint: PathBuf,
     /// Form of the network-status.
     pub network_status: Form,
     /// The configuration file that the agent writes for the container runtime.
     pub cni_conf: CniConf,
     /// Directory where Multus recorded the pods that it attached before netattach replaced it.
     pub multus_state_dir: PathBuf,
+    /// How long a sandbox has to be gone before it is detached without a DEL, in seconds; 0: it never is.
+    pub collect_after_seconds: u64,
+    /// See [`Settings::runtime_socket`].
+    runtime_socket: PathBuf,
     /// How other plugins are executed.
     pub delegation: Delegation,
     /// Whether definitions with the same name in two namespaces, whose configurations have no `name`, have separate
@@ -102,6 +123,8 @@ pub struct Settings {
     pub separate_pools: bool,
     /// The effect of an invalid selection annotation.
     pub invalid_annotation: InvalidAnnotation,
+    /// The effect of a hostPort that no plugin of the default network can open.
+    pub unsupported_port_mappings: UnsupportedPortMappings,
     /// The effect of an ADD for a sandbox that is attached already.
     pub repeated_add: RepeatedAdd,
     /// The directions that a policy without `policyTypes` isolates.
@@ -142,6 +165,33 @@ pub struct Settings {
     pub other_macvlans: OtherMacvlans,
 }
 
+/// The Kubernetes API as the source, and the publication of network-status there.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Kubernetes {
+    /// Whether it is the source.
+    pub enabled: bool,
+    /// A kubeconfig; empty: the service account of the agent's pod.
+    pub kubeconfig: PathBuf,
+    /// Name of this node; empty: see [`Settings::node_name`].
+    pub node_name: String,
+    /// Whether an ADD waits for its network-status to be published.
+    pub status: StatusWrites,
+    /// Key of the node's taint that is removed when the node is ready; empty: none is.
+    pub startup_taint: String,
+}
+
+/// Whether an ADD waits for its network-status to be published.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum StatusWrites {
+    /// It is published after the ADD, and again until it succeeds.
+    #[default]
+    Later,
+    /// The ADD fails unless it is published.
+    Required,
+}
+
 /// The configuration file that the agent writes for the container runtime.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
@@ -152,6 +202,8 @@ pub struct CniConf {
     pub name: String,
     /// Name of the network in the file.
     pub network: String,
+    /// How long ADD and CHECK wait for an agent that has served before, in seconds.
+    pub agent_wait_seconds: u64,
 }
 
 /// How other plugins are executed.
@@ -228,9 +280,22 @@ pub enum SettingsError {
     },
     /// No source of manifests is given.
     #[error(
-        "no source: give --source DIR, a directory of Pod, NetworkAttachmentDefinition, Namespace and MultiNetworkPolicy manifests"
+        "no source: give --source DIR, a directory of Pod, NetworkAttachmentDefinition, Namespace and MultiNetworkPolicy manifests; or --kubernetes in a pod of the cluster, or --kubeconfig FILE"
     )]
     NoSource,
+    /// Two sources are given.
+    #[error(
+        "source and kubernetes.enabled: objects come from a directory or from the cluster, not from both"
+    )]
+    TwoSources,
+    /// A kubeconfig that is not used.
+    #[error("kubernetes.kubeconfig is set and kubernetes.enabled is not")]
+    UnusedKubeconfig,
+    /// The name of the node is unknown or invalid.
+    #[error(
+        "kubernetes.nodeName: {0:?} is not the name of a node; set the key, --node-name or the variable NODE_NAME"
+    )]
+    NodeName(String),
     /// The default network is neither a name nor a path.
     #[error("defaultNetwork")]
     DefaultNetwork(#[from] InvalidDefaultNetwork),
@@ -248,8 +313,11 @@ pub enum SettingsError {
     /// The directory for the runtime's file is not absolute.
     #[error("cniConf.dir: {0} is not an absolute path")]
     ConfDir(PathBuf),
+    /// The runtime's socket is not absolute.
+    #[error("runtimeSocket: {0} is not an absolute path")]
+    RuntimeSocket(PathBuf),
     /// A type in `delegation.exec` is not built in, so it is executed anyway.
-    #[error("delegation.exec[{index}]: {kind:?} is not built in, hence executed anyway; built in are {}", standalone::names().collect::<Vec<_>>().join(", "))]
+    #[error("delegation.exec[{index}]: {kind:?} is not built in, so it is executed anyway; the built-in types are {}", standalone::names().collect::<Vec<_>>().join(", "))]
     NotBuiltIn {
         /// The index in the list.
         index: usize,
@@ -280,6 +348,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             source: PathBuf::new(),
+            kubernetes: Kubernetes::default(),
             pod_wait_seconds: 5,
             run_dir: "/run/netattach".into(),
             state_dir: "/var/lib/netattach".into(),
@@ -291,12 +360,17 @@ impl Default for Settings {
             cni_bin_dirs: vec!["/opt/cni/bin".into()],
             cni_conf_dir: "/etc/cni/netattach.d".into(),
             device_info_dir: "/var/run/k8s.cni.cncf.io/devinfo".into(),
+            pod_resources_socket: "/var/lib/kubelet/pod-resources/kubelet.sock".into(),
+            device_checkpoint: "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint".into(),
             network_status: Form::default(),
             cni_conf: CniConf::default(),
             multus_state_dir: multus::STATE_DIRECTORY.into(),
+            collect_after_seconds: 60,
+            runtime_socket: PathBuf::new(),
             delegation: Delegation::default(),
             separate_pools: true,
             invalid_annotation: InvalidAnnotation::default(),
+            unsupported_port_mappings: UnsupportedPortMappings::default(),
             repeated_add: RepeatedAdd::default(),
             policy_types_inference: PolicyTypes::default(),
             network_policy: false,
@@ -321,7 +395,12 @@ impl Default for Settings {
 
 impl Default for CniConf {
     fn default() -> Self {
-        Self { dir: PathBuf::new(), name: "00-netattach.conflist".into(), network: "netattach".into() }
+        Self {
+            dir: PathBuf::new(),
+            name: "00-netattach.conflist".into(),
+            network: "netattach".into(),
+            agent_wait_seconds: DEFAULT_AGENT_WAIT,
+        }
     }
 }
 
@@ -355,6 +434,11 @@ impl Settings {
             }
         };
         replace(&mut settings.source, arguments.source);
+        settings.kubernetes.enabled |= arguments.kubernetes || arguments.kubeconfig.is_some();
+        replace(&mut settings.kubernetes.kubeconfig, arguments.kubeconfig);
+        if let Some(name) = arguments.node_name {
+            settings.kubernetes.node_name = name;
+        }
         replace(&mut settings.run_dir, arguments.run_dir);
         replace(&mut settings.state_dir, arguments.state_dir);
         replace(&mut settings.bpffs, arguments.bpffs);
@@ -370,8 +454,15 @@ impl Settings {
     }
 
     fn validate(&self) -> Result<(), SettingsError> {
-        if self.source.as_os_str().is_empty() {
-            return Err(SettingsError::NoSource);
+        let kubernetes = &self.kubernetes;
+        match (self.source.as_os_str().is_empty(), kubernetes.enabled) {
+            (true, false) if !kubernetes.kubeconfig.as_os_str().is_empty() => {
+                return Err(SettingsError::UnusedKubeconfig);
+            }
+            (true, false) => return Err(SettingsError::NoSource),
+            (false, true) => return Err(SettingsError::TwoSources),
+            (true, true) => drop(self.node_name()?),
+            (false, false) => {}
         }
         self.default_network()?;
         namespace("defaultNetworkNamespace".into(), &self.default_network_namespace)?;
@@ -393,8 +484,36 @@ impl Settings {
         };
         range("maxAttachments", self.max_attachments.into(), 2, 65_535)?;
         range("podWaitSeconds", self.pod_wait_seconds, 0, 60)?;
+        range("cniConf.agentWaitSeconds", self.cni_conf.agent_wait_seconds, 0, MAX_AGENT_WAIT)?;
+        range("collectAfterSeconds", self.collect_after_seconds, 0, 86_400)?;
+        if !self.runtime_socket.as_os_str().is_empty() && !self.runtime_socket.is_absolute() {
+            return Err(SettingsError::RuntimeSocket(self.runtime_socket.clone()));
+        }
         range("parallelAdds", self.parallel_adds as u64, 1, 128)?;
         range("delegation.timeoutSeconds", self.delegation.timeout_seconds, 1, 600)
+    }
+
+    /// The name of this node in the cluster: the setting, else the variable `NODE_NAME`, else the host's name in lower
+    /// case, which is what a kubelet calls its node.
+    ///
+    /// # Errors
+    /// [`SettingsError::NodeName`].
+    pub fn node_name(&self) -> Result<String, SettingsError> {
+        let set = Some(self.kubernetes.node_name.clone()).filter(|name| !name.is_empty());
+        let named = set.or_else(|| std::env::var("NODE_NAME").ok().filter(|name| !name.is_empty()));
+        let host = || rustix::system::uname().nodename().to_string_lossy().trim().to_lowercase();
+        let name = named.unwrap_or_else(host);
+        if is_subdomain(&name) { Ok(name) } else { Err(SettingsError::NodeName(name)) }
+    }
+
+    /// How long a sandbox has to be gone before it is detached without a DEL. `None`: it never is.
+    pub fn collect_after(&self) -> Option<Duration> {
+        (self.collect_after_seconds > 0).then(|| Duration::from_secs(self.collect_after_seconds))
+    }
+
+    /// The container runtime's CRI socket. `None`: the runtime is not asked for its sandboxes.
+    pub fn runtime_socket(&self) -> Option<PathBuf> {
+        (!self.runtime_socket.as_os_str().is_empty()).then(|| self.runtime_socket.clone())
     }
 
     /// The network that every pod gets.

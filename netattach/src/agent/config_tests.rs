@@ -49,7 +49,7 @@ fn mistakes_are_named() {
         ),
         (
             "delegation: {exec: [bridge, vlan]}",
-            "delegation.exec[1]: \"vlan\" is not built in, hence executed anyway; built in are bridge, ipvlan, loopback, macvlan, veth, host-local, static",
+            "delegation.exec[1]: \"vlan\" is not built in, so it is executed anyway; the built-in types are bridge, ipvlan, loopback, macvlan, veth, host-local, static",
         ),
         ("defaultNetworkNamespace: ''", "defaultNetworkNamespace: \"\" is not the name of a namespace"),
     ];
@@ -94,10 +94,13 @@ fn rows_of_the_code() -> Vec<Row> {
     settings_file::leaves(&defaults).into_iter().map(row).collect()
 }
 
-/// Whether a command line option sets this key: `--cni-bin-dir` sets `cniBinDirs`.
+/// Whether a command line option sets this key: `--cni-bin-dir` sets `cniBinDirs`, `--node-name` sets
+/// `kubernetes.nodeName`, `--kubernetes` sets `kubernetes.enabled`.
 fn is_option_of(option: &str, key: &str) -> bool {
     let squeezed = option.replace('-', "");
     let key = key.to_ascii_lowercase();
+    let key = key.strip_suffix(".enabled").unwrap_or(&key);
+    let key = key.strip_prefix("kubernetes.").unwrap_or(key);
     squeezed == key || format!("{squeezed}s") == key
 }
 

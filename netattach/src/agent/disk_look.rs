@@ -69,7 +69,7 @@ fn collect(directory: &Path, with_directories: bool, found: &mut Versions) -> io
     for entry in entries {
         let path = entry?.path();
         let metadata = match std::fs::metadata(&path) {
-            Err(error) if bounded::is_nothing(&error) => continue,
+            Err(error) if bounded::is_absent(&error) => continue,
             other => other?,
         };
         if metadata.is_dir() && with_directories {

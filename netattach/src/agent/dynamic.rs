@@ -4,6 +4,7 @@
 use std::future::ready;
 use std::sync::Arc;
 
+use super::devices::{self, Asked};
 use super::failure;
 use super::handler::Agent;
 use super::lanes::Class;
@@ -30,12 +31,23 @@ impl Agent {
             Err(error) => return failed(&error),
         };
         let key = sandbox.key.clone();
-        let done = self.in_turn(&key.container_id, Class::Add, ready(Ok(None)), move |agent| {
+        let devices = Arc::new(Asked::new());
+        let asking = Arc::clone(&devices);
+        let (agent, of_pod, element) = (Arc::clone(self), Arc::clone(&sandbox), call.selection.clone());
+        let first = async move {
+            let pod = of_pod.plan.sandbox.pod.as_ref();
+            agent.ask_for_device_of_one_more(pod, &element, &asking).await;
+            agent.memory_for(agent.intents.weight_of_one_more(pod, &element)).await
+        };
+        let done = self.in_turn(&key.container_id, Class::Add, first, move |agent| {
             let wanted = agent.intents.one_more(sandbox.plan.sandbox.pod.as_ref(), &call.selection);
             if let Err(IntentError::UnknownNetwork(network)) = &wanted {
                 return Ok(Err(agent.no_network(network)));
             }
-            Ok(Ok(agent.engine.attach(&sandbox.key, &call.by, &wanted?)?))
+            let mut wanted = wanted?;
+            let of_pod = agent.engine.registry().with_dynamic(&sandbox.key);
+            devices::give_one(&agent.engine, &mut wanted, &devices, &of_pod)?;
+            Ok(Ok(agent.engine.attach(&sandbox.key, &call.by, &wanted)?))
         });
         match done.await {
             Ok((Ok((result, attached)), turn)) => {
@@ -62,7 +74,7 @@ impl Agent {
         let sandbox = key.clone();
         let done = self.in_turn(&key.container_id, Class::Del, ready(Ok(None)), move |agent| {
             let found = agent.engine.detach(&sandbox, &call.ifname)?;
-            if found || !call.must_be_attached { Ok(()) } else { Err(agent.nothing_at(&sandbox, &call)) }
+            if found || !call.must_be_attached { Ok(()) } else { Err(agent.not_dynamic(&sandbox, &call)) }
         });
         match done.await {
             Ok(((), turn)) => {
@@ -85,20 +97,22 @@ impl Agent {
         if more > 0 {
             listed.push_str(&format!(" and {more} more"));
         }
-        let what = if listed.is_empty() { "nothing is".to_owned() } else { format!("defined are {listed}") };
-        let msg = format!("network {network} is not defined; in namespace {namespace} {what}");
+        let names = if listed.is_empty() { "no network".to_owned() } else { listed };
+        let msg = format!("network {network} is not defined; namespace {namespace} has {names}");
         CniError::new(code::INVALID_CONFIG, msg)
     }
 
     /// Reports that a sandbox has nothing to detach at an interface, and which interfaces can be detached.
-    fn nothing_at(&self, sandbox: &JournalKey, call: &DetachCall) -> CniError {
+    fn not_dynamic(&self, sandbox: &JournalKey, call: &DetachCall) -> CniError {
         let all = self.engine.registry().all();
         let live = all.iter().filter(|it| it.plan.dynamic.is_some());
         let of_sandbox = live.filter(|it| it.key.container_id == sandbox.container_id);
         let names: Vec<&str> = of_sandbox.map(|it| it.key.ifname.as_str()).collect();
-        let names = if names.is_empty() { "nothing".to_owned() } else { names.join(", ") };
+        let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
         let DetachCall { sandbox, ifname, .. } = call;
-        let msg = format!("{sandbox} was given no {ifname} while it was live; it was given {names}");
+        let msg = format!(
+            "{sandbox} has no interface {ifname} that was attached while it was live; it has {names}"
+        );
         CniError::new(code::UNKNOWN_CONTAINER, msg)
     }
 
@@ -114,7 +128,9 @@ impl Agent {
             [sandbox] => Ok(Arc::clone(sandbox)),
             [] => Err(CniError::new(
                 code::UNKNOWN_CONTAINER,
-                format!("{name} is not attached on this node; netattachctl attachments lists what is"),
+                format!(
+                    "{name} is not attached on this node; netattachctl attachments lists what is attached"
+                ),
             )),
             several => {
                 let keys = several.iter().map(|attached| &attached.key);
@@ -131,7 +147,9 @@ fn check_by(by: &str) -> Result<(), CniError> {
     if (1..=LONGEST_BY).contains(&by.len()) && by.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Ok(());
     }
-    let msg = format!("by is {by:?}, but must be who asks: 1 to {LONGEST_BY} printable bytes without spaces");
+    let msg = format!(
+        "by is {by:?}, but must name the requester: 1 to {LONGEST_BY} printable bytes without spaces"
+    );
     Err(CniError::new(code::INVALID_CONFIG, msg))
 }
 

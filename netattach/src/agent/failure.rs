@@ -1,6 +1,7 @@
 //! The log line for a failed request: one per request, naming its container and pod.
 
 use crate::cni::CniError;
+use crate::objects::ObjectName;
 use crate::rpc::message::{CniCall, SandboxName};
 
 /// A request of the runtime, with the fields that the log shows.
@@ -29,6 +30,11 @@ impl Asked {
             ifname: variable("CNI_IFNAME"),
             pod: pod.map(|(namespace, name)| format!("{namespace}/{name}")),
         }
+    }
+
+    /// The pod of an ADD.
+    pub(super) fn added_pod(&self) -> Option<ObjectName> {
+        self.pod.as_ref().filter(|_| self.verb == "ADD")?.parse().ok()
     }
 
     /// Logs that the request failed. Outcomes of STATUS are logged when they change, not at each request.

@@ -128,7 +128,7 @@ mod tests {
     use crate::rpc::message::ENDINGS;
 
     #[test]
-    fn a_record_is_told_in_words() {
+    fn a_record_is_described_in_words() {
         let v4 = |address: [u8; 4]| Ipv4Addr::from(address).to_ipv6_mapped().into();
         let record = Record {
             time: 5_000_000_000,
@@ -153,8 +153,8 @@ mod tests {
             pad: [0; 2],
         };
         let name = AttachmentName { id: Some(7), pod: None, network: "a/b".into(), ifname: "net1".into() };
-        let told = FlowRecord { time_ms: 999_000, ..FlowRecord::dropped(name.clone()) };
-        assert_eq!(describe(&record, name.clone(), 999_000), told);
+        let described = FlowRecord { time_ms: 999_000, ..FlowRecord::dropped(name.clone()) };
+        assert_eq!(describe(&record, name.clone(), 999_000), described);
         let opened = Record { reason: 0, rule: 4, to_pod: 1, responder: 1, ..record };
         let expected = FlowRecord {
             verdict: "allowed".into(),
@@ -162,7 +162,7 @@ mod tests {
             direction: "to-pod".into(),
             policy: Some(11),
             rule: Some(4),
-            ..told.clone()
+            ..described.clone()
         };
         assert_eq!(describe(&opened, name.clone(), 999_000), expected);
         let unread = Record { reason: DropReason::Malformed as u8, parsed: 0, ..record };
@@ -174,12 +174,12 @@ mod tests {
             destination: None,
             destination_port: None,
             policy: None,
-            ..told
+            ..described
         };
         assert_eq!(describe(&unread, name, 999_000), expected);
     }
     #[test]
-    fn a_flow_that_has_ended_is_told_as_its_opener_saw_it() {
+    fn an_ended_flow_is_described_as_its_opener_saw_it() {
         use netattach_common::Flow;
         use state::{CLOSED, ESTABLISHED, REPLIED, RST};
         let flow = Flow {
@@ -202,7 +202,7 @@ mod tests {
         };
         let ended = Ended { at: 150, entry, ending: Ending::Expired };
         let name = AttachmentName { id: Some(7), pod: None, network: "a/b".into(), ifname: "net1".into() };
-        let told = FlowRecord {
+        let described = FlowRecord {
             name: name.clone(),
             time_ms: 999_000,
             verdict: "ended".into(),
@@ -223,8 +223,8 @@ mod tests {
                 backward: Traffic { packets: 4, bytes: 4000 },
             }),
         };
-        assert_eq!(describe_ended(&ended, name.clone(), &[pod], 999_000), told);
-        let answered = FlowRecord { direction: "to-pod".into(), ..told };
+        assert_eq!(describe_ended(&ended, name.clone(), &[pod], 999_000), described);
+        let answered = FlowRecord { direction: "to-pod".into(), ..described };
         assert_eq!(describe_ended(&ended, name, &[server], 999_000), answered);
         assert_eq!(why(Ending::Expired, REPLIED | RST), "reset");
         assert_eq!(why(Ending::Expired, REPLIED | ESTABLISHED), "timeout");

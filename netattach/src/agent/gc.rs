@@ -57,7 +57,7 @@ impl Agent {
                 census.keep(&container);
                 continue;
             };
-            turn.takes_back();
+            turn.rolls_back();
             let agent = Arc::clone(self);
             under_way.spawn(async move {
                 let work = move |agent: &Agent| {

@@ -6,9 +6,13 @@ use std::time::Duration;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
-use super::failure::Asked;
+use super::collector::Collector;
+use super::devices::{self, Asked};
+use super::events;
+use super::failure;
 use super::health::Health;
 use super::lanes::{Class, Full};
+use super::live::LivePods;
 use super::operation::{Operation, Patience};
 use super::report::Reporter;
 use super::scheduler::{MOST_ADDS, MOST_CHECKS, MOST_DELS, Slot, Traffic, Turn, Turns};
@@ -17,10 +21,11 @@ use crate::cni::{self, CniError, Command, code};
 use crate::enforce::error::EnforceError;
 use crate::error_chain::Chain;
 use crate::journal::JournalKey;
+use crate::kubelet::PodResources;
 use crate::npwg::status::Form;
 use crate::plan::PodRef;
-use crate::publish::Publish;
-use crate::rpc::message::{CniCall, CniReply, Condition, Request, Response};
+use crate::publish::{Event, Publish};
+use crate::rpc::message::{CniCall, CniReply, Condition, Request, Response, Status};
 use crate::rpc::server::Handler;
 use crate::timing;
 use crate::waits;
@@ -43,6 +48,9 @@ pub(super) const MOST_PUBLISHERS: usize = 8;
 /// Delay before a status is published, so that it does not compete with the answer for a processor.
 const PUBLISH_AFTER: Duration = Duration::from_millis(2);
 
+/// How long an ADD waits for its status to be published, where that is required.
+const STATUS_PATIENCE: Duration = Duration::from_secs(10);
+
 /// Memory, in bytes, for the networks of all large ADDs together: more than the largest that a pod may have.
 const MOST_WEIGHT: usize = 24 << 20;
 /// An ADD whose networks take no more than this, in bytes, is not counted against [`MOST_WEIGHT`]: the number of ADDs
@@ -58,6 +66,17 @@ const MEMORY_PATIENCE: Duration = Duration::from_secs(10);
 pub(super) struct Statuses {
     pub(super) publisher: Arc<dyn Publish>,
     pub(super) form: Form,
+    /// Whether an ADD fails unless its status is published.
+    pub(super) required: bool,
+}
+
+/// What others on the node tell the agent without a request.
+#[derive(Debug)]
+pub(super) struct Outside {
+    /// The DELs and sandboxes that no runtime will ask for.
+    pub(super) collector: Collector,
+    /// Devices of pods.
+    pub(super) kubelet: PodResources,
 }
 
 /// The state that requests are answered from.
@@ -68,12 +87,16 @@ pub(super) struct Agent {
     statuses: Statuses,
     pub(super) reporter: Reporter,
     health: Arc<Health>,
+    pub(super) live_pods: LivePods,
+    pub(super) kubelet: PodResources,
     pub(super) turns: Arc<Turns>,
     pub(super) traffic: Arc<Traffic>,
     /// Allows one GC at a time.
     pub(super) collections: Semaphore,
     /// Number of containers with unfinished work of earlier agents.
     pub(super) left_over: AtomicUsize,
+    /// The DELs and sandboxes that no runtime will ask for.
+    pub(super) collector: Collector,
     /// Limits on waiting and running requests, by kind.
     adds: Semaphore,
     dels: Semaphore,
@@ -91,6 +114,7 @@ impl Agent {
         statuses: Statuses,
         reporter: Reporter,
         health: Arc<Health>,
+        outside: Outside,
         parallel_adds: usize,
     ) -> Self {
         Self {
@@ -99,10 +123,13 @@ impl Agent {
             statuses,
             reporter,
             health,
+            live_pods: LivePods::default(),
+            kubelet: outside.kubelet,
             turns: Arc::default(),
             traffic: Traffic::new(parallel_adds),
             collections: Semaphore::new(1),
             left_over: AtomicUsize::new(0),
+            collector: outside.collector,
             adds: Semaphore::new(MOST_ADDS),
             dels: Semaphore::new(MOST_DELS),
             checks: Semaphore::new(MOST_CHECKS),
@@ -115,11 +142,14 @@ impl Agent {
     /// Carries out one CNI call and returns the answer for the executable.
     pub(super) async fn cni(self: &Arc<Self>, call: CniCall) -> CniReply {
         let version = cni::request::error_version(call.stdin.as_bytes());
-        let asked = Asked::of(&call);
+        let asked = failure::Asked::of(&call);
         match self.dispatch(call).await {
             Ok(stdout) => CniReply { stdout, exit: 0 },
             Err(error) => {
                 asked.failed(&error);
+                if let Some(pod) = asked.added_pod() {
+                    self.report(events::of_failed_add(pod, &error));
+                }
                 CniReply { stdout: error.to_json(version), exit: 1 }
             }
         }
@@ -139,15 +169,17 @@ impl Agent {
         let request = Arc::new(request);
         let container = request.container_id.clone();
         let (agent, waiting) = (Arc::clone(self), Arc::clone(&request));
+        let devices = Arc::new(Asked::new());
+        let asking = Arc::clone(&devices);
         // Runs in the container's turn, so that a later DEL waits for it, and without a place in the lanes, which
         // others need.
         let first = async move {
             match class {
-                Class::Add => agent.ready_to_add(&waiting).await,
+                Class::Add => agent.ready_to_add(&waiting, &asking).await,
                 Class::Del | Class::Check => Ok(None),
             }
         };
-        let work = move |agent: &Self| agent.timed(&request);
+        let work = move |agent: &Self| agent.timed(&request, &devices);
         let ((stdout, publish), turn) = self.in_turn(&container, class, first, work).await?;
         if let Some(sandbox) = publish {
             self.publish_later(sandbox, turn);
@@ -155,14 +187,26 @@ impl Agent {
         Ok(stdout)
     }
 
-    /// Waits for what an ADD needs before it begins: its pod, and, if its networks are large, the memory for them. This
-    /// does not hold up other ADDs.
+    /// Waits for what an ADD needs before it begins: its pod, the kubelet's word on its devices, and, if its networks are
+    /// large, the memory for them. This does not hold up other ADDs.
     ///
     /// # Errors
     /// Code 11: other large ADDs have held the memory for [`MEMORY_PATIENCE`].
-    async fn ready_to_add(&self, request: &cni::Request) -> Result<Option<OwnedSemaphorePermit>, CniError> {
+    async fn ready_to_add(
+        &self,
+        request: &cni::Request,
+        devices: &Asked,
+    ) -> Result<Option<OwnedSemaphorePermit>, CniError> {
         self.intents.await_pod(request).await;
-        let weight = self.intents.weight(request);
+        self.ask_for_devices(request, devices).await;
+        self.memory_for(self.intents.weight(request)).await
+    }
+
+    /// Waits for that many bytes of memory, if they are many.
+    ///
+    /// # Errors
+    /// As [`Agent::ready_to_add`].
+    pub(super) async fn memory_for(&self, weight: usize) -> Result<Option<OwnedSemaphorePermit>, CniError> {
         if weight <= LIGHT {
             return Ok(None);
         }
@@ -196,7 +240,7 @@ impl Agent {
         let turn = self.turns.wait(container).await;
         let _memory = first.await?;
         if class == Class::Del {
-            turn.takes_back();
+            turn.rolls_back();
         }
         Ok((self.in_lane(class, work).await?, turn))
     }
@@ -253,21 +297,44 @@ impl Agent {
     /// Problems with single networks, pools and attachments, as last seen.
     fn troubles(&self) -> Vec<Condition> {
         let mut troubles = self.health.troubles();
+        let warnings = self.intents.source.warnings().into_iter();
+        troubles.extend(warnings.map(|it| Condition { object: it.object, problem: it.problem }));
         troubles.extend(self.traffic.held(LONG_STANDING).into_iter().map(|held| Condition {
             object: held.resource.to_string(),
             problem: format!(
-                "{} requests have been there for up to {} s, {} more wait for it",
+                "{} requests have used it for up to {} s, {} more wait for it",
                 held.standing,
                 held.longest.as_secs(),
                 held.waiting
             ),
         }));
+        troubles.extend(self.live_pods.conditions());
+        troubles.extend(self.collector.troubles());
         let left_over = self.left_over.load(Ordering::Relaxed);
         troubles.extend((left_over > 0).then(|| Condition {
             object: "earlier agents".to_owned(),
-            problem: format!("what they left of {left_over} containers is being taken back"),
+            problem: format!("their unfinished operations on {left_over} containers are being finished"),
         }));
         troubles
+    }
+
+    /// Everything that is not as objects say, or that `netattachctl status` reports otherwise.
+    pub(super) fn conditions(&self) -> Vec<Condition> {
+        let mut conditions = self.reporter.of_objects();
+        conditions.extend(self.troubles());
+        conditions
+    }
+
+    /// Reports a problem on the object that has it.
+    pub(super) fn report(&self, event: Event) {
+        self.statuses.publisher.report(event);
+    }
+
+    fn status(&self) -> Status {
+        Status {
+            collected: self.collector.collected(),
+            ..self.reporter.status(&self.engine, self.troubles())
+        }
     }
 
     /// Answers a question on a blocking thread, so that the thread that accepts requests never blocks.
@@ -276,11 +343,9 @@ impl Agent {
             return Response::Refused(format!("{MOST_QUESTIONS} questions are being answered; ask again"));
         };
         let agent = Arc::clone(self);
-        tokio::task::spawn_blocking(move || answer(&agent)).await.unwrap_or_else(|panic| {
-            Response::Refused(format!(
-                "the agent failed in an unforeseen way; its log has the place: {panic}"
-            ))
-        })
+        tokio::task::spawn_blocking(move || answer(&agent))
+            .await
+            .unwrap_or_else(|panic| Response::Refused(format!("the agent panicked; see its log: {panic}")))
     }
 
     /// Publishes the sandbox's status within its turn: the caller does not wait for that, the container's next
@@ -301,8 +366,12 @@ impl Agent {
     }
 
     /// Carries out a request, and logs its timings: at level debug, or at level info if it took long.
-    fn timed(&self, request: &cni::Request) -> Result<(String, Option<JournalKey>), CniError> {
-        let (done, times) = timing::operation(|| self.blocking(request));
+    fn timed(
+        &self,
+        request: &cni::Request,
+        devices: &Asked,
+    ) -> Result<(String, Option<JournalKey>), CniError> {
+        let (done, times) = timing::operation(|| self.blocking(request, devices));
         let (container, took_us) = (&request.container_id, times.total().as_micros());
         if times.total() >= SLOW {
             tracing::info!(target: TIMING, verb = %request.command, container, took_us, parts = %times, "slow");
@@ -313,12 +382,20 @@ impl Agent {
     }
 
     /// The text for standard output, and the sandbox whose status is to be published.
-    pub(super) fn blocking(&self, request: &cni::Request) -> Result<(String, Option<JournalKey>), CniError> {
+    pub(super) fn blocking(
+        &self,
+        request: &cni::Request,
+        devices: &Asked,
+    ) -> Result<(String, Option<JournalKey>), CniError> {
         let done = |()| (String::new(), None);
         match request.command {
             Command::Add => {
-                let (pod, intent) = timing::part("reading", || self.intents.read(request))?;
+                let (pod, mut intent) = timing::part("reading", || self.intents.read(request))?;
+                devices::give(&self.engine, &mut intent, devices)?;
                 let (result, attached) = self.engine.add(request, pod, &intent)?;
+                if self.statuses.required {
+                    self.publish_first(request, &attached.key)?;
+                }
                 crate::crash_point!("add", "answer");
                 Ok((cni::json::pretty(&result), Some(attached.key)))
             }
@@ -332,6 +409,24 @@ impl Agent {
             // Answered without blocking.
             Command::Gc | Command::Status | Command::Version => Ok(done(())),
         }
+    }
+
+    /// Publishes the status of an ADD before its answer, which fails if that does.
+    ///
+    /// # Errors
+    /// Code 11; the ADD is rolled back.
+    fn publish_first(&self, request: &cni::Request, sandbox: &JournalKey) -> Result<(), CniError> {
+        let attached = self.engine.registry().with_dynamic(sandbox);
+        let Some((pod, entries)) = network_status(&attached, self.statuses.form) else { return Ok(()) };
+        let published = self.statuses.publisher.publish_within(&pod, &entries, STATUS_PATIENCE);
+        published.map_err(|error| {
+            let mut failed = CniError::from_chain(code::TRY_AGAIN_LATER, &error);
+            // The runtime sends a DEL too, which then finds nothing.
+            if let Err(left) = self.engine.del(request) {
+                failed = failed.with_details(format!("not rolled back: {}", Chain(&left)));
+            }
+            failed
+        })
     }
 
     fn publish(&self, sandbox: &JournalKey) {
@@ -363,7 +458,7 @@ fn too_many(class: Class) -> CniError {
         Class::Del => "DEL",
         Class::Check => "CHECK",
     };
-    CniError::new(code::TRY_AGAIN_LATER, format!("too many requests of the kind wait already: {verb}"))
+    CniError::new(code::TRY_AGAIN_LATER, format!("too many {verb} requests are waiting"))
 }
 
 /// Runs work on a blocking thread, because netlink, files and other plugins block.
@@ -374,8 +469,7 @@ pub(super) async fn blocking<T: Send + 'static>(
         if panic.is_cancelled() {
             return Err(CniError::new(code::TRY_AGAIN_LATER, "the agent is shutting down"));
         }
-        Err(CniError::new(code::INTERNAL, "the agent failed in an unforeseen way; its log has the place")
-            .with_details(panic.to_string()))
+        Err(CniError::new(code::INTERNAL, "the agent panicked; see its log").with_details(panic.to_string()))
     })
 }
 
@@ -394,7 +488,7 @@ impl Handler for Served {
                 agent.question(|it| Response::Attachments(it.reporter.attachments(&it.engine))).await
             }
             Request::Stats => {
-                agent.question(|it| told(it.reporter.stats(&it.engine).map(Response::Stats))).await
+                agent.question(|it| or_refused(it.reporter.stats(&it.engine).map(Response::Stats))).await
             }
             Request::PolicyDump(wanted) => {
                 let dump = move |it: &Agent| Response::PolicyDump(it.reporter.policy_dump(wanted.as_deref()));
@@ -407,20 +501,18 @@ impl Handler for Served {
                 agent.question(explain).await
             }
             Request::Policy => {
-                agent.question(|it| told(it.reporter.policy(&it.engine).map(Response::Policy))).await
+                agent.question(|it| or_refused(it.reporter.policy(&it.engine).map(Response::Policy))).await
             }
             Request::Flows(call) => {
-                agent.question(move |it| told(it.reporter.flows(&it.engine, call).map(Response::Flows))).await
-            }
-            Request::Status => {
                 agent
-                    .question(|it| Response::Status(Box::new(it.reporter.status(&it.engine, it.troubles()))))
+                    .question(move |it| or_refused(it.reporter.flows(&it.engine, call).map(Response::Flows)))
                     .await
             }
+            Request::Status => agent.question(|it| Response::Status(Box::new(it.status()))).await,
         }
     }
 }
 
-fn told(answer: Result<Response, EnforceError>) -> Response {
+fn or_refused(answer: Result<Response, EnforceError>) -> Response {
     answer.unwrap_or_else(|error| Response::Refused(Chain(&error).to_string()))
 }

@@ -240,7 +240,7 @@ impl Health {
 
     fn look_at_descriptors(&self) -> Seen {
         let (open, most) = descriptors::used()
-            .map_err(|error| not_available(format!("descriptors: they cannot be counted: {error}")))?;
+            .map_err(|error| not_available(format!("descriptors cannot be counted: {error}")))?;
         let used = format!("{open} of {most} are open");
         if most.saturating_sub(open) < FEWEST_DESCRIPTORS {
             return Err(not_available(format!("descriptors: {used}")));
@@ -332,12 +332,12 @@ fn not_available(msg: String) -> CniError {
 /// Stores the findings of a look, and logs the new ones.
 pub(super) fn note(what: &str, kept: &Mutex<Vec<Condition>>, found: Vec<Condition>) {
     let mut kept = lock(kept);
-    tell_new(what, &kept, &found);
+    log_new(what, &kept, &found);
     *kept = found;
 }
 
 /// Logs one line for each trouble that was not in `before`.
-pub(super) fn tell_new(what: &str, before: &[Condition], found: &[Condition]) {
+pub(super) fn log_new(what: &str, before: &[Condition], found: &[Condition]) {
     for Condition { object, problem } in found.iter().filter(|row| !before.contains(row)) {
         tracing::warn!(object, problem, "{what}");
     }
@@ -376,10 +376,10 @@ impl Look {
         let before = last.replace((Instant::now(), seen)).map(|(_, seen)| seen);
         let Some((_, now)) = &*last else { return };
         match (before, now) {
-            (Some(Err(_)), Ok(_)) => tracing::info!("{} is well again", self.what),
+            (Some(Err(_)), Ok(_)) => tracing::info!("{}: healthy again", self.what),
             (before, Err(error)) if before.as_ref() != Some(now) => {
                 let CniError { code, msg, details } = error;
-                tracing::warn!(code, msg, details, "{} is not well", self.what);
+                tracing::warn!(code, msg, details, "{}: not healthy", self.what);
             }
             _ => {}
         }

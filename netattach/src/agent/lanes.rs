@@ -95,10 +95,12 @@ pub(crate) struct Lanes {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Held {
     pub(crate) resource: Resource,
-    /// Operations that occupy it, or wait for it to be opened.
+    /// Operations that occupy it.
     pub(crate) standing: Vec<Ticket>,
+    /// Operations that wait for it to be opened.
+    pub(crate) at_door: Vec<Ticket>,
     /// Number of queued operations that need it.
-    pub(crate) waiting: usize,
+    pub(crate) queued: usize,
 }
 
 impl Lanes {
@@ -295,17 +297,20 @@ impl Lanes {
     }
 
     /// Whether an operation has begun and is waiting for neither a closed resource nor a work place.
-    pub(crate) fn goes_on(&self, ticket: Ticket) -> bool {
+    pub(crate) fn may_work(&self, ticket: Ticket) -> bool {
         self.begun.get(&ticket).is_some_and(|begun| matches!(begun.at, At::Work | At::Resource(_)))
     }
 
     /// Every resource that operations occupy or wait for, in order.
     pub(crate) fn held(&self) -> Vec<Held> {
-        let mut held: BTreeMap<&Resource, (Vec<Ticket>, usize)> = BTreeMap::new();
+        let mut held: BTreeMap<&Resource, ([Vec<Ticket>; 2], usize)> = BTreeMap::new();
         for (ticket, begun) in &self.begun {
-            if let At::Resource(resource) | At::Door(resource) = &begun.at {
-                held.entry(resource).or_default().0.push(*ticket);
-            }
+            let (resource, place) = match &begun.at {
+                At::Resource(resource) => (resource, 0),
+                At::Door(resource) => (resource, 1),
+                At::Work | At::Return => continue,
+            };
+            held.entry(resource).or_default().0[place].push(*ticket);
         }
         for (class, lane) in Class::ALL.into_iter().zip(&self.lanes) {
             let is_crowded = |it: &&Resource| self.is_crowded(class, it, lane.begun + 1);
@@ -313,9 +318,10 @@ impl Lanes {
                 held.entry(resource).or_default().1 += 1;
             }
         }
-        let row = |(resource, (mut standing, waiting)): (&Resource, (Vec<Ticket>, usize))| {
-            standing.sort_unstable();
-            Held { resource: resource.clone(), standing, waiting }
+        let row = |(resource, (mut begun, queued)): (&Resource, ([Vec<Ticket>; 2], usize))| {
+            begun.iter_mut().for_each(|tickets| tickets.sort_unstable());
+            let [standing, at_door] = begun;
+            Held { resource: resource.clone(), standing, at_door, queued }
         };
         held.into_iter().map(row).collect()
     }
@@ -370,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn what_hangs_holds_up_only_who_needs_it() {
+    fn an_operation_that_hangs_delays_only_those_that_need_its_resource() {
         let mut lanes = lanes();
         let hanging = [hang(&mut lanes, "a"), hang(&mut lanes, "a")];
         let (third, began) = enter(&mut lanes);
@@ -379,7 +385,8 @@ mod tests {
         let (other, began) = enter(&mut lanes);
         assert!(began && lanes.admit(other, &needs(&["pool", "b"])), "past the one that waits");
         assert!(!lanes.admit(third, &needs(&["c"])), "it has not begun again");
-        assert_eq!(lanes.held(), [Held { resource: plugin("a"), standing: hanging.to_vec(), waiting: 1 }]);
+        let held = Held { resource: plugin("a"), standing: hanging.to_vec(), at_door: Vec::new(), queued: 1 };
+        assert_eq!(lanes.held(), [held]);
         assert!(lanes.depart(hanging[0]));
         assert!(lanes.advance(Class::Add).is_empty(), "there are two places to work in");
         lanes.leave(other);
@@ -388,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_places_are_for_what_nobody_stands_at() {
+    fn the_last_places_are_for_free_resources() {
         let mut lanes = lanes();
         for name in ["a", "a", "b", "b", "c", "d"] {
             hang(&mut lanes, name);
@@ -409,7 +416,7 @@ mod tests {
         assert!(lanes.arrive(a, &plugin("x")));
         assert_eq!(lanes.advance(Class::Add), [c]);
         let (d, began) = enter(&mut lanes);
-        assert!(!began && !lanes.depart(a) && !lanes.goes_on(a));
+        assert!(!began && !lanes.depart(a) && !lanes.may_work(a));
         lanes.leave(b);
         assert_eq!(lanes.advance(Class::Add), [a]);
         lanes.leave(a);
@@ -432,21 +439,23 @@ mod tests {
     }
 
     #[test]
-    fn a_closed_resource_is_waited_for_at_its_door_and_by_nobody_else() {
+    fn only_operations_of_a_closed_resource_wait_for_it() {
         let mut lanes = lanes();
         let inside = hang(&mut lanes, "a");
         let (planned, _) = enter(&mut lanes);
         assert!(lanes.admit(planned, &needs(&["a"])));
         assert!(lanes.close(&plugin("a")) && !lanes.close(&plugin("a")));
         assert!(!lanes.is_clear(&plugin("a")));
-        assert!(!lanes.arrive(planned, &plugin("a")) && !lanes.goes_on(planned));
+        assert!(!lanes.arrive(planned, &plugin("a")) && !lanes.may_work(planned));
         let (late, _) = enter(&mut lanes);
         assert!(!lanes.admit(late, &needs(&["a"])));
         let (other, began) = enter(&mut lanes);
         assert!(began && lanes.admit(other, &needs(&["b"])));
+        let held = Held { resource: plugin("a"), standing: vec![inside], at_door: vec![planned], queued: 1 };
+        assert_eq!(lanes.held(), [held]);
         assert!(lanes.depart(inside) && lanes.is_clear(&plugin("a")));
         assert_eq!(lanes.open(&plugin("a")), [planned]);
-        assert!(lanes.goes_on(planned));
+        assert!(lanes.may_work(planned));
         lanes.leave(inside);
         assert_eq!(lanes.advance(Class::Add), [late]);
     }

@@ -8,7 +8,7 @@ use tracing_subscriber::filter::ParseError;
 /// Name of the variable.
 const VARIABLE: &str = "NETATTACH_LOG";
 /// The filter if the variable is missing or empty.
-const DEFAULT: &str = "info";
+const DEFAULT: &str = "info,kube_client=off";
 /// Prefixes of the log targets that exist.
 const TARGETS: [&str; 1] = ["netattach"];
 const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
@@ -24,7 +24,7 @@ pub enum LogError {
     Form(String, #[source] ParseError),
     /// A word matches no log target.
     #[error(
-        "{VARIABLE}: {0:?} would log nothing: say a level ({levels}) or a module of netattach and its level, such as \
+        "{VARIABLE}: {0:?} would log nothing: give a level ({levels}) or a module of netattach and its level, such as \
          netattach::policy=debug",
         levels = LEVELS.join(", ")
     )]
@@ -83,26 +83,26 @@ mod tests {
     use crate::error_chain::Chain;
 
     #[test]
-    fn what_would_log_nothing_is_refused_by_the_name_of_the_variable() {
+    fn a_filter_that_would_log_nothing_is_refused() {
         for good in ["", " ", "debug", "WARN", "3", "off", "info,netattach::policy=debug", "netattach=trace"]
         {
             assert!(filter(good).is_ok(), "{good}");
         }
-        let said = |text: &str| filter(text).map(drop).map_err(|error| Chain(&error).to_string());
-        let form = said("foo=bar=baz").unwrap_err();
+        let message = |text: &str| filter(text).map(drop).map_err(|error| Chain(&error).to_string());
+        let form = message("foo=bar=baz").unwrap_err();
         let start =
             "NETATTACH_LOG=\"foo=bar=baz\" is not LEVEL or MODULE=LEVEL, several separated by commas: ";
         assert!(form.starts_with(start), "{form}");
         assert!(
-            said("info,netattach=loud")
+            message("info,netattach=loud")
                 .unwrap_err()
                 .starts_with("NETATTACH_LOG=\"info,netattach=loud\" is not")
         );
         for word in ["inf", "policy=debug", "7"] {
             assert_eq!(
-                said(word),
+                message(word),
                 Err(format!(
-                    "NETATTACH_LOG: {word:?} would log nothing: say a level (off, error, warn, info, debug, trace) or a module of \
+                    "NETATTACH_LOG: {word:?} would log nothing: give a level (off, error, warn, info, debug, trace) or a module of \
                      netattach and its level, such as netattach::policy=debug"
                 ))
             );

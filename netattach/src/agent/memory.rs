@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_free_is_given_back_once_there_is_much_of_it() {
+    fn free_memory_is_given_back_once_there_is_much() {
         const MIB: usize = 1 << 20;
         let table = [
             ("nothing is free", (40, 39, 0), false),

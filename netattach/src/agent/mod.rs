@@ -6,19 +6,25 @@
 //! | `log`, `privileges`, `owned`, `signals` | the log; required capabilities; directory locks; signals |
 //! | [`run`], `background` | startup and serving; background tasks |
 //! | `cni_conf` | the configuration file that makes a container runtime call netattach |
-//! | `left_over` | finishes operations that an earlier agent had begun |
+//! | `left_over`, `waiting_dels` | finishes operations that an earlier agent had begun; DELs recorded while no agent answered |
 //! | `handler`, `operation` | answers requests; carries out an operation, restarting it when necessary |
 //! | `turns`, `lanes`, `scheduler` | one operation at a time per container; admission; suspending and waking |
-//! | `dynamic`, `gc` | attachments of live pods; GC, concurrently with other requests |
+//! | `dynamic`, `live`, `gc` | attachments of live pods, on request and by their annotation; GC, concurrently with other requests |
+//! | `devices` | asks the kubelet for the devices of a pod, and gives each network its own |
+//! | `collector` | detaches sandboxes that no runtime will ask for |
 //! | `memory` | limits the allocator, and returns freed memory after a burst |
+//! | `events` | the problems that become events of the cluster |
 //! | `failure`, `flow` | the log line for a failed request; records of packets as text |
 //! | `health`, `trouble`, `disk_look`, `report` | readiness; problems with objects, and on disk; the agent's status |
 
 mod background;
 mod cni_conf;
+mod collector;
 pub mod config;
+mod devices;
 mod disk_look;
 mod dynamic;
+mod events;
 mod failure;
 mod flow;
 mod gc;
@@ -26,6 +32,7 @@ mod handler;
 mod health;
 mod lanes;
 mod left_over;
+mod live;
 mod log;
 mod memory;
 mod operation;
@@ -39,6 +46,7 @@ mod settings_file;
 mod signals;
 mod trouble;
 mod turns;
+mod waiting_dels;
 
 pub use config::{Arguments, Settings};
 pub use run::{AgentError, run};

@@ -90,10 +90,10 @@ mod tests {
     async fn containers_that_leave_are_waited_for_within_one_patience() {
         let turns = Arc::new(Turns::default());
         let stays = turns.take("stays").unwrap();
-        assert!(Patience::default().wait(&turns, "stays").await, "nothing is taken back");
-        stays.takes_back();
+        assert!(Patience::default().wait(&turns, "stays").await, "nothing is rolled back");
+        stays.rolls_back();
         let leaves = turns.take("leaves").unwrap();
-        leaves.takes_back();
+        leaves.rolls_back();
         let mut leaving = turns.leaving();
         leaving.sort();
         assert_eq!(leaving, ["leaves", "stays"]);

@@ -19,7 +19,7 @@ const INTERVAL: Duration = Duration::from_millis(20);
 #[derive(Debug, thiserror::Error)]
 pub enum OwnedError {
     /// Another agent has locked it.
-    #[error("another agent has {what} {path}; see which with: fuser {path}")]
+    #[error("another agent uses {what} {path}; find it with: fuser {path}")]
     Taken {
         /// What the directory is for.
         what: &'static str,
@@ -78,10 +78,10 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a/state");
         let first = own("state directory", &path).unwrap();
-        let said = own("state directory", &path).unwrap_err().to_string();
+        let message = own("state directory", &path).unwrap_err().to_string();
         assert_eq!(
-            said,
-            format!("another agent has state directory {0}; see which with: fuser {0}", path.display())
+            message,
+            format!("another agent uses state directory {0}; find it with: fuser {0}", path.display())
         );
         drop(first);
         lock("state directory", &path).unwrap();

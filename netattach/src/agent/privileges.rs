@@ -24,7 +24,7 @@ const NEEDED: [(CapabilitySet, &str, &str); 2] = [
 #[derive(Debug, thiserror::Error)]
 pub enum Unprivileged {
     /// The capabilities cannot be read.
-    #[error("look which capabilities this process has")]
+    #[error("read the capabilities of this process")]
     Look(#[source] io::Error),
     /// Capabilities are missing.
     #[error(

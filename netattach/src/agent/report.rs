@@ -17,6 +17,7 @@ use crate::enforce::error::EnforceError;
 use crate::error_chain::Chain;
 use crate::fast_path::{self, uplink};
 use crate::netlink::{Handle, LOOPBACK};
+use crate::objects::Origin;
 use crate::objects::policy::PolicyName;
 use crate::observe::{Event, Observer};
 use crate::plan::{AttachmentPlan, Sandbox, hook_kind, result};
@@ -24,8 +25,8 @@ use crate::policy::desired::Subject;
 use crate::policy::level::{Enforcement, Level};
 use crate::rpc::message::{
     Attachment, AttachmentName, AttachmentPolicy, AttachmentStats, Condition, Dump, Failure, FastPath,
-    FastPathCount, Feature, FlowTableUse, FlowsCall, FlowsReport, Kernel, Kind, Path, PolicyChange,
-    PolicyReport, Question, Readiness, RuleFlows, State, Status, Traffic, Untold, Uplink,
+    FastPathCount, Feature, FlowTableUse, FlowsCall, FlowsReport, Kernel, Kind, MissingRecords, Path,
+    PolicyChange, PolicyReport, Question, Readiness, RuleFlows, State, Status, Traffic, Uplink,
 };
 use crate::source::Source;
 use crate::step::{Interface, MadeBy};
@@ -94,7 +95,7 @@ impl Reporter {
             }
         });
         // Devices that run the programs without an attachment: there should be none.
-        let strangers = stats_row(nobody(0), &self.enforcer.stats(0)?, &FastStats::default());
+        let strangers = stats_row(unnamed(0), &self.enforcer.stats(0)?, &FastStats::default());
         rows.extend(Some(strangers).filter(|row| !row.dropped.is_empty()));
         failed.map_or(Ok(rows), Err)
     }
@@ -138,19 +139,19 @@ impl Reporter {
                 Event::Ended(ended) => ended.entry.flow.attachment,
             };
             let known = names.get(&attachment).cloned();
-            let (name, addresses) = known.unwrap_or_else(|| (nobody(attachment), Vec::new()));
+            let (name, addresses) = known.unwrap_or_else(|| (unnamed(attachment), Vec::new()));
             match event {
                 Event::Packet(record) => flow::describe(record, name, *time_ms),
                 Event::Ended(ended) => flow::describe_ended(ended, name, &addresses, *time_ms),
             }
         });
         let records = records.collect();
-        let strangers = (nobody(0), Vec::new());
+        let strangers = (unnamed(0), Vec::new());
         let mut untold = Vec::new();
         for (id, (name, _)) in names.into_iter().chain([(0, strangers)]) {
             let stats = self.enforcer.stats(id)?;
             let (withheld, lost) = (stats.records_withheld, stats.records_lost);
-            untold.extend((withheld + lost > 0).then_some(Untold { name, withheld, lost }));
+            untold.extend((withheld + lost > 0).then_some(MissingRecords { name, withheld, lost }));
         }
         let (next, missed, untold_ends) = (batch.next, batch.missed, batch.untold);
         Ok(FlowsReport { records, next, missed, untold, untold_ends })
@@ -171,7 +172,7 @@ impl Reporter {
             [pod, ..] => Err(Failure {
                 code: code::UNKNOWN_CONTAINER,
                 message: format!(
-                    "pod {pod} is not attached on this node, and no manifest has it; netattachctl attachments lists what is \
+                    "pod {pod} is not attached on this node and is in no manifest; netattachctl attachments lists what is \
                      attached"
                 ),
                 not_there: true,
@@ -219,6 +220,25 @@ impl Reporter {
         Ok(PolicyReport { attachments, rules: rules.collect(), conditions: conditions.collect() })
     }
 
+    /// Problems with objects, and with the files that describe networks.
+    pub(super) fn of_objects(&self) -> Vec<Condition> {
+        let objects = self.source.snapshot();
+        let problems = objects.problems.iter().map(|problem| Condition {
+            object: problem.origin.to_string(),
+            problem: match problem.origin {
+                Origin::File { document: Some(number), .. } => {
+                    format!("document {number}: {}", problem.message)
+                }
+                _ => problem.message.clone(),
+            },
+        });
+        problems
+            .chain(self.health.unusable_files())
+            .chain(self.troubles.rows())
+            .chain(self.unjudged())
+            .collect()
+    }
+
     pub(super) fn status(&self, engine: &Engine, troubles: Vec<Condition>) -> Status {
         let objects = self.source.snapshot();
         let found = [
@@ -226,13 +246,6 @@ impl Reporter {
             counted(objects.definitions.len(), "network", "networks"),
             counted(objects.policies.len(), "policy", "policies"),
         ];
-        let problems = objects.problems.iter().map(|problem| Condition {
-            object: problem.file.display().to_string(),
-            problem: match problem.document {
-                Some(number) => format!("document {number}: {}", problem.message),
-                None => problem.message.clone(),
-            },
-        });
         let synced = self.source.synced();
         let source = Readiness {
             condition: "source".into(),
@@ -243,16 +256,14 @@ impl Reporter {
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             ready,
-            source: problems
-                .chain(self.health.unusable_files())
-                .chain(self.troubles.rows())
-                .chain(self.unjudged())
-                .collect(),
+            source: self.of_objects(),
             troubles,
             kernel: Kernel { release: kernel_release(), features: features() },
             attach_mode: self.enforcer.attach_modes().attachments.name().into(),
             attach_mode_others: self.enforcer.attach_modes().others.name().into(),
             programs_put_back: self.enforcer.put_back(),
+            // Not known here.
+            collected: 0,
             memory_bytes: resident_memory(),
             attachments: each(engine, |_| Some(())).len() as u64,
             fast_path_mode: self.enforcer.fast_paths().mode().name().into(),
@@ -403,7 +414,7 @@ fn fast_path(status: fast_path::Status) -> FastPath {
     match status {
         fast_path::Status::On => FastPath { state: ON.into(), detail: String::new() },
         fast_path::Status::Undecided => {
-            FastPath { state: "undecided".into(), detail: "the node has not been looked at yet".into() }
+            FastPath { state: "undecided".into(), detail: "the node has not been checked yet".into() }
         }
         fast_path::Status::Off(reason) => {
             FastPath { state: reason.name().into(), detail: reason.to_string() }
@@ -429,7 +440,7 @@ fn stats_row(name: AttachmentName, stats: &bpf::Stats, fast: &FastStats) -> Atta
 }
 
 /// The name of an attachment of which only the number is known; 0 stands for devices without an attachment.
-fn nobody(id: u32) -> AttachmentName {
+fn unnamed(id: u32) -> AttachmentName {
     AttachmentName { id: Some(id), pod: None, network: "-".to_owned(), ifname: "-".to_owned() }
 }
 
@@ -449,7 +460,7 @@ fn features() -> Vec<Feature> {
         detail: match &present {
             Ok(true) => String::new(),
             Ok(false) => absence.to_owned(),
-            Err(problem) => format!("cannot be told: {problem}"),
+            Err(problem) => format!("cannot be determined: {problem}"),
         },
         present: present == Ok(true),
     };
@@ -460,8 +471,8 @@ fn features() -> Vec<Feature> {
         .map_err(|error| Chain(&error).to_string())
         .and_then(|mut node| node.has_pacing().map_err(|error| Chain(&error).to_string()));
     let mut features = vec![
-        shown("clsact", "tcx is used, if it is there; since 4.5", clsact),
-        shown("tbf", "what exceeds a bandwidth is dropped and never delayed", tbf),
+        shown("clsact", "tcx is used if it is available; since 4.5", clsact),
+        shown("tbf", "traffic above a bandwidth limit is dropped, not delayed", tbf),
     ];
     features.extend(bpf::probe::features(LOOPBACK).into_iter().map(|feature| {
         shown(feature.name, feature.absence, feature.present.map_err(|error| error.to_string()))

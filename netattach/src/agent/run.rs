@@ -10,11 +10,14 @@ use tokio::sync::{oneshot, watch};
 
 use super::background::{Background, EndedEarly};
 use super::cni_conf::CniConf;
-use super::config::{Arguments, InvalidAnnotation, Settings, SettingsError};
+use super::collector::Collector;
+use super::config::{Arguments, InvalidAnnotation, Settings, SettingsError, StatusWrites};
+use super::events;
 use super::flow::wall_clock;
-use super::handler::{Agent, MOST_PUBLISHERS, MOST_QUESTIONS, Served, Statuses};
+use super::handler::{Agent, MOST_PUBLISHERS, MOST_QUESTIONS, Outside, Served, Statuses};
 use super::health::Health;
 use super::left_over::LeftOver;
+use super::live;
 use super::log::{self, LogError};
 use super::owned::{self, Owned, OwnedError};
 use super::privileges::{self, Unprivileged};
@@ -35,11 +38,13 @@ use crate::error_chain::Chain;
 use crate::hooks::{AttachModes, NoHook, choose_all};
 use crate::ipam;
 use crate::journal::{JournalError, Store};
+use crate::kube::{Access, Cluster, ClusterError, ClusterOptions};
+use crate::kubelet::PodResources;
 use crate::netlink::{self, Changes, FilterWatch, Handle, LOOPBACK, LinkWatch, StationWatch};
 use crate::netns::NetnsError;
 use crate::observe::{Event, Observer};
 use crate::plan::resolve::Options;
-use crate::publish::{PublishError, StatusFiles};
+use crate::publish::{Publish, PublishError, StatusFiles};
 use crate::rpc::pending::{self, Pending, PendingError};
 use crate::rpc::server::{Limits, ListenError, Listener, serve};
 use crate::source::files::FilesError;
@@ -62,8 +67,11 @@ const COLLECT_PAUSE: Duration = Duration::from_millis(50);
 /// How often the table in the node's packet filter is checked.
 const ROUTED_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often unreferenced policies are looked for.
+/// How often unreferenced policies are checked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How often a node with a startup taint is looked at.
+const TAINT_INTERVAL: Duration = Duration::from_secs(2);
 
 /// How messages name the directory of pins.
 const PINS: &str = "pins in";
@@ -90,7 +98,7 @@ pub enum AgentError {
     #[error(transparent)]
     NoHook(#[from] NoHook),
     /// The check whether the kernel has clsact failed.
-    #[error("look for clsact")]
+    #[error("check whether the kernel has clsact")]
     Clsact(#[source] netlink::Error),
     /// Policies could not be put into force.
     #[error("policies")]
@@ -98,23 +106,26 @@ pub enum AgentError {
     /// The manifests cannot be read.
     #[error("source of manifests")]
     Source(#[from] FilesError),
+    /// The cluster cannot be the source.
+    #[error("the Kubernetes API as the source")]
+    Cluster(#[from] ClusterError),
     /// The journal cannot be used.
     #[error("journal")]
     Journal(#[from] JournalError),
     /// The journal and the machine could not be reconciled.
-    #[error("recover what was attached")]
+    #[error("recover attachments")]
     Recover(#[from] AttachError),
     /// The node's namespace cannot be identified.
     #[error(transparent)]
     Netns(#[from] NetnsError),
     /// The requests that were queued while no agent ran cannot be read.
-    #[error("read requests that waited for the agent")]
+    #[error("pending requests")]
     Pending(#[from] PendingError),
     /// The socket cannot be served.
     #[error(transparent)]
     Listen(#[from] ListenError),
     /// Link changes cannot be followed.
-    #[error("listen for changes of links")]
+    #[error("watch for link changes")]
     Watch(#[from] netlink::Error),
     /// A background task ended early.
     #[error(transparent)]
@@ -143,14 +154,14 @@ pub(super) fn main() -> ExitCode {
 /// The reason why it could not start.
 pub fn run(settings: Settings) -> Result<(), AgentError> {
     if let Err(error) = descriptors::raise() {
-        tracing::warn!(%error, "the limit of open files stays as it is");
+        tracing::warn!(%error, "the limit of open files could not be raised");
     }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(most_threads(settings.parallel_adds))
         .thread_keep_alive(Duration::from_secs(2))
         .build()?;
-    let ended = runtime.block_on(serve_until_told(settings));
+    let ended = runtime.block_on(serve_until_signal(settings));
     // Blocking work ends with the process: the journal records how far it came.
     runtime.shutdown_background();
     ended
@@ -162,9 +173,9 @@ const fn most_threads(parallel_adds: usize) -> usize {
     scheduler::most_threads(parallel_adds) + MOST_QUESTIONS + MOST_PUBLISHERS + UPKEEP
 }
 
-async fn serve_until_told(settings: Settings) -> Result<(), AgentError> {
+async fn serve_until_signal(settings: Settings) -> Result<(), AgentError> {
     privileges::check()?;
-    let mut signals = Signals::hear()?;
+    let mut signals = Signals::install()?;
     let served = serve_until(&mut signals, settings).await;
     signals.end().await;
     served
@@ -180,12 +191,26 @@ async fn serve_until(signals: &mut Signals, settings: Settings) -> Result<(), Ag
 
     let settings = Arc::new(settings);
     let start_with = Arc::clone(&settings);
-    let started = unless_told(signals.told(), move || start(&start_with)).await?;
+    let started = unless_signal(signals.ending(), move || start(&start_with)).await?;
     // Unfinished operations continue at the next start.
     let Some(started) = started else { return Ok(()) };
-    let Started { source, enforcer, engine, intents, recovery, pending, statuses, conf, owner, pins: _pins } =
-        started?;
+    let Started {
+        source,
+        cluster,
+        enforcer,
+        engine,
+        intents,
+        recovery,
+        pending,
+        statuses,
+        conf,
+        owner,
+        pins: _pins,
+    } = started?;
     let health = Arc::new(Health::new(Arc::clone(&engine), Arc::clone(&intents), Arc::clone(&source), conf));
+    if let Some(cluster) = &cluster {
+        background.keep("the objects of the cluster", cluster.ended());
+    }
     let observer = Arc::new(Observer::default());
     background.keep(
         "the fast path",
@@ -203,38 +228,54 @@ async fn serve_until(signals: &mut Signals, settings: Settings) -> Result<(), Ag
         Arc::clone(&engine),
         settings.network_policy,
     ));
-    background.keep("the look at objects", Arc::clone(&troubles).keep_looking(source.changes()));
+    background.keep("checks of objects", Arc::clone(&troubles).keep_looking(source.changes()));
     let reporter =
         Reporter::new(Arc::clone(&source), Arc::clone(&enforcer), Arc::clone(&health), troubles, observer);
     if enforcer.judges_routed() {
         background.keep("the packet filter", keep_routed(Arc::clone(&enforcer), LinkWatch::open()?));
     }
     let parallel_adds = settings.parallel_adds;
-    let agent =
-        Agent::new(Arc::clone(&engine), intents, statuses, reporter, Arc::clone(&health), parallel_adds);
+    let outside = Outside {
+        collector: Collector::new(
+            settings.state_dir.clone(),
+            settings.collect_after(),
+            settings.runtime_socket(),
+        ),
+        kubelet: PodResources::new(&settings.pod_resources_socket, &settings.device_checkpoint),
+    };
+    let (of_engine, of_health) = (Arc::clone(&engine), Arc::clone(&health));
+    let agent = Agent::new(of_engine, intents, statuses, reporter, of_health, outside, parallel_adds);
     let agent = Arc::new(agent);
 
     let taken_over = recovery.failed.is_empty();
     let first_look = Arc::clone(&health);
-    let looked = unless_told(signals.told(), move || first_look.look_first(taken_over)).await?;
-    let Some(()) = looked else { return Ok(()) };
+    let checked = unless_signal(signals.ending(), move || first_look.look_first(taken_over)).await?;
+    let Some(()) = checked else { return Ok(()) };
     background.keep("policies", follow_policies(enforcer, source.changes()));
     // Take the turns of these containers before any request can ask for one.
     let left_over = LeftOver::gather(&agent.turns, recovery.unfinished, pending);
     agent.left_over.store(left_over.len(), Ordering::Relaxed);
-    background.once("what earlier agents left", left_over.finish(Arc::clone(&agent)));
+    background.once("finishing operations of earlier agents", left_over.finish(Arc::clone(&agent)));
+    if let Some(cluster) = &cluster {
+        background.keep("live pods", live::follow(Arc::clone(&agent), source.changes()));
+        background.keep("events", events::report(Arc::clone(&agent)));
+        let taint = settings.kubernetes.startup_taint.clone();
+        background.once("the startup taint", untaint(Arc::clone(cluster), Arc::clone(&health), taint));
+    }
+    background.keep("sandboxes that no runtime asks for", Arc::clone(&agent).keep_collecting());
     let (stop, stopped) = oneshot::channel::<()>();
-    let told_to_stop = async {
+    let stop_requested = async {
         // A dropped sender stops the server too.
         let _ = stopped.await;
     };
-    let mut serving = tokio::spawn(serve(listener, Arc::new(Served(agent)), Limits::default(), told_to_stop));
-    background.keep("the look at the node", health.keep_looking(source.changes(), FilterWatch::open()));
+    let mut serving =
+        tokio::spawn(serve(listener, Arc::new(Served(agent)), Limits::default(), stop_requested));
+    background.keep("checks of the node", health.keep_looking(source.changes(), FilterWatch::open()));
     tracing::info!(socket = %settings.socket().display(), sandboxes = engine.registry().len(), "ready");
 
     let early = tokio::select! {
-        signal = signals.told() => {
-            say_it_ends(signal);
+        signal = signals.ending() => {
+            log_shutdown(signal);
             None
         }
         // The caller logs the error when the agent ends.
@@ -244,13 +285,13 @@ async fn serve_until(signals: &mut Signals, settings: Settings) -> Result<(), Ag
     let ended = tokio::select! {
         ended = &mut serving => ended,
         // A second signal does not wait for operations in flight: the journal has their progress.
-        _ = signals.told() => {
+        _ = signals.ending() => {
             serving.abort();
             Ok(())
         }
     };
     if let Err(error) = ended {
-        tracing::error!(%error, "the server ended badly");
+        tracing::error!(%error, "the server failed");
     }
     drop(background);
     // End the plugins of aborted operations.
@@ -262,28 +303,29 @@ async fn serve_until(signals: &mut Signals, settings: Settings) -> Result<(), Ag
 ///
 /// # Errors
 /// A panic in the work: its partial result must not be served.
-async fn unless_told<T: Send + 'static>(
-    told: impl Future<Output = &'static str>,
+async fn unless_signal<T: Send + 'static>(
+    signal: impl Future<Output = &'static str>,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<Option<T>, AgentError> {
     tokio::select! {
         done = tokio::task::spawn_blocking(work) => {
             done.map(Some).map_err(|panic| AgentError::Start(std::io::Error::other(panic)))
         }
-        signal = told => {
-            say_it_ends(signal);
+        signal = signal => {
+            log_shutdown(signal);
             Ok(None)
         }
     }
 }
 
-fn say_it_ends(signal: &str) {
-    tracing::info!(signal, "ending; attachments stay as they are");
+fn log_shutdown(signal: &str) {
+    tracing::info!(signal, "shutting down; attachments keep working");
 }
 
 /// State that exists before the first request is served.
 struct Started {
     source: Arc<dyn Source>,
+    cluster: Option<Arc<Cluster>>,
     enforcer: Arc<Enforcer>,
     engine: Arc<Engine>,
     intents: Arc<IntentReader>,
@@ -299,7 +341,7 @@ struct Started {
 
 /// Starts all parts. Waits only for the kernel and the disk.
 fn start(settings: &Settings) -> Result<Started, AgentError> {
-    let source: Arc<dyn Source> = Arc::new(Files::open(&settings.source, Default::default())?);
+    let (source, publisher, cluster) = source(settings)?;
     // If nothing is pinned yet, there are no pins of another agent to lock.
     let mut pins = settings.bpffs.exists().then(|| owned::lock(PINS, &settings.bpffs)).transpose()?;
     let enforcer = enforcer(settings, &source)?;
@@ -313,23 +355,37 @@ fn start(settings: &Settings) -> Result<Started, AgentError> {
     // End orphaned plugins before undoing what they may still be making, and before any container is given what they
     // may still be undoing.
     for Orphan { pid, command, container_id, gone } in end_orphans(&owner) {
-        tracing::warn!(
-            pid,
-            command,
-            container_id,
-            gone,
-            "a plugin that an earlier agent had called was ended"
-        );
+        tracing::warn!(pid, command, container_id, gone, "killed a plugin that an earlier agent had started");
     }
     let recovery = adopt(&engine)?;
-    let files = StatusFiles::new(settings.run_dir.join("network-status"));
-    let statuses = Statuses { publisher: Arc::new(files), form: settings.network_status };
+    let required = settings.kubernetes.enabled && settings.kubernetes.status == StatusWrites::Required;
+    let statuses = Statuses { publisher, form: settings.network_status, required };
     if let Err(error) = publish_again(&statuses, &engine) {
-        tracing::warn!(error = %Chain(&error), "network-status not brought up to date");
+        tracing::warn!(error = %Chain(&error), "network-status not updated");
     }
     let conf = CniConf::of(settings)?;
     let pending = pending::list(&settings.state_dir)?;
-    Ok(Started { source, enforcer, engine, intents, recovery, pending, statuses, conf, owner, pins })
+    Ok(Started { source, cluster, enforcer, engine, intents, recovery, pending, statuses, conf, owner, pins })
+}
+
+/// The source of objects, where status is published, and the cluster if that is both.
+type Sources = (Arc<dyn Source>, Arc<dyn Publish>, Option<Arc<Cluster>>);
+
+/// Opens the source that the settings name.
+fn source(settings: &Settings) -> Result<Sources, AgentError> {
+    let kubernetes = &settings.kubernetes;
+    if !kubernetes.enabled {
+        let files = Files::open(&settings.source, Default::default())?;
+        let statuses = StatusFiles::new(settings.run_dir.join("network-status"));
+        return Ok((Arc::new(files), Arc::new(statuses), None));
+    }
+    let kubeconfig = Some(kubernetes.kubeconfig.clone()).filter(|path| !path.as_os_str().is_empty());
+    let cluster = Arc::new(Cluster::start(ClusterOptions {
+        access: kubeconfig.map_or(Access::InCluster, Access::Kubeconfig),
+        node: settings.node_name()?,
+        network_policies: settings.network_policy,
+    })?);
+    Ok((Arc::clone(&cluster) as Arc<dyn Source>, cluster.publisher(), Some(cluster)))
 }
 
 /// The mark that identifies the agent's plugins: its state directory, which no two agents share.
@@ -375,6 +431,7 @@ fn engine(
         device_info_dir: settings.device_info_dir.clone(),
         remembered: settings.delegation.result_cache,
         enforce: settings.delegation.enforce,
+        port_mappings: settings.unsupported_port_mappings,
     };
     let (limit, repeated) = (settings.max_attachments, settings.repeated_add);
     Ok(Arc::new(Engine::new(node, journal, limit, options, inheritance, repeated)?))
@@ -398,7 +455,7 @@ fn adopt(engine: &Engine) -> Result<Recovery, AttachError> {
     let recovery = engine.adopt()?;
     tracing::info!(adopted = recovery.adopted, unfinished = recovery.unfinished.len(), "journal read");
     for damaged in &recovery.damaged {
-        tracing::error!(record = damaged, "its pod goes on as it is");
+        tracing::error!(record = damaged, "damaged record; its pod keeps running");
     }
     for failed in &recovery.failed {
         tracing::error!(record = failed, "not recovered; DEL will try again");
@@ -408,7 +465,7 @@ fn adopt(engine: &Engine) -> Result<Recovery, AttachError> {
 
 /// Brings the published status of all pods up to date.
 fn publish_again(statuses: &Statuses, engine: &Engine) -> Result<(), PublishError> {
-    let Statuses { publisher, form } = statuses;
+    let Statuses { publisher, form, required: _ } = statuses;
     let attached = engine.registry().all();
     // A dynamic attachment is reported in the entry of the pod's own record.
     for sandbox in attached.iter().filter(|attached| attached.plan.dynamic.is_none()) {
@@ -431,9 +488,9 @@ async fn observe(observer: Arc<Observer>, enforcer: Arc<Enforcer>, mut records: 
     let mut tick = tokio::time::interval(OBSERVE_INTERVAL);
     loop {
         tick.tick().await;
-        let (ended, untold) = enforcer.flows().take_ended();
+        let (ended, unreported) = enforcer.flows().take_ended();
         let packets = std::iter::from_fn(|| records.next()).take(RECORDS_AT_ONCE).map(Event::Packet);
-        observer.take_in(packets.chain(ended.into_iter().map(Event::Ended)), untold, wall_clock());
+        observer.take_in(packets.chain(ended.into_iter().map(Event::Ended)), unreported, wall_clock());
     }
 }
 
@@ -447,7 +504,7 @@ async fn collect_flows(enforcer: Arc<Enforcer>) {
                 Ok(Ok(false)) => tokio::time::sleep(COLLECT_PAUSE).await,
                 Ok(Ok(true)) => break,
                 Ok(Err(error)) => {
-                    tracing::error!(error = %Chain(&error), "flow table not gone through; it will be tried again");
+                    tracing::error!(error = %Chain(&error), "flow table not scanned; will try again");
                     break;
                 }
                 // A panic, which the panic hook has reported.
@@ -459,26 +516,39 @@ async fn collect_flows(enforcer: Arc<Enforcer>) {
     }
 }
 
+/// Removes the node's startup taint once all conditions hold.
+async fn untaint(cluster: Arc<Cluster>, health: Arc<Health>, taint: String) {
+    let mut tick = tokio::time::interval(TAINT_INTERVAL);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    while !taint.is_empty() {
+        tick.tick().await;
+        let is_ready = cluster.synced().is_ok() && health.conditions().iter().all(|condition| condition.met);
+        if is_ready && cluster.remove_taint(&taint).await {
+            return;
+        }
+    }
+}
+
 /// Maintains the enforcement of traffic that the node routes: once a second, and when links change.
 async fn keep_routed(enforcer: Arc<Enforcer>, watch: LinkWatch) -> std::io::Result<()> {
     let mut watch = watch.into_async()?;
     let mut tick = tokio::time::interval(ROUTED_INTERVAL);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let mut looked = true;
+    let mut checked = true;
     loop {
         // Both futures may be dropped at any time: notifications stay in the socket, and the ticker ticks again.
         tokio::select! {
             ready = watch.readable_mut() => ready?.clear_ready(),
             _ = tick.tick() => {}
         }
-        let changes = watch.get_mut().changes().ok().filter(|_| looked).unwrap_or(Changes::Anything);
+        let changes = watch.get_mut().changes().ok().filter(|_| checked).unwrap_or(Changes::Anything);
         let enforcer = Arc::clone(&enforcer);
         let kept =
             tokio::task::spawn_blocking(move || crate::upkeep(|| enforcer.keep_routed(&changes))).await;
         // The join error is a panic, which the panic hook has reported.
-        looked = matches!(kept, Ok(Ok(())));
+        checked = matches!(kept, Ok(Ok(())));
         if let Ok(Err(error)) = kept {
-            tracing::warn!(error = %Chain(&error), "what the node routes is not looked after; it will be tried again");
+            tracing::warn!(error = %Chain(&error), "enforcement of routed traffic not checked; will try again");
         }
     }
 }
@@ -486,6 +556,8 @@ async fn keep_routed(enforcer: Arc<Enforcer>, watch: LinkWatch) -> std::io::Resu
 /// Updates the kernel's policies whenever the source changes, and deletes those that no packet can still be reading.
 async fn follow_policies(enforcer: Arc<Enforcer>, mut changes: watch::Receiver<u64>) {
     let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
+    // The source may have changed since the enforcer read it, before this receiver was there.
+    changes.mark_changed();
     loop {
         // Both futures may be dropped at any time: a change stays marked as unseen, and the ticker ticks again.
         let changed = tokio::select! {
@@ -500,7 +572,7 @@ async fn follow_policies(enforcer: Arc<Enforcer>, mut changes: watch::Receiver<u
         let _ = tokio::task::spawn_blocking(move || {
             let done = if changed { enforcer.sync() } else { enforcer.sweep() };
             if let Err(error) = done {
-                tracing::error!(error = %Chain(&error), "policy not brought up to date");
+                tracing::error!(error = %Chain(&error), "policies not updated");
             }
         })
         .await;
@@ -514,22 +586,22 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_panics_before_it_is_served_is_why_the_agent_does_not_start() {
-        let panicked = unless_told::<()>(pending(), || panic!("a panic of the test")).await.unwrap_err();
+    async fn a_panic_at_the_start_is_the_error_of_the_agent() {
+        let panicked = unless_signal::<()>(pending(), || panic!("a panic of the test")).await.unwrap_err();
         let said = Chain(&panicked).to_string();
         assert!(
             said.starts_with("start: task ")
                 && said.ends_with(" panicked with message \"a panic of the test\""),
             "{said}"
         );
-        assert_eq!(unless_told(pending(), || 7).await.unwrap(), Some(7));
+        assert_eq!(unless_signal(pending(), || 7).await.unwrap(), Some(7));
     }
 
     #[tokio::test]
-    async fn a_signal_does_not_wait_for_what_hangs_at_the_start() {
+    async fn a_signal_does_not_wait_for_a_start_that_hangs() {
         let (end, ended) = std::sync::mpsc::channel::<()>();
         let hangs = move || ended.recv().is_ok();
-        assert_eq!(unless_told(ready("SIGTERM"), hangs).await.unwrap(), None);
+        assert_eq!(unless_signal(ready("SIGTERM"), hangs).await.unwrap(), None);
         drop(end);
     }
 }

@@ -150,7 +150,7 @@ async fn given(turn: Turn, granted: Option<oneshot::Receiver<()>>) -> Turn {
 
 impl Turn {
     /// Marks this turn as one that detaches the container: operations that need its resources may wait for the end.
-    pub(super) fn takes_back(&self) {
+    pub(super) fn rolls_back(&self) {
         let mut asking = self.turns.lock();
         asking.taking_back.insert(self.asker, (self.container.clone(), Vec::new()));
     }
@@ -244,7 +244,7 @@ pub(super) struct Held {
     pub(super) resource: Resource,
     pub(super) standing: usize,
     pub(super) waiting: usize,
-    /// How long the operation that has been there longest has occupied it.
+    /// How long the operation that came first has occupied it or waited for it to be opened.
     pub(super) longest: Duration,
 }
 
@@ -290,11 +290,12 @@ impl Traffic {
     pub(super) fn held(&self, longer_than: Duration) -> Vec<Held> {
         let state = self.lock();
         let rows = state.lanes.held().into_iter().map(|held| {
-            let since = held.standing.iter().filter_map(|ticket| state.since.get(ticket));
+            let there = held.standing.iter().chain(&held.at_door);
+            let since = there.filter_map(|ticket| state.since.get(ticket));
             Held {
                 resource: held.resource,
                 standing: held.standing.len(),
-                waiting: held.waiting,
+                waiting: held.at_door.len() + held.queued,
                 longest: since.map(Instant::elapsed).max().unwrap_or_default(),
             }
         });
@@ -313,13 +314,13 @@ impl Traffic {
         }
     }
 
-    fn sleep_until_it_goes_on<'a>(
+    fn sleep_until_it_may_work<'a>(
         &self,
         mut state: MutexGuard<'a, State>,
         ticket: Ticket,
     ) -> MutexGuard<'a, State> {
         state.asleep += 1;
-        while !state.lanes.goes_on(ticket) {
+        while !state.lanes.may_work(ticket) {
             state = self.woken.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         state.asleep -= 1;
@@ -339,7 +340,7 @@ impl Slot {
         let granted = {
             let mut state = self.traffic.lock();
             self.traffic.advance(&mut state, self.class);
-            if state.lanes.goes_on(self.ticket) {
+            if state.lanes.may_work(self.ticket) {
                 return;
             }
             let (grant, granted) = oneshot::channel();
@@ -373,7 +374,7 @@ impl Place for Slot {
         state.since.insert(self.ticket, Instant::now());
         self.traffic.advance(&mut state, self.class);
         if !is_open {
-            drop(self.traffic.sleep_until_it_goes_on(state, self.ticket));
+            drop(self.traffic.sleep_until_it_may_work(state, self.ticket));
         }
     }
 
@@ -385,7 +386,7 @@ impl Place for Slot {
         // Notify before waiting for a place: the operation has left the resource already.
         self.traffic.left.notify_waiters();
         if !has_place {
-            drop(self.traffic.sleep_until_it_goes_on(state, self.ticket));
+            drop(self.traffic.sleep_until_it_may_work(state, self.ticket));
         }
     }
 }

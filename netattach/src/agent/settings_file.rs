@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_file_cannot_say_is_refused_with_its_path() {
+    fn an_invalid_settings_file_is_refused_with_its_path() {
         let table = [
             ("parralelAdds: 3", "key parralelAdds is not known; the nearest key is parallelAdds"),
             ("delegation: {timeout: 3}", "key delegation.timeout is not known"),

@@ -25,7 +25,7 @@ impl Signals {
     ///
     /// # Errors
     /// The kernel refuses a handler.
-    pub(super) fn hear() -> io::Result<Self> {
+    pub(super) fn install() -> io::Result<Self> {
         Ok(Self {
             ending: [
                 (signal(SignalKind::terminate())?, "SIGTERM"),
@@ -42,7 +42,7 @@ impl Signals {
 
     /// Waits for a signal that ends the agent and returns its name. Meanwhile it logs of each other signal that it has
     /// no effect.
-    pub(super) async fn told(&mut self) -> &'static str {
+    pub(super) async fn ending(&mut self) -> &'static str {
         loop {
             // May be dropped at any time: a signal that arrives meanwhile is seen by the next call.
             tokio::select! {
@@ -55,7 +55,7 @@ impl Signals {
     }
 
     /// Called at the end of the agent: logs the signals without effect that arrived since the last call of
-    /// [`Self::told`].
+    /// [`Self::ending`].
     pub(super) async fn end(mut self) {
         // Let the runtime deliver signals that have reached the process but no task yet.
         tokio::task::yield_now().await;
@@ -82,6 +82,6 @@ async fn first([one, two, three]: &mut [(Signal, &'static str); 3]) -> &'static 
 fn explain(signal: &str) {
     tracing::info!(
         signal,
-        "ignored: manifests are followed by themselves; for other settings restart netattachd, which loses nothing"
+        "ignored: changed manifests are read automatically; restart netattachd to read its settings, attachments keep working"
     );
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 use tokio::sync::{Notify, watch};
 
 use super::disk_look::{DiskLook, LEAST_INTERVAL, Versions, versions};
-use super::health::{NOT_IN_FORCE, lock, note, tell_new};
+use super::health::{NOT_IN_FORCE, lock, log_new, note};
 use crate::attach::{Engine, IntentReader};
 use crate::enforce::enforcer::Enforcer;
 use crate::error_chain::Chain;
@@ -19,6 +19,7 @@ use crate::npwg::{Definition, NetworkRef};
 use crate::objects::labels::Requirement;
 use crate::objects::policy::{Direction, Peer, Peers, Policy, Severity};
 use crate::objects::{Identity, NAMESPACE_NAME_LABEL, ObjectName, Objects};
+use crate::plan::pools;
 use crate::policy::desired::{Condition as PolicyCondition, Subject};
 use crate::rpc::message::Condition;
 use crate::source::Source;
@@ -98,6 +99,7 @@ impl Troubles {
         if lock(&self.looked).is_none_or(|at| at.elapsed() > LEAST_INTERVAL) {
             self.wanted.notify_one();
         }
+        rows.extend(self.of_pools());
         rows.extend(self.enforcer.conditions().into_iter().filter_map(of_policy));
         bounded(rows)
     }
@@ -135,7 +137,7 @@ impl Troubles {
         }
         if !seen.is_of(&objects, &unlabelled) {
             let rows = [self.look(&objects, &unlabelled), seen.unusable.clone()].concat();
-            tell_new(NOT_IN_FORCE, &seen.rows, &rows);
+            log_new(NOT_IN_FORCE, &seen.rows, &rows);
             seen.rows = rows;
             seen.definitions = objects.definitions.identity();
             seen.policies = objects.policies.identity();
@@ -167,7 +169,7 @@ impl Troubles {
             rows.push(Condition {
                 object: "networkpolicies".into(),
                 problem: format!(
-                    "{} of networking.k8s.io do not hold: networkPolicy is off, which is right only beside a primary network that \
+                    "{} of networking.k8s.io are not enforced: networkPolicy is off, which is right only beside a primary network that \
                      enforces them itself",
                     objects.network_policies.len()
                 ),
@@ -186,6 +188,21 @@ impl Troubles {
             Some(Condition { object: format!("network-attachment-definition {name}"), problem })
         });
         unusable.collect()
+    }
+
+    /// Definitions whose pool is not in force, because attachments live in another.
+    fn of_pools(&self) -> Vec<Condition> {
+        let objects = self.source.snapshot();
+        let live = self.engine.registry().pools();
+        let kept = live.iter().filter_map(|(name, live)| {
+            let network = self.intents.network(&objects, name.definition()?).ok()?;
+            let (_, kept) = pools::keep(&network, live)?;
+            Some(Condition {
+                object: format!("network-attachment-definition {name}"),
+                problem: kept.to_string(),
+            })
+        });
+        kept.collect()
     }
 
     /// The reason why no pod can be attached by a definition.
@@ -229,7 +246,7 @@ fn without_object(objects: &Objects) -> BTreeSet<String> {
 /// Namespaces without an object, if policies select by namespace labels.
 fn of_unlabelled(objects: &Objects, namespaces: &BTreeSet<String>, network_policy: bool) -> Vec<Condition> {
     let others = objects.network_policies.values().filter(|_| network_policy);
-    let mut asking = objects.policies.values().chain(others).filter(|policy| asks_for_labels(policy));
+    let mut asking = objects.policies.values().chain(others).filter(|policy| selects_by_labels(policy));
     let Some(first) = asking.next() else { return Vec::new() };
     let first = Subject::Policy(first.name.clone());
     let by = match asking.count() {
@@ -238,14 +255,14 @@ fn of_unlabelled(objects: &Objects, namespaces: &BTreeSet<String>, network_polic
     };
     let row = |namespace: &String| Condition {
         object: format!("namespace {namespace}"),
-        problem: format!("has no manifest, so that its labels are not known: {by} namespaces by labels"),
+        problem: format!("has no manifest, so its labels are not known: {by} namespaces by labels"),
     };
     // One more than is reported, so that the report can say that there are more.
     namespaces.iter().take(MOST_ROWS + 1).map(row).collect()
 }
 
 /// Whether a policy selects namespaces by labels other than their names.
-fn asks_for_labels(policy: &Policy) -> bool {
+fn selects_by_labels(policy: &Policy) -> bool {
     let rules = [Direction::Ingress, Direction::Egress].into_iter().flat_map(|it| policy.rules(it));
     let peers = rules.flat_map(|rule| match &rule.peers {
         Peers::Any => &[],
@@ -269,7 +286,7 @@ fn bounded(mut rows: Vec<Condition>) -> Vec<Condition> {
     if rows.len() > MOST_ROWS {
         let more = rows.len() - MOST_ROWS;
         rows.truncate(MOST_ROWS);
-        rows.push(Condition { object: "-".into(), problem: format!("{more} more are not told") });
+        rows.push(Condition { object: "-".into(), problem: format!("{more} more are not shown") });
     }
     rows
 }
@@ -283,7 +300,7 @@ mod tests {
     use crate::source::read::policy::read;
 
     #[test]
-    fn a_policy_for_a_network_that_there_is_not_is_told_of_and_the_default_network_need_not_be_an_object() {
+    fn a_policy_for_an_undefined_network_is_reported_and_the_default_network_need_not_be_an_object() {
         let mut objects = Objects::default();
         let reference = NetworkRef::new("shop", "lan");
         let definition = Definition {
@@ -307,19 +324,22 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_without_a_manifest_is_told_of_while_policies_select_namespaces_by_labels() {
+    fn a_namespace_without_a_manifest_is_reported_while_policies_select_namespaces_by_labels() {
         let mut objects = Objects::default();
         for (namespace, name) in [("bare", "a"), ("bare", "b"), ("bare-2", "a"), ("shop", "a")] {
             let name = ObjectName::new(namespace, name);
             let pod = Pod {
                 name: name.clone(),
                 uid: None,
+                mirror_of: None,
                 labels: Default::default(),
                 annotations: Default::default(),
                 phase: Default::default(),
                 host_network: false,
                 ports: Vec::new(),
                 powers: Default::default(),
+                on_this_node: false,
+                terminating: false,
             };
             objects.pods.insert(name, Arc::new(pod));
         }
@@ -337,8 +357,7 @@ mod tests {
         };
         assert_eq!(add("by-name", NAMESPACE_NAME_LABEL), []);
         let of = |who: &str| {
-            let problem =
-                format!("has no manifest, so that its labels are not known: {who} namespaces by labels");
+            let problem = format!("has no manifest, so its labels are not known: {who} namespaces by labels");
             ["bare", "bare-2"]
                 .map(|name| Condition { object: format!("namespace {name}"), problem: problem.clone() })
         };
@@ -351,6 +370,6 @@ mod tests {
         let row = |number: usize| Condition { object: number.to_string(), problem: String::new() };
         assert_eq!(bounded((0..MOST_ROWS).map(row).collect()).len(), MOST_ROWS);
         let more = bounded((0..MOST_ROWS + 5).map(row).collect());
-        assert_eq!((more.len(), more[MOST_ROWS].problem.as_str()), (MOST_ROWS + 1, "5 more are not told"));
+        assert_eq!((more.len(), more[MOST_ROWS].problem.as_str()), (MOST_ROWS + 1, "5 more are not shown"));
     }
 }

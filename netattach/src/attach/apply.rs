@@ -53,7 +53,7 @@ pub fn apply(
         progress,
     };
     executor.progress.is_in(executor.pod.netns_cookie())?;
-    executor.check_it_can_begin(plan)?;
+    executor.check_preconditions(plan)?;
     for (at, attachment, step) in plan.steps() {
         tracing::debug!(
             container = plan.sandbox.container_id,
@@ -100,7 +100,7 @@ impl Executor<'_> {
 
     /// Refuses, before the first step, a plan that is certain to fail: a step that has begun is rolled back, and a
     /// link that exists already is not ours to delete, nor could a plugin that is not installed run its DEL.
-    fn check_it_can_begin(&mut self, plan: &Plan) -> Result<(), AttachError> {
+    fn check_preconditions(&mut self, plan: &Plan) -> Result<(), AttachError> {
         let present = self.pod.links().map_err(|error| AttachError::Open(error.into()))?;
         check_plugins(self.node, plan)?;
         for (_, attachment, step) in plan.steps() {

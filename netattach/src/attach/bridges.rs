@@ -49,7 +49,7 @@ impl Bridges {
                 .any(|link| link.index == bridge.index && link.name == bridge.name && link.kind == "bridge");
             let has_ports = links.iter().any(|link| link.controller == Some(bridge.index));
             if is_it && !has_ports {
-                tracing::info!(bridge = bridge.name, "made for an ADD that failed; gone again");
+                tracing::info!(bridge = bridge.name, "removing a bridge that a failed ADD created");
                 host.ensure_link_absent(&bridge.name)?;
             }
         }

@@ -43,9 +43,9 @@ pub(super) fn check(node: &Node, record: &Record, netns: &Netns) -> Result<(), A
             ),
             (difference, _) => Ok(difference),
         });
-        if let Some(what) = looked
-            .map_err(|source| AttachError::step(Doing::Check, attachment, "look at the kernel", source))?
-        {
+        if let Some(what) = looked.map_err(|source| {
+            AttachError::step(Doing::Check, attachment, "read the kernel's state", source)
+        })? {
             return Err(AttachError::Differs {
                 ifname: attachment.ifname.clone(),
                 network: attachment.network.to_string(),
@@ -106,7 +106,7 @@ fn compare_pod_end(want: &Expected, pod: &mut Handle) -> Result<Found, StepError
         return differs("is gone from the pod".into());
     };
     if is_another(&link, wanted) || want.link.as_ref().is_some_and(|wanted| link.kind != wanted.kind()) {
-        return differs("is not the one that was made".into());
+        return differs("is not the interface that ADD created".into());
     }
     if wanted.mac.is_some() && link.mac != wanted.mac {
         let shown = link.mac.map_or_else(|| "none".into(), |mac| mac.to_string());

@@ -26,7 +26,7 @@ fn files(path: &Path) -> io::Result<Directory> {
         // A symbolic link counts as the file it leads to: configuration is often linked into place.
         let kind = match std::fs::metadata(entry.path()) {
             // Removed meanwhile, or a dangling link.
-            Err(error) if bounded::is_nothing(&error) => continue,
+            Err(error) if bounded::is_absent(&error) => continue,
             other => other?,
         };
         if kind.is_dir() {

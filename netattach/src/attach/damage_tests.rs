@@ -182,8 +182,8 @@ fn survives(harms: &[Harm]) {
                 assert!(!record(directory, pod).exists(), "{pod}");
             }
             Err(error) => {
-                let said = Chain(&error).to_string();
-                assert!(said.contains(&format!("{pod}@eth0.jsonl is damaged (line ")), "{said}");
+                let message = Chain(&error).to_string();
+                assert!(message.contains(&format!("{pod}@eth0.jsonl is damaged (line ")), "{message}");
                 assert!(record(directory, pod).exists() && maps.numbers().contains(&id), "{pod}");
             }
         }
@@ -232,8 +232,11 @@ fn numbers_stay_taken_while_their_record_is_there() {
     let path = record(directory, "a");
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
-    let said = Chain(&engine.take_back(*taken).unwrap_err()).to_string();
-    assert!(said.contains(&format!("all is taken back, but {}", path.display())), "{said}");
+    let message = Chain(&engine.roll_back(*taken).unwrap_err()).to_string();
+    assert!(
+        message.contains(&format!("everything is rolled back, but the record {}", path.display())),
+        "{message}"
+    );
     assert_eq!((whose(directory), maps.numbers()), (vec!["b".to_owned(), "c".to_owned()], [2, 3].into()));
     assert_eq!(engine.registry.reserve().attachment(), Ok(4), "1 is not given to another");
 }

@@ -49,7 +49,7 @@ impl FromStr for DefaultNetwork {
 pub(super) fn read(path: &Path) -> Result<Network, IntentError> {
     let list = if path.is_dir() { of_directory(path)? } else { of_file(path)? };
     let (name, list) = (NetworkName::Configuration(list.name.clone()), Arc::new(list));
-    Ok(Network { name, list, resource: None, enforce: None, ethertypes: Vec::new() })
+    Ok(Network { name, list, resource: None, enforce: None, ethertypes: Vec::new(), device: None })
 }
 
 fn of_directory(path: &Path) -> Result<crate::cni::NetworkList, IntentError> {

@@ -56,7 +56,7 @@ pub(super) fn read(path: &Path) -> Output {
 /// Removes the file; a missing file is success.
 pub(super) fn remove(path: &Path) -> Result<(), StepError> {
     match fs::remove_file(path) {
-        Err(source) if !bounded::is_nothing(&source) => {
+        Err(source) if !bounded::is_absent(&source) => {
             Err(StepError::DeviceInfo { path: path.to_owned(), source })
         }
         _ => {
@@ -107,9 +107,9 @@ mod tests {
             network: "lan".to_owned(),
             source: Box::new(prepare(&files).unwrap_err()),
         });
-        let said = format!("device information {}: longer than {most} bytes", described.display());
+        let message = format!("device information {}: longer than {most} bytes", described.display());
         assert_eq!(refused.code, code::IO_FAILURE);
-        assert!(refused.msg.ends_with(&said), "{}", refused.msg);
+        assert!(refused.msg.ends_with(&message), "{}", refused.msg);
         assert_eq!(read(&described), Output::Nothing);
         assert!(!attachment.exists());
     }

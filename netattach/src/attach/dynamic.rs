@@ -12,7 +12,7 @@ use crate::netlink::Handle;
 use crate::netns::Netns;
 use crate::npwg::{self, Selection};
 use crate::plan::resolve::{Network, one_more, wishes};
-use crate::plan::{Dynamic, Sandbox};
+use crate::plan::{Dynamic, Sandbox, pools};
 
 impl Engine {
     /// Attaches the sandbox of that record to one more network, under the interface name in the selection or a free
@@ -33,6 +33,15 @@ impl Engine {
         let of_pod = self.registry.with_dynamic(sandbox);
         let held = of_pod.iter().map(|attached| attached.plan.attachments.len()).sum();
         let mut numbers = self.registry.reserve_more(held);
+        let live = self.registry.pools_of(std::iter::once(&wanted.1.name));
+        let settled = live.get(&wanted.1.name).and_then(|live| pools::keep(&wanted.1, live));
+        let wanted = &match settled {
+            Some((network, kept)) => {
+                tracing::warn!(network = %kept.network, "{kept}");
+                (wanted.0.clone(), network)
+            }
+            None => wanted.clone(),
+        };
         let facts = facts::gather(&wishes([&wanted.1], &self.options))?;
         let given = (&self.options, &facts);
         let plan = one_more(named, dynamic, wanted, given, self.numbers(&mut numbers))?;
@@ -56,14 +65,14 @@ impl Engine {
         match self.journal.load(&key)? {
             Loaded::Absent | Loaded::Torn { .. } => Ok(false),
             Loaded::Whole(record) if record.plan.dynamic.is_none() => Err(not_dynamic()),
-            Loaded::Whole(record) => self.take_back(*record).map(|()| true),
+            Loaded::Whole(record) => self.roll_back(*record).map(|()| true),
         }
     }
 
     /// Rolls back everything that was attached to the sandbox while it was live.
     pub(super) fn detach_all(&self, sandbox: &JournalKey) -> Result<(), AttachError> {
-        let taken_back = self.dynamic_of(sandbox)?.into_iter().map(|record| self.take_back(record));
-        let errors: Vec<AttachError> = taken_back.filter_map(Result::err).collect();
+        let rolled_back = self.dynamic_of(sandbox)?.into_iter().map(|record| self.roll_back(record));
+        let errors: Vec<AttachError> = rolled_back.filter_map(Result::err).collect();
         if errors.is_empty() { Ok(()) } else { Err(AttachError::Undo(errors)) }
     }
 

@@ -61,12 +61,12 @@ pub(super) fn restore(
                     Some(what) => what,
                     None => continue,
                 },
-                Err(error) => format!("{what}, and cannot be: {}", Chain(&error)),
+                Err(error) => format!("{what}; not restored: {}", Chain(&error)),
             };
             let sandbox = &attached.plan.sandbox;
-            let whose =
+            let subject =
                 sandbox.pod.as_ref().map_or_else(|| sandbox.container_id.clone(), ToString::to_string);
-            missing.push((format!("{whose} {}", attachment.ifname), what));
+            missing.push((format!("{subject} {}", attachment.ifname), what));
         }
     }
     Ok(missing)

@@ -1,5 +1,6 @@
 //! One function per CNI verb.
 
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -20,7 +21,8 @@ use crate::journal::{JournalKey, Loaded, Record, RecordState, Store};
 use crate::moment::Moment;
 use crate::netlink::Handle;
 use crate::netns::{Netns, NetnsError, NetnsId};
-use crate::plan::resolve::{Intent, Numbers, Options, resolve, wishes};
+use crate::plan::pools::settle;
+use crate::plan::resolve::{Intent, Network, Numbers, Options, needs_device, resolve, wishes};
 use crate::plan::{self, AttachmentPlan, Plan, PodRef, Sandbox, result};
 use crate::step::Step;
 use crate::timing;
@@ -123,6 +125,8 @@ impl Engine {
             config_name: request.name.clone(),
             pod,
         };
+        let intent = self.with_live_pools(intent);
+        let intent = intent.as_ref();
         match self.journal.load(&key)? {
             Loaded::Absent => {}
             Loaded::Torn { earlier_boot } => self.clear_torn(&key, earlier_boot, Some(&netns))?,
@@ -131,13 +135,28 @@ impl Engine {
                 return self.repeat(&record, sandbox, request, intent, &netns);
             }
             // A crash left it half done, and it has not been rolled back yet.
-            Loaded::Whole(record) => self.take_back(*record)?,
+            Loaded::Whole(record) => self.roll_back(*record)?,
         }
         let mut numbers = self.registry.reserve();
         let facts = facts::gather(&wishes(intent.networks(), &self.options))?;
         let (given, numbered) = ((&self.options, &facts), self.numbers(&mut numbers));
         let plan = timing::part("planning", || resolve(sandbox, request, intent, given, numbered))?;
         self.carry_out(key, plan, numbers, &netns, request.version)
+    }
+
+    /// Whether attachments of the network need a device.
+    pub fn needs_device(&self, network: &Network) -> bool {
+        needs_device(network, &self.options)
+    }
+
+    /// The networks with the pools that their live attachments have.
+    fn with_live_pools<'i>(&self, intent: &'i Intent) -> Cow<'i, Intent> {
+        let live = self.registry.pools_of(intent.networks().map(|network| &network.name));
+        let (intent, kept) = settle(intent, &live);
+        for pool in kept {
+            tracing::warn!(network = %pool.network, "{pool}");
+        }
+        intent
     }
 
     /// Attachment numbers are given only where there is a dataplane.
@@ -150,7 +169,7 @@ impl Engine {
         &self,
         key: JournalKey,
         plan: Plan,
-        numbers: Reservation<'_>,
+        mut numbers: Reservation<'_>,
         netns: &Netns,
         version: cni::Version,
     ) -> Result<(Value, Attached), AttachError> {
@@ -162,6 +181,7 @@ impl Engine {
             }
         }
         waits::admit(&waits::footprint(&plan))?;
+        numbers.claim_pools(&plan)?;
         for (_, _, step) in plan.steps() {
             if let Step::Lease(config) = step
                 && let Some(pool) = config.pool()
@@ -185,11 +205,11 @@ impl Engine {
             Err(error) => {
                 let container = record.key.container_id.clone();
                 // The error is returned, and logged there.
-                tracing::debug!(container, error = %Chain(&error), "ADD failed, taking it back");
-                match self.take_back(record) {
+                tracing::debug!(container, error = %Chain(&error), "ADD failed; rolling it back");
+                match self.roll_back(record) {
                     Ok(()) => waits::put_off(|leaving| self.holder(&error, leaving)),
                     Err(undo) => {
-                        tracing::error!(container, error = %Chain(&undo), "could not take ADD back; DEL will try again");
+                        tracing::error!(container, error = %Chain(&undo), "ADD not rolled back; DEL will try again");
                     }
                 }
                 Err(error)
@@ -245,22 +265,39 @@ impl Engine {
     /// # Errors
     /// The inverses that failed. The record is kept and DEL may be repeated.
     pub fn del(&self, request: &cni::Request) -> Result<Option<PodRef>, AttachError> {
-        let key = key(request);
+        let netns = request.netns.as_deref().map(Path::new);
+        self.del_sandbox(&key(request), netns, || match &request.tolerated {
+            // A sandbox with names that ADD refuses was never attached.
+            Some(error) => Err(error.clone().into()),
+            None => self.del_inherited(request),
+        })
+    }
+
+    /// As [`Engine::del`], for a sandbox that is known by its record only.
+    ///
+    /// # Errors
+    /// As [`Engine::del`].
+    pub fn del_recorded(&self, key: &JournalKey) -> Result<Option<PodRef>, AttachError> {
+        self.del_sandbox(key, None, || Ok(()))
+    }
+
+    fn del_sandbox(
+        &self,
+        key: &JournalKey,
+        netns: Option<&Path>,
+        without_record: impl FnOnce() -> Result<(), AttachError>,
+    ) -> Result<Option<PodRef>, AttachError> {
         // The newest attachments are removed first. The sandbox itself is rolled back even if that fails.
-        let dynamic = self.detach_all(&key);
-        let sandbox = self.journal.load(&key).map_err(AttachError::from).and_then(|loaded| match loaded {
-            Loaded::Absent => match &request.tolerated {
-                // A sandbox with names that ADD refuses was never attached.
-                Some(error) => Err(error.clone().into()),
-                None => self.del_inherited(request).map(|()| None),
-            },
+        let dynamic = self.detach_all(key);
+        let sandbox = self.journal.load(key).map_err(AttachError::from).and_then(|loaded| match loaded {
+            Loaded::Absent => without_record().map(|()| None),
             Loaded::Torn { earlier_boot } => {
-                let netns = request.netns.as_ref().and_then(|path| Netns::open(path).ok());
-                self.clear_torn(&key, earlier_boot, netns.as_ref()).map(|()| None)
+                let netns = netns.and_then(|path| Netns::open(path).ok());
+                self.clear_torn(key, earlier_boot, netns.as_ref()).map(|()| None)
             }
             Loaded::Whole(record) => {
                 let pod = record.plan.sandbox.pod.clone();
-                self.take_back(*record).map(|()| pod)
+                self.roll_back(*record).map(|()| pod)
             }
         });
         match (sandbox, dynamic) {
@@ -413,7 +450,7 @@ impl Engine {
     /// Call this when no record of an earlier boot is left to roll back: records torn from now on are of this boot.
     pub fn note_boot(&self) {
         if let Err(error) = self.journal.note_boot() {
-            tracing::warn!(error = %Chain(&error), "the next start takes this boot for an earlier one");
+            tracing::warn!(error = %Chain(&error), "boot not recorded; the next start takes records of this boot for earlier ones");
         }
     }
 
@@ -427,18 +464,18 @@ impl Engine {
             Loaded::Absent => Ok(false),
             Loaded::Torn { earlier_boot } => self.clear_torn(key, earlier_boot, None).map(|()| true),
             Loaded::Whole(record) if is_whole(&record) => Ok(false),
-            Loaded::Whole(record) => self.take_back(*record).map(|()| true),
+            Loaded::Whole(record) => self.roll_back(*record).map(|()| true),
         }
     }
 
-    pub(super) fn take_back(&self, mut record: Record) -> Result<(), AttachError> {
+    pub(super) fn roll_back(&self, mut record: Record) -> Result<(), AttachError> {
         waits::admit(&waits::footprint(&record.plan))?;
         if !record.is_of_earlier_boot() {
             record.check_undoable()?;
         }
         let whole = record.check_whole();
         if let Err(error) = &whole {
-            tracing::error!(error = %Chain(error), "taken back by its plan, as if every step had begun");
+            tracing::error!(error = %Chain(error), "damaged record; rolling back its plan as if every step had begun");
         }
         let never_attached = record.state == RecordState::Applying && whole.is_ok();
         if record.state != RecordState::Removing
@@ -451,7 +488,7 @@ impl Engine {
         let netns = self.netns_of(&record);
         undo(&self.node, &record.plan, netns.as_ref(), &record)?;
         if never_attached && let Err(error) = self.node.bridges.remove_made(&record.outputs) {
-            tracing::warn!(error = %Chain(&error), "a bridge that was made for an ADD that failed stays");
+            tracing::warn!(error = %Chain(&error), "bridge of a failed ADD not removed");
         }
         crate::crash_point!("undo", "record");
         let (key, plan) = (record.key.clone(), Arc::clone(&record.plan));
@@ -519,7 +556,7 @@ impl Engine {
             let held = || self.node.leases.held(&pool, &key.container_id, keep);
             let held = waits::at_pool(Some(pool.clone()), held);
             if let Some(address) = held.map_err(AttachError::TornLease)?.first() {
-                return Ok(Some(format!("there is no plan in it, but its container holds {address}")));
+                return Ok(Some(format!("it has no plan, but its container holds address {address}")));
             }
         }
         let group = plan::link_group(&key.container_id, &key.ifname);
@@ -530,7 +567,7 @@ impl Engine {
         for mut handle in handles {
             let links = handle.links().map_err(|error| AttachError::Open(error.into()))?;
             if let Some(link) = links.iter().find(|link| link.group == group) {
-                return Ok(Some(format!("there is no plan in it, but its link {} is there", link.name)));
+                return Ok(Some(format!("it has no plan, but its link {} exists", link.name)));
             }
         }
         Ok(None)

@@ -34,11 +34,11 @@ pub enum AttachError {
     #[error("journal")]
     Journal(#[from] JournalError),
     /// The sandbox is already attached.
-    #[error("container {} is attached with interface {} already; DEL comes before another ADD", .0.container_id, .0.ifname)]
+    #[error("container {} is attached with interface {} already; another ADD needs a DEL first", .0.container_id, .0.ifname)]
     AlreadyAttached(JournalKey),
     /// The sandbox is already attached, and the new ADD asks for a different attachment.
     #[error(
-        "container {} is attached with interface {} already, otherwise than this ADD asks: {what}; DEL comes first",
+        "container {} is attached with interface {} already, but not as this ADD requests: {what}; DEL it first",
         key.container_id, key.ifname
     )]
     AttachedOtherwise {
@@ -49,7 +49,7 @@ pub enum AttachError {
     },
     /// The sandbox is already attached, and has changed since its ADD.
     #[error(
-        "container {} is attached with interface {} already, and not as its ADD left it; DEL comes first",
+        "container {} is attached with interface {} already, but not as its ADD left it; DEL it first",
         key.container_id, key.ifname
     )]
     AttachedAndChanged {
@@ -71,9 +71,7 @@ pub enum AttachError {
         ifname: String,
     },
     /// The interface to detach came with its sandbox, so only the sandbox's DEL removes it.
-    #[error(
-        "{ifname} of container {container} was not attached while the container was live: its DEL detaches it"
-    )]
+    #[error("{ifname} of container {container} was attached by the container's ADD: only DEL detaches it")]
     NotDynamic {
         /// `CNI_CONTAINERID`.
         container: String,
@@ -116,7 +114,7 @@ pub enum AttachError {
         source: Box<StepError>,
     },
     /// Earlier plugins used all the time that one GC has.
-    #[error("GC of network {0}: not asked, as no time was left; the next GC asks again")]
+    #[error("GC of network {0} was not called because no time was left; the next GC calls it")]
     OutOfTime(String),
     /// Too many operations wait for the same resource: this one has had no effect and is begun anew.
     #[error(transparent)]
@@ -124,8 +122,19 @@ pub enum AttachError {
     /// Inverses failed. The record is kept, and DEL may be repeated.
     #[error("{}", join(.0))]
     Undo(Vec<AttachError>),
+    /// Links of a sandbox could not be deleted.
+    #[error("detach container {container} ({ifname}): delete links")]
+    DeleteLinks {
+        /// The container.
+        container: String,
+        /// Name of the sandbox's interface.
+        ifname: String,
+        /// The cause.
+        #[source]
+        source: Box<StepError>,
+    },
     /// Leases of a container whose record is torn could not be released.
-    #[error("release what a torn record may have leased")]
+    #[error("release leases of a torn record")]
     TornLease(#[source] ipam::Error),
     /// The kernel state differs from the record.
     #[error("{ifname} ({network}): {what}")]
@@ -166,7 +175,7 @@ pub enum StepError {
         max: u32,
     },
     /// The parent carries links of a kind that excludes the new link.
-    #[error("the parent {parent} carries {present}, and {wanted} cannot be on it beside them")]
+    #[error("the parent {parent} carries {present}, and {wanted} cannot share it with them")]
     ParentShared {
         /// Name of the parent.
         parent: String,
@@ -176,7 +185,7 @@ pub enum StepError {
         wanted: &'static str,
     },
     /// The parent is in use by another device.
-    #[error("the parent cannot carry {wanted}: a bridge, a bond or links of another kind have it already")]
+    #[error("the parent cannot carry {wanted}: a bridge, a bond or links of another kind use it already")]
     ParentBusy {
         /// The link that was requested.
         wanted: &'static str,
@@ -202,7 +211,7 @@ pub enum StepError {
         holder: Holder,
     },
     /// IPv6 addresses were requested for a link whose MTU, in bytes, is too small for IPv6.
-    #[error("mtu {0} is below 1280, and IPv6 needs as much")]
+    #[error("mtu {0} is below 1280, which IPv6 needs")]
     SmallMtu(u32),
     /// The bridge has another gateway address.
     #[error(
@@ -373,9 +382,13 @@ impl AttachError {
             | Self::NotDynamic { .. } => code::INVALID_ENVIRONMENT,
             Self::NotAttached(_) => code::UNKNOWN_CONTAINER,
             Self::Plan(error) => error.code,
-            Self::Inheritance(InheritanceError::Scratch { .. }) => code::DECODING_FAILURE,
+            Self::Inheritance(InheritanceError::Scratch { .. } | InheritanceError::LibcniConfig { .. }) => {
+                code::DECODING_FAILURE
+            }
             Self::Inheritance(_) => code::IO_FAILURE,
-            Self::Step { source, .. } | Self::Network { source, .. } => step_code(source),
+            Self::Step { source, .. } | Self::Network { source, .. } | Self::DeleteLinks { source, .. } => {
+                step_code(source)
+            }
             Self::Undo(errors) => errors.first().map_or(code::INTERNAL, Self::code),
             Self::Open(_) | Self::TornLease(_) | Self::Differs { .. } => code::INTERNAL,
         }

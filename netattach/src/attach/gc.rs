@@ -133,8 +133,8 @@ impl Engine {
                 continue;
             }
             let pod = plan.sandbox.pod.as_ref().map(ToString::to_string);
-            tracing::info!(container = key.container_id, pod, "not in use any more, taking it back");
-            if collected.note(self.take_back(*record)).is_some() {
+            tracing::info!(container = key.container_id, pod, "no longer in use; rolling it back");
+            if collected.note(self.roll_back(*record)).is_some() {
                 collected.pods.extend(plan.sandbox.pod.clone());
             }
         }
@@ -158,7 +158,7 @@ impl Engine {
                 tracing::warn!(
                     network = %holder.network,
                     ?containers,
-                    "no GC: the runtime has containers in use of which it is not known whether they have this network"
+                    "GC skipped: it is not known whether containers that the runtime uses are attached to this network"
                 );
             }
             holder.default
@@ -212,7 +212,7 @@ impl Engine {
                 match run_gc(&runner, plugin, in_use) {
                     // The network is defined in the cluster but was never used on this node.
                     Err(error @ DelegateError::NotFound { .. }) if in_use.is_empty() => {
-                        tracing::debug!(network = %holder.network, error = %Chain(&error), "no GC");
+                        tracing::debug!(network = %holder.network, error = %Chain(&error), "GC skipped: the plugin is not installed");
                         Ok(())
                     }
                     other => other.map_err(StepError::from),

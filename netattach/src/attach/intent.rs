@@ -57,7 +57,7 @@ pub enum IntentError {
     #[error("source")]
     Source(#[source] NotSynced),
     /// The source does not know the pod, or not yet.
-    #[error("pod {0} is not known to the source of manifests")]
+    #[error("pod {0} is not known yet")]
     UnknownPod(PodRef),
     /// The source has another pod of the same name.
     #[error("pod {pod} in the source has uid {known}, the runtime asks for {asked}")]
@@ -84,7 +84,7 @@ pub enum IntentError {
     #[error("selection")]
     Selection(#[source] SelectionError),
     /// The request does not give the namespace in which the network is defined.
-    #[error("network {0}: its namespace is missing, and the sandbox has no pod whose namespace it could be")]
+    #[error("network {0}: it has no namespace, and the sandbox has no pod to take one from")]
     NoNamespace(String),
     /// A network is not defined.
     #[error("network {0} is not defined")]
@@ -278,7 +278,7 @@ impl IntentReader {
         let (selection, warnings) =
             npwg::parse_selection(element, namespace).map_err(IntentError::Selection)?;
         for warning in warnings {
-            tracing::warn!(network = %selection.network, %warning, "request for one more network");
+            tracing::warn!(network = %selection.network, %warning, "request for another network");
         }
         if selection.network.namespace.is_empty() {
             return Err(IntentError::NoNamespace(selection.network.name));
@@ -435,6 +435,7 @@ impl IntentReader {
                     resource: None,
                     enforce: None,
                     ethertypes: Vec::new(),
+                    device: None,
                 }
             }
             DefaultNetwork::Path(path) => default_network::read(path)?,
@@ -478,7 +479,7 @@ impl IntentReader {
                 .map_err(|source| IntentError::Ethertypes { network: reference.clone(), source })?,
         };
         let (name, list) = (reference.clone().into(), Arc::new(list));
-        not_itself(Network { name, list, resource, enforce, ethertypes })
+        not_itself(Network { name, list, resource, enforce, ethertypes, device: None })
     }
 
     fn on_disk(
@@ -508,16 +509,18 @@ fn not_itself(network: Network) -> Result<Network, IntentError> {
 
 fn known_pod<'a>(objects: &'a Objects, pod: &PodRef) -> Result<&'a Pod, IntentError> {
     let known = objects.pods.get(&pod.name).ok_or_else(|| IntentError::UnknownPod(pod.clone()))?;
-    match (&known.uid, &pod.uid) {
-        (Some(known), Some(asked)) if known != asked => {
-            Err(IntentError::OtherPod { pod: pod.clone(), known: known.clone(), asked: asked.clone() })
-        }
+    match &pod.uid {
+        Some(asked) if !known.has_uid(asked) => Err(IntentError::OtherPod {
+            pod: pod.clone(),
+            known: known.uid.clone().unwrap_or_default(),
+            asked: asked.clone(),
+        }),
         _ => Ok(known),
     }
 }
 
 /// The pod that the runtime names in `CNI_ARGS`.
-pub(super) fn pod_of(request: &cni::Request) -> Option<PodRef> {
+pub fn pod_of(request: &cni::Request) -> Option<PodRef> {
     let arg = |key| request.args.get(key).filter(|value| !value.is_empty()).map(str::to_owned);
     let name = ObjectName { namespace: arg("K8S_POD_NAMESPACE")?, name: arg("K8S_POD_NAME")? };
     Some(PodRef { name, uid: arg("K8S_POD_UID") })

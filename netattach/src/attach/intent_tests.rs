@@ -77,7 +77,7 @@ async fn before_the_first_complete_snapshot_an_add_is_to_be_tried_again_and_wait
 #[tokio::test]
 async fn a_complete_snapshot_is_good_enough_and_the_pod_is_waited_for_by_name_and_uid() {
     let wanted = WantedPod { name: ObjectName::new("shop", "web"), uid: Some("7".into()) };
-    let unknown = "pod shop/web is not known to the source of manifests";
+    let unknown = "pod shop/web is not known yet";
     for synced in [Ok(()), Err(NotSynced::Stale("the directory is away".into()))] {
         assert_eq!(add(synced).await, (11, unknown.to_owned(), vec![wanted.clone()]));
     }

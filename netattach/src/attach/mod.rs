@@ -13,8 +13,9 @@
 //! | [`apply`], `bridges`, `device_info`, `routing`, `enforcement` | the effects of steps |
 //! | [`undo`], `plugin_del` | inverses of steps, and DEL of other plugins |
 //! | `check`, `status_verb`, `gc` | the verbs CHECK, STATUS and GC |
+//! | `departed` | sandboxes that no runtime will ask to detach |
 //! | `dynamic`, `multus_del` | attachments of live pods; pods that Multus attached |
-//! | `registry`, `network_status` | attached sandboxes, in memory; their published status |
+//! | `registry`, `pool_use`, `network_status` | attached sandboxes, in memory; their pools; their published status |
 //! | [`standalone`] | the native plugins as plain CNI executables |
 //! | `error` | errors, and their CNI codes |
 
@@ -25,6 +26,7 @@ mod conf_dir;
 #[cfg(test)]
 mod damage_tests;
 mod default_network;
+mod departed;
 mod device_info;
 mod dynamic;
 mod enforcement;
@@ -37,6 +39,7 @@ mod multus_del;
 mod network_status;
 mod occupied;
 mod plugin_del;
+mod pool_use;
 mod registry;
 mod repeated_add;
 #[cfg(test)]
@@ -52,7 +55,7 @@ pub use default_network::{DefaultNetwork, InvalidDefaultNetwork};
 pub use engine::{Engine, Recovery};
 pub use error::{AttachError, Doing, StepError};
 pub use gc::{Census, Collected, Stale};
-pub use intent::{IntentError, IntentReader};
+pub use intent::{IntentError, IntentReader, pod_of};
 pub use multus_del::{Inheritance, InheritanceError};
 pub use network_status::network_status;
 pub use occupied::{Address, Holder, Occupied};

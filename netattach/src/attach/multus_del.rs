@@ -1,8 +1,11 @@
-//! DEL of pods that Multus attached before netattach took its place on the node.
+//! DEL of pods that Multus, or another plugin, attached before netattach took its place on the node.
 //!
 //! Multus keeps the configurations with which it called plugins, and libcni keeps their results. From these, every
 //! plugin gets the DEL that Multus would have sent, in reverse order. The files are removed only after all plugins
 //! have succeeded, so that a DEL that failed or was interrupted can be sent again: plugins allow DEL to be repeated.
+//!
+//! For a container that Multus does not know either, the container runtime's own libcni may have cached configuration
+//! and result of the plugin that was there before: its DEL is carried out from these.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -10,9 +13,9 @@ use std::path::{Path, PathBuf};
 use super::apply::runner;
 use super::engine::Engine;
 use super::{AttachError, Doing, StepError, standalone};
-use crate::cni::cache::Key;
+use crate::cni::cache::{Entry, Key};
 use crate::cni::result::in_version;
-use crate::cni::{self, CniArgs, Command, Map, PluginConf, Value};
+use crate::cni::{self, CniArgs, Command, ConfigError, Map, NetworkList, PluginConf, Value};
 use crate::delegate::{CacheError, Call, Listing, ResultCache};
 use crate::multus::{Attachment, ScratchError, scratch};
 use crate::netns::Netns;
@@ -31,7 +34,7 @@ pub struct Inheritance {
 #[derive(Debug, thiserror::Error)]
 pub enum InheritanceError {
     /// The kernel refuses to read the file.
-    #[error("read {path}, in which Multus remembers the container")]
+    #[error("read {path}, in which Multus recorded the container")]
     Read {
         /// The file.
         path: PathBuf,
@@ -41,7 +44,7 @@ pub enum InheritanceError {
     },
     /// The file has other contents.
     #[error(
-        "{path}, in which Multus remembers the container; once its attachments are taken back by hand, remove it"
+        "{path}, in which Multus recorded the container; remove it once its attachments are removed by hand"
     )]
     Scratch {
         /// The file.
@@ -51,10 +54,26 @@ pub enum InheritanceError {
         source: ScratchError,
     },
     /// The results cannot be used.
-    #[error("what Multus remembers of the container")]
+    #[error("results that Multus cached for the container")]
     Cache(#[from] CacheError),
+    /// The attachment by another plugin, which libcni has cached, cannot be used.
+    #[error(
+        "what libcni remembers of the container; once its attachment is taken back by hand, remove the file"
+    )]
+    Libcni(#[source] CacheError),
+    /// The configuration that libcni has cached cannot be used.
+    #[error(
+        "{path}, in which libcni remembers the container; once its attachment is taken back by hand, remove it"
+    )]
+    LibcniConfig {
+        /// The file.
+        path: PathBuf,
+        /// The error in it.
+        #[source]
+        source: ConfigError,
+    },
     /// The file cannot be removed.
-    #[error("remove {path}, in which Multus remembers the container")]
+    #[error("remove {path}, in which Multus recorded the container")]
     Remove {
         /// The file.
         path: PathBuf,
@@ -63,6 +82,10 @@ pub enum InheritanceError {
         source: std::io::Error,
     },
 }
+
+/// Plugin types whose attachments are not taken back from libcni's cache: what they attached is known elsewhere, and
+/// one of them is netattach itself.
+const META: [&str; 3] = ["netattach", "multus", "multus-shim"];
 
 /// One attachment and the parameters of its ADD.
 struct Inherited {
@@ -92,6 +115,41 @@ impl Inheritance {
             None => self.of_results(request)?,
         };
         remembered.into_iter().map(|attachment| self.with_result(libcni, request, attachment)).collect()
+    }
+
+    /// The attachment of the container and interface that libcni has cached for the plugin that was there before.
+    ///
+    /// netattach writes to the same cache, but only for containers that the journal knows; these are not asked for.
+    fn of_libcni(
+        &self,
+        libcni: &ResultCache,
+        request: &cni::Request,
+    ) -> Result<Vec<Inherited>, InheritanceError> {
+        let Listing { found, unreadable } =
+            libcni.list(&request.container_id).map_err(InheritanceError::Libcni)?;
+        let own = format!("{}-{}-{}", request.name, request.container_id, request.ifname);
+        let end = format!("-{}-{}", request.container_id, request.ifname);
+        let is_other = |path: &Path| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            // The name of a network of netattach's is that of the request.
+            name.ends_with(&end) && name != own
+        };
+        if let Some(error) = unreadable.into_iter().find(|error| error.path().is_some_and(is_other)) {
+            return Err(InheritanceError::Libcni(error));
+        }
+        let mut inherited = Vec::new();
+        for cached in found {
+            if cached.entry.key.ifname != request.ifname {
+                continue;
+            }
+            let (path, entry) = (cached.path, cached.entry);
+            let list = entry.network().map_err(|source| InheritanceError::LibcniConfig { path, source })?;
+            let is_meta = |plugin: &PluginConf| META.contains(&plugin.plugin_type());
+            if !list.plugins.iter().any(is_meta) {
+                inherited.push(Inherited::cached(list, entry));
+            }
+        }
+        Ok(inherited)
     }
 
     fn of_results(&self, request: &cni::Request) -> Result<Vec<Attachment>, InheritanceError> {
@@ -172,14 +230,37 @@ impl Inheritance {
     }
 }
 
+impl Inherited {
+    /// What libcni has cached.
+    fn cached(list: NetworkList, entry: Entry) -> Self {
+        let attachment = Attachment {
+            network: list.name.clone(),
+            list,
+            ifname: entry.key.ifname.clone(),
+            requests: Map::new(),
+        };
+        Self {
+            args: entry.args_text(),
+            capabilities: entry.capability_args,
+            result: entry.result,
+            attachment,
+        }
+    }
+}
+
 impl Engine {
-    /// Rolls back a container's attachments that Multus made. A container that Multus does not know either is
-    /// success.
+    /// Rolls back a container's attachments that Multus made, or another plugin that the container runtime called. A
+    /// container that neither Multus nor libcni knows is success.
     ///
     /// # Errors
-    /// Every plugin that failed, or Multus's files cannot be read. The files are kept then.
+    /// Every plugin that failed, or the files cannot be read. The files are kept then.
     pub(super) fn del_inherited(&self, request: &cni::Request) -> Result<(), AttachError> {
-        let found = self.inheritance.of(&self.node.cache, request)?;
+        let mut found = self.inheritance.of(&self.node.cache, request)?;
+        let mut attached_by = "Multus";
+        if found.is_empty() && !self.is_ours(&request.container_id)? {
+            found = self.inheritance.of_libcni(&self.node.cache, request)?;
+            attached_by = "another plugin";
+        }
         if found.is_empty() {
             return Ok(());
         }
@@ -187,7 +268,12 @@ impl Engine {
             |of: &Inherited| of.attachment.list.plugins.iter().map(|it| resource(of, it)).collect::<Vec<_>>();
         waits::admit(&found.iter().flat_map(plugins).collect())?;
         let container = &request.container_id;
-        tracing::info!(container, attachments = found.len(), "attached by Multus, taking it back");
+        tracing::info!(
+            container,
+            attached_by,
+            attachments = found.len(),
+            "not attached by netattach; rolling it back"
+        );
         let mut errors = Vec::new();
         for inherited in found.iter().rev() {
             for plugin in inherited.attachment.list.plugins.iter().rev() {
@@ -206,6 +292,11 @@ impl Engine {
             return Err(AttachError::Undo(errors));
         }
         Ok(self.inheritance.forget(&self.node.cache, request, &found)?)
+    }
+
+    /// Whether the journal knows the container, under any interface.
+    fn is_ours(&self, container: &str) -> Result<bool, AttachError> {
+        Ok(self.journal.keys()?.iter().any(|key| key.container_id == container))
     }
 
     fn del_plugin(
@@ -279,7 +370,7 @@ fn key(request: &cni::Request, attachment: &Attachment) -> Key {
 fn read(path: &Path) -> Result<Option<Vec<u8>>, InheritanceError> {
     match bounded::read(path, budget::MULTUS_STATE.most) {
         Ok(bytes) => Ok(Some(bytes)),
-        Err(error) if bounded::is_nothing(&error) || error.kind() == ErrorKind::IsADirectory => Ok(None),
+        Err(error) if bounded::is_absent(&error) || error.kind() == ErrorKind::IsADirectory => Ok(None),
         Err(source) => Err(InheritanceError::Read { path: path.to_owned(), source }),
     }
 }
@@ -298,10 +389,10 @@ mod tests {
         assert_eq!(read(&path).unwrap(), Some(vec![b' '; most]));
         std::fs::write(&path, vec![b' '; most + 1]).unwrap();
         let refused = CniError::from(AttachError::from(read(&path).unwrap_err()));
-        let said = format!(
-            "read {}, in which Multus remembers the container: longer than {most} bytes",
+        let message = format!(
+            "read {}, in which Multus recorded the container: longer than {most} bytes",
             path.display()
         );
-        assert_eq!((refused.code, refused.msg), (code::IO_FAILURE, said));
+        assert_eq!((refused.code, refused.msg), (code::IO_FAILURE, message));
     }
 }

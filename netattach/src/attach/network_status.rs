@@ -32,6 +32,7 @@ fn entries(attached: &Attached, form: Form) -> Vec<StatusEntry> {
             device_info: hook_kind::device_info(attached.outputs.of(number)).cloned(),
             warnings: attachment.warnings.clone(),
             dynamic: dynamic.clone(),
+            device: attachment.device.clone(),
         };
         entries.extend(described.entries(form));
     }

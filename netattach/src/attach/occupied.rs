@@ -78,10 +78,10 @@ impl fmt::Display for Holder {
         match self {
             Self::Attachment { who, .. } => write!(f, "{who} has it"),
             Self::Node(device) => write!(f, "the node's device {device} has it"),
-            Self::Own => f.write_str("it is an address of the node, or of everybody on one of its links"),
-            Self::NextHop => f.write_str("the node sends packets to it as to a router"),
-            Self::Entered(port) => write!(f, "it is entered into the bridge behind port {port}"),
-            Self::Seen(port) => write!(f, "the bridge has seen it behind port {port}"),
+            Self::Own => f.write_str("it is an address of the node, or of all stations on one of its links"),
+            Self::NextHop => f.write_str("the node routes by it"),
+            Self::Entered(port) => write!(f, "the bridge has a static entry for it at port {port}"),
+            Self::Seen(port) => write!(f, "the bridge has seen it at port {port}"),
         }
     }
 }
@@ -291,6 +291,7 @@ mod tests {
             steps: Vec::new(),
             yields_to: None,
             warnings: Vec::new(),
+            device: None,
         };
         Plan { sandbox, attachments: vec![attachment], dynamic: None }
     }

@@ -58,7 +58,7 @@ impl PluginDel<'_> {
             ifname = self.attachment.ifname,
             pci = gone,
             error = %crate::error_chain::Chain(&refused),
-            "the plugin's device is gone: what needs none is cleaned up"
+            "the plugin's device is gone; cleaning up what does not need it"
         );
         if let Some(ipam) = address_management(self.delegate) {
             let netns = self.netns.map(|_| self.plan.sandbox.netns.as_str());

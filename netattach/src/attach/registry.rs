@@ -3,11 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::pool_use::{self, PoolUse};
 use crate::budget::{self, Budget};
 use crate::cni::{CniError, code};
 use crate::journal::{JournalKey, Record};
 use crate::npwg::NetworkName;
 use crate::plan::Plan;
+use crate::plan::pools::Live;
 use crate::plan::resolve::Numbers;
 use crate::step::{Outputs, Protect, Step};
 use crate::sync::{Mutex, MutexGuard, locked};
@@ -51,6 +53,7 @@ struct Inner {
     attachments: BTreeSet<u32>,
     /// The number of each network, and its count of users.
     networks: BTreeMap<NetworkName, (u32, u32)>,
+    pools: PoolUse,
 }
 
 impl Registry {
@@ -81,6 +84,7 @@ impl Registry {
     pub fn remove(&self, key: &JournalKey, plan: &Plan) {
         let mut inner = self.lock();
         inner.sandboxes.remove(key);
+        inner.pools.free(key);
         for (network, protect) in protected(plan) {
             inner.free(network, protect.id);
         }
@@ -124,7 +128,17 @@ impl Registry {
 
     /// Reserves numbers for a pod that holds `held` attachment numbers already.
     pub fn reserve_more(&self, held: usize) -> Reservation<'_> {
-        Reservation { registry: self, taken: Vec::new(), pending: None, held }
+        Reservation { registry: self, taken: Vec::new(), pending: None, claimed: None, held }
+    }
+
+    /// The pools of attachments of these networks, also of those that are being made.
+    pub fn pools_of<'n>(&self, networks: impl Iterator<Item = &'n NetworkName>) -> Live {
+        self.lock().pools.of(networks)
+    }
+
+    /// The pools of all attachments.
+    pub fn pools(&self) -> Live {
+        self.lock().pools.all()
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
@@ -135,6 +149,7 @@ impl Registry {
 
 impl Inner {
     fn hold(&mut self, plan: &Plan) {
+        self.pools.hold(plan);
         for (network, protect) in protected(plan) {
             if self.attachments.insert(protect.id) {
                 self.networks.entry(network.clone()).or_insert((protect.zone, 0)).1 += 1;
@@ -161,6 +176,8 @@ pub struct Reservation<'a> {
     registry: &'a Registry,
     taken: Vec<(NetworkName, u32)>,
     pending: Option<u32>,
+    /// The plan whose pools are claimed.
+    claimed: Option<JournalKey>,
     /// How many numbers the same pod holds already.
     held: usize,
 }
@@ -171,8 +188,19 @@ impl Reservation<'_> {
         self.registry.limit.div_ceil(2) as usize
     }
 
-    /// The numbers belong to the plan from here on; [`Registry::remove`] frees them.
+    /// Claims the pools of the plan.
+    ///
+    /// # Errors
+    /// Code 11: live attachments of a network have another pool.
+    pub fn claim_pools(&mut self, plan: &Plan) -> Result<(), CniError> {
+        self.registry.lock().pools.claim(plan)?;
+        self.claimed = Some(pool_use::key(plan));
+        Ok(())
+    }
+
+    /// The numbers and pools belong to the plan from here on; [`Registry::remove`] frees them.
     pub fn keep(mut self) {
+        self.claimed = None;
         self.taken.clear();
     }
 }
@@ -215,6 +243,9 @@ impl Drop for Reservation<'_> {
         }
         if let Some(id) = self.pending.take() {
             inner.attachments.remove(&id);
+        }
+        if let Some(key) = self.claimed.take() {
+            inner.pools.free(&key);
         }
     }
 }

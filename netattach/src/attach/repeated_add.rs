@@ -10,7 +10,7 @@ use crate::journal::Record;
 use crate::link::Facts;
 use crate::netns::Netns;
 use crate::npwg::NetworkName;
-use crate::plan::compare::difference;
+use crate::plan::compare::{as_planned, difference};
 use crate::plan::resolve::{Intent, Numbers, resolve};
 use crate::plan::{Plan, Sandbox};
 
@@ -42,7 +42,8 @@ impl Engine {
         }
         let mut numbers = Recorded::of(&record.plan);
         let numbers = self.node.enforcer.is_some().then_some(&mut numbers as &mut dyn Numbers);
-        let asked = resolve(sandbox, request, intent, (&self.options, &Facts::default()), numbers)?;
+        let options = as_planned(&record.plan, &self.options);
+        let asked = resolve(sandbox, request, intent, (&options, &Facts::default()), numbers)?;
         if let Some(what) = difference(&record.plan, &asked) {
             return Err(AttachError::AttachedOtherwise { key, what });
         }

@@ -111,6 +111,7 @@ pub(crate) fn engine(directory: &Path, journal: Store, maps: &Arc<Maps>) -> Engi
         remembered: CachedResults::default(),
         device_info_dir: directory.join("devices"),
         enforce: EnforceWhen::Never,
+        ..Options::default()
     };
     let inheritance = Inheritance::new(directory.join("multus"));
     Engine::new(node, journal, LIMIT, options, inheritance, RepeatedAdd::Refuse).unwrap()

@@ -105,14 +105,14 @@ impl Engine {
         let runner = delegate::Delegate { timeout: patience, ..runner(&self.node, cni_path) };
         for (config, plugin) in plugins(&plan) {
             let call = Call::without_container(Command::Status, &plugin.plugin, config.as_bytes());
-            runner.run(&call).map_err(|error| told(&plan, &error))?;
+            runner.run(&call).map_err(|error| plugin_error(&plan, &error))?;
         }
         Ok(())
     }
 
     /// A plan for a fictitious sandbox; `None` if the configuration is completed only at ADD.
     fn rehearsed(&self, network: &Network) -> Result<Option<AttachmentPlan>, CniError> {
-        let nobody = Sandbox {
+        let placeholder = Sandbox {
             container_id: "status".into(),
             ifname: ANY_INTERFACE.into(),
             netns: String::new(),
@@ -122,7 +122,7 @@ impl Engine {
             config_name: String::new(),
             pod: None,
         };
-        match rehearse(&nobody, network, &self.options) {
+        match rehearse(&placeholder, network, &self.options) {
             Ok(plan) => Ok(Some(plan)),
             Err(_) if network.list.plugins.iter().any(|plugin| ipam::is_completed_at_add(plugin.raw())) => {
                 Ok(None)
@@ -141,16 +141,15 @@ fn plugins(plan: &AttachmentPlan) -> impl Iterator<Item = (String, &crate::step:
 }
 
 /// A plugin's own message is passed on unchanged, because the runtime knows it; the plugin is named beside it.
-fn told(plan: &AttachmentPlan, error: &DelegateError) -> CniError {
-    match error.reported() {
-        Some(reported) => {
-            let by =
-                format!("STATUS of {error} for network {}", plan.network).replace(" failed (STATUS)", "");
+fn plugin_error(plan: &AttachmentPlan, error: &DelegateError) -> CniError {
+    match error {
+        DelegateError::Reported { plugin, source: reported, .. } => {
+            let by = format!("STATUS of plugin {plugin:?} for network {}", plan.network);
             let details = [reported.details.as_str(), &by].into_iter().filter(|text| !text.is_empty());
             let details: Vec<&str> = details.collect();
             CniError { details: details.join("; "), ..reported.clone() }
         }
-        None => not_available(&format!("network {}: {}", plan.network, Chain(error))),
+        _ => not_available(&format!("network {}: {}", plan.network, Chain(error))),
     }
 }
 

@@ -44,7 +44,7 @@ pub fn undo(
     for begun in of(Stage::Holdings) {
         crate::crash_point!("release", begun.at);
         let released = begun.release(node, netns);
-        errors.extend(released.map_err(|source| begun.failed("release what it held", source)).err());
+        errors.extend(released.map_err(|source| begun.failed("release its resources", source)).err());
     }
     if errors.is_empty() {
         for begun in of(Stage::Cache) {
@@ -117,7 +117,7 @@ fn retire(node: &Node, inverses: &[Begun<'_>]) -> Result<(), AttachError> {
     let Some(enforcer) = &node.enforcer else { return Ok(()) };
     for begun in inverses {
         if let Inverse::Unprotect { id } = begun.inverse {
-            enforcer.retire(id).map_err(|source| begun.failed("take it off the fast path", source))?;
+            enforcer.retire(id).map_err(|source| begun.failed("remove it from the fast path", source))?;
         }
     }
     Ok(())
@@ -162,11 +162,9 @@ fn delete_links<'p>(
         }
         Ok(())
     };
-    run().map_err(|source| AttachError::Step {
-        doing: Doing::Detach,
+    run().map_err(|source| AttachError::DeleteLinks {
+        container: plan.sandbox.container_id.clone(),
         ifname: plan.sandbox.ifname.clone(),
-        network: plan.sandbox.container_id.clone(),
-        step: "delete links".into(),
         source: Box::new(source),
     })
 }

@@ -1,13 +1,14 @@
 //! Estimates the memory that an ADD takes before reading any of its configurations: the plan holds the configurations
-//! of the pod's networks, as values, for the duration of the ADD.
+//! of the pod's networks, as values, for the duration of the ADD. And whether it takes devices.
 
 use std::collections::BTreeMap;
 
 use super::intent::{IntentReader, pod_of};
 use crate::budget;
-use crate::cni::{self, json};
-use crate::npwg::{self, DEFAULT_NETWORK_ANNOTATION, NETWORKS_ANNOTATION, NetworkRef};
+use crate::cni::{self, Value, json};
+use crate::npwg::{self, DEFAULT_NETWORK_ANNOTATION, NETWORKS_ANNOTATION, NetworkRef, RESOURCE_ANNOTATION};
 use crate::objects::{Objects, Pod};
+use crate::plan::PodRef;
 
 /// Bytes of memory that one value of a configuration takes in a plan, in addition to its text; measured with
 /// configurations of many values.
@@ -22,7 +23,30 @@ impl IntentReader {
         pod.map_or(0, |pod| self.weight_of(&objects, pod))
     }
 
+    /// The same for one more network of a live pod, requested as for [`IntentReader::one_more`].
+    pub fn weight_of_one_more(&self, pod: Option<&PodRef>, element: &Value) -> usize {
+        let namespace = pod.map(|pod| pod.name.namespace.as_str()).unwrap_or_default();
+        let Ok((selection, _)) = npwg::parse_selection(element, namespace) else { return 0 };
+        weight_of_networks(&self.source.snapshot(), &[selection.network])
+    }
+
     fn weight_of(&self, objects: &Objects, pod: &Pod) -> usize {
+        weight_of_networks(objects, &self.selected(pod))
+    }
+
+    /// Whether a network of the request's pod has devices, so that the kubelet is to be asked for those of the pod.
+    pub fn may_need_devices(&self, request: &cni::Request) -> bool {
+        let objects = self.source.snapshot();
+        let Some(pod) = pod_of(request).and_then(|pod| objects.pods.get(&pod.name)) else { return false };
+        let default = self.restrictions.default_network.clone();
+        self.selected(pod).into_iter().chain(default).any(|network| {
+            let definition = objects.definitions.get(&network);
+            definition.is_some_and(|definition| definition.annotations.contains_key(RESOURCE_ANNOTATION))
+        })
+    }
+
+    /// The networks that the annotations of a pod name. An invalid annotation names none: it is refused when it is read.
+    fn selected(&self, pod: &Pod) -> Vec<NetworkRef> {
         let parsed = |annotation: &str, parse: &dyn Fn(&str) -> Vec<NetworkRef>| {
             pod.annotations.get(annotation).map(|text| parse(text)).unwrap_or_default()
         };
@@ -35,19 +59,23 @@ impl IntentReader {
         networks.extend(parsed(DEFAULT_NETWORK_ANNOTATION, &|text| {
             references(npwg::parse_default_network(text, &self.default_namespace))
         }));
-        let (mut known, mut text, mut weight) = (BTreeMap::new(), 0, 0);
-        for network in &networks {
-            let definition = objects.definitions.get(network);
-            let Some(config) = definition.and_then(|definition| definition.config.as_deref()) else {
-                continue;
-            };
-            text += config.len();
-            if config.len() > budget::CONFIG.most || text > budget::POD_TEXT.most {
-                break;
-            }
-            let values = *known.entry(network).or_insert_with(|| json::count_values(config.as_bytes()));
-            weight += config.len() + values * VALUE;
-        }
-        weight
+        networks
     }
+}
+
+fn weight_of_networks(objects: &Objects, networks: &[NetworkRef]) -> usize {
+    let (mut known, mut text, mut weight) = (BTreeMap::new(), 0, 0);
+    for network in networks {
+        let definition = objects.definitions.get(network);
+        let Some(config) = definition.and_then(|definition| definition.config.as_deref()) else {
+            continue;
+        };
+        text += config.len();
+        if config.len() > budget::CONFIG.most || text > budget::POD_TEXT.most {
+            break;
+        }
+        let values = *known.entry(network).or_insert_with(|| json::count_values(config.as_bytes()));
+        weight += config.len() + values * VALUE;
+    }
+    weight
 }

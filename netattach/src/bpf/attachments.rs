@@ -283,7 +283,7 @@ impl Attachments {
             return Ok(Some(format!("the dataplane has no record of attachment {id}")));
         }
         if found != wanted {
-            return Ok(Some(format!("the dataplane's record of attachment {id} is another")));
+            return Ok(Some(format!("the dataplane's record of attachment {id} differs")));
         }
         let bound = match device {
             Device::Own(ifindex) => self.links.get(ifindex)? == Some(id),

@@ -102,7 +102,7 @@ impl Dataplane {
         let found = pins.verify(&specs)?;
         let others = pins.other_layouts()?;
         for path in &others {
-            tracing::info!(path = %path.display(), "an agent of another layout was here; its attachments are taken over");
+            tracing::info!(path = %path.display(), "found the pins of an agent with another layout; its attachments are taken over");
         }
         let lost_flows = !others.is_empty()
             || !exists(&pins.map(map_name::FLOW4))?

@@ -181,7 +181,7 @@ pub enum BpfError {
 
 impl BpfError {
     /// Whether a program could not be attached because its device is gone.
-    pub(crate) fn is_of_a_device_that_is_gone(&self) -> bool {
+    pub(crate) fn is_device_gone(&self) -> bool {
         matches!(self, Self::AttachLink { source, .. } if source.raw_os_error() == Some(libc::ENODEV))
     }
 }
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn a_refusal_is_one_line_however_much_the_verifier_says() {
-        let said = |log| {
+        let message = |log| {
             let source = io::Error::from_raw_os_error(libc::EACCES);
             let source = Refusal::of("na_from_pod", Refused { log, source });
             Chain(&BpfError::LoadProgram { program: "na_from_pod", source }).to_string()
@@ -292,13 +292,13 @@ mod tests {
                    pointer arithmetic on ctx prohibited\nverification time 12 usec\nstack depth 0\n\
                    processed 2 insns (limit 1000000) max_states_per_insn 0\n\n";
         assert_eq!(
-            said(log),
+            message(log),
             format!(
                 "{beginning}. Verifier output: 0: R1=ctx() R10=fp0 ... pointer arithmetic on ctx prohibited \
                  (NETATTACH_LOG=debug logs all 5 lines)"
             )
         );
-        assert_eq!(said("a\nb\nprocessed 1 insns\n"), format!("{beginning}. Verifier output: a b"));
-        assert_eq!(said(""), beginning);
+        assert_eq!(message("a\nb\nprocessed 1 insns\n"), format!("{beginning}. Verifier output: a b"));
+        assert_eq!(message(""), beginning);
     }
 }

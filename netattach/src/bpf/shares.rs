@@ -252,7 +252,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_sum_fits_and_nobody_is_left_out(
+        fn the_sum_fits_and_every_attachment_has_a_share(
             held in proptest::collection::btree_map(1u32..9000, (any::<u32>(), 0u32..=Share::LAST), 1..400),
             capacity in 16_384u32..1_048_576,
         ) {

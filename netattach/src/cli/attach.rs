@@ -43,7 +43,7 @@ pub(super) struct Attach {
     /// Further keys of a selection, as in the pod's annotation: a JSON object
     #[arg(long, value_name = "JSON")]
     with: Option<String>,
-    /// Who asks, for the record and for the pod's network-status
+    /// Name of the requester, for the record and the pod's network-status
     #[arg(long, value_name = "NAME", default_value = "netattachctl")]
     by: String,
 }
@@ -54,7 +54,7 @@ pub(super) struct Attach {
 pub(super) struct Detach {
     #[command(flatten)]
     target: Target,
-    /// Its interface in the pod
+    /// The interface in the pod
     #[arg(value_name = "INTERFACE", value_parser = NonEmptyStringValueParser::new())]
     ifname: String,
 }
@@ -137,8 +137,8 @@ impl Detach {
     }
 
     pub(super) fn confirm(&self) -> String {
-        let whose = self.target.name().map(|name| name.to_string()).unwrap_or_default();
-        format!("{} is detached from {whose}.\n", self.ifname)
+        let pod = self.target.name().map(|name| name.to_string()).unwrap_or_default();
+        format!("{} is detached from {pod}.\n", self.ifname)
     }
 }
 

@@ -29,14 +29,14 @@ impl Exit {
     pub const fn meaning(self) -> &'static str {
         match self {
             Self::Failed => {
-                "it failed; the agent is not ready (status); something has no equivalent (import)"
+                "the command failed; the agent is not ready (status); a key has no equivalent (import)"
             }
-            Self::Usage => "the command line makes no sense; nothing was asked",
-            Self::NotFound => "what the command line names is not there",
+            Self::Usage => "the command line is invalid; no request was sent",
+            Self::NotFound => "an object that the command line names does not exist",
             Self::NoAgent => {
-                "the agent could not be asked: it does not run, does not answer, or permission is missing"
+                "the agent cannot be reached: it does not run, does not answer, or permission is missing"
             }
-            Self::InUse => "an agent serves, or pods are attached (uninstall)",
+            Self::InUse => "an agent runs, or pods are attached (uninstall)",
         }
     }
 }
@@ -45,7 +45,7 @@ impl Exit {
 pub(super) fn help() -> String {
     let line = |exit: Exit| format!("  {}  {}\n", exit.code(), exit.meaning());
     let codes: String = Exit::ALL.into_iter().map(line).collect();
-    format!("Exit codes:\n  0  it was done, or there is an answer\n{}", codes.trim_end())
+    format!("Exit codes:\n  0  the command succeeded\n{}", codes.trim_end())
 }
 
 #[cfg(test)]

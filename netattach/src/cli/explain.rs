@@ -18,13 +18,13 @@ use crate::rpc::message::{self, Request};
 /// One flow.
 #[derive(Debug, Args)]
 pub(super) struct Explain {
-    /// Who opens it: a pod or an address
+    /// The end that opens the flow: a pod or an address
     #[arg(value_name = "NAMESPACE/POD|ADDRESS", value_parser = end)]
     from: End,
-    /// To whom
+    /// The other end: a pod or an address
     #[arg(value_name = "NAMESPACE/POD|ADDRESS", value_parser = end)]
     to: End,
-    /// To which port, by TCP unless told otherwise; or a protocol without ports. `/segment` asks about segments of no known
+    /// Destination port, TCP if no protocol is given; or a protocol without ports. `/segment` asks about segments of no known
     /// connection, `/fragment` about later fragments; `link` about ARP and neighbour discovery, a number about an ethertype
     #[arg(value_name = "PORT[/PROTOCOL[/segment|/fragment]]|icmp|icmpv6|link|0xETHERTYPE")]
     traffic: Words,
@@ -93,7 +93,7 @@ impl Explain {
 /// Returns an error if there is no path.
 pub(super) fn found(paths: &[message::Path]) -> Result<(), CliError> {
     if paths.is_empty() {
-        let why = "no enforced attachment of this node has either end, or the ends share no network and family of addresses";
+        let why = "neither end is an enforced attachment of this node, or the ends share no network and address family";
         return Err(CliError::NotFound(why.to_owned()));
     }
     Ok(())
@@ -125,8 +125,7 @@ fn paragraph(text: &mut String, path: &Path) -> std::fmt::Result {
     if path.translated {
         writeln!(
             text,
-            "  where the node makes another destination of {} (a Service, a hostPort, a NodePort), that one is judged: ask about \
-             the pod and the port behind it",
+            "  if the node translates the destination {} (a Service, a hostPort, a NodePort), the result is judged: ask about the pod and the port behind it",
             to.address
         )?;
     }
@@ -144,20 +143,20 @@ fn words(leg: &Leg) -> String {
             format!("passes: nothing enforces {} ({why})", selected_by.join(", "))
         }
         Leg::AcceptedIcmp => "allowed: the agent's settings accept ICMP".to_owned(),
-        Leg::KeepsLink => "passes: no policy ends what keeps the link going".to_owned(),
+        Leg::KeepsLink => "passes: the link needs it, and no policy denies it".to_owned(),
         Leg::Named => "passes: the network's definition names the ethertype".to_owned(),
-        Leg::Infrastructure => "dropped: pods do not speak as bridges or switches".to_owned(),
+        Leg::Infrastructure => "dropped: pods may not send what bridges and switches send".to_owned(),
         Leg::NotIp { selected_by } => {
-            format!("denied by {}: rules speak of IP, so none can allow it", selected_by.join(", "))
+            format!("denied by {}: rules apply to IP only, so none can allow it", selected_by.join(", "))
         }
-        Leg::Midstream => "dropped: it is of no known connection, and midstream is drop".to_owned(),
+        Leg::Midstream => "dropped: it belongs to no known connection, and midstream is drop".to_owned(),
         Leg::Allowed { policy, peer, class, rule, by } => {
             format!("allowed by {by} (policy {policy}, {peer} is class {class}, rule {rule})")
         }
         Leg::Denied { policy, selected_by, missing } => {
             let why = match missing {
                 Missing::Peer => "no rule names the peer".to_owned(),
-                Missing::Excepted(net) => format!("an exception cuts {net} out"),
+                Missing::Excepted(net) => format!("an exception excludes {net}"),
                 Missing::Port(rules) => {
                     format!("the rules that name the peer are for other traffic: {}", rules.join("; "))
                 }
@@ -180,7 +179,7 @@ mod tests {
     use crate::rpc::message::explain::{Leg, Limit, Missing, Named, Path};
 
     #[test]
-    fn a_flow_is_told_end_by_end() {
+    fn a_flow_is_explained_end_by_end() {
         let named = |pod: &str, address: &str| Named {
             pod: Some(ObjectName::new("shop", pod)),
             address: address.parse().unwrap(),
@@ -216,7 +215,7 @@ tcp/81 from shop/cart (10.89.0.2) to shop/db (10.89.0.3) on shop/storage is drop
   egress of shop/cart (10.89.0.2): allowed by shop/out egress[0] (policy 3, 10.89.0.0/24 is class 2, rule 1)
   ingress of shop/db (10.89.0.3): denied by shop/db, shop/deny (policy 2): the rules that name the peer are for other traffic: shop/db ingress[0] (tcp/80)
     tcp/81 in `ports` of such a rule would allow it, in shop/db or shop/deny or in another policy on shop/db (10.89.0.3)
-  where the node makes another destination of 10.89.0.3 (a Service, a hostPort, a NodePort), that one is judged: ask about the pod and the port behind it
+  if the node translates the destination 10.89.0.3 (a Service, a hostPort, a NodePort), the result is judged: ask about the pod and the port behind it
   enforcement at shop/cart (10.89.0.2): full-unless-privileged (programs run in the pod, and its container app has CAP_NET_RAW)
 "
         );

@@ -18,8 +18,8 @@ use crate::rpc::message::{
 };
 
 /// The output when there are no records.
-const NOTHING: &str = "No records. Drops are told, and flows of attachments that a policy isolates; what passes elsewhere is \
-                       counted by netattachctl stats.";
+const NOTHING: &str = "No records. Drops are recorded, and flows of attachments that a policy isolates; netattachctl stats \
+                       counts other traffic.";
 
 /// Interval between requests to the agent.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -29,13 +29,13 @@ const PAUSE: Duration = Duration::from_millis(200);
 pub(super) struct Flows {
     #[command(flatten)]
     filter: Filter,
-    /// Only packets and flows that became this
+    /// Only records with this verdict
     #[arg(long, value_enum)]
     verdict: Option<Verdict>,
-    /// Only what was dropped or ended for this reason
+    /// Only drops or ended flows with this reason
     #[arg(long, value_parser = reasons())]
     reason: Option<String>,
-    /// Go on until interrupted
+    /// Keep showing new records until interrupted
     #[arg(long, short)]
     follow: bool,
 }
@@ -46,7 +46,7 @@ enum Verdict {
     Allowed,
     /// Drops
     Dropped,
-    /// Flows that are over
+    /// Ended flows
     Ended,
 }
 
@@ -106,7 +106,7 @@ impl Flows {
                     writeln!(out, "{note}")?;
                 }
                 if ends > 0 {
-                    let note = format!("{ends} ended flows were too many to be told");
+                    let note = format!("{ends} ended flows came too fast and are not shown");
                     let note = if json { serde_json::json!({"untold_ends": ends}).to_string() } else { note };
                     writeln!(out, "{note}")?;
                 }
@@ -159,7 +159,7 @@ impl Flows {
             // Standard output is for records only.
             Some(missing) => {
                 // If standard error fails, there is no other place to report it.
-                let _ = writeln!(io::stderr(), "netattachctl: {missing}; waiting for it");
+                let _ = writeln!(io::stderr(), "netattachctl: {missing}; waiting for an attachment");
                 Ok(())
             }
             None if json || self.follow => Ok(()),
@@ -248,7 +248,7 @@ fn line(record: &FlowRecord) -> String {
 mod tests {
     use super::super::tests::name;
     use super::*;
-    use crate::rpc::message::{Traffic, Untold};
+    use crate::rpc::message::{MissingRecords, Traffic};
 
     fn record() -> FlowRecord {
         FlowRecord { time_ms: 1_000_123, ..FlowRecord::dropped(name(1, "shop/cart", "shop/blue", "net1")) }
@@ -342,7 +342,7 @@ mod tests {
 
     #[test]
     fn what_was_not_told_is_said_once() {
-        let untold = |withheld, lost| Untold { name: record().name, withheld, lost };
+        let untold = |withheld, lost| MissingRecords { name: record().name, withheld, lost };
         let report =
             |untold, untold_ends| FlowsReport { records: vec![], next: 0, missed: 0, untold, untold_ends };
         let mut silence = Silence::default();

@@ -20,7 +20,7 @@ pub(super) struct Import {
     /// CNI configuration of Multus [default: 00-multus.conf or 00-multus.conflist in /etc/cni/net.d]
     #[arg(long, value_name = "FILE")]
     conf: Option<PathBuf>,
-    /// Configuration of Multus's daemon, daemon-config.json, which goes over it
+    /// Configuration of Multus's daemon, daemon-config.json, which overrides it
     #[arg(long, value_name = "FILE")]
     daemon_config: Option<PathBuf>,
 }
@@ -38,7 +38,7 @@ pub enum ImportError {
         source: std::io::Error,
     },
     /// A file is not a Multus configuration.
-    #[error("{path} is no configuration of Multus")]
+    #[error("{path} is not a configuration of Multus")]
     Configuration {
         /// Path of the file.
         path: PathBuf,
@@ -182,7 +182,7 @@ cniDir          -          multusStateDir: \"/var/lib/cni/multus\"; the default 
             "source": "/etc/netattach/manifests", "separatePools": false, "defaultNetwork": "/etc/cni/net.d",
             "namespaceIsolation": true, "globalNamespaces": ["default", "ops"], "defaultNetworkNamespace": "net",
             "cniConfDir": "/c", "multusStateDir": "/d", "cniBinDirs": ["/b"],
-            "cniConf": {"dir": "/etc/cni/net.d", "name": "00-netattach.conflist", "network": "netattach"},
+            "cniConf": {"dir": "/etc/cni/net.d", "name": "00-netattach.conflist", "network": "netattach", "agentWaitSeconds": 5},
             "networkStatus": {"everyInterface": true, "multusKeys": true, "prefixLengths": false},
         });
         let read = serde_json::to_value(&settings).unwrap();
@@ -198,7 +198,7 @@ cniDir          -          multusStateDir: \"/var/lib/cni/multus\"; the default 
         assert_eq!(
             Chain(&run_with(&["--conf", &conf]).1.unwrap_err()).to_string(),
             format!(
-                "{conf} is no configuration of Multus: key type: expected multus or multus-shim, found \"bridge\""
+                "{conf} is not a configuration of Multus: key type: expected multus or multus-shim, found \"bridge\""
             )
         );
         assert_eq!(run_with(&["--conf", "/nonexistent"]).1.unwrap_err().to_string(), "read /nonexistent");
@@ -207,7 +207,7 @@ cniDir          -          multusStateDir: \"/var/lib/cni/multus\"; the default 
     #[test]
     fn files_that_never_end_are_not_waited_for() {
         let directory = tempfile::tempdir().unwrap();
-        let said = |words: [&str; 2]| run_with(&words).1.map_err(|error| Chain(&error).to_string());
+        let message = |words: [&str; 2]| run_with(&words).1.map_err(|error| Chain(&error).to_string());
         let whole = r#"{"type": "multus", "clusterNetwork": "default"}"#;
         let most = budget::CONFIG.most;
         let fits = file(&directory, "fits", &bounded::padded(whole, most));
@@ -216,11 +216,11 @@ cniDir          -          multusStateDir: \"/var/lib/cni/multus\"; the default 
         let mode = rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR;
         rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).unwrap();
         let fifo = fifo.to_str().unwrap();
-        assert_eq!(said(["--conf", &fits]), Ok(()));
+        assert_eq!(message(["--conf", &fits]), Ok(()));
         for option in ["--conf", "--daemon-config"] {
-            assert_eq!(said([option, &long]), Err(format!("read {long}: longer than {most} bytes")));
-            assert_eq!(said([option, fifo]), Err(format!("read {fifo}: is no regular file")));
-            assert_eq!(said([option, "/dev/zero"]), Err("read /dev/zero: is no regular file".to_owned()));
+            assert_eq!(message([option, &long]), Err(format!("read {long}: longer than {most} bytes")));
+            assert_eq!(message([option, fifo]), Err(format!("read {fifo}: is no regular file")));
+            assert_eq!(message([option, "/dev/zero"]), Err("read /dev/zero: is no regular file".to_owned()));
         }
     }
 }

@@ -31,19 +31,16 @@ impl Filter {
         Some(match (&self.pod, &self.network) {
             (Some(pod), Some(network)) if !of_pod.is_empty() => {
                 format!(
-                    "pod {pod} is not attached to network {network} on this node; it is to {}",
+                    "pod {pod} is not attached to network {network} on this node; it is attached to {}",
                     list(of_pod)
                 )
             }
             (Some(pod), _) => {
-                format!("pod {pod} is not attached on this node; attached {}", are(pods, "pods"))
+                format!("pod {pod} is not attached on this node; {}", are(pods, "pods"))
             }
             (None, Some(network)) => {
                 let all = networks_of(&Self::default());
-                format!(
-                    "no pod of this node is attached to network {network}; attached {}",
-                    are(all, "networks")
-                )
+                format!("no pod of this node is attached to network {network}; {}", are(all, "networks"))
             }
             (None, None) => return None,
         })
@@ -51,7 +48,11 @@ impl Filter {
 }
 
 fn are<T: AsRef<str>>(names: BTreeSet<T>, what: &str) -> String {
-    if names.is_empty() { "is nothing".to_owned() } else { format!("{what}: {}", list(names)) }
+    if names.is_empty() {
+        "nothing is attached".to_owned()
+    } else {
+        format!("attached {what}: {}", list(names))
+    }
 }
 
 /// The first names, separated by commas, and the number of the others.
@@ -71,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_said_with_what_there_is() {
+    fn a_missing_object_is_reported_with_the_existing_ones() {
         let names = [
             name(1, "shop/cart", "kube-system/default", "eth0"),
             name(2, "shop/cart", "shop/lan", "net1"),
@@ -97,13 +98,13 @@ mod tests {
         assert_eq!(
             said(Some("shop/cart"), Some("storage")).as_deref(),
             Some(
-                "pod shop/cart is not attached to network storage on this node; it is to kube-system/default, shop/lan"
+                "pod shop/cart is not attached to network storage on this node; it is attached to kube-system/default, shop/lan"
             )
         );
         let filter = Filter { pod: Some("a/b".parse().unwrap()), network: None };
         assert_eq!(
             filter.missing([].iter()).as_deref(),
-            Some("pod a/b is not attached on this node; attached is nothing")
+            Some("pod a/b is not attached on this node; nothing is attached")
         );
     }
 

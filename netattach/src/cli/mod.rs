@@ -54,7 +54,7 @@ pub struct Arguments {
     /// Socket of the agent
     #[arg(long, global = true, value_name = "PATH", default_value = DEFAULT_SOCKET)]
     socket: PathBuf,
-    /// Form of the output
+    /// Output format
     #[arg(long, short, global = true, value_enum, default_value_t = Format::Table)]
     output: Format,
     #[command(subcommand)]
@@ -73,38 +73,38 @@ enum Format {
 enum Command {
     /// List the interfaces of pods, their addresses and where they are enforced
     Attachments(Filter),
-    /// Attach a live pod to one more network, until it is detached or ends
+    /// Attach a live pod to another network, until it is detached or the pod ends
     Attach(attach::Attach),
-    /// Take back what attach attached
+    /// Detach a network that attach attached
     Detach(attach::Detach),
-    /// Count packets and bytes of each attachment, and what was dropped why
+    /// Show packets and bytes of each attachment, and drops by reason
     Stats(Filter),
-    /// Show which policies apply to each attachment, and what is wrong with policies
+    /// Show which policies apply to each attachment, and problems with policies
     Policy(policy::Policy),
-    /// Say whether a flow passes, by which rule, or what would have to allow it
+    /// Explain whether a flow passes: by which rule, or what would have to allow it
     Explain(explain::Explain),
-    /// Show new flows and drops, the latest thousand or as they happen
+    /// Show new flows, ended flows and drops: the latest thousand, or as they happen
     ///
-    /// What is told: drops for any reason, and flows of attachments that a policy isolates in either direction, with their end.
+    /// Recorded are drops for any reason, and the begin and end of flows of attachments that a policy isolates in either direction.
     /// Traffic of attachments that no policy isolates is not recorded; stats counts it.
     Flows(flows::Flows),
-    /// Show how the agent is doing; exit code 1 while it is not ready
+    /// Show the state of the agent; exit code 1 while it is not ready
     Status,
-    /// Say what becomes of a Multus configuration, or with -o json print the settings file; changes nothing
+    /// Show how a Multus configuration translates into settings, or with -o json print the settings file; changes nothing
     ///
     /// Exit code 1 when a key has no equivalent.
     Import(import::Import),
-    /// Remove the pinned programs and maps of an agent that has ended, once its pods are detached
+    /// Remove the pinned programs and maps of an agent that has stopped, once its pods are detached
     Uninstall(uninstall::Uninstall),
 }
 
 /// Which attachments to show.
 #[derive(Debug, Default, Args)]
 struct Filter {
-    /// Only those of this pod
+    /// Only attachments of this pod
     #[arg(long, value_name = "NAMESPACE/NAME")]
     pod: Option<ObjectName>,
-    /// Only those to this network; without a namespace, to every network of that name
+    /// Only attachments to this network; without a namespace, to every network of that name
     #[arg(long, value_name = "[NAMESPACE/]NAME", value_parser = NonEmptyStringValueParser::new())]
     network: Option<String>,
 }
@@ -128,16 +128,16 @@ pub enum CliError {
     #[error("these keys have no equivalent, and the table says what to do: {}", .0.join(", "))]
     NoEquivalent(Vec<String>),
     /// `uninstall` while an agent runs.
-    #[error("an agent serves {0}: end it first, and detach its pods")]
+    #[error("an agent serves {0}: stop it first, and detach its pods")]
     AgentRuns(PathBuf),
     /// `uninstall` while pods are attached.
     #[error(
-        "pods are attached, whose devices would keep programs that nobody looks after: {}; detach them first, or give --force",
+        "pods are attached, and their devices would keep programs that no agent maintains: {}; detach them first, or give --force",
         missing::list(.0)
     )]
     Attached(Vec<String>),
     /// `uninstall` cannot determine whether pods are attached.
-    #[error("look for attached pods; --force does not look")]
+    #[error("check for attached pods; --force skips the check")]
     Journal(#[from] JournalError),
     /// An object that the command line names does not exist.
     #[error("{0}")]
@@ -149,7 +149,7 @@ pub enum CliError {
     #[error("remove the table of the packet filter")]
     Table(#[from] netlink::Error),
     /// The agent sent an answer of the wrong kind.
-    #[error("the agent answered {request} with something else")]
+    #[error("the agent's answer is not one to {request}")]
     OtherAnswer {
         /// Name of the request.
         request: &'static str,
@@ -480,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_filter_names_and_nobody_has_is_an_error_with_a_code_of_its_own_in_either_form() {
+    fn a_filter_that_matches_nothing_is_an_error_with_its_own_code_in_either_form() {
         for (form, shown) in [("table", ""), ("json", "[]\n")] {
             let (out, result) =
                 run_against(&stats(), &["stats", "--pod", "a/b", "--network", "c", "-o", form]);
@@ -521,7 +521,7 @@ mod tests {
     #[test]
     fn another_answer_than_asked_for_is_an_error() {
         let (_, result) = run_against(&stats(), &["attachments"]);
-        assert_eq!(result.unwrap_err().to_string(), "the agent answered attachments with something else");
+        assert_eq!(result.unwrap_err().to_string(), "the agent's answer is not one to attachments");
     }
 
     #[test]

@@ -26,9 +26,9 @@ pub(super) struct Policy {
 
 #[derive(Debug, Subcommand)]
 enum Form {
-    /// Show policies in the form in which they are in the kernel's maps
+    /// Show policies as they are in the kernel's maps
     Dump {
-        /// Only that of this number in the maps, or those with rules of this policy object
+        /// Only the policy of this number in the maps, or policies with rules of this object
         #[arg(value_name = "NUMBER|NAMESPACE/NAME")]
         name: Option<String>,
     },
@@ -70,7 +70,7 @@ fn present(report: &PolicyReport) -> String {
         return "no policy isolates an attachment of this node".to_owned();
     }
     let numbers = list(numbers.iter().map(ToString::to_string));
-    format!("there are {numbers}, of {}", list(objects))
+    format!("the maps have {numbers}, of {}", list(objects))
 }
 
 /// A number, or `[networkpolicy ]namespace/name`.
@@ -246,7 +246,7 @@ CLASS  TRAFFIC  RULE
     }
 
     #[test]
-    fn what_dump_knows_is_listed_where_it_is_asked_for_something_else() {
+    fn an_unknown_policy_is_reported_with_the_existing_ones() {
         let row = |ingress, egress, selected_by: &[&str]| AttachmentPolicy {
             name: name(1, "shop/cart", "shop/lan", "net1"),
             ingress,
@@ -262,7 +262,7 @@ CLASS  TRAFFIC  RULE
             ],
             ..PolicyReport::default()
         };
-        assert_eq!(present(&report), "there are 7, 12, of shop/db, shop/deny");
+        assert_eq!(present(&report), "the maps have 7, 12, of shop/db, shop/deny");
         assert_eq!(present(&PolicyReport::default()), "no policy isolates an attachment of this node");
         for (name, expected) in
             [("7", true), ("shop/db", true), ("networkpolicy shop/db", true), ("db", false), ("", false)]

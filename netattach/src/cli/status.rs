@@ -19,9 +19,12 @@ pub(super) fn render(status: &Status) -> String {
     );
     if status.programs_put_back > 0 {
         text.push_str(&format!(
-            "programs put back on devices after somebody took them off: {}\n",
+            "programs put back on devices after another program removed them: {}\n",
             status.programs_put_back
         ));
+    }
+    if status.collected > 0 {
+        text.push_str(&format!("sandboxes detached that no runtime asked for: {}\n", status.collected));
     }
     if let Some(change) = &status.policy_change {
         text.push_str(&last_change(change));
@@ -159,6 +162,7 @@ mod tests {
             attach_mode: "clsact".to_owned(),
             attach_mode_others: "tcx".to_owned(),
             programs_put_back: 2,
+            collected: 3,
             memory_bytes: 13_002_342,
             attachments: 3,
             fast_path_mode: "auto".to_owned(),
@@ -193,7 +197,8 @@ mod tests {
             "\
 netattachd 0.1.0: not ready, 3 attachments, 12.4 MiB resident
 kernel 5.15.0, programs attached by clsact; to uplinks and in pods by tcx
-programs put back on devices after somebody took them off: 2
+programs put back on devices after another program removed them: 2
+sandboxes detached that no runtime asked for: 3
 last change of policies: 1 new, 2 attachments; read in 1.2 ms, compiled in 0.7, written in 0.1, switched in 0.0
 
 CONDITION  MET  DETAIL

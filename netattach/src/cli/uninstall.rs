@@ -17,14 +17,14 @@ use crate::rpc::message::Request;
 /// What to take away.
 #[derive(Debug, Args)]
 pub(super) struct Uninstall {
-    /// Where they are pinned
+    /// Directory of the pinned programs and maps
     #[arg(long, value_name = "DIR", default_value = "/sys/fs/bpf/netattach")]
     bpffs: PathBuf,
-    /// Where the agent wrote down what is attached
+    /// The agent's state directory, with its journal
     #[arg(long, value_name = "DIR", default_value = "/var/lib/netattach")]
     state_dir: PathBuf,
-    /// Remove them although pods are attached, or although that cannot be told: devices of those pods keep their programs,
-    /// which nobody looks after, until the pods go
+    /// Remove them even if pods are attached, or if that cannot be determined: devices of those pods keep their programs,
+    /// which no agent maintains, until the pods end
     #[arg(long)]
     force: bool,
 }
@@ -49,7 +49,7 @@ impl fmt::Display for Removed {
             (true, false) => writeln!(f, "Removed the programs and maps pinned at {root}."),
             (true, true) => writeln!(
                 f,
-                "Removed the programs and maps pinned at {root}. Devices of pods that are still attached keep theirs until the pods go."
+                "Removed the programs and maps pinned at {root}. Devices of attached pods keep their programs until the pods end."
             ),
         }
     }
@@ -63,7 +63,7 @@ impl Uninstall {
     /// names what could not be removed.
     pub(super) fn run(&self, socket: &Path) -> Result<Removed, CliError> {
         match client::call(socket, &Request::Status, PATIENCE) {
-            Err(error) if error.is_nobody_there() => {}
+            Err(error) if error.is_agent_absent() => {}
             Err(error @ ClientError::Connect { .. }) => return Err(error.into()),
             // Any answer means that an agent serves this socket.
             _ => return Err(CliError::AgentRuns(socket.to_owned())),
@@ -74,7 +74,7 @@ impl Uninstall {
         }
         // Close the gates first: programs that devices keep must not leave packets to a table that is gone.
         close_gates(&self.bpffs)?;
-        if netlink::guard_is_there()? {
+        if netlink::guard_exists()? {
             netlink::remove_guard()?;
         }
         let removed = self.bpffs.exists();
@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(said(true, false), "Removed the programs and maps pinned at /pins.\n");
         assert_eq!(
             said(true, true),
-            "Removed the programs and maps pinned at /pins. Devices of pods that are still attached keep theirs until the pods go.\n"
+            "Removed the programs and maps pinned at /pins. Devices of attached pods keep their programs until the pods end.\n"
         );
     }
 }

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_go_prints_for_nothing_is_nothing() {
+    fn null_as_go_prints_it_is_empty() {
         let mut keys = stored();
         for key in ["config", "cniArgs", "capabilityArgs", "result"] {
             keys[key] = Value::Null;

@@ -77,7 +77,7 @@ pub enum ConfigError {
         source: VersionError,
     },
     /// Neither a list (`plugins`) nor a single plugin (`type`).
-    #[error("neither key plugins nor key type is there")]
+    #[error("keys plugins and type are both missing")]
     Shapeless,
     /// No plugin is left to call.
     #[error("key plugins: no plugins in list")]
@@ -111,6 +111,12 @@ impl NetworkList {
         let mut map = object(bytes)?;
         let name_is_default = inject_name(&mut map, name);
         Ok(Self { name_is_default, ..Self::from_map(map)? })
+    }
+
+    /// Gives the list another name.
+    pub fn rename(&mut self, name: &str) {
+        name.clone_into(&mut self.name);
+        self.raw.insert("name".into(), name.into());
     }
 
     /// As [`parse`](Self::parse), from a decoded document.

@@ -81,7 +81,7 @@ fn a_configuration_without_a_name_takes_the_given_one() {
 fn what_is_wrong_is_named_by_its_key() {
     for (value, message) in [
         (json!([]), "key .: expected an object, found an array"),
-        (json!({"name": "n"}), "neither key plugins nor key type is there"),
+        (json!({"name": "n"}), "keys plugins and type are both missing"),
         (json!({"name": 5, "type": "a"}), "key name: expected a string, found a number"),
         (list_with(json!({"cniVersion": 1})), "key cniVersion: expected a string, found a number"),
         (list_with(json!({"disableCheck": "yes"})), "key disableCheck: invalid value \"yes\""),

@@ -123,7 +123,7 @@ struct ErrorObject {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("neither `code` nor `msg` is there, so this is not an error object")]
+#[error("`code` and `msg` are both missing, so this is not an error object")]
 struct NotAnErrorObject;
 
 impl TryFrom<ErrorObject> for CniError {

@@ -86,6 +86,16 @@ pub enum CacheError {
     },
 }
 
+impl CacheError {
+    /// The file that could not be used.
+    pub fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Key { .. } => None,
+            Self::Read { path, .. } | Self::Format { path, .. } | Self::Write { path, .. } => Some(path),
+        }
+    }
+}
+
 impl ResultCache {
     /// The cache in `directory`, libcni's cache directory: files are in `results` below it.
     pub fn new(directory: impl Into<PathBuf>) -> Self {
@@ -232,7 +242,7 @@ fn read(path: &Path) -> Result<Option<Entry>, CacheError> {
 fn bytes(path: &Path) -> Result<Option<Vec<u8>>, CacheError> {
     match bounded::read(path, budget::CACHED.most) {
         Ok(bytes) => Ok(Some(bytes)),
-        Err(error) if bounded::is_nothing(&error) => Ok(None),
+        Err(error) if bounded::is_absent(&error) => Ok(None),
         Err(source) => Err(CacheError::Read { path: path.to_owned(), source }),
     }
 }
@@ -246,7 +256,7 @@ fn temporary_of(path: &Path) -> PathBuf {
 
 fn remove_if_present(path: &Path) -> io::Result<()> {
     match fs::remove_file(path) {
-        Err(error) if !bounded::is_nothing(&error) => Err(error),
+        Err(error) if !bounded::is_absent(&error) => Err(error),
         _ => Ok(()),
     }
 }

@@ -323,7 +323,7 @@ fn kill(mut child: Child) {
         }
         pause = (pause * 2).min(Duration::from_millis(50));
     }
-    tracing::warn!(pid = child.id(), "killed plugin does not end; it hangs in the kernel");
+    tracing::warn!(pid = child.id(), "killed plugin has not ended; it hangs in the kernel");
     // Reaped as soon as the kernel lets it exit. If no thread can be started it stays a zombie.
     let _ = thread::Builder::new().name("plugin-reaper".into()).spawn(move || child.wait());
 }

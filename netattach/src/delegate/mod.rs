@@ -15,7 +15,7 @@ mod orphans;
 mod probe;
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 pub use cache::{CacheError, Cached, DEFAULT_DIRECTORY, Listing, ResultCache};
@@ -25,6 +25,7 @@ pub use orphans::{Orphan, end_orphans};
 pub use probe::{UnfitPlugin, UnfitPlugins};
 
 use crate::cni::{CniError, CniResult, Command, NetworkList, Value, Version};
+use crate::netns;
 use child::Invocation;
 
 /// The directories with plugins, and the time limit of a call.
@@ -165,7 +166,7 @@ impl Delegate {
         let mut env = vec![
             ("CNI_COMMAND", call.command.as_str().into()),
             ("CNI_CONTAINERID", only_attachment(call.container_id)),
-            ("CNI_NETNS", only_attachment(call.netns.unwrap_or_default())),
+            ("CNI_NETNS", if is_attachment { netns_of(call) } else { OsString::new() }),
             ("CNI_IFNAME", only_attachment(call.ifname)),
             ("CNI_ARGS", only_attachment(call.args)),
             ("CNI_PATH", find::join(&self.search)),
@@ -181,4 +182,9 @@ impl Delegate {
         }
         env
     }
+}
+
+/// The path of the sandbox's namespace, as a plugin in this mount namespace can open it.
+fn netns_of(call: &Call<'_>) -> OsString {
+    call.netns.map(|path| netns::reachable(Path::new(path)).into_owned().into()).unwrap_or_default()
 }

@@ -57,7 +57,7 @@ impl EnforcementRequirement {
 pub enum Unenforceable {
     /// Refused by the definition or the agent's settings.
     #[error(
-        "enforcement there is {enforcement}, unenforceable is {} by {by}, and the pod is selected by {}",
+        "enforcement there is {enforcement}, unenforceable is set to {} by {by}, and the pod is selected by {}",
         requirement.word(),
         names(policies)
     )]

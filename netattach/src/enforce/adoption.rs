@@ -178,7 +178,7 @@ impl Enforcer {
             tracing::info!(
                 number = id,
                 ?addresses,
-                "removing an attachment from the maps that is in no record"
+                "removing an attachment that is in the maps but in no record"
             );
             dataplane.remove_attachment(id)?;
         }

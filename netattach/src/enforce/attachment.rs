@@ -11,9 +11,10 @@ use crate::fast_path::{Member, Reason};
 use crate::hooks::{HookError, HookPoint, PodDevice};
 use crate::mac::Mac;
 use crate::netlink::Handle;
+use crate::objects::Place;
 use crate::plan::result::{Ends, Leased};
 use crate::plan::{AttachmentPlan, PodRef, Sandbox};
-use crate::policy::index::{Endpoint, Place};
+use crate::policy::index::Endpoint;
 use crate::spec::{Link, Pace, Tie};
 use crate::step::{EnforceWhen, HookKind, MadeBy, Protect, Role, Step};
 
@@ -30,7 +31,7 @@ const DHCP: &str = "dhcp";
 pub struct EnforcedAttachment {
     pub(crate) id: u32,
     /// Pod, interface and network, for the log: `shop/cart net1 on shop/storage`.
-    pub(crate) whose: String,
+    pub(crate) label: String,
     pub(crate) attachment: Attachment,
     /// The hook point of its programs.
     pub(crate) point: HookPoint,
@@ -80,7 +81,7 @@ impl EnforcedAttachment {
         let pod_name = sandbox.pod.as_ref().map_or_else(|| sandbox.container_id.clone(), ToString::to_string);
         Ok(Self {
             id: protect.id,
-            whose: format!("{pod_name} {} on {}", attachment.ifname, attachment.network),
+            label: format!("{pod_name} {} on {}", attachment.ifname, attachment.network),
             attachment: Attachment {
                 mac,
                 addresses: leased.addresses.iter().map(|leased| leased.address.addr()).collect(),
@@ -113,6 +114,16 @@ impl EnforcedAttachment {
             kept_off: kept_off(protect, attachment),
             endpoint: sandbox.pod.as_ref().and_then(|pod| endpoint(protect, pod, attachment, leased)),
         })
+    }
+
+    /// Whether its programs may wait for a policy that selects it. Those of a parent are attached with its first
+    /// attachment, whichever that is.
+    pub(crate) fn may_wait(&self) -> bool {
+        let has_its_own = match self.point {
+            HookPoint::NodeEnd(_) | HookPoint::Pod(_) => true,
+            HookPoint::Parent { .. } | HookPoint::Nowhere(_) => false,
+        };
+        has_its_own && self.when == EnforceWhen::Selected
     }
 
     /// Whether another plugin made its interface.
@@ -260,7 +271,7 @@ pub(super) mod tests {
     pub(in crate::enforce) fn attachment(id: u32) -> EnforcedAttachment {
         EnforcedAttachment {
             id,
-            whose: "shop/a net1 on shop/storage".into(),
+            label: "shop/a net1 on shop/storage".into(),
             attachment: Attachment {
                 mac: Mac([2, 0, 0, 0, 0, 1]),
                 addresses: Vec::new(),

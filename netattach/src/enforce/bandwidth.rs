@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_is_bounded_by_time_and_holds_a_segmented_packet() {
+    fn the_queue_is_bounded_by_time_and_holds_a_segmented_packet() {
         let expected = Pace { rate: 1_000_000, burst: 100_000, queue: 25_000 + 100_000 + 65_536 };
         assert_eq!(limit(8_000_000, 800_000).pace(), expected);
         let fastest = limit(u64::MAX, u64::MAX).pace();

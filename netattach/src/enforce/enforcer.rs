@@ -58,7 +58,7 @@ impl Enforcer {
         let last_id = dataplane.policies().allocate()?;
         let defaults = NodeDefaults { paced: Handle::open()?.has_pacing()?, ..defaults };
         if !defaults.paced {
-            tracing::warn!("the kernel has no tbf: what exceeds a bandwidth is dropped and never delayed");
+            tracing::warn!("the kernel has no tbf: traffic above a bandwidth limit is dropped, not delayed");
         }
         let dataplane = Arc::new(dataplane);
         let programs = AttachedPrograms::new(Arc::clone(&dataplane), modes, defaults.strangers);
@@ -142,12 +142,15 @@ impl Enforcer {
             self.programs.count_put_back();
             tracing::warn!(
                 table = netlink::GUARD_TABLE,
-                "somebody changed the table in the node's packet filter; put back"
+                "the table in the node's packet filter was changed by another program; put back"
             );
         };
         if self.routed.keep(changes, put_back)? {
             if let Some(why) = self.routed.missing() {
-                tracing::error!(why, "what the node routes is judged before its translation of addresses");
+                tracing::error!(
+                    why,
+                    "the table in the node's packet filter is missing; routed packets are judged before address translation"
+                );
             }
             self.sync()?;
         }
@@ -194,7 +197,7 @@ impl Enforcer {
         Sources {
             source: self.source.as_ref(),
             options: &self.options,
-            behind_translation: self.routed.stands(),
+            behind_translation: self.routed.is_active(),
         }
     }
 
@@ -265,11 +268,11 @@ impl Enforcer {
         let Some(attachment) = due else { return Ok(false) };
         match self.programs.attach(&attachment, &mut Handle::open()?) {
             // Its pod is terminating, or has deleted the device.
-            Err(error) if error.is_of_a_device_that_is_gone() => return Ok(false),
+            Err(error) if error.is_device_gone() => return Ok(false),
             other => other?,
         }
         self.lock().deferred_mut().remove(id);
-        tracing::info!(attachment = attachment.whose, "programs run from now on: a policy selects it");
+        tracing::info!(attachment = attachment.label, "a policy selects the attachment: programs attached");
         Ok(true)
     }
 }

@@ -43,11 +43,11 @@ pub enum EnforceError {
 
 impl EnforceError {
     /// Whether the cause is that the interface has been deleted meanwhile.
-    pub(crate) fn is_of_a_device_that_is_gone(&self) -> bool {
+    pub(crate) fn is_device_gone(&self) -> bool {
         match self {
-            Self::Hook(error) => error.is_of_a_device_that_is_gone(),
+            Self::Hook(error) => error.is_device_gone(),
             Self::Netlink(error) => error.not_found(),
-            Self::Bpf(error) => error.is_of_a_device_that_is_gone(),
+            Self::Bpf(error) => error.is_device_gone(),
             _ => false,
         }
     }

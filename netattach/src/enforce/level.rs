@@ -20,8 +20,8 @@ pub fn enforcement(vantage: &HookKind, pod: Option<&Pod>, means: Means) -> Enfor
     let privileged = |place: &str, capability: &str, who: String| {
         lower(Level::FullUnlessPrivileged, format!("programs run {place}, and {who} {capability}"))
     };
-    let admin = || whose(pod.map(|pod| &pod.powers.admin));
-    let raw = || whose(pod.map(|pod| &pod.powers.raw));
+    let admin = || holder(pod.map(|pod| &pod.powers.admin));
+    let raw = || holder(pod.map(|pod| &pod.powers.raw));
     match vantage {
         HookKind::Nowhere(why) => lower(Level::None, why.to_string()),
         HookKind::Node => lower(Level::Full, String::new()),
@@ -31,7 +31,7 @@ pub fn enforcement(vantage: &HookKind, pod: Option<&Pod>, means: Means) -> Enfor
             (None, None) => lower(Level::Full, String::new()),
         },
         HookKind::Pod if means.in_pod == AttachMode::Clsact => {
-            let why = "programs are filters in the pod, where one with CAP_NET_ADMIN takes them off; links need Linux 6.6";
+            let why = "programs are filters in the pod, where a process with CAP_NET_ADMIN can remove them; links need Linux 6.6";
             lower(Level::Advisory, why.to_owned())
         }
         HookKind::Pod => match (admin(), raw()) {
@@ -43,7 +43,7 @@ pub fn enforcement(vantage: &HookKind, pod: Option<&Pod>, means: Means) -> Enfor
 }
 
 /// The container of a pod that has a capability, and how that is known; `None` if none has it.
-fn whose(grant: Option<&Grant>) -> Option<String> {
+fn holder(grant: Option<&Grant>) -> Option<String> {
     match grant {
         Some(Grant::No) => None,
         Some(Grant::To(container)) => Some(format!("its container {container} has")),
@@ -64,12 +64,15 @@ mod tests {
         Pod {
             name: ObjectName::new("shop", "a"),
             uid: None,
+            mirror_of: None,
             labels: BTreeMap::new(),
             annotations: BTreeMap::new(),
             phase: Phase::Running,
             host_network: false,
             ports: Vec::new(),
             powers: Powers { admin, raw },
+            on_this_node: false,
+            terminating: false,
         }
     }
 
@@ -113,7 +116,7 @@ mod tests {
                 HookKind::Pod,
                 Some(&bare),
                 FILTERS,
-                "advisory (programs are filters in the pod, where one with CAP_NET_ADMIN takes them off; links need Linux 6.6)",
+                "advisory (programs are filters in the pod, where a process with CAP_NET_ADMIN can remove them; links need Linux 6.6)",
             ),
             (
                 HookKind::Nowhere(NotObservable::NoInterface),

@@ -19,7 +19,7 @@ use crate::policy::incremental::Compiler;
 use crate::policy::index::Endpoint;
 use crate::policy::lookup::CompiledPolicy;
 use crate::policy::options::{OnOverflow, Options};
-use crate::source::Source;
+use crate::source::{NotSynced, Source};
 
 /// Durations of a change of the objects, from the manifests to the maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -91,6 +91,9 @@ pub(super) struct Policies {
     over_capacity: Vec<Condition>,
     behind: Behind,
     last_change: Option<Change>,
+    /// Whether the policies of an earlier agent still have to be compared with the desired ones: the source was not
+    /// complete at the start.
+    unrecognised: bool,
 }
 
 impl Policies {
@@ -138,6 +141,10 @@ impl Policies {
         endpoints: &BTreeMap<u32, Endpoint>,
         kernel: &impl Kernel,
     ) -> Result<(), EnforceError> {
+        self.unrecognised = sources.source.synced().is_err_and(|why| matches!(why, NotSynced::Incomplete(_)));
+        if self.unrecognised {
+            return Ok(());
+        }
         let desired = self.compile(sources, endpoints)?;
         Ok(self.maps.recognise(&desired, kernel)?)
     }
@@ -153,6 +160,9 @@ impl Policies {
         kernel: &impl Kernel,
     ) -> Result<Change, EnforceError> {
         self.behind = Behind::Failed;
+        if self.unrecognised {
+            self.recognise(sources, endpoints, kernel)?;
+        }
         let began = Instant::now();
         let desired = self.compile(sources, endpoints)?;
         Ok(self.write(desired, sources.options.on_overflow, began, kernel)?)
@@ -185,6 +195,11 @@ impl Policies {
         endpoints: &BTreeMap<u32, Endpoint>,
     ) -> Result<Desired, EnforceError> {
         let objects = sources.source.snapshot();
+        if let Err(NotSynced::Incomplete(_)) = sources.source.synced() {
+            // What an earlier agent had enforced stays. What has nothing yet gets nothing until the policies are known.
+            let undecided = endpoints.keys().copied().collect();
+            return Ok(Desired { undecided, ..Desired::default() });
+        }
         let none = objects.policies.is_empty()
             && (objects.network_policies.is_empty() || !sources.options.network_policy);
         if none {
@@ -398,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_room_is_tried_again_when_there_is_more_and_what_failed_always() {
+    fn policies_without_room_are_retried_when_there_is_more_and_failed_ones_always() {
         let due = |behind: Behind| [false, true].map(|more_room| behind.is_due(more_room));
         assert_eq!(due(Behind::Nothing), [false, false]);
         assert_eq!(due(Behind::Room), [false, true]);
@@ -459,7 +474,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_leaves_what_is_in_force_and_is_tried_again() {
+    fn a_failure_keeps_the_policies_in_force_and_is_retried() {
         let (old, new) = (Arc::default(), Arc::default());
         let kernel = FakeKernel::with_room(2);
         let mut policies = Policies::default();

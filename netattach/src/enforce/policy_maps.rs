@@ -103,7 +103,7 @@ pub(super) fn unread_since(kernel: &impl Kernel, now: Instant) -> Option<Instant
     match kernel.wait_for_readers() {
         Ok(()) => Some(now),
         Err(error) => {
-            tracing::debug!(error = %Chain(&error), "policies are kept for a while instead");
+            tracing::debug!(error = %Chain(&error), "cannot wait for packets in flight; removed policies are kept for a while");
             now.checked_sub(GRACE)
         }
     }
@@ -395,7 +395,7 @@ mod tests {
     const BOTH: fn(PolicyId) -> PolicyIds = |id| PolicyIds { ingress: id, egress: id };
 
     #[test]
-    fn numbers_are_used_up_whatever_becomes_of_what_is_written_under_them() {
+    fn numbers_are_never_reused_even_if_writing_fails() {
         let kernel = FakeKernel::with_room(1);
         let mut maps = PolicyMaps::new(4);
         let refused = maps.install(&policies([5, 6]), [5, 6], &kernel);
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn an_assignment_that_fails_leaves_what_was() {
+    fn a_failed_assignment_keeps_the_old_one() {
         let kernel = FakeKernel::with_room(2);
         let mut maps = PolicyMaps::new(0);
         maps.install(&policies([1, 2]), [1, 2], &kernel);

@@ -54,7 +54,7 @@ impl AttachedPrograms {
     pub(super) fn new(dataplane: Arc<Dataplane>, modes: AttachModes, strangers: bool) -> Self {
         let hooks_on = keep_hooks_on(&dataplane);
         if let Err(error) = &hooks_on {
-            tracing::debug!(error = %Chain(error), "the first attachment will switch the kernel's hooks on");
+            tracing::debug!(error = %Chain(error), "hooks not switched on; the first attachment will do it");
         }
         Self {
             dataplane,
@@ -221,7 +221,7 @@ impl AttachedPrograms {
         if changed || !runs {
             match hooks.attach(mode, programs, host) {
                 // The pod has deleted the device.
-                Err(error) if error.is_of_a_device_that_is_gone() => return Ok(Adopted::Done),
+                Err(error) if error.is_device_gone() => return Ok(Adopted::Done),
                 other => other.map(drop)?,
             }
         }

@@ -142,16 +142,16 @@ impl Enforcer {
         explain(&view, question)
     }
 
-    /// The pods of a question that are neither attached to this node nor in the source.
+    /// The pods of a question that are neither attached to this node nor in the source, which can have them as pods of other nodes.
     pub fn unknown_pods(&self, question: &Question) -> Vec<ObjectName> {
         let pods = [&question.from, &question.to].into_iter().filter_map(|end| match end {
             End::Pod(name) => Some(name),
             End::Address(_) => None,
         });
         let (state, objects) = (self.lock(), self.sources().source.snapshot());
-        pods.filter(|name| !state.roster().has_pod(name) && !objects.pods.contains_key(name))
-            .cloned()
-            .collect()
+        let is_known =
+            |name: &ObjectName| objects.pods.contains_key(name) || objects.remote_pods.get(name).is_some();
+        pods.filter(|name| !state.roster().has_pod(name) && !is_known(name)).cloned().collect()
     }
 
     /// Compiled policies as they are in the maps; see [`dump`].

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_attachment_is_seen_by_policies_until_its_record_is_gone() {
+    fn an_attachment_has_policies_until_its_record_is_gone() {
         let mut roster = Roster::default();
         roster.enter(&attachment(3));
         assert!(roster.is_current(&attachment(3)));

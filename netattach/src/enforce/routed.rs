@@ -16,7 +16,7 @@ use crate::error_chain::Chain;
 use crate::hooks::HookPoint;
 use crate::mac::Mac;
 use crate::netlink::{self, Changes, Handle};
-use crate::policy::index::Place;
+use crate::objects::Place;
 
 /// The table and its attachments.
 pub(super) struct Routed(Mutex<State>);
@@ -54,7 +54,7 @@ impl Routed {
     pub(super) fn begin(maps: bpf::Routed, wanted: bool, succeeds: bool) -> Result<Self, EnforceError> {
         let mut state =
             State { maps, wanted, missing: None, seen: None, bridged: [false; 2], gateways: BTreeMap::new() };
-        let waits = succeeds && netlink::guard_is_there()?;
+        let waits = succeeds && netlink::guard_exists()?;
         if wanted {
             state.bridged = bridged();
         } else {
@@ -82,14 +82,14 @@ impl Routed {
 
     /// Removes the table if it is not wanted, when no device leaves packets to it.
     pub(super) fn finish(&self) -> Result<(), EnforceError> {
-        if !self.lock().wanted && netlink::guard_is_there()? {
+        if !self.lock().wanted && netlink::guard_exists()? {
             netlink::remove_guard()?;
         }
         Ok(())
     }
 
     /// Whether packets that the node may translate are judged behind the translation.
-    pub(super) fn stands(&self) -> bool {
+    pub(super) fn is_active(&self) -> bool {
         let state = self.lock();
         state.wanted && state.missing.is_none()
     }
@@ -144,7 +144,7 @@ impl Routed {
         let before = state.missing.is_none();
         let generation = netlink::filter_generation()?;
         if !before || state.seen != Some(generation) {
-            if !netlink::guard_stands()? {
+            if !netlink::guard_is_whole()? {
                 state.close()?;
                 match netlink::install_guard(state.maps.program()) {
                     Ok(()) => {
@@ -246,6 +246,6 @@ mod tests {
         state.close().unwrap();
         assert_eq!(state.maps.open_gates(), Vec::<u32>::new());
         state.set_gate(3).unwrap();
-        assert_eq!(state.maps.open_gates(), [3], "it stands again");
+        assert_eq!(state.maps.open_gates(), [3], "the table is complete again");
     }
 }

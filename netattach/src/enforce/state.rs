@@ -10,7 +10,6 @@ use super::policy_maps::{Kernel, PolicyMaps};
 use super::roster::Roster;
 use crate::bpf::PolicyIds;
 use crate::policy::diff::{DENY_ALL, PolicyId};
-use crate::step::EnforceWhen;
 
 /// The policies of a completely isolated attachment.
 const ISOLATED: PolicyIds = PolicyIds { ingress: DENY_ALL, egress: DENY_ALL };
@@ -76,7 +75,7 @@ impl State {
     ) -> Result<(), EnforceError> {
         self.maps_mut().forget(attachment.id);
         self.roster.enter(attachment);
-        if attachment.when == EnforceWhen::Selected && !attachment.point.is_nowhere() {
+        if attachment.may_wait() {
             self.deferred.wait(attachment);
         }
         if attachment.endpoint.is_some() {

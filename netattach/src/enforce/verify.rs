@@ -26,7 +26,7 @@ impl Enforcer {
         {
             let state = self.lock();
             if self.kernel().assigned(*id)? != state.maps().assigned(*id).unwrap_or_default() {
-                return Ok(Some("it is under other policies in the dataplane".to_owned()));
+                return Ok(Some("the dataplane has other policies for it".to_owned()));
             }
         }
         if let Some(missing) = self.missing_program(attachment, host)? {
@@ -80,8 +80,8 @@ impl Enforcer {
         let device = device_name(attachment.host_index(), host);
         tracing::warn!(
             device,
-            attachment = attachment.whose,
-            "somebody took programs off a device; put back"
+            attachment = attachment.label,
+            "programs were removed from a device by another program; put back"
         );
         Ok(true)
     }

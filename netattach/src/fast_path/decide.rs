@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_bridge_would_not_do_is_never_done() {
+    fn frames_that_the_bridge_would_not_forward_are_never_forwarded() {
         let never = |reason: Reason| [Err(reason.clone()), Err(reason)];
         assert_eq!(with(|node| node.links.clear()), never(Reason::NoDevice));
         assert_eq!(with(|node| device(node).controller = None), never(Reason::NoBridge));
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_would_see_is_respected_unless_told_otherwise() {
+    fn other_programs_are_respected_unless_the_setting_is_on() {
         let place = Place { segment: Segment::Bridge(BRIDGE), mtu: 1500, mac: MAC };
         let unless_on = |reason| [Err(reason), Ok(place)];
         assert_eq!(with(|node| bridge(node).spanning_tree = true), unless_on(Reason::SpanningTree));
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_translated_is_never_passed_by() {
+    fn translated_packets_never_take_the_fast_path() {
         let translates = |node: &mut Node| (node.filters.ip, node.filters.nat) = (true, true);
         let place = Place { segment: Segment::Bridge(BRIDGE), mtu: 1500, mac: MAC };
         assert_eq!(with(translates), [Ok(place), Ok(place)], "bridges do not call it");
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_network_says_comes_first() {
+    fn the_setting_of_the_network_comes_first() {
         let opted_out = Member { kept_off: Some(Reason::OptedOut), ..member(1, 10) };
         assert_eq!(one(Mode::On, opted_out, &node()), Err(Reason::OptedOut));
         assert_eq!(
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_bridge_sends_to_another_port_is_left_to_it() {
+    fn frames_that_the_bridge_sends_to_another_port_are_left_to_it() {
         let known = |port| with(|node| node.stations.extend([((BRIDGE, MAC), port)]));
         let place = Ok(Place { segment: Segment::Bridge(BRIDGE), mtu: 1500, mac: MAC });
         assert_eq!(known(11), [Err(Reason::KnownElsewhere), Err(Reason::KnownElsewhere)]);

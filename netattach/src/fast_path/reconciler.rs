@@ -161,7 +161,7 @@ impl FastPaths {
                 ready = stations.readable_mut() => {
                     ready?.clear_ready();
                     let moves = stations.get_mut().moves().unwrap_or_else(|error| {
-                        tracing::warn!(error = %Chain(&error), "asking bridges for all stations instead");
+                        tracing::warn!(error = %Chain(&error), "station notifications lost; listing all stations of bridges");
                         Moves::Anything
                     });
                     // Bridges learn of many stations that are no attachment's.
@@ -180,7 +180,7 @@ impl FastPaths {
                 _ if full_look.is_none_or(|last| last.elapsed() >= FULL_LOOK_INTERVAL) => Changes::Anything,
                 Ok(changes) => changes,
                 Err(error) => {
-                    tracing::warn!(error = %Chain(&error), "looking at all links instead");
+                    tracing::warn!(error = %Chain(&error), "link notifications lost; checking all links");
                     Changes::Anything
                 }
             };
@@ -196,7 +196,7 @@ impl FastPaths {
             let (seen, done) = looked.await.unwrap_or_else(|_| (Observation::default(), Ok(())));
             node = seen;
             if let Err(error) = done {
-                tracing::warn!(error = %Chain(&error), "the fast path is not kept up to date");
+                tracing::warn!(error = %Chain(&error), "fast path not updated");
                 full_look = None;
             }
         }
@@ -349,7 +349,7 @@ impl State {
             {
                 let device =
                     self.uplinks.get(index).map_or_else(|| index.to_string(), |uplink| uplink.name.clone());
-                tracing::warn!(device, error, "an uplink does not drop xdp");
+                tracing::warn!(device, error, "program of an uplink not attached");
             }
         }
         self.xdp = xdp;
@@ -361,7 +361,7 @@ impl State {
 #[derive(Debug, thiserror::Error)]
 pub enum KeepError {
     /// The node could not be looked at.
-    #[error("look at the node")]
+    #[error("read the state of the node")]
     Observation(#[from] ObserveError),
     /// A map.
     #[error(transparent)]

@@ -37,11 +37,11 @@ pub enum HookError {
 
 impl HookError {
     /// Whether that is because the interface has gone meanwhile.
-    pub(crate) fn is_of_a_device_that_is_gone(&self) -> bool {
+    pub(crate) fn is_device_gone(&self) -> bool {
         match self {
             Self::PodGone => true,
             Self::Netlink(error) => error.not_found(),
-            Self::Bpf(error) => error.is_of_a_device_that_is_gone(),
+            Self::Bpf(error) => error.is_device_gone(),
             _ => false,
         }
     }
@@ -54,14 +54,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_that_is_gone_is_told_from_one_that_refuses() {
+    fn a_device_that_is_gone_is_distinguished_from_one_that_refuses() {
         let link = |code| {
             let source = io::Error::from_raw_os_error(code);
             HookError::Bpf(BpfError::AttachLink { program: "na_pod_to", ifindex: 7, source })
         };
-        assert!(link(libc::ENODEV).is_of_a_device_that_is_gone());
-        assert!(HookError::PodGone.is_of_a_device_that_is_gone());
-        assert!(!link(libc::EEXIST).is_of_a_device_that_is_gone());
-        assert!(!HookError::NoClass(1 << 16).is_of_a_device_that_is_gone());
+        assert!(link(libc::ENODEV).is_device_gone());
+        assert!(HookError::PodGone.is_device_gone());
+        assert!(!link(libc::EEXIST).is_device_gone());
+        assert!(!HookError::NoClass(1 << 16).is_device_gone());
     }
 }

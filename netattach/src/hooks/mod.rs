@@ -126,7 +126,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_asked_for_is_had_or_refused() {
+    fn the_requested_attach_mode_is_used_or_refused() {
         use AttachBy::{Auto, Clsact, Tcx};
         let table = [
             (Auto, true, true, Ok(AttachMode::Clsact)),

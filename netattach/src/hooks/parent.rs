@@ -141,7 +141,7 @@ impl Parents {
         let wanted = in_use.iter().chain(covered.iter().filter(|parent| !all && !in_use.contains(parent)));
         let ensured = wanted.map(|parent| match self.cover(dataplane, *parent, &mut *host) {
             // The device is gone, and the macvlans with it.
-            Err(error) if error.is_of_a_device_that_is_gone() => Ok(()),
+            Err(error) if error.is_device_gone() => Ok(()),
             other => other,
         });
         let ensured = ensured.collect::<Vec<_>>();

@@ -1,6 +1,6 @@
 //! Reads the keys of a plugin's configuration one by one, with errors that name them. Pure.
 //!
-//! Every kind of address management reads its configuration with [`Object`], so that all report errors alike.
+//! Every kind of address management reads its configuration with [`ConfigObject`], so that all report errors alike.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -102,7 +102,7 @@ fn parse_network(key: &str, text: &str) -> Result<IpNet, KeyError> {
 }
 
 /// A JSON object and its path, for messages. `null` counts as absent, as in Go.
-pub(super) struct Object<'a> {
+pub(super) struct ConfigObject<'a> {
     path: String,
     map: &'a Map<String, Value>,
 }
@@ -113,7 +113,7 @@ pub(super) struct Item<'a> {
     value: &'a Value,
 }
 
-impl<'a> Object<'a> {
+impl<'a> ConfigObject<'a> {
     /// The whole configuration, as a plugin reads it from standard input.
     pub(super) fn root(config: &'a Map<String, Value>) -> Self {
         Self { path: String::new(), map: config }
@@ -129,7 +129,7 @@ impl<'a> Object<'a> {
         self.get(name).map(|item| item.text()).transpose()
     }
 
-    pub(super) fn object(&self, name: &str) -> Result<Option<Object<'a>>, KeyError> {
+    pub(super) fn object(&self, name: &str) -> Result<Option<ConfigObject<'a>>, KeyError> {
         self.get(name).map(|item| item.object()).transpose()
     }
 
@@ -141,7 +141,7 @@ impl<'a> Object<'a> {
     }
 
     /// The object of a required key.
-    pub(super) fn needed_object(&self, name: &str) -> Result<Object<'a>, KeyError> {
+    pub(super) fn needed_object(&self, name: &str) -> Result<ConfigObject<'a>, KeyError> {
         self.object(name)?.ok_or_else(|| self.missing(name))
     }
 
@@ -215,7 +215,7 @@ impl<'a> Object<'a> {
             Some(args) => args.object("cni")?,
             None => None,
         };
-        let ips = |holder: Option<Object<'a>>| -> Result<Vec<Item<'a>>, KeyError> {
+        let ips = |holder: Option<ConfigObject<'a>>| -> Result<Vec<Item<'a>>, KeyError> {
             holder.map_or(Ok(Vec::new()), |holder| Ok(holder.few("ips", &budget::IPS)?.collect()))
         };
         Ok([ips(args)?, ips(self.object("runtimeConfig")?)?])
@@ -236,9 +236,9 @@ impl<'a> Item<'a> {
         self.value.as_str().ok_or_else(|| self.wrong_type("a string"))
     }
 
-    pub(super) fn object(&self) -> Result<Object<'a>, KeyError> {
+    pub(super) fn object(&self) -> Result<ConfigObject<'a>, KeyError> {
         let map = self.value.as_object().ok_or_else(|| self.wrong_type("an object"))?;
-        Ok(Object { path: self.key.clone(), map })
+        Ok(ConfigObject { path: self.key.clone(), map })
     }
 
     pub(super) fn list(&self) -> Result<impl Iterator<Item = Item<'a>> + use<'a>, KeyError> {

@@ -150,6 +150,16 @@ pub fn separate(section: &mut Map<String, Value>, namespace: &str) {
     }
 }
 
+/// Makes an `ipam` section use a pool of this network name, whatever pool it names. A kind without pools stays unchanged.
+pub fn use_pool(section: &mut Map<String, Value>, pool: &Pool) {
+    match (section.get("type").and_then(Value::as_str).and_then(Kind::named), pool) {
+        (Some(Kind::HostLocal), Pool::HostLocal(pool)) => {
+            section.insert("dataDir".into(), pool.data_dir.to_string_lossy().into());
+        }
+        (Some(Kind::Static) | None, _) => {}
+    }
+}
+
 /// A validated configuration, with the runtime's requests.
 ///
 /// In a record `host-local` has no tag, as it was the only kind; every other kind is tagged by `ipam`.
@@ -240,6 +250,20 @@ impl fmt::Display for Config {
 pub enum Pool {
     /// A directory of reservations.
     HostLocal(host_local::Pool),
+}
+
+impl Pool {
+    /// The pool that a plugin's whole configuration names, whether or not the plugin is executed.
+    pub fn of(config: &Map<String, Value>) -> Option<Self> {
+        Kind::of(config)?.remains(config)?.pool()
+    }
+
+    /// The network name that a configuration needs in order to use the pool.
+    pub fn network(&self) -> &str {
+        match self {
+            Self::HostLocal(pool) => &pool.network,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use ipnet::{IpNet, Ipv4Net};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::keys::{Item, KeyError, Object, holds_many_addresses, parse_address};
+use super::keys::{ConfigObject, Item, KeyError, holds_many_addresses, parse_address};
 use super::{Lease, LeasedAddress, Owner};
 use crate::cni::{self, CniArgs};
 use crate::{budget, cidr};
@@ -78,7 +78,7 @@ impl Config {
     /// # Errors
     /// See [`ConfigError`].
     pub fn parse(config: &Map<String, Value>, args: &CniArgs) -> Result<Self, ConfigError> {
-        let root = Object::root(config);
+        let root = ConfigObject::root(config);
         let ipam = root.needed_object("ipam")?;
         let mut named = configured(&ipam, args)?;
         for asked in root.asked_ips()?.iter().filter(|asked| !asked.is_empty()) {
@@ -150,7 +150,7 @@ impl Named {
 }
 
 /// `ipam.addresses`, then those of `CNI_ARGS`.
-fn configured(ipam: &Object<'_>, args: &CniArgs) -> Result<Vec<Named>, ConfigError> {
+fn configured(ipam: &ConfigObject<'_>, args: &CniArgs) -> Result<Vec<Named>, ConfigError> {
     const IP: &str = "IP of CNI_ARGS";
     let of_arg = |name: &str| args.get(name).into_iter().flat_map(|text| text.split(',')).map(str::trim);
     let mut named: Vec<Named> = ipam

@@ -34,7 +34,20 @@ pub(super) fn version_of(plan: &Plan) -> u32 {
             Link::Veth(_) | Link::Macvlan(_) => false,
             Link::Ipvlan(_) => true,
         },
-        _ => false,
+        Step::EnsureBridge(_)
+        | Step::RaiseLoopback
+        | Step::PrepareDeviceInfo(_)
+        | Step::Delegate(_)
+        | Step::Gateway { .. }
+        | Step::EnsureForwarding
+        | Step::RouteToPod
+        | Step::FindDevice
+        | Step::Protect(_)
+        | Step::Configure(_)
+        | Step::Remember(_)
+        | Step::ReadDeviceInfo(_)
+        | Step::MoveDefaultRoutes { .. }
+        | Step::RouteBySource => false,
     };
     if plan.steps().any(|(_, _, step)| is_new(step)) { WRITTEN[1] } else { WRITTEN[0] }
 }
@@ -161,10 +174,10 @@ const BEFORE_SUM: &str = "\",\"sum\":\"";
 pub(super) fn head(name: &str, version: u32, attached_at: Option<u64>) -> String {
     let state = if attached_at.is_some() { "attached" } else { "applying" };
     let length = attached_at.unwrap_or(0);
-    let said =
+    let message =
         format!("{{\"planned\":{{\"version\":{version}}},\"state\":\"{state}\",\"length\":\"{length:020}");
-    let sum = checksum(checksum(0, name.as_bytes()), said.as_bytes());
-    format!("{said}{BEFORE_SUM}{sum:08x}\"}}\n")
+    let sum = checksum(checksum(0, name.as_bytes()), message.as_bytes());
+    format!("{message}{BEFORE_SUM}{sum:08x}\"}}\n")
 }
 
 impl Writer {
@@ -255,13 +268,13 @@ fn chained(name: &str, text: &[u8], damage: &mut Vec<Damage>) -> (Vec<Line>, u32
         let at = number + 2;
         let mut fail = |what: &str| damage.push(Damage { line: at, what: what.to_owned() });
         let Some((written, body)) = taken_apart(line) else {
-            fail("it is no line of a record");
+            fail("it is not a line of a record");
             continue;
         };
         let counted = before.map(|before| checksum(before, body));
         before = [written, counted[0]];
         if !counted.contains(&written) {
-            fail("its checksum is another");
+            fail("its checksum does not match");
             continue;
         }
         before = [written; 2];
@@ -271,7 +284,7 @@ fn chained(name: &str, text: &[u8], damage: &mut Vec<Damage>) -> (Vec<Line>, u32
                 fail("a second plan");
             }
             Ok(line) => lines.push(line),
-            Err(_) => fail("its checksum is right, but nothing of a record is in it"),
+            Err(_) => fail("its checksum is right, but it is not a line of a record"),
         }
     }
     (lines, before[0])
@@ -298,7 +311,9 @@ fn read_first_version(bytes: &[u8], whole: usize) -> Content {
                 damage.push(Damage { line: number + 1, what: "a second plan".to_owned() });
             }
             Ok(line) => lines.push(line),
-            Err(_) => damage.push(Damage { line: number + 1, what: "it is no line of a record".to_owned() }),
+            Err(_) => {
+                damage.push(Damage { line: number + 1, what: "it is not a line of a record".to_owned() })
+            }
         }
     }
     let writer = Writer { version: 1, sum: 0 };

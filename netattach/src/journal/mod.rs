@@ -63,7 +63,7 @@ pub enum JournalError {
     Key(CniError),
     /// A record is damaged. It is kept: the objects it describes may be in use.
     #[error(
-        "{path} is damaged ({}): nothing is released; take back by hand what is left of the container, then remove the file and repeat DEL",
+        "{path} is damaged ({}): nothing is released; remove by hand what is left of the container, then remove the file and repeat DEL",
         list(.damage)
     )]
     Damaged {
@@ -73,7 +73,7 @@ pub enum JournalError {
         damage: Vec<Damage>,
     },
     /// A record could not be removed, though all its steps are undone.
-    #[error("all is taken back, but {path}, which says otherwise, cannot be removed; repeat DEL when it can")]
+    #[error("everything is rolled back, but the record {path} cannot be removed; repeat DEL when it can")]
     Remove {
         /// The record's file.
         path: PathBuf,

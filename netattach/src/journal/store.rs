@@ -135,7 +135,7 @@ impl Store {
         match Record::replay(place, key.clone(), &self.boot, &text)? {
             Replayed::Torn => Ok(Loaded::Torn { earlier_boot }),
             Replayed::Lost(damage) if earlier_boot => {
-                tracing::warn!(error = %JournalError::damaged(&path, &damage), "of an earlier boot, its leases are released");
+                tracing::warn!(error = %JournalError::damaged(&path, &damage), "damaged record of an earlier boot; its leases are released");
                 Ok(Loaded::Torn { earlier_boot })
             }
             Replayed::Lost(damage) => Err(JournalError::damaged(&path, &damage)),
@@ -233,7 +233,7 @@ fn read_pools(files: &dyn Files) -> io::Result<BTreeSet<Pool>> {
             Ok(pool) => drop(pools.insert(pool)),
             Err(error) => tracing::error!(
                 file = POOLS, line = number + 1, %error,
-                "names no pool: leases there of containers whose record was lost with the power are not released"
+                "line is not a pool: leases there of containers whose record was lost in a power failure are not released"
             ),
         }
     }

@@ -10,9 +10,11 @@ use super::files::OnDisk;
 use super::format::{Verdict, judge};
 use super::{JournalError, JournalKey, Loaded, Record, RecordState, Store};
 use crate::error_chain::Chain;
+use crate::ipam::static_addresses;
 use crate::plan::Plan;
-use crate::step::{Output, StepRef};
+use crate::step::{LeasedAddress, Output, Step, StepRef};
 use crate::sync::Arc;
+use crate::{cni, ipam, spec};
 
 fn key() -> JournalKey {
     JournalKey { container_id: "c".to_owned(), ifname: "eth0".to_owned() }
@@ -41,7 +43,7 @@ fn write_record(store: &Store) -> Record {
 }
 
 /// The content of a record as text; `None` for a torn one.
-fn said(loaded: Loaded) -> Option<String> {
+fn state_of(loaded: Loaded) -> Option<String> {
     match loaded {
         Loaded::Absent => panic!("the file is there"),
         Loaded::Torn { .. } => None,
@@ -56,7 +58,7 @@ fn said(loaded: Loaded) -> Option<String> {
 
 fn load(directory: &Path, bytes: &[u8]) -> Option<String> {
     fs::write(directory.join("c@eth0.jsonl"), bytes).unwrap();
-    said(Store::open(directory).unwrap().load(&key()).unwrap())
+    state_of(Store::open(directory).unwrap().load(&key()).unwrap())
 }
 
 #[test]
@@ -214,6 +216,62 @@ fn records_of_version_2_are_read_and_continued() {
     }
 }
 
+/// A record in version 3: of a pod with what version 2 has no words for, an ipvlan with addresses of `static`. Later
+/// versions may write other lines; the meaning of these must not change.
+#[test]
+fn records_of_version_3_are_read_and_continued() {
+    let text = include_str!("fixtures/version-3-own-plugins.jsonl");
+    assert!(text.starts_with("{\"planned\":{\"version\":3},\"state\":\"attached\""), "{text}");
+    let directory = tempfile::tempdir().unwrap();
+    let key = JournalKey { container_id: "c-a".to_owned(), ifname: "eth0".to_owned() };
+    let path = directory.path().join("c-a@eth0.jsonl");
+    fs::write(&path, text).unwrap();
+    let boot = text.split("\"boot\":\"").nth(1).unwrap().split('"').next().unwrap();
+    let files = Arc::new(OnDisk(directory.path().to_owned()));
+    let store = Store::over(files, PathBuf::from(directory.path()), boot.to_owned()).unwrap();
+    let load = || match store.load(&key).unwrap() {
+        Loaded::Whole(record) => record,
+        other => panic!("{other:?}"),
+    };
+    let mut record = load();
+    record.check_whole().unwrap();
+    assert_eq!(
+        (record.state, record.is_complete(), record.netns_cookie),
+        (RecordState::Attached, true, Some(4_294_967_321))
+    );
+    let ipvlan = spec::Ipvlan {
+        pod_name: "net1".to_owned(),
+        parent: Some("wire0".to_owned()),
+        mode: spec::IpvlanMode::L2,
+        mtu: None,
+        group: record.plan.sandbox.link_group(),
+    };
+    let gateway = "10.53.0.1".parse().ok();
+    let fixed = static_addresses::Config {
+        addresses: vec![
+            LeasedAddress { address: "10.53.0.7/24".parse().unwrap(), gateway },
+            LeasedAddress { address: "fd00:53::7/64".parse().unwrap(), gateway: None },
+        ],
+        routes: vec![cni::Route::new("10.60.0.0/16".parse().unwrap(), None)],
+        dns: cni::Dns { nameservers: vec!["10.53.0.53".to_owned()], ..cni::Dns::default() },
+    };
+    let leased = Output::Lease {
+        addresses: fixed.addresses.clone(),
+        dns: fixed.dns.clone(),
+        routes: fixed.routes.clone(),
+    };
+    assert_eq!(
+        record.plan.attachments[1].steps[..2],
+        [Step::CreateLink(spec::Link::Ipvlan(ipvlan)), Step::Lease(ipam::Config::Static(fixed))]
+    );
+    assert_eq!(record.outputs[&StepRef(1, 1)], leased);
+    assert_eq!(record.result.as_ref().unwrap()["cniVersion"], "1.1.0");
+    record.removing().unwrap();
+    let continued = fs::read_to_string(&path).unwrap();
+    assert!(continued.starts_with(text) && continued.ends_with(",\"removing\"]\n"), "{continued}");
+    assert_eq!(load().state, RecordState::Removing);
+}
+
 #[test]
 fn no_path_is_made_of_a_name_that_leaves_the_directory() {
     let directory = tempfile::tempdir().unwrap();
@@ -272,7 +330,7 @@ fn a_lease_that_version_2_has_no_words_for_is_written_as_version_3() {
             (&written.plan, &written.result, RecordState::Attached)
         );
         record.removing().unwrap();
-        assert!(Store::open(directory.path()).unwrap().load(&key()).map(said).unwrap().is_some());
+        assert!(Store::open(directory.path()).unwrap().load(&key()).map(state_of).unwrap().is_some());
         let continued = fs::read_to_string(directory.path().join("c@eth0.jsonl")).unwrap();
         assert!(continued.starts_with(&text) && continued.ends_with(",\"removing\"]\n"), "{continued}");
         // An agent that does not know version 3 leaves the record alone and reports it; this agent does the same with
@@ -283,14 +341,17 @@ fn a_lease_that_version_2_has_no_words_for_is_written_as_version_3() {
 }
 
 #[test]
-fn what_is_no_file_holds_nobody_up() {
+fn irregular_files_in_the_journal_delay_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("c@eth0.jsonl");
     let store = Store::open(directory.path()).unwrap();
     rustix::fs::mkfifoat(rustix::fs::CWD, &path, 0o600.into()).unwrap();
-    let said = |error: JournalError| Chain(&error).to_string();
-    assert_eq!(said(store.load(&key()).unwrap_err()), format!("read {}: not a regular file", path.display()));
+    let message = |error: JournalError| Chain(&error).to_string();
+    assert_eq!(
+        message(store.load(&key()).unwrap_err()),
+        format!("read {}: not a regular file", path.display())
+    );
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
-    assert!(said(store.load(&key()).unwrap_err()).starts_with(&format!("read {}: ", path.display())));
+    assert!(message(store.load(&key()).unwrap_err()).starts_with(&format!("read {}: ", path.display())));
 }

@@ -575,6 +575,7 @@ fn attachment(kind: &str, steps: Vec<Step>) -> AttachmentPlan {
         steps,
         yields_to: None,
         warnings: Vec::new(),
+        device: None,
     }
 }
 

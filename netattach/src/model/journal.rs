@@ -71,7 +71,7 @@ fn recover(store: &Store) {
 }
 
 /// The record of a container, if there is one.
-fn said(store: &Store, container: &str) -> Option<(RecordState, String, Option<serde_json::Value>)> {
+fn state(store: &Store, container: &str) -> Option<(RecordState, String, Option<serde_json::Value>)> {
     match store.load(&key(container)).unwrap() {
         Loaded::Whole(record) => {
             Some((record.state, record.plan.sandbox.container_id.clone(), record.result))
@@ -101,7 +101,7 @@ fn adds_beside_a_del(disk: &Disk, files: impl Files + 'static) {
 
     let after = store(disk.clone());
     let lives = |container| attached(container, container);
-    assert_eq!(["a", "b", "c", "d"].map(|it| said(&after, it)), [None, None, lives("c"), lives("d")]);
+    assert_eq!(["a", "b", "c", "d"].map(|it| state(&after, it)), [None, None, lives("c"), lives("d")]);
 }
 
 /// An agent dies at any step while it adds one container and removes another; the next agent recovers, and the runtime
@@ -125,7 +125,7 @@ fn an_end_between(goes_on: bool) {
     }
     let next = store(disk.of(&Life::default()));
     recover(&next);
-    assert_eq!(said(&next, "lives"), attached("lives", "lives"));
+    assert_eq!(state(&next, "lives"), attached("lives", "lives"));
     for container in ["goes", "comes"] {
         try_del(&next, container).unwrap();
     }
@@ -134,7 +134,7 @@ fn an_end_between(goes_on: bool) {
     let after = store(disk);
     recover(&after);
     let expected = [attached("lives", "lives"), None, attached("comes", "the second")];
-    assert_eq!(["lives", "goes", "comes"].map(|it| said(&after, it)), expected);
+    assert_eq!(["lives", "goes", "comes"].map(|it| state(&after, it)), expected);
 }
 
 #[test]

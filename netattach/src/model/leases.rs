@@ -67,7 +67,7 @@ fn beside_another_process(two_locks: bool) {
 }
 
 #[test]
-fn nobody_gets_anothers_address() {
+fn no_container_gets_the_address_of_another() {
     explore(600, || beside_another_process(false));
 }
 

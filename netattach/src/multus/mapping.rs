@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thin_configuration_becomes_settings_and_what_has_no_place_is_said() {
+    fn a_thin_configuration_becomes_settings_and_keys_without_equivalent_are_listed() {
         let imported = imported(
             json!({"cniVersion": "0.3.1", "name": "multus-cni-network", "type": "multus",
                 "clusterNetwork": "default", "namespaceIsolation": true, "globalNamespaces": "default, ops",
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_of_multus_is_refused() {
+    fn a_configuration_of_another_plugin_is_refused() {
         for (text, message) in [
             ("[]", "not a JSON object"),
             (r#"{"type": "bridge"}"#, "key type: expected multus or multus-shim, found \"bridge\""),

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_such_a_file_is_refused_with_its_place() {
+    fn other_files_are_refused_with_the_place_of_the_error() {
         let table = [
             (
                 json!({}),
@@ -194,7 +194,7 @@ mod tests {
             (json!([{"Bytes": "?"}]), "delegate 0, key Bytes: Invalid symbol 63, offset 0."),
             (
                 json!([delegate(&json!({"name": "a"}), json!({}))]),
-                "delegate 0, configuration: neither key plugins nor key type is there",
+                "delegate 0, configuration: keys plugins and type are both missing",
             ),
         ];
         for (file, message) in table {

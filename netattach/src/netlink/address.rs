@@ -9,7 +9,7 @@ use netlink_packet_route::link::{AfSpecInet, AfSpecUnspec, InetDevConf, LinkAttr
 use rtnetlink::{AddressMessageBuilder, LinkUnspec};
 
 use super::route::route_message;
-use super::socket::{APPEND, CREATE, REPLACE, Request};
+use super::socket::{APPEND, CREATE, NetlinkRequest, REPLACE};
 use super::{Error, Handle};
 use crate::spec::Addressing;
 
@@ -22,17 +22,17 @@ impl Handle {
     pub fn configure(&mut self, index: u32, addressing: &Addressing) -> Result<(), Error> {
         let mut requests = Vec::with_capacity(addressing.addresses.len() + addressing.routes.len() + 2);
         if addressing.announce_v4 {
-            requests.push(Request::new(arp_notify(index), 0));
+            requests.push(NetlinkRequest::new(arp_notify(index), 0));
         }
         for address in &addressing.addresses {
             let message = RouteNetlinkMessage::NewAddress(address_message(index, *address));
-            requests.push(Request::new(message, CREATE | REPLACE));
+            requests.push(NetlinkRequest::new(message, CREATE | REPLACE));
         }
         let up = LinkUnspec::new_with_index(index).up().build();
-        requests.push(Request::new(RouteNetlinkMessage::SetLink(up), 0));
+        requests.push(NetlinkRequest::new(RouteNetlinkMessage::SetLink(up), 0));
         for route in &addressing.routes {
             let message = RouteNetlinkMessage::NewRoute(route_message(index, route));
-            requests.push(Request::new(message, CREATE | APPEND));
+            requests.push(NetlinkRequest::new(message, CREATE | APPEND));
         }
         // Addresses are replaced, so only a route can exist already, and then it is identical.
         self.socket.all_but(requests, rustix::io::Errno::EXIST)

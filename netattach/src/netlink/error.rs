@@ -33,7 +33,7 @@ pub enum Error {
     #[error("no link named {0}")]
     NoSuchLink(String),
     /// The kernel accepted a new link, but does not list it.
-    #[error("link {0} was created and is not there")]
+    #[error("link {0} was created but does not exist")]
     Vanished(String),
     /// A link of that name exists, but has another kind.
     #[error("link {name} exists and is {actual}, not {wanted}")]

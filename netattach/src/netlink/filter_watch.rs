@@ -60,7 +60,7 @@ impl FilterWatch {
             let mut ready = self.socket.readable_mut().await?;
             let buffer = &mut self.buffer;
             match ready.try_io(|socket| socket.get_ref().0.recv(&mut &mut buffer[..], 0)) {
-                Ok(Ok(length)) if tells_of_removal(&self.buffer[..length]) => return Ok(()),
+                Ok(Ok(length)) if is_removal(&self.buffer[..length]) => return Ok(()),
                 Ok(Ok(_)) => {}
                 Ok(Err(error)) if error.raw_os_error() == Some(libc::ENOBUFS) => return Ok(()),
                 Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -72,7 +72,7 @@ impl FilterWatch {
     }
 }
 
-fn tells_of_removal(mut datagram: &[u8]) -> bool {
+fn is_removal(mut datagram: &[u8]) -> bool {
     while let Some((header, _)) = datagram.split_at_checked(HEADER) {
         let length = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]) as usize;
         let kind = u16::from_ne_bytes([header[4], header[5]]);
@@ -97,12 +97,12 @@ mod tests {
     }
 
     #[test]
-    fn only_what_goes_is_told() {
+    fn only_removals_are_reported() {
         let added = [message(36, 33), message(44, 40)].concat();
-        assert!(!tells_of_removal(&added));
-        assert!(tells_of_removal(&[added, message(37, 20)].concat()));
-        assert!(tells_of_removal(&message(45, 16)));
-        assert!(!tells_of_removal(&[0; 40]));
-        assert!(!tells_of_removal(&[1, 2, 3]));
+        assert!(!is_removal(&added));
+        assert!(is_removal(&[added, message(37, 20)].concat()));
+        assert!(is_removal(&message(45, 16)));
+        assert!(!is_removal(&[0; 40]));
+        assert!(!is_removal(&[1, 2, 3]));
     }
 }

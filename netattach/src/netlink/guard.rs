@@ -86,7 +86,7 @@ pub fn remove_guard() -> Result<(), Error> {
 ///
 /// # Errors
 /// The kernel does not answer.
-pub fn guard_stands() -> Result<bool, Error> {
+pub fn guard_is_whole() -> Result<bool, Error> {
     let mut chains = BTreeMap::new();
     let mut rules: BTreeMap<String, Vec<Vec<String>>> = BTreeMap::new();
     let kinds = |get, new| [NFTABLES << 8 | get, NFTABLES << 8 | new];
@@ -112,7 +112,7 @@ pub fn guard_stands() -> Result<bool, Error> {
 ///
 /// # Errors
 /// The kernel does not answer.
-pub fn guard_is_there() -> Result<bool, Error> {
+pub fn guard_exists() -> Result<bool, Error> {
     let mut found = false;
     let kinds = [NFTABLES << 8 | GET_CHAIN, NFTABLES << 8 | NEW_CHAIN];
     dump("NFT_MSG_GETCHAIN", kinds, Family::Inet, &[], &mut |chain| found |= own_chain(chain).is_some())?;
@@ -201,7 +201,7 @@ fn transact(messages_in_order: &[Vec<u8>]) -> Result<(), Error> {
     if answered == messages_in_order.len() {
         Ok(())
     } else {
-        Err(Error::Malformed { request: NAME, what: "the kernel has not answered to all of it" })
+        Err(Error::Malformed { request: NAME, what: "the kernel did not answer all of its messages" })
     }
 }
 

@@ -11,7 +11,7 @@ use netlink_packet_route::link::{
 };
 use rtnetlink::{LinkBridge, LinkBridgePort, LinkMacVlan, LinkMessageBuilder, LinkUnspec};
 
-use super::socket::{CREATE, EXCL, Request};
+use super::socket::{CREATE, EXCL, NetlinkRequest};
 use super::{Error, Handle};
 use crate::mac::Mac;
 use crate::spec;
@@ -376,7 +376,7 @@ impl Handle {
 
     fn create_and_show(&mut self, create: RouteNetlinkMessage, name: &str) -> Result<LinkState, Error> {
         let show = show(LinkUnspec::new_with_name(name));
-        let requests = vec![Request::new(create, CREATE | EXCL), Request::new(show, 0)];
+        let requests = vec![NetlinkRequest::new(create, CREATE | EXCL), NetlinkRequest::new(show, 0)];
         let mut replies = self.socket.batch(requests)?.into_iter();
         replies.next().transpose()?;
         let shown = replies.next().transpose()?.unwrap_or_default();

@@ -34,7 +34,7 @@ pub use bridge_state::{BridgeState, ForwardingState, PortState};
 pub use error::{Error, Refused};
 pub use filter_watch::FilterWatch;
 pub use guard::{
-    TABLE as GUARD_TABLE, bridges_call, guard_is_there, guard_stands, install_guard, remove_guard,
+    TABLE as GUARD_TABLE, bridges_call, guard_exists, guard_is_whole, install_guard, remove_guard,
 };
 pub use link::{Ensured, LinkState};
 pub use nft::{Family, HookedChains, filter_generation, hooked_chains};

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::io;
 
 use netlink_sys::{Socket as RawSocket, protocols::NETLINK_NETFILTER};
+use rustix::io::Errno;
 
 use super::Error;
 use super::guard::TABLE;
@@ -112,7 +113,7 @@ pub(super) fn dump(
             interrupted |= message.flags & DUMP_INTERRUPTED != 0;
             match message.kind {
                 NLMSG_DONE => return Ok(!interrupted),
-                NLMSG_ERROR => return refusal(request_name, message.body).map(|()| true),
+                NLMSG_ERROR => return refused(request_name, message.body).map(|()| true),
                 kind if kind == answered => each(message.body.get(GENERAL_LEN..).unwrap_or_default()),
                 _ => {}
             }
@@ -133,7 +134,13 @@ pub fn filter_generation() -> Result<u32, Error> {
     let length = receive(&mut socket, GENERATION, &mut buffer)?;
     let malformed = Error::Malformed { request: GENERATION, what: "no generation" };
     let answer = messages(&buffer[..length]).next();
-    let Some(answer) = answer.filter(|answer| answer.kind == NEW_GENERATION) else { return Err(malformed) };
+    let answer = match answer {
+        Some(answer) if answer.kind == NEW_GENERATION => answer,
+        Some(answer) if answer.kind == NLMSG_ERROR => {
+            return Err(super::Refused { request: GENERATION, errno: errno(answer.body), text: None }.into());
+        }
+        _ => return Err(malformed),
+    };
     let number = attributes_of(answer.body.get(GENERAL_LEN..).unwrap_or_default())
         .find_map(|(kind, value)| (kind == NFTA_GEN_ID).then(|| value.try_into().ok()).flatten());
     number.map(u32::from_be_bytes).ok_or(malformed)
@@ -149,13 +156,23 @@ fn receive(socket: &mut RawSocket, name: &'static str, buffer: &mut [u8]) -> Res
     }
 }
 
-/// Converts the errno of an answer to a result; a kernel without nftables counts as success.
-fn refusal(request: &'static str, body: &[u8]) -> Result<(), Error> {
+/// Converts the errno of an answer to a result: there are no objects if the table does not exist, or the kernel lacks
+/// the family or nftables.
+fn refused(request: &'static str, body: &[u8]) -> Result<(), Error> {
+    let errno = errno(body);
+    let is_empty = match errno {
+        libc::EOPNOTSUPP | libc::ENOENT => true,
+        // Of every request, if nftables is not there (`nfnetlink_rcv_msg`); else of a request that is wrong.
+        libc::EINVAL => filter_generation().is_err_and(|error| error.errno() == Some(Errno::INVAL)),
+        _ => false,
+    };
+    if is_empty { Ok(()) } else { Err(super::Refused { request, errno, text: None }.into()) }
+}
+
+/// The positive errno of an answer of type [`NLMSG_ERROR`].
+fn errno(body: &[u8]) -> i32 {
     let code = body.get(..4).and_then(|bytes| bytes.try_into().ok()).map_or(0, i32::from_ne_bytes);
-    match code.saturating_neg() {
-        libc::EINVAL | libc::EOPNOTSUPP | libc::ENOENT => Ok(()),
-        errno => Err(super::Refused { request, errno, text: None }.into()),
-    }
+    code.saturating_neg()
 }
 
 fn request(kind: u16, flags: u16, family: Family, attributes: &[u8]) -> Vec<u8> {
@@ -252,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn chains_on_hooks_are_told_from_those_that_are_jumped_to() {
+    fn chains_on_hooks_are_distinguished_from_those_that_are_jumped_to() {
         let mut found = HookedChains::default();
         found.add(&attribute(3, b"jumped-to\0"));
         assert_eq!(found, HookedChains::default());

@@ -10,7 +10,7 @@ use netlink_packet_route::route::{
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use rtnetlink::RouteMessageBuilder;
 
-use super::socket::{APPEND, CREATE, REPLACE, Request};
+use super::socket::{APPEND, CREATE, NetlinkRequest, REPLACE};
 use super::{Error, Handle};
 use crate::spec::Route;
 
@@ -33,7 +33,7 @@ impl Handle {
     /// Adds these routes through the link to the namespace. Idempotent.
     pub fn ensure_routes(&mut self, index: u32, routes: &[Route]) -> Result<(), Error> {
         let requests = routes.iter().map(|route| {
-            Request::new(RouteNetlinkMessage::NewRoute(route_message(index, route)), CREATE | REPLACE)
+            NetlinkRequest::new(RouteNetlinkMessage::NewRoute(route_message(index, route)), CREATE | REPLACE)
         });
         self.socket.all(requests.collect())
     }
@@ -41,12 +41,12 @@ impl Handle {
     /// Adds this route through the link to the namespace, after others of the same destination and metric.
     pub fn ensure_route_beside_others(&mut self, index: u32, route: &Route) -> Result<(), Error> {
         let message = RouteNetlinkMessage::NewRoute(route_message(index, route));
-        self.socket.all_but(vec![Request::new(message, CREATE | APPEND)], rustix::io::Errno::EXIST)
+        self.socket.all_but(vec![NetlinkRequest::new(message, CREATE | APPEND)], rustix::io::Errno::EXIST)
     }
 
     /// Removes these routes from the namespace. Idempotent.
     pub fn ensure_routes_absent(&mut self, routes: &[RouteState]) -> Result<(), Error> {
-        let gone = |route| Request::new(RouteNetlinkMessage::DelRoute(any_such_route(route)), 0);
+        let gone = |route| NetlinkRequest::new(RouteNetlinkMessage::DelRoute(any_such_route(route)), 0);
         self.socket.all_but(routes.iter().map(gone).collect(), rustix::io::Errno::SRCH)
     }
 

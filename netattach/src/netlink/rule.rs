@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleMessage};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 
-use super::socket::{CREATE, EXCL, Request};
+use super::socket::{CREATE, EXCL, NetlinkRequest};
 use super::{Error, Handle};
 
 /// A rule that makes traffic from one address use one table.
@@ -22,13 +22,13 @@ pub struct Rule {
 impl Handle {
     /// Adds these rules to the namespace. Idempotent.
     pub fn ensure_rules(&mut self, rules: &[Rule]) -> Result<(), Error> {
-        let new = |rule| Request::new(RouteNetlinkMessage::NewRule(message(rule)), CREATE | EXCL);
+        let new = |rule| NetlinkRequest::new(RouteNetlinkMessage::NewRule(message(rule)), CREATE | EXCL);
         self.socket.all_but(rules.iter().map(new).collect(), rustix::io::Errno::EXIST)
     }
 
     /// Removes these rules from the namespace. Idempotent.
     pub fn ensure_rules_absent(&mut self, rules: &[Rule]) -> Result<(), Error> {
-        let gone = |rule| Request::new(RouteNetlinkMessage::DelRule(message(rule)), 0);
+        let gone = |rule| NetlinkRequest::new(RouteNetlinkMessage::DelRule(message(rule)), 0);
         self.socket.all_but(rules.iter().map(gone).collect(), rustix::io::Errno::NOENT)
     }
 

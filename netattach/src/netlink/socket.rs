@@ -47,12 +47,12 @@ const AT_ONCE: usize = 64;
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
 /// One request of a batch.
-pub(super) struct Request {
+pub(super) struct NetlinkRequest {
     pub(super) message: RouteNetlinkMessage,
     pub(super) flags: u16,
 }
 
-impl Request {
+impl NetlinkRequest {
     pub(super) fn new(message: RouteNetlinkMessage, flags: u16) -> Self {
         Self { message, flags }
     }
@@ -102,7 +102,7 @@ impl Socket {
     }
 
     /// Sends `requests`, at most [`AT_ONCE`] in one datagram, and waits for all their acknowledgements.
-    pub(super) fn batch(&mut self, requests: Vec<Request>) -> Result<Vec<Reply>, Error> {
+    pub(super) fn batch(&mut self, requests: Vec<NetlinkRequest>) -> Result<Vec<Reply>, Error> {
         let mut replies = Vec::with_capacity(requests.len());
         let mut requests = requests.into_iter().peekable();
         while requests.peek().is_some() {
@@ -111,7 +111,7 @@ impl Socket {
         Ok(replies)
     }
 
-    fn datagram(&mut self, requests: Vec<Request>) -> Result<Vec<Reply>, Error> {
+    fn datagram(&mut self, requests: Vec<NetlinkRequest>) -> Result<Vec<Reply>, Error> {
         let Some(first) = requests.first() else { return Ok(Vec::new()) };
         let name = request_name(&first.message);
         let names: Vec<_> = requests.iter().map(|request| request_name(&request.message)).collect();
@@ -169,12 +169,12 @@ impl Socket {
         flags: u16,
     ) -> Result<Vec<RouteNetlinkMessage>, Error> {
         let name = request_name(&message);
-        let reply = self.batch(vec![Request::new(message, flags)])?.pop();
+        let reply = self.batch(vec![NetlinkRequest::new(message, flags)])?.pop();
         Ok(reply.ok_or(Error::Malformed { request: name, what: "no acknowledgement" })??)
     }
 
     /// Sends several requests and reports the first refusal.
-    pub(super) fn all(&mut self, requests: Vec<Request>) -> Result<(), Error> {
+    pub(super) fn all(&mut self, requests: Vec<NetlinkRequest>) -> Result<(), Error> {
         for reply in self.batch(requests)? {
             reply?;
         }
@@ -184,7 +184,7 @@ impl Socket {
     /// Sends several requests and reports the first refusal other than `harmless`.
     pub(super) fn all_but(
         &mut self,
-        requests: Vec<Request>,
+        requests: Vec<NetlinkRequest>,
         harmless: rustix::io::Errno,
     ) -> Result<(), Error> {
         for reply in self.batch(requests)? {

@@ -9,7 +9,7 @@ use netlink_sys::{Socket as RawSocket, protocols::NETLINK_ROUTE};
 use rustix::io::Errno;
 use tokio::io::unix::AsyncFd;
 
-use super::socket::Request;
+use super::socket::NetlinkRequest;
 use super::{Error, Handle};
 use crate::mac::Mac;
 
@@ -71,7 +71,7 @@ impl Handle {
             let asked = some.iter().map(|(bridge, mac)| {
                 let mut entry = of_bridge(*bridge);
                 entry.attributes.push(NeighbourAttribute::LinkLayerAddress(mac.0.to_vec()));
-                Request::new(RouteNetlinkMessage::GetNeighbour(entry), 0)
+                NetlinkRequest::new(RouteNetlinkMessage::GetNeighbour(entry), 0)
             });
             for reply in self.socket.batch(asked.collect())? {
                 found.push(match reply {
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_of_bridges_that_come_and_go_are_told_and_other_neighbours_are_not() {
+    fn changes_of_bridge_entries_are_reported_and_other_neighbours_are_not() {
         let datagram = [
             message(RTM_NEWNEIGH, AF_BRIDGE, 7),
             message(RTM_NEWNEIGH, 2, 8),

@@ -9,7 +9,7 @@ use netlink_packet_core::DefaultNla;
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::tc::{TcAttribute, TcBpfFlags, TcFilterBpfOption, TcHandle, TcMessage, TcOption};
 
-use super::socket::{CREATE, EXCL, Reply, Request};
+use super::socket::{CREATE, EXCL, NetlinkRequest, Reply};
 use super::{Error, Handle};
 use crate::spec::TcHook;
 
@@ -67,10 +67,13 @@ impl Handle {
     /// Attaches the filters to the device; packets meet new ones in this order. An existing filter is replaced
     /// atomically: no packet passes without one. Returns whether the device had no `clsact` before.
     pub fn ensure_filters(&mut self, index: u32, filters: &[Filter<'_>]) -> Result<bool, Error> {
-        let mut requests = vec![Request::new(clsact(index), CREATE | EXCL)];
+        let mut requests = vec![NetlinkRequest::new(clsact(index), CREATE | EXCL)];
         // The kernel inserts a new filter before the others of its priority (`cls_bpf_change`).
         for wanted in filters.iter().rev() {
-            requests.push(Request::new(RouteNetlinkMessage::NewTrafficFilter(filter(index, wanted)), CREATE));
+            requests.push(NetlinkRequest::new(
+                RouteNetlinkMessage::NewTrafficFilter(filter(index, wanted)),
+                CREATE,
+            ));
         }
         let mut replies = self.socket.batch(requests)?.into_iter();
         let made = match replies.next() {
@@ -95,7 +98,7 @@ impl Handle {
     ) -> Result<(), Error> {
         let requests = filters.iter().map(|(hook, handle)| {
             let message = RouteNetlinkMessage::DelTrafficFilter(address(index, *hook, *handle));
-            Request::new(message, 0)
+            NetlinkRequest::new(message, 0)
         });
         for reply in self.socket.batch(requests.collect())? {
             absent_is_fine(reply.map(drop).map_err(Error::from))?;
@@ -124,7 +127,7 @@ impl Handle {
             let wanted = some.iter().flat_map(|index| {
                 [TcHook::Ingress, TcHook::Egress].map(|hook| {
                     let filter = address(*index, hook, number);
-                    Request::new(RouteNetlinkMessage::GetTrafficFilter(filter), 0)
+                    NetlinkRequest::new(RouteNetlinkMessage::GetTrafficFilter(filter), 0)
                 })
             });
             let mut replies = self.socket.batch(wanted.collect())?.into_iter();
@@ -140,7 +143,7 @@ impl Handle {
     pub fn has_clsact(&mut self) -> Result<bool, Error> {
         let RouteNetlinkMessage::NewQueueDiscipline(mut message) = clsact(LOOPBACK) else { return Ok(false) };
         message.attributes.push(TcAttribute::Other(DefaultNla::new(TCA_INGRESS_BLOCK, vec![0; 4])));
-        let request = Request::new(RouteNetlinkMessage::NewQueueDiscipline(message), CREATE | EXCL);
+        let request = NetlinkRequest::new(RouteNetlinkMessage::NewQueueDiscipline(message), CREATE | EXCL);
         match self.socket.batch(vec![request])?.into_iter().next() {
             Some(Err(refused)) if refused.errno == rustix::io::Errno::NOENT.raw_os_error() => Ok(false),
             _ => Ok(true),

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn of_routes_only_default_ones_are_told() {
+    fn only_default_routes_are_reported() {
         let mut route = message(24, 0, 40);
         route[PREFIX_AT] = 24;
         assert_eq!(touched(&route), Touched::default());

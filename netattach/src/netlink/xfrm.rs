@@ -105,13 +105,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_understood_counts_as_policies() {
+    fn messages_that_are_not_understood_count_as_policies() {
         assert_eq!(answer(&[]), Answer::Policies(true));
         assert_eq!(answer(&info([0; 6])[..30]), Answer::Policies(true));
     }
 
     #[test]
-    fn a_refusal_is_told() {
+    fn a_refusal_is_reported() {
         let mut datagram = request();
         datagram[4..6].copy_from_slice(&NLMSG_ERROR.to_ne_bytes());
         datagram[HEADER_LEN..HEADER_LEN + 4].copy_from_slice(&(-libc::EINVAL).to_ne_bytes());

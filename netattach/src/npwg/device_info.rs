@@ -265,9 +265,9 @@ mod tests {
                 r#"memif.mode is "arp", but must be ethernet, ip or inject-punt"#.into(),
             ),
         ];
-        for (kind, device, said) in table {
+        for (kind, device, message) in table {
             let info = json!({"type": kind, "version": "1.1.0", kind: device});
-            let expected = format!("device information: {said}");
+            let expected = format!("device information: {message}");
             assert_eq!(parse(info.to_string().as_bytes()).unwrap_err().to_string(), expected);
         }
     }

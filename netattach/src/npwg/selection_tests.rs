@@ -319,9 +319,9 @@ fn values_that_the_standard_rules_out_are_refused_by_key() {
         ("claim name", json!({"ipam-claim-reference": ""}), r#"ipam-claim-reference is """#),
         ("device", json!({"deviceID": 3}), "deviceID is 3"),
     ];
-    for (row, keys, said) in table {
+    for (row, keys, message) in table {
         let text = element(keys).unwrap_err().to_string();
-        let expected = format!("networks annotation element 0: {said}, but must be ");
+        let expected = format!("networks annotation element 0: {message}, but must be ");
         assert!(text.starts_with(&expected), "{row}: {text}");
     }
 }

@@ -53,6 +53,22 @@ pub struct StatusEntry {
     /// distinguished from the others and defines no key for it.
     #[serde(default, rename = "dev.netattach.dynamic", skip_serializing_if = "Option::is_none")]
     pub dynamic: Option<Dynamic>,
+    /// The device that the kubelet gave the pod for the attachment, and to which of its containers: the standard has keys
+    /// for what the device is, and none for whose it is.
+    #[serde(default, rename = "dev.netattach.device", skip_serializing_if = "Option::is_none")]
+    pub device: Option<Device>,
+}
+
+/// A device of an extended resource.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Device {
+    /// The extended resource.
+    pub resource: String,
+    /// Id of the device within it.
+    pub id: String,
+    /// The container that has it; `None`: the pod's selection names the device, and there is no kubelet to ask.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<String>,
 }
 
 /// The format of entries. The default follows the standard; each switch is for readers that expect Multus's format.
@@ -108,6 +124,8 @@ pub struct Attached {
     pub warnings: Vec<String>,
     /// For an attachment of a live pod.
     pub dynamic: Option<Dynamic>,
+    /// See [`StatusEntry::device`].
+    pub device: Option<Device>,
 }
 
 /// Why a `network-status` annotation is invalid.
@@ -135,6 +153,7 @@ impl Attached {
             default_route: self.default_route.clone(),
             device_info: self.device_info.clone(),
             warnings: self.warnings.clone(),
+            device: self.device.clone(),
             ..self.entry(in_pod, true, form)
         }
     }
@@ -161,6 +180,7 @@ impl Attached {
             mtu: reported.and_then(|interface| interface.mtu).filter(|_| form.multus_keys),
             warnings: Vec::new(),
             dynamic: self.dynamic.clone(),
+            device: None,
         }
     }
 
@@ -337,6 +357,11 @@ mod tests {
             default_route: Some(vec!["10.0.0.1".parse().unwrap()]),
             device_info: Some(json!({"type": "memif", "version": "1.1.0", "memif": {}})),
             warnings: vec!["odd".to_owned()],
+            device: Some(Device {
+                resource: "a/vf".into(),
+                id: "0000:03:02.1".into(),
+                container: Some("web".into()),
+            }),
             ..attached(result)
         }
     }
@@ -356,6 +381,7 @@ mod tests {
                 "default-route": ["10.0.0.1"],
                 "device-info": {"type": "memif", "version": "1.1.0", "memif": {}},
                 "dev.netattach.warnings": ["odd"],
+                "dev.netattach.device": {"resource": "a/vf", "id": "0000:03:02.1", "container": "web"},
             })
         );
     }

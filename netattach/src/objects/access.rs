@@ -56,7 +56,7 @@ pub enum Forbidden {
         network: NetworkRef,
     },
     /// The definition's list is invalid, so it allows no namespace.
-    #[error("nobody may use network {network}: annotation {ALLOWED_NAMESPACES_ANNOTATION}")]
+    #[error("no namespace may use network {network}: annotation {ALLOWED_NAMESPACES_ANNOTATION}")]
     Unreadable {
         /// The network.
         network: NetworkRef,
@@ -228,7 +228,8 @@ mod tests {
     #[test]
     fn a_definition_says_which_namespaces_may_use_it() {
         let no = "namespace shop may not use network infra/lan: its annotation netattach.dev/allowed-namespaces does not allow it";
-        let unreadable = "nobody may use network infra/lan: annotation netattach.dev/allowed-namespaces: ";
+        let unreadable =
+            "no namespace may use network infra/lan: annotation netattach.dev/allowed-namespaces: ";
         let table = [
             ("shop", "yes"),
             ("infra, shop", "yes"),

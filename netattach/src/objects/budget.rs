@@ -39,6 +39,24 @@ pub const ENTRIES: usize = netattach_common::capacity::PORTS;
 /// Comparisons allowed while compiling one direction.
 pub const WORK: usize = 50_000_000;
 
+/// Pods of other nodes.
+pub const REMOTE_PODS: usize = 131_072;
+/// Addresses of all pods of other nodes.
+pub const REMOTE_ADDRESSES: usize = 524_288;
+/// Addresses of a pod of another node, on all its networks.
+pub const ADDRESSES_OF_REMOTE_POD: usize = 64;
+/// Bytes of the status annotation of a pod of another node.
+pub const REMOTE_STATUS_ANNOTATION: usize = 64 << 10;
+/// Bytes of the annotation with its ports.
+pub const REMOTE_PORTS_ANNOTATION: usize = 16 << 10;
+/// Named ports of a pod of another node.
+pub const PORTS_OF_REMOTE_POD: usize = 256;
+/// Bytes of its labels, keys and values together.
+pub const LABELS_OF_REMOTE_POD: usize = 16 << 10;
+
+/// Pods that can claim one address of a network, and selectors that select all of them allow it.
+pub const CLAIMANTS: usize = 256;
+
 /// The limit that is exceeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Excess {
@@ -230,6 +248,14 @@ mod tests {
             PREFIXES,
             ENTRIES,
             WORK,
+            REMOTE_PODS,
+            REMOTE_ADDRESSES,
+            ADDRESSES_OF_REMOTE_POD,
+            REMOTE_STATUS_ANNOTATION,
+            REMOTE_PORTS_ANNOTATION,
+            PORTS_OF_REMOTE_POD,
+            LABELS_OF_REMOTE_POD,
+            CLAIMANTS,
         ];
         assert_eq!(bounds.collect::<Vec<_>>(), expected);
     }

@@ -2,12 +2,16 @@
 //! changed in place.
 //!
 //! A [`policy`] selects pods by [`labels`]; [`budget`] limits its size. Structs that collect unknown keys are read by
-//! `unknown_keys`. [`access`] decides which namespaces may use a network.
+//! `unknown_keys`. [`access`] decides which namespaces may use a network. Of pods of other nodes there is only what makes
+//! them peers of policies ([`remote`]): [`remote_pods`] is the map of all of them, [`interner`] has what they share.
 
 pub mod access;
 pub mod budget;
+pub mod interner;
 pub mod labels;
 pub mod policy;
+pub mod remote;
+pub mod remote_pods;
 pub(crate) mod unknown_keys;
 
 use std::collections::{BTreeMap, btree_map};
@@ -23,6 +27,7 @@ use crate::npwg::selection::PortProtocol;
 use crate::npwg::{Definition, NetworkRef};
 use crate::objects::labels::Labels;
 use crate::objects::policy::Policy;
+use crate::objects::remote_pods::RemotePods;
 
 /// Label that the API server sets on every namespace: its name.
 pub const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
@@ -31,8 +36,10 @@ pub const NAMESPACE_NAME_LABEL: &str = "kubernetes.io/metadata.name";
 /// found by comparing addresses.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Objects {
-    /// Pods.
+    /// Pods of this node. A source that does not know the node of a pod has all of them here.
     pub pods: Shared<ObjectName, Arc<Pod>>,
+    /// Pods of other nodes.
+    pub remote_pods: RemotePods,
     /// Labels of the namespaces that have a manifest. Use [`Objects::namespace_labels`], which also covers the others.
     pub namespaces: Shared<String, Labels>,
     /// NetworkAttachmentDefinitions.
@@ -70,6 +77,8 @@ pub struct Pod {
     pub name: ObjectName,
     /// Identity across re-creation under the same name; manifests usually have none.
     pub uid: Option<String>,
+    /// Uid of the static pod of which this is the mirror. The runtime names that one, as the kubelet runs it.
+    pub mirror_of: Option<String>,
     /// Labels.
     pub labels: Labels,
     /// Annotations, limited to those that are read.
@@ -82,6 +91,11 @@ pub struct Pod {
     pub ports: Vec<ContainerPort>,
     /// The privileges of its containers over its network.
     pub powers: Powers,
+    /// The source knows that the pod is on this node: its addresses are those of its attachments, never those that its
+    /// status claims. Manifests do not tell.
+    pub on_this_node: bool,
+    /// Whether it is being deleted.
+    pub terminating: bool,
 }
 
 /// Whether any container of a pod has capabilities over the pod's network.
@@ -121,8 +135,17 @@ pub enum Phase {
     Unknown,
 }
 
+/// A network as policies name it. The default network can be both.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Place {
+    /// The network of a definition, which MultiNetworkPolicies name.
+    Network(NetworkRef),
+    /// The pod's default network, which NetworkPolicies are about.
+    Default,
+}
+
 /// A port that a container declares.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ContainerPort {
     /// Its name, by which policies can refer to it.
     pub name: Option<String>,
@@ -135,12 +158,29 @@ pub struct ContainerPort {
 /// An object that a source could not read. Its previous version is still in the snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
-    /// File or directory.
-    pub file: PathBuf,
-    /// Index of the document in the file, from 0; `None`: the file as a whole.
-    pub document: Option<usize>,
+    /// Where it is.
+    pub origin: Origin,
     /// The error, in one line.
     pub message: String,
+}
+
+/// Where a source found an object.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Origin {
+    /// A manifest.
+    File {
+        /// File or directory.
+        path: PathBuf,
+        /// Index of the document in the file, from 0; `None`: the file as a whole.
+        document: Option<usize>,
+    },
+    /// The Kubernetes API.
+    Api {
+        /// Kind of the object, in lower case, as `kubectl get` takes it.
+        kind: &'static str,
+        /// Its name. Of an object without a namespace, the namespace is empty.
+        name: ObjectName,
+    },
 }
 
 impl Objects {
@@ -246,6 +286,24 @@ impl fmt::Display for ObjectName {
     }
 }
 
+impl Pod {
+    /// Whether a uid that the runtime or the kubelet names can be this pod's: its own, or that of the static pod that
+    /// it mirrors. A pod without a uid is known by its name alone.
+    pub fn has_uid(&self, uid: &str) -> bool {
+        let own = self.uid.as_deref().is_none_or(|own| own == uid);
+        own || self.mirror_of.as_deref() == Some(uid)
+    }
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Network(network) => write!(f, "{network}"),
+            Self::Default => f.write_str("the default network"),
+        }
+    }
+}
+
 impl Phase {
     /// Whether the pod's containers have terminated for good: its addresses may already belong to another pod.
     pub fn has_ended(self) -> bool {
@@ -255,9 +313,22 @@ impl Phase {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.document {
-            Some(index) => write!(f, "{} document {index}: {}", self.file.display(), self.message),
-            None => write!(f, "{}: {}", self.file.display(), self.message),
+        match &self.origin {
+            Origin::File { document: Some(index), .. } => {
+                write!(f, "{} document {index}: {}", self.origin, self.message)
+            }
+            origin => write!(f, "{origin}: {}", self.message),
+        }
+    }
+}
+
+/// The file or the object.
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File { path, .. } => write!(f, "{}", path.display()),
+            Self::Api { kind, name } if name.namespace.is_empty() => write!(f, "{kind} {}", name.name),
+            Self::Api { kind, name } => write!(f, "{kind} {name}"),
         }
     }
 }

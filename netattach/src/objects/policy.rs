@@ -200,8 +200,8 @@ pub enum Finding {
     #[error("cannot be read: every pod of the namespace is isolated")]
     Unreadable,
     /// There are more findings than are reported.
-    #[error("{0} more findings are not told")]
-    Untold(usize),
+    #[error("{0} more findings are not listed")]
+    Unlisted(usize),
     /// The selector of the policy is invalid.
     #[error("{0}: every pod of the namespace is isolated and no rule of this policy applies")]
     PodSelector(SelectorError),

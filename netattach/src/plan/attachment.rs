@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::device::Device;
-use super::resolve::{Network, Numbers, Options};
+use super::resolve::{Network, Numbers, Options, needs_device};
 use super::{AttachmentPlan, CachedResults, Sandbox};
 use crate::budget;
 use crate::cni::{self, CniArgs, CniError, PluginConf, code};
@@ -64,8 +64,8 @@ fn planned(
     budget::FILE_NAME.check(list.name.len() + sandbox.container_id.len() + ifname.len() + 2)?;
     let mut capabilities = wanted.capabilities()?;
     wanted.check_mac_is_permitted(cni_args)?;
-    let device = Device::of(network, asked)?;
-    device.check_somebody_takes_it(list, |kind| native(kind, options).is_some())?;
+    let device = Device::of(network, asked, needs_device(network, options))?;
+    device.check_plugin_takes_device(list, |kind| native(kind, options).is_some())?;
     let files = device.files(list, &options.device_info_dir, &network.name, &sandbox.container_id, ifname);
     device.offer(&mut capabilities, files.as_ref());
     let mut plugins = Vec::with_capacity(list.plugins.len());
@@ -73,7 +73,7 @@ fn planned(
         plugins.push((plugin.plugin_type(), wanted.config(plugin, &capabilities)?));
     }
     let Some(((kind, config), chained)) = plugins.split_first() else {
-        return Err(CniError::new(code::INVALID_CONFIG, "plugins: there is none"));
+        return Err(CniError::new(code::INVALID_CONFIG, "plugins: the list is empty"));
     };
 
     let mut steps: Vec<Step> = files.iter().cloned().map(Step::PrepareDeviceInfo).collect();
@@ -130,6 +130,7 @@ fn planned(
         warnings: asked.and_then(|selection| claim_without_effect(selection, &steps)).into_iter().collect(),
         steps,
         yields_to: None,
+        device: network.device.clone(),
     })
 }
 
@@ -202,7 +203,7 @@ pub(super) fn wishes(network: &Network, options: &Options) -> Wishes {
 }
 
 /// The driver of a type; `None` if netattach has none or the type is in `exec`.
-fn native(kind: &str, options: &Options) -> Option<&'static dyn Driver> {
+pub(super) fn native(kind: &str, options: &Options) -> Option<&'static dyn Driver> {
     link::driver(kind).filter(|_| !options.exec.iter().any(|name| name == kind))
 }
 

@@ -166,6 +166,7 @@ mod tests {
             ],
             yields_to: None,
             warnings: Vec::new(),
+            device: None,
         }
     }
 
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn an_mtu_is_expected_as_a_later_plugin_tells_it_and_not_at_all_if_it_may_have_changed_in_silence() {
+    fn the_expected_mtu_is_that_of_a_later_plugins_result_and_none_if_it_may_have_changed_unreported() {
         let mut chained = attachment();
         let tuning = |role| {
             Step::Delegate(crate::step::Delegate {

@@ -1,6 +1,22 @@
 //! Compares the plan of a repeated ADD with the plan that was carried out. Pure.
 
+use super::resolve::Options;
 use super::{AttachmentPlan, Plan, Sandbox};
+use crate::step::Step;
+
+/// The settings by which a repeated ADD is planned. A plugin that was executed for the first ADD is executed again, even
+/// if netattach has become able to carry it out itself: what is asked for is the same.
+pub fn as_planned(done: &Plan, options: &Options) -> Options {
+    let mut options = options.clone();
+    for (_, _, step) in done.steps() {
+        if let Step::Delegate(delegate) = step
+            && !options.exec.contains(&delegate.plugin)
+        {
+            options.exec.push(delegate.plugin.clone());
+        }
+    }
+    options
+}
 
 /// Describes the first difference between a plan and the one that was carried out. The path of the namespace may
 /// differ.
@@ -25,12 +41,12 @@ fn of_sandboxes(done: &Sandbox, asked: &Sandbox) -> Option<&'static str> {
     // Destructured completely, so that a new field has to be considered here.
     let Sandbox { container_id, ifname, netns: _, netns_id, cni_args, cni_path, config_name, pod } = done;
     let table = [
-        (*container_id == asked.container_id, "CNI_CONTAINERID is another"),
-        (*ifname == asked.ifname, "CNI_IFNAME is another"),
-        (*netns_id == asked.netns_id, "CNI_NETNS is another namespace"),
-        (*pod == asked.pod, "CNI_ARGS names another pod"),
-        (*cni_args == asked.cni_args, "CNI_ARGS is another"),
-        (*cni_path == asked.cni_path, "CNI_PATH is another"),
+        (*container_id == asked.container_id, "CNI_CONTAINERID differs"),
+        (*ifname == asked.ifname, "CNI_IFNAME differs"),
+        (*netns_id == asked.netns_id, "CNI_NETNS is a different namespace"),
+        (*pod == asked.pod, "CNI_ARGS names a different pod"),
+        (*cni_args == asked.cni_args, "CNI_ARGS differs"),
+        (*cni_path == asked.cni_path, "CNI_PATH differs"),
         (*config_name == asked.config_name, "the configuration has another name"),
     ];
     table.into_iter().find_map(|(same, what)| (!same).then_some(what))

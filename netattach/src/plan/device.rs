@@ -32,22 +32,27 @@ pub(super) struct Device<'a> {
 }
 
 impl<'a> Device<'a> {
-    /// The device that a selection requests, from the resource of the network.
+    /// The device that a selection requests, or that the pod was given for the network. `is_needed`: see
+    /// [`needs_device`](super::resolve::needs_device).
     ///
     /// # Errors
-    /// The network needs a device and the selection names none. netattach does not ask which devices the kubelet has
-    /// allocated to the pod: attaching without the device would give the pod something other than what it requested.
-    pub(super) fn of(network: &'a Network, selection: Option<&'a Selection>) -> Result<Self, CniError> {
+    /// The network needs a device and there is none: attaching without it would give the pod something other than what it
+    /// requested.
+    pub(super) fn of(
+        network: &'a Network,
+        selection: Option<&'a Selection>,
+        is_needed: bool,
+    ) -> Result<Self, CniError> {
         let resource = network.resource.as_deref();
-        let id = selection.and_then(|selection| selection.device_id.as_deref());
+        let named = selection.and_then(|selection| selection.device_id.as_deref());
+        let id = named.or(network.device.as_ref().map(|device| device.id.as_str()));
         match (resource, id) {
-            (Some(resource), None) => {
+            (Some(resource), None) if is_needed => {
                 let msg = format!(
-                    "the network needs a device of resource {resource} (annotation {RESOURCE_ANNOTATION}), and \
-                     netattach does not ask the kubelet which one the pod was given: name it by deviceID in the \
-                     pod's selection"
+                    "the network needs a device of resource {resource} (annotation {RESOURCE_ANNOTATION}), and the \
+                     kubelet was not asked which one the pod was given"
                 );
-                Err(CniError::new(code::INVALID_CONFIG, msg))
+                Err(CniError::new(code::TRY_AGAIN_LATER, msg))
             }
             _ => Ok(Self { resource, id }),
         }
@@ -55,7 +60,7 @@ impl<'a> Device<'a> {
 
     /// # Errors
     /// The selection requests a device and all the plugins are native: none of those supports devices.
-    pub(super) fn check_somebody_takes_it(
+    pub(super) fn check_plugin_takes_device(
         self,
         list: &NetworkList,
         is_native: impl Fn(&str) -> bool,
@@ -125,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pci_address_is_what_the_plugin_goes_by() {
+    fn the_pci_address_is_what_the_plugin_uses() {
         let table = [
             (json!({"pciBusID": "0000:03:02.1"}), Some("0000:03:02.1")),
             (json!({"deviceID": "0000:03:02.1"}), Some("0000:03:02.1")),

@@ -22,10 +22,10 @@ pub fn is_other(number: u16) -> bool {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidEthertypes {
     /// Not an ethertype number.
-    #[error("{0:?} is no ethertype from 0x600 to 0xffff")]
+    #[error("{0:?} is not an ethertype from 0x600 to 0xffff")]
     Number(String),
     /// The frames of this ethertype are judged by their contents.
-    #[error("{0:#06x} is judged by the policies and cannot be let pass")]
+    #[error("{0:#06x} is judged by policies and cannot be exempted")]
     Judged(u16),
     /// More ethertypes than a record has room for.
     #[error("{0} ethertypes, where there may be {MOST}")]

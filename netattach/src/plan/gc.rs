@@ -142,7 +142,20 @@ fn place(step: Step) -> Option<Place> {
             }
             Some(Place::Plugin(delegate))
         }
-        _ => None,
+        Step::EnsureBridge(_)
+        | Step::CreateLink(_)
+        | Step::RaiseLoopback
+        | Step::PrepareDeviceInfo(_)
+        | Step::Gateway { .. }
+        | Step::EnsureForwarding
+        | Step::RouteToPod
+        | Step::FindDevice
+        | Step::Protect(_)
+        | Step::Configure(_)
+        | Step::Remember(_)
+        | Step::ReadDeviceInfo(_)
+        | Step::MoveDefaultRoutes { .. }
+        | Step::RouteBySource => None,
     }
 }
 

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_passes_the_kernel_by_is_judged_nowhere() {
+    fn interfaces_that_bypass_the_kernel_are_judged_nowhere() {
         let ethernet = || Some(interface(Some([2, 0, 0, 0, 0, 1])));
         let userspace = |kind: &str| NotObservable::Userspace(kind.to_owned());
         let table = [

@@ -38,6 +38,7 @@ use sha2::{Digest, Sha256};
 use crate::cni::Version;
 use crate::netns::NetnsId;
 use crate::npwg::NetworkName;
+use crate::npwg::status::Device;
 use crate::objects::ObjectName;
 use crate::spec;
 pub use device::pci_address;
@@ -151,6 +152,9 @@ pub struct AttachmentPlan {
     /// Warnings for the pod's author; they stopped nothing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
+    /// The device that the kubelet gave the pod for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<Device>,
 }
 
 impl Plan {
@@ -170,6 +174,7 @@ impl Plan {
             kind: attachment.kind.clone(),
             steps: attachment.steps.iter().map(Step::outline).collect(),
             warnings: attachment.warnings.clone(),
+            device: attachment.device.clone(),
             ..*attachment
         };
         Self {
@@ -243,11 +248,12 @@ mod tests {
     use super::*;
 
     /// The plans of records that earlier versions wrote.
-    const RECORDS: [&str; 4] = [
+    const RECORDS: [&str; 5] = [
         include_str!("../journal/fixtures/version-1-own-plugins.jsonl"),
         include_str!("../journal/fixtures/version-1-other-plugins.jsonl"),
         include_str!("../journal/fixtures/version-2-own-plugins.jsonl"),
         include_str!("../journal/fixtures/version-2-other-plugins.jsonl"),
+        include_str!("../journal/fixtures/version-3-own-plugins.jsonl"),
     ];
 
     fn plans() -> impl Iterator<Item = Value> {
@@ -290,6 +296,8 @@ mod tests {
             row("shop/lan", "macvlan net2 on wire0", Some(HookKind::Parent)),
             row("kube-system/default", "veth na23821816dea4a to eth0", Some(HookKind::Node)),
             row("shop/odd", "plugin", None),
+            row("kube-system/default", "veth na23821816dea4a to eth0", Some(HookKind::Node)),
+            row("shop/fixed", "ipvlan net1 on wire0", Some(HookKind::Pod)),
         ];
         assert_eq!(found, expected);
     }

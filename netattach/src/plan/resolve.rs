@@ -3,15 +3,22 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::attachment::{self, Wanted, attachment};
 use super::{AttachmentPlan, CachedResults, Dynamic, Plan, Sandbox};
 use crate::budget;
-use crate::cni::{self, CniArgs, CniError, CniResult, NetworkList, Version, code};
+use crate::cni::{self, CniArgs, CniError, CniResult, NetworkList, PluginConf, Version, code};
 use crate::link::{self, Driver, Facts, Wishes};
+use crate::npwg::status::Device;
 use crate::npwg::{self, NetworkName, Selection};
 use crate::step::{EnforceWhen, Step, StepRef};
+
+/// The capability by which a runtime hands on the hostPorts of a pod.
+const PORT_MAPPINGS: &str = "portMappings";
+/// Most ports that a message lists.
+const SHOWN_PORTS: usize = 8;
 
 /// A network that a pod is to be attached to.
 #[derive(Debug, Clone)]
@@ -26,6 +33,8 @@ pub struct Network {
     pub enforce: Option<EnforceWhen>,
     /// Ethertypes that its attachments may exchange besides IP and ARP.
     pub ethertypes: Vec<u16>,
+    /// The device that this attachment of the network gets, if it needs one.
+    pub device: Option<Device>,
 }
 
 /// The networks of a pod, with all references resolved.
@@ -68,6 +77,19 @@ pub struct Options {
     pub device_info_dir: PathBuf,
     /// When programs run for attachments that other plugins make (`delegation.enforce`).
     pub enforce: EnforceWhen,
+    /// The effect of a hostPort that the default network cannot open (`unsupportedPortMappings`).
+    pub port_mappings: UnsupportedPortMappings,
+}
+
+/// The effect of a hostPort that no plugin of the default network can open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum UnsupportedPortMappings {
+    /// The pod fails: it would be Ready with its port closed.
+    #[default]
+    Fail,
+    /// The pod is attached, with a warning in its network-status: something else may open its ports.
+    Warn,
 }
 
 /// Hands out numbers to attachments and networks. Absent if there is no dataplane.
@@ -84,6 +106,13 @@ pub trait Numbers {
 /// The facts about the node that planning attachments of these networks needs.
 pub fn wishes<'n>(networks: impl IntoIterator<Item = &'n Network>, options: &Options) -> Wishes {
     networks.into_iter().flat_map(|network| attachment::wishes(network, options)).collect()
+}
+
+/// Whether attachments of the network need a device of its resource. The native plugins take no device; a resource of
+/// their networks only says on which nodes pods can run.
+pub fn needs_device(network: &Network, options: &Options) -> bool {
+    let is_executed = |plugin: &PluginConf| attachment::native(plugin.plugin_type(), options).is_none();
+    network.resource.is_some() && network.list.plugins.iter().any(is_executed)
 }
 
 /// Plans the attachments of a sandbox: the default network first, then the selections in order.
@@ -106,7 +135,7 @@ pub fn resolve(
         vec![default_attachment(&sandbox, request, intent, (options, facts), numbers.as_deref_mut())?];
     // Only the default network's result goes to the runtime.
     for default in &attachments {
-        check_result_can_be_told(request.version, &default.steps)?;
+        check_result_is_expressible(request.version, &default.steps)?;
     }
     for ((selection, network), ifname) in intent.selections.iter().zip(&names) {
         attachments.push(selected(
@@ -163,8 +192,10 @@ fn settle_routing(attachments: &mut [AttachmentPlan], selections: &[(Selection, 
 /// # Errors
 /// As [`resolve`].
 pub fn rehearse(sandbox: &Sandbox, network: &Network, options: &Options) -> Result<AttachmentPlan, CniError> {
+    // The devices are a pod's.
+    let network = Network { resource: None, ..network.clone() };
     let wanted = Wanted {
-        network,
+        network: &network,
         ifname: &sandbox.ifname,
         default: true,
         remembered: CachedResults::Off,
@@ -238,6 +269,14 @@ fn default_attachment(
         return Err(CniError::new(code::INVALID_CONFIG, msg));
     }
     let offered = request.config.get("runtimeConfig").and_then(Value::as_object).cloned();
+    let warning = match (closed_ports(&network.list, offered.as_ref()), options.port_mappings) {
+        (None, _) => None,
+        (Some(msg), UnsupportedPortMappings::Warn) => Some(msg),
+        (Some(msg), UnsupportedPortMappings::Fail) => {
+            let msg = format!("attach {ifname} ({}): {msg}", network.name);
+            return Err(CniError::new(code::INVALID_CONFIG, msg));
+        }
+    };
     let wanted = Wanted {
         network,
         ifname,
@@ -248,7 +287,29 @@ fn default_attachment(
         asked: chosen,
         facts,
     };
-    attachment(sandbox, &wanted, &request.args, options, numbers)
+    let mut planned = attachment(sandbox, &wanted, &request.args, options, numbers)?;
+    planned.warnings.extend(warning);
+    Ok(planned)
+}
+
+/// The ports of the node that the runtime asks for and no plugin of the network would open, in words. The runtime gives
+/// a plugin only what it declares, and netattach declares `portMappings` for every default network so as to see them.
+fn closed_ports(list: &NetworkList, offered: Option<&Map<String, Value>>) -> Option<String> {
+    let asked = offered?.get(PORT_MAPPINGS)?.as_array()?;
+    if asked.is_empty() || cni::capability::undeclared(list, [PORT_MAPPINGS]).is_empty() {
+        return None;
+    }
+    let ports: Vec<String> =
+        asked.iter().map(|mapping| mapping["hostPort"].to_string()).filter(|port| port != "0").collect();
+    let (shown, more) = ports.split_at(ports.len().min(SHOWN_PORTS));
+    let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
+    let msg = format!(
+        "hostPort {}{more} asked for, but no plugin of network {} declares the capability {PORT_MAPPINGS}: nothing would \
+         open it (unsupportedPortMappings)",
+        shown.join(", "),
+        list.name
+    );
+    (!ports.is_empty()).then_some(msg)
 }
 
 /// Plans the one interface that a plain CNI executable is to make, from its input alone.
@@ -262,7 +323,7 @@ pub fn one(
     facts: &Facts,
 ) -> Result<AttachmentPlan, CniError> {
     let steps = driver.plan(&plain(sandbox, request, facts))?;
-    check_result_can_be_told(request.version, &steps)?;
+    check_result_is_expressible(request.version, &steps)?;
     Ok(alone(driver, request, steps))
 }
 
@@ -298,16 +359,51 @@ fn alone(driver: &dyn Driver, request: &cni::Request, steps: Vec<Step>) -> Attac
         steps,
         yields_to: None,
         warnings: Vec::new(),
+        device: None,
     }
 }
 
 /// A result without addresses cannot be expressed in the two oldest versions (CNV-05). Failing now is better than
 /// after the effects.
-fn check_result_can_be_told(version: Version, steps: &[Step]) -> Result<(), CniError> {
+fn check_result_is_expressible(version: Version, steps: &[Step]) -> Result<(), CniError> {
     let brings_addresses =
         |step: &Step| matches!(step, Step::Lease(_) | Step::Delegate(_) | Step::RaiseLoopback);
     if steps.iter().any(brings_addresses) {
         return Ok(());
     }
     CniResult::default().to_value(version).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_host_port_needs_a_plugin_that_opens_it() {
+        let list = |capabilities: Value| {
+            let plugins = json!([{"type": "bridge"}, {"type": "other", "capabilities": capabilities}]);
+            NetworkList::parse(json!({"name": "pods", "plugins": plugins}).to_string().as_bytes()).unwrap()
+        };
+        let closed = |list: &NetworkList, mappings: Value| {
+            closed_ports(list, json!({"portMappings": mappings, "bandwidth": {}}).as_object())
+        };
+        let port = |number: u16| json!({"hostPort": number, "containerPort": 80, "protocol": "tcp"});
+        let (able, unable) = (list(json!({"portMappings": true})), list(json!({"portMappings": false})));
+        assert_eq!(closed(&able, json!([port(8080)])), None);
+        // Runtimes send an empty list for a pod without ports, and 0 for a port that is not mapped.
+        assert_eq!(closed(&unable, json!([])), None);
+        assert_eq!(closed(&unable, json!([port(0)])), None);
+        assert_eq!(closed_ports(&unable, None), None);
+        let told = |ports: &str| {
+            Some(format!(
+                "hostPort {ports} asked for, but no plugin of network pods declares the capability portMappings: nothing \
+                 would open it (unsupportedPortMappings)"
+            ))
+        };
+        assert_eq!(closed(&unable, json!([port(8080), port(0), port(53)])), told("8080, 53"));
+        let many: Vec<Value> = (1..=10).map(port).collect();
+        assert_eq!(closed(&unable, json!(many)), told("1, 2, 3, 4, 5, 6, 7, 8 and 2 more"));
+    }
 }

@@ -133,7 +133,7 @@ fn loopback_tells_one_address_of_its_own_for_each_family() {
 }
 
 #[test]
-fn a_result_read_back_and_told_again_is_the_same() {
+fn a_result_read_back_and_reported_again_is_the_same() {
     let delegated = json!({"type": "dhcp"});
     for (kind, keys) in [
         ("bridge", json!({"bridge": "br0", "isGateway": true, "ipam": pool()})),

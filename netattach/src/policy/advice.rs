@@ -43,7 +43,7 @@ impl Path {
                 policies: selected_by.clone(),
                 peer: peer.address,
                 is_named: matches!(missing, Missing::Port(_)),
-                traffic: self.traffic.as_a_rule_has_it(),
+                traffic: self.traffic.as_rules_name_it(),
             })
         });
         advice.collect()

@@ -6,12 +6,13 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::npwg::NetworkRef;
+use crate::objects::Place;
 use crate::objects::policy::POLICY_FOR_ANNOTATION;
 use crate::objects::{ObjectName, Objects, Phase, Pod};
 use crate::policy::diff::{Programmed, diff};
 use crate::policy::explain::{End, Form, NodeRules, Question, View, explain};
 use crate::policy::incremental::compile;
-use crate::policy::index::{Endpoint, Place};
+use crate::policy::index::Endpoint;
 use crate::policy::options::Options;
 use crate::source::read::policy;
 
@@ -91,12 +92,15 @@ fn pod(name: ObjectName) -> Pod {
     Pod {
         name,
         uid: None,
+        mirror_of: None,
         labels: Default::default(),
         annotations: BTreeMap::new(),
         phase: Phase::Running,
         host_network: false,
         ports: Vec::new(),
         powers: Default::default(),
+        on_this_node: false,
+        terminating: false,
     }
 }
 

@@ -11,7 +11,7 @@ use crate::objects::{ObjectName, Objects};
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     pub(super) policies: BTreeSet<PolicyName>,
-    /// Pods, also those of which only the attachments on this node have changed.
+    /// Pods of this node and of others, also those of which only the attachments on this node have changed.
     pub(super) pods: BTreeSet<ObjectName>,
     /// Namespaces with other labels.
     pub(super) namespaces: BTreeSet<String>,
@@ -31,9 +31,12 @@ impl Changes {
             let network = different(&before.network_policies, &now.network_policies, Arc::ptr_eq);
             policies.extend(network.cloned().map(PolicyName::network));
         }
+        let mut pods: BTreeSet<ObjectName> =
+            different(&before.pods, &now.pods, Arc::ptr_eq).cloned().collect();
+        pods.extend(now.remote_pods.changed_names(&before.remote_pods));
         Self {
             policies,
-            pods: different(&before.pods, &now.pods, Arc::ptr_eq).cloned().collect(),
+            pods,
             namespaces: different(&before.namespaces, &now.namespaces, PartialEq::eq).cloned().collect(),
             definitions: before.definitions != now.definitions,
         }
@@ -89,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_new_gone_or_another_is_different() {
+    fn new_removed_and_replaced_objects_are_changes() {
         let map = |pairs: &[(u32, char)]| pairs.iter().copied().collect::<BTreeMap<_, _>>();
         let found = |before: &[(u32, char)], now: &[(u32, char)]| -> Vec<u32> {
             different(&map(before), &map(now), PartialEq::eq).copied().collect()

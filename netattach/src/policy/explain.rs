@@ -14,10 +14,11 @@ use super::classes::NOTHING;
 use super::desired::Desired;
 use super::diff::{PolicyId, Programmed};
 use super::evaluate::{judge, peer_entry};
-use super::index::{Endpoint, Place, published_addresses};
+use super::index::{Endpoint, published_addresses};
 use super::lookup::{ClassId, CompiledPolicy, PortPrefix, RuleId, protocol_name};
 use crate::objects::policy::Direction;
-use crate::objects::{ObjectName, Objects};
+use crate::objects::remote::RemotePod;
+use crate::objects::{ObjectName, Objects, Place};
 use crate::policy::level::{Enforcement, Level};
 
 /// A question about a flow.
@@ -70,7 +71,7 @@ pub enum Form {
 
 impl Asked {
     /// The traffic that a rule would have to name: no rule names segments, and the port of a later fragment is unknown.
-    pub(super) fn as_a_rule_has_it(self) -> Self {
+    pub(super) fn as_rules_name_it(self) -> Self {
         let port = self.port.filter(|_| self.form != Form::Fragment);
         Self { port, form: Form::Opening, ..self }
     }
@@ -243,11 +244,20 @@ impl View<'_> {
         let mut found: Vec<Candidate<'_>> = self.endpoints.iter().flat_map(Candidate::of_endpoint).collect();
         let is_local = |pod: &ObjectName| self.endpoints.iter().any(|endpoint| endpoint.pod == *pod);
         let elsewhere = self.objects.pods.values().filter(|pod| !is_local(&pod.name));
-        for pod in elsewhere.filter(|pod| !pod.host_network && !pod.phase.has_ended()) {
+        let elsewhere = elsewhere.filter(|pod| !pod.host_network && !pod.phase.has_ended());
+        for pod in elsewhere.filter(|pod| !pod.on_this_node) {
             for (place, address) in published_addresses(pod).unwrap_or_default() {
                 let named = Named { pod: Some(pod.name.clone()), address };
                 found.push(Candidate { named, at: BTreeSet::from([place]), endpoint: None });
             }
+        }
+        let remote = self.remote_ends(end);
+        let is_taken = |address: IpAddr, place: &Place| {
+            self.endpoints.iter().any(|it| it.addresses.contains(&address) && it.at.contains(place))
+        };
+        for (pod, place, address) in remote.filter(|(_, place, address)| !is_taken(*address, place)) {
+            let named = Named { pod: Some(pod.object_name()), address };
+            found.push(Candidate { named, at: BTreeSet::from([place.clone()]), endpoint: None });
         }
         match end {
             End::Pod(name) => found.retain(|candidate| candidate.named.pod.as_ref() == Some(name)),
@@ -258,6 +268,21 @@ impl View<'_> {
             found.push(Candidate { named, at: BTreeSet::new(), endpoint: None });
         }
         found
+    }
+
+    /// The pods of other nodes that an end can be, with their addresses; none whose name a pod of this node has too.
+    fn remote_ends(&self, end: &End) -> impl Iterator<Item = (&RemotePod, &Place, IpAddr)> {
+        let (named, anybody, wanted) = match end {
+            End::Pod(name) => (self.objects.remote_pods.get(name), None, None),
+            End::Address(address) => (None, Some(self.objects.remote_pods.iter()), Some(*address)),
+        };
+        let pods = named.into_iter().chain(anybody.into_iter().flatten());
+        let claims = pods
+            .filter(|pod| pod.unreadable.is_none())
+            .flat_map(|pod| pod.addresses.iter().map(move |(place, address)| (&**pod, &**place, *address)));
+        claims
+            .filter(move |(_, _, address)| wanted.is_none_or(|wanted| wanted == *address))
+            .filter(|(pod, _, _)| !self.objects.pods.contains_key(&pod.object_name()))
     }
 
     fn path(&self, from: &Candidate<'_>, to: &Candidate<'_>, traffic: Asked) -> Option<Path> {
@@ -373,7 +398,7 @@ fn decided(
     traffic: Asked,
 ) -> Leg {
     let entry = peer_entry(compiled, peer);
-    let Asked { protocol, port, .. } = traffic.as_a_rule_has_it();
+    let Asked { protocol, port, .. } = traffic.as_rules_name_it();
     let missing = match (judge(compiled, peer, protocol, port), entry) {
         (Decision::Allow { rule }, Some((peer, class))) => {
             let by = compiled.rules.get(&rule).map(ToString::to_string).unwrap_or_default();

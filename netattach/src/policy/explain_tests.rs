@@ -7,7 +7,9 @@ use netattach_common::PolicyIds;
 
 use super::*;
 use crate::npwg::NetworkRef;
+use crate::objects::interner::Interner;
 use crate::objects::policy::PolicyName;
+use crate::objects::remote::{RemotePod, Written};
 use crate::policy::desired::EndpointPolicy;
 use crate::policy::diff::DENY_ALL;
 use crate::policy::lookup::Traffic;
@@ -45,7 +47,7 @@ fn legs(node: NodeRules, from: End, to: End, traffic: Asked) -> Vec<(Option<Stri
     };
     let ingress = |ingress| PolicyIds { ingress, egress: 0 };
     let view = View {
-        objects: &Objects::default(),
+        objects: &with_pods_of_other_nodes(),
         endpoints: &[
             endpoint(1, "web", "lan", "10.0.0.1"),
             endpoint(2, "db", "lan", "10.0.0.2"),
@@ -71,6 +73,23 @@ fn legs(node: NodeRules, from: End, to: End, traffic: Asked) -> Vec<(Option<Stri
     paths.into_iter().map(|path| (path.network.clone(), path.passes(), path.egress, path.ingress)).collect()
 }
 
+/// `far`, and `forger`, who claims the address of `db` as well as one of its own.
+fn with_pods_of_other_nodes() -> Objects {
+    let mut objects = Objects::default();
+    for (name, status) in [
+        (
+            "far",
+            r#"[{"name": "shop/lan", "ips": ["10.0.0.201"]}, {"name": "shop/none", "ips": ["10.7.0.1"]}]"#,
+        ),
+        ("forger", r#"[{"name": "shop/lan", "ips": ["10.0.0.2", "10.0.0.202"]}]"#),
+    ] {
+        let written = Written { status: Some(status), ..Written::default() };
+        let pod = RemotePod::read(&ObjectName::new("shop", name), written, &mut Interner::default());
+        objects.remote_pods.insert(pod.into()).unwrap();
+    }
+    objects
+}
+
 fn pod(name: &str) -> End {
     End::Pod(ObjectName::new("shop", name))
 }
@@ -84,7 +103,7 @@ const SSH: Asked = Asked { port: Some(22), ..WEB };
 const PING: Asked = Asked { protocol: 1, port: None, ..WEB };
 
 #[test]
-fn each_end_says_what_decided() {
+fn each_end_reports_what_decided() {
     let lan = Some("shop/lan".to_owned());
     let allowed = Leg::Allowed {
         policy: 7,
@@ -124,7 +143,23 @@ fn each_end_says_what_decided() {
 }
 
 #[test]
-fn what_opens_no_flow_is_spoken_of_as_the_programs_judge_it() {
+fn pods_of_other_nodes_are_ends_by_what_is_theirs() {
+    let lan = Some("shop/lan".to_owned());
+    for from in [pod("far"), at("10.0.0.201"), pod("forger")] {
+        let found = legs(NodeRules::default(), from.clone(), pod("db"), SSH);
+        let denied = Leg::Denied {
+            policy: 7,
+            selected_by: vec!["shop/p".to_owned()],
+            missing: Missing::Port(vec!["shop/p ingress[0] (tcp/80)".to_owned()]),
+        };
+        assert_eq!(found, [(lan.clone(), false, Leg::NotHere, denied)], "{from:?}");
+    }
+    let found = legs(NodeRules::default(), at("10.0.0.2"), pod("far"), WEB);
+    assert_eq!(found, [(lan, true, Leg::NotIsolated, Leg::NotHere)]);
+}
+
+#[test]
+fn packets_without_a_flow_are_explained_as_the_programs_judge_them() {
     let of = |form| Asked { form, ..WEB };
     let not_ip = Leg::NotIp { selected_by: vec!["shop/p".to_owned()] };
     let strict = NodeRules { strict_connections: true, ..NodeRules::default() };

@@ -5,7 +5,7 @@
 //! | a policy | the attachments that it selected or selects |
 //! | labels of a namespace | the policies whose namespace selectors match differently |
 //! | a definition, labels of a namespace | the policies whose namespace gained or lost the use of a network |
-//! | a pod, or its attachments on this node | the policies that selected or select it as a peer; its attachments |
+//! | a pod, or its attachments on this node | the policies that selected or select it as a peer, or a pod that claims one of its addresses too; its attachments |
 //! | settings, addresses of the node | everything |
 //!
 //! Compiling everything is the same from an empty memory; property tests compare the two.
@@ -16,14 +16,14 @@ use std::sync::{Arc, Weak};
 
 use super::changes::Changes;
 use super::desired::{Condition, Desired, EndpointPolicy, Subject, conditions_of};
-use super::index::{Endpoint, PeerPod, Peers, Place, selecting, selects, usable_networks};
+use super::index::{Endpoint, selecting, selects, usable_networks};
 use super::lookup::CompiledPolicy;
 use super::options::Options;
+use super::peers::{Claimant, Known, Peers};
 use super::resolve::{ByIdentity, Key, exceeded, names_ports_of_peers, ports_of_target, resolve};
 use crate::objects::budget::{Excess, POLICIES, RULES_OF_NODE};
-use crate::objects::labels::Labels;
 use crate::objects::policy::{Direction, Peer, Peers as AnyPeers, Policy, PolicyKind, PolicyName, Severity};
-use crate::objects::{ObjectName, Objects, Pod};
+use crate::objects::{ObjectName, Objects, Place, Pod};
 
 /// Compiles the policies of this node; keeps what the next change does not concern.
 #[derive(Debug, Default)]
@@ -218,21 +218,24 @@ impl Compiler {
         }
         for name in &changes.pods {
             let its = attachments.get(name).into_iter().flatten().copied();
-            let now = self.objects.pods.get(name).and_then(|pod| PeerPod::new(pod, its));
-            let before_labels = self.peers.labels(&name.namespace).cloned();
-            let before = self.peers.replace(name, now.clone(), &self.objects);
-            let is_same = matches!((&before, &now), (Some(before), Some(now)) if before.is_as(now));
-            if is_same || (before.is_none() && now.is_none()) {
-                continue;
+            let now = Known::of(name, &self.objects, its);
+            let is_same = self.peers.has(name, &now);
+            if !is_same {
+                self.touch(name, touched);
             }
-            let labels = self.peers.labels(&name.namespace).or(before_labels.as_ref());
-            let Some(labels) = labels else { continue };
-            for (policy, entry) in &self.policies {
-                let means = |peer: &PeerPod| entry.means(&name.namespace, labels, peer);
-                let is_meant = || before.as_ref().is_some_and(means) || now.as_ref().is_some_and(means);
-                if !touched.contains(policy) && is_meant() {
-                    touched.insert(policy.clone());
-                }
+            self.peers.replace(name, now, &self.objects);
+            if !is_same {
+                self.touch(name, touched);
+            }
+        }
+    }
+
+    /// Adds the policies that mean the pod, or one that shares an address with it.
+    fn touch(&self, pod: &ObjectName, touched: &mut BTreeSet<PolicyName>) {
+        let concerned = self.peers.concerned(pod);
+        for (name, entry) in &self.policies {
+            if !touched.contains(name) && concerned.iter().any(|it| entry.means(&self.peers, it)) {
+                touched.insert(name.clone());
             }
         }
     }
@@ -340,10 +343,11 @@ impl Compiler {
 
     fn desired(&self) -> Desired {
         let mut desired = Desired::default();
+        let of_peers = self.peers.conditions();
         let of_policies = self.policies.values().flat_map(|entry| &entry.conditions);
         let of_tables = self.tables.values().flat_map(|cached| &cached.conditions);
         let mut conditions: BTreeSet<&Condition> =
-            self.peers.conditions().chain(of_policies).chain(of_tables).collect();
+            of_peers.iter().chain(of_policies).chain(of_tables).collect();
         for (id, attached) in &self.attachments {
             conditions.extend(&attached.conditions);
             match &attached.selected {
@@ -396,18 +400,9 @@ impl PolicyEntry {
         }
     }
 
-    /// Whether the tables of this policy depend on this pod, in a namespace with these labels.
-    fn means(&self, namespace: &str, labels: &Labels, pod: &PeerPod) -> bool {
-        let selects = |peer: &Peer| match peer {
-            Peer::Pods { namespaces, pods } => {
-                let in_scope = match namespaces {
-                    Some(selector) => selector.matches(labels),
-                    None => self.policy.namespace() == namespace,
-                };
-                in_scope && pods.matches(pod.labels())
-            }
-            Peer::Block { .. } => false,
-        };
+    /// Whether the tables of this policy depend on this pod.
+    fn means(&self, peers: &Peers, pod: &Claimant) -> bool {
+        let selects = |peer: &Peer| peers.selects(&self.policy, peer, pod);
         pod.is_on(&self.places) && (self.names_ports_of_peers || self.selectors.iter().any(selects))
     }
 }
@@ -426,7 +421,7 @@ fn unknown_pod(endpoint: &Endpoint) -> Condition {
         object: Subject::Pod(endpoint.pod.clone()),
         severity: Severity::Warning,
         message: format!(
-            "is attached to {} but unknown: its policies stay as they are",
+            "is attached to {} but not in the source: its policies are not changed",
             endpoint.at.first().unwrap_or(&Place::Default)
         ),
     }

@@ -13,13 +13,16 @@ use super::tests::World;
 use super::{Compiler, compile};
 use crate::npwg::selection::PortProtocol;
 use crate::npwg::{NetworkRef, STATUS_ANNOTATION};
+use crate::objects::Place;
+use crate::objects::interner::Interner;
 use crate::objects::labels::{Labels, Requirement, Selector};
 use crate::objects::policy::{
     Direction, Directions, Inference, Peer, Peers, Policy, PolicyName, PortTerm, Ports, Rule,
 };
+use crate::objects::remote::{RemotePod, Uid, Written, ports_annotation};
 use crate::objects::{ContainerPort, ObjectName, Objects, Phase, Pod};
 use crate::policy::evaluate::evaluate;
-use crate::policy::index::{Endpoint, Place};
+use crate::policy::index::Endpoint;
 use crate::policy::lookup::CompiledPolicy;
 use crate::policy::options::Options;
 
@@ -49,36 +52,37 @@ fn read_text(
     }
     let mut rules = BTreeSet::new();
     for policy in isolating {
-        // The pods that have the peer's address on one of the policy's networks.
-        let owners: Vec<&Pod> = world
-            .objects
-            .pods
-            .values()
-            .map(|pod| &**pod)
-            .filter(|pod| !pod.host_network && !matches!(pod.phase, Phase::Succeeded | Phase::Failed))
-            .filter(|pod| has_address(world, pod, policy, peer))
+        // Who has the peer's address, on each of the policy's networks where somebody has.
+        let held: Vec<Vec<Holder<'_>>> = policy
+            .networks
+            .iter()
+            .map(|network| holders(world, &Place::Network(network.clone()), peer))
+            .filter(|holders| !holders.is_empty())
             .collect();
         for (position, rule) in policy.rules(direction).iter().enumerate() {
+            let selects = |item: &Peer, holder: &Holder<'_>| {
+                let Peer::Pods { namespaces, pods } = item else { return false };
+                holder.labels.is_some_and(|labels| pods.matches(labels))
+                    && match namespaces {
+                        None => holder.namespace == policy.namespace(),
+                        Some(selector) => selector.matches(&world.objects.namespace_labels(holder.namespace)),
+                    }
+            };
             let meant = match &rule.peers {
                 Peers::Any => true,
-                Peers::Of(peers) => peers.iter().any(|item| match item {
-                    Peer::Block { net, except } => {
-                        net.contains(&peer) && !except.iter().any(|e| e.contains(&peer))
-                    }
-                    Peer::Pods { namespaces, pods } => owners.iter().any(|owner| {
-                        let namespace = &owner.name.namespace;
-                        pods.matches(&owner.labels)
-                            && match namespaces {
-                                None => *namespace == policy.namespace(),
-                                Some(selector) => {
-                                    selector.matches(&world.objects.namespace_labels(namespace))
-                                }
-                            }
-                    }),
-                }),
+                Peers::Of(peers) => {
+                    let is_in = |item: &Peer| match item {
+                        Peer::Block { net, except } => {
+                            net.contains(&peer) && !except.iter().any(|e| e.contains(&peer))
+                        }
+                        Peer::Pods { .. } => false,
+                    };
+                    let is_selected = |holder: &Holder<'_>| peers.iter().any(|item| selects(item, holder));
+                    peers.iter().any(is_in) || held.iter().any(|holders| holders.iter().all(is_selected))
+                }
             };
-            let declares = |pod: &Pod, named: PortProtocol, name: &str| {
-                pod.ports
+            let declares = |ports: &[ContainerPort], named: PortProtocol, name: &str| {
+                ports
                     .iter()
                     .any(|p| p.protocol == named && p.name.as_deref() == Some(name) && Some(p.port) == dport)
             };
@@ -93,10 +97,10 @@ fn read_text(
                     PortTerm::Named { protocol: wanted, name } => {
                         wanted.number() == protocol
                             && match direction {
-                                Direction::Ingress => declares(target, *wanted, name),
-                                Direction::Egress => {
-                                    owners.iter().any(|owner| declares(owner, *wanted, name))
-                                }
+                                Direction::Ingress => declares(&target.ports, *wanted, name),
+                                Direction::Egress => held.iter().any(|holders| {
+                                    holders.iter().all(|holder| declares(holder.ports, *wanted, name))
+                                }),
                             }
                     }
                 }),
@@ -113,19 +117,62 @@ fn is_on(policy: &Policy, place: &Place) -> bool {
     matches!(place, Place::Network(network) if policy.networks.contains(network))
 }
 
-fn has_address(world: &World, pod: &Pod, policy: &Policy, address: IpAddr) -> bool {
-    let local: Vec<&Endpoint> = world.endpoints.iter().filter(|e| e.pod == pod.name).collect();
-    if !local.is_empty() {
-        return local
-            .iter()
-            .any(|e| e.at.iter().any(|place| is_on(policy, place)) && e.addresses.contains(&address));
+/// One who has an address; without labels nobody selects it.
+struct Holder<'a> {
+    namespace: &'a str,
+    labels: Option<&'a Labels>,
+    ports: &'a [ContainerPort],
+}
+
+/// Who has an address of a network, all together.
+fn holders<'a>(world: &'a World, place: &Place, address: IpAddr) -> Vec<Holder<'a>> {
+    let objects = &world.objects;
+    let is_over = |pod: &Pod| pod.host_network || matches!(pod.phase, Phase::Succeeded | Phase::Failed);
+    let is_known = |pod: &Pod| {
+        let remote = objects.remote_pods.get(&pod.name);
+        remote.is_none_or(|remote| remote.uid == pod.uid.as_deref().map(Uid::new))
+    };
+    let of_pod = |pod: &'a Pod| Holder {
+        namespace: &pod.name.namespace,
+        labels: is_known(pod).then_some(&pod.labels),
+        ports: if is_known(pod) { &pod.ports } else { &[] },
+    };
+    let has = |e: &&Endpoint| e.at.contains(place) && e.addresses.contains(&address);
+    let attached: BTreeSet<&ObjectName> = world.endpoints.iter().filter(has).map(|e| &e.pod).collect();
+    if !attached.is_empty() {
+        let pods = attached.iter().map(|name| objects.pods.get(*name).ok_or(*name));
+        return pods
+            .filter_map(|pod| match pod {
+                Ok(pod) => (!is_over(pod)).then(|| of_pod(pod)),
+                Err(name) => Some(Holder { namespace: &name.namespace, labels: None, ports: &[] }),
+            })
+            .collect();
     }
-    let Some(annotation) = pod.annotations.get(STATUS_ANNOTATION) else { return false };
-    let entries: Vec<Value> = serde_json::from_str(annotation).unwrap();
-    entries.iter().any(|entry| {
-        let listed = policy.networks.iter().any(|network| entry["name"] == network.to_string());
-        listed && entry["ips"].as_array().unwrap().iter().any(|ip| *ip == address.to_string())
-    })
+    let is_attached = |pod: &Pod| world.endpoints.iter().any(|e| e.pod == pod.name);
+    let says = |pod: &Pod| {
+        let Some(annotation) = pod.annotations.get(STATUS_ANNOTATION) else { return false };
+        let entries: Vec<Value> = serde_json::from_str(annotation).unwrap();
+        entries.iter().any(|entry| {
+            entry["name"] == place.to_string()
+                && entry["ips"].as_array().unwrap().iter().any(|ip| *ip == address.to_string())
+        })
+    };
+    let pods = objects.pods.values().map(|pod| &**pod);
+    let written = pods.filter(|pod| !is_over(pod) && !is_attached(pod) && !pod.on_this_node && says(pod));
+    let mut holders: Vec<Holder<'_>> = written.map(of_pod).collect();
+    for remote in objects.remote_pods.iter() {
+        let own = objects.pods.get(&remote.object_name());
+        let is_here = own.is_some_and(|pod| is_known(pod));
+        let is_peer = own.is_none() && remote.unreadable.is_none();
+        if !is_here && remote.addresses.iter().any(|(at, it)| **at == *place && *it == address) {
+            holders.push(Holder {
+                namespace: &remote.namespace,
+                labels: is_peer.then_some(&*remote.labels),
+                ports: if is_peer { &remote.ports } else { &[] },
+            });
+        }
+    }
+    holders
 }
 
 // Random worlds: few names and addresses, so that everything meets everything.
@@ -251,28 +298,66 @@ fn any_pod() -> impl Strategy<Value = AnyPod> {
         prop::bool::weighted(0.1),
         prop::bool::weighted(0.6),
         prop::collection::vec(attachment, 1..3),
+        (prop::option::of("[uv]"), prop::bool::weighted(0.3)),
     )
-        .prop_map(|(namespace, labels, ports, phase, host_network, local, attachments)| AnyPod {
-            pod: Pod {
-                name: ObjectName::new(namespace, ""),
-                uid: None,
-                labels,
-                annotations: BTreeMap::new(),
-                phase,
-                host_network,
-                ports,
-                powers: Default::default(),
-            },
-            local,
-            attachments,
+        .prop_map(|(namespace, labels, ports, phase, host_network, local, attachments, (uid, here))| {
+            AnyPod {
+                pod: Pod {
+                    name: ObjectName::new(namespace, ""),
+                    uid,
+                    mirror_of: None,
+                    labels,
+                    annotations: BTreeMap::new(),
+                    phase,
+                    host_network,
+                    ports,
+                    powers: Default::default(),
+                    on_this_node: here,
+                    terminating: false,
+                },
+                local,
+                attachments,
+            }
+        })
+}
+
+/// A pod of another node. Its name may be that of a pod of this one.
+fn any_remote() -> impl Strategy<Value = Arc<RemotePod>> {
+    let name =
+        ("[ab]", 0_u8..8).prop_map(|(namespace, number)| ObjectName::new(namespace, format!("pod{number}")));
+    let attachment = (any_network(), prop::collection::btree_set(any_address(), 0..3));
+    let ports = (any_protocol(), "[pq]", 1_u16..40);
+    (
+        name,
+        prop::option::of("[uv]"),
+        any_labels(),
+        prop::collection::vec(ports, 0..3),
+        prop::collection::vec(attachment, 1..3),
+        prop::bool::weighted(0.1),
+    )
+        .prop_map(|(name, uid, labels, ports, attachments, is_garbled)| {
+            let entries: Vec<Value> = attachments
+                .iter()
+                .map(|(network, ips)| json!({"name": network.to_string(), "ips": ips}))
+                .collect();
+            let ports: Vec<ContainerPort> = ports
+                .into_iter()
+                .map(|(protocol, name, port)| ContainerPort { name: Some(name), protocol, port })
+                .collect();
+            let ports = if is_garbled { Some("[".to_owned()) } else { ports_annotation(&ports) };
+            let status = json!(entries).to_string();
+            let written =
+                Written { uid: uid.as_deref(), labels, status: Some(&status), ports: ports.as_deref() };
+            Arc::new(RemotePod::read(&name, written, &mut Interner::default()))
         })
 }
 
 fn any_world() -> impl Strategy<Value = World> {
     let pods = prop::collection::vec(any_pod(), 1..6);
+    let remote = prop::collection::vec(any_remote(), 0..6);
     let policies = prop::collection::vec(any_policy(), 0..5);
-    (prop::collection::btree_map("[ab]", any_labels(), 0..3), pods, policies).prop_map(
-        |(namespaces, pods, policies)| {
+    (prop::collection::btree_map("[ab]", any_labels(), 0..3), pods, remote, policies).prop_map(
+        |(namespaces, pods, remote, policies)| {
             let mut world = World {
                 objects: Objects { namespaces: namespaces.into_iter().collect(), ..Objects::default() },
                 endpoints: Vec::new(),
@@ -303,6 +388,9 @@ fn any_world() -> impl Strategy<Value = World> {
                 }
                 world.objects.pods.insert(pod.name.clone(), pod.into());
             }
+            for pod in remote {
+                world.objects.remote_pods.insert(pod).unwrap();
+            }
             for (number, mut policy) in policies.into_iter().enumerate() {
                 policy.name.object.name = format!("p{number}");
                 world.objects.policies.insert(policy.name.object.clone(), policy.into());
@@ -330,6 +418,9 @@ fn mixed(one: &World, other: &World, bits: u64) -> World {
         let objects = &source.objects;
         let mut keep = || of_one() == is_one;
         world.objects.pods.extend(objects.pods.clone().into_iter().filter(|_| keep()));
+        for pod in objects.remote_pods.iter().filter(|_| keep()) {
+            world.objects.remote_pods.insert(Arc::clone(pod)).unwrap();
+        }
         world.objects.policies.extend(objects.policies.clone().into_iter().filter(|_| keep()));
         world.objects.namespaces.extend(objects.namespaces.clone().into_iter().filter(|_| keep()));
         let new =

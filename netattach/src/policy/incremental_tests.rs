@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::{Compiler, compile};
 use crate::npwg::selection::PortProtocol;
 use crate::npwg::{NetworkRef, STATUS_ANNOTATION};
+use crate::objects::Place;
 use crate::objects::access::{Isolation, Restrictions};
 use crate::objects::budget::{Excess, POLICIES, RULES_OF_NODE};
 use crate::objects::labels::Labels;
@@ -16,7 +17,7 @@ use crate::objects::{ContainerPort, ObjectName, Objects, Phase, Pod};
 use crate::policy::classes::NOTHING;
 use crate::policy::desired::{Condition, Desired, Subject};
 use crate::policy::evaluate::evaluate;
-use crate::policy::index::{Endpoint, Place};
+use crate::policy::index::Endpoint;
 use crate::policy::lookup::{CompiledPolicy, Origin, PortPrefix, Traffic};
 use crate::policy::options::Options;
 use crate::source::read::policy;
@@ -91,12 +92,15 @@ impl World {
         let pod = Pod {
             name: pod_name.clone(),
             uid: None,
+            mirror_of: None,
             labels: labels(&[("app", name)]),
             annotations: BTreeMap::new(),
             phase: Phase::Running,
             host_network: false,
             ports: ports.iter().map(port).collect(),
             powers: Default::default(),
+            on_this_node: false,
+            terminating: false,
         };
         Arc::make_mut(self.objects.pods.entry(pod_name).insert_entry(Arc::new(pod)).into_mut())
     }
@@ -225,7 +229,7 @@ fn a_policy_about_a_network_that_its_namespace_may_not_use_isolates_and_has_no_p
         default_network: Some(NetworkRef::new("kube-system", "default")),
         isolation: Some(Isolation::default()),
     };
-    let told = "annotation k8s.v1.cni.cncf.io/policy-for: namespace shop may not use network infra/lan: namespaceIsolation is on, and infra is not among globalNamespaces: no address there is a peer";
+    let told = "annotation k8s.v1.cni.cncf.io/policy-for: namespace shop may not use network infra/lan: namespaceIsolation is on, and infra is not among globalNamespaces: no address there counts as a peer";
     assert_eq!(compiled(isolated), ([false, false, true], vec![told.to_owned()]));
 }
 
@@ -549,7 +553,7 @@ fn the_tables_are_as_small_as_the_rules_allow() {
 }
 
 #[test]
-fn authors_are_told_what_is_not_as_written() {
+fn rules_that_are_not_enforced_as_written_are_reported() {
     let mut world = World::new().with(&[
         json!({"ingress": [{"ports": [{"port": "nope"}]}], "egress": [{"to": [{"podSelector": {}}], "ports": [{"port": "gone"}]}]}),
         json!({"egress": [{}]}),
@@ -562,11 +566,12 @@ fn authors_are_told_what_is_not_as_written() {
     assert_eq!(
         lines,
         [
+            "Warning multi-networkpolicy shop/p0: address 10.0.0.1 (and 1 more like it) is claimed by pods that no peer of the rule selects as well: it is not allowed",
             r#"Warning multi-networkpolicy shop/p0: port name "gone" is declared by no pod among the peers: matches nothing there"#,
             r#"Warning multi-networkpolicy shop/p0: port name "nope" is not declared by pod shop/web: matches nothing there"#,
             "Warning multi-networkpolicy shop/p1: spec.policyTypes: missing, and rules alone do not say whether ingress is isolated",
             "Error pod shop/garbled: is no policy's peer: read network-status annotation: EOF while parsing a list at line 1 column 1",
-            "Warning pod shop/unknown: is attached to shop/net-a but unknown: its policies stay as they are",
+            "Warning pod shop/unknown: is attached to shop/net-a but not in the source: its policies are not changed",
         ]
     );
     assert_eq!(desired.undecided, BTreeSet::from([50]));
@@ -608,8 +613,9 @@ fn what_rules_lead_to_is_bounded_and_isolates_beyond() {
                 assert!(allowed(&desired, "in 10.0.0.1 tcp/80") && allowed(&desired, "in 10.0.0.1 tcp/7"));
             }
             Some(excess) => {
-                let told =
-                    format!("{excess}, with the others of whom it selects: they are isolated for ingress");
+                let told = format!(
+                    "{excess} together with the other policies of the pods that it selects: these are isolated for ingress"
+                );
                 assert_eq!(conditions.iter().filter(|it| **it == told).count(), 2, "{conditions:?}");
                 assert!(!allowed(&desired, "in 10.0.0.1 tcp/80") && !allowed(&desired, "in 10.0.0.1 tcp/7"));
             }

@@ -3,7 +3,8 @@
 //! | module | task |
 //! |---|---|
 //! | `changes` | the difference between two snapshots of the objects |
-//! | [`index`] | the attachments that a policy selects, and the addresses of its peers |
+//! | [`index`] | the attachments that a policy selects |
+//! | `peers`, `claims` | the pods that can be peers, of this node and of others; who claims an address, and who has it |
 //! | [`options`] | the settings that compilation depends on |
 //! | [`incremental`] | the compiler: what a change concerns is compiled again, and nothing else |
 //! | `resolve` | the rules of one direction, with addresses and port numbers |
@@ -21,6 +22,7 @@
 
 pub mod advice;
 mod changes;
+mod claims;
 mod classes;
 pub mod desired;
 pub mod diff;
@@ -32,6 +34,7 @@ pub mod index;
 pub mod level;
 pub mod lookup;
 pub mod options;
+mod peers;
 mod resolve;
 #[cfg(test)]
 mod scenarios;

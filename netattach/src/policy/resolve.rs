@@ -12,14 +12,14 @@ use ipnet::IpNet;
 
 use super::classes::{ResolvedRule, TablesBuilder};
 use super::desired::{Condition, Subject};
-use super::index::{Peers as KnownPeers, Place};
 use super::lookup::{CompiledPolicy, Origin, Traffic};
 use super::options::Options;
+use super::peers::Peers as KnownPeers;
 use super::traffic::{one_port, port_blocks};
 use crate::npwg::selection::PortProtocol;
-use crate::objects::Pod;
-use crate::objects::budget::{Excess, FINDINGS, Meter, PREFIXES};
+use crate::objects::budget::{Excess, FINDINGS, Meter, PREFIXES, WORK};
 use crate::objects::policy::{Direction, Peer, Peers, Policy, PolicyKind, PortTerm, Ports, Rule, Severity};
+use crate::objects::{ContainerPort, Place, Pod};
 
 /// The input of one direction of one attachment, beside the peers: equal keys have equal tables.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -104,7 +104,7 @@ impl Resolving<'_> {
     ) -> Result<ResolvedRule, Excess> {
         let mut resolved = literal(origin, rule);
         if let Peers::Of(peers) = &rule.peers {
-            resolved.hosts = self.hosts(peers, meter)?;
+            resolved.hosts = self.hosts(peers, conditions, meter)?;
         }
         for (protocol, name) in named_terms(&rule.ports) {
             match key.direction {
@@ -125,13 +125,34 @@ impl Resolving<'_> {
         Ok(resolved)
     }
 
-    /// The addresses of peers that are selectors, sorted, without duplicates.
-    fn hosts(&self, peers: &[Peer], meter: &mut Meter) -> Result<Vec<IpAddr>, Excess> {
+    /// The addresses of peers that are selectors, sorted, without duplicates. Of an address that several pods have, all
+    /// have to be selected: otherwise it is added to `conditions`, one for each rule.
+    fn hosts(
+        &self,
+        peers: &[Peer],
+        conditions: &mut Vec<Condition>,
+        meter: &mut Meter,
+    ) -> Result<Vec<IpAddr>, Excess> {
+        let selectors = peers.iter().filter(|peer| matches!(peer, Peer::Pods { .. }));
+        let is_selected = |pod: &_| peers.iter().any(|peer| self.peers.selects(self.policy, peer, pod));
         let mut hosts: Vec<IpAddr> = Vec::new();
-        let pods = self.peers.len();
-        for peer in peers.iter().filter(|peer| matches!(peer, Peer::Pods { .. })) {
-            meter.work(1 + pods)?;
-            hosts.extend(self.peers.addresses_of(self.policy, peer, self.places));
+        let mut refused = BTreeSet::new();
+        for peer in selectors {
+            meter.work(1 + self.peers.len())?;
+            let mut compared = 0;
+            let looked_at = self.peers.claims_of(self.policy, peer, self.places, |place, address| {
+                // More is over the budget already.
+                if compared <= WORK {
+                    let (is_allowed, looked_at) = self.peers.claims().is_allowed(place, address, is_selected);
+                    compared += looked_at * peers.len();
+                    if is_allowed {
+                        hosts.push(address);
+                    } else {
+                        refused.insert(address);
+                    }
+                }
+            });
+            meter.work(looked_at + compared)?;
             if hosts.len() > PREFIXES {
                 hosts.sort_unstable();
                 hosts.dedup();
@@ -142,6 +163,9 @@ impl Resolving<'_> {
         }
         hosts.sort_unstable();
         hosts.dedup();
+        if let Some(first) = refused.first() {
+            note(conditions, disputed(self.policy, *first, refused.len()));
+        }
         Ok(hosts)
     }
 
@@ -156,12 +180,15 @@ impl Resolving<'_> {
     ) -> Result<bool, Excess> {
         let mut declared = false;
         let parts: usize = resolved.blocks.iter().map(|(_, except)| 1 + except.len()).sum();
-        for (address, pod) in self.peers.pods_on(self.places) {
-            meter.work(1 + parts)?;
+        for (address, holders) in self.peers.claims().holders(self.places) {
+            meter.work(1 + parts + holders.len())?;
             if !resolved.matches(address) {
                 continue;
             }
-            let numbers = declared_ports(pod, protocol, name);
+            // A number that all who have the address give the name.
+            let holders = holders.iter().filter(|holder| holder.counts());
+            let numbers = holders.map(|holder| declared_ports(holder.ports(), protocol, name));
+            let numbers = numbers.reduce(|one, other| &one & &other).unwrap_or_default();
             if !numbers.is_empty() {
                 declared = true;
                 let traffic = numbers.into_iter().map(|port| one_port(protocol, port));
@@ -185,7 +212,7 @@ pub(super) fn exceeded(key: &Key, excess: Excess) -> Vec<Condition> {
         object: Subject::Policy(policy.0.name.clone()),
         severity: Severity::Error,
         message: format!(
-            "{}, with the others of whom it selects: they are isolated for {}",
+            "{} together with the other policies of the pods that it selects: these are isolated for {}",
             excess, key.direction
         ),
     };
@@ -202,7 +229,7 @@ pub(super) fn ports_of_target(
     let mut numbers = NamedPorts::new();
     for policy in isolating {
         for (protocol, name) in policy.ingress.iter().flat_map(|rule| named_terms(&rule.ports)) {
-            let found = declared_ports(pod, protocol, name);
+            let found = declared_ports(&pod.ports, protocol, name);
             if found.is_empty() {
                 let why = format!("is not declared by pod {}", pod.name);
                 note(conditions, unresolved(policy, name, &why));
@@ -219,6 +246,20 @@ fn unresolved(policy: &Policy, name: &str, why: &str) -> Condition {
         object: Subject::Policy(policy.name.clone()),
         severity: Severity::Warning,
         message: format!("port name {name:?} {why}: matches nothing there"),
+    }
+}
+
+fn disputed(policy: &Policy, first: IpAddr, number: usize) -> Condition {
+    let more = match number - 1 {
+        0 => String::new(),
+        more => format!(" (and {more} more like it)"),
+    };
+    Condition {
+        object: Subject::Policy(policy.name.clone()),
+        severity: Severity::Warning,
+        message: format!(
+            "address {first}{more} is claimed by pods that no peer of the rule selects as well: it is not allowed"
+        ),
     }
 }
 
@@ -293,8 +334,8 @@ fn named_terms(ports: &Ports) -> impl Iterator<Item = (PortProtocol, &str)> {
     })
 }
 
-fn declared_ports(pod: &Pod, protocol: PortProtocol, name: &str) -> BTreeSet<u16> {
-    let matching = pod.ports.iter().filter(|p| p.protocol == protocol && p.name.as_deref() == Some(name));
+fn declared_ports(ports: &[ContainerPort], protocol: PortProtocol, name: &str) -> BTreeSet<u16> {
+    let matching = ports.iter().filter(|p| p.protocol == protocol && p.name.as_deref() == Some(name));
     matching.map(|port| port.port).collect()
 }
 

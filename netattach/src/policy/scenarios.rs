@@ -9,10 +9,11 @@ use serde_json::{Value, json};
 use super::desired::{Desired, EndpointPolicy};
 use super::evaluate::evaluate;
 use super::incremental::compile;
-use super::index::{Endpoint, Place};
+use super::index::Endpoint;
 use super::options::{CommonRules, Options};
 use crate::npwg::NetworkRef;
 use crate::npwg::selection::PortProtocol;
+use crate::objects::Place;
 use crate::objects::labels::Labels;
 use crate::objects::policy::Direction;
 use crate::objects::policy::POLICY_FOR_ANNOTATION;
@@ -135,12 +136,15 @@ fn pod(name: ObjectName) -> Pod {
         [("web", PortProtocol::Tcp, 80), ("dns", PortProtocol::Udp, 90), ("sig", PortProtocol::Sctp, 100)];
     Pod {
         uid: None,
+        mirror_of: None,
         labels: labels("pod", &name.name),
         annotations: BTreeMap::new(),
         phase: Phase::Running,
         host_network: false,
         ports: ports.map(port).into(),
         powers: Default::default(),
+        on_this_node: false,
+        terminating: false,
         name,
     }
 }

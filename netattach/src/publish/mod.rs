@@ -1,12 +1,15 @@
 //! Publishes the `network-status` of attached pods. `files` writes it below a directory, with the content that the
-//! pod's annotation has in a cluster.
+//! pod's annotation has in a cluster. An `event` is a problem that an operator has to mend.
 
+mod event;
 mod files;
 
 use std::collections::BTreeSet;
 use std::error::Error;
 use std::fmt;
+use std::time::Duration;
 
+pub use event::{Event, Regarding};
 pub use files::StatusFiles;
 
 use crate::npwg::StatusEntry;
@@ -22,6 +25,22 @@ pub trait Publish: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`PublishError`]; the previous status stays published.
     fn publish(&self, pod: &PodRef, entries: &[StatusEntry]) -> Result<(), PublishError>;
+
+    /// As [`Publish::publish`], and returns when the status is published.
+    ///
+    /// # Errors
+    /// [`PublishError`], after that time at the latest.
+    fn publish_within(
+        &self,
+        pod: &PodRef,
+        entries: &[StatusEntry],
+        _within: Duration,
+    ) -> Result<(), PublishError> {
+        self.publish(pod, entries)
+    }
+
+    /// Reports a problem on the object that has it, where objects have events. Never blocks.
+    fn report(&self, _event: Event) {}
 
     /// Removes a pod's status. Idempotent.
     ///

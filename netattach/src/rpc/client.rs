@@ -34,7 +34,7 @@ pub enum ClientError {
     #[error("prepare the request")]
     Prepare(#[source] FrameError),
     /// The connection broke; whether the agent carried out the request is unknown.
-    #[error("the agent at {socket} broke off")]
+    #[error("the connection to the agent at {socket} broke")]
     Broken {
         /// The agent's socket.
         socket: PathBuf,
@@ -65,7 +65,7 @@ pub enum ClientError {
         ours: String,
     },
     /// The listening process does not speak this protocol.
-    #[error("what listens at {socket} sent something that is not a message of the agent")]
+    #[error("the listener at {socket} sent something that is not a message of the agent")]
     Garbled {
         /// The agent's socket.
         socket: PathBuf,
@@ -94,7 +94,7 @@ fn unconnected(socket: &Path, source: &io::Error) -> String {
 
 impl ClientError {
     /// Whether no process listens on the socket, as far as the caller may see.
-    pub fn is_nobody_there(&self) -> bool {
+    pub fn is_agent_absent(&self) -> bool {
         matches!(self, Self::Connect { source, .. } if is_absence(source))
     }
 

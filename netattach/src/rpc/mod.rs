@@ -22,8 +22,17 @@ pub mod pending;
 pub mod server;
 pub mod shim;
 
+use std::path::{Path, PathBuf};
+
 /// Where the agent listens unless configured otherwise.
 pub const DEFAULT_SOCKET: &str = "/run/netattach/netattach.sock";
 
 /// Where the agent keeps its state unless configured otherwise.
 pub const DEFAULT_STATE_DIR: &str = "/var/lib/netattach";
+
+/// The lock beside a socket. It outlives sockets, so it shows that an agent has served.
+pub(crate) fn lock_path(socket: &Path) -> PathBuf {
+    let mut lock = socket.as_os_str().to_owned();
+    lock.push(".lock");
+    lock.into()
+}

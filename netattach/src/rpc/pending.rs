@@ -1,17 +1,18 @@
 //! DEL requests that came while no agent answered, recorded as files until an agent carries them out.
 //!
-//! The CNI executable [`record`]s the request and only then tries the agent once more. The agent therefore first
-//! listens, then reads the directory and carries out the recorded requests, and only then serves: a request is either
-//! sent or found, whichever of the two came first, and none overtakes a later ADD. A request may be carried out twice;
-//! DEL allows that. One that is older ([`Pending::recorded`]) than the attachment it names was meant for an earlier
-//! attachment, of a runtime that reuses container ids. Their order is determined by the boot and the time since then:
-//! the wall clock may have been set meanwhile.
+//! The CNI executable [`record`]s the request, tries the agent once more, and then reports success: what the sandbox
+//! holds stays taken until an agent has carried the request out. The agent first listens, then reads the directory and
+//! carries out the recorded requests, and only then serves: a request is either sent or found, whichever of the two came
+//! first, and none overtakes a later ADD. An agent that serves looks for requests again at times. A request may be
+//! carried out twice; DEL allows that. One that is older ([`Request::recorded`]) than the attachment it names was meant
+//! for an earlier attachment, of a runtime that reuses container ids. Their order is determined by the boot and the time
+//! since then: the wall clock may have been set meanwhile.
 //!
-//! The file name is derived from the content, so that a runtime that repeats a request does not add files.
+//! There is one file for each container and interface, so that a runtime that repeats a request does not add files.
 
-use std::fs::{self, DirBuilder, OpenOptions};
-use std::io::{self, Read};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::{self, DirBuilder};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -19,8 +20,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::message::CniCall;
-use crate::durable;
+use crate::budget::{self, Exceeded};
 use crate::moment::{Moment, boot_id};
+use crate::{bounded, durable};
 
 const SUFFIX: &str = ".del.json";
 const TEMPORARY_PREFIX: &str = ".writing-";
@@ -28,24 +30,24 @@ const TEMPORARY_PREFIX: &str = ".writing-";
 /// A temporary file of this age has lost its writer, which needs milliseconds.
 const STRAY_AGE: Duration = Duration::from_secs(600);
 
-/// A recorded request.
+/// A recorded request, as far as it is known without keeping it in memory.
 #[derive(Debug)]
 pub struct Pending {
-    /// Its file, for [`remove`].
+    /// Its file, for [`read`] and [`remove`].
     pub path: PathBuf,
-    /// When it was last recorded; `None` for one of an earlier version, or one that cannot be read.
-    pub recorded: Option<Moment>,
-    /// The request; or why the file is invalid, in which case there is nothing to carry out.
-    pub call: Result<CniCall, UnreadableError>,
+    /// Its container; or why the file cannot be used now.
+    pub container: Result<String, UnreadableError>,
 }
 
-/// The content of a file. Earlier versions wrote only the request.
-#[derive(Serialize, Deserialize)]
-struct Recorded {
+/// The content of a file. Earlier versions wrote only the call.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// The call.
     #[serde(flatten)]
-    call: CniCall,
+    pub call: CniCall,
+    /// When it was last recorded; `None` for one of an earlier version.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    recorded: Option<Moment>,
+    pub recorded: Option<Moment>,
 }
 
 /// The directory of requests, or one of its files, cannot be used.
@@ -58,6 +60,14 @@ pub enum PendingError {
         directory: PathBuf,
         /// The cause.
         source: io::Error,
+    },
+    /// Too many requests wait already.
+    #[error("record the DEL request in {directory}")]
+    Full {
+        /// The directory.
+        directory: PathBuf,
+        /// The bound.
+        source: Exceeded,
     },
     /// The directory cannot be read.
     #[error("read the recorded DEL requests in {directory}")]
@@ -77,7 +87,7 @@ pub enum PendingError {
     },
 }
 
-/// A file in the directory of requests is invalid.
+/// A file in the directory of requests cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum UnreadableError {
     /// The file cannot be read.
@@ -98,16 +108,36 @@ pub enum UnreadableError {
     },
 }
 
-/// Makes a request durable and returns its file.
+impl UnreadableError {
+    /// Whether the file will never be a request.
+    pub fn is_no_request(&self) -> bool {
+        matches!(self, Self::Parse { .. })
+    }
+
+    /// Whether the file is gone: another operation has carried the request out.
+    pub fn is_gone(&self) -> bool {
+        matches!(self, Self::Read { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+}
+
+/// Makes a request durable and returns its file. An earlier request for the same container and interface is replaced.
 ///
 /// # Errors
-/// When any step failed: the request must then be considered not recorded.
+/// When any step failed, or [`budget::WAITING_DELS`] others wait: the request must then be considered not recorded.
 pub fn record(state_dir: &Path, call: &CniCall) -> Result<PathBuf, PendingError> {
     let directory = directory(state_dir);
-    match write(&directory, call) {
-        Ok(path) => Ok(path),
-        Err(source) => Err(PendingError::Record { directory, source }),
+    let failed = |source| PendingError::Record { directory: directory.clone(), source };
+    make_directory(state_dir, &directory).map_err(failed)?;
+    let name = file_name(call);
+    let path = directory.join(&name);
+    if !path.exists() {
+        let waiting = count(&directory).map_err(failed)?;
+        budget::WAITING_DELS
+            .check(waiting + 1)
+            .map_err(|source| PendingError::Full { directory: directory.clone(), source })?;
     }
+    write(&path, &name, call).map_err(failed)?;
+    Ok(path)
 }
 
 /// The recorded requests, oldest first. Files of other kinds are skipped; a missing directory means no requests.
@@ -134,11 +164,22 @@ pub fn list(state_dir: &Path) -> Result<Vec<Pending>, PendingError> {
         }
     }
     found.sort();
-    let read = |(_, path): (SystemTime, PathBuf)| match read(&path) {
-        Ok(Recorded { call, recorded }) => Pending { path, recorded, call: Ok(call) },
-        Err(error) => Pending { path, recorded: None, call: Err(error) },
+    let of_file = |(_, path): (SystemTime, PathBuf)| {
+        let container = read(&path).map(|request| variable(&request.call, "CNI_CONTAINERID").to_owned());
+        Pending { path, container }
     };
-    Ok(found.into_iter().map(read).collect())
+    Ok(found.into_iter().map(of_file).collect())
+}
+
+/// A recorded request as it is now: a newer one may have replaced it since [`list`].
+///
+/// # Errors
+/// The file is gone, cannot be read, or is no request.
+pub fn read(path: &Path) -> Result<Request, UnreadableError> {
+    let content = bounded::read(path, budget::WAITING_DEL.most)
+        .map_err(|source| UnreadableError::Read { path: path.to_owned(), source })?;
+    serde_json::from_slice(&content)
+        .map_err(|source| UnreadableError::Parse { path: path.to_owned(), source })
 }
 
 /// Removes a request that was carried out, or that cannot be carried out. Succeeds if it is already gone.
@@ -160,35 +201,46 @@ fn directory(state_dir: &Path) -> PathBuf {
     state_dir.join("pending")
 }
 
-fn write(directory: &Path, call: &CniCall) -> io::Result<PathBuf> {
-    let name = format!("{:x}", Sha256::digest(serde_json::to_vec(call)?));
-    let recorded = Some(Moment::now(&boot_id()?));
-    let content = serde_json::to_vec(&Recorded { call: call.clone(), recorded })?;
-    // Only for the owner: configurations may contain credentials.
-    DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-    let path = directory.join(format!("{name}{SUFFIX}"));
-    // Removed later if it is left behind.
-    let temporary = format!("{TEMPORARY_PREFIX}{}-{name}", std::process::id());
-    durable::replace(&path, &temporary, &content, 0o600)?;
-    Ok(path)
+fn variable<'c>(call: &'c CniCall, name: &str) -> &'c str {
+    call.variable(name).unwrap_or_default()
 }
 
-fn read(path: &Path) -> Result<Recorded, UnreadableError> {
-    let failed = |source| UnreadableError::Read { path: path.to_owned(), source };
-    let mut content = Vec::new();
-    // Does not wait for the other end of a FIFO.
-    let mut file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
-    if !file.metadata().map_err(failed)?.is_file() {
-        return Err(failed(io::Error::other("not a regular file")));
+/// The name of the file of a container and interface. Their text may be too long for a file name.
+fn file_name(call: &CniCall) -> String {
+    // Neither contains a zero byte: variables of the environment cannot.
+    let key = [variable(call, "CNI_CONTAINERID"), variable(call, "CNI_IFNAME")].join("\0");
+    format!("{:x}{SUFFIX}", Sha256::digest(key))
+}
+
+/// Makes the directory, durably. Only for the owner: configurations may contain credentials.
+fn make_directory(state_dir: &Path, directory: &Path) -> io::Result<()> {
+    if directory.is_dir() {
+        return Ok(());
     }
-    file.read_to_end(&mut content).map_err(failed)?;
-    serde_json::from_slice(&content)
-        .map_err(|source| UnreadableError::Parse { path: path.to_owned(), source })
+    DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
+    durable::sync_directory(state_dir)
+}
+
+fn count(directory: &Path) -> io::Result<usize> {
+    let mut count = 0;
+    for entry in fs::read_dir(directory)? {
+        count += usize::from(entry?.file_name().to_str().is_some_and(|name| name.ends_with(SUFFIX)));
+    }
+    Ok(count)
+}
+
+fn write(path: &Path, name: &str, call: &CniCall) -> io::Result<()> {
+    let recorded = Some(Moment::now(&boot_id()?));
+    let content = serde_json::to_vec(&Request { call: call.clone(), recorded })?;
+    budget::WAITING_DEL.check(content.len()).map_err(io::Error::other)?;
+    // Removed later if it is left behind.
+    let temporary = format!("{TEMPORARY_PREFIX}{}-{name}", std::process::id());
+    durable::replace(path, &temporary, &content, 0o600)
 }
 
 fn sweep(path: &Path, written: SystemTime) {
     if written.elapsed().is_ok_and(|age| age > STRAY_AGE) {
-        // The next start retries.
+        // The next look retries.
         let _ = fs::remove_file(path);
     }
 }
@@ -201,14 +253,15 @@ mod tests {
     use super::*;
 
     fn call(container_id: &str) -> CniCall {
+        let env = [("CNI_CONTAINERID", container_id), ("CNI_IFNAME", "eth0"), ("CNI_ARGS", "A=1;B=2")];
         CniCall {
-            env: [("CNI_CONTAINERID".to_owned(), container_id.to_owned())].into(),
+            env: env.map(|(name, value)| (name.to_owned(), value.to_owned())).into(),
             stdin: "{\"name\":\"net\"}".to_owned(),
         }
     }
 
     fn calls(state_dir: &Path) -> Vec<CniCall> {
-        list(state_dir).unwrap().into_iter().map(|pending| pending.call.unwrap()).collect()
+        list(state_dir).unwrap().into_iter().map(|pending| read(&pending.path).unwrap().call).collect()
     }
 
     #[test]
@@ -221,17 +274,49 @@ mod tests {
             let then = SystemTime::now() - Duration::from_secs(age);
             File::open(path).unwrap().set_modified(then).unwrap();
         }
-        let recorded = || list(&state_dir).unwrap()[2].recorded.clone().unwrap();
+        let recorded = || read(&paths[2]).unwrap().recorded.unwrap();
         let before = recorded();
-        assert_eq!(record(&state_dir, &call("c")).unwrap(), paths[2]);
+        // Some runtimes give the arguments in another order each time.
+        let mut again = call("c");
+        again.env.insert("CNI_ARGS".into(), "B=2;A=1".into());
+        assert_eq!(record(&state_dir, &again).unwrap(), paths[2]);
         assert_eq!(before.boot, recorded().boot);
         assert!(recorded().since_boot > before.since_boot, "repeated, it is newer");
-        assert_eq!(calls(&state_dir), [call("b"), call("a"), call("c")]);
+        assert_eq!(calls(&state_dir), [call("b"), call("a"), again.clone()]);
+        let containers = list(&state_dir).unwrap().into_iter().map(|pending| pending.container.unwrap());
+        assert_eq!(containers.collect::<Vec<_>>(), ["b", "a", "c"]);
         assert_eq!(fs::metadata(&paths[0]).unwrap().permissions().mode() & 0o777, 0o600);
 
         remove(&paths[1]).unwrap();
         remove(&paths[1]).unwrap();
-        assert_eq!(calls(&state_dir), [call("b"), call("c")]);
+        assert_eq!(calls(&state_dir), [call("b"), again]);
+        assert!(read(&paths[1]).unwrap_err().is_gone());
+    }
+
+    #[test]
+    fn each_interface_of_a_container_has_its_request() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut other = call("a");
+        other.env.insert("CNI_IFNAME".into(), "eth1".into());
+        assert_ne!(record(dir.path(), &call("a")).unwrap(), record(dir.path(), &other).unwrap());
+    }
+
+    #[test]
+    fn no_more_requests_than_the_bound_are_recorded_but_those_that_wait_may_be_repeated() {
+        let dir = tempfile::tempdir().unwrap();
+        record(dir.path(), &call("first")).unwrap();
+        for number in 1..budget::WAITING_DELS.most {
+            fs::write(dir.path().join(format!("pending/{number}{SUFFIX}")), "").unwrap();
+        }
+        record(dir.path(), &call("first")).unwrap();
+        let refused = record(dir.path(), &call("one more")).unwrap_err();
+        assert_eq!(
+            crate::error_chain::Chain(&refused).to_string(),
+            format!(
+                "record the DEL request in {}/pending: DELs that wait for an agent: 4097 requests, and at most 4096 are allowed",
+                dir.path().display()
+            )
+        );
     }
 
     #[test]
@@ -248,11 +333,10 @@ mod tests {
         File::open(pending.join(".writing-2-x")).unwrap().set_modified(SystemTime::UNIX_EPOCH).unwrap();
 
         let [first, second] = <[Pending; 2]>::try_from(list(dir.path()).unwrap()).unwrap();
-        assert_eq!(
-            first.call.unwrap_err().to_string(),
-            format!("{} is not a recorded DEL request", torn.display())
-        );
-        assert_eq!((&second.path, second.call.unwrap()), (&path, call("a")));
+        let error = first.container.unwrap_err();
+        assert_eq!(error.to_string(), format!("{} is not a recorded DEL request", torn.display()));
+        assert!(error.is_no_request());
+        assert_eq!((&second.path, second.container.unwrap()), (&path, "a".to_owned()));
         assert!(pending.join(".writing-1-x").exists());
         assert!(!pending.join(".writing-2-x").exists());
     }

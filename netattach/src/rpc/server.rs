@@ -79,7 +79,7 @@ pub enum ListenError {
         source: io::Error,
     },
     /// Another agent serves the socket.
-    #[error("socket {socket} is served by another process; see which with: fuser {lock}")]
+    #[error("socket {socket} is served by another process; find it with: fuser {lock}")]
     Served {
         /// The socket.
         socket: PathBuf,
@@ -168,8 +168,10 @@ pub async fn serve<H: Handler>(
             _ = look.tick() => {
                 match listener.mend() {
                     Ok(false) => {}
-                    Ok(true) => tracing::warn!(socket = %listener.path.display(), "was removed, and is there again"),
-                    Err(error) => tracing::error!(socket = %listener.path.display(), %error, "was removed"),
+                    Ok(true) => tracing::warn!(socket = %listener.path.display(), "socket was removed; created again"),
+                    Err(error) => {
+                        tracing::error!(socket = %listener.path.display(), %error, "socket was removed; not created again");
+                    }
                 }
                 continue;
             }
@@ -227,7 +229,7 @@ enum ConnectionError {
     Protocol { version: String, protocol: u32 },
     #[error("send the answer")]
     Send(#[source] FrameError),
-    #[error("answer not taken within {0:?}")]
+    #[error("answer not read within {0:?}")]
     SlowAnswer(Duration),
 }
 
@@ -320,9 +322,7 @@ const LOCK_INTERVAL: Duration = Duration::from_millis(10);
 /// Acquires `PATH.lock`, which outlives sockets: its holder may remove the socket of its predecessor. Blocks for up to
 /// [`LOCK_PATIENCE`] while another process holds it.
 fn lock_beside(path: &Path) -> Result<OwnedFd, ListenError> {
-    let mut lock = path.as_os_str().to_owned();
-    lock.push(".lock");
-    let lock = PathBuf::from(lock);
+    let lock = super::lock_path(path);
     let flags = OFlags::RDONLY | OFlags::CREATE | OFlags::CLOEXEC;
     let fd = match rustix::fs::open(&lock, flags, Mode::RUSR | Mode::WUSR) {
         Ok(fd) => fd,
@@ -503,7 +503,7 @@ mod tests {
         assert_eq!(
             Listener::bind(&socket).unwrap_err().to_string(),
             format!(
-                "socket {0} is served by another process; see which with: fuser {0}.lock",
+                "socket {0} is served by another process; find it with: fuser {0}.lock",
                 socket.display()
             )
         );
@@ -588,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_accepted_is_answered_after_the_stop() {
+    fn accepted_requests_are_answered_after_the_stop() {
         let mut agent = Agent::start(Limits::default());
         let (socket, echo) = (agent.socket(), agent.echo.clone());
         let held = std::thread::spawn({
@@ -606,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn the_cni_executable_prints_the_reply_and_exits_as_told() {
+    fn the_cni_executable_prints_the_reply_and_exits_with_its_code() {
         let agent = Agent::start(Limits::default());
         agent.call(&echo("")).unwrap();
         let config = serde_json::json!({"socket": agent.socket(), "stateDir": agent.dir.path()}).to_string();

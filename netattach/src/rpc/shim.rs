@@ -1,7 +1,7 @@
 //! The CNI executable: passes environment and stdin to the agent, and the agent's reply to stdout.
 //!
 //! It leaves all decisions to the agent. It only does what an absent agent cannot: report that with the right error
-//! code, and record a DEL for later. Two commands need no agent: `VERSION`, and an empty one, used by people.
+//! code, and record a DEL for later, which is then a success. Two commands need no agent: `VERSION`, and an empty one, used by people.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -25,6 +25,16 @@ pub const MAX_STDIN: u64 = crate::budget::STDIN.most as u64;
 
 /// How long connecting to an absent agent is retried. Container runtimes wait, so it stays well below a second.
 pub const CONNECT_PATIENCE: Duration = Duration::from_millis(700);
+
+/// How long ADD and CHECK wait for an agent that has served before, in seconds, unless the configuration says otherwise
+/// ([`WAIT_KEY`]): a restart takes a few, and a kubelet whose ADD has failed tries again only after ten.
+pub const DEFAULT_AGENT_WAIT: u64 = 5;
+
+/// Longest such wait, in seconds: well below what a kubelet gives its runtime.
+pub const MAX_AGENT_WAIT: u64 = 60;
+
+/// The configuration's key for it.
+pub const WAIT_KEY: &str = "agentWaitSeconds";
 
 /// Timeout of an answer: as long as the kubelet gives a container runtime to set up a sandbox. The variable
 /// [`TIMEOUT_VARIABLE`] overrides it.
@@ -75,6 +85,9 @@ pub enum ShimError {
     /// A key of netattach must be an absolute path and is not.
     #[error("{0} must be an absolute path")]
     Path(&'static str),
+    /// [`WAIT_KEY`] is not such a number.
+    #[error("{WAIT_KEY} must be a whole number of seconds from 0 to {MAX_AGENT_WAIT}")]
+    Wait,
     /// The agent did not answer.
     #[error("{verb}")]
     Agent {
@@ -83,24 +96,16 @@ pub enum ShimError {
         /// The cause.
         source: ClientError,
     },
-    /// The agent did not answer a DEL, which is recorded for it.
-    #[error("DEL is not done yet: it is recorded in {record} and the agent carries it out when it starts")]
-    Recorded {
-        /// The file that holds the request.
-        record: PathBuf,
-        /// The agent's failure.
-        source: ClientError,
-    },
     /// The agent did not answer a DEL, and it could not be recorded either.
     #[error("DEL is not done and could not be recorded ({}): repeat it", Chain(.unrecorded))]
     NotRecorded {
         /// Why it could not be recorded.
-        unrecorded: PendingError,
+        unrecorded: Box<PendingError>,
         /// The agent's failure.
         source: ClientError,
     },
     /// The agent sent an unexpected answer.
-    #[error("the agent answered a CNI call with something else")]
+    #[error("the agent's answer is not one to a CNI call")]
     OtherAnswer,
 }
 
@@ -112,11 +117,9 @@ impl ShimError {
             Self::Identifier(error) => error.code,
             Self::ReadStdin(_) => CODE_IO,
             Self::LongStdin | Self::BinaryStdin(_) | Self::Decode(_) => CODE_DECODE,
-            Self::Path(_) => CODE_CONFIG,
-            Self::Agent { .. } | Self::Recorded { .. } | Self::NotRecorded { .. } if verb == "STATUS" => {
-                CODE_NOT_AVAILABLE
-            }
-            Self::Agent { .. } | Self::Recorded { .. } | Self::NotRecorded { .. } => CODE_TRY_AGAIN,
+            Self::Path(_) | Self::Wait => CODE_CONFIG,
+            Self::Agent { .. } if verb == "STATUS" => CODE_NOT_AVAILABLE,
+            Self::Agent { .. } | Self::NotRecorded { .. } => CODE_TRY_AGAIN,
             Self::OtherAnswer => CODE_INTERNAL,
         }
     }
@@ -138,7 +141,7 @@ pub fn run(
                 return 0;
             }
             "VERSION" => CniReply { stdout: versions(), exit: 0 },
-            _ => reply(environment, stdin),
+            _ => reply(environment, stdin, stderr),
         },
     };
     match stdout.write_all(reply.stdout.as_bytes()).and_then(|()| stdout.flush()) {
@@ -152,7 +155,7 @@ pub fn run(
 
 /// The error object for a panic, code 999.
 pub fn panic_text(panic: &std::panic::PanicHookInfo<'_>) -> String {
-    error_text(NEWEST, CODE_INTERNAL, &format!("netattach has a bug: {panic}").replace('\n', " "))
+    error_text(NEWEST, CODE_INTERNAL, &format!("netattach panicked: {panic}").replace('\n', " "))
 }
 
 /// The values taken from the environment.
@@ -188,6 +191,7 @@ struct Config {
     version: String,
     socket: PathBuf,
     state_dir: PathBuf,
+    agent_wait: Duration,
 }
 
 impl Config {
@@ -198,36 +202,60 @@ impl Config {
             version: object.get("cniVersion").and_then(Value::as_str).unwrap_or(NEWEST).to_owned(),
             socket: absolute_path(&object, "socket", DEFAULT_SOCKET)?,
             state_dir: absolute_path(&object, "stateDir", DEFAULT_STATE_DIR)?,
+            agent_wait: agent_wait(&object)?,
         })
+    }
+
+    /// How long connecting is retried for that verb. STATUS asks whether the agent is there, and DEL is recorded.
+    fn connect_patience(&self, verb: &str) -> Duration {
+        match verb {
+            "STATUS" => Duration::ZERO,
+            "ADD" | "CHECK" if has_served(&self.socket, &self.state_dir) => {
+                self.agent_wait.max(CONNECT_PATIENCE)
+            }
+            _ => CONNECT_PATIENCE,
+        }
     }
 }
 
 /// The agent's reply, or the error object in its place.
-fn reply(environment: Environment, stdin: impl Read) -> CniReply {
+fn reply(environment: Environment, stdin: impl Read, stderr: &mut impl Write) -> CniReply {
     let verb = environment.verb().to_owned();
     match read_stdin(stdin).and_then(|stdin| Ok((Config::parse(&stdin)?, stdin))) {
         Err(error) => failure(NEWEST, &verb, &error),
-        Ok((config, stdin)) => hand_over(environment, &config, stdin)
+        Ok((config, stdin)) => hand_over(environment, &config, stdin, stderr)
             .unwrap_or_else(|error| failure(&config.version, &verb, &error)),
     }
 }
 
-fn hand_over(environment: Environment, config: &Config, stdin: String) -> Result<CniReply, ShimError> {
+fn hand_over(
+    environment: Environment,
+    config: &Config,
+    stdin: String,
+    stderr: &mut impl Write,
+) -> Result<CniReply, ShimError> {
     let verb = environment.verb().to_owned();
     let deadline = Instant::now() + environment.answer_patience;
-    let patience = match verb.as_str() {
-        "STATUS" => {
-            Patience { connect: Duration::ZERO, answer: STATUS_PATIENCE.min(environment.answer_patience) }
-        }
-        _ => Patience { connect: CONNECT_PATIENCE, answer: environment.answer_patience },
+    let answer = match verb.as_str() {
+        "STATUS" => STATUS_PATIENCE.min(environment.answer_patience),
+        _ => environment.answer_patience,
     };
+    let patience = Patience { connect: config.connect_patience(&verb), answer };
     let request = Request::Cni(CniCall { env: environment.cni, stdin });
     let answer = match (client::call(&config.socket, &request, patience), &request) {
         (Err(source), Request::Cni(call)) if verb == "DEL" && may_be_lost(&source) => {
-            keep_del(&config.state_dir, call, source, || {
+            let kept = keep_del(&config.state_dir, call, source, || {
                 let answer = deadline.saturating_duration_since(Instant::now());
                 client::call(&config.socket, &request, Patience { connect: Duration::ZERO, answer })
-            })?
+            })?;
+            match kept {
+                Kept::Answered(answer) => answer,
+                Kept::Recorded { record, why } => {
+                    // Runtimes keep it for people; a failure to write cannot be reported.
+                    let _ = writeln!(stderr, "{}", recorded(&record, &why));
+                    return Ok(CniReply { stdout: String::new(), exit: 0 });
+                }
+            }
         }
         (answer, _) => answer.map_err(|source| ShimError::Agent { verb, source })?,
     };
@@ -254,6 +282,27 @@ fn may_be_lost(error: &ClientError) -> bool {
     !matches!(error, ClientError::Refused { .. } | ClientError::Prepare(_))
 }
 
+/// The outcome of a DEL that no agent answered at first.
+enum Kept {
+    /// An agent answered it at last.
+    Answered(Response),
+    /// It is recorded durably, so it will be carried out.
+    Recorded {
+        /// The file that holds the request.
+        record: PathBuf,
+        /// The agent's failure.
+        why: ClientError,
+    },
+}
+
+fn recorded(record: &Path, why: &ClientError) -> String {
+    format!(
+        "netattach: DEL is recorded in {} for the agent, which carries it out when it runs: {}",
+        record.display(),
+        Chain(why)
+    )
+}
+
 /// Records a DEL, then tries once more: an agent that began to listen in between may have read the records before this
 /// one existed.
 fn keep_del(
@@ -261,19 +310,21 @@ fn keep_del(
     call: &CniCall,
     first: ClientError,
     try_again: impl FnOnce() -> Result<Response, ClientError>,
-) -> Result<Response, ShimError> {
+) -> Result<Kept, ShimError> {
     check_identifiers(call)?;
     let record = match pending::record(state_dir, call) {
         Ok(record) => record,
-        Err(unrecorded) => return Err(ShimError::NotRecorded { unrecorded, source: first }),
+        Err(unrecorded) => {
+            return Err(ShimError::NotRecorded { unrecorded: Box::new(unrecorded), source: first });
+        }
     };
     match try_again() {
         Ok(answer) => {
             // Repeating a DEL is harmless.
             let _ = pending::remove(&record);
-            Ok(answer)
+            Ok(Kept::Answered(answer))
         }
-        Err(_) => Err(ShimError::Recorded { record, source: first }),
+        Err(_) => Ok(Kept::Recorded { record, why: first }),
     }
 }
 
@@ -284,6 +335,21 @@ fn read_stdin(stdin: impl Read) -> Result<String, ShimError> {
         return Err(ShimError::LongStdin);
     }
     String::from_utf8(bytes).map_err(ShimError::BinaryStdin)
+}
+
+/// Whether an agent has served this node before: its socket, the lock beside it, which outlives the socket, or its
+/// journal is there. One that cannot be looked for counts as absent.
+fn has_served(socket: &Path, state_dir: &Path) -> bool {
+    let lock = super::lock_path(socket);
+    [socket, &lock, &state_dir.join("journal")].iter().any(|trace| trace.symlink_metadata().is_ok())
+}
+
+fn agent_wait(config: &Map<String, Value>) -> Result<Duration, ShimError> {
+    let seconds = match config.get(WAIT_KEY) {
+        None | Some(Value::Null) => DEFAULT_AGENT_WAIT,
+        Some(value) => value.as_u64().filter(|seconds| *seconds <= MAX_AGENT_WAIT).ok_or(ShimError::Wait)?,
+    };
+    Ok(Duration::from_secs(seconds))
 }
 
 fn absolute_path(
@@ -363,7 +429,7 @@ mod tests {
         let error: serde_json::Value = serde_json::from_str(&text).unwrap();
         let msg = error["msg"].as_str().unwrap();
         assert_eq!(error["code"], 999);
-        assert!(msg.starts_with("netattach has a bug: ") && msg.ends_with("on purpose"), "{msg}");
+        assert!(msg.starts_with("netattach panicked: ") && msg.ends_with("on purpose"), "{msg}");
     }
 
     /// A stdin that must not be read.
@@ -387,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn no_command_tells_a_person_about_it() {
+    fn without_a_command_the_executable_describes_itself() {
         for variables in [&[][..], &[("CNI_COMMAND", "")]] {
             let expected = format!(
                 "netattach {}: hands CNI calls to the agent netattachd\n\
@@ -399,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_handed_over_has_a_code_and_names_the_key() {
+    fn an_invalid_call_has_a_code_and_names_the_key() {
         let add = ("CNI_COMMAND", "ADD");
         let table = [
             (
@@ -417,6 +483,12 @@ mod tests {
             (&[add], "{\"socket\":\"run/x\"}", 7, "socket must be an absolute path"),
             (&[add], "{\"stateDir\":7}", 7, "stateDir must be an absolute path"),
             (
+                &[add],
+                "{\"agentWaitSeconds\":61}",
+                7,
+                "agentWaitSeconds must be a whole number of seconds from 0 to 60",
+            ),
+            (
                 &[add, (TIMEOUT_VARIABLE, "soon")],
                 "{}",
                 4,
@@ -433,6 +505,27 @@ mod tests {
         assert_eq!((exit, stdout), (1, error_text("1.1.0", 7, "socket must be an absolute path")));
         let (exit, stdout, _) = run_with(&[add], &padded(MAX_STDIN as usize + 1));
         assert_eq!((exit, stdout), (1, error_text("1.1.0", 6, "stdin is longer than 4194304 bytes")));
+    }
+
+    #[test]
+    fn only_add_and_check_wait_longer_and_only_for_an_agent_that_has_served() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = |wait: &str| {
+            let socket = dir.path().join("run/agent.sock");
+            Config::parse(&format!("{{\"socket\":{socket:?},\"stateDir\":{:?}{wait}}}", dir.path())).unwrap()
+        };
+        let waits = |config: Config| {
+            ["ADD", "CHECK", "DEL", "GC", "STATUS"].map(|verb| config.connect_patience(verb).as_millis())
+        };
+        assert_eq!(waits(config("")), [700, 700, 700, 700, 0]);
+        std::fs::create_dir(dir.path().join("run")).unwrap();
+        for trace in ["run/agent.sock", "run/agent.sock.lock", "journal"] {
+            std::fs::write(dir.path().join(trace), "").unwrap();
+            assert_eq!(waits(config("")), [5000, 5000, 700, 700, 0], "{trace}");
+            assert_eq!(waits(config(",\"agentWaitSeconds\":60"))[0], 60_000);
+            assert_eq!(waits(config(",\"agentWaitSeconds\":0"))[0], 700);
+            std::fs::remove_file(dir.path().join(trace)).unwrap();
+        }
     }
 
     #[test]

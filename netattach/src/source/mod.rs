@@ -46,6 +46,11 @@ pub trait Source: Send + Sync {
         Ok(())
     }
 
+    /// Conditions that an operator should know and that no ADD fails for. Sources without such conditions have none.
+    fn warnings(&self) -> Vec<Warning> {
+        Vec::new()
+    }
+
     /// The pod, at once if the newest snapshot has it. Otherwise it is waited for until the deadline: the runtime may
     /// request a pod before the source has read it. `None`: it did not appear.
     fn pod<'a>(&'a self, wanted: &'a WantedPod, deadline: Instant) -> PodFuture<'a> {
@@ -70,6 +75,15 @@ pub enum NotSynced {
     Stale(String),
 }
 
+/// A condition of a source.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Warning {
+    /// What it is about.
+    pub object: String,
+    /// The condition, in one line.
+    pub problem: String,
+}
+
 /// A pod by name, and by uid if that is known.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WantedPod {
@@ -82,14 +96,21 @@ pub struct WantedPod {
 impl WantedPod {
     /// Finds the pod in a snapshot.
     pub fn find<'o>(&self, objects: &'o Objects) -> Option<&'o Arc<Pod>> {
-        let is_other =
-            |pod: &&Arc<Pod>| matches!((&pod.uid, &self.uid), (Some(known), Some(uid)) if known != uid);
-        objects.pods.get(&self.name).filter(|pod| !is_other(pod))
+        objects.pods.get(&self.name).filter(|pod| self.is(pod))
+    }
+
+    /// Whether the pod of that name is the wanted one: a uid that one of the two lacks is not compared.
+    pub fn is(&self, pod: &Pod) -> bool {
+        self.uid.as_deref().is_none_or(|uid| pod.has_uid(uid))
     }
 }
 
 /// Looks for a pod in each new snapshot, until the deadline.
-async fn follow<S: Source + ?Sized>(source: &S, wanted: &WantedPod, deadline: Instant) -> Option<Arc<Pod>> {
+pub(crate) async fn follow<S: Source + ?Sized>(
+    source: &S,
+    wanted: &WantedPod,
+    deadline: Instant,
+) -> Option<Arc<Pod>> {
     // Subscribed before the first look, so that later changes are seen.
     let mut changes = source.changes();
     loop {

@@ -312,7 +312,7 @@ impl Step {
             Self::FindDevice => "find where the interface can be judged".to_owned(),
             Self::Protect(_) => "load policy and counters".to_owned(),
             Self::Configure(_) => "configure the pod's interface".to_owned(),
-            Self::Remember(_) => "tell libcni's cache".to_owned(),
+            Self::Remember(_) => "write to libcni's cache".to_owned(),
             Self::PrepareDeviceInfo(_) => "prepare device information".to_owned(),
             Self::ReadDeviceInfo(_) => "read device information".to_owned(),
             Self::MoveDefaultRoutes { .. } => "move the pod's default route here".to_owned(),

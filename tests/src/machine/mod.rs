@@ -59,6 +59,7 @@ pub struct Machine {
     /// The node with netattach. Runtimes start in the node's namespace.
     pub node: Node,
     name: String,
+    more_groups: Vec<String>,
     tools: PathBuf,
 }
 
@@ -79,7 +80,7 @@ impl Machine {
         fs::remove_file("/etc/resolv.conf").or_else(absent_is_fine)?;
         fs::write("/etc/resolv.conf", "nameserver 192.0.2.53\n")?;
         ip(&node.namespace, &["link", "set", "lo", "up"])?;
-        let machine = Self { mounts, node, name, tools };
+        let machine = Self { mounts, node, name, more_groups: Vec::new(), tools };
         machine.install_plugins()?;
         Ok(Some(machine))
     }
@@ -151,6 +152,11 @@ impl Machine {
         cgroups::named(&self.name)
     }
 
+    /// With the machine, removes what is left of control groups of that name too.
+    pub(crate) fn also_remove(&mut self, group: &str) {
+        self.more_groups.push(group.to_owned());
+    }
+
     /// The parent of the containers' control groups, which sets them apart from others.
     fn cgroup_parent(&self) -> String {
         format!("/{}", self.name)
@@ -178,6 +184,7 @@ impl Drop for Machine {
     fn drop(&mut self) {
         self.mounts.end_processes();
         cgroups::remove(&self.name);
+        self.more_groups.iter().for_each(|group| cgroups::remove(group));
     }
 }
 

@@ -15,7 +15,7 @@ use rustix::thread::{UnshareFlags, unshare_unsafe};
 use crate::traffic::eventually;
 
 /// Directories that runtimes write into: the machine's content stays visible, writes are private.
-const WRITTEN: [&str; 3] = ["/etc", "/opt", "/var/lib"];
+const WRITTEN: [&str; 4] = ["/etc", "/opt", "/var/lib", "/var/log"];
 /// Hidden: sockets and namespaces of the machine's own runtimes are there.
 const HIDDEN: &str = "/run";
 /// containerd mounts overlays of its own over what is here, for which the overlay on `/var/lib` will not do.

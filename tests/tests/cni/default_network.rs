@@ -81,6 +81,39 @@ fn the_runtimes_wishes_reach_the_default_network_alone_which_is_in_the_status_wi
     Snapshot::take(&node, &[&a, &bare]).unwrap().assert_nothing_is_left();
 }
 
+/// A pod would be Ready with its port closed.
+#[test]
+fn a_host_port_that_nothing_opens_fails_the_pod_or_is_warned_of() {
+    for setting in ["fail", "warn"] {
+        let mut node = Node::new(&[plain("a", &json!(null)), plain("b", &json!(null))]).unwrap();
+        node.set("unsupportedPortMappings", json!(setting));
+        node.start().unwrap();
+        let a = Pod::new("a").unwrap();
+        let mut config = node.cni_config("1.0.0");
+        let mapping = json!({"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": ""});
+        config["runtimeConfig"] = json!({"portMappings": [mapping]});
+        let outcome = node.call("ADD", &a).stdin(&config).run();
+        let told = "hostPort 8080 asked for, but no plugin of network default declares the capability portMappings: \
+                    nothing would open it (unsupportedPortMappings)";
+        if setting == "fail" {
+            let expected = format!("attach eth0 (kube-system/default): {told}");
+            assert_eq!(outcome.failure(), (7, expected));
+        } else {
+            outcome.success();
+            node.await_status(&a);
+            assert_eq!(status(&node, "a")[0]["dev.netattach.warnings"], json!([told]));
+        }
+        // A pod without hostPorts, for which runtimes send an empty list.
+        config["runtimeConfig"] = json!({"portMappings": []});
+        let b = Pod::new("b").unwrap();
+        node.call("ADD", &b).stdin(&config).run().success();
+        for pod in [&a, &b] {
+            node.del(pod).success();
+        }
+        Snapshot::take(&node, &[&a, &b]).unwrap().assert_nothing_is_left();
+    }
+}
+
 /// Rows: NPWG-6-always-default.
 #[test]
 fn a_pod_chooses_its_default_network_in_either_form_and_asks_things_of_it() {

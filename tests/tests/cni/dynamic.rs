@@ -103,7 +103,7 @@ fn a_live_pod_is_given_a_network_and_its_status_says_so_and_by_whom() {
     detach_again(&node);
     assert_eq!(
         refused(&node, &["detach", "shop/a", "net2"]),
-        "pod shop/a was given no net2 while it was live; it was given nothing (code 3)"
+        "pod shop/a has no interface net2 that was attached while it was live; it has none (code 3)"
     );
     node.del(&a).success();
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
@@ -179,15 +179,15 @@ fn what_cannot_be_attached_is_refused_and_leaves_nothing() {
     let table: [(&[&str], &str); 13] = [
         (
             &["shop/b", "lan"],
-            "pod shop/b is not attached on this node; netattachctl attachments lists what is (code 3)",
+            "pod shop/b is not attached on this node; netattachctl attachments lists what is attached (code 3)",
         ),
         (
             &["--container-id", "x", "shop/lan"],
-            "container x is not attached on this node; netattachctl attachments lists what is (code 3)",
+            "container x is not attached on this node; netattachctl attachments lists what is attached (code 3)",
         ),
         (
             &["shop/a", "nothing"],
-            "network shop/nothing is not defined; in namespace shop defined are broken, lan, odd, storage (code 7)",
+            "network shop/nothing is not defined; namespace shop has broken, lan, odd, storage (code 7)",
         ),
         (
             &["shop/a", "lan", "--ifname", "eth0"],
@@ -218,7 +218,7 @@ fn what_cannot_be_attached_is_refused_and_leaves_nothing() {
         assert_eq!(
             refused(&node, &["detach", "shop/a", ifname]),
             format!(
-                "{ifname} of container c-a was not attached while the container was live: its DEL detaches it (code 4)"
+                "{ifname} of container c-a was attached by the container's ADD: only DEL detaches it (code 4)"
             )
         );
     }

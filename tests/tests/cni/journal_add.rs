@@ -30,7 +30,8 @@ fn chain(node: &Node, key: u32) -> Value {
 fn an_add_that_cannot_be_remembered_fails_and_leaves_nothing() {
     let node = node();
     let a = Pod::new("a").unwrap();
-    for (directory, said) in [("state/journal", "journal"), ("cni-cache/results", "tell libcni's cache")] {
+    for (directory, said) in [("state/journal", "journal"), ("cni-cache/results", "write to libcni's cache")]
+    {
         let (path, aside) = (node.path(directory), node.path("aside"));
         let present = fs::rename(&path, &aside).is_ok();
         fs::create_dir_all(path.parent().unwrap()).unwrap();

@@ -62,7 +62,7 @@ fn another_request_is_refused_by_what_is_different() {
     let before = Snapshot::take(&node, &[&a]).unwrap();
     // The agent needs some time to notice changed manifests.
     let refused = |call: Call, what: &str| {
-        let start = "container c-a is attached with interface eth0 already, otherwise than this ADD asks: ";
+        let start = "container c-a is attached with interface eth0 already, but not as this ADD requests: ";
         let mut last = Value::Null;
         let is_it = || {
             last = call.run().json;
@@ -73,13 +73,13 @@ fn another_request_is_refused_by_what_is_different() {
     };
     let again = || node.call("ADD", &a);
     let netns = other.namespace.path().to_string_lossy();
-    refused(again().with("CNI_NETNS", &netns), "CNI_NETNS is another namespace; DEL comes first");
-    refused(again().with("CNI_PATH", "/nonexistent/other"), "CNI_PATH is another");
+    refused(again().with("CNI_NETNS", &netns), "CNI_NETNS is a different namespace; DEL it first");
+    refused(again().with("CNI_PATH", "/nonexistent/other"), "CNI_PATH differs");
     node.write("storage", &network(NAMESPACE, "storage", &storage(&node, 1300))).unwrap();
     refused(again(), "net1 (shop/storage) has another way to create veth ");
     node.write("manifest-00", &pod("a", &json!({}), &json!("chain"))).unwrap();
     let what = "it has eth0 (kube-system/default), net1 (shop/storage), net2 (shop/chain) and is to have eth0 \
-                (kube-system/default), net1 (shop/chain); DEL comes first";
+                (kube-system/default), net1 (shop/chain); DEL it first";
     refused(again(), what);
     assert_eq!(Snapshot::take(&node, &[&a]).unwrap(), before);
     node.del(&a).success();
@@ -92,7 +92,7 @@ fn a_sandbox_that_is_not_what_it_was_is_refused_by_what_check_says() {
     let a = Pod::new("a").unwrap();
     node.add(&a).success();
     ip(&a.namespace, &["link", "set", "net1", "down"]).unwrap();
-    let said = "container c-a is attached with interface eth0 already, and not as its ADD left it; DEL comes first: \
+    let said = "container c-a is attached with interface eth0 already, but not as its ADD left it; DEL it first: \
                 net1 (shop/storage): interface net1 is down";
     assert_eq!(node.add(&a).failure(), (4, said.to_owned()));
     node.del(&a).success();

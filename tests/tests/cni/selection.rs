@@ -177,9 +177,12 @@ fn a_network_that_needs_a_device_is_not_attached_without_one() {
     let mut node = Node::new(&[sriov, pod("a", &json!({}), &json!("sriov"))]).unwrap();
     add_networks(&node);
     node.start().unwrap();
-    let (code, said) = node.call("ADD", &Pod::new("a").unwrap()).run().failure();
-    let expected = "attach net1 (shop/sriov): the network needs a device of resource example.com/vf";
-    assert!(code == 7 && said.starts_with(expected), "{code} {said}");
+    let expected = format!(
+        "network shop/sriov: the kubelet's socket {} is not there (podResourcesSocket), so it is not known which devices \
+         the pod was given",
+        node.path("kubelet.sock").display()
+    );
+    assert_eq!(node.call("ADD", &Pod::new("a").unwrap()).run().failure(), (11, expected));
     assert_eq!(node.take_calls().unwrap(), Vec::<Value>::new());
 }
 
@@ -300,7 +303,7 @@ fn a_pod_whose_manifest_comes_after_the_add_is_attached_and_one_without_is_to_be
     assert!(written.elapsed() < WAIT, "the ADD went on when the manifest was there");
     added.success();
     let began = Instant::now();
-    let unknown = "pod shop/never is not known to the source of manifests";
+    let unknown = "pod shop/never is not known yet";
     assert_eq!(node.add(&never).failure(), (11, unknown.to_owned()));
     assert!(began.elapsed() >= WAIT, "{:?}", began.elapsed());
     for pod in [&late, &never] {

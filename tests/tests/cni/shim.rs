@@ -10,6 +10,7 @@ use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use netattach::budget;
 use netattach::rpc::frame;
 use netattach::rpc::message::{CniCall, CniReply, Hello, PROTOCOL, Request, Response};
 use netattach::rpc::pending;
@@ -43,7 +44,7 @@ impl Node {
     fn config(&self) -> Value {
         json!({
             "cniVersion": "1.0.0", "name": "net", "type": "netattach",
-            "socket": self.socket(), "stateDir": self.dir.path()
+            "socket": self.socket(), "stateDir": self.dir.path(), "agentWaitSeconds": 1
         })
     }
 
@@ -81,7 +82,8 @@ impl Node {
 
     fn pending(&self) -> Vec<(PathBuf, CniCall)> {
         let pending = pending::list(self.dir.path()).unwrap();
-        pending.into_iter().map(|pending| (pending.path, pending.call.unwrap())).collect()
+        let with_call = |path: PathBuf| (path.clone(), pending::read(&path).unwrap().call);
+        pending.into_iter().map(|pending| with_call(pending.path)).collect()
     }
 }
 
@@ -221,18 +223,26 @@ fn an_absent_agent_is_reported_at_once() {
 #[test]
 fn an_agent_that_comes_back_within_the_patience_is_found() {
     let node = Node::new();
-    drop(UnixListener::bind(node.socket()).unwrap());
-    std::thread::scope(|scope| {
-        let call = scope.spawn(|| node.run("ADD"));
+    for verb in ["ADD", "CHECK"] {
+        drop(UnixListener::bind(node.socket()).unwrap());
+        let mut config = node.config();
+        config["agentWaitSeconds"] = json!(60);
+        let variables = [("CNI_COMMAND", verb), ("CNI_CONTAINERID", "abc"), ("CNI_IFNAME", "eth0")];
+        std::thread::scope(|scope| {
+            let call = scope.spawn(|| run(&variables, &config));
+            std::thread::sleep(Duration::from_secs(2));
+            assert!(!call.is_finished(), "{verb}");
+            fs::remove_file(node.socket()).unwrap();
+            let agent = node.serve(vec![echo]);
+            assert_eq!(call.join().unwrap().exit, 7, "{verb}");
+            agent.join().unwrap();
+        });
         fs::remove_file(node.socket()).unwrap();
-        let agent = node.serve(vec![echo]);
-        assert_eq!(call.join().unwrap().exit, 7);
-        agent.join().unwrap();
-    });
+    }
 }
 
 #[test]
-fn del_without_an_agent_is_recorded_once_and_is_an_error() {
+fn del_without_an_agent_is_recorded_once_and_is_a_success() {
     let node = Node::new();
     for _ in 0..2 {
         let start = Instant::now();
@@ -240,18 +250,35 @@ fn del_without_an_agent_is_recorded_once_and_is_an_error() {
         assert!(start.elapsed() < AT_ONCE, "{:?}", start.elapsed());
         let [(record, call)] = <[_; 1]>::try_from(node.pending()).unwrap();
         assert_eq!(call, node.call("DEL"));
-        let expected = failure(
-            11,
-            &format!(
-                "DEL is not done yet: it is recorded in {} and the agent carries it out when it starts: \
-                 the agent does not answer at {}: is netattachd running, and with this socket?: \
-                 No such file or directory (os error 2)",
-                record.display(),
-                node.socket().display()
-            ),
+        let stderr = format!(
+            "netattach: DEL is recorded in {} for the agent, which carries it out when it runs: \
+             the agent does not answer at {}: is netattachd running, and with this socket?: \
+             No such file or directory (os error 2)\n",
+            record.display(),
+            node.socket().display()
         );
-        assert_eq!(outcome, expected);
+        assert_eq!(outcome, Outcome { exit: 0, stdout: String::new(), stderr });
     }
+}
+
+#[test]
+fn del_beyond_what_may_wait_is_an_error() {
+    let node = Node::new();
+    assert_eq!(node.run("DEL").exit, 0);
+    let (record, _) = node.pending().remove(0);
+    for number in 0..budget::WAITING_DELS.most {
+        fs::hard_link(&record, record.with_file_name(format!("{number}.del.json"))).unwrap();
+    }
+    assert_eq!(node.run("DEL").exit, 0, "it waits already");
+    fs::remove_file(&record).unwrap();
+    let outcome = node.run("DEL");
+    let error: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    assert_eq!((outcome.exit, &error["code"]), (1, &json!(11)));
+    let message = error["msg"].as_str().unwrap();
+    assert!(
+        message.contains("DELs that wait for an agent: 4097 requests, and at most 4096 are allowed"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -275,8 +302,10 @@ fn del_that_can_neither_be_done_nor_recorded_says_so() {
 fn an_agent_that_hangs_up_leaves_the_outcome_open() {
     let node = Node::new();
     let agent = node.serve(vec![hang_up]);
-    let expected =
-        format!("ADD: the agent at {} broke off: the connection was closed", node.socket().display());
+    let expected = format!(
+        "ADD: the connection to the agent at {} broke: the connection was closed",
+        node.socket().display()
+    );
     assert_eq!(node.run("ADD"), failure(11, &expected));
     agent.join().unwrap();
     assert_eq!(node.pending(), []);
@@ -293,7 +322,7 @@ fn del_broken_off_is_recorded_and_sent_again_to_the_agent_that_follows() {
 
     fs::remove_file(node.socket()).unwrap();
     let agent = node.serve(vec![hang_up]);
-    assert_eq!(node.run("DEL").exit, 1);
+    assert_eq!(node.run("DEL").exit, 0);
     agent.join().unwrap();
     assert_eq!(node.pending().into_iter().map(|(_, call)| call).collect::<Vec<_>>(), [node.call("DEL")]);
 }
@@ -326,7 +355,7 @@ fn another_server_on_the_socket_is_recognised() {
     let node = Node::new();
     let agent = node.serve(vec![be_garbage]);
     let expected = format!(
-        "ADD: what listens at {} sent something that is not a message of the agent: expected value at line 1 column 1",
+        "ADD: the listener at {} sent something that is not a message of the agent: expected value at line 1 column 1",
         node.socket().display()
     );
     assert_eq!(node.run("ADD"), failure(11, &expected));

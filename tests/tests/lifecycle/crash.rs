@@ -237,9 +237,7 @@ fn an_agent_killed_at_any_point_of_del_carries_it_out_when_it_is_back() {
     loop {
         scene.node.add(&scene.a).success();
         let Some((what, deleted)) = scene.dies_at(point, |scene| scene.node.del(&scene.a)) else { break };
-        let (code, message) = deleted.failure();
-        assert_eq!(code, 11, "{what}: {message}");
-        assert!(message.contains("DEL is not done yet: it is recorded in "), "{what}: {message}");
+        assert_eq!(deleted.exit, 0, "{what}: recorded: {:#}", deleted.json);
         scene.start().unwrap();
         scene.assert_as_before(&what);
         scene.node.del(&scene.a).success();
@@ -286,7 +284,7 @@ fn an_agent_killed_at_any_point_of_its_recovery_begins_it_again() {
     scene.node.del(&scene.a).success();
     // A request as the executable leaves it when no agent runs.
     scene.node.stop().unwrap();
-    assert_eq!(scene.node.del(&scene.a).failure().0, 11);
+    scene.node.del(&scene.a).success();
     let waiting = fs::read_dir(scene.node.path("state/pending")).unwrap().next().unwrap().unwrap().path();
     let request = fs::read(&waiting).unwrap();
     scene.start().unwrap();
@@ -358,7 +356,7 @@ fn a_record_cut_off_at_any_byte_is_taken_back_or_dropped() {
         }
         node.start().unwrap();
         let log = node.stop().unwrap();
-        assert!(log.contains(&format!("taken_back={} failed=0", lengths.len())), "{log}");
+        assert!(log.contains(&format!("rolled_back={} failed=0", lengths.len())), "{log}");
         assert!(!log.contains("ERROR") && !log.contains("panicked"), "{log}");
     }
     // Links in the group of `c-a` are not for other containers to delete.
@@ -400,7 +398,7 @@ fn what_outlived_a_loss_of_power_is_taken_back_wherever_the_record_was_cut_off()
         fs::write(node.path("state/journal/boot"), "00000000-0000-0000-0000-000000000000").unwrap();
         node.start().unwrap();
         let log = node.stop().unwrap();
-        assert!(log.contains(&format!("taken_back={} failed=0", lengths.len())), "{log}");
+        assert!(log.contains(&format!("rolled_back={} failed=0", lengths.len())), "{log}");
         assert_eq!(Snapshot::take(&node, &[]).unwrap().files, [].into());
     }
     drop(a);

@@ -126,7 +126,7 @@ fn a_del_on_a_read_only_state_directory_takes_everything_back_and_says_what_is_l
     let (code, message) = node.del(&a).failure();
     rustix::mount::unmount(&state, rustix::mount::UnmountFlags::DETACH).unwrap();
     let expected = format!(
-        "all is taken back, but {}, which says otherwise, cannot be removed",
+        "everything is rolled back, but the record {} cannot be removed",
         record(&node, "c-a").display()
     );
     assert!(code == 5 && message.contains(&expected), "{code}: {message}");
@@ -151,7 +151,7 @@ fn a_record_that_cannot_be_removed_keeps_its_numbers_and_its_next_del_costs_no_o
     rustix::mount::unmount(&path, rustix::mount::UnmountFlags::DETACH).unwrap();
     for failed in [failed, failed_again] {
         let (code, message) = failed.failure();
-        assert!(code == 5 && message.contains("all is taken back, but "), "{code}: {message}");
+        assert!(code == 5 && message.contains("everything is rolled back, but "), "{code}: {message}");
     }
     added.success();
     node.check(&b).success();

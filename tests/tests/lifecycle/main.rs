@@ -7,12 +7,16 @@
 //! | `restart`, `restart_many` | attached pods do not notice that the agent restarts |
 //! | `crash`, `damaged_records`, `recovery` | an agent killed at every point; damaged records; the next agent's
 //! recovery |
+//! | `named_namespaces` | an agent that sees the pods' namespaces under another path than the runtime |
+//! | `collector` | sandboxes that no runtime asks to detach |
 //! | `map_memory` | the memory of the maps is as documented |
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
+mod collector;
 mod crash;
 mod damaged_records;
 mod map_memory;
+mod named_namespaces;
 mod object_problems;
 mod operator;
 mod readiness;

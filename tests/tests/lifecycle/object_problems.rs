@@ -35,7 +35,7 @@ const NO_NETWORK: (&str, &str) = (
 );
 const OFF: (&str, &str) = (
     "networkpolicies",
-    "1 of networking.k8s.io do not hold: networkPolicy is off, which is right only beside a primary network that enforces them itself",
+    "1 of networking.k8s.io are not enforced: networkPolicy is off, which is right only beside a primary network that enforces them itself",
 );
 
 #[test]
@@ -154,7 +154,7 @@ fn namespaces_whose_labels_policies_ask_for_and_nobody_knows_are_told() {
     let mut node = Node::new(&[pod("a", &json!({}), &Value::Null)]).unwrap();
     node.write("web", &policy("web", DEFAULT_NETWORK, &spec)).unwrap();
     node.start().unwrap();
-    let problem = "has no manifest, so that its labels are not known: multi-networkpolicy shop/web selects namespaces by labels";
+    let problem = "has no manifest, so its labels are not known: multi-networkpolicy shop/web selects namespaces by labels";
     await_rows(&node, &[("namespace shop", problem)]);
     node.write("namespace", &namespace(NAMESPACE, &json!({}))).unwrap();
     await_rows(&node, &[]);

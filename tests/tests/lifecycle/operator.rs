@@ -56,13 +56,12 @@ fn scene() -> (Node, [Pod; 2]) {
 fn what_is_not_there_is_said_with_what_there_is_and_a_code_of_its_own() {
     let (node, [a, b]) = scene();
     let attached = "pod nope/nope is not attached on this node; attached pods: shop/a, shop/b";
-    let unknown = "pod nope/nope is not attached on this node, and no manifest has it; netattachctl attachments lists what is \
+    let unknown = "pod nope/nope is not attached on this node and is in no manifest; netattachctl attachments lists what is \
                    attached (code 3)";
-    let no_sandbox =
-        "pod nope/nope is not attached on this node; netattachctl attachments lists what is (code 3)";
+    let no_sandbox = "pod nope/nope is not attached on this node; netattachctl attachments lists what is attached (code 3)";
     let number = node.ctl(&["policy", "--pod", "shop/b"]).unwrap()["attachments"][1]["ingress"].clone();
     let no_policy =
-        |name: &str| format!("there is no policy {name} in the maps; there are {number}, of shop/web");
+        |name: &str| format!("there is no policy {name} in the maps; the maps have {number}, of shop/web");
     let cases: [(&[&str], String); 13] = [
         (&["attachments", "--pod", "nope/nope"], attached.into()),
         (&["stats", "--pod", "nope/nope"], attached.into()),
@@ -79,15 +78,15 @@ fn what_is_not_there_is_said_with_what_there_is_and_a_code_of_its_own() {
         (&["attach", "nope/nope", "storage"], no_sandbox.into()),
         (
             &["attach", "shop/a", "nosuch"],
-            "network shop/nosuch is not defined; in namespace shop defined are storage (code 7)".into(),
+            "network shop/nosuch is not defined; namespace shop has storage (code 7)".into(),
         ),
         (
             &["attach", "shop/a", "elsewhere/lan"],
-            "network elsewhere/lan is not defined; in namespace elsewhere nothing is (code 7)".into(),
+            "network elsewhere/lan is not defined; namespace elsewhere has no network (code 7)".into(),
         ),
         (
             &["detach", "shop/a", "nosuch0"],
-            "pod shop/a was given no nosuch0 while it was live; it was given nothing (code 3)".into(),
+            "pod shop/a has no interface nosuch0 that was attached while it was live; it has none (code 3)".into(),
         ),
     ];
     for (words, message) in cases {
@@ -141,14 +140,14 @@ fn pins_under_attached_pods_stay_unless_they_are_to_go_all_the_same() {
     let state = node.path("state").display().to_string();
     let uninstall = ["uninstall", "--bpffs", &bpffs, "--state-dir", &state];
     let served = format!(
-        "netattachctl: an agent serves {}: end it first, and detach its pods",
+        "netattachctl: an agent serves {}: stop it first, and detach its pods",
         node.socket().display()
     );
     assert_eq!(asked(&node, &[&uninstall[..], &["--force"]].concat()), (5, String::new(), served));
     node.stop().unwrap();
     let attached = |who: &str| {
         format!(
-            "netattachctl: pods are attached, whose devices would keep programs that nobody looks after: {who}; detach them first, \
+            "netattachctl: pods are attached, and their devices would keep programs that no agent maintains: {who}; detach them first, \
              or give --force"
         )
     };
@@ -294,7 +293,7 @@ fn settings_that_cannot_be_meant_are_refused_by_name_in_a_line() {
     let form = with("foo=bar=baz");
     let start = "NETATTACH_LOG=\"foo=bar=baz\" is not LEVEL or MODULE=LEVEL, several separated by commas: ";
     assert!(form.starts_with(start), "{form}");
-    assert!(with("inf").starts_with("NETATTACH_LOG: \"inf\" would log nothing: say a level ("));
+    assert!(with("inf").starts_with("NETATTACH_LOG: \"inf\" would log nothing: give a level ("));
 
     let dotted = node.bpffs().with_file_name("netattach.test").join("x");
     let mut command = node.agent_command(&agent).unwrap();
@@ -339,8 +338,8 @@ fn signals_end_the_agent_with_a_line_or_do_nothing_with_a_line() {
             .filter_map(|(said, name)| Some(format!("{name} {}", said.split_once("netattach::agent::")?.1)))
             .collect();
         lines.sort();
-        let ignored = "signals: ignored: manifests are followed by themselves; for other settings restart netattachd, which loses nothing";
-        let ending = format!("{told}\" run: ending; attachments stay as they are");
+        let ignored = "signals: ignored: changed manifests are read automatically; restart netattachd to read its settings, attachments keep working";
+        let ending = format!("{told}\" run: shutting down; attachments keep working");
         let mut expected =
             ["SIGHUP", "SIGUSR1", "SIGUSR2"].map(|name| format!("{name}\" {ignored}")).to_vec();
         expected.push(ending);
@@ -450,12 +449,10 @@ fn an_agent_that_hangs_is_told_from_one_that_is_not_there_and_a_closed_pipe_is_n
 #[test]
 fn what_has_no_answer_is_not_shown_as_an_empty_one() {
     let (node, [a, b]) = scene();
-    let ends = "netattachctl: no enforced attachment of this node has either end, or the ends share no network and family of \
-                addresses";
+    let ends = "netattachctl: neither end is an enforced attachment of this node, or the ends share no network and address family";
     let explain = ["explain", "192.0.2.1", "192.0.2.2", "80"];
     assert_eq!(asked(&node, &explain), (3, String::new(), ends.to_owned()));
-    let none = "No records. Drops are told, and flows of attachments that a policy isolates; what passes elsewhere is counted by \
-                netattachctl stats.\n";
+    let none = "No records. Drops are recorded, and flows of attachments that a policy isolates; netattachctl stats counts other traffic.\n";
     let flows = ["flows", "--pod", "shop/a", "--reason", "displaced"];
     assert_eq!(asked(&node, &flows), (0, none.to_owned(), String::new()));
     for pod in [&a, &b] {

@@ -6,10 +6,11 @@ use std::collections::BTreeMap;
 use ipnet::IpNet;
 use netattach::npwg::NetworkRef;
 use netattach::npwg::selection::PortProtocol;
+use netattach::objects::Place;
 use netattach::objects::policy::POLICY_FOR_ANNOTATION;
 use netattach::objects::{ContainerPort, ObjectName, Objects, Phase, Pod};
 use netattach::policy::incremental::Compiler;
-use netattach::policy::index::{Endpoint, Place};
+use netattach::policy::index::Endpoint;
 use netattach::policy::options::Options;
 use netattach::source::read::policy;
 use proptest::prelude::*;
@@ -155,12 +156,15 @@ impl World {
             let pod = Pod {
                 name: name.clone(),
                 uid: None,
+                mirror_of: None,
                 labels: labels(pod.label),
                 annotations: BTreeMap::new(),
                 phase: Phase::Running,
                 host_network: false,
                 ports: vec![web],
                 powers: Default::default(),
+                on_this_node: false,
+                terminating: false,
             };
             objects.pods.insert(name, pod.into());
         }

@@ -25,7 +25,6 @@ use netattach_tests::packet::{PEER_MAC, POD_MAC, Packet, any_frame, arp_request,
 
 use Side::{FromPod, ToPod};
 
-mod early;
 mod ethertypes;
 mod fast;
 mod flows;
@@ -42,5 +41,6 @@ mod shares;
 mod swaps;
 mod vlans;
 mod wire;
+mod xdp;
 
 use rig::*;

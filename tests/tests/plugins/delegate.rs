@@ -243,7 +243,7 @@ fn a_failure_without_output_says_how_the_plugin_ended() {
 fn a_failure_with_something_else_than_an_error_object_quotes_it() {
     for (printed, cause) in [
         ("panic!", "expected value at line 1 column 1"),
-        ("{\"cniVersion\":\"1.0.0\"}", "neither `code` nor `msg` is there, so this is not an error object"),
+        ("{\"cniVersion\":\"1.0.0\"}", "`code` and `msg` are both missing, so this is not an error object"),
     ] {
         let error = Rig::scripted(json!({"stdout": printed, "exit": 1})).refusal(Command::Del);
         assert_eq!(

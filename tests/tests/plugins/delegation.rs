@@ -529,6 +529,66 @@ fn networks_of_one_name_in_two_namespaces_have_pools_of_their_own() {
     }
 }
 
+/// A `name` that is added to a definition names another pool, which knows nothing of the addresses of live pods: those
+/// of the first pool would be given again, on the same bridge. Executed plugins find the same pool.
+#[test]
+fn a_definition_that_changes_under_live_pods_does_not_change_their_pool() {
+    let pods = ["x", "y", "z"].map(|name| pod(name, &json!({}), &json!("net,odd")));
+    let mut node = Node::new(&pods).unwrap();
+    let define = |node: &Node, named: bool| {
+        for (name, kind) in [("net", "bridge"), ("odd", "odd")] {
+            let ipam = node.host_local(&["10.53.0.0/24"]);
+            let mut config = json!({"cniVersion": "1.0.0", "type": kind, "bridge": "br1", "ipam": ipam});
+            if named {
+                config["name"] = json!(format!("{name}-named"));
+            }
+            node.write(name, &network(NAMESPACE, name, &config)).unwrap();
+        }
+    };
+    define(&node, false);
+    node.plugin("odd", &json!({})).unwrap();
+    node.start().unwrap();
+    let [x, y, z] = ["x", "y", "z"].map(|name| Pod::new(name).unwrap());
+    node.add(&x).success();
+    let (old, new) = (node.path("leases/@shop/net"), node.path("leases/net-named"));
+    assert!(old.join("10.53.0.2").exists());
+
+    define(&node, true);
+    let row = |node: &Node| {
+        let status = node.ctl(&["status"]).unwrap();
+        let rows = status["source"].as_array().cloned().unwrap_or_default();
+        rows.into_iter().find(|row| row["object"] == "network-attachment-definition shop/net")
+    };
+    assert!(eventually(PATIENCE, || row(&node).is_some()));
+    let told = format!(
+        "its pool {} is not in force: attachments live in pool {}, which new pods get too until the last of them is gone",
+        new.display(),
+        old.display()
+    );
+    assert_eq!(row(&node).unwrap()["problem"], json!(told));
+    // A restarted agent knows the pools from its records.
+    node.kill().unwrap();
+    node.start().unwrap();
+    node.take_calls().unwrap();
+    node.add(&y).success();
+    assert!(old.join("10.53.0.3").exists() && !new.exists());
+    let named =
+        |calls: &[Value]| (calls[0]["stdin"]["name"].clone(), calls[0]["stdin"]["ipam"]["dataDir"].clone());
+    assert_eq!(named(&node.take_calls().unwrap()), (json!("odd"), json!(node.path("leases/@shop"))));
+    node.gc("pods", Some(&[&x, &y])).success();
+    assert!(old.join("10.53.0.2").exists() && old.join("10.53.0.3").exists());
+
+    node.del(&x).success();
+    node.del(&y).success();
+    assert_eq!(row(&node), None);
+    node.take_calls().unwrap();
+    node.add(&z).success();
+    assert!(new.join("10.53.0.2").exists(), "from now on the pool that the definition names");
+    assert_eq!(named(&node.take_calls().unwrap()), (json!("odd-named"), json!(node.path("leases"))));
+    node.del(&z).success();
+    Snapshot::take(&node, &[&x, &y, &z]).unwrap().assert_nothing_is_left();
+}
+
 /// Rows: CAC-12.
 #[test]
 fn what_was_attached_before_a_reboot_is_dead_and_leaves_the_cache() {

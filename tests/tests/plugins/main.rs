@@ -7,13 +7,17 @@
 //! | `netlink` | the links, addresses, routes and filters that they are made of |
 //! | `differential`, `host_local` | the built-in plugins beside the reference plugins, configuration by configuration |
 //! | `delegate`, `delegation`, `bad_plugins` | running other plugins: as processes, through the agent, when they misbehave |
-//! | `multus`, `portmap` | pods that Multus attached; a chained reference plugin |
+//! | `devices` | the devices that the kubelet gave to a pod |
+//! | `multus`, `former_plugin` | pods that Multus attached; pods that the plugin attached that was there before |
+//! | `portmap` | a chained reference plugin |
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 mod bad_plugins;
 mod delegate;
 mod delegation;
+mod devices;
 mod differential;
+mod former_plugin;
 mod host_local;
 mod multus;
 mod native;

@@ -199,7 +199,7 @@ fn a_routers_address_is_the_routers_before_and_after() {
     let _echo = Echo::serve(&router, "10.50.0.250:7".parse().unwrap()).unwrap();
     scene.assert_reaches("10.50.0.250");
     let (code, message) = scene.refused(&json!({"mac": ROUTER}), "is taken");
-    let taken = format!("MAC address {ROUTER} is taken: the bridge has seen it behind port {WIRE}");
+    let taken = format!("MAC address {ROUTER} is taken: the bridge has seen it at port {WIRE}");
     assert_eq!(code, 11, "{message}");
     assert!(message.contains(&taken), "{message}");
     // A router that comes after the pod, with the pod's address.
@@ -284,7 +284,7 @@ fn an_address_that_a_pod_chooses_is_nobody_elses() {
     node.start().unwrap();
     let [victim, impostor] = ["victim", "impostor"].map(|name| Pod::new(name).unwrap());
     node.add(&victim).success();
-    let own = "it is an address of the node, or of everybody on one of its links";
+    let own = "it is an address of the node, or of all stations on one of its links";
     let of_victim = "pod shop/victim, container c-victim, interface net1 has it";
     for (address, code, holder) in
         [("10.70.0.5", 11, of_victim), ("10.70.0.1", 7, own), ("10.70.0.255", 7, own), ("10.50.0.1", 7, own)]
@@ -308,7 +308,7 @@ fn an_address_that_a_pod_chooses_is_nobody_elses() {
             return false;
         }
         last = outcome.failure();
-        last.1.contains("address 10.50.0.77 is taken: the node sends packets to it as to a router")
+        last.1.contains("address 10.50.0.77 is taken: the node routes by it")
     };
     assert!(eventually(PATIENCE, refused), "{last:?}");
     assert_eq!(last.0, 7, "{last:?}");

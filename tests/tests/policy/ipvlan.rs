@@ -2,12 +2,11 @@
 //!
 //! `cargo xtask vm` runs these in the virtual machine whose kernel has the driver.
 
-use std::net::SocketAddr;
 use std::path::Path;
 
 use netattach::netlink::Handle;
 use netattach::spec::{IpvlanMode, LinkMode};
-use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
+use netattach_tests::manifest::{NAMESPACE, network, pod};
 use netattach_tests::node::{WIRE, ip};
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::tools::report_skipped;
@@ -15,11 +14,7 @@ use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connects};
 use netattach_tests::{Namespace, Node, Pod};
 use serde_json::{Value, json};
 
-/// Host numbers on the network 10.52.0.0/24, in the order of the ADDs; [`OUTSIDE`] is beyond the parent.
-const SERVER: u8 = 2;
-const CLIENT: u8 = 3;
-const OTHER: u8 = 4;
-const OUTSIDE: u8 = 9;
+use super::on_parent::{CLIENT, OTHER, OUTSIDE, SERVER, at, is_allowed, policies};
 
 /// Whether the kernel has the driver.
 fn has_driver() -> bool {
@@ -60,30 +55,10 @@ fn add(node: &Node, name: &str, network: &str) -> Pod {
     Pod::new(name).unwrap()
 }
 
-fn at(host: u8, port: u16) -> SocketAddr {
-    format!("10.52.0.{host}:{port}").parse().unwrap()
-}
-
-/// The server accepts connections from client and outside to port 80 only; the other pod may reach only the client.
 fn write_policies(node: &Node) {
-    let ingress = json!({
-        "podSelector": {"matchLabels": {"app": "server"}},
-        "policyTypes": ["Ingress"],
-        "ingress": [{
-            "from": [
-                {"podSelector": {"matchLabels": {"app": "client"}}},
-                {"ipBlock": {"cidr": format!("10.52.0.{OUTSIDE}/32")}}
-            ],
-            "ports": [{"protocol": "TCP", "port": 80}]
-        }]
-    });
-    let egress = json!({
-        "podSelector": {"matchLabels": {"app": "other"}},
-        "policyTypes": ["Egress"],
-        "egress": [{"to": [{"podSelector": {"matchLabels": {"app": "client"}}}]}]
-    });
-    node.write("policy-server", &policy("server", "lan", &ingress)).unwrap();
-    node.write("policy-other", &policy("other", "lan", &egress)).unwrap();
+    for (name, policy) in policies() {
+        node.write(name, &policy).unwrap();
+    }
 }
 
 /// Tries every pair over TCP; returns the results that differ from the policies.
@@ -97,8 +72,7 @@ fn surprises(namespaces: &[(u8, &Namespace)]) -> Vec<String> {
     for (from, namespace) in namespaces {
         for (to, _) in namespaces.iter().filter(|(to, _)| to != from) {
             for port in ports {
-                let taken = *to != SERVER || (port == 80 && (*from == CLIENT || *from == OUTSIDE));
-                let expected = taken && (*from != OTHER || *to == CLIENT);
+                let expected = is_allowed(*from, *to, port, true);
                 let patience = if expected { PATIENCE } else { SILENCE };
                 if connects(namespace, at(*to, port), patience) != expected {
                     surprises.push(format!("{from} to {to}:{port}: expected {expected}"));
@@ -191,7 +165,7 @@ fn links_that_cannot_be_beside_an_ipvlan_are_refused_by_name() {
         let (code, message) = node.add(&pod).failure();
         assert_eq!(code, 7, "{message}");
         let expected =
-            format!("the parent {WIRE} carries ipvlans in mode l2, and {wanted} cannot be on it beside them");
+            format!("the parent {WIRE} carries ipvlans in mode l2, and {wanted} cannot share it with them");
         assert!(message.ends_with(&expected), "{message}");
     }
     // A conflict with a device of another owner is refused by the kernel.

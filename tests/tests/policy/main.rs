@@ -5,6 +5,7 @@
 //! | `policy_live` | policies and anti-spoofing between attached pods |
 //! | `services` | policies with Services, where the node translates addresses |
 //! | `macvlan`, `ipvlan`, `in_pod` | policies on macvlans, ipvlans and interfaces that other plugins make |
+//! | `on_parent` | the policies of the tests of macvlans and ipvlans |
 //! | `impostor`, `escape` | pods that claim others' addresses, and that try to bypass the programs |
 //! | `hooks` | where programs are attached, beside the programs of others |
 //! | `flows`, `bandwidth` | flow records; limits, measured by transfers |
@@ -20,5 +21,6 @@ mod in_pod;
 mod ipvlan;
 mod macvlan;
 mod map_space;
+mod on_parent;
 mod policy_live;
 mod services;

@@ -444,8 +444,7 @@ fn a_policy_on_a_network_without_enforcement_is_refused_or_reported_as_the_netwo
     node.add(&client).success();
     let refused = (
         7,
-        "attach net1 (shop/lan): enforcement there is none (interfaces of this kind are not judged), unenforceable is \
-         refuse by annotation netattach.dev/unenforceable of the network, and the pod is selected by shop/deny"
+        "attach net1 (shop/lan): enforcement there is none (interfaces of this kind are not judged), unenforceable is set to refuse by annotation netattach.dev/unenforceable of the network, and the pod is selected by shop/deny"
             .to_owned(),
     );
     assert_eq!(node.add(&server).failure(), refused);

@@ -279,7 +279,7 @@ impl Story {
 
         self.transcript.command(&format!("{AGENT} &"));
         let took = self.stage.start_agent(AGENT)?;
-        let under_traffic = ping.try_wait().context("look after ping")?.is_none();
+        let under_traffic = ping.try_wait().context("poll ping")?.is_none();
         let what = format!("it is ready again after {} ms, still under traffic", took.as_millis());
         self.transcript.expect(&what, &true, &under_traffic)?;
         let summary = said.map_while(Result::ok).find(|line| line.contains(" packets transmitted"));

@@ -128,7 +128,7 @@ impl Stage {
             .context("start netattachd")?;
         let agent = self.agent.insert(agent);
         until("netattachd is ready", || {
-            if let Some(status) = agent.try_wait().context("look after netattachd")? {
+            if let Some(status) = agent.try_wait().context("poll netattachd")? {
                 bail!("netattachd ended before it was ready ({status})");
             }
             Ok(asking.status().context("start sh")?.success())

@@ -117,13 +117,23 @@ pub(super) struct Suite {
 impl Suite {
     /// Fetches the lists.
     pub(super) fn open(suite: &str, progress: &Progress) -> anyhow::Result<Self> {
-        let private = tree::tools().join("apt").join(suite);
+        Self::fetch(suite, suite, &["deb"], progress)
+    }
+
+    /// Fetches the lists, those of source packages too. It may be open beside another of the same suite.
+    pub(super) fn with_sources(suite: &str, progress: &Progress) -> anyhow::Result<Self> {
+        Self::fetch(suite, &format!("{suite}-sources"), &["deb", "deb-src"], progress)
+    }
+
+    fn fetch(suite: &str, directory: &str, kinds: &[&str], progress: &Progress) -> anyhow::Result<Self> {
+        let private = tree::tools().join("apt").join(directory);
         for dir in ["lists/partial", "cache/archives/partial"] {
             fs::create_dir_all(private.join(dir)).with_context(|| format!("create {dir} for apt"))?;
         }
         let keyring = keyring(progress)?;
         let sources = private.join("sources.list");
-        fs::write(&sources, format!("deb [signed-by={}] {MIRROR} {suite} main\n", keyring.display()))
+        let line = |kind| format!("{kind} [signed-by={}] {MIRROR} {suite} main\n", keyring.display());
+        fs::write(&sources, kinds.iter().map(line).collect::<String>())
             .context("write the private package sources")?;
         let config = private.join("apt.conf");
         fs::write(&config, private_config(&private)).context("write the private apt configuration")?;
@@ -143,6 +153,20 @@ impl Suite {
     /// Unpacks packages into a directory, without installing them.
     pub(super) fn unpack(&self, packages: &[&str], into: &Path, progress: &Progress) -> anyhow::Result<()> {
         download_and_unpack(packages, Some(&self.config), into, progress)
+    }
+
+    /// Downloads a source package into a directory; returns the archive as its authors published it, without Debian's
+    /// changes.
+    pub(super) fn source(&self, package: &str, into: &Path, progress: &Progress) -> anyhow::Result<PathBuf> {
+        fs::create_dir_all(into).with_context(|| format!("create {}", into.display()))?;
+        let mut download = Command::new("apt-get");
+        download.args(["source", "--download-only", "--quiet", package]).current_dir(into);
+        child::run(download.env("APT_CONFIG", &self.config), progress)
+            .with_context(|| format!("download the source of {package}"))?;
+        let entries = fs::read_dir(into).context("list the download")?.filter_map(Result::ok);
+        let original = |path: &PathBuf| path.to_string_lossy().contains(".orig.tar.");
+        let archive = entries.map(|entry| entry.path()).find(original);
+        archive.with_context(|| format!("the source of {package} has no archive of its authors"))
     }
 
     /// Removes the lists.

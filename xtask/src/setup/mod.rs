@@ -2,12 +2,13 @@
 //!
 //! Every step looks before it acts, so that a second run changes nothing and takes a moment.
 //!
-//! `bpf_toolchain` builds the BPF object; `tools`, `runtimes` and `machine` are what tests run, with the `kernel`s and `modules` of
-//! guests; `apt` fetches packages.
+//! `bpf_toolchain` builds the BPF object; `tools`, `runtimes`, `kubernetes` and `machine` are what tests run, with the
+//! `kernel`s and `modules` of guests; `apt` fetches packages.
 
 mod apt;
 pub mod bpf_toolchain;
 mod kernel;
+mod kubernetes;
 mod machine;
 mod modules;
 mod runtimes;
@@ -16,6 +17,7 @@ mod tools;
 use crate::progress;
 
 pub use kernel::Kernel;
+pub use kubernetes::{Building, kubernetes};
 pub use machine::{Emulator, machine};
 pub use runtimes::runtimes;
 pub use tools::{bpftool, reference_plugins};
@@ -37,7 +39,16 @@ pub enum Scope {
     Machine,
 }
 
-/// Installs missing tools.
+/// Installs everything that tests use: the verb.
+///
+/// # Errors
+/// The first step that cannot be completed, with advice.
+pub fn everything() -> anyhow::Result<()> {
+    run(Scope::Testing)?;
+    Building::start(false).wait()
+}
+
+/// Installs missing tools, all but the programs of a cluster, which [`Building`] makes.
 ///
 /// # Errors
 /// The first step that cannot be completed, with advice.

@@ -39,8 +39,9 @@ const BY_TCX: [(&str, &str); 3] = [("policy", "policy_live::"), ("lifecycle", "r
 /// Anything that could not be prepared, or that some test failed.
 pub fn run(ci: bool) -> anyhow::Result<()> {
     setup::run(if ci { Scope::Gate } else { Scope::Testing })?;
+    let cluster = setup::Building::start(ci);
     dist::build()?;
-    let mut total = workspace()?;
+    let mut total = workspace(cluster)?;
     total += orders()?;
     total += by_tcx()?;
     total += vm::tests()?;
@@ -74,10 +75,11 @@ pub fn unit() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Everything.
-fn workspace() -> anyhow::Result<Count> {
+/// Everything, once the programs of a cluster are built.
+fn workspace(cluster: setup::Building) -> anyhow::Result<Count> {
     progress::heading("test");
     compile(&["--workspace"])?;
+    cluster.wait()?;
     tests(&["--workspace"], &[], &variables())
 }
 
@@ -190,11 +192,12 @@ fn watched(command: &mut Command, tally: Tally) -> anyhow::Result<Tally> {
 }
 
 /// What tests are told: where the executables under test are, and what they are tested with.
-fn variables() -> [(&'static str, PathBuf); 3] {
+fn variables() -> [(&'static str, PathBuf); 4] {
     [
         ("NETATTACH_DIST", tree::dist()),
         ("NETATTACH_REFERENCE_PLUGINS", setup::reference_plugins()),
         ("NETATTACH_RUNTIMES", setup::runtimes()),
+        ("NETATTACH_KUBERNETES", setup::kubernetes()),
     ]
 }
 

@@ -4,7 +4,7 @@ use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use netattach_common::{
     FlowKey, Ip4, Ip6,
     flow::{Leg, Tuple},
-    parse::{Packet, packet},
+    parse::{Packet, walk},
 };
 
 use super::{NULL_ARGUMENT, Subprograms, exclusive, reference};
@@ -218,7 +218,7 @@ macro_rules! subprograms {
 subprograms!(
     Ip4,
     never_on_link,
-    packet::ipv4,
+    walk::ipv4,
     na_read4,
     na_fragment4,
     na_known4,
@@ -232,7 +232,7 @@ subprograms!(
 subprograms!(
     Ip6,
     on_link,
-    packet::ipv6,
+    walk::ipv6,
     na_read6,
     na_fragment6,
     na_known6,

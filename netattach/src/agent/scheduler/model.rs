@@ -235,12 +235,12 @@ fn closing(how: Closing) {
 }
 
 #[test]
-fn a_pool_is_closed_while_nobody_is_there_and_everybody_comes_through() {
+fn a_pool_is_closed_only_while_it_is_unused_and_every_operation_finishes() {
     explore(3_000, || closing(Closing::Whole));
 }
 
 #[test]
-fn a_pool_that_is_looked_at_and_closed_in_two_steps_is_found() {
+fn a_pool_checked_and_closed_in_two_steps_is_found() {
     assert!(finds(3_000, || closing(Closing::InTwoSteps)));
 }
 

@@ -29,7 +29,7 @@ pub enum InstallError {
         source: io::Error,
     },
     /// Files of other programs have the names; nothing was changed.
-    #[error("{} would be overwritten; --force replaces what is there", list(.0))]
+    #[error("{} would be overwritten; --force replaces it", list(.0))]
     Foreign(Vec<PathBuf>),
     /// A name belongs to a directory.
     #[error("{path} is a directory")]

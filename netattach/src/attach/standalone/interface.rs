@@ -81,15 +81,15 @@ impl Interface<'_> {
                 };
                 result.to_value(request.version)
             });
-        let take_back = || {
+        let roll_back = || {
             undo(self.node, &plan, Some(&netns), &progress)?;
             self.node.bridges.remove_made(&progress.outputs).map_err(|error| AttachError::Open(error.into()))
         };
-        carried_out.map_err(|error| match take_back() {
+        carried_out.map_err(|error| match roll_back() {
             Ok(()) => error,
             Err(left) => {
                 // The runtime gets the error of the ADD; the DEL that follows tries the rollback again.
-                let _ = writeln!(stderr, "{}: not taken back: {}", self.driver.kind(), Chain(&left));
+                let _ = writeln!(stderr, "{}: not rolled back: {}", self.driver.kind(), Chain(&left));
                 error
             }
         })
@@ -139,7 +139,7 @@ impl Interface<'_> {
         let Some(mut outputs) = known else { return Ok(Outputs::default()) };
         let mut pod = Handle::open_in(netns).map_err(AttachError::Open)?;
         let failed = |error| {
-            AttachError::step(Doing::Detach, attachment, "look at the kernel", StepError::Netlink(error))
+            AttachError::step(Doing::Detach, attachment, "read the kernel's state", StepError::Netlink(error))
         };
         let found = pod.find_link(&attachment.ifname).map_err(failed)?;
         outputs.retain(|_, output| match output {
@@ -155,10 +155,7 @@ impl Interface<'_> {
     fn check(&self) -> Result<(), CniError> {
         let request = self.request;
         let Some(last) = request.prev_result()? else {
-            return Err(CniError::new(
-                code::INVALID_CONFIG,
-                "key prevResult: missing, and CHECK compares with it",
-            ));
+            return Err(CniError::new(code::INVALID_CONFIG, "key prevResult: missing, but CHECK needs it"));
         };
         let netns = Netns::open(request.netns.as_deref().unwrap_or_default()).map_err(AttachError::from)?;
         let sandbox = sandbox(request, netns.id());
@@ -166,13 +163,15 @@ impl Interface<'_> {
         let outputs = result::from_prev_result(&attachment, &last)?;
         let want = expected(&attachment, outputs.of(0), &last, &sandbox.netns)?;
         if want.pod.is_none() && !want.loopback {
-            let msg = format!("key prevResult.interfaces: {} is not there with a sandbox", request.ifname);
+            let msg = format!("key prevResult.interfaces: has no {} with a sandbox", request.ifname);
             return Err(CniError::new(code::INVALID_CONFIG, msg));
         }
         let mut host = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
         let mut pod = Handle::open_in(&netns).map_err(AttachError::Open)?;
         let difference = compare(self.node, &sandbox, &attachment, &want, &mut host, &mut pod, &netns)
-            .map_err(|error| AttachError::step(Doing::Check, &attachment, "look at the kernel", error))?;
+            .map_err(|error| {
+                AttachError::step(Doing::Check, &attachment, "read the kernel's state", error)
+            })?;
         if let Some(what) = difference {
             let (ifname, network) = (request.ifname.clone(), request.name.clone());
             return Err(AttachError::Differs { ifname, network, what }.into());

@@ -34,7 +34,7 @@ impl Addresses<'_> {
         let config = self.config()?;
         let output = self.on_behalf(|lessee| lease(&self.leases, &config, lessee));
         let Output::Lease { addresses, dns, routes } = output.map_err(step_error)? else {
-            return Err(CniError::new(code::INTERNAL, "a lease has no addresses"));
+            return Err(CniError::new(code::INTERNAL, "the lease has no addresses"));
         };
         let ips = addresses.into_iter().map(|LeasedAddress { address, gateway }| cni::IpConfig {
             interface: None,

@@ -49,13 +49,13 @@ fn there_is_a_plugin_for_every_driver_and_one_for_addresses() {
 #[test]
 fn questions_about_the_plugin_are_answered_without_stdin() {
     for name in names() {
-        let (exit, printed, said) = run_with(name, &[("CNI_COMMAND", "VERSION")], Untouchable);
+        let (exit, printed, message) = run_with(name, &[("CNI_COMMAND", "VERSION")], Untouchable);
         let versions = json!({"cniVersion": "1.1.0", "supportedVersions": Version::ALL});
-        assert_eq!((exit, printed, said.as_str()), (0, versions, ""));
+        assert_eq!((exit, printed, message.as_str()), (0, versions, ""));
         for variables in [&[][..], &[("CNI_COMMAND", "")]] {
-            let (exit, printed, said) = run_with(name, variables, Untouchable);
+            let (exit, printed, message) = run_with(name, variables, Untouchable);
             assert_eq!((exit, printed), (0, Value::Null));
-            assert!(said.starts_with(&format!("{name} of netattach ")), "{said}");
+            assert!(message.starts_with(&format!("{name} of netattach ")), "{message}");
         }
     }
 }

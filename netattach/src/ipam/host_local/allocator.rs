@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn excluded_networks_are_stepped_over_whatever_their_size() {
+    fn excluded_networks_of_any_size_are_skipped() {
         let mut config = config(vec![set(&["2001:db8::/64"])]);
         config.exclude = vec!["2001:db8::/65".parse().unwrap()];
         let choices = choose(&config, &owner(), &Fake::default()).unwrap();

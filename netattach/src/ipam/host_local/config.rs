@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use super::range::{Limits, Range, RangeError, RangeSet};
 use crate::budget;
-use crate::ipam::keys::{Item, KeyError, Object, address_without_prefix, holds_many_addresses};
+use crate::ipam::keys::{ConfigObject, Item, KeyError, address_without_prefix, holds_many_addresses};
 
 /// `ipam.dataDir` when absent.
 pub const DEFAULT_DATA_DIR: &str = "/var/lib/cni/networks";
@@ -108,7 +108,7 @@ impl Config {
     /// # Errors
     /// See [`ConfigError`].
     pub fn parse(config: &Map<String, Value>, cni_args_ip: Option<&str>) -> Result<Self, ConfigError> {
-        let root = Object::root(config);
+        let root = ConfigObject::root(config);
         let network = root.text("name")?.ok_or_else(|| KeyError::Missing { key: "name".to_owned() })?;
         if !is_network_name(network) {
             return Err(ConfigError::Name(network.to_owned()));
@@ -141,7 +141,7 @@ impl Config {
     /// invalid or missing range. Nothing can be allocated from it. `None` if [`Config::parse`] would have refused
     /// these two, so that nothing was ever reserved.
     pub fn for_release(config: &Map<String, Value>) -> Option<Self> {
-        let root = Object::root(config);
+        let root = ConfigObject::root(config);
         let network = root.text("name").ok()??;
         let ipam = root.object("ipam").ok()??;
         is_network_name(network).then_some(())?;
@@ -203,7 +203,7 @@ pub(super) fn is_network_name(name: &str) -> bool {
         && name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))
 }
 
-fn range_sets(ipam: &Object, runtime: Option<&Object>) -> Result<Vec<RangeSet>, ConfigError> {
+fn range_sets(ipam: &ConfigObject, runtime: Option<&ConfigObject>) -> Result<Vec<RangeSet>, ConfigError> {
     let mut sets: Vec<(String, RangeSet)> = Vec::new();
     if let Some(runtime) = runtime {
         for item in runtime.items("ipRanges")? {
@@ -238,7 +238,7 @@ fn range_sets(ipam: &Object, runtime: Option<&Object>) -> Result<Vec<RangeSet>, 
     Ok(sets.into_iter().map(|(_, set)| set).collect())
 }
 
-fn requested(root: &Object, cni_args_ip: Option<&str>) -> Result<Vec<IpAddr>, ConfigError> {
+fn requested(root: &ConfigObject, cni_args_ip: Option<&str>) -> Result<Vec<IpAddr>, ConfigError> {
     let mut requested = Vec::new();
     if let Some(text) = cni_args_ip.filter(|text| !text.is_empty()) {
         requested.push(address_without_prefix("IP of CNI_ARGS", text)?);
@@ -252,7 +252,7 @@ fn requested(root: &Object, cni_args_ip: Option<&str>) -> Result<Vec<IpAddr>, Co
     Ok(requested)
 }
 
-fn range(object: &Object, key: String) -> Result<Range, ConfigError> {
+fn range(object: &ConfigObject, key: String) -> Result<Range, ConfigError> {
     let subnet = object.network("subnet")?;
     let limits = Limits {
         start: object.address("rangeStart")?,

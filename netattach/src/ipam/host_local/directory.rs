@@ -105,7 +105,7 @@ impl Opened {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let directory = match rustix::fs::openat(CWD, path, flags, Mode::empty()) {
             Ok(directory) => directory,
-            Err(error) if bounded::is_nothing(&error.into()) => return Ok(None),
+            Err(error) if bounded::is_absent(&error.into()) => return Ok(None),
             Err(error) => return Err(Error::Open { path: path.to_owned(), source: error.into() }),
         };
         // Non-blocking, in case a FIFO has that name.

@@ -80,7 +80,7 @@ pub enum Error {
     #[error("{0:?} is not a network name")]
     NetworkName(String),
     /// Another process held the lock until the deadline: try again later.
-    #[error("{path} is locked by another process; see which with: fuser {path}")]
+    #[error("{path} is locked by another process; find it with: fuser {path}")]
     Busy {
         /// The lock.
         path: PathBuf,
@@ -309,10 +309,10 @@ impl Leases {
     pub fn check_room(&self, config: &Config) -> Result<(), Error> {
         let path = config.directory();
         // No attachment has this name, so no address counts as already held.
-        let nobody = Owner { container_id: String::new(), ifname: String::new() };
+        let no_owner = Owner { container_id: String::new(), ifname: String::new() };
         let unasked = Config { requested: Vec::new(), ..config.clone() };
         self.locked(&path, |directory, contents| {
-            allocator::choose(&unasked, &nobody, &View { directory, contents })
+            allocator::choose(&unasked, &no_owner, &View { directory, contents })
                 .map(drop)
                 .map_err(|source| Error::Allocate { directory: path.clone(), source })
         })
@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_of_all_bytes_that_there_may_be_is_its_owners_and_one_more_is_nobodys_and_not_given() {
+    fn a_lease_file_of_the_largest_size_has_an_owner_and_a_larger_one_blocks_its_address() {
         let dir = tempfile::tempdir().unwrap();
         let config = config(dir.path(), json!([[{"subnet": "10.0.0.0/29"}]]));
         let most = crate::budget::LEASE.most;
@@ -682,7 +682,7 @@ mod tests {
         let path = config.directory().join("lock");
         assert_eq!(
             error.to_string(),
-            format!("{0} is locked by another process; see which with: fuser {0}", path.display())
+            format!("{0} is locked by another process; find it with: fuser {0}", path.display())
         );
         let waiting = std::thread::spawn({
             let config = config.clone();

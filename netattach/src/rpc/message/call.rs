@@ -43,7 +43,7 @@ pub struct AttachCall {
 pub struct DetachCall {
     /// The sandbox.
     pub sandbox: SandboxName,
-    /// Its interface in the pod.
+    /// The interface in the pod.
     pub ifname: String,
     /// Whether it is a failure (code 3) if there is nothing to detach, as a person expects. A controller that repeats
     /// its calls leaves this out.

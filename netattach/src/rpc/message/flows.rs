@@ -78,7 +78,7 @@ pub struct FlowsReport {
     pub missed: u64,
     /// Attachments whose records were withheld or lost since the attachment or the agent began.
     #[serde(default)]
-    pub untold: Vec<Untold>,
+    pub untold: Vec<MissingRecords>,
     /// Ended flows without a record since the agent started, because there were too many.
     #[serde(default)]
     pub untold_ends: u64,
@@ -86,7 +86,7 @@ pub struct FlowsReport {
 
 /// How many records of one attachment were withheld or lost.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Untold {
+pub struct MissingRecords {
     /// Name of the attachment.
     #[serde(flatten)]
     pub name: AttachmentName,

@@ -53,7 +53,7 @@ fn missing<'t>(messages: &[Value], texts: &[&'t str]) -> Vec<&'t str> {
 }
 
 #[test]
-fn requests_are_what_they_were() {
+fn requests_keep_their_json() {
     let golden = golden(include_str!("../golden/requests.json"));
     same::<Hello>(&golden["hello"]);
     assert_eq!(golden["hello"]["protocol"], PROTOCOL);
@@ -78,7 +78,7 @@ fn requests_are_what_they_were() {
 }
 
 #[test]
-fn answers_are_what_they_were() {
+fn answers_keep_their_json() {
     let golden = golden(include_str!("../golden/responses.json"));
     let responses = golden["responses"].as_array().unwrap();
     responses.iter().for_each(same::<Response>);

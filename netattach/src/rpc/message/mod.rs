@@ -28,7 +28,9 @@ pub use attachment::{Attachment, AttachmentName, FastPath, Kind, Level, State};
 pub use call::{AttachCall, CniCall, CniReply, DetachCall, Dynamic, Failure, SandboxName};
 pub use dump::Dump;
 pub use explain::{Path, Question};
-pub use flows::{AttachmentStats, ENDINGS, EndedFlow, FlowRecord, FlowsCall, FlowsReport, Traffic, Untold};
+pub use flows::{
+    AttachmentStats, ENDINGS, EndedFlow, FlowRecord, FlowsCall, FlowsReport, MissingRecords, Traffic,
+};
 pub use policy::{AttachmentPolicy, PolicyReport, RuleFlows};
 pub use status::{
     Condition, FastPathCount, Feature, FlowTableUse, Kernel, PolicyChange, Readiness, Status, Uplink,

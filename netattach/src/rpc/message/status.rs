@@ -26,6 +26,9 @@ pub struct Status {
     /// How often programs were reattached since the agent's start, after another process removed them.
     #[serde(default)]
     pub programs_put_back: u64,
+    /// How many sandboxes were detached since the agent's start that no runtime had asked to detach.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub collected: u64,
     /// Resident memory in bytes.
     pub memory_bytes: u64,
     /// Number of attachments.
@@ -45,6 +48,10 @@ pub struct Status {
     /// Duration of the last change of policies; none before the first that affected an attachment.
     #[serde(default)]
     pub policy_change: Option<PolicyChange>,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// A problem with an object.

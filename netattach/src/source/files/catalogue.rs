@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use crate::file_version::FileVersion;
-use crate::objects::policy::PolicyKind;
-use crate::objects::{Objects, Problem, Shared};
+use crate::objects::{Objects, Origin, Problem};
 use crate::source::read::manifest::{Key, Object};
+use crate::source::read::merge;
 
 /// The contents of one file.
 #[derive(Debug, Default)]
@@ -86,12 +86,13 @@ impl Catalogue {
         let Some(givers) = self.givers.get(&key).filter(|givers| !givers.is_empty()) else {
             self.givers.remove(&key);
             self.contested.remove(&key);
-            return take_out(&mut self.objects, alike);
+            merge::remove(&mut self.objects, &alike.key());
+            return;
         };
         let first =
             givers.first().and_then(|(path, position)| self.files.get(&**path)?.objects.get(*position));
         if let Some((_, first)) = first {
-            insert(&mut self.objects, first);
+            merge::insert(&mut self.objects, first);
         }
         if givers.len() > 1 {
             self.contested.insert(key);
@@ -124,48 +125,10 @@ impl Catalogue {
                 let document =
                     contents.and_then(|contents| contents.objects.get(*position)).and_then(|(it, _)| *it);
                 let message = format!("{key} is in {} already", origin.display());
-                found.insert((&**path, *position, Problem { file: path.to_path_buf(), document, message }));
+                let origin = Origin::File { path: path.to_path_buf(), document };
+                found.insert((&**path, *position, Problem { origin, message }));
             }
         }
         found
-    }
-}
-
-fn insert(objects: &mut Objects, object: &Object) {
-    match object {
-        Object::Pod(pod) => set(&mut objects.pods, &pod.name, pod),
-        Object::Namespace { name, labels } => set(&mut objects.namespaces, name, labels),
-        Object::Definition(definition) => {
-            set(&mut objects.definitions, &definition.reference(), definition);
-        }
-        Object::Policy(policy) => set(policies(objects, policy.name.kind), &policy.name.object, policy),
-    }
-}
-
-fn take_out(objects: &mut Objects, object: &Object) {
-    match object {
-        Object::Pod(pod) => drop(objects.pods.remove(&pod.name)),
-        Object::Namespace { name, .. } => drop(objects.namespaces.remove(name)),
-        Object::Definition(definition) => drop(objects.definitions.remove(&definition.reference())),
-        Object::Policy(policy) => {
-            drop(policies(objects, policy.name.kind).remove(&policy.name.object));
-        }
-    }
-}
-
-fn policies(
-    objects: &mut Objects,
-    kind: PolicyKind,
-) -> &mut Shared<crate::objects::ObjectName, std::sync::Arc<crate::objects::policy::Policy>> {
-    match kind {
-        PolicyKind::Multi => &mut objects.policies,
-        PolicyKind::Network => &mut objects.network_policies,
-    }
-}
-
-/// Keeps the existing value if it is equal: readers find changes by comparing addresses.
-fn set<K: Ord + Clone, V: PartialEq + Clone>(map: &mut Shared<K, V>, key: &K, value: &V) {
-    if map.get(key) != Some(value) {
-        map.insert(key.clone(), value.clone());
     }
 }

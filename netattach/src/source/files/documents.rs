@@ -73,10 +73,14 @@ fn list_objects(document: &str) -> Option<Result<Vec<Result<Object, ManifestErro
     if let Err(error) = budget::OBJECTS.check(list.count()) {
         return Some(Err(ManifestError::Budget(error)));
     }
-    let mut objects = Vec::new();
+    let (mut objects, mut entries) = (Vec::new(), 0);
     for (index, item) in list.items().enumerate() {
         match single(&item) {
             Ok(found) => {
+                entries += found.iter().flatten().map(Object::entries).sum::<usize>();
+                if let Err(error) = budget::ENTRIES.check(entries) {
+                    return Some(Err(ManifestError::Budget(error)));
+                }
                 objects.extend(found.into_iter().map(|object| object.map_err(|it| it.of_item(index))))
             }
             // It may not be an item: it could be inside an open text, or refer to another item.

@@ -206,7 +206,7 @@ impl Files {
             _ => return Ok(()),
         };
         Err(match what {
-            Standing::Reading => format!("manifests have been being read for {since} s"),
+            Standing::Reading => format!("manifests are still being read after {since} s"),
             Standing::Away => format!("the directory of manifests has been away for {since} s"),
         })
     }

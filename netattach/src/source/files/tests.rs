@@ -15,6 +15,7 @@ use super::watcher::signal_of;
 use super::*;
 use crate::file_version::FileVersion;
 use crate::objects::ObjectName;
+use crate::objects::Origin;
 use crate::objects::policy::Directions;
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -61,7 +62,12 @@ fn policies(objects: &Objects) -> Vec<&str> {
 /// The problems, with paths relative to the directory.
 fn problems(directory: &Path, objects: &Objects) -> Vec<(String, Option<usize>, String)> {
     let relative = |path: &Path| path.strip_prefix(directory).unwrap().display().to_string();
-    objects.problems.iter().map(|p| (relative(&p.file), p.document, p.message.clone())).collect()
+    let place = |origin: &Origin| match origin {
+        Origin::File { path, document } => (relative(path), *document),
+        other => panic!("{other} is no file"),
+    };
+    let problems = objects.problems.iter().map(|problem| (place(&problem.origin), problem.message.clone()));
+    problems.map(|((file, document), message)| (file, document, message)).collect()
 }
 
 #[test]
@@ -407,5 +413,13 @@ async fn a_pod_that_is_not_there_yet_is_waited_for_until_the_deadline() {
     assert_eq!(files.pod(&new, Instant::now() + patience).await, None);
     write(path, "again.yaml", &of_uid("new"));
     assert_eq!(files.pod(&new, in_time()).await.unwrap().uid.as_deref(), Some("new"));
+    // The runtime names a static pod by the hash of its manifest, the API its mirror by a uid of its own.
+    let mirror = "{name: mirror, uid: api, annotations: {kubernetes.io/config.mirror: hash}}";
+    write(path, "mirror.yaml", &format!("{{apiVersion: v1, kind: Pod, metadata: {mirror}}}"));
+    for uid in ["hash", "api"] {
+        let found = files.pod(&wanted("mirror", Some(uid)), in_time()).await.unwrap();
+        assert_eq!(found.uid.as_deref(), Some("api"));
+    }
+    assert_eq!(files.pod(&wanted("mirror", Some("former")), Instant::now() + patience).await, None);
     assert_eq!(files.synced(), Ok(()));
 }

@@ -12,7 +12,7 @@ use super::documents::{json_documents, yaml_documents, yaml_objects};
 use super::watcher::Touched;
 use crate::error_chain::Chain;
 use crate::file_version::FileVersion;
-use crate::objects::{Objects, Problem};
+use crate::objects::{Objects, Origin, Problem};
 use crate::source::read::manifest::{self, Key, ManifestError, Object};
 use crate::source::read::policies::policy;
 use crate::{bounded, budget};
@@ -260,18 +260,20 @@ fn keep_unchanged(now: &mut Contents, before: &[(Option<usize>, Object)]) {
 /// The objects of a text, and the substitutes for policies that cannot be read.
 fn parse(path: &Path, text: &str) -> (Contents, Vec<(Option<usize>, Object)>) {
     let (mut contents, mut isolating) = (Contents::default(), Vec::new());
-    let mut found = 0;
+    let (mut found, mut entries) = (0, 0);
     let mut take = |index, objects: Vec<Result<Object, ManifestError>>| {
         for object in objects {
             found += 1;
             match object {
-                _ if found > budget::OBJECTS.most => {}
-                Ok(object) => contents.objects.push((Some(index), object)),
+                _ if found > budget::OBJECTS.most || entries > budget::ENTRIES.most => {}
+                Ok(object) => {
+                    entries += object.entries();
+                    contents.objects.push((Some(index), object));
+                }
                 Err(error) => {
                     isolating.extend(error.isolating().map(|object| (Some(index), object)));
                     contents.problems.push(Problem {
-                        file: path.to_owned(),
-                        document: Some(index),
+                        origin: Origin::File { path: path.to_owned(), document: Some(index) },
                         message: Chain(&error).to_string(),
                     });
                 }
@@ -290,7 +292,7 @@ fn parse(path: &Path, text: &str) -> (Contents, Vec<(Option<usize>, Object)>) {
             take(index, yaml_objects(document));
         }
     }
-    if let Err(error) = budget::OBJECTS.check(found) {
+    if let Err(error) = budget::OBJECTS.check(found).and_then(|()| budget::ENTRIES.check(entries)) {
         // None of it is used: the effect of the missing objects is unknown.
         contents = Contents::default();
         contents.problems.push(whole_file(path, error.to_string()));
@@ -300,7 +302,7 @@ fn parse(path: &Path, text: &str) -> (Contents, Vec<(Option<usize>, Object)>) {
 }
 
 fn whole_file(path: &Path, message: String) -> Problem {
-    Problem { file: path.to_owned(), document: None, message }
+    Problem { origin: Origin::File { path: path.to_owned(), document: None }, message }
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! Parses manifests: a document into the objects that netattach uses.
 
-use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -9,15 +8,15 @@ use serde::de::{Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
+use super::metadata::{AtMost, Metadata};
 use super::pods::pod;
 use super::policies::{
     KUBERNETES_NETWORKS_GROUP, MULTI_NETWORK_POLICY, MULTI_NETWORK_POLICY_VERSIONS, NETWORK_POLICY,
     multi_network_policy, network_policy,
 };
-use super::policy;
+use super::{Kind, policy};
 use crate::budget::{self, Exceeded};
 use crate::npwg::Definition;
-use crate::npwg::network::is_subdomain;
 use crate::objects::labels::Labels;
 use crate::objects::policy::{Policy, PolicyKind};
 use crate::objects::{ObjectName, Pod};
@@ -27,7 +26,7 @@ pub(in crate::source) const NETWORKS_GROUP: &str = "k8s.cni.cncf.io";
 
 /// One object of a manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::source) enum Object {
+pub(crate) enum Object {
     Pod(Arc<Pod>),
     Namespace { name: String, labels: Labels },
     Definition(Definition),
@@ -36,14 +35,14 @@ pub(in crate::source) enum Object {
 
 /// The key of an object. Printed as in `kubectl get`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(in crate::source) struct Key {
-    pub(in crate::source) kind: &'static str,
-    pub(in crate::source) name: ObjectName,
+pub(crate) struct Key {
+    pub(crate) kind: &'static str,
+    pub(crate) name: ObjectName,
 }
 
 /// Why a document or a list item yields no object.
 #[derive(Debug, thiserror::Error)]
-pub(in crate::source) enum ManifestError {
+pub(crate) enum ManifestError {
     #[error("parse yaml")]
     Yaml(#[source] serde_norway::Error),
     #[error("parse json")]
@@ -65,6 +64,15 @@ pub(in crate::source) enum ManifestError {
     Name { kind: &'static str, field: &'static str, name: String },
     #[error("read {kind} {name}: container port {port} is not from 1 to 65535")]
     ContainerPort { kind: &'static str, name: ObjectName, port: i64 },
+    /// A limit of what is kept of an object is exceeded.
+    #[error("read {kind} {name}")]
+    Excess {
+        kind: &'static str,
+        /// With its namespace, if the kind has them.
+        name: String,
+        #[source]
+        source: Exceeded,
+    },
     #[error("read {kind}")]
     Policy {
         kind: &'static str,
@@ -88,7 +96,7 @@ impl ManifestError {
     }
 
     /// The object enforced in place of one that cannot be read and has no earlier version.
-    pub(in crate::source) fn isolating(&self) -> Option<Object> {
+    pub(crate) fn isolating(&self) -> Option<Object> {
         match self {
             Self::Policy { isolating, .. } => Some(Object::Policy(Arc::clone(isolating))),
             Self::Item { source, .. } => source.isolating(),
@@ -98,22 +106,32 @@ impl ManifestError {
 }
 
 impl Object {
-    pub(in crate::source) fn key(&self) -> Key {
+    pub(crate) fn key(&self) -> Key {
         let (kind, name) = match self {
-            Self::Pod(pod) => ("pod", pod.name.clone()),
-            Self::Namespace { name, .. } => ("namespace", ObjectName::new("", name)),
+            Self::Pod(pod) => (Kind::Pod, pod.name.clone()),
+            Self::Namespace { name, .. } => (Kind::Namespace, ObjectName::new("", name)),
             Self::Definition(definition) => {
-                ("network-attachment-definition", ObjectName::new(&definition.namespace, &definition.name))
+                (Kind::Definition, ObjectName::new(&definition.namespace, &definition.name))
             }
             Self::Policy(policy) => {
                 let kind = match policy.name.kind {
-                    PolicyKind::Multi => "multi-networkpolicy",
-                    PolicyKind::Network => "networkpolicy",
+                    PolicyKind::Multi => Kind::MultiNetworkPolicy,
+                    PolicyKind::Network => Kind::NetworkPolicy,
                 };
                 (kind, policy.name.object.clone())
             }
         };
-        Key { kind, name }
+        Key { kind: kind.word(), name }
+    }
+
+    /// What is kept of it beside its own texts: see [`budget::ENTRIES`]. Policies have budgets of their own.
+    pub(in crate::source) fn entries(&self) -> usize {
+        match self {
+            Self::Pod(pod) => pod.labels.len() + pod.annotations.len() + pod.ports.len(),
+            Self::Namespace { labels, .. } => labels.len(),
+            Self::Definition(definition) => definition.annotations.len(),
+            Self::Policy(_) => 0,
+        }
     }
 }
 
@@ -229,12 +247,16 @@ pub(in crate::source) fn objects<'de>(document: impl Document<'de>) -> Vec<Resul
         if let Err(error) = budget::OBJECTS.check(count) {
             return vec![Err(ManifestError::Budget(error))];
         }
-        let numbered = items.into_iter().enumerate();
-        return numbered
-            .flat_map(|(index, item)| {
-                objects(item).into_iter().map(move |object| object.map_err(|error| error.of_item(index)))
-            })
-            .collect();
+        let (mut found, mut entries) = (Vec::new(), 0);
+        for (index, item) in items.into_iter().enumerate() {
+            let of_item = objects(item);
+            entries += of_item.iter().flatten().map(Object::entries).sum::<usize>();
+            if let Err(error) = budget::ENTRIES.check(entries) {
+                return vec![Err(ManifestError::Budget(error))];
+            }
+            found.extend(of_item.into_iter().map(|object| object.map_err(|error| error.of_item(index))));
+        }
+        return found;
     }
     object(&head, document).transpose().into_iter().collect()
 }
@@ -292,29 +314,6 @@ fn object<'de>(head: &Head, document: impl Document<'de>) -> Result<Option<Objec
     }
 }
 
-/// The fields common to all objects.
-#[derive(Deserialize)]
-pub(in crate::source) struct Metadata {
-    name: String,
-    namespace: Option<String>,
-    pub(in crate::source) uid: Option<String>,
-    pub(in crate::source) labels: Option<Labels>,
-    pub(in crate::source) annotations: Option<BTreeMap<String, String>>,
-}
-
-impl Metadata {
-    /// An object without a namespace is in `default`, where `kubectl apply` would put it.
-    pub(in crate::source) fn object_name(&self, kind: &'static str) -> Result<ObjectName, ManifestError> {
-        let namespace = self.namespace.as_deref().unwrap_or("default");
-        for (field, name) in [("name", self.name.as_str()), ("namespace", namespace)] {
-            if !is_subdomain(name) {
-                return Err(ManifestError::Name { kind, field, name: name.to_owned() });
-            }
-        }
-        Ok(ObjectName::new(namespace, &self.name))
-    }
-}
-
 /// Reads a document, or a part of one, of an object of that kind.
 pub(in crate::source) fn shape<'de, T: Deserialize<'de>>(
     kind: &'static str,
@@ -323,20 +322,26 @@ pub(in crate::source) fn shape<'de, T: Deserialize<'de>>(
     document.read().map_err(|source| ManifestError::Shape { kind, source })
 }
 
-fn namespace<'de>(document: impl Document<'de>) -> Result<Object, ManifestError> {
+pub(in crate::source) fn namespace<'de>(document: impl Document<'de>) -> Result<Object, ManifestError> {
     #[derive(Deserialize)]
     struct Written {
         metadata: Metadata,
     }
-    let Written { metadata } = shape("Namespace", document)?;
-    let name = metadata.object_name("Namespace")?.name;
-    Ok(Object::Namespace { name, labels: metadata.labels.unwrap_or_default() })
+    const KIND: &str = "Namespace";
+    let Written { mut metadata } = shape(KIND, document)?;
+    let name = metadata.object_name(KIND)?;
+    let labels = metadata.take_labels().map_err(|source| ManifestError::Excess {
+        kind: KIND,
+        name: name.name.clone(),
+        source,
+    })?;
+    Ok(Object::Namespace { name: name.name, labels })
 }
 
 /// The `spec` of a definition. Not derived: serde would also accept a list for a struct, by position.
 #[derive(Default)]
 struct DefinitionSpec {
-    config: Option<String>,
+    config: Option<AtMost<{ budget::DEFINITION_CONFIG.most }>>,
 }
 
 impl<'de> Deserialize<'de> for DefinitionSpec {
@@ -364,21 +369,26 @@ impl<'de> Visitor<'de> for DefinitionSpec {
     }
 }
 
-fn definition<'de>(document: impl Document<'de>) -> Result<Object, ManifestError> {
+pub(in crate::source) fn definition<'de>(document: impl Document<'de>) -> Result<Object, ManifestError> {
     #[derive(Deserialize)]
     struct Written {
         metadata: Metadata,
         spec: Option<DefinitionSpec>,
     }
     const KIND: &str = "NetworkAttachmentDefinition";
-    let Written { metadata, spec } = shape(KIND, document)?;
+    let Written { mut metadata, spec } = shape(KIND, document)?;
+    let name = metadata.object_name(KIND)?;
+    let excess = |source| ManifestError::Excess { kind: KIND, name: name.to_string(), source };
     let config = spec.and_then(|spec| spec.config);
-    let ObjectName { namespace, name } = metadata.object_name(KIND)?;
+    let config =
+        config.map(|config| config.within(&budget::DEFINITION_CONFIG)).transpose().map_err(excess)?;
+    let annotations = metadata.take_annotations().map_err(excess)?;
+    let ObjectName { namespace, name } = name;
     Ok(Object::Definition(Definition {
         namespace,
         name,
         config: config.filter(|config| !config.trim().is_empty()).map(Arc::from),
-        annotations: metadata.annotations.unwrap_or_default(),
+        annotations,
     }))
 }
 
@@ -388,6 +398,8 @@ mod crd_tests;
 
 #[cfg(test)]
 pub(in crate::source) mod tests {
+    use std::collections::BTreeMap;
+
     use crate::error_chain::Chain;
     use crate::source::files::documents::{self, yaml_documents};
     use crate::source::read::manifest::*;

@@ -4,14 +4,13 @@ use std::sync::Arc;
 
 use serde::Deserialize;
 
-use super::manifest::{Document, ManifestError, Metadata, Object, shape};
+use super::manifest::{Document, ManifestError, Object, shape};
+use super::metadata::{MIRROR_ANNOTATION, Metadata};
 use super::security_context::{SecurityContext, powers};
+use crate::budget::{self, Budget, Exceeded};
 use crate::npwg::selection::PortProtocol;
-use crate::npwg::{DEFAULT_NETWORK_ANNOTATION, NETWORKS_ANNOTATION, STATUS_ANNOTATION};
+use crate::objects::budget::Bounded;
 use crate::objects::{ContainerPort, Phase, Pod};
-
-/// The annotations in use.
-const ANNOTATIONS: [&str; 3] = [NETWORKS_ANNOTATION, DEFAULT_NETWORK_ANNOTATION, STATUS_ANNOTATION];
 
 #[derive(Deserialize)]
 struct WrittenPod {
@@ -24,10 +23,12 @@ struct WrittenPod {
 #[serde(rename_all = "camelCase")]
 struct WrittenPodSpec {
     host_network: Option<bool>,
-    containers: Option<Vec<WrittenContainer>>,
-    init_containers: Option<Vec<WrittenContainer>>,
-    ephemeral_containers: Option<Vec<WrittenContainer>>,
+    containers: Option<WrittenContainers>,
+    init_containers: Option<WrittenContainers>,
+    ephemeral_containers: Option<WrittenContainers>,
 }
+
+type WrittenContainers = Bounded<WrittenContainer, { budget::CONTAINERS.most }>;
 
 #[derive(Deserialize)]
 struct WrittenPodStatus {
@@ -39,7 +40,7 @@ struct WrittenPodStatus {
 struct WrittenContainer {
     name: Option<String>,
     security_context: Option<SecurityContext>,
-    ports: Option<Vec<WrittenContainerPort>>,
+    ports: Option<Bounded<WrittenContainerPort, { budget::CONTAINER_PORTS.most }>>,
     restart_policy: Option<String>,
 }
 
@@ -54,24 +55,33 @@ struct WrittenContainerPort {
 /// Reads a pod.
 pub(in crate::source) fn pod<'de>(document: impl Document<'de>) -> Result<Object, ManifestError> {
     const KIND: &str = "Pod";
-    let WrittenPod { metadata, spec, status } = shape(KIND, document)?;
+    let WrittenPod { mut metadata, spec, status } = shape(KIND, document)?;
     let name = metadata.object_name(KIND)?;
+    let excess = |source| ManifestError::Excess { kind: KIND, name: name.to_string(), source };
     let (host_network, powers, containers) = match spec {
         None => (false, Default::default(), Vec::new()),
         Some(spec) => {
             let all = [&spec.init_containers, &spec.containers, &spec.ephemeral_containers];
-            let all = all.into_iter().flatten().flatten();
+            for list in all.into_iter().flatten() {
+                check_length(list, &budget::CONTAINERS).map_err(excess)?;
+            }
+            let all = all.into_iter().flatten().flat_map(|list| &list.items);
             let powers = powers(all.map(|written| {
                 (written.name.as_deref().unwrap_or_default(), written.security_context.as_ref())
             }));
-            let restartable = spec.init_containers.into_iter().flatten();
+            let restartable = spec.init_containers.into_iter().flat_map(|list| list.items);
             let restartable = restartable.filter(|c| c.restart_policy.as_deref() == Some("Always"));
-            let containers = spec.containers.into_iter().flatten().chain(restartable).collect();
+            let containers = spec.containers.into_iter().flat_map(|list| list.items);
+            let containers: Vec<WrittenContainer> = containers.chain(restartable).collect();
             (spec.host_network.unwrap_or(false), powers, containers)
         }
     };
     let mut ports = Vec::new();
-    for written in containers.into_iter().filter_map(|container| container.ports).flatten() {
+    let lists: Vec<_> = containers.into_iter().filter_map(|container| container.ports).collect();
+    for list in &lists {
+        check_length(list, &budget::CONTAINER_PORTS).map_err(excess)?;
+    }
+    for written in lists.into_iter().flat_map(|list| list.items) {
         // No policy can match a protocol that the API does not have.
         let protocol = written.protocol.as_deref().unwrap_or("TCP");
         let Some(protocol) = PortProtocol::from_name(protocol) else { continue };
@@ -83,19 +93,27 @@ pub(in crate::source) fn pod<'de>(document: impl Document<'de>) -> Result<Object
         })?;
         ports.push(ContainerPort { name: written.name, protocol, port });
     }
-    let mut annotations = metadata.annotations.unwrap_or_default();
-    // The others may be large and many.
-    annotations.retain(|key, _| ANNOTATIONS.contains(&key.as_str()));
+    let uid = metadata.take_uid().map_err(excess)?;
+    let labels = metadata.take_labels().map_err(excess)?;
+    let mut annotations = metadata.take_annotations().map_err(excess)?;
+    let mirror_of = annotations.remove(MIRROR_ANNOTATION).filter(|uid| !uid.is_empty());
     Ok(Object::Pod(Arc::new(Pod {
         name,
-        uid: metadata.uid,
-        labels: metadata.labels.unwrap_or_default(),
+        uid,
+        mirror_of,
+        labels,
         annotations,
         phase: phase(status.and_then(|status| status.phase).as_deref()),
         host_network,
         ports,
         powers,
+        on_this_node: false,
+        terminating: metadata.deletion_timestamp.is_some(),
     })))
+}
+
+fn check_length<T, const MOST: usize>(list: &Bounded<T, MOST>, budget: &Budget) -> Result<(), Exceeded> {
+    budget.check(list.items.len() + usize::from(list.has_more))
 }
 
 fn phase(word: Option<&str>) -> Phase {
@@ -149,12 +167,15 @@ status: {phase: Running}
             Object::Pod(Arc::new(Pod {
                 name: ObjectName::new("shop", "cart-0"),
                 uid: Some("3f6c".to_owned()),
+                mirror_of: None,
                 labels: map(&[("app", "cart")]),
                 annotations: map(&[("k8s.v1.cni.cncf.io/networks", "net-a")]),
                 phase: Phase::Running,
                 host_network: true,
                 ports: vec![port(Some("http"), PortProtocol::Tcp, 8080), port(None, PortProtocol::Udp, 9000)],
                 powers: Powers { admin: Grant::No, raw: Grant::To("once".to_owned()) },
+                on_this_node: false,
+                terminating: false,
             }))
         );
     }
@@ -167,13 +188,36 @@ status: {phase: Running}
             Object::Pod(Arc::new(Pod {
                 name: ObjectName::new("default", "a"),
                 uid: None,
+                mirror_of: None,
                 labels: BTreeMap::new(),
                 annotations: BTreeMap::new(),
                 phase: Phase::Pending,
                 host_network: false,
                 ports: Vec::new(),
                 powers: Powers::default(),
+                on_this_node: false,
+                terminating: false,
             }))
         );
+    }
+
+    #[test]
+    fn a_mirror_has_its_own_uid_and_that_of_its_static_pod() {
+        let read = |annotations: &str| {
+            let text = format!(
+                "{{apiVersion: v1, kind: Pod, metadata: {{name: a, uid: own, annotations: {annotations}}}}}"
+            );
+            let Object::Pod(pod) = one(&text) else { panic!("{text}") };
+            let has = ["own", "hash", "other", ""].map(|uid| pod.has_uid(uid));
+            (pod.mirror_of.clone(), pod.annotations.len(), has)
+        };
+        for (annotations, expected) in [
+            ("{kubernetes.io/config.mirror: hash}", (Some("hash".to_owned()), 0, [true, true, false, false])),
+            ("{kubernetes.io/config.mirror: ''}", (None, 0, [true, false, false, false])),
+            // Every static pod has the hash; only the mirror stands for another pod.
+            ("{kubernetes.io/config.hash: hash}", (None, 0, [true, false, false, false])),
+        ] {
+            assert_eq!(read(annotations), expected, "{annotations}");
+        }
     }
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use super::manifest::{Document, ManifestError, Metadata, NETWORKS_GROUP, Object, of_version, shape};
+use super::manifest::{Document, ManifestError, NETWORKS_GROUP, Object, of_version, shape};
+use super::metadata::Metadata;
 use super::policy;
 use crate::objects::policy::PolicyName;
 use crate::source::files::documents::plain;
@@ -38,9 +39,9 @@ pub(in crate::source) fn multi_network_policy<'de>(
     document: impl Document<'de>,
 ) -> Result<Object, ManifestError> {
     const KIND: &str = MULTI_NETWORK_POLICY;
-    let Named { metadata, .. } = shape(KIND, document)?;
+    let Named { mut metadata, .. } = shape(KIND, document)?;
     let name = metadata.object_name(KIND)?;
-    let annotations = metadata.annotations.unwrap_or_default();
+    let annotations = metadata.take_annotations_of_policy();
     match document.read::<Specified>() {
         Ok(Specified { spec }) => Ok(Object::Policy(Arc::new(policy::read_multi(name, &annotations, spec)))),
         Err(source) => {
@@ -73,7 +74,7 @@ struct WholePolicy {
 }
 
 fn policy_of(document: WholePolicy) -> Option<Object> {
-    let WholePolicy { api_version, kind, metadata, spec } = document;
+    let WholePolicy { api_version, kind, mut metadata, spec } = document;
     let (group, version) = api_version.rsplit_once('/')?;
     let (kind, known) = match (group, kind.as_str()) {
         (NETWORKS_GROUP, MULTI_NETWORK_POLICY) => (MULTI_NETWORK_POLICY, MULTI_NETWORK_POLICY_VERSIONS),
@@ -83,7 +84,7 @@ fn policy_of(document: WholePolicy) -> Option<Object> {
     of_version(kind, version, known).ok()?;
     let name = metadata.object_name(kind).ok()?;
     let policy = match kind {
-        MULTI_NETWORK_POLICY => policy::read_multi(name, &metadata.annotations.unwrap_or_default(), spec),
+        MULTI_NETWORK_POLICY => policy::read_multi(name, &metadata.take_annotations_of_policy(), spec),
         _ => policy::read_network(name, spec),
     };
     Some(Object::Policy(Arc::new(policy)))

@@ -68,15 +68,20 @@ pub(crate) fn read_multi(name: ObjectName, annotations: &BTreeMap<String, String
 pub(crate) fn unreadable_multi(name: ObjectName, annotations: &BTreeMap<String, String>) -> Policy {
     let mut found = Findings::default();
     let networks = networks(annotations.get(POLICY_FOR_ANNOTATION), &name.namespace, &mut found);
-    unreadable(PolicyName::multi(name), networks, found)
+    isolating(PolicyName::multi(name), networks, found)
 }
 
 /// As [`unreadable_multi`], for a NetworkPolicy.
 pub(crate) fn unreadable_network(name: ObjectName) -> Policy {
-    unreadable(PolicyName::network(name), BTreeSet::new(), Findings::default())
+    unreadable(PolicyName::network(name), BTreeSet::new())
 }
 
-fn unreadable(name: PolicyName, networks: BTreeSet<NetworkRef>, mut found: Findings) -> Policy {
+/// A policy for these networks that isolates every pod of its namespace, and allows nothing.
+pub(crate) fn unreadable(name: PolicyName, networks: BTreeSet<NetworkRef>) -> Policy {
+    isolating(name, networks, Findings::default())
+}
+
+fn isolating(name: PolicyName, networks: BTreeSet<NetworkRef>, mut found: Findings) -> Policy {
     found.fail("spec", Finding::Unreadable);
     Policy {
         name,
@@ -367,8 +372,8 @@ keyed!(WrittenPort { "protocol" => protocol, "port" => port, "endPort" => end_po
 /// The findings that are reported, and the number of further ones.
 #[derive(Default)]
 struct Findings {
-    told: Vec<Problem>,
-    untold: usize,
+    listed: Vec<Problem>,
+    unlisted: usize,
 }
 
 impl Findings {
@@ -382,26 +387,26 @@ impl Findings {
 
     fn add(&mut self, severity: Severity, path: impl fmt::Display, finding: Finding) {
         // The finding that refuses the whole policy is always reported.
-        if self.told.len() < FINDINGS || matches!(finding, Finding::Excess(_)) {
-            self.told.push(Problem { severity, path: path.to_string(), finding });
+        if self.listed.len() < FINDINGS || matches!(finding, Finding::Excess(_)) {
+            self.listed.push(Problem { severity, path: path.to_string(), finding });
         } else {
-            self.untold += 1;
+            self.unlisted += 1;
         }
     }
 
     fn extend(&mut self, other: Self) {
-        for problem in other.told {
+        for problem in other.listed {
             self.add(problem.severity, problem.path, problem.finding);
         }
-        self.untold += other.untold;
+        self.unlisted += other.unlisted;
     }
 
     fn into_problems(mut self) -> Vec<Problem> {
-        if self.untold > 0 {
-            let finding = Finding::Untold(self.untold);
-            self.told.push(Problem { severity: Severity::Error, path: "spec".to_owned(), finding });
+        if self.unlisted > 0 {
+            let finding = Finding::Unlisted(self.unlisted);
+            self.listed.push(Problem { severity: Severity::Error, path: "spec".to_owned(), finding });
         }
-        self.told
+        self.listed
     }
 }
 

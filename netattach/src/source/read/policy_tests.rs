@@ -388,7 +388,7 @@ fn findings_beyond_the_budget_are_counted() {
     assert_eq!(wrong(FINDINGS).problems.len(), FINDINGS);
     let more = wrong(FINDINGS + 7);
     assert_eq!(more.problems.len(), FINDINGS + 1);
-    assert_eq!(more.problems[FINDINGS].to_string(), "spec: 7 more findings are not told");
+    assert_eq!(more.problems[FINDINGS].to_string(), "spec: 7 more findings are not listed");
     let long = policy(json!({"podSelector": {}, "ingress": [{"x".repeat(1000): 1}]}));
     assert!(long.problems[0].to_string().len() < 400, "{}", long.problems[0]);
 }

@@ -2,7 +2,11 @@
 
 use serde::Deserialize;
 
+use crate::objects::budget::Bounded;
 use crate::objects::{Grant, Powers};
+
+/// Most capabilities of a list that are read; Linux has 41.
+const MOST: usize = 128;
 
 /// `securityContext` of a container, reduced to capabilities.
 #[derive(Debug, Deserialize)]
@@ -13,8 +17,8 @@ pub(in crate::source) struct SecurityContext {
 
 #[derive(Debug, Deserialize)]
 struct Capabilities {
-    add: Option<Vec<String>>,
-    drop: Option<Vec<String>>,
+    add: Option<Bounded<String, MOST>>,
+    drop: Option<Bounded<String, MOST>>,
 }
 
 /// The privileges of a pod with these containers: name and security context.
@@ -40,13 +44,15 @@ pub(in crate::source) fn powers<'a>(
 
 impl SecurityContext {
     fn adds(&self, capability: &str) -> bool {
-        let added = self.capabilities.as_ref().and_then(|of| of.add.as_deref()).unwrap_or_default();
-        self.privileged == Some(true) || names(added, capability)
+        let added = self.capabilities.as_ref().and_then(|of| of.add.as_ref());
+        // One that is not read may be it.
+        let may_name = |added: &Bounded<String, MOST>| added.has_more || names(&added.items, capability);
+        self.privileged == Some(true) || added.is_some_and(may_name)
     }
 
     fn drops(&self, capability: &str) -> bool {
-        let dropped = self.capabilities.as_ref().and_then(|of| of.drop.as_deref()).unwrap_or_default();
-        names(dropped, capability)
+        let dropped = self.capabilities.as_ref().and_then(|of| of.drop.as_ref());
+        dropped.is_some_and(|dropped| names(&dropped.items, capability))
     }
 }
 
@@ -95,6 +101,11 @@ mod tests {
                 Grant::No,
             ),
             (vec![json!({"capabilities": {"add": ["ALL"], "drop": ["ALL"]}})], to("first"), to("first")),
+            (
+                vec![json!({"capabilities": {"add": vec!["CHOWN"; MOST + 1], "drop": ["ALL"]}})],
+                to("first"),
+                to("first"),
+            ),
         ];
         for (contexts, admin, raw) in table {
             assert_eq!(of(&contexts), Powers { admin, raw }, "{contexts:?}");

@@ -231,7 +231,7 @@ fn a_second_add_is_refused_and_harms_nothing() {
     let (code, message) = node.add(&a).failure();
     assert_eq!(
         (code, &*message),
-        (4, "container c-a is attached with interface eth0 already; DEL comes before another ADD")
+        (4, "container c-a is attached with interface eth0 already; another ADD needs a DEL first")
     );
     assert_eq!(Snapshot::take(&node, &[&a]).unwrap(), before);
     node.check(&a).success();

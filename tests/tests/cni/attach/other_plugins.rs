@@ -155,7 +155,7 @@ fn a_failing_attachment_takes_back_the_ones_before_it_in_reverse() {
     after.assert_nothing_is_left();
     assert_eq!(after.pods, before.pods);
     node.del(&x).success();
-    assert_eq!(node.take_calls().unwrap(), Vec::<Value>::new(), "there is nothing left to take back");
+    assert_eq!(node.take_calls().unwrap(), Vec::<Value>::new(), "there is nothing left to roll back");
 }
 
 /// Rows: NPWG-6.2-order, NPWG-7.3-serial, NPWG-7.2-add-default-fails.
@@ -204,7 +204,7 @@ fn a_plugin_whose_del_fails_keeps_the_record_and_is_asked_again() {
     node.add(&x).success();
     let (_, message) = node.del(&x).failure();
     assert!(message.contains("not now"), "{message}");
-    assert_eq!(link_names(&x), ["lo"], "the rest is taken back all the same");
+    assert_eq!(link_names(&x), ["lo"], "the rest is rolled back all the same");
     assert!(node.path("state/journal/c-x@eth0.jsonl").exists());
     node.plugin("one", &json!({})).unwrap();
     node.del(&x).success();

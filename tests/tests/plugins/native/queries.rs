@@ -52,7 +52,7 @@ fn check_tells_what_is_missing() {
                 rig.inside().ensure_link_absent("eth0").unwrap();
                 rig.inside().ensure_bridge(&bridge("eth0")).unwrap();
             },
-            "interface eth0 is not the one that was made",
+            "interface eth0 is not the interface that ADD created",
         ),
         (
             "macvlan",
@@ -95,14 +95,11 @@ fn check_needs_the_result_and_the_interface_in_it() {
     let rig = Rig::new();
     let config = rig.config("1.0.0", "bridge");
     rig.add(&config);
-    assert_eq!(
-        rig.refusal("CHECK", &config),
-        (7, "key prevResult: missing, and CHECK compares with it".to_owned())
-    );
+    assert_eq!(rig.refusal("CHECK", &config), (7, "key prevResult: missing, but CHECK needs it".to_owned()));
     let empty = json!({"cniVersion": "1.0.0"});
     assert_eq!(
         rig.refusal("CHECK", &with_result(&config, &empty)),
-        (7, "key prevResult.interfaces: eth0 is not there with a sandbox".to_owned())
+        (7, "key prevResult.interfaces: has no eth0 with a sandbox".to_owned())
     );
 }
 
@@ -165,7 +162,7 @@ fn the_executable_explains_itself_and_installs_its_names() {
     let refused = install(&[]);
     assert!(!refused.status.success());
     let message = format!(
-        "netattach-cni: {} would be overwritten; --force replaces what is there\n",
+        "netattach-cni: {} would be overwritten; --force replaces it\n",
         dir.path().join("bridge").display()
     );
     assert_eq!(String::from_utf8(refused.stderr).unwrap(), message);

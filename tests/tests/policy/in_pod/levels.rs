@@ -108,7 +108,7 @@ fn where_policies_do_not_hold_as_asked_an_add_fails_and_a_later_policy_is_report
     first.start().unwrap();
     let refused = |pod: &Pod, network: &str, enforcement: &str, demand: &str| {
         let message = format!(
-            "enforcement there is {enforcement}, unenforceable is {demand}, and the pod is \
+            "enforcement there is {enforcement}, unenforceable is set to {demand}, and the pod is \
              selected by shop/all"
         );
         let (code, told) = first.add(pod).failure();

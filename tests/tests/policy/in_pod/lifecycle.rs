@@ -109,8 +109,7 @@ fn filters_in_the_pod_are_advisory_and_put_back_when_the_pod_takes_them_off() {
     let Some(mut scene) = Scene::new(test, &settings, &[("policy", only_the_client())]) else { return };
     let served = scene.serve_behind_the_policy();
     let row = scene.row("server");
-    let why =
-        "programs are filters in the pod, where one with CAP_NET_ADMIN takes them off; links need Linux 6.6";
+    let why = "programs are filters in the pod, where a process with CAP_NET_ADMIN can remove them; links need Linux 6.6";
     assert_eq!((&row["enforcement"], &row["enforcement_detail"]), (&json!("advisory"), &json!(why)));
     assert_eq!(scene.links(), BTreeMap::new());
     let conditions = scene.node.ctl(&["policy"]).unwrap()["conditions"].clone();

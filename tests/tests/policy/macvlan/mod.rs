@@ -4,11 +4,10 @@
 
 mod parents;
 
-use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Command;
 
-use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
+use netattach_tests::manifest::{NAMESPACE, network, pod};
 use netattach_tests::node::{WIRE, ip};
 use netattach_tests::packet::Packet;
 use netattach_tests::raw::RawSocket;
@@ -17,11 +16,7 @@ use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connects, datagram, even
 use netattach_tests::{Namespace, Node, Pod};
 use serde_json::{Value, json};
 
-/// Host numbers on the network 10.52.0.0/24, in the order of the ADDs; [`OUTSIDE`] is beyond the parent.
-const SERVER: u8 = 2;
-const CLIENT: u8 = 3;
-const OTHER: u8 = 4;
-const OUTSIDE: u8 = 9;
+use super::on_parent::{CLIENT, OTHER, OUTSIDE, SERVER, at, is_allowed, policies};
 
 struct Scene {
     node: Node,
@@ -98,31 +93,6 @@ fn has_clsact(node: &Node) -> bool {
     String::from_utf8(shown.unwrap().stdout).unwrap().contains("clsact")
 }
 
-fn at(host: u8, port: u16) -> SocketAddr {
-    format!("10.52.0.{host}:{port}").parse().unwrap()
-}
-
-/// The server accepts connections from client and outside to port 80 only; the other pod may reach only the client.
-fn policies() -> [(&'static str, Value); 2] {
-    let ingress = json!({
-        "podSelector": {"matchLabels": {"app": "server"}},
-        "policyTypes": ["Ingress"],
-        "ingress": [{
-            "from": [
-                {"podSelector": {"matchLabels": {"app": "client"}}},
-                {"ipBlock": {"cidr": format!("10.52.0.{OUTSIDE}/32")}}
-            ],
-            "ports": [{"protocol": "TCP", "port": 80}]
-        }]
-    });
-    let egress = json!({
-        "podSelector": {"matchLabels": {"app": "other"}},
-        "policyTypes": ["Egress"],
-        "egress": [{"to": [{"podSelector": {"matchLabels": {"app": "client"}}}]}]
-    });
-    [("policy-server", policy("server", "lan", &ingress)), ("policy-other", policy("other", "lan", &egress))]
-}
-
 /// Tries every pair over TCP and UDP, against the policies.
 fn assert_policies_hold(scene: &Scene) {
     let everybody = [SERVER, CLIENT, OTHER, OUTSIDE];
@@ -136,9 +106,7 @@ fn assert_policies_hold(scene: &Scene) {
         for to in everybody.into_iter().filter(|to| *to != from) {
             for port in ports {
                 for tcp in [true, false] {
-                    let taken = to != SERVER || (tcp && port == 80 && (from == CLIENT || from == OUTSIDE));
-                    let sent = from != OTHER || to == CLIENT;
-                    let expected = taken && sent;
+                    let expected = is_allowed(from, to, port, tcp);
                     let patience = if expected { PATIENCE } else { SILENCE };
                     let namespace = scene.namespace(from);
                     let passed = if tcp {

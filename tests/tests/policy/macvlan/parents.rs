@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::net::UdpSocket;
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use netattach::netlink::Handle;
 use netattach::spec::TcHook;
+use netattach_tests::manifest::policy;
 use netattach_tests::node::DEFAULT_NETWORK;
 use netattach_tests::other_programs::{index_of, tc, tcx_programs};
 use netattach_tests::traffic::Conversation;

@@ -2,10 +2,10 @@
 //! setting.
 
 use super::*;
-use netattach::netlink::{guard_is_there, guard_stands, remove_guard};
+use netattach::netlink::{guard_exists, guard_is_whole, remove_guard};
 
 fn stands(scene: &Scene) -> bool {
-    scene.node.namespace.run(guard_stands).unwrap()
+    scene.node.namespace.run(guard_is_whole).unwrap()
 }
 
 const DENIED: [(&str, To, bool); 2] =
@@ -57,7 +57,7 @@ fn without_the_setting_there_is_no_table_and_devices_judge() {
     scene.node.kill().unwrap();
     scene.node.set("networkPolicy", json!(false));
     scene.node.start().unwrap();
-    assert!(!scene.node.namespace.run(guard_is_there).unwrap());
+    assert!(!scene.node.namespace.run(guard_exists).unwrap());
     scene.expect(&[("client", To::Service(3, WEB), true), ("client", To::Service(1, WEB), true)]);
     scene.end();
 }

@@ -12,9 +12,9 @@ const XDP_PASS: u32 = 2;
 /// A station behind the uplink.
 const OUTSIDE: Mac = Mac([2, 0, 0, 0, 0, 0x77]);
 
-struct EarlyRig(FastRig);
+struct XdpRig(FastRig);
 
-impl EarlyRig {
+impl XdpRig {
     /// The loopback device is an uplink that leads to the peer.
     fn new(leads_to: Segment, xdp: Option<XdpDrops>) -> Self {
         let mut rig = FastRig::new();
@@ -71,7 +71,7 @@ fn outside6() -> Packet {
 
 #[test]
 fn what_claims_to_be_an_attachment_is_dropped() {
-    let rig = EarlyRig::new(Segment::Bridge(BRIDGE), Some(XdpDrops::Spoofed));
+    let rig = XdpRig::new(Segment::Bridge(BRIDGE), Some(XdpDrops::Spoofed));
     let link_local = link_local(netattach_common::Mac { octets: PEER_MAC.0 });
     for packet in [
         outside().from_mac(PEER_MAC).udp(1, 2),
@@ -95,7 +95,7 @@ fn what_claims_to_be_an_attachment_is_dropped() {
 
 #[test]
 fn what_can_only_be_refused_is_dropped_and_everything_else_left_to_the_pods_program() {
-    let rig = EarlyRig::isolated();
+    let rig = XdpRig::isolated();
     let stranger = || Packet::between("10.0.0.8", PEER_V4).from_mac(OUTSIDE);
     for (packet, expected) in [
         (outside().udp(1, 80), None),
@@ -123,7 +123,7 @@ fn what_can_only_be_refused_is_dropped_and_everything_else_left_to_the_pods_prog
 
 #[test]
 fn an_answer_passes_while_its_flow_is_remembered() {
-    let rig = EarlyRig::isolated();
+    let rig = XdpRig::isolated();
     let answer = Packet::between("10.0.0.8", PEER_V4).from_mac(OUTSIDE).udp(53, 999);
     assert_eq!(rig.receive(&answer), Some(DropReason::IngressPeer));
     let dataplane = &rig.0.rig.dataplane;
@@ -136,7 +136,7 @@ fn an_answer_passes_while_its_flow_is_remembered() {
 
 #[test]
 fn without_a_policy_in_force_or_off_the_bridge_nothing_is_refused() {
-    let rig = EarlyRig::isolated();
+    let rig = XdpRig::isolated();
     let refused = outside().udp(1, 81);
     let pending = Checks { pending: true, ..Checks::default() };
     rig.0.put_peer(Attachment { mac: PEER_MAC, flags: pending, ..bare() });
@@ -147,9 +147,9 @@ fn without_a_policy_in_force_or_off_the_bridge_nothing_is_refused() {
     assert_eq!(rig.receive(&refused), None);
 
     let spoofed = Packet::between(PEER_V4, "10.0.0.1").from_mac(OUTSIDE).udp(1, 2);
-    let routed = EarlyRig::new(Segment::Routed, Some(XdpDrops::Spoofed));
+    let routed = XdpRig::new(Segment::Routed, Some(XdpDrops::Spoofed));
     assert_eq!(routed.receive(&spoofed), Some(DropReason::WireSource));
     assert_eq!(routed.receive(&refused), None);
-    let none = EarlyRig::new(Segment::Bridge(BRIDGE), None);
+    let none = XdpRig::new(Segment::Bridge(BRIDGE), None);
     assert_eq!(none.receive(&spoofed), None);
 }

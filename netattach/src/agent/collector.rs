@@ -1,0 +1,444 @@
+//! Detaches sandboxes that no runtime will ask for: some runtimes never send GC, and after a crash or a reboot they may
+//! have forgotten what they had.
+//!
+//! Every half minute the agent looks for sandboxes whose namespace is gone ([`Engine::departed`]), for operations that
+//! did not finish and that nobody repeats, and, where the runtime's socket is known, for sandboxes that the runtime does
+//! not list. What is found in every look of a grace time is detached as by DEL, in its container's turn. Whatever cannot
+//! be looked at is kept.
+//!
+//! [`Engine::departed`]: crate::attach::Engine::departed
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinSet;
+
+use super::handler::Agent;
+use super::lanes::Class;
+use super::scheduler::MOST_DELS;
+use super::waiting_dels::WaitingDels;
+use crate::attach::Attached;
+use crate::cni::CniError;
+use crate::cri;
+use crate::error_chain::Chain;
+use crate::journal::JournalKey;
+use crate::rpc::message::Condition;
+use crate::sync::{Mutex, locked};
+
+/// Longest and shortest time between two looks.
+const LOOKS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
+
+/// A sandbox that the runtime does not list counts only when it is attached for this many grace times: runtimes list a
+/// sandbox only once it has started, minutes after its ADD at worst.
+const STARTING: u32 = 5;
+
+/// Longest pause between two attempts.
+const LONGEST_PAUSE: Duration = Duration::from_secs(600);
+
+/// Most sandboxes that are begun in one look: an eighth of the queue of DELs, so that those of the runtime find room.
+const AT_ONCE: usize = MOST_DELS / 8;
+
+/// Why a sandbox is to be detached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Why {
+    /// Its namespace and links are gone.
+    Departed,
+    /// An operation did not finish, and its sandbox is gone.
+    Abandoned,
+    /// The runtime does not list it.
+    Unlisted,
+}
+
+impl Why {
+    fn text(self) -> &'static str {
+        match self {
+            Self::Departed => "its namespace is gone",
+            Self::Abandoned => "it is half detached, and its namespace is gone",
+            Self::Unlisted => "the runtime does not list it",
+        }
+    }
+}
+
+/// A sandbox that a look has found.
+#[derive(Debug, Clone)]
+struct Found {
+    key: JournalKey,
+    /// The sandbox as it was then; `None` for one that is not attached.
+    attached: Option<Arc<Attached>>,
+    why: Why,
+}
+
+impl Found {
+    fn is_same(&self, other: &Self) -> bool {
+        let is_same = match (&self.attached, &other.attached) {
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            (None, None) => true,
+            _ => false,
+        };
+        is_same && self.why == other.why
+    }
+}
+
+#[derive(Debug)]
+struct Suspect {
+    found: Found,
+    again: Instant,
+    attempts: u32,
+    error: Option<String>,
+}
+
+/// The sandboxes that looks have found, and the runtime to ask.
+#[derive(Debug)]
+pub(super) struct Collector {
+    /// The grace time; `None`: nothing is collected.
+    after: Option<Duration>,
+    /// The runtime's socket; `None`: it is not asked.
+    runtime: Option<PathBuf>,
+    state: Mutex<State>,
+    /// The DELs that were recorded while no agent answered.
+    pub(super) waiting_dels: WaitingDels,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    suspects: BTreeMap<JournalKey, Suspect>,
+    /// Since when each attached sandbox is known. Only where the runtime is asked.
+    known: BTreeMap<JournalKey, (Arc<Attached>, Instant)>,
+    collected: u64,
+    /// Why the runtime's list is not known.
+    unlisted: Option<String>,
+}
+
+impl Collector {
+    pub(super) fn new(state_dir: PathBuf, after: Option<Duration>, runtime: Option<PathBuf>) -> Self {
+        let waiting_dels = WaitingDels::new(state_dir, interval(after));
+        Self { after, runtime, state: Mutex::default(), waiting_dels }
+    }
+
+    /// How many sandboxes have been collected since the agent's start.
+    pub(super) fn collected(&self) -> u64 {
+        locked(&self.state).collected
+    }
+
+    /// The sandboxes that are about to be collected, those that cannot be, and a runtime that does not answer.
+    pub(super) fn troubles(&self) -> Vec<Condition> {
+        let state = locked(&self.state);
+        let mut troubles = self.waiting_dels.troubles();
+        troubles.extend(state.suspects.values().map(Suspect::condition));
+        if let (Some(socket), Some(problem)) = (&self.runtime, &state.unlisted) {
+            troubles.push(Condition {
+                object: format!("runtime {}", socket.display()),
+                problem: format!("sandboxes that it has lost are not looked for: {problem}"),
+            });
+        }
+        troubles
+    }
+
+    /// Takes in one look, and returns what is to be collected now.
+    fn take_in(&self, found: Vec<Found>, after: Duration, now: Instant) -> Vec<Found> {
+        let mut state = locked(&self.state);
+        let mut before = std::mem::take(&mut state.suspects);
+        let mut due = Vec::new();
+        for found in found {
+            let same = before.remove(&found.key).filter(|suspect| suspect.found.is_same(&found));
+            let suspect = same.unwrap_or_else(|| Suspect {
+                found: found.clone(),
+                again: now + after,
+                attempts: 0,
+                error: None,
+            });
+            if suspect.again <= now && due.len() < AT_ONCE {
+                due.push(found);
+            }
+            state.suspects.insert(suspect.found.key.clone(), suspect);
+        }
+        due
+    }
+
+    /// The sandboxes that are attached for so long that the runtime should list them. Call this before it is asked.
+    fn started(&self, all: Vec<Arc<Attached>>, after: Duration, now: Instant) -> Vec<Arc<Attached>> {
+        let mut state = locked(&self.state);
+        let mut before = std::mem::take(&mut state.known);
+        let mut started = Vec::new();
+        for attached in all {
+            // Other users of CNI name no pod, and their containers are not in the runtime's list.
+            if attached.plan.dynamic.is_some() || attached.plan.sandbox.pod.is_none() {
+                continue;
+            }
+            let same = before.remove(&attached.key).filter(|(known, _)| Arc::ptr_eq(known, &attached));
+            let (_, since) = same.unwrap_or_else(|| (Arc::clone(&attached), now));
+            if since + after * STARTING <= now {
+                started.push(Arc::clone(&attached));
+            }
+            state.known.insert(attached.key.clone(), (attached, since));
+        }
+        started
+    }
+
+    fn done(&self, key: &JournalKey, collected: bool) {
+        let mut state = locked(&self.state);
+        state.suspects.remove(key);
+        state.collected += u64::from(collected);
+    }
+
+    fn failed(&self, key: &JournalKey, error: String, now: Instant) {
+        if let Some(suspect) = locked(&self.state).suspects.get_mut(key) {
+            suspect.attempts = suspect.attempts.saturating_add(1);
+            let pause = interval(self.after).saturating_mul(1 << suspect.attempts.min(10)) / 2;
+            suspect.again = now + pause.min(LONGEST_PAUSE);
+            suspect.error = Some(error);
+        }
+    }
+
+    /// Notes whether the runtime has answered; an error is logged when it is new.
+    fn heard(&self, error: Option<String>) {
+        let mut state = locked(&self.state);
+        if let Some(error) = error.as_ref().filter(|error| state.unlisted.as_ref() != Some(*error)) {
+            tracing::warn!(error, "sandboxes that the runtime has lost are not looked for");
+        }
+        state.unlisted = error;
+    }
+}
+
+impl Suspect {
+    fn condition(&self) -> Condition {
+        let why = self.found.why.text();
+        let problem = match &self.error {
+            None => format!("{why}, and no runtime has asked for its DEL: it is about to be detached"),
+            Some(error) => format!(
+                "{why}, and detaching it has failed {} times; it is tried again: {error}",
+                self.attempts
+            ),
+        };
+        Condition { object: format!("container {}", self.found.key.container_id), problem }
+    }
+}
+
+/// The time between two looks.
+fn interval(after: Option<Duration>) -> Duration {
+    let [shortest, longest] = LOOKS;
+    after.unwrap_or(longest).clamp(shortest, longest)
+}
+
+impl Agent {
+    /// Looks for DELs that wait, and for sandboxes that nobody will ask for, until the agent ends.
+    pub(super) async fn keep_collecting(self: Arc<Self>) {
+        let mut tick = tokio::time::interval(interval(self.collector.after));
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        // The start has gathered what was there.
+        tick.tick().await;
+        loop {
+            tick.tick().await;
+            self.carry_out_waiting().await;
+            if let Some(after) = self.collector.after {
+                self.collect_lost(after).await;
+            }
+        }
+    }
+
+    async fn collect_lost(self: &Arc<Self>, after: Duration) {
+        let Some(mut found) = self.look_for_lost().await else { return };
+        let unlisted = self.ask_the_runtime(after, &found).await;
+        found.extend(unlisted);
+        let mut under_way = JoinSet::new();
+        for found in self.collector.take_in(found, after, Instant::now()) {
+            // Another operation deals with the container.
+            let Some(turn) = self.turns.take(&found.key.container_id) else { continue };
+            turn.rolls_back();
+            let agent = Arc::clone(self);
+            under_way.spawn(async move {
+                agent.collect_one(found).await;
+                drop(turn);
+            });
+        }
+        while under_way.join_next().await.is_some() {}
+    }
+
+    /// `None`: it could not be looked, so nothing is known.
+    async fn look_for_lost(self: &Arc<Self>) -> Option<Vec<Found>> {
+        let looked = self.work(|agent| {
+            let departed = agent.engine.departed()?;
+            let abandoned = agent.engine.abandoned()?;
+            Ok((departed, abandoned))
+        });
+        match looked.await {
+            Ok((departed, abandoned)) => {
+                let departed = departed.into_iter().map(|attached| Found {
+                    key: attached.key.clone(),
+                    attached: Some(attached),
+                    why: Why::Departed,
+                });
+                let abandoned =
+                    abandoned.into_iter().map(|key| Found { key, attached: None, why: Why::Abandoned });
+                Some(departed.chain(abandoned).collect())
+            }
+            Err(error) => {
+                tracing::error!(error = %Chain(&error), "sandboxes that nobody will ask for are not looked for");
+                None
+            }
+        }
+    }
+
+    /// The sandboxes that the runtime does not list, but for those that are `found` already.
+    async fn ask_the_runtime(&self, after: Duration, found: &[Found]) -> Vec<Found> {
+        let Some(socket) = &self.collector.runtime else { return Vec::new() };
+        let mut started = self.collector.started(self.engine.registry().all(), after, Instant::now());
+        let listed = match cri::sandboxes(socket).await {
+            Ok(listed) => listed,
+            Err(error) => {
+                self.collector.heard(Some(Chain(&error).to_string()));
+                return Vec::new();
+            }
+        };
+        self.collector.heard(None);
+        let known: HashSet<&JournalKey> = found.iter().map(|found| &found.key).collect();
+        started.retain(|it| !listed.contains(&it.key.container_id) && !known.contains(&it.key));
+        let unlisted = |attached: Arc<Attached>| Found {
+            key: attached.key.clone(),
+            attached: Some(attached),
+            why: Why::Unlisted,
+        };
+        started.into_iter().map(unlisted).collect()
+    }
+
+    async fn collect_one(self: &Arc<Self>, found: Found) {
+        let key = found.key.clone();
+        match self.in_lane(Class::Del, move |agent| agent.collect_blocking(&found)).await {
+            Ok(collected) => self.collector.done(&key, collected),
+            Err(error) => {
+                let said = Chain(&error).to_string();
+                tracing::error!(
+                    container = key.container_id,
+                    error = said,
+                    "not detached; it is tried again"
+                );
+                self.collector.failed(&key, said, Instant::now());
+            }
+        }
+    }
+
+    /// `false`: it is not to be detached any more.
+    fn collect_blocking(&self, found: &Found) -> Result<bool, CniError> {
+        let Found { key, attached, why } = found;
+        let is_due = match (attached, why) {
+            (Some(attached), Why::Departed) => self.engine.has_departed(attached)?,
+            (Some(attached), _) => self.engine.is_same(attached),
+            (None, _) => true,
+        };
+        if !is_due {
+            return Ok(false);
+        }
+        let Some(attached) = attached else { return Ok(self.engine.finish(key)?) };
+        let pod = attached.plan.sandbox.pod.as_ref().map(ToString::to_string);
+        tracing::info!(
+            container = key.container_id,
+            pod,
+            why = why.text(),
+            "no runtime has asked for its DEL; detached"
+        );
+        let pod = self.engine.del_recorded(key)?;
+        self.withdraw(pod.as_ref());
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::attach::rig;
+    use crate::step::Outputs;
+
+    const AFTER: Duration = Duration::from_secs(60);
+
+    fn found(name: &str, why: Why) -> Vec<Found> {
+        let key = JournalKey { container_id: name.into(), ifname: "eth0".into() };
+        vec![Found { key, attached: None, why }]
+    }
+
+    #[test]
+    fn only_what_every_look_of_the_grace_time_finds_is_collected() {
+        let collector = Collector::new("/nonexistent".into(), Some(AFTER), None);
+        let start = Instant::now();
+        let look = |after: u64, found: Vec<Found>| {
+            collector.take_in(found, AFTER, start + Duration::from_secs(after)).len()
+        };
+        let departed = || found("a", Why::Departed);
+        assert_eq!([look(0, departed()), look(30, departed()), look(60, departed())], [0, 0, 1]);
+        assert_eq!(look(90, Vec::new()), 0, "it is there again");
+        assert_eq!([look(120, departed()), look(150, departed()), look(180, departed())], [0, 0, 1]);
+        assert_eq!([look(200, found("a", Why::Unlisted)), look(230, found("a", Why::Unlisted))], [0, 0]);
+        assert_eq!(look(260, found("a", Why::Unlisted)), 1, "for a grace time of its own");
+    }
+
+    fn attached(container: &str, pod: &serde_json::Value) -> Arc<Attached> {
+        let mut plan = rig::plan(Path::new("/nonexistent"), container, 1);
+        plan.sandbox.pod = serde_json::from_value(pod.clone()).unwrap();
+        Arc::new(Attached { key: rig::key(container), plan, outputs: Outputs::default() })
+    }
+
+    #[test]
+    fn only_pods_that_are_attached_for_long_are_looked_for_in_the_runtimes_list() {
+        let collector = Collector::new("/nonexistent".into(), Some(AFTER), None);
+        let start = Instant::now();
+        let at = |after: u64, all: &[&Arc<Attached>]| {
+            let all = all.iter().map(|attached| Arc::clone(attached)).collect();
+            let started = collector.started(all, AFTER, start + Duration::from_secs(after));
+            started.into_iter().map(|attached| attached.key.container_id.clone()).collect::<Vec<_>>()
+        };
+        let pod = serde_json::json!({"namespace": "shop", "name": "a"});
+        let (a, other) = (attached("a", &pod), attached("other", &serde_json::Value::Null));
+        assert_eq!(at(0, &[&a, &other]), [""; 0]);
+        assert_eq!(at(299, &[&a, &other]), [""; 0], "it may be starting");
+        assert_eq!(at(300, &[&a, &other]), ["a"], "the other names no pod");
+        let again = attached("a", &pod);
+        assert_eq!(at(301, &[&again]), [""; 0], "attached anew");
+        assert_eq!(at(601, &[&again]), ["a"]);
+    }
+
+    #[test]
+    fn what_fails_is_tried_again_and_shown_until_it_is_done() {
+        let collector = Collector::new("/nonexistent".into(), Some(AFTER), None);
+        let start = Instant::now();
+        let due = |after: u64| {
+            collector.take_in(found("a", Why::Departed), AFTER, start + Duration::from_secs(after))
+        };
+        due(0);
+        let [waits] = <[Condition; 1]>::try_from(collector.troubles()).unwrap();
+        assert_eq!(
+            (waits.object.as_str(), waits.problem.as_str()),
+            (
+                "container a",
+                "its namespace is gone, and no runtime has asked for its DEL: it is about to be detached"
+            )
+        );
+        let key = due(60).remove(0).key;
+        collector.failed(&key, "not now".into(), start + Duration::from_secs(60));
+        assert_eq!([due(61).len(), due(90).len()], [0, 1]);
+        collector.failed(&key, "not now".into(), start + Duration::from_secs(90));
+        assert_eq!([due(120).len(), due(150).len()], [0, 1]);
+        let [failed] = <[Condition; 1]>::try_from(collector.troubles()).unwrap();
+        assert_eq!(
+            failed.problem,
+            "its namespace is gone, and detaching it has failed 2 times; it is tried again: not now"
+        );
+        collector.done(&key, true);
+        assert!(collector.troubles().is_empty());
+        assert_eq!(collector.collected(), 1);
+    }
+
+    #[test]
+    fn a_look_begins_no_more_than_its_share_and_looks_are_as_far_apart_as_the_setting_says() {
+        let collector = Collector::new("/nonexistent".into(), Some(AFTER), None);
+        let start = Instant::now();
+        let many =
+            || (0..2 * AT_ONCE).flat_map(|number| found(&number.to_string(), Why::Abandoned)).collect();
+        assert_eq!(collector.take_in(many(), AFTER, start).len(), 0);
+        assert_eq!(collector.take_in(many(), AFTER, start + AFTER).len(), AT_ONCE);
+        let seconds = |after: Option<u64>| interval(after.map(Duration::from_secs)).as_secs();
+        assert_eq!([None, Some(1), Some(7), Some(3600)].map(seconds), [30, 1, 7, 30]);
+    }
+}

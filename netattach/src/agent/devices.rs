@@ -1,0 +1,135 @@
+//! The devices of a pod's networks: asks the kubelet before an operation begins, and gives each network its own.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, OnceLock};
+
+use super::handler::Agent;
+use crate::attach::{Attached, Engine};
+use crate::cni::{self, CniError, Value, code};
+use crate::error_chain::Chain;
+use crate::kubelet::{self, ContainerDevices, Want, allocate};
+use crate::npwg::Selection;
+use crate::npwg::status::Device;
+use crate::plan::PodRef;
+use crate::plan::resolve::{Intent, Network};
+
+/// What the kubelet said about a pod's devices; empty if it was not asked.
+pub(super) type Asked = OnceLock<Result<Vec<ContainerDevices>, Arc<kubelet::Error>>>;
+
+impl Agent {
+    /// Asks the kubelet for the devices of the request's pod, if a network of the pod may need one.
+    pub(super) async fn ask_for_devices(&self, request: &cni::Request, asked: &Asked) {
+        if !self.intents.may_need_devices(request) {
+            return;
+        }
+        let Some(pod) = crate::attach::pod_of(request) else { return };
+        self.ask_for_devices_of(&pod, asked).await;
+    }
+
+    /// Asks the kubelet for the devices of a live pod, if the network that is requested for it may need one.
+    pub(super) async fn ask_for_device_of_one_more(
+        &self,
+        pod: Option<&PodRef>,
+        element: &Value,
+        asked: &Asked,
+    ) {
+        let wanted = self.intents.one_more(pod, element);
+        if let Some(pod) = pod.filter(|_| wanted.is_ok_and(|(_, network)| network.resource.is_some())) {
+            self.ask_for_devices_of(pod, asked).await;
+        }
+    }
+
+    /// Asks the kubelet for the devices of a pod.
+    async fn ask_for_devices_of(&self, pod: &PodRef, asked: &Asked) {
+        let devices = self.kubelet.of_pod(&pod.name, pod.uid.as_deref()).await;
+        // Asked once for each operation.
+        let _ = asked.set(devices);
+    }
+}
+
+/// Gives the networks of a pod their devices.
+///
+/// # Errors
+/// Code 11: it is not known which devices the pod was given. Code 7: it was not given what a network needs.
+pub(super) fn give(engine: &Engine, intent: &mut Intent, asked: &Asked) -> Result<(), CniError> {
+    let Intent { default, default_selection, selections, .. } = intent;
+    let selected = selections.iter_mut().map(|(selection, network)| (Some(&*selection), network));
+    let mut networks = vec![(default_selection.as_ref(), default)];
+    networks.extend(selected);
+    give_to(engine, &mut networks, asked, &BTreeSet::new())
+}
+
+/// Gives one more network of a live pod its device, which none of the pod's attachments has.
+///
+/// # Errors
+/// As [`give`].
+pub(super) fn give_one(
+    engine: &Engine,
+    (selection, network): &mut (Selection, Network),
+    asked: &Asked,
+    of_pod: &[Arc<Attached>],
+) -> Result<(), CniError> {
+    let attachments = of_pod.iter().flat_map(|attached| &attached.plan.attachments);
+    let devices = attachments.filter_map(|attachment| attachment.device.clone());
+    let used = devices.map(|device| (device.resource, device.id)).collect();
+    give_to(engine, &mut [(Some(&*selection), network)], asked, &used)
+}
+
+fn give_to(
+    engine: &Engine,
+    networks: &mut [(Option<&Selection>, &mut Network)],
+    asked: &Asked,
+    used: &BTreeSet<(String, String)>,
+) -> Result<(), CniError> {
+    let want = |(selection, network): &(Option<&Selection>, &mut Network)| {
+        let resource = network.resource.clone().filter(|_| engine.needs_device(network))?;
+        Some((resource, selection.and_then(|selection| selection.device_id.clone())))
+    };
+    let wants: Vec<Option<(String, Option<String>)>> = networks.iter().map(want).collect();
+    // Planning refuses a network that needs a device and has none.
+    let Some(asked) = asked.get().filter(|_| wants.iter().any(Option::is_some)) else { return Ok(()) };
+    let failed = |position: usize, code: u32, what: &dyn std::fmt::Display| {
+        let name = networks.get(position).map(|(_, network)| network.name.to_string()).unwrap_or_default();
+        CniError::new(code, format!("network {name}: {what}"))
+    };
+    let given: Vec<Option<Device>> = match asked {
+        Ok(devices) => {
+            let wants: Vec<Option<Want<'_>>> = wants
+                .iter()
+                .map(|want| want.as_ref().map(|(resource, named)| Want { resource, named: named.as_deref() }))
+                .collect();
+            let given = allocate(&wants, devices, used);
+            let given =
+                given.map_err(|(position, shortage)| failed(position, code::INVALID_CONFIG, &shortage))?;
+            let pairs = wants.iter().zip(given);
+            let device = |(want, given): (&Option<Want<'_>>, Option<kubelet::Given>)| {
+                let (want, given) = ((*want)?, given?);
+                Some(Device {
+                    resource: want.resource.to_owned(),
+                    id: given.id,
+                    container: Some(given.container),
+                })
+            };
+            pairs.map(device).collect()
+        }
+        Err(error) => {
+            // Without a kubelet there is nobody to say whose a device is, and who writes pods owns the node.
+            let is_trusted = matches!(**error, kubelet::Error::Absent(_));
+            let is_lost = |want: &Option<(String, Option<String>)>| {
+                want.as_ref().is_some_and(|(_, named)| !is_trusted || named.is_none())
+            };
+            if let Some(position) = wants.iter().position(is_lost) {
+                return Err(failed(position, code::TRY_AGAIN_LATER, &Chain(&**error)));
+            }
+            let device = |want: &Option<(String, Option<String>)>| {
+                let (resource, named) = want.clone()?;
+                Some(Device { resource, id: named?, container: None })
+            };
+            wants.iter().map(device).collect()
+        }
+    };
+    for ((_, network), device) in networks.iter_mut().zip(given) {
+        network.device = device;
+    }
+    Ok(())
+}

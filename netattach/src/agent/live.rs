@@ -1,0 +1,315 @@
+//! Live pods: when the annotation of an attached pod changes, its interfaces follow. Networks that are added to it are
+//! attached as `netattachctl attach` does, and detached when they are taken out of it again. Interfaces of the pod's ADD
+//! stay until its sandbox ends, and a network that cannot be attached is tried again; `netattachctl status` shows both.
+//!
+//! [`changes`] decides, and is pure. Only pods that have changed are looked at.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::handler::Agent;
+use crate::attach::Attached;
+use crate::error_chain::Chain;
+use crate::journal::JournalKey;
+use crate::npwg::{self, NETWORKS_ANNOTATION, NetworkRef, Selection};
+use crate::objects::{ObjectName, Objects, Phase, Pod};
+use crate::rpc::message::{AttachCall, Condition, DetachCall, Response, SandboxName};
+
+/// Who attached an interface, in its record and in the pod's status.
+pub(super) const BY_ANNOTATION: &str = "annotation";
+
+/// How often what failed is tried again.
+const AGAIN: Duration = Duration::from_secs(30);
+/// Most pods without networks that are reported.
+const MOST_MISSED: usize = 100;
+/// How long changes are gathered.
+const GATHER: Duration = Duration::from_millis(20);
+
+/// An attachment of a live pod, but not its default network.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Interface {
+    /// Its network; `None` for one that no definition describes.
+    network: Option<NetworkRef>,
+    ifname: String,
+    made: Made,
+}
+
+/// What an interface was made by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Made {
+    /// The pod's ADD.
+    Add,
+    /// A change of its annotation.
+    Annotation,
+    /// A request of another program or a person, which the annotation does not describe.
+    Request,
+}
+
+/// What differs between an annotation and a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Change {
+    Attach(Box<Selection>),
+    Detach(String),
+    /// An interface of the pod's ADD that the annotation does not select any more.
+    Stays(String),
+}
+
+/// The changes that make a pod's interfaces those that its annotation selects. Detaching comes first: its name or
+/// address may be what another selection asks for.
+fn changes(selections: &[Selection], interfaces: &[Interface]) -> Vec<Change> {
+    let mut left: Vec<&Interface> = interfaces.iter().filter(|it| it.made != Made::Request).collect();
+    let mut take =
+        |is: &dyn Fn(&Interface) -> bool| left.iter().position(|it| is(it)).map(|at| left.remove(at));
+    let is_of = |it: &Interface, selection: &Selection| it.network.as_ref() == Some(&selection.network);
+    // Those that name their interface choose first.
+    let (named, unnamed): (Vec<_>, Vec<_>) = selections.iter().partition(|it| it.interface.is_some());
+    let mut missing = Vec::new();
+    for selection in named {
+        let name = selection.interface.as_deref();
+        if take(&|it| is_of(it, selection) && Some(it.ifname.as_str()) == name).is_none() {
+            missing.push(selection);
+        }
+    }
+    for selection in unnamed {
+        if take(&|it| is_of(it, selection)).is_none() {
+            missing.push(selection);
+        }
+    }
+    let of_left = left.iter().map(|it| match it.made {
+        Made::Annotation => Change::Detach(it.ifname.clone()),
+        Made::Add | Made::Request => Change::Stays(it.ifname.clone()),
+    });
+    let of_left: Vec<Change> = of_left.collect();
+    let attach = missing.into_iter().map(|selection| Change::Attach(Box::new(selection.clone())));
+    of_left.into_iter().chain(attach).collect()
+}
+
+/// The pods as they were looked at last, and what did not succeed.
+#[derive(Debug, Default)]
+pub(super) struct LivePods {
+    seen: Mutex<BTreeMap<JournalKey, Weak<Pod>>>,
+    conditions: Mutex<BTreeMap<JournalKey, Vec<Condition>>>,
+    /// Pods that run without their networks.
+    missed: Mutex<Vec<Condition>>,
+}
+
+impl LivePods {
+    /// What of the annotations of live pods is not as they say.
+    pub(super) fn conditions(&self) -> Vec<Condition> {
+        let conditions = self.conditions.lock().unwrap_or_else(PoisonError::into_inner);
+        let missed = self.missed.lock().unwrap_or_else(PoisonError::into_inner);
+        conditions.values().flatten().chain(missed.iter()).cloned().collect()
+    }
+
+    /// The pods that have changed since they were looked at, or that something failed for, with their sandboxes.
+    fn changed(
+        &self,
+        objects: &Objects,
+        attached: &[Arc<Attached>],
+        failed_too: bool,
+    ) -> Vec<(JournalKey, Arc<Pod>)> {
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut conditions = self.conditions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut changed = Vec::new();
+        let mut now = BTreeMap::new();
+        for sandbox in attached.iter().filter(|it| it.plan.dynamic.is_none()) {
+            let Some(named) = &sandbox.plan.sandbox.pod else { continue };
+            let Some(pod) = objects.pods.get(&named.name) else { continue };
+            let is_same = named.uid.as_deref().is_none_or(|uid| pod.has_uid(uid));
+            if !is_same || pod.terminating || pod.phase.has_ended() {
+                continue;
+            }
+            let is_seen = seen.get(&sandbox.key).is_some_and(|it| it.as_ptr() == Arc::as_ptr(pod));
+            if !is_seen || (failed_too && conditions.contains_key(&sandbox.key)) {
+                changed.push((sandbox.key.clone(), Arc::clone(pod)));
+            }
+            now.insert(sandbox.key.clone(), Arc::downgrade(pod));
+        }
+        conditions.retain(|key, _| now.contains_key(key));
+        *seen = now;
+        changed
+    }
+
+    fn note(&self, key: &JournalKey, conditions: Vec<Condition>) {
+        let mut all = self.conditions.lock().unwrap_or_else(PoisonError::into_inner);
+        if conditions.is_empty() {
+            all.remove(key);
+        } else {
+            all.insert(key.clone(), conditions);
+        }
+    }
+}
+
+/// Makes the interfaces of live pods follow their annotations, without end.
+pub(super) async fn follow(agent: Arc<Agent>, mut source: watch::Receiver<u64>) {
+    let mut again = tokio::time::interval(AGAIN);
+    again.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        // Both futures may be dropped at any time: a change stays unseen, and the ticker ticks again.
+        let failed_too = tokio::select! {
+            changed = source.changed() => match changed {
+                Ok(()) => false,
+                Err(_) => return,
+            },
+            _ = again.tick() => true,
+        };
+        tokio::time::sleep(GATHER).await;
+        let objects = agent.intents.source.snapshot();
+        let attached = agent.engine.registry().all();
+        if failed_too {
+            let missed = without_networks(&objects, &attached);
+            *agent.live_pods.missed.lock().unwrap_or_else(PoisonError::into_inner) = missed;
+        }
+        for (sandbox, pod) in agent.live_pods.changed(&objects, &attached, failed_too) {
+            let conditions = bring_up_to_date(&agent, &sandbox, &pod).await;
+            agent.live_pods.note(&sandbox, conditions);
+        }
+    }
+}
+
+/// Attaches and detaches what the pod's annotation says. Returns what did not succeed.
+async fn bring_up_to_date(agent: &Arc<Agent>, sandbox: &JournalKey, pod: &Pod) -> Vec<Condition> {
+    let condition = |problem: String| Condition { object: format!("pod {}", pod.name), problem };
+    let text = pod.annotations.get(NETWORKS_ANNOTATION).map(String::as_str).unwrap_or_default();
+    let selections = match npwg::parse_networks(text, &pod.name.namespace) {
+        _ if text.trim().is_empty() => Vec::new(),
+        Ok(parsed) => parsed.selections,
+        Err(error) => {
+            return vec![condition(format!("its changed annotation is invalid: {}", Chain(&error)))];
+        }
+    };
+    let interfaces: Vec<Interface> =
+        agent.engine.registry().with_dynamic(sandbox).iter().flat_map(|it| interfaces(it)).collect();
+    let mut conditions = Vec::new();
+    for change in changes(&selections, &interfaces) {
+        let name = SandboxName::Container(sandbox.container_id.clone());
+        let answer = match change {
+            Change::Stays(ifname) => {
+                let problem =
+                    format!("{ifname} is not in its annotation any more; it stays until the pod ends");
+                conditions.push(condition(problem));
+                continue;
+            }
+            Change::Detach(ifname) => {
+                agent.detach(DetachCall { sandbox: name, ifname, must_be_attached: false }).await
+            }
+            Change::Attach(selection) => match serde_json::to_value(&*selection) {
+                Ok(selection) => {
+                    agent.attach(AttachCall { sandbox: name, selection, by: BY_ANNOTATION.to_owned() }).await
+                }
+                Err(error) => Response::Refused(error.to_string()),
+            },
+        };
+        match answer {
+            Response::Failed(failure) => conditions.push(condition(failure.message)),
+            Response::Refused(message) => conditions.push(condition(message)),
+            _ => {}
+        }
+    }
+    conditions
+}
+
+/// The interfaces of one record.
+fn interfaces(attached: &Attached) -> impl Iterator<Item = Interface> {
+    let made = match &attached.plan.dynamic {
+        None => Made::Add,
+        Some(dynamic) if dynamic.by == BY_ANNOTATION => Made::Annotation,
+        Some(_) => Made::Request,
+    };
+    let others = attached.plan.attachments.iter().filter(|it| !it.default);
+    others.map(move |it| Interface {
+        network: it.network.definition().cloned(),
+        ifname: it.ifname.clone(),
+        made,
+    })
+}
+
+/// The pods that select networks and run without them: their runtime did not ask this agent to attach them. Its
+/// configuration file was not there, or another one was used.
+fn without_networks(objects: &Objects, attached: &[Arc<Attached>]) -> Vec<Condition> {
+    let sandboxes: BTreeSet<&ObjectName> =
+        attached.iter().filter_map(|it| it.plan.sandbox.pod.as_ref()).map(|pod| &pod.name).collect();
+    let selects = |pod: &Pod| {
+        pod.annotations.get(NETWORKS_ANNOTATION).is_some_and(|text| !text.trim().is_empty())
+            && !pod.host_network
+    };
+    let pods =
+        objects.pods.values().filter(|pod| pod.phase == Phase::Running && !pod.terminating && selects(pod));
+    let missed = pods.filter(|pod| !sandboxes.contains(&pod.name));
+    let condition = |pod: &Arc<Pod>| {
+        Condition {
+        object: format!("pod {}", pod.name),
+        problem: "runs without the networks that it selects: the runtime did not ask for them; delete it, so that it is made anew"
+            .to_owned(),
+    }
+    };
+    missed.take(MOST_MISSED).map(condition).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::agent::live::*;
+
+    fn selection(name: &str, interface: Option<&str>) -> Selection {
+        Selection { interface: interface.map(str::to_owned), ..Selection::of(NetworkRef::new("shop", name)) }
+    }
+
+    fn interface(name: &str, ifname: &str, made: Made) -> Interface {
+        Interface { network: Some(NetworkRef::new("shop", name)), ifname: ifname.to_owned(), made }
+    }
+
+    fn attach(name: &str, interface: Option<&str>) -> Change {
+        Change::Attach(Box::new(selection(name, interface)))
+    }
+
+    #[test]
+    fn interfaces_follow_the_annotation() {
+        let (add, annotation, request) = (Made::Add, Made::Annotation, Made::Request);
+        type Row = (&'static str, Vec<Selection>, Vec<Interface>, Vec<Change>);
+        let table: [Row; 7] = [
+            ("as it was", vec![selection("a", None)], vec![interface("a", "net1", add)], vec![]),
+            (
+                "one more of the same",
+                vec![selection("a", None), selection("a", None)],
+                vec![interface("a", "net1", add)],
+                vec![attach("a", None)],
+            ),
+            (
+                "one that was added goes",
+                vec![selection("a", None)],
+                vec![interface("a", "net1", add), interface("b", "net2", annotation)],
+                vec![Change::Detach("net2".to_owned())],
+            ),
+            (
+                "one of the ADD stays",
+                vec![],
+                vec![interface("a", "net1", add)],
+                vec![Change::Stays("net1".to_owned())],
+            ),
+            (
+                "what was asked for otherwise is not of the annotation",
+                vec![selection("b", None)],
+                vec![interface("b", "net1", request)],
+                vec![attach("b", None)],
+            ),
+            (
+                "another interface of the same network",
+                vec![selection("b", Some("fast"))],
+                vec![interface("b", "net2", annotation)],
+                vec![Change::Detach("net2".to_owned()), attach("b", Some("fast"))],
+            ),
+            (
+                "those that name their interface choose first",
+                vec![selection("a", None), selection("a", Some("net1"))],
+                vec![interface("a", "net1", add), interface("a", "net2", add)],
+                vec![],
+            ),
+        ];
+        for (what, selections, interfaces, expected) in table {
+            assert_eq!(changes(&selections, &interfaces), expected, "{what}");
+        }
+    }
+}

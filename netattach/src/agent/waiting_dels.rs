@@ -1,0 +1,240 @@
+//! Carries out the DELs that the CNI executable has recorded because no agent answered. The runtime was told that they
+//! are done and does not repeat them: one that fails stays and is tried again, at growing intervals, while the agent
+//! runs and at its next start.
+//!
+//! Most are found at the start ([`left_over`](super::left_over)). The agent looks for others while it serves (`collector`):
+//! one may be recorded because the agent was too slow to answer it.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinSet;
+
+use super::devices::Asked;
+use super::handler::Agent;
+use super::lanes::Class;
+use crate::cni;
+use crate::error_chain::Chain;
+use crate::journal::JournalKey;
+use crate::rpc::message::{CniCall, Condition};
+use crate::rpc::pending::{self, Pending, Request, UnreadableError};
+use crate::sync::{Mutex, locked};
+
+/// Longest time between two attempts of one DEL; the first retry is at the next look.
+const LONGEST_PAUSE: Duration = Duration::from_secs(600);
+
+/// Most DELs that are begun in one look: a quarter of the lane, so that those of the runtime find room.
+const AT_ONCE: usize = 16;
+
+/// The recorded DELs.
+#[derive(Debug)]
+pub(super) struct WaitingDels {
+    state_dir: PathBuf,
+    /// The time between two looks.
+    interval: Duration,
+    failed: Mutex<BTreeMap<PathBuf, Failed>>,
+}
+
+/// A DEL that failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Failed {
+    container: String,
+    error: String,
+    attempts: u32,
+    again: Instant,
+}
+
+impl WaitingDels {
+    /// The DELs recorded in that state directory, which are looked for at that interval.
+    pub(super) fn new(state_dir: PathBuf, interval: Duration) -> Self {
+        Self { state_dir, interval, failed: Mutex::default() }
+    }
+
+    /// The DELs that failed, by container.
+    pub(super) fn troubles(&self) -> Vec<Condition> {
+        let failed = locked(&self.failed);
+        let condition = |failed: &Failed| Condition {
+            object: format!("container {}", failed.container),
+            problem: format!(
+                "its DEL came while no agent answered, and has failed {} times; it is tried again: {}",
+                failed.attempts, failed.error
+            ),
+        };
+        failed.values().map(condition).collect()
+    }
+
+    /// The files of `found` to try now, with their containers. Forgets the failures of files that are gone.
+    fn due(&self, found: Vec<Pending>, now: Instant) -> Vec<(PathBuf, String)> {
+        let mut failed = locked(&self.failed);
+        failed.retain(|path, _| found.iter().any(|pending| pending.path == *path));
+        let mut due = Vec::new();
+        for Pending { path, container } in found {
+            match container {
+                Ok(container) if failed.get(&path).is_none_or(|failed| failed.again <= now) => {
+                    due.push((path, container));
+                }
+                Ok(_) => {}
+                Err(error) => drop_unusable(&path, &error),
+            }
+        }
+        due.truncate(AT_ONCE);
+        due
+    }
+
+    fn failed(&self, path: &Path, container: String, error: String, now: Instant) {
+        let mut failed = locked(&self.failed);
+        let attempts = failed.get(path).map_or(0, |failed| failed.attempts).saturating_add(1);
+        let again = now + pause(self.interval, attempts);
+        failed.insert(path.to_owned(), Failed { container, error, attempts, again });
+    }
+
+    fn done(&self, path: &Path) {
+        locked(&self.failed).remove(path);
+    }
+}
+
+/// The time from a failed attempt to the next.
+fn pause(interval: Duration, attempts: u32) -> Duration {
+    let doubled = 1u32.checked_shl(attempts.saturating_sub(1).min(16)).unwrap_or(u32::MAX);
+    // A little less than the interval, so that the look of that time finds it due.
+    (interval / 2).saturating_mul(doubled).min(LONGEST_PAUSE)
+}
+
+impl Agent {
+    /// Carries out the recorded DELs that are due, except those of containers that another operation has the turn of.
+    pub(super) async fn carry_out_waiting(self: &Arc<Self>) {
+        let found = self.work(|agent| Ok(pending::list(&agent.collector.waiting_dels.state_dir))).await;
+        let found = match found {
+            Ok(Ok(found)) => found,
+            Ok(Err(error)) => return tracing::error!(error = %Chain(&error), "recorded DELs not looked for"),
+            // A panic, which the panic hook has reported.
+            Err(_) => return,
+        };
+        let mut under_way = JoinSet::new();
+        for (path, container) in self.collector.waiting_dels.due(found, Instant::now()) {
+            let Some(turn) = self.turns.take(&container) else { continue };
+            turn.rolls_back();
+            let agent = Arc::clone(self);
+            under_way.spawn(async move {
+                agent.carry_out(&path).await;
+                drop(turn);
+            });
+        }
+        while under_way.join_next().await.is_some() {}
+    }
+
+    /// Carries out a recorded DEL, in its container's turn, which the caller has. `false`: it failed, and stays.
+    pub(super) async fn carry_out(self: &Arc<Self>, path: &Path) -> bool {
+        let request = match pending::read(path) {
+            Ok(request) => Arc::new(request),
+            Err(error) => {
+                drop_unusable(path, &error);
+                return error.is_gone();
+            }
+        };
+        let container = variable(&request.call, "CNI_CONTAINERID");
+        let work = move |agent: &Self| agent.carry_out_blocking(&request);
+        match self.in_lane(Class::Del, work).await {
+            Ok(()) => {
+                forget(path);
+                self.collector.waiting_dels.done(path);
+                true
+            }
+            Err(error) => {
+                let said = Chain(&error).to_string();
+                tracing::error!(request = %path.display(), error = said, "the recorded DEL failed; it will be tried again");
+                self.collector.waiting_dels.failed(path, container, said, Instant::now());
+                false
+            }
+        }
+    }
+
+    fn carry_out_blocking(&self, request: &Request) -> Result<(), cni::CniError> {
+        let Request { call, recorded } = request;
+        let key = JournalKey {
+            container_id: variable(call, "CNI_CONTAINERID"),
+            ifname: variable(call, "CNI_IFNAME"),
+        };
+        // Some runtimes reuse ids. The DEL deals with a record that cannot be read.
+        if self.engine.attached_since(&key, recorded.as_ref()).unwrap_or(false) {
+            tracing::info!(
+                container = key.container_id,
+                "the recorded DEL is older than the attachment; dropped"
+            );
+            return Ok(());
+        }
+        match cni::Request::parse(&call.env, call.stdin.as_bytes()) {
+            Ok(asked) => self.blocking(&asked, &Asked::new()).map(drop),
+            // Nobody repeats it in another form, and the record has all that is needed.
+            Err(error) => {
+                tracing::warn!(container = key.container_id, error = %Chain(&error), "the recorded DEL is not valid; carried out from the journal");
+                let pod = self.engine.del_recorded(&key)?;
+                self.withdraw(pod.as_ref());
+                Ok(())
+            }
+        }
+    }
+}
+
+fn variable(call: &CniCall, name: &str) -> String {
+    call.variable(name).unwrap_or_default().to_owned()
+}
+
+/// Drops a file that will never be a request. One that cannot be read now stays.
+pub(super) fn drop_unusable(path: &Path, error: &UnreadableError) {
+    if error.is_no_request() {
+        tracing::warn!(request = %path.display(), error = %Chain(error), "unreadable recorded DEL dropped");
+        forget(path);
+    } else if !error.is_gone() {
+        tracing::error!(request = %path.display(), error = %Chain(error), "recorded DEL cannot be read; it stays");
+    }
+}
+
+fn forget(path: &Path) {
+    if let Err(error) = pending::remove(path) {
+        tracing::warn!(error = %Chain(&error), "a recorded DEL was carried out but not removed; it will be repeated");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INTERVAL: Duration = Duration::from_secs(30);
+
+    fn found(path: &str) -> Vec<Pending> {
+        vec![Pending { path: path.into(), container: Ok("c1".into()) }]
+    }
+
+    #[test]
+    fn what_failed_is_due_again_after_a_growing_pause_until_it_is_gone() {
+        let waiting = WaitingDels::new("/nonexistent".into(), INTERVAL);
+        let start = Instant::now();
+        let due = |after: u64| waiting.due(found("a"), start + Duration::from_secs(after)).len();
+        assert_eq!(due(0), 1);
+        waiting.failed(Path::new("a"), "c1".into(), "not now".into(), start);
+        assert_eq!([due(14), due(15)], [0, 1]);
+        waiting.failed(Path::new("a"), "c1".into(), "not now".into(), start);
+        assert_eq!([due(29), due(30)], [0, 1]);
+        let [condition] = <[Condition; 1]>::try_from(waiting.troubles()).unwrap();
+        assert_eq!(
+            (condition.object.as_str(), condition.problem.as_str()),
+            (
+                "container c1",
+                "its DEL came while no agent answered, and has failed 2 times; it is tried again: not now"
+            )
+        );
+        assert_eq!((pause(INTERVAL, 7), pause(INTERVAL, u32::MAX)), (LONGEST_PAUSE, LONGEST_PAUSE));
+        assert_eq!(waiting.due(Vec::new(), start).len(), 0);
+        assert!(waiting.troubles().is_empty());
+    }
+
+    #[test]
+    fn a_look_begins_no_more_than_its_share() {
+        let waiting = WaitingDels::new("/nonexistent".into(), INTERVAL);
+        let many = (0..100).flat_map(|number| found(&number.to_string())).collect();
+        assert_eq!(waiting.due(many, Instant::now()).len(), AT_ONCE);
+    }
+}

@@ -1,0 +1,136 @@
+//! Sandboxes that no runtime will ask to detach: their namespace is gone, or their DEL failed and nobody repeats it.
+//!
+//! A sandbox has departed when its path no longer leads to its namespace, its links on the node are gone, which go with
+//! the namespace, and no process is in it. Whatever cannot be looked at counts as there.
+
+use std::collections::HashSet;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::AttachError;
+use super::engine::Engine;
+use super::registry::Attached;
+use crate::journal::{JournalKey, Loaded, RecordState};
+use crate::netlink::{Handle, LinkState};
+use crate::netns::{self, Inhabited, Netns, NetnsError};
+use crate::plan::{self, Sandbox};
+use crate::step::{Interface, Output};
+
+impl Engine {
+    /// The attached sandboxes that have departed. Costs one look at a file for each sandbox that has not.
+    ///
+    /// # Errors
+    /// The node's links or processes cannot be listed, or a record not be read.
+    pub fn departed(&self) -> Result<Vec<Arc<Attached>>, AttachError> {
+        // An attachment made while its sandbox was live goes with the sandbox.
+        let of_sandboxes = |attached: &Arc<Attached>| attached.plan.dynamic.is_none();
+        self.departed_of(self.registry.all().into_iter().filter(of_sandboxes).collect())
+    }
+
+    /// Whether this sandbox is still attached as it was, and has departed.
+    ///
+    /// # Errors
+    /// As [`Engine::departed`].
+    pub fn has_departed(&self, attached: &Arc<Attached>) -> Result<bool, AttachError> {
+        Ok(self.is_same(attached) && !self.departed_of(vec![Arc::clone(attached)])?.is_empty())
+    }
+
+    /// Whether this sandbox has not been detached, or attached anew, since.
+    pub fn is_same(&self, attached: &Arc<Attached>) -> bool {
+        self.registry.get(&attached.key).is_some_and(|now| Arc::ptr_eq(&now, attached))
+    }
+
+    /// Records of operations that did not finish, whose sandbox is gone: of an earlier boot, or without namespace. Those
+    /// that are damaged are left to an operator.
+    ///
+    /// # Errors
+    /// The journal cannot be listed.
+    pub fn abandoned(&self) -> Result<Vec<JournalKey>, AttachError> {
+        let mut abandoned = self.journal.keys()?;
+        abandoned.retain(|key| {
+            if self.registry.get(key).is_some() {
+                return false;
+            }
+            // A record that cannot be read is kept.
+            let Ok(Loaded::Whole(record)) = self.journal.peek(key) else { return false };
+            let is_attached = record.state == RecordState::Attached && !record.is_of_earlier_boot();
+            let is_gone = record.is_of_earlier_boot() || is_absent(&record.plan.sandbox);
+            !is_attached && is_gone && record.check_whole().is_ok()
+        });
+        Ok(abandoned)
+    }
+
+    fn departed_of(&self, mut suspects: Vec<Arc<Attached>>) -> Result<Vec<Arc<Attached>>, AttachError> {
+        suspects.retain(|attached| is_absent(&attached.plan.sandbox));
+        if suspects.is_empty() {
+            return Ok(suspects);
+        }
+        let inhabited =
+            Inhabited::look().map_err(|source| NetnsError::Open { path: "/proc".into(), source })?;
+        let mut node = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
+        let links = node.links().map_err(|error| AttachError::Open(error.into()))?;
+        let mut departed = Vec::new();
+        for attached in suspects {
+            let is_lived_in = match inhabited.paths.get(&attached.plan.sandbox.netns_id) {
+                Some(path) => self.may_be_of(path, &attached.key)?,
+                None => false,
+            };
+            let all = self.registry.with_dynamic(&attached.key);
+            let ends = Ends::of(&all);
+            if !is_lived_in && !ends.are_there(&links) && (inhabited.complete || ends.is_any()) {
+                departed.push(attached);
+            }
+        }
+        Ok(departed)
+    }
+
+    /// Whether the namespace at that path may be the sandbox's, which had the same number: the kernel gives the number
+    /// of a namespace that has ended to another.
+    fn may_be_of(&self, path: &Path, key: &JournalKey) -> Result<bool, AttachError> {
+        let Loaded::Whole(record) = self.journal.peek(key)? else { return Ok(true) };
+        let Some(cookie) = record.netns_cookie else { return Ok(true) };
+        match Netns::open(path).and_then(|netns| netns.cookie()) {
+            Ok(found) => Ok(found.is_none_or(|found| found == cookie)),
+            // Its process has ended meanwhile, or it cannot be entered: the next look tells.
+            Err(_) => Ok(true),
+        }
+    }
+}
+
+/// Whether the sandbox's path certainly does not lead to its namespace.
+fn is_absent(sandbox: &Sandbox) -> bool {
+    netns::is_at(Path::new(&sandbox.netns), sandbox.netns_id).is_ok_and(|is_at| !is_at)
+}
+
+/// The links on the node that end with the namespace of a sandbox.
+#[derive(Debug, Default)]
+struct Ends<'a> {
+    groups: HashSet<u32>,
+    hosts: Vec<&'a Interface>,
+}
+
+impl<'a> Ends<'a> {
+    fn of(attached: &'a [Arc<Attached>]) -> Self {
+        let mut ends = Self::default();
+        for attached in attached {
+            ends.groups.insert(plan::link_group(&attached.key.container_id, &attached.key.ifname));
+            ends.hosts.extend(attached.outputs.values().filter_map(|output| match output {
+                Output::Link { host, .. } | Output::Device { host, .. } => host.as_ref(),
+                _ => None,
+            }));
+        }
+        ends
+    }
+
+    /// Whether the sandbox had one.
+    fn is_any(&self) -> bool {
+        !self.hosts.is_empty()
+    }
+
+    fn are_there(&self, links: &[LinkState]) -> bool {
+        links.iter().any(|link| {
+            let is_host = |host: &&Interface| host.name == link.name && host.index == link.index;
+            self.groups.contains(&link.group) || self.hosts.iter().any(is_host)
+        })
+    }
+}

@@ -1,0 +1,50 @@
+//! Pauses between tries: each twice as long as the one before, up to a bound, and of a random length around that, so
+//! that the agents of a cluster do not come back at once. Pure but for the random number.
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
+
+/// Pauses between tries.
+#[derive(Debug)]
+pub(super) struct Backoff {
+    first: Duration,
+    most: Duration,
+    next: Duration,
+}
+
+impl Backoff {
+    pub(super) const fn new(first: Duration, most: Duration) -> Self {
+        Self { first, most, next: first }
+    }
+
+    /// The next pause: between half and all of its full length.
+    pub(super) fn next(&mut self) -> Duration {
+        let full = self.next;
+        self.next = (full * 2).min(self.most);
+        // The keys of a hash map's state are random.
+        let random = RandomState::new().hash_one(0_u8) % 1024;
+        full / 2 + full / 2 * (random as u32) / 1024
+    }
+
+    /// The next try is a first one.
+    pub(super) fn reset(&mut self) {
+        self.next = self.first;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::kube::backoff::*;
+
+    #[test]
+    fn pauses_double_up_to_the_bound_and_begin_anew() {
+        let ms = Duration::from_millis;
+        let mut backoff = Backoff::new(ms(200), ms(1000));
+        for full in [200, 400, 800, 1000, 1000] {
+            let pause = backoff.next();
+            assert!(pause >= ms(full / 2) && pause <= ms(full), "{pause:?} of {full} ms");
+        }
+        backoff.reset();
+        assert!(backoff.next() <= ms(200));
+    }
+}

@@ -1,0 +1,335 @@
+//! The objects of the cluster as far as they have been read. Pure.
+//!
+//! An object that cannot be read keeps its previous version, or a policy that isolates takes its place; the problem is
+//! the object's own. Sizes are bounded in total: what exceeds a bound is handled as what cannot be read.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::budget::{self, Budget, Exceeded};
+use crate::error_chain::Chain;
+use crate::npwg::STATUS_ANNOTATION;
+use crate::objects::interner::Interner;
+use crate::objects::labels::Labels;
+use crate::objects::policy::{Direction, Peer, Peers, Policy};
+use crate::objects::remote::{PORTS_ANNOTATION, RemotePod, Written};
+use crate::objects::{ObjectName, Objects, Origin, Pod, Problem};
+use crate::source::read::manifest::{Key, Object};
+use crate::source::read::{Kind, api_object, merge};
+
+/// How long a pod that was asked for by name counts without having been seen by the watch.
+const FETCHED: Duration = Duration::from_secs(30);
+/// Deleted pods that are remembered, so that an answer that was on its way does not bring one back.
+const DELETED: usize = 1024;
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub(super) struct Cache {
+    objects: Objects,
+    problems: BTreeMap<Key, String>,
+    /// Bytes kept of each definition and policy, and of all of a kind.
+    weights: BTreeMap<Key, usize>,
+    totals: BTreeMap<&'static str, usize>,
+    /// Pods that were asked for by name and that the watch has not shown yet.
+    fetched: BTreeMap<ObjectName, Instant>,
+    /// Uids of pods that were deleted last.
+    deleted: VecDeque<String>,
+    interner: Interner,
+    /// Remote pods beyond their bound.
+    refused: BTreeSet<ObjectName>,
+    /// The policies that have pods as peers.
+    with_pods: BTreeSet<Key>,
+    /// Whether there are changes since the last [`Cache::take_changed`].
+    is_changed: bool,
+}
+
+/// The metadata that every object has.
+#[derive(Deserialize)]
+struct Identified {
+    metadata: Identity,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Identity {
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    namespace: String,
+    uid: Option<String>,
+    resource_version: Option<String>,
+}
+
+/// The version of the object in an event.
+pub(super) fn version(json: &RawValue) -> Option<String> {
+    serde_json::from_str::<Identified>(json.get()).ok()?.metadata.resource_version
+}
+
+fn key(kind: Kind, json: &RawValue) -> Option<(Key, Option<String>)> {
+    let Identity { name, namespace, uid, .. } = serde_json::from_str::<Identified>(json.get()).ok()?.metadata;
+    (!name.is_empty()).then(|| (Key { kind: kind.word(), name: ObjectName::new(namespace, name) }, uid))
+}
+
+/// Of what the kept bytes of a kind are limited.
+fn budget_of(kind: Kind) -> Option<&'static Budget> {
+    match kind {
+        Kind::Definition => Some(&budget::DEFINITIONS_OF_CLUSTER),
+        Kind::MultiNetworkPolicy | Kind::NetworkPolicy => Some(&budget::POLICIES_OF_CLUSTER),
+        Kind::Pod | Kind::Namespace => None,
+    }
+}
+
+impl Cache {
+    /// A new or changed object. Returns its key, or `None` if it has no name.
+    pub(super) fn put(&mut self, kind: Kind, json: &RawValue) -> Option<Key> {
+        let (key, _) = key(kind, json)?;
+        let read = api_object(kind, json).map_err(|error| (Chain(&error).to_string(), error.isolating()));
+        let read = read.and_then(|object| match self.weigh(kind, &key, json.get().len()) {
+            Ok(()) => Ok(object),
+            Err(error) => Err((error.to_string(), merge::isolating(&object))),
+        });
+        if kind == Kind::Pod {
+            self.fetched.remove(&key.name);
+        }
+        match read {
+            Ok(object) => {
+                self.is_changed |= self.problems.remove(&key).is_some();
+                self.insert(&of_this_node(object));
+            }
+            Err((message, isolating)) => {
+                let before = self.problems.insert(key.clone(), message.clone());
+                self.is_changed |= before.is_none_or(|before| before != message);
+                if let Some(isolating) = isolating.filter(|_| !merge::has(&self.objects, &key)) {
+                    self.insert(&isolating);
+                }
+            }
+        }
+        Some(key)
+    }
+
+    fn insert(&mut self, object: &Object) {
+        if merge::insert(&mut self.objects, object) {
+            self.is_changed = true;
+            if let Object::Policy(policy) = object {
+                if has_pods_as_peers(policy) {
+                    self.with_pods.insert(object.key());
+                } else {
+                    self.with_pods.remove(&object.key());
+                }
+            }
+        }
+    }
+
+    /// An object is gone.
+    pub(super) fn remove(&mut self, kind: Kind, json: &RawValue) {
+        let Some((key, uid)) = key(kind, json) else { return };
+        if kind == Kind::Pod {
+            self.fetched.remove(&key.name);
+            self.deleted.extend(uid);
+            if self.deleted.len() > DELETED {
+                self.deleted.pop_front();
+            }
+        }
+        self.remove_key(&key);
+    }
+
+    fn remove_key(&mut self, key: &Key) {
+        self.is_changed |= self.problems.remove(key).is_some();
+        if let Some(weight) = self.weights.remove(key) {
+            *self.totals.entry(key.kind).or_default() -= weight;
+        }
+        self.with_pods.remove(key);
+        self.is_changed |= merge::remove(&mut self.objects, key);
+    }
+
+    /// After a complete list: the objects of the kind that were not in it are gone. A pod that was asked for while the
+    /// list was being read may be newer than it, and stays for its time.
+    pub(super) fn retain(&mut self, kind: Kind, listed: &BTreeSet<Key>) {
+        let is_fetched = |key: &Key| kind == Kind::Pod && self.fetched.contains_key(&key.name);
+        let mut gone = merge::keys(&self.objects, kind);
+        gone.retain(|key| !listed.contains(key) && !is_fetched(key));
+        gone.extend(
+            self.problems.keys().filter(|key| key.kind == kind.word() && !listed.contains(*key)).cloned(),
+        );
+        for key in gone {
+            self.remove_key(&key);
+        }
+    }
+
+    /// A pod of this node that was asked for by name, because the watch has not shown it yet. It counts until the watch
+    /// does, for at most [`FETCHED`]. A pod that is known, or was deleted meanwhile, is not taken.
+    pub(super) fn fetched(&mut self, json: &RawValue, now: Instant) -> Option<Arc<Pod>> {
+        let Ok(Object::Pod(pod)) = api_object(Kind::Pod, json) else { return None };
+        let is_deleted = pod.uid.as_ref().is_some_and(|uid| self.deleted.contains(uid));
+        let known = self.objects.pods.get(&pod.name).filter(|known| known.uid == pod.uid);
+        if let Some(known) = known {
+            return Some(Arc::clone(known));
+        }
+        if is_deleted {
+            return None;
+        }
+        let name = pod.name.clone();
+        self.fetched.insert(name.clone(), now);
+        self.insert(&of_this_node(Object::Pod(pod)));
+        self.objects.pods.get(&name).cloned()
+    }
+
+    /// Removes the pods that were asked for and that the watch has not shown for too long.
+    pub(super) fn expire(&mut self, now: Instant) {
+        let over = |at: &Instant| now.duration_since(*at) >= FETCHED;
+        let expired: Vec<ObjectName> =
+            self.fetched.iter().filter(|(_, at)| over(at)).map(|(name, _)| name.clone()).collect();
+        for name in expired {
+            self.fetched.remove(&name);
+            self.remove_key(&Key { kind: Kind::Pod.word(), name });
+        }
+    }
+
+    /// Whether policies select pods as peers, so that those of other nodes have to be known.
+    pub(super) fn wants_remote_pods(&self) -> bool {
+        !self.with_pods.is_empty()
+    }
+
+    /// A new or changed pod that an agent has attached. Returns its name, or `None` if it has none.
+    pub(super) fn put_remote(&mut self, json: &RawValue) -> Option<ObjectName> {
+        #[derive(Deserialize)]
+        struct Partial {
+            metadata: Metadata,
+        }
+        #[derive(Deserialize)]
+        struct Metadata {
+            #[serde(default)]
+            name: String,
+            #[serde(default)]
+            namespace: String,
+            uid: Option<String>,
+            labels: Option<Labels>,
+            annotations: Option<Annotations>,
+        }
+        let Metadata { name, namespace, uid, labels, annotations } =
+            serde_json::from_str::<Partial>(json.get()).ok()?.metadata;
+        if name.is_empty() {
+            return None;
+        }
+        let name = ObjectName::new(namespace, name);
+        let Annotations { status, ports } = annotations.unwrap_or_default();
+        let written = Written {
+            uid: uid.as_deref(),
+            labels: labels.unwrap_or_default(),
+            status: status.as_deref(),
+            ports: ports.as_deref(),
+        };
+        let pod = RemotePod::read(&name, written, &mut self.interner);
+        if self.objects.remote_pods.get(&name).is_none_or(|known| **known != pod) {
+            self.is_changed = true;
+            match self.objects.remote_pods.insert(Arc::new(pod)) {
+                Ok(_) => self.refused.remove(&name),
+                Err(_) => self.refused.insert(name.clone()),
+            };
+        }
+        Some(name)
+    }
+
+    /// A pod that an agent had attached is gone, or its networks are.
+    pub(super) fn remove_remote(&mut self, json: &RawValue) {
+        if let Some((key, _)) = key(Kind::Pod, json) {
+            self.refused.remove(&key.name);
+            self.is_changed |= self.objects.remote_pods.remove(&key.name).is_some();
+        }
+    }
+
+    /// After a complete list: the pods that were not in it are gone.
+    pub(super) fn retain_remote(&mut self, listed: &BTreeSet<ObjectName>) {
+        let known = self.objects.remote_pods.iter().map(|pod| pod.object_name());
+        let gone: Vec<ObjectName> = known.filter(|name| !listed.contains(name)).collect();
+        for name in gone {
+            self.is_changed |= self.objects.remote_pods.remove(&name).is_some();
+        }
+        self.refused.retain(|name| listed.contains(name));
+    }
+
+    /// Number of pods of other nodes that exceed their bound, and are no peers.
+    pub(super) fn refused_remote_pods(&self) -> usize {
+        self.refused.len()
+    }
+
+    /// Whether there are changes since the last [`Cache::take_changed`].
+    pub(super) fn is_changed(&self) -> bool {
+        self.is_changed
+    }
+
+    /// The objects, with the problems, if they have changed since they were taken last.
+    pub(super) fn take_changed(&mut self) -> Option<Objects> {
+        std::mem::take(&mut self.is_changed).then(|| self.objects())
+    }
+
+    fn objects(&self) -> Objects {
+        let problem = |(key, message): (&Key, &String)| Problem {
+            origin: Origin::Api { kind: key.kind, name: key.name.clone() },
+            message: message.clone(),
+        };
+        Objects { problems: self.problems.iter().map(problem).collect(), ..self.objects.clone() }
+    }
+
+    /// Counts the bytes of a definition or policy, unless all of the kind would be more than may be kept.
+    fn weigh(&mut self, kind: Kind, key: &Key, bytes: usize) -> Result<(), Exceeded> {
+        let Some(budget) = budget_of(kind) else { return Ok(()) };
+        let total = self.totals.entry(key.kind).or_default();
+        let others = *total - self.weights.get(key).copied().unwrap_or_default();
+        budget.check(others + bytes)?;
+        *total = others + bytes;
+        self.weights.insert(key.clone(), bytes);
+        Ok(())
+    }
+}
+
+/// Whether a rule of the policy has pods as peers.
+fn has_pods_as_peers(policy: &Policy) -> bool {
+    [Direction::Ingress, Direction::Egress].into_iter().flat_map(|it| policy.rules(it)).any(|rule| {
+        matches!(&rule.peers, Peers::Of(peers) if peers.iter().any(|it| matches!(it, Peer::Pods { .. })))
+    })
+}
+
+/// The annotations of a pod of another node that matter; the others are not kept even while they are read.
+#[derive(Default, Deserialize)]
+struct Annotations {
+    #[serde(rename = "k8s.v1.cni.cncf.io/network-status")]
+    status: Option<String>,
+    #[serde(rename = "netattach.dev/ports")]
+    ports: Option<String>,
+}
+
+const _: () = {
+    // The names above have to be literals.
+    assert!(same(STATUS_ANNOTATION, "k8s.v1.cni.cncf.io/network-status"));
+    assert!(same(PORTS_ANNOTATION, "netattach.dev/ports"));
+};
+
+const fn same(a: &str, b: &str) -> bool {
+    let (a, b) = (a.as_bytes(), b.as_bytes());
+    let mut at = 0;
+    while at < a.len() && at < b.len() && a[at] == b[at] {
+        at += 1;
+    }
+    a.len() == b.len() && at == a.len()
+}
+
+/// The pods that the watch selects are those of this node.
+fn of_this_node(object: Object) -> Object {
+    match object {
+        Object::Pod(pod) => {
+            let mut pod = Arc::unwrap_or_clone(pod);
+            pod.on_this_node = true;
+            Object::Pod(Arc::new(pod))
+        }
+        other => other,
+    }
+}
+
+#[cfg(test)]
+#[path = "cache_tests.rs"]
+mod tests;

@@ -1,0 +1,178 @@
+//! What the cache makes of lists and events.
+
+use serde_json::json;
+
+use super::*;
+
+fn raw(json: &serde_json::Value) -> Box<RawValue> {
+    serde_json::value::to_raw_value(json).unwrap()
+}
+
+fn pod(name: &str, uid: &str) -> Box<RawValue> {
+    raw(&json!({"metadata": {"namespace": "shop", "name": name, "uid": uid, "resourceVersion": "7"}}))
+}
+
+fn policy(name: &str, spec: &serde_json::Value) -> Box<RawValue> {
+    raw(&json!({
+        "metadata": {
+            "namespace": "shop",
+            "name": name,
+            "annotations": {"k8s.v1.cni.cncf.io/policy-for": "net-a"},
+        },
+        "spec": spec,
+    }))
+}
+
+fn names(objects: &Objects) -> Vec<String> {
+    objects.pods.values().map(|pod| format!("{} {}", pod.name, pod.uid.clone().unwrap_or_default())).collect()
+}
+
+fn problems(objects: &Objects) -> Vec<String> {
+    objects.problems.iter().map(ToString::to_string).collect()
+}
+
+#[test]
+fn an_object_that_is_sent_again_unchanged_is_no_change() {
+    let mut cache = Cache::default();
+    assert!(cache.put(Kind::Pod, &pod("a", "1")).is_some());
+    let first = cache.take_changed().unwrap();
+    assert_eq!(names(&first), ["shop/a 1"]);
+    assert!(first.pods.values().all(|pod| pod.on_this_node));
+    cache.put(Kind::Pod, &pod("a", "1"));
+    assert_eq!(cache.take_changed(), None);
+    cache.put(Kind::Pod, &pod("b", "2"));
+    let second = cache.take_changed().unwrap();
+    let name = ObjectName::new("shop", "a");
+    assert!(Arc::ptr_eq(&first.pods[&name], &second.pods[&name]));
+    cache.remove(Kind::Pod, &pod("b", "2"));
+    assert_eq!(names(&cache.take_changed().unwrap()), ["shop/a 1"]);
+    cache.remove(Kind::Pod, &pod("b", "2"));
+    assert_eq!(cache.take_changed(), None);
+}
+
+#[test]
+fn what_a_complete_list_does_not_have_is_gone() {
+    let mut cache = Cache::default();
+    cache.put(Kind::Pod, &pod("a", "1"));
+    cache.put(Kind::Namespace, &raw(&json!({"metadata": {"name": "shop", "labels": {"team": "x"}}})));
+    let listed: BTreeSet<Key> = cache.put(Kind::Pod, &pod("b", "2")).into_iter().collect();
+    cache.retain(Kind::Pod, &listed);
+    let objects = cache.take_changed().unwrap();
+    assert_eq!(names(&objects), ["shop/b 2"]);
+    assert_eq!(objects.namespaces.keys().collect::<Vec<_>>(), ["shop"]);
+}
+
+#[test]
+fn an_unreadable_object_is_its_own_problem_and_its_last_version_stays() {
+    let mut cache = Cache::default();
+    cache.put(Kind::Pod, &pod("a", "1"));
+    let broken = raw(&json!({
+        "metadata": {"namespace": "shop", "name": "a", "uid": "1"},
+        "spec": {"containers": [{"ports": [{"containerPort": 0}]}]},
+    }));
+    assert!(cache.put(Kind::Pod, &broken).is_some());
+    cache.put(Kind::Pod, &pod("b", "2"));
+    let objects = cache.take_changed().unwrap();
+    assert_eq!(names(&objects), ["shop/a 1", "shop/b 2"]);
+    assert_eq!(problems(&objects), ["pod shop/a: read Pod shop/a: container port 0 is not from 1 to 65535"]);
+    cache.put(Kind::Pod, &pod("a", "1"));
+    assert_eq!(problems(&cache.take_changed().unwrap()), Vec::<String>::new());
+    // What has no name is nobody's.
+    assert_eq!(cache.put(Kind::Pod, &raw(&json!({"metadata": []}))), None);
+    assert_eq!(cache.take_changed(), None);
+}
+
+#[test]
+fn a_policy_that_cannot_be_read_isolates_and_never_replaces_one_that_could() {
+    let mut cache = Cache::default();
+    cache.put(Kind::MultiNetworkPolicy, &policy("p", &json!({"podSelector": 7})));
+    let isolating = cache.take_changed().unwrap();
+    let name = ObjectName::new("shop", "p");
+    let rules = |objects: &Objects| objects.policies[&name].rules(Direction::Ingress).len();
+    assert_eq!((rules(&isolating), isolating.problems.len()), (0, 1));
+    let open = json!({"podSelector": {}, "ingress": [{}]});
+    cache.put(Kind::MultiNetworkPolicy, &policy("p", &open));
+    assert_eq!(rules(&cache.take_changed().unwrap()), 1);
+    cache.put(Kind::MultiNetworkPolicy, &policy("p", &json!({"podSelector": 7})));
+    let objects = cache.take_changed().unwrap();
+    assert_eq!((rules(&objects), objects.problems.len()), (1, 1));
+}
+
+#[test]
+fn pods_of_other_nodes_are_wanted_while_a_policy_has_pods_as_peers() {
+    let mut cache = Cache::default();
+    let blocks = json!({"podSelector": {}, "ingress": [{"from": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}]});
+    let pods = json!({"podSelector": {}, "ingress": [{"from": [{"podSelector": {}}]}]});
+    cache.put(Kind::MultiNetworkPolicy, &policy("blocks", &blocks));
+    assert!(!cache.wants_remote_pods());
+    cache.put(Kind::MultiNetworkPolicy, &policy("pods", &pods));
+    assert!(cache.wants_remote_pods());
+    cache.remove(Kind::MultiNetworkPolicy, &policy("pods", &pods));
+    assert!(!cache.wants_remote_pods());
+}
+
+#[test]
+fn a_definition_beyond_the_memory_for_all_is_not_kept() {
+    let mut cache = Cache::default();
+    let definition = |name: &str, bytes: usize| {
+        raw(&json!({"metadata": {"namespace": "shop", "name": name}, "spec": {"config": " ".repeat(bytes)}}))
+    };
+    const LARGE: usize = 512 << 10;
+    let fit = budget::DEFINITIONS_OF_CLUSTER.most / LARGE - 1;
+    for number in 0..fit {
+        cache.put(Kind::Definition, &definition(&format!("n{number:03}"), LARGE));
+    }
+    assert_eq!(problems(&cache.take_changed().unwrap()), Vec::<String>::new());
+    cache.put(Kind::Definition, &definition("last", 2 * LARGE - 1000));
+    let objects = cache.take_changed().unwrap();
+    assert_eq!((objects.definitions.len(), objects.problems.len()), (fit, 1), "{:?}", problems(&objects));
+    // Room is made by what goes.
+    cache.remove(Kind::Definition, &definition("n000", 0));
+    cache.remove(Kind::Definition, &definition("n001", 0));
+    cache.put(Kind::Definition, &definition("last", 2 * LARGE - 1000));
+    let objects = cache.take_changed().unwrap();
+    assert_eq!((objects.definitions.len(), problems(&objects)), (fit - 1, Vec::new()));
+}
+
+#[test]
+fn a_pod_that_was_asked_for_counts_until_the_watch_shows_it_or_its_time_is_over() {
+    let start = Instant::now();
+    let mut cache = Cache::default();
+    assert!(cache.fetched(&pod("a", "1"), start).is_some());
+    assert!(cache.fetched(&pod("b", "2"), start).is_some());
+    cache.put(Kind::Pod, &pod("a", "1"));
+    cache.expire(start + FETCHED - Duration::from_millis(1));
+    assert_eq!(names(&cache.take_changed().unwrap()), ["shop/a 1", "shop/b 2"]);
+    cache.expire(start + FETCHED);
+    assert_eq!(names(&cache.take_changed().unwrap()), ["shop/a 1"]);
+    // One that was deleted while the answer was on its way does not come back.
+    cache.remove(Kind::Pod, &pod("c", "3"));
+    assert_eq!(cache.fetched(&pod("c", "3"), start), None);
+    assert_eq!(cache.take_changed(), None);
+    // A list that was being read when the pod was asked for need not have it.
+    assert!(cache.fetched(&pod("d", "4"), start).is_some());
+    cache.retain(Kind::Pod, &BTreeSet::new());
+    assert_eq!(names(&cache.take_changed().unwrap()), ["shop/d 4"]);
+}
+
+#[test]
+fn pods_of_other_nodes_are_kept_by_what_their_agents_wrote() {
+    let mut cache = Cache::default();
+    let remote = |status: &str| {
+        raw(&json!({"metadata": {
+            "namespace": "shop", "name": "far", "uid": "9", "labels": {"app": "web"},
+            "annotations": {"k8s.v1.cni.cncf.io/network-status": status, "other": "x".repeat(1000)},
+        }}))
+    };
+    let status = r#"[{"name":"shop/net-a","interface":"net1","ips":["10.1.0.7"],"mac":"02:00:00:00:00:01"}]"#;
+    let name = cache.put_remote(&remote(status)).unwrap();
+    let objects = cache.take_changed().unwrap();
+    let far = objects.remote_pods.get(&name).unwrap();
+    let claims: Vec<String> =
+        far.addresses.iter().map(|(place, address)| format!("{place} {address}")).collect();
+    assert_eq!((claims, far.labels["app"].as_str()), (vec!["shop/net-a 10.1.0.7".to_owned()], "web"));
+    cache.put_remote(&remote(status));
+    assert_eq!(cache.take_changed(), None);
+    cache.remove_remote(&remote(status));
+    assert!(cache.take_changed().unwrap().remote_pods.is_empty());
+}

@@ -1,0 +1,359 @@
+//! Requests to the API server: each with a deadline and a bound on its answer, none repeated.
+//!
+//! The connection is made anew, from the kubeconfig or the service account's files, after an answer or a failure that
+//! another token or another certificate of the server would explain. Until then the library reads a token file again
+//! every minute.
+
+use std::error::Error as StdError;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use ::kube::client::{Body, ClientBuilder};
+use ::kube::config::{Config, InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
+use bytes::Bytes;
+use http::{Method, Request, Response, StatusCode, header};
+use http_body_util::BodyExt;
+use serde::Deserialize;
+
+use crate::error_chain::Chain;
+use crate::sync::{Mutex, locked};
+
+/// How long a connection may take to be made.
+const CONNECT: Duration = Duration::from_secs(5);
+/// How long an answer to a request may take to begin.
+const ANSWER: Duration = Duration::from_secs(30);
+/// Pause between two renewals of the connection.
+const RENEWAL: Duration = Duration::from_secs(2);
+/// Most bytes that are read of a `Status` that refuses a request.
+const STATUS: usize = 64 << 10;
+
+/// Where the server's address, its certificates and the agent's identity are from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Access {
+    /// The service account of the agent's pod.
+    InCluster,
+    /// A kubeconfig file: its current context.
+    Kubeconfig(PathBuf),
+}
+
+/// Why there is no connection to a server.
+#[derive(Debug, thiserror::Error)]
+pub enum AccessError {
+    /// The agent's pod has no service account.
+    #[error("read the service account of the agent's pod")]
+    InCluster(#[source] InClusterError),
+    /// The file cannot be read, is no kubeconfig, or its current context is incomplete.
+    #[error("kubeconfig {path}")]
+    Kubeconfig {
+        /// The file.
+        path: PathBuf,
+        /// The error in it.
+        #[source]
+        source: Box<KubeconfigError>,
+    },
+    /// The file obtains credentials by running a program.
+    #[error(
+        "kubeconfig {path}: the agent runs no credential plugin ({what}); use a tokenFile or a client certificate"
+    )]
+    Plugin {
+        /// The file.
+        path: PathBuf,
+        /// The key.
+        what: &'static str,
+    },
+    /// The certificates or the identity are unusable.
+    #[error("set up the connection to the API server")]
+    Client(#[source] Box<::kube::Error>),
+}
+
+/// Why a request has no result.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum RequestError {
+    /// There is no connection.
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    /// The request could not be sent, or its answer not be read.
+    #[error("{method} {path}")]
+    Transport {
+        /// Method.
+        method: Method,
+        /// Path.
+        path: String,
+        /// The cause.
+        #[source]
+        source: Box<dyn StdError + Send + Sync>,
+    },
+    /// The server refused it.
+    #[error("{method} {path}: {status}")]
+    Refused {
+        /// Method.
+        method: Method,
+        /// Path.
+        path: String,
+        /// The refusal.
+        status: Refusal,
+    },
+    /// No answer in time.
+    #[error("{method} {path}: no answer within {} ms", within.as_millis())]
+    Late {
+        /// Method.
+        method: Method,
+        /// Path.
+        path: String,
+        /// The deadline.
+        within: Duration,
+    },
+    /// The answer is larger than its bound.
+    #[error("{path}: the answer is larger than {most} bytes")]
+    TooLarge {
+        /// Path.
+        path: String,
+        /// The bound.
+        most: usize,
+    },
+    /// The answer is not what was asked for.
+    #[error("{path}: the answer is not a list or object of the Kubernetes API")]
+    Decode {
+        /// Path.
+        path: String,
+        /// The error in it.
+        #[source]
+        source: serde_json::Error,
+    },
+}
+
+/// A refusal by the server.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{code} {message}")]
+pub(super) struct Refusal {
+    /// HTTP status.
+    pub(super) code: u16,
+    /// Its message.
+    pub(super) message: String,
+    /// How long the server asks to wait.
+    pub(super) retry_after: Option<Duration>,
+}
+
+impl RequestError {
+    /// The refusal, if the server refused the request.
+    pub(super) fn refusal(&self) -> Option<&Refusal> {
+        match self {
+            Self::Refused { status, .. } => Some(status),
+            _ => None,
+        }
+    }
+
+    /// The HTTP status, if the server refused the request.
+    pub(super) fn code(&self) -> Option<u16> {
+        self.refusal().map(|refusal| refusal.code)
+    }
+
+    /// Whether another token or certificate may help: the identity was refused, or there is no connection.
+    fn calls_for_renewal(&self) -> bool {
+        match self {
+            Self::Transport { .. } | Self::Late { .. } | Self::Access(_) => true,
+            other => other.code() == Some(StatusCode::UNAUTHORIZED.as_u16()),
+        }
+    }
+}
+
+/// A connection to the server. Requests are sent from the runtime of the thread that made it.
+pub(super) struct Client {
+    access: Access,
+    current: Mutex<Current>,
+}
+
+struct Current {
+    client: ::kube::Client,
+    since: Instant,
+}
+
+/// A request.
+#[derive(Debug, Clone)]
+pub(super) struct Ask {
+    pub(super) method: Method,
+    /// Path and query.
+    pub(super) target: String,
+    /// Accepted form of the answer.
+    pub(super) accept: &'static str,
+    /// Content type and body.
+    pub(super) body: Option<(&'static str, Vec<u8>)>,
+}
+
+impl Ask {
+    pub(super) fn get(target: impl Into<String>) -> Self {
+        Self { method: Method::GET, target: target.into(), accept: "application/json", body: None }
+    }
+
+    /// The path without the query, as messages name it.
+    fn path(&self) -> String {
+        self.target.split('?').next().unwrap_or_default().to_owned()
+    }
+
+    pub(super) fn failed(&self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> RequestError {
+        RequestError::Transport { method: self.method.clone(), path: self.path(), source: source.into() }
+    }
+
+    pub(super) fn refused(&self, status: Refusal) -> RequestError {
+        RequestError::Refused { method: self.method.clone(), path: self.path(), status }
+    }
+
+    pub(super) fn late(&self, within: Duration) -> RequestError {
+        RequestError::Late { method: self.method.clone(), path: self.path(), within }
+    }
+
+    pub(super) fn too_large(&self, most: usize) -> RequestError {
+        RequestError::TooLarge { path: self.path(), most }
+    }
+
+    pub(super) fn undecodable(&self, source: serde_json::Error) -> RequestError {
+        RequestError::Decode { path: self.path(), source }
+    }
+}
+
+impl Client {
+    /// Connects at the first request.
+    ///
+    /// # Errors
+    /// The kubeconfig or the service account cannot be used.
+    pub(super) async fn new(access: Access) -> Result<Self, AccessError> {
+        let client = connect(&access).await?;
+        Ok(Self { access, current: Mutex::new(Current { client, since: Instant::now() }) })
+    }
+
+    /// Sends a request, and returns the answer when it begins.
+    ///
+    /// # Errors
+    /// [`RequestError`].
+    pub(super) async fn send(&self, ask: &Ask) -> Result<Response<Body>, RequestError> {
+        self.send_within(ask, ANSWER).await
+    }
+
+    async fn send_within(&self, ask: &Ask, within: Duration) -> Result<Response<Body>, RequestError> {
+        let sent = self.try_send(ask, within).await;
+        if let Err(error) = &sent
+            && error.calls_for_renewal()
+        {
+            self.renew().await;
+        }
+        sent
+    }
+
+    async fn try_send(&self, ask: &Ask, within: Duration) -> Result<Response<Body>, RequestError> {
+        let mut request = Request::builder()
+            .method(ask.method.clone())
+            .uri(&ask.target)
+            .header(header::ACCEPT, ask.accept)
+            .header(header::USER_AGENT, concat!("netattachd/", env!("CARGO_PKG_VERSION")));
+        if let Some((kind, _)) = &ask.body {
+            request = request.header(header::CONTENT_TYPE, *kind);
+        }
+        let body = ask.body.as_ref().map(|(_, body)| body.clone()).unwrap_or_default();
+        let request = request.body(Body::from(body)).map_err(|error| ask.failed(error))?;
+        let client = locked(&self.current).client.clone();
+        let answer = match tokio::time::timeout(within, client.send(request)).await {
+            Err(_) => return Err(ask.late(within)),
+            Ok(Err(error)) => return Err(ask.failed(error)),
+            Ok(Ok(answer)) => answer,
+        };
+        if answer.status().is_success() {
+            return Ok(answer);
+        }
+        Err(ask.refused(refusal(answer).await))
+    }
+
+    /// Sends a request and reads its answer, of `most` bytes, within a time.
+    ///
+    /// # Errors
+    /// [`RequestError`].
+    pub(super) async fn read(&self, ask: &Ask, most: usize, within: Duration) -> Result<Bytes, RequestError> {
+        let whole = async {
+            let answer = self.send_within(ask, within).await?;
+            read_body(answer.into_body(), most).await.map_err(|error| match error {
+                Unread::TooLarge => ask.too_large(most),
+                Unread::Failed(source) => ask.failed(source),
+            })
+        };
+        tokio::time::timeout(within, whole).await.unwrap_or_else(|_| Err(ask.late(within)))
+    }
+
+    /// Makes the connection anew, unless that was done just now.
+    async fn renew(&self) {
+        {
+            let mut current = locked(&self.current);
+            if current.since.elapsed() < RENEWAL {
+                return;
+            }
+            current.since = Instant::now();
+        }
+        match connect(&self.access).await {
+            Ok(client) => locked(&self.current).client = client,
+            Err(error) => {
+                tracing::warn!(error = %Chain(&error), "the connection to the API server is not renewed")
+            }
+        }
+    }
+}
+
+async fn connect(access: &Access) -> Result<::kube::Client, AccessError> {
+    let mut config = match access {
+        Access::InCluster => Config::incluster().map_err(AccessError::InCluster)?,
+        Access::Kubeconfig(path) => read_kubeconfig(path).await?,
+    };
+    config.connect_timeout = Some(CONNECT);
+    // Requests have deadlines of their own, and are repeated by those who know whether that still makes sense.
+    config.default_retry = false;
+    let failed = |error| AccessError::Client(Box::new(error));
+    Ok(ClientBuilder::try_from(config).map_err(failed)?.build())
+}
+
+async fn read_kubeconfig(path: &Path) -> Result<Config, AccessError> {
+    let wrong = |source| AccessError::Kubeconfig { path: path.to_owned(), source: Box::new(source) };
+    let written = Kubeconfig::read_from(path).map_err(wrong)?;
+    let plugin = written.auth_infos.iter().filter_map(|named| named.auth_info.as_ref()).find_map(|user| {
+        let exec = user.exec.is_some().then_some("exec");
+        exec.or(user.auth_provider.is_some().then_some("auth-provider"))
+    });
+    if let Some(what) = plugin {
+        return Err(AccessError::Plugin { path: path.to_owned(), what });
+    }
+    Config::from_custom_kubeconfig(written, &KubeConfigOptions::default()).await.map_err(wrong)
+}
+
+/// Why a body was not read.
+enum Unread {
+    TooLarge,
+    Failed(Box<dyn StdError + Send + Sync>),
+}
+
+async fn read_body(mut body: Body, most: usize) -> Result<Bytes, Unread> {
+    let mut read = bytes::BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| Unread::Failed(Box::new(error)))?;
+        let Ok(data) = frame.into_data() else { continue };
+        if read.len() + data.len() > most {
+            return Err(Unread::TooLarge);
+        }
+        read.extend_from_slice(&data);
+    }
+    Ok(read.freeze())
+}
+
+async fn refusal(answer: Response<Body>) -> Refusal {
+    #[derive(Deserialize, Default)]
+    struct Status {
+        #[serde(default)]
+        message: String,
+    }
+    let code = answer.status();
+    let retry_after = answer.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok());
+    let retry_after = retry_after.and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs);
+    let body = tokio::time::timeout(CONNECT, read_body(answer.into_body(), STATUS)).await;
+    let body = body.ok().and_then(Result::ok).unwrap_or_default();
+    let Status { message } = serde_json::from_slice(&body).unwrap_or_default();
+    let message = match message.as_str() {
+        "" => code.canonical_reason().unwrap_or("refused").to_owned(),
+        message => message.chars().take(500).collect(),
+    };
+    Refusal { code: code.as_u16(), message, retry_after }
+}

@@ -1,0 +1,262 @@
+//! Events of `events.k8s.io/v1`: what an operator has to mend, on the object that it is about.
+//!
+//! The name of an event is made of what it says, so that all agents of a cluster, and an agent after its restart, write
+//! one event for one problem; each time that it is seen again is counted in its series, at most once a minute. All of it
+//! is best effort, behind a bound on what waits and on the rate.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http::Method;
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+
+use super::client::{Ask, Client};
+use super::rate::Bucket;
+use super::resource::escaped;
+use super::view::View;
+use crate::error_chain::Chain;
+use crate::publish::{Event, Regarding};
+use crate::sync::{Mutex, MutexGuard, locked};
+
+/// Most events that wait to be written; further ones are dropped.
+const WAITING: usize = 256;
+/// Most events that are remembered, to count them.
+const REMEMBERED: usize = 1024;
+/// How often an event that is seen again is counted.
+const COUNTED: Duration = Duration::from_secs(60);
+/// The steady rate, and how many may come at once.
+const INTERVAL: Duration = Duration::from_secs(1);
+const BURST: u32 = 25;
+/// How long a request may take, and most bytes of its answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+const ANSWER: usize = 64 << 10;
+/// Longest note that the API takes, in bytes.
+const NOTE: usize = 1024;
+/// Who reports.
+const CONTROLLER: &str = "netattach.dev/agent";
+
+/// See the module's documentation.
+pub(super) struct Events {
+    view: Arc<View>,
+    node: Arc<str>,
+    waiting: Mutex<Waiting>,
+    more: Notify,
+}
+
+#[derive(Default)]
+struct Waiting {
+    events: VecDeque<Event>,
+    /// Of each event that was written: when, and how often it was seen.
+    written: BTreeMap<u64, (Instant, u32)>,
+    dropped: u64,
+}
+
+impl Events {
+    pub(super) fn new(view: Arc<View>, node: Arc<str>) -> Self {
+        Self { view, node, waiting: Mutex::default(), more: Notify::new() }
+    }
+
+    /// Queues an event.
+    pub(super) fn put(&self, event: Event) {
+        let mut waiting = self.waiting();
+        if waiting.events.contains(&event) {
+            return;
+        }
+        if waiting.events.len() >= WAITING {
+            waiting.dropped += 1;
+            if waiting.dropped.is_power_of_two() {
+                tracing::warn!(dropped = waiting.dropped, "events are not written: too many wait");
+            }
+            return;
+        }
+        waiting.events.push_back(event);
+        drop(waiting);
+        self.more.notify_one();
+    }
+
+    /// Writes events, without end.
+    pub(super) async fn run(self: Arc<Self>, client: Arc<Client>) {
+        let mut bucket = Bucket::new(INTERVAL, BURST, Instant::now());
+        loop {
+            let next = self.waiting().events.pop_front();
+            let Some(event) = next else {
+                self.more.notified().await;
+                continue;
+            };
+            let Some((name, count)) = self.waiting().count(&event, Instant::now()) else { continue };
+            while let Err(later) = bucket.take(Instant::now()) {
+                tokio::time::sleep_until(later.into()).await;
+            }
+            self.write(&client, &event, &name, count).await;
+        }
+    }
+
+    /// Creates the event, or counts it in the series of the one that there is.
+    async fn write(&self, client: &Client, event: &Event, name: &str, count: u32) {
+        let namespace = match event.regarding.namespace() {
+            "" => "default",
+            namespace => namespace,
+        };
+        let path = format!("/apis/events.k8s.io/v1/namespaces/{}/events", escaped(namespace));
+        let now = format!("{:.6}", Timestamp::now());
+        let uid = self.uid(&event.regarding);
+        let created = body(event, name, namespace, uid.as_deref(), &self.node, &now);
+        let create =
+            Ask { method: Method::POST, body: json_body("application/json", &created), ..Ask::get(&path) };
+        let Err(error) = client.read(&create, ANSWER, PATIENCE).await else { return };
+        // Another agent, or this one before its restart, has written it.
+        let error = match error.code() {
+            Some(409) => {
+                let series = json!({ "series": { "count": count.max(2), "lastObservedTime": now } });
+                let body = json_body("application/merge-patch+json", &series);
+                let target = format!("{path}/{}", escaped(name));
+                let patch = Ask { method: Method::PATCH, body, ..Ask::get(target) };
+                client.read(&patch, ANSWER, PATIENCE).await.err()
+            }
+            _ => Some(error),
+        };
+        if let Some(error) = error {
+            tracing::debug!(about = %event.regarding, error = %Chain(&error), "event not written");
+        }
+    }
+
+    fn uid(&self, regarding: &Regarding) -> Option<String> {
+        match regarding {
+            Regarding::Pod(name) => self.view.snapshot().pods.get(name)?.uid.clone(),
+            _ => None,
+        }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        locked(&self.waiting)
+    }
+}
+
+impl Waiting {
+    /// The name of an event and how often it was seen, unless it was written just now.
+    fn count(&mut self, event: &Event, now: Instant) -> Option<(String, u32)> {
+        let hash = hash(event);
+        if self.written.len() >= REMEMBERED && !self.written.contains_key(&hash) {
+            self.written.retain(|_, (at, _)| now.duration_since(*at) < COUNTED);
+            if self.written.len() >= REMEMBERED {
+                self.written.clear();
+            }
+        }
+        let (at, count) = self.written.entry(hash).or_insert((now, 0));
+        *count += 1;
+        if *count > 1 && now.duration_since(*at) < COUNTED {
+            return None;
+        }
+        *at = now;
+        Some((format!("{}.{hash:016x}", prefix(event.regarding.name())), *count))
+    }
+}
+
+/// What identifies an event. Not random: all agents of one version make the same of it.
+fn hash(event: &Event) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    event.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// The name of the object, as far as there is room for it in the name of the event.
+fn prefix(name: &str) -> String {
+    let prefix: String = name.chars().take(200).collect();
+    prefix.trim_end_matches(['.', '-']).to_owned()
+}
+
+fn json_body(kind: &'static str, value: &Value) -> Option<(&'static str, Vec<u8>)> {
+    Some((kind, value.to_string().into_bytes()))
+}
+
+/// The event as the API takes it.
+fn body(event: &Event, name: &str, namespace: &str, uid: Option<&str>, node: &str, now: &str) -> Value {
+    let (api_version, kind) = match &event.regarding {
+        Regarding::Pod(_) => ("v1", "Pod"),
+        Regarding::Definition(_) => ("k8s.cni.cncf.io/v1", "NetworkAttachmentDefinition"),
+        Regarding::MultiNetworkPolicy(_) => ("k8s.cni.cncf.io/v1beta1", "MultiNetworkPolicy"),
+        Regarding::NetworkPolicy(_) => ("networking.k8s.io/v1", "NetworkPolicy"),
+    };
+    let mut note = event.note.clone();
+    if note.len() > NOTE {
+        let mut end = NOTE - 3;
+        while !note.is_char_boundary(end) {
+            end -= 1;
+        }
+        note.truncate(end);
+        note.push('…');
+    }
+    let mut regarding = json!({
+        "apiVersion": api_version,
+        "kind": kind,
+        "namespace": event.regarding.namespace(),
+        "name": event.regarding.name(),
+    });
+    if let Some(uid) = uid {
+        regarding["uid"] = uid.into();
+    }
+    json!({
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": { "name": name, "namespace": namespace },
+        "eventTime": now,
+        "reportingController": CONTROLLER,
+        "reportingInstance": node,
+        "action": event.action,
+        "reason": event.reason,
+        "regarding": regarding,
+        "note": note,
+        "type": "Warning",
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::kube::events::*;
+    use crate::objects::ObjectName;
+
+    fn event(note: &str) -> Event {
+        Event {
+            regarding: Regarding::Pod(ObjectName::new("shop", "a")),
+            reason: "InvalidNetwork",
+            action: "Attach",
+            note: note.to_owned(),
+        }
+    }
+
+    #[test]
+    fn an_event_is_written_at_once_and_counted_once_a_minute() {
+        let (start, mut waiting) = (Instant::now(), Waiting::default());
+        let (name, count) = waiting.count(&event("x"), start).unwrap();
+        assert_eq!((&name[..2], name.len(), count), ("a.", 18, 1));
+        assert_eq!(waiting.count(&event("x"), start + Duration::from_secs(59)), None);
+        assert_eq!(waiting.count(&event("x"), start + COUNTED), Some((name.clone(), 3)));
+        assert_ne!(waiting.count(&event("y"), start).unwrap().0, name);
+    }
+
+    #[test]
+    fn an_event_names_its_object_and_fits_into_the_api() {
+        let long = body(&event(&"ä".repeat(1000)), "n", "shop", Some("u"), "node-1", "t");
+        assert!(long["note"].as_str().unwrap().len() <= NOTE);
+        assert_eq!(
+            body(&event("x"), "n", "shop", Some("u"), "node-1", "t"),
+            json!({
+                "apiVersion": "events.k8s.io/v1",
+                "kind": "Event",
+                "metadata": {"name": "n", "namespace": "shop"},
+                "eventTime": "t",
+                "reportingController": "netattach.dev/agent",
+                "reportingInstance": "node-1",
+                "action": "Attach",
+                "reason": "InvalidNetwork",
+                "regarding": {"apiVersion": "v1", "kind": "Pod", "namespace": "shop", "name": "a", "uid": "u"},
+                "note": "x",
+                "type": "Warning",
+            })
+        );
+    }
+}

@@ -1,0 +1,170 @@
+//! Follows one kind of objects for as long as the agent runs: lists them, watches from there, and lists again only if
+//! the server does not have that version any more. Whatever fails, what is known stays.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use serde_json::value::RawValue;
+
+use super::backoff::Backoff;
+use super::cache::{self, Cache};
+use super::client::{Client, RequestError};
+use super::list::{GONE, list};
+use super::resource::{Content, Resource, Target};
+use super::view::View;
+use super::watch::{Event, watch};
+use crate::objects::ObjectName;
+use crate::source::read::manifest::Key;
+
+/// Pauses between tries.
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const MOST_PAUSE: Duration = Duration::from_secs(30);
+/// How often a kind that the server does not serve is asked for again.
+const UNSERVED: Duration = Duration::from_secs(30);
+/// Longest pause that a server can ask for.
+const MOST_ASKED: Duration = Duration::from_secs(60);
+/// HTTP status of a kind that is not served.
+const UNKNOWN: u16 = 404;
+/// A watch that ends sooner, without an event, is a failure.
+const LEAST_WATCH: Duration = Duration::from_secs(1);
+
+/// A kind, and those to tell.
+pub(super) struct Follower {
+    pub(super) client: Arc<Client>,
+    pub(super) view: Arc<View>,
+    pub(super) resource: &'static Resource,
+    pub(super) node: Arc<str>,
+}
+
+/// A position in the history of a kind.
+struct Position {
+    path: &'static str,
+    version: String,
+}
+
+/// Why a round has ended.
+enum Ended {
+    /// The watch ended as it should.
+    Regularly,
+    Unserved,
+    Failed(RequestError),
+}
+
+impl Follower {
+    /// Follows the kind, without end.
+    pub(super) async fn run(self) {
+        let mut backoff = Backoff::new(FIRST_PAUSE, MOST_PAUSE);
+        let mut position = None;
+        loop {
+            let began = Instant::now();
+            let mut seen = false;
+            let ended = self.round(&mut position, &mut seen).await;
+            let pause = match ended {
+                Ended::Regularly if seen || began.elapsed() >= LEAST_WATCH => {
+                    backoff.reset();
+                    continue;
+                }
+                Ended::Regularly => backoff.next(),
+                Ended::Unserved => {
+                    self.view.unserved(self.resource);
+                    UNSERVED
+                }
+                Ended::Failed(error) => {
+                    match error.code() {
+                        // The history begins later than the position, or the kind is not served any more.
+                        Some(GONE | UNKNOWN) => position = None,
+                        _ => self.view.failing(self.resource, &error),
+                    }
+                    if seen {
+                        backoff.reset();
+                    }
+                    let asked = error.refusal().and_then(|refusal| refusal.retry_after).unwrap_or_default();
+                    backoff.next().max(asked.min(MOST_ASKED))
+                }
+            };
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// Lists, unless the position is known, and watches from there until the watch ends.
+    async fn round(&self, position: &mut Option<Position>, seen: &mut bool) -> Ended {
+        if position.is_none() {
+            match self.list().await {
+                Ok(Some(listed)) => *position = Some(listed),
+                Ok(None) => return Ended::Unserved,
+                Err(error) => return Ended::Failed(error),
+            }
+        }
+        let Some(Position { path, version }) = position else { return Ended::Unserved };
+        let target = Target { resource: self.resource, path, node: &self.node };
+        let from = version.clone();
+        let take = |event: Event<'_>| {
+            let json = match event {
+                Event::Applied(json) | Event::Deleted(json) | Event::Bookmark(json) => json,
+            };
+            if let Some(newer) = cache::version(json) {
+                *version = newer;
+            }
+            *seen = true;
+            self.take(&event);
+        };
+        match watch(&self.client, &target, &from, || self.view.following(self.resource), take).await {
+            Ok(()) => Ended::Regularly,
+            Err(error) => Ended::Failed(error),
+        }
+    }
+
+    /// Lists the kind from the first of its paths that is served; `None` if none is.
+    async fn list(&self) -> Result<Option<Position>, RequestError> {
+        for path in self.resource.paths {
+            let target = Target { resource: self.resource, path, node: &self.node };
+            let mut listed = Listed::default();
+            let take =
+                |json: &RawValue| self.view.change(|cache| listed.put(cache, self.resource.content, json));
+            match list(&self.client, &target, take).await {
+                Ok(version) => {
+                    self.view.change(|cache| listed.finish(cache, self.resource.content));
+                    self.view.complete(self.resource);
+                    return Ok(Some(Position { path, version }));
+                }
+                Err(error) if error.code() == Some(UNKNOWN) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+
+    fn take(&self, event: &Event<'_>) {
+        self.view.change(|cache| match (event, self.resource.content) {
+            (Event::Applied(json), Content::Objects(kind)) => drop(cache.put(kind, json)),
+            (Event::Applied(json), Content::RemotePods) => drop(cache.put_remote(json)),
+            (Event::Deleted(json), Content::Objects(kind)) => cache.remove(kind, json),
+            (Event::Deleted(json), Content::RemotePods) => cache.remove_remote(json),
+            (Event::Bookmark(_), _) => {}
+        });
+    }
+}
+
+/// The names that a list has had.
+#[derive(Default)]
+struct Listed {
+    objects: BTreeSet<Key>,
+    remote: BTreeSet<ObjectName>,
+}
+
+impl Listed {
+    fn put(&mut self, cache: &mut Cache, content: Content, json: &RawValue) {
+        match content {
+            Content::Objects(kind) => self.objects.extend(cache.put(kind, json)),
+            Content::RemotePods => self.remote.extend(cache.put_remote(json)),
+        }
+    }
+
+    fn finish(&self, cache: &mut Cache, content: Content) {
+        match content {
+            Content::Objects(kind) => cache.retain(kind, &self.objects),
+            Content::RemotePods => cache.retain_remote(&self.remote),
+        }
+    }
+}

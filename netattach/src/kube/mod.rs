@@ -1,0 +1,29 @@
+//! The Kubernetes API as the source of objects and the place where status is published. The only module that names the
+//! `kube` crates.
+//!
+//! One thread talks to the server, so that reading a large cluster delays no CNI call. For each kind of
+//! [`resource`](self), `follow` reads all objects by `list` and their changes by `watch`, through `client`, with pauses
+//! of `backoff` after failures; `cache` turns them into the model, and `view` publishes snapshots of it. `source`
+//! answers from those, and asks the server for one pod if it lags behind the runtime. `publish` writes the
+//! network-status of pods: the newest of each from `queue`, as `patch` composes it, within `rate`; `events`
+//! writes events, `taint` removes the taint of a node that waits for its agent.
+
+mod backoff;
+mod cache;
+mod client;
+mod events;
+mod follow;
+mod list;
+mod patch;
+mod publish;
+mod queue;
+mod rate;
+mod resource;
+mod source;
+mod taint;
+mod view;
+mod watch;
+
+pub use client::{Access, AccessError};
+pub use resource::ATTACHED_LABEL;
+pub use source::{Cluster, ClusterError, ClusterOptions};

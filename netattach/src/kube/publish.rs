@@ -1,0 +1,265 @@
+//! Publishes the network-status of this node's pods: one patch for each change, off the way of CNI calls.
+//!
+//! A pod's newest status is written; one that is there already is not. A pod that is gone or being deleted is left
+//! alone: DEL of a deleted pod costs no request.
+
+use std::collections::BTreeSet;
+use std::sync::{Arc, mpsc};
+use std::time::{Duration, Instant};
+
+use http::Method;
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+
+use super::client::{Ask, Client};
+use super::events::Events;
+use super::patch::{self, Status};
+use super::queue::{Outcome, Queue, Waiter, Write};
+use super::rate::Bucket;
+use super::resource::ATTACHED_LABEL;
+use super::view::View;
+use crate::error_chain::Chain;
+use crate::npwg::{StatusEntry, status};
+use crate::objects::ObjectName;
+use crate::objects::remote::ports_annotation;
+use crate::plan::PodRef;
+use crate::publish::{Event, Publish, PublishError};
+use crate::source::Warning;
+use crate::sync::{Mutex, MutexGuard, locked};
+
+/// Writes in flight at a time.
+const AT_ONCE: usize = 4;
+/// The steady rate, and how many may come at once.
+const INTERVAL: Duration = Duration::from_millis(50);
+const BURST: u32 = 100;
+/// How long a write may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Most bytes of the answer, which has the whole pod.
+const ANSWER: usize = 4 << 20;
+/// How long writes may fail before it is reported.
+const REPORTED: Duration = Duration::from_secs(10);
+
+/// See the module's documentation.
+pub struct Publisher {
+    view: Arc<View>,
+    queue: Mutex<Queue>,
+    /// Pods that have been published since the start, by this agent or its predecessor.
+    mine: Mutex<Option<BTreeSet<ObjectName>>>,
+    /// Whether those of the predecessor are among them.
+    adopted: watch::Sender<bool>,
+    more: Notify,
+    events: Arc<Events>,
+}
+
+impl std::fmt::Debug for Publisher {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Publisher").field("queue", &self.queue).finish_non_exhaustive()
+    }
+}
+
+impl Publisher {
+    pub(super) fn new(view: Arc<View>, node: Arc<str>) -> Self {
+        let events = Arc::new(Events::new(Arc::clone(&view), node));
+        Self {
+            view,
+            queue: Mutex::default(),
+            mine: Mutex::new(Some(BTreeSet::new())),
+            adopted: watch::Sender::new(false),
+            more: Notify::new(),
+            events,
+        }
+    }
+
+    /// The events that are written.
+    pub(super) fn events(&self) -> Arc<Events> {
+        Arc::clone(&self.events)
+    }
+
+    /// Writes what is to be written, without end. Nothing is written before the pods are known: most of what an agent
+    /// publishes at its start is there already.
+    pub(super) async fn run(self: Arc<Self>, client: Arc<Client>) {
+        let mut changes = self.view.changes();
+        while self.view.synced().is_err() {
+            if changes.changed().await.is_err() {
+                return;
+            }
+        }
+        // The cluster may be known before the journal is.
+        if self.adopted.subscribe().wait_for(|adopted| *adopted).await.is_err() {
+            return;
+        }
+        self.withdraw_unknown();
+        let mut bucket = Bucket::new(INTERVAL, BURST, Instant::now());
+        let mut writing = JoinSet::new();
+        loop {
+            let wake = self.start(&client, &mut bucket, &mut writing);
+            let sleep = tokio::time::sleep_until(wake.into());
+            // All three may be dropped at any time: a notice is kept, writes go on.
+            tokio::select! {
+                () = self.more.notified() => {}
+                () = sleep => {}
+                Some(done) = writing.join_next() => {
+                    if let Ok((write, outcome)) = done {
+                        self.done(write, &outcome);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Starts the writes that are due, as far as rate and number allow. Returns when to look again.
+    fn start(
+        &self,
+        client: &Arc<Client>,
+        bucket: &mut Bucket,
+        writing: &mut JoinSet<(Write, Outcome)>,
+    ) -> Instant {
+        let idle = Duration::from_secs(3600);
+        let snapshot = self.view.snapshot();
+        loop {
+            let now = Instant::now();
+            if writing.len() >= AT_ONCE {
+                return now + idle;
+            }
+            let mut queue = self.queue();
+            match queue.due() {
+                None => return now + idle,
+                Some(due) if due > now => return due,
+                Some(_) => {}
+            }
+            if let Err(later) = bucket.take(now) {
+                return later;
+            }
+            let Some(write) = queue.next(now, |name| snapshot.pods.get(name).map(|pod| &**pod)) else {
+                continue;
+            };
+            let client = Arc::clone(client);
+            writing.spawn(async move {
+                let outcome = send(&client, &write).await;
+                (write, outcome)
+            });
+        }
+    }
+
+    fn done(&self, write: Write, outcome: &Outcome) {
+        match outcome {
+            Outcome::Written => {}
+            Outcome::Gone(why) => {
+                tracing::debug!(pod = %write.name, why, "network-status not needed any more")
+            }
+            Outcome::Failed { why, .. } => {
+                tracing::warn!(pod = %write.name, why, "network-status not published; it will be tried again")
+            }
+        }
+        self.queue().done(write, outcome, Instant::now());
+    }
+
+    /// Withdraws the status of pods that an earlier agent was detaching when it stopped.
+    fn withdraw_unknown(&self) {
+        let Some(mine) = self.mine().take() else { return };
+        let snapshot = self.view.snapshot();
+        let labelled = snapshot.pods.values().filter(|pod| pod.labels.contains_key(ATTACHED_LABEL));
+        for pod in labelled.filter(|pod| !mine.contains(&pod.name)) {
+            self.queue().put(pod.name.clone(), pod.uid.clone(), Status::Detached, None, Instant::now());
+        }
+    }
+
+    fn put(&self, pod: &PodRef, status: Status, waiter: Option<Waiter>) {
+        if let Some(mine) = self.mine().as_mut() {
+            mine.insert(pod.name.clone());
+        }
+        self.queue().put(pod.name.clone(), pod.uid.clone(), status, waiter, Instant::now());
+        self.more.notify_one();
+    }
+
+    fn attached(&self, pod: &PodRef, entries: &[StatusEntry]) -> Status {
+        let snapshot = self.view.snapshot();
+        let ports = snapshot.pods.get(&pod.name).and_then(|pod| ports_annotation(&pod.ports));
+        Status::Attached { text: status::render(entries), ports }
+    }
+
+    /// A condition of the writes that an operator should know.
+    pub(super) fn warning(&self) -> Option<Warning> {
+        let queue = self.queue();
+        let (pods, since, why) = queue.failing().filter(|(_, since, _)| since.elapsed() >= REPORTED)?;
+        Some(Warning {
+            object: "network-status".to_owned(),
+            problem: format!("of {pods} pods not published for {} s: {why}", since.elapsed().as_secs()),
+        })
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        locked(&self.queue)
+    }
+
+    fn mine(&self) -> MutexGuard<'_, Option<BTreeSet<ObjectName>>> {
+        locked(&self.mine)
+    }
+}
+
+impl Publish for Publisher {
+    /// Queues the status; never blocks.
+    fn publish(&self, pod: &PodRef, entries: &[StatusEntry]) -> Result<(), PublishError> {
+        self.put(pod, self.attached(pod, entries), None);
+        Ok(())
+    }
+
+    fn publish_within(
+        &self,
+        pod: &PodRef,
+        entries: &[StatusEntry],
+        within: Duration,
+    ) -> Result<(), PublishError> {
+        let (waiter, written) = mpsc::channel();
+        self.put(pod, self.attached(pod, entries), Some(waiter));
+        let failed = |why: String| PublishError { place: format!("pod {pod}"), source: why.into() };
+        match written.recv_timeout(within) {
+            Ok(outcome) => outcome.map_err(failed),
+            Err(_) => {
+                let why = self.queue().failing().map(|(_, _, why)| why.to_owned());
+                Err(failed(why.unwrap_or_else(|| format!("not written within {} s", within.as_secs()))))
+            }
+        }
+    }
+
+    fn report(&self, event: Event) {
+        self.events.put(event);
+    }
+
+    fn withdraw(&self, pod: &PodRef) -> Result<(), PublishError> {
+        self.put(pod, Status::Detached, None);
+        Ok(())
+    }
+
+    /// Takes effect when the pods are known. Until it is called, nothing is written.
+    fn withdraw_others(&self, attached: &BTreeSet<PodRef>) -> Result<(), PublishError> {
+        if let Some(mine) = self.mine().as_mut() {
+            mine.extend(attached.iter().map(|pod| pod.name.clone()));
+        }
+        self.adopted.send_replace(true);
+        Ok(())
+    }
+}
+
+async fn send(client: &Client, write: &Write) -> Outcome {
+    let ask = Ask {
+        method: Method::PATCH,
+        body: Some((
+            "application/merge-patch+json",
+            patch::patch(write.object_uid.as_deref(), &write.status),
+        )),
+        ..Ask::get(patch::path(&write.name))
+    };
+    let Err(error) = client.read(&ask, ANSWER, PATIENCE).await else { return Outcome::Written };
+    let why = Chain(&error).to_string();
+    match error.code() {
+        // The pod is gone, or another one has its name. A server that answers 409 in the latter case is asked again
+        // until the watch shows the other pod: 409 may also be a conflict with another writer.
+        Some(404 | 422) => Outcome::Gone(why),
+        code => Outcome::Failed {
+            why,
+            pause: error.refusal().and_then(|it| it.retry_after).unwrap_or_default(),
+            maybe_written: matches!(code, None | Some(500 | 502 | 504)),
+        },
+    }
+}

@@ -1,0 +1,196 @@
+//! What is to be written of pods: the newest status of each, one write of a pod at a time. Pure.
+
+use std::collections::BTreeMap;
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use super::backoff::Backoff;
+use super::patch::{Status, is_written};
+use crate::objects::{ObjectName, Pod};
+
+/// Pauses between tries.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+const MOST_PAUSE: Duration = Duration::from_secs(60);
+
+/// What a writer waits for: that a status is written, or why it is not.
+pub(super) type Waiter = Sender<Result<(), String>>;
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    wanted: BTreeMap<ObjectName, Wanted>,
+    /// Writes that are under way.
+    writing: BTreeMap<ObjectName, Vec<Waiter>>,
+    /// What was written last, until the watch shows it. `None`: it is not known whether the last write took effect, and
+    /// what the watch shows may be from before it.
+    written: BTreeMap<ObjectName, Option<(Option<String>, Status)>>,
+    /// Since when writes fail, and the last reason.
+    failing: Option<(Instant, String)>,
+}
+
+#[derive(Debug)]
+struct Wanted {
+    uid: Option<String>,
+    status: Status,
+    waiters: Vec<Waiter>,
+    backoff: Backoff,
+    due: Instant,
+}
+
+/// One write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Write {
+    pub(super) name: ObjectName,
+    /// The uid by which the runtime knows the pod.
+    pub(super) uid: Option<String>,
+    /// The uid of its object.
+    pub(super) object_uid: Option<String>,
+    pub(super) status: Status,
+}
+
+/// The outcome of a write.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Written,
+    /// The pod is gone, or is another one.
+    Gone(String),
+    /// It may succeed later, not before this pause.
+    Failed {
+        why: String,
+        pause: Duration,
+        /// The server may have taken it all the same: its answer was lost, or says no more than that it failed.
+        maybe_written: bool,
+    },
+}
+
+impl Queue {
+    /// The status of a pod is to be this one; an older one that is not written yet never will be.
+    pub(super) fn put(
+        &mut self,
+        name: ObjectName,
+        uid: Option<String>,
+        status: Status,
+        waiter: Option<Waiter>,
+        now: Instant,
+    ) {
+        let older = self.wanted.remove(&name);
+        let mut waiters = older.map(|older| older.waiters).unwrap_or_default();
+        waiters.extend(waiter);
+        let backoff = Backoff::new(FIRST_PAUSE, MOST_PAUSE);
+        self.wanted.insert(name, Wanted { uid, status, waiters, backoff, due: now });
+    }
+
+    /// The next write that is due and not superfluous. `known`: the pod as the watch shows it.
+    pub(super) fn next<'p>(
+        &mut self,
+        now: Instant,
+        known: impl Fn(&ObjectName) -> Option<&'p Pod>,
+    ) -> Option<Write> {
+        loop {
+            let due =
+                |(name, it): &(&ObjectName, &Wanted)| it.due <= now && !self.writing.contains_key(*name);
+            let (name, _) = self.wanted.iter().filter(due).min_by_key(|(_, it)| it.due)?;
+            let name = name.clone();
+            let pod = known(&name);
+            self.forget_seen(&name, pod);
+            let is_needed = self.is_needed(&name, pod);
+            // Kept while it is written, for the next try.
+            let wanted = self.wanted.get_mut(&name)?;
+            let waiters = std::mem::take(&mut wanted.waiters);
+            if is_needed {
+                self.writing.insert(name.clone(), waiters);
+                // A static pod's uid in the runtime is not the one that its object has.
+                let object_uid = pod.and_then(|pod| pod.uid.clone()).or_else(|| wanted.uid.clone());
+                let (uid, status) = (wanted.uid.clone(), wanted.status.clone());
+                return Some(Write { name, uid, object_uid, status });
+            }
+            self.wanted.remove(&name);
+            tell(waiters, &Ok(()));
+        }
+    }
+
+    /// What was written and the watch shows needs not be remembered.
+    fn forget_seen(&mut self, name: &ObjectName, pod: Option<&Pod>) {
+        if let Some(Some((_, status))) = self.written.get(name)
+            && pod.is_none_or(|pod| is_written(pod, status))
+        {
+            self.written.remove(name);
+        }
+    }
+
+    fn is_needed(&self, name: &ObjectName, pod: Option<&Pod>) -> bool {
+        let Some(wanted) = self.wanted.get(name) else { return false };
+        let is_other = pod.is_some_and(|pod| wanted.uid.as_deref().is_some_and(|uid| !pod.has_uid(uid)));
+        let is_gone = pod.is_none_or(|pod| pod.terminating);
+        if is_other || (wanted.status == Status::Detached && is_gone) {
+            return false;
+        }
+        match self.written.get(name) {
+            Some(Some((uid, last))) => *last != wanted.status || *uid != wanted.uid,
+            Some(None) => true,
+            None => pod.is_none_or(|pod| !is_written(pod, &wanted.status)),
+        }
+    }
+
+    /// Takes note of what became of a write.
+    pub(super) fn done(&mut self, write: Write, outcome: &Outcome, now: Instant) {
+        let waiters = self.writing.remove(&write.name).unwrap_or_default();
+        let is_newest =
+            self.wanted.get(&write.name).is_some_and(|it| it.status == write.status && it.uid == write.uid);
+        match outcome {
+            Outcome::Written => {
+                self.failing = None;
+                if is_newest {
+                    self.answer_newer(&write.name);
+                }
+                self.written.insert(write.name, Some((write.uid, write.status)));
+                tell(waiters, &Ok(()));
+            }
+            Outcome::Gone(why) => {
+                if is_newest {
+                    self.answer_newer(&write.name);
+                }
+                self.written.remove(&write.name);
+                tell(waiters, &Err(why.clone()));
+            }
+            Outcome::Failed { why, pause, maybe_written } => {
+                self.failing.get_or_insert_with(|| (now, String::new())).1.clone_from(why);
+                if *maybe_written {
+                    self.written.insert(write.name.clone(), None);
+                }
+                if let Some(wanted) = self.wanted.get_mut(&write.name) {
+                    wanted.due = now + wanted.backoff.next().max(*pause);
+                    wanted.waiters.extend(waiters);
+                }
+            }
+        }
+    }
+
+    fn answer_newer(&mut self, name: &ObjectName) {
+        if let Some(wanted) = self.wanted.remove(name) {
+            tell(wanted.waiters, &Ok(()));
+        }
+    }
+
+    /// When the next write is due.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.wanted.iter().filter(|(name, _)| !self.writing.contains_key(*name)).map(|(_, it)| it.due).min()
+    }
+
+    /// Number of pods whose status waits to be written, and since when writes fail and why.
+    pub(super) fn failing(&self) -> Option<(usize, Instant, &str)> {
+        let (since, why) = self.failing.as_ref().filter(|_| !self.wanted.is_empty())?;
+        Some((self.wanted.len(), *since, why))
+    }
+}
+
+fn tell(waiters: Vec<Waiter>, outcome: &Result<(), String>) {
+    for waiter in waiters {
+        // A waiter that has given up is not told.
+        let _ = waiter.send(outcome.clone());
+    }
+}
+
+#[cfg(test)]
+#[path = "queue_tests.rs"]
+mod tests;

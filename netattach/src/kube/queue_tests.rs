@@ -1,0 +1,130 @@
+//! Which writes the queue gives out.
+
+use std::sync::mpsc::channel;
+
+use super::*;
+use crate::npwg::STATUS_ANNOTATION;
+use crate::source::read::manifest::Object;
+use crate::source::read::{Kind, api_object};
+
+fn name() -> ObjectName {
+    ObjectName::new("shop", "a")
+}
+
+fn attached(text: &str) -> Status {
+    Status::Attached { text: text.to_owned(), ports: None }
+}
+
+/// The pod as the watch shows it.
+fn shown(uid: &str, text: Option<&str>, terminating: bool) -> Pod {
+    let mut json = serde_json::json!({"metadata": {"namespace": "shop", "name": "a", "uid": uid}});
+    if let Some(text) = text {
+        json["metadata"]["annotations"][STATUS_ANNOTATION] = text.into();
+        json["metadata"]["labels"]["netattach.dev/networks"] = "".into();
+    }
+    if terminating {
+        json["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
+    }
+    let raw = serde_json::value::to_raw_value(&json).unwrap();
+    let Ok(Object::Pod(pod)) = api_object(Kind::Pod, &raw) else { panic!("a pod") };
+    std::sync::Arc::unwrap_or_clone(pod)
+}
+
+fn put(queue: &mut Queue, status: Status, now: Instant) {
+    queue.put(name(), Some("1".to_owned()), status, None, now);
+}
+
+fn failed(why: &str, pause: Duration, maybe_written: bool) -> Outcome {
+    Outcome::Failed { why: why.to_owned(), pause, maybe_written }
+}
+
+fn write(status: Status) -> Write {
+    Write { name: name(), uid: Some("1".to_owned()), object_uid: Some("1".to_owned()), status }
+}
+
+#[test]
+fn the_newest_status_is_written_once_and_one_that_is_there_is_not() {
+    let (now, pod) = (Instant::now(), shown("1", None, false));
+    let mut queue = Queue::default();
+    put(&mut queue, attached("[1]"), now);
+    put(&mut queue, attached("[2]"), now);
+    assert_eq!(queue.next(now, |_| Some(&pod)), Some(write(attached("[2]"))));
+    // One write of a pod at a time.
+    put(&mut queue, attached("[3]"), now);
+    assert_eq!((queue.next(now, |_| Some(&pod)), queue.due()), (None, None));
+    queue.done(write(attached("[2]")), &Outcome::Written, now);
+    assert_eq!(queue.next(now, |_| Some(&pod)), Some(write(attached("[3]"))));
+    queue.done(write(attached("[3]")), &Outcome::Written, now);
+    // The watch still shows the pod without any.
+    put(&mut queue, attached("[3]"), now);
+    assert_eq!(queue.next(now, |_| Some(&pod)), None);
+    let pod = shown("1", Some("[3]"), false);
+    put(&mut queue, attached("[3]"), now);
+    assert_eq!(queue.next(now, |_| Some(&pod)), None);
+    // Somebody else has changed it since.
+    let pod = shown("1", Some("[]"), false);
+    put(&mut queue, attached("[3]"), now);
+    assert_eq!(queue.next(now, |_| Some(&pod)), Some(write(attached("[3]"))));
+}
+
+#[test]
+fn a_write_of_unknown_outcome_is_made_up_for() {
+    // The server may have taken the withdrawal although its answer was lost.
+    let (now, pod) = (Instant::now(), shown("1", Some("[1]"), false));
+    let mut queue = Queue::default();
+    put(&mut queue, Status::Detached, now);
+    let withdrawal = queue.next(now, |_| Some(&pod)).unwrap();
+    put(&mut queue, attached("[1]"), now);
+    queue.done(withdrawal, &failed("reset", Duration::ZERO, true), now);
+    let later = now + Duration::from_secs(60);
+    assert_eq!(queue.next(later, |_| Some(&pod)), Some(write(attached("[1]"))));
+    // One that the server refused is not made up for.
+    let mut queue = Queue::default();
+    put(&mut queue, Status::Detached, now);
+    let withdrawal = queue.next(now, |_| Some(&pod)).unwrap();
+    put(&mut queue, attached("[1]"), now);
+    queue.done(withdrawal, &failed("503", Duration::ZERO, false), now);
+    assert_eq!(queue.next(later, |_| Some(&pod)), None);
+}
+
+#[test]
+fn nothing_is_written_of_a_pod_that_is_going_or_is_another_one() {
+    let now = Instant::now();
+    for (pod, status, written) in [
+        (Some(shown("1", Some("[1]"), false)), Status::Detached, true),
+        (Some(shown("1", Some("[1]"), true)), Status::Detached, false),
+        (None, Status::Detached, false),
+        (Some(shown("2", None, false)), attached("[1]"), false),
+        (Some(shown("2", Some("[1]"), false)), Status::Detached, false),
+        (Some(shown("1", None, false)), Status::Detached, false),
+    ] {
+        let mut queue = Queue::default();
+        put(&mut queue, status.clone(), now);
+        assert_eq!(queue.next(now, |_| pod.as_ref()), written.then(|| write(status)), "{pod:?}");
+        assert_eq!(queue.due(), None);
+    }
+}
+
+#[test]
+fn a_failed_write_is_tried_again_later_and_whoever_waits_is_told() {
+    let (now, pod) = (Instant::now(), shown("1", None, false));
+    let mut queue = Queue::default();
+    let (waiter, told) = channel();
+    queue.put(name(), Some("1".to_owned()), attached("[1]"), Some(waiter), now);
+    let first = queue.next(now, |_| Some(&pod)).unwrap();
+    queue.done(first, &failed("503", Duration::from_secs(5), false), now);
+    assert_eq!(queue.due(), Some(now + Duration::from_secs(5)));
+    assert_eq!(queue.failing(), Some((1, now, "503")));
+    assert!(told.try_recv().is_err());
+    assert_eq!(queue.next(now, |_| Some(&pod)), None);
+    let later = now + Duration::from_secs(5);
+    let again = queue.next(later, |_| Some(&pod)).unwrap();
+    queue.done(again, &Outcome::Written, later);
+    assert_eq!((told.try_recv(), queue.failing(), queue.due()), (Ok(Ok(())), None, None));
+    // A pod that is gone is forgotten.
+    let (waiter, told) = channel();
+    queue.put(name(), Some("1".to_owned()), attached("[2]"), Some(waiter), later);
+    let write = queue.next(later, |_| Some(&pod)).unwrap();
+    queue.done(write, &Outcome::Gone("404".to_owned()), later);
+    assert_eq!((told.try_recv(), queue.due()), (Ok(Err("404".to_owned())), None));
+}

@@ -1,0 +1,62 @@
+//! A bound on how often the server is written to. Pure.
+
+use std::time::{Duration, Instant};
+
+/// Tokens that come at a steady rate, of which some can be saved.
+#[derive(Debug)]
+pub(super) struct Bucket {
+    interval: Duration,
+    burst: u32,
+    tokens: u32,
+    /// When the last token came.
+    filled: Instant,
+}
+
+impl Bucket {
+    /// A full bucket of `burst` tokens, into which one comes each `interval`.
+    pub(super) fn new(interval: Duration, burst: u32, now: Instant) -> Self {
+        Self { interval, burst, tokens: burst, filled: now }
+    }
+
+    /// Takes a token.
+    ///
+    /// # Errors
+    /// There is none before that time.
+    pub(super) fn take(&mut self, now: Instant) -> Result<(), Instant> {
+        while self.tokens < self.burst && self.filled + self.interval <= now {
+            self.filled += self.interval;
+            self.tokens += 1;
+        }
+        if self.tokens == self.burst {
+            self.filled = now;
+        }
+        if self.tokens == 0 {
+            return Err(self.filled + self.interval);
+        }
+        self.tokens -= 1;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::kube::rate::*;
+
+    #[test]
+    fn a_burst_is_followed_by_the_steady_rate() {
+        let (start, ms) = (Instant::now(), Duration::from_millis);
+        let mut bucket = Bucket::new(ms(100), 3, start);
+        for _ in 0..3 {
+            assert_eq!(bucket.take(start), Ok(()));
+        }
+        assert_eq!(bucket.take(start + ms(99)), Err(start + ms(100)));
+        assert_eq!(bucket.take(start + ms(100)), Ok(()));
+        assert_eq!(bucket.take(start + ms(100)), Err(start + ms(200)));
+        // What is not used is saved, up to the burst.
+        let later = start + ms(10_000);
+        for _ in 0..3 {
+            assert_eq!(bucket.take(later), Ok(()));
+        }
+        assert_eq!(bucket.take(later), Err(later + ms(100)));
+    }
+}

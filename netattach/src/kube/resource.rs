@@ -1,0 +1,182 @@
+//! The kinds of objects that are read from the API: where they are, and which of them. Pure.
+
+use crate::source::read::Kind;
+
+/// Label that agents set on the pods that they have attached, by which agents of other nodes watch them.
+pub const ATTACHED_LABEL: &str = "netattach.dev/networks";
+
+/// A kind of objects.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Resource {
+    /// How conditions and logs name it.
+    pub(super) name: &'static str,
+    /// How it is read.
+    pub(super) content: Content,
+    /// Its paths, the newest version first: the first that is served is used.
+    pub(super) paths: &'static [&'static str],
+    /// Most objects in one page of a list.
+    pub(super) page: u32,
+    /// How long one watch lasts, in seconds, before it is asked for again: the longest that a dead connection can
+    /// remain unnoticed.
+    pub(super) watch_seconds: u32,
+    /// Whether a server without this kind is complete without it.
+    pub(super) optional: bool,
+}
+
+/// What is read of the objects.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Content {
+    /// Objects of a kind.
+    Objects(Kind),
+    /// The metadata of pods that agents have attached, on whichever node.
+    RemotePods,
+}
+
+/// The pods of this node.
+pub(super) const PODS: Resource = Resource {
+    name: "pods of this node",
+    content: Content::Objects(Kind::Pod),
+    paths: &["/api/v1/pods"],
+    page: 100,
+    watch_seconds: 60,
+    optional: false,
+};
+
+/// All kinds but [`REMOTE_PODS`] and [`NETWORK_POLICIES`].
+pub(super) const ALWAYS: [&Resource; 4] = [&PODS, &NAMESPACES, &DEFINITIONS, &POLICIES];
+
+const NAMESPACES: Resource = Resource {
+    name: "namespaces",
+    content: Content::Objects(Kind::Namespace),
+    paths: &["/api/v1/namespaces"],
+    page: 200,
+    watch_seconds: 240,
+    optional: false,
+};
+
+const DEFINITIONS: Resource = Resource {
+    name: "network-attachment-definitions",
+    content: Content::Objects(Kind::Definition),
+    paths: &["/apis/k8s.cni.cncf.io/v1/network-attachment-definitions"],
+    page: 100,
+    watch_seconds: 240,
+    optional: true,
+};
+
+const POLICIES: Resource = Resource {
+    name: "multi-networkpolicies",
+    content: Content::Objects(Kind::MultiNetworkPolicy),
+    paths: &[
+        "/apis/k8s.cni.cncf.io/v1beta2/multi-networkpolicies",
+        "/apis/k8s.cni.cncf.io/v1beta1/multi-networkpolicies",
+    ],
+    page: 100,
+    watch_seconds: 240,
+    optional: true,
+};
+
+/// NetworkPolicies, where they are enforced.
+pub(super) const NETWORK_POLICIES: Resource = Resource {
+    name: "networkpolicies",
+    content: Content::Objects(Kind::NetworkPolicy),
+    paths: &["/apis/networking.k8s.io/v1/networkpolicies"],
+    page: 100,
+    watch_seconds: 240,
+    optional: false,
+};
+
+/// Pods that agents have attached, which policies select as peers: their metadata only.
+pub(super) const REMOTE_PODS: Resource = Resource {
+    name: "pods of other nodes",
+    content: Content::RemotePods,
+    paths: &["/api/v1/pods"],
+    page: 250,
+    watch_seconds: 60,
+    optional: false,
+};
+
+impl Resource {
+    /// The form in which lists are asked for.
+    pub(super) fn accept_list(&self) -> &'static str {
+        match self.content {
+            Content::Objects(_) => "application/json",
+            Content::RemotePods => "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
+        }
+    }
+
+    /// The form in which single objects and watches are asked for.
+    pub(super) fn accept_object(&self) -> &'static str {
+        match self.content {
+            Content::Objects(_) => "application/json",
+            Content::RemotePods => "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
+        }
+    }
+}
+
+/// A kind at one of its paths, on one node.
+pub(super) struct Target<'a> {
+    pub(super) resource: &'a Resource,
+    pub(super) path: &'a str,
+    /// Name of this node.
+    pub(super) node: &'a str,
+}
+
+impl Target<'_> {
+    /// Path and query of one page of a list.
+    pub(super) fn list(&self, limit: u32, next: Option<&str>) -> String {
+        let next = next.map(|next| format!("&continue={}", escaped(next))).unwrap_or_default();
+        format!("{}?{}limit={limit}{next}", self.path, self.selector())
+    }
+
+    /// Path and query of a watch from a version on.
+    pub(super) fn watch(&self, version: &str) -> String {
+        format!(
+            "{}?{}watch=true&allowWatchBookmarks=true&timeoutSeconds={}&resourceVersion={}",
+            self.path,
+            self.selector(),
+            self.resource.watch_seconds,
+            escaped(version)
+        )
+    }
+
+    fn selector(&self) -> String {
+        match self.resource.content {
+            Content::Objects(Kind::Pod) => {
+                format!("fieldSelector={}&", escaped(&format!("spec.nodeName={}", self.node)))
+            }
+            Content::Objects(_) => String::new(),
+            Content::RemotePods => format!("labelSelector={}&", escaped(ATTACHED_LABEL)),
+        }
+    }
+}
+
+/// A value in a query (RFC 3986, section 2.1): all but the unreserved characters are escaped.
+pub(super) fn escaped(value: &str) -> String {
+    let mut text = String::with_capacity(value.len());
+    for byte in value.bytes() {
+        match byte {
+            b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => text.push(byte.into()),
+            _ => text.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::kube::resource::*;
+
+    #[test]
+    fn requests_select_what_is_kept() {
+        let target = |resource| Target { resource, path: "/p", node: "node-1" };
+        assert_eq!(target(&PODS).list(100, None), "/p?fieldSelector=spec.nodeName%3Dnode-1&limit=100");
+        assert_eq!(
+            target(&REMOTE_PODS).list(250, Some("a+b=")),
+            "/p?labelSelector=netattach.dev%2Fnetworks&limit=250&continue=a%2Bb%3D"
+        );
+        assert_eq!(
+            target(&NAMESPACES).watch("17"),
+            "/p?watch=true&allowWatchBookmarks=true&timeoutSeconds=240&resourceVersion=17"
+        );
+    }
+}

@@ -1,0 +1,300 @@
+//! The cluster as a source: a thread of its own follows the API server, and readers share its snapshots.
+
+use std::sync::{Arc, mpsc};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use tokio::sync::{Semaphore, oneshot, watch};
+use tokio::task::JoinSet;
+
+use super::client::{Access, AccessError, Ask, Client};
+use super::follow::Follower;
+use super::publish::Publisher;
+use super::resource::{ALWAYS, NETWORK_POLICIES, REMOTE_PODS, Resource, escaped};
+use super::taint;
+use super::view::View;
+use crate::error_chain::Chain;
+use crate::objects::{ObjectName, Objects, Pod};
+use crate::source::{NotSynced, PodFuture, Source, WantedPod, Warning, follow};
+
+/// How long a pod that is missing is expected from the watch before the server is asked for it.
+const LAG: Duration = Duration::from_millis(500);
+/// How long the server may take to answer that.
+const ANSWER: Duration = Duration::from_secs(1);
+/// Pods that are asked for at the same time.
+const QUESTIONS: usize = 8;
+/// Most bytes of a pod.
+const POD: usize = 4 << 20;
+/// How long the pods of other nodes are followed after the last policy that needs them has gone.
+const KEEP_REMOTE: Duration = Duration::from_secs(60);
+
+/// What of the cluster is followed.
+#[derive(Debug, Clone)]
+pub struct ClusterOptions {
+    /// How the server is reached.
+    pub access: Access,
+    /// Name of this node, as `spec.nodeName` of its pods has it.
+    pub node: String,
+    /// Whether NetworkPolicies are enforced.
+    pub network_policies: bool,
+}
+
+/// Why the cluster cannot be followed.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    /// There is no way to the server.
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    /// The thread cannot be started.
+    #[error("start the thread that follows the API server")]
+    Thread(#[source] std::io::Error),
+}
+
+/// The cluster's objects. Dropping it ends the thread.
+pub struct Cluster {
+    view: Arc<View>,
+    client: Arc<Client>,
+    /// Of the thread.
+    runtime: tokio::runtime::Handle,
+    node: Arc<str>,
+    questions: Arc<Semaphore>,
+    publisher: Arc<Publisher>,
+    _stop: oneshot::Sender<()>,
+    ended: watch::Receiver<()>,
+}
+
+impl std::fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cluster").field("node", &self.node).finish_non_exhaustive()
+    }
+}
+
+impl Cluster {
+    /// Starts to follow the cluster; connects in the background.
+    ///
+    /// # Errors
+    /// [`ClusterError`]. A server that cannot be reached is none: it is tried again.
+    pub fn start(options: ClusterOptions) -> Result<Self, ClusterError> {
+        let always = ALWAYS.into_iter();
+        let optional = options.network_policies.then_some(&NETWORK_POLICIES);
+        let resources: Vec<&'static Resource> = always.chain(optional).collect();
+        let view = Arc::new(View::new(resources.iter().copied()));
+        let node: Arc<str> = options.node.into();
+        let publisher = Arc::new(Publisher::new(Arc::clone(&view), Arc::clone(&node)));
+        let (stop, stopped) = oneshot::channel::<()>();
+        let (alive, ended) = watch::channel(());
+        let (started, start) = mpsc::channel();
+        let work = Work {
+            resources,
+            view: Arc::clone(&view),
+            publisher: Arc::clone(&publisher),
+            node: Arc::clone(&node),
+        };
+        let thread = move || {
+            // Dropped when the thread ends, however it ends.
+            let _alive = alive;
+            let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+                Ok(runtime) => runtime,
+                Err(error) => return drop(started.send(Err(ClusterError::Thread(error)))),
+            };
+            runtime.block_on(async {
+                let client = match Client::new(options.access).await {
+                    Ok(client) => Arc::new(client),
+                    Err(error) => return drop(started.send(Err(error.into()))),
+                };
+                let handle = tokio::runtime::Handle::current();
+                if started.send(Ok((Arc::clone(&client), handle))).is_ok() {
+                    work.run(client, stopped).await;
+                }
+            });
+        };
+        thread::Builder::new().name("kubernetes".to_owned()).spawn(thread).map_err(ClusterError::Thread)?;
+        let no_answer = || ClusterError::Thread(std::io::Error::other("the thread has ended"));
+        let (client, runtime) = start.recv().map_err(|_| no_answer())??;
+        let questions = Arc::new(Semaphore::new(QUESTIONS));
+        Ok(Self { view, client, runtime, node, questions, publisher, _stop: stop, ended })
+    }
+
+    /// Publishes the network-status of this node's pods.
+    pub fn publisher(&self) -> Arc<Publisher> {
+        Arc::clone(&self.publisher)
+    }
+
+    /// Waits for the end of the thread, which only a fault of the agent causes.
+    pub fn ended(&self) -> impl Future<Output = ()> + Send + use<> {
+        let mut ended = self.ended.clone();
+        async move { while ended.changed().await.is_ok() {} }
+    }
+
+    /// Removes the taints of a key from this node. Returns whether the node is without them now.
+    pub async fn remove_taint(&self, key: &str) -> bool {
+        let (client, node, key) = (Arc::clone(&self.client), Arc::clone(&self.node), key.to_owned());
+        let removed = self.runtime.spawn(async move { taint::remove(&client, &node, &key).await });
+        match removed.await {
+            Ok(Ok(true)) => tracing::info!("the startup taint of the node is removed"),
+            Ok(Ok(false)) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(error = %Chain(&error), "the startup taint is not removed; it will be tried again");
+                return false;
+            }
+            // The thread has ended.
+            Err(_) => return false,
+        }
+        true
+    }
+
+    /// Asks the server for a pod, on the thread's runtime.
+    async fn ask(&self, name: &ObjectName) -> Option<Arc<Pod>> {
+        let (client, view, node) = (Arc::clone(&self.client), Arc::clone(&self.view), Arc::clone(&self.node));
+        let (questions, name) = (Arc::clone(&self.questions), name.clone());
+        let asked = self.runtime.spawn(async move {
+            let _place = questions.acquire_owned().await.ok()?;
+            match ask(&client, &name).await {
+                Ok(json) => {
+                    let json: &RawValue = &json;
+                    if node_of(json).as_deref() != Some(&*node) {
+                        return None;
+                    }
+                    view.change(|cache| cache.fetched(json, Instant::now()))
+                }
+                Err(error) => {
+                    tracing::warn!(pod = %name, error = %Chain(&error), "the API server was asked for a pod");
+                    None
+                }
+            }
+        });
+        asked.await.ok().flatten()
+    }
+}
+
+async fn ask(client: &Client, name: &ObjectName) -> Result<Box<RawValue>, super::client::RequestError> {
+    let path = format!("/api/v1/namespaces/{}/pods/{}", escaped(&name.namespace), escaped(&name.name));
+    let body = client.read(&Ask::get(path.clone()), POD, ANSWER).await?;
+    serde_json::from_slice(&body).map_err(|source| super::client::RequestError::Decode { path, source })
+}
+
+/// The node on which a pod is.
+fn node_of(json: &RawValue) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Written {
+        spec: Spec,
+    }
+    #[derive(Deserialize)]
+    struct Spec {
+        #[serde(rename = "nodeName")]
+        node_name: Option<String>,
+    }
+    serde_json::from_str::<Written>(json.get()).ok()?.spec.node_name
+}
+
+/// The work of the thread.
+struct Work {
+    resources: Vec<&'static Resource>,
+    view: Arc<View>,
+    publisher: Arc<Publisher>,
+    node: Arc<str>,
+}
+
+impl Work {
+    /// Until it is stopped, or a part of it ends, which is a fault of the agent: a panic that the hook has reported.
+    async fn run(self, client: Arc<Client>, stopped: oneshot::Receiver<()>) {
+        let mut parts = JoinSet::new();
+        let follower = |resource| Follower {
+            client: Arc::clone(&client),
+            view: Arc::clone(&self.view),
+            resource,
+            node: Arc::clone(&self.node),
+        };
+        for resource in self.resources {
+            parts.spawn(follower(resource).run());
+        }
+        let (client, view, node) = (Arc::clone(&client), Arc::clone(&self.view), Arc::clone(&self.node));
+        parts.spawn(follow_remote(client.clone(), Arc::clone(&view), node));
+        parts.spawn(async move { view.publish().await });
+        parts.spawn(self.publisher.events().run(Arc::clone(&client)));
+        parts.spawn(self.publisher.run(client));
+        tokio::select! {
+            // A dropped sender stops it too.
+            _ = stopped => {}
+            _ = parts.join_next() => {}
+        }
+    }
+}
+
+/// Follows the pods of other nodes while policies have pods as peers.
+async fn follow_remote(client: Arc<Client>, view: Arc<View>, node: Arc<str>) {
+    let mut wanted = view.wants_remote();
+    while wanted.wait_for(|wanted| *wanted).await.is_ok() {
+        let follower = Follower {
+            client: Arc::clone(&client),
+            view: Arc::clone(&view),
+            resource: &REMOTE_PODS,
+            node: Arc::clone(&node),
+        };
+        tokio::select! {
+            () = follower.run() => {}
+            () = unwanted(&mut wanted) => {}
+        }
+        view.forget(&REMOTE_PODS);
+    }
+}
+
+/// Waits until it is not wanted, and has not been for a while.
+async fn unwanted(wanted: &mut watch::Receiver<bool>) {
+    loop {
+        if wanted.wait_for(|wanted| !wanted).await.is_err() {
+            return;
+        }
+        if tokio::time::timeout(KEEP_REMOTE, wanted.wait_for(|wanted| *wanted)).await.is_err() {
+            return;
+        }
+    }
+}
+
+impl Source for Cluster {
+    fn snapshot(&self) -> Arc<Objects> {
+        self.view.snapshot()
+    }
+
+    fn changes(&self) -> watch::Receiver<u64> {
+        self.view.changes()
+    }
+
+    /// A server that is away is no reason to refuse ADDs: see [`Source::warnings`].
+    fn synced(&self) -> Result<(), NotSynced> {
+        self.view.synced()
+    }
+
+    fn warnings(&self) -> Vec<Warning> {
+        let mut warnings = self.view.warnings();
+        warnings.extend(self.publisher.warning());
+        warnings
+    }
+
+    /// The watch may lag behind the runtime: it is waited for a moment, then the server is asked once.
+    fn pod<'a>(&'a self, wanted: &'a WantedPod, deadline: Instant) -> PodFuture<'a> {
+        Box::pin(async move {
+            if let Some(pod) = wanted.find(&self.snapshot()) {
+                return Some(Arc::clone(pod));
+            }
+            // Before the first snapshot nothing is decided anyway.
+            self.synced().ok()?;
+            let moment = deadline.min(Instant::now() + LAG);
+            if let Some(pod) = follow(self, wanted, moment).await {
+                return Some(pod);
+            }
+            let asked = self.ask(&wanted.name).await;
+            match asked.filter(|pod| wanted.is(pod)) {
+                // It is in the next snapshot, from which the request is answered.
+                Some(_) => follow(self, wanted, deadline.max(Instant::now() + LAG)).await,
+                None => follow(self, wanted, deadline).await,
+            }
+        })
+    }
+
+    fn reading(&self) -> Duration {
+        self.view.reading()
+    }
+}

@@ -1,0 +1,279 @@
+//! What the followers of all kinds and the readers share: the objects read so far, the newest snapshot, and how each
+//! kind is being followed.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Notify, watch};
+
+use super::cache::Cache;
+use super::client::RequestError;
+use super::resource::{Content, REMOTE_PODS, Resource};
+use crate::error_chain::Chain;
+use crate::objects::{Objects, Problem};
+use crate::source::{NotSynced, Warning};
+use crate::sync::{Mutex, locked};
+
+/// How long a kind may fail before it is reported. A server that is restarted is away for less.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How long the snapshot that has the first policy with pods as peers waits for the pods of other nodes. Without them
+/// the policy would deny what it is to allow.
+const PEERS_PATIENCE: Duration = Duration::from_secs(3);
+/// How often what has a time of its own is looked at.
+const TICK: Duration = Duration::from_secs(1);
+
+/// See the module's documentation.
+pub(super) struct View {
+    cache: Mutex<Cache>,
+    snapshot: RwLock<Arc<Objects>>,
+    version: watch::Sender<u64>,
+    /// How long the newest snapshot took from its first change, in microseconds.
+    reading: AtomicU64,
+    followed: Mutex<Followed>,
+    /// There is something to publish.
+    changed: Notify,
+    /// Whether policies have pods as peers.
+    wants_remote: watch::Sender<bool>,
+}
+
+/// How the kinds are being followed.
+#[derive(Default)]
+struct Followed {
+    kinds: BTreeMap<Content, Following>,
+    /// The first change that is not published.
+    changed: Option<Instant>,
+    /// Since when the pods of other nodes are wanted.
+    wanted: Option<Instant>,
+    /// Whether a complete snapshot has been published.
+    published: bool,
+}
+
+struct Following {
+    resource: &'static Resource,
+    /// All objects have been read at least once.
+    complete: bool,
+    served: bool,
+    /// Since when changes are not followed, and the last reason.
+    failing: Option<(Instant, String)>,
+}
+
+impl View {
+    pub(super) fn new(resources: impl IntoIterator<Item = &'static Resource>) -> Self {
+        let kinds =
+            resources.into_iter().map(|resource| (resource.content, Following::new(resource))).collect();
+        Self {
+            cache: Mutex::default(),
+            snapshot: RwLock::default(),
+            version: watch::Sender::new(0),
+            reading: AtomicU64::new(0),
+            followed: Mutex::new(Followed { kinds, ..Followed::default() }),
+            changed: Notify::new(),
+            wants_remote: watch::Sender::new(false),
+        }
+    }
+
+    pub(super) fn snapshot(&self) -> Arc<Objects> {
+        Arc::clone(&self.snapshot.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(super) fn changes(&self) -> watch::Receiver<u64> {
+        self.version.subscribe()
+    }
+
+    pub(super) fn reading(&self) -> Duration {
+        Duration::from_micros(self.reading.load(Ordering::Relaxed))
+    }
+
+    /// Whether policies have pods as peers.
+    pub(super) fn wants_remote(&self) -> watch::Receiver<bool> {
+        self.wants_remote.subscribe()
+    }
+
+    /// Changes the objects. They are published soon, together with other changes that come meanwhile.
+    pub(super) fn change<T>(&self, change: impl FnOnce(&mut Cache) -> T) -> T {
+        let (done, is_changed) = {
+            let mut cache = locked(&self.cache);
+            (change(&mut cache), cache.is_changed())
+        };
+        if is_changed {
+            locked(&self.followed).changed.get_or_insert_with(Instant::now);
+            self.changed.notify_one();
+        }
+        done
+    }
+
+    /// All objects of the kind have been read, and are being followed.
+    pub(super) fn complete(&self, resource: &'static Resource) {
+        self.note(resource, |it| it.complete = true);
+        self.following(resource);
+        self.changed.notify_one();
+    }
+
+    /// Changes of the kind are being followed.
+    pub(super) fn following(&self, resource: &'static Resource) {
+        self.note(resource, |it| {
+            it.served = true;
+            if let Some((since, _)) = it.failing.take()
+                && since.elapsed() >= PATIENCE
+            {
+                tracing::info!(kind = resource.name, "followed again");
+            }
+        });
+    }
+
+    /// The kind cannot be followed at present.
+    pub(super) fn failing(&self, resource: &'static Resource, error: &RequestError) {
+        let message = Chain(error).to_string();
+        self.note(resource, |it| match &mut it.failing {
+            Some((_, known)) => *known = message,
+            None => {
+                tracing::warn!(kind = resource.name, error = message, "not followed; it will be tried again");
+                it.failing = Some((Instant::now(), message));
+            }
+        });
+    }
+
+    /// The server does not serve the kind. Objects that are known stay in force.
+    pub(super) fn unserved(&self, resource: &'static Resource) {
+        self.note(resource, |it| {
+            if it.served {
+                tracing::warn!(
+                    kind = resource.name,
+                    "the API server does not serve this kind; it will be asked again"
+                );
+            }
+            it.served = false;
+            it.failing = None;
+            it.complete |= resource.optional;
+        });
+        self.changed.notify_one();
+    }
+
+    /// Ends following a kind that is not wanted any more.
+    pub(super) fn forget(&self, resource: &'static Resource) {
+        locked(&self.followed).kinds.insert(resource.content, Following::new(resource));
+        self.change(|cache| cache.retain_remote(&Default::default()));
+    }
+
+    fn note(&self, resource: &'static Resource, note: impl FnOnce(&mut Following)) {
+        let mut followed = locked(&self.followed);
+        note(followed.kinds.entry(resource.content).or_insert_with(|| Following::new(resource)));
+    }
+
+    /// Publishes snapshots when there are changes, without end.
+    pub(super) async fn publish(&self) {
+        let mut tick = tokio::time::interval(TICK);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut problems = Vec::new();
+        loop {
+            // Both futures may be dropped at any time: a notice is kept, and the ticker ticks again.
+            tokio::select! {
+                () = self.changed.notified() => {}
+                _ = tick.tick() => self.change(|cache| cache.expire(Instant::now())),
+            }
+            // Events that have been received are taken before they are published.
+            tokio::task::yield_now().await;
+            self.publish_now(&mut problems);
+        }
+    }
+
+    fn publish_now(&self, problems: &mut Vec<Problem>) {
+        let wants_remote = locked(&self.cache).wants_remote_pods();
+        self.wants_remote.send_if_modified(|wanted| std::mem::replace(wanted, wants_remote) != wants_remote);
+        let (since, is_first) = {
+            let mut followed = locked(&self.followed);
+            if !followed.may_publish(wants_remote) {
+                return;
+            }
+            (followed.changed.take(), !followed.published)
+        };
+        let changed = locked(&self.cache).take_changed();
+        let is_changed = changed.is_some();
+        if let Some(objects) = changed {
+            for problem in objects.problems.iter().filter(|problem| !problems.contains(problem)) {
+                tracing::warn!(%problem, "object not in force");
+            }
+            problems.clone_from(&objects.problems);
+            *self.snapshot.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(objects);
+        }
+        if is_changed || is_first {
+            let took =
+                since.map_or(0, |since| u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX));
+            self.reading.store(took, Ordering::Relaxed);
+            locked(&self.followed).published = true;
+            self.version.send_modify(|version| *version += 1);
+        }
+    }
+
+    /// Whether there is a complete snapshot.
+    ///
+    /// # Errors
+    /// The kinds that have not been read, and why.
+    pub(super) fn synced(&self) -> Result<(), NotSynced> {
+        let followed = locked(&self.followed);
+        if followed.published {
+            return Ok(());
+        }
+        let missing = followed.kinds.values().filter(|it| !it.complete && it.resource != &REMOTE_PODS);
+        let missing: Vec<String> = missing.map(Following::missing).collect();
+        Err(NotSynced::Incomplete(match missing.is_empty() {
+            true => "the pods of other nodes are being read".to_owned(),
+            false => missing.join("; "),
+        }))
+    }
+
+    /// What an operator should know and no ADD fails for.
+    pub(super) fn warnings(&self) -> Vec<Warning> {
+        let followed = locked(&self.followed);
+        let refused = locked(&self.cache).refused_remote_pods();
+        let refused = (refused > 0).then(|| Warning {
+            object: REMOTE_PODS.name.to_owned(),
+            problem: format!("{refused} are no peers of policies: too many pods are attached in the cluster"),
+        });
+        followed.kinds.values().filter_map(Following::warning).chain(refused).collect()
+    }
+}
+
+impl Followed {
+    /// Whether all that is needed has been read.
+    fn may_publish(&mut self, wants_remote: bool) -> bool {
+        let known = |it: &Following| it.complete || it.resource == &REMOTE_PODS;
+        if !self.kinds.values().all(known) {
+            return false;
+        }
+        let has_remote = self.kinds.get(&REMOTE_PODS.content).is_some_and(|it| it.complete);
+        if !wants_remote || has_remote {
+            self.wanted = None;
+            return true;
+        }
+        self.wanted.get_or_insert_with(Instant::now).elapsed() >= PEERS_PATIENCE
+    }
+}
+
+impl Following {
+    fn new(resource: &'static Resource) -> Self {
+        Self { resource, complete: false, served: true, failing: None }
+    }
+
+    fn missing(&self) -> String {
+        match &self.failing {
+            Some((_, error)) => format!("{}: {error}", self.resource.name),
+            None if !self.served => format!("{}: the API server does not serve them", self.resource.name),
+            None => format!("{} are being read", self.resource.name),
+        }
+    }
+
+    fn warning(&self) -> Option<Warning> {
+        let problem = match &self.failing {
+            Some((since, error)) if since.elapsed() >= PATIENCE => format!(
+                "not followed for {} s, the last known objects stay in force: {error}",
+                since.elapsed().as_secs()
+            ),
+            _ if !self.served => "the API server does not serve this kind".to_owned(),
+            _ => return None,
+        };
+        Some(Warning { object: self.resource.name.to_owned(), problem })
+    }
+}

@@ -1,0 +1,129 @@
+//! One value for equal values: the pods of a Deployment share their labels, all pods of a network its name.
+
+use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Arc, Weak};
+
+use super::labels::Labels;
+use super::{ContainerPort, Place};
+
+/// What pods of other nodes share. Keeps nothing alive: a value that no pod has any more is forgotten.
+#[derive(Debug, Default)]
+pub struct Interner {
+    labels: Pool<Labels>,
+    places: Pool<Place>,
+    ports: Pool<[ContainerPort]>,
+    namespaces: Pool<str>,
+}
+
+impl Interner {
+    /// These labels.
+    pub fn labels(&mut self, labels: Labels) -> Arc<Labels> {
+        self.labels.share(labels)
+    }
+
+    /// This network.
+    pub fn place(&mut self, place: Place) -> Arc<Place> {
+        self.places.share(place)
+    }
+
+    /// These ports.
+    pub fn ports(&mut self, ports: Vec<ContainerPort>) -> Arc<[ContainerPort]> {
+        self.ports.share(ports)
+    }
+
+    /// The name of this namespace.
+    pub fn namespace(&mut self, name: &str) -> Arc<str> {
+        self.namespaces.share(name)
+    }
+}
+
+/// Values of one type by their hash.
+#[derive(Debug)]
+struct Pool<T: ?Sized> {
+    by_hash: HashMap<u64, Vec<Weak<T>>>,
+    /// The number of values at which the forgotten ones are removed: twice what was left the last time.
+    full_at: usize,
+    len: usize,
+}
+
+/// Pools smaller than this are not looked through.
+const SMALL: usize = 64;
+
+impl<T: ?Sized> Default for Pool<T> {
+    fn default() -> Self {
+        Self { by_hash: HashMap::new(), full_at: SMALL, len: 0 }
+    }
+}
+
+impl<T: Hash + Eq + ?Sized> Pool<T> {
+    fn share<V: std::borrow::Borrow<T> + Into<Arc<T>>>(&mut self, value: V) -> Arc<T> {
+        let mut hasher = DefaultHasher::new();
+        value.borrow().hash(&mut hasher);
+        let hash = hasher.finish();
+        let alike = self.by_hash.get(&hash).into_iter().flatten().filter_map(Weak::upgrade);
+        if let Some(same) = alike.into_iter().find(|one| **one == *value.borrow()) {
+            return same;
+        }
+        if self.len >= self.full_at {
+            self.forget();
+        }
+        let value: Arc<T> = value.into();
+        self.by_hash.entry(hash).or_insert_with(|| Vec::with_capacity(1)).push(Arc::downgrade(&value));
+        self.len += 1;
+        value
+    }
+
+    /// Removes values that nobody has any more. Each call is paid for by as many new values as it leaves.
+    fn forget(&mut self) {
+        self.by_hash.retain(|_, alike| {
+            alike.retain(|one| one.strong_count() > 0);
+            !alike.is_empty()
+        });
+        self.by_hash.shrink_to_fit();
+        self.len = self.by_hash.values().map(Vec::len).sum();
+        self.full_at = SMALL.max(2 * self.len);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn labels(value: usize) -> Labels {
+        Labels::from([("app".to_owned(), value.to_string())])
+    }
+
+    #[test]
+    fn equal_values_are_one_while_somebody_has_it() {
+        let mut interner = Interner::default();
+        let first = interner.labels(labels(1));
+        assert!(Arc::ptr_eq(&first, &interner.labels(labels(1))));
+        assert!(!Arc::ptr_eq(&first, &interner.labels(labels(2))));
+        let before = Arc::downgrade(&first);
+        drop(first);
+        assert!(before.upgrade().is_none(), "the interner keeps nothing alive");
+        assert_eq!(*interner.labels(labels(1)), labels(1));
+        let (one, other) = (interner.place(Place::Default), interner.place(Place::Default));
+        assert!(Arc::ptr_eq(&one, &other));
+        let (one, other) = (interner.namespace("shop"), interner.namespace("shop"));
+        assert!(Arc::ptr_eq(&one, &other));
+    }
+
+    #[test]
+    fn forgotten_values_take_no_room() {
+        let mut interner = Interner::default();
+        let kept: Vec<_> = (0..10).map(|number| interner.labels(labels(number))).collect();
+        for number in 0..10_000 {
+            drop(interner.labels(labels(10 + number)));
+        }
+        assert!(interner.labels.len <= SMALL, "{}", interner.labels.len);
+        for (number, kept) in kept.iter().enumerate() {
+            assert!(Arc::ptr_eq(kept, &interner.labels(labels(number))));
+        }
+        let many: Vec<_> = (0..1000).map(|number| interner.labels(labels(number))).collect();
+        drop(many);
+        interner.labels.forget();
+        assert_eq!((interner.labels.len, interner.labels.by_hash.len()), (10, 10));
+    }
+}

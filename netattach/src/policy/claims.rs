@@ -1,0 +1,174 @@
+//! Who claims an address of a network, and who has it.
+//!
+//! An address that an attachment of this node has belongs to the attachment's pod, whoever else claims it. Any other
+//! address belongs to all who claim it together: what a rule allows to all of them is allowed, and nothing else.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::slice;
+
+use super::desired::{Condition, Subject};
+use super::peers::Claimant;
+use crate::objects::Place;
+use crate::objects::budget::CLAIMANTS;
+use crate::objects::policy::Severity;
+
+/// Every claim, by network and address.
+#[derive(Debug, Default)]
+pub(super) struct Claims {
+    places: BTreeMap<Place, AtPlace>,
+}
+
+#[derive(Debug, Default)]
+struct AtPlace {
+    /// Addresses that one pod claims.
+    sole: BTreeMap<IpAddr, Claimant>,
+    /// Addresses that several pods claim.
+    shared: BTreeMap<IpAddr, Shared>,
+    /// Those of them that an attachment of this node has, and a pod of another node claims.
+    contested: BTreeSet<IpAddr>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    /// At least two. Those that attachments of this node make come first.
+    claimants: Vec<Claimant>,
+    /// The number of those.
+    attached: usize,
+}
+
+impl Claims {
+    pub(super) fn add(&mut self, claimant: &Claimant) {
+        for (place, address) in claimant.addresses() {
+            if !self.places.contains_key(place) {
+                self.places.insert(place.clone(), AtPlace::default());
+            }
+            if let Some(at) = self.places.get_mut(place) {
+                at.add(address, claimant.clone());
+            }
+        }
+    }
+
+    pub(super) fn remove(&mut self, claimant: &Claimant) {
+        for (place, address) in claimant.addresses() {
+            let Some(at) = self.places.get_mut(place) else { continue };
+            at.remove(address, claimant);
+            if at.sole.is_empty() && at.shared.is_empty() {
+                self.places.remove(place);
+            }
+        }
+    }
+
+    fn shared(&self, place: &Place, address: IpAddr) -> Option<&Shared> {
+        self.places.get(place)?.shared.get(&address)
+    }
+
+    /// The pods that share an address, as far as a change of one can change what the others are allowed.
+    pub(super) fn concerned(&self, place: &Place, address: IpAddr) -> &[Claimant] {
+        let shared = self.shared(place, address).map_or(&[][..], |shared| &shared.claimants);
+        if shared.len() > CLAIMANTS + 1 { &[] } else { shared }
+    }
+
+    /// Whether an address is a selected pod's own, or everybody else who has it is selected too. Returns that, and how
+    /// many were looked at.
+    pub(super) fn is_allowed(
+        &self,
+        place: &Place,
+        address: IpAddr,
+        is_selected: impl Fn(&Claimant) -> bool,
+    ) -> (bool, usize) {
+        let Some(shared) = self.shared(place, address) else { return (true, 0) };
+        let Some(holders) = shared.holders() else { return (false, 0) };
+        let mut living = holders.iter().filter(|holder| holder.counts()).peekable();
+        (living.peek().is_some() && living.all(is_selected), holders.len())
+    }
+
+    /// Every address on these networks with the pods that have it.
+    pub(super) fn holders(&self, places: &BTreeSet<Place>) -> impl Iterator<Item = (IpAddr, &[Claimant])> {
+        let places = places.iter().filter_map(|place| self.places.get(place));
+        places.flat_map(|at| {
+            let sole = at.sole.iter().map(|(address, holder)| (*address, slice::from_ref(holder)));
+            let shared = at.shared.iter();
+            sole.chain(shared.filter_map(|(address, shared)| Some((*address, shared.holders()?))))
+        })
+    }
+
+    /// One condition for each network with addresses of this node that pods of other nodes claim as well.
+    pub(super) fn conditions(&self) -> impl Iterator<Item = Condition> {
+        self.places.iter().filter_map(|(place, at)| {
+            let address = at.contested.first()?;
+            let shared = at.shared.get(address)?;
+            let (own, others) = shared.claimants.split_at_checked(shared.attached)?;
+            let first = |of: &[Claimant]| of.iter().map(Claimant::object_name).min();
+            let more = match at.contested.len() - 1 {
+                0 => String::new(),
+                more => format!(" (and {more} more like it)"),
+            };
+            Some(Condition {
+                object: Subject::Pod(first(others)?),
+                severity: Severity::Warning,
+                message: format!(
+                    "claims address {address} of {place}, which pod {} has on this node{more}: the claim is ignored \
+                     here",
+                    first(own)?
+                ),
+            })
+        })
+    }
+}
+
+impl Shared {
+    /// The pods that have the address; `None`: so many claim it that nobody has.
+    fn holders(&self) -> Option<&[Claimant]> {
+        match self.attached {
+            0 => (self.claimants.len() <= CLAIMANTS).then_some(&self.claimants),
+            attached => self.claimants.get(..attached),
+        }
+    }
+}
+
+impl AtPlace {
+    fn add(&mut self, address: IpAddr, claimant: Claimant) {
+        let before = self.sole.remove(&address);
+        if before.is_none() && !self.shared.contains_key(&address) {
+            self.sole.insert(address, claimant);
+            return;
+        }
+        let shared =
+            self.shared.entry(address).or_insert_with(|| Shared { claimants: Vec::new(), attached: 0 });
+        for claimant in before.into_iter().chain([claimant]) {
+            if claimant.is_attached() {
+                shared.claimants.insert(shared.attached, claimant);
+                shared.attached += 1;
+            } else {
+                shared.claimants.push(claimant);
+            }
+        }
+        self.note(address);
+    }
+
+    fn remove(&mut self, address: IpAddr, claimant: &Claimant) {
+        let Some(shared) = self.shared.get_mut(&address) else {
+            self.sole.remove(&address);
+            return;
+        };
+        if let Some(at) = shared.claimants.iter().position(|one| one.is(claimant)) {
+            shared.claimants.remove(at);
+            shared.attached -= usize::from(at < shared.attached);
+        }
+        if shared.claimants.len() < 2 {
+            let last = self.shared.remove(&address).and_then(|shared| shared.claimants.into_iter().next());
+            self.sole.extend(last.map(|last| (address, last)));
+        }
+        self.note(address);
+    }
+
+    fn note(&mut self, address: IpAddr) {
+        let is_contested = |shared: &Shared| (1..shared.claimants.len()).contains(&shared.attached);
+        if self.shared.get(&address).is_some_and(is_contested) {
+            self.contested.insert(address);
+        } else {
+            self.contested.remove(&address);
+        }
+    }
+}

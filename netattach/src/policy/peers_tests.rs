@@ -1,0 +1,407 @@
+//! Pods of other nodes as peers, and addresses that several pods claim: each step compiled incrementally and anew.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use crate::npwg::selection::PortProtocol;
+use crate::npwg::{NetworkRef, STATUS_ANNOTATION};
+use crate::objects::budget::CLAIMANTS;
+use crate::objects::interner::Interner;
+use crate::objects::labels::Labels;
+use crate::objects::policy::POLICY_FOR_ANNOTATION;
+use crate::objects::remote::{RemotePod, Written};
+use crate::objects::{ContainerPort, ObjectName, Objects, Phase, Place, Pod};
+use crate::policy::desired::Desired;
+use crate::policy::evaluate::evaluate;
+use crate::policy::incremental::{Compiler, compile};
+use crate::policy::index::Endpoint;
+use crate::policy::options::Options;
+use crate::source::read::policy;
+
+/// This node, with the pod `shop/web` on `shop/lan`, whom policies isolate.
+struct Node {
+    objects: Objects,
+    endpoints: Vec<Endpoint>,
+    compiler: Compiler,
+    interner: Interner,
+}
+
+fn labels(role: &str) -> Labels {
+    Labels::from([("role".to_owned(), role.to_owned())])
+}
+
+fn named(name: &str) -> ObjectName {
+    let (namespace, name) = name.split_once('/').unwrap_or(("shop", name));
+    ObjectName::new(namespace, name)
+}
+
+fn status(addresses: &[&str]) -> String {
+    json!([{"name": "shop/lan", "ips": addresses}]).to_string()
+}
+
+/// A peer that selects this role.
+fn role(role: &str) -> Value {
+    json!({"podSelector": {"matchLabels": {"role": role}}})
+}
+
+impl Node {
+    /// Whose web server admits these peers.
+    fn admitting(from: Value) -> Self {
+        let mut node = Self::with(json!({"policyTypes": ["Ingress"], "ingress": [{"from": from}]}));
+        node.attach("web", "web", &["10.0.0.1"]);
+        node
+    }
+
+    fn with(mut spec: Value) -> Self {
+        let mut node = Self {
+            objects: Objects::default(),
+            endpoints: Vec::new(),
+            compiler: Compiler::default(),
+            interner: Interner::default(),
+        };
+        spec["podSelector"] = json!({"matchLabels": {"role": "web"}});
+        let annotations = BTreeMap::from([(POLICY_FOR_ANNOTATION.to_owned(), "lan".to_owned())]);
+        let policy = policy::read(named("p"), &annotations, &spec).unwrap();
+        node.objects.policies.insert(named("p"), policy.into());
+        node
+    }
+
+    /// A pod of this node with the uid `u1`.
+    fn pod(&mut self, name: &str, role: &str) -> &mut Pod {
+        let pod = Pod {
+            name: named(name),
+            uid: Some("u1".to_owned()),
+            mirror_of: None,
+            terminating: false,
+            labels: labels(role),
+            annotations: BTreeMap::new(),
+            phase: Phase::Running,
+            host_network: false,
+            ports: Vec::new(),
+            powers: Default::default(),
+            on_this_node: true,
+        };
+        Arc::make_mut(self.objects.pods.entry(named(name)).insert_entry(pod.into()).into_mut())
+    }
+
+    fn attach(&mut self, name: &str, role: &str, addresses: &[&str]) {
+        self.pod(name, role);
+        self.endpoints.push(Endpoint {
+            id: u32::try_from(self.endpoints.len()).unwrap() + 1,
+            pod: named(name),
+            at: BTreeSet::from([Place::Network(NetworkRef::new("shop", "lan"))]),
+            addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
+            dhcp: false,
+            ethertypes: Vec::new(),
+        });
+    }
+
+    /// A pod of another node.
+    fn remote(&mut self, name: &str, uid: &str, role: &str, addresses: &[&str]) {
+        self.written(name, uid, role, &status(addresses), None);
+    }
+
+    fn written(&mut self, name: &str, uid: &str, role: &str, status: &str, ports: Option<&str>) {
+        let written = Written { uid: Some(uid), labels: labels(role), status: Some(status), ports };
+        let pod = RemotePod::read(&named(name), written, &mut self.interner);
+        self.objects.remote_pods.insert(pod.into()).unwrap();
+    }
+
+    fn gone(&mut self, name: &str) {
+        assert!(self.objects.remote_pods.remove(&named(name)).is_some(), "{name} was there");
+    }
+
+    fn compile(&mut self) -> Desired {
+        let endpoints = self.endpoints.iter().map(|endpoint| (endpoint.id, endpoint.clone())).collect();
+        let options = Options::default();
+        let desired = self.compiler.update(&Arc::new(self.objects.clone()), &endpoints, &options);
+        assert_eq!(desired, compile(&self.objects, &self.endpoints, &options), "compiled anew");
+        desired
+    }
+
+    /// Those of some addresses that may talk to the web server.
+    fn admitted(&mut self) -> Vec<&'static str> {
+        let desired = self.compile();
+        let tables = desired.endpoints[&1].ingress.clone().unwrap();
+        let candidates = ["10.0.0.2", "10.0.0.3", "10.0.0.4", "10.1.0.2", "fd00::2"];
+        let is_admitted = |address: &&str| evaluate(&tables, address.parse().unwrap(), 6, Some(80)).is_some();
+        candidates.into_iter().filter(is_admitted).collect()
+    }
+
+    fn conditions(&mut self) -> Vec<String> {
+        let conditions = self.compile().conditions;
+        conditions.iter().map(|it| format!("{} {}", it.object, it.message)).collect()
+    }
+}
+
+#[test]
+fn pods_of_other_nodes_are_peers_as_long_as_they_are_there() {
+    let mut node = Node::admitting(json!([role("client")]));
+    assert_eq!(node.admitted(), [""; 0]);
+    let two = json!([
+        {"name": "shop/lan", "ips": ["10.0.0.2", "fd00::2"]},
+        {"name": "shop/wan", "ips": ["10.1.0.2"]},
+    ]);
+    node.written("a", "u2", "client", &two.to_string(), None);
+    node.remote("other/a", "u3", "client", &["10.0.0.4"]);
+    assert_eq!(node.admitted(), ["10.0.0.2", "fd00::2"], "of the policy's network and namespace");
+    node.remote("a", "u2", "client", &["10.0.0.3"]);
+    assert_eq!(node.admitted(), ["10.0.0.3"], "it moves");
+    node.remote("a", "u2", "stranger", &["10.0.0.3"]);
+    assert_eq!(node.admitted(), [""; 0], "it is relabelled");
+    node.remote("a", "u2", "client", &["10.0.0.3"]);
+    node.remote("b", "u4", "client", &["10.0.0.2"]);
+    assert_eq!(node.admitted(), ["10.0.0.2", "10.0.0.3"]);
+    node.gone("a");
+    assert_eq!(node.admitted(), ["10.0.0.2"], "it ends");
+    node.remote("c", "u5", "stranger", &["10.0.0.3"]);
+    assert_eq!(node.admitted(), ["10.0.0.2"], "another pod has its address since");
+    assert_eq!(node.conditions(), [""; 0]);
+
+    let selector = json!({"namespaceSelector": {"matchLabels": {"team": "b"}}});
+    let mut node = Node::admitting(json!([selector]));
+    node.remote("other/a", "u2", "any", &["10.0.0.2"]);
+    assert_eq!(node.admitted(), [""; 0]);
+    let team = |team: &str| Labels::from([("team".to_owned(), team.to_owned())]);
+    node.objects.namespaces.insert("other".to_owned(), team("b"));
+    assert_eq!(node.admitted(), ["10.0.0.2"]);
+    node.objects.namespaces.insert("other".to_owned(), team("c"));
+    assert_eq!(node.admitted(), [""; 0]);
+}
+
+#[test]
+fn an_address_that_several_claim_is_allowed_if_all_are() {
+    let mut node = Node::admitting(json!([role("client")]));
+    node.remote("a", "u2", "client", &["10.0.0.2", "10.0.0.4"]);
+    node.remote("b", "u3", "client", &["10.0.0.2", "10.0.0.3"]);
+    assert_eq!(node.admitted(), ["10.0.0.2", "10.0.0.3", "10.0.0.4"]);
+    // In a namespace that no policy is about.
+    node.remote("other/forged", "u4", "client", &["10.0.0.2", "10.0.0.4"]);
+    assert_eq!(node.admitted(), ["10.0.0.3"]);
+    assert_eq!(
+        node.conditions(),
+        [
+            "multi-networkpolicy shop/p address 10.0.0.2 (and 1 more like it) is claimed by pods that no peer of the \
+             rule selects as well: it is not allowed"
+        ]
+    );
+    node.remote("other/forged", "u4", "client", &["10.0.0.4"]);
+    assert_eq!(node.admitted(), ["10.0.0.2", "10.0.0.3"]);
+    node.remote("b", "u3", "stranger", &["10.0.0.2", "10.0.0.3"]);
+    assert_eq!(node.admitted(), [""; 0]);
+    node.gone("b");
+    node.gone("other/forged");
+    assert_eq!(node.admitted(), ["10.0.0.2", "10.0.0.4"]);
+    // Claims on other networks are others' addresses.
+    let elsewhere = json!([{"name": "other/lan", "ips": ["10.0.0.2"]}]).to_string();
+    node.written("other/forged", "u4", "client", &elsewhere, None);
+    assert_eq!(node.admitted(), ["10.0.0.2", "10.0.0.4"]);
+
+    // All of a rule's peers together; another rule, and a block, allow on their own.
+    let block = json!({"ipBlock": {"cidr": "10.0.0.3/32"}});
+    let mut node = Node::admitting(json!([role("client"), role("batch"), block]));
+    node.remote("a", "u2", "client", &["10.0.0.2", "10.0.0.3"]);
+    node.remote("b", "u3", "batch", &["10.0.0.2"]);
+    node.remote("c", "u4", "stranger", &["10.0.0.3"]);
+    assert_eq!(node.admitted(), ["10.0.0.2", "10.0.0.3"]);
+}
+
+#[test]
+fn nobody_else_has_the_addresses_of_this_nodes_attachments() {
+    let mut node = Node::admitting(json!([role("client")]));
+    node.attach("mine", "stranger", &["10.0.0.2"]);
+    node.attach("friend", "client", &["10.0.0.3"]);
+    node.remote("a", "u2", "client", &["10.0.0.2", "10.0.0.4"]);
+    node.remote("b", "u3", "stranger", &["10.0.0.3"]);
+    assert_eq!(node.admitted(), ["10.0.0.3", "10.0.0.4"]);
+    assert_eq!(
+        node.conditions(),
+        [
+            "multi-networkpolicy shop/p address 10.0.0.2 is claimed by pods that no peer of the rule selects as well: \
+             it is not allowed",
+            "pod shop/a claims address 10.0.0.2 of shop/lan, which pod shop/mine has on this node (and 1 more like \
+             it): the claim is ignored here"
+        ]
+    );
+    // A pod that has ended keeps its addresses until it is detached, but is no peer.
+    node.pod("friend", "client").phase = Phase::Succeeded;
+    node.remote("b", "u3", "client", &["10.0.0.3"]);
+    assert_eq!(node.admitted(), ["10.0.0.4"]);
+    // So do attachments whose pod is not known.
+    node.objects.pods.remove(&named("mine"));
+    assert_eq!(node.admitted(), ["10.0.0.4"]);
+    node.endpoints.retain(|endpoint| endpoint.pod == named("web"));
+    assert_eq!(node.admitted(), ["10.0.0.2", "10.0.0.3", "10.0.0.4"]);
+    // What a pod of this node says of itself is not believed, with attachments or without.
+    node.pod("liar", "client").annotations =
+        BTreeMap::from([(STATUS_ANNOTATION.to_owned(), status(&["10.1.0.2"]))]);
+    assert_eq!(node.admitted(), ["10.0.0.2", "10.0.0.3", "10.0.0.4"]);
+    node.pod("manifest", "client").annotations =
+        BTreeMap::from([(STATUS_ANNOTATION.to_owned(), status(&["10.1.0.2"]))]);
+    Arc::make_mut(node.objects.pods.get_mut(&named("manifest")).unwrap()).on_this_node = false;
+    assert_eq!(node.admitted(), ["10.0.0.2", "10.0.0.3", "10.0.0.4", "10.1.0.2"]);
+}
+
+#[test]
+fn two_pods_of_one_name_are_one_pod_or_none() {
+    let mut node = Node::admitting(json!([role("client")]));
+    node.attach("a", "client", &["10.0.0.2"]);
+    node.remote("a", "u1", "client", &["10.0.0.2", "10.0.0.3"]);
+    assert_eq!(node.admitted(), ["10.0.0.2"], "the pod of this node counts");
+    // Created again, elsewhere.
+    node.remote("a", "u2", "client", &["10.0.0.3"]);
+    node.remote("b", "u3", "client", &["10.0.0.3", "10.0.0.4"]);
+    assert_eq!(node.admitted(), ["10.0.0.4"], "nor anybody by an address that one of the two has");
+    node.objects.pods.remove(&named("a"));
+    assert_eq!(node.admitted(), ["10.0.0.3", "10.0.0.4"], "its attachments are still there");
+    node.endpoints.retain(|endpoint| endpoint.pod == named("web"));
+    node.remote("a", "u2", "client", &["10.0.0.2"]);
+    assert_eq!(node.admitted(), ["10.0.0.2", "10.0.0.3", "10.0.0.4"]);
+    // And back.
+    node.attach("a", "client", &["10.1.0.2"]);
+    assert_eq!(node.admitted(), ["10.0.0.3", "10.0.0.4"]);
+    node.gone("a");
+    assert_eq!(node.admitted(), ["10.0.0.3", "10.0.0.4", "10.1.0.2"]);
+}
+
+#[test]
+fn one_that_cannot_be_read_is_no_peer_and_keeps_what_it_claims() {
+    let mut node = Node::admitting(json!([role("client")]));
+    node.written("a", "u2", "client", &status(&["10.0.0.2"]), Some("["));
+    node.written("b", "u3", "client", "[", None);
+    node.remote("c", "u4", "client", &["10.0.0.2", "10.0.0.3"]);
+    assert_eq!(node.admitted(), ["10.0.0.3"]);
+    let conditions = node.conditions();
+    for (condition, expected) in conditions.iter().zip([
+        "multi-networkpolicy shop/p address 10.0.0.2 is claimed by",
+        "pod shop/a is no policy's peer: read annotation netattach.dev/ports: ",
+        "pod shop/b is no policy's peer: read network-status annotation: EOF",
+    ]) {
+        assert!(condition.starts_with(expected), "{condition}");
+    }
+    assert_eq!(conditions.len(), 3);
+    node.remote("a", "u2", "client", &["10.0.0.2"]);
+    node.gone("b");
+    assert_eq!((node.admitted(), node.conditions()), (vec!["10.0.0.2", "10.0.0.3"], vec![]));
+}
+
+#[test]
+fn an_address_that_too_many_claim_is_nobodys() {
+    let mut node = Node::admitting(json!([role("client")]));
+    for number in 0..CLAIMANTS {
+        node.remote(&format!("p{number}"), "u2", "client", &["10.0.0.2"]);
+    }
+    assert_eq!(node.admitted(), ["10.0.0.2"]);
+    node.remote("more", "u2", "client", &["10.0.0.2"]);
+    assert_eq!(node.admitted(), [""; 0]);
+    node.remote("even-more", "u2", "client", &["10.0.0.2"]);
+    assert_eq!(node.admitted(), [""; 0]);
+    node.gone("p7");
+    node.gone("p8");
+    assert_eq!(node.admitted(), ["10.0.0.2"]);
+}
+
+#[test]
+fn a_port_is_named_by_all_who_have_the_address() {
+    let peers = json!([role("db"), {"ipBlock": {"cidr": "10.0.0.4/32"}}]);
+    let mut node = Node::with(json!({
+        "policyTypes": ["Egress"],
+        "egress": [{"to": peers, "ports": [{"port": "sql"}]}],
+    }));
+    node.attach("web", "web", &["10.0.0.1"]);
+    let open = |node: &mut Node| -> Vec<String> {
+        let tables = node.compile().endpoints[&1].egress.clone().unwrap();
+        let mut open = Vec::new();
+        for address in ["10.0.0.2", "10.0.0.3", "10.0.0.4"] {
+            let is_open = |port: &u16| evaluate(&tables, address.parse().unwrap(), 6, Some(*port)).is_some();
+            open.extend((1..9).filter(is_open).map(|port| format!("{address}:{port}")));
+        }
+        open
+    };
+    node.written("a", "u2", "db", &status(&["10.0.0.2"]), Some(r#"{"TCP/sql":[1,2],"UDP/sql":[3]}"#));
+    node.written("b", "u3", "db", &status(&["10.0.0.3"]), None);
+    node.written("c", "u4", "any", &status(&["10.0.0.4"]), Some(r#"{"TCP/sql":[5]}"#));
+    assert_eq!(open(&mut node), ["10.0.0.2:1", "10.0.0.2:2", "10.0.0.4:5"]);
+    node.written("d", "u5", "db", &status(&["10.0.0.2", "10.0.0.3"]), Some(r#"{"TCP/sql":[2,4]}"#));
+    assert_eq!(open(&mut node), ["10.0.0.2:2", "10.0.0.4:5"]);
+    node.written("e", "u6", "any", &status(&["10.0.0.4"]), None);
+    assert_eq!(open(&mut node), ["10.0.0.2:2"]);
+    node.gone("a");
+    node.gone("b");
+    node.gone("e");
+    assert_eq!(open(&mut node), ["10.0.0.2:2", "10.0.0.2:4", "10.0.0.3:2", "10.0.0.3:4", "10.0.0.4:5"]);
+    // On this node its containers are read.
+    node.attach("mine", "db", &["10.0.0.3"]);
+    let port = ContainerPort { name: Some("sql".to_owned()), protocol: PortProtocol::Tcp, port: 7 };
+    node.pod("mine", "db").ports = vec![port];
+    assert_eq!(open(&mut node), ["10.0.0.2:2", "10.0.0.2:4", "10.0.0.3:7", "10.0.0.4:5"]);
+}
+
+/// Prints what 20,000 pods of other nodes take, and how long a change of one takes with 200 policies.
+#[test]
+fn many_pods_of_other_nodes_take_little_and_a_change_is_fast() {
+    const PODS: usize = 20_000;
+    const ROLES: usize = 200;
+    let anonymous_kib = || -> usize {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    };
+    let mut node = Node::admitting(json!([role("r0")]));
+    node.compile();
+    let uid = |number: usize| format!("0f8fad5b-d9cb-469f-a165-{number:012x}");
+    let put = |node: &mut Node, number: usize, host: usize| {
+        let (app, number) = (number % ROLES, number / ROLES);
+        let addresses = [
+            format!("10.{}.{}.{}", host >> 16, host >> 8 & 255, host & 255),
+            format!("fd00::{:x}:{:x}", host >> 16, host & 0xffff),
+        ];
+        let name = format!("deployment-{app}-7d9f8b6c5d-{number:05x}");
+        let addresses = addresses.each_ref().map(String::as_str);
+        node.remote(&name, &uid(host), &format!("r{app}"), &addresses);
+    };
+    let before = anonymous_kib();
+    for number in 0..PODS {
+        put(&mut node, number, 256 + number);
+    }
+    let in_the_map = anonymous_kib() - before;
+    let endpoints: BTreeMap<u32, Endpoint> = node.endpoints.iter().map(|it| (it.id, it.clone())).collect();
+    let began = Instant::now();
+    let update = |node: &mut Node| {
+        node.compiler.update(&Arc::new(node.objects.clone()), &endpoints, &Options::default())
+    };
+    drop(update(&mut node));
+    let all = anonymous_kib() - before;
+    eprintln!("20,000 pods: {in_the_map} KiB in the map, {all} KiB with the index and one policy");
+    eprintln!("compiled for the first time in {:?}", began.elapsed());
+    for number in 0..ROLES {
+        let spec = json!({
+            "podSelector": {"matchLabels": {"role": "web"}},
+            "policyTypes": ["Ingress"], "ingress": [{"from": [role(&format!("r{number}"))]}],
+        });
+        let annotations = BTreeMap::from([(POLICY_FOR_ANNOTATION.to_owned(), "lan".to_owned())]);
+        let name = named(&format!("p{number}"));
+        let policy = policy::read(name.clone(), &annotations, &spec).unwrap();
+        node.objects.policies.insert(name, policy.into());
+    }
+    drop(update(&mut node));
+    for (what, number, host) in [("moves", 7, 70_000), ("that nobody selects moves", 8, 70_001)] {
+        if number == 8 {
+            node.objects.policies.remove(&named("p8"));
+            drop(update(&mut node));
+        }
+        put(&mut node, number, host);
+        let began = Instant::now();
+        let desired = update(&mut node);
+        eprintln!("a pod {what}, 200 policies over one attachment: {:?}", began.elapsed());
+        let tables = desired.endpoints[&1].ingress.clone().unwrap();
+        let address = format!("10.{}.{}.{}", host >> 16, host >> 8 & 255, host & 255);
+        let is_allowed = evaluate(&tables, address.parse().unwrap(), 6, Some(80)).is_some();
+        assert_eq!(is_allowed, number == 7, "{address}: {:?}", desired.conditions);
+    }
+    // The allocator's own room and what other tests take at the same time are in it.
+    assert!(all * 1024 / PODS < 2000, "{all} KiB");
+}

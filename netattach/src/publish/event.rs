@@ -1,0 +1,71 @@
+//! Events: problems that an operator has to mend, for the object that they are about. Pure.
+
+use std::fmt;
+
+use crate::objects::ObjectName;
+
+/// An event.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Event {
+    /// The object that has the problem.
+    pub regarding: Regarding,
+    /// A word of a documented list.
+    pub reason: &'static str,
+    /// What was being done.
+    pub action: &'static str,
+    /// What is wrong, in one line.
+    pub note: String,
+}
+
+/// The object of an event.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Regarding {
+    /// A pod.
+    Pod(ObjectName),
+    /// A NetworkAttachmentDefinition.
+    Definition(ObjectName),
+    /// A MultiNetworkPolicy.
+    MultiNetworkPolicy(ObjectName),
+    /// A NetworkPolicy.
+    NetworkPolicy(ObjectName),
+}
+
+impl Regarding {
+    /// The object that a condition names: `pod shop/a`, as `kubectl get` takes it. `None` if it is of another kind.
+    pub fn of_condition(object: &str) -> Option<Self> {
+        let (kind, name) = object.split_once(' ')?;
+        let name = name.parse().ok()?;
+        match kind {
+            "pod" => Some(Self::Pod(name)),
+            "network-attachment-definition" => Some(Self::Definition(name)),
+            "multi-networkpolicy" => Some(Self::MultiNetworkPolicy(name)),
+            "networkpolicy" => Some(Self::NetworkPolicy(name)),
+            _ => None,
+        }
+    }
+
+    fn object(&self) -> &ObjectName {
+        match self {
+            Self::Pod(name)
+            | Self::Definition(name)
+            | Self::MultiNetworkPolicy(name)
+            | Self::NetworkPolicy(name) => name,
+        }
+    }
+
+    /// Its namespace.
+    pub fn namespace(&self) -> &str {
+        &self.object().namespace
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.object().name
+    }
+}
+
+impl fmt::Display for Regarding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.object().fmt(f)
+    }
+}

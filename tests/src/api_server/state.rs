@@ -1,0 +1,112 @@
+//! What the parts of the server share.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio_rustls::rustls::ServerConfig;
+
+use super::faults::Faults;
+use super::kinds::Kind;
+use super::listen::Connection;
+use super::log::Log;
+use super::store::Store;
+use super::write::ForeignUid;
+
+/// What a server is told once.
+#[derive(Debug, Clone)]
+pub(super) struct Settings {
+    /// Time between bookmarks of a watch.
+    pub(super) bookmarks: Duration,
+    /// Minor version: `/version` says it, and from 32 on lists are streamed where that is asked for.
+    pub(super) minor: u32,
+    pub(super) foreign_uid: ForeignUid,
+}
+
+/// The state of a server.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) settings: Settings,
+    pub(super) faults: Faults,
+    pub(super) log: Log,
+    store: Mutex<Store>,
+    version: watch::Sender<u64>,
+    unserved: Mutex<BTreeSet<(&'static str, &'static str)>>,
+    tokens: Mutex<BTreeSet<String>>,
+    tls: Mutex<Arc<ServerConfig>>,
+    connections: Mutex<Connections>,
+}
+
+/// Connections that have been accepted.
+#[derive(Debug, Default)]
+pub(super) struct Connections {
+    pub(super) accepted: u64,
+    pub(super) open: BTreeMap<u64, Arc<Connection>>,
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    pub(super) fn new(settings: Settings, tls: Arc<ServerConfig>, token: &str) -> Self {
+        Self {
+            settings,
+            faults: Faults::new(),
+            log: Log::default(),
+            store: Mutex::new(Store::new()),
+            version: watch::Sender::new(0),
+            unserved: Mutex::default(),
+            tokens: Mutex::new(BTreeSet::from([token.to_owned()])),
+            tls: Mutex::new(tls),
+            connections: Mutex::default(),
+        }
+    }
+
+    /// The objects, to read.
+    pub(super) fn store(&self) -> MutexGuard<'_, Store> {
+        locked(&self.store)
+    }
+
+    /// Changes the objects, and tells watches of it.
+    pub(super) fn change<T>(&self, work: impl FnOnce(&mut Store) -> T) -> T {
+        let mut store = self.store();
+        let result = work(&mut store);
+        self.version.send_replace(store.version());
+        result
+    }
+
+    /// Is changed with every change of the objects, or of what is served.
+    pub(super) fn news(&self) -> watch::Receiver<u64> {
+        self.version.subscribe()
+    }
+
+    pub(super) fn is_served(&self, kind: &Kind, version: &str) -> bool {
+        !locked(&self.unserved).contains(&(kind.resource, version))
+    }
+
+    /// Serves a version of a kind from now on, or does not. Watches of what is no longer served end.
+    pub(super) fn serve(&self, kind: &'static Kind, version: &'static str, served: bool) {
+        let mut unserved = locked(&self.unserved);
+        if served {
+            unserved.remove(&(kind.resource, version));
+        } else {
+            unserved.insert((kind.resource, version));
+        }
+        drop(unserved);
+        self.change(|_| ());
+    }
+
+    pub(super) fn tokens(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        locked(&self.tokens)
+    }
+
+    pub(super) fn tls(&self) -> MutexGuard<'_, Arc<ServerConfig>> {
+        locked(&self.tls)
+    }
+
+    pub(super) fn connections(&self) -> MutexGuard<'_, Connections> {
+        locked(&self.connections)
+    }
+}

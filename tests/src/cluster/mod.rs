@@ -1,0 +1,313 @@
+//! A real cluster: etcd and kube-apiserver in a namespace of their own, with certificates, RBAC and bound tokens, and a
+//! bridge that nodes are connected to. Nothing of it outlasts the value.
+//!
+//! `pki` makes the certificates, `client` asks the server, `program` keeps a daemon, `kinds` says where objects are;
+//! `worker` is a node with a kubelet.
+
+mod client;
+mod kinds;
+mod pki;
+mod program;
+mod worker;
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::Namespace;
+use crate::node::ip;
+use crate::tools;
+use crate::traffic::eventually;
+
+pub use self::client::{Client, Reply, Watch};
+use self::pki::Pki;
+use self::program::Program;
+pub use self::worker::Worker;
+
+/// The programs that a cluster is made of.
+const PROGRAMS: [&str; 5] =
+    ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet"];
+/// What the controller manager does: enough for Deployments, and for nodes to be ready.
+const CONTROLLERS: &str = "deployment,replicaset,garbagecollector,namespace,nodelifecycle";
+/// The server's address on the bridge of nodes.
+const SERVER: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
+const BRIDGE: &str = "cluster";
+const PORT: u16 = 6443;
+/// Addresses of Services; the server takes the first one for itself.
+const SERVICES: &str = "10.96.0.0/16";
+const SERVER_SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 1);
+const ETCD: &str = "http://127.0.0.1:2379";
+const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
+/// A server that takes longer to get ready counts as hung.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// What is installed in every cluster.
+const MANIFESTS: [&str; 3] = [
+    include_str!("../../../deploy/crds/network-attachment-definitions.yaml"),
+    include_str!("../../../deploy/crds/multi-networkpolicies.yaml"),
+    include_str!("../../../deploy/rbac.yaml"),
+];
+
+/// A cluster without nodes: its pods run where a test says that they do.
+#[derive(Debug)]
+pub struct Cluster {
+    // Before the directory that they write to, and in the order in which they end.
+    controllers: Vec<Program>,
+    server: Program,
+    etcd: Program,
+    namespace: Arc<Namespace>,
+    pki: Pki,
+    tools: PathBuf,
+    dir: TempDir,
+    nodes: AtomicU8,
+}
+
+impl Cluster {
+    /// The cluster that the tests of this process share while one of them runs: objects of tests are told apart by their
+    /// namespaces. Without the programs the test is reported as skipped, and there is no cluster.
+    ///
+    /// # Errors
+    /// The cluster cannot be made.
+    pub fn shared(test: &str) -> Result<Option<Arc<Self>>> {
+        static SHARED: Mutex<Weak<Cluster>> = Mutex::new(Weak::new());
+        let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(cluster) = shared.upgrade() {
+            return Ok(Some(cluster));
+        }
+        let Some(cluster) = Self::new(test)? else { return Ok(None) };
+        let cluster = Arc::new(cluster);
+        *shared = Arc::downgrade(&cluster);
+        Ok(Some(cluster))
+    }
+
+    /// A cluster, with the definitions and rights of `deploy` installed.
+    ///
+    /// # Errors
+    /// The cluster cannot be made.
+    pub fn new(test: &str) -> Result<Option<Self>> {
+        let Some(tools) = tools::directory(test, "NETATTACH_KUBERNETES", &PROGRAMS) else { return Ok(None) };
+        let namespace = Arc::new(Namespace::new()?);
+        ip(&namespace, &["link", "set", "lo", "up"])?;
+        ip(&namespace, &["link", "add", BRIDGE, "up", "type", "bridge"])?;
+        ip(&namespace, &["address", "add", &format!("{SERVER}/16"), "dev", BRIDGE])?;
+        // The server looks for the address that it tells others by this route.
+        ip(&namespace, &["route", "add", "default", "dev", BRIDGE])?;
+        let dir = tempfile::Builder::new().prefix("netattach-cluster-").tempdir()?;
+        let pki = Pki::new(dir.path())?;
+        let etcd = start_etcd(&tools, &namespace, dir.path())?;
+        let server = start_server(&tools, &namespace, dir.path(), &pki)?;
+        let controllers = Vec::new();
+        let cluster = Self { controllers, server, etcd, namespace, pki, tools, dir, nodes: AtomicU8::new(0) };
+        cluster.wait_until_ready()?;
+        cluster.install()?;
+        Ok(Some(cluster))
+    }
+
+    /// Starts the scheduler and the controllers of Deployments and nodes.
+    ///
+    /// # Errors
+    /// They cannot be started.
+    pub fn start_controllers(&mut self) -> Result<()> {
+        let own =
+            self.pki.client("controllers", Some("system:masters"))?.write(self.dir.path(), "controllers")?;
+        let credentials = json!({"client-certificate": own.certificate, "client-key": own.key});
+        let config = write_config(self.dir.path(), "controllers", &credentials, self.pki.authority_file())?;
+        for (name, more) in [
+            ("kube-controller-manager", Some(format!("--controllers={CONTROLLERS}"))),
+            ("kube-scheduler", None),
+        ] {
+            let mut program = Command::new(self.tools.join(name));
+            program.arg("--kubeconfig").arg(&config).args(["--leader-elect=false", "--port=0"]);
+            program.arg("--secure-port=0").args(more);
+            self.controllers.push(Program::start(
+                &self.namespace,
+                program,
+                &self.dir.path().join(format!("{name}.log")),
+            )?);
+        }
+        Ok(())
+    }
+
+    /// Ends the API server at once, as a crash does. What it stored stays.
+    pub fn stop_server(&mut self) {
+        self.server.end();
+    }
+
+    /// Starts the API server again.
+    ///
+    /// # Errors
+    /// It does not get ready.
+    pub fn start_server(&mut self) -> Result<()> {
+        self.server = start_server(&self.tools, &self.namespace, self.dir.path(), &self.pki)?;
+        self.wait_until_ready()
+    }
+
+    /// A client with all rights.
+    ///
+    /// # Errors
+    /// The certificate cannot be made.
+    pub fn admin(&self) -> Result<Client> {
+        let identity = self.pki.client("admin", Some("system:masters"))?;
+        Client::new(self.namespace.clone(), self.address(), self.pki.authority(), Some(&identity), None)
+    }
+
+    /// A client with the rights of the agent.
+    ///
+    /// # Errors
+    /// The server issues no token.
+    pub fn agent(&self) -> Result<Client> {
+        let token = self.token("kube-system", "netattach", Duration::from_secs(3600))?;
+        Client::new(self.namespace.clone(), self.address(), self.pki.authority(), None, Some(token))
+    }
+
+    /// A token of a service account that is valid for that long, ten minutes at least.
+    ///
+    /// # Errors
+    /// The server issues none.
+    pub fn token(&self, namespace: &str, account: &str, valid: Duration) -> Result<String> {
+        let request = json!({
+            "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest",
+            "spec": {"audiences": [ISSUER], "expirationSeconds": valid.as_secs()}
+        });
+        let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
+        let reply = self.admin()?.post(&path, &request)?.expect(201)?;
+        Ok(reply["status"]["token"].as_str().context("a token is text")?.to_owned())
+    }
+
+    /// Writes a file by which the agent reaches the server, with a token in a file of its own, as a pod has it. Returns
+    /// its path.
+    ///
+    /// # Errors
+    /// The server issues no token, or a file cannot be written.
+    pub fn agent_config(&self, directory: &Path) -> Result<PathBuf> {
+        let (token, authority) = (directory.join("token"), directory.join("ca.crt"));
+        fs::write(&token, self.token("kube-system", "netattach", Duration::from_secs(3600))?)?;
+        fs::write(&authority, self.pki.authority())?;
+        write_config(directory, "agent", &json!({"tokenFile": token}), &authority)
+    }
+
+    /// Connects a namespace to the bridge by `eth0`; returns its address.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn connect(&self, node: &Namespace) -> Result<Ipv4Addr> {
+        let number = self.nodes.fetch_add(1, Ordering::Relaxed) + 1;
+        let address = Ipv4Addr::new(172, 30, 1, number);
+        let port = format!("node{number}");
+        ip(node, &["link", "set", "lo", "up"])?;
+        ip(node, &["link", "add", "eth0", "type", "veth", "peer", "name", &port])?;
+        ip(node, &["link", "set", &port, "netns", &self.namespace.task()])?;
+        ip(&self.namespace, &["link", "set", &port, "master", BRIDGE, "up"])?;
+        ip(node, &["address", "add", &format!("{address}/16"), "dev", "eth0"])?;
+        ip(node, &["link", "set", "eth0", "up"])?;
+        ip(node, &["route", "add", "default", "via", &SERVER.to_string()])?;
+        Ok(address)
+    }
+
+    /// Resident memory of the server and of etcd, in bytes.
+    ///
+    /// # Errors
+    /// A program has ended.
+    pub fn resident(&self) -> Result<u64> {
+        Ok(self.server.resident()? + self.etcd.resident()?)
+    }
+
+    /// Where the server is.
+    fn address(&self) -> (IpAddr, u16) {
+        (IpAddr::V4(SERVER), PORT)
+    }
+
+    fn wait_until_ready(&self) -> Result<()> {
+        let admin = self.admin()?;
+        let ready = || self.server.has_ended() || admin.get("/readyz").is_ok_and(|reply| reply.status == 200);
+        ensure!(eventually(PATIENCE, ready), "kube-apiserver does not get ready:\n{}", self.server.said());
+        ensure!(!self.server.has_ended(), "kube-apiserver has ended:\n{}", self.server.said());
+        Ok(())
+    }
+
+    /// Creates what `deploy` has, and waits until the new kinds are served.
+    fn install(&self) -> Result<()> {
+        let admin = self.admin()?;
+        for text in MANIFESTS {
+            for document in serde_norway::Deserializer::from_str(text) {
+                admin.create(&Value::deserialize(document)?)?;
+            }
+        }
+        for (version, resource) in [
+            ("v1", "network-attachment-definitions"),
+            ("v1beta1", "multi-networkpolicies"),
+            ("v1beta2", "multi-networkpolicies"),
+        ] {
+            let path = format!("/apis/k8s.cni.cncf.io/{version}/{resource}");
+            let served = || admin.get(&path).is_ok_and(|reply| reply.status == 200);
+            ensure!(eventually(PATIENCE, served), "{path} is not served");
+        }
+        Ok(())
+    }
+}
+
+fn start_etcd(tools: &Path, namespace: &Namespace, dir: &Path) -> Result<Program> {
+    let mut etcd = Command::new(tools.join("etcd"));
+    etcd.arg("--data-dir").arg(dir.join("etcd")).args(["--listen-client-urls", ETCD]);
+    etcd.args(["--advertise-client-urls", ETCD, "--listen-peer-urls", "http://127.0.0.1:2380"]);
+    // What is lost with the machine is lost with the test.
+    etcd.args(["--log-level", "warn", "--unsafe-no-fsync"]);
+    Program::start(namespace, etcd, &dir.join("etcd.log"))
+}
+
+fn start_server(tools: &Path, namespace: &Namespace, dir: &Path, pki: &Pki) -> Result<Program> {
+    let names = [IpAddr::V4(SERVER), IpAddr::V4(SERVER_SERVICE), IpAddr::V4(Ipv4Addr::LOCALHOST)];
+    let own = pki.server("kube-apiserver", &names)?.write(dir, "apiserver")?;
+    let kubelets = pki.client("kube-apiserver", Some("system:masters"))?.write(dir, "kubelet-client")?;
+    let mut server = Command::new(tools.join("kube-apiserver"));
+    let mut set = |name: &str, value: &str| {
+        server.arg(format!("--{name}={value}"));
+    };
+    let path = |path: &Path| path.display().to_string();
+    set("etcd-servers", ETCD);
+    set("bind-address", "0.0.0.0");
+    set("secure-port", &PORT.to_string());
+    set("advertise-address", &SERVER.to_string());
+    set("allow-privileged", "true");
+    set("tls-cert-file", &path(&own.certificate));
+    set("tls-private-key-file", &path(&own.key));
+    set("client-ca-file", &path(pki.authority_file()));
+    set("authorization-mode", "Node,RBAC");
+    set("enable-admission-plugins", "NodeRestriction");
+    // It wants secrets of service accounts, which a controller makes.
+    set("disable-admission-plugins", "ServiceAccount");
+    set("kubelet-client-certificate", &path(&kubelets.certificate));
+    set("kubelet-client-key", &path(&kubelets.key));
+    set("kubelet-certificate-authority", &path(pki.authority_file()));
+    set("kubelet-preferred-address-types", "InternalIP");
+    set("service-account-issuer", ISSUER);
+    set("service-account-key-file", &path(&pki.accounts().certificate));
+    set("service-account-signing-key-file", &path(&pki.accounts().key));
+    set("service-cluster-ip-range", SERVICES);
+    set("v", "1");
+    Program::start(namespace, server, &dir.join("apiserver.log"))
+}
+
+/// Writes a configuration of clients of the server. JSON is YAML too.
+fn write_config(directory: &Path, user: &str, credentials: &Value, authority: &Path) -> Result<PathBuf> {
+    let config = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "cluster",
+        "clusters": [{
+            "name": "cluster",
+            "cluster": {"server": format!("https://{SERVER}:{PORT}"), "certificate-authority": authority}
+        }],
+        "users": [{"name": user, "user": credentials}],
+        "contexts": [{"name": "cluster", "context": {"cluster": "cluster", "user": user}}]
+    });
+    let path = directory.join(format!("{user}.kubeconfig"));
+    fs::write(&path, config.to_string())?;
+    Ok(path)
+}

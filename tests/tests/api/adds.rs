@@ -1,0 +1,117 @@
+//! What a CNI call asks of the server.
+
+use std::time::Duration;
+
+use netattach_tests::Pod;
+use netattach_tests::api_server::{Fault, Options, Verb, When};
+use netattach_tests::manifest::NAMESPACE;
+use netattach_tests::traffic::{PATIENCE, eventually, stretched};
+use serde_json::{Value, json};
+
+use crate::rig::{LABEL, NODE, Rig, STATUS, calls, object, seen, timed};
+
+#[test]
+fn an_add_reads_nothing_and_writes_once_and_a_del_neither() {
+    let rig = Rig::started();
+    let mark = rig.server.mark();
+    let pod = rig.pod("a");
+    rig.add(&pod).success();
+    let entries = rig.published("a");
+    let networks: Vec<&str> =
+        entries.as_array().unwrap().iter().map(|entry| entry["name"].as_str().unwrap()).collect();
+    assert_eq!(networks[1..], ["shop/lan-a", "shop/lan-b"]);
+    let requests = rig.server.requests_since(mark);
+    assert_eq!(calls(&requests), [(Verb::Patch, "pods/status shop/a".to_owned())]);
+    let body = &requests.iter().find(|one| one.verb == Verb::Patch).unwrap().body;
+    let written: Value =
+        serde_json::from_str(body["metadata"]["annotations"][STATUS].as_str().unwrap()).unwrap();
+    assert_eq!(written, entries);
+    assert_eq!(
+        (&body["metadata"]["uid"], &body["metadata"]["labels"]),
+        (&json!("uid-a"), &json!({LABEL: ""}))
+    );
+    // A pod ends: the kubelet has marked it before the runtime detaches it.
+    rig.server.begin_deletion("pods", NAMESPACE, "a").unwrap();
+    // What the server tells comes in order.
+    rig.settle("b");
+    let mark = rig.server.mark();
+    rig.del(&pod).success();
+    rig.server.delete("pods", NAMESPACE, "a").unwrap();
+    rig.settle("c");
+    assert_eq!(calls(&rig.server.requests_since(mark)), [(Verb::Patch, "pods/status shop/c".to_owned())]);
+}
+
+#[test]
+fn a_pod_that_the_watch_has_not_shown_is_asked_for_once() {
+    let rig = Rig::started();
+    rig.server.faults().hold_watches("pods");
+    let mark = rig.server.mark();
+    let pod = rig.pod("a");
+    rig.add(&pod).success();
+    rig.published("a");
+    let requests = rig.server.requests_since(mark);
+    assert_eq!(
+        calls(&requests),
+        [(Verb::Get, "pods shop/a".to_owned()), (Verb::Patch, "pods/status shop/a".to_owned())],
+        "{:#?}",
+        seen(&requests)
+    );
+    rig.server.faults().release_watches("pods");
+    rig.settle("b");
+    rig.del(&pod).success();
+}
+
+#[test]
+fn a_pod_that_is_not_there_or_elsewhere_is_refused_in_time() {
+    let mut rig = Rig::new(&Options::default());
+    rig.node.set("podWaitSeconds", json!(1));
+    rig.start();
+    rig.server.create(&object("elsewhere", "another")).unwrap();
+    rig.settle("settled");
+    rig.server.faults().hold_watches("pods");
+    rig.server.create(&object("hidden", NODE)).unwrap();
+    rig.server.faults().always(When::on(Verb::Get, "pods").named("hidden"), Fault::NoAnswer);
+    for name in ["missing", "elsewhere", "hidden"] {
+        let mark = rig.server.mark();
+        let pod = Pod::new(name).unwrap();
+        let (took, outcome) = timed(&rig.call("ADD", &pod));
+        let (code, message) = outcome.failure();
+        assert_eq!(code, 11, "{name}: {message}");
+        assert!(took < stretched(Duration::from_secs(4)), "{name}: {took:?}");
+        assert_eq!(calls(&rig.server.requests_since(mark)), [(Verb::Get, format!("pods shop/{name}"))]);
+    }
+}
+
+#[test]
+fn a_pod_of_the_same_name_with_another_uid_is_another_pod() {
+    let mut rig = Rig::new(&Options::default());
+    rig.node.set("podWaitSeconds", json!(1));
+    rig.start();
+    let pod = rig.pod("a");
+    let (code, message) = rig.call_by_uid("ADD", &pod, "uid-of-the-next").run().failure();
+    assert_eq!(code, 11, "{message}");
+    rig.server.delete("pods", NAMESPACE, "a").unwrap();
+    let mut next = object("a", NODE);
+    next["metadata"]["uid"] = json!("uid-of-the-next");
+    rig.server.create(&next).unwrap();
+    let mark = rig.server.mark();
+    rig.call_by_uid("ADD", &pod, "uid-of-the-next").run().success();
+    rig.published("a");
+    assert_eq!(calls(&rig.server.requests_since(mark)), [(Verb::Patch, "pods/status shop/a".to_owned())]);
+}
+
+#[test]
+fn an_add_whose_status_is_required_fails_without_it() {
+    let mut rig = Rig::new(&Options::default());
+    rig.node.set("kubernetes", json!({"status": "required"}));
+    rig.start();
+    let pod = rig.pod("a");
+    let fault = rig.server.faults().always(When::on(Verb::Patch, "pods/status"), Fault::Answer(500));
+    let (code, message) = rig.add(&pod).failure();
+    assert_eq!(code, 11, "{message}");
+    assert!(message.contains("500 "), "{message}");
+    assert!(rig.server.faults().lift(fault) >= 2);
+    assert!(eventually(PATIENCE, || rig.add(&pod).exit == 0));
+    // It was there when the ADD returned.
+    assert!(rig.server.get("pods", NAMESPACE, "a").unwrap()["metadata"]["annotations"][STATUS].is_string());
+}

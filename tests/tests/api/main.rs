@@ -1,0 +1,20 @@
+//! The agent with a Kubernetes API server as its source: one of the tests' own, which fails on demand.
+//!
+//! | module | tests |
+//! |---|---|
+//! | `api_server` | the server itself: what clients of a real one rely on, and its faults |
+//! | `sync` | the first sync, kinds that are not served, objects that cannot be read |
+//! | `adds` | what a CNI call asks of the server |
+//! | `outages` | a server that fails, is away, or trusts others |
+//! | `publishing`, `events` | the network-status of pods; events |
+//! | `client`, `rig` | a plain HTTP client; a node and its server |
+#![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
+
+mod adds;
+mod api_server;
+mod client;
+mod events;
+mod outages;
+mod publishing;
+mod rig;
+mod sync;

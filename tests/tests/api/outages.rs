@@ -1,0 +1,234 @@
+//! A server that fails, is away, or trusts others: what is known stays in force, and what happened is made up for.
+
+use std::fs;
+use std::time::Duration;
+
+use netattach_tests::api_server::{Credential, CutOff, Fault, Options, Request, TOKEN, Verb, When};
+use netattach_tests::manifest::NAMESPACE;
+use netattach_tests::traffic::{PATIENCE, eventually};
+
+use crate::rig::{Rig, calls};
+
+/// While the server is spoiled, a known pod is attached and detached; a pod that comes meanwhile is attached when the
+/// server is mended, without a question: it has come by list or watch. One that went is gone.
+fn outlived(spoil: impl FnOnce(&mut Rig), mend: impl FnOnce(&mut Rig)) {
+    let mut rig = Rig::started();
+    let [known, ended] = ["known", "ended"].map(|name| rig.pod(name));
+    rig.settle("first");
+    rig.add(&ended).success();
+    rig.published("ended");
+    spoil(&mut rig);
+    let mark = rig.server.mark();
+    rig.add(&known).success();
+    rig.node.check(&ended).success();
+    rig.del(&ended).success();
+    let during = rig.server.requests_since(mark);
+    assert!(during.iter().all(|one| one.verb != Verb::Get), "{:?}", calls(&during));
+    let late = rig.pod("late");
+    rig.server.delete("pods", NAMESPACE, "ended").unwrap();
+    let mark = rig.server.mark();
+    mend(&mut rig);
+    rig.await_watch(mark, "pods");
+    rig.add(&late).success();
+    rig.published("known");
+    rig.published("late");
+    let after = rig.server.requests_since(mark);
+    assert!(after.iter().all(|one| one.verb != Verb::Get), "{:?}", calls(&after));
+    rig.del(&known).success();
+}
+
+#[test]
+fn connections_that_are_reset() {
+    outlived(|_| {}, |rig| rig.server.reset_connections());
+}
+
+#[test]
+fn a_history_that_is_forgotten() {
+    outlived(
+        |_| {},
+        |rig| {
+            let mark = rig.server.mark();
+            // At once, before a bookmark says where to go on.
+            rig.server.compact();
+            rig.server.reset_connections();
+            // Everything is listed again.
+            let lists = |one: &Request| one.verb == Verb::List && one.resource == "pods";
+            assert!(rig.server.wait_for(mark, |requests| requests.iter().any(lists)));
+        },
+    );
+}
+
+#[test]
+fn a_server_that_is_away() {
+    outlived(|rig| rig.server.stop(), |rig| rig.server.start_again().unwrap());
+}
+
+#[test]
+fn a_listener_that_is_closed_while_a_watch_ends() {
+    outlived(
+        |rig| {
+            rig.server.refuse_connections();
+            rig.server.reset_connections();
+        },
+        |rig| rig.server.start_again().unwrap(),
+    );
+}
+
+#[test]
+fn a_server_that_is_overloaded() {
+    outlived(
+        |rig| {
+            rig.server.faults().always(When::any(), Fault::AnswerRetryAfter(429, 1));
+            rig.server.reset_connections();
+        },
+        |rig| rig.server.faults().clear(),
+    );
+}
+
+#[test]
+fn a_server_that_fails_in_every_way() {
+    outlived(
+        |rig| {
+            let faults = rig.server.faults();
+            faults.times(1, When::verb(Verb::Patch), Fault::Reset);
+            faults.times(1, When::verb(Verb::Patch), Fault::Answer(504));
+            faults.times(
+                1,
+                When::on(Verb::Watch, "pods"),
+                Fault::CutOff { after: 0, how: CutOff::Error(500) },
+            );
+            faults.times(
+                1,
+                When::on(Verb::Watch, "pods"),
+                Fault::CutOff { after: 0, how: CutOff::Error(410) },
+            );
+            let lists = || When::on(Verb::List, "pods");
+            faults.times(1, lists(), Fault::CutOff { after: 0, how: CutOff::Reset });
+            faults.times(1, lists(), Fault::CutOff { after: 0, how: CutOff::End });
+            let last = faults.times(1000, lists(), Fault::Answer(504));
+            rig.server.reset_connections();
+            assert!(eventually(PATIENCE, || rig.server.faults().hits(last) > 0));
+        },
+        |rig| rig.server.faults().clear(),
+    );
+}
+
+#[test]
+fn watches_that_break_off_at_once() {
+    outlived(
+        |rig| {
+            let fault = Fault::CutOff { after: 0, how: CutOff::End };
+            let fault = rig.server.faults().always(When::on(Verb::Watch, "pods"), fault);
+            rig.server.reset_connections();
+            assert!(eventually(PATIENCE, || rig.server.faults().hits(fault) > 2));
+        },
+        |rig| rig.server.faults().clear(),
+    );
+}
+
+#[test]
+fn a_certificate_that_is_not_trusted() {
+    outlived(
+        |rig| {
+            rig.server.foreign_certificate().unwrap();
+            rig.server.reset_connections();
+        },
+        |rig| rig.server.own_certificate().unwrap(),
+    );
+}
+
+#[test]
+fn a_token_that_expired_and_its_file_that_is_renewed() {
+    let mut rig = Rig::new(&Options::default());
+    let token = rig.node.path("token");
+    fs::write(&token, TOKEN).unwrap();
+    rig.server.kubeconfig(&rig.node.path("kubeconfig"), &Credential::TokenFile(&token)).unwrap();
+    rig.start();
+    rig.settle("first");
+    let known = rig.pod("known");
+    rig.settle("second");
+    rig.server.accept_tokens(&["renewed"]);
+    rig.server.reset_connections();
+    let mark = rig.server.mark();
+    rig.add(&known).success();
+    assert!(rig.server.wait_for(mark, |requests| requests.iter().any(|one| one.answer == Some(401))));
+    let late = rig.pod("late");
+    let mark = rig.server.mark();
+    fs::write(&token, "renewed").unwrap();
+    rig.await_watch(mark, "pods");
+    rig.published("known");
+    rig.add(&late).success();
+}
+
+#[test]
+fn an_authority_that_changed_with_the_kubeconfig() {
+    let mut rig = Rig::started();
+    rig.settle("first");
+    rig.server.rotate_authority().unwrap();
+    rig.server.reset_connections();
+    let late = rig.pod("late");
+    let mark = rig.server.mark();
+    let token = Credential::Token(TOKEN);
+    rig.server.kubeconfig(&rig.node.path("kubeconfig"), &token).unwrap();
+    rig.await_watch(mark, "pods");
+    rig.add(&late).success();
+}
+
+#[test]
+fn a_server_that_is_away_for_long_is_seen_in_the_status() {
+    let mut rig = Rig::started();
+    let known = rig.pod("known");
+    rig.settle("first");
+    assert_eq!(rig.trouble("pods of this node"), None);
+    rig.server.stop();
+    rig.add(&known).success();
+    for (object, text) in [
+        ("pods of this node", "the last known objects stay in force: GET /api/v1/pods"),
+        ("namespaces", "not followed for 1"),
+        ("network-status", "of 1 pods not published for 1"),
+    ] {
+        rig.await_trouble(object, Duration::from_secs(40), text);
+    }
+    rig.node.check(&known).success();
+    rig.server.start_again().unwrap();
+    assert!(
+        eventually(PATIENCE * 2, || {
+            [
+                "pods of this node",
+                "namespaces",
+                "network-attachment-definitions",
+                "multi-networkpolicies",
+                "network-status",
+            ]
+            .iter()
+            .all(|object| rig.trouble(object).is_none())
+        }),
+        "{:#}",
+        rig.node.ctl(&["status"]).unwrap()
+    );
+    rig.published("known");
+    let log = rig.node.stop().unwrap();
+    let told = log.lines().filter(|line| line.contains("not followed; it will be tried again")).count();
+    assert_eq!(told, 4, "one line for each kind, not for each try:\n{log}");
+    assert_eq!(log.matches("followed again").count(), 4, "{log}");
+}
+
+#[test]
+fn a_watch_that_is_silent_does_not_keep_a_pod_waiting() {
+    let rig = Rig::started();
+    rig.settle("first");
+    // From now on the watch of the pods is half an event, and no end of it.
+    let fault = Fault::CutOff { after: 0, how: CutOff::Silence };
+    rig.server.faults().times(1, When::on(Verb::Watch, "pods"), fault);
+    let mark = rig.server.mark();
+    rig.server.reset_connections();
+    rig.await_watch(mark, "pods");
+    let pod = rig.pod("a");
+    let mark = rig.server.mark();
+    rig.add(&pod).success();
+    rig.published("a");
+    assert_eq!(
+        calls(&rig.server.requests_since(mark)),
+        [(Verb::Get, "pods shop/a".to_owned()), (Verb::Patch, "pods/status shop/a".to_owned())]
+    );
+}

@@ -1,0 +1,172 @@
+//! The network-status of pods, written to a server that refuses, fails, or has another pod by then.
+
+use std::time::Duration;
+
+use netattach_tests::api_server::{Fault, ForeignUid, Options, Verb, When};
+use netattach_tests::manifest::NAMESPACE;
+use netattach_tests::traffic::{PATIENCE, eventually};
+use serde_json::{Value, json};
+
+use crate::rig::{LABEL, NODE, Rig, STATUS, object};
+
+fn on_status() -> When {
+    When::on(Verb::Patch, "pods/status")
+}
+
+#[test]
+fn a_write_that_fails_is_tried_again_until_it_succeeds() {
+    let rig = Rig::started();
+    rig.server.faults().times(1, on_status(), Fault::Answer(500));
+    rig.server.faults().times(1, on_status(), Fault::Answer(503));
+    let mark = rig.server.mark();
+    let pod = rig.pod("a");
+    rig.add(&pod).success();
+    rig.published("a");
+    assert_eq!(rig.writes(mark, "a"), [Some(500), Some(503), Some(200)]);
+    let bodies: Vec<Value> = rig
+        .server
+        .requests_since(mark)
+        .into_iter()
+        .filter(|one| one.verb == Verb::Patch)
+        .map(|one| one.body)
+        .collect();
+    assert_eq!((&bodies[0], &bodies[1]), (&bodies[1], &bodies[2]));
+}
+
+#[test]
+fn a_server_that_asks_for_a_pause_gets_it() {
+    let rig = Rig::started();
+    rig.server.faults().times(1, on_status(), Fault::AnswerRetryAfter(429, 3));
+    let mark = rig.server.mark();
+    let pod = rig.pod("a");
+    rig.add(&pod).success();
+    rig.published("a");
+    let requests = rig.server.requests_since(mark);
+    let at: Vec<_> = requests.iter().filter(|one| one.verb == Verb::Patch).map(|one| one.at).collect();
+    assert_eq!(at.len(), 2);
+    assert!(at[1] - at[0] >= Duration::from_secs(3), "{:?}", at[1] - at[0]);
+}
+
+#[test]
+fn the_status_of_a_pod_that_is_gone_is_dropped() {
+    let rig = Rig::started();
+    let pod = rig.pod("a");
+    rig.settle("first");
+    rig.server.faults().hold_watches("pods");
+    rig.server.delete("pods", NAMESPACE, "a").unwrap();
+    let mark = rig.server.mark();
+    rig.add(&pod).success();
+    assert!(eventually(PATIENCE, || rig.writes(mark, "a") == [Some(404)]), "{:?}", rig.writes(mark, "a"));
+    rig.settle("b");
+    rig.server.faults().release_watches("pods");
+    rig.settle("c");
+    assert_eq!(rig.writes(mark, "a"), [Some(404)]);
+    rig.del(&pod).success();
+}
+
+/// A pod was replaced by another of its name, which the agent has not been told of.
+fn replaced(foreign_uid: ForeignUid) -> (Rig, usize) {
+    let mut rig = Rig::new(&Options { foreign_uid, ..Options::default() });
+    rig.start();
+    let pod = rig.pod("a");
+    rig.settle("first");
+    rig.server.faults().hold_watches("pods");
+    rig.server.delete("pods", NAMESPACE, "a").unwrap();
+    let mut next = object("a", NODE);
+    next["metadata"]["uid"] = json!("uid-of-the-next");
+    rig.server.create(&next).unwrap();
+    let mark = rig.server.mark();
+    rig.add(&pod).success();
+    (rig, mark)
+}
+
+fn untouched(rig: &Rig) {
+    let metadata = rig.server.get("pods", NAMESPACE, "a").unwrap()["metadata"].take();
+    assert_eq!((&metadata["annotations"][STATUS], metadata["labels"].get(LABEL)), (&Value::Null, None));
+}
+
+#[test]
+fn the_status_of_a_pod_never_becomes_that_of_its_successor() {
+    let (rig, mark) = replaced(ForeignUid::Invalid);
+    assert!(eventually(PATIENCE, || rig.writes(mark, "a") == [Some(422)]), "{:?}", rig.writes(mark, "a"));
+    rig.settle("b");
+    rig.server.faults().release_watches("pods");
+    rig.settle("c");
+    assert_eq!(rig.writes(mark, "a"), [Some(422)]);
+    untouched(&rig);
+}
+
+#[test]
+fn nor_where_the_server_calls_that_a_conflict() {
+    let (rig, mark) = replaced(ForeignUid::Conflict);
+    assert!(
+        eventually(PATIENCE, || rig.writes(mark, "a").len() >= 2),
+        "it is tried until the watch shows the other"
+    );
+    rig.server.faults().release_watches("pods");
+    rig.settle("b");
+    let tried = rig.writes(mark, "a");
+    assert!(tried.iter().all(|answer| *answer == Some(409)), "{tried:?}");
+    std::thread::sleep(Duration::from_secs(5));
+    assert_eq!(rig.writes(mark, "a"), tried);
+    untouched(&rig);
+}
+
+#[test]
+fn what_is_over_before_it_could_be_written_is_never_written() {
+    let rig = Rig::started();
+    let pod = rig.pod("a");
+    let fault = rig.server.faults().always(on_status(), Fault::Answer(503));
+    let mark = rig.server.mark();
+    rig.add(&pod).success();
+    assert!(eventually(PATIENCE, || rig.server.faults().hits(fault) >= 1));
+    rig.del(&pod).success();
+    rig.server.faults().lift(fault);
+    rig.settle("b");
+    let answers = rig.writes(mark, "a");
+    assert!(answers.iter().all(|answer| *answer == Some(503)), "{answers:?}");
+    // The newest is written, once.
+    let fault = rig.server.faults().always(on_status(), Fault::Answer(503));
+    for _ in 0..3 {
+        rig.add(&pod).success();
+        rig.del(&pod).success();
+    }
+    rig.add(&pod).success();
+    rig.server.faults().lift(fault);
+    let mark = rig.server.mark();
+    rig.published("a");
+    rig.settle("c");
+    assert_eq!(rig.writes(mark, "a").iter().filter(|answer| **answer == Some(200)).count(), 1);
+}
+
+#[test]
+fn an_agent_that_was_restarted_writes_what_differs() {
+    let mut rig = Rig::started();
+    let [same, lost, over] = ["same", "lost", "over"].map(|name| rig.pod(name));
+    for pod in [&same, &lost, &over] {
+        rig.add(pod).success();
+        rig.published(&pod.name);
+    }
+    rig.node.stop().unwrap();
+    let nothing = json!({"metadata": {"annotations": {STATUS: null}, "labels": {LABEL: null}}});
+    rig.server.patch("pods", NAMESPACE, "lost", &nothing).unwrap();
+    // A pod that claims what no agent gave it.
+    let mut forged = object("forged", NODE);
+    forged["metadata"]["labels"] = json!({LABEL: ""});
+    forged["metadata"]["annotations"][STATUS] =
+        json!("[{\"name\": \"shop/lan-a\", \"ips\": [\"10.61.0.7\"]}]");
+    rig.server.create(&forged).unwrap();
+    let mark = rig.server.mark();
+    rig.start();
+    rig.published("lost");
+    assert!(eventually(PATIENCE, || {
+        let metadata = rig.server.get("pods", NAMESPACE, "forged").unwrap()["metadata"].take();
+        metadata["annotations"][STATUS].is_null() && metadata["labels"].get(LABEL).is_none()
+    }));
+    rig.settle("b");
+    let written = ["same", "lost", "over", "forged"].map(|name| rig.writes(mark, name).len());
+    let requests = rig.server.requests_since(mark);
+    let bodies: Vec<_> =
+        requests.iter().filter(|one| one.verb == Verb::Patch).map(|one| (one.subject(), &one.body)).collect();
+    assert_eq!(written, [0, 1, 0, 1], "{bodies:#?}");
+}

@@ -1,0 +1,218 @@
+//! The first sync, kinds that are not served, objects that cannot be read.
+
+use std::time::Duration;
+
+use netattach_tests::api_server::{Fault, Options, Verb, When};
+use netattach_tests::manifest::NAMESPACE;
+use netattach_tests::traffic::{PATIENCE, eventually, stretched};
+use netattach_tests::{Outcome, Pod};
+use serde_json::json;
+
+use crate::rig::{NODE, Rig, calls, object, timed};
+
+/// An agent with a server that does not give it what it needs: ADD is answered with code 11 within a second, and says
+/// why.
+fn refused_until_synced(spoil: impl FnOnce(&mut Rig), why: &str, mend: impl FnOnce(&mut Rig)) {
+    let mut rig = Rig::new(&Options::default());
+    let pod = rig.pod("a");
+    spoil(&mut rig);
+    rig.node.start_serving().unwrap();
+    let mut said = String::new();
+    let is_said = eventually(PATIENCE, || {
+        let (took, outcome) = timed(&rig.call("ADD", &pod));
+        assert!(took < stretched(Duration::from_secs(1)), "{took:?}");
+        let (code, message) = outcome.failure();
+        assert_eq!(code, 11, "{message}");
+        said = message;
+        said.contains(why)
+    });
+    assert!(is_said, "{why} is not said: {said}");
+    mend(&mut rig);
+    let mut last = Outcome { exit: 1, json: json!(null) };
+    let attached = eventually(PATIENCE, || {
+        last = rig.add(&pod);
+        last.exit == 0
+    });
+    assert!(attached, "{last:?}");
+}
+
+#[test]
+fn an_add_before_the_first_sync_fails_at_once_when_the_server_is_overloaded() {
+    refused_until_synced(
+        |rig| {
+            rig.server.faults().always(When::on(Verb::List, "pods"), Fault::Answer(503));
+        },
+        "pods of this node: GET /api/v1/pods: 503 ",
+        |rig| rig.server.faults().clear(),
+    );
+}
+
+#[test]
+fn an_add_before_the_first_sync_fails_at_once_when_the_server_is_away() {
+    refused_until_synced(
+        |rig| rig.server.stop(),
+        "namespaces: GET /api/v1/namespaces: ",
+        |rig| {
+            rig.server.start_again().unwrap();
+        },
+    );
+}
+
+#[test]
+fn an_add_before_the_first_sync_fails_at_once_when_the_token_is_refused() {
+    refused_until_synced(
+        |rig| rig.server.accept_tokens(&[]),
+        "401 Unauthorized",
+        |rig| {
+            rig.server.accept_tokens(&[netattach_tests::api_server::TOKEN]);
+        },
+    );
+}
+
+#[test]
+fn an_add_before_the_first_sync_fails_at_once_when_the_certificate_is_not_trusted() {
+    refused_until_synced(
+        |rig| rig.server.foreign_certificate().unwrap(),
+        "certificate",
+        |rig| {
+            rig.server.own_certificate().unwrap();
+        },
+    );
+}
+
+#[test]
+fn an_add_before_the_first_sync_fails_at_once_when_the_server_does_not_answer() {
+    refused_until_synced(
+        |rig| {
+            rig.server.faults().times(1, When::on(Verb::List, "pods"), Fault::Delay(Duration::from_secs(8)));
+        },
+        "pods of this node are being read",
+        |_| {},
+    );
+}
+
+#[test]
+fn lists_come_in_pages_and_watches_begin_where_they_end() {
+    let mut rig = Rig::new(&Options::default());
+    for number in 0..210 {
+        rig.server.create(&object(&format!("p{number}"), NODE)).unwrap();
+        rig.server.create(&object(&format!("q{number}"), "another")).unwrap();
+    }
+    rig.start();
+    let requests = rig.server.requests();
+    let of_pods = |verb: Verb| requests.iter().filter(move |one| one.verb == verb && one.resource == "pods");
+    let pages: Vec<_> = of_pods(Verb::List)
+        .map(|one| {
+            (
+                one.query["fieldSelector"].as_str(),
+                one.query["limit"].as_str(),
+                one.query.contains_key("continue"),
+            )
+        })
+        .collect();
+    let page = |goes_on: bool| ("spec.nodeName=node-1", "100", goes_on);
+    assert_eq!(pages, [page(false), page(true), page(true)]);
+    let watch = of_pods(Verb::Watch).next().unwrap();
+    assert_eq!(watch.query["fieldSelector"], "spec.nodeName=node-1");
+    assert_eq!(watch.query["allowWatchBookmarks"], "true");
+    // 423 objects on the server, whose versions begin at 1000.
+    assert_eq!(watch.query["resourceVersion"], "1423");
+    let pod = Pod::new("p200").unwrap();
+    rig.add(&pod).success();
+}
+
+#[test]
+fn the_older_version_of_policies_is_followed_where_the_newer_one_is_not_served() {
+    let mut rig = Rig::new(&Options::default());
+    rig.server.serve("multi-networkpolicies", Some("v1beta2"), false).unwrap();
+    rig.start();
+    let requests = rig.server.requests();
+    let watched =
+        requests.iter().find(|one| one.verb == Verb::Watch && one.resource == "multi-networkpolicies");
+    assert_eq!(watched.unwrap().api_version, "k8s.cni.cncf.io/v1beta1");
+}
+
+#[test]
+fn kinds_that_are_not_served_are_asked_for_again() {
+    let mut rig = Rig::new(&Options::default());
+    for resource in ["multi-networkpolicies", "network-attachment-definitions"] {
+        rig.server.serve(resource, None, false).unwrap();
+    }
+    rig.node.start().unwrap();
+    let without = Pod::new("plain").unwrap();
+    let mut plain = object("plain", NODE);
+    plain["metadata"]["annotations"] = json!({});
+    rig.server.create(&plain).unwrap();
+    let attached = eventually(PATIENCE, || rig.add(&without).exit == 0);
+    assert!(attached, "{:?}", rig.add(&without));
+    let unserved = Some("the API server does not serve this kind".to_owned());
+    for resource in ["multi-networkpolicies", "network-attachment-definitions"] {
+        assert_eq!(rig.trouble(resource), unserved, "{resource}");
+        rig.server.serve(resource, None, true).unwrap();
+    }
+    let mark = rig.server.mark();
+    // They are asked for every 30 s.
+    assert!(eventually(Duration::from_secs(60), || rig.trouble("network-attachment-definitions").is_none()));
+    rig.await_watch(mark, "network-attachment-definitions");
+    let pod = rig.pod("a");
+    rig.add(&pod).success();
+}
+
+#[test]
+fn an_object_that_cannot_be_read_is_a_problem_of_its_own() {
+    let rig = Rig::started();
+    let strange = [
+        ("pods", "labels", json!({"labels": ["x"]}), json!({"nodeName": NODE, "containers": []})),
+        ("pods", "spec", json!({"labels": {}}), json!({"nodeName": NODE, "containers": 7})),
+        ("network-attachment-definitions", "config", json!({}), json!({"config": "{"})),
+        ("multi-networkpolicies", "policy", json!({}), json!({"podSelector": "everything"})),
+        ("namespaces", "labels", json!({"labels": 3}), json!({})),
+    ];
+    for (resource, name, metadata, spec) in strange {
+        let mut object = json!({"metadata": metadata, "spec": spec});
+        object["metadata"]["name"] = json!(name);
+        let namespace = if resource == "namespaces" { "" } else { NAMESPACE };
+        if !namespace.is_empty() {
+            object["metadata"]["namespace"] = json!(namespace);
+        }
+        rig.server.put_as_is(resource, namespace, name, object).unwrap();
+    }
+    let mut large = object("large", NODE);
+    large["metadata"]["annotations"]["example.com/large"] = json!("x".repeat(1 << 20));
+    rig.server.create(&large).unwrap();
+    let mark = rig.server.mark();
+    let (large, good) = (Pod::new("large").unwrap(), rig.pod("good"));
+    let (code, message) = rig.add(&large).failure();
+    assert_eq!(code, 11, "{message}");
+    rig.add(&good).success();
+    rig.published("good");
+    assert!(
+        !calls(&rig.server.requests_since(mark)).iter().any(|(verb, _)| *verb == Verb::List),
+        "no stream died"
+    );
+    let status = rig.node.ctl(&["status"]).unwrap();
+    let mut objects: Vec<&str> =
+        status["source"].as_array().unwrap().iter().map(|row| row["object"].as_str().unwrap()).collect();
+    objects.sort_unstable();
+    // A policy that cannot be read is for no network either.
+    objects.dedup();
+    assert_eq!(
+        objects,
+        [
+            "multi-networkpolicy shop/policy",
+            "namespace labels",
+            "network-attachment-definition shop/config",
+            "pod shop/labels",
+            "pod shop/large",
+            "pod shop/spec",
+        ]
+    );
+    // They are gone with their objects.
+    rig.server.delete("pods", NAMESPACE, "labels").unwrap();
+    rig.server.delete("network-attachment-definitions", NAMESPACE, "config").unwrap();
+    assert!(eventually(PATIENCE, || {
+        let status = rig.node.ctl(&["status"]).unwrap();
+        let gone = ["pod shop/labels", "network-attachment-definition shop/config"];
+        status["source"].as_array().unwrap().iter().all(|row| !gone.iter().any(|gone| row["object"] == *gone))
+    }));
+}

@@ -1,0 +1,127 @@
+//! The programs of a Kubernetes cluster: built from Debian's source package, whose binary packages are the client alone,
+//! and etcd as Debian ships it. Everything is below `target/tools`; nothing is installed.
+//!
+//! The build takes minutes of two processors. It is done once, at low priority, and beside the compile of the tests
+//! ([`Building`]). `recipe` has the steps of the build.
+
+mod recipe;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context, anyhow};
+
+use super::apt;
+use crate::progress::{self, Done, Progress, UserError};
+use crate::{child, tree};
+
+/// The file that says by which recipe the programs were built.
+const STAMP: &str = "recipe";
+const TITLE: &str = "Kubernetes";
+
+/// Directory of the programs of a cluster: `etcd`, `kube-apiserver` and the others.
+pub fn kubernetes() -> PathBuf {
+    tree::tools().join("kubernetes")
+}
+
+/// The programs of a cluster, while a thread builds them.
+pub struct Building {
+    progress: Progress,
+    thread: JoinHandle<anyhow::Result<Done>>,
+}
+
+impl Building {
+    /// Starts to build them, unless they are here. Without `required`, a machine that cannot have them does without.
+    pub fn start(required: bool) -> Self {
+        let progress = Progress::default();
+        let own = progress.clone();
+        Self { progress, thread: thread::spawn(move || ensure(required, &own)) }
+    }
+
+    /// Waits until they are built; shown as a step.
+    ///
+    /// # Errors
+    /// Those of the build, with what its programs said.
+    pub fn wait(self) -> anyhow::Result<()> {
+        let Self { progress, thread } = self;
+        progress::step(TITLE, |shown| {
+            while !thread.is_finished() {
+                shown.note(&progress.current());
+                thread::sleep(Duration::from_millis(100));
+            }
+            thread.join().unwrap_or_else(|_| Err(anyhow!("the thread that builds Kubernetes panicked")))
+        })
+    }
+}
+
+fn ensure(required: bool, progress: &Progress) -> anyhow::Result<Done> {
+    if is_built() {
+        return Ok(Done::Unchanged(versions()?));
+    }
+    if !apt::is_here() {
+        let lacking = "this machine has no apt to get Kubernetes with";
+        return match required {
+            true => Err(UserError::new(lacking, "run the gate on Debian or Ubuntu").into()),
+            false => Ok(Done::Unchanged(format!("{lacking}: tests with it are skipped"))),
+        };
+    }
+    match build(progress) {
+        Ok(()) => Ok(Done::Changed(format!("{} built", versions()?))),
+        Err(error) if !required => {
+            Ok(Done::Unchanged(format!("not to be had: {error:#}; tests with it are skipped")))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the programs are those of this recipe.
+fn is_built() -> bool {
+    fs::read_to_string(kubernetes().join(STAMP)).is_ok_and(|stamp| stamp == recipe::stamp())
+}
+
+fn build(progress: &Progress) -> anyhow::Result<()> {
+    // Of a fixed name, so that what an interrupted build left is removed by the next one.
+    let scratch = tree::tools().join("kubernetes-build");
+    remove(&scratch)?;
+    fs::create_dir_all(&scratch).with_context(|| format!("create {}", scratch.display()))?;
+    let made = recipe::follow(&scratch, progress).and_then(|programs| {
+        fs::write(programs.join(STAMP), recipe::stamp())
+            .context("note by which recipe Kubernetes was built")?;
+        remove(&kubernetes())?;
+        fs::rename(&programs, kubernetes()).context("put the programs of Kubernetes into place")
+    });
+    made.and(remove_later(&scratch))
+}
+
+/// Starts to remove a directory, which takes a minute on some file systems.
+fn remove_later(directory: &Path) -> anyhow::Result<()> {
+    let mut remove = Command::new("nice");
+    remove.args(["rm", "-rf", "--"]).arg(directory);
+    remove.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+    remove.spawn().with_context(|| format!("remove {}", directory.display()))?;
+    Ok(())
+}
+
+fn remove(directory: &Path) -> anyhow::Result<()> {
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("remove {}", directory.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What the programs say that they are.
+fn versions() -> anyhow::Result<String> {
+    let say = |program: &str| {
+        let words = child::ask(Command::new(kubernetes().join(program)).arg("--version"));
+        words.with_context(|| format!("{program} does not start"))
+    };
+    let etcd = say("etcd")?;
+    let etcd = etcd.lines().next().and_then(|line| line.rsplit(' ').next()).unwrap_or_default();
+    let kubernetes = say("kube-apiserver")?;
+    Ok(format!("{kubernetes}, etcd {etcd}"))
+}
