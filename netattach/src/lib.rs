@@ -44,14 +44,20 @@
 //! | [`mac`] | Ethernet addresses | no |
 //! | `crash`, `model` | for tests only: a crash at every point; a model checker | |
 
+// What only the agent and the command line use is unused in the fuzz targets' build, which has neither.
+#![cfg_attr(not(feature = "executables"), allow(dead_code, unused_imports))]
+
+#[cfg(feature = "executables")]
 pub mod agent;
 pub mod attach;
 mod bounded;
 pub mod bpf;
 pub mod budget;
 mod cidr;
+#[cfg(feature = "executables")]
 pub mod cli;
 pub mod cni;
+#[cfg(feature = "executables")]
 pub mod cri;
 pub mod delegate;
 mod descriptors;
@@ -63,7 +69,9 @@ mod file_version;
 pub mod hooks;
 pub mod ipam;
 pub mod journal;
+#[cfg(feature = "executables")]
 pub mod kube;
+#[cfg(feature = "executables")]
 pub mod kubelet;
 pub mod link;
 pub mod mac;
