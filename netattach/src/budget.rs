@@ -185,6 +185,20 @@ pub const POLICIES_OF_CLUSTER: Budget = Budget {
     origin: "policy's author",
     ..file("policies of a cluster", 64 << 20, "the policy's rules; what it selects is isolated", None)
 };
+/// Nodes that are known of a cluster.
+pub const NODES_OF_CLUSTER: Budget = Budget {
+    origin: "who makes nodes",
+    unit: "nodes",
+    ..file("nodes of a cluster", 16_384, "the node: no route leads to it", None)
+};
+/// `spec.podCIDRs` of a node: one of each family.
+pub const POD_CIDRS: Budget = Budget { unit: "ranges", ..of_node("podCIDRs of a node", 2) };
+/// `status.addresses` of a node.
+pub const NODE_ADDRESSES: Budget = Budget { unit: "addresses", ..of_node("addresses of a node", 64) };
+
+const fn of_node(what: &'static str, most: usize) -> Budget {
+    Budget { origin: NODES_OF_CLUSTER.origin, ..object(what, most) }
+}
 /// Labels, annotations in use and ports of all its objects: each takes up to 150 bytes of memory.
 pub const ENTRIES: Budget = Budget {
     what: "labels, annotations and ports of a manifest",
@@ -229,7 +243,7 @@ pub const CACHED_VALUES: Budget =
 pub const LEASE: Budget = file("lease", 64 << 10, "the lease; its address is not given", None);
 
 /// All limits, in the order of `docs/budgets.md`.
-pub const TABLE: [&Budget; 51] = [
+pub const TABLE: [&Budget; 54] = [
     &ANNOTATION,
     &SELECTIONS,
     &ATTACHMENTS,
@@ -262,6 +276,9 @@ pub const TABLE: [&Budget; 51] = [
     &RESULT_ROUTES,
     &DEFINITIONS_OF_CLUSTER,
     &POLICIES_OF_CLUSTER,
+    &NODES_OF_CLUSTER,
+    &POD_CIDRS,
+    &NODE_ADDRESSES,
     &MANIFEST,
     &OBJECTS,
     &ENTRIES,

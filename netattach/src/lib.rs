@@ -10,6 +10,7 @@
 //! | [`npwg`] | the multi-network standard: selections, definitions, status | no |
 //! | [`objects`] | the model: pods, namespaces, definitions and policies, as every source gives them | no |
 //! | [`source`] | reads objects from their sources | files |
+//! | [`builtin`] | the pod network that the agent makes where there is no other: its configuration and routes | no |
 //! | [`kubelet`] | asks the kubelet which devices it gave to a pod | its socket, files |
 //! | [`spec`], [`step`] | the elements of a plan: desired kernel objects; steps and their outputs | no |
 //! | [`plan`], [`link`] | turns a request and the facts about the node into ordered steps with inverses | no |
@@ -53,6 +54,7 @@ pub mod attach;
 mod bounded;
 pub mod bpf;
 pub mod budget;
+pub mod builtin;
 mod cidr;
 #[cfg(feature = "executables")]
 pub mod cli;

@@ -313,6 +313,9 @@ pub struct Route {
     /// Maximum segment size to advertise, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub advmss: Option<u32>,
+    /// Number of who installs it (`rtm_protocol`); that of an administrator (`RTPROT_STATIC`) when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<u8>,
 }
 
 impl Route {
@@ -333,6 +336,7 @@ impl Route {
             scope: None,
             mtu: None,
             advmss: None,
+            protocol: None,
         }
     }
 }

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::policy_settings::{AlwaysAllow, Overflow, PolicyTypes, WrittenCommonRules};
 use super::settings_file::{self, SettingsFileError};
 use crate::attach::{DefaultNetwork, InvalidDefaultNetwork, RepeatedAdd, standalone};
+use crate::builtin::{self, InvalidSettings, ThisNode};
 use crate::cni::CniError;
 use crate::cni::identifier::check_network_name;
 use crate::delegate::DEFAULT_DIRECTORY;
@@ -57,8 +58,8 @@ pub struct Arguments {
     /// Directory of the pinned BPF programs and maps [default: /sys/fs/bpf/netattach].
     #[arg(long, value_name = "DIR")]
     pub bpffs: Option<PathBuf>,
-    /// The network that every pod gets: NAMESPACE/NAME or NAME of a definition, or the path of a CNI configuration or
-    /// of a directory of them [default: kube-system/default].
+    /// The network that every pod gets: NAMESPACE/NAME or NAME of a definition, the path of a CNI configuration or of a
+    /// directory of them, or builtin [default: kube-system/default].
     #[arg(long, value_name = "NETWORK")]
     pub default_network: Option<String>,
     /// Directory of other CNI plugins; may be repeated [default: /opt/cni/bin].
@@ -92,6 +93,8 @@ pub struct Settings {
     default_network: String,
     /// Namespace of a default network that is given without one.
     pub default_network_namespace: String,
+    /// The network that the agent makes where it is the only one.
+    pub builtin: builtin::Settings,
     /// Restricts pods to networks of their own namespace and of [`Settings::global_namespaces`].
     namespace_isolation: bool,
     /// Namespaces whose networks every pod may use.
@@ -129,8 +132,8 @@ pub struct Settings {
     pub repeated_add: RepeatedAdd,
     /// The directions that a policy without `policyTypes` isolates.
     pub policy_types_inference: PolicyTypes,
-    /// Whether NetworkPolicies are enforced on the pods' default networks.
-    pub network_policy: bool,
+    /// See [`Settings::network_policy`].
+    network_policy: Option<bool>,
     /// Prefixes that pass every policy.
     pub always_allow: AlwaysAllow,
     /// Rules that apply in addition to the policies.
@@ -299,6 +302,9 @@ pub enum SettingsError {
     /// The default network is neither a name nor a path.
     #[error("defaultNetwork")]
     DefaultNetwork(#[from] InvalidDefaultNetwork),
+    /// The network that the agent makes cannot be made so.
+    #[error(transparent)]
+    Builtin(#[from] InvalidSettings),
     /// A value is not a valid namespace name.
     #[error("{key}: {value:?} is not the name of a namespace")]
     Namespace {
@@ -355,6 +361,7 @@ impl Default for Settings {
             bpffs: "/sys/fs/bpf/netattach".into(),
             default_network: "kube-system/default".into(),
             default_network_namespace: "kube-system".into(),
+            builtin: builtin::Settings::default(),
             namespace_isolation: false,
             global_namespaces: vec!["default".into()],
             cni_bin_dirs: vec!["/opt/cni/bin".into()],
@@ -373,7 +380,7 @@ impl Default for Settings {
             unsupported_port_mappings: UnsupportedPortMappings::default(),
             repeated_add: RepeatedAdd::default(),
             policy_types_inference: PolicyTypes::default(),
-            network_policy: false,
+            network_policy: None,
             always_allow: AlwaysAllow::default(),
             common_rules: WrittenCommonRules::default(),
             on_overflow: Overflow::default(),
@@ -464,7 +471,11 @@ impl Settings {
             (true, true) => drop(self.node_name()?),
             (false, false) => {}
         }
-        self.default_network()?;
+        let is_builtin = self.default_network()? == DefaultNetwork::Builtin;
+        self.builtin.validate()?;
+        if is_builtin && !kubernetes.enabled && self.builtin.pod_cidrs.is_empty() {
+            return Err(InvalidSettings::NoRange.into());
+        }
         namespace("defaultNetworkNamespace".into(), &self.default_network_namespace)?;
         for (index, name) in self.global_namespaces.iter().enumerate() {
             namespace(format!("globalNamespaces[{index}]"), name)?;
@@ -519,9 +530,24 @@ impl Settings {
     /// The network that every pod gets.
     ///
     /// # Errors
-    /// [`SettingsError::DefaultNetwork`].
-    pub fn default_network(&self) -> Result<DefaultNetwork, SettingsError> {
-        Ok(self.default_network.parse()?)
+    /// [`InvalidDefaultNetwork`].
+    pub fn default_network(&self) -> Result<DefaultNetwork, InvalidDefaultNetwork> {
+        self.default_network.parse()
+    }
+
+    /// Whether NetworkPolicies are enforced on the pods' default networks: as it is set, else where the agent makes the
+    /// default network, because nobody else does it there.
+    pub fn network_policy(&self) -> bool {
+        self.network_policy.unwrap_or_else(|| self.default_network() == Ok(DefaultNetwork::Builtin))
+    }
+
+    /// This node, and where the ranges of its pods are from.
+    ///
+    /// # Errors
+    /// [`SettingsError::NodeName`], with a cluster as the source.
+    pub fn this_node(&self) -> Result<ThisNode, SettingsError> {
+        let name = self.kubernetes.enabled.then(|| self.node_name()).transpose()?;
+        Ok(ThisNode { name, pod_cidrs: self.builtin.pod_cidrs.clone() })
     }
 
     /// Which namespaces may use which networks.
@@ -533,7 +559,7 @@ impl Settings {
         let default_network = match self.default_network()? {
             DefaultNetwork::Definition(network) => Some(network),
             DefaultNetwork::Name(name) => Some(NetworkRef::new(&self.default_network_namespace, name)),
-            DefaultNetwork::Path(_) => None,
+            DefaultNetwork::Path(_) | DefaultNetwork::Builtin => None,
         };
         let isolation = self.namespace_isolation.then_some(Isolation { global_namespaces });
         Ok(Restrictions { default_network, isolation })

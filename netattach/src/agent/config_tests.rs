@@ -33,7 +33,7 @@ fn mistakes_are_named() {
     assert!(read(&[]).starts_with("no source: give --source DIR"));
     assert_eq!(
         read(&["--source", "/a", "--default-network", "x/"]),
-        "defaultNetwork: \"x/\" is neither NAMESPACE/NAME of a definition, nor the name of a network, nor an absolute path"
+        "defaultNetwork: \"x/\" is neither NAMESPACE/NAME of a definition, nor the name of a network, nor an absolute path, nor builtin"
     );
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("netattachd.yaml");
@@ -51,6 +51,15 @@ fn mistakes_are_named() {
             "delegation: {exec: [bridge, vlan]}",
             "delegation.exec[1]: \"vlan\" is not built in, so it is executed anyway; the built-in types are bridge, ipvlan, loopback, macvlan, veth, host-local, static",
         ),
+        (
+            "defaultNetwork: builtin",
+            "defaultNetwork: builtin takes the addresses of pods from the node's podCIDRs, which a directory of manifests \
+             does not have: set builtin.podCIDRs, such as [10.244.1.0/24], different on each node",
+        ),
+        (
+            "builtin: {podCIDRs: [10.1.0.0/24, 10.2.0.0/24]}",
+            "builtin.podCIDRs: 10.2.0.0/24 is the second of its family: at most one of IPv4 and one of IPv6",
+        ),
         ("defaultNetworkNamespace: ''", "defaultNetworkNamespace: \"\" is not the name of a namespace"),
     ];
     for (text, message) in table {
@@ -62,6 +71,27 @@ fn mistakes_are_named() {
         read(&["--config", file.to_str().unwrap()]),
         format!("configuration {}: key sauce is not known; the nearest key is source", file.display())
     );
+}
+
+#[test]
+fn network_policies_are_enforced_where_nobody_else_does_it_unless_the_setting_says_otherwise() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("netattachd.yaml");
+    let enforced = |text: &str| {
+        std::fs::write(&file, format!("source: /a\nbuiltin: {{podCIDRs: [10.1.0.0/24]}}\n{text}")).unwrap();
+        let arguments = Arguments::parse_from(["netattachd", "--config", file.to_str().unwrap()]);
+        Settings::read(arguments).unwrap().network_policy()
+    };
+    let table = [
+        ("", false),
+        ("networkPolicy: true", true),
+        ("defaultNetwork: builtin", true),
+        ("defaultNetwork: builtin\nnetworkPolicy: false", false),
+        ("defaultNetwork: builtin\nnetworkPolicy: true", true),
+    ];
+    for (text, expected) in table {
+        assert_eq!(enforced(text), expected, "{text}");
+    }
 }
 
 /// A row of the table in `docs/configuration.md`: key, option, default.
@@ -106,6 +136,7 @@ fn is_option_of(option: &str, key: &str) -> bool {
 
 fn as_yaml(default: &serde_json::Value) -> String {
     match default {
+        serde_json::Value::Null => "unset".to_owned(),
         serde_json::Value::String(text) if text.is_empty() => "none".to_owned(),
         serde_json::Value::String(text) => text.clone(),
         serde_json::Value::Array(items) => {

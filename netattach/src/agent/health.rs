@@ -22,7 +22,7 @@ use crate::descriptors;
 use crate::error_chain::Chain;
 use crate::netlink::FilterWatch;
 use crate::npwg::{Definition, NetworkRef};
-use crate::objects::Identity;
+use crate::objects::{Identity, Node, Objects};
 use crate::plan::gc::Defined;
 use crate::plan::resolve::Network;
 use crate::rpc::message::{Condition, Readiness};
@@ -426,13 +426,13 @@ async fn follow(
 ) {
     loop {
         let looking = Arc::clone(&health);
-        let definitions = health.source.snapshot().definitions.identity();
+        let known = Known::of(&health.source.snapshot());
         // The join error is a panic, which the panic hook has reported; the next look is another try.
         let _ = tokio::task::spawn_blocking(move || which(&looking).take(|| look(&looking))).await;
         // All three futures may be dropped at any time: a change stays unseen, a request is kept, and the sleep starts
         // anew.
         tokio::select! {
-            changed = other_definitions(&mut changes, &*health.source, definitions) => {
+            changed = other_networks(&mut changes, &*health.source, known) => {
                 if changed.is_err() {
                     return;
                 }
@@ -443,13 +443,30 @@ async fn follow(
     }
 }
 
-/// Waits until the source has different definitions. No look depends on pods and policies, which change more often.
-async fn other_definitions(
+/// The objects that looks depend on.
+struct Known {
+    definitions: Identity<NetworkRef, Definition>,
+    nodes: Identity<String, Arc<Node>>,
+}
+
+impl Known {
+    fn of(objects: &Objects) -> Self {
+        Self { definitions: objects.definitions.identity(), nodes: objects.nodes.identity() }
+    }
+
+    fn is_of(&self, objects: &Objects) -> bool {
+        self.definitions.is_of(&objects.definitions) && self.nodes.is_of(&objects.nodes)
+    }
+}
+
+/// Waits until the source has different definitions or nodes. No look depends on pods and policies, which change more
+/// often.
+async fn other_networks(
     changes: &mut watch::Receiver<u64>,
     source: &dyn Source,
-    known: Identity<NetworkRef, Definition>,
+    known: Known,
 ) -> Result<(), watch::error::RecvError> {
-    while known.is_of(&source.snapshot().definitions) {
+    while known.is_of(&source.snapshot()) {
         changes.changed().await?;
     }
     Ok(())

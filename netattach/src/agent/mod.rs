@@ -12,6 +12,7 @@
 //! | `dynamic`, `live`, `gc` | attachments of live pods, on request and by their annotation; GC, concurrently with other requests |
 //! | `devices` | asks the kubelet for the devices of a pod, and gives each network its own |
 //! | `collector` | detaches sandboxes that no runtime will ask for |
+//! | `node_network` | the node's part of the network that the agent makes: its routes |
 //! | `memory` | limits the allocator, and returns freed memory after a burst |
 //! | `events` | the problems that become events of the cluster |
 //! | `failure`, `flow` | the log line for a failed request; records of packets as text |
@@ -35,6 +36,7 @@ mod left_over;
 mod live;
 mod log;
 mod memory;
+mod node_network;
 mod operation;
 mod owned;
 mod policy_settings;

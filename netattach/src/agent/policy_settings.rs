@@ -73,7 +73,7 @@ impl Settings {
                 Overflow::Keep => OnOverflow::Keep,
                 Overflow::Deny => OnOverflow::Deny,
             },
-            network_policy: self.network_policy,
+            network_policy: self.network_policy(),
             node: Default::default(),
             node_may_lead_elsewhere: false,
             common: CommonRules {

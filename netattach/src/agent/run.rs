@@ -19,6 +19,7 @@ use super::health::Health;
 use super::left_over::LeftOver;
 use super::live;
 use super::log::{self, LogError};
+use super::node_network::{self, NodeNetwork};
 use super::owned::{self, Owned, OwnedError};
 use super::privileges::{self, Unprivileged};
 use super::report::Reporter;
@@ -26,7 +27,8 @@ use super::scheduler;
 use super::signals::Signals;
 use super::trouble::Troubles;
 use crate::attach::{
-    AttachError, Bridges, Engine, Inheritance, IntentReader, Node, Occupied, Recovery, network_status,
+    AttachError, Bridges, DefaultNetwork, Engine, FromNode, Inheritance, IntentReader, Node, Occupied,
+    Recovery, network_status,
 };
 use crate::bpf::{self, BpfError, Dataplane};
 use crate::delegate::{Delegate, Orphan, ResultCache, end_orphans};
@@ -38,7 +40,7 @@ use crate::error_chain::Chain;
 use crate::hooks::{AttachModes, NoHook, choose_all};
 use crate::ipam;
 use crate::journal::{JournalError, Store};
-use crate::kube::{Access, Cluster, ClusterError, ClusterOptions};
+use crate::kube::{Access, Cluster, ClusterError, ClusterOptions, NodesWanted};
 use crate::kubelet::PodResources;
 use crate::netlink::{self, Changes, FilterWatch, Handle, LOOPBACK, LinkWatch, StationWatch};
 use crate::netns::NetnsError;
@@ -221,12 +223,17 @@ async fn serve_until(signals: &mut Signals, settings: Settings) -> Result<(), Ag
         observe(Arc::clone(&observer), Arc::clone(&enforcer), enforcer.records()?),
     );
     background.keep("the flow table", collect_flows(Arc::clone(&enforcer)));
+    let default = settings.default_network().map_err(SettingsError::from)?;
+    let node_network = (default == DefaultNetwork::Builtin).then(|| {
+        Arc::new(NodeNetwork::new(Arc::clone(&source), Arc::clone(&engine), Arc::clone(&intents.from_node)))
+    });
     let troubles = Arc::new(Troubles::new(
         Arc::clone(&source),
         Arc::clone(&enforcer),
         Arc::clone(&intents),
         Arc::clone(&engine),
-        settings.network_policy,
+        settings.network_policy(),
+        node_network.clone(),
     ));
     background.keep("checks of objects", Arc::clone(&troubles).keep_looking(source.changes()));
     let reporter =
@@ -248,9 +255,19 @@ async fn serve_until(signals: &mut Signals, settings: Settings) -> Result<(), Ag
     let agent = Arc::new(agent);
 
     let taken_over = recovery.failed.is_empty();
-    let first_look = Arc::clone(&health);
-    let checked = unless_signal(signals.ending(), move || first_look.look_first(taken_over)).await?;
+    let (first_look, first_network) = (Arc::clone(&health), node_network.clone());
+    let checked = unless_signal(signals.ending(), move || {
+        // The look at the default network needs to know what this finds.
+        if let Some(network) = first_network {
+            network.look();
+        }
+        first_look.look_first(taken_over);
+    });
+    let checked = checked.await?;
     let Some(()) = checked else { return Ok(()) };
+    if let Some(network) = node_network {
+        background.keep("the network of the node", network.keep(source.changes(), LinkWatch::open()?));
+    }
     background.keep("policies", follow_policies(enforcer, source.changes()));
     // Take the turns of these containers before any request can ask for one.
     let left_over = LeftOver::gather(&agent.turns, recovery.unfinished, pending);
@@ -358,6 +375,11 @@ fn start(settings: &Settings) -> Result<Started, AgentError> {
         tracing::warn!(pid, command, container_id, gone, "killed a plugin that an earlier agent had started");
     }
     let recovery = adopt(&engine)?;
+    if intents.default != DefaultNetwork::Builtin
+        && let Err(error) = node_network::remove_routes(&engine)
+    {
+        tracing::warn!(error = %Chain(&error), "routes of a network that the agent does not make any more");
+    }
     let required = settings.kubernetes.enabled && settings.kubernetes.status == StatusWrites::Required;
     let statuses = Statuses { publisher, form: settings.network_status, required };
     if let Err(error) = publish_again(&statuses, &engine) {
@@ -383,9 +405,19 @@ fn source(settings: &Settings) -> Result<Sources, AgentError> {
     let cluster = Arc::new(Cluster::start(ClusterOptions {
         access: kubeconfig.map_or(Access::InCluster, Access::Kubeconfig),
         node: settings.node_name()?,
-        network_policies: settings.network_policy,
+        network_policies: settings.network_policy(),
+        nodes: nodes_wanted(&settings.default_network().map_err(SettingsError::from)?),
     })?);
     Ok((Arc::clone(&cluster) as Arc<dyn Source>, cluster.publisher(), Some(cluster)))
+}
+
+/// What has to be known of the cluster's nodes.
+fn nodes_wanted(default: &DefaultNetwork) -> NodesWanted {
+    match default {
+        DefaultNetwork::Builtin => NodesWanted::All,
+        DefaultNetwork::Definition(_) | DefaultNetwork::Name(_) => NodesWanted::OwnAndWhetherOthers,
+        DefaultNetwork::Path(_) => NodesWanted::Own,
+    }
 }
 
 /// The mark that identifies the agent's plugins: its state directory, which no two agents share.
@@ -441,7 +473,8 @@ fn intents(settings: &Settings, source: &Arc<dyn Source>) -> Result<IntentReader
     Ok(IntentReader {
         source: Arc::clone(source),
         pod_wait: settings.pod_wait(),
-        default: settings.default_network()?,
+        default: settings.default_network().map_err(SettingsError::from)?,
+        from_node: Arc::new(FromNode::new(settings.this_node()?, settings.builtin.clone())),
         default_namespace: settings.default_network_namespace.clone(),
         restrictions: settings.restrictions()?,
         conf_dir: settings.cni_conf_dir.clone(),

@@ -12,7 +12,10 @@ use tokio::sync::{Notify, watch};
 
 use super::disk_look::{DiskLook, LEAST_INTERVAL, Versions, versions};
 use super::health::{NOT_IN_FORCE, lock, log_new, note};
+use super::node_network::NodeNetwork;
 use crate::attach::{Engine, IntentReader};
+use crate::builtin::pod_cidr;
+use crate::cni::NetworkList;
 use crate::enforce::enforcer::Enforcer;
 use crate::error_chain::Chain;
 use crate::npwg::{Definition, NetworkRef};
@@ -37,6 +40,8 @@ pub(super) struct Troubles {
     intents: Arc<IntentReader>,
     engine: Arc<Engine>,
     network_policy: bool,
+    /// Of the network that the agent makes.
+    node_network: Option<Arc<NodeNetwork>>,
     seen: Mutex<Seen>,
     /// Locked while the look is taken.
     disk_look: Mutex<DiskLook>,
@@ -52,6 +57,7 @@ struct Seen {
     definitions: Identity<NetworkRef, Definition>,
     policies: Identity<ObjectName, Arc<Policy>>,
     network_policies: Identity<ObjectName, Arc<Policy>>,
+    has_other_nodes: bool,
     /// Namespaces of pods that have no Namespace object. Pods change most often; this is the only thing about them that
     /// matters here.
     unlabelled: BTreeSet<String>,
@@ -64,6 +70,7 @@ impl Seen {
     /// Whether a look at these objects would have the same outcome.
     fn is_of(&self, objects: &Objects, unlabelled: &BTreeSet<String>) -> bool {
         self.unlabelled == *unlabelled
+            && self.has_other_nodes == objects.has_other_nodes
             && self.definitions.is_of(&objects.definitions)
             && self.policies.is_of(&objects.policies)
             && self.network_policies.is_of(&objects.network_policies)
@@ -77,6 +84,7 @@ impl Troubles {
         intents: Arc<IntentReader>,
         engine: Arc<Engine>,
         network_policy: bool,
+        node_network: Option<Arc<NodeNetwork>>,
     ) -> Self {
         Self {
             source,
@@ -84,6 +92,7 @@ impl Troubles {
             intents,
             engine,
             network_policy,
+            node_network,
             seen: Mutex::default(),
             disk_look: Mutex::default(),
             on_disk: Mutex::default(),
@@ -100,6 +109,7 @@ impl Troubles {
             self.wanted.notify_one();
         }
         rows.extend(self.of_pools());
+        rows.extend(self.node_network.iter().flat_map(|network| network.rows()));
         rows.extend(self.enforcer.conditions().into_iter().filter_map(of_policy));
         bounded(rows)
     }
@@ -142,6 +152,7 @@ impl Troubles {
             seen.definitions = objects.definitions.identity();
             seen.policies = objects.policies.identity();
             seen.network_policies = objects.network_policies.identity();
+            seen.has_other_nodes = objects.has_other_nodes;
             seen.unlabelled = unlabelled;
         }
         seen.rows.clone()
@@ -177,6 +188,7 @@ impl Troubles {
         }
         let default = self.intents.restrictions.default_network.as_ref();
         rows.extend(of_no_network(objects, default));
+        rows.extend(default.and_then(|default| of_fixed_range(objects, default)));
         rows
     }
 
@@ -212,6 +224,19 @@ impl Troubles {
             Ok(network) => self.engine.check_plan(&network).err().map(|error| error.to_string()),
         }
     }
+}
+
+/// The default network of several nodes, if each of them would give the same addresses.
+fn of_fixed_range(objects: &Objects, default: &NetworkRef) -> Option<Condition> {
+    let definition = objects.definitions.get(default).filter(|_| objects.has_other_nodes)?;
+    let config = definition.config.as_deref()?;
+    let list = NetworkList::parse_with_default_name(config.as_bytes(), &definition.name).ok()?;
+    pod_cidr::is_fixed(&list).then(|| Condition {
+        object: format!("network-attachment-definition {default}"),
+        problem: "is the default network of more than one node, and its host-local range is the same on each of them: pods of \
+                  two nodes get the same addresses; write \"subnet\": \"usePodCidr\" for the node's own podCIDR"
+            .into(),
+    })
 }
 
 /// The policies for undefined networks.
@@ -363,6 +388,29 @@ mod tests {
         };
         assert_eq!(add("one", "team"), of("multi-networkpolicy shop/one selects"));
         assert_eq!(add("two", "team"), of("multi-networkpolicy shop/one and 1 more select"));
+    }
+
+    #[test]
+    fn a_default_network_that_gives_the_same_addresses_on_each_node_is_reported() {
+        let default = NetworkRef::new("kube-system", "default");
+        let of = |subnet: &str, has_other_nodes: bool| {
+            let config = serde_json::json!({
+                "type": "bridge", "ipam": {"type": "host-local", "ranges": [[{"subnet": subnet}]]}
+            });
+            let definition = Definition {
+                namespace: "kube-system".into(),
+                name: "default".into(),
+                config: Some(config.to_string().into()),
+                annotations: Default::default(),
+            };
+            let definitions = [(default.clone(), definition)].into_iter().collect();
+            let objects = Objects { definitions, has_other_nodes, ..Objects::default() };
+            of_fixed_range(&objects, &default).map(|row| row.object)
+        };
+        let row = Some("network-attachment-definition kube-system/default".to_owned());
+        assert_eq!(of("10.1.0.0/24", true), row);
+        assert_eq!(of("10.1.0.0/24", false), None);
+        assert_eq!(of("usePodCidr", true), None);
     }
 
     #[test]

@@ -20,11 +20,18 @@ pub enum DefaultNetwork {
     Name(String),
     /// By a CNI configuration file, or by the first usable one of a directory.
     Path(PathBuf),
+    /// By the agent's settings and the node's ranges: see [`crate::builtin`].
+    Builtin,
 }
+
+/// The word for the network that the agent makes.
+const BUILTIN: &str = "builtin";
 
 /// The text does not name a network.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is neither NAMESPACE/NAME of a definition, nor the name of a network, nor an absolute path")]
+#[error(
+    "{0:?} is neither NAMESPACE/NAME of a definition, nor the name of a network, nor an absolute path, nor builtin"
+)]
 pub struct InvalidDefaultNetwork(pub String);
 
 impl FromStr for DefaultNetwork {
@@ -33,6 +40,9 @@ impl FromStr for DefaultNetwork {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if text.starts_with('/') {
             return Ok(Self::Path(text.into()));
+        }
+        if text == BUILTIN {
+            return Ok(Self::Builtin);
         }
         let invalid = || InvalidDefaultNetwork(text.to_owned());
         let part = |part: &str| if part.is_empty() { Err(invalid()) } else { Ok(part.to_owned()) };
@@ -88,6 +98,8 @@ mod tests {
             ("kube-system/default", DefaultNetwork::Definition(NetworkRef::new("kube-system", "default"))),
             ("default", DefaultNetwork::Name("default".into())),
             ("/etc/cni/net.d", DefaultNetwork::Path("/etc/cni/net.d".into())),
+            ("builtin", DefaultNetwork::Builtin),
+            ("kube-system/builtin", DefaultNetwork::Definition(NetworkRef::new("kube-system", "builtin"))),
         ];
         for (text, expected) in table {
             assert_eq!(text.parse(), Ok(expected));

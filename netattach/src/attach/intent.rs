@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use super::conf_dir;
 use super::default_network::{self, DefaultNetwork};
+use super::from_node::FromNode;
+use crate::builtin::{self, NoRange};
 use crate::cni::load::{self, LoadError};
 use crate::cni::{self, CniError, ConfigError, NetworkList, Value, code};
 use crate::error_chain::Chain;
@@ -39,6 +41,8 @@ pub struct IntentReader {
     pub default: DefaultNetwork,
     /// Namespace of default networks that are named without one.
     pub default_namespace: String,
+    /// What the default network takes from the node.
+    pub from_node: Arc<FromNode>,
     /// Which namespaces may use which networks.
     pub restrictions: Restrictions,
     /// CNI configurations for definitions that have none of their own.
@@ -109,6 +113,30 @@ pub enum IntentError {
         /// The error in it.
         #[source]
         source: ConfigError,
+    },
+    /// The network that the agent makes has no range.
+    #[error("defaultNetwork builtin")]
+    NoRange(#[source] NoRange),
+    /// The network that the agent makes is no configuration: a fault of the agent.
+    #[error("defaultNetwork builtin")]
+    Builtin(#[source] ConfigError),
+    /// A definition takes its range from the node, which has none for it.
+    #[error("network {network}: usePodCidr")]
+    NoRangeFor {
+        /// The network.
+        network: NetworkRef,
+        /// The reason.
+        #[source]
+        source: NoRange,
+    },
+    /// A network that is not the node's default network takes its range from the node.
+    #[error(
+        "network {network}: usePodCidr is for the spec.config of the definition of the node's default network: two networks of \
+         one range would give the same addresses"
+    )]
+    NotFromNode {
+        /// The network.
+        network: NetworkRef,
     },
     /// A definition's enforcement annotation has an unknown value.
     #[error("network {network}: annotation {ENFORCE_ANNOTATION} is {word:?}, not selected, always or never")]
@@ -185,12 +213,16 @@ impl From<IntentError> for CniError {
             IntentError::Source(_)
             | IntentError::UnknownPod(_)
             | IntentError::OtherPod { .. }
+            | IntentError::NoRange(_)
+            | IntentError::NoRangeFor { .. }
             | IntentError::DefaultNotReady(_) => code::TRY_AGAIN_LATER,
             IntentError::Read { .. } => code::IO_FAILURE,
             IntentError::Annotation { .. }
             | IntentError::Selection(_)
             | IntentError::NoNamespace(_)
             | IntentError::UnknownNetwork(_)
+            | IntentError::Builtin(_)
+            | IntentError::NotFromNode { .. }
             | IntentError::Config { .. }
             | IntentError::Enforce { .. }
             | IntentError::Ethertypes { .. }
@@ -439,6 +471,16 @@ impl IntentReader {
                 }
             }
             DefaultNetwork::Path(path) => default_network::read(path)?,
+            DefaultNetwork::Builtin => {
+                return Ok(Network {
+                    name: NetworkName::Configuration(builtin::NAME.to_owned()),
+                    list: self.from_node.builtin(objects)?,
+                    resource: None,
+                    enforce: None,
+                    ethertypes: Vec::new(),
+                    device: None,
+                });
+            }
         };
         not_itself(network)
     }
@@ -461,6 +503,8 @@ impl IntentReader {
                 source,
             })?,
         };
+        let is_default = self.restrictions.default_network.as_ref() == Some(reference);
+        self.from_node.fill(&mut list, (reference, definition.config.is_some(), is_default), objects)?;
         if self.separate_pools && list.name_is_default {
             pools::separate(&mut list, &definition.namespace);
         }

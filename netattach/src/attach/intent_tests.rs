@@ -45,6 +45,7 @@ async fn add(synced: Result<(), NotSynced>) -> (u32, String, Vec<WantedPod>) {
         pod_wait: Duration::from_secs(5),
         default: "default".parse().unwrap(),
         default_namespace: "kube-system".into(),
+        from_node: Arc::default(),
         restrictions: Restrictions::default(),
         conf_dir: directory.path().to_owned(),
         ignore_invalid: false,

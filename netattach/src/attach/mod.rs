@@ -7,7 +7,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | `weight` | estimates the memory that an ADD takes, before it begins |
-//! | `intent`, `default_network`, `conf_dir` | from a request to the networks that the pod wants |
+//! | `intent`, `default_network`, `conf_dir`, `from_node` | from a request to the networks that the pod wants |
 //! | `engine`, `facts` | one function per CNI verb; facts about the node that planning needs |
 //! | `repeated_add`, `occupied` | an ADD for a sandbox that is already attached; holders of addresses |
 //! | [`apply`], `bridges`, `device_info`, `routing`, `enforcement` | the effects of steps |
@@ -33,6 +33,7 @@ mod enforcement;
 mod engine;
 mod error;
 mod facts;
+mod from_node;
 mod gc;
 mod intent;
 mod multus_del;
@@ -54,6 +55,7 @@ pub use bridges::Bridges;
 pub use default_network::{DefaultNetwork, InvalidDefaultNetwork};
 pub use engine::{Engine, Recovery};
 pub use error::{AttachError, Doing, StepError};
+pub use from_node::FromNode;
 pub use gc::{Census, Collected, Stale};
 pub use intent::{IntentError, IntentReader, pod_of};
 pub use multus_del::{Inheritance, InheritanceError};

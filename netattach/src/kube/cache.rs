@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::budget::{self, Budget, Exceeded};
+use crate::builtin::pod_cidr;
 use crate::error_chain::Chain;
 use crate::npwg::STATUS_ANNOTATION;
 use crate::objects::interner::Interner;
@@ -43,6 +44,8 @@ pub(super) struct Cache {
     refused: BTreeSet<ObjectName>,
     /// The policies that have pods as peers.
     with_pods: BTreeSet<Key>,
+    /// The definitions that take their range from the node.
+    of_node: BTreeSet<Key>,
     /// Whether there are changes since the last [`Cache::take_changed`].
     is_changed: bool,
 }
@@ -79,7 +82,7 @@ fn budget_of(kind: Kind) -> Option<&'static Budget> {
     match kind {
         Kind::Definition => Some(&budget::DEFINITIONS_OF_CLUSTER),
         Kind::MultiNetworkPolicy | Kind::NetworkPolicy => Some(&budget::POLICIES_OF_CLUSTER),
-        Kind::Pod | Kind::Namespace => None,
+        Kind::Pod | Kind::Namespace | Kind::Node => None,
     }
 }
 
@@ -114,12 +117,17 @@ impl Cache {
     fn insert(&mut self, object: &Object) {
         if merge::insert(&mut self.objects, object) {
             self.is_changed = true;
-            if let Object::Policy(policy) = object {
-                if has_pods_as_peers(policy) {
-                    self.with_pods.insert(object.key());
-                } else {
-                    self.with_pods.remove(&object.key());
+            let note = |among: &mut BTreeSet<Key>, is_one: bool| match is_one {
+                true => among.insert(object.key()),
+                false => among.remove(&object.key()),
+            };
+            match object {
+                Object::Policy(policy) => drop(note(&mut self.with_pods, has_pods_as_peers(policy))),
+                Object::Definition(definition) => {
+                    let is_one = definition.config.as_deref().is_some_and(pod_cidr::is_named);
+                    note(&mut self.of_node, is_one);
                 }
+                _ => {}
             }
         }
     }
@@ -143,6 +151,7 @@ impl Cache {
             *self.totals.entry(key.kind).or_default() -= weight;
         }
         self.with_pods.remove(key);
+        self.of_node.remove(key);
         self.is_changed |= merge::remove(&mut self.objects, key);
     }
 
@@ -192,6 +201,17 @@ impl Cache {
     /// Whether policies select pods as peers, so that those of other nodes have to be known.
     pub(super) fn wants_remote_pods(&self) -> bool {
         !self.with_pods.is_empty()
+    }
+
+    /// Whether a definition takes its range from the node, whose object has to be known then.
+    pub(super) fn wants_own_node(&self) -> bool {
+        !self.of_node.is_empty()
+    }
+
+    /// Whether the cluster has other nodes.
+    pub(super) fn set_other_nodes(&mut self, has_others: bool) {
+        self.is_changed |= self.objects.has_other_nodes != has_others;
+        self.objects.has_other_nodes = has_others;
     }
 
     /// A new or changed pod that an agent has attached. Returns its name, or `None` if it has none.
@@ -277,6 +297,9 @@ impl Cache {
 
     /// Counts the bytes of a definition or policy, unless all of the kind would be more than may be kept.
     fn weigh(&mut self, kind: Kind, key: &Key, bytes: usize) -> Result<(), Exceeded> {
+        if kind == Kind::Node && !self.objects.nodes.contains_key(&key.name.name) {
+            return budget::NODES_OF_CLUSTER.check(self.objects.nodes.len() + 1);
+        }
         let Some(budget) = budget_of(kind) else { return Ok(()) };
         let total = self.totals.entry(key.kind).or_default();
         let others = *total - self.weights.get(key).copied().unwrap_or_default();

@@ -15,6 +15,7 @@ use super::resource::{Content, Resource, Target};
 use super::view::View;
 use super::watch::{Event, watch};
 use crate::objects::ObjectName;
+use crate::source::read::Kind;
 use crate::source::read::manifest::Key;
 
 /// Pauses between tries.
@@ -53,7 +54,7 @@ enum Ended {
 
 impl Follower {
     /// Follows the kind, without end.
-    pub(super) async fn run(self) {
+    pub(super) async fn run(&self) {
         let mut backoff = Backoff::new(FIRST_PAUSE, MOST_PAUSE);
         let mut position = None;
         loop {
@@ -139,8 +140,10 @@ impl Follower {
         self.view.change(|cache| match (event, self.resource.content) {
             (Event::Applied(json), Content::Objects(kind)) => drop(cache.put(kind, json)),
             (Event::Applied(json), Content::RemotePods) => drop(cache.put_remote(json)),
+            (Event::Applied(json), Content::OwnNode) => drop(cache.put(Kind::Node, json)),
             (Event::Deleted(json), Content::Objects(kind)) => cache.remove(kind, json),
             (Event::Deleted(json), Content::RemotePods) => cache.remove_remote(json),
+            (Event::Deleted(json), Content::OwnNode) => cache.remove(Kind::Node, json),
             (Event::Bookmark(_), _) => {}
         });
     }
@@ -158,6 +161,7 @@ impl Listed {
         match content {
             Content::Objects(kind) => self.objects.extend(cache.put(kind, json)),
             Content::RemotePods => self.remote.extend(cache.put_remote(json)),
+            Content::OwnNode => self.objects.extend(cache.put(Kind::Node, json)),
         }
     }
 
@@ -165,6 +169,7 @@ impl Listed {
         match content {
             Content::Objects(kind) => cache.retain(kind, &self.objects),
             Content::RemotePods => cache.retain_remote(&self.remote),
+            Content::OwnNode => cache.retain(Kind::Node, &self.objects),
         }
     }
 }

@@ -6,7 +6,7 @@
 //! of `backoff` after failures; `cache` turns them into the model, and `view` publishes snapshots of it. `source`
 //! answers from those, and asks the server for one pod if it lags behind the runtime. `publish` writes the
 //! network-status of pods: the newest of each from `queue`, as `patch` composes it, within `rate`; `events`
-//! writes events, `taint` removes the taint of a node that waits for its agent.
+//! writes events, `taint` removes the taint of a node that waits for its agent, `nodes` asks whether there are others.
 
 mod backoff;
 mod cache;
@@ -14,6 +14,7 @@ mod client;
 mod events;
 mod follow;
 mod list;
+mod nodes;
 mod patch;
 mod publish;
 mod queue;
@@ -26,4 +27,4 @@ mod watch;
 
 pub use client::{Access, AccessError};
 pub use resource::ATTACHED_LABEL;
-pub use source::{Cluster, ClusterError, ClusterOptions};
+pub use source::{Cluster, ClusterError, ClusterOptions, NodesWanted};

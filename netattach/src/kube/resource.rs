@@ -30,6 +30,8 @@ pub(super) enum Content {
     Objects(Kind),
     /// The metadata of pods that agents have attached, on whichever node.
     RemotePods,
+    /// The object of this node.
+    OwnNode,
 }
 
 /// The pods of this node.
@@ -42,7 +44,7 @@ pub(super) const PODS: Resource = Resource {
     optional: false,
 };
 
-/// All kinds but [`REMOTE_PODS`] and [`NETWORK_POLICIES`].
+/// The kinds that are always followed.
 pub(super) const ALWAYS: [&Resource; 4] = [&PODS, &NAMESPACES, &DEFINITIONS, &POLICIES];
 
 const NAMESPACES: Resource = Resource {
@@ -95,19 +97,44 @@ pub(super) const REMOTE_PODS: Resource = Resource {
     optional: false,
 };
 
+/// All nodes, where the agent makes the network between them.
+pub(super) const NODES: Resource = Resource {
+    name: "nodes",
+    content: Content::Objects(Kind::Node),
+    paths: &[NODES_PATH],
+    page: 100,
+    watch_seconds: 240,
+    optional: false,
+};
+
+/// This node, where a definition takes its range from it.
+pub(super) const OWN_NODE: Resource =
+    Resource { name: "this node", content: Content::OwnNode, optional: true, ..NODES };
+
+/// Where nodes are.
+pub(super) const NODES_PATH: &str = "/api/v1/nodes";
+
+/// Form in which the metadata of a list is asked for.
+pub(super) const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
+
 impl Resource {
+    /// Whether it is followed only while something needs it: snapshots do not wait for it.
+    pub(super) fn is_on_demand(&self) -> bool {
+        matches!(self.content, Content::RemotePods | Content::OwnNode)
+    }
+
     /// The form in which lists are asked for.
     pub(super) fn accept_list(&self) -> &'static str {
         match self.content {
-            Content::Objects(_) => "application/json",
-            Content::RemotePods => "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1",
+            Content::Objects(_) | Content::OwnNode => "application/json",
+            Content::RemotePods => METADATA_LIST,
         }
     }
 
     /// The form in which single objects and watches are asked for.
     pub(super) fn accept_object(&self) -> &'static str {
         match self.content {
-            Content::Objects(_) => "application/json",
+            Content::Objects(_) | Content::OwnNode => "application/json",
             Content::RemotePods => "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1",
         }
     }
@@ -144,6 +171,9 @@ impl Target<'_> {
             Content::Objects(Kind::Pod) => {
                 format!("fieldSelector={}&", escaped(&format!("spec.nodeName={}", self.node)))
             }
+            Content::OwnNode => {
+                format!("fieldSelector={}&", escaped(&format!("metadata.name={}", self.node)))
+            }
             Content::Objects(_) => String::new(),
             Content::RemotePods => format!("labelSelector={}&", escaped(ATTACHED_LABEL)),
         }
@@ -174,6 +204,8 @@ mod tests {
             target(&REMOTE_PODS).list(250, Some("a+b=")),
             "/p?labelSelector=netattach.dev%2Fnetworks&limit=250&continue=a%2Bb%3D"
         );
+        assert_eq!(target(&OWN_NODE).list(1, None), "/p?fieldSelector=metadata.name%3Dnode-1&limit=1");
+        assert_eq!(target(&NODES).list(100, None), "/p?limit=100");
         assert_eq!(
             target(&NAMESPACES).watch("17"),
             "/p?watch=true&allowWatchBookmarks=true&timeoutSeconds=240&resourceVersion=17"

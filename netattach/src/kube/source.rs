@@ -11,8 +11,9 @@ use tokio::task::JoinSet;
 
 use super::client::{Access, AccessError, Ask, Client};
 use super::follow::Follower;
+use super::nodes;
 use super::publish::Publisher;
-use super::resource::{ALWAYS, NETWORK_POLICIES, REMOTE_PODS, Resource, escaped};
+use super::resource::{ALWAYS, NETWORK_POLICIES, NODES, OWN_NODE, REMOTE_PODS, Resource, escaped};
 use super::taint;
 use super::view::View;
 use crate::error_chain::Chain;
@@ -27,8 +28,8 @@ const ANSWER: Duration = Duration::from_secs(1);
 const QUESTIONS: usize = 8;
 /// Most bytes of a pod.
 const POD: usize = 4 << 20;
-/// How long the pods of other nodes are followed after the last policy that needs them has gone.
-const KEEP_REMOTE: Duration = Duration::from_secs(60);
+/// How long what is followed on demand is followed after the last object that needs it has gone.
+const KEEP_WANTED: Duration = Duration::from_secs(60);
 
 /// What of the cluster is followed.
 #[derive(Debug, Clone)]
@@ -39,6 +40,19 @@ pub struct ClusterOptions {
     pub node: String,
     /// Whether NetworkPolicies are enforced.
     pub network_policies: bool,
+    /// What has to be known of nodes.
+    pub nodes: NodesWanted,
+}
+
+/// What has to be known of nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NodesWanted {
+    /// All nodes: the agent makes the network between them.
+    All,
+    /// This node, while a definition takes its range from it; and whether there are others.
+    OwnAndWhetherOthers,
+    /// This node, while a definition takes its range from it.
+    Own,
 }
 
 /// Why the cluster cannot be followed.
@@ -79,7 +93,8 @@ impl Cluster {
     pub fn start(options: ClusterOptions) -> Result<Self, ClusterError> {
         let always = ALWAYS.into_iter();
         let optional = options.network_policies.then_some(&NETWORK_POLICIES);
-        let resources: Vec<&'static Resource> = always.chain(optional).collect();
+        let nodes = (options.nodes == NodesWanted::All).then_some(&NODES);
+        let resources: Vec<&'static Resource> = always.chain(optional).chain(nodes).collect();
         let view = Arc::new(View::new(resources.iter().copied()));
         let node: Arc<str> = options.node.into();
         let publisher = Arc::new(Publisher::new(Arc::clone(&view), Arc::clone(&node)));
@@ -91,6 +106,7 @@ impl Cluster {
             view: Arc::clone(&view),
             publisher: Arc::clone(&publisher),
             node: Arc::clone(&node),
+            nodes: options.nodes,
         };
         let thread = move || {
             // Dropped when the thread ends, however it ends.
@@ -195,23 +211,27 @@ struct Work {
     view: Arc<View>,
     publisher: Arc<Publisher>,
     node: Arc<str>,
+    nodes: NodesWanted,
 }
 
 impl Work {
     /// Until it is stopped, or a part of it ends, which is a fault of the agent: a panic that the hook has reported.
     async fn run(self, client: Arc<Client>, stopped: oneshot::Receiver<()>) {
         let mut parts = JoinSet::new();
-        let follower = |resource| Follower {
-            client: Arc::clone(&client),
-            view: Arc::clone(&self.view),
-            resource,
-            node: Arc::clone(&self.node),
-        };
         for resource in self.resources {
-            parts.spawn(follower(resource).run());
+            let follower = follower_of(&client, &self.view, &self.node, resource);
+            parts.spawn(async move { follower.run().await });
         }
         let (client, view, node) = (Arc::clone(&client), Arc::clone(&self.view), Arc::clone(&self.node));
-        parts.spawn(follow_remote(client.clone(), Arc::clone(&view), node));
+        let on_demand =
+            |resource, wanted| follow_wanted(follower_of(&client, &view, &node, resource), wanted);
+        parts.spawn(on_demand(&REMOTE_PODS, view.wants_remote()));
+        if self.nodes != NodesWanted::All {
+            parts.spawn(on_demand(&OWN_NODE, view.wants_own_node()));
+        }
+        if self.nodes == NodesWanted::OwnAndWhetherOthers {
+            parts.spawn(nodes::look_for_others(Arc::clone(&client), Arc::clone(&view)));
+        }
         parts.spawn(async move { view.publish().await });
         parts.spawn(self.publisher.events().run(Arc::clone(&client)));
         parts.spawn(self.publisher.run(client));
@@ -223,21 +243,23 @@ impl Work {
     }
 }
 
-/// Follows the pods of other nodes while policies have pods as peers.
-async fn follow_remote(client: Arc<Client>, view: Arc<View>, node: Arc<str>) {
-    let mut wanted = view.wants_remote();
+fn follower_of(
+    client: &Arc<Client>,
+    view: &Arc<View>,
+    node: &Arc<str>,
+    resource: &'static Resource,
+) -> Follower {
+    Follower { client: Arc::clone(client), view: Arc::clone(view), resource, node: Arc::clone(node) }
+}
+
+/// Follows a kind while it is wanted.
+async fn follow_wanted(follower: Follower, mut wanted: watch::Receiver<bool>) {
     while wanted.wait_for(|wanted| *wanted).await.is_ok() {
-        let follower = Follower {
-            client: Arc::clone(&client),
-            view: Arc::clone(&view),
-            resource: &REMOTE_PODS,
-            node: Arc::clone(&node),
-        };
         tokio::select! {
             () = follower.run() => {}
             () = unwanted(&mut wanted) => {}
         }
-        view.forget(&REMOTE_PODS);
+        follower.view.forget(follower.resource);
     }
 }
 
@@ -247,7 +269,7 @@ async fn unwanted(wanted: &mut watch::Receiver<bool>) {
         if wanted.wait_for(|wanted| !wanted).await.is_err() {
             return;
         }
-        if tokio::time::timeout(KEEP_REMOTE, wanted.wait_for(|wanted| *wanted)).await.is_err() {
+        if tokio::time::timeout(KEEP_WANTED, wanted.wait_for(|wanted| *wanted)).await.is_err() {
             return;
         }
     }

@@ -13,6 +13,7 @@ use super::client::RequestError;
 use super::resource::{Content, REMOTE_PODS, Resource};
 use crate::error_chain::Chain;
 use crate::objects::{Objects, Problem};
+use crate::source::read::Kind;
 use crate::source::{NotSynced, Warning};
 use crate::sync::{Mutex, locked};
 
@@ -36,6 +37,8 @@ pub(super) struct View {
     changed: Notify,
     /// Whether policies have pods as peers.
     wants_remote: watch::Sender<bool>,
+    /// Whether definitions take their range from the node.
+    wants_own_node: watch::Sender<bool>,
 }
 
 /// How the kinds are being followed.
@@ -71,6 +74,7 @@ impl View {
             followed: Mutex::new(Followed { kinds, ..Followed::default() }),
             changed: Notify::new(),
             wants_remote: watch::Sender::new(false),
+            wants_own_node: watch::Sender::new(false),
         }
     }
 
@@ -89,6 +93,11 @@ impl View {
     /// Whether policies have pods as peers.
     pub(super) fn wants_remote(&self) -> watch::Receiver<bool> {
         self.wants_remote.subscribe()
+    }
+
+    /// Whether definitions take their range from the node.
+    pub(super) fn wants_own_node(&self) -> watch::Receiver<bool> {
+        self.wants_own_node.subscribe()
     }
 
     /// Changes the objects. They are published soon, together with other changes that come meanwhile.
@@ -154,7 +163,11 @@ impl View {
     /// Ends following a kind that is not wanted any more.
     pub(super) fn forget(&self, resource: &'static Resource) {
         locked(&self.followed).kinds.insert(resource.content, Following::new(resource));
-        self.change(|cache| cache.retain_remote(&Default::default()));
+        self.change(|cache| match resource.content {
+            Content::RemotePods => cache.retain_remote(&Default::default()),
+            Content::Objects(kind) => cache.retain(kind, &Default::default()),
+            Content::OwnNode => cache.retain(Kind::Node, &Default::default()),
+        });
     }
 
     fn note(&self, resource: &'static Resource, note: impl FnOnce(&mut Following)) {
@@ -180,8 +193,13 @@ impl View {
     }
 
     fn publish_now(&self, problems: &mut Vec<Problem>) {
-        let wants_remote = locked(&self.cache).wants_remote_pods();
-        self.wants_remote.send_if_modified(|wanted| std::mem::replace(wanted, wants_remote) != wants_remote);
+        let (wants_remote, wants_own_node) = {
+            let cache = locked(&self.cache);
+            (cache.wants_remote_pods(), cache.wants_own_node())
+        };
+        for (sender, wants) in [(&self.wants_remote, wants_remote), (&self.wants_own_node, wants_own_node)] {
+            sender.send_if_modified(|wanted| std::mem::replace(wanted, wants) != wants);
+        }
         let (since, is_first) = {
             let mut followed = locked(&self.followed);
             if !followed.may_publish(wants_remote) {
@@ -216,7 +234,7 @@ impl View {
         if followed.published {
             return Ok(());
         }
-        let missing = followed.kinds.values().filter(|it| !it.complete && it.resource != &REMOTE_PODS);
+        let missing = followed.kinds.values().filter(|it| !it.complete && !it.resource.is_on_demand());
         let missing: Vec<String> = missing.map(Following::missing).collect();
         Err(NotSynced::Incomplete(match missing.is_empty() {
             true => "the pods of other nodes are being read".to_owned(),
@@ -239,7 +257,7 @@ impl View {
 impl Followed {
     /// Whether all that is needed has been read.
     fn may_publish(&mut self, wants_remote: bool) -> bool {
-        let known = |it: &Following| it.complete || it.resource == &REMOTE_PODS;
+        let known = |it: &Following| it.complete || it.resource.is_on_demand();
         if !self.kinds.values().all(known) {
             return false;
         }

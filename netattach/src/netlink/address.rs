@@ -62,6 +62,19 @@ impl Handle {
         Ok(found.into_iter().filter_map(|message| observed(message, None)).collect())
     }
 
+    /// The addresses of all links, each with the index of its link, host bits kept.
+    pub fn addresses_by_link(&mut self) -> Result<Vec<(u32, IpNet)>, Error> {
+        let found = self.socket.dump(RouteNetlinkMessage::GetAddress(AddressMessage::default()))?;
+        let of_link = |message| match &message {
+            RouteNetlinkMessage::NewAddress(address) => {
+                let index = address.header.index;
+                Some((index, observed(message, Some(index))?))
+            }
+            _ => None,
+        };
+        Ok(found.into_iter().filter_map(of_link).collect())
+    }
+
     /// The addresses of a link, host bits kept.
     pub fn addresses(&mut self, index: u32) -> Result<Vec<IpNet>, Error> {
         let mut all = AddressMessage::default();

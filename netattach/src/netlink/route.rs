@@ -27,6 +27,8 @@ pub struct RouteState {
     pub priority: u32,
     /// Table.
     pub table: u32,
+    /// Number of who installed it (`rtm_protocol`).
+    pub protocol: u8,
 }
 
 impl Handle {
@@ -119,6 +121,9 @@ pub(super) fn route_message(index: u32, route: &Route) -> RouteMessage {
         None if route.gateway.is_none() => RouteScope::Link,
         None => RouteScope::Universe,
     };
+    if let Some(protocol) = route.protocol {
+        message.header.protocol = protocol.into();
+    }
     let attributes = &mut message.attributes;
     attributes.extend(route.gateway.map(|gateway| RouteAttribute::Gateway(wire(gateway))));
     attributes.extend(route.source.map(|source| RouteAttribute::PrefSource(wire(source))));
@@ -171,6 +176,7 @@ fn observed(message: RouteNetlinkMessage) -> Vec<RouteState> {
         interface: None,
         priority: 0,
         table: u32::from(route.header.table),
+        protocol: route.header.protocol.into(),
     };
     let mut hops = Vec::new();
     for attribute in route.attributes {

@@ -3,12 +3,14 @@
 //!
 //! A [`policy`] selects pods by [`labels`]; [`budget`] limits its size. Structs that collect unknown keys are read by
 //! `unknown_keys`. [`access`] decides which namespaces may use a network. Of pods of other nodes there is only what makes
-//! them peers of policies ([`remote`]): [`remote_pods`] is the map of all of them, [`interner`] has what they share.
+//! them peers of policies ([`remote`]): [`remote_pods`] is the map of all of them, [`interner`] has what they share; of
+//! nodes, what the network between them needs ([`node`]).
 
 pub mod access;
 pub mod budget;
 pub mod interner;
 pub mod labels;
+pub mod node;
 pub mod policy;
 pub mod remote;
 pub mod remote_pods;
@@ -26,6 +28,7 @@ use serde::{Deserialize, Serialize};
 use crate::npwg::selection::PortProtocol;
 use crate::npwg::{Definition, NetworkRef};
 use crate::objects::labels::Labels;
+pub use crate::objects::node::Node;
 use crate::objects::policy::Policy;
 use crate::objects::remote_pods::RemotePods;
 
@@ -48,6 +51,10 @@ pub struct Objects {
     pub policies: Shared<ObjectName, Arc<Policy>>,
     /// NetworkPolicies, which are enforced only if the agent's settings enable them.
     pub network_policies: Shared<ObjectName, Arc<Policy>>,
+    /// Nodes, this one among them: those that a network of the agent's own leads to, or none where nothing asks for them.
+    pub nodes: Shared<String, Arc<Node>>,
+    /// The cluster has other nodes, as far as that is known.
+    pub has_other_nodes: bool,
     /// Problems found while reading.
     pub problems: Vec<Problem>,
 }

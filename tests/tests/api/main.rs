@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `api_server` | the server itself: what clients of a real one rely on, and its faults |
 //! | `sync` | the first sync, kinds that are not served, objects that cannot be read |
+//! | `alone` | the network of the agent's own; definitions that take their range from the node |
 //! | `adds` | what a CNI call asks of the server |
 //! | `outages` | a server that fails, is away, or trusts others |
 //! | `publishing`, `events` | the network-status of pods; events |
@@ -11,6 +12,7 @@
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 mod adds;
+mod alone;
 mod api_server;
 mod client;
 mod events;

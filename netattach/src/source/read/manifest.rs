@@ -19,7 +19,7 @@ use crate::budget::{self, Exceeded};
 use crate::npwg::Definition;
 use crate::objects::labels::Labels;
 use crate::objects::policy::{Policy, PolicyKind};
-use crate::objects::{ObjectName, Pod};
+use crate::objects::{Node, ObjectName, Pod};
 
 /// Group of NetworkAttachmentDefinition and MultiNetworkPolicy.
 pub(in crate::source) const NETWORKS_GROUP: &str = "k8s.cni.cncf.io";
@@ -31,6 +31,7 @@ pub(crate) enum Object {
     Namespace { name: String, labels: Labels },
     Definition(Definition),
     Policy(Arc<Policy>),
+    Node(Arc<Node>),
 }
 
 /// The key of an object. Printed as in `kubectl get`.
@@ -64,6 +65,10 @@ pub(crate) enum ManifestError {
     Name { kind: &'static str, field: &'static str, name: String },
     #[error("read {kind} {name}: container port {port} is not from 1 to 65535")]
     ContainerPort { kind: &'static str, name: ObjectName, port: i64 },
+    #[error(
+        "read Node {name}: podCIDR {text:?} is not an address with a prefix length, or the second of its family"
+    )]
+    PodCidr { name: String, text: String },
     /// A limit of what is kept of an object is exceeded.
     #[error("read {kind} {name}")]
     Excess {
@@ -113,6 +118,7 @@ impl Object {
             Self::Definition(definition) => {
                 (Kind::Definition, ObjectName::new(&definition.namespace, &definition.name))
             }
+            Self::Node(node) => (Kind::Node, ObjectName::new("", &node.name)),
             Self::Policy(policy) => {
                 let kind = match policy.name.kind {
                     PolicyKind::Multi => Kind::MultiNetworkPolicy,
@@ -130,7 +136,7 @@ impl Object {
             Self::Pod(pod) => pod.labels.len() + pod.annotations.len() + pod.ports.len(),
             Self::Namespace { labels, .. } => labels.len(),
             Self::Definition(definition) => definition.annotations.len(),
-            Self::Policy(_) => 0,
+            Self::Policy(_) | Self::Node(_) => 0,
         }
     }
 }

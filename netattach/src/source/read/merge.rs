@@ -16,6 +16,7 @@ pub(crate) fn insert(objects: &mut Objects, object: &Object) -> bool {
         Object::Pod(pod) => set(&mut objects.pods, &pod.name, pod),
         Object::Namespace { name, labels } => set(&mut objects.namespaces, name, labels),
         Object::Definition(definition) => set(&mut objects.definitions, &definition.reference(), definition),
+        Object::Node(node) => set(&mut objects.nodes, &node.name, node),
         Object::Policy(policy) => set(policies(objects, policy.name.kind), &policy.name.object, policy),
     }
 }
@@ -29,6 +30,7 @@ pub(crate) fn remove(objects: &mut Objects, key: &Key) -> bool {
         Some(Kind::Definition) => take(&mut objects.definitions, &NetworkRef::new(namespace, name)),
         Some(Kind::MultiNetworkPolicy) => take(&mut objects.policies, &key.name),
         Some(Kind::NetworkPolicy) => take(&mut objects.network_policies, &key.name),
+        Some(Kind::Node) => take(&mut objects.nodes, name),
         None => false,
     }
 }
@@ -42,6 +44,7 @@ pub(crate) fn has(objects: &Objects, key: &Key) -> bool {
         Some(Kind::Definition) => objects.definitions.contains_key(&NetworkRef::new(namespace, name)),
         Some(Kind::MultiNetworkPolicy) => objects.policies.contains_key(&key.name),
         Some(Kind::NetworkPolicy) => objects.network_policies.contains_key(&key.name),
+        Some(Kind::Node) => objects.nodes.contains_key(name),
         None => false,
     }
 }
@@ -56,6 +59,7 @@ pub(crate) fn keys(objects: &Objects, kind: Kind) -> Vec<Key> {
         }
         Kind::MultiNetworkPolicy => objects.policies.keys().cloned().collect(),
         Kind::NetworkPolicy => objects.network_policies.keys().cloned().collect(),
+        Kind::Node => objects.nodes.keys().map(|name| ObjectName::new("", name)).collect(),
     };
     names.into_iter().map(|name| Key { kind: kind.word(), name }).collect()
 }

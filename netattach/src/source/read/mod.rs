@@ -1,12 +1,13 @@
 //! Converts Kubernetes API objects into the model; shared by all sources.
 //!
 //! [`api_object`] turns an object of a known kind into the model, and [`manifest`] a document of any kind, with its
-//! [`metadata`]: [`pods`] with their [`security_context`], [`policies`], whose specification is read by [`policy`].
+//! [`metadata`]: [`pods`] with their [`security_context`], [`nodes`], [`policies`], whose specification is read by [`policy`].
 //! [`merge`] puts them into a snapshot.
 
 pub(crate) mod manifest;
 pub(crate) mod merge;
 pub(in crate::source) mod metadata;
+pub(in crate::source) mod nodes;
 pub(in crate::source) mod pods;
 pub(in crate::source) mod policies;
 pub mod policy;
@@ -24,6 +25,7 @@ pub(crate) enum Kind {
     Definition,
     MultiNetworkPolicy,
     NetworkPolicy,
+    Node,
 }
 
 impl Kind {
@@ -35,13 +37,20 @@ impl Kind {
             Self::Definition => "network-attachment-definition",
             Self::MultiNetworkPolicy => "multi-networkpolicy",
             Self::NetworkPolicy => "networkpolicy",
+            Self::Node => "node",
         }
     }
 
     /// The kind of a word.
     pub(crate) fn of_word(word: &str) -> Option<Self> {
-        let all =
-            [Self::Pod, Self::Namespace, Self::Definition, Self::MultiNetworkPolicy, Self::NetworkPolicy];
+        let all = [
+            Self::Pod,
+            Self::Namespace,
+            Self::Definition,
+            Self::MultiNetworkPolicy,
+            Self::NetworkPolicy,
+            Self::Node,
+        ];
         all.into_iter().find(|kind| kind.word() == word)
     }
 }
@@ -57,5 +66,6 @@ pub(crate) fn api_object(kind: Kind, json: &RawValue) -> Result<Object, Manifest
         Kind::Definition => manifest::definition(json),
         Kind::MultiNetworkPolicy => policies::multi_network_policy(json),
         Kind::NetworkPolicy => policies::network_policy(json),
+        Kind::Node => nodes::node(json),
     }
 }

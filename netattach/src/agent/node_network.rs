@@ -1,0 +1,291 @@
+//! Keeps what the node has of the network that the agent makes (`defaultNetwork: builtin`): the routes to the pods of
+//! other nodes, and the MTU that pods get. Reports the nodes that no route leads to, and pods whose range is not the
+//! node's any more.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use ipnet::IpNet;
+use tokio::sync::watch;
+
+use super::health::{lock, note};
+use crate::attach::{Engine, FromNode};
+use crate::builtin::routes::{OnLink, PROTOCOL, wanted};
+use crate::builtin::{Mode, NAME};
+use crate::error_chain::Chain;
+use crate::netlink::{self, Changes, Handle, LinkState, LinkWatch, RouteState};
+use crate::npwg::NetworkName;
+use crate::objects::{Identity, Node, Objects};
+use crate::plan::{addressing, result};
+use crate::rpc::message::Condition;
+use crate::source::{NotSynced, Source};
+use crate::spec::{OWN_GROUPS, Route};
+
+/// How often the node is looked at: others can remove a route, and a device that was down has none.
+const INTERVAL: Duration = Duration::from_secs(5);
+/// Most rows that are reported; of the rest, only the number.
+const MOST_ROWS: usize = 50;
+/// The object of rows about the network.
+const OBJECT: &str = "network builtin";
+
+/// See the module's documentation.
+pub(super) struct NodeNetwork {
+    source: Arc<dyn Source>,
+    engine: Arc<Engine>,
+    from_node: Arc<FromNode>,
+    rows: Mutex<Vec<Condition>>,
+}
+
+/// What identifies a route of the agent's own.
+type RouteKey = (IpNet, Option<IpAddr>, Option<u32>, u32);
+
+impl NodeNetwork {
+    pub(super) fn new(source: Arc<dyn Source>, engine: Arc<Engine>, from_node: Arc<FromNode>) -> Self {
+        Self { source, engine, from_node, rows: Mutex::default() }
+    }
+
+    /// The problems that the last look found.
+    pub(super) fn rows(&self) -> Vec<Condition> {
+        lock(&self.rows).clone()
+    }
+
+    /// Looks when nodes or the default route change, and every [`INTERVAL`], until the source ends.
+    pub(super) async fn keep(
+        self: Arc<Self>,
+        mut changes: watch::Receiver<u64>,
+        links: LinkWatch,
+    ) -> io::Result<()> {
+        let mut links = links.into_async()?;
+        let mut tick = tokio::time::interval(INTERVAL);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut nodes = Identity::default();
+        loop {
+            // All three futures may be dropped at any time: notifications stay in the socket, a change stays unseen, and
+            // the ticker ticks again.
+            tokio::select! {
+                ready = links.readable_mut() => {
+                    ready?.clear_ready();
+                    let is_other = match links.get_mut().changes() {
+                        Ok(Changes::Of(touched)) => touched.default_routes,
+                        Ok(Changes::Anything) | Err(_) => true,
+                    };
+                    if !is_other {
+                        continue;
+                    }
+                }
+                changed = changes.changed() => {
+                    if changed.is_err() {
+                        return Ok(());
+                    }
+                    if nodes.is_of(&self.source.snapshot().nodes) {
+                        continue;
+                    }
+                }
+                _ = tick.tick() => {}
+            }
+            nodes = self.source.snapshot().nodes.identity();
+            let looking = Arc::clone(&self);
+            // The join error is a panic, which the panic hook has reported; the next look is another try.
+            let _ = tokio::task::spawn_blocking(move || crate::upkeep(|| looking.look())).await;
+        }
+    }
+
+    /// Brings the node's routes up to date.
+    pub(super) fn look(&self) {
+        let rows = self.kept().unwrap_or_else(|error| {
+            vec![Condition { object: OBJECT.into(), problem: format!("the node: {}", Chain(&error)) }]
+        });
+        note("network of the node", &self.rows, rows);
+    }
+
+    fn kept(&self) -> Result<Vec<Condition>, netlink::Error> {
+        let objects = self.source.snapshot();
+        let mut node = Handle::open()?;
+        let (links, routes) = (node.links()?, node.routes()?);
+        self.from_node.set_uplink_mtu(uplink_mtu(&links, &routes));
+        // Without a complete snapshot nothing is known to be gone, and a node without a range has no pods.
+        let incomplete = matches!(self.source.synced(), Err(NotSynced::Incomplete(_)));
+        let (Ok(own), false) = (self.from_node.this.pod_cidrs(&objects), incomplete) else {
+            return Ok(Vec::new());
+        };
+        let mut rows = self.keep_routes(&mut node, (&own, &objects), &links, &routes)?;
+        rows.extend(self.keep_ranges(&mut node, &own, &links)?);
+        Ok(rows)
+    }
+
+    fn keep_routes(
+        &self,
+        node: &mut Handle,
+        (own, objects): (&[IpNet], &Objects),
+        links: &[LinkState],
+        routes: &[RouteState],
+    ) -> Result<Vec<Condition>, netlink::Error> {
+        let settings = &self.from_node.settings;
+        let name = self.from_node.this.name.as_deref().unwrap_or_default();
+        let none: [&Arc<Node>; 0] = [];
+        let reached = match settings.routes {
+            true => wanted((name, own), objects.nodes.values(), &self.on_links(node, links)?),
+            false => wanted((name, own), none, &[]),
+        };
+        let present: BTreeSet<RouteKey> =
+            routes.iter().filter(|route| route.protocol == PROTOCOL).map(key_of_state).collect();
+        let mut rows: Vec<Condition> = Vec::new();
+        for (link, route) in &reached.routes {
+            if present.contains(&key(*link, route)) {
+                continue;
+            }
+            // One by one, so that a route that the kernel refuses keeps no other from being installed.
+            match node.ensure_routes(*link, std::slice::from_ref(route)) {
+                Ok(()) => {
+                    tracing::info!(to = %route.destination, via = ?route.gateway, "route to another node's pods")
+                }
+                Err(error) => rows.push(Condition {
+                    object: OBJECT.into(),
+                    problem: format!("route to {}: {}", route.destination, Chain(&error)),
+                }),
+            }
+        }
+        let keep: BTreeSet<RouteKey> = reached.routes.iter().map(|(link, route)| key(*link, route)).collect();
+        let stale = routes.iter().filter(|it| it.protocol == PROTOCOL && !keep.contains(&key_of_state(it)));
+        let stale: Vec<RouteState> = stale.cloned().collect();
+        node.ensure_routes_absent(&stale)?;
+        for route in &stale {
+            tracing::info!(to = %route.destination, via = ?route.gateway, "route to another node's pods removed");
+        }
+        rows.extend(reached.problems.into_iter().map(|(node, problem)| Condition {
+            object: format!("node {node}"),
+            problem: problem.to_string(),
+        }));
+        if rows.len() > MOST_ROWS {
+            let more = rows.len() - MOST_ROWS;
+            rows.truncate(MOST_ROWS);
+            rows.push(Condition {
+                object: OBJECT.into(),
+                problem: format!("{more} more nodes are not shown"),
+            });
+        }
+        Ok(rows)
+    }
+
+    /// The networks that the node reaches without a router, other than those of its own pods.
+    fn on_links(&self, node: &mut Handle, links: &[LinkState]) -> Result<Vec<OnLink>, netlink::Error> {
+        let bridge = self.from_node.settings.bridge.as_str();
+        let is_wire =
+            |link: &&LinkState| link.name != bridge && link.group & OWN_GROUPS == 0 && link.name != "lo";
+        let wires: BTreeSet<u32> = links.iter().filter(is_wire).map(|link| link.index).collect();
+        let addresses = node.addresses_by_link()?.into_iter();
+        Ok(addresses
+            .filter(|(link, _)| wires.contains(link))
+            .map(|(link, net)| OnLink { link, net })
+            .collect())
+    }
+
+    /// Finds pods with addresses of an earlier range, and takes the gateway of an earlier range without pods off the
+    /// bridge, where it would keep new pods from being attached.
+    fn keep_ranges(
+        &self,
+        node: &mut Handle,
+        own: &[IpNet],
+        links: &[LinkState],
+    ) -> Result<Vec<Condition>, netlink::Error> {
+        let mut earlier: BTreeMap<IpNet, usize> = BTreeMap::new();
+        for address in self.live() {
+            if !own.contains(&address.trunc()) {
+                *earlier.entry(address.trunc()).or_default() += 1;
+            }
+        }
+        let settings = &self.from_node.settings;
+        let bridge = links.iter().find(|link| settings.mode == Mode::Bridge && link.name == settings.bridge);
+        if let Some(bridge) = bridge {
+            for address in node.addresses(bridge.index)? {
+                let range = address.trunc();
+                let is_gateway = addressing::first_host(address) == Some(address.addr());
+                if is_gateway
+                    && !own.contains(&range)
+                    && !earlier.contains_key(&range)
+                    && !is_link_local(range)
+                {
+                    node.ensure_address_absent(bridge.index, address)?;
+                    tracing::info!(%address, bridge = bridge.name, "gateway of an earlier podCIDR removed");
+                }
+            }
+        }
+        let row = |(range, pods): (IpNet, usize)| {
+            let blocks = if bridge.is_some() && range.addr().is_ipv4() {
+                "; until they have ended, no new pod is attached"
+            } else {
+                ""
+            };
+            Condition {
+                object: OBJECT.into(),
+                problem: format!(
+                    "{pods} attached pods have addresses of {range}, which is no podCIDR of this node any more: they keep them, and \
+                     other nodes do not reach them{blocks}"
+                ),
+            }
+        };
+        Ok(earlier.into_iter().map(row).collect())
+    }
+
+    /// The addresses of attached pods on this network, with their prefix lengths.
+    fn live(&self) -> Vec<IpNet> {
+        let own = NetworkName::Configuration(NAME.to_owned());
+        let mut found = Vec::new();
+        for attached in self.engine.registry().all() {
+            for (index, attachment) in (0..).zip(&attached.plan.attachments) {
+                if attachment.network == own
+                    && let Ok(leased) = result::leased(attachment, attached.outputs.of(index))
+                {
+                    found.extend(leased.addresses.iter().map(|leased| leased.address));
+                }
+            }
+        }
+        found
+    }
+}
+
+/// Removes the routes of an agent that made the network, once none of its pods is left.
+pub(super) fn remove_routes(engine: &Engine) -> Result<(), netlink::Error> {
+    let own = NetworkName::Configuration(NAME.to_owned());
+    let all = engine.registry().all();
+    if all.iter().any(|attached| attached.plan.attachments.iter().any(|it| it.network == own)) {
+        return Ok(());
+    }
+    let mut node = Handle::open()?;
+    let mut routes = node.routes()?;
+    routes.retain(|route| route.protocol == PROTOCOL);
+    node.ensure_routes_absent(&routes)
+}
+
+/// MTU of the device of the default route: IPv4 first, the lowest metric first.
+fn uplink_mtu(links: &[LinkState], routes: &[RouteState]) -> Option<u32> {
+    let mut defaults: Vec<&RouteState> =
+        routes.iter().filter(|route| route.destination.prefix_len() == 0).collect();
+    defaults.sort_by_key(|route| (matches!(route.destination, IpNet::V6(_)), route.priority));
+    let index = defaults.into_iter().find_map(|route| route.interface)?;
+    links.iter().find(|link| link.index == index).map(|link| link.mtu)
+}
+
+fn key(link: u32, route: &Route) -> RouteKey {
+    (route.destination, route.gateway, Some(link), route.priority.unwrap_or_default())
+}
+
+fn key_of_state(route: &RouteState) -> RouteKey {
+    (route.destination, route.gateway, route.interface, route.priority)
+}
+
+fn is_link_local(range: IpNet) -> bool {
+    match range {
+        IpNet::V4(range) => range.addr().is_link_local(),
+        IpNet::V6(range) => range.addr().is_unicast_link_local(),
+    }
+}
+
+impl std::fmt::Debug for NodeNetwork {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NodeNetwork").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,92 @@
+//! What the node's default network takes from the node itself: its ranges, and the network that the agent makes where
+//! there is no other.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use ipnet::IpNet;
+
+use super::intent::IntentError;
+use crate::builtin::network::{Facts, configuration};
+use crate::builtin::{NoRange, Settings, ThisNode, pod_cidr};
+use crate::cni::NetworkList;
+use crate::npwg::NetworkRef;
+use crate::objects::{Identity, Node, Objects};
+use crate::sync::{Mutex, locked};
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub struct FromNode {
+    /// This node.
+    pub this: ThisNode,
+    /// The network that the agent makes.
+    pub settings: Settings,
+    /// MTU of the device that leads out of the node; 0: there is none.
+    uplink_mtu: AtomicU32,
+    /// The configuration that was written last: the nodes are many, and each ADD needs it.
+    written: Mutex<Option<Written>>,
+}
+
+#[derive(Debug)]
+struct Written {
+    nodes: Identity<String, Arc<Node>>,
+    uplink_mtu: u32,
+    list: Arc<NetworkList>,
+}
+
+impl FromNode {
+    /// Starts without an uplink.
+    pub fn new(this: ThisNode, settings: Settings) -> Self {
+        Self { this, settings, ..Self::default() }
+    }
+
+    /// Takes the MTU of the device that leads out of the node, if there is one. Attached pods keep theirs.
+    pub fn set_uplink_mtu(&self, mtu: Option<u32>) {
+        self.uplink_mtu.store(mtu.unwrap_or_default(), Ordering::Relaxed);
+    }
+
+    /// The configuration of the network that the agent makes.
+    ///
+    /// # Errors
+    /// The node's ranges are not known.
+    pub(super) fn builtin(&self, objects: &Objects) -> Result<Arc<NetworkList>, IntentError> {
+        let uplink_mtu = self.uplink_mtu.load(Ordering::Relaxed);
+        let mut written = locked(&self.written);
+        if let Some(known) = &*written
+            && known.nodes.is_of(&objects.nodes)
+            && known.uplink_mtu == uplink_mtu
+        {
+            return Ok(Arc::clone(&known.list));
+        }
+        let facts = Facts {
+            ranges: self.this.pod_cidrs(objects).map_err(IntentError::NoRange)?,
+            cluster: objects.nodes.values().flat_map(|node| node.pod_cidrs.iter().copied()).collect(),
+            uplink_mtu: Some(uplink_mtu).filter(|mtu| *mtu != 0),
+        };
+        let list = Arc::new(configuration(&self.settings, &facts).map_err(IntentError::Builtin)?);
+        *written = Some(Written { nodes: objects.nodes.identity(), uplink_mtu, list: Arc::clone(&list) });
+        Ok(list)
+    }
+
+    /// Gives a definition the ranges that it takes from the node. `is_default`: it is the node's default network.
+    ///
+    /// # Errors
+    /// It is another network, or the ranges are not known.
+    pub(super) fn fill(
+        &self,
+        list: &mut NetworkList,
+        (network, is_inline, is_default): (&NetworkRef, bool, bool),
+        objects: &Objects,
+    ) -> Result<(), IntentError> {
+        if !pod_cidr::is_used(list) {
+            return Ok(());
+        }
+        if !(is_default && is_inline) {
+            return Err(IntentError::NotFromNode { network: network.clone() });
+        }
+        let failed = |source| IntentError::NoRangeFor { network: network.clone(), source };
+        let ranges: Vec<IpNet> = self.this.pod_cidrs(objects).map_err(failed)?;
+        pod_cidr::fill(list, self.this.name.as_deref().unwrap_or("of this agent"), &ranges)
+            .map_err(|source: NoRange| IntentError::NoRangeFor { network: network.clone(), source })
+    }
+}
