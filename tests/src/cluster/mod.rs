@@ -136,6 +136,26 @@ impl Cluster {
         Ok(())
     }
 
+    /// Starts the controller that gives each node a range of that one, IPv4.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start_ranges(&mut self, range: &str) -> Result<()> {
+        let own = self.pki.client("ranges", Some("system:masters"))?.write(self.dir.path(), "ranges")?;
+        let credentials = json!({"client-certificate": own.certificate, "client-key": own.key});
+        let config = write_config(self.dir.path(), "ranges", &credentials, self.pki.authority_file())?;
+        let mut program = Command::new(self.tools.join("kube-controller-manager"));
+        program.arg("--kubeconfig").arg(&config).args([
+            "--leader-elect=false",
+            "--port=0",
+            "--secure-port=0",
+        ]);
+        program.args(["--controllers=nodeipam", "--allocate-node-cidrs=true", "--cluster-cidr", range]);
+        let log = self.dir.path().join("ranges.log");
+        self.controllers.push(Program::start(&self.namespace, program, &log)?);
+        Ok(())
+    }
+
     /// Ends the API server at once, as a crash does. What it stored stays.
     pub fn stop_server(&mut self) {
         self.server.end();

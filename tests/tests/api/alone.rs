@@ -325,7 +325,7 @@ fn a_definition_takes_its_range_from_the_node() {
     let mut rig = Rig::new(1);
     rig.register(1, &["10.244.1.0/24"]);
     rig.nodes[0].set("defaultNetwork", json!("kube-system/default"));
-    let network = |name: &str, subnet: &str| {
+    let network = |rig: &Rig, name: &str, subnet: &str| {
         let config = json!({
             "cniVersion": "1.0.0", "type": "bridge", "bridge": "br7",
             "ipam": {"type": "host-local", "dataDir": rig.nodes[0].path("leases"), "subnet": subnet}
@@ -333,8 +333,8 @@ fn a_definition_takes_its_range_from_the_node() {
         let namespace = if name == "default" { "kube-system" } else { NAMESPACE };
         rig.server.apply(&manifest::network(namespace, name, &config)).unwrap();
     };
-    network("default", "usePodCidr");
-    network("other", "usePodCidr");
+    network(&rig, "default", "usePodCidr");
+    network(&rig, "other", "usePodCidr");
     rig.nodes[0].start().unwrap();
     let a = rig.pod(1, "a", &json!({}));
     assert_eq!(add_eventually(&rig, 1, &a)["ips"][0]["address"], "10.244.1.2/24");
@@ -360,7 +360,7 @@ fn a_definition_takes_its_range_from_the_node() {
     assert!(code == 7 && message.starts_with("network shop/other: usePodCidr is for"), "{code} {message}");
 
     // The same range on every node is reported where there is more than one.
-    network("default", "10.9.0.0/24");
+    network(&rig, "default", "10.9.0.0/24");
     let object = "network-attachment-definition kube-system/default";
     assert_eq!(rig.trouble(1, object), None);
     rig.register(2, &[]);
