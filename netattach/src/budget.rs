@@ -106,6 +106,8 @@ pub const CONFIG: Budget = of("network configuration", 256 << 10, "bytes", DEFIN
 pub const CONFIG_VALUES: Budget = of("values of a network configuration", VALUES, "values", DEFINITION);
 /// Plugins of a list, including those of its folder.
 pub const PLUGINS: Budget = of("plugins of a network", 16, "plugins", DEFINITION);
+/// `nonMasqueradeCIDRs`.
+pub const NON_MASQUERADE: Budget = of("nonMasqueradeCIDRs", 256, "networks", DEFINITION);
 /// Ranges of `host-local`, in all sets.
 pub const RANGES: Budget = of("ranges of host-local", 256, "ranges", DEFINITION);
 /// `ipam.addresses` of `static`.

@@ -19,6 +19,7 @@
 //! | [`ipam`] | owns leases | yes |
 //! | [`delegate`] | owns child processes | yes |
 //! | [`netlink`] | owns links | yes |
+//! | [`nat`] | masquerades pods and leads ports of the node to them | by `netlink` and `sysctl` |
 //! | [`netns`] | owns namespaces | yes |
 //! | [`sysctl`] | owns kernel settings | yes |
 //! | [`bpf`] | owns BPF programs and maps | yes |
@@ -82,6 +83,7 @@ pub mod mac;
 pub(crate) mod model;
 pub mod moment;
 pub mod multus;
+pub mod nat;
 pub mod netlink;
 pub mod netns;
 pub mod npwg;

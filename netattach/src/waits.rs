@@ -62,6 +62,7 @@ pub fn footprint(plan: &Plan) -> Footprint {
             | Step::Gateway { .. }
             | Step::EnsureForwarding
             | Step::RouteToPod
+            | Step::Translate(_)
             | Step::FindDevice
             | Step::Protect(_)
             | Step::Configure(_)

@@ -10,7 +10,7 @@ use anyhow::Result;
 use ipnet::IpNet;
 use netattach::bpf::{self, Dataplane, PolicyIds};
 use netattach::mac::Mac;
-use netattach::netlink::Handle;
+use netattach::netlink::{Handle, nat};
 use netattach::netns::Netns;
 use netattach::spec::TcHook;
 
@@ -33,6 +33,8 @@ pub struct Snapshot {
     pub dataplane: Maps,
     /// Every pin.
     pub pins: BTreeSet<String>,
+    /// Elements of the table that translates addresses.
+    pub translation: BTreeSet<nat::Element>,
 }
 
 /// A namespace.
@@ -116,6 +118,7 @@ impl Snapshot {
             files,
             dataplane: Maps::of(node)?,
             pins,
+            translation: node.namespace.run(nat::all_elements)?,
         })
     }
 
@@ -136,6 +139,7 @@ impl Snapshot {
         }
         assert_eq!(self.files, BTreeMap::new());
         assert_eq!(self.dataplane, Maps::default());
+        assert_eq!(self.translation, BTreeSet::new());
     }
 }
 

@@ -42,6 +42,8 @@ use crate::ipam;
 use crate::journal::{JournalError, Store};
 use crate::kube::{Access, Cluster, ClusterError, ClusterOptions, NodesWanted};
 use crate::kubelet::PodResources;
+use crate::nat::Nat;
+use crate::netlink::nat::TABLE as NAT_TABLE;
 use crate::netlink::{self, Changes, FilterWatch, Handle, LOOPBACK, LinkWatch, StationWatch};
 use crate::netns::NetnsError;
 use crate::observe::{Event, Observer};
@@ -66,7 +68,7 @@ const PRESSED_INTERVAL: Duration = Duration::from_secs(1);
 /// Pause between the rounds of one pass over the flow table.
 const COLLECT_PAUSE: Duration = Duration::from_millis(50);
 
-/// How often the table in the node's packet filter is checked.
+/// How often the tables in the node's packet filter are checked.
 const ROUTED_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How often unreferenced policies are checked for.
@@ -241,6 +243,7 @@ async fn serve_until(signals: &mut Signals, settings: Settings) -> Result<(), Ag
     if enforcer.judges_routed() {
         background.keep("the packet filter", keep_routed(Arc::clone(&enforcer), LinkWatch::open()?));
     }
+    background.keep("the translation of addresses", keep_nat(Arc::clone(&engine)));
     let parallel_adds = settings.parallel_adds;
     let outside = Outside {
         collector: Collector::new(
@@ -455,6 +458,7 @@ fn engine(
         cache: ResultCache::new(&settings.delegation.cache_dir),
         bridges: Bridges::default(),
         occupied: Occupied::default(),
+        nat: Some(Nat::default()),
         enforcer: Some(Arc::clone(enforcer) as Arc<dyn Enforce>),
     };
     let inheritance = Inheritance::new(&settings.multus_state_dir);
@@ -583,6 +587,33 @@ async fn keep_routed(enforcer: Arc<Enforcer>, watch: LinkWatch) -> std::io::Resu
         if let Ok(Err(error)) = kept {
             tracing::warn!(error = %Chain(&error), "enforcement of routed traffic not checked; will try again");
         }
+    }
+}
+
+/// Puts back what other programs remove from the table that translates addresses, within a second.
+async fn keep_nat(engine: Arc<Engine>) {
+    let mut tick = tokio::time::interval(ROUTED_INTERVAL);
+    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut failed = None;
+    loop {
+        tick.tick().await;
+        let engine = Arc::clone(&engine);
+        let repaired = tokio::task::spawn_blocking(move || {
+            crate::upkeep(|| engine.node().nat.as_ref().map_or(Ok(false), Nat::repair))
+        });
+        // The join error is a panic, which the panic hook has reported.
+        let Ok(repaired) = repaired.await else { continue };
+        let now = repaired.as_ref().err().map(|error| Chain(error).to_string());
+        match (repaired, &now) {
+            (Ok(true), _) => {
+                tracing::warn!(table = NAT_TABLE, "the table was changed by another program; put back");
+            }
+            (Err(_), Some(error)) if now != failed => {
+                tracing::error!(error, "translation of addresses not checked; will try again");
+            }
+            _ => {}
+        }
+        failed = now;
     }
 }
 

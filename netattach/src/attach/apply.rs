@@ -10,11 +10,13 @@ use serde_json::{Map, Value};
 use super::bridges::Entered;
 use super::occupied::{Address, ROUTED, check_ip_is_free, check_mac_is_free, segment};
 use super::routing::{move_default_routes, route_by_source};
-use super::{AttachError, Doing, Node, Progress, StepError, device_info, facts};
+use super::{AttachError, Doing, Node, Progress, StepError, device_info, facts, translation};
 use crate::cni::Command;
 use crate::delegate::{self, Call, DelegateError};
 use crate::enforce::attachment::EnforcedAttachment;
 use crate::ipam::{self, Lease, Lessee, Owner};
+use crate::nat::NatError;
+use crate::nat::wish::Wish;
 use crate::netlink::{Handle, LinkState};
 use crate::netns::{Netns, within};
 use crate::plan::hook_kind::{self, FoundDevice};
@@ -23,6 +25,7 @@ use crate::plan::{AttachmentPlan, Plan, Sandbox, addressing, result, result_cach
 use crate::spec;
 use crate::step::{
     Bridge, Delegate, Interface, MadeBy, Output, Parent, Printed, Protect, Role, Step, StepRef, Style,
+    Translate,
 };
 use crate::sysctl;
 use crate::timing;
@@ -128,6 +131,9 @@ impl Executor<'_> {
             Step::Gateway { bridge, force } => self.gateway(at, attachment, bridge, *force),
             Step::EnsureForwarding => self.forwarding(at, attachment),
             Step::RouteToPod => self.route_to_pod(at, attachment),
+            Step::Translate(translate) => {
+                timing::part("translation", || self.translate(at, attachment, translate))
+            }
             Step::FindDevice => self.find_device(at, attachment),
             Step::Protect(protect) => timing::part("policy", || self.protect(at, attachment, protect)),
             Step::Remember(remember) => {
@@ -353,6 +359,19 @@ impl Executor<'_> {
         let (host, _) = self.link(at)?;
         let host = host.ok_or(StepError::Missing("an end on the node"))?;
         self.host.configure(host.index, &addressing::host_side(&leased.addresses))?;
+        Ok(Output::Nothing)
+    }
+
+    fn translate(
+        &mut self,
+        at: StepRef,
+        attachment: &AttachmentPlan,
+        translate: &Translate,
+    ) -> Result<Output, StepError> {
+        let nat = self.node.nat.as_ref().ok_or(StepError::Missing("the node's packet filter"))?;
+        let leased = self.leased(at, attachment)?;
+        let wish = Wish::new(translate, &leased.addresses).map_err(NatError::from)?;
+        nat.attach(&translation::holder(self.sandbox, attachment), wish)?;
         Ok(Output::Nothing)
     }
 

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use super::apply::{DelegateCall, owner};
-use super::{AttachError, Doing, Node, StepError, enforcement, routing};
+use super::{AttachError, Doing, Node, StepError, enforcement, routing, translation};
 use crate::cni::{Command, Value};
 use crate::ipam::Lessee;
 use crate::journal::Record;
@@ -82,6 +82,11 @@ pub(super) fn compare(
         return Ok(Some(difference));
     }
     if let Some(difference) = routing::compare(want, pod)? {
+        return Ok(Some(difference));
+    }
+    if let Some(wanted) = &want.translation
+        && let Some(difference) = translation::difference(node.nat.as_ref(), wanted)?
+    {
         return Ok(Some(difference));
     }
     if let Some(config) = &want.lease {

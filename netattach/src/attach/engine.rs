@@ -11,7 +11,7 @@ use super::check::check;
 use super::enforcement::guards;
 use super::registry::{Attached, Reservation};
 use super::undo::undo;
-use super::{AttachError, Doing, Holder, Node, Registry, RepeatedAdd, StepError, facts};
+use super::{AttachError, Doing, Holder, Node, Registry, RepeatedAdd, StepError, facts, translation};
 use serde_json::Value;
 
 use crate::cni;
@@ -19,6 +19,7 @@ use crate::enforce::attachment::EnforcedAttachment;
 use crate::error_chain::Chain;
 use crate::journal::{JournalKey, Loaded, Record, RecordState, Store};
 use crate::moment::Moment;
+use crate::nat::NatError;
 use crate::netlink::Handle;
 use crate::netns::{Netns, NetnsError, NetnsId};
 use crate::plan::pools::settle;
@@ -217,11 +218,16 @@ impl Engine {
         }
     }
 
-    /// The container among `of` that has the address the ADD failed for, or any address of the exhausted pool.
+    /// The container among `of` that has the address or the port of the node the ADD failed for, or any address of the
+    /// exhausted pool.
     fn holder(&self, error: &AttachError, of: &[String]) -> Option<String> {
         let AttachError::Step { source, .. } = error else { return None };
         match &**source {
             StepError::AddressTaken { holder: Holder::Attachment { container, .. }, .. } => {
+                of.contains(container).then(|| container.clone())
+            }
+            StepError::Nat(NatError::PortTaken(taken)) => {
+                let container = &taken.holder.key.container;
                 of.contains(container).then(|| container.clone())
             }
             StepError::Lease(error) => {
@@ -402,6 +408,12 @@ impl Engine {
         if is_all_known && recovery.unfinished.is_empty() {
             self.note_boot();
         }
+        if let Some(nat) = &self.node.nat
+            && let Err(error) = nat.begin(is_all_known)
+        {
+            // It is tried again once a second; pods keep what an earlier agent gave them.
+            tracing::error!(error = %Chain(&error), "translation of addresses not taken over");
+        }
         if let Some(enforcer) = &self.node.enforcer {
             // An unreadable record may belong to a live attachment: no entry is a stray then, and no number in the
             // maps is free.
@@ -438,6 +450,9 @@ impl Engine {
         if goes_on {
             let attached = Attached::from(record);
             self.node.occupied.adopt(&attached);
+            if let Some(nat) = &self.node.nat {
+                translation::adopt(nat, record);
+            }
             self.registry.insert(attached);
             recovery.adopted += 1;
             recovery.damaged.extend(record.check_whole().err().map(|error| Chain(&error).to_string()));

@@ -11,6 +11,7 @@ use crate::enforce::error::EnforceError;
 use crate::error_chain::Chain;
 use crate::ipam::{self, Failure};
 use crate::journal::{JournalError, JournalKey};
+use crate::nat::NatError;
 use crate::netlink;
 use crate::netns::NetnsError;
 use crate::plan::AttachmentPlan;
@@ -288,6 +289,9 @@ pub enum StepError {
     /// The dataplane failed.
     #[error(transparent)]
     Enforce(#[from] EnforceError),
+    /// The node does not translate addresses as asked.
+    #[error(transparent)]
+    Nat(#[from] NatError),
     /// A step that this one depends on has no output: the plan is wrong.
     #[error("the plan lacks {0} before this step")]
     Missing(&'static str),
@@ -409,6 +413,9 @@ fn step_code(error: &StepError) -> u32 {
         StepError::NameTaken(_) => code::INVALID_ENVIRONMENT,
         StepError::Netns(_) => code::INVALID_NETNS,
         StepError::AddressTaken { holder, .. } if holder.may_pass() => code::TRY_AGAIN_LATER,
+        // Its holder may be about to end.
+        StepError::Nat(NatError::PortTaken(_)) => code::TRY_AGAIN_LATER,
+        StepError::Nat(NatError::NoAddress(_) | NatError::Ambiguous(_)) => code::INVALID_CONFIG,
         StepError::Mtu { .. }
         | StepError::AddressTaken { .. }
         | StepError::SmallMtu(_)
@@ -434,6 +441,7 @@ fn step_code(error: &StepError) -> u32 {
         | StepError::NoAddress(_)
         | StepError::Sysctl(_)
         | StepError::Enforce(_)
+        | StepError::Nat(NatError::Table(_) | NatError::Sysctl(_))
         | StepError::DefaultRoute(_)
         | StepError::Missing(_) => code::INTERNAL,
     }

@@ -10,7 +10,7 @@
 //! | `intent`, `default_network`, `conf_dir`, `from_node` | from a request to the networks that the pod wants |
 //! | `engine`, `facts` | one function per CNI verb; facts about the node that planning needs |
 //! | `repeated_add`, `occupied` | an ADD for a sandbox that is already attached; holders of addresses |
-//! | [`apply`], `bridges`, `device_info`, `routing`, `enforcement` | the effects of steps |
+//! | [`apply`], `bridges`, `device_info`, `routing`, `translation`, `enforcement` | the effects of steps |
 //! | [`undo`], `plugin_del` | inverses of steps, and DEL of other plugins |
 //! | `check`, `status_verb`, `gc` | the verbs CHECK, STATUS and GC |
 //! | `departed` | sandboxes that no runtime will ask to detach |
@@ -48,6 +48,7 @@ pub(crate) mod rig;
 mod routing;
 pub mod standalone;
 mod status_verb;
+mod translation;
 pub mod undo;
 mod weight;
 
@@ -70,6 +71,7 @@ use crate::delegate;
 use crate::enforce::Enforce;
 use crate::ipam;
 use crate::journal::{JournalError, Record};
+use crate::nat::Nat;
 use crate::step::{Output, Outputs, StepRef};
 
 /// The node's state that all attachments and operations share.
@@ -85,6 +87,8 @@ pub struct Node {
     pub bridges: Bridges,
     /// The holders of addresses.
     pub occupied: Occupied,
+    /// The node's translation of addresses; absent in the plain CNI executables.
+    pub nat: Option<Nat>,
     /// The dataplane; absent in the plain CNI executables.
     pub enforcer: Option<Arc<dyn Enforce>>,
 }

@@ -102,6 +102,7 @@ pub(crate) fn engine(directory: &Path, journal: Store, maps: &Arc<Maps>) -> Engi
             owner: String::new(),
         },
         cache: ResultCache::new(directory.join("cache")),
+        nat: None,
         enforcer: Some(Arc::clone(maps) as Arc<dyn Enforce>),
         bridges: super::Bridges::default(),
         occupied: Occupied::default(),

@@ -2,7 +2,8 @@
 
 use super::plugin_del::PluginDel;
 use super::{AttachError, Doing, Node, Progress, StepError, device_info, routing};
-use crate::ipam::Lessee;
+use crate::ipam::{Lessee, Owner};
+use crate::nat::Key;
 use crate::netlink::{Handle, LinkState};
 use crate::netns::Netns;
 use crate::plan::undo::{Inverse, Stage, inverse};
@@ -93,6 +94,12 @@ impl Begun<'_> {
             Inverse::Release { config, owner } => {
                 let lessee = Lessee { owner, netns };
                 waits::at_pool(config.pool(), || node.leases.release(config, lessee))?;
+            }
+            Inverse::Untranslate(owner) => {
+                let Owner { container_id, ifname } = owner.clone();
+                if let Some(nat) = &node.nat {
+                    nat.detach(&Key { container: container_id, ifname })?;
+                }
             }
             Inverse::Unprotect { id } => {
                 if let Some(enforcer) = &node.enforcer {

@@ -77,6 +77,9 @@ impl Uninstall {
         if netlink::guard_exists()? {
             netlink::remove_guard()?;
         }
+        if !netlink::nat::shape()?.is_empty() {
+            netlink::nat::uninstall()?;
+        }
         let removed = self.bpffs.exists();
         if removed {
             remove_all_pins(&self.bpffs)?;

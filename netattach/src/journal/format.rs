@@ -4,8 +4,8 @@
 //! was then, and a checksum. The header is rewritten in place once, when the sandbox is attached; a file that is
 //! shorter afterwards has lost lines. Every other line is a JSON array of a checksum and an event. A checksum covers
 //! the name of the file, its own line and the checksum before it, so that changed, reordered, repeated and foreign
-//! lines are detected. Version 1 had no checksums and no header: each line was an event. Version 3 is version 2 with
-//! plans that version 2 cannot express.
+//! lines are detected. Version 1 had no checksums and no header: each line was an event. Versions 3
+//! and 4 are version 2 with plans that an earlier version cannot express.
 //!
 //! A last line without its newline was cut off by a crash: the step it announced had not begun or can be repeated. Any
 //! other deviation from the written form is damage: the remaining lines are read, and nothing is concluded from
@@ -22,19 +22,20 @@ use crate::spec::Link;
 use crate::step::{Output, Step, StepRef};
 
 /// The versions that are written: see [`version_of`]. They differ only in the plans that they can express.
-const WRITTEN: [u32; 2] = [2, 3];
+const WRITTEN: [u32; 3] = [2, 3, 4];
 
 /// The version in which a plan is written: the lowest that can express all of it, so that an agent of that version can
 /// read it, and an older one reports the version that it would need. Version 3 adds leases of kinds other than
-/// `host-local`, and ipvlans.
+/// `host-local`, and ipvlans; version 4 the node's translation of addresses.
 pub(super) fn version_of(plan: &Plan) -> u32 {
-    let is_new = |step: &Step| match step {
-        Step::Lease(config) => config.is_tagged(),
-        Step::CreateLink(link) => match link {
-            Link::Veth(_) | Link::Macvlan(_) => false,
-            Link::Ipvlan(_) => true,
-        },
-        Step::EnsureBridge(_)
+    let [second, third, fourth] = WRITTEN;
+    let needed = |step: &Step| match step {
+        Step::Translate(_) => fourth,
+        Step::Lease(config) if config.is_tagged() => third,
+        Step::CreateLink(Link::Ipvlan(_)) => third,
+        Step::Lease(_)
+        | Step::CreateLink(Link::Veth(_) | Link::Macvlan(_))
+        | Step::EnsureBridge(_)
         | Step::RaiseLoopback
         | Step::PrepareDeviceInfo(_)
         | Step::Delegate(_)
@@ -47,9 +48,9 @@ pub(super) fn version_of(plan: &Plan) -> u32 {
         | Step::Remember(_)
         | Step::ReadDeviceInfo(_)
         | Step::MoveDefaultRoutes { .. }
-        | Step::RouteBySource => false,
+        | Step::RouteBySource => second,
     };
-    if plan.steps().any(|(_, _, step)| is_new(step)) { WRITTEN[1] } else { WRITTEN[0] }
+    plan.steps().map(|(_, _, step)| needed(step)).max().unwrap_or(second)
 }
 
 /// One event of a record.
@@ -329,7 +330,7 @@ fn whole_lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
 fn foreign_version(text: &[u8]) -> Option<u64> {
     let first = text.split(|byte| *byte == b'\n').next()?;
     let line: Value = serde_json::from_slice(first).ok()?;
-    line.get("planned")?.get("version")?.as_u64().filter(|version| *version > u64::from(WRITTEN[1]))
+    line.get("planned")?.get("version")?.as_u64().filter(|version| WRITTEN.iter().all(|known| *version > u64::from(*known)))
 }
 
 /// CRC-32 of these bytes, continued from the previous sum.

@@ -306,7 +306,7 @@ fn record_of_lease(directory: &Path, lease: serde_json::Value) -> (Record, Strin
 }
 
 #[test]
-fn a_lease_that_version_2_has_no_words_for_is_written_as_version_3() {
+fn a_step_that_version_2_has_no_words_for_is_written_as_a_later_version() {
     let host_local = json!({
         "step": "lease", "network": "lan", "data_dir": "/leases", "sets": [], "exclude": [], "requested": [],
         "routes": [], "resolv_conf": null
@@ -315,7 +315,8 @@ fn a_lease_that_version_2_has_no_words_for_is_written_as_version_3() {
         "step": "lease", "ipam": "static", "addresses": [{"address": "10.1.0.7/24", "gateway": "10.1.0.1"}],
         "dns": {"nameservers": ["10.1.0.53"]}
     });
-    for (lease, version) in [(host_local, 2), (fixed, 3)] {
+    let translate = json!({"step": "translate", "device": "br0", "bridged": true, "masquerade": ["10.0.0.0/8"]});
+    for (lease, version) in [(host_local, 2), (fixed, 3), (translate, 4)] {
         let directory = tempfile::tempdir().unwrap();
         let (written, text) = record_of_lease(directory.path(), lease.clone());
         let head = format!("{{\"planned\":{{\"version\":{version}}},\"state\":\"attached\"");
@@ -333,10 +334,10 @@ fn a_lease_that_version_2_has_no_words_for_is_written_as_version_3() {
         assert!(Store::open(directory.path()).unwrap().load(&key()).map(state_of).unwrap().is_some());
         let continued = fs::read_to_string(directory.path().join("c@eth0.jsonl")).unwrap();
         assert!(continued.starts_with(&text) && continued.ends_with(",\"removing\"]\n"), "{continued}");
-        // An agent that does not know version 3 leaves the record alone and reports it; this agent does the same with
-        // version 4.
-        let foreign = text.replacen(&format!("\"version\":{version}"), "\"version\":4", 1);
-        assert_eq!(judge("c@eth0.jsonl", foreign.as_bytes()), Verdict::Foreign(4));
+        // An agent that does not know version 4 leaves the record alone and reports it; this agent does the same with
+        // version 5.
+        let foreign = text.replacen(&format!("\"version\":{version}"), "\"version\":5", 1);
+        assert_eq!(judge("c@eth0.jsonl", foreign.as_bytes()), Verdict::Foreign(5));
     }
 }
 

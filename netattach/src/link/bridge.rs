@@ -7,6 +7,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::translation::Reach;
 use super::{Driver, PlanError, Request, Wanted, check_link_name, check_mtu};
 use crate::cni::json::null_is_default;
 use crate::spec;
@@ -47,6 +48,10 @@ impl Driver for Bridge {
         true
     }
 
+    fn maps_ports(&self) -> bool {
+        true
+    }
+
     fn wants(&self, _: &Map<String, Value>) -> Vec<Wanted> {
         Vec::new()
     }
@@ -55,7 +60,6 @@ impl Driver for Bridge {
         request.refuse(
             self.kind(),
             &[
-                ("ipMasq", json!(false)),
                 ("vlan", json!(0)),
                 ("vlanTrunk", json!([])),
                 ("preserveDefaultVlan", json!(false)),
@@ -82,7 +86,13 @@ impl Driver for Bridge {
             return Err(PlanError::IpamMissing("a bridge that is to be a gateway"));
         }
 
-        let port = spec::BridgePort { bridge: name.clone(), hairpin: config.hairpin_mode };
+        let reach = Reach { device: name.clone(), bridged: true, routed: gateway };
+        let translation = request.translation(self.kind(), reach)?;
+        // Bridges that show their frames to the packet filter send translated ones on as frames: a pod that comes to
+        // itself by a port of the node, to the port that they came from.
+        let comes_back = matches!(&translation, Some(Step::Translate(it)) if !it.ports.is_empty());
+        let hairpin = config.hairpin_mode || (comes_back && !config.promisc_mode);
+        let port = spec::BridgePort { bridge: name.clone(), hairpin };
         let mut steps = vec![
             Step::EnsureBridge(spec::Bridge { name: name.clone(), mtu, promiscuous: config.promisc_mode }),
             Step::CreateLink(spec::Link::Veth(spec::Veth {
@@ -100,6 +110,7 @@ impl Driver for Bridge {
             steps.push(Step::Gateway { bridge: name, force: config.force_address });
             steps.push(Step::EnsureForwarding);
         }
+        steps.extend(translation);
         let configure =
             Configure { style: Style::Subnet, default_route: config.is_default_gateway, dns: request.dns()? };
         steps.extend(request.finish(addressed, configure)?);

@@ -4,13 +4,14 @@
 //! The same drivers serve the agent and the plain CNI executables.
 //!
 //! Drivers: `bridge`, `veth`, `macvlan`, `ipvlan`, `loopback`. The facts about the node that they need before they
-//! plan are in [`facts`].
+//! plan are in [`facts`]; what the node translates for a pod is read in `translation`.
 
 mod bridge;
 pub mod facts;
 mod ipvlan;
 mod loopback;
 mod macvlan;
+mod translation;
 mod veth;
 
 use serde::Deserialize;
@@ -38,6 +39,11 @@ pub trait Driver: Sync {
 
     /// Whether the dataplane can enforce policy on an interface of this configuration.
     fn is_judged(&self, config: &Map<String, Value>) -> bool;
+
+    /// Whether it carries out the capability `portMappings`: the node routes to its pods.
+    fn maps_ports(&self) -> bool {
+        false
+    }
 
     /// The facts that [`Driver::plan`] needs about the node for this configuration. A key that is missing or invalid
     /// requires no fact.
@@ -435,3 +441,5 @@ fn check_mtu(mtu: Option<u32>) -> Result<Option<u32>, PlanError> {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod translation_tests;

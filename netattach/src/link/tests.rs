@@ -355,14 +355,14 @@ fn what_is_not_carried_out_is_refused_with_key_and_value() {
         (code::UNSUPPORTED_FIELD, message)
     };
     for (kind, key, value) in [
-        ("bridge", "ipMasq", json!(true)),
+        ("bridge", "ipMasqBackend", json!("iptables")),
         ("bridge", "vlan", json!(100)),
         ("bridge", "vlanTrunk", json!([{"id": 7}])),
         ("bridge", "preserveDefaultVlan", json!(true)),
         ("bridge", "enabledad", json!(true)),
         ("bridge", "disableContainerInterface", json!(true)),
         ("bridge", "portIsolation", json!(true)),
-        ("veth", "ipMasq", json!(true)),
+        ("veth", "ipMasqBackend", json!("iptables")),
         ("macvlan", "linkInContainer", json!(true)),
         ("ipvlan", "linkInContainer", json!(true)),
         ("ipvlan", "fastPath", json!(true)),
@@ -535,6 +535,7 @@ fn leaves_its_own(step: &Step) -> bool {
         | Step::Delegate(_)
         | Step::Remember(_)
         | Step::Protect(_)
+        | Step::Translate(_)
         | Step::PrepareDeviceInfo(_)
         | Step::RouteBySource => true,
         Step::EnsureBridge(_)

@@ -5,11 +5,12 @@
 //! shared broadcast domain. The node has a host route per address.
 //!
 //! Keys: `mtu`, `mac`, `isDefaultGateway` (the pod's default routes go this way; otherwise only the subnets of
-//! its addresses and the routes of `ipam` do), `ipam` (required).
+//! its addresses and the routes of `ipam` do), `ipam` (required), `ipMasq` and `nonMasqueradeCIDRs` as of `bridge`.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+use super::translation::Reach;
 use super::{Driver, PlanError, Request, Wanted, check_mtu};
 use crate::cni::json::null_is_default;
 use crate::spec;
@@ -35,14 +36,19 @@ impl Driver for Veth {
         true
     }
 
+    fn maps_ports(&self) -> bool {
+        true
+    }
+
     fn wants(&self, _: &Map<String, Value>) -> Vec<Wanted> {
         Vec::new()
     }
 
     fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError> {
-        request.refuse(self.kind(), &[("ipMasq", false.into())])?;
         let config: Config = request.read()?;
         let ipam = request.ipam()?.ok_or(PlanError::IpamMissing("a routed veth"))?;
+        let reach = Reach { device: request.host_name(), bridged: false, routed: true };
+        let translation = request.translation(self.kind(), reach)?;
         let mut steps = vec![
             Step::CreateLink(spec::Link::Veth(spec::Veth {
                 host_name: request.host_name(),
@@ -56,6 +62,7 @@ impl Driver for Veth {
             Step::EnsureForwarding,
             Step::RouteToPod,
         ];
+        steps.extend(translation);
         let configure =
             Configure { style: Style::Routed, default_route: config.is_default_gateway, dns: request.dns()? };
         steps.extend(request.finish(true, configure)?);

@@ -4,13 +4,10 @@
 //! before Linux 5.15. The table belongs to the agent alone; it is replaced as a whole, in one transaction.
 
 use std::collections::BTreeMap;
-use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use netlink_sys::{Socket as RawSocket, protocols::NETLINK_NETFILTER};
-
-use super::nft::{Family, NLMSG_ERROR, attributes_of, dump, messages, name};
-use super::{Error, Refused};
+use super::Error;
+use super::nft::{Family, NESTED, attribute, attributes_of, dump, name, object, text, transact};
 
 /// The name of the table, in the family that covers both versions of IP.
 pub const TABLE: &str = "netattach";
@@ -18,9 +15,6 @@ pub const TABLE: &str = "netattach";
 const NAME: &str = "NFT_MSG_NEWRULE";
 const RULES: &str = "NFT_MSG_GETRULE";
 
-/// `linux/netfilter/nfnetlink.h`: a transaction.
-const BATCH_BEGIN: u16 = 0x10;
-const BATCH_END: u16 = 0x11;
 /// `NFNL_SUBSYS_NFTABLES`.
 const NFTABLES: u16 = 10;
 /// `enum nf_tables_msg_types`.
@@ -31,11 +25,8 @@ const GET_CHAIN: u16 = 4;
 const NEW_RULE: u16 = 6;
 const GET_RULE: u16 = 7;
 
-const REQUEST: u16 = 0x1;
-const ACK: u16 = 0x4;
 const CREATE: u16 = 0x400;
 const APPEND: u16 = 0x800;
-const NESTED: u16 = 0x8000;
 
 /// A chain of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -66,7 +57,7 @@ const INFO_REVISION: u32 = 1;
 /// # Errors
 /// The kernel refuses: it may lack nftables, `nft_compat` or `xt_bpf`.
 pub fn install_guard(program: BorrowedFd<'_>) -> Result<(), Error> {
-    transact(&[remove(), install(program.as_raw_fd())].concat())
+    transact(NAME, &[remove(), install(program.as_raw_fd())].concat())
 }
 
 /// Removes the table. Idempotent.
@@ -74,7 +65,7 @@ pub fn install_guard(program: BorrowedFd<'_>) -> Result<(), Error> {
 /// # Errors
 /// The kernel refuses.
 pub fn remove_guard() -> Result<(), Error> {
-    match transact(&remove()) {
+    match transact(NAME, &remove()) {
         // Without nftables there is no table.
         Err(error) if is_unsupported(&error) => Ok(()),
         other => other,
@@ -170,52 +161,17 @@ fn own_rule(attributes: &[u8]) -> Option<(String, Vec<String>)> {
     (table? == TABLE).then_some((chain?, expressions))
 }
 
-/// Carries out the messages as one transaction.
-fn transact(messages_in_order: &[Vec<u8>]) -> Result<(), Error> {
-    let mut socket = RawSocket::new(NETLINK_NETFILTER).map_err(Error::Open)?;
-    socket.bind_auto().map_err(Error::Open)?;
-    let begin = message(BATCH_BEGIN, 0, 0, NFTABLES, &[]);
-    let end = message(BATCH_END, 0, 0, NFTABLES, &[]);
-    let batch = [begin, messages_in_order.concat(), end].concat();
-    socket.send(&batch, 0).map_err(|source| Error::Send(NAME, source))?;
-    // The kernel answers while it takes the messages: all answers are already there.
-    socket.set_non_blocking(true).map_err(Error::Open)?;
-    let mut buffer = vec![0; 64 * 1024];
-    let mut answered = 0;
-    loop {
-        match socket.recv(&mut &mut buffer[..], 0) {
-            Ok(length) => {
-                for answer in messages(&buffer[..length]).filter(|answer| answer.kind == NLMSG_ERROR) {
-                    let code = answer.body.get(..4).and_then(|bytes| bytes.try_into().ok());
-                    match code.map_or(0, i32::from_ne_bytes).saturating_neg() {
-                        0 => answered += 1,
-                        errno => return Err(Refused { request: NAME, errno, text: None }.into()),
-                    }
-                }
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-            Err(source) => return Err(Error::Receive(NAME, source)),
-        }
-    }
-    if answered == messages_in_order.len() {
-        Ok(())
-    } else {
-        Err(Error::Malformed { request: NAME, what: "the kernel did not answer all of its messages" })
-    }
-}
-
 /// The messages that remove the table, whether or not it exists.
 fn remove() -> Vec<Vec<u8>> {
     let table = attribute(1, &text(TABLE));
-    vec![own(NEW_TABLE, CREATE, &table), own(DELETE_TABLE, 0, &table)]
+    vec![object(NEW_TABLE, CREATE, &table), object(DELETE_TABLE, 0, &table)]
 }
 
 fn install(program: i32) -> Vec<Vec<u8>> {
-    let mut messages = vec![own(NEW_TABLE, CREATE, &attribute(1, &text(TABLE)))];
-    messages.extend(CHAINS.iter().map(|chain| own(NEW_CHAIN, CREATE, &chain_attributes(chain))));
+    let mut messages = vec![object(NEW_TABLE, CREATE, &attribute(1, &text(TABLE)))];
+    messages.extend(CHAINS.iter().map(|chain| object(NEW_CHAIN, CREATE, &chain_attributes(chain))));
     messages
-        .extend(CHAINS.iter().map(|chain| own(NEW_RULE, CREATE | APPEND, &rule_attributes(chain, program))));
+        .extend(CHAINS.iter().map(|chain| object(NEW_RULE, CREATE | APPEND, &rule_attributes(chain, program))));
     messages
 }
 
@@ -256,37 +212,9 @@ fn rule_attributes(chain: &Chain, program: i32) -> Vec<u8> {
     .concat()
 }
 
-/// A message about the table or its contents, with acknowledgement.
-fn own(kind: u16, flags: u16, attributes: &[u8]) -> Vec<u8> {
-    message(NFTABLES << 8 | kind, flags | ACK, Family::Inet as u8, 0, attributes)
-}
-
-/// `struct nlmsghdr`, `struct nfgenmsg`, attributes.
-fn message(kind: u16, flags: u16, family: u8, resource: u16, attributes: &[u8]) -> Vec<u8> {
-    let mut message = ((20 + attributes.len()) as u32).to_ne_bytes().to_vec();
-    message.extend(kind.to_ne_bytes());
-    message.extend((flags | REQUEST).to_ne_bytes());
-    message.extend([0; 8]);
-    message.extend([family, 0]);
-    message.extend(resource.to_be_bytes());
-    message.extend(attributes);
-    message
-}
-
-fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
-    let mut bytes = ((4 + value.len()) as u16).to_ne_bytes().to_vec();
-    bytes.extend(kind.to_ne_bytes());
-    bytes.extend(value);
-    bytes.resize(bytes.len().next_multiple_of(4), 0);
-    bytes
-}
-
-fn text(words: &str) -> Vec<u8> {
-    [words.as_bytes(), &[0]].concat()
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::nft::messages;
     use super::*;
 
     #[test]

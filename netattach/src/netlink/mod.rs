@@ -10,11 +10,13 @@
 //! | `address`, `route`, `rule` | an interface's addresses; routes; rules that select routing tables |
 //! | `tc`, `tbf` | programs on clsact hooks; pacing by tbf |
 //! | `bridge_state`, `stations` | forwarding properties of bridges; the stations in their forwarding databases |
-//! | `nft`, `xfrm`, `guard` | whether packets would meet nftables chains or IPsec; our own nftables table |
+//! | `nft`, `xfrm` | whether packets would meet nftables chains or IPsec; transactions of nftables |
+//! | `guard`, [`nat`], [`conntrack`] | our own nftables tables: for policies, for translation; tracked connections |
 //! | `watch`, `filter_watch` | notifications about links and routes; about removed filters |
 
 mod address;
 mod bridge_state;
+pub mod conntrack;
 mod error;
 mod filter_watch;
 mod guard;
@@ -37,7 +39,7 @@ pub use guard::{
     TABLE as GUARD_TABLE, bridges_call, guard_exists, guard_is_whole, install_guard, remove_guard,
 };
 pub use link::{Ensured, LinkState};
-pub use nft::{Family, HookedChains, filter_generation, hooked_chains};
+pub use nft::{Family, HookedChains, filter_generation, hooked_chains, nat};
 pub use route::RouteState;
 pub use rule::Rule;
 pub use stations::{Move, Moves, Station, StationWatch};

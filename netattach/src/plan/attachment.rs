@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::device::Device;
-use super::resolve::{Network, Numbers, Options, needs_device};
+use super::resolve::{Network, Numbers, Options, PORT_MAPPINGS, needs_device};
 use super::{AttachmentPlan, CachedResults, Sandbox};
 use crate::budget;
 use crate::cni::{self, CniArgs, CniError, PluginConf, code};
@@ -234,7 +234,9 @@ fn protect(
 /// Checks that one of our own kinds of interface supports every capability that it receives.
 fn check_carried_out(driver: &dyn Driver, config: &Map<String, Value>) -> Result<(), PlanError> {
     let is_carried_out = |capability: &str| {
-        NATIVE_CAPABILITIES.contains(&capability) || (capability == "bandwidth" && driver.is_judged(config))
+        NATIVE_CAPABILITIES.contains(&capability)
+            || (capability == "bandwidth" && driver.is_judged(config))
+            || (capability == PORT_MAPPINGS && driver.maps_ports())
     };
     let asked = config.get("runtimeConfig").and_then(Value::as_object);
     match asked.and_then(|asked| asked.keys().find(|key| !is_carried_out(key))) {

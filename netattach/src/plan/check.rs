@@ -7,7 +7,7 @@ use crate::cni::{CniError, CniResult};
 use crate::ipam;
 use crate::spec::{self, Route};
 use crate::step::{Brought, SourceRouting};
-use crate::step::{Interface, Output, Role, Step};
+use crate::step::{Interface, LeasedAddress, Output, Role, Step, Translate};
 
 /// The state of one attachment, according to its record or to the result that was printed for it.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -28,6 +28,8 @@ pub struct Expected {
     pub routes: Vec<Route>,
     /// Addresses and routes of the node's end of a routed link.
     pub host_side: Option<spec::Addressing>,
+    /// What the node translates, and for which addresses.
+    pub translation: Option<(Translate, Vec<LeasedAddress>)>,
     /// The configuration that the addresses were leased with.
     pub lease: Option<ipam::Config>,
     /// The pod's default routes that were moved, and the interface that has them now.
@@ -70,6 +72,9 @@ pub fn expected(
                 expected.routes = addressing.routes;
             }
             Step::RouteToPod => expected.host_side = Some(addressing::host_side(&leased.addresses)),
+            Step::Translate(translate) => {
+                expected.translation = Some((translate.clone(), leased.addresses.clone()));
+            }
             Step::Delegate(_)
             | Step::EnsureForwarding
             | Step::FindDevice
@@ -121,7 +126,7 @@ mod tests {
     use super::*;
     use crate::cni;
     use crate::spec::{Bridge, BridgePort, Link, Veth};
-    use crate::step::{Configure, LeasedAddress, Style};
+    use crate::step::{Configure, Style};
     use crate::step::{Outputs, StepRef};
 
     const POD: &str = "/run/netns/c1";

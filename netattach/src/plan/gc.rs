@@ -149,6 +149,7 @@ fn place(step: Step) -> Option<Place> {
         | Step::Gateway { .. }
         | Step::EnsureForwarding
         | Step::RouteToPod
+        | Step::Translate(_)
         | Step::FindDevice
         | Step::Protect(_)
         | Step::Configure(_)

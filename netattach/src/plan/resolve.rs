@@ -16,7 +16,7 @@ use crate::npwg::{self, NetworkName, Selection};
 use crate::step::{EnforceWhen, Step, StepRef};
 
 /// The capability by which a runtime hands on the hostPorts of a pod.
-const PORT_MAPPINGS: &str = "portMappings";
+pub(super) const PORT_MAPPINGS: &str = "portMappings";
 /// Most ports that a message lists.
 const SHOWN_PORTS: usize = 8;
 
@@ -203,7 +203,20 @@ pub fn rehearse(sandbox: &Sandbox, network: &Network, options: &Options) -> Resu
         asked: None,
         facts: &Facts::default(),
     };
-    attachment(sandbox, &wanted, &CniArgs::default(), options, None)
+    attachment(sandbox, &wanted, &CniArgs::default(), options, Some(&mut NoNumbers))
+}
+
+/// Numbers of a rehearsal, which no attachment gets: what needs the dataplane is not refused.
+struct NoNumbers;
+
+impl Numbers for NoNumbers {
+    fn attachment(&mut self) -> Result<u32, CniError> {
+        Ok(0)
+    }
+
+    fn network(&mut self, _: &NetworkName) -> u32 {
+        0
+    }
 }
 
 /// Plans an additional attachment of a live sandbox; its interface name is that of `sandbox`.

@@ -189,6 +189,7 @@ pub fn from_prev_result(attachment: &AttachmentPlan, result: &CniResult) -> Resu
             Step::Gateway { .. }
             | Step::EnsureForwarding
             | Step::RouteToPod
+            | Step::Translate(_)
             | Step::FindDevice
             | Step::Protect(_)
             | Step::Configure(_)

@@ -35,6 +35,8 @@ pub enum Inverse<'a> {
     RemoveFile(&'a Path),
     /// Removes the pod's rules for interfaces that are gone.
     ForgetSources,
+    /// Takes back the node's translation of addresses for the owner.
+    Untranslate(Owner),
     /// Removes the attachment from the dataplane.
     Unprotect {
         /// Its number in the dataplane's maps.
@@ -61,9 +63,11 @@ impl Inverse<'_> {
         match self {
             Self::Delegate(_) => Stage::Plugins,
             Self::DeleteLink { .. } => Stage::Links,
-            Self::Release { .. } | Self::RemoveFile(_) | Self::ForgetSources | Self::Unprotect { .. } => {
-                Stage::Holdings
-            }
+            Self::Release { .. }
+            | Self::RemoveFile(_)
+            | Self::ForgetSources
+            | Self::Untranslate(_)
+            | Self::Unprotect { .. } => Stage::Holdings,
             Self::Forget => Stage::Cache,
         }
     }
@@ -81,14 +85,13 @@ pub fn inverse<'a>(
         Some(Output::Link { pod, .. }) => Some(pod.index),
         _ => None,
     };
+    let owner = || Owner { container_id: sandbox.container_id.clone(), ifname: attachment.ifname.clone() };
     Some(match step {
         Step::CreateLink(link) => {
             Inverse::DeleteLink { pod_name: link.pod_name(), host_name: link.node_end(), made }
         }
-        Step::Lease(config) if config.is_kept() => Inverse::Release {
-            config,
-            owner: Owner { container_id: sandbox.container_id.clone(), ifname: attachment.ifname.clone() },
-        },
+        Step::Lease(config) if config.is_kept() => Inverse::Release { config, owner: owner() },
+        Step::Translate(_) => Inverse::Untranslate(owner()),
         Step::Delegate(delegate) => Inverse::Delegate(delegate),
         Step::Remember(_) => Inverse::Forget,
         Step::Protect(protect) => Inverse::Unprotect { id: protect.id },

@@ -1,10 +1,11 @@
 //! The vocabulary of a plan: steps and their outputs. Plain data, serialised in the form the journal stores.
 //!
 //! A [`Step`] is one effect; an [`Output`] (`output`) is its result. Where programs see an attachment's frames is its
-//! [`HookKind`] (`hook_kind`). Drivers and plans put steps together, `attach` carries them out.
+//! [`HookKind`] (`hook_kind`); what the node translates for it is a [`Translate`] (`translate`). Drivers and plans put steps together, `attach` carries them out.
 
 mod hook_kind;
 mod output;
+mod translate;
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -20,6 +21,7 @@ pub use crate::ipam::LeasedAddress;
 use crate::spec;
 pub use hook_kind::{ENFORCE_ANNOTATION, EnforceWhen, HookKind, NotObservable};
 pub use output::{Bridge, Brought, Interface, Output, Outputs, Parent, Printed, SourceRouting};
+pub use translate::Translate;
 
 /// One effect. Each is idempotent or has an inverse ([`crate::plan::undo::inverse`]).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -51,6 +53,8 @@ pub enum Step {
     /// Adds the gateway addresses to the node's end of a routed veth, and a route to each of the pod's addresses to
     /// the node.
     RouteToPod,
+    /// Has the node translate addresses for the pod. Before any packet of the pod is let through.
+    Translate(Translate),
     /// Finds where the traffic of the interface that other plugins made can be judged. After all of them.
     FindDevice,
     /// Creates the attachment's record and attaches its policy and its programs.
@@ -213,6 +217,7 @@ impl Step {
             | Self::Gateway { .. }
             | Self::EnsureForwarding
             | Self::RouteToPod
+            | Self::Translate(_)
             | Self::FindDevice
             | Self::Protect(_)
             | Self::Configure(_)
@@ -291,6 +296,7 @@ impl Step {
             | Self::Gateway { .. }
             | Self::EnsureForwarding
             | Self::RouteToPod
+            | Self::Translate(_)
             | Self::FindDevice
             | Self::Protect(_)
             | Self::Configure(_)
@@ -309,6 +315,7 @@ impl Step {
             Self::Gateway { bridge, .. } => format!("put the gateway address on bridge {bridge}"),
             Self::EnsureForwarding => "enable IP forwarding on the node".to_owned(),
             Self::RouteToPod => "route to the pod's addresses".to_owned(),
+            Self::Translate(translate) => translate.describe(),
             Self::FindDevice => "find where the interface can be judged".to_owned(),
             Self::Protect(_) => "load policy and counters".to_owned(),
             Self::Configure(_) => "configure the pod's interface".to_owned(),

@@ -7,6 +7,7 @@
 //! | `repeated_add`, `journal_add`, `dynamic` | a second ADD; the record of an ADD; networks added to a live pod |
 //! | `gc`, `status` | the other verbs |
 //! | `bad_input`, `budgets`, `fairness` | requests that cannot be served, that are large, or that hang |
+//! | `translation` | masquerade, and ports of the node that lead to pods |
 //! | `shim` | the CNI executable without an agent, and with a bad one |
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
@@ -23,3 +24,4 @@ mod repeated_add;
 mod selection;
 mod shim;
 mod status;
+mod translation;

@@ -25,8 +25,8 @@ const PLUGINS: [&str; 2] = ["other", "tail"];
 /// The device that the device plugin assigned to the last attachment.
 const DEVICE: &str = "0000:03:02.1";
 
-/// A node whose pod `a` has four attachments: bridge, routed veth, macvlan with the pod's default route, and one of a list of
-/// two external plugins for a device; the second and the last are under a policy.
+/// A node whose pod `a` has four attachments: bridge, routed veth with a port of the node, macvlan with the pod's default route, and
+/// one of a list of two external plugins for a device; the second and the last are under a policy.
 fn node() -> Node {
     let node = Node::new(&[]).unwrap();
     node.add_wire().unwrap();
@@ -40,7 +40,13 @@ fn node() -> Node {
     // Both ends of the link get a queue.
     let bandwidth = json!({"ingressRate": 1_000_000_000, "egressRate": 1_000_000_000});
     let networks = [
-        ("storage", json!({"cniVersion": "1.0.0", "type": "veth", "bandwidth": bandwidth, "ipam": storage})),
+        (
+            "storage",
+            json!({
+                "cniVersion": "1.0.0", "type": "veth", "bandwidth": bandwidth, "ipMasq": true,
+                "capabilities": {"portMappings": true}, "ipam": storage
+            }),
+        ),
         ("lan", json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE, "ipam": lan})),
         ("odd", json!({"cniVersion": "1.0.0", "plugins": PLUGINS.map(|name| json!({"type": name}))})),
     ];
@@ -56,7 +62,7 @@ fn node() -> Node {
     fs::write(node.path(&format!("devinfo/dp/example.com-vf-{DEVICE}-device.json")), device.to_string())
         .unwrap();
     let networks = json!([
-        {"name": "storage"},
+        {"name": "storage", "portMappings": [{"hostPort": 8080, "containerPort": 80}]},
         {"name": "lan", "default-route": ["10.52.0.1"]},
         {"name": "odd", "deviceID": DEVICE}
     ]);
@@ -158,6 +164,7 @@ impl Scene {
         assert_eq!(after.files, before.files, "{what}");
         assert_eq!(after.dataplane, before.dataplane, "{what}");
         assert_eq!(after.pins, before.pins, "{what}");
+        assert_eq!(after.translation, before.translation, "{what}");
         self.assert_calls(what);
     }
 

@@ -94,6 +94,7 @@ fn answer(name: &str, request: &Request, stderr: &mut impl Write) -> Result<Stri
         cache: ResultCache::new(delegate::DEFAULT_DIRECTORY),
         bridges: Bridges::default(),
         occupied: Occupied::default(),
+        nat: None,
         enforcer: None,
     };
     match (link::driver(name), Kind::named(name)) {

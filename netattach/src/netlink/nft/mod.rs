@@ -1,4 +1,17 @@
-//! Finds the packet path hooks that have nftables chains. `iptables-nft` and `ebtables-nft` write such chains too.
+//! nftables: which hooks of the packet path have chains, and the agent's own tables.
+//!
+//! `iptables-nft` and `ebtables-nft` write such chains too.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `batch` | messages of nftables, and transactions |
+//! | `expression` | the expressions of rules |
+//! | `nat_table`, `nat` | the table that translates addresses: its sets, chains and rules; its transactions |
+
+mod batch;
+mod expression;
+pub mod nat;
+mod nat_table;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -8,6 +21,7 @@ use rustix::io::Errno;
 
 use super::Error;
 use super::guard::TABLE;
+pub(super) use batch::{NESTED, attribute, object, text, transact};
 
 const NAME: &str = "NFT_MSG_GETCHAIN";
 /// `NFNL_SUBSYS_NFTABLES` and the message within it.
@@ -20,7 +34,7 @@ const GENERATION: &str = "NFT_MSG_GETGEN";
 const NFTA_GEN_ID: u16 = 1;
 pub(super) const NLMSG_ERROR: u16 = 2;
 const NLMSG_DONE: u16 = 3;
-const REQUEST: u16 = 0x1;
+pub(super) const REQUEST: u16 = 0x1;
 const REQUEST_DUMP: u16 = REQUEST | 0x300;
 const DUMP_INTERRUPTED: u16 = 0x10;
 const HEADER_LEN: usize = 16;
@@ -34,7 +48,7 @@ const NAT: &[u8] = b"nat\0";
 const NFTA_HOOK_DEV: u16 = 3;
 const NFTA_HOOK_DEVS: u16 = 4;
 const NFTA_DEVICE_NAME: u16 = 1;
-const RECEIVE_BUFFER: usize = 64 * 1024;
+pub(super) const RECEIVE_BUFFER: usize = 64 * 1024;
 const TRIES: u32 = 5;
 
 /// A family of tables (`NFPROTO_*`).
@@ -146,7 +160,7 @@ pub fn filter_generation() -> Result<u32, Error> {
     number.map(u32::from_be_bytes).ok_or(malformed)
 }
 
-fn receive(socket: &mut RawSocket, name: &'static str, buffer: &mut [u8]) -> Result<usize, Error> {
+pub(super) fn receive(socket: &mut RawSocket, name: &'static str, buffer: &mut [u8]) -> Result<usize, Error> {
     loop {
         match socket.recv(&mut &mut buffer[..], 0) {
             Ok(length) => return Ok(length),
@@ -158,7 +172,7 @@ fn receive(socket: &mut RawSocket, name: &'static str, buffer: &mut [u8]) -> Res
 
 /// Converts the errno of an answer to a result: there are no objects if the table does not exist, or the kernel lacks
 /// the family or nftables.
-fn refused(request: &'static str, body: &[u8]) -> Result<(), Error> {
+pub(super) fn refused(request: &'static str, body: &[u8]) -> Result<(), Error> {
     let errno = errno(body);
     let is_empty = match errno {
         libc::EOPNOTSUPP | libc::ENOENT => true,
@@ -170,12 +184,12 @@ fn refused(request: &'static str, body: &[u8]) -> Result<(), Error> {
 }
 
 /// The positive errno of an answer of type [`NLMSG_ERROR`].
-fn errno(body: &[u8]) -> i32 {
+pub(super) fn errno(body: &[u8]) -> i32 {
     let code = body.get(..4).and_then(|bytes| bytes.try_into().ok()).map_or(0, i32::from_ne_bytes);
     code.saturating_neg()
 }
 
-fn request(kind: u16, flags: u16, family: Family, attributes: &[u8]) -> Vec<u8> {
+pub(super) fn request(kind: u16, flags: u16, family: Family, attributes: &[u8]) -> Vec<u8> {
     let length = HEADER_LEN + GENERAL_LEN + attributes.len();
     let mut request = Vec::with_capacity(length);
     request.extend((length as u32).to_ne_bytes());

@@ -1,0 +1,182 @@
+//! Which translation of addresses a configuration and a pod ask for: `ipMasq`, `nonMasqueradeCIDRs` and the capability
+//! `portMappings`. Pure.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::{PlanError, Request};
+use crate::budget;
+use crate::cidr;
+use crate::cni::json::{kind, null_is_default};
+use crate::npwg::selection::{PortMapping, PortProtocol};
+use crate::step::{Step, Translate};
+
+/// The capability, and how errors name what it brings.
+const CAPABILITY: &str = "portMappings";
+const PORTS: &str = "runtimeConfig.portMappings";
+const EXCEPTIONS: &str = "nonMasqueradeCIDRs";
+const MASQUERADE: &str = "ipMasq";
+
+/// How the node reaches the pods of a network.
+pub(super) struct Reach {
+    /// Name of the device by which it does.
+    pub(super) device: String,
+    /// Whether the pods of a subnet reach each other past the node.
+    pub(super) bridged: bool,
+    /// Whether the node routes for them.
+    pub(super) routed: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Config {
+    #[serde(default, deserialize_with = "null_is_default")]
+    ip_masq: bool,
+    #[serde(default, rename = "nonMasqueradeCIDRs", deserialize_with = "null_is_default")]
+    non_masquerade: Vec<String>,
+}
+
+impl Request<'_> {
+    /// The step that has the node translate addresses, if any translation is asked for.
+    pub(super) fn translation(&self, plugin: &'static str, reach: Reach) -> Result<Option<Step>, PlanError> {
+        // What the reference plugin chooses between: the agent has one way.
+        let backend = self.config.get("ipMasqBackend");
+        if backend.is_some_and(|name| !name.is_null() && name != "" && name != "nftables") {
+            self.refuse(plugin, &[("ipMasqBackend", json!("nftables"))])?;
+        }
+        let config: Config = self.read()?;
+        let masquerade = exceptions(&config)?;
+        let ports = self.port_mappings()?;
+        let key = match (&masquerade, ports.is_empty()) {
+            (None, true) => return Ok(None),
+            (Some(_), _) => MASQUERADE,
+            (None, false) => PORTS,
+        };
+        if !reach.routed {
+            let reason = "needs isGateway or isDefaultGateway: the node translates only what it routes".into();
+            return Err(PlanError::Value { key, reason });
+        }
+        if self.protect.is_none() {
+            let reason = "needs the node's packet filter, which only netattachd has".into();
+            return Err(PlanError::Value { key, reason });
+        }
+        let Reach { device, bridged, routed: _ } = reach;
+        Ok(Some(Step::Translate(Translate { device, bridged, masquerade, ports })))
+    }
+
+    /// The ports of the node that the runtime or the pod asks for.
+    fn port_mappings(&self) -> Result<Vec<PortMapping>, PlanError> {
+        let asked = self.config.get("runtimeConfig").and_then(|asked| asked.get(CAPABILITY));
+        let items = match asked {
+            None | Some(Value::Null) => return Ok(Vec::new()),
+            Some(Value::Array(items)) => items,
+            Some(other) => return Err(wrong(format!("a list is needed, not {}", kind(other)))),
+        };
+        budget::PORT_MAPPINGS.check(items.len())?;
+        let mut mappings: Vec<PortMapping> = Vec::with_capacity(items.len());
+        for (position, item) in items.iter().enumerate() {
+            let read = item.as_object().ok_or_else(|| "an object is needed".to_owned()).and_then(mapping);
+            let Some(read) = read.map_err(|reason| wrong(format!("element {position}: {reason}")))? else {
+                continue;
+            };
+            if mappings.contains(&read) {
+                continue;
+            }
+            if let Some(other) = mappings.iter().find(|other| overlap(other, &read)) {
+                let reason = format!(
+                    "element {position}: port {} of the node leads to port {} of the pod already",
+                    read.host_port, other.container_port
+                );
+                return Err(wrong(reason));
+            }
+            mappings.push(read);
+        }
+        Ok(mappings)
+    }
+}
+
+fn wrong(reason: String) -> PlanError {
+    PlanError::Value { key: PORTS, reason }
+}
+
+/// The destinations that are not masqueraded; `None`: nothing is.
+fn exceptions(config: &Config) -> Result<Option<Vec<IpNet>>, PlanError> {
+    budget::NON_MASQUERADE.check(config.non_masquerade.len())?;
+    if !config.ip_masq && !config.non_masquerade.is_empty() {
+        let reason = "excepts from masquerade, but ipMasq is not true".into();
+        return Err(PlanError::Value { key: EXCEPTIONS, reason });
+    }
+    let mut nets = Vec::with_capacity(config.non_masquerade.len());
+    for text in &config.non_masquerade {
+        let net = cidr::parse(text).ok_or_else(|| {
+            let reason = format!("{text:?} is not a network such as 10.0.0.0/8");
+            PlanError::Value { key: EXCEPTIONS, reason }
+        })?;
+        nets.push(net.trunc());
+    }
+    Ok(config.ip_masq.then_some(nets))
+}
+
+/// One mapping; `None`: runtimes name ports without one of the node by 0.
+fn mapping(object: &Map<String, Value>) -> Result<Option<PortMapping>, String> {
+    let port = |key: &str| {
+        let number = object.get(key).and_then(Value::as_u64).and_then(|number| u16::try_from(number).ok());
+        number.ok_or_else(|| format!("{key} must be a port from 1 to 65535"))
+    };
+    let text = |key: &str| match object.get(key) {
+        None | Some(Value::Null) => Ok(""),
+        Some(Value::String(text)) => Ok(text.as_str()),
+        Some(_) => Err(format!("{key} must be a text")),
+    };
+    let host_port = match object.get("hostPort") {
+        None | Some(Value::Null) => return Ok(None),
+        Some(_) => port("hostPort")?,
+    };
+    if host_port == 0 {
+        return Ok(None);
+    }
+    let container_port = port("containerPort")?;
+    if container_port == 0 {
+        return Err("containerPort must be a port from 1 to 65535".to_owned());
+    }
+    let protocol = match text("protocol")? {
+        "" => PortProtocol::Tcp,
+        name => PortProtocol::from_name(name)
+            .ok_or_else(|| format!("protocol {name:?} is none of tcp, udp and sctp"))?,
+    };
+    let host_ip = match text("hostIP")? {
+        "" => None,
+        text => {
+            let address: IpAddr =
+                text.parse().map_err(|_| format!("hostIP {text:?} is not an IP address"))?;
+            check_host_ip(address)?;
+            Some(address)
+        }
+    };
+    Ok(Some(PortMapping { host_port, container_port, protocol, host_ip }))
+}
+
+fn check_host_ip(address: IpAddr) -> Result<(), String> {
+    if address.is_multicast() {
+        return Err(format!("hostIP {address} is a multicast address, which no node has"));
+    }
+    if matches!(address, IpAddr::V6(v6) if v6.is_loopback()) {
+        return Err(format!("hostIP {address}: the kernel routes nothing from there to a pod"));
+    }
+    Ok(())
+}
+
+/// Whether a packet could be meant by both.
+fn overlap(one: &PortMapping, other: &PortMapping) -> bool {
+    let addresses = match (one.host_ip, other.host_ip) {
+        (Some(one), Some(other)) => {
+            let same_family = one.is_ipv4() == other.is_ipv4();
+            same_family && (one == other || one.is_unspecified() || other.is_unspecified())
+        }
+        _ => true,
+    };
+    addresses && (one.protocol, one.host_port) == (other.protocol, other.host_port)
+}

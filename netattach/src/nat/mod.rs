@@ -1,0 +1,360 @@
+//! Masquerades pods and leads ports of the node to them, by a table of nftables of the agent's own.
+//!
+//! | module | contents |
+//! |---|---|
+//! | [`wish`] | what one attachment wants, as elements of the table's sets. Pure |
+//! | `ports` | who has which port of the node. Pure |
+//! | `table` | the table in the kernel: what is in it and what should be |
+//!
+//! The table exists while some attachment wants something of it, and its rules never change: an attachment is added and
+//! removed by one transaction of elements. It lies behind all others who translate at the usual priorities, so what is
+//! meant for a Service is not taken from it; and a port of the node is one only in packets to an address of the node.
+//! Decision 0028 says why it is so.
+
+mod ports;
+mod table;
+pub mod wish;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::error_chain::Chain;
+use crate::netlink::nat::{Element, Set, TABLE};
+use crate::netlink::{self, Handle, conntrack};
+use crate::npwg::selection::PortProtocol;
+use crate::sysctl::{self, SysctlError};
+use ports::Ports;
+use table::Table;
+use wish::{HostPort, Wish};
+
+/// An attachment: container and interface.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Key {
+    /// `CNI_CONTAINERID`.
+    pub container: String,
+    /// Name of the interface in the pod.
+    pub ifname: String,
+}
+
+/// An attachment, and how messages name it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Holder {
+    /// The attachment.
+    pub key: Key,
+    /// The attachment in words.
+    pub who: String,
+}
+
+/// Why the node does not translate as asked.
+#[derive(Debug, thiserror::Error)]
+pub enum NatError {
+    /// The attachment lacks the address.
+    #[error(transparent)]
+    NoAddress(#[from] wish::NoAddress),
+    /// Another attachment has the port of the node.
+    #[error("hostPort {} is taken: {} has it", Shown(&.0.port), .0.holder.who)]
+    PortTaken(Box<Taken>),
+    /// Another attachment has the same address, and asks for something else.
+    #[error("address {0} is translated in another way for another attachment, which has it too")]
+    Ambiguous(IpAddr),
+    /// The table could not be read or changed.
+    #[error("table {TABLE} in the node's packet filter")]
+    Table(#[source] netlink::Error),
+    /// A device could not be opened for addresses of loopback.
+    #[error(transparent)]
+    Sysctl(#[from] SysctlError),
+}
+
+/// A port of the node that another attachment has.
+#[derive(Debug)]
+pub struct Taken {
+    /// The port.
+    pub port: HostPort,
+    /// Who has it.
+    pub holder: Holder,
+}
+
+/// A port of the node, for people.
+struct Shown<'p>(&'p HostPort);
+
+impl fmt::Display for Shown<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let protocol = match self.0.protocol {
+            PortProtocol::Tcp => "tcp",
+            PortProtocol::Udp => "udp",
+            PortProtocol::Sctp => "sctp",
+        };
+        match self.0.at {
+            at if at.ip().is_unspecified() => {
+                let family = if at.is_ipv4() { "IPv4" } else { "IPv6" };
+                write!(f, "{}/{protocol} ({family})", at.port())
+            }
+            at => write!(f, "{}/{protocol} of {}", at.port(), at.ip()),
+        }
+    }
+}
+
+/// The node's translation of addresses.
+#[derive(Debug, Default)]
+pub struct Nat(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    wishes: BTreeMap<Key, Wish>,
+    ports: Ports,
+    /// How many attachments want each element.
+    users: BTreeMap<Element, usize>,
+    table: Table,
+    /// Why the table is not as it should be.
+    trouble: Option<String>,
+}
+
+impl Nat {
+    /// Takes over what an attachment of an earlier agent has. Nothing is written before [`Nat::begin`]. Two of them may
+    /// want the same port or address, if one of their records is damaged: it stays with the first.
+    pub fn adopt(&self, holder: &Holder, wish: Wish) {
+        let mut state = self.lock();
+        let is_known = state.wishes.contains_key(&holder.key) || state.ambiguous(&wish).is_some();
+        if !is_known && state.ports.claim(&wish.ports, holder).is_ok() {
+            state.count(&wish);
+            state.wishes.insert(holder.key.clone(), wish);
+        }
+    }
+
+    /// Makes the table that which the adopted attachments want. `all`: every record could be read, so what nobody wants
+    /// belongs to nobody.
+    ///
+    /// # Errors
+    /// The kernel refuses. [`Nat::repair`] tries again.
+    pub fn begin(&self, all: bool) -> Result<(), NatError> {
+        let mut state = self.lock();
+        let State { users, table, .. } = &mut *state;
+        let begun = table.begin(users, all).map_err(NatError::Table);
+        state.note(&begun);
+        begun?;
+        let opened: BTreeSet<&String> = state.wishes.values().filter_map(|wish| wish.opened.as_ref()).collect();
+        opened.into_iter().try_for_each(|device| open(device))
+    }
+
+    /// Gives an attachment what it wants. Idempotent.
+    ///
+    /// # Errors
+    /// Another attachment has a port that it wants, or the kernel refuses. What has been done is taken back by
+    /// [`Nat::detach`].
+    pub fn attach(&self, holder: &Holder, wish: Wish) -> Result<(), NatError> {
+        let mut state = self.lock();
+        if state.wishes.get(&holder.key).is_some_and(|known| *known != wish) {
+            // An earlier attempt whose record is gone.
+            state.remove(&holder.key)?;
+        }
+        if let Some(address) = state.ambiguous(&wish) {
+            return Err(NatError::Ambiguous(address));
+        }
+        let taken = |(port, holder)| NatError::PortTaken(Box::new(Taken { port, holder }));
+        state.ports.claim(&wish.ports, holder).map_err(taken)?;
+        if !state.wishes.contains_key(&holder.key) {
+            let new = state.count(&wish);
+            let State { users, table, .. } = &mut *state;
+            let written = table.change(users, &[], &new).map_err(NatError::Table);
+            state.note(&written);
+            if let Err(error) = written {
+                // A transaction is carried out as a whole or not at all.
+                state.uncount(&wish);
+                state.ports.release(&wish.ports, &holder.key);
+                return Err(error);
+            }
+            state.wishes.insert(holder.key.clone(), wish.clone());
+        }
+        drop(state);
+        if let Some(device) = &wish.opened {
+            open(device)?;
+        }
+        forget_misled(&wish);
+        Ok(())
+    }
+
+    /// Takes back what an attachment has. Idempotent.
+    ///
+    /// # Errors
+    /// The kernel refuses. Nothing has changed then.
+    pub fn detach(&self, key: &Key) -> Result<(), NatError> {
+        let mut state = self.lock();
+        let Some(wish) = state.wishes.get(key).cloned() else { return Ok(()) };
+        let removed = state.remove(key);
+        drop(state);
+        removed?;
+        forget_led(&wish);
+        Ok(())
+    }
+
+    /// Puts back what another program has removed from the table. Returns whether there was something.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn repair(&self) -> Result<bool, NatError> {
+        let mut state = self.lock();
+        let State { users, table, .. } = &mut *state;
+        let repaired = table.repair(users).map_err(NatError::Table);
+        state.note(&repaired);
+        repaired
+    }
+
+    /// Why the table is not as it should be.
+    pub fn trouble(&self) -> Option<String> {
+        self.lock().trouble.clone()
+    }
+
+    /// What the table lacks of an attachment's wish, in words.
+    ///
+    /// # Errors
+    /// The kernel does not answer.
+    pub fn difference(&self, wish: &Wish) -> Result<Option<String>, NatError> {
+        let missing = self.lock().table.missing(&wish.elements).map_err(NatError::Table)?;
+        let said = |element: Element| format!("table {TABLE} lacks an element of set {}", element.set.name());
+        Ok(missing.map(said))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic between two writes leaves a state that the next look repairs.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// An address of the wish for which another attachment wants something else: the kernel takes one value for a key.
+    /// Ports have holders, so they are not looked at here.
+    fn ambiguous(&self, wish: &Wish) -> Option<IpAddr> {
+        let other = |element: &&Element| {
+            let first = Element { end: None, value: Vec::new(), ..(*element).clone() };
+            let is_same = |it: &Element| (it.set, &it.key) == (element.set, &element.key);
+            self.users.range(first..).take_while(|(it, _)| is_same(it)).any(|(it, _)| it != *element)
+        };
+        let elements = || wish.elements.iter();
+        let v4 = elements().filter(|it| matches!(it.set, Set::Masquerade4 | Set::Mapped4)).find(other);
+        let v6 = elements().filter(|it| matches!(it.set, Set::Masquerade6 | Set::Mapped6)).find(other);
+        let v4 = v4.and_then(|it| it.key.first_chunk::<4>().copied()).map(IpAddr::from);
+        v4.or_else(|| v6.and_then(|it| it.key.first_chunk::<16>().copied()).map(IpAddr::from))
+    }
+
+    /// Counts a wish in; returns the elements that nobody else wants.
+    fn count(&mut self, wish: &Wish) -> Vec<Element> {
+        let mut new = Vec::new();
+        for element in &wish.elements {
+            let users = self.users.entry(element.clone()).or_default();
+            *users += 1;
+            if *users == 1 {
+                new.push(element.clone());
+            }
+        }
+        new
+    }
+
+    /// Counts a wish out; returns the elements that nobody wants any more.
+    fn uncount(&mut self, wish: &Wish) -> Vec<Element> {
+        let mut gone = Vec::new();
+        for element in &wish.elements {
+            let Some(users) = self.users.get_mut(element) else { continue };
+            *users = users.saturating_sub(1);
+            if *users == 0 {
+                self.users.remove(element);
+                gone.push(element.clone());
+            }
+        }
+        gone
+    }
+
+    /// Removes an attachment from the table, or leaves everything as it is.
+    fn remove(&mut self, key: &Key) -> Result<(), NatError> {
+        let Some(wish) = self.wishes.get(key).cloned() else { return Ok(()) };
+        let gone = self.uncount(&wish);
+        let closed = match &wish.opened {
+            // While the table still drops what comes from there with an address of loopback.
+            Some(device) if gone.iter().any(|element| element.set == Set::Devices) => close(device),
+            _ => Ok(()),
+        };
+        let written = closed.and_then(|()| {
+            let State { users, table, .. } = self;
+            table.change(users, &gone, &[]).map_err(NatError::Table)
+        });
+        self.note(&written);
+        if let Err(error) = written {
+            self.count(&wish);
+            return Err(error);
+        }
+        self.wishes.remove(key);
+        self.ports.release(&wish.ports, key);
+        Ok(())
+    }
+
+    fn note<T>(&mut self, outcome: &Result<T, NatError>) {
+        self.trouble = outcome.as_ref().err().map(|error| Chain(error).to_string());
+    }
+}
+
+/// Lets addresses of loopback leave by a device. The table drops what comes back with one.
+fn open(device: &str) -> Result<(), NatError> {
+    Ok(sysctl::ensure(&route_localnet(device), "1")?)
+}
+
+fn close(device: &str) -> Result<(), NatError> {
+    match sysctl::ensure(&route_localnet(device), "0") {
+        // The device is gone, as the node's end of a pod's link is by then.
+        Err(error) if error.source.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        other => Ok(other?),
+    }
+}
+
+fn route_localnet(device: &str) -> String {
+    format!("ipv4/conf/{device}/route_localnet")
+}
+
+/// Forgets the connections of UDP by which senders would go on reaching somebody else than the pod that has their port
+/// now. They are only late if this fails: their senders pause for half a minute, or the connections end.
+fn forget_misled(wish: &Wish) {
+    let ports: Vec<&HostPort> = udp(wish);
+    if ports.is_empty() {
+        return;
+    }
+    let own = Handle::open().and_then(|mut host| host.all_addresses()).unwrap_or_default();
+    let own: BTreeSet<IpAddr> = own.iter().map(|net| net.addr()).collect();
+    let is_node = |address: IpAddr| address.is_loopback() || own.contains(&address);
+    forget(&mut |connection| {
+        let meant = |port: &&&HostPort| at(port, connection.to) && connection.answers != port.to;
+        ports.iter().any(|port| meant(&port)) && is_node(connection.to.ip())
+    });
+}
+
+/// Forgets the connections of UDP that led to a pod.
+fn forget_led(wish: &Wish) {
+    let ports: Vec<&HostPort> = udp(wish);
+    if !ports.is_empty() {
+        forget(&mut |connection| {
+            ports.iter().any(|port| at(port, connection.to) && connection.answers == port.to)
+        });
+    }
+}
+
+fn udp(wish: &Wish) -> Vec<&HostPort> {
+    wish.ports.iter().filter(|port| port.protocol == PortProtocol::Udp).collect()
+}
+
+fn at(port: &HostPort, to: SocketAddr) -> bool {
+    let same_family = port.at.is_ipv4() == to.is_ipv4();
+    let address = port.at.ip().is_unspecified() || port.at.ip() == to.ip();
+    same_family && address && port.at.port() == to.port()
+}
+
+fn forget(stale: &mut dyn FnMut(&conntrack::Connection) -> bool) {
+    match conntrack::forget_udp(stale) {
+        Ok(0) => {}
+        Ok(connections) => tracing::debug!(connections, "connections of UDP by a port of the node forgotten"),
+        Err(error) => {
+            tracing::warn!(error = %Chain(&error), "connections of UDP by a port of the node not forgotten");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

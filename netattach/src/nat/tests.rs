@@ -1,0 +1,189 @@
+//! What attachments want as elements, and who has which port. Without a kernel.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::step::{LeasedAddress, Translate};
+
+fn leased(addresses: &[&str]) -> Vec<LeasedAddress> {
+    addresses.iter().map(|net| LeasedAddress { address: net.parse().unwrap(), gateway: None }).collect()
+}
+
+fn translate(value: Value) -> Translate {
+    serde_json::from_value(value).unwrap()
+}
+
+fn ports(bridged: bool, ports: Value) -> Translate {
+    translate(json!({"device": "br0", "bridged": bridged, "ports": ports}))
+}
+
+const BOTH: [&str; 2] = ["10.1.0.2/24", "fd00::2/64"];
+
+/// Elements of a set as text: key, end, value, in hexadecimal digits without padding of lists.
+fn shown(wish: &Wish, set: Set) -> Vec<String> {
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let of_set = wish.elements.iter().filter(|element| element.set == set);
+    of_set
+        .map(|element| {
+            let end = element.end.as_deref().map(|end| format!("-{}", hex(&end[8..]))).unwrap_or_default();
+            let key = match set {
+                Set::Prefixes4 | Set::Prefixes6 => &element.key[8..],
+                _ => &element.key[..],
+            };
+            let value = match set {
+                Set::Ports4 | Set::Ports6 => format!("={}", hex(&element.value)),
+                _ => String::new(),
+            };
+            format!("{}{end}{value}", hex(key))
+        })
+        .collect()
+}
+
+#[test]
+fn a_port_of_every_address_is_opened_in_both_families_and_for_loopback() {
+    let asked = json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]);
+    let wish = Wish::new(&ports(true, asked), &leased(&BOTH)).unwrap();
+    assert_eq!(shown(&wish, Set::Ports4), ["00000000060000001f900000=0a01000200500000"]);
+    let v6 = format!("{:032x}060000001f900000=fd00{:028x}00500000", 0, 2);
+    assert_eq!(shown(&wish, Set::Ports6), [v6]);
+    assert_eq!(shown(&wish, Set::Mapped4), ["0a01000206000000005000001f900000"]);
+    // Who is in the pod's subnet would be answered past the node.
+    assert_eq!(shown(&wish, Set::Prefixes4), ["0a010000-0a0100ff"]);
+    assert_eq!(shown(&wish, Set::Masquerade4), Vec::<String>::new());
+    assert_eq!(wish.opened.as_deref(), Some("br0"));
+    assert_eq!(shown(&wish, Set::Devices), ["62723000000000000000000000000000"]);
+}
+
+#[test]
+fn a_port_of_one_address_is_opened_there_alone() {
+    let asked =
+        json!([{"hostPort": 53, "containerPort": 5353, "protocol": "udp", "hostIP": "192.0.2.1"}]);
+    let wish = Wish::new(&ports(false, asked), &leased(&BOTH)).unwrap();
+    assert_eq!(shown(&wish, Set::Ports4), ["c00002011100000000350000=0a01000214e90000"]);
+    assert_eq!(shown(&wish, Set::Ports6), Vec::<String>::new());
+    // On a routed link only the pod itself would be answered past the node.
+    assert_eq!(shown(&wish, Set::Prefixes4), ["0a010002-0a010002"]);
+    assert_eq!((wish.opened.as_deref(), shown(&wish, Set::Devices)), (None, vec![]));
+    // Loopback alone.
+    let asked = json!([{"hostPort": 53, "containerPort": 53, "protocol": "udp", "hostIP": "127.0.0.1"}]);
+    let wish = Wish::new(&ports(false, asked), &leased(&BOTH)).unwrap();
+    assert_eq!(wish.opened.as_deref(), Some("br0"));
+}
+
+#[test]
+fn a_port_without_an_address_to_lead_to_is_refused() {
+    let refused = |at: &str, addresses: &[&str]| {
+        let asked =
+            json!([{"hostPort": 80, "containerPort": 80, "protocol": "tcp", "hostIP": at}]);
+        Wish::new(&ports(true, asked), &leased(addresses)).unwrap_err().to_string()
+    };
+    assert_eq!(
+        refused("::", &["10.1.0.2/24"]),
+        "hostPort 80 of :: asked for, but the attachment has no IPv6 address"
+    );
+    assert_eq!(
+        refused("0.0.0.0", &["fd00::2/64"]),
+        "hostPort 80 of 0.0.0.0 asked for, but the attachment has no IPv4 address"
+    );
+    let asked = json!([{"hostPort": 80, "containerPort": 80, "protocol": "tcp"}]);
+    let error = Wish::new(&ports(true, asked), &[]).unwrap_err().to_string();
+    assert_eq!(error, "hostPort 80 of the node asked for, but the attachment has no IP address");
+}
+
+#[test]
+fn masquerade_excepts_the_own_subnet_groups_the_link_and_what_is_listed() {
+    let asked = json!({
+        "device": "br0", "bridged": true,
+        "masquerade": ["10.1.0.0/16", "10.1.7.0/24", "192.0.2.0/25", "192.0.2.128/25", "fd00:1::/32"]
+    });
+    let wish = Wish::new(&translate(asked), &leased(&BOTH)).unwrap();
+    assert_eq!(shown(&wish, Set::Masquerade4), ["0a010002"]);
+    // Ranges of one list do not overlap: the kernel would refuse them.
+    assert_eq!(
+        shown(&wish, Set::Prefixes4),
+        ["0a010000-0a01ffff", "a9fe0000-a9feffff", "c0000200-c00002ff", "e0000000-efffffff"]
+    );
+    assert_eq!(shown(&wish, Set::Prefixes6).len(), 4);
+    // Attachments of one network share the list.
+    let other = Wish::new(&translate(json!({"device": "br0", "bridged": true, "masquerade": []})), &leased(&BOTH));
+    let alike = Wish::new(
+        &translate(json!({"device": "br1", "bridged": true, "masquerade": []})),
+        &leased(&["10.1.0.9/24", "fd00::9/64"]),
+    );
+    let lists = |wish: &Wish| -> Vec<Element> {
+        let of = |element: &&Element| matches!(element.set, Set::Prefixes4 | Set::Prefixes6);
+        wish.elements.iter().filter(of).cloned().collect()
+    };
+    assert_eq!(lists(&other.unwrap()), lists(&alike.unwrap()));
+}
+
+fn holder(container: &str) -> Holder {
+    let key = Key { container: container.to_owned(), ifname: "eth0".to_owned() };
+    Holder { key, who: format!("container {container}, interface eth0") }
+}
+
+#[test]
+fn a_port_has_one_holder_whatever_the_addresses_it_is_asked_for() {
+    let wanted = |port: u16, protocol: &str, at: Option<&str>| {
+        let mut one = json!({"hostPort": port, "containerPort": 80, "protocol": protocol});
+        if let Some(at) = at {
+            one["hostIP"] = at.into();
+        }
+        Wish::new(&ports(true, json!([one])), &leased(&BOTH)).unwrap()
+    };
+    let mut held = Ports::default();
+    let mut claim = |container: &str, wish: &Wish| {
+        held.claim(&wish.ports, &holder(container))
+            .map_err(|(port, holder)| NatError::PortTaken(Box::new(Taken { port, holder })).to_string())
+    };
+    claim("a", &wanted(80, "tcp", Some("192.0.2.1"))).unwrap();
+    // Again is no conflict, nor another protocol, port or address.
+    claim("a", &wanted(80, "tcp", Some("192.0.2.1"))).unwrap();
+    claim("b", &wanted(80, "udp", None)).unwrap();
+    claim("b", &wanted(81, "tcp", None)).unwrap();
+    claim("b", &wanted(80, "tcp", Some("192.0.2.2"))).unwrap();
+    claim("b", &wanted(80, "tcp", Some("::"))).unwrap();
+    assert_eq!(
+        claim("c", &wanted(80, "tcp", None)).unwrap_err(),
+        "hostPort 80/tcp of 192.0.2.1 is taken: container a, interface eth0 has it"
+            .replace(" of 192.0.2.1", " (IPv4)")
+    );
+    assert_eq!(
+        claim("c", &wanted(80, "tcp", Some("192.0.2.1"))).unwrap_err(),
+        "hostPort 80/tcp of 192.0.2.1 is taken: container a, interface eth0 has it"
+    );
+    held.release(&wanted(80, "tcp", Some("192.0.2.1")).ports, &holder("a").key);
+    let gone = wanted(80, "tcp", Some("192.0.2.1"));
+    held.claim(&gone.ports, &holder("c")).unwrap();
+}
+
+#[test]
+fn only_the_last_who_wants_an_element_takes_it_along() {
+    let mut state = State::default();
+    let masquerade = translate(json!({"device": "br0", "bridged": true, "masquerade": []}));
+    let wish = |address: &str| Wish::new(&masquerade, &leased(&[address])).unwrap();
+    let (first, second) = (wish("10.1.0.2/24"), wish("10.1.0.3/24"));
+    let sets = |elements: Vec<Element>| elements.iter().map(|element| element.set).collect::<Vec<_>>();
+    // Three prefixes and a source; then a source alone.
+    let list = [Set::Prefixes4; 3];
+    assert_eq!(sets(state.count(&first)), [&[Set::Masquerade4][..], &list].concat());
+    assert_eq!(sets(state.count(&second)), [Set::Masquerade4]);
+    assert_eq!(sets(state.uncount(&first)), [Set::Masquerade4]);
+    assert_eq!(sets(state.uncount(&second)), [&[Set::Masquerade4][..], &list].concat());
+    assert!(state.users.is_empty());
+}
+
+#[test]
+fn one_address_is_not_masqueraded_in_two_ways() {
+    let mut state = State::default();
+    let wish = |except: &[&str], address: &str| {
+        let asked = json!({"device": "br0", "bridged": true, "masquerade": except});
+        Wish::new(&translate(asked), &leased(&[address])).unwrap()
+    };
+    state.count(&wish(&[], "10.1.0.2/24"));
+    assert_eq!(state.ambiguous(&wish(&[], "10.1.0.2/24")), None);
+    assert_eq!(state.ambiguous(&wish(&["10.0.0.0/8"], "10.1.0.3/24")), None);
+    assert_eq!(state.ambiguous(&wish(&["10.0.0.0/8"], "10.1.0.2/24")), Some("10.1.0.2".parse().unwrap()));
+    state.count(&wish(&[], "fd00::2/64"));
+    assert_eq!(state.ambiguous(&wish(&[], "fd00::2/80")), Some("fd00::2".parse().unwrap()));
+}

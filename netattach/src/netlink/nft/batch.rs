@@ -1,0 +1,125 @@
+//! Messages of nftables, and transactions.
+
+use std::io;
+use std::os::fd::AsRawFd;
+
+use netlink_sys::{Socket as RawSocket, protocols::NETLINK_NETFILTER};
+
+use super::super::{Error, Refused};
+use super::{Family, NLMSG_ERROR, RECEIVE_BUFFER, errno, messages};
+
+/// `linux/netfilter/nfnetlink.h`: a transaction.
+const BATCH_BEGIN: u16 = 0x10;
+const BATCH_END: u16 = 0x11;
+/// `NFNL_SUBSYS_NFTABLES`.
+const NFTABLES: u16 = 10;
+const REQUEST: u16 = 0x1;
+const ACK: u16 = 0x4;
+/// Length of the header that each message begins with, and of the flags in it.
+const FLAGS: std::ops::Range<usize> = 6..8;
+/// In the kind of an attribute: it consists of attributes.
+pub(in crate::netlink) const NESTED: u16 = 0x8000;
+
+/// Carries out messages (see [`object`]) as one transaction: all of them or none. The kernel acknowledges the last, and
+/// each that it refuses; a thousand acknowledgements would not fit into the socket's queue.
+///
+/// # Errors
+/// The kernel refuses one of them; `name` names the transaction.
+pub(in crate::netlink) fn transact(name: &'static str, transaction: &[Vec<u8>]) -> Result<(), Error> {
+    let Some((last, before)) = transaction.split_last() else { return Ok(()) };
+    let mut socket = RawSocket::new(NETLINK_NETFILTER).map_err(Error::Open)?;
+    socket.bind_auto().map_err(Error::Open)?;
+    let mut last = last.clone();
+    if let Some(flags) = last.get_mut(FLAGS) {
+        flags[0] |= ACK as u8;
+    }
+    let begin = message(BATCH_BEGIN, 0, 0, NFTABLES, &[]);
+    let end = message(BATCH_END, 0, 0, NFTABLES, &[]);
+    let batch = [begin, before.concat(), last, end].concat();
+    make_room(&socket, batch.len());
+    socket.send(&batch, 0).map_err(|source| Error::Send(name, source))?;
+    // The kernel answers while it takes the messages: all answers are already there.
+    socket.set_non_blocking(true).map_err(Error::Open)?;
+    let mut buffer = vec![0; RECEIVE_BUFFER];
+    let mut acknowledged = false;
+    loop {
+        match socket.recv(&mut &mut buffer[..], 0) {
+            Ok(length) => {
+                for answer in messages(&buffer[..length]).filter(|answer| answer.kind == NLMSG_ERROR) {
+                    match errno(answer.body) {
+                        0 => acknowledged = true,
+                        errno => return Err(Refused { request: name, errno, text: None }.into()),
+                    }
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+            Err(source) => return Err(Error::Receive(name, source)),
+        }
+    }
+    if acknowledged {
+        Ok(())
+    } else {
+        Err(Error::Malformed { request: name, what: "the kernel did not answer" })
+    }
+}
+
+/// Lets the socket send that many bytes at once; the default is 208 KiB. Without the privilege the send fails.
+fn make_room(socket: &RawSocket, bytes: usize) {
+    // The kernel charges more than the bytes themselves.
+    let wanted = libc::c_int::try_from(bytes.saturating_mul(2)).unwrap_or(libc::c_int::MAX);
+    if bytes < 64 << 10 {
+        return;
+    }
+    // SAFETY: the value is an integer that lives through the call, and its size is given.
+    unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_SNDBUFFORCE,
+            (&raw const wanted).cast(),
+            size_of_val(&wanted) as libc::socklen_t,
+        );
+    }
+}
+
+/// A message about a table of the family of both versions of IP, or about something in it.
+pub(in crate::netlink) fn object(kind: u16, flags: u16, attributes: &[u8]) -> Vec<u8> {
+    message(NFTABLES << 8 | kind, flags, Family::Inet as u8, 0, attributes)
+}
+
+/// `struct nlmsghdr`, `struct nfgenmsg`, attributes.
+fn message(kind: u16, flags: u16, family: u8, resource: u16, attributes: &[u8]) -> Vec<u8> {
+    let mut message = ((20 + attributes.len()) as u32).to_ne_bytes().to_vec();
+    message.extend(kind.to_ne_bytes());
+    message.extend((flags | REQUEST).to_ne_bytes());
+    message.extend([0; 8]);
+    message.extend([family, 0]);
+    message.extend(resource.to_be_bytes());
+    message.extend(attributes);
+    message
+}
+
+/// An attribute, padded to a multiple of four bytes. The value is at most 64 KiB long.
+pub(in crate::netlink) fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
+    let mut bytes = ((4 + value.len()) as u16).to_ne_bytes().to_vec();
+    bytes.extend(kind.to_ne_bytes());
+    bytes.extend(value);
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
+    bytes
+}
+
+/// An attribute that consists of attributes.
+pub(in crate::netlink) fn nested(kind: u16, values: &[Vec<u8>]) -> Vec<u8> {
+    attribute(kind | NESTED, &values.concat())
+}
+
+/// An attribute with a number, big-endian as nftables has all of them.
+pub(in crate::netlink) fn number(kind: u16, value: u32) -> Vec<u8> {
+    attribute(kind, &value.to_be_bytes())
+}
+
+/// A text as the kernel wants it, with its end.
+pub(in crate::netlink) fn text(words: &str) -> Vec<u8> {
+    [words.as_bytes(), &[0]].concat()
+}

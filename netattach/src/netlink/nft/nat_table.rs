@@ -1,0 +1,341 @@
+//! What the table that translates addresses consists of: its sets, chains and rules.
+//!
+//! The rules never change. What they do is said by the elements of the sets:
+//!
+//! | set | key | value |
+//! |---|---|---|
+//! | `ports4`, `ports6` | address of the node (0: any), protocol, port | address and port of a pod |
+//! | `mapped4`, `mapped6` | address of a pod, protocol, its port, port of the node | list of prefixes: who would be answered past the node |
+//! | `masquerade4`, `masquerade6` | address of a pod | list of prefixes: destinations that see the pod's own address |
+//! | `prefixes4`, `prefixes6` | list and range of addresses | |
+//! | `devices` | name of a device | |
+//!
+//! A list of prefixes goes by a name of six bytes, since a rule cannot name a set that a map gives it. `devices` are
+//! those with `route_localnet`, which the kernel otherwise protects from addresses of loopback.
+
+use super::batch::{attribute, nested, number, object, text};
+use super::expression::{
+    Address, Is, Meta, Version, compare, drop_it, if_in, if_local, if_not_in, if_translated, if_version,
+    load_address, load_first_byte, load_meta, load_original_port, load_port, load_zeros, look_up, masquerade,
+    translate_destination,
+};
+
+/// The name of the table, in the family that covers both versions of IP.
+pub const TABLE: &str = "netattach-nat";
+
+/// `enum nf_tables_msg_types`.
+const NEW_TABLE: u16 = 0;
+const DELETE_TABLE: u16 = 2;
+const NEW_CHAIN: u16 = 3;
+const NEW_RULE: u16 = 6;
+const NEW_SET: u16 = 9;
+const CREATE: u16 = 0x400;
+const APPEND: u16 = 0x800;
+
+/// A set of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Set {
+    /// Ports of the node.
+    Ports4,
+    /// The same of IPv6.
+    Ports6,
+    /// Ports of pods that a port of the node leads to.
+    Mapped4,
+    /// The same of IPv6.
+    Mapped6,
+    /// Sources to masquerade.
+    Masquerade4,
+    /// The same of IPv6.
+    Masquerade6,
+    /// Lists of prefixes.
+    Prefixes4,
+    /// The same of IPv6.
+    Prefixes6,
+    /// Devices that addresses of loopback may leave by.
+    Devices,
+}
+
+/// The types of `nft`, which say no more to the kernel than their length: for whoever lists the table.
+#[derive(Debug, Clone, Copy)]
+enum Type {
+    Ipv4 = 7,
+    Ipv6 = 8,
+    /// An Ethernet address: the only type of six bytes.
+    List = 9,
+    Protocol = 12,
+    Port = 13,
+    Device = 41,
+}
+
+impl Type {
+    fn length(self) -> u32 {
+        match self {
+            Self::Ipv4 => 4,
+            Self::Ipv6 | Self::Device => 16,
+            Self::List => 6,
+            Self::Protocol => 1,
+            Self::Port => 2,
+        }
+    }
+}
+
+impl Set {
+    /// All sets.
+    pub const ALL: [Self; 9] = [
+        Self::Ports4,
+        Self::Ports6,
+        Self::Mapped4,
+        Self::Mapped6,
+        Self::Masquerade4,
+        Self::Masquerade6,
+        Self::Prefixes4,
+        Self::Prefixes6,
+        Self::Devices,
+    ];
+
+    /// Its name in the table.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ports4 => "ports4",
+            Self::Ports6 => "ports6",
+            Self::Mapped4 => "mapped4",
+            Self::Mapped6 => "mapped6",
+            Self::Masquerade4 => "masquerade4",
+            Self::Masquerade6 => "masquerade6",
+            Self::Prefixes4 => "prefixes4",
+            Self::Prefixes6 => "prefixes6",
+            Self::Devices => "devices",
+        }
+    }
+
+    fn key(self) -> &'static [Type] {
+        use Type::{Device, Ipv4, Ipv6, List, Port, Protocol};
+        match self {
+            Self::Ports4 => &[Ipv4, Protocol, Port],
+            Self::Ports6 => &[Ipv6, Protocol, Port],
+            Self::Mapped4 => &[Ipv4, Protocol, Port, Port],
+            Self::Mapped6 => &[Ipv6, Protocol, Port, Port],
+            Self::Masquerade4 => &[Ipv4],
+            Self::Masquerade6 => &[Ipv6],
+            Self::Prefixes4 => &[List, Ipv4],
+            Self::Prefixes6 => &[List, Ipv6],
+            Self::Devices => &[Device],
+        }
+    }
+
+    fn value(self) -> &'static [Type] {
+        match self {
+            Self::Ports4 => &[Type::Ipv4, Type::Port],
+            Self::Ports6 => &[Type::Ipv6, Type::Port],
+            Self::Mapped4 | Self::Mapped6 | Self::Masquerade4 | Self::Masquerade6 => &[Type::List],
+            Self::Prefixes4 | Self::Prefixes6 | Self::Devices => &[],
+        }
+    }
+
+    fn has_ranges(self) -> bool {
+        matches!(self, Self::Prefixes4 | Self::Prefixes6)
+    }
+
+    fn message(self) -> Vec<u8> {
+        const INTERVAL: u32 = 0x4;
+        const MAP: u32 = 0x8;
+        const CONCATENATION: u32 = 0x80;
+        let (key, value) = (self.key(), self.value());
+        let mut flags = if value.is_empty() { 0 } else { MAP };
+        if self.has_ranges() {
+            flags |= INTERVAL | CONCATENATION;
+        }
+        let mut attributes = vec![
+            attribute(1, &text(TABLE)),
+            attribute(2, &text(self.name())),
+            number(3, flags),
+            number(4, type_of(key)),
+            number(5, length_of(key)),
+        ];
+        if !value.is_empty() {
+            attributes.extend([number(6, type_of(value)), number(7, length_of(value))]);
+        }
+        if self.has_ranges() {
+            let fields: Vec<_> = key.iter().map(|field| nested(1, &[number(1, field.length())])).collect();
+            attributes.push(nested(9, &[nested(2, &fields)]));
+        }
+        // Within the transaction only.
+        attributes.push(number(10, self as u32 + 1));
+        object(NEW_SET, CREATE, &attributes.concat())
+    }
+}
+
+/// The type of several values in a row, as `nft` counts: six bits each.
+fn type_of(types: &[Type]) -> u32 {
+    types.iter().fold(0, |number, one| number << 6 | *one as u32)
+}
+
+/// Length of several values in a row, each beginning in a register of its own.
+fn length_of(types: &[Type]) -> u32 {
+    match types {
+        [one] => one.length(),
+        several => several.iter().map(|one| one.length().next_multiple_of(4)).sum(),
+    }
+}
+
+/// A chain of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Chain {
+    name: &'static str,
+    kind: &'static str,
+    /// `NF_INET_*`.
+    hook: u32,
+    priority: i32,
+}
+
+/// Others translate at -100 and 100: what they translate, such as Services, is not asked for here any more. Addresses
+/// of loopback are looked at before anybody translates.
+const CHAINS: [Chain; 4] = [
+    Chain { name: "loopback", kind: "filter", hook: 0, priority: -310 },
+    Chain { name: "prerouting", kind: "nat", hook: 0, priority: -90 },
+    Chain { name: "output", kind: "nat", hook: 3, priority: -90 },
+    Chain { name: "postrouting", kind: "nat", hook: 4, priority: 110 },
+];
+
+/// First byte of the addresses of loopback.
+const LOOPBACK: u8 = 127;
+
+/// The rules: chain and expressions.
+fn rules() -> Vec<(&'static str, Vec<u8>)> {
+    let mut rules = Vec::new();
+    // What `route_localnet` would otherwise let in.
+    for address in [Address::Destination, Address::Source] {
+        let rule = [
+            if_version(Version::V4),
+            load_first_byte(address, 0),
+            compare(Is::Equal, 0, &[LOOPBACK]),
+            load_meta(Meta::InName, 0),
+            if_in(Set::Devices.name(), 0),
+            drop_it(),
+        ];
+        rules.push(("loopback", rule.concat()));
+    }
+    for chain in ["prerouting", "output"] {
+        for version in [Version::V4, Version::V6] {
+            for any in [false, true] {
+                rules.push((chain, port_rule(version, any)));
+            }
+        }
+    }
+    let from_loopback = [
+        if_version(Version::V4),
+        load_first_byte(Address::Source, 0),
+        compare(Is::Equal, 0, &[LOOPBACK]),
+        if_translated(),
+        load_meta(Meta::OutName, 0),
+        if_in(Set::Devices.name(), 0),
+        masquerade(),
+    ];
+    rules.push(("postrouting", from_loopback.concat()));
+    for version in [Version::V4, Version::V6] {
+        rules.push(("postrouting", hairpin_rule(version)));
+        rules.push(("postrouting", masquerade_rule(version)));
+    }
+    rules
+}
+
+/// Leads a port of the node to a pod: one of this address of the node, or of `any`.
+fn port_rule(version: Version, any: bool) -> Vec<u8> {
+    let set = match version {
+        Version::V4 => Set::Ports4,
+        Version::V6 => Set::Ports6,
+    };
+    let words = version.words();
+    let mut rule = if_version(version);
+    if version == Version::V6 {
+        // The kernel routes no packets from ::1 to another device.
+        let mut loopback = [0; 16];
+        loopback[15] = 1;
+        rule.extend(load_address(version, Address::Destination, 0));
+        rule.extend(compare(Is::Not, 0, &loopback));
+    }
+    rule.extend(if_local());
+    rule.extend(if any {
+        load_zeros(version, 0)
+    } else {
+        load_address(version, Address::Destination, 0)
+    });
+    rule.extend(load_meta(Meta::Transport, words));
+    rule.extend(load_port(words + 1));
+    rule.extend(look_up(set.name(), 0, 0));
+    rule.extend(translate_destination(version, 0, words));
+    rule
+}
+
+/// Masquerades who comes to a pod by a port of the node, and would be answered past the node.
+fn hairpin_rule(version: Version) -> Vec<u8> {
+    let (mapped, prefixes) = match version {
+        Version::V4 => (Set::Mapped4, Set::Prefixes4),
+        Version::V6 => (Set::Mapped6, Set::Prefixes6),
+    };
+    let words = version.words();
+    [
+        if_version(version),
+        if_translated(),
+        load_address(version, Address::Destination, 0),
+        load_meta(Meta::Transport, words),
+        load_port(words + 1),
+        load_original_port(words + 2),
+        look_up(mapped.name(), 0, 0),
+        load_address(version, Address::Source, LIST_WORDS),
+        if_in(prefixes.name(), 0),
+        masquerade(),
+    ]
+    .concat()
+}
+
+/// Masquerades pods, but to the destinations of their list.
+fn masquerade_rule(version: Version) -> Vec<u8> {
+    let (sources, prefixes) = match version {
+        Version::V4 => (Set::Masquerade4, Set::Prefixes4),
+        Version::V6 => (Set::Masquerade6, Set::Prefixes6),
+    };
+    [
+        if_version(version),
+        load_address(version, Address::Source, 0),
+        look_up(sources.name(), 0, 0),
+        load_address(version, Address::Destination, LIST_WORDS),
+        if_not_in(prefixes.name(), 0),
+        masquerade(),
+    ]
+    .concat()
+}
+
+/// Registers that the name of a list takes.
+const LIST_WORDS: u32 = 2;
+
+/// The messages that create the table with everything but its elements.
+pub(super) fn create() -> Vec<Vec<u8>> {
+    let mut messages = vec![object(NEW_TABLE, CREATE, &attribute(1, &text(TABLE)))];
+    messages.extend(Set::ALL.map(Set::message));
+    messages.extend(CHAINS.iter().map(|chain| {
+        let hook = [number(1, chain.hook), attribute(2, &chain.priority.to_be_bytes())];
+        let attributes = [
+            attribute(1, &text(TABLE)),
+            attribute(3, &text(chain.name)),
+            nested(4, &hook),
+            attribute(7, &text(chain.kind)),
+        ];
+        object(NEW_CHAIN, CREATE, &attributes.concat())
+    }));
+    messages.extend(rules().into_iter().map(|(chain, expressions)| {
+        let attributes = [
+            attribute(1, &text(TABLE)),
+            attribute(2, &text(chain)),
+            attribute(4 | super::NESTED, &expressions),
+        ];
+        object(NEW_RULE, CREATE | APPEND, &attributes.concat())
+    }));
+    messages
+}
+
+/// The messages that remove the table, whether or not it exists.
+pub(super) fn remove() -> Vec<Vec<u8>> {
+    let table = attribute(1, &text(TABLE));
+    vec![object(NEW_TABLE, CREATE, &table), object(DELETE_TABLE, 0, &table)]
+}

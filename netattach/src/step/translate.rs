@@ -1,0 +1,33 @@
+//! What an attachment asks of the node's translation of addresses.
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+use crate::npwg::selection::PortMapping;
+
+/// Masquerade and ports of the node, for the addresses that the attachment has leased.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Translate {
+    /// Name of the device by which the node reaches the pod: its bridge, or its end of the link.
+    pub device: String,
+    /// Whether the pods of a subnet reach each other past the node.
+    pub bridged: bool,
+    /// The destinations, apart from the pod's own subnets, that see the pod's own address; absent: the node leaves the
+    /// pod's address as it is everywhere.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub masquerade: Option<Vec<IpNet>>,
+    /// Ports of the node that lead to the pod.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ports: Vec<PortMapping>,
+}
+
+impl Translate {
+    /// Describes it for an operator.
+    pub fn describe(&self) -> String {
+        match (&self.masquerade, self.ports.len()) {
+            (Some(_), 0) => "masquerade the pod".to_owned(),
+            (Some(_), ports) => format!("masquerade the pod and open {ports} ports of the node"),
+            (None, ports) => format!("open {ports} ports of the node"),
+        }
+    }
+}

@@ -1,0 +1,66 @@
+//! The table in the node's packet filter: who changes it, who dies beside it, and who shares it.
+
+use super::*;
+
+fn ports(host: u16) -> Value {
+    json!([{"hostPort": host, "containerPort": 80, "protocol": "tcp"}])
+}
+
+#[test]
+fn what_another_program_removes_is_put_back() {
+    let mut scene = Scene::new(Links::Bridge, &["web"]);
+    let (web, addresses) = scene.add("web", &ports(8080));
+    let _echo = Echo::serve(scene.pod(web), SocketAddr::new(addresses[0], 80)).unwrap();
+    let whole = scene.elements();
+    let shape = scene.node.namespace.run(nat::shape).unwrap();
+    let is_back = || {
+        scene.elements() == whole && scene.node.namespace.run(nat::shape).unwrap() == shape
+    };
+    // As `nft flush ruleset` and `nft delete element` do.
+    scene.node.namespace.run(nat::uninstall).unwrap();
+    assert!(eventually(PATIENCE, is_back));
+    let some: Vec<Element> = whole.iter().filter(|it| it.set == Set::Ports4).cloned().collect();
+    scene.node.namespace.run(|| nat::change(&some, [])).unwrap();
+    assert!(eventually(PATIENCE, is_back));
+    assert!(connects(&scene.outside, at(NODE[0], 8080), PATIENCE));
+    // A change of an attachment does not wait for that.
+    scene.node.namespace.run(nat::uninstall).unwrap();
+    scene.node.del(&scene.pods[web]).success();
+    scene.end();
+}
+
+#[test]
+fn an_agent_takes_over_what_another_has_left() {
+    let mut scene = Scene::new(Links::Bridge, &["web", "gone", "late"]);
+    let (web, addresses) = scene.add("web", &ports(8080));
+    let _echo = Echo::serve(scene.pod(web), SocketAddr::new(addresses[0], 80)).unwrap();
+    let whole = scene.elements();
+    let (gone, _) = scene.add("gone", &ports(8081));
+    scene.node.kill().unwrap();
+    // Without an agent everything goes on.
+    assert!(connects(&scene.outside, at(NODE[0], 8080), PATIENCE));
+    assert!(connects(&scene.node.namespace, at("127.0.0.1", 8080), PATIENCE));
+    let pod = scene.pods.remove(gone);
+    scene.node.del(&pod).success();
+    // Of nobody that the agent knows.
+    let stray = Element { set: Set::Masquerade4, key: vec![10, 50, 0, 99], end: None, value: vec![7; 6] };
+    scene.node.namespace.run(|| nat::change([], [&stray])).unwrap();
+    scene.node.start().unwrap();
+    assert_eq!(scene.elements(), whole);
+    assert!(connects(&scene.outside, at(NODE[0], 8080), PATIENCE));
+    scene.add("late", &ports(8081));
+    scene.end();
+}
+
+#[test]
+fn uninstall_removes_the_table() {
+    let mut scene = Scene::new(Links::Bridge, &["web"]);
+    let (web, _) = scene.add("web", &ports(8080));
+    scene.node.stop().unwrap();
+    let (bpffs, state) = (scene.node.bpffs(), scene.node.path("state"));
+    let (bpffs, state) = (bpffs.to_string_lossy(), state.to_string_lossy());
+    let words = ["uninstall", "--force", "--bpffs", &bpffs, "--state-dir", &state];
+    scene.node.namespace.run(|| scene.node.ctl(&words)).unwrap();
+    assert!(scene.node.namespace.run(nat::shape).unwrap().is_empty());
+    let _ = scene.pods.remove(web);
+}
