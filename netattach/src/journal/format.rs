@@ -330,7 +330,10 @@ fn whole_lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
 fn foreign_version(text: &[u8]) -> Option<u64> {
     let first = text.split(|byte| *byte == b'\n').next()?;
     let line: Value = serde_json::from_slice(first).ok()?;
-    line.get("planned")?.get("version")?.as_u64().filter(|version| WRITTEN.iter().all(|known| *version > u64::from(*known)))
+    line.get("planned")?
+        .get("version")?
+        .as_u64()
+        .filter(|version| WRITTEN.iter().all(|known| *version > u64::from(*known)))
 }
 
 /// CRC-32 of these bytes, continued from the previous sum.

@@ -315,7 +315,8 @@ fn a_step_that_version_2_has_no_words_for_is_written_as_a_later_version() {
         "step": "lease", "ipam": "static", "addresses": [{"address": "10.1.0.7/24", "gateway": "10.1.0.1"}],
         "dns": {"nameservers": ["10.1.0.53"]}
     });
-    let translate = json!({"step": "translate", "device": "br0", "bridged": true, "masquerade": ["10.0.0.0/8"]});
+    let translate =
+        json!({"step": "translate", "device": "br0", "bridged": true, "masquerade": ["10.0.0.0/8"]});
     for (lease, version) in [(host_local, 2), (fixed, 3), (translate, 4)] {
         let directory = tempfile::tempdir().unwrap();
         let (written, text) = record_of_lease(directory.path(), lease.clone());

@@ -56,7 +56,8 @@ impl Request<'_> {
             (None, false) => PORTS,
         };
         if !reach.routed {
-            let reason = "needs isGateway or isDefaultGateway: the node translates only what it routes".into();
+            let reason =
+                "needs isGateway or isDefaultGateway: the node translates only what it routes".into();
             return Err(PlanError::Value { key, reason });
         }
         if self.protect.is_none() {

@@ -103,9 +103,8 @@ fn without_a_wish_there_is_no_step() {
 #[test]
 fn what_cannot_be_translated_is_refused_with_its_reason() {
     let ports = |elements: Value| json!({"runtimeConfig": {"portMappings": elements}});
-    let wrong = |reason: &str| {
-        (code::INVALID_CONFIG, format!("key runtimeConfig.portMappings: element 0: {reason}"))
-    };
+    let wrong =
+        |reason: &str| (code::INVALID_CONFIG, format!("key runtimeConfig.portMappings: element 0: {reason}"));
     for (element, reason) in [
         (json!(7), "an object is needed"),
         (json!({"hostPort": 65536, "containerPort": 80}), "hostPort must be a port from 1 to 65535"),
@@ -140,7 +139,9 @@ fn what_cannot_be_translated_is_refused_with_its_reason() {
     let one = |container: u16, at: &str| json!({"hostPort": 80, "containerPort": container, "hostIP": at});
     assert_eq!(
         refused("bridge", ports(json!([one(80, ""), one(81, "192.0.2.1")]))),
-        config("key runtimeConfig.portMappings: element 1: port 80 of the node leads to port 80 of the pod already")
+        config(
+            "key runtimeConfig.portMappings: element 1: port 80 of the node leads to port 80 of the pod already"
+        )
     );
     let many: Vec<Value> = (1..=257).map(|port| json!({"hostPort": port, "containerPort": 80})).collect();
     assert!(refused("bridge", ports(json!(many))).1.contains("portMappings"));

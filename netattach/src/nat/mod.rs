@@ -134,7 +134,8 @@ impl Nat {
         let begun = table.begin(users, all).map_err(NatError::Table);
         state.note(&begun);
         begun?;
-        let opened: BTreeSet<&String> = state.wishes.values().filter_map(|wish| wish.opened.as_ref()).collect();
+        let opened: BTreeSet<&String> =
+            state.wishes.values().filter_map(|wish| wish.opened.as_ref()).collect();
         opened.into_iter().try_for_each(|device| open(device))
     }
 

@@ -56,8 +56,7 @@ fn a_port_of_every_address_is_opened_in_both_families_and_for_loopback() {
 
 #[test]
 fn a_port_of_one_address_is_opened_there_alone() {
-    let asked =
-        json!([{"hostPort": 53, "containerPort": 5353, "protocol": "udp", "hostIP": "192.0.2.1"}]);
+    let asked = json!([{"hostPort": 53, "containerPort": 5353, "protocol": "udp", "hostIP": "192.0.2.1"}]);
     let wish = Wish::new(&ports(false, asked), &leased(&BOTH)).unwrap();
     assert_eq!(shown(&wish, Set::Ports4), ["c00002011100000000350000=0a01000214e90000"]);
     assert_eq!(shown(&wish, Set::Ports6), Vec::<String>::new());
@@ -73,8 +72,7 @@ fn a_port_of_one_address_is_opened_there_alone() {
 #[test]
 fn a_port_without_an_address_to_lead_to_is_refused() {
     let refused = |at: &str, addresses: &[&str]| {
-        let asked =
-            json!([{"hostPort": 80, "containerPort": 80, "protocol": "tcp", "hostIP": at}]);
+        let asked = json!([{"hostPort": 80, "containerPort": 80, "protocol": "tcp", "hostIP": at}]);
         Wish::new(&ports(true, asked), &leased(addresses)).unwrap_err().to_string()
     };
     assert_eq!(
@@ -105,7 +103,8 @@ fn masquerade_excepts_the_own_subnet_groups_the_link_and_what_is_listed() {
     );
     assert_eq!(shown(&wish, Set::Prefixes6).len(), 4);
     // Attachments of one network share the list.
-    let other = Wish::new(&translate(json!({"device": "br0", "bridged": true, "masquerade": []})), &leased(&BOTH));
+    let other =
+        Wish::new(&translate(json!({"device": "br0", "bridged": true, "masquerade": []})), &leased(&BOTH));
     let alike = Wish::new(
         &translate(json!({"device": "br1", "bridged": true, "masquerade": []})),
         &leased(&["10.1.0.9/24", "fd00::9/64"]),

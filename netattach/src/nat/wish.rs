@@ -113,11 +113,8 @@ impl Wish {
     fn masquerade(&mut self, own: &[IpNet], except: &[IpNet]) {
         let Some(first) = own.first() else { return };
         let v4 = first.addr().is_ipv4();
-        let never: Vec<IpNet> = if v4 {
-            NEVER_V4.map(IpNet::from).to_vec()
-        } else {
-            NEVER_V6.map(IpNet::from).to_vec()
-        };
+        let never: Vec<IpNet> =
+            if v4 { NEVER_V4.map(IpNet::from).to_vec() } else { NEVER_V6.map(IpNet::from).to_vec() };
         let of_family = except.iter().filter(|net| net.addr().is_ipv4() == v4).copied();
         let list = self.list(v4, never.into_iter().chain(of_family).chain(own.iter().map(IpNet::trunc)));
         for net in own {

@@ -138,10 +138,8 @@ mod tests {
             ]
             .concat()
         };
-        let wanted = Connection {
-            to: "192.0.2.1:53".parse().unwrap(),
-            answers: "10.1.0.2:5353".parse().unwrap(),
-        };
+        let wanted =
+            Connection { to: "192.0.2.1:53".parse().unwrap(), answers: "10.1.0.2:5353".parse().unwrap() };
         assert_eq!(read(&tracked(UDP)), Some(wanted));
         assert_eq!(read(&tracked(6)), None);
         let name = name_of(&tracked(UDP));

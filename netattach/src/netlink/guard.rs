@@ -170,8 +170,9 @@ fn remove() -> Vec<Vec<u8>> {
 fn install(program: i32) -> Vec<Vec<u8>> {
     let mut messages = vec![object(NEW_TABLE, CREATE, &attribute(1, &text(TABLE)))];
     messages.extend(CHAINS.iter().map(|chain| object(NEW_CHAIN, CREATE, &chain_attributes(chain))));
-    messages
-        .extend(CHAINS.iter().map(|chain| object(NEW_RULE, CREATE | APPEND, &rule_attributes(chain, program))));
+    messages.extend(
+        CHAINS.iter().map(|chain| object(NEW_RULE, CREATE | APPEND, &rule_attributes(chain, program))),
+    );
     messages
 }
 

@@ -120,13 +120,8 @@ pub(super) fn if_translated() -> Vec<u8> {
     const STATUS: u32 = 2;
     /// `IPS_DST_NAT`, in the byte order of the machine.
     const DST_NAT: u32 = 1 << 5;
-    let masked = [
-        register(1, 0),
-        register(2, 0),
-        number(3, 4),
-        value(4, &DST_NAT.to_ne_bytes()),
-        value(5, &[0; 4]),
-    ];
+    let masked =
+        [register(1, 0), register(2, 0), number(3, 4), value(4, &DST_NAT.to_ne_bytes()), value(5, &[0; 4])];
     [
         expression("ct", &[register(1, 0), number(2, STATUS)]),
         expression("bitwise", &masked),

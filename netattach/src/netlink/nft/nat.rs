@@ -147,11 +147,7 @@ fn only(attributes: &[u8], kinds: &[u16]) -> Vec<u8> {
         .collect()
 }
 
-fn messages_of<'e>(
-    kind: u16,
-    flags: u16,
-    elements: impl IntoIterator<Item = &'e Element>,
-) -> Vec<Vec<u8>> {
+fn messages_of<'e>(kind: u16, flags: u16, elements: impl IntoIterator<Item = &'e Element>) -> Vec<Vec<u8>> {
     let mut sorted: Vec<&Element> = elements.into_iter().collect();
     sorted.sort();
     let of_one_set = sorted.chunk_by(|one, next| one.set == next.set);
@@ -160,8 +156,7 @@ fn messages_of<'e>(
         .filter_map(|elements| {
             let set = elements.first()?.set;
             let list: Vec<Vec<u8>> = elements.iter().map(|element| written(element)).collect();
-            let attributes =
-                [attribute(1, &text(TABLE)), attribute(2, &text(set.name())), nested(3, &list)];
+            let attributes = [attribute(1, &text(TABLE)), attribute(2, &text(set.name())), nested(3, &list)];
             Some(object(kind, flags, &attributes.concat()))
         })
         .collect()

@@ -255,11 +255,7 @@ fn port_rule(version: Version, any: bool) -> Vec<u8> {
         rule.extend(compare(Is::Not, 0, &loopback));
     }
     rule.extend(if_local());
-    rule.extend(if any {
-        load_zeros(version, 0)
-    } else {
-        load_address(version, Address::Destination, 0)
-    });
+    rule.extend(if any { load_zeros(version, 0) } else { load_address(version, Address::Destination, 0) });
     rule.extend(load_meta(Meta::Transport, words));
     rule.extend(load_port(words + 1));
     rule.extend(look_up(set.name(), 0, 0));

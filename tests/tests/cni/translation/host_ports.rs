@@ -50,7 +50,8 @@ fn a_port_leads_to_its_pod_from_everywhere_and_takes_nothing_else() {
 #[test]
 fn a_port_of_one_address_is_open_there_alone() {
     let mut scene = Scene::new(Links::Bridge, &["web"]);
-    let mapping = |at: &str| json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": at}]);
+    let mapping =
+        |at: &str| json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": at}]);
     let (web, addresses) = scene.add("web", &mapping(NODE[0]));
     let there = SocketAddr::new(addresses[0], 80);
     let _echo = Echo::serve(scene.pod(web), there).unwrap();

@@ -13,9 +13,7 @@ fn what_another_program_removes_is_put_back() {
     let _echo = Echo::serve(scene.pod(web), SocketAddr::new(addresses[0], 80)).unwrap();
     let whole = scene.elements();
     let shape = scene.node.namespace.run(nat::shape).unwrap();
-    let is_back = || {
-        scene.elements() == whole && scene.node.namespace.run(nat::shape).unwrap() == shape
-    };
+    let is_back = || scene.elements() == whole && scene.node.namespace.run(nat::shape).unwrap() == shape;
     // As `nft flush ruleset` and `nft delete element` do.
     scene.node.namespace.run(nat::uninstall).unwrap();
     assert!(eventually(PATIENCE, is_back));
