@@ -108,6 +108,16 @@ pub const CONFIG_VALUES: Budget = of("values of a network configuration", VALUES
 pub const PLUGINS: Budget = of("plugins of a network", 16, "plugins", DEFINITION);
 /// `nonMasqueradeCIDRs`.
 pub const NON_MASQUERADE: Budget = of("nonMasqueradeCIDRs", 256, "networks", DEFINITION);
+/// Entries of a directory of CNI configurations, or of a network's folder in it.
+pub const CONF_ENTRIES: Budget = Budget {
+    unit: "entries",
+    ..file("entries of a configuration directory", 16 << 10, "ADD", Some(code::IO_FAILURE))
+};
+/// Files of it that one search reads.
+pub const CONF_FILES: Budget =
+    Budget { unit: "files", ..file("files of a configuration directory", 1024, "the file", None) };
+/// Bytes of them.
+pub const CONF_BYTES: Budget = file("content of a configuration directory", 8 << 20, "the file", None);
 /// Ranges of `host-local`, in all sets.
 pub const RANGES: Budget = of("ranges of host-local", 256, "ranges", DEFINITION);
 /// `ipam.addresses` of `static`.
@@ -245,7 +255,7 @@ pub const CACHED_VALUES: Budget =
 pub const LEASE: Budget = file("lease", 64 << 10, "the lease; its address is not given", None);
 
 /// All limits, in the order of `docs/budgets.md`.
-pub const TABLE: [&Budget; 54] = [
+pub const TABLE: [&Budget; 57] = [
     &ANNOTATION,
     &SELECTIONS,
     &ATTACHMENTS,
@@ -259,6 +269,9 @@ pub const TABLE: [&Budget; 54] = [
     &CONFIG,
     &CONFIG_VALUES,
     &PLUGINS,
+    &CONF_ENTRIES,
+    &CONF_FILES,
+    &CONF_BYTES,
     &RANGES,
     &ADDRESSES,
     &EXCLUDED,

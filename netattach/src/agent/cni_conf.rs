@@ -1,14 +1,17 @@
-//! The configuration file that makes a container runtime call netattach.
+//! The configuration file that makes a container runtime call netattach: what is in it, and how it is read and written.
 
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
-use super::config::Settings;
+use super::conf_repair::{Found, copies};
+use super::config::{ConfRepair, Settings};
+use crate::attach::conf_dir;
 use crate::cni::{self, NetworkList, Version};
-use crate::durable;
 use crate::rpc::shim::WAIT_KEY;
+use crate::{bounded, budget, durable};
 
 /// Key that marks a file as written by the agent, which may replace it.
 const MANAGED: &str = "netattach.dev/managed";
@@ -24,7 +27,11 @@ pub(super) struct CniConf {
     socket: PathBuf,
     state_dir: PathBuf,
     agent_wait_seconds: u64,
+    repair: ConfRepair,
 }
+
+/// Device and inode of a file.
+pub(super) type Identity = (u64, u64);
 
 /// The reason why the file could not be brought up to date.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +71,7 @@ impl CniConf {
             socket: std::path::absolute(settings.socket())?,
             state_dir: std::path::absolute(&settings.state_dir)?,
             agent_wait_seconds: conf.agent_wait_seconds,
+            repair: conf.repair,
         }))
     }
 
@@ -71,31 +79,82 @@ impl CniConf {
         &self.path
     }
 
-    /// Writes the file for this default network unless it is up to date. Returns whether it was written.
+    /// Its name in the directory.
+    pub(super) fn name(&self) -> String {
+        self.path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
+    /// The runtime's directory.
+    pub(super) fn directory(&self) -> &Path {
+        self.path.parent().unwrap_or(Path::new("/"))
+    }
+
+    pub(super) fn repair(&self) -> ConfRepair {
+        self.repair
+    }
+
+    /// The content of the file for this default network.
+    pub(super) fn content(&self, default: &NetworkList) -> Vec<u8> {
+        let mut wanted = cni::json::pretty(&self.render(default));
+        wanted.push('\n');
+        wanted.into_bytes()
+    }
+
+    /// The names in the runtime's directory, in order.
+    ///
+    /// # Errors
+    /// [`CniConfError`].
+    pub(super) fn names(&self) -> Result<Vec<String>, CniConfError> {
+        conf_dir::entries(self.directory()).map_err(self.failed("list the directory of"))
+    }
+
+    /// The file as it is, among these names of the directory. A copy is the same file as `known`, which it was under
+    /// our name; if that is not known, one with content of ours.
+    ///
+    /// # Errors
+    /// [`CniConfError`].
+    pub(super) fn find(&self, names: &[String], known: Option<Identity>) -> Result<Found, CniConfError> {
+        match bounded::read(&self.path, budget::CONFIG.most) {
+            // An empty file is left by a writer that did not sync.
+            Ok(present) if present.is_empty() || is_managed(&present) => Ok(Found::Ours(present)),
+            Ok(_) => Ok(Found::Foreign),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let is_ours = |name: &&String| {
+                    let path = self.directory().join(name);
+                    match known {
+                        Some(known) => identity(&path) == Some(known),
+                        None => bounded::read(&path, budget::CONFIG.most).is_ok_and(|it| is_managed(&it)),
+                    }
+                };
+                Ok(Found::Missing { copy: copies(&self.name(), names).find(is_ours).cloned() })
+            }
+            Err(error) => Err(self.failed("read")(error)),
+        }
+    }
+
+    /// Writes the file, whole.
     ///
     /// # Errors
     /// [`CniConfError`]; the previous file remains.
-    pub(super) fn ensure(&self, default: &NetworkList) -> Result<bool, CniConfError> {
-        let failed = |action| move |source| CniConfError::Io { action, path: self.path.clone(), source };
-        let mut wanted = cni::json::pretty(&self.render(default));
-        wanted.push('\n');
-        match crate::bounded::read(&self.path, crate::budget::CONFIG.most) {
-            Ok(present) if present == wanted.as_bytes() => return Ok(false),
-            // An empty file is left by a writer that did not sync.
-            Ok(present) if !present.is_empty() && !is_managed(&present) => {
-                return Err(CniConfError::Foreign { path: self.path.clone() });
-            }
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed("read")(error)),
-            _ => {}
-        }
-        if let Some(directory) = self.path.parent() {
-            std::fs::create_dir_all(directory).map_err(failed("make the directory of"))?;
-        }
+    pub(super) fn write(&self, content: &[u8]) -> Result<(), CniConfError> {
+        std::fs::create_dir_all(self.directory()).map_err(self.failed("make the directory of"))?;
         // Runtimes select files by their extension, so the temporary file must not have theirs.
-        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
-        durable::replace(&self.path, &format!(".{name}.new"), wanted.as_bytes(), MODE)
-            .map_err(failed("write"))?;
-        Ok(true)
+        durable::replace(&self.path, &format!(".{}.new", self.name()), content, MODE)
+            .map_err(self.failed("write"))
+    }
+
+    /// What the file is, whatever its name.
+    pub(super) fn identity(&self) -> Option<Identity> {
+        identity(&self.path)
+    }
+
+    /// The error for a file of another program under this name.
+    pub(super) fn foreign(&self) -> CniConfError {
+        CniConfError::Foreign { path: self.path.clone() }
+    }
+
+    fn failed(&self, action: &'static str) -> impl FnOnce(io::Error) -> CniConfError + '_ {
+        move |source| CniConfError::Io { action, path: self.path.clone(), source }
     }
 
     fn render(&self, default: &NetworkList) -> Value {
@@ -124,6 +183,11 @@ impl CniConf {
     }
 }
 
+fn identity(path: &Path) -> Option<Identity> {
+    let metadata = std::fs::symlink_metadata(path).ok()?;
+    Some((metadata.dev(), metadata.ino()))
+}
+
 fn is_managed(content: &[u8]) -> bool {
     serde_json::from_slice::<Value>(content).is_ok_and(|conf| conf[MANAGED] == true)
 }
@@ -140,6 +204,7 @@ mod tests {
             socket: "/run/x/netattach.sock".into(),
             state_dir: "/var/lib/x".into(),
             agent_wait_seconds: 7,
+            repair: ConfRepair::Rewrite,
         }
     }
 
@@ -183,32 +248,39 @@ mod tests {
         }
     }
 
+    /// What is found, as it is under the name or under another.
     #[test]
-    fn the_file_is_written_once_and_replaced_only_when_it_is_ours() {
+    fn the_file_is_found_under_its_name_or_under_another_and_told_from_that_of_others() {
         let directory = tempfile::tempdir().unwrap();
         let conf = conf(directory.path());
-        let read = || std::fs::read_to_string(conf.path()).unwrap();
-        assert!(conf.ensure(&default("1.0.0")).unwrap());
-        let first = read();
-        assert!(!conf.ensure(&default("1.0.0")).unwrap());
-        assert!(conf.ensure(&default("0.4.0")).unwrap());
-        assert_ne!(read(), first);
-        std::fs::write(conf.path(), "").unwrap();
-        assert!(conf.ensure(&default("1.0.0")).unwrap());
-        assert_eq!(read(), first);
+        let find =
+            |known| conf.find(&conf.names().unwrap(), known).map_err(|error| Chain(&error).to_string());
+        let missing = |copy: Option<&str>| Ok(Found::Missing { copy: copy.map(str::to_owned) });
+        assert_eq!(find(None), missing(None));
+        let content = conf.content(&default("1.0.0"));
+        conf.write(&content).unwrap();
+        assert_eq!(find(None), Ok(Found::Ours(content.clone())));
+        let identity = conf.identity();
+        let to = |suffix: &str| directory.path().join(format!("deep/00-netattach.conflist{suffix}"));
+        std::fs::rename(to(""), to(".cilium_bak")).unwrap();
+        assert_eq!(find(identity), missing(Some("00-netattach.conflist.cilium_bak")));
+        assert_eq!(find(None), missing(Some("00-netattach.conflist.cilium_bak")));
+        // Another file is in place, and the old copy has no part in its end.
+        conf.write(&content).unwrap();
+        let identity = conf.identity();
+        std::fs::remove_file(to("")).unwrap();
+        assert_eq!(find(identity), missing(None));
 
+        std::fs::write(to(""), "").unwrap();
+        assert_eq!(find(None), Ok(Found::Ours(Vec::new())));
         for foreign in ["{}", "{", r#"{"netattach.dev/managed": false}"#] {
-            std::fs::write(conf.path(), foreign).unwrap();
-            assert_eq!(
-                Chain(&conf.ensure(&default("1.0.0")).unwrap_err()).to_string(),
-                format!(
-                    "{} was not written by netattach; remove it or choose another cniConf.name",
-                    conf.path().display()
-                )
-            );
-            assert_eq!(read(), foreign);
+            std::fs::write(to(""), foreign).unwrap();
+            assert_eq!(find(identity), Ok(Found::Foreign), "{foreign}");
         }
-        let names: Vec<_> = std::fs::read_dir(conf.path().parent().unwrap()).unwrap().collect();
-        assert_eq!(names.len(), 1, "nothing temporary is left");
+        std::fs::remove_file(to("")).unwrap();
+        std::fs::create_dir(to("")).unwrap();
+        assert_eq!(find(None), Err(format!("read {}: Is a directory (os error 21)", to("").display())));
+        let names = conf.names().unwrap();
+        assert_eq!(names.len(), 2, "nothing temporary is left: {names:?}");
     }
 }

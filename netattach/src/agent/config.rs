@@ -205,8 +205,21 @@ pub struct CniConf {
     pub name: String,
     /// Name of the network in the file.
     pub network: String,
+    /// What is done when others rename, remove or change the file.
+    pub repair: ConfRepair,
     /// How long ADD and CHECK wait for an agent that has served before, in seconds.
     pub agent_wait_seconds: u64,
+}
+
+/// What is done when others rename, remove or change the runtime's configuration file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ConfRepair {
+    /// It is written again, a few times.
+    #[default]
+    Rewrite,
+    /// It is reported, and written again at the next start.
+    Report,
 }
 
 /// How other plugins are executed.
@@ -406,6 +419,7 @@ impl Default for CniConf {
             dir: PathBuf::new(),
             name: "00-netattach.conflist".into(),
             network: "netattach".into(),
+            repair: ConfRepair::default(),
             agent_wait_seconds: DEFAULT_AGENT_WAIT,
         }
     }

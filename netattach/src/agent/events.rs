@@ -1,15 +1,23 @@
 //! Which problems become events, and by which reason: failed ADDs on their pods, and conditions of pods, definitions
-//! and policies on those. `docs/events.md` has the reasons.
+//! and policies on those, of the runtime's configuration and of the default network on the node. `docs/events.md` has
+//! the reasons.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use super::conf_keeper;
 use super::handler::Agent;
 use crate::cni::{CniError, code};
 use crate::objects::ObjectName;
 use crate::publish::{Event, Regarding};
 use crate::rpc::message::Condition;
+
+/// How the default network is named among the conditions of the node.
+const DEFAULT_NETWORK: &str = "default network";
+
+/// Least time between two events about the default network.
+const LEAST_PAUSE: Duration = Duration::from_secs(60);
 
 /// How often conditions are looked at.
 const INTERVAL: Duration = Duration::from_secs(10);
@@ -38,33 +46,63 @@ fn reason(code: u32) -> &'static str {
 }
 
 /// A condition of an object that has events; `None` if it is of anything else.
-fn of_condition(condition: &Condition) -> Option<Event> {
-    let regarding = Regarding::of_condition(&condition.object)?;
-    let (reason, action) = match regarding {
-        Regarding::Pod(_) => ("NetworksDiffer", "Attach"),
-        Regarding::Definition(_) => ("InvalidNetwork", "Read"),
-        Regarding::MultiNetworkPolicy(_) | Regarding::NetworkPolicy(_) => ("PolicyNotAsWritten", "Enforce"),
+fn of_condition(condition: &Condition, node: &str) -> Option<Event> {
+    let of_node = || Regarding::Node(node.to_owned());
+    let (regarding, reason, action) = match condition.object.as_str() {
+        conf_keeper::OBJECT => (of_node(), "CniConfigurationDisturbed", "Configure"),
+        DEFAULT_NETWORK => (of_node(), "DefaultNetworkNotReady", "Attach"),
+        object => {
+            let regarding = Regarding::of_condition(object)?;
+            let (reason, action) = of_object(&regarding)?;
+            (regarding, reason, action)
+        }
     };
     Some(Event { regarding, reason, action, note: condition.problem.clone() })
 }
 
-/// Reports new conditions as events, without end.
-pub(super) async fn report(agent: Arc<Agent>) {
+/// Reason and action of a condition of an object.
+fn of_object(regarding: &Regarding) -> Option<(&'static str, &'static str)> {
+    Some(match regarding {
+        Regarding::Pod(_) => ("NetworksDiffer", "Attach"),
+        Regarding::Definition(_) => ("InvalidNetwork", "Read"),
+        Regarding::MultiNetworkPolicy(_) | Regarding::NetworkPolicy(_) => ("PolicyNotAsWritten", "Enforce"),
+        Regarding::Node(_) => return None,
+    })
+}
+
+/// The conditions that may be worth an event.
+fn conditions(agent: &Agent) -> Vec<Condition> {
+    let mut conditions = agent.conditions();
+    let default = agent.health.default_network_problem();
+    conditions.extend(default.map(|problem| Condition { object: DEFAULT_NETWORK.to_owned(), problem }));
+    conditions
+}
+
+/// Reports new conditions as events, without end. `node`: the name of this node in the cluster.
+pub(super) async fn report(agent: Arc<Agent>, node: String) {
     let mut tick = tokio::time::interval(INTERVAL);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let mut known = BTreeSet::new();
+    let mut told: Option<Instant> = None;
     loop {
         tick.tick().await;
         let looking = Arc::clone(&agent);
         // The join error is a panic, which the panic hook has reported.
-        let Ok(conditions) = tokio::task::spawn_blocking(move || looking.conditions()).await else {
+        let Ok(conditions) = tokio::task::spawn_blocking(move || conditions(&looking)).await else {
             continue;
         };
         let mut now = BTreeSet::new();
         for condition in conditions {
             let key = (condition.object.clone(), condition.problem.clone());
+            // What plugins of others say may change with each look: every text is an event of its own.
+            if condition.object == DEFAULT_NETWORK && !known.contains(&key) {
+                if told.is_some_and(|at| at.elapsed() < LEAST_PAUSE) {
+                    continue;
+                }
+                told = Some(Instant::now());
+            }
             if !known.contains(&key)
-                && let Some(event) = of_condition(&condition)
+                && let Some(event) = of_condition(&condition, &node)
             {
                 agent.report(event);
             }
@@ -81,13 +119,17 @@ mod tests {
     #[test]
     fn conditions_of_objects_become_events_and_others_do_not() {
         let condition = |object: &str| Condition { object: object.to_owned(), problem: "wrong".to_owned() };
-        let events: Vec<_> =
-            ["pod shop/a", "network-attachment-definition shop/b", "multi-networkpolicy shop/c", "journal"]
-                .iter()
-                .map(|object| {
-                    of_condition(&condition(object)).map(|it| (it.regarding.to_string(), it.reason))
-                })
-                .collect();
+        let events: Vec<_> = [
+            "pod shop/a",
+            "network-attachment-definition shop/b",
+            "multi-networkpolicy shop/c",
+            "journal",
+            "CNI configuration",
+            "default network",
+        ]
+        .iter()
+        .map(|object| of_condition(&condition(object), "n").map(|it| (it.regarding.to_string(), it.reason)))
+        .collect();
         let some = |name: &str, reason| Some((name.to_owned(), reason));
         assert_eq!(
             events,
@@ -95,7 +137,9 @@ mod tests {
                 some("shop/a", "NetworksDiffer"),
                 some("shop/b", "InvalidNetwork"),
                 some("shop/c", "PolicyNotAsWritten"),
-                None
+                None,
+                some("n", "CniConfigurationDisturbed"),
+                some("n", "DefaultNetworkNotReady")
             ]
         );
     }

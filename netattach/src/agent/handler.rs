@@ -86,7 +86,7 @@ pub(super) struct Agent {
     pub(super) intents: Arc<IntentReader>,
     statuses: Statuses,
     pub(super) reporter: Reporter,
-    health: Arc<Health>,
+    pub(super) health: Arc<Health>,
     pub(super) live_pods: LivePods,
     pub(super) kubelet: PodResources,
     pub(super) turns: Arc<Turns>,

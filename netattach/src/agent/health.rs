@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, watch};
 
-use super::cni_conf::CniConf;
+use super::conf_keeper::ConfKeeper;
+use super::conf_watch::ConfWatch;
 use crate::attach::{Engine, IntentReader};
 use crate::cni::{CniError, code};
 use crate::descriptors;
@@ -62,7 +63,9 @@ pub(super) struct Health {
     engine: Arc<Engine>,
     intents: Arc<IntentReader>,
     /// The runtime's file, if the agent maintains one.
-    conf: Option<CniConf>,
+    conf: Option<ConfKeeper>,
+    /// Of the directories that decide what the default network is, and of the runtime's. `None`: the kernel grants none.
+    watch: Option<ConfWatch>,
     source: Arc<dyn Source>,
     /// Whether the journal's directory accepts records.
     journal: Look,
@@ -107,13 +110,17 @@ impl Health {
         engine: Arc<Engine>,
         intents: Arc<IntentReader>,
         source: Arc<dyn Source>,
-        conf: Option<CniConf>,
+        conf: Option<ConfKeeper>,
     ) -> Self {
+        let watch = ConfWatch::open()
+            .inspect_err(|error| tracing::warn!(%error, "changed CNI configurations are noticed late"))
+            .ok();
         let network_interval = if conf.is_some() { FILE_INTERVAL } else { INTERVAL };
         Self {
             engine,
             intents,
             conf,
+            watch,
             source,
             journal: Look::short("journal"),
             descriptors: Look::short("descriptors"),
@@ -148,7 +155,8 @@ impl Health {
 
     /// Problems with single attachments and networks.
     pub(super) fn troubles(&self) -> Vec<Condition> {
-        [lock(&self.not_enforced).clone(), lock(&self.not_attachable).clone()].concat()
+        let conf = self.conf.as_ref().map(ConfKeeper::rows).unwrap_or_default();
+        [conf, lock(&self.not_enforced).clone(), lock(&self.not_attachable).clone()].concat()
     }
 
     /// The outcomes of all looks, as shown by `netattachctl status`, including the runtime's file.
@@ -164,6 +172,12 @@ impl Health {
         conditions.push(condition(self.network.what, network));
         conditions.extend(file);
         conditions
+    }
+
+    /// The problem of the default network, as the last look at it saw it.
+    pub(super) fn default_network_problem(&self) -> Option<String> {
+        let problem = |look: &Look| lock(&look.last).as_ref()?.1.as_ref().err().map(ToString::to_string);
+        problem(&self.network).or_else(|| problem(&self.plugins))
     }
 
     /// Files on disk that should describe networks and cannot be used.
@@ -192,6 +206,7 @@ impl Health {
         let this = || Arc::clone(&self);
         tokio::join!(
             self.look_when_filters_go(filters),
+            self.look_when_configurations_change(),
             follow(changes.clone(), this(), |health| &health.journal, Self::look_at_journal),
             follow(changes.clone(), this(), |health| &health.descriptors, Self::look_at_descriptors),
             follow(changes.clone(), this(), |health| &health.dataplane, Self::look_at_dataplane),
@@ -215,6 +230,20 @@ impl Health {
         let ended: io::Result<Infallible> = failed.await;
         let Err(error) = ended;
         tracing::warn!(%error, "removed filters are noticed only every {} s", INTERVAL.as_secs());
+    }
+
+    /// Looks at the default network and the runtime's file as soon as anything changes in their directories.
+    async fn look_when_configurations_change(&self) {
+        let Some(watch) = &self.watch else { return };
+        let failed = async {
+            loop {
+                watch.changed().await?;
+                self.network.wanted.notify_one();
+            }
+        };
+        let ended: io::Result<Infallible> = failed.await;
+        let Err(error) = ended;
+        tracing::warn!(%error, "changed CNI configurations are noticed late");
     }
 
     fn look_at_dataplane(&self) -> Seen {
@@ -274,32 +303,34 @@ impl Health {
             Some(Condition { object: format!("network {}", defined.network.name), problem })
         });
         note("network cannot be attached", &self.not_attachable, rows.take(MOST_TROUBLES).collect());
+        self.look_at_files();
         Ok(String::new())
     }
 
     /// Checks the default network and updates the runtime's file. The file is never removed: without it the runtime
     /// would use another plugin's.
     fn look_at_network(&self) -> Seen {
+        // Before anything is read: what changes meanwhile is looked at again.
+        if let Some(watch) = &self.watch {
+            let mut directories = self.intents.default_directories();
+            directories.extend(self.conf.as_ref().map(|keeper| keeper.conf().directory().to_owned()));
+            watch.set(&directories);
+        }
+        let network = self.usable_network();
+        if let Some(keeper) = &self.conf {
+            self.file.take(|| keeper.keep(network.as_ref().ok().map(|network| &*network.list)));
+        }
+        Ok(network?.name.to_string())
+    }
+
+    /// Notes the files that should describe networks and cannot be used.
+    fn look_at_files(&self) {
         let unusable = self.intents.unusable_files().into_iter();
         let unusable = unusable.map(|(path, error)| Condition {
             object: path.display().to_string(),
             problem: Chain(&error).to_string(),
         });
         note(NOT_IN_FORCE, &self.unusable, unusable.collect());
-        let network = self.usable_network()?;
-        if let Some(conf) = &self.conf {
-            self.file.take(|| {
-                let path = conf.path().display().to_string();
-                let written = conf
-                    .ensure(&network.list)
-                    .map_err(|error| CniError::from_chain(code::NOT_AVAILABLE, &error))?;
-                if written {
-                    tracing::info!(path, "configuration for the container runtime written");
-                }
-                Ok(path)
-            });
-        }
-        Ok(network.name.to_string())
     }
 
     fn ask_plugins(&self) -> Seen {

@@ -5,7 +5,7 @@
 //! | `config`, `settings_file`, `policy_settings` | the command line and the settings |
 //! | `log`, `privileges`, `owned`, `signals` | the log; required capabilities; directory locks; signals |
 //! | [`run`], `background` | startup and serving; background tasks |
-//! | `cni_conf` | the configuration file that makes a container runtime call netattach |
+//! | `cni_conf`, `conf_keeper`, `conf_repair`, `conf_watch` | the configuration file that makes a container runtime call netattach; keeps it in place; what is done against others; notices what they do |
 //! | `left_over`, `waiting_dels` | finishes operations that an earlier agent had begun; DELs recorded while no agent answered |
 //! | `handler`, `operation` | answers requests; carries out an operation, restarting it when necessary |
 //! | `turns`, `lanes`, `scheduler` | one operation at a time per container; admission; suspending and waking |
@@ -21,6 +21,9 @@
 mod background;
 mod cni_conf;
 mod collector;
+mod conf_keeper;
+mod conf_repair;
+mod conf_watch;
 pub mod config;
 mod devices;
 mod disk_look;

@@ -11,6 +11,7 @@ use tokio::sync::{oneshot, watch};
 use super::background::{Background, EndedEarly};
 use super::cni_conf::CniConf;
 use super::collector::Collector;
+use super::conf_keeper::ConfKeeper;
 use super::config::{Arguments, InvalidAnnotation, Settings, SettingsError, StatusWrites};
 use super::events;
 use super::flow::wall_clock;
@@ -211,6 +212,7 @@ async fn serve_until(signals: &mut Signals, settings: Settings) -> Result<(), Ag
         owner,
         pins: _pins,
     } = started?;
+    let conf = conf.map(ConfKeeper::new);
     let health = Arc::new(Health::new(Arc::clone(&engine), Arc::clone(&intents), Arc::clone(&source), conf));
     if let Some(cluster) = &cluster {
         background.keep("the objects of the cluster", cluster.ended());
@@ -278,7 +280,7 @@ async fn serve_until(signals: &mut Signals, settings: Settings) -> Result<(), Ag
     background.once("finishing operations of earlier agents", left_over.finish(Arc::clone(&agent)));
     if let Some(cluster) = &cluster {
         background.keep("live pods", live::follow(Arc::clone(&agent), source.changes()));
-        background.keep("events", events::report(Arc::clone(&agent)));
+        background.keep("events", events::report(Arc::clone(&agent), settings.node_name()?));
         let taint = settings.kubernetes.startup_taint.clone();
         background.once("the startup taint", untaint(Arc::clone(cluster), Arc::clone(&health), taint));
     }

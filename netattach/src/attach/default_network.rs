@@ -4,11 +4,14 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-use super::conf_dir;
+use super::conf_dir::{self, ConfDir};
 use super::intent::{IntentError, Network};
-use crate::cni::load::{self, Directory};
+use crate::cni::{NetworkList, load, multi_network};
 use crate::error_chain::Chain;
 use crate::npwg::{NetworkName, NetworkRef};
+
+/// What Cilium appends to the names of other networks' configurations while it is the only one (`cni.exclusive`).
+pub const CILIUMS_SUFFIX: &str = ".cilium_bak";
 
 /// Where the node's default network is described.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -54,18 +57,26 @@ impl FromStr for DefaultNetwork {
     }
 }
 
+/// The directories in which files may come or go that change what a path leads to.
+pub(super) fn directories(path: &Path) -> impl Iterator<Item = PathBuf> {
+    [Some(path), path.parent()].into_iter().flatten().map(Path::to_owned)
+}
+
 /// Reads the configuration at a path: a file, or the first usable file of a directory, as container runtimes choose
-/// it, except that configurations which call netattach are skipped.
+/// it, except that configurations which call netattach, or another plugin of that kind, are skipped.
 pub(super) fn read(path: &Path) -> Result<Network, IntentError> {
     let list = if path.is_dir() { of_directory(path)? } else { of_file(path)? };
     let (name, list) = (NetworkName::Configuration(list.name.clone()), Arc::new(list));
     Ok(Network { name, list, resource: None, enforce: None, ethertypes: Vec::new(), device: None })
 }
 
-fn of_directory(path: &Path) -> Result<crate::cni::NetworkList, IntentError> {
-    let directory = conf_dir::read(path)?;
-    let found = load::first(&directory, |list| !super::intent::calls_itself(list)).map_err(|source| {
-        IntentError::DefaultDirectory { path: path.to_owned(), source: Box::new(source) }
+fn of_directory(path: &Path) -> Result<NetworkList, IntentError> {
+    let directory = conf_dir::list(path)?;
+    let is_wanted =
+        |list: &NetworkList| !multi_network::calls_itself(list) && multi_network::other(list).is_none();
+    let found = load::first(&directory, is_wanted).map_err(|source| IntentError::DefaultDirectory {
+        path: path.to_owned(),
+        source: Box::new(source),
     })?;
     for skipped in &found.skipped {
         // The check of the files on disk reports it.
@@ -74,17 +85,25 @@ fn of_directory(path: &Path) -> Result<crate::cni::NetworkList, IntentError> {
     Ok(found.list)
 }
 
-fn of_file(path: &Path) -> Result<crate::cni::NetworkList, IntentError> {
-    let read = |source| IntentError::Read { path: path.to_owned(), source };
-    let bytes = crate::bounded::read(path, crate::budget::CONFIG.most).map_err(read)?;
+fn of_file(path: &Path) -> Result<NetworkList, IntentError> {
+    let bytes = crate::bounded::read(path, crate::budget::CONFIG.most).map_err(|source| {
+        match renamed(path).filter(|_| source.kind() == std::io::ErrorKind::NotFound) {
+            Some(to) => IntentError::DefaultRenamed { path: path.to_owned(), to },
+            None => IntentError::Read { path: path.to_owned(), source },
+        }
+    })?;
     // The folder of plugins that may be next to a list.
-    let mut directory = match path.parent() {
-        Some(parent) => conf_dir::read(parent)?,
-        None => Directory::new(),
-    };
-    let file = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-    directory.insert(file.clone(), bytes);
-    load::file(&directory, &file).map_err(|source| IntentError::DefaultFile { path: path.to_owned(), source })
+    let folders = ConfDir::of_folders(path.parent().unwrap_or(Path::new("/")));
+    let file = path.file_name().unwrap_or_default().to_string_lossy();
+    load::file(&folders, &file, &bytes)
+        .map_err(|source| IntentError::DefaultFile { path: path.to_owned(), source })
+}
+
+/// The name under which Cilium has put away a file of another network.
+fn renamed(path: &Path) -> Option<PathBuf> {
+    let mut to = path.as_os_str().to_owned();
+    to.push(CILIUMS_SUFFIX);
+    Some(PathBuf::from(to)).filter(|to| to.is_file())
 }
 
 #[cfg(test)]
@@ -127,8 +146,15 @@ mod tests {
             Err(format!("default network: {shown}: no network configuration in the directory"))
         );
         let files = [
+            ("00-multus.conf", r#"{"name": "other", "type": "multus-shim", "clusterNetwork": "x"}"#),
             ("00-own.conflist", r#"{"name": "own", "plugins": [{"type": "netattach"}]}"#),
+            // Cilium's, chained to the first configuration that it found.
+            (
+                "04-cilium.conflist",
+                r#"{"name": "own", "plugins": [{"type": "netattach"}, {"type": "cilium-cni"}]}"#,
+            ),
             ("05-broken.conflist", "{"),
+            ("06-flannel.conflist.cilium_bak", r#"{"name": "b", "type": "flannel"}"#),
         ];
         for (name, text) in files {
             std::fs::write(path.join(name), text).unwrap();
@@ -155,6 +181,13 @@ mod tests {
         assert_eq!(types(&file), Ok(vec!["first".into(), "second".into()]));
         std::fs::write(&file, r#"{"name": "a", "type": "single"}"#).unwrap();
         assert_eq!(types(&file), Ok(vec!["single".into()]));
+        std::fs::rename(&file, directory.path().join("default.cilium_bak")).unwrap();
+        let renamed = format!(
+            "default network {0} is gone and {0}.cilium_bak is there: Cilium renames the configurations of others unless its \
+             cni.exclusive is false",
+            file.display()
+        );
+        assert_eq!(types(&file), Err(renamed));
         let missing = directory.path().join("missing");
         assert_eq!(
             types(&missing),

@@ -10,6 +10,7 @@ use super::default_network::{self, DefaultNetwork};
 use super::from_node::FromNode;
 use crate::builtin::{self, NoRange};
 use crate::cni::load::{self, LoadError};
+use crate::cni::multi_network::{self, OWN_TYPE};
 use crate::cni::{self, CniError, ConfigError, NetworkList, Value, code};
 use crate::error_chain::Chain;
 use crate::npwg::{
@@ -28,8 +29,8 @@ use crate::source::{NotSynced, Source, WantedPod};
 use crate::step::ENFORCE_ANNOTATION;
 use crate::step::EnforceWhen;
 
-/// The plugin type by which runtimes call netattach.
-const OWN_TYPE: &str = "netattach";
+/// Most unusable files of a directory that are reported.
+const MOST_UNUSABLE: usize = 100;
 
 /// Reads intents.
 pub struct IntentReader {
@@ -104,6 +105,16 @@ pub enum IntentError {
     Itself {
         /// Its name.
         network: NetworkName,
+    },
+    /// The default network's plugin is another one that attaches pods to several networks.
+    #[error(
+        "network {network} calls {product}, which attaches the pod's other networks too: name the network that it has as its own default"
+    )]
+    OtherMultiNetwork {
+        /// Its name.
+        network: NetworkName,
+        /// The other product.
+        product: &'static str,
     },
     /// The configuration in a definition is invalid.
     #[error("network {network}: spec.config")]
@@ -195,6 +206,16 @@ pub enum IntentError {
         #[source]
         source: Box<LoadError>,
     },
+    /// Cilium has put the default network's file away.
+    #[error(
+        "default network {path} is gone and {to} is there: Cilium renames the configurations of others unless its cni.exclusive is false"
+    )]
+    DefaultRenamed {
+        /// The file.
+        path: PathBuf,
+        /// The name that it has now.
+        to: PathBuf,
+    },
     /// The default network's file is invalid.
     #[error("default network {path}")]
     DefaultFile {
@@ -228,9 +249,11 @@ impl From<IntentError> for CniError {
             | IntentError::Ethertypes { .. }
             | IntentError::Forbidden(_)
             | IntentError::Itself { .. }
+            | IntentError::OtherMultiNetwork { .. }
             | IntentError::NotOnDisk { .. }
             | IntentError::NoDefault { .. }
             | IntentError::DefaultDirectory { .. }
+            | IntentError::DefaultRenamed { .. }
             | IntentError::DefaultFile { .. } => code::INVALID_CONFIG,
         };
         Self::from_chain(code, &error)
@@ -341,10 +364,20 @@ impl IntentReader {
         let mut unusable = Vec::new();
         for path in [&self.conf_dir].into_iter().chain(default) {
             // A directory that cannot be read is reported by the operation that needs it.
-            let Ok(directory) = conf_dir::read(path) else { continue };
-            unusable.extend(load::unusable(&directory).map(|found| (path.join(found.file), found.source)));
+            let Ok(directory) = conf_dir::list(path) else { continue };
+            let files = load::unusable(&directory).into_iter().take(MOST_UNUSABLE);
+            unusable.extend(files.map(|found| (path.join(found.file), found.source)));
         }
         unusable
+    }
+
+    /// The directories whose files decide what the default network is, without those that hold definitions.
+    pub fn default_directories(&self) -> Vec<PathBuf> {
+        match &self.default {
+            DefaultNetwork::Path(path) => default_network::directories(path).collect(),
+            DefaultNetwork::Name(_) => vec![self.conf_dir.clone()],
+            DefaultNetwork::Definition(_) | DefaultNetwork::Builtin => Vec::new(),
+        }
     }
 
     /// Every network whose configuration can be read now, the default network first. Networks that cannot be read are
@@ -448,6 +481,14 @@ impl IntentReader {
     }
 
     fn node_default(&self, objects: &Objects) -> Result<Network, IntentError> {
+        let network = self.any_node_default(objects)?;
+        match multi_network::other(&network.list) {
+            Some(product) => Err(IntentError::OtherMultiNetwork { network: network.name, product }),
+            None => Ok(network),
+        }
+    }
+
+    fn any_node_default(&self, objects: &Objects) -> Result<Network, IntentError> {
         let network = match &self.default {
             DefaultNetwork::Definition(reference) => return self.network(objects, reference),
             DefaultNetwork::Name(name) => {
@@ -531,7 +572,7 @@ impl IntentReader {
         name: &str,
         failed: impl FnOnce(PathBuf, Box<LoadError>) -> IntentError,
     ) -> Result<NetworkList, IntentError> {
-        let directory = conf_dir::read(&self.conf_dir)?;
+        let directory = conf_dir::list(&self.conf_dir)?;
         let found =
             load::find(&directory, name).map_err(|source| failed(self.conf_dir.clone(), Box::new(source)))?;
         for skipped in &found.skipped {
@@ -542,13 +583,12 @@ impl IntentReader {
     }
 }
 
-/// Whether a network's plugins would call netattach again.
-pub(super) fn calls_itself(list: &NetworkList) -> bool {
-    list.plugins.iter().any(|plugin| plugin.plugin_type() == OWN_TYPE)
-}
-
 fn not_itself(network: Network) -> Result<Network, IntentError> {
-    if calls_itself(&network.list) { Err(IntentError::Itself { network: network.name }) } else { Ok(network) }
+    if multi_network::calls_itself(&network.list) {
+        Err(IntentError::Itself { network: network.name })
+    } else {
+        Ok(network)
+    }
 }
 
 fn known_pod<'a>(objects: &'a Objects, pod: &PodRef) -> Result<&'a Pod, IntentError> {

@@ -7,7 +7,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | `weight` | estimates the memory that an ADD takes, before it begins |
-//! | `intent`, `default_network`, `conf_dir`, `from_node` | from a request to the networks that the pod wants |
+//! | `intent`, `default_network`, [`conf_dir`], `from_node` | from a request to the networks that the pod wants |
 //! | `engine`, `facts` | one function per CNI verb; facts about the node that planning needs |
 //! | `repeated_add`, `occupied` | an ADD for a sandbox that is already attached; holders of addresses |
 //! | [`apply`], `bridges`, `device_info`, `routing`, `translation`, `enforcement` | the effects of steps |
@@ -22,7 +22,7 @@
 pub mod apply;
 mod bridges;
 mod check;
-mod conf_dir;
+pub mod conf_dir;
 #[cfg(test)]
 mod damage_tests;
 mod default_network;
@@ -53,7 +53,7 @@ pub mod undo;
 mod weight;
 
 pub use bridges::Bridges;
-pub use default_network::{DefaultNetwork, InvalidDefaultNetwork};
+pub use default_network::{CILIUMS_SUFFIX, DefaultNetwork, InvalidDefaultNetwork};
 pub use engine::{Engine, Recovery};
 pub use error::{AttachError, Doing, StepError};
 pub use from_node::FromNode;

@@ -43,6 +43,9 @@ pub enum ConfigError {
     /// A size limit is exceeded.
     #[error(transparent)]
     Exceeded(#[from] Exceeded),
+    /// The file that should have it cannot be read.
+    #[error("cannot be read: {0}")]
+    Unreadable(String),
     /// Not JSON.
     #[error("parse network configuration")]
     Json(#[source] serde_json::Error),
@@ -317,6 +320,7 @@ impl ConfigError {
     /// The code that reports this error to a container runtime.
     pub fn code(&self) -> u32 {
         match self {
+            Self::Unreadable(_) => code::IO_FAILURE,
             Self::Json(_) => code::DECODING_FAILURE,
             Self::Version { source: VersionError::Unsupported(_), .. } => code::INCOMPATIBLE_VERSION,
             Self::Version { source: VersionError::Malformed(_), .. } => code::DECODING_FAILURE,

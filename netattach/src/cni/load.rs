@@ -1,8 +1,10 @@
-//! Finds a network by name among the files of a configuration directory.
+//! Finds a network among the files of a configuration directory: by its name, or as a container runtime does.
 //!
-//! Pure: the caller reads the directory. An unusable file does not hide the others; it is reported next to the result.
-//! Lists come before single plugins regardless of their file names (NPWG 3.4.1).
+//! Pure: the caller reads the files ([`Files`]), and only those that are asked for, since others may have filled the
+//! directory. An unusable file does not hide the others; it is reported next to the result. Lists come before single
+//! plugins regardless of their file names (NPWG 3.4.1), except for runtimes, which go by the names alone.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use super::config::{self, ConfigError, NetworkList, PluginConf};
@@ -11,6 +13,43 @@ use crate::budget;
 /// The files of a configuration directory by name. Files of a folder named after a network are stored under
 /// `<network>/<file>`; deeper folders are ignored.
 pub type Directory = BTreeMap<String, Vec<u8>>;
+
+/// A configuration directory whose files are read one by one.
+pub trait Files {
+    /// The names of its files, in order. May contain others than configurations.
+    fn names(&self) -> Vec<&str>;
+
+    /// The content of a file, which may be in a folder. `None`: it is gone, or a directory.
+    ///
+    /// # Errors
+    /// [`ConfigError::Unreadable`], or [`ConfigError::Exceeded`] for a file that is too large.
+    fn content(&self, file: &str) -> Result<Option<Cow<'_, [u8]>>, ConfigError>;
+
+    /// The files in the folder named after a network, in order, as `<network>/<file>`.
+    ///
+    /// # Errors
+    /// As [`Files::content`].
+    fn folder(&self, network: &str) -> Result<Vec<String>, ConfigError>;
+}
+
+impl Files for Directory {
+    fn names(&self) -> Vec<&str> {
+        self.keys().map(String::as_str).filter(|file| !file.contains('/')).collect()
+    }
+
+    fn content(&self, file: &str) -> Result<Option<Cow<'_, [u8]>>, ConfigError> {
+        Ok(self.get(file).map(|bytes| Cow::Borrowed(bytes.as_slice())))
+    }
+
+    fn folder(&self, network: &str) -> Result<Vec<String>, ConfigError> {
+        let prefix = format!("{network}/");
+        let inside = |file: &&String| file.strip_prefix(&prefix).is_some_and(|rest| !rest.contains('/'));
+        Ok(self.keys().filter(inside).cloned().collect())
+    }
+}
+
+/// Most files that a message names.
+const MOST_SHOWN: usize = 8;
 
 /// The network found.
 #[derive(Debug)]
@@ -46,6 +85,12 @@ pub enum LoadError {
         /// The files.
         skipped: Vec<Skipped>,
     },
+    /// All usable files are passed over.
+    #[error("only configurations that call a multi-network plugin: {}", few(files))]
+    NoneWanted {
+        /// The files.
+        files: Vec<String>,
+    },
     /// No usable file carries the name.
     #[error("no network configuration with name {network:?}{}", list_skipped(skipped))]
     NotFound {
@@ -72,20 +117,30 @@ pub enum LoadError {
 ///
 /// # Errors
 /// [`LoadError`]. A file with that name that is otherwise unusable is an error; it is not skipped.
-pub fn find(directory: &Directory, network: &str) -> Result<Found, LoadError> {
-    let lists = directory.iter().filter(|(file, _)| is_list(file)).map(|entry| (entry, true));
-    let singles = directory.iter().filter(|(file, _)| is_single(file)).map(|entry| (entry, false));
+pub fn find(files: &impl Files, network: &str) -> Result<Found, LoadError> {
+    let names = files.names();
+    let lists = names.iter().filter(|file| is_list(file));
+    let singles = names.iter().filter(|file| is_single(file));
     let mut skipped = Vec::new();
     let mut any = false;
-    for ((file, bytes), is_list) in lists.chain(singles) {
-        any = true;
-        match read(directory, bytes, is_list) {
-            Ok(list) if list.name == network => return Ok(Found { list, file: file.clone(), skipped }),
-            Ok(_) => {}
-            Err(source) if config::peek_name(bytes).as_deref() == Some(network) => {
-                return Err(LoadError::Broken { network: network.to_owned(), file: file.clone(), source });
+    for &file in lists.chain(singles) {
+        let bytes = match files.content(file) {
+            Ok(Some(bytes)) => bytes,
+            Ok(None) => continue,
+            Err(source) => {
+                any = true;
+                skipped.push(Skipped { file: file.to_owned(), source });
+                continue;
             }
-            Err(source) => skipped.push(Skipped { file: file.clone(), source }),
+        };
+        any = true;
+        match read(files, &bytes, is_list(file)) {
+            Ok(list) if list.name == network => return Ok(Found { list, file: file.to_owned(), skipped }),
+            Ok(_) => {}
+            Err(source) if config::peek_name(&bytes).as_deref() == Some(network) => {
+                return Err(LoadError::Broken { network: network.to_owned(), file: file.to_owned(), source });
+            }
+            Err(source) => skipped.push(Skipped { file: file.to_owned(), source }),
         }
     }
     if any {
@@ -96,41 +151,67 @@ pub fn find(directory: &Directory, network: &str) -> Result<Found, LoadError> {
 }
 
 /// The network that a container runtime would use as its own: that of the first usable file by name (`.conflist`,
-/// `.conf`, `.json`). Networks that are not `wanted` are skipped.
+/// `.conf`, `.json`). Networks that are not `wanted` are passed over.
 ///
 /// # Errors
 /// [`LoadError`] when no file qualifies.
-pub fn first(directory: &Directory, wanted: impl Fn(&NetworkList) -> bool) -> Result<Found, LoadError> {
-    let mut skipped = Vec::new();
-    let runtimes_read = |file: &str| matches!(extension(file), Some("conflist" | "conf" | "json"));
-    let files = directory.iter().filter(|(file, _)| !file.contains('/') && runtimes_read(file));
-    for (file, bytes) in files {
-        match read(directory, bytes, is_list(file)) {
-            Ok(list) if wanted(&list) => return Ok(Found { list, file: file.clone(), skipped }),
-            Ok(_) => {}
-            Err(source) => skipped.push(Skipped { file: file.clone(), source }),
+pub fn first(files: &impl Files, wanted: impl Fn(&NetworkList) -> bool) -> Result<Found, LoadError> {
+    let (mut skipped, mut passed_over) = (Vec::new(), Vec::new());
+    for (file, read) in as_runtimes_do(files) {
+        match read {
+            Ok(list) if wanted(&list) => return Ok(Found { list, file: file.to_owned(), skipped }),
+            Ok(_) => passed_over.push(file.to_owned()),
+            Err(source) => skipped.push(Skipped { file: file.to_owned(), source }),
         }
     }
-    if skipped.is_empty() { Err(LoadError::Empty) } else { Err(LoadError::NoneUsable { skipped }) }
+    match (skipped.is_empty(), passed_over.is_empty()) {
+        (true, true) => Err(LoadError::Empty),
+        (true, false) => Err(LoadError::NoneWanted { files: passed_over }),
+        (false, _) => Err(LoadError::NoneUsable { skipped }),
+    }
+}
+
+/// The files that container runtimes read, in their order, each with its network.
+pub fn as_runtimes_do(
+    files: &impl Files,
+) -> impl Iterator<Item = (&str, Result<NetworkList, ConfigError>)> + '_ {
+    let names = files.names().into_iter().filter(|file| is_read_by_runtimes(file));
+    names.filter_map(move |file| {
+        let network = match files.content(file) {
+            Ok(bytes) => read(files, &bytes?, is_list(file)),
+            Err(error) => Err(error),
+        };
+        Some((file, network))
+    })
+}
+
+/// Whether container runtimes read a file of that name as a network of their own.
+pub fn is_read_by_runtimes(file: &str) -> bool {
+    matches!(extension(file), Some("conflist" | "conf" | "json"))
 }
 
 /// The configuration files of the directory that do not contain a usable network.
-pub fn unusable(directory: &Directory) -> impl Iterator<Item = Skipped> {
-    directory.iter().filter(|(file, _)| is_candidate(file)).filter_map(|(file, bytes)| {
-        let source = read(directory, bytes, is_list(file)).err()?;
-        Some(Skipped { file: file.clone(), source })
-    })
+pub fn unusable(files: &impl Files) -> Vec<Skipped> {
+    let candidates = files.names().into_iter().filter(|file| is_candidate(file));
+    candidates
+        .filter_map(|file| {
+            let source = match files.content(file) {
+                Ok(bytes) => read(files, &bytes?, is_list(file)).err()?,
+                Err(error) => error,
+            };
+            Some(Skipped { file: file.to_owned(), source })
+        })
+        .collect()
 }
 
 /// The network in one file of the directory, regardless of the file's name: a list, with the plugins of its folder, or
 /// a single plugin.
 ///
 /// # Errors
-/// [`ConfigError`]. A missing file is treated as empty.
-pub fn file(directory: &Directory, file: &str) -> Result<NetworkList, ConfigError> {
-    let bytes = directory.get(file).map(Vec::as_slice).unwrap_or_default();
+/// [`ConfigError`].
+pub fn file(files: &impl Files, file: &str, bytes: &[u8]) -> Result<NetworkList, ConfigError> {
     let list = config::object(bytes)?.contains_key("plugins") || is_list(file);
-    read(directory, bytes, list)
+    read(files, bytes, list)
 }
 
 /// Whether a file of the directory can contain a network; callers need not read the others.
@@ -138,22 +219,25 @@ pub fn is_candidate(file: &str) -> bool {
     is_list(file) || is_single(file)
 }
 
-fn read(directory: &Directory, bytes: &[u8], is_list: bool) -> Result<NetworkList, ConfigError> {
+fn read(files: &impl Files, bytes: &[u8], is_list: bool) -> Result<NetworkList, ConfigError> {
     if !is_list {
         return NetworkList::parse_single(bytes);
     }
     let mut list = NetworkList::parse_list(bytes)?;
     if !list.only_inlined {
-        let prefix = format!("{}/", list.name);
-        for (file, bytes) in directory {
-            let in_folder = file.strip_prefix(&prefix).filter(|rest| !rest.contains('/'));
-            if in_folder.and_then(extension) == Some("conf") {
-                let index = list.plugins.len();
-                budget::PLUGINS.check(index + 1)?;
-                let plugin = PluginConf::parse(bytes)
-                    .map_err(|source| ConfigError::Plugin { index, source: Box::new(source) })?;
-                list.plugins.push(plugin);
+        for file in files.folder(&list.name)? {
+            if extension(&file) != Some("conf") {
+                continue;
             }
+            let index = list.plugins.len();
+            budget::PLUGINS.check(index + 1)?;
+            let plugin = match files.content(&file) {
+                Ok(None) => continue,
+                Ok(Some(bytes)) => PluginConf::parse(&bytes),
+                Err(error) => Err(error),
+            };
+            let plugin = plugin.map_err(|source| ConfigError::Plugin { index, source: Box::new(source) })?;
+            list.plugins.push(plugin);
         }
     }
     if list.plugins.is_empty() { Err(ConfigError::NoPlugins) } else { Ok(list) }
@@ -176,7 +260,16 @@ fn list_skipped(skipped: &[Skipped]) -> String {
         return String::new();
     }
     let files: Vec<&str> = skipped.iter().map(|skipped| skipped.file.as_str()).collect();
-    format!(" (unusable files: {})", files.join(", "))
+    format!(" (unusable files: {})", few(&files))
+}
+
+/// The first names of a list, and how many more there are: others may have filled the directory.
+fn few(files: &[impl AsRef<str>]) -> String {
+    let shown: Vec<&str> = files.iter().take(MOST_SHOWN).map(AsRef::as_ref).collect();
+    match files.len() - shown.len() {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
 }
 
 #[cfg(test)]
@@ -275,6 +368,22 @@ mod tests {
         let only = r#"{"name":"x","loadOnlyInlinedPlugins":true,"plugins":[{"type":"a"}]}"#;
         files.insert("a.conflist".into(), only.into());
         assert_eq!(types(&find(&files, "x").unwrap()), ["a"]);
+    }
+
+    #[test]
+    fn a_message_names_a_few_files_only() {
+        let names: Vec<String> = (0..20).map(|number| format!("{number:02}.conf")).collect();
+        let files: Directory = names.iter().map(|name| (name.clone(), b"{".to_vec())).collect();
+        assert_eq!(
+            first(&files, |_| true).unwrap_err().to_string(),
+            "no usable network configuration (unusable files: 00.conf, 01.conf, 02.conf, 03.conf, 04.conf, 05.conf, \
+             06.conf, 07.conf and 12 more)"
+        );
+        let own = directory(&[("00.conflist", LIST_X), ("10.conf", SINGLE_X)]);
+        assert_eq!(
+            first(&own, |_| false).unwrap_err().to_string(),
+            "only configurations that call a multi-network plugin: 00.conflist, 10.conf"
+        );
     }
 
     /// Rows: CFG-09, CFG-11.

@@ -3,7 +3,7 @@
 //! | file | question it answers |
 //! |---|---|
 //! | [`request`] | what is the runtime's request (environment and stdin) |
-//! | [`config`], [`load`] | what is a network, and which file describes it |
+//! | [`config`], [`load`], [`multi_network`] | what is a network, which file describes it, and whose networks cannot be the default one |
 //! | [`capability`], [`outgoing`] | which plugins does a verb call, and with which input |
 //! | [`result`], `convert` | what is a plugin's result, in any version of the specification |
 //! | [`cache`] | what is in libcni's result cache |
@@ -22,6 +22,7 @@ pub mod error;
 pub mod identifier;
 pub mod json;
 pub mod load;
+pub mod multi_network;
 pub mod outgoing;
 pub mod request;
 pub mod result;

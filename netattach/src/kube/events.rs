@@ -127,6 +127,8 @@ impl Events {
     fn uid(&self, regarding: &Regarding) -> Option<String> {
         match regarding {
             Regarding::Pod(name) => self.view.snapshot().pods.get(name)?.uid.clone(),
+            // What `kubectl describe node` looks for; the kubelet does the same.
+            Regarding::Node(name) => Some(name.clone()),
             _ => None,
         }
     }
@@ -180,6 +182,7 @@ fn body(event: &Event, name: &str, namespace: &str, uid: Option<&str>, node: &st
         Regarding::Definition(_) => ("k8s.cni.cncf.io/v1", "NetworkAttachmentDefinition"),
         Regarding::MultiNetworkPolicy(_) => ("k8s.cni.cncf.io/v1beta1", "MultiNetworkPolicy"),
         Regarding::NetworkPolicy(_) => ("networking.k8s.io/v1", "NetworkPolicy"),
+        Regarding::Node(_) => ("v1", "Node"),
     };
     let mut note = event.note.clone();
     if note.len() > NOTE {
@@ -190,12 +193,10 @@ fn body(event: &Event, name: &str, namespace: &str, uid: Option<&str>, node: &st
         note.truncate(end);
         note.push('…');
     }
-    let mut regarding = json!({
-        "apiVersion": api_version,
-        "kind": kind,
-        "namespace": event.regarding.namespace(),
-        "name": event.regarding.name(),
-    });
+    let mut regarding = json!({ "apiVersion": api_version, "kind": kind, "name": event.regarding.name() });
+    if !event.regarding.namespace().is_empty() {
+        regarding["namespace"] = event.regarding.namespace().into();
+    }
     if let Some(uid) = uid {
         regarding["uid"] = uid.into();
     }
@@ -240,6 +241,11 @@ mod tests {
 
     #[test]
     fn an_event_names_its_object_and_fits_into_the_api() {
+        let node = Event { regarding: Regarding::Node("node-1".to_owned()), ..event("x") };
+        assert_eq!(
+            body(&node, "n", "default", Some("node-1"), "node-1", "t")["regarding"],
+            json!({"apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": "node-1"})
+        );
         let long = body(&event(&"ä".repeat(1000)), "n", "shop", Some("u"), "node-1", "t");
         assert!(long["note"].as_str().unwrap().len() <= NOTE);
         assert_eq!(

@@ -28,6 +28,8 @@ pub enum Regarding {
     MultiNetworkPolicy(ObjectName),
     /// A NetworkPolicy.
     NetworkPolicy(ObjectName),
+    /// The agent's own node, which is in no namespace.
+    Node(String),
 }
 
 impl Regarding {
@@ -44,28 +46,32 @@ impl Regarding {
         }
     }
 
-    fn object(&self) -> &ObjectName {
-        match self {
-            Self::Pod(name)
-            | Self::Definition(name)
-            | Self::MultiNetworkPolicy(name)
-            | Self::NetworkPolicy(name) => name,
-        }
-    }
-
-    /// Its namespace.
+    /// Its namespace; empty if it is in none.
     pub fn namespace(&self) -> &str {
-        &self.object().namespace
+        self.object().0
     }
 
     /// Its name.
     pub fn name(&self) -> &str {
-        &self.object().name
+        self.object().1
+    }
+
+    fn object(&self) -> (&str, &str) {
+        match self {
+            Self::Pod(name)
+            | Self::Definition(name)
+            | Self::MultiNetworkPolicy(name)
+            | Self::NetworkPolicy(name) => (&name.namespace, &name.name),
+            Self::Node(name) => ("", name),
+        }
     }
 }
 
 impl fmt::Display for Regarding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.object().fmt(f)
+        match self.object() {
+            ("", name) => f.write_str(name),
+            (namespace, name) => write!(f, "{namespace}/{name}"),
+        }
     }
 }

@@ -1,0 +1,143 @@
+//! Keeps the runtime's configuration file in place, and watches for what makes the runtime read another.
+
+use std::sync::Mutex;
+use std::time::Instant;
+
+use super::cni_conf::{CniConf, CniConfError, Identity};
+use super::conf_repair::{Became, InTheWay, Memory, Verdict, fight, in_the_way};
+use super::health::{lock, note};
+use crate::attach::conf_dir::ConfDir;
+use crate::cni::load::as_runtimes_do;
+use crate::cni::{CniError, ConfigError, NetworkList, PluginConf, code, multi_network};
+use crate::error_chain::Chain;
+use crate::rpc::message::Condition;
+
+/// How conditions name the file.
+pub(super) const OBJECT: &str = "CNI configuration";
+/// Most files in the way that are reported.
+const MOST_IN_THE_WAY: usize = 4;
+
+/// The keeper of the file.
+#[derive(Debug)]
+pub(super) struct ConfKeeper {
+    conf: CniConf,
+    /// Locked while the file is looked at and written: a disk may hang.
+    state: Mutex<State>,
+    /// What others have done lately, and the files in the way.
+    rows: Mutex<Vec<Condition>>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    memory: Memory,
+    /// What the file is while it is in place.
+    identity: Option<Identity>,
+}
+
+impl ConfKeeper {
+    pub(super) fn new(conf: CniConf) -> Self {
+        Self { conf, state: Mutex::default(), rows: Mutex::default() }
+    }
+
+    pub(super) fn conf(&self) -> &CniConf {
+        &self.conf
+    }
+
+    /// What an operator has to know of the file. Does not wait for the disk.
+    pub(super) fn rows(&self) -> Vec<Condition> {
+        lock(&self.rows).clone()
+    }
+
+    /// Brings the file up to date for this default network. `None`: there is none that could be attached, and the file
+    /// stays as it is.
+    ///
+    /// # Errors
+    /// Code 50 with the reason why the runtime does not call netattach by it.
+    pub(super) fn keep(&self, default: Option<&NetworkList>) -> Result<String, CniError> {
+        let mut state = lock(&self.state);
+        let not_available = |msg: String| CniError::new(code::NOT_AVAILABLE, msg);
+        let failed = |error: CniConfError| CniError::from_chain(code::NOT_AVAILABLE, &error);
+        let names = self.conf.names().map_err(failed)?;
+        let kept = match self.keep_file(&mut state, default, &names) {
+            Ok(None) => Ok(()),
+            Ok(Some(problem)) => Err(not_available(problem)),
+            Err(error) => Err(failed(error)),
+        };
+        let in_the_way = self.in_the_way(names);
+        let lately = state.memory.lately(Instant::now()).filter(|_| kept.is_ok());
+        let lately =
+            lately.map(|damage| format!("{}; it was written again", Became(self.conf.path(), damage)));
+        let problems = kept.as_ref().err().map(|error| error.msg.clone()).into_iter();
+        let problems = problems.chain(lately).chain(in_the_way.iter().cloned());
+        let rows: Vec<Condition> =
+            problems.map(|problem| Condition { object: OBJECT.to_owned(), problem }).collect();
+        note("the runtime's configuration is disturbed", &self.rows, rows);
+        kept?;
+        match in_the_way.into_iter().next() {
+            Some(problem) => Err(not_available(problem)),
+            None => Ok(self.conf.path().display().to_string()),
+        }
+    }
+
+    /// Keeps the file alone. Returns what keeps it from being in place.
+    fn keep_file(
+        &self,
+        state: &mut State,
+        default: Option<&NetworkList>,
+        names: &[String],
+    ) -> Result<Option<String>, CniConfError> {
+        let wanted = default.map(|default| self.conf.content(default));
+        let Some(wanted) = wanted.or_else(|| state.memory.content().map(<[u8]>::to_vec)) else {
+            return Ok(None);
+        };
+        let (conf, now) = (&self.conf, Instant::now());
+        let found = conf.find(names, state.identity)?;
+        let problem = match state.memory.judge(&found, &wanted, conf.repair(), now) {
+            Verdict::InOrder => None,
+            Verdict::Write => {
+                conf.write(&wanted)?;
+                tracing::info!(path = %conf.path().display(), "configuration for the container runtime written");
+                None
+            }
+            Verdict::Repair(damage) => {
+                conf.write(&wanted)?;
+                state.memory.repaired(damage, now);
+                None
+            }
+            Verdict::Wait(damage) => {
+                Some(format!("{}; it is about to be written again", Became(conf.path(), &damage)))
+            }
+            Verdict::Fight(damage) => Some(fight(conf.path(), &damage)),
+            Verdict::Report(damage) => Some(format!(
+                "{}; cniConf.repair is report, so it is written again at the next start only",
+                Became(conf.path(), &damage)
+            )),
+            Verdict::Foreign => return Err(conf.foreign()),
+        };
+        if problem.is_none() {
+            state.identity = conf.identity();
+            state.memory.in_order(wanted);
+        }
+        Ok(problem)
+    }
+
+    /// The files that the runtime reads in the place of ours.
+    fn in_the_way(&self, names: Vec<String>) -> Vec<String> {
+        let (ours, path) = (self.conf.name(), self.conf.directory());
+        let before = ConfDir::of(path, names).before(&ours);
+        let files = as_runtimes_do(&before).take(MOST_IN_THE_WAY);
+        files.map(|(file, read)| in_the_way(&path.join(file), &ours, &kind(read))).collect()
+    }
+}
+
+fn kind(read: Result<NetworkList, ConfigError>) -> InTheWay {
+    match read {
+        Err(error) => InTheWay::Unusable(Chain(&error).to_string()),
+        Ok(list) => match multi_network::other(&list) {
+            Some(product) => InTheWay::MultiNetwork(product),
+            None => {
+                InTheWay::Other(list.plugins.iter().map(PluginConf::plugin_type).map(str::to_owned).collect())
+            }
+        },
+    }
+}

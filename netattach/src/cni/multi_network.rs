@@ -1,0 +1,48 @@
+//! Plugins that attach a pod to several networks: netattach, and those that do the same work.
+//!
+//! None of them can be the default network of another, which each attaches first: netattach would call itself without
+//! end, and two that read the same annotation attach every network twice.
+
+use super::config::{NetworkList, PluginConf};
+
+/// The plugin type by which runtimes call netattach.
+pub const OWN_TYPE: &str = "netattach";
+
+/// Plugin types, and the products that they belong to.
+const OTHERS: [(&str, &str); 4] =
+    [("multus", "Multus"), ("multus-shim", "Multus"), ("danm", "DANM"), ("genie", "CNI-Genie")];
+
+/// Whether a network's plugins would call netattach again.
+pub fn calls_itself(list: &NetworkList) -> bool {
+    list.plugins.iter().any(|plugin| plugin.plugin_type() == OWN_TYPE)
+}
+
+/// The other multi-network plugin that a network calls.
+pub fn other(list: &NetworkList) -> Option<&'static str> {
+    let product = |plugin: &PluginConf| {
+        OTHERS.iter().find(|(kind, _)| *kind == plugin.plugin_type()).map(|(_, product)| *product)
+    };
+    list.plugins.iter().find_map(product)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_network_that_calls_a_multi_network_plugin_is_known_by_the_types_of_its_plugins() {
+        let table = [
+            (r#"{"name": "a", "type": "bridge"}"#, (false, None)),
+            (r#"{"name": "a", "type": "multus"}"#, (false, Some("Multus"))),
+            (
+                r#"{"name": "a", "plugins": [{"type": "cilium-cni"}, {"type": "multus-shim"}]}"#,
+                (false, Some("Multus")),
+            ),
+            (r#"{"name": "a", "plugins": [{"type": "tuning"}, {"type": "netattach"}]}"#, (true, None)),
+        ];
+        for (text, expected) in table {
+            let list = NetworkList::parse(text.as_bytes()).unwrap();
+            assert_eq!((calls_itself(&list), other(&list)), expected, "{text}");
+        }
+    }
+}
