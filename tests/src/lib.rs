@@ -11,6 +11,7 @@
 //! | [`call`], [`runtime`], [`machine`] | a call of the CNI executable; of a plugin, without an agent; real container runtimes |
 //! | [`kubelet`] | a kubelet's PodResources socket |
 //! | [`plugin_calls`] | the recorded calls of scripted plugins |
+//! | [`primaries`] | the configurations of other primary networks |
 //! | [`traffic`], [`packet`], [`raw`], [`reading`] | connections; frames built byte by byte; frames sent and seen as they are; what a packet says, read independently |
 //! | [`peak`] | the peak memory of a process |
 //! | [`snapshot`], [`record`] | what attachments leave behind; records of the journal |
@@ -29,6 +30,7 @@ pub mod other_programs;
 pub mod packet;
 pub mod peak;
 pub mod plugin_calls;
+pub mod primaries;
 pub mod privilege;
 pub mod raw;
 pub mod reading;

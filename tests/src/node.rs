@@ -403,6 +403,16 @@ impl Node {
         Call { env, stdin: config.to_string() }.run()
     }
 
+    /// What `netattachctl status` prints, also of an agent that is not ready.
+    ///
+    /// # Errors
+    /// It prints no status.
+    pub fn whole_status(&self) -> Result<Value> {
+        let mut command = Command::new(executable("netattachctl")?);
+        let output = command.arg("--socket").arg(self.socket()).args(["status", "-o", "json"]).output()?;
+        Ok(serde_json::from_slice(&output.stdout)?)
+    }
+
     /// The JSON output of `netattachctl`.
     ///
     /// # Errors

@@ -21,6 +21,7 @@
 //! | `exit` | the exit status |
 //! | `abort` | `true`: dies by a signal |
 //! | `exec` | this executable answers instead, with the same environment and stdin |
+//! | `with` | keys that it is given besides, in the place of those of the same name |
 //!
 //! Without `result`, ADD passes the previous result through, or prints an empty one.
 
@@ -55,6 +56,7 @@ struct Script {
     exit: u8,
     abort: bool,
     exec: Option<PathBuf>,
+    with: Map<String, Value>,
 }
 
 impl Default for Script {
@@ -78,6 +80,7 @@ impl Default for Script {
             exit: 0,
             abort: false,
             exec: None,
+            with: Map::new(),
         }
     }
 }
@@ -136,7 +139,7 @@ fn run() -> Result<u8> {
         link(&verb, kind, &env)?;
     }
     let status = match &script.exec {
-        Some(other) => hand_over(other, &stdin)?,
+        Some(other) => hand_over(other, &with(&config, &script).unwrap_or(stdin))?,
         None => answer(&verb, &script, &config)?,
     };
     if script.abort {
@@ -160,6 +163,13 @@ fn link(verb: &str, kind: &str, env: &BTreeMap<String, String>) -> Result<()> {
         _ => {}
     }
     Ok(())
+}
+
+/// The configuration with the keys of the script; `None`: it is as it was.
+fn with(config: &Value, script: &Script) -> Option<Vec<u8>> {
+    let mut config = config.as_object().filter(|_| !script.with.is_empty())?.clone();
+    config.extend(script.with.clone());
+    Some(Value::Object(config).to_string().into_bytes())
 }
 
 /// Lets another plugin answer, and returns its status.

@@ -1,8 +1,11 @@
 //! Events: on the object that somebody has to mend, once for each problem.
 
+use std::fs;
+
 use netattach_tests::Pod;
 use netattach_tests::api_server::{Fault, Options, Request, Verb, When};
 use netattach_tests::manifest::NAMESPACE;
+use netattach_tests::traffic::{PATIENCE, eventually};
 use serde_json::{Value, json};
 
 use crate::rig::{NODE, Rig, object};
@@ -89,4 +92,46 @@ fn events_that_the_server_refuses_change_nothing() {
     assert_eq!(events(&rig, 0, 1).len(), 1);
     rig.settle("b");
     assert_eq!(rig.server.faults().hits(fault), 1);
+}
+
+/// The node's own problems: its default network that is late, which keeps the startup taint, and its configuration that
+/// somebody puts away.
+#[test]
+fn a_late_default_network_and_a_file_that_was_put_away_are_events_of_the_node_and_the_taint_waits() {
+    const TAINT: &str = "netattach.dev/agent-not-ready";
+    let mut rig = Rig::new(&Options::default());
+    let taints = json!([{"key": TAINT, "effect": "NoSchedule"}]);
+    let node =
+        json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}, "spec": {"taints": taints}});
+    rig.server.create(&node).unwrap();
+    rig.node.set("cniConf", json!({"dir": rig.node.path("net.d")}));
+    rig.node.set("kubernetes", json!({"startupTaint": TAINT}));
+    let (default, late) = (rig.node.path("default.conf"), rig.node.path("default.late"));
+    fs::rename(&default, &late).unwrap();
+    rig.start();
+    let seen = events(&rig, 0, 1);
+    let of_node = |body: &Value| {
+        assert_eq!(body["regarding"], json!({"apiVersion": "v1", "kind": "Node", "name": NODE, "uid": NODE}));
+        assert_eq!(body["metadata"]["namespace"], "default");
+        (body["reason"].as_str().unwrap().to_owned(), body["note"].as_str().unwrap().to_owned())
+    };
+    let missing = format!("read {}: No such file or directory (os error 2)", default.display());
+    assert_eq!(of_node(&seen[0].2), ("DefaultNetworkNotReady".to_owned(), missing));
+    let tainted = || rig.server.get("nodes", "", NODE).unwrap()["spec"]["taints"] == taints;
+    assert!(tainted());
+
+    let mark = rig.server.mark();
+    fs::rename(&late, &default).unwrap();
+    assert!(eventually(PATIENCE, || !tainted()));
+    let own = rig.node.path("net.d/00-netattach.conflist");
+    assert!(own.exists());
+    fs::rename(&own, own.with_extension("conflist.cilium_bak")).unwrap();
+    let seen = events(&rig, mark, 1);
+    let note = format!(
+        "{} was renamed to 00-netattach.conflist.cilium_bak, as Cilium does with the configurations of others: set its \
+         cni.exclusive to false; it was written again",
+        own.display()
+    );
+    assert_eq!(of_node(&seen[0].2), ("CniConfigurationDisturbed".to_owned(), note));
+    assert!(own.exists());
 }

@@ -3,6 +3,7 @@
 //! | module | tests |
 //! |---|---|
 //! | `readiness` | the file that tells the runtime to call netattach |
+//! | `primaries` | beside another primary network in the runtime's directory |
 //! | `operator`, `object_problems` | errors for wrong use; problems of objects, in `status` and in the log |
 //! | `restart`, `restart_many` | attached pods do not notice that the agent restarts |
 //! | `crash`, `damaged_records`, `recovery` | an agent killed at every point; damaged records; the next agent's
@@ -19,6 +20,7 @@ mod map_memory;
 mod named_namespaces;
 mod object_problems;
 mod operator;
+mod primaries;
 mod readiness;
 mod recovery;
 mod restart;

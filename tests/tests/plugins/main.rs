@@ -9,6 +9,7 @@
 //! | `delegate`, `delegation`, `bad_plugins` | running other plugins: as processes, through the agent, when they misbehave |
 //! | `devices` | the devices that the kubelet gave to a pod |
 //! | `multus`, `former_plugin` | pods that Multus attached; pods that the plugin attached that was there before |
+//! | `primaries` | the configurations of other primary networks as the default network |
 //! | `portmap` | a chained reference plugin |
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
@@ -23,3 +24,4 @@ mod multus;
 mod native;
 mod netlink;
 mod portmap;
+mod primaries;
