@@ -86,6 +86,7 @@ fuzz_target!(|data: &[u8]| {
                 Endpoint {
                     id,
                     pod,
+                    uid: None,
                     at,
                     addresses: vec![*address],
                     dhcp: false,

@@ -249,6 +249,7 @@ fn endpoint(
     (!at.is_empty()).then(|| Endpoint {
         id: protect.id,
         pod: pod.name.clone(),
+        uid: pod.uid.clone(),
         at,
         addresses: leased.addresses.iter().map(|leased| leased.address.addr()).collect(),
         dhcp: attachment.steps.iter().any(by_dhcp),
@@ -290,6 +291,7 @@ pub(super) mod tests {
             endpoint: Some(Endpoint {
                 id,
                 pod: ObjectName::new("shop", "a"),
+                uid: None,
                 at: [Place::Default].into(),
                 addresses: Vec::new(),
                 dhcp: false,

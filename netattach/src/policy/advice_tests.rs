@@ -34,6 +34,7 @@ impl Scene {
             endpoints.push(Endpoint {
                 id,
                 pod: pod.clone(),
+                uid: None,
                 at: BTreeSet::from([Place::Network(NetworkRef::new("shop", "lan"))]),
                 addresses: [format!("10.0.0.{id}"), format!("fd00::{id}")]
                     .map(|address| address.parse().unwrap())

@@ -18,6 +18,7 @@ fn endpoint(id: u32, name: &str, network: &str, address: &str) -> Endpoint {
     Endpoint {
         id,
         pod: ObjectName::new("shop", name),
+        uid: None,
         at: BTreeSet::from([Place::Network(NetworkRef::new("shop", network))]),
         addresses: vec![address.parse().unwrap()],
         dhcp: false,

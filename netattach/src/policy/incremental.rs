@@ -248,7 +248,7 @@ impl Compiler {
         touched: &BTreeSet<PolicyName>,
     ) {
         let mut conditions = Vec::new();
-        let selected = match self.objects.pods.get(&endpoint.pod).cloned() {
+        let selected = match endpoint.pod_in(&self.objects).cloned() {
             Some(pod) => {
                 let by = match self.reselected(endpoint, &pod, is_new, changes, touched) {
                     Reselected::AsItWas => return,
@@ -421,7 +421,7 @@ fn unknown_pod(endpoint: &Endpoint) -> Condition {
         object: Subject::Pod(endpoint.pod.clone()),
         severity: Severity::Warning,
         message: format!(
-            "is attached to {} but not in the source: its policies are not changed",
+            "is attached to {} but not in the source, or another pod has its name: its policies are not changed",
             endpoint.at.first().unwrap_or(&Place::Default)
         ),
     }

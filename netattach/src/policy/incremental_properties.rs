@@ -373,6 +373,7 @@ fn any_world() -> impl Strategy<Value = World> {
                         world.endpoints.push(Endpoint {
                             id,
                             pod,
+                            uid: None,
                             at,
                             addresses,
                             dhcp: false,

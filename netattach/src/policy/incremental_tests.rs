@@ -78,6 +78,7 @@ impl World {
             self.endpoints.push(Endpoint {
                 id: u32::try_from(self.endpoints.len()).unwrap() + 1,
                 pod: pod_name.clone(),
+                uid: None,
                 at: BTreeSet::from([Place::Network(NetworkRef::new(network_namespace, network))]),
                 addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
                 dhcp: false,
@@ -571,7 +572,7 @@ fn rules_that_are_not_enforced_as_written_are_reported() {
             r#"Warning multi-networkpolicy shop/p0: port name "nope" is not declared by pod shop/web: matches nothing there"#,
             "Warning multi-networkpolicy shop/p1: spec.policyTypes: missing, and rules alone do not say whether ingress is isolated",
             "Error pod shop/garbled: is no policy's peer: read network-status annotation: EOF while parsing a list at line 1 column 1",
-            "Warning pod shop/unknown: is attached to shop/net-a but not in the source: its policies are not changed",
+            "Warning pod shop/unknown: is attached to shop/net-a but not in the source, or another pod has its name: its policies are not changed",
         ]
     );
     assert_eq!(desired.undecided, BTreeSet::from([50]));

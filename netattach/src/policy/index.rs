@@ -20,6 +20,8 @@ pub struct Endpoint {
     pub id: u32,
     /// The pod.
     pub pod: ObjectName,
+    /// Its uid, as the runtime names it, which tells it from an earlier or a later pod of that name; `None`: unknown.
+    pub uid: Option<String>,
     /// The networks that it is on.
     pub at: BTreeSet<Place>,
     /// IP addresses.
@@ -28,6 +30,19 @@ pub struct Endpoint {
     pub dhcp: bool,
     /// Ethertypes that pass in spite of policies.
     pub ethertypes: Vec<u16>,
+}
+
+impl Endpoint {
+    /// The pod, unless the source knows none of that name, or another one: a sandbox may outlive its pod, and a pod of
+    /// the same name may be there before it is detached.
+    pub(super) fn pod_in<'o>(&self, objects: &'o Objects) -> Option<&'o Arc<Pod>> {
+        objects.pods.get(&self.pod).filter(|pod| self.is_of(pod))
+    }
+
+    /// Whether it is of that pod of its name.
+    pub(super) fn is_of(&self, pod: &Pod) -> bool {
+        self.uid.as_deref().is_none_or(|uid| pod.has_uid(uid))
+    }
 }
 
 /// Whether a policy selects an attachment of `pod`. Whether the namespace may still use the network is not asked: an

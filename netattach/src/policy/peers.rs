@@ -28,6 +28,7 @@ pub(super) struct Peers {
 struct Namespace {
     labels: Labels,
     pods: BTreeMap<String, Arc<PeerPod>>,
+    former: BTreeMap<String, Arc<PeerPod>>,
     remote: BTreeSet<RemotePeer>,
     /// The same, by their labels: a selector is compared once with labels that many pods share.
     by_labels: BTreeSet<Grouped>,
@@ -44,6 +45,8 @@ struct Grouped {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Known {
     pod: Option<Arc<PeerPod>>,
+    /// The attachments of an earlier pod of that name, which are not detached yet: nobody is allowed by their addresses.
+    former: Option<Arc<PeerPod>>,
     remote: Option<RemotePeer>,
 }
 
@@ -106,24 +109,32 @@ impl Known {
             pod: Arc::clone(remote),
             is_void: is_replaced || remote.unreadable.is_some(),
         });
-        Self { pod: PeerPod::new(name, pod, is_replaced, attachments).map(Arc::new), remote }
+        let (current, former): (Vec<_>, Vec<_>) =
+            attachments.partition(|endpoint| pod.is_none_or(|pod| endpoint.is_of(pod)));
+        let former = (!former.is_empty()).then(|| PeerPod::new(name, None, false, former.into_iter()));
+        Self {
+            pod: PeerPod::new(name, pod, is_replaced, current.into_iter()).map(Arc::new),
+            former: former.flatten().map(Arc::new),
+            remote,
+        }
     }
 
     fn claimants(&self) -> impl Iterator<Item = Claimant> {
-        let pod = self.pod.iter().cloned().map(Claimant::Pod);
-        pod.chain(self.remote.iter().cloned().map(Claimant::Remote))
+        let pods = self.pod.iter().chain(&self.former).cloned().map(Claimant::Pod);
+        pods.chain(self.remote.iter().cloned().map(Claimant::Remote))
     }
 
     fn is_nobody(&self) -> bool {
-        self.pod.is_none() && self.remote.is_none()
+        self.pod.is_none() && self.former.is_none() && self.remote.is_none()
     }
 
     /// Whether the two are the same to policies.
     fn is_as(&self, other: &Self) -> bool {
-        let pods = match (&self.pod, &other.pod) {
+        let are_same = |one: &Option<Arc<PeerPod>>, other: &Option<Arc<PeerPod>>| match (one, other) {
             (Some(one), Some(other)) => one.is_as(other),
             (one, other) => one.is_none() && other.is_none(),
         };
+        let pods = are_same(&self.pod, &other.pod) && are_same(&self.former, &other.former);
         pods && match (&self.remote, &other.remote) {
             (Some(one), Some(other)) => {
                 let (pod, before) = (&one.pod, &other.pod);
@@ -260,8 +271,12 @@ impl Peers {
 
     fn known(&self, name: &ObjectName) -> Known {
         let Some(namespace) = self.namespaces.get(&name.namespace) else { return Known::default() };
-        let (pod, remote) = (namespace.pods.get(&name.name), namespace.remote.get(name.name.as_str()));
-        Known { pod: pod.cloned(), remote: remote.cloned() }
+        let remote = namespace.remote.get(name.name.as_str()).cloned();
+        Known {
+            pod: namespace.pods.get(&name.name).cloned(),
+            former: namespace.former.get(&name.name).cloned(),
+            remote,
+        }
     }
 
     /// Replaces what is known under that name.
@@ -282,12 +297,17 @@ impl Peers {
         let namespace = self.namespaces.entry(name.namespace.clone()).or_insert_with(|| Namespace {
             labels: objects.namespace_labels(&name.namespace),
             pods: BTreeMap::new(),
+            former: BTreeMap::new(),
             remote: BTreeSet::new(),
             by_labels: BTreeSet::new(),
         });
         match now.pod {
             Some(pod) => drop(namespace.pods.insert(name.name.clone(), pod)),
             None => drop(namespace.pods.remove(&name.name)),
+        }
+        match now.former {
+            Some(former) => drop(namespace.former.insert(name.name.clone(), former)),
+            None => drop(namespace.former.remove(&name.name)),
         }
         if let Some(before) = namespace.remote.take(name.name.as_str()) {
             namespace.by_labels.remove(&Grouped::of(before));
@@ -296,7 +316,7 @@ impl Peers {
             namespace.by_labels.insert(Grouped::of(remote.clone()));
             namespace.remote.insert(remote);
         }
-        if namespace.pods.is_empty() && namespace.remote.is_empty() {
+        if namespace.pods.is_empty() && namespace.former.is_empty() && namespace.remote.is_empty() {
             self.namespaces.remove(&name.namespace);
         }
     }

@@ -92,6 +92,7 @@ impl Node {
         self.endpoints.push(Endpoint {
             id: u32::try_from(self.endpoints.len()).unwrap() + 1,
             pod: named(name),
+            uid: None,
             at: BTreeSet::from([Place::Network(NetworkRef::new("shop", "lan"))]),
             addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
             dhcp: false,
@@ -404,4 +405,24 @@ fn many_pods_of_other_nodes_take_little_and_a_change_is_fast() {
     }
     // The allocator's own room and what other tests take at the same time are in it.
     assert!(all * 1024 / PODS < 2000, "{all} KiB");
+}
+
+/// A pod was replaced by another of its name, and its sandbox is still attached: its address is not its successor's.
+#[test]
+fn an_address_of_an_earlier_pod_of_the_name_is_nobodys() {
+    let mut node = Node::admitting(json!([role("client")]));
+    node.attach("other", "client", &["10.0.0.2"]);
+    node.endpoints[1].uid = Some("u1".to_owned());
+    assert_eq!(node.admitted(), ["10.0.0.2"]);
+    node.endpoints[1].uid = Some("u0".to_owned());
+    assert_eq!(node.admitted(), [""; 0]);
+    assert_eq!(node.compile().undecided, BTreeSet::from([2]), "its own policies stay as they are");
+    // Nor is it that of a pod of another node that claims it.
+    node.remote("far", "u2", "client", &["10.0.0.2"]);
+    assert_eq!(node.admitted(), [""; 0]);
+    node.attach("other", "client", &["10.0.0.3"]);
+    node.endpoints[2].uid = Some("u1".to_owned());
+    assert_eq!(node.admitted(), ["10.0.0.3"]);
+    node.endpoints.remove(1);
+    assert_eq!(node.admitted(), ["10.0.0.2", "10.0.0.3"]);
 }

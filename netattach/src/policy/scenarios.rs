@@ -39,6 +39,7 @@ impl Cluster {
                 cluster.endpoints.push(Endpoint {
                     id: x * 10 + y,
                     pod: pod.clone(),
+                    uid: None,
                     at: BTreeSet::from([Place::Network(NetworkRef::new("infra", "lan")), Place::Default]),
                     addresses: [format!("10.0.{x}.{y}"), format!("fd00::{x}:{y}")]
                         .map(|address| address.parse().unwrap())

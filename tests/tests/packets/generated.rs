@@ -141,6 +141,7 @@ impl World {
             endpoints.push(Endpoint {
                 id: number.into(),
                 pod: name.clone(),
+                uid: None,
                 at: BTreeSet::from([Place::Network(NetworkRef::new("a", "lan"))]),
                 addresses: [format!("10.0.0.{number}"), format!("fd00::{number}")]
                     .map(|address| address.parse().unwrap())
