@@ -1,7 +1,8 @@
 //! Agents of two nodes of a real cluster: their pods, what they publish, and policies between them.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use netattach::kube::ATTACHED_LABEL;
 use netattach_tests::cluster::{Client, Cluster};
@@ -13,9 +14,14 @@ const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 const POLICY_FOR: &str = "k8s.v1.cni.cncf.io/policy-for";
 
+/// Rigs so far. The nodes of all of them are on one segment, so that each has a subnet of its own: of two pods with one
+/// address either may answer, and whom a client has found it goes on asking for up to a minute, also when that pod is gone.
+static RIGS: AtomicU8 = AtomicU8::new(0);
+
 /// Two nodes, each with an agent and a link to the same segment.
 struct Rig {
     namespace: String,
+    number: u8,
     admin: Client,
     nodes: [(String, Node); 2],
     // After the agents that use it.
@@ -55,11 +61,17 @@ impl Rig {
             node.start().unwrap();
             (node_name, node)
         });
-        Some(Self { namespace: name.to_owned(), admin, nodes, _cluster: cluster })
+        let number = RIGS.fetch_add(1, Ordering::Relaxed);
+        Some(Self { namespace: name.to_owned(), number, admin, nodes, _cluster: cluster })
     }
 
     fn path(&self, pod: &str) -> String {
         format!("/api/v1/namespaces/{}/pods/{pod}", self.namespace)
+    }
+
+    /// Address of a host on the segment.
+    fn at(&self, host: u8) -> IpAddr {
+        Ipv4Addr::new(10, 9, self.number, host).into()
     }
 
     fn object(&self, pod: &str) -> Value {
@@ -67,8 +79,8 @@ impl Rig {
     }
 
     /// Creates a pod on a node and attaches it, as a kubelet and its runtime do.
-    fn attach(&self, name: &str, node: usize, labels: &Value, address: &str) -> Attached {
-        let networks = json!([{"name": "segment", "ips": [address]}]);
+    fn attach(&self, name: &str, node: usize, labels: &Value, host: u8) -> Attached {
+        let networks = json!([{"name": "segment", "ips": [format!("{}/24", self.at(host))]}]);
         let object = json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {
@@ -113,14 +125,10 @@ impl Rig {
     }
 }
 
-fn tcp(address: &str) -> SocketAddr {
-    address.parse().unwrap()
-}
-
 #[test]
 fn the_networks_of_a_pod_are_published_on_its_object() {
     let Some(rig) = Rig::new("published") else { return };
-    let pod = rig.attach("web", 0, &json!({}), "10.9.0.1/24");
+    let pod = rig.attach("web", 0, &json!({}), 1);
     let before = rig.object("web");
     let status = rig.published("web");
     let [default, segment] = status.as_array().unwrap().as_slice() else {
@@ -134,7 +142,7 @@ fn the_networks_of_a_pod_are_published_on_its_object() {
             &segment["interface"],
             &segment["ips"]
         ),
-        (&json!("eth0"), &json!(true), &json!("published/segment"), &json!("net1"), &json!(["10.9.0.1"]))
+        (&json!("eth0"), &json!(true), &json!("published/segment"), &json!("net1"), &json!([rig.at(1)]))
     );
     let after = rig.object("web");
     assert_eq!((&after["spec"], &after["status"]), (&before["spec"], &before["status"]));
@@ -146,10 +154,11 @@ fn the_networks_of_a_pod_are_published_on_its_object() {
 #[test]
 fn a_policy_follows_the_pods_of_another_node() {
     let Some(rig) = Rig::new("across") else { return };
-    let server = rig.attach("server", 0, &json!({"app": "db"}), "10.9.0.1/24");
-    let client = rig.attach("client", 1, &json!({"role": "client"}), "10.9.0.2/24");
-    let _echo = Echo::serve(&server.sandbox.namespace, tcp("10.9.0.1:5432")).unwrap();
-    let from = |pod: &Attached| connects(&pod.sandbox.namespace, tcp("10.9.0.1:5432"), SILENCE);
+    let server = rig.attach("server", 0, &json!({"app": "db"}), 1);
+    let client = rig.attach("client", 1, &json!({"role": "client"}), 2);
+    let database = SocketAddr::new(rig.at(1), 5432);
+    let _echo = Echo::serve(&server.sandbox.namespace, database).unwrap();
+    let from = |pod: &Attached| connects(&pod.sandbox.namespace, database, SILENCE);
     assert!(eventually(PATIENCE, || from(&client)), "before there is a policy");
     let policy = json!({
         "apiVersion": "k8s.cni.cncf.io/v1beta1", "kind": "MultiNetworkPolicy",
@@ -168,7 +177,7 @@ fn a_policy_follows_the_pods_of_another_node() {
     rig.relabel("client", "client");
     assert!(eventually(PATIENCE, || !from(&client)), "it has lost the label");
 
-    let next = rig.attach("next", 1, &json!({"role": "other"}), "10.9.0.3/24");
+    let next = rig.attach("next", 1, &json!({"role": "other"}), 3);
     assert!(eventually(PATIENCE, || from(&next)), "a pod that starts with the label");
     // The sandbox stays: nothing but the policy may stop it.
     rig.admin.delete(&rig.path("next")).unwrap().expect(200).unwrap();
