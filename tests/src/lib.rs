@@ -15,6 +15,7 @@
 //! | [`traffic`], [`packet`], [`raw`], [`reading`] | connections; frames built byte by byte; frames sent and seen as they are; what a packet says, read independently |
 //! | [`peak`] | the peak memory of a process |
 //! | [`snapshot`], [`record`] | what attachments leave behind; records of the journal |
+//! | [`soak`] | pods that come and go at random on two nodes, and a model that says what must hold |
 //! | [`other_programs`], [`privilege`], [`tools`] | other agents' programs; fewer capabilities; programs that a machine may lack |
 
 mod agent;
@@ -37,6 +38,7 @@ pub mod reading;
 pub mod record;
 pub mod runtime;
 pub mod snapshot;
+pub mod soak;
 pub mod sriov;
 pub mod tools;
 pub mod traffic;

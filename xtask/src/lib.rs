@@ -10,6 +10,7 @@
 //! | [`tidy`] | formatting, lints, the invariants of the source tree, conformance, licences |
 //! | [`conformance`] | which test proves which row of the standards |
 //! | [`suite`], [`fuzz`] | the tests, summed; the fuzz targets |
+//! | [`soak`] | pods that come and go at random on two nodes, for minutes |
 //! | [`vm`] | selections of the tests in virtual machines: an older kernel, a card with VFs |
 //! | [`demo`] | a demonstration of netattach in eight steps |
 //!
@@ -24,6 +25,7 @@ pub mod elf;
 pub mod fuzz;
 pub mod progress;
 pub mod setup;
+pub mod soak;
 mod source;
 pub mod suite;
 pub mod tidy;

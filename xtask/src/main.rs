@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
-use xtask::{child, conformance, demo, dist, ebpf, fuzz, progress, setup, suite, tidy, vm};
+use xtask::{child, conformance, demo, dist, ebpf, fuzz, progress, setup, soak, suite, tidy, vm};
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Build, test and measure netattach")]
@@ -46,6 +46,15 @@ enum Verb {
         /// Run the unit tests only: no set-up, no root
         #[arg(long, conflicts_with = "ci")]
         unit: bool,
+    },
+    /// Set up, build, and have pods come and go at random on two nodes, with failing servers and dying agents
+    Soak {
+        /// How long, in minutes
+        #[arg(long, default_value_t = soak::NIGHTLY, value_parser = clap::value_parser!(u32).range(1..))]
+        minutes: u32,
+        /// Repeat the decisions of the run that printed this
+        #[arg(long)]
+        seed: Option<u64>,
     },
     /// Set up, build and run selections of the tests in virtual machines: under Debian 12's Linux 6.1, and on VFs
     Vm {
@@ -94,6 +103,7 @@ fn main() -> ExitCode {
         Verb::Test { ci, .. } => {
             suite::run(ci || std::env::var_os("CI").is_some_and(|value| value == "true"))
         }
+        Verb::Soak { minutes, seed } => soak::run(soak::Options { minutes, seed }),
         Verb::Vm { guest, test, dist, filters } => {
             vm::run(vm::Options { guest, test, filters, executables: dist })
         }

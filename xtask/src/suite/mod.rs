@@ -24,7 +24,7 @@ pub(crate) use self::{
 };
 
 use crate::setup::Scope;
-use crate::{child, dist, fuzz, progress, setup, tree, vm};
+use crate::{child, dist, fuzz, progress, setup, soak, tree, vm};
 
 /// Fuzzing time for all targets together when this runs as the gate.
 const FUZZ_SECONDS: u32 = 60;
@@ -42,8 +42,11 @@ pub fn run(ci: bool) -> anyhow::Result<()> {
     let cluster = setup::Building::start(ci);
     dist::build()?;
     let mut total = workspace(cluster)?;
+    // Beside what mostly compiles and computes.
+    let soak = soak::Beside::start()?;
     total += orders()?;
     total += by_tcx()?;
+    total += soak.wait()?;
     total += vm::tests()?;
     if ci {
         progress::heading("fuzz");
@@ -192,7 +195,7 @@ fn watched(command: &mut Command, tally: Tally) -> anyhow::Result<Tally> {
 }
 
 /// What tests are told: where the executables under test are, and what they are tested with.
-fn variables() -> [(&'static str, PathBuf); 4] {
+pub(crate) fn variables() -> [(&'static str, PathBuf); 4] {
     [
         ("NETATTACH_DIST", tree::dist()),
         ("NETATTACH_REFERENCE_PLUGINS", setup::reference_plugins()),
@@ -202,7 +205,7 @@ fn variables() -> [(&'static str, PathBuf); 4] {
 }
 
 /// What runs test executables as root when this process is not: the words before theirs.
-fn runner(variables: &[(&str, PathBuf)]) -> anyhow::Result<Vec<String>> {
+pub(crate) fn runner(variables: &[(&str, PathBuf)]) -> anyhow::Result<Vec<String>> {
     if child::is_root() {
         return Ok(Vec::new());
     }

@@ -1,0 +1,371 @@
+//! Compares what is there with what must hold.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use ipnet::IpNet;
+use serde_json::Value;
+
+use super::decide::Key;
+use super::model::{Attachment, Protocol, View, World, entries};
+use super::network::{ALL, NETWORKS, Network, address_of};
+use super::probe::{Prober, Way, connects};
+use super::rig::{Live, Rig};
+use crate::Namespace;
+use crate::node::ip;
+use crate::snapshot::Network as Links;
+use crate::traffic::{SILENCE, stretched};
+
+/// How long it may take until everything is as it must be: an attachment of a live pod that failed is tried again after
+/// 30 s, a status that was not written after up to 60 s.
+const PATIENCE: Duration = Duration::from_secs(90);
+/// How often what has not arrived is sent again.
+const AGAIN: Duration = Duration::from_millis(150);
+/// How long one look at all ways lasts at most.
+const LOOK: Duration = Duration::from_secs(3);
+/// TCP connections for each question.
+const CONNECTIONS: usize = 8;
+
+/// Waits until every pod has what its annotation says and its status says so, and all packets pass or are dropped as
+/// they must. Returns the world in which that holds.
+pub(super) fn settle(rig: &mut Rig, prober: &Mutex<Prober>) -> Result<World> {
+    let deadline = Instant::now() + stretched(PATIENCE);
+    for key in rig.live.keys().cloned().collect::<Vec<_>>() {
+        loop {
+            match has_what_it_should(rig, &key) {
+                Ok(attachments) => {
+                    let live = rig.live.get_mut(&key).context("the pod lives")?;
+                    live.attachments = attachments;
+                    break;
+                }
+                Err(error) if Instant::now() > deadline => {
+                    return Err(error.context(format!("pod {}/{}", key.0, key.1)));
+                }
+                Err(_) => std::thread::sleep(Duration::from_millis(20)),
+            }
+        }
+    }
+    leases(rig)?;
+    ways(rig, prober, deadline)
+}
+
+/// Looks into the pod, and at its object. Returns what is there.
+fn has_what_it_should(rig: &Rig, key: &Key) -> Result<Vec<Attachment>> {
+    let live = rig.live.get(key).context("the pod lives")?;
+    let object = rig.server.get("pods", &key.0, &key.1).context("the pod has no object")?;
+    let (found, addresses) = inside(live)?;
+    let status = statuses(&object);
+    if !live.attached {
+        ensure!(found.is_empty(), "it is not attached and has {found:?}");
+        ensure!(live.forged || status.is_empty(), "it is not attached and its status is {status:?}");
+        return Ok(Vec::new());
+    }
+    let annotated: BTreeSet<Network> = live.spec.networks.keys().copied().collect();
+    let node = live.spec.node;
+    let is_defined = |network: &&Network| {
+        let name = network.definition(node);
+        rig.server.get("network-attachment-definitions", NETWORKS, &name).is_some()
+    };
+    let missing: Vec<_> =
+        annotated.iter().filter(is_defined).filter(|network| !found.contains_key(network)).collect();
+    ensure!(missing.is_empty(), "its annotation selects {missing:?}, which it does not have");
+    let surplus: Vec<_> = found
+        .keys()
+        .filter(|network| !annotated.contains(network) && !live.may_stay.contains(network))
+        .collect();
+    ensure!(surplus.is_empty(), "it has {surplus:?}, which its annotation does not select");
+    for (network, host) in &live.spec.networks {
+        let asked: BTreeSet<IpAddr> =
+            network.addresses(*host).iter().filter_map(|it| address_of(it)).collect();
+        if let Some(found) = found.get(network)
+            && network.spans_nodes()
+            && !live.may_stay.contains(network)
+        {
+            ensure!(asked == *found, "it asked for {asked:?} and has {found:?}");
+        }
+    }
+    ensure!(addresses, "an address is of none of the pools");
+    if !live.forged {
+        let expected: BTreeMap<String, BTreeSet<IpAddr>> =
+            found.iter().map(|(network, addresses)| (network.name().to_owned(), addresses.clone())).collect();
+        ensure!(status == expected, "its status is {status:?}, and it has {expected:?}");
+        ensure!(
+            object["metadata"]["labels"].get("netattach.dev/networks").is_some(),
+            "it has no label: {:#}",
+            object["metadata"]
+        );
+    }
+    let attachment = |(network, addresses): (&Network, &BTreeSet<IpAddr>)| Attachment {
+        node,
+        pod: key.clone(),
+        uid: live.spec.uid.clone(),
+        network: format!("{NETWORKS}/{}", network.definition(node)),
+        addresses: addresses.iter().copied().collect(),
+    };
+    Ok(found.iter().map(attachment).collect())
+}
+
+/// The networks that a pod has interfaces of, with their addresses; whether those of pools are of the right ones.
+fn inside(live: &Live) -> Result<(BTreeMap<Network, BTreeSet<IpAddr>>, bool)> {
+    let links = Links::of(&live.sandbox.namespace)?.links;
+    let mut found = BTreeMap::new();
+    let mut right = true;
+    for (name, link) in &links {
+        let Some(network) = Network::named(name) else {
+            ensure!(matches!(name.as_str(), "lo" | "eth0"), "it has the interface {name}");
+            continue;
+        };
+        ensure!(link.up, "{name} is down");
+        let pools: Vec<IpNet> =
+            network.subnets(live.spec.node).iter().filter_map(|it| it.parse().ok()).collect();
+        right &= pools.is_empty()
+            || link.addresses.iter().all(|net| pools.iter().any(|pool| pool.contains(&net.addr())));
+        found.insert(network, link.addresses.iter().map(IpNet::addr).collect());
+    }
+    Ok((found, right))
+}
+
+/// The entries of a status, but for the default network's: addresses by interface.
+fn statuses(object: &Value) -> BTreeMap<String, BTreeSet<IpAddr>> {
+    let of = |entry: &Value| {
+        let ips = entry["ips"].as_array().into_iter().flatten();
+        let ips = ips.filter_map(|ip| address_of(ip.as_str()?));
+        (entry["interface"].as_str().unwrap_or_default().to_owned(), ips.collect())
+    };
+    entries(object).iter().filter(|entry| entry["default"] != true).map(of).collect()
+}
+
+/// Each pool has given what its pods have, and nothing else but what sandboxes have that nobody asked to detach.
+fn leases(rig: &Rig) -> Result<()> {
+    for (number, node) in rig.nodes.iter().enumerate() {
+        let mut files = BTreeMap::new();
+        lease_files(&node.path("leases"), &mut files)?;
+        let lives = |container: &str| {
+            rig.live
+                .values()
+                .any(|it| it.attached && it.spec.node == number && it.spec.container == container)
+                || rig.lost[number].iter().any(|it| it.container == container)
+        };
+        for (address, container) in &files {
+            ensure!(lives(container), "{address} is leased to {container}, which is over");
+        }
+        for live in rig.live.values().filter(|it| it.attached && it.spec.node == number) {
+            for network in ALL.into_iter().filter(|network| !network.spans_nodes()) {
+                let name = format!("{NETWORKS}/{}", network.definition(number));
+                let attachment = live.attachments.iter().find(|it| it.network == name);
+                for address in attachment.iter().flat_map(|it| &it.addresses) {
+                    ensure!(
+                        files.get(address) == Some(&live.spec.container),
+                        "{address} of {} is leased to {:?}",
+                        live.spec.container,
+                        files.get(address)
+                    );
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The leases below a directory: address and container.
+fn lease_files(directory: &Path, found: &mut BTreeMap<IpAddr, String>) -> Result<()> {
+    for entry in fs::read_dir(directory)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            lease_files(&path, found)?;
+        } else if let Some(address) = path.file_name().and_then(|name| name.to_str()?.parse().ok()) {
+            let text = fs::read_to_string(&path).unwrap_or_default();
+            let container = text.lines().next().unwrap_or_default().trim().to_owned();
+            ensure!(found.insert(address, container).is_none(), "{address} is leased twice");
+        }
+    }
+    Ok(())
+}
+
+/// All packets that may pass do, and no others. Returns the world in which that holds.
+fn ways(rig: &mut Rig, prober: &Mutex<Prober>, deadline: Instant) -> Result<World> {
+    open(rig, prober)?;
+    loop {
+        rig.forget_collected()?;
+        let world = rig.world();
+        match at_once(rig, &world, prober) {
+            Ok(()) => return Ok(world),
+            Err(error) if Instant::now() > deadline => return Err(error),
+            Err(_) => {}
+        }
+    }
+}
+
+/// One look at everything that packets do.
+fn at_once(rig: &Rig, world: &World, prober: &Mutex<Prober>) -> Result<()> {
+    let namespaces: BTreeMap<&Key, &Namespace> =
+        rig.live.iter().map(|(key, live)| (key, &live.sandbox.namespace)).collect();
+    for namespace in namespaces.values() {
+        // An address may be another pod's now.
+        ip(namespace, &["neigh", "flush", "all"])?;
+    }
+    let mut prober = locked(prober);
+    prober.renew(&namespaces)?;
+    let wrong = look(&mut prober, world)?;
+    if !wrong.is_empty() {
+        let told: Vec<String> = wrong.iter().take(12).cloned().collect();
+        bail!("{} ways are not as they must be:\n  {}", wrong.len(), told.join("\n  "));
+    }
+    connections(&prober, world, &namespaces)
+}
+
+fn locked(prober: &Mutex<Prober>) -> MutexGuard<'_, Prober> {
+    prober.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Opens the sockets of every pod.
+fn open(rig: &Rig, prober: &Mutex<Prober>) -> Result<()> {
+    let mut prober = locked(prober);
+    for (key, live) in rig.live.iter().filter(|(_, live)| live.attached) {
+        let spec = &live.spec;
+        prober.open(key, &live.sandbox.namespace, spec.node, &spec.uid, &live.attachments)?;
+    }
+    Ok(())
+}
+
+/// One look at all ways; returns what is wrong.
+fn look(prober: &mut Prober, world: &World) -> Result<Vec<String>> {
+    let ways = prober.ways();
+    let mut wanted = Vec::new();
+    for way in &ways {
+        let is_shared = [way.0, way.1]
+            .iter()
+            .any(|number| prober.end(*number).is_none_or(|end| world.is_shared(end.network, end.address)));
+        if !is_shared && verdict(prober, world, *way, "UDP") == Some(true) {
+            wanted.push(*way);
+        }
+    }
+    prober.forget();
+    // In parts, so that no queue is full.
+    for part in ways.chunks(200) {
+        prober.send(part);
+        prober.take();
+    }
+    let began = Instant::now();
+    let mut sent = began;
+    let mut missing = wanted.clone();
+    while !missing.is_empty() && began.elapsed() < stretched(LOOK) {
+        std::thread::sleep(Duration::from_millis(2));
+        prober.take();
+        let (arrived, answered) = prober.found();
+        missing.retain(|way| !arrived.contains(way) || !answered.contains(way));
+        if sent.elapsed() > AGAIN {
+            prober.send(&missing);
+            sent = Instant::now();
+        }
+    }
+    // What must not arrive gets its time as well.
+    prober.send(&ways);
+    let silence = Instant::now();
+    while silence.elapsed() < stretched(AGAIN) {
+        std::thread::sleep(Duration::from_millis(5));
+        prober.take();
+    }
+    let mut wrong: Vec<String> =
+        missing.iter().map(|way| format!("must pass and does not: {}", told(prober, *way))).collect();
+    for way in prober.found().0 {
+        if verdict(prober, world, *way, "UDP") == Some(false) {
+            wrong.push(format!("must not pass and does: {}", told(prober, *way)));
+        }
+    }
+    Ok(wrong)
+}
+
+/// Some ways by TCP.
+fn connections(prober: &Prober, world: &World, namespaces: &BTreeMap<&Key, &Namespace>) -> Result<()> {
+    let ways = prober.ways();
+    let step = (ways.len() / CONNECTIONS).max(1);
+    let results: Vec<Option<String>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = ways
+            .iter()
+            .step_by(step)
+            .filter_map(|way| {
+                let (from, to) = (prober.end(way.0)?, prober.end(way.1)?);
+                let is_shared = [&from, &to].iter().any(|end| world.is_shared(end.network, end.address));
+                let allowed = verdict(prober, world, *way, "TCP").filter(|_| !is_shared)?;
+                let namespace = *namespaces.get(from.pod)?;
+                let target = SocketAddr::new(to.address, way.2);
+                Some(scope.spawn(move || {
+                    let patience = if allowed { LOOK } else { SILENCE };
+                    (connects(namespace, target, patience) != allowed)
+                        .then(|| format!("TCP, allowed: {allowed}, is not so: {}", told(prober, *way)))
+                }))
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().unwrap_or(None)).collect()
+    });
+    let wrong: Vec<String> = results.into_iter().flatten().collect();
+    ensure!(wrong.is_empty(), "{}", wrong.join("\n  "));
+    Ok(())
+}
+
+fn verdict(prober: &Prober, world: &World, way: Way, protocol: Protocol) -> Option<bool> {
+    let (from, to) = (prober.end(way.0)?, prober.end(way.1)?);
+    let leaves = world.seen_by(from.node).lets(&from, false, to.address, protocol, way.2)?;
+    let enters = world.seen_by(to.node).lets(&to, true, from.address, protocol, way.2)?;
+    Some(leaves && enters)
+}
+
+/// Nothing passed that no agent could have allowed at any moment of the disturbance: each of them may have known each
+/// kind of objects as it was at another moment, but nothing that never was.
+pub(super) fn nothing_passed_that_never_might(
+    prober: &Mutex<Prober>,
+    passed: &BTreeSet<Way>,
+    worlds: &[World],
+) -> Result<()> {
+    let prober = locked(prober);
+    for way in passed {
+        let (Some(from), Some(to)) = (prober.end(way.0), prober.end(way.1)) else { continue };
+        let plainly = |world: &World| verdict(&prober, world, *way, "UDP") != Some(false);
+        if worlds.iter().any(plainly) {
+            continue;
+        }
+        let might = |end: &super::model::End<'_>, is_ingress, peer| {
+            views(end.node, worlds).any(|view| view.lets(end, is_ingress, peer, "UDP", way.2) != Some(false))
+        };
+        ensure!(
+            might(&from, false, to.address) && might(&to, true, from.address),
+            "passed while things changed, and might not before, between or after: {}",
+            told(&prober, *way)
+        );
+    }
+    Ok(())
+}
+
+fn views(node: usize, worlds: &[World]) -> impl Iterator<Item = View<'_>> {
+    let all = worlds.iter();
+    all.clone().flat_map(move |own_pods| {
+        worlds.iter().flat_map(move |other_pods| {
+            worlds.iter().flat_map(move |namespaces| {
+                worlds.iter().map(move |policies| View {
+                    node,
+                    own_pods,
+                    other_pods,
+                    namespaces,
+                    policies,
+                    attachments: other_pods,
+                })
+            })
+        })
+    })
+}
+
+fn told(prober: &Prober, way: Way) -> String {
+    let end = |number| match prober.end(number) {
+        Some(end) => {
+            format!("{}/{} (node {}, {} {})", end.pod.0, end.pod.1, end.node, end.network, end.address)
+        }
+        None => "?".to_owned(),
+    };
+    format!("{} to {} port {}", end(way.0), end(way.1), way.2)
+}

@@ -1,0 +1,216 @@
+//! The soak: pods come and go at random on two nodes, with the server failing and agents dying meanwhile, and a model
+//! that knows nothing of the product says what must hold.
+//!
+//! | module | does |
+//! |---|---|
+//! | `random`, `network`, `policies` | numbers of a seed; the networks; policies at random |
+//! | `decide` | what happens next, by the seed alone |
+//! | `rig`, `act` | two nodes and a server; carries out what was decided |
+//! | `model` | what must hold |
+//! | `probe`, `check` | packets; what is there compared with what must hold |
+//! | `leaks` | what is left at the end, memory and descriptors |
+//!
+//! Between two quiet moments a few things happen at once, and packets go along all ways: none may arrive that no agent
+//! could have allowed at any moment. Then everything that is wrong ends, and everything has to become as the model says.
+
+mod act;
+mod check;
+mod decide;
+mod leaks;
+mod model;
+mod network;
+mod policies;
+mod probe;
+mod random;
+mod rig;
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow};
+
+use self::act::Calls;
+use self::decide::{Action, Decisions, Ending, Key};
+use self::leaks::Resources;
+use self::model::World;
+use self::probe::Prober;
+use self::rig::Rig;
+
+/// Steps that are shown when something is wrong.
+const STORY: usize = 25;
+/// How often there is a line for a person.
+const LINES: Duration = Duration::from_secs(10);
+/// Pause between datagrams while things change.
+const PAUSE: Duration = Duration::from_millis(10);
+/// Datagrams at a time meanwhile.
+const AT_ONCE: usize = 100;
+
+/// What to do.
+#[derive(Debug)]
+pub struct Options {
+    /// How long pods come and go.
+    pub time: Duration,
+    /// Decides everything.
+    pub seed: u64,
+    /// Batches at most; `None`: as the time allows. The same number repeats the same decisions to their end.
+    pub batches: Option<usize>,
+    /// Where logs are written when something is wrong.
+    pub logs: PathBuf,
+}
+
+/// What happened.
+#[derive(Debug, Default)]
+struct Told {
+    /// Everything that happened, numbered.
+    story: Vec<String>,
+    batch: usize,
+}
+
+/// Runs the soak; progress goes to standard output.
+///
+/// # Errors
+/// Something did not hold: the error says the seed, the step, the last steps and where the logs are.
+pub fn run(options: &Options) -> Result<()> {
+    say(&format!("soak: seed {}", options.seed));
+    let reference = rig::reference();
+    let mut rig = Rig::new(reference.as_deref())?;
+    let mut told = Told::default();
+    let outcome = soak(options, &mut rig, &mut told);
+    let Err(error) = outcome else { return Ok(()) };
+    let logs = options.logs.join(format!("seed-{}", options.seed));
+    let written = rig.write_logs(&logs, &told.story).map(|()| logs.display().to_string());
+    let written = written.unwrap_or_else(|error| format!("not written: {error:#}"));
+    let first = told.story.len().saturating_sub(STORY);
+    Err(anyhow!(
+        "seed {}, batch {}, step {}: {error:#}\nlast steps:\n  {}\nlogs: {written}",
+        options.seed,
+        told.batch,
+        told.story.len(),
+        told.story[first..].join("\n  ")
+    ))
+}
+
+/// Tells a person; one who does not listen does not matter.
+fn say(line: &str) {
+    let _ = writeln!(io::stdout(), "{line}");
+}
+
+fn soak(options: &Options, rig: &mut Rig, told: &mut Told) -> Result<()> {
+    let prober = Arc::new(Mutex::new(Prober::default()));
+    let mut decisions = Decisions::new(options.seed, rig.reference);
+    let mut resources = Resources::default();
+    let mut calls = Calls::default();
+    let mut forged = Vec::new();
+    let began = Instant::now();
+    let mut line = Instant::now();
+    let mut before = check::settle(rig, &prober)?;
+    while began.elapsed() < options.time && options.batches.is_none_or(|batches| told.batch < batches) {
+        told.batch += 1;
+        let traffic = Traffic::start(&prober);
+        let mut worlds = vec![before];
+        for action in decisions.batch() {
+            let text = match &action {
+                Action::PutPolicy(policy) => format!("PutPolicy {policy}"),
+                other => format!("{other:?}"),
+            };
+            told.story.push(format!("{}.{} {text}", told.batch, told.story.len() + 1));
+            rig.act(&action, &mut calls, &prober)?;
+            worlds.push(rig.world());
+            match action {
+                Action::Forge { spec, .. } => forged.push(spec.key),
+                Action::Unforge(key) => forged.retain(|it| *it != key),
+                _ => {}
+            }
+        }
+        rig.heal(&mut calls)?;
+        worlds.push(rig.world());
+        traffic.end();
+        before = quiet(rig, &prober, worlds)?;
+        resources.look(rig)?;
+        if line.elapsed() > LINES {
+            line = Instant::now();
+            let (arrived, answered) = {
+                let prober = prober.lock().unwrap_or_else(PoisonError::into_inner);
+                (prober.found().0.len(), prober.found().1.len())
+            };
+            say(&format!(
+                "soak: {:3} s, batch {}, step {}: {} pods, {arrived} ways open, {answered} answered",
+                began.elapsed().as_secs(),
+                told.batch,
+                told.story.len(),
+                rig.live.len()
+            ));
+        }
+    }
+    say(&format!("soak: {} batches, {} steps; all pods end", told.batch, told.story.len()));
+    end(rig, &prober, &forged)?;
+    leaks::nothing_is_left(rig)?;
+    let used = resources.check()?;
+    say(&format!("soak: nothing is left. {used}"));
+    Ok(())
+}
+
+/// Looks at what passed while things changed, and waits until everything is as it must be.
+fn quiet(rig: &mut Rig, prober: &Mutex<Prober>, mut worlds: Vec<World>) -> Result<World> {
+    // What is published meanwhile is of this batch too.
+    let passed = prober.lock().unwrap_or_else(PoisonError::into_inner).passed();
+    let world = check::settle(rig, prober)?;
+    worlds.push(world.clone());
+    check::nothing_passed_that_never_might(prober, &passed, &worlds)?;
+    Ok(world)
+}
+
+/// Ends every pod.
+fn end(rig: &mut Rig, prober: &Mutex<Prober>, forged: &[Key]) -> Result<()> {
+    let mut calls = Calls::default();
+    for pod in rig.live.keys().cloned().collect::<Vec<_>>() {
+        rig.act(&Action::End { pod, how: Ending::InOrder }, &mut calls, prober)?;
+    }
+    for pod in forged {
+        rig.act(&Action::Unforge(pod.clone()), &mut calls, prober)?;
+    }
+    calls.wait(rig)?;
+    // What nobody asked to detach is found by the agent of the other node itself.
+    rig.collect(0).context("the last GC")
+}
+
+/// Datagrams along all ways while things change.
+struct Traffic {
+    ending: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Traffic {
+    fn start(prober: &Arc<Mutex<Prober>>) -> Self {
+        let ending = Arc::new(AtomicBool::new(false));
+        let (over, prober) = (Arc::clone(&ending), Arc::clone(prober));
+        prober.lock().unwrap_or_else(PoisonError::into_inner).forget();
+        let thread = std::thread::spawn(move || {
+            let mut at = 0;
+            while !over.load(Ordering::SeqCst) {
+                let mut prober = prober.lock().unwrap_or_else(PoisonError::into_inner);
+                let ways = prober.ways();
+                if at >= ways.len() {
+                    at = 0;
+                }
+                let part = &ways[at..ways.len().min(at + AT_ONCE)];
+                prober.send(part);
+                at += AT_ONCE;
+                prober.take();
+                drop(prober);
+                std::thread::sleep(PAUSE);
+            }
+        });
+        Self { ending, thread }
+    }
+
+    fn end(self) {
+        self.ending.store(true, Ordering::SeqCst);
+        // A panic there is one of this process: it has been printed.
+        let _ = self.thread.join();
+    }
+}
