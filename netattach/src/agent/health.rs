@@ -21,6 +21,7 @@ use crate::attach::{Engine, IntentReader};
 use crate::cni::{CniError, code};
 use crate::descriptors;
 use crate::error_chain::Chain;
+use crate::nat::Nat;
 use crate::netlink::FilterWatch;
 use crate::npwg::{Definition, NetworkRef};
 use crate::objects::{Identity, Node, Objects};
@@ -282,7 +283,10 @@ impl Health {
         let missing = self.engine.restore_attachments().map_err(|error| {
             CniError::new(code::LIMITED_CONNECTIVITY, format!("attachments: {}", Chain(&error)))
         })?;
-        let rows = missing.into_iter().map(|(object, problem)| Condition { object, problem });
+        let translation = self.engine.node().nat.as_ref().and_then(Nat::trouble);
+        let translation = translation.map(|why| ("translation of addresses".to_owned(), why));
+        let missing = translation.into_iter().chain(missing);
+        let rows = missing.map(|(object, problem)| Condition { object, problem });
         note("attachment is not enforced", &self.not_enforced, rows.take(MOST_TROUBLES).collect());
         Ok(String::new())
     }

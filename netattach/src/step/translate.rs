@@ -24,10 +24,11 @@ pub struct Translate {
 impl Translate {
     /// Describes it for an operator.
     pub fn describe(&self) -> String {
-        match (&self.masquerade, self.ports.len()) {
-            (Some(_), 0) => "masquerade the pod".to_owned(),
-            (Some(_), ports) => format!("masquerade the pod and open {ports} ports of the node"),
-            (None, ports) => format!("open {ports} ports of the node"),
-        }
+        let what = match (&self.masquerade, self.ports.is_empty()) {
+            (Some(_), true) => "masquerade the pod",
+            (Some(_), false) => "masquerade the pod and open ports of the node",
+            (None, _) => "open ports of the node",
+        };
+        what.to_owned()
     }
 }

@@ -221,7 +221,9 @@ fn a_network_that_cannot_be_carried_out_is_refused_by_its_key() {
         |more: Value| merged(json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE}), &more);
     // Configuration, code, part of the message.
     let rows = [
-        (bridge(json!({"ipMasq": true})), 2, "key ipMasq"),
+        (bridge(json!({"ipMasq": true})), 7, "key ipMasq: needs isGateway"),
+        (bridge(json!({"ipMasqBackend": "iptables"})), 2, "key ipMasqBackend"),
+        (bridge(json!({"nonMasqueradeCIDRs": ["10.0.0.0/8"]})), 7, "key nonMasqueradeCIDRs"),
         (bridge(json!({"vlan": 5})), 2, "key vlan"),
         (bridge(json!({"vlanTrunk": [{"id": 5}]})), 2, "key vlanTrunk"),
         (bridge(json!({"mtu": "big"})), 7, "key mtu"),

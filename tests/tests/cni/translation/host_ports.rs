@@ -97,7 +97,7 @@ fn a_port_that_another_pod_has_is_refused_by_its_name() {
     let (first, _) = scene.add("first", &json!([tcp(8080, 80)]));
     let second = Pod::new("second").unwrap();
     let before = scene.elements();
-    let message = "attach eth0 (kube-system/default): masquerade the pod and open 1 ports of the node: \
+    let message = "attach eth0 (kube-system/default): masquerade the pod and open ports of the node: \
                    hostPort 8080/tcp (IPv4) is taken: pod shop/first, container c-first, interface eth0 has it";
     let at_one = json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": NODE[0]}]);
     assert_eq!(scene.ask(&second, &json!([tcp(8080, 80)])).failure(), (11, message.to_owned()));
