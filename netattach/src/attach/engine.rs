@@ -457,6 +457,9 @@ impl Engine {
             recovery.adopted += 1;
             recovery.damaged.extend(record.check_whole().err().map(|error| Chain(&error).to_string()));
         } else {
+            if let Some(nat) = &self.node.nat {
+                translation::guard(nat, record);
+            }
             recovery.unfinished.push(record.key.clone());
         }
         Ok(())

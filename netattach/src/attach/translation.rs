@@ -33,6 +33,18 @@ pub(super) fn adopt(nat: &Nat, record: &Record) {
     }
 }
 
+/// Has the translation keep guarding the devices of a record that is to be rolled back.
+pub(super) fn guard(nat: &Nat, record: &Record) {
+    for (at, attachment, step) in record.plan.steps() {
+        if let Step::Translate(translate) = step
+            && record.has_begun(at)
+            && !translate.ports.is_empty()
+        {
+            nat.guard(&holder(&record.plan.sandbox, attachment), &translate.device);
+        }
+    }
+}
+
 /// What the node lacks of what an attachment asks for, in words.
 pub(super) fn difference(
     nat: Option<&Nat>,

@@ -164,6 +164,11 @@ fn check_host_ip(address: IpAddr) -> Result<(), String> {
     if address.is_multicast() {
         return Err(format!("hostIP {address} is a multicast address, which no node has"));
     }
+    if let IpAddr::V6(v6) = address
+        && let Some(v4) = v6.to_ipv4_mapped()
+    {
+        return Err(format!("hostIP {address} is an IPv4 address: write {v4}"));
+    }
     if matches!(address, IpAddr::V6(v6) if v6.is_loopback()) {
         return Err(format!("hostIP {address}: the kernel routes nothing from there to a pod"));
     }

@@ -125,6 +125,10 @@ fn what_cannot_be_translated_is_refused_with_its_reason() {
             "hostIP 224.0.0.1 is a multicast address, which no node has",
         ),
         (
+            json!({"hostPort": 80, "containerPort": 80, "hostIP": "::ffff:192.0.2.1"}),
+            "hostIP ::ffff:192.0.2.1 is an IPv4 address: write 192.0.2.1",
+        ),
+        (
             json!({"hostPort": 80, "containerPort": 80, "hostIP": "::1"}),
             "hostIP ::1: the kernel routes nothing from there to a pod",
         ),

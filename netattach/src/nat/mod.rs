@@ -123,6 +123,17 @@ impl Nat {
         }
     }
 
+    /// Goes on keeping addresses of loopback out of a device until [`Nat::detach`] for an attachment that an earlier
+    /// agent has left half made or half removed.
+    pub fn guard(&self, holder: &Holder, device: &str) {
+        let mut state = self.lock();
+        if !state.wishes.contains_key(&holder.key) {
+            let wish = Wish::of_device(device);
+            state.count(&wish);
+            state.wishes.insert(holder.key.clone(), wish);
+        }
+    }
+
     /// Makes the table that which the adopted attachments want. `all`: every record could be read, so what nobody wants
     /// belongs to nobody.
     ///
@@ -134,8 +145,8 @@ impl Nat {
         let begun = table.begin(users, all).map_err(NatError::Table);
         state.note(&begun);
         begun?;
-        let opened: BTreeSet<&String> =
-            state.wishes.values().filter_map(|wish| wish.opened.as_ref()).collect();
+        let whole = state.wishes.values().filter(|wish| !wish.ports.is_empty());
+        let opened: BTreeSet<&String> = whole.filter_map(|wish| wish.opened.as_ref()).collect();
         opened.into_iter().try_for_each(|device| open(device))
     }
 

@@ -96,6 +96,11 @@ impl Wish {
         }
     }
 
+    /// What keeps addresses of loopback out of a device, and nothing else.
+    pub(super) fn of_device(name: &str) -> Self {
+        Self { elements: [device(name)].into(), ports: Vec::new(), opened: Some(name.to_owned()) }
+    }
+
     /// Its ports of the node.
     pub fn ports(&self) -> &[HostPort] {
         &self.ports
