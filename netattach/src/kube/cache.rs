@@ -1,7 +1,8 @@
 //! The objects of the cluster as far as they have been read. Pure.
 //!
 //! An object that cannot be read keeps its previous version, or a policy that isolates takes its place; the problem is
-//! the object's own. Sizes are bounded in total: what exceeds a bound is handled as what cannot be read.
+//! the object's own. Sizes are bounded in total: what exceeds a bound is handled as what cannot be read, but it is one
+//! problem of the kind, however many objects it concerns, and the kind is listed again when there is room.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use super::resource::Content;
 use crate::budget::{self, Budget, Exceeded};
 use crate::builtin::pod_cidr;
 use crate::error_chain::Chain;
@@ -24,6 +26,9 @@ use crate::source::read::{Kind, api_object, merge};
 
 /// How long a pod that was asked for by name counts without having been seen by the watch.
 const FETCHED: Duration = Duration::from_secs(30);
+/// Objects beyond the bound of their kind that are remembered by name, to count them, and that cannot be read.
+pub(super) const REMEMBERED: usize = 16 << 10;
+pub(super) const UNREADABLE: usize = 1024;
 /// Deleted pods that are remembered, so that an answer that was on its way does not bring one back.
 const DELETED: usize = 1024;
 
@@ -40,8 +45,10 @@ pub(super) struct Cache {
     /// Uids of pods that were deleted last.
     deleted: VecDeque<String>,
     interner: Interner,
-    /// Remote pods beyond their bound.
-    refused: BTreeSet<ObjectName>,
+    /// What exceeds the bound of its kind, by name alone.
+    refused: BTreeMap<Content, BTreeSet<ObjectName>>,
+    /// Kinds that have had to refuse objects, and have room since.
+    room: BTreeSet<Content>,
     /// The policies that have pods as peers.
     with_pods: BTreeSet<Key>,
     /// The definitions that take their range from the node.
@@ -77,8 +84,8 @@ fn key(kind: Kind, json: &RawValue) -> Option<(Key, Option<String>)> {
     (!name.is_empty()).then(|| (Key { kind: kind.word(), name: ObjectName::new(namespace, name) }, uid))
 }
 
-/// Of what the kept bytes of a kind are limited.
-fn budget_of(kind: Kind) -> Option<&'static Budget> {
+/// The bound of all the bytes that are kept of a kind.
+pub(super) fn budget_of(kind: Kind) -> Option<&'static Budget> {
     match kind {
         Kind::Definition => Some(&budget::DEFINITIONS_OF_CLUSTER),
         Kind::MultiNetworkPolicy | Kind::NetworkPolicy => Some(&budget::POLICIES_OF_CLUSTER),
@@ -90,28 +97,91 @@ impl Cache {
     /// A new or changed object. Returns its key, or `None` if it has no name.
     pub(super) fn put(&mut self, kind: Kind, json: &RawValue) -> Option<Key> {
         let (key, _) = key(kind, json)?;
-        let read = api_object(kind, json).map_err(|error| (Chain(&error).to_string(), error.isolating()));
-        let read = read.and_then(|object| match self.weigh(kind, &key, json.get().len()) {
-            Ok(()) => Ok(object),
-            Err(error) => Err((error.to_string(), merge::isolating(&object))),
-        });
         if kind == Kind::Pod {
             self.fetched.remove(&key.name);
         }
-        match read {
+        let isolating = match api_object(kind, json) {
             Ok(object) => {
                 self.is_changed |= self.problems.remove(&key).is_some();
-                self.insert(&of_this_node(object));
-            }
-            Err((message, isolating)) => {
-                let before = self.problems.insert(key.clone(), message.clone());
-                self.is_changed |= before.is_none_or(|before| before != message);
-                if let Some(isolating) = isolating.filter(|_| !merge::has(&self.objects, &key)) {
-                    self.insert(&isolating);
+                if self.weigh(kind, &key, json.get().len()).is_ok() {
+                    self.fits(Content::Objects(kind), &key.name);
+                    self.insert(&of_this_node(object));
+                    return Some(key);
                 }
+                self.refuse(Content::Objects(kind), &key.name);
+                merge::isolating(&object)
             }
+            Err(error) => {
+                let message = Chain(&error).to_string();
+                self.note(&key, message);
+                error.isolating()
+            }
+        };
+        if let Some(isolating) = isolating.filter(|_| !merge::has(&self.objects, &key)) {
+            self.insert(&isolating);
         }
         Some(key)
+    }
+
+    /// An object cannot be read. Of very many the first are remembered.
+    fn note(&mut self, key: &Key, message: String) {
+        let before = self.problems.get(key);
+        let fits = before.is_some() || self.problems.len() < UNREADABLE;
+        if fits && before != Some(&message) {
+            self.problems.insert(key.clone(), message);
+            self.is_changed = true;
+        }
+    }
+
+    /// An object does not fit into what is kept of its kind.
+    fn refuse(&mut self, content: Content, name: &ObjectName) {
+        let refused = self.refused.entry(content).or_default();
+        if refused.len() < REMEMBERED {
+            refused.insert(name.clone());
+        }
+    }
+
+    /// An object that may have been refused is kept, or gone.
+    fn fits(&mut self, content: Content, name: &ObjectName) {
+        if let Some(refused) = self.refused.get_mut(&content) {
+            refused.remove(name);
+            if refused.is_empty() {
+                self.refused.remove(&content);
+                self.room.remove(&content);
+            }
+        }
+    }
+
+    /// Less is kept of a kind than before: what was refused may fit now.
+    fn has_room(&mut self, content: Content) {
+        if self.refused.contains_key(&content) {
+            self.room.insert(content);
+        }
+    }
+
+    /// Whether objects of the kind were refused that may fit now: it has to be listed again.
+    pub(super) fn wants_list(&self, content: Content) -> bool {
+        self.room.contains(&content)
+    }
+
+    /// Whether any kind has to be listed again.
+    pub(super) fn wants_lists(&self) -> bool {
+        !self.room.is_empty()
+    }
+
+    /// A list of the kind begins. Room that is made from now on may be too late for it.
+    pub(super) fn list_begins(&mut self, content: Content) {
+        self.room.remove(&content);
+    }
+
+    /// Whether there may be more objects that cannot be read than are remembered.
+    pub(super) fn has_more_problems(&self) -> bool {
+        self.problems.len() >= UNREADABLE
+    }
+
+    /// How many objects of each kind exceed its bound, and the first of them. Of very many as many as are remembered.
+    pub(super) fn refused(&self) -> impl Iterator<Item = (Content, usize, &ObjectName)> {
+        self.refused.iter().filter_map(|(content, names)| Some((*content, names.len(), names.first()?)))
     }
 
     fn insert(&mut self, object: &Object) {
@@ -142,13 +212,16 @@ impl Cache {
                 self.deleted.pop_front();
             }
         }
-        self.remove_key(&key);
+        self.remove_key(kind, &key);
     }
 
-    fn remove_key(&mut self, key: &Key) {
+    fn remove_key(&mut self, kind: Kind, key: &Key) {
         self.is_changed |= self.problems.remove(key).is_some();
+        let content = Content::Objects(kind);
+        self.fits(content, &key.name);
         if let Some(weight) = self.weights.remove(key) {
             *self.totals.entry(key.kind).or_default() -= weight;
+            self.has_room(content);
         }
         self.with_pods.remove(key);
         self.of_node.remove(key);
@@ -164,8 +237,11 @@ impl Cache {
         gone.extend(
             self.problems.keys().filter(|key| key.kind == kind.word() && !listed.contains(*key)).cloned(),
         );
+        let refused = self.refused.get(&Content::Objects(kind)).into_iter().flatten();
+        let refused = refused.map(|name| Key { kind: kind.word(), name: name.clone() });
+        gone.extend(refused.filter(|key| !listed.contains(key)));
         for key in gone {
-            self.remove_key(&key);
+            self.remove_key(kind, &key);
         }
     }
 
@@ -194,7 +270,7 @@ impl Cache {
             self.fetched.iter().filter(|(_, at)| over(at)).map(|(name, _)| name.clone()).collect();
         for name in expired {
             self.fetched.remove(&name);
-            self.remove_key(&Key { kind: Kind::Pod.word(), name });
+            self.remove_key(Kind::Pod, &Key { kind: Kind::Pod.word(), name });
         }
     }
 
@@ -244,12 +320,27 @@ impl Cache {
             ports: ports.as_deref(),
         };
         let pod = RemotePod::read(&name, written, &mut self.interner);
-        if self.objects.remote_pods.get(&name).is_none_or(|known| **known != pod) {
-            self.is_changed = true;
+        let more = pod.addresses.len();
+        let known = self.objects.remote_pods.get(&name);
+        if known.is_none_or(|known| **known != pod) {
+            let is_known = known.is_some();
             match self.objects.remote_pods.insert(Arc::new(pod)) {
-                Ok(_) => self.refused.remove(&name),
-                Err(_) => self.refused.insert(name.clone()),
-            };
+                Ok(before) => {
+                    self.is_changed = true;
+                    self.fits(Content::RemotePods, &name);
+                    if before.is_some_and(|before| before.addresses.len() > more) {
+                        self.has_room(Content::RemotePods);
+                    }
+                }
+                Err(_) => {
+                    // One that was known is not there any more.
+                    self.is_changed |= is_known;
+                    self.refuse(Content::RemotePods, &name);
+                    if is_known {
+                        self.has_room(Content::RemotePods);
+                    }
+                }
+            }
         }
         Some(name)
     }
@@ -257,8 +348,7 @@ impl Cache {
     /// A pod that an agent had attached is gone, or its networks are.
     pub(super) fn remove_remote(&mut self, json: &RawValue) {
         if let Some((key, _)) = key(Kind::Pod, json) {
-            self.refused.remove(&key.name);
-            self.is_changed |= self.objects.remote_pods.remove(&key.name).is_some();
+            self.remove_remote_pod(&key.name);
         }
     }
 
@@ -266,15 +356,20 @@ impl Cache {
     pub(super) fn retain_remote(&mut self, listed: &BTreeSet<ObjectName>) {
         let known = self.objects.remote_pods.iter().map(|pod| pod.object_name());
         let gone: Vec<ObjectName> = known.filter(|name| !listed.contains(name)).collect();
+        let refused = self.refused.get(&Content::RemotePods).into_iter().flatten();
+        let gone: Vec<ObjectName> =
+            gone.into_iter().chain(refused.filter(|name| !listed.contains(*name)).cloned()).collect();
         for name in gone {
-            self.is_changed |= self.objects.remote_pods.remove(&name).is_some();
+            self.remove_remote_pod(&name);
         }
-        self.refused.retain(|name| listed.contains(name));
     }
 
-    /// Number of pods of other nodes that exceed their bound, and are no peers.
-    pub(super) fn refused_remote_pods(&self) -> usize {
-        self.refused.len()
+    fn remove_remote_pod(&mut self, name: &ObjectName) {
+        self.fits(Content::RemotePods, name);
+        if self.objects.remote_pods.remove(name).is_some() {
+            self.is_changed = true;
+            self.has_room(Content::RemotePods);
+        }
     }
 
     /// Whether there are changes since the last [`Cache::take_changed`].
@@ -302,10 +397,14 @@ impl Cache {
         }
         let Some(budget) = budget_of(kind) else { return Ok(()) };
         let total = self.totals.entry(key.kind).or_default();
-        let others = *total - self.weights.get(key).copied().unwrap_or_default();
+        let before = self.weights.get(key).copied().unwrap_or_default();
+        let others = *total - before;
         budget.check(others + bytes)?;
         *total = others + bytes;
         self.weights.insert(key.clone(), bytes);
+        if bytes < before {
+            self.has_room(Content::Objects(kind));
+        }
         Ok(())
     }
 }

@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::objects::budget::REMOTE_PODS;
 
 fn raw(json: &serde_json::Value) -> Box<RawValue> {
     serde_json::value::to_raw_value(json).unwrap()
@@ -123,15 +124,86 @@ fn a_definition_beyond_the_memory_for_all_is_not_kept() {
         cache.put(Kind::Definition, &definition(&format!("n{number:03}"), LARGE));
     }
     assert_eq!(problems(&cache.take_changed().unwrap()), Vec::<String>::new());
+    let kind = Content::Objects(Kind::Definition);
+    let refused =
+        |cache: &Cache| cache.refused().map(|it| (it.0, it.1, it.2.to_string())).collect::<Vec<_>>();
     cache.put(Kind::Definition, &definition("last", 2 * LARGE - 1000));
-    let objects = cache.take_changed().unwrap();
-    assert_eq!((objects.definitions.len(), objects.problems.len()), (fit, 1), "{:?}", problems(&objects));
-    // Room is made by what goes.
+    assert_eq!((cache.take_changed(), cache.wants_list(kind)), (None, false));
+    assert_eq!(refused(&cache), [(kind, 1, "shop/last".to_owned())]);
+    // Room is made by what goes, and by what becomes smaller.
     cache.remove(Kind::Definition, &definition("n000", 0));
-    cache.remove(Kind::Definition, &definition("n001", 0));
+    assert!(cache.wants_list(kind));
+    cache.list_begins(kind);
+    assert!(!cache.wants_list(kind));
+    cache.put(Kind::Definition, &definition("n001", 100));
+    assert!(cache.wants_list(kind));
     cache.put(Kind::Definition, &definition("last", 2 * LARGE - 1000));
     let objects = cache.take_changed().unwrap();
-    assert_eq!((objects.definitions.len(), problems(&objects)), (fit - 1, Vec::new()));
+    assert_eq!((objects.definitions.len(), problems(&objects)), (fit, Vec::new()));
+    assert_eq!((refused(&cache), cache.wants_lists()), (Vec::new(), false));
+    // One that is refused and not in a list any more is forgotten.
+    cache.put(Kind::Definition, &definition("other", 2 * LARGE - 1000));
+    assert_eq!(refused(&cache), [(kind, 1, "shop/other".to_owned())]);
+    let mut listed = merge::keys(&cache.objects, Kind::Definition).into_iter().collect();
+    cache.retain(Kind::Definition, &listed);
+    assert_eq!(refused(&cache), []);
+    // A list that has fewer makes room as well.
+    cache.put(Kind::Definition, &definition("other", 2 * LARGE - 1000));
+    listed.pop_first();
+    listed.insert(Key { kind: Kind::Definition.word(), name: ObjectName::new("shop", "other") });
+    cache.retain(Kind::Definition, &listed);
+    assert!(cache.wants_list(kind));
+}
+
+#[test]
+fn of_very_many_unreadable_objects_the_first_are_problems() {
+    let mut cache = Cache::default();
+    let broken = |number: usize| {
+        raw(&json!({
+            "metadata": {"namespace": "shop", "name": format!("p{number:05}"), "uid": "1"},
+            "spec": {"containers": [{"ports": [{"containerPort": 0}]}]},
+        }))
+    };
+    for number in 0..UNREADABLE + 10 {
+        assert!(!cache.has_more_problems() || number >= UNREADABLE);
+        cache.put(Kind::Pod, &broken(number));
+    }
+    assert_eq!(cache.take_changed().unwrap().problems.len(), UNREADABLE);
+    assert!(cache.has_more_problems());
+    cache.remove(Kind::Pod, &broken(0));
+    assert!(!cache.has_more_problems());
+}
+
+#[test]
+fn pods_of_other_nodes_that_did_not_fit_are_listed_again_when_there_is_room() {
+    let mut cache = Cache::default();
+    let remote = |name: &str, ip: &str| {
+        let status = format!(r#"[{{"name":"shop/net-a","ips":["{ip}"]}}]"#);
+        raw(&json!({"metadata": {
+            "namespace": "shop", "name": name, "uid": name,
+            "annotations": {"k8s.v1.cni.cncf.io/network-status": status},
+        }}))
+    };
+    for number in 0..REMOTE_PODS - 1 {
+        let name = format!("p{number}").into();
+        let pod = RemotePod { namespace: Arc::from("far"), name, ..RemotePod::default() };
+        cache.objects.remote_pods.insert(Arc::new(pod)).unwrap();
+    }
+    let last = cache.put_remote(&remote("last", "10.1.0.1")).unwrap();
+    let late = cache.put_remote(&remote("late", "10.1.0.2")).unwrap();
+    let objects = cache.take_changed().unwrap();
+    assert!(objects.remote_pods.get(&last).is_some() && objects.remote_pods.get(&late).is_none());
+    assert_eq!(cache.refused().map(|it| (it.0, it.1)).collect::<Vec<_>>(), [(Content::RemotePods, 1)]);
+    // Sent again, it is refused again, and nothing has changed.
+    cache.put_remote(&remote("late", "10.1.0.3"));
+    assert_eq!((cache.take_changed(), cache.wants_list(Content::RemotePods)), (None, false));
+    cache.remove_remote(&remote("last", "10.1.0.1"));
+    assert!(cache.wants_list(Content::RemotePods));
+    cache.list_begins(Content::RemotePods);
+    cache.put_remote(&remote("late", "10.1.0.2"));
+    let objects = cache.take_changed().unwrap();
+    assert!(objects.remote_pods.get(&last).is_none() && objects.remote_pods.get(&late).is_some());
+    assert_eq!((cache.refused().count(), cache.wants_lists()), (0, false));
 }
 
 #[test]

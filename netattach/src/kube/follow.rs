@@ -25,6 +25,8 @@ const MOST_PAUSE: Duration = Duration::from_secs(30);
 const UNSERVED: Duration = Duration::from_secs(30);
 /// Longest pause that a server can ask for.
 const MOST_ASKED: Duration = Duration::from_secs(60);
+/// How often a kind is listed again because there is room for what was refused: at its bound a kind is large.
+const ROOM: Duration = Duration::from_secs(60);
 /// HTTP status of a kind that is not served.
 const UNKNOWN: u16 = 404;
 /// A watch that ends sooner, without an event, is a failure.
@@ -49,6 +51,8 @@ enum Ended {
     /// The watch ended as it should.
     Regularly,
     Unserved,
+    /// What was refused may fit now.
+    Room,
     Failed(RequestError),
 }
 
@@ -57,11 +61,17 @@ impl Follower {
     pub(super) async fn run(&self) {
         let mut backoff = Backoff::new(FIRST_PAUSE, MOST_PAUSE);
         let mut position = None;
+        let mut next_for_room = tokio::time::Instant::now();
         loop {
             let began = Instant::now();
             let mut seen = false;
-            let ended = self.round(&mut position, &mut seen).await;
+            let ended = self.round(&mut position, &mut seen, next_for_room).await;
             let pause = match ended {
+                Ended::Room => {
+                    position = None;
+                    next_for_room = tokio::time::Instant::now() + ROOM;
+                    continue;
+                }
                 Ended::Regularly if seen || began.elapsed() >= LEAST_WATCH => {
                     backoff.reset();
                     continue;
@@ -88,8 +98,14 @@ impl Follower {
         }
     }
 
-    /// Lists, unless the position is known, and watches from there until the watch ends.
-    async fn round(&self, position: &mut Option<Position>, seen: &mut bool) -> Ended {
+    /// Lists, unless the position is known, and watches from there until the watch ends, or there is room for what was
+    /// refused and it is time to look.
+    async fn round(
+        &self,
+        position: &mut Option<Position>,
+        seen: &mut bool,
+        next_for_room: tokio::time::Instant,
+    ) -> Ended {
         if position.is_none() {
             match self.list().await {
                 Ok(Some(listed)) => *position = Some(listed),
@@ -110,9 +126,17 @@ impl Follower {
             *seen = true;
             self.take(&event);
         };
-        match watch(&self.client, &target, &from, || self.view.following(self.resource), take).await {
-            Ok(()) => Ended::Regularly,
-            Err(error) => Ended::Failed(error),
+        let room = async {
+            tokio::time::sleep_until(next_for_room).await;
+            self.view.has_room(self.resource).await;
+        };
+        // Both may be dropped: a watch begins anew from the last version, or after a list.
+        tokio::select! {
+            ended = watch(&self.client, &target, &from, || self.view.following(self.resource), take) => match ended {
+                Ok(()) => Ended::Regularly,
+                Err(error) => Ended::Failed(error),
+            },
+            () = room => Ended::Room,
         }
     }
 
@@ -121,6 +145,7 @@ impl Follower {
         for path in self.resource.paths {
             let target = Target { resource: self.resource, path, node: &self.node };
             let mut listed = Listed::default();
+            self.view.change(|cache| cache.list_begins(self.resource.content));
             let take =
                 |json: &RawValue| self.view.change(|cache| listed.put(cache, self.resource.content, json));
             match list(&self.client, &target, take).await {

@@ -1,18 +1,18 @@
 //! What the followers of all kinds and the readers share: the objects read so far, the newest snapshot, and how each
 //! kind is being followed.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, watch};
 
-use super::cache::Cache;
+use super::cache::{self, Cache};
 use super::client::RequestError;
 use super::resource::{Content, REMOTE_PODS, Resource};
 use crate::error_chain::Chain;
-use crate::objects::{Objects, Problem};
+use crate::objects::{ObjectName, Objects, Problem};
 use crate::source::read::Kind;
 use crate::source::{NotSynced, Warning};
 use crate::sync::{Mutex, locked};
@@ -35,6 +35,8 @@ pub(super) struct View {
     followed: Mutex<Followed>,
     /// There is something to publish.
     changed: Notify,
+    /// There is room for what was refused.
+    room: Notify,
     /// Whether policies have pods as peers.
     wants_remote: watch::Sender<bool>,
     /// Whether definitions take their range from the node.
@@ -73,6 +75,7 @@ impl View {
             reading: AtomicU64::new(0),
             followed: Mutex::new(Followed { kinds, ..Followed::default() }),
             changed: Notify::new(),
+            room: Notify::new(),
             wants_remote: watch::Sender::new(false),
             wants_own_node: watch::Sender::new(false),
         }
@@ -102,15 +105,30 @@ impl View {
 
     /// Changes the objects. They are published soon, together with other changes that come meanwhile.
     pub(super) fn change<T>(&self, change: impl FnOnce(&mut Cache) -> T) -> T {
-        let (done, is_changed) = {
+        let (done, is_changed, wants_lists) = {
             let mut cache = locked(&self.cache);
-            (change(&mut cache), cache.is_changed())
+            (change(&mut cache), cache.is_changed(), cache.wants_lists())
         };
+        if wants_lists {
+            self.room.notify_waiters();
+        }
         if is_changed {
             locked(&self.followed).changed.get_or_insert_with(Instant::now);
             self.changed.notify_one();
         }
         done
+    }
+
+    /// Waits until objects of the kind that did not fit may fit, so that the kind has to be listed again.
+    pub(super) async fn has_room(&self, resource: &'static Resource) {
+        loop {
+            // It is told of what comes from here on.
+            let more = self.room.notified();
+            if locked(&self.cache).wants_list(resource.content) {
+                return;
+            }
+            more.await;
+        }
     }
 
     /// All objects of the kind have been read, and are being followed.
@@ -210,7 +228,8 @@ impl View {
         let changed = locked(&self.cache).take_changed();
         let is_changed = changed.is_some();
         if let Some(objects) = changed {
-            for problem in objects.problems.iter().filter(|problem| !problems.contains(problem)) {
+            let known: BTreeSet<&Problem> = problems.iter().collect();
+            for problem in objects.problems.iter().filter(|problem| !known.contains(problem)) {
                 tracing::warn!(%problem, "object not in force");
             }
             problems.clone_from(&objects.problems);
@@ -245,13 +264,32 @@ impl View {
     /// What an operator should know and no ADD fails for.
     pub(super) fn warnings(&self) -> Vec<Warning> {
         let followed = locked(&self.followed);
-        let refused = locked(&self.cache).refused_remote_pods();
-        let refused = (refused > 0).then(|| Warning {
-            object: REMOTE_PODS.name.to_owned(),
-            problem: format!("{refused} are no peers of policies: too many pods are attached in the cluster"),
+        let cache = locked(&self.cache);
+        let refused = cache.refused().map(|(content, count, first)| Warning {
+            object: followed.kinds.get(&content).map_or("", |it| it.resource.name).to_owned(),
+            problem: beyond(content, count, first),
         });
-        followed.kinds.values().filter_map(Following::warning).chain(refused).collect()
+        let more = cache.has_more_problems().then(|| Warning {
+            object: "-".to_owned(),
+            problem: format!("{} objects or more cannot be read: others are not shown", cache::UNREADABLE),
+        });
+        followed.kinds.values().filter_map(Following::warning).chain(refused).chain(more).collect()
     }
+}
+
+/// What is said of the objects of a kind that exceed its bound.
+fn beyond(content: Content, count: usize, first: &ObjectName) -> String {
+    let or_more = if count >= cache::REMEMBERED { " or more" } else { "" };
+    let Content::Objects(kind) = content else {
+        return format!(
+            "{count}{or_more} are no peers of policies, {first} among them: too many pods are attached in the cluster"
+        );
+    };
+    let bound = cache::budget_of(kind).map(|it| format!("{} have at most {} {}", it.what, it.most, it.unit));
+    let bound = bound.unwrap_or_default();
+    format!(
+        "{count}{or_more} are not in force, {first} among them: {bound}; they are read again when there is room"
+    )
 }
 
 impl Followed {
