@@ -1,4 +1,5 @@
-//! The agent under test: netattach on a directory of manifests, called through the shim as a runtime calls it.
+//! The agent under test: netattach on a directory of manifests or in a cluster, called through the shim as a runtime
+//! calls it.
 
 use std::fs;
 use std::io::Write;
@@ -19,6 +20,8 @@ use super::pods::{Node, Pod, make_directory};
 pub(super) const NAMESPACE: &str = "bench";
 /// Name of the agent in benches that have only one.
 pub(super) const NAME: &str = "agent";
+/// The name of the bench's node in a cluster.
+pub(super) const NODE: &str = "node-1";
 /// The agent loads its programs before it listens.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// Concurrent requests while many pods are attached.
@@ -36,13 +39,24 @@ pub(super) struct Agent {
 pub(super) struct Caller {
     config: String,
     name: String,
+    uid: String,
     netns: PathBuf,
+}
+
+/// Where an agent's objects come from.
+pub(super) enum Source<'a> {
+    /// A directory with these manifests.
+    Files(&'a [Value]),
+    /// The cluster of this kubeconfig, as its node [`NODE`].
+    #[cfg_attr(not(feature = "cluster"), expect(dead_code, reason = "only a cluster's bench needs it"))]
+    Cluster(PathBuf),
 }
 
 /// The files that an agent is started on.
 struct Files {
     config: PathBuf,
     source: PathBuf,
+    kubeconfig: Option<PathBuf>,
     run: PathBuf,
     state: PathBuf,
     plugins: PathBuf,
@@ -56,13 +70,15 @@ impl Files {
         let mut command = Command::new(super::dist().join("netattachd"));
         // SAFETY: between fork and exec only prctl(2) is called, which is safe there.
         unsafe { command.pre_exec(end_with_parent) };
+        match &self.kubeconfig {
+            Some(kubeconfig) => command.arg("--kubeconfig").arg(kubeconfig).args(["--node-name", NODE]),
+            None => command.arg("--source").arg(&self.source),
+        };
         command
             // One timing line for each request.
             .env("NETATTACH_LOG", "info,netattach::timing=debug")
             .arg("--config")
             .arg(&self.config)
-            .arg("--source")
-            .arg(&self.source)
             .arg("--run-dir")
             .arg(&self.run)
             .arg("--state-dir")
@@ -92,6 +108,12 @@ impl Agent {
         Self::start_as(node, NAME, objects, &json!({}))
     }
 
+    /// [`Agent::start`] in a cluster.
+    #[cfg_attr(not(feature = "cluster"), expect(dead_code, reason = "only a cluster's bench needs it"))]
+    pub(super) fn start_in(node: &Node, kubeconfig: PathBuf) -> anyhow::Result<Self> {
+        Self::start_on(node, NAME, Source::Cluster(kubeconfig), &json!({}))
+    }
+
     /// [`Agent::start`] for one of several agents, by name, with additional settings.
     pub(super) fn start_as(
         node: &Node,
@@ -99,19 +121,27 @@ impl Agent {
         objects: &[Value],
         settings: &Value,
     ) -> anyhow::Result<Self> {
+        Self::start_on(node, name, Source::Files(objects), settings)
+    }
+
+    fn start_on(node: &Node, name: &str, objects: Source<'_>, settings: &Value) -> anyhow::Result<Self> {
         let own = make_directory(&node.scratch().join(name))?;
         let directory = |name: &str| make_directory(&own.join(name));
         let (source, run, state) = (directory("source")?, directory("run")?, directory("state")?);
         let plugins = directory("plugins")?;
         let config = own.join("config.yaml");
         fs::write(&config, settings.to_string()).context("write the agent's settings")?;
+        let (objects, kubeconfig) = match objects {
+            Source::Files(objects) => (objects, None),
+            Source::Cluster(kubeconfig) => (&[][..], Some(kubeconfig)),
+        };
         // JSON is YAML.
         for (number, object) in objects.iter().enumerate() {
             fs::write(source.join(format!("{number:04}.yaml")), format!("{object}\n"))
                 .context("write a manifest")?;
         }
-        let files =
-            Files { config, source, run, state, plugins, log: own.join("agent.log"), bpffs: pins(name) };
+        let (log, bpffs) = (own.join("agent.log"), pins(name));
+        let files = Files { config, source, kubeconfig, run, state, plugins, log, bpffs };
         let process = files.start()?;
         let mut agent = Self { process, files };
         agent.wait_until_it_listens()?;
@@ -120,14 +150,20 @@ impl Agent {
 
     /// Kills the agent and starts it again on its previous state. Returns the time from its start to its first answer.
     pub(super) fn restart(&mut self) -> anyhow::Result<Duration> {
+        let began = self.start_again()?;
+        self.ask(&["status"])?;
+        Ok(began.elapsed())
+    }
+
+    /// Kills the agent and starts it again on its previous state, until it listens. Returns when it was started.
+    pub(super) fn start_again(&mut self) -> anyhow::Result<Instant> {
         self.process.kill().context("kill netattachd")?;
         self.process.wait().context("wait for netattachd")?;
         let began = Instant::now();
         self.process = self.files.start()?;
         // The socket exists at once, and is answered when the agent is ready.
         self.wait_until_it_listens()?;
-        self.ask(&["status"])?;
-        Ok(began.elapsed())
+        Ok(began)
     }
 
     fn wait_until_it_listens(&mut self) -> anyhow::Result<()> {
@@ -160,7 +196,8 @@ impl Agent {
     /// A request that needs no agent: the executable answers it itself.
     pub(super) fn version(&self) -> anyhow::Result<()> {
         // It does not read its standard input, and may have ended before anything is written there.
-        let caller = Caller { config: String::new(), name: String::new(), netns: PathBuf::new() };
+        let caller =
+            Caller { config: String::new(), name: String::new(), uid: String::new(), netns: PathBuf::new() };
         caller.call("VERSION", "none")
     }
 
@@ -175,7 +212,7 @@ impl Agent {
             "cniVersion": "1.0.0", "name": "bench", "type": "netattach",
             "socket": self.files.socket(), "stateDir": self.files.state,
         });
-        Caller { config: config.to_string(), name: pod_name(pod), netns: pod.path() }
+        Caller { config: config.to_string(), name: pod_name(pod), uid: uid(pod), netns: pod.path() }
     }
 
     /// The agent's own plugin directory.
@@ -275,8 +312,24 @@ impl Agent {
 
     /// Resident memory in KiB.
     pub(super) fn resident_kib(&self) -> Option<u64> {
+        self.memory_kib("VmRSS:")
+    }
+
+    /// Its own resident memory in KiB: without files, of which its executable is one.
+    #[cfg_attr(not(feature = "cluster"), expect(dead_code, reason = "only a cluster's bench needs it"))]
+    pub(super) fn own_kib(&self) -> Option<u64> {
+        self.memory_kib("RssAnon:")
+    }
+
+    /// The most that was ever resident, in KiB.
+    #[cfg_attr(not(feature = "cluster"), expect(dead_code, reason = "only a cluster's bench needs it"))]
+    pub(super) fn most_resident_kib(&self) -> Option<u64> {
+        self.memory_kib("VmHWM:")
+    }
+
+    fn memory_kib(&self, name: &str) -> Option<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.process.id())).ok()?;
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
         line.trim().trim_end_matches(" kB").parse().ok()
     }
 }
@@ -302,8 +355,8 @@ impl Caller {
     /// One CNI call.
     pub(super) fn call(&self, verb: &str, container: &str) -> anyhow::Result<()> {
         let args = format!(
-            "IgnoreUnknown=1;K8S_POD_NAMESPACE={NAMESPACE};K8S_POD_NAME={};K8S_POD_INFRA_CONTAINER_ID={container}",
-            self.name
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE={NAMESPACE};K8S_POD_NAME={};K8S_POD_INFRA_CONTAINER_ID={container};K8S_POD_UID={}",
+            self.name, self.uid
         );
         let mut child = Command::new(super::dist().join("netattach"))
             .env_clear()
@@ -349,6 +402,11 @@ pub(super) fn pod_name(pod: &Pod) -> String {
     format!("pod-{}", pod.number)
 }
 
+/// Uid of a pod's manifest.
+fn uid(pod: &Pod) -> String {
+    format!("00000000-0000-0000-0000-{:012}", pod.number)
+}
+
 /// The manifest of a network.
 pub(super) fn network(namespace: &str, name: &str, config: &Value) -> Value {
     json!({
@@ -369,7 +427,7 @@ pub(super) fn pod(pod: &Pod, networks: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {
-            "namespace": NAMESPACE, "name": pod_name(pod), "uid": format!("00000000-0000-0000-0000-{:012}", pod.number),
+            "namespace": NAMESPACE, "name": pod_name(pod), "uid": uid(pod),
             "labels": {"number": pod.number.to_string()},
             "annotations": {"k8s.v1.cni.cncf.io/networks": networks},
         },

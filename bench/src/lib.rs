@@ -2,12 +2,14 @@
 //!
 //! The contenders take turns within one run, so that other load on the machine affects all alike.
 //!
-//! The benchmarks: `attach`, `dataplane`, `fairness`, `restart`. Shared: `pods` and the node's namespace, `agent`,
+//! The benchmarks: `attach`, `cluster`, `dataplane`, `fairness`, `restart`. Shared: `pods` and the node's namespace, `agent`,
 //! `netlink` for the floor, `bpf` for the kernel's state, `series` of samples, `document` for tables.
 
 mod agent;
 pub mod attach;
 mod bpf;
+#[cfg(feature = "cluster")]
+pub mod cluster;
 pub mod dataplane;
 mod document;
 pub mod fairness;

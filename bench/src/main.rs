@@ -5,6 +5,8 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Parser};
+#[cfg(feature = "cluster")]
+use netattach_bench::cluster;
 use netattach_bench::{Output, attach, dataplane, fairness, restart};
 use xtask::progress;
 
@@ -17,6 +19,9 @@ use xtask::progress;
 enum Subject {
     /// ADD and DEL of a pod with a bridge and two macvlans
     Attach(AttachArguments),
+    /// An agent that follows an API server: ADD, bursts, memory, policies across nodes, and their limits
+    #[cfg(feature = "cluster")]
+    Cluster(ClusterArguments),
     /// Traffic between two pods by path and by size of the policy, changes of policies, nanoseconds of a packet
     Dataplane(DataplaneArguments),
     /// Restart of an agent with many attachments
@@ -45,6 +50,44 @@ struct AttachArguments {
     /// Leave a contender out, by the name it has in the table; may be repeated
     #[arg(long, value_name = "CONTENDER")]
     without: Vec<String>,
+}
+
+#[cfg(feature = "cluster")]
+#[derive(Args)]
+struct ClusterArguments {
+    /// Pods attached one after another by each way
+    #[arg(long, default_value = "60")]
+    rounds: NonZeroU16,
+    /// Bursts of pods attached at once by each way
+    #[arg(long, default_value = "3")]
+    bursts: NonZeroU16,
+    /// Pods in a burst
+    #[arg(long, default_value = "250")]
+    burst_size: NonZeroU16,
+    /// Pods of the node
+    #[arg(long, default_value = "500")]
+    pods: NonZeroU16,
+    /// Pods of other nodes
+    #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u32).range(1_000..=30_000))]
+    peers: u32,
+    /// Changes of pods of other nodes
+    #[arg(long, default_value = "100", value_parser = changes)]
+    changes: NonZeroU16,
+    /// Seconds for which the idle agent is watched
+    #[arg(long, default_value = "30")]
+    idle: NonZeroU16,
+    /// Definitions at last
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(200..))]
+    definitions: u32,
+    /// Fail if a limit is missed
+    #[arg(long)]
+    check: bool,
+    /// Form of the result
+    #[arg(short, long, value_enum, default_value = "table")]
+    output: Output,
+    /// Also put the table into docs/performance.md
+    #[arg(long)]
+    write: bool,
 }
 
 #[derive(Args)]
@@ -95,6 +138,8 @@ struct FairnessArguments {
 fn main() -> ExitCode {
     let outcome = match Subject::parse() {
         Subject::Attach(arguments) => attach::run(&arguments.into()),
+        #[cfg(feature = "cluster")]
+        Subject::Cluster(arguments) => cluster::run(&arguments.into()),
         Subject::Dataplane(arguments) => dataplane::run(&arguments.into()),
         Subject::Restart(arguments) => restart::run(&arguments.into()),
         Subject::Fairness(arguments) => fairness::run(&arguments.into()),
@@ -108,10 +153,28 @@ fn main() -> ExitCode {
     }
 }
 
+/// As many as are peers of no policy but their own.
+#[cfg(feature = "cluster")]
+fn changes(text: &str) -> Result<NonZeroU16, String> {
+    let number: NonZeroU16 = text.parse().map_err(|_| "it is no number".to_owned())?;
+    if number.get() > 900 { Err("at most 900".to_owned()) } else { Ok(number) }
+}
+
 impl From<AttachArguments> for attach::Options {
     fn from(arguments: AttachArguments) -> Self {
         let AttachArguments { rounds, bursts, burst_size, output, write, without } = arguments;
         Self { rounds, bursts, burst_size, output, write, without }
+    }
+}
+
+#[cfg(feature = "cluster")]
+impl From<ClusterArguments> for cluster::Options {
+    fn from(arguments: ClusterArguments) -> Self {
+        let ClusterArguments { rounds, bursts, burst_size, pods, peers, changes, definitions, .. } =
+            arguments;
+        let ClusterArguments { idle, check, output, write, .. } = arguments;
+        let idle = Duration::from_secs(idle.get().into());
+        Self { rounds, bursts, burst_size, pods, peers, changes, idle, definitions, check, output, write }
     }
 }
 

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, ensure};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -152,6 +153,20 @@ fn own_namespace() -> anyhow::Result<File> {
 pub(super) fn make_directory(path: &Path) -> anyhow::Result<PathBuf> {
     fs::create_dir_all(path).with_context(|| format!("create {}", path.display()))?;
     Ok(path.to_owned())
+}
+
+/// Work for all pods at once: the time from the first to the last.
+pub(super) fn at_once(
+    pods: &[Pod],
+    work: impl Fn(&Pod) -> anyhow::Result<()> + Sync,
+) -> anyhow::Result<Duration> {
+    let (started, work) = (Instant::now(), &work);
+    thread::scope(|scope| {
+        // Threads inherit the namespace of the thread that starts them.
+        let running: Vec<_> = pods.iter().map(|pod| scope.spawn(move || work(pod))).collect();
+        running.into_iter().try_for_each(|thread| joined(thread.join()))
+    })?;
+    Ok(started.elapsed())
 }
 
 /// Runs work on a thread inside a namespace.

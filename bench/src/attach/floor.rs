@@ -40,7 +40,7 @@ pub(super) struct InProcess {
 }
 
 /// The same work in one process started for each request; no shell, linked statically.
-pub(super) struct Spawned {
+pub(crate) struct Spawned {
     executable: PathBuf,
     /// The directory of the pinned program, if programs are attached too.
     pins: Option<PathBuf>,
@@ -74,7 +74,7 @@ impl Contender for InProcess {
 }
 
 impl Spawned {
-    pub(super) fn new(progress: &Progress) -> anyhow::Result<Self> {
+    pub(crate) fn new(progress: &Progress) -> anyhow::Result<Self> {
         let built = dist::static_executables("netattach-bench", &["floor"], progress)?;
         let executable = built.get("floor").context("the floor was not built")?.clone();
         Ok(Self { executable, pins: None, program: OnceLock::new() })
@@ -131,7 +131,7 @@ impl Contender for Spawned {
 }
 
 /// Makes the bridge of both floors, in the calling thread's namespace.
-pub(super) fn make_bridge() -> anyhow::Result<()> {
+pub(crate) fn make_bridge() -> anyhow::Result<()> {
     Netlink::open()?
         .send(vec![netlink::bridge(BRIDGE, BRIDGE_INDEX), netlink::address(BRIDGE_INDEX, GATEWAY, PREFIX)])
         .context("make the floor's bridge")

@@ -15,17 +15,16 @@ mod reference;
 mod table;
 
 use std::num::NonZeroU16;
-use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow, bail, ensure};
+use anyhow::{Context, bail, ensure};
 use xtask::progress::{self, Done, Progress};
 use xtask::{dist, setup};
 
 use self::figures::{Figures, Report};
 use self::parts::{Logged, Part};
 use super::agent;
-use super::pods::{Node, Pod};
+use super::pods::{Node, Pod, at_once};
 use super::{Output, end, measured};
 
 /// In the order in which they take turns.
@@ -33,7 +32,7 @@ const CONTENDERS: [&str; 5] =
     [floor::IN_PROCESS, floor::SPAWNED, floor::WITH_PROGRAMS, reference::NAME, netattach::NAME];
 
 /// A way to attach the three networks to a pod and to detach them again.
-trait Contender: Sync {
+pub(super) trait Contender: Sync {
     /// Its name in the table.
     fn name(&self) -> &'static str;
     /// Its description, in one line under the table.
@@ -221,24 +220,13 @@ fn timed(contender: &dyn Contender, pod: &Pod) -> anyhow::Result<(Duration, Dura
 /// All pods at once: the time from the first request to the last answer.
 fn burst(contender: &dyn Contender, node: &Node, pods: &[Pod], samples: &mut Samples) -> anyhow::Result<()> {
     let before = node.links()?;
-    let all = |work: &(dyn Fn(&Pod) -> anyhow::Result<()> + Sync)| -> anyhow::Result<Duration> {
-        let started = Instant::now();
-        thread::scope(|scope| {
-            // Threads inherit the namespace of the thread that starts them.
-            let running: Vec<_> = pods.iter().map(|pod| scope.spawn(move || work(pod))).collect();
-            running
-                .into_iter()
-                .try_for_each(|thread| thread.join().map_err(|_| anyhow!("a request panicked"))?)
-        })?;
-        Ok(started.elapsed())
-    };
-    samples
-        .burst_add
-        .push(all(&|pod| contender.add(pod)).with_context(|| format!("burst by {}", contender.name()))?);
+    samples.burst_add.push(
+        at_once(pods, |pod| contender.add(pod)).with_context(|| format!("burst by {}", contender.name()))?,
+    );
     pods.iter().try_for_each(Pod::is_attached).with_context(|| format!("burst by {}", contender.name()))?;
-    samples
-        .burst_del
-        .push(all(&|pod| contender.del(pod)).with_context(|| format!("burst by {}", contender.name()))?);
+    samples.burst_del.push(
+        at_once(pods, |pod| contender.del(pod)).with_context(|| format!("burst by {}", contender.name()))?,
+    );
     left_nothing(node, &before, pods).with_context(|| format!("after {}", contender.name()))
 }
 

@@ -18,7 +18,7 @@ const TARGET: &str = "netattach::timing: ";
 
 /// One request in the agent's log.
 #[derive(Debug, PartialEq)]
-pub(super) struct Logged {
+pub(crate) struct Logged {
     took: Duration,
     /// How often each part ran, and its total time.
     parts: BTreeMap<String, (u32, Duration)>,

@@ -1,0 +1,46 @@
+//! Many pods with three networks at once, beside the kernel's share.
+
+use anyhow::Context;
+use serde::Serialize;
+
+use super::rig::Cluster;
+use crate::Series;
+use crate::attach::Contender;
+use crate::attach::floor::Spawned;
+use crate::pods::{Pod, at_once};
+
+/// Milliseconds from the first request to the last answer.
+#[derive(Serialize)]
+pub(super) struct Bursts {
+    pub(super) pods: usize,
+    pub(super) floor: Series,
+    pub(super) cluster: Series,
+}
+
+/// All pods at once, by each way in turns. They stay attached by the cluster's agent.
+pub(super) fn measure(
+    pods: &[Pod],
+    bursts: u16,
+    floor: &Spawned,
+    cluster: &Cluster,
+) -> anyhow::Result<Bursts> {
+    let (mut of_floor, mut of_cluster) = (Vec::new(), Vec::new());
+    for number in 1..=bursts {
+        of_floor.push(at_once(pods, |pod| floor.add(pod)).context("burst by the floor")?.as_secs_f64());
+        at_once(pods, |pod| floor.del(pod)).context("burst by the floor")?;
+        cluster.settle()?;
+        // A refusal is an error.
+        let add = |pod: &Pod| cluster.agent.call("ADD", pod, &pod.new_container());
+        of_cluster.push(at_once(pods, add).context("burst by netattach")?.as_secs_f64());
+        pods.iter().try_for_each(Pod::is_attached)?;
+        if number < bursts {
+            at_once(pods, |pod| cluster.agent.call("DEL", pod, &pod.container()))
+                .context("burst by netattach")?;
+            pods.iter().try_for_each(Pod::is_empty)?;
+        }
+        cluster.settle()?;
+    }
+    let milliseconds =
+        |samples: Vec<f64>| Series::new(samples.into_iter().map(|seconds| seconds * 1000.0).collect());
+    Ok(Bursts { pods: pods.len(), floor: milliseconds(of_floor), cluster: milliseconds(of_cluster) })
+}

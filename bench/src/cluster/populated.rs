@@ -1,0 +1,80 @@
+//! The memory of an agent with many objects, and the processor that it uses while nothing happens.
+
+use std::thread;
+use std::time::Duration;
+
+use anyhow::Context;
+use serde::Serialize;
+
+use super::objects::{self, POLICIES, Peers};
+use super::rig::Cluster;
+use crate::agent::NAMESPACE;
+use crate::pods::Pod;
+
+/// Memory in KiB: all that is resident, and the agent's own part of it.
+#[derive(Clone, Copy, Serialize)]
+pub(super) struct Memory {
+    pub(super) resident: u64,
+    pub(super) own: u64,
+}
+
+impl Memory {
+    pub(super) fn of(cluster: &Cluster) -> anyhow::Result<Self> {
+        cluster.settle()?;
+        let resident = cluster.agent.resident_kib().context("the agent has no memory")?;
+        let own = cluster.agent.own_kib().context("the agent has no memory of its own")?;
+        Ok(Self { resident, own })
+    }
+}
+
+#[derive(Serialize)]
+pub(super) struct Populated {
+    pub(super) pods: usize,
+    pub(super) peers: u32,
+    /// With its own pods, definitions and policies; no policy has pods as peers.
+    pub(super) alone: Memory,
+    /// With the pods of other nodes as well, as peers of the policies.
+    pub(super) with_peers: Memory,
+    /// What one pod of another node takes, by itself.
+    pub(super) bytes_per_peer: f64,
+    /// Per cent of a processor while nothing happens.
+    pub(super) idle: f64,
+}
+
+/// Attaches the rest of the pods, and adds objects step by step.
+pub(super) fn measure(
+    rest: &[Pod],
+    attached: usize,
+    peers: u32,
+    idle: Duration,
+    subnet: u8,
+    cluster: &Cluster,
+) -> anyhow::Result<Populated> {
+    cluster.agent.attach_all(rest)?;
+    for number in 0..POLICIES {
+        cluster.server.create(&objects::policy(number, Peers::Blocks))?;
+    }
+    let alone = Memory::of(cluster)?;
+    cluster.server.create(&objects::idle_policy())?;
+    // The pods come as a list, as they do for an agent that starts.
+    for number in 0..peers {
+        cluster.server.create(&objects::far(number, subnet))?;
+    }
+    let known = Memory::of(cluster)?;
+    for number in 0..POLICIES {
+        cluster.server.apply(&objects::policy(number, Peers::Pods))?;
+    }
+    cluster.server.delete("multi-networkpolicies", NAMESPACE, "nobody")?;
+    let with_peers = Memory::of(cluster)?;
+    let before = cluster.agent.processor_time()?;
+    thread::sleep(idle);
+    let used = cluster.agent.processor_time()?.saturating_sub(before);
+    Ok(Populated {
+        pods: attached + rest.len(),
+        peers,
+        alone,
+        with_peers,
+        bytes_per_peer: (known.own.saturating_sub(alone.own) * 1024) as f64 / f64::from(peers.max(1)),
+        idle: used.as_secs_f64() / idle.as_secs_f64() * 100.0,
+    })
+}

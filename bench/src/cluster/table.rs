@@ -1,0 +1,179 @@
+//! The figures beside their limits.
+
+use std::fmt::{self, Write};
+
+use serde::Serialize;
+
+use super::adds::{Adds, Times};
+use super::burst::Bursts;
+use super::peers::Delays;
+use super::populated::Populated;
+use super::{Report, document};
+use crate::Series;
+
+/// A figure and the most that it may be.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(super) struct Limit {
+    what: String,
+    found: f64,
+    most: f64,
+    unit: &'static str,
+}
+
+impl Limit {
+    fn new(what: impl Into<String>, found: f64, most: f64, unit: &'static str) -> Self {
+        Self { what: what.into(), found, most, unit }
+    }
+
+    /// Whether the figure is within its limit. What was not measured is not.
+    pub(super) fn is_met(&self) -> bool {
+        self.found <= self.most
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { what, found, most, unit } = self;
+        write!(f, "{what}: {found:.2} {unit}, and at most {most} are allowed")
+    }
+}
+
+/// What has to be reached.
+pub(super) fn limits(adds: &Adds, burst: &Bursts, populated: &Populated, peers: &Delays) -> Vec<Limit> {
+    let per_call = |calls: usize| calls as f64 / adds.rounds.max(1) as f64;
+    let mib = |kib: u64| kib as f64 / 1024.0;
+    let pods = populated.pods;
+    vec![
+        Limit::new(
+            "ADD in a cluster, to ADD by files",
+            adds.cluster.add.median / adds.files.add.median,
+            1.05,
+            "times",
+        ),
+        Limit::new("reads of the API server for an ADD", per_call(adds.add_calls.reads), 0.0, ""),
+        Limit::new("writes for an ADD", per_call(adds.add_calls.writes), 1.0, ""),
+        Limit::new("calls for a DEL", per_call(adds.del_calls.reads + adds.del_calls.writes), 0.0, ""),
+        Limit::new(
+            format!("the last of {} pods at once, to the floor's last", burst.pods),
+            burst.cluster.median / burst.floor.median,
+            2.0,
+            "times",
+        ),
+        Limit::new(
+            format!("resident with {pods} pods, 200 definitions, 200 policies"),
+            mib(populated.alone.resident),
+            30.0,
+            "MiB",
+        ),
+        Limit::new(
+            format!("and with {} pods of other nodes as peers", populated.peers),
+            mib(populated.with_peers.resident),
+            45.0,
+            "MiB",
+        ),
+        Limit::new("one pod of another node", populated.bytes_per_peer, 300.0, "bytes"),
+        Limit::new("idle, of a processor", populated.idle, 0.5, "%"),
+        Limit::new("a pod elsewhere becomes a peer, p50", peers.allowed.median, 100.0, "ms"),
+        Limit::new("p99", percentile(&peers.allowed, 99), 100.0, "ms"),
+        Limit::new("a pod elsewhere ceases to be a peer, p50", peers.denied.median, 100.0, "ms"),
+        Limit::new("p99", percentile(&peers.denied, 99), 100.0, "ms"),
+    ]
+}
+
+/// The sample that so many per cent are not above.
+fn percentile(series: &Series, percent: usize) -> f64 {
+    let mut sorted = series.samples.clone();
+    sorted.sort_by(f64::total_cmp);
+    let rank = (sorted.len() * percent).div_ceil(100);
+    sorted.get(rank.saturating_sub(1)).copied().unwrap_or(f64::NAN)
+}
+
+pub(super) fn table(report: &Report) -> String {
+    let mut text = times(&report.adds, &report.burst);
+    let row = |limit: &Limit| {
+        let met = if limit.is_met() { "yes" } else { "**missed**" };
+        vec![
+            limit.what.clone(),
+            format!("{:.2} {}", limit.found, limit.unit).trim_end().to_owned(),
+            format!("{} {}", limit.most, limit.unit).trim_end().to_owned(),
+            met.to_owned(),
+        ]
+    };
+    let rows: Vec<Vec<String>> = report.limits.iter().map(row).collect();
+    let _ = write!(text, "\n{}", document::aligned(&["", "found", "at most", "met"], &rows));
+    let many = &report.definitions;
+    let mib = |kib: u64| kib as f64 / 1024.0;
+    let _ = writeln!(
+        text,
+        "\nOf the memory {:.1} MiB are the agent's own without peers, and {:.1} MiB with them. {} definitions instead of 200 are in force \
+         {:.0} ms after the first of a burst of events, with {:.1} MiB resident; an agent that starts with all of that has read \
+         it after {:.0} ms, with {:.1} MiB at most.",
+        mib(report.populated.alone.own),
+        mib(report.populated.with_peers.own),
+        many.count,
+        many.burst,
+        mib(many.resident),
+        many.start,
+        mib(many.most_at_start),
+    );
+    let _ = writeln!(
+        text,
+        "\nEach pod has a bridge port and two macvlans. {} pods one after another, {} bursts, {} changes of peers. {}.",
+        report.adds.rounds,
+        report.burst.cluster.samples.len(),
+        report.peers.allowed.samples.len(),
+        report.origin
+    );
+    text
+}
+
+/// The times of pods, beside the floor.
+fn times(adds: &Adds, burst: &Bursts) -> String {
+    let row = |name: &str, times: &Times, burst: Option<(&Series, &Series)>| {
+        let ratio = |series: &Series, floor: &Series| format!("{:.2}", series.median / floor.median);
+        let at_once = burst.map_or_else(
+            || ["-".to_owned(), "-".to_owned()],
+            |(series, floor)| [format!("{:.0}", series.median), ratio(series, floor)],
+        );
+        let mut cells = vec![
+            name.to_owned(),
+            format!("{:.2}", times.add.median),
+            format!("{:.2}", percentile(&times.add, 99)),
+            ratio(&times.add, &adds.floor.add),
+            format!("{:.2}", times.del.median),
+            ratio(&times.del, &adds.floor.del),
+        ];
+        cells.extend(at_once);
+        cells
+    };
+    let rows = [
+        row("netlink, one process", &adds.floor, Some((&burst.floor, &burst.floor))),
+        row("netattach by files", &adds.files, None),
+        row("netattach in a cluster", &adds.cluster, Some((&burst.cluster, &burst.floor))),
+    ];
+    let at_once = format!("{} ADD", burst.pods);
+    let header = ["", "ADD", "p99", "ratio", "DEL", "ratio", &at_once, "ratio"];
+    let table = document::aligned(&header, &rows);
+    format!("{table}\nMilliseconds, medians; ratios to `netlink, one process`.\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_is_met_at_it_and_not_by_what_was_not_measured() {
+        let limit = |found| Limit::new("memory", found, 30.0, "MiB");
+        assert!(limit(30.0).is_met());
+        assert!(!limit(30.01).is_met());
+        assert!(!limit(f64::NAN).is_met());
+        assert_eq!(limit(31.0).to_string(), "memory: 31.00 MiB, and at most 30 are allowed");
+    }
+
+    #[test]
+    fn a_percentile_is_one_of_the_samples() {
+        let series = Series::new((1..=200).rev().map(f64::from).collect());
+        assert_eq!([1, 50, 99, 100].map(|percent| percentile(&series, percent)), [2.0, 100.0, 198.0, 200.0]);
+        assert!(percentile(&Series::new(Vec::new()), 99).is_nan());
+    }
+}
