@@ -11,6 +11,7 @@
 //! | [`conformance`] | which test proves which row of the standards |
 //! | [`suite`], [`fuzz`] | the tests, summed; the fuzz targets |
 //! | [`soak`] | pods that come and go at random on two nodes, for minutes |
+//! | [`nightly`] | what takes too long for the gate |
 //! | [`vm`] | selections of the tests in virtual machines: an older kernel, a card with VFs |
 //! | [`demo`] | a demonstration of netattach in eight steps |
 //!
@@ -23,6 +24,7 @@ pub mod dist;
 pub mod ebpf;
 pub mod elf;
 pub mod fuzz;
+pub mod nightly;
 pub mod progress;
 pub mod setup;
 pub mod soak;

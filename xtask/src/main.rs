@@ -6,7 +6,10 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
-use xtask::{child, conformance, demo, dist, ebpf, fuzz, progress, setup, soak, suite, tidy, vm};
+use xtask::suite::Extent;
+use xtask::{
+    child, conformance, demo, dist, ebpf, fuzz, nightly, progress, setup, soak, suite, tidy, vm,
+};
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Build, test and measure netattach")]
@@ -56,6 +59,10 @@ enum Verb {
         #[arg(long)]
         seed: Option<u64>,
     },
+    /// What every change must pass: tidy, and all tests without exception
+    Gate,
+    /// What takes too long for the gate
+    Nightly,
     /// Set up, build and run selections of the tests in virtual machines: under Debian 12's Linux 6.1, and on VFs
     Vm {
         /// Run this machine only, by the Debian suite of its kernel: bookworm or trixie
@@ -101,9 +108,12 @@ fn main() -> ExitCode {
         Verb::Conformance { open } => conformance::run(open),
         Verb::Test { unit: true, .. } => suite::unit(),
         Verb::Test { ci, .. } => {
-            suite::run(ci || std::env::var_os("CI").is_some_and(|value| value == "true"))
+            let ci = ci || std::env::var_os("CI").is_some_and(|value| value == "true");
+            suite::run(if ci { Extent::Ci } else { Extent::Tests })
         }
         Verb::Soak { minutes, seed } => soak::run(soak::Options { minutes, seed }),
+        Verb::Gate => suite::run(Extent::Gate),
+        Verb::Nightly => nightly::run(),
         Verb::Vm { guest, test, dist, filters } => {
             vm::run(vm::Options { guest, test, filters, executables: dist })
         }
@@ -126,7 +136,18 @@ fn main() -> ExitCode {
 /// The benchmarks are a crate of their own, which reads the arguments; its exit code is the verb's.
 fn bench(arguments: &[OsString]) -> ExitCode {
     let mut cargo = child::cargo();
-    cargo.args(["run", "--quiet", "--package", "netattach-bench", "--bin", "bench", "--"]).args(arguments);
+    cargo.args([
+        "run",
+        "--quiet",
+        "--package",
+        "netattach-bench",
+        "--features",
+        "cluster",
+        "--bin",
+        "bench",
+        "--",
+    ]);
+    cargo.args(arguments);
     match cargo.status().context("run the benchmarks") {
         Ok(status) if status.success() => ExitCode::SUCCESS,
         Ok(_) => ExitCode::FAILURE,

@@ -3,9 +3,11 @@
 //! Tests make network namespaces and load BPF, which takes root. Called by anyone else, everything is still
 //! built as that user, and only the test executables run through sudo.
 //!
-//! `tally` reads what test executables print, `again` runs what failed once more, alone.
+//! `tally` reads what test executables print, `again` runs what failed once more, alone; `stages` are what the time went
+//! to.
 
 mod again;
+mod stages;
 mod tally;
 
 use std::collections::BTreeSet;
@@ -13,51 +15,125 @@ use std::env;
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::process::Command;
+use std::thread;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 
 pub use self::tally::Count;
 use self::tally::SKIPPED;
 pub(crate) use self::{
     again::is_success,
+    stages::Stages,
     tally::{Failure, Tally, failures_in},
 };
 
 use crate::setup::Scope;
-use crate::{child, dist, fuzz, progress, setup, soak, tree, vm};
+use crate::{child, dist, ebpf, fuzz, nightly, progress, setup, soak, tidy, tree, vm};
 
 /// Fuzzing time for all targets together when this runs as the gate.
 const FUZZ_SECONDS: u32 = 60;
+/// The benches that are left out where nothing but the floor is built.
+pub(crate) const FEATURES: &str = "netattach-bench/cluster";
 /// Tests with this in their names need a card that only a virtual machine has, see [`vm::guests`].
 const ONLY_IN_GUESTS: &str = "sriov::";
 /// Live tests that also run with programs attached by tcx: executable and module.
 const BY_TCX: [(&str, &str); 3] = [("policy", "policy_live::"), ("lifecycle", "restart::"), ("cni", "gc::")];
 
-/// Sets up, builds, tests; with `ci` also fuzzes. The last line on standard output is the sum.
+/// What a run covers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// The tests that this machine can run.
+    Tests,
+    /// Every test, and the fuzz targets for a minute.
+    Ci,
+    /// The same and tidy: what every change must pass.
+    Gate,
+}
+
+/// Sets up, builds, tests; then prints what the time went to. The last line on standard output is the sum.
 ///
 /// # Errors
 /// Anything that could not be prepared, or that some test failed.
-pub fn run(ci: bool) -> anyhow::Result<()> {
-    setup::run(if ci { Scope::Gate } else { Scope::Testing })?;
-    let cluster = setup::Building::start(ci);
-    dist::build()?;
-    let mut total = workspace(cluster)?;
-    // Beside what mostly compiles and computes.
-    let soak = soak::Beside::start()?;
-    total += orders()?;
-    total += by_tcx()?;
-    total += soak.wait()?;
-    total += vm::tests()?;
-    if ci {
-        progress::heading("fuzz");
-        total +=
-            fuzz::run_all(&fuzz::Options { targets: Vec::new(), time: fuzz::Time::Together(FUZZ_SECONDS) })?;
-    }
+pub fn run(extent: Extent) -> anyhow::Result<()> {
+    let mut stages = Stages::new();
+    let outcome = everything(extent, &mut stages);
+    progress::line(&format!("\n{}", stages.table()));
+    progress::line(&format!("not in this run: {} (cargo xtask nightly)", nightly::names()));
+    let total = outcome?;
     progress::line(&total.to_string());
     if !is_success(total) {
         bail!("tests failed");
     }
     Ok(())
+}
+
+fn everything(extent: Extent, stages: &mut Stages) -> anyhow::Result<Count> {
+    let strict = extent != Extent::Tests;
+    stages.timed("set-up", |_| setup::run(if strict { Scope::Gate } else { Scope::Testing }))?;
+    let cluster = setup::Building::start(strict);
+    stages.timed("BPF object", |_| ebpf::build())?;
+    // Most of the one is optimising, a thread for each executable, and most of the other is compiling: together they keep all
+    // processors busy.
+    let executables = |stages: &mut Stages| stages.timed("executables", |_| dist::build());
+    let compiled = |stages: &mut Stages| {
+        if extent == Extent::Gate {
+            stages.timed("tidy", |_| tidy::run(&[], None))?;
+        }
+        progress::heading("test");
+        stages.timed("compile tests", |_| compile(&["--workspace", "--features", FEATURES]))
+    };
+    beside(stages, executables, compiled)?;
+    stages.timed("Kubernetes, when all else was compiled", |_| cluster.wait())?;
+    let mut total = stages.timed("tests", |stages| {
+        tests(&["--workspace", "--features", FEATURES], &[], &variables(), stages)
+    })?;
+    // Beside what mostly compiles and computes.
+    let soak = soak::Beside::start()?;
+    total += stages.timed("tests under a model checker", orders)?;
+    total += stages.timed("tests by tcx", by_tcx)?;
+    total += stages.timed("soak, when all these had ended", |_| soak.wait())?;
+    // Neither of these measures time, and a machine has one processor.
+    let machines = |stages: &mut Stages| stages.timed("tests in virtual machines", |_| vm::tests());
+    let fuzzed = |stages: &mut Stages| {
+        if !strict {
+            return Ok(Count::default());
+        }
+        progress::heading("fuzz");
+        let options = fuzz::Options { targets: Vec::new(), time: fuzz::Time::Together(FUZZ_SECONDS) };
+        stages.timed("fuzz", |_| fuzz::run_all(&options))
+    };
+    let (machines, fuzzed) = beside(stages, machines, fuzzed)?;
+    total += machines;
+    total += fuzzed;
+    Ok(total)
+}
+
+/// Does two kinds of work beside each other.
+fn beside<A: Send, B>(
+    stages: &mut Stages,
+    one: impl FnOnce(&mut Stages) -> anyhow::Result<A> + Send,
+    other: impl FnOnce(&mut Stages) -> anyhow::Result<B>,
+) -> anyhow::Result<(A, B)> {
+    let (one, other) = thread::scope(|scope| {
+        let one = scope.spawn(|| {
+            let mut stages = Stages::new();
+            let done = one(&mut stages);
+            (done, stages)
+        });
+        let other = other(stages);
+        (one.join(), other)
+    });
+    let (one, of_one) = one.map_err(|_| anyhow!("a thread of the run panicked"))?;
+    stages.extend(of_one);
+    // An error of the one is not to hide that of the other.
+    match (one, other) {
+        (Ok(one), Ok(other)) => Ok((one, other)),
+        (Err(one), Err(other)) => {
+            progress::failure(&one);
+            Err(other)
+        }
+        (Err(error), _) | (_, Err(error)) => Err(error),
+    }
 }
 
 /// The unit tests alone, which need neither set-up nor root: the short loop.
@@ -78,14 +154,6 @@ pub fn unit() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Everything, once the programs of a cluster are built.
-fn workspace(cluster: setup::Building) -> anyhow::Result<Count> {
-    progress::heading("test");
-    compile(&["--workspace"])?;
-    cluster.wait()?;
-    tests(&["--workspace"], &[], &variables())
-}
-
 /// Compiles a selection of the tests.
 fn compile(selection: &[&str]) -> anyhow::Result<()> {
     progress::step("compile", |progress| {
@@ -95,24 +163,30 @@ fn compile(selection: &[&str]) -> anyhow::Result<()> {
 }
 
 /// What threads share, in many orders of their steps.
-fn orders() -> anyhow::Result<Count> {
+fn orders(stages: &mut Stages) -> anyhow::Result<Count> {
     progress::heading("test what threads share, under a model checker");
-    tests(&["--package", "netattach", "--features", "model", "--lib"], &["model::"], &variables())
+    let selection = ["--package", "netattach", "--features", "model", "--lib"];
+    tests(&selection, &["model::"], &variables(), stages)
 }
 
 /// What attaches programs, once more with agents that attach them by tcx where a test does not say.
-fn by_tcx() -> anyhow::Result<Count> {
+fn by_tcx(stages: &mut Stages) -> anyhow::Result<Count> {
     progress::heading("test with programs attached by tcx");
     let (executables, modules): (BTreeSet<_>, Vec<_>) = BY_TCX.into_iter().unzip();
     let executables = executables.into_iter().flat_map(|name| ["--test", name]);
     let selection: Vec<&str> = ["--package", "netattach-tests"].into_iter().chain(executables).collect();
     let tcx = ("NETATTACH_ATTACH", PathBuf::from("tcx"));
-    tests(&selection, &modules, &variables().into_iter().chain([tcx]).collect::<Vec<_>>())
+    tests(&selection, &modules, &variables().into_iter().chain([tcx]).collect::<Vec<_>>(), stages)
 }
 
 /// Runs the tests of a selection of executables, those with one of `names` in theirs or all, and then each live test that
 /// failed once more, alone.
-fn tests(selection: &[&str], names: &[&str], variables: &[(&str, PathBuf)]) -> anyhow::Result<Count> {
+fn tests(
+    selection: &[&str],
+    names: &[&str],
+    variables: &[(&str, PathBuf)],
+    stages: &mut Stages,
+) -> anyhow::Result<Count> {
     let runner = runner(variables)?;
     let mut cargo = child::cargo();
     cargo.arg("test").args(selection).args(["--no-fail-fast", "--color", "never"]);
@@ -124,6 +198,7 @@ fn tests(selection: &[&str], names: &[&str], variables: &[(&str, PathBuf)]) -> a
     }
     cargo.args(["--", "--skip", ONLY_IN_GUESTS]).args(names);
     let tally = watched(&mut cargo, Tally::default())?;
+    tally.times().iter().for_each(|(name, took)| stages.part(name, *took));
     settle(&tally, |Failure { executable, path, test }| {
         // Not through cargo, which may take it for another selection and build it anew.
         let path = tree::root().join(path);

@@ -102,6 +102,7 @@ pub(crate) struct Tally {
     total: Count,
     running: Option<Running>,
     failures: Vec<Failure>,
+    times: Vec<(String, Duration)>,
 }
 
 impl Tally {
@@ -113,6 +114,11 @@ impl Tally {
     /// The sum so far.
     pub(crate) fn total(&self) -> Count {
         self.total
+    }
+
+    /// How long each executable took.
+    pub(crate) fn times(&self) -> &[(String, Duration)] {
+        &self.times
     }
 
     /// The live tests that failed.
@@ -146,7 +152,7 @@ impl Tally {
                 test,
             }));
         }
-        Some(ended.finish(count, false))
+        Some(self.finish(ended, count, false))
     }
 
     /// An executable that was running and said nothing about its tests has died.
@@ -154,7 +160,13 @@ impl Tally {
         let ended = self.running.take()?;
         let count = Count { failed: 1, ..Count::default() };
         self.total += count;
-        Some(ended.finish(count, true))
+        Some(self.finish(ended, count, true))
+    }
+
+    fn finish(&mut self, ended: Running, count: Count, died: bool) -> Finished {
+        let took = ended.started.elapsed();
+        self.times.push((ended.name.clone(), took));
+        Finished { name: ended.name, count, took, died }
     }
 }
 
@@ -177,10 +189,6 @@ impl Running {
         } else {
             self.naming = false;
         }
-    }
-
-    fn finish(self, count: Count, died: bool) -> Finished {
-        Finished { name: self.name, count, took: self.started.elapsed(), died }
     }
 }
 
@@ -270,6 +278,8 @@ test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; fini
         ];
         assert_eq!(finished, expected.map(|(name, count, died)| (name.to_owned(), count, died)));
         assert_eq!(tally.total.to_string(), "7 passed, 2 failed, 3 skipped");
+        let timed: Vec<&str> = tally.times().iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(timed, ["netattach", "crash", "netlink", "netattach (documentation)"]);
         let [executable, path, test] =
             ["netlink", "target/debug/deps/netlink-0b1e9e4e3c7f1a2b", "links"].map(str::to_owned);
         assert_eq!(tally.failures, [Failure { executable, path, test }]);

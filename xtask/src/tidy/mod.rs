@@ -20,7 +20,7 @@ use anyhow::bail;
 use clap::ValueEnum;
 
 use crate::progress::{Done, Progress, UserError};
-use crate::{child, conformance, progress};
+use crate::{child, conformance, progress, suite};
 
 /// One part of the check.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -108,12 +108,13 @@ fn format(progress: &Progress) -> anyhow::Result<Done> {
 
 fn lints(progress: &Progress) -> anyhow::Result<Done> {
     for manifest in WORKSPACES {
-        let all = ["clippy", "--workspace", "--all-targets", "--quiet", "--manifest-path", manifest];
+        let mut cargo = child::cargo();
+        cargo.args(["clippy", "--workspace", "--all-targets", "--quiet", "--manifest-path", manifest]);
+        if manifest == WORKSPACES[0] {
+            cargo.args(["--features", suite::FEATURES]);
+        }
         // One directory, so that shared dependencies are compiled once.
-        child::run(
-            child::cargo().args(all).args(["--target-dir", "target", "--", "-D", "warnings"]),
-            progress,
-        )?;
+        child::run(cargo.args(["--target-dir", "target", "--", "-D", "warnings"]), progress)?;
     }
     Ok(Done::Unchanged(String::new()))
 }
