@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use netattach_tests::api_server::{Fault, Options, Verb, When};
-use netattach_tests::manifest::{NAMESPACE, network};
-use netattach_tests::peak::Peak;
+use netattach_tests::manifest::NAMESPACE;
 use netattach_tests::traffic::{PATIENCE, eventually, stretched};
 use netattach_tests::{Outcome, Pod};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::rig::{NODE, Rig, calls, object, timed};
 
@@ -216,51 +215,4 @@ fn an_object_that_cannot_be_read_is_a_problem_of_its_own() {
         let gone = ["pod shop/labels", "network-attachment-definition shop/config"];
         status["source"].as_array().unwrap().iter().all(|row| !gone.iter().any(|gone| row["object"] == *gone))
     }));
-}
-
-/// Definitions are anybody's who may write one: very many of them cost time and memory within bounds, and those that are
-/// too many are one condition, until there is room.
-#[test]
-fn thousands_of_definitions_are_in_force_and_those_beyond_the_bound_are_one_condition() {
-    const SMALL: usize = 10_000;
-    const LARGE: usize = 130;
-    const KIND: &str = "network-attachment-definitions";
-    let mut rig = Rig::new(&Options::default());
-    let bridge = |rig: &Rig, name: String, filling: usize| {
-        let config = json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": "br9"});
-        let mut definition = network(NAMESPACE, &name, &config);
-        definition["spec"]["config"] = json!(format!("{config}{}", " ".repeat(filling)));
-        rig.server.create(&definition).unwrap();
-    };
-    (0..SMALL).for_each(|number| bridge(&rig, format!("small-{number:05}"), 0));
-    rig.node.start().unwrap();
-    let known = |rig: &Rig, count: usize| {
-        let mut said = String::new();
-        let is_known = eventually(PATIENCE, || {
-            let status = rig.node.ctl(&["status"]).unwrap();
-            let ready = status["ready"].as_array().unwrap();
-            let source = ready.iter().find(|row| row["condition"] == "source").unwrap();
-            said = source["detail"].as_str().unwrap().to_owned();
-            said.contains(&format!(" {count} networks"))
-        });
-        assert!(is_known, "{said}, and not {count}");
-    };
-    // And the two of the rig.
-    known(&rig, SMALL + 2);
-    let peak = Peak::of(&rig.node);
-    (0..LARGE).for_each(|number| bridge(&rig, format!("large-{number:03}"), 250 << 10));
-    rig.await_trouble(KIND, PATIENCE, "definitions of a cluster have at most 33554432 bytes");
-    let status = rig.node.ctl(&["status"]).unwrap();
-    let about = |row: &Value| row["object"].as_str().is_some_and(|it| it.contains("large-"));
-    let rows = status["troubles"].as_array().unwrap().iter().chain(status["source"].as_array().unwrap());
-    assert_eq!(rows.filter(|row| about(row)).count(), 0, "{status:#}");
-    // What is in force stays so, and pods are attached.
-    rig.settle("a");
-    for number in 0..20 {
-        rig.server.delete(KIND, NAMESPACE, &format!("large-{number:03}")).unwrap();
-    }
-    known(&rig, SMALL + 2 + LARGE - 20);
-    assert_eq!(rig.trouble(KIND), None);
-    let most = peak.most();
-    assert!(most < 64 << 10, "{most} KiB");
 }
