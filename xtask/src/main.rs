@@ -7,9 +7,7 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::{Parser, Subcommand};
 use xtask::suite::Extent;
-use xtask::{
-    child, conformance, demo, dist, ebpf, fuzz, nightly, progress, setup, soak, suite, tidy, vm,
-};
+use xtask::{child, conformance, demo, dist, ebpf, fuzz, nightly, progress, setup, soak, suite, tidy, vm};
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Build, test and measure netattach")]
