@@ -52,6 +52,14 @@ impl Namespace {
         Ok(Self { netns: Netns::open(&path)?, path, release: None, keeper: None })
     }
 
+    /// A namespace of somebody else, such as a runtime; it is not removed.
+    ///
+    /// # Errors
+    /// It cannot be opened.
+    pub fn at(path: &Path) -> Result<Self> {
+        Ok(Self { netns: Netns::open(path)?, path: path.to_owned(), release: None, keeper: None })
+    }
+
     /// The namespace.
     pub fn netns(&self) -> &Netns {
         &self.netns

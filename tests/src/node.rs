@@ -297,6 +297,24 @@ impl Node {
         self.agent.take().map_or_else(|| Ok(String::new()), Agent::kill)
     }
 
+    /// Loses power and starts again as far as its kernel is concerned: what is on the disk stays. The agent, the namespace with
+    /// its links, the pins and the directory `run` are gone.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub(crate) fn lose_power(&mut self) -> Result<()> {
+        self.kill()?;
+        for lost in [self.bpffs.clone(), self.path("run")] {
+            match fs::remove_dir_all(&lost) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error)?,
+                _ => {}
+            }
+        }
+        fs::create_dir(self.path("run"))?;
+        self.namespace = Namespace::new()?;
+        Ok(())
+    }
+
     /// Sends SIGTERM; returns the agent's log.
     ///
     /// # Errors

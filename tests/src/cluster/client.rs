@@ -25,16 +25,16 @@ use crate::Namespace;
 use crate::traffic::stretched;
 
 /// An answer that takes longer counts as none.
-const PATIENCE: Duration = Duration::from_secs(30);
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
 const JSON: &str = "application/json";
 const MERGE: &str = "application/merge-patch+json";
 
 /// A user of the server. Each request has a connection of its own.
 #[derive(Debug, Clone)]
 pub struct Client {
-    namespace: Arc<Namespace>,
-    address: (IpAddr, u16),
-    tls: Arc<ClientConfig>,
+    pub(super) namespace: Arc<Namespace>,
+    pub(super) address: (IpAddr, u16),
+    pub(super) tls: Arc<ClientConfig>,
     token: Option<String>,
 }
 

@@ -31,6 +31,7 @@ fn resource(kind: &str) -> Result<&'static str> {
         "NetworkPolicy" => "networkpolicies",
         "Node" => "nodes",
         "Pod" => "pods",
+        "Service" => "services",
         "ServiceAccount" => "serviceaccounts",
         _ => bail!("where objects of the kind {kind} are is not known here"),
     })

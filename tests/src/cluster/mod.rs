@@ -1,10 +1,12 @@
 //! A real cluster: etcd and kube-apiserver in a namespace of their own, with certificates, RBAC and bound tokens, and a
 //! bridge that nodes are connected to. Nothing of it outlasts the value.
 //!
-//! `pki` makes the certificates, `client` asks the server, `program` keeps a daemon, `kinds` says where objects are;
-//! `worker` is a node with a kubelet.
+//! `pki` makes the certificates, `client` asks the server, `exec` runs commands in containers by it, `program` keeps a
+//! daemon, `kinds` says where objects are; `worker` is a node with a kubelet, `device_plugin` gives it devices.
 
 mod client;
+pub mod device_plugin;
+mod exec;
 mod kinds;
 mod pki;
 mod program;
@@ -29,15 +31,17 @@ use crate::tools;
 use crate::traffic::eventually;
 
 pub use self::client::{Client, Reply, Watch};
+pub use self::exec::Executed;
 use self::pki::Pki;
 use self::program::Program;
-pub use self::worker::Worker;
+pub use self::worker::{Loss, Setup, Worker};
 
 /// The programs that a cluster is made of.
-const PROGRAMS: [&str; 5] =
-    ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet"];
-/// What the controller manager does: enough for Deployments, and for nodes to be ready.
-const CONTROLLERS: &str = "deployment,replicaset,garbagecollector,namespace,nodelifecycle";
+const PROGRAMS: [&str; 6] =
+    ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy"];
+/// What the controller manager does: enough for Deployments and Services, and for nodes to be ready.
+const CONTROLLERS: &str =
+    "deployment,replicaset,garbagecollector,namespace,nodelifecycle,endpoint,endpointslice";
 /// The server's address on the bridge of nodes.
 const SERVER: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
 const BRIDGE: &str = "cluster";
@@ -127,7 +131,7 @@ impl Cluster {
             let mut program = Command::new(self.tools.join(name));
             program.arg("--kubeconfig").arg(&config).args(["--leader-elect=false", "--port=0"]);
             program.arg("--secure-port=0").args(more);
-            self.controllers.push(Program::start(
+            self.controllers.push(Program::start_outside(
                 &self.namespace,
                 program,
                 &self.dir.path().join(format!("{name}.log")),
@@ -152,7 +156,7 @@ impl Cluster {
         ]);
         program.args(["--controllers=nodeipam", "--allocate-node-cidrs=true", "--cluster-cidr", range]);
         let log = self.dir.path().join("ranges.log");
-        self.controllers.push(Program::start(&self.namespace, program, &log)?);
+        self.controllers.push(Program::start_outside(&self.namespace, program, &log)?);
         Ok(())
     }
 
@@ -221,15 +225,31 @@ impl Cluster {
     pub fn connect(&self, node: &Namespace) -> Result<Ipv4Addr> {
         let number = self.nodes.fetch_add(1, Ordering::Relaxed) + 1;
         let address = Ipv4Addr::new(172, 30, 1, number);
-        let port = format!("node{number}");
+        self.connect_at(node, address)?;
+        Ok(address)
+    }
+
+    /// Connects the namespace in which a node starts anew, at the address of before.
+    fn reconnect(&self, node: &Namespace, address: Ipv4Addr) -> Result<()> {
+        // The kernel may not have removed the former one's end yet.
+        let _ = ip(&self.namespace, &["link", "delete", &port_of(address)]);
+        self.connect_at(node, address)
+    }
+
+    fn connect_at(&self, node: &Namespace, address: Ipv4Addr) -> Result<()> {
+        let port = port_of(address);
         ip(node, &["link", "set", "lo", "up"])?;
         ip(node, &["link", "add", "eth0", "type", "veth", "peer", "name", &port])?;
         ip(node, &["link", "set", &port, "netns", &self.namespace.task()])?;
         ip(&self.namespace, &["link", "set", &port, "master", BRIDGE, "up"])?;
         ip(node, &["address", "add", &format!("{address}/16"), "dev", "eth0"])?;
         ip(node, &["link", "set", "eth0", "up"])?;
-        ip(node, &["route", "add", "default", "via", &SERVER.to_string()])?;
-        Ok(address)
+        ip(node, &["route", "add", "default", "via", &SERVER.to_string()])
+    }
+
+    /// The namespace of the server, from where nodes are reached as from outside of the cluster.
+    pub fn outside(&self) -> &Namespace {
+        &self.namespace
     }
 
     /// Resident memory of the server and of etcd, in bytes.
@@ -274,13 +294,18 @@ impl Cluster {
     }
 }
 
+/// The end of a node's link that is on the bridge.
+fn port_of(node: Ipv4Addr) -> String {
+    format!("node{}", node.octets()[3])
+}
+
 fn start_etcd(tools: &Path, namespace: &Namespace, dir: &Path) -> Result<Program> {
     let mut etcd = Command::new(tools.join("etcd"));
     etcd.arg("--data-dir").arg(dir.join("etcd")).args(["--listen-client-urls", ETCD]);
     etcd.args(["--advertise-client-urls", ETCD, "--listen-peer-urls", "http://127.0.0.1:2380"]);
     // What is lost with the machine is lost with the test.
     etcd.args(["--log-level", "warn", "--unsafe-no-fsync"]);
-    Program::start(namespace, etcd, &dir.join("etcd.log"))
+    Program::start_outside(namespace, etcd, &dir.join("etcd.log"))
 }
 
 fn start_server(tools: &Path, namespace: &Namespace, dir: &Path, pki: &Pki) -> Result<Program> {
@@ -313,7 +338,7 @@ fn start_server(tools: &Path, namespace: &Namespace, dir: &Path, pki: &Pki) -> R
     set("service-account-signing-key-file", &path(&pki.accounts().key));
     set("service-cluster-ip-range", SERVICES);
     set("v", "1");
-    Program::start(namespace, server, &dir.join("apiserver.log"))
+    Program::start_outside(namespace, server, &dir.join("apiserver.log"))
 }
 
 /// Writes a configuration of clients of the server. JSON is YAML too.

@@ -1,11 +1,13 @@
 //! A daemon of a cluster, whose log is shown when its test fails.
 
 use std::fs::{self, File};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, PoisonError};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
 use crate::Namespace;
 
@@ -27,6 +29,22 @@ impl Program {
         let child = namespace.run(|| command.spawn());
         let child = child.with_context(|| format!("start {}", command.get_program().to_string_lossy()))?;
         Ok(Self { child: Mutex::new(child), log: log.to_owned() })
+    }
+
+    /// [`Program::start`] with the mounts of this process, whatever those of this thread are: what belongs to the cluster is
+    /// not on the machine of a worker, and does not end with it.
+    pub(super) fn start_outside(namespace: &Namespace, command: Command, log: &Path) -> Result<Self> {
+        let start = || {
+            // SAFETY: of the state that threads share only working directory, root and umask are unshared; no memory and no
+            // descriptor table is.
+            unsafe { unshare_unsafe(UnshareFlags::FS) }.context("leave the mounts of a worker")?;
+            let mounts = File::open(format!("/proc/{}/ns/mnt", std::process::id()))?;
+            move_into_link_name_space(mounts.as_fd(), Some(LinkNameSpaceType::Mount))
+                .context("leave the mounts of a worker")?;
+            Self::start(namespace, command, log)
+        };
+        std::thread::scope(|scope| scope.spawn(start).join())
+            .unwrap_or_else(|_| Err(anyhow!("the thread that starts a program panicked")))
     }
 
     /// Whether it has ended by itself.

@@ -9,7 +9,8 @@ use anyhow::{Context, Result, ensure};
 use super::{CONFIGURATIONS, Daemon, IMAGE, Machine, cri, ends};
 use crate::traffic::eventually;
 
-const SOCKET: &str = "/run/containerd/containerd.sock";
+/// The daemon's socket.
+pub const SOCKET: &str = "/run/containerd/containerd.sock";
 const START: Duration = Duration::from_secs(30);
 /// Namespace of Kubernetes' containers, in containerd's own sense of the word.
 const KUBERNETES: &str = "k8s.io";
@@ -109,12 +110,17 @@ impl Containerd {
     /// The daemon does not serve in time.
     pub fn start(machine: Machine, version: Version) -> Result<Self> {
         let containerd = Self { version, daemon: serving(&machine, version)?, machine };
-        let archive = containerd.machine.archive()?;
-        let archive = archive.to_str().context("a path that is text")?;
-        for namespace in [KUBERNETES, &containerd.machine.name] {
-            ctr(&containerd.machine, namespace, &["images", "import", archive])?;
-        }
+        containerd.import()?;
         Ok(containerd)
+    }
+
+    fn import(&self) -> Result<()> {
+        let archive = self.machine.archive()?;
+        let archive = archive.to_str().context("a path that is text")?;
+        for namespace in [KUBERNETES, &self.machine.name] {
+            ctr(&self.machine, namespace, &["images", "import", archive])?;
+        }
+        Ok(())
     }
 
     /// Kills the daemon (`kill -9`) and starts it again: its containers stay.
@@ -125,6 +131,23 @@ impl Containerd {
         self.daemon.end();
         self.daemon = serving(&self.machine, self.version)?;
         Ok(())
+    }
+
+    /// Kills the daemon and starts it again without anything that it has known: containers go on, but nobody knows them.
+    ///
+    /// # Errors
+    /// As [`Containerd::start`].
+    pub fn restart_wiped(&mut self) -> Result<()> {
+        self.daemon.end();
+        self.machine.forget_runtime()?;
+        self.serve_anew(true)
+    }
+
+    /// Serves on a machine that has started again.
+    pub(crate) fn serve_anew(&mut self, wiped: bool) -> Result<()> {
+        self.daemon.end();
+        self.daemon = serving(&self.machine, self.version)?;
+        if wiped { self.import() } else { Ok(()) }
     }
 
     /// A client of the container runtime interface.

@@ -35,6 +35,8 @@ pub const IMAGE: &str = "localhost/busybox:1";
 pub const CONFIGURATIONS: &str = "/etc/cni/net.d";
 /// Where runtimes look for CNI plugins.
 const PLUGINS: &str = "/opt/cni/bin";
+/// What containerd keeps in memory.
+const STATE: &str = "/run/containerd";
 /// The Debian suite of all programs except a newer containerd.
 const SUITE: &str = "bookworm";
 const PROGRAMS: [&str; 7] = [
@@ -150,6 +152,24 @@ impl Machine {
     /// The control groups that containers of this machine have at present.
     pub fn cgroups(&self) -> Vec<PathBuf> {
         cgroups::named(&self.name)
+    }
+
+    /// Loses power and starts again: no process, namespace or mount of before is there, and the agent does not run. The disk
+    /// stays, but for the runtime's part of it where that is `wiped`.
+    pub(crate) fn lose_power(&mut self, wiped: bool) -> Result<()> {
+        self.node.kill()?;
+        self.mounts.end_processes();
+        self.mounts.empty(mounts::HIDDEN)?;
+        if wiped {
+            self.mounts.empty(mounts::SNAPSHOTS)?;
+        }
+        self.node.lose_power()
+    }
+
+    /// Removes what containerd keeps, on disk and in memory. The namespaces of pods stay.
+    fn forget_runtime(&self) -> Result<()> {
+        self.mounts.empty(mounts::SNAPSHOTS)?;
+        self.mounts.forget(Path::new(STATE))
     }
 
     /// With the machine, removes what is left of control groups of that name too.

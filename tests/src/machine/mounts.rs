@@ -17,9 +17,9 @@ use crate::traffic::eventually;
 /// Directories that runtimes write into: the machine's content stays visible, writes are private.
 const WRITTEN: [&str; 4] = ["/etc", "/opt", "/var/lib", "/var/log"];
 /// Hidden: sockets and namespaces of the machine's own runtimes are there.
-const HIDDEN: &str = "/run";
+pub(super) const HIDDEN: &str = "/run";
 /// containerd mounts overlays of its own over what is here, for which the overlay on `/var/lib` will not do.
-const SNAPSHOTS: &str = "/var/lib/containerd";
+pub(super) const SNAPSHOTS: &str = "/var/lib/containerd";
 const OWN_NAMESPACE: &str = "/proc/thread-self/ns/mnt";
 /// Killed processes that are still there after this are reported.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -64,6 +64,25 @@ impl Mounts {
             .with_context(|| format!("mount {kind} on {}", directory.display()))?;
         self.over.push(directory.to_owned());
         Ok(())
+    }
+
+    /// Empties [`HIDDEN`] or [`SNAPSHOTS`], with what is mounted below.
+    pub(super) fn empty(&self, directory: &str) -> Result<()> {
+        unmount(directory, UnmountFlags::DETACH).with_context(|| format!("unmount {directory}"))?;
+        mount("tmpfs", directory, "tmpfs", MountFlags::empty(), None)
+            .with_context(|| format!("mount tmpfs on {directory}"))
+    }
+
+    /// Removes a directory with what is mounted below it.
+    pub(super) fn forget(&self, directory: &Path) -> Result<()> {
+        let mounts = fs::read_to_string("/proc/thread-self/mounts")?;
+        let points = mounts.lines().filter_map(|line| line.split(' ').nth(1));
+        let mut below: Vec<&str> = points.filter(|point| Path::new(point).starts_with(directory)).collect();
+        below.reverse();
+        for point in below {
+            unmount(point, UnmountFlags::DETACH).with_context(|| format!("unmount {point}"))?;
+        }
+        fs::remove_dir_all(directory).with_context(|| format!("remove {}", directory.display()))
     }
 
     /// Kills all processes started inside, containers included, and waits for their end.

@@ -22,15 +22,15 @@ use serde_json::{Value, json};
 /// An echo server, on the port that the policy allows and on one that it denies.
 const SERVE: [&str; 3] =
     ["sh", "-c", "busybox nc -ll -p 80 -e busybox cat & busybox nc -ll -p 5432 -e busybox cat"];
-const SLEEP: [&str; 2] = ["sleep", "1000000"];
+pub(crate) const SLEEP: [&str; 2] = ["sleep", "1000000"];
 
-const DB: cri::Pod<'_> = cri::Pod { namespace: NAMESPACE, name: "db", uid: "uid-db" };
-const CART: cri::Pod<'_> = cri::Pod { namespace: NAMESPACE, name: "cart", uid: "uid-cart" };
+pub(crate) const DB: cri::Pod<'_> = cri::Pod { namespace: NAMESPACE, name: "db", uid: "uid-db" };
+pub(crate) const CART: cri::Pod<'_> = cri::Pod { namespace: NAMESPACE, name: "cart", uid: "uid-cart" };
 const ALIEN: cri::Pod<'_> = cri::Pod { namespace: NAMESPACE, name: "alien", uid: "uid-alien" };
 
 /// A node with a routed network `storage` and a macvlan network `lan`, three pods on both, and a policy that lets only
 /// `cart` reach `db`, and only on one port, on `storage` alone.
-fn node() -> Node {
+pub(crate) fn node() -> Node {
     let node = Node::new(&[]).unwrap();
     node.add_wire().unwrap();
     let mut default = node.default_config();

@@ -1,6 +1,7 @@
-//! Tests on a whole machine: container runtimes that call netattach (`containers`), and the README's example as written
-//! (`readme`).
+//! Tests on a whole machine: container runtimes that call netattach (`containers`), what agent and runtime ask of each other
+//! beside that (`looks`), and the README's example as written (`readme`).
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 mod containers;
+mod looks;
 mod readme;

@@ -1,0 +1,370 @@
+//! A cluster of one node with a kubelet and containerd, and what must hold of the pods of a Deployment there.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::process::Command;
+use std::time::Duration;
+
+use netattach_tests::Namespace;
+use netattach_tests::cluster::{Client, Cluster, Setup, Worker};
+use netattach_tests::machine::IMAGE;
+use netattach_tests::node::executable;
+use netattach_tests::snapshot::{Maps, Snapshot};
+use netattach_tests::traffic::{Echo, SILENCE, connects, eventually};
+use serde_json::{Value, json};
+
+pub(crate) const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
+pub(crate) const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
+const POLICY_FOR: &str = "k8s.v1.cni.cncf.io/policy-for";
+/// How long a cluster on a busy machine may take.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub(crate) const PODS: &str = "/api/v1/namespaces/default/pods";
+const DEPLOYMENTS: &str = "/apis/apps/v1/namespaces/default/deployments";
+/// The networks of the pods of a Deployment, with their subnets.
+const OF_PODS: [(&str, &str); 3] =
+    [("storage", "10.51.0.0/24"), ("lan", "10.52.0.0/24"), ("segment", "10.53.0.0/24")];
+/// The port of the server in pods of a Deployment, which the policy allows to clients.
+pub(crate) const PORT: u16 = 5432;
+/// Set for the nightly form of the tests: the same, for longer.
+const NIGHTLY: &str = "NETATTACH_NIGHTLY";
+
+/// The shorter figure, or in the nightly form the longer.
+pub(crate) fn nightly<T>(otherwise: T, nightly: T) -> T {
+    if std::env::var(NIGHTLY).as_deref() == Ok("1") { nightly } else { otherwise }
+}
+
+pub(crate) struct Rig {
+    pub(crate) worker: Worker,
+    pub(crate) admin: Client,
+    before: Snapshot,
+    pub(crate) random: Random,
+    // After the node that uses it.
+    pub(crate) cluster: Cluster,
+}
+
+/// A server in a pod that only clients reach, and pods to reach it from.
+pub(crate) struct Policed {
+    pub(crate) server: SocketAddr,
+    pub(crate) client: Namespace,
+    other: Namespace,
+    _echoes: [Echo; 2],
+}
+
+impl Policed {
+    /// Asserts that the client reaches the server on the port of the policy alone, and another pod not at all.
+    #[track_caller]
+    pub(crate) fn assert_holds(&self) {
+        let reached = eventually(PATIENCE, || connects(&self.client, self.server, SILENCE));
+        assert!(reached, "the client is allowed");
+        assert!(!connects(&self.other, self.server, SILENCE), "another pod is not");
+        let beside = SocketAddr::new(self.server.ip(), self.server.port() + 1);
+        assert!(!connects(&self.client, beside, SILENCE), "another port is not");
+    }
+}
+
+/// An attached pod of the API, and what the agent says of it.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Running {
+    pub(crate) name: String,
+    pub(crate) container: String,
+    /// By network.
+    pub(crate) addresses: BTreeMap<String, String>,
+}
+
+impl Rig {
+    /// With three networks: a routed link, a bridge and macvlans, and a policy on the first that lets clients alone reach
+    /// the pods of Deployments, on one port.
+    pub(crate) fn new(test: &str, setup: &Setup<'_>) -> Option<Self> {
+        let mut cluster = Cluster::new(test).unwrap()?;
+        cluster.start_controllers().unwrap();
+        let admin = cluster.admin().unwrap();
+        let worker = Worker::start(test, &cluster, test, setup).unwrap()?;
+        let leases = worker.node().path("leases");
+        let links = [
+            json!({"type": "veth"}),
+            json!({"type": "bridge", "bridge": "br-lan"}),
+            json!({"type": "macvlan", "master": "eth0"}),
+        ];
+        for ((name, subnet), mut config) in OF_PODS.into_iter().zip(links) {
+            config["cniVersion"] = json!("1.0.0");
+            config["ipam"] =
+                json!({"type": "host-local", "dataDir": leases, "ranges": [[{"subnet": subnet}]]});
+            admin.create(&definition(name, &config)).unwrap();
+        }
+        let policy = json!({
+            "apiVersion": "k8s.cni.cncf.io/v1beta1", "kind": "MultiNetworkPolicy",
+            "metadata": {
+                "namespace": "default", "name": "web", "annotations": {POLICY_FOR: "default/storage"}
+            },
+            "spec": {
+                "podSelector": {"matchLabels": {"app": "web"}}, "policyTypes": ["Ingress"],
+                "ingress": [{
+                    "from": [{"podSelector": {"matchLabels": {"app": "client"}}}],
+                    "ports": [{"protocol": "TCP", "port": PORT}, {"protocol": "UDP", "port": PORT}]
+                }]
+            }
+        });
+        admin.create(&policy).unwrap();
+        let before = Snapshot::take(worker.node(), &[]).unwrap();
+        Some(Self { worker, admin, before, random: Random::new(), cluster })
+    }
+
+    pub(crate) fn get(&self, path: &str) -> Value {
+        self.admin.get(path).map_or(Value::Null, |reply| reply.body)
+    }
+
+    /// `netattachctl status`, whatever its exit code says.
+    pub(crate) fn status(&self) -> Value {
+        let mut ctl = Command::new(executable("netattachctl").unwrap());
+        ctl.arg("--socket").arg(self.worker.node().socket()).args(["status", "-o", "json"]);
+        serde_json::from_slice(&ctl.output().unwrap().stdout).unwrap_or_default()
+    }
+
+    /// A Deployment of pods on all three networks, with this as their label `app`.
+    pub(crate) fn deploy(&self, name: &str, replicas: usize) {
+        let deployment = json!({
+            "apiVersion": "apps/v1", "kind": "Deployment",
+            "metadata": {"namespace": "default", "name": name},
+            "spec": {
+                "replicas": replicas, "selector": {"matchLabels": {"app": name}},
+                "strategy": {"rollingUpdate": {"maxSurge": 2, "maxUnavailable": 3}},
+                "template": {
+                    "metadata": {
+                        "labels": {"app": name}, "annotations": {NETWORKS: "storage, lan, segment"}
+                    },
+                    "spec": busybox(&json!({}))
+                }
+            }
+        });
+        self.admin.create(&deployment).unwrap();
+    }
+
+    pub(crate) fn scale(&self, name: &str, replicas: usize) {
+        self.change(name, &json!({"spec": {"replicas": replicas}}));
+    }
+
+    /// Starts a rollout: all pods are replaced by others.
+    pub(crate) fn restart(&self, name: &str) {
+        let annotations = json!({"restarted": "1"});
+        self.change(name, &json!({"spec": {"template": {"metadata": {"annotations": annotations}}}}));
+    }
+
+    fn change(&self, name: &str, patch: &Value) {
+        self.admin.merge(&format!("{DEPLOYMENTS}/{name}"), patch).unwrap().expect(200).unwrap();
+    }
+
+    pub(crate) fn delete_deployment(&self, name: &str) {
+        self.admin.delete(&format!("{DEPLOYMENTS}/{name}")).unwrap().expect(200).unwrap();
+    }
+
+    /// The pods of this many replicas of each Deployment, once all that must hold of them does.
+    #[track_caller]
+    pub(crate) fn settled(&self, replicas: &[(&str, usize)]) -> Vec<Running> {
+        let mut seen = Err(String::new());
+        let settled = eventually(PATIENCE, || {
+            seen = self.look(replicas);
+            seen.is_ok()
+        });
+        assert!(settled, "{}", seen.unwrap_err());
+        seen.unwrap()
+    }
+
+    /// Every pod is ready and attached to four networks, in one sandbox, which the runtime has; what is published is what it
+    /// has; and nothing is held for any other pod.
+    pub(crate) fn look(&self, replicas: &[(&str, usize)]) -> Result<Vec<Running>, String> {
+        let pods = self.get(PODS);
+        let pods = pods["items"].as_array().ok_or("no pods are listed")?;
+        let mut of_app: BTreeMap<&str, usize> = BTreeMap::new();
+        for pod in pods {
+            let app = pod["metadata"]["labels"]["app"].as_str().unwrap_or_default();
+            *of_app.entry(app).or_default() += 1;
+        }
+        let expected: BTreeMap<&str, usize> =
+            replicas.iter().copied().filter(|(_, number)| *number > 0).collect();
+        if of_app != expected {
+            return Err(format!("pods: {of_app:?} in place of {expected:?}"));
+        }
+        let rows = self.worker.node().ctl(&["attachments"]).map_err(|error| format!("{error:#}"))?;
+        let rows = rows.as_array().ok_or("no attachments are listed")?;
+        let mut running = Vec::new();
+        for pod in pods {
+            running.push(attached(pod, rows).map_err(|why| format!("{}: {why}", pod["metadata"]["name"]))?);
+        }
+        let each = OF_PODS.len() + 1;
+        if rows.len() != running.len() * each {
+            return Err(format!("{} attachments of {} pods", rows.len(), running.len()));
+        }
+        let mut cri = self.worker.containerd().cri().map_err(|error| format!("{error:#}"))?;
+        for pod in &running {
+            let (ready, _) = cri.sandbox_status(&pod.container).map_err(|error| format!("{error:#}"))?;
+            if !ready {
+                return Err(format!("{}: its sandbox is not ready", pod.name));
+            }
+        }
+        let held = self.held();
+        let leases = running.len() * (each + 1);
+        if held != (running.len(), leases) {
+            return Err(format!("records and leases: {held:?} of {} pods", running.len()));
+        }
+        Ok(running)
+    }
+
+    /// Records and leases on the disk. The default network has two families.
+    fn held(&self) -> (usize, usize) {
+        let files = Snapshot::take(self.worker.node(), &[]).unwrap().files;
+        let below = |directory: &str| files.keys().filter(|path| path.starts_with(directory)).count();
+        (below("state/journal/"), below("leases/"))
+    }
+
+    /// Waits until nothing is there that was not before the first pod.
+    #[track_caller]
+    pub(crate) fn assert_nothing_is_left(&self) {
+        let gone = eventually(PATIENCE, || self.get(PODS)["items"] == json!([]));
+        assert!(gone, "{:#}", self.get(PODS));
+        let left = || {
+            let after = Snapshot::take(self.worker.node(), &[]).unwrap();
+            let links = |snapshot: &Snapshot| -> BTreeSet<String> {
+                let links = snapshot.node.links.iter().filter(|(_, link)| link.kind != "bridge");
+                links.map(|(name, _)| name.clone()).collect()
+            };
+            let namespaces = std::fs::read_dir("/run/netns").into_iter().flatten().flatten();
+            let namespaces: Vec<_> = namespaces.map(|entry| entry.file_name()).collect();
+            (
+                (after.files.clone(), after.dataplane == Maps::default()),
+                (links(&after), links(&self.before)),
+                (after.pins, self.before.pins.clone()),
+                namespaces,
+            )
+        };
+        let is_clean = || {
+            let ((files, maps), (links, links_before), (pins, pins_before), namespaces) = left();
+            files.is_empty() && maps && links == links_before && pins == pins_before && namespaces.is_empty()
+        };
+        assert!(eventually(PATIENCE, is_clean), "{:#?}", left());
+    }
+
+    /// The namespace of a pod.
+    pub(crate) fn namespace(&self, pod: &Running) -> Namespace {
+        self.worker.namespace_of(&pod.name).unwrap()
+    }
+
+    /// Servers in the first pod of the Deployment `web`, of pods that were listed by name: one client is before it.
+    pub(crate) fn policed(&self, pods: &[Running]) -> Policed {
+        let [client, server, other, ..] = pods else { panic!("a client and two servers: {pods:?}") };
+        let [client_at, other, server_at] = [client, other, server].map(|pod| self.namespace(pod));
+        let at = |port: u16| address(server, "storage", port);
+        let echoes = [PORT, PORT + 1].map(|port| Echo::serve(&server_at, at(port)).unwrap());
+        Policed { server: at(PORT), client: client_at, other, _echoes: echoes }
+    }
+
+    /// Kills the agent at random moments and starts it again, until the pods are settled and it was killed this often.
+    #[track_caller]
+    pub(crate) fn settled_with_kills(&mut self, replicas: &[(&str, usize)], kills: u32) -> Vec<Running> {
+        let deadline = std::time::Instant::now() + PATIENCE;
+        for number in 0.. {
+            std::thread::sleep(self.random.up_to(Duration::from_millis(2500)));
+            let seen = self.look(replicas);
+            if number >= kills && seen.is_ok() {
+                return seen.unwrap();
+            }
+            assert!(std::time::Instant::now() < deadline, "seed {}: {}", self.random.seed, seen.unwrap_err());
+            // What is not settled after these gets the time that it needs.
+            if number < 2 * kills {
+                self.worker.node_mut().kill().unwrap();
+                std::thread::sleep(self.random.up_to(Duration::from_millis(1500)));
+                self.worker.node_mut().start().unwrap();
+            }
+        }
+        unreachable!("it ends by the deadline")
+    }
+}
+
+/// A definition in the namespace `default`.
+pub(crate) fn definition(name: &str, config: &Value) -> Value {
+    json!({
+        "apiVersion": "k8s.cni.cncf.io/v1", "kind": "NetworkAttachmentDefinition",
+        "metadata": {"namespace": "default", "name": name}, "spec": {"config": config.to_string()}
+    })
+}
+
+/// The specification of a pod that sleeps, with these resources.
+pub(crate) fn busybox(resources: &Value) -> Value {
+    json!({
+        "terminationGracePeriodSeconds": 0,
+        "containers": [
+            {"name": "main", "image": IMAGE, "imagePullPolicy": "Never", "resources": resources}
+        ]
+    })
+}
+
+/// Where a pod is on a network.
+pub(crate) fn address(pod: &Running, network: &str, port: u16) -> SocketAddr {
+    SocketAddr::new(pod.addresses[&format!("default/{network}")].parse().unwrap(), port)
+}
+
+pub(crate) fn is_ready(pod: &Value) -> bool {
+    let conditions = pod["status"]["conditions"].as_array().into_iter().flatten();
+    conditions.filter(|it| it["type"] == "Ready").any(|it| it["status"] == "True")
+        && pod["metadata"]["deletionTimestamp"].is_null()
+}
+
+/// The published status of a pod.
+pub(crate) fn published(pod: &Value) -> Vec<Value> {
+    let status = pod["metadata"]["annotations"][STATUS].as_str().unwrap_or("[]");
+    serde_json::from_str(status).unwrap()
+}
+
+fn attached(pod: &Value, rows: &[Value]) -> Result<Running, String> {
+    if !is_ready(pod) {
+        return Err(format!("not ready: {:#}", pod["status"]));
+    }
+    let name = pod["metadata"]["name"].as_str().unwrap_or_default().to_owned();
+    let rows: Vec<&Value> = rows.iter().filter(|row| row["pod"]["name"] == *name).collect();
+    if rows.iter().any(|row| row["state"] != "attached") {
+        return Err(format!("not attached: {rows:?}"));
+    }
+    let containers: BTreeSet<&str> = rows.iter().filter_map(|row| row["container_id"].as_str()).collect();
+    let [container] = Vec::from_iter(containers)[..] else { return Err(format!("one sandbox: {rows:?}")) };
+    let of_agent: BTreeMap<String, String> = rows
+        .iter()
+        .map(|row| {
+            let net = row["addresses"][0].as_str().unwrap_or_default();
+            let ip = net.split('/').next().unwrap_or_default();
+            (row["network"].as_str().unwrap_or_default().to_owned(), ip.to_owned())
+        })
+        .collect();
+    let published = published(pod);
+    // By interface: the default network has another name in the status of a node with a file for it.
+    let of_status: BTreeSet<&str> = published.iter().filter_map(|entry| entry["ips"][0].as_str()).collect();
+    let told: BTreeSet<&str> = of_agent.values().map(String::as_str).collect();
+    if told != of_status || told.len() != OF_PODS.len() + 1 {
+        return Err(format!("published: {of_status:?}, attached: {of_agent:?}"));
+    }
+    let ip = pod["status"]["podIP"].as_str().unwrap_or_default();
+    if !told.contains(ip) {
+        return Err(format!("its address is {ip}, attached: {of_agent:?}"));
+    }
+    Ok(Running { name, container: container.to_owned(), addresses: of_agent })
+}
+
+/// Numbers that differ from run to run (xorshift).
+pub(crate) struct Random {
+    pub(crate) seed: u64,
+    state: u64,
+}
+
+impl Random {
+    fn new() -> Self {
+        let given = std::env::var("NETATTACH_SEED").ok().and_then(|seed| seed.parse().ok());
+        let now = std::time::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_nanos() as u64);
+        let seed = given.unwrap_or(now) | 1;
+        Self { seed, state: seed }
+    }
+
+    fn up_to(&mut self, most: Duration) -> Duration {
+        self.state ^= self.state << 13;
+        self.state ^= self.state >> 7;
+        self.state ^= self.state << 17;
+        most.mul_f64((self.state >> 11) as f64 / (1_u64 << 53) as f64)
+    }
+}

@@ -1,0 +1,114 @@
+//! What the agent asks of a real containerd, and what that asks of the agent: the list of sandboxes (`runtimeSocket`), and
+//! STATUS while a plugin or the agent is slow.
+
+use std::path::Path;
+
+use netattach_tests::Node;
+use netattach_tests::machine::Machine;
+use netattach_tests::machine::containerd::{Containerd, SOCKET, Version};
+use netattach_tests::manifest::network;
+use netattach_tests::snapshot::Snapshot;
+use netattach_tests::traffic::{PATIENCE, eventually};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+use crate::containers::{CART, DB, SLEEP, node};
+
+fn containerd(test: &str, node: Node, version: Version) -> Option<Containerd> {
+    let mut machine = Machine::new(test, node).unwrap()?;
+    machine.node.start().unwrap();
+    machine.network(version.configurations(), "pods", version.cni()).unwrap();
+    Some(Containerd::start(machine, version).unwrap())
+}
+
+/// The containers that are attached.
+fn attached(node: &Node) -> Vec<String> {
+    let rows = node.ctl(&["attachments"]).unwrap();
+    let ids = rows.as_array().unwrap().iter().map(|row| row["container_id"].as_str().unwrap().to_owned());
+    let mut ids: Vec<String> = ids.collect();
+    ids.dedup();
+    ids
+}
+
+/// The runtime's disk is lost, and the containers of before go on without it: it never sends their DEL. A pod that it has
+/// since is listed, and stays.
+fn what_a_runtime_has_lost_is_detached(test: &str, version: Version) {
+    let mut node = node();
+    node.set("collectAfterSeconds", json!(1));
+    node.set("runtimeSocket", json!(SOCKET));
+    let Some(mut containerd) = containerd(test, node, version) else { return };
+    let mut cri = containerd.cri().unwrap();
+    let lost = [DB, CART].map(|pod| cri.run_pod(pod, &SLEEP).unwrap().id);
+    containerd.restart_wiped().unwrap();
+    let mut cri = containerd.cri().unwrap();
+    let kept = cri.run_pod(DB, &SLEEP).unwrap();
+    let node = &containerd.machine.node;
+    assert!(eventually(PATIENCE, || attached(node) == [&*kept.id]), "{:?}, lost: {lost:?}", attached(node));
+    let status = || node.ctl(&["status"]).unwrap();
+    assert!(eventually(PATIENCE, || status()["collected"] == 2), "{:#}", status());
+    assert_eq!(status()["troubles"], json!([]));
+    let (_, seen) = cri.exec(&kept, &["ip", "-o", "link", "show", "dev", "net1"]).unwrap();
+    assert!(seen.contains("net1"), "{seen}");
+    cri.stop_sandbox(&kept.id).unwrap();
+    cri.remove_sandbox(&kept.id).unwrap();
+    Snapshot::take(node, &[]).unwrap().assert_nothing_is_left();
+}
+
+#[test]
+fn what_containerd_1_6_has_lost_is_detached() {
+    what_a_runtime_has_lost_is_detached("what_containerd_1_6_has_lost_is_detached", Version::V1_6);
+}
+
+#[test]
+fn what_containerd_2_has_lost_is_detached() {
+    what_a_runtime_has_lost_is_detached("what_containerd_2_has_lost_is_detached", Version::V2);
+}
+
+/// One slow answer is not a broken node: STATUS tells the last look. An agent that does not answer at all is one, and for as
+/// long.
+#[test]
+fn containerd_2_is_told_that_the_node_is_ready_while_a_plugin_is_slow() {
+    let test = "containerd_2_is_told_that_the_node_is_ready_while_a_plugin_is_slow";
+    let node = Node::new(&[]).unwrap();
+    let mut bridge = node.default_config();
+    bridge.as_object_mut().unwrap().remove("cniVersion");
+    let list = json!({"cniVersion": "1.1.0", "plugins": [bridge, {"type": "slow"}]});
+    node.write("default", &network("kube-system", "default", &list)).unwrap();
+    node.plugin("slow", &json!({})).unwrap();
+    let Some(containerd) = containerd(test, node, Version::V2) else { return };
+    let mut cri = containerd.cri().unwrap();
+    let mut ready = Default::default();
+    let is_ready = eventually(PATIENCE, || {
+        ready = cri.network_ready().unwrap();
+        ready.0
+    });
+    assert!(is_ready, "{ready:?}");
+
+    // Within the time that a plugin has.
+    let node = &containerd.machine.node;
+    node.plugin("slow", &json!({"STATUS": {"sleepMs": 4000}})).unwrap();
+    node.take_calls().unwrap();
+    let mut slow = Value::Null;
+    let is_asked = eventually(PATIENCE, || {
+        let calls = node.take_calls().unwrap();
+        slow = calls.into_iter().find(|call| call["plugin"] == "slow").unwrap_or_default();
+        slow["pid"].is_number()
+    });
+    assert!(is_asked, "the plugin is not asked");
+    assert_eq!(cri.network_ready().unwrap(), (true, String::new()));
+    let process = format!("/proc/{}", slow["pid"]);
+    assert!(Path::new(&process).exists(), "the answer waited for the plugin");
+    node.plugin("slow", &json!({})).unwrap();
+
+    let agent = Pid::from_raw(node.agent_pid().try_into().unwrap()).unwrap();
+    kill_process(agent, Signal::STOP).unwrap();
+    let (ready, why) = cri.network_ready().unwrap();
+    kill_process(agent, Signal::CONT).unwrap();
+    assert!(!ready && why.contains("did not answer within"), "{why}");
+    let mut ready = Default::default();
+    let is_ready = eventually(PATIENCE, || {
+        ready = cri.network_ready().unwrap();
+        ready.0
+    });
+    assert!(is_ready, "{ready:?}");
+}
