@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use netattach_tests::Namespace;
 use netattach_tests::cluster::{Client, Cluster, Setup, Worker};
@@ -37,7 +37,7 @@ pub(crate) struct Rig {
     pub(crate) worker: Worker,
     pub(crate) admin: Client,
     before: Snapshot,
-    pub(crate) random: Random,
+    random: Random,
     // After the node that uses it.
     pub(crate) cluster: Cluster,
 }
@@ -161,12 +161,11 @@ impl Rig {
     #[track_caller]
     pub(crate) fn settled(&self, replicas: &[(&str, usize)]) -> Vec<Running> {
         let mut seen = Err(String::new());
-        let settled = eventually(PATIENCE, || {
+        eventually(PATIENCE, || {
             seen = self.look(replicas);
             seen.is_ok()
         });
-        assert!(settled, "{}", seen.unwrap_err());
-        seen.unwrap()
+        seen.unwrap_or_else(|why| panic!("{why}"))
     }
 
     /// Every pod is ready and attached to four networks, in one sandbox, which the runtime has; what is published is what it
@@ -260,22 +259,23 @@ impl Rig {
     /// Kills the agent at random moments and starts it again, until the pods are settled and it was killed this often.
     #[track_caller]
     pub(crate) fn settled_with_kills(&mut self, replicas: &[(&str, usize)], kills: u32) -> Vec<Running> {
-        let deadline = std::time::Instant::now() + PATIENCE;
-        for number in 0.. {
+        let deadline = Instant::now() + PATIENCE;
+        let mut killed = 0;
+        loop {
             std::thread::sleep(self.random.up_to(Duration::from_millis(2500)));
-            let seen = self.look(replicas);
-            if number >= kills && seen.is_ok() {
-                return seen.unwrap();
+            match self.look(replicas) {
+                Ok(running) if killed >= kills => return running,
+                Ok(_) => {}
+                Err(why) => assert!(Instant::now() < deadline, "{why}"),
             }
-            assert!(std::time::Instant::now() < deadline, "seed {}: {}", self.random.seed, seen.unwrap_err());
-            // What is not settled after these gets the time that it needs.
-            if number < 2 * kills {
+            // What is not settled after twice as many gets the time that it needs.
+            if killed < 2 * kills {
                 self.worker.node_mut().kill().unwrap();
                 std::thread::sleep(self.random.up_to(Duration::from_millis(1500)));
                 self.worker.node_mut().start().unwrap();
+                killed += 1;
             }
         }
-        unreachable!("it ends by the deadline")
     }
 }
 
@@ -349,7 +349,6 @@ fn attached(pod: &Value, rows: &[Value]) -> Result<Running, String> {
 
 /// Numbers that differ from run to run (xorshift).
 pub(crate) struct Random {
-    pub(crate) seed: u64,
     state: u64,
 }
 
@@ -358,7 +357,9 @@ impl Random {
         let given = std::env::var("NETATTACH_SEED").ok().and_then(|seed| seed.parse().ok());
         let now = std::time::UNIX_EPOCH.elapsed().map_or(1, |since| since.as_nanos() as u64);
         let seed = given.unwrap_or(now) | 1;
-        Self { seed, state: seed }
+        // Shown when the test fails.
+        eprintln!("NETATTACH_SEED={seed}");
+        Self { state: seed }
     }
 
     fn up_to(&mut self, most: Duration) -> Duration {
