@@ -2,10 +2,9 @@
 //! bridge that nodes are connected to. Nothing of it outlasts the value.
 //!
 //! `pki` makes the certificates, `client` asks the server, `exec` runs commands in containers by it, `program` keeps a
-//! daemon, `kinds` says where objects are; `worker` is a node with a kubelet, `device_plugin` gives it devices.
+//! daemon, `kinds` says where objects are; `worker` is a node with a kubelet.
 
 mod client;
-pub mod device_plugin;
 mod exec;
 mod kinds;
 mod pki;

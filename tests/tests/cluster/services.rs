@@ -1,19 +1,17 @@
-//! What a cluster does with its pods beside starting them: Services by kube-proxy, NetworkPolicies, taints, devices, static
-//! pods, and commands in containers.
+//! What a cluster does with its pods beside starting them: Services by kube-proxy, NetworkPolicies, taints, static pods,
+//! and commands in containers.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 
 use netattach_tests::Node;
 use netattach_tests::cluster::Setup;
-use netattach_tests::cluster::device_plugin::{CHECKPOINT, DevicePlugin, POD_RESOURCES};
 use netattach_tests::traffic::{Echo, SILENCE, connects, eventually};
 use serde_json::{Value, json};
 
 use crate::rig::{NETWORKS, PATIENCE, PODS, Rig, busybox, definition, is_ready, published};
 
 const TAINT: &str = "netattach.dev/agent-not-ready";
-const VF: &str = "example.com/vf";
 /// Pods of the default network.
 const DEFAULT: &str = "10.50.0.0/24";
 const BEHIND: u16 = 5432;
@@ -67,8 +65,6 @@ fn what_a_cluster_does_with_its_pods_works() {
     let settings = [
         ("networkPolicy", json!(true)),
         ("kubernetes", json!({"startupTaint": TAINT})),
-        ("podResourcesSocket", json!(POD_RESOURCES)),
-        ("deviceCheckpoint", json!(CHECKPOINT)),
         // A pod that lives longer than it takes to be missed by the runtime is not collected: it asks the real one.
         ("collectAfterSeconds", json!(1)),
         ("runtimeSocket", json!("/run/containerd/containerd.sock")),
@@ -79,7 +75,6 @@ fn what_a_cluster_does_with_its_pods_works() {
     the_startup_taint_goes_when_the_node_is_ready(&rig);
     services_lead_to_pods_whose_policies_hold(&mut rig);
     commands_run_in_containers(&rig);
-    networks_get_the_devices_that_the_kubelet_gave(&rig);
     static_pods_have_networks(&rig);
     let collected = rig.status();
     assert_eq!(
@@ -214,60 +209,6 @@ fn commands_run_in_containers(rig: &Rig) {
         "{ran:?}"
     );
     rig.delete("web");
-}
-
-/// The devices of each pod by its UID, as the kubelet's checkpoint has them.
-fn allocated(uid: &str) -> Vec<String> {
-    let checkpoint: Value = serde_json::from_slice(&fs::read(CHECKPOINT).unwrap()).unwrap();
-    let entries = checkpoint["Data"]["PodDeviceEntries"].as_array().cloned().unwrap_or_default();
-    let of_pod = entries.iter().filter(|entry| entry["PodUID"] == uid);
-    let ids = of_pod.flat_map(|entry| entry["DeviceIDs"].as_object().unwrap().values().cloned());
-    let mut ids: Vec<String> =
-        ids.flat_map(|ids| serde_json::from_value::<Vec<String>>(ids).unwrap()).collect();
-    ids.sort();
-    ids
-}
-
-fn networks_get_the_devices_that_the_kubelet_gave(rig: &Rig) {
-    let node = rig.worker.node();
-    for name in ["left", "right"] {
-        let config = json!({"cniVersion": "1.0.0", "type": "vf", "capabilities": {"deviceID": true}});
-        let mut definition = definition(name, &config);
-        definition["metadata"]["annotations"] = json!({"k8s.v1.cni.cncf.io/resourceName": VF});
-        rig.admin.create(&definition).unwrap();
-    }
-    node.plugin("vf", &json!({"ADD": {"result": {"cniVersion": "1.0.0"}}})).unwrap();
-    let _plugin = DevicePlugin::register(VF, &["vf0", "vf1", "vf2", "vf3"]).unwrap();
-    // The second pod has the name of the first, whose devices the kubelet may still list.
-    let mut uids = Vec::new();
-    for _ in 0..2 {
-        rig.pod("devices", &json!({}), "left, right", &json!({"limits": {VF: "2"}}));
-        let pod = rig.ready("devices", 3);
-        let uid = pod["metadata"]["uid"].as_str().unwrap().to_owned();
-        let status = published(&pod);
-        let device = |entry: &Value| {
-            let device = &entry["dev.netattach.device"];
-            assert_eq!(
-                (&device["resource"], &device["container"]),
-                (&json!(VF), &json!("main")),
-                "{status:?}"
-            );
-            device["id"].as_str().unwrap().to_owned()
-        };
-        let mut given: Vec<String> = status[1..].iter().map(device).collect();
-        let calls = node.take_calls().unwrap();
-        let adds = calls.iter().filter(|call| call["plugin"] == "vf" && call["env"]["CNI_COMMAND"] == "ADD");
-        let told: Vec<String> = adds
-            .map(|call| call["stdin"]["runtimeConfig"]["deviceID"].as_str().unwrap().to_owned())
-            .collect();
-        assert_eq!(told, given);
-        given.sort();
-        assert_eq!(given, allocated(&uid));
-        assert!(given.len() == 2 && given[0] != given[1], "{given:?}");
-        uids.push(uid);
-        rig.delete("devices");
-    }
-    assert_ne!(uids[0], uids[1]);
 }
 
 /// The kubelet names a static pod by the hash of its file, its mirror in the API has another UID.
