@@ -9,7 +9,7 @@ use netattach_tests::cluster::Setup;
 use netattach_tests::traffic::{Echo, SILENCE, connects, eventually};
 use serde_json::{Value, json};
 
-use crate::rig::{NETWORKS, PATIENCE, PODS, Rig, busybox, definition, is_ready, published};
+use crate::rig::{NETWORKS, PATIENCE, PODS, Rig, busybox, is_ready, published};
 
 const TAINT: &str = "netattach.dev/agent-not-ready";
 /// Pods of the default network.
