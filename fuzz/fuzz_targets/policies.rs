@@ -12,6 +12,8 @@ use std::sync::Arc;
 use libfuzzer_sys::fuzz_target;
 use netattach::npwg::NetworkRef;
 use netattach::objects::Place;
+use netattach::objects::interner::Interner;
+use netattach::objects::remote::{RemotePod, Written as Metadata};
 use netattach::objects::{ContainerPort, ObjectName, Objects, Phase, Pod};
 use netattach::policy::evaluate::evaluate;
 use netattach::policy::incremental::Compiler;
@@ -56,11 +58,30 @@ struct Written {
     spec: Value,
 }
 
+/// A pod of another node, and what its status claims: network and address.
+struct Remote {
+    name: ObjectName,
+    labels: BTreeMap<String, String>,
+    ports: Vec<(&'static str, &'static str, u16)>,
+    claims: Vec<(&'static str, IpAddr)>,
+    /// Its annotation of ports cannot be read: it is nobody's peer, and its claims count.
+    is_unreadable: bool,
+}
+
 /// A pod's attachment: the network and the address.
 struct World {
     pods: Vec<Pod>,
     addresses: Vec<(usize, &'static str, IpAddr)>,
+    remote: Vec<Remote>,
     policies: Vec<Written>,
+}
+
+/// Who has an address, to a rule.
+struct Owner<'w> {
+    name: &'w ObjectName,
+    labels: &'w BTreeMap<String, String>,
+    ports: Vec<(&'w str, u8, u16)>,
+    is_unreadable: bool,
 }
 
 fuzz_target!(|data: &[u8]| {
@@ -68,6 +89,10 @@ fuzz_target!(|data: &[u8]| {
     let mut objects = Objects::default();
     for pod in &world.pods {
         objects.pods.insert(pod.name.clone(), Arc::new(pod.clone()));
+    }
+    let mut interner = Interner::default();
+    for remote in &world.remote {
+        objects.remote_pods.insert(Arc::new(remote.read(&mut interner))).expect("there is room");
     }
     for (number, policy) in world.policies.iter().enumerate() {
         let name = ObjectName::new(policy.namespace, format!("p{number}"));
@@ -159,12 +184,40 @@ fn world(choices: &mut Choices<'_>) -> World {
             }
         }
     }
+    let mut remote = Vec::new();
+    for number in 0..choices.below(4) {
+        remote.push(Remote {
+            // Pods of one name, on two nodes, are compared elsewhere.
+            name: ObjectName::new(choices.of(&NAMESPACES), format!("remote{number}")),
+            labels: labels(choices),
+            ports: choices.some(2, |it| (it.of(&PROTOCOLS).0, it.of(&PORT_NAMES), it.of(&[9, 80, 81]))),
+            claims: choices.some(3, |it| {
+                let (network, low) = (it.of(&NETWORKS), it.below(16) as u8);
+                (network, if it.below(2) == 0 { v4(low) } else { v6(low) })
+            }),
+            is_unreadable: choices.rarely(),
+        });
+    }
     let policies = choices.some(4, |choices| Written {
         namespace: choices.of(&NAMESPACES),
         networks: choices.some(2, |choices| choices.of(&NETWORKS)).into_iter().collect(),
         spec: spec(choices),
     });
-    World { pods, addresses, policies }
+    World { pods, addresses, remote, policies }
+}
+
+impl Remote {
+    fn read(&self, interner: &mut Interner) -> RemotePod {
+        let entry = |(network, address): &(&str, IpAddr)| json!({"name": network, "ips": [address.to_string()]});
+        let status = Value::Array(self.claims.iter().map(entry).collect()).to_string();
+        let mut ports: BTreeMap<String, BTreeSet<u16>> = BTreeMap::new();
+        for (protocol, name, port) in &self.ports {
+            ports.entry(format!("{protocol}/{name}")).or_default().insert(*port);
+        }
+        let ports = if self.is_unreadable { "{".to_owned() } else { json!(ports).to_string() };
+        let (labels, status, ports) = (self.labels.clone(), Some(&*status), Some(&*ports));
+        RemotePod::read(&self.name, Metadata { labels, status, ports, ..Metadata::default() }, interner)
+    }
 }
 
 fn labels(choices: &mut Choices<'_>) -> BTreeMap<String, String> {
@@ -283,7 +336,7 @@ fn read_text(
     let mut isolating = selecting.peekable();
     isolating.peek()?;
     let allows = |policy: &Written| {
-        let owners: Vec<Vec<&Pod>> = policy
+        let owners: Vec<Vec<Owner<'_>>> = policy
             .networks
             .iter()
             .map(|network| owners(world, network, peer))
@@ -305,11 +358,32 @@ fn read_text(
     Some(isolating.any(allows))
 }
 
-/// The pods that have an address of a network and are peers, all together.
-fn owners<'w>(world: &'w World, network: &str, address: IpAddr) -> Vec<&'w Pod> {
+/// The pods that have an address of a network and are peers, all together. Those of this node have theirs, whatever
+/// pods of other nodes claim.
+fn owners<'w>(world: &'w World, network: &str, address: IpAddr) -> Vec<Owner<'w>> {
     let has = |(_, on, has): &&(usize, &str, IpAddr)| *on == network && *has == address;
-    let pods = world.addresses.iter().filter(has).map(|(pod, ..)| &world.pods[*pod]);
-    pods.filter(|pod| !pod.host_network && pod.phase != Phase::Failed).collect()
+    let attached: Vec<&Pod> = world.addresses.iter().filter(has).map(|(pod, ..)| &world.pods[*pod]).collect();
+    if attached.is_empty() {
+        let claims = |remote: &&Remote| remote.claims.iter().any(|it| *it == (network, address));
+        return world.remote.iter().filter(claims).map(Remote::owner).collect();
+    }
+    let peers = attached.into_iter().filter(|pod| !pod.host_network && pod.phase != Phase::Failed);
+    peers.map(owner).collect()
+}
+
+fn owner(pod: &Pod) -> Owner<'_> {
+    let port = |it: &ContainerPort| (it.protocol.number(), it.port);
+    let named = pod.ports.iter().filter_map(|it| Some((it.name.as_deref()?, port(it).0, port(it).1)));
+    Owner { name: &pod.name, labels: &pod.labels, ports: named.collect(), is_unreadable: false }
+}
+
+impl Remote {
+    fn owner(&self) -> Owner<'_> {
+        let number = |word: &str| PROTOCOLS.iter().find(|(name, _)| *name == word).expect("is a protocol").1;
+        let ports = self.ports.iter().map(|(protocol, name, port)| (*name, number(protocol), *port)).collect();
+        let (name, labels) = (&self.name, &self.labels);
+        Owner { name, labels, ports, is_unreadable: self.is_unreadable }
+    }
 }
 
 fn list<'v>(object: &'v Value, key: &str) -> Option<&'v [Value]> {
@@ -361,8 +435,8 @@ fn selects(selector: &Value, labels: &BTreeMap<String, String>) -> Option<bool> 
 
 /// Whether a rule's peers include an address: it is in one of the blocks, or each pod that has it on one of the networks
 /// is selected by one of the selectors.
-fn are_peers(peers: &[Value], namespace: &str, peer: IpAddr, owners: &[Vec<&Pod>]) -> bool {
-    let is_selected = |owner: &&Pod| peers.iter().any(|item| is_selected(item, namespace, owner));
+fn are_peers(peers: &[Value], namespace: &str, peer: IpAddr, owners: &[Vec<Owner<'_>>]) -> bool {
+    let is_selected = |owner: &Owner<'_>| peers.iter().any(|item| is_selected(item, namespace, owner));
     peers.iter().any(|item| is_in(item, peer)) || owners.iter().any(|owners| owners.iter().all(is_selected))
 }
 
@@ -377,9 +451,9 @@ fn is_in(item: &Value, peer: IpAddr) -> bool {
     holds(net, peer) && !cuts.iter().any(|cut| holds(*cut, peer) && within(*cut, net))
 }
 
-fn is_selected(item: &Value, namespace: &str, owner: &Pod) -> bool {
+fn is_selected(item: &Value, namespace: &str, owner: &Owner<'_>) -> bool {
     let selectors = [item.get("namespaceSelector"), item.get("podSelector")];
-    if item.get("ipBlock").is_some() || selectors == [None, None] {
+    if owner.is_unreadable || item.get("ipBlock").is_some() || selectors == [None, None] {
         return false;
     }
     let [namespaces, pods] = selectors;
@@ -388,7 +462,7 @@ fn is_selected(item: &Value, namespace: &str, owner: &Pod) -> bool {
         None => Some(owner.name.namespace == namespace),
         Some(selector) => selects(selector, &name),
     };
-    let selected = pods.map_or(Some(true), |selector| selects(selector, &owner.labels));
+    let selected = pods.map_or(Some(true), |selector| selects(selector, owner.labels));
     in_scope == Some(true) && selected == Some(true)
 }
 
@@ -421,7 +495,7 @@ fn fits(
     item: &Value,
     direction: &str,
     target: &Pod,
-    owners: &[Vec<&Pod>],
+    owners: &[Vec<Owner<'_>>],
     protocol: u8,
     port: Option<u16>,
 ) -> bool {
@@ -430,15 +504,13 @@ fn fits(
     if *wanted != protocol {
         return false;
     }
-    let declares = |pod: &Pod, name: &str| {
-        let is_it = |it: &ContainerPort| {
-            it.protocol.number() == protocol && it.name.as_deref() == Some(name) && Some(it.port) == port
-        };
-        pod.ports.iter().any(is_it)
+    let declares = |owner: &Owner<'_>, name: &str| {
+        let is_it = |(of, by, number): &(&str, u8, u16)| *of == name && *by == protocol && Some(*number) == port;
+        !owner.is_unreadable && owner.ports.iter().any(is_it)
     };
     match (item.get("port"), item.get("endPort").and_then(Value::as_u64)) {
         (None, None) => true,
-        (Some(Value::String(name)), None) if direction == "ingress" => declares(target, name),
+        (Some(Value::String(name)), None) if direction == "ingress" => declares(&owner(target), name),
         (Some(Value::String(name)), None) => {
             owners.iter().any(|owners| owners.iter().all(|owner| declares(owner, name)))
         }

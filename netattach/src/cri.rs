@@ -1,13 +1,14 @@
-//! Asks the container runtime which sandboxes it has: `ListPodSandbox` of the container runtime interface (CRI), over the
-//! runtime's unix socket.
+//! Asks the container runtime which sandboxes it has, and where their network namespaces are: `ListPodSandbox` and
+//! `PodSandboxStatus` of the container runtime interface (CRI), over the runtime's unix socket.
 //!
 //! The messages have only the fields that are needed, by their numbers in kubernetes/cri-api (`api.proto`); they are the
 //! same in `runtime.v1` and in `runtime.v1alpha2`, which older runtimes have alone.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use serde::Deserialize;
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::{Channel, Endpoint};
@@ -20,9 +21,18 @@ const DEADLINE: Duration = Duration::from_secs(2);
 /// Longest answer in bytes: some 10,000 sandboxes with large annotations.
 const MAX_ANSWER: usize = 16 << 20;
 
-/// The methods, newest first.
-const METHODS: [&str; 2] =
+/// A method in the versions of the interface, newest first.
+type Method = [&'static str; 2];
+
+const LIST: Method =
     ["/runtime.v1.RuntimeService/ListPodSandbox", "/runtime.v1alpha2.RuntimeService/ListPodSandbox"];
+const STATUS: Method =
+    ["/runtime.v1.RuntimeService/PodSandboxStatus", "/runtime.v1alpha2.RuntimeService/PodSandboxStatus"];
+
+/// `PodSandboxState` of a sandbox that is ready.
+const READY: i32 = 0;
+/// The entry of a sandbox's verbose information that has its specification, in containerd and in CRI-O.
+const INFO: &str = "info";
 
 /// Why the runtime's list is not known.
 #[derive(Debug, thiserror::Error)]
@@ -46,7 +56,7 @@ pub enum CriError {
         source: tonic::transport::Error,
     },
     /// The runtime answered with an error, or with more than is read.
-    #[error("the runtime at {socket} does not list its sandboxes: {code:?}: {message}")]
+    #[error("the runtime at {socket} does not tell about its sandboxes: {code:?}: {message}")]
     Refused {
         /// The socket.
         socket: PathBuf,
@@ -56,11 +66,32 @@ pub enum CriError {
         message: String,
     },
     /// The answer did not come in time.
-    #[error("the runtime at {socket} did not list its sandboxes within {DEADLINE:?}")]
+    #[error("the runtime at {socket} did not answer within {DEADLINE:?}")]
     Slow {
         /// The socket.
         socket: PathBuf,
     },
+    /// The runtime does not say where the sandbox's network namespace is.
+    #[error("the runtime at {socket} does not say where the network namespace of sandbox {id} is")]
+    NoNamespace {
+        /// The socket.
+        socket: PathBuf,
+        /// The sandbox.
+        id: String,
+    },
+}
+
+/// A sandbox of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodSandbox {
+    /// Its id: `CNI_CONTAINERID` of its ADD.
+    pub id: String,
+    /// Namespace of the pod.
+    pub namespace: String,
+    /// Name of the pod.
+    pub name: String,
+    /// Uid of the pod, as the kubelet runs it.
+    pub uid: String,
 }
 
 /// `ListPodSandboxRequest` without its filter: sandboxes in every state.
@@ -71,14 +102,73 @@ struct ListRequest {}
 #[derive(Clone, PartialEq, prost::Message)]
 struct ListResponse {
     #[prost(message, repeated, tag = "1")]
-    items: Vec<PodSandbox>,
+    items: Vec<Listed>,
 }
 
 /// `PodSandbox`.
 #[derive(Clone, PartialEq, prost::Message)]
-struct PodSandbox {
+struct Listed {
     #[prost(string, tag = "1")]
     id: String,
+    #[prost(message, optional, tag = "2")]
+    metadata: Option<Metadata>,
+    #[prost(int32, tag = "3")]
+    state: i32,
+}
+
+/// `PodSandboxMetadata`.
+#[derive(Clone, PartialEq, prost::Message)]
+struct Metadata {
+    #[prost(string, tag = "1")]
+    name: String,
+    #[prost(string, tag = "2")]
+    uid: String,
+    #[prost(string, tag = "3")]
+    namespace: String,
+}
+
+/// `PodSandboxStatusRequest`.
+#[derive(Clone, PartialEq, prost::Message)]
+struct StatusRequest {
+    #[prost(string, tag = "1")]
+    id: String,
+    #[prost(bool, tag = "2")]
+    verbose: bool,
+}
+
+/// `PodSandboxStatusResponse`.
+#[derive(Clone, PartialEq, prost::Message)]
+struct StatusResponse {
+    #[prost(map = "string, string", tag = "2")]
+    info: HashMap<String, String>,
+}
+
+/// What runtimes tell of a sandbox beside its status: the specification of the Open Container Initiative.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Info {
+    #[serde(default)]
+    runtime_spec: RuntimeSpec,
+}
+
+#[derive(Default, Deserialize)]
+struct RuntimeSpec {
+    #[serde(default)]
+    linux: Linux,
+}
+
+#[derive(Default, Deserialize)]
+struct Linux {
+    #[serde(default)]
+    namespaces: Vec<Namespace>,
+}
+
+#[derive(Deserialize)]
+struct Namespace {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(default)]
+    path: PathBuf,
 }
 
 /// The ids of all sandboxes that the runtime has, in whatever state: `CNI_CONTAINERID` of their ADDs.
@@ -86,19 +176,68 @@ struct PodSandbox {
 /// # Errors
 /// [`CriError`]: nothing is known then.
 pub async fn sandboxes(socket: &Path) -> Result<HashSet<String>, CriError> {
-    let asked = tokio::time::timeout(DEADLINE, ask(socket)).await;
+    let listed: ListResponse = ask(socket, LIST, ListRequest {}).await?;
+    Ok(listed.items.into_iter().map(|sandbox| sandbox.id).collect())
+}
+
+/// The sandboxes that are ready, with their pods.
+///
+/// # Errors
+/// [`CriError`]: nothing is known then.
+pub async fn ready_sandboxes(socket: &Path) -> Result<Vec<PodSandbox>, CriError> {
+    let listed: ListResponse = ask(socket, LIST, ListRequest {}).await?;
+    let ready = listed.items.into_iter().filter(|sandbox| sandbox.state == READY);
+    Ok(ready.filter_map(Listed::of_pod).collect())
+}
+
+/// The path of a sandbox's network namespace.
+///
+/// # Errors
+/// [`CriError`].
+pub async fn network_namespace(socket: &Path, id: &str) -> Result<PathBuf, CriError> {
+    let request = StatusRequest { id: id.to_owned(), verbose: true };
+    let status: StatusResponse = ask(socket, STATUS, request).await?;
+    let path = status.info.get(INFO).and_then(|text| namespace_in(text));
+    path.ok_or_else(|| CriError::NoNamespace { socket: socket.to_owned(), id: id.to_owned() })
+}
+
+/// The path of the network namespace in a sandbox's verbose information.
+fn namespace_in(info: &str) -> Option<PathBuf> {
+    let info: Info = serde_json::from_str(info).ok()?;
+    let namespaces = info.runtime_spec.linux.namespaces.into_iter();
+    namespaces.filter(|it| it.kind == "network").map(|it| it.path).find(|path| path.is_absolute())
+}
+
+impl Listed {
+    fn of_pod(self) -> Option<PodSandbox> {
+        let Metadata { name, uid, namespace } = self.metadata?;
+        Some(PodSandbox { id: self.id, namespace, name, uid })
+    }
+}
+
+/// Asks one question, in the newest version of the interface that the runtime has.
+async fn ask<Q, A>(socket: &Path, method: Method, request: Q) -> Result<A, CriError>
+where
+    Q: prost::Message + Clone + 'static,
+    A: prost::Message + Default + 'static,
+{
+    let asked = tokio::time::timeout(DEADLINE, ask_versions(socket, method, request)).await;
     asked.unwrap_or_else(|_| Err(CriError::Slow { socket: socket.to_owned() }))
 }
 
-async fn ask(socket: &Path) -> Result<HashSet<String>, CriError> {
+async fn ask_versions<Q, A>(socket: &Path, method: Method, request: Q) -> Result<A, CriError>
+where
+    Q: prost::Message + Clone + 'static,
+    A: prost::Message + Default + 'static,
+{
     let of = || socket.to_owned();
     let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()))
         .map_err(|source| CriError::Address { socket: of(), source })?;
     let channel = endpoint.connect().await.map_err(|source| CriError::Connect { socket: of(), source })?;
     let mut refused = Status::unimplemented("no method");
-    for method in METHODS {
-        match list(&channel, method).await {
-            Ok(response) => return Ok(response.items.into_iter().map(|sandbox| sandbox.id).collect()),
+    for method in method {
+        match call(&channel, method, request.clone()).await {
+            Ok(response) => return Ok(response),
             Err(status) if status.code() == Code::Unimplemented => refused = status,
             Err(status) => {
                 refused = status;
@@ -109,11 +248,15 @@ async fn ask(socket: &Path) -> Result<HashSet<String>, CriError> {
     Err(CriError::Refused { socket: of(), code: refused.code(), message: refused.message().to_owned() })
 }
 
-async fn list(channel: &Channel, method: &'static str) -> Result<ListResponse, Status> {
+async fn call<Q, A>(channel: &Channel, method: &'static str, request: Q) -> Result<A, Status>
+where
+    Q: prost::Message + 'static,
+    A: prost::Message + Default + 'static,
+{
     let mut grpc = Grpc::new(channel.clone()).max_decoding_message_size(MAX_ANSWER);
     grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
-    let codec = ProstCodec::<ListRequest, ListResponse>::default();
-    let answer = grpc.unary(Request::new(ListRequest {}), PathAndQuery::from_static(method), codec).await?;
+    let codec = ProstCodec::<Q, A>::default();
+    let answer = grpc.unary(Request::new(request), PathAndQuery::from_static(method), codec).await?;
     Ok(answer.into_inner())
 }
 
@@ -129,9 +272,23 @@ mod tests {
         // Field 1 (PodSandbox): field 1 (id) "ab", field 2 (metadata, empty), field 3 (state) 1; then field 9 (unknown).
         let bytes = [0x0a, 8, 0x0a, 2, b'a', b'b', 0x12, 0, 0x18, 1, 0x48, 7];
         let response = ListResponse::decode(&bytes[..]).unwrap();
-        assert_eq!(response, ListResponse { items: vec![PodSandbox { id: "ab".into() }] });
+        let listed = Listed { id: "ab".into(), metadata: Some(Metadata::default()), state: 1 };
+        assert_eq!(response, ListResponse { items: vec![listed] });
         assert!(ListResponse::decode(&bytes[..5]).is_err(), "a list that is cut off is no list");
         assert!(ListRequest {}.encode_to_vec().is_empty());
+    }
+
+    #[test]
+    fn the_network_namespace_stands_in_the_specification() {
+        let spec = |path: &str| {
+            format!(
+                r#"{{"pid": 7, "runtimeSpec": {{"linux": {{"namespaces": [{{"type": "pid"}}, {{"type": "network", "path": "{path}"}}]}}}}}}"#
+            )
+        };
+        assert_eq!(namespace_in(&spec("/run/netns/cni-1")), Some("/run/netns/cni-1".into()));
+        for info in [spec("").as_str(), &spec("run/netns"), "{}", "", "[]", r#"{"runtimeSpec": {}}"#] {
+            assert_eq!(namespace_in(info), None, "{info}");
+        }
     }
 
     #[tokio::test]

@@ -9,7 +9,7 @@
 //! | [`api_server`] | a Kubernetes API server that fails on demand |
 //! | [`namespace`], [`wires`], [`sriov`] | namespaces; devices that lead out of a node; cards with VFs |
 //! | [`call`], [`runtime`], [`machine`] | a call of the CNI executable; of a plugin, without an agent; real container runtimes |
-//! | [`kubelet`] | a kubelet's PodResources socket |
+//! | [`kubelet`], [`cri`] | a kubelet's PodResources socket; a container runtime's CRI socket |
 //! | [`plugin_calls`] | the recorded calls of scripted plugins |
 //! | [`primaries`] | the configurations of other primary networks |
 //! | [`traffic`], [`packet`], [`raw`], [`reading`] | connections; frames built byte by byte; frames sent and seen as they are; what a packet says, read independently |
@@ -22,6 +22,7 @@ mod agent;
 pub mod api_server;
 pub mod call;
 pub mod cluster;
+pub mod cri;
 pub mod kubelet;
 pub mod machine;
 pub mod manifest;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use clap::Parser;
 use serde::{Deserialize, Serialize};
 
+use super::missed::Repair;
 use super::policy_settings::{AlwaysAllow, Overflow, PolicyTypes, WrittenCommonRules};
 use super::settings_file::{self, SettingsFileError};
 use crate::attach::{DefaultNetwork, InvalidDefaultNetwork, RepeatedAdd, standalone};
@@ -119,6 +120,10 @@ pub struct Settings {
     pub collect_after_seconds: u64,
     /// See [`Settings::runtime_socket`].
     runtime_socket: PathBuf,
+    /// What is done about a pod that runs without the networks that it selects.
+    pub repair: Repair,
+    /// How long such a pod is watched before anything is done, in seconds.
+    pub repair_after_seconds: u64,
     /// How other plugins are executed.
     pub delegation: Delegation,
     /// Whether definitions with the same name in two namespaces, whose configurations have no `name`, have separate
@@ -169,7 +174,7 @@ pub struct Settings {
 }
 
 /// The Kubernetes API as the source, and the publication of network-status there.
-#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Kubernetes {
     /// Whether it is the source.
@@ -182,6 +187,8 @@ pub struct Kubernetes {
     pub status: StatusWrites,
     /// Key of the node's taint that is removed when the node is ready; empty: none is.
     pub startup_taint: String,
+    /// How long a watch of pods lasts before it is asked for again, in seconds.
+    pub watch_seconds: u32,
 }
 
 /// Whether an ADD waits for its network-status to be published.
@@ -332,6 +339,14 @@ pub enum SettingsError {
     /// The directory for the runtime's file is not absolute.
     #[error("cniConf.dir: {0} is not an absolute path")]
     ConfDir(PathBuf),
+    /// Pods cannot be repaired in that way.
+    #[error("repair: {how} needs {needs}")]
+    Repair {
+        /// The setting.
+        how: &'static str,
+        /// What is not set.
+        needs: &'static str,
+    },
     /// The runtime's socket is not absolute.
     #[error("runtimeSocket: {0} is not an absolute path")]
     RuntimeSocket(PathBuf),
@@ -387,6 +402,8 @@ impl Default for Settings {
             multus_state_dir: multus::STATE_DIRECTORY.into(),
             collect_after_seconds: 60,
             runtime_socket: PathBuf::new(),
+            repair: Repair::default(),
+            repair_after_seconds: 60,
             delegation: Delegation::default(),
             separate_pools: true,
             invalid_annotation: InvalidAnnotation::default(),
@@ -409,6 +426,19 @@ impl Default for Settings {
             accept_icmp: false,
             accept_icmpv6: false,
             other_macvlans: OtherMacvlans::default(),
+        }
+    }
+}
+
+impl Default for Kubernetes {
+    fn default() -> Self {
+        Self {
+            enabled: false,
+            kubeconfig: PathBuf::new(),
+            node_name: String::new(),
+            status: StatusWrites::default(),
+            startup_taint: String::new(),
+            watch_seconds: 60,
         }
     }
 }
@@ -508,14 +538,36 @@ impl Settings {
             }
         };
         range("maxAttachments", self.max_attachments.into(), 2, 65_535)?;
+        range("kubernetes.watchSeconds", kubernetes.watch_seconds.into(), 1, 600)?;
         range("podWaitSeconds", self.pod_wait_seconds, 0, 60)?;
         range("cniConf.agentWaitSeconds", self.cni_conf.agent_wait_seconds, 0, MAX_AGENT_WAIT)?;
         range("collectAfterSeconds", self.collect_after_seconds, 0, 86_400)?;
         if !self.runtime_socket.as_os_str().is_empty() && !self.runtime_socket.is_absolute() {
             return Err(SettingsError::RuntimeSocket(self.runtime_socket.clone()));
         }
+        range("repairAfterSeconds", self.repair_after_seconds, 1, 86_400)?;
+        self.check_repair()?;
         range("parallelAdds", self.parallel_adds as u64, 1, 128)?;
         range("delegation.timeoutSeconds", self.delegation.timeout_seconds, 1, 600)
+    }
+
+    /// Refuses repairs that cannot be carried out.
+    fn check_repair(&self) -> Result<(), SettingsError> {
+        let how = match self.repair {
+            Repair::Report => return Ok(()),
+            Repair::Attach => "attach",
+            Repair::Evict => "evict",
+        };
+        if !self.kubernetes.enabled {
+            return Err(SettingsError::Repair { how, needs: "kubernetes.enabled" });
+        }
+        if self.repair == Repair::Attach && self.runtime_socket.as_os_str().is_empty() {
+            return Err(SettingsError::Repair {
+                how,
+                needs: "runtimeSocket, which tells where a pod's namespace is",
+            });
+        }
+        Ok(())
     }
 
     /// The name of this node in the cluster: the setting, else the variable `NODE_NAME`, else the host's name in lower
@@ -534,6 +586,11 @@ impl Settings {
     /// How long a sandbox has to be gone before it is detached without a DEL. `None`: it never is.
     pub fn collect_after(&self) -> Option<Duration> {
         (self.collect_after_seconds > 0).then(|| Duration::from_secs(self.collect_after_seconds))
+    }
+
+    /// How long a pod without its networks is watched before anything is done.
+    pub fn repair_after(&self) -> Duration {
+        Duration::from_secs(self.repair_after_seconds)
     }
 
     /// The container runtime's CRI socket. `None`: the runtime is not asked for its sandboxes.

@@ -8,11 +8,13 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 use super::collector::Collector;
 use super::devices::{self, Asked};
+use super::drift::Drift;
 use super::events;
 use super::failure;
 use super::health::Health;
 use super::lanes::{Class, Full};
 use super::live::LivePods;
+use super::missed::Repairs;
 use super::operation::{Operation, Patience};
 use super::report::Reporter;
 use super::scheduler::{MOST_ADDS, MOST_CHECKS, MOST_DELS, Slot, Traffic, Turn, Turns};
@@ -77,6 +79,8 @@ pub(super) struct Outside {
     pub(super) collector: Collector,
     /// Devices of pods.
     pub(super) kubelet: PodResources,
+    /// Pods that were not asked for.
+    pub(super) repairs: Repairs,
 }
 
 /// The state that requests are answered from.
@@ -88,6 +92,8 @@ pub(super) struct Agent {
     pub(super) reporter: Reporter,
     pub(super) health: Arc<Health>,
     pub(super) live_pods: LivePods,
+    pub(super) repairs: Repairs,
+    pub(super) drift: Drift,
     pub(super) kubelet: PodResources,
     pub(super) turns: Arc<Turns>,
     pub(super) traffic: Arc<Traffic>,
@@ -124,6 +130,8 @@ impl Agent {
             reporter,
             health,
             live_pods: LivePods::default(),
+            repairs: outside.repairs,
+            drift: Drift::default(),
             kubelet: outside.kubelet,
             turns: Arc::default(),
             traffic: Traffic::new(parallel_adds),
@@ -143,11 +151,17 @@ impl Agent {
     pub(super) async fn cni(self: &Arc<Self>, call: CniCall) -> CniReply {
         let version = cni::request::error_version(call.stdin.as_bytes());
         let asked = failure::Asked::of(&call);
+        let added = asked.added_pod();
+        if let Some(pod) = &added {
+            self.repairs.asked_for(pod);
+        }
         match self.dispatch(call).await {
             Ok(stdout) => CniReply { stdout, exit: 0 },
             Err(error) => {
                 asked.failed(&error);
-                if let Some(pod) = asked.added_pod() {
+                if let Some(pod) = added {
+                    // It may have waited for long.
+                    self.repairs.asked_for(&pod);
                     self.report(events::of_failed_add(pod, &error));
                 }
                 CniReply { stdout: error.to_json(version), exit: 1 }
@@ -309,6 +323,8 @@ impl Agent {
             ),
         }));
         troubles.extend(self.live_pods.conditions());
+        troubles.extend(self.repairs.conditions());
+        troubles.extend(self.drift.conditions(|key| self.sandbox_name(key)));
         troubles.extend(self.collector.troubles());
         let left_over = self.left_over.load(Ordering::Relaxed);
         troubles.extend((left_over > 0).then(|| Condition {
@@ -429,7 +445,14 @@ impl Agent {
         })
     }
 
-    fn publish(&self, sandbox: &JournalKey) {
+    /// Whether the published status of a sandbox is not what was published last.
+    pub(super) fn status_has_drifted(&self, sandbox: &JournalKey) -> bool {
+        let attached = self.engine.registry().with_dynamic(sandbox);
+        let status = network_status(&attached, self.statuses.form);
+        status.is_some_and(|(pod, entries)| self.statuses.publisher.has_drifted(&pod, &entries))
+    }
+
+    pub(super) fn publish(&self, sandbox: &JournalKey) {
         let attached = self.engine.registry().with_dynamic(sandbox);
         let Some((pod, entries)) = network_status(&attached, self.statuses.form) else { return };
         if let Err(error) = self.statuses.publisher.publish(&pod, &entries) {

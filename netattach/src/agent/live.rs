@@ -4,27 +4,26 @@
 //!
 //! [`changes`] decides, and is pure. Only pods that have changed are looked at.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use super::handler::Agent;
 use crate::attach::Attached;
 use crate::error_chain::Chain;
 use crate::journal::JournalKey;
 use crate::npwg::{self, NETWORKS_ANNOTATION, NetworkRef, Selection};
-use crate::objects::{ObjectName, Objects, Phase, Pod};
+use crate::objects::{Objects, Pod};
 use crate::rpc::message::{AttachCall, Condition, DetachCall, Response, SandboxName};
+use crate::sync::{Mutex, locked};
 
 /// Who attached an interface, in its record and in the pod's status.
 pub(super) const BY_ANNOTATION: &str = "annotation";
 
 /// How often what failed is tried again.
 const AGAIN: Duration = Duration::from_secs(30);
-/// Most pods without networks that are reported.
-const MOST_MISSED: usize = 100;
 /// How long changes are gathered.
 const GATHER: Duration = Duration::from_millis(20);
 
@@ -92,16 +91,20 @@ fn changes(selections: &[Selection], interfaces: &[Interface]) -> Vec<Change> {
 pub(super) struct LivePods {
     seen: Mutex<BTreeMap<JournalKey, Weak<Pod>>>,
     conditions: Mutex<BTreeMap<JournalKey, Vec<Condition>>>,
-    /// Pods that run without their networks.
-    missed: Mutex<Vec<Condition>>,
+    /// There is a new sandbox whose networks are to be attached.
+    again: Notify,
 }
 
 impl LivePods {
     /// What of the annotations of live pods is not as they say.
     pub(super) fn conditions(&self) -> Vec<Condition> {
-        let conditions = self.conditions.lock().unwrap_or_else(PoisonError::into_inner);
-        let missed = self.missed.lock().unwrap_or_else(PoisonError::into_inner);
-        conditions.values().flatten().chain(missed.iter()).cloned().collect()
+        let conditions = locked(&self.conditions);
+        conditions.values().flatten().cloned().collect()
+    }
+
+    /// Looks at what is new among the attached sandboxes.
+    pub(super) fn look_again(&self) {
+        self.again.notify_one();
     }
 
     /// The pods that have changed since they were looked at, or that something failed for, with their sandboxes.
@@ -111,8 +114,8 @@ impl LivePods {
         attached: &[Arc<Attached>],
         failed_too: bool,
     ) -> Vec<(JournalKey, Arc<Pod>)> {
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut conditions = self.conditions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = locked(&self.seen);
+        let mut conditions = locked(&self.conditions);
         let mut changed = Vec::new();
         let mut now = BTreeMap::new();
         for sandbox in attached.iter().filter(|it| it.plan.dynamic.is_none()) {
@@ -134,7 +137,7 @@ impl LivePods {
     }
 
     fn note(&self, key: &JournalKey, conditions: Vec<Condition>) {
-        let mut all = self.conditions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = locked(&self.conditions);
         if conditions.is_empty() {
             all.remove(key);
         } else {
@@ -148,21 +151,18 @@ pub(super) async fn follow(agent: Arc<Agent>, mut source: watch::Receiver<u64>) 
     let mut again = tokio::time::interval(AGAIN);
     again.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        // Both futures may be dropped at any time: a change stays unseen, and the ticker ticks again.
+        // All may be dropped at any time: a change stays unseen, a notice is kept, and the ticker ticks again.
         let failed_too = tokio::select! {
             changed = source.changed() => match changed {
                 Ok(()) => false,
                 Err(_) => return,
             },
+            () = agent.live_pods.again.notified() => false,
             _ = again.tick() => true,
         };
         tokio::time::sleep(GATHER).await;
         let objects = agent.intents.source.snapshot();
         let attached = agent.engine.registry().all();
-        if failed_too {
-            let missed = without_networks(&objects, &attached);
-            *agent.live_pods.missed.lock().unwrap_or_else(PoisonError::into_inner) = missed;
-        }
         for (sandbox, pod) in agent.live_pods.changed(&objects, &attached, failed_too) {
             let conditions = bring_up_to_date(&agent, &sandbox, &pod).await;
             agent.live_pods.note(&sandbox, conditions);
@@ -225,28 +225,6 @@ fn interfaces(attached: &Attached) -> impl Iterator<Item = Interface> {
         ifname: it.ifname.clone(),
         made,
     })
-}
-
-/// The pods that select networks and run without them: their runtime did not ask this agent to attach them. Its
-/// configuration file was not there, or another one was used.
-fn without_networks(objects: &Objects, attached: &[Arc<Attached>]) -> Vec<Condition> {
-    let sandboxes: BTreeSet<&ObjectName> =
-        attached.iter().filter_map(|it| it.plan.sandbox.pod.as_ref()).map(|pod| &pod.name).collect();
-    let selects = |pod: &Pod| {
-        pod.annotations.get(NETWORKS_ANNOTATION).is_some_and(|text| !text.trim().is_empty())
-            && !pod.host_network
-    };
-    let pods =
-        objects.pods.values().filter(|pod| pod.phase == Phase::Running && !pod.terminating && selects(pod));
-    let missed = pods.filter(|pod| !sandboxes.contains(&pod.name));
-    let condition = |pod: &Arc<Pod>| {
-        Condition {
-        object: format!("pod {}", pod.name),
-        problem: "runs without the networks that it selects: the runtime did not ask for them; delete it, so that it is made anew"
-            .to_owned(),
-    }
-    };
-    missed.take(MOST_MISSED).map(condition).collect()
 }
 
 #[cfg(test)]

@@ -9,6 +9,8 @@
 //! | `left_over`, `waiting_dels` | finishes operations that an earlier agent had begun; DELs recorded while no agent answered |
 //! | `handler`, `operation` | answers requests; carries out an operation, restarting it when necessary |
 //! | `turns`, `lanes`, `scheduler` | one operation at a time per container; admission; suspending and waking |
+//! | `drift` | puts back what others change of what attachments have on the node |
+//! | `missed`, `repair` | pods that run without their networks: reports, attaches or evicts them |
 //! | `dynamic`, `live`, `gc` | attachments of live pods, on request and by their annotation; GC, concurrently with other requests |
 //! | `devices` | asks the kubelet for the devices of a pod, and gives each network its own |
 //! | `collector` | detaches sandboxes that no runtime will ask for |
@@ -27,6 +29,7 @@ mod conf_watch;
 pub mod config;
 mod devices;
 mod disk_look;
+mod drift;
 mod dynamic;
 mod events;
 mod failure;
@@ -39,11 +42,13 @@ mod left_over;
 mod live;
 mod log;
 mod memory;
+mod missed;
 mod node_network;
 mod operation;
 mod owned;
 mod policy_settings;
 mod privileges;
+mod repair;
 mod report;
 mod run;
 mod scheduler;

@@ -1,6 +1,6 @@
 //! The agent's answers about itself, from memory and from the maps.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -232,20 +232,29 @@ impl Reporter {
                 _ => problem.message.clone(),
             },
         });
-        problems
-            .chain(self.health.unusable_files())
-            .chain(self.troubles.rows())
-            .chain(self.unjudged())
-            .collect()
+        let mut rows: Vec<Condition> = problems.collect();
+        // What else is wrong with an object that cannot be read is about an earlier version, or about what stands for it.
+        let unread: BTreeSet<&str> = rows.iter().map(|row| row.object.as_str()).collect();
+        let mut others = self.troubles.rows();
+        others.retain(|row| !unread.contains(row.object.as_str()));
+        rows.extend(self.health.unusable_files());
+        rows.extend(others);
+        rows.extend(self.unjudged());
+        rows
     }
 
     pub(super) fn status(&self, engine: &Engine, troubles: Vec<Condition>) -> Status {
         let objects = self.source.snapshot();
-        let found = [
+        let mut found = vec![
             counted(objects.pods.len(), "pod", "pods"),
             counted(objects.definitions.len(), "network", "networks"),
             counted(objects.policies.len(), "policy", "policies"),
         ];
+        let others = objects.remote_pods.len();
+        found.extend(
+            (others > 0)
+                .then(|| counted(others, "attached pod of the cluster", "attached pods of the cluster")),
+        );
         let synced = self.source.synced();
         let source = Readiness {
             condition: "source".into(),

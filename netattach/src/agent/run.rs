@@ -20,9 +20,11 @@ use super::health::Health;
 use super::left_over::LeftOver;
 use super::live;
 use super::log::{self, LogError};
+use super::missed::{Repair, Repairs};
 use super::node_network::{self, NodeNetwork};
 use super::owned::{self, Owned, OwnedError};
 use super::privileges::{self, Unprivileged};
+use super::repair;
 use super::report::Reporter;
 use super::scheduler;
 use super::signals::Signals;
@@ -254,6 +256,7 @@ async fn serve_until(signals: &mut Signals, settings: Settings) -> Result<(), Ag
             settings.runtime_socket(),
         ),
         kubelet: PodResources::new(&settings.pod_resources_socket, &settings.device_checkpoint),
+        repairs: Repairs::new(settings.repair, settings.repair_after()),
     };
     let (of_engine, of_health) = (Arc::clone(&engine), Arc::clone(&health));
     let agent = Agent::new(of_engine, intents, statuses, reporter, of_health, outside, parallel_adds);
@@ -280,11 +283,14 @@ async fn serve_until(signals: &mut Signals, settings: Settings) -> Result<(), Ag
     background.once("finishing operations of earlier agents", left_over.finish(Arc::clone(&agent)));
     if let Some(cluster) = &cluster {
         background.keep("live pods", live::follow(Arc::clone(&agent), source.changes()));
+        let means = repair::Means { cluster: Arc::clone(cluster), runtime: settings.runtime_socket() };
+        background.keep("pods without their networks", repair::keep(Arc::clone(&agent), means));
         background.keep("events", events::report(Arc::clone(&agent), settings.node_name()?));
         let taint = settings.kubernetes.startup_taint.clone();
         background.once("the startup taint", untaint(Arc::clone(cluster), Arc::clone(&health), taint));
     }
     background.keep("sandboxes that no runtime asks for", Arc::clone(&agent).keep_collecting());
+    background.keep("what others change", Arc::clone(&agent).keep_as_made());
     let (stop, stopped) = oneshot::channel::<()>();
     let stop_requested = async {
         // A dropped sender stops the server too.
@@ -412,6 +418,9 @@ fn source(settings: &Settings) -> Result<Sources, AgentError> {
         node: settings.node_name()?,
         network_policies: settings.network_policy(),
         nodes: nodes_wanted(&settings.default_network().map_err(SettingsError::from)?),
+        watch_seconds: kubernetes.watch_seconds,
+        startup_taint: !kubernetes.startup_taint.is_empty(),
+        eviction: settings.repair == Repair::Evict,
     })?);
     Ok((Arc::clone(&cluster) as Arc<dyn Source>, cluster.publisher(), Some(cluster)))
 }

@@ -10,6 +10,7 @@ use super::apply::apply;
 use super::check::check;
 use super::enforcement::guards;
 use super::registry::{Attached, Reservation};
+use super::take_over::is_taken_over;
 use super::undo::undo;
 use super::{AttachError, Doing, Holder, Node, Registry, RepeatedAdd, StepError, facts, translation};
 use serde_json::Value;
@@ -303,7 +304,12 @@ impl Engine {
             }
             Loaded::Whole(record) => {
                 let pod = record.plan.sandbox.pod.clone();
-                self.roll_back(*record).map(|()| pod)
+                let is_taken_over = is_taken_over(&record);
+                self.roll_back(*record)?;
+                if is_taken_over {
+                    without_record()?;
+                }
+                Ok(pod)
             }
         });
         match (sandbox, dynamic) {

@@ -137,6 +137,19 @@ pub enum AttachError {
     /// Leases of a container whose record is torn could not be released.
     #[error("release leases of a torn record")]
     TornLease(#[source] ipam::Error),
+    /// A lease that somebody has removed could not be taken again.
+    #[error("take a lease again")]
+    DriftedLease(#[source] ipam::Error),
+    /// A record that somebody has removed cannot be written anew.
+    #[error(
+        "the record of container {container} was removed, and with it the configuration of plugin {plugin}: its DEL will release nothing of it"
+    )]
+    RecordLost {
+        /// The container.
+        container: String,
+        /// The plugin.
+        plugin: String,
+    },
     /// The kernel state differs from the record.
     #[error("{ifname} ({network}): {what}")]
     Differs {
@@ -394,7 +407,11 @@ impl AttachError {
                 step_code(source)
             }
             Self::Undo(errors) => errors.first().map_or(code::INTERNAL, Self::code),
-            Self::Open(_) | Self::TornLease(_) | Self::Differs { .. } => code::INTERNAL,
+            Self::Open(_)
+            | Self::TornLease(_)
+            | Self::DriftedLease(_)
+            | Self::RecordLost { .. }
+            | Self::Differs { .. } => code::INTERNAL,
         }
     }
 }

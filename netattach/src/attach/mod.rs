@@ -13,8 +13,8 @@
 //! | [`apply`], `bridges`, `device_info`, `routing`, `translation`, `enforcement` | the effects of steps |
 //! | [`undo`], `plugin_del` | inverses of steps, and DEL of other plugins |
 //! | `check`, `status_verb`, `gc` | the verbs CHECK, STATUS and GC |
-//! | `departed` | sandboxes that no runtime will ask to detach |
-//! | `dynamic`, `multus_del` | attachments of live pods; pods that Multus attached |
+//! | `departed`, `drift` | sandboxes that no runtime will ask to detach; what others change of attachments |
+//! | `dynamic`, `take_over`, `multus_del` | attachments of live pods, also of those that another plugin attached; pods that Multus attached |
 //! | `registry`, `pool_use`, `network_status` | attached sandboxes, in memory; their pools; their published status |
 //! | [`standalone`] | the native plugins as plain CNI executables |
 //! | `error` | errors, and their CNI codes |
@@ -28,6 +28,7 @@ mod damage_tests;
 mod default_network;
 mod departed;
 mod device_info;
+mod drift;
 mod dynamic;
 mod enforcement;
 mod engine;
@@ -48,12 +49,14 @@ pub(crate) mod rig;
 mod routing;
 pub mod standalone;
 mod status_verb;
+mod take_over;
 mod translation;
 pub mod undo;
 mod weight;
 
 pub use bridges::Bridges;
 pub use default_network::{CILIUMS_SUFFIX, DefaultNetwork, InvalidDefaultNetwork};
+pub use drift::PutBack;
 pub use engine::{Engine, Recovery};
 pub use error::{AttachError, Doing, StepError};
 pub use from_node::FromNode;

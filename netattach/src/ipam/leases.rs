@@ -48,6 +48,25 @@ impl Leases {
         }
     }
 
+    /// Leases addresses again that the lessee had and that somebody has removed; returns those.
+    ///
+    /// # Errors
+    /// Another one has an address by now, or it could not be leased.
+    pub fn restore(
+        &self,
+        config: &Config,
+        lessee: Lessee<'_>,
+        addresses: &[IpAddr],
+    ) -> Result<Vec<IpAddr>, Error> {
+        match config {
+            Config::HostLocal(config) => {
+                Ok(self.host_local.restore(&config.data_dir, &config.network, lessee.owner, addresses)?)
+            }
+            // They are kept nowhere.
+            Config::Static(_) => Ok(Vec::new()),
+        }
+    }
+
     /// Releases all addresses that the lessee holds in the configuration's pool.
     ///
     /// # Errors

@@ -294,6 +294,27 @@ impl Record {
         self.encode(&line)
     }
 
+    /// Writes the progress of a sandbox that is attached and whose record was lost: all of it, at once.
+    ///
+    /// # Errors
+    /// It could not be written; the record says that nothing was done.
+    pub fn continue_from(
+        &mut self,
+        netns_cookie: u64,
+        outputs: &Outputs,
+        result: Value,
+    ) -> Result<(), JournalError> {
+        self.is_in(netns_cookie)?;
+        let plan = std::sync::Arc::clone(&self.plan);
+        for (at, _, _) in plan.steps() {
+            let Some(output) = outputs.get(&at) else { continue };
+            self.begun.insert(at);
+            self.encode(&Line::Began(at))?;
+            self.done(at, output.clone())?;
+        }
+        self.attached(result)
+    }
+
     /// Marks all steps as done.
     pub fn attached(&mut self, result: Value) -> Result<(), JournalError> {
         self.state = RecordState::Attached;

@@ -114,6 +114,15 @@ impl Store {
         }
     }
 
+    /// Whether a record is as it was written. One that another operation has removed meanwhile is.
+    pub fn can_read(&self, key: &JournalKey) -> bool {
+        match self.peek(key) {
+            Ok(Loaded::Whole(record)) => record.check_whole().is_ok(),
+            Ok(Loaded::Absent | Loaded::Torn { .. }) => true,
+            Err(_) => false,
+        }
+    }
+
     /// Reads the record of a sandbox and interface.
     pub fn load(&self, key: &JournalKey) -> Result<Loaded, JournalError> {
         timing::part("journal", || self.read(key))

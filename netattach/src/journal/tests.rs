@@ -173,6 +173,23 @@ fn records_of_version_1_are_read_and_continued() {
     }
 }
 
+fn fixture_path(directory: &Path) -> PathBuf {
+    directory.join("c-a@eth0.jsonl")
+}
+
+/// The record of a fixture, as the agent of its boot reads it.
+fn fixture(directory: &Path, text: &str) -> Box<Record> {
+    fs::write(fixture_path(directory), text).unwrap();
+    let boot = text.split("\"boot\":\"").nth(1).unwrap().split('"').next().unwrap();
+    let files = Arc::new(OnDisk(directory.to_owned()));
+    let store = Store::over(files, PathBuf::from(directory), boot.to_owned()).unwrap();
+    let key = JournalKey { container_id: "c-a".to_owned(), ifname: "eth0".to_owned() };
+    match store.load(&key).unwrap() {
+        Loaded::Whole(record) => record,
+        other => panic!("{other:?}"),
+    }
+}
+
 /// Records in version 2: the same pods' lines, each with its checksum. Later versions may write other lines; the
 /// meaning of these must not change.
 #[test]
@@ -189,19 +206,8 @@ fn records_of_version_2_are_read_and_continued() {
     ];
     for (first, second) in versions {
         let directory = tempfile::tempdir().unwrap();
-        let key = JournalKey { container_id: "c-a".to_owned(), ifname: "eth0".to_owned() };
-        let path = directory.path().join("c-a@eth0.jsonl");
-        let boot =
-            |text: &str| text.split("\"boot\":\"").nth(1).unwrap().split('"').next().unwrap().to_owned();
-        let load = |text: &str| {
-            fs::write(&path, text).unwrap();
-            let files = Arc::new(OnDisk(directory.path().to_owned()));
-            let store = Store::over(files, PathBuf::from(directory.path()), boot(text)).unwrap();
-            match store.load(&key).unwrap() {
-                Loaded::Whole(record) => record,
-                other => panic!("{other:?}"),
-            }
-        };
+        let path = fixture_path(directory.path());
+        let load = |text: &str| fixture(directory.path(), text);
         let was = load(first);
         let mut record = load(second);
         record.check_whole().unwrap();
@@ -223,17 +229,7 @@ fn records_of_version_3_are_read_and_continued() {
     let text = include_str!("fixtures/version-3-own-plugins.jsonl");
     assert!(text.starts_with("{\"planned\":{\"version\":3},\"state\":\"attached\""), "{text}");
     let directory = tempfile::tempdir().unwrap();
-    let key = JournalKey { container_id: "c-a".to_owned(), ifname: "eth0".to_owned() };
-    let path = directory.path().join("c-a@eth0.jsonl");
-    fs::write(&path, text).unwrap();
-    let boot = text.split("\"boot\":\"").nth(1).unwrap().split('"').next().unwrap();
-    let files = Arc::new(OnDisk(directory.path().to_owned()));
-    let store = Store::over(files, PathBuf::from(directory.path()), boot.to_owned()).unwrap();
-    let load = || match store.load(&key).unwrap() {
-        Loaded::Whole(record) => record,
-        other => panic!("{other:?}"),
-    };
-    let mut record = load();
+    let mut record = fixture(directory.path(), text);
     record.check_whole().unwrap();
     assert_eq!(
         (record.state, record.is_complete(), record.netns_cookie),
@@ -267,9 +263,9 @@ fn records_of_version_3_are_read_and_continued() {
     assert_eq!(record.outputs[&StepRef(1, 1)], leased);
     assert_eq!(record.result.as_ref().unwrap()["cniVersion"], "1.1.0");
     record.removing().unwrap();
-    let continued = fs::read_to_string(&path).unwrap();
+    let continued = fs::read_to_string(fixture_path(directory.path())).unwrap();
     assert!(continued.starts_with(text) && continued.ends_with(",\"removing\"]\n"), "{continued}");
-    assert_eq!(load().state, RecordState::Removing);
+    assert_eq!(fixture(directory.path(), &continued).state, RecordState::Removing);
 }
 
 #[test]

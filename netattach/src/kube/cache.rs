@@ -15,14 +15,12 @@ use super::resource::Content;
 use crate::budget::{self, Budget, Exceeded};
 use crate::builtin::pod_cidr;
 use crate::error_chain::Chain;
-use crate::npwg::STATUS_ANNOTATION;
 use crate::objects::interner::Interner;
-use crate::objects::labels::Labels;
 use crate::objects::policy::{Direction, Peer, Peers, Policy};
-use crate::objects::remote::{PORTS_ANNOTATION, RemotePod, Written};
+use crate::objects::remote::{RemotePod, Written};
 use crate::objects::{ObjectName, Objects, Origin, Pod, Problem};
 use crate::source::read::manifest::{Key, Object};
-use crate::source::read::{Kind, api_object, merge};
+use crate::source::read::{Kind, RemoteMetadata, api_object, merge, remote_pod};
 
 /// How long a pod that was asked for by name counts without having been seen by the watch.
 const FETCHED: Duration = Duration::from_secs(30);
@@ -292,32 +290,13 @@ impl Cache {
 
     /// A new or changed pod that an agent has attached. Returns its name, or `None` if it has none.
     pub(super) fn put_remote(&mut self, json: &RawValue) -> Option<ObjectName> {
-        #[derive(Deserialize)]
-        struct Partial {
-            metadata: Metadata,
-        }
-        #[derive(Deserialize)]
-        struct Metadata {
-            #[serde(default)]
-            name: String,
-            #[serde(default)]
-            namespace: String,
-            uid: Option<String>,
-            labels: Option<Labels>,
-            annotations: Option<Annotations>,
-        }
-        let Metadata { name, namespace, uid, labels, annotations } =
-            serde_json::from_str::<Partial>(json.get()).ok()?.metadata;
-        if name.is_empty() {
-            return None;
-        }
-        let name = ObjectName::new(namespace, name);
-        let Annotations { status, ports } = annotations.unwrap_or_default();
+        let RemoteMetadata { name, uid, labels, status, ports, beyond } = remote_pod(json)?;
         let written = Written {
             uid: uid.as_deref(),
-            labels: labels.unwrap_or_default(),
+            labels,
             status: status.as_deref(),
             ports: ports.as_deref(),
+            beyond: beyond.as_deref(),
         };
         let pod = RemotePod::read(&name, written, &mut self.interner);
         let more = pod.addresses.len();
@@ -414,30 +393,6 @@ fn has_pods_as_peers(policy: &Policy) -> bool {
     [Direction::Ingress, Direction::Egress].into_iter().flat_map(|it| policy.rules(it)).any(|rule| {
         matches!(&rule.peers, Peers::Of(peers) if peers.iter().any(|it| matches!(it, Peer::Pods { .. })))
     })
-}
-
-/// The annotations of a pod of another node that matter; the others are not kept even while they are read.
-#[derive(Default, Deserialize)]
-struct Annotations {
-    #[serde(rename = "k8s.v1.cni.cncf.io/network-status")]
-    status: Option<String>,
-    #[serde(rename = "netattach.dev/ports")]
-    ports: Option<String>,
-}
-
-const _: () = {
-    // The names above have to be literals.
-    assert!(same(STATUS_ANNOTATION, "k8s.v1.cni.cncf.io/network-status"));
-    assert!(same(PORTS_ANNOTATION, "netattach.dev/ports"));
-};
-
-const fn same(a: &str, b: &str) -> bool {
-    let (a, b) = (a.as_bytes(), b.as_bytes());
-    let mut at = 0;
-    while at < a.len() && at < b.len() && a[at] == b[at] {
-        at += 1;
-    }
-    a.len() == b.len() && at == a.len()
 }
 
 /// The pods that the watch selects are those of this node.

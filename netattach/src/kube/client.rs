@@ -15,6 +15,7 @@ use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::BodyExt;
 use serde::Deserialize;
 
+use super::access::Missing;
 use crate::error_chain::Chain;
 use crate::sync::{Mutex, locked};
 
@@ -161,6 +162,8 @@ impl RequestError {
 pub(super) struct Client {
     access: Access,
     current: Mutex<Current>,
+    /// What the agent may not do, as far as it is known.
+    pub(super) missing: Missing,
 }
 
 struct Current {
@@ -218,7 +221,8 @@ impl Client {
     /// The kubeconfig or the service account cannot be used.
     pub(super) async fn new(access: Access) -> Result<Self, AccessError> {
         let client = connect(&access).await?;
-        Ok(Self { access, current: Mutex::new(Current { client, since: Instant::now() }) })
+        let current = Mutex::new(Current { client, since: Instant::now() });
+        Ok(Self { access, current, missing: Missing::default() })
     }
 
     /// Sends a request, and returns the answer when it begins.
@@ -258,6 +262,9 @@ impl Client {
         };
         if answer.status().is_success() {
             return Ok(answer);
+        }
+        if answer.status() == StatusCode::FORBIDDEN {
+            self.missing.refused(&ask.target);
         }
         Err(ask.refused(refusal(answer).await))
     }

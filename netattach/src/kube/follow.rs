@@ -38,6 +38,8 @@ pub(super) struct Follower {
     pub(super) view: Arc<View>,
     pub(super) resource: &'static Resource,
     pub(super) node: Arc<str>,
+    /// The setting `kubernetes.watchSeconds`.
+    pub(super) watch_seconds: u32,
 }
 
 /// A position in the history of a kind.
@@ -114,7 +116,8 @@ impl Follower {
             }
         }
         let Some(Position { path, version }) = position else { return Ended::Unserved };
-        let target = Target { resource: self.resource, path, node: &self.node };
+        let target =
+            Target { resource: self.resource, path, node: &self.node, watch_seconds: self.watch_seconds };
         let from = version.clone();
         let take = |event: Event<'_>| {
             let json = match event {
@@ -143,7 +146,8 @@ impl Follower {
     /// Lists the kind from the first of its paths that is served; `None` if none is.
     async fn list(&self) -> Result<Option<Position>, RequestError> {
         for path in self.resource.paths {
-            let target = Target { resource: self.resource, path, node: &self.node };
+            let target =
+                Target { resource: self.resource, path, node: &self.node, watch_seconds: self.watch_seconds };
             let mut listed = Listed::default();
             self.view.change(|cache| cache.list_begins(self.resource.content));
             let take =

@@ -6,12 +6,15 @@
 //! of `backoff` after failures; `cache` turns them into the model, and `view` publishes snapshots of it. `source`
 //! answers from those, and asks the server for one pod if it lags behind the runtime. `publish` writes the
 //! network-status of pods: the newest of each from `queue`, as `patch` composes it, within `rate`; `events`
-//! writes events, `taint` removes the taint of a node that waits for its agent, `nodes` asks whether there are others.
+//! writes events, `taint` removes the taint of a node that waits for its agent, `nodes` asks whether there are others,
+//! `evict` evicts a pod. `access` says what the agent may not do.
 
+mod access;
 mod backoff;
 mod cache;
 mod client;
 mod events;
+mod evict;
 mod follow;
 mod list;
 mod nodes;
@@ -26,5 +29,6 @@ mod view;
 mod watch;
 
 pub use client::{Access, AccessError};
+pub use evict::{Candidate, NotEvicted, Owner};
 pub use resource::ATTACHED_LABEL;
 pub use source::{Cluster, ClusterError, ClusterOptions, NodesWanted};

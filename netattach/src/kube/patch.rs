@@ -5,7 +5,7 @@
 
 use serde_json::{Value, json};
 
-use super::resource::{ATTACHED_LABEL, escaped};
+use super::resource::{ATTACHED_LABEL, pod_path};
 use crate::npwg::STATUS_ANNOTATION;
 use crate::objects::remote::PORTS_ANNOTATION;
 use crate::objects::{ObjectName, Pod};
@@ -21,7 +21,7 @@ pub(super) enum Status {
 
 /// Where the patch is sent.
 pub(super) fn path(name: &ObjectName) -> String {
-    format!("/api/v1/namespaces/{}/pods/{}/status", escaped(&name.namespace), escaped(&name.name))
+    format!("{}/status", pod_path(name))
 }
 
 /// The patch.

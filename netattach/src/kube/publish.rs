@@ -222,6 +222,14 @@ impl Publish for Publisher {
         }
     }
 
+    fn has_drifted(&self, pod: &PodRef, entries: &[StatusEntry]) -> bool {
+        let status = self.attached(pod, entries);
+        let snapshot = self.view.snapshot();
+        let known = snapshot.pods.get(&pod.name);
+        known
+            .is_some_and(|known| self.queue().has_drifted(known, pod.uid.as_deref(), &status, Instant::now()))
+    }
+
     fn report(&self, event: Event) {
         self.events.put(event);
     }

@@ -12,6 +12,9 @@ use crate::objects::{ObjectName, Pod};
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const MOST_PAUSE: Duration = Duration::from_secs(60);
 
+/// How long the watch may take to show what was written.
+const LAG: Duration = Duration::from_secs(30);
+
 /// What a writer waits for: that a status is written, or why it is not.
 pub(super) type Waiter = Sender<Result<(), String>>;
 
@@ -23,9 +26,17 @@ pub(super) struct Queue {
     writing: BTreeMap<ObjectName, Vec<Waiter>>,
     /// What was written last, until the watch shows it. `None`: it is not known whether the last write took effect, and
     /// what the watch shows may be from before it.
-    written: BTreeMap<ObjectName, Option<(Option<String>, Status)>>,
+    written: BTreeMap<ObjectName, Option<Last>>,
     /// Since when writes fail, and the last reason.
     failing: Option<(Instant, String)>,
+}
+
+/// What was written.
+#[derive(Debug)]
+struct Last {
+    uid: Option<String>,
+    status: Status,
+    at: Instant,
 }
 
 #[derive(Debug)]
@@ -111,8 +122,8 @@ impl Queue {
 
     /// What was written and the watch shows needs not be remembered.
     fn forget_seen(&mut self, name: &ObjectName, pod: Option<&Pod>) {
-        if let Some(Some((_, status))) = self.written.get(name)
-            && pod.is_none_or(|pod| is_written(pod, status))
+        if let Some(Some(last)) = self.written.get(name)
+            && pod.is_none_or(|pod| is_written(pod, &last.status))
         {
             self.written.remove(name);
         }
@@ -126,9 +137,37 @@ impl Queue {
             return false;
         }
         match self.written.get(name) {
-            Some(Some((uid, last))) => *last != wanted.status || *uid != wanted.uid,
+            Some(Some(last)) => last.status != wanted.status || last.uid != wanted.uid,
             Some(None) => true,
             None => pod.is_none_or(|pod| !is_written(pod, &wanted.status)),
+        }
+    }
+
+    /// Whether the pod, as the watch shows it, has lost what was written last. What the watch has not shown yet counts as
+    /// lost after [`LAG`].
+    pub(super) fn has_drifted(
+        &mut self,
+        pod: &Pod,
+        uid: Option<&str>,
+        status: &Status,
+        now: Instant,
+    ) -> bool {
+        let name = &pod.name;
+        if self.wanted.contains_key(name) || self.writing.contains_key(name) {
+            return false;
+        }
+        let is_ours = !pod.terminating && uid.is_none_or(|uid| pod.has_uid(uid));
+        if !is_ours || is_written(pod, status) {
+            self.forget_seen(name, Some(pod));
+            return false;
+        }
+        match self.written.get(name) {
+            Some(Some(last)) if now.duration_since(last.at) < LAG => false,
+            // The next write is needed.
+            _ => {
+                self.written.remove(name);
+                true
+            }
         }
     }
 
@@ -143,7 +182,8 @@ impl Queue {
                 if is_newest {
                     self.answer_newer(&write.name);
                 }
-                self.written.insert(write.name, Some((write.uid, write.status)));
+                let last = Last { uid: write.uid, status: write.status, at: now };
+                self.written.insert(write.name, Some(last));
                 tell(waiters, &Ok(()));
             }
             Outcome::Gone(why) => {

@@ -128,3 +128,26 @@ fn a_failed_write_is_tried_again_later_and_whoever_waits_is_told() {
     queue.done(write, &Outcome::Gone("404".to_owned()), later);
     assert_eq!((told.try_recv(), queue.due()), (Ok(Err("404".to_owned())), None));
 }
+
+#[test]
+fn what_another_has_changed_is_written_again_once_the_watch_has_shown_it() {
+    let (now, bare) = (Instant::now(), shown("1", None, false));
+    let (mine, other) = (shown("1", Some("[1]"), false), shown("1", Some("[7]"), false));
+    let mut queue = Queue::default();
+    put(&mut queue, attached("[1]"), now);
+    let drifted = |queue: &mut Queue, pod: &Pod, at| queue.has_drifted(pod, Some("1"), &attached("[1]"), at);
+    assert!(!drifted(&mut queue, &other, now), "it is about to be written");
+    assert_eq!(queue.next(now, |_| Some(&bare)), Some(write(attached("[1]"))));
+    assert!(!drifted(&mut queue, &other, now), "it is being written");
+    queue.done(write(attached("[1]")), &Outcome::Written, now);
+    assert!(!drifted(&mut queue, &bare, now), "the watch lags");
+    assert!(!drifted(&mut queue, &mine, now));
+    assert!(drifted(&mut queue, &other, now), "it was there");
+    put(&mut queue, attached("[1]"), now);
+    assert_eq!(queue.next(now, |_| Some(&other)), Some(write(attached("[1]"))));
+    queue.done(write(attached("[1]")), &Outcome::Written, now);
+    assert!(!drifted(&mut queue, &other, now + LAG - Duration::from_millis(1)));
+    assert!(drifted(&mut queue, &other, now + LAG), "it was changed before the watch could show it");
+    assert!(!drifted(&mut queue, &shown("1", None, true), now), "it is being deleted");
+    assert!(!drifted(&mut queue, &shown("2", None, false), now), "it is another pod");
+}

@@ -1,5 +1,6 @@
 //! The kinds of objects that are read from the API: where they are, and which of them. Pure.
 
+use crate::objects::ObjectName;
 use crate::source::read::Kind;
 
 /// Label that agents set on the pods that they have attached, by which agents of other nodes watch them.
@@ -16,9 +17,8 @@ pub(super) struct Resource {
     pub(super) paths: &'static [&'static str],
     /// Most objects in one page of a list.
     pub(super) page: u32,
-    /// How long one watch lasts, in seconds, before it is asked for again: the longest that a dead connection can
-    /// remain unnoticed.
-    pub(super) watch_seconds: u32,
+    /// How long one watch lasts before it is asked for again, as a multiple of the setting `kubernetes.watchSeconds`.
+    pub(super) watches: u32,
     /// Whether a server without this kind is complete without it.
     pub(super) optional: bool,
 }
@@ -40,7 +40,7 @@ pub(super) const PODS: Resource = Resource {
     content: Content::Objects(Kind::Pod),
     paths: &["/api/v1/pods"],
     page: 100,
-    watch_seconds: 60,
+    watches: 1,
     optional: false,
 };
 
@@ -52,7 +52,7 @@ const NAMESPACES: Resource = Resource {
     content: Content::Objects(Kind::Namespace),
     paths: &["/api/v1/namespaces"],
     page: 200,
-    watch_seconds: 240,
+    watches: 4,
     optional: false,
 };
 
@@ -61,7 +61,7 @@ const DEFINITIONS: Resource = Resource {
     content: Content::Objects(Kind::Definition),
     paths: &["/apis/k8s.cni.cncf.io/v1/network-attachment-definitions"],
     page: 100,
-    watch_seconds: 240,
+    watches: 4,
     optional: true,
 };
 
@@ -73,7 +73,7 @@ const POLICIES: Resource = Resource {
         "/apis/k8s.cni.cncf.io/v1beta1/multi-networkpolicies",
     ],
     page: 100,
-    watch_seconds: 240,
+    watches: 4,
     optional: true,
 };
 
@@ -83,7 +83,7 @@ pub(super) const NETWORK_POLICIES: Resource = Resource {
     content: Content::Objects(Kind::NetworkPolicy),
     paths: &["/apis/networking.k8s.io/v1/networkpolicies"],
     page: 100,
-    watch_seconds: 240,
+    watches: 4,
     optional: false,
 };
 
@@ -93,7 +93,7 @@ pub(super) const REMOTE_PODS: Resource = Resource {
     content: Content::RemotePods,
     paths: &["/api/v1/pods"],
     page: 250,
-    watch_seconds: 60,
+    watches: 1,
     optional: false,
 };
 
@@ -103,7 +103,7 @@ pub(super) const NODES: Resource = Resource {
     content: Content::Objects(Kind::Node),
     paths: &[NODES_PATH],
     page: 100,
-    watch_seconds: 240,
+    watches: 4,
     optional: false,
 };
 
@@ -146,6 +146,8 @@ pub(super) struct Target<'a> {
     pub(super) path: &'a str,
     /// Name of this node.
     pub(super) node: &'a str,
+    /// The setting `kubernetes.watchSeconds`.
+    pub(super) watch_seconds: u32,
 }
 
 impl Target<'_> {
@@ -161,9 +163,14 @@ impl Target<'_> {
             "{}?{}watch=true&allowWatchBookmarks=true&timeoutSeconds={}&resourceVersion={}",
             self.path,
             self.selector(),
-            self.resource.watch_seconds,
+            self.watch_seconds(),
             escaped(version)
         )
+    }
+
+    /// How long one watch lasts, in seconds: the longest that a dead connection can remain unnoticed.
+    pub(super) fn watch_seconds(&self) -> u32 {
+        self.watch_seconds.saturating_mul(self.resource.watches)
     }
 
     fn selector(&self) -> String {
@@ -178,6 +185,11 @@ impl Target<'_> {
             Content::RemotePods => format!("labelSelector={}&", escaped(ATTACHED_LABEL)),
         }
     }
+}
+
+/// Path of a pod.
+pub(super) fn pod_path(name: &ObjectName) -> String {
+    format!("/api/v1/namespaces/{}/pods/{}", escaped(&name.namespace), escaped(&name.name))
 }
 
 /// A value in a query (RFC 3986, section 2.1): all but the unreserved characters are escaped.
@@ -198,7 +210,7 @@ mod tests {
 
     #[test]
     fn requests_select_what_is_kept() {
-        let target = |resource| Target { resource, path: "/p", node: "node-1" };
+        let target = |resource| Target { resource, path: "/p", node: "node-1", watch_seconds: 60 };
         assert_eq!(target(&PODS).list(100, None), "/p?fieldSelector=spec.nodeName%3Dnode-1&limit=100");
         assert_eq!(
             target(&REMOTE_PODS).list(250, Some("a+b=")),

@@ -9,11 +9,13 @@ use serde_json::value::RawValue;
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::task::JoinSet;
 
-use super::client::{Access, AccessError, Ask, Client};
+use super::access::Uses;
+use super::client::{Access, AccessError, Ask, Client, RequestError};
+use super::evict::{self, Candidate, NotEvicted};
 use super::follow::Follower;
 use super::nodes;
 use super::publish::Publisher;
-use super::resource::{ALWAYS, NETWORK_POLICIES, NODES, OWN_NODE, REMOTE_PODS, Resource, escaped};
+use super::resource::{ALWAYS, NETWORK_POLICIES, NODES, OWN_NODE, REMOTE_PODS, Resource, pod_path};
 use super::taint;
 use super::view::View;
 use crate::error_chain::Chain;
@@ -40,6 +42,12 @@ pub struct ClusterOptions {
     pub node: String,
     /// Whether NetworkPolicies are enforced.
     pub network_policies: bool,
+    /// How long a watch of pods lasts, in seconds.
+    pub watch_seconds: u32,
+    /// Whether a taint of the node is to be removed.
+    pub startup_taint: bool,
+    /// Whether pods may be evicted.
+    pub eviction: bool,
     /// What has to be known of nodes.
     pub nodes: NodesWanted,
 }
@@ -107,6 +115,13 @@ impl Cluster {
             publisher: Arc::clone(&publisher),
             node: Arc::clone(&node),
             nodes: options.nodes,
+            watch_seconds: options.watch_seconds,
+            uses: Uses {
+                network_policies: options.network_policies,
+                startup_taint: options.startup_taint,
+                eviction: options.eviction,
+                nodes: options.nodes == NodesWanted::All,
+            },
         };
         let thread = move || {
             // Dropped when the thread ends, however it ends.
@@ -161,6 +176,32 @@ impl Cluster {
         true
     }
 
+    /// A pod as the server has it now, to decide whether it is to be evicted.
+    ///
+    /// # Errors
+    /// [`NotEvicted`].
+    pub async fn candidate(&self, name: &ObjectName) -> Result<Candidate, NotEvicted> {
+        let (client, name) = (Arc::clone(&self.client), name.clone());
+        self.on_thread(async move { evict::candidate(&client, &name).await }).await
+    }
+
+    /// Evicts the pod of that name and uid.
+    ///
+    /// # Errors
+    /// [`NotEvicted`].
+    pub async fn evict(&self, name: &ObjectName, uid: &str) -> Result<(), NotEvicted> {
+        let (client, name, uid) = (Arc::clone(&self.client), name.clone(), uid.to_owned());
+        self.on_thread(async move { evict::evict(&client, &name, &uid).await }).await
+    }
+
+    async fn on_thread<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, NotEvicted>> + Send + 'static,
+    ) -> Result<T, NotEvicted> {
+        let ended = |_| Err(NotEvicted::Failed("the agent is shutting down".to_owned()));
+        self.runtime.spawn(work).await.unwrap_or_else(ended)
+    }
+
     /// Asks the server for a pod, on the thread's runtime.
     async fn ask(&self, name: &ObjectName) -> Option<Arc<Pod>> {
         let (client, view, node) = (Arc::clone(&self.client), Arc::clone(&self.view), Arc::clone(&self.node));
@@ -185,10 +226,10 @@ impl Cluster {
     }
 }
 
-async fn ask(client: &Client, name: &ObjectName) -> Result<Box<RawValue>, super::client::RequestError> {
-    let path = format!("/api/v1/namespaces/{}/pods/{}", escaped(&name.namespace), escaped(&name.name));
-    let body = client.read(&Ask::get(path.clone()), POD, ANSWER).await?;
-    serde_json::from_slice(&body).map_err(|source| super::client::RequestError::Decode { path, source })
+async fn ask(client: &Client, name: &ObjectName) -> Result<Box<RawValue>, RequestError> {
+    let ask = Ask::get(pod_path(name));
+    let body = client.read(&ask, POD, ANSWER).await?;
+    serde_json::from_slice(&body).map_err(|source| ask.undecodable(source))
 }
 
 /// The node on which a pod is.
@@ -212,6 +253,8 @@ struct Work {
     publisher: Arc<Publisher>,
     node: Arc<str>,
     nodes: NodesWanted,
+    uses: Uses,
+    watch_seconds: u32,
 }
 
 impl Work {
@@ -219,12 +262,14 @@ impl Work {
     async fn run(self, client: Arc<Client>, stopped: oneshot::Receiver<()>) {
         let mut parts = JoinSet::new();
         for resource in self.resources {
-            let follower = follower_of(&client, &self.view, &self.node, resource);
+            let follower = follower_of(&client, &self.view, &self.node, self.watch_seconds, resource);
             parts.spawn(async move { follower.run().await });
         }
         let (client, view, node) = (Arc::clone(&client), Arc::clone(&self.view), Arc::clone(&self.node));
-        let on_demand =
-            |resource, wanted| follow_wanted(follower_of(&client, &view, &node, resource), wanted);
+        let watch_seconds = self.watch_seconds;
+        let on_demand = |resource, wanted| {
+            follow_wanted(follower_of(&client, &view, &node, watch_seconds, resource), wanted)
+        };
         parts.spawn(on_demand(&REMOTE_PODS, view.wants_remote()));
         if self.nodes != NodesWanted::All {
             parts.spawn(on_demand(&OWN_NODE, view.wants_own_node()));
@@ -233,6 +278,8 @@ impl Work {
             parts.spawn(nodes::look_for_others(Arc::clone(&client), Arc::clone(&view)));
         }
         parts.spawn(async move { view.publish().await });
+        let (asking, uses) = (Arc::clone(&client), self.uses);
+        parts.spawn(async move { asking.missing.follow(&asking, uses).await });
         parts.spawn(self.publisher.events().run(Arc::clone(&client)));
         parts.spawn(self.publisher.run(client));
         tokio::select! {
@@ -247,9 +294,16 @@ fn follower_of(
     client: &Arc<Client>,
     view: &Arc<View>,
     node: &Arc<str>,
+    watch_seconds: u32,
     resource: &'static Resource,
 ) -> Follower {
-    Follower { client: Arc::clone(client), view: Arc::clone(view), resource, node: Arc::clone(node) }
+    Follower {
+        client: Arc::clone(client),
+        view: Arc::clone(view),
+        resource,
+        node: Arc::clone(node),
+        watch_seconds,
+    }
 }
 
 /// Follows a kind while it is wanted.
@@ -292,6 +346,7 @@ impl Source for Cluster {
     fn warnings(&self) -> Vec<Warning> {
         let mut warnings = self.view.warnings();
         warnings.extend(self.publisher.warning());
+        warnings.extend(self.client.missing.warnings());
         warnings
     }
 

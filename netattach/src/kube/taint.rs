@@ -38,13 +38,12 @@ struct Spec {
 /// # Errors
 /// [`RequestError`]; with the status 409 if the node was changed meanwhile.
 pub(super) async fn remove(client: &Client, node: &str, key: &str) -> Result<bool, RequestError> {
-    let path = format!("/api/v1/nodes/{}", escaped(node));
-    let body = client.read(&Ask::get(&path), NODE, PATIENCE).await?;
-    let found: Node = serde_json::from_slice(&body)
-        .map_err(|source| RequestError::Decode { path: path.clone(), source })?;
+    let ask = Ask::get(format!("/api/v1/nodes/{}", escaped(node)));
+    let body = client.read(&ask, NODE, PATIENCE).await?;
+    let found: Node = serde_json::from_slice(&body).map_err(|source| ask.undecodable(source))?;
     let Some(patch) = patch(found, key) else { return Ok(false) };
     let body = Some(("application/merge-patch+json", patch.to_string().into_bytes()));
-    client.read(&Ask { method: Method::PATCH, body, ..Ask::get(path) }, NODE, PATIENCE).await?;
+    client.read(&Ask { method: Method::PATCH, body, ..ask }, NODE, PATIENCE).await?;
     Ok(true)
 }
 

@@ -49,38 +49,32 @@ pub(super) async fn watch(
     let ask = Ask { accept: target.resource.accept_object(), ..Ask::get(target.watch(version)) };
     let answer = client.send(&ask).await?;
     began();
-    let whole = Duration::from_secs(target.resource.watch_seconds.into()) + GRACE;
+    let whole = Duration::from_secs(target.watch_seconds().into()) + GRACE;
     let ends = tokio::time::Instant::now() + whole;
     let mut lines = Lines { body: answer.into_body(), read: BytesMut::new(), scanned: 0 };
     loop {
         let line = match tokio::time::timeout_at(ends, lines.next()).await {
-            Err(_) => {
-                return Err(RequestError::Late {
-                    method: ask.method,
-                    path: target.path.to_owned(),
-                    within: whole,
-                });
-            }
+            Err(_) => return Err(ask.late(whole)),
             Ok(Ok(Some(line))) => line,
             Ok(Ok(None)) => return Ok(()),
-            Ok(Err(error)) => return Err(error.of(&ask, target.path)),
+            Ok(Err(Unread::TooLong)) => return Err(ask.too_large(EVENT)),
+            Ok(Err(Unread::Failed(source))) => return Err(ask.failed(source)),
         };
         if line.trim_ascii().is_empty() {
             continue;
         }
-        let line: Line<'_> = serde_json::from_slice(&line)
-            .map_err(|source| RequestError::Decode { path: target.path.to_owned(), source })?;
+        let line: Line<'_> = serde_json::from_slice(&line).map_err(|source| ask.undecodable(source))?;
         match line.kind {
             "ADDED" | "MODIFIED" => take(Event::Applied(line.object)),
             "DELETED" => take(Event::Deleted(line.object)),
             "BOOKMARK" => take(Event::Bookmark(line.object)),
-            _ => return Err(refused(&ask, target.path, line.object)),
+            _ => return Err(ask.refused(refusal(line.object))),
         }
     }
 }
 
 /// An event of type `ERROR` has a `Status`.
-fn refused(ask: &Ask, path: &str, object: &RawValue) -> RequestError {
+fn refusal(object: &RawValue) -> Refusal {
     #[derive(Deserialize, Default)]
     struct Status {
         #[serde(default)]
@@ -89,30 +83,13 @@ fn refused(ask: &Ask, path: &str, object: &RawValue) -> RequestError {
         message: String,
     }
     let Status { code, message } = serde_json::from_str(object.get()).unwrap_or_default();
-    RequestError::Refused {
-        method: ask.method.clone(),
-        path: path.to_owned(),
-        status: Refusal { code, message, retry_after: None },
-    }
+    Refusal { code, message, retry_after: None }
 }
 
 /// Why a line cannot be read.
 enum Unread {
     TooLong,
     Failed(::kube::Error),
-}
-
-impl Unread {
-    fn of(self, ask: &Ask, path: &str) -> RequestError {
-        match self {
-            Self::TooLong => RequestError::TooLarge { path: path.to_owned(), most: EVENT },
-            Self::Failed(source) => RequestError::Transport {
-                method: ask.method.clone(),
-                path: path.to_owned(),
-                source: Box::new(source),
-            },
-        }
-    }
 }
 
 /// The lines of a body.

@@ -9,7 +9,7 @@ use netlink_packet_route::link::{
     InfoBridgePort, InfoData, InfoIpVlan, InfoKind, InfoMacVlan, InfoPortData, InfoVeth, IpVlanMode,
     LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkMessage, MacVlanMode, State,
 };
-use rtnetlink::{LinkBridge, LinkBridgePort, LinkMacVlan, LinkMessageBuilder, LinkUnspec};
+use rtnetlink::{LinkBridge, LinkMacVlan, LinkMessageBuilder, LinkUnspec};
 
 use super::socket::{CREATE, EXCL, NetlinkRequest};
 use super::{Error, Handle};
@@ -143,8 +143,7 @@ impl Handle {
             Err(error) => return Err(error),
         };
         if veth.port.as_ref().is_some_and(|port| port.hairpin) {
-            let hairpin = LinkBridgePort::new(ends.0.index).hairpin(true).build();
-            self.socket.request(RouteNetlinkMessage::NewLink(hairpin), 0)?;
+            self.set_hairpin(ends.0.index)?;
         }
         Ok(ends)
     }

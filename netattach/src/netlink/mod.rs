@@ -21,6 +21,7 @@ mod error;
 mod filter_watch;
 mod guard;
 mod link;
+mod link_change;
 mod nft;
 mod peer;
 mod route;

@@ -62,6 +62,8 @@ pub struct Written<'a> {
     pub status: Option<&'a str>,
     /// The annotation [`PORTS_ANNOTATION`].
     pub ports: Option<&'a str>,
+    /// What of it was not taken, because it is larger than its bound.
+    pub beyond: Option<&'a str>,
 }
 
 /// Why a pod of another node is no peer.
@@ -93,7 +95,7 @@ pub enum UnreadablePod {
 impl RemotePod {
     /// Reads a pod. One that cannot be read, or is larger than its bounds, has [`RemotePod::unreadable`].
     pub fn read(name: &ObjectName, written: Written<'_>, interner: &mut Interner) -> Self {
-        let mut problem = None;
+        let mut problem = written.beyond.map(|text| shown(text).into());
         let labels = note(&mut problem, within_labels(written.labels));
         let claims = note(&mut problem, claims(written.status, &name.namespace));
         let ports = note(&mut problem, ports(written.ports));

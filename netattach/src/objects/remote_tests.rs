@@ -8,7 +8,7 @@ const UUID: &str = "0f8fad5b-d9cb-469f-a165-70867728950e";
 
 fn read(status: Option<&str>, ports: Option<&str>) -> RemotePod {
     let labels = Labels::from([("app".to_owned(), "db".to_owned())]);
-    let written = Written { uid: Some(UUID), labels, status, ports };
+    let written = Written { uid: Some(UUID), labels, status, ports, beyond: None };
     RemotePod::read(&ObjectName::new("shop", "db-0"), written, &mut Interner::default())
 }
 

@@ -346,8 +346,13 @@ fn any_remote() -> impl Strategy<Value = Arc<RemotePod>> {
                 .collect();
             let ports = if is_garbled { Some("[".to_owned()) } else { ports_annotation(&ports) };
             let status = json!(entries).to_string();
-            let written =
-                Written { uid: uid.as_deref(), labels, status: Some(&status), ports: ports.as_deref() };
+            let written = Written {
+                uid: uid.as_deref(),
+                labels,
+                status: Some(&status),
+                ports: ports.as_deref(),
+                beyond: None,
+            };
             Arc::new(RemotePod::read(&name, written, &mut Interner::default()))
         })
 }

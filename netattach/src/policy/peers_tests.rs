@@ -106,7 +106,8 @@ impl Node {
     }
 
     fn written(&mut self, name: &str, uid: &str, role: &str, status: &str, ports: Option<&str>) {
-        let written = Written { uid: Some(uid), labels: labels(role), status: Some(status), ports };
+        let written =
+            Written { uid: Some(uid), labels: labels(role), status: Some(status), ports, beyond: None };
         let pod = RemotePod::read(&named(name), written, &mut self.interner);
         self.objects.remote_pods.insert(pod.into()).unwrap();
     }

@@ -53,6 +53,12 @@ impl Publish for StatusFiles {
         write().map_err(|source| failed(&path, source))
     }
 
+    fn has_drifted(&self, pod: &PodRef, entries: &[StatusEntry]) -> bool {
+        let text = status::render(entries);
+        let differs = |path| std::fs::read(path).map_or(true, |published| published != text.as_bytes());
+        self.path(pod).is_some_and(differs)
+    }
+
     fn withdraw(&self, pod: &PodRef) -> Result<(), PublishError> {
         let Some(path) = self.path(pod) else { return Ok(()) };
         match std::fs::remove_file(&path) {

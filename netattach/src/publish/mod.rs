@@ -39,6 +39,12 @@ pub trait Publish: fmt::Debug + Send + Sync {
         self.publish(pod, entries)
     }
 
+    /// Whether somebody else has changed what was published of a pod, so that it is not these entries any more. A status
+    /// that is about to be published has not.
+    fn has_drifted(&self, _pod: &PodRef, _entries: &[StatusEntry]) -> bool {
+        false
+    }
+
     /// Reports a problem on the object that has it, where objects have events. Never blocks.
     fn report(&self, _event: Event) {}
 

@@ -203,6 +203,13 @@ impl ApiServer {
         *self.shared.tokens() = tokens.iter().map(|token| (*token).to_owned()).collect();
     }
 
+    /// Says of these rights, verb and resource, that clients lack them: no others from now on. What is asked for all the
+    /// same is answered; a fault refuses it.
+    pub fn deny(&self, rights: &[(&str, &str)]) {
+        let owned = |(verb, resource): &(&str, &str)| ((*verb).to_owned(), (*resource).to_owned());
+        *self.shared.denied() = rights.iter().map(owned).collect();
+    }
+
     /// Shows a certificate by an authority that no client knows to connections from now on, until the next
     /// [`ApiServer::rotate_authority`] or [`ApiServer::own_certificate`].
     ///

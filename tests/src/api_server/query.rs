@@ -35,6 +35,8 @@ pub(super) enum Target {
     Discovery(Discovery),
     Health,
     Version,
+    /// Questions about the client's own rights.
+    Rights,
     /// Nothing that is served.
     Unknown,
 }
@@ -73,6 +75,7 @@ pub(super) fn target(path: &str) -> Target {
         ["api", version] => resources("", version),
         ["apis", group, version] => resources(group, version),
         ["api", version, rest @ ..] => objects("", version, rest),
+        ["apis", "authorization.k8s.io", "v1", "selfsubjectaccessreviews"] => Target::Rights,
         ["apis", group, version, rest @ ..] => objects(group, version, rest),
         _ => Target::Unknown,
     }

@@ -141,6 +141,7 @@ fn answer(shared: &Shared, asked: &Asked) -> Result<Answer, Failure> {
             let document = discovery::document(shared, document).ok_or_else(Failure::unserved)?;
             Ok(Answer::Json(StatusCode::OK, document))
         }
+        Target::Rights => rights(shared, asked),
         Target::Unknown => Err(Failure::unserved()),
         Target::Objects(path) if !shared.is_served(path.kind, path.version) => Err(Failure::unserved()),
         Target::Objects(path) => objects(shared, asked, path),
@@ -225,6 +226,20 @@ fn evict(shared: &Shared, asked: &Asked, path: &ObjectPath) -> Result<Answer, Fa
     let success =
         json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201});
     Ok(Answer::Json(StatusCode::CREATED, success))
+}
+
+/// A `SelfSubjectAccessReview`.
+fn rights(shared: &Shared, asked: &Asked) -> Result<Answer, Failure> {
+    let mut review = json_body(asked, "application/json")?;
+    let attributes = &review["spec"]["resourceAttributes"];
+    let text = |key: &str| attributes[key].as_str().unwrap_or_default();
+    let resource = match text("subresource") {
+        "" => text("resource").to_owned(),
+        subresource => format!("{}/{subresource}", text("resource")),
+    };
+    let allowed = !shared.denied().contains(&(text("verb").to_owned(), resource));
+    review["status"] = json!({ "allowed": allowed });
+    Ok(Answer::Json(StatusCode::CREATED, review))
 }
 
 fn deletion(asked: &Asked, query: &Query) -> Result<Deletion, Failure> {

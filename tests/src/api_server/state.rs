@@ -34,6 +34,7 @@ pub(super) struct Shared {
     version: watch::Sender<u64>,
     unserved: Mutex<BTreeSet<(&'static str, &'static str)>>,
     tokens: Mutex<BTreeSet<String>>,
+    denied: Mutex<BTreeSet<(String, String)>>,
     tls: Mutex<Arc<ServerConfig>>,
     connections: Mutex<Connections>,
 }
@@ -59,6 +60,7 @@ impl Shared {
             version: watch::Sender::new(0),
             unserved: Mutex::default(),
             tokens: Mutex::new(BTreeSet::from([token.to_owned()])),
+            denied: Mutex::default(),
             tls: Mutex::new(tls),
             connections: Mutex::default(),
         }
@@ -100,6 +102,11 @@ impl Shared {
 
     pub(super) fn tokens(&self) -> MutexGuard<'_, BTreeSet<String>> {
         locked(&self.tokens)
+    }
+
+    /// The rights that clients do not have: verb and resource.
+    pub(super) fn denied(&self) -> MutexGuard<'_, BTreeSet<(String, String)>> {
+        locked(&self.denied)
     }
 
     pub(super) fn tls(&self) -> MutexGuard<'_, Arc<ServerConfig>> {

@@ -8,15 +8,23 @@
 //! | `adds` | what a CNI call asks of the server |
 //! | `outages` | a server that fails, is away, or trusts others |
 //! | `publishing`, `events` | the network-status of pods; events |
+//! | `live`, `repair` | pods whose annotation changes; pods that run without their networks |
+//! | `taint` | the node's startup taint |
+//! | `access`, `forged` | rights that the agent lacks; a published status that others change or make up |
 //! | `client`, `rig` | a plain HTTP client; a node and its server |
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
+mod access;
 mod adds;
 mod alone;
 mod api_server;
 mod client;
 mod events;
+mod forged;
+mod live;
 mod outages;
 mod publishing;
+mod repair;
 mod rig;
 mod sync;
+mod taint;

@@ -232,3 +232,21 @@ fn a_watch_that_is_silent_does_not_keep_a_pod_waiting() {
         [(Verb::Get, "pods shop/a".to_owned()), (Verb::Patch, "pods/status shop/a".to_owned())]
     );
 }
+
+#[test]
+fn a_connection_that_died_in_silence_is_replaced_after_the_time_of_a_watch() {
+    let mut rig = Rig::new(&Options::default());
+    rig.node.set("kubernetes", serde_json::json!({"watchSeconds": 1}));
+    rig.start();
+    rig.settle("first");
+    let fault = Fault::CutOff { after: 0, how: CutOff::Silence };
+    let fault = rig.server.faults().times(1, When::on(Verb::Watch, "pods"), fault);
+    assert!(eventually(PATIENCE, || rig.server.faults().hits(fault) == 1));
+    let mark = rig.server.mark();
+    let pod = rig.pod("late");
+    rig.await_watch(mark, "pods");
+    rig.add(&pod).success();
+    rig.published("late");
+    let asked = rig.server.requests_since(mark);
+    assert!(asked.iter().all(|one| one.verb != Verb::Get && one.verb != Verb::List), "{:?}", calls(&asked));
+}

@@ -170,3 +170,27 @@ fn an_agent_that_was_restarted_writes_what_differs() {
         requests.iter().filter(|one| one.verb == Verb::Patch).map(|one| (one.subject(), &one.body)).collect();
     assert_eq!(written, [0, 1, 0, 1], "{bodies:#?}");
 }
+
+#[test]
+fn writes_come_at_a_steady_rate_after_a_burst() {
+    const PODS: usize = 130;
+    let mut rig = Rig::new(&Options::default());
+    // Pods whose status nobody stands for any more: the next agent withdraws it, of all at once.
+    for number in 0..PODS {
+        let mut left = object(&format!("left-{number}"), NODE);
+        left["metadata"]["labels"] = json!({LABEL: ""});
+        rig.server.create(&left).unwrap();
+    }
+    let mark = rig.server.mark();
+    rig.start();
+    let writes = |requests: &[netattach_tests::api_server::Request]| {
+        requests.iter().filter(|one| one.verb == Verb::Patch && one.resource == "pods/status").count()
+    };
+    assert!(rig.server.wait_for(mark, |requests| writes(requests) >= PODS));
+    let requests = rig.server.requests_since(mark);
+    let at: Vec<_> = requests.iter().filter(|one| one.verb == Verb::Patch).map(|one| one.at).collect();
+    assert_eq!(at.len(), PODS, "each once");
+    // 100 at once, then one in 50 ms; some are under way between the agent's clock and the server's.
+    let least = Duration::from_millis(50) * (PODS as u32 - 100 - 8);
+    assert!(at[PODS - 1] - at[0] >= least, "{:?}", at[PODS - 1] - at[0]);
+}

@@ -9,6 +9,7 @@
 //! | `crash`, `damaged_records`, `recovery` | an agent killed at every point; damaged records; the next agent's
 //! recovery |
 //! | `named_namespaces` | an agent that sees the pods' namespaces under another path than the runtime |
+//! | `drift` | what others change of attachments on the node is put back |
 //! | `collector` | sandboxes that no runtime asks to detach |
 //! | `map_memory` | the memory of the maps is as documented |
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
@@ -16,6 +17,7 @@
 mod collector;
 mod crash;
 mod damaged_records;
+mod drift;
 mod map_memory;
 mod named_namespaces;
 mod object_problems;

@@ -180,6 +180,20 @@ impl Locked<'_> {
         owner: &Owner,
         set: usize,
     ) -> Result<(), Error> {
+        self.reserve_again(contents, address, owner)?;
+        self.write_cursor(contents, set, address).map_err(|error| Error::WriteCursor {
+            path: self.0.path.join(cursor_name(set)),
+            source: error.into(),
+        })
+    }
+
+    /// Writes a reservation. The cursor stays where it is.
+    pub(super) fn reserve_again(
+        &self,
+        contents: &mut Contents,
+        address: IpAddr,
+        owner: &Owner,
+    ) -> Result<(), Error> {
         let name = address.to_string();
         let content = file_content(owner);
         let abandoned = contents.files.get(&address) == Some(&File::Abandoned);
@@ -188,11 +202,7 @@ impl Locked<'_> {
             .map_err(|error| Error::Reserve { path: self.0.path.join(&name), source: error.into() })?;
         crate::crash_point!("lease", name);
         contents.files.insert(address, File::Held(content.trim_ascii().as_bytes().into()));
-
-        self.write_cursor(contents, set, address).map_err(|error| Error::WriteCursor {
-            path: self.0.path.join(cursor_name(set)),
-            source: error.into(),
-        })
+        Ok(())
     }
 
     /// Removes a reservation. Succeeds if it does not exist.

@@ -340,6 +340,44 @@ impl Leases {
         }
     }
 
+    /// Reserves addresses again that `owner` had and that somebody has removed; returns those. A directory that is gone
+    /// is made anew.
+    ///
+    /// # Errors
+    /// [`Error::NotReserved`] if another owner has one by now; [`Error::Busy`] if the directory stays locked; otherwise the
+    /// failed file operation.
+    pub fn restore(
+        &self,
+        data_dir: &Path,
+        network: &str,
+        owner: &Owner,
+        addresses: &[IpAddr],
+    ) -> Result<Vec<IpAddr>, Error> {
+        let path = directory_of(data_dir, network)?;
+        let restore = |directory: &Locked<'_>, contents: &mut Contents| {
+            let held = contents.held_by(owner);
+            let mut restored = Vec::new();
+            for address in addresses.iter().map(IpAddr::to_canonical).filter(|it| !held.contains(it)) {
+                if contents.is_taken(address) {
+                    return Err(Error::NotReserved {
+                        address,
+                        owner: owner.clone(),
+                        directory: path.clone(),
+                    });
+                }
+                directory.reserve_again(contents, address, owner)?;
+                restored.push(address);
+            }
+            Ok(restored)
+        };
+        if let Some(restored) = self.locked(&path, restore)? {
+            return Ok(restored);
+        }
+        directory::create(&path).map_err(|source| Error::Create { path: path.clone(), source })?;
+        let restored = self.locked(&path, restore)?;
+        restored.ok_or_else(|| Error::Open { path: path.clone(), source: io::ErrorKind::NotFound.into() })
+    }
+
     /// Runs `act` with the directory locked and its contents known; `None` if there is no directory.
     fn locked<T>(
         &self,
@@ -637,6 +675,27 @@ mod tests {
                 ("last_reserved_ip.0", "10.0.0.6"),
             ])
         );
+    }
+
+    #[test]
+    fn a_lease_that_was_removed_is_taken_again_unless_another_has_its_address() {
+        let directory = tempfile::tempdir().unwrap();
+        let config = config(directory.path(), json!([[{"subnet": "10.1.0.0/24"}]]));
+        let leases = Leases::default();
+        let (a, b) = (owner("a", "eth0"), owner("b", "eth0"));
+        let lease = leases.allocate(&config, &a).unwrap();
+        let held: Vec<IpAddr> = lease.addresses.iter().map(|(address, _)| address.addr()).collect();
+        let before = files(&config);
+        let restore = |owner: &Owner| {
+            leases.restore(&config.data_dir, &config.network, owner, &held).map_err(|it| it.failure())
+        };
+        assert_eq!(restore(&a), Ok(vec![]));
+        fs::remove_file(config.directory().join(held[0].to_string())).unwrap();
+        assert_eq!(restore(&a), Ok(held.clone()));
+        assert_eq!(files(&config), before, "as it was, the cursor too");
+        fs::remove_dir_all(config.directory()).unwrap();
+        assert_eq!(restore(&b), Ok(held.clone()));
+        assert_eq!(restore(&a), Err(crate::ipam::Failure::Other));
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde_json::value::RawValue;
 
 use super::manifest::ManifestError;
 use crate::budget::{self, Budget, Exceeded};
@@ -94,6 +95,42 @@ impl Metadata {
     pub(in crate::source) fn take_annotations_of_policy(&mut self) -> BTreeMap<String, String> {
         self.annotations.take().map(|annotations| annotations.in_use).unwrap_or_default()
     }
+}
+
+/// What is read of a pod of another node: its metadata alone.
+pub(crate) struct RemoteMetadata {
+    pub(crate) name: ObjectName,
+    pub(crate) uid: Option<String>,
+    pub(crate) labels: Labels,
+    /// The annotation [`STATUS_ANNOTATION`].
+    pub(crate) status: Option<String>,
+    /// The annotation [`PORTS_ANNOTATION`].
+    pub(crate) ports: Option<String>,
+    /// What is larger than its bound, and was not taken.
+    pub(crate) beyond: Option<String>,
+}
+
+/// Reads a pod of another node. `None` if it has no usable name. Its annotations have bounds of their own, where they
+/// are parsed.
+pub(crate) fn remote_pod(json: &RawValue) -> Option<RemoteMetadata> {
+    #[derive(serde::Deserialize)]
+    struct Partial {
+        metadata: Metadata,
+    }
+    let Partial { mut metadata } = serde_json::from_str(json.get()).ok()?;
+    let name = metadata.object_name("Pod").ok()?;
+    let (uid, labels) = (metadata.take_uid(), metadata.take_labels());
+    let beyond = uid.as_ref().err().or(labels.as_ref().err()).map(ToString::to_string);
+    let mut annotations =
+        metadata.annotations.take().map(|annotations| annotations.in_use).unwrap_or_default();
+    Some(RemoteMetadata {
+        name,
+        uid: uid.unwrap_or_default(),
+        labels: labels.unwrap_or_default(),
+        status: annotations.remove(STATUS_ANNOTATION),
+        ports: annotations.remove(PORTS_ANNOTATION),
+        beyond,
+    })
 }
 
 /// A text of at most `MOST` bytes; of a longer one only the length is kept.

@@ -16,6 +16,7 @@ pub(in crate::source) mod security_context;
 use serde_json::value::RawValue;
 
 use manifest::{ManifestError, Object};
+pub(crate) use metadata::{RemoteMetadata, remote_pod};
 
 /// The kinds of objects that are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

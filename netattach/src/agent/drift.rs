@@ -1,0 +1,244 @@
+//! Puts back what others change of what attachments have on the node: ends of links, leases, records, and the published
+//! network-status. Programs are put back by the looks of [`super::health`].
+//!
+//! Differences are looked for beside everything else, at the cost of one list each; what is different is looked at again
+//! and put back in its container's turn, so that nothing is put back that a DEL is taking away. What others change again
+//! and again is put back once a minute, and reported.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::handler::Agent;
+use crate::attach::{AttachError, PutBack};
+use crate::error_chain::Chain;
+use crate::journal::JournalKey;
+use crate::objects::ObjectName;
+use crate::rpc::message::Condition;
+use crate::sync::{Mutex, locked};
+
+/// How often ends of links and the published status are compared.
+const INTERVAL: Duration = Duration::from_secs(5);
+/// Every so many of these looks, leases and records are.
+const LEASES: u64 = 6;
+/// Most rows of each kind.
+const MOST_ROWS: usize = 100;
+
+/// What can be changed by others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Part {
+    Links,
+    Leases,
+    Record,
+    Status,
+}
+
+/// What was put back, and what could not be.
+#[derive(Debug, Default)]
+pub(super) struct Drift {
+    bound: Mutex<PutBack<(JournalKey, Part)>>,
+    /// The sandboxes whose links the last look has found different.
+    seen: Mutex<BTreeSet<JournalKey>>,
+    /// Why something is not as it was, by container and part.
+    rows: Mutex<BTreeMap<(JournalKey, Part), String>>,
+}
+
+impl Drift {
+    /// What is not as it was made.
+    pub(super) fn conditions(&self, name: impl Fn(&JournalKey) -> String) -> Vec<Condition> {
+        let rows = locked(&self.rows);
+        let row = |((key, _), problem): (&(JournalKey, Part), &String)| Condition {
+            object: name(key),
+            problem: problem.clone(),
+        };
+        rows.iter().take(MOST_ROWS).map(row).collect()
+    }
+
+    /// Whether something may be put back now.
+    fn may(&self, key: &JournalKey, part: Part, now: Instant) -> bool {
+        match locked(&self.bound).once_more((key.clone(), part), now) {
+            Ok(()) => true,
+            Err(times) => {
+                let problem = format!(
+                    "{} changed by others again and again; it was put back {times} times, and from now on is once a minute",
+                    part.words()
+                );
+                locked(&self.rows).insert((key.clone(), part), problem);
+                false
+            }
+        }
+    }
+
+    /// Notes the outcome of putting something back; `Ok`: what was different, in words.
+    fn note(&self, key: &JournalKey, part: Part, outcome: Result<Vec<String>, String>) {
+        let mut rows = locked(&self.rows);
+        match outcome {
+            Ok(changed) => {
+                rows.remove(&(key.clone(), part));
+                for what in changed {
+                    tracing::warn!(container = key.container_id, what, "changed by others; put back");
+                }
+            }
+            Err(error) => {
+                let problem = format!("{} changed by others and cannot be put back: {error}", part.words());
+                if rows.get(&(key.clone(), part)) != Some(&problem) {
+                    tracing::error!(container = key.container_id, problem, "not as it was made");
+                }
+                rows.insert((key.clone(), part), problem);
+            }
+        }
+    }
+
+    /// Takes in what a look has found; returns what is to be put back. A link has to be different in two looks: somebody
+    /// may be about to put it back himself. Rows of what is as it was are forgotten.
+    fn confirmed(&self, part: Part, found: Vec<JournalKey>) -> Vec<JournalKey> {
+        let now: BTreeSet<JournalKey> = found.iter().cloned().collect();
+        locked(&self.rows).retain(|(key, of), _| *of != part || now.contains(key));
+        if part != Part::Links {
+            return found;
+        }
+        let before = std::mem::replace(&mut *locked(&self.seen), now);
+        found.into_iter().filter(|key| before.contains(key)).collect()
+    }
+}
+
+impl Part {
+    fn words(self) -> &'static str {
+        match self {
+            Self::Links => "its links on the node were",
+            Self::Leases => "its leases were",
+            Self::Record => "its record was",
+            Self::Status => "its network-status was",
+        }
+    }
+}
+
+impl Agent {
+    /// Looks for what others have changed, and puts it back, without end.
+    pub(super) async fn keep_as_made(self: Arc<Self>) {
+        let mut tick = tokio::time::interval(INTERVAL);
+        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        for look in 0_u64.. {
+            tick.tick().await;
+            self.put_back(Part::Links, |agent| agent.engine.with_drifted_links()).await;
+            self.put_back(Part::Status, |agent| Ok(agent.with_drifted_status())).await;
+            if look.is_multiple_of(LEASES) {
+                self.put_back(Part::Record, |agent| agent.engine.without_record()).await;
+                self.put_back(Part::Leases, |agent| agent.engine.without_lease()).await;
+            }
+        }
+    }
+
+    async fn put_back(
+        self: &Arc<Self>,
+        part: Part,
+        look: impl FnOnce(&Self) -> Result<Vec<JournalKey>, AttachError> + Send + 'static,
+    ) {
+        let looking = Arc::clone(self);
+        // The join error is a panic, which the panic hook has reported.
+        let found = match tokio::task::spawn_blocking(move || look(&looking)).await {
+            Ok(Ok(found)) => found,
+            Ok(Err(error)) => {
+                return tracing::warn!(error = %Chain(&error), "what others have changed is not looked for");
+            }
+            Err(_) => return,
+        };
+        for key in self.drift.confirmed(part, found) {
+            // An operation on the container goes first; the next look finds what is left.
+            let Some(turn) = self.turns.take(&key.container_id) else { continue };
+            if !self.drift.may(&key, part, Instant::now()) {
+                continue;
+            }
+            let (agent, of) = (Arc::clone(self), key.clone());
+            let done = tokio::task::spawn_blocking(move || agent.put_part_back(part, &of)).await;
+            if let Ok(outcome) = done {
+                self.drift.note(&key, part, outcome);
+            }
+            drop(turn);
+        }
+    }
+
+    /// Returns what was different, in words.
+    fn put_part_back(&self, part: Part, key: &JournalKey) -> Result<Vec<String>, String> {
+        let said = |error: AttachError| Chain(&error).to_string();
+        match part {
+            Part::Links => self.engine.put_links_back(key).map_err(said),
+            Part::Leases => self.engine.take_leases_back(key).map_err(said),
+            Part::Record => {
+                let written = self.engine.write_record_anew(key).map_err(said)?;
+                Ok(written.then(|| "its record was removed".to_owned()).into_iter().collect())
+            }
+            Part::Status => {
+                if !self.status_has_drifted(key) {
+                    return Ok(Vec::new());
+                }
+                self.publish(key);
+                Ok(vec!["its network-status was changed".to_owned()])
+            }
+        }
+    }
+
+    /// How status names the sandbox of a record.
+    pub(super) fn sandbox_name(&self, key: &JournalKey) -> String {
+        let pod = self.engine.registry().get(key).and_then(|it| it.plan.sandbox.pod.clone());
+        pod.map_or_else(|| format!("container {}", key.container_id), |pod| format!("pod {pod}"))
+    }
+
+    fn with_drifted_status(&self) -> Vec<JournalKey> {
+        let all = self.engine.registry().all();
+        let mut of_pods: BTreeMap<&ObjectName, Vec<&JournalKey>> = BTreeMap::new();
+        for sandbox in all.iter().filter(|it| it.plan.dynamic.is_none()) {
+            if let Some(pod) = &sandbox.plan.sandbox.pod {
+                of_pods.entry(&pod.name).or_default().push(&sandbox.key);
+            }
+        }
+        // Of a pod that has a new sandbox before the old one is detached, the new one counts.
+        let newest = of_pods.into_values().filter_map(|keys| match keys.as_slice() {
+            [one] => Some((*one).clone()),
+            several => self.engine.newest(several),
+        });
+        newest.filter(|key| self.status_has_drifted(key)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::agent::drift::*;
+
+    #[test]
+    fn what_cannot_be_put_back_is_told_until_it_is_as_it_was() {
+        let drift = Drift::default();
+        let key = JournalKey { container_id: "c".to_owned(), ifname: "eth0".to_owned() };
+        let told = || {
+            drift
+                .conditions(|key| key.container_id.clone())
+                .into_iter()
+                .map(|it| it.problem)
+                .collect::<Vec<_>>()
+        };
+        let now = Instant::now();
+        for _ in 0..5 {
+            assert!(drift.may(&key, Part::Links, now));
+        }
+        assert!(!drift.may(&key, Part::Links, now) && drift.may(&key, Part::Leases, now));
+        assert_eq!(
+            told(),
+            [
+                "its links on the node were changed by others again and again; it was put back 5 times, and from now on is once a minute"
+            ]
+        );
+        drift.note(&key, Part::Leases, Err("another has it".to_owned()));
+        assert_eq!(told()[1], "its leases were changed by others and cannot be put back: another has it");
+        drift.note(&key, Part::Links, Ok(vec!["x".to_owned()]));
+        drift.confirmed(Part::Status, Vec::new());
+        assert_eq!(told().len(), 1);
+        drift.confirmed(Part::Leases, Vec::new());
+        assert_eq!(told(), [""; 0]);
+        let found = || vec![key.clone()];
+        assert_eq!(drift.confirmed(Part::Links, found()), [], "it may be put back by who has changed it");
+        assert_eq!(drift.confirmed(Part::Links, found()), found());
+        assert_eq!(drift.confirmed(Part::Links, Vec::new()), []);
+        assert_eq!(drift.confirmed(Part::Links, found()), []);
+        assert_eq!(drift.confirmed(Part::Status, found()), found());
+    }
+}

@@ -1,0 +1,373 @@
+//! What others change of what an attachment has on the node, and putting it back: the node's end of its link, its leases,
+//! and its record. Its programs are put back by `enforcement`. What is in the pod is compared by CHECK and never put back:
+//! a virtual machine's network binding, for one, renames the pod's interface on purpose.
+//!
+//! [`differences`] decides, and is pure. [`PutBack`] bounds how often something is put back that others keep changing.
+
+use std::borrow::Borrow;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ipnet::IpNet;
+
+use super::AttachError;
+use super::apply::owner;
+use super::engine::Engine;
+use super::registry::Attached;
+use crate::cni;
+use crate::error_chain::Chain;
+use crate::ipam::{self, Lessee, Owner};
+use crate::journal::{JournalKey, Loaded};
+use crate::netlink::{self, Handle, LinkState};
+use crate::netns::Netns;
+use crate::plan::{AttachmentPlan, addressing, result};
+use crate::spec::{Addressing, Tie};
+use crate::step::{Brought, Interface, Output, Role, Step};
+
+/// How often something is put back at once, before it counts as fought over.
+const AT_ONCE: u32 = 5;
+/// After that, the least time between two times.
+const FOUGHT_OVER: Duration = Duration::from_secs(60);
+/// What stays as it is for so long is not fought over any more.
+const PEACE: Duration = Duration::from_secs(600);
+
+/// Bounds how often each thing is put back.
+#[derive(Debug)]
+pub struct PutBack<K>(BTreeMap<K, Rival>);
+
+#[derive(Debug)]
+struct Rival {
+    times: u32,
+    last: Instant,
+}
+
+impl<K> Default for PutBack<K> {
+    fn default() -> Self {
+        Self(BTreeMap::new())
+    }
+}
+
+impl<K: Ord> PutBack<K> {
+    /// Counts one more time.
+    ///
+    /// # Errors
+    /// It was put back too often just now: how often.
+    pub fn once_more(&mut self, key: K, now: Instant) -> Result<(), u32> {
+        self.0.retain(|_, rival| now.duration_since(rival.last) < PEACE);
+        let rival = self.0.entry(key).or_insert(Rival { times: 0, last: now });
+        if rival.times >= AT_ONCE && now.duration_since(rival.last) < FOUGHT_OVER {
+            return Err(rival.times);
+        }
+        rival.times = rival.times.saturating_add(1);
+        rival.last = now;
+        Ok(())
+    }
+}
+
+/// A difference between the node's end of a link and what was made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Difference {
+    Renamed,
+    Mtu(u32),
+    /// It is not in its bridge, which has this index.
+    NotInBridge(u32),
+    Hairpin,
+    Down,
+    /// An address or route of a routed link is gone.
+    Addressing,
+}
+
+impl fmt::Display for Difference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Renamed => f.write_str("renamed"),
+            Self::Mtu(mtu) => write!(f, "its MTU set to {mtu}"),
+            Self::NotInBridge(_) => f.write_str("taken out of its bridge"),
+            Self::Hairpin => f.write_str("taken out of hairpin mode"),
+            Self::Down => f.write_str("set down"),
+            Self::Addressing => f.write_str("deprived of an address or route"),
+        }
+    }
+}
+
+/// The node's end of a link of our own, as it was made.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct End {
+    made: Interface,
+    group: u32,
+    /// 0: another plugin of the network may have changed it.
+    mtu: u32,
+    /// The bridge, and whether the port is in hairpin mode.
+    port: Option<(String, bool)>,
+    /// Addresses and routes of a routed link.
+    routed: Option<Addressing>,
+}
+
+impl End {
+    /// The end of an attachment; `None` if it has none, or another plugin made it.
+    fn of(attached: &Attached, attachment: &AttachmentPlan, outputs: Brought<'_>) -> Option<Self> {
+        let link = attachment.link()?;
+        let made = outputs.iter().find_map(|output| match output {
+            Output::Link { host, .. } => host.clone(),
+            _ => None,
+        })?;
+        let Tie::NodeEnd { port, .. } = link.tie() else { return None };
+        let is_plugin = |step: &Step| matches!(step, Step::Delegate(it) if it.role == Role::Plugin);
+        let mtu = if attachment.steps.iter().any(is_plugin) { 0 } else { made.mtu };
+        let has_routes = attachment.steps.iter().any(|step| matches!(step, Step::RouteToPod));
+        let leased = result::leased(attachment, outputs).unwrap_or_default();
+        Some(Self {
+            made,
+            group: attached.plan.sandbox.link_group(),
+            mtu,
+            port: port.map(|port| (port.bridge.clone(), port.hairpin)),
+            routed: has_routes.then(|| addressing::host_side(&leased.addresses)),
+        })
+    }
+
+    /// The link among those of the node. Its index alone does not tell: it may have been given to another one.
+    fn find<'l>(&self, links: &'l BTreeMap<u32, LinkState>) -> Option<&'l LinkState> {
+        let found = links.get(&self.made.index)?;
+        (found.kind == "veth" && (found.name == self.made.name || found.group == self.group)).then_some(found)
+    }
+}
+
+/// How the node's end of a link differs from what was made. `has_addressing`: the addresses and routes of a routed link
+/// are there.
+fn differences(
+    end: &End,
+    found: &LinkState,
+    links: &BTreeMap<u32, LinkState>,
+    has_addressing: bool,
+) -> Vec<Difference> {
+    let mut differences = Vec::new();
+    let mut note = |is_different, difference| differences.extend(Some(difference).filter(|_| is_different));
+    note(found.name != end.made.name, Difference::Renamed);
+    note(end.mtu != 0 && found.mtu != end.mtu, Difference::Mtu(found.mtu));
+    if let Some((bridge, hairpin)) = &end.port {
+        let bridge = links.values().find(|link| link.name == *bridge && link.kind == "bridge");
+        // A bridge that is gone is not made anew: what else was in it is not known.
+        if let Some(bridge) = bridge {
+            let is_in = found.controller == Some(bridge.index);
+            note(!is_in, Difference::NotInBridge(bridge.index));
+            note(*hairpin && (!is_in || found.hairpin != Some(true)), Difference::Hairpin);
+        }
+    }
+    note(!found.up, Difference::Down);
+    note(!has_addressing || (end.routed.is_some() && !found.up), Difference::Addressing);
+    differences
+}
+
+impl Engine {
+    /// The sandboxes whose ends on the node differ from what was made. Costs one list of the node's links, and
+    /// with routed ones of its addresses and routes.
+    ///
+    /// # Errors
+    /// They cannot be listed.
+    pub fn with_drifted_links(&self) -> Result<Vec<JournalKey>, AttachError> {
+        let mut all = self.registry.all();
+        let mut host = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
+        let seen = Seen::gather(&mut host, all.iter().flat_map(ends))?;
+        all.retain(|attached| ends(attached).iter().any(|end| !seen.differences(end).is_empty()));
+        Ok(all.iter().map(|attached| attached.key.clone()).collect())
+    }
+
+    /// Puts the node's ends of a sandbox back as they were made, in the container's turn. Returns what was different.
+    ///
+    /// # Errors
+    /// The kernel refuses it.
+    pub fn put_links_back(&self, key: &JournalKey) -> Result<Vec<String>, AttachError> {
+        let Some(attached) = self.registry.get(key) else { return Ok(Vec::new()) };
+        let mut host = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
+        let ends = ends(&attached);
+        let seen = Seen::gather(&mut host, &ends)?;
+        let mut changed = Vec::new();
+        for end in &ends {
+            for difference in seen.differences(end) {
+                let done = put_back(end, difference, &mut host);
+                done.map_err(|error| AttachError::Open(error.into()))?;
+                changed.push(format!("link {} was {difference}", end.made.name));
+            }
+        }
+        Ok(changed)
+    }
+
+    /// The record that was planned last; `None` if that cannot be told.
+    pub fn newest(&self, keys: &[&JournalKey]) -> Option<JournalKey> {
+        let planned = |key: &JournalKey| match self.journal.peek(key) {
+            Ok(Loaded::Whole(record)) => record.planned.since_boot,
+            _ => None,
+        };
+        let times: Option<Vec<_>> = keys.iter().map(|key| planned(key).map(|at| (at, *key))).collect();
+        times?.into_iter().max().map(|(_, key)| key.clone())
+    }
+
+    /// The sandboxes that have no record any more. Costs one list of the journal.
+    ///
+    /// # Errors
+    /// The journal cannot be listed.
+    pub fn without_record(&self) -> Result<Vec<JournalKey>, AttachError> {
+        let recorded: std::collections::BTreeSet<JournalKey> = self.journal.keys()?.into_iter().collect();
+        let mut keys: Vec<JournalKey> = self.registry.all().iter().map(|it| it.key.clone()).collect();
+        keys.retain(|key| !recorded.contains(key));
+        Ok(keys)
+    }
+
+    /// Writes the record of a sandbox anew, in the container's turn, and returns whether there was none. What is kept of
+    /// it in memory is enough to roll it back, unless another plugin made a part of it.
+    ///
+    /// # Errors
+    /// It cannot be written; or it needs the configuration of another plugin, which is lost with it.
+    pub fn write_record_anew(&self, key: &JournalKey) -> Result<bool, AttachError> {
+        let Some(attached) = self.registry.get(key) else { return Ok(false) };
+        if !matches!(self.journal.load(key)?, Loaded::Absent) {
+            return Ok(false);
+        }
+        let Attached { plan, outputs, .. } = &*attached;
+        if let Some((at, attachment, _)) = plan.steps().find(|(_, _, step)| matches!(step, Step::Delegate(_)))
+        {
+            tracing::debug!(?at, "the configuration of another plugin is lost");
+            return Err(AttachError::RecordLost {
+                container: key.container_id.clone(),
+                plugin: attachment.kind.clone(),
+            });
+        }
+        let netns = Netns::open(&plan.sandbox.netns)?;
+        let cookie = Handle::open_in(&netns)?.netns_cookie();
+        let first = plan.attachments.first();
+        let result =
+            first.map(|first| result::as_reported(&plan.sandbox, first, outputs.of(0))).transpose()?;
+        let result = cni::result::in_version(&result.unwrap_or_default(), cni::Version::LATEST)?;
+        let mut record = self.journal.create(key.clone(), plan.clone())?;
+        if let Err(error) = record.continue_from(cookie, outputs, result) {
+            // Without any progress it says that nothing was done.
+            if let Err(left) = record.remove() {
+                tracing::warn!(error = %Chain(&left), "record without progress not removed");
+            }
+            return Err(error.into());
+        }
+        Ok(true)
+    }
+
+    /// The sandboxes that lack a lease. Costs one look at its pool for each lease.
+    ///
+    /// # Errors
+    /// None: a pool that cannot be read is reported when it is needed.
+    pub fn without_lease(&self) -> Result<Vec<JournalKey>, AttachError> {
+        let mut without = Vec::new();
+        for attached in self.registry.all() {
+            let lacks = |it: Held<'_>| {
+                let lessee = Lessee { owner: &it.owner, netns: None };
+                let checked = self.node.leases.check(it.config, lessee, &it.addresses);
+                matches!(checked.map_err(|error| error.failure()), Err(ipam::Failure::Other))
+            };
+            if leases(&attached).any(lacks) {
+                without.push(attached.key.clone());
+            }
+        }
+        Ok(without)
+    }
+
+    /// Takes the leases of a sandbox that are gone again, in the container's turn. Returns what was gone.
+    ///
+    /// # Errors
+    /// Another container has an address now, or the pool cannot be read or written.
+    pub fn take_leases_back(&self, key: &JournalKey) -> Result<Vec<String>, AttachError> {
+        let Some(attached) = self.registry.get(key) else { return Ok(Vec::new()) };
+        let mut taken = Vec::new();
+        for Held { config, owner, addresses } in leases(&attached) {
+            let lessee = Lessee { owner: &owner, netns: None };
+            let restored = self.node.leases.restore(config, lessee, &addresses);
+            let restored = restored.map_err(AttachError::DriftedLease)?;
+            taken.extend(restored.iter().map(|address| format!("the lease of {address} was removed")));
+        }
+        Ok(taken)
+    }
+}
+
+/// A lease of an attachment.
+struct Held<'a> {
+    config: &'a ipam::Config,
+    owner: Owner,
+    addresses: Vec<IpAddr>,
+}
+
+/// The leases of a sandbox's record that are kept somewhere.
+fn leases(attached: &Attached) -> impl Iterator<Item = Held<'_>> {
+    attached.plan.steps().filter_map(|(at, attachment, step)| {
+        let Step::Lease(config) = step else { return None };
+        let Some(Output::Lease { addresses, .. }) = attached.outputs.get(&at) else { return None };
+        let addresses = addresses.iter().map(|leased| leased.address.addr()).collect();
+        let is_kept = config.pool().is_some();
+        is_kept.then(|| Held { config, owner: owner(&attached.plan.sandbox, attachment), addresses })
+    })
+}
+
+fn ends(attached: &Arc<Attached>) -> Vec<End> {
+    let numbered = attached.plan.attachments.iter().enumerate();
+    // Attachment numbers fit into a `u16`: see `Plan::steps`.
+    numbered.filter_map(|(number, it)| End::of(attached, it, attached.outputs.of(number as u16))).collect()
+}
+
+/// What the node has, as far as ends are compared with it.
+struct Seen {
+    links: BTreeMap<u32, LinkState>,
+    /// Of each link. Only with routed ends.
+    addresses: BTreeMap<u32, Vec<IpNet>>,
+    routes: BTreeMap<u32, Vec<IpNet>>,
+}
+
+impl Seen {
+    fn gather<E: Borrow<End>>(
+        host: &mut Handle,
+        ends: impl IntoIterator<Item = E>,
+    ) -> Result<Self, AttachError> {
+        let failed = |error: netlink::Error| AttachError::Open(error.into());
+        let links = host.links().map_err(failed)?.into_iter().map(|link| (link.index, link)).collect();
+        let mut seen = Self { links, addresses: BTreeMap::new(), routes: BTreeMap::new() };
+        if ends.into_iter().any(|end| end.borrow().routed.is_some()) {
+            for (index, address) in host.addresses_by_link().map_err(failed)? {
+                seen.addresses.entry(index).or_default().push(address);
+            }
+            for route in host.routes().map_err(failed)? {
+                if let Some(interface) = route.interface {
+                    seen.routes.entry(interface).or_default().push(route.destination);
+                }
+            }
+        }
+        Ok(seen)
+    }
+
+    fn differences(&self, end: &End) -> Vec<Difference> {
+        let Some(found) = end.find(&self.links) else { return Vec::new() };
+        differences(end, found, &self.links, self.has_addressing(end))
+    }
+
+    /// Whether a routed end has its addresses and routes. Others have none.
+    fn has_addressing(&self, end: &End) -> bool {
+        let Some(wanted) = &end.routed else { return true };
+        let of = |all: &BTreeMap<u32, Vec<IpNet>>| all.get(&end.made.index).cloned().unwrap_or_default();
+        let (addresses, routes) = (of(&self.addresses), of(&self.routes));
+        wanted.addresses.iter().all(|address| addresses.contains(address))
+            && wanted.routes.iter().all(|route| routes.contains(&route.destination.trunc()))
+    }
+}
+
+fn put_back(end: &End, difference: Difference, host: &mut Handle) -> Result<(), netlink::Error> {
+    let index = end.made.index;
+    match difference {
+        Difference::Renamed => host.rename(index, &end.made.name),
+        Difference::Mtu(_) => host.set_mtu(index, end.mtu),
+        Difference::NotInBridge(bridge) => host.set_controller(index, bridge),
+        Difference::Hairpin => host.set_hairpin(index),
+        Difference::Down => host.ensure_up(index),
+        Difference::Addressing => end.routed.as_ref().map_or(Ok(()), |routed| host.configure(index, routed)),
+    }
+}
+
+#[cfg(test)]
+#[path = "drift_tests.rs"]
+mod tests;

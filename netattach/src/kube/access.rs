@@ -1,0 +1,261 @@
+//! What the agent may do in the cluster, and what it lacks: the server is asked for each right once
+//! (`SelfSubjectAccessReview`), and again while one is missing or after a request was refused with 403.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use http::Method;
+use serde::Deserialize;
+use serde_json::json;
+use tokio::sync::Notify;
+
+use super::client::{Ask, Client};
+use crate::error_chain::Chain;
+use crate::source::Warning;
+use crate::sync::{Mutex, locked};
+
+/// How long one question may take, and most bytes of its answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+const ANSWER: usize = 64 << 10;
+/// How often missing rights are asked for again.
+const AGAIN: Duration = Duration::from_secs(60);
+/// Least time between two rounds, however many requests are refused.
+const LEAST: Duration = Duration::from_secs(10);
+
+/// A right, as a rule of a ClusterRole gives it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Right {
+    group: &'static str,
+    /// With its subresource.
+    resource: &'static str,
+    verb: &'static str,
+}
+
+/// What needs rights beyond those of reading the objects that are always followed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Uses {
+    pub(super) network_policies: bool,
+    pub(super) startup_taint: bool,
+    pub(super) eviction: bool,
+    pub(super) nodes: bool,
+}
+
+/// Where the questions go.
+const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+
+const NETWORKS_GROUP: &str = "k8s.cni.cncf.io";
+
+/// The rights that the agent needs, in the order of its rules.
+fn needed(uses: Uses) -> Vec<Right> {
+    let followed = |group, resource| ["list", "watch"].map(|verb| Right { group, resource, verb });
+    let mut rights = vec![Right { group: "", resource: "pods", verb: "get" }];
+    rights.extend(followed("", "pods"));
+    rights.extend(followed("", "namespaces"));
+    rights.extend(followed(NETWORKS_GROUP, "network-attachment-definitions"));
+    rights.extend(followed(NETWORKS_GROUP, "multi-networkpolicies"));
+    if uses.network_policies {
+        rights.extend(followed("networking.k8s.io", "networkpolicies"));
+    }
+    if uses.nodes {
+        rights.extend(followed("", "nodes"));
+    }
+    rights.push(Right { group: "", resource: "pods/status", verb: "patch" });
+    rights.extend(["create", "patch"].map(|verb| Right { group: "events.k8s.io", resource: "events", verb }));
+    if uses.startup_taint {
+        rights.extend(["get", "patch"].map(|verb| Right { group: "", resource: "nodes", verb }));
+    }
+    if uses.eviction {
+        rights.push(Right { group: "", resource: "pods/eviction", verb: "create" });
+    }
+    rights
+}
+
+/// The rights that are missing, as far as the server says.
+#[derive(Debug, Default)]
+pub(super) struct Missing {
+    rights: Mutex<Vec<Right>>,
+    refused: Notify,
+}
+
+impl Missing {
+    /// A request was refused with 403: rights have changed, or some are missing. Not the question itself, which some
+    /// servers allow nobody.
+    pub(super) fn refused(&self, target: &str) {
+        if target != REVIEWS {
+            self.refused.notify_one();
+        }
+    }
+
+    /// What to tell an operator: for each kind the verbs, and the rule that gives them.
+    pub(super) fn warnings(&self) -> Vec<Warning> {
+        warnings(&locked(&self.rights))
+    }
+
+    /// Asks for the rights, without end.
+    pub(super) async fn follow(&self, client: &Client, uses: Uses) {
+        let needed = needed(uses);
+        loop {
+            let missing = review(client, &needed).await;
+            let is_whole = missing.as_ref().is_some_and(Vec::is_empty);
+            // What could not be asked stays as it was.
+            if let Some(missing) = missing {
+                let mut known = locked(&self.rights);
+                for right in missing.iter().filter(|right| !known.contains(right)) {
+                    let Right { verb, resource, group } = right;
+                    tracing::warn!(verb, resource, group, "the agent may not do this in the cluster");
+                }
+                *known = missing;
+            }
+            tokio::time::sleep(LEAST).await;
+            if is_whole {
+                self.refused.notified().await;
+            } else {
+                // Either way it is asked again. The notice is kept if this is dropped.
+                let _ = tokio::time::timeout(AGAIN, self.refused.notified()).await;
+            }
+        }
+    }
+}
+
+/// Those of the rights that the server denies; `None` if one could not be asked.
+async fn review(client: &Client, rights: &[Right]) -> Option<Vec<Right>> {
+    #[derive(Deserialize)]
+    struct Review {
+        status: Status,
+    }
+    #[derive(Deserialize)]
+    struct Status {
+        #[serde(default)]
+        allowed: bool,
+    }
+    let mut missing = Vec::new();
+    for right in rights {
+        let ask = question(right);
+        let answer = match client.read(&ask, ANSWER, PATIENCE).await {
+            Ok(answer) => answer,
+            Err(error) => {
+                tracing::debug!(error = %Chain(&error), "the agent's rights are not known");
+                return None;
+            }
+        };
+        match serde_json::from_slice::<Review>(&answer) {
+            Ok(review) if review.status.allowed => {}
+            Ok(_) => missing.push(*right),
+            Err(error) => {
+                tracing::debug!(%error, "the agent's rights are not known");
+                return None;
+            }
+        }
+    }
+    Some(missing)
+}
+
+fn question(right: &Right) -> Ask {
+    let (resource, subresource) = right.resource.split_once('/').unwrap_or((right.resource, ""));
+    let mut attributes = json!({ "group": right.group, "resource": resource, "verb": right.verb });
+    if !subresource.is_empty() {
+        attributes["subresource"] = subresource.into();
+    }
+    let review = json!({
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": { "resourceAttributes": attributes },
+    });
+    Ask {
+        method: Method::POST,
+        body: Some(("application/json", review.to_string().into_bytes())),
+        ..Ask::get(REVIEWS)
+    }
+}
+
+fn warnings(missing: &[Right]) -> Vec<Warning> {
+    let mut kinds: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
+    for right in missing {
+        kinds.entry((right.group, right.resource)).or_default().push(right.verb);
+    }
+    let warning = |((group, resource), verbs): ((&str, &str), Vec<&str>)| Warning {
+        object: format!("access to {resource}"),
+        problem: format!(
+            "the agent may not {} them; its ClusterRole lacks the rule {{apiGroups: [{group:?}], resources: [{resource:?}], verbs: {verbs:?}}}",
+            verbs.join(", ")
+        ),
+    };
+    kinds.into_iter().map(warning).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use crate::kube::access::*;
+
+    #[test]
+    fn every_right_that_is_used_is_in_the_published_role_and_no_other() {
+        let role = include_str!("../../../deploy/rbac.yaml");
+        let document = role.split("---").find(|document| document.contains("kind: ClusterRole\n")).unwrap();
+        let role: Value = serde_norway::from_str(document).unwrap();
+        let mut given = Vec::new();
+        let texts = |list: &Value| -> Vec<String> {
+            list.as_array().unwrap().iter().map(|text| text.as_str().unwrap().to_owned()).collect()
+        };
+        for rule in role["rules"].as_array().unwrap() {
+            for group in texts(&rule["apiGroups"]) {
+                for resource in texts(&rule["resources"]) {
+                    for verb in texts(&rule["verbs"]) {
+                        given.push((group.clone(), resource.clone(), verb));
+                    }
+                }
+            }
+        }
+        let all = Uses { network_policies: true, startup_taint: true, eviction: true, nodes: true };
+        let owned =
+            |right: &Right| (right.group.to_owned(), right.resource.to_owned(), right.verb.to_owned());
+        let mut needed: Vec<_> = needed(all).iter().map(owned).collect();
+        given.sort();
+        needed.sort();
+        assert_eq!(needed, given);
+    }
+
+    #[test]
+    fn rights_that_only_a_setting_needs_are_asked_for_with_it_alone() {
+        let plain: Vec<_> = needed(Uses::default()).iter().map(|right| right.resource).collect();
+        for resource in ["nodes", "networkpolicies", "pods/eviction"] {
+            assert!(!plain.contains(&resource), "{resource}");
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_told_with_the_rule_that_gives_it() {
+        let right = |verb| Right { group: NETWORKS_GROUP, resource: "multi-networkpolicies", verb };
+        let warnings = warnings(&[
+            right("list"),
+            right("watch"),
+            Right { group: "", resource: "pods/status", verb: "patch" },
+        ]);
+        let told: Vec<(&str, &str)> =
+            warnings.iter().map(|it| (it.object.as_str(), it.problem.as_str())).collect();
+        assert_eq!(
+            told,
+            [
+                (
+                    "access to pods/status",
+                    "the agent may not patch them; its ClusterRole lacks the rule {apiGroups: [\"\"], resources: [\"pods/status\"], verbs: [\"patch\"]}"
+                ),
+                (
+                    "access to multi-networkpolicies",
+                    "the agent may not list, watch them; its ClusterRole lacks the rule {apiGroups: [\"k8s.cni.cncf.io\"], resources: [\"multi-networkpolicies\"], verbs: [\"list\", \"watch\"]}"
+                ),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_question_names_the_subresource_apart() {
+        let ask = question(&Right { group: "", resource: "pods/eviction", verb: "create" });
+        let body: Value = serde_json::from_slice(&ask.body.unwrap().1).unwrap();
+        assert_eq!(
+            body["spec"],
+            json!({"resourceAttributes": {"group": "", "resource": "pods", "subresource": "eviction", "verb": "create"}})
+        );
+    }
+}

@@ -1,0 +1,53 @@
+//! Changes of links that exist.
+
+use netlink_packet_route::RouteNetlinkMessage;
+use rtnetlink::{LinkBridgePort, LinkMessageBuilder, LinkUnspec};
+
+use super::{Error, Handle};
+
+impl Handle {
+    /// Gives a link a name. A link that is up is set down and up again where the kernel wants that (before Linux 6.2).
+    ///
+    /// # Errors
+    /// Another link has the name, or there is no such link.
+    pub fn rename(&mut self, index: u32, name: &str) -> Result<(), Error> {
+        let renamed = || LinkUnspec::new_with_index(index).name(name.to_owned());
+        match self.change(renamed()) {
+            Err(error) if error.errno() == Some(rustix::io::Errno::BUSY) => {
+                self.change(LinkUnspec::new_with_index(index).down())?;
+                self.change(renamed())?;
+                self.change(LinkUnspec::new_with_index(index).up())
+            }
+            other => other,
+        }
+    }
+
+    /// Sets the MTU of a link, in bytes.
+    ///
+    /// # Errors
+    /// The kernel refuses it.
+    pub fn set_mtu(&mut self, index: u32, mtu: u32) -> Result<(), Error> {
+        self.change(LinkUnspec::new_with_index(index).mtu(mtu))
+    }
+
+    /// Makes a link a port of a bridge.
+    ///
+    /// # Errors
+    /// The kernel refuses it.
+    pub fn set_controller(&mut self, index: u32, bridge: u32) -> Result<(), Error> {
+        self.change(LinkUnspec::new_with_index(index).controller(bridge))
+    }
+
+    /// Puts a port of a bridge into hairpin mode.
+    ///
+    /// # Errors
+    /// It is no port.
+    pub fn set_hairpin(&mut self, index: u32) -> Result<(), Error> {
+        let hairpin = LinkBridgePort::new(index).hairpin(true).build();
+        self.socket.request(RouteNetlinkMessage::NewLink(hairpin), 0).map(drop)
+    }
+
+    fn change(&mut self, link: LinkMessageBuilder<LinkUnspec>) -> Result<(), Error> {
+        self.socket.request(RouteNetlinkMessage::SetLink(link.build()), 0).map(drop)
+    }
+}

@@ -1,0 +1,98 @@
+//! The published status of a pod that others change, and what a pod's author claims in it.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use netattach_tests::manifest::{self, NAMESPACE};
+use netattach_tests::traffic::{Echo, PATIENCE, connects, eventually};
+use netattach_tests::{Node, Pod};
+use serde_json::{Value, json};
+
+use crate::rig::{LABEL, NODE, Rig, STATUS, object};
+
+fn metadata(rig: &Rig, name: &str) -> Value {
+    rig.server.get("pods", NAMESPACE, name).unwrap()["metadata"].take()
+}
+
+#[test]
+fn a_status_that_another_changes_is_put_back_until_its_pod_ends() {
+    let rig = Rig::started();
+    let pod = rig.pod("a");
+    rig.add(&pod).success();
+    let whole = rig.published("a");
+    for spoiled in
+        [json!({"metadata": {"annotations": {STATUS: "[]"}}}), json!({"metadata": {"labels": {LABEL: null}}})]
+    {
+        rig.server.patch("pods", NAMESPACE, "a", &spoiled).unwrap();
+        assert!(
+            eventually(PATIENCE * 3, || {
+                let metadata = metadata(&rig, "a");
+                let text = metadata["annotations"][STATUS].as_str().unwrap_or("null").to_owned();
+                serde_json::from_str::<Value>(&text).unwrap() == whole
+                    && metadata["labels"].get(LABEL).is_some()
+            }),
+            "{spoiled}"
+        );
+    }
+    // It ends: nothing of it is written any more.
+    rig.server.begin_deletion("pods", NAMESPACE, "a").unwrap();
+    rig.settle("b");
+    let mark = rig.server.mark();
+    rig.server.patch("pods", NAMESPACE, "a", &json!({"metadata": {"annotations": {STATUS: null}}})).unwrap();
+    // More than one look.
+    std::thread::sleep(Duration::from_secs(7));
+    assert_eq!(rig.writes(mark, "a"), []);
+}
+
+/// The address of a pod on `lan-a`.
+fn address(node: &Node, name: &str) -> SocketAddr {
+    let rows = node.ctl(&["attachments"]).unwrap();
+    let is_it = |row: &&Value| row["pod"]["name"] == name && row["network"] == "shop/lan-a";
+    let row = rows.as_array().unwrap().iter().find(is_it).unwrap_or_else(|| panic!("{rows:#}")).clone();
+    let address = row["addresses"][0].as_str().unwrap().split('/').next().unwrap().to_owned();
+    SocketAddr::new(address.parse().unwrap(), 8080)
+}
+
+#[test]
+fn what_pods_claim_never_lets_in_an_address_that_they_do_not_have() {
+    let rig = Rig::started();
+    let spec = json!({
+        "podSelector": {"matchLabels": {"app": "web"}}, "policyTypes": ["Ingress"],
+        "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "friend"}}}]}]
+    });
+    rig.server.create(&manifest::policy("only-friends", "lan-a", &spec)).unwrap();
+    let labelled = |name: &str, app: &str, node: &str, claims: Option<&str>| {
+        let mut pod = object(name, node);
+        pod["metadata"]["labels"] = json!({"app": app});
+        if let Some(address) = claims {
+            pod["metadata"]["labels"][LABEL] = json!("");
+            pod["metadata"]["annotations"][STATUS] =
+                json!(json!([{"name": "shop/lan-a", "interface": "net1", "ips": [address]}]).to_string());
+        }
+        rig.server.create(&pod).unwrap();
+        Pod::new(name).unwrap()
+    };
+    let (web, stranger) = (labelled("web", "web", NODE, None), labelled("stranger", "other", NODE, None));
+    let friend = labelled("friend", "friend", NODE, None);
+    for pod in [&web, &stranger, &friend] {
+        rig.add(pod).success();
+        rig.published(&pod.name);
+    }
+    let server = Echo::serve(&web.namespace, address(&rig.node, "web")).unwrap();
+    let reaches = |pod: &Pod, patience| connects(&pod.namespace, server.address(), patience);
+    assert!(reaches(&friend, PATIENCE));
+    assert!(!reaches(&stranger, Duration::from_millis(500)));
+
+    // A friend of this node and one of another node claim the stranger's address.
+    let of_stranger = address(&rig.node, "stranger").ip().to_string();
+    let claim = json!([{"name": "shop/lan-a", "interface": "net1", "ips": [of_stranger]}]).to_string();
+    rig.server
+        .patch("pods", NAMESPACE, "friend", &json!({"metadata": {"annotations": {STATUS: claim}}}))
+        .unwrap();
+    labelled("remote-friend", "friend", "another", Some(&of_stranger));
+    // A claim for an address that nobody has here counts: the other node's agent answers for it.
+    labelled("remote", "friend", "another", Some("10.61.0.200"));
+    rig.settle("settled");
+    assert!(!reaches(&stranger, Duration::from_secs(1)), "a claim let it in");
+    assert!(reaches(&friend, PATIENCE), "its own address still counts");
+}

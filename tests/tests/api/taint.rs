@@ -1,0 +1,54 @@
+//! The node's startup taint.
+
+use netattach_tests::api_server::{Fault, Options, Verb, When};
+use netattach_tests::traffic::{PATIENCE, eventually};
+use serde_json::{Value, json};
+
+use crate::rig::{NODE, Rig};
+
+const TAINT: &str = "netattach.dev/agent-not-ready";
+
+/// A rig whose node has the startup taint and another one.
+fn rig() -> Rig {
+    let mut rig = Rig::new(&Options::default());
+    let taint = |key: &str| json!({"key": key, "effect": "NoSchedule"});
+    let node = json!({
+        "apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE},
+        "spec": {"taints": [taint("other"), taint(TAINT)]}
+    });
+    rig.server.create(&node).unwrap();
+    rig.node.set("kubernetes", json!({"startupTaint": TAINT}));
+    rig
+}
+
+fn taints(rig: &Rig) -> Vec<Value> {
+    let node = rig.server.get("nodes", "", NODE).unwrap();
+    node["spec"]["taints"].as_array().unwrap().iter().map(|taint| taint["key"].clone()).collect()
+}
+
+#[test]
+fn a_node_that_is_ready_loses_its_taint_and_keeps_others_even_if_it_is_changed_meanwhile() {
+    let mut rig = rig();
+    // The first write meets a newer version of the node.
+    let conflict = rig.server.faults().times(1, When::on(Verb::Patch, "nodes"), Fault::Answer(409));
+    rig.start();
+    assert!(eventually(PATIENCE, || taints(&rig) == [json!("other")]), "{:?}", taints(&rig));
+    assert_eq!(rig.server.faults().hits(conflict), 1);
+}
+
+#[test]
+fn a_node_that_is_not_ready_keeps_its_taint() {
+    let mut rig = rig();
+    // Its default network is made by a plugin that is not installed.
+    let default = rig.node.path("default.conf");
+    let missing = json!({"cniVersion": "1.0.0", "name": "default", "type": "missing"});
+    std::fs::write(&default, missing.to_string()).unwrap();
+    let mark = rig.server.mark();
+    rig.node.start_serving().unwrap();
+    rig.await_watch(mark, "pods");
+    // More than one look.
+    std::thread::sleep(std::time::Duration::from_secs(5));
+    assert_eq!(taints(&rig), [json!("other"), json!(TAINT)]);
+    rig.node.plugin("missing", &json!({})).unwrap();
+    assert!(eventually(PATIENCE, || taints(&rig) == [json!("other")]), "{:?}", taints(&rig));
+}

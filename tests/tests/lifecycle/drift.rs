@@ -1,0 +1,140 @@
+//! What others change of what attachments have on the node: it is put back. What is in the pod is not.
+
+use std::fs;
+use std::path::PathBuf;
+
+use netattach_tests::manifest::{NAMESPACE, network, pod};
+use netattach_tests::node::ip;
+use netattach_tests::snapshot::Snapshot;
+use netattach_tests::traffic::{PATIENCE, eventually};
+use netattach_tests::{Node, Pod};
+use serde_json::{Value, json};
+
+/// A node with the pod `a` on the default network, a bridge with hairpin, and a routed link.
+fn scene() -> (Node, Pod) {
+    let mut node = Node::new(&[]).unwrap();
+    let port = json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": "br7", "hairpinMode": true, "mtu": 1400,
+        "ipam": node.host_local(&["10.71.0.0/24"])});
+    let routed = json!({"cniVersion": "1.0.0", "type": "veth",
+        "ipam": node.host_local(&["10.72.0.0/24", "fd00:72::/64"])});
+    for (name, config) in [("port", port), ("routed", routed)] {
+        node.write(name, &network(NAMESPACE, name, &config)).unwrap();
+    }
+    node.write("a", &pod("a", &json!({}), &json!("port,routed"))).unwrap();
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    node.await_status(&a);
+    (node, a)
+}
+
+/// The node's end of an interface.
+fn end(node: &Node, ifname: &str) -> String {
+    let rows = node.ctl(&["attachments"]).unwrap();
+    let row = rows.as_array().unwrap().iter().find(|row| row["ifname"] == ifname).unwrap().clone();
+    row["host_interface"].as_str().unwrap().to_owned()
+}
+
+/// Waits until CHECK finds all as it was, after it has found a difference.
+fn is_put_back(node: &Node, pod: &Pod, what: &str) {
+    let mut said = None;
+    let is_whole = eventually(PATIENCE, || {
+        let outcome = node.check(pod);
+        said = (outcome.exit != 0).then_some(outcome.json);
+        said.is_none()
+    });
+    assert!(is_whole, "{what}: {said:?}");
+}
+
+#[test]
+fn ends_of_links_are_put_back_whatever_was_done_to_them() {
+    let (mut node, a) = scene();
+    let (port, routed) = (end(&node, "net1"), end(&node, "net2"));
+    let whole = Snapshot::take(&node, &[&a]).unwrap();
+    let port_is =
+        |words: &[&str]| ip(&node.namespace, &[&["link", "set", port.as_str()], words].concat()).unwrap();
+    let routed_is =
+        |words: &[&str]| ip(&node.namespace, &[&["link", "set", routed.as_str()], words].concat()).unwrap();
+    let is_whole_again = |what: &str| {
+        let is_same = eventually(PATIENCE * 2, || Snapshot::take(&node, &[&a]).unwrap() == whole);
+        assert!(is_same, "{what}: {:#?}", Snapshot::take(&node, &[&a]).unwrap());
+        is_put_back(&node, &a, what);
+    };
+    port_is(&["type", "bridge_slave", "hairpin", "off"]);
+    port_is(&["mtu", "1300"]);
+    port_is(&["down"]);
+    ip(&node.namespace, &["addr", "flush", "dev", &routed]).unwrap();
+    routed_is(&["mtu", "1300"]);
+    is_whole_again("changed in place");
+    port_is(&["master", "br0"]);
+    routed_is(&["down"]);
+    is_whole_again("in another bridge, and down");
+    port_is(&["nomaster"]);
+    port_is(&["down"]);
+    port_is(&["name", "stolen"]);
+    routed_is(&["down"]);
+    routed_is(&["name", "stolen-too"]);
+    is_whole_again("in no bridge, and renamed");
+    let log = node.stop().unwrap();
+    assert!(log.contains("changed by others; put back"), "{log}");
+}
+
+#[test]
+fn what_is_changed_in_a_pod_is_found_by_check_and_left_alone() {
+    let (mut node, a) = scene();
+    ip(&a.namespace, &["link", "set", "net1", "down"]).unwrap();
+    ip(&a.namespace, &["link", "set", "net1", "name", "bound"]).unwrap();
+    // A difference on the node is put back meanwhile.
+    ip(&node.namespace, &["link", "set", &end(&node, "net2"), "mtu", "1300"]).unwrap();
+    let status = || ip(&node.namespace, &["-o", "link", "show", &end(&node, "net2")]);
+    assert!(status().is_ok());
+    let (code, message) = node.check(&a).failure();
+    assert!(code > 0 && message.contains("net1 is gone from the pod"), "{message}");
+    ip(&a.namespace, &["link", "show", "bound"]).unwrap();
+    node.del(&a).success();
+    node.stop().unwrap();
+    Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
+}
+
+fn files(directory: PathBuf) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() { found.extend(files(path)) } else { found.push(path) }
+    }
+    found.sort();
+    found
+}
+
+#[test]
+fn leases_records_and_the_published_status_are_written_again() {
+    let (mut node, a) = scene();
+    let addresses = |node: &Node| {
+        let is_lease = |path: &PathBuf| {
+            let name = path.file_name().unwrap().to_string_lossy().into_owned();
+            name.parse::<std::net::IpAddr>().is_ok()
+        };
+        files(node.path("leases")).into_iter().filter(is_lease).collect::<Vec<_>>()
+    };
+    let leases = addresses(&node);
+    assert_eq!(leases.len(), 5, "{leases:?}");
+    let record = node.path("state/journal/c-a@eth0.jsonl");
+    let status = node.path("run/network-status").join(NAMESPACE).join("a.json");
+    let published: Value = serde_json::from_slice(&fs::read(&status).unwrap()).unwrap();
+    leases.iter().for_each(|lease| fs::remove_file(lease).unwrap());
+    fs::remove_file(&record).unwrap();
+    fs::write(&status, "[]").unwrap();
+    let is_whole = || {
+        let read = fs::read(&status).ok().and_then(|text| serde_json::from_slice::<Value>(&text).ok());
+        addresses(&node) == leases && record.exists() && read.as_ref() == Some(&published)
+    };
+    assert!(eventually(PATIENCE * 3, is_whole), "{:?} {:?}", addresses(&node), fs::read(&status));
+    is_put_back(&node, &a, "files");
+    // The record is enough for the next agent.
+    node.kill().unwrap();
+    node.start().unwrap();
+    node.check(&a).success();
+    node.del(&a).success();
+    node.stop().unwrap();
+    Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
+}
