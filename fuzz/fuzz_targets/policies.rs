@@ -208,7 +208,8 @@ fn world(choices: &mut Choices<'_>) -> World {
 
 impl Remote {
     fn read(&self, interner: &mut Interner) -> RemotePod {
-        let entry = |(network, address): &(&str, IpAddr)| json!({"name": network, "ips": [address.to_string()]});
+        let entry =
+            |(network, address): &(&str, IpAddr)| json!({"name": network, "ips": [address.to_string()]});
         let status = Value::Array(self.claims.iter().map(entry).collect()).to_string();
         let mut ports: BTreeMap<String, BTreeSet<u16>> = BTreeMap::new();
         for (protocol, name, port) in &self.ports {
@@ -380,7 +381,8 @@ fn owner(pod: &Pod) -> Owner<'_> {
 impl Remote {
     fn owner(&self) -> Owner<'_> {
         let number = |word: &str| PROTOCOLS.iter().find(|(name, _)| *name == word).expect("is a protocol").1;
-        let ports = self.ports.iter().map(|(protocol, name, port)| (*name, number(protocol), *port)).collect();
+        let ports =
+            self.ports.iter().map(|(protocol, name, port)| (*name, number(protocol), *port)).collect();
         let (name, labels) = (&self.name, &self.labels);
         Owner { name, labels, ports, is_unreadable: self.is_unreadable }
     }
@@ -505,7 +507,8 @@ fn fits(
         return false;
     }
     let declares = |owner: &Owner<'_>, name: &str| {
-        let is_it = |(of, by, number): &(&str, u8, u16)| *of == name && *by == protocol && Some(*number) == port;
+        let is_it =
+            |(of, by, number): &(&str, u8, u16)| *of == name && *by == protocol && Some(*number) == port;
         !owner.is_unreadable && owner.ports.iter().any(is_it)
     };
     match (item.get("port"), item.get("endPort").and_then(Value::as_u64)) {
