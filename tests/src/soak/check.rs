@@ -50,7 +50,6 @@ pub(super) fn settle(rig: &mut Rig, prober: &Mutex<Prober>) -> Result<World> {
             }
         }
     }
-    leases(rig)?;
     ways(rig, prober, deadline)
 }
 
@@ -179,7 +178,8 @@ fn lease_files(directory: &Path, found: &mut BTreeMap<IpAddr, String>) -> Result
         if path.is_dir() {
             lease_files(&path, found)?;
         } else if let Some(address) = path.file_name().and_then(|name| name.to_str()?.parse().ok()) {
-            let text = fs::read_to_string(&path).unwrap_or_default();
+            // It may be released meanwhile.
+            let Ok(text) = fs::read_to_string(&path) else { continue };
             let container = text.lines().next().unwrap_or_default().trim().to_owned();
             ensure!(found.insert(address, container).is_none(), "{address} is leased twice");
         }
@@ -201,8 +201,9 @@ fn ways(rig: &mut Rig, prober: &Mutex<Prober>, deadline: Instant) -> Result<Worl
     }
 }
 
-/// One look at everything that packets do.
+/// One look at leases and at everything that packets do.
 fn at_once(rig: &Rig, world: &World, prober: &Mutex<Prober>) -> Result<()> {
+    leases(rig)?;
     let namespaces: BTreeMap<&Key, &Namespace> =
         rig.live.iter().map(|(key, live)| (key, &live.sandbox.namespace)).collect();
     for namespace in namespaces.values() {
