@@ -48,7 +48,6 @@ pub(super) enum Source<'a> {
     /// A directory with these manifests.
     Files(&'a [Value]),
     /// The cluster of this kubeconfig, as its node [`NODE`].
-    #[cfg_attr(not(feature = "cluster"), expect(dead_code, reason = "only a cluster's bench needs it"))]
     Cluster(PathBuf),
 }
 
