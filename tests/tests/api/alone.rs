@@ -6,7 +6,7 @@ use std::process::Command;
 
 use netattach_tests::api_server::{ApiServer, Credential, Options, TOKEN};
 use netattach_tests::manifest::{self, NAMESPACE};
-use netattach_tests::node::ip;
+use netattach_tests::node::{executable, ip};
 use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connect, connects, eventually, ping};
 use netattach_tests::{Call, Namespace, Node, Outcome, Pod};
 use serde_json::{Value, json};
@@ -98,16 +98,23 @@ impl Rig {
         [of("-4"), of("-6")].concat()
     }
 
+    /// What `netattachctl status` says, which fails while the node is not ready.
+    fn status(&self, number: usize) -> Value {
+        let mut command = Command::new(executable("netattachctl").unwrap());
+        command.arg("--socket").arg(self.nodes[number - 1].socket()).args(["status", "-o", "json"]);
+        serde_json::from_slice(&command.output().unwrap().stdout).unwrap()
+    }
+
     fn condition(&self, number: usize) -> (bool, String) {
-        let status = self.nodes[number - 1].ctl(&["status"]).unwrap();
-        let conditions = status["conditions"].as_array().unwrap();
+        let status = self.status(number);
+        let conditions = status["ready"].as_array().unwrap();
         let row = conditions.iter().find(|row| row["condition"] == "default network").unwrap();
         (row["met"].as_bool().unwrap(), row["detail"].as_str().unwrap().to_owned())
     }
 
     fn trouble(&self, number: usize, object: &str) -> Option<String> {
-        let status = self.nodes[number - 1].ctl(&["status"]).unwrap();
-        let row = status["troubles"].as_array().unwrap().iter().find(|row| row["object"] == object)?;
+        let status = self.status(number);
+        let row = status["source"].as_array().unwrap().iter().find(|row| row["object"] == object)?;
         Some(row["problem"].as_str().unwrap().to_owned())
     }
 
