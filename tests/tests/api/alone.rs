@@ -1,13 +1,12 @@
 //! netattach alone in a cluster: the network of the agent's own, and definitions that take their range from the node.
 
-use std::io::Write;
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 
 use netattach_tests::api_server::{ApiServer, Credential, Options, TOKEN};
 use netattach_tests::manifest::{self, NAMESPACE};
 use netattach_tests::node::{executable, ip};
-use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connect, connects, eventually, ping};
+use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connects, eventually, ping, stretched};
 use netattach_tests::{Call, Namespace, Node, Outcome, Pod};
 use serde_json::{Value, json};
 
@@ -161,8 +160,7 @@ fn at(address: IpAddr, port: u16) -> SocketAddr {
 /// The address that a server sees a client by.
 fn seen_as(client: &Namespace, server: &Namespace, address: SocketAddr) -> IpAddr {
     let listener = server.run(|| TcpListener::bind(address)).unwrap();
-    let mut stream = connect(client, address, PATIENCE).unwrap();
-    stream.write_all(b"x").unwrap();
+    let _stream = client.run(|| TcpStream::connect_timeout(&address, stretched(PATIENCE))).unwrap();
     listener.accept().unwrap().1.ip()
 }
 
