@@ -255,7 +255,7 @@ pub const CACHED_VALUES: Budget =
 pub const LEASE: Budget = file("lease", 64 << 10, "the lease; its address is not given", None);
 
 /// All limits, in the order of `docs/budgets.md`.
-pub const TABLE: [&Budget; 57] = [
+pub const TABLE: [&Budget; 58] = [
     &ANNOTATION,
     &SELECTIONS,
     &ATTACHMENTS,
@@ -269,6 +269,7 @@ pub const TABLE: [&Budget; 57] = [
     &CONFIG,
     &CONFIG_VALUES,
     &PLUGINS,
+    &NON_MASQUERADE,
     &CONF_ENTRIES,
     &CONF_FILES,
     &CONF_BYTES,
