@@ -164,8 +164,7 @@ impl Nat {
         if let Some(address) = state.ambiguous(&wish) {
             return Err(NatError::Ambiguous(address));
         }
-        let taken = |(port, holder)| NatError::PortTaken(Box::new(Taken { port, holder }));
-        state.ports.claim(&wish.ports, holder).map_err(taken)?;
+        state.ports.claim(&wish.ports, holder).map_err(NatError::PortTaken)?;
         if !state.wishes.contains_key(&holder.key) {
             let new = state.count(&wish);
             let State { users, table, .. } = &mut *state;

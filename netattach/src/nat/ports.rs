@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use super::wish::HostPort;
-use super::{Holder, Key};
+use super::{Holder, Key, Taken};
 use crate::npwg::selection::PortProtocol;
 
 /// The ports of the node that attachments have.
@@ -18,13 +18,13 @@ impl Ports {
     /// Gives the holder these ports, or none of them.
     ///
     /// # Errors
-    /// Another has one of them: the port, and who.
-    pub(super) fn claim(&mut self, ports: &[HostPort], holder: &Holder) -> Result<(), (HostPort, Holder)> {
+    /// Another has one of them.
+    pub(super) fn claim(&mut self, ports: &[HostPort], holder: &Holder) -> Result<(), Box<Taken>> {
         for port in ports {
             let others = self.held.get(&place(port)).into_iter().flatten();
             let taken = others.filter(|(at, other)| other.key != holder.key && overlap(*at, port.at.ip()));
             if let Some((_, other)) = taken.into_iter().next() {
-                return Err((*port, other.clone()));
+                return Err(Box::new(Taken { port: *port, holder: other.clone() }));
             }
         }
         self.release(ports, &holder.key);

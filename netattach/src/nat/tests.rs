@@ -132,8 +132,7 @@ fn a_port_has_one_holder_whatever_the_addresses_it_is_asked_for() {
     };
     let mut held = Ports::default();
     let mut claim = |container: &str, wish: &Wish| {
-        held.claim(&wish.ports, &holder(container))
-            .map_err(|(port, holder)| NatError::PortTaken(Box::new(Taken { port, holder })).to_string())
+        held.claim(&wish.ports, &holder(container)).map_err(|taken| NatError::PortTaken(taken).to_string())
     };
     claim("a", &wanted(80, "tcp", Some("192.0.2.1"))).unwrap();
     // Again is no conflict, nor another protocol, port or address.
