@@ -182,7 +182,7 @@ cniDir          -          multusStateDir: \"/var/lib/cni/multus\"; the default 
             "source": "/etc/netattach/manifests", "separatePools": false, "defaultNetwork": "/etc/cni/net.d",
             "namespaceIsolation": true, "globalNamespaces": ["default", "ops"], "defaultNetworkNamespace": "net",
             "cniConfDir": "/c", "multusStateDir": "/d", "cniBinDirs": ["/b"],
-            "cniConf": {"dir": "/etc/cni/net.d", "name": "00-netattach.conflist", "network": "netattach", "agentWaitSeconds": 5},
+            "cniConf": {"dir": "/etc/cni/net.d", "name": "00-netattach.conflist", "network": "netattach", "repair": "rewrite", "agentWaitSeconds": 5},
             "networkStatus": {"everyInterface": true, "multusKeys": true, "prefixLengths": false},
         });
         let read = serde_json::to_value(&settings).unwrap();
