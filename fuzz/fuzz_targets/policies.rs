@@ -365,7 +365,7 @@ fn owners<'w>(world: &'w World, network: &str, address: IpAddr) -> Vec<Owner<'w>
     let has = |(_, on, has): &&(usize, &str, IpAddr)| *on == network && *has == address;
     let attached: Vec<&Pod> = world.addresses.iter().filter(has).map(|(pod, ..)| &world.pods[*pod]).collect();
     if attached.is_empty() {
-        let claims = |remote: &&Remote| remote.claims.iter().any(|it| *it == (network, address));
+        let claims = |remote: &&Remote| remote.claims.contains(&(network, address));
         return world.remote.iter().filter(claims).map(Remote::owner).collect();
     }
     let peers = attached.into_iter().filter(|pod| !pod.host_network && pod.phase != Phase::Failed);
