@@ -192,9 +192,7 @@ fn the_range_is_waited_for_and_a_changed_one_leaves_pods_as_they_are() {
         assert!(eventually(PATIENCE, || status.run().failure().1.contains(why)), "{:?}", status.run());
         assert_eq!(status.run().failure().0, 50);
     };
-    refused(
-        "the node's default network is not ready: defaultNetwork builtin: node node-1: its object is not known",
-    );
+    refused("defaultNetwork builtin: node node-1: its object is not known");
     rig.register(1, &[]);
     refused(
         "node node-1 has no podCIDRs: kube-controller-manager gives them to nodes with --allocate-node-cidrs",

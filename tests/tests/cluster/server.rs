@@ -269,7 +269,7 @@ fn definitions_keep_every_key_of_a_policy() {
     for (stored, asked) in [("v1beta1", "v1beta2"), ("v1beta2", "v1beta1")] {
         let path =
             format!("/apis/k8s.cni.cncf.io/{asked}/namespaces/definitions/multi-networkpolicies/{stored}");
-        assert_eq!(rig.agent.get(&path).unwrap().expect(200).unwrap()["spec"], spec, "{path}");
+        assert_eq!(rig.admin.get(&path).unwrap().expect(200).unwrap()["spec"], spec, "{path}");
     }
     let definitions = "/apis/k8s.cni.cncf.io/v1/namespaces/definitions/network-attachment-definitions";
     let wrong = json!({
