@@ -135,7 +135,10 @@ impl Scene {
         self.arm(point);
         let outcome = operation(self);
         // An agent that has answered may die in later work; a call for the same container waits for that.
-        let next = || self.node.call("CHECK", &self.a).with("CNI_IFNAME", "nothing").run();
+        let mut config = self.node.cni_config("1.0.0");
+        config["agentWaitSeconds"] = json!(0);
+        let next =
+            || self.node.call("CHECK", &self.a).with("CNI_IFNAME", "nothing").stdin(config.clone()).run();
         if outcome.json["code"] != 11 && next().json["code"] != 11 {
             self.disarm();
             return None;
