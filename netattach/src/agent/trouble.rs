@@ -21,7 +21,7 @@ use crate::error_chain::Chain;
 use crate::npwg::{Definition, NetworkRef};
 use crate::objects::labels::Requirement;
 use crate::objects::policy::{Direction, Peer, Peers, Policy, Severity};
-use crate::objects::{Identity, NAMESPACE_NAME_LABEL, ObjectName, Objects};
+use crate::objects::{Identity, NAMESPACE_NAME_LABEL, Node, ObjectName, Objects};
 use crate::plan::pools;
 use crate::policy::desired::{Condition as PolicyCondition, Subject};
 use crate::rpc::message::Condition;
@@ -55,6 +55,8 @@ pub(super) struct Troubles {
 #[derive(Default)]
 struct Seen {
     definitions: Identity<NetworkRef, Definition>,
+    /// Definitions can take their ranges from the node.
+    nodes: Identity<String, Arc<Node>>,
     policies: Identity<ObjectName, Arc<Policy>>,
     network_policies: Identity<ObjectName, Arc<Policy>>,
     has_other_nodes: bool,
@@ -71,9 +73,14 @@ impl Seen {
     fn is_of(&self, objects: &Objects, unlabelled: &BTreeSet<String>) -> bool {
         self.unlabelled == *unlabelled
             && self.has_other_nodes == objects.has_other_nodes
-            && self.definitions.is_of(&objects.definitions)
+            && self.has_definitions_of(objects)
             && self.policies.is_of(&objects.policies)
             && self.network_policies.is_of(&objects.network_policies)
+    }
+
+    /// Whether the definitions say the same as at the last look.
+    fn has_definitions_of(&self, objects: &Objects) -> bool {
+        self.definitions.is_of(&objects.definitions) && self.nodes.is_of(&objects.nodes)
     }
 }
 
@@ -142,7 +149,7 @@ impl Troubles {
         let objects = self.source.snapshot();
         let unlabelled = without_object(&objects);
         let mut seen = lock(&self.seen);
-        if !seen.definitions.is_of(&objects.definitions) {
+        if !seen.has_definitions_of(&objects) {
             seen.unusable = self.of_definitions(&objects, |definition| definition.config.is_some());
         }
         if !seen.is_of(&objects, &unlabelled) {
@@ -150,6 +157,7 @@ impl Troubles {
             log_new(NOT_IN_FORCE, &seen.rows, &rows);
             seen.rows = rows;
             seen.definitions = objects.definitions.identity();
+            seen.nodes = objects.nodes.identity();
             seen.policies = objects.policies.identity();
             seen.network_policies = objects.network_policies.identity();
             seen.has_other_nodes = objects.has_other_nodes;

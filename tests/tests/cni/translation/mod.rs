@@ -133,7 +133,14 @@ impl Scene {
 
 /// The address that a server there sees of a client that connects to `to`; `None`: the client does not get there.
 fn seen(server: &Namespace, there: SocketAddr, client: &Namespace, to: SocketAddr) -> Option<IpAddr> {
-    let listener = server.run(|| TcpListener::bind(there)).unwrap();
+    // Until it executes, a process that another test starts has a copy of the listener that was here before.
+    let mut bound = None;
+    let is_bound = || {
+        bound = server.run(|| TcpListener::bind(there)).ok();
+        bound.is_some()
+    };
+    assert!(eventually(PATIENCE, is_bound), "nobody else listens at {there}");
+    let listener = bound.unwrap();
     listener.set_nonblocking(true).unwrap();
     let connected = client.run(|| TcpStream::connect_timeout(&to, stretched(PATIENCE)));
     let _stream = connected.ok()?;
