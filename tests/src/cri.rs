@@ -11,6 +11,8 @@ use serde_json::json;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::oneshot;
 
+use crate::machine::cri::PodSandboxMetadata;
+
 /// Code of gRPC.
 const UNIMPLEMENTED: u32 = 12;
 
@@ -48,19 +50,9 @@ struct Item {
     #[prost(string, tag = "1")]
     id: String,
     #[prost(message, optional, tag = "2")]
-    metadata: Option<Metadata>,
+    metadata: Option<PodSandboxMetadata>,
     #[prost(int32, tag = "3")]
     state: i32,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct Metadata {
-    #[prost(string, tag = "1")]
-    name: String,
-    #[prost(string, tag = "2")]
-    uid: String,
-    #[prost(string, tag = "3")]
-    namespace: String,
 }
 
 #[derive(Clone, PartialEq, Message)]
@@ -151,7 +143,7 @@ fn answer(sandboxes: &[Sandbox], path: &str, message: &[u8]) -> Result<Vec<u8>, 
         "/runtime.v1.RuntimeService/ListPodSandbox" => {
             let item = |sandbox: &Sandbox| Item {
                 id: sandbox.id.clone(),
-                metadata: Some(Metadata {
+                metadata: Some(PodSandboxMetadata {
                     name: sandbox.name.clone(),
                     uid: sandbox.uid.clone(),
                     namespace: sandbox.namespace.clone(),

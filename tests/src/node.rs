@@ -116,6 +116,21 @@ impl Node {
         ip(&self.namespace, &["link", "set", "wire1", "up"])
     }
 
+    /// A host beyond the node, 192.0.2.2 at the other end of [`WIRE`], where the node is 192.0.2.1.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn add_outside(&self) -> Result<Namespace> {
+        let outside = Namespace::new()?;
+        self.add_wire()?;
+        let path = outside.path().to_string_lossy().into_owned();
+        ip(&self.namespace, &["link", "set", "wire1", "netns", &path])?;
+        ip(&self.namespace, &["addr", "add", "192.0.2.1/24", "dev", WIRE])?;
+        ip(&outside, &["addr", "add", "192.0.2.2/24", "dev", "wire1"])?;
+        ip(&outside, &["link", "set", "wire1", "up"])?;
+        Ok(outside)
+    }
+
     /// Adds or replaces a manifest, atomically.
     ///
     /// # Errors

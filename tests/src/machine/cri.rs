@@ -195,13 +195,13 @@ struct PodSandboxConfig {
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct PodSandboxMetadata {
+pub(crate) struct PodSandboxMetadata {
     #[prost(string, tag = "1")]
-    name: String,
+    pub(crate) name: String,
     #[prost(string, tag = "2")]
-    uid: String,
+    pub(crate) uid: String,
     #[prost(string, tag = "3")]
-    namespace: String,
+    pub(crate) namespace: String,
 }
 
 #[derive(Clone, PartialEq, Message)]

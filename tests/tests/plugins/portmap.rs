@@ -4,10 +4,9 @@
 use std::os::unix::fs::symlink;
 
 use netattach_tests::manifest::{NAMESPACE, network, pod};
-use netattach_tests::node::{WIRE, ip};
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connects};
-use netattach_tests::{Namespace, Node, Pod, tools};
+use netattach_tests::{Node, Pod, tools};
 use serde_json::json;
 
 /// Rows: NPWG-4.1.2.1.7-pm-works.
@@ -27,15 +26,7 @@ fn a_mapped_port_of_the_node_reaches_the_pod_on_that_network() {
     let list = json!({"cniVersion": "1.0.0", "name": "web", "plugins": [bridge, portmap]});
     node.write("web", &network(NAMESPACE, "web", &list)).unwrap();
     symlink(reference.join("portmap"), node.path("cni-bin/portmap")).unwrap();
-    // A host beyond the node.
-    let outside = Namespace::new().unwrap();
-    node.add_wire().unwrap();
-    let path = outside.path().to_string_lossy().into_owned();
-    let inside = |words: &[&str]| ip(&node.namespace, words).unwrap();
-    inside(&["link", "set", "wire1", "netns", &path]);
-    inside(&["addr", "add", "192.0.2.1/24", "dev", WIRE]);
-    ip(&outside, &["addr", "add", "192.0.2.2/24", "dev", "wire1"]).unwrap();
-    ip(&outside, &["link", "set", "wire1", "up"]).unwrap();
+    let outside = node.add_outside().unwrap();
     let published = "192.0.2.1:8080".parse().unwrap();
     node.start().unwrap();
 

@@ -6,12 +6,11 @@ use std::fs;
 use std::os::unix::fs::symlink;
 
 use netattach_tests::manifest::pod;
-use netattach_tests::node::{WIRE, ip};
 use netattach_tests::plugin_calls::verbs;
 use netattach_tests::primaries::{PRIMARIES, Primary};
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connects, eventually};
-use netattach_tests::{Call, Namespace, Node, Pod, tools};
+use netattach_tests::{Call, Node, Pod, tools};
 use serde_json::{Map, Value, json};
 
 /// A node whose runtime has one directory of configurations, which the default network is taken from and which the
@@ -221,14 +220,7 @@ fn a_port_of_the_node_leads_to_a_pod_of_flannel_and_of_calico_with_the_chained_p
     }});
     node.plugin("flannel", &json!({"exec": reference.join("bridge"), "with": bridge})).unwrap();
     node.plugin("calico", &json!({"exec": reference.join("ptp"), "with": routed})).unwrap();
-    let outside = Namespace::new().unwrap();
-    node.add_wire().unwrap();
-    let path = outside.path().to_string_lossy().into_owned();
-    let inside = |words: &[&str]| ip(&node.namespace, words).unwrap();
-    inside(&["link", "set", "wire1", "netns", &path]);
-    inside(&["addr", "add", "192.0.2.1/24", "dev", WIRE]);
-    ip(&outside, &["addr", "add", "192.0.2.2/24", "dev", "wire1"]).unwrap();
-    ip(&outside, &["link", "set", "wire1", "up"]).unwrap();
+    let outside = node.add_outside().unwrap();
     let published = "192.0.2.1:8080".parse().unwrap();
     node.start().unwrap();
     for (name, network, address) in
