@@ -2,7 +2,8 @@
 //! calls it.
 
 use std::fs;
-use std::io::Write;
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -10,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
 use xtask::setup;
 
@@ -22,6 +23,8 @@ pub(super) const NAMESPACE: &str = "bench";
 pub(super) const NAME: &str = "agent";
 /// The name of the bench's node in a cluster.
 pub(super) const NODE: &str = "node-1";
+/// Where an agent serves its metrics unless it is told otherwise.
+const METRICS: &str = "127.0.0.1:10475";
 /// The agent loads its programs before it listens.
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// Concurrent requests while many pods are attached.
@@ -307,6 +310,29 @@ impl Agent {
         let ticks = times.iter().map(|ticks| ticks.parse::<u64>()).sum::<Result<u64, _>>();
         let ticks = ticks.with_context(|| format!("read {path}"))?;
         Ok(Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second()))
+    }
+
+    /// How long a scrape of the agent's metrics takes, from the connection to the last byte.
+    pub(super) fn scrape(&self) -> anyhow::Result<Duration> {
+        let deadline = Instant::now() + START_TIMEOUT;
+        let begun = loop {
+            let begun = Instant::now();
+            match TcpStream::connect(METRICS) {
+                Ok(mut stream) => {
+                    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").context("ask for metrics")?;
+                    let mut answer = String::new();
+                    stream.read_to_string(&mut answer).context("read metrics")?;
+                    ensure!(answer.ends_with("# EOF\n"), "no metrics: {answer}");
+                    break begun;
+                }
+                // It binds once the port of the agent before is free.
+                Err(error) if Instant::now() > deadline => {
+                    return Err(error).context("no metrics are served");
+                }
+                Err(_) => thread::sleep(Duration::from_millis(10)),
+            }
+        };
+        Ok(begun.elapsed())
     }
 
     /// Resident memory in KiB.

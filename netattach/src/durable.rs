@@ -2,7 +2,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 /// Atomically replaces the file at `path` by `content` with permissions `mode`: written to `temporary` in the same
@@ -23,6 +23,22 @@ pub(crate) fn replace(path: &Path, temporary: &str, content: &[u8], mode: u32) -
         return Err(error);
     }
     sync_directory(directory)
+}
+
+/// Writes a file and syncs it, with exactly these permissions. One of that name, of a writer that was killed, gives way.
+///
+/// # Errors
+/// The system's error.
+pub(crate) fn write_new(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
+    // Whatever the caller's mask.
+    file.set_permissions(PermissionsExt::from_mode(mode))?;
+    file.write_all(content)?;
+    file.sync_all()
 }
 
 fn write(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {

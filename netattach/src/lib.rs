@@ -33,6 +33,7 @@
 //! | [`cri`] | asks the container runtime for its sandboxes | socket |
 //! | [`observe`] | keeps the latest events of the programs | no |
 //! | [`agent`], [`cli`], [`error_chain`] | the daemon, the command line, error printing | |
+//! | [`built`] | the commit and the versions that `--version` shows | no |
 //! | [`moment`] | determines which of two events came first | clock |
 //! | [`timing`] | measures how the time of one operation is spent | clock |
 //! | `sync` | locks and threads, under names that a model checker can replace | no |
@@ -55,6 +56,8 @@ pub mod attach;
 mod bounded;
 pub mod bpf;
 pub mod budget;
+#[cfg(feature = "executables")]
+pub mod built;
 pub mod builtin;
 mod cidr;
 #[cfg(feature = "executables")]

@@ -19,12 +19,36 @@ thread_local! {
 /// How often each part ran and its total time. Printed as `name=count/microseconds`, separated by commas, in the order
 /// of the names. The number of names is bounded: they are constants in the source.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Times(BTreeMap<&'static str, (u32, Duration)>);
+pub struct Times(BTreeMap<&'static str, (u32, Duration)>, Vec<Run>);
+
+/// One run of a part, those within it included.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Run {
+    /// Its name.
+    pub name: &'static str,
+    /// When it began.
+    pub begun: Instant,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// Most runs that are kept of an operation, the first ones.
+const MOST_RUNS: usize = 256;
 
 impl Times {
     /// The time of all parts together.
     pub fn total(&self) -> Duration {
         self.0.values().map(|(_, time)| *time).sum()
+    }
+
+    /// Each part with its time.
+    pub fn parts(&self) -> impl Iterator<Item = (&'static str, Duration)> + '_ {
+        self.0.iter().map(|(name, (_, time))| (*name, *time))
+    }
+
+    /// The runs of parts, in the order in which they ended.
+    pub fn runs(&self) -> &[Run] {
+        &self.1
     }
 
     fn add(&mut self, name: &'static str, runs: u32, time: Duration) {
@@ -62,13 +86,22 @@ impl Clock {
 }
 
 /// Returns to the enclosing part, also when the part panics.
-struct Within(Option<&'static str>);
+struct Within {
+    around: &'static str,
+    name: &'static str,
+    begun: Instant,
+}
 
 impl Drop for Within {
     fn drop(&mut self) {
-        let Some(around) = self.0 else { return };
+        let around = self.around;
         with_clock(|clock| {
-            clock.switch(around, Instant::now());
+            let now = Instant::now();
+            clock.switch(around, now);
+            if clock.times.1.len() < MOST_RUNS {
+                let took = now.saturating_duration_since(self.begun);
+                clock.times.1.push(Run { name: self.name, begun: self.begun, took });
+            }
         });
     }
 }
@@ -93,11 +126,12 @@ pub fn operation<T>(work: impl FnOnce() -> T) -> (T, Times) {
 
 /// Runs one part of the operation on this thread, if there is one.
 pub fn part<T>(name: &'static str, work: impl FnOnce() -> T) -> T {
-    let around = with_clock(|clock| {
+    let entered = with_clock(|clock| {
+        let begun = Instant::now();
         clock.times.add(name, 1, Duration::ZERO);
-        clock.switch(name, Instant::now())
+        (clock.switch(name, begun), begun)
     });
-    let _within = Within(around);
+    let _within = entered.map(|(around, begun)| Within { around, name, begun });
     work()
 }
 
@@ -122,6 +156,10 @@ mod tests {
         let whole = began.elapsed();
         assert_eq!(answer, 7);
         assert_eq!(names(&times), [("inner", 2), ("outer", 1), (REST, 1)]);
+        let runs: Vec<&str> = times.runs().iter().map(|run| run.name).collect();
+        assert_eq!(runs, ["inner", "inner", "outer"]);
+        let [first, _, outer] = times.runs() else { panic!("three runs") };
+        assert!(outer.begun <= first.begun && outer.took >= first.took, "{times:?}");
         assert!(times.0["inner"].1 >= Duration::from_millis(3), "{times}");
         assert!(times.0["outer"].1 >= Duration::from_millis(2), "{times}");
         assert!(times.total() <= whole, "{times} in {whole:?}");

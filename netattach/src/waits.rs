@@ -102,6 +102,8 @@ pub trait Place {
     /// The operation failed because of a resource that this container still holds, and was rolled back: it is to be
     /// retried once the container is gone.
     fn put_off(&self, _container: String) {}
+    /// The operation failed because of a resource that this container holds, whether or not it is leaving.
+    fn held_by(&self, _container: String) {}
 }
 
 thread_local! {
@@ -139,6 +141,13 @@ pub(crate) fn put_off(holder: impl FnOnce(&[String]) -> Option<String>) {
         && let Some(container) = holder(&leaving)
     {
         place.put_off(container);
+    }
+}
+
+/// This thread's operation has failed because of a resource of this container.
+pub(crate) fn held_by(container: String) {
+    if let Some(place) = here() {
+        place.held_by(container);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, ExitStatus};
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -19,7 +19,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(crate) struct Agent {
     child: Child,
-    log: JoinHandle<String>,
+    log: Arc<Mutex<String>>,
+    reader: JoinHandle<()>,
 }
 
 impl Agent {
@@ -32,19 +33,20 @@ impl Agent {
         let mut child = namespace.run(|| command.spawn()).context("start the agent")?;
         let stderr = child.stderr.take().context("the agent's stderr is a pipe")?;
         let (ready, is_ready) = mpsc::channel();
-        let log = std::thread::Builder::new().name("agent-log".into()).spawn(move || {
-            let mut log = String::new();
+        let log = Arc::new(Mutex::new(String::new()));
+        let read = Arc::clone(&log);
+        let reader = std::thread::Builder::new().name("agent-log".into()).spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
                 if line.contains(said) {
                     // The receiver is gone after the start.
                     let _ = ready.send(());
                 }
+                let mut log = locked(&read);
                 log.push_str(&line);
                 log.push('\n');
             }
-            log
         })?;
-        let agent = Self { child, log };
+        let agent = Self { child, log, reader };
         match is_ready.recv_timeout(stretched(PATIENCE)) {
             Ok(()) => Ok(agent),
             Err(error) => bail!("the agent did not get ready ({error}):\n{}", agent.kill()?),
@@ -90,6 +92,17 @@ impl Agent {
 
     /// The agent's whole log, once it has ended.
     pub(crate) fn log(self) -> String {
-        self.log.join().unwrap_or_default()
+        // A reader that panicked leaves what it has read.
+        let _ = self.reader.join();
+        locked(&self.log).clone()
     }
+
+    /// What it has logged so far.
+    pub(crate) fn log_so_far(&self) -> String {
+        locked(&self.log).clone()
+    }
+}
+
+fn locked(log: &Mutex<String>) -> MutexGuard<'_, String> {
+    log.lock().unwrap_or_else(PoisonError::into_inner)
 }

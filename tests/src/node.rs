@@ -71,7 +71,10 @@ impl Node {
     }
 
     /// [`Node::new`] in that namespace.
-    pub(crate) fn within(namespace: Namespace, manifests: &[Value]) -> Result<Self> {
+    ///
+    /// # Errors
+    /// As [`Node::new`].
+    pub fn within(namespace: Namespace, manifests: &[Value]) -> Result<Self> {
         mount_bpffs()?;
         let number = NODES.fetch_add(1, Ordering::Relaxed);
         let node = Self {
@@ -245,6 +248,14 @@ impl Node {
         self.start_until(&executable("netattachd")?, &[], " ready socket=")
     }
 
+    /// Starts the agent, and waits until its log has a line with that.
+    ///
+    /// # Errors
+    /// As [`Node::start`].
+    pub fn start_until_line(&mut self, executable: &Path, said: &'static str) -> Result<()> {
+        self.start_until(executable, &[], said)
+    }
+
     fn start_until(
         &mut self,
         executable: &Path,
@@ -272,6 +283,8 @@ impl Node {
         if let Ok(mode) = std::env::var(ATTACH_VARIABLE) {
             settings.entry("attach").or_insert(json!(mode));
         }
+        // The node may have no loopback; whoever asks for probes or metrics sets an address.
+        settings.entry("metrics").or_insert(json!({"listen": ""}));
         settings.entry("deviceInfoDir").or_insert(json!(self.path("devinfo")));
         // The machine may have a kubelet.
         settings.entry("podResourcesSocket").or_insert(json!(self.path("kubelet.sock")));
@@ -336,6 +349,11 @@ impl Node {
     /// The agent did not end by itself with success.
     pub fn stop(&mut self) -> Result<String> {
         self.agent.take().map_or_else(|| Ok(String::new()), Agent::stop)
+    }
+
+    /// What the agent has logged so far; empty without one.
+    pub fn log_so_far(&self) -> String {
+        self.agent.as_ref().map_or_else(String::new, Agent::log_so_far)
     }
 
     /// Waits until the agent has ended by itself.

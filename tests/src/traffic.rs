@@ -260,7 +260,8 @@ fn udp_socket(from: &Namespace, to: SocketAddr) -> Result<UdpSocket> {
     Ok(socket)
 }
 
-fn echoed(socket: &UdpSocket, message: &[u8], patience: Duration) -> bool {
+/// Whether a datagram by a connected socket is echoed. Answers that are late, or another message, are not it.
+pub fn echoed(socket: &UdpSocket, message: &[u8], patience: Duration) -> bool {
     let exchanged = || -> io::Result<bool> {
         socket.set_read_timeout(Some(stretched(patience)))?;
         socket.send(message)?;

@@ -1,16 +1,18 @@
 //! `cargo xtask build`: the BPF object and the executables that land on a host, static, in `target/dist`.
 
 use std::collections::BTreeMap;
+use std::env;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, ensure};
 
 use crate::progress::{Done, Progress, UserError};
+use crate::release::{Arch, commit};
 use crate::{child, ebpf, elf, progress, tree};
 
-/// The executables that land on a host, with the most each may weigh in bytes.
+/// The executables that land on a host, with the most each may weigh in bytes. The others are weighed with the image.
 const EXECUTABLES: [(&str, Option<u64>); 4] = [
     // Started for every CNI call: its size is part of a pod's latency.
     ("netattach", Some(2 * 1024 * 1024)),
@@ -31,20 +33,36 @@ pub fn names() -> impl Iterator<Item = &'static str> {
 /// A compile error, an executable that is not static, or one over its size limit.
 pub fn build() -> anyhow::Result<()> {
     progress::heading("build");
-    ebpf::build()?;
+    ebpf::build(ebpf::Flavour::Normal)?;
+    executables(Arch::host()?).map(drop)
+}
+
+/// Builds the executables that land on a host of an architecture, with the BPF object that is there; returns their directory.
+///
+/// # Errors
+/// As [`build`].
+pub fn executables(arch: Arch) -> anyhow::Result<PathBuf> {
     let mut built = BTreeMap::new();
     progress::step("executables", |progress| {
         let names: Vec<&str> = EXECUTABLES.iter().map(|(name, _)| *name).collect();
-        built = static_executables("netattach", &names, progress)?;
-        Ok(Done::Unchanged(format!("{}, release, static", host_triple()?)))
+        built = static_executables_for(arch, "netattach", &names, progress)?;
+        Ok(Done::Unchanged(format!("{}, release, static", arch.triple())))
     })?;
+    let directory = directory(arch);
+    let commit = commit::commit();
     for (name, limit) in EXECUTABLES {
-        progress::step(&format!("  {name}"), |_| deliver(name, limit, &built))?;
+        let deliver = |_: &Progress| deliver(name, limit, &built, &directory, commit.as_deref());
+        progress::step(&format!("  {name}"), deliver)?;
     }
-    Ok(())
+    Ok(directory)
 }
 
-/// Builds executables of a package with the C library inside; returns where each is.
+/// Where the executables for an architecture are collected.
+pub fn directory(arch: Arch) -> PathBuf {
+    if arch.is_tested() { tree::dist() } else { tree::root().join("target/dist-other").join(arch.name()) }
+}
+
+/// Builds executables of a package for this machine with the C library inside; returns where each is.
 ///
 /// # Errors
 /// A compile error, or the compiler cannot be asked for its host.
@@ -53,22 +71,58 @@ pub fn static_executables(
     names: &[&str],
     progress: &Progress,
 ) -> anyhow::Result<BTreeMap<String, PathBuf>> {
+    static_executables_for(Arch::host()?, package, names, progress)
+}
+
+fn static_executables_for(
+    arch: Arch,
+    package: &str,
+    names: &[&str],
+    progress: &Progress,
+) -> anyhow::Result<BTreeMap<String, PathBuf>> {
     let mut cargo = child::cargo();
-    cargo.args(["build", "--release", "--package", package, "--target", &host_triple()?]);
+    cargo.args(["build", "--release", "--package", package, "--target", arch.triple()]);
     for name in names {
         cargo.args(["--bin", name]);
     }
     // Named, so that the caller's configuration does not change the place of the result.
     cargo.arg("--target-dir").arg(tree::root().join("target"));
-    cargo.env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static");
+    cargo.env("CARGO_ENCODED_RUSTFLAGS", rustflags()?).envs(arch.variables());
     // Read by the build script of `netattach`, which would otherwise look below the directory of this target.
     cargo.env("NETATTACH_BPF_OBJECT", tree::bpf_object());
     child::run(&mut cargo, progress).context("compile the executables")?;
-    let release = tree::root().join("target").join(host_triple()?).join("release");
+    let release = tree::root().join("target").join(arch.triple()).join("release");
     Ok(names.iter().map(|name| ((*name).to_owned(), release.join(name))).collect())
 }
 
-fn deliver(name: &str, limit: Option<u64>, built: &BTreeMap<String, PathBuf>) -> anyhow::Result<Done> {
+/// Flags in cargo's encoding. Paths of this machine become others, so that the place of a build does not show in what is
+/// built: messages of panics name sources.
+fn rustflags() -> anyhow::Result<String> {
+    let sysroot = child::ask(Command::new("rustc").args(["--print", "sysroot"]).current_dir(tree::root()))
+        .context("ask rustc where it is")?;
+    let cargo = env::var_os("CARGO_HOME").map(PathBuf::from);
+    let cargo = cargo.or_else(|| env::home_dir().map(|home| home.join(".cargo")));
+    // The C library inside; and no tables to unwind by: a panic ends the process, and without symbols a backtrace says
+    // nothing. They would be a tenth of an executable.
+    let mut flags = vec!["-Ctarget-feature=+crt-static".to_owned(), "-Cforce-unwind-tables=no".to_owned()];
+    // The last one that fits is taken, and one of these directories may be in another.
+    flags.extend(cargo.map(|cargo| remap(&cargo, "cargo")));
+    flags.push(remap(Path::new(&sysroot), "rust"));
+    flags.push(remap(&tree::root(), "."));
+    Ok(flags.join("\x1f"))
+}
+
+fn remap(from: &Path, to: &str) -> String {
+    format!("--remap-path-prefix={}={to}", from.display())
+}
+
+fn deliver(
+    name: &str,
+    limit: Option<u64>,
+    built: &BTreeMap<String, PathBuf>,
+    directory: &Path,
+    commit: Option<&str>,
+) -> anyhow::Result<Done> {
     let source = built.get(name).with_context(|| format!("{name} was not built"))?;
     ensure!(
         elf::is_static(source)?,
@@ -86,11 +140,16 @@ fn deliver(name: &str, limit: Option<u64>, built: &BTreeMap<String, PathBuf>) ->
             mebibytes(limit)
         );
     }
-    fs::create_dir_all(tree::dist()).context("create target/dist")?;
-    let target = tree::dist().join(name);
+    fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
+    let target = directory.join(name);
     // Written beside and renamed: a running copy keeps its file, a new one never starts half-written.
-    let fresh = tree::dist().join(format!(".{name}.new"));
+    let fresh = directory.join(format!(".{name}.new"));
     fs::copy(source, &fresh).with_context(|| format!("copy {name}"))?;
+    if let Some(commit) = commit {
+        let mut bytes = fs::read(&fresh).with_context(|| format!("read {name}"))?;
+        commit::write_into(&mut bytes, commit).with_context(|| format!("write the commit into {name}"))?;
+        fs::write(&fresh, bytes).with_context(|| format!("write {name}"))?;
+    }
     fs::rename(&fresh, &target).with_context(|| format!("put {name} in place"))?;
     Ok(Done::Unchanged(mebibytes(size)))
 }
@@ -106,7 +165,8 @@ pub fn host_triple() -> anyhow::Result<String> {
     Ok(host.to_owned())
 }
 
-fn mebibytes(bytes: u64) -> String {
+/// In tenths of mebibytes.
+pub(crate) fn mebibytes(bytes: u64) -> String {
     // Tenths are exact enough for a size that people read.
     let tenths = bytes * 10 / (1024 * 1024);
     format!("{}.{} MiB", tenths / 10, tenths % 10)

@@ -1,4 +1,5 @@
-//! `cargo xtask build-ebpf`: compiles netattach-ebpf to `target/bpf/netattach.bpf.o` and checks the result.
+//! `cargo xtask build-ebpf`: compiles netattach-ebpf to `target/bpf/netattach.bpf.o` and checks the result. With
+//! `--log`, to `target/bpf/netattach-log.bpf.o`, which logs the path of packets.
 
 use std::env;
 use std::fs;
@@ -30,13 +31,30 @@ const PROGRAMS: [&str; 11] = [
     "na_par_out",
 ];
 
-/// Builds the object and puts it where the build script of `netattach` finds it.
+/// The map through which aya's macros log.
+const LOG_MAP: &str = "AYA_LOGS";
+
+/// Which object is built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Flavour {
+    /// The agent's.
+    Normal,
+    /// The one whose stages log.
+    Log,
+}
+
+/// Builds the object and puts it where the build script of `netattach` finds it, or beside that.
 ///
 /// # Errors
-/// No compiler or linker, a compile error, or an object without type information or programs.
-pub fn build() -> anyhow::Result<()> {
-    progress::step("BPF object", |progress| {
-        let built = compile(progress)?;
+/// No compiler or linker, a compile error, an object without type information or programs, or one that logs
+/// and should not.
+pub fn build(flavour: Flavour) -> anyhow::Result<()> {
+    let (step, place_at) = match flavour {
+        Flavour::Normal => ("BPF object", tree::bpf_object()),
+        Flavour::Log => ("BPF object, log", tree::bpf_log_object()),
+    };
+    progress::step(step, |progress| {
+        let built = compile(progress, flavour)?;
         let contents = elf::bpf_contents(&built)?;
         ensure!(
             contents.btf_bytes > 0,
@@ -46,7 +64,13 @@ pub fn build() -> anyhow::Result<()> {
             let there = contents.programs.iter().any(|found| found.rsplit('/').next() == Some(program));
             ensure!(there, "the object has no program {program}, which the agent attaches");
         }
-        let changed = place(&built, &tree::bpf_object())?;
+        let logs = contents.maps.iter().any(|map| map == LOG_MAP);
+        ensure!(
+            logs == (flavour == Flavour::Log),
+            "the object {} log packets",
+            if logs { "must not" } else { "does not" }
+        );
+        let changed = place(&built, &place_at)?;
         let summary = format!(
             "programs {}, maps {}, BTF {} KiB",
             contents.programs.len(),
@@ -57,13 +81,14 @@ pub fn build() -> anyhow::Result<()> {
     })
 }
 
-fn compile(progress: &Progress) -> anyhow::Result<PathBuf> {
+fn compile(progress: &Progress, flavour: Flavour) -> anyhow::Result<PathBuf> {
     let missing = |what: &str| UserError::new(format!("there is no {what}"), "run `cargo xtask setup`");
     let compiler = bpf_toolchain::compiler().ok_or_else(|| missing("compiler for BPF"))?;
     let linker = bpf_toolchain::linker().ok_or_else(|| missing("linker for BPF"))?;
     let mut cargo = cargo_for(&compiler);
     cargo
         .args(["build", "--package", PACKAGE, "--profile", "bpf", "--target", TARGET])
+        .args((flavour == Flavour::Log).then_some("--features=log"))
         .arg("--target-dir")
         .arg(tree::bpf_target_dir())
         .env("CARGO_ENCODED_RUSTFLAGS", rustflags(&linker))

@@ -7,6 +7,7 @@
 //! | [`child`] | running other programs, with their output kept until it matters |
 //! | [`setup`] | installs tools that this machine lacks |
 //! | [`ebpf`], [`elf`], [`dist`] | the BPF object; the executables that land on a host |
+//! | [`release`] | the container image, and what else is handed to others |
 //! | [`tidy`] | formatting, lints, the invariants of the source tree, conformance, licences |
 //! | [`conformance`] | which test proves which row of the standards |
 //! | [`suite`], [`fuzz`] | the tests, summed; the fuzz targets |
@@ -26,6 +27,7 @@ pub mod elf;
 pub mod fuzz;
 pub mod nightly;
 pub mod progress;
+pub mod release;
 pub mod setup;
 pub mod soak;
 mod source;

@@ -6,8 +6,12 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
+use xtask::ebpf::Flavour;
+use xtask::release::Arch;
 use xtask::suite::Extent;
-use xtask::{child, conformance, demo, dist, ebpf, fuzz, nightly, progress, setup, soak, suite, tidy, vm};
+use xtask::{
+    child, conformance, demo, dist, ebpf, fuzz, nightly, progress, release, setup, soak, suite, tidy, vm,
+};
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Build, test and measure netattach")]
@@ -21,9 +25,37 @@ enum Verb {
     /// Install what this machine lacks; changes nothing when nothing is missing
     Setup,
     /// Build the BPF object into target/bpf
-    BuildEbpf,
+    BuildEbpf {
+        /// Build the one that logs the path of packets instead, for `netattachd --bpf-log`
+        #[arg(long)]
+        log: bool,
+    },
     /// Build the BPF object and the static executables into target/dist
     Build,
+    /// Build the container image as an archive in target/image, without a container daemon
+    Image {
+        /// Architecture; another than this machine's is built, and not tested
+        #[arg(long, value_enum)]
+        arch: Option<Arch>,
+        /// Name of the image [default: localhost/netattach:VERSION]
+        #[arg(long, value_name = "REGISTRY/NAME:TAG")]
+        name: Option<String>,
+        /// Take the static executables of this directory instead of building them
+        #[arg(long, value_name = "DIR", conflicts_with = "twice")]
+        dist: Option<PathBuf>,
+        /// Fail when the image or an executable weighs more than it may
+        #[arg(long)]
+        check: bool,
+        /// Build again from nothing in another directory, and fail unless both archives have the same bytes
+        #[arg(long)]
+        twice: bool,
+    },
+    /// Build the image, and an archive of the executables with manual, completions and systemd unit, into target/release-files
+    Release {
+        /// Architecture; another than this machine's is built, and not tested
+        #[arg(long, value_enum)]
+        arch: Option<Arch>,
+    },
     /// Check formatting, lints, the invariants of the source tree, documents, conformance and licences
     Tidy {
         /// Check these parts only
@@ -47,6 +79,9 @@ enum Verb {
         /// Run the unit tests only: no set-up, no root
         #[arg(long, conflicts_with = "ci")]
         unit: bool,
+        /// Run the tests that have a longer form, in that form
+        #[arg(long, conflicts_with_all = ["ci", "unit"])]
+        longer: bool,
     },
     /// Set up, build, and have pods come and go at random on two nodes, with failing servers and dying agents
     Soak {
@@ -98,11 +133,16 @@ enum Verb {
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().verb {
         Verb::Setup => setup::everything(),
-        Verb::BuildEbpf => ebpf::build(),
+        Verb::BuildEbpf { log } => ebpf::build(if log { Flavour::Log } else { Flavour::Normal }),
         Verb::Build => dist::build(),
+        Verb::Image { arch, name, dist, check, twice } => {
+            release::image(&release::Options { arch, name, dist, check, twice })
+        }
+        Verb::Release { arch } => release::release(arch),
         Verb::Tidy { only, advisories } => tidy::run(&only, advisories.as_deref()),
         Verb::Conformance { open } => conformance::run(open),
         Verb::Test { unit: true, .. } => suite::unit(),
+        Verb::Test { longer: true, .. } => suite::longer(),
         Verb::Test { ci, .. } => {
             let ci = ci || std::env::var_os("CI").is_some_and(|value| value == "true");
             suite::run(if ci { Extent::Gate } else { Extent::Tests })

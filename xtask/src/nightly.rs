@@ -9,7 +9,18 @@ use crate::progress;
 use crate::suite::Stages;
 
 /// What is run at night, as arguments of `cargo xtask`.
-const RUNS: [&[&str]; 3] = [&["soak"], &["bench", "cluster", "--check"], &["fuzz", "--long"]];
+const RUNS: [&[&str]; 5] = [
+    &["soak"],
+    &["test", "--longer"],
+    &["bench", "cluster", "--check"],
+    &["image", "--check", "--twice"],
+    &["fuzz", "--long"],
+];
+/// The suites whose tests have a longer form, which `test --longer` runs: in `cluster` the API server is away for two minutes
+/// in place of 20 s, and the agent is killed 12 times in place of 3 at each change of a Deployment.
+pub(crate) const LONGER: [&str; 1] = ["cluster"];
+/// What tells them, and its value.
+pub(crate) const VARIABLE: (&str, &str) = ("NETATTACH_NIGHTLY", "1");
 
 /// The names of what is run at night.
 pub fn names() -> String {

@@ -13,9 +13,19 @@ pub fn root() -> PathBuf {
     manifest_dir.parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)
 }
 
+/// Where the BPF objects are.
+pub fn bpf() -> PathBuf {
+    root().join("target/bpf")
+}
+
 /// The finished BPF object, read by the build script of `netattach`.
 pub fn bpf_object() -> PathBuf {
-    root().join("target/bpf/netattach.bpf.o")
+    bpf().join("netattach.bpf.o")
+}
+
+/// The BPF object whose stages say what they make of a packet: for `netattachd --bpf-log`, embedded nowhere.
+pub fn bpf_log_object() -> PathBuf {
+    bpf().join("netattach-log.bpf.o")
 }
 
 /// Cargo's target directory for the BPF crate: separate, because another compiler fills it.
@@ -26,6 +36,11 @@ pub fn bpf_target_dir() -> PathBuf {
 /// Where the executables that land on a host are collected.
 pub fn dist() -> PathBuf {
     root().join("target/dist")
+}
+
+/// Where the archives of container images are put.
+pub fn images() -> PathBuf {
+    root().join("target/image")
 }
 
 /// Tools unpacked for this repository alone, never installed on the machine.

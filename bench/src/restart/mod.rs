@@ -26,6 +26,8 @@ use super::{Origin, Output, Series, document, end, measured};
 
 /// Numbers of attachments that are taken over.
 const SIZES: [u16; 3] = [10, 200, 1_000];
+/// Scrapes after each restart.
+const SCRAPES: usize = 5;
 /// How long the flow goes on after each restart.
 const REST: Duration = Duration::from_millis(500);
 
@@ -68,6 +70,8 @@ struct Figures {
     processors: Series,
     /// Resident memory then, in KiB.
     resident: Series,
+    /// Milliseconds of a scrape of its metrics, from the connection to the last byte.
+    scrape: Series,
     /// Datagrams of the flow that were sent and that did not arrive, over all rounds.
     sent: u64,
     lost: u64,
@@ -121,7 +125,7 @@ fn restarted(
     programs: Programs,
     rounds: u16,
 ) -> anyhow::Result<Figures> {
-    let (mut ready, mut processors, mut resident) = (Vec::new(), Vec::new(), Vec::new());
+    let [mut ready, mut processors, mut resident, mut scrape] = [const { Vec::new() }; 4];
     for _ in 0..rounds {
         if programs == Programs::Others {
             // An incomplete set of pins is loaded anew.
@@ -133,13 +137,16 @@ fn restarted(
         let rows = agent.ask(&["attachments"])?;
         let found = rows.as_array().map_or(0, Vec::len);
         ensure!(found == usize::from(attachments), "{found} of {attachments} attachments are left");
+        for _ in 0..SCRAPES {
+            scrape.push(agent.scrape()?.as_secs_f64() * 1000.0);
+        }
         // The agent's work after it is ready may affect the flow too.
         thread::sleep(REST);
     }
     let counted = flow.end()?;
-    let [ready, processors, resident] = [ready, processors, resident].map(Series::new);
+    let [ready, processors, resident, scrape] = [ready, processors, resident, scrape].map(Series::new);
     let (sent, lost) = (counted.sent, counted.sent.saturating_sub(counted.received));
-    Ok(Figures { attachments, programs, ready, processors, resident, sent, lost })
+    Ok(Figures { attachments, programs, ready, processors, resident, scrape, sent, lost })
 }
 
 fn address_of(agent: &Agent, pod: &Pod) -> anyhow::Result<Ipv4Addr> {
@@ -166,8 +173,17 @@ fn policy() -> Value {
 }
 
 fn table(report: &Report) -> String {
-    let header =
-        ["attachments", "programs", "ready after", "range", "processors", "MiB", "datagrams", "lost"];
+    let header = [
+        "attachments",
+        "programs",
+        "ready after",
+        "range",
+        "processors",
+        "MiB",
+        "scrape",
+        "datagrams",
+        "lost",
+    ];
     let row = |figures: &Figures| {
         vec![
             figures.attachments.to_string(),
@@ -179,6 +195,7 @@ fn table(report: &Report) -> String {
             format!("{:.0}-{:.0}", figures.ready.minimum, figures.ready.maximum),
             format!("{:.0}", figures.processors.median),
             format!("{:.1}", figures.resident.median / 1024.0),
+            format!("{:.1}", figures.scrape.median),
             figures.sent.to_string(),
             figures.lost.to_string(),
         ]
@@ -186,7 +203,7 @@ fn table(report: &Report) -> String {
     let rows: Vec<Vec<String>> = report.restarts.iter().map(row).collect();
     format!(
         "{}\nMilliseconds from the start of the agent to its first answer, and of processors until then; medians of {} restarts \
-         after `kill -9`. Each attachment is one pod on a routed network, under a policy; the directory of manifests has one for \
+         after `kill -9`; of a scrape of its metrics then, from the connection to the last byte. Each attachment is one pod on a routed network, under a policy; the directory of manifests has one for \
          each of {} pods. Programs are exchanged when the agent brings others than those that it finds: it loads them and puts them in \
          place on every device before it answers. Datagrams are those of a flow between two of the pods that goes on all the time. \
          {}.\n",

@@ -36,7 +36,9 @@ use crate::path::{
     clock, count,
     endpoint::{Origin, TO_UPLINK, ready},
     frame::{self, PACKET_HOST},
-    judge, maps, route,
+    judge,
+    log::{self, Stage},
+    maps, route,
     verdict::PacketClass,
 };
 
@@ -84,11 +86,16 @@ pub(crate) fn na_fast(ctx: TcContext) -> i32 {
     let (sender, counted) = unsafe { ((*ctx.skb.skb).cb[SENDER], (*ctx.skb.skb).cb[COUNTED]) };
     match receiver(&ctx, sender, counted) {
         Ok(TO_UPLINK) => {
+            log::number(counted, Stage::Fast, TO_UPLINK);
             count::to_uplink(sender, ctx.len());
             TC_ACT_REDIRECT as i32
         }
-        Ok(attachment) => deliver(&ctx, attachment),
+        Ok(attachment) => {
+            log::number(counted, Stage::Fast, attachment);
+            deliver(&ctx, attachment)
+        }
         Err(reason) => {
+            log::number(counted, Stage::Declined, reason as u32);
             count::declined(counted, reason);
             TC_ACT_UNSPEC
         }

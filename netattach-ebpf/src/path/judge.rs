@@ -11,7 +11,9 @@ use crate::path::{
     antispoof::{self, Sender},
     conntrack, count,
     frame::{self, Skb},
-    limit, record,
+    limit,
+    log::{self, Stage},
+    record,
     scope::Scope,
     subprograms::{NULL_ARGUMENT, Subprograms, reference},
     verdict::{Denied, Encode, Known, PacketClass},
@@ -32,12 +34,16 @@ pub(crate) fn verdict_within(
     scope: Option<Scope>,
 ) -> Result<PacketClass, ()> {
     let verdict = match scope {
-        Some(scope) => judge(ctx, &scope).and_then(|class| {
-            limit::bytes(ctx, &scope)?;
-            Ok(class)
-        }),
+        Some(scope) => {
+            log::arrival(ctx, id, side);
+            judge(ctx, &scope).and_then(|class| {
+                limit::bytes(ctx, &scope)?;
+                Ok(class)
+            })
+        }
         None => Err(DropReason::Unbound.into()),
     };
+    log::outcome(id, Stage::Verdict, &verdict);
     count::packet(id, side, ctx.len(), verdict.map(drop));
     verdict.map_err(|denied| {
         if !denied.is_recorded() {
@@ -107,7 +113,7 @@ fn judge_frame(ctx: &TcContext, scope: &Scope) -> Result<PacketClass, Denied> {
 }
 
 #[inline(always)]
-fn ip<A: Subprograms + Sender>(
+fn ip<A: Subprograms + Sender + log::Addresses>(
     ctx: &TcContext,
     scope: &Scope,
     record: &AttachmentRecord,
@@ -116,6 +122,7 @@ fn ip<A: Subprograms + Sender>(
 ) -> Result<PacketClass, Denied> {
     A::read(ctx, packet)?;
     let tuple = &packet.tuple;
+    log::headers(scope, tuple);
     // Each side's own address is passed in a branch of its own: a choice between the two would become arithmetic with
     // pointers to the stack, which the verifier refuses.
     let left_to_the_node = match scope.side {
@@ -125,10 +132,19 @@ fn ip<A: Subprograms + Sender>(
     };
     let control = packet.tagged || packet.kind == Kind::LinkControl;
     let verdict = match left_to_the_node {
-        // Such packets do not take the fast path either.
-        Ok(true) => return Ok(PacketClass::Control),
-        Ok(false) => judge_ip(ctx, scope, packet),
-        Err(denied) => Err(denied),
+        Ok(true) => {
+            log::answer(scope.id, Stage::Sender, true);
+            // Such packets do not take the fast path either.
+            return Ok(PacketClass::Control);
+        }
+        Ok(false) => {
+            log::answer(scope.id, Stage::Sender, false);
+            judge_ip(ctx, scope, packet)
+        }
+        Err(denied) => {
+            log::denial(scope.id, Stage::Sender, denied);
+            Err(denied)
+        }
     };
     match verdict {
         Ok(()) if control => Ok(PacketClass::Control),
@@ -178,7 +194,13 @@ pub(crate) fn judge_ip<A: Subprograms>(
     }
     let accepted = packet.tuple.lane.protocol() == A::ICMP && scope.has(A::ACCEPT_ICMP);
     let of_flow = !matches!(packet.kind, Kind::IcmpError | Kind::LaterFragment) && !accepted;
-    let known = if of_flow { A::look_up(ctx, scope, packet)? } else { Known::Absent };
+    let known = if of_flow {
+        let known = A::look_up(ctx, scope, packet);
+        log::outcome(scope.id, Stage::Flow, &known);
+        known?
+    } else {
+        Known::Absent
+    };
     if known == Known::Passes {
         return Ok(());
     }
@@ -189,12 +211,16 @@ pub(crate) fn judge_ip<A: Subprograms>(
         Kind::IcmpError => conntrack::without_ports(scope, packet, DropReason::IcmpUnrelated),
         Kind::LaterFragment => conntrack::without_ports(scope, packet, DropReason::FragmentMiss),
         _ => {
-            let opening = A::open(scope, packet)?;
+            let opening = A::open(scope, packet);
+            log::policy(scope.id, &opening);
+            let opening = opening?;
             if !opening.is_any() {
                 return Ok(());
             }
             let renewed = known == Known::Over && A::renew(ctx, scope, packet, opening);
-            if renewed { Ok(()) } else { A::enter(ctx, scope, packet, opening) }
+            let entered = if renewed { Ok(()) } else { A::enter(ctx, scope, packet, opening) };
+            log::outcome(scope.id, Stage::Place, &entered);
+            entered
         }
     }
 }

@@ -34,7 +34,7 @@
 //! 5. What may pass is charged to the attachment's bandwidth (`limit`).
 //!
 //! Every packet is counted by its `verdict`, drops by reason (`count`); new flows and drops are written as records
-//! for the agent (`record`).
+//! for the agent (`record`). What each stage makes of a packet can be logged, in an object built for that (`log`).
 //!
 //! The fast path knows a packet's ends (`endpoint`) and routes (`route`). All maps are in `maps`, those of an address
 //! family are asked by way of `family`; the time is in `clock`.
@@ -53,6 +53,7 @@ mod frame;
 mod icmp;
 mod judge;
 mod limit;
+mod log;
 mod maps;
 mod node_end;
 mod parent;

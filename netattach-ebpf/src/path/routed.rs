@@ -29,7 +29,9 @@ use netattach_common::{
 use crate::path::{
     count,
     frame::{self, Skb},
-    judge, maps, record,
+    judge,
+    log::{self, Stage},
+    maps, record,
     scope::Scope,
     subprograms::{NULL_ARGUMENT, Subprograms, exclusive},
     verdict::{Denied, Encode},
@@ -127,6 +129,7 @@ fn refuses<A: Routed>(
     }
     let Err(denied) = read.and_then(|()| judge::judge_ip(ctx, &scope, packet)) else { return false };
     record::dropped(ctx, &scope, packet, denied);
+    log::denial(attachment, Stage::Routed, denied);
     count::packet(attachment, side, ctx.len(), Err(denied));
     true
 }

@@ -1,15 +1,20 @@
 //! Command line and configuration file of `netattachd`.
 
 use std::path::PathBuf;
+use std::sync::LazyLock;
 use std::time::Duration;
 
-use clap::Parser;
+use clap::{Parser, ValueEnum};
 use serde::{Deserialize, Serialize};
 
 use super::missed::Repair;
+use super::node_check::CheckFormat;
 use super::policy_settings::{AlwaysAllow, Overflow, PolicyTypes, WrittenCommonRules};
 use super::settings_file::{self, SettingsFileError};
+use super::watching::{LogSettings, MetricsSettings, TracesSettings};
 use crate::attach::{DefaultNetwork, InvalidDefaultNetwork, RepeatedAdd, standalone};
+use crate::bpf::{self, Detail, LogObject};
+use crate::built;
 use crate::builtin::{self, InvalidSettings, ThisNode};
 use crate::cni::CniError;
 use crate::cni::identifier::check_network_name;
@@ -32,8 +37,8 @@ use crate::step::EnforceWhen;
 /// Attaches pods to their networks.
 ///
 /// Every option can also be set in the configuration file; the command line takes precedence.
-#[derive(Debug, Parser)]
-#[command(name = "netattachd", version)]
+#[derive(Debug, Clone, Default, Parser)]
+#[command(name = "netattachd", version, long_version = long_version())]
 pub struct Arguments {
     /// Configuration file (YAML).
     #[arg(long, value_name = "FILE")]
@@ -69,6 +74,28 @@ pub struct Arguments {
     /// Directory of CNI configurations for definitions without one [default: /etc/cni/netattach.d].
     #[arg(long, value_name = "DIR")]
     pub cni_conf_dir: Option<PathBuf>,
+    /// Log what becomes of packets: their verdicts, or what every stage makes of them. Needs --bpf-log-object.
+    #[arg(long, value_name = "HOW", value_enum)]
+    pub bpf_log: Option<BpfLog>,
+    /// The BPF object that logs, from `cargo xtask build-ebpf --log`.
+    #[arg(long, value_name = "FILE")]
+    pub bpf_log_object: Option<PathBuf>,
+    /// Log the packets of this attachment only.
+    #[arg(long, value_name = "NAMESPACE/POD/INTERFACE")]
+    pub bpf_log_of: Option<String>,
+    /// Show what this node offers an agent with these settings, and what to do about what is missing; changes nothing.
+    /// Exit code 1 if something needed is missing.
+    #[arg(long)]
+    pub check: bool,
+    /// Output of --check.
+    #[arg(long, short, value_enum, default_value_t, requires = "check")]
+    pub output: CheckFormat,
+}
+
+fn long_version() -> &'static str {
+    static TEXT: LazyLock<String> =
+        LazyLock::new(|| built::describe(&[("programs", format!("object {}", bpf::embedded_object()))]));
+    &TEXT
 }
 
 /// The agent's settings. The configuration file has the same keys in camel case; unknown ones are refused.
@@ -151,6 +178,12 @@ pub struct Settings {
     pub attach: AttachBy,
     /// Most attachments with a dataplane at a time; fixed when the maps are first made.
     pub max_attachments: u32,
+    /// What is logged of packets.
+    bpf_log: BpfLog,
+    /// The BPF object that logs it.
+    bpf_log_object: PathBuf,
+    /// The attachment whose packets alone are logged: `NAMESPACE/POD/INTERFACE`.
+    bpf_log_of: String,
     /// Most pods that are attached at the same time.
     pub parallel_adds: usize,
     /// Most new flows of one attachment per second; 0: no limit.
@@ -171,6 +204,12 @@ pub struct Settings {
     pub accept_icmpv6: bool,
     /// The handling of frames that macvlans without an attachment send, on parents of attachments.
     pub other_macvlans: OtherMacvlans,
+    /// Probes and metrics.
+    pub metrics: MetricsSettings,
+    /// The log.
+    pub log: LogSettings,
+    /// Traces of requests.
+    pub traces: TracesSettings,
 }
 
 /// The Kubernetes API as the source, and the publication of network-status there.
@@ -256,6 +295,19 @@ pub enum InvalidAnnotation {
     Ignore,
 }
 
+/// What is logged of packets, with an object that was built for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum BpfLog {
+    /// Nothing.
+    #[default]
+    Off,
+    /// Their verdicts.
+    Debug,
+    /// What every stage makes of them.
+    Trace,
+}
+
 /// The handling of connections that are older than the flow table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -292,6 +344,14 @@ pub enum EstablishedOnChange {
 /// Reasons why the agent cannot be configured.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
+    /// Packets are to be logged, and there is no object that does.
+    #[error(
+        "bpfLog: give bpfLogObject (--bpf-log-object) too, the file that `cargo xtask build-ebpf --log` writes to target/bpf/netattach-log.bpf.o"
+    )]
+    BpfLogObject,
+    /// No attachment.
+    #[error("bpfLogOf: {0:?} is not NAMESPACE/POD/INTERFACE")]
+    BpfLogOf(String),
     /// The configuration file cannot be used.
     #[error("configuration {path}")]
     File {
@@ -350,6 +410,16 @@ pub enum SettingsError {
     /// The runtime's socket is not absolute.
     #[error("runtimeSocket: {0} is not an absolute path")]
     RuntimeSocket(PathBuf),
+    /// Probes and metrics cannot be served there.
+    #[error(
+        "metrics.listen: {0:?} is not an address and a port, such as 127.0.0.1:10475; an empty one serves nothing"
+    )]
+    Listen(String),
+    /// Traces cannot be sent there.
+    #[error(
+        "traces.endpoint: {0:?} is not the URL of a collector, such as http://127.0.0.1:4318/v1/traces: without TLS and credentials, so on this node"
+    )]
+    Traces(String),
     /// A type in `delegation.exec` is not built in, so it is executed anyway.
     #[error("delegation.exec[{index}]: {kind:?} is not built in, so it is executed anyway; the built-in types are {}", standalone::names().collect::<Vec<_>>().join(", "))]
     NotBuiltIn {
@@ -417,6 +487,9 @@ impl Default for Settings {
             unenforceable: EnforcementRequirement::default(),
             attach: AttachBy::default(),
             max_attachments: 8192,
+            bpf_log: BpfLog::default(),
+            bpf_log_object: PathBuf::new(),
+            bpf_log_of: String::new(),
             parallel_adds: 8,
             new_flows_per_second: 25_000,
             midstream: Midstream::default(),
@@ -426,6 +499,9 @@ impl Default for Settings {
             accept_icmp: false,
             accept_icmpv6: false,
             other_macvlans: OtherMacvlans::default(),
+            metrics: MetricsSettings::default(),
+            log: LogSettings::default(),
+            traces: TracesSettings::default(),
         }
     }
 }
@@ -473,6 +549,16 @@ impl Settings {
     /// # Errors
     /// [`SettingsError`], naming the key or option.
     pub fn read(arguments: Arguments) -> Result<Self, SettingsError> {
+        let settings = Self::unvalidated(arguments)?;
+        settings.validate()?;
+        Ok(settings)
+    }
+
+    /// The same without a look at whether an agent could run with them: a node is checked before it has a source.
+    ///
+    /// # Errors
+    /// The file cannot be read, or has keys or values that are not known.
+    pub(super) fn unvalidated(arguments: Arguments) -> Result<Self, SettingsError> {
         let mut settings = match arguments.config {
             Some(path) => {
                 settings_file::read(&path).map_err(|source| SettingsError::File { path, source })?
@@ -494,13 +580,19 @@ impl Settings {
         replace(&mut settings.state_dir, arguments.state_dir);
         replace(&mut settings.bpffs, arguments.bpffs);
         replace(&mut settings.cni_conf_dir, arguments.cni_conf_dir);
+        replace(&mut settings.bpf_log_object, arguments.bpf_log_object);
+        if let Some(how) = arguments.bpf_log {
+            settings.bpf_log = how;
+        }
+        if let Some(of) = arguments.bpf_log_of {
+            settings.bpf_log_of = of;
+        }
         if let Some(network) = arguments.default_network {
             settings.default_network = network;
         }
         if !arguments.cni_bin_dirs.is_empty() {
             settings.cni_bin_dirs = arguments.cni_bin_dirs;
         }
-        settings.validate()?;
         Ok(settings)
     }
 
@@ -537,6 +629,11 @@ impl Settings {
                 Err(SettingsError::Range { key, value, min, max })
             }
         };
+        self.log_object()?;
+        let of = self.bpf_log_of.split('/').filter(|part| !part.is_empty()).count();
+        if !self.bpf_log_of.is_empty() && (of != 3 || self.bpf_log_of.split('/').count() != 3) {
+            return Err(SettingsError::BpfLogOf(self.bpf_log_of.clone()));
+        }
         range("maxAttachments", self.max_attachments.into(), 2, 65_535)?;
         range("kubernetes.watchSeconds", kubernetes.watch_seconds.into(), 1, 600)?;
         range("podWaitSeconds", self.pod_wait_seconds, 0, 60)?;
@@ -547,6 +644,8 @@ impl Settings {
         }
         range("repairAfterSeconds", self.repair_after_seconds, 1, 86_400)?;
         self.check_repair()?;
+        self.metrics.listen()?;
+        self.traces.endpoint()?;
         range("parallelAdds", self.parallel_adds as u64, 1, 128)?;
         range("delegation.timeoutSeconds", self.delegation.timeout_seconds, 1, 600)
     }
@@ -654,6 +753,27 @@ impl Settings {
             xdp: self.xdp,
             strangers: self.other_macvlans == OtherMacvlans::Pass,
         }
+    }
+
+    /// The object that logs what becomes of packets, where one is to.
+    ///
+    /// # Errors
+    /// [`SettingsError::BpfLogObject`].
+    pub fn log_object(&self) -> Result<Option<LogObject>, SettingsError> {
+        let detail = match self.bpf_log {
+            BpfLog::Off => return Ok(None),
+            BpfLog::Debug => Detail::Verdicts,
+            BpfLog::Trace => Detail::Stages,
+        };
+        if self.bpf_log_object.as_os_str().is_empty() {
+            return Err(SettingsError::BpfLogObject);
+        }
+        Ok(Some(LogObject { path: self.bpf_log_object.clone(), detail }))
+    }
+
+    /// The attachment whose packets alone are logged, as `NAMESPACE/POD/INTERFACE`.
+    pub fn bpf_log_of(&self) -> Option<String> {
+        (!self.bpf_log_of.is_empty()).then(|| self.bpf_log_of.clone())
     }
 
     /// How long an ADD waits for a pod that the source does not have.

@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::bounded;
@@ -21,7 +22,7 @@ pub(super) const LEAST_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct DiskLook {
     /// Time of the last look; `None` before the first.
     taken: Option<Instant>,
-    definitions: Identity<NetworkRef, Definition>,
+    definitions: Identity<NetworkRef, Arc<Definition>>,
     /// `None`: the files may change without a change of version.
     files: Option<Versions>,
 }
@@ -35,7 +36,7 @@ impl DiskLook {
     pub(super) fn look<T>(
         &mut self,
         now: Instant,
-        definitions: &Shared<NetworkRef, Definition>,
+        definitions: &Shared<NetworkRef, Arc<Definition>>,
         versions: impl FnOnce() -> Option<Versions>,
         read: impl FnOnce() -> T,
     ) -> Option<T> {
@@ -86,11 +87,11 @@ mod tests {
 
     const SECOND: Duration = Duration::from_secs(1);
 
-    fn definitions(names: &[&str]) -> Shared<NetworkRef, Definition> {
+    fn definitions(names: &[&str]) -> Shared<NetworkRef, Arc<Definition>> {
         let definition = |name: &&str| {
             let (namespace, name, annotations) = ("shop".to_owned(), (*name).to_owned(), BTreeMap::new());
             let reference = NetworkRef::new("shop", &name);
-            (reference, Definition { namespace, name, config: None, annotations })
+            (reference, Arc::new(Definition { namespace, name, config: None, annotations }))
         };
         names.iter().map(definition).collect()
     }
@@ -99,7 +100,7 @@ mod tests {
     fn reads(
         look: &mut DiskLook,
         began: Instant,
-        looks: &[(u32, &Shared<NetworkRef, Definition>)],
+        looks: &[(u32, &Shared<NetworkRef, Arc<Definition>>)],
         files: Option<&Path>,
     ) -> Vec<u32> {
         let mut read_at = Vec::new();

@@ -1,26 +1,30 @@
 //! Puts back what others change of what attachments have on the node: ends of links, leases, records, and the published
 //! network-status. Programs are put back by the looks of [`super::health`].
 //!
-//! Differences are looked for beside everything else, at the cost of one list each; what is different is looked at again
-//! and put back in its container's turn, so that nothing is put back that a DEL is taking away. What others change again
-//! and again is put back once a minute, and reported.
+//! Differences are looked for beside everything else, and only where something may have changed: links when the kernel
+//! has told of any change of links, addresses or routes; the status of pods that are another value of the source, or that
+//! have other attachments. Every half minute links are looked at in any case, and leases and records. What is different
+//! is looked at again and put back in its container's turn, so that nothing is put back that a DEL is taking away. What
+//! others change again and again is put back once a minute, and reported.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::handler::Agent;
-use crate::attach::{AttachError, PutBack};
+use crate::attach::{AttachError, Attached, PutBack};
 use crate::error_chain::Chain;
 use crate::journal::JournalKey;
-use crate::objects::ObjectName;
+use crate::netlink::ChangeWatch;
+use crate::objects::{ObjectName, Pod};
+use crate::publish::Published;
 use crate::rpc::message::Condition;
 use crate::sync::{Mutex, locked};
 
-/// How often ends of links and the published status are compared.
+/// How often ends of links and the published status are compared, as far as they may have changed.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// Every so many of these looks, leases and records are.
-const LEASES: u64 = 6;
+/// Every so many of these looks compares links in any case, and leases and records.
+const WHOLE: u64 = 6;
 /// Most rows of each kind.
 const MOST_ROWS: usize = 100;
 
@@ -33,12 +37,29 @@ enum Part {
     Status,
 }
 
+/// A pod of the source, and what is attached to it.
+#[derive(Debug)]
+struct Shown {
+    pod: Weak<Pod>,
+    attached: Vec<Weak<Attached>>,
+}
+
+impl Shown {
+    fn is_of(&self, pod: &Arc<Pod>, attached: &[Arc<Attached>]) -> bool {
+        // An address is not given again while it is referred to.
+        self.pod.as_ptr() == Arc::as_ptr(pod)
+            && self.attached.iter().map(Weak::as_ptr).eq(attached.iter().map(Arc::as_ptr))
+    }
+}
+
 /// What was put back, and what could not be.
 #[derive(Debug, Default)]
 pub(super) struct Drift {
     bound: Mutex<PutBack<(JournalKey, Part)>>,
     /// The sandboxes whose links the last look has found different.
     seen: Mutex<BTreeSet<JournalKey>>,
+    /// The pods whose status is as it should be, as long as nothing here is another value.
+    as_shown: Mutex<BTreeMap<JournalKey, Shown>>,
     /// Why something is not as it was, by container and part.
     rows: Mutex<BTreeMap<(JournalKey, Part), String>>,
 }
@@ -63,7 +84,8 @@ impl Drift {
                     "{} changed by others again and again; it was put back {times} times, and from now on is once a minute",
                     part.words()
                 );
-                locked(&self.rows).insert((key.clone(), part), problem);
+                // Why it cannot be put back says more, where it could not be.
+                locked(&self.rows).entry((key.clone(), part)).or_insert(problem);
                 false
             }
         }
@@ -87,6 +109,11 @@ impl Drift {
                 rows.insert((key.clone(), part), problem);
             }
         }
+    }
+
+    /// Whether the last look has found links that are different, which the next has to confirm.
+    fn has_seen_links(&self) -> bool {
+        !locked(&self.seen).is_empty()
     }
 
     /// Takes in what a look has found; returns what is to be put back. A link has to be different in two looks: somebody
@@ -118,30 +145,45 @@ impl Agent {
     pub(super) async fn keep_as_made(self: Arc<Self>) {
         let mut tick = tokio::time::interval(INTERVAL);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut changes = ChangeWatch::open()
+            .inspect_err(
+                |error| tracing::warn!(%error, "changes of links are not told; they are looked at every 5 s"),
+            )
+            .ok();
+        let mut links_are_due = false;
         for look in 0_u64.. {
             tick.tick().await;
-            self.put_back(Part::Links, |agent| agent.engine.with_drifted_links()).await;
+            let is_whole = look.is_multiple_of(WHOLE);
+            // Asked first: what changes during the look is told of at the next.
+            let has_changed = changes.as_mut().is_none_or(ChangeWatch::has_changed);
+            links_are_due |= has_changed || is_whole || self.drift.has_seen_links();
+            if links_are_due {
+                // A look that failed is taken again: the kernel tells of each change once.
+                links_are_due = !self.put_back(Part::Links, |agent| agent.engine.with_drifted_links()).await;
+            }
             self.put_back(Part::Status, |agent| Ok(agent.with_drifted_status())).await;
-            if look.is_multiple_of(LEASES) {
+            if is_whole {
                 self.put_back(Part::Record, |agent| agent.engine.without_record()).await;
                 self.put_back(Part::Leases, |agent| agent.engine.without_lease()).await;
             }
         }
     }
 
+    /// Returns whether it could look.
     async fn put_back(
         self: &Arc<Self>,
         part: Part,
         look: impl FnOnce(&Self) -> Result<Vec<JournalKey>, AttachError> + Send + 'static,
-    ) {
+    ) -> bool {
         let looking = Arc::clone(self);
         // The join error is a panic, which the panic hook has reported.
         let found = match tokio::task::spawn_blocking(move || look(&looking)).await {
             Ok(Ok(found)) => found,
             Ok(Err(error)) => {
-                return tracing::warn!(error = %Chain(&error), "what others have changed is not looked for");
+                tracing::warn!(error = %Chain(&error), "what others have changed is not looked for");
+                return false;
             }
-            Err(_) => return,
+            Err(_) => return false,
         };
         for key in self.drift.confirmed(part, found) {
             // An operation on the container goes first; the next look finds what is left.
@@ -156,6 +198,7 @@ impl Agent {
             }
             drop(turn);
         }
+        true
     }
 
     /// Returns what was different, in words.
@@ -169,7 +212,7 @@ impl Agent {
                 Ok(written.then(|| "its record was removed".to_owned()).into_iter().collect())
             }
             Part::Status => {
-                if !self.status_has_drifted(key) {
+                if self.published(&self.engine.registry().with_dynamic(key)) != Published::Drifted {
                     return Ok(Vec::new());
                 }
                 self.publish(key);
@@ -197,7 +240,27 @@ impl Agent {
             [one] => Some((*one).clone()),
             several => self.engine.newest(several),
         });
-        newest.filter(|key| self.status_has_drifted(key)).collect()
+        let mut drifted = newest.collect::<Vec<_>>();
+        let objects = self.intents.source.snapshot();
+        let mut before = std::mem::take(&mut *locked(&self.drift.as_shown));
+        let mut as_shown = BTreeMap::new();
+        drifted.retain(|key| {
+            let attached = self.engine.registry().with_dynamic(key);
+            let pod = attached.first().and_then(|it| objects.pods.get(&it.plan.sandbox.pod.as_ref()?.name));
+            let known = before.remove(key).filter(|it| pod.is_some_and(|pod| it.is_of(pod, &attached)));
+            if let Some(known) = known {
+                as_shown.insert(key.clone(), known);
+                return false;
+            }
+            let published = self.published(&attached);
+            if let Some(pod) = pod.filter(|_| published == Published::AsShown) {
+                let attached = attached.iter().map(Arc::downgrade).collect();
+                as_shown.insert(key.clone(), Shown { pod: Arc::downgrade(pod), attached });
+            }
+            published == Published::Drifted
+        });
+        *locked(&self.drift.as_shown) = as_shown;
+        drifted
     }
 }
 

@@ -3,11 +3,12 @@
 
 use std::future::ready;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::devices::{self, Asked};
-use super::failure;
 use super::handler::Agent;
 use super::lanes::Class;
+use super::request_log::{AskedLive, Made};
 use crate::attach::{Attached, IntentError};
 use crate::cni::{CniError, Value, code};
 use crate::journal::JournalKey;
@@ -24,7 +25,8 @@ impl Agent {
     /// Attaches. The status is published after the answer, as after ADD.
     pub(super) async fn attach(self: &Arc<Self>, call: AttachCall) -> Response {
         let (of, what) = (call.sandbox.clone(), call.selection.to_string());
-        let failed = |error: &CniError| failed("attach", &of, &what, error);
+        let live = Live::begin(self, AskedLive { verb: "attach", sandbox: of, what });
+        let failed = |error: &CniError| live.failed(error);
         let asked = check_by(&call.by).and_then(|()| self.sandbox(&call.sandbox));
         let sandbox = match asked {
             Ok(sandbox) => sandbox,
@@ -51,6 +53,8 @@ impl Agent {
         });
         match done.await {
             Ok((Ok((result, attached)), turn)) => {
+                let attached = Arc::new(attached);
+                live.done(&key, &Made::of(&[Arc::clone(&attached)]));
                 self.publish_later(key, turn);
                 answer(result, &attached)
             }
@@ -66,23 +70,35 @@ impl Agent {
     /// sandbox must exist.
     pub(super) async fn detach(self: &Arc<Self>, call: DetachCall) -> Response {
         let (of, what) = (call.sandbox.clone(), call.ifname.clone());
-        let failed = |error: &CniError| failed("detach", &of, &what, error);
+        let live = Live::begin(self, AskedLive { verb: "detach", sandbox: of, what });
+        let failed = |error: &CniError| live.failed(error);
         let key = match self.sandbox(&call.sandbox) {
             Ok(sandbox) => sandbox.key.clone(),
             Err(error) => return failed(&error),
         };
         let sandbox = key.clone();
         let done = self.in_turn(&key.container_id, Class::Del, ready(Ok(None)), move |agent| {
+            let attached = agent.attached_at(&sandbox, &call.ifname);
+            agent.metrics.detaching(agent, &attached);
+            let made = Made::of(&attached);
             let found = agent.engine.detach(&sandbox, &call.ifname)?;
-            if found || !call.must_be_attached { Ok(()) } else { Err(agent.not_dynamic(&sandbox, &call)) }
+            if found || !call.must_be_attached { Ok(made) } else { Err(agent.not_dynamic(&sandbox, &call)) }
         });
         match done.await {
-            Ok(((), turn)) => {
+            Ok((made, turn)) => {
+                live.done(&key, &made);
                 self.publish_later(key, turn);
                 Response::Detached
             }
             Err(error) => failed(&error),
         }
+    }
+
+    /// What was attached to the live sandbox at that interface.
+    fn attached_at(&self, sandbox: &JournalKey, ifname: &str) -> Vec<Arc<Attached>> {
+        let mut found = self.engine.registry().with_dynamic(sandbox);
+        found.retain(|attached| attached.plan.dynamic.is_some() && attached.key.ifname == ifname);
+        found
     }
 
     /// Reports that a network is not defined, and which are.
@@ -168,8 +184,33 @@ fn answer(result: Value, attached: &Attached) -> Response {
     }))
 }
 
-fn failed(verb: &str, sandbox: &SandboxName, what: &str, error: &CniError) -> Response {
-    failure::dynamic_failed(verb, sandbox, what, error);
+/// A request that is being answered: its outcome is counted and logged.
+struct Live<'a> {
+    agent: &'a Agent,
+    asked: AskedLive,
+    begun: Instant,
+}
+
+impl<'a> Live<'a> {
+    fn begin(agent: &'a Agent, asked: AskedLive) -> Self {
+        Self { agent, asked, begun: Instant::now() }
+    }
+
+    fn done(&self, sandbox: &JournalKey, made: &Made) {
+        let took = self.begun.elapsed();
+        self.agent.metrics.answered(self.asked.verb, None, took);
+        self.asked.answered(Some(&sandbox.container_id), Ok(made), took);
+    }
+
+    fn failed(&self, error: &CniError) -> Response {
+        let took = self.begun.elapsed();
+        self.agent.metrics.answered(self.asked.verb, Some(error), took);
+        self.asked.answered(None, Err(error), took);
+        failed(error)
+    }
+}
+
+fn failed(error: &CniError) -> Response {
     let separator = if error.details.is_empty() { "" } else { ": " };
     Response::Failed(Failure {
         code: error.code,

@@ -42,6 +42,9 @@ pub(super) fn describe(record: &Record, name: AttachmentName, time_ms: u64) -> F
         length: record.length,
         policy: some(policy(record, reason)),
         rule: some(record.rule),
+        source_pod: None,
+        destination_pod: None,
+        decided_by: Vec::new(),
         ended: None,
     }
 }
@@ -72,6 +75,9 @@ pub(super) fn describe_ended(
         length: 0,
         policy: None,
         rule: None,
+        source_pod: None,
+        destination_pod: None,
+        decided_by: Vec::new(),
         ended: Some(EndedFlow {
             seconds: entry.flow.last_seen.wrapping_sub(entry.flow.opened),
             forward: traffic(entry.flow.forward),
@@ -217,6 +223,9 @@ mod tests {
             length: 0,
             policy: None,
             rule: None,
+            source_pod: None,
+            destination_pod: None,
+            decided_by: Vec::new(),
             ended: Some(EndedFlow {
                 seconds: 30,
                 forward: Traffic { packets: 5, bytes: 500 },

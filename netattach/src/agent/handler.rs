@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
@@ -10,15 +10,18 @@ use super::collector::Collector;
 use super::devices::{self, Asked};
 use super::drift::Drift;
 use super::events;
-use super::failure;
 use super::health::Health;
+use super::http::Http;
 use super::lanes::{Class, Full};
 use super::live::LivePods;
+use super::metrics::Metrics;
 use super::missed::Repairs;
 use super::operation::{Operation, Patience};
 use super::report::Reporter;
-use super::scheduler::{MOST_ADDS, MOST_CHECKS, MOST_DELS, Slot, Traffic, Turn, Turns};
-use crate::attach::{Engine, IntentReader, network_status};
+use super::request_log::{self, Made};
+use super::scheduler::{Awaited, MOST_ADDS, MOST_CHECKS, MOST_DELS, Slot, Traffic, Turn, Turns};
+use super::traces::{Trace, Traces};
+use crate::attach::{Attached, Engine, IntentReader, network_status};
 use crate::cni::{self, CniError, Command, code};
 use crate::enforce::error::EnforceError;
 use crate::error_chain::Chain;
@@ -26,9 +29,10 @@ use crate::journal::JournalKey;
 use crate::kubelet::PodResources;
 use crate::npwg::status::Form;
 use crate::plan::PodRef;
-use crate::publish::{Event, Publish};
-use crate::rpc::message::{CniCall, CniReply, Condition, Request, Response, Status};
+use crate::publish::{Event, Publish, Published};
+use crate::rpc::message::{CniCall, CniReply, Condition, Readiness, Request, Response, Status};
 use crate::rpc::server::Handler;
+use crate::rpc::shim::TRACE_VARIABLE;
 use crate::timing;
 use crate::waits;
 
@@ -81,6 +85,12 @@ pub(super) struct Outside {
     pub(super) kubelet: PodResources,
     /// Pods that were not asked for.
     pub(super) repairs: Repairs,
+    /// Probes and metrics, if they are served.
+    pub(super) http: Option<Arc<Http>>,
+    /// What is counted.
+    pub(super) metrics: Arc<Metrics>,
+    /// Where traces are sent, if they are.
+    pub(super) traces: Option<Traces>,
 }
 
 /// The state that requests are answered from.
@@ -95,6 +105,9 @@ pub(super) struct Agent {
     pub(super) repairs: Repairs,
     pub(super) drift: Drift,
     pub(super) kubelet: PodResources,
+    server: Option<Arc<Http>>,
+    pub(super) metrics: Arc<Metrics>,
+    traces: Option<Traces>,
     pub(super) turns: Arc<Turns>,
     pub(super) traffic: Arc<Traffic>,
     /// Allows one GC at a time.
@@ -133,6 +146,9 @@ impl Agent {
             repairs: outside.repairs,
             drift: Drift::default(),
             kubelet: outside.kubelet,
+            server: outside.http,
+            metrics: outside.metrics,
+            traces: outside.traces,
             turns: Arc::default(),
             traffic: Traffic::new(parallel_adds),
             collections: Semaphore::new(1),
@@ -150,15 +166,24 @@ impl Agent {
     /// Carries out one CNI call and returns the answer for the executable.
     pub(super) async fn cni(self: &Arc<Self>, call: CniCall) -> CniReply {
         let version = cni::request::error_version(call.stdin.as_bytes());
-        let asked = failure::Asked::of(&call);
+        let asked = request_log::Asked::of(&call);
+        let begun = Instant::now();
+        let trace = Arc::new(Traces::begin(self.traces.as_ref(), call.variable(TRACE_VARIABLE)));
         let added = asked.added_pod();
         if let Some(pod) = &added {
             self.repairs.asked_for(pod);
         }
-        match self.dispatch(call).await {
-            Ok(stdout) => CniReply { stdout, exit: 0 },
+        let answered = self.dispatch(call, &trace).await;
+        let took = begun.elapsed();
+        self.metrics.answered(asked.verb(), answered.as_ref().err(), took);
+        if let Some(traces) = &self.traces {
+            let failure = answered.as_ref().err().map(ToString::to_string);
+            traces.end(&trace, asked.verb(), asked.attributes(), failure);
+        }
+        asked.answered(answered.as_ref().map(|(_, made)| made), took);
+        match answered {
+            Ok((stdout, _)) => CniReply { stdout, exit: 0 },
             Err(error) => {
-                asked.failed(&error);
                 if let Some(pod) = added {
                     // It may have waited for long.
                     self.repairs.asked_for(&pod);
@@ -169,13 +194,19 @@ impl Agent {
         }
     }
 
-    async fn dispatch(self: &Arc<Self>, call: CniCall) -> Result<String, CniError> {
+    async fn dispatch(
+        self: &Arc<Self>,
+        call: CniCall,
+        trace: &Arc<Trace>,
+    ) -> Result<(String, Made), CniError> {
         let request = cni::Request::parse(&call.env, call.stdin.as_bytes())?;
         drop(call);
         let class = match request.command {
-            Command::Version => return Ok(cni::json::pretty(&cni::request::version_reply())),
-            Command::Status => return self.health.answer(&request.path).map(|()| String::new()),
-            Command::Gc => return self.gc(request).await,
+            Command::Version => {
+                return Ok((cni::json::pretty(&cni::request::version_reply()), Made::default()));
+            }
+            Command::Status => return self.health.answer(&request.path).map(|()| Default::default()),
+            Command::Gc => return self.gc(request).await.map(|stdout| (stdout, Made::default())),
             Command::Del => Class::Del,
             Command::Add => Class::Add,
             Command::Check => Class::Check,
@@ -193,12 +224,13 @@ impl Agent {
                 Class::Del | Class::Check => Ok(None),
             }
         };
-        let work = move |agent: &Self| agent.timed(&request, &devices);
-        let ((stdout, publish), turn) = self.in_turn(&container, class, first, work).await?;
+        let trace = Arc::clone(trace);
+        let work = move |agent: &Self| agent.timed(&request, &devices, &trace);
+        let (Done { stdout, publish, made }, turn) = self.in_turn(&container, class, first, work).await?;
         if let Some(sandbox) = publish {
             self.publish_later(sandbox, turn);
         }
-        Ok(stdout)
+        Ok((stdout, made))
     }
 
     /// Waits for what an ADD needs before it begins: its pod, the kubelet's word on its devices, and, if its networks are
@@ -273,28 +305,54 @@ impl Agent {
         let mut patience = Patience::default();
         loop {
             let slot = self.traffic.enter(class).map_err(|Full| too_many(class))?;
-            let (worked, waits_for) = self.in_slot(slot, &work).await;
-            match waits_for {
+            let (worked, operation) = self.in_slot(slot, &work).await;
+            match operation.waits_for() {
                 Some(container) if worked.is_err() && patience.wait(&self.turns, &container).await => {}
-                _ => return worked,
+                _ => match (worked, operation.held_by()) {
+                    (Err(error), Some(container)) => return Err(self.with_holder(error, container).await),
+                    (worked, _) => return worked,
+                },
             }
         }
     }
 
-    /// Runs `work` in a place of the lane. Returns the result, and the container whose departure may let a retry
-    /// succeed.
+    /// The error of an operation with who has what it failed for, if that is a container that is being detached: the
+    /// operation has waited for it in vain, or its DEL has failed.
+    async fn with_holder(self: &Arc<Self>, mut error: CniError, container: String) -> CniError {
+        let lasts = self.turns.detaching_for(&container);
+        let agent = Arc::clone(self);
+        // Records are read.
+        let told = tokio::task::spawn_blocking(move || {
+            let departs = match lasts {
+                Some(lasts) => format!("whose detaching has taken {} s so far", lasts.as_secs()),
+                None if agent.engine.is_half_detached(&container) => {
+                    "which is half detached: its last DEL has failed, and is to be repeated".to_owned()
+                }
+                None => return None,
+            };
+            Some(format!("held by {}, {departs}", agent.engine.describe(&container)))
+        });
+        // Otherwise the error says what it says, be it for a panic, which the panic hook has reported.
+        if let Ok(Some(told)) = told.await {
+            let separator = if error.details.is_empty() { "" } else { "; " };
+            error.details += &format!("{separator}{told}");
+        }
+        error
+    }
+
+    /// Runs `work` in a place of the lane. Returns the result, and what the operation has noted.
     async fn in_slot<T: Send + 'static>(
         self: &Arc<Self>,
         slot: Arc<Slot>,
         work: &Arc<impl Fn(&Self) -> Result<T, CniError> + Send + Sync + 'static>,
-    ) -> (Result<T, CniError>, Option<String>) {
+    ) -> (Result<T, CniError>, Arc<Operation>) {
         loop {
             slot.begin().await;
             let operation = Operation::new(Arc::clone(&slot), Arc::clone(&self.turns));
             let (agent, place, work) = (Arc::clone(self), Arc::clone(&operation), Arc::clone(work));
             let worked = blocking(move || waits::within(place, || work(&agent))).await;
             if worked.is_ok() || !slot.was_sent_back() {
-                return (worked, operation.waits_for());
+                return (worked, operation);
             }
         }
     }
@@ -322,10 +380,21 @@ impl Agent {
                 held.waiting
             ),
         }));
+        troubles.extend(self.turns.awaited().into_iter().filter(|it| it.lasts >= LONG_STANDING).map(|it| {
+            let Awaited { container, lasts, waiting } = it;
+            Condition {
+                object: self.engine.describe(&container),
+                problem: format!(
+                    "its detaching has taken {} s so far, and {waiting} ADDs wait for an address, port or device that it holds",
+                    lasts.as_secs()
+                ),
+            }
+        }));
         troubles.extend(self.live_pods.conditions());
         troubles.extend(self.repairs.conditions());
         troubles.extend(self.drift.conditions(|key| self.sandbox_name(key)));
         troubles.extend(self.collector.troubles());
+        troubles.extend(self.server.as_ref().and_then(|server| server.condition()));
         let left_over = self.left_over.load(Ordering::Relaxed);
         troubles.extend((left_over > 0).then(|| Condition {
             object: "earlier agents".to_owned(),
@@ -346,7 +415,13 @@ impl Agent {
         self.statuses.publisher.report(event);
     }
 
+    /// What an ADD depends on, and whether it is there.
+    pub(super) fn conditions_of_ready(&self) -> Vec<Readiness> {
+        self.reporter.ready()
+    }
+
     fn status(&self) -> Status {
+        self.health.look_soon();
         Status {
             collected: self.collector.collected(),
             ..self.reporter.status(&self.engine, self.troubles())
@@ -382,12 +457,12 @@ impl Agent {
     }
 
     /// Carries out a request, and logs its timings: at level debug, or at level info if it took long.
-    fn timed(
-        &self,
-        request: &cni::Request,
-        devices: &Asked,
-    ) -> Result<(String, Option<JournalKey>), CniError> {
+    fn timed(&self, request: &cni::Request, devices: &Asked, trace: &Trace) -> Result<Done, CniError> {
         let (done, times) = timing::operation(|| self.blocking(request, devices));
+        trace.worked(&times);
+        if request.command == Command::Add && done.is_ok() {
+            self.metrics.added(&times);
+        }
         let (container, took_us) = (&request.container_id, times.total().as_micros());
         if times.total() >= SLOW {
             tracing::info!(target: TIMING, verb = %request.command, container, took_us, parts = %times, "slow");
@@ -397,13 +472,7 @@ impl Agent {
         done
     }
 
-    /// The text for standard output, and the sandbox whose status is to be published.
-    pub(super) fn blocking(
-        &self,
-        request: &cni::Request,
-        devices: &Asked,
-    ) -> Result<(String, Option<JournalKey>), CniError> {
-        let done = |()| (String::new(), None);
+    pub(super) fn blocking(&self, request: &cni::Request, devices: &Asked) -> Result<Done, CniError> {
         match request.command {
             Command::Add => {
                 let (pod, mut intent) = timing::part("reading", || self.intents.read(request))?;
@@ -413,17 +482,24 @@ impl Agent {
                     self.publish_first(request, &attached.key)?;
                 }
                 crate::crash_point!("add", "answer");
-                Ok((cni::json::pretty(&result), Some(attached.key)))
+                let publish = Some(attached.key.clone());
+                let made = Made::of(&[Arc::new(attached)]);
+                Ok(Done { stdout: cni::json::pretty(&result), publish, made })
             }
             Command::Del => {
+                let (container_id, ifname) = (request.container_id.clone(), request.ifname.clone());
+                let key = JournalKey { container_id, ifname };
+                let sandbox = self.engine.registry().with_dynamic(&key);
+                self.metrics.detaching(self, &sandbox);
+                let made = Made::of(&sandbox);
                 let pod = self.engine.del(request)?;
                 crate::crash_point!("del", "status");
                 self.withdraw(pod.as_ref());
-                Ok(done(()))
+                Ok(Done { made, ..Done::default() })
             }
-            Command::Check => Ok(self.engine.check(request).map(done)?),
+            Command::Check => Ok(self.engine.check(request).map(|()| Done::default())?),
             // Answered without blocking.
-            Command::Gc | Command::Status | Command::Version => Ok(done(())),
+            Command::Gc | Command::Status | Command::Version => Ok(Done::default()),
         }
     }
 
@@ -445,11 +521,10 @@ impl Agent {
         })
     }
 
-    /// Whether the published status of a sandbox is not what was published last.
-    pub(super) fn status_has_drifted(&self, sandbox: &JournalKey) -> bool {
-        let attached = self.engine.registry().with_dynamic(sandbox);
-        let status = network_status(&attached, self.statuses.form);
-        status.is_some_and(|(pod, entries)| self.statuses.publisher.has_drifted(&pod, &entries))
+    /// What is published of a sandbox that has these attachments.
+    pub(super) fn published(&self, attached: &[Arc<Attached>]) -> Published {
+        let status = network_status(attached, self.statuses.form);
+        status.map_or(Published::Unknown, |(pod, entries)| self.statuses.publisher.published(&pod, &entries))
     }
 
     pub(super) fn publish(&self, sandbox: &JournalKey) {
@@ -496,6 +571,16 @@ pub(super) async fn blocking<T: Send + 'static>(
     })
 }
 
+/// What an operation has done.
+#[derive(Debug, Default)]
+pub(super) struct Done {
+    /// The text for standard output.
+    stdout: String,
+    /// The sandbox whose status is to be published.
+    publish: Option<JournalKey>,
+    made: Made,
+}
+
 /// The agent as the request handler of the socket.
 #[derive(Debug, Clone)]
 pub(super) struct Served(pub(super) Arc<Agent>);
@@ -530,6 +615,20 @@ impl Handler for Served {
                 agent
                     .question(move |it| or_refused(it.reporter.flows(&it.engine, call).map(Response::Flows)))
                     .await
+            }
+            Request::Pools => {
+                agent.question(|it| Response::Pools(it.reporter.pools(&it.engine, &it.intents))).await
+            }
+            Request::Networks => {
+                agent.question(|it| Response::Networks(super::pools::networks(&it.intents))).await
+            }
+            Request::Select(selector) => {
+                let select = move |it: &Agent| {
+                    it.reporter
+                        .select(&selector)
+                        .map_or_else(|error| Response::Refused(error.to_string()), Response::Selected)
+                };
+                agent.question(select).await
             }
             Request::Status => agent.question(|it| Response::Status(Box::new(it.status()))).await,
         }

@@ -6,10 +6,12 @@
 //! and the pods that are there are evicted. Problems with one network, one pool or one attachment are reported
 //! separately ([`Health::troubles`]).
 
+use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,6 +23,7 @@ use crate::attach::{Engine, IntentReader};
 use crate::cni::{CniError, code};
 use crate::descriptors;
 use crate::error_chain::Chain;
+use crate::ipam::PoolUse;
 use crate::nat::Nat;
 use crate::netlink::FilterWatch;
 use crate::npwg::{Definition, NetworkRef};
@@ -44,10 +47,19 @@ const PLUGIN_PATIENCE: Duration = Duration::from_secs(5);
 const LONGEST_LOOK: Duration = Duration::from_secs(30);
 /// The same limit for a look that makes only a few system calls.
 const LONGEST_SHORT_LOOK: Duration = Duration::from_secs(10);
-/// How often networks and attachments are checked one by one.
-const SINGLE_INTERVAL: Duration = Duration::from_secs(10);
+/// Most lines that one look logs of troubles.
+const MOST_LINES: usize = 100;
+/// How often networks are checked one by one.
+const SINGLE_INTERVAL: Duration = Duration::from_secs(30);
+/// In how many looks each attachment is checked once, unless somebody asks or the kernel tells of a removed filter: then
+/// the next look checks all.
+const SHARES: usize = 6;
+/// A look that takes a while and is taken again because definitions change pauses for this many times as long.
+const PAUSE: u32 = 9;
 /// Most troubles that are kept of each kind.
 const MOST_TROUBLES: usize = 100;
+/// Most pools whose use is kept.
+const MOST_POOLS: usize = 1024;
 /// An ADD needs some twenty descriptors; with fewer left than this, ADDs fail.
 const FEWEST_DESCRIPTORS: u64 = 32;
 /// Bytes that a look writes into the journal's directory: more than any inode stores inline.
@@ -86,7 +98,11 @@ pub(super) struct Health {
     unusable: Mutex<Vec<Condition>>,
     /// Problems that the last looks at single attachments and at single networks found.
     not_enforced: Mutex<Vec<Condition>>,
+    /// The former by share, and the share that is next.
+    shares: Mutex<([Vec<Condition>; SHARES], usize)>,
     not_attachable: Mutex<Vec<Condition>>,
+    /// Use of the networks' pools, as the last look at them found it.
+    pools: Mutex<Vec<PoolUse>>,
     /// `CNI_PATH` of the runtime, if it is known from a request.
     cni_path: Mutex<Vec<PathBuf>>,
 }
@@ -104,6 +120,8 @@ struct Look {
     /// When the current look began.
     begun: Mutex<Option<Instant>>,
     wanted: Notify,
+    /// Whether somebody wants the next one, or there was none yet.
+    is_wanted: AtomicBool,
 }
 
 impl Health {
@@ -133,7 +151,9 @@ impl Health {
             file: Look::new("CNI configuration", network_interval),
             unusable: Mutex::default(),
             not_enforced: Mutex::default(),
+            shares: Mutex::default(),
             not_attachable: Mutex::default(),
+            pools: Mutex::default(),
             cni_path: Mutex::default(),
         }
     }
@@ -149,6 +169,15 @@ impl Health {
             cni_path.clone_into(&mut known);
             is_new
         };
+        self.answer_from_looks(is_new)
+    }
+
+    /// As [`Health::answer`], for somebody who is no runtime.
+    pub(super) fn ready(&self) -> Result<(), CniError> {
+        self.answer_from_looks(false)
+    }
+
+    fn answer_from_looks(&self, is_new: bool) -> Result<(), CniError> {
         self.source.synced().map_err(|why| CniError::new(code::NOT_AVAILABLE, format!("source: {why}")))?;
         let looks = [&self.journal, &self.descriptors, &self.dataplane, &self.network, &self.plugins];
         looks.map(|look| look.answer(is_new)).into_iter().collect()
@@ -158,6 +187,22 @@ impl Health {
     pub(super) fn troubles(&self) -> Vec<Condition> {
         let conf = self.conf.as_ref().map(ConfKeeper::rows).unwrap_or_default();
         [conf, lock(&self.not_enforced).clone(), lock(&self.not_attachable).clone()].concat()
+    }
+
+    /// Has what is looked at rarely looked at anew because somebody asks, at most every [`INTERVAL`]: his next question is
+    /// answered by that.
+    pub(super) fn look_soon(&self) {
+        for look in [&self.attachments, &self.networks] {
+            let age = lock(&look.last).as_ref().map(|(at, _)| at.elapsed());
+            if age.is_some_and(|age| age >= INTERVAL) {
+                look.want();
+            }
+        }
+    }
+
+    /// Use of the networks' pools, as the last look at them found it: at most [`SINGLE_INTERVAL`] ago unless it hangs.
+    pub(super) fn pools(&self) -> Vec<PoolUse> {
+        lock(&self.pools).clone()
     }
 
     /// The outcomes of all looks, as shown by `netattachctl status`, including the runtime's file.
@@ -224,13 +269,14 @@ impl Health {
             let mut filters = filters?;
             loop {
                 filters.removed().await?;
-                self.dataplane.wanted.notify_one();
-                self.attachments.wanted.notify_one();
+                self.dataplane.want();
+                self.attachments.want();
             }
         };
         let ended: io::Result<Infallible> = failed.await;
         let Err(error) = ended;
-        tracing::warn!(%error, "removed filters are noticed only every {} s", INTERVAL.as_secs());
+        let late = INTERVAL.as_secs() * SHARES as u64;
+        tracing::warn!(%error, "removed filters are noticed only every {late} s");
     }
 
     /// Looks at the default network and the runtime's file as soon as anything changes in their directories.
@@ -239,7 +285,7 @@ impl Health {
         let failed = async {
             loop {
                 watch.changed().await?;
-                self.network.wanted.notify_one();
+                self.network.want();
             }
         };
         let ended: io::Result<Infallible> = failed.await;
@@ -278,17 +324,34 @@ impl Health {
         Ok(used)
     }
 
-    /// Restores missing programs, and notes the attachments that still lack theirs.
+    /// Restores missing programs, and notes the attachments that still lack theirs: of a share of the attachments, or of all
+    /// if this look was asked for.
     fn look_at_attachments(&self) -> Seen {
-        let missing = self.engine.restore_attachments().map_err(|error| {
-            CniError::new(code::LIMITED_CONNECTIVITY, format!("attachments: {}", Chain(&error)))
-        })?;
+        let is_wanted = self.attachments.is_wanted.swap(false, Ordering::Relaxed);
+        let mut shares = lock(&self.shares);
+        let (known, next) = &mut *shares;
+        let looked_at = if is_wanted { 0..SHARES } else { *next..*next + 1 };
+        let mut failed = None;
+        for share in looked_at {
+            match self.engine.restore_attachments((share, SHARES)) {
+                Ok(missing) => {
+                    let rows = missing.into_iter().map(|(object, problem)| Condition { object, problem });
+                    known[share] = rows.take(MOST_TROUBLES).collect();
+                }
+                // The other shares are looked at all the same.
+                Err(error) => failed = Some(error),
+            }
+        }
+        *next = (*next + 1) % SHARES;
         let translation = self.engine.node().nat.as_ref().and_then(Nat::trouble);
-        let translation = translation.map(|why| ("translation of addresses".to_owned(), why));
-        let missing = translation.into_iter().chain(missing);
-        let rows = missing.map(|(object, problem)| Condition { object, problem });
+        let translation =
+            translation.map(|problem| Condition { object: "translation of addresses".to_owned(), problem });
+        let rows = translation.into_iter().chain(known.iter().flatten().cloned());
         note("attachment is not enforced", &self.not_enforced, rows.take(MOST_TROUBLES).collect());
-        Ok(String::new())
+        let Some(error) = failed else { return Ok(String::new()) };
+        // What was asked for is still to be done.
+        self.attachments.is_wanted.fetch_or(is_wanted, Ordering::Relaxed);
+        Err(CniError::new(code::LIMITED_CONNECTIVITY, format!("attachments: {}", Chain(&error))))
     }
 
     /// Notes the networks that could not be attached, and those that have no address left.
@@ -296,17 +359,25 @@ impl Health {
         let cni_path = lock(&self.cni_path).clone();
         // A definition that yields no plan is reported as the definition's trouble (`agent::trouble`).
         let planned = |defined: &Defined| self.engine.check_plan(&defined.network).is_ok();
-        let rows = self.intents.defined().into_iter().filter(planned).filter_map(|defined| {
+        let mut pools = Vec::new();
+        // Every network is looked at, whatever number of them has troubles: the use of all pools is noted.
+        let troubled = self.intents.defined().into_iter().filter(planned).filter_map(|defined| {
+            let (used, room) = self.engine.pools(&defined.network);
+            pools.extend(used);
             // Other problems of the default network are found by its own look.
             let found = match defined.default {
                 true => Ok(()),
                 false => self.engine.check_network(&defined.network, &cni_path),
             };
-            let found = found.and_then(|()| self.engine.check_pools(&defined.network));
+            let found = found.and(room);
             let problem = found.err()?.to_string();
             Some(Condition { object: format!("network {}", defined.network.name), problem })
         });
-        note("network cannot be attached", &self.not_attachable, rows.take(MOST_TROUBLES).collect());
+        let mut rows: Vec<_> = troubled.collect();
+        rows.truncate(MOST_TROUBLES);
+        note("network cannot be attached", &self.not_attachable, rows);
+        pools.truncate(MOST_POOLS);
+        *lock(&self.pools) = pools;
         self.look_at_files();
         Ok(String::new())
     }
@@ -371,10 +442,19 @@ pub(super) fn note(what: &str, kept: &Mutex<Vec<Condition>>, found: Vec<Conditio
     *kept = found;
 }
 
-/// Logs one line for each trouble that was not in `before`.
+/// Logs one line for each trouble that was not in `before`; of very many, the first and how many there are besides: one
+/// author can make thousands.
 pub(super) fn log_new(what: &str, before: &[Condition], found: &[Condition]) {
-    for Condition { object, problem } in found.iter().filter(|row| !before.contains(row)) {
+    let known: BTreeSet<(&str, &str)> =
+        before.iter().map(|row| (row.object.as_str(), row.problem.as_str())).collect();
+    let is_new = |row: &&Condition| !known.contains(&(row.object.as_str(), row.problem.as_str()));
+    let mut new = found.iter().filter(is_new);
+    for Condition { object, problem } in new.by_ref().take(MOST_LINES) {
         tracing::warn!(object, problem, "{what}");
+    }
+    let more = new.count();
+    if more > 0 {
+        tracing::warn!(more, "{what}: more than are logged one by one");
     }
 }
 
@@ -395,12 +475,26 @@ fn condition(what: &str, seen: Seen) -> Readiness {
 impl Look {
     fn new(what: &'static str, every: Duration) -> Self {
         let longest = LONGEST_LOOK;
-        Self { what, every, longest, last: Mutex::default(), begun: Mutex::default(), wanted: Notify::new() }
+        Self {
+            what,
+            every,
+            longest,
+            last: Mutex::default(),
+            begun: Mutex::default(),
+            wanted: Notify::new(),
+            is_wanted: AtomicBool::new(true),
+        }
     }
 
     /// A look that makes only a few system calls.
     fn short(what: &'static str) -> Self {
         Self { longest: LONGEST_SHORT_LOOK, ..Self::new(what, INTERVAL) }
+    }
+
+    /// Has the look taken soon.
+    fn want(&self) {
+        self.is_wanted.store(true, Ordering::Relaxed);
+        self.wanted.notify_one();
     }
 
     fn take(&self, look: impl FnOnce() -> Seen) {
@@ -432,7 +526,7 @@ impl Look {
         let Some((at, seen)) = &*last else { return not_known("yet".into()) };
         let age = at.elapsed();
         if look_again || age > FRESH {
-            self.wanted.notify_one();
+            self.want();
         }
         let hangs = lock(&self.begun).is_some_and(|begun| begun.elapsed() > self.longest);
         if hangs || age > self.every + LONGEST_LOOK {
@@ -462,12 +556,20 @@ async fn follow(
     loop {
         let looking = Arc::clone(&health);
         let known = Known::of(&health.source.snapshot());
+        let began = Instant::now();
         // The join error is a panic, which the panic hook has reported; the next look is another try.
         let _ = tokio::task::spawn_blocking(move || which(&looking).take(|| look(&looking))).await;
+        let pause = began.elapsed() * PAUSE;
+        let changed = async {
+            let changed = other_networks(&mut changes, &*health.source, known).await;
+            // Thousands of definitions that come one by one are not all looked at for each of them.
+            tokio::time::sleep(pause).await;
+            changed
+        };
         // All three futures may be dropped at any time: a change stays unseen, a request is kept, and the sleep starts
         // anew.
         tokio::select! {
-            changed = other_networks(&mut changes, &*health.source, known) => {
+            changed = changed => {
                 if changed.is_err() {
                     return;
                 }
@@ -480,7 +582,7 @@ async fn follow(
 
 /// The objects that looks depend on.
 struct Known {
-    definitions: Identity<NetworkRef, Definition>,
+    definitions: Identity<NetworkRef, Arc<Definition>>,
     nodes: Identity<String, Arc<Node>>,
 }
 

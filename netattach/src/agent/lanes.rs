@@ -86,7 +86,8 @@ pub(crate) struct Lanes {
     limits: [Limits; 3],
     lanes: [Lane; 3],
     begun: HashMap<Ticket, Begun>,
-    standing: HashMap<(Class, Resource), usize>,
+    /// By class, in the order of [`Class::ALL`].
+    standing: HashMap<Resource, [usize; 3]>,
     closed: HashSet<Resource>,
     next: Ticket,
 }
@@ -174,7 +175,7 @@ impl Lanes {
     /// Whether an operation that needs the resource must not begin as one of `begun` operations.
     fn is_crowded(&self, class: Class, resource: &Resource, begun: usize) -> bool {
         let limits = self.limits[class as usize];
-        let standing = self.standing.get(&(class, resource.clone())).copied().unwrap_or_default();
+        let standing = self.standing.get(resource).map_or(0, |standing| standing[class as usize]);
         self.closed.contains(resource)
             || standing >= limits.standing
             || (standing > 0 && begun > limits.shared)
@@ -274,7 +275,7 @@ impl Lanes {
 
     /// Whether no operation occupies the resource.
     pub(crate) fn is_clear(&self, resource: &Resource) -> bool {
-        Class::ALL.iter().all(|class| !self.standing.contains_key(&(*class, resource.clone())))
+        !self.standing.contains_key(resource)
     }
 
     /// Opens a resource, and returns the operations that waited for it: they occupy it now.
@@ -327,15 +328,14 @@ impl Lanes {
     }
 
     fn stand(&mut self, class: Class, resource: &Resource) {
-        *self.standing.entry((class, resource.clone())).or_default() += 1;
+        self.standing.entry(resource.clone()).or_default()[class as usize] += 1;
     }
 
     fn unstand(&mut self, class: Class, resource: &Resource) {
-        let at = (class, resource.clone());
-        if let Some(count) = self.standing.get_mut(&at) {
-            *count -= 1;
-            if *count == 0 {
-                self.standing.remove(&at);
+        if let Some(standing) = self.standing.get_mut(resource) {
+            standing[class as usize] -= 1;
+            if *standing == [0; 3] {
+                self.standing.remove(resource);
             }
         }
     }

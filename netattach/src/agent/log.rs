@@ -5,6 +5,8 @@ use std::env::{self, VarError};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;
 
+use super::watching::LogFormat;
+
 /// Name of the variable.
 const VARIABLE: &str = "NETATTACH_LOG";
 /// The filter if the variable is missing or empty.
@@ -35,7 +37,7 @@ pub enum LogError {
 ///
 /// # Errors
 /// The variable is invalid; the default filter is then used.
-pub(super) fn start() -> Result<(), LogError> {
+pub(super) fn start(format: LogFormat) -> Result<(), LogError> {
     let filter = match env::var(VARIABLE) {
         Ok(text) => filter(&text),
         Err(VarError::NotPresent) => Ok(EnvFilter::new(DEFAULT)),
@@ -47,11 +49,15 @@ pub(super) fn start() -> Result<(), LogError> {
     };
     // If the reader of the log is gone, that must not end the agent: by default such an error is printed to standard
     // error, which panics.
-    tracing_subscriber::fmt()
+    let lines = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
-        .log_internal_errors(false)
-        .init();
+        .log_internal_errors(false);
+    match format {
+        LogFormat::Text => lines.init(),
+        // Fields beside the message, as those expect who collect logs.
+        LogFormat::Json => lines.json().flatten_event(true).init(),
+    }
     outcome
 }
 

@@ -21,6 +21,13 @@ const LARGE: libc::c_int = 128 << 10;
 /// time.
 const SLACK: usize = 4 << 20;
 
+/// The same, in bytes, for a process that has come to rest: then it costs nobody's time.
+const SLACK_AT_REST: usize = 512 << 10;
+
+/// After so many checks with about the same memory in use, within [`SAME`] bytes, the process is at rest.
+const REST: u32 = 2;
+const SAME: usize = 64 << 10;
+
 /// How often the process's memory is checked.
 const INTERVAL: Duration = Duration::from_millis(500);
 
@@ -37,11 +44,16 @@ pub(super) fn keep_small() {
 }
 
 fn give_back() {
-    let mut after = 0;
+    let (mut after, mut before, mut rested) = (0, 0, 0_u32);
     loop {
         thread::sleep(INTERVAL);
         let Some(resident) = resident() else { continue };
-        if is_due(resident, in_use(), after) {
+        let used = in_use();
+        rested = if used.abs_diff(before) < SAME { rested.saturating_add(1) } else { 0 };
+        before = used;
+        // Once each time that it comes to rest.
+        let is_left = rested == REST && resident.saturating_sub(after) > SLACK_AT_REST;
+        if is_left || is_due(resident, used, after) {
             // SAFETY: may be called at any time by any thread.
             unsafe { libc::malloc_trim(0) };
             after = self::resident().unwrap_or(resident);

@@ -2,8 +2,8 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `config`, `settings_file`, `policy_settings` | the command line and the settings |
-//! | `log`, `privileges`, `owned`, `signals` | the log; required capabilities; directory locks; signals |
+//! | `config`, `settings_file`, `policy_settings`, `watching` | the command line and the settings |
+//! | `log`, `privileges`, `kernel_settings`, `owned`, `signals`, `reload` | the log; required capabilities; a writable `/proc/sys`; directory locks; signals; what SIGHUP takes anew |
 //! | [`run`], `background` | startup and serving; background tasks |
 //! | `cni_conf`, `conf_keeper`, `conf_repair`, `conf_watch` | the configuration file that makes a container runtime call netattach; keeps it in place; what is done against others; notices what they do |
 //! | `left_over`, `waiting_dels` | finishes operations that an earlier agent had begun; DELs recorded while no agent answered |
@@ -15,9 +15,15 @@
 //! | `devices` | asks the kubelet for the devices of a pod, and gives each network its own |
 //! | `collector` | detaches sandboxes that no runtime will ask for |
 //! | `node_network` | the node's part of the network that the agent makes: its routes |
+//! | `pools` | how full pools of addresses are |
+//! | [`validate`] | manifests and settings checked without an agent |
 //! | `memory` | limits the allocator, and returns freed memory after a burst |
+//! | `node_check` | what the node offers an agent: `--check` |
 //! | `events` | the problems that become events of the cluster |
-//! | `failure`, `flow` | the log line for a failed request; records of packets as text |
+//! | `packet_log` | what the stages of the packet path make of packets, where they are to say it |
+//! | `traces` | sends traces of requests to a collector |
+//! | `http`, `metrics` | serves probes and metrics; what is counted |
+//! | `request_log`, `flow` | the log line of a request; records of packets as text |
 //! | `health`, `trouble`, `disk_look`, `report` | readiness; problems with objects, and on disk; the agent's status |
 
 mod background;
@@ -32,34 +38,46 @@ mod disk_look;
 mod drift;
 mod dynamic;
 mod events;
-mod failure;
 mod flow;
 mod gc;
 mod handler;
 mod health;
+mod http;
+mod kernel_settings;
 mod lanes;
 mod left_over;
 mod live;
 mod log;
 mod memory;
+mod metrics;
 mod missed;
+mod node_check;
 mod node_network;
 mod operation;
 mod owned;
+mod packet_log;
 mod policy_settings;
+mod pools;
 mod privileges;
+mod reload;
 mod repair;
 mod report;
+mod request_log;
 mod run;
 mod scheduler;
 mod settings_file;
 mod signals;
+mod traces;
 mod trouble;
 mod turns;
+pub mod validate;
 mod waiting_dels;
+mod watching;
 
 pub use config::{Arguments, Settings};
-pub use run::{AgentError, run};
+pub use privileges::{Unprivileged, check as check_privileges};
+pub use report::features as kernel_features;
+pub use run::{AgentError, missing_rights, run};
 
 /// `netattachd`: parses the command line, logs to standard error, and runs the agent.
 pub fn main() -> std::process::ExitCode {

@@ -1,6 +1,6 @@
 //! Keeps what the node has of the network that the agent makes (`defaultNetwork: builtin`): the routes to the pods of
-//! other nodes, and the MTU that pods get. Reports the nodes that no route leads to, and pods whose range is not the
-//! node's any more.
+//! other nodes, the destinations that are not masqueraded, and the MTU that pods get. Reports the nodes that no route
+//! leads to, and pods whose range is not the node's any more.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -13,7 +13,8 @@ use tokio::sync::watch;
 
 use super::health::{lock, note};
 use crate::attach::{Engine, FromNode};
-use crate::builtin::routes::{OnLink, PROTOCOL, wanted};
+use crate::builtin::network::non_masqueraded;
+use crate::builtin::routes::{OnLink, PROTOCOL, Wanted, overlap, wanted};
 use crate::builtin::{Mode, NAME};
 use crate::error_chain::Chain;
 use crate::netlink::{self, Changes, Handle, LinkState, LinkWatch, RouteState};
@@ -86,7 +87,11 @@ impl NodeNetwork {
                 }
                 _ = tick.tick() => {}
             }
-            nodes = self.source.snapshot().nodes.identity();
+            // What was seen before the snapshot is complete is looked at again.
+            nodes = match self.is_complete() {
+                true => self.source.snapshot().nodes.identity(),
+                false => Identity::default(),
+            };
             let looking = Arc::clone(&self);
             // The join error is a panic, which the panic hook has reported; the next look is another try.
             let _ = tokio::task::spawn_blocking(move || crate::upkeep(|| looking.look())).await;
@@ -101,35 +106,57 @@ impl NodeNetwork {
         note("network of the node", &self.rows, rows);
     }
 
+    fn is_complete(&self) -> bool {
+        !matches!(self.source.synced(), Err(NotSynced::Incomplete(_)))
+    }
+
     fn kept(&self) -> Result<Vec<Condition>, netlink::Error> {
+        let is_complete = self.is_complete();
         let objects = self.source.snapshot();
         let mut node = Handle::open()?;
         let (links, routes) = (node.links()?, node.routes()?);
         self.from_node.set_uplink_mtu(uplink_mtu(&links, &routes));
         // Without a complete snapshot nothing is known to be gone, and a node without a range has no pods.
-        let incomplete = matches!(self.source.synced(), Err(NotSynced::Incomplete(_)));
-        let (Ok(own), false) = (self.from_node.this.pod_cidrs(&objects), incomplete) else {
+        let (Ok(own), true) = (self.from_node.this.pod_cidrs(&objects), is_complete) else {
             return Ok(Vec::new());
         };
-        let mut rows = self.keep_routes(&mut node, (&own, &objects), &links, &routes)?;
-        rows.extend(self.keep_ranges(&mut node, &own, &links)?);
+        let name = self.from_node.this.name.as_deref().unwrap_or_default();
+        let mut reached = wanted((name, &own), objects.nodes.values(), &self.on_links(&mut node, &links)?);
+        // Before there is a way to them.
+        let mut rows = self.keep_exceptions(&own, &reached.ranges);
+        if !self.from_node.settings.routes {
+            (reached.routes, reached.problems) = Default::default();
+        }
+        rows.extend(self.keep_routes(&mut node, reached, &routes)?);
+        rows.extend(self.keep_ranges(&mut node, (&own, &objects), &links)?);
         Ok(rows)
+    }
+
+    /// Has pods reach these ranges by their own addresses.
+    fn keep_exceptions(&self, own: &[IpNet], others: &[IpNet]) -> Vec<Condition> {
+        let nets = non_masqueraded(&self.from_node.settings, own, others);
+        let kept = self.engine.node().nat.as_ref().map_or(Ok(false), |nat| nat.except(&nets));
+        match kept {
+            Ok(is_new) => {
+                self.from_node.set_excepted();
+                if is_new {
+                    tracing::info!(networks = nets.len(), "destinations without masquerade changed");
+                }
+                Vec::new()
+            }
+            Err(error) => vec![Condition {
+                object: OBJECT.into(),
+                problem: format!("destinations without masquerade: {}", Chain(&error)),
+            }],
+        }
     }
 
     fn keep_routes(
         &self,
         node: &mut Handle,
-        (own, objects): (&[IpNet], &Objects),
-        links: &[LinkState],
+        reached: Wanted,
         routes: &[RouteState],
     ) -> Result<Vec<Condition>, netlink::Error> {
-        let settings = &self.from_node.settings;
-        let name = self.from_node.this.name.as_deref().unwrap_or_default();
-        let none: [&Arc<Node>; 0] = [];
-        let reached = match settings.routes {
-            true => wanted((name, own), objects.nodes.values(), &self.on_links(node, links)?),
-            false => wanted((name, own), none, &[]),
-        };
         let present: BTreeSet<RouteKey> =
             routes.iter().filter(|route| route.protocol == PROTOCOL).map(key_of_state).collect();
         let mut rows: Vec<Condition> = Vec::new();
@@ -183,12 +210,11 @@ impl NodeNetwork {
             .collect())
     }
 
-    /// Finds pods with addresses of an earlier range, and takes the gateway of an earlier range without pods off the
-    /// bridge, where it would keep new pods from being attached.
+    /// Finds pods with addresses of an earlier range, whose gateway stays on the bridge for as long as they are there.
     fn keep_ranges(
         &self,
         node: &mut Handle,
-        own: &[IpNet],
+        (own, objects): (&[IpNet], &Objects),
         links: &[LinkState],
     ) -> Result<Vec<Condition>, netlink::Error> {
         let mut earlier: BTreeMap<IpNet, usize> = BTreeMap::new();
@@ -200,7 +226,17 @@ impl NodeNetwork {
         let settings = &self.from_node.settings;
         let bridge = links.iter().find(|link| settings.mode == Mode::Bridge && link.name == settings.bridge);
         if let Some(bridge) = bridge {
-            for address in node.addresses(bridge.index)? {
+            let present = node.addresses(bridge.index)?;
+            for range in earlier.keys() {
+                let gateway = addressing::first_host(*range);
+                let gateway = gateway.and_then(|gateway| IpNet::new(gateway, range.prefix_len()).ok());
+                if let Some(gateway) = gateway.filter(|gateway| !present.contains(gateway)) {
+                    // Taken away while a pod of that range was on its way, or by somebody else.
+                    node.ensure_address(bridge.index, gateway)?;
+                    tracing::info!(%gateway, bridge = bridge.name, "gateway of an earlier podCIDR put back");
+                }
+            }
+            for address in present {
                 let range = address.trunc();
                 let is_gateway = addressing::first_host(address) == Some(address.addr());
                 if is_gateway
@@ -213,19 +249,26 @@ impl NodeNetwork {
                 }
             }
         }
+        let name = self.from_node.this.name.as_deref();
         let row = |(range, pods): (IpNet, usize)| {
-            let blocks = if bridge.is_some() && range.addr().is_ipv4() {
-                "; until they have ended, no new pod is attached"
-            } else {
-                ""
-            };
-            Condition {
-                object: OBJECT.into(),
-                problem: format!(
-                    "{pods} attached pods have addresses of {range}, which is no podCIDR of this node any more: they keep them, and \
-                     other nodes do not reach them{blocks}"
-                ),
+            let mut problem = format!(
+                "{pods} attached pods have addresses of {range}, which is no podCIDR of this node any more: they keep them, and \
+                 other nodes do not reach them"
+            );
+            // A bridge has the whole range on its link; of routed links each has its pod's address alone.
+            if bridge.is_some() {
+                if own.iter().any(|own| overlap(*own, range)) {
+                    problem.push_str("; until they have ended, no new pod is attached: the ranges overlap");
+                }
+                let has_it = |node: &&Arc<Node>| node.pod_cidrs.iter().any(|other| overlap(*other, range));
+                let mut others = objects.nodes.values().filter(|node| Some(node.name.as_str()) != name);
+                if let Some(other) = others.find(has_it) {
+                    problem.push_str("; until they have ended, pods of node ");
+                    problem.push_str(&other.name);
+                    problem.push_str(", which has it now, are not reached from here");
+                }
             }
+            Condition { object: OBJECT.into(), problem }
         };
         Ok(earlier.into_iter().map(row).collect())
     }

@@ -20,17 +20,24 @@ pub(super) struct Operation {
     slot: Arc<Slot>,
     turns: Arc<Turns>,
     waits_for: Mutex<Option<String>>,
+    held_by: Mutex<Option<String>>,
 }
 
 impl Operation {
     pub(super) fn new(slot: Arc<Slot>, turns: Arc<Turns>) -> Arc<Self> {
-        Arc::new(Self { slot, turns, waits_for: Mutex::default() })
+        Arc::new(Self { slot, turns, waits_for: Mutex::default(), held_by: Mutex::default() })
     }
 
     /// The container whose departure the operation waits for.
     pub(super) fn waits_for(&self) -> Option<String> {
         // A poisoned lock is usable: every change is one assignment.
         self.waits_for.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The container that has what the operation failed for.
+    pub(super) fn held_by(&self) -> Option<String> {
+        let named = self.held_by.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        named.or_else(|| self.waits_for())
     }
 }
 
@@ -53,6 +60,10 @@ impl Place for Operation {
 
     fn put_off(&self, container: String) {
         *self.waits_for.lock().unwrap_or_else(PoisonError::into_inner) = Some(container);
+    }
+
+    fn held_by(&self, container: String) {
+        *self.held_by.lock().unwrap_or_else(PoisonError::into_inner) = Some(container);
     }
 }
 

@@ -49,7 +49,7 @@ pub enum Unprivileged {
 ///
 /// # Errors
 /// The missing privileges, by name.
-pub(super) fn check() -> Result<(), Unprivileged> {
+pub fn check() -> Result<(), Unprivileged> {
     let sets = rustix::thread::capabilities(None).map_err(|errno| Unprivileged::Look(errno.into()))?;
     let namespace = std::fs::metadata("/proc/self/ns/user").map(|metadata| metadata.ino());
     // If /proc is unusable, only the capabilities are checked.

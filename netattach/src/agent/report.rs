@@ -9,24 +9,29 @@ use super::flow;
 use super::health::Health;
 use super::memory::Resident;
 use super::trouble::Troubles;
-use crate::attach::{Attached, Engine};
+use crate::attach::{Attached, Engine, IntentReader};
 use crate::bpf::{self, FastStats, Segment, XdpMode};
 use crate::cni::code;
 use crate::enforce::enforcer::Enforcer;
 use crate::enforce::error::EnforceError;
 use crate::error_chain::Chain;
 use crate::fast_path::{self, uplink};
+use crate::ipam::Owner;
+use crate::journal::JournalKey;
 use crate::netlink::{Handle, LOOPBACK};
-use crate::objects::Origin;
+use crate::objects::label_query::{self, QueryError};
 use crate::objects::policy::PolicyName;
+use crate::objects::{ObjectName, Origin};
 use crate::observe::{Event, Observer};
 use crate::plan::{AttachmentPlan, Sandbox, hook_kind, result};
 use crate::policy::desired::Subject;
 use crate::policy::level::{Enforcement, Level};
+use crate::policy::naming::Recorded;
+use crate::rpc::message::pools::Pool;
 use crate::rpc::message::{
     Attachment, AttachmentName, AttachmentPolicy, AttachmentStats, Condition, Dump, Failure, FastPath,
-    FastPathCount, Feature, FlowTableUse, FlowsCall, FlowsReport, Kernel, Kind, MissingRecords, Path,
-    PolicyChange, PolicyReport, Question, Readiness, RuleFlows, State, Status, Traffic, Uplink,
+    FastPathCount, Feature, FlowRecord, FlowTableUse, FlowsCall, FlowsReport, Kernel, Kind, MissingRecords,
+    Path, PolicyChange, PolicyReport, Question, Readiness, RuleFlows, State, Status, Traffic, Uplink,
 };
 use crate::source::Source;
 use crate::step::{Interface, MadeBy};
@@ -38,6 +43,38 @@ pub(super) struct Reporter {
     health: Arc<Health>,
     troubles: Arc<Troubles>,
     observer: Arc<Observer>,
+}
+
+/// An attachment, as metrics count it.
+#[derive(Debug)]
+pub(super) struct Measured {
+    /// The record of its sandbox, and its place there.
+    pub(super) of: (JournalKey, u16),
+    pub(super) pod: Option<ObjectName>,
+    pub(super) network: String,
+    pub(super) ifname: String,
+    pub(super) kind: String,
+    /// Its end, or its parent, on the node.
+    pub(super) host_interface: Option<String>,
+    /// How far policies are enforced.
+    pub(super) level: &'static str,
+    /// Whether a policy selects it that is not enforced, or not as far as required.
+    pub(super) unenforced: bool,
+    /// What the programs counted, if it has any.
+    pub(super) stats: Option<bpf::Stats>,
+}
+
+/// Numbers of policies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct PoliciesCounted {
+    /// Of the source.
+    pub(super) policies: usize,
+    /// Compiled ones in the maps.
+    pub(super) programmed: usize,
+    /// Their rules.
+    pub(super) rules: usize,
+    /// Those that are not in force as written.
+    pub(super) problems: usize,
 }
 
 /// One attachment of one sandbox.
@@ -100,6 +137,77 @@ impl Reporter {
         failed.map_or(Ok(rows), Err)
     }
 
+    /// All attachments, as metrics count them.
+    ///
+    /// # Errors
+    /// A map cannot be read.
+    pub(super) fn measured(&self, engine: &Engine) -> Result<Vec<Measured>, EnforceError> {
+        let mut failed = None;
+        let rows = each(engine, |row| {
+            let enforcement = self.enforcement(row);
+            let pod = row.sandbox().pod.as_ref();
+            let stats = row.id().map(|id| self.enforcer.stats(id)).transpose();
+            let stats = stats.unwrap_or_else(|error| {
+                failed = Some(error);
+                None
+            });
+            let unenforced =
+                self.short_of(row, &enforcement) && !self.enforcer.selecting(pod, row.plan).is_empty();
+            Some(Measured {
+                of: (row.attached.key.clone(), row.number),
+                pod: pod.map(|pod| pod.name.clone()),
+                network: row.plan.network.to_string(),
+                ifname: row.plan.ifname.clone(),
+                kind: row.plan.kind.clone(),
+                host_interface: row.link().0.map(|host| host.name).or_else(|| row.parent()),
+                level: enforcement.level.name(),
+                unenforced,
+                stats,
+            })
+        });
+        failed.map_or(Ok(rows), Err)
+    }
+
+    /// What the programs counted of one attachment.
+    ///
+    /// # Errors
+    /// The map cannot be read.
+    pub(super) fn counted(&self, id: u32) -> Result<bpf::Stats, EnforceError> {
+        self.enforcer.stats(id)
+    }
+
+    /// What devices that run the programs without an attachment have counted: there should be none.
+    ///
+    /// # Errors
+    /// The map cannot be read.
+    pub(super) fn strangers(&self) -> Result<bpf::Stats, EnforceError> {
+        self.counted(0)
+    }
+
+    /// Numbers of policies.
+    pub(super) fn policies_counted(&self) -> PoliciesCounted {
+        let (programmed, rules) = self.enforcer.programmed();
+        PoliciesCounted {
+            policies: self.source.snapshot().policies.len(),
+            programmed,
+            rules,
+            problems: self.enforcer.conditions().len(),
+        }
+    }
+
+    /// How often programs were put back.
+    pub(super) fn put_back(&self) -> u64 {
+        self.enforcer.put_back()
+    }
+
+    /// Whether policies are not enforced on an attachment, or not as far as required.
+    fn short_of(&self, row: &Row<'_>, enforcement: &Enforcement) -> bool {
+        match enforcement.level {
+            Level::None | Level::Advisory => true,
+            level => level < self.enforcer.least(row.plan),
+        }
+    }
+
     /// How far policies are enforced on an attachment.
     fn enforcement(&self, row: &Row<'_>) -> Enforcement {
         let vantage = hook_kind::of(row.plan, row.attached.outputs.of(row.number));
@@ -133,11 +241,13 @@ impl Reporter {
         })
         .into_iter()
         .collect();
+        let mut numbers = Vec::new();
         let records = batch.events.iter().map(|(time_ms, event)| {
             let attachment = match event {
                 Event::Packet(record) => record.attachment,
                 Event::Ended(ended) => ended.entry.flow.attachment,
             };
+            numbers.push(attachment);
             let known = names.get(&attachment).cloned();
             let (name, addresses) = known.unwrap_or_else(|| (unnamed(attachment), Vec::new()));
             match event {
@@ -145,7 +255,8 @@ impl Reporter {
                 Event::Ended(ended) => flow::describe_ended(ended, name, &addresses, *time_ms),
             }
         });
-        let records = records.collect();
+        let mut records: Vec<FlowRecord> = records.collect();
+        self.name(&mut records, &numbers);
         let strangers = (unnamed(0), Vec::new());
         let mut untold = Vec::new();
         for (id, (name, _)) in names.into_iter().chain([(0, strangers)]) {
@@ -155,6 +266,43 @@ impl Reporter {
         }
         let (next, missed, untold_ends) = (batch.next, batch.missed, batch.untold);
         Ok(FlowsReport { records, next, missed, untold, untold_ends })
+    }
+
+    /// Gives records the names of their ends and of what decided; `attachments` are their numbers.
+    fn name(&self, records: &mut [FlowRecord], attachments: &[u32]) {
+        let recorded = |(record, attachment): (&FlowRecord, &u32)| Recorded {
+            attachment: *attachment,
+            source: record.source,
+            destination: record.destination,
+            policy: record.policy,
+            rule: record.rule,
+        };
+        let recorded: Vec<Recorded> = records.iter().zip(attachments).map(recorded).collect();
+        for (record, names) in records.iter_mut().zip(self.enforcer.names(&recorded)) {
+            record.source_pod = names.source;
+            record.destination_pod = names.destination;
+            record.decided_by = names.decided_by;
+        }
+    }
+
+    /// Pools of addresses, with the attachments that hold what is held.
+    pub(super) fn pools(&self, engine: &Engine, intents: &IntentReader) -> Vec<Pool> {
+        let names = each(engine, |row| {
+            let container_id = row.attached.key.container_id.clone();
+            Some((Owner { container_id, ifname: row.plan.ifname.clone() }, row.name()))
+        });
+        super::pools::report(engine, intents, &names.into_iter().collect())
+    }
+
+    /// The pods of the source that these labels select, sorted.
+    ///
+    /// # Errors
+    /// The selector is invalid.
+    pub(super) fn select(&self, selector: &str) -> Result<Vec<ObjectName>, QueryError> {
+        let selector = label_query::parse(selector)?;
+        let objects = self.source.snapshot();
+        let selected = objects.pods.values().filter(|pod| selector.matches(&pod.labels));
+        Ok(selected.map(|pod| pod.name.clone()).collect())
     }
 
     pub(super) fn policy_dump(&self, wanted: Option<&str>) -> Vec<Dump> {
@@ -188,13 +336,9 @@ impl Reporter {
             let enforcement = self.enforcement(row);
             let force = in_force.iter().find(|force| Some(force.id) == id);
             let force = force.filter(|_| enforcement.level != Level::None);
-            let short_of = match enforcement.level {
-                Level::None | Level::Advisory => true,
-                level => level < self.enforcer.least(row.plan),
-            };
             let selecting = || self.enforcer.selecting(row.sandbox().pod.as_ref(), row.plan);
             let selected_by = force.map_or_else(selecting, |force| force.policies.clone());
-            if short_of {
+            if self.short_of(row, &enforcement) {
                 unenforced.extend(selected_by.iter().map(|policy| row.unenforced(policy, &enforcement)));
             }
             Some(AttachmentPolicy {
@@ -243,7 +387,8 @@ impl Reporter {
         rows
     }
 
-    pub(super) fn status(&self, engine: &Engine, troubles: Vec<Condition>) -> Status {
+    /// What an ADD depends on, and whether it is there.
+    pub(super) fn ready(&self) -> Vec<Readiness> {
         let objects = self.source.snapshot();
         let mut found = vec![
             counted(objects.pods.len(), "pod", "pods"),
@@ -261,10 +406,13 @@ impl Reporter {
             met: synced.is_ok(),
             detail: synced.err().map_or_else(|| found.join(", "), |error| error.to_string()),
         };
-        let ready = std::iter::once(source).chain(self.health.conditions()).collect();
+        std::iter::once(source).chain(self.health.conditions()).collect()
+    }
+
+    pub(super) fn status(&self, engine: &Engine, troubles: Vec<Condition>) -> Status {
         Status {
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            ready,
+            ready: self.ready(),
             source: self.of_objects(),
             troubles,
             kernel: Kernel { release: kernel_release(), features: features() },
@@ -304,7 +452,8 @@ impl Reporter {
         })
     }
 
-    fn flow_table(&self) -> Vec<FlowTableUse> {
+    /// Use of the flow table.
+    pub(super) fn flow_table(&self) -> Vec<FlowTableUse> {
         let flows = self.enforcer.flows();
         let census = flows.census().unwrap_or_default();
         let [v4, v6] = flows.capacity();
@@ -463,7 +612,7 @@ fn counted(number: usize, one: &str, many: &str) -> String {
 }
 
 /// The kernel's features, probed now.
-fn features() -> Vec<Feature> {
+pub fn features() -> Vec<Feature> {
     let shown = |name: &str, absence: &str, present: Result<bool, String>| Feature {
         name: name.to_owned(),
         detail: match &present {

@@ -17,24 +17,32 @@ use super::events;
 use super::flow::wall_clock;
 use super::handler::{Agent, MOST_PUBLISHERS, MOST_QUESTIONS, Outside, Served, Statuses};
 use super::health::Health;
+use super::http::Http;
+use super::kernel_settings::{self, Unwritable};
 use super::left_over::LeftOver;
 use super::live;
 use super::log::{self, LogError};
+use super::metrics::Metrics;
 use super::missed::{Repair, Repairs};
+use super::node_check;
 use super::node_network::{self, NodeNetwork};
 use super::owned::{self, Owned, OwnedError};
+use super::packet_log;
 use super::privileges::{self, Unprivileged};
+use super::reload::Reload;
 use super::repair;
 use super::report::Reporter;
 use super::scheduler;
 use super::signals::Signals;
+use super::traces::Traces;
 use super::trouble::Troubles;
+use super::watching::LogFormat;
 use crate::attach::{
     AttachError, Bridges, DefaultNetwork, Engine, FromNode, Inheritance, IntentReader, Node, Occupied,
     Recovery, network_status,
 };
 use crate::bpf::{self, BpfError, Dataplane};
-use crate::delegate::{Delegate, Orphan, ResultCache, end_orphans};
+use crate::delegate::{self, Delegate, Orphan, ResultCache, end_orphans};
 use crate::descriptors;
 use crate::enforce::Enforce;
 use crate::enforce::enforcer::Enforcer;
@@ -43,7 +51,7 @@ use crate::error_chain::Chain;
 use crate::hooks::{AttachModes, NoHook, choose_all};
 use crate::ipam;
 use crate::journal::{JournalError, Store};
-use crate::kube::{Access, Cluster, ClusterError, ClusterOptions, NodesWanted};
+use crate::kube::{Access, Cluster, ClusterError, ClusterOptions, NodesWanted, Watcher as ApiWatcher};
 use crate::kubelet::PodResources;
 use crate::nat::Nat;
 use crate::netlink::nat::TABLE as NAT_TABLE;
@@ -95,6 +103,9 @@ pub enum AgentError {
     /// The process lacks privileges that the agent needs.
     #[error(transparent)]
     Unprivileged(#[from] Unprivileged),
+    /// Kernel settings cannot be written.
+    #[error(transparent)]
+    Unwritable(#[from] Unwritable),
     /// Another agent holds the state directory or the pins.
     #[error(transparent)]
     Owned(#[from] OwnedError),
@@ -145,9 +156,23 @@ pub enum AgentError {
 /// Entry point of `netattachd`: reads the command line, logs to standard error (see [`log`]), runs.
 pub(super) fn main() -> ExitCode {
     let arguments = Arguments::parse();
-    let started = log::start().map_err(AgentError::from).and_then(|()| Ok(Settings::read(arguments)?));
-    match started.and_then(run) {
-        Ok(()) => ExitCode::SUCCESS,
+    if arguments.check {
+        let format = arguments.output;
+        let settings = log::start(LogFormat::default()).map_err(AgentError::from);
+        let settings = settings.and_then(|()| Ok(Settings::unvalidated(arguments)?));
+        return ended(settings.map(|settings| node_check::run(&settings, format)));
+    }
+    // The settings say how the log is written; mistakes in them are written as text.
+    let settings = Settings::read(arguments.clone()).map_err(AgentError::from);
+    let format = settings.as_ref().map(|settings| settings.log.format).unwrap_or_default();
+    let started = log::start(format).map_err(AgentError::from).and(settings);
+    ended(started.and_then(|settings| run_with(settings, Some(arguments))).map(|()| ExitCode::SUCCESS))
+}
+
+/// The exit code, after a line for an error.
+fn ended(outcome: Result<ExitCode, AgentError>) -> ExitCode {
+    match outcome {
+        Ok(exit) => exit,
         Err(error) => {
             tracing::error!("{}", Chain(&error));
             ExitCode::FAILURE
@@ -160,6 +185,11 @@ pub(super) fn main() -> ExitCode {
 /// # Errors
 /// The reason why it could not start.
 pub fn run(settings: Settings) -> Result<(), AgentError> {
+    run_with(settings, None)
+}
+
+/// As [`run`]; the settings were read from these arguments.
+fn run_with(settings: Settings, arguments: Option<Arguments>) -> Result<(), AgentError> {
     if let Err(error) = descriptors::raise() {
         tracing::warn!(%error, "the limit of open files could not be raised");
     }
@@ -168,7 +198,7 @@ pub fn run(settings: Settings) -> Result<(), AgentError> {
         .max_blocking_threads(most_threads(settings.parallel_adds))
         .thread_keep_alive(Duration::from_secs(2))
         .build()?;
-    let ended = runtime.block_on(serve_until_signal(settings));
+    let ended = runtime.block_on(serve_until_signal(settings, arguments));
     // Blocking work ends with the process: the journal records how far it came.
     runtime.shutdown_background();
     ended
@@ -180,16 +210,23 @@ const fn most_threads(parallel_adds: usize) -> usize {
     scheduler::most_threads(parallel_adds) + MOST_QUESTIONS + MOST_PUBLISHERS + UPKEEP
 }
 
-async fn serve_until_signal(settings: Settings) -> Result<(), AgentError> {
+async fn serve_until_signal(settings: Settings, arguments: Option<Arguments>) -> Result<(), AgentError> {
     privileges::check()?;
+    if kernel_settings::make_writable()? {
+        tracing::info!("/proc/sys of this container was read-only and is writable now");
+    }
     let mut signals = Signals::install()?;
-    let served = serve_until(&mut signals, settings).await;
+    let served = serve_until(&mut signals, settings, arguments).await;
     signals.end().await;
     served
 }
 
 /// Serves until a signal ends it, or returns why it cannot serve.
-async fn serve_until(signals: &mut Signals, settings: Settings) -> Result<(), AgentError> {
+async fn serve_until(
+    signals: &mut Signals,
+    settings: Settings,
+    arguments: Option<Arguments>,
+) -> Result<(), AgentError> {
     let mut background = Background::default();
     // The socket is bound first, and requests are answered only when everything else is ready.
     let listener = Listener::bind(&settings.socket())?;
@@ -213,7 +250,9 @@ async fn serve_until(signals: &mut Signals, settings: Settings) -> Result<(), Ag
         conf,
         owner,
         pins: _pins,
+        metrics,
     } = started?;
+    signals.reloads(Reload::new(arguments, Arc::clone(&settings), Arc::clone(&source)));
     let conf = conf.map(ConfKeeper::new);
     let health = Arc::new(Health::new(Arc::clone(&engine), Arc::clone(&intents), Arc::clone(&source), conf));
     if let Some(cluster) = &cluster {
@@ -228,6 +267,13 @@ async fn serve_until(signals: &mut Signals, settings: Settings) -> Result<(), Ag
         "records of packets",
         observe(Arc::clone(&observer), Arc::clone(&enforcer), enforcer.records()?),
     );
+    let names = Arc::new(packet_log::Names::default());
+    if let Some(log) = enforcer.packet_log({
+        let names = Arc::clone(&names);
+        move |line| names.say(line)
+    })? {
+        packet_log::keep(log, names, settings.bpf_log_of(), Arc::clone(&engine))?;
+    }
     background.keep("the flow table", collect_flows(Arc::clone(&enforcer)));
     let default = settings.default_network().map_err(SettingsError::from)?;
     let node_network = (default == DefaultNetwork::Builtin).then(|| {
@@ -249,6 +295,18 @@ async fn serve_until(signals: &mut Signals, settings: Settings) -> Result<(), Ag
     }
     background.keep("the translation of addresses", keep_nat(Arc::clone(&engine)));
     let parallel_adds = settings.parallel_adds;
+    let server = settings
+        .metrics
+        .listen()
+        .map_err(AgentError::from)?
+        .map(|address| Arc::new(Http::new(address, settings.metrics.per_pod)));
+    let endpoint = settings.traces.endpoint().map_err(AgentError::from)?;
+    let traces = endpoint.map(|endpoint| {
+        let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        let (traces, sending) = Traces::to(endpoint, settings.node_name().unwrap_or(host));
+        background.keep("traces", sending);
+        traces
+    });
     let outside = Outside {
         collector: Collector::new(
             settings.state_dir.clone(),
@@ -257,6 +315,9 @@ async fn serve_until(signals: &mut Signals, settings: Settings) -> Result<(), Ag
         ),
         kubelet: PodResources::new(&settings.pod_resources_socket, &settings.device_checkpoint),
         repairs: Repairs::new(settings.repair, settings.repair_after()),
+        http: server.clone(),
+        metrics: Arc::clone(&metrics),
+        traces,
     };
     let (of_engine, of_health) = (Arc::clone(&engine), Arc::clone(&health));
     let agent = Agent::new(of_engine, intents, statuses, reporter, of_health, outside, parallel_adds);
@@ -276,7 +337,7 @@ async fn serve_until(signals: &mut Signals, settings: Settings) -> Result<(), Ag
     if let Some(network) = node_network {
         background.keep("the network of the node", network.keep(source.changes(), LinkWatch::open()?));
     }
-    background.keep("policies", follow_policies(enforcer, source.changes()));
+    background.keep("policies", follow_policies(enforcer, source.changes(), Arc::clone(&metrics)));
     // Take the turns of these containers before any request can ask for one.
     let left_over = LeftOver::gather(&agent.turns, recovery.unfinished, pending);
     agent.left_over.store(left_over.len(), Ordering::Relaxed);
@@ -291,6 +352,9 @@ async fn serve_until(signals: &mut Signals, settings: Settings) -> Result<(), Ag
     }
     background.keep("sandboxes that no runtime asks for", Arc::clone(&agent).keep_collecting());
     background.keep("what others change", Arc::clone(&agent).keep_as_made());
+    if let Some(server) = server {
+        background.keep("metrics and probes", server.keep(Arc::clone(&agent)));
+    }
     let (stop, stopped) = oneshot::channel::<()>();
     let stop_requested = async {
         // A dropped sender stops the server too.
@@ -365,11 +429,13 @@ struct Started {
     owner: String,
     /// The lock of the pins.
     pins: Option<Owned>,
+    metrics: Arc<Metrics>,
 }
 
 /// Starts all parts. Waits only for the kernel and the disk.
 fn start(settings: &Settings) -> Result<Started, AgentError> {
-    let (source, publisher, cluster) = source(settings)?;
+    let metrics = Arc::new(Metrics::default());
+    let (source, publisher, cluster) = source(settings, &metrics)?;
     // If nothing is pinned yet, there are no pins of another agent to lock.
     let mut pins = settings.bpffs.exists().then(|| owned::lock(PINS, &settings.bpffs)).transpose()?;
     let enforcer = enforcer(settings, &source)?;
@@ -378,7 +444,7 @@ fn start(settings: &Settings) -> Result<Started, AgentError> {
     }
     let journal = Store::open(settings.state_dir.join("journal"))?;
     let owner = owner(settings);
-    let engine = engine(settings, journal, owner.clone(), &enforcer)?;
+    let engine = engine(settings, journal, owner.clone(), &enforcer, &metrics)?;
     let intents = Arc::new(intents(settings, &source)?);
     // End orphaned plugins before undoing what they may still be making, and before any container is given what they
     // may still be undoing.
@@ -398,22 +464,45 @@ fn start(settings: &Settings) -> Result<Started, AgentError> {
     }
     let conf = CniConf::of(settings)?;
     let pending = pending::list(&settings.state_dir)?;
-    Ok(Started { source, cluster, enforcer, engine, intents, recovery, pending, statuses, conf, owner, pins })
+    Ok(Started {
+        source,
+        cluster,
+        enforcer,
+        engine,
+        intents,
+        recovery,
+        pending,
+        statuses,
+        conf,
+        owner,
+        pins,
+        metrics,
+    })
 }
 
 /// The source of objects, where status is published, and the cluster if that is both.
 type Sources = (Arc<dyn Source>, Arc<dyn Publish>, Option<Arc<Cluster>>);
 
 /// Opens the source that the settings name.
-fn source(settings: &Settings) -> Result<Sources, AgentError> {
+fn source(settings: &Settings, metrics: &Arc<Metrics>) -> Result<Sources, AgentError> {
     let kubernetes = &settings.kubernetes;
     if !kubernetes.enabled {
         let files = Files::open(&settings.source, Default::default())?;
         let statuses = StatusFiles::new(settings.run_dir.join("network-status"));
         return Ok((Arc::new(files), Arc::new(statuses), None));
     }
-    let kubeconfig = Some(kubernetes.kubeconfig.clone()).filter(|path| !path.as_os_str().is_empty());
     let cluster = Arc::new(Cluster::start(ClusterOptions {
+        watcher: Some(Arc::clone(metrics) as Arc<dyn ApiWatcher>),
+        ..cluster_options(settings)?
+    })?);
+    Ok((Arc::clone(&cluster) as Arc<dyn Source>, cluster.publisher(), Some(cluster)))
+}
+
+/// How the cluster is followed; nobody is told of requests.
+fn cluster_options(settings: &Settings) -> Result<ClusterOptions, AgentError> {
+    let kubernetes = &settings.kubernetes;
+    let kubeconfig = Some(kubernetes.kubeconfig.clone()).filter(|path| !path.as_os_str().is_empty());
+    Ok(ClusterOptions {
         access: kubeconfig.map_or(Access::InCluster, Access::Kubeconfig),
         node: settings.node_name()?,
         network_policies: settings.network_policy(),
@@ -421,8 +510,21 @@ fn source(settings: &Settings) -> Result<Sources, AgentError> {
         watch_seconds: kubernetes.watch_seconds,
         startup_taint: !kubernetes.startup_taint.is_empty(),
         eviction: settings.repair == Repair::Evict,
-    })?);
-    Ok((Arc::clone(&cluster) as Arc<dyn Source>, cluster.publisher(), Some(cluster)))
+        watcher: None,
+    })
+}
+
+/// The rights in the cluster that an agent with these settings lacks, each with the rule that gives it.
+///
+/// # Errors
+/// Why the server could not be asked, on one line.
+pub fn missing_rights(settings: &Settings) -> Result<Vec<String>, String> {
+    let options = cluster_options(settings).map_err(|error| Chain(&error).to_string())?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|error| error.to_string())?;
+    let missing = runtime.block_on(crate::kube::missing_rights(options));
+    let missing = missing.map_err(|error| Chain(&error).to_string())?;
+    Ok(missing.into_iter().map(|it| format!("{}: {}", it.object, it.problem)).collect())
 }
 
 /// What has to be known of the cluster's nodes.
@@ -444,6 +546,7 @@ fn owner(settings: &Settings) -> String {
 fn enforcer(settings: &Settings, source: &Arc<dyn Source>) -> Result<Arc<Enforcer>, AgentError> {
     let dataplane = Dataplane::open(&bpf::Config {
         max_attachments: settings.max_attachments,
+        log: settings.log_object()?,
         ..bpf::Config::new(settings.bpffs.clone())
     })?;
     let options = settings.policy_options(settings.restrictions()?).map_err(SettingsError::from)?;
@@ -458,18 +561,20 @@ fn engine(
     journal: Store,
     owner: String,
     enforcer: &Arc<Enforcer>,
+    metrics: &Arc<Metrics>,
 ) -> Result<Arc<Engine>, AgentError> {
     let node = Node {
         leases: ipam::Leases::default(),
+        nat: Some(Nat::new(&owner)),
         delegate: Delegate {
             search: settings.cni_bin_dirs.clone(),
             timeout: settings.plugin_timeout(),
             owner,
+            watcher: Some(Arc::clone(metrics) as Arc<dyn delegate::Watcher>),
         },
         cache: ResultCache::new(&settings.delegation.cache_dir),
         bridges: Bridges::default(),
         occupied: Occupied::default(),
-        nat: Some(Nat::default()),
         enforcer: Some(Arc::clone(enforcer) as Arc<dyn Enforce>),
     };
     let inheritance = Inheritance::new(&settings.multus_state_dir);
@@ -629,7 +734,7 @@ async fn keep_nat(engine: Arc<Engine>) {
 }
 
 /// Updates the kernel's policies whenever the source changes, and deletes those that no packet can still be reading.
-async fn follow_policies(enforcer: Arc<Enforcer>, mut changes: watch::Receiver<u64>) {
+async fn follow_policies(enforcer: Arc<Enforcer>, mut changes: watch::Receiver<u64>, metrics: Arc<Metrics>) {
     let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
     // The source may have changed since the enforcer read it, before this receiver was there.
     changes.mark_changed();
@@ -642,12 +747,15 @@ async fn follow_policies(enforcer: Arc<Enforcer>, mut changes: watch::Receiver<u
             },
             _ = sweep.tick() => false,
         };
-        let enforcer = Arc::clone(&enforcer);
+        let (enforcer, metrics) = (Arc::clone(&enforcer), Arc::clone(&metrics));
         // The join error is a panic, which the panic hook has reported; the next change tries again.
         let _ = tokio::task::spawn_blocking(move || {
             let done = if changed { enforcer.sync() } else { enforcer.sweep() };
             if let Err(error) = done {
                 tracing::error!(error = %Chain(&error), "policies not updated");
+            }
+            for change in enforcer.take_changes() {
+                metrics.policies_changed(&change);
             }
         })
         .await;

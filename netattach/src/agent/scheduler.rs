@@ -57,10 +57,29 @@ struct Asking {
     waiting: HashMap<Asker, oneshot::Sender<()>>,
     /// Operations that have answered and hold their turn only for work that no other operation needs to wait for.
     finishing: HashSet<Asker>,
-    /// Operations that are detaching their container, each with the container and the operations that wait for its end.
-    taking_back: HashMap<Asker, (String, Vec<oneshot::Sender<()>>)>,
+    /// Operations that are detaching their container.
+    taking_back: HashMap<Asker, TakingBack>,
     /// The containers that had or asked for a turn since [`Turns::watch`].
     watched: Option<HashSet<String>>,
+}
+
+/// A container that is being detached.
+#[derive(Debug)]
+struct TakingBack {
+    container: String,
+    since: Instant,
+    /// The operations that wait for its end. Those that have given up are among them.
+    waiting: Vec<oneshot::Sender<()>>,
+}
+
+/// A container that is being detached while others wait for that.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Awaited {
+    pub(super) container: String,
+    /// How long it has been detached for.
+    pub(super) lasts: Duration,
+    /// Number of operations that wait.
+    pub(super) waiting: usize,
 }
 
 /// A container's turn. Dropping it ends the turn.
@@ -104,18 +123,36 @@ impl Turns {
 
     /// The containers that are being detached in their turns.
     pub(super) fn leaving(&self) -> Vec<String> {
-        self.lock().taking_back.values().map(|(container, _)| container.clone()).collect()
+        self.lock().taking_back.values().map(|it| it.container.clone()).collect()
     }
 
     /// Completes when the operation that is detaching the container ends, successful or not. `None`: no operation is.
     pub(super) fn departure(&self, container: &str) -> Option<impl Future<Output = ()> + use<>> {
         let mut asking = self.lock();
-        let mut taking_back = asking.taking_back.values_mut();
-        let (_, waiting) = taking_back.find(|(leaving, _)| leaving == container)?;
+        let taking_back = asking.taking_back.values_mut().find(|it| it.container == container)?;
         let (grant, gone) = oneshot::channel();
-        waiting.push(grant);
+        // An ADD that has given up does not wait any more.
+        taking_back.waiting.retain(|waiting| !waiting.is_closed());
+        taking_back.waiting.push(grant);
         // The sender is dropped with the turn.
         Some(async move { drop(gone.await) })
+    }
+
+    /// The containers that are being detached while others wait for that.
+    pub(super) fn awaited(&self) -> Vec<Awaited> {
+        let asking = self.lock();
+        let awaited = asking.taking_back.values().map(|it| Awaited {
+            container: it.container.clone(),
+            lasts: it.since.elapsed(),
+            waiting: it.waiting.iter().filter(|waiting| !waiting.is_closed()).count(),
+        });
+        awaited.filter(|it| it.waiting > 0).collect()
+    }
+
+    /// For how long a container has been detached. `None`: it is not.
+    pub(super) fn detaching_for(&self, container: &str) -> Option<Duration> {
+        let asking = self.lock();
+        asking.taking_back.values().find(|it| it.container == container).map(|it| it.since.elapsed())
     }
 
     /// Starts recording which containers have or ask for a turn. One watch at a time.
@@ -152,7 +189,9 @@ impl Turn {
     /// Marks this turn as one that detaches the container: operations that need its resources may wait for the end.
     pub(super) fn rolls_back(&self) {
         let mut asking = self.turns.lock();
-        asking.taking_back.insert(self.asker, (self.container.clone(), Vec::new()));
+        let container = self.container.clone();
+        let taking_back = TakingBack { container, since: Instant::now(), waiting: Vec::new() };
+        asking.taking_back.insert(self.asker, taking_back);
     }
 
     /// The operation is about to be answered: no other operation needs to wait for the work that is left.
@@ -206,8 +245,6 @@ impl Drop for Watch {
 #[derive(Debug)]
 pub(super) struct Traffic {
     state: Mutex<State>,
-    /// Wakes threads whose operation may be able to continue.
-    woken: Condvar,
     /// Notifies when an operation leaves a resource.
     left: Notify,
 }
@@ -218,8 +255,9 @@ struct State {
     waiting: HashMap<Ticket, oneshot::Sender<()>>,
     /// When each operation arrived at its resource.
     since: HashMap<Ticket, Instant>,
-    /// Threads that sleep on `woken`.
-    asleep: usize,
+    /// Threads that sleep until their operation may continue, each with what wakes it alone: in a burst most operations
+    /// that have begun sleep, and each of them passes several resources.
+    asleep: HashMap<Ticket, Arc<Condvar>>,
 }
 
 /// An operation's place in the lanes. Dropping it leaves the lanes.
@@ -254,9 +292,9 @@ impl Traffic {
             lanes: Lanes::new(limits(parallel_adds)),
             waiting: HashMap::new(),
             since: HashMap::new(),
-            asleep: 0,
+            asleep: HashMap::new(),
         };
-        Arc::new(Self { state: Mutex::new(state), woken: Condvar::new(), left: Notify::new() })
+        Arc::new(Self { state: Mutex::new(state), left: Notify::new() })
     }
 
     /// Enters the queue of that class.
@@ -308,8 +346,7 @@ impl Traffic {
             match state.waiting.remove(&ticket) {
                 // If the waiting task was cancelled, the dropped slot leaves by itself.
                 Some(grant) => drop(grant.send(())),
-                None if state.asleep > 0 => self.woken.notify_all(),
-                None => {}
+                None => state.wake(ticket),
             }
         }
     }
@@ -319,17 +356,27 @@ impl Traffic {
         mut state: MutexGuard<'a, State>,
         ticket: Ticket,
     ) -> MutexGuard<'a, State> {
-        state.asleep += 1;
+        let woken = Arc::new(Condvar::new());
+        state.asleep.insert(ticket, Arc::clone(&woken));
         while !state.lanes.may_work(ticket) {
-            state = self.woken.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = woken.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        state.asleep -= 1;
+        state.asleep.remove(&ticket);
         state
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // A poisoned lock is usable: every change is complete before any code that could panic.
         locked(&self.state)
+    }
+}
+
+impl State {
+    /// Wakes the operation's thread if it sleeps.
+    fn wake(&self, ticket: Ticket) {
+        if let Some(woken) = self.asleep.get(&ticket) {
+            woken.notify_all();
+        }
     }
 }
 
@@ -406,8 +453,8 @@ impl Drop for Slot {
 impl Drop for Closed {
     fn drop(&mut self) {
         let mut state = self.traffic.lock();
-        if !state.lanes.open(&self.resource).is_empty() {
-            self.traffic.woken.notify_all();
+        for ticket in state.lanes.open(&self.resource) {
+            state.wake(ticket);
         }
         for class in Class::ALL {
             self.traffic.advance(&mut state, class);

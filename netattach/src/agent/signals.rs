@@ -3,13 +3,16 @@
 //! | signal | what it does |
 //! |---|---|
 //! | SIGTERM, SIGINT, SIGQUIT | ends after the operations in flight; a second one does not wait for them |
-//! | SIGHUP, SIGUSR1, SIGUSR2 | nothing: manifests are followed anyway, settings are read only at the start |
+//! | SIGHUP | takes anew what can be, and says which changed settings need a restart ([`Reload`]) |
+//! | SIGUSR1, SIGUSR2 | nothing |
 //! | SIGPIPE | nothing: a reader of the log or of an answer has gone away |
 
 use std::future::ready;
 use std::io;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use super::reload::Reload;
 
 /// The signals that are handled. Signals that arrive while this exists are logged, even if the agent is busy at the
 /// time.
@@ -18,6 +21,8 @@ pub(super) struct Signals {
     ending: [(Signal, &'static str); 3],
     /// Signals that make other daemons reload their settings.
     others: [(Signal, &'static str); 3],
+    /// What SIGHUP takes anew, once there is something.
+    reload: Option<Reload>,
 }
 
 impl Signals {
@@ -37,7 +42,13 @@ impl Signals {
                 (signal(SignalKind::user_defined1())?, "SIGUSR1"),
                 (signal(SignalKind::user_defined2())?, "SIGUSR2"),
             ],
+            reload: None,
         })
+    }
+
+    /// From now on SIGHUP takes this anew.
+    pub(super) fn reloads(&mut self, reload: Reload) {
+        self.reload = Some(reload);
     }
 
     /// Waits for a signal that ends the agent and returns its name. Meanwhile it logs of each other signal that it has
@@ -48,7 +59,7 @@ impl Signals {
             tokio::select! {
                 // Signals without effect that came first are logged first.
                 biased;
-                name = first(&mut self.others) => explain(name),
+                name = first(&mut self.others) => explain(name, self.reload.as_ref()),
                 name = first(&mut self.ending) => return name,
             }
         }
@@ -62,7 +73,7 @@ impl Signals {
         loop {
             tokio::select! {
                 biased;
-                name = first(&mut self.others) => explain(name),
+                name = first(&mut self.others) => explain(name, self.reload.as_ref()),
                 () = ready(()) => return,
             }
         }
@@ -79,7 +90,10 @@ async fn first([one, two, three]: &mut [(Signal, &'static str); 3]) -> &'static 
     }
 }
 
-fn explain(signal: &str) {
+fn explain(signal: &str, reload: Option<&Reload>) {
+    if let ("SIGHUP", Some(reload)) = (signal, reload) {
+        return reload.now(signal);
+    }
     tracing::info!(
         signal,
         "ignored: changed manifests are read automatically; restart netattachd to read its settings, attachments keep working"

@@ -4,8 +4,8 @@
 //!
 //! Each is logged once when it begins, and is a row of the status as long as it lasts.
 
-use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::{Notify, watch};
@@ -51,10 +51,13 @@ pub(super) struct Troubles {
     wanted: Notify,
 }
 
+/// Definitions as they were checked, each with its problem.
+type Checked = BTreeMap<NetworkRef, (Weak<Definition>, Option<String>)>;
+
 /// The outcome of the last look at objects. The objects themselves are not kept.
 #[derive(Default)]
 struct Seen {
-    definitions: Identity<NetworkRef, Definition>,
+    definitions: Identity<NetworkRef, Arc<Definition>>,
     /// Definitions can take their ranges from the node.
     nodes: Identity<String, Arc<Node>>,
     policies: Identity<ObjectName, Arc<Policy>>,
@@ -63,8 +66,9 @@ struct Seen {
     /// Namespaces of pods that have no Namespace object. Pods change most often; this is the only thing about them that
     /// matters here.
     unlabelled: BTreeSet<String>,
-    /// Definitions with an inline configuration by which no pod can be attached.
-    unusable: Vec<Condition>,
+    /// Definitions with an inline configuration, and why no pod can be attached by one. What is the same value has the same
+    /// outcome while the nodes are the same: of thousands only those are looked at that have changed.
+    checked: Checked,
     rows: Vec<Condition>,
 }
 
@@ -150,10 +154,16 @@ impl Troubles {
         let unlabelled = without_object(&objects);
         let mut seen = lock(&self.seen);
         if !seen.has_definitions_of(&objects) {
-            seen.unusable = self.of_definitions(&objects, |definition| definition.config.is_some());
+            let before = std::mem::take(&mut seen.checked);
+            let before = if seen.nodes.is_of(&objects.nodes) { before } else { BTreeMap::new() };
+            seen.checked = self.check_changed(&objects, before);
         }
         if !seen.is_of(&objects, &unlabelled) {
-            let rows = [self.look(&objects, &unlabelled), seen.unusable.clone()].concat();
+            let unusable = seen.checked.iter().filter_map(|(name, (_, problem))| {
+                let object = format!("network-attachment-definition {name}");
+                Some(Condition { object, problem: problem.clone()? })
+            });
+            let rows = self.look(&objects, &unlabelled).into_iter().chain(unusable).collect::<Vec<_>>();
             log_new(NOT_IN_FORCE, &seen.rows, &rows);
             seen.rows = rows;
             seen.definitions = objects.definitions.identity();
@@ -166,11 +176,22 @@ impl Troubles {
         seen.rows.clone()
     }
 
+    /// Checks the definitions with an inline configuration that are not the same value as before.
+    fn check_changed(&self, objects: &Objects, mut before: Checked) -> Checked {
+        let inline = objects.definitions.iter().filter(|(_, definition)| definition.config.is_some());
+        let each = inline.map(|(name, definition)| {
+            let same = before.remove(name).filter(|(known, _)| known.as_ptr() == Arc::as_ptr(definition));
+            let outcome = same.unwrap_or_else(|| (Arc::downgrade(definition), self.unusable(objects, name)));
+            (name.clone(), outcome)
+        });
+        each.collect()
+    }
+
     /// Checks the definitions whose configuration is on disk.
     fn look_at_disk(&self) {
         let objects = self.source.snapshot();
         let is_on_disk = |definition: &Definition| definition.config.is_none();
-        let versions = || match objects.definitions.values().any(is_on_disk) {
+        let versions = || match objects.definitions.values().any(|definition| is_on_disk(definition)) {
             true => versions(&self.intents.conf_dir, SystemTime::now()),
             false => Some(Versions::new()),
         };
@@ -248,7 +269,7 @@ fn of_fixed_range(objects: &Objects, default: &NetworkRef) -> Option<Condition> 
 }
 
 /// The policies for undefined networks.
-fn of_no_network(objects: &Objects, default: Option<&NetworkRef>) -> Vec<Condition> {
+pub(super) fn of_no_network(objects: &Objects, default: Option<&NetworkRef>) -> Vec<Condition> {
     let mut rows = Vec::new();
     for policy in objects.policies.values() {
         let unknown =
@@ -262,7 +283,7 @@ fn of_no_network(objects: &Objects, default: Option<&NetworkRef>) -> Vec<Conditi
 }
 
 /// Namespaces of pods that have no Namespace object. A cluster has none: the API accepts no pod without its namespace.
-fn without_object(objects: &Objects) -> BTreeSet<String> {
+pub(super) fn without_object(objects: &Objects) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     let mut next = objects.pods.keys().next();
     while let Some(ObjectName { namespace, .. }) = next {
@@ -277,7 +298,11 @@ fn without_object(objects: &Objects) -> BTreeSet<String> {
 }
 
 /// Namespaces without an object, if policies select by namespace labels.
-fn of_unlabelled(objects: &Objects, namespaces: &BTreeSet<String>, network_policy: bool) -> Vec<Condition> {
+pub(super) fn of_unlabelled(
+    objects: &Objects,
+    namespaces: &BTreeSet<String>,
+    network_policy: bool,
+) -> Vec<Condition> {
     let others = objects.network_policies.values().filter(|_| network_policy);
     let mut asking = objects.policies.values().chain(others).filter(|policy| selects_by_labels(policy));
     let Some(first) = asking.next() else { return Vec::new() };
@@ -342,7 +367,7 @@ mod tests {
             config: None,
             annotations: Default::default(),
         };
-        objects.definitions.insert(reference, definition);
+        objects.definitions.insert(reference, Arc::new(definition));
         let annotations = [(POLICY_FOR_ANNOTATION.to_owned(), "lan, lam, kube-system/default".to_owned())];
         let spec = serde_json::json!({"podSelector": {}, "policyTypes": ["Ingress"]});
         let policy = read(ObjectName::new("shop", "p"), &annotations.into(), &spec).unwrap();
@@ -411,7 +436,7 @@ mod tests {
                 config: Some(config.to_string().into()),
                 annotations: Default::default(),
             };
-            let definitions = [(default.clone(), definition)].into_iter().collect();
+            let definitions = [(default.clone(), Arc::new(definition))].into_iter().collect();
             let objects = Objects { definitions, has_other_nodes, ..Objects::default() };
             of_fixed_range(&objects, &default).map(|row| row.object)
         };

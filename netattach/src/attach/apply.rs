@@ -19,6 +19,7 @@ use crate::nat::NatError;
 use crate::nat::wish::Wish;
 use crate::netlink::{Handle, LinkState};
 use crate::netns::{Netns, within};
+use crate::plan::addressing::Others;
 use crate::plan::hook_kind::{self, FoundDevice};
 use crate::plan::undo::inverse;
 use crate::plan::{AttachmentPlan, Plan, Sandbox, addressing, result, result_cache, routing};
@@ -128,7 +129,14 @@ impl Executor<'_> {
             Step::RaiseLoopback => self.loopback(),
             Step::Lease(config) => timing::part("lease", || self.lease(at, attachment, config)),
             Step::Delegate(delegate) => timing::part("plugin", || self.delegate(at, attachment, delegate)),
-            Step::Gateway { bridge, force } => self.gateway(at, attachment, bridge, *force),
+            Step::Gateway { bridge, force, beside } => {
+                let others = match (force, beside) {
+                    (true, _) => Others::Removed,
+                    (false, true) => Others::Kept,
+                    (false, false) => Others::Refused,
+                };
+                self.gateway(at, attachment, bridge, others)
+            }
             Step::EnsureForwarding => self.forwarding(at, attachment),
             Step::RouteToPod => self.route_to_pod(at, attachment),
             Step::Translate(translate) => {
@@ -184,7 +192,12 @@ impl Executor<'_> {
         if let Some(wanted) = link.sharing() {
             let parent = self.parent(link.parent())?;
             let shared = self.node.occupied.share(parent.index, wanted, self.sandbox, attachment);
-            shared.map_err(|present| StepError::ParentShared { parent: parent.name, present, wanted })?;
+            shared.map_err(|(present, container)| StepError::ParentShared {
+                parent: parent.name,
+                present,
+                wanted,
+                container,
+            })?;
         }
         let created = match link {
             spec::Link::Veth(veth) => self.veth(at, attachment, veth),
@@ -323,11 +336,11 @@ impl Executor<'_> {
         at: StepRef,
         attachment: &AttachmentPlan,
         bridge: &str,
-        force: bool,
+        others: Others,
     ) -> Result<Output, StepError> {
         let wanted = addressing::gateways(&self.leased(at, attachment)?.addresses);
         let index = self.bridge_index(at)?;
-        let changes = addressing::gateway_changes(&self.host.addresses(index)?, &wanted, force).map_err(
+        let changes = addressing::gateway_changes(&self.host.addresses(index)?, &wanted, others).map_err(
             |conflict| StepError::GatewayConflict {
                 bridge: bridge.to_owned(),
                 present: conflict.present,
@@ -628,7 +641,7 @@ pub(super) fn owner(sandbox: &Sandbox, attachment: &AttachmentPlan) -> Owner {
     Owner { container_id: sandbox.container_id.clone(), ifname: attachment.ifname.clone() }
 }
 
-fn ensure_if_present(key: &str, value: &str) -> Result<(), StepError> {
+pub(super) fn ensure_if_present(key: &str, value: &str) -> Result<(), StepError> {
     match sysctl::ensure(key, value) {
         // A kernel without IPv6 has no such setting.
         Err(error) if error.source.kind() == std::io::ErrorKind::NotFound => Ok(()),

@@ -1,10 +1,18 @@
-//! Bridges that ADDs make: a bridge made by an ADD that failed is removed again.
+//! Bridges that ADDs make: a bridge made by an ADD that failed is removed again, and one that is gone beneath its pods is
+//! made again.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::netlink::{self, Handle};
-use crate::step::{Output, Outputs};
+use ipnet::IpNet;
+
+use super::StepError;
+use super::apply::ensure_if_present;
+use crate::netlink::{self, Handle, LinkState};
+use crate::plan::addressing::Others;
+use crate::plan::{AttachmentPlan, addressing, result};
+use crate::spec;
+use crate::step::{Brought, Interface, Output, Outputs, Step};
 
 /// The bridges that unfinished plans are about to use, with the number of plans that use each. A bridge in use is
 /// kept.
@@ -18,6 +26,98 @@ pub struct Bridges {
 pub(super) struct Entered<'a> {
     bridges: &'a Bridges,
     names: Vec<String>,
+}
+
+/// The bridge of an attachment, as it was when the attachment was made.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Beneath {
+    pub(super) spec: spec::Bridge,
+    pub(super) link: Interface,
+    /// Its addresses as the pods' gateway.
+    pub(super) gateways: Vec<IpNet>,
+    /// Which other addresses are in their place.
+    pub(super) others: Others,
+    /// The attachment's ADD made it.
+    pub(super) made: bool,
+}
+
+/// How the bridge of an attachment differs from what was there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Change {
+    /// It is gone.
+    Gone,
+    /// The link of this index, which it is, is down.
+    Down(u32),
+    /// It lacks these addresses.
+    Gateways(u32, Vec<IpNet>),
+}
+
+impl Beneath {
+    /// The bridge of an attachment; `None` if it has none.
+    pub(super) fn of(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Option<Self> {
+        let spec = attachment.steps.iter().find_map(|step| match step {
+            Step::EnsureBridge(bridge) => Some(bridge.clone()),
+            _ => None,
+        })?;
+        let bridge = outputs.iter().find_map(|output| match output {
+            Output::Bridge(bridge) => Some(bridge.clone()),
+            _ => None,
+        })?;
+        let beside = attachment.steps.iter().find_map(|step| match step {
+            Step::Gateway { beside, .. } => Some(*beside),
+            _ => None,
+        });
+        let leased = result::leased(attachment, outputs).unwrap_or_default();
+        let gateways = match beside {
+            Some(_) => addressing::gateways(&leased.addresses),
+            None => Vec::new(),
+        };
+        // What one ADD was told to remove, those before it must not put back.
+        let others = if beside == Some(true) { Others::Kept } else { Others::Refused };
+        Some(Self { spec, link: bridge.link, gateways, others, made: bridge.made })
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.spec.name
+    }
+
+    pub(super) fn has_gateways(&self) -> bool {
+        !self.gateways.is_empty()
+    }
+
+    /// Whether the attachment says that the bridge is all our own: its ADD made it, or it is the pods' gateway, which is
+    /// made and configured by ADDs alone. Others may be a node's bridge into the networks around it, whose other ports
+    /// only its administrator knows.
+    pub(super) fn is_ours(&self) -> bool {
+        self.made || !self.gateways.is_empty()
+    }
+
+    /// How it differs. `found`: the bridge of that name with its addresses. An address that another one has taken the
+    /// place of is not missed: a later ADD was told to (`forceAddress`), or an administrator wants it so.
+    pub(super) fn change(&self, found: Option<(&LinkState, &[IpNet])>) -> Option<Change> {
+        let Some((bridge, addresses)) = found else { return Some(Change::Gone) };
+        if !bridge.up {
+            return Some(Change::Down(bridge.index));
+        }
+        let missing =
+            addressing::gateway_changes(addresses, &self.gateways, self.others).unwrap_or_default().add;
+        (!missing.is_empty()).then_some(Change::Gateways(bridge.index, missing))
+    }
+
+    /// Makes it again, without its ports, unless somebody has.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub(super) fn restore(&self, bridges: &Bridges, host: &mut Handle) -> Result<(), StepError> {
+        let mut entered = bridges.begin();
+        entered.enter(&self.spec.name);
+        let ensured = host.restore_bridge(&self.spec, self.link.index, self.link.mac)?;
+        if ensured.created {
+            // As when it was made first.
+            ensure_if_present(&format!("ipv6/conf/{}/accept_ra", self.spec.name), "0")?;
+        }
+        Ok(())
+    }
 }
 
 impl Bridges {

@@ -15,6 +15,7 @@ use ipnet::IpNet;
 
 use super::AttachError;
 use super::apply::owner;
+use super::bridges::{Beneath, Change};
 use super::engine::Engine;
 use super::registry::Attached;
 use crate::cni;
@@ -68,8 +69,10 @@ impl<K: Ord> PutBack<K> {
 }
 
 /// A difference between the node's end of a link and what was made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Difference {
+    /// Of the bridge beneath it.
+    Bridge(Change),
     Renamed,
     Mtu(u32),
     /// It is not in its bridge, which has this index.
@@ -83,6 +86,12 @@ pub(super) enum Difference {
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Bridge(Change::Gone) => f.write_str("left without its bridge, which was removed"),
+            Self::Bridge(Change::Down(_)) => f.write_str("cut off: its bridge was set down"),
+            Self::Bridge(Change::Gateways(_, gateways)) => {
+                write!(f, "left without a gateway: its bridge was deprived of")?;
+                gateways.iter().try_for_each(|gateway| write!(f, " {gateway}"))
+            }
             Self::Renamed => f.write_str("renamed"),
             Self::Mtu(mtu) => write!(f, "its MTU set to {mtu}"),
             Self::NotInBridge(_) => f.write_str("taken out of its bridge"),
@@ -101,7 +110,7 @@ pub(super) struct End {
     /// 0: another plugin of the network may have changed it.
     mtu: u32,
     /// The bridge, and whether the port is in hairpin mode.
-    port: Option<(String, bool)>,
+    port: Option<(Beneath, bool)>,
     /// Addresses and routes of a routed link.
     routed: Option<Addressing>,
 }
@@ -123,7 +132,7 @@ impl End {
             made,
             group: attached.plan.sandbox.link_group(),
             mtu,
-            port: port.map(|port| (port.bridge.clone(), port.hairpin)),
+            port: port.and_then(|port| Some((Beneath::of(attachment, outputs)?, port.hairpin))),
             routed: has_routes.then(|| addressing::host_side(&leased.addresses)),
         })
     }
@@ -135,22 +144,23 @@ impl End {
     }
 }
 
-/// How the node's end of a link differs from what was made. `has_addressing`: the addresses and routes of a routed link
-/// are there.
+/// How the node's end of a link differs from what was made. `bridge`: that of its name, with its addresses.
+/// `has_addressing`: the addresses and routes of a routed link are there.
 fn differences(
     end: &End,
     found: &LinkState,
-    links: &BTreeMap<u32, LinkState>,
+    bridge: Option<(&LinkState, &[IpNet])>,
     has_addressing: bool,
 ) -> Vec<Difference> {
     let mut differences = Vec::new();
     let mut note = |is_different, difference| differences.extend(Some(difference).filter(|_| is_different));
     note(found.name != end.made.name, Difference::Renamed);
     note(end.mtu != 0 && found.mtu != end.mtu, Difference::Mtu(found.mtu));
-    if let Some((bridge, hairpin)) = &end.port {
-        let bridge = links.values().find(|link| link.name == *bridge && link.kind == "bridge");
-        // A bridge that is gone is not made anew: what else was in it is not known.
-        if let Some(bridge) = bridge {
+    if let Some((beneath, hairpin)) = &end.port {
+        if let Some(change) = beneath.change(bridge) {
+            note(true, Difference::Bridge(change));
+        }
+        if let Some((bridge, _)) = bridge {
             let is_in = found.controller == Some(bridge.index);
             note(!is_in, Difference::NotInBridge(bridge.index));
             note(*hairpin && (!is_in || found.hairpin != Some(true)), Difference::Hairpin);
@@ -183,16 +193,53 @@ impl Engine {
         let Some(attached) = self.registry.get(key) else { return Ok(Vec::new()) };
         let mut host = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
         let ends = ends(&attached);
-        let seen = Seen::gather(&mut host, &ends)?;
-        let mut changed = Vec::new();
+        let mut seen = Seen::gather(&mut host, &ends)?;
+        let (mut changed, mut gone) = (Vec::new(), None);
         for end in &ends {
-            for difference in seen.differences(end) {
-                let done = put_back(end, difference, &mut host);
-                done.map_err(|error| AttachError::Open(error.into()))?;
+            let mut differences = seen.differences(end);
+            let is_gone = Difference::Bridge(Change::Gone);
+            if let (true, Some((beneath, _))) = (differences.contains(&is_gone), &end.port) {
+                if self.has_made(beneath) {
+                    self.restore(beneath, &mut host)?;
+                    changed.push(format!("link {} was {is_gone}", end.made.name));
+                    seen = Seen::gather(&mut host, &ends)?;
+                    differences = seen.differences(end);
+                } else {
+                    gone = Some(beneath.name().to_owned());
+                    differences.retain(|difference| *difference != is_gone);
+                }
+            }
+            for difference in differences {
+                put_back(end, &difference, &mut host).map_err(|error| AttachError::Open(error.into()))?;
                 changed.push(format!("link {} was {difference}", end.made.name));
             }
         }
-        Ok(changed)
+        match gone {
+            Some(bridge) => Err(AttachError::BridgeGone { bridge }),
+            None => Ok(changed),
+        }
+    }
+
+    /// Whether the bridge of an attachment is all our own. ADD makes a bridge that is not there, and each of those that
+    /// follow finds it: so it counts who of all that are attached there has made it.
+    fn has_made(&self, beneath: &Beneath) -> bool {
+        beneath.is_ours()
+            || self.registry.all().iter().flat_map(ends).any(|end| {
+                end.port.is_some_and(|(other, _)| other.name() == beneath.name() && other.is_ours())
+            })
+    }
+
+    fn restore(&self, beneath: &Beneath, host: &mut Handle) -> Result<(), AttachError> {
+        let opened = || match &self.node.nat {
+            Some(nat) => Ok(nat.reopen(beneath.name())?),
+            None => Ok(()),
+        };
+        beneath.restore(&self.node.bridges, host).and_then(|()| opened()).map_err(|source| {
+            AttachError::PutBack {
+                what: format!("make bridge {} again", beneath.name()),
+                source: Box::new(source),
+            }
+        })
     }
 
     /// The record that was planned last; `None` if that cannot be told.
@@ -315,7 +362,7 @@ fn ends(attached: &Arc<Attached>) -> Vec<End> {
 /// What the node has, as far as ends are compared with it.
 struct Seen {
     links: BTreeMap<u32, LinkState>,
-    /// Of each link. Only with routed ends.
+    /// Of each link. Only with routed ends and with gateways on bridges; routes only with routed ends.
     addresses: BTreeMap<u32, Vec<IpNet>>,
     routes: BTreeMap<u32, Vec<IpNet>>,
 }
@@ -328,10 +375,18 @@ impl Seen {
         let failed = |error: netlink::Error| AttachError::Open(error.into());
         let links = host.links().map_err(failed)?.into_iter().map(|link| (link.index, link)).collect();
         let mut seen = Self { links, addresses: BTreeMap::new(), routes: BTreeMap::new() };
-        if ends.into_iter().any(|end| end.borrow().routed.is_some()) {
+        let (mut is_routed, mut has_gateways) = (false, false);
+        for end in ends {
+            let end: &End = end.borrow();
+            is_routed |= end.routed.is_some();
+            has_gateways |= end.port.as_ref().is_some_and(|(beneath, _)| beneath.has_gateways());
+        }
+        if is_routed || has_gateways {
             for (index, address) in host.addresses_by_link().map_err(failed)? {
                 seen.addresses.entry(index).or_default().push(address);
             }
+        }
+        if is_routed {
             for route in host.routes().map_err(failed)? {
                 if let Some(interface) = route.interface {
                     seen.routes.entry(interface).or_default().push(route.destination);
@@ -343,7 +398,12 @@ impl Seen {
 
     fn differences(&self, end: &End) -> Vec<Difference> {
         let Some(found) = end.find(&self.links) else { return Vec::new() };
-        differences(end, found, &self.links, self.has_addressing(end))
+        let bridge = end.port.as_ref().and_then(|(beneath, _)| {
+            self.links.values().find(|link| link.name == beneath.name() && link.kind == "bridge")
+        });
+        let addresses = |link: &LinkState| self.addresses.get(&link.index).map_or(&[][..], Vec::as_slice);
+        let bridge = bridge.map(|link| (link, addresses(link)));
+        differences(end, found, bridge, self.has_addressing(end))
     }
 
     /// Whether a routed end has its addresses and routes. Others have none.
@@ -356,12 +416,18 @@ impl Seen {
     }
 }
 
-fn put_back(end: &End, difference: Difference, host: &mut Handle) -> Result<(), netlink::Error> {
+fn put_back(end: &End, difference: &Difference, host: &mut Handle) -> Result<(), netlink::Error> {
     let index = end.made.index;
     match difference {
+        // It is made again before anything else.
+        Difference::Bridge(Change::Gone) => Ok(()),
+        Difference::Bridge(Change::Down(bridge)) => host.ensure_up(*bridge),
+        Difference::Bridge(Change::Gateways(bridge, gateways)) => {
+            gateways.iter().try_for_each(|gateway| host.ensure_address(*bridge, *gateway))
+        }
         Difference::Renamed => host.rename(index, &end.made.name),
         Difference::Mtu(_) => host.set_mtu(index, end.mtu),
-        Difference::NotInBridge(bridge) => host.set_controller(index, bridge),
+        Difference::NotInBridge(bridge) => host.set_controller(index, *bridge),
         Difference::Hairpin => host.set_hairpin(index),
         Difference::Down => host.ensure_up(index),
         Difference::Addressing => end.routed.as_ref().map_or(Ok(()), |routed| host.configure(index, routed)),

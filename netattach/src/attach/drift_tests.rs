@@ -1,6 +1,8 @@
 //! What counts as drift, and how often it is put back.
 
 use super::*;
+use crate::plan::addressing::Others;
+use crate::spec::Bridge;
 
 fn link(index: u32, name: &str, kind: &str) -> LinkState {
     LinkState {
@@ -19,14 +21,18 @@ fn link(index: u32, name: &str, kind: &str) -> LinkState {
     }
 }
 
-fn end(port: Option<(&str, bool)>) -> End {
-    End {
-        made: Interface { name: "na0".to_owned(), index: 7, mac: None, mtu: 1500 },
-        group: 9,
-        mtu: 1500,
-        port: port.map(|(bridge, hairpin)| (bridge.to_owned(), hairpin)),
-        routed: None,
-    }
+fn interface(index: u32, name: &str) -> Interface {
+    Interface { name: name.to_owned(), index, mac: None, mtu: 1500 }
+}
+
+fn beneath(gateways: &[&str], made: bool) -> Beneath {
+    let spec = Bridge { name: "br0".to_owned(), mtu: None, promiscuous: false };
+    let gateways = gateways.iter().map(|it| it.parse().unwrap()).collect();
+    Beneath { spec, link: interface(3, "br0"), gateways, others: Others::Refused, made }
+}
+
+fn end(port: Option<(Beneath, bool)>) -> End {
+    End { made: interface(7, "na0"), group: 9, mtu: 1500, port, routed: None }
 }
 
 fn all(links: &[&LinkState]) -> BTreeMap<u32, LinkState> {
@@ -37,7 +43,9 @@ fn all(links: &[&LinkState]) -> BTreeMap<u32, LinkState> {
 fn each_difference_of_an_end_is_found() {
     let bridge = link(3, "br0", "bridge");
     let port = LinkState { controller: Some(3), hairpin: Some(true), ..link(7, "na0", "veth") };
-    let of = |found: &LinkState| differences(&end(Some(("br0", true))), found, &all(&[&bridge, found]), true);
+    let of = |found: &LinkState| {
+        differences(&end(Some((beneath(&[], false), true))), found, Some((&bridge, &[])), true)
+    };
     assert_eq!(of(&port), []);
     assert_eq!(of(&LinkState { name: "x".to_owned(), ..port.clone() }), [Difference::Renamed]);
     assert_eq!(of(&LinkState { mtu: 1400, ..port.clone() }), [Difference::Mtu(1400)]);
@@ -45,14 +53,14 @@ fn each_difference_of_an_end_is_found() {
     assert_eq!(of(&LinkState { hairpin: Some(false), ..port.clone() }), [Difference::Hairpin]);
     let out = LinkState { controller: None, hairpin: None, ..port.clone() };
     assert_eq!(of(&out), [Difference::NotInBridge(3), Difference::Hairpin]);
-    // Without its bridge nothing can be put back there.
-    assert_eq!(differences(&end(Some(("br0", true))), &out, &all(&[&out]), true), []);
+    let without = differences(&end(Some((beneath(&[], false), true))), &out, None, true);
+    assert_eq!(without, [Difference::Bridge(Change::Gone)]);
     let unknown = End { mtu: 0, ..end(None) };
-    assert_eq!(differences(&unknown, &LinkState { mtu: 1400, ..out.clone() }, &all(&[]), true), []);
-    assert_eq!(differences(&end(None), &out, &all(&[]), false), [Difference::Addressing]);
+    assert_eq!(differences(&unknown, &LinkState { mtu: 1400, ..out.clone() }, None, true), []);
+    assert_eq!(differences(&end(None), &out, None, false), [Difference::Addressing]);
     let routed = End { routed: Some(Addressing::default()), ..end(None) };
     let down = LinkState { up: false, ..out };
-    assert_eq!(differences(&routed, &down, &all(&[]), true), [Difference::Down, Difference::Addressing]);
+    assert_eq!(differences(&routed, &down, None, true), [Difference::Down, Difference::Addressing]);
 }
 
 #[test]
@@ -80,4 +88,22 @@ fn what_others_change_again_and_again_is_put_back_once_a_minute() {
         assert_eq!(at(second), Ok(()), "nobody has changed it for long");
     }
     assert_eq!(bound.once_more("b", start), Ok(()));
+}
+
+#[test]
+fn a_bridge_lacks_what_it_has_nothing_in_the_place_of() {
+    let up = link(3, "br0", "bridge");
+    let nets = |texts: &[&str]| texts.iter().map(|it| it.parse().unwrap()).collect::<Vec<IpNet>>();
+    let own = beneath(&["10.1.0.1/24", "fd00::1/64"], true);
+    let of = |present: &[&str]| own.change(Some((&up, &nets(present))));
+    let lacks = |missing: &[&str]| Some(Change::Gateways(3, nets(missing)));
+    assert_eq!(of(&["10.1.0.1/24", "fd00::1/64", "fe80::1/64"]), None);
+    assert_eq!(of(&["10.1.0.1/24"]), lacks(&["fd00::1/64"]));
+    assert_eq!(of(&[]), lacks(&["10.1.0.1/24", "fd00::1/64"]));
+    assert_eq!(of(&["10.2.0.1/24", "fd00::1/64"]), None, "another gateway was forced on it");
+    let down = LinkState { up: false, ..up.clone() };
+    assert_eq!(own.change(Some((&down, &[]))), Some(Change::Down(3)));
+    assert_eq!(own.change(None), Some(Change::Gone));
+    let all = [beneath(&[], false), beneath(&[], true), beneath(&["10.1.0.1/24"], false)];
+    assert_eq!(all.map(|it| it.is_ours()), [false, true, true]);
 }

@@ -94,6 +94,11 @@ impl Engine {
         self.journal.directory()
     }
 
+    /// The pools that leases were ever taken from.
+    pub(super) fn noted_pools(&self) -> Vec<crate::ipam::Pool> {
+        self.journal.pools()
+    }
+
     /// The state that all attachments share.
     pub fn node(&self) -> &Node {
         &self.node
@@ -209,7 +214,12 @@ impl Engine {
                 // The error is returned, and logged there.
                 tracing::debug!(container, error = %Chain(&error), "ADD failed; rolling it back");
                 match self.roll_back(record) {
-                    Ok(()) => waits::put_off(|leaving| self.holder(&error, leaving)),
+                    Ok(()) => {
+                        waits::put_off(|leaving| self.holder(&error, leaving));
+                        if let Some(container) = holder_named(&error) {
+                            waits::held_by(container.to_owned());
+                        }
+                    }
                     Err(undo) => {
                         tracing::error!(container, error = %Chain(&undo), "ADD not rolled back; DEL will try again");
                     }
@@ -219,18 +229,14 @@ impl Engine {
         }
     }
 
-    /// The container among `of` that has the address or the port of the node the ADD failed for, or any address of the
-    /// exhausted pool.
+    /// The container among `of` that has the address, the port of the node or the parent that the ADD failed for, or any
+    /// address of the exhausted pool.
     fn holder(&self, error: &AttachError, of: &[String]) -> Option<String> {
+        if let Some(container) = holder_named(error) {
+            return of.iter().find(|it| *it == container).cloned();
+        }
         let AttachError::Step { source, .. } = error else { return None };
         match &**source {
-            StepError::AddressTaken { holder: Holder::Attachment { container, .. }, .. } => {
-                of.contains(container).then(|| container.clone())
-            }
-            StepError::Nat(NatError::PortTaken(taken)) => {
-                let container = &taken.holder.key.container;
-                of.contains(container).then(|| container.clone())
-            }
             StepError::Lease(error) => {
                 let (pool, wanted) = error.none_free()?;
                 let has_it = |container: &&String| {
@@ -244,6 +250,33 @@ impl Engine {
             }
             _ => None,
         }
+    }
+
+    /// A container in words, with its pod where that is known.
+    pub fn describe(&self, container: &str) -> String {
+        let attached = self.registry.all().into_iter().find(|it| it.key.container_id == container);
+        let pod = attached.and_then(|it| it.plan.sandbox.pod.clone());
+        let pod =
+            pod.or_else(|| self.records_of(container).find_map(|record| record.plan.sandbox.pod.clone()));
+        pod.map_or_else(
+            || format!("container {container}"),
+            |pod| format!("pod {pod} (container {container})"),
+        )
+    }
+
+    /// Whether a DEL or a roll-back of the container has begun and is not complete.
+    pub fn is_half_detached(&self, container: &str) -> bool {
+        self.records_of(container).any(|record| record.state == RecordState::Removing)
+    }
+
+    /// The records of a container, as far as they can be read: for people.
+    fn records_of(&self, container: &str) -> impl Iterator<Item = Box<Record>> {
+        let keys = self.journal.keys().unwrap_or_default();
+        let own = keys.into_iter().filter(move |key| key.container_id == container);
+        own.filter_map(|key| match self.journal.peek(&key) {
+            Ok(Loaded::Whole(record)) => Some(record),
+            _ => None,
+        })
     }
 
     fn apply_and_record(
@@ -612,6 +645,17 @@ impl Engine {
             Some(cookie) => (netns.cookie().ok()? == Some(cookie)).then_some(netns),
             None => Some(netns),
         }
+    }
+}
+
+/// The container that an error says has what the operation failed for.
+fn holder_named(error: &AttachError) -> Option<&str> {
+    let AttachError::Step { source, .. } = error else { return None };
+    match &**source {
+        StepError::AddressTaken { holder: Holder::Attachment { container, .. }, .. }
+        | StepError::ParentShared { container, .. } => Some(container),
+        StepError::Nat(NatError::PortTaken(taken)) => Some(&taken.holder.key.container),
+        _ => None,
     }
 }
 

@@ -150,6 +150,21 @@ pub enum AttachError {
         /// The plugin.
         plugin: String,
     },
+    /// A bridge is gone, and it is not known what else it was made of.
+    #[error("bridge {bridge} is gone; it was not made by netattach, which does not make it again")]
+    BridgeGone {
+        /// Its name.
+        bridge: String,
+    },
+    /// What attachments have on the node cannot be put back.
+    #[error("{what}")]
+    PutBack {
+        /// What was to be done.
+        what: String,
+        /// Why it was not.
+        #[source]
+        source: Box<StepError>,
+    },
     /// The kernel state differs from the record.
     #[error("{ifname} ({network}): {what}")]
     Differs {
@@ -197,6 +212,8 @@ pub enum StepError {
         present: &'static str,
         /// The link that was requested.
         wanted: &'static str,
+        /// The container of one of the links that it carries.
+        container: String,
     },
     /// The parent is in use by another device.
     #[error("the parent cannot carry {wanted}: a bridge, a bond or links of another kind use it already")]
@@ -411,6 +428,8 @@ impl AttachError {
             | Self::TornLease(_)
             | Self::DriftedLease(_)
             | Self::RecordLost { .. }
+            | Self::BridgeGone { .. }
+            | Self::PutBack { .. }
             | Self::Differs { .. } => code::INTERNAL,
         }
     }
@@ -458,7 +477,7 @@ fn step_code(error: &StepError) -> u32 {
         | StepError::NoAddress(_)
         | StepError::Sysctl(_)
         | StepError::Enforce(_)
-        | StepError::Nat(NatError::Table(_) | NatError::Sysctl(_))
+        | StepError::Nat(NatError::Table(_) | NatError::Foreign { .. } | NatError::Sysctl(_))
         | StepError::DefaultRoute(_)
         | StepError::Missing(_) => code::INTERNAL,
     }

@@ -1,8 +1,9 @@
 //! What the node's default network takes from the node itself: its ranges, and the network that the agent makes where
 //! there is no other.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Condvar, Mutex as StdMutex, PoisonError};
+use std::time::Duration;
 
 use ipnet::IpNet;
 
@@ -11,8 +12,11 @@ use crate::builtin::network::{Facts, configuration};
 use crate::builtin::{NoRange, Settings, ThisNode, pod_cidr};
 use crate::cni::NetworkList;
 use crate::npwg::NetworkRef;
-use crate::objects::{Identity, Node, Objects};
+use crate::objects::Objects;
 use crate::sync::{Mutex, locked};
+
+/// How long an ADD waits for the look at the nodes that follows the first complete snapshot.
+const LOOK_WAIT: Duration = Duration::from_secs(1);
 
 /// See the module's documentation.
 #[derive(Debug, Default)]
@@ -23,13 +27,16 @@ pub struct FromNode {
     pub settings: Settings,
     /// MTU of the device that leads out of the node; 0: there is none.
     uplink_mtu: AtomicU32,
-    /// The configuration that was written last: the nodes are many, and each ADD needs it.
+    /// Whether the destinations without masquerade have been said to the translation of addresses.
+    is_excepted: StdMutex<bool>,
+    excepted: Condvar,
+    /// The configuration that was written last, as each ADD needs it.
     written: Mutex<Option<Written>>,
 }
 
 #[derive(Debug)]
 struct Written {
-    nodes: Identity<String, Arc<Node>>,
+    ranges: Vec<IpNet>,
     uplink_mtu: u32,
     list: Arc<NetworkList>,
 }
@@ -45,26 +52,41 @@ impl FromNode {
         self.uplink_mtu.store(mtu.unwrap_or_default(), Ordering::Relaxed);
     }
 
+    /// Says that the destinations without masquerade are known to the translation of addresses. Pods that began earlier
+    /// would reach other nodes by the node's address.
+    pub fn set_excepted(&self) {
+        *self.is_excepted.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.excepted.notify_all();
+    }
+
+    /// Waits until [`Self::set_excepted`], for [`LOOK_WAIT`] at most; returns whether it was called.
+    fn await_excepted(&self) -> bool {
+        let is_excepted = self.is_excepted.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.excepted.wait_timeout_while(is_excepted, LOOK_WAIT, |is_excepted| !*is_excepted);
+        *waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
     /// The configuration of the network that the agent makes.
     ///
     /// # Errors
-    /// The node's ranges are not known.
+    /// The ranges of the node, or those of the others, are not known.
     pub(super) fn builtin(&self, objects: &Objects) -> Result<Arc<NetworkList>, IntentError> {
+        let ranges = self.this.pod_cidrs(objects).map_err(IntentError::NoRange)?;
+        if self.settings.masquerade && !self.await_excepted() {
+            return Err(IntentError::NoRange(NoRange::OthersUnknown));
+        }
         let uplink_mtu = self.uplink_mtu.load(Ordering::Relaxed);
         let mut written = locked(&self.written);
         if let Some(known) = &*written
-            && known.nodes.is_of(&objects.nodes)
+            && known.ranges == ranges
             && known.uplink_mtu == uplink_mtu
         {
             return Ok(Arc::clone(&known.list));
         }
-        let facts = Facts {
-            ranges: self.this.pod_cidrs(objects).map_err(IntentError::NoRange)?,
-            cluster: objects.nodes.values().flat_map(|node| node.pod_cidrs.iter().copied()).collect(),
-            uplink_mtu: Some(uplink_mtu).filter(|mtu| *mtu != 0),
-        };
+        let uplink = Some(uplink_mtu).filter(|mtu| *mtu != 0);
+        let facts = Facts { ranges: ranges.clone(), uplink_mtu: uplink };
         let list = Arc::new(configuration(&self.settings, &facts).map_err(IntentError::Builtin)?);
-        *written = Some(Written { nodes: objects.nodes.identity(), uplink_mtu, list: Arc::clone(&list) });
+        *written = Some(Written { ranges, uplink_mtu, list: Arc::clone(&list) });
         Ok(list)
     }
 

@@ -299,6 +299,22 @@ impl IntentReader {
         Ok((Some(pod), Intent { default, default_selection: chosen, selections, warnings }))
     }
 
+    /// Checks that the networks of a pod can be determined, without a request for it.
+    ///
+    /// # Errors
+    /// See [`IntentError`].
+    pub fn check_pod(&self, pod: &PodRef) -> Result<(), IntentError> {
+        let objects = self.objects()?;
+        let known = known_pod(&objects, pod)?;
+        let mut warnings = Vec::new();
+        let chosen = self.chosen_default(pod, known, &mut warnings)?;
+        let selections = self.selections(pod, known, &mut warnings)?;
+        for selection in chosen.iter().chain(&selections) {
+            self.network_for(&objects, &pod.name.namespace, &selection.network)?;
+        }
+        Ok(())
+    }
+
     /// Waits for the pod that the runtime named, for at most [`IntentReader::pod_wait`], if the source does not have
     /// it yet. [`IntentReader::read`] then reports whether it has come.
     pub async fn await_pod(&self, request: &cni::Request) {
@@ -409,7 +425,7 @@ impl IntentReader {
         namespace: &str,
         reference: &NetworkRef,
     ) -> Result<Network, IntentError> {
-        let definition = objects.definitions.get(reference);
+        let definition = objects.definitions.get(reference).map(AsRef::as_ref);
         self.restrictions.check(reference, definition, namespace, &objects.namespace_labels(namespace))?;
         self.network(objects, reference)
     }

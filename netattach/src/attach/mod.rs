@@ -13,6 +13,7 @@
 //! | [`apply`], `bridges`, `device_info`, `routing`, `translation`, `enforcement` | the effects of steps |
 //! | [`undo`], `plugin_del` | inverses of steps, and DEL of other plugins |
 //! | `check`, `status_verb`, `gc` | the verbs CHECK, STATUS and GC |
+//! | `survey` | how full pools of addresses are |
 //! | `departed`, `drift` | sandboxes that no runtime will ask to detach; what others change of attachments |
 //! | `dynamic`, `take_over`, `multus_del` | attachments of live pods, also of those that another plugin attached; pods that Multus attached |
 //! | `registry`, `pool_use`, `network_status` | attached sandboxes, in memory; their pools; their published status |
@@ -49,6 +50,7 @@ pub(crate) mod rig;
 mod routing;
 pub mod standalone;
 mod status_verb;
+mod survey;
 mod take_over;
 mod translation;
 pub mod undo;

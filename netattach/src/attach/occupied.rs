@@ -144,19 +144,19 @@ impl Occupied {
     /// would let a later ipvlan change the mode of all existing ones.
     ///
     /// # Errors
-    /// The parent carries links that share it in another way; the error names them.
+    /// The parent carries links that share it in another way; the error names them, and the container of one.
     pub(super) fn share(
         &self,
         parent: Segment,
         how: &'static str,
         sandbox: &Sandbox,
         attachment: &AttachmentPlan,
-    ) -> Result<(), &'static str> {
+    ) -> Result<(), (&'static str, String)> {
         let owner = owner(sandbox, attachment);
         let mut inner = self.lock();
         let links = inner.shared.entry(parent).or_default();
-        if let Some((_, other)) = links.iter().find(|(of, other)| *of != owner && *other != how) {
-            return Err(other);
+        if let Some((of, other)) = links.iter().find(|(of, other)| *of != owner && *other != how) {
+            return Err((other, of.container_id.clone()));
         }
         if !links.iter().any(|(of, _)| *of == owner) {
             links.push((owner, how));
@@ -330,7 +330,10 @@ mod tests {
         assert_eq!(share(7, "macvlans", &b), Ok(()));
         assert_eq!(share(8, "a macvlan in mode passthru", &b), Ok(()), "elsewhere");
         occupied.release(&b);
-        assert_eq!(share(7, "a macvlan in mode passthru", &b), Err("macvlans"));
+        assert_eq!(
+            share(7, "a macvlan in mode passthru", &b),
+            Err(("macvlans", a.sandbox.container_id.clone()))
+        );
         occupied.release(&a);
         assert_eq!(share(7, "a macvlan in mode passthru", &b), Ok(()));
     }

@@ -1,6 +1,6 @@
 //! Which pools attachments have, by network: two attachments of one network never have different pools.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use crate::cni::{CniError, code};
 use crate::ipam::Pool;
@@ -12,7 +12,7 @@ use crate::plan::pools::{self, Live};
 /// The pools of every plan that is carried out, is in force, or could not be rolled back.
 #[derive(Debug, Default)]
 pub(super) struct PoolUse {
-    of_plans: BTreeMap<JournalKey, BTreeSet<(NetworkName, Pool)>>,
+    of_plans: BTreeMap<JournalKey, Box<[(NetworkName, Pool)]>>,
     /// How many plans have each pool.
     users: BTreeMap<NetworkName, BTreeMap<Pool, u32>>,
 }
@@ -32,7 +32,7 @@ impl PoolUse {
         for (network, pool) in &pools {
             *self.users.entry(network.clone()).or_default().entry(pool.clone()).or_default() += 1;
         }
-        self.of_plans.insert(key, pools);
+        self.of_plans.insert(key, pools.into_iter().collect());
     }
 
     /// Notes the pools of a new plan.
@@ -87,6 +87,7 @@ pub(super) fn key(plan: &Plan) -> JournalKey {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
     use std::path::Path;
 
     use super::*;

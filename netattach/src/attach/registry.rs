@@ -51,6 +51,8 @@ pub struct Registry {
 struct Inner {
     sandboxes: BTreeMap<JournalKey, Arc<Attached>>,
     attachments: BTreeSet<u32>,
+    /// No attachment number below this is free.
+    lowest: u32,
     /// The number of each network, and its count of users.
     networks: BTreeMap<NetworkName, (u32, u32)>,
     pools: PoolUse,
@@ -161,6 +163,7 @@ impl Inner {
         if !self.attachments.remove(&id) {
             return;
         }
+        self.lowest = self.lowest.min(id);
         if let Some((_, users)) = self.networks.get_mut(network) {
             *users -= 1;
             if *users == 0 {
@@ -211,12 +214,13 @@ impl Numbers for Reservation<'_> {
         let most = Budget { most: budget::ATTACHMENTS.most.min(self.share()), ..budget::ATTACHMENTS };
         most.check(self.held + self.taken.len() + 1)?;
         let mut inner = self.registry.lock();
-        let free = (1..self.registry.limit).find(|id| !inner.attachments.contains(id));
+        let free = (inner.lowest.max(1)..self.registry.limit).find(|id| !inner.attachments.contains(id));
         let id = free.ok_or_else(|| {
             let msg = format!("all {} attachment numbers of this node are in use", self.registry.limit - 1);
             CniError::new(code::TRY_AGAIN_LATER, msg)
         })?;
         inner.attachments.insert(id);
+        inner.lowest = id;
         self.pending = Some(id);
         Ok(id)
     }
@@ -243,6 +247,7 @@ impl Drop for Reservation<'_> {
         }
         if let Some(id) = self.pending.take() {
             inner.attachments.remove(&id);
+            inner.lowest = inner.lowest.min(id);
         }
         if let Some(key) = self.claimed.take() {
             inner.pools.free(&key);

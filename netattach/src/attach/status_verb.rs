@@ -10,7 +10,7 @@ use crate::cni::{CniError, Command, Value, code};
 use crate::delegate::{self, Call, DelegateError};
 use crate::enforce::error::EnforceError;
 use crate::error_chain::Chain;
-use crate::ipam;
+use crate::ipam::{self, PoolUse};
 use crate::netlink::Handle;
 use crate::netns::NetnsId;
 use crate::plan::resolve::{Network, rehearse};
@@ -47,14 +47,20 @@ impl Engine {
         self.rehearsed(network).map(drop)
     }
 
-    /// Checks that the network's pools have a free address.
+    /// How many addresses the network's pools have and how many are held, and whether each has one left.
     ///
     /// # Errors
     /// Code 50 with the exhausted pool, or with the reason why the pools could not be examined.
-    pub fn check_pools(&self, network: &Network) -> Result<(), CniError> {
+    pub fn pools(&self, network: &Network) -> (Vec<PoolUse>, Result<(), CniError>) {
         // `check_network` reports a network that cannot be planned.
-        let Ok(Some(plan)) = self.rehearsed(network) else { return Ok(()) };
-        check_pools(&self.node, &plan)
+        let Ok(Some(plan)) = self.rehearsed(network) else { return (Vec::new(), Ok(())) };
+        let leases = plan.steps.iter().filter_map(|step| match step {
+            Step::Lease(config) => self.node.leases.usage(config).ok(),
+            _ => None,
+        });
+        let name = network.name.to_string();
+        let pools = leases.flatten().map(|pool| PoolUse { network: name.clone(), ..pool }).collect();
+        (pools, check_pools(&self.node, &plan))
     }
 
     /// Checks the parts of the dataplane that all attachments share.
@@ -71,14 +77,19 @@ impl Engine {
         }
     }
 
-    /// Reattaches programs that were removed from their devices. Returns the attachments that are still not enforced
-    /// as they were set up, and what each lacks.
+    /// Reattaches programs that were removed from their devices, of one of so many shares of the sandboxes: always the same
+    /// ones. Returns the attachments that are still not enforced as they were set up, and what each lacks.
     ///
     /// # Errors
     /// The attachments could not be examined.
-    pub fn restore_attachments(&self) -> Result<Vec<(String, String)>, EnforceError> {
+    pub fn restore_attachments(
+        &self,
+        (share, of): (usize, usize),
+    ) -> Result<Vec<(String, String)>, EnforceError> {
         let Some(enforcer) = &self.node.enforcer else { return Ok(Vec::new()) };
-        enforcement::restore(enforcer.as_ref(), &self.registry.all())
+        let mut all = self.registry.all();
+        all.retain(|it| crc32fast::hash(it.key.container_id.as_bytes()) as usize % of.max(1) == share);
+        enforcement::restore(enforcer.as_ref(), &all)
     }
 
     /// Whether STATUS of the network requires calls of other plugins.
@@ -111,7 +122,7 @@ impl Engine {
     }
 
     /// A plan for a fictitious sandbox; `None` if the configuration is completed only at ADD.
-    fn rehearsed(&self, network: &Network) -> Result<Option<AttachmentPlan>, CniError> {
+    pub(super) fn rehearsed(&self, network: &Network) -> Result<Option<AttachmentPlan>, CniError> {
         let placeholder = Sandbox {
             container_id: "status".into(),
             ifname: ANY_INTERFACE.into(),

@@ -5,8 +5,10 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
+use netattach::attach::standalone::copy::{Copied, Owner, copy};
 use netattach::attach::standalone::install::{InstallError, Installed, install};
 use netattach::attach::standalone::{is_plugin, names, run};
+use netattach::built;
 use netattach::error_chain::Chain;
 use netattach::rpc::shim;
 
@@ -33,20 +35,63 @@ fn command(arguments: &[OsString]) -> ExitCode {
         ([verb, directory], options)
             if *verb == "install" && options.iter().all(|option| *option == "--force") =>
         {
-            report(install_into(Path::new(directory), !options.is_empty()))
+            report(
+                install_into(Path::new(directory), !options.is_empty())
+                    .map_err(|error| Chain(&error).to_string()),
+            )
+        }
+        ([verb, directory], options)
+            if *verb == "install" && options.iter().any(|option| *option == "--copy") =>
+        {
+            match also(options) {
+                Some(also) => report(copy_into(Path::new(directory), &also)),
+                None => wrong_words(),
+            }
         }
         ([], []) => say(&mut io::stdout(), &usage()),
         ([], [option]) if *option == "--help" || *option == "-h" => say(&mut io::stdout(), &usage()),
         ([], [option]) if *option == "--version" || *option == "-V" => {
-            say(&mut io::stdout(), &format!("netattach-cni {}\n", env!("CARGO_PKG_VERSION")))
+            say(&mut io::stdout(), &format!("netattach-cni {}\n", built::describe(&[])))
         }
         ([verb], []) if *verb == "help" => say(&mut io::stdout(), &usage()),
-        _ => {
-            say(&mut io::stderr(), &usage());
-            // As argument parsers have it.
-            ExitCode::from(2)
-        }
+        _ => wrong_words(),
     }
+}
+
+fn wrong_words() -> ExitCode {
+    say(&mut io::stderr(), &usage());
+    // As argument parsers have it.
+    ExitCode::from(2)
+}
+
+/// The plugins of `--also` beside `--copy`; none if there is another option.
+fn also<'o>(options: &[&'o OsString]) -> Option<Vec<&'o str>> {
+    let mut found = Vec::new();
+    for option in options.iter().filter(|option| **option != "--copy") {
+        let names = option.to_str()?.strip_prefix("--also=")?;
+        found.extend(names.split(','));
+    }
+    found.iter().all(|name| is_plugin(name)).then_some(found)
+}
+
+/// Copies the executables beside this one, and this one under the names of `also` where no other program has them.
+fn copy_into(directory: &Path, also: &[&str]) -> Result<String, String> {
+    let own = std::env::current_exe().map_err(|error| format!("find this executable: {error}"))?;
+    let shim = own.with_file_name("netattach");
+    let mut lines = String::new();
+    let own_names =
+        [("netattach", &shim), ("netattach-cni", &own)].map(|(name, from)| (name, from, Owner::Netattach));
+    let others = also.iter().map(|name| (*name, &own, Owner::Anybody));
+    for (name, from, owner) in own_names.into_iter().chain(others) {
+        let became = match copy(from, directory, name, owner).map_err(|error| Chain(&error).to_string())? {
+            Copied::Made => "copied",
+            Copied::Was => "was there already",
+            Copied::Replaced => "replaced, and the one before kept",
+            Copied::Left => "left alone, it is another program's",
+        };
+        lines += &format!("{}: {became}\n", directory.join(name).display());
+    }
+    Ok(lines)
 }
 
 fn install_into(directory: &Path, force: bool) -> Result<String, InstallError> {
@@ -64,11 +109,11 @@ fn install_into(directory: &Path, force: bool) -> Result<String, InstallError> {
     Ok(lines)
 }
 
-fn report(outcome: Result<String, InstallError>) -> ExitCode {
+fn report(outcome: Result<String, String>) -> ExitCode {
     match outcome {
         Ok(lines) => say(&mut io::stdout(), &lines),
         Err(error) => {
-            say(&mut io::stderr(), &format!("netattach-cni: {}\n", Chain(&error)));
+            say(&mut io::stderr(), &format!("netattach-cni: {error}\n"));
             ExitCode::FAILURE
         }
     }
@@ -82,6 +127,10 @@ It acts as the plugin whose name it is started by: {}.
 
   netattach-cni install DIR [--force]   link these names in DIR, such as /opt/cni/bin;
                                         with --force in place of what has the names there
+  netattach-cni install DIR --copy [--also=NAME,...]
+                                        copy netattach and netattach-cni to DIR, from where this one is, each as a
+                                        whole and only if it runs there; and this one under the names of plugins, such
+                                        as loopback, where no other program has them
 ",
         env!("CARGO_PKG_VERSION"),
         names().collect::<Vec<_>>().join(", ")

@@ -1,8 +1,10 @@
-//! The CNI executable: hands each call of the container runtime to the agent.
+//! The CNI executable: hands each call of the container runtime to the agent. A runtime gives no arguments; for people,
+//! `--version` says what it was built from.
 
 use std::io::{self, Write};
 use std::process::ExitCode;
 
+use netattach::built;
 use netattach::rpc::shim;
 
 fn main() -> ExitCode {
@@ -11,6 +13,12 @@ fn main() -> ExitCode {
         let _ = io::stdout().write_all(shim::panic_text(panic).as_bytes());
         std::process::exit(1);
     }));
+    let mut arguments = std::env::args_os().skip(1);
+    if arguments.next().is_some_and(|argument| argument == "--version" || argument == "-V") {
+        let text = format!("netattach {}\n", built::describe(&[]));
+        let written = io::stdout().write_all(text.as_bytes());
+        return if written.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+    }
     let exit = shim::run(std::env::vars_os(), io::stdin().lock(), &mut io::stdout(), &mut io::stderr());
     ExitCode::from(exit)
 }

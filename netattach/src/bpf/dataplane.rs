@@ -4,6 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use aya::Ebpf;
 use aya::maps::{Array, MapData, PerCpuArray, PerCpuValues};
 use netattach_common as common;
 use netattach_common::{LAYOUT_VERSION, PolicyIds, Stats, capacity};
@@ -14,6 +15,7 @@ use super::fast::FastPath;
 use super::flows::FlowTable;
 use super::links::Links;
 use super::map_table::{map_name, specs};
+use super::packet_log::{LogObject, PacketLog};
 use super::pin::{Found, Pins, exists};
 use super::policy_maps::PolicyMaps;
 use super::programs::Programs;
@@ -49,6 +51,8 @@ pub struct Config {
     pub max_vlans: u32,
     /// Bytes of the ring buffer of records, a power of two and whole pages.
     pub record_bytes: u32,
+    /// An object that logs what its stages make of packets, in the place of the embedded one.
+    pub log: Option<LogObject>,
 }
 
 impl Config {
@@ -67,6 +71,7 @@ impl Config {
             max_fragments: capacity::FRAGMENTS as u32,
             max_vlans: capacity::VLANS as u32,
             record_bytes: capacity::RECORD_BYTES as u32,
+            log: None,
         }
     }
 }
@@ -86,6 +91,8 @@ pub struct Dataplane {
     policies: PolicyMaps,
     stats: Mutex<PerCpuArray<MapData, Stats>>,
     cpus: usize,
+    /// The loaded object, until [`Dataplane::packet_log`] takes it.
+    logging: Mutex<Option<Ebpf>>,
 }
 
 impl Dataplane {
@@ -95,7 +102,7 @@ impl Dataplane {
     /// devices keep the old ones until the caller attaches the new ones
     /// ([`programs_changed`](Self::programs_changed)).
     pub fn open(config: &Config) -> Result<Self, BpfError> {
-        let object = object::embedded()?;
+        let object = config.log.as_ref().map_or_else(object::embedded, LogObject::read)?;
         let pins = Pins::new(&config.root);
         let specs = specs(config);
         pins.create(&config.root)?;
@@ -107,11 +114,16 @@ impl Dataplane {
         let lost_flows = !others.is_empty()
             || !exists(&pins.map(map_name::FLOW4))?
             || !exists(&pins.map(map_name::FLOW6))?;
-        let current = found == Found::Everything && open_memory(&pins)?.1.object_tag == object.tag;
-        if !current {
+        // Only who has loaded an object that logs has the maps by which it does.
+        let current = config.log.is_none()
+            && found == Found::Everything
+            && open_memory(&pins)?.1.object_tag == object.tag;
+        let loaded = if current {
+            None
+        } else {
             forget_programs(&pins)?;
-            load::load(&object, &pins, &specs)?;
-        }
+            Some(load::load(&object, config.log.as_ref().map(|log| log.detail), &pins, &specs)?)
+        };
         let cpus = aya::util::nr_cpus().map_err(|(path, source)| BpfError::CountCpus { path, source })?;
         let policies = PolicyMaps::open(&pins, config)?;
         if !current {
@@ -137,7 +149,20 @@ impl Dataplane {
             cpus,
             links,
             pins,
+            logging: Mutex::new(loaded.filter(|_| config.log.is_some())),
         })
+    }
+
+    /// The lines that the programs write of packets, each handed to `say`. `None`: the object is not one that logs, or
+    /// somebody has them already.
+    ///
+    /// # Errors
+    /// The object was built by another version.
+    pub fn packet_log(
+        &self,
+        say: impl Fn(&str) + Send + Sync + 'static,
+    ) -> Result<Option<PacketLog>, BpfError> {
+        lock(&self.logging).take().map(|ebpf| PacketLog::new(ebpf, say)).transpose()
     }
 
     /// The maps of attachments.

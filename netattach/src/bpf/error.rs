@@ -19,6 +19,21 @@ pub enum BpfError {
         "this executable was built without its BPF object: run `cargo xtask build-ebpf`, then build it again"
     )]
     NoObject,
+    /// The file of an object that logs.
+    #[error(
+        "read the BPF object {path}, which `cargo xtask build-ebpf --log` writes to target/bpf/netattach-log.bpf.o"
+    )]
+    ReadObject {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// An object that does not log in the place of one that does.
+    #[error(
+        "this BPF object does not log packets: build the one that does with `cargo xtask build-ebpf --log`"
+    )]
+    NotLogging,
     /// Pins need a BPF filesystem.
     #[error("{0} is not on a BPF filesystem: run `mount -t bpf bpf /sys/fs/bpf`")]
     NotBpffs(PathBuf),

@@ -11,6 +11,7 @@ use aya::{Ebpf, EbpfLoader};
 use super::error::{BpfError, Refusal};
 use super::map_table::MapSpec;
 use super::object::Object;
+use super::packet_log::{self, Detail};
 use super::pin::Pins;
 use super::probe;
 use super::program_table::Program;
@@ -19,23 +20,41 @@ use super::program_table::Program;
 const VERIFIED_AT_ONCE: usize = 2;
 
 /// Loads the object on the pinned maps, creating and pinning those that are missing, and puts its programs in
-/// the place of the pinned ones.
-pub(super) fn load(object: &Object, pins: &Pins, specs: &[MapSpec]) -> Result<(), BpfError> {
-    let loaded = load_and_pin(object, pins, specs);
+/// the place of the pinned ones. `log`: how much it logs, where it must be one that does. Returns it, with the maps
+/// that are not pinned.
+pub(super) fn load(
+    object: &Object,
+    log: Option<Detail>,
+    pins: &Pins,
+    specs: &[MapSpec],
+) -> Result<Ebpf, BpfError> {
+    let loaded = load_and_pin(object, log, pins, specs);
     release_free_memory();
     loaded
 }
 
-fn load_and_pin(object: &Object, pins: &Pins, specs: &[MapSpec]) -> Result<(), BpfError> {
+fn load_and_pin(
+    object: &Object,
+    log: Option<Detail>,
+    pins: &Pins,
+    specs: &[MapSpec],
+) -> Result<Ebpf, BpfError> {
     let cookies = u8::from(probe::has_netns_cookie());
+    let level = log.map(Detail::level);
     let mut loader = EbpfLoader::new();
     loader.override_global("NA_COOKIES", &cookies, true);
+    if let Some(level) = &level {
+        loader.override_global(aya_log::LEVEL, level, false);
+    }
     for spec in specs {
         loader.map_pin_path(spec.name, pins.map(spec.name));
         loader.map_max_entries(spec.name, spec.max_entries);
     }
     let mut ebpf =
         loader.load(object.bytes).map_err(|error| BpfError::LoadObject(Refusal::of("the object", error)))?;
+    if log.is_some() && !packet_log::logs(&ebpf) {
+        return Err(BpfError::NotLogging);
+    }
     load_programs(&mut ebpf)?;
     for which in Program::ALL {
         let name = which.name();
@@ -48,7 +67,7 @@ fn load_and_pin(object: &Object, pins: &Pins, specs: &[MapSpec]) -> Result<(), B
         }
         replace_pin(program, pins, which)?;
     }
-    Ok(())
+    Ok(ebpf)
 }
 
 /// Has the kernel verify the programs, several at the same time: verification is most of the time of an upgrade.

@@ -33,6 +33,7 @@
 //! | `fast` | the maps of the fast path |
 //! | `programs`, `links` | the programs that run on devices; their tcx and XDP links |
 //! | `ring` | the reading end of the ring buffer |
+//! | `packet_log` | the lines of an object that logs the path of packets |
 //! | `map_ops`, `batched_map` | operations on maps: of single entries, of many at once |
 //! | [`sys`] | the system calls that aya lacks |
 //! | `error` | errors |
@@ -49,6 +50,7 @@ mod load;
 mod map_ops;
 mod map_table;
 mod object;
+mod packet_log;
 mod parents;
 mod pin;
 mod policies;
@@ -73,8 +75,10 @@ pub use netattach_common::{
     AttachmentRecord, Decline, DropReason, FastStats, Gate, Limits, PolicyIds, Rate, Record, Side, Stats,
     Traffic,
 };
+pub use object::embedded_object;
+pub use packet_log::{Detail, Followed, LogObject, PacketLog};
 pub use parents::{Device, OnParent, Parent};
-pub use pin::remove_all_pins;
+pub use pin::{is_on_bpffs, remove_all_pins};
 pub use policy_maps::PolicyMaps;
 pub use program_table::{Entry, Program};
 pub use programs::Programs;

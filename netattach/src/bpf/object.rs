@@ -19,7 +19,16 @@ pub(super) fn embedded() -> Result<Object, BpfError> {
     identify(BYTES)
 }
 
-fn identify(bytes: &'static [u8]) -> Result<Object, BpfError> {
+/// What the embedded object is, for people: the tag by which pins are told apart, and its size.
+pub fn embedded_object() -> String {
+    match embedded() {
+        Ok(object) => format!("{:016x}, {} bytes", object.tag, object.bytes.len()),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// An object and its tag.
+pub(super) fn identify(bytes: &'static [u8]) -> Result<Object, BpfError> {
     if bytes.is_empty() {
         return Err(BpfError::NoObject);
     }

@@ -205,7 +205,11 @@ fn is_bpffs(directory: &fs::File) -> io::Result<bool> {
 }
 
 /// Whether a path, or the nearest directory above it that exists, is on a BPF filesystem.
-fn is_on_bpffs(path: &Path) -> Result<bool, BpfError> {
+/// Whether a path is on a BPF file system, or would be if it was there.
+///
+/// # Errors
+/// A directory above it cannot be looked at.
+pub fn is_on_bpffs(path: &Path) -> Result<bool, BpfError> {
     for candidate in path.ancestors() {
         let failed = |source: io::Error| BpfError::PinTree {
             action: "look at the filesystem of",

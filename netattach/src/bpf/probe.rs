@@ -21,6 +21,77 @@ pub struct Feature {
     pub present: io::Result<bool>,
 }
 
+/// Something that the programs or the agent use.
+#[derive(Debug)]
+pub struct Requirement {
+    /// What it is, with its kind.
+    pub name: &'static str,
+    /// Whether the programs cannot be loaded without it.
+    pub needed: bool,
+    /// What it is used for.
+    pub purpose: &'static str,
+    /// The kernel that introduced it.
+    pub since: &'static str,
+    /// Whether it is there, or why that is unknown.
+    pub present: io::Result<bool>,
+}
+
+/// What the programs are made of, each probed on its own: types of programs, helpers, kinds of maps.
+pub fn requirements() -> Vec<Requirement> {
+    const ALL: &str = "every attachment";
+    let row = |name, needed, purpose, since, present| Requirement { name, needed, purpose, since, present };
+    let program = |kind| found(is_program_supported(kind));
+    let helper = |helper| found(is_helper_supported(ProgramType::SchedClassifier, helper));
+    let map = |kind| found(is_map_supported(kind));
+    vec![
+        row("program type sched_cls", true, ALL, "4.1", program(ProgramType::SchedClassifier)),
+        row(
+            "program type socket_filter",
+            true,
+            "networkPolicy: true",
+            "3.19",
+            program(ProgramType::SocketFilter),
+        ),
+        row("program type xdp", true, "the fast path of uplinks", "4.8", program(ProgramType::Xdp)),
+        row("helper fib_lookup", true, "the fast path", "4.18", helper(BpfHelper::BPF_FUNC_fib_lookup)),
+        row(
+            "helper redirect_neigh",
+            true,
+            "the fast path",
+            "5.10",
+            helper(BpfHelper::BPF_FUNC_redirect_neigh),
+        ),
+        row("helper redirect_peer", true, "the fast path", "5.10", helper(BpfHelper::BPF_FUNC_redirect_peer)),
+        row(
+            "helper skb_change_type",
+            true,
+            "the fast path",
+            "4.8",
+            helper(BpfHelper::BPF_FUNC_skb_change_type),
+        ),
+        row("helper jiffies64", true, "flows", "5.6", helper(BpfHelper::BPF_FUNC_jiffies64)),
+        row(
+            "helper ktime_get_coarse_ns",
+            true,
+            "flows",
+            "5.11",
+            helper(BpfHelper::BPF_FUNC_ktime_get_coarse_ns),
+        ),
+        row(
+            "helper get_netns_cookie",
+            false,
+            "pods with CAP_NET_RAW on one macvlan parent, told apart",
+            "6.15",
+            helper(BpfHelper::BPF_FUNC_get_netns_cookie),
+        ),
+        row("map lru_hash", true, "fragments", "4.10", map(MapType::LruHash)),
+        row("map lpm_trie", true, "policies", "4.11", map(MapType::LpmTrie)),
+        row("map ringbuf", true, "records of flows and drops", "5.8", map(MapType::RingBuf)),
+        row("BTF", false, "maps that bpftool shows field by field", "4.18", has_btf()),
+        row("batches of map entries", false, "maps that are read at once", "5.6", has_batch()),
+    ]
+}
+
 /// Everything that is probed here, in the order in which it matters. `loopback` is the index of a device of the calling
 /// thread's network namespace that is not a netkit device.
 pub fn features(loopback: u32) -> Vec<Feature> {
@@ -178,6 +249,9 @@ mod tests {
     fn every_feature_is_either_there_or_not() {
         for feature in features(1) {
             assert!(feature.present.is_ok(), "{feature:?}");
+        }
+        for requirement in requirements() {
+            assert!(requirement.present.is_ok(), "{requirement:?}");
         }
     }
 }

@@ -9,17 +9,11 @@ use crate::cni::{ConfigError, NetworkList};
 /// Name of the network, of its pool, and of the network in published status.
 pub const NAME: &str = "builtin";
 
-/// Destinations beyond the pods of the cluster that see the pods' own addresses: no router forwards packets to them, or
-/// there is more than one receiver.
-const NEVER_MASQUERADED: [&str; 4] = ["169.254.0.0/16", "224.0.0.0/4", "fe80::/10", "ff00::/8"];
-
 /// What the configuration depends on besides the settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
     /// The ranges of this node's pods.
     pub ranges: Vec<IpNet>,
-    /// The ranges of the pods of all nodes.
-    pub cluster: Vec<IpNet>,
     /// MTU of the device that leads out of the node, in bytes, if there is one.
     pub uplink_mtu: Option<u32>,
 }
@@ -40,6 +34,8 @@ pub fn configuration(settings: &Settings, facts: &Facts) -> Result<NetworkList, 
             plugin["type"] = "bridge".into();
             plugin["bridge"] = settings.bridge.clone().into();
             plugin["hairpinMode"] = settings.hairpin.into();
+            // Those of an earlier podCIDR, whose pods keep it.
+            plugin["keepAddresses"] = true.into();
         }
         Mode::Routed => plugin["type"] = "veth".into(),
     }
@@ -49,26 +45,21 @@ pub fn configuration(settings: &Settings, facts: &Facts) -> Result<NetworkList, 
     }
     if settings.masquerade {
         plugin["ipMasq"] = true.into();
-        plugin["nonMasqueradeCIDRs"] = json!(non_masqueraded(settings, facts));
+        // Nodes come and go under attached pods: see `non_masqueraded`.
+        plugin["nonMasqueradeBuiltin"] = true.into();
     }
     let list = json!({"cniVersion": "1.0.0", "name": NAME, "plugins": [plugin]});
     let Value::Object(map) = list else { return Err(ConfigError::MissingName) };
     NetworkList::from_map(map)
 }
 
-/// Destinations that see the pods' own addresses, of the families that pods have.
-fn non_masqueraded(settings: &Settings, facts: &Facts) -> Vec<IpNet> {
-    let all = match settings.non_masquerade_cidrs.as_slice() {
-        [] => {
-            let fixed = NEVER_MASQUERADED.iter().filter_map(|text| text.parse().ok());
-            let cluster = facts.cluster.iter().chain(&facts.ranges).copied();
-            IpNet::aggregate(&cluster.chain(fixed).collect())
-        }
+/// Destinations that see the pods' own addresses, besides link-local and multicast ones and the pods' own subnets: those
+/// of the settings, or the ranges of this node's pods (`own`) and of those of `others`.
+pub fn non_masqueraded(settings: &Settings, own: &[IpNet], others: &[IpNet]) -> Vec<IpNet> {
+    match settings.non_masquerade_cidrs.as_slice() {
+        [] => [own, others].concat(),
         set => set.iter().map(IpNet::trunc).collect(),
-    };
-    let has_family =
-        |net: &IpNet| facts.ranges.iter().any(|own| own.addr().is_ipv4() == net.addr().is_ipv4());
-    all.into_iter().filter(has_family).collect()
+    }
 }
 
 #[cfg(test)]
@@ -86,11 +77,7 @@ mod tests {
     }
 
     fn facts() -> Facts {
-        Facts {
-            ranges: nets(&["10.244.1.0/24", "fd00:1::/64"]),
-            cluster: nets(&["10.244.0.0/24", "10.244.1.0/24", "10.244.3.0/24", "fd00:2::/64"]),
-            uplink_mtu: Some(1450),
-        }
+        Facts { ranges: nets(&["10.244.1.0/24", "fd00:1::/64"]), uplink_mtu: Some(1450) }
     }
 
     #[test]
@@ -98,13 +85,10 @@ mod tests {
         assert_eq!(
             plugin(&Settings::default(), &facts()),
             json!({
-                "type": "bridge", "bridge": "pods0", "hairpinMode": false, "isDefaultGateway": true, "mtu": 1450,
+                "type": "bridge", "bridge": "pods0", "hairpinMode": false, "keepAddresses": true, "isDefaultGateway": true,
+                "mtu": 1450,
                 "capabilities": {"portMappings": true, "bandwidth": true},
-                "ipMasq": true,
-                "nonMasqueradeCIDRs": [
-                    "10.244.0.0/23", "10.244.3.0/24", "169.254.0.0/16", "224.0.0.0/4",
-                    "fd00:1::/64", "fd00:2::/64", "fe80::/10", "ff00::/8"
-                ],
+                "ipMasq": true, "nonMasqueradeBuiltin": true,
                 "ipam": {
                     "type": "host-local", "dataDir": "/var/lib/cni/networks",
                     "ranges": [[{"subnet": "10.244.1.0/24"}], [{"subnet": "fd00:1::/64"}]]
@@ -122,7 +106,7 @@ mod tests {
             data_dir: "/run/pools".into(),
             ..Settings::default()
         };
-        let only_ipv4 = Facts { ranges: nets(&["10.244.1.0/24"]), uplink_mtu: None, ..facts() };
+        let only_ipv4 = Facts { ranges: nets(&["10.244.1.0/24"]), uplink_mtu: None };
         assert_eq!(
             plugin(&settings, &only_ipv4),
             json!({
@@ -133,16 +117,20 @@ mod tests {
                 }
             })
         );
-        let settings = Settings {
-            hairpin: true,
-            bridge: "cbr0".into(),
-            non_masquerade_cidrs: nets(&["10.0.0.7/8", "fd00::/8"]),
-            ..Settings::default()
-        };
+        let settings = Settings { hairpin: true, bridge: "cbr0".into(), ..Settings::default() };
         let written = plugin(&settings, &only_ipv4);
         assert_eq!(
-            (&written["bridge"], &written["hairpinMode"], &written["nonMasqueradeCIDRs"], written.get("mtu")),
-            (&json!("cbr0"), &json!(true), &json!(["10.0.0.0/8"]), None)
+            (&written["bridge"], &written["hairpinMode"], written.get("mtu")),
+            (&json!("cbr0"), &json!(true), None)
         );
+    }
+
+    #[test]
+    fn the_settings_say_which_destinations_see_the_pods_or_the_nodes_do() {
+        let (own, others) = (nets(&["10.244.1.0/24"]), nets(&["10.244.2.0/24", "fd00:2::/64"]));
+        let cluster = nets(&["10.244.1.0/24", "10.244.2.0/24", "fd00:2::/64"]);
+        assert_eq!(non_masqueraded(&Settings::default(), &own, &others), cluster);
+        let set = Settings { non_masquerade_cidrs: nets(&["10.0.0.7/8"]), ..Settings::default() };
+        assert_eq!(non_masqueraded(&set, &own, &others), nets(&["10.0.0.0/8"]));
     }
 }

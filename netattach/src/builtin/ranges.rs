@@ -28,6 +28,9 @@ pub enum NoRange {
          or builtin.podCIDRs says them"
     )]
     None(String),
+    /// Which destinations see the pods' own addresses is not known yet.
+    #[error("the podCIDRs of the other nodes have not been looked at yet")]
+    OthersUnknown,
     /// The node has none of a family.
     #[error("node {node} has no podCIDR of {family}, only {ranges}", family = if *is_ipv4 { "IPv4" } else { "IPv6" })]
     NoneOfFamily {

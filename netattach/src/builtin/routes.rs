@@ -18,7 +18,7 @@ use crate::spec::Route;
 pub const PROTOCOL: u8 = 110;
 
 /// Metric: greater than what administrators and routing daemons usually have, so that a route of theirs goes first.
-const METRIC: u32 = 1110;
+pub const METRIC: u32 = 1110;
 
 /// A network that this node reaches without a router.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +34,8 @@ pub struct OnLink {
 pub struct Wanted {
     /// Routes, each with the index of its link.
     pub routes: Vec<(u32, Route)>,
+    /// The ranges of the pods of other nodes that are believed, whether or not this node knows a route there.
+    pub ranges: Vec<IpNet>,
     /// The nodes without a route to one of their ranges, and why, in the order of their names.
     pub problems: Vec<(String, Problem)>,
 }
@@ -87,6 +89,13 @@ pub enum Problem {
     },
 }
 
+impl Problem {
+    /// Whether the range is the node's to have, and only the way there is not known.
+    fn is_of_the_way(&self) -> bool {
+        matches!(self, Self::NotOnLink { .. } | Self::NoAddress { .. })
+    }
+}
+
 /// The routes from the node of that name with these ranges and links. A node of a name that sorts earlier goes before
 /// one that claims the same.
 pub fn wanted<'n>(
@@ -102,6 +111,7 @@ pub fn wanted<'n>(
             match next_hop(node, range, own_ranges, links, &taken) {
                 Ok((link, gateway)) => {
                     taken.insert(range, &node.name);
+                    wanted.ranges.push(range);
                     let route = Route {
                         priority: Some(METRIC),
                         protocol: Some(PROTOCOL),
@@ -109,7 +119,12 @@ pub fn wanted<'n>(
                     };
                     wanted.routes.push((link, route));
                 }
-                Err(problem) => wanted.problems.push((node.name.clone(), problem)),
+                Err(problem) => {
+                    if problem.is_of_the_way() {
+                        wanted.ranges.push(range);
+                    }
+                    wanted.problems.push((node.name.clone(), problem));
+                }
             }
         }
     }
@@ -150,7 +165,8 @@ fn link_to(address: IpAddr, links: &[OnLink]) -> Option<u32> {
     to.max_by_key(|on_link| on_link.net.prefix_len()).map(|on_link| on_link.link)
 }
 
-fn overlap(one: IpNet, other: IpNet) -> bool {
+/// Whether two networks have an address in common.
+pub fn overlap(one: IpNet, other: IpNet) -> bool {
     one.contains(&other.network()) || other.contains(&one.network())
 }
 
@@ -173,12 +189,16 @@ mod tests {
     fn shown(nodes: Vec<Node>) -> (Vec<(String, String, u32)>, Vec<String>) {
         let objects = objects(nodes);
         let own = [net("10.1.0.0/24"), net("fd00:1::/64")];
-        let Wanted { routes, problems } = wanted(("a", &own), objects.nodes.values(), &links());
+        let Wanted { routes, ranges, problems } = wanted(("a", &own), objects.nodes.values(), &links());
         assert!(routes.iter().all(|(_, it)| it.protocol == Some(110) && it.priority == Some(1110)));
         let route = |(link, route): &(u32, Route)| {
             (route.destination.to_string(), route.gateway.unwrap().to_string(), *link)
         };
         let problem = |(node, problem): &(String, Problem)| format!("{node}: {problem}");
+        // A route leads to a range that is believed; one that no route leads to is believed where only the way is missing.
+        let unknown = problems.iter().filter(|(_, problem)| problem.is_of_the_way()).count();
+        assert!(routes.iter().all(|(_, route)| ranges.contains(&route.destination)));
+        assert_eq!(ranges.len(), routes.len() + unknown);
         (routes.iter().map(route).collect(), problems.iter().map(problem).collect())
     }
 

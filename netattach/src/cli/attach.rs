@@ -1,15 +1,19 @@
 //! `netattachctl attach` and `detach`: one more network for a live pod.
 
+use std::path::Path;
+
 use clap::Args;
 use clap::builder::NonEmptyStringValueParser;
 use ipnet::IpNet;
 use serde_json::{Map, Value};
 
+use super::filter::{ContainerIdError, attachments, short_id, whole_id};
+use super::output::Format;
 use super::table::{self, Align::Left};
-use super::{name_cells, or_dash};
+use super::{Answer, CliError, ask, name_cells, or_dash, other};
 use crate::cni::{CniResult, Version};
 use crate::objects::ObjectName;
-use crate::rpc::message::{AttachCall, DetachCall, Dynamic, Request, SandboxName};
+use crate::rpc::message::{AttachCall, DetachCall, Dynamic, Request, Response, SandboxName};
 
 /// Which live sandbox.
 #[derive(Debug, Args)]
@@ -17,7 +21,7 @@ struct Target {
     /// The pod, which must have one sandbox on this node
     #[arg(value_name = "NAMESPACE/POD", required_unless_present = "container_id")]
     pod: Option<ObjectName>,
-    /// The container, instead of the pod
+    /// The container, instead of the pod: its id, or a beginning that no other id has
     #[arg(long, value_name = "ID", conflicts_with = "pod", value_parser = NonEmptyStringValueParser::new())]
     container_id: Option<String>,
 }
@@ -92,12 +96,39 @@ impl Target {
             (None, None) => Err(WordsError::NoTarget),
         }
     }
+
+    /// As [`Target::name`], with the whole id of a container that is named by its beginning.
+    fn whole(&self, socket: &Path) -> Result<SandboxName, CliError> {
+        match self.name()? {
+            SandboxName::Container(id) => match whole_id(&id, &attachments(socket)?) {
+                // One that is being attached is in no list yet: the agent knows.
+                Err(ContainerIdError::Unknown(id)) => Ok(SandboxName::Container(id)),
+                whole => Ok(SandboxName::Container(whole?)),
+            },
+            pod @ SandboxName::Pod(_) => Ok(pod),
+        }
+    }
 }
 
 impl Attach {
-    pub(super) fn request(&self) -> Result<Request, WordsError> {
+    /// The pod, if it is named.
+    pub(super) fn pod(&self) -> Option<ObjectName> {
+        self.target.pod.clone()
+    }
+
+    pub(super) fn run(&self, socket: &Path, format: Format) -> Result<Answer, CliError> {
+        let request = self.request(self.target.name()?)?;
+        let request = match &self.target.container_id {
+            Some(_) => self.request(self.target.whole(socket)?)?,
+            None => request,
+        };
+        let Response::Attached(attached) = ask(socket, &request)? else { return other(&request) };
+        Ok((format.show(&attached.result, |_| render(&attached))?, Ok(())))
+    }
+
+    fn request(&self, sandbox: SandboxName) -> Result<Request, WordsError> {
         let selection = Value::Object(self.selection()?);
-        Ok(Request::Attach(AttachCall { sandbox: self.target.name()?, selection, by: self.by.clone() }))
+        Ok(Request::Attach(AttachCall { sandbox, selection, by: self.by.clone() }))
     }
 
     /// The selection element, as in the pod's annotation; the agent validates it.
@@ -131,19 +162,29 @@ impl Attach {
 }
 
 impl Detach {
-    pub(super) fn request(&self) -> Result<Request, WordsError> {
-        let (sandbox, ifname) = (self.target.name()?, self.ifname.clone());
-        Ok(Request::Detach(DetachCall { sandbox, ifname, must_be_attached: true }))
+    /// The pod, if it is named.
+    pub(super) fn pod(&self) -> Option<ObjectName> {
+        self.target.pod.clone()
     }
 
-    pub(super) fn confirm(&self) -> String {
+    pub(super) fn run(&self, socket: &Path, format: Format) -> Result<Answer, CliError> {
+        let request = self.request(self.target.whole(socket)?);
+        let Response::Detached = ask(socket, &request)? else { return other(&request) };
+        Ok((format.show(&serde_json::json!({}), |_| self.confirm())?, Ok(())))
+    }
+
+    fn request(&self, sandbox: SandboxName) -> Request {
+        Request::Detach(DetachCall { sandbox, ifname: self.ifname.clone(), must_be_attached: true })
+    }
+
+    fn confirm(&self) -> String {
         let pod = self.target.name().map(|name| name.to_string()).unwrap_or_default();
         format!("{} is detached from {pod}.\n", self.ifname)
     }
 }
 
 /// The attachment as a table with one row.
-pub(super) fn render(attached: &Dynamic) -> String {
+fn render(attached: &Dynamic) -> String {
     let [pod, network, ifname] = name_cells(&attached.name);
     // Cannot fail: the agent wrote the result in this version.
     let result = CniResult::parse(&attached.result, Version::LATEST).unwrap_or_default();
@@ -151,7 +192,7 @@ pub(super) fn render(attached: &Dynamic) -> String {
     let addresses: Vec<String> = result.ips.iter().map(|ip| IpNet::to_string(&ip.address)).collect();
     let row = [
         pod,
-        attached.container_id.clone(),
+        short_id(&attached.container_id),
         network,
         ifname,
         or_dash(in_pod.and_then(|interface| interface.mac.as_ref())),
@@ -174,8 +215,13 @@ mod tests {
         let words = ["netattachctl"].iter().chain(words);
         let arguments = Arguments::try_parse_from(words).map_err(|error| error.kind().to_string())?;
         match arguments.command {
-            Command::Attach(attach) => attach.request().map_err(|error| error.to_string()),
-            Command::Detach(detach) => detach.request().map_err(|error| error.to_string()),
+            Command::Attach(attach) => {
+                let sandbox = attach.target.name().map_err(|error| error.to_string())?;
+                attach.request(sandbox).map_err(|error| error.to_string())
+            }
+            Command::Detach(detach) => {
+                Ok(detach.request(detach.target.name().map_err(|error| error.to_string())?))
+            }
             _ => Err("another command".into()),
         }
     }

@@ -4,9 +4,10 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Exit {
-    /// The command failed; `status` of an agent that is not ready, `import` of a key that has no equivalent.
+    /// The command failed; `status` of an agent that is not ready, `import` of a key that has no equivalent, a problem that
+    /// `validate` or `doctor` found.
     Failed = 1,
-    /// The command line is invalid; no request was sent.
+    /// The command line is invalid, or what it names is not one object only; nothing was done.
     Usage = 2,
     /// An object that the command line names does not exist.
     NotFound = 3,
@@ -29,9 +30,11 @@ impl Exit {
     pub const fn meaning(self) -> &'static str {
         match self {
             Self::Failed => {
-                "the command failed; the agent is not ready (status); a key has no equivalent (import)"
+                "the command failed; the agent is not ready (status); a key has no equivalent (import); there is a problem (validate, doctor, test)"
             }
-            Self::Usage => "the command line is invalid; no request was sent",
+            Self::Usage => {
+                "the command line is invalid, or what it names is not one object only; nothing was done"
+            }
             Self::NotFound => "an object that the command line names does not exist",
             Self::NoAgent => {
                 "the agent cannot be reached: it does not run, does not answer, or permission is missing"

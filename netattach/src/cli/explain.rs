@@ -6,14 +6,15 @@ use std::str::FromStr;
 
 use clap::Args;
 
-use super::CliError;
+use super::output::Format;
+use super::{Answer, CliError, ask, other};
 use crate::npwg::selection::PortProtocol;
 use crate::objects::ObjectName;
 use crate::objects::policy::Direction;
 use crate::plan::ethertypes;
 use crate::policy::explain::{Leg, Limit, Missing, Path};
 use crate::rpc::message::explain::{Asked, End, Form, Question};
-use crate::rpc::message::{self, Request};
+use crate::rpc::message::{self, Request, Response};
 
 /// One flow.
 #[derive(Debug, Args)]
@@ -85,13 +86,29 @@ impl FromStr for Words {
 }
 
 impl Explain {
-    pub(super) fn request(&self) -> Request {
+    /// The first end that is a pod.
+    pub(super) fn pod(&self) -> Option<ObjectName> {
+        let pod = |end: &End| match end {
+            End::Pod(pod) => Some(pod.clone()),
+            End::Address(_) => None,
+        };
+        pod(&self.from).or_else(|| pod(&self.to))
+    }
+
+    pub(super) fn run(&self, socket: &std::path::Path, format: Format) -> Result<Answer, CliError> {
+        let request = self.request();
+        let Response::Explanation(paths) = ask(socket, &request)? else { return other(&request) };
+        let found = found(&paths);
+        Ok((format.show(&paths, |_| render(paths.clone()))?, found))
+    }
+
+    fn request(&self) -> Request {
         Request::Explain(Question { from: self.from.clone(), to: self.to.clone(), traffic: self.traffic.0 })
     }
 }
 
 /// Returns an error if there is no path.
-pub(super) fn found(paths: &[message::Path]) -> Result<(), CliError> {
+fn found(paths: &[message::Path]) -> Result<(), CliError> {
     if paths.is_empty() {
         let why = "neither end is an enforced attachment of this node, or the ends share no network and address family";
         return Err(CliError::NotFound(why.to_owned()));
@@ -100,7 +117,7 @@ pub(super) fn found(paths: &[message::Path]) -> Result<(), CliError> {
 }
 
 /// A paragraph for each path that the flow can take.
-pub(super) fn render(paths: Vec<message::Path>) -> String {
+fn render(paths: Vec<message::Path>) -> String {
     let mut text = String::new();
     for path in paths {
         // Writing to memory does not fail.

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use serde_json::Value;
 
-use super::CliError;
-use super::table::{self, Align::Left};
+use super::output::Format;
+use super::table::{self, Align::Left, Align::Prose};
+use super::{Answer, CliError};
 use crate::multus::config::{Configuration, ConfigurationError};
 use crate::multus::mapping::{Fate, Imported, Row, import};
 use crate::{bounded, budget};
@@ -49,10 +50,10 @@ pub enum ImportError {
 }
 
 impl Import {
-    /// Returns the table, or with `json` the settings file; and whether every key has an equivalent.
-    pub(super) fn run(&self, json: bool) -> Result<(String, Result<(), CliError>), CliError> {
+    /// Returns the table, or as data the settings file; and whether every key has an equivalent.
+    pub(super) fn run(&self, format: Format) -> Result<Answer, CliError> {
         let imported = import(&self.read()?);
-        let text = if json { super::pretty(&imported.settings)? } else { render(&imported) };
+        let text = format.show(&imported.settings, |_| render(&imported))?;
         let lost =
             imported.rows.iter().filter(|row| matches!(row.fate, Fate::NoEquivalent(_) | Fate::Unknown));
         let lost: Vec<String> = lost.map(|row| row.key.clone()).collect();
@@ -88,7 +89,7 @@ fn bytes(path: &Path) -> Result<Vec<u8>, ImportError> {
 
 fn render(imported: &Imported) -> String {
     let rows: Vec<[String; 3]> = imported.rows.iter().map(|row| cells(row, imported)).collect();
-    table::render([("MULTUS", Left), ("VALUE", Left), ("NETATTACH", Left)], &rows)
+    table::render([("MULTUS", Left), ("VALUE", Left), ("NETATTACH", Prose)], &rows)
 }
 
 fn cells(row: &Row, imported: &Imported) -> [String; 3] {

@@ -2,16 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use super::Filter;
+use super::filter::Chosen;
 use crate::rpc::message::AttachmentName;
 
 /// Most existing names that are listed.
 const LISTED: usize = 10;
 
-impl Filter {
+impl Chosen {
     /// Whether the filter excludes anything.
-    pub(super) fn is_set(&self) -> bool {
-        self.pod.is_some() || self.network.is_some()
+    fn is_set(&self) -> bool {
+        let Self { namespace, pod, network, selected, container } = self;
+        namespace.is_some() || pod.is_some() || network.is_some() || selected.is_some() || container.is_some()
     }
 
     /// Explains why none of these attachments matches. `None` if one does, or if the filter is not set.
@@ -27,7 +28,25 @@ impl Filter {
         let networks_of = |wanted: &Self| -> BTreeSet<&str> {
             names.clone().filter(|name| wanted.matches(name)).map(|name| name.network.as_str()).collect()
         };
-        let of_pod = networks_of(&Self { pod: self.pod.clone(), network: None });
+        if let Some((selector, _)) = &self.selected {
+            return Some(format!(
+                "no pod with labels {selector} that matches is attached on this node; {}",
+                are(pods, "pods")
+            ));
+        }
+        if let Some((id, of)) = &self.container {
+            let others: BTreeSet<String> = of.iter().map(super::filter::line_name).collect();
+            return Some(format!("no attachment of container {id} matches; it has {}", list(others)));
+        }
+        if let (Some(namespace), None) = (&self.namespace, &self.pod)
+            && !names.clone().any(|name| name.pod.as_ref().is_some_and(|pod| pod.namespace == *namespace))
+        {
+            return Some(format!(
+                "no pod of namespace {namespace} is attached on this node; {}",
+                are(pods, "pods")
+            ));
+        }
+        let of_pod = networks_of(&Self { pod: self.pod.clone(), ..Self::default() });
         Some(match (&self.pod, &self.network) {
             (Some(pod), Some(network)) if !of_pod.is_empty() => {
                 format!(
@@ -39,7 +58,7 @@ impl Filter {
                 format!("pod {pod} is not attached on this node; {}", are(pods, "pods"))
             }
             (None, Some(network)) => {
-                let all = networks_of(&Self::default());
+                let all = networks_of(&Self { namespace: self.namespace.clone(), ..Self::default() });
                 format!("no pod of this node is attached to network {network}; {}", are(all, "networks"))
             }
             (None, None) => return None,
@@ -79,9 +98,12 @@ mod tests {
             name(3, "shop/db", "shop/storage", "net1"),
         ];
         let said = |pod: Option<&str>, network: Option<&str>| {
-            let filter =
-                Filter { pod: pod.map(|pod| pod.parse().unwrap()), network: network.map(str::to_owned) };
-            filter.missing(names.iter())
+            let chosen = Chosen {
+                pod: pod.map(|pod| pod.parse().unwrap()),
+                network: network.map(str::to_owned),
+                ..Chosen::default()
+            };
+            chosen.missing(names.iter())
         };
         assert_eq!(said(None, None), None);
         assert_eq!(said(Some("shop/cart"), Some("lan")), None);
@@ -101,10 +123,28 @@ mod tests {
                 "pod shop/cart is not attached to network storage on this node; it is attached to kube-system/default, shop/lan"
             )
         );
-        let filter = Filter { pod: Some("a/b".parse().unwrap()), network: None };
+        let chosen = Chosen { pod: Some("a/b".parse().unwrap()), ..Chosen::default() };
         assert_eq!(
-            filter.missing([].iter()).as_deref(),
+            chosen.missing([].iter()).as_deref(),
             Some("pod a/b is not attached on this node; nothing is attached")
+        );
+        let chosen = Chosen { namespace: Some("ops".into()), ..Chosen::default() };
+        assert_eq!(
+            chosen.missing(names.iter()).as_deref(),
+            Some("no pod of namespace ops is attached on this node; attached pods: shop/cart, shop/db")
+        );
+        let chosen = Chosen { selected: Some(("app=x".into(), [].into())), ..Chosen::default() };
+        assert_eq!(
+            chosen.missing(names.iter()).as_deref(),
+            Some(
+                "no pod with labels app=x that matches is attached on this node; attached pods: shop/cart, shop/db"
+            )
+        );
+        let container = Some(("c1".into(), vec![names[2].clone()]));
+        let chosen = Chosen { container, network: Some("lan".into()), ..Chosen::default() };
+        assert_eq!(
+            chosen.missing(names.iter()).as_deref(),
+            Some("no attachment of container c1 matches; it has shop/db/net1")
         );
     }
 

@@ -4,52 +4,69 @@
 //!
 //! | module | what it shows or does |
 //! |---|---|
-//! | `status`, `attachments`, `stats`, `flows` | the agent's readiness; attachments; counters; flows |
+//! | `status`, `attachments`, `stats`, `flows`, `pools` | the agent's readiness; attachments; counters; flows; pools of addresses |
 //! | `policy`, `explain` | policies in force; why traffic passes or does not |
 //! | `attach` | gives a live pod one more network, or takes it back |
+//! | `connectivity` | attaches two sandboxes of its own, and sends traffic between them |
+//! | `top`, `graph` | traffic as it goes on; pods, networks and policies as a picture |
+//! | `doctor`, `validate`, `sysdump` | what is wrong with a node, or with manifests, and what to do; all of it in an archive |
+//! | [`kubectl`] | the same commands in the pods of agents, as `kubectl netattach` |
+//! | `completion` | completion of command lines in shells |
 //! | `import`, `uninstall` | reads a configuration of Multus; takes netattach off a node |
-//! | `exit`, `missing` | exit codes; messages for names that do not exist |
-//! | `table`, `time` | formatting |
+//! | `filter`, `missing` | which attachments a command is about; messages for names that do not exist |
+//! | `error`, `exit` | why a command failed; exit codes |
+//! | `output`, `table`, `time` | forms of output |
 
 mod attach;
 mod attachments;
+mod completion;
+mod connectivity;
+mod doctor;
+mod error;
 mod exit;
 mod explain;
+mod filter;
 mod flows;
+mod graph;
 mod import;
+pub mod kubectl;
 mod missing;
+mod output;
 mod policy;
+mod pools;
 mod stats;
 mod status;
+mod sysdump;
 mod table;
 mod time;
+mod top;
 mod uninstall;
+mod validate;
 
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::LazyLock;
 use std::time::Duration;
 
-use clap::builder::NonEmptyStringValueParser;
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use serde::Serialize;
+use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::bpf::BpfError;
-use crate::cni::code;
-use crate::journal::JournalError;
-use crate::netlink;
-use crate::objects::ObjectName;
+use crate::built;
 use crate::rpc::DEFAULT_SOCKET;
-use crate::rpc::client::{self, ClientError, Patience};
-use crate::rpc::message::{AttachmentName, Failure, Request, Response};
+use crate::rpc::client::{self, Patience};
+use crate::rpc::message::{AttachmentName, Request, Response};
 use crate::rpc::shim::ANSWER_PATIENCE;
+use filter::Filter;
+use output::Format;
 
+pub use error::CliError;
 pub use exit::Exit;
+pub use filter::ContainerIdError;
 
 const PATIENCE: Patience = Patience { connect: Duration::from_millis(500), answer: Duration::from_secs(10) };
 
 /// Shows what netattach has attached on this node, what passes and which policies apply.
 #[derive(Debug, Parser)]
-#[command(name = "netattachctl", version, after_help = exit::help())]
+#[command(name = "netattachctl", version, long_version = long_version(), after_help = exit::help())]
 pub struct Arguments {
     /// Socket of the agent
     #[arg(long, global = true, value_name = "PATH", default_value = DEFAULT_SOCKET)]
@@ -61,12 +78,9 @@ pub struct Arguments {
     command: Command,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Format {
-    /// Aligned columns
-    Table,
-    /// For programs: the field names are stable
-    Json,
+fn long_version() -> &'static str {
+    static TEXT: LazyLock<String> = LazyLock::new(|| built::describe(&[]));
+    &TEXT
 }
 
 #[derive(Debug, Subcommand)]
@@ -81,6 +95,8 @@ enum Command {
     Stats(Filter),
     /// Show which policies apply to each attachment, and problems with policies
     Policy(policy::Policy),
+    /// Show how full the pools of addresses are, and who holds what
+    Pools(pools::Pools),
     /// Explain whether a flow passes: by which rule, or what would have to allow it
     Explain(explain::Explain),
     /// Show new flows, ended flows and drops: the latest thousand, or as they happen
@@ -88,8 +104,22 @@ enum Command {
     /// Recorded are drops for any reason, and the begin and end of flows of attachments that a policy isolates in either direction.
     /// Traffic of attachments that no policy isolates is not recorded; stats counts it.
     Flows(flows::Flows),
+    /// Show the traffic of attachments as it goes on, the busiest first; one look where the output is no terminal
+    Top(top::Top),
+    /// Draw pods, networks, attachments and policies: as text, or as SVG for a browser
+    Graph(graph::Graph),
     /// Show the state of the agent; exit code 1 while it is not ready
-    Status,
+    Status(status::Wait),
+    /// Look at everything that netattach needs on this node, with an agent or without; exit code 1 if something fails
+    Doctor(doctor::Doctor),
+    /// Attach two sandboxes of its own to each network, send traffic between them, and take them back
+    Test(connectivity::Test),
+    /// Write one archive with what is needed to understand this node, without secrets; with an agent or without
+    Sysdump(sysdump::Sysdump),
+    /// Check manifests and settings without an agent; exit code 1 if there is a problem
+    Validate(validate::Validate),
+    /// Print a script that completes command lines, for a shell to read
+    Completion(completion::Completion),
     /// Show how a Multus configuration translates into settings, or with -o json print the settings file; changes nothing
     ///
     /// Exit code 1 when a key has no equivalent.
@@ -98,96 +128,15 @@ enum Command {
     Uninstall(uninstall::Uninstall),
 }
 
-/// Which attachments to show.
-#[derive(Debug, Default, Args)]
-struct Filter {
-    /// Only attachments of this pod
-    #[arg(long, value_name = "NAMESPACE/NAME")]
-    pod: Option<ObjectName>,
-    /// Only attachments to this network; without a namespace, to every network of that name
-    #[arg(long, value_name = "[NAMESPACE/]NAME", value_parser = NonEmptyStringValueParser::new())]
-    network: Option<String>,
+/// The command line as clap describes it, for man pages and completions.
+pub fn command() -> clap::Command {
+    Arguments::command()
 }
 
-/// Reasons why a command failed.
-#[derive(Debug, thiserror::Error)]
-pub enum CliError {
-    /// The agent did not answer.
-    #[error(transparent)]
-    Agent(#[from] ClientError),
-    /// The agent reported a failure.
-    #[error("{} (code {})", .0.message, .0.code)]
-    Failed(Failure),
-    /// The command line names no sandbox, or has an invalid argument.
-    #[error(transparent)]
-    Words(#[from] attach::WordsError),
-    /// The configuration of Multus cannot be read.
-    #[error(transparent)]
-    Import(#[from] import::ImportError),
-    /// `import` of keys that netattach has no equivalent for.
-    #[error("these keys have no equivalent, and the table says what to do: {}", .0.join(", "))]
-    NoEquivalent(Vec<String>),
-    /// `uninstall` while an agent runs.
-    #[error("an agent serves {0}: stop it first, and detach its pods")]
-    AgentRuns(PathBuf),
-    /// `uninstall` while pods are attached.
-    #[error(
-        "pods are attached, and their devices would keep programs that no agent maintains: {}; detach them first, or give --force",
-        missing::list(.0)
-    )]
-    Attached(Vec<String>),
-    /// `uninstall` cannot determine whether pods are attached.
-    #[error("check for attached pods; --force skips the check")]
-    Journal(#[from] JournalError),
-    /// An object that the command line names does not exist.
-    #[error("{0}")]
-    NotFound(String),
-    /// `uninstall` could not remove something.
-    #[error("remove pins")]
-    Pins(#[from] BpfError),
-    /// `uninstall` could not take the table out of the node's packet filter.
-    #[error("remove the table of the packet filter")]
-    Table(#[from] netlink::Error),
-    /// The agent sent an answer of the wrong kind.
-    #[error("the agent's answer is not one to {request}")]
-    OtherAnswer {
-        /// Name of the request.
-        request: &'static str,
-    },
-    /// The answer cannot be encoded as JSON.
-    #[error("encode the answer")]
-    Encode(#[from] serde_json::Error),
-    /// Writing to standard output failed.
-    #[error("write stdout")]
-    Write(#[from] io::Error),
-    /// `status` of an agent that is not ready.
-    #[error("the agent is not ready: {}", .0.join(", "))]
-    NotReady(Vec<String>),
-}
-
-impl CliError {
-    /// The exit code of the command.
-    pub fn exit(&self) -> Exit {
-        match self {
-            Self::Agent(ClientError::Refused { .. } | ClientError::Prepare(_)) => Exit::Failed,
-            Self::Agent(_) => Exit::NoAgent,
-            Self::Failed(failure) if failure.not_there || failure.code == code::UNKNOWN_CONTAINER => {
-                Exit::NotFound
-            }
-            Self::NotFound(_) => Exit::NotFound,
-            Self::Words(_) => Exit::Usage,
-            Self::AgentRuns(_) | Self::Attached(_) => Exit::InUse,
-            Self::Failed(_)
-            | Self::Import(_)
-            | Self::NoEquivalent(_)
-            | Self::Journal(_)
-            | Self::Pins(_)
-            | Self::OtherAnswer { .. }
-            | Self::Encode(_)
-            | Self::Write(_)
-            | Self::NotReady(_)
-            | Self::Table(_) => Exit::Failed,
-        }
+impl Arguments {
+    /// The command line under another name, with more words at the end of its help.
+    fn described(name: &'static str, help: &'static str) -> clap::Command {
+        command().name(name).bin_name(name).after_help(help)
     }
 }
 
@@ -198,13 +147,21 @@ impl CliError {
 /// [`CliError::NoEquivalent`], and the empty list of `-o json` before [`CliError::NotFound`]. A reader that closes the
 /// pipe early (`| head`) is not an error.
 pub fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), CliError> {
-    if let Command::Flows(flows) = &arguments.command {
-        return match flows.run(&arguments.socket, arguments.output == Format::Json, out) {
-            Err(CliError::Write(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-            result => result,
-        };
+    let (socket, format) = (&arguments.socket, arguments.output);
+    if format == Format::Name && !arguments.command.is_list() {
+        return Err(CliError::Usage("-o name is for commands that list objects".to_owned()));
     }
-    let (text, outcome) = answer(arguments)?;
+    let written = match &arguments.command {
+        Command::Flows(flows) => Some(flows.run(socket, format, out)),
+        Command::Top(top) => Some(top.run(socket, format, out)),
+        _ => None,
+    };
+    match written {
+        Some(Err(CliError::Write(error))) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
+        Some(result) => return result,
+        None => {}
+    }
+    let (text, outcome) = arguments.command.answer(socket, format)?;
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error.into()),
         _ => outcome,
@@ -212,121 +169,78 @@ pub fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), CliError> 
 }
 
 /// The text to show, and the command's outcome after it is shown.
-fn answer(arguments: &Arguments) -> Result<(String, Result<(), CliError>), CliError> {
-    let request = match &arguments.command {
-        Command::Attach(attach) => attach.request()?,
-        Command::Detach(detach) => detach.request()?,
-        Command::Attachments(_) => Request::Attachments,
-        Command::Stats(_) => Request::Stats,
-        Command::Policy(policy) => policy.request()?,
-        Command::Explain(explain) => explain.request(),
-        Command::Status => Request::Status,
-        Command::Import(import) => return import.run(arguments.output == Format::Json),
-        // `run` writes these records as they arrive.
-        Command::Flows(_) => return Ok((String::new(), Ok(()))),
-        Command::Uninstall(uninstall) => {
-            let removed = uninstall.run(&arguments.socket)?;
-            let json = arguments.output == Format::Json;
-            return Ok((if json { pretty(&removed)? } else { removed.to_string() }, Ok(())));
+type Answer = (String, Result<(), CliError>);
+
+impl Command {
+    /// Whether the output is a list of objects.
+    fn is_list(&self) -> bool {
+        match self {
+            Self::Attachments(_) | Self::Stats(_) | Self::Pools(_) | Self::Flows(_) => true,
+            Self::Top(_) | Self::Graph(_) => true,
+            Self::Policy(policy) => !policy.is_dump(),
+            _ => false,
         }
-    };
-    let patience = match &request {
+    }
+
+    fn answer(&self, socket: &Path, format: Format) -> Result<Answer, CliError> {
+        match self {
+            Self::Attachments(filter) => attachments::run(filter, socket, format),
+            Self::Stats(filter) => stats::run(filter, socket, format),
+            Self::Policy(policy) => policy.run(socket, format),
+            Self::Pools(pools) => pools.run(socket, format),
+            Self::Explain(explain) => explain.run(socket, format),
+            Self::Status(wait) => wait.run(socket, format),
+            Self::Doctor(doctor) => doctor.run(socket, format),
+            Self::Test(test) => test.run(socket, format),
+            Self::Sysdump(sysdump) => sysdump.run(socket, format),
+            Self::Validate(validate) => validate.run(format),
+            Self::Completion(completion) => Ok((completion.script(), Ok(()))),
+            Self::Attach(attach) => attach.run(socket, format),
+            Self::Detach(detach) => detach.run(socket, format),
+            Self::Import(import) => import.run(format),
+            Self::Uninstall(uninstall) => {
+                let removed = uninstall.run(socket)?;
+                Ok((format.show(&removed, |_| removed.to_string())?, Ok(())))
+            }
+            Self::Graph(graph) => graph.run(socket, format),
+            // `run` writes these as they come.
+            Self::Flows(_) | Self::Top(_) => Ok((String::new(), Ok(()))),
+        }
+    }
+}
+
+/// Asks the agent.
+///
+/// # Errors
+/// It does not answer, or answers that it failed.
+fn ask(socket: &Path, request: &Request) -> Result<Response, CliError> {
+    let patience = match request {
         // These run plugins, as ADD and DEL do.
-        Request::Attach(_) | Request::Detach(_) => Patience { answer: ANSWER_PATIENCE, ..PATIENCE },
+        Request::Attach(_) | Request::Detach(_) | Request::Cni(_) => {
+            Patience { answer: ANSWER_PATIENCE, ..PATIENCE }
+        }
         _ => PATIENCE,
     };
-    let response = client::call(&arguments.socket, &request, patience)?;
-    let json = arguments.output == Format::Json;
-    let text = match (&arguments.command, response) {
-        (_, Response::Failed(failure)) => return Err(CliError::Failed(failure)),
-        (Command::Attach(_), Response::Attached(attached)) => {
-            if json {
-                pretty(&attached.result)?
-            } else {
-                attach::render(&attached)
-            }
-        }
-        (Command::Detach(detach), Response::Detached) => {
-            if json {
-                pretty(&serde_json::json!({}))?
-            } else {
-                detach.confirm()
-            }
-        }
-        (Command::Attachments(filter), Response::Attachments(rows)) => {
-            let found = filter.found(rows.iter().map(|row| &row.name));
-            let rows = filter.retain(rows, |row| &row.name);
-            return Ok((
-                if json { pretty(&rows)? } else { attachments::render(&rows, filter.nothing()) },
-                found,
-            ));
-        }
-        (Command::Stats(filter), Response::Stats(rows)) => {
-            let found = filter.found(rows.iter().map(|row| &row.name));
-            let rows = filter.retain(rows, |row| &row.name);
-            return Ok((if json { pretty(&rows)? } else { stats::render(&rows, filter.nothing()) }, found));
-        }
-        (Command::Policy(policy), Response::PolicyDump(dumps)) => {
-            let found = policy.found(&dumps, &arguments.socket)?;
-            return Ok((if json { pretty(&dumps)? } else { policy::render_dumps(&dumps) }, found));
-        }
-        (Command::Explain(_), Response::Explanation(paths)) => {
-            let found = explain::found(&paths);
-            return Ok((if json { pretty(&paths)? } else { explain::render(paths) }, found));
-        }
-        (Command::Policy(policy::Policy { filter, .. }), Response::Policy(mut report)) => {
-            let found = filter.found(report.attachments.iter().map(|row| &row.name));
-            report.attachments = filter.retain(report.attachments, |row| &row.name);
-            let text = match &found {
-                _ if json => pretty(&report)?,
-                Ok(()) => policy::render(&report, filter.nothing()),
-                // The request was for attachments that do not exist, so rules and problems are not shown.
-                Err(_) => String::new(),
-            };
-            return Ok((text, found));
-        }
-        (Command::Status, Response::Status(report)) => {
-            let text = if json { pretty(&report)? } else { status::render(&report) };
-            return Ok((text, status::readiness(&report)));
-        }
-        _ => return Err(CliError::OtherAnswer { request: request.name() }),
-    };
-    Ok((text, Ok(())))
+    match client::call(socket, request, patience)? {
+        Response::Failed(failure) => Err(CliError::Failed(failure)),
+        response => Ok(response),
+    }
+}
+
+/// The answer is not one to the request.
+fn other<T>(request: &Request) -> Result<T, CliError> {
+    Err(CliError::OtherAnswer { request: request.name() })
 }
 
 impl Filter {
-    fn retain<T>(&self, mut rows: Vec<T>, name: impl Fn(&T) -> &AttachmentName) -> Vec<T> {
-        rows.retain(|row| self.matches(name(row)));
-        rows
-    }
-
-    fn matches(&self, name: &AttachmentName) -> bool {
-        let pod = self.pod.as_ref().is_none_or(|pod| name.pod.as_ref() == Some(pod));
-        let network = self.network.as_ref().is_none_or(|network| {
-            let bare = name.network.rsplit('/').next();
-            name.network == *network || bare == Some(network)
-        });
-        pod && network
-    }
-
-    /// Returns an error if no attachment matches the filter.
-    fn found<'n>(&self, names: impl Iterator<Item = &'n AttachmentName> + Clone) -> Result<(), CliError> {
-        self.missing(names).map_or(Ok(()), |missing| Err(CliError::NotFound(missing)))
-    }
-
     /// The text to show if there are no rows; empty if the filter is set, because the error explains that.
     fn nothing(&self) -> &'static str {
         if self.is_set() { "" } else { NOTHING }
     }
 }
-
 const NOTHING: &str = "No attachments on this node. A pod gets one from its k8s.v1.cni.cncf.io/networks annotation, \
                        through a container runtime that calls netattach.\n\
                        Whether the agent is ready, and what it could not read: netattachctl status\n";
-
-fn pretty(value: &impl Serialize) -> Result<String, serde_json::Error> {
-    serde_json::to_string_pretty(value).map(|text| text + "\n")
-}
 
 /// The first columns of every table about attachments.
 fn name_cells(name: &AttachmentName) -> [String; 3] {
@@ -338,195 +252,4 @@ fn or_dash(value: Option<impl ToString>) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::net::UnixListener;
-    use std::path::Path;
-
-    use super::*;
-    use crate::error_chain::Chain;
-    use crate::rpc::frame;
-    use crate::rpc::message::{AttachmentStats, Hello, Traffic};
-
-    pub(super) fn name(id: u32, pod: &str, network: &str, ifname: &str) -> AttachmentName {
-        AttachmentName {
-            id: Some(id),
-            pod: pod.parse().ok(),
-            network: network.to_owned(),
-            ifname: ifname.to_owned(),
-        }
-    }
-
-    fn arguments(socket: &Path, words: &[&str]) -> Arguments {
-        let socket = socket.to_str().unwrap();
-        Arguments::try_parse_from(["netattachctl", "--socket", socket].iter().chain(words)).unwrap()
-    }
-
-    /// Runs the command against an agent that gives this answer.
-    fn run_against(answer: &Response, words: &[&str]) -> (String, Result<(), CliError>) {
-        let dir = tempfile::tempdir().unwrap();
-        let socket = dir.path().join("agent.sock");
-        let listener = UnixListener::bind(&socket).unwrap();
-        let mut frames = Vec::new();
-        frame::append(&mut frames, &Hello::ours()).unwrap();
-        frame::append(&mut frames, answer).unwrap();
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let (mut client, _) = listener.accept().unwrap();
-                client.write_all(&frames).unwrap();
-                frame::read(&mut client).unwrap();
-                frame::read(&mut client).unwrap();
-            });
-            let mut out = Vec::new();
-            let result = run(&arguments(&socket, words), &mut out);
-            (String::from_utf8(out).unwrap(), result)
-        })
-    }
-
-    /// Statistics of an attachment without traffic.
-    pub(super) fn idle(name: AttachmentName) -> AttachmentStats {
-        AttachmentStats {
-            name,
-            received: Traffic::default(),
-            sent: Traffic::default(),
-            dropped: [].into(),
-            fast: Traffic::default(),
-            fast_sent: Default::default(),
-            left_to_stack: [].into(),
-            records_withheld: 0,
-            records_lost: 0,
-            flows: 0,
-            new_flows: 0,
-            flows_displaced: 0,
-        }
-    }
-
-    fn stats() -> Response {
-        let row = |name| AttachmentStats { sent: Traffic { packets: 1, bytes: 60 }, ..idle(name) };
-        Response::Stats(vec![
-            row(name(1, "shop/cart-0", "shop/blue", "net1")),
-            row(name(2, "shop/cart-1", "shop/blue", "net1")),
-            row(name(3, "shop/cart-1", "ops/blue", "net2")),
-        ])
-    }
-
-    fn shown(words: &[&str]) -> Vec<u64> {
-        let words: Vec<_> = ["-o", "json", "stats"].iter().chain(words).copied().collect();
-        let (out, result) = run_against(&stats(), &words);
-        assert_eq!(result.is_ok(), out != "[]\n");
-        let rows: Vec<serde_json::Value> = serde_json::from_str(&out).unwrap();
-        rows.iter().map(|row| row["id"].as_u64().unwrap()).collect()
-    }
-
-    #[test]
-    fn filters_leave_what_matches_all_of_them() {
-        assert_eq!(shown(&[]), [1, 2, 3]);
-        assert_eq!(shown(&["--pod", "shop/cart-1"]), [2, 3]);
-        assert_eq!(shown(&["--network", "blue"]), [1, 2, 3]);
-        assert_eq!(shown(&["--network", "ops/blue"]), [3]);
-        assert_eq!(shown(&["--pod", "shop/cart-0", "--network", "ops/blue"]), [] as [u64; 0]);
-    }
-
-    #[test]
-    fn json_is_an_object_per_row_with_stable_names() {
-        let (out, result) = run_against(&stats(), &["stats", "--pod", "shop/cart-0", "-o", "json"]);
-        result.unwrap();
-        assert_eq!(
-            out,
-            r#"[
-  {
-    "id": 1,
-    "pod": {
-      "namespace": "shop",
-      "name": "cart-0"
-    },
-    "network": "shop/blue",
-    "ifname": "net1",
-    "received": {
-      "packets": 0,
-      "bytes": 0
-    },
-    "sent": {
-      "packets": 1,
-      "bytes": 60
-    },
-    "dropped": {},
-    "fast": {
-      "packets": 0,
-      "bytes": 0
-    },
-    "fast_sent": {
-      "packets": 0,
-      "bytes": 0
-    },
-    "left_to_stack": {},
-    "flows": 0,
-    "new_flows": 0
-  }
-]
-"#
-        );
-    }
-
-    #[test]
-    fn nothing_to_show_says_what_to_do_next() {
-        let (out, result) = run_against(&Response::Attachments(vec![]), &["attachments"]);
-        result.unwrap();
-        assert_eq!(
-            out,
-            "No attachments on this node. A pod gets one from its k8s.v1.cni.cncf.io/networks annotation, \
-             through a container runtime that calls netattach.\n\
-             Whether the agent is ready, and what it could not read: netattachctl status\n"
-        );
-    }
-
-    #[test]
-    fn a_filter_that_matches_nothing_is_an_error_with_its_own_code_in_either_form() {
-        for (form, shown) in [("table", ""), ("json", "[]\n")] {
-            let (out, result) =
-                run_against(&stats(), &["stats", "--pod", "a/b", "--network", "c", "-o", form]);
-            let error = result.unwrap_err();
-            assert_eq!(
-                error.to_string(),
-                "pod a/b is not attached on this node; attached pods: shop/cart-0, shop/cart-1"
-            );
-            assert_eq!((error.exit(), out.as_str()), (Exit::NotFound, shown));
-        }
-        let failure = |code, not_there| Failure { code, message: "pod a/b is not known".into(), not_there };
-        for words in
-            [&["detach", "a/b", "net1"][..], &["attach", "a/b", "lan"], &["explain", "a/b", "c/d", "80"]]
-        {
-            for (code, not_there, exit) in [
-                (code::UNKNOWN_CONTAINER, false, Exit::NotFound),
-                (code::INVALID_CONFIG, true, Exit::NotFound),
-                (code::INVALID_CONFIG, false, Exit::Failed),
-            ] {
-                let (_, result) = run_against(&Response::Failed(failure(code, not_there)), words);
-                assert_eq!(result.unwrap_err().exit(), exit, "{words:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn an_absent_agent_is_one_line() {
-        let arguments = arguments(Path::new("/nonexistent/agent.sock"), &["status"]);
-        let error = run(&arguments, &mut Vec::new()).unwrap_err();
-        assert_eq!(
-            Chain(&error).to_string(),
-            "the agent does not answer at /nonexistent/agent.sock: is netattachd running, and with this socket?: \
-             No such file or directory (os error 2)"
-        );
-        assert_eq!(error.exit(), Exit::NoAgent);
-    }
-
-    #[test]
-    fn another_answer_than_asked_for_is_an_error() {
-        let (_, result) = run_against(&stats(), &["attachments"]);
-        assert_eq!(result.unwrap_err().to_string(), "the agent's answer is not one to attachments");
-    }
-
-    #[test]
-    fn the_command_line_is_consistent() {
-        use clap::CommandFactory;
-        Arguments::command().debug_assert();
-    }
-}
+mod tests;

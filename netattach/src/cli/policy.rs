@@ -6,11 +6,12 @@ use std::path::Path;
 use clap::{Args, Subcommand};
 
 use super::attach::WordsError;
+use super::filter::{Filter, line_name};
 use super::missing::list;
-use super::table::{self, Align};
-use super::{CliError, Filter, PATIENCE, name_cells, or_dash};
+use super::output::Format;
+use super::table::{self, Align, Column, Width};
+use super::{Answer, CliError, ask, name_cells, or_dash, other};
 use crate::objects::ObjectName;
-use crate::rpc::client;
 use crate::rpc::message::dump::{Dump, Use};
 use crate::rpc::message::{AttachmentPolicy, Condition, PolicyReport, Request, Response, RuleFlows};
 
@@ -19,7 +20,7 @@ use crate::rpc::message::{AttachmentPolicy, Condition, PolicyReport, Request, Re
 #[command(args_conflicts_with_subcommands = true)]
 pub(super) struct Policy {
     #[command(flatten)]
-    pub(super) filter: Filter,
+    filter: Filter,
     #[command(subcommand)]
     form: Option<Form>,
 }
@@ -35,7 +36,7 @@ enum Form {
 }
 
 impl Policy {
-    pub(super) fn request(&self) -> Result<Request, WordsError> {
+    fn request(&self) -> Result<Request, WordsError> {
         match &self.form {
             None => Ok(Request::Policy),
             Some(Form::Dump { name }) => {
@@ -47,15 +48,45 @@ impl Policy {
         }
     }
 
+    pub(super) fn filter(&self) -> &Filter {
+        &self.filter
+    }
+
+    /// Whether the compiled form is asked for.
+    pub(super) fn is_dump(&self) -> bool {
+        self.form.is_some()
+    }
+
+    pub(super) fn run(&self, socket: &Path, format: Format) -> Result<Answer, CliError> {
+        let request = self.request()?;
+        let chosen = self.filter.choose(socket)?;
+        match ask(socket, &request)? {
+            Response::PolicyDump(dumps) => {
+                let found = self.found(&dumps, socket)?;
+                Ok((format.show(&dumps, |_| render_dumps(&dumps))?, found))
+            }
+            Response::Policy(mut report) => {
+                let found = chosen.found(report.attachments.iter().map(|row| &row.name));
+                report.attachments = chosen.retain(report.attachments, |row| &row.name);
+                let names = report.attachments.iter().map(|row| line_name(&row.name));
+                let text = |width| match &found {
+                    Ok(()) => render(&report, self.filter.nothing(), width),
+                    // The request was for attachments that do not exist, so rules and problems are not shown.
+                    Err(_) => String::new(),
+                };
+                Ok((format.list(&report, names, text)?, found))
+            }
+            _ => other(&request),
+        }
+    }
+
     /// Returns an error that lists the existing policies if the requested policy is not in the maps.
-    pub(super) fn found(&self, dumps: &[Dump], socket: &Path) -> Result<Result<(), CliError>, CliError> {
+    fn found(&self, dumps: &[Dump], socket: &Path) -> Result<Result<(), CliError>, CliError> {
         let Some(Form::Dump { name: Some(name) }) = &self.form else { return Ok(Ok(())) };
         if !dumps.is_empty() {
             return Ok(Ok(()));
         }
-        let Response::Policy(report) = client::call(socket, &Request::Policy, PATIENCE)? else {
-            return Err(CliError::OtherAnswer { request: Request::Policy.name() });
-        };
+        let Response::Policy(report) = ask(socket, &Request::Policy)? else { return other(&Request::Policy) };
         Ok(Err(CliError::NotFound(format!("there is no policy {name} in the maps; {}", present(&report)))))
     }
 }
@@ -80,7 +111,7 @@ fn is_policy(name: &str) -> bool {
 }
 
 /// Compiled policies: for each a heading with its attachments, then rules, peers and ports.
-pub(super) fn render_dumps(dumps: &[Dump]) -> String {
+fn render_dumps(dumps: &[Dump]) -> String {
     dumps.iter().map(render_dump).collect::<Vec<_>>().join("\n")
 }
 
@@ -119,20 +150,20 @@ fn render_dump(dump: &Dump) -> String {
 }
 
 /// The table of attachments, or `nothing` if there are none, then the problems, if any.
-pub(super) fn render(report: &PolicyReport, nothing: &str) -> String {
+fn render(report: &PolicyReport, nothing: &str, width: Width) -> String {
     let mut text = match report.attachments.as_slice() {
         [] => nothing.to_owned(),
         rows => {
             let columns = [
-                ("POD", Align::Left),
-                ("NETWORK", Align::Left),
-                ("INTERFACE", Align::Left),
-                ("INGRESS", Align::Right),
-                ("EGRESS", Align::Right),
-                ("ENFORCED", Align::Left),
-                ("SELECTED-BY", Align::Left),
+                Column::new("POD", Align::Left),
+                Column::new("NETWORK", Align::Left),
+                Column::new("INTERFACE", Align::Left),
+                Column::new("INGRESS", Align::Right),
+                Column::new("EGRESS", Align::Right),
+                Column::new("ENFORCED", Align::Left),
+                Column::new("SELECTED-BY", Align::Left),
             ];
-            table::render(columns, &rows.iter().map(row).collect::<Vec<_>>())
+            table::of_columns(columns, &rows.iter().map(row).collect::<Vec<_>>(), width)
         }
     };
     if !report.rules.is_empty() {
@@ -159,7 +190,7 @@ fn rules(rules: &[RuleFlows]) -> String {
 /// A table of objects and their problems.
 pub(super) fn problems(conditions: &[Condition]) -> String {
     let rows: Vec<_> = conditions.iter().map(|c| [c.object.clone(), c.problem.clone()]).collect();
-    table::render([("OBJECT", Align::Left), ("PROBLEM", Align::Left)], &rows)
+    table::render([("OBJECT", Align::Left), ("PROBLEM", Align::Prose)], &rows)
 }
 
 fn row(policy: &AttachmentPolicy) -> [String; 7] {
@@ -201,7 +232,7 @@ mod tests {
             }],
         };
         assert_eq!(
-            render(&report, "nothing"),
+            render(&report, "nothing", Width::Limited),
             "\
 POD          NETWORK       INTERFACE  INGRESS  EGRESS  ENFORCED  SELECTED-BY
 shop/cart-0  shop/storage  net1            12       -  full      shop/db,shop/deny
@@ -278,6 +309,6 @@ CLASS  TRAFFIC  RULE
             rules: vec![],
             conditions: vec![Condition { object: "a".to_owned(), problem: "b".to_owned() }],
         };
-        assert_eq!(render(&report, "nothing\n"), "nothing\n\nOBJECT  PROBLEM\na       b\n");
+        assert_eq!(render(&report, "nothing\n", Width::Limited), "nothing\n\nOBJECT  PROBLEM\na       b\n");
     }
 }

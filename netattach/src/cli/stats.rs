@@ -1,34 +1,47 @@
 //! `netattachctl stats`: counters of attachments.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
-use super::name_cells;
-use super::table::{self, Align};
-use crate::rpc::message::AttachmentStats;
+use super::filter::{Filter, line_name};
+use super::output::Format;
+use super::table::{self, Align, Column, Width};
+use super::{Answer, CliError, ask, name_cells, other};
+use crate::rpc::message::{AttachmentStats, Request, Response};
+
+const COLUMNS: [Column; 14] = [
+    Column::new("POD", Align::Left),
+    Column::new("NETWORK", Align::Left),
+    Column::new("INTERFACE", Align::Left),
+    Column::new("IN-PACKETS", Align::Right),
+    Column::wide("IN-BYTES", Align::Right),
+    Column::new("OUT-PACKETS", Align::Right),
+    Column::wide("OUT-BYTES", Align::Right),
+    Column::new("FLOWS", Align::Right),
+    Column::wide("DISPLACED", Align::Right),
+    Column::new("DROPPED", Align::Right),
+    Column::new("REASONS", Align::Left),
+    Column::wide("FAST-IN", Align::Right),
+    Column::wide("FAST-OUT", Align::Right),
+    Column::wide("LEFT-TO-STACK", Align::Left),
+];
+
+pub(super) fn run(filter: &Filter, socket: &Path, format: Format) -> Result<Answer, CliError> {
+    let chosen = filter.choose(socket)?;
+    let Response::Stats(rows) = ask(socket, &Request::Stats)? else { return other(&Request::Stats) };
+    let found = chosen.found(rows.iter().map(|row| &row.name));
+    let rows = chosen.retain(rows, |row| &row.name);
+    let names = rows.iter().map(|row| line_name(&row.name));
+    Ok((format.list(&rows, names, |width| render(&rows, filter.nothing(), width))?, found))
+}
 
 /// The table, or `nothing` if there are no rows.
-pub(super) fn render(rows: &[AttachmentStats], nothing: &str) -> String {
+fn render(rows: &[AttachmentStats], nothing: &str, width: Width) -> String {
     if rows.is_empty() {
         return nothing.to_owned();
     }
-    let columns = [
-        ("POD", Align::Left),
-        ("NETWORK", Align::Left),
-        ("INTERFACE", Align::Left),
-        ("IN-PACKETS", Align::Right),
-        ("IN-BYTES", Align::Right),
-        ("OUT-PACKETS", Align::Right),
-        ("OUT-BYTES", Align::Right),
-        ("FLOWS", Align::Right),
-        ("DISPLACED", Align::Right),
-        ("DROPPED", Align::Right),
-        ("REASONS", Align::Left),
-        ("FAST-IN", Align::Right),
-        ("FAST-OUT", Align::Right),
-        ("LEFT-TO-STACK", Align::Left),
-    ];
     let cells: Vec<_> = rows.iter().map(row).collect();
-    table::render(columns, &cells)
+    table::of_columns(COLUMNS, &cells, width)
 }
 
 fn row(stats: &AttachmentStats) -> [String; 14] {
@@ -82,11 +95,19 @@ mod tests {
             idle(name(2, "shop/cart-1", "shop/storage", "net1")),
         ];
         assert_eq!(
-            render(&rows, "nothing"),
+            render(&rows, "nothing", Width::Unlimited),
             "\
 POD          NETWORK       INTERFACE  IN-PACKETS  IN-BYTES  OUT-PACKETS  OUT-BYTES  FLOWS  DISPLACED  DROPPED  REASONS                          FAST-IN  FAST-OUT  LEFT-TO-STACK
 shop/cart-0  default       eth0                7       700       123456  123456789     12          3       42  spoofed-mac 40, policy-egress 2        5         6  elsewhere 4, control 3
 shop/cart-1  shop/storage  net1                0         0            0          0      0          0        0                                         0         0
+"
+        );
+        assert_eq!(
+            render(&rows, "nothing", Width::Limited),
+            "\
+POD          NETWORK       INTERFACE  IN-PACKETS  OUT-PACKETS  FLOWS  DROPPED  REASONS
+shop/cart-0  default       eth0                7       123456     12       42  spoofed-mac 40, policy-egress 2
+shop/cart-1  shop/storage  net1                0            0      0        0
 "
         );
     }

@@ -1,12 +1,78 @@
 //! `netattachctl status`: the agent's readiness.
 
-use super::CliError;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+
+use super::output::Format;
 use super::policy::problems;
-use super::table::{self, Align::Left, Align::Right};
-use crate::rpc::message::{PolicyChange, Status};
+use super::table::{self, Align::Left, Align::Prose, Align::Right};
+use super::{Answer, CliError, Exit, ask, other, time};
+use crate::rpc::message::{PolicyChange, Request, Response, Status};
+
+/// Pause between two questions.
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// Whether to wait, and for what.
+#[derive(Debug, Args)]
+pub(super) struct Wait {
+    /// Wait until the agent answers and is ready
+    #[arg(long)]
+    wait: bool,
+    /// Wait for this condition only, as status names it: journal, "default network"; several with commas
+    #[arg(long = "for", value_name = "CONDITION", requires = "wait", value_delimiter = ',')]
+    conditions: Vec<String>,
+    /// How long to wait; exit code 1 if it is over and the agent is not ready, 4 if none answers
+    #[arg(long, value_name = "DURATION", requires = "wait", default_value = "60s", value_parser = time::duration)]
+    timeout: Duration,
+}
+
+impl Wait {
+    pub(super) fn run(&self, socket: &Path, format: Format) -> Result<Answer, CliError> {
+        let deadline = Instant::now() + self.timeout;
+        loop {
+            let is_last = !self.wait || Instant::now() >= deadline;
+            match ask(socket, &Request::Status) {
+                Ok(Response::Status(report)) => {
+                    let readiness = self.readiness(&report)?;
+                    if readiness.is_ok() || is_last {
+                        return Ok((format.show(&report, |_| render(&report))?, readiness));
+                    }
+                }
+                Ok(_) => return other(&Request::Status),
+                // One that starts is not there yet; one that hangs may answer the next time.
+                Err(error) if is_last || error.exit() != Exit::NoAgent => return Err(error),
+                Err(_) => {}
+            }
+            std::thread::sleep(PAUSE.min(deadline.saturating_duration_since(Instant::now())));
+        }
+    }
+
+    /// The unmet conditions among those that are waited for.
+    ///
+    /// # Errors
+    /// There is no such condition.
+    fn readiness(&self, status: &Status) -> Result<Result<(), CliError>, CliError> {
+        let exists = |name: &&String| status.ready.iter().any(|it| it.condition == **name);
+        if let Some(unknown) = self.conditions.iter().find(|name| !exists(name)) {
+            let known: Vec<&str> = status.ready.iter().map(|it| it.condition.as_str()).collect();
+            return Err(CliError::NotFound(format!(
+                "there is no condition {unknown:?}; there are {}",
+                known.join(", ")
+            )));
+        }
+        if self.conditions.is_empty() {
+            return Ok(readiness(status));
+        }
+        let unmet = status.ready.iter().filter(|it| !it.met && self.conditions.contains(&it.condition));
+        let unmet: Vec<String> = unmet.map(|it| it.condition.clone()).collect();
+        Ok(if unmet.is_empty() { Ok(()) } else { Err(CliError::NotReady(unmet)) })
+    }
+}
 
 /// A summary of the agent in a few lines, then unmet conditions, unreadable objects and kernel features.
-pub(super) fn render(status: &Status) -> String {
+fn render(status: &Status) -> String {
     let ready = if readiness(status).is_ok() { "ready" } else { "not ready" };
     let mut text = format!(
         "netattachd {}: {ready}, {} attachment{}, {} MiB resident\nkernel {}, programs attached by {}\n",
@@ -63,21 +129,21 @@ pub(super) fn render(status: &Status) -> String {
     let flows_header = [("FLOWS", Left), ("ENTRIES", Right), ("CAPACITY", Right), ("STATE", Left)];
     let sections = [
         (!conditions.is_empty())
-            .then(|| table::render([("CONDITION", Left), ("MET", Left), ("DETAIL", Left)], &conditions)),
+            .then(|| table::render([("CONDITION", Left), ("MET", Left), ("DETAIL", Prose)], &conditions)),
         (!fast_path.is_empty()).then(|| {
-            let columns = [("FAST-PATH", Left), ("ATTACHMENTS", Right), ("DETAIL", Left)];
+            let columns = [("FAST-PATH", Left), ("ATTACHMENTS", Right), ("DETAIL", Prose)];
             format!("fastPath: {}\n{}", status.fast_path_mode, table::render(columns, &fast_path))
         }),
         (!uplinks.is_empty()).then(|| {
             let columns =
-                [("UPLINK", Left), ("LEADS-TO", Left), ("FAST-PATH", Left), ("XDP", Left), ("DETAIL", Left)];
+                [("UPLINK", Left), ("LEADS-TO", Left), ("FAST-PATH", Left), ("XDP", Left), ("DETAIL", Prose)];
             table::render(columns, &uplinks)
         }),
         (!status.troubles.is_empty()).then(|| problems(&status.troubles)),
         (!status.source.is_empty()).then(|| problems(&status.source)),
         (!flows.is_empty()).then(|| table::render(flows_header, &flows)),
         (!features.is_empty())
-            .then(|| table::render([("FEATURE", Left), ("PRESENT", Left), ("DETAIL", Left)], &features)),
+            .then(|| table::render([("FEATURE", Left), ("PRESENT", Left), ("DETAIL", Prose)], &features)),
     ];
     for section in sections.into_iter().flatten() {
         text.push('\n');
@@ -109,7 +175,7 @@ fn last_change(change: &PolicyChange) -> String {
 }
 
 /// Returns an error that names the unmet conditions.
-pub(super) fn readiness(status: &Status) -> Result<(), CliError> {
+fn readiness(status: &Status) -> Result<(), CliError> {
     let unmet: Vec<_> = status.ready.iter().filter(|r| !r.met).map(|r| r.condition.clone()).collect();
     if unmet.is_empty() { Ok(()) } else { Err(CliError::NotReady(unmet)) }
 }
@@ -227,6 +293,26 @@ tcx      no       clsact is used instead; since 6.6
 btf      yes
 "
         );
+    }
+
+    #[test]
+    fn conditions_are_waited_for_by_name() {
+        let wait = |conditions: &[&str]| Wait {
+            wait: true,
+            conditions: conditions.iter().map(|it| (*it).to_owned()).collect(),
+            timeout: Duration::ZERO,
+        };
+        let said = |wait: Wait, journal| match wait.readiness(&status(journal)) {
+            Ok(readiness) => readiness.map_err(|error| (error.exit(), error.to_string())),
+            Err(error) => Err((error.exit(), error.to_string())),
+        };
+        assert_eq!(said(wait(&["source"]), false), Ok(()));
+        assert_eq!(said(wait(&[]), true), Ok(()));
+        let not_ready = Err((Exit::Failed, "the agent is not ready: journal".to_owned()));
+        assert_eq!(said(wait(&["source", "journal"]), false), not_ready);
+        assert_eq!(said(wait(&[]), false), not_ready);
+        let unknown = "there is no condition \"nope\"; there are source, journal".to_owned();
+        assert_eq!(said(wait(&["nope"]), true), Err((Exit::NotFound, unknown)));
     }
 
     #[test]

@@ -1,40 +1,164 @@
 //! Tables with columns as wide as their content, separated by two spaces, without borders.
+//!
+//! A table is at most [`MOST_COLUMNS`] characters wide, unless the wide form is asked for: names give up characters in
+//! their middle, as their beginnings and ends tell them apart, and prose is wrapped. Numbers are never cut.
 
-use std::fmt::Write;
+/// Most characters of a line, as far as numbers and titles allow.
+pub(super) const MOST_COLUMNS: usize = 120;
 
-/// Alignment of a column's cells.
+/// The characters that a name keeps in any case.
+const LEAST_NAME: usize = 12;
+
+/// The characters that prose keeps in any case.
+const LEAST_PROSE: usize = 40;
+
+/// Alignment of a column's cells, and what happens to them if the line is too long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Align {
-    /// For text.
+    /// For names: cut in the middle.
     Left,
-    /// For numbers.
+    /// For numbers: kept.
     Right,
+    /// For sentences, in the last column: wrapped.
+    Prose,
 }
 
-/// Renders one line per row under the titles, without trailing white space.
+/// How wide a table may be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Width {
+    /// [`MOST_COLUMNS`].
+    Limited,
+    /// As wide as the cells.
+    Unlimited,
+}
+
+/// A column that may be left out.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Column {
+    title: &'static str,
+    align: Align,
+    /// Whether it is shown only in the wide form.
+    only_wide: bool,
+}
+
+impl Column {
+    /// A column that both forms have.
+    pub(super) const fn new(title: &'static str, align: Align) -> Self {
+        Self { title, align, only_wide: false }
+    }
+
+    /// A column of the wide form.
+    pub(super) const fn wide(title: &'static str, align: Align) -> Self {
+        Self { title, align, only_wide: true }
+    }
+}
+
+/// Renders the columns of a form: all of them in the wide form.
+pub(super) fn of_columns<const N: usize>(columns: [Column; N], rows: &[[String; N]], width: Width) -> String {
+    let is_shown = |column: &Column| width == Width::Unlimited || !column.only_wide;
+    let titles: Vec<_> = columns.iter().filter(|it| is_shown(it)).map(|it| (it.title, it.align)).collect();
+    let shown = |row: &[String; N]| {
+        columns.iter().zip(row).filter(|(it, _)| is_shown(it)).map(|(_, cell)| cell.clone()).collect()
+    };
+    let rows: Vec<Vec<String>> = rows.iter().map(shown).collect();
+    within(&titles, &rows, width)
+}
+
+/// Renders one line per row under the titles, without trailing white space, within [`MOST_COLUMNS`].
 pub(super) fn render<const N: usize>(columns: [(&str, Align); N], rows: &[[String; N]]) -> String {
-    let width = |column: usize| {
-        let cells = rows.iter().map(|row| row[column].chars().count());
+    within(&columns, rows, Width::Limited)
+}
+
+fn within<R: AsRef<[String]>>(columns: &[(&str, Align)], rows: &[R], width: Width) -> String {
+    let widest = |column: usize| {
+        let cells = rows.iter().map(|row| row.as_ref()[column].chars().count());
         cells.chain([columns[column].0.chars().count()]).max().unwrap_or(0)
     };
-    let widths: [usize; N] = std::array::from_fn(width);
-    let titles = columns.map(|(title, _)| title.to_owned());
-
+    let mut widths: Vec<usize> = (0..columns.len()).map(widest).collect();
+    if width == Width::Limited {
+        shrink(columns, &mut widths);
+    }
     let mut text = String::new();
-    for row in std::iter::once(&titles).chain(rows) {
-        let mut line = String::new();
-        for ((cell, width), (_, align)) in row.iter().zip(widths).zip(columns) {
-            let padded = match align {
-                Align::Left => write!(line, "{cell:<width$}  "),
-                Align::Right => write!(line, "{cell:>width$}  "),
-            };
-            // Writing to memory does not fail.
-            debug_assert!(padded.is_ok());
+    let titles: Vec<String> = columns.iter().map(|(title, _)| (*title).to_owned()).collect();
+    line(&mut text, columns, &widths, &titles);
+    for row in rows {
+        line(&mut text, columns, &widths, row.as_ref());
+    }
+    text
+}
+
+/// Takes characters from prose, then always from the widest name, until the line fits or nothing is left to take.
+fn shrink(columns: &[(&str, Align)], widths: &mut [usize]) {
+    let between = 2 * columns.len().saturating_sub(1);
+    let mut excess = (widths.iter().sum::<usize>() + between).saturating_sub(MOST_COLUMNS);
+    for ((title, align), width) in columns.iter().zip(widths.iter_mut()) {
+        if *align == Align::Prose {
+            let least = LEAST_PROSE.max(title.chars().count());
+            let taken = excess.min(width.saturating_sub(least));
+            *width -= taken;
+            excess -= taken;
         }
+    }
+    while excess > 0 {
+        let can_give = |at: &usize| {
+            let (title, align) = columns[*at];
+            align == Align::Left && widths[*at] > LEAST_NAME.max(title.chars().count())
+        };
+        let Some(widest) = (0..columns.len()).filter(can_give).max_by_key(|at| widths[*at]) else { return };
+        widths[widest] -= 1;
+        excess -= 1;
+    }
+}
+
+/// Appends a row: one line, or several where prose is wrapped.
+fn line(text: &mut String, columns: &[(&str, Align)], widths: &[usize], row: &[String]) {
+    let mut line = String::new();
+    let mut more = Vec::new();
+    for (((_, align), width), cell) in columns.iter().zip(widths).zip(row) {
+        match align {
+            Align::Left => line.push_str(&format!("{:<width$}  ", cut(cell, *width), width = *width)),
+            Align::Right => line.push_str(&format!("{cell:>width$}  ", width = *width)),
+            Align::Prose => {
+                let indent = line.chars().count();
+                let mut lines = wrap(cell, *width).into_iter();
+                line.push_str(&lines.next().unwrap_or_default());
+                more.extend(lines.map(|rest| format!("{:indent$}{rest}", "")));
+            }
+        }
+    }
+    for line in std::iter::once(line).chain(more) {
         text.push_str(line.trim_end());
         text.push('\n');
     }
-    text
+}
+
+/// The text, with an ellipsis in its middle if it has more than that many characters.
+pub(super) fn cut(text: &str, width: usize) -> String {
+    let length = text.chars().count();
+    if length <= width {
+        return text.to_owned();
+    }
+    let kept = width.saturating_sub(1);
+    let (front, back) = (kept.div_ceil(2), kept / 2);
+    let head = text.chars().take(front);
+    head.chain(['…']).chain(text.chars().skip(length - back)).collect()
+}
+
+/// Lines of at most that many characters, broken at spaces; a longer word stands on a line of its own.
+fn wrap(text: &str, width: usize) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut line = String::new();
+    for word in text.split(' ') {
+        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > width {
+            lines.push(std::mem::take(&mut line));
+        }
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(word);
+    }
+    lines.push(line);
+    lines
 }
 
 #[cfg(test)]
@@ -51,5 +175,42 @@ mod tests {
              a               7\n\
              äöü-long  1234567  x y\n"
         );
+    }
+
+    #[test]
+    fn a_line_that_is_too_long_loses_the_middle_of_its_longest_names_and_the_wide_form_none() {
+        let columns = [
+            Column::new("POD", Align::Left),
+            Column::new("N", Align::Right),
+            Column::wide("ID", Align::Left),
+        ];
+        let long = format!("shop/{}-xyz12", "a".repeat(150));
+        let rows = [[long.clone(), "123456789".into(), "c1".into()]];
+        let text = of_columns(columns, &rows, Width::Limited);
+        let line = text.lines().nth(1).unwrap();
+        assert_eq!(line.chars().count(), MOST_COLUMNS, "{line}");
+        assert!(line.starts_with("shop/aaa") && line.contains("…aaa") && line.ends_with("-xyz12  123456789"));
+        let wide = of_columns(columns, &rows, Width::Unlimited);
+        assert_eq!(wide.lines().nth(1).unwrap(), format!("{long}  123456789  c1"));
+    }
+
+    #[test]
+    fn prose_is_wrapped_and_never_cut() {
+        let columns = [("OBJECT", Align::Left), ("PROBLEM", Align::Prose)];
+        let words = "word ".repeat(40);
+        let text = render(columns, &[["network shop/lan".to_owned(), words.trim().to_owned()]]);
+        assert!(text.lines().all(|line| line.chars().count() <= MOST_COLUMNS), "{text}");
+        assert_eq!(text.matches("word").count(), 40);
+        assert!(text.lines().nth(2).unwrap().starts_with("                  word"), "{text}");
+        assert_eq!(wrap("a bb ccc", 4), ["a bb", "ccc"]);
+        assert_eq!(wrap("incomprehensibilities", 4), ["incomprehensibilities"]);
+        assert_eq!(wrap("", 4), [""]);
+    }
+
+    #[test]
+    fn a_cut_text_keeps_both_ends() {
+        assert_eq!(cut("shop/cart-7d9f-xyz", 18), "shop/cart-7d9f-xyz");
+        assert_eq!(cut("shop/cart-7d9f-xyz", 9), "shop…-xyz");
+        assert_eq!(cut("äöüäöü", 3), "ä…ü");
     }
 }

@@ -15,7 +15,9 @@ mod orphans;
 mod probe;
 
 use std::ffi::OsString;
+use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use cache::{CacheError, Cached, DEFAULT_DIRECTORY, Listing, ResultCache};
@@ -28,8 +30,14 @@ use crate::cni::{CniError, CniResult, Command, NetworkList, Value, Version};
 use crate::netns;
 use child::Invocation;
 
+/// Somebody who is told of every call that has ended.
+pub trait Watcher: fmt::Debug + Send + Sync {
+    /// A call of that plugin and verb took so long.
+    fn ended(&self, plugin: &str, verb: &'static str, succeeded: bool, took: Duration);
+}
+
 /// The directories with plugins, and the time limit of a call.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub struct Delegate {
     /// The directories to search, in order: the runtime's `CNI_PATH`.
     pub search: Vec<PathBuf>,
@@ -38,6 +46,8 @@ pub struct Delegate {
     /// Name of the agent that starts the plugins, for [`end_orphans`] of a later agent; empty: no later agent ends
     /// them.
     pub owner: String,
+    /// Is told of every call.
+    pub watcher: Option<Arc<dyn Watcher>>,
 }
 
 /// One call of a plugin.
@@ -103,7 +113,12 @@ impl Delegate {
         let started = Instant::now();
         let outcome = child::run(&invocation);
         let (plugin, command) = (call.plugin_type, call.command.as_str());
-        let elapsed_ms = started.elapsed().as_millis();
+        let took = started.elapsed();
+        let elapsed_ms = took.as_millis();
+        if let Some(watcher) = &self.watcher {
+            let succeeded = outcome.as_ref().is_ok_and(|output| output.status.success());
+            watcher.ended(plugin, command, succeeded, took);
+        }
         let output =
             outcome.map_err(|error| DelegateError::from_child(call, &program, self.timeout, error))?;
         tracing::debug!(plugin, command, elapsed_ms, status = %output.status, "plugin ended");

@@ -21,6 +21,9 @@ use crate::policy::lookup::CompiledPolicy;
 use crate::policy::options::{OnOverflow, Options};
 use crate::source::{NotSynced, Source};
 
+/// Most changes that are kept until they are asked for.
+const MOST_CHANGES: usize = 64;
+
 /// Durations of a change of the objects, from the manifests to the maps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Change {
@@ -91,6 +94,8 @@ pub(super) struct Policies {
     over_capacity: Vec<Condition>,
     behind: Behind,
     last_change: Option<Change>,
+    /// Changes that nobody has asked for yet: at most [`MOST_CHANGES`].
+    changes: Vec<Change>,
     /// Whether the policies of an earlier agent still have to be compared with the desired ones: the source was not
     /// complete at the start.
     unrecognised: bool,
@@ -127,10 +132,18 @@ impl Policies {
         self.last_change
     }
 
+    /// The changes since the last time.
+    pub(super) fn take_changes(&mut self) -> Vec<Change> {
+        std::mem::take(&mut self.changes)
+    }
+
     /// Records a change, if it affected any attachment.
     pub(super) fn note(&mut self, change: Change) {
         if change.attachments > 0 {
             self.last_change = Some(change);
+            if self.changes.len() < MOST_CHANGES {
+                self.changes.push(change);
+            }
         }
     }
 

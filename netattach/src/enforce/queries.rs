@@ -7,7 +7,7 @@ use super::admission;
 use super::enforcer::Enforcer;
 use super::error::EnforceError;
 use super::policies::Change;
-use crate::bpf::{self, Records};
+use crate::bpf::{self, PacketLog, Records};
 use crate::hooks::AttachModes;
 use crate::objects::policy::PolicyName;
 use crate::objects::{ObjectName, Objects};
@@ -19,6 +19,7 @@ use crate::policy::explain::{End, Path, Question, View, explain};
 use crate::policy::index::Endpoint;
 use crate::policy::level::{Enforcement, Level};
 use crate::policy::lookup::{CompiledPolicy, RuleFlows, RuleId};
+use crate::policy::naming::{Names, Recorded, names};
 use crate::step::HookKind;
 
 /// The policies of an attachment.
@@ -49,6 +50,17 @@ impl Enforcer {
     /// The map could not be opened.
     pub fn records(&self) -> Result<Records, EnforceError> {
         Ok(self.dataplane().records()?)
+    }
+
+    /// The lines that the programs write of packets; `None`: they are not to write any.
+    ///
+    /// # Errors
+    /// The object was built by another version.
+    pub fn packet_log(
+        &self,
+        say: impl Fn(&str) + Send + Sync + 'static,
+    ) -> Result<Option<PacketLog>, EnforceError> {
+        Ok(self.dataplane().packet_log(say)?)
     }
 
     /// How many flows each rule in force has allowed.
@@ -86,9 +98,21 @@ impl Enforcer {
         in_force(state.maps().programmed(), state.policies().desired())
     }
 
+    /// Number of compiled policies in the maps, and of their rules.
+    pub fn programmed(&self) -> (usize, usize) {
+        let state = self.lock();
+        let policies = &state.maps().programmed().policies;
+        (policies.len(), policies.values().map(|policy| policy.rules.len()).sum())
+    }
+
     /// The durations of the last change that affected an attachment; `None` before the first.
     pub fn last_change(&self) -> Option<Change> {
         self.lock().policies().last_change()
+    }
+
+    /// The changes that affected an attachment since this was asked for, the last few of them.
+    pub fn take_changes(&self) -> Vec<Change> {
+        self.lock().take_changes()
     }
 
     /// The policies that select an attachment.
@@ -152,6 +176,14 @@ impl Enforcer {
         let is_known =
             |name: &ObjectName| objects.pods.contains_key(name) || objects.remote_pods.get(name).is_some();
         pods.filter(|name| !state.roster().has_pod(name) && !is_known(name)).cloned().collect()
+    }
+
+    /// The names of each record, by the objects and policies as they are now.
+    pub fn names(&self, records: &[Recorded]) -> Vec<Names> {
+        let objects = self.sources().source.snapshot();
+        let state = self.lock();
+        let (programmed, desired) = (state.maps().programmed(), state.policies().desired());
+        names(&objects, state.roster().endpoints(), programmed, desired, records)
     }
 
     /// Compiled policies as they are in the maps; see [`dump`].

@@ -58,6 +58,11 @@ impl State {
         self.policies.maps_mut()
     }
 
+    /// See [`Policies::take_changes`].
+    pub(super) fn take_changes(&mut self) -> Vec<Change> {
+        self.policies.take_changes()
+    }
+
     /// See [`Policies::note`].
     pub(super) fn note(&mut self, change: Change) {
         self.policies.note(change);

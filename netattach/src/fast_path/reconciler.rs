@@ -21,8 +21,10 @@ use crate::netlink::{Changes, Handle, LinkWatch, Moves, StationWatch};
 
 /// How long a change waits for others that come with it: attaching a pod makes several.
 const GATHER: Duration = Duration::from_millis(50);
-/// How often filters are looked at, of which the kernel does not notify.
+/// How often packet filters and IPsec policies are looked at, of which the kernel does not notify.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// Every so many of these looks programs are looked at too, which costs two questions for each device.
+const PROGRAMS: u32 = 5;
 /// How often all links are, in case a notification was missed.
 const FULL_LOOK_INTERVAL: Duration = Duration::from_secs(30);
 /// How long packets take the fast path after the last look: without an agent it is not noticed when they no longer should.
@@ -154,6 +156,7 @@ impl FastPaths {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut node = Observation::default();
         let mut full_look: Option<Instant> = None;
+        let mut light_looks = 0;
         loop {
             // All may be dropped at any time: notifications stay in the socket, a member in the list, a tick comes again.
             let gather = tokio::select! {
@@ -187,9 +190,14 @@ impl FastPaths {
             if changes == Changes::Anything {
                 full_look = Some(Instant::now());
             }
+            let is_light = !gather && changes.is_none() && light_looks + 1 < PROGRAMS;
+            light_looks = if is_light { light_looks + 1 } else { 0 };
             let this = Arc::clone(&self);
             let looked = tokio::task::spawn_blocking(move || {
-                let done = crate::upkeep(|| this.look(&mut node, &changes));
+                let done = crate::upkeep(|| match is_light {
+                    true => this.look_lightly(&mut node, &changes),
+                    false => this.look(&mut node, &changes),
+                });
                 (node, done)
             });
             // The join error is a panic, which the panic hook has reported; everything is looked at again.
@@ -200,6 +208,26 @@ impl FastPaths {
                 full_look = None;
             }
         }
+    }
+
+    /// Looks at packet filters and IPsec policies alone, while the kernel has told of no change: if they are as they were, so
+    /// is all that was decided.
+    fn look_lightly(&self, observation: &mut Observation, changes: &Changes) -> Result<(), KeepError> {
+        let is_routed = |member: &Member| member.routed && member.kept_off.is_none();
+        let (is_none, has_routed) = {
+            let state = self.lock();
+            (state.members.is_empty(), state.members.values().any(is_routed))
+        };
+        if self.mode == Mode::Off || is_none {
+            return self.look(observation, changes);
+        }
+        let before = (observation.node.ipsec, observation.node.filters.clone());
+        observation.node.look_at_ipsec()?;
+        observation.node.look_at_filters(has_routed || !observation.node.default_routes.is_empty())?;
+        if before != (observation.node.ipsec, observation.node.filters.clone()) {
+            return self.look(observation, changes);
+        }
+        Ok(self.lock().maps.renew(LEASE)?)
     }
 
     /// Looks at the node and brings the maps up to date.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use serde_json::Value;
 
 use super::host_local;
-use super::{Config, Error, Lease, LeasedAddress, Lessee, Owner, Pool};
+use super::{Config, Error, Held, Lease, LeasedAddress, Lessee, Owner, Pool, PoolUse, Survey};
 use crate::cni;
 
 /// The address management of this node. The documentation of [`super`] says what each call may do.
@@ -102,6 +102,38 @@ impl Leases {
         match config {
             Config::HostLocal(config) => Ok(self.host_local.check_room(config)?),
             Config::Static(_) => Ok(()),
+        }
+    }
+
+    /// How many addresses the configuration's pool has, and how many are held. Empty: it shares none.
+    ///
+    /// # Errors
+    /// The pool could not be read.
+    pub fn usage(&self, config: &Config) -> Result<Vec<PoolUse>, Error> {
+        match config {
+            Config::HostLocal(config) => Ok(self.host_local.usage(config)?),
+            Config::Static(_) => Ok(Vec::new()),
+        }
+    }
+
+    /// How full the configuration's pool is; `None` if it shares none.
+    ///
+    /// # Errors
+    /// The pool could not be read.
+    pub fn survey(&self, config: &Config) -> Result<Option<Survey>, Error> {
+        match config {
+            Config::HostLocal(config) => Ok(Some(self.host_local.survey(config)?)),
+            Config::Static(_) => Ok(None),
+        }
+    }
+
+    /// The addresses that are held in a pool of which no configuration is known.
+    ///
+    /// # Errors
+    /// The pool could not be read.
+    pub fn holders(&self, pool: &Pool) -> Result<Vec<Held>, Error> {
+        match pool {
+            Pool::HostLocal(pool) => Ok(self.host_local.holders(&pool.data_dir, &pool.network)?),
         }
     }
 

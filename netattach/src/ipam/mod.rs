@@ -16,7 +16,8 @@
 //! | [`Leases::check`] | CHECK | the same | the same answer; changes nothing |
 //! | [`Leases::release`] | DEL, and an ADD or an agent's start that undoes a lease which may not have begun | the same | succeeds: nothing is left to release |
 //! | [`Leases::collect`] | GC, while the pool is closed to all others | the same | succeeds |
-//! | [`Leases::room`] | STATUS, every few seconds concurrently with requests | the same | the same answer; changes nothing |
+//! | [`Leases::room`], [`Leases::survey`] | STATUS, every few seconds concurrently with requests; when an operator asks | the same | the same answer; changes nothing |
+//! | [`Leases::usage`] | a look at the networks, every few seconds | the same | the same answer; changes nothing |
 //! | [`Leases::held`], [`Leases::release_container`] | for a container whose record has lost its plan | the same | as `check` and `release` |
 //!
 //! *Deadline.* Every call of [`Leases`] ends within [`DEADLINE`], with an error whose [`Failure`] is `TryLater` if a
@@ -258,6 +259,13 @@ impl Pool {
         Kind::of(config)?.remains(config)?.pool()
     }
 
+    /// Where it keeps what is held.
+    pub fn path(&self) -> std::path::PathBuf {
+        match self {
+            Self::HostLocal(pool) => pool.data_dir.join(&pool.network),
+        }
+    }
+
     /// The network name that a configuration needs in order to use the pool.
     pub fn network(&self) -> &str {
         match self {
@@ -282,8 +290,21 @@ impl fmt::Display for Pool {
     }
 }
 
+/// How much of a pool is held.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolUse {
+    /// The pool's network name.
+    pub network: String,
+    /// `IPv4` or `IPv6`.
+    pub family: &'static str,
+    /// Addresses that pods may have.
+    pub size: u128,
+    /// Those of them that are held.
+    pub used: usize,
+}
+
 /// The holder of addresses: one interface of one container.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Owner {
     /// `CNI_CONTAINERID`.
     pub container_id: String,
@@ -321,6 +342,49 @@ pub struct Lease {
     pub routes: Vec<cni::Route>,
     /// Name servers of the lease.
     pub dns: cni::Dns,
+}
+
+/// How full a pool is, see [`Leases::survey`].
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Survey {
+    /// The ranges that a configuration gives it, in order.
+    pub ranges: Vec<RangeUse>,
+    /// All addresses that are held, in order, whether or not a range has them.
+    pub held: Vec<Held>,
+}
+
+/// How full a range is. A count that does not fit is the largest number.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RangeUse {
+    /// Position of its set.
+    pub set: usize,
+    /// First address.
+    pub first: IpAddr,
+    /// Last address.
+    pub last: IpAddr,
+    /// The gateway, which is never given.
+    pub gateway: IpAddr,
+    /// Addresses that can be given.
+    pub size: u64,
+    /// Those that are held.
+    pub used: u64,
+    /// Those that are free.
+    pub free: u64,
+    /// The pieces in which free addresses lie.
+    pub free_runs: u64,
+    /// First address of the longest piece.
+    pub longest_free: Option<IpAddr>,
+    /// Its length.
+    pub longest_free_size: u64,
+}
+
+/// An address that is held.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Held {
+    /// The address.
+    pub address: IpAddr,
+    /// Its holder; `None` if the reservation cannot be read. Entries of old versions have no interface.
+    pub owner: Option<Owner>,
 }
 
 /// An address of a [`Lease`].

@@ -5,13 +5,14 @@
 //! shorter afterwards has lost lines. Every other line is a JSON array of a checksum and an event. A checksum covers
 //! the name of the file, its own line and the checksum before it, so that changed, reordered, repeated and foreign
 //! lines are detected. Version 1 had no checksums and no header: each line was an event. Versions 3
-//! and 4 are version 2 with plans that an earlier version cannot express.
+//! to 5 are version 2 with plans that an earlier version cannot express.
 //!
 //! A last line without its newline was cut off by a crash: the step it announced had not begun or can be repeated. Any
 //! other deviation from the written form is damage: the remaining lines are read, and nothing is concluded from
 //! missing ones.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -22,14 +23,20 @@ use crate::spec::Link;
 use crate::step::{Output, Step, StepRef};
 
 /// The versions that are written: see [`version_of`]. They differ only in the plans that they can express.
-const WRITTEN: [u32; 3] = [2, 3, 4];
+const WRITTEN: [u32; 4] = [2, 3, 4, 5];
+
+/// The versions that are read.
+pub const VERSIONS: RangeInclusive<u32> = 1..=WRITTEN[WRITTEN.len() - 1];
 
 /// The version in which a plan is written: the lowest that can express all of it, so that an agent of that version can
 /// read it, and an older one reports the version that it would need. Version 3 adds leases of kinds other than
-/// `host-local`, and ipvlans; version 4 the node's translation of addresses.
+/// `host-local`, and ipvlans; version 4 the node's translation of addresses; version 5 exceptions from
+/// masquerade that follow the node's, and several gateways on a bridge.
 pub(super) fn version_of(plan: &Plan) -> u32 {
-    let [second, third, fourth] = WRITTEN;
+    let [second, third, fourth, fifth] = WRITTEN;
     let needed = |step: &Step| match step {
+        Step::Translate(translate) if translate.follows_node => fifth,
+        Step::Gateway { beside: true, .. } => fifth,
         Step::Translate(_) => fourth,
         Step::Lease(config) if config.is_tagged() => third,
         Step::CreateLink(Link::Ipvlan(_)) => third,

@@ -31,7 +31,7 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-pub use format::Damage;
+pub use format::{Damage, VERSIONS};
 pub use record::{JournalKey, Record, RecordState};
 pub use store::{Loaded, Store};
 

@@ -260,7 +260,7 @@ fn records_of_version_3_are_read_and_continued() {
         record.plan.attachments[1].steps[..2],
         [Step::CreateLink(spec::Link::Ipvlan(ipvlan)), Step::Lease(ipam::Config::Static(fixed))]
     );
-    assert_eq!(record.outputs[&StepRef(1, 1)], leased);
+    assert_eq!(record.outputs.get(&StepRef(1, 1)), Some(&leased));
     assert_eq!(record.result.as_ref().unwrap()["cniVersion"], "1.1.0");
     record.removing().unwrap();
     let continued = fs::read_to_string(fixture_path(directory.path())).unwrap();
@@ -313,7 +313,10 @@ fn a_step_that_version_2_has_no_words_for_is_written_as_a_later_version() {
     });
     let translate =
         json!({"step": "translate", "device": "br0", "bridged": true, "masquerade": ["10.0.0.0/8"]});
-    for (lease, version) in [(host_local, 2), (fixed, 3), (translate, 4)] {
+    let mut following = translate.clone();
+    following["follows_node"] = true.into();
+    let beside = json!({"step": "gateway", "bridge": "br0", "force": false, "beside": true});
+    for (lease, version) in [(host_local, 2), (fixed, 3), (translate, 4), (following, 5), (beside, 5)] {
         let directory = tempfile::tempdir().unwrap();
         let (written, text) = record_of_lease(directory.path(), lease.clone());
         let head = format!("{{\"planned\":{{\"version\":{version}}},\"state\":\"attached\"");
@@ -331,10 +334,10 @@ fn a_step_that_version_2_has_no_words_for_is_written_as_a_later_version() {
         assert!(Store::open(directory.path()).unwrap().load(&key()).map(state_of).unwrap().is_some());
         let continued = fs::read_to_string(directory.path().join("c@eth0.jsonl")).unwrap();
         assert!(continued.starts_with(&text) && continued.ends_with(",\"removing\"]\n"), "{continued}");
-        // An agent that does not know version 4 leaves the record alone and reports it; this agent does the same with
-        // version 5.
-        let foreign = text.replacen(&format!("\"version\":{version}"), "\"version\":5", 1);
-        assert_eq!(judge("c@eth0.jsonl", foreign.as_bytes()), Verdict::Foreign(5));
+        // An agent that does not know version 5 leaves the record alone and reports it; this agent does the same with
+        // version 6.
+        let foreign = text.replacen(&format!("\"version\":{version}"), "\"version\":6", 1);
+        assert_eq!(judge("c@eth0.jsonl", foreign.as_bytes()), Verdict::Foreign(6));
     }
 }
 

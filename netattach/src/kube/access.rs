@@ -9,7 +9,7 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::sync::Notify;
 
-use super::client::{Ask, Client};
+use super::client::{AccessError, Ask, Client};
 use crate::error_chain::Chain;
 use crate::source::Warning;
 use crate::sync::{Mutex, locked};
@@ -117,8 +117,34 @@ impl Missing {
     }
 }
 
+/// Why rights are not known.
+#[derive(Debug, thiserror::Error)]
+pub enum RightsError {
+    /// There is no way to the server.
+    #[error(transparent)]
+    Access(#[from] AccessError),
+    /// The server did not answer, or something else than was asked for.
+    #[error("ask the API server what the agent may do: {0}")]
+    Asked(String),
+}
+
+/// The rights that are missing now, each with the rule that gives it.
+///
+/// # Errors
+/// [`RightsError::Asked`].
+pub(super) async fn missing(client: &Client, uses: Uses) -> Result<Vec<Warning>, RightsError> {
+    let missing = ask_for(client, &needed(uses)).await.map_err(RightsError::Asked)?;
+    Ok(warnings(&missing))
+}
+
 /// Those of the rights that the server denies; `None` if one could not be asked.
 async fn review(client: &Client, rights: &[Right]) -> Option<Vec<Right>> {
+    let asked = ask_for(client, rights).await;
+    asked.inspect_err(|error| tracing::debug!(error, "the agent's rights are not known")).ok()
+}
+
+/// Those of the rights that the server denies.
+async fn ask_for(client: &Client, rights: &[Right]) -> Result<Vec<Right>, String> {
     #[derive(Deserialize)]
     struct Review {
         status: Status,
@@ -131,23 +157,13 @@ async fn review(client: &Client, rights: &[Right]) -> Option<Vec<Right>> {
     let mut missing = Vec::new();
     for right in rights {
         let ask = question(right);
-        let answer = match client.read(&ask, ANSWER, PATIENCE).await {
-            Ok(answer) => answer,
-            Err(error) => {
-                tracing::debug!(error = %Chain(&error), "the agent's rights are not known");
-                return None;
-            }
-        };
-        match serde_json::from_slice::<Review>(&answer) {
-            Ok(review) if review.status.allowed => {}
-            Ok(_) => missing.push(*right),
-            Err(error) => {
-                tracing::debug!(%error, "the agent's rights are not known");
-                return None;
-            }
+        let answer = client.read(&ask, ANSWER, PATIENCE).await.map_err(|error| Chain(&error).to_string())?;
+        let review: Review = serde_json::from_slice(&answer).map_err(|error| error.to_string())?;
+        if !review.status.allowed {
+            missing.push(*right);
         }
     }
-    Some(missing)
+    Ok(missing)
 }
 
 fn question(right: &Right) -> Ask {
@@ -191,7 +207,7 @@ mod tests {
 
     #[test]
     fn every_right_that_is_used_is_in_the_published_role_and_no_other() {
-        let role = include_str!("../../../deploy/rbac.yaml");
+        let role = include_str!("../../../deploy/base/rbac.yaml");
         let document = role.split("---").find(|document| document.contains("kind: ClusterRole\n")).unwrap();
         let role: Value = serde_norway::from_str(document).unwrap();
         let mut given = Vec::new();

@@ -43,6 +43,9 @@ pub(super) struct Cache {
     /// Uids of pods that were deleted last.
     deleted: VecDeque<String>,
     interner: Interner,
+    /// The versions of this node's pods, as last read. They are no part of a pod: most changes of a pod change nothing
+    /// here.
+    versions: BTreeMap<ObjectName, u64>,
     /// What exceeds the bound of its kind, by name alone.
     refused: BTreeMap<Content, BTreeSet<ObjectName>>,
     /// Kinds that have had to refuse objects, and have room since.
@@ -77,9 +80,21 @@ pub(super) fn version(json: &RawValue) -> Option<String> {
     serde_json::from_str::<Identified>(json.get()).ok()?.metadata.resource_version
 }
 
+/// A version as a number: those of one object grow
+/// (<https://kubernetes.io/docs/reference/using-api/api-concepts/#resource-versions>). `None`: this server's are no
+/// numbers, and say nothing about which is newer.
+pub(super) fn number(version: &str) -> Option<u64> {
+    version.parse().ok()
+}
+
+fn identity(json: &RawValue) -> Option<Identity> {
+    let identity = serde_json::from_str::<Identified>(json.get()).ok()?.metadata;
+    (!identity.name.is_empty()).then_some(identity)
+}
+
 fn key(kind: Kind, json: &RawValue) -> Option<(Key, Option<String>)> {
-    let Identity { name, namespace, uid, .. } = serde_json::from_str::<Identified>(json.get()).ok()?.metadata;
-    (!name.is_empty()).then(|| (Key { kind: kind.word(), name: ObjectName::new(namespace, name) }, uid))
+    let Identity { name, namespace, uid, .. } = identity(json)?;
+    Some((Key { kind: kind.word(), name: ObjectName::new(namespace, name) }, uid))
 }
 
 /// The bound of all the bytes that are kept of a kind.
@@ -94,9 +109,14 @@ pub(super) fn budget_of(kind: Kind) -> Option<&'static Budget> {
 impl Cache {
     /// A new or changed object. Returns its key, or `None` if it has no name.
     pub(super) fn put(&mut self, kind: Kind, json: &RawValue) -> Option<Key> {
-        let (key, _) = key(kind, json)?;
+        let Identity { name, namespace, resource_version, .. } = identity(json)?;
+        let key = Key { kind: kind.word(), name: ObjectName::new(namespace, name) };
         if kind == Kind::Pod {
             self.fetched.remove(&key.name);
+            match resource_version.as_deref().and_then(number) {
+                Some(version) => drop(self.versions.insert(key.name.clone(), version)),
+                None => drop(self.versions.remove(&key.name)),
+            }
         }
         let isolating = match api_object(kind, json) {
             Ok(object) => {
@@ -110,6 +130,8 @@ impl Cache {
                 merge::isolating(&object)
             }
             Err(error) => {
+                // What is kept is of an earlier version.
+                self.versions.remove(&key.name);
                 let message = Chain(&error).to_string();
                 self.note(&key, message);
                 error.isolating()
@@ -214,6 +236,9 @@ impl Cache {
     }
 
     fn remove_key(&mut self, kind: Kind, key: &Key) {
+        if kind == Kind::Pod {
+            self.versions.remove(&key.name);
+        }
         self.is_changed |= self.problems.remove(key).is_some();
         let content = Content::Objects(kind);
         self.fits(content, &key.name);
@@ -270,6 +295,11 @@ impl Cache {
             self.fetched.remove(&name);
             self.remove_key(Kind::Pod, &Key { kind: Kind::Pod.word(), name });
         }
+    }
+
+    /// The version of a pod of this node that has been read last, unless that has not been published yet.
+    pub(super) fn version_of(&self, pod: &ObjectName) -> Option<u64> {
+        if self.is_changed { None } else { self.versions.get(pod).copied() }
     }
 
     /// Whether policies select pods as peers, so that those of other nodes have to be known.

@@ -5,7 +5,9 @@
 //! every minute.
 
 use std::error::Error as StdError;
+use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ::kube::client::{Body, ClientBuilder};
@@ -158,12 +160,19 @@ impl RequestError {
     }
 }
 
+/// Somebody who is told of every request that has an answer, or gets none.
+pub trait Watcher: fmt::Debug + Send + Sync {
+    /// A request took so long until its answer began; `code` is the HTTP status.
+    fn answered(&self, verb: &'static str, resource: &str, code: Option<u16>, took: Duration);
+}
+
 /// A connection to the server. Requests are sent from the runtime of the thread that made it.
 pub(super) struct Client {
     access: Access,
     current: Mutex<Current>,
     /// What the agent may not do, as far as it is known.
     pub(super) missing: Missing,
+    watcher: Option<Arc<dyn Watcher>>,
 }
 
 struct Current {
@@ -193,6 +202,44 @@ impl Ask {
         self.target.split('?').next().unwrap_or_default().to_owned()
     }
 
+    /// The verb, as RBAC names it.
+    fn verb(&self) -> &'static str {
+        let (path, query) = self.target.split_once('?').unwrap_or((&self.target, ""));
+        match self.method {
+            Method::GET if query.split('&').any(|it| matches!(it, "watch=1" | "watch=true")) => "watch",
+            Method::GET if self.named(path).1 => "get",
+            Method::GET => "list",
+            Method::POST => "create",
+            Method::PATCH => "patch",
+            Method::DELETE => "delete",
+            _ => "other",
+        }
+    }
+
+    /// The resource, such as `pods`, or `pods/status`.
+    fn resource(&self) -> &str {
+        self.named(self.target.split('?').next().unwrap_or_default()).0
+    }
+
+    /// The resource of a path, and whether it names one object: `/api/v1/...` or `/apis/GROUP/VERSION/...`, then
+    /// `namespaces/NAMESPACE` or nothing, then the resource, a name, a subresource.
+    fn named<'p>(&self, path: &'p str) -> (&'p str, bool) {
+        let rest = match path.strip_prefix("/apis/") {
+            Some(rest) => rest.splitn(3, '/').nth(2),
+            None => path.strip_prefix("/api/").and_then(|rest| rest.split_once('/')).map(|(_, rest)| rest),
+        };
+        let rest = rest.unwrap_or_default();
+        let in_namespace = rest.strip_prefix("namespaces/").and_then(|rest| rest.split_once('/'));
+        let rest = in_namespace.map_or(rest, |(_, rest)| rest);
+        let mut parts = rest.splitn(3, '/');
+        let (resource, name, sub) = (parts.next().unwrap_or_default(), parts.next(), parts.next());
+        (
+            sub.filter(|_| resource == "pods")
+                .map_or(resource, |sub| if sub == "status" { "pods/status" } else { "pods/eviction" }),
+            name.is_some(),
+        )
+    }
+
     pub(super) fn failed(&self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> RequestError {
         RequestError::Transport { method: self.method.clone(), path: self.path(), source: source.into() }
     }
@@ -219,10 +266,10 @@ impl Client {
     ///
     /// # Errors
     /// The kubeconfig or the service account cannot be used.
-    pub(super) async fn new(access: Access) -> Result<Self, AccessError> {
+    pub(super) async fn new(access: Access, watcher: Option<Arc<dyn Watcher>>) -> Result<Self, AccessError> {
         let client = connect(&access).await?;
         let current = Mutex::new(Current { client, since: Instant::now() });
-        Ok(Self { access, current, missing: Missing::default() })
+        Ok(Self { access, current, missing: Missing::default(), watcher })
     }
 
     /// Sends a request, and returns the answer when it begins.
@@ -234,7 +281,12 @@ impl Client {
     }
 
     async fn send_within(&self, ask: &Ask, within: Duration) -> Result<Response<Body>, RequestError> {
+        let begun = Instant::now();
         let sent = self.try_send(ask, within).await;
+        if let Some(watcher) = &self.watcher {
+            let code = sent.as_ref().map_or_else(RequestError::code, |answer| Some(answer.status().as_u16()));
+            watcher.answered(ask.verb(), ask.resource(), code, begun.elapsed());
+        }
         if let Err(error) = &sent
             && error.calls_for_renewal()
         {
@@ -285,7 +337,7 @@ impl Client {
     }
 
     /// Makes the connection anew, unless that was done just now.
-    async fn renew(&self) {
+    pub(super) async fn renew(&self) {
         {
             let mut current = locked(&self.current);
             if current.since.elapsed() < RENEWAL {
@@ -363,4 +415,32 @@ async fn refusal(answer: Response<Body>) -> Refusal {
         message => message.chars().take(500).collect(),
     };
     Refusal { code: code.as_u16(), message, retry_after }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_counted_by_verb_and_resource() {
+        let table = [
+            (Method::GET, "/api/v1/pods?fieldSelector=x&watch=1", ("watch", "pods")),
+            (Method::GET, "/api/v1/pods?limit=500", ("list", "pods")),
+            (Method::GET, "/api/v1/namespaces", ("list", "namespaces")),
+            (Method::GET, "/api/v1/namespaces/shop/pods/cart", ("get", "pods")),
+            (Method::PATCH, "/api/v1/namespaces/shop/pods/cart/status", ("patch", "pods/status")),
+            (Method::POST, "/api/v1/namespaces/shop/pods/cart/eviction", ("create", "pods/eviction")),
+            (Method::POST, "/apis/events.k8s.io/v1/namespaces/shop/events", ("create", "events")),
+            (
+                Method::GET,
+                "/apis/k8s.cni.cncf.io/v1/network-attachment-definitions?limit=500",
+                ("list", "network-attachment-definitions"),
+            ),
+            (Method::PUT, "/", ("other", "")),
+        ];
+        for (method, target, expected) in table {
+            let ask = Ask { method, ..Ask::get(target) };
+            assert_eq!((ask.verb(), ask.resource()), expected, "{target}");
+        }
+    }
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use http::Method;
+use http::{Method, StatusCode};
 use serde::Deserialize;
 use serde_json::json;
 
@@ -17,6 +17,9 @@ const POD: usize = 4 << 20;
 const STATUS: usize = 64 << 10;
 /// How long a request may take.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The versions of an eviction, newest first: a server before Kubernetes 1.22 knows the other alone, and answers 400 to the
+/// first.
+const VERSIONS: [&str; 2] = ["policy/v1", "policy/v1beta1"];
 /// Longest pause that a server can ask for.
 const MOST_ASKED: Duration = Duration::from_secs(600);
 
@@ -134,15 +137,26 @@ fn read(pod: Pod) -> Candidate {
 /// # Errors
 /// [`NotEvicted`].
 pub(super) async fn evict(client: &Client, name: &ObjectName, uid: &str) -> Result<(), NotEvicted> {
+    let [newest, before] = VERSIONS.map(|version| eviction(name, uid, version));
+    let refused = match client.read(&newest, STATUS, PATIENCE).await {
+        Ok(_) => return Ok(()),
+        Err(error) => error,
+    };
+    if refused.code() != Some(StatusCode::BAD_REQUEST.as_u16()) {
+        return Err(failed(&refused));
+    }
+    client.read(&before, STATUS, PATIENCE).await.map(drop).map_err(|error| failed(&error))
+}
+
+fn eviction(name: &ObjectName, uid: &str, version: &str) -> Ask {
     let eviction = json!({
-        "apiVersion": "policy/v1",
+        "apiVersion": version,
         "kind": "Eviction",
         "metadata": { "namespace": name.namespace, "name": name.name },
         "deleteOptions": { "preconditions": { "uid": uid } },
     });
     let body = Some(("application/json", eviction.to_string().into_bytes()));
-    let ask = Ask { method: Method::POST, body, ..Ask::get(format!("{}/eviction", pod_path(name))) };
-    client.read(&ask, STATUS, PATIENCE).await.map(drop).map_err(|error| failed(&error))
+    Ask { method: Method::POST, body, ..Ask::get(format!("{}/eviction", pod_path(name))) }
 }
 
 fn failed(error: &RequestError) -> NotEvicted {

@@ -7,7 +7,7 @@
 //! answers from those, and asks the server for one pod if it lags behind the runtime. `publish` writes the
 //! network-status of pods: the newest of each from `queue`, as `patch` composes it, within `rate`; `events`
 //! writes events, `taint` removes the taint of a node that waits for its agent, `nodes` asks whether there are others,
-//! `evict` evicts a pod. `access` says what the agent may not do.
+//! `evict` evicts a pod; [`exec`] runs a command in one, for people. `access` says what the agent may not do.
 
 mod access;
 mod backoff;
@@ -15,6 +15,7 @@ mod cache;
 mod client;
 mod events;
 mod evict;
+pub mod exec;
 mod follow;
 mod list;
 mod nodes;
@@ -28,7 +29,8 @@ mod taint;
 mod view;
 mod watch;
 
-pub use client::{Access, AccessError};
+pub use access::RightsError;
+pub use client::{Access, AccessError, Watcher};
 pub use evict::{Candidate, NotEvicted, Owner};
 pub use resource::ATTACHED_LABEL;
-pub use source::{Cluster, ClusterError, ClusterOptions, NodesWanted};
+pub use source::{Cluster, ClusterError, ClusterOptions, NodesWanted, missing_rights};

@@ -8,9 +8,11 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use http::Method;
+use serde_json::value::RawValue;
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
 
+use super::cache;
 use super::client::{Ask, Client};
 use super::events::Events;
 use super::patch::{self, Status};
@@ -23,7 +25,7 @@ use crate::npwg::{StatusEntry, status};
 use crate::objects::ObjectName;
 use crate::objects::remote::ports_annotation;
 use crate::plan::PodRef;
-use crate::publish::{Event, Publish, PublishError};
+use crate::publish::{Event, Publish, PublishError, Published};
 use crate::source::Warning;
 use crate::sync::{Mutex, MutexGuard, locked};
 
@@ -143,7 +145,7 @@ impl Publisher {
 
     fn done(&self, write: Write, outcome: &Outcome) {
         match outcome {
-            Outcome::Written => {}
+            Outcome::Written(_) => {}
             Outcome::Gone(why) => {
                 tracing::debug!(pod = %write.name, why, "network-status not needed any more")
             }
@@ -222,12 +224,12 @@ impl Publish for Publisher {
         }
     }
 
-    fn has_drifted(&self, pod: &PodRef, entries: &[StatusEntry]) -> bool {
+    fn published(&self, pod: &PodRef, entries: &[StatusEntry]) -> Published {
         let status = self.attached(pod, entries);
         let snapshot = self.view.snapshot();
-        let known = snapshot.pods.get(&pod.name);
-        known
-            .is_some_and(|known| self.queue().has_drifted(known, pod.uid.as_deref(), &status, Instant::now()))
+        let Some(known) = snapshot.pods.get(&pod.name) else { return Published::Unknown };
+        let version = self.view.version_of(&pod.name);
+        self.queue().published(known, version, pod.uid.as_deref(), &status, Instant::now())
     }
 
     fn report(&self, event: Event) {
@@ -258,7 +260,13 @@ async fn send(client: &Client, write: &Write) -> Outcome {
         )),
         ..Ask::get(patch::path(&write.name))
     };
-    let Err(error) = client.read(&ask, ANSWER, PATIENCE).await else { return Outcome::Written };
+    let error = match client.read(&ask, ANSWER, PATIENCE).await {
+        Ok(pod) => {
+            let pod = serde_json::from_slice::<&RawValue>(&pod).ok();
+            return Outcome::Written(pod.and_then(cache::version).as_deref().and_then(cache::number));
+        }
+        Err(error) => error,
+    };
     let why = Chain(&error).to_string();
     match error.code() {
         // The pod is gone, or another one has its name. A server that answers 409 in the latter case is asked again

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::backoff::Backoff;
 use super::patch::{Status, is_written};
 use crate::objects::{ObjectName, Pod};
+use crate::publish::Published;
 
 /// Pauses between tries.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
@@ -36,6 +37,8 @@ pub(super) struct Queue {
 struct Last {
     uid: Option<String>,
     status: Status,
+    /// The version that the server then gave to the pod, where it is a number.
+    version: Option<u64>,
     at: Instant,
 }
 
@@ -62,7 +65,8 @@ pub(super) struct Write {
 /// The outcome of a write.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Outcome {
-    Written,
+    /// With the version of the pod that the server answered.
+    Written(Option<u64>),
     /// The pod is gone, or is another one.
     Gone(String),
     /// It may succeed later, not before this pause.
@@ -72,6 +76,13 @@ pub(super) enum Outcome {
         /// The server may have taken it all the same: its answer was lost, or says no more than that it failed.
         maybe_written: bool,
     },
+}
+
+impl Last {
+    /// Whether a pod in that version has been written since, or then.
+    fn is_shown_by(&self, version: Option<u64>) -> bool {
+        matches!((self.version, version), (Some(written), Some(shown)) if shown >= written)
+    }
 }
 
 impl Queue {
@@ -143,30 +154,33 @@ impl Queue {
         }
     }
 
-    /// Whether the pod, as the watch shows it, has lost what was written last. What the watch has not shown yet counts as
-    /// lost after [`LAG`].
-    pub(super) fn has_drifted(
+    /// Whether the pod, as the watch shows it in a version, has lost what was written last. What the watch has not shown
+    /// yet counts as lost after [`LAG`].
+    pub(super) fn published(
         &mut self,
         pod: &Pod,
+        version: Option<u64>,
         uid: Option<&str>,
         status: &Status,
         now: Instant,
-    ) -> bool {
+    ) -> Published {
         let name = &pod.name;
         if self.wanted.contains_key(name) || self.writing.contains_key(name) {
-            return false;
+            return Published::Unknown;
         }
         let is_ours = !pod.terminating && uid.is_none_or(|uid| pod.has_uid(uid));
         if !is_ours || is_written(pod, status) {
             self.forget_seen(name, Some(pod));
-            return false;
+            return Published::AsShown;
         }
         match self.written.get(name) {
-            Some(Some(last)) if now.duration_since(last.at) < LAG => false,
+            Some(Some(last)) if now.duration_since(last.at) < LAG && !last.is_shown_by(version) => {
+                Published::Unknown
+            }
             // The next write is needed.
             _ => {
                 self.written.remove(name);
-                true
+                Published::Drifted
             }
         }
     }
@@ -177,12 +191,12 @@ impl Queue {
         let is_newest =
             self.wanted.get(&write.name).is_some_and(|it| it.status == write.status && it.uid == write.uid);
         match outcome {
-            Outcome::Written => {
+            Outcome::Written(version) => {
                 self.failing = None;
                 if is_newest {
                     self.answer_newer(&write.name);
                 }
-                let last = Last { uid: write.uid, status: write.status, at: now };
+                let last = Last { uid: write.uid, status: write.status, version: *version, at: now };
                 self.written.insert(write.name, Some(last));
                 tell(waiters, &Ok(()));
             }

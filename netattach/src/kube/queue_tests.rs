@@ -52,9 +52,9 @@ fn the_newest_status_is_written_once_and_one_that_is_there_is_not() {
     // One write of a pod at a time.
     put(&mut queue, attached("[3]"), now);
     assert_eq!((queue.next(now, |_| Some(&pod)), queue.due()), (None, None));
-    queue.done(write(attached("[2]")), &Outcome::Written, now);
+    queue.done(write(attached("[2]")), &Outcome::Written(None), now);
     assert_eq!(queue.next(now, |_| Some(&pod)), Some(write(attached("[3]"))));
-    queue.done(write(attached("[3]")), &Outcome::Written, now);
+    queue.done(write(attached("[3]")), &Outcome::Written(None), now);
     // The watch still shows the pod without any.
     put(&mut queue, attached("[3]"), now);
     assert_eq!(queue.next(now, |_| Some(&pod)), None);
@@ -119,7 +119,7 @@ fn a_failed_write_is_tried_again_later_and_whoever_waits_is_told() {
     assert_eq!(queue.next(now, |_| Some(&pod)), None);
     let later = now + Duration::from_secs(5);
     let again = queue.next(later, |_| Some(&pod)).unwrap();
-    queue.done(again, &Outcome::Written, later);
+    queue.done(again, &Outcome::Written(None), later);
     assert_eq!((told.try_recv(), queue.failing(), queue.due()), (Ok(Ok(())), None, None));
     // A pod that is gone is forgotten.
     let (waiter, told) = channel();
@@ -135,19 +135,42 @@ fn what_another_has_changed_is_written_again_once_the_watch_has_shown_it() {
     let (mine, other) = (shown("1", Some("[1]"), false), shown("1", Some("[7]"), false));
     let mut queue = Queue::default();
     put(&mut queue, attached("[1]"), now);
-    let drifted = |queue: &mut Queue, pod: &Pod, at| queue.has_drifted(pod, Some("1"), &attached("[1]"), at);
-    assert!(!drifted(&mut queue, &other, now), "it is about to be written");
+    let published =
+        |queue: &mut Queue, pod: &Pod, at| queue.published(pod, None, Some("1"), &attached("[1]"), at);
+    let (unknown, as_shown, drifted) = (Published::Unknown, Published::AsShown, Published::Drifted);
+    assert_eq!(published(&mut queue, &other, now), unknown, "it is about to be written");
     assert_eq!(queue.next(now, |_| Some(&bare)), Some(write(attached("[1]"))));
-    assert!(!drifted(&mut queue, &other, now), "it is being written");
-    queue.done(write(attached("[1]")), &Outcome::Written, now);
-    assert!(!drifted(&mut queue, &bare, now), "the watch lags");
-    assert!(!drifted(&mut queue, &mine, now));
-    assert!(drifted(&mut queue, &other, now), "it was there");
+    assert_eq!(published(&mut queue, &other, now), unknown, "it is being written");
+    queue.done(write(attached("[1]")), &Outcome::Written(None), now);
+    assert_eq!(published(&mut queue, &bare, now), unknown, "the watch lags");
+    assert_eq!(published(&mut queue, &mine, now), as_shown);
+    assert_eq!(published(&mut queue, &other, now), drifted, "it was there");
     put(&mut queue, attached("[1]"), now);
     assert_eq!(queue.next(now, |_| Some(&other)), Some(write(attached("[1]"))));
-    queue.done(write(attached("[1]")), &Outcome::Written, now);
-    assert!(!drifted(&mut queue, &other, now + LAG - Duration::from_millis(1)));
-    assert!(drifted(&mut queue, &other, now + LAG), "it was changed before the watch could show it");
-    assert!(!drifted(&mut queue, &shown("1", None, true), now), "it is being deleted");
-    assert!(!drifted(&mut queue, &shown("2", None, false), now), "it is another pod");
+    queue.done(write(attached("[1]")), &Outcome::Written(None), now);
+    assert_eq!(published(&mut queue, &other, now + LAG - Duration::from_millis(1)), unknown);
+    let later = published(&mut queue, &other, now + LAG);
+    assert_eq!(later, drifted, "it was changed before the watch could show it");
+    assert_eq!(published(&mut queue, &shown("1", None, true), now), as_shown, "it is being deleted");
+    assert_eq!(published(&mut queue, &shown("2", None, false), now), as_shown, "it is another pod");
+}
+
+#[test]
+fn a_version_that_is_newer_than_what_was_written_shows_at_once_that_another_has_changed_it() {
+    let (now, other) = (Instant::now(), shown("1", Some("[7]"), false));
+    // What the answer to the write said, what the watch shows, and whether that is another's change.
+    for (written, shown, drifted) in [
+        (Some(7), Some(6), false),
+        (Some(7), Some(7), true),
+        (Some(7), Some(8), true),
+        (Some(7), None, false),
+        (None, Some(8), false),
+    ] {
+        let mut queue = Queue::default();
+        put(&mut queue, attached("[1]"), now);
+        let write = queue.next(now, |_| Some(&other)).unwrap();
+        queue.done(write, &Outcome::Written(written), now);
+        let found = queue.published(&other, shown, Some("1"), &attached("[1]"), now);
+        assert_eq!(found == Published::Drifted, drifted, "{written:?} {shown:?}");
+    }
 }

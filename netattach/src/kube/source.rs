@@ -9,8 +9,8 @@ use serde_json::value::RawValue;
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::task::JoinSet;
 
-use super::access::Uses;
-use super::client::{Access, AccessError, Ask, Client, RequestError};
+use super::access::{self, RightsError, Uses};
+use super::client::{Access, AccessError, Ask, Client, RequestError, Watcher};
 use super::evict::{self, Candidate, NotEvicted};
 use super::follow::Follower;
 use super::nodes;
@@ -50,6 +50,30 @@ pub struct ClusterOptions {
     pub eviction: bool,
     /// What has to be known of nodes.
     pub nodes: NodesWanted,
+    /// Is told of every request.
+    pub watcher: Option<Arc<dyn Watcher>>,
+}
+
+impl ClusterOptions {
+    /// What needs rights of its own.
+    fn uses(&self) -> Uses {
+        Uses {
+            network_policies: self.network_policies,
+            startup_taint: self.startup_taint,
+            eviction: self.eviction,
+            nodes: self.nodes == NodesWanted::All,
+        }
+    }
+}
+
+/// The rights that an agent with these options lacks, each with the rule that gives it.
+///
+/// # Errors
+/// There is no way to the server, or it could not be asked.
+pub async fn missing_rights(options: ClusterOptions) -> Result<Vec<Warning>, RightsError> {
+    let uses = options.uses();
+    let client = Client::new(options.access, None).await?;
+    access::missing(&client, uses).await
 }
 
 /// What has to be known of nodes.
@@ -104,6 +128,7 @@ impl Cluster {
         let nodes = (options.nodes == NodesWanted::All).then_some(&NODES);
         let resources: Vec<&'static Resource> = always.chain(optional).chain(nodes).collect();
         let view = Arc::new(View::new(resources.iter().copied()));
+        let uses = options.uses();
         let node: Arc<str> = options.node.into();
         let publisher = Arc::new(Publisher::new(Arc::clone(&view), Arc::clone(&node)));
         let (stop, stopped) = oneshot::channel::<()>();
@@ -116,12 +141,7 @@ impl Cluster {
             node: Arc::clone(&node),
             nodes: options.nodes,
             watch_seconds: options.watch_seconds,
-            uses: Uses {
-                network_policies: options.network_policies,
-                startup_taint: options.startup_taint,
-                eviction: options.eviction,
-                nodes: options.nodes == NodesWanted::All,
-            },
+            uses,
         };
         let thread = move || {
             // Dropped when the thread ends, however it ends.
@@ -131,7 +151,7 @@ impl Cluster {
                 Err(error) => return drop(started.send(Err(ClusterError::Thread(error)))),
             };
             runtime.block_on(async {
-                let client = match Client::new(options.access).await {
+                let client = match Client::new(options.access, options.watcher).await {
                     Ok(client) => Arc::new(client),
                     Err(error) => return drop(started.send(Err(error.into()))),
                 };
@@ -336,6 +356,12 @@ impl Source for Cluster {
 
     fn changes(&self) -> watch::Receiver<u64> {
         self.view.changes()
+    }
+
+    /// Changes are followed in any case; the identity and the certificates may be others.
+    fn reread(&self) {
+        let client = Arc::clone(&self.client);
+        self.runtime.spawn(async move { client.renew().await });
     }
 
     /// A server that is away is no reason to refuse ADDs: see [`Source::warnings`].

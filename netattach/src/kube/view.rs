@@ -24,6 +24,9 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const PEERS_PATIENCE: Duration = Duration::from_secs(3);
 /// How often what has a time of its own is looked at.
 const TICK: Duration = Duration::from_secs(1);
+/// Least time between two snapshots. What comes alone is published at once; of a burst, each snapshot costs a copy of the
+/// maps that have changed, and a look of everybody who follows them.
+const LEAST_PAUSE: Duration = Duration::from_millis(20);
 
 /// See the module's documentation.
 pub(super) struct View {
@@ -83,6 +86,11 @@ impl View {
 
     pub(super) fn snapshot(&self) -> Arc<Objects> {
         Arc::clone(&self.snapshot.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The version of a pod of this node that the snapshot shows, where it is known.
+    pub(super) fn version_of(&self, pod: &ObjectName) -> Option<u64> {
+        locked(&self.cache).version_of(pod)
     }
 
     pub(super) fn changes(&self) -> watch::Receiver<u64> {
@@ -198,6 +206,7 @@ impl View {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut problems = Vec::new();
+        let mut next = tokio::time::Instant::now();
         loop {
             // Both futures may be dropped at any time: a notice is kept, and the ticker ticks again.
             tokio::select! {
@@ -206,7 +215,9 @@ impl View {
             }
             // Events that have been received are taken before they are published.
             tokio::task::yield_now().await;
+            tokio::time::sleep_until(next).await;
             self.publish_now(&mut problems);
+            next = tokio::time::Instant::now() + LEAST_PAUSE;
         }
     }
 

@@ -29,6 +29,8 @@ struct Config {
     is_default_gateway: bool,
     #[serde(default, deserialize_with = "null_is_default")]
     force_address: bool,
+    #[serde(default, deserialize_with = "null_is_default")]
+    keep_addresses: bool,
     #[serde(default)]
     mtu: Option<u32>,
     #[serde(default, deserialize_with = "null_is_default")]
@@ -73,6 +75,10 @@ impl Driver for Bridge {
             let reason = "cannot set hairpin mode and promiscuous mode at the same time".into();
             return Err(PlanError::Value { key: "hairpinMode", reason });
         }
+        if config.keep_addresses && config.force_address {
+            let reason = "cannot keep other addresses and replace them".into();
+            return Err(PlanError::Value { key: "keepAddresses", reason });
+        }
         if config.macspoofchk && request.protect.is_none() {
             let reason = "true needs the dataplane, which only netattachd has".into();
             return Err(PlanError::Value { key: "macspoofchk", reason });
@@ -107,7 +113,11 @@ impl Driver for Bridge {
         let addressed = ipam.is_some();
         steps.extend(ipam);
         if gateway {
-            steps.push(Step::Gateway { bridge: name, force: config.force_address });
+            steps.push(Step::Gateway {
+                bridge: name,
+                force: config.force_address,
+                beside: config.keep_addresses,
+            });
             steps.push(Step::EnsureForwarding);
         }
         steps.extend(translation);

@@ -123,7 +123,7 @@ fn every_key_of_a_bridge_reaches_its_step() {
             ..veth(Some(spec::BridgePort { hairpin: true, ..port("br7") }))
         })),
         lease("bridge"),
-        Step::Gateway { bridge: "br7".into(), force: true },
+        Step::Gateway { bridge: "br7".into(), force: true, beside: false },
         Step::EnsureForwarding,
         Step::Configure(Configure { style: Style::Subnet, default_route: false, dns: Some(dns) }),
     ];
@@ -138,7 +138,7 @@ fn a_default_gateway_is_a_gateway() {
         Step::EnsureBridge(bridge("cni0")),
         Step::CreateLink(spec::Link::Veth(veth(Some(port("cni0"))))),
         lease("bridge"),
-        Step::Gateway { bridge: "cni0".into(), force: false },
+        Step::Gateway { bridge: "cni0".into(), force: false, beside: false },
         Step::EnsureForwarding,
         configure(Style::Subnet, true),
     ];

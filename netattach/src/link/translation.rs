@@ -18,6 +18,7 @@ use crate::step::{Step, Translate};
 const CAPABILITY: &str = "portMappings";
 const PORTS: &str = "runtimeConfig.portMappings";
 const EXCEPTIONS: &str = "nonMasqueradeCIDRs";
+const OF_NODE: &str = "nonMasqueradeBuiltin";
 const MASQUERADE: &str = "ipMasq";
 
 /// How the node reaches the pods of a network.
@@ -37,6 +38,8 @@ struct Config {
     ip_masq: bool,
     #[serde(default, rename = "nonMasqueradeCIDRs", deserialize_with = "null_is_default")]
     non_masquerade: Vec<String>,
+    #[serde(default, deserialize_with = "null_is_default")]
+    non_masquerade_builtin: bool,
 }
 
 impl Request<'_> {
@@ -65,7 +68,8 @@ impl Request<'_> {
             return Err(PlanError::Value { key, reason });
         }
         let Reach { device, bridged, routed: _ } = reach;
-        Ok(Some(Step::Translate(Translate { device, bridged, masquerade, ports })))
+        let follows_node = config.non_masquerade_builtin;
+        Ok(Some(Step::Translate(Translate { device, bridged, masquerade, follows_node, ports })))
     }
 
     /// The ports of the node that the runtime or the pod asks for.
@@ -109,6 +113,10 @@ fn exceptions(config: &Config) -> Result<Option<Vec<IpNet>>, PlanError> {
     if !config.ip_masq && !config.non_masquerade.is_empty() {
         let reason = "excepts from masquerade, but ipMasq is not true".into();
         return Err(PlanError::Value { key: EXCEPTIONS, reason });
+    }
+    if config.non_masquerade_builtin && (!config.ip_masq || !config.non_masquerade.is_empty()) {
+        let reason = format!("needs {MASQUERADE}, and is in the place of {EXCEPTIONS}");
+        return Err(PlanError::Value { key: OF_NODE, reason });
     }
     let mut nets = Vec::with_capacity(config.non_masquerade.len());
     for text in &config.non_masquerade {

@@ -3,6 +3,7 @@
 //! | module | contents |
 //! |---|---|
 //! | [`wish`] | what one attachment wants, as elements of the table's sets. Pure |
+//! | `exceptions` | the list of destinations without masquerade that changes under attached pods. Pure |
 //! | `ports` | who has which port of the node. Pure |
 //! | `table` | the table in the kernel: what is in it and what should be |
 //!
@@ -11,6 +12,7 @@
 //! meant for a Service is not taken from it; and a port of the node is one only in packets to an address of the node.
 //! Decision 0028 says why it is so.
 
+mod exceptions;
 mod ports;
 mod table;
 pub mod wish;
@@ -20,11 +22,14 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use ipnet::IpNet;
+
 use crate::error_chain::Chain;
 use crate::netlink::nat::{Element, Set, TABLE};
 use crate::netlink::{self, Handle, conntrack};
 use crate::npwg::selection::PortProtocol;
 use crate::sysctl::{self, SysctlError};
+use exceptions::{Changes, Exceptions};
 use ports::Ports;
 use table::Table;
 use wish::{HostPort, Wish};
@@ -61,7 +66,16 @@ pub enum NatError {
     Ambiguous(IpAddr),
     /// The table could not be read or changed.
     #[error("table {TABLE} in the node's packet filter")]
-    Table(#[source] netlink::Error),
+    Table(#[from] netlink::Error),
+    /// The table is another agent's.
+    #[error(
+        "table {TABLE} in the node's packet filter is another agent's ({comment}): one of a network namespace translates. If that \
+         agent is gone for good, remove it: nft delete table inet {TABLE}"
+    )]
+    Foreign {
+        /// The comment of the table, which names the other agent's state directory.
+        comment: String,
+    },
     /// A device could not be opened for addresses of loopback.
     #[error(transparent)]
     Sysctl(#[from] SysctlError),
@@ -104,14 +118,20 @@ pub struct Nat(Mutex<State>);
 struct State {
     wishes: BTreeMap<Key, Wish>,
     ports: Ports,
-    /// How many attachments want each element.
+    /// How many attachments want each element; those of the exceptions of the node are wanted once.
     users: BTreeMap<Element, usize>,
+    exceptions: Exceptions,
     table: Table,
     /// Why the table is not as it should be.
     trouble: Option<String>,
 }
 
 impl Nat {
+    /// The translation by the agent with that state directory.
+    pub fn new(owner: &str) -> Self {
+        Self(Mutex::new(State { table: Table::new(owner), ..State::default() }))
+    }
+
     /// Takes over what an attachment of an earlier agent has. Nothing is written before [`Nat::begin`]. Two of them may
     /// want the same port or address, if one of their records is damaged: it stays with the first.
     pub fn adopt(&self, holder: &Holder, wish: Wish) {
@@ -141,8 +161,9 @@ impl Nat {
     /// The kernel refuses. [`Nat::repair`] tries again.
     pub fn begin(&self, all: bool) -> Result<(), NatError> {
         let mut state = self.lock();
+        state.take_over_exceptions();
         let State { users, table, .. } = &mut *state;
-        let begun = table.begin(users, all).map_err(NatError::Table);
+        let begun = table.begin(users, all);
         state.note(&begun);
         begun?;
         let whole = state.wishes.values().filter(|wish| !wish.ports.is_empty());
@@ -166,9 +187,9 @@ impl Nat {
         }
         state.ports.claim(&wish.ports, holder).map_err(NatError::PortTaken)?;
         if !state.wishes.contains_key(&holder.key) {
-            let new = state.count(&wish);
+            let Changes { gone, new } = state.count(&wish);
             let State { users, table, .. } = &mut *state;
-            let written = table.change(users, &[], &new).map_err(NatError::Table);
+            let written = table.change(users, &gone, &new);
             state.note(&written);
             if let Err(error) = written {
                 // A transaction is carried out as a whole or not at all.
@@ -200,6 +221,32 @@ impl Nat {
         Ok(())
     }
 
+    /// Sets the exceptions of the node, for all attachments that follow them, those that are there included: in one
+    /// transaction, during which no packet meets anything but the former list or this one. Returns whether something
+    /// has changed in the table.
+    ///
+    /// # Errors
+    /// The kernel refuses. The former list stands then, also for attachments to come.
+    pub fn except(&self, nets: &[IpNet]) -> Result<bool, NatError> {
+        let mut state = self.lock();
+        if state.exceptions.given() == Some(nets) {
+            return Ok(false);
+        }
+        let former = state.exceptions.give(Some(nets.to_vec()));
+        let Changes { gone, new } = state.settle();
+        if gone.is_empty() && new.is_empty() {
+            return Ok(false);
+        }
+        let State { users, table, .. } = &mut *state;
+        let written = table.change(users, &gone, &new);
+        state.note(&written);
+        if written.is_err() {
+            state.exceptions.give(former);
+            state.settle();
+        }
+        written.map(|()| true)
+    }
+
     /// Puts back what another program has removed from the table. Returns whether there was something.
     ///
     /// # Errors
@@ -207,9 +254,20 @@ impl Nat {
     pub fn repair(&self) -> Result<bool, NatError> {
         let mut state = self.lock();
         let State { users, table, .. } = &mut *state;
-        let repaired = table.repair(users).map_err(NatError::Table);
+        let repaired = table.repair(users);
         state.note(&repaired);
         repaired
+    }
+
+    /// A device has been made anew under its name: addresses of loopback leave by it again where ports of an attachment
+    /// lead there.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn reopen(&self, device: &str) -> Result<(), NatError> {
+        let leads_there = |wish: &Wish| !wish.ports.is_empty() && wish.opened.as_deref() == Some(device);
+        let is_open = self.lock().wishes.values().any(leads_there);
+        if is_open { open(device) } else { Ok(()) }
     }
 
     /// Why the table is not as it should be.
@@ -222,7 +280,12 @@ impl Nat {
     /// # Errors
     /// The kernel does not answer.
     pub fn difference(&self, wish: &Wish) -> Result<Option<String>, NatError> {
-        let missing = self.lock().table.missing(&wish.elements).map_err(NatError::Table)?;
+        let state = self.lock();
+        let mut wanted = wish.elements.clone();
+        if !wish.follows.is_empty() {
+            wanted.extend(state.exceptions.elements().iter().cloned());
+        }
+        let missing = state.table.missing(&wanted).map_err(NatError::Table)?;
         let said = |element: Element| format!("table {TABLE} lacks an element of set {}", element.set.name());
         Ok(missing.map(said))
     }
@@ -249,37 +312,72 @@ impl State {
         v4.or_else(|| v6.and_then(|it| it.key.first_chunk::<16>().copied()).map(IpAddr::from))
     }
 
-    /// Counts a wish in; returns the elements that nobody else wants.
-    fn count(&mut self, wish: &Wish) -> Vec<Element> {
-        let mut new = Vec::new();
+    /// Takes the exceptions of the node over from the table of an earlier agent, until the agent says them.
+    fn take_over_exceptions(&mut self) {
+        if !self.exceptions.is_followed() || self.exceptions.given().is_some() {
+            return;
+        }
+        match Table::exceptions() {
+            // Somebody has removed the table.
+            Ok(nets) if nets.is_empty() => {}
+            Ok(nets) => {
+                self.exceptions.give(Some(nets));
+                self.settle();
+            }
+            Err(error) => tracing::warn!(
+                error = %Chain(&error),
+                "destinations without masquerade not taken over; they are masqueraded until the source tells the nodes"
+            ),
+        }
+    }
+
+    /// Brings the exceptions of the node up to date; returns what that changes in the table.
+    fn settle(&mut self) -> Changes {
+        let changes = self.exceptions.settle();
+        for element in &changes.gone {
+            self.users.remove(element);
+        }
+        self.users.extend(changes.new.iter().map(|element| (element.clone(), 1)));
+        changes
+    }
+
+    /// Counts a wish in; returns what that changes in the table: elements that nobody else wants, above all.
+    fn count(&mut self, wish: &Wish) -> Changes {
+        let mut changes = Changes::default();
         for element in &wish.elements {
             let users = self.users.entry(element.clone()).or_default();
             *users += 1;
             if *users == 1 {
-                new.push(element.clone());
+                changes.new.push(element.clone());
             }
         }
-        new
+        if self.exceptions.count(&wish.follows) {
+            changes.extend(self.settle());
+        }
+        changes
     }
 
-    /// Counts a wish out; returns the elements that nobody wants any more.
-    fn uncount(&mut self, wish: &Wish) -> Vec<Element> {
-        let mut gone = Vec::new();
+    /// Counts a wish out; returns what that changes in the table: elements that nobody wants any more, above all.
+    fn uncount(&mut self, wish: &Wish) -> Changes {
+        let mut changes = Changes::default();
         for element in &wish.elements {
             let Some(users) = self.users.get_mut(element) else { continue };
             *users = users.saturating_sub(1);
             if *users == 0 {
                 self.users.remove(element);
-                gone.push(element.clone());
+                changes.gone.push(element.clone());
             }
         }
-        gone
+        if self.exceptions.uncount(&wish.follows) {
+            changes.extend(self.settle());
+        }
+        changes
     }
 
     /// Removes an attachment from the table, or leaves everything as it is.
     fn remove(&mut self, key: &Key) -> Result<(), NatError> {
         let Some(wish) = self.wishes.get(key).cloned() else { return Ok(()) };
-        let gone = self.uncount(&wish);
+        let Changes { gone, new } = self.uncount(&wish);
         let closed = match &wish.opened {
             // While the table still drops what comes from there with an address of loopback.
             Some(device) if gone.iter().any(|element| element.set == Set::Devices) => close(device),
@@ -287,7 +385,7 @@ impl State {
         };
         let written = closed.and_then(|()| {
             let State { users, table, .. } = self;
-            table.change(users, &gone, &[]).map_err(NatError::Table)
+            table.change(users, &gone, &new)
         });
         self.note(&written);
         if let Err(error) = written {

@@ -164,10 +164,10 @@ fn only_the_last_who_wants_an_element_takes_it_along() {
     let sets = |elements: Vec<Element>| elements.iter().map(|element| element.set).collect::<Vec<_>>();
     // Three prefixes and a source; then a source alone.
     let list = [Set::Prefixes4; 3];
-    assert_eq!(sets(state.count(&first)), [&[Set::Masquerade4][..], &list].concat());
-    assert_eq!(sets(state.count(&second)), [Set::Masquerade4]);
-    assert_eq!(sets(state.uncount(&first)), [Set::Masquerade4]);
-    assert_eq!(sets(state.uncount(&second)), [&[Set::Masquerade4][..], &list].concat());
+    assert_eq!(sets(state.count(&first).new), [&[Set::Masquerade4][..], &list].concat());
+    assert_eq!(sets(state.count(&second).new), [Set::Masquerade4]);
+    assert_eq!(sets(state.uncount(&first).gone), [Set::Masquerade4]);
+    assert_eq!(sets(state.uncount(&second).gone), [&[Set::Masquerade4][..], &list].concat());
     assert!(state.users.is_empty());
 }
 
@@ -184,4 +184,61 @@ fn one_address_is_not_masqueraded_in_two_ways() {
     assert_eq!(state.ambiguous(&wish(&["10.0.0.0/8"], "10.1.0.2/24")), Some("10.1.0.2".parse().unwrap()));
     state.count(&wish(&[], "fd00::2/64"));
     assert_eq!(state.ambiguous(&wish(&[], "fd00::2/80")), Some("fd00::2".parse().unwrap()));
+}
+
+/// What it costs to attach is in the number of elements that are written, whoever else is there.
+#[test]
+fn an_attachment_writes_as_much_beside_three_hundred_others_as_alone() {
+    // Of each family a port, where it leads, and a source; on a routed link also the pod as a list of its own.
+    for (bridged, each) in [(true, 6), (false, 8)] {
+        let mut state = State::default();
+        let mut written = Vec::new();
+        for number in 0..=300_u16 {
+            let asked = json!({
+                "device": "br0", "bridged": bridged, "masquerade": [], "follows_node": true,
+                "ports": [{"hostPort": 1000 + number, "containerPort": 80, "protocol": "tcp"}]
+            });
+            let host = number + 2;
+            let addresses = [format!("10.1.{}.{}/16", host / 256, host % 256), format!("fd00::{host:x}/64")];
+            let wish =
+                Wish::new(&translate(asked), &leased(&addresses.each_ref().map(String::as_str))).unwrap();
+            let Changes { gone, new } = state.count(&wish);
+            assert_eq!(gone, []);
+            assert_eq!(state.ambiguous(&wish), None);
+            written.push(new.len());
+        }
+        // The first brings along what all of them share: lists, and the device.
+        assert!(written[0] > each, "{written:?}");
+        assert_eq!(written[1..], [each; 300]);
+    }
+}
+
+#[test]
+fn exceptions_of_the_node_change_for_attachments_that_are_there() {
+    let mut state = State::default();
+    let asked = json!({"device": "br0", "bridged": true, "masquerade": [], "follows_node": true});
+    let wish = |address: &str| Wish::new(&translate(asked.clone()), &leased(&[address])).unwrap();
+    let nets = |texts: &[&str]| Some(texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpNet>>());
+    let prefixes = |elements: &[Element]| {
+        let of = elements.iter().filter(|element| element.set == Set::Prefixes4).cloned().collect();
+        exceptions::nets_of(&of).iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    state.exceptions.give(nets(&["10.1.0.0/24", "10.2.0.0/24"]));
+    let first = state.count(&wish("10.1.0.2/24"));
+    assert_eq!(prefixes(&first.new), ["10.1.0.0/24", "10.2.0.0/24", "169.254.0.0/16", "224.0.0.0/4"]);
+    assert_eq!(state.count(&wish("10.1.0.3/24")).new.len(), 1);
+    state.exceptions.give(nets(&["10.1.0.0/24", "10.3.0.0/24"]));
+    let Changes { gone, new } = state.settle();
+    assert_eq!((prefixes(&gone), prefixes(&new)), (vec!["10.2.0.0/24".into()], vec!["10.3.0.0/24".into()]));
+    // What the table has to have is that list and both sources.
+    let wanted: Vec<Element> = state.users.keys().cloned().collect();
+    assert_eq!(prefixes(&wanted), ["10.1.0.0/24", "10.3.0.0/24", "169.254.0.0/16", "224.0.0.0/4"]);
+    assert_eq!(wanted.len(), 6);
+    // An address has one list: that of the node, or one of a configuration.
+    let fixed = json!({"device": "br0", "bridged": true, "masquerade": []});
+    let other = Wish::new(&translate(fixed), &leased(&["10.1.0.2/24"])).unwrap();
+    assert_eq!(state.ambiguous(&other), Some("10.1.0.2".parse().unwrap()));
+    state.uncount(&wish("10.1.0.2/24"));
+    state.uncount(&wish("10.1.0.3/24"));
+    assert_eq!(state.users, BTreeMap::new());
 }

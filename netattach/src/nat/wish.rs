@@ -3,25 +3,21 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use ipnet::IpNet;
 use sha2::{Digest, Sha256};
 
+use super::exceptions;
 use crate::netlink::nat::{Element, Set};
 use crate::npwg::selection::{PortMapping, PortProtocol};
 use crate::step::{LeasedAddress, Translate};
 
-/// What is never masqueraded: who is on the link, and groups.
-const NEVER_V4: [Ipv4Net; 2] = [
-    Ipv4Net::new_assert(Ipv4Addr::new(169, 254, 0, 0), 16),
-    Ipv4Net::new_assert(Ipv4Addr::new(224, 0, 0, 0), 4),
-];
-/// The same of IPv6.
-const NEVER_V6: [Ipv6Net; 2] = [
-    Ipv6Net::new_assert(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10),
-    Ipv6Net::new_assert(Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0), 8),
-];
 /// Length of a device's name in a register.
 const DEVICE_LENGTH: usize = 16;
+
+/// The name of a list of prefixes.
+pub(super) type List = [u8; 6];
+/// The bit of the first byte that all names have which follow from the content of their lists.
+const OF_DIGEST: u8 = 0x80;
 
 /// A port of the node that leads to a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,6 +39,9 @@ pub struct Wish {
     pub(super) ports: Vec<HostPort>,
     /// The device that addresses of loopback must be able to leave by.
     pub(super) opened: Option<String>,
+    /// Its own subnets, which are exceptions of the node while the attachment is there; empty: it does not follow the
+    /// exceptions of the node.
+    pub(super) follows: Vec<IpNet>,
 }
 
 /// A port of the node that cannot lead to the pod.
@@ -68,8 +67,10 @@ impl Wish {
         for v4 in [true, false] {
             let own: Vec<IpNet> =
                 addresses.iter().filter(|net| net.addr().is_ipv4() == v4).copied().collect();
-            if let Some(except) = &translate.masquerade {
-                wish.masquerade(&own, except);
+            match &translate.masquerade {
+                Some(_) if translate.follows_node => wish.masquerade_as_the_node(&own),
+                Some(except) => wish.masquerade(&own, except),
+                None => {}
             }
             let Some(pod) = own.first().map(IpNet::addr) else { continue };
             let neighbours = if translate.bridged {
@@ -98,7 +99,7 @@ impl Wish {
 
     /// What keeps addresses of loopback out of a device, and nothing else.
     pub(super) fn of_device(name: &str) -> Self {
-        Self { elements: [device(name)].into(), ports: Vec::new(), opened: Some(name.to_owned()) }
+        Self { elements: [device(name)].into(), opened: Some(name.to_owned()), ..Self::default() }
     }
 
     /// Its ports of the node.
@@ -118,24 +119,31 @@ impl Wish {
     fn masquerade(&mut self, own: &[IpNet], except: &[IpNet]) {
         let Some(first) = own.first() else { return };
         let v4 = first.addr().is_ipv4();
-        let never: Vec<IpNet> =
-            if v4 { NEVER_V4.map(IpNet::from).to_vec() } else { NEVER_V6.map(IpNet::from).to_vec() };
         let of_family = except.iter().filter(|net| net.addr().is_ipv4() == v4).copied();
-        let list = self.list(v4, never.into_iter().chain(of_family).chain(own.iter().map(IpNet::trunc)));
-        for net in own {
-            self.elements.insert(Element {
-                set: if v4 { Set::Masquerade4 } else { Set::Masquerade6 },
-                key: octets(net.addr()),
-                end: None,
-                value: list.to_vec(),
-            });
-        }
+        let never = exceptions::never(v4).into_iter();
+        let list = self.list(never.chain(of_family).chain(own.iter().map(IpNet::trunc)));
+        self.sources(own, list);
+    }
+
+    /// The same, but for the exceptions of the node.
+    fn masquerade_as_the_node(&mut self, own: &[IpNet]) {
+        self.sources(own, exceptions::LIST);
+        self.follows.extend(own.iter().map(IpNet::trunc));
+    }
+
+    fn sources(&mut self, own: &[IpNet], list: List) {
+        self.elements.extend(own.iter().map(|net| Element {
+            set: if net.addr().is_ipv4() { Set::Masquerade4 } else { Set::Masquerade6 },
+            key: octets(net.addr()),
+            end: None,
+            value: named(list),
+        }));
     }
 
     /// Opens a port at an address of the node.
     fn open(&mut self, port: &PortMapping, at: IpAddr, pod: IpAddr, neighbours: &[IpNet]) {
         let v4 = pod.is_ipv4();
-        let list = self.list(v4, neighbours.iter().copied());
+        let list = self.list(neighbours.iter().copied());
         let protocol = word(&[port.protocol.number()]);
         let [host, container] = [port.host_port, port.container_port].map(|it| word(&it.to_be_bytes()));
         self.elements.insert(Element {
@@ -148,7 +156,7 @@ impl Wish {
             set: if v4 { Set::Mapped4 } else { Set::Mapped6 },
             key: [octets(pod), protocol, container, host].concat(),
             end: None,
-            value: list.to_vec(),
+            value: named(list),
         });
         self.ports.push(HostPort {
             protocol: port.protocol,
@@ -158,7 +166,7 @@ impl Wish {
     }
 
     /// Enters a list of prefixes of one family; returns its name, which follows from its content.
-    fn list(&mut self, v4: bool, nets: impl Iterator<Item = IpNet>) -> [u8; 6] {
+    fn list(&mut self, nets: impl Iterator<Item = IpNet>) -> List {
         // Ranges of one list must not overlap.
         let mut nets = IpNet::aggregate(&nets.collect());
         nets.sort();
@@ -166,14 +174,26 @@ impl Wish {
         let digest = Sha256::digest(text);
         let mut name = [0; 6];
         name.copy_from_slice(&digest[..6]);
-        let key = |address| [word(&name), octets(address)].concat();
-        self.elements.extend(nets.iter().map(|net| Element {
-            set: if v4 { Set::Prefixes4 } else { Set::Prefixes6 },
-            key: key(net.network()),
-            end: Some(key(net.broadcast())),
-            value: Vec::new(),
-        }));
+        // Whoever writes definitions can choose a digest, within limits, and not this bit.
+        name[0] |= OF_DIGEST;
+        self.elements.extend(nets.iter().map(|net| prefix(name, *net)));
         name
+    }
+}
+
+/// What a map says of a list: see the table of sets.
+fn named(list: List) -> Vec<u8> {
+    [vec![0; 4], word(&list)].concat()
+}
+
+/// An element of a list of prefixes.
+pub(super) fn prefix(list: List, net: IpNet) -> Element {
+    let key = |address| [word(&list), octets(address)].concat();
+    Element {
+        set: if net.addr().is_ipv4() { Set::Prefixes4 } else { Set::Prefixes6 },
+        key: key(net.network()),
+        end: Some(key(net.broadcast())),
+        value: Vec::new(),
     }
 }
 

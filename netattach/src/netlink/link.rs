@@ -20,6 +20,9 @@ use crate::timing;
 /// Name under which a macvlan is created if the node has a link of the final name, see [`Handle::create_macvlan`].
 const TEMPORARY_PREFIX: &str = "nat";
 
+/// Alias of a bridge that netattach has made: bridges outlast their pods, and only these may go with netattach.
+pub(super) const BRIDGE_ALIAS: &str = "netattach";
+
 /// MTU of a veth without a configured one, in bytes: that of Ethernet (`ETH_DATA_LEN`), the kernel's default too.
 const DEFAULT_MTU: u32 = 1500;
 
@@ -104,6 +107,19 @@ impl Handle {
     pub fn links(&mut self) -> Result<Vec<LinkState>, Error> {
         let all = show(LinkMessageBuilder::<LinkUnspec>::new());
         Ok(self.socket.dump(all)?.into_iter().filter_map(observed).collect())
+    }
+
+    /// The bridges of the namespace that netattach has made, each with the number of its ports.
+    pub fn own_bridges(&mut self) -> Result<Vec<(LinkState, usize)>, Error> {
+        let all = self.socket.dump(show(LinkMessageBuilder::<LinkUnspec>::new()))?;
+        let mark = LinkAttribute::IfAlias(BRIDGE_ALIAS.to_owned());
+        let is_marked = |message: &RouteNetlinkMessage| matches!(message, RouteNetlinkMessage::NewLink(link) if link.attributes.contains(&mark));
+        let marked: Vec<bool> = all.iter().map(is_marked).collect();
+        let links: Vec<Option<LinkState>> = all.into_iter().map(observed).collect();
+        let ports = |bridge: u32| links.iter().flatten().filter(|it| it.controller == Some(bridge)).count();
+        let own = links.iter().zip(marked).filter(|(_, is_marked)| *is_marked);
+        let bridges = own.filter_map(|(link, _)| link.as_ref()).filter(|link| link.kind == "bridge");
+        Ok(bridges.map(|link| (link.clone(), ports(link.index))).collect())
     }
 
     /// Creates a veth pair with its far end in `pod` and its near end up (and, for a port, in its bridge).
@@ -283,7 +299,9 @@ impl Handle {
                 // back fixes it.
                 if let Some(mac) = link.mac {
                     let pin = LinkUnspec::new_with_index(link.index).address(mac.0.to_vec());
-                    self.socket.request(RouteNetlinkMessage::SetLink(pin.build()), 0)?;
+                    let mark = LinkAttribute::IfAlias(BRIDGE_ALIAS.to_owned());
+                    let set = pin.append_extra_attribute(mark).build();
+                    self.socket.request(RouteNetlinkMessage::SetLink(set), 0)?;
                 }
                 Ok(Ensured { link, created: true })
             }
@@ -373,7 +391,11 @@ impl Handle {
         }
     }
 
-    fn create_and_show(&mut self, create: RouteNetlinkMessage, name: &str) -> Result<LinkState, Error> {
+    pub(super) fn create_and_show(
+        &mut self,
+        create: RouteNetlinkMessage,
+        name: &str,
+    ) -> Result<LinkState, Error> {
         let show = show(LinkUnspec::new_with_name(name));
         let requests = vec![NetlinkRequest::new(create, CREATE | EXCL), NetlinkRequest::new(show, 0)];
         let mut replies = self.socket.batch(requests)?.into_iter();

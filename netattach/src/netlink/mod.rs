@@ -9,13 +9,16 @@
 //! | `link`, `link_change`, `peer` | links; changes of those that exist; the other end of a veth |
 //! | `address`, `route`, `rule` | an interface's addresses; routes; rules that select routing tables |
 //! | `tc`, `tbf` | programs on clsact hooks; pacing by tbf |
+//! | `bridge` | a bridge that is made again as it was |
 //! | `bridge_state`, `stations` | forwarding properties of bridges; the stations in their forwarding databases |
 //! | `nft`, `xfrm` | whether packets would meet nftables chains or IPsec; transactions of nftables |
 //! | `guard`, [`nat`], [`conntrack`] | our own nftables tables: for policies, for translation; tracked connections |
-//! | `watch`, `filter_watch` | notifications about links and routes; about removed filters |
+//! | `watch`, `filter_watch`, `change_watch` | notifications about links and routes; about removed filters; whether anything has changed |
 
 mod address;
+mod bridge;
 mod bridge_state;
+mod change_watch;
 pub mod conntrack;
 mod error;
 mod filter_watch;
@@ -34,6 +37,7 @@ mod watch;
 mod xfrm;
 
 pub use bridge_state::{BridgeState, ForwardingState, PortState};
+pub use change_watch::ChangeWatch;
 pub use error::{Error, Refused};
 pub use filter_watch::FilterWatch;
 pub use guard::{

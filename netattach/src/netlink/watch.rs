@@ -55,6 +55,13 @@ pub struct Touched {
     pub default_routes: bool,
 }
 
+impl Changes {
+    /// Whether nothing has changed.
+    pub fn is_none(&self) -> bool {
+        matches!(self, Self::Of(touched) if touched.links.is_empty() && !touched.default_routes)
+    }
+}
+
 impl LinkWatch {
     /// Starts listening.
     pub fn open() -> Result<Self, Error> {

@@ -1,7 +1,7 @@
 //! The object model: pods, namespaces, definitions and policies as every source provides them. Free of API types, never
 //! changed in place.
 //!
-//! A [`policy`] selects pods by [`labels`]; [`budget`] limits its size. Structs that collect unknown keys are read by
+//! A [`policy`] selects pods by [`labels`]; [`budget`] limits its size; people select them by a [`label_query`]. Structs that collect unknown keys are read by
 //! `unknown_keys`. [`access`] decides which namespaces may use a network. Of pods of other nodes there is only what makes
 //! them peers of policies ([`remote`]): [`remote_pods`] is the map of all of them, [`interner`] has what they share; of
 //! nodes, what the network between them needs ([`node`]).
@@ -9,6 +9,7 @@
 pub mod access;
 pub mod budget;
 pub mod interner;
+pub mod label_query;
 pub mod labels;
 pub mod node;
 pub mod policy;
@@ -46,7 +47,7 @@ pub struct Objects {
     /// Labels of the namespaces that have a manifest. Use [`Objects::namespace_labels`], which also covers the others.
     pub namespaces: Shared<String, Labels>,
     /// NetworkAttachmentDefinitions.
-    pub definitions: Shared<NetworkRef, Definition>,
+    pub definitions: Shared<NetworkRef, Arc<Definition>>,
     /// MultiNetworkPolicies, each with its own problems.
     pub policies: Shared<ObjectName, Arc<Policy>>,
     /// NetworkPolicies, which are enforced only if the agent's settings enable them.

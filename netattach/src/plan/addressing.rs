@@ -64,22 +64,31 @@ pub struct GatewayConflict {
     pub wanted: IpNet,
 }
 
-/// Compares the addresses of a bridge with the `wanted` gateways. Any other IPv4 address conflicts; another IPv6
-/// address conflicts only if the subnets overlap. `force` removes conflicting addresses.
+/// What becomes of other addresses of a bridge.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Others {
+    /// Any other IPv4 address conflicts; another IPv6 address conflicts only if the subnets overlap.
+    Refused,
+    /// Those that would conflict are removed.
+    Removed,
+    /// Another address of either family conflicts only if the subnets overlap.
+    Kept,
+}
+
+/// Compares the addresses of a bridge with the `wanted` gateways.
 ///
 /// # Errors
-/// An address conflicts and `force` is not set.
+/// An address conflicts, and is not to be removed.
 pub fn gateway_changes(
     present: &[IpNet],
     wanted: &[IpNet],
-    force: bool,
+    others: Others,
 ) -> Result<GatewayChanges, GatewayConflict> {
     let mut changes = GatewayChanges::default();
     for &gateway in wanted.iter().filter(|gateway| !present.contains(gateway)) {
-        for &other in
-            present.iter().filter(|other| !wanted.contains(other) && is_in_the_way(**other, gateway))
+        for &other in present.iter().filter(|it| !wanted.contains(it) && is_in_the_way(**it, gateway, others))
         {
-            if !force {
+            if others != Others::Removed {
                 return Err(GatewayConflict { present: other, wanted: gateway });
             }
             if !changes.remove.contains(&other) {
@@ -91,9 +100,12 @@ pub fn gateway_changes(
     Ok(changes)
 }
 
-fn is_in_the_way(present: IpNet, wanted: IpNet) -> bool {
+fn is_in_the_way(present: IpNet, wanted: IpNet, others: Others) -> bool {
     match (present, wanted) {
-        (IpNet::V4(_), IpNet::V4(_)) => true,
+        (IpNet::V4(present), IpNet::V4(wanted)) => {
+            let overlap = present.contains(&wanted.network()) || wanted.contains(&present.network());
+            overlap || others != Others::Kept
+        }
         // Every interface has a link-local address; the kernel manages it.
         (IpNet::V6(present), IpNet::V6(_)) if present.addr().is_unicast_link_local() => false,
         (IpNet::V6(present), IpNet::V6(wanted)) => {
@@ -317,15 +329,16 @@ mod tests {
                 .map(|(present, wanted)| GatewayConflict { present: net(present), wanted: net(wanted) });
             let remove = conflict.iter().map(|conflict| conflict.present).collect();
             assert_eq!(
-                gateway_changes(&present, &wanted, true),
+                gateway_changes(&present, &wanted, Others::Removed),
                 Ok(GatewayChanges { remove, add: add.clone() })
             );
-            let unforced = gateway_changes(&present, &wanted, false);
-            assert_eq!(
-                unforced,
-                conflict.map_or(Ok(GatewayChanges { remove: vec![], add }), Err),
-                "{present:?} {wanted:?}"
-            );
+            let refused = gateway_changes(&present, &wanted, Others::Refused);
+            let only_added = |add| Ok(GatewayChanges { remove: vec![], add });
+            assert_eq!(refused, conflict.map_or(only_added(add.clone()), Err), "{present:?} {wanted:?}");
+            // A subnet beside another is none of its business.
+            let beside = conflict.filter(|conflict| conflict.present != net("10.2.0.1/24"));
+            let kept = gateway_changes(&present, &wanted, Others::Kept);
+            assert_eq!(kept, beside.map_or(only_added(add), Err), "{present:?} {wanted:?}");
         }
     }
 }

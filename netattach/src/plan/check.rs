@@ -166,7 +166,7 @@ mod tests {
                     config: serde_json::Map::new(),
                     role: crate::step::Role::Ipam,
                 }),
-                Step::Gateway { bridge: "br0".into(), force: false },
+                Step::Gateway { bridge: "br0".into(), force: false, beside: false },
                 Step::Configure(Configure { style: Style::Subnet, default_route: true, dns: None }),
             ],
             yields_to: None,

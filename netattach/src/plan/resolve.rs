@@ -282,6 +282,7 @@ fn default_attachment(
         return Err(CniError::new(code::INVALID_CONFIG, msg));
     }
     let offered = request.config.get("runtimeConfig").and_then(Value::as_object).cloned();
+    let offered = offered.map(cni::capability::with_usual_keys);
     let warning = match (closed_ports(&network.list, offered.as_ref()), options.port_mappings) {
         (None, _) => None,
         (Some(msg), UnsupportedPortMappings::Warn) => Some(msg),

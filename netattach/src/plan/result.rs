@@ -200,7 +200,9 @@ pub fn from_prev_result(attachment: &AttachmentPlan, result: &CniResult) -> Resu
             | Step::RouteBySource => Some(Output::Nothing),
         };
         // Step numbers fit: see `Plan::steps`.
-        outputs.extend(output.map(|output| (StepRef(0, index as u16), output)));
+        if let Some(output) = output {
+            outputs.insert(StepRef(0, index as u16), output);
+        }
     }
     Ok(outputs)
 }

@@ -93,7 +93,7 @@ pub(super) fn usable_networks(
     let labels = objects.namespace_labels(namespace);
     let mut usable = policy.networks.clone();
     usable.retain(|network| {
-        let definition = objects.definitions.get(network);
+        let definition = objects.definitions.get(network).map(Arc::as_ref);
         let checked = restrictions.check_policy(network, definition, namespace, &labels);
         if let Err(forbidden) = &checked {
             conditions.push(Condition {

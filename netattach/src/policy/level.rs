@@ -24,14 +24,21 @@ pub struct Enforcement {
     pub why: String,
 }
 
-impl fmt::Display for Level {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl Level {
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
             Self::Full => "full",
             Self::FullUnlessPrivileged => "full-unless-privileged",
             Self::Advisory => "advisory",
             Self::None => "none",
-        })
+        }
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 

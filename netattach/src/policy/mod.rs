@@ -14,7 +14,7 @@
 //! | [`diff`] | the writes that bring the kernel there |
 //! | [`evaluate`] | the kernel's lookup, in user space |
 //! | [`explain`], [`advice`] | why a flow passes or not; the rule or setting that would let it pass |
-//! | [`dump`] | the tables that are in force, as data |
+//! | [`dump`], [`naming`] | the tables that are in force, as data; names for what was recorded |
 //! | [`level`] | how far policies hold for an attachment |
 //!
 //! Unreadable input never allows anything: an unreadable item of a rule matches nothing, and a policy whose selector is
@@ -33,6 +33,7 @@ pub mod incremental;
 pub mod index;
 pub mod level;
 pub mod lookup;
+pub mod naming;
 pub mod options;
 mod peers;
 mod resolve;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::{Publish, PublishError};
+use super::{Publish, PublishError, Published};
 use crate::npwg::StatusEntry;
 use crate::npwg::status;
 use crate::plan::PodRef;
@@ -53,10 +53,13 @@ impl Publish for StatusFiles {
         write().map_err(|source| failed(&path, source))
     }
 
-    fn has_drifted(&self, pod: &PodRef, entries: &[StatusEntry]) -> bool {
+    fn published(&self, pod: &PodRef, entries: &[StatusEntry]) -> Published {
+        let Some(path) = self.path(pod) else { return Published::Unknown };
         let text = status::render(entries);
-        let differs = |path| std::fs::read(path).map_or(true, |published| published != text.as_bytes());
-        self.path(pod).is_some_and(differs)
+        match std::fs::read(path) {
+            Ok(published) if published == text.as_bytes() => Published::Same,
+            _ => Published::Drifted,
+        }
     }
 
     fn withdraw(&self, pod: &PodRef) -> Result<(), PublishError> {

@@ -39,10 +39,9 @@ pub trait Publish: fmt::Debug + Send + Sync {
         self.publish(pod, entries)
     }
 
-    /// Whether somebody else has changed what was published of a pod, so that it is not these entries any more. A status
-    /// that is about to be published has not.
-    fn has_drifted(&self, _pod: &PodRef, _entries: &[StatusEntry]) -> bool {
-        false
+    /// Whether somebody else has changed what was published of a pod, so that it is not these entries any more.
+    fn published(&self, _pod: &PodRef, _entries: &[StatusEntry]) -> Published {
+        Published::Unknown
     }
 
     /// Reports a problem on the object that has it, where objects have events. Never blocks.
@@ -59,6 +58,19 @@ pub trait Publish: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`PublishError`] of the first status that cannot be withdrawn.
     fn withdraw_others(&self, attached: &BTreeSet<PodRef>) -> Result<(), PublishError>;
+}
+
+/// What is published of a pod, beside what is to be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Published {
+    /// The same, and the source's pod shows it: it stays so until the pod is another value there.
+    AsShown,
+    /// It is about to be published, or what is there cannot be told.
+    Unknown,
+    /// The same, as of now.
+    Same,
+    /// Somebody else has changed it.
+    Drifted,
 }
 
 /// A pod's status could not be published or withdrawn.

@@ -541,7 +541,8 @@ mod tests {
                 &unknown,
                 &[
                     "{\"refused\":\"the request cannot be understood: unknown variant `fetch`, expected one of `cni`, `attach`, \
-                     `detach`, `attachments`, `stats`, `policy`, `policy_dump`, `explain`, `status`, `flows` at line 1 column 7\"}",
+                     `detach`, `attachments`, `stats`, `policy`, `policy_dump`, `explain`, `status`, `flows`, \
+                     `select`, `pools`, `networks` at line 1 column 7\"}",
                 ],
             ),
         ];

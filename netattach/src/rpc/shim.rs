@@ -47,6 +47,11 @@ pub const STATUS_PATIENCE: Duration = Duration::from_secs(5);
 /// Overrides [`ANSWER_PATIENCE`]: seconds, decimals allowed.
 pub const TIMEOUT_VARIABLE: &str = "NETATTACH_TIMEOUT";
 
+/// The trace that the caller's work belongs to, of W3C Trace Context; passed to the agent.
+pub const TRACE_VARIABLE: &str = "TRACEPARENT";
+/// Longest value of it that is passed on, in bytes; one of version 00 has 55.
+const LONGEST_TRACE: usize = 256;
+
 // Same as those of the `cni` module, which defines them.
 const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 const NEWEST: &str = "1.1.0";
@@ -173,6 +178,11 @@ impl Environment {
                 let value = value.to_string_lossy();
                 let seconds = value.parse().ok().and_then(|s| Duration::try_from_secs_f64(s).ok());
                 environment.answer_patience = seconds.ok_or_else(|| ShimError::Timeout(value.into()))?;
+            } else if name == TRACE_VARIABLE {
+                // What is no trace context is of no use to anybody, and no reason to fail.
+                if let Ok(value) = value.into_string() {
+                    environment.cni.extend((value.len() <= LONGEST_TRACE).then_some((name, value)));
+                }
             } else if name.starts_with("CNI_") {
                 let Ok(value) = value.into_string() else { return Err(ShimError::Variable(name)) };
                 environment.cni.insert(name, value);

@@ -51,6 +51,9 @@ pub trait Source: Send + Sync {
         Vec::new()
     }
 
+    /// Reads everything again, as far as that may find what was missed. Returns at once.
+    fn reread(&self) {}
+
     /// The pod, at once if the newest snapshot has it. Otherwise it is waited for until the deadline: the runtime may
     /// request a pod before the source has read it. `None`: it did not appear.
     fn pod<'a>(&'a self, wanted: &'a WantedPod, deadline: Instant) -> PodFuture<'a> {

@@ -47,6 +47,9 @@ pub enum Step {
         bridge: String,
         /// Remove other addresses of the same family instead of refusing them.
         force: bool,
+        /// Leave other addresses of the same family, whose subnets do not overlap, where they are.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        beside: bool,
     },
     /// Enables forwarding on the node for the leased families.
     EnsureForwarding,

@@ -1,8 +1,6 @@
 //! Outputs of steps.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::ops::{Deref, DerefMut};
 use std::sync::OnceLock;
 
 use ipnet::IpNet;
@@ -15,34 +13,84 @@ use crate::ipam::LeasedAddress;
 use crate::mac::Mac;
 use crate::spec;
 
-/// The outputs of a plan's steps.
+/// The outputs of a plan's steps, in the order of the steps. Kept for as long as a sandbox is attached, so each takes what
+/// it has, and most have nothing.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Outputs(BTreeMap<StepRef, Output>);
+pub struct Outputs(Vec<(StepRef, Option<Box<Output>>)>);
+
+/// The output that takes no memory.
+static NOTHING: Output = Output::Nothing;
 
 impl Outputs {
     /// The outputs of the attachment at that position of the plan.
     pub fn of(&self, attachment: u16) -> Brought<'_> {
         Brought { all: self, attachment }
     }
-}
 
-impl Deref for Outputs {
-    type Target = BTreeMap<StepRef, Output>;
+    /// The output of a step, if it has finished.
+    pub fn get(&self, at: &StepRef) -> Option<&Output> {
+        let position = self.position(*at).ok()?;
+        self.0.get(position).map(|(_, output)| read(output))
+    }
 
-    fn deref(&self) -> &Self::Target {
-        &self.0
+    /// Whether a step has finished.
+    pub fn contains_key(&self, at: &StepRef) -> bool {
+        self.position(*at).is_ok()
+    }
+
+    /// The output of a step that has finished, in the place of an earlier one.
+    pub fn insert(&mut self, at: StepRef, output: Output) {
+        let output = Some(output).filter(|output| *output != Output::Nothing).map(Box::new);
+        match self.position(at) {
+            Ok(position) => self.0[position].1 = output,
+            Err(position) => self.0.insert(position, (at, output)),
+        }
+    }
+
+    /// Forgets all but those.
+    pub fn retain(&mut self, mut is_kept: impl FnMut(&StepRef, &Output) -> bool) {
+        self.0.retain(|(at, output)| is_kept(at, read(output)));
+    }
+
+    #[cfg(test)]
+    pub(crate) fn remove(&mut self, at: &StepRef) {
+        self.retain(|other, _| other != at);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &StepRef> {
+        self.0.iter().map(|(at, _)| at)
+    }
+
+    #[cfg(test)]
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// All of them.
+    pub fn values(&self) -> impl Iterator<Item = &Output> {
+        self.0.iter().map(|(_, output)| read(output))
+    }
+
+    /// All of them, with their steps.
+    pub fn iter(&self) -> impl Iterator<Item = (&StepRef, &Output)> {
+        self.0.iter().map(|(at, output)| (at, read(output)))
+    }
+
+    fn position(&self, at: StepRef) -> Result<usize, usize> {
+        self.0.binary_search_by_key(&at, |(at, _)| *at)
     }
 }
 
-impl DerefMut for Outputs {
-    fn deref_mut(&mut self) -> &mut Self::Target {
-        &mut self.0
-    }
+fn read(output: &Option<Box<Output>>) -> &Output {
+    output.as_deref().unwrap_or(&NOTHING)
 }
 
 impl FromIterator<(StepRef, Output)> for Outputs {
     fn from_iter<T: IntoIterator<Item = (StepRef, Output)>>(outputs: T) -> Self {
-        Self(outputs.into_iter().collect())
+        let mut all = Self::default();
+        outputs.into_iter().for_each(|(at, output)| all.insert(at, output));
+        all
     }
 }
 
@@ -61,8 +109,10 @@ impl<'o> Brought<'o> {
 
     /// In the order of the steps.
     pub fn iter(self) -> impl Iterator<Item = &'o Output> {
-        let own = StepRef(self.attachment, 0)..=StepRef(self.attachment, u16::MAX);
-        self.all.range(own).map(|(_, output)| output)
+        let (first, attachment) = (StepRef(self.attachment, 0), self.attachment);
+        let first = self.all.position(first).unwrap_or_else(|first| first);
+        let own = self.all.0.iter().skip(first).take_while(move |(at, _)| at.0 == attachment);
+        own.map(|(_, output)| read(output))
     }
 
     /// Position of the attachment in its plan.
@@ -148,13 +198,14 @@ pub enum Output {
 #[derive(Debug, Default)]
 pub struct Printed {
     raw: Value,
-    read: OnceLock<Result<CniResult, CniError>>,
+    /// Apart, as most outputs are of other kinds and take as much as the largest.
+    read: OnceLock<Box<Result<CniResult, CniError>>>,
 }
 
 impl Printed {
     /// A result that has been parsed already.
     pub fn new(raw: Value, read: CniResult) -> Self {
-        Self { raw, read: OnceLock::from(Ok(read)) }
+        Self { raw, read: OnceLock::from(Box::new(Ok(read))) }
     }
 
     /// The JSON as printed.
@@ -167,7 +218,8 @@ impl Printed {
     /// # Errors
     /// It is not a valid result of that version.
     pub fn read(&self, version: Version) -> Result<&CniResult, CniError> {
-        self.read.get_or_init(|| CniResult::parse(&self.raw, version)).as_ref().map_err(Clone::clone)
+        let read = self.read.get_or_init(|| Box::new(CniResult::parse(&self.raw, version)));
+        (**read).as_ref().map_err(Clone::clone)
     }
 }
 

@@ -16,6 +16,10 @@ pub struct Translate {
     /// pod's address as it is everywhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub masquerade: Option<Vec<IpNet>>,
+    /// Whether the destinations of `masquerade` are those that the agent keeps for the node, as they change, in the place
+    /// of the ones written here.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub follows_node: bool,
     /// Ports of the node that lead to the pod.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<PortMapping>,

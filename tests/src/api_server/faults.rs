@@ -1,6 +1,6 @@
 //! What goes wrong on purpose.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -98,6 +98,8 @@ pub struct FaultId(u64);
 pub struct Faults {
     active: Mutex<Active>,
     held: watch::Sender<BTreeSet<String>>,
+    /// Versions of which lists of a resource are.
+    stale: Mutex<BTreeMap<String, u64>>,
 }
 
 #[derive(Debug, Default)]
@@ -118,7 +120,7 @@ struct Entry {
 
 impl Faults {
     pub(super) fn new() -> Self {
-        Self { active: Mutex::default(), held: watch::Sender::new(BTreeSet::new()) }
+        Self { active: Mutex::default(), held: watch::Sender::new(BTreeSet::new()), stale: Mutex::default() }
     }
 
     fn active(&self) -> MutexGuard<'_, Active> {
@@ -157,9 +159,25 @@ impl Faults {
         self.active().faults.iter().find(|entry| entry.id == id.0).map_or(0, |entry| entry.hits)
     }
 
+    fn stale(&self) -> MutexGuard<'_, BTreeMap<String, u64>> {
+        self.stale.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lists of a resource are of that version from now on, until all faults end: the answers of a server whose cache is
+    /// behind. Watches that begin there tell everything since.
+    pub(super) fn list_at(&self, resource: &str, version: u64) {
+        self.stale().insert(resource.to_owned(), version);
+    }
+
+    /// The version of which lists of a resource are, if not of the newest.
+    pub(super) fn listed_at(&self, resource: &str) -> Option<u64> {
+        self.stale().get(resource).copied()
+    }
+
     /// Ends every fault, and lets held watches go on.
     pub fn clear(&self) {
         self.active().faults.clear();
+        self.stale().clear();
         self.held.send_modify(BTreeSet::clear);
     }
 

@@ -55,7 +55,14 @@ fn number(query: &Query, key: &str) -> Result<Option<u64>, Failure> {
 
 /// A list, or a page of one: every page is of the version of the first. A list at version 0 is never cut into pages, as
 /// real servers answer it from their cache.
-pub(super) fn page(store: &Store, path: &ObjectPath, shape: &Shape, query: &Query) -> Result<Value, Failure> {
+/// `newest`: the version of a list that may be of any, if not the store's own.
+pub(super) fn page(
+    store: &Store,
+    newest: Option<u64>,
+    path: &ObjectPath,
+    shape: &Shape,
+    query: &Query,
+) -> Result<Value, Failure> {
     let selector = selector(path, query)?;
     let asked = number(query, "resourceVersion")?;
     let token = match query.get("continue").filter(|text| !text.is_empty()) {
@@ -87,7 +94,7 @@ pub(super) fn page(store: &Store, path: &ObjectPath, shape: &Shape, query: &Quer
         let last = (path.kind.resource, token.after.0.clone(), token.after.1.clone());
         return Err(Failure::continue_expired(&Token::encode(None, &last)));
     }
-    let version = version.unwrap_or(store.version());
+    let version = version.or(newest).unwrap_or(store.version());
     let wanted = |(key, object): &(Key, std::sync::Arc<Value>)| {
         path.namespace.as_ref().is_none_or(|namespace| *namespace == key.1)
             && token.as_ref().is_none_or(|token| (&key.1, &key.2) > (&token.after.0, &token.after.1))

@@ -249,6 +249,14 @@ impl ApiServer {
         self.shared.change(store::Store::compact);
     }
 
+    /// Lists of a resource are as it is now from now on, whatever changes, until [`Faults::clear`]: one server of
+    /// several is behind, or has been started from an older snapshot of its cache. A list is older then than what its
+    /// client has been told; watches that begin with it tell everything since.
+    pub fn list_as_now(&self, resource: &str) {
+        let version = self.shared.store().version();
+        self.shared.faults.list_at(resource, version);
+    }
+
     /// Serves a kind, all its versions or one, or serves it no longer. Watches of what is no longer served end.
     ///
     /// # Errors

@@ -166,7 +166,8 @@ fn objects(shared: &Shared, asked: &Asked, path: &ObjectPath) -> Result<Answer, 
             ok(&object)
         }
         (Verb::List, None) => {
-            Ok(Answer::Json(StatusCode::OK, list::page(&shared.store(), path, &shape, &asked.query)?))
+            let newest = shared.faults.listed_at(path.kind.resource);
+            Ok(Answer::Json(StatusCode::OK, list::page(&shared.store(), newest, path, &shape, &asked.query)?))
         }
         (Verb::Watch, None) => Ok(Answer::Watch(Box::new(list::watch(shared, path, shape, &asked.query)?))),
         (Verb::Create, None) if path.namespace.is_some() == path.kind.namespaced => {

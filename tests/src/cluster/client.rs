@@ -141,6 +141,16 @@ impl Client {
         self.post(&collection, object)?.expect(201).with_context(|| format!("create {path}"))
     }
 
+    /// What the server would answer if the object was created, or changed where it is there already. Nothing is stored.
+    ///
+    /// # Errors
+    /// No answer.
+    pub fn try_out(&self, object: &Value) -> Result<Reply> {
+        let (path, collection) = paths_of(object)?;
+        let reply = self.post(&format!("{collection}?dryRun=All"), object)?;
+        if reply.status == 409 { self.merge(&format!("{path}?dryRun=All"), object) } else { Ok(reply) }
+    }
+
     /// Starts a watch of that representation; the path has the query.
     ///
     /// # Errors

@@ -22,7 +22,9 @@ fn resource(kind: &str) -> Result<&'static str> {
     Ok(match kind {
         "ClusterRole" => "clusterroles",
         "ClusterRoleBinding" => "clusterrolebindings",
+        "ConfigMap" => "configmaps",
         "CustomResourceDefinition" => "customresourcedefinitions",
+        "DaemonSet" => "daemonsets",
         "Deployment" => "deployments",
         "Event" => "events",
         "MultiNetworkPolicy" => "multi-networkpolicies",
@@ -31,6 +33,7 @@ fn resource(kind: &str) -> Result<&'static str> {
         "NetworkPolicy" => "networkpolicies",
         "Node" => "nodes",
         "Pod" => "pods",
+        "PodDisruptionBudget" => "poddisruptionbudgets",
         "Service" => "services",
         "ServiceAccount" => "serviceaccounts",
         _ => bail!("where objects of the kind {kind} are is not known here"),

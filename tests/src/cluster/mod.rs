@@ -36,11 +36,18 @@ use self::program::Program;
 pub use self::worker::{Loss, Setup, Worker};
 
 /// The programs that a cluster is made of.
-const PROGRAMS: [&str; 6] =
-    ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kube-proxy"];
-/// What the controller manager does: enough for Deployments and Services, and for nodes to be ready.
+const PROGRAMS: [&str; 7] = [
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kubelet",
+    "kube-proxy",
+    "device-plugin",
+];
+/// What the controller manager does: enough for Deployments, their budgets and Services, and for nodes to be ready.
 const CONTROLLERS: &str =
-    "deployment,replicaset,garbagecollector,namespace,nodelifecycle,endpoint,endpointslice";
+    "deployment,replicaset,garbagecollector,namespace,nodelifecycle,endpoint,endpointslice,disruption";
 /// The server's address on the bridge of nodes.
 const SERVER: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
 const BRIDGE: &str = "cluster";
@@ -54,9 +61,9 @@ const ISSUER: &str = "https://kubernetes.default.svc.cluster.local";
 const PATIENCE: Duration = Duration::from_secs(60);
 /// What is installed in every cluster.
 const MANIFESTS: [&str; 3] = [
-    include_str!("../../../deploy/crds/network-attachment-definitions.yaml"),
-    include_str!("../../../deploy/crds/multi-networkpolicies.yaml"),
-    include_str!("../../../deploy/rbac.yaml"),
+    include_str!("../../../deploy/base/crds/network-attachment-definitions.yaml"),
+    include_str!("../../../deploy/base/crds/multi-networkpolicies.yaml"),
+    include_str!("../../../deploy/base/rbac.yaml"),
 ];
 
 /// A cluster without nodes: its pods run where a test says that they do.

@@ -42,7 +42,7 @@ static WORKERS: Mutex<usize> = Mutex::new(0);
 /// How a node is set up.
 #[derive(Debug, Default)]
 pub struct Setup<'a> {
-    /// Keys of the agent's configuration file.
+    /// Keys of the agent's configuration file. With `cniConf` the agent alone writes the runtime's configuration.
     pub settings: &'a [(&'a str, Value)],
     /// The default network in place of the bridge of [`Node::default_config`].
     pub default: Option<fn(&Node) -> Value>,
@@ -65,6 +65,7 @@ pub enum Loss {
 #[derive(Debug)]
 pub struct Worker {
     proxy: Option<Program>,
+    device_plugin: Option<Program>,
     kubelet: Program,
     /// Files mounted over settings.
     over: Vec<PathBuf>,
@@ -102,13 +103,17 @@ impl Worker {
         }
         let over = cover_settings(&directory)?;
         machine.node.start()?;
-        machine.network(CONFIGURATIONS, "pods", Version::V1_6.cni())?;
+        if !setup.settings.iter().any(|(key, _)| *key == "cniConf") {
+            machine.network(CONFIGURATIONS, "pods", Version::V1_6.cni())?;
+        }
         let containerd = Containerd::start(machine, Version::V1_6)?;
         let taint = setup.taint.map(str::to_owned);
         let (name, tools) = (name.to_owned(), cluster.tools.clone());
         let kubelet = start_kubelet(&containerd.machine.node, &tools, &name, address, taint.as_deref())?;
         *WORKERS.lock().unwrap_or_else(PoisonError::into_inner) += 1;
-        let worker = Self { proxy: None, kubelet, over, containerd, name, address, taint, default, tools };
+        let (proxy, device_plugin) = (None, None);
+        let worker =
+            Self { proxy, device_plugin, kubelet, over, containerd, name, address, taint, default, tools };
         worker.wait_until_ready(cluster)?;
         Ok(Some(worker))
     }
@@ -164,6 +169,12 @@ impl Worker {
             "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"}
         });
         fs::write(directory.join("proxy-settings"), settings.to_string())?;
+        self.run_proxy()
+    }
+
+    /// With the settings of before.
+    fn run_proxy(&mut self) -> Result<()> {
+        let directory = self.node().path("kubelet");
         let mut proxy = Command::new(self.tools.join("kube-proxy"));
         proxy.arg("--config").arg(directory.join("proxy-settings"));
         self.proxy = Some(Program::start(&self.node().namespace, proxy, &directory.join("proxy-log"))?);
@@ -173,6 +184,29 @@ impl Worker {
     /// What kube-proxy said last, for a test that fails.
     pub fn proxy_said(&self) -> String {
         self.proxy.as_ref().map(Program::said).unwrap_or_default()
+    }
+
+    /// Starts a device plugin, which tells the kubelet of devices of a resource. A kubelet that starts again hears of them
+    /// too.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start_device_plugin(&mut self, resource: &str, ids: &[&str]) -> Result<()> {
+        let mut plugin = Command::new(self.tools.join("device-plugin"));
+        plugin.arg(resource).args(ids);
+        let log = self.node().path("kubelet").join("device-plugin-log");
+        self.device_plugin = Some(Program::start(&self.node().namespace, plugin, &log)?);
+        Ok(())
+    }
+
+    /// What the device plugin said.
+    pub fn device_plugin_said(&self) -> String {
+        self.device_plugin.as_ref().map(Program::said).unwrap_or_default()
+    }
+
+    /// What the kubelet said last, for a test that fails.
+    pub fn kubelet_said(&self) -> String {
+        self.kubelet.said()
     }
 
     /// Kills the kubelet and starts it again.
@@ -196,14 +230,17 @@ impl Worker {
     /// A program does not start.
     pub fn reboot(&mut self, cluster: &Cluster, loss: Loss) -> Result<()> {
         self.kubelet.end();
-        let proxied = self.proxy.take().is_some();
-        ensure!(!proxied, "a node with kube-proxy is not started again");
+        let is_proxied = self.proxy.take().is_some();
+        ensure!(self.device_plugin.is_none(), "a node with a device plugin is not started again");
         let wiped = loss == Loss::Runtime;
         self.containerd.machine.lose_power(wiped)?;
         cluster.reconnect(&self.node().namespace, self.address)?;
         write_boot_id(&self.node().path("kubelet"))?;
         self.containerd.serve_anew(wiped)?;
         self.start_kubelet()?;
+        if is_proxied {
+            self.run_proxy()?;
+        }
         self.node_mut().start()
     }
 
@@ -212,6 +249,16 @@ impl Worker {
     /// # Errors
     /// The pod is not attached.
     pub fn namespace_of(&self, pod: &str) -> Result<Namespace> {
+        let record = self.record_of(pod)?;
+        let path = record["sandbox"]["netns"].as_str().context("a record has a namespace")?;
+        Namespace::at(Path::new(path))
+    }
+
+    /// The plan by which a pod of that name is attached, as its record has it.
+    ///
+    /// # Errors
+    /// The pod is not attached.
+    pub fn record_of(&self, pod: &str) -> Result<Value> {
         let rows = self.node().ctl(&["attachments"])?;
         let rows = rows.as_array().context("attachments are a list")?;
         let row = rows.iter().find(|row| row["pod"]["name"] == pod && row["state"] == "attached");
@@ -223,8 +270,10 @@ impl Worker {
                 continue;
             }
             let record = fs::read_to_string(entry.path())?;
-            let path = record.split("\"netns\":\"").nth(1).and_then(|rest| rest.split('"').next());
-            return Namespace::at(Path::new(path.context("a record has a namespace")?));
+            // Each line with its checksum.
+            let lines = record.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            let mut plans = lines.filter_map(|mut line| Some(line.pointer_mut("/1/planned/plan")?.take()));
+            return plans.find(Value::is_object).context("a record has a plan");
         }
         bail!("{pod} has no record")
     }
@@ -296,7 +345,7 @@ fn start_kubelet(
 
 impl Drop for Worker {
     fn drop(&mut self) {
-        drop(self.proxy.take());
+        drop((self.proxy.take(), self.device_plugin.take()));
         self.kubelet.end();
         for file in &self.over {
             let _ = unmount(file, UnmountFlags::DETACH);

@@ -123,6 +123,35 @@ impl Containerd {
         Ok(())
     }
 
+    /// `ctr images import` of an archive; returns its output.
+    ///
+    /// # Errors
+    /// The archive is refused.
+    pub fn import_from(&self, archive: &Path) -> Result<String> {
+        let archive = archive.to_str().context("a path that is text")?;
+        ctr(&self.machine, &self.machine.name, &["images", "import", archive])
+    }
+
+    /// The images that it has, one row for each.
+    ///
+    /// # Errors
+    /// `ctr` fails.
+    pub fn images(&self) -> Result<String> {
+        ctr(&self.machine, &self.machine.name, &["images", "list"])
+    }
+
+    /// `ctr run` of one process in a container of an image, to its end; returns its output.
+    ///
+    /// # Errors
+    /// The process cannot be started or fails.
+    pub fn run_once(&self, image: &str, name: &str, words: &[&str]) -> Result<String> {
+        ctr(
+            &self.machine,
+            &self.machine.name,
+            &[&["run", "--rm", "--read-only", image, name], words].concat(),
+        )
+    }
+
     /// Kills the daemon (`kill -9`) and starts it again: its containers stay.
     ///
     /// # Errors

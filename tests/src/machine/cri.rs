@@ -3,6 +3,7 @@
 //! Messages are the members of `runtime.v1` (kubernetes/cri-api, `api.proto`) that the tests use, by their numbers
 //! there; both sides ignore the others.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -141,6 +142,16 @@ impl Client {
         let network = conditions.into_iter().find(|condition| condition.kind == "NetworkReady");
         let network = network.context("a runtime has a network")?;
         Ok((network.status, network.message))
+    }
+
+    /// The network configuration that the runtime has read, in its own words.
+    ///
+    /// # Errors
+    /// The runtime refuses.
+    pub fn network_configuration(&mut self) -> Result<String> {
+        let question = StatusRequest { verbose: true };
+        let mut answer: StatusResponse = self.call("/runtime.v1.RuntimeService/Status", question)?;
+        answer.info.remove("cniconfig").context("a runtime says which networks it has")
     }
 
     /// Whether the runtime, which may have just been started, accepts requests: it lists its sandboxes.
@@ -312,9 +323,17 @@ struct PodIp {
 }
 
 #[derive(Clone, PartialEq, Message)]
+struct StatusRequest {
+    #[prost(bool, tag = "1")]
+    verbose: bool,
+}
+
+#[derive(Clone, PartialEq, Message)]
 struct StatusResponse {
     #[prost(message, optional, tag = "1")]
     status: Option<RuntimeStatus>,
+    #[prost(map = "string, string", tag = "2")]
+    info: HashMap<String, String>,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -118,6 +118,7 @@ impl Rig {
             sandbox,
             attached: false,
             may_stay: BTreeSet::new(),
+            eth0: BTreeSet::new(),
             attachments: Vec::new(),
             forged: false,
         };
@@ -209,6 +210,11 @@ impl Rig {
             Trouble::TokenExpired => self.server.accept_tokens(&[]),
             Trouble::ForeignCertificate => self.server.foreign_certificate()?,
             Trouble::HistoryForgotten => self.server.compact(),
+            Trouble::Stale(what) => {
+                self.server.list_as_now(what);
+                // Each of these watches has told one thing that the list after it does not know.
+                watches(3, what, 1, CutOff::Error(410));
+            }
         }
         // Watches meet what is wrong when they begin.
         self.server.reset_connections();

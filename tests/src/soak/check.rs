@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::decide::Key;
 use super::model::{Attachment, Protocol, View, World, entries};
-use super::network::{ALL, NETWORKS, Network, address_of};
+use super::network::{ALL, NETWORKS, Network, address_of, default_subnets, second};
 use super::probe::{Prober, Way, connects};
 use super::rig::{Live, Rig};
 use crate::Namespace;
@@ -38,9 +38,9 @@ pub(super) fn settle(rig: &mut Rig, prober: &Mutex<Prober>) -> Result<World> {
     for key in rig.live.keys().cloned().collect::<Vec<_>>() {
         loop {
             match has_what_it_should(rig, &key) {
-                Ok(attachments) => {
+                Ok((attachments, eth0)) => {
                     let live = rig.live.get_mut(&key).context("the pod lives")?;
-                    live.attachments = attachments;
+                    (live.attachments, live.eth0) = (attachments, eth0);
                     break;
                 }
                 Err(error) if Instant::now() > deadline => {
@@ -53,8 +53,8 @@ pub(super) fn settle(rig: &mut Rig, prober: &Mutex<Prober>) -> Result<World> {
     ways(rig, prober, deadline)
 }
 
-/// Looks into the pod, and at its object. Returns what is there.
-fn has_what_it_should(rig: &Rig, key: &Key) -> Result<Vec<Attachment>> {
+/// Looks into the pod, and at its object. Returns what is there, and the addresses of the default network.
+fn has_what_it_should(rig: &Rig, key: &Key) -> Result<(Vec<Attachment>, BTreeSet<IpAddr>)> {
     let live = rig.live.get(key).context("the pod lives")?;
     let object = rig.server.get("pods", &key.0, &key.1).context("the pod has no object")?;
     let (found, addresses) = inside(live)?;
@@ -62,8 +62,9 @@ fn has_what_it_should(rig: &Rig, key: &Key) -> Result<Vec<Attachment>> {
     if !live.attached {
         ensure!(found.is_empty(), "it is not attached and has {found:?}");
         ensure!(live.forged || status.is_empty(), "it is not attached and its status is {status:?}");
-        return Ok(Vec::new());
+        return Ok((Vec::new(), BTreeSet::new()));
     }
+    let eth0 = default_network(live, &object)?;
     let annotated: BTreeSet<Network> = live.spec.networks.keys().copied().collect();
     let node = live.spec.node;
     let is_defined = |network: &&Network| {
@@ -106,7 +107,31 @@ fn has_what_it_should(rig: &Rig, key: &Key) -> Result<Vec<Attachment>> {
         network: format!("{NETWORKS}/{}", network.definition(node)),
         addresses: addresses.iter().copied().collect(),
     };
-    Ok(found.iter().map(attachment).collect())
+    Ok((found.iter().map(attachment).collect(), eth0))
+}
+
+/// The addresses of a pod's `eth0`, which are of the default network that the pod has chosen, as its status says.
+fn default_network(live: &Live, object: &Value) -> Result<BTreeSet<IpAddr>> {
+    let spec = &live.spec;
+    let links = Links::of(&live.sandbox.namespace)?.links;
+    let eth0 = links.get("eth0").context("it has no eth0")?;
+    let found: BTreeSet<IpAddr> = eth0.addresses.iter().map(IpNet::addr).collect();
+    let ranges: Vec<IpNet> =
+        default_subnets(spec.node, spec.second).iter().filter_map(|it| it.parse().ok()).collect();
+    let is_one_of_each = found.len() == ranges.len()
+        && ranges.iter().all(|range| found.iter().any(|address| range.contains(address)));
+    ensure!(is_one_of_each, "its eth0 has {found:?}, of ranges {ranges:?}");
+    if !live.forged {
+        let name =
+            if spec.second { format!("{NETWORKS}/{}", second(spec.node)) } else { "default".to_owned() };
+        let entries = entries(object);
+        let entry: Vec<&Value> = entries.iter().filter(|entry| entry["default"] == true).collect();
+        let ips = entry.iter().flat_map(|entry| entry["ips"].as_array().into_iter().flatten());
+        let ips: BTreeSet<IpAddr> = ips.filter_map(|ip| address_of(ip.as_str()?)).collect();
+        let is_told = entry.len() == 1 && entry[0]["name"] == *name && ips == found;
+        ensure!(is_told, "its eth0 is of {name} with {found:?}, and its status says {entry:?}");
+    }
+    Ok(found)
 }
 
 /// The networks that a pod has interfaces of, with their addresses; whether those of pools are of the right ones.
@@ -154,17 +179,19 @@ fn leases(rig: &Rig) -> Result<()> {
             ensure!(lives(container), "{address} is leased to {container}, which is over");
         }
         for live in rig.live.values().filter(|it| it.attached && it.spec.node == number) {
+            let mut leased = live.eth0.clone();
             for network in ALL.into_iter().filter(|network| !network.spans_nodes()) {
                 let name = format!("{NETWORKS}/{}", network.definition(number));
                 let attachment = live.attachments.iter().find(|it| it.network == name);
-                for address in attachment.iter().flat_map(|it| &it.addresses) {
-                    ensure!(
-                        files.get(address) == Some(&live.spec.container),
-                        "{address} of {} is leased to {:?}",
-                        live.spec.container,
-                        files.get(address)
-                    );
-                }
+                leased.extend(attachment.iter().flat_map(|it| &it.addresses).copied());
+            }
+            for address in &leased {
+                ensure!(
+                    files.get(address) == Some(&live.spec.container),
+                    "{address} of {} is leased to {:?}",
+                    live.spec.container,
+                    files.get(address)
+                );
             }
         }
     }

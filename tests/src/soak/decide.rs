@@ -36,6 +36,8 @@ pub(super) struct PodSpec {
     pub(super) networks: BTreeMap<Network, u8>,
     /// The number of the port that is called `web`.
     pub(super) web: u16,
+    /// It chooses the second of the networks that can be the default one.
+    pub(super) second: bool,
 }
 
 /// How a pod ends.
@@ -75,6 +77,8 @@ pub(super) enum Trouble {
     TokenExpired,
     ForeignCertificate,
     HistoryForgotten,
+    /// Watches of this end with 410, and the lists that follow are as of before everything that happens now.
+    Stale(&'static str),
 }
 
 /// One thing that happens.
@@ -261,6 +265,7 @@ impl Decisions {
         let container = if self.random.chance(1, 2) { same } else { format!("{same}-{}", self.made) };
         let labels = policies::labels(&mut self.random);
         let web = self.random.of([80, 81]);
+        let second = self.random.chance(1, 3);
         let mut networks = BTreeMap::new();
         for network in ALL {
             let times = if network.spans_nodes() { 4 } else { 2 };
@@ -269,7 +274,7 @@ impl Decisions {
             }
         }
         let uid = format!("00000000-0000-4000-8000-{:012x}", self.made);
-        Some(PodSpec { key, uid, node, container, labels, networks, web })
+        Some(PodSpec { key, uid, node, container, labels, networks, web, second })
     }
 
     fn usable(&self, network: Network, node: usize) -> bool {
@@ -383,7 +388,7 @@ impl Decisions {
     fn trouble(&mut self) -> Trouble {
         let what =
             self.random.of(["pods", "namespaces", "multi-networkpolicies", "network-attachment-definitions"]);
-        match self.random.below(16) {
+        match self.random.below(19) {
             0 => Trouble::Late,
             1 | 2 => Trouble::Answers(self.random.of([429, 500, 503, 504, 410])),
             3 => Trouble::Resets,
@@ -396,7 +401,8 @@ impl Decisions {
             12 => Trouble::Away,
             13 => Trouble::NoListener,
             14 => self.random.of([Trouble::TokenExpired, Trouble::ForeignCertificate]),
-            _ => Trouble::HistoryForgotten,
+            15 => Trouble::HistoryForgotten,
+            _ => Trouble::Stale(what),
         }
     }
 }

@@ -3,6 +3,20 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+/// Name of the network that a pod can choose as its default one, on a node.
+pub(super) fn second(node: usize) -> String {
+    format!("second-{node}")
+}
+
+/// The ranges of a node's default network, the usual one or the second.
+pub(super) fn default_subnets(node: usize, is_second: bool) -> Vec<String> {
+    if is_second {
+        vec![format!("10.{}.0.0/27", 70 + node)]
+    } else {
+        vec!["10.50.0.0/24".to_owned(), "fd00:50::/64".to_owned()]
+    }
+}
+
 /// Namespace of the definitions.
 pub(super) const NETWORKS: &str = "nets";
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::fs;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -10,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::decide::{Key, NAMESPACES, PodSpec};
 use super::model::{Attachment, World, node_name};
-use super::network::{ALL, NETWORKS, Network, selections};
+use super::network::{ALL, NETWORKS, Network, default_subnets, second, selections};
 use crate::api_server::{ApiServer, Credential, Options, TOKEN};
 use crate::node::{WIRE, ip};
 use crate::{Namespace, Node, Pod, manifest, tools, wires};
@@ -30,6 +31,8 @@ pub(super) struct Live {
     pub(super) attached: bool,
     /// Networks that its ADD may have attached: those stay.
     pub(super) may_stay: BTreeSet<Network>,
+    /// The addresses of its interface of the default network.
+    pub(super) eth0: BTreeSet<IpAddr>,
     /// What it has, as last published.
     pub(super) attachments: Vec<Attachment>,
     /// Its author has written into its status.
@@ -102,6 +105,9 @@ impl Rig {
                 }
             }
         }
+        for node in 0..2 {
+            rig.define_second(node)?;
+        }
         rig.start_agents()?;
         Ok(rig)
     }
@@ -166,6 +172,16 @@ impl Rig {
         Ok(())
     }
 
+    /// Makes the definition that pods of a node can choose in place of the default network.
+    fn define_second(&self, node: usize) -> Result<()> {
+        let mut config = self.nodes[node].default_config();
+        config["bridge"] = json!("br-second");
+        let subnets = default_subnets(node, true);
+        config["ipam"] = self.nodes[node].host_local(&subnets.iter().map(String::as_str).collect::<Vec<_>>());
+        self.server.create(&manifest::network(NETWORKS, &second(node), &config))?;
+        Ok(())
+    }
+
     /// Forgets the sandboxes that agents have detached by themselves.
     pub(super) fn forget_collected(&mut self) -> Result<()> {
         for (node, lost) in self.nodes.iter().zip(&mut self.lost) {
@@ -186,11 +202,16 @@ impl Rig {
                 ["UDP", "TCP"].map(|it| json!({"name": name, "containerPort": port, "protocol": it}))
             })
             .collect();
+        let mut annotations = json!({"k8s.v1.cni.cncf.io/networks": selections(&spec.networks, spec.node)});
+        if spec.second {
+            annotations["v1.multus-cni.io/default-network"] =
+                json!(format!("{NETWORKS}/{}", second(spec.node)));
+        }
         json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {
                 "namespace": spec.key.0, "name": spec.key.1, "uid": spec.uid, "labels": spec.labels,
-                "annotations": {"k8s.v1.cni.cncf.io/networks": selections(&spec.networks, spec.node)}
+                "annotations": annotations
             },
             "spec": {
                 "nodeName": node_name(spec.node),

@@ -17,10 +17,13 @@ fn containers(pods: &[Running]) -> BTreeSet<&str> {
     pods.iter().map(|pod| &*pod.container).collect()
 }
 
-/// A kubelet dies while pods start; then the node loses its power, and once more together with all that the runtime knew.
+/// A kubelet dies while pods start; then the node loses its power, once more together with all that the runtime knew, and once
+/// more while there is no API server.
 #[test]
 fn pods_come_back_after_the_kubelet_the_node_and_the_runtimes_disk_fail() {
-    let Some(mut rig) = Rig::new("reboots", &Setup::default()) else { return };
+    let settings = [("collectAfterSeconds", json!(1))];
+    let setup = Setup { settings: &settings, ..Setup::default() };
+    let Some(mut rig) = Rig::new("reboots", &setup) else { return };
     rig.deploy("client", 1);
     rig.deploy("web", 4);
     let all = [("client", 1), ("web", 4)];
@@ -31,8 +34,19 @@ fn pods_come_back_after_the_kubelet_the_node_and_the_runtimes_disk_fail() {
     let mut before = rig.settled(&all);
     rig.policed(&before).assert_holds();
 
-    for loss in [Loss::Memory, Loss::Runtime] {
+    for (loss, is_outage) in [(Loss::Memory, false), (Loss::Runtime, false), (Loss::Memory, true)] {
+        if is_outage {
+            rig.cluster.stop_server();
+        }
         rig.worker.reboot(&rig.cluster, loss).unwrap();
+        if is_outage {
+            // The agent needs nobody to tell it that all of before is gone.
+            let held = || rig.held();
+            assert!(eventually(PATIENCE, || held() == (0, 0)), "{:?} {:#}", held(), rig.status());
+            let source = rig.status()["ready"][0].clone();
+            assert_eq!((&source["condition"], &source["met"]), (&json!("source"), &json!(false)), "{source}");
+            rig.cluster.start_server().unwrap();
+        }
         let after = rig.settled(&all);
         let names = |pods: &[Running]| pods.iter().map(|pod| pod.name.clone()).collect::<Vec<_>>();
         assert_eq!(names(&after), names(&before), "the same pods");

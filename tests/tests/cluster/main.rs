@@ -2,19 +2,27 @@
 //!
 //! | module | tests |
 //! |---|---|
+//! | `deploy` | the manifests of `deploy`: rendered by kubectl, tried on the server |
 //! | `nodes` | agents of two nodes of a real cluster: what they publish |
 //! | `ranges` | a real cluster without any other network: the network of the agent's own |
 //! | `server` | a real kube-apiserver: what the agent relies on |
 //! | `workloads` | a real cluster with a kubelet and containerd: the life of a Deployment, with an agent that is killed at random |
 //! | `failures` | the same when the kubelet, the node, the runtime's disk or the API server fails |
 //! | `services` | kube-proxy, NetworkPolicies, the startup taint, static pods, `exec` |
+//! | `alone` | the same node without any other network: the network of the agent's own, with Services, `hostPort` and a reboot |
+//! | `devices` | a device plugin, and which network gets which of the kubelet's devices |
+//! | `repair` | pods whose runtime read another configuration: attached or evicted, as rights and budgets allow |
 //!
-//! `rig` has what the last three share: a node with its cluster, and what must hold of its pods.
+//! `rig` has what the last six share: a node with its cluster, and what must hold of its pods.
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
+mod alone;
+mod deploy;
+mod devices;
 mod failures;
 mod nodes;
 mod ranges;
+mod repair;
 mod rig;
 mod server;
 mod services;

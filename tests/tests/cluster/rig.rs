@@ -72,13 +72,24 @@ pub(crate) struct Running {
 }
 
 impl Rig {
+    /// A node, and nothing else. The controllers give it a range of `ranges`.
+    pub(crate) fn bare(test: &str, setup: &Setup<'_>, ranges: Option<&str>) -> Option<Self> {
+        let mut cluster = Cluster::new(test).unwrap()?;
+        cluster.start_controllers().unwrap();
+        if let Some(ranges) = ranges {
+            cluster.start_ranges(ranges).unwrap();
+        }
+        let admin = cluster.admin().unwrap();
+        let worker = Worker::start(test, &cluster, test, setup).unwrap()?;
+        let before = Snapshot::take(worker.node(), &[]).unwrap();
+        Some(Self { worker, admin, before, random: Random::new(), cluster })
+    }
+
     /// With three networks: a routed link, a bridge and macvlans, and a policy on the first that lets clients alone reach
     /// the pods of Deployments, on one port.
     pub(crate) fn new(test: &str, setup: &Setup<'_>) -> Option<Self> {
-        let mut cluster = Cluster::new(test).unwrap()?;
-        cluster.start_controllers().unwrap();
-        let admin = cluster.admin().unwrap();
-        let worker = Worker::start(test, &cluster, test, setup).unwrap()?;
+        let rig = Self::bare(test, setup, None)?;
+        let Self { worker, admin, .. } = &rig;
         let leases = worker.node().path("leases");
         let links = [
             json!({"type": "veth"}),
@@ -105,8 +116,7 @@ impl Rig {
             }
         });
         admin.create(&policy).unwrap();
-        let before = Snapshot::take(worker.node(), &[]).unwrap();
-        Some(Self { worker, admin, before, random: Random::new(), cluster })
+        Some(rig)
     }
 
     pub(crate) fn get(&self, path: &str) -> Value {
@@ -120,8 +130,52 @@ impl Rig {
         serde_json::from_slice(&ctl.output().unwrap().stdout).unwrap_or_default()
     }
 
+    /// A pod without a controller, of that specification, on these networks.
+    pub(crate) fn pod(&self, name: &str, labels: &Value, networks: &str, spec: &Value) {
+        let annotations = match networks {
+            "" => json!({}),
+            networks => json!({NETWORKS: networks}),
+        };
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod",
+            "metadata": {
+                "namespace": "default", "name": name, "labels": labels, "annotations": annotations
+            },
+            "spec": spec
+        });
+        self.admin.create(&pod).unwrap();
+    }
+
+    /// Waits until a pod is ready and its status is published; returns it.
+    #[track_caller]
+    pub(crate) fn ready(&self, name: &str, networks: usize) -> Value {
+        let path = format!("{PODS}/{name}");
+        let mut pod = Value::Null;
+        let ready = eventually(PATIENCE, || {
+            pod = self.get(&path);
+            is_ready(&pod) && published(&pod).len() == networks
+        });
+        assert!(ready, "{pod:#}\n{}", self.get("/api/v1/namespaces/default/events"));
+        pod
+    }
+
+    /// Deletes a pod, and waits until it is gone.
+    #[track_caller]
+    pub(crate) fn delete(&self, name: &str) {
+        let path = format!("{PODS}/{name}");
+        self.admin.delete(&path).unwrap().expect(200).unwrap();
+        let gone = || self.admin.get(&path).is_ok_and(|reply| reply.status == 404);
+        assert!(eventually(PATIENCE, gone), "{:#}", self.get(&path));
+    }
+
     /// A Deployment of pods on all three networks, with this as their label `app`.
     pub(crate) fn deploy(&self, name: &str, replicas: usize) {
+        let annotations = json!({NETWORKS: "storage, lan, segment"});
+        self.deploy_pods(name, replicas, &annotations, &busybox(&json!({})));
+    }
+
+    /// A Deployment of pods of that specification, with this as their label `app`.
+    pub(crate) fn deploy_pods(&self, name: &str, replicas: usize, annotations: &Value, spec: &Value) {
         let deployment = json!({
             "apiVersion": "apps/v1", "kind": "Deployment",
             "metadata": {"namespace": "default", "name": name},
@@ -129,10 +183,7 @@ impl Rig {
                 "replicas": replicas, "selector": {"matchLabels": {"app": name}},
                 "strategy": {"rollingUpdate": {"maxSurge": 2, "maxUnavailable": 3}},
                 "template": {
-                    "metadata": {
-                        "labels": {"app": name}, "annotations": {NETWORKS: "storage, lan, segment"}
-                    },
-                    "spec": busybox(&json!({}))
+                    "metadata": {"labels": {"app": name}, "annotations": annotations}, "spec": spec
                 }
             }
         });
@@ -209,7 +260,7 @@ impl Rig {
     }
 
     /// Records and leases on the disk. The default network has two families.
-    fn held(&self) -> (usize, usize) {
+    pub(crate) fn held(&self) -> (usize, usize) {
         let files = Snapshot::take(self.worker.node(), &[]).unwrap().files;
         let below = |directory: &str| files.keys().filter(|path| path.starts_with(directory)).count();
         (below("state/journal/"), below("leases/"))

@@ -201,7 +201,7 @@ fn what_is_not_served_is_not_found() {
     }
 }
 
-/// What `deploy/rbac.yaml` gives, and what it does not.
+/// What `deploy/base/rbac.yaml` gives, and what it does not.
 #[test]
 fn the_agent_may_do_its_work_and_nothing_else() {
     let Some(rig) = Rig::new("rights").unwrap() else { return };
@@ -242,7 +242,7 @@ fn the_agent_may_do_its_work_and_nothing_else() {
     }
 }
 
-/// The definitions of `deploy/crds`: nothing of a policy is cut off, and what is no policy is refused.
+/// The definitions of `deploy/base/crds`: nothing of a policy is cut off, and what is no policy is refused.
 #[test]
 fn definitions_keep_every_key_of_a_policy() {
     let Some(rig) = Rig::new("definitions").unwrap() else { return };

@@ -9,7 +9,7 @@ use netattach_tests::cluster::Setup;
 use netattach_tests::traffic::{Echo, SILENCE, connects, eventually};
 use serde_json::{Value, json};
 
-use crate::rig::{NETWORKS, PATIENCE, PODS, Rig, busybox, is_ready, published};
+use crate::rig::{NETWORKS, PATIENCE, PODS, Rig, busybox, published};
 
 const TAINT: &str = "netattach.dev/agent-not-ready";
 /// Pods of the default network.
@@ -21,43 +21,6 @@ fn routed(node: &Node) -> Value {
     json!({
         "cniVersion": "1.0.0", "type": "veth", "isDefaultGateway": true, "ipam": node.host_local(&[DEFAULT])
     })
-}
-
-impl Rig {
-    fn pod(&self, name: &str, labels: &Value, networks: &str, resources: &Value) {
-        let annotations = match networks {
-            "" => json!({}),
-            networks => json!({NETWORKS: networks}),
-        };
-        let pod = json!({
-            "apiVersion": "v1", "kind": "Pod",
-            "metadata": {
-                "namespace": "default", "name": name, "labels": labels, "annotations": annotations
-            },
-            "spec": busybox(resources)
-        });
-        self.admin.create(&pod).unwrap();
-    }
-
-    /// Waits until a pod is ready and its status is published; returns it.
-    #[track_caller]
-    fn ready(&self, name: &str, networks: usize) -> Value {
-        let path = format!("{PODS}/{name}");
-        let mut pod = Value::Null;
-        let ready = eventually(PATIENCE, || {
-            pod = self.get(&path);
-            is_ready(&pod) && published(&pod).len() == networks
-        });
-        assert!(ready, "{pod:#}\n{}", self.get("/api/v1/namespaces/default/events"));
-        pod
-    }
-
-    fn delete(&self, name: &str) {
-        self.admin.delete(&format!("{PODS}/{name}")).unwrap().expect(200).unwrap();
-        let path = format!("{PODS}/{name}");
-        let gone = || self.admin.get(&path).is_ok_and(|reply| reply.status == 404);
-        assert!(eventually(PATIENCE, gone), "{:#}", self.get(&path));
-    }
 }
 
 #[test]
@@ -86,7 +49,7 @@ fn what_a_cluster_does_with_its_pods_works() {
 }
 
 fn the_startup_taint_goes_when_the_node_is_ready(rig: &Rig) {
-    rig.pod("web", &json!({"app": "web"}), "storage", &json!({}));
+    rig.pod("web", &json!({"app": "web"}), "storage", &busybox(&json!({})));
     let taints = || rig.get("/api/v1/nodes/services")["spec"]["taints"].to_string();
     let scheduled = || rig.get(&format!("{PODS}/web"))["status"]["conditions"][0].clone();
     let refused = eventually(PATIENCE, || {
@@ -117,7 +80,7 @@ fn services_lead_to_pods_whose_policies_hold(rig: &mut Rig) {
     let service = rig.admin.create(&service).unwrap();
     let cluster_ip: IpAddr = service["spec"]["clusterIP"].as_str().unwrap().parse().unwrap();
     for name in ["friend", "stranger"] {
-        rig.pod(name, &json!({"app": name}), "", &json!({}));
+        rig.pod(name, &json!({"app": name}), "", &busybox(&json!({})));
     }
     let [_, stranger] = ["friend", "stranger"].map(|name| rig.ready(name, 1));
     let web = rig.ready("web", 2);

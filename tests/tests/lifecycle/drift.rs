@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use netattach_tests::manifest::{NAMESPACE, network, pod};
 use netattach_tests::node::ip;
 use netattach_tests::snapshot::Snapshot;
-use netattach_tests::traffic::{PATIENCE, eventually};
+use netattach_tests::traffic::{PATIENCE, eventually, ping};
 use netattach_tests::{Node, Pod};
 use serde_json::{Value, json};
 
@@ -94,6 +94,72 @@ fn what_is_changed_in_a_pod_is_found_by_check_and_left_alone() {
     node.del(&a).success();
     node.stop().unwrap();
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
+}
+
+#[test]
+fn a_bridge_that_is_removed_beneath_its_pods_is_made_again_as_it_was() {
+    let (mut node, a) = scene();
+    let whole = Snapshot::take(&node, &[&a]).unwrap();
+    let gateway = "10.50.0.1".parse().unwrap();
+    let is_whole_again = |what: &str| {
+        let is_same = eventually(PATIENCE * 2, || Snapshot::take(&node, &[&a]).unwrap() == whole);
+        assert!(is_same, "{what}: {:#?}\n{whole:#?}", Snapshot::take(&node, &[&a]).unwrap());
+        is_put_back(&node, &a, what);
+        assert!(ping(&a.namespace, gateway, PATIENCE).unwrap(), "{what}");
+    };
+    assert!(ping(&a.namespace, gateway, PATIENCE).unwrap());
+    // One has the pods' gateway, the other none.
+    for bridge in ["br0", "br7"] {
+        ip(&node.namespace, &["link", "del", bridge]).unwrap();
+    }
+    is_whole_again("removed");
+    ip(&node.namespace, &["addr", "flush", "dev", "br0", "scope", "global"]).unwrap();
+    is_whole_again("without addresses");
+    ip(&node.namespace, &["link", "set", "br7", "down"]).unwrap();
+    is_whole_again("down");
+    node.del(&a).success();
+    let log = node.stop().unwrap();
+    for what in ["left without its bridge, which was removed", "deprived of 10.50.0.1/24 fd00:50::1/64"] {
+        assert!(log.contains(what), "{what}: {log}");
+    }
+    Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
+}
+
+#[test]
+fn a_bridge_that_others_made_is_missed_and_its_ports_return_to_it() {
+    let mut node = Node::new(&[]).unwrap();
+    let make = |node: &Node| {
+        ip(&node.namespace, &["link", "add", "br-lan", "type", "bridge"]).unwrap();
+        ip(&node.namespace, &["link", "set", "br-lan", "up"]).unwrap();
+    };
+    make(&node);
+    let lan = json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": "br-lan",
+        "ipam": node.host_local(&["10.71.0.0/24"])});
+    node.write("lan", &network(NAMESPACE, "lan", &lan)).unwrap();
+    node.write("a", &pod("a", &json!({}), &json!("lan"))).unwrap();
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    ip(&node.namespace, &["link", "del", "br-lan"]).unwrap();
+    let told = json!({
+        "object": format!("pod {NAMESPACE}/a"),
+        "problem": "its links on the node were changed by others and cannot be put back: \
+            bridge br-lan is gone; it was not made by netattach, which does not make it again"
+    });
+    let rows = || node.whole_status().unwrap()["troubles"].as_array().unwrap().clone();
+    assert!(eventually(PATIENCE * 2, || rows().contains(&told)), "{:#?}", rows());
+    assert!(ip(&node.namespace, &["link", "show", "br-lan"]).is_err(), "what else was in it is not known");
+    let (code, message) = node.check(&a).failure();
+    assert!(code > 0 && message.contains("bridge br-lan is gone"), "{message}");
+    make(&node);
+    is_put_back(&node, &a, "made again");
+    assert!(
+        eventually(PATIENCE * 2, || !rows().iter().any(|row| row["object"] == told["object"])),
+        "{:#?}",
+        rows()
+    );
+    node.del(&a).success();
+    node.stop().unwrap();
 }
 
 fn files(directory: PathBuf) -> Vec<PathBuf> {

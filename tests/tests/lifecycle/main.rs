@@ -4,7 +4,9 @@
 //! |---|---|
 //! | `readiness` | the file that tells the runtime to call netattach |
 //! | `primaries` | beside another primary network in the runtime's directory |
+//! | `node_check` | what a node offers an agent |
 //! | `operator`, `object_problems` | errors for wrong use; problems of objects, in `status` and in the log |
+//! | `inspect` | what an operator asks a node: lists, pools, flows, pictures, checks, an archive |
 //! | `restart`, `restart_many` | attached pods do not notice that the agent restarts |
 //! | `crash`, `damaged_records`, `recovery` | an agent killed at every point; damaged records; the next agent's
 //! recovery |
@@ -18,8 +20,10 @@ mod collector;
 mod crash;
 mod damaged_records;
 mod drift;
+mod inspect;
 mod map_memory;
 mod named_namespaces;
+mod node_check;
 mod object_problems;
 mod operator;
 mod primaries;

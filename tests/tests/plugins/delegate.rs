@@ -24,8 +24,8 @@ struct Rig {
 impl Rig {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let delegate =
-            Delegate { search: vec![directory.path().to_owned()], timeout: PATIENT, owner: String::new() };
+        let search = vec![directory.path().to_owned()];
+        let delegate = Delegate { search, timeout: PATIENT, owner: String::new(), watcher: None };
         Self { directory, delegate }
     }
 

@@ -9,6 +9,7 @@
 //! | `impostor`, `escape` | pods that claim others' addresses, and that try to bypass the programs |
 //! | `hooks` | where programs are attached, beside the programs of others |
 //! | `flows`, `bandwidth` | flow records; limits, measured by transfers |
+//! | `packet_log` | the path of a packet in the agent's log, with an object that was built for it |
 //! | `map_space` | policies that do not fit into the maps |
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
@@ -22,5 +23,6 @@ mod ipvlan;
 mod macvlan;
 mod map_space;
 mod on_parent;
+mod packet_log;
 mod policy_live;
 mod services;

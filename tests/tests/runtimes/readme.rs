@@ -83,8 +83,9 @@ fn blocks_are_those_of_the_page() {
 #[test]
 fn what_varies_is_little() {
     let printed =
-        "2026-11-22T13:37:51.544Z x  02:00:0a:ff:00:01  undecided tcp 10.0.0.1:47908 > 10.0.0.2:80\n";
-    let again = "2027-01-01T00:00:00.000Z x  02:00:0a:ff:00:02  on        tcp 10.0.0.1:47910 > 10.0.0.2:80\n";
+        "2026-11-22T13:37:51.544Z x  02:00:0a:ff:00:01  undecided tcp 10.0.0.1:47908 (a/b) > 10.0.0.2:80\n";
+    let again =
+        "2027-01-01T00:00:00.000Z x  02:00:0a:ff:00:02  on        tcp 10.0.0.1:47910 (a/b) > 10.0.0.2:80\n";
     assert_eq!(without_what_varies(printed), without_what_varies(again));
     assert_eq!(without_what_varies(&format!("{printed}{printed}")), without_what_varies(again));
     let other = again.replace(":80\n", ":81\n");
@@ -144,12 +145,13 @@ fn without_what_varies(output: &str) -> String {
         .lines()
         .map(|line| {
             let words: Vec<&str> = line.split_whitespace().collect();
-            let followed = words.iter().skip(1).chain([&""]);
-            let words = words.iter().zip(followed).map(|(word, next)| match *word {
+            let words = words.iter().enumerate().map(|(at, word)| match *word {
                 "undecided" => "on".to_owned(),
                 word if is_ethernet(word) => "MAC".to_owned(),
                 word if is_time(word) => "TIME".to_owned(),
-                word if *next == ">" => word.rsplit_once(':').map_or(word, |(address, _)| address).to_owned(),
+                word if is_from(&words[at + 1..]) => {
+                    word.rsplit_once(':').map_or(word, |(address, _)| address).to_owned()
+                }
                 word => word.to_owned(),
             });
             words.collect::<Vec<_>>().join(" ")
@@ -157,6 +159,15 @@ fn without_what_varies(output: &str) -> String {
         .collect();
     lines.dedup();
     lines.join("\n")
+}
+
+/// Whether a word that is followed by these names where a packet comes from: `10.0.0.1:47908 (shop/cart) >`.
+fn is_from(followed: &[&str]) -> bool {
+    match followed {
+        [">", ..] => true,
+        [pod, ">", ..] => pod.starts_with('('),
+        _ => false,
+    }
 }
 
 /// Six pairs of hexadecimal digits.

@@ -124,7 +124,7 @@ impl Story {
             )?;
         }
         let listed = self.show(
-            "netattachctl attachments | awk '{ printf \"%-12s %-20s %-10s %-8s %s\\n\", $1, $2, $3, $4, $6 }'",
+            "netattachctl attachments | awk '{ printf \"%-12s %-20s %-10s %-8s %s\\n\", $1, $2, $3, $4, $5 }'",
         )?;
         self.transcript.expect("three pods with eight interfaces", &8, &listed.lines().skip(1).count())
     }

@@ -135,6 +135,8 @@ impl Suite {
         let line = |kind| format!("{kind} [signed-by={}] {MIRROR} {suite} main\n", keyring.display());
         fs::write(&sources, kinds.iter().map(line).collect::<String>())
             .context("write the private package sources")?;
+        // Nothing counts as installed: apt would rather have a version that is than one of the suite.
+        fs::write(private.join("status"), "").context("write the private package status")?;
         let config = private.join("apt.conf");
         fs::write(&config, private_config(&private)).context("write the private apt configuration")?;
         child::run(Command::new("apt-get").args(["update", "--quiet"]).env("APT_CONFIG", &config), progress)
@@ -236,6 +238,7 @@ fn private_config(dir: &Path) -> String {
         r#"Dir::Etc::sourcelist "{dir}/sources.list";
 Dir::Etc::sourceparts "-";
 Dir::State::lists "{dir}/lists";
+Dir::State::status "{dir}/status";
 Dir::Cache "{dir}/cache";
 APT::Sandbox::User "root";
 Acquire::Languages "none";

@@ -2,12 +2,14 @@
 //!
 //! Every step looks before it acts, so that a second run changes nothing and takes a moment.
 //!
-//! `bpf_toolchain` builds the BPF object; `tools`, `runtimes`, `kubernetes` and `machine` are what tests run, with the
+//! `bpf_toolchain` builds the BPF object; `cross` executables for another architecture; `kubectl` renders manifests; `tools`, `runtimes`, `kubernetes` and `machine` are what tests run, with the
 //! `kernel`s and `modules` of guests; `apt` fetches packages.
 
 mod apt;
 pub mod bpf_toolchain;
+mod cross;
 mod kernel;
+mod kubectl;
 mod kubernetes;
 mod machine;
 mod modules;
@@ -16,11 +18,13 @@ mod tools;
 
 use crate::progress;
 
+pub use cross::ensure_cross_compiler;
 pub use kernel::Kernel;
+pub use kubectl::kubectl;
 pub use kubernetes::{Building, kubernetes};
 pub use machine::{Emulator, machine};
 pub use runtimes::runtimes;
-pub use tools::{bpftool, reference_plugins};
+pub use tools::{bpftool, prometheus, reference_plugins};
 
 /// The purpose of the set-up.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -61,7 +65,9 @@ pub fn run(scope: Scope) -> anyhow::Result<()> {
     progress::step("ip, ping", tools::ensure_network_tools)?;
     progress::step("reference plugins", tools::ensure_reference_plugins)?;
     if matches!(scope, Scope::Testing | Scope::Gate) {
+        progress::step("Prometheus", tools::ensure_prometheus)?;
         progress::step("container runtimes", |progress| runtimes::ensure(scope == Scope::Gate, progress))?;
+        progress::step("kubectl", |progress| kubectl::ensure(scope == Scope::Gate, progress))?;
     }
     if matches!(scope, Scope::Testing | Scope::Gate | Scope::Machine) {
         progress::step("virtual machines", |progress| machine::ensure(scope != Scope::Testing, progress))?;
@@ -71,6 +77,7 @@ pub fn run(scope: Scope) -> anyhow::Result<()> {
     }
     if matches!(scope, Scope::Comparing | Scope::Testing | Scope::Gate) {
         progress::step("iptables", tools::ensure_iptables)?;
+        progress::step("nft", tools::ensure_nft)?;
     }
     progress::step("bpffs", tools::ensure_bpffs)
 }

@@ -81,6 +81,23 @@ pub(super) fn ensure_reference_plugins(progress: &Progress) -> anyhow::Result<Do
     Ok(Done::Changed(format!("{} from {REFERENCE_SUITE}", present("others"))))
 }
 
+/// Directory of Prometheus and promtool, unpacked by setup.
+pub fn prometheus() -> PathBuf {
+    tree::tools().join("prometheus/usr/bin")
+}
+
+/// What scrapes the agent and evaluates the dashboard and the alerts in a test.
+pub(super) fn ensure_prometheus(progress: &Progress) -> anyhow::Result<Done> {
+    let version = || child::ask(Command::new(prometheus().join("promtool")).arg("--version"));
+    let number = |words: String| words.split(' ').nth(2).unwrap_or_default().trim_end_matches(',').to_owned();
+    if let Some(words) = version() {
+        return Ok(Done::Unchanged(number(words)));
+    }
+    apt::unpack("prometheus", &tree::tools().join("prometheus"), progress)?;
+    let words = version().context("the unpacked promtool does not start")?;
+    Ok(Done::Changed(format!("{} unpacked", number(words))))
+}
+
 /// libFuzzer is C++.
 pub(super) fn ensure_cxx(progress: &Progress) -> anyhow::Result<Done> {
     if child::find("c++").is_some() {
@@ -97,6 +114,15 @@ pub(super) fn ensure_iptables(progress: &Progress) -> anyhow::Result<Done> {
     }
     apt::install(&["iptables"], progress)?;
     Ok(Done::Changed("installed iptables".to_owned()))
+}
+
+/// The tool that the table which translates addresses is listed with.
+pub(super) fn ensure_nft(progress: &Progress) -> anyhow::Result<Done> {
+    if child::find("nft").is_some() {
+        return Ok(Done::Unchanged("present".to_owned()));
+    }
+    apt::install(&["nftables"], progress)?;
+    Ok(Done::Changed("installed nftables".to_owned()))
 }
 
 pub(super) fn ensure_bpffs(progress: &Progress) -> anyhow::Result<Done> {

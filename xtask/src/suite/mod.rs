@@ -27,8 +27,9 @@ pub(crate) use self::{
     tally::{Failure, Tally, failures_in},
 };
 
+use crate::ebpf::Flavour;
 use crate::setup::Scope;
-use crate::{child, dist, ebpf, fuzz, nightly, progress, setup, soak, tidy, tree, vm};
+use crate::{child, dist, ebpf, fuzz, nightly, progress, release, setup, soak, tidy, tree, vm};
 
 /// Fuzzing time for all targets together when this runs as the gate.
 const FUZZ_SECONDS: u32 = 60;
@@ -69,10 +70,16 @@ fn everything(extent: Extent, stages: &mut Stages) -> anyhow::Result<Count> {
     let strict = extent == Extent::Gate;
     stages.timed("set-up", |_| setup::run(if strict { Scope::Gate } else { Scope::Testing }))?;
     let cluster = setup::Building::start(strict);
-    stages.timed("BPF object", |_| ebpf::build())?;
+    stages.timed("BPF objects", |_| {
+        ebpf::build(Flavour::Normal)?;
+        ebpf::build(Flavour::Log)
+    })?;
     // Most of the one is optimising, a thread for each executable, and most of the other is compiling: together they keep all
     // processors busy.
-    let executables = |stages: &mut Stages| stages.timed("executables", |_| dist::build());
+    let executables = |stages: &mut Stages| {
+        stages.timed("executables", |_| dist::build())?;
+        stages.timed("image", |_| release::image_of_built())
+    };
     let compiled = |stages: &mut Stages| {
         if strict {
             stages.timed("tidy", |_| tidy::run(&[], None))?;
@@ -145,6 +152,29 @@ pub fn unit() -> anyhow::Result<()> {
     let mut cargo = child::cargo();
     cargo.arg("test").args(selection).args(["--no-fail-fast", "--color", "never"]);
     let total = watched(&mut cargo, Tally::default())?.total();
+    progress::line(&total.to_string());
+    if !is_success(total) {
+        bail!("tests failed");
+    }
+    Ok(())
+}
+
+/// The tests with a longer form, in that form. The last line on standard output is the sum.
+///
+/// # Errors
+/// Anything that could not be prepared, or that some test failed.
+pub fn longer() -> anyhow::Result<()> {
+    setup::run(Scope::Testing)?;
+    let cluster = setup::Building::start(true);
+    dist::build()?;
+    progress::heading("tests in their longer form");
+    let suites = nightly::LONGER.iter().flat_map(|suite| ["--test", suite]);
+    let selection: Vec<&str> = ["--package", "netattach-tests", "--bins"].into_iter().chain(suites).collect();
+    compile(&selection)?;
+    cluster.wait()?;
+    let (name, value) = nightly::VARIABLE;
+    let told: Vec<_> = variables().into_iter().chain([(name, PathBuf::from(value))]).collect();
+    let total = tests(&selection, &[], &told, &mut Stages::new())?;
     progress::line(&total.to_string());
     if !is_success(total) {
         bail!("tests failed");
@@ -268,12 +298,16 @@ fn watched(command: &mut Command, tally: Tally) -> anyhow::Result<Tally> {
 }
 
 /// What tests are told: where the executables under test are, and what they are tested with.
-pub(crate) fn variables() -> [(&'static str, PathBuf); 4] {
+pub(crate) fn variables() -> [(&'static str, PathBuf); 8] {
     [
         ("NETATTACH_DIST", tree::dist()),
         ("NETATTACH_REFERENCE_PLUGINS", setup::reference_plugins()),
+        ("NETATTACH_BPF_LOG", tree::bpf()),
         ("NETATTACH_RUNTIMES", setup::runtimes()),
         ("NETATTACH_KUBERNETES", setup::kubernetes()),
+        ("NETATTACH_PROMETHEUS", setup::prometheus()),
+        ("NETATTACH_KUBECTL", setup::kubectl()),
+        ("NETATTACH_IMAGES", tree::images()),
     ]
 }
 

@@ -118,7 +118,7 @@ fn lanes(leaves_early: bool) {
     operation(&traffic, &at_work, None);
     others.into_iter().for_each(|other| other.join().unwrap());
     let state = traffic.lock();
-    assert!(state.waiting.is_empty() && state.since.is_empty() && state.asleep == 0, "{state:?}");
+    assert!(state.waiting.is_empty() && state.since.is_empty() && state.asleep.is_empty(), "{state:?}");
     assert!(state.lanes.held().is_empty());
 }
 
@@ -230,7 +230,7 @@ fn closing(how: Closing) {
     close(&traffic, &resource, how, &pool);
     others.into_iter().for_each(|other| other.join().unwrap());
     let mut state = traffic.lock();
-    assert!(state.waiting.is_empty() && state.since.is_empty() && state.asleep == 0, "{state:?}");
+    assert!(state.waiting.is_empty() && state.since.is_empty() && state.asleep.is_empty(), "{state:?}");
     assert!(state.lanes.held().is_empty() && state.lanes.close(&resource), "it is open again");
 }
 

@@ -5,8 +5,9 @@
 //! `prevResult` back into the outputs of the steps and compares as the agent does.
 //!
 //! `interface` has the interface plugins, `ipam` the address management; `install` puts the plugins' names into a
-//! directory.
+//! directory, `copy` copies executables to a node.
 
+pub mod copy;
 pub mod install;
 mod interface;
 mod ipam;
@@ -89,7 +90,12 @@ fn answer(name: &str, request: &Request, stderr: &mut impl Write) -> Result<Stri
     }
     let node = Node {
         leases: Leases::default(),
-        delegate: Delegate { search: request.path.clone(), timeout: PLUGIN_TIMEOUT, owner: String::new() },
+        delegate: Delegate {
+            search: request.path.clone(),
+            timeout: PLUGIN_TIMEOUT,
+            owner: String::new(),
+            watcher: None,
+        },
         // The runtime's own cache directory.
         cache: ResultCache::new(delegate::DEFAULT_DIRECTORY),
         bridges: Bridges::default(),

@@ -14,6 +14,8 @@ use super::{Config, Owner};
 pub trait Reservations {
     /// Whether the address cannot be handed out.
     fn is_taken(&self, address: IpAddr) -> bool;
+    /// The holder of an address, if that can be read.
+    fn holder(&self, address: IpAddr) -> Option<Owner>;
     /// An address that `owner` holds in the set.
     fn held_by(&self, owner: &Owner, set: &RangeSet) -> Option<IpAddr>;
     /// The address reserved last in the set with this index, whether or not it lies in the set.
@@ -57,10 +59,15 @@ pub enum AllocateError {
     #[error("requested address {0} is excluded by ipam.exclude")]
     RequestedExcluded(IpAddr),
     /// A requested address is reserved.
-    #[error("requested address {address} is not available in range set {index} ({set})")]
+    #[error(
+        "requested address {address} is not available in range set {index} ({set}): {}",
+        holder.as_ref().map_or_else(|| "it is reserved".to_owned(), |holder| format!("{holder} holds it"))
+    )]
     RequestedTaken {
         /// The address.
         address: IpAddr,
+        /// Who has it, if that can be read.
+        holder: Option<Box<Owner>>,
         /// Position of the set that holds it.
         index: usize,
         /// The set.
@@ -109,7 +116,8 @@ fn take_requested(
         return Err(AllocateError::RequestedExcluded(address));
     }
     if reserved.is_taken(address) {
-        return Err(AllocateError::RequestedTaken { address, index, set: set.clone() });
+        let holder = reserved.holder(address).map(Box::new);
+        return Err(AllocateError::RequestedTaken { address, holder, index, set: set.clone() });
     }
     Ok(choice(address, range))
 }
@@ -208,6 +216,9 @@ mod tests {
     impl Reservations for Fake {
         fn is_taken(&self, address: IpAddr) -> bool {
             self.taken.contains(&address)
+        }
+        fn holder(&self, _: IpAddr) -> Option<Owner> {
+            None
         }
         fn held_by(&self, _: &Owner, set: &RangeSet) -> Option<IpAddr> {
             self.held.filter(|address| set.range_of(*address).is_some())
@@ -382,7 +393,10 @@ mod tests {
         let fake = Fake { taken: ips("10.0.0.9").into_iter().collect(), ..Fake::default() };
         let table = [
             ("10.0.0.1", "requested address 10.0.0.1 is the gateway of its subnet"),
-            ("10.0.0.9", "requested address 10.0.0.9 is not available in range set 0 (10.0.0.1-10.0.0.254)"),
+            (
+                "10.0.0.9",
+                "requested address 10.0.0.9 is not available in range set 0 (10.0.0.1-10.0.0.254): it is reserved",
+            ),
             ("10.0.0.64", "requested address 10.0.0.64 is excluded by ipam.exclude"),
             (
                 "10.0.0.5 10.0.0.6 10.3.0.1",

@@ -29,6 +29,7 @@ use rustix::io::Errno;
 
 use super::store::Error;
 use super::{Owner, file_content};
+use crate::ipam::Held;
 use crate::{bounded, budget, sync};
 
 const LOCK: &str = "lock";
@@ -357,6 +358,25 @@ impl Contents {
         self.files.get(&address).is_some_and(|file| *file != File::Abandoned)
     }
 
+    /// All reserved addresses, in no order.
+    pub(super) fn reserved(&self) -> Vec<IpAddr> {
+        self.files.keys().copied().collect()
+    }
+
+    /// All reservations in order.
+    pub(super) fn all(&self) -> Vec<Held> {
+        let held = self.files.iter().filter(|(_, file)| **file != File::Abandoned);
+        let mut held: Vec<Held> =
+            held.map(|(address, file)| Held { address: *address, owner: owner(file) }).collect();
+        held.sort_unstable_by_key(|held| held.address);
+        held
+    }
+
+    /// The holder of an address, if there is one that can be read.
+    pub(super) fn holder(&self, address: IpAddr) -> Option<Owner> {
+        self.files.get(&address).and_then(owner)
+    }
+
     /// The addresses of an owner in order. Entries of its container without an interface, from old versions, count
     /// only if there is none with its interface.
     pub(super) fn held_by(&self, owner: &Owner) -> Vec<IpAddr> {
@@ -403,6 +423,14 @@ impl Contents {
         addresses.sort_unstable();
         addresses
     }
+}
+
+/// The owner in a reservation. Entries of old versions have no interface.
+fn owner(file: &File) -> Option<Owner> {
+    let File::Held(content) = file else { return None };
+    let text = std::str::from_utf8(content).ok()?;
+    let (id, ifname) = text.split_once("\r\n").unwrap_or((text, ""));
+    Some(Owner { container_id: id.to_owned(), ifname: ifname.to_owned() })
 }
 
 /// The address in a file name. A name other than the canonical text never belongs to a reservation.

@@ -8,7 +8,8 @@
 //! A process that lives for one call uses [`allocate`], [`release`] and [`check`]; a longer-lived one keeps a
 //! [`Leases`], which caches the contents of each directory.
 //!
-//! In the order of one allocation: `config` with its `range`s and `resolv_conf`, `store`, `directory`, [`allocator`].
+//! In the order of one allocation: `config` with its `range`s and `resolv_conf`, `store`, `directory`, [`allocator`]. `usage`
+//! counts, `survey` says how full a pool is.
 
 pub mod allocator;
 mod config;
@@ -16,6 +17,8 @@ mod directory;
 pub mod range;
 mod resolv_conf;
 mod store;
+mod survey;
+mod usage;
 
 use std::net::IpAddr;
 use std::path::Path;

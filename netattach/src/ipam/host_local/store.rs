@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use super::allocator::{self, AllocateError, Reservations};
 use super::directory::{self, Contents, Locked, Opened, Stamp};
 use super::range::RangeSet;
-use super::{Config, Lease, Owner, Pool, config};
-use crate::ipam::Failure;
+use super::{Config, Lease, Owner, Pool, config, survey, usage};
+use crate::ipam::{Failure, Held, PoolUse, Survey};
 use crate::sync::{Arc, Mutex, locked};
 
 /// Default time limit for waiting for a directory's lock.
@@ -319,6 +319,33 @@ impl Leases {
         .map(drop)
     }
 
+    /// How many addresses the pool has and how many are held, by family.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if the directory stays locked, otherwise the failed file operation.
+    pub fn usage(&self, config: &Config) -> Result<Vec<PoolUse>, Error> {
+        let reserved = self.locked(&config.directory(), |_, contents| Ok(contents.reserved()))?;
+        Ok(usage::of(config, &reserved.unwrap_or_default()))
+    }
+
+    /// How full the configuration's pool is.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if the directory stays locked, otherwise the failed file operation.
+    pub fn survey(&self, config: &Config) -> Result<Survey, Error> {
+        let held = self.locked(&config.directory(), |_, contents| Ok(contents.all()))?;
+        Ok(survey::survey(config, held.unwrap_or_default()))
+    }
+
+    /// All addresses that are held in a network's pool.
+    ///
+    /// # Errors
+    /// As [`Leases::survey`].
+    pub fn holders(&self, data_dir: &Path, network: &str) -> Result<Vec<Held>, Error> {
+        let path = directory_of(data_dir, network)?;
+        Ok(self.locked(&path, |_, contents| Ok(contents.all()))?.unwrap_or_default())
+    }
+
     /// Verifies that `owner` holds each address of `expected`; if `expected` is empty, that it holds any at all.
     ///
     /// # Errors
@@ -456,6 +483,9 @@ struct View<'a> {
 impl Reservations for View<'_> {
     fn is_taken(&self, address: IpAddr) -> bool {
         self.contents.is_taken(address)
+    }
+    fn holder(&self, address: IpAddr) -> Option<Owner> {
+        self.contents.holder(address)
     }
 
     fn held_by(&self, owner: &Owner, set: &RangeSet) -> Option<IpAddr> {

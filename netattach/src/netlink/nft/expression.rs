@@ -90,6 +90,11 @@ pub(super) fn load_zeros(version: Version, to: u32) -> Vec<u8> {
     expression("immediate", &[register(1, to), value(2, &zeros)])
 }
 
+/// Loads the name of no list of prefixes.
+pub(super) fn load_nothing(to: u32) -> Vec<u8> {
+    expression("immediate", &[register(1, to), value(2, &[0; 6])])
+}
+
 /// Loads what the kernel knows of the packet (`NFT_META_*`).
 pub(super) fn load_meta(what: Meta, to: u32) -> Vec<u8> {
     expression("meta", &[register(1, to), number(2, what as u32)])

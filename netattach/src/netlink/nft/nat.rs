@@ -14,6 +14,8 @@ pub use nat_table::{Set, TABLE};
 
 const NAME: &str = "NFT_MSG_NEWSETELEM";
 /// `enum nf_tables_msg_types`.
+const NEW_TABLE: u16 = 0;
+const GET_TABLE: u16 = 1;
 const NEW_CHAIN: u16 = 3;
 const GET_CHAIN: u16 = 4;
 const NEW_RULE: u16 = 6;
@@ -21,6 +23,8 @@ const GET_RULE: u16 = 7;
 const NEW_ELEMENT: u16 = 12;
 const GET_ELEMENT: u16 = 13;
 const DELETE_ELEMENT: u16 = 14;
+/// A zero, and the name of a list of prefixes in whole words.
+const LIST_LENGTH: usize = 12;
 const CREATE: u16 = 0x400;
 /// Elements in one message: all of them are one attribute, of at most 64 KiB.
 const AT_ONCE: usize = 256;
@@ -42,14 +46,34 @@ pub struct Element {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Shape(Vec<Vec<u8>>);
 
-/// Makes the table with these elements, in place of any of the same name.
+/// Makes the table with these elements, in place of any of the same name. `owner`: the state directory of the agent,
+/// which the table's comment says.
 ///
 /// # Errors
 /// The kernel refuses: it may lack nftables, `nft_nat`, `nft_masq`, `nft_ct` or `nft_fib_inet`.
-pub fn install<'e>(elements: impl IntoIterator<Item = &'e Element>) -> Result<(), Error> {
-    transact(NAME, &[remove(), create(), messages_of(NEW_ELEMENT, CREATE, elements)].concat())?;
+pub fn install<'e>(owner: &str, elements: impl IntoIterator<Item = &'e Element>) -> Result<(), Error> {
+    transact(NAME, &[remove(), create(owner), messages_of(NEW_ELEMENT, CREATE, elements)].concat())?;
     crate::crash_point!("nft", "installed");
     Ok(())
+}
+
+/// The comment of the table, if there is the table, and another than that of this owner.
+///
+/// # Errors
+/// The kernel does not answer, or tables changed while they were read.
+pub fn comment_of_another(owner: &str) -> Result<Option<String>, Error> {
+    let mut found = None;
+    let kinds = kinds(GET_TABLE, NEW_TABLE);
+    let whole = dump("NFT_MSG_GETTABLE", kinds, Family::Inet, &[], &mut |table| {
+        if is_own(table) {
+            found = nat_table::comment_in(table);
+        }
+    })?;
+    if !whole {
+        return Err(Error::Interrupted("NFT_MSG_GETTABLE"));
+    }
+    // An earlier version wrote none.
+    Ok(found.filter(|found| *found != nat_table::comment_of(owner)))
 }
 
 /// Adds elements to the table and removes others, first those. An element that is there already stays.
@@ -178,7 +202,13 @@ fn read(set: Set, attributes: &[u8]) -> Option<Element> {
         let (_, value) = attributes_of(attributes).find(|(kind, _)| *kind == wanted)?;
         attributes_of(value).find(|(kind, _)| *kind == 1).map(|(_, bytes)| bytes.to_vec())
     };
-    Some(Element { set, key: bytes(1)?, end: bytes(10), value: bytes(2).unwrap_or_default() })
+    let mut value = bytes(2).unwrap_or_default();
+    if set.has_list() && value.len() < LIST_LENGTH {
+        // An earlier version had the name of the list alone.
+        value.splice(..0, [0; 4]);
+        value.resize(LIST_LENGTH, 0);
+    }
+    Some(Element { set, key: bytes(1)?, end: bytes(10), value })
 }
 
 #[cfg(test)]
@@ -187,7 +217,7 @@ mod tests {
     use super::*;
 
     fn element(set: Set, key: u8) -> Element {
-        Element { set, key: vec![key; 4], end: None, value: vec![9; 6] }
+        Element { set, key: vec![key; 4], end: None, value: vec![9; 12] }
     }
 
     #[test]
@@ -199,6 +229,12 @@ mod tests {
             let (_, attributes) = attributes_of(&item).next().unwrap();
             assert_eq!(read(wanted.set, attributes), Some(wanted));
         }
+        // As an earlier version wrote it.
+        let earlier = Element { value: vec![9; 6], ..element(Set::Mapped6, 7) };
+        let item = written(&earlier);
+        let (_, attributes) = attributes_of(&item).next().unwrap();
+        let value = vec![0, 0, 0, 0, 9, 9, 9, 9, 9, 9, 0, 0];
+        assert_eq!(read(Set::Mapped6, attributes), Some(Element { value, ..earlier }));
     }
 
     #[test]

@@ -5,23 +5,34 @@
 //! | set | key | value |
 //! |---|---|---|
 //! | `ports4`, `ports6` | address of the node (0: any), protocol, port | address and port of a pod |
-//! | `mapped4`, `mapped6` | address of a pod, protocol, its port, port of the node | list of prefixes: who would be answered past the node |
-//! | `masquerade4`, `masquerade6` | address of a pod | list of prefixes: destinations that see the pod's own address |
+//! | `mapped4`, `mapped6` | address of a pod, protocol, its port, port of the node | a zero, and a list of prefixes: who would be answered past the node |
+//! | `masquerade4`, `masquerade6` | address of a pod | a zero, and a list of prefixes: destinations that see the pod's own address |
 //! | `prefixes4`, `prefixes6` | list and range of addresses | |
 //! | `devices` | name of a device | |
 //!
 //! A list of prefixes goes by a name of six bytes, since a rule cannot name a set that a map gives it. `devices` are
 //! those with `route_localnet`, which the kernel otherwise protects from addresses of loopback.
 
+use sha2::{Digest, Sha256};
+
 use super::batch::{attribute, nested, number, object, text};
 use super::expression::{
     Address, Is, Meta, Version, compare, drop_it, if_in, if_local, if_not_in, if_translated, if_version,
-    load_address, load_first_byte, load_meta, load_original_port, load_port, load_zeros, look_up, masquerade,
-    translate_destination,
+    load_address, load_first_byte, load_meta, load_nothing, load_original_port, load_port, load_zeros,
+    look_up, masquerade, translate_destination,
 };
+use super::{attributes_of, name};
 
 /// The name of the table, in the family that covers both versions of IP.
 pub const TABLE: &str = "netattach-nat";
+
+/// What the comment of the table begins with; the agent's state directory follows.
+const COMMENT_START: &str = "netattach, state in ";
+/// `NFTNL_UDATA_COMMENT_MAXLEN` of `nft`, its end included.
+const MOST_COMMENT: usize = 128;
+/// `NFTA_TABLE_USERDATA`, and `NFTNL_UDATA_TABLE_COMMENT` in it.
+const USER_DATA: u16 = 6;
+const COMMENT: u8 = 0;
 
 /// `enum nf_tables_msg_types`.
 const NEW_TABLE: u16 = 0;
@@ -65,12 +76,14 @@ enum Type {
     Protocol = 12,
     Port = 13,
     Device = 41,
+    /// A mark: a number that is written as one.
+    Zero = 19,
 }
 
 impl Type {
     fn length(self) -> u32 {
         match self {
-            Self::Ipv4 => 4,
+            Self::Ipv4 | Self::Zero => 4,
             Self::Ipv6 | Self::Device => 16,
             Self::List => 6,
             Self::Protocol => 1,
@@ -127,9 +140,16 @@ impl Set {
         match self {
             Self::Ports4 => &[Type::Ipv4, Type::Port],
             Self::Ports6 => &[Type::Ipv6, Type::Port],
-            Self::Mapped4 | Self::Mapped6 | Self::Masquerade4 | Self::Masquerade6 => &[Type::List],
+            Self::Mapped4 | Self::Mapped6 | Self::Masquerade4 | Self::Masquerade6 => {
+                &[Type::Zero, Type::List]
+            }
             Self::Prefixes4 | Self::Prefixes6 | Self::Devices => &[],
         }
+    }
+
+    /// Whether its values end with the name of a list of prefixes.
+    pub(super) fn has_list(self) -> bool {
+        self.value().last().is_some_and(|last| matches!(last, Type::List))
     }
 
     fn has_ranges(self) -> bool {
@@ -273,13 +293,14 @@ fn hairpin_rule(version: Version) -> Vec<u8> {
     [
         if_version(version),
         if_translated(),
+        load_nothing(LIST),
         load_address(version, Address::Destination, 0),
         load_meta(Meta::Transport, words),
         load_port(words + 1),
         load_original_port(words + 2),
         look_up(mapped.name(), 0, 0),
-        load_address(version, Address::Source, LIST_WORDS),
-        if_in(prefixes.name(), 0),
+        load_address(version, Address::Source, BEHIND_LIST),
+        if_in(prefixes.name(), LIST),
         masquerade(),
     ]
     .concat()
@@ -293,21 +314,54 @@ fn masquerade_rule(version: Version) -> Vec<u8> {
     };
     [
         if_version(version),
+        load_nothing(LIST),
         load_address(version, Address::Source, 0),
         look_up(sources.name(), 0, 0),
-        load_address(version, Address::Destination, LIST_WORDS),
-        if_not_in(prefixes.name(), 0),
+        load_address(version, Address::Destination, BEHIND_LIST),
+        if_not_in(prefixes.name(), LIST),
         masquerade(),
     ]
     .concat()
 }
 
-/// Registers that the name of a list takes.
-const LIST_WORDS: u32 = 2;
+/// The register in which the name of a list is after a look into a map: behind a zero. `nft` ends by an assertion where
+/// what a map gives is part of a key (seen with 1.0.6, and then for every listing of the node's rules). It goes by the
+/// register where a value begins, so it takes what was loaded into this one before for the part of the key.
+const LIST: u32 = 1;
+/// The register behind the name.
+const BEHIND_LIST: u32 = LIST + 2;
+
+/// What the table says to whom it belongs, as its comment. `nft` shows it.
+pub(super) fn comment_of(owner: &str) -> String {
+    let said = format!("{COMMENT_START}{owner}");
+    if said.len() < MOST_COMMENT {
+        return said;
+    }
+    let digest = Sha256::digest(owner);
+    let digits: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{COMMENT_START}sha256:{digits}")
+}
+
+/// Reads the comment of a table from its attributes.
+pub(super) fn comment_in(attributes: &[u8]) -> Option<String> {
+    let (_, mut data) = attributes_of(attributes).find(|(kind, _)| *kind == USER_DATA)?;
+    // Type, length, value.
+    while let [kind, length, rest @ ..] = data {
+        let value = rest.get(..usize::from(*length))?;
+        if *kind == COMMENT {
+            return name(value);
+        }
+        data = &rest[value.len()..];
+    }
+    None
+}
 
 /// The messages that create the table with everything but its elements.
-pub(super) fn create() -> Vec<Vec<u8>> {
-    let mut messages = vec![object(NEW_TABLE, CREATE, &attribute(1, &text(TABLE)))];
+pub(super) fn create(owner: &str) -> Vec<Vec<u8>> {
+    let comment = text(&comment_of(owner));
+    let data = [&[COMMENT, comment.len() as u8][..], &comment].concat();
+    let table = [attribute(1, &text(TABLE)), attribute(USER_DATA, &data)].concat();
+    let mut messages = vec![object(NEW_TABLE, CREATE, &table)];
     messages.extend(Set::ALL.map(Set::message));
     messages.extend(CHAINS.iter().map(|chain| {
         let hook = [number(1, chain.hook), attribute(2, &chain.priority.to_be_bytes())];
@@ -334,4 +388,31 @@ pub(super) fn create() -> Vec<Vec<u8>> {
 pub(super) fn remove() -> Vec<Vec<u8>> {
     let table = attribute(1, &text(TABLE));
     vec![object(NEW_TABLE, CREATE, &table), object(DELETE_TABLE, 0, &table)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_says_whose_it_is() {
+        let long = format!("/{}", "d".repeat(200));
+        for owner in ["/var/lib/netattach", &long] {
+            let table = create(owner).swap_remove(0);
+            // Behind `struct nlmsghdr` and `struct nfgenmsg`.
+            assert_eq!(comment_in(&table[20..]), Some(comment_of(owner)));
+            assert!(comment_of(owner).len() < MOST_COMMENT);
+        }
+        assert_eq!(comment_of("/var/lib/netattach"), "netattach, state in /var/lib/netattach");
+        assert_ne!(comment_of(&long), comment_of(&format!("{long}d")));
+        assert_eq!(comment_in(&attribute(1, &text(TABLE))), None);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_user_data_parses_without_panic(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..300)) {
+            comment_in(&attribute(USER_DATA, &bytes));
+            comment_in(&bytes);
+        }
+    }
 }

@@ -11,7 +11,7 @@ use crate::objects::ObjectName;
 /// A call of the CNI executable as the container runtime made it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CniCall {
-    /// The `CNI_*` variables of its environment and no others.
+    /// The `CNI_*` variables of its environment, `TRACEPARENT`, and no others.
     pub env: BTreeMap<String, String>,
     /// All of its standard input.
     pub stdin: String,

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 
 use super::attachment::AttachmentName;
+use crate::objects::ObjectName;
 
 /// A count of packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -132,6 +133,16 @@ pub struct FlowRecord {
     pub policy: Option<u32>,
     /// Number of the rule that allowed, in that policy.
     pub rule: Option<u32>,
+    /// The pod of the source address, if it is known now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_pod: Option<ObjectName>,
+    /// The pod of the destination address, if it is known now.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub destination_pod: Option<ObjectName>,
+    /// The rule that allowed, `namespace/policy ingress[0]`; of a drop by policy the objects that isolate. Empty if they
+    /// have changed since.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub decided_by: Vec<String>,
     /// Duration and traffic of an ended flow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<EndedFlow>,
@@ -167,6 +178,9 @@ impl FlowRecord {
             length: 74,
             policy: Some(12),
             rule: None,
+            source_pod: None,
+            destination_pod: None,
+            decided_by: Vec::new(),
             ended: None,
         }
     }

@@ -12,6 +12,7 @@
 //! | [`attachment`] | the list of attachments |
 //! | [`flows`] | counters, records of flows and drops |
 //! | [`policy`], [`dump`], [`explain`] | policies of attachments; compiled policies; why traffic passes or does not |
+//! | [`pools`] | pools of addresses |
 //! | [`status`] | the agent's state |
 
 pub mod attachment;
@@ -20,9 +21,12 @@ pub mod dump;
 pub mod explain;
 pub mod flows;
 pub mod policy;
+pub mod pools;
 pub mod status;
 
 use serde::{Deserialize, Serialize};
+
+use crate::objects::ObjectName;
 
 pub use attachment::{Attachment, AttachmentName, FastPath, Kind, Level, State};
 pub use call::{AttachCall, CniCall, CniReply, DetachCall, Dynamic, Failure, SandboxName};
@@ -32,6 +36,7 @@ pub use flows::{
     AttachmentStats, ENDINGS, EndedFlow, FlowRecord, FlowsCall, FlowsReport, MissingRecords, Traffic,
 };
 pub use policy::{AttachmentPolicy, PolicyReport, RuleFlows};
+pub use pools::{Network, Pool};
 pub use status::{
     Condition, FastPathCount, Feature, FlowTableUse, Kernel, PolicyChange, Readiness, Status, Uplink,
 };
@@ -72,6 +77,12 @@ pub enum Request {
     Status,
     /// Records of new flows, drops and ended flows.
     Flows(FlowsCall),
+    /// The pods that a label selector selects: `app=web,!canary`.
+    Select(String),
+    /// Pools of addresses, and who holds what.
+    Pools,
+    /// The networks that are defined.
+    Networks,
 }
 
 /// The second frame of the agent.
@@ -101,6 +112,12 @@ pub enum Response {
     Status(Box<Status>),
     /// To [`Request::Flows`].
     Flows(FlowsReport),
+    /// To [`Request::Select`]: the pods of this node that have those labels, whether or not they are attached.
+    Selected(Vec<ObjectName>),
+    /// To [`Request::Pools`].
+    Pools(Vec<Pool>),
+    /// To [`Request::Networks`]: those whose configuration can be read, the default one first.
+    Networks(Vec<Network>),
     /// To a request that was not understood or could not be served: the reason, on one line.
     Refused(String),
 }
@@ -126,6 +143,9 @@ impl Request {
             Self::Explain(_) => "explain",
             Self::Status => "status",
             Self::Flows(_) => "flows",
+            Self::Select(_) => "select",
+            Self::Pools => "pools",
+            Self::Networks => "networks",
         }
     }
 }

@@ -179,6 +179,11 @@ impl Source for Files {
         self.standing().map_err(NotSynced::Stale)
     }
 
+    fn reread(&self) {
+        // Fails only when the thread has ended, which `synced` reports.
+        let _ = self.signals.send(Signal::Changed(Touched::Anything));
+    }
+
     fn pod<'a>(&'a self, wanted: &'a WantedPod, deadline: Instant) -> PodFuture<'a> {
         if wanted.find(&self.snapshot()).is_none() {
             // Not every filesystem reports every change. Fails only when the thread has ended; then the pod never

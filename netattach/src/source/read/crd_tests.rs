@@ -7,7 +7,7 @@ use super::*;
 use crate::source::files::documents::{yaml, yaml_documents};
 
 fn crd() -> Value {
-    let text = include_str!("../../../../deploy/crds/network-attachment-definitions.yaml");
+    let text = include_str!("../../../../deploy/base/crds/network-attachment-definitions.yaml");
     yaml(yaml_documents(text).next().unwrap()).unwrap()
 }
 

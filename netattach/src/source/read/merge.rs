@@ -15,7 +15,9 @@ pub(crate) fn insert(objects: &mut Objects, object: &Object) -> bool {
     match object {
         Object::Pod(pod) => set(&mut objects.pods, &pod.name, pod),
         Object::Namespace { name, labels } => set(&mut objects.namespaces, name, labels),
-        Object::Definition(definition) => set(&mut objects.definitions, &definition.reference(), definition),
+        Object::Definition(definition) => {
+            set(&mut objects.definitions, &definition.reference(), &Arc::new(definition.clone()))
+        }
         Object::Node(node) => set(&mut objects.nodes, &node.name, node),
         Object::Policy(policy) => set(policies(objects, policy.name.kind), &policy.name.object, policy),
     }

@@ -1,6 +1,9 @@
 //! Who reaches a pod by a port of the node, and who does not.
 
 use std::net::UdpSocket;
+use std::os::fd::OwnedFd;
+
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketType, ipproto, sockopt};
 
 use super::*;
 
@@ -141,6 +144,69 @@ fn datagrams_reach_the_pod_that_has_the_port_now() {
             scene.node.del(&pod).success();
             drop(echo);
         }
+    }
+    scene.end();
+}
+
+/// A socket for whole segments of SCTP, since a kernel may track and translate what it does not speak.
+fn raw_sctp(namespace: &Namespace, family: usize) -> OwnedFd {
+    let family = [AddressFamily::INET, AddressFamily::INET6][family];
+    let socket = namespace.run(|| rustix::net::socket(family, SocketType::RAW, Some(ipproto::SCTP))).unwrap();
+    sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(stretched(SILENCE))).unwrap();
+    socket
+}
+
+/// A segment of SCTP with one chunk: INIT (1) or INIT ACK (2), RFC 9260.
+fn segment(ports: [u16; 2], tag: u32, chunk: u8) -> Vec<u8> {
+    let mut bytes = [ports[0].to_be_bytes(), ports[1].to_be_bytes()].concat();
+    bytes.extend(tag.to_be_bytes());
+    bytes.extend([0; 4]);
+    bytes.extend([chunk, 0, 0, 20]);
+    // Initiate tag, window, streams out and in, first number.
+    for word in [7_u32, 65_536, 1 << 16 | 1, 1] {
+        bytes.extend(word.to_be_bytes());
+    }
+    let mut sum = !0_u32;
+    for byte in &bytes {
+        sum ^= u32::from(*byte);
+        for _ in 0..8 {
+            sum = if sum & 1 == 1 { sum >> 1 ^ 0x82f6_3b78 } else { sum >> 1 };
+        }
+    }
+    bytes[8..12].copy_from_slice(&(!sum).to_le_bytes());
+    bytes
+}
+
+/// The ports of the next segment, sender's first.
+fn received(socket: &OwnedFd, family: usize) -> Option<[u16; 2]> {
+    let mut buffer = [0; 256];
+    let (length, _) = rustix::net::recv(socket, &mut buffer[..], RecvFlags::empty()).ok()?;
+    // Of IPv4 with its header.
+    let segment = &buffer[if family == 0 { 20 } else { 0 }..length];
+    Some([0, 2].map(|at| u16::from_be_bytes([segment[at], segment[at + 1]])))
+}
+
+#[test]
+fn a_port_of_sctp_leads_to_its_pod_and_back() {
+    let mut scene = Scene::new(Links::Routed, &["web"]);
+    let (web, addresses) =
+        scene.add("web", &json!([{"hostPort": 3868, "containerPort": 68, "protocol": "sctp"}]));
+    for family in [0, 1] {
+        let (inside, outside) = (raw_sctp(scene.pod(web), family), raw_sctp(&scene.outside, family));
+        let send = |from: &OwnedFd, to: IpAddr, bytes: &[u8]| {
+            rustix::net::sendto(from, bytes, SendFlags::empty(), &SocketAddr::new(to, 0)).unwrap();
+        };
+        let node: IpAddr = NODE[family].parse().unwrap();
+        let mut seen = None;
+        let arrived = eventually(PATIENCE, || {
+            send(&outside, node, &segment([4000, 3868], 0, 1));
+            seen = received(&inside, family);
+            seen.is_some()
+        });
+        assert!(arrived, "{node}");
+        assert_eq!(seen, Some([4000, 68]), "{}", addresses[family]);
+        send(&inside, OUTSIDE[family].parse().unwrap(), &segment([68, 4000], 7, 2));
+        assert_eq!(received(&outside, family), Some([3868, 4000]), "{node}");
     }
     scene.end();
 }

@@ -2,7 +2,7 @@
 //!
 //! A node with pods on a bridge or on routed links, and a namespace outside of it, behind a wire. `masquerade` and
 //! `host_ports` look at who sees which address, `policies` at who is judged, `table` at what the node's packet filter
-//! has and what becomes of it.
+//! has and what becomes of it, `beside_others` at other programs and agents beside it.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -15,6 +15,7 @@ use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connects, eventually, st
 use netattach_tests::{Namespace, Node, Outcome, Pod};
 use serde_json::{Value, json};
 
+mod beside_others;
 mod host_ports;
 mod masquerade;
 mod policies;

@@ -41,7 +41,7 @@ fn an_agent_takes_over_what_another_has_left() {
     let pod = scene.pods.remove(gone);
     scene.node.del(&pod).success();
     // Of nobody that the agent knows.
-    let stray = Element { set: Set::Masquerade4, key: vec![10, 50, 0, 99], end: None, value: vec![7; 6] };
+    let stray = Element { set: Set::Masquerade4, key: vec![10, 50, 0, 99], end: None, value: vec![7; 12] };
     scene.node.namespace.run(|| nat::change([], [&stray])).unwrap();
     scene.node.start().unwrap();
     assert_eq!(scene.elements(), whole);

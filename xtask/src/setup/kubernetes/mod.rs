@@ -1,5 +1,5 @@
 //! The programs of a Kubernetes cluster: built from Debian's source package, whose binary packages are the client alone,
-//! and etcd as Debian ships it. Everything is below `target/tools`; nothing is installed.
+//! a device plugin for the kubelet, and etcd as Debian ships it. Everything is below `target/tools`; nothing is installed.
 //!
 //! The build takes minutes of two processors. It is done once, at low priority, and beside the compile of the tests
 //! ([`Building`]). `recipe` has the steps of the build.
@@ -14,12 +14,11 @@ use std::time::Duration;
 
 use anyhow::{Context, anyhow};
 
+use self::recipe::Part;
 use super::apt;
 use crate::progress::{self, Done, Progress, UserError};
 use crate::{child, tree};
 
-/// The file that says by which recipe the programs were built.
-const STAMP: &str = "recipe";
 const TITLE: &str = "Kubernetes";
 
 /// Directory of the programs of a cluster: `etcd`, `kube-apiserver` and the others.
@@ -58,7 +57,8 @@ impl Building {
 }
 
 fn ensure(required: bool, progress: &Progress) -> anyhow::Result<Done> {
-    if is_built() {
+    let lacking = lacking();
+    if lacking.is_empty() {
         return Ok(Done::Unchanged(versions()?));
     }
     if !apt::is_here() {
@@ -68,7 +68,7 @@ fn ensure(required: bool, progress: &Progress) -> anyhow::Result<Done> {
             false => Ok(Done::Unchanged(format!("{lacking}: tests with it are skipped"))),
         };
     }
-    match build(progress) {
+    match build(&lacking, progress) {
         Ok(()) => Ok(Done::Changed(format!("{} built", versions()?))),
         Err(error) if !required => {
             Ok(Done::Unchanged(format!("not to be had: {error:#}; tests with it are skipped")))
@@ -77,23 +77,47 @@ fn ensure(required: bool, progress: &Progress) -> anyhow::Result<Done> {
     }
 }
 
-/// Whether the programs are those of this recipe.
-fn is_built() -> bool {
-    fs::read_to_string(kubernetes().join(STAMP)).is_ok_and(|stamp| stamp == recipe::stamp())
+/// What is not here, or was built by another recipe.
+fn lacking() -> Vec<Part> {
+    let is_built = |part: &Part| {
+        let stamp = fs::read_to_string(kubernetes().join(part.stamp_file()));
+        stamp.is_ok_and(|stamp| stamp == part.stamp())
+    };
+    Part::ALL.into_iter().filter(|part| !is_built(part)).collect()
 }
 
-fn build(progress: &Progress) -> anyhow::Result<()> {
+fn build(parts: &[Part], progress: &Progress) -> anyhow::Result<()> {
     // Of a fixed name, so that what an interrupted build left is removed by the next one.
     let scratch = tree::tools().join("kubernetes-build");
     remove(&scratch)?;
     fs::create_dir_all(&scratch).with_context(|| format!("create {}", scratch.display()))?;
-    let made = recipe::follow(&scratch, progress).and_then(|programs| {
-        fs::write(programs.join(STAMP), recipe::stamp())
-            .context("note by which recipe Kubernetes was built")?;
-        remove(&kubernetes())?;
-        fs::rename(&programs, kubernetes()).context("put the programs of Kubernetes into place")
-    });
+    let made =
+        recipe::follow(parts, &scratch, progress).and_then(|programs| put_into_place(parts, &programs));
     made.and(remove_later(&scratch))
+}
+
+/// Puts the programs of parts beside those of the others. A stamp is there only beside what it speaks of.
+fn put_into_place(parts: &[Part], programs: &Path) -> anyhow::Result<()> {
+    let place = kubernetes();
+    fs::create_dir_all(&place).with_context(|| format!("create {}", place.display()))?;
+    for part in parts {
+        let stamp = place.join(part.stamp_file());
+        if let Err(error) = fs::remove_file(&stamp)
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            return Err(error).with_context(|| format!("remove {}", stamp.display()));
+        }
+    }
+    for entry in fs::read_dir(programs).context("list the programs of Kubernetes")? {
+        let name = entry.context("list the programs of Kubernetes")?.file_name();
+        fs::rename(programs.join(&name), place.join(&name))
+            .with_context(|| format!("put {} into place", name.display()))?;
+    }
+    for part in parts {
+        fs::write(place.join(part.stamp_file()), part.stamp())
+            .context("note by which recipe Kubernetes was built")?;
+    }
+    Ok(())
 }
 
 /// Starts to remove a directory, which takes a minute on some file systems.

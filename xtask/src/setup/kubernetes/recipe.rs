@@ -35,13 +35,43 @@ const MAIN: &str = include_str!("programs.go");
 const DESCRIBED: &str = "+k8s:openapi-gen=";
 const DESCRIPTIONS: &str = "pkg/generated/openapi";
 
-/// Differs when other programs would be built.
-pub(super) fn stamp() -> String {
-    format!("{VERSION} {} {TAGS} {}\n{MAIN}", COMPILER.join(" "), PROGRAMS.join(" "))
+/// A device plugin for the kubelet, written for the tests.
+const DEVICE_PLUGIN: &str = "device-plugin";
+const DEVICE_PLUGIN_MAIN: &str = include_str!("device-plugin.go");
+
+/// What is built by itself, and anew by itself when it changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    /// The programs of a cluster.
+    Cluster,
+    /// The device plugin: half a minute, where the other takes minutes.
+    DevicePlugin,
 }
 
-/// Builds the programs in a directory; returns the directory that holds nothing else.
-pub(super) fn follow(scratch: &Path, progress: &Progress) -> anyhow::Result<PathBuf> {
+impl Part {
+    /// All of them.
+    pub(super) const ALL: [Self; 2] = [Self::Cluster, Self::DevicePlugin];
+
+    /// The file that says by which recipe it was built.
+    pub(super) fn stamp_file(self) -> &'static str {
+        match self {
+            Self::Cluster => "recipe",
+            Self::DevicePlugin => "device-plugin.recipe",
+        }
+    }
+
+    /// Differs when something else would be built.
+    pub(super) fn stamp(self) -> String {
+        let compiler = COMPILER.join(" ");
+        match self {
+            Self::Cluster => format!("{VERSION} {compiler} {TAGS} {}\n{MAIN}", PROGRAMS.join(" ")),
+            Self::DevicePlugin => format!("{VERSION} {compiler}\n{DEVICE_PLUGIN_MAIN}"),
+        }
+    }
+}
+
+/// Builds parts in a directory; returns the directory that holds their programs and nothing else.
+pub(super) fn follow(parts: &[Part], scratch: &Path, progress: &Progress) -> anyhow::Result<PathBuf> {
     let build = Build {
         compiler: scratch.join("go").join(GO),
         path: scratch.join("path"),
@@ -52,19 +82,15 @@ pub(super) fn follow(scratch: &Path, progress: &Progress) -> anyhow::Result<Path
     for directory in [&build.tree, &build.cache, &build.temporary] {
         fs::create_dir_all(directory).with_context(|| format!("create {}", directory.display()))?;
     }
-    fetch(scratch, &build.tree, progress)?;
-    let reflect = build.tree.join("vendor").join(REFLECT);
-    fs::remove_dir_all(&reflect).context("remove a package of the source")?;
-    fs::rename(scratch.join("go/usr/share/gocode/src").join(REFLECT), &reflect)
-        .context("replace a package of the source")?;
-    build.describe(progress)?;
     let programs = scratch.join("programs");
     fs::create_dir_all(&programs).context("create a directory for the programs")?;
-    build.link(&programs.join(SOURCE), progress)?;
-    for name in PROGRAMS {
-        symlink(SOURCE, programs.join(name)).with_context(|| format!("name {name}"))?;
+    fetch(scratch, &build.tree, progress)?;
+    for part in parts {
+        match part {
+            Part::Cluster => build.cluster(scratch, &programs, progress)?,
+            Part::DevicePlugin => build.device_plugin(&programs, progress)?,
+        }
     }
-    fs::rename(scratch.join("etcd/usr/bin/etcd"), programs.join("etcd")).context("keep etcd")?;
     Ok(programs)
 }
 
@@ -136,15 +162,41 @@ impl Build {
         Ok(())
     }
 
+    /// Builds the programs of a cluster.
+    fn cluster(&self, scratch: &Path, programs: &Path, progress: &Progress) -> anyhow::Result<()> {
+        let reflect = self.tree.join("vendor").join(REFLECT);
+        fs::remove_dir_all(&reflect).context("remove a package of the source")?;
+        fs::rename(scratch.join("go/usr/share/gocode/src").join(REFLECT), &reflect)
+            .context("replace a package of the source")?;
+        self.describe(progress)?;
+        self.link(&programs.join(SOURCE), progress)?;
+        for name in PROGRAMS {
+            symlink(SOURCE, programs.join(name)).with_context(|| format!("name {name}"))?;
+        }
+        fs::rename(scratch.join("etcd/usr/bin/etcd"), programs.join("etcd")).context("keep etcd")
+    }
+
+    /// Builds the device plugin.
+    fn device_plugin(&self, programs: &Path, progress: &Progress) -> anyhow::Result<()> {
+        let what = self.main(DEVICE_PLUGIN, DEVICE_PLUGIN_MAIN)?;
+        self.go(&programs.join(DEVICE_PLUGIN), &what, &["-ldflags", "-s -w"], progress)
+    }
+
+    /// Adds a main file to the source; returns what is compiled by it.
+    fn main(&self, name: &str, text: &str) -> anyhow::Result<String> {
+        let directory = self.tree.join("cmd").join(name);
+        fs::create_dir_all(&directory).context("create a directory for a main file")?;
+        fs::write(directory.join("main.go"), text).context("write a main file")?;
+        Ok(format!("./cmd/{name}"))
+    }
+
     /// Compiles the programs.
     fn link(&self, to: &Path, progress: &Progress) -> anyhow::Result<()> {
-        let main = self.tree.join("cmd/programs");
-        fs::create_dir_all(&main).context("create a directory for the main file")?;
-        fs::write(main.join("main.go"), MAIN).context("write the main file")?;
+        let what = self.main("programs", MAIN)?;
         let version = ["component-base/version", "client-go/pkg/version"]
             .map(|package| format!("-X k8s.io/kubernetes/vendor/k8s.io/{package}.gitVersion={VERSION}"));
         let flags = format!("-s -w {}", version.join(" "));
-        self.go(to, "./cmd/programs", &["-tags", TAGS, "-ldflags", &flags], progress)
+        self.go(to, &what, &["-tags", TAGS, "-ldflags", &flags], progress)
     }
 }
 

@@ -1,0 +1,227 @@
+//! Serves `/metrics`, `/livez` and `/readyz` over HTTP.
+//!
+//! The server is hyper's, which the client of the Kubernetes API brings along: reading HTTP of strangers is not what this
+//! project is for. Whoever may open a connection here can take little: the number of connections, the size of a request,
+//! the time of a connection and the number of scrapes at once are bounded, and no connection serves two requests.
+//!
+//! `/livez` fails when nothing but a new process helps: the agent's only thread does not answer, or no thread can be had
+//! for an operation, or one that gets its state hangs. The server of the API, a network or a plugin that is away is no
+//! reason to restart an agent. `/readyz` is what STATUS tells the runtime: it fails for what would fail every ADD.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body_util::Full;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+
+use super::handler::Agent;
+use super::health::lock;
+use crate::rpc::message::Condition;
+
+/// Most connections at a time; further ones wait to be accepted.
+const MOST_CONNECTIONS: usize = 16;
+/// Most bytes of a request's head, and most header fields.
+const MOST_HEAD: usize = 16 << 10;
+const MOST_FIELDS: usize = 64;
+/// Longest time until a request's head is there.
+const HEAD_PATIENCE: Duration = Duration::from_secs(5);
+/// Longest time of a connection.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Most requests that are worked on at a time, of each kind; further ones are refused.
+const MOST_AT_WORK: usize = 2;
+/// How long the work for `/livez` may take. Probes should wait longer, to see the reason.
+const LIVE_PATIENCE: Duration = Duration::from_secs(5);
+/// Pause before a port that is taken is tried again.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// Content type of answers for people.
+const TEXT: &str = "text/plain; charset=utf-8";
+
+/// Content type of metrics.
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+type Answer = Response<Full<Bytes>>;
+
+/// The server of one address.
+#[derive(Debug)]
+pub(super) struct Http {
+    address: SocketAddr,
+    /// Why nothing is served at present.
+    problem: Mutex<Option<String>>,
+    /// Limits of the requests that need a thread.
+    live: Arc<Semaphore>,
+    scrapes: Arc<Semaphore>,
+    /// Whether every attachment has counters of its own.
+    per_pod: bool,
+}
+
+impl Http {
+    pub(super) fn new(address: SocketAddr, per_pod: bool) -> Self {
+        let limit = || Arc::new(Semaphore::new(MOST_AT_WORK));
+        Self { address, problem: Mutex::default(), live: limit(), scrapes: limit(), per_pod }
+    }
+
+    /// The problem that nothing is served.
+    pub(super) fn condition(&self) -> Option<Condition> {
+        let problem = lock(&self.problem).clone()?;
+        Some(Condition { object: format!("metrics and probes on {}", self.address), problem })
+    }
+
+    /// Serves until it is dropped. A port that is taken is tried again: pods do not depend on whether somebody watches.
+    pub(super) async fn keep(self: Arc<Self>, agent: Arc<Agent>) {
+        let connections = Arc::new(Semaphore::new(MOST_CONNECTIONS));
+        let listener = self.bind().await;
+        loop {
+            // The semaphore is never closed.
+            let Ok(place) = Arc::clone(&connections).acquire_owned().await else { return };
+            let connection = match listener.accept().await {
+                Ok((connection, _)) => connection,
+                Err(error) => {
+                    // Of one connection, or no descriptor is left: both pass.
+                    tracing::debug!(%error, "connection not accepted");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
+            };
+            let (server, agent) = (Arc::clone(&self), Arc::clone(&agent));
+            tokio::spawn(async move {
+                // Who is too slow, or speaks no HTTP, gets no answer.
+                let _ = tokio::time::timeout(PATIENCE, server.answer_on(connection, agent)).await;
+                drop(place);
+            });
+        }
+    }
+
+    async fn bind(&self) -> TcpListener {
+        loop {
+            match TcpListener::bind(self.address).await {
+                Ok(listener) => {
+                    *lock(&self.problem) = None;
+                    tracing::info!(address = %self.address, "metrics and probes are served");
+                    return listener;
+                }
+                Err(error) => {
+                    let problem = format!("not served, will try again: {error}; see metrics.listen");
+                    let before = lock(&self.problem).replace(problem.clone());
+                    if before.as_ref() != Some(&problem) {
+                        tracing::warn!(address = %self.address, problem, "metrics and probes");
+                    }
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+        }
+    }
+
+    async fn answer_on(self: Arc<Self>, connection: TcpStream, agent: Arc<Agent>) -> hyper::Result<()> {
+        let service = service_fn(move |request: Request<Incoming>| {
+            let (server, agent) = (Arc::clone(&self), Arc::clone(&agent));
+            async move { Ok::<_, Infallible>(server.answer(&request, &agent).await) }
+        });
+        http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD_PATIENCE)
+            .max_buf_size(MOST_HEAD)
+            .max_headers(MOST_FIELDS)
+            .keep_alive(false)
+            .serve_connection(TokioIo::new(connection), service)
+            .await
+    }
+
+    async fn answer<B>(&self, request: &Request<B>, agent: &Arc<Agent>) -> Answer {
+        if !matches!(*request.method(), Method::GET | Method::HEAD) {
+            let mut refused = text(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD\n");
+            refused.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"));
+            return refused;
+        }
+        match request.uri().path() {
+            "/livez" => self.live(agent).await,
+            "/readyz" => ready(agent),
+            "/metrics" => self.metrics(agent).await,
+            _ => text(StatusCode::NOT_FOUND, "there are /metrics, /livez and /readyz\n"),
+        }
+    }
+
+    async fn metrics(&self, agent: &Arc<Agent>) -> Answer {
+        let Ok(at_work) = Arc::clone(&self.scrapes).try_acquire_owned() else {
+            return text(
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("{MOST_AT_WORK} scrapes are being answered\n"),
+            );
+        };
+        let (agent, per_pod) = (Arc::clone(agent), self.per_pod);
+        let written = tokio::task::spawn_blocking(move || {
+            let written = agent.metrics.text(&agent, per_pod);
+            drop(at_work);
+            written
+        });
+        match written.await {
+            Ok(Ok(written)) => typed(StatusCode::OK, OPEN_METRICS, written),
+            Ok(Err(error)) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
+            Err(panic) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{panic}\n")),
+        }
+    }
+
+    /// Has a thread of the engine look at what is attached. That this is answered at all is the rest of the proof.
+    async fn live(&self, agent: &Arc<Agent>) -> Answer {
+        let Ok(at_work) = Arc::clone(&self.live).try_acquire_owned() else {
+            return text(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "threads that earlier probes asked for have not answered\n",
+            );
+        };
+        let looking = Arc::clone(agent);
+        let look = tokio::task::spawn_blocking(move || {
+            let sandboxes = looking.engine.registry().len();
+            // A thread that hangs keeps its place, so that probes do not use up the threads.
+            drop(at_work);
+            sandboxes
+        });
+        match tokio::time::timeout(LIVE_PATIENCE, look).await {
+            Ok(Ok(sandboxes)) => text(StatusCode::OK, format!("ok: {sandboxes} sandboxes\n")),
+            Ok(Err(panic)) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{panic}\n")),
+            Err(_) => {
+                let seconds = LIVE_PATIENCE.as_secs();
+                text(StatusCode::INTERNAL_SERVER_ERROR, format!("no thread has answered for {seconds} s\n"))
+            }
+        }
+    }
+}
+
+/// The conditions without which every ADD fails, one a line, as `netattachctl status` names them.
+fn ready(agent: &Agent) -> Answer {
+    let failed = agent.health.ready().err();
+    let mut lines: Vec<String> = agent
+        .conditions_of_ready()
+        .iter()
+        .map(|it| {
+            let sign = if it.met { '+' } else { '-' };
+            format!("[{sign}] {}: {}", it.condition, it.detail)
+        })
+        .collect();
+    let (status, summary) = match failed {
+        None => (StatusCode::OK, "ready".to_owned()),
+        Some(error) => (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {error}")),
+    };
+    lines.push(summary);
+    text(status, lines.iter().map(|line| line.replace(['\n', '\r'], " ") + "\n").collect::<String>())
+}
+
+fn text(status: StatusCode, body: impl Into<Bytes>) -> Answer {
+    typed(status, TEXT, body)
+}
+
+fn typed(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Answer {
+    let mut answer = Response::new(Full::new(body.into()));
+    *answer.status_mut() = status;
+    answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
+    answer
+}

@@ -1,0 +1,148 @@
+//! What the programs counted, by network, so that it only grows: the counters of an attachment end with it.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use super::catalogue;
+use super::family::{Numbers, Values};
+use crate::bpf::Stats;
+use crate::journal::JournalKey;
+
+/// An attachment: the record of its sandbox, and its place there.
+pub(super) type Of = (JournalKey, u16);
+
+/// Sums by network, and what each attachment had counted when it was added last.
+#[derive(Debug, Default)]
+pub(super) struct Totals {
+    last: BTreeMap<Of, Stats>,
+    /// Bounded: by the number of networks that this node used ([`MOST_NETWORKS`]).
+    sums: BTreeMap<String, Sum>,
+}
+
+/// Most networks with sums of their own.
+const MOST_NETWORKS: usize = 1024;
+
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+struct Sum {
+    received: (u64, u64),
+    sent: (u64, u64),
+    new_flows: u64,
+    displaced: u64,
+    drops: BTreeMap<&'static str, u64>,
+}
+
+impl Totals {
+    /// Adds what an attachment has counted since the last time.
+    pub(super) fn add(&mut self, of: Of, network: &str, now: &Stats) {
+        let last = self.last.insert(of, *now).filter(|last| !is_reset(last, now)).unwrap_or_default();
+        let is_known = self.sums.contains_key(network) || self.sums.len() < MOST_NETWORKS;
+        let sum = self.sums.entry(if is_known { network } else { catalogue::OTHER }.to_owned()).or_default();
+        let since = |now: u64, last: u64| now.saturating_sub(last);
+        sum.received.0 += since(now.to_pod.packets, last.to_pod.packets);
+        sum.received.1 += since(now.to_pod.bytes, last.to_pod.bytes);
+        sum.sent.0 += since(now.from_pod.packets, last.from_pod.packets);
+        sum.sent.1 += since(now.from_pod.bytes, last.from_pod.bytes);
+        sum.new_flows += since(now.new_flows, last.new_flows);
+        sum.displaced += since(now.flows_displaced, last.flows_displaced);
+        let before: BTreeMap<_, _> =
+            last.dropped().map(|(reason, packets)| (reason.name(), packets)).collect();
+        for (reason, packets) in now.dropped() {
+            let name = reason.name();
+            *sum.drops.entry(name).or_default() += since(packets, before.get(name).copied().unwrap_or(0));
+        }
+    }
+
+    /// How many attachments are remembered.
+    pub(super) fn remembered(&self) -> usize {
+        self.last.len()
+    }
+
+    /// Forgets attachments that are gone. Their share of the sums stays.
+    pub(super) fn keep(&mut self, there: impl Fn(&Of) -> bool) {
+        self.last.retain(|of, _| there(of));
+    }
+
+    /// The sums as metrics.
+    pub(super) fn numbers(&self) -> [Numbers; 5] {
+        let mut all = [
+            &catalogue::PACKETS,
+            &catalogue::BYTES,
+            &catalogue::DROPS,
+            &catalogue::NEW_FLOWS,
+            &catalogue::DISPLACED,
+        ]
+        .map(Numbers::of);
+        let [packets, bytes, drops, new_flows, displaced] = &mut all;
+        for (network, sum) in &self.sums {
+            let labels =
+                |second: &'static str| -> Values { vec![Cow::Owned(network.clone()), second.into()] };
+            for (direction, (count, size)) in [("received", sum.received), ("sent", sum.sent)] {
+                packets.add(labels(direction), count as f64);
+                bytes.add(labels(direction), size as f64);
+            }
+            for (reason, count) in &sum.drops {
+                drops.add(labels(reason), *count as f64);
+            }
+            new_flows.add(vec![Cow::Owned(network.clone())], sum.new_flows as f64);
+            displaced.add(vec![Cow::Owned(network.clone())], sum.displaced as f64);
+        }
+        all
+    }
+}
+
+/// Whether the counters began anew: another attachment has the same record.
+fn is_reset(last: &Stats, now: &Stats) -> bool {
+    now.to_pod.packets < last.to_pod.packets
+        || now.from_pod.packets < last.from_pod.packets
+        || now.new_flows < last.new_flows
+        || now.drops.iter().zip(&last.drops).any(|(now, last)| now < last)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(container: &str) -> Of {
+        (JournalKey { container_id: container.into(), ifname: "eth0".into() }, 0)
+    }
+
+    fn counted(packets: u64) -> Stats {
+        let mut stats = Stats::default();
+        stats.to_pod.packets = packets;
+        stats.to_pod.bytes = packets * 100;
+        stats.drops[1] = packets;
+        stats
+    }
+
+    fn received(totals: &Totals, network: &str) -> (u64, u64) {
+        totals.sums.get(network).map(|sum| sum.received).unwrap_or_default()
+    }
+
+    #[test]
+    fn sums_only_grow() {
+        let mut totals = Totals::default();
+        totals.add(of("a"), "shop/lan", &counted(5));
+        totals.add(of("b"), "shop/lan", &counted(7));
+        totals.add(of("a"), "shop/lan", &counted(6));
+        assert_eq!(received(&totals, "shop/lan"), (13, 1300));
+        // One is detached and another container has the same id.
+        totals.keep(|it| *it == of("a"));
+        totals.add(of("b"), "shop/lan", &counted(2));
+        assert_eq!(received(&totals, "shop/lan"), (15, 1500));
+        // The same, between two scrapes.
+        totals.add(of("a"), "shop/lan", &counted(1));
+        assert_eq!(received(&totals, "shop/lan"), (16, 1600));
+        let reasons: u64 = totals.sums["shop/lan"].drops.values().sum();
+        assert_eq!(reasons, 16);
+    }
+
+    #[test]
+    fn networks_are_bounded() {
+        let mut totals = Totals::default();
+        for number in 0..MOST_NETWORKS + 3 {
+            totals.add(of(&number.to_string()), &format!("shop/{number}"), &counted(1));
+        }
+        assert_eq!(totals.sums.len(), MOST_NETWORKS + 1);
+        assert_eq!(received(&totals, catalogue::OTHER), (3, 300));
+    }
+}

@@ -1,0 +1,180 @@
+//! `netattachd --check`: what this node offers an agent with these settings, each thing with what is lost without it and
+//! what to do. Found out by trying (`looks`), in a namespace and below a directory of pins of its own; a running agent and
+//! its attachments do not notice.
+
+mod looks;
+
+use std::fmt::Write as _;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+use super::config::Settings;
+
+/// Output of `--check`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub enum CheckFormat {
+    /// Aligned columns.
+    #[default]
+    Table,
+    /// For programs: the field names are stable.
+    Json,
+}
+
+/// Whether something is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum State {
+    Ok,
+    Missing,
+    /// It could not be found out.
+    Unknown,
+}
+
+/// One thing that the agent uses.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct Row {
+    /// What it is.
+    what: String,
+    /// Whether it is there.
+    state: State,
+    /// Whether an agent with these settings does without it.
+    needed: bool,
+    /// What is lost without it.
+    #[serde(rename = "for")]
+    purpose: String,
+    /// What is known about it: why it is missing, where it is.
+    detail: String,
+    /// What to do, where it is missing.
+    remedy: String,
+}
+
+impl Row {
+    /// Something that is used for `purpose`; `remedy` is shown only while it is missing.
+    fn new(what: impl Into<String>, needed: bool, purpose: &str, remedy: &str, found: Found) -> Self {
+        let (state, detail) = match found {
+            Ok(detail) => (State::Ok, detail),
+            Err(Lack::Missing(why)) => (State::Missing, why),
+            Err(Lack::Unknown(why)) => (State::Unknown, why),
+        };
+        let remedy = if state == State::Ok { String::new() } else { remedy.to_owned() };
+        Self { what: what.into(), state, needed, purpose: purpose.to_owned(), detail, remedy }
+    }
+
+    /// What could not be found out counts as missing.
+    fn is_lacking(&self) -> bool {
+        self.needed && self.state != State::Ok
+    }
+}
+
+/// Details of what is there, or why it is not used.
+type Found = Result<String, Lack>;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Lack {
+    /// With the reason, if there is more to say.
+    Missing(String),
+    Unknown(String),
+}
+
+/// The whole, as JSON.
+#[derive(Debug, Serialize)]
+struct Report<'r> {
+    /// Release of the kernel.
+    kernel: &'r str,
+    /// Whether everything that is needed is there.
+    ok: bool,
+    checks: &'r [Row],
+}
+
+/// Looks at everything, prints it, and fails if something needed is missing.
+pub(super) fn run(settings: &Settings, format: CheckFormat) -> ExitCode {
+    let rows = looks::all(settings);
+    let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
+    let is_ok = !rows.iter().any(Row::is_lacking);
+    let text = match format {
+        CheckFormat::Table => table(&kernel, &rows),
+        CheckFormat::Json => {
+            let report = Report { kernel: &kernel, ok: is_ok, checks: &rows };
+            match serde_json::to_string_pretty(&report) {
+                Ok(text) => text + "\n",
+                Err(error) => {
+                    tracing::error!("encode the answer: {error}");
+                    return ExitCode::FAILURE;
+                }
+            }
+        }
+    };
+    // A reader that has seen enough is no failure; what was found is still told by the exit code.
+    let _ = io::stdout().write_all(text.as_bytes());
+    if is_ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// One line for each thing, below it what to do about one that is missing, and a sum.
+fn table(kernel: &str, rows: &[Row]) -> String {
+    let width = |cell: fn(&Row) -> &str| rows.iter().map(|row| cell(row).chars().count()).max().unwrap_or(0);
+    let (what, purpose) = (width(|row| &row.what), width(|row| &row.purpose));
+    let mut text = format!("kernel {kernel}\n");
+    for row in rows {
+        let state = match (row.state, row.needed) {
+            (State::Ok, _) => "ok",
+            (State::Missing, true) => "MISSING",
+            (State::Missing, false) => "missing",
+            (State::Unknown, true) => "UNKNOWN",
+            (State::Unknown, false) => "unknown",
+        };
+        let line = format!("{:<what$}  {state:<7}  {:<purpose$}  {}", row.what, row.purpose, row.detail);
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "{}", line.trim_end());
+        if !row.remedy.is_empty() {
+            let _ = writeln!(text, "{:what$}  -> {}", "", row.remedy);
+        }
+    }
+    let lacking: Vec<&str> =
+        rows.iter().filter(|row| row.is_lacking()).map(|row| row.what.as_str()).collect();
+    text += &match lacking.as_slice() {
+        [] => "everything that these settings need is there\n".to_owned(),
+        lacking => format!("an agent with these settings lacks: {}\n", lacking.join(", ")),
+    };
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rows() -> [Row; 3] {
+        [
+            Row::new("veth", true, "networks", "load it", Ok("loaded".into())),
+            Row::new("tcx", false, "uplinks", "Linux 6.6", Err(Lack::Missing(String::new()))),
+            Row::new("bpffs", true, "everything", "mount it", Err(Lack::Unknown("no such file".into()))),
+        ]
+    }
+
+    #[test]
+    fn each_thing_that_is_missing_has_its_remedy_below_it() {
+        let expected = "\
+kernel 6.1.0
+veth   ok       networks    loaded
+tcx    missing  uplinks
+       -> Linux 6.6
+bpffs  UNKNOWN  everything  no such file
+       -> mount it
+an agent with these settings lacks: bpffs
+";
+        assert_eq!(table("6.1.0", &rows()), expected);
+        assert!(table("6.1.0", &rows()[..2]).ends_with("everything that these settings need is there\n"));
+    }
+
+    #[test]
+    fn field_names_are_stable() {
+        let json =
+            serde_json::to_string(&Report { kernel: "6.1.0", ok: false, checks: &rows()[1..2] }).unwrap();
+        assert_eq!(
+            json,
+            r#"{"kernel":"6.1.0","ok":false,"checks":[{"what":"tcx","state":"missing","needed":false,"for":"uplinks","detail":"","remedy":"Linux 6.6"}]}"#
+        );
+    }
+}

@@ -1,0 +1,196 @@
+//! The log line of a request: one per request, naming its container and pod, and what it made or why it failed.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::attach::Attached;
+use crate::cni::CniError;
+use crate::objects::ObjectName;
+use crate::plan::result;
+use crate::rpc::message::{CniCall, SandboxName};
+
+/// A request of the runtime, with the fields that the log shows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Asked {
+    verb: String,
+    container: Option<String>,
+    ifname: Option<String>,
+    pod: Option<String>,
+}
+
+impl Asked {
+    pub(super) fn of(call: &CniCall) -> Self {
+        let variable = |name| call.variable(name).map(str::to_owned);
+        let arguments: Vec<(&str, &str)> = call
+            .variable("CNI_ARGS")
+            .into_iter()
+            .flat_map(|text| text.split(';'))
+            .filter_map(|it| it.split_once('='))
+            .collect();
+        let argument = |name| arguments.iter().find(|(key, _)| *key == name).map(|(_, value)| *value);
+        let pod = argument("K8S_POD_NAMESPACE").zip(argument("K8S_POD_NAME"));
+        Self {
+            verb: variable("CNI_COMMAND").unwrap_or_default(),
+            container: variable("CNI_CONTAINERID"),
+            ifname: variable("CNI_IFNAME"),
+            pod: pod.map(|(namespace, name)| format!("{namespace}/{name}")),
+        }
+    }
+
+    /// The verb, empty if the call has none.
+    pub(super) fn verb(&self) -> &str {
+        &self.verb
+    }
+
+    /// What the request is about, as traces have it.
+    pub(super) fn attributes(&self) -> Vec<(&'static str, String)> {
+        let Self { verb: _, container, ifname, pod } = self;
+        let (namespace, name) = match pod.as_deref().and_then(|pod| pod.split_once('/')) {
+            Some((namespace, name)) => (Some(namespace.to_owned()), Some(name.to_owned())),
+            None => (None, None),
+        };
+        let all = [
+            ("k8s.namespace.name", namespace),
+            ("k8s.pod.name", name),
+            ("container.id", container.clone()),
+            ("network.interface.name", ifname.clone()),
+        ];
+        all.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
+    }
+
+    /// The pod of an ADD.
+    pub(super) fn added_pod(&self) -> Option<ObjectName> {
+        self.pod.as_ref().filter(|_| self.verb == "ADD")?.parse().ok()
+    }
+
+    /// Logs the outcome: one line for each request. Those that only ask are logged at level debug; outcomes of STATUS are
+    /// logged when they change.
+    pub(super) fn answered(&self, outcome: Result<&Made, &CniError>, took: Duration) {
+        let Self { verb, container, ifname, pod } = self;
+        let ms = milliseconds(took);
+        match outcome {
+            Ok(made) if matches!(verb.as_str(), "ADD" | "DEL") => {
+                let Made { networks, addresses } = made;
+                tracing::info!(verb, pod, container, ifname, networks, addresses, ms, "done");
+            }
+            Ok(_) => tracing::debug!(verb, pod, container, ifname, ms, "done"),
+            Err(error) => {
+                let CniError { code, msg, details } = error;
+                if verb == "STATUS" {
+                    tracing::debug!(verb, ms, code, msg, details, "failed");
+                } else {
+                    tracing::warn!(verb, pod, container, ifname, ms, code, msg, details, "failed");
+                }
+            }
+        }
+    }
+}
+
+/// Milliseconds, to the microsecond.
+fn milliseconds(took: Duration) -> f64 {
+    (took.as_secs_f64() * 1e6).round() / 1e3
+}
+
+/// The networks and addresses of a sandbox, as log lines have them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Made {
+    networks: String,
+    addresses: String,
+}
+
+/// Most networks and most addresses of one line.
+const LISTED: usize = 32;
+
+impl Made {
+    /// What is attached by these records.
+    pub(super) fn of(sandbox: &[Arc<Attached>]) -> Self {
+        let (mut networks, mut addresses) = (Vec::new(), Vec::new());
+        for attached in sandbox {
+            for (number, plan) in attached.plan.attachments.iter().enumerate() {
+                networks.push(plan.network.to_string());
+                // Attachment numbers fit: see `Plan::steps`. A result that cannot be read was not at ADD either.
+                let outputs = attached.outputs.of(number as u16);
+                let result = result::result(&attached.plan.sandbox, plan, outputs).unwrap_or_default();
+                addresses.extend(result.ips.iter().map(|ip| ip.address.to_string()));
+            }
+        }
+        Self { networks: listed(networks), addresses: listed(addresses) }
+    }
+}
+
+fn listed(mut words: Vec<String>) -> String {
+    let more = words.len().saturating_sub(LISTED);
+    words.truncate(LISTED);
+    words.extend((more > 0).then(|| format!("and {more} more")));
+    words.join(",")
+}
+
+/// A request to attach a live sandbox to one more network, or to detach it, with the fields that the log shows.
+#[derive(Debug)]
+pub(super) struct AskedLive {
+    pub(super) verb: &'static str,
+    pub(super) sandbox: SandboxName,
+    /// The selection, or the interface.
+    pub(super) what: String,
+}
+
+impl AskedLive {
+    /// Logs the outcome; `container` is known if the sandbox was found.
+    pub(super) fn answered(
+        &self,
+        container: Option<&str>,
+        outcome: Result<&Made, &CniError>,
+        took: Duration,
+    ) {
+        let Self { verb, sandbox, what } = self;
+        let pod = match sandbox {
+            SandboxName::Pod(name) => Some(name.to_string()),
+            SandboxName::Container(_) => None,
+        };
+        let container = container.or(match sandbox {
+            SandboxName::Container(id) => Some(id.as_str()),
+            SandboxName::Pod(_) => None,
+        });
+        let ms = milliseconds(took);
+        match outcome {
+            Ok(Made { networks, addresses }) => {
+                tracing::info!(verb, pod, container, what, networks, addresses, ms, "done");
+            }
+            Err(CniError { code, msg, details }) => {
+                tracing::warn!(verb, pod, container, what, ms, code, msg, details, "failed");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_and_times_are_short() {
+        let words = |count: usize| (0..count).map(|it| it.to_string()).collect::<Vec<_>>();
+        assert_eq!(listed(words(3)), "0,1,2");
+        assert_eq!(listed(words(LISTED)).split(',').count(), LISTED);
+        assert!(listed(words(LISTED + 2)).ends_with(",31,and 2 more"));
+        assert_eq!(milliseconds(Duration::from_nanos(1_234_567)), 1.235);
+    }
+
+    #[test]
+    fn a_request_is_named_by_its_verb_its_container_and_its_pod() {
+        let call = |env: &[(&str, &str)]| CniCall {
+            env: env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect(),
+            stdin: String::new(),
+        };
+        let some = |text: &str| Some(text.to_owned());
+        let args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=a;x";
+        let whole =
+            [("CNI_COMMAND", "ADD"), ("CNI_CONTAINERID", "c"), ("CNI_IFNAME", "eth0"), ("CNI_ARGS", args)];
+        assert_eq!(
+            Asked::of(&call(&whole)),
+            Asked { verb: "ADD".into(), container: some("c"), ifname: some("eth0"), pod: some("shop/a") }
+        );
+        let none = Asked { verb: String::new(), container: None, ifname: None, pod: None };
+        assert_eq!(Asked::of(&call(&[("CNI_ARGS", "K8S_POD_NAME=a"), ("CNI_IFNAME", "")])), none);
+    }
+}

@@ -1,0 +1,388 @@
+//! Manifests and settings checked without an agent: what an agent would refuse, or would not carry out as written.
+//!
+//! Everything is read by the code that the agent reads it with; nothing of the node is looked at but the files that are
+//! named.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::de::Deserialize;
+use serde_json::Value;
+
+use super::config::{Arguments, Settings, SettingsError};
+use super::trouble;
+use crate::attach::{FromNode, IntentError, IntentReader};
+use crate::error_chain::Chain;
+use crate::netns::NetnsId;
+use crate::npwg::{DEFAULT_NETWORK_ANNOTATION, NETWORKS_ANNOTATION};
+use crate::objects::policy::Policy;
+use crate::objects::{ObjectName, Objects, Origin};
+use crate::plan::resolve::{Network, Options, rehearse};
+use crate::plan::{PodRef, Sandbox};
+use crate::policy::desired::Subject;
+use crate::source::files::{FilesError, Timing};
+use crate::source::{Files, Source};
+use crate::{bounded, budget};
+
+/// Most problems that are reported.
+pub const MOST_FINDINGS: usize = 1000;
+
+/// A problem of a file.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+pub struct Finding {
+    /// The file; of an object that no file has, the directory.
+    pub file: PathBuf,
+    /// Index of the document in it, from 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub document: Option<usize>,
+    /// Kind and name of the object; empty: the file as a whole.
+    pub object: String,
+    /// Where in the object: `spec.config`; empty: the object as a whole.
+    pub path: String,
+    /// What is wrong.
+    pub problem: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+/// The outcome of a check.
+#[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize)]
+pub struct Validated {
+    /// Objects that were read, by kind.
+    pub objects: BTreeMap<&'static str, usize>,
+    /// Problems, by file.
+    pub findings: Vec<Finding>,
+    /// How many more there are.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub more: usize,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]
+fn is_zero(number: &usize) -> bool {
+    *number == 0
+}
+
+/// Nothing could be checked.
+#[derive(Debug, thiserror::Error)]
+pub enum ValidateError {
+    /// The directory cannot be read.
+    #[error(transparent)]
+    Directory(#[from] FilesError),
+    /// The settings that are in force without a file are not usable here.
+    #[error("settings")]
+    Settings(#[source] SettingsError),
+}
+
+/// Checks a directory of manifests, and settings if there is a file of them. `networks`: the directory where definitions
+/// without a configuration have theirs; that of the settings if it is not given.
+///
+/// # Errors
+/// [`ValidateError`]; problems of what the directory holds are not errors.
+pub fn validate(
+    directory: &Path,
+    config: Option<&Path>,
+    networks: Option<&Path>,
+) -> Result<Validated, ValidateError> {
+    let mut findings = Vec::new();
+    let arguments = Arguments { config: config.map(Path::to_owned), ..Arguments::default() };
+    let mut settings = match Settings::read(arguments) {
+        Ok(settings) => settings,
+        // The source of the manifests is the directory that is being checked.
+        Err(SettingsError::NoSource) => Settings::read(Arguments {
+            config: config.map(Path::to_owned),
+            source: Some(directory.to_owned()),
+            ..Arguments::default()
+        })
+        .map_err(ValidateError::Settings)?,
+        Err(error) => {
+            findings.push(of_settings(config, &error));
+            Settings::default()
+        }
+    };
+    if let Some(networks) = networks {
+        networks.clone_into(&mut settings.cni_conf_dir);
+    }
+    let files = Arc::new(Files::open(directory, Timing::default())?);
+    let objects = files.snapshot();
+    let places = Places::of(directory);
+    let check = Check { settings: &settings, objects: &objects, places: &places, directory };
+    findings.extend(check.unreadable());
+    match check.intents(Arc::clone(&files) as Arc<dyn Source>) {
+        Ok(intents) => {
+            findings.extend(check.definitions(&intents));
+            findings.extend(check.pods(&intents));
+            findings.extend(check.policies(&intents));
+        }
+        Err(error) => findings.push(of_settings(config, &error)),
+    }
+    findings.sort();
+    findings.dedup();
+    let more = findings.len().saturating_sub(MOST_FINDINGS);
+    findings.truncate(MOST_FINDINGS);
+    let count = [
+        ("pods", objects.pods.len()),
+        ("networks", objects.definitions.len()),
+        ("policies", objects.policies.len()),
+        ("network_policies", objects.network_policies.len()),
+        ("namespaces", objects.namespaces.len()),
+    ];
+    Ok(Validated { objects: count.into(), findings, more })
+}
+
+fn of_settings(config: Option<&Path>, error: &SettingsError) -> Finding {
+    let text = Chain(error).to_string();
+    Finding {
+        file: config.map(Path::to_owned).unwrap_or_default(),
+        document: None,
+        object: "settings".to_owned(),
+        path: key_in(&text).unwrap_or_default(),
+        problem: text,
+        remedy:
+            "write the key as docs/configuration.md has it; everything else was checked with the defaults"
+                .to_owned(),
+    }
+}
+
+/// The key that an error message names: `key a.b is not known`, `a.b: ...`.
+fn key_in(text: &str) -> Option<String> {
+    let is_key = |word: &str| {
+        word.chars().next().is_some_and(char::is_alphabetic)
+            && word.chars().all(|it| it.is_ascii_alphanumeric() || ".[]_-".contains(it))
+    };
+    let after = text.split("key ").nth(1).and_then(|rest| rest.split([' ', ':']).next());
+    after.filter(|word| is_key(word)).map(str::to_owned)
+}
+
+/// What a check needs.
+struct Check<'a> {
+    settings: &'a Settings,
+    objects: &'a Objects,
+    places: &'a Places,
+    directory: &'a Path,
+}
+
+impl Check<'_> {
+    fn finding(&self, kind: &str, name: &str, path: &str, problem: String, remedy: &str) -> Finding {
+        let place = self.places.0.get(&(kind.to_owned(), name.to_owned()));
+        let (file, document) =
+            place.cloned().map_or_else(|| (self.directory.to_owned(), None), |(file, at)| (file, Some(at)));
+        Finding {
+            file,
+            document,
+            object: format!("{kind} {name}"),
+            path: path.to_owned(),
+            problem,
+            remedy: remedy.to_owned(),
+        }
+    }
+
+    /// Objects that could not be read.
+    fn unreadable(&self) -> impl Iterator<Item = Finding> {
+        self.objects.problems.iter().map(|problem| {
+            let (file, document, object) = match &problem.origin {
+                Origin::File { path, document } => (path.clone(), *document, String::new()),
+                Origin::Api { kind, name } => (self.directory.to_owned(), None, format!("{kind} {name}")),
+            };
+            Finding {
+                file,
+                document,
+                object,
+                path: key_in(&problem.message).unwrap_or_default(),
+                problem: problem.message.clone(),
+                remedy: "correct the manifest: while it cannot be read, its earlier version stays in force, or none".to_owned(),
+            }
+        })
+    }
+
+    fn intents(&self, source: Arc<dyn Source>) -> Result<IntentReader, SettingsError> {
+        let settings = self.settings;
+        Ok(IntentReader {
+            source,
+            pod_wait: Duration::ZERO,
+            default: settings.default_network().map_err(SettingsError::from)?,
+            from_node: Arc::new(FromNode::new(settings.this_node()?, settings.builtin.clone())),
+            default_namespace: settings.default_network_namespace.clone(),
+            restrictions: settings.restrictions()?,
+            conf_dir: settings.cni_conf_dir.clone(),
+            ignore_invalid: false,
+            separate_pools: settings.separate_pools,
+        })
+    }
+
+    /// Definitions by which no pod could be attached.
+    fn definitions(&self, intents: &IntentReader) -> Vec<Finding> {
+        let names = self.objects.definitions.keys();
+        let unusable = names.filter_map(|name| {
+            let network = intents.network(self.objects, name);
+            let problem = match network {
+                Ok(network) => self.rehearse(&network).err()?,
+                Err(error) => Chain(&error).to_string(),
+            };
+            let name = name.to_string();
+            let remedy = "no pod can be attached by it: correct the configuration (docs/plugins.md has the keys of each plugin)";
+            Some(self.finding("NetworkAttachmentDefinition", &name, "spec.config", problem, remedy))
+        });
+        unusable.collect()
+    }
+
+    fn rehearse(&self, network: &Network) -> Result<(), String> {
+        let delegation = &self.settings.delegation;
+        let options = Options {
+            exec: delegation.exec.clone(),
+            device_info_dir: self.settings.device_info_dir.clone(),
+            remembered: delegation.result_cache,
+            enforce: delegation.enforce,
+            port_mappings: self.settings.unsupported_port_mappings,
+        };
+        let sandbox = Sandbox {
+            container_id: "validate".into(),
+            ifname: "eth0".into(),
+            netns: String::new(),
+            netns_id: NetnsId { device: 0, inode: 0 },
+            cni_args: String::new(),
+            cni_path: Vec::new(),
+            config_name: String::new(),
+            pod: None,
+        };
+        match rehearse(&sandbox, network, &options) {
+            Ok(_) => Ok(()),
+            // Some configurations are completed by the pod.
+            Err(_) if network.list.plugins.iter().any(|it| crate::ipam::is_completed_at_add(it.raw())) => {
+                Ok(())
+            }
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// Pods whose networks cannot be determined.
+    fn pods(&self, intents: &IntentReader) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        for pod in self.objects.pods.values().filter(|pod| !pod.host_network && !pod.phase.has_ended()) {
+            let reference = PodRef { name: pod.name.clone(), uid: pod.uid.clone() };
+            let Err(error) = intents.check_pod(&reference) else { continue };
+            let is_of_definition = matches!(
+                error,
+                IntentError::Config { .. }
+                    | IntentError::NotOnDisk { .. }
+                    | IntentError::Enforce { .. }
+                    | IntentError::Ethertypes { .. }
+            );
+            if is_of_definition {
+                continue;
+            }
+            let problem = Chain(&error).to_string();
+            let annotation = match problem.contains(DEFAULT_NETWORK_ANNOTATION) {
+                true => DEFAULT_NETWORK_ANNOTATION,
+                false => NETWORKS_ANNOTATION,
+            };
+            let path = format!("metadata.annotations[{annotation}]");
+            let remedy = "the pod would not start: correct the annotation, define the network, or let its namespace use it";
+            findings.push(self.finding("Pod", &pod.name.to_string(), &path, problem, remedy));
+        }
+        findings
+    }
+
+    /// Policies that are not in force as written.
+    fn policies(&self, intents: &IntentReader) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        let kinds = [
+            ("MultiNetworkPolicy", &self.objects.policies),
+            ("NetworkPolicy", &self.objects.network_policies),
+        ];
+        for (kind, policies) in kinds {
+            for (name, policy) in policies.iter() {
+                findings.extend(self.problems_of(kind, name, policy));
+            }
+        }
+        let default = intents.restrictions.default_network.as_ref();
+        for row in trouble::of_no_network(self.objects, default) {
+            let name = row.object.rsplit(' ').next().unwrap_or_default().to_owned();
+            let remedy = "define the network, or correct the annotation k8s.v1.cni.cncf.io/policy-for";
+            let path = "metadata.annotations[k8s.v1.cni.cncf.io/policy-for]";
+            findings.push(self.finding("MultiNetworkPolicy", &name, path, row.problem, remedy));
+        }
+        let unlabelled = trouble::without_object(self.objects);
+        for row in trouble::of_unlabelled(self.objects, &unlabelled, self.settings.network_policy()) {
+            let name = row.object.rsplit(' ').next().unwrap_or_default().to_owned();
+            let remedy =
+                "add a manifest of the namespace with its labels, or select by kubernetes.io/metadata.name";
+            findings.push(self.finding("Namespace", &name, "metadata.labels", row.problem, remedy));
+        }
+        findings
+    }
+
+    fn problems_of(&self, kind: &str, name: &ObjectName, policy: &Policy) -> Vec<Finding> {
+        let problems = policy.problems.iter().map(|problem| {
+            let text = problem.to_string();
+            let subject = Subject::Policy(policy.name.clone());
+            let remedy = format!(
+                "correct the manifest: what cannot be read of {subject} matches nothing, so it allows less"
+            );
+            let path = key_in(&text).unwrap_or_else(|| "spec".to_owned());
+            self.finding(kind, &name.to_string(), &path, text, &remedy)
+        });
+        problems.collect()
+    }
+}
+
+/// The file and document of each object, by kind and name. Of two with one name, the first in order: that is the one in
+/// force.
+#[derive(Default)]
+struct Places(BTreeMap<(String, String), (PathBuf, usize)>);
+
+impl Places {
+    fn of(directory: &Path) -> Self {
+        let mut files = Vec::new();
+        list(directory, 0, &mut files);
+        files.sort();
+        let mut places = Self::default();
+        for file in files {
+            let Ok(bytes) = bounded::read(&file, budget::MANIFEST.most) else { continue };
+            let Ok(text) = std::str::from_utf8(&bytes) else { continue };
+            for (at, document) in serde_norway::Deserializer::from_str(text).enumerate() {
+                // What follows an error in YAML is not known.
+                let Ok(value) = Value::deserialize(document) else { break };
+                places.note(&value, &file, at);
+            }
+        }
+        places
+    }
+
+    fn note(&mut self, value: &Value, file: &Path, at: usize) {
+        if let Some(items) = value.get("items").and_then(Value::as_array) {
+            items.iter().for_each(|item| self.note(item, file, at));
+            return;
+        }
+        let text = |pointer: &str| value.pointer(pointer).and_then(Value::as_str);
+        let (Some(kind), Some(name)) = (text("/kind"), text("/metadata/name")) else { return };
+        let name = match kind {
+            "Namespace" => name.to_owned(),
+            _ => format!("{}/{name}", text("/metadata/namespace").unwrap_or("default")),
+        };
+        self.0.entry((kind.to_owned(), name)).or_insert_with(|| (file.to_owned(), at));
+    }
+}
+
+/// How deep manifests may lie, as the source reads them.
+const DEEPEST: usize = 16;
+
+/// Most files that are looked at for the places of objects.
+const MOST_FILES: usize = 100_000;
+
+fn list(directory: &Path, depth: usize, found: &mut Vec<PathBuf>) {
+    let Ok(entries) = std::fs::read_dir(directory) else { return };
+    for entry in entries.flatten() {
+        let path = entry.path();
+        if found.len() >= MOST_FILES || depth > DEEPEST {
+            return;
+        }
+        // A link is followed once: as a file.
+        match path.metadata() {
+            Ok(metadata) if metadata.is_dir() => list(&path, depth + 1, found),
+            Ok(metadata) if metadata.is_file() => found.push(path),
+            _ => {}
+        }
+    }
+}

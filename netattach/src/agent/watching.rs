@@ -1,0 +1,158 @@
+//! Settings of how the agent is watched: probes and metrics, the log, traces.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use serde::{Deserialize, Serialize};
+
+use super::config::SettingsError;
+
+/// Where probes and metrics are served unless the setting says otherwise.
+const LISTEN: &str = "127.0.0.1:10475";
+
+/// Probes and metrics.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct MetricsSettings {
+    /// See [`MetricsSettings::listen`].
+    listen: String,
+    /// Whether every attachment has counters of its own.
+    pub per_pod: bool,
+}
+
+/// The log.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct LogSettings {
+    /// Its form.
+    pub format: LogFormat,
+}
+
+/// The form of the log's lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// Time, level, module, message, and fields as `name=value`.
+    #[default]
+    Text,
+    /// One JSON object.
+    Json,
+}
+
+/// Traces of requests.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct TracesSettings {
+    /// See [`TracesSettings::endpoint`].
+    endpoint: String,
+}
+
+/// Where traces are sent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Name or address.
+    pub host: String,
+    /// TCP port.
+    pub port: u16,
+    /// Path, with a leading slash.
+    pub path: String,
+}
+
+impl Endpoint {
+    /// Host and port, as a URL has them.
+    pub fn authority(&self) -> String {
+        let Self { host, port, .. } = self;
+        if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "http://{}{}", self.authority(), self.path)
+    }
+}
+
+impl TracesSettings {
+    /// Where traces are sent. `None`: nothing is traced.
+    ///
+    /// # Errors
+    /// [`SettingsError::Traces`].
+    pub fn endpoint(&self) -> Result<Option<Endpoint>, SettingsError> {
+        if self.endpoint.is_empty() {
+            return Ok(None);
+        }
+        let wrong = || SettingsError::Traces(self.endpoint.clone());
+        let url: http::Uri = self.endpoint.parse().map_err(|_| wrong())?;
+        let host = url.host().filter(|host| !host.is_empty()).ok_or_else(wrong)?;
+        // Credentials would be sent readable.
+        let is_plain =
+            url.scheme_str() == Some("http") && !self.endpoint.contains('@') && url.query().is_none();
+        if !is_plain {
+            return Err(wrong());
+        }
+        let path = if url.path() == "/" { "/v1/traces" } else { url.path() };
+        Ok(Some(Endpoint {
+            host: host.trim_matches(['[', ']']).to_owned(),
+            port: url.port_u16().unwrap_or(4318),
+            path: path.to_owned(),
+        }))
+    }
+}
+
+impl Default for MetricsSettings {
+    fn default() -> Self {
+        Self { listen: LISTEN.into(), per_pod: false }
+    }
+}
+
+impl MetricsSettings {
+    /// Where `/metrics`, `/livez` and `/readyz` are served. `None`: nowhere.
+    ///
+    /// # Errors
+    /// [`SettingsError::Listen`].
+    pub fn listen(&self) -> Result<Option<SocketAddr>, SettingsError> {
+        if self.listen.is_empty() {
+            return Ok(None);
+        }
+        let address = self.listen.parse().map_err(|_| SettingsError::Listen(self.listen.clone()));
+        address.and_then(|address: SocketAddr| match address.port() {
+            // Nobody would know which port the kernel chose.
+            0 => Err(SettingsError::Listen(self.listen.clone())),
+            _ => Ok(Some(address)),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn traces_go_to_a_url_without_tls_and_credentials() {
+        let endpoint = |text: &str| TracesSettings { endpoint: text.into() }.endpoint();
+        assert_eq!(endpoint("").unwrap(), None);
+        let table = [
+            ("http://127.0.0.1", "http://127.0.0.1:4318/v1/traces"),
+            ("http://collector:4000/", "http://collector:4000/v1/traces"),
+            ("http://[::1]:4318/other", "http://[::1]:4318/other"),
+        ];
+        for (text, expected) in table {
+            assert_eq!(endpoint(text).unwrap().unwrap().to_string(), expected);
+        }
+        for wrong in
+            ["collector:4318", "https://collector", "http://u:p@collector", "http://", "http://a/?b=c", "x y"]
+        {
+            assert!(matches!(endpoint(wrong), Err(SettingsError::Traces(_))), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn an_address_without_a_port_is_refused() {
+        let listen = |text: &str| MetricsSettings { listen: text.into(), per_pod: false }.listen();
+        assert_eq!(listen("").unwrap(), None);
+        assert_eq!(listen("[::1]:9000").unwrap(), Some("[::1]:9000".parse().unwrap()));
+        for wrong in ["127.0.0.1", ":10475", "localhost:10475", "127.0.0.1:0"] {
+            assert!(matches!(listen(wrong), Err(SettingsError::Listen(_))), "{wrong}");
+        }
+    }
+}

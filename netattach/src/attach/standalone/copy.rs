@@ -1,0 +1,229 @@
+//! Copies the executables that a container runtime calls to a node: from the image of the agent into the node's directory of
+//! CNI executables.
+//!
+//! A copy is written beside, synced, tried, and renamed into place: a call finds the one before or the new one, whole, at every
+//! moment, and after a loss of power too. The one before is kept as `.NAME.before`.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::durable;
+
+/// What the executables of netattach have in them, see `built`.
+const MARK: &[u8] = b"netattach-commit";
+
+/// What became of one name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Copied {
+    /// There was nothing of that name.
+    Made,
+    /// It was there already, with the same content.
+    Was,
+    /// Another content had the name, which is kept beside it.
+    Replaced,
+    /// It is another program's, which is left alone.
+    Left,
+}
+
+/// Whether another program that has the name gives way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Owner {
+    /// The name is netattach's own.
+    Netattach,
+    /// The name is a plugin's that others have too: their executable stays.
+    Anybody,
+}
+
+/// Why an executable could not be copied.
+#[derive(Debug, thiserror::Error)]
+pub enum CopyError {
+    /// The executable cannot be read.
+    #[error("read {path}")]
+    Read {
+        /// Where it is.
+        path: PathBuf,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+    /// A directory has its name.
+    #[error("{0} is a directory")]
+    Directory(PathBuf),
+    /// The copy cannot be written or put into place.
+    #[error("write {path}: the directory has to be writable, with room for the executables twice")]
+    Write {
+        /// Where it was to be.
+        path: PathBuf,
+        /// The kernel's error.
+        #[source]
+        source: io::Error,
+    },
+    /// The copy does not run there; what had the name before is still there.
+    #[error("{path} does not run on this node: {problem}")]
+    DoesNotRun {
+        /// The copy.
+        path: PathBuf,
+        /// What was tried, and what came of it.
+        problem: String,
+    },
+}
+
+/// Copies an executable to `directory` under `name`.
+///
+/// # Errors
+/// See [`CopyError`]; what had the name then still has it.
+pub fn copy(executable: &Path, directory: &Path, name: &str, owner: Owner) -> Result<Copied, CopyError> {
+    let content =
+        fs::read(executable).map_err(|source| CopyError::Read { path: executable.to_owned(), source })?;
+    let target = directory.join(name);
+    let failed = |source| CopyError::Write { path: target.clone(), source };
+    let before = match fs::symlink_metadata(&target) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        Err(source) => return Err(failed(source)),
+        Ok(metadata) if metadata.is_dir() => return Err(CopyError::Directory(target)),
+        // A link leads to a file that may be another program's to replace.
+        Ok(metadata) => {
+            Some(if metadata.is_file() { fs::read(&target).map_err(failed)? } else { Vec::new() })
+        }
+    };
+    match &before {
+        Some(before) if *before == content => return Ok(Copied::Was),
+        Some(before) if owner == Owner::Anybody && !is_ours(before) => return Ok(Copied::Left),
+        _ => {}
+    }
+    let fresh = format!(".{name}.new");
+    // Tried before it takes the name: with the rename of the same bytes below, the file that was tried is the one in place.
+    let tried = directory.join(&fresh);
+    durable::write_new(&tried, &content, 0o755).map_err(failed)?;
+    let placed = try_version(&tried).and_then(|()| {
+        if before.is_some() {
+            keep(&target, &directory.join(format!(".{name}.before"))).map_err(failed)?;
+        }
+        fs::rename(&tried, &target).and_then(|()| durable::sync_directory(directory)).map_err(failed)
+    });
+    placed.inspect_err(|_| {
+        // The returned error matters more than a leftover copy, which the next one overwrites.
+        let _ = fs::remove_file(&tried);
+    })?;
+    Ok(if before.is_some() { Copied::Replaced } else { Copied::Made })
+}
+
+fn is_ours(content: &[u8]) -> bool {
+    memchr::memmem::find(content, MARK).is_some()
+}
+
+/// Gives a file a second name, in place of what had that.
+fn keep(path: &Path, kept: &Path) -> io::Result<()> {
+    match fs::remove_file(kept) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    fs::hard_link(path, kept)
+}
+
+/// Asks the copy which versions of CNI it supports, as a runtime does.
+fn try_version(path: &Path) -> Result<(), CopyError> {
+    let not_running = |problem: String| CopyError::DoesNotRun { path: path.to_owned(), problem };
+    let mut command = Command::new(path);
+    // As which plugin `netattach-cni` acts is in the name that it is started by.
+    std::os::unix::process::CommandExt::arg0(&mut command, "loopback");
+    command.env_clear().env("CNI_COMMAND", "VERSION").stdin(Stdio::null());
+    let answer = command.output().map_err(|error| not_running(error.to_string()))?;
+    let text = String::from_utf8_lossy(&answer.stdout);
+    if answer.status.success() && text.contains("supportedVersions") {
+        return Ok(());
+    }
+    Err(not_running(format!("VERSION: {}, {:?}", answer.status, text.chars().take(200).collect::<String>())))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+
+    use super::*;
+    use crate::error_chain::Chain;
+
+    /// An executable that answers VERSION, in another version each.
+    fn program(directory: &Path, version: u32) -> PathBuf {
+        let path = directory.join(format!("program-{version}"));
+        let mark = String::from_utf8_lossy(MARK);
+        fs::write(&path, format!("#!/bin/sh\n# {mark} {version}\necho '{{\"supportedVersions\": []}}'\n"))
+            .unwrap();
+        path
+    }
+
+    fn names(directory: &Path) -> Vec<String> {
+        let mut names: Vec<String> = fs::read_dir(directory)
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_copy_is_made_once_and_the_one_before_a_new_one_is_kept() {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let copied =
+            |version| copy(&program(from.path(), version), to.path(), "netattach", Owner::Netattach).unwrap();
+        assert_eq!(copied(1), Copied::Made);
+        let metadata = fs::metadata(to.path().join("netattach")).unwrap();
+        assert_eq!(metadata.permissions().mode() & 0o777, 0o755);
+        assert_eq!(copied(1), Copied::Was);
+        assert_eq!(fs::metadata(to.path().join("netattach")).unwrap().ino(), metadata.ino());
+        assert_eq!((copied(2), copied(3)), (Copied::Replaced, Copied::Replaced));
+        assert_eq!(names(to.path()), [".netattach.before", "netattach"]);
+        let content = |name: &str| fs::read_to_string(to.path().join(name)).unwrap();
+        assert!(content(".netattach.before").contains(" 2\n") && content("netattach").contains(" 3\n"));
+    }
+
+    #[test]
+    fn what_does_not_run_takes_no_name() {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let good = program(from.path(), 1);
+        copy(&good, to.path(), "netattach", Owner::Netattach).unwrap();
+        for (content, problem) in [
+            ("#!/bin/sh\nexit 1\n", "VERSION: exit status: 1"),
+            ("#!/no/such/shell\n", "No such file or directory"),
+            ("\u{1}\u{2}", "Exec format error"),
+        ] {
+            let bad = from.path().join("bad");
+            fs::write(&bad, content).unwrap();
+            let error = copy(&bad, to.path(), "netattach", Owner::Netattach).unwrap_err();
+            assert!(Chain(&error).to_string().contains(problem), "{}", Chain(&error));
+            assert_eq!(names(to.path()), ["netattach"]);
+            assert_eq!(fs::read(to.path().join("netattach")).unwrap(), fs::read(&good).unwrap());
+        }
+    }
+
+    #[test]
+    fn a_plugin_of_others_stays_and_a_link_to_it_too() {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let ours = program(from.path(), 1);
+        fs::write(to.path().join("loopback"), "theirs").unwrap();
+        symlink("loopback", to.path().join("linked")).unwrap();
+        for name in ["loopback", "linked"] {
+            assert_eq!(copy(&ours, to.path(), name, Owner::Anybody).unwrap(), Copied::Left);
+        }
+        assert_eq!(fs::read(to.path().join("loopback")).unwrap(), b"theirs");
+        // An earlier one of our own is replaced.
+        assert_eq!(copy(&ours, to.path(), "new", Owner::Anybody).unwrap(), Copied::Made);
+        assert_eq!(
+            copy(&program(from.path(), 2), to.path(), "new", Owner::Anybody).unwrap(),
+            Copied::Replaced
+        );
+    }
+
+    #[test]
+    fn a_directory_and_a_place_that_is_not_there_are_named() {
+        let (from, to) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let ours = program(from.path(), 1);
+        fs::create_dir(to.path().join("netattach")).unwrap();
+        let error = copy(&ours, to.path(), "netattach", Owner::Netattach).unwrap_err();
+        assert!(matches!(error, CopyError::Directory(_)), "{error}");
+        let error = copy(&ours, &to.path().join("absent"), "netattach", Owner::Netattach).unwrap_err();
+        assert!(Chain(&error).to_string().contains("No such file or directory"), "{}", Chain(&error));
+    }
+}

@@ -1,0 +1,283 @@
+//! `netattachctl test`: attaches two sandboxes of its own to networks as a runtime would, and sends traffic between them.
+//!
+//! The sandboxes are namespaces that only this process holds, so that nothing is left whichever way it ends: when it is
+//! killed they are gone, and the agent detaches sandboxes whose namespace is gone (`collectAfterSeconds`). They are no
+//! pods: no policy selects them, and a network that only some namespaces may use refuses them.
+
+use std::collections::BTreeMap;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, AsRawFd};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use serde::Serialize;
+use serde_json::json;
+
+use super::output::Format;
+use super::table::{self, Align, Column};
+use super::{Answer, CliError, ask, other, time};
+use crate::cni::{CniResult, Version};
+use crate::error_chain::Chain;
+use crate::netns::{Netns, NetnsError, within};
+use crate::rpc::message::{AttachCall, CniCall, Request, Response, SandboxName};
+
+/// What is sent and sent back.
+const GREETING: &[u8] = b"netattach";
+
+/// Pause between two attempts: an address of IPv6 is usable a second after it was set.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What to test.
+#[derive(Debug, Args)]
+pub(super) struct Test {
+    /// Only the default network and these; otherwise every network that is defined
+    #[arg(long, value_name = "NAMESPACE/NAME")]
+    network: Vec<String>,
+    /// How long an attempt to connect may take
+    #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = time::duration)]
+    timeout: Duration,
+}
+
+/// The outcome of one attempt.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct Outcome {
+    network: String,
+    /// `attach`, `IPv4` or `IPv6`.
+    what: String,
+    /// Whether it succeeded.
+    passed: bool,
+    /// How long it took, or why it failed.
+    detail: String,
+}
+
+/// A sandbox of this process.
+struct Sandbox {
+    id: String,
+    netns: Netns,
+    /// Its addresses, by network.
+    addresses: BTreeMap<String, Vec<IpAddr>>,
+}
+
+impl Test {
+    pub(super) fn run(&self, socket: &Path, format: Format) -> Result<Answer, CliError> {
+        let Response::Networks(defined) = ask(socket, &Request::Networks)? else {
+            return other(&Request::Networks);
+        };
+        if let Some(unknown) = self.network.iter().find(|name| !defined.iter().any(|it| it.network == **name))
+        {
+            let known = super::missing::list(defined.iter().map(|it| &it.network));
+            return Err(CliError::NotFound(format!("network {unknown} is not defined; there are {known}")));
+        }
+        let is_wanted = |name: &str| self.network.is_empty() || self.network.iter().any(|it| it == name);
+        let default =
+            defined.iter().find(|it| it.default).map_or("default", |it| it.network.as_str()).to_owned();
+        let others = defined.iter().filter(|it| !it.default && is_wanted(&it.network));
+        let others: Vec<&str> = others.map(|it| it.network.as_str()).collect();
+        let mut sandboxes = Vec::new();
+        let outcomes = self.outcomes(socket, &default, &others, &mut sandboxes);
+        let mut left = Vec::new();
+        for sandbox in &sandboxes {
+            left.extend(sandbox.call(socket, "DEL").err());
+        }
+        let outcomes = outcomes?;
+        let failed = outcomes.iter().filter(|it| !it.passed).count() + left.len();
+        let mut text = format.show(&outcomes, |width| render(&outcomes, width))?;
+        if !format.is_data() {
+            text.extend(left.iter().map(|error| format!("not detached: {error}\n")));
+        }
+        Ok((text, if failed == 0 { Ok(()) } else { Err(CliError::Unwell(failed)) }))
+    }
+
+    fn outcomes(
+        &self,
+        socket: &Path,
+        default: &str,
+        others: &[&str],
+        sandboxes: &mut Vec<Sandbox>,
+    ) -> Result<Vec<Outcome>, CliError> {
+        let mut outcomes = Vec::new();
+        for name in ["a", "b"] {
+            let mut sandbox = Sandbox::new(name)?;
+            let added = sandbox.call(socket, "ADD");
+            let attached = added.and_then(|result| sandbox.note(default, &result));
+            // What has begun has to be taken back.
+            sandboxes.push(sandbox);
+            if let Err(error) = attached {
+                outcomes.push(Outcome::failed(default, "attach", error));
+                return Ok(outcomes);
+            }
+        }
+        for network in others {
+            for sandbox in sandboxes.iter_mut() {
+                if let Err(error) = sandbox.attach(socket, network) {
+                    outcomes.push(Outcome::failed(network, "attach", error));
+                    break;
+                }
+            }
+        }
+        let [a, b] = sandboxes.as_slice() else { return Ok(outcomes) };
+        for network in std::iter::once(&default).chain(others) {
+            let (Some(of_a), Some(of_b)) = (a.addresses.get(*network), b.addresses.get(*network)) else {
+                continue;
+            };
+            for (from, to, addresses) in [(a, b, of_b), (b, a, of_a)] {
+                for address in addresses {
+                    let family = if address.is_ipv4() { "IPv4" } else { "IPv6" };
+                    let what = format!("{family} {}", if to.id == b.id { "a to b" } else { "b to a" });
+                    outcomes.push(match exchange(from, to, *address, self.timeout) {
+                        Ok(took) => Outcome {
+                            network: (*network).to_owned(),
+                            what,
+                            passed: true,
+                            detail: format!("{:.1} ms", took.as_secs_f64() * 1000.0),
+                        },
+                        Err(error) => Outcome::failed(network, &what, error.to_string()),
+                    });
+                }
+            }
+        }
+        Ok(outcomes)
+    }
+}
+
+impl Outcome {
+    fn failed(network: &str, what: &str, detail: String) -> Self {
+        Self { network: network.to_owned(), what: what.to_owned(), passed: false, detail }
+    }
+}
+
+impl Sandbox {
+    fn new(name: &str) -> Result<Self, CliError> {
+        let netns = Netns::private()?;
+        let id = format!("netattachctl-test-{}-{name}", std::process::id());
+        Ok(Self { id, netns, addresses: BTreeMap::new() })
+    }
+
+    /// A call as a runtime makes it. Returns the result, or the failure on one line.
+    fn call(&self, socket: &Path, command: &str) -> Result<String, String> {
+        let netns = format!("/proc/{}/fd/{}", std::process::id(), self.netns.as_fd().as_raw_fd());
+        let env: [(&str, &str); 5] = [
+            ("CNI_COMMAND", command),
+            ("CNI_CONTAINERID", &self.id),
+            ("CNI_NETNS", &netns),
+            ("CNI_IFNAME", "eth0"),
+            ("CNI_PATH", "/opt/cni/bin"),
+        ];
+        let env = env.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+        let stdin =
+            json!({"cniVersion": "1.1.0", "name": "netattachctl-test", "type": "netattach"}).to_string();
+        match ask(socket, &Request::Cni(CniCall { env, stdin })) {
+            Ok(Response::Cni(reply)) if reply.exit == 0 => Ok(reply.stdout),
+            Ok(Response::Cni(reply)) => {
+                let error: serde_json::Value = serde_json::from_str(&reply.stdout).unwrap_or_default();
+                let part =
+                    |key: &str| error.get(key).and_then(|it| it.as_str()).unwrap_or_default().to_owned();
+                Err([part("msg"), part("details")].join(" ").trim().to_owned())
+            }
+            Ok(_) => Err("the agent answered another question".to_owned()),
+            Err(error) => Err(Chain(&error).to_string()),
+        }
+    }
+
+    fn attach(&mut self, socket: &Path, network: &str) -> Result<(), String> {
+        let (namespace, name) = network.split_once('/').unwrap_or(("", network));
+        let request = Request::Attach(AttachCall {
+            sandbox: SandboxName::Container(self.id.clone()),
+            selection: json!({"namespace": namespace, "name": name}),
+            by: "netattachctl-test".to_owned(),
+        });
+        match ask(socket, &request) {
+            Ok(Response::Attached(attached)) => self.note(network, &attached.result.to_string()),
+            Ok(_) => Err("the agent answered another question".to_owned()),
+            Err(error) => Err(Chain(&error).to_string()),
+        }
+    }
+
+    /// Notes the addresses of a result.
+    fn note(&mut self, network: &str, result: &str) -> Result<(), String> {
+        let value: serde_json::Value = serde_json::from_str(result).map_err(|error| error.to_string())?;
+        let result = CniResult::parse(&value, Version::LATEST).map_err(|error| Chain(&error).to_string())?;
+        let addresses = result.ips.iter().map(|ip| ip.address.addr()).collect();
+        self.addresses.insert(network.to_owned(), addresses);
+        Ok(())
+    }
+}
+
+/// Sends a greeting by TCP and has it sent back. Returns how long the connection took that succeeded.
+fn exchange(from: &Sandbox, to: &Sandbox, address: IpAddr, timeout: Duration) -> io::Result<Duration> {
+    let deadline = Instant::now() + timeout;
+    let entered = |error: NetnsError| io::Error::other(Chain(&error).to_string());
+    let listener = retry(deadline, || {
+        within(&to.netns, || TcpListener::bind(SocketAddr::new(address, 0))).map_err(entered)?
+    })?;
+    let target = listener.local_addr()?;
+    listener.set_nonblocking(true)?;
+    let answering = std::thread::spawn(move || answer(&listener, deadline));
+    let sent = retry(deadline, || {
+        let began = Instant::now();
+        let connected = within(&from.netns, || {
+            TcpStream::connect_timeout(&target, deadline.saturating_duration_since(began).max(PAUSE))
+        });
+        greet(&mut connected.map_err(entered)??, timeout).map(|()| began.elapsed())
+    });
+    // It ends by the deadline; if it failed, so did the greeting.
+    let _ = answering.join();
+    sent
+}
+
+fn greet(stream: &mut TcpStream, timeout: Duration) -> io::Result<()> {
+    stream.set_read_timeout(Some(timeout))?;
+    stream.write_all(GREETING)?;
+    let mut answer = [0; GREETING.len()];
+    stream.read_exact(&mut answer)?;
+    if answer == *GREETING { Ok(()) } else { Err(io::Error::other("another answer came back")) }
+}
+
+/// Sends back what connections send, until one has got its answer.
+fn answer(listener: &TcpListener, deadline: Instant) -> io::Result<()> {
+    loop {
+        let (stream, _) = retry(deadline, || listener.accept())?;
+        if send_back(stream, deadline).is_ok() {
+            return Ok(());
+        }
+    }
+}
+
+fn send_back(mut stream: TcpStream, deadline: Instant) -> io::Result<()> {
+    stream.set_nonblocking(false)?;
+    stream.set_read_timeout(Some(deadline.saturating_duration_since(Instant::now()).max(PAUSE)))?;
+    let mut greeting = [0; GREETING.len()];
+    stream.read_exact(&mut greeting)?;
+    stream.write_all(&greeting)
+}
+
+/// Tries again until the deadline.
+fn retry<T>(deadline: Instant, mut attempt: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match attempt() {
+            Err(_) if Instant::now() + PAUSE < deadline => {
+                std::thread::sleep(PAUSE.min(Duration::from_millis(20)))
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+fn render(outcomes: &[Outcome], width: table::Width) -> String {
+    let columns = [
+        Column::new("NETWORK", Align::Left),
+        Column::new("WHAT", Align::Left),
+        Column::new("PASSED", Align::Left),
+        Column::new("DETAIL", Align::Prose),
+    ];
+    let rows: Vec<_> = outcomes
+        .iter()
+        .map(|it| {
+            let passed = if it.passed { "yes" } else { "NO" };
+            [it.network.clone(), it.what.clone(), passed.to_owned(), it.detail.clone()]
+        })
+        .collect();
+    table::of_columns(columns, &rows, width)
+}

@@ -1,0 +1,140 @@
+//! Whether the agent answers, what it lacks, what it has trouble with; with which settings it runs.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::{Path, PathBuf};
+
+use clap::Parser;
+
+use super::super::{CliError, ask};
+use super::{Check, shown};
+use crate::agent::{Arguments, Settings};
+use crate::error_chain::Chain;
+use crate::rpc::message::{Condition, Request, Response};
+
+/// Most problems that are shown one by one.
+const MOST_PROBLEMS: usize = 50;
+
+/// The settings of the file, else of the agent that runs on this node, else the built-in ones; and a check that says
+/// which.
+pub(super) fn settings(config: Option<&Path>) -> (Settings, Option<Check>) {
+    const NAME: &str = "settings";
+    let read = |arguments: Arguments, of: String| match Settings::read(arguments) {
+        Ok(settings) => {
+            let detail = format!("{of}: {}", shown(&settings));
+            (settings, Some(Check::ok(NAME, detail)))
+        }
+        Err(error) => {
+            let remedy = "correct the settings: the agent does not start with them; the rest was looked at with the defaults";
+            (Settings::default(), Some(Check::failed(NAME, format!("{of}: {}", Chain(&error)), remedy)))
+        }
+    };
+    if let Some(path) = config {
+        let arguments = Arguments { config: Some(path.to_owned()), ..Arguments::default() };
+        return read(arguments, path.display().to_string());
+    }
+    match running() {
+        Some((pid, arguments)) => read(arguments, format!("of netattachd, process {pid}")),
+        None => {
+            let settings = Settings::default();
+            let detail = format!("the built-in ones ({}), as no netattachd runs here", shown(&settings));
+            (settings, Some(Check::skipped(NAME, detail)))
+        }
+    }
+}
+
+/// The agent among the processes that this one sees, and its command line.
+fn running() -> Option<(u32, Arguments)> {
+    let processes = std::fs::read_dir("/proc").ok()?;
+    processes.flatten().find_map(|entry| {
+        let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
+        let words = words(&entry.path())?;
+        let executable = PathBuf::from(words.first()?);
+        if executable.file_name()? != "netattachd" {
+            return None;
+        }
+        // Files on its command line are as it sees them.
+        let arguments = Arguments::try_parse_from(words).ok()?;
+        Some((pid, arguments))
+    })
+}
+
+fn words(process: &Path) -> Option<Vec<OsString>> {
+    let line = crate::bounded::read(&process.join("cmdline"), 64 << 10).ok()?;
+    let line = line.strip_suffix(&[0]).unwrap_or(&line);
+    Some(line.split(|byte| *byte == 0).map(|word| OsString::from_vec(word.to_vec())).collect())
+}
+
+/// What the agent says of itself.
+pub(super) fn checks(socket: &Path) -> Vec<Check> {
+    let status = match ask(socket, &Request::Status) {
+        Ok(Response::Status(status)) => status,
+        Ok(_) => return vec![Check::failed("agent", "it answered another question", VERSIONS)],
+        Err(error) => return vec![absent(&error)],
+    };
+    let mut checks = vec![match status.version.as_str() {
+        version if version == env!("CARGO_PKG_VERSION") => {
+            Check::ok("agent", format!("netattachd {version} answers, {} attachments", status.attachments))
+        }
+        version => Check::warning(
+            "agent",
+            format!("netattachd {version} answers, this is netattachctl {}", env!("CARGO_PKG_VERSION")),
+            VERSIONS,
+        ),
+    }];
+    for ready in &status.ready {
+        let detail = format!("{}: {}", ready.condition, ready.detail);
+        checks.push(match ready.met {
+            true => Check::ok("readiness", detail),
+            false => Check::failed("readiness", detail, remedy_of(&ready.condition)),
+        });
+    }
+    for flows in &status.flows {
+        if flows.entries * 10 >= flows.capacity * 9 {
+            let detail =
+                format!("the table of {} flows has {} of {}", flows.family, flows.entries, flows.capacity);
+            checks.push(Check::warning("flow table", detail, "raise flowTableSize (docs/configuration.md)"));
+        }
+    }
+    let problems: Vec<&Condition> = status.source.iter().chain(&status.troubles).collect();
+    checks.extend(problems.iter().take(MOST_PROBLEMS).map(|Condition { object, problem }| {
+        Check::warning(
+            "objects",
+            format!("{object}: {problem}"),
+            "docs/troubleshooting.md has the causes by message",
+        )
+    }));
+    if problems.len() > MOST_PROBLEMS {
+        let more = problems.len() - MOST_PROBLEMS;
+        checks.push(Check::warning(
+            "objects",
+            format!("{more} more problems"),
+            "netattachctl status shows all",
+        ));
+    }
+    checks
+}
+
+const VERSIONS: &str = "install netattachd and netattachctl from one release";
+
+fn absent(error: &CliError) -> Check {
+    let remedy = "start netattachd, and give --socket if its runDir is another; its log says why it ended. Attached pods \
+                  keep working meanwhile, and no pod can be attached";
+    Check::failed("agent", Chain(error).to_string(), remedy)
+}
+
+/// What to do about an unmet condition.
+fn remedy_of(condition: &str) -> &'static str {
+    match condition {
+        "source" => {
+            "see that the API server can be reached and the agent may read (check: cluster access), or that the directory of manifests is there"
+        }
+        "journal" => "free space on, or make writable, the file system of stateDir",
+        "descriptors" => "raise the limit of open files of the agent (LimitNOFILE of its unit)",
+        "dataplane" => "restart netattachd: it loads what is missing, and attachments keep working",
+        "default network" => {
+            "define the network that defaultNetwork names, with a parent and plugins that exist on this node"
+        }
+        _ => "docs/troubleshooting.md has the causes by message",
+    }
+}

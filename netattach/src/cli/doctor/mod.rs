@@ -1,0 +1,188 @@
+//! `netattachctl doctor`: looks at everything that netattach needs on a node, with an agent or without, and says what to do.
+//!
+//! It changes nothing. Each check answers in any case: what cannot be looked at is a finding of its own.
+//!
+//! | module | what it looks at |
+//! |---|---|
+//! | `agent` | whether the agent answers, what it lacks, what it has trouble with; with which settings it runs |
+//! | `machine` | privileges, kernel, the BPF file system and what is pinned there |
+//! | `runtime` | the order of CNI configurations, the executables that they name |
+//! | `records` | the journal, and what is left of sandboxes without a record: namespaces, links, leases |
+//! | `cluster` | what the agent may do in the cluster |
+
+mod agent;
+mod cluster;
+mod machine;
+mod records;
+mod runtime;
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use serde::Serialize;
+
+use super::output::Format;
+use super::table::{self, Align};
+use super::{Answer, CliError};
+use crate::agent::Settings;
+
+/// What to look at.
+#[derive(Debug, Args)]
+pub(super) struct Doctor {
+    /// Settings of the agent [default: those of the netattachd that runs, else the built-in ones]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+/// The outcome of a check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum State {
+    /// All is well.
+    Ok,
+    /// Something works less well than it could, or is left over.
+    Warning,
+    /// Something does not work.
+    Failed,
+    /// It could not be looked at, or is not asked for.
+    Skipped,
+}
+
+/// One check.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(super) struct Check {
+    /// Short name.
+    pub(super) check: &'static str,
+    /// The outcome.
+    pub(super) state: State,
+    /// What was found.
+    pub(super) detail: String,
+    /// What to do; empty if there is nothing to do.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(super) remedy: String,
+}
+
+impl Check {
+    pub(super) fn ok(check: &'static str, detail: impl Into<String>) -> Self {
+        Self { check, state: State::Ok, detail: detail.into(), remedy: String::new() }
+    }
+
+    pub(super) fn skipped(check: &'static str, detail: impl Into<String>) -> Self {
+        Self { check, state: State::Skipped, detail: detail.into(), remedy: String::new() }
+    }
+
+    pub(super) fn warning(check: &'static str, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { check, state: State::Warning, detail: detail.into(), remedy: remedy.into() }
+    }
+
+    pub(super) fn failed(check: &'static str, detail: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self { check, state: State::Failed, detail: detail.into(), remedy: remedy.into() }
+    }
+}
+
+impl Doctor {
+    pub(super) fn run(&self, socket: &Path, format: Format) -> Result<Answer, CliError> {
+        let checks = checks(socket, self.config.as_deref());
+        let failed = checks.iter().filter(|check| check.state == State::Failed).count();
+        let outcome = if failed == 0 { Ok(()) } else { Err(CliError::Unwell(failed)) };
+        Ok((format.show(&checks, |_| render(&checks))?, outcome))
+    }
+}
+
+/// All checks, in the order in which they are worth reading.
+pub(super) fn checks(socket: &Path, config: Option<&Path>) -> Vec<Check> {
+    let (settings, of_settings) = agent::settings(config);
+    let mut checks = vec![machine::privileges()];
+    checks.extend(of_settings);
+    checks.extend(agent::checks(socket));
+    checks.extend(machine::checks(&settings));
+    checks.extend(runtime::checks(&settings));
+    checks.extend(records::checks(&settings));
+    checks.push(cluster::check(&settings));
+    checks
+}
+
+/// The settings that the checks go by.
+pub(super) fn settings(config: Option<&Path>) -> Settings {
+    agent::settings(config).0
+}
+
+fn render(checks: &[Check]) -> String {
+    let word = |state| match state {
+        State::Ok => "ok",
+        State::Warning => "warning",
+        State::Failed => "FAILED",
+        State::Skipped => "skipped",
+    };
+    let text = |check: &Check| match check.remedy.as_str() {
+        "" => check.detail.clone(),
+        remedy => format!("{}; remedy: {remedy}", check.detail),
+    };
+    let rows: Vec<_> = checks
+        .iter()
+        .map(|check| [check.check.to_owned(), word(check.state).to_owned(), text(check)])
+        .collect();
+    table::render([("CHECK", Align::Left), ("STATE", Align::Left), ("DETAIL", Align::Prose)], &rows)
+}
+
+/// Where things are, for a message.
+fn shown(settings: &Settings) -> String {
+    format!("state in {}, pins at {}", settings.state_dir.display(), settings.bpffs.display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_check_is_a_line_with_its_remedy() {
+        let checks = [
+            Check::ok("kernel", "6.12.1"),
+            Check::failed("bpffs", "/sys/fs/bpf is not mounted", "mount -t bpf bpf /sys/fs/bpf"),
+        ];
+        assert_eq!(
+            render(&checks),
+            "\
+CHECK   STATE   DETAIL
+kernel  ok      6.12.1
+bpffs   FAILED  /sys/fs/bpf is not mounted; remedy: mount -t bpf bpf /sys/fs/bpf
+"
+        );
+    }
+
+    #[test]
+    fn without_an_agent_every_part_answers_and_every_failure_has_a_remedy() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = dir.path().join("netattachd.yaml");
+        let text = format!(
+            "source: {0}\nstateDir: {0}/state\nbpffs: {0}/bpf\ncniConfDir: {0}/conf\ncniConf: {{dir: {0}/net.d}}\ncniBinDirs: [{0}/bin]\n",
+            dir.path().display()
+        );
+        std::fs::write(&config, text).unwrap();
+        let checks = checks(&dir.path().join("agent.sock"), Some(&config));
+        let names: Vec<_> = checks.iter().map(|check| check.check).collect();
+        let expected = [
+            "privileges",
+            "settings",
+            "agent",
+            "kernel",
+            "bpf file system",
+            "pins",
+            "CNI configuration",
+            "CNI executables",
+            "journal",
+            "cluster access",
+        ];
+        assert_eq!(names, expected, "{checks:#?}");
+        for check in &checks {
+            let needs_remedy = matches!(check.state, State::Failed | State::Warning);
+            assert_eq!(needs_remedy, !check.remedy.is_empty(), "{check:?}");
+        }
+        let state = |name: &str| checks.iter().find(|check| check.check == name).unwrap().state;
+        assert_eq!(state("agent"), State::Failed);
+        assert_eq!(state("settings"), State::Ok);
+        assert_eq!(state("CNI configuration"), State::Failed);
+        assert_eq!(state("journal"), State::Ok);
+        assert_eq!(state("cluster access"), State::Skipped);
+    }
+}

@@ -1,0 +1,135 @@
+//! The journal, and what is left of sandboxes: records without a namespace, links and leases without a record.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use super::super::missing::list;
+use super::Check;
+use crate::agent::Settings;
+use crate::error_chain::Chain;
+use crate::ipam::{Leases, Pool};
+use crate::journal::{JournalError, Loaded, Store};
+use crate::step::Output;
+
+/// What the journal says.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Found {
+    /// Containers with a record, and how many of them are sandboxes.
+    containers: BTreeSet<String>,
+    /// Records that cannot be read.
+    damaged: Vec<String>,
+    /// Records whose namespace is gone, by container.
+    without_namespace: Vec<String>,
+    /// The node's ends of their links.
+    links: BTreeSet<String>,
+    /// Pools that leases were taken from.
+    pools: Vec<Pool>,
+}
+
+pub(super) fn checks(settings: &Settings) -> Vec<Check> {
+    let journal = settings.state_dir.join("journal");
+    let found = match read(&journal) {
+        Ok(found) => found,
+        Err(error) => {
+            let remedy = "see that stateDir is on a file system that can be read; run this as root";
+            return vec![Check::failed("journal", Chain(&error).to_string(), remedy)];
+        }
+    };
+    let mut checks = vec![match found.damaged.as_slice() {
+        [] => Check::ok("journal", format!("{} records in {}", found.containers.len(), journal.display())),
+        damaged => Check::warning(
+            "journal",
+            format!("records that cannot be read: {}", list(damaged)),
+            "delete their pods: DEL rolls back what it can find without the record (docs/failure-and-restart.md)",
+        ),
+    }];
+    if !found.without_namespace.is_empty() {
+        let detail =
+            format!("attached sandboxes whose namespace is gone: {}", list(&found.without_namespace));
+        let remedy = "a running agent detaches them within minutes (collectAfterSeconds); start it";
+        checks.push(Check::warning("namespaces", detail, remedy));
+    }
+    let strangers: Vec<String> =
+        ends_on_the_node().into_iter().filter(|name| !found.links.contains(name)).collect();
+    if !strangers.is_empty() {
+        let detail = format!("links of netattach's without a record: {}", list(&strangers));
+        let remedy =
+            "if another agent with another stateDir runs here, nothing; else remove them with ip link delete";
+        checks.push(Check::warning("links", detail, remedy));
+    }
+    checks.extend(leases(&found));
+    checks
+}
+
+fn read(journal: &Path) -> Result<Found, JournalError> {
+    let mut found = Found::default();
+    if !journal.exists() {
+        return Ok(found);
+    }
+    let store = Store::open(journal)?;
+    found.pools = store.pools();
+    for key in store.keys()? {
+        found.containers.insert(key.container_id.clone());
+        match store.peek(&key) {
+            Ok(Loaded::Whole(record)) => {
+                let sandbox = &record.plan.sandbox;
+                if !sandbox.netns.is_empty() && !Path::new(&sandbox.netns).exists() {
+                    let pod = sandbox.pod.as_ref().map(|pod| format!(" (pod {pod})")).unwrap_or_default();
+                    found.without_namespace.push(format!("{}{pod}", key.container_id));
+                }
+                let outputs = record.outputs.values();
+                found.links.extend(outputs.filter_map(|output| match output {
+                    Output::Link { host: Some(host), .. } => Some(host.name.clone()),
+                    _ => None,
+                }));
+            }
+            Ok(Loaded::Torn { .. } | Loaded::Absent) => {}
+            Err(error) => found.damaged.push(format!("{} ({})", key.container_id, Chain(&error))),
+        }
+    }
+    Ok(found)
+}
+
+/// Links of this namespace that have names as the agent gives them: `na` and thirteen hexadecimal digits.
+fn ends_on_the_node() -> Vec<String> {
+    let is_ours = |name: &String| {
+        name.len() == 15
+            && name.strip_prefix("na").is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_hexdigit()))
+    };
+    let links = std::fs::read_dir("/sys/class/net").into_iter().flatten().flatten();
+    let mut names: Vec<String> =
+        links.map(|link| link.file_name().to_string_lossy().into_owned()).filter(is_ours).collect();
+    names.sort();
+    names
+}
+
+/// Addresses whose holder has no record.
+fn leases(found: &Found) -> Vec<Check> {
+    let leases = Leases::default();
+    let mut checks = Vec::new();
+    for pool in &found.pools {
+        match leases.holders(pool) {
+            Ok(held) => {
+                let is_stray = |owner: &crate::ipam::Owner| !found.containers.contains(&owner.container_id);
+                let stray: Vec<String> = held
+                    .iter()
+                    .filter_map(|held| Some((held.address, held.owner.as_ref()?)))
+                    .filter(|(_, owner)| is_stray(owner))
+                    .map(|(address, owner)| format!("{address} of {owner}"))
+                    .collect();
+                if !stray.is_empty() {
+                    let detail =
+                        format!("{pool}: addresses of containers without a record: {}", list(&stray));
+                    let remedy = "the runtime's GC releases them; if no other plugin uses the directory, their files may be removed";
+                    checks.push(Check::warning("leases", detail, remedy));
+                }
+            }
+            Err(error) => checks.push(Check::failed(
+                "leases",
+                Chain(&error).to_string(),
+                "see who holds the lock of the directory, and that it can be read",
+            )),
+        }
+    }
+    checks
+}

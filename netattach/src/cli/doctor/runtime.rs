@@ -1,0 +1,157 @@
+//! The order of CNI configurations, and the executables that they name.
+
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::Check;
+use crate::agent::Settings;
+use crate::{bounded, budget};
+
+/// Where runtimes look if nothing else is set.
+const CONFIGURATIONS: &str = "/etc/cni/net.d";
+const EXECUTABLES: &str = "/opt/cni/bin";
+
+/// The type by which a runtime calls netattach.
+const OURS: &str = "netattach";
+
+pub(super) fn checks(settings: &Settings) -> Vec<Check> {
+    let set = &settings.cni_conf.dir;
+    let directory = if set.as_os_str().is_empty() { Path::new(CONFIGURATIONS) } else { set };
+    let executables = match settings.cni_bin_dirs.as_slice() {
+        [] => vec![PathBuf::from(EXECUTABLES)],
+        set => set.to_vec(),
+    };
+    vec![order(directory), installed(&executables)]
+}
+
+/// Which configuration a runtime uses: the first by name.
+fn order(directory: &Path) -> Check {
+    const NAME: &str = "CNI configuration";
+    let place = directory.display();
+    let entries = match std::fs::read_dir(directory) {
+        Ok(entries) => entries,
+        Err(error) => {
+            let remedy = "set cniConf.dir to the directory that the container runtime reads, and start netattachd, which \
+                          writes its file there";
+            return Check::failed(NAME, format!("{place}: {error}"), remedy);
+        }
+    };
+    let mut names: Vec<String> = entries
+        .flatten()
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .filter(|name| [".conf", ".conflist", ".json"].iter().any(|end| name.ends_with(end)))
+        .collect();
+    names.sort();
+    let found: Vec<(&String, Option<String>)> =
+        names.iter().map(|name| (name, first_type(&directory.join(name)))).collect();
+    match found.as_slice() {
+        [] => {
+            let remedy = "start netattachd with cniConf.dir set, or write the file by docs/runtimes.md; until then the \
+                          node is NotReady";
+            Check::failed(NAME, format!("{place} has none"), remedy)
+        }
+        [(name, Some(kind)), ..] if kind == OURS => {
+            Check::ok(NAME, format!("{place}/{name} is the first, and netattach's"))
+        }
+        [(name, kind), others @ ..] => {
+            let of = kind.as_deref().map_or("cannot be read".to_owned(), |kind| format!("calls {kind}"));
+            match others.iter().find(|(_, kind)| kind.as_deref() == Some(OURS)) {
+                Some((ours, _)) => Check::failed(
+                    NAME,
+                    format!("a runtime uses {place}/{name}, which {of}, before {ours} of netattach"),
+                    format!(
+                        "remove or rename {name}, or choose a cniConf.name that sorts before it (docs/primary-networks.md)"
+                    ),
+                ),
+                None => Check::failed(
+                    NAME,
+                    format!("a runtime uses {place}/{name}, which {of}; none is netattach's"),
+                    "start netattachd with cniConf.dir set, with a cniConf.name that sorts first",
+                ),
+            }
+        }
+    }
+}
+
+/// The type of a configuration's first plugin.
+fn first_type(path: &Path) -> Option<String> {
+    let bytes = bounded::read(path, budget::CONFIG.most).ok()?;
+    let value: Value = serde_json::from_slice(&bytes).ok()?;
+    let plugin = value.get("plugins").and_then(|plugins| plugins.get(0)).unwrap_or(&value);
+    plugin.get("type").and_then(Value::as_str).map(str::to_owned)
+}
+
+/// Whether the runtime finds the executable.
+fn installed(directories: &[PathBuf]) -> Check {
+    const NAME: &str = "CNI executables";
+    let find = |name: &str| {
+        let mut paths = directories.iter().map(|directory| directory.join(name));
+        paths
+            .find(|path| path.metadata().is_ok_and(|it| it.is_file() && it.permissions().mode() & 0o111 != 0))
+    };
+    let places = directories.iter().map(|it| it.display().to_string()).collect::<Vec<_>>().join(", ");
+    match (find(OURS), find("loopback")) {
+        (Some(path), Some(_)) => Check::ok(NAME, format!("{} and loopback", path.display())),
+        (Some(path), None) => Check::warning(
+            NAME,
+            format!("{} is there, and no loopback, which containerd calls for every pod", path.display()),
+            "netattach-cni install DIR puts the built-in plugins there, loopback among them",
+        ),
+        (None, _) => Check::failed(
+            NAME,
+            format!("{places}: no executable netattach"),
+            "netattach-cni install DIR puts it there (docs/runtimes.md)",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::super::State;
+    use super::*;
+
+    #[test]
+    fn the_first_configuration_by_name_is_the_one_in_use() {
+        let dir = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
+        let state = || (order(dir.path()).state, order(dir.path()).detail);
+        assert_eq!(state().0, State::Failed);
+        write("README", "no configuration");
+        write("50-netattach.conflist", r#"{"plugins": [{"type": "netattach"}]}"#);
+        assert_eq!(state().0, State::Ok);
+        write("99-other.conf", r#"{"type": "bridge"}"#);
+        assert_eq!(state().0, State::Ok);
+        write("10-multus.conf", r#"{"type": "multus"}"#);
+        let (found, detail) = state();
+        assert_eq!(found, State::Failed);
+        assert!(
+            detail.contains("10-multus.conf, which calls multus, before 50-netattach.conflist"),
+            "{detail}"
+        );
+        write("00-broken.conf", "{");
+        assert!(
+            state().1.contains("00-broken.conf, which cannot be read, before 50-netattach"),
+            "{}",
+            state().1
+        );
+        fs::remove_file(dir.path().join("50-netattach.conflist")).unwrap();
+        assert!(state().1.ends_with("none is netattach's"), "{}", state().1);
+    }
+
+    #[test]
+    fn an_executable_has_to_be_executable() {
+        let dir = tempfile::tempdir().unwrap();
+        let state = || installed(&[dir.path().to_owned()]).state;
+        fs::write(dir.path().join("netattach"), "").unwrap();
+        assert_eq!(state(), State::Failed);
+        fs::set_permissions(dir.path().join("netattach"), fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(state(), State::Warning);
+        fs::write(dir.path().join("loopback"), "").unwrap();
+        fs::set_permissions(dir.path().join("loopback"), fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(state(), State::Ok);
+    }
+}

@@ -1,0 +1,139 @@
+//! Why a command failed.
+
+use std::io;
+use std::path::PathBuf;
+
+use super::filter::ContainerIdError;
+use super::{Exit, attach, import, missing};
+use crate::agent::validate::ValidateError;
+use crate::bpf::BpfError;
+use crate::cni::code;
+use crate::journal::JournalError;
+use crate::kube::exec::RemoteError;
+use crate::netlink;
+use crate::netns::NetnsError;
+use crate::rpc::client::ClientError;
+use crate::rpc::message::Failure;
+
+/// Reasons why a command failed.
+#[derive(Debug, thiserror::Error)]
+pub enum CliError {
+    /// The agent did not answer.
+    #[error(transparent)]
+    Agent(#[from] ClientError),
+    /// The agent reported a failure.
+    #[error("{} (code {})", .0.message, .0.code)]
+    Failed(Failure),
+    /// The command line names no sandbox, or has an invalid argument.
+    #[error(transparent)]
+    Words(#[from] attach::WordsError),
+    /// The configuration of Multus cannot be read.
+    #[error(transparent)]
+    Import(#[from] import::ImportError),
+    /// `import` of keys that netattach has no equivalent for.
+    #[error("these keys have no equivalent, and the table says what to do: {}", .0.join(", "))]
+    NoEquivalent(Vec<String>),
+    /// `uninstall` while an agent runs.
+    #[error("an agent serves {0}: stop it first, and detach its pods")]
+    AgentRuns(PathBuf),
+    /// `uninstall` while pods are attached.
+    #[error(
+        "pods are attached, and their devices would keep programs that no agent maintains: {}; detach them first, or give --force",
+        missing::list(.0)
+    )]
+    Attached(Vec<String>),
+    /// `uninstall` cannot determine whether pods are attached.
+    #[error("check for attached pods; --force skips the check")]
+    Journal(#[from] JournalError),
+    /// An object that the command line names does not exist.
+    #[error("{0}")]
+    NotFound(String),
+    /// `uninstall` could not remove something.
+    #[error("remove pins")]
+    Pins(#[from] BpfError),
+    /// `uninstall` could not remove tables, routes or bridges.
+    #[error("remove tables of the packet filter, routes and bridges")]
+    Node(#[from] netlink::Error),
+    /// Arguments that contradict one another, or lack something.
+    #[error("{0}")]
+    Usage(String),
+    /// A container's id that is none, or not only one container's.
+    #[error(transparent)]
+    Container(#[from] ContainerIdError),
+    /// The agent sent an answer of the wrong kind.
+    #[error("the agent's answer is not one to {request}")]
+    OtherAnswer {
+        /// Name of the request.
+        request: &'static str,
+    },
+    /// The answer cannot be encoded as JSON.
+    #[error("encode the answer")]
+    Encode(#[from] serde_json::Error),
+    /// `sysdump` could not write its archive.
+    #[error("write {path}")]
+    Archive {
+        /// The archive.
+        path: PathBuf,
+        /// The system's error.
+        #[source]
+        source: io::Error,
+    },
+    /// The cluster could not be asked.
+    #[error(transparent)]
+    Remote(#[from] RemoteError),
+    /// A namespace could not be made.
+    #[error("make a network namespace; run this as root")]
+    Netns(#[from] NetnsError),
+    /// `validate` found problems.
+    #[error("{0} problems; each is shown with its remedy")]
+    Invalid(usize),
+    /// `validate` could not begin.
+    #[error(transparent)]
+    Validate(#[from] ValidateError),
+    /// `doctor` or `test` found that something does not work.
+    #[error("{0} checks failed; each is shown with what is known of it")]
+    Unwell(usize),
+    /// The answer cannot be encoded as YAML.
+    #[error("encode the answer")]
+    Yaml(#[source] serde_norway::Error),
+    /// Writing to standard output failed.
+    #[error("write stdout")]
+    Write(#[from] io::Error),
+    /// `status` of an agent that is not ready.
+    #[error("the agent is not ready: {}", .0.join(", "))]
+    NotReady(Vec<String>),
+}
+
+impl CliError {
+    /// The exit code of the command.
+    pub fn exit(&self) -> Exit {
+        match self {
+            Self::Agent(ClientError::Refused { .. } | ClientError::Prepare(_)) => Exit::Failed,
+            Self::Agent(_) | Self::Remote(_) => Exit::NoAgent,
+            Self::Failed(failure) if failure.not_there || failure.code == code::UNKNOWN_CONTAINER => {
+                Exit::NotFound
+            }
+            Self::NotFound(_) | Self::Container(ContainerIdError::Unknown(_)) => Exit::NotFound,
+            Self::Words(_) | Self::Usage(_) | Self::Container(ContainerIdError::Ambiguous { .. }) => {
+                Exit::Usage
+            }
+            Self::AgentRuns(_) | Self::Attached(_) => Exit::InUse,
+            Self::Failed(_)
+            | Self::Import(_)
+            | Self::NoEquivalent(_)
+            | Self::Journal(_)
+            | Self::Pins(_)
+            | Self::OtherAnswer { .. }
+            | Self::Encode(_)
+            | Self::Yaml(_)
+            | Self::Invalid(_)
+            | Self::Validate(_)
+            | Self::Unwell(_)
+            | Self::Netns(_)
+            | Self::Archive { .. }
+            | Self::Write(_)
+            | Self::NotReady(_)
+            | Self::Node(_) => Exit::Failed,
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! `kubectl netattach`: the commands of `netattachctl`, run in the pods of agents through the API server.
+//!
+//! The executable is the same, under the name `kubectl-netattach`, by which kubectl finds it. A command line is read here,
+//! so that mistakes are said at once, and is passed on to the `netattachctl` in the agent's pod as it stands.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use clap::{FromArgMatches, Parser};
+use serde_json::{Map, Value};
+use tokio::task::JoinSet;
+
+use super::error::CliError;
+use super::filter::Filter;
+use super::output::Format;
+use super::{Arguments, Command, missing};
+use crate::error_chain::Chain;
+use crate::kube::exec::{AgentPod, Remote, Sink, Target};
+use crate::objects::ObjectName;
+
+/// The executable in the agent's image.
+const REMOTE: &str = "netattachctl";
+
+/// Nodes that are asked at a time.
+const AT_ONCE: usize = 8;
+
+/// Most bytes of one node's output, if there are several.
+const MOST_OUTPUT: usize = 16 << 20;
+
+/// Options of `kubectl netattach` alone, in front of or behind those of the command.
+#[derive(Debug, Clone, Default, Parser)]
+#[command(name = "kubectl netattach", no_binary_name = true)]
+struct Options {
+    /// The kubeconfig [default: as kubectl]
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// The context of the kubeconfig [default: the current one]
+    #[arg(long, value_name = "NAME")]
+    context: Option<String>,
+    /// The node to ask [default: that of the pod that the command names; -A: every node]
+    #[arg(long, value_name = "NAME")]
+    node: Option<String>,
+    /// Labels of the agents' pods
+    #[arg(long, value_name = "LABELS", default_value = "app.kubernetes.io/name=netattach")]
+    agents: String,
+}
+
+/// A command line, split.
+#[derive(Debug)]
+struct Split {
+    options: Options,
+    arguments: Arguments,
+    /// What is passed on.
+    remote: Vec<String>,
+    /// Whether every node is asked.
+    everywhere: bool,
+}
+
+/// Runs a command line of `kubectl netattach`, without its first word. Returns the exit code of the command.
+///
+/// # Errors
+/// No agent could be asked.
+pub fn run(words: Vec<String>, out: &mut (impl Write + Send)) -> Result<u8, CliError> {
+    let split = match split(words) {
+        Ok(split) => split,
+        // Prints it, or the help that was asked for.
+        Err(error) => error.exit(),
+    };
+    if split.arguments.command.is_local() {
+        return super::run(&split.arguments, out).map(|()| 0);
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(ask(&split, out))
+}
+
+/// Separates the options of `kubectl netattach` from the command, and checks the command.
+fn split(words: Vec<String>) -> Result<Split, clap::Error> {
+    const OURS: [&str; 4] = ["--kubeconfig", "--context", "--node", "--agents"];
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    let mut words = words.into_iter();
+    while let Some(word) = words.next() {
+        let name = word.split('=').next().unwrap_or_default();
+        if !OURS.contains(&name) {
+            theirs.push(word);
+            continue;
+        }
+        let has_value = word.contains('=');
+        ours.push(word);
+        ours.extend((!has_value).then(|| words.next()).flatten());
+    }
+    let options = Options::try_parse_from(ours)?;
+    let described = Arguments::described("kubectl netattach", KUBECTL_HELP);
+    let named = std::iter::once("kubectl netattach".to_owned()).chain(theirs.iter().cloned());
+    // A word of one letter may stand among others: -A is found by clap, and left out below if it stands alone.
+    let is_everywhere = |word: &String| word == "-A" || word == "--all-namespaces";
+    let everywhere = theirs.iter().any(is_everywhere);
+    let checked: Vec<String> = named.clone().filter(|word| !is_everywhere(word)).collect();
+    let arguments = Arguments::from_arg_matches(&described.try_get_matches_from(checked)?)?;
+    theirs.retain(|word| !is_everywhere(word));
+    Ok(Split { options, arguments, remote: theirs, everywhere })
+}
+
+const KUBECTL_HELP: &str = "\
+Further options:
+      --kubeconfig FILE  The kubeconfig [default: as kubectl]
+      --context NAME     The context of the kubeconfig [default: the current one]
+      --node NAME        The node to ask [default: that of the pod that the command names]
+  -A, --all-namespaces   Ask every node
+      --agents LABELS    Labels of the agents' pods [default: app.kubernetes.io/name=netattach]";
+
+async fn ask(split: &Split, out: &mut (impl Write + Send)) -> Result<u8, CliError> {
+    let Options { kubeconfig, context, node, agents: labels } = &split.options;
+    let target = Target { kubeconfig: kubeconfig.clone(), context: context.clone() };
+    let remote = Remote::new(&target).await?;
+    let agents = remote.agents(labels).await?;
+    if agents.is_empty() {
+        return Err(CliError::NotFound(format!(
+            "no agent's pod with labels {labels} runs in the cluster; --agents names others"
+        )));
+    }
+    let node = match (node, split.arguments.command.pod()) {
+        (Some(node), _) => Some(node.clone()),
+        (None, _) if split.everywhere => None,
+        (None, Some(pod)) => {
+            let node = remote.node_of(&pod).await?;
+            Some(node.ok_or_else(|| CliError::NotFound(format!("pod {pod} is on no node")))?)
+        }
+        (None, None) if agents.len() == 1 => Some(agents[0].node.clone()),
+        (None, None) => {
+            return Err(CliError::Usage(format!(
+                "name the node by --node, or ask every node by -A; agents run on {}",
+                missing::list(agents.iter().map(|agent| &agent.node))
+            )));
+        }
+    };
+    let is_one_nodes = matches!(split.arguments.command, Command::Sysdump(_));
+    match node {
+        Some(node) => {
+            let agent = agents.iter().find(|agent| agent.node == node).ok_or_else(|| {
+                let known = missing::list(agents.iter().map(|agent| &agent.node));
+                CliError::NotFound(format!("no agent runs on node {node}; agents run on {known}"))
+            })?;
+            let local = match &split.arguments.command {
+                Command::Sysdump(sysdump) => sysdump.local()?,
+                _ => None,
+            };
+            match local {
+                Some((path, mut file)) => {
+                    let command = [REMOTE, "sysdump", "--file", "-"].map(str::to_owned);
+                    let ended = remote.run(agent, &command, &mut Passed { out: &mut file }).await;
+                    match ended {
+                        Ok(0) => writeln!(out, "{}: of node {node}", path.display())?,
+                        // What is there of it is of no use.
+                        _ => drop(std::fs::remove_file(&path)),
+                    }
+                    Ok(ended?)
+                }
+                None => Ok(remote.run(agent, &command(split), &mut Passed { out }).await?),
+            }
+        }
+        None if is_one_nodes || split.arguments.command.has_no_end() => {
+            Err(CliError::Usage("this command asks one node: name it by --node".to_owned()))
+        }
+        None => everywhere(split, remote, agents, out).await,
+    }
+}
+
+/// What is run in the pod.
+fn command(split: &Split) -> Vec<String> {
+    std::iter::once(REMOTE.to_owned()).chain(split.remote.iter().cloned()).collect()
+}
+
+/// The outcome at one node.
+struct Outcome {
+    out: Vec<u8>,
+    err: String,
+    code: u8,
+}
+
+/// Asks all agents, a few at a time, and shows their answers by node. The exit code is the highest.
+async fn everywhere(
+    split: &Split,
+    remote: Remote,
+    agents: Vec<AgentPod>,
+    out: &mut impl Write,
+) -> Result<u8, CliError> {
+    let remote = std::sync::Arc::new(remote);
+    let mut waiting = agents.into_iter();
+    let mut running = JoinSet::new();
+    let mut outcomes: std::collections::BTreeMap<String, Outcome> = Default::default();
+    let command = command(split);
+    loop {
+        while running.len() < AT_ONCE
+            && let Some(agent) = waiting.next()
+        {
+            let (remote, command) = (std::sync::Arc::clone(&remote), command.clone());
+            running.spawn(async move {
+                let mut kept = Kept::default();
+                let ended = remote.run(&agent, &command, &mut kept).await;
+                let code = ended.unwrap_or_else(|error| {
+                    kept.err.extend_from_slice(Chain(&error).to_string().as_bytes());
+                    super::Exit::NoAgent.code()
+                });
+                let err = String::from_utf8_lossy(&kept.err).trim_end().to_owned();
+                (agent.node, Outcome { out: kept.out, err, code })
+            });
+        }
+        match running.join_next().await {
+            None => break,
+            Some(Ok((node, outcome))) => drop(outcomes.insert(node, outcome)),
+            Some(Err(error)) => return Err(CliError::Usage(error.to_string())),
+        }
+    }
+    let code = outcomes.values().map(|outcome| outcome.code).max().unwrap_or_default();
+    out.write_all(shown(split.arguments.output, &outcomes)?.as_bytes())?;
+    for (node, outcome) in outcomes.iter().filter(|(_, outcome)| !outcome.err.is_empty()) {
+        // If standard error fails, there is no other place to report it.
+        let _ = writeln!(io::stderr(), "{node}: {}", outcome.err);
+    }
+    Ok(code)
+}
+
+/// The answers of all nodes: for people under their names, for programs as one object.
+fn shown(format: Format, outcomes: &std::collections::BTreeMap<String, Outcome>) -> Result<String, CliError> {
+    if format.is_data() {
+        let mut nodes = Map::new();
+        for (node, outcome) in outcomes {
+            let text = String::from_utf8_lossy(&outcome.out);
+            let values: Vec<Value> = match format {
+                Format::Yaml => serde_norway::Deserializer::from_str(&text)
+                    .map(serde::Deserialize::deserialize)
+                    .collect::<Result<_, _>>()
+                    .map_err(CliError::Yaml)?,
+                _ => serde_json::Deserializer::from_str(&text).into_iter().collect::<Result<_, _>>()?,
+            };
+            // `flows` has values one by one.
+            let value = match <[Value; 1]>::try_from(values) {
+                Ok([value]) => value,
+                Err(values) => Value::Array(values),
+            };
+            nodes.insert(node.clone(), value);
+        }
+        return format.data(&nodes).map(Option::unwrap_or_default);
+    }
+    let one = |(node, outcome): (&String, &Outcome)| match format {
+        Format::Name => String::from_utf8_lossy(&outcome.out).into_owned(),
+        _ => format!("NODE {node}\n{}\n", String::from_utf8_lossy(&outcome.out)),
+    };
+    Ok(outcomes.iter().filter(|(_, outcome)| !outcome.out.is_empty()).map(one).collect())
+}
+
+/// Passes output on.
+struct Passed<'a, W> {
+    out: &'a mut W,
+}
+
+impl<W: Write> Sink for Passed<'_, W> {
+    fn out(&mut self, piece: &[u8]) -> io::Result<()> {
+        self.out.write_all(piece)?;
+        self.out.flush()
+    }
+
+    fn err(&mut self, piece: &[u8]) -> io::Result<()> {
+        io::stderr().write_all(piece)
+    }
+}
+
+/// Keeps output.
+#[derive(Default)]
+struct Kept {
+    out: Vec<u8>,
+    err: Vec<u8>,
+}
+
+impl Sink for Kept {
+    fn out(&mut self, piece: &[u8]) -> io::Result<()> {
+        if self.out.len() + piece.len() > MOST_OUTPUT {
+            return Err(io::Error::other(format!("the output is larger than {MOST_OUTPUT} bytes")));
+        }
+        self.out.extend_from_slice(piece);
+        Ok(())
+    }
+
+    fn err(&mut self, piece: &[u8]) -> io::Result<()> {
+        let room = MOST_OUTPUT.saturating_sub(self.err.len());
+        self.err.extend_from_slice(&piece[..piece.len().min(room)]);
+        Ok(())
+    }
+}
+
+impl Command {
+    /// Whether the command needs no agent: it reads files of this machine.
+    fn is_local(&self) -> bool {
+        matches!(self, Self::Validate(_) | Self::Import(_) | Self::Completion(_))
+    }
+
+    /// Whether the command goes on until it is interrupted.
+    fn has_no_end(&self) -> bool {
+        matches!(self, Self::Flows(flows) if flows.follows())
+    }
+
+    /// The pod that the command is about.
+    fn pod(&self) -> Option<ObjectName> {
+        let of = |filter: &Filter| filter.whole_pod();
+        match self {
+            Self::Attachments(filter) | Self::Stats(filter) => of(filter),
+            Self::Policy(policy) => of(policy.filter()),
+            Self::Flows(flows) => of(flows.filter()),
+            Self::Pools(pools) => of(pools.filter()),
+            Self::Top(top) => of(top.filter()),
+            Self::Graph(graph) => of(graph.filter()),
+            Self::Attach(attach) => attach.pod(),
+            Self::Detach(detach) => detach.pod(),
+            Self::Explain(explain) => explain.pod(),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "kubectl_tests.rs"]
+mod against_a_server;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<String> {
+        text.split(' ').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn options_of_kubectl_stay_and_the_command_is_passed_on() {
+        let of = |text: &str| split(words(text)).unwrap();
+        let one = of("--context=test attachments -A --node n1 -o wide --pod shop/cart --kubeconfig /k");
+        assert_eq!(command(&one), words("netattachctl attachments -o wide --pod shop/cart"));
+        assert_eq!(one.options.context.as_deref(), Some("test"));
+        assert_eq!(one.options.node.as_deref(), Some("n1"));
+        assert_eq!(one.options.kubeconfig, Some("/k".into()));
+        assert!(one.everywhere);
+        assert_eq!(one.arguments.command.pod(), Some(ObjectName::new("shop", "cart")));
+        assert_eq!(
+            of("attachments -n shop --pod cart").arguments.command.pod(),
+            Some(ObjectName::new("shop", "cart"))
+        );
+        assert_eq!(
+            of("explain shop/cart 10.0.0.1 80").arguments.command.pod(),
+            Some(ObjectName::new("shop", "cart"))
+        );
+        assert_eq!(
+            of("explain 10.0.0.1 shop/db 80").arguments.command.pod(),
+            Some(ObjectName::new("shop", "db"))
+        );
+        assert_eq!(
+            of("detach shop/cart net1").arguments.command.pod(),
+            Some(ObjectName::new("shop", "cart"))
+        );
+        assert_eq!(of("status -A").arguments.command.pod(), None);
+        assert!(of("flows --follow").arguments.command.has_no_end());
+        assert!(of("validate dir").arguments.command.is_local());
+    }
+
+    #[test]
+    fn mistakes_are_said_before_anybody_is_asked() {
+        for text in ["nonsense", "attachments --nope", "stats --pod", "attachments --node", "--context"] {
+            assert!(split(words(text)).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn answers_of_several_nodes_are_one_object_or_stand_under_their_names() {
+        let outcome = |out: &str| Outcome { out: out.as_bytes().to_vec(), err: String::new(), code: 0 };
+        let outcomes =
+            [("n1".to_owned(), outcome("[1]\n")), ("n2".to_owned(), outcome("{\"a\":1}\n{\"a\":2}\n"))]
+                .into();
+        let json: Value = serde_json::from_str(&shown(Format::Json, &outcomes).unwrap()).unwrap();
+        assert_eq!(json, serde_json::json!({"n1": [1], "n2": [{"a": 1}, {"a": 2}]}));
+        let outcomes = [("n1".to_owned(), outcome("POD\nx\n")), ("n2".to_owned(), outcome(""))].into();
+        assert_eq!(shown(Format::Table, &outcomes).unwrap(), "NODE n1\nPOD\nx\n\n");
+        assert_eq!(shown(Format::Name, &outcomes).unwrap(), "POD\nx\n");
+    }
+}

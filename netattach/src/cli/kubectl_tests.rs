@@ -1,0 +1,178 @@
+//! `kubectl netattach` against a server that lists agents and runs commands as an API server does: by WebSocket, with the
+//! protocol v5.channel.k8s.io.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+use tungstenite::Message;
+use tungstenite::handshake::server::{Request, Response};
+
+use super::super::Exit;
+use super::*;
+
+/// A server, and the commands that were run: the node and the words.
+struct Server {
+    kubeconfig: PathBuf,
+    commands: Arc<Mutex<Vec<(String, String)>>>,
+    _dir: tempfile::TempDir,
+}
+
+fn server(nodes: &'static [&'static str]) -> Server {
+    let dir = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let kubeconfig = dir.path().join("kubeconfig");
+    let config = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "test",
+        "clusters": [{"name": "c", "cluster": {"server": format!("http://{}", listener.local_addr().unwrap())}}],
+        "users": [{"name": "u", "user": {}}],
+        "contexts": [{"name": "test", "context": {"cluster": "c", "user": "u"}}],
+    });
+    std::fs::write(&kubeconfig, config.to_string()).unwrap();
+    let commands = Arc::new(Mutex::new(Vec::new()));
+    let noted = Arc::clone(&commands);
+    // Ends with the process: the listener is the thread's.
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (stream, noted) = (stream.unwrap(), Arc::clone(&noted));
+            std::thread::spawn(move || serve(stream, nodes, &noted));
+        }
+    });
+    Server { kubeconfig, commands, _dir: dir }
+}
+
+fn serve(mut stream: TcpStream, nodes: &[&str], noted: &Mutex<Vec<(String, String)>>) {
+    let mut start = [0; 512];
+    let mut length = 0;
+    while !start[..length].windows(2).any(|pair| pair == b"\r\n") {
+        length = stream.peek(&mut start).unwrap();
+        if length == 0 {
+            return;
+        }
+    }
+    let line = String::from_utf8_lossy(&start[..length]).lines().next().unwrap().to_owned();
+    let target = line.split(' ').nth(1).unwrap().to_owned();
+    if target.contains("/exec?") {
+        return execute(stream, &target, noted);
+    }
+    let mut head = Vec::new();
+    let mut byte = [0];
+    while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).unwrap() > 0 {
+        head.push(byte[0]);
+    }
+    let body = answer(&target, nodes).to_string();
+    let head = format!(
+        "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
+    stream.write_all((head + &body).as_bytes()).unwrap();
+}
+
+fn answer(target: &str, nodes: &[&str]) -> Value {
+    let pod = |namespace: &str, name: &str, node: &str| {
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": namespace, "name": name},
+               "spec": {"nodeName": node, "containers": []}, "status": {"phase": "Running"}})
+    };
+    if target.starts_with("/api/v1/namespaces/shop/pods/cart") {
+        return pod("shop", "cart", "n2");
+    }
+    assert!(
+        target.starts_with("/api/v1/pods?")
+            && target.contains("labelSelector=app.kubernetes.io%2Fname%3Dnetattach"),
+        "{target}"
+    );
+    let items: Vec<Value> =
+        nodes.iter().map(|node| pod("kube-system", &format!("agent-{node}"), node)).collect();
+    json!({"apiVersion": "v1", "kind": "PodList", "metadata": {"resourceVersion": "1"}, "items": items})
+}
+
+/// Runs a command as a kubelet would: writes to both outputs, then says how it ended.
+#[allow(clippy::result_large_err, reason = "the library's callback")]
+fn execute(stream: TcpStream, target: &str, noted: &Mutex<Vec<(String, String)>>) {
+    let (path, query) = target.split_once('?').unwrap();
+    let node = path.split('/').nth(6).unwrap().trim_start_matches("agent-").to_owned();
+    let words: Vec<String> = query
+        .split('&')
+        .filter_map(|pair| pair.strip_prefix("command="))
+        .map(|word| word.replace("%2F", "/").replace('+', " "))
+        .collect();
+    let mut socket = tungstenite::accept_hdr(stream, |_: &Request, mut response: Response| {
+        let protocol = "v5.channel.k8s.io".parse().unwrap();
+        response.headers_mut().insert("Sec-WebSocket-Protocol", protocol);
+        Ok(response)
+    })
+    .unwrap();
+    let channel = |number: u8, text: &str| Message::binary([&[number][..], text.as_bytes()].concat());
+    let is_missing = words.contains(&"shop/nope".to_owned());
+    let status = match is_missing {
+        true => json!({"status": "Failure", "reason": "NonZeroExitCode",
+                       "details": {"causes": [{"reason": "ExitCode", "message": "3"}]}}),
+        false => json!({"status": "Success"}),
+    };
+    let out = if words.contains(&"json".to_owned()) {
+        format!("[{{\"of\":\"{node}\"}}]\n")
+    } else {
+        format!("of {node}\n")
+    };
+    socket.send(channel(1, &out)).unwrap();
+    socket.send(channel(2, "a warning\n")).unwrap();
+    socket.send(channel(3, &status.to_string())).unwrap();
+    noted.lock().unwrap().push((node, words.join(" ")));
+    // The other side may have gone by now.
+    let _ = socket.close(None);
+    while socket.read().is_ok() {}
+}
+
+fn run_words(server: &Server, text: &str) -> (Result<u8, (Exit, String)>, String) {
+    let mut words: Vec<String> = text.split(' ').map(str::to_owned).collect();
+    words.extend(["--kubeconfig".to_owned(), server.kubeconfig.display().to_string()]);
+    let mut out = Vec::new();
+    let code = run(words, &mut out).map_err(|error| (error.exit(), Chain(&error).to_string()));
+    (code, String::from_utf8(out).unwrap())
+}
+
+#[test]
+fn a_command_is_run_in_the_agents_pod_of_a_node_and_its_exit_code_is_passed_on() {
+    let server = server(&["n1", "n2"]);
+    let noted = |server: &Server| std::mem::take(&mut *server.commands.lock().unwrap());
+    let pair = |node: &str, words: &str| (node.to_owned(), words.to_owned());
+    assert_eq!(run_words(&server, "status --node n1"), (Ok(0), "of n1\n".to_owned()));
+    assert_eq!(noted(&server), [pair("n1", "netattachctl status")]);
+    // The pod's node is asked.
+    assert_eq!(run_words(&server, "attachments --pod shop/cart -o wide"), (Ok(0), "of n2\n".to_owned()));
+    assert_eq!(noted(&server), [pair("n2", "netattachctl attachments --pod shop/cart -o wide")]);
+    assert_eq!(run_words(&server, "attachments --node n1 --pod shop/nope").0, Ok(3));
+    noted(&server);
+    let (code, out) = run_words(&server, "stats -A -o json");
+    assert_eq!(code, Ok(0));
+    let json: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(json, json!({"n1": [{"of": "n1"}], "n2": [{"of": "n2"}]}));
+    let mut commands = noted(&server);
+    commands.sort();
+    let words = "netattachctl stats -o json";
+    assert_eq!(commands, [pair("n1", words), pair("n2", words)]);
+    assert_eq!(run_words(&server, "status -A"), (Ok(0), "NODE n1\nof n1\n\nNODE n2\nof n2\n\n".to_owned()));
+}
+
+#[test]
+fn a_node_that_is_not_named_or_not_there_is_refused_with_those_there_are() {
+    let server = server(&["n1", "n2"]);
+    let refused = |text: &str| run_words(&server, text).0.unwrap_err();
+    assert_eq!(
+        refused("status"),
+        (Exit::Usage, "name the node by --node, or ask every node by -A; agents run on n1, n2".to_owned())
+    );
+    assert_eq!(
+        refused("status --node n9"),
+        (Exit::NotFound, "no agent runs on node n9; agents run on n1, n2".to_owned())
+    );
+    assert_eq!(
+        refused("flows --follow -A"),
+        (Exit::Usage, "this command asks one node: name it by --node".to_owned())
+    );
+    assert!(server.commands.lock().unwrap().is_empty());
+    let none = self::server(&[]);
+    assert_eq!(run_words(&none, "status").0.unwrap_err().0, Exit::NotFound);
+}

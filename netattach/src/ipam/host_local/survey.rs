@@ -1,0 +1,155 @@
+//! How full a pool is: for each range the free addresses and how they lie, and who holds the others. Pure.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use super::Config;
+use super::range::{from_bits, to_bits};
+use crate::ipam::{Held, RangeUse, Survey};
+
+/// Surveys the ranges of a configuration over the reservations of its directory.
+pub(super) fn survey(config: &Config, held: Vec<Held>) -> Survey {
+    let by_address: BTreeMap<IpAddr, ()> = held.iter().map(|held| (held.address, ())).collect();
+    let ranges =
+        config.sets.iter().enumerate().flat_map(|(set, ranges)| {
+            ranges.ranges().iter().map(move |range| (set, range)).collect::<Vec<_>>()
+        });
+    let ranges = ranges.map(|(set, range)| {
+        let (start, end) = (to_bits(range.start), to_bits(range.end));
+        // What is never given, and what is held, as parts of the range in order.
+        let mut never: Vec<(u128, u128)> = config
+            .exclude
+            .iter()
+            .filter(|net| net.addr().is_ipv4() == range.start.is_ipv4())
+            .map(|net| (to_bits(net.network()), to_bits(net.broadcast())))
+            .filter(|(first, last)| *first <= end && start <= *last)
+            .map(|(first, last)| (first.max(start), last.min(end)))
+            .collect();
+        if range.contains(range.gateway) {
+            never.push((to_bits(range.gateway), to_bits(range.gateway)));
+        }
+        never.sort_unstable();
+        let never = merged(never);
+        let size = (end - start).saturating_add(1) - total(&never);
+        let taken: Vec<u128> = by_address
+            .range(range.start..=range.end)
+            .map(|(address, ())| to_bits(*address))
+            .filter(|bits| !never.iter().any(|(first, last)| (first..=last).contains(&bits)))
+            .collect();
+        let used = taken.len() as u128;
+        let mut blocked: Vec<(u128, u128)> =
+            taken.into_iter().map(|bits| (bits, bits)).chain(never).collect();
+        blocked.sort_unstable();
+        let gaps = gaps(start, end, &merged(blocked));
+        let longest = gaps.iter().max_by_key(|(first, last)| last - first);
+        RangeUse {
+            set,
+            first: range.start,
+            last: range.end,
+            gateway: range.gateway,
+            size: narrow(size),
+            used: narrow(used),
+            free: narrow(size.saturating_sub(used)),
+            free_runs: gaps.len() as u64,
+            longest_free: longest.map(|(first, _)| from_bits(*first, range.start)),
+            longest_free_size: longest.map_or(0, |(first, last)| narrow((last - first).saturating_add(1))),
+        }
+    });
+    Survey { ranges: ranges.collect(), held }
+}
+
+/// Parts that overlap or touch as one; they are sorted.
+fn merged(parts: Vec<(u128, u128)>) -> Vec<(u128, u128)> {
+    let mut merged: Vec<(u128, u128)> = Vec::new();
+    for (first, last) in parts {
+        match merged.last_mut() {
+            Some((_, end)) if first <= end.saturating_add(1) => *end = (*end).max(last),
+            _ => merged.push((first, last)),
+        }
+    }
+    merged
+}
+
+fn total(parts: &[(u128, u128)]) -> u128 {
+    parts.iter().map(|(first, last)| last - first + 1).sum()
+}
+
+/// What is between the parts, from `start` to `end`.
+fn gaps(start: u128, end: u128, parts: &[(u128, u128)]) -> Vec<(u128, u128)> {
+    let mut gaps = Vec::new();
+    let mut next = Some(start);
+    for (first, last) in parts {
+        if let Some(from) = next.filter(|from| from < first) {
+            gaps.push((from, first - 1));
+        }
+        next = last.checked_add(1);
+    }
+    gaps.extend(next.filter(|from| *from <= end).map(|from| (from, end)));
+    gaps
+}
+
+/// A count; what does not fit is the largest there is.
+fn narrow(count: u128) -> u64 {
+    u64::try_from(count).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::ipam::Owner;
+
+    fn config(ipam: Value) -> Config {
+        let config = json!({"name": "lan", "ipam": ipam});
+        Config::parse(config.as_object().unwrap(), None).unwrap()
+    }
+
+    fn held(addresses: &[&str]) -> Vec<Held> {
+        let owner = || Some(Owner { container_id: "c".into(), ifname: "net1".into() });
+        addresses.iter().map(|text| Held { address: text.parse().unwrap(), owner: owner() }).collect()
+    }
+
+    fn row(range: &RangeUse) -> (String, u64, u64, u64, u64, String, u64) {
+        let longest = range.longest_free.map_or_else(|| "-".into(), |first| first.to_string());
+        let span = format!("{}-{}", range.first, range.last);
+        (span, range.size, range.used, range.free, range.free_runs, longest, range.longest_free_size)
+    }
+
+    #[test]
+    fn a_range_has_what_can_be_given_without_gateway_and_excluded_networks() {
+        let ipam = json!({"type": "host-local", "exclude": ["10.0.0.8/30"], "subnet": "10.0.0.0/28"});
+        let of = |addresses: &[&str]| row(&survey(&config(ipam.clone()), held(addresses)).ranges[0]);
+        let span = || "10.0.0.1-10.0.0.14".to_owned();
+        // .1 is the gateway, .8 to .11 are excluded.
+        assert_eq!(of(&[]), (span(), 9, 0, 9, 2, "10.0.0.2".into(), 6));
+        assert_eq!(of(&["10.0.0.4"]), (span(), 9, 1, 8, 3, "10.0.0.12".into(), 3));
+        // Those that are never given, or lie elsewhere, do not count.
+        assert_eq!(
+            of(&["10.0.0.1", "10.0.0.9", "10.0.1.4", "fd00::4"]),
+            (span(), 9, 0, 9, 2, "10.0.0.2".into(), 6)
+        );
+        let all = ["2", "3", "4", "5", "6", "7", "12", "13", "14"].map(|last| format!("10.0.0.{last}"));
+        let all: Vec<&str> = all.iter().map(String::as_str).collect();
+        assert_eq!(of(&all), (span(), 9, 9, 0, 0, "-".into(), 0));
+    }
+
+    #[test]
+    fn a_large_range_is_counted_as_far_as_numbers_go() {
+        let ipam = json!({"type": "host-local", "ranges": [
+            [{"subnet": "10.0.0.0/24", "rangeStart": "10.0.0.10", "rangeEnd": "10.0.0.12"}], [{"subnet": "fd00::/32"}]
+        ]});
+        let ranges = survey(&config(ipam), held(&["10.0.0.11", "fd00::7"])).ranges;
+        assert_eq!(row(&ranges[0]), ("10.0.0.10-10.0.0.12".into(), 3, 1, 2, 2, "10.0.0.12".into(), 1));
+        let (_, size, used, free, runs, longest, size_of_longest) = row(&ranges[1]);
+        assert_eq!((size, used, free, runs), (u64::MAX, 1, u64::MAX, 2));
+        assert_eq!((longest.as_str(), size_of_longest, ranges[1].set), ("fd00::8", u64::MAX, 1));
+    }
+
+    #[test]
+    fn the_whole_of_a_family_does_not_overflow() {
+        assert_eq!(gaps(0, u128::MAX, &[]), [(0, u128::MAX)]);
+        assert_eq!(gaps(0, u128::MAX, &[(5, u128::MAX)]), [(0, 4)]);
+        assert_eq!(merged(vec![(0, 3), (4, 5), (5, 9), (11, 11)]), [(0, 9), (11, 11)]);
+    }
+}

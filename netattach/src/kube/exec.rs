@@ -1,0 +1,283 @@
+//! Runs a command in an agent's pod, as `kubectl exec` does: for `kubectl netattach`. No port is opened for it: the API
+//! server passes it on to the kubelet, and who may do it is decided by the right to `create pods/exec`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ::kube::api::{AttachParams, ListParams};
+use ::kube::client::ClientBuilder;
+use ::kube::config::{Config, KubeConfigOptions, Kubeconfig, KubeconfigError};
+use ::kube::{Api, Client};
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+use crate::objects::ObjectName;
+
+/// How long a connection may take to be made.
+const CONNECT: Duration = Duration::from_secs(10);
+/// How long the list of agents may take.
+const LIST: Duration = Duration::from_secs(30);
+/// Most agents that are listed.
+const MOST_AGENTS: u32 = 5000;
+/// Bytes that are read at once.
+const PIECE: usize = 32 << 10;
+
+/// Which cluster, and as whom.
+#[derive(Debug, Clone, Default)]
+pub struct Target {
+    /// The kubeconfig; otherwise that of the environment, as kubectl finds it.
+    pub kubeconfig: Option<PathBuf>,
+    /// Its context; otherwise the current one.
+    pub context: Option<String>,
+}
+
+/// A connection of a person to a cluster.
+pub struct Remote {
+    client: Client,
+}
+
+impl std::fmt::Debug for Remote {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Remote").finish_non_exhaustive()
+    }
+}
+
+/// The pod of an agent.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AgentPod {
+    /// The node that it is on.
+    pub node: String,
+    /// Its name.
+    pub pod: ObjectName,
+    /// Whether all its containers are ready.
+    pub is_ready: bool,
+}
+
+/// A command could not be run.
+#[derive(Debug, thiserror::Error)]
+pub enum RemoteError {
+    /// There is no usable kubeconfig.
+    #[error("kubeconfig")]
+    Kubeconfig(#[source] Box<KubeconfigError>),
+    /// The certificates or the identity are unusable.
+    #[error("set up the connection to the API server")]
+    Client(#[source] Box<::kube::Error>),
+    /// The API server refused or did not answer.
+    #[error("{doing}")]
+    Server {
+        /// What was asked for.
+        doing: String,
+        /// The cause.
+        #[source]
+        source: Box<::kube::Error>,
+    },
+    /// No answer in time.
+    #[error("{doing}: the API server did not answer within {} s", .within.as_secs())]
+    Late {
+        /// What was asked for.
+        doing: String,
+        /// The deadline.
+        within: Duration,
+    },
+    /// The command could not be started in the pod, or its end is not known.
+    #[error("run the command in pod {pod}: {reason}")]
+    Run {
+        /// The agent's pod.
+        pod: ObjectName,
+        /// What the kubelet says.
+        reason: String,
+    },
+    /// Its output could not be read or written.
+    #[error("output of pod {pod}")]
+    Output {
+        /// The agent's pod.
+        pod: ObjectName,
+        /// The cause.
+        #[source]
+        source: std::io::Error,
+    },
+}
+
+/// Takes the pieces of a command's output.
+pub trait Sink {
+    /// A piece of standard output.
+    ///
+    /// # Errors
+    /// It cannot be written: the command is given up.
+    fn out(&mut self, piece: &[u8]) -> std::io::Result<()>;
+    /// A piece of standard error.
+    ///
+    /// # Errors
+    /// It cannot be written: the command is given up.
+    fn err(&mut self, piece: &[u8]) -> std::io::Result<()>;
+}
+
+impl Remote {
+    /// Connects at the first request.
+    ///
+    /// # Errors
+    /// The kubeconfig cannot be used.
+    pub async fn new(target: &Target) -> Result<Self, RemoteError> {
+        let wrong = |error| RemoteError::Kubeconfig(Box::new(error));
+        let options = KubeConfigOptions { context: target.context.clone(), ..KubeConfigOptions::default() };
+        let mut config = match &target.kubeconfig {
+            Some(path) => {
+                let kubeconfig = Kubeconfig::read_from(path).map_err(wrong)?;
+                Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(wrong)?
+            }
+            None => Config::from_kubeconfig(&options).await.map_err(wrong)?,
+        };
+        config.connect_timeout = Some(CONNECT);
+        let failed = |error| RemoteError::Client(Box::new(error));
+        let client = ClientBuilder::try_from(config).map_err(failed)?.build();
+        Ok(Self { client })
+    }
+
+    /// The pods of agents that have these labels, by node.
+    ///
+    /// # Errors
+    /// [`RemoteError::Server`], [`RemoteError::Late`].
+    pub async fn agents(&self, labels: &str) -> Result<Vec<AgentPod>, RemoteError> {
+        let parameters = ListParams::default().labels(labels).limit(MOST_AGENTS);
+        let doing = || format!("list the agents' pods (labels {labels})");
+        let pods = Api::<Pod>::all(self.client.clone());
+        let pods = within(LIST, doing, pods.list(&parameters)).await?;
+        let mut agents: Vec<AgentPod> = pods.items.into_iter().filter_map(agent).collect();
+        agents.sort();
+        Ok(agents)
+    }
+
+    /// The node of a pod; `None` if it has none yet.
+    ///
+    /// # Errors
+    /// [`RemoteError::Server`], [`RemoteError::Late`].
+    pub async fn node_of(&self, pod: &ObjectName) -> Result<Option<String>, RemoteError> {
+        let pods = Api::<Pod>::namespaced(self.client.clone(), &pod.namespace);
+        let found = within(LIST, || format!("read pod {pod}"), pods.get(&pod.name)).await?;
+        Ok(found.spec.and_then(|spec| spec.node_name).filter(|name| !name.is_empty()))
+    }
+
+    /// Runs a command in the first container of an agent's pod and passes on what it writes. Returns its exit code.
+    ///
+    /// # Errors
+    /// It could not be run, or its end is not known.
+    pub async fn run(
+        &self,
+        agent: &AgentPod,
+        command: &[String],
+        sink: &mut (dyn Sink + Send),
+    ) -> Result<u8, RemoteError> {
+        let pods = Api::<Pod>::namespaced(self.client.clone(), &agent.pod.namespace);
+        let parameters = AttachParams::default().stdin(false).stdout(true).stderr(true);
+        let doing = || format!("run {} in pod {}", command.join(" "), agent.pod);
+        let mut process =
+            within(LIST, doing, pods.exec(&agent.pod.name, command.to_vec(), &parameters)).await?;
+        let lost = |reason: &str| RemoteError::Run { pod: agent.pod.clone(), reason: reason.to_owned() };
+        let (Some(mut out), Some(mut err), Some(status)) =
+            (process.stdout(), process.stderr(), process.take_status())
+        else {
+            return Err(lost("the connection has no output"));
+        };
+        let output = |source| RemoteError::Output { pod: agent.pod.clone(), source };
+        let (mut out_buffer, mut err_buffer) = (vec![0; PIECE], vec![0; PIECE]);
+        let (mut has_out, mut has_err) = (true, true);
+        while has_out || has_err {
+            // A read that is dropped has taken nothing.
+            tokio::select! {
+                count = read(&mut out, &mut out_buffer), if has_out => match count.map_err(output)? {
+                    0 => has_out = false,
+                    count => sink.out(&out_buffer[..count]).map_err(output)?,
+                },
+                count = read(&mut err, &mut err_buffer), if has_err => match count.map_err(output)? {
+                    0 => has_err = false,
+                    count => sink.err(&err_buffer[..count]).map_err(output)?,
+                },
+            }
+        }
+        let status = status.await.ok_or_else(|| lost("the connection broke before its end"))?;
+        exit_code(&status).ok_or_else(|| lost(&status.message.unwrap_or_default()))
+    }
+}
+
+async fn read(stream: &mut (impl AsyncRead + Unpin), buffer: &mut [u8]) -> std::io::Result<usize> {
+    stream.read(buffer).await
+}
+
+/// The answer, unless it takes too long.
+async fn within<T>(
+    within: Duration,
+    doing: impl Fn() -> String,
+    answer: impl Future<Output = Result<T, ::kube::Error>>,
+) -> Result<T, RemoteError> {
+    match tokio::time::timeout(within, answer).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(source)) => Err(RemoteError::Server { doing: doing(), source: Box::new(source) }),
+        Err(_) => Err(RemoteError::Late { doing: doing(), within }),
+    }
+}
+
+/// A pod that runs on a node.
+fn agent(pod: Pod) -> Option<AgentPod> {
+    let node = pod.spec.as_ref()?.node_name.clone().filter(|name| !name.is_empty())?;
+    let name = ObjectName::new(pod.metadata.namespace?, pod.metadata.name?);
+    let status = pod.status.unwrap_or_default();
+    if status.phase.as_deref() != Some("Running") || pod.metadata.deletion_timestamp.is_some() {
+        return None;
+    }
+    let containers = status.container_statuses.unwrap_or_default();
+    Some(AgentPod { node, pod: name, is_ready: containers.iter().all(|container| container.ready) })
+}
+
+/// The exit code in the status of a command that has ended; `None` if it was not run.
+fn exit_code(status: &Status) -> Option<u8> {
+    if status.status.as_deref() == Some("Success") {
+        return Some(0);
+    }
+    let causes = status.details.as_ref()?.causes.as_ref()?;
+    let cause = causes.iter().find(|cause| cause.reason.as_deref() == Some("ExitCode"))?;
+    cause.message.as_deref()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn the_exit_code_is_that_of_the_command() {
+        let code = |status: Value| exit_code(&serde_json::from_value(status).unwrap());
+        assert_eq!(code(json!({"status": "Success"})), Some(0));
+        let failed = |causes: Value| json!({"status": "Failure", "details": {"causes": causes}});
+        assert_eq!(code(failed(json!([{"reason": "ExitCode", "message": "3"}]))), Some(3));
+        for causes in
+            [json!([]), json!([{"reason": "ExitCode", "message": "x"}]), json!([{"reason": "Other"}])]
+        {
+            assert_eq!(code(failed(causes)), None);
+        }
+        assert_eq!(code(json!({"status": "Failure", "message": "no such container"})), None);
+    }
+
+    #[test]
+    fn an_agent_is_a_pod_that_runs_on_a_node() {
+        let of = |phase: &str, node: &str, ready: bool| {
+            agent(
+                serde_json::from_value(json!({
+                    "metadata": {"namespace": "kube-system", "name": "na-1"},
+                    "spec": {"nodeName": node, "containers": []},
+                    "status": {"phase": phase, "containerStatuses": [
+                        {"name": "agent", "ready": ready, "image": "", "imageID": "", "restartCount": 0}
+                    ]},
+                }))
+                .unwrap(),
+            )
+        };
+        let found =
+            |is_ready| AgentPod { node: "n1".into(), pod: ObjectName::new("kube-system", "na-1"), is_ready };
+        assert_eq!(of("Running", "n1", true), Some(found(true)));
+        assert_eq!(of("Running", "n1", false), Some(found(false)));
+        assert_eq!(of("Pending", "n1", false), None);
+        assert_eq!(of("Running", "", true), None);
+    }
+}

@@ -1,0 +1,50 @@
+//! A bridge that is made again as it was.
+
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::link::LinkAttribute;
+use rtnetlink::{LinkBridge, LinkUnspec};
+
+use super::link::BRIDGE_ALIAS;
+use super::{Ensured, Error, Handle};
+use crate::mac::Mac;
+use crate::spec;
+
+impl Handle {
+    /// The bridge of that name, up; made if it is missing, with the index and the address of an earlier one: whoever has
+    /// learned its address goes on sending to it, and what knows it by its index goes on knowing it. Index 0, and one
+    /// that another link has by now: the kernel chooses.
+    ///
+    /// # Errors
+    /// As [`Handle::ensure_bridge`].
+    pub fn restore_bridge(
+        &mut self,
+        bridge: &spec::Bridge,
+        index: u32,
+        mac: Option<Mac>,
+    ) -> Result<Ensured, Error> {
+        let mut create = LinkBridge::new(&bridge.name).up();
+        if let Some(mac) = mac {
+            // A bridge whose address was configured keeps it, whatever ports it gets.
+            create = create.address(mac.0.to_vec());
+        }
+        if let Some(mtu) = bridge.mtu {
+            create = create.mtu(mtu);
+        }
+        if bridge.promiscuous {
+            create = create.promiscuous(true);
+        }
+        let mut create = create.build();
+        create.header.index = index;
+        match self.create_and_show(RouteNetlinkMessage::NewLink(create), &bridge.name) {
+            Ok(link) => {
+                // The kernel takes no alias with a new link.
+                let mark = LinkAttribute::IfAlias(BRIDGE_ALIAS.to_owned());
+                let set = LinkUnspec::new_with_index(link.index).append_extra_attribute(mark).build();
+                self.socket.request(RouteNetlinkMessage::SetLink(set), 0)?;
+                Ok(Ensured { link, created: true })
+            }
+            Err(error) if error.is_taken() => self.ensure_bridge(bridge),
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,496 @@
+//! How the agent is watched: probes and metrics over HTTP, what a real Prometheus makes of them, the dashboard and the
+//! alerts, lines of the log, and traces.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use netattach_tests::api_server::{Fault, Options, Verb, When};
+use netattach_tests::manifest::{self, NAMESPACE};
+use netattach_tests::node::executable;
+use netattach_tests::traffic::{PATIENCE, SILENCE, connects, eventually, stretched};
+use netattach_tests::{Namespace, Node, Pod, tools};
+use serde_json::{Value, json};
+
+use crate::rig::{NODE, Rig, object};
+
+/// Where agents of these tests serve, each in a namespace of its own.
+const AGENT: &str = "127.0.0.1:10475";
+const PROMETHEUS: &str = "127.0.0.1:9090";
+
+/// Sends bytes and reads all that comes back: status, and what follows the head.
+fn exchange(from: &Namespace, to: &str, bytes: &[u8]) -> std::io::Result<(u16, String)> {
+    let to: SocketAddr = to.parse().unwrap();
+    let mut stream = from.run(|| TcpStream::connect_timeout(&to, stretched(PATIENCE)))?;
+    stream.set_read_timeout(Some(stretched(PATIENCE * 2)))?;
+    // The other side may answer, and close, before all is written.
+    let _ = stream.write_all(bytes);
+    let mut answer = Vec::new();
+    let read = stream.read_to_end(&mut answer);
+    let text = String::from_utf8_lossy(&answer).into_owned();
+    let Some((head, body)) = text.split_once("\r\n\r\n") else {
+        read?;
+        return Ok((0, text));
+    };
+    let status = head.split(' ').nth(1).and_then(|code| code.parse().ok()).unwrap_or(0);
+    let body = if head.to_lowercase().contains("transfer-encoding: chunked") {
+        unchunked(body)
+    } else {
+        body.to_owned()
+    };
+    Ok((status, body))
+}
+
+fn unchunked(mut body: &str) -> String {
+    let mut whole = String::new();
+    while let Some((size, rest)) = body.split_once("\r\n") {
+        let size = usize::from_str_radix(size.trim(), 16).unwrap_or(0);
+        whole.push_str(&rest[..size]);
+        body = rest[size..].trim_start_matches("\r\n");
+    }
+    whole
+}
+
+fn get(from: &Namespace, to: &str, path: &str) -> (u16, String) {
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {to}\r\nConnection: close\r\n\r\n");
+    exchange(from, to, request.as_bytes()).unwrap()
+}
+
+/// A node with one pod `a` on `storage`, whose agent serves metrics; other keys of its settings.
+fn node(settings: &[(&str, Value)]) -> (Node, Pod) {
+    let mut node = Node::new(&[manifest::pod("a", &json!({}), &json!("storage"))]).unwrap();
+    let storage = json!({"cniVersion": "1.0.0", "type": "veth", "ipam": node.host_local(&["10.51.0.0/29"])});
+    node.write("storage", &manifest::network(NAMESPACE, "storage", &storage)).unwrap();
+    node.namespace.loopback_up().unwrap();
+    node.set("metrics", json!({"listen": AGENT, "perPod": true}));
+    for (key, value) in settings {
+        node.set(key, value.clone());
+    }
+    (node, Pod::new("a").unwrap())
+}
+
+/// Waits until the agent answers there.
+fn await_served(node: &Node) {
+    let served = || exchange(&node.namespace, AGENT, b"GET /livez HTTP/1.0\r\n\r\n").is_ok();
+    assert!(eventually(PATIENCE, served), "nothing is served");
+}
+
+#[test]
+fn probes_and_metrics_say_what_is_there() {
+    let (mut node, pod) = node(&[]);
+    node.start().unwrap();
+    await_served(&node);
+    let at = &node.namespace;
+    assert_eq!(get(at, AGENT, "/livez"), (200, "ok: 0 sandboxes\n".into()));
+    assert!(eventually(PATIENCE, || get(at, AGENT, "/readyz").0 == 200));
+    let (_, ready) = get(at, AGENT, "/readyz");
+    let lines: Vec<&str> = ready.lines().collect();
+    assert_eq!(
+        (lines.first(), lines.last()),
+        (Some(&"[+] source: 1 pod, 2 networks, 0 policies"), Some(&"ready")),
+        "{ready}"
+    );
+    assert!(lines.contains(&"[+] default network: kube-system/default"), "{ready}");
+
+    node.add(&pod).success();
+    let name = &pod.container;
+    let of_pod = r#"netattach_attachment_info{namespace="shop",pod="a",interface="net1",network="shop/storage",host_interface="#;
+    let expected = [
+        "netattach_attachments{network=\"shop/storage\",kind=\"veth\",enforcement=\"full\"} 1.0".to_owned(),
+        "netattach_attachments{network=\"kube-system/default\",kind=\"bridge\",enforcement=\"full\"} 1.0".to_owned(),
+        "netattach_cni_operation_duration_seconds_count{verb=\"ADD\",result=\"ok\"} 1".to_owned(),
+        "netattach_ready{condition=\"journal\"} 1.0".to_owned(),
+        "netattach_journal_records 1.0".to_owned(),
+        // 10.51.0.1 is the gateway.
+        "netattach_ipam_pool_addresses{network=\"shop/storage\",family=\"IPv4\"} 5.0".to_owned(),
+        "netattach_ipam_pool_addresses_used{network=\"shop/storage\",family=\"IPv4\"} 1.0".to_owned(),
+        "netattach_attachment_packets_total{namespace=\"shop\",pod=\"a\",interface=\"net1\",network=\"shop/storage\",direction=\"received\"}".to_owned(),
+        format!("container_id=\"{}\"}} 1.0", &name[..name.len().min(12)]),
+        of_pod.to_owned(),
+    ];
+    let mut missing = Vec::new();
+    let mut text = String::new();
+    let complete = eventually(PATIENCE * 2, || {
+        text = get(at, AGENT, "/metrics").1;
+        missing = expected.iter().filter(|line| !text.contains(*line)).collect();
+        missing.is_empty()
+    });
+    assert!(complete, "{missing:#?} in\n{text}");
+    assert!(text.ends_with("# EOF\n"), "{text}");
+
+    node.del(&pod).success();
+    let (_, text) = get(at, AGENT, "/metrics");
+    assert!(!text.contains("pod=\"a\""), "{text}");
+    assert!(text.contains("netattach_packets_total{network=\"shop/storage\",direction=\"sent\"}"), "{text}");
+
+    // Not ready, and alive.
+    node.remove("default").unwrap();
+    let mut answer = (0, String::new());
+    assert!(
+        eventually(PATIENCE, || {
+            answer = get(at, AGENT, "/readyz");
+            answer.0 == 503
+        }),
+        "{answer:?}"
+    );
+    assert!(
+        answer.1.contains("[-] default network: ")
+            && answer.1.lines().last().unwrap().starts_with("not ready: "),
+        "{}",
+        answer.1
+    );
+    assert_eq!(get(at, AGENT, "/livez").0, 200);
+}
+
+#[test]
+fn what_is_no_request_gets_no_metrics() {
+    let (mut node, _) = node(&[]);
+    node.start().unwrap();
+    await_served(&node);
+    let at = &node.namespace;
+    let long = format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(64 << 10));
+    let many = format!("GET / HTTP/1.1\r\n{}\r\n", "a: b\r\n".repeat(100));
+    let table: [(&str, &[u16]); 6] = [
+        ("POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n", &[405]),
+        ("GET /debug HTTP/1.1\r\nHost: x\r\n\r\n", &[404]),
+        ("GET /metrics/ HTTP/1.1\r\nHost: x\r\n\r\n", &[404]),
+        ("\u{16}\u{3}\u{1} what\r\n\r\n", &[400]),
+        (&long, &[414, 431]),
+        (&many, &[431]),
+    ];
+    for (request, codes) in table {
+        let (code, body) = exchange(at, AGENT, request.as_bytes()).unwrap();
+        assert!(codes.contains(&code), "{}: {code} {body}", &request[..request.len().min(60)]);
+    }
+    // Who says nothing keeps nobody else from being answered.
+    let to: SocketAddr = AGENT.parse().unwrap();
+    let silent: Vec<TcpStream> = (0..40).map(|_| at.run(|| TcpStream::connect(to)).unwrap()).collect();
+    assert_eq!(get(at, AGENT, "/livez").0, 200);
+    drop(silent);
+}
+
+#[test]
+fn a_port_that_is_taken_keeps_no_pod_waiting() {
+    let (mut node, pod) = node(&[]);
+    let holder = node.namespace.run(|| TcpListener::bind(AGENT)).unwrap();
+    node.start().unwrap();
+    node.add(&pod).success();
+    let status = node.whole_status().unwrap();
+    let row = json!({"object": "metrics and probes on 127.0.0.1:10475",
+                     "problem": "not served, will try again: Address already in use (os error 98); see metrics.listen"});
+    assert!(status["troubles"].as_array().unwrap().contains(&row), "{status:#}");
+    drop(holder);
+    await_served(&node);
+    assert!(!node.whole_status().unwrap()["troubles"].as_array().unwrap().contains(&row));
+}
+
+/// A line of the log without its time, and with its milliseconds as `MS`.
+fn plain(line: &str) -> String {
+    let line = line.split_once(" INFO ").or(line.split_once(" WARN ")).map_or(line, |(_, rest)| rest);
+    let words = line.split(' ').map(|word| match word.strip_prefix("ms=") {
+        Some(number) => format!("ms={}", number.parse::<f64>().map_or("?", |_| "MS")),
+        None => word.to_owned(),
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn every_request_is_one_line() {
+    let (mut node, pod) = node(&[]);
+    node.write("b", &manifest::pod("b", &json!({}), &json!("nosuch"))).unwrap();
+    node.start().unwrap();
+    node.add(&pod).success();
+    node.ctl(&["attach", "shop/a", "storage"]).unwrap();
+    node.ctl(&["detach", "shop/a", "net2"]).unwrap();
+    node.del(&pod).success();
+    let other = Pod::new("b").unwrap();
+    node.add(&other).failure();
+    let log = node.stop().unwrap();
+    let lines: Vec<String> = log.lines().filter(|line| line.contains("request_log")).map(plain).collect();
+    let module = "netattach::agent::request_log:";
+    let networks = "networks=\"kube-system/default,shop/storage\" addresses=\"10.50.0.2/24,fd00:50::2/64,10.51.0.2/32\" ms=MS";
+    let live = "networks=\"shop/storage\" addresses=\"10.51.0.3/32\" ms=MS";
+    let expected = [
+        format!("{module} done verb=\"ADD\" pod=\"shop/a\" container=\"c-a\" ifname=\"eth0\" {networks}"),
+        format!(
+            "{module} done verb=\"attach\" pod=\"shop/a\" container=\"c-a\" what=\"{{\\\"name\\\":\\\"storage\\\"}}\" {live}"
+        ),
+        format!("{module} done verb=\"detach\" pod=\"shop/a\" container=\"c-a\" what=\"net2\" {live}"),
+        format!("{module} done verb=\"DEL\" pod=\"shop/a\" container=\"c-a\" ifname=\"eth0\" {networks}"),
+        format!(
+            "{module} failed verb=\"ADD\" pod=\"shop/b\" container=\"c-b\" ifname=\"eth0\" ms=MS code=7 msg=\"network shop/nosuch is \
+             not defined\" details=\"\""
+        ),
+    ];
+    assert_eq!(lines, expected, "{log}");
+    assert_eq!(log.matches("nosuch").count(), 1, "{log}");
+}
+
+#[test]
+fn lines_are_objects_where_that_is_asked_for() {
+    let (mut node, pod) = node(&[("log", json!({"format": "json"}))]);
+    node.start_until_line(&executable("netattachd").unwrap(), "operations of earlier agents are finished")
+        .unwrap();
+    node.add(&pod).success();
+    let log = node.stop().unwrap();
+    let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let mut done = lines.iter().find(|line| line["verb"] == "ADD").unwrap_or_else(|| panic!("{log}")).clone();
+    assert!(done["ms"].take().is_f64() && done["timestamp"].take().is_string(), "{log}");
+    assert_eq!(
+        done,
+        json!({
+            "timestamp": null, "level": "INFO", "message": "done", "verb": "ADD", "pod": "shop/a", "container": "c-a",
+            "ifname": "eth0", "networks": "kube-system/default,shop/storage",
+            "addresses": "10.50.0.2/24,fd00:50::2/64,10.51.0.2/32", "ms": null,
+            "target": "netattach::agent::request_log"
+        })
+    );
+}
+
+/// The body of a request whose length is in its head.
+fn posted(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
+    let mut reader = BufReader::new(stream);
+    let mut length = 0;
+    loop {
+        let mut line = String::new();
+        if reader.read_line(&mut line)? == 0 || line == "\r\n" {
+            break;
+        }
+        if let Some((_, number)) = line.to_lowercase().split_once("content-length:") {
+            length = number.trim().parse().unwrap_or(0);
+        }
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body)?;
+    Ok(body)
+}
+
+/// A collector: the bodies that are posted to it.
+fn collector(at: &Namespace) -> mpsc::Receiver<Value> {
+    let listener = at.run(|| TcpListener::bind("127.0.0.1:4318")).unwrap();
+    let (found, bodies) = mpsc::channel();
+    std::thread::spawn(move || {
+        while let Ok((mut stream, _)) = listener.accept() {
+            let body = posted(&mut stream).unwrap_or_default();
+            let _ = stream.write_all(
+                b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Type: application/json\r\n\r\n{}",
+            );
+            if found.send(serde_json::from_slice(&body).unwrap_or(Value::Null)).is_err() {
+                return;
+            }
+        }
+    });
+    bodies
+}
+
+#[test]
+fn a_request_continues_the_trace_of_its_caller() {
+    let (mut node, pod) = node(&[("traces", json!({"endpoint": "http://127.0.0.1:4318"}))]);
+    let bodies = collector(&node.namespace);
+    node.start().unwrap();
+    let (trace, parent) = ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331");
+    node.call("ADD", &pod).with("TRACEPARENT", &format!("00-{trace}-{parent}-01")).run().success();
+    // One that its caller does not sample, and one that nobody has begun.
+    node.call("CHECK", &pod).with("TRACEPARENT", &format!("00-{trace}-{parent}-00")).run();
+    node.call("DEL", &pod).with("TRACEPARENT", "nonsense").run().success();
+    let mut spans = Vec::new();
+    let is_root = |span: &&Value| span["kind"] == 2;
+    while spans.iter().filter(is_root).count() < 2 {
+        let body = bodies.recv_timeout(stretched(PATIENCE)).unwrap();
+        spans.extend(
+            body["resourceSpans"][0]["scopeSpans"][0]["spans"]
+                .as_array()
+                .unwrap_or_else(|| panic!("{body}"))
+                .clone(),
+        );
+    }
+    let roots: Vec<&Value> = spans.iter().filter(is_root).collect();
+    let named: Vec<&str> = roots.iter().map(|span| span["name"].as_str().unwrap()).collect();
+    assert_eq!(named, ["ADD", "DEL"], "{spans:#?}");
+    assert_eq!((&roots[0]["traceId"], &roots[0]["parentSpanId"]), (&json!(trace), &json!(parent)));
+    let value = |text: &str| json!({"stringValue": text});
+    let pairs = [
+        ("k8s.namespace.name", "shop"),
+        ("k8s.pod.name", "a"),
+        ("container.id", "c-a"),
+        ("network.interface.name", "eth0"),
+    ];
+    let attributes: Vec<Value> =
+        pairs.iter().map(|(key, text)| json!({"key": key, "value": value(text)})).collect();
+    assert_eq!(roots[0]["attributes"], json!(attributes));
+    assert_ne!(roots[1]["traceId"], json!(trace));
+    assert_eq!(roots[1].get("parentSpanId"), None);
+    let parts: Vec<&str> = spans
+        .iter()
+        .filter(|span| span["parentSpanId"] == roots[0]["spanId"] && span["traceId"] == trace)
+        .map(|span| span["name"].as_str().unwrap())
+        .collect();
+    assert!(
+        ["reading", "planning", "journal", "lease", "policy"].iter().all(|part| parts.contains(part)),
+        "{parts:?}"
+    );
+}
+
+/// A running Prometheus, ended with this value.
+struct Prometheus<'n> {
+    at: &'n Namespace,
+    child: Child,
+}
+
+impl Drop for Prometheus<'_> {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl<'n> Prometheus<'n> {
+    fn start(at: &'n Namespace, programs: &Path, directory: &Path) -> Self {
+        let config = json!({
+            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+            "scrape_configs": [{"job_name": "netattach", "static_configs": [{"targets": [AGENT]}]}]
+        });
+        std::fs::create_dir_all(directory).unwrap();
+        let file = directory.join("prometheus.yaml");
+        std::fs::write(&file, config.to_string()).unwrap();
+        let mut command = Command::new(programs.join("prometheus"));
+        command
+            .arg(format!("--config.file={}", file.display()))
+            .arg(format!("--storage.tsdb.path={}", directory.join("data").display()))
+            .arg(format!("--web.listen-address={PROMETHEUS}"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let child = at.run(|| command.spawn()).unwrap();
+        Self { at, child }
+    }
+
+    /// The series that an expression returns, and an error in it.
+    fn query(&self, expression: &str) -> Result<Vec<Value>, String> {
+        let encoded: String = expression
+            .bytes()
+            .map(|byte| match byte {
+                b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' => char::from(byte).to_string(),
+                other => format!("%{other:02X}"),
+            })
+            .collect();
+        let request = format!("GET /api/v1/query?query={encoded} HTTP/1.0\r\n\r\n");
+        let (_, body) =
+            exchange(self.at, PROMETHEUS, request.as_bytes()).map_err(|error| error.to_string())?;
+        let answer: Value = serde_json::from_str(&body).map_err(|error| format!("{error}: {body}"))?;
+        answer["data"]["result"].as_array().cloned().ok_or_else(|| answer.to_string())
+    }
+}
+
+/// The selectors of an expression: names of metrics with their matchers.
+fn selectors(expression: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut rest = expression;
+    while let Some(at) = rest.find("netattach_") {
+        let word = &rest[at..];
+        let name = word.find(|it: char| !it.is_ascii_alphanumeric() && it != '_').unwrap_or(word.len());
+        let matchers = if word[name..].starts_with('{') { word[name..].find('}').unwrap() + 1 } else { 0 };
+        found.push(word[..name + matchers].to_owned());
+        rest = &word[name + matchers..];
+    }
+    found
+}
+
+/// Every expression of the dashboard, and the selectors of every alert: with a condition that does not hold there is no
+/// series, so what an alert compares has to be there.
+fn expressions() -> Vec<String> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/metrics");
+    let read = |name: &str| std::fs::read_to_string(directory.join(name)).unwrap();
+    let dashboard: Value = serde_json::from_str(&read("dashboard.json")).unwrap();
+    let targets =
+        dashboard["panels"].as_array().unwrap().iter().flat_map(|panel| panel["targets"].as_array().unwrap());
+    let mut all: Vec<String> = targets
+        .map(|target| {
+            target["expr"].as_str().unwrap().replace("$__rate_interval", "1m").replace("$instance", ".*")
+        })
+        .collect();
+    assert!(all.len() > 20, "{all:?}");
+    let alerts: Value = serde_norway::from_str(&read("alerts.yaml")).unwrap();
+    for rule in alerts["groups"][0]["rules"].as_array().unwrap() {
+        let selectors = selectors(rule["expr"].as_str().unwrap());
+        assert!(!selectors.is_empty(), "{rule}");
+        all.extend(selectors);
+    }
+    all
+}
+
+/// Runs promtool, and asserts that it finds nothing wrong.
+fn promtool(programs: &Path, words: &[&str]) {
+    let output = Command::new(programs.join("promtool")).args(words).output().unwrap();
+    let said =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "promtool {words:?}: {said}");
+}
+
+#[test]
+fn every_expression_of_the_dashboard_and_of_the_alerts_has_data_in_prometheus() {
+    let test = "every_expression_of_the_dashboard_and_of_the_alerts_has_data_in_prometheus";
+    let Some(programs) = tools::directory(test, "NETATTACH_PROMETHEUS", &["prometheus", "promtool"]) else {
+        return;
+    };
+    let alerts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/metrics/alerts.yaml");
+    promtool(&programs, &["check", "rules", &alerts.to_string_lossy()]);
+
+    let mut rig = Rig::new(&Options::default());
+    rig.node.set("metrics", json!({"listen": AGENT}));
+    rig.node.plugin("fake", &json!({"link": "veth"})).unwrap();
+    let fake = json!({"cniVersion": "1.0.0", "type": "fake"});
+    rig.server.create(&manifest::network(NAMESPACE, "lan-x", &fake)).unwrap();
+    let web = json!({"podSelector": {"matchLabels": {"app": "b"}}, "policyTypes": ["Ingress"],
+                     "ingress": [{"ports": [{"protocol": "TCP", "port": 80}]}]});
+    rig.server.create(&manifest::policy("web", "lan-a", &web)).unwrap();
+    rig.start();
+    await_served(&rig.node);
+    let prometheus = Prometheus::start(&rig.node.namespace, &programs, &rig.node.path("prometheus"));
+
+    let labelled = |name: &str, networks: &str| {
+        let mut pod = object(name, NODE);
+        pod["metadata"]["labels"] = json!({"app": name});
+        pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] = networks.into();
+        pod
+    };
+    for (name, networks) in [("a", "lan-a"), ("b", "lan-a"), ("x", "lan-x"), ("bad", "nosuch")] {
+        rig.server.create(&labelled(name, networks)).unwrap();
+    }
+    let [a, b, x, bad] = ["a", "b", "x", "bad"].map(|name| Pod::new(name).unwrap());
+    for pod in [&a, &b] {
+        rig.add(pod).success();
+    }
+    let to = rig.published("b")[1]["ips"][0].as_str().unwrap().to_owned();
+    let wait = Duration::from_millis(500);
+    // Something of everything happens until each expression has had two scrapes of it.
+    let mut without = expressions();
+    let mut said = String::new();
+    let complete = eventually(PATIENCE * 6, || {
+        for port in [80, 81] {
+            let _ = connects(&a.namespace, format!("{to}:{port}").parse().unwrap(), SILENCE);
+        }
+        rig.add(&bad).failure();
+        rig.add(&x).success();
+        rig.del(&x).success();
+        let refused = rig.server.faults().times(1, When::on(Verb::Patch, "pods/status"), Fault::Answer(500));
+        let mut changed = web.clone();
+        changed["ingress"][0]["ports"][0]["port"] = json!(1000 + without.len());
+        let _ = rig.server.apply(&manifest::policy("web", "lan-a", &changed));
+        std::thread::sleep(wait);
+        rig.server.faults().lift(refused);
+        without.retain(|expression| match prometheus.query(expression) {
+            Ok(series) => series.is_empty(),
+            Err(error) => {
+                said = error;
+                true
+            }
+        });
+        without.is_empty()
+    });
+    let (_, text) = get(&rig.node.namespace, AGENT, "/metrics");
+    assert!(complete, "no data: {without:#?} ({said})\n{text}");
+}

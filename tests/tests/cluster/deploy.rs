@@ -1,0 +1,216 @@
+//! The manifests of `deploy`, as a current kubectl renders them and as a real kube-apiserver takes them.
+//!
+//! The server is of Kubernetes 1.20: it knows no ValidatingAdmissionPolicy, so of those nothing but the form is looked at, and
+//! no `appArmorProfile`.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use clap::Parser;
+use netattach::agent::{Arguments, Settings};
+use netattach_tests::cluster::Cluster;
+use netattach_tests::tools;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// What an operator applies.
+const DIRECTORIES: [&str; 3] = ["deploy", "deploy/alone", "deploy/with-metrics"];
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+/// The objects that kubectl makes of a directory.
+fn rendered(kubectl: &Path, directory: &str) -> Vec<Value> {
+    let output = Command::new(kubectl).arg("kustomize").arg(repository().join(directory)).output().unwrap();
+    assert!(output.status.success(), "{directory}: {}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8(output.stdout).unwrap();
+    serde_norway::Deserializer::from_str(&text)
+        .map(|document| Value::deserialize(document).unwrap())
+        .collect()
+}
+
+fn kubectl(test: &str) -> Option<PathBuf> {
+    Some(tools::directory(test, "NETATTACH_KUBECTL", &["kubectl"])?.join("kubectl"))
+}
+
+/// Kind and name.
+fn title(object: &Value) -> String {
+    format!("{} {}", object["kind"].as_str().unwrap(), object["metadata"]["name"].as_str().unwrap())
+}
+
+fn of_kind<'o>(objects: &'o [Value], kind: &str) -> &'o Value {
+    objects.iter().find(|object| object["kind"] == kind).unwrap()
+}
+
+/// Paths of everything in `sent` that `stored` does not have or has otherwise.
+fn lost(sent: &Value, stored: &Value, path: &str, found: &mut BTreeSet<String>) {
+    match (sent, stored) {
+        (Value::Object(sent), Value::Object(stored)) => {
+            for (key, value) in sent {
+                lost(value, stored.get(key).unwrap_or(&Value::Null), &format!("{path}.{key}"), found);
+            }
+        }
+        (Value::Array(sent), Value::Array(stored)) if sent.len() == stored.len() => {
+            for (index, (value, kept)) in sent.iter().zip(stored).enumerate() {
+                lost(value, kept, &format!("{path}[{index}]"), found);
+            }
+        }
+        _ if sent == stored => {}
+        _ => drop(found.insert(path.to_owned())),
+    }
+}
+
+#[test]
+fn every_directory_has_what_an_agent_needs() {
+    let Some(kubectl) = kubectl("every_directory_has_what_an_agent_needs") else { return };
+    for directory in DIRECTORIES {
+        let objects = rendered(&kubectl, directory);
+        let mut titles: Vec<String> = objects.iter().map(title).collect();
+        titles.sort();
+        let settings = of_kind(&objects, "ConfigMap");
+        let name = settings["metadata"]["name"].as_str().unwrap();
+        assert!(name.starts_with("netattach-"), "{name}");
+        let mut expected = vec![
+            "ClusterRole netattach".to_owned(),
+            "ClusterRoleBinding netattach".to_owned(),
+            format!("ConfigMap {name}"),
+            "CustomResourceDefinition multi-networkpolicies.k8s.cni.cncf.io".to_owned(),
+            "CustomResourceDefinition network-attachment-definitions.k8s.cni.cncf.io".to_owned(),
+            "DaemonSet netattach".to_owned(),
+            "ServiceAccount netattach".to_owned(),
+            "ValidatingAdmissionPolicy netattach-own-node".to_owned(),
+            "ValidatingAdmissionPolicy netattach-pods-of-own-node".to_owned(),
+            "ValidatingAdmissionPolicyBinding netattach-own-node".to_owned(),
+            "ValidatingAdmissionPolicyBinding netattach-pods-of-own-node".to_owned(),
+        ];
+        if directory == "deploy/with-metrics" {
+            expected.insert(6, "Service netattach-metrics".to_owned());
+            expected.sort();
+        }
+        assert_eq!(titles, expected, "{directory}");
+        let pod = &of_kind(&objects, "DaemonSet")["spec"]["template"]["spec"];
+        assert_eq!(pod["volumes"][0]["configMap"]["name"], name);
+        // The agent takes the settings, in a pod of the cluster.
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("config.yaml");
+        std::fs::write(&file, settings["data"]["config.yaml"].as_str().unwrap()).unwrap();
+        let words = ["netattachd", "--node-name", "a", "--config", file.to_str().unwrap()];
+        Settings::read(Arguments::try_parse_from(words).unwrap()).unwrap();
+    }
+}
+
+/// No more than is said in docs/install.md. That both capabilities are needed and enough is proved by
+/// `lifecycle::operator`.
+#[test]
+fn the_agent_is_given_two_capabilities_and_a_read_only_image() {
+    let Some(kubectl) = kubectl("the_agent_is_given_two_capabilities_and_a_read_only_image") else { return };
+    let objects = rendered(&kubectl, "deploy");
+    let pod = &of_kind(&objects, "DaemonSet")["spec"]["template"]["spec"];
+    let rights = |container: &Value| {
+        let context = &container["securityContext"];
+        json!([context["privileged"], context["readOnlyRootFilesystem"], context["capabilities"]])
+    };
+    let given = json!([false, true, {"add": ["NET_ADMIN", "SYS_ADMIN"], "drop": ["ALL"]}]);
+    assert_eq!(rights(&pod["containers"][0]), given);
+    assert_eq!(rights(&pod["initContainers"][0]), json!([false, true, {"drop": ["ALL"]}]));
+    let shared = ["hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"].map(|key| pod[key].clone());
+    assert_eq!(shared, [json!(true), Value::Null, Value::Null, Value::Null]);
+    assert_eq!(pod["priorityClassName"], "system-node-critical");
+    let image = format!("localhost/netattach:{}", env!("CARGO_PKG_VERSION"));
+    assert_eq!(
+        (&pod["containers"][0]["image"], &pod["initContainers"][0]["image"]),
+        (&json!(image), &json!(image))
+    );
+    // Nothing but what is mounted for it may be written.
+    let mounts = pod["containers"][0]["volumeMounts"].as_array().unwrap();
+    let writable = mounts
+        .iter()
+        .filter(|mount| mount["readOnly"] != true)
+        .map(|mount| mount["mountPath"].as_str().unwrap());
+    let expected = [
+        "/etc/cni",
+        "/run/netattach",
+        "/run/netns",
+        "/sys/fs/bpf",
+        "/var/lib/cni",
+        "/var/lib/netattach",
+        "/var/run/k8s.cni.cncf.io",
+    ];
+    assert_eq!(writable.collect::<BTreeSet<_>>(), BTreeSet::from(expected));
+}
+
+/// The policies name the agent by its service account, and every name in an expression is one of the policy's own or of
+/// Kubernetes'.
+#[test]
+fn the_admission_policies_are_about_the_agent_of_these_manifests() {
+    let Some(kubectl) = kubectl("the_admission_policies_are_about_the_agent_of_these_manifests") else {
+        return;
+    };
+    let objects = rendered(&kubectl, "deploy");
+    let account = &of_kind(&objects, "ServiceAccount")["metadata"];
+    let agent = format!(
+        "request.userInfo.username == \"system:serviceaccount:{}:{}\"",
+        account["namespace"].as_str().unwrap(),
+        account["name"].as_str().unwrap()
+    );
+    let policies: Vec<&Value> =
+        objects.iter().filter(|object| object["kind"] == "ValidatingAdmissionPolicy").collect();
+    assert_eq!(policies.len(), 2);
+    for policy in policies {
+        let spec = &policy["spec"];
+        assert_eq!(spec["failurePolicy"], "Fail");
+        assert_eq!(spec["matchConditions"], json!([{"name": "is-an-agent", "expression": agent}]));
+        let list = |key: &str| spec[key].as_array().unwrap();
+        let known: Vec<String> = list("variables")
+            .iter()
+            .map(|it| format!("variables.{}", it["name"].as_str().unwrap()))
+            .collect();
+        for validation in list("validations") {
+            let expression = validation["expression"].as_str().unwrap();
+            for (at, start) in expression.match_indices("variables.") {
+                let rest = expression[at + start.len()..].chars();
+                let name: String = start.chars().chain(rest.take_while(|it| it.is_alphanumeric())).collect();
+                assert!(known.contains(&name), "{name} in {expression}");
+            }
+            assert_eq!(expression.matches('(').count(), expression.matches(')').count(), "{expression}");
+            assert!(validation["message"].as_str().unwrap().starts_with("an agent of netattach writes "));
+        }
+        let binding = objects.iter().find(|object| {
+            object["kind"] == "ValidatingAdmissionPolicyBinding"
+                && object["spec"]["policyName"] == policy["metadata"]["name"]
+        });
+        assert_eq!(binding.unwrap()["spec"]["validationActions"], json!(["Deny"]));
+    }
+}
+
+/// A server of today takes them as well: its fields are these and more. What the server does not know is dropped by it, and
+/// told here.
+#[test]
+fn a_real_server_takes_every_object_and_drops_nothing_of_it() {
+    let Some(kubectl) = kubectl("a_real_server_takes_every_object_and_drops_nothing_of_it") else { return };
+    let Some(cluster) = Cluster::shared("deploy").unwrap() else { return };
+    let admin = cluster.admin().unwrap();
+    for directory in DIRECTORIES {
+        for object in rendered(&kubectl, directory) {
+            if object["apiVersion"] == "admissionregistration.k8s.io/v1" {
+                continue;
+            }
+            let reply = admin.try_out(&object).unwrap();
+            assert!(matches!(reply.status, 200 | 201), "{directory}: {}: {}", title(&object), reply.body);
+            let mut dropped = BTreeSet::new();
+            lost(&object, &reply.body, "", &mut dropped);
+            let expected: &[&str] = match object["kind"].as_str().unwrap() {
+                "DaemonSet" => &[".spec.template.spec.containers[0].securityContext.appArmorProfile"],
+                _ => &[],
+            };
+            assert_eq!(
+                dropped,
+                expected.iter().map(|path| (*path).to_owned()).collect(),
+                "{}",
+                title(&object)
+            );
+        }
+    }
+}

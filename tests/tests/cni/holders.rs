@@ -1,0 +1,81 @@
+//! An ADD that cannot have what a container still holds which is being detached, or whose DEL has failed, says so.
+
+use std::thread::spawn;
+
+use netattach_tests::manifest::{NAMESPACE, network, pod};
+use netattach_tests::traffic::{PATIENCE, eventually};
+use netattach_tests::{Node, Pod};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+/// The process of the plugin that was called last.
+fn last_call(node: &Node) -> Option<Pid> {
+    let calls = std::fs::read_to_string(node.path("calls")).ok()?;
+    let last: Value = serde_json::from_str(calls.lines().rfind(|line| line.contains("\"DEL\""))?).ok()?;
+    Pid::from_raw(i32::try_from(last["pid"].as_i64()?).ok()?)
+}
+
+#[test]
+fn an_add_that_fails_for_what_a_leaving_container_holds_names_it() {
+    let mut node = Node::new(&[]).unwrap();
+    node.set("delegation", json!({"timeoutSeconds": 600}));
+    node.plugin("odd", &json!({"DEL": {"sleepMs": 300_000}})).unwrap();
+    let lan = json!({
+        "cniVersion": "1.0.0", "type": "bridge", "bridge": "br1", "capabilities": {"ips": true},
+        "ipam": {"type": "static"}
+    });
+    let odd = json!({"cniVersion": "1.0.0", "type": "odd"});
+    for (name, config) in [("lan", lan), ("odd", odd)] {
+        node.write(name, &network(NAMESPACE, name, &config)).unwrap();
+    }
+    let address = json!({"name": "lan", "ips": ["10.71.0.5/24"]});
+    node.write("leaver", &pod("leaver", &json!({}), &json!([address, {"name": "odd"}]))).unwrap();
+    node.write("heir", &pod("heir", &json!({}), &json!([address]))).unwrap();
+    node.start().unwrap();
+    let [leaver, heir] = ["leaver", "heir"].map(|name| Pod::new(name).unwrap());
+    node.add(&leaver).success();
+
+    // The DEL hangs at the other network, so the address is still taken.
+    let del = node.call("DEL", &leaver);
+    let del = spawn(move || del.run());
+    assert!(eventually(PATIENCE, || last_call(&node).is_some()), "DEL of the plugin");
+    let add = node.call("ADD", &heir);
+    let add = spawn(move || add.run());
+    let who = format!("pod {NAMESPACE}/leaver (container c-leaver)");
+    let rows = || node.whole_status().unwrap()["troubles"].as_array().unwrap().clone();
+    let is_told = |row: &Value| {
+        let problem = row["problem"].as_str().unwrap();
+        row["object"] == *who
+            && problem.starts_with("its detaching has taken ")
+            && problem.ends_with(" s so far, and 1 ADDs wait for an address, port or device that it holds")
+    };
+    assert!(eventually(PATIENCE, || rows().iter().any(is_told)), "{:#?}", rows());
+    let (_, message) = add.join().unwrap().failure();
+    assert!(message.contains("address 10.71.0.5 is taken"), "{message}");
+    let (_, held) = message.split_once(&format!("held by {who}, whose detaching has taken ")).unwrap();
+    let seconds: u64 = held.strip_suffix(" s so far").unwrap().parse().unwrap();
+    assert!(seconds >= 9, "it has waited: {message}");
+    assert!(eventually(PATIENCE, || !rows().iter().any(is_told)), "nobody waits any more: {:#?}", rows());
+
+    // The DEL fails, so nobody is detaching it; it is not waited for.
+    kill_process(last_call(&node).unwrap(), Signal::KILL).unwrap();
+    assert_ne!(del.join().unwrap().exit, 0);
+    let (_, message) = node.call("ADD", &heir).run().failure();
+    let half =
+        format!("held by {who}, which is half detached: its last DEL has failed, and is to be repeated");
+    assert!(message.ends_with(&half), "{message}");
+
+    node.plugin("odd", &json!({})).unwrap();
+    node.del(&leaver).success();
+    node.add(&heir).success();
+    // A container that stays is named by the error itself.
+    node.write("late", &pod("late", &json!({}), &json!([address]))).unwrap();
+    let late = Pod::new("late").unwrap();
+    let mut message = String::new();
+    let is_refused = eventually(PATIENCE, || {
+        let outcome = node.call("ADD", &late).run();
+        message = outcome.failure().1;
+        message.contains("is taken: pod shop/heir, container c-heir, interface net1 has it")
+    });
+    assert!(is_refused && !message.contains("held by"), "{message}");
+}
