@@ -3,15 +3,16 @@
 //!
 //! Differences are looked for beside everything else, and only where something may have changed: links when the kernel
 //! has told of any change of links, addresses or routes; the status of pods that are another value of the source, or that
-//! have other attachments. Every half minute links are looked at in any case, and leases and records. What is different
-//! is looked at again and put back in its container's turn, so that nothing is put back that a DEL is taking away. What
-//! others change again and again is put back once a minute, and reported.
+//! have other attachments. Every half minute, or more rarely where there is much, links are looked at in any case, and
+//! leases and records. What is different is looked at again and put back in its container's turn, so that nothing is put
+//! back that a DEL is taking away. What others change again and again is put back once a minute, and reported.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::handler::Agent;
+use super::pace;
 use crate::attach::{AttachError, Attached, PutBack};
 use crate::error_chain::Chain;
 use crate::journal::JournalKey;
@@ -23,8 +24,8 @@ use crate::sync::{Mutex, locked};
 
 /// How often ends of links and the published status are compared, as far as they may have changed.
 const INTERVAL: Duration = Duration::from_secs(5);
-/// Every so many of these looks compares links in any case, and leases and records.
-const WHOLE: u64 = 6;
+/// How often links are compared in any case, and leases and records, as [`pace`] leaves it.
+const WHOLE_INTERVAL: Duration = Duration::from_secs(30);
 /// Most rows of each kind.
 const MOST_ROWS: usize = 100;
 
@@ -151,9 +152,11 @@ impl Agent {
             )
             .ok();
         let mut links_are_due = false;
-        for look in 0_u64.. {
+        let mut whole_is_due = Instant::now();
+        loop {
             tick.tick().await;
-            let is_whole = look.is_multiple_of(WHOLE);
+            let began = Instant::now();
+            let is_whole = began >= whole_is_due;
             // Asked first: what changes during the look is told of at the next.
             let has_changed = changes.as_mut().is_none_or(ChangeWatch::has_changed);
             links_are_due |= has_changed || is_whole || self.drift.has_seen_links();
@@ -165,6 +168,7 @@ impl Agent {
             if is_whole {
                 self.put_back(Part::Record, |agent| agent.engine.without_record()).await;
                 self.put_back(Part::Leases, |agent| agent.engine.without_lease()).await;
+                whole_is_due = began + pace::pause(WHOLE_INTERVAL, began.elapsed());
             }
         }
     }

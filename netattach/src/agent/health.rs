@@ -19,6 +19,7 @@ use tokio::sync::{Notify, watch};
 
 use super::conf_keeper::ConfKeeper;
 use super::conf_watch::ConfWatch;
+use super::pace;
 use crate::attach::{Engine, IntentReader};
 use crate::cni::{CniError, code};
 use crate::descriptors;
@@ -546,7 +547,7 @@ impl Look {
 }
 
 /// Takes looks on a blocking thread: when definitions change, when an answer requests one, and once in the look's
-/// interval.
+/// interval, or as often as [`pace`] leaves it.
 async fn follow(
     mut changes: watch::Receiver<u64>,
     health: Arc<Health>,
@@ -559,7 +560,8 @@ async fn follow(
         let began = Instant::now();
         // The join error is a panic, which the panic hook has reported; the next look is another try.
         let _ = tokio::task::spawn_blocking(move || which(&looking).take(|| look(&looking))).await;
-        let pause = began.elapsed() * PAUSE;
+        let took = began.elapsed();
+        let pause = took * PAUSE;
         let changed = async {
             let changed = other_networks(&mut changes, &*health.source, known).await;
             // Thousands of definitions that come one by one are not all looked at for each of them.
@@ -575,7 +577,7 @@ async fn follow(
                 }
             }
             () = which(&health).wanted.notified() => {}
-            () = tokio::time::sleep(which(&health).every) => {}
+            () = tokio::time::sleep(pace::pause(which(&health).every, took)) => {}
         }
     }
 }

@@ -24,12 +24,17 @@ const SLACK: usize = 4 << 20;
 /// The same, in bytes, for a process that has come to rest: then it costs nobody's time.
 const SLACK_AT_REST: usize = 512 << 10;
 
-/// After so many checks with about the same memory in use, within [`SAME`] bytes, the process is at rest.
+/// After so many checks with about the same memory resident, within [`SAME`] bytes, the process is at rest.
 const REST: u32 = 2;
 const SAME: usize = 64 << 10;
 
 /// How often the process's memory is checked.
 const INTERVAL: Duration = Duration::from_millis(500);
+
+/// Every so many of these checks what is in use is counted in any case. The allocator goes through all free blocks for
+/// it, which costs more than all else that an agent at rest does, so that other checks leave it out where the resident
+/// memory says that little has changed.
+const COUNTED: u32 = 20;
 
 /// Applies these limits. Must be called while the process has one thread: existing threads already have their arenas.
 pub(super) fn keep_small() {
@@ -44,29 +49,38 @@ pub(super) fn keep_small() {
 }
 
 fn give_back() {
-    let (mut after, mut before, mut rested) = (0, 0, 0_u32);
+    let (mut before, mut left, mut rested) = (0, 0, 0_u32);
     loop {
         thread::sleep(INTERVAL);
         let Some(resident) = resident() else { continue };
-        let used = in_use();
-        rested = if used.abs_diff(before) < SAME { rested.saturating_add(1) } else { 0 };
-        before = used;
-        // Once each time that it comes to rest.
-        let is_left = rested == REST && resident.saturating_sub(after) > SLACK_AT_REST;
-        if is_left || is_due(resident, used, after) {
+        rested = if resident.abs_diff(before) < SAME { rested.wrapping_add(1) } else { 0 };
+        before = resident;
+        if !is_counted(rested) {
+            continue;
+        }
+        let free = resident.saturating_sub(in_use());
+        if is_due(free, left, rested >= REST) {
             // SAFETY: may be called at any time by any thread.
             unsafe { libc::malloc_trim(0) };
-            after = self::resident().unwrap_or(resident);
+            before = self::resident().unwrap_or(resident);
+            left = before.saturating_sub(in_use());
+        } else {
+            // What was between blocks in use may be used again, and be free another time.
+            left = left.min(free);
         }
-        // If the process shrinks by itself, it may grow again.
-        after = after.min(resident);
     }
 }
 
-/// Whether there is enough to return. Memory that the last time left, because it lies between blocks in use, will be
-/// left again.
-fn is_due(resident: usize, in_use: usize, after_last: usize) -> bool {
-    resident.saturating_sub(in_use) > SLACK && resident.saturating_sub(after_last) > SLACK / 2
+/// Whether what is in use is counted, after so many checks with about the same memory resident.
+fn is_counted(rested: u32) -> bool {
+    rested < REST || rested.wrapping_sub(REST).is_multiple_of(COUNTED)
+}
+
+/// Whether there is enough to return, of so many bytes that are resident and not in use. As many as the last time left,
+/// because they lie between blocks in use, will be left again.
+fn is_due(free: usize, left: usize, is_at_rest: bool) -> bool {
+    let more = free.saturating_sub(left);
+    free > SLACK && more > SLACK / 2 || is_at_rest && more > SLACK_AT_REST
 }
 
 /// Resident memory of the process, in bytes.
@@ -109,14 +123,24 @@ mod tests {
     fn free_memory_is_given_back_once_there_is_much() {
         const MIB: usize = 1 << 20;
         let table = [
-            ("nothing is free", (40, 39, 0), false),
-            ("much is", (40, 10, 0), true),
-            ("much is, and it could not be given back last time", (40, 10, 40), false),
-            ("much has come since", (50, 10, 40), true),
+            ("nothing is free", (0, 0, true), false),
+            ("little is", (3, 0, false), false),
+            ("little is, and nobody's time is lost", (3, 0, true), true),
+            ("much is", (30, 0, false), true),
+            ("much is, and it could not be given back last time", (30, 30, true), false),
+            ("much has come since", (33, 30, false), true),
+            ("little has", (31, 30, false), false),
+            ("little has, and nobody's time is lost", (31, 30, true), true),
         ];
-        for (what, (resident, in_use, after), due) in table {
-            assert_eq!(is_due(resident * MIB, in_use * MIB, after * MIB), due, "{what}");
+        for (what, (free, left, is_at_rest), due) in table {
+            assert_eq!(is_due(free * MIB, left * MIB, is_at_rest), due, "{what}");
         }
+    }
+
+    #[test]
+    fn what_is_in_use_is_counted_while_memory_changes_and_rarely_at_rest() {
+        let counted: Vec<u32> = (0..60).filter(|rested| is_counted(*rested)).collect();
+        assert_eq!(counted, [0, 1, 2, 22, 42]);
     }
 
     #[test]

@@ -17,7 +17,7 @@
 //! | `node_network` | the node's part of the network that the agent makes: its routes |
 //! | `pools` | how full pools of addresses are |
 //! | [`validate`] | manifests and settings checked without an agent |
-//! | `memory` | limits the allocator, and returns freed memory after a burst |
+//! | `memory`, `pace` | limits the allocator, and returns freed memory after a burst; how often looks are taken on a node that has much |
 //! | `node_check` | what the node offers an agent: `--check` |
 //! | `events` | the problems that become events of the cluster |
 //! | `packet_log` | what the stages of the packet path make of packets, where they are to say it |
@@ -55,6 +55,7 @@ mod node_check;
 mod node_network;
 mod operation;
 mod owned;
+mod pace;
 mod packet_log;
 mod policy_settings;
 mod pools;

@@ -1,0 +1,29 @@
+//! How often what nobody has asked for is looked at: what a look costs grows with the node, and what looks cost together
+//! must not.
+
+use std::time::Duration;
+
+/// One look may take a processor for one part in so many of the time, with all that it waits for.
+const PART: u32 = 500;
+/// However long a look takes, it is taken again after so many times its interval.
+const MOST: u32 = 6;
+
+/// The pause after a look that has taken `took`, of a kind that is taken every so often on a small node.
+pub(super) fn pause(every: Duration, took: Duration) -> Duration {
+    took.saturating_mul(PART).clamp(every, every.saturating_mul(MOST))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_that_take_long_are_taken_rarely_and_never_not_at_all() {
+        let table = [(5, 0, 5_000), (5, 10, 5_000), (5, 20, 10_000), (5, 60, 30_000), (30, 9_000, 180_000)];
+        for (every, took, expected) in table {
+            let pause = pause(Duration::from_secs(every), Duration::from_millis(took));
+            assert_eq!(pause, Duration::from_millis(expected), "{took} ms every {every} s");
+        }
+        assert_eq!(pause(Duration::from_secs(5), Duration::MAX), Duration::from_secs(30));
+    }
+}
