@@ -17,7 +17,7 @@ use crate::attach::{AttachError, Attached, PutBack};
 use crate::error_chain::Chain;
 use crate::journal::JournalKey;
 use crate::netlink::ChangeWatch;
-use crate::objects::{ObjectName, Pod};
+use crate::objects::{Identity, ObjectName, Pod};
 use crate::publish::Published;
 use crate::rpc::message::Condition;
 use crate::sync::{Mutex, locked};
@@ -45,6 +45,14 @@ struct Shown {
     attached: Vec<Weak<Attached>>,
 }
 
+/// What the status of every pod was compared with.
+#[derive(Debug)]
+struct AllShown {
+    pods: Identity<ObjectName, Arc<Pod>>,
+    /// See [`Registry::revision`](crate::attach::Registry::revision).
+    attached: u64,
+}
+
 impl Shown {
     fn is_of(&self, pod: &Arc<Pod>, attached: &[Arc<Attached>]) -> bool {
         // An address is not given again while it is referred to.
@@ -61,6 +69,8 @@ pub(super) struct Drift {
     seen: Mutex<BTreeSet<JournalKey>>,
     /// The pods whose status is as it should be, as long as nothing here is another value.
     as_shown: Mutex<BTreeMap<JournalKey, Shown>>,
+    /// Set while the status of every pod is as it should be.
+    all_shown: Mutex<Option<AllShown>>,
     /// Why something is not as it was, by container and part.
     rows: Mutex<BTreeMap<(JournalKey, Part), String>>,
 }
@@ -232,6 +242,13 @@ impl Agent {
     }
 
     fn with_drifted_status(&self) -> Vec<JournalKey> {
+        let objects = self.intents.source.snapshot();
+        // Asked first: what is attached meanwhile is looked at the next time.
+        let revision = self.engine.registry().revision();
+        let is_same = |it: &AllShown| it.pods.is_of(&objects.pods) && it.attached == revision;
+        if locked(&self.drift.all_shown).as_ref().is_some_and(is_same) {
+            return Vec::new();
+        }
         let all = self.engine.registry().all();
         let mut of_pods: BTreeMap<&ObjectName, Vec<&JournalKey>> = BTreeMap::new();
         for sandbox in all.iter().filter(|it| it.plan.dynamic.is_none()) {
@@ -245,7 +262,7 @@ impl Agent {
             several => self.engine.newest(several),
         });
         let mut drifted = newest.collect::<Vec<_>>();
-        let objects = self.intents.source.snapshot();
+        let count = drifted.len();
         let mut before = std::mem::take(&mut *locked(&self.drift.as_shown));
         let mut as_shown = BTreeMap::new();
         drifted.retain(|key| {
@@ -263,6 +280,8 @@ impl Agent {
             }
             published == Published::Drifted
         });
+        *locked(&self.drift.all_shown) =
+            (as_shown.len() == count).then(|| AllShown { pods: objects.pods.identity(), attached: revision });
         *locked(&self.drift.as_shown) = as_shown;
         drifted
     }

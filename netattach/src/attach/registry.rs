@@ -50,6 +50,8 @@ pub struct Registry {
 #[derive(Debug, Default)]
 struct Inner {
     sandboxes: BTreeMap<JournalKey, Arc<Attached>>,
+    /// Counts the changes of them.
+    revision: u64,
     attachments: BTreeSet<u32>,
     /// No attachment number below this is free.
     lowest: u32,
@@ -69,6 +71,7 @@ impl Registry {
         let mut inner = self.lock();
         inner.hold(&attached.plan);
         inner.sandboxes.insert(attached.key.clone(), Arc::new(attached));
+        inner.revision += 1;
     }
 
     /// Marks the numbers of a plan that could not be rolled back as used, until [`Registry::remove`]: its inverses
@@ -86,6 +89,7 @@ impl Registry {
     pub fn remove(&self, key: &JournalKey, plan: &Plan) {
         let mut inner = self.lock();
         inner.sandboxes.remove(key);
+        inner.revision += 1;
         inner.pools.free(key);
         for (network, protect) in protected(plan) {
             inner.free(network, protect.id);
@@ -111,6 +115,11 @@ impl Registry {
     /// All sandboxes, by container and interface.
     pub fn all(&self) -> Vec<Arc<Attached>> {
         self.lock().sandboxes.values().cloned().collect()
+    }
+
+    /// Another number after each change of what is attached.
+    pub fn revision(&self) -> u64 {
+        self.lock().revision
     }
 
     /// How many sandboxes are attached.
