@@ -18,6 +18,7 @@ use crate::error_chain::Chain;
 use crate::objects::interner::Interner;
 use crate::objects::policy::{Direction, Peer, Peers, Policy};
 use crate::objects::remote::{RemotePod, Written};
+use crate::objects::remote_pods::RemotePods;
 use crate::objects::{ObjectName, Objects, Origin, Pod, Problem};
 use crate::source::read::manifest::{Key, Object};
 use crate::source::read::{Kind, RemoteMetadata, api_object, merge, remote_pod};
@@ -56,6 +57,22 @@ pub(super) struct Cache {
     of_node: BTreeSet<Key>,
     /// Whether there are changes since the last [`Cache::take_changed`].
     is_changed: bool,
+}
+
+/// The pods of other nodes that a list has not had so far. The first list costs nothing that way, and another one as much
+/// as it takes to say what has gone: names of its own for each pod would lie between what is kept of the pods.
+#[derive(Debug, Default)]
+pub(super) struct Unlisted {
+    pods: RemotePods,
+    refused: BTreeSet<ObjectName>,
+}
+
+impl Unlisted {
+    /// The list has that pod.
+    pub(super) fn remove(&mut self, name: &ObjectName) {
+        self.pods.remove(name);
+        self.refused.remove(name);
+    }
 }
 
 /// The metadata that every object has.
@@ -329,7 +346,7 @@ impl Cache {
             beyond: beyond.as_deref(),
         };
         let pod = RemotePod::read(&name, written, &mut self.interner);
-        let more = pod.addresses.len();
+        let more = pod.claims().count();
         let known = self.objects.remote_pods.get(&name);
         if known.is_none_or(|known| **known != pod) {
             let is_known = known.is_some();
@@ -337,7 +354,7 @@ impl Cache {
                 Ok(before) => {
                     self.is_changed = true;
                     self.fits(Content::RemotePods, &name);
-                    if before.is_some_and(|before| before.addresses.len() > more) {
+                    if before.is_some_and(|before| before.claims().count() > more) {
                         self.has_room(Content::RemotePods);
                     }
                 }
@@ -361,14 +378,16 @@ impl Cache {
         }
     }
 
+    /// All pods that agents have attached, as a list of them begins.
+    pub(super) fn unlisted_remote(&self) -> Unlisted {
+        let refused = self.refused.get(&Content::RemotePods);
+        Unlisted { pods: self.objects.remote_pods.clone(), refused: refused.cloned().unwrap_or_default() }
+    }
+
     /// After a complete list: the pods that were not in it are gone.
-    pub(super) fn retain_remote(&mut self, listed: &BTreeSet<ObjectName>) {
-        let known = self.objects.remote_pods.iter().map(|pod| pod.object_name());
-        let gone: Vec<ObjectName> = known.filter(|name| !listed.contains(name)).collect();
-        let refused = self.refused.get(&Content::RemotePods).into_iter().flatten();
-        let gone: Vec<ObjectName> =
-            gone.into_iter().chain(refused.filter(|name| !listed.contains(*name)).cloned()).collect();
-        for name in gone {
+    pub(super) fn retain_remote(&mut self, unlisted: &Unlisted) {
+        let pods = unlisted.pods.iter().map(|pod| pod.object_name());
+        for name in pods.chain(unlisted.refused.iter().cloned()) {
             self.remove_remote_pod(&name);
         }
     }

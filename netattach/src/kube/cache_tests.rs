@@ -185,8 +185,8 @@ fn pods_of_other_nodes_that_did_not_fit_are_listed_again_when_there_is_room() {
         }}))
     };
     for number in 0..REMOTE_PODS - 1 {
-        let name = format!("p{number}").into();
-        let pod = RemotePod { namespace: Arc::from("far"), name, ..RemotePod::default() };
+        let name = ObjectName::new("far", format!("p{number}"));
+        let pod = RemotePod::read(&name, Written::default(), &mut cache.interner);
         cache.objects.remote_pods.insert(Arc::new(pod)).unwrap();
     }
     let last = cache.put_remote(&remote("last", "10.1.0.1")).unwrap();
@@ -240,11 +240,38 @@ fn pods_of_other_nodes_are_kept_by_what_their_agents_wrote() {
     let name = cache.put_remote(&remote(status)).unwrap();
     let objects = cache.take_changed().unwrap();
     let far = objects.remote_pods.get(&name).unwrap();
-    let claims: Vec<String> =
-        far.addresses.iter().map(|(place, address)| format!("{place} {address}")).collect();
-    assert_eq!((claims, far.labels["app"].as_str()), (vec!["shop/net-a 10.1.0.7".to_owned()], "web"));
+    let claims: Vec<String> = far.claims().map(|(place, address)| format!("{place} {address}")).collect();
+    assert_eq!((claims, far.labels()["app"].as_str()), (vec!["shop/net-a 10.1.0.7".to_owned()], "web"));
     cache.put_remote(&remote(status));
     assert_eq!(cache.take_changed(), None);
     cache.remove_remote(&remote(status));
     assert!(cache.take_changed().unwrap().remote_pods.is_empty());
+}
+
+#[test]
+fn pods_of_other_nodes_that_a_complete_list_does_not_have_are_gone() {
+    let mut cache = Cache::default();
+    let remote = |name: &str| raw(&json!({"metadata": {"namespace": "shop", "name": name, "uid": name}}));
+    let known = |cache: &Cache| -> BTreeSet<String> {
+        cache.objects.remote_pods.iter().map(|pod| pod.name().to_owned()).collect()
+    };
+    let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+    let list = |cache: &mut Cache, listed: &[&str]| {
+        let mut unlisted = cache.unlisted_remote();
+        for name in listed {
+            unlisted.remove(&cache.put_remote(&remote(name)).unwrap());
+        }
+        cache.retain_remote(&unlisted);
+    };
+    list(&mut cache, &["a", "b", "c"]);
+    assert_eq!(known(&cache), names(&["a", "b", "c"]));
+    cache.refuse(Content::RemotePods, &ObjectName::new("shop", "refused"));
+    cache.refuse(Content::RemotePods, &ObjectName::new("shop", "d"));
+    list(&mut cache, &["b", "d"]);
+    assert_eq!(known(&cache), names(&["b", "d"]));
+    assert_eq!(cache.refused().count(), 0);
+    // Nobody wants them any more.
+    let all = cache.unlisted_remote();
+    cache.retain_remote(&all);
+    assert!(cache.objects.remote_pods.is_empty());
 }

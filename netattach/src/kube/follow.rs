@@ -8,13 +8,12 @@ use std::time::{Duration, Instant};
 use serde_json::value::RawValue;
 
 use super::backoff::Backoff;
-use super::cache::{self, Cache};
+use super::cache::{self, Cache, Unlisted};
 use super::client::{Client, RequestError};
 use super::list::{GONE, list};
 use super::resource::{Content, Resource, Target};
 use super::view::View;
 use super::watch::{Event, watch};
-use crate::objects::ObjectName;
 use crate::source::read::Kind;
 use crate::source::read::manifest::Key;
 
@@ -148,8 +147,7 @@ impl Follower {
         for path in self.resource.paths {
             let target =
                 Target { resource: self.resource, path, node: &self.node, watch_seconds: self.watch_seconds };
-            let mut listed = Listed::default();
-            self.view.change(|cache| cache.list_begins(self.resource.content));
+            let mut listed = self.view.change(|cache| Listed::begin(cache, self.resource.content));
             let take =
                 |json: &RawValue| self.view.change(|cache| listed.put(cache, self.resource.content, json));
             match list(&self.client, &target, take).await {
@@ -178,18 +176,30 @@ impl Follower {
     }
 }
 
-/// The names that a list has had.
+/// The names that a list has had, of pods of other nodes those that it has not had.
 #[derive(Default)]
 struct Listed {
     objects: BTreeSet<Key>,
-    remote: BTreeSet<ObjectName>,
+    remote: Unlisted,
 }
 
 impl Listed {
+    fn begin(cache: &mut Cache, content: Content) -> Self {
+        cache.list_begins(content);
+        match content {
+            Content::RemotePods => Self { remote: cache.unlisted_remote(), ..Self::default() },
+            Content::Objects(_) | Content::OwnNode => Self::default(),
+        }
+    }
+
     fn put(&mut self, cache: &mut Cache, content: Content, json: &RawValue) {
         match content {
             Content::Objects(kind) => self.objects.extend(cache.put(kind, json)),
-            Content::RemotePods => self.remote.extend(cache.put_remote(json)),
+            Content::RemotePods => {
+                if let Some(name) = cache.put_remote(json) {
+                    self.remote.remove(&name);
+                }
+            }
             Content::OwnNode => self.objects.extend(cache.put(Kind::Node, json)),
         }
     }

@@ -190,7 +190,10 @@ impl View {
     pub(super) fn forget(&self, resource: &'static Resource) {
         locked(&self.followed).kinds.insert(resource.content, Following::new(resource));
         self.change(|cache| match resource.content {
-            Content::RemotePods => cache.retain_remote(&Default::default()),
+            Content::RemotePods => {
+                let all = cache.unlisted_remote();
+                cache.retain_remote(&all);
+            }
             Content::Objects(kind) => cache.retain(kind, &Default::default()),
             Content::OwnNode => cache.retain(Kind::Node, &Default::default()),
         });

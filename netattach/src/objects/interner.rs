@@ -1,10 +1,13 @@
 //! One value for equal values: the pods of a Deployment share their labels, all pods of a network its name.
 
+use std::borrow::Borrow;
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Weak};
 
 use super::labels::Labels;
+use super::remote::Common;
 use super::{ContainerPort, Place};
 
 /// What pods of other nodes share. Keeps nothing alive: a value that no pod has any more is forgotten.
@@ -14,6 +17,7 @@ pub struct Interner {
     places: Pool<Place>,
     ports: Pool<[ContainerPort]>,
     namespaces: Pool<str>,
+    commons: Pool<Common>,
 }
 
 impl Interner {
@@ -36,15 +40,19 @@ impl Interner {
     pub fn namespace(&mut self, name: &str) -> Arc<str> {
         self.namespaces.share(name)
     }
+
+    /// What the pods of a workload have in common.
+    pub(super) fn common(&mut self, common: Common) -> Arc<Common> {
+        self.commons.share(common)
+    }
 }
 
-/// Values of one type by their hash.
+/// Values of one type by their hash. Of two values with one hash the later is not shared, which costs only memory.
 #[derive(Debug)]
 struct Pool<T: ?Sized> {
-    by_hash: HashMap<u64, Vec<Weak<T>>>,
+    by_hash: HashMap<u64, Weak<T>>,
     /// The number of values at which the forgotten ones are removed: twice what was left the last time.
     full_at: usize,
-    len: usize,
 }
 
 /// Pools smaller than this are not looked through.
@@ -52,37 +60,44 @@ const SMALL: usize = 64;
 
 impl<T: ?Sized> Default for Pool<T> {
     fn default() -> Self {
-        Self { by_hash: HashMap::new(), full_at: SMALL, len: 0 }
+        Self { by_hash: HashMap::new(), full_at: SMALL }
     }
 }
 
 impl<T: Hash + Eq + ?Sized> Pool<T> {
-    fn share<V: std::borrow::Borrow<T> + Into<Arc<T>>>(&mut self, value: V) -> Arc<T> {
+    fn share<V: Borrow<T> + Into<Arc<T>>>(&mut self, value: V) -> Arc<T> {
         let mut hasher = DefaultHasher::new();
         value.borrow().hash(&mut hasher);
-        let hash = hasher.finish();
-        let alike = self.by_hash.get(&hash).into_iter().flatten().filter_map(Weak::upgrade);
-        if let Some(same) = alike.into_iter().find(|one| **one == *value.borrow()) {
-            return same;
-        }
-        if self.len >= self.full_at {
+        self.share_as(hasher.finish(), value)
+    }
+
+    fn share_as<V: Borrow<T> + Into<Arc<T>>>(&mut self, hash: u64, value: V) -> Arc<T> {
+        if self.by_hash.len() >= self.full_at {
             self.forget();
         }
-        let value: Arc<T> = value.into();
-        self.by_hash.entry(hash).or_insert_with(|| Vec::with_capacity(1)).push(Arc::downgrade(&value));
-        self.len += 1;
-        value
+        match self.by_hash.entry(hash) {
+            Entry::Occupied(mut entry) => match entry.get().upgrade() {
+                Some(known) if *known == *value.borrow() => known,
+                Some(_) => value.into(),
+                None => {
+                    let value = value.into();
+                    entry.insert(Arc::downgrade(&value));
+                    value
+                }
+            },
+            Entry::Vacant(entry) => {
+                let value = value.into();
+                entry.insert(Arc::downgrade(&value));
+                value
+            }
+        }
     }
 
     /// Removes values that nobody has any more. Each call is paid for by as many new values as it leaves.
     fn forget(&mut self) {
-        self.by_hash.retain(|_, alike| {
-            alike.retain(|one| one.strong_count() > 0);
-            !alike.is_empty()
-        });
+        self.by_hash.retain(|_, value| value.strong_count() > 0);
         self.by_hash.shrink_to_fit();
-        self.len = self.by_hash.values().map(Vec::len).sum();
-        self.full_at = SMALL.max(2 * self.len);
+        self.full_at = SMALL.max(2 * self.by_hash.len());
     }
 }
 
@@ -117,13 +132,27 @@ mod tests {
         for number in 0..10_000 {
             drop(interner.labels(labels(10 + number)));
         }
-        assert!(interner.labels.len <= SMALL, "{}", interner.labels.len);
+        let left = interner.labels.by_hash.len();
+        assert!(left <= SMALL, "{left}");
         for (number, kept) in kept.iter().enumerate() {
             assert!(Arc::ptr_eq(kept, &interner.labels(labels(number))));
         }
         let many: Vec<_> = (0..1000).map(|number| interner.labels(labels(number))).collect();
         drop(many);
         interner.labels.forget();
-        assert_eq!((interner.labels.len, interner.labels.by_hash.len()), (10, 10));
+        assert_eq!(interner.labels.by_hash.len(), 10);
+    }
+
+    #[test]
+    fn values_of_one_hash_are_not_taken_for_each_other() {
+        let mut pool = Pool::default();
+        let one = pool.share_as(7, labels(1));
+        let other = pool.share_as(7, labels(2));
+        assert_eq!((&*one, &*other), (&labels(1), &labels(2)));
+        assert!(Arc::ptr_eq(&one, &pool.share_as(7, labels(1))));
+        drop(one);
+        let again = pool.share_as(7, labels(2));
+        assert_eq!(again, other);
+        assert!(Arc::ptr_eq(&again, &pool.share_as(7, labels(2))), "the place is taken");
     }
 }

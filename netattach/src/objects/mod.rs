@@ -3,8 +3,8 @@
 //!
 //! A [`policy`] selects pods by [`labels`]; [`budget`] limits its size; people select them by a [`label_query`]. Structs that collect unknown keys are read by
 //! `unknown_keys`. [`access`] decides which namespaces may use a network. Of pods of other nodes there is only what makes
-//! them peers of policies ([`remote`]): [`remote_pods`] is the map of all of them, [`interner`] has what they share; of
-//! nodes, what the network between them needs ([`node`]).
+//! them peers of policies ([`remote`]): [`remote_pods`] is the map of all of them, [`interner`] has what they share,
+//! `packed` what they do not; of nodes, what the network between them needs ([`node`]).
 
 pub mod access;
 pub mod budget;
@@ -12,6 +12,7 @@ pub mod interner;
 pub mod label_query;
 pub mod labels;
 pub mod node;
+mod packed;
 pub mod policy;
 pub mod remote;
 pub mod remote_pods;

@@ -11,6 +11,7 @@ use super::budget::{
 };
 use super::interner::Interner;
 use super::labels::Labels;
+use super::packed::Packed;
 use super::{ContainerPort, ObjectName, Place};
 use crate::error_chain::Chain;
 use crate::npwg::selection::PortProtocol;
@@ -22,33 +23,27 @@ pub const PORTS_ANNOTATION: &str = "netattach.dev/ports";
 
 /// A pod of another node, reduced to what makes it a peer of policies.
 ///
-/// Memory of one with a UUID, a name of up to 40 bytes and two addresses, in bytes of the C library's allocator: 144
-/// for the value and its counters, 48 for the name, 80 for the addresses, 8 in the map: 280. The rest is shared.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+/// Memory of one with a UUID, a name of up to 40 bytes and two addresses of IPv4, in bytes of the C library's allocator:
+/// 48 for the value and its counters, 80 for what is its own, 8 in the map and up to 8 of room there: 144. The policies
+/// that may have it as a peer add to that some 80: a place among those who share its labels, and among those who claim
+/// each of its addresses.
+#[derive(Clone, PartialEq, Eq)]
 pub struct RemotePod {
-    /// Namespace.
-    pub namespace: Arc<str>,
-    /// Name in the namespace.
-    pub name: Box<str>,
-    /// Identity across re-creation under the same name.
-    pub uid: Option<Uid>,
-    /// Labels.
-    pub labels: Arc<Labels>,
-    /// The addresses that its status annotation claims, sorted, each with the network.
-    pub addresses: Box<[(Arc<Place>, IpAddr)]>,
-    /// The ports that its containers name.
-    pub ports: Arc<[ContainerPort]>,
-    /// What of it could not be read: it is no policy's peer. The addresses that could be read still count as claimed.
-    pub unreadable: Option<Box<str>>,
+    common: Arc<Common>,
+    own: Packed,
 }
 
-/// The identity of an object, which is a UUID everywhere but in tests.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Uid {
-    /// A UUID in the common form.
-    Uuid([u8; 16]),
-    /// Any other text.
-    Other(Box<str>),
+/// What the pods of a workload have in common, and share.
+#[derive(Debug, PartialEq, Eq, Hash)]
+pub(super) struct Common {
+    namespace: Arc<str>,
+    labels: Arc<Labels>,
+    ports: Arc<[ContainerPort]>,
+    /// The networks that the claims are on, sorted.
+    places: Box<[Arc<Place>]>,
+    unreadable: Option<Box<str>>,
+    /// An identity that is no UUID in the common form, as a pod's is everywhere but in tests.
+    uid: Option<Box<str>>,
 }
 
 /// What is written in the metadata of a pod.
@@ -99,26 +94,88 @@ impl RemotePod {
         let labels = note(&mut problem, within_labels(written.labels));
         let claims = note(&mut problem, claims(written.status, &name.namespace));
         let ports = note(&mut problem, ports(written.ports));
-        let claims = claims.into_iter().map(|(place, address)| (interner.place(place), address)).collect();
-        Self {
+        let mut places: Vec<Arc<Place>> = Vec::new();
+        let mut numbered = Vec::with_capacity(claims.len());
+        // They are sorted by their networks.
+        for (place, address) in claims {
+            if places.last().is_none_or(|last| **last != place) {
+                places.push(interner.place(place));
+            }
+            numbered.push((places.len() - 1, address));
+        }
+        let uuid = written.uid.and_then(uuid);
+        let common = Common {
             namespace: interner.namespace(&name.namespace),
-            name: name.name.as_str().into(),
-            uid: written.uid.map(Uid::new),
-            addresses: claims,
             labels: interner.labels(labels),
             ports: interner.ports(ports),
+            places: places.into(),
             unreadable: problem,
-        }
+            uid: written.uid.filter(|_| uuid.is_none()).map(Into::into),
+        };
+        Self { common: interner.common(common), own: Packed::new(numbered.into_iter(), uuid, &name.name) }
+    }
+
+    /// Namespace.
+    pub fn namespace(&self) -> &str {
+        &self.common.namespace
+    }
+
+    /// Name in the namespace.
+    pub fn name(&self) -> &str {
+        self.own.name()
     }
 
     /// Namespace and name.
     pub fn object_name(&self) -> ObjectName {
-        ObjectName::new(&*self.namespace, &*self.name)
+        ObjectName::new(self.namespace(), self.name())
     }
 
     /// Namespace and name, to compare and sort by.
-    pub fn key(&self) -> (&str, &str) {
-        (&self.namespace, &self.name)
+    pub(super) fn key(&self) -> (&[u8], &[u8]) {
+        (self.common.namespace.as_bytes(), self.own.name_bytes())
+    }
+
+    /// Whether this is its uid, the identity across re-creation under the same name; `None`: it has none.
+    pub fn has_uid(&self, uid: Option<&str>) -> bool {
+        let uuid = uid.and_then(uuid);
+        uuid == self.own.uuid() && uid.filter(|_| uuid.is_none()) == self.common.uid.as_deref()
+    }
+
+    /// Labels.
+    pub fn labels(&self) -> &Labels {
+        &self.common.labels
+    }
+
+    /// The addresses that its status annotation claims, sorted, each with the network.
+    pub fn claims(&self) -> impl Iterator<Item = (&Place, IpAddr)> {
+        self.own.claims().filter_map(|(place, address)| Some((&**self.common.places.get(place)?, address)))
+    }
+
+    /// The ports that its containers name.
+    pub fn ports(&self) -> &[ContainerPort] {
+        &self.common.ports
+    }
+
+    /// What of it could not be read: it is no policy's peer. The addresses that could be read still count as claimed.
+    pub fn unreadable(&self) -> Option<&str> {
+        self.common.unreadable.as_deref()
+    }
+
+    /// A number that pods have together only if they are alike in all that policies select by: what is true of one's
+    /// namespace, labels and ports is true of the others'. It is theirs for as long as one of them is kept.
+    pub(crate) fn kind(&self) -> usize {
+        Arc::as_ptr(&self.common).addr()
+    }
+}
+
+impl fmt::Debug for RemotePod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemotePod")
+            .field("name", &self.name())
+            .field("uuid", &self.own.uuid())
+            .field("claims", &self.claims().collect::<Vec<_>>())
+            .field("common", &self.common)
+            .finish()
     }
 }
 
@@ -223,35 +280,24 @@ fn word(protocol: PortProtocol) -> &'static str {
     }
 }
 
-impl Uid {
-    /// The identity with this text.
-    pub fn new(text: &str) -> Self {
-        match uuid(text) {
-            Some(bytes) => Self::Uuid(bytes),
-            None => Self::Other(text.into()),
-        }
-    }
-}
-
-/// The bytes of a UUID whose text is exactly what [`Uid`] prints.
+/// The bytes of a UUID in its common form, with small letters; `None`: another text.
 fn uuid(text: &str) -> Option<[u8; 16]> {
-    let digits: Vec<u8> = text.bytes().filter(|byte| *byte != b'-').collect();
     let mut bytes = [0; 16];
-    for (byte, pair) in bytes.iter_mut().zip(digits.chunks(2)) {
-        *byte = u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok()?;
+    let mut digits = text.bytes();
+    for (position, byte) in bytes.iter_mut().enumerate() {
+        if matches!(position, 4 | 6 | 8 | 10) && digits.next() != Some(b'-') {
+            return None;
+        }
+        *byte = digit(digits.next()?)? << 4 | digit(digits.next()?)?;
     }
-    (Uid::Uuid(bytes).to_string() == text).then_some(bytes)
+    digits.next().is_none().then_some(bytes)
 }
 
-impl fmt::Display for Uid {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Uuid(bytes) => bytes.iter().enumerate().try_for_each(|(position, byte)| {
-                let dash = if matches!(position, 4 | 6 | 8 | 10) { "-" } else { "" };
-                write!(f, "{dash}{byte:02x}")
-            }),
-            Self::Other(text) => f.write_str(text),
-        }
+fn digit(letter: u8) -> Option<u8> {
+    match letter {
+        b'0'..=b'9' => Some(letter - b'0'),
+        b'a'..=b'f' => Some(letter - b'a' + 10),
+        _ => None,
     }
 }
 

@@ -11,6 +11,9 @@ use super::remote::RemotePod;
 /// Parts of the map. Of 20,000 pods a part has some 80.
 const SHARDS: usize = 256;
 
+/// Namespace and name.
+type Key<'a> = (&'a [u8], &'a [u8]);
+
 /// Pods sorted by namespace and name.
 type Shard = Arc<Vec<Arc<RemotePod>>>;
 
@@ -52,14 +55,14 @@ impl RemotePods {
     /// There are too many: the newest is refused, and its name is not in the map afterwards. When pods have gone, the
     /// caller has to insert it again.
     pub fn insert(&mut self, pod: Arc<RemotePod>) -> Result<Option<Arc<RemotePod>>, Full> {
-        let (key, more) = (pod.key(), pod.addresses.len());
+        let (key, more) = (pod.key(), pod.claims().count());
         let shard = shard_of(key);
         let found = self.shards.get(shard).map_or(Err(0), |it| position(it, key));
         let same = found.ok().and_then(|at| self.shards.get(shard)?.get(at));
         if let Some(same) = same.filter(|same| **same == pod) {
             return Ok(Some(Arc::clone(same)));
         }
-        let less = same.map_or(0, |before| before.addresses.len());
+        let less = same.map_or(0, |before| before.claims().count());
         let full = if same.is_none() && self.len >= REMOTE_PODS {
             Some(Full::Pods)
         } else {
@@ -86,12 +89,12 @@ impl RemotePods {
         self.take(key_of(name))
     }
 
-    fn take(&mut self, key: (&str, &str)) -> Option<Arc<RemotePod>> {
+    fn take(&mut self, key: Key<'_>) -> Option<Arc<RemotePod>> {
         let shard = shard_of(key);
         let at = position(self.shards.get(shard)?, key).ok()?;
         let pod = self.shard_mut(shard).remove(at);
         self.len -= 1;
-        self.addresses -= pod.addresses.len();
+        self.addresses -= pod.claims().count();
         if self.len == 0 {
             *self = Self::default();
         }
@@ -165,17 +168,17 @@ fn different(mut old: &[Arc<RemotePod>], mut new: &[Arc<RemotePod>], changed: &m
     }
 }
 
-fn key_of(name: &ObjectName) -> (&str, &str) {
-    (&name.namespace, &name.name)
+fn key_of(name: &ObjectName) -> Key<'_> {
+    (name.namespace.as_bytes(), name.name.as_bytes())
 }
 
-fn shard_of(key: (&str, &str)) -> usize {
+fn shard_of(key: Key<'_>) -> usize {
     let mut hasher = DefaultHasher::new();
     key.hash(&mut hasher);
     usize::from(hasher.finish() as u8)
 }
 
-fn position(pods: &[Arc<RemotePod>], key: (&str, &str)) -> Result<usize, usize> {
+fn position(pods: &[Arc<RemotePod>], key: Key<'_>) -> Result<usize, usize> {
     pods.binary_search_by(|pod| pod.key().cmp(&key))
 }
 
@@ -185,7 +188,7 @@ mod tests {
     use std::time::Instant;
 
     use super::super::interner::Interner;
-    use super::super::remote::{Uid, Written};
+    use super::super::remote::Written;
     use super::*;
 
     fn pod(name: &ObjectName, ip: &str, interner: &mut Interner) -> Arc<RemotePod> {
@@ -267,14 +270,10 @@ mod tests {
     fn the_newest_beyond_the_bounds_are_refused() {
         let mut interner = Interner::default();
         let mut pods = RemotePods::default();
-        let one = |number| {
-            let (namespace, uid) = (Arc::from("shop"), Uid::new(&format!("{number}")));
-            Arc::new(RemotePod {
-                namespace,
-                name: format!("p{number}").into(),
-                uid: Some(uid),
-                ..RemotePod::default()
-            })
+        let one = |number: usize| {
+            let (name, uid) = (ObjectName::new("shop", format!("p{number}")), number.to_string());
+            let written = Written { uid: Some(&uid), ..Written::default() };
+            Arc::new(RemotePod::read(&name, written, &mut Interner::default()))
         };
         for number in 0..REMOTE_PODS {
             pods.insert(one(number)).unwrap();

@@ -16,20 +16,50 @@ fn port(name: Option<&str>, protocol: PortProtocol, port: u16) -> ContainerPort 
     ContainerPort { name: name.map(str::to_owned), protocol, port }
 }
 
-fn lan(name: &str) -> Arc<Place> {
-    Arc::new(Place::Network(NetworkRef::new("shop", name)))
+fn lan(name: &str) -> Place {
+    Place::Network(NetworkRef::new("shop", name))
+}
+
+/// What the C library takes for so many bytes: its own word, in units of 16.
+fn chunk(bytes: usize) -> usize {
+    (bytes + 8).next_multiple_of(16).max(32)
 }
 
 #[test]
-fn a_pod_of_another_node_takes_at_most_300_bytes() {
-    // What the C library takes for so many bytes: its own word, in units of 16.
-    let chunk = |bytes: usize| (bytes + 8).next_multiple_of(16).max(32);
+fn a_pod_of_another_node_takes_as_much_as_is_said() {
+    let status = json!([
+        {"name": "shop/lan", "ips": ["10.0.0.9"]},
+        {"name": "shop/wan", "ips": ["10.1.0.9"]},
+    ]);
+    let name = ObjectName::new("shop", "x".repeat(40));
+    let status = status.to_string();
+    let written = Written { uid: Some(UUID), status: Some(&status), ..Written::default() };
+    let pod = RemotePod::read(&name, written, &mut Interner::default());
     let value = chunk(2 * size_of::<usize>() + size_of::<RemotePod>());
-    let name = chunk(40);
-    let addresses = chunk(2 * size_of::<(Arc<Place>, IpAddr)>());
+    let own = chunk(pod.own.len());
     let in_the_map = size_of::<Arc<RemotePod>>();
-    assert_eq!((value, name, addresses, in_the_map), (144, 48, 80, 8), "as the type's description says");
-    assert!(matches!(Uid::new(UUID), Uid::Uuid(_)), "no memory of its own");
+    assert_eq!((value, own, in_the_map), (48, 80, 8), "as the type's description says");
+}
+
+#[test]
+fn pods_of_a_workload_share_what_they_have_in_common() {
+    let mut interner = Interner::default();
+    let mut read = |name: &str, app: &str, lan: &str, ports: Option<&str>| {
+        let labels = Labels::from([("app".to_owned(), app.to_owned())]);
+        let status = json!([{"name": lan, "ips": ["10.0.0.9"]}]).to_string();
+        let written = Written { uid: Some(name), labels, status: Some(&status), ports, beyond: None };
+        RemotePod::read(&ObjectName::new("shop", name), written, &mut interner)
+    };
+    let (one, other) = ("0f8fad5b-d9cb-469f-a165-000000000001", "0f8fad5b-d9cb-469f-a165-000000000002");
+    let first = read(one, "db", "lan", None);
+    assert_eq!(read(other, "db", "lan", None).kind(), first.kind());
+    let different = [
+        read(other, "web", "lan", None),
+        read(other, "db", "wan", None),
+        read(other, "db", "lan", Some(r#"{"TCP/sql":[1]}"#)),
+        read(other, "db", "lan", Some("[")),
+    ];
+    assert!(different.iter().all(|pod| pod.kind() != first.kind()));
 }
 
 #[test]
@@ -42,38 +72,39 @@ fn its_addresses_are_those_of_its_status() {
         {"name": "shop/none"},
     ]);
     let pod = read(Some(&status.to_string()), Some(r#"{"TCP/http":[8080,0,80],"UDP/dns":[53]}"#));
-    let wan = Arc::new(Place::Network(NetworkRef::new("other", "wan")));
-    let address = |place: &Arc<Place>, text: &str| (Arc::clone(place), text.parse().unwrap());
-    let expected = RemotePod {
-        namespace: "shop".into(),
-        name: "db-0".into(),
-        uid: Some(Uid::new(UUID)),
-        labels: Arc::new(Labels::from([("app".to_owned(), "db".to_owned())])),
-        addresses: [
+    let wan = Place::Network(NetworkRef::new("other", "wan"));
+    let claims: Vec<(&Place, String)> =
+        pod.claims().map(|(place, address)| (place, address.to_string())).collect();
+    let address = |place, text: &str| (place, text.to_owned());
+    assert_eq!(
+        claims,
+        [
             address(&wan, "192.0.2.1"),
             address(&lan("lan"), "10.0.0.9"),
             address(&lan("lan"), "fd00::9"),
             address(&lan("short"), "10.1.0.9"),
-            address(&Arc::new(Place::Default), "10.9.0.9"),
-            address(&Arc::new(Place::Default), "192.0.2.1"),
+            address(&Place::Default, "10.9.0.9"),
+            address(&Place::Default, "192.0.2.1"),
         ]
-        .into(),
-        ports: [
+    );
+    assert_eq!(
+        pod.ports(),
+        [
             port(Some("http"), PortProtocol::Tcp, 8080),
             port(Some("http"), PortProtocol::Tcp, 80),
             port(Some("dns"), PortProtocol::Udp, 53),
         ]
-        .into(),
-        unreadable: None,
-    };
-    assert_eq!(pod, expected);
-    assert_eq!(read(None, None).addresses, [].into());
-    assert_eq!(read(Some(" "), None).unreadable, None);
+    );
+    assert_eq!((pod.namespace(), pod.name(), pod.unreadable()), ("shop", "db-0", None));
+    assert_eq!(*pod.labels(), Labels::from([("app".to_owned(), "db".to_owned())]));
+    assert!(pod.has_uid(Some(UUID)));
+    assert_eq!(read(None, None).claims().count(), 0);
+    assert_eq!(read(Some(" "), None).unreadable(), None);
 }
 
 #[test]
 fn one_that_cannot_be_read_says_why() {
-    let why = |status: &str, ports: Option<&str>| read(Some(status), ports).unreadable.map(String::from);
+    let why = |status: &str, ports: Option<&str>| read(Some(status), ports).unreadable().map(str::to_owned);
     assert!(why("[", None).unwrap().starts_with("read network-status annotation: EOF"));
     assert!(why("[]", Some("[]")).unwrap().starts_with("read annotation netattach.dev/ports: invalid type"));
     for key in ["http", "ICMP/http", "TCP/"] {
@@ -84,7 +115,7 @@ fn one_that_cannot_be_read_says_why() {
         let ips: Vec<String> = (0..addresses).map(|number| format!("10.0.0.{number}")).collect();
         json!([{"name": "shop/lan", "ips": ips}]).to_string()
     };
-    assert_eq!(read(Some(&status(64)), None).addresses.len(), 64);
+    assert_eq!(read(Some(&status(64)), None).claims().count(), 64);
     assert_eq!(
         why(&status(65), None).unwrap(),
         "addresses in its status: 65 addresses, and at most 64 are read of a pod of another node"
@@ -114,10 +145,11 @@ fn addresses_count_as_claimed_even_where_the_rest_cannot_be_read() {
     let pod =
         RemotePod::read(&name, Written { labels, status, ..Written::default() }, &mut Interner::default());
     assert_eq!(
-        pod.unreadable.as_deref(),
+        pod.unreadable(),
         Some("labels: 16387 bytes, and at most 16384 are read of a pod of another node")
     );
-    assert_eq!((pod.labels.len(), &*pod.addresses), (0, &[(lan("lan"), "10.0.0.9".parse().unwrap())][..]));
+    let claims: Vec<_> = pod.claims().collect();
+    assert_eq!((pod.labels().len(), claims), (0, vec![(&lan("lan"), "10.0.0.9".parse().unwrap())]));
 }
 
 #[test]
@@ -151,11 +183,15 @@ fn ports_are_read_as_they_are_written() {
 }
 
 #[test]
-fn identities_are_printed_as_they_were_written() {
-    for text in
-        [UUID, "", "uid-db", "0F8FAD5B-d9cb-469f-a165-70867728950e", "0f8fad5bd9cb469fa16570867728950e-"]
-    {
-        assert_eq!(Uid::new(text).to_string(), text);
-        assert_eq!(matches!(Uid::new(text), Uid::Uuid(_)), text == UUID);
+fn a_pod_has_the_identity_that_was_written_and_no_other() {
+    let texts =
+        [UUID, "", "uid-db", "0F8FAD5B-d9cb-469f-a165-70867728950e", "0f8fad5bd9cb469fa16570867728950e-"];
+    let uids: Vec<Option<&str>> = texts.into_iter().map(Some).chain([None]).collect();
+    for uid in &uids {
+        let written = Written { uid: *uid, ..Written::default() };
+        let pod = RemotePod::read(&ObjectName::new("shop", "db-0"), written, &mut Interner::default());
+        let has: Vec<&Option<&str>> = uids.iter().filter(|uid| pod.has_uid(**uid)).collect();
+        assert_eq!(has, [uid]);
+        assert_eq!(pod.own.uuid().is_some(), *uid == Some(UUID));
     }
 }

@@ -4,14 +4,16 @@
 //! address belongs to all who claim it together: what a rule allows to all of them is allowed, and nothing else.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::slice;
+use std::sync::Arc;
 
 use super::desired::{Condition, Subject};
-use super::peers::Claimant;
+use super::peers::{Claimant, RemotePeer};
 use crate::objects::Place;
 use crate::objects::budget::CLAIMANTS;
 use crate::objects::policy::Severity;
+use crate::objects::remote::RemotePod;
 
 /// Every claim, by network and address.
 #[derive(Debug, Default)]
@@ -22,11 +24,28 @@ pub(super) struct Claims {
 #[derive(Debug, Default)]
 struct AtPlace {
     /// Addresses that one pod claims.
-    sole: BTreeMap<IpAddr, Claimant>,
+    sole: Sole,
     /// Addresses that several pods claim.
     shared: BTreeMap<IpAddr, Shared>,
     /// Those of them that an attachment of this node has, and a pod of another node claims.
     contested: BTreeSet<IpAddr>,
+}
+
+/// Addresses with a pod each. Nearly all are those of pods of other nodes, which are many: they take as little as a map
+/// can, 12 bytes for an address of IPv4.
+#[derive(Debug, Default)]
+struct Sole {
+    remote_v4: BTreeMap<Ipv4Addr, Arc<RemotePod>>,
+    remote_v6: BTreeMap<Ipv6Addr, Arc<RemotePod>>,
+    /// Those of pods of this node, and of others that more is to be said of.
+    others: BTreeMap<IpAddr, Claimant>,
+}
+
+/// The pods that have an address.
+#[derive(Debug)]
+pub(super) enum Holders<'a> {
+    One(Claimant),
+    Several(&'a [Claimant]),
 }
 
 #[derive(Debug)]
@@ -84,12 +103,13 @@ impl Claims {
     }
 
     /// Every address on these networks with the pods that have it.
-    pub(super) fn holders(&self, places: &BTreeSet<Place>) -> impl Iterator<Item = (IpAddr, &[Claimant])> {
+    pub(super) fn holders(&self, places: &BTreeSet<Place>) -> impl Iterator<Item = (IpAddr, Holders<'_>)> {
         let places = places.iter().filter_map(|place| self.places.get(place));
         places.flat_map(|at| {
-            let sole = at.sole.iter().map(|(address, holder)| (*address, slice::from_ref(holder)));
+            let sole = at.sole.iter().map(|(address, holder)| (address, Holders::One(holder)));
             let shared = at.shared.iter();
-            sole.chain(shared.filter_map(|(address, shared)| Some((*address, shared.holders()?))))
+            let shared = shared.filter_map(|(address, it)| Some((*address, Holders::Several(it.holders()?))));
+            sole.chain(shared)
         })
     }
 
@@ -117,6 +137,48 @@ impl Claims {
     }
 }
 
+impl Holders<'_> {
+    pub(super) fn as_slice(&self) -> &[Claimant] {
+        match self {
+            Self::One(holder) => slice::from_ref(holder),
+            Self::Several(holders) => holders,
+        }
+    }
+}
+
+impl Sole {
+    fn insert(&mut self, address: IpAddr, claimant: Claimant) {
+        match (claimant.plain(), address) {
+            (Some(pod), IpAddr::V4(address)) => drop(self.remote_v4.insert(address, Arc::clone(pod))),
+            (Some(pod), IpAddr::V6(address)) => drop(self.remote_v6.insert(address, Arc::clone(pod))),
+            (None, address) => drop(self.others.insert(address, claimant)),
+        }
+    }
+
+    fn remove(&mut self, address: IpAddr) -> Option<Claimant> {
+        let remote = match address {
+            IpAddr::V4(address) => self.remote_v4.remove(&address),
+            IpAddr::V6(address) => self.remote_v6.remove(&address),
+        };
+        remote.map(plain).or_else(|| self.others.remove(&address))
+    }
+
+    fn is_empty(&self) -> bool {
+        self.remote_v4.is_empty() && self.remote_v6.is_empty() && self.others.is_empty()
+    }
+
+    fn iter(&self) -> impl Iterator<Item = (IpAddr, Claimant)> {
+        let v4 = self.remote_v4.iter().map(|(address, pod)| (IpAddr::from(*address), pod));
+        let v6 = self.remote_v6.iter().map(|(address, pod)| (IpAddr::from(*address), pod));
+        let others = self.others.iter().map(|(address, claimant)| (*address, claimant.clone()));
+        v4.chain(v6).map(|(address, pod)| (address, plain(Arc::clone(pod)))).chain(others)
+    }
+}
+
+fn plain(pod: Arc<RemotePod>) -> Claimant {
+    Claimant::Remote(RemotePeer::of(pod))
+}
+
 impl Shared {
     /// The pods that have the address; `None`: so many claim it that nobody has.
     fn holders(&self) -> Option<&[Claimant]> {
@@ -129,7 +191,7 @@ impl Shared {
 
 impl AtPlace {
     fn add(&mut self, address: IpAddr, claimant: Claimant) {
-        let before = self.sole.remove(&address);
+        let before = self.sole.remove(address);
         if before.is_none() && !self.shared.contains_key(&address) {
             self.sole.insert(address, claimant);
             return;
@@ -149,7 +211,7 @@ impl AtPlace {
 
     fn remove(&mut self, address: IpAddr, claimant: &Claimant) {
         let Some(shared) = self.shared.get_mut(&address) else {
-            self.sole.remove(&address);
+            self.sole.remove(address);
             return;
         };
         if let Some(at) = shared.claimants.iter().position(|one| one.is(claimant)) {
@@ -158,7 +220,9 @@ impl AtPlace {
         }
         if shared.claimants.len() < 2 {
             let last = self.shared.remove(&address).and_then(|shared| shared.claimants.into_iter().next());
-            self.sole.extend(last.map(|last| (address, last)));
+            if let Some(last) = last {
+                self.sole.insert(address, last);
+            }
         }
         self.note(address);
     }

@@ -278,8 +278,8 @@ impl View<'_> {
         };
         let pods = named.into_iter().chain(anybody.into_iter().flatten());
         let claims = pods
-            .filter(|pod| pod.unreadable.is_none())
-            .flat_map(|pod| pod.addresses.iter().map(move |(place, address)| (&**pod, &**place, *address)));
+            .filter(|pod| pod.unreadable().is_none())
+            .flat_map(|pod| pod.claims().map(move |(place, address)| (&**pod, place, address)));
         claims
             .filter(move |(_, _, address)| wanted.is_none_or(|wanted| wanted == *address))
             .filter(|(pod, _, _)| !self.objects.pods.contains_key(&pod.object_name()))

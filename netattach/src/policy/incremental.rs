@@ -103,7 +103,7 @@ impl Compiler {
         self.relabel(&changes, &mut touched);
         self.take_policies(&changes, &mut touched);
         self.look_at_networks(&changes, &mut touched);
-        self.take_pods(&changes, endpoints, &mut touched);
+        self.take_pods(&changes, &before, endpoints, &mut touched);
         touched.extend(changes.policies.iter().cloned());
         self.tables.retain(|key, _| key.policies.iter().all(|policy| !touched.contains(&policy.0.name)));
         self.attachments.retain(|id, _| endpoints.contains_key(id));
@@ -206,6 +206,7 @@ impl Compiler {
     fn take_pods(
         &mut self,
         changes: &Changes,
+        before: &Objects,
         endpoints: &BTreeMap<u32, Endpoint>,
         touched: &mut BTreeSet<PolicyName>,
     ) {
@@ -219,19 +220,20 @@ impl Compiler {
         for name in &changes.pods {
             let its = attachments.get(name).into_iter().flatten().copied();
             let now = Known::of(name, &self.objects, its);
-            let is_same = self.peers.has(name, &now);
+            let before = self.peers.known(name, before);
+            let is_same = before.is_as(&now);
             if !is_same {
-                self.touch(name, touched);
+                self.touch(&before, touched);
             }
-            self.peers.replace(name, now, &self.objects);
+            self.peers.replace(name, &before, &now, &self.objects);
             if !is_same {
-                self.touch(name, touched);
+                self.touch(&now, touched);
             }
         }
     }
 
     /// Adds the policies that mean the pod, or one that shares an address with it.
-    fn touch(&self, pod: &ObjectName, touched: &mut BTreeSet<PolicyName>) {
+    fn touch(&self, pod: &Known, touched: &mut BTreeSet<PolicyName>) {
         let concerned = self.peers.concerned(pod);
         for (name, entry) in &self.policies {
             if !touched.contains(name) && concerned.iter().any(|it| entry.means(&self.peers, it)) {

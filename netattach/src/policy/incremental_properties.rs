@@ -19,7 +19,7 @@ use crate::objects::labels::{Labels, Requirement, Selector};
 use crate::objects::policy::{
     Direction, Directions, Inference, Peer, Peers, Policy, PolicyName, PortTerm, Ports, Rule,
 };
-use crate::objects::remote::{RemotePod, Uid, Written, ports_annotation};
+use crate::objects::remote::{RemotePod, Written, ports_annotation};
 use crate::objects::{ContainerPort, ObjectName, Objects, Phase, Pod};
 use crate::policy::evaluate::evaluate;
 use crate::policy::index::Endpoint;
@@ -130,7 +130,7 @@ fn holders<'a>(world: &'a World, place: &Place, address: IpAddr) -> Vec<Holder<'
     let is_over = |pod: &Pod| pod.host_network || matches!(pod.phase, Phase::Succeeded | Phase::Failed);
     let is_known = |pod: &Pod| {
         let remote = objects.remote_pods.get(&pod.name);
-        remote.is_none_or(|remote| remote.uid == pod.uid.as_deref().map(Uid::new))
+        remote.is_none_or(|remote| remote.has_uid(pod.uid.as_deref()))
     };
     let of_pod = |pod: &'a Pod| Holder {
         namespace: &pod.name.namespace,
@@ -163,12 +163,12 @@ fn holders<'a>(world: &'a World, place: &Place, address: IpAddr) -> Vec<Holder<'
     for remote in objects.remote_pods.iter() {
         let own = objects.pods.get(&remote.object_name());
         let is_here = own.is_some_and(|pod| is_known(pod));
-        let is_peer = own.is_none() && remote.unreadable.is_none();
-        if !is_here && remote.addresses.iter().any(|(at, it)| **at == *place && *it == address) {
+        let is_peer = own.is_none() && remote.unreadable().is_none();
+        if !is_here && remote.claims().any(|(at, it)| at == place && it == address) {
             holders.push(Holder {
-                namespace: &remote.namespace,
-                labels: is_peer.then_some(&*remote.labels),
-                ports: if is_peer { &remote.ports } else { &[] },
+                namespace: remote.namespace(),
+                labels: is_peer.then_some(remote.labels()),
+                ports: if is_peer { remote.ports() } else { &[] },
             });
         }
     }

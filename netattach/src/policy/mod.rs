@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `changes` | the difference between two snapshots of the objects |
 //! | [`index`] | the attachments that a policy selects |
-//! | `peers`, `claims` | the pods that can be peers, of this node and of others; who claims an address, and who has it |
+//! | `peers`, `by_kind`, `claims` | the pods that can be peers, of this node and of others; who claims an address, and who has it |
 //! | [`options`] | the settings that compilation depends on |
 //! | [`incremental`] | the compiler: what a change concerns is compiled again, and nothing else |
 //! | `resolve` | the rules of one direction, with addresses and port numbers |
@@ -21,6 +21,7 @@
 //! unreadable isolates without allowing.
 
 pub mod advice;
+mod by_kind;
 mod changes;
 mod claims;
 mod classes;

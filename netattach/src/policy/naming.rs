@@ -83,9 +83,9 @@ fn pods_of(
             found.entry(address).or_default().push((place.clone(), pod));
         }
     };
-    for pod in objects.remote_pods.iter().filter(|pod| pod.unreadable.is_none()) {
-        for (place, address) in pod.addresses.iter().filter(|(_, address)| wanted.contains(address)) {
-            claim(*address, place, pod.object_name());
+    for pod in objects.remote_pods.iter().filter(|pod| pod.unreadable().is_none()) {
+        for (place, address) in pod.claims().filter(|(_, address)| wanted.contains(address)) {
+            claim(address, place, pod.object_name());
         }
     }
     // With manifests as the source, pods of other nodes are among these.

@@ -1,18 +1,17 @@
 //! Every pod that can be a peer, and the rule by which an address belongs to it: all who claim it have to be selected.
 
-use std::borrow::Borrow;
-use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::by_kind::ByKind;
 use super::claims::Claims;
 use super::desired::{Condition, Subject};
 use super::index::{Endpoint, published_addresses};
 use crate::objects::budget::FINDINGS;
 use crate::objects::labels::Labels;
 use crate::objects::policy::{Peer, Policy, Severity};
-use crate::objects::remote::{RemotePod, Uid};
+use crate::objects::remote::RemotePod;
 use crate::objects::{ContainerPort, ObjectName, Objects, Place, Pod};
 
 /// Every pod that can be a peer, by namespace, and every pod that claims an address.
@@ -29,16 +28,8 @@ struct Namespace {
     labels: Labels,
     pods: BTreeMap<String, Arc<PeerPod>>,
     former: BTreeMap<String, Arc<PeerPod>>,
-    remote: BTreeSet<RemotePeer>,
-    /// The same, by their labels: a selector is compared once with labels that many pods share.
-    by_labels: BTreeSet<Grouped>,
-}
-
-/// A pod of another node among those with the same labels; `None` is behind all of them.
-#[derive(Debug, PartialEq, Eq)]
-struct Grouped {
-    labels: usize,
-    pod: Option<RemotePeer>,
+    /// Pods of other nodes that selectors select. By their names they are in the objects.
+    remote: ByKind,
 }
 
 /// Everything that is known under one pod's name.
@@ -75,7 +66,7 @@ enum Standing {
     Ended,
 }
 
-/// A pod of another node. Ordered by its name, within a namespace.
+/// A pod of another node.
 #[derive(Debug, Clone)]
 pub(super) struct RemotePeer {
     pod: Arc<RemotePod>,
@@ -102,13 +93,9 @@ impl Known {
         objects: &Objects,
         attachments: impl Iterator<Item = &'e Endpoint>,
     ) -> Self {
-        let (pod, remote) = (objects.pods.get(name), objects.remote_pods.get(name));
-        let is_same = |pod: &Pod, remote: &RemotePod| pod.uid.as_deref().map(Uid::new) == remote.uid;
-        let is_replaced = matches!((pod, remote), (Some(pod), Some(remote)) if !is_same(pod, remote));
-        let remote = remote.filter(|_| pod.is_none() || is_replaced).map(|remote| RemotePeer {
-            pod: Arc::clone(remote),
-            is_void: is_replaced || remote.unreadable.is_some(),
-        });
+        let pod = objects.pods.get(name);
+        let remote = RemotePeer::named(name, objects);
+        let is_replaced = pod.is_some() && remote.is_some();
         let (current, former): (Vec<_>, Vec<_>) =
             attachments.partition(|endpoint| pod.is_none_or(|pod| endpoint.is_of(pod)));
         let former = (!former.is_empty()).then(|| PeerPod::new(name, None, false, former.into_iter()));
@@ -129,7 +116,7 @@ impl Known {
     }
 
     /// Whether the two are the same to policies.
-    fn is_as(&self, other: &Self) -> bool {
+    pub(super) fn is_as(&self, other: &Self) -> bool {
         let are_same = |one: &Option<Arc<PeerPod>>, other: &Option<Arc<PeerPod>>| match (one, other) {
             (Some(one), Some(other)) => one.is_as(other),
             (one, other) => one.is_none() && other.is_none(),
@@ -139,9 +126,9 @@ impl Known {
             (Some(one), Some(other)) => {
                 let (pod, before) = (&one.pod, &other.pod);
                 one.is_void == other.is_void
-                    && pod.addresses == before.addresses
-                    && pod.labels == before.labels
-                    && pod.ports == before.ports
+                    && pod.claims().eq(before.claims())
+                    && pod.labels() == before.labels()
+                    && pod.ports() == before.ports()
             }
             (one, other) => one.is_none() && other.is_none(),
         }
@@ -198,12 +185,45 @@ impl PeerPod {
     }
 }
 
+impl RemotePeer {
+    /// A pod whose name no pod of this node has.
+    pub(super) fn of(pod: Arc<RemotePod>) -> Self {
+        let is_void = pod.unreadable().is_some();
+        Self { pod, is_void }
+    }
+
+    /// The pod of that name, unless a pod of this node stands for it.
+    fn named(name: &ObjectName, objects: &Objects) -> Option<Self> {
+        let remote = Self::of(Arc::clone(objects.remote_pods.get(name)?));
+        match objects.pods.get(name) {
+            Some(pod) if remote.pod.has_uid(pod.uid.as_deref()) => None,
+            Some(_) => Some(Self { is_void: true, ..remote }),
+            None => Some(remote),
+        }
+    }
+}
+
 impl Claimant {
+    fn namespace(&self) -> &str {
+        match self {
+            Self::Pod(pod) => &pod.name.namespace,
+            Self::Remote(remote) => remote.pod.namespace(),
+        }
+    }
+
     /// Namespace and name.
     pub(super) fn key(&self) -> (&str, &str) {
         match self {
             Self::Pod(pod) => (&pod.name.namespace, &pod.name.name),
-            Self::Remote(remote) => remote.pod.key(),
+            Self::Remote(remote) => (remote.pod.namespace(), remote.pod.name()),
+        }
+    }
+
+    /// The pod of another node, if it is all that is to be said: [`RemotePeer::of`] it is this claimant.
+    pub(super) fn plain(&self) -> Option<&Arc<RemotePod>> {
+        match self {
+            Self::Remote(remote) if remote.is_void == remote.pod.unreadable().is_some() => Some(&remote.pod),
+            _ => None,
         }
     }
 
@@ -235,7 +255,7 @@ impl Claimant {
     fn labels(&self) -> Option<&Labels> {
         match self {
             Self::Pod(pod) => pod.labels(),
-            Self::Remote(remote) => (!remote.is_void).then_some(&*remote.pod.labels),
+            Self::Remote(remote) => (!remote.is_void).then(|| remote.pod.labels()),
         }
     }
 
@@ -243,19 +263,18 @@ impl Claimant {
     pub(super) fn ports(&self) -> &[ContainerPort] {
         match self {
             Self::Pod(pod) if pod.standing == Standing::Peer => pod.pod.as_ref().map_or(&[], |it| &it.ports),
-            Self::Remote(remote) if !remote.is_void => &remote.pod.ports,
+            Self::Remote(remote) if !remote.is_void => remote.pod.ports(),
             _ => &[],
         }
     }
 
     pub(super) fn addresses(&self) -> impl Iterator<Item = (&Place, IpAddr)> {
-        static NONE: BTreeSet<(Place, IpAddr)> = BTreeSet::new();
         let (own, remote) = match self {
-            Self::Pod(pod) => (&pod.addresses, &[][..]),
-            Self::Remote(remote) => (&NONE, &*remote.pod.addresses),
+            Self::Pod(pod) => (Some(&pod.addresses), None),
+            Self::Remote(remote) => (None, Some(remote.pod.claims())),
         };
-        let own = own.iter().map(|(place, address)| (place, *address));
-        own.chain(remote.iter().map(|(place, address)| (&**place, *address)))
+        let own = own.into_iter().flatten().map(|(place, address)| (place, *address));
+        own.chain(remote.into_iter().flatten())
     }
 
     pub(super) fn is_on(&self, places: &BTreeSet<Place>) -> bool {
@@ -264,14 +283,12 @@ impl Claimant {
 }
 
 impl Peers {
-    /// Whether this is what is known under that name, as far as policies are concerned.
-    pub(super) fn has(&self, name: &ObjectName, known: &Known) -> bool {
-        self.known(name).is_as(known)
-    }
-
-    fn known(&self, name: &ObjectName) -> Known {
-        let Some(namespace) = self.namespaces.get(&name.namespace) else { return Known::default() };
-        let remote = namespace.remote.get(name.name.as_str()).cloned();
+    /// What is known under that name: what [`Peers::replace`] was told last, when the objects were these.
+    pub(super) fn known(&self, name: &ObjectName, objects: &Objects) -> Known {
+        let remote = RemotePeer::named(name, objects);
+        let Some(namespace) = self.namespaces.get(&name.namespace) else {
+            return Known { remote, ..Known::default() };
+        };
         Known {
             pod: namespace.pods.get(&name.name).cloned(),
             former: namespace.former.get(&name.name).cloned(),
@@ -280,14 +297,14 @@ impl Peers {
     }
 
     /// Replaces what is known under that name.
-    pub(super) fn replace(&mut self, name: &ObjectName, now: Known, objects: &Objects) {
-        for before in self.known(name).claimants() {
+    pub(super) fn replace(&mut self, name: &ObjectName, before: &Known, now: &Known, objects: &Objects) {
+        for before in before.claimants() {
             self.claims.remove(&before);
         }
         for claimant in now.claimants() {
             self.claims.add(&claimant);
         }
-        match now.remote.as_ref().and_then(|remote| remote.pod.unreadable.as_ref()) {
+        match now.remote.as_ref().and_then(|remote| remote.pod.unreadable()) {
             Some(why) => drop(self.unreadable.insert(name.clone(), unreadable(name, why))),
             None => drop(self.unreadable.remove(name)),
         }
@@ -298,33 +315,33 @@ impl Peers {
             labels: objects.namespace_labels(&name.namespace),
             pods: BTreeMap::new(),
             former: BTreeMap::new(),
-            remote: BTreeSet::new(),
-            by_labels: BTreeSet::new(),
+            remote: ByKind::default(),
         });
-        match now.pod {
-            Some(pod) => drop(namespace.pods.insert(name.name.clone(), pod)),
+        match &now.pod {
+            Some(pod) => drop(namespace.pods.insert(name.name.clone(), Arc::clone(pod))),
             None => drop(namespace.pods.remove(&name.name)),
         }
-        match now.former {
-            Some(former) => drop(namespace.former.insert(name.name.clone(), former)),
+        match &now.former {
+            Some(former) => drop(namespace.former.insert(name.name.clone(), Arc::clone(former))),
             None => drop(namespace.former.remove(&name.name)),
         }
-        if let Some(before) = namespace.remote.take(name.name.as_str()) {
-            namespace.by_labels.remove(&Grouped::of(before));
+        let selectable =
+            |known: &Known| known.remote.as_ref().filter(|it| !it.is_void).map(|it| Arc::clone(&it.pod));
+        if let Some(before) = selectable(before) {
+            namespace.remote.remove(before);
         }
-        if let Some(remote) = now.remote {
-            namespace.by_labels.insert(Grouped::of(remote.clone()));
-            namespace.remote.insert(remote);
+        if let Some(now) = selectable(now) {
+            namespace.remote.insert(now);
         }
         if namespace.pods.is_empty() && namespace.former.is_empty() && namespace.remote.is_empty() {
             self.namespaces.remove(&name.namespace);
         }
     }
 
-    /// What is known under a name, and who shares an address with it: a change of it concerns the policies that mean
-    /// any of them.
-    pub(super) fn concerned(&self, name: &ObjectName) -> Vec<Claimant> {
-        let mut concerned: Vec<Claimant> = self.known(name).claimants().collect();
+    /// Those known under one name, and who shares an address with them: a change of them concerns the policies that mean
+    /// any of these.
+    pub(super) fn concerned(&self, known: &Known) -> Vec<Claimant> {
+        let mut concerned: Vec<Claimant> = known.claimants().collect();
         let mut seen = BTreeSet::new();
         for at in 0..concerned.len() {
             let claimant = concerned[at].clone();
@@ -348,9 +365,9 @@ impl Peers {
         let Peer::Pods { namespaces, pods } = peer else { return false };
         let in_scope = match namespaces {
             Some(selector) => {
-                self.namespaces.get(claimant.key().0).is_some_and(|it| selector.matches(&it.labels))
+                self.namespaces.get(claimant.namespace()).is_some_and(|it| selector.matches(&it.labels))
             }
-            None => claimant.key().0 == policy.namespace(),
+            None => claimant.namespace() == policy.namespace(),
         };
         in_scope && claimant.labels().is_some_and(|labels| pods.matches(labels))
     }
@@ -391,21 +408,15 @@ impl Peers {
                     there.for_each(|(place, address)| found(place, *address));
                 }
             }
-            let mut next = namespace.by_labels.first();
-            while let Some(Grouped { labels, pod: Some(first) }) = next {
-                let end = Grouped { labels: *labels, pod: None };
+            for (first, alike) in namespace.remote.kinds() {
                 looked_at += 1;
-                if selector.matches(&first.pod.labels) {
-                    let start = Grouped { labels: *labels, pod: Some(first.clone()) };
-                    let group = namespace.by_labels.range(&start..&end);
-                    for remote in group.filter_map(|it| it.pod.as_ref()).filter(|it| !it.is_void) {
+                if selector.matches(first.labels()) {
+                    for pod in alike {
                         looked_at += 1;
-                        let claims = remote.pod.addresses.iter();
-                        let there = claims.filter(|(place, _)| places.contains(&**place));
-                        there.for_each(|(place, address)| found(place, *address));
+                        let there = pod.claims().filter(|(place, _)| places.contains(place));
+                        there.for_each(|(place, address)| found(place, address));
                     }
                 }
-                next = namespace.by_labels.range(end..).next();
             }
         }
         looked_at
@@ -430,53 +441,6 @@ fn unreadable(name: &ObjectName, why: &str) -> Condition {
         object: Subject::Pod(name.clone()),
         severity: Severity::Error,
         message: format!("is no policy's peer: {why}"),
-    }
-}
-
-impl Grouped {
-    fn of(pod: RemotePeer) -> Self {
-        Self { labels: Arc::as_ptr(&pod.pod.labels).addr(), pod: Some(pod) }
-    }
-}
-
-impl PartialOrd for Grouped {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Grouped {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.labels.cmp(&other.labels).then_with(|| match (&self.pod, &other.pod) {
-            (Some(one), Some(other)) => one.cmp(other),
-            (one, other) => one.is_none().cmp(&other.is_none()),
-        })
-    }
-}
-
-impl Borrow<str> for RemotePeer {
-    fn borrow(&self) -> &str {
-        &self.pod.name
-    }
-}
-
-impl PartialEq for RemotePeer {
-    fn eq(&self, other: &Self) -> bool {
-        self.pod.name == other.pod.name
-    }
-}
-
-impl Eq for RemotePeer {}
-
-impl PartialOrd for RemotePeer {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for RemotePeer {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.pod.name.cmp(&other.pod.name)
     }
 }
 

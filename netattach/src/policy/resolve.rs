@@ -181,6 +181,7 @@ impl Resolving<'_> {
         let mut declared = false;
         let parts: usize = resolved.blocks.iter().map(|(_, except)| 1 + except.len()).sum();
         for (address, holders) in self.peers.claims().holders(self.places) {
+            let holders = holders.as_slice();
             meter.work(1 + parts + holders.len())?;
             if !resolved.matches(address) {
                 continue;
