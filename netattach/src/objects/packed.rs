@@ -22,13 +22,14 @@ const _: () = assert!(MOST <= V6 as usize && 2 + 17 * MOST + 16 < IDENTIFIED as 
 
 impl Packed {
     /// Of more than [`MOST`] claims the first.
-    pub(super) fn new(
-        claims: impl Iterator<Item = (usize, IpAddr)>,
-        uuid: Option<[u8; 16]>,
-        name: &str,
-    ) -> Self {
-        let mut bytes = vec![0; 2];
-        for (network, address) in claims.take(MOST) {
+    pub(super) fn new(claims: &[(usize, IpAddr)], uuid: Option<[u8; 16]>, name: &str) -> Self {
+        let claims = claims.get(..MOST).unwrap_or(claims);
+        let size_of = |(_, address): &(usize, IpAddr)| if address.is_ipv4() { 5 } else { 17 };
+        let size = 2 + claims.iter().map(size_of).sum::<usize>() + uuid.map_or(0, |_| 16) + name.len();
+        // One that is cut to its size in the end may keep some of what it had more.
+        let mut bytes = Vec::with_capacity(size);
+        bytes.extend([0; 2]);
+        for (network, address) in claims {
             let network = (network % MOST) as u8;
             match address {
                 IpAddr::V4(address) => {
@@ -108,7 +109,7 @@ mod tests {
         for claims in [vec![], vec![(0, v4)], vec![(0, v6), (0, v4), (1, v4), (63, v6)], most] {
             for uuid in [None, Some([0; 16]), Some([255; 16])] {
                 for name in ["", "db-0", &long] {
-                    let packed = Packed::new(claims.iter().copied(), uuid, name);
+                    let packed = Packed::new(&claims, uuid, name);
                     assert_eq!((packed.uuid(), packed.name()), (uuid, name));
                     assert_eq!(packed.name_bytes(), name.as_bytes());
                     assert_eq!(packed.claims().collect::<Vec<_>>(), claims);
@@ -120,6 +121,6 @@ mod tests {
     #[test]
     fn two_addresses_and_a_name_of_40_bytes_take_68() {
         let claims = [(0, IpAddr::from([10, 0, 0, 1])), (1, IpAddr::from([10, 1, 0, 1]))];
-        assert_eq!(Packed::new(claims.into_iter(), Some([1; 16]), &"x".repeat(40)).len(), 68);
+        assert_eq!(Packed::new(&claims, Some([1; 16]), &"x".repeat(40)).len(), 68);
     }
 }
