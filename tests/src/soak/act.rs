@@ -14,11 +14,13 @@ use super::network::{NETWORKS, Network, address_of, selections};
 use super::probe::Prober;
 use super::rig::{Live, Lost, Rig};
 use crate::api_server::{CutOff, Fault, TOKEN, Verb, When};
-use crate::traffic::stretched;
+use crate::traffic::{eventually, stretched};
 use crate::{Call, Outcome, Pod};
 
 /// An ADD that does not succeed for so long, when nothing is wrong, has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a status takes at most that is written at once.
+const WRITTEN: Duration = Duration::from_millis(500);
 /// Every reader waits for a while; this is long for the tests' own server.
 const LATE: Duration = Duration::from_millis(700);
 
@@ -77,6 +79,14 @@ impl Rig {
             Action::Trouble(trouble) => self.trouble(*trouble)?,
             Action::Forge { spec, network, address } => self.forge(spec, *network, address)?,
             Action::Unforge(pod) => server.delete("pods", &pod.0, &pod.1)?,
+            Action::Finish(pod) => {
+                prober().close(pod);
+                self.finish(pod)?;
+            }
+            Action::Discard(pod) => {
+                server.delete("pods", &pod.0, &pod.1)?;
+                self.finished.remove(pod);
+            }
             Action::ForgeStatus { pod, network, address } => {
                 let Some(live) = self.live.get_mut(pod) else { return Ok(()) };
                 live.forged = true;
@@ -139,6 +149,7 @@ impl Rig {
 
     fn end(&mut self, pod: &Key, how: Ending, calls: &mut Calls) -> Result<()> {
         let live = self.live.remove(pod).context("the pod lives")?;
+        self.is_gone(&live);
         let call = self.call("DEL", &live);
         let delete = || self.server.delete("pods", &pod.0, &pod.1);
         let node = live.spec.node;
@@ -174,6 +185,16 @@ impl Rig {
         Ok(())
     }
 
+    /// As a kubelet does it when the containers of a pod that is not restarted have ended.
+    fn finish(&mut self, pod: &Key) -> Result<()> {
+        let live = self.live.remove(pod).context("the pod lives")?;
+        self.is_gone(&live);
+        self.server.patch("pods", &pod.0, &pod.1, &json!({"status": {"phase": "Succeeded"}}))?;
+        let outcome = self.call("DEL", &live).run();
+        self.finished.insert(pod.clone(), live.forged);
+        check_dels(&format!("DEL of {}/{}, which has done its work", pod.0, pod.1), vec![outcome])
+    }
+
     fn forge(&mut self, spec: &PodSpec, network: Network, address: &str) -> Result<()> {
         let mut object = Self::object(spec);
         let name = format!("{NETWORKS}/{}", network.definition(spec.node));
@@ -185,6 +206,7 @@ impl Rig {
     }
 
     fn trouble(&mut self, trouble: Trouble) -> Result<()> {
+        self.forgets = trouble.forgets();
         let faults = self.server.faults();
         let always = |fault| {
             faults.always(When::any(), fault);
@@ -195,6 +217,7 @@ impl Rig {
         let watches = |number, what, after, how| {
             faults.times(number, When::on(Verb::Watch, what), Fault::CutOff { after, how });
         };
+        let statuses = |fault| faults.always(When::on(Verb::Patch, "pods/status"), fault);
         match trouble {
             Trouble::Late => always(Fault::Delay(LATE)),
             Trouble::Answers(code) => always(Fault::Answer(code)),
@@ -202,10 +225,10 @@ impl Rig {
             Trouble::WatchesEnd(what) => watches(3, what, 0, CutOff::Reset),
             Trouble::WatchesFail(what, code) => watches(2, what, 1, CutOff::Error(code)),
             Trouble::WatchesSilent(what) => watches(2, what, 1, CutOff::Silence),
-            Trouble::Lags(what) => faults.hold_watches(what),
+            Trouble::Lags(what) | Trouble::LagsAndForgets(what) => faults.hold_watches(what),
             Trouble::Slow => always(Fault::Slow(2000)),
             Trouble::NeverAnswers => times(3, Fault::NoAnswer),
-            Trouble::Away => self.server.stop(),
+            Trouble::Away | Trouble::AwayAndForgets => self.server.stop(),
             Trouble::NoListener => self.server.refuse_connections(),
             Trouble::TokenExpired => self.server.accept_tokens(&[]),
             Trouble::ForeignCertificate => self.server.foreign_certificate()?,
@@ -215,14 +238,27 @@ impl Rig {
                 // Each of these watches has told one thing that the list after it does not know.
                 watches(3, what, 1, CutOff::Error(410));
             }
+            Trouble::StatusRefused(code) => self.of_statuses = Some(statuses(Fault::Answer(code))),
+            Trouble::StatusReset => self.of_statuses = Some(statuses(Fault::Reset)),
         }
-        // Watches meet what is wrong when they begin.
-        self.server.reset_connections();
+        if !trouble.is_of_statuses() {
+            // Watches meet what is wrong when they begin.
+            self.server.reset_connections();
+        }
         Ok(())
     }
 
     /// Ends everything that is wrong, and repeats what the runtime would repeat until it succeeds.
     pub(super) fn heal(&mut self, calls: &mut Calls) -> Result<()> {
+        if let Some(fault) = self.of_statuses.take() {
+            // What is to be written is written beside everything else; there may be nothing.
+            eventually(WRITTEN, || self.server.faults().hits(fault) > 0);
+        }
+        if std::mem::take(&mut self.forgets) {
+            // Before anything is told: watches that are held begin anew, and too late.
+            self.server.compact();
+            self.server.reset_connections();
+        }
         self.server.faults().clear();
         self.server.accept_tokens(&[TOKEN]);
         self.server.own_certificate()?;

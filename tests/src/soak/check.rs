@@ -12,18 +12,21 @@ use ipnet::IpNet;
 use serde_json::Value;
 
 use super::decide::Key;
-use super::model::{Attachment, Protocol, View, World, entries};
+use super::model::{Attachment, End, Protocol, View, World, entries};
 use super::network::{ALL, NETWORKS, Network, address_of, default_subnets, second};
 use super::probe::{Prober, Way, connects};
 use super::rig::{Live, Rig};
+use super::stranger;
 use crate::Namespace;
 use crate::node::ip;
 use crate::snapshot::Network as Links;
 use crate::traffic::{SILENCE, stretched};
 
 /// How long it may take until everything is as it must be: an attachment of a live pod that failed is tried again after
-/// 30 s, a status that was not written after up to 60 s.
+/// 30 s.
 const PATIENCE: Duration = Duration::from_secs(90);
+/// How long a status may take to be written when everything else is as it must be, beside pauses between tries.
+const WRITTEN: Duration = Duration::from_secs(20);
 /// How often what has not arrived is sent again.
 const AGAIN: Duration = Duration::from_millis(150);
 /// How long one look at all ways lasts at most.
@@ -32,39 +35,56 @@ const LOOK: Duration = Duration::from_secs(3);
 const CONNECTIONS: usize = 8;
 
 /// Waits until every pod has what its annotation says and its status says so, and all packets pass or are dropped as
-/// they must. Returns the world in which that holds.
-pub(super) fn settle(rig: &mut Rig, prober: &Mutex<Prober>) -> Result<World> {
+/// they must. Returns the world in which that holds. `after`: for how long the server may have been unwell before.
+pub(super) fn settle(rig: &mut Rig, prober: &Mutex<Prober>, after: Duration) -> Result<World> {
     let deadline = Instant::now() + stretched(PATIENCE);
+    // Pauses between tries double: the next one comes before the time that tries have failed has passed twice.
+    let written = || Instant::now() + stretched(WRITTEN) + 2 * after;
     for key in rig.live.keys().cloned().collect::<Vec<_>>() {
-        loop {
-            match has_what_it_should(rig, &key) {
-                Ok((attachments, eth0)) => {
-                    let live = rig.live.get_mut(&key).context("the pod lives")?;
-                    (live.attachments, live.eth0) = (attachments, eth0);
-                    break;
-                }
-                Err(error) if Instant::now() > deadline => {
-                    return Err(error.context(format!("pod {}/{}", key.0, key.1)));
-                }
-                Err(_) => std::thread::sleep(Duration::from_millis(20)),
-            }
+        let (attachments, eth0) = until(deadline, &key, || has_what_it_should(rig, &key))?;
+        let live = rig.live.get_mut(&key).context("the pod lives")?;
+        (live.attachments, live.eth0) = (attachments, eth0);
+        until(written(), &key, || says_what_it_has(rig, &key))?;
+    }
+    for (key, forged) in &rig.finished {
+        if !forged {
+            until(written(), key, || is_withdrawn(rig, key))?;
         }
     }
     ways(rig, prober, deadline)
 }
 
+/// Asks until it is as it must be.
+fn until<T>(deadline: Instant, pod: &Key, mut question: impl FnMut() -> Result<T>) -> Result<T> {
+    loop {
+        match question() {
+            Ok(answer) => return Ok(answer),
+            Err(error) if Instant::now() > deadline => {
+                return Err(error.context(format!("pod {}/{}", pod.0, pod.1)));
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(20)),
+        }
+    }
+}
+
+/// A pod that has done its work has no sandbox, and its status says nothing.
+fn is_withdrawn(rig: &Rig, key: &Key) -> Result<()> {
+    let object = rig.server.get("pods", &key.0, &key.1).context("the pod has no object")?;
+    let is_labelled = object["metadata"]["labels"].get("netattach.dev/networks").is_some();
+    let status = entries(&object);
+    ensure!(status.is_empty() && !is_labelled, "it has nothing, and its status is still {status:?}");
+    Ok(())
+}
+
 /// Looks into the pod, and at its object. Returns what is there, and the addresses of the default network.
 fn has_what_it_should(rig: &Rig, key: &Key) -> Result<(Vec<Attachment>, BTreeSet<IpAddr>)> {
     let live = rig.live.get(key).context("the pod lives")?;
-    let object = rig.server.get("pods", &key.0, &key.1).context("the pod has no object")?;
     let (found, addresses) = inside(live)?;
-    let status = statuses(&object);
     if !live.attached {
         ensure!(found.is_empty(), "it is not attached and has {found:?}");
-        ensure!(live.forged || status.is_empty(), "it is not attached and its status is {status:?}");
         return Ok((Vec::new(), BTreeSet::new()));
     }
-    let eth0 = default_network(live, &object)?;
+    let eth0 = default_network(live)?;
     let annotated: BTreeSet<Network> = live.spec.networks.keys().copied().collect();
     let node = live.spec.node;
     let is_defined = |network: &&Network| {
@@ -90,16 +110,6 @@ fn has_what_it_should(rig: &Rig, key: &Key) -> Result<(Vec<Attachment>, BTreeSet
         }
     }
     ensure!(addresses, "an address is of none of the pools");
-    if !live.forged {
-        let expected: BTreeMap<String, BTreeSet<IpAddr>> =
-            found.iter().map(|(network, addresses)| (network.name().to_owned(), addresses.clone())).collect();
-        ensure!(status == expected, "its status is {status:?}, and it has {expected:?}");
-        ensure!(
-            object["metadata"]["labels"].get("netattach.dev/networks").is_some(),
-            "it has no label: {:#}",
-            object["metadata"]
-        );
-    }
     let attachment = |(network, addresses): (&Network, &BTreeSet<IpAddr>)| Attachment {
         node,
         pod: key.clone(),
@@ -110,8 +120,39 @@ fn has_what_it_should(rig: &Rig, key: &Key) -> Result<(Vec<Attachment>, BTreeSet
     Ok((found.iter().map(attachment).collect(), eth0))
 }
 
-/// The addresses of a pod's `eth0`, which are of the default network that the pod has chosen, as its status says.
-fn default_network(live: &Live, object: &Value) -> Result<BTreeSet<IpAddr>> {
+/// A live pod's status says what it has, as long as nobody else has written it.
+fn says_what_it_has(rig: &Rig, key: &Key) -> Result<()> {
+    let live = rig.live.get(key).context("the pod lives")?;
+    if live.forged {
+        return Ok(());
+    }
+    let object = rig.server.get("pods", &key.0, &key.1).context("the pod has no object")?;
+    let status = statuses(&object);
+    let found = inside(live)?.0;
+    let expected: BTreeMap<String, BTreeSet<IpAddr>> =
+        found.into_iter().map(|(network, addresses)| (network.name().to_owned(), addresses)).collect();
+    ensure!(status == expected, "its status is {status:?}, and it has {expected:?}");
+    if !live.attached {
+        return Ok(());
+    }
+    ensure!(
+        object["metadata"]["labels"].get("netattach.dev/networks").is_some(),
+        "it has no label: {:#}",
+        object["metadata"]
+    );
+    let spec = &live.spec;
+    let name = if spec.second { format!("{NETWORKS}/{}", second(spec.node)) } else { "default".to_owned() };
+    let entries = entries(&object);
+    let entry: Vec<&Value> = entries.iter().filter(|entry| entry["default"] == true).collect();
+    let ips = entry.iter().flat_map(|entry| entry["ips"].as_array().into_iter().flatten());
+    let ips: BTreeSet<IpAddr> = ips.filter_map(|ip| address_of(ip.as_str()?)).collect();
+    let is_told = entry.len() == 1 && entry[0]["name"] == *name && ips == live.eth0;
+    ensure!(is_told, "its eth0 is of {name} with {:?}, and its status says {entry:?}", live.eth0);
+    Ok(())
+}
+
+/// The addresses of a pod's `eth0`, which are of the default network that the pod has chosen.
+fn default_network(live: &Live) -> Result<BTreeSet<IpAddr>> {
     let spec = &live.spec;
     let links = Links::of(&live.sandbox.namespace)?.links;
     let eth0 = links.get("eth0").context("it has no eth0")?;
@@ -121,16 +162,6 @@ fn default_network(live: &Live, object: &Value) -> Result<BTreeSet<IpAddr>> {
     let is_one_of_each = found.len() == ranges.len()
         && ranges.iter().all(|range| found.iter().any(|address| range.contains(address)));
     ensure!(is_one_of_each, "its eth0 has {found:?}, of ranges {ranges:?}");
-    if !live.forged {
-        let name =
-            if spec.second { format!("{NETWORKS}/{}", second(spec.node)) } else { "default".to_owned() };
-        let entries = entries(object);
-        let entry: Vec<&Value> = entries.iter().filter(|entry| entry["default"] == true).collect();
-        let ips = entry.iter().flat_map(|entry| entry["ips"].as_array().into_iter().flatten());
-        let ips: BTreeSet<IpAddr> = ips.filter_map(|ip| address_of(ip.as_str()?)).collect();
-        let is_told = entry.len() == 1 && entry[0]["name"] == *name && ips == found;
-        ensure!(is_told, "its eth0 is of {name} with {found:?}, and its status says {entry:?}");
-    }
     Ok(found)
 }
 
@@ -221,7 +252,11 @@ fn ways(rig: &mut Rig, prober: &Mutex<Prober>, deadline: Instant) -> Result<Worl
         rig.forget_collected()?;
         let world = rig.world();
         match at_once(rig, &world, prober) {
-            Ok(()) => return Ok(world),
+            Ok(()) => {
+                locked(prober).close(&stranger::key());
+                rig.stranger.go()?;
+                return Ok(world);
+            }
             Err(error) if Instant::now() > deadline => return Err(error),
             Err(_) => {}
         }
@@ -231,8 +266,10 @@ fn ways(rig: &mut Rig, prober: &Mutex<Prober>, deadline: Instant) -> Result<Worl
 /// One look at leases and at everything that packets do.
 fn at_once(rig: &Rig, world: &World, prober: &Mutex<Prober>) -> Result<()> {
     leases(rig)?;
-    let namespaces: BTreeMap<&Key, &Namespace> =
+    let stranger = stranger::key();
+    let mut namespaces: BTreeMap<&Key, &Namespace> =
         rig.live.iter().map(|(key, live)| (key, &live.sandbox.namespace)).collect();
+    namespaces.insert(&stranger, &rig.stranger.namespace);
     for namespace in namespaces.values() {
         // An address may be another pod's now.
         ip(namespace, &["neigh", "flush", "all"])?;
@@ -251,14 +288,16 @@ fn locked(prober: &Mutex<Prober>) -> MutexGuard<'_, Prober> {
     prober.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Opens the sockets of every pod.
-fn open(rig: &Rig, prober: &Mutex<Prober>) -> Result<()> {
+/// Opens the sockets of every pod, and of the stranger with what is nobody's address now.
+fn open(rig: &mut Rig, prober: &Mutex<Prober>) -> Result<()> {
     let mut prober = locked(prober);
     for (key, live) in rig.live.iter().filter(|(_, live)| live.attached) {
         let spec = &live.spec;
         prober.open(key, &live.sandbox.namespace, spec.node, &spec.uid, &live.attachments)?;
     }
-    Ok(())
+    let free = rig.free();
+    let addresses = rig.stranger.come(&free)?;
+    prober.open(&stranger::key(), &rig.stranger.namespace, 0, "", &addresses)
 }
 
 /// One look at all ways; returns what is wrong.
@@ -286,7 +325,12 @@ fn look(prober: &mut Prober, world: &World) -> Result<Vec<String>> {
         std::thread::sleep(Duration::from_millis(2));
         prober.take();
         let (arrived, answered) = prober.found();
-        missing.retain(|way| !arrived.contains(way) || !answered.contains(way));
+        // The stranger answers from the first of its addresses, which may not be the one that was asked.
+        let is_over = |way: &Way| {
+            let answers = prober.end(way.1).is_some_and(|end| !stranger::is_it(end.pod));
+            arrived.contains(way) && (answered.contains(way) || !answers)
+        };
+        missing.retain(|way| !is_over(way));
         if sent.elapsed() > AGAIN {
             prober.send(&missing);
             sent = Instant::now();
@@ -319,6 +363,10 @@ fn connections(prober: &Prober, world: &World, namespaces: &BTreeMap<&Key, &Name
             .step_by(step)
             .filter_map(|way| {
                 let (from, to) = (prober.end(way.0)?, prober.end(way.1)?);
+                // The stranger's source would be the first of its addresses.
+                if stranger::is_it(from.pod) {
+                    return None;
+                }
                 let is_shared = [&from, &to].iter().any(|end| world.is_shared(end.network, end.address));
                 let allowed = verdict(prober, world, *way, "TCP").filter(|_| !is_shared)?;
                 let namespace = *namespaces.get(from.pod)?;
@@ -339,9 +387,12 @@ fn connections(prober: &Prober, world: &World, namespaces: &BTreeMap<&Key, &Name
 
 fn verdict(prober: &Prober, world: &World, way: Way, protocol: Protocol) -> Option<bool> {
     let (from, to) = (prober.end(way.0)?, prober.end(way.1)?);
-    let leaves = world.seen_by(from.node).lets(&from, false, to.address, protocol, way.2)?;
-    let enters = world.seen_by(to.node).lets(&to, true, from.address, protocol, way.2)?;
-    Some(leaves && enters)
+    // No agent has a say at the stranger's end.
+    let lets = |end: &End<'_>, is_ingress, peer| match stranger::is_it(end.pod) {
+        true => Some(true),
+        false => world.seen_by(end.node).lets(end, is_ingress, peer, protocol, way.2),
+    };
+    Some(lets(&from, false, to.address)? && lets(&to, true, from.address)?)
 }
 
 /// Nothing passed that no agent could have allowed at any moment of the disturbance: each of them may have known each
@@ -358,7 +409,7 @@ pub(super) fn nothing_passed_that_never_might(
         if worlds.iter().any(plainly) {
             continue;
         }
-        let might = |end: &super::model::End<'_>, is_ingress, peer| {
+        let might = |end: &End<'_>, is_ingress, peer| {
             views(end.node, worlds).any(|view| view.lets(end, is_ingress, peer, "UDP", way.2) != Some(false))
         };
         ensure!(

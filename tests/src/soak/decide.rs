@@ -12,6 +12,8 @@ use super::random::Random;
 pub(super) const NAMESPACES: [&str; 2] = ["red", "blue"];
 /// Most pods at a time.
 const MOST: usize = 11;
+/// With so many, none ends.
+const FEW: usize = 3;
 /// Names of pods in a namespace.
 const NAMES: usize = 9;
 /// Names of policies in a namespace.
@@ -79,6 +81,26 @@ pub(super) enum Trouble {
     HistoryForgotten,
     /// Watches of this end with 410, and the lists that follow are as of before everything that happens now.
     Stale(&'static str),
+    /// It is away, and when it is back it has forgotten everything that happened: lists alone say what is gone.
+    AwayAndForgets,
+    /// Nothing new is told of this, and in the end it is forgotten: one list says what is gone.
+    LagsAndForgets(&'static str),
+    /// Statuses are refused with that code; everything else is well.
+    StatusRefused(u16),
+    /// Connections are reset by which statuses are written.
+    StatusReset,
+}
+
+impl Trouble {
+    /// Whether what is gone meanwhile is in no watch, only missing in a list.
+    pub(super) fn forgets(self) -> bool {
+        matches!(self, Self::AwayAndForgets | Self::LagsAndForgets(_))
+    }
+
+    /// Whether it is about written statuses alone.
+    pub(super) fn is_of_statuses(self) -> bool {
+        matches!(self, Self::StatusRefused(_) | Self::StatusReset)
+    }
 }
 
 /// One thing that happens.
@@ -124,6 +146,10 @@ pub(super) enum Action {
         address: String,
     },
     Unforge(Key),
+    /// A pod has done its work: its sandbox is detached, and its object stays.
+    Finish(Key),
+    /// The object of a pod that has done its work goes.
+    Discard(Key),
     /// The author of an attached pod writes another's address into its status.
     ForgeStatus {
         pod: Key,
@@ -149,6 +175,7 @@ pub(super) struct Decisions {
     reference: bool,
     pods: BTreeMap<Key, PodSpec>,
     forged: BTreeSet<Key>,
+    finished: BTreeSet<Key>,
     policies: BTreeSet<Key>,
     removed: BTreeSet<(Network, usize)>,
     ended: Vec<(usize, String)>,
@@ -167,6 +194,7 @@ impl Decisions {
             reference,
             pods: BTreeMap::new(),
             forged: BTreeSet::new(),
+            finished: BTreeSet::new(),
             policies: BTreeSet::new(),
             removed: BTreeSet::new(),
             ended: Vec::new(),
@@ -182,7 +210,9 @@ impl Decisions {
         let mut actions = Vec::new();
         let mut touched = BTreeSet::new();
         if self.batch > 3 && self.random.chance(1, 2) {
-            actions.push(Action::Trouble(self.trouble()));
+            let trouble = self.trouble();
+            actions.push(Action::Trouble(trouble));
+            actions.extend(self.what_it_hits(trouble, &mut touched));
         }
         for _ in 0..number {
             let action = self.one(&mut touched);
@@ -202,9 +232,9 @@ impl Decisions {
             return self.create(touched);
         }
         let full = self.pods.len() >= MOST;
-        match self.random.below(30) {
+        match self.random.below(33) {
             0..=6 if !full => self.create(touched),
-            0..=10 if self.pods.len() > 3 => self.end(touched),
+            0..=10 if self.pods.len() > FEW => self.end(touched),
             11..=13 => {
                 let (pod, labels) = (self.untouched(touched)?, policies::labels(&mut self.random));
                 self.pods.get_mut(&pod)?.labels = labels.clone();
@@ -224,11 +254,7 @@ impl Decisions {
                 self.policies.insert((namespace.to_owned(), name.clone()));
                 Some(Action::PutPolicy(policies::policy(&mut self.random, namespace, &name)))
             }
-            22 => {
-                let policy = self.random.one(&self.policies.iter().cloned().collect::<Vec<_>>())?;
-                self.policies.remove(&policy);
-                Some(Action::RemovePolicy(policy))
-            }
+            22 => self.remove_policy(),
             23 => self.define(),
             24 | 25 => self.forge(touched),
             26 => {
@@ -237,9 +263,25 @@ impl Decisions {
                 (!self.pods.values().any(lives)).then_some(Action::DelAgain { node, container })
             }
             27 => Some(Action::Collect(self.random.below(2))),
+            28 if self.pods.len() > FEW => self.finish(touched),
+            29 | 30 => self.discard(touched),
             _ if !full => self.create(touched),
             _ => None,
         }
+    }
+
+    /// What a trouble would pass over if it did not happen meanwhile.
+    fn what_it_hits(&mut self, trouble: Trouble, touched: &mut BTreeSet<Key>) -> Vec<Action> {
+        let mut actions = Vec::new();
+        let may_end = self.pods.len() > FEW;
+        if trouble.forgets() {
+            actions.extend(self.remove_policy());
+            actions.extend(may_end.then(|| self.end(touched)).flatten());
+        }
+        if trouble.is_of_statuses() {
+            actions.extend(may_end.then(|| self.finish(touched)).flatten());
+        }
+        actions
     }
 
     fn untouched(&mut self, touched: &mut BTreeSet<Key>) -> Option<Key> {
@@ -254,7 +296,10 @@ impl Decisions {
             .iter()
             .flat_map(|namespace| (0..NAMES).map(|number| ((*namespace).to_owned(), format!("p{number}"))))
             .filter(|key| {
-                !self.pods.contains_key(key) && !self.forged.contains(key) && !touched.contains(key)
+                !self.pods.contains_key(key)
+                    && !self.forged.contains(key)
+                    && !self.finished.contains(key)
+                    && !touched.contains(key)
             })
             .collect();
         let key = self.random.one(&free)?;
@@ -310,6 +355,36 @@ impl Decisions {
         Some(Action::Create(spec))
     }
 
+    fn remove_policy(&mut self) -> Option<Action> {
+        let policy = self.random.one(&self.policies.iter().cloned().collect::<Vec<_>>())?;
+        self.policies.remove(&policy);
+        Some(Action::RemovePolicy(policy))
+    }
+
+    fn finish(&mut self, touched: &mut BTreeSet<Key>) -> Option<Action> {
+        let pod = self.untouched(touched)?;
+        self.is_over(&pod)?;
+        self.finished.insert(pod.clone());
+        Some(Action::Finish(pod))
+    }
+
+    fn discard(&mut self, touched: &mut BTreeSet<Key>) -> Option<Action> {
+        let finished: Vec<Key> =
+            self.finished.iter().filter(|key| !touched.contains(*key)).cloned().collect();
+        let key = self.random.one(&finished)?;
+        self.finished.remove(&key);
+        touched.insert(key.clone());
+        Some(Action::Discard(key))
+    }
+
+    /// A pod has no sandbox any more.
+    fn is_over(&mut self, pod: &Key) -> Option<()> {
+        let spec = self.pods.remove(pod)?;
+        self.freed.extend(self.hosts.remove(pod).into_iter().flatten());
+        self.ended.push((spec.node, spec.container));
+        Some(())
+    }
+
     fn end(&mut self, touched: &mut BTreeSet<Key>) -> Option<Action> {
         let pod = self.untouched(touched)?;
         let how = self.random.of([
@@ -320,9 +395,7 @@ impl Decisions {
             Ending::NamespaceGone,
             Ending::Lost,
         ]);
-        let spec = self.pods.remove(&pod)?;
-        self.freed.extend(self.hosts.remove(&pod).into_iter().flatten());
-        self.ended.push((spec.node, spec.container));
+        self.is_over(&pod)?;
         Some(Action::End { pod, how })
     }
 
@@ -388,7 +461,7 @@ impl Decisions {
     fn trouble(&mut self) -> Trouble {
         let what =
             self.random.of(["pods", "namespaces", "multi-networkpolicies", "network-attachment-definitions"]);
-        match self.random.below(19) {
+        match self.random.below(27) {
             0 => Trouble::Late,
             1 | 2 => Trouble::Answers(self.random.of([429, 500, 503, 504, 410])),
             3 => Trouble::Resets,
@@ -402,7 +475,11 @@ impl Decisions {
             13 => Trouble::NoListener,
             14 => self.random.of([Trouble::TokenExpired, Trouble::ForeignCertificate]),
             15 => Trouble::HistoryForgotten,
-            _ => Trouble::Stale(what),
+            16..=18 => Trouble::Stale(what),
+            19..=21 => Trouble::AwayAndForgets,
+            22 | 23 => Trouble::LagsAndForgets(what),
+            24 => Trouble::StatusReset,
+            _ => Trouble::StatusRefused(self.random.of([409, 429, 500, 503, 504])),
         }
     }
 }

@@ -6,6 +6,7 @@
 //! | `random`, `network`, `policies` | numbers of a seed; the networks; policies at random |
 //! | `decide` | what happens next, by the seed alone |
 //! | `rig`, `act` | two nodes and a server; carries out what was decided |
+//! | `stranger` | a host between the nodes that has addresses of pods that are gone |
 //! | `model` | what must hold |
 //! | `probe`, `check` | packets; what is there compared with what must hold |
 //! | `leaks` | what is left at the end, memory and descriptors |
@@ -23,6 +24,7 @@ mod policies;
 mod probe;
 mod random;
 mod rig;
+mod stranger;
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -107,9 +109,10 @@ fn soak(options: &Options, rig: &mut Rig, told: &mut Told) -> Result<()> {
     let mut forged = Vec::new();
     let began = Instant::now();
     let mut line = Instant::now();
-    let mut before = check::settle(rig, &prober)?;
+    let mut before = check::settle(rig, &prober, Duration::ZERO)?;
     while began.elapsed() < options.time && options.batches.is_none_or(|batches| told.batch < batches) {
         told.batch += 1;
+        let since = Instant::now();
         let traffic = Traffic::start(&prober);
         let mut worlds = vec![before];
         for action in decisions.batch() {
@@ -129,7 +132,7 @@ fn soak(options: &Options, rig: &mut Rig, told: &mut Told) -> Result<()> {
         rig.heal(&mut calls)?;
         worlds.push(rig.world());
         traffic.end();
-        before = quiet(rig, &prober, worlds)?;
+        before = quiet(rig, &prober, worlds, since.elapsed())?;
         resources.look(rig)?;
         if line.elapsed() > LINES {
             line = Instant::now();
@@ -155,10 +158,10 @@ fn soak(options: &Options, rig: &mut Rig, told: &mut Told) -> Result<()> {
 }
 
 /// Looks at what passed while things changed, and waits until everything is as it must be.
-fn quiet(rig: &mut Rig, prober: &Mutex<Prober>, mut worlds: Vec<World>) -> Result<World> {
+fn quiet(rig: &mut Rig, prober: &Mutex<Prober>, mut worlds: Vec<World>, after: Duration) -> Result<World> {
     // What is published meanwhile is of this batch too.
     let passed = prober.lock().unwrap_or_else(PoisonError::into_inner).passed();
-    let world = check::settle(rig, prober)?;
+    let world = check::settle(rig, prober, after)?;
     worlds.push(world.clone());
     check::nothing_passed_that_never_might(prober, &passed, &worlds)?;
     Ok(world)
@@ -172,6 +175,9 @@ fn end(rig: &mut Rig, prober: &Mutex<Prober>, forged: &[Key]) -> Result<()> {
     }
     for pod in forged {
         rig.act(&Action::Unforge(pod.clone()), &mut calls, prober)?;
+    }
+    for pod in rig.finished.keys().cloned().collect::<Vec<_>>() {
+        rig.act(&Action::Discard(pod), &mut calls, prober)?;
     }
     calls.wait(rig)?;
     // What nobody asked to detach is found by the agent of the other node itself.

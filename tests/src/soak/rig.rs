@@ -11,15 +11,16 @@ use serde_json::{Value, json};
 
 use super::decide::{Key, NAMESPACES, PodSpec};
 use super::model::{Attachment, World, node_name};
-use super::network::{ALL, NETWORKS, Network, default_subnets, second, selections};
-use crate::api_server::{ApiServer, Credential, Options, TOKEN};
+use super::network::{ALL, NETWORKS, Network, address_of, default_subnets, second, selections};
+use super::stranger::Stranger;
+use crate::api_server::{ApiServer, Credential, FaultId, Options, TOKEN};
 use crate::node::{WIRE, ip};
-use crate::{Namespace, Node, Pod, manifest, tools, wires};
+use crate::{Node, Pod, manifest, tools, wires};
 
 /// The reference plugins that take part where they are there.
 const REFERENCE: [&str; 2] = ["ptp", "host-local"];
 /// The other end of [`WIRE`] in every test: a link by this name is the rig's own.
-const UPLINK: &str = "wire1";
+pub(super) const UPLINK: &str = "wire1";
 /// The bridge that the nodes' wire connects.
 const LAN: &str = "br-lan";
 
@@ -54,7 +55,15 @@ pub(super) struct Rig {
     pub(super) server: ApiServer,
     pub(super) live: BTreeMap<Key, Live>,
     pub(super) lost: [Vec<Lost>; 2],
+    /// Pods that have done their work: they have no sandbox, and their objects are still there; whether their author
+    /// has written into the status.
+    pub(super) finished: BTreeMap<Key, bool>,
+    pub(super) stranger: Stranger,
     pub(super) reference: bool,
+    /// What happens now is in no watch when the server is well again.
+    pub(super) forgets: bool,
+    /// What hits written statuses.
+    pub(super) of_statuses: Option<FaultId>,
     /// What agents said that have ended.
     logs: [String; 2],
 }
@@ -67,7 +76,7 @@ pub(super) fn reference() -> Option<PathBuf> {
 impl Rig {
     pub(super) fn new(reference: Option<&Path>) -> Result<Self> {
         let mut nodes = [Node::new(&[])?, Node::new(&[])?];
-        connect(&nodes)?;
+        let stranger = connect(&nodes)?;
         nodes[0].namespace.loopback_up()?;
         nodes[1].namespace.loopback_up()?;
         let mut server = ApiServer::start_in(&Options::default(), &nodes[0].namespace)?;
@@ -95,6 +104,10 @@ impl Rig {
             server,
             live: BTreeMap::new(),
             lost: [Vec::new(), Vec::new()],
+            finished: BTreeMap::new(),
+            stranger,
+            forgets: false,
+            of_statuses: None,
             reference: reference.is_some(),
             logs: [String::new(), String::new()],
         };
@@ -194,6 +207,33 @@ impl Rig {
         Ok(())
     }
 
+    /// A pod has no sandbox any more: its addresses are nobody's.
+    pub(super) fn is_gone(&mut self, live: &Live) {
+        for network in ALL.into_iter().filter(|network| network.spans_nodes()) {
+            let name = format!("{NETWORKS}/{}", network.definition(live.spec.node));
+            let had = live.attachments.iter().filter(|it| it.network == name).flat_map(|it| &it.addresses);
+            for address in had {
+                self.stranger.note(network, *address);
+            }
+        }
+    }
+
+    /// Of the addresses that pods have had those that no sandbox has, and that none will have when its networks are
+    /// defined again.
+    pub(super) fn free(&self) -> Vec<(Network, IpAddr)> {
+        let is_asked_for = |live: &Live, network: Network, address: IpAddr| {
+            let asked = live.spec.networks.get(&network).map(|host| network.addresses(*host));
+            asked.into_iter().flatten().any(|it| address_of(&it) == Some(address))
+        };
+        let of_lost = self.lost.iter().flatten().flat_map(|it| &it.attachments);
+        let held = self.live.values().flat_map(|live| &live.attachments).chain(of_lost);
+        let held: BTreeSet<IpAddr> = held.flat_map(|it| &it.addresses).copied().collect();
+        let is_free = |(network, address): &(Network, IpAddr)| {
+            !held.contains(address) && !self.live.values().any(|live| is_asked_for(live, *network, *address))
+        };
+        self.stranger.gone().filter(is_free).collect()
+    }
+
     /// A pod's object.
     pub(super) fn object(spec: &PodSpec) -> Value {
         let ports: Vec<Value> = [("web", spec.web), ("dns", 53)]
@@ -260,23 +300,12 @@ impl Rig {
 }
 
 /// Wires between the nodes: one is the parent of macvlans, the other connects the bridges.
-fn connect(nodes: &[Node; 2]) -> Result<()> {
-    let [first, second] = [&nodes[0].namespace, &nodes[1].namespace];
-    for name in [WIRE, UPLINK] {
-        pair(first, second, name).with_context(|| format!("connect the nodes by {name}"))?;
+fn connect(nodes: &[Node; 2]) -> Result<Stranger> {
+    let between = Stranger::between(nodes)?;
+    for node in nodes {
+        ip(&node.namespace, &["link", "add", LAN, "type", "bridge"])?;
+        ip(&node.namespace, &["link", "set", LAN, "up"])?;
+        ip(&node.namespace, &["link", "set", UPLINK, "master", LAN])?;
     }
-    for namespace in [first, second] {
-        ip(namespace, &["link", "add", LAN, "type", "bridge"])?;
-        ip(namespace, &["link", "set", LAN, "up"])?;
-        ip(namespace, &["link", "set", UPLINK, "master", LAN])?;
-    }
-    Ok(())
-}
-
-fn pair(first: &Namespace, second: &Namespace, name: &str) -> Result<()> {
-    ip(first, &["link", "add", name, "type", "veth", "peer", "name", "there"])?;
-    ip(first, &["link", "set", "there", "netns", &second.task()])?;
-    ip(second, &["link", "set", "there", "name", name])?;
-    ip(first, &["link", "set", name, "up"])?;
-    ip(second, &["link", "set", name, "up"])
+    Ok(between)
 }
