@@ -1,7 +1,8 @@
 //! A node for one test: a network namespace that the agent runs in, directories, a directory for pins, and a container
 //! runtime that calls the real CNI executable.
 
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -200,11 +201,18 @@ impl Node {
     /// # Errors
     /// The record cannot be read.
     pub fn take_calls(&self) -> Result<Vec<Value>> {
-        let text = match fs::read_to_string(self.path("calls")) {
+        // Out of the plugins' way before it is read: what they record from here on is in a new file.
+        let taken = self.path("calls.taken");
+        match fs::rename(self.path("calls"), &taken) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-            text => text?,
-        };
-        fs::remove_file(self.path("calls"))?;
+            renamed => renamed?,
+        }
+        let mut file = File::open(&taken)?;
+        // A plugin that had opened it before has the lock until it has written.
+        file.lock()?;
+        let mut text = String::new();
+        file.read_to_string(&mut text)?;
+        fs::remove_file(&taken)?;
         text.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
     }
 

@@ -26,8 +26,9 @@
 //! Without `result`, ADD passes the previous result through, or prints an empty one.
 
 use std::collections::BTreeMap;
-use std::fs::OpenOptions;
+use std::fs::{self, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
@@ -231,10 +232,19 @@ fn with_suffix(path: PathBuf, suffix: &str) -> PathBuf {
     text.into()
 }
 
-/// Appends one line with one write, so that calls at the same time do not mix.
+/// Appends one line with one write, so that calls at the same time do not mix. The test may take the record away at any
+/// time (`Node::take_calls`): it waits for who has the lock, and a file that has been taken is none to write to.
 fn append(record: &Option<PathBuf>, line: &Value) -> Result<()> {
     let Some(path) = record else { return Ok(()) };
-    let mut file = OpenOptions::new().create(true).append(true).open(path)?;
+    let mut file = loop {
+        let file = OpenOptions::new().create(true).append(true).open(path)?;
+        file.lock()?;
+        match fs::metadata(path) {
+            Ok(there) if there.ino() == file.metadata()?.ino() => break file,
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+            _ => {}
+        }
+    };
     file.write_all(format!("{line}\n").as_bytes()).with_context(|| format!("record to {}", path.display()))
 }
 
