@@ -20,6 +20,7 @@ use tokio::sync::{Notify, watch};
 use super::conf_keeper::ConfKeeper;
 use super::conf_watch::ConfWatch;
 use super::pace;
+use super::share::{clipped, shared};
 use crate::attach::{Engine, IntentReader};
 use crate::cni::{CniError, code};
 use crate::descriptors;
@@ -371,12 +372,13 @@ impl Health {
                 false => self.engine.check_network(&defined.network, &cni_path),
             };
             let found = found.and(room);
-            let problem = found.err()?.to_string();
+            let problem = clipped(found.err()?.to_string());
             Some(Condition { object: format!("network {}", defined.network.name), problem })
         });
-        let mut rows: Vec<_> = troubled.collect();
-        rows.truncate(MOST_TROUBLES);
+        let rows = shared(troubled.collect(), MOST_TROUBLES);
         note("network cannot be attached", &self.not_attachable, rows);
+        // Of very many, those that pods have addresses of: anybody can define others.
+        pools.sort_by_key(|pool| pool.used == 0);
         pools.truncate(MOST_POOLS);
         *lock(&self.pools) = pools;
         self.look_at_files();

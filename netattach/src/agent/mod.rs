@@ -24,7 +24,7 @@
 //! | `traces` | sends traces of requests to a collector |
 //! | `http`, `metrics` | serves probes and metrics; what is counted |
 //! | `request_log`, `flow` | the log line of a request; records of packets as text |
-//! | `health`, `trouble`, `disk_look`, `report` | readiness; problems with objects, and on disk; the agent's status |
+//! | `health`, `trouble`, `disk_look`, `share`, `report` | readiness; problems with objects, and on disk; which are shown of very many; the agent's status |
 
 mod background;
 mod cni_conf;
@@ -67,6 +67,7 @@ mod request_log;
 mod run;
 mod scheduler;
 mod settings_file;
+mod share;
 mod signals;
 mod traces;
 mod trouble;

@@ -13,6 +13,7 @@ use tokio::sync::{Notify, watch};
 use super::disk_look::{DiskLook, LEAST_INTERVAL, Versions, versions};
 use super::health::{NOT_IN_FORCE, lock, log_new, note};
 use super::node_network::NodeNetwork;
+use super::share::{clipped, shared};
 use crate::attach::{Engine, IntentReader};
 use crate::builtin::pod_cidr;
 use crate::cni::NetworkList;
@@ -248,10 +249,11 @@ impl Troubles {
 
     /// The reason why no pod can be attached by a definition.
     fn unusable(&self, objects: &Objects, name: &NetworkRef) -> Option<String> {
-        match self.intents.network(objects, name) {
+        let problem = match self.intents.network(objects, name) {
             Err(error) => Some(Chain(&error).to_string()),
             Ok(network) => self.engine.check_plan(&network).err().map(|error| error.to_string()),
-        }
+        };
+        problem.map(clipped)
     }
 }
 
@@ -340,10 +342,11 @@ fn of_policy(condition: PolicyCondition) -> Option<Condition> {
     is_error.then(|| Condition { object: condition.object.to_string(), problem: condition.message })
 }
 
-fn bounded(mut rows: Vec<Condition>) -> Vec<Condition> {
-    if rows.len() > MOST_ROWS {
-        let more = rows.len() - MOST_ROWS;
-        rows.truncate(MOST_ROWS);
+fn bounded(rows: Vec<Condition>) -> Vec<Condition> {
+    let all = rows.len();
+    let mut rows = shared(rows, MOST_ROWS);
+    if all > rows.len() {
+        let more = all - rows.len();
         rows.push(Condition { object: "-".into(), problem: format!("{more} more are not shown") });
     }
     rows

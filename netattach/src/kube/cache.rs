@@ -28,6 +28,8 @@ const FETCHED: Duration = Duration::from_secs(30);
 /// Objects beyond the bound of their kind that are remembered by name, to count them, and that cannot be read.
 pub(super) const REMEMBERED: usize = 16 << 10;
 pub(super) const UNREADABLE: usize = 1024;
+/// Of these, those of one namespace: an author of many must not leave others in the dark about theirs.
+pub(super) const UNREADABLE_OF_NAMESPACE: usize = 128;
 /// Deleted pods that are remembered, so that an answer that was on its way does not bring one back.
 const DELETED: usize = 1024;
 
@@ -36,6 +38,8 @@ const DELETED: usize = 1024;
 pub(super) struct Cache {
     objects: Objects,
     problems: BTreeMap<Key, String>,
+    /// How many of them each namespace has.
+    problems_of: BTreeMap<String, usize>,
     /// Bytes kept of each definition and policy, and of all of a kind.
     weights: BTreeMap<Key, usize>,
     totals: BTreeMap<&'static str, usize>,
@@ -73,6 +77,14 @@ impl Unlisted {
         self.pods.remove(name);
         self.refused.remove(name);
     }
+}
+
+/// Where there may be more objects that cannot be read than are remembered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum MoreProblems<'a> {
+    OfAll,
+    /// In this namespace; in others possibly too.
+    Of(&'a str),
 }
 
 /// The metadata that every object has.
@@ -137,7 +149,7 @@ impl Cache {
         }
         let isolating = match api_object(kind, json) {
             Ok(object) => {
-                self.is_changed |= self.problems.remove(&key).is_some();
+                self.is_readable(&key);
                 if self.weigh(kind, &key, json.get().len()).is_ok() {
                     self.fits(Content::Objects(kind), &key.name);
                     self.insert(&of_this_node(object));
@@ -160,13 +172,34 @@ impl Cache {
         Some(key)
     }
 
-    /// An object cannot be read. Of very many the first are remembered.
+    /// An object cannot be read. Of very many the first are remembered, fewer of one namespace.
     fn note(&mut self, key: &Key, message: String) {
-        let before = self.problems.get(key);
-        let fits = before.is_some() || self.problems.len() < UNREADABLE;
-        if fits && before != Some(&message) {
-            self.problems.insert(key.clone(), message);
-            self.is_changed = true;
+        match self.problems.get_mut(key) {
+            Some(before) if *before == message => return,
+            Some(before) => *before = message,
+            None => {
+                let of = self.problems_of.get(&key.name.namespace).copied().unwrap_or_default();
+                if self.problems.len() >= UNREADABLE || of >= UNREADABLE_OF_NAMESPACE {
+                    return;
+                }
+                self.problems_of.insert(key.name.namespace.clone(), of + 1);
+                self.problems.insert(key.clone(), message);
+            }
+        }
+        self.is_changed = true;
+    }
+
+    /// An object can be read again, or is gone.
+    fn is_readable(&mut self, key: &Key) {
+        if self.problems.remove(key).is_none() {
+            return;
+        }
+        self.is_changed = true;
+        if let Some(of) = self.problems_of.get_mut(&key.name.namespace) {
+            *of -= 1;
+            if *of == 0 {
+                self.problems_of.remove(&key.name.namespace);
+            }
         }
     }
 
@@ -211,9 +244,13 @@ impl Cache {
         self.room.remove(&content);
     }
 
-    /// Whether there may be more objects that cannot be read than are remembered.
-    pub(super) fn has_more_problems(&self) -> bool {
-        self.problems.len() >= UNREADABLE
+    /// Whether there may be more objects that cannot be read than are remembered: of all of them, or of which namespace.
+    pub(super) fn has_more_problems(&self) -> Option<MoreProblems<'_>> {
+        if self.problems.len() >= UNREADABLE {
+            return Some(MoreProblems::OfAll);
+        }
+        let mut full = self.problems_of.iter().filter(|(_, of)| **of >= UNREADABLE_OF_NAMESPACE);
+        full.next().map(|(namespace, _)| MoreProblems::Of(namespace))
     }
 
     /// How many objects of each kind exceed its bound, and the first of them. Of very many as many as are remembered.
@@ -256,7 +293,7 @@ impl Cache {
         if kind == Kind::Pod {
             self.versions.remove(&key.name);
         }
-        self.is_changed |= self.problems.remove(key).is_some();
+        self.is_readable(key);
         let content = Content::Objects(kind);
         self.fits(content, &key.name);
         if let Some(weight) = self.weights.remove(key) {

@@ -158,20 +158,31 @@ fn a_definition_beyond_the_memory_for_all_is_not_kept() {
 #[test]
 fn of_very_many_unreadable_objects_the_first_are_problems() {
     let mut cache = Cache::default();
-    let broken = |number: usize| {
+    let broken = |namespace: usize, number: usize| {
         raw(&json!({
-            "metadata": {"namespace": "shop", "name": format!("p{number:05}"), "uid": "1"},
+            "metadata": {"namespace": format!("n{namespace}"), "name": format!("p{number:05}"), "uid": "1"},
             "spec": {"containers": [{"ports": [{"containerPort": 0}]}]},
         }))
     };
-    for number in 0..UNREADABLE + 10 {
-        assert!(!cache.has_more_problems() || number >= UNREADABLE);
-        cache.put(Kind::Pod, &broken(number));
+    for number in 0..UNREADABLE_OF_NAMESPACE + 10 {
+        assert!(cache.has_more_problems().is_none() || number >= UNREADABLE_OF_NAMESPACE);
+        cache.put(Kind::Pod, &broken(0, number));
+    }
+    assert_eq!(cache.take_changed().unwrap().problems.len(), UNREADABLE_OF_NAMESPACE);
+    assert_eq!(cache.has_more_problems(), Some(MoreProblems::Of("n0")));
+    // Read again, it is the same problem.
+    cache.put(Kind::Pod, &broken(0, 0));
+    assert_eq!(cache.take_changed(), None);
+    cache.remove(Kind::Pod, &broken(0, 0));
+    assert_eq!(cache.has_more_problems(), None);
+    // One of another namespace is among them, until there are too many namespaces.
+    cache.put(Kind::Pod, &broken(0, 0));
+    for namespace in 1..2 * UNREADABLE / UNREADABLE_OF_NAMESPACE {
+        (0..UNREADABLE_OF_NAMESPACE)
+            .for_each(|number| drop(cache.put(Kind::Pod, &broken(namespace, number))));
     }
     assert_eq!(cache.take_changed().unwrap().problems.len(), UNREADABLE);
-    assert!(cache.has_more_problems());
-    cache.remove(Kind::Pod, &broken(0));
-    assert!(!cache.has_more_problems());
+    assert_eq!(cache.has_more_problems(), Some(MoreProblems::OfAll));
 }
 
 #[test]

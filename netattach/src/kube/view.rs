@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, watch};
 
-use super::cache::{self, Cache};
+use super::cache::{self, Cache, MoreProblems};
 use super::client::RequestError;
 use super::resource::{Content, REMOTE_PODS, Resource};
 use crate::error_chain::Chain;
@@ -283,9 +283,17 @@ impl View {
             object: followed.kinds.get(&content).map_or("", |it| it.resource.name).to_owned(),
             problem: beyond(content, count, first),
         });
-        let more = cache.has_more_problems().then(|| Warning {
+        let more = cache.has_more_problems().map(|more| Warning {
             object: "-".to_owned(),
-            problem: format!("{} objects or more cannot be read: others are not shown", cache::UNREADABLE),
+            problem: match more {
+                MoreProblems::OfAll => {
+                    format!("{} objects or more cannot be read: others are not shown", cache::UNREADABLE)
+                }
+                MoreProblems::Of(namespace) => format!(
+                    "{} objects or more of namespace {namespace} cannot be read: others of it are not shown",
+                    cache::UNREADABLE_OF_NAMESPACE
+                ),
+            },
         });
         followed.kinds.values().filter_map(Following::warning).chain(refused).chain(more).collect()
     }

@@ -11,6 +11,7 @@
 //! | `live`, `repair` | pods whose annotation changes; pods that run without their networks |
 //! | `taint` | the node's startup taint |
 //! | `access`, `forged` | rights that the agent lacks; a published status that others change or make up |
+//! | `hostile` | authors who make as much as they can, beside other tenants |
 //! | `watched` | probes, metrics, what Prometheus makes of them, lines of the log, traces |
 //! | `client`, `rig` | a plain HTTP client; a node and its server |
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
@@ -22,6 +23,7 @@ mod api_server;
 mod client;
 mod events;
 mod forged;
+mod hostile;
 mod live;
 mod outages;
 mod publishing;

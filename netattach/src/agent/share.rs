@@ -1,0 +1,94 @@
+//! Which rows are shown when there are too many of them. Pure.
+//!
+//! Authors of one namespace can make thousands of objects that are wrong. What is wrong with those of others is shown
+//! all the same: each namespace has an equal share of the rows.
+
+use std::collections::BTreeMap;
+
+use crate::rpc::message::Condition;
+
+/// Most bytes of a problem that repeats what others have written.
+const MOST_TEXT: usize = 1024;
+
+/// At most `most` rows, in their order. Where there are more, each namespace has as many as every other.
+pub(super) fn shared(mut rows: Vec<Condition>, most: usize) -> Vec<Condition> {
+    if rows.len() <= most {
+        return rows;
+    }
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for row in &rows {
+        *counts.entry(namespace(&row.object)).or_default() += 1;
+    }
+    let total = |each: usize| counts.values().map(|count| (*count).min(each)).sum::<usize>();
+    // Where there are more namespaces than rows, the first have one each.
+    let each = (2..=most).take_while(|each| total(*each) <= most).last().unwrap_or(1);
+    // What is left after that goes to the first.
+    let mut left = most.saturating_sub(total(each));
+    let mut taken: BTreeMap<String, usize> = BTreeMap::new();
+    rows.retain(|row| {
+        let taken = taken.entry(namespace(&row.object).to_owned()).or_default();
+        let is_more = *taken >= each;
+        if is_more && left == 0 {
+            return false;
+        }
+        left -= usize::from(is_more);
+        *taken += 1;
+        true
+    });
+    rows.truncate(most);
+    rows
+}
+
+/// A problem without the rest of a very long text.
+pub(super) fn clipped(mut problem: String) -> String {
+    if problem.len() > MOST_TEXT {
+        problem.truncate(problem.floor_char_boundary(MOST_TEXT));
+        problem.push('…');
+    }
+    problem
+}
+
+/// The namespace of the object that a condition names, `kind namespace/name`; empty if it has none.
+fn namespace(object: &str) -> &str {
+    let name = object.split_once(' ').map_or("", |(_, name)| name);
+    name.split_once('/').map_or("", |(namespace, _)| namespace)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(object: String) -> Condition {
+        Condition { object, problem: String::new() }
+    }
+
+    fn of(namespace: &str, numbers: std::ops::Range<usize>) -> Vec<Condition> {
+        numbers.map(|number| row(format!("multi-networkpolicy {namespace}/{number}"))).collect()
+    }
+
+    #[test]
+    fn many_rows_of_one_namespace_leave_room_for_those_of_others() {
+        let rows = [of("a", 0..900), of("b", 0..3), vec![row("node".to_owned())]].concat();
+        assert_eq!(shared(rows, 10), [of("a", 0..6), of("b", 0..3), vec![row("node".to_owned())]].concat());
+        let rows = [of("a", 0..900), of("b", 0..900)].concat();
+        assert_eq!(shared(rows, 9), [of("a", 0..5), of("b", 0..4)].concat());
+    }
+
+    #[test]
+    fn rows_that_are_few_or_of_one_namespace_are_the_first() {
+        assert_eq!(shared(of("a", 0..5), 5), of("a", 0..5));
+        assert_eq!(shared(of("a", 0..6), 5), of("a", 0..5));
+        let of_many: Vec<Condition> = (0..9).flat_map(|number| of(&number.to_string(), 0..2)).collect();
+        let first: Vec<Condition> = (0..5).flat_map(|number| of(&number.to_string(), 0..1)).collect();
+        assert_eq!(shared(of_many, 5), first);
+    }
+
+    #[test]
+    fn long_problems_are_cut_off_between_characters() {
+        assert_eq!(clipped("x".repeat(MOST_TEXT)), "x".repeat(MOST_TEXT));
+        assert_eq!(
+            clipped(format!("x{}", "ä".repeat(MOST_TEXT))),
+            format!("x{}…", "ä".repeat(MOST_TEXT / 2 - 1))
+        );
+    }
+}

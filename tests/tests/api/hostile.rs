@@ -1,0 +1,260 @@
+//! Authors who make as much as the server lets them, beside tenants who attach their pods meanwhile.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use netattach_tests::manifest::{self, NAMESPACE};
+use netattach_tests::traffic::{PATIENCE, eventually, stretched};
+use netattach_tests::{Node, Pod};
+use serde_json::{Value, json};
+
+use crate::rig::{NODE, Rig, timed};
+
+/// The namespace of the author.
+const HOSTILE: &str = "aardvark";
+/// How many definitions it has.
+const MANY: usize = 10_000;
+/// The most that a runtime's call and a question may take meanwhile.
+const IN_TIME: Duration = Duration::from_secs(10);
+
+/// The author's definitions: some fit, some are nonsense in a way of their own, some are no definitions at all. Together
+/// they exceed what is kept of a cluster's definitions.
+fn definition(number: usize) -> Value {
+    let name = format!("d{number:05}");
+    let padding = " ".repeat(8000);
+    match number % 6 {
+        0 => {
+            let subnet = format!("10.{}.{}.0/24", 100 + number / 256 % 100, number % 256);
+            let config = json!({
+                "cniVersion": "1.0.0", "type": "bridge", "bridge": format!("h{number}"),
+                "ipam": {"type": "host-local", "ranges": [[{"subnet": subnet}]]}
+            });
+            let mut network = manifest::network(HOSTILE, &name, &config);
+            network["spec"]["config"] = json!(format!("{config}{padding}"));
+            network
+        }
+        1 => {
+            let mut network = manifest::network(HOSTILE, &name, &json!({}));
+            network["spec"]["config"] = json!(format!("{{{padding}"));
+            network
+        }
+        2 => {
+            let ipam = json!({"type": "host-local", "ranges": [[{"subnet": "10.0.0.0/33"}]]});
+            manifest::network(HOSTILE, &name, &json!({"cniVersion": "1.0.0", "type": "bridge", "ipam": ipam}))
+        }
+        3 => {
+            // The refusal must not repeat all of it.
+            let kind = format!("no-such-plugin-{}", "x".repeat(8000));
+            manifest::network(HOSTILE, &name, &json!({"cniVersion": "1.0.0", "type": kind}))
+        }
+        4 => {
+            // Its configuration would be a file of the node.
+            let mut network = manifest::network(HOSTILE, &name, &json!({}));
+            network["spec"] = json!({});
+            network
+        }
+        _ => {
+            let mut network = manifest::network(HOSTILE, &name, &json!({}));
+            network["spec"]["config"] = json!({"type": "bridge"});
+            network
+        }
+    }
+}
+
+/// What `netattachctl status` says, and how large and late the answer was.
+fn status(rig: &Rig) -> (Value, Duration) {
+    let begin = Instant::now();
+    let status = rig.node.whole_status().unwrap();
+    (status, begin.elapsed())
+}
+
+/// What is said of objects of the author, and of others.
+fn rows(status: &Value) -> (Vec<String>, Vec<String>) {
+    let text =
+        |row: &Value| format!("{}: {}", row["object"].as_str().unwrap(), row["problem"].as_str().unwrap());
+    let both = ["source", "troubles"].iter().flat_map(|list| status[list].as_array().unwrap());
+    both.map(text).partition(|row| row.contains(HOSTILE))
+}
+
+/// The longest calls and questions.
+#[derive(Debug, Default)]
+struct Longest {
+    add: Duration,
+    del: Duration,
+    status: Duration,
+    rounds: usize,
+}
+
+impl Longest {
+    /// Attaches and detaches a pod, and asks how things are.
+    fn round(&mut self, rig: &Rig) {
+        let pod = Pod::new("good").unwrap();
+        let (took, added) = timed(&rig.call("ADD", &pod));
+        added.success();
+        self.add = self.add.max(took);
+        self.status = self.status.max(status(rig).1);
+        let (took, deleted) = timed(&rig.call("DEL", &pod));
+        deleted.success();
+        self.del = self.del.max(took);
+        self.rounds += 1;
+    }
+
+    fn check(&self, when: &str) {
+        eprintln!("{when}: {self:?}");
+        let most = stretched(IN_TIME);
+        assert!(self.add < most && self.del < most && self.status < most, "{when}: {self:?}");
+    }
+}
+
+#[test]
+fn an_author_of_ten_thousand_definitions_keeps_no_other_tenant_waiting() {
+    let rig = Rig::started();
+    rig.pod("good");
+    // What another tenant has got wrong is said all the same.
+    let policy =
+        manifest::policy("lost", "shop/nowhere", &json!({"podSelector": {}, "policyTypes": ["Ingress"]}));
+    rig.server.create(&policy).unwrap();
+    rig.server.create(&manifest::network(NAMESPACE, "wrong", &json!({"type": "bridge", "ipam": 7}))).unwrap();
+    rig.server.create(&manifest::namespace(HOSTILE, &json!({}))).unwrap();
+    let said_of_others = |status: &Value| {
+        let (_, others) = rows(status);
+        others.iter().any(|row| row.contains("multi-networkpolicy shop/lost: "))
+            && others.iter().any(|row| row.contains("network-attachment-definition shop/wrong: "))
+    };
+    assert!(eventually(PATIENCE, || said_of_others(&status(&rig).0)));
+
+    let done = AtomicBool::new(false);
+    let mut longest = Longest::default();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut large = manifest::pod("large", &json!({}), &json!("x".repeat(1 << 20)));
+            large["metadata"]["namespace"] = json!(HOSTILE);
+            large["spec"]["nodeName"] = json!(NODE);
+            rig.server.create(&large).unwrap();
+            for number in 0..MANY {
+                rig.server.create(&definition(number)).unwrap();
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        while !done.load(Ordering::Relaxed) {
+            longest.round(&rig);
+        }
+    });
+    longest.check("while they are made");
+
+    // All of it has been read when the last one is known.
+    let mut last = Value::Null;
+    let is_known = || {
+        last = status(&rig).0;
+        let (hostile, _) = rows(&last);
+        hostile.iter().any(|row| row.contains("definitions of a cluster have at most"))
+            && hostile.iter().any(|row| row.starts_with(&format!("pod {HOSTILE}/large: ")))
+    };
+    assert!(eventually(PATIENCE, is_known), "{last:#}");
+    let mut longest = Longest::default();
+    for _ in 0..5 {
+        longest.round(&rig);
+    }
+    longest.check("while they are there");
+    let (hostile, others) = rows(&last);
+    let bytes = last.to_string().len();
+    eprintln!("{} rows about its objects, {bytes} bytes, agent {}", hostile.len(), last["memory_bytes"]);
+    assert!(said_of_others(&last), "{others:#?}");
+    // 128 that cannot be read, 100 that can, 100 whose plugin is not there, and what counts the others.
+    assert!(hostile.len() <= 340, "{} rows", hostile.len());
+    assert!(bytes < 256 << 10, "{bytes} bytes");
+
+    let mut longest = Longest::default();
+    for number in 0..MANY {
+        rig.server.delete("network-attachment-definitions", HOSTILE, &format!("d{number:05}")).unwrap();
+        if number % 2000 == 0 {
+            longest.round(&rig);
+        }
+    }
+    rig.server.delete("pods", HOSTILE, "large").unwrap();
+    longest.check("while they go");
+    let is_gone = || {
+        last = status(&rig).0;
+        rows(&last).0.is_empty()
+    };
+    assert!(eventually(PATIENCE, is_gone), "{:#?}", rows(&last).0);
+    assert!(said_of_others(&last), "{last:#}");
+}
+
+/// The attachments and leases that are left.
+fn left(node: &Node) -> (usize, Vec<String>) {
+    let attachments = node.ctl(&["attachments"]).unwrap().as_array().unwrap().len();
+    let mut leases = Vec::new();
+    let mut directories = vec![node.path("leases")];
+    while let Some(directory) = directories.pop() {
+        for entry in std::fs::read_dir(directory).unwrap() {
+            let entry = entry.unwrap();
+            let name = entry.file_name().to_string_lossy().into_owned();
+            if entry.file_type().unwrap().is_dir() {
+                directories.push(entry.path());
+            } else if name.parse::<std::net::IpAddr>().is_ok() {
+                leases.push(name);
+            }
+        }
+    }
+    (attachments, leases)
+}
+
+/// What an author does to the definition.
+type Spoil<'a> = &'a dyn Fn(&Rig);
+
+#[test]
+fn a_definition_that_changes_under_a_pod_changes_nothing_of_its_del() {
+    let rig = Rig::started();
+    let spoiled: [(&str, Spoil<'_>); 4] = [
+        ("another-bridge", &|rig| {
+            let config = json!({
+                "cniVersion": "1.0.0", "type": "bridge", "bridge": "br9",
+                "ipam": rig.node.host_local(&["10.9.0.0/24"])
+            });
+            rig.server.apply(&manifest::network(NAMESPACE, "lan-a", &config)).unwrap();
+        }),
+        ("another-plugin", &|rig| {
+            let config = json!({"cniVersion": "1.0.0", "type": "no-such-plugin"});
+            rig.server.apply(&manifest::network(NAMESPACE, "lan-a", &config)).unwrap();
+        }),
+        ("unreadable", &|rig| {
+            let anything =
+                json!({"metadata": {"namespace": NAMESPACE, "name": "lan-a"}, "spec": {"config": [1]}});
+            rig.server.put_as_is("network-attachment-definitions", NAMESPACE, "lan-a", anything).unwrap();
+        }),
+        ("gone", &|rig| rig.server.delete("network-attachment-definitions", NAMESPACE, "lan-a").unwrap()),
+    ];
+    let whole = rig.server.get("network-attachment-definitions", NAMESPACE, "lan-a").unwrap();
+    for (name, spoil) in spoiled {
+        let mut network = manifest::network(NAMESPACE, "lan-a", &json!({}));
+        network["spec"] = whole["spec"].clone();
+        rig.server.apply(&network).unwrap();
+        let pod = rig.pod(name);
+        let mut last = None;
+        let attached = eventually(PATIENCE, || {
+            let outcome = rig.add(&pod);
+            let exit = outcome.exit;
+            last = Some(outcome);
+            exit == 0
+        });
+        assert!(attached, "{name}: {last:?}");
+        assert_eq!(left(&rig.node).0, 3, "{name}");
+        spoil(&rig);
+        // The agent has seen it: it attaches another pod by what is there now, says what is wrong, or attaches none.
+        let other = rig.pod(&format!("{name}-2"));
+        let is_seen = eventually(PATIENCE, || {
+            let exit = rig.add(&other).exit;
+            let attachments = rig.node.ctl(&["attachments"]).unwrap().to_string();
+            rig.del(&other).success();
+            let rows = rows(&status(&rig).0).1;
+            let is_said =
+                rows.iter().any(|row| row.starts_with("network-attachment-definition shop/lan-a: "));
+            exit != 0 || is_said || attachments.contains("10.9.0.")
+        });
+        assert!(is_seen, "{name}");
+        rig.del(&pod).success();
+        assert_eq!(left(&rig.node), (0, Vec::new()), "{name}");
+    }
+}
