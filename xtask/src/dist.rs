@@ -131,6 +131,13 @@ fn deliver(
             "find the dependency that links a shared library (`cargo tree -p netattach`, crates ending in -sys)",
         )
     );
+    ensure!(
+        !elf::has_symbols(source)?,
+        UserError::new(
+            format!("{name} has its symbols, a seventh of what is delivered"),
+            "give its package no settings of its own in `profile.release.package`: they lose `strip`",
+        )
+    );
     let size = fs::metadata(source).with_context(|| format!("look at {name}"))?.len();
     if let Some(limit) = limit {
         ensure!(

@@ -31,6 +31,16 @@ pub fn is_static(path: &Path) -> anyhow::Result<bool> {
     Ok(!segments.iter().any(|segment| segment.p_type(endian) == PT_INTERP))
 }
 
+/// Whether an executable has its table of symbols, which nothing on a node reads.
+///
+/// # Errors
+/// The file cannot be read or is not a 64-bit ELF file.
+pub fn has_symbols(path: &Path) -> anyhow::Result<bool> {
+    let bytes = read(path)?;
+    let file = ElfFile64::<Endianness>::parse(&*bytes).context("not a 64-bit ELF file")?;
+    Ok(file.symbol_table().is_some())
+}
+
 /// The shared libraries an executable names.
 ///
 /// # Errors
@@ -95,6 +105,7 @@ mod tests {
     fn this_test_executable_is_dynamic_and_needs_libc() {
         let own = std::env::current_exe().unwrap();
         assert!(!is_static(&own).unwrap());
+        assert!(has_symbols(&own).unwrap());
         let needed = needed_libraries(&own).unwrap();
         assert!(needed.iter().any(|name| name.starts_with("libc.so")), "{needed:?}");
     }

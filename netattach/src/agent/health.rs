@@ -532,7 +532,7 @@ impl Look {
             self.want();
         }
         let hangs = lock(&self.begun).is_some_and(|begun| begun.elapsed() > self.longest);
-        if hangs || age > self.every + LONGEST_LOOK {
+        if hangs || age > pace::longest(self.every) + LONGEST_LOOK {
             return not_known(format!("for {} s", age.as_secs()));
         }
         Ok((age, seen.clone()))

@@ -10,7 +10,12 @@ const MOST: u32 = 6;
 
 /// The pause after a look that has taken `took`, of a kind that is taken every so often on a small node.
 pub(super) fn pause(every: Duration, took: Duration) -> Duration {
-    took.saturating_mul(PART).clamp(every, every.saturating_mul(MOST))
+    took.saturating_mul(PART).clamp(every, longest(every))
+}
+
+/// The longest [`pause`].
+pub(super) fn longest(every: Duration) -> Duration {
+    every.saturating_mul(MOST)
 }
 
 #[cfg(test)]

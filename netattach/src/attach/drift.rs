@@ -362,6 +362,8 @@ fn ends(attached: &Arc<Attached>) -> Vec<End> {
 /// What the node has, as far as ends are compared with it.
 struct Seen {
     links: BTreeMap<u32, LinkState>,
+    /// Indices of the bridges.
+    bridges: BTreeMap<String, u32>,
     /// Of each link. Only with routed ends and with gateways on bridges; routes only with routed ends.
     addresses: BTreeMap<u32, Vec<IpNet>>,
     routes: BTreeMap<u32, Vec<IpNet>>,
@@ -373,8 +375,11 @@ impl Seen {
         ends: impl IntoIterator<Item = E>,
     ) -> Result<Self, AttachError> {
         let failed = |error: netlink::Error| AttachError::Open(error.into());
-        let links = host.links().map_err(failed)?.into_iter().map(|link| (link.index, link)).collect();
-        let mut seen = Self { links, addresses: BTreeMap::new(), routes: BTreeMap::new() };
+        let links = host.links().map_err(failed)?;
+        let bridges = links.iter().filter(|link| link.kind == "bridge");
+        let bridges = bridges.map(|link| (link.name.clone(), link.index)).collect();
+        let links = links.into_iter().map(|link| (link.index, link)).collect();
+        let mut seen = Self { links, bridges, addresses: BTreeMap::new(), routes: BTreeMap::new() };
         let (mut is_routed, mut has_gateways) = (false, false);
         for end in ends {
             let end: &End = end.borrow();
@@ -398,9 +403,8 @@ impl Seen {
 
     fn differences(&self, end: &End) -> Vec<Difference> {
         let Some(found) = end.find(&self.links) else { return Vec::new() };
-        let bridge = end.port.as_ref().and_then(|(beneath, _)| {
-            self.links.values().find(|link| link.name == beneath.name() && link.kind == "bridge")
-        });
+        let bridge = end.port.as_ref().and_then(|(beneath, _)| self.bridges.get(beneath.name()));
+        let bridge = bridge.and_then(|index| self.links.get(index));
         let addresses = |link: &LinkState| self.addresses.get(&link.index).map_or(&[][..], Vec::as_slice);
         let bridge = bridge.map(|link| (link, addresses(link)));
         differences(end, found, bridge, self.has_addressing(end))

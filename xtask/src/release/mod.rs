@@ -86,7 +86,7 @@ pub fn image(options: &Options) -> anyhow::Result<()> {
 /// # Errors
 /// The archive cannot be written.
 pub fn image_of_built() -> anyhow::Result<()> {
-    let options = Options { dist: Some(tree::dist()), ..Options::default() };
+    let options = Options { dist: Some(tree::dist()), check: true, ..Options::default() };
     assemble(Arch::host()?, &options).map(drop)
 }
 
