@@ -13,6 +13,14 @@
 //!
 //! Between two quiet moments a few things happen at once, and packets go along all ways: none may arrive that no agent
 //! could have allowed at any moment. Then everything that is wrong ends, and everything has to become as the model says.
+//!
+//! Faults that have been put into the agent, and what failed then:
+//!
+//! | fault | what failed | seen with seed |
+//! |---|---|---|
+//! | a deleted pod of another node is kept, with its addresses | a packet to the stranger passes | 21 |
+//! | a list removes nothing that it does not have | a policy that was removed still drops packets | 22 |
+//! | a status whose write fails is not written again | a pod that has done its work keeps its status | 13 |
 
 mod act;
 mod check;
