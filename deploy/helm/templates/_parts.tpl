@@ -1,0 +1,22 @@
+{{- define "netattach.labels" -}}
+app.kubernetes.io/name: netattach
+app.kubernetes.io/part-of: netattach
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+{{- end }}
+{{- define "netattach.image" -}}
+{{ required "image.repository is empty: set it to the image in your registry" .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end }}
+{{- define "netattach.config" -}}
+{{- $settings := .Values.settings -}}
+{{- if hasKey $settings "defaultNetwork" }}{{ fail "settings.defaultNetwork contradicts defaultNetwork: set defaultNetwork alone" }}{{ end -}}
+{{- if hasKey $settings "kubernetes" }}{{ if hasKey $settings.kubernetes "enabled" }}{{ fail "settings.kubernetes.enabled contradicts the chart, whose agents read the cluster: remove it" }}{{ end }}{{ end -}}
+{{- if hasKey $settings "source" }}{{ fail "settings.source contradicts the chart, whose agents read the cluster: remove it" }}{{ end -}}
+{{- if and .Values.metrics.enabled (hasKey $settings "metrics") }}{{ if hasKey $settings.metrics "listen" }}{{ fail "settings.metrics.listen contradicts metrics.enabled, which sets it: remove one of them" }}{{ end }}{{ end -}}
+{{- if hasKey $settings "metrics" }}{{ if hasKey $settings.metrics "listen" }}{{ if ne $settings.metrics.listen "127.0.0.1:10475" }}{{ fail "settings.metrics.listen contradicts the probes, which ask 127.0.0.1:10475: remove it, or set metrics.enabled for an address that others reach" }}{{ end }}{{ end }}{{ end -}}
+{{- if hasKey $settings "log" }}{{ if hasKey $settings.log "format" }}{{ fail "settings.log.format contradicts log.format: set log.format alone" }}{{ end }}{{ end -}}
+{{- $ours := dict "kubernetes" (dict "enabled" true) "defaultNetwork" .Values.defaultNetwork "cniConf" (dict "dir" "/etc/cni/net.d") -}}
+{{- if .Values.metrics.enabled }}{{ $_ := set $ours "metrics" (dict "listen" "0.0.0.0:10475") }}{{ end -}}
+{{- if ne .Values.log.format "text" }}{{ $_ := set $ours "log" (dict "format" .Values.log.format) }}{{ end -}}
+{{- toYaml (mergeOverwrite $ours (deepCopy $settings)) -}}
+{{- end }}
