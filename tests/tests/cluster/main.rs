@@ -2,6 +2,7 @@
 //!
 //! | module | tests |
 //! |---|---|
+//! | `chart` | the helm chart: the objects of `deploy`, rendered without helm |
 //! | `deploy` | the manifests of `deploy`: rendered by kubectl, tried on the server |
 //! | `nodes` | agents of two nodes of a real cluster: what they publish |
 //! | `ranges` | a real cluster without any other network: the network of the agent's own |
@@ -17,6 +18,7 @@
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 mod alone;
+mod chart;
 mod deploy;
 mod devices;
 mod failures;

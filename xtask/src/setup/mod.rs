@@ -2,12 +2,13 @@
 //!
 //! Every step looks before it acts, so that a second run changes nothing and takes a moment.
 //!
-//! `bpf_toolchain` builds the BPF object; `cross` executables for another architecture; `kubectl` renders manifests; `tools`, `runtimes`, `kubernetes` and `machine` are what tests run, with the
+//! `bpf_toolchain` builds the BPF object; `cross` executables for another architecture; `kubectl` renders manifests, `helm` the chart; `tools`, `runtimes`, `kubernetes` and `machine` are what tests run, with the
 //! `kernel`s and `modules` of guests; `apt` fetches packages.
 
 mod apt;
 pub mod bpf_toolchain;
 mod cross;
+mod helm;
 mod kernel;
 mod kubectl;
 mod kubernetes;
@@ -19,6 +20,7 @@ mod tools;
 use crate::progress;
 
 pub use cross::ensure_cross_compiler;
+pub use helm::helm_renderer;
 pub use kernel::Kernel;
 pub use kubectl::kubectl;
 pub use kubernetes::{Building, kubernetes};
@@ -68,6 +70,7 @@ pub fn run(scope: Scope) -> anyhow::Result<()> {
         progress::step("Prometheus", tools::ensure_prometheus)?;
         progress::step("container runtimes", |progress| runtimes::ensure(scope == Scope::Gate, progress))?;
         progress::step("kubectl", |progress| kubectl::ensure(scope == Scope::Gate, progress))?;
+        progress::step("renderer of the chart", |progress| helm::ensure(scope == Scope::Gate, progress))?;
     }
     if matches!(scope, Scope::Testing | Scope::Gate | Scope::Machine) {
         progress::step("virtual machines", |progress| machine::ensure(scope != Scope::Testing, progress))?;

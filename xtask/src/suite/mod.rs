@@ -298,7 +298,7 @@ fn watched(command: &mut Command, tally: Tally) -> anyhow::Result<Tally> {
 }
 
 /// What tests are told: where the executables under test are, and what they are tested with.
-pub(crate) fn variables() -> [(&'static str, PathBuf); 8] {
+pub(crate) fn variables() -> [(&'static str, PathBuf); 9] {
     [
         ("NETATTACH_DIST", tree::dist()),
         ("NETATTACH_REFERENCE_PLUGINS", setup::reference_plugins()),
@@ -307,6 +307,7 @@ pub(crate) fn variables() -> [(&'static str, PathBuf); 8] {
         ("NETATTACH_KUBERNETES", setup::kubernetes()),
         ("NETATTACH_PROMETHEUS", setup::prometheus()),
         ("NETATTACH_KUBECTL", setup::kubectl()),
+        ("NETATTACH_HELM_RENDERER", setup::helm_renderer()),
         ("NETATTACH_IMAGES", tree::images()),
     ]
 }

@@ -1,0 +1,146 @@
+//! The helm chart of `deploy/helm` beside the manifests that kubectl renders. It is rendered by Go's text/template with sprig
+//! and a few functions of our own, not by helm.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use netattach_tests::tools;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// What kubectl renders, and the values by which the chart makes the same.
+const SAME: [(&str, &[&str]); 3] = [
+    ("deploy", &[]),
+    ("deploy/alone", &["deploy/helm/ci/alone.yaml"]),
+    ("deploy/with-metrics", &["deploy/helm/ci/with-metrics.yaml"]),
+];
+
+fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
+}
+
+fn renderer(test: &str) -> Option<PathBuf> {
+    let directory = tools::directory(test, "NETATTACH_HELM_RENDERER", &["helm-renderer"])?;
+    Some(directory.join("helm-renderer"))
+}
+
+fn render(renderer: &Path, values: &[&str]) -> Output {
+    let mut command = Command::new(renderer);
+    command.args(["deploy/helm", "netattach", "kube-system"]).args(values).current_dir(repository());
+    command.output().unwrap()
+}
+
+/// The objects of a command's output by kind and name, without what differs on purpose:
+/// - the definitions, which helm takes from `crds` as they are;
+/// - helm's own labels, and `part-of`, which the Service of `with-metrics` has in the chart alone;
+/// - the name of the ConfigMap, which kustomize makes of its content, where the chart annotates the pods with a checksum;
+/// - comments and the order of keys in the settings.
+fn objects(output: &Output) -> BTreeMap<(String, String), Value> {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = std::str::from_utf8(&output.stdout).unwrap();
+    let documents = serde_norway::Deserializer::from_str(text).map(|it| Value::deserialize(it).unwrap());
+    let mut found = BTreeMap::new();
+    for mut object in documents {
+        let kind = object["kind"].as_str().unwrap_or_default().to_owned();
+        let labels = object.pointer_mut("/metadata/labels").and_then(Value::as_object_mut);
+        if kind.is_empty() || kind == "CustomResourceDefinition" {
+            continue;
+        }
+        let labels = labels.unwrap();
+        for label in ["helm.sh/chart", "app.kubernetes.io/managed-by"] {
+            labels.remove(label);
+        }
+        match kind.as_str() {
+            "Service" => drop(labels.remove("app.kubernetes.io/part-of")),
+            "ConfigMap" => {
+                object["metadata"]["name"] = json!("netattach");
+                let settings = object["data"]["config.yaml"].as_str().unwrap();
+                object["data"]["config.yaml"] = serde_norway::from_str(settings).unwrap();
+            }
+            "DaemonSet" => {
+                let template = &mut object["spec"]["template"];
+                let annotations = template["metadata"]["annotations"].as_object_mut().unwrap();
+                annotations.remove("checksum/config");
+                template["spec"]["volumes"][0]["configMap"]["name"] = json!("netattach");
+            }
+            _ => {}
+        }
+        let name = object["metadata"]["name"].as_str().unwrap().to_owned();
+        found.insert((kind, name), object);
+    }
+    found
+}
+
+#[test]
+fn the_chart_makes_the_objects_that_kubectl_makes() {
+    let test = "the_chart_makes_the_objects_that_kubectl_makes";
+    let Some(renderer) = renderer(test) else { return };
+    let Some(kubectl) = tools::directory(test, "NETATTACH_KUBECTL", &["kubectl"]) else { return };
+    for (directory, values) in SAME {
+        let mut kustomize = Command::new(kubectl.join("kubectl"));
+        let expected =
+            objects(&kustomize.arg("kustomize").arg(repository().join(directory)).output().unwrap());
+        let made = objects(&render(&renderer, values));
+        assert_eq!(made.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>(), "{directory}");
+        for (title, object) in made {
+            assert_eq!(object, expected[&title], "{directory}: {title:?}");
+        }
+    }
+}
+
+/// helm installs these as they are, and packs no link.
+#[test]
+fn the_definitions_of_the_chart_are_those_of_the_base() {
+    let files = |directory: &str| -> BTreeMap<_, _> {
+        let entries = std::fs::read_dir(repository().join(directory)).unwrap();
+        let paths = entries.map(|entry| entry.unwrap().path());
+        paths.map(|path| (path.file_name().unwrap().to_owned(), std::fs::read(path).unwrap())).collect()
+    };
+    let same = files("deploy/helm/crds") == files("deploy/base/crds");
+    assert!(same, "cp deploy/base/crds/* deploy/helm/crds/");
+}
+
+#[test]
+fn values_that_contradict_one_another_are_refused_with_the_remedy() {
+    let Some(renderer) = renderer("values_that_contradict_one_another_are_refused_with_the_remedy") else {
+        return;
+    };
+    let table = [
+        (
+            "settings: {defaultNetwork: builtin}",
+            "settings.defaultNetwork contradicts defaultNetwork: set defaultNetwork alone",
+        ),
+        (
+            "settings: {kubernetes: {enabled: false}}",
+            "settings.kubernetes.enabled contradicts the chart, whose agents read the cluster: remove it",
+        ),
+        (
+            "settings: {source: /a}",
+            "settings.source contradicts the chart, whose agents read the cluster: remove it",
+        ),
+        (
+            "{metrics: {enabled: true}, settings: {metrics: {listen: '127.0.0.1:10475'}}}",
+            "settings.metrics.listen contradicts metrics.enabled, which sets it: remove one of them",
+        ),
+        (
+            "settings: {metrics: {listen: ''}}",
+            "settings.metrics.listen contradicts the probes, which ask 127.0.0.1:10475: remove it, or set \
+             metrics.enabled for an address that others reach",
+        ),
+        (
+            "settings: {log: {format: json}}",
+            "settings.log.format contradicts log.format: set log.format alone",
+        ),
+    ];
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("values.yaml");
+    for (values, expected) in table {
+        std::fs::write(&file, values).unwrap();
+        let output = render(&renderer, &[file.to_str().unwrap()]);
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success(), "{values}");
+        assert_eq!(said.lines().count(), 1, "{said}");
+        assert!(said.trim_end().ends_with(expected), "{values}: {said}");
+    }
+}
