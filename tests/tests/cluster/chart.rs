@@ -1,5 +1,5 @@
-//! The helm chart of `deploy/helm` beside the manifests that kubectl renders. It is rendered by Go's text/template with sprig
-//! and a few functions of our own, not by helm.
+//! The helm chart of `deploy/helm` beside the manifests that kubectl renders. It is rendered by Go's text/template with
+//! sprig and a few functions of our own, not by helm.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,8 @@ fn render(renderer: &Path, values: &[&str]) -> Output {
 /// The objects of a command's output by kind and name, without what differs on purpose:
 /// - the definitions, which helm takes from `crds` as they are;
 /// - helm's own labels, and `part-of`, which the Service of `with-metrics` has in the chart alone;
-/// - the name of the ConfigMap, which kustomize makes of its content, where the chart annotates the pods with a checksum;
+/// - the name of the ConfigMap, which kustomize makes of its content, where the chart annotates the pods with a
+///   checksum;
 /// - comments and the order of keys in the settings.
 fn objects(output: &Output) -> BTreeMap<(String, String), Value> {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -143,4 +144,48 @@ fn values_that_contradict_one_another_are_refused_with_the_remedy() {
         assert_eq!(said.lines().count(), 1, "{said}");
         assert!(said.trim_end().ends_with(expected), "{values}: {said}");
     }
+}
+
+/// Values that the schema does not describe, by their path. `settings` and the like are described as any object.
+fn undescribed(schema: &Value, value: &Value, path: &str) -> Vec<String> {
+    let is_one_of = |kind: &str| match kind {
+        "object" => value.is_object(),
+        "array" => value.is_array(),
+        "string" => value.is_string(),
+        "boolean" => value.is_boolean(),
+        other => panic!("the schema has another type: {other}"),
+    };
+    let fits = match (schema["type"].as_str(), schema["enum"].as_array()) {
+        (Some(kind), _) => is_one_of(kind),
+        (None, Some(values)) => values.contains(value),
+        (None, None) => false,
+    };
+    if !fits {
+        return vec![path.to_owned()];
+    }
+    let (Some(properties), Some(members)) = (schema["properties"].as_object(), value.as_object()) else {
+        return Vec::new();
+    };
+    assert_eq!(schema["additionalProperties"], json!(false), "{path}");
+    let member = |(key, value)| {
+        let path = format!("{path}.{key}");
+        properties.get(key).map_or_else(|| vec![path.clone()], |schema| undescribed(schema, value, &path))
+    };
+    members.iter().flat_map(member).collect()
+}
+
+#[test]
+fn the_schema_describes_the_values_of_the_chart_and_no_others() {
+    let read = |path: &str| std::fs::read_to_string(repository().join("deploy/helm").join(path)).unwrap();
+    let schema: Value = serde_json::from_str(&read("values.schema.json")).unwrap();
+    for path in ["values.yaml", "ci/alone.yaml", "ci/with-metrics.yaml"] {
+        let values: Value = serde_norway::from_str(&read(path)).unwrap();
+        assert_eq!(undescribed(&schema, &values, ""), [""; 0], "{path}");
+    }
+    let wrong =
+        json!({"image": {"repository": 1, "name": "x"}, "log": {"format": "xml"}, "privileged": true});
+    assert_eq!(
+        undescribed(&schema, &wrong, ""),
+        [".image.name", ".image.repository", ".log.format", ".privileged"]
+    );
 }

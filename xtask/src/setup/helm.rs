@@ -1,5 +1,5 @@
-//! What renders the chart of `deploy/helm` in a test: written for that, as Debian has no helm, and built by Debian's Go with
-//! its package of sprig. Everything is below `target/tools`; nothing is installed.
+//! What renders the chart of `deploy/helm` in a test: written for that, as Debian has no helm, and built by Debian's Go
+//! with its package of sprig. Everything is below `target/tools`; nothing is installed.
 
 use std::fs;
 use std::path::{Path, PathBuf};

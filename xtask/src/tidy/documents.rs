@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
-use super::{Violation, glossary, report};
+use super::{Violation, chart, glossary, report};
 use crate::progress::Done;
 use crate::source::{self, Source};
 use crate::tree;
@@ -27,7 +27,9 @@ pub(super) fn check() -> anyhow::Result<Done> {
     if let Some(page) = glossary::page(&pages) {
         violations.extend(glossary::check(page, &source::all()?)?);
     }
-    report(violations, format!("{} pages", pages.len()))
+    let (of_chart, templates) = chart::check()?;
+    violations.extend(of_chart);
+    report(violations, format!("{} pages, {templates} templates", pages.len()))
 }
 
 /// Links to places in this repository that are not there.

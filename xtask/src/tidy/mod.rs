@@ -3,9 +3,10 @@
 //! `invariants` are the promises about the source tree, checked on the `names` that files use, and
 //! `layers` which module may name which, with the `circles` of files; `licences` those of dependencies,
 //! `advisories` their known vulnerabilities; `documents` the links and widths of pages, and the words
-//! of the `glossary`.
+//! of the `glossary`, and the functions of the `chart`.
 
 mod advisories;
+mod chart;
 mod circles;
 mod documents;
 mod glossary;
