@@ -186,6 +186,6 @@ fn the_schema_describes_the_values_of_the_chart_and_no_others() {
         json!({"image": {"repository": 1, "name": "x"}, "log": {"format": "xml"}, "privileged": true});
     assert_eq!(
         undescribed(&schema, &wrong, ""),
-        [".image.name", ".image.repository", ".log.format", ".privileged"]
+        [".image.repository", ".image.name", ".log.format", ".privileged"]
     );
 }
