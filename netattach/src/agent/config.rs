@@ -90,6 +90,9 @@ pub struct Arguments {
     /// Output of --check.
     #[arg(long, short, value_enum, default_value_t, requires = "check")]
     pub output: CheckFormat,
+    /// Mount a BPF file system on DIR, unless there is one, and end.
+    #[arg(long, value_name = "DIR", exclusive = true)]
+    pub mount_bpffs: Option<PathBuf>,
 }
 
 fn long_version() -> &'static str {

@@ -1,5 +1,6 @@
 //! Starts the agent, each part after the parts it depends on, and serves.
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -156,6 +157,10 @@ pub enum AgentError {
 /// Entry point of `netattachd`: reads the command line, logs to standard error (see [`log`]), runs.
 pub(super) fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    if let Some(directory) = &arguments.mount_bpffs {
+        let started = log::start(LogFormat::default()).map_err(AgentError::from);
+        return ended(started.and_then(|()| mount_bpffs(directory)).map(|()| ExitCode::SUCCESS));
+    }
     if arguments.check {
         let format = arguments.output;
         let settings = log::start(LogFormat::default()).map_err(AgentError::from);
@@ -167,6 +172,13 @@ pub(super) fn main() -> ExitCode {
     let format = settings.as_ref().map(|settings| settings.log.format).unwrap_or_default();
     let started = log::start(format).map_err(AgentError::from).and(settings);
     ended(started.and_then(|settings| run_with(settings, Some(arguments))).map(|()| ExitCode::SUCCESS))
+}
+
+fn mount_bpffs(directory: &Path) -> Result<(), AgentError> {
+    let is_new = bpf::mount_bpffs(directory)?;
+    let said = if is_new { "BPF file system mounted" } else { "there is a BPF file system already" };
+    tracing::info!(directory = %directory.display(), "{said}");
+    Ok(())
 }
 
 /// The exit code, after a line for an error.

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use aya::maps::{Map, MapData};
 use netattach_common::LAYOUT_VERSION;
+use rustix::mount::{MountFlags, mount};
 
 use super::BpfError;
 use super::map_table::{MapSpec, map_name};
@@ -204,7 +205,22 @@ fn is_bpffs(directory: &fs::File) -> io::Result<bool> {
     Ok(u64::try_from(stat.f_type).is_ok_and(|magic| magic == BPF_FS_MAGIC))
 }
 
-/// Whether a path, or the nearest directory above it that exists, is on a BPF filesystem.
+/// Mounts a BPF filesystem (Linux 4.4) on a directory, for root alone, unless the directory is on one. Returns whether it
+/// did.
+///
+/// # Errors
+/// The directory is not there, or the kernel refuses: `CAP_SYS_ADMIN` is needed.
+pub fn mount_bpffs(directory: &Path) -> Result<bool, BpfError> {
+    let failed =
+        |source: io::Error| BpfError::PinTree { action: "mount on", path: directory.to_path_buf(), source };
+    let is_one = fs::File::open(directory).and_then(|opened| is_bpffs(&opened)).map_err(failed)?;
+    if !is_one {
+        let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
+        mount("bpf", directory, "bpf", flags, c"mode=700").map_err(|error| failed(error.into()))?;
+    }
+    Ok(!is_one)
+}
+
 /// Whether a path is on a BPF file system, or would be if it was there.
 ///
 /// # Errors

@@ -114,15 +114,18 @@ fn the_agent_is_given_two_capabilities_and_a_read_only_image() {
     };
     let given = json!([false, true, {"add": ["NET_ADMIN", "SYS_ADMIN"], "drop": ["ALL"]}]);
     assert_eq!(rights(&pod["containers"][0]), given);
-    assert_eq!(rights(&pod["initContainers"][0]), json!([false, true, {"drop": ["ALL"]}]));
+    let first = &pod["initContainers"][0];
+    assert_eq!(rights(first), json!([true, true, null]));
+    let mounts = json!([{"name": "bpffs", "mountPath": "/sys/fs/bpf", "mountPropagation": "Bidirectional"}]);
+    assert_eq!(first["volumeMounts"], mounts, "what is privileged sees nothing else of the node");
+    assert_eq!(rights(&pod["initContainers"][1]), json!([false, true, {"drop": ["ALL"]}]));
     let shared = ["hostNetwork", "hostPID", "hostIPC", "shareProcessNamespace"].map(|key| pod[key].clone());
     assert_eq!(shared, [json!(true), Value::Null, Value::Null, Value::Null]);
     assert_eq!(pod["priorityClassName"], "system-node-critical");
     let image = format!("localhost/netattach:{}", env!("CARGO_PKG_VERSION"));
-    assert_eq!(
-        (&pod["containers"][0]["image"], &pod["initContainers"][0]["image"]),
-        (&json!(image), &json!(image))
-    );
+    let containers = ["containers", "initContainers"].map(|key| pod[key].as_array().unwrap());
+    let images: Vec<&Value> = containers.into_iter().flatten().map(|it| &it["image"]).collect();
+    assert_eq!(images, [&json!(image), &json!(image), &json!(image)]);
     // Nothing but what is mounted for it may be written.
     let mounts = pod["containers"][0]["volumeMounts"].as_array().unwrap();
     let writable = mounts

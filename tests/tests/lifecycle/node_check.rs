@@ -6,7 +6,8 @@ use std::process::{Command, Stdio};
 use netattach_tests::Node;
 use netattach_tests::node::executable;
 use netattach_tests::privilege::with_only;
-use rustix::thread::CapabilitySet;
+use rustix::mount::{MountPropagationFlags, mount_change};
+use rustix::thread::{CapabilitySet, UnshareFlags, unshare_unsafe};
 use serde_json::{Value, json};
 
 /// Exit code and report, and the directory of pins that it has used.
@@ -69,4 +70,37 @@ fn without_its_rights_an_agent_would_lack_what_they_give() {
     assert_eq!(privileges["state"], "missing");
     assert!(privileges["detail"].as_str().unwrap().contains("lacks CAP_SYS_ADMIN"), "{privileges}");
     assert!(!privileges["remedy"].as_str().unwrap().is_empty());
+}
+
+/// What the first container of the agent's pod runs on each node.
+#[test]
+fn a_bpf_file_system_is_mounted_where_there_is_none() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().to_owned();
+    let daemon = executable("netattachd").unwrap();
+    let mount = |path: &std::path::Path| {
+        let output = Command::new(&daemon).arg("--mount-bpffs").arg(path).output().unwrap();
+        (output.status.code().unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    // Mounts of a thread of its own, so that nothing is left on this machine whatever happens.
+    let run = || {
+        // SAFETY: neither memory nor descriptors are unshared.
+        unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.unwrap();
+        mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
+        let (first, said_first) = mount(&path);
+        let kind = rustix::fs::statfs(&path).unwrap().f_type as u64;
+        let options = std::fs::read_to_string("/proc/thread-self/mounts").unwrap();
+        let options =
+            options.lines().find(|line| line.split(' ').nth(1) == path.to_str()).unwrap().to_owned();
+        let (second, said_second) = mount(&path);
+        assert_eq!((first, kind, second), (0, 0xcafe_4a11, 0), "{said_first}{said_second}");
+        assert!(said_first.contains("BPF file system mounted"), "{said_first}");
+        assert!(said_second.contains("there is a BPF file system already"), "{said_second}");
+        assert!(options.contains("rw,nosuid,nodev,noexec,") && options.contains("mode=700"), "{options}");
+        let (third, said) = mount(&path.join("absent"));
+        assert_eq!(third, 1, "{said}");
+        assert!(said.contains("mount on") && said.contains("absent: No such file or directory"), "{said}");
+    };
+    std::thread::scope(|scope| scope.spawn(run).join()).unwrap();
+    assert_ne!(rustix::fs::statfs(directory.path()).unwrap().f_type as u64, 0xcafe_4a11);
 }
