@@ -325,7 +325,7 @@ fn look(prober: &mut Prober, world: &World) -> Result<Vec<String>> {
         std::thread::sleep(Duration::from_millis(2));
         prober.take();
         let (arrived, answered) = prober.found();
-        // The stranger answers from the first of its addresses, which may not be the one that was asked.
+        // The stranger answers nobody.
         let is_over = |way: &Way| {
             let answers = prober.end(way.1).is_some_and(|end| !stranger::is_it(end.pod));
             arrived.contains(way) && (answered.contains(way) || !answers)

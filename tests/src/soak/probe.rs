@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 
 use super::decide::Key;
 use super::model::{Attachment, End};
+use super::stranger;
 use crate::Namespace;
 use crate::traffic::stretched;
 
@@ -166,7 +167,7 @@ impl Prober {
     /// Takes in what has arrived, and answers it.
     pub(super) fn take(&mut self) {
         let mut buffer = [0; 64];
-        for station in self.stations.values() {
+        for (key, station) in &self.stations {
             for (port, udp, tcp) in &station.listeners {
                 while let Ok((length, peer)) = udp.recv_from(&mut buffer) {
                     let Some((round, from, to, said)) = read(&buffer[..length]) else { continue };
@@ -178,7 +179,11 @@ impl Prober {
                     if let (true, Some(to), true) = (round == self.round, to, said == *port) {
                         self.arrived.insert((from, to, *port));
                     }
-                    let _ = udp.send_to(&buffer[..length], peer);
+                    // A host of many addresses would answer from any of them, and so open a flow of its own, to which
+                    // the next packet there is the answer.
+                    if !stranger::is_it(key) {
+                        let _ = udp.send_to(&buffer[..length], peer);
+                    }
                 }
                 while tcp.accept().is_ok() {}
             }

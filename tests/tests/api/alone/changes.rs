@@ -1,7 +1,7 @@
 //! What changes under attached pods: nodes join and go, the node gets another range, netattach goes.
 
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
@@ -13,6 +13,8 @@ use super::*;
 struct Witness {
     address: SocketAddr,
     seen: Arc<Mutex<BTreeSet<IpAddr>>>,
+    /// How many have come or are about to.
+    visits: Arc<AtomicUsize>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -21,27 +23,36 @@ impl Witness {
     fn start(namespace: &Namespace, address: SocketAddr) -> Self {
         let listener = namespace.run(|| TcpListener::bind(address)).unwrap();
         let (seen, stop) = (Arc::<Mutex<BTreeSet<IpAddr>>>::default(), Arc::<AtomicBool>::default());
-        let (noted, ended) = (Arc::clone(&seen), Arc::clone(&stop));
+        let visits = Arc::<AtomicUsize>::default();
+        let (noted, ended, all) = (Arc::clone(&seen), Arc::clone(&stop), Arc::clone(&visits));
         let thread = std::thread::spawn(move || {
-            while let Ok((_, client)) = listener.accept() {
-                if ended.load(Ordering::Relaxed) {
+            for number in 1.. {
+                let (_, client) = listener.accept().unwrap();
+                noted.lock().unwrap().insert(client.ip());
+                if ended.load(Ordering::SeqCst) && number == all.load(Ordering::SeqCst) {
                     return;
                 }
-                noted.lock().unwrap().insert(client.ip());
             }
         });
-        Self { address, seen, stop, thread: Some(thread) }
+        Self { address, seen, visits, stop, thread: Some(thread) }
     }
 
     /// Connects to it from there; whoever does not get there panics.
     fn visit(&self, from: &Namespace) {
+        self.visits.fetch_add(1, Ordering::SeqCst);
+        self.connect(from);
+    }
+
+    fn connect(&self, from: &Namespace) {
         from.run(|| TcpStream::connect_timeout(&self.address, stretched(PATIENCE))).unwrap();
     }
 
     /// The addresses of all who came.
     fn end(mut self, from: &Namespace) -> Vec<IpAddr> {
-        self.stop.store(true, Ordering::Relaxed);
-        self.visit(from);
+        // The last one is counted before it is known to be the last.
+        self.visits.fetch_add(1, Ordering::SeqCst);
+        self.stop.store(true, Ordering::SeqCst);
+        self.connect(from);
         self.thread.take().unwrap().join().unwrap();
         self.seen.lock().unwrap().iter().copied().collect()
     }
@@ -87,9 +98,13 @@ fn pods_of_a_node_that_joins_see_those_that_were_there_by_their_own_address() {
         std::thread::scope(|scope| {
             let ending = Ending(&stop);
             let visits = scope.spawn(|| {
-                while !stop.load(Ordering::Relaxed) {
+                // At least once: the changes may be over sooner than a neighbour is found.
+                loop {
                     outside.visit(&a.namespace);
                     beside.visit(&a.namespace);
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
                 }
             });
             for _ in 0..10 {
