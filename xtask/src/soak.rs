@@ -13,6 +13,8 @@ use crate::{child, dist, progress, setup, tree};
 
 /// How long it takes within `cargo xtask test`, in minutes.
 pub(crate) const IN_TESTS: u32 = 2;
+/// The decisions that it takes there: a change does not fail for what new ones find. The nightly form takes new ones.
+const SEED_IN_TESTS: u64 = 1_886_525_679;
 /// How long it takes in the nightly form, in minutes.
 pub const NIGHTLY: u32 = 10;
 
@@ -58,7 +60,7 @@ impl Beside {
     /// # Errors
     /// It cannot be run as root.
     pub(crate) fn start() -> anyhow::Result<Self> {
-        let mut command = command(Options { minutes: IN_TESTS, seed: None })?;
+        let mut command = command(Options { minutes: IN_TESTS, seed: Some(SEED_IN_TESTS) })?;
         let thread = std::thread::spawn(move || {
             let (output, success, _) = child::watch(&mut command, |_| ())?;
             Ok((output, success))
