@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use netattach::bpf;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -31,8 +32,6 @@ pub const WIRE: &str = "wire0";
 const ATTACH_VARIABLE: &str = "NETATTACH_ATTACH";
 
 const BPFFS: &str = "/sys/fs/bpf";
-/// `BPF_FS_MAGIC` of `linux/magic.h`.
-const BPFFS_MAGIC: u64 = 0xcafe_4a11;
 /// How long the network-status of an attached pod may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -76,7 +75,7 @@ impl Node {
     /// # Errors
     /// As [`Node::new`].
     pub fn within(namespace: Namespace, manifests: &[Value]) -> Result<Self> {
-        mount_bpffs()?;
+        bpf::mount_bpffs(Path::new(BPFFS))?;
         let number = NODES.fetch_add(1, Ordering::Relaxed);
         let node = Self {
             namespace,
@@ -536,13 +535,4 @@ pub fn executable(name: &str) -> Result<PathBuf> {
 fn beside_the_test(name: &str) -> Result<PathBuf> {
     let test = std::env::current_exe()?;
     Ok(test.ancestors().nth(2).context("tests are built in a directory")?.join(name))
-}
-
-fn mount_bpffs() -> Result<()> {
-    let mounted = rustix::fs::statfs(BPFFS).with_context(|| format!("look at {BPFFS}"))?;
-    if mounted.f_type as u64 != BPFFS_MAGIC {
-        rustix::mount::mount("bpf", BPFFS, "bpf", rustix::mount::MountFlags::empty(), None)
-            .with_context(|| format!("mount a BPF filesystem on {BPFFS}"))?;
-    }
-    Ok(())
 }

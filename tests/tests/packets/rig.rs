@@ -233,11 +233,7 @@ pub(super) fn config(root: &Path) -> Config {
 pub(super) fn unused_root() -> PathBuf {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     assert!(rustix::process::geteuid().is_root(), "these tests load BPF programs: run them as root");
-    let mounts = fs::read_to_string("/proc/self/mounts").unwrap();
-    if !mounts.lines().any(|line| line.split(' ').nth(1) == Some("/sys/fs/bpf")) {
-        let flags = rustix::mount::MountFlags::empty();
-        rustix::mount::mount("bpf", "/sys/fs/bpf", "bpf", flags, None).expect("mount /sys/fs/bpf");
-    }
+    netattach::bpf::mount_bpffs(Path::new("/sys/fs/bpf")).unwrap();
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     PathBuf::from(format!("/sys/fs/bpf/netattach-test-{}-{number}", std::process::id()))
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, ensure};
 
 use crate::child;
-use crate::progress::{Progress, UserError};
+use crate::progress::{Done, Progress, UserError};
 use crate::tree;
 
 /// Where Debian publishes; proxies and mirrors in apt's own configuration still apply.
@@ -20,6 +20,15 @@ const KEYRING: &str = "usr/share/keyrings/debian-archive-keyring.gpg";
 /// Whether this machine has apt at all.
 pub(super) fn is_here() -> bool {
     child::find("apt-get").is_some()
+}
+
+/// The outcome of a step that gets something by apt, on a machine without it: an error if it is `required`.
+pub(super) fn without(what: &str, required: bool) -> anyhow::Result<Done> {
+    let lacking = format!("this machine has no apt to get {what} with");
+    match required {
+        true => Err(UserError::new(lacking, "run the gate on Debian or Ubuntu").into()),
+        false => Ok(Done::Unchanged(format!("{lacking}: tests that need that are skipped"))),
+    }
 }
 
 /// The version apt would install, if any.

@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::Context;
 
 use super::apt::{self, Suite};
-use crate::progress::{Done, Progress, UserError};
+use crate::progress::{Done, Progress};
 use crate::{child, tree};
 
 const SUITE: &str = "bookworm";
@@ -48,11 +48,7 @@ pub(super) fn ensure(required: bool, progress: &Progress) -> anyhow::Result<Done
         return Ok(Done::Unchanged("present".to_owned()));
     }
     if !apt::is_here() {
-        let lacking = "this machine has no apt to get Go and sprig with";
-        return match required {
-            true => Err(UserError::new(lacking, "run the gate on Debian or Ubuntu").into()),
-            false => Ok(Done::Unchanged(format!("{lacking}: tests with it are skipped"))),
-        };
+        return apt::without("Go and sprig", required);
     }
     fs::create_dir_all(tree::tools()).context("create a directory for tools")?;
     let scratch = tempfile::tempdir_in(tree::tools()).context("create a scratch directory")?;

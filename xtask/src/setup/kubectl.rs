@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::Context;
 
 use super::apt;
-use crate::progress::{Done, Progress, UserError};
+use crate::progress::{Done, Progress};
 use crate::{child, tree};
 
 /// The suite with a current one; it runs with any C library since 2.34.
@@ -23,11 +23,7 @@ pub(super) fn ensure(required: bool, progress: &Progress) -> anyhow::Result<Done
         return Ok(Done::Unchanged(version));
     }
     if !apt::is_here() {
-        let lacking = "this machine has no apt to get kubectl with";
-        return match required {
-            true => Err(UserError::new(lacking, "run the gate on Debian or Ubuntu").into()),
-            false => Ok(Done::Unchanged(format!("{lacking}: tests with it are skipped"))),
-        };
+        return apt::without("kubectl", required);
     }
     apt::unpack_from_suite(&["kubectl"], SUITE, &tree::tools().join("kubectl"), progress)?;
     let version = version(&kubectl()).context("the unpacked kubectl does not start")?;

@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::Context;
 
 use super::apt;
-use crate::progress::{Done, Progress, UserError};
+use crate::progress::{Done, Progress};
 use crate::{child, tree};
 
 /// The suites, each with the packages taken from it. Their directories below [`runtimes`] have their names.
@@ -53,11 +53,7 @@ pub(super) fn ensure(required: bool, progress: &Progress) -> anyhow::Result<Done
         return Ok(Done::Unchanged(versions));
     }
     if !apt::is_here() {
-        let lacking = "this machine has no apt to get container runtimes with";
-        return match required {
-            true => Err(UserError::new(lacking, "run the gate on Debian or Ubuntu").into()),
-            false => Ok(Done::Unchanged(format!("{lacking}: tests with them are skipped"))),
-        };
+        return apt::without("container runtimes", required);
     }
     for (suite, packages) in SUITES {
         apt::unpack_from_suite(packages, suite, &runtimes().join(suite), progress)?;

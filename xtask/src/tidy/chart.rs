@@ -1,14 +1,10 @@
 //! The functions that templates of the chart call: those alone that a test renders as helm does.
 
 use std::collections::BTreeSet;
-use std::fs;
-
-use anyhow::Context;
 
 use super::Violation;
-use crate::tree;
+use crate::source::{self, Source};
 
-const TEMPLATES: &str = "deploy/helm/templates";
 const RULE: &str = "a template of the chart calls only the functions named in xtask/src/tidy/chart.rs";
 const WHY: &str =
     "the chart is rendered in CI by a program of our own, and must not need more of helm than that has";
@@ -54,25 +50,21 @@ const ALLOWED: [&str; 36] = [
     "sha256sum",
 ];
 
-/// Every call of another function; and the number of templates.
-pub(super) fn check() -> anyhow::Result<(Vec<Violation>, usize)> {
-    let directory = tree::root().join(TEMPLATES);
-    let entries = fs::read_dir(&directory).with_context(|| format!("list {TEMPLATES}"))?;
-    let (mut violations, mut count) = (Vec::new(), 0);
-    for entry in entries {
-        let entry = entry.with_context(|| format!("list {TEMPLATES}"))?;
-        let path = format!("{TEMPLATES}/{}", entry.file_name().to_string_lossy());
-        let text = fs::read_to_string(entry.path()).with_context(|| format!("read {path}"))?;
-        count += 1;
-        violations.extend(other_functions(&text).into_iter().map(|(line, name)| Violation {
-            path: path.clone(),
-            line,
-            found: format!("{name} is called"),
-            rule: RULE,
-            why: WHY,
-        }));
-    }
-    Ok((violations, count))
+/// Every template of the chart.
+pub(super) fn templates() -> anyhow::Result<Vec<Source>> {
+    source::matching("deploy/helm/templates/*")
+}
+
+/// Every call of another function.
+pub(super) fn violations(template: &Source) -> Vec<Violation> {
+    let called = |(line, name)| Violation {
+        path: template.path.clone(),
+        line,
+        found: format!("{name} is called"),
+        rule: RULE,
+        why: WHY,
+    };
+    other_functions(&template.text).into_iter().map(called).collect()
 }
 
 /// The line, from 1, and the name of each function that is not allowed.

@@ -27,9 +27,9 @@ pub(super) fn check() -> anyhow::Result<Done> {
     if let Some(page) = glossary::page(&pages) {
         violations.extend(glossary::check(page, &source::all()?)?);
     }
-    let (of_chart, templates) = chart::check()?;
-    violations.extend(of_chart);
-    report(violations, format!("{} pages, {templates} templates", pages.len()))
+    let templates = chart::templates()?;
+    violations.extend(templates.iter().flat_map(chart::violations));
+    report(violations, format!("{} pages, {} templates", pages.len(), templates.len()))
 }
 
 /// Links to places in this repository that are not there.

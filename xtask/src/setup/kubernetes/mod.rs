@@ -16,7 +16,7 @@ use anyhow::{Context, anyhow};
 
 use self::recipe::Part;
 use super::apt;
-use crate::progress::{self, Done, Progress, UserError};
+use crate::progress::{self, Done, Progress};
 use crate::{child, tree};
 
 const TITLE: &str = "Kubernetes";
@@ -62,11 +62,7 @@ fn ensure(required: bool, progress: &Progress) -> anyhow::Result<Done> {
         return Ok(Done::Unchanged(versions()?));
     }
     if !apt::is_here() {
-        let lacking = "this machine has no apt to get Kubernetes with";
-        return match required {
-            true => Err(UserError::new(lacking, "run the gate on Debian or Ubuntu").into()),
-            false => Ok(Done::Unchanged(format!("{lacking}: tests with it are skipped"))),
-        };
+        return apt::without("Kubernetes", required);
     }
     match build(&lacking, progress) {
         Ok(()) => Ok(Done::Changed(format!("{} built", versions()?))),
