@@ -195,6 +195,7 @@ fn what_a_runtime_and_plugins_say_is_refused_beyond_each_of_its_bounds() {
         search: vec![directory.path().to_owned()],
         timeout: std::time::Duration::from_secs(60),
         owner: String::new(),
+        root: None,
         watcher: None,
     };
     both(&RESULT_VALUES, |count| {

@@ -210,6 +210,14 @@ impl Conversation {
     /// # Errors
     /// The socket cannot be made, or nothing came back.
     pub fn start(from: &Namespace, to: SocketAddr) -> Result<Self> {
+        Self::paced(from, to, Duration::ZERO)
+    }
+
+    /// The same, with so long between an answer and the next datagram: others need the processors meanwhile.
+    ///
+    /// # Errors
+    /// As [`Conversation::start`].
+    pub fn paced(from: &Namespace, to: SocketAddr, pause: Duration) -> Result<Self> {
         let socket = udp_socket(from, to)?;
         anyhow::ensure!(echoed(&socket, b"first", PATIENCE), "{to} does not answer");
         let ending = Arc::new(AtomicBool::new(false));
@@ -219,6 +227,7 @@ impl Conversation {
             while !over.load(Ordering::SeqCst) {
                 sent += 1;
                 lost += u64::from(!echoed(&socket, &sent.to_be_bytes(), PATIENCE));
+                std::thread::sleep(pause);
             }
             (sent, lost)
         });

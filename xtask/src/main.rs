@@ -110,7 +110,11 @@ enum Verb {
         filters: Vec<String>,
     },
     /// Set up, build and watch three pods get their networks and a policy; needs root
-    Demo,
+    Demo {
+        /// Install, use, upgrade and remove netattach on a real cluster of one node, by kubectl
+        #[arg(long)]
+        cluster: bool,
+    },
     /// Measure netattach beside its alternatives
     #[command(disable_help_flag = true)]
     Bench {
@@ -152,7 +156,8 @@ fn main() -> ExitCode {
         Verb::Vm { guest, test, dist, filters } => {
             vm::run(vm::Options { guest, test, filters, executables: dist })
         }
-        Verb::Demo => demo::run(),
+        Verb::Demo { cluster: false } => demo::run(),
+        Verb::Demo { cluster: true } => demo::cluster::run(),
         Verb::Bench { arguments } => return bench(&arguments),
         Verb::Fuzz { seconds, long, targets } => {
             let time = if long { fuzz::Time::Each(fuzz::LONG) } else { fuzz::Time::Together(seconds) };

@@ -9,8 +9,9 @@ use crate::progress;
 use crate::suite::Stages;
 
 /// What is run at night, as arguments of `cargo xtask`.
-const RUNS: [&[&str]; 5] = [
+const RUNS: [&[&str]; 6] = [
     &["soak"],
+    &["demo", "--cluster"],
     &["test", "--longer"],
     &["bench", "cluster", "--check"],
     &["image", "--check", "--twice"],

@@ -1,6 +1,6 @@
 //! Command line and configuration file of `netattachd`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 use std::time::Duration;
 
@@ -74,6 +74,9 @@ pub struct Arguments {
     /// Directory of CNI configurations for definitions without one [default: /etc/cni/netattach.d].
     #[arg(long, value_name = "DIR")]
     pub cni_conf_dir: Option<PathBuf>,
+    /// Start other plugins in this root directory, where the node's is mounted in a container.
+    #[arg(long, value_name = "DIR")]
+    pub plugin_root: Option<PathBuf>,
     /// Log what becomes of packets: their verdicts, or what every stage makes of them. Needs --bpf-log-object.
     #[arg(long, value_name = "HOW", value_enum)]
     pub bpf_log: Option<BpfLog>,
@@ -285,6 +288,8 @@ pub struct Delegation {
     pub cache_dir: PathBuf,
     /// When packet programs run on interfaces that other plugins create; definitions may override this.
     pub enforce: EnforceWhen,
+    /// The node's root directory, where plugins are started in it; empty: in the agent's own.
+    pub root: PathBuf,
 }
 
 /// The effect of an invalid selection annotation (NPWG 4.1: ignored; Multus: fails the pod).
@@ -423,6 +428,11 @@ pub enum SettingsError {
         "traces.endpoint: {0:?} is not the URL of a collector, such as http://127.0.0.1:4318/v1/traces: without TLS and credentials, so on this node"
     )]
     Traces(String),
+    /// The node's root directory is not absolute, or is the agent's own.
+    #[error(
+        "delegation.root: {0} is not where the node's root directory is mounted in the agent's container, such as /host"
+    )]
+    Root(PathBuf),
     /// A type in `delegation.exec` is not built in, so it is executed anyway.
     #[error("delegation.exec[{index}]: {kind:?} is not built in, so it is executed anyway; the built-in types are {}", standalone::names().collect::<Vec<_>>().join(", "))]
     NotBuiltIn {
@@ -542,7 +552,15 @@ impl Default for Delegation {
             result_cache: CachedResults::default(),
             cache_dir: DEFAULT_DIRECTORY.into(),
             enforce: EnforceWhen::default(),
+            root: PathBuf::new(),
         }
+    }
+}
+
+impl Delegation {
+    /// The root directory that plugins are started in, unless that is the agent's own.
+    pub(super) fn plugin_root(&self) -> Option<&Path> {
+        Some(self.root.as_path()).filter(|root| !root.as_os_str().is_empty())
     }
 }
 
@@ -584,6 +602,7 @@ impl Settings {
         replace(&mut settings.bpffs, arguments.bpffs);
         replace(&mut settings.cni_conf_dir, arguments.cni_conf_dir);
         replace(&mut settings.bpf_log_object, arguments.bpf_log_object);
+        replace(&mut settings.delegation.root, arguments.plugin_root);
         if let Some(how) = arguments.bpf_log {
             settings.bpf_log = how;
         }
@@ -624,6 +643,11 @@ impl Settings {
         let others = |(_, kind): &(usize, &String)| !standalone::is_plugin(kind);
         if let Some((index, kind)) = self.delegation.exec.iter().enumerate().find(others) {
             return Err(SettingsError::NotBuiltIn { index, kind: kind.clone() });
+        }
+        if let Some(root) = self.delegation.plugin_root()
+            && (!root.is_absolute() || root == Path::new("/"))
+        {
+            return Err(SettingsError::Root(root.to_owned()));
         }
         let range = |key, value: u64, min, max| {
             if (min..=max).contains(&value) {

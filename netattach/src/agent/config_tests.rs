@@ -52,6 +52,14 @@ fn mistakes_are_named() {
             "delegation.exec[1]: \"vlan\" is not built in, so it is executed anyway; the built-in types are bridge, ipvlan, loopback, macvlan, veth, host-local, static",
         ),
         (
+            "delegation: {root: host}",
+            "delegation.root: host is not where the node's root directory is mounted in the agent's container, such as /host",
+        ),
+        (
+            "delegation: {root: /}",
+            "delegation.root: / is not where the node's root directory is mounted in the agent's container, such as /host",
+        ),
+        (
             "defaultNetwork: builtin",
             "defaultNetwork: builtin takes the addresses of pods from the node's podCIDRs, which a directory of manifests \
              does not have: set builtin.podCIDRs, such as [10.244.1.0/24], different on each node",

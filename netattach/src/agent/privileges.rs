@@ -9,9 +9,19 @@ use rustix::thread::CapabilitySet;
 /// Inode of the machine's first user namespace (`PROC_USER_INIT_INO` of `linux/proc_ns.h`).
 const FIRST_USER_NAMESPACE: u64 = 0xefff_fffd;
 
+/// A capability, its name, and what it is for.
+type Need = (CapabilitySet, &'static str, &'static str);
+
+/// Needed where plugins are started in another root directory.
+const FOR_ANOTHER_ROOT: Need = (
+    CapabilitySet::SYS_CHROOT,
+    "CAP_SYS_CHROOT",
+    "to start plugins in the root directory that delegation.root names",
+);
+
 /// The required capabilities, and what needs them. `CAP_SYS_ADMIN` includes `CAP_BPF` and `CAP_PERFMON`
 /// (capabilities(7)), so these are not required in addition.
-const NEEDED: [(CapabilitySet, &str, &str); 2] = [
+const NEEDED: [Need; 2] = [
     (
         CapabilitySet::SYS_ADMIN,
         "CAP_SYS_ADMIN",
@@ -56,12 +66,26 @@ pub fn check() -> Result<(), Unprivileged> {
     judge(rustix::process::geteuid().as_raw(), sets.effective, namespace.unwrap_or(FIRST_USER_NAMESPACE))
 }
 
+/// Checks that this process may start others in another root directory.
+///
+/// # Errors
+/// The missing capability.
+pub(super) fn check_another_root() -> Result<(), Unprivileged> {
+    let sets = rustix::thread::capabilities(None).map_err(|errno| Unprivileged::Look(errno.into()))?;
+    let user = rustix::process::geteuid().as_raw();
+    match lacking(&[FOR_ANOTHER_ROOT], sets.effective) {
+        missing if missing.is_empty() => Ok(()),
+        missing => Err(Unprivileged::Missing { user, missing }),
+    }
+}
+
+fn lacking(needed: &[Need], has: CapabilitySet) -> Vec<String> {
+    let missing = needed.iter().filter(|(capability, ..)| !has.contains(*capability));
+    missing.map(|(_, name, purpose)| format!("{name} ({purpose})")).collect()
+}
+
 fn judge(user: u32, has: CapabilitySet, user_namespace: u64) -> Result<(), Unprivileged> {
-    let missing: Vec<String> = NEEDED
-        .iter()
-        .filter(|(capability, ..)| !has.contains(*capability))
-        .map(|(_, name, purpose)| format!("{name} ({purpose})"))
-        .collect();
+    let missing = lacking(&NEEDED, has);
     if !missing.is_empty() {
         return Err(Unprivileged::Missing { user, missing });
     }

@@ -29,6 +29,7 @@ use super::node_check;
 use super::node_network::{self, NodeNetwork};
 use super::owned::{self, Owned, OwnedError};
 use super::packet_log;
+use super::plugin_root::{self, UnfitRoot};
 use super::privileges::{self, Unprivileged};
 use super::reload::Reload;
 use super::repair;
@@ -107,6 +108,9 @@ pub enum AgentError {
     /// Kernel settings cannot be written.
     #[error(transparent)]
     Unwritable(#[from] Unwritable),
+    /// Plugins cannot be started in the root directory that was set.
+    #[error(transparent)]
+    PluginRoot(#[from] UnfitRoot),
     /// Another agent holds the state directory or the pins.
     #[error(transparent)]
     Owned(#[from] OwnedError),
@@ -226,6 +230,10 @@ async fn serve_until_signal(settings: Settings, arguments: Option<Arguments>) ->
     privileges::check()?;
     if kernel_settings::make_writable()? {
         tracing::info!("/proc/sys of this container was read-only and is writable now");
+    }
+    if let Some(root) = settings.delegation.plugin_root() {
+        plugin_root::prepare(root)?;
+        tracing::info!(root = %root.display(), "plugins are started in another root directory");
     }
     let mut signals = Signals::install()?;
     let served = serve_until(&mut signals, settings, arguments).await;
@@ -582,6 +590,7 @@ fn engine(
             search: settings.cni_bin_dirs.clone(),
             timeout: settings.plugin_timeout(),
             owner,
+            root: settings.delegation.plugin_root().map(Path::to_path_buf),
             watcher: Some(Arc::clone(metrics) as Arc<dyn delegate::Watcher>),
         },
         cache: ResultCache::new(&settings.delegation.cache_dir),

@@ -100,6 +100,7 @@ pub(crate) fn engine(directory: &Path, journal: Store, maps: &Arc<Maps>) -> Engi
             search: Vec::new(),
             timeout: std::time::Duration::from_secs(1),
             owner: String::new(),
+            root: None,
             watcher: None,
         },
         cache: ResultCache::new(directory.join("cache")),

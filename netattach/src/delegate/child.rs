@@ -3,9 +3,10 @@
 //! A single thread feeds stdin, reads stdout and stderr and watches for the exit through a pidfd. The call ends with
 //! the exit of the child, not with the end of its output: a grandchild may hold the pipes for ever.
 
-use std::ffi::OsString;
+use std::ffi::{CString, OsString};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
@@ -38,6 +39,8 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 /// An executable to start, and its deadline.
 pub(super) struct Invocation<'a> {
     pub(super) program: &'a Path,
+    /// The root directory of the child; this process's by default.
+    pub(super) root: Option<&'a Path>,
     /// Set over the environment of this process; an empty `CNI_NETNS_OVERRIDE` removes that variable.
     pub(super) env: Vec<(&'static str, OsString)>,
     pub(super) stdin: &'a [u8],
@@ -104,6 +107,9 @@ fn spawn(invocation: &Invocation<'_>, deadline: Instant) -> Result<Child, ChildE
             command.env(name, value);
         }
     }
+    if let Some(root) = invocation.root {
+        enter_root(&mut command, root).map_err(ChildError::Spawn)?;
+    }
     let started = Instant::now();
     let give_up = deadline.min(started + BUSY_LIMIT);
     let mut pause = Duration::from_millis(5);
@@ -125,6 +131,18 @@ fn spawn(invocation: &Invocation<'_>, deadline: Instant) -> Result<Child, ChildE
             Err(error) => return Err(ChildError::Spawn(error)),
         }
     }
+}
+
+/// Has the child begin in another root directory, in which its program is looked for.
+fn enter_root(command: &mut Command, root: &Path) -> io::Result<()> {
+    let root = CString::new(root.as_os_str().as_bytes())?;
+    let enter = move || {
+        rustix::process::chroot(root.as_c_str())?;
+        Ok(rustix::process::chdir(c"/")?)
+    };
+    // SAFETY: between fork and exec only chroot(2) and chdir(2) are called, which allocate nothing and take no lock.
+    unsafe { command.pre_exec(enter) };
+    Ok(())
 }
 
 /// The pipes of a running child and the data read and written so far.
@@ -386,7 +404,7 @@ mod tests {
             std::fs::write(&program, format!("#!/bin/sh\nexec head -c {bytes} /dev/zero\n")).unwrap();
             std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
             let timeout = Duration::from_secs(60);
-            run(&Invocation { program: &program, env: Vec::new(), stdin: b"", timeout })
+            run(&Invocation { program: &program, root: None, env: Vec::new(), stdin: b"", timeout })
         };
         let most = printed(STDOUT_LIMIT).unwrap();
         assert!(most.status.success());

@@ -55,6 +55,18 @@ pub enum DelegateError {
         #[source]
         source: io::Error,
     },
+    /// The executable is there, and what the kernel would load it with is not.
+    #[error(
+        "start plugin {plugin:?}: {} is there, but the loader or interpreter that it names is not: in a container, have plugins started \
+         in the node's root directory (delegation.root)",
+        path.display()
+    )]
+    NoLoader {
+        /// The `type`.
+        plugin: String,
+        /// The executable.
+        path: PathBuf,
+    },
     /// The executable was still open for writing when the wait ended.
     #[error("start plugin {plugin:?}: {} is still being written after {waited:.1?}", path.display())]
     Busy {
@@ -238,7 +250,7 @@ impl DelegateError {
                 code::INVALID_CONFIG
             }
             Self::Busy { .. } | Self::TimedOut { .. } => code::TRY_AGAIN_LATER,
-            Self::Spawn { .. } | Self::Pipe { .. } => code::IO_FAILURE,
+            Self::Spawn { .. } | Self::NoLoader { .. } | Self::Pipe { .. } => code::IO_FAILURE,
             Self::TooMuchOutput { .. }
             | Self::Garbage { .. }
             | Self::Result { .. }
@@ -251,6 +263,9 @@ impl DelegateError {
         let plugin = call.plugin_type.to_owned();
         let (command, path) = (call.command, path.to_owned());
         match error {
+            ChildError::Spawn(source) if source.kind() == io::ErrorKind::NotFound && path.is_file() => {
+                Self::NoLoader { plugin, path }
+            }
             ChildError::Spawn(source) => Self::Spawn { plugin, path, source },
             ChildError::Busy(waited) => Self::Busy { plugin, path, waited },
             ChildError::Pipe(source) => Self::Pipe { plugin, command, source },

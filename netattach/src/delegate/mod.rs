@@ -46,6 +46,11 @@ pub struct Delegate {
     /// Name of the agent that starts the plugins, for [`end_orphans`] of a later agent; empty: no later agent ends
     /// them.
     pub owner: String,
+    /// The root directory that plugins are started in ([`chroot(2)`]): the node's, where this process has another. None: this
+    /// process's own. Plugin directories have the same paths in both.
+    ///
+    /// [`chroot(2)`]: https://man7.org/linux/man-pages/man2/chroot.2.html
+    pub root: Option<PathBuf>,
     /// Is told of every call.
     pub watcher: Option<Arc<dyn Watcher>>,
 }
@@ -106,6 +111,7 @@ impl Delegate {
         let program = self.find(call.plugin_type)?;
         let invocation = Invocation {
             program: &program,
+            root: self.root.as_deref(),
             env: self.environment(call),
             stdin: call.stdin,
             timeout: self.timeout,

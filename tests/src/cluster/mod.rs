@@ -1,14 +1,17 @@
 //! A real cluster: etcd and kube-apiserver in a namespace of their own, with certificates, RBAC and bound tokens, and a
 //! bridge that nodes are connected to. Nothing of it outlasts the value.
 //!
-//! `pki` makes the certificates, `client` asks the server, `exec` runs commands in containers by it, `program` keeps a
-//! daemon, `kinds` says where objects are; `worker` is a node with a kubelet.
+//! `pki` makes the certificates, `client` asks the server, `exec` runs commands in containers by it, `kubectl` is the real
+//! one, `program` keeps a daemon, `kinds` says where objects are; `worker` is a node with a kubelet, `site` a whole cluster
+//! before netattach is installed.
 
 mod client;
 mod exec;
 mod kinds;
+mod kubectl;
 mod pki;
 mod program;
+pub mod site;
 mod worker;
 
 use std::fs;
@@ -31,9 +34,10 @@ use crate::traffic::eventually;
 
 pub use self::client::{Client, Reply, Watch};
 pub use self::exec::Executed;
+pub use self::kubectl::{Ended, Kubectl};
 use self::pki::Pki;
 use self::program::Program;
-pub use self::worker::{Loss, Setup, Worker};
+pub use self::worker::{Bare, Loss, Setup, Worker};
 
 /// The programs that a cluster is made of.
 const PROGRAMS: [&str; 7] = [
@@ -48,6 +52,8 @@ const PROGRAMS: [&str; 7] = [
 /// What the controller manager does: enough for Deployments, their budgets and Services, and for nodes to be ready.
 const CONTROLLERS: &str =
     "deployment,replicaset,garbagecollector,namespace,nodelifecycle,endpoint,endpointslice,disruption";
+/// And what it does besides where pods have service accounts: what `kubectl apply -k` of a DaemonSet takes.
+const MORE_CONTROLLERS: &str = "daemonset,serviceaccount,root-ca-cert-publisher";
 /// The server's address on the bridge of nodes.
 const SERVER: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
 const BRIDGE: &str = "cluster";
@@ -78,6 +84,7 @@ pub struct Cluster {
     tools: PathBuf,
     dir: TempDir,
     nodes: AtomicU8,
+    accounts: bool,
 }
 
 impl Cluster {
@@ -103,6 +110,20 @@ impl Cluster {
     /// # Errors
     /// The cluster cannot be made.
     pub fn new(test: &str) -> Result<Option<Self>> {
+        let Some(cluster) = Self::start(test, false)? else { return Ok(None) };
+        cluster.install()?;
+        Ok(Some(cluster))
+    }
+
+    /// A cluster as an operator finds it: nothing is installed, and pods have the tokens of their service accounts.
+    ///
+    /// # Errors
+    /// The cluster cannot be made.
+    pub fn empty(test: &str) -> Result<Option<Self>> {
+        Self::start(test, true)
+    }
+
+    fn start(test: &str, accounts: bool) -> Result<Option<Self>> {
         let Some(tools) = tools::directory(test, "NETATTACH_KUBERNETES", &PROGRAMS) else { return Ok(None) };
         let namespace = Arc::new(Namespace::new()?);
         ip(&namespace, &["link", "set", "lo", "up"])?;
@@ -113,11 +134,10 @@ impl Cluster {
         let dir = tempfile::Builder::new().prefix("netattach-cluster-").tempdir()?;
         let pki = Pki::new(dir.path())?;
         let etcd = start_etcd(&tools, &namespace, dir.path())?;
-        let server = start_server(&tools, &namespace, dir.path(), &pki)?;
-        let controllers = Vec::new();
-        let cluster = Self { controllers, server, etcd, namespace, pki, tools, dir, nodes: AtomicU8::new(0) };
+        let server = start_server(&tools, &namespace, dir.path(), &pki, accounts)?;
+        let (controllers, nodes) = (Vec::new(), AtomicU8::new(0));
+        let cluster = Self { controllers, server, etcd, namespace, pki, tools, dir, nodes, accounts };
         cluster.wait_until_ready()?;
-        cluster.install()?;
         Ok(Some(cluster))
     }
 
@@ -130,10 +150,14 @@ impl Cluster {
             self.pki.client("controllers", Some("system:masters"))?.write(self.dir.path(), "controllers")?;
         let credentials = json!({"client-certificate": own.certificate, "client-key": own.key});
         let config = write_config(self.dir.path(), "controllers", &credentials, self.pki.authority_file())?;
-        for (name, more) in [
-            ("kube-controller-manager", Some(format!("--controllers={CONTROLLERS}"))),
-            ("kube-scheduler", None),
-        ] {
+        let mut manager = vec![format!("--controllers={CONTROLLERS}")];
+        if self.accounts {
+            manager = vec![
+                format!("--controllers={CONTROLLERS},{MORE_CONTROLLERS}"),
+                format!("--root-ca-file={}", self.pki.authority_file().display()),
+            ];
+        }
+        for (name, more) in [("kube-controller-manager", manager), ("kube-scheduler", Vec::new())] {
             let mut program = Command::new(self.tools.join(name));
             program.arg("--kubeconfig").arg(&config).args(["--leader-elect=false", "--port=0"]);
             program.arg("--secure-port=0").args(more);
@@ -176,7 +200,7 @@ impl Cluster {
     /// # Errors
     /// It does not get ready.
     pub fn start_server(&mut self) -> Result<()> {
-        self.server = start_server(&self.tools, &self.namespace, self.dir.path(), &self.pki)?;
+        self.server = start_server(&self.tools, &self.namespace, self.dir.path(), &self.pki, self.accounts)?;
         self.wait_until_ready()
     }
 
@@ -314,7 +338,13 @@ fn start_etcd(tools: &Path, namespace: &Namespace, dir: &Path) -> Result<Program
     Program::start_outside(namespace, etcd, &dir.join("etcd.log"))
 }
 
-fn start_server(tools: &Path, namespace: &Namespace, dir: &Path, pki: &Pki) -> Result<Program> {
+fn start_server(
+    tools: &Path,
+    namespace: &Namespace,
+    dir: &Path,
+    pki: &Pki,
+    accounts: bool,
+) -> Result<Program> {
     let names = [IpAddr::V4(SERVER), IpAddr::V4(SERVER_SERVICE), IpAddr::V4(Ipv4Addr::LOCALHOST)];
     let own = pki.server("kube-apiserver", &names)?.write(dir, "apiserver")?;
     let kubelets = pki.client("kube-apiserver", Some("system:masters"))?.write(dir, "kubelet-client")?;
@@ -333,8 +363,12 @@ fn start_server(tools: &Path, namespace: &Namespace, dir: &Path, pki: &Pki) -> R
     set("client-ca-file", &path(pki.authority_file()));
     set("authorization-mode", "Node,RBAC");
     set("enable-admission-plugins", "NodeRestriction");
-    // It wants secrets of service accounts, which a controller makes.
-    set("disable-admission-plugins", "ServiceAccount");
+    match accounts {
+        // As servers do today: a token for the pod alone, without a secret.
+        true => set("feature-gates", "BoundServiceAccountTokenVolume=true"),
+        // It wants what a controller makes for service accounts.
+        false => set("disable-admission-plugins", "ServiceAccount"),
+    }
     set("kubelet-client-certificate", &path(&kubelets.certificate));
     set("kubelet-client-key", &path(&kubelets.key));
     set("kubelet-certificate-authority", &path(pki.authority_file()));

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::program::Program;
 use super::{Cluster, write_config};
 use crate::machine::containerd::{Containerd, Version};
-use crate::machine::{CONFIGURATIONS, Machine};
+use crate::machine::{CONFIGURATIONS, Machine, PLUGINS};
 use crate::traffic::eventually;
 use crate::{Namespace, Node};
 
@@ -50,6 +50,19 @@ pub struct Setup<'a> {
     pub default_is_late: bool,
     /// The key of a taint that the node is registered with.
     pub taint: Option<&'a str>,
+}
+
+/// A node without netattach, for a DaemonSet.
+#[derive(Debug)]
+pub struct Bare<'a> {
+    /// Archives of images, which no kubelet pulls.
+    pub images: &'a [&'a Path],
+    /// Without it, no BPF file system is mounted.
+    pub has_bpffs: bool,
+    /// The executables of a primary network, copied to where runtimes look.
+    pub plugins: &'a [PathBuf],
+    /// Its configuration.
+    pub configuration: Option<Value>,
 }
 
 /// What a node loses with its power beside everything in memory.
@@ -107,15 +120,49 @@ impl Worker {
             machine.network(CONFIGURATIONS, "pods", Version::V1_6.cni())?;
         }
         let containerd = Containerd::start(machine, Version::V1_6)?;
-        let taint = setup.taint.map(str::to_owned);
-        let (name, tools) = (name.to_owned(), cluster.tools.clone());
+        let worker = Self::run(containerd, cluster, name, setup.taint, over, address, default)?;
+        worker.wait_until_ready(cluster)?;
+        Ok(Some(worker))
+    }
+
+    /// Starts a node of that name, which gets ready when somebody installs a network.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn bare(test: &str, cluster: &Cluster, name: &str, setup: &Bare<'_>) -> Result<Option<Self>> {
+        let node = Node::new(&[])?;
+        let address = cluster.connect(&node.namespace)?;
+        let directory = node.path("kubelet");
+        configure(&directory, cluster, name, address)?;
+        let Some(machine) = Machine::bare(test, node, setup.has_bpffs)? else { return Ok(None) };
+        for plugin in setup.plugins {
+            fs::copy(plugin, Path::new(PLUGINS).join(plugin.file_name().context("a plugin has a name")?))?;
+        }
+        if let Some(configuration) = &setup.configuration {
+            fs::write(Path::new(CONFIGURATIONS).join("10-primary.conflist"), configuration.to_string())?;
+        }
+        let over = cover_settings(&directory)?;
+        let containerd = Containerd::start(machine, Version::V1_6)?;
+        for archive in setup.images {
+            containerd.import_for_pods(archive)?;
+        }
+        Self::run(containerd, cluster, name, None, over, address, Value::Null).map(Some)
+    }
+
+    fn run(
+        containerd: Containerd,
+        cluster: &Cluster,
+        name: &str,
+        taint: Option<&str>,
+        over: Vec<PathBuf>,
+        address: Ipv4Addr,
+        default: Value,
+    ) -> Result<Self> {
+        let (name, tools, taint) = (name.to_owned(), cluster.tools.clone(), taint.map(str::to_owned));
         let kubelet = start_kubelet(&containerd.machine.node, &tools, &name, address, taint.as_deref())?;
         *WORKERS.lock().unwrap_or_else(PoisonError::into_inner) += 1;
         let (proxy, device_plugin) = (None, None);
-        let worker =
-            Self { proxy, device_plugin, kubelet, over, containerd, name, address, taint, default, tools };
-        worker.wait_until_ready(cluster)?;
-        Ok(Some(worker))
+        Ok(Self { proxy, device_plugin, kubelet, over, containerd, name, address, taint, default, tools })
     }
 
     /// The node with its agent.
@@ -278,7 +325,11 @@ impl Worker {
         bail!("{pod} has no record")
     }
 
-    fn wait_until_ready(&self, cluster: &Cluster) -> Result<()> {
+    /// Waits until the node can run pods.
+    ///
+    /// # Errors
+    /// It does not get ready.
+    pub fn wait_until_ready(&self, cluster: &Cluster) -> Result<()> {
         let admin = cluster.admin()?;
         let mut object = Value::Null;
         let is_ready = |object: &Value| {

@@ -132,6 +132,23 @@ impl Containerd {
         ctr(&self.machine, &self.machine.name, &["images", "import", archive])
     }
 
+    /// Takes an archive for the pods of Kubernetes, as `ctr --namespace k8s.io images import` on a node does.
+    ///
+    /// # Errors
+    /// The archive is refused.
+    pub fn import_for_pods(&self, archive: &Path) -> Result<String> {
+        let archive = archive.to_str().context("a path that is text")?;
+        ctr(&self.machine, KUBERNETES, &["images", "import", archive])
+    }
+
+    /// Gives an image of the pods of Kubernetes another name.
+    ///
+    /// # Errors
+    /// There is no such image.
+    pub fn tag_for_pods(&self, image: &str, other: &str) -> Result<String> {
+        ctr(&self.machine, KUBERNETES, &["images", "tag", image, other])
+    }
+
     /// The images that it has, one row for each.
     ///
     /// # Errors

@@ -34,7 +34,7 @@ pub const IMAGE: &str = "localhost/busybox:1";
 /// Where runtimes look for CNI configurations by default.
 pub const CONFIGURATIONS: &str = "/etc/cni/net.d";
 /// Where runtimes look for CNI plugins.
-const PLUGINS: &str = "/opt/cni/bin";
+pub const PLUGINS: &str = "/opt/cni/bin";
 /// What containerd keeps in memory.
 const STATE: &str = "/run/containerd";
 /// The Debian suite of all programs except a newer containerd.
@@ -72,6 +72,28 @@ impl Machine {
     /// # Errors
     /// The machine cannot be made.
     pub fn new(test: &str, node: Node) -> Result<Option<Self>> {
+        let Some(machine) = Self::enter(test, node)? else { return Ok(None) };
+        machine.install_plugins()?;
+        Ok(Some(machine))
+    }
+
+    /// Makes a machine on which nothing of netattach and no other network is, with mounts that go on into the containers'
+    /// as under systemd. Without a BPF file system of its own, there is none.
+    ///
+    /// # Errors
+    /// The machine cannot be made.
+    pub fn bare(test: &str, node: Node, has_bpffs: bool) -> Result<Option<Self>> {
+        let Some(mut machine) = Self::enter(test, node)? else { return Ok(None) };
+        machine.mounts.as_systemd_does(has_bpffs)?;
+        for directory in [PLUGINS, "/etc/cni", "/var/lib/cni", "/var/lib/netattach"] {
+            fs::remove_dir_all(directory).or_else(absent_is_fine)?;
+        }
+        fs::create_dir_all(PLUGINS)?;
+        fs::create_dir_all(CONFIGURATIONS)?;
+        Ok(Some(machine))
+    }
+
+    fn enter(test: &str, node: Node) -> Result<Option<Self>> {
         let Some(tools) = tools::directory(test, "NETATTACH_RUNTIMES", &PROGRAMS) else { return Ok(None) };
         let number = MACHINES.fetch_add(1, Ordering::Relaxed);
         let name = format!("netattach-test-{}-{number}", std::process::id());
@@ -82,9 +104,7 @@ impl Machine {
         fs::remove_file("/etc/resolv.conf").or_else(absent_is_fine)?;
         fs::write("/etc/resolv.conf", "nameserver 192.0.2.53\n")?;
         ip(&node.namespace, &["link", "set", "lo", "up"])?;
-        let machine = Self { mounts, node, name, more_groups: Vec::new(), tools };
-        machine.install_plugins()?;
-        Ok(Some(machine))
+        Ok(Some(Self { mounts, node, name, more_groups: Vec::new(), tools }))
     }
 
     /// Writes a network list for netattach, of that version, into the directory in which the runtimes look.

@@ -20,6 +20,7 @@ const WRITTEN: [&str; 4] = ["/etc", "/opt", "/var/lib", "/var/log"];
 pub(super) const HIDDEN: &str = "/run";
 /// containerd mounts overlays of its own over what is here, for which the overlay on `/var/lib` will not do.
 pub(super) const SNAPSHOTS: &str = "/var/lib/containerd";
+const BPFFS: &str = "/sys/fs/bpf";
 const OWN_NAMESPACE: &str = "/proc/thread-self/ns/mnt";
 /// Killed processes that are still there after this are reported.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -57,6 +58,19 @@ impl Mounts {
         fs::create_dir_all(SNAPSHOTS)?;
         mounts.put("tmpfs", Path::new(SNAPSHOTS), None)?;
         Ok(mounts)
+    }
+
+    /// Mounts that are made on the machine later come into the containers that want them, and those that a container makes for
+    /// the machine come out: so systemd mounts everything. The BPF file system is another one than the tests', or none.
+    pub(super) fn as_systemd_does(&mut self, has_bpffs: bool) -> Result<()> {
+        match unmount(BPFFS, UnmountFlags::DETACH) {
+            Ok(()) | Err(rustix::io::Errno::INVAL) => {}
+            Err(errno) => Err(errno).with_context(|| format!("unmount {BPFFS}"))?,
+        }
+        if has_bpffs {
+            self.put("bpf", Path::new(BPFFS), None)?;
+        }
+        Ok(mount_change("/", MountPropagationFlags::SHARED | MountPropagationFlags::REC)?)
     }
 
     fn put(&mut self, kind: &str, directory: &Path, options: Option<&CStr>) -> Result<()> {

@@ -78,7 +78,11 @@ fn the_chart_makes_the_objects_that_kubectl_makes() {
     let test = "the_chart_makes_the_objects_that_kubectl_makes";
     let Some(renderer) = renderer(test) else { return };
     let Some(kubectl) = tools::directory(test, "NETATTACH_KUBECTL", &["kubectl"]) else { return };
-    for (directory, values) in SAME {
+    let mine = tempfile::tempdir().unwrap();
+    let with_components = format!("{}/with-components", mine.path().display());
+    kustomization(Path::new(&with_components), "deploy", &["before-1.30", "executed-plugins"]);
+    let components: (&str, &[&str]) = (&with_components, &["deploy/helm/ci/components.yaml"]);
+    for (directory, values) in SAME.into_iter().chain([components]) {
         let mut kustomize = Command::new(kubectl.join("kubectl"));
         let expected =
             objects(&kustomize.arg("kustomize").arg(repository().join(directory)).output().unwrap());
@@ -88,6 +92,21 @@ fn the_chart_makes_the_objects_that_kubectl_makes() {
             assert_eq!(object, expected[&title], "{directory}: {title:?}");
         }
     }
+}
+
+/// An operator's kustomization of a directory with components. kustomize takes no absolute paths.
+fn kustomization(mine: &Path, base: &str, components: &[&str]) {
+    std::fs::create_dir(mine).unwrap();
+    let up = "../".repeat(mine.canonicalize().unwrap().components().count() - 1);
+    let repository = repository().canonicalize().unwrap().display().to_string();
+    let deploy = format!("{up}{}", repository.trim_start_matches('/'));
+    let components: Vec<String> =
+        components.iter().map(|name| format!("{deploy}/deploy/components/{name}")).collect();
+    let own = json!({
+        "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization",
+        "resources": [format!("{deploy}/{base}")], "components": components
+    });
+    std::fs::write(mine.join("kustomization.yaml"), own.to_string()).unwrap();
 }
 
 /// helm installs these as they are, and packs no link.
@@ -128,6 +147,10 @@ fn values_that_contradict_one_another_are_refused_with_the_remedy() {
             "settings: {metrics: {listen: ''}}",
             "settings.metrics.listen contradicts the probes, which ask 127.0.0.1:10475: remove it, or set \
              metrics.enabled for an address that others reach",
+        ),
+        (
+            "kubernetesBefore130: true",
+            "admissionPolicy.enabled contradicts kubernetesBefore130, whose API servers know no such policy: set it to false",
         ),
         (
             "settings: {log: {format: json}}",
@@ -178,7 +201,7 @@ fn undescribed(schema: &Value, value: &Value, path: &str) -> Vec<String> {
 fn the_schema_describes_the_values_of_the_chart_and_no_others() {
     let read = |path: &str| std::fs::read_to_string(repository().join("deploy/helm").join(path)).unwrap();
     let schema: Value = serde_json::from_str(&read("values.schema.json")).unwrap();
-    for path in ["values.yaml", "ci/alone.yaml", "ci/with-metrics.yaml"] {
+    for path in ["values.yaml", "ci/alone.yaml", "ci/components.yaml", "ci/with-metrics.yaml"] {
         let values: Value = serde_norway::from_str(&read(path)).unwrap();
         assert_eq!(undescribed(&schema, &values, ""), [""; 0], "{path}");
     }

@@ -3,6 +3,7 @@
 //! | module | tests |
 //! |---|---|
 //! | `chart` | the helm chart: the objects of `deploy`, rendered without helm |
+//! | `daemonset` | a DaemonSet of the image, installed by `kubectl apply -k`, upgraded under traffic, removed |
 //! | `deploy` | the manifests of `deploy`: rendered by kubectl, tried on the server |
 //! | `nodes` | agents of two nodes of a real cluster: what they publish |
 //! | `ranges` | a real cluster without any other network: the network of the agent's own |
@@ -19,6 +20,7 @@
 
 mod alone;
 mod chart;
+mod daemonset;
 mod deploy;
 mod devices;
 mod failures;

@@ -10,12 +10,14 @@
 //! | `restart`, `restart_many` | attached pods do not notice that the agent restarts |
 //! | `crash`, `damaged_records`, `recovery` | an agent killed at every point; damaged records; the next agent's
 //! recovery |
+//! | `capabilities` | what the manifests give an agent is needed and enough, with and without executed plugins |
 //! | `named_namespaces` | an agent that sees the pods' namespaces under another path than the runtime |
 //! | `drift` | what others change of attachments on the node is put back |
 //! | `collector` | sandboxes that no runtime asks to detach |
 //! | `map_memory` | the memory of the maps is as documented |
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
+mod capabilities;
 mod collector;
 mod crash;
 mod damaged_records;

@@ -25,7 +25,7 @@ impl Rig {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let search = vec![directory.path().to_owned()];
-        let delegate = Delegate { search, timeout: PATIENT, owner: String::new(), watcher: None };
+        let delegate = Delegate { search, timeout: PATIENT, owner: String::new(), root: None, watcher: None };
         Self { directory, delegate }
     }
 
@@ -389,6 +389,13 @@ fn a_file_that_cannot_be_executed_says_why() {
         let message = format!("start plugin \"fake\" ({}): {cause}", path.display());
         assert_eq!(CniError::from(rig.refusal(Command::Add)), CniError::new(5, message));
     }
+    fs::write(&path, "#!/nonexistent/sh\n").unwrap();
+    let message = format!(
+        "start plugin \"fake\": {} is there, but the loader or interpreter that it names is not: in a container, have plugins \
+         started in the node's root directory (delegation.root)",
+        path.display()
+    );
+    assert_eq!(CniError::from(rig.refusal(Command::Add)), CniError::new(5, message));
 }
 
 /// Rows: EXE-11.

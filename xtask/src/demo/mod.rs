@@ -4,8 +4,10 @@
 //! tool might be missing (jq) or would list strangers' objects too (bpftool) is its output made here. Nothing is
 //! left behind, however the demo ends: it takes place in namespaces of its own, see [`stage`].
 //!
-//! `transcript` prints it, `traffic` sends between the pods, and `kernel` lists BPF objects as bpftool does.
+//! `cluster` is another, on a real cluster. `transcript` prints both, `traffic` sends between the pods, and `kernel` lists
+//! BPF objects as bpftool does.
 
+pub mod cluster;
 mod kernel;
 mod stage;
 mod traffic;
@@ -25,7 +27,7 @@ use serde_json::Value;
 use self::kernel::Listing;
 use self::stage::{BPFFS, HOME, PODS, Stage, each};
 use self::traffic::{Conversation, Verdict};
-use self::transcript::Transcript;
+pub use self::transcript::Transcript;
 use crate::progress::UserError;
 use crate::setup::Scope;
 use crate::{child, dist, progress, setup};
@@ -52,7 +54,7 @@ pub fn run() -> anyhow::Result<()> {
     setup::run(Scope::Usual)?;
     dist::build()?;
     let started = Instant::now();
-    let mut story = Story { stage: Stage::enter()?, transcript: Transcript::new(), bare: Vec::new() };
+    let mut story = Story { stage: Stage::enter()?, transcript: Transcript::begin(), bare: Vec::new() };
     if let Err(error) = story.tell() {
         progress::line("\nThe agent's last words:");
         story.transcript.output(&Stage::agent_log());

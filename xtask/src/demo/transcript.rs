@@ -24,7 +24,7 @@ impl fmt::Display for Unexpected {
 impl std::error::Error for Unexpected {}
 
 /// Writes the transcript to standard output.
-pub(super) struct Transcript {
+pub struct Transcript {
     colours: bool,
     steps: u8,
     ticks: u16,
@@ -32,12 +32,12 @@ pub(super) struct Transcript {
 
 impl Transcript {
     /// An empty one; in colour when a person looks at it.
-    pub(super) fn new() -> Self {
+    pub fn begin() -> Self {
         Self { colours: io::stdout().is_terminal(), steps: 0, ticks: 0 }
     }
 
     /// Begins the next step.
-    pub(super) fn step(&mut self, title: &str, why: &str) {
+    pub fn step(&mut self, title: &str, why: &str) {
         self.steps += 1;
         progress::line("");
         progress::line(&self.painted("1", &format!("{}. {title}", self.steps)));
@@ -46,7 +46,7 @@ impl Transcript {
     }
 
     /// A command as one would type it; may have several lines.
-    pub(super) fn command(&self, line: &str) {
+    pub fn command(&self, line: &str) {
         for (number, part) in line.lines().enumerate() {
             let prompt = if number == 0 { "$ " } else { "  " };
             progress::line(&format!("{INDENT}{}", self.painted("36", &format!("{prompt}{part}"))));
@@ -54,14 +54,14 @@ impl Transcript {
     }
 
     /// Output of a command, or text of the demonstration.
-    pub(super) fn output(&self, text: &str) {
+    pub fn output(&self, text: &str) {
         for line in text.lines().map(str::trim_end).filter(|line| !line.is_empty()) {
             progress::line(&format!("{INDENT}  {line}"));
         }
     }
 
     /// Lines of words in aligned columns.
-    pub(super) fn columns<const N: usize>(&self, rows: &[[String; N]]) {
+    pub fn columns<const N: usize>(&self, rows: &[[String; N]]) {
         self.output(&aligned(rows));
     }
 
@@ -69,12 +69,7 @@ impl Transcript {
     ///
     /// # Errors
     /// They differ.
-    pub(super) fn expect<T: PartialEq + Debug>(
-        &mut self,
-        what: &str,
-        expected: &T,
-        seen: &T,
-    ) -> anyhow::Result<()> {
+    pub fn expect<T: PartialEq + Debug>(&mut self, what: &str, expected: &T, seen: &T) -> anyhow::Result<()> {
         if expected == seen {
             self.ticks += 1;
             progress::line(&format!("{INDENT}{} {what}", self.painted("32", "✓")));
@@ -86,7 +81,7 @@ impl Transcript {
     }
 
     /// How many things were as expected.
-    pub(super) fn ticks(&self) -> u16 {
+    pub fn ticks(&self) -> u16 {
         self.ticks
     }
 
@@ -118,7 +113,7 @@ mod tests {
 
     #[test]
     fn a_difference_says_what_was_expected_and_what_was_seen() {
-        let mut transcript = Transcript::new();
+        let mut transcript = Transcript::begin();
         transcript.expect("one is one", &1, &1).unwrap();
         let error = transcript.expect("links left", &vec!["lo"], &vec!["lo", "eth0"]).unwrap_err();
         assert_eq!(

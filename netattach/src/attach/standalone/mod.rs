@@ -94,6 +94,7 @@ fn answer(name: &str, request: &Request, stderr: &mut impl Write) -> Result<Stri
             search: request.path.clone(),
             timeout: PLUGIN_TIMEOUT,
             owner: String::new(),
+            root: None,
             watcher: None,
         },
         // The runtime's own cache directory.

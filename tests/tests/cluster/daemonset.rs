@@ -1,0 +1,292 @@
+//! netattach as an operator installs it: `kubectl apply -k` of `deploy`, with the archive that `cargo xtask image` made, on a
+//! node without it. The agent is a pod, with the rights that the manifests give it and no others.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::net::SocketAddr;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use netattach_tests::cluster::Cluster;
+use netattach_tests::cluster::site::{Before, NEXT, RANGE, SOCKET, Site};
+use netattach_tests::node::executable;
+use netattach_tests::snapshot::Network;
+use netattach_tests::traffic::{Conversation, Echo};
+use netattach_tests::{Namespace, tools};
+use serde_json::{Value, json};
+
+use crate::rig::{NETWORKS, PODS, busybox, definition, is_ready, published};
+
+const REPLICAS: usize = 10;
+/// Between two datagrams.
+const PACE: Duration = Duration::from_millis(5);
+/// What is not removed: docs/install.md says what of netattach stays.
+const STAYS: [&str; 3] =
+    ["/var/lib/cni/networks/", "/var/lib/netattach/journal/", "/run/netattach/netattach.sock.lock"];
+/// Pods that come while there is no agent.
+const LATE: usize = 3;
+/// An echo server in a pod.
+const PORT: u16 = 5432;
+
+/// A conversation between two pods, counted.
+struct Traffic {
+    conversation: Conversation,
+    _echo: Echo,
+}
+
+/// What the operator sees of the node: everything that could be left there.
+#[derive(Debug, PartialEq)]
+struct Left {
+    links: BTreeSet<String>,
+    files: BTreeSet<PathBuf>,
+}
+
+impl Left {
+    fn of(site: &Site) -> Self {
+        let network = Network::of(&site.worker.node().namespace).unwrap();
+        let mut files = BTreeSet::new();
+        let places =
+            ["/opt/cni", "/etc/cni", "/var/lib/cni", "/var/lib/netattach", "/run/netattach", "/run/netns"];
+        for place in places.into_iter().chain(["/sys/fs/bpf/netattach", "/var/run/k8s.cni.cncf.io"]) {
+            list(Path::new(place), &mut files);
+        }
+        Self { links: network.links.into_keys().collect(), files }
+    }
+}
+
+fn list(directory: &Path, files: &mut BTreeSet<PathBuf>) {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        match entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            true => list(&entry.path(), files),
+            false => drop(files.insert(entry.path())),
+        }
+    }
+}
+
+/// Three networks of a node, of different kinds.
+fn create_networks(site: &Site) {
+    let links = [
+        ("storage", "10.51.0.0/24", json!({"type": "veth"})),
+        ("lan", "10.52.0.0/24", json!({"type": "bridge", "bridge": "br-lan"})),
+        ("segment", "10.53.0.0/24", json!({"type": "macvlan", "master": "eth0"})),
+    ];
+    for (name, subnet, mut config) in links {
+        config["cniVersion"] = json!("1.0.0");
+        config["ipam"] = json!({"type": "host-local", "ranges": [[{"subnet": subnet}]]});
+        site.admin.create(&definition(name, &config)).unwrap();
+    }
+}
+
+fn deploy(site: &Site, name: &str, replicas: usize) {
+    let annotations = json!({NETWORKS: "storage, lan, segment"});
+    let deployment = json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"namespace": "default", "name": name},
+        "spec": {
+            "replicas": replicas, "selector": {"matchLabels": {"app": name}},
+            "template": {
+                "metadata": {"labels": {"app": name}, "annotations": annotations},
+                "spec": busybox(&json!({}))
+            }
+        }
+    });
+    site.admin.create(&deployment).unwrap();
+}
+
+/// The pods of a Deployment, once all are ready and have four networks.
+#[track_caller]
+fn settled(site: &Site, name: &str, replicas: usize) -> Vec<Value> {
+    let mut pods = Vec::new();
+    let has_four = |pod: &Value| is_ready(pod) && published(pod).len() == 4;
+    let ready = site.eventually(|| {
+        let all = site.get(PODS)["items"].as_array().cloned().unwrap_or_default();
+        pods = all;
+        pods.retain(|pod| pod["metadata"]["labels"]["app"] == name);
+        pods.len() == replicas && pods.iter().all(has_four)
+    });
+    let events = || site.get("/api/v1/namespaces/default/events");
+    assert!(ready, "{pods:#?}\n{:#}\n{}", events(), site.told());
+    pods
+}
+
+/// The namespace of a pod that the agent has attached.
+fn namespace(site: &Site, pod: &Value) -> Namespace {
+    let rows = site.ctl(&["attachments"]);
+    let row = rows.as_array().unwrap().iter().find(|row| row["pod"]["name"] == pod["metadata"]["name"]);
+    let container = row.unwrap()["container_id"].as_str().unwrap();
+    for entry in fs::read_dir("/var/lib/netattach/journal").unwrap() {
+        let path = entry.unwrap().path();
+        if !path.file_name().unwrap().to_string_lossy().starts_with(container) {
+            continue;
+        }
+        let record = fs::read_to_string(path).unwrap();
+        let lines = record.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let mut plans = lines.filter_map(|line| line.pointer("/1/planned/plan").cloned());
+        let plan = plans.find(Value::is_object).unwrap();
+        return Namespace::at(Path::new(plan["sandbox"]["netns"].as_str().unwrap())).unwrap();
+    }
+    panic!("{container} has no record")
+}
+
+/// Datagrams between the first two of these pods on a network, from here on.
+fn traffic(site: &Site, pods: &[Value], network: &str) -> Traffic {
+    let [client, server] = [0, 1].map(|number| namespace(site, &pods[number]));
+    let entries = published(&pods[1]);
+    let entry = entries.iter().find(|entry| entry["name"] == network).unwrap();
+    let address = SocketAddr::new(entry["ips"][0].as_str().unwrap().parse().unwrap(), PORT);
+    let echo = Echo::serve(&server, address).unwrap();
+    Traffic { conversation: Conversation::paced(&client, address, PACE).unwrap(), _echo: echo }
+}
+
+/// A primary network of the reference plugins, as an administrator writes it, and its executables.
+fn primary(test: &str) -> Option<(Value, Vec<PathBuf>)> {
+    let names = ["bridge", "host-local", "portmap"];
+    let directory = tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", &names)?;
+    let list = json!({
+        "cniVersion": "1.0.0", "name": "primary",
+        "plugins": [
+            {
+                "type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
+                "ipam": {"type": "host-local", "ranges": [[{"subnet": RANGE}]], "routes": [{"dst": "0.0.0.0/0"}]}
+            },
+            {"type": "portmap", "capabilities": {"portMappings": true}}
+        ]
+    });
+    Some((list, names.map(|name| directory.join(name)).into()))
+}
+
+/// How long nobody listens on the agent's socket, at most at a time, from here on.
+struct Absence {
+    ending: Arc<AtomicBool>,
+    thread: JoinHandle<Duration>,
+}
+
+impl Absence {
+    fn watch() -> Self {
+        let ending = Arc::new(AtomicBool::new(false));
+        let over = Arc::clone(&ending);
+        let thread = std::thread::spawn(move || {
+            let (mut longest, mut since) = (Duration::ZERO, None);
+            while !over.load(Ordering::SeqCst) {
+                match UnixStream::connect(SOCKET) {
+                    Ok(_) => since = None,
+                    Err(_) => longest = longest.max(since.get_or_insert_with(Instant::now).elapsed()),
+                }
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            longest
+        });
+        Self { ending, thread }
+    }
+
+    fn end(self) -> Duration {
+        self.ending.store(true, Ordering::SeqCst);
+        self.thread.join().unwrap()
+    }
+}
+
+/// Installs; ten pods get their networks; the agent is replaced while they talk and while others come; they go, and it goes.
+fn lives(site: &Site, base: &str, components: &[&str]) {
+    let before = Left::of(site);
+    let since = Instant::now();
+    let mine = site.kustomization(base, components, None).unwrap();
+    let mine = mine.to_str().unwrap();
+    site.kubectl.run(&["apply", "-k", mine]).unwrap();
+    let ready = site.ready_since(since).unwrap();
+    site.rolled_out().unwrap();
+
+    create_networks(site);
+    let began = Instant::now();
+    deploy(site, "web", REPLICAS);
+    let pods = settled(site, "web", REPLICAS);
+    let attached = began.elapsed();
+    let flows: Vec<Traffic> =
+        ["default/storage", "default/lan"].iter().map(|network| traffic(site, &pods, network)).collect();
+
+    site.kustomization(base, components, Some(NEXT)).unwrap();
+    let absence = Absence::watch();
+    site.kubectl.run(&["apply", "-k", mine]).unwrap();
+    deploy(site, "late", LATE);
+    settled(site, "late", LATE);
+    site.rolled_out().unwrap();
+    let away = absence.end();
+    for flow in flows {
+        let (sent, lost) = flow.conversation.end();
+        assert!(sent > 100 && lost == 0, "{lost} of {sent} are lost");
+    }
+    let image = site.get("/apis/apps/v1/namespaces/kube-system/daemonsets/netattach");
+    let image = &image["spec"]["template"]["spec"]["containers"][0]["image"];
+    assert_eq!(image, &json!(format!("localhost/netattach:{NEXT}")));
+    eprintln!(
+        "{base}: node ready {:.1} s after kubectl apply -k, {REPLICAS} pods after {:.1} s; no agent for {:.1} s",
+        ready.as_secs_f64(),
+        attached.as_secs_f64(),
+        away.as_secs_f64()
+    );
+    is_removed(site, mine, &before);
+}
+
+/// As docs/install.md says.
+fn is_removed(site: &Site, mine: &str, before: &Left) {
+    site.kubectl.run(&["delete", "deployment", "web", "late", "--grace-period=0"]).unwrap();
+    let gone = site.eventually(|| site.get(PODS)["items"] == json!([]));
+    assert!(gone, "{:#}", site.get(PODS));
+    // The API forgets pods without a grace period before the node does.
+    let none = || site.ctl(&["attachments"]).as_array().is_some_and(Vec::is_empty);
+    assert!(site.eventually(none), "{:#}", site.ctl(&["attachments"]));
+    site.kubectl.run(&["delete", "-k", mine]).unwrap();
+    let is_gone = || !Path::new(SOCKET).exists() || UnixStream::connect(SOCKET).is_err();
+    assert!(site.eventually(is_gone));
+    let mut uninstall = Command::new(executable("netattachctl").unwrap());
+    let done = site.worker.node().namespace.run(|| uninstall.arg("uninstall").output()).unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    for file in
+        ["/etc/cni/net.d/00-netattach.conflist", "/opt/cni/bin/netattach", "/opt/cni/bin/netattach-cni"]
+    {
+        fs::remove_file(file).unwrap();
+    }
+    let after = Left::of(site);
+    let links: Vec<_> = after.links.difference(&before.links).collect();
+    let stays = |file: &&PathBuf| STAYS.iter().any(|place| file.to_str().unwrap().starts_with(place));
+    let files: Vec<_> = after.files.difference(&before.files).filter(|file| !stays(file)).collect();
+    let loopback = PathBuf::from("/opt/cni/bin/loopback");
+    assert_eq!((links, files), (Vec::new(), vec![&loopback]));
+}
+
+#[test]
+fn it_is_installed_upgraded_and_removed_beside_a_primary_network() {
+    const TEST: &str = "it_is_installed_upgraded_and_removed_beside_a_primary_network";
+    let Some((list, plugins)) = primary(TEST) else { return };
+    let before = Before { primary: Some((list, &plugins)), has_bpffs: true };
+    let Some(site) = Site::new(TEST, &before).unwrap() else { return };
+    lives(&site, "deploy", &["before-1.30", "executed-plugins"]);
+}
+
+#[test]
+fn it_is_installed_upgraded_and_removed_where_there_is_no_other_network() {
+    const TEST: &str = "it_is_installed_upgraded_and_removed_where_there_is_no_other_network";
+    let before = Before { primary: None, has_bpffs: false };
+    let Some(site) = Site::new(TEST, &before).unwrap() else { return };
+    lives(&site, "deploy/alone", &["before-1.30"]);
+}
+
+/// Without the component, the server refuses what it does not know, and says what.
+#[test]
+fn a_server_before_1_30_refuses_what_it_does_not_know() {
+    const TEST: &str = "a_server_before_1_30_refuses_what_it_does_not_know";
+    let Some(cluster) = Cluster::shared("deploy").unwrap() else { return };
+    let Some(kubectl) = cluster.kubectl(TEST).unwrap() else { return };
+    let deploy = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy");
+    let ended = kubectl.attempt(&["apply", "--dry-run=server", "-k", deploy.to_str().unwrap()]).unwrap();
+    let named = [
+        "no matches for kind \"ValidatingAdmissionPolicy\" in version \"admissionregistration.k8s.io/v1\"",
+        "no matches for kind \"ValidatingAdmissionPolicyBinding\" in version \"admissionregistration.k8s.io/v1\"",
+        "unknown field \"appArmorProfile\" in io.k8s.api.core.v1.SecurityContext",
+    ];
+    assert!(!ended.success && named.iter().all(|what| ended.stderr.contains(what)), "{ended:#?}");
+    assert!(!ended.stdout.contains("daemonset"), "{ended:#?}");
+}

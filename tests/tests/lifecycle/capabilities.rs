@@ -1,0 +1,182 @@
+//! The capabilities that `deploy` gives the agent: each is needed, which is seen by what fails without it, and together they
+//! are enough, for networks of the built-in plugins alone and for executed plugins.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use netattach_tests::manifest::pod;
+use netattach_tests::node::executable;
+use netattach_tests::privilege::with_only;
+use netattach_tests::snapshot::Snapshot;
+use netattach_tests::traffic::{Echo, PATIENCE, connects};
+use netattach_tests::{Node, Pod, tools};
+use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind_recursive, mount_change};
+use rustix::thread::{CapabilitySet, UnshareFlags, unshare_unsafe};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// Every capability that a manifest names, and what fails without it.
+const KNOWN: [(&str, CapabilitySet, &str); 4] = [
+    ("NET_ADMIN", CapabilitySet::NET_ADMIN, "CAP_NET_ADMIN (to make links, addresses, routes and filters)"),
+    (
+        "SYS_ADMIN",
+        CapabilitySet::SYS_ADMIN,
+        "CAP_SYS_ADMIN (to enter the network namespaces of pods and to load BPF programs)",
+    ),
+    (
+        "SYS_CHROOT",
+        CapabilitySet::SYS_CHROOT,
+        "CAP_SYS_CHROOT (to start plugins in the root directory that delegation.root names)",
+    ),
+    ("NET_RAW", CapabilitySet::NET_RAW, ""),
+];
+
+fn deploy(file: &str) -> Value {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy").join(file);
+    let text = fs::read_to_string(path).unwrap();
+    Value::deserialize(serde_norway::Deserializer::from_str(&text)).unwrap()
+}
+
+/// What the base gives.
+fn for_built_in_plugins() -> Vec<String> {
+    let set = deploy("base/daemonset.yaml");
+    let added = &set["spec"]["template"]["spec"]["containers"][0]["securityContext"]["capabilities"]["add"];
+    serde_json::from_value(added.clone()).unwrap()
+}
+
+/// What the component gives besides.
+fn for_executed_plugins() -> Vec<String> {
+    let component = deploy("components/executed-plugins/kustomization.yaml");
+    let patch = component["patches"][0]["patch"].as_str().unwrap();
+    let changes = Value::deserialize(serde_norway::Deserializer::from_str(patch)).unwrap();
+    let changes = changes.as_array().unwrap().iter();
+    let added = changes.filter(|change| change["path"].as_str().unwrap().ends_with("/capabilities/add/-"));
+    added.map(|change| change["value"].as_str().unwrap().to_owned()).collect()
+}
+
+fn set(names: &[String]) -> CapabilitySet {
+    let one = |name: &String| KNOWN.iter().find(|(known, ..)| known == name).unwrap().1;
+    names.iter().map(one).fold(CapabilitySet::empty(), CapabilitySet::union)
+}
+
+/// The one line of an agent that does not start.
+fn refused(mut command: Command) -> String {
+    let output = command.output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let log = String::from_utf8(output.stderr).unwrap();
+    let [line] = log.lines().collect::<Vec<_>>()[..] else { panic!("more than a line:\n{log}") };
+    line.split_once("netattach::agent::run: ").unwrap().1.to_owned()
+}
+
+/// Without each of these in turn, an agent with the others says what it lacks.
+fn each_is_named(node: &Node, names: &[String]) {
+    let agent = executable("netattachd").unwrap();
+    let all = set(names);
+    for (name, capability, what) in KNOWN.iter().filter(|(name, ..)| names.iter().any(|it| it == name)) {
+        if what.is_empty() {
+            continue;
+        }
+        let command = node.agent_command(&agent).unwrap();
+        let line = node.namespace.run(|| with_only(all - *capability, || Ok(refused(command)))).unwrap();
+        let expected = format!(
+            "this process (user id 0) lacks {what}: run netattachd as root, or in a container with these capabilities"
+        );
+        assert_eq!(line, expected, "{name}");
+    }
+}
+
+#[test]
+fn built_in_plugins_need_what_the_base_gives_and_no_more() {
+    let given = for_built_in_plugins();
+    assert_eq!(given, ["NET_ADMIN", "SYS_ADMIN"]);
+    let mut node = Node::new(&[pod("a", &json!({}), &Value::Null)]).unwrap();
+    each_is_named(&node, &given);
+    let pod = Pod::new("a").unwrap();
+    let netns = node.path("netns");
+    pod.namespace.bind(&netns).unwrap();
+    with_only(set(&given), || node.start()).unwrap();
+    let call = |verb| node.call(verb, &pod).with("CNI_NETNS", &netns.display().to_string()).run();
+    for verb in ["ADD", "CHECK", "DEL"] {
+        call(verb).success();
+    }
+    rustix::mount::unmount(&netns, rustix::mount::UnmountFlags::empty()).unwrap();
+}
+
+/// `bridge`, `host-local` and `portmap` of the reference plugins, which have a loader, start iptables and ask for their own
+/// namespace by their process: in a root directory like the node's, whose `/proc` is another one.
+#[test]
+fn executed_plugins_need_what_the_component_gives_and_no_more() {
+    const TEST: &str = "executed_plugins_need_what_the_component_gives_and_no_more";
+    let names = ["bridge", "host-local", "portmap"];
+    let Some(reference) = tools::directory(TEST, "NETATTACH_REFERENCE_PLUGINS", &names) else { return };
+    let more = for_executed_plugins();
+    assert_eq!(more, ["SYS_CHROOT", "NET_RAW"]);
+    let given = [for_built_in_plugins(), more].concat();
+    let entered = std::thread::scope(|scope| scope.spawn(|| in_mounts_of_its_own(&reference, &given)).join());
+    entered.unwrap();
+    legacy_iptables_needs_raw_sockets(&given);
+}
+
+fn in_mounts_of_its_own(reference: &Path, given: &[String]) {
+    // SAFETY: of the state that threads share only mounts, working directory and umask are unshared; no memory and no
+    // descriptor table is.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::FS) }.unwrap();
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
+    let mut node = Node::new(&[pod("a", &json!({}), &Value::Null)]).unwrap();
+    for name in ["bridge", "host-local", "portmap"] {
+        fs::copy(reference.join(name), node.path("cni-bin").join(name)).unwrap();
+    }
+    let pod = Pod::new("a").unwrap();
+    let netns = node.path("netns");
+    pod.namespace.bind(&netns).unwrap();
+    let root: PathBuf = node.path("host");
+    fs::create_dir(&root).unwrap();
+    mount_bind_recursive("/", &root).unwrap();
+    let proc = root.join("proc");
+    mount("proc", &proc, "proc", MountFlags::empty(), None).unwrap();
+    node.set("delegation", json!({"exec": ["bridge", "host-local"], "root": root}));
+    let list = json!({
+        "cniVersion": "1.0.0", "name": "default",
+        "plugins": [
+            {"type": "bridge", "bridge": "br0", "isDefaultGateway": true, "ipam": node.host_local(&["10.50.0.0/24"])},
+            {"type": "portmap", "capabilities": {"portMappings": true}, "snat": false}
+        ]
+    });
+    let file = node.path("default.conflist");
+    fs::write(&file, list.to_string()).unwrap();
+    node.set("defaultNetwork", json!(file));
+    each_is_named(&node, given);
+
+    with_only(set(given), || node.start()).unwrap();
+    let outside = node.add_outside().unwrap();
+    let call = |verb| {
+        let mut call = node.call(verb, &pod).with("CNI_NETNS", &netns.display().to_string());
+        let mut config: Value = serde_json::from_str(&call.stdin).unwrap();
+        config["runtimeConfig"] =
+            json!({"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]});
+        call.stdin = config.to_string();
+        call.run()
+    };
+    call("ADD").success();
+    let _echo = Echo::serve(&pod.namespace, "10.50.0.2:80".parse().unwrap()).unwrap();
+    let opened = connects(&outside, "192.0.2.1:8080".parse().unwrap(), PATIENCE);
+    assert!(opened, "a port of the node that iptables opened, which is not in an image");
+    call("CHECK").success();
+    call("DEL").success();
+    Snapshot::take(&node, &[&pod]).unwrap().assert_nothing_is_left();
+}
+
+/// `iptables` of many nodes is this one; it opens a raw socket to speak to the kernel.
+fn legacy_iptables_needs_raw_sockets(given: &[String]) {
+    let node = netattach_tests::Namespace::new().unwrap();
+    let asked = |kept: CapabilitySet| {
+        let ask = || Ok(Command::new("iptables-legacy").args(["-t", "nat", "-S"]).output()?);
+        let output = node.run(|| with_only(kept, ask)).unwrap();
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let refused = |said: &str| said.contains("Permission denied (you must be root)");
+    assert!(refused(&asked(set(given) - CapabilitySet::NET_RAW)));
+    let said = asked(set(given));
+    assert!(!refused(&said), "{said}");
+}
