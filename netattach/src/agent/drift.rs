@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use super::handler::Agent;
 use super::pace;
-use crate::attach::{AttachError, Attached, PutBack};
+use crate::attach::{AttachError, Attached, PutBack, WholeRecords};
 use crate::error_chain::Chain;
 use crate::journal::JournalKey;
 use crate::netlink::ChangeWatch;
@@ -67,6 +67,8 @@ pub(super) struct Drift {
     bound: Mutex<PutBack<(JournalKey, Part)>>,
     /// The sandboxes whose links the last look has found different.
     seen: Mutex<BTreeSet<JournalKey>>,
+    /// The records that were as written at the last look.
+    records: Mutex<WholeRecords>,
     /// The pods whose status is as it should be, as long as nothing here is another value.
     as_shown: Mutex<BTreeMap<JournalKey, Shown>>,
     /// Set while the status of every pod is as it should be.
@@ -176,7 +178,7 @@ impl Agent {
             }
             self.put_back(Part::Status, |agent| Ok(agent.with_drifted_status())).await;
             if is_whole {
-                self.put_back(Part::Record, |agent| agent.engine.without_record()).await;
+                self.put_back(Part::Record, Agent::with_changed_record).await;
                 self.put_back(Part::Leases, |agent| agent.engine.without_lease()).await;
                 whole_is_due = began + pace::pause(WHOLE_INTERVAL, began.elapsed());
             }
@@ -233,6 +235,13 @@ impl Agent {
                 Ok(vec!["its network-status was changed".to_owned()])
             }
         }
+    }
+
+    /// The sandboxes whose record is gone, or not as it was written.
+    fn with_changed_record(&self) -> Result<Vec<JournalKey>, AttachError> {
+        let mut changed = self.engine.without_record()?;
+        changed.extend(self.engine.with_edited_record(&mut locked(&self.drift.records)));
+        Ok(changed)
     }
 
     /// How status names the sandbox of a record.

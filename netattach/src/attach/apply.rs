@@ -180,7 +180,8 @@ impl Executor<'_> {
             // The node must not take addresses or routes from router advertisements that pods send.
             ensure_if_present(&format!("ipv6/conf/{}/accept_ra", bridge.name), "0")?;
         }
-        Ok(Output::Bridge(Bridge { link: interface(&ensured.link), made: ensured.created }))
+        let (made, ours) = (ensured.created, !ensured.created && ensured.link.own_bridge);
+        Ok(Output::Bridge(Bridge { link: interface(&ensured.link), made, ours }))
     }
 
     fn create_link(

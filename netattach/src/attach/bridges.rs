@@ -37,7 +37,7 @@ pub(super) struct Beneath {
     pub(super) gateways: Vec<IpNet>,
     /// Which other addresses are in their place.
     pub(super) others: Others,
-    /// The attachment's ADD made it.
+    /// The attachment's ADD made it, or found one that netattach had made.
     pub(super) made: bool,
 }
 
@@ -74,7 +74,7 @@ impl Beneath {
         };
         // What one ADD was told to remove, those before it must not put back.
         let others = if beside == Some(true) { Others::Kept } else { Others::Refused };
-        Some(Self { spec, link: bridge.link, gateways, others, made: bridge.made })
+        Some(Self { spec, link: bridge.link, gateways, others, made: bridge.made || bridge.ours })
     }
 
     pub(super) fn name(&self) -> &str {
@@ -85,7 +85,7 @@ impl Beneath {
         !self.gateways.is_empty()
     }
 
-    /// Whether the attachment says that the bridge is all our own: its ADD made it, or it is the pods' gateway, which is
+    /// Whether the attachment says that the bridge is all our own: an ADD made it, or it is the pods' gateway, which is
     /// made and configured by ADDs alone. Others may be a node's bridge into the networks around it, whose other ports
     /// only its administrator knows.
     pub(super) fn is_ours(&self) -> bool {

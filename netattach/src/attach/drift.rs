@@ -267,10 +267,10 @@ impl Engine {
     /// it in memory is enough to roll it back, unless another plugin made a part of it.
     ///
     /// # Errors
-    /// It cannot be written; or it needs the configuration of another plugin, which is lost with it.
+    /// It is there and was edited; it cannot be written; or it needs the configuration of another plugin, which is lost with it.
     pub fn write_record_anew(&self, key: &JournalKey) -> Result<bool, AttachError> {
         let Some(attached) = self.registry.get(key) else { return Ok(false) };
-        if !matches!(self.journal.load(key)?, Loaded::Absent) {
+        if self.check_record(key)? {
             return Ok(false);
         }
         let Attached { plan, outputs, .. } = &*attached;

@@ -18,6 +18,7 @@ fn link(index: u32, name: &str, kind: &str) -> LinkState {
         link: None,
         mode: None,
         group: 9,
+        own_bridge: false,
     }
 }
 

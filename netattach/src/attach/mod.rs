@@ -14,7 +14,7 @@
 //! | [`undo`], `plugin_del` | inverses of steps, and DEL of other plugins |
 //! | `check`, `status_verb`, `gc` | the verbs CHECK, STATUS and GC |
 //! | `survey` | how full pools of addresses are |
-//! | `departed`, `drift` | sandboxes that no runtime will ask to detach; what others change of attachments |
+//! | `departed`, `drift`, `edited` | sandboxes that no runtime will ask to detach; what others change of attachments, and of their records |
 //! | `dynamic`, `take_over`, `multus_del` | attachments of live pods, also of those that another plugin attached; pods that Multus attached |
 //! | `registry`, `pool_use`, `network_status` | attached sandboxes, in memory; their pools; their published status |
 //! | [`standalone`] | the native plugins as plain CNI executables |
@@ -31,6 +31,7 @@ mod departed;
 mod device_info;
 mod drift;
 mod dynamic;
+mod edited;
 mod enforcement;
 mod engine;
 mod error;
@@ -59,6 +60,7 @@ mod weight;
 pub use bridges::Bridges;
 pub use default_network::{CILIUMS_SUFFIX, DefaultNetwork, InvalidDefaultNetwork};
 pub use drift::PutBack;
+pub use edited::WholeRecords;
 pub use engine::{Engine, Recovery};
 pub use error::{AttachError, Doing, StepError};
 pub use from_node::FromNode;

@@ -170,8 +170,16 @@ impl Store {
 
     /// The error for a record without a plan although objects of its sandbox exist: damage.
     pub fn emptied(&self, key: &JournalKey, what: String) -> JournalError {
-        let path = self.directory.join(key.file_name().unwrap_or_default());
+        let path = self.path(key).unwrap_or_default();
         JournalError::damaged(&path, &[Damage { line: 1, what }])
+    }
+
+    /// The file of a record, whether it is there or not.
+    ///
+    /// # Errors
+    /// The key cannot be one.
+    pub fn path(&self, key: &JournalKey) -> Result<PathBuf, JournalError> {
+        Ok(self.directory.join(key.file_name()?))
     }
 
     /// Removes a record that is torn.

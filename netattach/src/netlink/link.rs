@@ -62,6 +62,8 @@ pub struct LinkState {
     pub mode: Option<spec::LinkMode>,
     /// Link group.
     pub group: u32,
+    /// A bridge that netattach has made.
+    pub own_bridge: bool,
 }
 
 /// The object that `ensure` found or created.
@@ -111,15 +113,10 @@ impl Handle {
 
     /// The bridges of the namespace that netattach has made, each with the number of its ports.
     pub fn own_bridges(&mut self) -> Result<Vec<(LinkState, usize)>, Error> {
-        let all = self.socket.dump(show(LinkMessageBuilder::<LinkUnspec>::new()))?;
-        let mark = LinkAttribute::IfAlias(BRIDGE_ALIAS.to_owned());
-        let is_marked = |message: &RouteNetlinkMessage| matches!(message, RouteNetlinkMessage::NewLink(link) if link.attributes.contains(&mark));
-        let marked: Vec<bool> = all.iter().map(is_marked).collect();
-        let links: Vec<Option<LinkState>> = all.into_iter().map(observed).collect();
-        let ports = |bridge: u32| links.iter().flatten().filter(|it| it.controller == Some(bridge)).count();
-        let own = links.iter().zip(marked).filter(|(_, is_marked)| *is_marked);
-        let bridges = own.filter_map(|(link, _)| link.as_ref()).filter(|link| link.kind == "bridge");
-        Ok(bridges.map(|link| (link.clone(), ports(link.index))).collect())
+        let links = self.links()?;
+        let ports = |bridge: u32| links.iter().filter(|it| it.controller == Some(bridge)).count();
+        let own = links.iter().filter(|link| link.own_bridge);
+        Ok(own.map(|bridge| (bridge.clone(), ports(bridge.index))).collect())
     }
 
     /// Creates a veth pair with its far end in `pod` and its near end up (and, for a port, in its bridge).
@@ -463,6 +460,7 @@ impl Chosen {
             link: None,
             mode: None,
             group: 0,
+            own_bridge: false,
         }
     }
 }
@@ -526,9 +524,12 @@ pub(super) fn observed(message: RouteNetlinkMessage) -> Option<LinkState> {
         link: None,
         mode: None,
         group: 0,
+        own_bridge: false,
     };
+    let mut is_marked = false;
     for attribute in link.attributes {
         match attribute {
+            LinkAttribute::IfAlias(alias) => is_marked = alias == BRIDGE_ALIAS,
             LinkAttribute::IfName(name) => state.name = name,
             LinkAttribute::Address(bytes) => state.mac = <[u8; 6]>::try_from(bytes).ok().map(Mac),
             LinkAttribute::Mtu(mtu) => state.mtu = mtu,
@@ -566,6 +567,7 @@ pub(super) fn observed(message: RouteNetlinkMessage) -> Option<LinkState> {
             _ => {}
         }
     }
+    state.own_bridge = is_marked && state.kind == "bridge";
     Some(state)
 }
 

@@ -182,7 +182,7 @@ mod tests {
             routes: vec![],
         };
         let all = [
-            Output::Bridge(crate::step::Bridge { link: made("br0", 1), made: false }),
+            Output::Bridge(crate::step::Bridge { link: made("br0", 1), made: false, ours: false }),
             Output::Link { host: Some(made("na0", 2)), pod: made("eth0", 3), parent: None },
             lease,
             Output::Nothing,

@@ -165,7 +165,9 @@ pub fn from_prev_result(attachment: &AttachmentPlan, result: &CniResult) -> Resu
             Some(Output::Link { host, pod, parent: None })
         };
         let output = match step {
-            Step::EnsureBridge(_) => on_node(true).map(|link| Output::Bridge(Bridge { link, made: false })),
+            Step::EnsureBridge(_) => {
+                on_node(true).map(|link| Output::Bridge(Bridge { link, made: false, ours: false }))
+            }
             Step::CreateLink(made) => link(made.node_end().and_then(|_| on_node(false))),
             Step::RaiseLoopback => {
                 Some(Output::Loopback { addresses: ips.clone().map(|ip| ip.address).collect() })

@@ -48,9 +48,11 @@ fn made(name: &str, mac: &str) -> Interface {
 /// The outputs that the steps of a plan would have: two addresses, one of them without gateway.
 fn outputs(attachment: &AttachmentPlan) -> Outputs {
     let brought = |step: &Step| match step {
-        Step::EnsureBridge(bridge) => {
-            Output::Bridge(crate::step::Bridge { link: made(&bridge.name, "02:00:00:00:00:01"), made: true })
-        }
+        Step::EnsureBridge(bridge) => Output::Bridge(crate::step::Bridge {
+            link: made(&bridge.name, "02:00:00:00:00:01"),
+            made: true,
+            ours: false,
+        }),
         Step::CreateLink(link) => Output::Link {
             parent: None,
             host: link.node_end().map(|name| made(name, "02:00:00:00:00:02")),

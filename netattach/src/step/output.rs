@@ -287,6 +287,9 @@ pub struct Bridge {
     /// The step created it: it is deleted if the ADD fails.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub made: bool,
+    /// It was there, and an earlier ADD had made it, whose pod may end first.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ours: bool,
 }
 
 /// Source-based routing of one interface: traffic from its addresses leaves through it.

@@ -125,6 +125,27 @@ fn a_bridge_that_is_removed_beneath_its_pods_is_made_again_as_it_was() {
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
 }
 
+/// Its record tells, also to the next agent: the bridge, which bears the mark, is gone.
+#[test]
+fn a_bridge_without_a_gateway_whose_maker_has_ended_is_made_again() {
+    let (mut node, a) = scene();
+    node.write("b", &pod("b", &json!({}), &json!("port"))).unwrap();
+    let b = Pod::new("b").unwrap();
+    node.add(&b).success();
+    node.await_status(&b);
+    node.del(&a).success();
+    node.kill().unwrap();
+    node.start().unwrap();
+    let whole = Snapshot::take(&node, &[&b]).unwrap();
+    ip(&node.namespace, &["link", "del", "br7"]).unwrap();
+    let is_same = eventually(PATIENCE * 2, || Snapshot::take(&node, &[&b]).unwrap() == whole);
+    assert!(is_same, "{:#?}\n{whole:#?}", Snapshot::take(&node, &[&b]).unwrap());
+    is_put_back(&node, &b, "removed");
+    node.del(&b).success();
+    node.stop().unwrap();
+    Snapshot::take(&node, &[&b]).unwrap().assert_nothing_is_left();
+}
+
 #[test]
 fn a_bridge_that_others_made_is_missed_and_its_ports_return_to_it() {
     let mut node = Node::new(&[]).unwrap();
@@ -182,8 +203,15 @@ fn leases_records_and_the_published_status_are_written_again() {
         };
         files(node.path("leases")).into_iter().filter(is_lease).collect::<Vec<_>>()
     };
+    // A byte of another record is changed: it is reported, and left to its DEL.
+    let edited = node.path("state/journal/c-edited@eth0.jsonl");
+    node.write("edited", &pod("edited", &json!({}), &json!([]))).unwrap();
+    let other = Pod::new("edited").unwrap();
+    node.add(&other).success();
+    let whole = fs::read_to_string(&edited).unwrap();
+    fs::write(&edited, whole.replacen("eth0", "eth9", 1)).unwrap();
     let leases = addresses(&node);
-    assert_eq!(leases.len(), 5, "{leases:?}");
+    assert_eq!(leases.len(), 7, "{leases:?}");
     let record = node.path("state/journal/c-a@eth0.jsonl");
     let status = node.path("run/network-status").join(NAMESPACE).join("a.json");
     let published: Value = serde_json::from_slice(&fs::read(&status).unwrap()).unwrap();
@@ -196,6 +224,19 @@ fn leases_records_and_the_published_status_are_written_again() {
     };
     assert!(eventually(PATIENCE * 3, is_whole), "{:?} {:?}", addresses(&node), fs::read(&status));
     is_put_back(&node, &a, "files");
+    let mut rows = Value::Null;
+    let is_told = eventually(PATIENCE * 3, || {
+        rows = node.whole_status().unwrap()["troubles"].clone();
+        rows.as_array().unwrap().iter().any(|row| {
+            let problem = row["problem"].as_str().unwrap();
+            row["object"] == format!("pod {NAMESPACE}/edited")
+                && problem.starts_with("its record was changed by others and cannot be put back: ")
+                && problem.contains("c-edited@eth0.jsonl")
+        })
+    });
+    assert!(is_told, "{rows:#}");
+    fs::write(&edited, whole).unwrap();
+    node.del(&other).success();
     // The record is enough for the next agent.
     node.kill().unwrap();
     node.start().unwrap();
