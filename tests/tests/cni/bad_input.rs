@@ -1,5 +1,8 @@
 //! Requests that cannot be served: the right code, a message that names the error, and no side effects.
 
+use std::fs;
+use std::io::Write;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use netattach_tests::manifest::{NAMESPACE, network, pod};
@@ -404,7 +407,7 @@ fn a_lease_that_is_there_already_or_cannot_be_written_has_its_code() {
     warm_up(&node);
     let good = Pod::new("good").unwrap();
     let pool = node.path(&format!("leases/@{NAMESPACE}/lan"));
-    std::fs::write(pool.join("10.52.0.77"), "c-good\r\nnet1").unwrap();
+    fs::write(pool.join("10.52.0.77"), "c-good\r\nnet1").unwrap();
     let (code, message) = node.add(&good).failure();
     assert!(code == 11 && message.contains("10.52.0.77"), "{code}: {message}");
     node.del(&good).success();
@@ -421,6 +424,70 @@ fn a_lease_that_is_there_already_or_cannot_be_written_has_its_code() {
     node.add(&good).success();
     node.del(&good).success();
     look(&node, &[&good]).assert_nothing_is_left();
+}
+
+/// A small file system in a directory, until this is dropped.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    fn at(directory: PathBuf) -> Self {
+        fs::create_dir_all(&directory).unwrap();
+        let options = Some(c"size=256k,mode=0700");
+        rustix::mount::mount("small", &directory, "tmpfs", MountFlags::empty(), options).unwrap();
+        Self(directory)
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.0.join("filler")
+    }
+
+    fn fill(&self) {
+        let mut file = fs::File::create(self.filler()).unwrap();
+        let error = loop {
+            if let Err(error) = file.write_all(&[0; 4096]) {
+                break error;
+            }
+        };
+        assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // The agent may have files open there.
+        let _ = rustix::mount::unmount(&self.0, UnmountFlags::DETACH);
+    }
+}
+
+/// Neither a record nor a status can be written any more: pods are refused without a trace, and those that are there end.
+#[test]
+fn a_full_disk_refuses_pods_and_keeps_none_from_ending() {
+    let mut node = unstarted(&[("late", pod("late", &json!({}), &json!("lan")))]);
+    let disks = [SmallDisk::at(node.path("state")), SmallDisk::at(node.path("run"))];
+    node.start().unwrap();
+    warm_up(&node);
+    let [good, late] = ["good", "late"].map(|name| Pod::new(name).unwrap());
+    node.add(&good).success();
+    node.await_status(&good);
+    disks.iter().for_each(SmallDisk::fill);
+    let wrong = refused(&node, &late, "a full disk", 5, "No space left on device");
+    assert_eq!(wrong, [""; 0]);
+    let mut journal = Value::Null;
+    let is_told = eventually(PATIENCE, || {
+        let status = node.whole_status().unwrap();
+        let conditions = status["ready"].as_array().unwrap();
+        journal = conditions.iter().find(|it| it["condition"] == "journal").unwrap().clone();
+        journal["met"] == false && journal["detail"].as_str().unwrap().contains("No space left on device")
+    });
+    assert!(is_told, "{journal}");
+    node.check(&good).success();
+    node.del(&good).success();
+    disks.iter().for_each(|disk| fs::remove_file(disk.filler()).unwrap());
+    look(&node, &[&good, &late]).assert_nothing_is_left();
+    node.add(&late).success();
+    node.await_status(&late);
+    node.del(&late).success();
+    node.stop().unwrap();
 }
 
 /// Creates the parts that stay after the first pod: bridge, forwarding, lease directories.
