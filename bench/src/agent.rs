@@ -210,9 +210,14 @@ impl Agent {
 
     /// A handle that calls the agent for a pod, from any thread.
     pub(super) fn caller(&self, pod: &Pod) -> Caller {
+        self.caller_with(pod, &json!({}))
+    }
+
+    /// [`Agent::caller`] with the runtime's `runtimeConfig`.
+    pub(super) fn caller_with(&self, pod: &Pod, runtime_config: &Value) -> Caller {
         let config = json!({
             "cniVersion": "1.0.0", "name": "bench", "type": "netattach",
-            "socket": self.files.socket(), "stateDir": self.files.state,
+            "socket": self.files.socket(), "stateDir": self.files.state, "runtimeConfig": runtime_config,
         });
         Caller { config: config.to_string(), name: pod_name(pod), uid: uid(pod), netns: pod.path() }
     }

@@ -2,7 +2,7 @@
 //!
 //! The contenders take turns within one run, so that other load on the machine affects all alike.
 //!
-//! The benchmarks: `attach`, `cluster`, `dataplane`, `fairness`, `restart`. Shared: `pods` and the node's namespace, `agent`,
+//! The benchmarks: `attach`, `cluster`, `dataplane`, `fairness`, `ports`, `restart`. Shared: `pods` and the node's namespace, `agent`,
 //! `netlink` for the floor, `bpf` for the kernel's state, `series` of samples, `document` for tables.
 
 mod agent;
@@ -15,6 +15,7 @@ mod document;
 pub mod fairness;
 mod netlink;
 mod pods;
+pub mod ports;
 pub mod restart;
 mod series;
 

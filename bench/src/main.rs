@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, Parser};
 #[cfg(feature = "cluster")]
 use netattach_bench::cluster;
-use netattach_bench::{Output, attach, dataplane, fairness, restart};
+use netattach_bench::{Output, attach, dataplane, fairness, ports, restart};
 use xtask::progress;
 
 #[derive(Parser)]
@@ -28,6 +28,8 @@ enum Subject {
     Restart(RestartArguments),
     /// ADD of a pod while others hang that have nothing to do with it
     Fairness(FairnessArguments),
+    /// ADD of a pod with a port of the node beside many that have ports
+    Ports(PortsArguments),
 }
 
 #[derive(Args)]
@@ -135,6 +137,19 @@ struct FairnessArguments {
     write: bool,
 }
 
+#[derive(Args)]
+struct PortsArguments {
+    /// Pods of each kind attached one after another beside each number of others
+    #[arg(long, default_value = "50")]
+    rounds: NonZeroU16,
+    /// Form of the result
+    #[arg(short, long, value_enum, default_value = "table")]
+    output: Output,
+    /// Also put the table into docs/performance.md
+    #[arg(long)]
+    write: bool,
+}
+
 fn main() -> ExitCode {
     let outcome = match Subject::parse() {
         Subject::Attach(arguments) => attach::run(&arguments.into()),
@@ -143,6 +158,7 @@ fn main() -> ExitCode {
         Subject::Dataplane(arguments) => dataplane::run(&arguments.into()),
         Subject::Restart(arguments) => restart::run(&arguments.into()),
         Subject::Fairness(arguments) => fairness::run(&arguments.into()),
+        Subject::Ports(arguments) => ports::run(&arguments.into()),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -195,6 +211,13 @@ impl From<RestartArguments> for restart::Options {
 impl From<FairnessArguments> for fairness::Options {
     fn from(arguments: FairnessArguments) -> Self {
         let FairnessArguments { rounds, output, write } = arguments;
+        Self { rounds, output, write }
+    }
+}
+
+impl From<PortsArguments> for ports::Options {
+    fn from(arguments: PortsArguments) -> Self {
+        let PortsArguments { rounds, output, write } = arguments;
         Self { rounds, output, write }
     }
 }
