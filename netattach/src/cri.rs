@@ -1,5 +1,6 @@
-//! Asks the container runtime which sandboxes it has, and where their network namespaces are: `ListPodSandbox` and
-//! `PodSandboxStatus` of the container runtime interface (CRI), over the runtime's unix socket.
+//! Asks the container runtime which sandboxes it has, where their network namespaces are, and by which configurations it
+//! calls CNI plugins: `ListPodSandbox`, `PodSandboxStatus` and `Status` of the container runtime interface (CRI), over the
+//! runtime's unix socket.
 //!
 //! The messages have only the fields that are needed, by their numbers in kubernetes/cri-api (`api.proto`); they are the
 //! same in `runtime.v1` and in `runtime.v1alpha2`, which older runtimes have alone.
@@ -29,10 +30,16 @@ const LIST: Method =
 const STATUS: Method =
     ["/runtime.v1.RuntimeService/PodSandboxStatus", "/runtime.v1alpha2.RuntimeService/PodSandboxStatus"];
 
+const RUNTIME: Method = ["/runtime.v1.RuntimeService/Status", "/runtime.v1alpha2.RuntimeService/Status"];
+
 /// `PodSandboxState` of a sandbox that is ready.
 const READY: i32 = 0;
 /// The entry of a sandbox's verbose information that has its specification, in containerd and in CRI-O.
 const INFO: &str = "info";
+/// The entry of containerd's verbose information that has what it has read for CNI. CRI-O has none.
+const CNI_INFO: &str = "cniconfig";
+/// The interface whose configuration is containerd's own.
+const LOOPBACK: &str = "lo";
 
 /// Why the runtime's list is not known.
 #[derive(Debug, thiserror::Error)]
@@ -56,7 +63,7 @@ pub enum CriError {
         source: tonic::transport::Error,
     },
     /// The runtime answered with an error, or with more than is read.
-    #[error("the runtime at {socket} does not tell about its sandboxes: {code:?}: {message}")]
+    #[error("the runtime at {socket} does not answer: {code:?}: {message}")]
     Refused {
         /// The socket.
         socket: PathBuf,
@@ -92,6 +99,24 @@ pub struct PodSandbox {
     pub name: String,
     /// Uid of the pod, as the kubelet runs it.
     pub uid: String,
+}
+
+/// By which configurations the runtime calls CNI plugins for a pod, as it has read them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Networking {
+    /// The directory that it reads, as it sees it.
+    pub directory: PathBuf,
+    /// The configurations that it carries out for each pod, one interface by each.
+    pub lists: Vec<LoadedList>,
+}
+
+/// A configuration that the runtime has read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LoadedList {
+    /// Its name.
+    pub name: String,
+    /// The types of its plugins.
+    pub plugins: Vec<String>,
 }
 
 /// `ListPodSandboxRequest` without its filter: sandboxes in every state.
@@ -136,7 +161,14 @@ struct StatusRequest {
     verbose: bool,
 }
 
-/// `PodSandboxStatusResponse`.
+/// The `StatusRequest` of a runtime.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+struct RuntimeRequest {
+    #[prost(bool, tag = "1")]
+    verbose: bool,
+}
+
+/// `PodSandboxStatusResponse`, and the `StatusResponse` of a runtime.
 #[derive(Clone, PartialEq, prost::Message)]
 struct StatusResponse {
     #[prost(map = "string, string", tag = "2")]
@@ -171,6 +203,44 @@ struct Namespace {
     path: PathBuf,
 }
 
+/// What containerd has read for CNI: `ConfigResult` of go-cni.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct CniInfo {
+    #[serde(default)]
+    plugin_conf_dir: PathBuf,
+    /// `null` where it has read none.
+    networks: Option<Vec<CniNetwork>>,
+}
+
+#[derive(Deserialize)]
+struct CniNetwork {
+    #[serde(rename = "Config")]
+    config: CniList,
+    #[serde(rename = "IFName", default)]
+    ifname: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct CniList {
+    #[serde(default)]
+    name: String,
+    plugins: Option<Vec<CniPlugin>>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct CniPlugin {
+    network: CniPluginConf,
+}
+
+#[derive(Deserialize)]
+struct CniPluginConf {
+    #[serde(rename = "type", default)]
+    kind: String,
+}
+
 /// The ids of all sandboxes that the runtime has, in whatever state: `CNI_CONTAINERID` of their ADDs.
 ///
 /// # Errors
@@ -199,6 +269,26 @@ pub async fn network_namespace(socket: &Path, id: &str) -> Result<PathBuf, CriEr
     let status: StatusResponse = ask(socket, STATUS, request).await?;
     let path = status.info.get(INFO).and_then(|text| namespace_in(text));
     path.ok_or_else(|| CriError::NoNamespace { socket: socket.to_owned(), id: id.to_owned() })
+}
+
+/// By which configurations the runtime calls CNI plugins; `None`: it does not say so.
+///
+/// # Errors
+/// [`CriError`]: nothing is known then.
+pub async fn networking(socket: &Path) -> Result<Option<Networking>, CriError> {
+    let status: StatusResponse = ask(socket, RUNTIME, RuntimeRequest { verbose: true }).await?;
+    Ok(status.info.get(CNI_INFO).and_then(|text| networking_in(text)))
+}
+
+/// What a runtime's verbose information says of CNI.
+fn networking_in(info: &str) -> Option<Networking> {
+    let info: CniInfo = serde_json::from_str(info).ok()?;
+    let networks = info.networks.unwrap_or_default().into_iter().filter(|network| network.ifname != LOOPBACK);
+    let list = |CniNetwork { config, .. }: CniNetwork| {
+        let plugins = config.plugins.unwrap_or_default().into_iter().map(|plugin| plugin.network.kind);
+        LoadedList { name: config.name, plugins: plugins.collect() }
+    };
+    Some(Networking { directory: info.plugin_conf_dir, lists: networks.map(list).collect() })
 }
 
 /// The path of the network namespace in a sandbox's verbose information.
@@ -288,6 +378,31 @@ mod tests {
         assert_eq!(namespace_in(&spec("/run/netns/cni-1")), Some("/run/netns/cni-1".into()));
         for info in [spec("").as_str(), &spec("run/netns"), "{}", "", "[]", r#"{"runtimeSpec": {}}"#] {
             assert_eq!(namespace_in(info), None, "{info}");
+        }
+    }
+
+    #[test]
+    fn what_a_runtime_has_read_for_cni_is_all_but_its_own_loopback() {
+        let list = |name: &str, plugin: &str, ifname: &str| {
+            let plugins = format!(
+                r#"[{{"Network": {{"cniVersion": "1.0.0", "type": "{plugin}", "dns": {{}}}}, "Source": "{{}}"}}]"#
+            );
+            format!(
+                r#"{{"Config": {{"Name": "{name}", "CNIVersion": "1.0.0", "Plugins": {plugins}, "Source": ""}}, "IFName": "{ifname}"}}"#
+            )
+        };
+        let networks = [list("cni-loopback", "loopback", "lo"), list("pods", "netattach", "eth0")].join(", ");
+        let info = |networks: &str| {
+            format!(
+                r#"{{"PluginDirs": ["/opt/cni/bin"], "PluginConfDir": "/etc/cni/net.d", "PluginMaxConfNum": 1, "Prefix": "eth", "Networks": {networks}}}"#
+            )
+        };
+        let pods = LoadedList { name: "pods".to_owned(), plugins: vec!["netattach".to_owned()] };
+        let of = |lists| Some(Networking { directory: "/etc/cni/net.d".into(), lists });
+        assert_eq!(networking_in(&info(&format!("[{networks}]"))), of(vec![pods]));
+        assert_eq!(networking_in(&info("null")), of(Vec::new()));
+        for info in ["", "[]", "7", r#"{"Networks": 7}"#] {
+            assert_eq!(networking_in(info), None, "{info}");
         }
     }
 

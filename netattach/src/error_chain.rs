@@ -1,7 +1,10 @@
-//! Prints a whole chain of errors on one line, once.
+//! Prints a whole chain of errors on one line, once, and cuts off what others have made very long.
 
 use std::error::Error;
 use std::fmt;
+
+/// Most bytes of a problem that is kept or shown. The note of an event may have as many.
+pub const MOST_TEXT: usize = 1024;
 
 /// Displays an error followed by each of its causes, separated by `: `.
 ///
@@ -22,9 +25,27 @@ impl fmt::Display for Chain<'_> {
     }
 }
 
+/// A problem of at most [`MOST_TEXT`] bytes: of a longer one, which may repeat what others have written, the beginning.
+pub fn clipped(mut problem: String) -> String {
+    const MORE: char = '…';
+    if problem.len() > MOST_TEXT {
+        problem.truncate(problem.floor_char_boundary(MOST_TEXT - MORE.len_utf8()));
+        problem.push(MORE);
+    }
+    problem
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn long_problems_are_cut_off_between_characters() {
+        assert_eq!(clipped("x".repeat(MOST_TEXT)), "x".repeat(MOST_TEXT));
+        let long = clipped(format!("x{}", "ä".repeat(MOST_TEXT)));
+        assert_eq!(long, format!("x{}…", "ä".repeat(MOST_TEXT / 2 - 2)));
+        assert_eq!(long.len(), MOST_TEXT);
+    }
 
     #[derive(Debug, thiserror::Error)]
     #[error("create macvlan on eno2")]

@@ -14,6 +14,8 @@ use crate::rpc::message::Condition;
 
 /// How conditions name the file.
 pub(super) const OBJECT: &str = "CNI configuration";
+/// How a problem with it is logged.
+pub(super) const DISTURBED: &str = "the runtime's configuration is disturbed";
 /// Most files in the way that are reported.
 const MOST_IN_THE_WAY: usize = 4;
 
@@ -71,7 +73,7 @@ impl ConfKeeper {
         let problems = problems.chain(lately).chain(in_the_way.iter().cloned());
         let rows: Vec<Condition> =
             problems.map(|problem| Condition { object: OBJECT.to_owned(), problem }).collect();
-        note("the runtime's configuration is disturbed", &self.rows, rows);
+        note(DISTURBED, &self.rows, rows);
         kept?;
         match in_the_way.into_iter().next() {
             Some(problem) => Err(not_available(problem)),

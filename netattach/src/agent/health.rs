@@ -10,21 +10,21 @@ use std::collections::BTreeSet;
 use std::convert::Infallible;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, watch};
 
-use super::conf_keeper::ConfKeeper;
+use super::conf_keeper::{self, ConfKeeper};
 use super::conf_watch::ConfWatch;
 use super::pace;
-use super::share::{clipped, shared};
+use super::share::{namespace, shared};
 use crate::attach::{Engine, IntentReader};
 use crate::cni::{CniError, code};
 use crate::descriptors;
-use crate::error_chain::Chain;
+use crate::error_chain::{Chain, clipped};
 use crate::ipam::PoolUse;
 use crate::nat::Nat;
 use crate::netlink::FilterWatch;
@@ -34,6 +34,7 @@ use crate::plan::gc::Defined;
 use crate::plan::resolve::Network;
 use crate::rpc::message::{Condition, Readiness};
 use crate::source::Source;
+use crate::source::log_share::LogShare;
 
 /// How often each look is taken without a request.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -49,8 +50,6 @@ const PLUGIN_PATIENCE: Duration = Duration::from_secs(5);
 const LONGEST_LOOK: Duration = Duration::from_secs(30);
 /// The same limit for a look that makes only a few system calls.
 const LONGEST_SHORT_LOOK: Duration = Duration::from_secs(10);
-/// Most lines that one look logs of troubles.
-const MOST_LINES: usize = 100;
 /// How often networks are checked one by one.
 const SINGLE_INTERVAL: Duration = Duration::from_secs(30);
 /// In how many looks each attachment is checked once, unless somebody asks or the kernel tells of a removed filter: then
@@ -103,6 +102,9 @@ pub(super) struct Health {
     /// The former by share, and the share that is next.
     shares: Mutex<([Vec<Condition>; SHARES], usize)>,
     not_attachable: Mutex<Vec<Condition>>,
+    /// What is wrong with what the runtime says it reads, and a notice that somebody asks.
+    runtime: Mutex<Vec<Condition>>,
+    runtime_wanted: Notify,
     /// Use of the networks' pools, as the last look at them found it.
     pools: Mutex<Vec<PoolUse>>,
     /// `CNI_PATH` of the runtime, if it is known from a request.
@@ -155,6 +157,8 @@ impl Health {
             not_enforced: Mutex::default(),
             shares: Mutex::default(),
             not_attachable: Mutex::default(),
+            runtime: Mutex::default(),
+            runtime_wanted: Notify::new(),
             pools: Mutex::default(),
             cni_path: Mutex::default(),
         }
@@ -187,13 +191,18 @@ impl Health {
 
     /// Problems with single attachments and networks.
     pub(super) fn troubles(&self) -> Vec<Condition> {
-        let conf = self.conf.as_ref().map(ConfKeeper::rows).unwrap_or_default();
+        let mut conf = self.conf.as_ref().map(ConfKeeper::rows).unwrap_or_default();
+        // What is found in the directory says more.
+        if conf.is_empty() {
+            conf = lock(&self.runtime).clone();
+        }
         [conf, lock(&self.not_enforced).clone(), lock(&self.not_attachable).clone()].concat()
     }
 
     /// Has what is looked at rarely looked at anew because somebody asks, at most every [`INTERVAL`]: his next question is
     /// answered by that.
     pub(super) fn look_soon(&self) {
+        self.runtime_wanted.notify_one();
         for look in [&self.attachments, &self.networks] {
             let age = lock(&look.last).as_ref().map(|(at, _)| at.elapsed());
             if age.is_some_and(|age| age >= INTERVAL) {
@@ -214,12 +223,30 @@ impl Health {
         let own =
             [&self.journal, &self.descriptors, &self.dataplane].map(|look| condition(look.what, seen(look)));
         // The file is not written for a network that cannot be attached: report the network's problem.
+        let read = lock(&self.runtime).first().map_or(Ok(()), |it| Err(not_available(it.problem.clone())));
+        let file = file.and_then(|path| read.map(|()| path));
         let file = self.conf.as_ref().map(|_| condition(self.file.what, network.clone().and(file)));
         let network = network.and_then(|name| plugins.map(|_| name));
         let mut conditions: Vec<Readiness> = own.into();
         conditions.push(condition(self.network.what, network));
         conditions.extend(file);
         conditions
+    }
+
+    /// The directory that the runtime's file is written to.
+    pub(super) fn conf_directory(&self) -> Option<&Path> {
+        self.conf.as_ref().map(|keeper| keeper.conf().directory())
+    }
+
+    /// Waits until somebody asks how things are.
+    pub(super) async fn runtime_wanted(&self) {
+        self.runtime_wanted.notified().await;
+    }
+
+    /// Notes what is wrong with what the runtime says it reads.
+    pub(super) fn runtime_reads(&self, problem: Option<String>) {
+        let row = problem.map(|problem| Condition { object: conf_keeper::OBJECT.to_owned(), problem });
+        note(conf_keeper::DISTURBED, &self.runtime, row.into_iter().collect());
     }
 
     /// The problem of the default network, as the last look at it saw it.
@@ -445,19 +472,18 @@ pub(super) fn note(what: &str, kept: &Mutex<Vec<Condition>>, found: Vec<Conditio
     *kept = found;
 }
 
-/// Logs one line for each trouble that was not in `before`; of very many, the first and how many there are besides: one
-/// author can make thousands.
+/// What is logged of each namespace, by whichever look.
+static LOGGED: Mutex<LogShare> = Mutex::new(LogShare::new());
+
+/// Logs each trouble that was not in `before`; of very many of a namespace, the first and how many there are besides: one
+/// author can make thousands, and change them with every look.
 pub(super) fn log_new(what: &str, before: &[Condition], found: &[Condition]) {
     let known: BTreeSet<(&str, &str)> =
         before.iter().map(|row| (row.object.as_str(), row.problem.as_str())).collect();
     let is_new = |row: &&Condition| !known.contains(&(row.object.as_str(), row.problem.as_str()));
-    let mut new = found.iter().filter(is_new);
-    for Condition { object, problem } in new.by_ref().take(MOST_LINES) {
-        tracing::warn!(object, problem, "{what}");
-    }
-    let more = new.count();
-    if more > 0 {
-        tracing::warn!(more, "{what}: more than are logged one by one");
+    let mut logged = lock(&LOGGED);
+    for Condition { object, problem } in found.iter().filter(is_new) {
+        logged.log(namespace(object), || tracing::warn!(object, problem, "{what}"));
     }
 }
 

@@ -2,17 +2,20 @@
 //! attached as `netattachctl attach` does, and detached when they are taken out of it again. Interfaces of the pod's ADD
 //! stay until its sandbox ends, and a network that cannot be attached is tried again; `netattachctl status` shows both.
 //!
-//! [`changes`] decides, and is pure. Only pods that have changed are looked at.
+//! [`changes`] decides, and is pure. Only pods that have changed are looked at. Several are made to follow at a time, of
+//! one namespace fewer: a network that hangs keeps no pod of others waiting.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
+use tokio::task::{Id, JoinSet};
 
 use super::handler::Agent;
+use super::share::shared;
 use crate::attach::Attached;
-use crate::error_chain::Chain;
+use crate::error_chain::{Chain, clipped};
 use crate::journal::JournalKey;
 use crate::npwg::{self, NETWORKS_ANNOTATION, NetworkRef, Selection};
 use crate::objects::{Objects, Pod};
@@ -24,8 +27,13 @@ pub(super) const BY_ANNOTATION: &str = "annotation";
 
 /// How often what failed is tried again.
 const AGAIN: Duration = Duration::from_secs(30);
+/// Most rows that are shown.
+const MOST_ROWS: usize = 100;
 /// How long changes are gathered.
 const GATHER: Duration = Duration::from_millis(20);
+/// Most pods that are made to follow at a time, and of one namespace.
+const AT_ONCE: usize = 32;
+const OF_NAMESPACE: usize = 4;
 
 /// An attachment of a live pod, but not its default network.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -99,7 +107,7 @@ impl LivePods {
     /// What of the annotations of live pods is not as they say.
     pub(super) fn conditions(&self) -> Vec<Condition> {
         let conditions = locked(&self.conditions);
-        conditions.values().flatten().cloned().collect()
+        shared(conditions.values().flatten().cloned().collect(), MOST_ROWS)
     }
 
     /// Looks at what is new among the attached sandboxes.
@@ -146,12 +154,55 @@ impl LivePods {
     }
 }
 
+/// The pods that are to follow their annotations, and those that are being made to.
+#[derive(Debug, Default)]
+struct Following {
+    waiting: BTreeMap<JournalKey, Arc<Pod>>,
+    /// By the task that does it: the sandbox, and the pod's namespace.
+    under_way: BTreeMap<Id, (JournalKey, String)>,
+}
+
+impl Following {
+    /// The pods that may begin.
+    fn next(&mut self) -> Option<(JournalKey, Arc<Pod>)> {
+        if self.under_way.len() >= AT_ONCE {
+            return None;
+        }
+        let may_begin = |(key, pod): &(&JournalKey, &Arc<Pod>)| {
+            let mut of_namespace = 0;
+            for (busy, namespace) in self.under_way.values() {
+                if busy == *key {
+                    return false;
+                }
+                of_namespace += usize::from(*namespace == pod.name.namespace);
+            }
+            of_namespace < OF_NAMESPACE
+        };
+        let key = self.waiting.iter().find(may_begin)?.0.clone();
+        self.waiting.remove_entry(&key)
+    }
+
+    fn begun(&mut self, task: Id, key: JournalKey, pod: &Pod) {
+        self.under_way.insert(task, (key, pod.name.namespace.clone()));
+    }
+}
+
 /// Makes the interfaces of live pods follow their annotations, without end.
 pub(super) async fn follow(agent: Arc<Agent>, mut source: watch::Receiver<u64>) {
+    let (mut following, mut tasks) = (Following::default(), JoinSet::new());
     let mut again = tokio::time::interval(AGAIN);
     again.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
-        // All may be dropped at any time: a change stays unseen, a notice is kept, and the ticker ticks again.
+        while let Some((key, pod)) = following.next() {
+            let (agent, of, changed) = (Arc::clone(&agent), key.clone(), Arc::clone(&pod));
+            let task = tasks.spawn(async move {
+                let conditions = bring_up_to_date(&agent, &of, &changed).await;
+                agent.live_pods.note(&of, conditions);
+            });
+            following.begun(task.id(), key, &pod);
+        }
+        // All may be dropped at any time: a change stays unseen, a notice is kept, the ticker ticks again, and what a task
+        // has returned stays with the others.
         let failed_too = tokio::select! {
             changed = source.changed() => match changed {
                 Ok(()) => false,
@@ -159,20 +210,24 @@ pub(super) async fn follow(agent: Arc<Agent>, mut source: watch::Receiver<u64>) 
             },
             () = agent.live_pods.again.notified() => false,
             _ = again.tick() => true,
+            Some(ended) = tasks.join_next_with_id() => {
+                // A panic, which the panic hook has reported, leaves the pod as it is.
+                let task = ended.map_or_else(|error| error.id(), |(task, ())| task);
+                following.under_way.remove(&task);
+                continue;
+            }
         };
         tokio::time::sleep(GATHER).await;
         let objects = agent.intents.source.snapshot();
         let attached = agent.engine.registry().all();
-        for (sandbox, pod) in agent.live_pods.changed(&objects, &attached, failed_too) {
-            let conditions = bring_up_to_date(&agent, &sandbox, &pod).await;
-            agent.live_pods.note(&sandbox, conditions);
-        }
+        following.waiting.extend(agent.live_pods.changed(&objects, &attached, failed_too));
     }
 }
 
 /// Attaches and detaches what the pod's annotation says. Returns what did not succeed.
 async fn bring_up_to_date(agent: &Arc<Agent>, sandbox: &JournalKey, pod: &Pod) -> Vec<Condition> {
-    let condition = |problem: String| Condition { object: format!("pod {}", pod.name), problem };
+    let condition =
+        |problem: String| Condition { object: format!("pod {}", pod.name), problem: clipped(problem) };
     let text = pod.annotations.get(NETWORKS_ANNOTATION).map(String::as_str).unwrap_or_default();
     let selections = match npwg::parse_networks(text, &pod.name.namespace) {
         _ if text.trim().is_empty() => Vec::new(),
@@ -230,6 +285,7 @@ fn interfaces(attached: &Attached) -> impl Iterator<Item = Interface> {
 #[cfg(test)]
 mod tests {
     use crate::agent::live::*;
+    use crate::objects::{ObjectName, Phase};
 
     fn selection(name: &str, interface: Option<&str>) -> Selection {
         Selection { interface: interface.map(str::to_owned), ..Selection::of(NetworkRef::new("shop", name)) }
@@ -241,6 +297,50 @@ mod tests {
 
     fn attach(name: &str, interface: Option<&str>) -> Change {
         Change::Attach(Box::new(selection(name, interface)))
+    }
+
+    #[test]
+    fn many_pods_of_one_namespace_leave_room_for_those_of_others_and_each_pod_follows_once_at_a_time() {
+        let key = |name: &str| JournalKey { container_id: name.to_owned(), ifname: "eth0".to_owned() };
+        let pod = |namespace: &str| {
+            Arc::new(Pod {
+                name: ObjectName::new(namespace, "a"),
+                uid: None,
+                mirror_of: None,
+                labels: Default::default(),
+                annotations: BTreeMap::new(),
+                phase: Phase::Running,
+                host_network: false,
+                ports: Vec::new(),
+                powers: Default::default(),
+                on_this_node: true,
+                terminating: false,
+            })
+        };
+        let mut following = Following::default();
+        for number in 0..10 {
+            following.waiting.insert(key(&format!("hostile-{number}")), pod("hostile"));
+        }
+        following.waiting.insert(key("shop"), pod("shop"));
+        let mut begun = Vec::new();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let begin = |following: &mut Following, begun: &mut Vec<(Id, String)>| {
+            while let Some((key, pod)) = following.next() {
+                let task = runtime.spawn(async {}).id();
+                begun.push((task, key.container_id.clone()));
+                following.begun(task, key, &pod);
+            }
+        };
+        begin(&mut following, &mut begun);
+        let names = |begun: &[(Id, String)]| begun.iter().map(|(_, name)| name.clone()).collect::<Vec<_>>();
+        assert_eq!(names(&begun), ["hostile-0", "hostile-1", "hostile-2", "hostile-3", "shop"]);
+        // One that has changed again waits for itself.
+        following.waiting.insert(key("shop"), pod("shop"));
+        assert!(following.next().is_none());
+        following.under_way.remove(&begun[4].0);
+        assert_eq!(following.next().unwrap().0, key("shop"));
+        following.under_way.remove(&begun[0].0);
+        assert_eq!(following.next().unwrap().0, key("hostile-4"));
     }
 
     #[test]

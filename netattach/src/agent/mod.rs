@@ -5,7 +5,7 @@
 //! | `config`, `settings_file`, `policy_settings`, `watching` | the command line and the settings |
 //! | `log`, `privileges`, `kernel_settings`, `plugin_root`, `owned`, `signals`, `reload` | the log; required capabilities; a writable `/proc/sys`; the node's root directory for other plugins; directory locks; signals; what SIGHUP takes anew |
 //! | [`run`], `background` | startup and serving; background tasks |
-//! | `cni_conf`, `conf_keeper`, `conf_repair`, `conf_watch` | the configuration file that makes a container runtime call netattach; keeps it in place; what is done against others; notices what they do |
+//! | `cni_conf`, `conf_keeper`, `conf_repair`, `conf_watch`, `runtime_conf` | the configuration file that makes a container runtime call netattach; keeps it in place; what is done against others; notices what they do; what the runtime says it reads |
 //! | `left_over`, `waiting_dels` | finishes operations that an earlier agent had begun; DELs recorded while no agent answered |
 //! | `handler`, `operation` | answers requests; carries out an operation, restarting it when necessary |
 //! | `turns`, `lanes`, `scheduler` | one operation at a time per container; admission; suspending and waking |
@@ -66,6 +66,7 @@ mod repair;
 mod report;
 mod request_log;
 mod run;
+mod runtime_conf;
 mod scheduler;
 mod settings_file;
 mod share;

@@ -34,6 +34,7 @@ use super::privileges::{self, Unprivileged};
 use super::reload::Reload;
 use super::repair;
 use super::report::Reporter;
+use super::runtime_conf;
 use super::scheduler;
 use super::signals::Signals;
 use super::traces::Traces;
@@ -369,6 +370,9 @@ async fn serve_until(
         background.keep("events", events::report(Arc::clone(&agent), settings.node_name()?));
         let taint = settings.kubernetes.startup_taint.clone();
         background.once("the startup taint", untaint(Arc::clone(cluster), Arc::clone(&health), taint));
+    }
+    if let Some(socket) = settings.runtime_socket() {
+        background.keep("what the runtime reads", runtime_conf::keep_asking(Arc::clone(&health), socket));
     }
     background.keep("sandboxes that no runtime asks for", Arc::clone(&agent).keep_collecting());
     background.keep("what others change", Arc::clone(&agent).keep_as_made());

@@ -7,9 +7,6 @@ use std::collections::BTreeMap;
 
 use crate::rpc::message::Condition;
 
-/// Most bytes of a problem that repeats what others have written.
-const MOST_TEXT: usize = 1024;
-
 /// At most `most` rows, in their order. Where there are more, each namespace has as many as every other.
 pub(super) fn shared(mut rows: Vec<Condition>, most: usize) -> Vec<Condition> {
     if rows.len() <= most {
@@ -39,17 +36,8 @@ pub(super) fn shared(mut rows: Vec<Condition>, most: usize) -> Vec<Condition> {
     rows
 }
 
-/// A problem without the rest of a very long text.
-pub(super) fn clipped(mut problem: String) -> String {
-    if problem.len() > MOST_TEXT {
-        problem.truncate(problem.floor_char_boundary(MOST_TEXT));
-        problem.push('…');
-    }
-    problem
-}
-
 /// The namespace of the object that a condition names, `kind namespace/name`; empty if it has none.
-fn namespace(object: &str) -> &str {
+pub(super) fn namespace(object: &str) -> &str {
     let name = object.split_once(' ').map_or("", |(_, name)| name);
     name.split_once('/').map_or("", |(namespace, _)| namespace)
 }
@@ -81,14 +69,5 @@ mod tests {
         let of_many: Vec<Condition> = (0..9).flat_map(|number| of(&number.to_string(), 0..2)).collect();
         let first: Vec<Condition> = (0..5).flat_map(|number| of(&number.to_string(), 0..1)).collect();
         assert_eq!(shared(of_many, 5), first);
-    }
-
-    #[test]
-    fn long_problems_are_cut_off_between_characters() {
-        assert_eq!(clipped("x".repeat(MOST_TEXT)), "x".repeat(MOST_TEXT));
-        assert_eq!(
-            clipped(format!("x{}", "ä".repeat(MOST_TEXT))),
-            format!("x{}…", "ä".repeat(MOST_TEXT / 2 - 1))
-        );
     }
 }

@@ -14,7 +14,7 @@ use serde_json::value::RawValue;
 use super::resource::Content;
 use crate::budget::{self, Budget, Exceeded};
 use crate::builtin::pod_cidr;
-use crate::error_chain::Chain;
+use crate::error_chain::{Chain, clipped};
 use crate::objects::interner::Interner;
 use crate::objects::policy::{Direction, Peer, Peers, Policy};
 use crate::objects::remote::{RemotePod, Written};
@@ -161,7 +161,7 @@ impl Cache {
             Err(error) => {
                 // What is kept is of an earlier version.
                 self.versions.remove(&key.name);
-                let message = Chain(&error).to_string();
+                let message = clipped(Chain(&error).to_string());
                 self.note(&key, message);
                 error.isolating()
             }

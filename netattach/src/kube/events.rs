@@ -2,9 +2,9 @@
 //!
 //! The name of an event is made of what it says, so that all agents of a cluster, and an agent after its restart, write
 //! one event for one problem; each time that it is seen again is counted in its series, at most once a minute. All of it
-//! is best effort, behind a bound on what waits and on the rate.
+//! is best effort, behind a bound on the rate and on [what waits](super::event_queue), of which each namespace has a share.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,15 +15,14 @@ use serde_json::{Value, json};
 use tokio::sync::Notify;
 
 use super::client::{Ask, Client};
+use super::event_queue::EventQueue;
 use super::rate::Bucket;
 use super::resource::escaped;
 use super::view::View;
-use crate::error_chain::Chain;
+use crate::error_chain::{Chain, clipped};
 use crate::publish::{Event, Regarding};
 use crate::sync::{Mutex, MutexGuard, locked};
 
-/// Most events that wait to be written; further ones are dropped.
-const WAITING: usize = 256;
 /// Most events that are remembered, to count them.
 const REMEMBERED: usize = 1024;
 /// How often an event that is seen again is counted.
@@ -34,8 +33,6 @@ const BURST: u32 = 25;
 /// How long a request may take, and most bytes of its answer.
 const PATIENCE: Duration = Duration::from_secs(5);
 const ANSWER: usize = 64 << 10;
-/// Longest note that the API takes, in bytes.
-const NOTE: usize = 1024;
 /// Who reports.
 const CONTROLLER: &str = "netattach.dev/agent";
 
@@ -49,7 +46,7 @@ pub(super) struct Events {
 
 #[derive(Default)]
 struct Waiting {
-    events: VecDeque<Event>,
+    events: EventQueue,
     /// Of each event that was written: when, and how often it was seen.
     written: BTreeMap<u64, (Instant, u32)>,
     dropped: u64,
@@ -61,19 +58,17 @@ impl Events {
     }
 
     /// Queues an event.
-    pub(super) fn put(&self, event: Event) {
+    pub(super) fn put(&self, mut event: Event) {
+        // A plugin may have said very much, and many such may wait. The API takes no longer note either.
+        event.note = clipped(event.note);
         let mut waiting = self.waiting();
-        if waiting.events.contains(&event) {
-            return;
-        }
-        if waiting.events.len() >= WAITING {
+        if let Some(left_out) = waiting.events.put(event) {
             waiting.dropped += 1;
             if waiting.dropped.is_power_of_two() {
-                tracing::warn!(dropped = waiting.dropped, "events are not written: too many wait");
+                let namespace = left_out.regarding.namespace();
+                tracing::warn!(namespace, dropped = waiting.dropped, "events are not written: too many wait");
             }
-            return;
         }
-        waiting.events.push_back(event);
         drop(waiting);
         self.more.notify_one();
     }
@@ -82,7 +77,7 @@ impl Events {
     pub(super) async fn run(self: Arc<Self>, client: Arc<Client>) {
         let mut bucket = Bucket::new(INTERVAL, BURST, Instant::now());
         loop {
-            let next = self.waiting().events.pop_front();
+            let next = self.waiting().events.pop();
             let Some(event) = next else {
                 self.more.notified().await;
                 continue;
@@ -184,15 +179,6 @@ fn body(event: &Event, name: &str, namespace: &str, uid: Option<&str>, node: &st
         Regarding::NetworkPolicy(_) => ("networking.k8s.io/v1", "NetworkPolicy"),
         Regarding::Node(_) => ("v1", "Node"),
     };
-    let mut note = event.note.clone();
-    if note.len() > NOTE {
-        let mut end = NOTE - 3;
-        while !note.is_char_boundary(end) {
-            end -= 1;
-        }
-        note.truncate(end);
-        note.push('…');
-    }
     let mut regarding = json!({ "apiVersion": api_version, "kind": kind, "name": event.regarding.name() });
     if !event.regarding.namespace().is_empty() {
         regarding["namespace"] = event.regarding.namespace().into();
@@ -210,7 +196,7 @@ fn body(event: &Event, name: &str, namespace: &str, uid: Option<&str>, node: &st
         "action": event.action,
         "reason": event.reason,
         "regarding": regarding,
-        "note": note,
+        "note": event.note,
         "type": "Warning",
     })
 }
@@ -240,14 +226,12 @@ mod tests {
     }
 
     #[test]
-    fn an_event_names_its_object_and_fits_into_the_api() {
+    fn an_event_names_its_object() {
         let node = Event { regarding: Regarding::Node("node-1".to_owned()), ..event("x") };
         assert_eq!(
             body(&node, "n", "default", Some("node-1"), "node-1", "t")["regarding"],
             json!({"apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": "node-1"})
         );
-        let long = body(&event(&"ä".repeat(1000)), "n", "shop", Some("u"), "node-1", "t");
-        assert!(long["note"].as_str().unwrap().len() <= NOTE);
         assert_eq!(
             body(&event("x"), "n", "shop", Some("u"), "node-1", "t"),
             json!({

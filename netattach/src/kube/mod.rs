@@ -6,13 +6,14 @@
 //! of `backoff` after failures; `cache` turns them into the model, and `view` publishes snapshots of it. `source`
 //! answers from those, and asks the server for one pod if it lags behind the runtime. `publish` writes the
 //! network-status of pods: the newest of each from `queue`, as `patch` composes it, within `rate`; `events`
-//! writes events, `taint` removes the taint of a node that waits for its agent, `nodes` asks whether there are others,
+//! writes events, of those in `event_queue`, `taint` removes the taint of a node that waits for its agent, `nodes` asks whether there are others,
 //! `evict` evicts a pod; [`exec`] runs a command in one, for people. `access` says what the agent may not do.
 
 mod access;
 mod backoff;
 mod cache;
 mod client;
+mod event_queue;
 mod events;
 mod evict;
 pub mod exec;

@@ -13,6 +13,7 @@ use super::client::RequestError;
 use super::resource::{Content, REMOTE_PODS, Resource};
 use crate::error_chain::Chain;
 use crate::objects::{ObjectName, Objects, Problem};
+use crate::source::log_share::LogShare;
 use crate::source::read::Kind;
 use crate::source::{NotSynced, Warning};
 use crate::sync::{Mutex, locked};
@@ -208,7 +209,7 @@ impl View {
     pub(super) async fn publish(&self) {
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut problems = Vec::new();
+        let (mut problems, mut told) = (Vec::new(), LogShare::default());
         let mut next = tokio::time::Instant::now();
         loop {
             // Both futures may be dropped at any time: a notice is kept, and the ticker ticks again.
@@ -219,12 +220,12 @@ impl View {
             // Events that have been received are taken before they are published.
             tokio::task::yield_now().await;
             tokio::time::sleep_until(next).await;
-            self.publish_now(&mut problems);
+            self.publish_now(&mut problems, &mut told);
             next = tokio::time::Instant::now() + LEAST_PAUSE;
         }
     }
 
-    fn publish_now(&self, problems: &mut Vec<Problem>) {
+    fn publish_now(&self, problems: &mut Vec<Problem>, told: &mut LogShare) {
         let (wants_remote, wants_own_node) = {
             let cache = locked(&self.cache);
             (cache.wants_remote_pods(), cache.wants_own_node())
@@ -243,9 +244,10 @@ impl View {
         let is_changed = changed.is_some();
         if let Some(objects) = changed {
             let known: BTreeSet<&Problem> = problems.iter().collect();
-            for problem in objects.problems.iter().filter(|problem| !known.contains(problem)) {
-                tracing::warn!(%problem, "object not in force");
-            }
+            let new = objects.problems.iter().filter(|problem| !known.contains(problem));
+            new.for_each(|problem| {
+                told.log(problem.namespace(), || tracing::warn!(%problem, "object not in force"));
+            });
             problems.clone_from(&objects.problems);
             *self.snapshot.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(objects);
         }

@@ -320,6 +320,16 @@ impl Phase {
     }
 }
 
+impl Problem {
+    /// The namespace of the object; empty if it has none, or is a manifest.
+    pub fn namespace(&self) -> &str {
+        match &self.origin {
+            Origin::Api { name, .. } => &name.namespace,
+            Origin::File { .. } => "",
+        }
+    }
+}
+
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.origin {

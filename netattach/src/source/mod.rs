@@ -2,9 +2,11 @@
 //!
 //! A [`Source`] keeps one immutable snapshot of all objects ([`crate::objects`]) and replaces it as a whole, so that a
 //! reader never sees half of a change. [`files`] reads a directory of manifests; a source that watches the Kubernetes API gives
-//! the same snapshot. [`read`] turns an object of the API into the model, for every source.
+//! the same snapshot. [`read`] turns an object of the API into the model, for every source. [`log_share`] bounds what is
+//! logged of the problems that authors make.
 
 pub mod files;
+pub mod log_share;
 pub mod read;
 
 use std::pin::Pin;

@@ -40,8 +40,17 @@ pub enum Version {
 pub struct Containerd {
     daemon: Daemon,
     version: Version,
+    reading: Reading,
     /// The machine that it runs on.
     pub machine: Machine,
+}
+
+/// Which CNI configurations its interface for Kubernetes reads.
+#[derive(Debug)]
+struct Reading {
+    directory: String,
+    /// Most of them for one pod.
+    most: u32,
 }
 
 /// A container started by `ctr run`, which waits for its end.
@@ -109,7 +118,8 @@ impl Containerd {
     /// # Errors
     /// The daemon does not serve in time.
     pub fn start(machine: Machine, version: Version) -> Result<Self> {
-        let containerd = Self { version, daemon: serving(&machine, version)?, machine };
+        let reading = Reading { directory: version.configurations().to_owned(), most: 1 };
+        let containerd = Self { version, daemon: serving(&machine, version, &reading)?, reading, machine };
         containerd.import()?;
         Ok(containerd)
     }
@@ -175,8 +185,17 @@ impl Containerd {
     /// As [`Containerd::start`].
     pub fn restart(&mut self) -> Result<()> {
         self.daemon.end();
-        self.daemon = serving(&self.machine, self.version)?;
+        self.daemon = serving(&self.machine, self.version, &self.reading)?;
         Ok(())
+    }
+
+    /// As [`Containerd::restart`], reading at most so many CNI configurations from a directory.
+    ///
+    /// # Errors
+    /// As [`Containerd::start`].
+    pub fn restart_reading(&mut self, directory: &str, most: u32) -> Result<()> {
+        self.reading = Reading { directory: directory.to_owned(), most };
+        self.restart()
     }
 
     /// Kills the daemon and starts it again without anything that it has known: containers go on, but nobody knows them.
@@ -192,7 +211,7 @@ impl Containerd {
     /// Serves on a machine that has started again.
     pub(crate) fn serve_anew(&mut self, wiped: bool) -> Result<()> {
         self.daemon.end();
-        self.daemon = serving(&self.machine, self.version)?;
+        self.daemon = serving(&self.machine, self.version, &self.reading)?;
         if wiped { self.import() } else { Ok(()) }
     }
 
@@ -232,9 +251,10 @@ fn is_running(tasks: &str, name: &str) -> bool {
     })
 }
 
-fn serving(machine: &Machine, version: Version) -> Result<Daemon> {
+fn serving(machine: &Machine, version: Version, reading: &Reading) -> Result<Daemon> {
     let config = machine.node.path("containerd.toml");
-    fs::write(&config, format!("{CONFIGURATION}conf_dir = {:?}\n", version.configurations()))?;
+    let Reading { directory, most } = reading;
+    fs::write(&config, format!("{CONFIGURATION}conf_dir = {directory:?}\nmax_conf_num = {most}\n"))?;
     let mut command = machine.command(version.suite(), "containerd")?;
     command.arg("--config").arg(&config);
     let daemon = Daemon::start(machine, command, "containerd")?;

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use netattach_tests::api_server::Request;
 use netattach_tests::manifest::{self, NAMESPACE};
 use netattach_tests::traffic::{PATIENCE, eventually, stretched};
 use netattach_tests::{Node, Pod};
@@ -182,6 +183,38 @@ fn an_author_of_ten_thousand_definitions_keeps_no_other_tenant_waiting() {
     assert!(said_of_others(&last), "{last:#}");
 }
 
+/// Definitions that cannot be read, each with an event of its own: more than events may wait, at one a second.
+#[test]
+fn authors_of_very_many_events_keep_those_of_no_other_tenant_waiting() {
+    let authors = ["author-a", "author-b", "author-c"];
+    let mut rig = Rig::started();
+    let unreadable = |namespace: &str, name: &str| {
+        let anything = json!({"metadata": {"namespace": namespace, "name": name}, "spec": {"config": [1]}});
+        rig.server.put_as_is("network-attachment-definitions", namespace, name, anything).unwrap();
+    };
+    let is_of = |one: &Request, namespace: &str| {
+        one.resource == "events" && one.body["regarding"]["namespace"] == namespace
+    };
+    let mark = rig.server.mark();
+    for author in authors {
+        for number in 0..128 {
+            unreadable(author, &format!("d{number}"));
+        }
+    }
+    // All of them wait by now, as those of a look are queued at once, and take what may be written at once.
+    let begins = |requests: &[Request]| requests.iter().filter(|one| is_of(one, authors[0])).count() > 5;
+    assert!(rig.server.wait_for(mark, begins));
+    unreadable(NAMESPACE, "wrong");
+    let is_told = |requests: &[Request]| requests.iter().any(|one| is_of(one, NAMESPACE));
+    assert!(rig.server.wait_for(mark, is_told), "those of others go first");
+    let log = rig.node.stop().unwrap();
+    assert!(log.contains("network-attachment-definition shop/wrong: "), "{log}");
+    for author in authors {
+        let lines = log.lines().filter(|line| line.contains(author)).count();
+        assert!((1..50).contains(&lines), "{author}: {lines} lines");
+    }
+}
+
 /// The attachments and leases that are left.
 fn left(node: &Node) -> (usize, Vec<String>) {
     let attachments = node.ctl(&["attachments"]).unwrap().as_array().unwrap().len();
@@ -257,4 +290,41 @@ fn a_definition_that_changes_under_a_pod_changes_nothing_of_its_del() {
         rig.del(&pod).success();
         assert_eq!(left(&rig.node), (0, Vec::new()), "{name}");
     }
+}
+
+/// A definition that gets another name has another pool, which would begin with the addresses of the pods that are there.
+#[test]
+fn a_definition_that_is_renamed_under_a_pod_gives_nobody_its_address() {
+    let rig = Rig::started();
+    let address = |name: &str| {
+        let rows = rig.node.ctl(&["attachments"]).unwrap();
+        let row =
+            rows.as_array().unwrap().iter().find(|row| row["pod"]["name"] == name && row["ifname"] == "net1");
+        row.unwrap()["addresses"][0].as_str().unwrap().to_owned()
+    };
+    let first = rig.pod("first");
+    rig.add(&first).success();
+    let taken = address("first");
+    let renamed = json!({
+        "cniVersion": "1.0.0", "name": "renamed", "type": "bridge", "bridge": "br1",
+        "ipam": rig.node.host_local(&["10.61.0.0/24"])
+    });
+    rig.server.apply(&manifest::network(NAMESPACE, "lan-a", &renamed)).unwrap();
+    let second = rig.pod("second");
+    let mut others = Vec::new();
+    let is_said = eventually(PATIENCE, || {
+        rig.add(&second).success();
+        assert_ne!(address("second"), taken);
+        rig.del(&second).success();
+        others = rows(&status(&rig).0).1;
+        others.iter().any(|row| row.contains("attachments live in pool"))
+    });
+    assert!(is_said, "{others:#?}");
+    rig.del(&first).success();
+    let is_over = || !rows(&status(&rig).0).1.iter().any(|row| row.contains("attachments live in pool"));
+    assert!(eventually(PATIENCE, is_over), "the last pod of the pool has gone");
+    rig.add(&second).success();
+    assert_eq!(address("second"), taken, "of the new pool");
+    rig.del(&second).success();
+    assert_eq!(left(&rig.node), (0, Vec::new()));
 }

@@ -7,7 +7,7 @@ use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{PATIENCE, eventually};
 use serde_json::{Value, json};
 
-use crate::rig::{Rig, STATUS};
+use crate::rig::{NODE, Rig, STATUS, object};
 
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 
@@ -72,4 +72,42 @@ fn interfaces_follow_a_changed_annotation_and_what_fails_leaves_nothing() {
     rig.del(&pod).success();
     ip(&rig.node.namespace, &["link", "del", "nobridge"]).unwrap();
     Snapshot::take(&rig.node, &[&pod]).unwrap().assert_nothing_is_left();
+}
+
+/// A network whose plugin hangs, of an author with several pods, keeps no pod of another namespace waiting.
+#[test]
+fn a_network_that_hangs_keeps_no_other_pod_from_following_its_annotation() {
+    const AUTHOR: &str = "author";
+    let rig = Rig::started();
+    rig.node.plugin("hangs", &json!({"ADD": {"sleepMs": 600_000}})).unwrap();
+    rig.server.create(&manifest::namespace(AUTHOR, &json!({}))).unwrap();
+    let hangs = json!({"cniVersion": "1.0.0", "type": "hangs"});
+    rig.server.create(&manifest::network(AUTHOR, "hangs", &hangs)).unwrap();
+    let of_author: Vec<Pod> = (0..5).map(|number| Pod::new(&format!("a{number}")).unwrap()).collect();
+    for pod in &of_author {
+        let mut object = object(&pod.name, NODE);
+        object["metadata"]["namespace"] = json!(AUTHOR);
+        object["metadata"]["annotations"][NETWORKS] = json!("");
+        rig.server.create(&object).unwrap();
+        let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={AUTHOR};K8S_POD_NAME={}", pod.name);
+        rig.node.call("ADD", pod).with("CNI_ARGS", &args).run().success();
+    }
+    let pod = rig.pod("z");
+    rig.add(&pod).success();
+    rig.node.take_calls().unwrap();
+    let patch = json!({"metadata": {"annotations": {NETWORKS: "hangs"}}});
+    for of_author in &of_author {
+        rig.server.patch("pods", AUTHOR, &of_author.name, &patch).unwrap();
+    }
+    let mut asked = 0;
+    let are_asked = eventually(PATIENCE, || {
+        let calls = rig.node.take_calls().unwrap();
+        asked += calls.iter().filter(|call| call["plugin"] == "hangs").count();
+        asked == 4
+    });
+    assert!(are_asked, "{asked} of the most that may hang");
+    annotate(&rig, &pod, "lan-a,lan-b,lan-a@fast");
+    let of_pod = [("net1", "shop/lan-a"), ("net2", "shop/lan-b"), ("fast", "shop/lan-a")];
+    await_published(&rig, &pod, &of_pod);
+    rig.del(&pod).success();
 }

@@ -1,8 +1,10 @@
-//! What the agent asks of a real containerd, and what that asks of the agent: the list of sandboxes (`runtimeSocket`), and
-//! STATUS while a plugin or the agent is slow.
+//! What the agent asks of a real containerd, and what that asks of the agent: the list of sandboxes, where they are and
+//! what it reads (`runtimeSocket`), and STATUS while a plugin or the agent is slow.
 
+use std::future::Future;
 use std::path::Path;
 
+use netattach::cri::{CriError, PodSandbox, network_namespace, ready_sandboxes};
 use netattach_tests::Node;
 use netattach_tests::machine::Machine;
 use netattach_tests::machine::containerd::{Containerd, SOCKET, Version};
@@ -62,6 +64,82 @@ fn what_containerd_1_6_has_lost_is_detached() {
 #[test]
 fn what_containerd_2_has_lost_is_detached() {
     what_a_runtime_has_lost_is_detached("what_containerd_2_has_lost_is_detached", Version::V2);
+}
+
+/// A question of the agent's to the runtime.
+fn asked<T>(question: impl Future<Output = Result<T, CriError>>) -> Result<T, CriError> {
+    let executor = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    executor.block_on(question)
+}
+
+/// Which sandboxes are ready and where they are, as pods without their networks are found by (`repair: attach`); and whether
+/// the runtime reads netattach's own file, that alone, and that directory.
+fn a_runtime_says_where_its_sandboxes_are_and_what_it_reads(test: &str, version: Version) {
+    let directory = version.configurations();
+    let mut node = node();
+    node.set("runtimeSocket", json!(SOCKET));
+    node.set("cniConf", json!({"dir": directory}));
+    let Some(mut containerd) = containerd(test, node, version) else { return };
+    let mut cri = containerd.cri().unwrap();
+    let [db, cart] = [DB, CART].map(|pod| cri.run_sandbox(pod).unwrap());
+    cri.stop_sandbox(&cart).unwrap();
+    let socket = Path::new(SOCKET);
+    let ready = asked(ready_sandboxes(socket)).unwrap();
+    let [namespace, name, uid] = [DB.namespace, DB.name, DB.uid].map(str::to_owned);
+    assert_eq!(ready, [PodSandbox { id: db.clone(), namespace, name, uid }]);
+    let calls = containerd.machine.take_calls().unwrap();
+    let added = calls.iter().find(|call| call["env"]["CNI_CONTAINERID"] == db.as_str()).unwrap();
+    let path = asked(network_namespace(socket, &db)).unwrap();
+    assert_eq!(added["env"]["CNI_NETNS"], json!(path));
+    let unknown = asked(network_namespace(socket, "no-such-sandbox")).unwrap_err();
+    assert!(matches!(unknown, CriError::Refused { .. }), "{unknown}");
+
+    let says = |node: &Node, words: &str| {
+        let mut rows = Vec::new();
+        let as_expected = eventually(PATIENCE, || {
+            let status = node.whole_status().unwrap();
+            let of_file = |row: &&Value| row["object"] == "CNI configuration";
+            let all = status["troubles"].as_array().unwrap().iter().filter(of_file);
+            rows = all.map(|row| row["problem"].as_str().unwrap().to_owned()).collect();
+            let conditions = status["ready"].as_array().unwrap();
+            let condition = conditions.iter().find(|it| it["condition"] == "CNI configuration").unwrap();
+            let is_met = condition["met"] == true;
+            match words {
+                "" => rows.is_empty() && is_met,
+                words => rows.len() == 1 && rows[0].contains(words) && !is_met,
+            }
+        });
+        assert!(as_expected, "{words}: {rows:?}");
+    };
+    says(&containerd.machine.node, "");
+    // Its own file, and that of the other test's network: both call netattach.
+    containerd.restart_reading(directory, 2).unwrap();
+    says(&containerd.machine.node, "the runtime calls netattach 2 times for each pod, by ");
+    containerd.restart_reading("/etc/cni/elsewhere", 1).unwrap();
+    let elsewhere = format!(
+        "the runtime reads CNI configurations from /etc/cni/elsewhere, and netattach writes its own to {directory}: no pod starts"
+    );
+    says(&containerd.machine.node, &elsewhere);
+    containerd.restart_reading(directory, 1).unwrap();
+    says(&containerd.machine.node, "");
+    let mut cri = containerd.cri().unwrap();
+    for sandbox in [db, cart] {
+        cri.stop_sandbox(&sandbox).unwrap();
+        cri.remove_sandbox(&sandbox).unwrap();
+    }
+    Snapshot::take(&containerd.machine.node, &[]).unwrap().assert_nothing_is_left();
+}
+
+#[test]
+fn containerd_1_6_says_where_its_sandboxes_are_and_what_it_reads() {
+    let test = "containerd_1_6_says_where_its_sandboxes_are_and_what_it_reads";
+    a_runtime_says_where_its_sandboxes_are_and_what_it_reads(test, Version::V1_6);
+}
+
+#[test]
+fn containerd_2_says_where_its_sandboxes_are_and_what_it_reads() {
+    let test = "containerd_2_says_where_its_sandboxes_are_and_what_it_reads";
+    a_runtime_says_where_its_sandboxes_are_and_what_it_reads(test, Version::V2);
 }
 
 /// One slow answer is not a broken node: STATUS tells the last look. An agent that does not answer at all is one, and for as
