@@ -74,7 +74,9 @@ fn asked<T>(question: impl Future<Output = Result<T, CriError>>) -> Result<T, Cr
 
 /// Which sandboxes are ready and where they are, as pods without their networks are found by (`repair: attach`); and whether
 /// the runtime reads netattach's own file, that alone, and that directory.
-fn a_runtime_says_where_its_sandboxes_are_and_what_it_reads(test: &str, version: Version) {
+#[test]
+fn containerd_2_says_where_its_sandboxes_are_and_what_it_reads() {
+    let (test, version) = ("containerd_2_says_where_its_sandboxes_are_and_what_it_reads", Version::V2);
     let directory = version.configurations();
     let mut node = node();
     node.set("runtimeSocket", json!(SOCKET));
@@ -128,18 +130,6 @@ fn a_runtime_says_where_its_sandboxes_are_and_what_it_reads(test: &str, version:
         cri.remove_sandbox(&sandbox).unwrap();
     }
     Snapshot::take(&containerd.machine.node, &[]).unwrap().assert_nothing_is_left();
-}
-
-#[test]
-fn containerd_1_6_says_where_its_sandboxes_are_and_what_it_reads() {
-    let test = "containerd_1_6_says_where_its_sandboxes_are_and_what_it_reads";
-    a_runtime_says_where_its_sandboxes_are_and_what_it_reads(test, Version::V1_6);
-}
-
-#[test]
-fn containerd_2_says_where_its_sandboxes_are_and_what_it_reads() {
-    let test = "containerd_2_says_where_its_sandboxes_are_and_what_it_reads";
-    a_runtime_says_where_its_sandboxes_are_and_what_it_reads(test, Version::V2);
 }
 
 /// One slow answer is not a broken node: STATUS tells the last look. An agent that does not answer at all is one, and for as
