@@ -281,3 +281,21 @@ fn render(outcomes: &[Outcome], width: table::Width) -> String {
         .collect();
     table::of_columns(columns, &rows, width)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::is_pinned;
+    use super::*;
+
+    #[test]
+    fn its_form_for_programs_is_pinned() {
+        let outcome = |what: &str, passed, detail: &str| Outcome {
+            network: "shop/storage".to_owned(),
+            what: what.to_owned(),
+            passed,
+            detail: detail.to_owned(),
+        };
+        let refused = outcome("IPv6, there", false, "connect: Network is unreachable (os error 101)");
+        is_pinned("test", &[outcome("attach", true, "12 ms"), refused]);
+    }
+}

@@ -258,9 +258,13 @@ fn golden_file(name: &str) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cli/golden").join(format!("{name}.json"))
 }
 
-/// Compares with the golden file, or writes it where `NETATTACH_WRITE_GOLDEN` is set.
 pub(super) fn same_as_golden(name: &str, text: &str) {
-    let path = golden_file(name);
+    same_file(&format!("src/cli/golden/{name}.json"), text);
+}
+
+/// Compares with a file of the package, or writes it where `NETATTACH_WRITE_GOLDEN` is set.
+pub(super) fn same_file(path: &str, text: &str) {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
     if std::env::var_os("NETATTACH_WRITE_GOLDEN").is_some() {
         std::fs::write(&path, text).unwrap();
     }
@@ -280,6 +284,22 @@ fn the_json_of_every_command_is_pinned_and_its_yaml_says_the_same() {
         let yaml: Vec<serde_json::Value> =
             documents.map(|it| serde::Deserialize::deserialize(it).unwrap()).collect();
         assert_eq!(yaml, json, "{name}");
+    }
+}
+
+/// Compares what a command prints for programs, or what it would, with its golden file.
+pub(super) fn is_pinned(name: &str, value: &impl serde::Serialize) {
+    let text = super::output::Format::Json.data(value).unwrap().unwrap();
+    same_as_golden(name, &text);
+}
+
+#[test]
+fn every_command_has_a_golden_file() {
+    use clap::CommandFactory;
+    for command in Arguments::command().get_subcommands().map(clap::Command::get_name) {
+        // Scripts; a file of settings, whose keys are those of docs/configuration.md.
+        let has_no_data = ["completion", "import"].contains(&command);
+        assert_eq!(golden_file(command).exists(), !has_no_data, "{command}");
     }
 }
 

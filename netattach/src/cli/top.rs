@@ -205,9 +205,24 @@ fn scaled(number: f64) -> String {
 mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    use super::super::tests::{idle, name, run_with};
+    use super::super::tests::{idle, is_pinned, name, run_with};
     use super::*;
     use crate::rpc::message::Traffic;
+
+    #[test]
+    fn its_form_for_programs_is_pinned() {
+        let row = Row {
+            name: name(5, "shop/db", "shop/storage", "net1"),
+            in_packets: 1200.0,
+            in_bytes: 1_816_800.0,
+            out_packets: 600.5,
+            out_bytes: 39_633.0,
+            new_flows: 0.5,
+            dropped: 2.0,
+            flows: 12,
+        };
+        is_pinned("top", &[row]);
+    }
 
     #[test]
     fn numbers_have_three_digits() {

@@ -189,7 +189,21 @@ fn recorded(journal: &Path) -> Result<BTreeSet<String>, JournalError> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::is_pinned;
     use super::*;
+
+    #[test]
+    fn its_form_for_programs_is_pinned() {
+        let names = |names: &[&str]| names.iter().map(ToString::to_string).collect();
+        let found = Found {
+            tables: names(&["netattach"]),
+            routes: names(&["10.244.2.0/24"]),
+            bridges: names(&["pods0"]),
+            bridges_in_use: names(&["br7"]),
+        };
+        let bpffs = "/sys/fs/bpf/netattach".into();
+        is_pinned("uninstall", &Removed { bpffs, removed: true, forced: false, dry_run: true, found });
+    }
 
     #[test]
     fn what_was_removed_is_said_in_a_line() {

@@ -67,6 +67,7 @@ mod tests {
 
     use clap::Parser;
 
+    use super::super::tests::same_as_golden;
     use super::super::{Arguments, Exit, run};
     use super::*;
 
@@ -103,6 +104,14 @@ kind: Pod
 metadata: {name: cart, namespace: shop, annotations: {k8s.v1.cni.cncf.io/networks: lan}}
 spec: {containers: [{name: c, image: i}]}
 "#;
+
+    #[test]
+    fn its_form_for_programs_is_pinned() {
+        let wrong = POD.replace("networks: lan", "networks: nowhere");
+        let files = [("lan.yaml", NETWORK), ("pod.yaml", &wrong), ("settings.yaml", "maxAttachment: 5\n")];
+        let (text, _) = validated(&files, &["-o", "json"]);
+        same_as_golden("validate", &text);
+    }
 
     #[test]
     fn what_is_right_is_counted() {

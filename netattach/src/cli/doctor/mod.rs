@@ -132,7 +132,15 @@ fn shown(settings: &Settings) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::is_pinned;
     use super::*;
+
+    #[test]
+    fn its_form_for_programs_is_pinned() {
+        let failed =
+            Check::failed("bpf file system", "/sys/fs/bpf is not mounted", "mount -t bpf bpf /sys/fs/bpf");
+        is_pinned("doctor", &[Check::ok("kernel", "6.12.1"), failed]);
+    }
 
     #[test]
     fn a_check_is_a_line_with_its_remedy() {

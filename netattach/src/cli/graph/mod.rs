@@ -176,7 +176,7 @@ fn isolation(link: &Link) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{attachment, name};
+    use super::super::tests::{attachment, is_pinned, name};
     use super::*;
     use crate::rpc::message::Level;
 
@@ -200,6 +200,11 @@ mod tests {
             ..PolicyReport::default()
         };
         draw(&rows, &policies, &Chosen::default())
+    }
+
+    #[test]
+    fn its_form_for_programs_is_pinned() {
+        is_pinned("graph", &Drawn { left_out: 7, ..scene(2) });
     }
 
     #[test]

@@ -316,8 +316,15 @@ mod tests {
 
     use clap::Parser;
 
+    use super::super::tests::is_pinned;
     use super::super::{Arguments, run};
     use super::*;
+
+    #[test]
+    fn its_form_for_programs_is_pinned() {
+        let left_out = vec!["proc/net/dev: 5242880 bytes, at most 4194304 are taken".to_owned()];
+        is_pinned("sysdump", &Written { file: "node.tar.gz".into(), files: 41, bytes: 181_204, left_out });
+    }
 
     /// The files of an archive.
     fn unpacked(archive: &Path) -> BTreeMap<String, String> {
