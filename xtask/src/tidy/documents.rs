@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Component, Path, PathBuf};
 
-use super::{Violation, chart, glossary, report};
+use super::{Violation, chart, glossary, messages, report};
 use crate::progress::Done;
 use crate::source::{self, Source};
 use crate::tree;
@@ -26,6 +26,9 @@ pub(super) fn check() -> anyhow::Result<Done> {
     }
     if let Some(page) = glossary::page(&pages) {
         violations.extend(glossary::check(page, &source::all()?)?);
+    }
+    if let Some(page) = messages::page(&pages) {
+        violations.extend(messages::check(page, &source::all()?));
     }
     let templates = chart::templates()?;
     violations.extend(templates.iter().flat_map(chart::violations));

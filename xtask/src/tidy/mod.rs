@@ -3,7 +3,7 @@
 //! `invariants` are the promises about the source tree, checked on the `names` that files use, and
 //! `layers` which module may name which, with the `circles` of files; `licences` those of dependencies,
 //! `advisories` their known vulnerabilities; `documents` the links and widths of pages, and the words
-//! of the `glossary`, and the functions of the `chart`.
+//! of the `glossary`, the `messages` of the page on troubleshooting, and the functions of the `chart`.
 
 mod advisories;
 mod chart;
@@ -13,6 +13,7 @@ mod glossary;
 mod invariants;
 mod layers;
 mod licences;
+mod messages;
 mod names;
 
 use std::path::Path;
@@ -32,7 +33,7 @@ pub enum Part {
     Lints,
     /// The invariants of the source tree.
     Invariants,
-    /// Links, width and length of the documents; the words of the glossary.
+    /// Links, width and length of the documents; the words of the glossary; the messages of the page on troubleshooting.
     Documents,
     /// The layers of modules, against docs/architecture.md; the modules that headings of folders name.
     Layers,
