@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 
 use super::{CONFIGURATIONS, Daemon, IMAGE, Machine, cri, ends};
+use crate::guide;
 use crate::traffic::eventually;
 
 /// The daemon's socket.
@@ -15,15 +16,22 @@ const START: Duration = Duration::from_secs(30);
 /// Namespace of Kubernetes' containers, in containerd's own sense of the word.
 const KUBERNETES: &str = "k8s.io";
 
-/// The configuration of both versions, apart from the directory of CNI configurations. All other paths are the usual
-/// ones. A test machine may lack the capability to lower the out-of-memory score.
-const CONFIGURATION: &str = r#"
-version = 2
+/// The page that has the settings of each version.
+const PAGE: &str = include_str!("../../../docs/runtimes.md");
+
+/// What a test machine needs besides: an image of its own, and it may lack the capability to lower the out-of-memory score.
+const MORE_1_6: &str = r#"
 [plugins."io.containerd.grpc.v1.cri"]
 sandbox_image = "localhost/busybox:1"
 restrict_oom_score_adj = true
 disable_apparmor = true
-[plugins."io.containerd.grpc.v1.cri".cni]
+"#;
+const MORE_2: &str = r#"
+[plugins."io.containerd.cri.v1.images".pinned_images]
+sandbox = "localhost/busybox:1"
+[plugins."io.containerd.cri.v1.runtime"]
+restrict_oom_score_adj = true
+disable_apparmor = true
 "#;
 
 /// The versions that tests run.
@@ -102,6 +110,19 @@ impl Version {
             Self::V1_6 => CONFIGURATIONS,
             Self::V2 => "/etc/netattach/net.d",
         }
+    }
+
+    /// The daemon's settings: those that the page shows, with what is read, and what a test machine needs besides.
+    fn settings(self, reading: &Reading) -> Result<String> {
+        let (number, more) = match self {
+            Self::V1_6 => ("version = 2", MORE_1_6),
+            Self::V2 => ("version = 3", MORE_2),
+        };
+        let Reading { directory, most } = reading;
+        let shown = guide::example(PAGE, "toml", number)?;
+        let usual = format!("conf_dir = {CONFIGURATIONS:?}");
+        ensure!(shown.contains(&usual), "docs/runtimes.md does not name the usual directory");
+        Ok(shown.replace(&usual, &format!("conf_dir = {directory:?}\nmax_conf_num = {most}")) + more)
     }
 
     fn suite(self) -> &'static str {
@@ -253,8 +274,7 @@ fn is_running(tasks: &str, name: &str) -> bool {
 
 fn serving(machine: &Machine, version: Version, reading: &Reading) -> Result<Daemon> {
     let config = machine.node.path("containerd.toml");
-    let Reading { directory, most } = reading;
-    fs::write(&config, format!("{CONFIGURATION}conf_dir = {directory:?}\nmax_conf_num = {most}\n"))?;
+    fs::write(&config, version.settings(reading)?)?;
     let mut command = machine.command(version.suite(), "containerd")?;
     command.arg("--config").arg(&config);
     let daemon = Daemon::start(machine, command, "containerd")?;

@@ -5,6 +5,10 @@ use std::fs;
 use anyhow::{Context, Result};
 
 use super::{IMAGE, Machine, SUITE};
+use crate::guide;
+
+/// The page that has its settings.
+const PAGE: &str = include_str!("../../../docs/runtimes.md");
 
 /// podman as root, with [`IMAGE`].
 #[derive(Debug)]
@@ -22,13 +26,10 @@ impl Podman {
         let runc = machine.command(SUITE, "runc")?.get_program().to_owned();
         let conmon = machine.command(SUITE, "conmon")?.get_program().to_owned();
         fs::create_dir_all("/etc/containers")?;
+        let shown = guide::example(PAGE, "toml", "network_backend")?;
         // Limits stay as they are: raising one takes a capability of its own, which a test machine may lack.
         let configuration = format!(
-            r#"[network]
-network_backend = "cni"
-cni_plugin_dirs = ["/opt/cni/bin"]
-network_config_dir = "/etc/cni/net.d"
-[engine]
+            r#"{shown}[engine]
 cgroup_manager = "cgroupfs"
 events_logger = "file"
 runtime = "runc"

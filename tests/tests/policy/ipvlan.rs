@@ -6,10 +6,11 @@ use std::path::Path;
 
 use netattach::netlink::Handle;
 use netattach::spec::{IpvlanMode, LinkMode};
+use netattach_tests::guide::{BUSYBOX, Machine, Page, Tools};
 use netattach_tests::manifest::{NAMESPACE, network, pod};
 use netattach_tests::node::{WIRE, ip};
 use netattach_tests::snapshot::Snapshot;
-use netattach_tests::tools::report_skipped;
+use netattach_tests::tools::{self, report_skipped};
 use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connects};
 use netattach_tests::{Namespace, Node, Pod};
 use serde_json::{Value, json};
@@ -188,4 +189,17 @@ fn a_kernel_without_the_driver_is_named_at_add_and_nothing_is_left() {
     assert_eq!(code, 50);
     assert!(message.contains("the kernel of this node has no driver for links of kind ipvlan"), "{message}");
     Snapshot::take(&node, &[&pod]).unwrap().assert_nothing_is_left();
+}
+
+/// The part of the guide that this kernel may lack the driver for; `runtimes::guides` runs the others.
+#[test]
+fn an_ipvlan_is_as_the_guide_says() {
+    let test = "an_ipvlan_is_as_the_guide_says";
+    if !has_driver() {
+        return report_skipped(test, "this kernel has no driver for ipvlan");
+    }
+    let Some(runtimes) = tools::directory(test, "NETATTACH_RUNTIMES", &[BUSYBOX]) else { return };
+    let text = include_str!("../../../docs/networks.md");
+    let (page, busybox) = (Page { path: "docs/networks.md", text }, runtimes.join(BUSYBOX));
+    page.run("ipvlan", Machine::Node, Tools { busybox: Some(&busybox), plugins: None }).unwrap();
 }

@@ -72,6 +72,10 @@ pub fn run(scope: Scope) -> anyhow::Result<()> {
         progress::step("kubectl", |progress| kubectl::ensure(scope == Scope::Gate, progress))?;
         progress::step("renderer of the chart", |progress| helm::ensure(scope == Scope::Gate, progress))?;
     }
+    if scope == Scope::Machine {
+        // For the busybox of pods.
+        progress::step("container runtimes", |progress| runtimes::ensure(true, progress))?;
+    }
     if matches!(scope, Scope::Testing | Scope::Gate | Scope::Machine) {
         progress::step("virtual machines", |progress| machine::ensure(scope != Scope::Testing, progress))?;
     }

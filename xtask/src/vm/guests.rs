@@ -16,6 +16,8 @@ pub struct Guest {
     pub devices: &'static [&'static str],
     /// The reference plugins that its tests install.
     pub plugins: &'static [&'static str],
+    /// Programs that its tests start, besides `ip` and `tc`; with any, busybox for pods that are run.
+    pub programs: &'static [&'static str],
     /// What its tests are told.
     pub variables: &'static [(&'static str, &'static str)],
     /// What is run in it. An emulated machine is slow, so every test costs. None of these may find that it lacks something.
@@ -34,6 +36,7 @@ const OLDEST: Guest = Guest {
     modules: &["dummy"],
     devices: &[],
     plugins: &[],
+    programs: &[],
     variables: &[],
     tests: &[
         ("plugins", &["netlink::"]),
@@ -80,6 +83,8 @@ const SRIOV: Guest = Guest {
         "igb,bus=port2,netdev=wire2,mac=02:00:00:00:02:00",
     ],
     plugins: &["host-device", "host-local"],
+    // Of the shell in which a guide is run.
+    programs: &["bash", "cat", "cp", "env", "ln", "mkdir", "mount", "mv", "rm", "sed", "sleep", "unshare"],
     variables: &[("NETATTACH_SRIOV_DRIVER", "igb")],
     tests: &[("policy", &["in_pod::sriov::", "ipvlan::"])],
 };

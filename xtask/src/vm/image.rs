@@ -19,6 +19,9 @@ use crate::{child, dist};
 const SLOWNESS: &str = "6";
 /// Where the static executables under test are.
 const DIST: &str = "/dist";
+/// Where busybox is, as below the directory of the runtimes.
+const RUNTIMES: &str = "/runtimes";
+const BUSYBOX: &str = "bookworm/bin/busybox";
 /// Where the reference plugins are.
 const PLUGINS: &str = "/plugins";
 
@@ -67,6 +70,14 @@ pub(super) fn pack(
         let path = child::find(tool).with_context(|| format!("{tool} is not installed"))?;
         with_libraries(&mut archive, &path, &format!("/usr/sbin/{tool}"))?;
     }
+    for program in guest.programs {
+        let path = child::find(program).with_context(|| format!("{program} is not installed"))?;
+        with_libraries(&mut archive, &path, &format!("/usr/bin/{program}"))?;
+    }
+    if !guest.programs.is_empty() {
+        let busybox = setup::runtimes().join(BUSYBOX);
+        archive.copy(&busybox, &format!("{RUNTIMES}/{BUSYBOX}"))?;
+    }
     archive.file(guest::VARIABLES, variables(guest).as_bytes())?;
     with_libraries(&mut archive, &guest_executable()?, "/init")?;
     archive.finish()
@@ -76,7 +87,8 @@ pub(super) fn pack(
 fn variables(guest: &Guest) -> String {
     let usual = [("NETATTACH_DIST", DIST), ("NETATTACH_TEST_SLOWNESS", SLOWNESS), ("RUST_BACKTRACE", "1")];
     let plugins = (!guest.plugins.is_empty()).then_some(("NETATTACH_REFERENCE_PLUGINS", PLUGINS));
-    let all = usual.into_iter().chain(plugins).chain(guest.variables.iter().copied());
+    let runtimes = (!guest.programs.is_empty()).then_some(("NETATTACH_RUNTIMES", RUNTIMES));
+    let all = usual.into_iter().chain(plugins).chain(runtimes).chain(guest.variables.iter().copied());
     all.map(|(name, value)| format!("{name}={value}\n")).collect()
 }
 

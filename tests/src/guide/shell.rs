@@ -1,0 +1,86 @@
+//! A shell in namespaces of its own that is given one command after the other.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+/// A running shell. It ends with this value, and with it everything that it has started.
+#[derive(Debug)]
+pub(super) struct Shell {
+    child: Child,
+    commands: ChildStdin,
+    answers: BufReader<ChildStdout>,
+    home: PathBuf,
+}
+
+impl Shell {
+    /// Starts it in that directory, which it knows as `$home`.
+    pub(super) fn start(home: &Path) -> Result<Self> {
+        let errors = fs::File::create(home.join("errors"))?;
+        let mut child = Command::new("unshare")
+            .args(["--net", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child"])
+            .args(["--mount-proc", "bash"])
+            .current_dir(home)
+            .env("LC_ALL", "C")
+            .env("home", home)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(errors)
+            .spawn()
+            .context("start unshare")?;
+        let commands = child.stdin.take().context("standard input")?;
+        let answers = BufReader::new(child.stdout.take().context("standard output")?);
+        Ok(Self { child, commands, answers, home: home.to_owned() })
+    }
+
+    /// Runs commands of which each has to succeed.
+    pub(super) fn succeed(&mut self, commands: &str) -> Result<()> {
+        self.run("set -euo pipefail", commands).map(drop)
+    }
+
+    /// Runs a command, whatever becomes of it, and returns what it prints.
+    pub(super) fn output(&mut self, command: &str) -> Result<String> {
+        self.run("set +e", command)
+    }
+
+    fn run(&mut self, mode: &str, commands: &str) -> Result<String> {
+        // The commands' own input is not that of the shell.
+        let text = format!("{mode}\n{{ {commands}\n}} < /dev/null > $home/output 2>&1\necho done\n");
+        let written = self.commands.write_all(text.as_bytes()).and_then(|()| self.commands.flush());
+        let mut answer = String::new();
+        let read = written.and_then(|()| self.answers.read_line(&mut answer));
+        let printed = fs::read(self.home.join("output")).unwrap_or_default();
+        let printed = String::from_utf8_lossy(&printed).into_owned();
+        match read {
+            Ok(_) if answer == "done\n" => Ok(printed),
+            _ => {
+                let errors = fs::read_to_string(self.home.join("errors")).unwrap_or_default();
+                bail!(
+                    "the shell has ended at\n{commands}\n--- output\n{printed}{errors}\n--- agent\n{}",
+                    self.last_log()
+                )
+            }
+        }
+    }
+
+    /// What the agent has logged.
+    pub(super) fn agent_log(&mut self) -> String {
+        self.output("cat /run/*/agent.log").unwrap_or_default()
+    }
+
+    /// What it has logged when the shell ended.
+    fn last_log(&self) -> String {
+        fs::read_to_string(self.home.join("agent.log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        // It may have ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

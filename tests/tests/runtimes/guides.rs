@@ -1,0 +1,60 @@
+//! README.md and the guides, as written: their commands, in order, and their output. `netattach_tests::guide` says how.
+//!
+//! What of a guide needs a kernel that this machine may lack is run by the suite `policy`, in a virtual machine.
+
+use std::path::PathBuf;
+
+use netattach_tests::guide::{self, BUSYBOX, Machine, Page, Tools};
+use netattach_tests::tools;
+
+const README: Page = Page { path: "README.md", text: include_str!("../../../README.md") };
+const NETWORKS: Page = Page { path: "docs/networks.md", text: include_str!("../../../docs/networks.md") };
+const QUICK_START: Page =
+    Page { path: "docs/quick-start.md", text: include_str!("../../../docs/quick-start.md") };
+const RUNTIMES: Page = Page { path: "docs/runtimes.md", text: include_str!("../../../docs/runtimes.md") };
+const FAQ: Page = Page { path: "docs/faq.md", text: include_str!("../../../docs/faq.md") };
+const POLICIES: Page = Page { path: "docs/policies.md", text: include_str!("../../../docs/policies.md") };
+
+/// Where busybox is; `None` when it is missing.
+fn image(test: &str) -> Option<PathBuf> {
+    Some(tools::directory(test, "NETATTACH_RUNTIMES", &[BUSYBOX])?.join(BUSYBOX))
+}
+
+#[test]
+fn the_readme_runs_as_written_and_prints_what_is_shown() {
+    README.run("", Machine::Empty, Tools::default()).unwrap();
+}
+
+#[test]
+fn a_node_is_set_up_as_the_page_on_runtimes_says() {
+    RUNTIMES.run("", Machine::Bare, Tools::default()).unwrap();
+}
+
+/// The quick start without its installation.
+#[test]
+fn the_first_pod_and_networks_of_each_type_are_as_the_guides_say() {
+    let test = "the_first_pod_and_networks_of_each_type_are_as_the_guides_say";
+    let Some(image) = image(test) else { return };
+    let plugins = tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", &["host-device", "host-local"]);
+    let Some(plugins) = plugins else { return };
+    let tools = Tools { busybox: Some(&image), plugins: Some(&plugins) };
+    guide::run(&[QUICK_START, NETWORKS], "", Machine::Node, tools).unwrap();
+}
+
+/// On one node, as the answers are about the pods of the guide.
+#[test]
+fn policies_are_as_the_guide_says_and_so_are_the_answers_to_questions() {
+    let Some(image) = image("policies_are_as_the_guide_says_and_so_are_the_answers_to_questions") else {
+        return;
+    };
+    let tools = Tools { busybox: Some(&image), plugins: None };
+    guide::run(&[POLICIES, FAQ], "", Machine::Node, tools).unwrap();
+}
+
+/// `policy::ipvlan` runs the one part that there is.
+#[test]
+fn every_part_of_a_page_is_run_by_a_test() {
+    let parts: Vec<String> =
+        [README, QUICK_START, RUNTIMES, NETWORKS, POLICIES, FAQ].into_iter().flat_map(Page::parts).collect();
+    assert_eq!(parts, ["ipvlan"]);
+}
