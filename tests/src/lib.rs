@@ -6,7 +6,7 @@
 //! | [`node`], `agent` | a node with a running agent |
 //! | [`cluster`] | a real cluster: kube-apiserver, and nodes with a kubelet |
 //! | [`manifest`] | the objects that the agent reads |
-//! | [`api_server`] | a Kubernetes API server that fails on demand |
+//! | [`api_server`], [`admission`] | a Kubernetes API server that fails on demand; ValidatingAdmissionPolicies |
 //! | [`namespace`], [`wires`], [`sriov`] | namespaces; devices that lead out of a node; cards with VFs |
 //! | [`call`], [`runtime`], [`machine`] | a call of the CNI executable; of a plugin, without an agent; real container runtimes |
 //! | [`kubelet`], [`cri`] | a kubelet's PodResources socket; a container runtime's CRI socket |
@@ -19,6 +19,7 @@
 //! | [`soak`] | pods that come and go at random on two nodes, and a model that says what must hold |
 //! | [`other_programs`], [`privilege`], [`tools`] | other agents' programs; fewer capabilities; programs that a machine may lack |
 
+pub mod admission;
 mod agent;
 pub mod api_server;
 pub mod call;

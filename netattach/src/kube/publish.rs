@@ -271,7 +271,9 @@ async fn send(client: &Client, write: &Write) -> Outcome {
     match error.code() {
         // The pod is gone, or another one has its name. A server that answers 409 in the latter case is asked again
         // until the watch shows the other pod: 409 may also be a conflict with another writer.
-        Some(404 | 422) => Outcome::Gone(why),
+        Some(404) => Outcome::Gone(why),
+        // A uid is immutable. Another field, or a policy of admission, is not the pod's fate.
+        Some(422) if why.contains("metadata.uid") => Outcome::Gone(why),
         code => Outcome::Failed {
             why,
             pause: error.refusal().and_then(|it| it.retry_after).unwrap_or_default(),

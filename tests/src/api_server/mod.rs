@@ -35,7 +35,7 @@ mod write;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -55,8 +55,9 @@ pub use self::write::ForeignUid;
 
 use self::authority::Authority;
 use self::listen::{Listener, Place};
-use self::state::{Settings, Shared};
+use self::state::{Admission, Settings, Shared};
 use crate::Namespace;
+use crate::admission::{Policies, Review};
 use crate::traffic::{PATIENCE, eventually, stretched};
 
 /// The token that is accepted from the start.
@@ -210,6 +211,18 @@ impl ApiServer {
         *self.shared.denied() = rights.iter().map(owned).collect();
     }
 
+    /// Has every write of clients pass these policies from now on, as writes of that user: `request.userInfo` of a policy.
+    pub fn admit_by(&self, policies: Policies, user: Value) {
+        *self.shared.admission() = Some(Admission { policies, user, reviews: Mutex::default() });
+    }
+
+    /// The writes that the policies were asked about, whatever they said.
+    pub fn reviews(&self) -> Vec<Review> {
+        let admission = self.shared.admission();
+        let reviews = admission.as_ref().map(|it| it.reviews.lock().unwrap_or_else(PoisonError::into_inner));
+        reviews.map(|reviews| reviews.clone()).unwrap_or_default()
+    }
+
     /// Shows a certificate by an authority that no client knows to connections from now on, until the next
     /// [`ApiServer::rotate_authority`] or [`ApiServer::own_certificate`].
     ///
@@ -323,7 +336,7 @@ impl ApiServer {
     pub fn create(&self, object: &Value) -> Result<Value> {
         let kind = Kind::of(object).context("the object is of no known kind")?;
         let namespace = object["metadata"]["namespace"].as_str();
-        let made = self.shared.change(|store| write::create(store, kind, namespace, object.clone(), true));
+        let made = self.shared.change(|store| write::create(store, kind, namespace, object.clone(), None));
         Ok(said(made)?.as_ref().clone())
     }
 

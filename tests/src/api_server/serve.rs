@@ -1,7 +1,7 @@
 //! From a request to its answer.
 
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
 use http_body_util::{BodyExt, Limited};
@@ -21,7 +21,8 @@ use super::shape::Shape;
 use super::state::Shared;
 use super::status::Failure;
 use super::watch::Watch;
-use super::write::{self, Deleted, Deletion};
+use super::write::{self, Admit, Deleted, Deletion};
+use crate::admission::Review;
 
 /// Largest body of a request, as real servers have it.
 const MAX_BODY: usize = 3 << 20;
@@ -149,9 +150,10 @@ fn answer(shared: &Shared, asked: &Asked) -> Result<Answer, Failure> {
 }
 
 fn objects(shared: &Shared, asked: &Asked, path: &ObjectPath) -> Result<Answer, Failure> {
+    let admit = |old: Option<&Value>, new: &Value| admit(shared, asked.verb, path, old, new);
     let shape = Shape::of(path.kind, path.version, &asked.headers);
     if path.subresource.as_deref() == Some("eviction") {
-        return evict(shared, asked, path);
+        return evict(shared, asked, path, &admit);
     }
     let status = path.kind.status && path.subresource.as_deref() == Some("status");
     if path.subresource.is_some() && !status {
@@ -173,17 +175,18 @@ fn objects(shared: &Shared, asked: &Asked, path: &ObjectPath) -> Result<Answer, 
         (Verb::Create, None) if path.namespace.is_some() == path.kind.namespaced => {
             let object = json_body(asked, "application/json")?;
             let namespace = path.namespace.as_deref();
-            let made = shared.change(|store| write::create(store, path.kind, namespace, object, false))?;
+            let made =
+                shared.change(|store| write::create(store, path.kind, namespace, object, Some(&admit)))?;
             Ok(Answer::Json(StatusCode::CREATED, shape.object(&made)))
         }
         (Verb::Update, Some(_)) => {
             let object = json_body(asked, "application/json")?;
-            ok(&*shared.change(|store| write::replace(store, path, object))?)
+            ok(&*shared.change(|store| write::replace(store, path, object, &admit))?)
         }
         (Verb::Patch, Some(_)) => {
             let patch = json_body(asked, "application/merge-patch+json")?;
             let foreign = shared.settings.foreign_uid;
-            ok(&*shared.change(|store| write::patch(store, path, &patch, foreign))?)
+            ok(&*shared.change(|store| write::patch(store, path, &patch, foreign, &admit))?)
         }
         (Verb::Delete, Some(name)) => {
             let deletion = deletion(asked, &asked.query)?;
@@ -213,11 +216,51 @@ fn deleted(path: &ObjectPath, object: &Value) -> Value {
     })
 }
 
-fn evict(shared: &Shared, asked: &Asked, path: &ObjectPath) -> Result<Answer, Failure> {
+/// Asks the admission policies about a write.
+fn admit(
+    shared: &Shared,
+    verb: Verb,
+    path: &ObjectPath,
+    old: Option<&Value>,
+    new: &Value,
+) -> Result<(), Failure> {
+    let Some(admission) = &*shared.admission() else { return Ok(()) };
+    let resource = path.kind.resource;
+    // A real server shows the parts of an object even where they are empty.
+    let shown = |object: &Value| {
+        let mut object = object.clone();
+        if path.kind.status && path.subresource.as_deref() != Some("eviction") {
+            for part in ["spec", "status"] {
+                if object[part].is_null() {
+                    object[part] = json!({});
+                }
+            }
+        }
+        object
+    };
+    let review = Review {
+        operation: if verb == Verb::Create { "CREATE" } else { "UPDATE" },
+        group: path.kind.group.to_owned(),
+        version: path.version.to_owned(),
+        resource: path.subresource.as_ref().map_or(resource.to_owned(), |it| format!("{resource}/{it}")),
+        user: admission.user.clone(),
+        object: shown(new),
+        old: old.map(shown).unwrap_or_default(),
+    };
+    let verdict = admission.policies.judge(&review);
+    admission.reviews.lock().unwrap_or_else(PoisonError::into_inner).push(review);
+    verdict.map_err(|refusal| {
+        let name = path.name.as_deref().or(new["metadata"]["name"].as_str()).unwrap_or_default();
+        Failure::not_admitted(path.kind, name, refusal.code, &refusal.message)
+    })
+}
+
+fn evict(shared: &Shared, asked: &Asked, path: &ObjectPath, admit: Admit<'_>) -> Result<Answer, Failure> {
     let (Verb::Create, Some(name), "pods") = (asked.verb, &path.name, path.kind.resource) else {
         return Err(Failure::unserved());
     };
     let eviction = json_body(asked, "application/json")?;
+    admit(None, &eviction)?;
     let options = &eviction["deleteOptions"];
     let deletion = Deletion {
         grace: options["gracePeriodSeconds"].as_u64(),

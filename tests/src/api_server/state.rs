@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use serde_json::Value;
 use tokio::sync::watch;
 use tokio_rustls::rustls::ServerConfig;
 
@@ -13,6 +14,7 @@ use super::listen::Connection;
 use super::log::Log;
 use super::store::Store;
 use super::write::ForeignUid;
+use crate::admission::{Policies, Review};
 
 /// What a server is told once.
 #[derive(Debug, Clone)]
@@ -35,8 +37,18 @@ pub(super) struct Shared {
     unserved: Mutex<BTreeSet<(&'static str, &'static str)>>,
     tokens: Mutex<BTreeSet<String>>,
     denied: Mutex<BTreeSet<(String, String)>>,
+    admission: Mutex<Option<Admission>>,
     tls: Mutex<Arc<ServerConfig>>,
     connections: Mutex<Connections>,
+}
+
+/// The policies that writes of clients have to pass, and what they were shown.
+#[derive(Debug)]
+pub(super) struct Admission {
+    pub(super) policies: Policies,
+    /// Who all clients are.
+    pub(super) user: Value,
+    pub(super) reviews: Mutex<Vec<Review>>,
 }
 
 /// Connections that have been accepted.
@@ -61,6 +73,7 @@ impl Shared {
             unserved: Mutex::default(),
             tokens: Mutex::new(BTreeSet::from([token.to_owned()])),
             denied: Mutex::default(),
+            admission: Mutex::default(),
             tls: Mutex::new(tls),
             connections: Mutex::default(),
         }
@@ -107,6 +120,10 @@ impl Shared {
     /// The rights that clients do not have: verb and resource.
     pub(super) fn denied(&self) -> MutexGuard<'_, BTreeSet<(String, String)>> {
         locked(&self.denied)
+    }
+
+    pub(super) fn admission(&self) -> MutexGuard<'_, Option<Admission>> {
+        locked(&self.admission)
     }
 
     pub(super) fn tls(&self) -> MutexGuard<'_, Arc<ServerConfig>> {

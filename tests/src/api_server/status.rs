@@ -94,6 +94,15 @@ impl Failure {
         failure
     }
 
+    /// 403, or another code, of an admission policy.
+    pub(super) fn not_admitted(kind: &Kind, name: &str, code: u16, why: &str) -> Self {
+        let reason = if code == 403 { "Forbidden" } else { "Invalid" };
+        let mut failure =
+            Self::new(code, reason, format!("{} {name:?} is forbidden: {why}", kind.qualified()));
+        failure.details = Box::new(details(kind, kind.resource, name));
+        failure
+    }
+
     pub(super) fn method_not_allowed() -> Self {
         let message = "the server does not allow this method on the requested resource";
         Self::new(405, "MethodNotAllowed", message.to_owned())

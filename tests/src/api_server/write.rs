@@ -39,14 +39,19 @@ pub(super) fn key(kind: &'static Kind, namespace: Option<&str>, name: &str) -> K
     (kind.resource, namespace.unwrap_or_default().to_owned(), name.to_owned())
 }
 
-/// Makes an object; `trusted`: its `uid` and other fields of the server are taken as they are.
+/// Says whether a write is admitted, by the object as it is, if it is there, and as it would be.
+pub(super) type Admit<'a> = &'a dyn Fn(Option<&Value>, &Value) -> Result<(), Failure>;
+
+/// Makes an object. With `None` for `admit` it is the test's own: its `uid` and other fields of the server are taken as
+/// they are.
 pub(super) fn create(
     store: &mut Store,
     kind: &'static Kind,
     namespace: Option<&str>,
     mut object: Value,
-    trusted: bool,
+    admit: Option<Admit<'_>>,
 ) -> Result<Arc<Value>, Failure> {
+    let trusted = admit.is_none();
     if !object["metadata"].is_object() {
         return Err(Failure::bad_request("the object has no metadata".to_owned()));
     }
@@ -84,12 +89,20 @@ pub(super) fn create(
     if !trusted && kind.status {
         object["status"] = if *kind == PODS { json!({"phase": "Pending"}) } else { json!({}) };
     }
+    if let Some(admit) = admit {
+        admit(None, &object)?;
+    }
     Ok(store.commit(key, Some(without_type(object))))
 }
 
 /// Replaces an object (PUT), or its status.
-pub(super) fn replace(store: &mut Store, path: &ObjectPath, new: Value) -> Result<Arc<Value>, Failure> {
-    change(store, path, ForeignUid::Conflict, |_| new)
+pub(super) fn replace(
+    store: &mut Store,
+    path: &ObjectPath,
+    new: Value,
+    admit: Admit<'_>,
+) -> Result<Arc<Value>, Failure> {
+    change(store, path, ForeignUid::Conflict, admit, |_| new)
 }
 
 /// Applies a merge patch to an object, or to its status.
@@ -98,8 +111,9 @@ pub(super) fn patch(
     path: &ObjectPath,
     patch: &Value,
     foreign: ForeignUid,
+    admit: Admit<'_>,
 ) -> Result<Arc<Value>, Failure> {
-    change(store, path, foreign, |mut object| {
+    change(store, path, foreign, admit, |mut object| {
         merge(&mut object, patch);
         object
     })
@@ -109,6 +123,7 @@ fn change(
     store: &mut Store,
     path: &ObjectPath,
     foreign: ForeignUid,
+    admit: Admit<'_>,
     edit: impl FnOnce(Value) -> Value,
 ) -> Result<Arc<Value>, Failure> {
     let kind = path.kind;
@@ -133,6 +148,7 @@ fn change(
         _ if kind.status => set(&mut new, "status", old.get("status")),
         _ => {}
     }
+    admit(Some(&old), &new)?;
     if new == *old {
         return Ok(old);
     }

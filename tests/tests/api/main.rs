@@ -10,6 +10,7 @@
 //! | `publishing`, `events` | the network-status of pods; events |
 //! | `live`, `repair` | pods whose annotation changes; pods that run without their networks |
 //! | `taint` | the node's startup taint |
+//! | `admission` | what an agent writes, and what a stolen token could, beside the admission policies of `deploy` |
 //! | `access`, `forged` | rights that the agent lacks; a published status that others change or make up |
 //! | `hostile` | authors who make as much as they can, beside other tenants |
 //! | `watched` | probes, metrics, what Prometheus makes of them, lines of the log, traces |
@@ -18,6 +19,7 @@
 
 mod access;
 mod adds;
+mod admission;
 mod alone;
 mod api_server;
 mod client;

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use netattach_tests::admission::Policies;
 use netattach_tests::api_server::{ApiServer, Credential, Options, Request, TOKEN, Verb};
 use netattach_tests::manifest::{self, NAMESPACE};
 use netattach_tests::traffic::{PATIENCE, eventually};
@@ -26,6 +27,7 @@ impl Rig {
         let mut node = Node::new(&[]).unwrap();
         node.namespace.loopback_up().unwrap();
         let server = ApiServer::start_in(options, &node.namespace).unwrap();
+        server.admit_by(Policies::of_deploy().unwrap(), agent(NODE));
         server.create(&manifest::namespace(NAMESPACE, &json!({}))).unwrap();
         for (name, bridge, subnet) in [("lan-a", "br1", "10.61.0.0/24"), ("lan-b", "br2", "10.62.0.0/24")] {
             let config = json!({
@@ -135,6 +137,18 @@ impl Rig {
             "{object}: {said:?}"
         );
     }
+}
+
+/// Who an agent is, as a server tells its admission policies.
+pub(crate) fn agent(node: &str) -> Value {
+    json!({
+        "username": "system:serviceaccount:kube-system:netattach",
+        "groups": ["system:serviceaccounts", "system:serviceaccounts:kube-system", "system:authenticated"],
+        "extra": {
+            "authentication.kubernetes.io/node-name": [node],
+            "authentication.kubernetes.io/pod-name": ["netattach-x7k2p"],
+        },
+    })
 }
 
 /// A pod with both networks on a node.
