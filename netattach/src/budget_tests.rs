@@ -197,6 +197,7 @@ fn what_a_runtime_and_plugins_say_is_refused_beyond_each_of_its_bounds() {
         owner: String::new(),
         root: None,
         watcher: None,
+        group: None,
     };
     both(&RESULT_VALUES, |count| {
         let text = json!({"cniVersion": "1.0.0", "b": vec![0; count - 3]}).to_string();

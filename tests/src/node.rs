@@ -2,8 +2,9 @@
 //! runtime that calls the real CNI executable.
 
 use std::fs::{self, File};
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::fs::symlink;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -46,6 +47,7 @@ pub struct Node {
     bpffs: PathBuf,
     settings: serde_json::Map<String, Value>,
     cluster: Option<(PathBuf, String)>,
+    group: Option<PathBuf>,
     agent: Option<Agent>,
 }
 
@@ -83,6 +85,7 @@ impl Node {
             bpffs: Path::new(BPFFS).join(format!("netattach-test-{}-{number}", std::process::id())),
             settings: serde_json::Map::new(),
             cluster: None,
+            group: None,
             agent: None,
         };
         for directory in ["source", "run", "state", "leases", "cni-bin"] {
@@ -271,8 +274,20 @@ impl Node {
     ) -> Result<()> {
         let mut command = self.agent_command(executable)?;
         command.envs(variables.iter().copied());
+        if let Some(group) = &self.group {
+            let processes = fs::OpenOptions::new().write(true).open(group.join("cgroup.procs"))?;
+            // SAFETY: the child makes one system call on a descriptor that it has from this process.
+            unsafe {
+                command.pre_exec(move || (&processes).write_all(b"0"));
+            }
+        }
         self.agent = Some(Agent::start(&self.namespace, command, said)?);
         Ok(())
+    }
+
+    /// Agents from now on are started in this control group of version 2.
+    pub fn set_group(&mut self, group: &Path) {
+        self.group = Some(group.to_owned());
     }
 
     /// The command that starts an agent on this node, stderr to a pipe.

@@ -8,8 +8,12 @@ use serde::Serialize;
 
 use super::objects::{self, POLICIES, Peers};
 use super::rig::Cluster;
+use crate::Series;
 use crate::agent::NAMESPACE;
 use crate::pods::Pod;
+
+/// Scrapes of the metrics.
+const SCRAPES: usize = 21;
 
 /// Memory in KiB: all that is resident, and the agent's own part of it.
 #[derive(Clone, Copy, Serialize)]
@@ -35,6 +39,8 @@ pub(super) struct Populated {
     pub(super) alone: Memory,
     /// With the pods of other nodes as well, as peers of the policies.
     pub(super) with_peers: Memory,
+    /// Milliseconds of a scrape of the agent's metrics, without peers.
+    pub(super) scrape: Series,
     /// What one pod of another node takes, by itself.
     pub(super) bytes_per_peer: f64,
     /// Per cent of a processor while nothing happens.
@@ -55,6 +61,10 @@ pub(super) fn measure(
         cluster.server.create(&objects::policy(number, Peers::Blocks))?;
     }
     let alone = Memory::of(cluster)?;
+    let mut scrapes = Vec::new();
+    for _ in 0..SCRAPES {
+        scrapes.push(cluster.agent.scrape()?.as_secs_f64() * 1000.0);
+    }
     cluster.server.create(&objects::idle_policy())?;
     // The pods come as a list, as they do for an agent that starts.
     for number in 0..peers {
@@ -74,6 +84,7 @@ pub(super) fn measure(
         peers,
         alone,
         with_peers,
+        scrape: Series::new(scrapes),
         bytes_per_peer: (known.own.saturating_sub(alone.own) * 1024) as f64 / f64::from(peers.max(1)),
         idle: used.as_secs_f64() / idle.as_secs_f64() * 100.0,
     })

@@ -72,6 +72,7 @@ pub(super) fn limits(adds: &Adds, burst: &Bursts, populated: &Populated, peers: 
             "MiB",
         ),
         Limit::new("one pod of another node", populated.bytes_per_peer, 300.0, "bytes"),
+        Limit::new("a scrape of the metrics of these pods", populated.scrape.median, 5.0, "ms"),
         Limit::new("idle, of a processor", populated.idle, 0.5, "%"),
         Limit::new("a pod elsewhere becomes a peer, p50", peers.allowed.median, 100.0, "ms"),
         Limit::new("p99", percentile(&peers.allowed, 99), 100.0, "ms"),

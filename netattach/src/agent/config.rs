@@ -282,6 +282,10 @@ pub struct Delegation {
     pub exec: Vec<String>,
     /// Longest time of one call, in seconds.
     pub timeout_seconds: u64,
+    /// Most memory of all plugins together, in MiB; 0: they run in the agent's own control group. Unless it is set, they do
+    /// so too where the agent has none to divide.
+    #[serde(rename = "memoryLimitMiB")]
+    pub memory_limit_mib: Option<u64>,
     /// The attachments that are recorded in libcni's cache.
     pub result_cache: CachedResults,
     /// libcni's cache directory: the files are in `results` below it.
@@ -461,6 +465,9 @@ pub enum SettingsError {
     },
 }
 
+/// Most memory of executed plugins together, in MiB, unless it is set: a plugin takes some 10.
+const PLUGIN_MEMORY: u64 = 256;
+
 impl Default for Settings {
     fn default() -> Self {
         Self {
@@ -549,6 +556,7 @@ impl Default for Delegation {
         Self {
             exec: Vec::new(),
             timeout_seconds: 60,
+            memory_limit_mib: None,
             result_cache: CachedResults::default(),
             cache_dir: DEFAULT_DIRECTORY.into(),
             enforce: EnforceWhen::default(),
@@ -674,6 +682,9 @@ impl Settings {
         self.metrics.listen()?;
         self.traces.endpoint()?;
         range("parallelAdds", self.parallel_adds as u64, 1, 128)?;
+        if let Some(limit) = self.delegation.memory_limit_mib.filter(|limit| *limit != 0) {
+            range("delegation.memoryLimitMiB", limit, 16, 1 << 20)?;
+        }
         range("delegation.timeoutSeconds", self.delegation.timeout_seconds, 1, 600)
     }
 
@@ -811,6 +822,12 @@ impl Settings {
     /// How long one call of another plugin may take.
     pub fn plugin_timeout(&self) -> Duration {
         Duration::from_secs(self.delegation.timeout_seconds)
+    }
+
+    /// Most memory of all plugins together, in bytes; `None`: they have no control group of their own.
+    pub fn plugin_memory(&self) -> Option<u64> {
+        let mib = self.delegation.memory_limit_mib.unwrap_or(PLUGIN_MEMORY);
+        (mib != 0).then_some(mib << 20)
     }
 }
 

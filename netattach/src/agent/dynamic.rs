@@ -9,12 +9,14 @@ use super::devices::{self, Asked};
 use super::handler::Agent;
 use super::lanes::Class;
 use super::request_log::{AskedLive, Made};
+use super::traces::{Trace, Traces};
 use crate::attach::{Attached, IntentError};
 use crate::cni::{CniError, Value, code};
 use crate::journal::JournalKey;
 use crate::npwg::NetworkRef;
 use crate::plan::AttachmentPlan;
 use crate::rpc::message::{AttachCall, AttachmentName, DetachCall, Dynamic, Failure, Response, SandboxName};
+use crate::timing;
 
 /// Longest requester name, in bytes: the limit of a DNS name.
 const LONGEST_BY: usize = 253;
@@ -25,7 +27,8 @@ impl Agent {
     /// Attaches. The status is published after the answer, as after ADD.
     pub(super) async fn attach(self: &Arc<Self>, call: AttachCall) -> Response {
         let (of, what) = (call.sandbox.clone(), call.selection.to_string());
-        let live = Live::begin(self, AskedLive { verb: "attach", sandbox: of, what });
+        let asked = AskedLive { verb: "attach", sandbox: of, what };
+        let live = Live::begin(self, asked, call.traceparent.as_deref());
         let failed = |error: &CniError| live.failed(error);
         let asked = check_by(&call.by).and_then(|()| self.sandbox(&call.sandbox));
         let sandbox = match asked {
@@ -41,7 +44,8 @@ impl Agent {
             agent.ask_for_device_of_one_more(pod, &element, &asking).await;
             agent.memory_for(agent.intents.weight_of_one_more(pod, &element)).await
         };
-        let done = self.in_turn(&key.container_id, Class::Add, first, move |agent| {
+        let trace = Arc::clone(&live.trace);
+        let work = move |agent: &Self| -> Result<Result<(Value, Attached), CniError>, CniError> {
             let wanted = agent.intents.one_more(sandbox.plan.sandbox.pod.as_ref(), &call.selection);
             if let Err(IntentError::UnknownNetwork(network)) = &wanted {
                 return Ok(Err(agent.no_network(network)));
@@ -50,7 +54,9 @@ impl Agent {
             let of_pod = agent.engine.registry().with_dynamic(&sandbox.key);
             devices::give_one(&agent.engine, &mut wanted, &devices, &of_pod)?;
             Ok(Ok(agent.engine.attach(&sandbox.key, &call.by, &wanted)?))
-        });
+        };
+        let done =
+            self.in_turn(&key.container_id, Class::Add, first, move |agent| traced(&trace, || work(agent)));
         match done.await {
             Ok((Ok((result, attached)), turn)) => {
                 let attached = Arc::new(attached);
@@ -70,18 +76,19 @@ impl Agent {
     /// sandbox must exist.
     pub(super) async fn detach(self: &Arc<Self>, call: DetachCall) -> Response {
         let (of, what) = (call.sandbox.clone(), call.ifname.clone());
-        let live = Live::begin(self, AskedLive { verb: "detach", sandbox: of, what });
+        let asked = AskedLive { verb: "detach", sandbox: of, what };
+        let live = Live::begin(self, asked, call.traceparent.as_deref());
         let failed = |error: &CniError| live.failed(error);
         let key = match self.sandbox(&call.sandbox) {
             Ok(sandbox) => sandbox.key.clone(),
             Err(error) => return failed(&error),
         };
         let sandbox = key.clone();
+        let trace = Arc::clone(&live.trace);
         let done = self.in_turn(&key.container_id, Class::Del, ready(Ok(None)), move |agent| {
             let attached = agent.attached_at(&sandbox, &call.ifname);
-            agent.metrics.detaching(agent, &attached);
             let made = Made::of(&attached);
-            let found = agent.engine.detach(&sandbox, &call.ifname)?;
+            let found = traced(&trace, || agent.engine.detach(&sandbox, &call.ifname))?;
             if found || !call.must_be_attached { Ok(made) } else { Err(agent.not_dynamic(&sandbox, &call)) }
         });
         match done.await {
@@ -184,27 +191,45 @@ fn answer(result: Value, attached: &Attached) -> Response {
     }))
 }
 
-/// A request that is being answered: its outcome is counted and logged.
+/// Does the work of a request, and keeps for its trace where the time went.
+fn traced<T>(trace: &Trace, work: impl FnOnce() -> T) -> T {
+    let (done, times) = timing::operation(work);
+    trace.worked(&times);
+    done
+}
+
+/// A request that is being answered: its outcome is counted, logged and traced.
 struct Live<'a> {
     agent: &'a Agent,
     asked: AskedLive,
     begun: Instant,
+    trace: Arc<Trace>,
 }
 
 impl<'a> Live<'a> {
-    fn begin(agent: &'a Agent, asked: AskedLive) -> Self {
-        Self { agent, asked, begun: Instant::now() }
+    fn begin(agent: &'a Agent, asked: AskedLive, parent: Option<&str>) -> Self {
+        let trace = Arc::new(Traces::begin(agent.traces.as_ref(), parent));
+        Self { agent, asked, begun: Instant::now(), trace }
+    }
+
+    fn trace(&self, container: Option<&str>, failure: Option<&CniError>) {
+        if let Some(traces) = &self.agent.traces {
+            let (verb, attributes) = (self.asked.verb, self.asked.attributes(container));
+            traces.end(&self.trace, verb, attributes, failure.map(ToString::to_string));
+        }
     }
 
     fn done(&self, sandbox: &JournalKey, made: &Made) {
         let took = self.begun.elapsed();
         self.agent.metrics.answered(self.asked.verb, None, took);
+        self.trace(Some(&sandbox.container_id), None);
         self.asked.answered(Some(&sandbox.container_id), Ok(made), took);
     }
 
     fn failed(&self, error: &CniError) -> Response {
         let took = self.begun.elapsed();
         self.agent.metrics.answered(self.asked.verb, Some(error), took);
+        self.trace(None, Some(error));
         self.asked.answered(None, Err(error), took);
         failed(error)
     }

@@ -91,6 +91,8 @@ pub(super) struct Outside {
     pub(super) metrics: Arc<Metrics>,
     /// Where traces are sent, if they are.
     pub(super) traces: Option<Traces>,
+    /// Why executed plugins have no control group, if they were to have one.
+    pub(super) no_group: Option<Condition>,
 }
 
 /// The state that requests are answered from.
@@ -107,7 +109,8 @@ pub(super) struct Agent {
     pub(super) kubelet: PodResources,
     server: Option<Arc<Http>>,
     pub(super) metrics: Arc<Metrics>,
-    traces: Option<Traces>,
+    pub(super) traces: Option<Traces>,
+    no_group: Option<Condition>,
     pub(super) turns: Arc<Turns>,
     pub(super) traffic: Arc<Traffic>,
     /// Allows one GC at a time.
@@ -149,6 +152,7 @@ impl Agent {
             server: outside.http,
             metrics: outside.metrics,
             traces: outside.traces,
+            no_group: outside.no_group,
             turns: Arc::default(),
             traffic: Traffic::new(parallel_adds),
             collections: Semaphore::new(1),
@@ -395,6 +399,7 @@ impl Agent {
         troubles.extend(self.drift.conditions(|key| self.sandbox_name(key)));
         troubles.extend(self.collector.troubles());
         troubles.extend(self.server.as_ref().and_then(|server| server.condition()));
+        troubles.extend(self.no_group.clone());
         let left_over = self.left_over.load(Ordering::Relaxed);
         troubles.extend((left_over > 0).then(|| Condition {
             object: "earlier agents".to_owned(),
@@ -490,7 +495,6 @@ impl Agent {
                 let (container_id, ifname) = (request.container_id.clone(), request.ifname.clone());
                 let key = JournalKey { container_id, ifname };
                 let sandbox = self.engine.registry().with_dynamic(&key);
-                self.metrics.detaching(self, &sandbox);
                 let made = Made::of(&sandbox);
                 let pod = self.engine.del(request)?;
                 crate::crash_point!("del", "status");

@@ -249,11 +249,20 @@ async fn bring_up_to_date(agent: &Arc<Agent>, sandbox: &JournalKey, pod: &Pod) -
                 continue;
             }
             Change::Detach(ifname) => {
-                agent.detach(DetachCall { sandbox: name, ifname, must_be_attached: false }).await
+                agent
+                    .detach(DetachCall { sandbox: name, ifname, must_be_attached: false, traceparent: None })
+                    .await
             }
             Change::Attach(selection) => match serde_json::to_value(&*selection) {
                 Ok(selection) => {
-                    agent.attach(AttachCall { sandbox: name, selection, by: BY_ANNOTATION.to_owned() }).await
+                    agent
+                        .attach(AttachCall {
+                            sandbox: name,
+                            selection,
+                            by: BY_ANNOTATION.to_owned(),
+                            traceparent: None,
+                        })
+                        .await
                 }
                 Err(error) => Response::Refused(error.to_string()),
             },

@@ -57,6 +57,7 @@ mod operation;
 mod owned;
 mod pace;
 mod packet_log;
+mod plugin_group;
 mod plugin_root;
 mod policy_settings;
 mod pools;

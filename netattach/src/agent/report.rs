@@ -172,7 +172,7 @@ impl Reporter {
     ///
     /// # Errors
     /// The map cannot be read.
-    pub(super) fn counted(&self, id: u32) -> Result<bpf::Stats, EnforceError> {
+    fn counted(&self, id: u32) -> Result<bpf::Stats, EnforceError> {
         self.enforcer.stats(id)
     }
 

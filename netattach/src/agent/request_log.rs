@@ -135,6 +135,25 @@ pub(super) struct AskedLive {
 }
 
 impl AskedLive {
+    /// What the request is about, as traces have it; `container` is known if the sandbox was found.
+    pub(super) fn attributes(&self, container: Option<&str>) -> Vec<(&'static str, String)> {
+        let Self { sandbox, what, .. } = self;
+        let mut all = match sandbox {
+            SandboxName::Pod(ObjectName { namespace, name, .. }) => {
+                vec![("k8s.namespace.name", namespace.to_string()), ("k8s.pod.name", name.to_string())]
+            }
+            SandboxName::Container(_) => Vec::new(),
+        };
+        let named = match sandbox {
+            SandboxName::Container(id) => Some(id.as_str()),
+            SandboxName::Pod(_) => None,
+        };
+        all.extend(container.or(named).map(|id| ("container.id", id.to_owned())));
+        let key = if self.verb == "detach" { "network.interface.name" } else { "netattach.selection" };
+        all.push((key, what.clone()));
+        all
+    }
+
     /// Logs the outcome; `container` is known if the sandbox was found.
     pub(super) fn answered(
         &self,

@@ -23,12 +23,13 @@ use super::kernel_settings::{self, Unwritable};
 use super::left_over::LeftOver;
 use super::live;
 use super::log::{self, LogError};
-use super::metrics::Metrics;
+use super::metrics::{LastCounts, Metrics};
 use super::missed::{Repair, Repairs};
 use super::node_check;
 use super::node_network::{self, NodeNetwork};
 use super::owned::{self, Owned, OwnedError};
 use super::packet_log;
+use super::plugin_group;
 use super::plugin_root::{self, UnfitRoot};
 use super::privileges::{self, Unprivileged};
 use super::reload::Reload;
@@ -45,7 +46,7 @@ use crate::attach::{
     Recovery, network_status,
 };
 use crate::bpf::{self, BpfError, Dataplane};
-use crate::delegate::{self, Delegate, Orphan, ResultCache, end_orphans};
+use crate::delegate::{self, Delegate, Orphan, PluginGroup, ResultCache, end_orphans};
 use crate::descriptors;
 use crate::enforce::Enforce;
 use crate::enforce::enforcer::Enforcer;
@@ -63,6 +64,7 @@ use crate::netns::NetnsError;
 use crate::observe::{Event, Observer};
 use crate::plan::resolve::Options;
 use crate::publish::{Publish, PublishError, StatusFiles};
+use crate::rpc::message::Condition;
 use crate::rpc::pending::{self, Pending, PendingError};
 use crate::rpc::server::{Limits, ListenError, Listener, serve};
 use crate::source::files::FilesError;
@@ -272,6 +274,7 @@ async fn serve_until(
         owner,
         pins: _pins,
         metrics,
+        no_group,
     } = started?;
     signals.reloads(Reload::new(arguments, Arc::clone(&settings), Arc::clone(&source)));
     let conf = conf.map(ConfKeeper::new);
@@ -339,6 +342,7 @@ async fn serve_until(
         http: server.clone(),
         metrics: Arc::clone(&metrics),
         traces,
+        no_group,
     };
     let (of_engine, of_health) = (Arc::clone(&engine), Arc::clone(&health));
     let agent = Agent::new(of_engine, intents, statuses, reporter, of_health, outside, parallel_adds);
@@ -454,6 +458,8 @@ struct Started {
     /// The lock of the pins.
     pins: Option<Owned>,
     metrics: Arc<Metrics>,
+    /// Why executed plugins have no control group, if they were to have one.
+    no_group: Option<Condition>,
 }
 
 /// Starts all parts. Waits only for the kernel and the disk.
@@ -468,7 +474,8 @@ fn start(settings: &Settings) -> Result<Started, AgentError> {
     }
     let journal = Store::open(settings.state_dir.join("journal"))?;
     let owner = owner(settings);
-    let engine = engine(settings, journal, owner.clone(), &enforcer, &metrics)?;
+    let (group, no_group) = plugin_group::prepare(settings);
+    let engine = engine(settings, journal, owner.clone(), &enforcer, &metrics, group)?;
     let intents = Arc::new(intents(settings, &source)?);
     // End orphaned plugins before undoing what they may still be making, and before any container is given what they
     // may still be undoing.
@@ -501,6 +508,7 @@ fn start(settings: &Settings) -> Result<Started, AgentError> {
         owner,
         pins,
         metrics,
+        no_group,
     })
 }
 
@@ -586,6 +594,7 @@ fn engine(
     owner: String,
     enforcer: &Arc<Enforcer>,
     metrics: &Arc<Metrics>,
+    group: Option<Arc<PluginGroup>>,
 ) -> Result<Arc<Engine>, AgentError> {
     let node = Node {
         leases: ipam::Leases::default(),
@@ -596,11 +605,13 @@ fn engine(
             owner,
             root: settings.delegation.plugin_root().map(Path::to_path_buf),
             watcher: Some(Arc::clone(metrics) as Arc<dyn delegate::Watcher>),
+            group,
         },
         cache: ResultCache::new(&settings.delegation.cache_dir),
         bridges: Bridges::default(),
         occupied: Occupied::default(),
         enforcer: Some(Arc::clone(enforcer) as Arc<dyn Enforce>),
+        departures: Some(Arc::new(LastCounts::of(Arc::clone(metrics), Arc::clone(enforcer)))),
     };
     let inheritance = Inheritance::new(&settings.multus_state_dir);
     let options = Options {

@@ -77,8 +77,9 @@ use std::sync::Arc;
 use crate::delegate;
 use crate::enforce::Enforce;
 use crate::ipam;
-use crate::journal::{JournalError, Record};
+use crate::journal::{JournalError, JournalKey, Record};
 use crate::nat::Nat;
+use crate::plan::AttachmentPlan;
 use crate::step::{Output, Outputs, StepRef};
 
 /// The node's state that all attachments and operations share.
@@ -98,6 +99,15 @@ pub struct Node {
     pub nat: Option<Nat>,
     /// The dataplane; absent in the plain CNI executables.
     pub enforcer: Option<Arc<dyn Enforce>>,
+    /// Who is told of attachments that end.
+    pub departures: Option<Arc<dyn Departures>>,
+}
+
+/// Somebody who is told of an attachment whose link is gone, before the dataplane forgets it with what it has counted:
+/// whoever asked for its end.
+pub trait Departures: std::fmt::Debug + Send + Sync {
+    /// The attachment of that number in the record ends; it is `id` in the dataplane.
+    fn ends(&self, record: &JournalKey, number: u16, of: &AttachmentPlan, id: u32);
 }
 
 /// The progress of a plan.

@@ -102,12 +102,14 @@ pub(crate) fn engine(directory: &Path, journal: Store, maps: &Arc<Maps>) -> Engi
             owner: String::new(),
             root: None,
             watcher: None,
+            group: None,
         },
         cache: ResultCache::new(directory.join("cache")),
         nat: None,
         enforcer: Some(Arc::clone(maps) as Arc<dyn Enforce>),
         bridges: super::Bridges::default(),
         occupied: Occupied::default(),
+        departures: None,
     };
     let options = Options {
         exec: Vec::new(),

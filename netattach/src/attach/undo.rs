@@ -3,11 +3,12 @@
 use super::plugin_del::PluginDel;
 use super::{AttachError, Doing, Node, Progress, StepError, device_info, routing};
 use crate::ipam::{Lessee, Owner};
+use crate::journal::JournalKey;
 use crate::nat::Key;
 use crate::netlink::{Handle, LinkState};
 use crate::netns::Netns;
 use crate::plan::undo::{Inverse, Stage, inverse};
-use crate::plan::{AttachmentPlan, Plan, result_cache};
+use crate::plan::{AttachmentPlan, Plan, Sandbox, result_cache};
 use crate::step::StepRef;
 use crate::waits::{self, Resource};
 
@@ -44,7 +45,7 @@ pub fn undo(
     crate::crash_point!("undo", "leases");
     for begun in of(Stage::Holdings) {
         crate::crash_point!("release", begun.at);
-        let released = begun.release(node, netns);
+        let released = begun.release(node, plan, netns);
         errors.extend(released.map_err(|source| begun.failed("release its resources", source)).err());
     }
     if errors.is_empty() {
@@ -89,7 +90,7 @@ impl Begun<'_> {
     }
 
     /// Releases the resources that are free only once the sandbox's links are gone.
-    fn release(&self, node: &Node, netns: Option<&Netns>) -> Result<(), StepError> {
+    fn release(&self, node: &Node, plan: &Plan, netns: Option<&Netns>) -> Result<(), StepError> {
         match &self.inverse {
             Inverse::Release { config, owner } => {
                 let lessee = Lessee { owner, netns };
@@ -103,6 +104,11 @@ impl Begun<'_> {
             }
             Inverse::Unprotect { id } => {
                 if let Some(enforcer) = &node.enforcer {
+                    if let Some(departures) = &node.departures {
+                        let Sandbox { container_id, ifname, .. } = plan.sandbox.clone();
+                        let record = JournalKey { container_id, ifname };
+                        departures.ends(&record, self.at.0, self.attachment, *id);
+                    }
                     enforcer.detach(*id)?;
                 }
             }

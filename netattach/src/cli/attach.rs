@@ -14,6 +14,7 @@ use super::{Answer, CliError, ask, name_cells, or_dash, other};
 use crate::cni::{CniResult, Version};
 use crate::objects::ObjectName;
 use crate::rpc::message::{AttachCall, DetachCall, Dynamic, Request, Response, SandboxName};
+use crate::rpc::shim::TRACE_VARIABLE;
 
 /// Which live sandbox.
 #[derive(Debug, Args)]
@@ -128,7 +129,12 @@ impl Attach {
 
     fn request(&self, sandbox: SandboxName) -> Result<Request, WordsError> {
         let selection = Value::Object(self.selection()?);
-        Ok(Request::Attach(AttachCall { sandbox, selection, by: self.by.clone() }))
+        Ok(Request::Attach(AttachCall {
+            sandbox,
+            selection,
+            by: self.by.clone(),
+            traceparent: traceparent(),
+        }))
     }
 
     /// The selection element, as in the pod's annotation; the agent validates it.
@@ -174,7 +180,12 @@ impl Detach {
     }
 
     fn request(&self, sandbox: SandboxName) -> Request {
-        Request::Detach(DetachCall { sandbox, ifname: self.ifname.clone(), must_be_attached: true })
+        Request::Detach(DetachCall {
+            sandbox,
+            ifname: self.ifname.clone(),
+            must_be_attached: true,
+            traceparent: traceparent(),
+        })
     }
 
     fn confirm(&self) -> String {
@@ -200,6 +211,11 @@ fn render(attached: &Dynamic) -> String {
     ];
     let columns = ["POD", "CONTAINER", "NETWORK", "INTERFACE", "MAC", "ADDRESSES"];
     table::render(columns.map(|title| (title, Left)), &[row])
+}
+
+/// The trace that this command is part of, if its caller says so.
+fn traceparent() -> Option<String> {
+    std::env::var(TRACE_VARIABLE).ok()
 }
 
 #[cfg(test)]
@@ -231,7 +247,12 @@ mod tests {
         let pod = SandboxName::Pod("shop/cart".parse().unwrap());
         let container = SandboxName::Container("c1".into());
         let attach = |sandbox: &SandboxName, selection: Value, by: &str| {
-            Ok(Request::Attach(AttachCall { sandbox: sandbox.clone(), selection, by: by.into() }))
+            Ok(Request::Attach(AttachCall {
+                sandbox: sandbox.clone(),
+                selection,
+                by: by.into(),
+                traceparent: None,
+            }))
         };
         assert_eq!(
             request(&["attach", "shop/cart", "lan"]),
@@ -266,12 +287,18 @@ mod tests {
             Ok(Request::Detach(DetachCall {
                 sandbox: container,
                 ifname: "lan0".into(),
-                must_be_attached: true
+                must_be_attached: true,
+                traceparent: None
             }))
         );
         assert_eq!(
             request(&["detach", "shop/cart", "net1"]),
-            Ok(Request::Detach(DetachCall { sandbox: pod, ifname: "net1".into(), must_be_attached: true }))
+            Ok(Request::Detach(DetachCall {
+                sandbox: pod,
+                ifname: "net1".into(),
+                must_be_attached: true,
+                traceparent: None
+            }))
         );
     }
 

@@ -3,19 +3,24 @@
 //! A single thread feeds stdin, reads stdout and stderr and watches for the exit through a pidfd. The call ends with
 //! the exit of the child, not with the end of its output: a grandchild may hold the pipes for ever.
 
+use std::collections::BTreeMap;
 use std::ffi::{CString, OsString};
+use std::fs::File;
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+use rustix::process::{PidfdFlags, Signal, kill_process_group, pidfd_open};
+
+use super::group::PluginGroup;
+use super::spawn::{self, Process, Started};
 
 /// Maximum size of a plugin's stdout, in bytes.
 pub const STDOUT_LIMIT: usize = crate::budget::RESULT.most;
@@ -45,6 +50,8 @@ pub(super) struct Invocation<'a> {
     pub(super) env: Vec<(&'static str, OsString)>,
     pub(super) stdin: &'a [u8],
     pub(super) timeout: Duration,
+    /// The control group to start it in; without one that of this process.
+    pub(super) group: Option<&'a PluginGroup>,
 }
 
 /// The exit status and output of a child that ended.
@@ -70,13 +77,13 @@ pub(super) enum ChildError {
 /// Runs the program to its end.
 pub(super) fn run(invocation: &Invocation<'_>) -> Result<Output, ChildError> {
     let deadline = Instant::now() + invocation.timeout;
-    let mut child = spawn(invocation, deadline)?;
+    let Started { mut process, stdin, stdout, stderr } = spawn(invocation, deadline)?;
     crate::crash_point!("plugin", "started");
-    let conversation = Conversation::begin(&mut child, invocation.stdin)
+    let conversation = Conversation::begin(&process, (stdin, stdout, stderr), invocation.stdin)
         .map_err(ChildError::Pipe)
         .and_then(|conversation| conversation.hold(deadline));
     match conversation {
-        Ok(ended) => match child.wait() {
+        Ok(ended) => match process.wait() {
             Ok(status) => Ok(Output {
                 status,
                 stdout: ended.stdout,
@@ -86,37 +93,21 @@ pub(super) fn run(invocation: &Invocation<'_>) -> Result<Output, ChildError> {
             Err(error) => Err(ChildError::Pipe(error)),
         },
         Err(error) => {
-            kill(child);
+            kill(process);
             Err(error)
         }
     }
 }
 
-fn spawn(invocation: &Invocation<'_>, deadline: Instant) -> Result<Child, ChildError> {
-    let mut command = Command::new(invocation.program);
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    // A group of its own, so that the plugin's child processes are killed with it on a timeout.
-    command.process_group(0);
-    if std::env::var_os("PATH").is_none_or(|path| path.is_empty()) {
-        command.env("PATH", DEFAULT_PATH);
-    }
-    for (name, value) in &invocation.env {
-        if *name == "CNI_NETNS_OVERRIDE" && value.is_empty() {
-            command.env_remove(name);
-        } else {
-            command.env(name, value);
-        }
-    }
-    if let Some(root) = invocation.root {
-        enter_root(&mut command, root).map_err(ChildError::Spawn)?;
-    }
+fn spawn(invocation: &Invocation<'_>, deadline: Instant) -> Result<Started, ChildError> {
+    let environment = environment(invocation);
     let started = Instant::now();
     let give_up = deadline.min(started + BUSY_LIMIT);
     let mut pause = Duration::from_millis(5);
     loop {
-        match command.spawn() {
+        match start(invocation, environment.clone()) {
             Ok(child) => {
-                crate::descriptors::lower_for(Pid::from_child(&child));
+                crate::descriptors::lower_for(child.process.id());
                 return Ok(child);
             }
             // An installer is writing the file, or another thread of ours is between fork and exec while
@@ -131,6 +122,37 @@ fn spawn(invocation: &Invocation<'_>, deadline: Instant) -> Result<Child, ChildE
             Err(error) => return Err(ChildError::Spawn(error)),
         }
     }
+}
+
+/// Starts the program in a process group of its own, so that its child processes are killed with it on a timeout.
+fn start(invocation: &Invocation<'_>, environment: Vec<(OsString, OsString)>) -> io::Result<Started> {
+    if let Some(group) = invocation.group {
+        return spawn::in_group(group.descriptor(), invocation.program, invocation.root, environment);
+    }
+    let mut command = Command::new(invocation.program);
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.process_group(0).env_clear().envs(environment);
+    if let Some(root) = invocation.root {
+        enter_root(&mut command, root)?;
+    }
+    spawn::adopted(command.spawn()?)
+}
+
+/// The environment of this process with the variables of the call set over it.
+fn environment(invocation: &Invocation<'_>) -> Vec<(OsString, OsString)> {
+    let mut all: BTreeMap<OsString, OsString> = std::env::vars_os().collect();
+    let path = all.entry("PATH".into()).or_default();
+    if path.is_empty() {
+        *path = DEFAULT_PATH.into();
+    }
+    for (name, value) in &invocation.env {
+        if *name == "CNI_NETNS_OVERRIDE" && value.is_empty() {
+            all.remove(std::ffi::OsStr::new(name));
+        } else {
+            all.insert(name.into(), value.clone());
+        }
+    }
+    all.into_iter().collect()
 }
 
 /// Has the child begin in another root directory, in which its program is looked for.
@@ -148,10 +170,10 @@ fn enter_root(command: &mut Command, root: &Path) -> io::Result<()> {
 /// The pipes of a running child and the data read and written so far.
 struct Conversation<'a> {
     exit: Option<OwnedFd>,
-    stdin: Option<ChildStdin>,
+    stdin: Option<File>,
     unsent: &'a [u8],
-    stdout: Option<ChildStdout>,
-    stderr: Option<ChildStderr>,
+    stdout: Option<File>,
+    stderr: Option<File>,
     heard: Heard,
 }
 
@@ -163,14 +185,15 @@ struct Heard {
 }
 
 impl<'a> Conversation<'a> {
-    fn begin(child: &mut Child, stdin: &'a [u8]) -> io::Result<Self> {
-        let exit = pidfd_open(Pid::from_child(child), PidfdFlags::empty())?;
+    fn begin(child: &Process, streams: (File, File, File), unsent: &'a [u8]) -> io::Result<Self> {
+        let exit = pidfd_open(child.id(), PidfdFlags::empty())?;
+        let (stdin, stdout, stderr) = streams;
         let mut conversation = Self {
             exit: Some(exit),
-            stdin: child.stdin.take(),
-            unsent: stdin,
-            stdout: child.stdout.take(),
-            stderr: child.stderr.take(),
+            stdin: Some(stdin),
+            unsent,
+            stdout: Some(stdout),
+            stderr: Some(stderr),
             heard: Heard::default(),
         };
         let fds = [
@@ -328,10 +351,10 @@ fn drain(
 }
 
 /// Kills the child's process group and reaps the child.
-fn kill(mut child: Child) {
+fn kill(mut child: Process) {
     // Not reaped yet, so the number still identifies this group. The group may be gone already; then there is nothing
     // to kill.
-    let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
+    let _ = kill_process_group(child.id(), Signal::KILL);
     let give_up = Instant::now() + KILL_WAIT;
     let mut pause = Duration::from_millis(1);
     while Instant::now() < give_up {
@@ -341,7 +364,10 @@ fn kill(mut child: Child) {
         }
         pause = (pause * 2).min(Duration::from_millis(50));
     }
-    tracing::warn!(pid = child.id(), "killed plugin has not ended; it hangs in the kernel");
+    tracing::warn!(
+        pid = child.id().as_raw_nonzero().get(),
+        "killed plugin has not ended; it hangs in the kernel"
+    );
     // Reaped as soon as the kernel lets it exit. If no thread can be started it stays a zombie.
     let _ = thread::Builder::new().name("plugin-reaper".into()).spawn(move || child.wait());
 }
@@ -404,7 +430,14 @@ mod tests {
             std::fs::write(&program, format!("#!/bin/sh\nexec head -c {bytes} /dev/zero\n")).unwrap();
             std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
             let timeout = Duration::from_secs(60);
-            run(&Invocation { program: &program, root: None, env: Vec::new(), stdin: b"", timeout })
+            run(&Invocation {
+                program: &program,
+                root: None,
+                env: Vec::new(),
+                stdin: b"",
+                timeout,
+                group: None,
+            })
         };
         let most = printed(STDOUT_LIMIT).unwrap();
         assert!(most.status.success());

@@ -100,6 +100,22 @@ pub enum DelegateError {
         /// The end of its stderr.
         stderr: String,
     },
+    /// The kernel killed the plugin: all plugins together had taken more memory than they may.
+    #[error(
+        "plugin {plugin:?} ({command}) was killed by the kernel: plugins took more than {} MiB of memory together; see \
+         delegation.memoryLimitMiB",
+        limit >> 20
+    )]
+    OutOfMemory {
+        /// The `type`.
+        plugin: String,
+        /// The verb.
+        command: Command,
+        /// The limit, in bytes.
+        limit: u64,
+        /// The end of its stderr.
+        stderr: String,
+    },
     /// The plugin exceeded the size limit of stdout; it was killed.
     #[error("plugin {plugin:?} ({command}) wrote more than {STDOUT_LIMIT} bytes to stdout and was killed")]
     TooMuchOutput {
@@ -231,6 +247,7 @@ impl DelegateError {
     pub fn stderr(&self) -> &str {
         match self {
             Self::TimedOut { stderr, .. }
+            | Self::OutOfMemory { stderr, .. }
             | Self::TooMuchOutput { stderr, .. }
             | Self::Reported { stderr, .. }
             | Self::Silent { stderr, .. }
@@ -249,7 +266,7 @@ impl DelegateError {
             Self::NoType | Self::InvalidType { .. } | Self::NoSearchPath { .. } | Self::NotFound { .. } => {
                 code::INVALID_CONFIG
             }
-            Self::Busy { .. } | Self::TimedOut { .. } => code::TRY_AGAIN_LATER,
+            Self::Busy { .. } | Self::TimedOut { .. } | Self::OutOfMemory { .. } => code::TRY_AGAIN_LATER,
             Self::Spawn { .. } | Self::NoLoader { .. } | Self::Pipe { .. } => code::IO_FAILURE,
             Self::TooMuchOutput { .. }
             | Self::Garbage { .. }

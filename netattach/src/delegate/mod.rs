@@ -4,18 +4,22 @@
 //! pipes. Time and memory of a call are bounded in every case, and every failure is a [`DelegateError`] with the
 //! plugin, the problem and the plugin's stderr.
 //!
-//! `find` finds an executable, `probe` queries its versions, `child` runs it within its limits, `cache` keeps libcni's
-//! cache files, `orphans` ends plugins of an agent that died, `error` defines the errors.
+//! `find` finds an executable, `probe` queries its versions, `child` runs it within its limits, `spawn` starts it in a
+//! control `group` of the plugins, `cache` keeps libcni's cache files, `orphans` ends plugins of an agent that died, `error`
+//! defines the errors.
 
 mod cache;
 mod child;
 mod error;
 mod find;
+mod group;
 mod orphans;
 mod probe;
+mod spawn;
 
 use std::ffi::OsString;
 use std::fmt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,6 +27,7 @@ use std::time::{Duration, Instant};
 pub use cache::{CacheError, Cached, DEFAULT_DIRECTORY, Listing, ResultCache};
 pub use child::{STDERR_LIMIT, STDOUT_LIMIT};
 pub use error::{DelegateError, VersionReplyError};
+pub use group::{NoGroup, PluginGroup};
 pub use orphans::{Orphan, end_orphans};
 pub use probe::{UnfitPlugin, UnfitPlugins};
 
@@ -53,6 +58,8 @@ pub struct Delegate {
     pub root: Option<PathBuf>,
     /// Is told of every call.
     pub watcher: Option<Arc<dyn Watcher>>,
+    /// The control group that plugins are started in; without one they are in that of this process.
+    pub group: Option<Arc<PluginGroup>>,
 }
 
 /// One call of a plugin.
@@ -115,7 +122,9 @@ impl Delegate {
             env: self.environment(call),
             stdin: call.stdin,
             timeout: self.timeout,
+            group: self.group.as_deref(),
         };
+        let ended_before = self.group.as_ref().map(|group| group.ended_for_memory());
         let started = Instant::now();
         let outcome = child::run(&invocation);
         let (plugin, command) = (call.plugin_type, call.command.as_str());
@@ -128,6 +137,13 @@ impl Delegate {
         let output =
             outcome.map_err(|error| DelegateError::from_child(call, &program, self.timeout, error))?;
         tracing::debug!(plugin, command, elapsed_ms, status = %output.status, "plugin ended");
+        if output.status.signal() == Some(rustix::process::Signal::KILL.as_raw())
+            && let Some((group, before)) = self.group.as_ref().zip(ended_before)
+            && group.ended_for_memory() > before
+        {
+            let (plugin, command, limit) = (plugin.to_owned(), call.command, group.limit());
+            return Err(DelegateError::OutOfMemory { plugin, command, limit, stderr: output.stderr });
+        }
         if output.held_open {
             tracing::warn!(plugin, command, "plugin left a process behind that holds its output open");
         }

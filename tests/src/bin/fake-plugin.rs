@@ -11,6 +11,8 @@
 //! | `stderr` | this text goes to stderr |
 //! | `holdMs` | a child keeps stdout and stderr open that long; its pid is recorded as `{"held": pid}` |
 //! | `sleepMs` | sleeps |
+//! | `tellGroup` | `true`: its control groups are recorded as `{"group": text of /proc/self/cgroup}` |
+//! | `eatMiB` | takes that much memory, in MiB |
 //! | `floodStdout`, `floodStderr` | writes that many bytes |
 //! | `deviceInfo` | ADD writes this to the file of device information whose path `runtimeConfig` has |
 //! | `link` | ADD makes a link of that kind, up, in the container under the interface's name; DEL deletes it |
@@ -46,6 +48,9 @@ struct Script {
     stderr: String,
     hold_ms: u64,
     sleep_ms: u64,
+    tell_group: bool,
+    #[serde(rename = "eatMiB")]
+    eat_mib: usize,
     flood_stdout: usize,
     flood_stderr: usize,
     device_info: Option<Value>,
@@ -68,6 +73,8 @@ impl Default for Script {
             stderr: String::new(),
             hold_ms: 0,
             sleep_ms: 0,
+            tell_group: false,
+            eat_mib: 0,
             flood_stdout: 0,
             flood_stderr: 0,
             device_info: None,
@@ -129,6 +136,12 @@ fn run() -> Result<u8> {
         append(&record, &json!({"held": child.id()}))?;
     }
     std::thread::sleep(Duration::from_millis(script.sleep_ms));
+    if script.tell_group {
+        append(&record, &json!({"group": fs::read_to_string("/proc/self/cgroup")?}))?;
+    }
+    // Every page is written, so that it is there.
+    let eaten = vec![1_u8; script.eat_mib << 20];
+    std::hint::black_box(&eaten);
     flood(&mut io::stdout().lock(), script.flood_stdout)?;
     flood(&mut io::stderr().lock(), script.flood_stderr)?;
     if let (Some(info), "ADD", Some(path)) =

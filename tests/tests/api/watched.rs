@@ -11,7 +11,7 @@ use std::time::Duration;
 use netattach_tests::api_server::{Fault, Options, Verb, When};
 use netattach_tests::manifest::{self, NAMESPACE};
 use netattach_tests::node::executable;
-use netattach_tests::traffic::{PATIENCE, SILENCE, connects, eventually, stretched};
+use netattach_tests::traffic::{PATIENCE, SILENCE, connects, eventually, ping, stretched};
 use netattach_tests::{Namespace, Node, Pod, tools};
 use serde_json::{Value, json};
 
@@ -143,6 +143,28 @@ fn probes_and_metrics_say_what_is_there() {
         answer.1
     );
     assert_eq!(get(at, AGENT, "/livez").0, 200);
+}
+
+/// Whoever asks for its end: here GC of a runtime that does not know the container any more.
+#[test]
+fn what_an_attachment_counted_since_the_last_scrape_outlives_it_when_gc_detaches_it() {
+    let (mut node, pod) = node(&[]);
+    node.start().unwrap();
+    await_served(&node);
+    node.add(&pod).success();
+    let sent = || -> f64 {
+        let (_, text) = get(&node.namespace, AGENT, "/metrics");
+        let line = "netattach_packets_total{network=\"kube-system/default\",direction=\"sent\"} ";
+        text.lines().find_map(|it| it.strip_prefix(line)?.parse().ok()).unwrap_or_default()
+    };
+    let before = sent();
+    for _ in 0..3 {
+        assert!(ping(&pod.namespace, "10.50.0.1".parse().unwrap(), PATIENCE).unwrap());
+    }
+    node.gc("pods", Some(&[])).success();
+    let after = sent();
+    assert!(after >= before + 3.0, "{before}, {after}");
+    assert_eq!(node.ctl(&["attachments"]).unwrap(), json!([]));
 }
 
 #[test]
@@ -295,10 +317,18 @@ fn a_request_continues_the_trace_of_its_caller() {
     node.call("ADD", &pod).with("TRACEPARENT", &format!("00-{trace}-{parent}-01")).run().success();
     // One that its caller does not sample, and one that nobody has begun.
     node.call("CHECK", &pod).with("TRACEPARENT", &format!("00-{trace}-{parent}-00")).run();
+    let continued = |words: &[&str]| {
+        let mut command = Command::new(executable("netattachctl").unwrap());
+        command.arg("--socket").arg(node.socket()).args(words);
+        command.env("TRACEPARENT", format!("00-{trace}-{parent}-01"));
+        assert!(command.output().unwrap().status.success(), "{words:?}");
+    };
+    continued(&["attach", "shop/a", "storage"]);
+    continued(&["detach", "shop/a", "net2"]);
     node.call("DEL", &pod).with("TRACEPARENT", "nonsense").run().success();
     let mut spans = Vec::new();
     let is_root = |span: &&Value| span["kind"] == 2;
-    while spans.iter().filter(is_root).count() < 2 {
+    while spans.iter().filter(is_root).count() < 4 {
         let body = bodies.recv_timeout(stretched(PATIENCE)).unwrap();
         spans.extend(
             body["resourceSpans"][0]["scopeSpans"][0]["spans"]
@@ -309,7 +339,22 @@ fn a_request_continues_the_trace_of_its_caller() {
     }
     let roots: Vec<&Value> = spans.iter().filter(is_root).collect();
     let named: Vec<&str> = roots.iter().map(|span| span["name"].as_str().unwrap()).collect();
-    assert_eq!(named, ["ADD", "DEL"], "{spans:#?}");
+    assert_eq!(named, ["ADD", "attach", "detach", "DEL"], "{spans:#?}");
+    for live in &roots[1..3] {
+        assert_eq!((&live["traceId"], &live["parentSpanId"]), (&json!(trace), &json!(parent)), "{live:#}");
+        let own = |span: &&Value| span["parentSpanId"] == live["spanId"];
+        assert!(spans.iter().filter(own).any(|span| span["name"] == "journal"), "{spans:#?}");
+    }
+    let told = |key: &str, text: &str| json!({"key": key, "value": {"stringValue": text}});
+    assert_eq!(
+        roots[2]["attributes"],
+        json!([
+            told("k8s.namespace.name", "shop"),
+            told("k8s.pod.name", "a"),
+            told("container.id", "c-a"),
+            told("network.interface.name", "net2")
+        ])
+    );
     assert_eq!((&roots[0]["traceId"], &roots[0]["parentSpanId"]), (&json!(trace), &json!(parent)));
     let value = |text: &str| json!({"stringValue": text});
     let pairs = [
@@ -321,8 +366,8 @@ fn a_request_continues_the_trace_of_its_caller() {
     let attributes: Vec<Value> =
         pairs.iter().map(|(key, text)| json!({"key": key, "value": value(text)})).collect();
     assert_eq!(roots[0]["attributes"], json!(attributes));
-    assert_ne!(roots[1]["traceId"], json!(trace));
-    assert_eq!(roots[1].get("parentSpanId"), None);
+    assert_ne!(roots[3]["traceId"], json!(trace));
+    assert_eq!(roots[3].get("parentSpanId"), None);
     let parts: Vec<&str> = spans
         .iter()
         .filter(|span| span["parentSpanId"] == roots[0]["spanId"] && span["traceId"] == trace)

@@ -45,7 +45,7 @@ fn node() -> Node {
 /// Detaches `net2` of `shop/a`, like a controller that repeats its request: an absent attachment counts as detached.
 fn detach_again(node: &Node) {
     let sandbox = SandboxName::Pod("shop/a".parse().unwrap());
-    let call = DetachCall { sandbox, ifname: "net2".into(), must_be_attached: false };
+    let call = DetachCall { sandbox, ifname: "net2".into(), must_be_attached: false, traceparent: None };
     let patience = Patience { connect: PATIENCE, answer: PATIENCE };
     let answer = client::call(&node.socket(), &Request::Detach(call), patience).unwrap();
     assert_eq!(answer, Response::Detached);

@@ -179,7 +179,10 @@ fn without_an_agent_the_doctor_still_answers() {
 #[test]
 fn two_sandboxes_of_the_test_reach_each_other_and_nothing_is_left_of_them() {
     let (node, [a, b]) = scene();
-    let (code, text) = asked(&node, &["test", "--network", "shop/storage", "-o", "json"]);
+    let settings = node.path("test.yaml").display().to_string();
+    std::fs::write(&settings, json!({"source": node.path("source")}).to_string()).unwrap();
+    let (code, text) =
+        asked(&node, &["test", "--network", "shop/storage", "--config", &settings, "-o", "json"]);
     let outcomes: Value = serde_json::from_str(&text).unwrap();
     let rows: Vec<[&str; 2]> = outcomes
         .as_array()
@@ -190,6 +193,27 @@ fn two_sandboxes_of_the_test_reach_each_other_and_nothing_is_left_of_them() {
     let storage = [["shop/storage", "IPv4 a to b"], ["shop/storage", "IPv4 b to a"]];
     assert!(storage.iter().all(|row| rows.contains(row)), "{outcomes:#}");
     assert!(outcomes.as_array().unwrap().iter().all(|it| it["passed"] == true) && code == 0, "{outcomes:#}");
+    let policies: Vec<&str> = rows
+        .iter()
+        .filter(|row| row[0] == "shop/storage")
+        .filter_map(|row| row[1].strip_prefix("policy: "))
+        .collect();
+    assert_eq!(
+        policies,
+        [
+            "ingress to b from nobody: a to b stopped",
+            "ingress to b from nobody: b to a let through",
+            "ingress to b from a: a to b let through",
+            "ingress to b from a: b to a let through",
+            "egress from b to nobody: a to b let through",
+            "egress from b to nobody: b to a stopped",
+        ]
+    );
+    let manifests = || -> Vec<String> {
+        let names = std::fs::read_dir(node.path("source")).unwrap().map(|entry| entry.unwrap().file_name());
+        names.map(|name| name.to_string_lossy().into_owned()).filter(|name| name.contains("test")).collect()
+    };
+    assert_eq!(manifests(), [""; 0]);
     let (_, left) = asked(&node, &["attachments", "-o", "name"]);
     assert_eq!(left, "shop/a/eth0\nshop/a/net1\nshop/b/eth0\nshop/b/net1\n");
     assert_eq!(asked(&node, &["test", "--network", "shop/nope"]).0, 3);

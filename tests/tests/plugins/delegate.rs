@@ -25,7 +25,14 @@ impl Rig {
     fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let search = vec![directory.path().to_owned()];
-        let delegate = Delegate { search, timeout: PATIENT, owner: String::new(), root: None, watcher: None };
+        let delegate = Delegate {
+            search,
+            timeout: PATIENT,
+            owner: String::new(),
+            root: None,
+            watcher: None,
+            group: None,
+        };
         Self { directory, delegate }
     }
 
@@ -69,7 +76,8 @@ impl Rig {
     }
 }
 
-fn call(command: Command) -> Call<'static> {
+/// A call of the plugin `fake`.
+pub(super) fn call(command: Command) -> Call<'static> {
     Call {
         command,
         plugin_type: "fake",

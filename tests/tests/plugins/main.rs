@@ -7,6 +7,7 @@
 //! | `netlink` | the links, addresses, routes and filters that they are made of |
 //! | `differential`, `host_local` | the built-in plugins beside the reference plugins, configuration by configuration |
 //! | `delegate`, `delegation`, `bad_plugins` | running other plugins: as processes, through the agent, when they misbehave |
+//! | `plugin_group` | the control group of executed plugins |
 //! | `devices` | the devices that the kubelet gave to a pod |
 //! | `multus`, `former_plugin` | pods that Multus attached; pods that the plugin attached that was there before |
 //! | `primaries` | the configurations of other primary networks as the default network |
@@ -23,5 +24,6 @@ mod host_local;
 mod multus;
 mod native;
 mod netlink;
+mod plugin_group;
 mod portmap;
 mod primaries;

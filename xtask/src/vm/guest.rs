@@ -22,8 +22,13 @@ pub(super) const VARIABLES: &str = "/tests/variables";
 pub(super) const ENDED: &str = "guest: all tests were run";
 
 /// What has to be mounted before anything else works.
-const MOUNTS: [(&str, &str); 4] =
-    [("proc", "/proc"), ("sysfs", "/sys"), ("devtmpfs", "/dev"), ("bpf", "/sys/fs/bpf")];
+const MOUNTS: [(&str, &str); 5] = [
+    ("proc", "/proc"),
+    ("sysfs", "/sys"),
+    ("devtmpfs", "/dev"),
+    ("bpf", "/sys/fs/bpf"),
+    ("cgroup2", "/sys/fs/cgroup"),
+];
 
 /// Runs as process 1. Does not return: a guest whose first process ends has crashed.
 ///

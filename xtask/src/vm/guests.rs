@@ -39,7 +39,7 @@ const OLDEST: Guest = Guest {
     programs: &[],
     variables: &[],
     tests: &[
-        ("plugins", &["netlink::"]),
+        ("plugins", &["netlink::", "plugin_group::"]),
         (
             "packets",
             &[

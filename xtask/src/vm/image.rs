@@ -34,7 +34,7 @@ pub(super) fn pack(
     progress: &Progress,
 ) -> anyhow::Result<Vec<u8>> {
     progress.note("compile");
-    let tests = test_executables(selection)?;
+    let (tests, scripted_plugin) = test_executables(selection)?;
     let mut archive = Archive::default();
     for directory in ["/proc", "/sys", "/dev", "/tmp", "/run", "/var/lib"] {
         archive.directory(directory)?;
@@ -59,6 +59,10 @@ pub(super) fn pack(
     }
     archive.file(guest::TESTS, list.as_bytes())?;
 
+    // Tests know it by the path that it has here, or beside the directory that they are in.
+    for path in [&*scripted_plugin.to_string_lossy(), "/fake-plugin"] {
+        with_libraries(&mut archive, &scripted_plugin, path)?;
+    }
     for executable in dist::names() {
         with_libraries(&mut archive, &executables.join(executable), &format!("{DIST}/{executable}"))?;
     }
@@ -92,8 +96,8 @@ fn variables(guest: &Guest) -> String {
     all.map(|(name, value)| format!("{name}={value}\n")).collect()
 }
 
-/// The test executables of the selection, built.
-fn test_executables(selection: &Selection) -> anyhow::Result<Vec<PathBuf>> {
+/// The test executables of the selection, and the plugin that follows a script, built.
+fn test_executables(selection: &Selection) -> anyhow::Result<(Vec<PathBuf>, PathBuf)> {
     let mut cargo = child::cargo();
     cargo.args(["test", "--package", "netattach-tests", "--no-run", "--message-format", "json"]);
     for (name, _) in selection {
@@ -102,13 +106,13 @@ fn test_executables(selection: &Selection) -> anyhow::Result<Vec<PathBuf>> {
     let output = child::stdout_of(&mut cargo).context("build the tests")?;
     let artifacts: Vec<Value> =
         String::from_utf8_lossy(&output).lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
-    let path_of = |name: &String| {
-        let built =
-            artifacts.iter().find(|it| it["target"]["name"] == **name && it["executable"].is_string());
+    let path_of = |name: &str| {
+        let built = artifacts.iter().find(|it| it["target"]["name"] == *name && it["executable"].is_string());
         let path = built.and_then(|it| it["executable"].as_str());
-        Ok(PathBuf::from(path.with_context(|| format!("cargo built no test {name}"))?))
+        path.map(PathBuf::from).with_context(|| format!("cargo built no {name}"))
     };
-    selection.iter().map(|(name, _)| path_of(name)).collect()
+    let tests = selection.iter().map(|(name, _)| path_of(name)).collect::<anyhow::Result<_>>()?;
+    Ok((tests, path_of("fake-plugin")?))
 }
 
 /// The first process, built as xtask itself was.

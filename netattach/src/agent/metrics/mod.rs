@@ -28,12 +28,15 @@ use self::family::{Durations, Numbers};
 use self::totals::Totals;
 use super::handler::Agent;
 use super::health::lock;
-use crate::attach::Attached;
+use crate::attach::Departures;
 use crate::cni::CniError;
 use crate::delegate;
+use crate::enforce::enforcer::Enforcer;
 use crate::enforce::policies::Change;
 use crate::error_chain::Chain;
+use crate::journal::JournalKey;
 use crate::kube::Watcher as ApiWatcher;
+use crate::plan::AttachmentPlan;
 use crate::timing::Times;
 
 /// What is counted.
@@ -94,11 +97,6 @@ impl Metrics {
         }
     }
 
-    /// Adds what the attachments of a sandbox have counted, before they are detached and it is lost.
-    pub(super) fn detaching(&self, agent: &Agent, sandbox: &[Arc<Attached>]) {
-        scrape::add_last(self, agent, sandbox);
-    }
-
     /// Everything in OpenMetrics' text format.
     ///
     /// # Errors
@@ -117,6 +115,30 @@ impl Metrics {
 
     fn kept(&self) -> [&Durations; 5] {
         [&self.operation, &self.stage, &self.plugin, &self.policy_change, &self.api]
+    }
+}
+
+/// Adds what attachments have counted when they end, before it is lost.
+#[derive(Debug)]
+pub(super) struct LastCounts {
+    metrics: Arc<Metrics>,
+    enforcer: Arc<Enforcer>,
+}
+
+impl LastCounts {
+    pub(super) fn of(metrics: Arc<Metrics>, enforcer: Arc<Enforcer>) -> Self {
+        Self { metrics, enforcer }
+    }
+}
+
+impl Departures for LastCounts {
+    fn ends(&self, record: &JournalKey, number: u16, of: &AttachmentPlan, id: u32) {
+        // Held over reading and adding, as by a scrape.
+        let mut totals = lock(&self.metrics.totals);
+        // A map that cannot be read keeps nobody from being detached.
+        if let Ok(stats) = self.enforcer.stats(id) {
+            totals.add_last((record.clone(), number), &of.network.to_string(), &stats);
+        }
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
@@ -16,18 +15,15 @@ use crate::agent::handler::Agent;
 use crate::agent::health::lock;
 use crate::agent::memory::Resident;
 use crate::agent::report::Measured;
-use crate::attach::Attached;
 use crate::bpf::Stats;
 use crate::descriptors;
 use crate::enforce::error::EnforceError;
 
-/// Detached sandboxes that are remembered until the next scrape.
-const MOST_GONE: usize = 1024;
 /// Characters of a container's id in labels: as many as tools show.
 const SHORT_ID: usize = 12;
 
 pub(super) fn gather(metrics: &Metrics, agent: &Agent, per_pod: bool) -> Result<Vec<Numbers>, EnforceError> {
-    // Held over reading and adding: what a DEL reads meanwhile must not be added before what was read earlier, which would
+    // Held over reading and adding: what an end of an attachment reads meanwhile must not be added before what was read earlier, which would
     // look like counters that began anew.
     let mut totals = lock(&metrics.totals);
     let measured = agent.reporter.measured(&agent.engine)?;
@@ -91,25 +87,6 @@ fn counted(totals: &mut Totals, agent: &Agent, measured: &[Measured]) -> Result<
     let there: BTreeSet<&Of> = measured.iter().map(|it| &it.of).chain([&nobody]).collect();
     totals.keep(|of| there.contains(of));
     Ok(totals.numbers())
-}
-
-/// Adds what the attachments of a sandbox have counted to the sums of their networks.
-pub(super) fn add_last(metrics: &Metrics, agent: &Agent, sandbox: &[Arc<Attached>]) {
-    let registry = agent.engine.registry();
-    let mut totals = lock(&metrics.totals);
-    for attached in sandbox {
-        for (number, plan) in attached.plan.attachments.iter().enumerate() {
-            // A map that cannot be read keeps nobody from being detached.
-            let Some(Ok(stats)) = plan.number().map(|id| agent.reporter.counted(id)) else { continue };
-            // Attachment numbers fit: see `Plan::steps`.
-            let of = (attached.key.clone(), number as u16);
-            totals.add(of, &plan.network.to_string(), &stats);
-        }
-    }
-    // Where nobody scrapes, nothing else forgets them.
-    if totals.remembered() > 2 * registry.len() + MOST_GONE {
-        totals.keep(|(key, _)| registry.get(key).is_some());
-    }
 }
 
 /// Stands for devices without an attachment: no record has this name.

@@ -1,7 +1,7 @@
 //! What the programs counted, by network, so that it only grows: the counters of an attachment end with it.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 
 use super::catalogue;
 use super::family::{Numbers, Values};
@@ -14,13 +14,25 @@ pub(super) type Of = (JournalKey, u16);
 /// Sums by network, and what each attachment had counted when it was added last.
 #[derive(Debug, Default)]
 pub(super) struct Totals {
-    last: BTreeMap<Of, Stats>,
+    last: BTreeMap<Of, Last>,
+    /// Attachments that have ended, the first of them first. They are kept for a moment: an end that failed is tried
+    /// again.
+    ended: VecDeque<Of>,
     /// Bounded: by the number of networks that this node used ([`MOST_NETWORKS`]).
     sums: BTreeMap<String, Sum>,
 }
 
 /// Most networks with sums of their own.
 const MOST_NETWORKS: usize = 1024;
+/// Most ended attachments that are remembered: where nobody scrapes, nothing else forgets them.
+const MOST_ENDED: usize = 1024;
+
+/// What an attachment had counted when it was added last, and whether it has ended.
+#[derive(Debug, Default, Clone, Copy)]
+struct Last {
+    counted: Stats,
+    ended: bool,
+}
 
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Sum {
@@ -34,7 +46,8 @@ struct Sum {
 impl Totals {
     /// Adds what an attachment has counted since the last time.
     pub(super) fn add(&mut self, of: Of, network: &str, now: &Stats) {
-        let last = self.last.insert(of, *now).filter(|last| !is_reset(last, now)).unwrap_or_default();
+        let before = self.last.insert(of, Last { counted: *now, ended: false });
+        let last = before.map(|last| last.counted).filter(|last| !is_reset(last, now)).unwrap_or_default();
         let is_known = self.sums.contains_key(network) || self.sums.len() < MOST_NETWORKS;
         let sum = self.sums.entry(if is_known { network } else { catalogue::OTHER }.to_owned()).or_default();
         let since = |now: u64, last: u64| now.saturating_sub(last);
@@ -52,14 +65,26 @@ impl Totals {
         }
     }
 
-    /// How many attachments are remembered.
-    pub(super) fn remembered(&self) -> usize {
-        self.last.len()
+    /// Adds what an attachment that ends has counted since the last time.
+    pub(super) fn add_last(&mut self, of: Of, network: &str, now: &Stats) {
+        self.add(of.clone(), network, now);
+        if let Some(last) = self.last.get_mut(&of) {
+            last.ended = true;
+        }
+        self.ended.push_back(of);
+        while self.ended.len() > MOST_ENDED {
+            let first = self.ended.pop_front();
+            // It may have been attached again.
+            if let Some(first) = first.filter(|of| self.last.get(of).is_some_and(|last| last.ended)) {
+                self.last.remove(&first);
+            }
+        }
     }
 
     /// Forgets attachments that are gone. Their share of the sums stays.
     pub(super) fn keep(&mut self, there: impl Fn(&Of) -> bool) {
         self.last.retain(|of, _| there(of));
+        self.ended.retain(|of| self.last.contains_key(of));
     }
 
     /// The sums as metrics.
@@ -134,6 +159,25 @@ mod tests {
         assert_eq!(received(&totals, "shop/lan"), (16, 1600));
         let reasons: u64 = totals.sums["shop/lan"].drops.values().sum();
         assert_eq!(reasons, 16);
+    }
+
+    #[test]
+    fn what_ended_is_counted_once_and_remembered_for_a_while_only() {
+        let mut totals = Totals::default();
+        totals.add(of("a"), "shop/lan", &counted(5));
+        totals.add_last(of("a"), "shop/lan", &counted(7));
+        // Its end has failed, and is tried again.
+        totals.add_last(of("a"), "shop/lan", &counted(8));
+        assert_eq!(received(&totals, "shop/lan"), (8, 800));
+        totals.add_last(of("b"), "shop/lan", &counted(1));
+        totals.add(of("b"), "shop/lan", &counted(2));
+        for number in 0..2 * MOST_ENDED {
+            totals.add_last(of(&number.to_string()), "shop/other", &counted(1));
+        }
+        assert_eq!((totals.ended.len(), totals.last.len()), (MOST_ENDED, MOST_ENDED + 1));
+        assert!(totals.last.contains_key(&of("b")), "it was attached again");
+        totals.keep(|_| false);
+        assert_eq!((totals.ended.len(), totals.last.len()), (0, 0));
     }
 
     #[test]

@@ -96,6 +96,7 @@ fn answer(name: &str, request: &Request, stderr: &mut impl Write) -> Result<Stri
             owner: String::new(),
             root: None,
             watcher: None,
+            group: None,
         },
         // The runtime's own cache directory.
         cache: ResultCache::new(delegate::DEFAULT_DIRECTORY),
@@ -103,6 +104,7 @@ fn answer(name: &str, request: &Request, stderr: &mut impl Write) -> Result<Stri
         occupied: Occupied::default(),
         nat: None,
         enforcer: None,
+        departures: None,
     };
     match (link::driver(name), Kind::named(name)) {
         (Some(driver), _) => interface::Interface { driver, request, node: &node }.answer(stderr),

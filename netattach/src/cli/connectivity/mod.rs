@@ -1,14 +1,17 @@
 //! `netattachctl test`: attaches two sandboxes of its own to networks as a runtime would, and sends traffic between them.
 //!
 //! The sandboxes are namespaces that only this process holds, so that nothing is left whichever way it ends: when it is
-//! killed they are gone, and the agent detaches sandboxes whose namespace is gone (`collectAfterSeconds`). They are no
-//! pods: no policy selects them, and a network that only some namespaces may use refuses them.
+//! killed they are gone, and the agent detaches sandboxes whose namespace is gone (`collectAfterSeconds`). Where the agent
+//! reads manifests they are pods for that time, and policies stop some of the traffic (`policy`); in a cluster they are none.
+//! A network that only some namespaces may use refuses them.
+
+mod policy;
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, AsRawFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -17,11 +20,12 @@ use serde_json::json;
 
 use super::output::Format;
 use super::table::{self, Align, Column};
-use super::{Answer, CliError, ask, other, time};
+use super::{Answer, CliError, ask, doctor, other, time};
 use crate::cni::{CniResult, Version};
 use crate::error_chain::Chain;
 use crate::netns::{Netns, NetnsError, within};
 use crate::rpc::message::{AttachCall, CniCall, Request, Response, SandboxName};
+use policy::Manifest;
 
 /// What is sent and sent back.
 const GREETING: &[u8] = b"netattach";
@@ -38,13 +42,16 @@ pub(super) struct Test {
     /// How long an attempt to connect may take
     #[arg(long, value_name = "DURATION", default_value = "5s", value_parser = time::duration)]
     timeout: Duration,
+    /// Settings of the agent [default: those of the netattachd that runs, else the built-in ones]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
 }
 
 /// The outcome of one attempt.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct Outcome {
     network: String,
-    /// `attach`, `IPv4` or `IPv6`.
+    /// `attach`, `IPv4` or `IPv6` with the direction, or `policy` with what it says and what has to become of a direction.
     what: String,
     /// Whether it succeeded.
     passed: bool,
@@ -56,6 +63,8 @@ struct Outcome {
 struct Sandbox {
     id: String,
     netns: Netns,
+    /// `CNI_ARGS`: its pod, if it is one.
+    arguments: String,
     /// Its addresses, by network.
     addresses: BTreeMap<String, Vec<IpAddr>>,
 }
@@ -76,7 +85,9 @@ impl Test {
         let others = defined.iter().filter(|it| !it.default && is_wanted(&it.network));
         let others: Vec<&str> = others.map(|it| it.network.as_str()).collect();
         let mut sandboxes = Vec::new();
-        let outcomes = self.outcomes(socket, &default, &others, &mut sandboxes);
+        let manifest = Manifest::write(&doctor::settings(self.config.as_deref()));
+        let pods = manifest.as_ref().ok().and_then(Option::as_ref);
+        let outcomes = self.outcomes(socket, (&default, &others), pods, &mut sandboxes);
         let mut left = Vec::new();
         for sandbox in &sandboxes {
             left.extend(sandbox.call(socket, "DEL").err());
@@ -86,6 +97,15 @@ impl Test {
         let mut text = format.show(&outcomes, |width| render(&outcomes, width))?;
         if !format.is_data() {
             text.extend(left.iter().map(|error| format!("not detached: {error}\n")));
+            match &manifest {
+                Ok(Some(_)) => {}
+                Ok(None) => text.push_str(
+                    "policies: not tested, as the agent's pods are a cluster's, in which this command makes none\n",
+                ),
+                Err(error) => {
+                    text.push_str(&format!("policies: not tested, as no manifest can be written: {error}\n"));
+                }
+            }
         }
         Ok((text, if failed == 0 { Ok(()) } else { Err(CliError::Unwell(failed)) }))
     }
@@ -93,13 +113,13 @@ impl Test {
     fn outcomes(
         &self,
         socket: &Path,
-        default: &str,
-        others: &[&str],
+        (default, others): (&str, &[&str]),
+        pods: Option<&Manifest>,
         sandboxes: &mut Vec<Sandbox>,
     ) -> Result<Vec<Outcome>, CliError> {
         let mut outcomes = Vec::new();
         for name in ["a", "b"] {
-            let mut sandbox = Sandbox::new(name)?;
+            let mut sandbox = Sandbox::new(name, pods.map(|it| it.arguments(name)).unwrap_or_default())?;
             let added = sandbox.call(socket, "ADD");
             let attached = added.and_then(|result| sandbox.note(default, &result));
             // What has begun has to be taken back.
@@ -138,6 +158,12 @@ impl Test {
                 }
             }
         }
+        if let Some(pods) = pods.filter(|_| !others.is_empty()) {
+            match pods.outcomes([a, b], others, self.timeout) {
+                Ok(of_policies) => outcomes.extend(of_policies),
+                Err(error) => outcomes.push(Outcome::failed("-", "policy", error.to_string())),
+            }
+        }
         Ok(outcomes)
     }
 }
@@ -149,16 +175,17 @@ impl Outcome {
 }
 
 impl Sandbox {
-    fn new(name: &str) -> Result<Self, CliError> {
+    fn new(name: &str, arguments: String) -> Result<Self, CliError> {
         let netns = Netns::private()?;
         let id = format!("netattachctl-test-{}-{name}", std::process::id());
-        Ok(Self { id, netns, addresses: BTreeMap::new() })
+        Ok(Self { id, netns, arguments, addresses: BTreeMap::new() })
     }
 
     /// A call as a runtime makes it. Returns the result, or the failure on one line.
     fn call(&self, socket: &Path, command: &str) -> Result<String, String> {
         let netns = format!("/proc/{}/fd/{}", std::process::id(), self.netns.as_fd().as_raw_fd());
-        let env: [(&str, &str); 5] = [
+        let env: [(&str, &str); 6] = [
+            ("CNI_ARGS", &self.arguments),
             ("CNI_COMMAND", command),
             ("CNI_CONTAINERID", &self.id),
             ("CNI_NETNS", &netns),
@@ -187,6 +214,7 @@ impl Sandbox {
             sandbox: SandboxName::Container(self.id.clone()),
             selection: json!({"namespace": namespace, "name": name}),
             by: "netattachctl-test".to_owned(),
+            traceparent: None,
         });
         match ask(socket, &request) {
             Ok(Response::Attached(attached)) => self.note(network, &attached.result.to_string()),

@@ -5,6 +5,7 @@
 //! | module | what it looks at |
 //! |---|---|
 //! | `agent` | whether the agent answers, what it lacks, what it has trouble with; with which settings it runs |
+//! | `disk` | whether what the agent writes can be written |
 //! | `machine` | privileges, kernel, the BPF file system and what is pinned there |
 //! | `runtime` | the order of CNI configurations, the executables that they name |
 //! | `records` | the journal, and what is left of sandboxes without a record: namespaces, links, leases |
@@ -12,6 +13,7 @@
 
 mod agent;
 mod cluster;
+mod disk;
 mod machine;
 mod records;
 mod runtime;
@@ -96,6 +98,7 @@ pub(super) fn checks(socket: &Path, config: Option<&Path>) -> Vec<Check> {
     checks.extend(of_settings);
     checks.extend(agent::checks(socket));
     checks.extend(machine::checks(&settings));
+    checks.push(disk::check(&settings));
     checks.extend(runtime::checks(&settings));
     checks.extend(records::checks(&settings));
     checks.push(cluster::check(&settings));
@@ -176,6 +179,7 @@ bpffs   FAILED  /sys/fs/bpf is not mounted; remedy: mount -t bpf bpf /sys/fs/bpf
             "kernel",
             "bpf file system",
             "pins",
+            "disk",
             "CNI configuration",
             "CNI executables",
             "journal",

@@ -36,6 +36,9 @@ pub struct AttachCall {
     pub selection: serde_json::Value,
     /// The caller's name, for the record and the pod's status: printable, at most 253 bytes.
     pub by: String,
+    /// The trace that it belongs to, as `TRACEPARENT` has it (W3C Trace Context).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traceparent: Option<String>,
 }
 
 /// Detaches an attachment of a live sandbox.
@@ -49,6 +52,9 @@ pub struct DetachCall {
     /// its calls leaves this out.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub must_be_attached: bool,
+    /// The trace that it belongs to, as `TRACEPARENT` has it (W3C Trace Context).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub traceparent: Option<String>,
 }
 
 /// The name of a live sandbox.

@@ -75,7 +75,7 @@ fn requests_keep_their_json() {
         "status",
     ];
     assert_eq!(variants(requests), all);
-    let sandbox_and_end = ["pod", "container", "address", "must_be_attached"];
+    let sandbox_and_end = ["pod", "container", "address", "must_be_attached", "traceparent"];
     let form = ["segment", "fragment", "link", "ethertype"];
     assert_eq!(missing(requests, &[&sandbox_and_end[..], &form].concat()), [""; 0]);
 }
