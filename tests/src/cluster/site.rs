@@ -202,8 +202,8 @@ impl Site {
     }
 }
 
-/// The name of the archive for this machine.
-fn archive() -> String {
+/// The name of the archive of `cargo xtask image` for this machine, in the directory `NETATTACH_IMAGES`.
+pub fn archive() -> String {
     let architecture = match std::env::consts::ARCH {
         "x86_64" => "amd64",
         "aarch64" => "arm64",

@@ -104,7 +104,7 @@ fn every_directory_has_what_an_agent_needs() {
 }
 
 /// No more than is said in docs/install.md. That both capabilities are needed and enough is proved by
-/// `lifecycle::operator`.
+/// `lifecycle::capabilities`.
 #[test]
 fn the_agent_is_given_two_capabilities_and_a_read_only_image() {
     let Some(kubectl) = kubectl("the_agent_is_given_two_capabilities_and_a_read_only_image") else { return };

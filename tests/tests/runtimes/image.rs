@@ -4,20 +4,11 @@
 
 use std::process::Command;
 
+use netattach_tests::cluster::site::archive;
 use netattach_tests::machine::Machine;
 use netattach_tests::machine::containerd::{Containerd, Version};
 use netattach_tests::node::executable;
 use netattach_tests::{Node, tools};
-
-/// The archive for this machine.
-fn archive() -> String {
-    let architecture = match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
-    };
-    format!("netattach-{}-{architecture}.oci.tar", env!("CARGO_PKG_VERSION"))
-}
 
 /// containerd takes the archive under the image's name. A container of it has each executable, which says the same as on the
 /// node: the very same file; nothing else can be run in it.
