@@ -17,7 +17,7 @@ use netattach::objects::remote::{RemotePod, Written as Metadata};
 use netattach::objects::{ContainerPort, ObjectName, Objects, Phase, Pod};
 use netattach::policy::evaluate::evaluate;
 use netattach::policy::incremental::Compiler;
-use netattach::policy::index::Endpoint;
+use netattach::policy::index::{Endpoint, Endpoints};
 use netattach::policy::options::Options;
 use netattach::source::read::policy as manifest;
 use serde_json::{Map, Value, json};
@@ -101,23 +101,21 @@ fuzz_target!(|data: &[u8]| {
         let policy = manifest::read(name, &annotations, &policy.spec).expect("has the shape of a policy");
         objects.policies.insert(policy.name.object.clone(), Arc::new(policy));
     }
-    let endpoints: BTreeMap<u32, Endpoint> = (1..)
+    let endpoints: Endpoints = (1..)
         .zip(&world.addresses)
         .map(|(id, (pod, network, address))| {
             let at = BTreeSet::from([Place::Network(reference(network))]);
             let pod = world.pods[*pod].name.clone();
-            (
+            let endpoint = Endpoint {
                 id,
-                Endpoint {
-                    id,
-                    pod,
-                    uid: None,
-                    at,
-                    addresses: vec![*address],
-                    dhcp: false,
-                    ethertypes: Default::default(),
-                },
-            )
+                pod,
+                uid: None,
+                at: Arc::new(at),
+                addresses: vec![*address],
+                dhcp: false,
+                ethertypes: Default::default(),
+            };
+            (id, Arc::new(endpoint))
         })
         .collect();
     let desired = Compiler::default().update(&Arc::new(objects), &endpoints, &Options::default());

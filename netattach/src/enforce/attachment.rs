@@ -1,6 +1,7 @@
 //! An attachment as enforced: assembled from the steps of its plan and their outputs.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use ipnet::{IpNet, Ipv6Net};
 
@@ -250,7 +251,7 @@ fn endpoint(
         id: protect.id,
         pod: pod.name.clone(),
         uid: pod.uid.clone(),
-        at,
+        at: Arc::new(at),
         addresses: leased.addresses.iter().map(|leased| leased.address.addr()).collect(),
         dhcp: attachment.steps.iter().any(by_dhcp),
         ethertypes: protect.ethertypes.clone(),
@@ -292,7 +293,7 @@ pub(super) mod tests {
                 id,
                 pod: ObjectName::new("shop", "a"),
                 uid: None,
-                at: [Place::Default].into(),
+                at: Arc::new([Place::Default].into()),
                 addresses: Vec::new(),
                 dhcp: false,
                 ethertypes: Vec::new(),

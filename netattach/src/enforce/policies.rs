@@ -16,7 +16,7 @@ use crate::plan::addressing::GATEWAY_V4;
 use crate::policy::desired::{Condition, Desired, EndpointPolicy, Subject};
 use crate::policy::diff::{DENY_ALL, PolicyId, Writes};
 use crate::policy::incremental::Compiler;
-use crate::policy::index::Endpoint;
+use crate::policy::index::Endpoints;
 use crate::policy::lookup::CompiledPolicy;
 use crate::policy::options::{OnOverflow, Options};
 use crate::source::{NotSynced, Source};
@@ -151,7 +151,7 @@ impl Policies {
     pub(super) fn recognise(
         &mut self,
         sources: Sources<'_>,
-        endpoints: &BTreeMap<u32, Endpoint>,
+        endpoints: &Endpoints,
         kernel: &impl Kernel,
     ) -> Result<(), EnforceError> {
         self.unrecognised = sources.source.synced().is_err_and(|why| matches!(why, NotSynced::Incomplete(_)));
@@ -169,7 +169,7 @@ impl Policies {
     pub(super) fn bring_up_to_date(
         &mut self,
         sources: Sources<'_>,
-        endpoints: &BTreeMap<u32, Endpoint>,
+        endpoints: &Endpoints,
         kernel: &impl Kernel,
     ) -> Result<Change, EnforceError> {
         self.behind = Behind::Failed;
@@ -190,7 +190,7 @@ impl Policies {
         &mut self,
         unread: Option<Instant>,
         sources: Sources<'_>,
-        endpoints: &BTreeMap<u32, Endpoint>,
+        endpoints: &Endpoints,
         kernel: &impl Kernel,
     ) -> Result<bool, EnforceError> {
         let more_room = self.maps.remove_unread(unread, kernel)?;
@@ -202,11 +202,7 @@ impl Policies {
         Ok(true)
     }
 
-    fn compile(
-        &mut self,
-        sources: Sources<'_>,
-        endpoints: &BTreeMap<u32, Endpoint>,
-    ) -> Result<Desired, EnforceError> {
+    fn compile(&mut self, sources: Sources<'_>, endpoints: &Endpoints) -> Result<Desired, EnforceError> {
         let objects = sources.source.snapshot();
         if let Err(NotSynced::Incomplete(_)) = sources.source.synced() {
             // What an earlier agent had enforced stays. What has nothing yet gets nothing until the policies are known.

@@ -147,7 +147,7 @@ impl Enforcer {
     /// Why traffic passes or does not.
     pub fn explain(&self, question: &Question) -> Vec<Path> {
         let state = self.lock();
-        let endpoints: Vec<Endpoint> = state.roster().endpoints().values().cloned().collect();
+        let endpoints: Vec<Endpoint> = state.roster().endpoints().values().map(|it| (**it).clone()).collect();
         let sources = self.sources();
         let objects = sources.source.snapshot();
         let placed = state.roster().placed().map(|(endpoint, point)| {

@@ -1,17 +1,20 @@
 //! The enforced attachments: their endpoints for policies, and the hook points of their programs.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::attachment::EnforcedAttachment;
 use crate::hooks::HookPoint;
-use crate::objects::ObjectName;
-use crate::policy::index::Endpoint;
+use crate::objects::{ObjectName, Place};
+use crate::policy::index::{Endpoint, Endpoints};
 
 /// The data kept per attachment, by number. An attachment is entered before its programs run. It leaves in two steps:
 /// first no programs are attached for it any more, and once its record is gone policies no longer see it.
 #[derive(Debug, Default)]
 pub(super) struct Roster {
-    endpoints: BTreeMap<u32, Endpoint>,
+    endpoints: Endpoints,
+    /// What the endpoints are on: of thousands there are a few.
+    places: BTreeSet<Arc<BTreeSet<Place>>>,
     points: BTreeMap<u32, Point>,
 }
 
@@ -33,8 +36,19 @@ impl Roster {
     pub(super) fn enter(&mut self, attachment: &EnforcedAttachment) {
         self.points.insert(attachment.id, Point::of(attachment));
         if let Some(endpoint) = &attachment.endpoint {
-            self.endpoints.insert(attachment.id, endpoint.clone());
+            let at = self.shared(&endpoint.at);
+            self.endpoints.insert(attachment.id, Arc::new(Endpoint { at, ..endpoint.clone() }));
         }
+    }
+
+    fn shared(&mut self, at: &Arc<BTreeSet<Place>>) -> Arc<BTreeSet<Place>> {
+        if let Some(known) = self.places.get(at) {
+            return Arc::clone(known);
+        }
+        // Networks that nothing is on any more.
+        self.places.retain(|places| Arc::strong_count(places) > 1);
+        self.places.insert(Arc::clone(at));
+        Arc::clone(at)
     }
 
     /// Stops attaching programs for an attachment. Returns whether no programs can be running on a device in its pod:
@@ -57,14 +71,14 @@ impl Roster {
     }
 
     /// The attachments that policies can select.
-    pub(super) fn endpoints(&self) -> &BTreeMap<u32, Endpoint> {
+    pub(super) fn endpoints(&self) -> &Endpoints {
         &self.endpoints
     }
 
     /// The same, with the hook points of their programs.
     pub(super) fn placed(&self) -> impl Iterator<Item = (&Endpoint, &HookPoint)> {
         let placed = |endpoint: &'_ Endpoint| self.points.get(&endpoint.id).map(|known| &known.point);
-        self.endpoints.values().filter_map(move |endpoint| Some((endpoint, placed(endpoint)?)))
+        self.endpoints.values().filter_map(move |endpoint| Some((&**endpoint, placed(endpoint)?)))
     }
 
     /// Whether a pod has an attachment on this node.

@@ -1,6 +1,7 @@
 //! Every advice, carried out: then the flow passes.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 
@@ -35,7 +36,7 @@ impl Scene {
                 id,
                 pod: pod.clone(),
                 uid: None,
-                at: BTreeSet::from([Place::Network(NetworkRef::new("shop", "lan"))]),
+                at: Arc::new(BTreeSet::from([Place::Network(NetworkRef::new("shop", "lan"))])),
                 addresses: [format!("10.0.0.{id}"), format!("fd00::{id}")]
                     .map(|address| address.parse().unwrap())
                     .into(),

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::index::Endpoint;
+use super::index::{Endpoint, Endpoints};
 use crate::objects::policy::PolicyName;
 use crate::objects::{ObjectName, Objects};
 
@@ -46,12 +46,13 @@ impl Changes {
     /// those of attachments that are gone, count as changed too.
     pub(super) fn attachments<'a>(
         &mut self,
-        before: impl Iterator<Item = (&'a u32, &'a Endpoint)>,
-        now: &'a BTreeMap<u32, Endpoint>,
+        before: impl Iterator<Item = (&'a u32, &'a Arc<Endpoint>)>,
+        now: &'a Endpoints,
     ) -> BTreeSet<u32> {
-        let before: BTreeMap<&u32, &Endpoint> = before.collect();
-        let now: BTreeMap<&u32, &Endpoint> = now.iter().collect();
-        let moved: BTreeSet<u32> = different(&before, &now, PartialEq::eq).map(|id| **id).collect();
+        let before: BTreeMap<&u32, &Arc<Endpoint>> = before.collect();
+        let now: BTreeMap<&u32, &Arc<Endpoint>> = now.iter().collect();
+        let is_same = |one: &&Arc<Endpoint>, other: &&Arc<Endpoint>| Arc::ptr_eq(one, other) || one == other;
+        let moved: BTreeSet<u32> = different(&before, &now, is_same).map(|id| **id).collect();
         for id in &moved {
             let either = [before.get(id), now.get(id)];
             self.pods.extend(either.into_iter().flatten().map(|endpoint| endpoint.pod.clone()));

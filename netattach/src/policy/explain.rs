@@ -384,7 +384,7 @@ impl<'a> Candidate<'a> {
     fn of_endpoint(endpoint: &'a Endpoint) -> impl Iterator<Item = Self> {
         endpoint.addresses.iter().map(move |address| Self {
             named: Named { pod: Some(endpoint.pod.clone()), address: *address },
-            at: endpoint.at.clone(),
+            at: (*endpoint.at).clone(),
             endpoint: Some(endpoint),
         })
     }

@@ -19,7 +19,7 @@ fn endpoint(id: u32, name: &str, network: &str, address: &str) -> Endpoint {
         id,
         pod: ObjectName::new("shop", name),
         uid: None,
-        at: BTreeSet::from([Place::Network(NetworkRef::new("shop", network))]),
+        at: Arc::new(BTreeSet::from([Place::Network(NetworkRef::new("shop", network))])),
         addresses: vec![address.parse().unwrap()],
         dhcp: false,
         ethertypes: if name == "db" { vec![0x88b6] } else { Vec::new() },

@@ -16,7 +16,7 @@ use std::sync::{Arc, Weak};
 
 use super::changes::Changes;
 use super::desired::{Condition, Desired, EndpointPolicy, Subject, conditions_of};
-use super::index::{Endpoint, selecting, selects, usable_networks};
+use super::index::{Endpoint, Endpoints, selecting, selects, usable_networks};
 use super::lookup::CompiledPolicy;
 use super::options::Options;
 use super::peers::{Claimant, Known, Peers};
@@ -58,7 +58,7 @@ struct PolicyEntry {
 /// An attachment and its policies.
 #[derive(Debug)]
 struct Attached {
-    endpoint: Endpoint,
+    endpoint: Arc<Endpoint>,
     /// `None`: its pod is unknown.
     selected: Option<Selected>,
     conditions: Vec<Condition>,
@@ -84,12 +84,7 @@ impl Compiler {
     ///
     /// Attachments with the same rules share one [`CompiledPolicy`]. Equal ones are one value, also from one update to
     /// the next, as long as the caller keeps a reference.
-    pub fn update(
-        &mut self,
-        objects: &Arc<Objects>,
-        endpoints: &BTreeMap<u32, Endpoint>,
-        options: &Options,
-    ) -> Desired {
+    pub fn update(&mut self, objects: &Arc<Objects>, endpoints: &Endpoints, options: &Options) -> Desired {
         if self.options != *options {
             let interner = std::mem::take(&mut self.interner);
             *self = Self { options: options.clone(), interner, ..Self::default() };
@@ -207,7 +202,7 @@ impl Compiler {
         &mut self,
         changes: &Changes,
         before: &Objects,
-        endpoints: &BTreeMap<u32, Endpoint>,
+        endpoints: &Endpoints,
         touched: &mut BTreeSet<PolicyName>,
     ) {
         if changes.pods.is_empty() {
@@ -215,7 +210,7 @@ impl Compiler {
         }
         let mut attachments: BTreeMap<&ObjectName, Vec<&Endpoint>> = BTreeMap::new();
         for endpoint in endpoints.values().filter(|endpoint| changes.pods.contains(&endpoint.pod)) {
-            attachments.entry(&endpoint.pod).or_default().push(endpoint);
+            attachments.entry(&endpoint.pod).or_default().push(&**endpoint);
         }
         for name in &changes.pods {
             let its = attachments.get(name).into_iter().flatten().copied();
@@ -244,7 +239,7 @@ impl Compiler {
 
     fn take_attachment(
         &mut self,
-        endpoint: &Endpoint,
+        endpoint: &Arc<Endpoint>,
         is_new: bool,
         changes: &Changes,
         touched: &BTreeSet<PolicyName>,
@@ -265,7 +260,8 @@ impl Compiler {
                 None
             }
         };
-        self.attachments.insert(endpoint.id, Attached { endpoint: endpoint.clone(), selected, conditions });
+        let endpoint = Arc::clone(endpoint);
+        self.attachments.insert(endpoint.id, Attached { endpoint, selected, conditions });
     }
 
     fn reselected(
@@ -463,7 +459,7 @@ fn fingerprint(tables: &CompiledPolicy) -> u64 {
 /// Compiles everything from an empty memory.
 #[cfg(test)]
 pub(super) fn compile(objects: &Objects, endpoints: &[Endpoint], options: &Options) -> Desired {
-    let endpoints = endpoints.iter().map(|endpoint| (endpoint.id, endpoint.clone())).collect();
+    let endpoints = endpoints.iter().map(|endpoint| (endpoint.id, Arc::new(endpoint.clone()))).collect();
     Compiler::default().update(&Arc::new(objects.clone()), &endpoints, options)
 }
 

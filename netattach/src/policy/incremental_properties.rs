@@ -379,7 +379,7 @@ fn any_world() -> impl Strategy<Value = World> {
                             id,
                             pod,
                             uid: None,
-                            at,
+                            at: Arc::new(at),
                             addresses,
                             dhcp: false,
                             ethertypes: Vec::new(),
@@ -451,7 +451,7 @@ proptest! {
             // One thing or many.
             bits = if step % 3 == 0 { step } else { bits ^ 1 << (step >> 8 & 63) };
             let world = mixed(&one, &other, bits);
-            let endpoints = world.endpoints.iter().map(|it| (it.id, it.clone())).collect();
+            let endpoints = world.endpoints.iter().map(|it| (it.id, Arc::new(it.clone()))).collect();
             let again = compiler.update(&Arc::new(world.objects.clone()), &endpoints, &options);
             prop_assert_eq!(again, compile(&world.objects, &world.endpoints, &options));
         }

@@ -79,7 +79,7 @@ impl World {
                 id: u32::try_from(self.endpoints.len()).unwrap() + 1,
                 pod: pod_name.clone(),
                 uid: None,
-                at: BTreeSet::from([Place::Network(NetworkRef::new(network_namespace, network))]),
+                at: Arc::new(BTreeSet::from([Place::Network(NetworkRef::new(network_namespace, network))])),
                 addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
                 dhcp: false,
                 ethertypes: Vec::new(),
@@ -630,7 +630,7 @@ fn what_rules_lead_to_is_bounded_and_isolates_beyond() {
 fn a_node_takes_as_many_rules_and_policies_as_its_budget_has() {
     let rules = |number: usize| json!({"ingress": vec![json!({"ports": [{"port": 80}]}); number]});
     let half = RULES_OF_NODE / 2;
-    let endpoints = |world: &World| world.endpoints.iter().map(|it| (it.id, it.clone())).collect();
+    let endpoints = |world: &World| world.endpoints.iter().map(|it| (it.id, Arc::new(it.clone()))).collect();
     let mut compiler = Compiler::default();
     let mut update = |world: &World| {
         compiler.update(&Arc::new(world.objects.clone()), &endpoints(world), &Options::default())

@@ -13,6 +13,9 @@ use crate::objects::policy::{Policy, PolicyKind, Severity};
 use crate::objects::remote::published;
 use crate::objects::{ObjectName, Objects, Place, Pod};
 
+/// The attachments of this node, by number. Each is one value, which whoever keeps it shares.
+pub type Endpoints = BTreeMap<u32, Arc<Endpoint>>;
+
 /// One attachment of this node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Endpoint {
@@ -22,8 +25,8 @@ pub struct Endpoint {
     pub pod: ObjectName,
     /// Its uid, as the runtime names it, which tells it from an earlier or a later pod of that name; `None`: unknown.
     pub uid: Option<String>,
-    /// The networks that it is on.
-    pub at: BTreeSet<Place>,
+    /// The networks that it is on: one value for all attachments that are on the same.
+    pub at: Arc<BTreeSet<Place>>,
     /// IP addresses.
     pub addresses: Vec<IpAddr>,
     /// Whether DHCP assigns the addresses.

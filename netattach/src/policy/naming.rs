@@ -1,11 +1,11 @@
 //! Names for people: the pods at the ends of recorded flows, and the policies that decided about them.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
 use super::desired::Desired;
 use super::diff::{PolicyId, Programmed};
-use super::index::{Endpoint, published_addresses};
+use super::index::{Endpoints, published_addresses};
 use super::lookup::RuleId;
 use crate::objects::{ObjectName, Objects, Place};
 
@@ -39,7 +39,7 @@ pub struct Names {
 /// more, and an attachment that is gone has no network, so that its ends have none.
 pub fn names(
     objects: &Objects,
-    endpoints: &BTreeMap<u32, Endpoint>,
+    endpoints: &Endpoints,
     programmed: &Programmed,
     desired: &Desired,
     records: &[Recorded],
@@ -66,7 +66,7 @@ pub fn names(
 /// The pods that have these addresses, each with the network. Attachments of this node come before claims of others.
 fn pods_of(
     objects: &Objects,
-    endpoints: &BTreeMap<u32, Endpoint>,
+    endpoints: &Endpoints,
     wanted: &HashSet<IpAddr>,
 ) -> HashMap<IpAddr, Vec<(Place, ObjectName)>> {
     let mut found: HashMap<IpAddr, Vec<(Place, ObjectName)>> = HashMap::new();
@@ -129,9 +129,10 @@ mod tests {
     use crate::npwg::NetworkRef;
     use crate::objects::policy::{PolicyKind, PolicyName};
     use crate::policy::desired::EndpointPolicy;
+    use crate::policy::index::Endpoint;
     use crate::policy::lookup::CompiledPolicy;
 
-    fn endpoint(id: u32, pod: &str, network: &str, address: [u8; 4]) -> (u32, Endpoint) {
+    fn endpoint(id: u32, pod: &str, network: &str, address: [u8; 4]) -> (u32, Arc<Endpoint>) {
         let at = [Place::Network(NetworkRef::new(
             network.split_once('/').unwrap().0,
             network.split_once('/').unwrap().1,
@@ -141,12 +142,12 @@ mod tests {
             id,
             pod: pod.parse().unwrap(),
             uid: None,
-            at,
+            at: Arc::new(at),
             addresses: vec![address.into()],
             dhcp: false,
             ethertypes: vec![],
         };
-        (id, endpoint)
+        (id, Arc::new(endpoint))
     }
 
     #[test]

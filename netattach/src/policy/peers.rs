@@ -47,7 +47,8 @@ pub(super) struct PeerPod {
     name: ObjectName,
     /// `None`: unknown.
     pod: Option<Arc<Pod>>,
-    addresses: BTreeSet<(Place, IpAddr)>,
+    /// Sorted.
+    addresses: Box<[(Place, IpAddr)]>,
     /// The addresses are those of attachments of this node: its leases decide, and nobody else has them.
     is_attached: bool,
     standing: Standing,
@@ -157,7 +158,7 @@ impl PeerPod {
             endpoint.at.iter().flat_map(on)
         };
         let (addresses, unreadable) = match pod {
-            _ if is_attached => (attachments.flat_map(of).collect(), None),
+            _ if is_attached => (attachments.flat_map(of).collect::<BTreeSet<_>>(), None),
             None => return None,
             Some(_) if standing == Standing::Ended => return None,
             Some(pod) if pod.on_this_node => (BTreeSet::new(), None),
@@ -166,6 +167,8 @@ impl PeerPod {
                 Err(condition) => (BTreeSet::new(), Some(condition)),
             },
         };
+        // Most have one, for which a set has room for eleven.
+        let addresses = addresses.into_iter().collect();
         Some(Self { name: name.clone(), pod: pod.cloned(), addresses, is_attached, standing, unreadable })
     }
 
@@ -270,7 +273,7 @@ impl Claimant {
 
     pub(super) fn addresses(&self) -> impl Iterator<Item = (&Place, IpAddr)> {
         let (own, remote) = match self {
-            Self::Pod(pod) => (Some(&pod.addresses), None),
+            Self::Pod(pod) => (Some(pod.addresses.iter()), None),
             Self::Remote(remote) => (None, Some(remote.pod.claims())),
         };
         let own = own.into_iter().flatten().map(|(place, address)| (place, *address));

@@ -95,7 +95,7 @@ impl Node {
             id: u32::try_from(self.endpoints.len()).unwrap() + 1,
             pod: named(name),
             uid: None,
-            at: BTreeSet::from([Place::Network(NetworkRef::new("shop", "lan"))]),
+            at: Arc::new(BTreeSet::from([Place::Network(NetworkRef::new("shop", "lan"))])),
             addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
             dhcp: false,
             ethertypes: Vec::new(),
@@ -119,7 +119,8 @@ impl Node {
     }
 
     fn compile(&mut self) -> Desired {
-        let endpoints = self.endpoints.iter().map(|endpoint| (endpoint.id, endpoint.clone())).collect();
+        let endpoints =
+            self.endpoints.iter().map(|endpoint| (endpoint.id, Arc::new(endpoint.clone()))).collect();
         let options = Options::default();
         let desired = self.compiler.update(&Arc::new(self.objects.clone()), &endpoints, &options);
         assert_eq!(desired, compile(&self.objects, &self.endpoints, &options), "compiled anew");
@@ -384,7 +385,7 @@ fn a_pod_of_another_node_takes_at_most_300_bytes_and_a_change_is_fast() {
         put(&mut node, number, 256 + number);
     }
     let in_the_map = (allocated() - before) / PODS;
-    let endpoints: BTreeMap<u32, Endpoint> = node.endpoints.iter().map(|it| (it.id, it.clone())).collect();
+    let endpoints = node.endpoints.iter().map(|it| (it.id, Arc::new(it.clone()))).collect();
     let began = Instant::now();
     let update = |node: &mut Node| {
         node.compiler.update(&Arc::new(node.objects.clone()), &endpoints, &Options::default())

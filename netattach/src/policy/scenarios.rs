@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use serde_json::{Value, json};
 
@@ -40,7 +41,10 @@ impl Cluster {
                     id: x * 10 + y,
                     pod: pod.clone(),
                     uid: None,
-                    at: BTreeSet::from([Place::Network(NetworkRef::new("infra", "lan")), Place::Default]),
+                    at: Arc::new(BTreeSet::from([
+                        Place::Network(NetworkRef::new("infra", "lan")),
+                        Place::Default,
+                    ])),
                     addresses: [format!("10.0.{x}.{y}"), format!("fd00::{x}:{y}")]
                         .map(|address| address.parse().unwrap())
                         .into(),
@@ -498,7 +502,7 @@ fn network_policies_hold_on_the_default_network_where_they_are_switched_on() {
     assert_eq!(from_node(10250), Some(1), "the node reaches its pods");
 
     for endpoint in &mut cluster.endpoints {
-        endpoint.at.remove(&Place::Default);
+        Arc::make_mut(&mut endpoint.at).remove(&Place::Default);
     }
     let desired = cluster.compile_with(&options(true));
     assert!(cluster.passes(&desired, "b>server"), "other networks are not what it is about");
