@@ -6,6 +6,11 @@
 //! which it then keeps as much again. After a burst that is most of the process's memory. So the agent sets a small
 //! number of arenas, has large blocks mapped and unmapped regardless of what was freed before, and returns free memory
 //! when there is much of it.
+//!
+//! Of the executable, what only the start, a burst or a connection's set-up runs stays resident as long as the kernel is not
+//! short of memory, and counts as in use. At rest the agent says that it is not (`code`).
+
+mod code;
 
 use std::thread;
 use std::time::Duration;
@@ -28,8 +33,15 @@ const SLACK_AT_REST: usize = 512 << 10;
 const REST: u32 = 2;
 const SAME: usize = 64 << 10;
 
-/// How often the process's memory is checked.
+/// Resident bytes of the executable, beyond those that were when it was given back last, from which it is at rest. What
+/// the looks of an agent at rest run is less.
+const SLACK_OF_CODE: usize = 4 << 20;
+
+/// How often the process's memory is checked; and how often once it is at rest.
 const INTERVAL: Duration = Duration::from_millis(500);
+const INTERVAL_AT_REST: Duration = Duration::from_secs(2);
+/// After so many checks at rest they are taken more rarely.
+const LONG_REST: u32 = 10;
 
 /// What is in use is counted when so many bytes more or less are resident than at the last count, and every so many
 /// checks. The allocator goes through all free blocks for it: done at each check, it was a third of what an agent at rest
@@ -52,11 +64,17 @@ pub(super) fn keep_small() {
 fn give_back() {
     let (mut before, mut left, mut rested) = (0, 0, 0_u32);
     let (mut counted_at, mut checks) = (0_usize, 0_u32);
+    let mut code_left = 0;
     loop {
-        thread::sleep(INTERVAL);
-        let Some(resident) = resident() else { continue };
+        thread::sleep(if rested < LONG_REST { INTERVAL } else { INTERVAL_AT_REST });
+        let Some(Resident { all, shared }) = Resident::now() else { continue };
+        let resident = all.saturating_sub(shared);
         rested = if resident.abs_diff(before) < SAME { rested.saturating_add(1) } else { 0 };
         before = resident;
+        if rested >= REST && shared.saturating_sub(code_left) > SLACK_OF_CODE {
+            code::give_back();
+            code_left = Resident::now().map_or(shared, |now| now.shared);
+        }
         checks += 1;
         if checks < COUNTED && resident.abs_diff(counted_at) < MOVED {
             continue;
