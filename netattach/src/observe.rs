@@ -1,6 +1,7 @@
 //! The latest events of packets and flows, numbered, for readers.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::bpf::{Ended, Record};
@@ -46,6 +47,8 @@ const KEPT: usize = 8192;
 #[derive(Debug, Default)]
 pub struct Observer {
     recent: Mutex<Recent>,
+    /// Somebody has asked since [`Observer::was_asked`].
+    asked: AtomicBool,
 }
 
 #[derive(Debug, Default)]
@@ -88,6 +91,7 @@ impl Observer {
 
     /// At most `most` events from number `from` on; without a number, the last ones.
     pub fn from(&self, from: Option<u64>, most: usize) -> Batch {
+        self.asked.store(true, Ordering::Relaxed);
         let recent = self.lock();
         let end = recent.first + recent.events.len() as u64;
         let from = from.unwrap_or_else(|| end.saturating_sub(most as u64).max(recent.first));
@@ -97,6 +101,11 @@ impl Observer {
             recent.events.iter().skip((start - recent.first) as usize).take(most).copied().collect();
         let (next, missed) = (start + events.len() as u64, start.saturating_sub(from));
         Batch { events, next, missed, untold: recent.untold }
+    }
+
+    /// Whether somebody has asked for events since the last call of this.
+    pub fn was_asked(&self) -> bool {
+        self.asked.swap(false, Ordering::Relaxed)
     }
 
     fn lock(&self) -> MutexGuard<'_, Recent> {

@@ -70,8 +70,11 @@ use crate::rpc::server::{Limits, ListenError, Listener, serve};
 use crate::source::files::FilesError;
 use crate::source::{Files, Source};
 
-/// How often the records of the packet programs are read.
+/// How often the records of the packet programs are read; and how often while there are none and nobody asks for them.
 const OBSERVE_INTERVAL: Duration = Duration::from_millis(100);
+const SILENT_INTERVAL: Duration = Duration::from_millis(400);
+/// After so many readings without a record they are taken more rarely.
+const SILENCE: u32 = 50;
 
 /// Most records that are read before other tasks get their turn.
 const RECORDS_AT_ONCE: usize = 4096;
@@ -674,12 +677,15 @@ fn attach_modes(settings: &Settings) -> Result<AttachModes, AgentError> {
 
 /// Reads the records of the packet programs several times a second, because the programs do not wake the reader.
 async fn observe(observer: Arc<Observer>, enforcer: Arc<Enforcer>, mut records: bpf::Records) {
-    let mut tick = tokio::time::interval(OBSERVE_INTERVAL);
+    let mut silent = 0_u32;
     loop {
-        tick.tick().await;
+        tokio::time::sleep(if silent < SILENCE { OBSERVE_INTERVAL } else { SILENT_INTERVAL }).await;
         let (ended, unreported) = enforcer.flows().take_ended();
         let packets = std::iter::from_fn(|| records.next()).take(RECORDS_AT_ONCE).map(Event::Packet);
-        observer.take_in(packets.chain(ended.into_iter().map(Event::Ended)), unreported, wall_clock());
+        let mut events = packets.chain(ended.into_iter().map(Event::Ended)).peekable();
+        let is_silent = events.peek().is_none() && unreported == 0 && !observer.was_asked();
+        silent = if is_silent { silent.saturating_add(1) } else { 0 };
+        observer.take_in(events, unreported, wall_clock());
     }
 }
 

@@ -53,12 +53,23 @@ pub(super) struct Observation {
     seen_elsewhere: BTreeMap<(u32, Mac), Instant>,
     /// Filters of others, for each link in `node`.
     filters: BTreeMap<u32, Others>,
+    /// Whether the next look at all links leaves them: see [`Observation::keep_filters`].
+    keeps_filters: bool,
     /// Programs that were met on the way, and whether they are ours. The kernel gives a number again only after four thousand
     /// million others.
     programs: BTreeMap<u32, bool>,
 }
 
 impl Observation {
+    /// Before a look at all links that is taken although the kernel has told of these changes alone: filters of others' on the
+    /// rest need not be asked for again, as it tells of each. `None`: it has not, or the look is another.
+    pub(super) fn keep_filters(&mut self, told: Option<&Changes>) {
+        self.keeps_filters = matches!(told, Some(Changes::Of(_)));
+        if let Some(Changes::Of(touched)) = told {
+            self.filters.retain(|index, _| !touched.links.contains(index));
+        }
+    }
+
     /// Looks at what may have changed of the links of `devices`, of their bridges with all ports, and of the devices of default
     /// routes, and forgets all others.
     pub(super) fn at_links(
@@ -107,9 +118,9 @@ impl Observation {
                 || is_port(link)
         });
         self.bridges = bridges;
-        let current = |index: &u32| {
-            self.node.links.contains_key(index) && stale.as_ref().is_some_and(|stale| !stale.contains(index))
-        };
+        let keeps = std::mem::take(&mut self.keeps_filters);
+        let is_same = |index: &u32| stale.as_ref().map_or(keeps, |stale| !stale.contains(index));
+        let current = |index: &u32| self.node.links.contains_key(index) && is_same(index);
         self.filters.retain(|index, _| current(index));
         Ok(())
     }
@@ -282,12 +293,30 @@ fn contents(path: &'static str) -> Result<String, ObserveError> {
 mod tests {
     use super::*;
     use crate::fast_path::decide::NO_DISCIPLINE;
-    use crate::netlink::Move;
+    use crate::netlink::{Move, Touched};
 
     const BRIDGE: u32 = 3;
     const OWN: u32 = 10;
     const ANOTHER: u32 = 11;
     const MAC: Mac = Mac([2, 0, 0, 0, 0, 1]);
+
+    #[test]
+    fn filters_of_others_are_asked_for_again_where_the_kernel_has_told_of_a_change_or_may_have() {
+        const LOOPBACK: u32 = 1;
+        let mut host = Handle::open().unwrap();
+        let mut is_kept = |told: Option<Changes>| {
+            let mut observation = Observation::default();
+            observation.filters.insert(LOOPBACK, Others::default());
+            observation.keep_filters(told.as_ref());
+            observation.at_links(&[LOOPBACK].into(), &Changes::Anything, &mut host).unwrap();
+            observation.filters.contains_key(&LOOPBACK)
+        };
+        let touched = |links: &[u32]| {
+            Changes::Of(Touched { links: links.iter().copied().collect(), ..Touched::default() })
+        };
+        assert!(is_kept(Some(touched(&[]))) && is_kept(Some(touched(&[LOOPBACK + 1]))));
+        assert!(!is_kept(Some(touched(&[LOOPBACK]))) && !is_kept(Some(Changes::Anything)) && !is_kept(None));
+    }
 
     /// Of two stations that send from one address a bridge knows the last: one that was seen elsewhere is not trusted at once.
     #[test]

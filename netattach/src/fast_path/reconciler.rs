@@ -179,8 +179,11 @@ impl FastPaths {
             if gather {
                 tokio::time::sleep(GATHER).await;
             }
-            let changes = match watch.get_mut().changes() {
-                _ if full_look.is_none_or(|last| last.elapsed() >= FULL_LOOK_INTERVAL) => Changes::Anything,
+            let is_due = full_look.is_none_or(|last| last.elapsed() >= FULL_LOOK_INTERVAL);
+            let told = watch.get_mut().changes();
+            node.keep_filters(told.as_ref().ok().filter(|_| is_due));
+            let changes = match told {
+                Ok(_) if is_due => Changes::Anything,
                 Ok(changes) => changes,
                 Err(error) => {
                     tracing::warn!(error = %Chain(&error), "link notifications lost; checking all links");
