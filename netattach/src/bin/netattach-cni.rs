@@ -5,7 +5,7 @@ use std::io::{self, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-use netattach::attach::standalone::copy::{Copied, Owner, copy};
+use netattach::attach::standalone::copy::{Copied, copy_all};
 use netattach::attach::standalone::install::{InstallError, Installed, install};
 use netattach::attach::standalone::{is_plugin, names, run};
 use netattach::built;
@@ -43,8 +43,8 @@ fn command(arguments: &[OsString]) -> ExitCode {
         ([verb, directory], options)
             if *verb == "install" && options.iter().any(|option| *option == "--copy") =>
         {
-            match also(options) {
-                Some(also) => report(copy_into(Path::new(directory), &also)),
+            match beside(options) {
+                Some(beside) => report(copy_into(Path::new(directory), &beside)),
                 None => wrong_words(),
             }
         }
@@ -64,32 +64,41 @@ fn wrong_words() -> ExitCode {
     ExitCode::from(2)
 }
 
-/// The plugins of `--also` beside `--copy`; none if there is another option.
-fn also<'o>(options: &[&'o OsString]) -> Option<Vec<&'o str>> {
-    let mut found = Vec::new();
-    for option in options.iter().filter(|option| **option != "--copy") {
-        let names = option.to_str()?.strip_prefix("--also=")?;
-        found.extend(names.split(','));
-    }
-    found.iter().all(|name| is_plugin(name)).then_some(found)
+/// What stands beside `--copy`.
+#[derive(Default)]
+struct Beside<'o> {
+    /// Plugins under names that others have too.
+    also: Vec<&'o str>,
+    /// Where the configuration for the runtime is written.
+    conf_dir: Option<&'o Path>,
 }
 
-/// Copies the executables beside this one, and this one under the names of `also` where no other program has them.
-fn copy_into(directory: &Path, also: &[&str]) -> Result<String, String> {
+/// The options beside `--copy`; none if there is another.
+fn beside<'o>(options: &[&'o OsString]) -> Option<Beside<'o>> {
+    let mut found = Beside::default();
+    for option in options.iter().filter(|option| **option != "--copy") {
+        let option = option.to_str()?;
+        match option.split_once('=')? {
+            ("--also", names) => found.also.extend(names.split(',')),
+            ("--conflist", directory) => found.conf_dir = Some(Path::new(directory)),
+            _ => return None,
+        }
+    }
+    found.also.iter().all(|name| is_plugin(name)).then_some(found)
+}
+
+fn copy_into(directory: &Path, beside: &Beside<'_>) -> Result<String, String> {
     let own = std::env::current_exe().map_err(|error| format!("find this executable: {error}"))?;
-    let shim = own.with_file_name("netattach");
+    let copied = copy_all(&own, directory, &beside.also, beside.conf_dir);
     let mut lines = String::new();
-    let own_names =
-        [("netattach", &shim), ("netattach-cni", &own)].map(|(name, from)| (name, from, Owner::Netattach));
-    let others = also.iter().map(|name| (*name, &own, Owner::Anybody));
-    for (name, from, owner) in own_names.into_iter().chain(others) {
-        let became = match copy(from, directory, name, owner).map_err(|error| Chain(&error).to_string())? {
-            Copied::Made => "copied",
+    for (path, became) in copied.map_err(|error| Chain(&error).to_string())? {
+        let became = match became {
+            Copied::Made => "installed",
             Copied::Was => "was there already",
             Copied::Replaced => "replaced, and the one before kept",
             Copied::Left => "left alone, it is another program's",
         };
-        lines += &format!("{}: {became}\n", directory.join(name).display());
+        lines += &format!("{}: {became}\n", path.display());
     }
     Ok(lines)
 }
@@ -127,10 +136,11 @@ It acts as the plugin whose name it is started by: {}.
 
   netattach-cni install DIR [--force]   link these names in DIR, such as /opt/cni/bin;
                                         with --force in place of what has the names there
-  netattach-cni install DIR --copy [--also=NAME,...]
+  netattach-cni install DIR --copy [--also=NAME,...] [--conflist=DIR]
                                         copy netattach and netattach-cni to DIR, from where this one is, each as a
                                         whole and only if it runs there; and this one under the names of plugins, such
-                                        as loopback, where no other program has them
+                                        as loopback, where no other program has them; then write the configuration by
+                                        which a runtime calls netattach, where the agent does not (cniConf.dir)
 ",
         env!("CARGO_PKG_VERSION"),
         names().collect::<Vec<_>>().join(", ")

@@ -4,6 +4,7 @@
 //! | module | tests |
 //! |---|---|
 //! | `native` | the built-in plugins as plain executables, without an agent |
+//! | `install` | the executables are put into a runtime's directory |
 //! | `netlink` | the links, addresses, routes and filters that they are made of |
 //! | `differential`, `host_local` | the built-in plugins beside the reference plugins, configuration by configuration |
 //! | `delegate`, `delegation`, `bad_plugins` | running other plugins: as processes, through the agent, when they misbehave |
@@ -21,6 +22,7 @@ mod devices;
 mod differential;
 mod former_plugin;
 mod host_local;
+mod install;
 mod multus;
 mod native;
 mod netlink;

@@ -9,10 +9,24 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use super::conflist;
 use crate::durable;
 
 /// What the executables of netattach have in them, see `built`.
-const MARK: &[u8] = b"netattach-commit";
+pub const MARK: &[u8] = b"netattach-commit";
+
+/// The names of netattach's own that a runtime's directory has.
+pub const NAMES: [&str; 2] = ["netattach", "netattach-cni"];
+
+/// The name that the one before is kept under.
+pub fn before(name: &str) -> String {
+    format!(".{name}.before")
+}
+
+/// The name of a copy until it takes its place.
+pub fn fresh(name: &str) -> String {
+    format!(".{name}.new")
+}
 
 /// What became of one name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,6 +74,11 @@ pub enum CopyError {
         #[source]
         source: io::Error,
     },
+    /// Another program has written the configuration of that name.
+    #[error(
+        "{0} is another program's: remove it, or have the agent write one of another name (cniConf.name)"
+    )]
+    Foreign(PathBuf),
     /// The copy does not run there; what had the name before is still there.
     #[error("{path} does not run on this node: {problem}")]
     DoesNotRun {
@@ -68,6 +87,39 @@ pub enum CopyError {
         /// What was tried, and what came of it.
         problem: String,
     },
+}
+
+/// Copies the executables to `directory`, both from where `executable`, which is `netattach-cni`, is; and it under the names
+/// of the plugins `also`, where no other program has them. Then writes the configuration by which a runtime calls them into
+/// `conf_dir`, if that is given: last, as a runtime may come at once. Others who install there meanwhile wait.
+///
+/// # Errors
+/// See [`CopyError`]. What was copied before stays; another call goes on from there.
+pub fn copy_all(
+    executable: &Path,
+    directory: &Path,
+    also: &[&str],
+    conf_dir: Option<&Path>,
+) -> Result<Vec<(PathBuf, Copied)>, CopyError> {
+    let failed = |source| CopyError::Write { path: directory.to_owned(), source };
+    let lock = fs::File::open(directory).map_err(failed)?;
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive)
+        .map_err(|error| failed(error.into()))?;
+    let own = NAMES.map(|name| (name, executable.with_file_name(name), Owner::Netattach));
+    let own = own.into_iter().map(|(name, from, owner)| match name {
+        "netattach-cni" => (name, executable.to_owned(), owner),
+        _ => (name, from, owner),
+    });
+    let others = also.iter().map(|name| (*name, executable.to_owned(), Owner::Anybody));
+    let mut copied = Vec::new();
+    for (name, from, owner) in own.chain(others) {
+        copied.push((directory.join(name), copy(&from, directory, name, owner)?));
+        crate::crash_point!("install", name);
+    }
+    if let Some(conf_dir) = conf_dir {
+        copied.push(conflist::write(conf_dir)?);
+    }
+    Ok(copied)
 }
 
 /// Copies an executable to `directory` under `name`.
@@ -79,7 +131,7 @@ pub fn copy(executable: &Path, directory: &Path, name: &str, owner: Owner) -> Re
         fs::read(executable).map_err(|source| CopyError::Read { path: executable.to_owned(), source })?;
     let target = directory.join(name);
     let failed = |source| CopyError::Write { path: target.clone(), source };
-    let before = match fs::symlink_metadata(&target) {
+    let found = match fs::symlink_metadata(&target) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(source) => return Err(failed(source)),
         Ok(metadata) if metadata.is_dir() => return Err(CopyError::Directory(target)),
@@ -88,18 +140,22 @@ pub fn copy(executable: &Path, directory: &Path, name: &str, owner: Owner) -> Re
             Some(if metadata.is_file() { fs::read(&target).map_err(failed)? } else { Vec::new() })
         }
     };
-    match &before {
-        Some(before) if *before == content => return Ok(Copied::Was),
-        Some(before) if owner == Owner::Anybody && !is_ours(before) => return Ok(Copied::Left),
+    match &found {
+        Some(found) if *found == content => return Ok(Copied::Was),
+        Some(found) if owner == Owner::Anybody && !is_ours(found) => return Ok(Copied::Left),
         _ => {}
     }
-    let fresh = format!(".{name}.new");
     // Tried before it takes the name: with the rename of the same bytes below, the file that was tried is the one in place.
-    let tried = directory.join(&fresh);
-    durable::write_new(&tried, &content, 0o755).map_err(failed)?;
+    let tried = directory.join(fresh(name));
+    durable::write_new(&tried, &content, 0o755).map_err(|source| {
+        // A full disk has no room for what is left of it either.
+        let _ = fs::remove_file(&tried);
+        failed(source)
+    })?;
+    crate::crash_point!("install", "written");
     let placed = try_version(&tried).and_then(|()| {
-        if before.is_some() {
-            keep(&target, &directory.join(format!(".{name}.before"))).map_err(failed)?;
+        if found.is_some() {
+            keep(directory, name).map_err(failed)?;
         }
         fs::rename(&tried, &target).and_then(|()| durable::sync_directory(directory)).map_err(failed)
     });
@@ -107,20 +163,41 @@ pub fn copy(executable: &Path, directory: &Path, name: &str, owner: Owner) -> Re
         // The returned error matters more than a leftover copy, which the next one overwrites.
         let _ = fs::remove_file(&tried);
     })?;
-    Ok(if before.is_some() { Copied::Replaced } else { Copied::Made })
+    Ok(if found.is_some() { Copied::Replaced } else { Copied::Made })
+}
+
+/// Whether an executable, or what a link leads to, is one of netattach. Nothing of that name is none.
+///
+/// # Errors
+/// It cannot be read.
+pub fn is_netattach(path: &Path) -> io::Result<bool> {
+    match fs::metadata(path) {
+        Ok(metadata) if metadata.is_file() => Ok(is_ours(&fs::read(path)?)),
+        Ok(_) => Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 fn is_ours(content: &[u8]) -> bool {
     memchr::memmem::find(content, MARK).is_some()
 }
 
-/// Gives a file a second name, in place of what had that.
-fn keep(path: &Path, kept: &Path) -> io::Result<()> {
-    match fs::remove_file(kept) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    fs::hard_link(path, kept)
+/// Keeps what has the name under another as well, in place of what had that: at every moment something has it.
+fn keep(directory: &Path, name: &str) -> io::Result<()> {
+    let second = directory.join(format!(".{name}.kept"));
+    let absent = |removed: io::Result<()>| match removed {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    };
+    absent(fs::remove_file(&second))?;
+    fs::hard_link(directory.join(name), &second)?;
+    crate::crash_point!("install", "linked");
+    fs::rename(&second, directory.join(before(name)))?;
+    // Where it was kept already, by a call that ended after that, the rename has left both names.
+    absent(fs::remove_file(&second))?;
+    crate::crash_point!("install", "kept");
+    Ok(())
 }
 
 /// Asks the copy which versions of CNI it supports, as a runtime does.

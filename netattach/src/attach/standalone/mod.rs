@@ -7,6 +7,7 @@
 //! `interface` has the interface plugins, `ipam` the address management; `install` puts the plugins' names into a
 //! directory, `copy` copies executables to a node.
 
+mod conflist;
 pub mod copy;
 pub mod install;
 mod interface;
