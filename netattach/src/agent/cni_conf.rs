@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use super::conf_repair::{Found, copies};
 use super::config::{ConfRepair, Settings};
 use crate::attach::conf_dir;
+use crate::cni::load::is_read_by_runtimes;
 use crate::cni::{self, NetworkList, Version};
 use crate::rpc::shim::WAIT_KEY;
 use crate::{bounded, budget, durable};
@@ -28,6 +29,7 @@ pub(super) struct CniConf {
     state_dir: PathBuf,
     agent_wait_seconds: u64,
     repair: ConfRepair,
+    remove: bool,
 }
 
 /// Device and inode of a file.
@@ -72,6 +74,7 @@ impl CniConf {
             state_dir: std::path::absolute(&settings.state_dir)?,
             agent_wait_seconds: conf.agent_wait_seconds,
             repair: conf.repair,
+            remove: conf.remove,
         }))
     }
 
@@ -91,6 +94,19 @@ impl CniConf {
 
     pub(super) fn repair(&self) -> ConfRepair {
         self.repair
+    }
+
+    /// Whether there is to be no file, nor one of netattach's under that name.
+    pub(super) fn is_to_go(&self) -> bool {
+        self.remove
+    }
+
+    /// Removes the file, if it is netattach's. Returns whether it did.
+    ///
+    /// # Errors
+    /// [`CniConfError`].
+    pub(super) fn remove(&self) -> Result<bool, CniConfError> {
+        remove_managed(&self.path).map_err(self.failed("remove"))
     }
 
     /// The content of the file for this default network.
@@ -188,6 +204,54 @@ fn identity(path: &Path) -> Option<Identity> {
     Some((metadata.dev(), metadata.ino()))
 }
 
+/// Removes a file that an agent has written for the runtime, durably. Returns whether it did: another program's stays, and an empty
+/// one may be anybody's.
+///
+/// # Errors
+/// The system's error.
+fn remove_managed(path: &Path) -> io::Result<bool> {
+    match bounded::read(path, budget::CONFIG.most) {
+        Ok(content) if is_managed(&content) => {}
+        Ok(_) => return Ok(false),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        Err(error) => return Err(error),
+    }
+    std::fs::remove_file(path)?;
+    durable::sync_directory(path.parent().unwrap_or(Path::new("/")))?;
+    Ok(true)
+}
+
+/// Who has written a configuration that calls netattach.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Caller {
+    /// An agent.
+    Managed,
+    /// Somebody else, by hand.
+    Other,
+}
+
+/// The configurations in a runtime's directory that an agent has written, or that call netattach.
+///
+/// # Errors
+/// The directory cannot be listed.
+pub fn callers(directory: &Path) -> io::Result<Vec<(PathBuf, Caller)>> {
+    let mut found = Vec::new();
+    for name in conf_dir::entries(directory)?.into_iter().filter(|name| is_read_by_runtimes(name)) {
+        let path = directory.join(name);
+        // One that cannot be read makes no runtime call anything.
+        let Ok(content) = bounded::read(&path, budget::CONFIG.most) else { continue };
+        let Ok(conf) = serde_json::from_slice::<Value>(&content) else { continue };
+        let alone = [conf.clone()];
+        let plugins = conf["plugins"].as_array().map_or(&alone[..], Vec::as_slice);
+        if conf[MANAGED] == true {
+            found.push((path, Caller::Managed));
+        } else if plugins.iter().any(|plugin| plugin["type"] == "netattach") {
+            found.push((path, Caller::Other));
+        }
+    }
+    Ok(found)
+}
+
 fn is_managed(content: &[u8]) -> bool {
     serde_json::from_slice::<Value>(content).is_ok_and(|conf| conf[MANAGED] == true)
 }
@@ -205,6 +269,7 @@ mod tests {
             state_dir: "/var/lib/x".into(),
             agent_wait_seconds: 7,
             repair: ConfRepair::Rewrite,
+            remove: false,
         }
     }
 

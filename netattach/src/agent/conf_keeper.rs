@@ -1,4 +1,4 @@
-//! Keeps the runtime's configuration file in place, and watches for what makes the runtime read another.
+//! Keeps the runtime's configuration file in place, or away before netattach is removed, and watches for what makes the runtime read another.
 
 use std::sync::Mutex;
 use std::time::Instant;
@@ -59,6 +59,13 @@ impl ConfKeeper {
         let mut state = lock(&self.state);
         let not_available = |msg: String| CniError::new(code::NOT_AVAILABLE, msg);
         let failed = |error: CniConfError| CniError::from_chain(code::NOT_AVAILABLE, &error);
+        if self.conf.is_to_go() {
+            let path = self.conf.path().display();
+            if self.conf.remove().map_err(failed)? {
+                tracing::info!(%path, "configuration for the container runtime removed: new pods are not attached");
+            }
+            return Ok(format!("{path} is kept away by cniConf.remove: new pods are not attached"));
+        }
         let names = self.conf.names().map_err(failed)?;
         let kept = match self.keep_file(&mut state, default, &names) {
             Ok(None) => Ok(()),

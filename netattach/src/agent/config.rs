@@ -259,6 +259,8 @@ pub struct CniConf {
     pub network: String,
     /// What is done when others rename, remove or change the file.
     pub repair: ConfRepair,
+    /// The file is removed instead of written: new pods are no longer netattach's.
+    pub remove: bool,
     /// How long ADD and CHECK wait for an agent that has served before, in seconds.
     pub agent_wait_seconds: u64,
 }
@@ -411,6 +413,9 @@ pub enum SettingsError {
     /// The directory for the runtime's file is not absolute.
     #[error("cniConf.dir: {0} is not an absolute path")]
     ConfDir(PathBuf),
+    /// A file is to be removed, and none is named.
+    #[error("cniConf.remove: true needs cniConf.dir, where the file is")]
+    ConfRemove,
     /// Pods cannot be repaired in that way.
     #[error("repair: {how} needs {needs}")]
     Repair {
@@ -546,6 +551,7 @@ impl Default for CniConf {
             name: "00-netattach.conflist".into(),
             network: "netattach".into(),
             repair: ConfRepair::default(),
+            remove: false,
             agent_wait_seconds: DEFAULT_AGENT_WAIT,
         }
     }
@@ -698,6 +704,12 @@ impl Settings {
         if !self.kubernetes.enabled {
             return Err(SettingsError::Repair { how, needs: "kubernetes.enabled" });
         }
+        if self.cni_conf.remove {
+            return Err(SettingsError::Repair {
+                how,
+                needs: "cniConf.remove to be false: no new pod is netattach's",
+            });
+        }
         if self.repair == Repair::Attach && self.runtime_socket.as_os_str().is_empty() {
             return Err(SettingsError::Repair {
                 how,
@@ -839,6 +851,9 @@ impl CniConf {
         }
         if self.dir.is_relative() && !self.dir.as_os_str().is_empty() {
             return Err(SettingsError::ConfDir(self.dir.clone()));
+        }
+        if self.remove && self.dir.as_os_str().is_empty() {
+            return Err(SettingsError::ConfRemove);
         }
         check_network_name(&self.network).map_err(SettingsError::ConfNetwork)
     }

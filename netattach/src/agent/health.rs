@@ -223,9 +223,15 @@ impl Health {
         let own =
             [&self.journal, &self.descriptors, &self.dataplane].map(|look| condition(look.what, seen(look)));
         // The file is not written for a network that cannot be attached: report the network's problem.
-        let read = lock(&self.runtime).first().map_or(Ok(()), |it| Err(not_available(it.problem.clone())));
-        let file = file.and_then(|path| read.map(|()| path));
-        let file = self.conf.as_ref().map(|_| condition(self.file.what, network.clone().and(file)));
+        let file = self.conf.as_ref().map(|keeper| {
+            if keeper.conf().is_to_go() {
+                return condition(self.file.what, file);
+            }
+            let read =
+                lock(&self.runtime).first().map_or(Ok(()), |it| Err(not_available(it.problem.clone())));
+            let file = file.and_then(|path| read.map(|()| path));
+            condition(self.file.what, network.clone().and(file))
+        });
         let network = network.and_then(|name| plugins.map(|_| name));
         let mut conditions: Vec<Readiness> = own.into();
         conditions.push(condition(self.network.what, network));
@@ -412,8 +418,8 @@ impl Health {
         Ok(String::new())
     }
 
-    /// Checks the default network and updates the runtime's file. The file is never removed: without it the runtime
-    /// would use another plugin's.
+    /// Checks the default network and updates the runtime's file. The file is removed only by `cniConf.remove`: without it
+    /// the runtime uses another plugin's.
     fn look_at_network(&self) -> Seen {
         // Before anything is read: what changes meanwhile is looked at again.
         if let Some(watch) = &self.watch {

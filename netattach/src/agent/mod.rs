@@ -79,7 +79,9 @@ pub mod validate;
 mod waiting_dels;
 mod watching;
 
+pub use cni_conf::{Caller, callers};
 pub use config::{Arguments, Settings};
+pub use owned::{Owned, OwnedError, own_existing};
 pub use privileges::{Unprivileged, check as check_privileges};
 pub use report::features as kernel_features;
 pub use run::{AgentError, missing_rights, run};

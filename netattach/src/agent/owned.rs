@@ -41,7 +41,7 @@ pub enum OwnedError {
 
 /// A directory that is locked until this is dropped.
 #[derive(Debug)]
-pub(super) struct Owned {
+pub struct Owned {
     _directory: File,
 }
 
@@ -51,6 +51,14 @@ pub(super) fn own(what: &'static str, path: &Path) -> Result<Owned, OwnedError> 
     let failed = |source| OwnedError::Lock { what, path: path.to_owned(), source };
     DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed)?;
     lock(what, path)
+}
+
+/// Locks a directory, if it is there.
+///
+/// # Errors
+/// [`OwnedError`].
+pub fn own_existing(what: &'static str, path: &Path) -> Result<Option<Owned>, OwnedError> {
+    path.exists().then(|| lock(what, path)).transpose()
 }
 
 /// Locks an existing directory.

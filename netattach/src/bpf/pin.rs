@@ -142,18 +142,29 @@ impl Pins {
 /// more. Programs still attached to devices keep running on their maps. A root that is not there is fine; one that has
 /// something else in it is refused.
 pub fn remove_all_pins(root: &Path) -> Result<(), BpfError> {
-    refuse_dots(root)?;
-    match fs::symlink_metadata(root) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        _ if is_on_bpffs(root)? => {}
-        _ => return Err(BpfError::NotBpffs(root.to_path_buf())),
+    if !are_removable(root)? {
+        return Ok(());
     }
-    refuse_foreign(root)?;
     fs::remove_dir_all(root).map_err(|source| BpfError::PinTree {
         action: "remove",
         path: root.to_path_buf(),
         source,
     })
+}
+
+/// Whether there is a root of pins, and nothing else in it: what [`remove_all_pins`] asks first.
+///
+/// # Errors
+/// It is no such root.
+pub fn are_removable(root: &Path) -> Result<bool, BpfError> {
+    refuse_dots(root)?;
+    match fs::symlink_metadata(root) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        _ if is_on_bpffs(root)? => {}
+        _ => return Err(BpfError::NotBpffs(root.to_path_buf())),
+    }
+    refuse_foreign(root)?;
+    Ok(true)
 }
 
 /// Refuses a root with other pins: a wrong root, for instance the directory above, would remove the pins of others.

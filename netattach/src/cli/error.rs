@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use super::filter::ContainerIdError;
 use super::{Exit, attach, import, missing};
+use crate::agent::OwnedError;
 use crate::agent::validate::ValidateError;
 use crate::bpf::BpfError;
 use crate::cni::code;
@@ -14,6 +15,7 @@ use crate::netlink;
 use crate::netns::NetnsError;
 use crate::rpc::client::ClientError;
 use crate::rpc::message::Failure;
+use crate::rpc::pending::PendingError;
 
 /// Reasons why a command failed.
 #[derive(Debug, thiserror::Error)]
@@ -38,13 +40,30 @@ pub enum CliError {
     AgentRuns(PathBuf),
     /// `uninstall` while pods are attached.
     #[error(
-        "pods are attached, and their devices would keep programs that no agent maintains: {}; detach them first, or give --force",
+        "pods are attached, and their devices would keep programs that no agent maintains: {}; detach them first, by an agent with cniConf.remove (docs/remove.md), or give --force",
         missing::list(.0)
     )]
     Attached(Vec<String>),
     /// `uninstall` cannot determine whether pods are attached.
     #[error("check for attached pods; --force skips the check")]
     Journal(#[from] JournalError),
+    /// `uninstall` of a directory that an agent works on.
+    #[error("an agent may run: stop it first")]
+    Owned(#[from] OwnedError),
+    /// `uninstall` could not look at DELs that wait.
+    #[error("look for DELs that wait for an agent")]
+    Pending(#[from] PendingError),
+    /// `uninstall` could not look at a file, or not remove it.
+    #[error("{action} {path}")]
+    File {
+        /// The action that failed.
+        action: &'static str,
+        /// What it was applied to.
+        path: PathBuf,
+        /// The system's error.
+        #[source]
+        source: io::Error,
+    },
     /// An object that the command line names does not exist.
     #[error("{0}")]
     NotFound(String),
@@ -117,12 +136,15 @@ impl CliError {
             Self::Words(_) | Self::Usage(_) | Self::Container(ContainerIdError::Ambiguous { .. }) => {
                 Exit::Usage
             }
-            Self::AgentRuns(_) | Self::Attached(_) => Exit::InUse,
+            Self::AgentRuns(_) | Self::Attached(_) | Self::Owned(OwnedError::Taken { .. }) => Exit::InUse,
             Self::Failed(_)
             | Self::Import(_)
             | Self::NoEquivalent(_)
             | Self::Journal(_)
             | Self::Pins(_)
+            | Self::Owned(_)
+            | Self::Pending(_)
+            | Self::File { .. }
             | Self::OtherAnswer { .. }
             | Self::Encode(_)
             | Self::Yaml(_)

@@ -9,7 +9,8 @@ pub(super) fn paths_of(object: &Value) -> Result<(String, String)> {
     let version = text(&object["apiVersion"]).context("an object has an apiVersion")?;
     let kind = text(&object["kind"]).context("an object has a kind")?;
     let metadata = &object["metadata"];
-    let name = text(&metadata["name"]).context("an object has a name")?;
+    let name = text(&metadata["name"]).or_else(|| text(&metadata["generateName"]));
+    let name = name.context("an object has a name")?;
     let root = if version.contains('/') { "apis" } else { "api" };
     let collection = match text(&metadata["namespace"]) {
         Some(namespace) => format!("/{root}/{version}/namespaces/{namespace}/{}", resource(&kind)?),
@@ -27,6 +28,7 @@ fn resource(kind: &str) -> Result<&'static str> {
         "DaemonSet" => "daemonsets",
         "Deployment" => "deployments",
         "Event" => "events",
+        "Job" => "jobs",
         "MultiNetworkPolicy" => "multi-networkpolicies",
         "Namespace" => "namespaces",
         "NetworkAttachmentDefinition" => "network-attachment-definitions",

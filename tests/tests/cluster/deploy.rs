@@ -146,6 +146,62 @@ fn the_agent_is_given_two_capabilities_and_a_read_only_image() {
     assert_eq!(writable.collect::<BTreeSet<_>>(), BTreeSet::from(expected));
 }
 
+/// The Job for a node, with what takes the places of NODE and IMAGE.
+fn uninstall(node: &str) -> Value {
+    let text = std::fs::read_to_string(repository().join("deploy/uninstall/job.yaml")).unwrap();
+    assert!(text.contains("NODE") && text.contains("IMAGE"));
+    let image = format!("localhost/netattach:{}", env!("CARGO_PKG_VERSION"));
+    serde_norway::from_str(&text.replace("NODE", node).replace("IMAGE", &image)).unwrap()
+}
+
+/// It sees the directories that the agent and its installation write, at the places where `uninstall` looks, and has the
+/// capabilities that the agent has. That these are enough is proved by `lifecycle::removal`.
+#[test]
+fn the_job_that_removes_netattach_sees_what_the_agent_has_written() {
+    let Some(kubectl) = kubectl("the_job_that_removes_netattach_sees_what_the_agent_has_written") else {
+        return;
+    };
+    let job = uninstall("worker-1");
+    let pod = &job["spec"]["template"]["spec"];
+    let container = &pod["containers"][0];
+    assert_eq!(
+        json!([
+            pod["nodeName"],
+            pod["hostNetwork"],
+            pod["restartPolicy"],
+            pod["automountServiceAccountToken"]
+        ]),
+        json!(["worker-1", true, "Never", false])
+    );
+    let context = &container["securityContext"];
+    assert_eq!(
+        json!([context["privileged"], context["readOnlyRootFilesystem"], context["capabilities"]]),
+        json!([false, true, {"drop": ["ALL"], "add": ["NET_ADMIN", "SYS_ADMIN"]}])
+    );
+    let objects = rendered(&kubectl, "deploy");
+    let agent = &of_kind(&objects, "DaemonSet")["spec"]["template"]["spec"];
+    let of_node = |pod: &Value| {
+        let volumes = pod["volumes"].as_array().unwrap().iter();
+        let paths = volumes.filter_map(|volume| volume["hostPath"]["path"].as_str().map(str::to_owned));
+        paths.collect::<BTreeSet<_>>()
+    };
+    let (seen, agents) = (of_node(pod), of_node(agent));
+    let around = |path: &&String| !agents.iter().any(|of_agent| path.starts_with(of_agent));
+    assert_eq!(seen.iter().filter(around).collect::<Vec<_>>(), Vec::<&String>::new());
+    for mount in container["volumeMounts"].as_array().unwrap() {
+        let path = mount["mountPath"].as_str().unwrap();
+        assert!(seen.contains(path), "{path} of the node is at its own path");
+    }
+    let command: Vec<&str> =
+        container["command"].as_array().unwrap().iter().map(|word| word.as_str().unwrap()).collect();
+    assert_eq!(command, ["/usr/bin/netattachctl", "uninstall", "--cni-bin-dir=/opt/cni/bin"]);
+    // An agent that kubectl netattach looks for is none of these.
+    assert_ne!(
+        job["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"],
+        of_kind(&objects, "DaemonSet")["metadata"]["labels"]["app.kubernetes.io/name"]
+    );
+}
+
 /// The policies name the agent by its service account, and every name in an expression is one of the policy's own or of
 /// Kubernetes'.
 #[test]
@@ -197,6 +253,12 @@ fn a_real_server_takes_every_object_and_drops_nothing_of_it() {
     let Some(kubectl) = kubectl("a_real_server_takes_every_object_and_drops_nothing_of_it") else { return };
     let Some(cluster) = Cluster::shared("deploy").unwrap() else { return };
     let admin = cluster.admin().unwrap();
+    let job = uninstall(&format!("ip-10-0-0-1.{}.example", "a".repeat(60)));
+    let reply = admin.try_out(&job).unwrap();
+    assert_eq!(reply.status, 201, "{}", reply.body);
+    let mut dropped = BTreeSet::new();
+    lost(&job, &reply.body, "", &mut dropped);
+    assert_eq!(dropped, BTreeSet::new());
     for directory in DIRECTORIES {
         for object in rendered(&kubectl, directory) {
             if object["apiVersion"] == "admissionregistration.k8s.io/v1" {

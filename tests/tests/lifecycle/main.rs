@@ -1,4 +1,3 @@
-//! The agent's life cycle: start, end, crash and upgrade under attached pods, and what an operator sees.
 //!
 //! | module | tests |
 //! |---|---|
@@ -11,6 +10,7 @@
 //! | `crash`, `damaged_records`, `recovery` | an agent killed at every point; damaged records; the next agent's
 //! recovery |
 //! | `capabilities` | what the manifests give an agent is needed and enough, with and without executed plugins |
+//! | `removal` | netattach is taken off a node, and what stays is said |
 //! | `named_namespaces` | an agent that sees the pods' namespaces under another path than the runtime |
 //! | `drift` | what others change of attachments on the node is put back |
 //! | `collector` | sandboxes that no runtime asks to detach |
@@ -31,5 +31,6 @@ mod operator;
 mod primaries;
 mod readiness;
 mod recovery;
+mod removal;
 mod restart;
 mod restart_many;

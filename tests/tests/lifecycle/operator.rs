@@ -2,6 +2,7 @@
 
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 
 use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
@@ -133,12 +134,22 @@ fn a_drop_has_one_time_whenever_it_is_asked_for() {
     }
 }
 
+/// What `uninstall` removes, and what it says that stays, but for settings of the machine that the tests run on.
+fn found(node: &Node, words: &[&str]) -> (Value, Vec<Value>) {
+    let mut found = node.ctl(words).unwrap();
+    let stays = found.as_object_mut().unwrap().remove("stays").unwrap();
+    let stays = stays.as_array().unwrap().iter().map(|it| it["what"].clone());
+    let stays = stays.filter(|what| !what.as_str().unwrap().starts_with("net/")).collect();
+    (found, stays)
+}
+
 #[test]
 fn pins_under_attached_pods_stay_unless_they_are_to_go_all_the_same() {
     let (mut node, [a, b]) = scene();
     let bpffs = node.bpffs().display().to_string();
     let state = node.path("state").display().to_string();
-    let uninstall = ["uninstall", "--bpffs", &bpffs, "--state-dir", &state];
+    let conf = node.path("net.d").display().to_string();
+    let uninstall = ["uninstall", "--bpffs", &bpffs, "--state-dir", &state, "--cni-conf-dir", &conf];
     let served = format!(
         "netattachctl: an agent serves {}: stop it first, and detach its pods",
         node.socket().display()
@@ -148,7 +159,7 @@ fn pins_under_attached_pods_stay_unless_they_are_to_go_all_the_same() {
     let attached = |who: &str| {
         format!(
             "netattachctl: pods are attached, and their devices would keep programs that no agent maintains: {who}; detach them first, \
-             or give --force"
+             by an agent with cniConf.remove (docs/remove.md), or give --force"
         )
     };
     assert_eq!(asked(&node, &uninstall), (5, String::new(), attached("shop/a, shop/b")));
@@ -159,7 +170,8 @@ fn pins_under_attached_pods_stay_unless_they_are_to_go_all_the_same() {
     assert!(node.bpffs().exists());
     // Naming the directory above would remove the pins of others.
     let above = node.bpffs().parent().unwrap().display().to_string();
-    let (code, _, said) = asked(&node, &["uninstall", "--force", "--bpffs", &above]);
+    let words = ["uninstall", "--force", "--bpffs", &above, "--state-dir", &state, "--cni-conf-dir", &conf];
+    let (code, _, said) = asked(&node, &words);
     assert!(code == 1 && said.contains("which is not netattach's: name the directory"), "{said}");
     assert!(node.bpffs().exists());
 
@@ -170,17 +182,20 @@ fn pins_under_attached_pods_stay_unless_they_are_to_go_all_the_same() {
     node.start().unwrap();
     node.del(&b).success();
     node.stop().unwrap();
-    let removed = format!("Removed the programs and maps pinned at {bpffs}.\n");
-    assert_eq!(asked(&node, &uninstall), (0, removed, String::new()));
-    assert_eq!(asked(&node, &uninstall), (0, format!("Nothing is pinned at {bpffs}.\n"), String::new()));
-    // The tests' own namespace has nothing else of netattach.
-    let outcome = |removed: bool, forced: bool| {
+    // The tests' own namespace has nothing of netattach.
+    let outcome = |removed: bool, forced: bool, state: &[PathBuf]| {
         json!({
-            "bpffs": bpffs, "removed": removed, "forced": forced, "dry_run": false,
-            "tables": [], "routes": [], "bridges": [], "bridges_in_use": []
+            "bpffs": bpffs, "removed": removed, "forced": forced, "dry_run": false, "configurations": [],
+            "tables": [], "routes": [], "bridges": [], "bridges_in_use": [], "state": state, "executables": []
         })
     };
-    assert_eq!(node.ctl(&uninstall).unwrap(), outcome(false, false));
+    let pools = ["@kube-system/default", "@shop/storage"].map(|name| json!(node.path("leases").join(name)));
+    let kept = pools.to_vec();
+    let state_files =
+        ["state/journal", "run/netattach.sock.lock", "run/network-status"].map(|name| node.path(name));
+    assert_eq!(found(&node, &uninstall), (outcome(true, false, &state_files), kept));
+    assert!(!node.path("state").exists() && !node.path("run").exists());
+    assert_eq!(found(&node, &uninstall), (outcome(false, false, &[]), Vec::new()));
 
     // Links on devices have a directory of their own there.
     node.set("attach", json!("tcx"));
@@ -188,8 +203,11 @@ fn pins_under_attached_pods_stay_unless_they_are_to_go_all_the_same() {
     node.add(&a).success();
     node.stop().unwrap();
     assert!(node.bpffs().join("link").exists());
-    let shown = node.ctl(&[&uninstall[..], &["--force"]].concat()).unwrap();
-    assert_eq!(shown, outcome(true, true));
+    let shown = found(&node, &[&uninstall[..], &["--force"]].concat());
+    let run_files = ["run/netattach.sock.lock", "run/network-status"].map(|name| node.path(name));
+    // The records stay, so that an agent can still detach the pod.
+    assert_eq!(shown.0, outcome(true, true, &run_files));
+    assert!(shown.1.contains(&json!(node.path("state"))), "{:?}", shown.1);
     assert!(!node.bpffs().exists());
     node.start().unwrap();
     node.del(&a).success();

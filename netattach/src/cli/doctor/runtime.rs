@@ -23,7 +23,17 @@ pub(super) fn checks(settings: &Settings) -> Vec<Check> {
         [] => vec![PathBuf::from(EXECUTABLES)],
         set => set.to_vec(),
     };
-    vec![order(directory), installed(&executables)]
+    let order = if settings.cni_conf.remove { kept_away(directory) } else { order(directory) };
+    vec![order, installed(&executables)]
+}
+
+/// The agent is about to be removed from the node.
+fn kept_away(directory: &Path) -> Check {
+    Check::warning(
+        "CNI configuration",
+        format!("cniConf.remove keeps netattach's out of {}: new pods are not attached", directory.display()),
+        "go on by docs/remove.md, or take cniConf.remove out of the settings",
+    )
 }
 
 /// Which configuration a runtime uses: the first by name.

@@ -263,8 +263,15 @@ fn uninstall_takes_routes_tables_and_bridges_along_and_says_so_before() {
     let (bpffs, state) = (bpffs.to_string_lossy().into_owned(), state.to_string_lossy().into_owned());
     rig.nodes[0].stop().unwrap();
     let uninstall = |rig: &Rig, more: &[&str]| {
-        let words = [&["uninstall", "--bpffs", &bpffs, "--state-dir", &state][..], more].concat();
-        rig.nodes[0].namespace.run(|| rig.nodes[0].ctl(&words)).unwrap()
+        let conf = rig.nodes[0].path("net.d").to_string_lossy().into_owned();
+        let words = ["uninstall", "--bpffs", &bpffs, "--state-dir", &state, "--cni-conf-dir", &conf];
+        let words = [&words[..], more].concat();
+        let mut found = rig.nodes[0].namespace.run(|| rig.nodes[0].ctl(&words)).unwrap();
+        // Files are for `lifecycle::removal`.
+        for key in ["configurations", "state", "executables", "stays"] {
+            assert!(found.as_object_mut().unwrap().remove(key).is_some(), "{key}");
+        }
+        found
     };
     let forced = uninstall(&rig, &["--force", "--dry-run"]);
     let (tables, routes) = (json!(["netattach", "netattach-nat"]), json!(["10.244.2.0/24", "fd00:2::/64"]));

@@ -57,7 +57,9 @@ fn uninstall_removes_the_table() {
     scene.node.stop().unwrap();
     let (bpffs, state) = (scene.node.bpffs(), scene.node.path("state"));
     let (bpffs, state) = (bpffs.to_string_lossy(), state.to_string_lossy());
-    let words = ["uninstall", "--force", "--bpffs", &bpffs, "--state-dir", &state];
+    let conf = scene.node.path("net.d");
+    let conf = conf.to_string_lossy();
+    let words = ["uninstall", "--force", "--bpffs", &bpffs, "--state-dir", &state, "--cni-conf-dir", &conf];
     scene.node.namespace.run(|| scene.node.ctl(&words)).unwrap();
     assert!(scene.node.namespace.run(nat::shape).unwrap().is_empty());
     let _ = scene.pods.remove(web);

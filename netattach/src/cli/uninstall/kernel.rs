@@ -1,0 +1,69 @@
+//! What netattach has made in the kernel of a node for all pods, besides pins: tables, routes, bridges.
+
+use super::Stays;
+use crate::builtin::routes::{METRIC, PROTOCOL};
+use crate::netlink::{self, Handle, RouteState};
+
+/// Settings that ADDs have switched on, below `/proc/sys`.
+const FORWARDING: [&str; 2] = ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"];
+
+/// What was found in this network namespace.
+#[derive(Debug, Default)]
+pub(super) struct Kernel {
+    /// Names of tables of nftables.
+    pub(super) tables: Vec<String>,
+    routes: Vec<RouteState>,
+    /// Bridges without a port.
+    pub(super) bridges: Vec<String>,
+    /// Bridges that something is still connected to. They stay.
+    pub(super) bridges_in_use: Vec<String>,
+}
+
+impl Kernel {
+    /// Looks what is there.
+    pub(super) fn look(node: &mut Handle) -> Result<Self, netlink::Error> {
+        let mut found = Self::default();
+        if netlink::guard_exists()? {
+            found.tables.push(netlink::GUARD_TABLE.to_owned());
+        }
+        if !netlink::nat::shape()?.is_empty() {
+            found.tables.push(netlink::nat::TABLE.to_owned());
+        }
+        found.routes = node.routes()?;
+        found.routes.retain(|route| (route.protocol, route.priority) == (PROTOCOL, METRIC));
+        for (bridge, ports) in node.own_bridges()? {
+            if ports == 0 { &mut found.bridges } else { &mut found.bridges_in_use }.push(bridge.name);
+        }
+        Ok(found)
+    }
+
+    /// Destinations of the routes to the pods of other nodes.
+    pub(super) fn routes(&self) -> Vec<String> {
+        self.routes.iter().map(|route| route.destination.to_string()).collect()
+    }
+
+    /// Removes what was found, but for bridges in use.
+    pub(super) fn remove(&self, node: &mut Handle) -> Result<(), netlink::Error> {
+        if !self.tables.is_empty() {
+            netlink::remove_guard()?;
+            netlink::nat::uninstall()?;
+        }
+        node.ensure_routes_absent(&self.routes)?;
+        self.bridges.iter().try_for_each(|bridge| node.ensure_link_absent(bridge))
+    }
+
+    /// What stays.
+    pub(super) fn stays(&self) -> impl Iterator<Item = Stays> {
+        let bridges = self
+            .bridges_in_use
+            .iter()
+            .map(|bridge| Stays::new(bridge, "something is connected to this bridge"));
+        let is_on = |key: &&str| {
+            std::fs::read_to_string(format!("/proc/sys/{key}")).is_ok_and(|value| value.trim_end() == "1")
+        };
+        let forwarding = FORWARDING.into_iter().filter(is_on).map(|key| {
+            Stays::new(key, "other programs of the node may need it; who had it switched on is not known")
+        });
+        bridges.chain(forwarding)
+    }
+}
