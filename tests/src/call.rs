@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
@@ -53,7 +54,15 @@ impl Call {
     /// # Panics
     /// The executable cannot be run, is ended by a signal, or prints something other than one JSON value.
     pub fn run(&self) -> Outcome {
-        let mut child = Command::new(executable("netattach").expect("the CNI executable is built"))
+        self.run_by(&executable("netattach").expect("the CNI executable is built"))
+    }
+
+    /// Runs another CNI executable.
+    ///
+    /// # Panics
+    /// As [`Call::run`].
+    pub fn run_by(&self, executable: &Path) -> Outcome {
+        let mut child = Command::new(executable)
             .env_clear()
             .envs(&self.env)
             .stdin(Stdio::piped())

@@ -22,7 +22,7 @@ use crate::{Call, Namespace, Outcome};
 
 /// `namespace/name` of every pod's default network.
 pub const DEFAULT_NETWORK: &str = "kube-system/default";
-/// Attachment numbers of a node are below this.
+/// Attachment numbers of a node are below this, unless a test sets another `maxAttachments`.
 pub const MAX_ATTACHMENTS: u32 = 64;
 
 /// A link with carrier on nodes that asked for one ([`Node::add_wire`]): parent of macvlans.
@@ -221,6 +221,12 @@ impl Node {
     /// A path below the node's directory: `source`, `run`, `state`, `leases`, `cni-bin`.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
+    }
+
+    /// Attachment numbers of this node are below that.
+    pub fn max_attachments(&self) -> u32 {
+        let set = self.settings.get("maxAttachments").and_then(Value::as_u64);
+        set.and_then(|most| u32::try_from(most).ok()).unwrap_or(MAX_ATTACHMENTS)
     }
 
     /// The directory of the agent's pins.

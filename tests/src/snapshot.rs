@@ -14,7 +14,7 @@ use netattach::netlink::{Handle, nat};
 use netattach::netns::Netns;
 use netattach::spec::TcHook;
 
-use crate::node::{MAX_ATTACHMENTS, WIRE};
+use crate::node::WIRE;
 use crate::{Namespace, Node, Pod};
 
 /// The state of a node and its pods. Two are equal when no attachment came or went in between.
@@ -212,7 +212,7 @@ impl Maps {
             addresses: dataplane.attachments().addresses(),
             ..Self::default()
         };
-        for id in 1..MAX_ATTACHMENTS {
+        for id in 1..node.max_attachments() {
             let policy = dataplane.policies().of(id)?;
             if policy != PolicyIds::default() {
                 maps.policies.insert(id, policy);
@@ -240,8 +240,8 @@ fn dataplane(node: &Node) -> Result<Option<Dataplane>> {
     if !node.bpffs().exists() {
         return Ok(None);
     }
-    let config =
-        bpf::Config { max_attachments: MAX_ATTACHMENTS, ..bpf::Config::new(node.bpffs().to_owned()) };
+    let max_attachments = node.max_attachments();
+    let config = bpf::Config { max_attachments, ..bpf::Config::new(node.bpffs().to_owned()) };
     Ok(Some(Dataplane::open(&config)?))
 }
 

@@ -23,7 +23,11 @@ struct Arguments {
 #[derive(Subcommand)]
 enum Verb {
     /// Install what this machine lacks; changes nothing when nothing is missing
-    Setup,
+    Setup {
+        /// Build the executables of the agent that landed last instead, from git's history, for the tests of upgrades
+        #[arg(long)]
+        previous: bool,
+    },
     /// Build the BPF object into target/bpf
     BuildEbpf {
         /// Build the one that logs the path of packets instead, for `netattachd --bpf-log`
@@ -82,6 +86,9 @@ enum Verb {
         /// Run the tests that have a longer form, in that form
         #[arg(long, conflicts_with_all = ["ci", "unit"])]
         longer: bool,
+        /// Run the tests of the upgrade from the agent that landed last, which is built from git's history
+        #[arg(long, conflicts_with_all = ["ci", "unit", "longer"])]
+        upgrade: bool,
     },
     /// Set up, build, and have pods come and go at random on two nodes, with failing servers and dying agents
     Soak {
@@ -136,7 +143,8 @@ enum Verb {
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().verb {
-        Verb::Setup => setup::everything(),
+        Verb::Setup { previous: true } => setup::upgrades(),
+        Verb::Setup { previous: false } => setup::everything(),
         Verb::BuildEbpf { log } => ebpf::build(if log { Flavour::Log } else { Flavour::Normal }),
         Verb::Build => dist::build(),
         Verb::Image { arch, name, dist, check, twice } => {
@@ -147,6 +155,7 @@ fn main() -> ExitCode {
         Verb::Conformance { open } => conformance::run(open),
         Verb::Test { unit: true, .. } => suite::unit(),
         Verb::Test { longer: true, .. } => suite::longer(),
+        Verb::Test { upgrade: true, .. } => suite::upgrade(),
         Verb::Test { ci, .. } => {
             let ci = ci || std::env::var_os("CI").is_some_and(|value| value == "true");
             suite::run(if ci { Extent::Gate } else { Extent::Tests })

@@ -13,6 +13,7 @@ const RUNS: [&[&str]; 6] = [
     &["soak"],
     &["demo", "--cluster"],
     &["test", "--longer"],
+    &["test", "--upgrade"],
     &["bench", "cluster", "--check"],
     &["image", "--check", "--twice"],
     &["fuzz", "--long"],

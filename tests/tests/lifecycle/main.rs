@@ -1,3 +1,4 @@
+//! The agent's life cycle: start, end, crash and upgrade under attached pods, and what an operator sees.
 //!
 //! | module | tests |
 //! |---|---|
@@ -11,6 +12,7 @@
 //! recovery |
 //! | `capabilities` | what the manifests give an agent is needed and enough, with and without executed plugins |
 //! | `removal` | netattach is taken off a node, and what stays is said |
+//! | `upgrade` | from the agent that landed last to this one and back, under traffic |
 //! | `named_namespaces` | an agent that sees the pods' namespaces under another path than the runtime |
 //! | `drift` | what others change of attachments on the node is put back |
 //! | `collector` | sandboxes that no runtime asks to detach |
@@ -34,3 +36,4 @@ mod recovery;
 mod removal;
 mod restart;
 mod restart_many;
+mod upgrade;

@@ -37,6 +37,8 @@ const FUZZ_SECONDS: u32 = 60;
 pub(crate) const FEATURES: &str = "netattach-bench/cluster";
 /// Tests with this in their names need a card that only a virtual machine has, see [`vm::guests`].
 const ONLY_IN_GUESTS: &str = "sriov::";
+/// Tests with this in their names need the agent that landed last, whose build takes minutes: [`upgrade`] runs them.
+const UPGRADES: &str = "upgrade::";
 /// Live tests that also run with programs attached by tcx: executable and module.
 const BY_TCX: [(&str, &str); 3] = [("policy", "policy_live::"), ("lifecycle", "restart::"), ("cni", "gc::")];
 
@@ -182,6 +184,27 @@ pub fn longer() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The tests of the upgrade from the agent that landed last to this one, and of the way back. The last line on standard output
+/// is the sum.
+///
+/// # Errors
+/// Anything that could not be prepared, or that some test failed.
+pub fn upgrade() -> anyhow::Result<()> {
+    setup::upgrades()?;
+    dist::build()?;
+    progress::heading("tests of upgrades");
+    let selection = ["--package", "netattach-tests", "--bins", "--test", "lifecycle"];
+    compile(&selection)?;
+    // A test that finds nothing to be upgraded is to fail.
+    let told: Vec<_> = variables().into_iter().chain([("CI", PathBuf::from("true"))]).collect();
+    let total = tests(&selection, &[UPGRADES], &told, &mut Stages::new())?;
+    progress::line(&total.to_string());
+    if !is_success(total) {
+        bail!("tests failed");
+    }
+    Ok(())
+}
+
 /// Compiles a selection of the tests.
 fn compile(selection: &[&str]) -> anyhow::Result<()> {
     progress::step("compile", |progress| {
@@ -224,7 +247,8 @@ fn tests(
         // An array of JSON strings is also an array of TOML strings.
         cargo.arg("--config").arg(format!("target.{}.runner={runner}", dist::host_triple()?));
     }
-    cargo.args(["--", "--skip", ONLY_IN_GUESTS]).args(names);
+    let left_out = [ONLY_IN_GUESTS, UPGRADES].into_iter().filter(|name| !names.contains(name));
+    cargo.arg("--").args(left_out.flat_map(|name| ["--skip", name])).args(names);
     let tally = watched(&mut cargo, Tally::default())?;
     tally.times().iter().for_each(|(name, took)| stages.part(name, *took));
     settle(&tally, |Failure { executable, path, test }| {
@@ -298,7 +322,7 @@ fn watched(command: &mut Command, tally: Tally) -> anyhow::Result<Tally> {
 }
 
 /// What tests are told: where the executables under test are, and what they are tested with.
-pub(crate) fn variables() -> [(&'static str, PathBuf); 9] {
+pub(crate) fn variables() -> [(&'static str, PathBuf); 10] {
     [
         ("NETATTACH_DIST", tree::dist()),
         ("NETATTACH_REFERENCE_PLUGINS", setup::reference_plugins()),
@@ -309,6 +333,7 @@ pub(crate) fn variables() -> [(&'static str, PathBuf); 9] {
         ("NETATTACH_KUBECTL", setup::kubectl()),
         ("NETATTACH_HELM_RENDERER", setup::helm_renderer()),
         ("NETATTACH_IMAGES", tree::images()),
+        ("NETATTACH_PREVIOUS", setup::previous()),
     ]
 }
 

@@ -1,0 +1,235 @@
+//! Upgrade from the agent that landed last to this one, and the way back: journals, pins, and requests that the executable of
+//! the one makes of the other. The executables of that agent are those of `cargo xtask setup --previous`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
+use netattach_tests::node::WIRE;
+use netattach_tests::snapshot::{Network, Snapshot};
+use netattach_tests::traffic::{
+    Conversation, Echo, PATIENCE, SILENCE, connect, datagram, eventually, exchange,
+};
+use netattach_tests::{Node, Pod, tools};
+use serde_json::{Value, json};
+
+/// Pods, each with its interfaces: 200 attachments.
+const PODS: usize = 50;
+const INTERFACES: usize = 4;
+
+/// The two sorts of executables.
+struct Versions {
+    previous: PathBuf,
+}
+
+impl Versions {
+    fn found(test: &str) -> Option<Self> {
+        let previous = tools::directory(test, "NETATTACH_PREVIOUS", &["netattachd", "netattach"])?;
+        Some(Self { previous })
+    }
+
+    fn start_previous(&self, node: &mut Node) {
+        node.start_as(&self.previous.join("netattachd"), &[]).unwrap();
+    }
+
+    fn shim(&self) -> PathBuf {
+        self.previous.join("netattach")
+    }
+}
+
+/// A node whose pods each have a port of a bridge, two routed links and a macvlan. Those with an odd number are isolated.
+fn node() -> Node {
+    let mut node = Node::new(&[]).unwrap();
+    node.set("maxAttachments", json!(1024));
+    node.add_wire().unwrap();
+    for (name, third) in [("storage", 51), ("backup", 53)] {
+        let ipam = node.host_local(&[&format!("10.{third}.0.0/24"), &format!("fd00:{third}::/64")]);
+        let config = json!({"cniVersion": "1.0.0", "type": "veth", "ipam": ipam});
+        node.write(name, &network(NAMESPACE, name, &config)).unwrap();
+    }
+    let lan = json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE, "ipam": node.host_local(&["10.52.0.0/24"])});
+    node.write("lan", &network(NAMESPACE, "lan", &lan)).unwrap();
+    node.write("only", &only(80)).unwrap();
+    node
+}
+
+fn only(port: u16) -> Value {
+    let rules = json!({
+        "podSelector": {"matchLabels": {"side": "odd"}}, "policyTypes": ["Ingress"],
+        "ingress": [
+            {"from": [{"podSelector": {"matchLabels": {"side": "even"}}}], "ports": [{"protocol": "UDP", "port": 7}]},
+            {"from": [{"podSelector": {"matchLabels": {"side": "even"}}}], "ports": [{"protocol": "TCP", "port": 7}]},
+            {"ports": [{"protocol": "UDP", "port": port}]},
+        ]
+    });
+    policy("only", "storage, lan", &rules)
+}
+
+fn new_pod(node: &Node, number: usize) -> Pod {
+    let name = format!("p{number:03}");
+    let side = if number % 2 == 1 { "odd" } else { "even" };
+    node.write(&name, &pod(&name, &json!({"side": side}), &json!("storage, lan, backup"))).unwrap();
+    Pod::new(&name).unwrap()
+}
+
+/// What is shown of each attachment, by pod and interface.
+fn attached(node: &Node) -> BTreeMap<(String, String), Value> {
+    let rows = node.ctl(&["attachments"]).unwrap();
+    let text = |value: &Value| value.as_str().unwrap().to_owned();
+    let shown = rows.as_array().unwrap().iter();
+    shown
+        .map(|row| {
+            let keys = ["network", "kind", "addresses", "mac", "host_interface", "enforcement", "state"];
+            let told = keys.iter().map(|key| row[*key].clone()).collect();
+            ((text(&row["pod"]["name"]), text(&row["ifname"])), Value::Array(told))
+        })
+        .collect()
+}
+
+/// Both ways with traffic on each kind of link that never pauses: nothing is lost, each agent goes on with what the other
+/// made, and in the end, when both have detached pods of either, nothing is left.
+#[test]
+fn the_agent_that_landed_last_is_replaced_and_comes_back_under_traffic_and_each_detaches_what_the_other_made()
+{
+    let test = "the_agent_that_landed_last_is_replaced_and_comes_back_under_traffic_and_each_detaches_what_the_other_made";
+    let Some(versions) = Versions::found(test) else { return };
+    let mut node = node();
+    versions.start_previous(&mut node);
+    let mut pods: Vec<Pod> = (0..PODS).map(|number| new_pod(&node, number)).collect();
+    for (number, one) in pods.iter().enumerate() {
+        // Either executable asks the agent.
+        let outcome =
+            if number % 2 == 0 { node.call("ADD", one).run_by(&versions.shim()) } else { node.add(one) };
+        outcome.success();
+    }
+    let before = attached(&node);
+    assert_eq!(before.len(), PODS * INTERFACES);
+    // Two of them talk all the time.
+    let talkers: Vec<Pod> = pods.drain(..2).collect();
+    let (a, b) = (&talkers[0].namespace, &talkers[1].namespace);
+    let at = |address: &str, port: u16| format!("{address}:{port}").parse().unwrap();
+    let addresses = ["10.50.0.3", "[fd00:50::3]", "10.51.0.3", "[fd00:51::3]", "10.52.0.3", "10.53.0.3"];
+    let servers = addresses.map(|address| Echo::serve(b, at(address, 7)).unwrap());
+    let ports = [80, 81].map(|port| Echo::serve(b, at("10.51.0.3", port)).unwrap());
+    let conversations = servers.each_ref().map(|server| Conversation::start(a, server.address()).unwrap());
+    let mut connections = servers.each_ref().map(|server| connect(a, server.address(), PATIENCE).unwrap());
+    let open = |port: usize, wanted: bool, what: &str| {
+        let address = ports[port].address();
+        assert!(
+            eventually(PATIENCE, || datagram(a, address, SILENCE).unwrap() == wanted),
+            "{what}: {address} is to be {}",
+            if wanted { "open" } else { "closed" }
+        );
+    };
+    open(0, true, "before");
+    open(1, false, "before");
+
+    // There, back by a kill, there again: each agent finds what the other has left.
+    let mut gone: Vec<Pod> = Vec::new();
+    for (round, upgrade) in [true, false, true].into_iter().enumerate() {
+        let what = format!("round {round}");
+        if round == 1 {
+            node.kill().unwrap()
+        } else {
+            node.stop().unwrap()
+        };
+        // A DEL that comes meanwhile waits for whichever agent is next.
+        let waiting = pods.pop().unwrap();
+        let shim = if upgrade { versions.shim() } else { executable_here() };
+        node.call("DEL", &waiting).run_by(&shim).success();
+        gone.push(waiting);
+        if upgrade {
+            node.start().unwrap()
+        } else {
+            versions.start_previous(&mut node)
+        }
+        assert!(eventually(PATIENCE, || attached(&node).len() == (pods.len() + 2) * INTERFACES), "{what}");
+        let shown = attached(&node);
+        for (key, was) in
+            before.iter().filter(|(key, _)| talkers.iter().chain(&pods).any(|pod| pod.name == key.0))
+        {
+            assert_eq!(shown.get(key), Some(was), "{what}: {key:?}");
+        }
+        talkers.iter().chain(&pods).for_each(|one| drop(node.check(one).success()));
+        for stream in &mut connections {
+            exchange(stream, PATIENCE).unwrap();
+        }
+        // A change of the policies reaches the packet programs that the other agent has loaded.
+        let to = if upgrade { 81 } else { 80 };
+        node.write("only", &only(to)).unwrap();
+        open(1, upgrade, &what);
+        open(0, !upgrade, &what);
+        // One of the oldest, from behind those that talk, and the newest.
+        for one in [pods.remove(4), pods.pop().unwrap()] {
+            node.del(&one).success();
+            gone.push(one);
+        }
+        for number in 0..3 {
+            let one = new_pod(&node, 100 + round * 10 + number);
+            node.add(&one).success();
+            pods.push(one);
+        }
+        assert_eq!(attached(&node).len(), (pods.len() + 2) * INTERFACES, "{what}");
+    }
+    for (address, conversation) in addresses.iter().zip(conversations) {
+        let (sent, lost) = conversation.end();
+        assert!(sent > 100 && lost == 0, "{address}: {lost} of {sent} are lost");
+    }
+    drop((connections, servers, ports));
+    pods.extend(talkers);
+
+    // This agent detaches one half of all, of which each agent has made some; the other the rest.
+    let (by_this, by_previous): (Vec<_>, Vec<_>) =
+        pods.into_iter().enumerate().partition(|(number, _)| number % 2 == 0);
+    for (_, one) in &by_this {
+        node.del(one).success();
+    }
+    node.stop().unwrap();
+    versions.start_previous(&mut node);
+    for (_, one) in &by_previous {
+        node.call("DEL", one).run_by(&versions.shim()).success();
+    }
+    // Looked at while the pins are those of this agent: the test's own look has its programs.
+    node.stop().unwrap();
+    node.start().unwrap();
+    let all = by_this.iter().chain(&by_previous).map(|(_, pod)| pod).chain(&gone);
+    Snapshot::take(&node, &all.collect::<Vec<_>>()).unwrap().assert_nothing_is_left();
+}
+
+/// The CNI executable under test.
+fn executable_here() -> PathBuf {
+    netattach_tests::node::executable("netattach").unwrap()
+}
+
+/// A record that only a later agent can read: an agent says which, and how to go on, and touches nothing of it.
+#[test]
+fn the_previous_agent_names_a_record_of_a_later_version_and_the_way_out() {
+    let test = "the_previous_agent_names_a_record_of_a_later_version_and_the_way_out";
+    let Some(versions) = Versions::found(test) else { return };
+    let mut node = node();
+    node.start().unwrap();
+    let one = new_pod(&node, 0);
+    node.add(&one).success();
+    node.stop().unwrap();
+    let record = node.path("state/journal").join(format!("{}@eth0.jsonl", one.container));
+    let text = fs::read_to_string(&record).unwrap();
+    fs::write(&record, text.replacen("\"version\":2", "\"version\":99", 1)).unwrap();
+    let links = |node: &Node| [&node.namespace, &one.namespace].map(|it| Network::of(it).unwrap());
+    let before = links(&node);
+    versions.start_previous(&mut node);
+    let (code, message) = node.del(&one).failure();
+    let expected = format!(
+        "{} is of journal version 99, which this agent does not know; run the agent that wrote it, or remove the record together with its container",
+        record.display()
+    );
+    assert!(message.contains(&expected), "{code}: {message}");
+    assert_eq!(links(&node), before);
+    // The way out: the agent that wrote it.
+    node.stop().unwrap();
+    fs::write(&record, text).unwrap();
+    node.start().unwrap();
+    node.del(&one).success();
+    Snapshot::take(&node, &[&one]).unwrap().assert_nothing_is_left();
+    assert!(!Path::new(&record).exists());
+}
