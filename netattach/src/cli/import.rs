@@ -1,4 +1,4 @@
-//! `netattachctl import`: shows the netattach equivalent of a Multus configuration. Reads files and changes nothing.
+//! `netattachctl import`: shows the netattach equivalent of a Multus configuration, or writes it. Nothing of Multus is changed.
 
 use std::path::{Path, PathBuf};
 
@@ -9,8 +9,9 @@ use super::output::Format;
 use super::table::{self, Align::Left, Align::Prose};
 use super::{Answer, CliError};
 use crate::multus::config::{Configuration, ConfigurationError};
-use crate::multus::mapping::{Fate, Imported, Row, import};
-use crate::{bounded, budget};
+use crate::multus::imported::{Fate, Imported, Row, Wanted};
+use crate::multus::mapping::import;
+use crate::{bounded, budget, cni, durable};
 
 /// Where Multus installs its configuration, by CNI version.
 const INSTALLED: [&str; 2] = ["/etc/cni/net.d/00-multus.conf", "/etc/cni/net.d/00-multus.conflist"];
@@ -24,7 +25,16 @@ pub(super) struct Import {
     /// Configuration of Multus's daemon, daemon-config.json, which overrides it
     #[arg(long, value_name = "FILE")]
     daemon_config: Option<PathBuf>,
+    /// Have a directory of manifests as the source, in the place of the API server that Multus asks
+    #[arg(long, value_name = "DIR")]
+    source: Option<PathBuf>,
+    /// Write config.yaml, and a file for each of Multus's delegates, to this directory
+    #[arg(long, value_name = "DIR")]
+    write: Option<PathBuf>,
 }
+
+/// The settings file that is written.
+const SETTINGS: &str = "config.yaml";
 
 /// The Multus configuration cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -35,6 +45,21 @@ pub enum ImportError {
         /// Path of the file.
         path: PathBuf,
         /// The kernel's error.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A file is there already, and is another.
+    #[error("{0} is there already: remove it, or give --write another directory")]
+    Exists(PathBuf),
+    /// A directory of the command line is no text, or cannot be made absolute.
+    #[error("{0:?} cannot be written into settings")]
+    Path(PathBuf),
+    /// A file cannot be written.
+    #[error("write {path}")]
+    Write {
+        /// Path of the file.
+        path: PathBuf,
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
@@ -52,8 +77,14 @@ pub enum ImportError {
 impl Import {
     /// Returns the table, or as data the settings file; and whether every key has an equivalent.
     pub(super) fn run(&self, format: Format) -> Result<Answer, CliError> {
-        let imported = import(&self.read()?);
-        let text = format.show(&imported.settings, |_| render(&imported))?;
+        let (source, directory) = (absolute(self.source.as_deref())?, absolute(self.write.as_deref())?);
+        let wanted = Wanted { source: source.as_deref(), directory: directory.as_deref() };
+        let imported = import(&self.read()?, wanted);
+        let written = match &directory {
+            Some(directory) => write(&imported, Path::new(directory))?,
+            None => String::new(),
+        };
+        let text = format.show(&imported.settings, |_| render(&imported) + &written)?;
         let lost =
             imported.rows.iter().filter(|row| matches!(row.fate, Fate::NoEquivalent(_) | Fate::Unknown));
         let lost: Vec<String> = lost.map(|row| row.key.clone()).collect();
@@ -80,6 +111,45 @@ impl Import {
         }
         Ok(configuration)
     }
+}
+
+fn absolute(path: Option<&Path>) -> Result<Option<String>, ImportError> {
+    let text = |path: &Path| {
+        let whole = std::path::absolute(path).ok()?;
+        whole.to_str().map(str::to_owned)
+    };
+    path.map(|path| text(path).ok_or_else(|| ImportError::Path(path.to_owned()))).transpose()
+}
+
+/// Writes settings and delegates, each whole. Nothing is written if a file of theirs is there that is another. Returns what to say.
+fn write(imported: &Imported, directory: &Path) -> Result<String, ImportError> {
+    let settings = (SETTINGS.to_owned(), Value::Object(imported.settings.clone()));
+    let files: Vec<(PathBuf, Vec<u8>)> = imported
+        .files
+        .iter()
+        .chain([&settings])
+        // JSON is YAML.
+        .map(|(name, value)| (directory.join(name), format!("{}\n", cni::json::pretty(value)).into_bytes()))
+        .collect();
+    for (path, content) in &files {
+        match bounded::read(path, budget::CONFIG.most) {
+            Ok(present) if present == *content => {}
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+            _ => return Err(ImportError::Exists(path.clone())),
+        }
+    }
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source| ImportError::Write { path, source }
+    };
+    std::fs::create_dir_all(directory).map_err(failed(directory))?;
+    let mut said = String::new();
+    for (path, content) in &files {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        durable::replace(path, &format!(".{name}.new"), content, 0o644).map_err(failed(path))?;
+        said += &format!("Written: {}\n", path.display());
+    }
+    Ok(said)
 }
 
 fn bytes(path: &Path) -> Result<Vec<u8>, ImportError> {
@@ -143,16 +213,18 @@ mod tests {
             "\
 MULTUS          VALUE      NETATTACH
 clusterNetwork  \"default\"  defaultNetwork: \"default\"
-kubeconfig      \"/k\"       no equivalent: objects come from a directory of manifests: put them into source
 binDir          \"/b\"       cniBinDirs: [\"/b\"]
 x               1          unknown, to Multus too: leave it out
+kubeconfig      \"/k\"       kubernetes: {\"enabled\":true}; by the service account of the agent's pod; on a node itself add
+                           kubeconfig: a file of netattach's own, as this one has Multus's rights and goes with it
 confDir         -          cniConfDir: \"/etc/cni/multus/net.d\"; the default of Multus
 cniDir          -          multusStateDir: \"/var/lib/cni/multus\"; the default of Multus
+cniConfigDir    -          cniConf: {\"dir\":\"/etc/cni/net.d\"}; the default of Multus
 "
         );
         assert_eq!(
             result.unwrap_err().to_string(),
-            "these keys have no equivalent, and the table says what to do: kubeconfig, x"
+            "these keys have no equivalent, and the table says what to do: x"
         );
         let conf = file(&directory, "good", r#"{"type": "multus", "clusterNetwork": "default"}"#);
         assert!(run_with(&["--conf", &conf]).1.is_ok());
@@ -180,16 +252,55 @@ cniDir          -          multusStateDir: \"/var/lib/cni/multus\"; the default 
             agent::Settings::read(agent::Arguments::parse_from(["netattachd", "--config", &settings]))
                 .unwrap();
         let expected = serde_json::json!({
-            "source": "/etc/netattach/manifests", "separatePools": false, "defaultNetwork": "/etc/cni/net.d",
+            "separatePools": false, "defaultNetwork": "/etc/cni/net.d",
             "namespaceIsolation": true, "globalNamespaces": ["default", "ops"], "defaultNetworkNamespace": "net",
             "cniConfDir": "/c", "multusStateDir": "/d", "cniBinDirs": ["/b"],
-            "cniConf": {"dir": "/etc/cni/net.d", "name": "00-netattach.conflist", "network": "netattach", "repair": "rewrite", "agentWaitSeconds": 5},
+            "cniConf": {"dir": "/etc/cni/net.d", "name": "00-netattach.conflist", "network": "netattach", "repair": "rewrite", "remove": false, "agentWaitSeconds": 5},
             "networkStatus": {"everyInterface": true, "multusKeys": true, "prefixLengths": false},
         });
         let read = serde_json::to_value(&settings).unwrap();
         for (key, value) in expected.as_object().unwrap() {
             assert_eq!(&read[key], value, "{key}");
         }
+        assert_eq!(read["kubernetes"]["enabled"], true);
+    }
+
+    #[test]
+    fn settings_and_delegates_are_written_once_and_the_agent_takes_them() {
+        let directory = tempfile::tempdir().unwrap();
+        let conf = file(
+            &directory,
+            "00-multus.conf",
+            r#"{"type": "multus", "cniVersion": "0.3.1", "name": "m", "delegates": [{"type": "bridge", "name": "cbr0"}]}"#,
+        );
+        let to = directory.path().join("etc/netattach");
+        let words = ["--conf", &conf, "--source", "/manifests", "--write", to.to_str().unwrap()];
+        let (text, result) = run_with(&words);
+        assert_eq!(
+            result.unwrap_err().to_string(),
+            "these keys have no equivalent, and the table says what to do: kubeconfig"
+        );
+        let written = [to.join("default-network.conf"), to.join("config.yaml")];
+        let said: String = written.iter().map(|path| format!("Written: {}\n", path.display())).collect();
+        assert!(text.ends_with(&said), "{text}");
+        let words_of_agent = ["netattachd", "--config", written[1].to_str().unwrap()];
+        let settings = agent::Settings::read(agent::Arguments::parse_from(words_of_agent)).unwrap();
+        assert_eq!(settings.source, std::path::PathBuf::from("/manifests"));
+        let default = serde_json::to_value(&settings).unwrap()["defaultNetwork"].clone();
+        assert_eq!(default, written[0].to_str().unwrap());
+        // Once more is no harm; settings that somebody has changed since are not lost.
+        assert_eq!(run_with(&words).0, text);
+        std::fs::write(&written[1], "mine").unwrap();
+        std::fs::remove_file(&written[0]).unwrap();
+        let error = run_with(&words).1.unwrap_err().to_string();
+        assert_eq!(
+            error,
+            format!(
+                "{} is there already: remove it, or give --write another directory",
+                written[1].display()
+            )
+        );
+        assert!(!written[0].exists());
     }
 
     #[test]

@@ -2,79 +2,42 @@
 
 use serde_json::json;
 
-use super::STATE_DIRECTORY;
 use super::config::Configuration;
+use super::imported::{Fate, Imported, Row, Wanted, insert, text};
+use super::{STATE_DIRECTORY, delegates};
 use crate::cni::{Map, Value};
 
-/// A key and its mapping.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Row {
-    /// The key in Multus's configuration.
-    pub key: String,
-    /// Its value; `None` for Multus's default.
-    pub value: Option<Value>,
-    /// The mapping of the key.
-    pub fate: Fate,
-}
-
-/// The mapping of a key.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Fate {
-    /// A setting of netattach is equivalent.
-    Becomes {
-        /// Its path.
-        setting: &'static str,
-        /// A remark about the setting; may be empty.
-        note: &'static str,
-    },
-    /// No setting is needed; no function is lost.
-    NotNeeded(&'static str),
-    /// A function is lost; the text says how to proceed.
-    NoEquivalent(&'static str),
-    /// Multus does not know the key.
-    Unknown,
-}
-
-/// The result of the import: a row per key, and the settings file.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Imported {
-    /// In the order of the files, defaults that differ from netattach's last.
-    pub rows: Vec<Row>,
-    /// Keys of netattach's settings file.
-    pub settings: Map,
-}
-
-impl Imported {
-    /// Whether every key is mapped or needs no setting.
-    pub fn is_complete(&self) -> bool {
-        !self.rows.iter().any(|row| matches!(row.fate, Fate::NoEquivalent(_) | Fate::Unknown))
-    }
-}
-
-/// The manifest directory in the settings file: Multus has no such key.
-const SOURCE: &str = "/etc/netattach/manifests";
-
 /// Maps a configuration of Multus.
-pub fn import(configuration: &Configuration) -> Imported {
+pub fn import(configuration: &Configuration, wanted: Wanted<'_>) -> Imported {
     let keys = &configuration.keys;
     let mut settings = Map::new();
-    settings.insert("source".into(), SOURCE.into());
+    match wanted.source {
+        Some(directory) => insert(&mut settings, "source", directory.into()),
+        None => insert(&mut settings, "kubernetes", json!({"enabled": true})),
+    }
     // With Multus, definitions of the same name share their pools, and live pods have addresses from them.
     settings.insert("separatePools".into(), false.into());
     // Consumers of the status on this node expect Multus's format.
     settings.insert("networkStatus".into(), json!({"everyInterface": true, "multusKeys": true}));
     let mut rows = Vec::new();
-    for (key, value) in keys {
+    let files = delegates::import(keys, wanted, &mut settings, &mut rows);
+    for (key, value) in keys.iter().filter(|(key, _)| !matches!(key.as_str(), "delegates" | "kubeconfig")) {
         let fate = fate(key, value, keys);
         if let Fate::Becomes { setting, .. } = fate {
             insert(&mut settings, setting, setting_of(key, value, keys));
         }
         rows.push(Row { key: key.clone(), value: Some(value.clone()), fate });
     }
+    rows.push(Row {
+        key: "kubeconfig".into(),
+        value: keys.get("kubeconfig").cloned(),
+        fate: fate_of_server(wanted, keys.get("kubeconfig").is_some_and(is_set)),
+    });
     for (key, setting, default) in [
         ("confDir", "cniConfDir", "/etc/cni/multus/net.d"),
         ("cniDir", "multusStateDir", STATE_DIRECTORY),
         ("binDir", "cniBinDirs", "/opt/cni/bin"),
+        ("cniConfigDir", "cniConf", "/etc/cni/net.d"),
     ] {
         if !keys.contains_key(key) {
             insert(&mut settings, setting, setting_of(key, &default.into(), keys));
@@ -85,11 +48,26 @@ pub fn import(configuration: &Configuration) -> Imported {
             });
         }
     }
-    Imported { rows, settings }
+    Imported { rows, settings, files }
 }
 
-fn insert(settings: &mut Map, setting: &str, value: Value) {
-    settings.insert(setting.to_owned(), value);
+/// What becomes of the API server, whom Multus asks whether or not a file says how.
+fn fate_of_server(wanted: Wanted<'_>, has_file: bool) -> Fate {
+    match (wanted.source, has_file) {
+        (Some(_), _) => Fate::NoEquivalent(
+            "the API server gave definitions, pods with their annotations, namespaces and policies: with --source they are \
+             manifests that somebody writes, and no network-status reaches the pods' annotations",
+        ),
+        (None, true) => Fate::Becomes {
+            setting: "kubernetes",
+            note: "by the service account of the agent's pod; on a node itself add kubeconfig: a file of netattach's own, as this one \
+                   has Multus's rights and goes with it",
+        },
+        (None, false) => Fate::Becomes {
+            setting: "kubernetes",
+            note: "Multus's pod asks the API server by its service account, and the agent's by its own; on a node itself add kubeconfig",
+        },
+    }
 }
 
 fn is_set(value: &Value) -> bool {
@@ -100,10 +78,6 @@ fn is_set(value: &Value) -> bool {
         Value::Object(map) => map.get("enabled").is_none_or(is_set) && !map.is_empty(),
         Value::Bool(true) | Value::Number(_) => true,
     }
-}
-
-fn text<'a>(keys: &'a Map, key: &str) -> Option<&'a str> {
-    keys.get(key).and_then(Value::as_str).filter(|text| !text.is_empty())
 }
 
 /// The value of the setting that a key maps to.
@@ -171,9 +145,6 @@ fn fate(key: &str, value: &Value, keys: &Map) -> Fate {
             NotNeeded("the runtime's configuration of netattach declares those of the default network")
         }
         "prevResult" | "runtimeConfig" => NotNeeded("belongs to a call"),
-        "kubeconfig" => {
-            unless_set(NoEquivalent("objects come from a directory of manifests: put them into source"))
-        }
         "auxiliaryCNIChainName" => {
             unless_set(NoEquivalent("put the plugins into the default network's list"))
         }
@@ -195,14 +166,8 @@ fn fate_of_networks(key: &str, keys: &Map) -> Option<Fate> {
     let has_cluster = text(keys, "clusterNetwork").is_some();
     let set = keys.get(key).is_some_and(is_set);
     Some(match key {
-        "clusterNetwork" | "defaultNetworks" | "delegates" | "multusAutoconfigDir" if !set => {
-            NotNeeded("not set")
-        }
+        "clusterNetwork" | "defaultNetworks" | "multusAutoconfigDir" if !set => NotNeeded("not set"),
         "clusterNetwork" => becomes("defaultNetwork"),
-        "delegates" if has_cluster => NotNeeded("Multus ignores it beside clusterNetwork"),
-        "delegates" => NoEquivalent(
-            "write the first into a file and name that in defaultNetwork; the others: select them in pods' annotations",
-        ),
         "defaultNetworks" => NoEquivalent("select them in pods' annotations"),
         "multusAutoconfigDir" if has_cluster => NotNeeded("clusterNetwork says which network it is"),
         "multusAutoconfigDir" => Becomes {
@@ -226,12 +191,14 @@ fn fate_of_daemon(key: &str, value: &Value) -> Fate {
         "connectionLimit" => NotNeeded("at most 256 connections are served at a time"),
         "metricsPort" => unless_set(NoEquivalent("netattachctl stats -o json has the counters")),
         "enablePprof" => unless_set(NoEquivalent("leave it out: there is no profile to ask for")),
-        "perNodeCertificate" => unless_set(NotNeeded("the agent does not talk to the API server")),
+        "perNodeCertificate" => {
+            unless_set(NotNeeded("the agent's token is of its pod, and its writes are bound to its node"))
+        }
         "cniConfigDir" => {
             Fate::Becomes { setting: "cniConf", note: "the agent writes its own configuration there" }
         }
         "multusConfigFile" | "forceCNIVersion" | "overrideNetworkName" | "cleanupConfigOnExit" => {
-            NotNeeded("netattach's configuration for the runtime is installed once and stays")
+            NotNeeded("the agent writes its configuration for the runtime itself, and it stays")
         }
         _ => Unknown,
     }
@@ -246,7 +213,7 @@ mod tests {
         if let Some(daemon) = daemon {
             configuration.overlay(daemon.to_string().as_bytes()).unwrap();
         }
-        import(&configuration)
+        import(&configuration, Wanted::default())
     }
 
     #[test]
@@ -262,11 +229,11 @@ mod tests {
         assert_eq!(
             Value::Object(imported.settings.clone()),
             json!({
-                "source": SOURCE, "separatePools": false,
+                "kubernetes": {"enabled": true}, "separatePools": false,
                 "networkStatus": {"everyInterface": true, "multusKeys": true}, "defaultNetwork": "default", "namespaceIsolation": true,
                 "globalNamespaces": ["default", "ops"], "defaultNetworkNamespace": "net",
                 "cniConfDir": "/etc/cni/multus/net.d", "multusStateDir": "/var/lib/cni/multus",
-                "cniBinDirs": ["/opt/cni/bin"],
+                "cniBinDirs": ["/opt/cni/bin"], "cniConf": {"dir": "/etc/cni/net.d"},
             })
         );
         let lost: Vec<&str> = imported
@@ -275,7 +242,7 @@ mod tests {
             .filter(|row| matches!(row.fate, Fate::NoEquivalent(_) | Fate::Unknown))
             .map(|row| row.key.as_str())
             .collect();
-        assert_eq!(lost, ["kubeconfig", "defaultNetworks", "colour"]);
+        assert_eq!(lost, ["defaultNetworks", "colour"]);
     }
 
     #[test]
@@ -289,6 +256,38 @@ mod tests {
         assert!(imported.is_complete(), "{:?}", imported.rows);
         assert_eq!(imported.settings["defaultNetwork"], json!("/etc/cni/net.d/10-calico.conflist"));
         assert_eq!(imported.settings["cniBinDirs"], json!(["/opt/cni/bin"]));
+    }
+
+    /// What the quick start of the thick plugin writes.
+    #[test]
+    fn the_thick_quick_start_says_that_the_api_server_is_asked_and_without_it_what_is_lost() {
+        let mut configuration = Configuration::of_cni(
+            json!({"capabilities": {"portMappings": true}, "cniVersion": "0.3.1", "logLevel": "verbose", "logToStderr": true,
+                "name": "multus-cni-network", "clusterNetwork": "/host/etc/cni/net.d/10-flannel.conflist", "type": "multus-shim"})
+            .to_string()
+            .as_bytes(),
+        )
+        .unwrap();
+        configuration
+            .overlay(
+                json!({"chrootDir": "/hostroot", "cniVersion": "0.3.1", "logLevel": "verbose", "logToStderr": true,
+                    "cniConfigDir": "/host/etc/cni/net.d", "multusAutoconfigDir": "/host/etc/cni/net.d",
+                    "multusConfigFile": "auto", "socketDir": "/host/run/multus/"})
+                .to_string()
+                .as_bytes(),
+            )
+            .unwrap();
+        let imported = import(&configuration, Wanted::default());
+        assert!(imported.is_complete(), "{:?}", imported.rows);
+        assert_eq!(imported.settings["kubernetes"], json!({"enabled": true}));
+        assert_eq!(imported.settings["cniConf"], json!({"dir": "/etc/cni/net.d"}));
+        assert_eq!(imported.settings["defaultNetwork"], json!("/etc/cni/net.d/10-flannel.conflist"));
+
+        let alone = import(&configuration, Wanted { source: Some("/m"), directory: None });
+        assert_eq!((alone.settings.get("kubernetes"), &alone.settings["source"]), (None, &json!("/m")));
+        let lost: Vec<&Row> =
+            alone.rows.iter().filter(|row| matches!(row.fate, Fate::NoEquivalent(_))).collect();
+        assert_eq!(lost.iter().map(|row| row.key.as_str()).collect::<Vec<_>>(), ["kubeconfig"]);
     }
 
     #[test]
