@@ -230,7 +230,7 @@ fn lives(site: &Site, base: &str, components: &[&str]) {
     is_removed(site, mine, &before);
 }
 
-/// As docs/install.md says.
+/// As docs/remove.md says.
 fn is_removed(site: &Site, mine: &str, before: &Left) {
     site.kubectl.run(&["delete", "deployment", "web", "late", "--grace-period=0"]).unwrap();
     let gone = site.eventually(|| site.get(PODS)["items"] == json!([]));
@@ -242,13 +242,9 @@ fn is_removed(site: &Site, mine: &str, before: &Left) {
     let is_gone = || !Path::new(SOCKET).exists() || UnixStream::connect(SOCKET).is_err();
     assert!(site.eventually(is_gone));
     let mut uninstall = Command::new(executable("netattachctl").unwrap());
-    let done = site.worker.node().namespace.run(|| uninstall.arg("uninstall").output()).unwrap();
+    uninstall.args(["uninstall", "--cni-bin-dir", "/opt/cni/bin"]);
+    let done = site.worker.node().namespace.run(|| uninstall.output()).unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    for file in
-        ["/etc/cni/net.d/00-netattach.conflist", "/opt/cni/bin/netattach", "/opt/cni/bin/netattach-cni"]
-    {
-        fs::remove_file(file).unwrap();
-    }
     let after = Left::of(site);
     let links: Vec<_> = after.links.difference(&before.links).collect();
     let stays = |file: &&PathBuf| STAYS.iter().any(|place| file.to_str().unwrap().starts_with(place));
