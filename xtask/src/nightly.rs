@@ -9,7 +9,7 @@ use crate::progress;
 use crate::suite::Stages;
 
 /// What is run at night, as arguments of `cargo xtask`.
-const RUNS: [&[&str]; 6] = [
+const RUNS: [&[&str]; 7] = [
     &["soak"],
     &["demo", "--cluster"],
     &["test", "--longer"],
