@@ -3,7 +3,7 @@
 //! The contenders take turns within one run, so that other load on the machine affects all alike.
 //!
 //! The benchmarks: `attach`, `cluster`, `dataplane`, `fairness`, `ports`, `restart`. Shared: `pods` and the node's namespace, `agent`,
-//! `netlink` for the floor, `bpf` for the kernel's state, `series` of samples, `document` for tables.
+//! `netlink` for the floor, `bpf` for the kernel's state, `processor` time, `series` of samples, `document` for tables.
 
 mod agent;
 pub mod attach;
@@ -16,6 +16,8 @@ pub mod fairness;
 mod netlink;
 mod pods;
 pub mod ports;
+#[cfg(feature = "cluster")]
+mod processor;
 pub mod restart;
 mod series;
 

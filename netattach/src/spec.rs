@@ -351,6 +351,9 @@ pub struct Addressing {
     /// Whether the link announces its IPv4 addresses to its neighbours when it comes up (`arp_notify`): they may still
     /// map them to the interface that had them before.
     pub announce_v4: bool,
+    /// Whether the kernel makes no IPv6 link-local address when the link comes up.
+    #[serde(default)]
+    pub no_link_local: bool,
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use crate::Series;
 use crate::attach::Contender;
 use crate::attach::floor::Spawned;
 use crate::pods::{Pod, at_once};
+use crate::processor::{Meter, Shares};
 
 /// Milliseconds from the first request to the last answer.
 #[derive(Serialize)]
@@ -15,6 +16,8 @@ pub(super) struct Bursts {
     pub(super) pods: usize,
     pub(super) floor: Series,
     pub(super) cluster: Series,
+    /// Who used the processors during all bursts of each.
+    pub(super) shares: [Shares; 2],
 }
 
 /// All pods at once, by each way in turns. They stay attached by the cluster's agent.
@@ -25,13 +28,19 @@ pub(super) fn measure(
     cluster: &Cluster,
 ) -> anyhow::Result<Bursts> {
     let (mut of_floor, mut of_cluster) = (Vec::new(), Vec::new());
+    let mut shares = [Shares::default(); 2];
     for number in 1..=bursts {
-        of_floor.push(at_once(pods, |pod| floor.add(pod)).context("burst by the floor")?.as_secs_f64());
+        let meter = Meter::begin(&cluster.agent)?;
+        let add = |pod: &Pod| meter.of_caller(|| floor.add(pod));
+        of_floor.push(at_once(pods, add).context("burst by the floor")?.as_secs_f64());
+        shares[0] += meter.end()?;
         at_once(pods, |pod| floor.del(pod)).context("burst by the floor")?;
         cluster.settle()?;
         // A refusal is an error.
-        let add = |pod: &Pod| cluster.agent.call("ADD", pod, &pod.new_container());
+        let meter = Meter::begin(&cluster.agent)?;
+        let add = |pod: &Pod| meter.of_caller(|| cluster.agent.call("ADD", pod, &pod.new_container()));
         of_cluster.push(at_once(pods, add).context("burst by netattach")?.as_secs_f64());
+        shares[1] += meter.end()?;
         pods.iter().try_for_each(Pod::is_attached)?;
         if number < bursts {
             at_once(pods, |pod| cluster.agent.call("DEL", pod, &pod.container()))
@@ -42,5 +51,5 @@ pub(super) fn measure(
     }
     let milliseconds =
         |samples: Vec<f64>| Series::new(samples.into_iter().map(|seconds| seconds * 1000.0).collect());
-    Ok(Bursts { pods: pods.len(), floor: milliseconds(of_floor), cluster: milliseconds(of_cluster) })
+    Ok(Bursts { pods: pods.len(), floor: milliseconds(of_floor), cluster: milliseconds(of_cluster), shares })
 }

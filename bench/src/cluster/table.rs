@@ -1,6 +1,7 @@
 //! The figures beside their limits.
 
 use std::fmt::{self, Write};
+use std::time::Duration;
 
 use serde::Serialize;
 
@@ -10,6 +11,7 @@ use super::peers::Delays;
 use super::populated::Populated;
 use super::{Report, document};
 use crate::Series;
+use crate::processor::Shares;
 
 /// A figure and the most that it may be.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -155,7 +157,34 @@ fn times(adds: &Adds, burst: &Bursts) -> String {
     let at_once = format!("{} ADD", burst.pods);
     let header = ["", "ADD", "p99", "ratio", "DEL", "ratio", &at_once, "ratio"];
     let table = document::aligned(&header, &rows);
-    format!("{table}\nMilliseconds, medians; ratios to `netlink, one process`.\n")
+    format!("{table}\nMilliseconds, medians; ratios to `netlink, one process`.\n\n{}", shares(burst))
+}
+
+/// Who used the processors in bursts.
+fn shares(burst: &Bursts) -> String {
+    let pods = burst.pods * burst.floor.samples.len();
+    let each = |of: fn(&Shares) -> Duration| {
+        burst.shares.each_ref().map(|shares| of(shares).as_secs_f64() * 1000.0 / pods as f64)
+    };
+    let row = |name: &str, figures: [f64; 2]| {
+        let cells = figures.map(|figure| format!("{figure:.2}"));
+        [name.to_owned()].into_iter().chain(cells).collect::<Vec<_>>()
+    };
+    let all = |shares: &Shares| {
+        let Shares { processes, callers, agent, server, rest, idle } = *shares;
+        processes + callers + agent + server + rest + idle
+    };
+    let rows = [
+        row("the agent", each(|shares| shares.agent)),
+        row("processes that are started, and end", each(|shares| shares.processes)),
+        row("the threads that start them", each(|shares| shares.callers)),
+        row("the API server, which is the bench's own", each(|shares| shares.server)),
+        row("the kernel's threads and whoever else", each(|shares| shares.rest)),
+        row("nobody", each(|shares| shares.idle)),
+        row("all processors", each(all)),
+    ];
+    let table = document::aligned(&["", "netlink, one process", "netattach in a cluster"], &rows);
+    format!("Milliseconds of the processors for each of the {} pods of a burst:\n\n{table}", burst.pods)
 }
 
 #[cfg(test)]

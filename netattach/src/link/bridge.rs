@@ -1,7 +1,7 @@
 //! `bridge`: a veth into the pod whose other end is a port of a bridge on the node.
 //!
 //! The keys are those of the plugin of the same name in containernetworking/plugins. Differences: the pod's end is
-//! created in place, the agent's dataplane verifies sources on the port whether or not `macspoofchk` asks for it, and
+//! created in place, without an IPv6 link-local address where a network of the node has no IPv6 (key `linkLocal`), the agent's dataplane verifies sources on the port whether or not `macspoofchk` asks for it, and
 //! a bridge's own address is fixed when it is made.
 
 use serde::Deserialize;
@@ -39,6 +39,8 @@ struct Config {
     promisc_mode: bool,
     #[serde(default, deserialize_with = "null_is_default")]
     macspoofchk: bool,
+    #[serde(default, deserialize_with = "null_is_default")]
+    link_local: bool,
 }
 
 impl Driver for Bridge {
@@ -121,8 +123,14 @@ impl Driver for Bridge {
             steps.push(Step::EnsureForwarding);
         }
         steps.extend(translation);
-        let configure =
-            Configure { style: Style::Subnet, default_route: config.is_default_gateway, dns: request.dns()? };
+        let configure = Configure {
+            style: Style::Subnet,
+            default_route: config.is_default_gateway,
+            dns: request.dns()?,
+            // The node is the router, and advertises nothing: nobody is there to be spoken to by IPv6. What every pod's
+            // link-local address sends when it comes is flooded to all pods of the bridge.
+            v4_alone: gateway && !config.link_local,
+        };
         steps.extend(request.finish(addressed, configure)?);
         Ok(steps)
     }

@@ -58,7 +58,8 @@ impl Driver for Ipvlan {
             group: request.group,
         };
         let mut steps = vec![Step::CreateLink(spec::Link::Ipvlan(ipvlan)), ipam];
-        let configure = Configure { style: Style::Subnet, default_route: false, dns: request.dns()? };
+        let configure =
+            Configure { style: Style::Subnet, default_route: false, dns: request.dns()?, v4_alone: false };
         steps.extend(request.finish(true, configure)?);
         Ok(steps)
     }

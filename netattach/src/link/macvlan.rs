@@ -56,7 +56,8 @@ impl Driver for Macvlan {
         let ipam = request.ipam()?;
         let addressed = ipam.is_some();
         steps.extend(ipam);
-        let configure = Configure { style: Style::Subnet, default_route: false, dns: request.dns()? };
+        let configure =
+            Configure { style: Style::Subnet, default_route: false, dns: request.dns()?, v4_alone: false };
         steps.extend(request.finish(addressed, configure)?);
         Ok(steps)
     }

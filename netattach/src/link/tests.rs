@@ -89,7 +89,7 @@ fn macvlan() -> spec::Macvlan {
 }
 
 fn configure(style: Style, default_route: bool) -> Step {
-    Step::Configure(Configure { style, default_route, dns: None })
+    Step::Configure(Configure { style, default_route, dns: None, v4_alone: false })
 }
 
 #[test]
@@ -125,7 +125,12 @@ fn every_key_of_a_bridge_reaches_its_step() {
         lease("bridge"),
         Step::Gateway { bridge: "br7".into(), force: true, beside: false },
         Step::EnsureForwarding,
-        Step::Configure(Configure { style: Style::Subnet, default_route: false, dns: Some(dns) }),
+        Step::Configure(Configure {
+            style: Style::Subnet,
+            default_route: false,
+            dns: Some(dns),
+            v4_alone: true,
+        }),
     ];
     assert_eq!(plan("bridge", config), expected);
     let promiscuous = plan("bridge", json!({"promiscMode": true}));
@@ -134,15 +139,19 @@ fn every_key_of_a_bridge_reaches_its_step() {
 
 #[test]
 fn a_default_gateway_is_a_gateway() {
-    let expected = [
-        Step::EnsureBridge(bridge("cni0")),
-        Step::CreateLink(spec::Link::Veth(veth(Some(port("cni0"))))),
-        lease("bridge"),
-        Step::Gateway { bridge: "cni0".into(), force: false, beside: false },
-        Step::EnsureForwarding,
-        configure(Style::Subnet, true),
-    ];
-    assert_eq!(plan("bridge", json!({"isDefaultGateway": true, "ipam": pool()})), expected);
+    let expected = |v4_alone| {
+        [
+            Step::EnsureBridge(bridge("cni0")),
+            Step::CreateLink(spec::Link::Veth(veth(Some(port("cni0"))))),
+            lease("bridge"),
+            Step::Gateway { bridge: "cni0".into(), force: false, beside: false },
+            Step::EnsureForwarding,
+            Step::Configure(Configure { style: Style::Subnet, default_route: true, dns: None, v4_alone }),
+        ]
+    };
+    assert_eq!(plan("bridge", json!({"isDefaultGateway": true, "ipam": pool()})), expected(true));
+    let link_local = json!({"isDefaultGateway": true, "linkLocal": true, "ipam": pool()});
+    assert_eq!(plan("bridge", link_local), expected(false));
 }
 
 #[test]

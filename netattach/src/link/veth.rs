@@ -63,8 +63,12 @@ impl Driver for Veth {
             Step::RouteToPod,
         ];
         steps.extend(translation);
-        let configure =
-            Configure { style: Style::Routed, default_route: config.is_default_gateway, dns: request.dns()? };
+        let configure = Configure {
+            style: Style::Routed,
+            default_route: config.is_default_gateway,
+            dns: request.dns()?,
+            v4_alone: false,
+        };
         steps.extend(request.finish(true, configure)?);
         Ok(steps)
     }

@@ -5,8 +5,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::IpNet;
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope};
-use netlink_packet_route::link::{AfSpecInet, AfSpecUnspec, InetDevConf, LinkAttribute};
-use rtnetlink::{AddressMessageBuilder, LinkUnspec};
+use netlink_packet_route::link::{
+    AfSpecInet, AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InetDevConf, LinkAttribute,
+};
+use rtnetlink::{AddressMessageBuilder, LinkMessageBuilder, LinkUnspec};
+use rustix::io::Errno;
 
 use super::route::route_message;
 use super::socket::{APPEND, CREATE, NetlinkRequest, REPLACE};
@@ -24,6 +27,10 @@ impl Handle {
         if addressing.announce_v4 {
             requests.push(NetlinkRequest::new(arp_notify(index), 0));
         }
+        if addressing.no_link_local {
+            let none = no_link_local(LinkUnspec::new_with_index(index));
+            requests.push(NetlinkRequest::new(none, 0));
+        }
         for address in &addressing.addresses {
             let message = RouteNetlinkMessage::NewAddress(address_message(index, *address));
             requests.push(NetlinkRequest::new(message, CREATE | REPLACE));
@@ -34,8 +41,13 @@ impl Handle {
             let message = RouteNetlinkMessage::NewRoute(route_message(index, route));
             requests.push(NetlinkRequest::new(message, CREATE | APPEND));
         }
-        // Addresses are replaced, so only a route can exist already, and then it is identical.
-        self.socket.all_but(requests, rustix::io::Errno::EXIST)
+        // Addresses are replaced, so only a route can exist already, and then it is identical. A link that has no IPv6
+        // gets no address of it either.
+        let harmless: &[Errno] = match addressing.no_link_local {
+            true => &[Errno::EXIST, Errno::AFNOSUPPORT],
+            false => &[Errno::EXIST],
+        };
+        self.socket.all_but(requests, harmless)
     }
 
     /// Adds this address to the link. Idempotent.
@@ -91,6 +103,15 @@ fn arp_notify(index: u32) -> RouteNetlinkMessage {
     let request = vec![AfSpecUnspec::Inet(vec![AfSpecInet::DevConfRequest(settings)])];
     let set = LinkUnspec::new_with_index(index).append_extra_attribute(LinkAttribute::AfSpecUnspec(request));
     RouteNetlinkMessage::SetLink(set.build())
+}
+
+/// Keeps the kernel from making an IPv6 link-local address for a link that is not up yet: with the address go its routes,
+/// its groups, the detection of duplicates, reports of listeners and solicitations of routers. Addresses and routes that
+/// somebody sets, or that a group is joined for, are not affected.
+pub(super) fn no_link_local(link: LinkMessageBuilder<LinkUnspec>) -> RouteNetlinkMessage {
+    let none = AfSpecInet6::AddrGenMode(In6AddrGenMode::None);
+    let request = LinkAttribute::AfSpecUnspec(vec![AfSpecUnspec::Inet6(vec![none])]);
+    RouteNetlinkMessage::SetLink(link.append_extra_attribute(request).build())
 }
 
 fn address_message(index: u32, address: IpNet) -> AddressMessage {

@@ -11,6 +11,7 @@ use netlink_packet_route::link::{
 };
 use rtnetlink::{LinkBridge, LinkMacVlan, LinkMessageBuilder, LinkUnspec};
 
+use super::address::no_link_local;
 use super::socket::{CREATE, EXCL, NetlinkRequest};
 use super::{Error, Handle};
 use crate::mac::Mac;
@@ -184,7 +185,19 @@ impl Handle {
         if let Some(bridge) = bridge {
             create = create.controller(bridge);
         }
-        self.socket.request(RouteNetlinkMessage::NewLink(near.build(create)), CREATE | EXCL).map(drop)
+        let create = RouteNetlinkMessage::NewLink(near.build(create));
+        let mut requests = vec![NetlinkRequest::new(create, CREATE | EXCL)];
+        if bridge.is_some() {
+            // A port of a bridge has no network layer. The kernel would give it a link-local address all the same, once
+            // the other end is up. By its name, which is derived from the attachment's: the link of the chosen index may
+            // be another, and is why the request before failed.
+            requests.push(NetlinkRequest::new(no_link_local(LinkUnspec::new_with_name(&veth.host_name)), 0));
+        }
+        match self.socket.batch(requests)?.into_iter().next() {
+            // What becomes of the second is not worth an error: it saves work.
+            Some(created) => Ok(created.map(drop)?),
+            None => Err(Error::Malformed { request: "RTM_NEWLINK", what: "no acknowledgement" }),
+        }
     }
 
     /// Creates a macvlan on `parent` directly in `pod`, down.

@@ -43,13 +43,13 @@ impl Handle {
     /// Adds this route through the link to the namespace, after others of the same destination and metric.
     pub fn ensure_route_beside_others(&mut self, index: u32, route: &Route) -> Result<(), Error> {
         let message = RouteNetlinkMessage::NewRoute(route_message(index, route));
-        self.socket.all_but(vec![NetlinkRequest::new(message, CREATE | APPEND)], rustix::io::Errno::EXIST)
+        self.socket.all_but(vec![NetlinkRequest::new(message, CREATE | APPEND)], &[rustix::io::Errno::EXIST])
     }
 
     /// Removes these routes from the namespace. Idempotent.
     pub fn ensure_routes_absent(&mut self, routes: &[RouteState]) -> Result<(), Error> {
         let gone = |route| NetlinkRequest::new(RouteNetlinkMessage::DelRoute(any_such_route(route)), 0);
-        self.socket.all_but(routes.iter().map(gone).collect(), rustix::io::Errno::SRCH)
+        self.socket.all_but(routes.iter().map(gone).collect(), &[rustix::io::Errno::SRCH])
     }
 
     /// All unicast routes of the namespace's main table, both families.

@@ -23,13 +23,13 @@ impl Handle {
     /// Adds these rules to the namespace. Idempotent.
     pub fn ensure_rules(&mut self, rules: &[Rule]) -> Result<(), Error> {
         let new = |rule| NetlinkRequest::new(RouteNetlinkMessage::NewRule(message(rule)), CREATE | EXCL);
-        self.socket.all_but(rules.iter().map(new).collect(), rustix::io::Errno::EXIST)
+        self.socket.all_but(rules.iter().map(new).collect(), &[rustix::io::Errno::EXIST])
     }
 
     /// Removes these rules from the namespace. Idempotent.
     pub fn ensure_rules_absent(&mut self, rules: &[Rule]) -> Result<(), Error> {
         let gone = |rule| NetlinkRequest::new(RouteNetlinkMessage::DelRule(message(rule)), 0);
-        self.socket.all_but(rules.iter().map(gone).collect(), rustix::io::Errno::NOENT)
+        self.socket.all_but(rules.iter().map(gone).collect(), &[rustix::io::Errno::NOENT])
     }
 
     /// The namespace's rules for single source addresses, both families.

@@ -181,15 +181,17 @@ impl Socket {
         Ok(())
     }
 
-    /// Sends several requests and reports the first refusal other than `harmless`.
+    /// Sends several requests and reports the first refusal other than the `harmless`.
     pub(super) fn all_but(
         &mut self,
         requests: Vec<NetlinkRequest>,
-        harmless: rustix::io::Errno,
+        harmless: &[rustix::io::Errno],
     ) -> Result<(), Error> {
         for reply in self.batch(requests)? {
             match reply {
-                Err(refused) if refused.errno != harmless.raw_os_error() => return Err(refused.into()),
+                Err(refused) if !harmless.iter().any(|one| one.raw_os_error() == refused.errno) => {
+                    return Err(refused.into());
+                }
                 _ => {}
             }
         }

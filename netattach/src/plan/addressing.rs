@@ -16,7 +16,7 @@ pub const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 /// Addresses and routes of the pod's interface.
 pub fn pod_side(configure: &Configure, leased: &[LeasedAddress], routes: &[cni::Route]) -> Addressing {
     match configure.style {
-        Style::Subnet => subnet(configure.default_route, leased, routes),
+        Style::Subnet => subnet(configure, leased, routes),
         Style::Routed => routed(configure.default_route, leased, routes),
     }
 }
@@ -131,22 +131,25 @@ pub fn first_host(net: IpNet) -> Option<IpAddr> {
     }
 }
 
-fn subnet(default_route: bool, leased: &[LeasedAddress], routes: &[cni::Route]) -> Addressing {
+fn subnet(configure: &Configure, leased: &[LeasedAddress], routes: &[cni::Route]) -> Addressing {
     let gateway_for = |destination: &IpNet| {
         leased
             .iter()
             .find(|leased| leased.address.addr().is_ipv4() == destination.addr().is_ipv4())
             .and_then(|leased| leased.gateway)
     };
+    let has_v4 = leased.iter().any(|leased| leased.address.addr().is_ipv4());
+    let has_v6 = leased.iter().any(|leased| leased.address.addr().is_ipv6());
     let mut result = Addressing {
         addresses: leased.iter().map(|leased| leased.address).collect(),
         routes: vec![],
-        announce_v4: leased.iter().any(|leased| leased.address.addr().is_ipv4()),
+        announce_v4: has_v4,
+        no_link_local: configure.v4_alone && has_v4 && !has_v6,
     };
     result.routes.extend(
         routes.iter().map(|route| with_attributes(route, route.gw.or_else(|| gateway_for(&route.dst)))),
     );
-    if default_route {
+    if configure.default_route {
         for leased in leased {
             let any = any_of(leased.address.addr());
             let gateway = leased.gateway.or_else(|| first_host(leased.address));
@@ -229,7 +232,7 @@ mod tests {
         let leased = [leased("10.1.0.7/24", Some("10.1.0.1")), leased("fd00::7/64", None)];
         let routes: [cni::Route; 1] =
             [serde_json::from_value(serde_json::json!({"dst": "0.0.0.0/0", "gw": "10.1.0.254"})).unwrap()];
-        let configure = Configure { style: Style::Subnet, default_route: true, dns: None };
+        let configure = Configure { style: Style::Subnet, default_route: true, dns: None, v4_alone: false };
         let expected = Addressing {
             addresses: vec![net("10.1.0.7/24"), net("fd00::7/64")],
             routes: vec![
@@ -237,25 +240,41 @@ mod tests {
                 Route::via(net("::/0"), "fd00::1".parse().unwrap()),
             ],
             announce_v4: true,
+            no_link_local: false,
         };
         assert_eq!(pod_side(&configure, &leased, &routes), expected);
         assert_eq!(gateways(&leased), [net("10.1.0.1/24"), net("fd00::1/64")]);
     }
 
     #[test]
+    fn only_an_interface_without_ipv6_is_without_a_link_local_address() {
+        let (v4, v6) = (leased("10.1.0.7/24", None), leased("fd00::7/64", None));
+        let without = |v4_alone, leased: &[LeasedAddress]| {
+            let configure = Configure { style: Style::Subnet, default_route: false, dns: None, v4_alone };
+            pod_side(&configure, leased, &[]).no_link_local
+        };
+        assert!(without(true, std::slice::from_ref(&v4)));
+        assert!(!without(false, std::slice::from_ref(&v4)));
+        assert!(!without(true, std::slice::from_ref(&v6)) && !without(true, &[v4, v6]));
+        assert!(!without(true, &[]), "who has no address may give himself any");
+    }
+
+    #[test]
     fn a_routed_veth_reaches_everything_through_the_node() {
         let leased = [leased("10.9.0.7/24", Some("10.9.0.1"))];
-        let configure = Configure { style: Style::Routed, default_route: false, dns: None };
+        let configure = Configure { style: Style::Routed, default_route: false, dns: None, v4_alone: false };
         let expected = Addressing {
             addresses: vec![net("10.9.0.7/32")],
             routes: vec![Route { on_link: true, ..Route::via(net("10.9.0.0/24"), GATEWAY_V4.into()) }],
             announce_v4: false,
+            no_link_local: false,
         };
         assert_eq!(pod_side(&configure, &leased, &[]), expected);
         let node = Addressing {
             addresses: vec![net("169.254.1.1/32")],
             routes: vec![Route::on_link(net("10.9.0.7/32"))],
             announce_v4: false,
+            no_link_local: false,
         };
         assert_eq!(host_side(&leased), node);
     }
@@ -273,7 +292,7 @@ mod tests {
             {"dst": "10.4.0.0/16", "gw": "10.2.0.9"},
         ]))
         .unwrap();
-        let configure = Configure { style: Style::Subnet, default_route: false, dns: None };
+        let configure = Configure { style: Style::Subnet, default_route: false, dns: None, v4_alone: false };
         let expected = [
             Route {
                 mtu: Some(1400),
@@ -294,7 +313,7 @@ mod tests {
         let leased = [leased("10.9.0.7/32", None), leased("fd00::7/64", Some("fd00::1"))];
         let routes: [cni::Route; 1] =
             [serde_json::from_value(serde_json::json!({"dst": "10.5.0.0/16", "gw": "10.9.0.1"})).unwrap()];
-        let configure = Configure { style: Style::Routed, default_route: true, dns: None };
+        let configure = Configure { style: Style::Routed, default_route: true, dns: None, v4_alone: false };
         let through = |text: &str, gateway: IpAddr| Route { on_link: true, ..Route::via(net(text), gateway) };
         let expected = Addressing {
             addresses: vec![net("10.9.0.7/32"), net("fd00::7/128")],
@@ -305,6 +324,7 @@ mod tests {
                 through("10.5.0.0/16", GATEWAY_V4.into()),
             ],
             announce_v4: false,
+            no_link_local: false,
         };
         assert_eq!(pod_side(&configure, &leased, &routes), expected);
     }

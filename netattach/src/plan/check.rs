@@ -167,7 +167,12 @@ mod tests {
                     role: crate::step::Role::Ipam,
                 }),
                 Step::Gateway { bridge: "br0".into(), force: false, beside: false },
-                Step::Configure(Configure { style: Style::Subnet, default_route: true, dns: None }),
+                Step::Configure(Configure {
+                    style: Style::Subnet,
+                    default_route: true,
+                    dns: None,
+                    v4_alone: false,
+                }),
             ],
             yields_to: None,
             warnings: Vec::new(),

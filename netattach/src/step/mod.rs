@@ -171,6 +171,9 @@ pub struct Configure {
     /// `dns` of the configuration: reported in place of the lease's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dns: Option<cni::Dns>,
+    /// Whether an interface with IPv4 addresses alone gets no IPv6 link-local one either.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub v4_alone: bool,
 }
 
 /// How a leased address is configured in the pod.

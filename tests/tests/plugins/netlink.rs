@@ -99,6 +99,7 @@ fn an_interface_is_configured_in_one_go_and_read_back() -> Result<()> {
             Route { mtu: Some(1300), ..Route::via("::/0".parse()?, "fd00::1".parse()?) },
         ],
         announce_v4: false,
+        no_link_local: false,
     };
     inside.configure(index, &addressing)?;
     let mut found = inside.addresses(index)?;
