@@ -28,9 +28,22 @@ pub fn difference(done: &Plan, asked: &Plan) -> Option<String> {
     if has != wants {
         return Some(format!("it has {} and is to have {}", has.join(", "), wants.join(", ")));
     }
-    let mut pairs = done.attachments.iter().zip(&asked.attachments);
-    let (one, other) = pairs.find(|(one, other)| one != other)?;
-    Some(format!("{} has another {}", name(one), of_attachments(one, other)))
+    let asked = asked.attachments.iter().zip(&done.attachments).map(|(asked, done)| as_recorded(done, asked));
+    let mut pairs = done.attachments.iter().zip(asked);
+    let (one, other) = pairs.find(|(one, other)| *one != other)?;
+    Some(format!("{} has another {}", name(one), of_attachments(one, &other)))
+}
+
+/// What is asked for, in the words of a record of an earlier version: its interfaces had link-local addresses, wanted or
+/// not.
+fn as_recorded(done: &AttachmentPlan, asked: &AttachmentPlan) -> AttachmentPlan {
+    let mut asked = asked.clone();
+    for (done, asked) in done.steps.iter().zip(&mut asked.steps) {
+        if let (Step::Configure(done), Step::Configure(asked)) = (done, asked) {
+            asked.v4_alone &= done.v4_alone;
+        }
+    }
+    asked
 }
 
 fn name(attachment: &AttachmentPlan) -> String {
