@@ -142,7 +142,7 @@ impl World {
                 id: number.into(),
                 pod: name.clone(),
                 uid: None,
-                at: BTreeSet::from([Place::Network(NetworkRef::new("a", "lan"))]),
+                at: BTreeSet::from([Place::Network(NetworkRef::new("a", "lan"))]).into(),
                 addresses: [format!("10.0.0.{number}"), format!("fd00::{number}")]
                     .map(|address| address.parse().unwrap())
                     .into(),
@@ -296,7 +296,7 @@ fn the_kernel_does_what_the_text_says() {
     let zone = std::cell::Cell::new(1);
     let judge = |world: &World| {
         let (objects, endpoints) = world.objects();
-        let endpoints = endpoints.into_iter().map(|endpoint| (endpoint.id, endpoint)).collect();
+        let endpoints = endpoints.into_iter().map(|endpoint| (endpoint.id, endpoint.into())).collect();
         let desired = Compiler::default().update(&objects.into(), &endpoints, &Options::default());
         let tables = &desired.endpoints[&1];
         let before = rig.dataplane.policies().of(POD).unwrap();

@@ -374,7 +374,7 @@ fn random_packets_fare_as_their_bytes_and_the_policies_text_say() {
     let questions = Cell::new(0);
     let judge = |world: &World, seed: u64| {
         let (objects, endpoints) = world.objects();
-        let by_number = endpoints.iter().map(|endpoint| (endpoint.id, endpoint.clone())).collect();
+        let by_number = endpoints.iter().map(|endpoint| (endpoint.id, endpoint.clone().into())).collect();
         let desired = Compiler::default().update(&objects.clone().into(), &by_number, &Options::default());
         let tables = &desired.endpoints[&1];
         let before = rig.dataplane.policies().of(POD).unwrap();
