@@ -3,7 +3,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | `config`, `settings_file`, `policy_settings`, `watching` | the command line and the settings |
-//! | `log`, `privileges`, `kernel_settings`, `plugin_root`, `owned`, `signals`, `reload` | the log; required capabilities; a writable `/proc/sys`; the node's root directory for other plugins; directory locks; signals; what SIGHUP takes anew |
+//! | `log`, `privileges`, `kernel_settings`, `plugin_root`, `plugin_group`, `owned`, `signals`, `reload` | the log; required capabilities; a writable `/proc/sys`; the node's root directory, and a control group, for other plugins; directory locks; signals; what SIGHUP takes anew |
 //! | [`run`], `background` | startup and serving; background tasks |
 //! | `cni_conf`, `conf_keeper`, `conf_repair`, `conf_watch`, `runtime_conf` | the configuration file that makes a container runtime call netattach; keeps it in place; what is done against others; notices what they do; what the runtime says it reads |
 //! | `left_over`, `waiting_dels` | finishes operations that an earlier agent had begun; DELs recorded while no agent answered |

@@ -12,7 +12,7 @@
 //! and with them agent, pods, pins and files. Output is compared until it is as shown, as what a command asks for may take a
 //! moment.
 //!
-//! With `NETATTACH_WRITE_GUIDES` set, what is printed is written into the page.
+//! With `NETATTACH_WRITE_GUIDES` set, what is printed is written into the page. `page` reads a page, `shell` runs its parts.
 
 mod page;
 mod shell;
