@@ -5,7 +5,7 @@
 //! `prevResult` back into the outputs of the steps and compares as the agent does.
 //!
 //! `interface` has the interface plugins, `ipam` the address management; `install` puts the plugins' names into a
-//! directory, `copy` copies executables to a node.
+//! directory, `copy` copies executables to a node, `conflist` writes the configuration for a runtime.
 
 mod conflist;
 pub mod copy;
