@@ -38,6 +38,9 @@ pub enum Machine {
     Empty,
     /// [`Machine::Empty`], where nothing is installed either: `/opt` and `/usr/local/bin` are empty, `/etc` is a copy.
     Bare,
+    /// [`Machine::Bare`], on which these commands have succeeded: what the page takes to be there. `$home/plugins` leads to
+    /// [`Tools::plugins`].
+    With(&'static str),
     /// A node of a cluster, with an agent and a second network card `eth1`: the text of `node.sh` says what stands in the place
     /// of kubelet, runtime and `kubectl`.
     Node,
@@ -139,6 +142,9 @@ fn begin(home: &TempDir, machine: Machine, tools: Tools<'_>) -> Result<Shell> {
     match machine {
         Machine::Empty => {}
         Machine::Bare => shell.succeed(BARE).context("the machine")?,
+        Machine::With(commands) => {
+            shell.succeed(BARE).and_then(|()| shell.succeed(commands)).context("the machine")?;
+        }
         Machine::Node => shell.succeed(NODE).context("the node")?,
     }
     Ok(shell)

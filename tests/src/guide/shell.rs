@@ -68,7 +68,7 @@ impl Shell {
 
     /// What the agent has logged.
     pub(super) fn agent_log(&mut self) -> String {
-        self.output("cat /run/*/agent.log").unwrap_or_default()
+        self.output("cat /run/*/agent.log /run/netattachd.log").unwrap_or_default()
     }
 
     /// What it has logged when the shell ended.

@@ -7,6 +7,8 @@ use std::path::PathBuf;
 use netattach_tests::guide::{self, BUSYBOX, Machine, Page, Tools};
 use netattach_tests::tools;
 
+use super::migrate::MIGRATE;
+
 const README: Page = Page { path: "README.md", text: include_str!("../../../README.md") };
 const NETWORKS: Page = Page { path: "docs/networks.md", text: include_str!("../../../docs/networks.md") };
 const QUICK_START: Page =
@@ -54,7 +56,7 @@ fn policies_are_as_the_guide_says_and_so_are_the_answers_to_questions() {
 /// `policy::ipvlan` runs the one part that there is.
 #[test]
 fn every_part_of_a_page_is_run_by_a_test() {
-    let parts: Vec<String> =
-        [README, QUICK_START, RUNTIMES, NETWORKS, POLICIES, FAQ].into_iter().flat_map(Page::parts).collect();
+    let pages = [README, QUICK_START, RUNTIMES, NETWORKS, POLICIES, FAQ, MIGRATE];
+    let parts: Vec<String> = pages.into_iter().flat_map(Page::parts).collect();
     assert_eq!(parts, ["ipvlan"]);
 }

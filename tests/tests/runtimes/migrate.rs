@@ -2,18 +2,16 @@
 //! reference plugins are executed, and the files are written that Multus and libcni write. `crictl` stands for a runtime that
 //! calls what the first file of its directory names.
 
+use netattach_tests::guide::{Machine, Page, Tools};
 use netattach_tests::tools;
 
-use super::page::Page;
+pub(super) const MIGRATE: Page =
+    Page { path: "docs/migrate-from-multus.md", text: include_str!("../../../docs/migrate-from-multus.md") };
 
-const BEFORE: &str = r#"
-mount -t tmpfs tmpfs /opt
-mkdir -p /opt/cni/bin /run/etc /run/work
-mount -t overlay overlay -o lowerdir=/etc,upperdir=/run/etc,workdir=/run/work /etc
-rm -rf /etc/cni /etc/netattach
-mkdir -p /etc/cni/net.d /etc/netattach/manifests /var/lib/cni/multus/results
-cp $REFERENCE/{bridge,macvlan,host-local} /opt/cni/bin/
-export PATH=$PWD/target/dist:$PATH
+const MULTUS: &str = r#"
+mkdir -p /opt/cni/bin /etc/cni/net.d /etc/netattach/manifests /var/lib/cni/multus/results
+cp $home/plugins/{bridge,macvlan,host-local} /opt/cni/bin/
+export PATH=$home/target/dist:$PATH
 ip link add eth0 up type veth peer name switch
 ip link set switch up
 
@@ -78,11 +76,6 @@ fn the_guide_runs_as_written_and_both_ways_leave_nothing() {
     let test = "the_guide_runs_as_written_and_both_ways_leave_nothing";
     let plugins = ["bridge", "macvlan", "host-local"];
     let Some(reference) = tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", &plugins) else { return };
-    let page = Page {
-        name: "docs/migrate-from-multus.md",
-        text: include_str!("../../../docs/migrate-from-multus.md"),
-        before: format!("REFERENCE={}\n{BEFORE}", reference.display()),
-        log: "/run/netattachd.log",
-    };
-    page.run();
+    let tools = Tools { plugins: Some(&reference), ..Tools::default() };
+    MIGRATE.run("", Machine::With(MULTUS), tools).unwrap();
 }
