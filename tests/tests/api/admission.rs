@@ -60,9 +60,11 @@ fn recorded() -> Vec<Review> {
             .any(|one| one.verb == Verb::Patch && one.resource == "nodes" && one.answer == Some(200))
     };
     assert!(rig.server.wait_for(0, untainted));
+    let refused = rig.add(&sandbox).failure();
     rig.node.stop().unwrap();
     rig.start();
-    rig.add(&sandbox).failure();
+    // Before it has read everything it refuses every pod, for another reason.
+    assert!(eventually(PATIENCE, || rig.add(&sandbox).failure() == refused));
     assert!(rig.server.wait_for(0, told(Verb::Patch)));
     rig.server.reviews()
 }
