@@ -10,6 +10,7 @@ use anyhow::{Context, ensure};
 /// `S_IFDIR`, `S_IFREG`, `S_IFCHR` of `linux/stat.h`.
 const DIRECTORY: u32 = 0o040_000;
 const FILE: u32 = 0o100_000;
+const LINK: u32 = 0o120_000;
 const CHARACTER_DEVICE: u32 = 0o020_000;
 
 /// Files in the order in which they were added, directories made as they are needed.
@@ -49,6 +50,14 @@ impl Archive {
             self.entry(path, FILE | 0o755, (0, 0), content)?;
         }
         Ok(())
+    }
+
+    /// A symbolic link.
+    pub(super) fn link(&mut self, path: &str, target: &str) -> anyhow::Result<()> {
+        if let Some((directory, _)) = path.rsplit_once('/') {
+            self.directory(directory)?;
+        }
+        self.entry(path, LINK | 0o777, (0, 0), target.as_bytes())
     }
 
     /// A character device.

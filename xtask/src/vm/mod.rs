@@ -24,8 +24,9 @@ use crate::setup::{self, Emulator, Kernel, Scope};
 use crate::suite::{self, Count, Failure, Followed, Tally, failures_in, follow};
 use crate::{dist, progress, tree};
 
-/// Memory of a machine in MiB: most of it holds the test executables, twice while they are unpacked.
-const MEMORY: &str = "2048";
+/// Memory of a machine in MiB: most of it holds the test executables, twice while they are unpacked. Half of it is the most
+/// that the kernel unpacks.
+const MEMORY: &str = "3072";
 /// Longer than everything takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(900);
 
