@@ -42,13 +42,41 @@ pub struct Veth {
 }
 
 /// Membership of a bridge.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BridgePort {
     /// Name of the bridge in the node's namespace.
     pub bridge: String,
     /// Whether frames may leave through the port on which they arrived.
     #[serde(default)]
     pub hairpin: bool,
+    /// Whether the port exchanges no frames with other isolated ports.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub isolated: bool,
+    /// The port's VLANs on a bridge that filters by them; absent: what the bridge gives every port.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vlans: Option<PortVlans>,
+}
+
+/// VLANs of a bridge's port.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PortVlans {
+    /// The VLAN of frames without a tag, in both directions; absent: what the port has beside `tagged`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub native: Option<u16>,
+    /// The VLANs whose frames have their tag, in both directions: first and last of each range, ascending and apart,
+    /// without `native`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tagged: Vec<(u16, u16)>,
+    /// Whether the port stays in the VLAN that the bridge gives every port, usually 1.
+    #[serde(default)]
+    pub keeps_default: bool,
+}
+
+impl PortVlans {
+    /// The ids of `tagged`.
+    pub fn tagged_ids(&self) -> impl Iterator<Item = u16> {
+        self.tagged.iter().flat_map(|(first, last)| *first..=*last)
+    }
 }
 
 /// Sending rate of a device.
@@ -83,6 +111,12 @@ pub struct Macvlan {
     /// Length in frames of the parent's queue for broadcasts (kernel 5.11); the kernel's default (1000) when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub broadcast_queue: Option<u32>,
+    /// Whether it is a macvtap: its frames go to and come from a character device, `/dev/tapN` with its index.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub tap: bool,
+    /// Whether the parent is an interface of the pod.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub in_pod: bool,
 }
 
 /// How the macvlans of one parent reach each other.
@@ -115,6 +149,57 @@ pub struct Ipvlan {
     pub mtu: Option<u32>,
     /// Link group: links of one group are deleted by one request.
     pub group: u32,
+    /// Whether the parent is an interface of the pod.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub in_pod: bool,
+}
+
+/// A VLAN of a parent as an interface of the pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Vlan {
+    /// Name in the pod's namespace.
+    pub pod_name: String,
+    /// The parent.
+    pub parent: String,
+    /// What is in the tags of its frames on the parent.
+    #[serde(flatten)]
+    pub tag: VlanTag,
+    /// In bytes, at most the parent's; the parent's when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u32>,
+    /// The parent's when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<Mac>,
+    /// Link group: links of one group are deleted by one request.
+    pub group: u32,
+    /// Whether the parent is an interface of the pod.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub in_pod: bool,
+}
+
+/// The tag of a VLAN's frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VlanTag {
+    /// The VLAN, 0 to 4094.
+    pub id: u16,
+    /// Whether it is a service tag (802.1ad), the outer of two; else a customer tag (802.1Q).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub service: bool,
+}
+
+/// An interface of the pod that leads nowhere: what is sent on it is dropped.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Dummy {
+    /// Name in the pod's namespace.
+    pub pod_name: String,
+    /// In bytes; the kernel's default (1500) when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u32>,
+    /// A random one when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<Mac>,
+    /// Link group: links of one group are deleted by one request.
+    pub group: u32,
 }
 
 /// Where the packets of the ipvlans of one parent are routed.
@@ -143,6 +228,12 @@ pub enum Link {
     /// An ipvlan in the pod.
     #[serde(rename = "create-ipvlan")]
     Ipvlan(Ipvlan),
+    /// A VLAN in the pod.
+    #[serde(rename = "create-vlan")]
+    Vlan(Vlan),
+    /// A dummy in the pod.
+    #[serde(rename = "create-dummy")]
+    Dummy(Dummy),
 }
 
 /// How a link in a pod is connected to the node.
@@ -162,6 +253,8 @@ pub enum Tie<'l> {
         /// Whether the links of the parent reach each other without leaving it.
         siblings: bool,
     },
+    /// Not at all: by another interface of the pod, or by none.
+    InPod,
 }
 
 /// How the links of one parent reach each other, by the link's kind.
@@ -171,18 +264,24 @@ pub enum LinkMode {
     Macvlan(MacvlanMode),
     /// Of an ipvlan.
     Ipvlan(IpvlanMode),
+    /// Of a VLAN, which has none but its tag.
+    Vlan(VlanTag),
 }
 
 impl Link {
     /// Values of `step` in the serialised form.
-    pub const STEPS: [&str; 3] = ["create-veth", "create-macvlan", "create-ipvlan"];
+    pub const STEPS: [&str; 5] =
+        ["create-veth", "create-macvlan", "create-ipvlan", "create-vlan", "create-dummy"];
 
     /// The kernel's name for the kind of link.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Veth(_) => "veth",
+            Self::Macvlan(Macvlan { tap: true, .. }) => "macvtap",
             Self::Macvlan(_) => "macvlan",
             Self::Ipvlan(_) => "ipvlan",
+            Self::Vlan(_) => "vlan",
+            Self::Dummy(_) => "dummy",
         }
     }
 
@@ -192,12 +291,19 @@ impl Link {
             Self::Veth(veth) => &veth.pod_name,
             Self::Macvlan(macvlan) => &macvlan.pod_name,
             Self::Ipvlan(ipvlan) => &ipvlan.pod_name,
+            Self::Vlan(vlan) => &vlan.pod_name,
+            Self::Dummy(dummy) => &dummy.pod_name,
         }
     }
 
     /// How the link is connected to the node.
     pub fn tie(&self) -> Tie<'_> {
         match self {
+            Self::Macvlan(Macvlan { in_pod: true, .. })
+            | Self::Ipvlan(Ipvlan { in_pod: true, .. })
+            | Self::Vlan(Vlan { in_pod: true, .. })
+            | Self::Dummy(_) => Tie::InPod,
+            Self::Vlan(vlan) => Tie::Parent { name: Some(&vlan.parent), siblings: false },
             Self::Veth(veth) => Tie::NodeEnd { name: &veth.host_name, port: veth.port.as_ref() },
             Self::Macvlan(macvlan) => {
                 Tie::Parent { name: macvlan.parent.as_deref(), siblings: macvlan.mode == MacvlanMode::Bridge }
@@ -209,17 +315,22 @@ impl Link {
     /// The mode, if links of this kind have one.
     pub fn mode(&self) -> Option<LinkMode> {
         match self {
-            Self::Veth(_) => None,
+            Self::Veth(_) | Self::Dummy(_) => None,
             Self::Macvlan(macvlan) => Some(LinkMode::Macvlan(macvlan.mode)),
             Self::Ipvlan(ipvlan) => Some(LinkMode::Ipvlan(ipvlan.mode)),
+            Self::Vlan(vlan) => Some(LinkMode::Vlan(vlan.tag)),
         }
     }
 
     /// How the link shares its parent, in words: links that share a parent in different ways cannot coexist on it.
-    /// `None`: it has no parent.
+    /// `None`: it has no parent on the node, or its parent carries links of any kind beside it.
     pub fn sharing(&self) -> Option<&'static str> {
         match self {
-            Self::Veth(_) => None,
+            Self::Veth(_)
+            | Self::Vlan(_)
+            | Self::Dummy(_)
+            | Self::Macvlan(Macvlan { in_pod: true, .. })
+            | Self::Ipvlan(Ipvlan { in_pod: true, .. }) => None,
             Self::Macvlan(Macvlan { mode: MacvlanMode::Passthru, .. }) => Some("a macvlan in mode passthru"),
             Self::Macvlan(_) => Some("macvlans"),
             // The mode belongs to the parent: the ipvlan made last changes it for all.
@@ -233,14 +344,14 @@ impl Link {
     pub fn node_end(&self) -> Option<&str> {
         match self.tie() {
             Tie::NodeEnd { name, .. } => Some(name),
-            Tie::Parent { .. } => None,
+            Tie::Parent { .. } | Tie::InPod => None,
         }
     }
 
-    /// Name of the parent, if it is named.
+    /// Name of the parent on the node, if it is named.
     pub fn parent(&self) -> Option<&str> {
         match self.tie() {
-            Tie::NodeEnd { .. } => None,
+            Tie::NodeEnd { .. } | Tie::InPod => None,
             Tie::Parent { name, .. } => name,
         }
     }
@@ -249,7 +360,7 @@ impl Link {
     pub fn port(&self) -> Option<&BridgePort> {
         match self.tie() {
             Tie::NodeEnd { port, .. } => port,
-            Tie::Parent { .. } => None,
+            Tie::Parent { .. } | Tie::InPod => None,
         }
     }
 
@@ -267,12 +378,18 @@ impl fmt::Display for Link {
             Tie::Parent { name, .. } => {
                 write!(f, "{kind} {pod_name} on {}", name.unwrap_or("the default route's interface"))
             }
+            Tie::InPod => write!(f, "{kind} {pod_name} in the pod"),
         }
     }
 }
 
+/// The device that has the gateways of a bridge's VLAN, as the reference plugin names it.
+pub fn vlan_device(bridge: &str, vlan: u16) -> String {
+    format!("{bridge}.{vlan}")
+}
+
 /// A bridge in the node's namespace, shared by all attachments that name it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bridge {
     /// Name of the bridge.
     pub name: String,
@@ -282,6 +399,9 @@ pub struct Bridge {
     /// Whether the bridge receives all frames (promiscuous mode).
     #[serde(default)]
     pub promiscuous: bool,
+    /// Whether the bridge forwards by VLAN.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub vlan_filtering: bool,
 }
 
 /// A route to install.
@@ -348,6 +468,10 @@ pub struct Addressing {
     pub addresses: Vec<IpNet>,
     /// In the order in which they are installed.
     pub routes: Vec<Route>,
+    /// Whether the addresses bring no routes: `routes` are all that there are.
+    pub no_subnet_routes: bool,
+    /// Whether IPv6 addresses are used only after nobody else has answered for them.
+    pub detect_duplicates: bool,
     /// Whether the link announces its IPv4 addresses to its neighbours when it comes up (`arp_notify`): they may still
     /// map them to the interface that had them before.
     pub announce_v4: bool,

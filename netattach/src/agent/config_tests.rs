@@ -48,8 +48,8 @@ fn mistakes_are_named() {
             "cniConf.name: \"../x.conflist\" is not a file name that ends in .conflist",
         ),
         (
-            "delegation: {exec: [bridge, vlan]}",
-            "delegation.exec[1]: \"vlan\" is not built in, so it is executed anyway; the built-in types are bridge, ipvlan, loopback, macvlan, veth, host-local, static",
+            "delegation: {exec: [bridge, tap]}",
+            "delegation.exec[1]: \"tap\" is not built in, so it is executed anyway; the built-in types are bridge, dummy, ipvlan, loopback, macvlan, macvtap, ptp, veth, vlan, host-local, static",
         ),
         (
             "delegation: {root: host}",

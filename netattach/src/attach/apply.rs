@@ -3,11 +3,12 @@
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use super::bridges::Entered;
+use super::bridges::{self, Entered};
 use super::occupied::{Address, ROUTED, check_ip_is_free, check_mac_is_free, segment};
 use super::routing::{move_default_routes, route_by_source};
 use super::{AttachError, Doing, Node, Progress, StepError, device_info, facts, translation};
@@ -17,7 +18,7 @@ use crate::enforce::attachment::EnforcedAttachment;
 use crate::ipam::{self, Lease, Lessee, Owner};
 use crate::nat::NatError;
 use crate::nat::wish::Wish;
-use crate::netlink::{Handle, LinkState};
+use crate::netlink::{self, Handle, LinkState};
 use crate::netns::{Netns, within};
 use crate::plan::addressing::Others;
 use crate::plan::hook_kind::{self, FoundDevice};
@@ -25,8 +26,8 @@ use crate::plan::undo::inverse;
 use crate::plan::{AttachmentPlan, Plan, Sandbox, addressing, result, result_cache, routing};
 use crate::spec;
 use crate::step::{
-    Bridge, Delegate, Interface, MadeBy, Output, Parent, Printed, Protect, Role, Step, StepRef, Style,
-    Translate,
+    Bridge, Configure, Delegate, Interface, MadeBy, Output, Parent, Printed, Protect, Role, Step, StepRef,
+    Style, Translate,
 };
 use crate::sysctl;
 use crate::timing;
@@ -34,6 +35,9 @@ use crate::waits::{self, Resource};
 
 /// The smallest MTU with which a link has IPv6 (RFC 8200, section 5), in bytes.
 const IPV6_MIN_MTU: u32 = 1280;
+
+/// How long duplicates of IPv6 addresses may be looked for, where that is asked for: it takes the kernel a second or two.
+const DETECTION: Duration = Duration::from_secs(5);
 
 /// Carries out every step of `plan`.
 ///
@@ -129,13 +133,13 @@ impl Executor<'_> {
             Step::RaiseLoopback => self.loopback(),
             Step::Lease(config) => timing::part("lease", || self.lease(at, attachment, config)),
             Step::Delegate(delegate) => timing::part("plugin", || self.delegate(at, attachment, delegate)),
-            Step::Gateway { bridge, force, beside } => {
+            Step::Gateway { bridge, force, beside, vlan } => {
                 let others = match (force, beside) {
                     (true, _) => Others::Removed,
                     (false, true) => Others::Kept,
                     (false, false) => Others::Refused,
                 };
-                self.gateway(at, attachment, bridge, others)
+                self.gateway(at, attachment, (bridge, *vlan), others)
             }
             Step::EnsureForwarding => self.forwarding(at, attachment),
             Step::RouteToPod => self.route_to_pod(at, attachment),
@@ -155,6 +159,7 @@ impl Executor<'_> {
             Step::MoveDefaultRoutes { gateways } => self.move_default_routes(at, attachment, gateways),
             Step::RouteBySource => self.route_by_source(attachment),
             Step::ReadDeviceInfo(files) => Ok(device_info::read(&files.attachment)),
+            Step::Configure(Configure { down: true, .. }) => Ok(Output::Nothing),
             Step::Configure(configure) => {
                 let leased = self.leased(at, attachment)?;
                 let addressing = addressing::pod_side(configure, &leased.addresses, &leased.routes);
@@ -163,11 +168,16 @@ impl Executor<'_> {
                 if has_v6 && (1..IPV6_MIN_MTU).contains(&pod.mtu) {
                     return Err(StepError::SmallMtu(pod.mtu));
                 }
-                if configure.style == Style::Subnet {
+                if configure.style != Style::Routed {
                     self.announce_v6(&pod, &addressing)?;
                 }
                 self.configure(&pod, &addressing)?;
                 host.map_or(Ok(()), |host| self.await_carrier(&host))?;
+                if configure.detect_duplicates
+                    && let Some(taken) = self.pod.await_unique(pod.index, DETECTION)?
+                {
+                    return Err(StepError::Duplicate(taken));
+                }
                 Ok(Output::Nothing)
             }
         }
@@ -175,12 +185,16 @@ impl Executor<'_> {
 
     fn bridge(&mut self, bridge: &spec::Bridge) -> Result<Output, StepError> {
         self.entered.enter(&bridge.name);
-        let ensured = self.host.ensure_bridge(bridge)?;
+        let ensured = self.host.ensure_bridge(bridge).map_err(|error| no_filtering(bridge, error))?;
+        if bridge.vlan_filtering && !ensured.created {
+            let filtered = bridges::filter_by_vlan(&mut self.host, &ensured.link);
+            filtered.map_err(|error| no_filtering(bridge, error))?;
+        }
         if ensured.created {
             // The node must not take addresses or routes from router advertisements that pods send.
             ensure_if_present(&format!("ipv6/conf/{}/accept_ra", bridge.name), "0")?;
         }
-        let (made, ours) = (ensured.created, !ensured.created && ensured.link.own_bridge);
+        let (made, ours) = (ensured.created, !ensured.created && ensured.link.own_bridge());
         Ok(Output::Bridge(Bridge { link: interface(&ensured.link), made, ours }))
     }
 
@@ -204,6 +218,8 @@ impl Executor<'_> {
             spec::Link::Veth(veth) => self.veth(at, attachment, veth),
             spec::Link::Macvlan(macvlan) => self.macvlan(attachment, macvlan),
             spec::Link::Ipvlan(ipvlan) => self.ipvlan(ipvlan),
+            spec::Link::Vlan(vlan) => self.vlan(vlan),
+            spec::Link::Dummy(dummy) => self.dummy(dummy),
         };
         created.map_err(|error| not_created(link, error))
     }
@@ -245,6 +261,13 @@ impl Executor<'_> {
     }
 
     fn macvlan(&mut self, attachment: &AttachmentPlan, macvlan: &spec::Macvlan) -> Result<Output, StepError> {
+        if macvlan.in_pod {
+            let parent = facts::parent(&mut self.pod, macvlan.parent.as_deref())?;
+            check_mtu(macvlan.mtu, &parent)?;
+            let mut inside = Handle::open_in(self.netns)?;
+            let pod = self.pod.create_macvlan(macvlan, &parent, self.netns.as_fd(), &mut inside)?;
+            return Ok(Output::Link { host: None, pod: interface(&pod), parent: None });
+        }
         let parent = self.parent(macvlan.parent.as_deref())?;
         check_mtu(macvlan.mtu, &parent)?;
         // A macvlan in mode passthru has its parent's address, regardless of the request.
@@ -262,11 +285,44 @@ impl Executor<'_> {
     }
 
     fn ipvlan(&mut self, ipvlan: &spec::Ipvlan) -> Result<Output, StepError> {
+        if ipvlan.in_pod {
+            let parent = facts::parent(&mut self.pod, ipvlan.parent.as_deref())?;
+            check_mtu(ipvlan.mtu, &parent)?;
+            let mut inside = Handle::open_in(self.netns)?;
+            let pod = self.pod.create_ipvlan(ipvlan, &parent, self.netns.as_fd(), &mut inside)?;
+            return Ok(Output::Link { host: None, pod: interface(&pod), parent: None });
+        }
         let parent = self.parent(ipvlan.parent.as_deref())?;
         check_mtu(ipvlan.mtu, &parent)?;
         let pod = self.host.create_ipvlan(ipvlan, &parent, self.netns.as_fd(), &mut self.pod)?;
         let parent = Parent { device: interface(&parent), netns_cookie: self.pod.netns_cookie() };
         Ok(Output::Link { host: None, pod: interface(&pod), parent: Some(parent) })
+    }
+
+    fn vlan(&mut self, vlan: &spec::Vlan) -> Result<Output, StepError> {
+        let taken = |error: netlink::Error, parent: &LinkState| match error.already_exists() {
+            true => StepError::VlanTaken { parent: parent.name.clone(), id: vlan.tag.id },
+            false => error.into(),
+        };
+        if vlan.in_pod {
+            let parent = self.pod.link(&vlan.parent)?;
+            check_mtu(vlan.mtu, &parent)?;
+            let mut inside = Handle::open_in(self.netns)?;
+            let made = self.pod.create_vlan(vlan, &parent, self.netns.as_fd(), &mut inside);
+            let pod = made.map_err(|error| taken(error, &parent))?;
+            return Ok(Output::Link { host: None, pod: interface(&pod), parent: None });
+        }
+        let parent = self.parent(Some(&vlan.parent))?;
+        check_mtu(vlan.mtu, &parent)?;
+        let made = self.host.create_vlan(vlan, &parent, self.netns.as_fd(), &mut self.pod);
+        let pod = made.map_err(|error| taken(error, &parent))?;
+        let parent = Parent { device: interface(&parent), netns_cookie: self.pod.netns_cookie() };
+        Ok(Output::Link { host: None, pod: interface(&pod), parent: Some(parent) })
+    }
+
+    fn dummy(&mut self, dummy: &spec::Dummy) -> Result<Output, StepError> {
+        let pod = self.pod.create_dummy(dummy)?;
+        Ok(Output::Link { host: None, pod: interface(&pod), parent: None })
     }
 
     /// The parent of a macvlan; without a name, the interface of the node's default route. Interfaces of one pod
@@ -336,11 +392,21 @@ impl Executor<'_> {
         &mut self,
         at: StepRef,
         attachment: &AttachmentPlan,
-        bridge: &str,
+        (bridge, vlan): (&str, Option<u16>),
         others: Others,
     ) -> Result<Output, StepError> {
         let wanted = addressing::gateways(&self.leased(at, attachment)?.addresses);
-        let index = self.bridge_index(at)?;
+        let device = match vlan {
+            Some(vlan) => {
+                let keeps_default = attachment.link().and_then(spec::Link::port);
+                let keeps_default = keeps_default.and_then(|port| port.vlans.as_ref());
+                let keeps_default = keeps_default.is_some_and(|vlans| vlans.keeps_default);
+                let bridge = (bridge, self.bridge_index(at)?);
+                Some(bridges::ensure_vlan_device(&mut self.host, bridge, vlan, keeps_default)?)
+            }
+            None => None,
+        };
+        let index = device.as_ref().map_or_else(|| self.bridge_index(at), |device| Ok(device.index))?;
         let changes = addressing::gateway_changes(&self.host.addresses(index)?, &wanted, others).map_err(
             |conflict| StepError::GatewayConflict {
                 bridge: bridge.to_owned(),
@@ -354,7 +420,7 @@ impl Executor<'_> {
         for gateway in changes.add {
             self.host.ensure_address(index, gateway)?;
         }
-        Ok(Output::Nothing)
+        Ok(device.as_ref().map_or(Output::Nothing, |device| Output::Gateway(interface(device))))
     }
 
     fn forwarding(&mut self, at: StepRef, attachment: &AttachmentPlan) -> Result<Output, StepError> {
@@ -372,7 +438,8 @@ impl Executor<'_> {
         let leased = self.leased(at, attachment)?;
         let (host, _) = self.link(at)?;
         let host = host.ok_or(StepError::Missing("an end on the node"))?;
-        self.host.configure(host.index, &addressing::host_side(&leased.addresses))?;
+        let wanted = addressing::host_side(routing::style(attachment), &leased.addresses);
+        self.host.configure(host.index, &wanted)?;
         Ok(Output::Nothing)
     }
 
@@ -542,6 +609,18 @@ fn check_mtu(mtu: Option<u32>, parent: &LinkState) -> Result<(), StepError> {
     match mtu.filter(|mtu| *mtu > parent.mtu) {
         Some(mtu) => Err(StepError::Mtu { mtu, max: parent.mtu }),
         None => Ok(()),
+    }
+}
+
+/// The error for a bridge that the kernel refused: it may know no VLANs.
+fn no_filtering(bridge: &spec::Bridge, error: impl Into<StepError>) -> StepError {
+    match error.into() {
+        StepError::Netlink(source)
+            if bridge.vlan_filtering && source.errno() == Some(rustix::io::Errno::OPNOTSUPP) =>
+        {
+            StepError::NoDriver { kind: "bridge with VLAN filtering", source }
+        }
+        other => other,
     }
 }
 

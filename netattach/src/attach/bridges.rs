@@ -2,13 +2,16 @@
 //! made again.
 
 use std::collections::BTreeMap;
+use std::os::fd::AsFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ipnet::IpNet;
 
 use super::StepError;
 use super::apply::ensure_if_present;
+use crate::link;
 use crate::netlink::{self, Handle, LinkState};
+use crate::netns::Netns;
 use crate::plan::addressing::Others;
 use crate::plan::{AttachmentPlan, addressing, result};
 use crate::spec;
@@ -63,8 +66,9 @@ impl Beneath {
             Output::Bridge(bridge) => Some(bridge.clone()),
             _ => None,
         })?;
+        // The gateways of a VLAN are on a device beside it.
         let beside = attachment.steps.iter().find_map(|step| match step {
-            Step::Gateway { beside, .. } => Some(*beside),
+            Step::Gateway { beside, vlan: None, .. } => Some(*beside),
             _ => None,
         });
         let leased = result::leased(attachment, outputs).unwrap_or_default();
@@ -142,16 +146,14 @@ impl Bridges {
         // The lock is held until they are deleted: an ADD that comes meanwhile makes the bridge again.
         let users = self.lock();
         let mut host = Handle::open()?;
-        let links = host.links()?;
+        let own = host.own_bridges()?;
         for bridge in made.iter().filter(|bridge| !users.contains_key(&bridge.name)) {
-            let is_it = links
-                .iter()
-                .any(|link| link.index == bridge.index && link.name == bridge.name && link.kind == "bridge");
-            let has_ports = links.iter().any(|link| link.controller == Some(bridge.index));
-            if is_it && !has_ports {
-                tracing::info!(bridge = bridge.name, "removing a bridge that a failed ADD created");
-                host.ensure_link_absent(&bridge.name)?;
-            }
+            let is_it = |link: &LinkState| link.index == bridge.index && link.name == bridge.name;
+            let Some((link, _)) = own.iter().find(|(link, ports)| is_it(link) && *ports == 0) else {
+                continue;
+            };
+            tracing::info!(bridge = bridge.name, "removing a bridge that a failed ADD created");
+            host.ensure_own_bridge_absent(link)?;
         }
         Ok(())
     }
@@ -182,4 +184,96 @@ impl Drop for Entered<'_> {
             }
         }
     }
+}
+
+/// Has an existing bridge forward by VLAN. The pods of others are in its default VLAN then, as before; a bridge that
+/// netattach has not made is its administrator's to change.
+///
+/// # Errors
+/// It is another's, or the kernel refuses.
+pub(super) fn filter_by_vlan(host: &mut Handle, bridge: &LinkState) -> Result<(), StepError> {
+    if host.filters_by_vlan(bridge.index)? {
+        return Ok(());
+    }
+    if !bridge.own_bridge() {
+        return Err(StepError::NotFiltering(bridge.name.clone()));
+    }
+    Ok(host.filter_by_vlan(&bridge.name, bridge.index)?)
+}
+
+/// The device that has the gateways of a VLAN of the bridge: an end of a veth whose other end is a port in that VLAN. It
+/// lasts as long as the bridge.
+///
+/// # Errors
+/// Another link has the name, or the kernel refuses.
+pub(super) fn ensure_vlan_device(
+    host: &mut Handle,
+    (bridge, bridge_index): (&str, u32),
+    vlan: u16,
+    keeps_default: bool,
+) -> Result<LinkState, StepError> {
+    let device = spec::vlan_device(bridge, vlan);
+    let vlans = spec::PortVlans { native: Some(vlan), keeps_default, ..spec::PortVlans::default() };
+    let port =
+        spec::BridgePort { bridge: bridge.to_owned(), vlans: Some(vlans), ..spec::BridgePort::default() };
+    if let Some(found) = host.find_link(&device)? {
+        return adopt_vlan_device(host, found, (bridge_index, &port));
+    }
+    let mtu = host.link_by_index(bridge_index)?.mtu;
+    let veth = spec::Veth {
+        host_name: link::host_name(bridge, &device),
+        pod_name: device.clone(),
+        mtu: Some(mtu),
+        mac: None,
+        group: 0,
+        port: Some(port.clone()),
+    };
+    let own = Netns::current()?;
+    match host.create_veth(&veth, Some(bridge_index), own.as_fd(), &mut Handle::open()?) {
+        Ok((near, far)) => {
+            host.mark_own(near.index)?;
+            // As for the bridge itself.
+            ensure_if_present(&format!("ipv6/conf/{device}/accept_ra"), "0")?;
+            host.ensure_up(far.index)?;
+            Ok(LinkState { up: true, ..far })
+        }
+        // Another attachment made it first, or an agent was killed while it did.
+        Err(error) if error.already_exists() => {
+            let found = host.link(&device)?;
+            adopt_vlan_device(host, found, (bridge_index, &port))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Checks that a device of that name is a VLAN's, and puts its port back into the bridge and the VLAN.
+fn adopt_vlan_device(
+    host: &mut Handle,
+    device: LinkState,
+    (bridge, port): (u32, &spec::BridgePort),
+) -> Result<LinkState, StepError> {
+    let near = host.find_end_here(&device)?;
+    let is_ours = near.as_ref().is_some_and(|it| it.name == link::host_name(&port.bridge, &device.name));
+    match near {
+        Some(near) if near.controller == Some(bridge) => {
+            // The reference's ports are left as it made them.
+            if is_ours {
+                host.ensure_port(near.index, port)?;
+                host.mark_own(near.index)?;
+            }
+        }
+        Some(near) if is_ours && near.controller.is_none() => {
+            host.join_bridge(near.index, bridge, port)?;
+            host.mark_own(near.index)?;
+        }
+        _ => {
+            let actual = format!("no gateway of a VLAN of {}", port.bridge);
+            let (name, wanted) = (device.name, "a veth whose other end is a port of the bridge");
+            return Err(netlink::Error::WrongKind { name, wanted, actual }.into());
+        }
+    }
+    if !device.up {
+        host.ensure_up(device.index)?;
+    }
+    Ok(LinkState { up: true, ..device })
 }

@@ -7,7 +7,7 @@ use super::{AttachError, Doing, Node, StepError, enforcement, routing, translati
 use crate::cni::{Command, Value};
 use crate::ipam::Lessee;
 use crate::journal::Record;
-use crate::netlink::{Handle, LinkState};
+use crate::netlink::{self, Handle, LinkState};
 use crate::netns::Netns;
 use crate::plan::check::{Expected, expected};
 use crate::plan::routing::MAIN_TABLE;
@@ -118,7 +118,7 @@ fn compare_pod_end(want: &Expected, pod: &mut Handle) -> Result<Found, StepError
         return differs(format!("has Ethernet address {shown}"));
     }
     // Another plugin may keep its interface down on purpose.
-    if !link.up && want.link.is_some() {
+    if !link.up && want.link.is_some() && !want.down {
         return differs("is down".into());
     }
     if wanted.mtu != 0 && link.mtu != wanted.mtu {
@@ -213,12 +213,31 @@ fn compare_bridge(want: &Expected, port: &LinkState, host: &mut Handle) -> Resul
     if wanted_port.hairpin && port.hairpin != Some(true) {
         return Ok(Some(format!("port {} is not in hairpin mode", port.name)));
     }
+    if wanted_port.isolated && !port.isolated {
+        return Ok(Some(format!("port {} is not isolated", port.name)));
+    }
+    if wanted.vlan_filtering && !host.filters_by_vlan(bridge.index)? {
+        return Ok(Some(format!("bridge {name} does not filter by VLAN")));
+    }
+    if let Some(vlans) = &wanted_port.vlans {
+        let present = host.port_vlans()?.remove(&port.index).unwrap_or_default();
+        if !netlink::has_vlans(&present, vlans) {
+            return Ok(Some(format!("port {} is in other VLANs", port.name)));
+        }
+    }
     if wanted.promiscuous && !bridge.promiscuous {
         return Ok(Some(format!("bridge {name} is not in promiscuous mode")));
     }
-    let addresses = host.addresses(bridge.index)?;
+    let device = match &want.gateway_device {
+        Some(device) => match host.find_link(device)?.filter(|link| link.up) {
+            Some(link) => link,
+            None => return Ok(Some(format!("device {device}, which has the gateways, is gone or down"))),
+        },
+        None => bridge,
+    };
+    let addresses = host.addresses(device.index)?;
     let missing = want.gateways.iter().find(|gateway| !addresses.contains(gateway));
-    Ok(missing.map(|gateway| format!("bridge {name} lacks gateway address {gateway}")))
+    Ok(missing.map(|gateway| format!("{} {} lacks gateway address {gateway}", device.kind, device.name)))
 }
 
 /// Runs CHECK of every other plugin of the attachment. `last` is the final result, where the plugins' configurations

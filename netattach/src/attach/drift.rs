@@ -22,10 +22,10 @@ use crate::cni;
 use crate::error_chain::Chain;
 use crate::ipam::{self, Lessee, Owner};
 use crate::journal::{JournalKey, Loaded};
-use crate::netlink::{self, Handle, LinkState};
+use crate::netlink::{self, Handle, LinkState, VlanUses};
 use crate::netns::Netns;
-use crate::plan::{AttachmentPlan, addressing, result};
-use crate::spec::{Addressing, Tie};
+use crate::plan::{AttachmentPlan, addressing, result, routing};
+use crate::spec::{Addressing, BridgePort, Tie};
 use crate::step::{Brought, Interface, Output, Role, Step};
 
 /// How often something is put back at once, before it counts as fought over.
@@ -78,6 +78,10 @@ pub(super) enum Difference {
     /// It is not in its bridge, which has this index.
     NotInBridge(u32),
     Hairpin,
+    /// It exchanges frames with other isolated ports.
+    Isolation,
+    /// It is in other VLANs.
+    Vlans,
     Down,
     /// An address or route of a routed link is gone.
     Addressing,
@@ -96,6 +100,8 @@ impl fmt::Display for Difference {
             Self::Mtu(mtu) => write!(f, "its MTU set to {mtu}"),
             Self::NotInBridge(_) => f.write_str("taken out of its bridge"),
             Self::Hairpin => f.write_str("taken out of hairpin mode"),
+            Self::Isolation => f.write_str("no longer isolated"),
+            Self::Vlans => f.write_str("put into other VLANs"),
             Self::Down => f.write_str("set down"),
             Self::Addressing => f.write_str("deprived of an address or route"),
         }
@@ -109,8 +115,8 @@ pub(super) struct End {
     group: u32,
     /// 0: another plugin of the network may have changed it.
     mtu: u32,
-    /// The bridge, and whether the port is in hairpin mode.
-    port: Option<(Beneath, bool)>,
+    /// The bridge, and what the port is in it.
+    port: Option<(Beneath, BridgePort)>,
     /// Addresses and routes of a routed link.
     routed: Option<Addressing>,
 }
@@ -132,8 +138,8 @@ impl End {
             made,
             group: attached.plan.sandbox.link_group(),
             mtu,
-            port: port.and_then(|port| Some((Beneath::of(attachment, outputs)?, port.hairpin))),
-            routed: has_routes.then(|| addressing::host_side(&leased.addresses)),
+            port: port.and_then(|port| Some((Beneath::of(attachment, outputs)?, port.clone()))),
+            routed: has_routes.then(|| addressing::host_side(routing::style(attachment), &leased.addresses)),
         })
     }
 
@@ -149,21 +155,25 @@ impl End {
 fn differences(
     end: &End,
     found: &LinkState,
-    bridge: Option<(&LinkState, &[IpNet])>,
+    (bridge, vlans): (Option<(&LinkState, &[IpNet])>, Option<&VlanUses>),
     has_addressing: bool,
 ) -> Vec<Difference> {
     let mut differences = Vec::new();
     let mut note = |is_different, difference| differences.extend(Some(difference).filter(|_| is_different));
     note(found.name != end.made.name, Difference::Renamed);
     note(end.mtu != 0 && found.mtu != end.mtu, Difference::Mtu(found.mtu));
-    if let Some((beneath, hairpin)) = &end.port {
+    if let Some((beneath, port)) = &end.port {
         if let Some(change) = beneath.change(bridge) {
             note(true, Difference::Bridge(change));
         }
         if let Some((bridge, _)) = bridge {
             let is_in = found.controller == Some(bridge.index);
             note(!is_in, Difference::NotInBridge(bridge.index));
-            note(*hairpin && (!is_in || found.hairpin != Some(true)), Difference::Hairpin);
+            note(port.hairpin && (!is_in || found.hairpin != Some(true)), Difference::Hairpin);
+            note(port.isolated && (!is_in || !found.isolated), Difference::Isolation);
+            let has_vlans = |wanted| vlans.is_some_and(|vlans| netlink::has_vlans(vlans, wanted));
+            let lacks_vlans = port.vlans.as_ref().is_some_and(|wanted| !is_in || !has_vlans(wanted));
+            note(lacks_vlans, Difference::Vlans);
         }
     }
     note(!found.up, Difference::Down);
@@ -364,6 +374,8 @@ struct Seen {
     links: BTreeMap<u32, LinkState>,
     /// Indices of the bridges.
     bridges: BTreeMap<String, u32>,
+    /// Of each port. Only with ends in VLANs.
+    vlans: BTreeMap<u32, VlanUses>,
     /// Of each link. Only with routed ends and with gateways on bridges; routes only with routed ends.
     addresses: BTreeMap<u32, Vec<IpNet>>,
     routes: BTreeMap<u32, Vec<IpNet>>,
@@ -379,12 +391,17 @@ impl Seen {
         let bridges = links.iter().filter(|link| link.kind == "bridge");
         let bridges = bridges.map(|link| (link.name.clone(), link.index)).collect();
         let links = links.into_iter().map(|link| (link.index, link)).collect();
-        let mut seen = Self { links, bridges, addresses: BTreeMap::new(), routes: BTreeMap::new() };
-        let (mut is_routed, mut has_gateways) = (false, false);
+        let (vlans, addresses, routes) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        let mut seen = Self { links, bridges, vlans, addresses, routes };
+        let (mut is_routed, mut has_gateways, mut has_vlans) = (false, false, false);
         for end in ends {
             let end: &End = end.borrow();
             is_routed |= end.routed.is_some();
+            has_vlans |= end.port.as_ref().is_some_and(|(_, port)| port.vlans.is_some());
             has_gateways |= end.port.as_ref().is_some_and(|(beneath, _)| beneath.has_gateways());
+        }
+        if has_vlans {
+            seen.vlans = host.port_vlans().map_err(failed)?;
         }
         if is_routed || has_gateways {
             for (index, address) in host.addresses_by_link().map_err(failed)? {
@@ -407,7 +424,7 @@ impl Seen {
         let bridge = bridge.and_then(|index| self.links.get(index));
         let addresses = |link: &LinkState| self.addresses.get(&link.index).map_or(&[][..], Vec::as_slice);
         let bridge = bridge.map(|link| (link, addresses(link)));
-        differences(end, found, bridge, self.has_addressing(end))
+        differences(end, found, (bridge, self.vlans.get(&found.index)), self.has_addressing(end))
     }
 
     /// Whether a routed end has its addresses and routes. Others have none.
@@ -431,8 +448,12 @@ fn put_back(end: &End, difference: &Difference, host: &mut Handle) -> Result<(),
         }
         Difference::Renamed => host.rename(index, &end.made.name),
         Difference::Mtu(_) => host.set_mtu(index, end.mtu),
-        Difference::NotInBridge(bridge) => host.set_controller(index, *bridge),
-        Difference::Hairpin => host.set_hairpin(index),
+        Difference::NotInBridge(bridge) => {
+            end.port.as_ref().map_or(Ok(()), |(_, port)| host.join_bridge(index, *bridge, port))
+        }
+        Difference::Hairpin | Difference::Isolation | Difference::Vlans => {
+            end.port.as_ref().map_or(Ok(()), |(_, port)| host.ensure_port(index, port))
+        }
         Difference::Down => host.ensure_up(index),
         Difference::Addressing => end.routed.as_ref().map_or(Ok(()), |routed| host.configure(index, routed)),
     }

@@ -15,10 +15,11 @@ fn link(index: u32, name: &str, kind: &str) -> LinkState {
         promiscuous: false,
         controller: None,
         hairpin: None,
+        isolated: false,
         link: None,
         mode: None,
         group: 9,
-        own_bridge: false,
+        own: false,
     }
 }
 
@@ -27,13 +28,17 @@ fn interface(index: u32, name: &str) -> Interface {
 }
 
 fn beneath(gateways: &[&str], made: bool) -> Beneath {
-    let spec = Bridge { name: "br0".to_owned(), mtu: None, promiscuous: false };
+    let spec = Bridge { name: "br0".to_owned(), ..Bridge::default() };
     let gateways = gateways.iter().map(|it| it.parse().unwrap()).collect();
     Beneath { spec, link: interface(3, "br0"), gateways, others: Others::Refused, made }
 }
 
-fn end(port: Option<(Beneath, bool)>) -> End {
+fn end(port: Option<(Beneath, BridgePort)>) -> End {
     End { made: interface(7, "na0"), group: 9, mtu: 1500, port, routed: None }
+}
+
+fn hairpin() -> BridgePort {
+    BridgePort { bridge: "br0".to_owned(), hairpin: true, ..BridgePort::default() }
 }
 
 fn all(links: &[&LinkState]) -> BTreeMap<u32, LinkState> {
@@ -45,7 +50,7 @@ fn each_difference_of_an_end_is_found() {
     let bridge = link(3, "br0", "bridge");
     let port = LinkState { controller: Some(3), hairpin: Some(true), ..link(7, "na0", "veth") };
     let of = |found: &LinkState| {
-        differences(&end(Some((beneath(&[], false), true))), found, Some((&bridge, &[])), true)
+        differences(&end(Some((beneath(&[], false), hairpin()))), found, (Some((&bridge, &[])), None), true)
     };
     assert_eq!(of(&port), []);
     assert_eq!(of(&LinkState { name: "x".to_owned(), ..port.clone() }), [Difference::Renamed]);
@@ -54,14 +59,41 @@ fn each_difference_of_an_end_is_found() {
     assert_eq!(of(&LinkState { hairpin: Some(false), ..port.clone() }), [Difference::Hairpin]);
     let out = LinkState { controller: None, hairpin: None, ..port.clone() };
     assert_eq!(of(&out), [Difference::NotInBridge(3), Difference::Hairpin]);
-    let without = differences(&end(Some((beneath(&[], false), true))), &out, None, true);
+    let without = differences(&end(Some((beneath(&[], false), hairpin()))), &out, (None, None), true);
     assert_eq!(without, [Difference::Bridge(Change::Gone)]);
     let unknown = End { mtu: 0, ..end(None) };
-    assert_eq!(differences(&unknown, &LinkState { mtu: 1400, ..out.clone() }, None, true), []);
-    assert_eq!(differences(&end(None), &out, None, false), [Difference::Addressing]);
+    assert_eq!(differences(&unknown, &LinkState { mtu: 1400, ..out.clone() }, (None, None), true), []);
+    assert_eq!(differences(&end(None), &out, (None, None), false), [Difference::Addressing]);
     let routed = End { routed: Some(Addressing::default()), ..end(None) };
     let down = LinkState { up: false, ..out };
-    assert_eq!(differences(&routed, &down, None, true), [Difference::Down, Difference::Addressing]);
+    assert_eq!(differences(&routed, &down, (None, None), true), [Difference::Down, Difference::Addressing]);
+}
+
+#[test]
+fn a_port_that_got_out_of_its_vlans_or_its_isolation_is_found() {
+    use crate::netlink::VlanUse;
+    use crate::spec::PortVlans;
+    let bridge = link(3, "br0", "bridge");
+    let vlans = PortVlans { native: Some(100), ..PortVlans::default() };
+    let wanted = BridgePort { isolated: true, vlans: Some(vlans), hairpin: false, ..hairpin() };
+    let of = |found: &LinkState, vlans: &[(u16, bool)]| {
+        let uses =
+            vlans.iter().map(|(id, native)| (*id, VlanUse { pvid: *native, untagged: *native })).collect();
+        differences(
+            &end(Some((beneath(&[], false), wanted.clone()))),
+            found,
+            (Some((&bridge, &[])), Some(&uses)),
+            true,
+        )
+    };
+    let port = LinkState { controller: Some(3), isolated: true, ..link(7, "na0", "veth") };
+    assert_eq!(of(&port, &[(100, true)]), []);
+    assert_eq!(of(&port, &[(100, true), (7, false)]), [Difference::Vlans]);
+    assert_eq!(of(&port, &[]), [Difference::Vlans]);
+    assert_eq!(of(&LinkState { isolated: false, ..port.clone() }, &[(100, true)]), [Difference::Isolation]);
+    let out = LinkState { controller: None, isolated: false, ..port };
+    let all = [Difference::NotInBridge(3), Difference::Isolation, Difference::Vlans];
+    assert_eq!(of(&out, &[]), all);
 }
 
 #[test]

@@ -241,6 +241,24 @@ pub enum StepError {
         /// Its holder.
         holder: Holder,
     },
+    /// The parent has an interface of that VLAN already, and the kernel makes no second one.
+    #[error(
+        "{parent} has an interface of VLAN {id} already; macvlans or a bridge on that one serve several pods"
+    )]
+    VlanTaken {
+        /// Name of the parent.
+        parent: String,
+        /// The VLAN.
+        id: u16,
+    },
+    /// Another host on the link has the address.
+    #[error("address {0} is taken: another host on the link has answered for it")]
+    Duplicate(std::net::IpAddr),
+    /// The bridge does not forward by VLAN, and is not ours to change.
+    #[error(
+        "bridge {0} does not filter by VLAN and was not made by netattach: switch it on (vlan_filtering 1), or remove the bridge"
+    )]
+    NotFiltering(String),
     /// IPv6 addresses were requested for a link whose MTU, in bytes, is too small for IPv6.
     #[error("mtu {0} is below 1280, which IPv6 needs")]
     SmallMtu(u32),
@@ -449,6 +467,9 @@ fn step_code(error: &StepError) -> u32 {
         StepError::NameTaken(_) => code::INVALID_ENVIRONMENT,
         StepError::Netns(_) => code::INVALID_NETNS,
         StepError::AddressTaken { holder, .. } if holder.may_pass() => code::TRY_AGAIN_LATER,
+        // Its pod may be about to end.
+        StepError::VlanTaken { .. } => code::TRY_AGAIN_LATER,
+        StepError::Duplicate(_) | StepError::Netlink(netlink::Error::Tentative(_)) => code::TRY_AGAIN_LATER,
         // Its holder may be about to end.
         StepError::Nat(NatError::PortTaken(_)) => code::TRY_AGAIN_LATER,
         StepError::Nat(NatError::NoAddress(_) | NatError::Ambiguous(_)) => code::INVALID_CONFIG,
@@ -459,6 +480,7 @@ fn step_code(error: &StepError) -> u32 {
         | StepError::ParentBusy { .. }
         | StepError::Unenforceable(_)
         | StepError::GatewayConflict { .. }
+        | StepError::NotFiltering(_)
         | StepError::Gateway { .. }
         | StepError::NotOnLink(_)
         | StepError::Netlink(

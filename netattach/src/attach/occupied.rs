@@ -212,7 +212,10 @@ pub(super) fn segment(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Opti
             _ => None,
         }),
         Tie::NodeEnd { port: None, .. } => result::ends(outputs).map(|_| ROUTED),
+        // A VLAN is a segment of its own, with one attachment.
+        Tie::Parent { .. } if matches!(attachment.link(), Some(Link::Vlan(_))) => None,
         Tie::Parent { .. } => Some(result::ends(outputs)?.parent?.device.index),
+        Tie::InPod => None,
     }
 }
 

@@ -14,10 +14,10 @@ use crate::mac::Mac;
 use crate::netlink::Handle;
 use crate::objects::Place;
 use crate::plan::result::{Ends, Leased};
-use crate::plan::{AttachmentPlan, PodRef, Sandbox};
+use crate::plan::{AttachmentPlan, PodRef, Sandbox, addressing, routing};
 use crate::policy::index::Endpoint;
-use crate::spec::{Link, Pace, Tie};
-use crate::step::{EnforceWhen, HookKind, MadeBy, Protect, Role, Step};
+use crate::spec::{Link, Pace, PortVlans, Tie};
+use crate::step::{EnforceWhen, HookKind, MadeBy, Protect, Role, Step, Style};
 
 /// Limit on records of new flows of one attachment, per second.
 const FLOW_RECORDS: u64 = 1000;
@@ -86,7 +86,7 @@ impl EnforcedAttachment {
             attachment: Attachment {
                 mac,
                 addresses: leased.addresses.iter().map(|leased| leased.address.addr()).collect(),
-                on_link: if routed { Vec::new() } else { on_link(leased) },
+                on_link: on_link(attachment, leased),
                 ethertypes: protect.ethertypes.clone(),
                 zone: protect.zone,
                 flags: Checks {
@@ -94,7 +94,7 @@ impl EnforcedAttachment {
                     source_address: protect.check_addresses && addressed,
                     ..Checks::default()
                 },
-                vlans: BTreeSet::new(),
+                vlans: trunk(attachment),
                 limits: Limits {
                     flow_records: Rate::new(FLOW_RECORDS, FLOW_RECORDS),
                     drop_records: Rate::new(DROP_RECORDS, DROP_RECORDS),
@@ -174,17 +174,28 @@ fn is_delegated(attachment: &AttachmentPlan) -> bool {
     attachment.made_by() == MadeBy::Plugin
 }
 
-/// The on-link IPv6 prefixes of an attachment with these addresses.
-fn on_link(leased: &Leased) -> Vec<Ipv6Net> {
+/// The on-link IPv6 prefixes of an attachment with these addresses, beside the link-local one.
+fn on_link(attachment: &AttachmentPlan, leased: &Leased) -> Vec<Ipv6Net> {
     let mut found: Vec<Ipv6Net> = Vec::new();
     for leased in &leased.addresses {
-        if let IpNet::V6(net) = leased.address
+        let on_link = match routing::style(attachment) {
+            Style::Subnet => leased.address,
+            Style::Routed => continue,
+            Style::PointToPoint => addressing::only_gateway(leased).into(),
+        };
+        if let IpNet::V6(net) = on_link
             && !found.contains(&net.trunc())
         {
             found.push(net.trunc());
         }
     }
     found
+}
+
+/// The VLANs whose tagged frames the attachment's port of a bridge takes.
+fn trunk(attachment: &AttachmentPlan) -> BTreeSet<u16> {
+    let vlans = attachment.link().and_then(Link::port).and_then(|port| port.vlans.as_ref());
+    vlans.into_iter().flat_map(PortVlans::tagged_ids).collect()
 }
 
 /// Why an attachment's own configuration excludes it from the fast path.
@@ -196,7 +207,7 @@ fn kept_off(protect: &Protect, attachment: &AttachmentPlan) -> Option<Reason> {
         return Some(Reason::OptedOut);
     }
     if let Some(link) = attachment.link()
-        && let Tie::Parent { .. } = link.tie()
+        && let Tie::Parent { .. } | Tie::InPod = link.tie()
     {
         return Some(Reason::OnParent(link.kind()));
     }
@@ -215,7 +226,7 @@ fn point(
 ) -> Option<HookPoint> {
     let siblings = match attachment.link().map(Link::tie) {
         Some(Tie::Parent { siblings, .. }) => siblings,
-        Some(Tie::NodeEnd { .. }) | None => false,
+        Some(Tie::NodeEnd { .. } | Tie::InPod) | None => false,
     };
     let in_pod = |ends: &Ends| PodDevice {
         netns: sandbox.netns.clone().into(),

@@ -5,7 +5,7 @@
 //! shorter afterwards has lost lines. Every other line is a JSON array of a checksum and an event. A checksum covers
 //! the name of the file, its own line and the checksum before it, so that changed, reordered, repeated and foreign
 //! lines are detected. Version 1 had no checksums and no header: each line was an event. Versions 3
-//! to 5 are version 2 with plans that an earlier version cannot express.
+//! to 6 are version 2 with plans that an earlier version cannot express.
 //!
 //! A last line without its newline was cut off by a crash: the step it announced had not begun or can be repeated. Any
 //! other deviation from the written form is damage: the remaining lines are read, and nothing is concluded from
@@ -20,10 +20,10 @@ use serde_json::Value;
 
 use crate::plan::Plan;
 use crate::spec::Link;
-use crate::step::{Output, Step, StepRef};
+use crate::step::{Configure, Output, Step, StepRef, Style};
 
 /// The versions that are written: see [`version_of`]. They differ only in the plans that they can express.
-const WRITTEN: [u32; 4] = [2, 3, 4, 5];
+const WRITTEN: [u32; 5] = [2, 3, 4, 5, 6];
 
 /// The versions that are read.
 pub const VERSIONS: RangeInclusive<u32> = 1..=WRITTEN[WRITTEN.len() - 1];
@@ -31,15 +31,23 @@ pub const VERSIONS: RangeInclusive<u32> = 1..=WRITTEN[WRITTEN.len() - 1];
 /// The version in which a plan is written: the lowest that can express all of it, so that an agent of that version can
 /// read it, and an older one reports the version that it would need. Version 3 adds leases of kinds other than
 /// `host-local`, and ipvlans; version 4 the node's translation of addresses; version 5 exceptions from
-/// masquerade that follow the node's, and several gateways on a bridge.
+/// masquerade that follow the node's, and several gateways on a bridge; version 6 the kinds and properties of links that
+/// came after those.
 pub(super) fn version_of(plan: &Plan) -> u32 {
-    let [second, third, fourth, fifth] = WRITTEN;
+    let [second, third, fourth, fifth, sixth] = WRITTEN;
     let needed = |step: &Step| match step {
         Step::Translate(translate) if translate.follows_node => fifth,
         Step::Gateway { beside: true, .. } => fifth,
         Step::Translate(_) => fourth,
         Step::Lease(config) if config.is_tagged() => third,
+        Step::CreateLink(Link::Vlan(_) | Link::Dummy(_)) => sixth,
+        Step::CreateLink(Link::Macvlan(macvlan)) if macvlan.tap || macvlan.in_pod => sixth,
+        Step::CreateLink(Link::Ipvlan(ipvlan)) if ipvlan.in_pod => sixth,
         Step::CreateLink(Link::Ipvlan(_)) => third,
+        Step::Configure(configure) if is_new(configure) => sixth,
+        Step::Gateway { vlan: Some(_), .. } => sixth,
+        Step::EnsureBridge(bridge) if bridge.vlan_filtering => sixth,
+        Step::CreateLink(link) if link.port().is_some_and(|it| it.isolated || it.vlans.is_some()) => sixth,
         Step::Lease(_)
         | Step::CreateLink(Link::Veth(_) | Link::Macvlan(_))
         | Step::EnsureBridge(_)
@@ -58,6 +66,13 @@ pub(super) fn version_of(plan: &Plan) -> u32 {
         | Step::RouteBySource => second,
     };
     plan.steps().map(|(_, _, step)| needed(step)).max().unwrap_or(second)
+}
+
+/// Whether the interface is configured as no version before the sixth can express. An agent that does not know
+/// `v4_alone` passes over it: it matters while the interface is made, and nothing looks at it later.
+fn is_new(configure: &Configure) -> bool {
+    let Configure { style, detect_duplicates, down, default_route: _, dns: _, v4_alone: _ } = configure;
+    *style == Style::PointToPoint || *detect_duplicates || *down
 }
 
 /// One event of a record.

@@ -241,6 +241,7 @@ fn records_of_version_3_are_read_and_continued() {
         mode: spec::IpvlanMode::L2,
         mtu: None,
         group: record.plan.sandbox.link_group(),
+        in_pod: false,
     };
     let gateway = "10.53.0.1".parse().ok();
     let fixed = static_addresses::Config {
@@ -316,7 +317,29 @@ fn a_step_that_version_2_has_no_words_for_is_written_as_a_later_version() {
     let mut following = translate.clone();
     following["follows_node"] = true.into();
     let beside = json!({"step": "gateway", "bridge": "br0", "force": false, "beside": true});
-    for (lease, version) in [(host_local, 2), (fixed, 3), (translate, 4), (following, 5), (beside, 5)] {
+    let veth = |port: serde_json::Value| {
+        json!({
+            "step": "create-veth", "host_name": "na0", "pod_name": "eth0", "group": 1, "port": port,
+        })
+    };
+    let vlans = json!({"native": 5, "keeps_default": false});
+    let macvlan = |key: &str| json!({"step": "create-macvlan", "pod_name": "eth0", "mode": "bridge", "group": 1, key: true});
+    let latest = [
+        json!({"step": "configure", "style": "point-to-point", "default_route": false}),
+        json!({"step": "configure", "style": "subnet", "default_route": false, "detect_duplicates": true}),
+        json!({"step": "configure", "style": "subnet", "default_route": false, "down": true}),
+        json!({"step": "gateway", "bridge": "br0", "force": false, "vlan": 5}),
+        json!({"step": "ensure-bridge", "name": "br0", "promiscuous": false, "vlan_filtering": true}),
+        veth(json!({"bridge": "br0", "hairpin": false, "isolated": true})),
+        veth(json!({"bridge": "br0", "hairpin": false, "vlans": vlans})),
+        macvlan("tap"),
+        macvlan("in_pod"),
+        json!({"step": "create-ipvlan", "pod_name": "eth0", "mode": "l2", "group": 1, "in_pod": true}),
+        json!({"step": "create-vlan", "pod_name": "eth0", "parent": "eth1", "id": 5, "group": 1}),
+        json!({"step": "create-dummy", "pod_name": "eth0", "group": 1}),
+    ];
+    let earlier = [(host_local, 2), (fixed, 3), (translate, 4), (following, 5), (beside, 5)];
+    for (lease, version) in earlier.into_iter().chain(latest.map(|step| (step, 6))) {
         let directory = tempfile::tempdir().unwrap();
         let (written, text) = record_of_lease(directory.path(), lease.clone());
         let head = format!("{{\"planned\":{{\"version\":{version}}},\"state\":\"attached\"");
@@ -334,10 +357,10 @@ fn a_step_that_version_2_has_no_words_for_is_written_as_a_later_version() {
         assert!(Store::open(directory.path()).unwrap().load(&key()).map(state_of).unwrap().is_some());
         let continued = fs::read_to_string(directory.path().join("c@eth0.jsonl")).unwrap();
         assert!(continued.starts_with(&text) && continued.ends_with(",\"removing\"]\n"), "{continued}");
-        // An agent that does not know version 5 leaves the record alone and reports it; this agent does the same with
-        // version 6.
-        let foreign = text.replacen(&format!("\"version\":{version}"), "\"version\":6", 1);
-        assert_eq!(judge("c@eth0.jsonl", foreign.as_bytes()), Verdict::Foreign(6));
+        // An agent that does not know version 6 leaves the record alone and reports it; this agent does the same with
+        // version 7.
+        let foreign = text.replacen(&format!("\"version\":{version}"), "\"version\":7", 1);
+        assert_eq!(judge("c@eth0.jsonl", foreign.as_bytes()), Verdict::Foreign(7));
     }
 }
 

@@ -5,10 +5,12 @@
 //! a bridge's own address is fixed when it is made.
 
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
+use super::bridge_vlans::Vlans;
 use super::translation::Reach;
 use super::{Driver, PlanError, Request, Wanted, check_link_name, check_mtu};
+use crate::cni;
 use crate::cni::json::null_is_default;
 use crate::spec;
 use crate::step::{Configure, Step, Style};
@@ -41,6 +43,12 @@ struct Config {
     macspoofchk: bool,
     #[serde(default, deserialize_with = "null_is_default")]
     link_local: bool,
+    #[serde(default, deserialize_with = "null_is_default")]
+    enabledad: bool,
+    #[serde(default, deserialize_with = "null_is_default")]
+    disable_container_interface: bool,
+    #[serde(default, deserialize_with = "null_is_default")]
+    port_isolation: bool,
 }
 
 impl Driver for Bridge {
@@ -61,17 +69,6 @@ impl Driver for Bridge {
     }
 
     fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError> {
-        request.refuse(
-            self.kind(),
-            &[
-                ("vlan", json!(0)),
-                ("vlanTrunk", json!([])),
-                ("preserveDefaultVlan", json!(false)),
-                ("enabledad", json!(false)),
-                ("disableContainerInterface", json!(false)),
-                ("portIsolation", json!(false)),
-            ],
-        )?;
         let config: Config = request.read()?;
         if config.hairpin_mode && config.promisc_mode {
             let reason = "cannot set hairpin mode and promiscuous mode at the same time".into();
@@ -94,15 +91,36 @@ impl Driver for Bridge {
             return Err(PlanError::IpamMissing("a bridge that is to be a gateway"));
         }
 
-        let reach = Reach { device: name.clone(), bridged: true, routed: gateway };
+        if config.disable_container_interface && ipam.is_some() {
+            let reason = "an interface that stays down has no use for ipam".into();
+            return Err(PlanError::Value { key: "disableContainerInterface", reason });
+        }
+        let Vlans { port: vlans, access } = request.vlans()?;
+        // The gateways of a VLAN are on a device of its own.
+        let vlan = access.filter(|_| gateway);
+        let device = vlan.map_or_else(|| name.clone(), |vlan| spec::vlan_device(&name, vlan));
+        if cni::identifier::check_ifname(&device).is_err() {
+            let reason = format!(
+                "{name:?} is too long for a gateway: the device of its VLAN would be {device}, and a name has 15 bytes"
+            );
+            return Err(PlanError::Value { key: "bridge", reason });
+        }
+
+        let reach = Reach { device, bridged: true, routed: gateway };
         let translation = request.translation(self.kind(), reach)?;
         // Bridges that show their frames to the packet filter send translated ones on as frames: a pod that comes to
         // itself by a port of the node, to the port that they came from.
         let comes_back = matches!(&translation, Some(Step::Translate(it)) if !it.ports.is_empty());
         let hairpin = config.hairpin_mode || (comes_back && !config.promisc_mode);
-        let port = spec::BridgePort { bridge: name.clone(), hairpin };
+        let made = spec::Bridge {
+            name: name.clone(),
+            mtu,
+            promiscuous: config.promisc_mode,
+            vlan_filtering: vlans.is_some(),
+        };
+        let port = spec::BridgePort { bridge: name.clone(), hairpin, isolated: config.port_isolation, vlans };
         let mut steps = vec![
-            Step::EnsureBridge(spec::Bridge { name: name.clone(), mtu, promiscuous: config.promisc_mode }),
+            Step::EnsureBridge(made),
             Step::CreateLink(spec::Link::Veth(spec::Veth {
                 host_name: request.host_name(),
                 pod_name: request.ifname.to_owned(),
@@ -119,6 +137,7 @@ impl Driver for Bridge {
                 bridge: name,
                 force: config.force_address,
                 beside: config.keep_addresses,
+                vlan,
             });
             steps.push(Step::EnsureForwarding);
         }
@@ -130,6 +149,8 @@ impl Driver for Bridge {
             // The node is the router, and advertises nothing: nobody is there to be spoken to by IPv6. What every pod's
             // link-local address sends when it comes is flooded to all pods of the bridge.
             v4_alone: gateway && !config.link_local,
+            detect_duplicates: config.enabledad,
+            down: config.disable_container_interface,
         };
         steps.extend(request.finish(addressed, configure)?);
         Ok(steps)

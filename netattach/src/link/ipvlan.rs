@@ -1,10 +1,9 @@
 //! `ipvlan`: an interface of the pod with the Ethernet address of its parent on the node; only the IP address
 //! distinguishes it from its siblings.
 //!
-//! The keys are those of the plugin of the same name in containernetworking/plugins, without `linkInContainer`, and
-//! `bandwidth`. Policy is enforced on the interface in the pod: frames between siblings never reach the parent, and
-//! on the parent all have the same address. In mode l3s, packets reach the pod at the node's netfilter hook and pass
-//! no program on the interface (`drivers/net/ipvlan/ipvlan_l3s.c`): policy cannot be enforced on such an interface,
+//! The keys are those of the plugin of the same name in containernetworking/plugins, and `bandwidth`. Policy is enforced
+//! on the interface in the pod: frames between siblings never reach the parent, and on the parent all have the same
+//! address. In mode l3s, packets reach the pod at the node's netfilter hook and pass no program on the interface (`drivers/net/ipvlan/ipvlan_l3s.c`): policy cannot be enforced on such an interface,
 //! and a pod that a policy selects is refused it.
 
 use serde::Deserialize;
@@ -12,7 +11,7 @@ use serde_json::{Map, Value};
 
 use super::{Driver, PlanError, Request, Wanted, parent, parent_for_mtu};
 use crate::spec;
-use crate::step::{Configure, Step, Style};
+use crate::step::{Configure, Step};
 
 pub(super) struct Ipvlan;
 
@@ -56,10 +55,10 @@ impl Driver for Ipvlan {
             mode: mode(config.mode.as_deref())?,
             mtu,
             group: request.group,
+            in_pod: request.is_in_pod()?,
         };
         let mut steps = vec![Step::CreateLink(spec::Link::Ipvlan(ipvlan)), ipam];
-        let configure =
-            Configure { style: Style::Subnet, default_route: false, dns: request.dns()?, v4_alone: false };
+        let configure = Configure { dns: request.dns()?, ..Configure::default() };
         steps.extend(request.finish(true, configure)?);
         Ok(steps)
     }
@@ -71,6 +70,7 @@ impl Driver for Ipvlan {
             mode: spec::IpvlanMode::default(),
             mtu: None,
             group: request.group,
+            in_pod: false,
         };
         std::iter::once(Step::CreateLink(spec::Link::Ipvlan(made))).chain(request.ipam_remains()).collect()
     }

@@ -1,16 +1,23 @@
-//! `macvlan`: an interface of the pod with an address of its own on a parent of the node.
+//! `macvlan`: an interface of the pod with an address of its own on a parent of the node; and `macvtap`, the same for a
+//! program that reads and writes frames by a character device.
 //!
-//! The keys are those of the plugin of the same name in containernetworking/plugins, and `bandwidth`. Policy is
-//! enforced on the parent, except for a macvlan that takes the whole parent over.
+//! The keys are those of the plugin `macvlan` in containernetworking/plugins, and `bandwidth`. Policy is enforced on the
+//! parent, except for a macvlan that takes the whole parent over; with a parent in the pod, on the interface itself.
 
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::{Driver, PlanError, Request, Wanted, parent, parent_for_mtu};
 use crate::spec;
-use crate::step::{Configure, Step, Style};
+use crate::step::{Configure, Step};
 
-pub(super) struct Macvlan;
+pub(super) struct Macvlan {
+    /// Whether it makes macvtaps.
+    tap: bool,
+}
+
+pub(super) static MACVLAN: Macvlan = Macvlan { tap: false };
+pub(super) static MACVTAP: Macvlan = Macvlan { tap: true };
 
 #[derive(Debug, Deserialize)]
 struct Config {
@@ -26,13 +33,14 @@ struct Config {
 
 impl Driver for Macvlan {
     fn kind(&self) -> &'static str {
-        "macvlan"
+        if self.tap { "macvtap" } else { "macvlan" }
     }
 
     /// A macvlan in mode passthru takes over the parent's own address: on the parent, its frames cannot be
     /// distinguished from the node's.
     fn is_judged(&self, config: &Map<String, Value>) -> bool {
-        config.get("mode").and_then(Value::as_str) != Some("passthru")
+        let in_pod = config.get("linkInContainer").and_then(Value::as_bool) == Some(true);
+        in_pod || config.get("mode").and_then(Value::as_str) != Some("passthru")
     }
 
     fn wants(&self, config: &Map<String, Value>) -> Vec<Wanted> {
@@ -41,6 +49,9 @@ impl Driver for Macvlan {
 
     fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError> {
         request.refuse_on_parent(self)?;
+        if self.tap {
+            request.refuse(self.kind(), &[("bcqueuelen", json!(0))])?;
+        }
         let config: Config = request.read()?;
         let parent = parent(config.master)?;
         let mtu = request.mtu_on(parent.as_deref(), config.mtu)?;
@@ -52,12 +63,13 @@ impl Driver for Macvlan {
             mac: request.mac()?,
             group: request.group,
             broadcast_queue: config.bcqueuelen.filter(|length| *length != 0),
+            tap: self.tap,
+            in_pod: request.is_in_pod()?,
         }))];
         let ipam = request.ipam()?;
         let addressed = ipam.is_some();
         steps.extend(ipam);
-        let configure =
-            Configure { style: Style::Subnet, default_route: false, dns: request.dns()?, v4_alone: false };
+        let configure = Configure { dns: request.dns()?, ..Configure::default() };
         steps.extend(request.finish(addressed, configure)?);
         Ok(steps)
     }
@@ -71,6 +83,8 @@ impl Driver for Macvlan {
             mac: None,
             group: request.group,
             broadcast_queue: None,
+            tap: self.tap,
+            in_pod: false,
         };
         std::iter::once(Step::CreateLink(spec::Link::Macvlan(made))).chain(request.ipam_remains()).collect()
     }

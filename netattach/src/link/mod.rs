@@ -3,16 +3,21 @@
 //! A [`Driver`] turns its plugin's configuration into steps, and refuses by name every key that it cannot carry out.
 //! The same drivers serve the agent and the plain CNI executables.
 //!
-//! Drivers: `bridge`, `veth`, `macvlan`, `ipvlan`, `loopback`. The facts about the node that they need before they
-//! plan are in [`facts`]; what the node translates for a pod is read in `translation`.
+//! Drivers: `bridge`, `veth`, `ptp`, `macvlan` (and `macvtap`), `ipvlan`, `vlan`, `dummy`, `loopback`. The facts about
+//! the node that they need before they plan are in [`facts`]; the VLANs of a bridge's port are read in `bridge_vlans`,
+//! what the node translates for a pod in `translation`.
 
 mod bridge;
+mod bridge_vlans;
+mod dummy;
 pub mod facts;
 mod ipvlan;
 mod loopback;
 mod macvlan;
+mod ptp;
 mod translation;
 mod veth;
+mod vlan;
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -61,8 +66,17 @@ pub trait Driver: Sync {
     fn remains(&self, request: &Request<'_>) -> Vec<Step>;
 }
 
-static DRIVERS: [&dyn Driver; 5] =
-    [&bridge::Bridge, &ipvlan::Ipvlan, &loopback::Loopback, &macvlan::Macvlan, &veth::Veth];
+static DRIVERS: [&dyn Driver; 9] = [
+    &bridge::Bridge,
+    &dummy::Dummy,
+    &ipvlan::Ipvlan,
+    &loopback::Loopback,
+    &macvlan::MACVLAN,
+    &macvlan::MACVTAP,
+    &ptp::Ptp,
+    &veth::Veth,
+    &vlan::Vlan,
+];
 
 /// The driver of a plugin type, if netattach has one.
 pub fn driver(kind: &str) -> Option<&'static dyn Driver> {
@@ -365,11 +379,28 @@ impl Request<'_> {
     /// # Errors
     /// One of these keys is set.
     fn refuse_on_parent(&self, driver: &dyn Driver) -> Result<(), PlanError> {
-        self.refuse(driver.kind(), &[("linkInContainer", json!(false)), ("fastPath", json!(false))])?;
+        self.refuse(driver.kind(), &[("fastPath", json!(false))])?;
         if !driver.is_judged(self.config) {
             self.refuse(driver.kind(), &[("bandwidth", json!({}))])?;
         }
         Ok(())
+    }
+
+    /// `linkInContainer`: whether `master` is an interface of the pod.
+    fn is_in_pod(&self) -> Result<bool, PlanError> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Holder {
+            #[serde(default)]
+            link_in_container: Option<bool>,
+        }
+        let in_pod = self.read::<Holder>()?.link_in_container.unwrap_or(false);
+        let master = self.config.get("master").and_then(Value::as_str);
+        if in_pod && master == Some(self.ifname) {
+            let reason = format!("{:?} is the interface that is to be made", self.ifname);
+            return Err(PlanError::Value { key: "master", reason });
+        }
+        Ok(in_pod)
     }
 
     /// `mtu` of a link on that parent: at most the parent's.
@@ -425,7 +456,9 @@ fn parent(master: Option<String>) -> Result<Option<String>, PlanError> {
 fn parent_for_mtu(config: &Map<String, Value>) -> Vec<Wanted> {
     let has_mtu = config.get("mtu").and_then(Value::as_u64).is_some_and(|mtu| mtu != 0);
     let master = config.get("master").and_then(Value::as_str).filter(|name| !name.is_empty());
-    has_mtu.then(|| Wanted::Parent(master.map(str::to_owned))).into_iter().collect()
+    // What the pod will have is not known before.
+    let on_node = config.get("linkInContainer").and_then(Value::as_bool) != Some(true);
+    (has_mtu && on_node).then(|| Wanted::Parent(master.map(str::to_owned))).into_iter().collect()
 }
 
 /// Checks that an MTU is at least 68 bytes and at most the largest packet length. 0 counts as absent.

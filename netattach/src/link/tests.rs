@@ -9,7 +9,7 @@ use super::*;
 use crate::netns::NetnsId;
 use crate::plan::undo::{Inverse, inverse};
 use crate::plan::{AttachmentPlan, Sandbox};
-use crate::step::Style;
+use crate::step::{HookKind, Style};
 
 const GROUP: u32 = 77;
 static NOTHING_KNOWN: Facts = Facts { parents: BTreeMap::new() };
@@ -69,11 +69,11 @@ fn veth(port: Option<spec::BridgePort>) -> spec::Veth {
 }
 
 fn port(bridge: &str) -> spec::BridgePort {
-    spec::BridgePort { bridge: bridge.into(), hairpin: false }
+    spec::BridgePort { bridge: bridge.into(), ..spec::BridgePort::default() }
 }
 
 fn bridge(name: &str) -> spec::Bridge {
-    spec::Bridge { name: name.into(), mtu: None, promiscuous: false }
+    spec::Bridge { name: name.into(), ..spec::Bridge::default() }
 }
 
 fn macvlan() -> spec::Macvlan {
@@ -85,11 +85,13 @@ fn macvlan() -> spec::Macvlan {
         mac: None,
         group: GROUP,
         broadcast_queue: None,
+        tap: false,
+        in_pod: false,
     }
 }
 
 fn configure(style: Style, default_route: bool) -> Step {
-    Step::Configure(Configure { style, default_route, dns: None, v4_alone: false })
+    Step::Configure(Configure { style, default_route, ..Configure::default() })
 }
 
 #[test]
@@ -123,14 +125,9 @@ fn every_key_of_a_bridge_reaches_its_step() {
             ..veth(Some(spec::BridgePort { hairpin: true, ..port("br7") }))
         })),
         lease("bridge"),
-        Step::Gateway { bridge: "br7".into(), force: true, beside: false },
+        Step::Gateway { bridge: "br7".into(), force: true, beside: false, vlan: None },
         Step::EnsureForwarding,
-        Step::Configure(Configure {
-            style: Style::Subnet,
-            default_route: false,
-            dns: Some(dns),
-            v4_alone: true,
-        }),
+        Step::Configure(Configure { dns: Some(dns), v4_alone: true, ..Configure::default() }),
     ];
     assert_eq!(plan("bridge", config), expected);
     let promiscuous = plan("bridge", json!({"promiscMode": true}));
@@ -144,9 +141,9 @@ fn a_default_gateway_is_a_gateway() {
             Step::EnsureBridge(bridge("cni0")),
             Step::CreateLink(spec::Link::Veth(veth(Some(port("cni0"))))),
             lease("bridge"),
-            Step::Gateway { bridge: "cni0".into(), force: false, beside: false },
+            Step::Gateway { bridge: "cni0".into(), force: false, beside: false, vlan: None },
             Step::EnsureForwarding,
-            Step::Configure(Configure { style: Style::Subnet, default_route: true, dns: None, v4_alone }),
+            Step::Configure(Configure { default_route: true, v4_alone, ..Configure::default() }),
         ]
     };
     assert_eq!(plan("bridge", json!({"isDefaultGateway": true, "ipam": pool()})), expected(true));
@@ -225,6 +222,199 @@ fn a_routed_veth_is_reached_through_the_node() {
 }
 
 #[test]
+fn a_point_to_point_link_is_a_routed_veth_with_its_subnets_gateway() {
+    let made = |mtu| Step::CreateLink(spec::Link::Veth(spec::Veth { mtu, ..veth(None) }));
+    let end = |dns| Configure { style: Style::PointToPoint, dns, ..Configure::default() };
+    let config = json!({"mtu": 9000, "dns": {"nameservers": []}, "isDefaultGateway": true, "ipam": pool()});
+    let expected = [
+        made(Some(9000)),
+        lease("ptp"),
+        Step::EnsureForwarding,
+        Step::RouteToPod,
+        Step::Configure(end(Some(Dns::default()))),
+    ];
+    assert_eq!(plan("ptp", config), expected);
+    let (code, message) = refusal("ptp", &json!({}), "");
+    assert_eq!((code, message.as_str()), (7, "key ipam: missing, and a routed veth needs addresses"));
+    let (code, message) = refusal("ptp", &json!({"ipMasq": true, "ipam": pool()}), "");
+    let expected = "key ipMasq: needs the node's packet filter, which only netattachd has";
+    assert_eq!((code, message.as_str()), (7, expected));
+}
+
+fn ids(first: u16, last: u16) -> (u16, u16) {
+    (first, last)
+}
+
+#[test]
+fn vlans_of_a_bridge_are_those_of_its_port_and_of_its_gateway() {
+    let made = |config: Value| match plan("bridge", config).as_slice() {
+        [Step::EnsureBridge(bridge), Step::CreateLink(spec::Link::Veth(veth)), rest @ ..] => {
+            let gateway = rest.iter().find_map(|step| match step {
+                Step::Gateway { vlan, .. } => Some(*vlan),
+                _ => None,
+            });
+            (bridge.vlan_filtering, veth.port.clone().unwrap().vlans, gateway)
+        }
+        other => panic!("{other:?}"),
+    };
+    let vlans = |native, tagged: &[(u16, u16)], keeps_default| {
+        Some(spec::PortVlans { native, tagged: tagged.to_vec(), keeps_default })
+    };
+    let gateway = json!({"vlan": 100, "isGateway": true, "ipam": pool()});
+    assert_eq!(made(gateway), (true, vlans(Some(100), &[], false), Some(Some(100))));
+    let trunk = json!([{"id": 9}, {"minID": 5, "maxID": 7, "id": 8}, null, {"id": 20}, {}]);
+    let expected = (true, vlans(Some(1), &[ids(5, 9), ids(20, 20)], true), None);
+    assert_eq!(made(json!({"vlanTrunk": trunk, "preserveDefaultVlan": true})), expected);
+    let both = json!({"vlan": 6, "vlanTrunk": [{"minID": 5, "maxID": 7}], "preserveDefaultVlan": false});
+    assert_eq!(made(both), (true, vlans(Some(6), &[ids(5, 5), ids(7, 7)], false), None));
+    let trunk_alone = json!({"vlanTrunk": [{"id": 6}], "isGateway": true, "ipam": pool()});
+    assert_eq!(made(trunk_alone).2, Some(None), "the bridge's own");
+    assert_eq!(made(json!({"preserveDefaultVlan": false, "vlanTrunk": null})), (false, None, None));
+}
+
+/// Rows: BRG-vlanTrunk.
+#[test]
+fn vlans_that_are_none_are_refused_by_name() {
+    let table = [
+        (json!({"vlan": 4095}), "key vlan: 4095 is not a VLAN id from 1 to 4094, nor 0 for none"),
+        (json!({"vlan": -1}), "key vlan: -1 is not a VLAN id from 1 to 4094, nor 0 for none"),
+        (json!({"vlanTrunk": [{"id": 0}]}), "key vlanTrunk: element 0: id 0 is not a VLAN id from 1 to 4094"),
+        (
+            json!({"vlanTrunk": [{"id": 1}, {"minID": 0, "maxID": 9}]}),
+            "key vlanTrunk: element 1: minID 0 is not a VLAN id from 1 to 4094",
+        ),
+        (
+            json!({"vlanTrunk": [{"minID": 1, "maxID": 4095}]}),
+            "key vlanTrunk: element 0: maxID 4095 is not a VLAN id from 1 to 4094",
+        ),
+        (
+            json!({"vlanTrunk": [{"minID": 9, "maxID": 7}]}),
+            "key vlanTrunk: element 0: minID 9 is greater than maxID 7",
+        ),
+        (json!({"vlanTrunk": [{"minID": 9}]}), "key vlanTrunk: element 0: minID needs maxID"),
+        (json!({"vlanTrunk": [{"maxID": 9}]}), "key vlanTrunk: element 0: maxID needs minID"),
+        (
+            json!({"bridge": "abcdefghijklm", "vlan": 100, "isGateway": true, "ipam": pool()}),
+            "key bridge: \"abcdefghijklm\" is too long for a gateway: the device of its VLAN would be abcdefghijklm.100, and a name has 15 bytes",
+        ),
+        (
+            json!({"disableContainerInterface": true, "ipam": pool()}),
+            "key disableContainerInterface: an interface that stays down has no use for ipam",
+        ),
+    ];
+    for (config, expected) in table {
+        assert_eq!(refusal("bridge", &config, ""), (7, expected.to_owned()));
+    }
+}
+
+#[test]
+fn isolation_duplicates_and_a_disabled_interface_reach_their_steps() {
+    let steps = plan("bridge", json!({"portIsolation": true, "enabledad": true}));
+    let isolated = spec::BridgePort { isolated: true, ..port("cni0") };
+    let expected = [
+        Step::EnsureBridge(bridge("cni0")),
+        Step::CreateLink(spec::Link::Veth(veth(Some(isolated)))),
+        Step::Configure(Configure { detect_duplicates: true, ..Configure::default() }),
+    ];
+    assert_eq!(steps, expected);
+    let down = plan("bridge", json!({"disableContainerInterface": true}));
+    let expected = Step::Configure(Configure { down: true, ..Configure::default() });
+    assert_eq!(down.last(), Some(&expected));
+}
+
+/// Rows: PTP-ipMasq.
+#[test]
+fn masquerade_of_a_point_to_point_link_is_by_its_end_on_the_node() {
+    let args = CniArgs::default();
+    let protect = Protect {
+        id: 3,
+        zone: 5,
+        check_mac: true,
+        check_addresses: true,
+        bandwidth: None,
+        fast_path: true,
+        when: crate::step::EnforceWhen::Always,
+        ethertypes: Vec::new(),
+    };
+    let whole = object(json!({"name": "net", "type": "ptp", "ipMasq": true, "ipam": pool()}));
+    let request = Request { protect: Some(&protect), ..request(&whole, &args) };
+    let steps = driver("ptp").unwrap().plan(&request).unwrap();
+    let masquerade = crate::step::Translate {
+        device: "naca4978b4555a3".into(),
+        bridged: false,
+        masquerade: Some(Vec::new()),
+        follows_node: false,
+        ports: Vec::new(),
+    };
+    assert!(steps.contains(&Step::Translate(masquerade)), "{steps:?}");
+    let (code, message) = refusal("ptp", &json!({"ipMasq": true, "ipam": pool()}), "");
+    let expected = "key ipMasq: needs the node's packet filter, which only netattachd has";
+    assert_eq!((code, message.as_str()), (7, expected));
+}
+
+#[test]
+fn a_vlan_and_a_dummy_are_made_in_the_pod() {
+    let tag = |id, service| spec::VlanTag { id, service };
+    let made = |parent: &str, tag| spec::Vlan {
+        pod_name: "net1".into(),
+        parent: parent.into(),
+        tag,
+        mtu: None,
+        mac: None,
+        group: GROUP,
+        in_pod: false,
+    };
+    let vlan = |made: spec::Vlan| Step::CreateLink(spec::Link::Vlan(made));
+    let expected = [vlan(made("eth1", tag(5, false))), lease("vlan"), configure(Style::Subnet, false)];
+    assert_eq!(plan("vlan", json!({"master": "eth1", "vlanId": 5, "ipam": pool()})), expected);
+    let outer = plan("vlan", json!({"master": "eth1", "vlanId": 6, "vlanProto": "802.1AD"}));
+    assert_eq!(outer, [vlan(made("eth1", tag(6, true))), configure(Style::Subnet, false)]);
+    let inside = plan("vlan", json!({"master": "eth0", "vlanId": 7, "linkInContainer": true}));
+    assert_eq!(inside[0], vlan(spec::Vlan { in_pod: true, ..made("eth0", tag(7, false)) }));
+    for (config, expected) in [
+        (json!({"vlanId": 5}), "key master: missing; name the interface whose VLAN it is"),
+        (json!({"master": "eth1", "vlanId": 4095}), "key vlanId: 4095 is not between 0 and 4094"),
+        (json!({"master": "eth1", "vlanId": -1}), "key vlanId: -1 is not between 0 and 4094"),
+        (
+            json!({"master": "eth1", "vlanProto": "qinq"}),
+            "key vlanProto: \"qinq\" is neither 802.1q nor 802.1ad",
+        ),
+        (
+            json!({"master": "net1", "vlanId": 5, "linkInContainer": true}),
+            "key master: \"net1\" is the interface that is to be made",
+        ),
+    ] {
+        assert_eq!(refusal("vlan", &config, ""), (7, expected.to_owned()));
+    }
+    let dummy = spec::Dummy {
+        pod_name: "net1".into(),
+        mtu: Some(1400),
+        mac: Some(MAC.parse().unwrap()),
+        group: GROUP,
+    };
+    let expected =
+        [Step::CreateLink(spec::Link::Dummy(dummy)), lease("dummy"), configure(Style::Subnet, false)];
+    assert_eq!(plan("dummy", json!({"mtu": 1400, "mac": MAC, "ipam": pool()})), expected);
+    assert_eq!(
+        refusal("dummy", &json!({}), ""),
+        (7, "key ipam: missing, and a dummy needs addresses".into())
+    );
+}
+
+#[test]
+fn a_parent_in_the_pod_is_not_looked_for_on_the_node() {
+    let config = json!({"master": "eth0", "linkInContainer": true, "mtu": 9000, "ipam": pool()});
+    for kind in ["macvlan", "macvtap", "ipvlan", "vlan"] {
+        assert_eq!(driver(kind).unwrap().wants(&object(config.clone())), []);
+        let [Step::CreateLink(link), ..] = &plan(kind, config.clone())[..] else { panic!("{kind}") };
+        assert_eq!((link.tie(), link.sharing(), link.kind()), (spec::Tie::InPod, None, kind));
+        assert_eq!(HookKind::of_link(link), HookKind::Pod);
+    }
+    let passthru = object(json!({"mode": "passthru", "linkInContainer": true}));
+    assert!(driver("macvlan").unwrap().is_judged(&passthru), "it is judged in the pod");
+}
+
+#[test]
 fn loopback_is_raised_whatever_the_configuration_says() {
     assert_eq!(plan("loopback", json!({"ipam": 7, "mtu": "x"})), [Step::RaiseLoopback]);
 }
@@ -283,7 +473,14 @@ fn the_last_of_four_places_gives_the_ethernet_address() {
 fn an_ipvlan_is_made_before_its_addresses_are_leased() {
     let made = |parent: Option<&str>, mode, mtu| {
         let pod_name = "net1".to_owned();
-        let ipvlan = spec::Ipvlan { pod_name, parent: parent.map(str::to_owned), mode, mtu, group: GROUP };
+        let ipvlan = spec::Ipvlan {
+            pod_name,
+            parent: parent.map(str::to_owned),
+            mode,
+            mtu,
+            group: GROUP,
+            in_pod: false,
+        };
         Step::CreateLink(spec::Link::Ipvlan(ipvlan))
     };
     let end = [lease("ipvlan"), configure(Style::Subnet, false)];
@@ -365,15 +562,10 @@ fn what_is_not_carried_out_is_refused_with_key_and_value() {
     };
     for (kind, key, value) in [
         ("bridge", "ipMasqBackend", json!("iptables")),
-        ("bridge", "vlan", json!(100)),
-        ("bridge", "vlanTrunk", json!([{"id": 7}])),
-        ("bridge", "preserveDefaultVlan", json!(true)),
-        ("bridge", "enabledad", json!(true)),
-        ("bridge", "disableContainerInterface", json!(true)),
-        ("bridge", "portIsolation", json!(true)),
+        ("ptp", "ipMasqBackend", json!("iptables")),
         ("veth", "ipMasqBackend", json!("iptables")),
-        ("macvlan", "linkInContainer", json!(true)),
-        ("ipvlan", "linkInContainer", json!(true)),
+        ("macvtap", "bcqueuelen", json!(5)),
+        ("dummy", "fastPath", json!(true)),
         ("ipvlan", "fastPath", json!(true)),
     ] {
         let mut config = json!({"ipam": pool()});
@@ -478,9 +670,10 @@ fn what_means_nothing_is_refused_with_its_key() {
 
 #[test]
 fn every_kind_has_a_driver_and_no_other_name_has() {
-    assert_eq!(kinds().collect::<Vec<_>>(), ["bridge", "ipvlan", "loopback", "macvlan", "veth"]);
+    let expected = ["bridge", "dummy", "ipvlan", "loopback", "macvlan", "macvtap", "ptp", "veth", "vlan"];
+    assert_eq!(kinds().collect::<Vec<_>>(), expected);
     assert!(kinds().all(|kind| driver(kind).is_some_and(|driver| driver.kind() == kind)));
-    assert!(["", "host-local", "vlan", "Bridge"].iter().all(|name| driver(name).is_none()));
+    assert!(["", "host-local", "tap", "Bridge"].iter().all(|name| driver(name).is_none()));
 }
 
 #[test]

@@ -46,34 +46,44 @@ impl Driver for Veth {
 
     fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError> {
         let config: Config = request.read()?;
-        let ipam = request.ipam()?.ok_or(PlanError::IpamMissing("a routed veth"))?;
-        let reach = Reach { device: request.host_name(), bridged: false, routed: true };
-        let translation = request.translation(self.kind(), reach)?;
-        let mut steps = vec![
-            Step::CreateLink(spec::Link::Veth(spec::Veth {
-                host_name: request.host_name(),
-                pod_name: request.ifname.to_owned(),
-                mtu: check_mtu(config.mtu)?,
-                mac: request.mac()?,
-                group: request.group,
-                port: None,
-            })),
-            ipam,
-            Step::EnsureForwarding,
-            Step::RouteToPod,
-        ];
-        steps.extend(translation);
         let configure = Configure {
             style: Style::Routed,
             default_route: config.is_default_gateway,
             dns: request.dns()?,
-            v4_alone: false,
+            ..Configure::default()
         };
-        steps.extend(request.finish(true, configure)?);
-        Ok(steps)
+        routed_veth(self, request, config.mtu, configure)
     }
 
     fn remains(&self, request: &Request<'_>) -> Vec<Step> {
         request.veth_remains()
     }
+}
+
+/// The steps of a veth that the node routes to.
+pub(super) fn routed_veth(
+    driver: &dyn Driver,
+    request: &Request<'_>,
+    mtu: Option<u32>,
+    configure: Configure,
+) -> Result<Vec<Step>, PlanError> {
+    let ipam = request.ipam()?.ok_or(PlanError::IpamMissing("a routed veth"))?;
+    let reach = Reach { device: request.host_name(), bridged: false, routed: true };
+    let translation = request.translation(driver.kind(), reach)?;
+    let mut steps = vec![
+        Step::CreateLink(spec::Link::Veth(spec::Veth {
+            host_name: request.host_name(),
+            pod_name: request.ifname.to_owned(),
+            mtu: check_mtu(mtu)?,
+            mac: request.mac()?,
+            group: request.group,
+            port: None,
+        })),
+        ipam,
+        Step::EnsureForwarding,
+        Step::RouteToPod,
+    ];
+    steps.extend(translation);
+    steps.extend(request.finish(true, configure)?);
+    Ok(steps)
 }

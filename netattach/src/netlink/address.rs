@@ -1,6 +1,7 @@
 //! Addresses of links, and the complete configuration of an interface in one datagram.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use netlink_packet_route::RouteNetlinkMessage;
@@ -15,6 +16,9 @@ use super::route::route_message;
 use super::socket::{APPEND, CREATE, NetlinkRequest, REPLACE};
 use super::{Error, Handle};
 use crate::spec::Addressing;
+
+/// Time between two looks at addresses that the kernel is trying.
+const DETECTION_POLL: Duration = Duration::from_millis(10);
 
 impl Handle {
     /// Adds the addresses, brings the link up and installs the routes, in one datagram.
@@ -32,8 +36,14 @@ impl Handle {
             requests.push(NetlinkRequest::new(none, 0));
         }
         for address in &addressing.addresses {
-            let message = RouteNetlinkMessage::NewAddress(address_message(index, *address));
-            requests.push(NetlinkRequest::new(message, CREATE | REPLACE));
+            let mut message = address_message(index, *address);
+            if addressing.detect_duplicates {
+                message.attributes.retain(|it| !matches!(it, AddressAttribute::Flags(_)));
+            }
+            if addressing.no_subnet_routes {
+                without_prefix_route(&mut message);
+            }
+            requests.push(NetlinkRequest::new(RouteNetlinkMessage::NewAddress(message), CREATE | REPLACE));
         }
         let up = LinkUnspec::new_with_index(index).up().build();
         requests.push(NetlinkRequest::new(RouteNetlinkMessage::SetLink(up), 0));
@@ -48,6 +58,35 @@ impl Handle {
             false => &[Errno::EXIST],
         };
         self.socket.all_but(requests, harmless)
+    }
+
+    /// Waits until the link's IPv6 addresses may be used, at most so long. Returns one that another host has.
+    ///
+    /// # Errors
+    /// The kernel cannot be asked, or it takes longer.
+    pub fn await_unique(&mut self, index: u32, patience: Duration) -> Result<Option<IpAddr>, Error> {
+        let deadline = Instant::now() + patience;
+        loop {
+            let mut all = AddressMessage::default();
+            all.header.index = index;
+            let found = self.socket.dump(RouteNetlinkMessage::GetAddress(all))?;
+            let with = |flag: AddressFlags| {
+                found.iter().find_map(|message| match message {
+                    RouteNetlinkMessage::NewAddress(address) if address.header.index == index => {
+                        flags(address).contains(flag).then(|| observed(message.clone(), None)).flatten()
+                    }
+                    _ => None,
+                })
+            };
+            if let Some(taken) = with(AddressFlags::Dadfailed) {
+                return Ok(Some(taken.addr()));
+            }
+            let Some(tentative) = with(AddressFlags::Tentative) else { return Ok(None) };
+            if Instant::now() > deadline {
+                return Err(Error::Tentative(tentative.addr()));
+            }
+            std::thread::sleep(DETECTION_POLL);
+        }
     }
 
     /// Adds this address to the link. Idempotent.
@@ -135,6 +174,25 @@ fn address_message(index: u32, address: IpNet) -> AddressMessage {
             message
         }
     }
+}
+
+fn flags(address: &AddressMessage) -> AddressFlags {
+    let told = address.attributes.iter().find_map(|attribute| match attribute {
+        AddressAttribute::Flags(flags) => Some(*flags),
+        _ => None,
+    });
+    told.unwrap_or_else(AddressFlags::empty)
+}
+
+/// Has the kernel make no route to the address's subnet.
+fn without_prefix_route(message: &mut AddressMessage) {
+    for attribute in &mut message.attributes {
+        if let AddressAttribute::Flags(flags) = attribute {
+            *flags |= AddressFlags::Noprefixroute;
+            return;
+        }
+    }
+    message.attributes.push(AddressAttribute::Flags(AddressFlags::Noprefixroute));
 }
 
 /// `index`: only addresses of this link; `None`: of any.

@@ -5,11 +5,24 @@ use netlink_packet_route::link::LinkAttribute;
 use rtnetlink::{LinkBridge, LinkUnspec};
 
 use super::link::BRIDGE_ALIAS;
-use super::{Ensured, Error, Handle};
+use super::{Ensured, Error, Handle, LinkState};
 use crate::mac::Mac;
 use crate::spec;
 
 impl Handle {
+    /// Deletes a bridge that netattach has made, with the ports by which the node has gateways in its VLANs.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn ensure_own_bridge_absent(&mut self, bridge: &LinkState) -> Result<(), Error> {
+        let ports =
+            self.links()?.into_iter().filter(|link| link.own && link.controller == Some(bridge.index));
+        for port in ports {
+            self.ensure_link_absent(&port.name)?;
+        }
+        self.ensure_link_absent(&bridge.name)
+    }
+
     /// The bridge of that name, up; made if it is missing, with the index and the address of an earlier one: whoever has
     /// learned its address goes on sending to it, and what knows it by its index goes on knowing it. Index 0, and one
     /// that another link has by now: the kernel chooses.
@@ -32,6 +45,9 @@ impl Handle {
         }
         if bridge.promiscuous {
             create = create.promiscuous(true);
+        }
+        if bridge.vlan_filtering {
+            create = create.vlan_filtering(true);
         }
         let mut create = create.build();
         create.header.index = index;

@@ -75,6 +75,12 @@ impl Handle {
         }
     }
 
+    /// Whether the bridge forwards by VLAN.
+    pub fn filters_by_vlan(&mut self, bridge: u32) -> Result<bool, Error> {
+        let state = self.forwarding_state(bridge)?.and_then(|link| link.bridge);
+        Ok(state.is_some_and(|bridge| bridge.vlan_filtering))
+    }
+
     /// All links of the namespace.
     pub fn forwarding_states(&mut self) -> Result<Vec<ForwardingState>, Error> {
         let all = show(LinkMessageBuilder::<LinkUnspec>::new());

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io;
+use std::net::IpAddr;
 
 /// A request that failed.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +46,9 @@ pub enum Error {
         /// The actual kind.
         actual: String,
     },
+    /// An address is still being tried for duplicates.
+    #[error("address {0} could not be used in time: duplicates are still looked for")]
+    Tentative(IpAddr),
     /// There is no default route that would determine the parent interface.
     #[error("there is no default route whose interface could be used")]
     NoDefaultRoute,

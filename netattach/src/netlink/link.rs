@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{
-    InfoBridgePort, InfoData, InfoIpVlan, InfoKind, InfoMacVlan, InfoPortData, InfoVeth, IpVlanMode,
-    LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkMessage, MacVlanMode, State,
+    InfoBridgePort, InfoData, InfoIpVlan, InfoKind, InfoMacVlan, InfoMacVtap, InfoPortData, InfoVeth,
+    InfoVlan, IpVlanMode, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkMessage, MacVlanMode,
+    MacVtapMode, State, VlanProtocol,
 };
-use rtnetlink::{LinkBridge, LinkMacVlan, LinkMessageBuilder, LinkUnspec};
+use rtnetlink::{LinkBridge, LinkMacVlan, LinkMacVtap, LinkMessageBuilder, LinkUnspec};
 
 use super::address::no_link_local;
 use super::socket::{CREATE, EXCL, NetlinkRequest};
@@ -57,14 +58,23 @@ pub struct LinkState {
     pub controller: Option<u32>,
     /// Whether frames may leave through the port on which they arrived; only for a bridge port.
     pub hairpin: Option<bool>,
+    /// Whether the port exchanges no frames with other isolated ports.
+    pub isolated: bool,
     /// Index of the peer or parent, possibly in another namespace.
     pub link: Option<u32>,
     /// Mode, if the kind has modes.
     pub mode: Option<spec::LinkMode>,
     /// Link group.
     pub group: u32,
-    /// A bridge that netattach has made.
-    pub own_bridge: bool,
+    /// Made by netattach, and not for one pod: a bridge, or the port by which a VLAN of one has its gateway.
+    pub own: bool,
+}
+
+impl LinkState {
+    /// Whether it is a bridge that netattach has made.
+    pub fn own_bridge(&self) -> bool {
+        self.own && self.kind == "bridge"
+    }
 }
 
 /// The object that `ensure` found or created.
@@ -112,11 +122,13 @@ impl Handle {
         Ok(self.socket.dump(all)?.into_iter().filter_map(observed).collect())
     }
 
-    /// The bridges of the namespace that netattach has made, each with the number of its ports.
+    /// The bridges of the namespace that netattach has made, each with the number of its ports. The ports by which the
+    /// node has gateways in VLANs are not counted: they go with the bridge.
     pub fn own_bridges(&mut self) -> Result<Vec<(LinkState, usize)>, Error> {
         let links = self.links()?;
-        let ports = |bridge: u32| links.iter().filter(|it| it.controller == Some(bridge)).count();
-        let own = links.iter().filter(|link| link.own_bridge);
+        let is_port = |link: &&LinkState, bridge: u32| !link.own && link.controller == Some(bridge);
+        let ports = |bridge: u32| links.iter().filter(|link| is_port(link, bridge)).count();
+        let own = links.iter().filter(|link| link.own_bridge());
         Ok(own.map(|bridge| (bridge.clone(), ports(bridge.index))).collect())
     }
 
@@ -139,6 +151,7 @@ impl Handle {
                     up: true,
                     controller: bridge,
                     hairpin: veth.port.as_ref().map(|port| port.hairpin),
+                    isolated: veth.port.as_ref().is_some_and(|port| port.isolated),
                     link: Some(far.index),
                     group: veth.group,
                     ..near.link(&veth.host_name, "veth", mtu)
@@ -156,8 +169,9 @@ impl Handle {
             }
             Err(error) => return Err(error),
         };
-        if veth.port.as_ref().is_some_and(|port| port.hairpin) {
-            self.set_hairpin(ends.0.index)?;
+        if let Some(port) = &veth.port {
+            // No frame passes before: the far end is down.
+            self.ensure_port(ends.0.index, port)?;
         }
         Ok(ends)
     }
@@ -221,7 +235,7 @@ impl Handle {
                     link: Some(parent.index),
                     mode: Some(spec::LinkMode::Macvlan(macvlan.mode)),
                     group: macvlan.group,
-                    ..chosen.link(name, "macvlan", macvlan.mtu.unwrap_or(parent.mtu))
+                    ..chosen.link(name, kind_of(macvlan), macvlan.mtu.unwrap_or(parent.mtu))
                 });
             }
             Err(error) if error.is_taken() => {}
@@ -249,10 +263,19 @@ impl Handle {
         pod: BorrowedFd<'_>,
         chosen: &Chosen,
     ) -> Result<(), Error> {
+        let mtu = macvlan.mtu.unwrap_or(parent.mtu);
+        if macvlan.tap {
+            let link = LinkMacVtap::new(name, parent.index, kernel_tap_mode(macvlan.mode))
+                .setns_by_fd(pod.as_raw_fd())
+                .link_group(macvlan.group)
+                .mtu(mtu);
+            let create = RouteNetlinkMessage::NewLink(chosen.build(link));
+            return self.socket.request(create, CREATE | EXCL).map(drop);
+        }
         let mut link = LinkMacVlan::new(name, parent.index, kernel_mode(macvlan.mode))
             .setns_by_fd(pod.as_raw_fd())
             .link_group(macvlan.group)
-            .mtu(macvlan.mtu.unwrap_or(parent.mtu));
+            .mtu(mtu);
         if let Some(length) = macvlan.broadcast_queue {
             link = link.append_info_data(InfoMacVlan::BcQueueLen(length));
         }
@@ -268,17 +291,61 @@ impl Handle {
         pod: BorrowedFd<'_>,
         pod_handle: &mut Handle,
     ) -> Result<LinkState, Error> {
-        let name = ipvlan.pod_name.as_str();
-        let temporary = format!("{TEMPORARY_PREFIX}{:08x}", fnv32(name.as_bytes()));
         let data = InfoData::IpVlan(vec![InfoIpVlan::Mode(kernel_ipvlan_mode(ipvlan.mode))]);
         let link = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::IpVlan)
-            .name(temporary.clone())
             .link(parent.index)
             .setns_by_fd(pod.as_raw_fd())
             .link_group(ipvlan.group)
             .mtu(ipvlan.mtu.unwrap_or(parent.mtu))
-            .set_info_data(data)
-            .build();
+            .set_info_data(data);
+        self.create_and_rename(link, &ipvlan.pod_name, pod_handle)
+    }
+
+    /// Creates a VLAN of `parent` directly in `pod`, down. It has its parent's address unless another is asked for.
+    pub fn create_vlan(
+        &mut self,
+        vlan: &spec::Vlan,
+        parent: &LinkState,
+        pod: BorrowedFd<'_>,
+        pod_handle: &mut Handle,
+    ) -> Result<LinkState, Error> {
+        let protocol = if vlan.tag.service { VlanProtocol::Ieee8021Ad } else { VlanProtocol::Ieee8021Q };
+        let data = InfoData::Vlan(vec![InfoVlan::Id(vlan.tag.id), InfoVlan::Protocol(protocol)]);
+        let mut link = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::Vlan)
+            .link(parent.index)
+            .setns_by_fd(pod.as_raw_fd())
+            .link_group(vlan.group)
+            .mtu(vlan.mtu.unwrap_or(parent.mtu))
+            .set_info_data(data);
+        if let Some(mac) = vlan.mac {
+            link = link.address(mac.0.to_vec());
+        }
+        self.create_and_rename(link, &vlan.pod_name, pod_handle)
+    }
+
+    /// Creates a dummy in this namespace, down.
+    pub fn create_dummy(&mut self, dummy: &spec::Dummy) -> Result<LinkState, Error> {
+        let mut link = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::Dummy)
+            .name(dummy.pod_name.clone())
+            .link_group(dummy.group);
+        if let Some(mtu) = dummy.mtu {
+            link = link.mtu(mtu);
+        }
+        if let Some(mac) = dummy.mac {
+            link = link.address(mac.0.to_vec());
+        }
+        self.create_and_show(RouteNetlinkMessage::NewLink(link.build()), &dummy.pod_name)
+    }
+
+    /// Creates a link under a temporary name, where `pod_handle` gives it the final one.
+    fn create_and_rename(
+        &mut self,
+        link: LinkMessageBuilder<LinkUnspec>,
+        name: &str,
+        pod_handle: &mut Handle,
+    ) -> Result<LinkState, Error> {
+        let temporary = format!("{TEMPORARY_PREFIX}{:08x}", fnv32(name.as_bytes()));
+        let link = link.name(temporary.clone()).build();
         self.socket.request(RouteNetlinkMessage::NewLink(link), CREATE | EXCL)?;
         let index = pod_handle.link(&temporary)?.index;
         let rename = LinkUnspec::new_with_index(index).name(name).build();
@@ -301,6 +368,9 @@ impl Handle {
         }
         if bridge.promiscuous {
             create = create.promiscuous(true);
+        }
+        if bridge.vlan_filtering {
+            create = create.vlan_filtering(true);
         }
         let create = RouteNetlinkMessage::NewLink(create.build());
         match self.create_and_show(create, &bridge.name) {
@@ -470,10 +540,11 @@ impl Chosen {
             promiscuous: false,
             controller: None,
             hairpin: None,
+            isolated: false,
             link: None,
             mode: None,
             group: 0,
-            own_bridge: false,
+            own: false,
         }
     }
 }
@@ -485,6 +556,38 @@ fn kernel_mode(mode: spec::MacvlanMode) -> MacVlanMode {
         spec::MacvlanMode::Vepa => MacVlanMode::Vepa,
         spec::MacvlanMode::Passthru => MacVlanMode::Passthrough,
     }
+}
+
+fn kernel_tap_mode(mode: spec::MacvlanMode) -> MacVtapMode {
+    match mode {
+        spec::MacvlanMode::Bridge => MacVtapMode::Bridge,
+        spec::MacvlanMode::Private => MacVtapMode::Private,
+        spec::MacvlanMode::Vepa => MacVtapMode::Vepa,
+        spec::MacvlanMode::Passthru => MacVtapMode::Passthrough,
+    }
+}
+
+fn observed_tap_mode(mode: &MacVtapMode) -> Option<spec::MacvlanMode> {
+    Some(match mode {
+        MacVtapMode::Bridge => spec::MacvlanMode::Bridge,
+        MacVtapMode::Private => spec::MacvlanMode::Private,
+        MacVtapMode::Vepa => spec::MacvlanMode::Vepa,
+        MacVtapMode::Passthrough => spec::MacvlanMode::Passthru,
+        _ => return None,
+    })
+}
+
+fn kind_of(macvlan: &spec::Macvlan) -> &'static str {
+    if macvlan.tap { "macvtap" } else { "macvlan" }
+}
+
+/// The tag of a VLAN's frames.
+fn observed_tag(data: &[InfoVlan]) -> Option<spec::VlanTag> {
+    let id = data.iter().find_map(|datum| match datum {
+        InfoVlan::Id(id) => Some(*id),
+        _ => None,
+    })?;
+    Some(spec::VlanTag { id, service: data.contains(&InfoVlan::Protocol(VlanProtocol::Ieee8021Ad)) })
 }
 
 fn kernel_ipvlan_mode(mode: spec::IpvlanMode) -> IpVlanMode {
@@ -534,15 +637,15 @@ pub(super) fn observed(message: RouteNetlinkMessage) -> Option<LinkState> {
         promiscuous: flags.contains(LinkFlags::Promisc),
         controller: None,
         hairpin: None,
+        isolated: false,
         link: None,
         mode: None,
         group: 0,
-        own_bridge: false,
+        own: false,
     };
-    let mut is_marked = false;
     for attribute in link.attributes {
         match attribute {
-            LinkAttribute::IfAlias(alias) => is_marked = alias == BRIDGE_ALIAS,
+            LinkAttribute::IfAlias(alias) => state.own = alias == BRIDGE_ALIAS,
             LinkAttribute::IfName(name) => state.name = name,
             LinkAttribute::Address(bytes) => state.mac = <[u8; 6]>::try_from(bytes).ok().map(Mac),
             LinkAttribute::Mtu(mtu) => state.mtu = mtu,
@@ -558,12 +661,24 @@ pub(super) fn observed(message: RouteNetlinkMessage) -> Option<LinkState> {
                                 InfoBridgePort::HairpinMode(on) => Some(*on),
                                 _ => None,
                             });
+                            state.isolated = data.contains(&InfoBridgePort::Isolated(true));
                         }
                         LinkInfo::Data(InfoData::MacVlan(data)) => {
                             state.mode = data.iter().find_map(|datum| match datum {
                                 InfoMacVlan::Mode(mode) => observed_mode(mode).map(spec::LinkMode::Macvlan),
                                 _ => None,
                             });
+                        }
+                        LinkInfo::Data(InfoData::MacVtap(data)) => {
+                            state.mode = data.iter().find_map(|datum| match datum {
+                                InfoMacVtap::Mode(mode) => {
+                                    observed_tap_mode(mode).map(spec::LinkMode::Macvlan)
+                                }
+                                _ => None,
+                            });
+                        }
+                        LinkInfo::Data(InfoData::Vlan(data)) => {
+                            state.mode = observed_tag(&data).map(spec::LinkMode::Vlan);
                         }
                         LinkInfo::Data(InfoData::IpVlan(data)) => {
                             state.mode = data.iter().find_map(|datum| match datum {
@@ -580,7 +695,6 @@ pub(super) fn observed(message: RouteNetlinkMessage) -> Option<LinkState> {
             _ => {}
         }
     }
-    state.own_bridge = is_marked && state.kind == "bridge";
     Some(state)
 }
 

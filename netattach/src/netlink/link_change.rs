@@ -1,7 +1,7 @@
 //! Changes of links that exist.
 
 use netlink_packet_route::RouteNetlinkMessage;
-use rtnetlink::{LinkBridgePort, LinkMessageBuilder, LinkUnspec};
+use rtnetlink::{LinkMessageBuilder, LinkUnspec};
 
 use super::{Error, Handle};
 
@@ -38,16 +38,7 @@ impl Handle {
         self.change(LinkUnspec::new_with_index(index).controller(bridge))
     }
 
-    /// Puts a port of a bridge into hairpin mode.
-    ///
-    /// # Errors
-    /// It is no port.
-    pub fn set_hairpin(&mut self, index: u32) -> Result<(), Error> {
-        let hairpin = LinkBridgePort::new(index).hairpin(true).build();
-        self.socket.request(RouteNetlinkMessage::NewLink(hairpin), 0).map(drop)
-    }
-
-    fn change(&mut self, link: LinkMessageBuilder<LinkUnspec>) -> Result<(), Error> {
+    pub(super) fn change(&mut self, link: LinkMessageBuilder<LinkUnspec>) -> Result<(), Error> {
         self.socket.request(RouteNetlinkMessage::SetLink(link.build()), 0).map(drop)
     }
 }

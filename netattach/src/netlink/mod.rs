@@ -9,7 +9,7 @@
 //! | `link`, `link_change`, `peer` | links; changes of those that exist; the other end of a veth |
 //! | `address`, `route`, `rule` | an interface's addresses; routes; rules that select routing tables |
 //! | `tc`, `tbf` | programs on clsact hooks; pacing by tbf |
-//! | `bridge` | a bridge that is made again as it was |
+//! | `bridge`, `bridge_port` | a bridge that is made again as it was; ports, their VLANs |
 //! | `bridge_state`, `stations` | forwarding properties of bridges; the stations in their forwarding databases |
 //! | `nft`, `xfrm` | whether packets would meet nftables chains or IPsec; transactions of nftables |
 //! | `guard`, [`nat`], [`conntrack`] | our own nftables tables: for policies, for translation; tracked connections |
@@ -17,6 +17,7 @@
 
 mod address;
 mod bridge;
+mod bridge_port;
 mod bridge_state;
 mod change_watch;
 pub mod conntrack;
@@ -36,6 +37,7 @@ mod tc;
 mod watch;
 mod xfrm;
 
+pub use bridge_port::{VlanUse, VlanUses, has_vlans};
 pub use bridge_state::{BridgeState, ForwardingState, PortState};
 pub use change_watch::ChangeWatch;
 pub use error::{Error, Refused};

@@ -30,6 +30,22 @@ impl Handle {
         Ok(Some(near).filter(|_| is_end && is_there))
     }
 
+    /// The other end of a veth of this namespace, if that is here too; `None` if it is not.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn find_end_here(&mut self, end: &LinkState) -> Result<Option<LinkState>, Error> {
+        let Some(index) = end.link.filter(|_| end.kind == "veth") else { return Ok(None) };
+        let shown = match self.socket.request(show(LinkUnspec::new_with_index(index)), 0) {
+            Err(error) if error.not_found() => return Ok(None),
+            other => other?,
+        };
+        // The number of the other end's namespace is told where that is another one.
+        let is_here = |message: &RouteNetlinkMessage| namespace_of_the_other_end(message).is_none();
+        let other = shown.into_iter().find(is_here).and_then(observed);
+        Ok(other.filter(|other| other.kind == "veth" && other.link == Some(end.index)))
+    }
+
     /// The number of another namespace in this one, if it has one.
     fn number_of(&mut self, netns: BorrowedFd<'_>) -> Result<Option<i32>, Error> {
         let mut message = NsidMessage::default();

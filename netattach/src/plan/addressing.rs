@@ -15,23 +15,44 @@ pub const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 1);
 
 /// Addresses and routes of the pod's interface.
 pub fn pod_side(configure: &Configure, leased: &[LeasedAddress], routes: &[cni::Route]) -> Addressing {
-    match configure.style {
+    let addressing = match configure.style {
         Style::Subnet => subnet(configure, leased, routes),
         Style::Routed => routed(configure.default_route, leased, routes),
-    }
+        Style::PointToPoint => point_to_point(leased, routes),
+    };
+    Addressing { detect_duplicates: configure.detect_duplicates, ..addressing }
 }
 
-/// Addresses of the node's end of a routed veth, and the node's routes through it.
-pub fn host_side(leased: &[LeasedAddress]) -> Addressing {
-    let mut addressing = Addressing::default();
+/// Addresses of the node's end of a routed link, and the node's routes through it.
+pub fn host_side(style: Style, leased: &[LeasedAddress]) -> Addressing {
+    let routes = leased.iter().map(|leased| Route::on_link(leased.address.addr().into())).collect();
+    let mut addressing = Addressing { routes, ..Addressing::default() };
+    if style == Style::PointToPoint {
+        for gateway in leased.iter().map(only_gateway) {
+            let net = if gateway == IpAddr::V6(GATEWAY_V6) { link_net_v6() } else { gateway.into() };
+            if !addressing.addresses.contains(&net) {
+                addressing.addresses.push(net);
+            }
+        }
+        return addressing;
+    }
     if leased.iter().any(|leased| leased.address.addr().is_ipv4()) {
         addressing.addresses.push(Ipv4Net::from(GATEWAY_V4).into());
     }
     if leased.iter().any(|leased| leased.address.addr().is_ipv6()) {
-        addressing.addresses.push(Ipv6Net::new_assert(GATEWAY_V6, 64).into());
+        addressing.addresses.push(link_net_v6());
     }
-    addressing.routes = leased.iter().map(|leased| Route::on_link(leased.address.addr().into())).collect();
     addressing
+}
+
+/// [`GATEWAY_V6`] as an interface has it.
+fn link_net_v6() -> IpNet {
+    Ipv6Net::new_assert(GATEWAY_V6, 64).into()
+}
+
+/// The gateway of a leased address on a point-to-point link; where the lease names none, that of every routed link.
+pub fn only_gateway(leased: &LeasedAddress) -> IpAddr {
+    leased.gateway.unwrap_or_else(|| link_gateway(leased.address.addr()))
 }
 
 /// The gateway addresses that a bridge has to carry, each with the prefix length of its subnet. Where the lease names
@@ -142,9 +163,9 @@ fn subnet(configure: &Configure, leased: &[LeasedAddress], routes: &[cni::Route]
     let has_v6 = leased.iter().any(|leased| leased.address.addr().is_ipv6());
     let mut result = Addressing {
         addresses: leased.iter().map(|leased| leased.address).collect(),
-        routes: vec![],
         announce_v4: has_v4,
         no_link_local: configure.v4_alone && has_v4 && !has_v6,
+        ..Addressing::default()
     };
     result.routes.extend(
         routes.iter().map(|route| with_attributes(route, route.gw.or_else(|| gateway_for(&route.dst)))),
@@ -193,6 +214,36 @@ fn routed(default_route: bool, leased: &[LeasedAddress], routes: &[cni::Route]) 
     result
 }
 
+/// As the reference plugin leaves it: the gateway on the link, and the subnet behind the gateway.
+fn point_to_point(leased: &[LeasedAddress], routes: &[cni::Route]) -> Addressing {
+    let mut result = Addressing {
+        addresses: leased.iter().map(|leased| leased.address).collect(),
+        no_subnet_routes: true,
+        announce_v4: leased.iter().any(|leased| leased.address.addr().is_ipv4()),
+        ..Addressing::default()
+    };
+    for leased in leased {
+        let (source, gateway) = (Some(leased.address.addr()), only_gateway(leased));
+        let subnet = Route { source, on_link: true, ..Route::via(leased.address.trunc(), gateway) };
+        let to_gateway = Route { source, ..Route::on_link(gateway.into()) };
+        // A result names the link's own gateway too.
+        let has_own = gateway != link_gateway(leased.address.addr());
+        // The link's own gateway needs no route, and a host address has no neighbours to be routed to.
+        let is_subnet = leased.address.prefix_len() < leased.address.max_prefix_len();
+        for route in has_own.then_some(to_gateway).into_iter().chain(is_subnet.then_some(subnet)) {
+            if !result.routes.iter().any(|other| other.destination == route.destination) {
+                result.routes.push(route);
+            }
+        }
+    }
+    result.routes.extend(routes.iter().map(|route| {
+        let own = leased.iter().find(|it| it.address.addr().is_ipv4() == route.dst.addr().is_ipv4());
+        let gateway = route.gw.or_else(|| own.map(only_gateway));
+        Route { on_link: gateway.is_some(), ..with_attributes(route, gateway) }
+    }));
+    result
+}
+
 fn with_attributes(route: &cni::Route, gateway: Option<IpAddr>) -> Route {
     Route {
         gateway,
@@ -232,7 +283,7 @@ mod tests {
         let leased = [leased("10.1.0.7/24", Some("10.1.0.1")), leased("fd00::7/64", None)];
         let routes: [cni::Route; 1] =
             [serde_json::from_value(serde_json::json!({"dst": "0.0.0.0/0", "gw": "10.1.0.254"})).unwrap()];
-        let configure = Configure { style: Style::Subnet, default_route: true, dns: None, v4_alone: false };
+        let configure = Configure { default_route: true, ..Configure::default() };
         let expected = Addressing {
             addresses: vec![net("10.1.0.7/24"), net("fd00::7/64")],
             routes: vec![
@@ -240,7 +291,7 @@ mod tests {
                 Route::via(net("::/0"), "fd00::1".parse().unwrap()),
             ],
             announce_v4: true,
-            no_link_local: false,
+            ..Addressing::default()
         };
         assert_eq!(pod_side(&configure, &leased, &routes), expected);
         assert_eq!(gateways(&leased), [net("10.1.0.1/24"), net("fd00::1/64")]);
@@ -250,7 +301,7 @@ mod tests {
     fn only_an_interface_without_ipv6_is_without_a_link_local_address() {
         let (v4, v6) = (leased("10.1.0.7/24", None), leased("fd00::7/64", None));
         let without = |v4_alone, leased: &[LeasedAddress]| {
-            let configure = Configure { style: Style::Subnet, default_route: false, dns: None, v4_alone };
+            let configure = Configure { v4_alone, ..Configure::default() };
             pod_side(&configure, leased, &[]).no_link_local
         };
         assert!(without(true, std::slice::from_ref(&v4)));
@@ -262,21 +313,80 @@ mod tests {
     #[test]
     fn a_routed_veth_reaches_everything_through_the_node() {
         let leased = [leased("10.9.0.7/24", Some("10.9.0.1"))];
-        let configure = Configure { style: Style::Routed, default_route: false, dns: None, v4_alone: false };
+        let configure = Configure { style: Style::Routed, ..Configure::default() };
         let expected = Addressing {
             addresses: vec![net("10.9.0.7/32")],
             routes: vec![Route { on_link: true, ..Route::via(net("10.9.0.0/24"), GATEWAY_V4.into()) }],
-            announce_v4: false,
-            no_link_local: false,
+            ..Addressing::default()
         };
         assert_eq!(pod_side(&configure, &leased, &[]), expected);
         let node = Addressing {
             addresses: vec![net("169.254.1.1/32")],
             routes: vec![Route::on_link(net("10.9.0.7/32"))],
-            announce_v4: false,
-            no_link_local: false,
+            ..Addressing::default()
         };
-        assert_eq!(host_side(&leased), node);
+        assert_eq!(host_side(Style::Routed, &leased), node);
+    }
+
+    /// Rows: PTP-one-subnet.
+    #[test]
+    fn on_a_point_to_point_link_the_subnet_is_behind_its_gateway() {
+        let configure = Configure { style: Style::PointToPoint, ..Configure::default() };
+        let routes: Vec<cni::Route> = serde_json::from_value(serde_json::json!([
+            {"dst": "0.0.0.0/0"}, {"dst": "10.8.0.0/16", "gw": "10.9.0.77"}, {"dst": "::/0"},
+        ]))
+        .unwrap();
+        // Two addresses of one subnet: the reference fails, as it makes the routes twice.
+        let both = [
+            leased("10.9.0.7/24", Some("10.9.0.1")),
+            leased("10.9.0.8/24", Some("10.9.0.1")),
+            leased("fd00::7/64", Some("fd00::1")),
+        ];
+        let from = |source: &str, route: Route| Route { source: Some(source.parse().unwrap()), ..route };
+        let via = |text: &str, gateway: &str| Route {
+            on_link: true,
+            ..Route::via(net(text), gateway.parse().unwrap())
+        };
+        let expected = Addressing {
+            addresses: vec![net("10.9.0.7/24"), net("10.9.0.8/24"), net("fd00::7/64")],
+            routes: vec![
+                from("10.9.0.7", Route::on_link(net("10.9.0.1/32"))),
+                from("10.9.0.7", via("10.9.0.0/24", "10.9.0.1")),
+                from("fd00::7", Route::on_link(net("fd00::1/128"))),
+                from("fd00::7", via("fd00::/64", "fd00::1")),
+                via("0.0.0.0/0", "10.9.0.1"),
+                via("10.8.0.0/16", "10.9.0.77"),
+                via("::/0", "fd00::1"),
+            ],
+            no_subnet_routes: true,
+            announce_v4: true,
+            ..Addressing::default()
+        };
+        assert_eq!(pod_side(&configure, &both, &routes), expected);
+        let node = Addressing {
+            addresses: vec![net("10.9.0.1/32"), net("fd00::1/128")],
+            routes: ["10.9.0.7/32", "10.9.0.8/32", "fd00::7/128"].map(|it| Route::on_link(net(it))).into(),
+            ..Addressing::default()
+        };
+        assert_eq!(host_side(Style::PointToPoint, &both), node);
+    }
+
+    /// Rows: PTP-no-gateway.
+    #[test]
+    fn a_point_to_point_link_without_a_leased_gateway_has_that_of_every_routed_link() {
+        let configure = Configure { style: Style::PointToPoint, ..Configure::default() };
+        let leased = [leased("10.9.0.7/24", None), leased("fd00::7/128", None)];
+        let subnet = Route {
+            source: Some("10.9.0.7".parse().unwrap()),
+            on_link: true,
+            ..Route::via(net("10.9.0.0/24"), GATEWAY_V4.into())
+        };
+        assert_eq!(pod_side(&configure, &leased, &[]).routes, std::slice::from_ref(&subnet));
+        // As CHECK knows it, from the result.
+        let told = leased.clone().map(|it| LeasedAddress { gateway: Some(only_gateway(&it)), ..it });
+        assert_eq!(pod_side(&configure, &told, &[]).routes, [subnet]);
+        let node = host_side(Style::PointToPoint, &leased).addresses;
+        assert_eq!(node, [net("169.254.1.1/32"), net("fe80::1/64")]);
     }
 
     #[test]
@@ -292,7 +402,7 @@ mod tests {
             {"dst": "10.4.0.0/16", "gw": "10.2.0.9"},
         ]))
         .unwrap();
-        let configure = Configure { style: Style::Subnet, default_route: false, dns: None, v4_alone: false };
+        let configure = Configure::default();
         let expected = [
             Route {
                 mtu: Some(1400),
@@ -313,7 +423,7 @@ mod tests {
         let leased = [leased("10.9.0.7/32", None), leased("fd00::7/64", Some("fd00::1"))];
         let routes: [cni::Route; 1] =
             [serde_json::from_value(serde_json::json!({"dst": "10.5.0.0/16", "gw": "10.9.0.1"})).unwrap()];
-        let configure = Configure { style: Style::Routed, default_route: true, dns: None, v4_alone: false };
+        let configure = Configure { style: Style::Routed, default_route: true, ..Configure::default() };
         let through = |text: &str, gateway: IpAddr| Route { on_link: true, ..Route::via(net(text), gateway) };
         let expected = Addressing {
             addresses: vec![net("10.9.0.7/32"), net("fd00::7/128")],
@@ -323,8 +433,7 @@ mod tests {
                 through("::/0", GATEWAY_V6.into()),
                 through("10.5.0.0/16", GATEWAY_V4.into()),
             ],
-            announce_v4: false,
-            no_link_local: false,
+            ..Addressing::default()
         };
         assert_eq!(pod_side(&configure, &leased, &routes), expected);
     }

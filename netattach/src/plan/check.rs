@@ -22,6 +22,8 @@ pub struct Expected {
     pub bridge: Option<spec::Bridge>,
     /// Gateway addresses that the bridge carries.
     pub gateways: Vec<IpNet>,
+    /// The device that has them in place of the bridge.
+    pub gateway_device: Option<String>,
     /// Addresses on the interface in the pod.
     pub addresses: Vec<IpNet>,
     /// Routes in the pod.
@@ -38,6 +40,8 @@ pub struct Expected {
     pub sources: Vec<SourceRouting>,
     /// Whether loopback is up.
     pub loopback: bool,
+    /// Whether the interface in the pod was left down.
+    pub down: bool,
 }
 
 /// The state that the finished steps of an attachment have left. `last` is the attachment's final result: plugins that
@@ -65,13 +69,20 @@ pub fn expected(
             Step::CreateLink(link) => expected.link = Some(link.clone()),
             Step::RaiseLoopback => expected.loopback = true,
             Step::Lease(config) => expected.lease = Some(config.clone()),
-            Step::Gateway { .. } => expected.gateways = addressing::gateways(&leased.addresses),
+            Step::Gateway { bridge, vlan, .. } => {
+                expected.gateways = addressing::gateways(&leased.addresses);
+                expected.gateway_device = vlan.map(|vlan| spec::vlan_device(bridge, vlan));
+            }
             Step::Configure(configure) => {
+                expected.down = configure.down;
                 let addressing = routing::settled(attachment, outputs, configure)?;
                 expected.addresses = addressing.addresses;
                 expected.routes = addressing.routes;
             }
-            Step::RouteToPod => expected.host_side = Some(addressing::host_side(&leased.addresses)),
+            Step::RouteToPod => {
+                expected.host_side =
+                    Some(addressing::host_side(routing::style(attachment), &leased.addresses))
+            }
             Step::Translate(translate) => {
                 expected.translation = Some((translate.clone(), leased.addresses.clone()));
             }
@@ -126,7 +137,7 @@ mod tests {
     use super::*;
     use crate::cni;
     use crate::spec::{Bridge, BridgePort, Link, Veth};
-    use crate::step::{Configure, Style};
+    use crate::step::Configure;
     use crate::step::{Outputs, StepRef};
 
     const POD: &str = "/run/netns/c1";
@@ -141,7 +152,7 @@ mod tests {
     }
 
     fn attachment() -> AttachmentPlan {
-        let port = BridgePort { bridge: "br0".into(), hairpin: true };
+        let port = BridgePort { bridge: "br0".into(), hairpin: true, ..BridgePort::default() };
         AttachmentPlan {
             network: "net".into(),
             config_name: "net".into(),
@@ -152,7 +163,7 @@ mod tests {
             disable_check: false,
             disable_gc: false,
             steps: vec![
-                Step::EnsureBridge(Bridge { name: "br0".into(), mtu: None, promiscuous: false }),
+                Step::EnsureBridge(Bridge { name: "br0".into(), ..Bridge::default() }),
                 Step::CreateLink(Link::Veth(Veth {
                     host_name: "na0".into(),
                     pod_name: "eth0".into(),
@@ -166,13 +177,8 @@ mod tests {
                     config: serde_json::Map::new(),
                     role: crate::step::Role::Ipam,
                 }),
-                Step::Gateway { bridge: "br0".into(), force: false, beside: false },
-                Step::Configure(Configure {
-                    style: Style::Subnet,
-                    default_route: true,
-                    dns: None,
-                    v4_alone: false,
-                }),
+                Step::Gateway { bridge: "br0".into(), force: false, beside: false, vlan: None },
+                Step::Configure(Configure { default_route: true, ..Configure::default() }),
             ],
             yields_to: None,
             warnings: Vec::new(),
@@ -203,7 +209,7 @@ mod tests {
             pod: Some(made("eth0", 3)),
             link: attachment().link().cloned(),
             host: Some(made("na0", 2)),
-            bridge: Some(Bridge { name: "br0".into(), mtu: None, promiscuous: false }),
+            bridge: Some(Bridge { name: "br0".into(), ..Bridge::default() }),
             gateways: vec!["10.1.0.1/24".parse().unwrap()],
             addresses: vec!["10.1.0.2/24".parse().unwrap()],
             routes: vec![Route::via("0.0.0.0/0".parse().unwrap(), "10.1.0.1".parse().unwrap())],
@@ -271,7 +277,7 @@ mod tests {
         let mut outputs = outputs();
         outputs.retain(|step, _| step.1 == 0);
         let expected = expected(&attachment(), outputs.of(0), &CniResult::default(), POD).unwrap();
-        let bridge = Some(Bridge { name: "br0".into(), mtu: None, promiscuous: false });
+        let bridge = Some(Bridge { name: "br0".into(), ..Bridge::default() });
         assert_eq!(expected, Expected { bridge, ..Expected::default() });
     }
 }

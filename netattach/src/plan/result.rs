@@ -62,7 +62,10 @@ pub fn result(
                 result.routes.extend(routes.iter().cloned());
                 result.dns = dns.clone();
             }
-            (Step::Gateway { .. }, Output::Nothing) => {
+            (Step::Gateway { .. }, Output::Nothing | Output::Gateway(_)) => {
+                if let Output::Gateway(device) = output {
+                    result.interfaces.push(interface(device, None));
+                }
                 for ip in result.ips.iter_mut().filter(|ip| ip.interface == pod) {
                     ip.gateway = ip.gateway.or_else(|| addressing::first_host(ip.address));
                 }
@@ -91,6 +94,11 @@ fn configured(result: &mut CniResult, configure: &Configure, leased: &[LeasedAdd
         for ip in &mut result.ips {
             ip.address = ip.address.addr().into();
             ip.gateway = Some(addressing::link_gateway(ip.address.addr()));
+        }
+    }
+    if configure.style == Style::PointToPoint {
+        for ip in &mut result.ips {
+            ip.gateway = ip.gateway.or_else(|| Some(addressing::link_gateway(ip.address.addr())));
         }
     }
     if let Some(dns) = &configure.dns {

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::addressing::{any_of, link_gateway, pod_side};
+use super::addressing::{any_of, link_gateway, only_gateway, pod_side};
 use super::{AttachmentPlan, Plan, result};
 use crate::cni::{self, CniError};
 use crate::spec::{Addressing, Route};
@@ -58,6 +58,11 @@ pub fn own_configuration(attachment: &AttachmentPlan) -> Option<&Configure> {
     })
 }
 
+/// How netattach configures the interface.
+pub fn style(attachment: &AttachmentPlan) -> Style {
+    own_configuration(attachment).map_or(Style::Subnet, |configure| configure.style)
+}
+
 /// The default routes through these gateways, for an interface that netattach has configured itself (`own`: the
 /// configuration and the addresses) or that another plugin has. The first route of each family has the usual metric,
 /// each further one a metric higher by one.
@@ -72,15 +77,22 @@ pub fn default_routes(
     let mut routes: Vec<Route> = Vec::with_capacity(gateways.len());
     for &gateway in gateways {
         let mut route = Route::via(any_of(gateway), gateway);
-        if let Some((configure, leased)) = own
-            && configure.style == Style::Routed
-        {
+        if let Some((Configure { style: Style::Routed, .. }, leased)) = own {
             // On a routed link the node replaces the gateway of the subnet.
             let only = link_gateway(gateway);
             if gateway != only && !leased.iter().any(|leased| leased.gateway == Some(gateway)) {
                 return Err(NotOnLink { gateway, only });
             }
             route = Route { gateway: Some(only), on_link: true, ..route };
+        }
+        if let Some((Configure { style: Style::PointToPoint, .. }, leased)) = own {
+            let gateways = leased.iter().map(only_gateway);
+            let mut gateways = gateways.filter(|own| own.is_ipv4() == gateway.is_ipv4()).peekable();
+            let only = gateways.peek().copied().unwrap_or_else(|| link_gateway(gateway));
+            if !gateways.any(|own| own == gateway) {
+                return Err(NotOnLink { gateway, only });
+            }
+            route = Route { on_link: true, ..route };
         }
         let before = routes.iter().filter(|other| other.destination == route.destination);
         if before.clone().any(|other| other.gateway == route.gateway) {
@@ -167,7 +179,8 @@ fn kept_to_its_interface(
     let (Some(configure), Some((_, pod))) = (own_configuration(attachment), link) else { return Ok(None) };
     let addressing = settled(attachment, outputs, configure)?;
     let table = table_of(pod.index);
-    let connected = addressing.addresses.iter().filter(|net| net.prefix_len() < net.max_prefix_len());
+    let is_connected = |net: &&IpNet| !addressing.no_subnet_routes && net.prefix_len() < net.max_prefix_len();
+    let connected = addressing.addresses.iter().filter(is_connected);
     let mut routes: Vec<Route> = connected.map(|net| Route::on_link(net.trunc())).collect();
     routes.extend(
         addressing.routes.into_iter().filter(|route| route.table.is_none_or(|table| table == MAIN_TABLE)),

@@ -25,8 +25,9 @@ impl HookKind {
     pub fn of_link(link: &spec::Link) -> Self {
         match link {
             spec::Link::Veth(_) => Self::Node,
+            spec::Link::Macvlan(macvlan) if macvlan.in_pod => Self::Pod,
             spec::Link::Macvlan(_) => Self::Parent,
-            spec::Link::Ipvlan(_) => Self::Pod,
+            spec::Link::Ipvlan(_) | spec::Link::Vlan(_) | spec::Link::Dummy(_) => Self::Pod,
         }
     }
 }

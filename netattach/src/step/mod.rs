@@ -50,6 +50,9 @@ pub enum Step {
         /// Leave other addresses of the same family, whose subnets do not overlap, where they are.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         beside: bool,
+        /// The VLAN of the bridge whose gateways these are; absent: the bridge's own.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        vlan: Option<u16>,
     },
     /// Enables forwarding on the node for the leased families.
     EnsureForwarding,
@@ -162,7 +165,7 @@ fn yes() -> bool {
 }
 
 /// How a pod's interface is configured.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Configure {
     /// How addresses become routes.
     pub style: Style,
@@ -174,17 +177,27 @@ pub struct Configure {
     /// Whether an interface with IPv4 addresses alone gets no IPv6 link-local one either.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub v4_alone: bool,
+    /// Whether IPv6 addresses are used only after nobody else on the link has answered for them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub detect_duplicates: bool,
+    /// Whether the interface stays down.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub down: bool,
 }
 
 /// How a leased address is configured in the pod.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Style {
     /// With the prefix length of its subnet, which is on-link.
+    #[default]
     Subnet,
     /// As a host address; all traffic goes through the node ([`crate::plan::addressing::GATEWAY_V4`],
     /// [`crate::plan::addressing::GATEWAY_V6`]).
     Routed,
+    /// With the prefix length of its subnet, of which only the gateway is on-link: the rest is behind it. The gateway is
+    /// the leased one, an address of the node's end of the link.
+    PointToPoint,
 }
 
 /// How an attachment gets its interface.

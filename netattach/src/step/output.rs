@@ -134,6 +134,8 @@ pub enum Output {
     Nothing,
     /// A bridge.
     Bridge(Bridge),
+    /// The device that has a VLAN's gateways.
+    Gateway(Interface),
     /// A link into the pod.
     Link {
         /// The node's end, if there is one.

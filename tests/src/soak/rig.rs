@@ -94,6 +94,8 @@ impl Rig {
             let kubeconfig = server.kubeconfig(&node.path("kubeconfig"), &Credential::Token(TOKEN))?;
             node.join(kubeconfig, &name)?;
             node.set("collectAfterSeconds", json!(1));
+            // One network is made by an executed plugin.
+            node.set("delegation", json!({"exec": ["ptp"]}));
             if let Some(from) = reference {
                 wires::install(node, from, &REFERENCE)?;
             }

@@ -35,6 +35,10 @@ fn node() -> Node {
         let link = (name == PLUGINS[0]).then_some("veth");
         node.plugin(name, &json!({"link": link})).unwrap();
     }
+    // Its port is an isolated one.
+    let mut default = node.default_config();
+    default["portIsolation"] = json!(true);
+    node.write("default", &network("kube-system", "default", &default)).unwrap();
     let storage = node.host_local(&["10.51.0.0/24", "fd00:51::/64"]);
     let lan = node.host_local(&["10.52.0.0/24"]);
     // Both ends of the link get a queue.

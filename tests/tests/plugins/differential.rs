@@ -12,7 +12,7 @@ use std::process::Command;
 use netattach::netlink::Handle;
 use netattach::spec::{Addressing, Bridge, Route};
 use netattach_tests::node::WIRE;
-use netattach_tests::node::executable;
+use netattach_tests::node::{executable, ip};
 use netattach_tests::runtime::{Call, Runtime, config, version_of, with_result};
 use netattach_tests::snapshot::{Link, Network, Snapshot};
 use netattach_tests::{Namespace, Node, Pod, manifest, tools};
@@ -39,6 +39,18 @@ const MTU_OF_MACVLAN: Deviation = Deviation {
 
 const MTU_OF_BRIDGE: Deviation = Deviation {
     at: &["/ADD/result/interfaces/0/mtu", "/ADD/result/interfaces/1/mtu", "/ADD/result/interfaces/2/mtu"],
+    versions: &["1.0.0", "1.1.0"],
+    why: "the specification has had the member since 1.1.0; we fill it in",
+};
+
+const MTU_OF_GATEWAY: Deviation = Deviation {
+    at: &["/ADD/result/interfaces/3/mtu"],
+    versions: &["1.0.0", "1.1.0"],
+    why: "the specification has had the member since 1.1.0; we fill it in",
+};
+
+const MTU_OF_PAIR: Deviation = Deviation {
+    at: &["/ADD/result/interfaces/0/mtu", "/ADD/result/interfaces/1/mtu"],
     versions: &["1.0.0", "1.1.0"],
     why: "the specification has had the member since 1.1.0; we fill it in",
 };
@@ -98,6 +110,12 @@ const CODE_OF_CONFIG: Deviation = Deviation {
     why: "what is wrong with the configuration is code 7; the reference has one code for everything",
 };
 
+const DEL_OF_CONFIG: Deviation = Deviation {
+    at: &["/DEL"],
+    versions: &VERSIONS,
+    why: "nothing was made, and DEL says so; the reference refuses the configuration at DEL too",
+};
+
 const ONE_PER_FAMILY: Deviation = Deviation {
     at: &["/ADD/result/code"],
     versions: &["0.1.0", "0.2.0"],
@@ -131,6 +149,7 @@ fn one_pool() -> Value {
     })
 }
 
+/// Rows: BRG-portIsolation, BRG-disableContainerInterface.
 #[test]
 fn bridge_agrees_with_the_reference() {
     let with = |extra: Value| {
@@ -142,6 +161,7 @@ fn bridge_agrees_with_the_reference() {
         json!({"type": "static", "addresses": [{"address": "10.1.0.7/24"}, {"address": "fd00:1::7/64"}]});
     let arg = "IgnoreUnknown=1;MAC=02:00:00:00:00:08";
     let usual = &[MTU_OF_BRIDGE][..];
+    let l2 = &[MTU_OF_BRIDGE, NO_RESULT_NO_BRIDGE, CHECK_OF_L2][..];
     agree(
         "bridge_agrees_with_the_reference",
         "bridge",
@@ -155,6 +175,36 @@ fn bridge_agrees_with_the_reference() {
             (with(json!({"args": {"cni": {"mac": "02:00:00:00:00:07"}}})), arg, usual),
             (with(json!({"runtimeConfig": {"mac": "02:00:00:00:00:07"}})), arg, usual),
             (with(json!({"hairpinMode": true, "promiscMode": true})), "", &[CODE_OF_CONFIG]),
+            (with(json!({"portIsolation": true, "enabledad": true})), "", usual),
+            (json!({"bridge": "br0", "disableContainerInterface": true}), "", l2),
+            (with(json!({"disableContainerInterface": true})), "", &[CODE_OF_CONFIG]),
+            (with(json!({"vlan": 4095})), "", &[CODE_OF_CONFIG, DEL_OF_CONFIG]),
+            (with(json!({"vlanTrunk": [{"minID": 9, "maxID": 7}]})), "", &[CODE_OF_CONFIG, DEL_OF_CONFIG]),
+            (with(json!({"vlanTrunk": [{"minID": 9}]})), "", &[CODE_OF_CONFIG, DEL_OF_CONFIG]),
+            (with(json!({"vlanTrunk": [{"id": 0}]})), "", &[CODE_OF_CONFIG, DEL_OF_CONFIG]),
+        ],
+    );
+}
+
+/// Rows: PTP-link, PTP-mtu, PTP-dns, PTP-ipam.
+#[test]
+fn ptp_agrees_with_the_reference() {
+    let routes = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}, {"dst": "10.9.0.0/16", "gw": "10.1.0.77"}]);
+    let fixed = json!({
+        "type": "static", "routes": routes,
+        "addresses": [
+            {"address": "10.1.0.7/24", "gateway": "10.1.0.9"}, {"address": "fd00:1::7/64", "gateway": "fd00:1::9"},
+        ],
+    });
+    let usual = &[MTU_OF_PAIR][..];
+    agree(
+        "ptp_agrees_with_the_reference",
+        "ptp",
+        &[
+            (json!({"ipam": pools()}), "", usual),
+            (json!({"mtu": 1400, "dns": {"nameservers": ["10.0.0.53"]}, "ipam": one_pool()}), "", usual),
+            (json!({"ipam": fixed}), "", usual),
+            (json!({"ipam": {"type": ""}}), "", &[CODE_OF_CONFIG, DEL_OF_CONFIG]),
         ],
     );
 }
@@ -177,6 +227,70 @@ fn macvlan_agrees_with_the_reference() {
             (json!({"master": "nosuchlink", "ipam": one_pool()}), "", &[CODE_OF_CONFIG]),
             (json!({"master": "uplink", "mtu": 1501, "ipam": one_pool()}), "", &[CODE_OF_CONFIG]),
             (json!({"master": "uplink", "mode": "x", "ipam": one_pool()}), "", &[CODE_OF_CONFIG]),
+            (
+                json!({"master": "lo", "linkInContainer": true, "mtu": 65537, "ipam": one_pool()}),
+                "",
+                &[CODE_OF_CONFIG],
+            ),
+        ],
+    );
+}
+
+/// Links that not every kernel has a driver for. Runs where the kernel has all of them.
+///
+/// Rows: VLN-keys, DMY-keys, IVL-keys, BRG-vlan, BRG-vlanTrunk, BRG-preserveDefaultVlan, BRG-vlan-gateway.
+#[test]
+fn drivers_that_few_kernels_have_agree_with_the_reference() {
+    let test = "drivers_that_few_kernels_have_agree_with_the_reference";
+    let rig = Rig::new(None);
+    let lacks = |words: &[&str]| ip(&rig.runtime.node, words).is_err();
+    if lacks(&["link", "add", "d", "type", "dummy"])
+        || lacks(&["link", "add", "link", "uplink", "name", "v", "type", "vlan", "id", "9"])
+        || lacks(&["link", "add", "link", "uplink", "name", "i", "type", "ipvlan"])
+    {
+        return tools::report_skipped(test, "the kernel has not all of dummy, vlan and ipvlan");
+    }
+    drop(rig);
+    let usual = &[MTU_OF_MACVLAN][..];
+    let few = &["1.0.0"][..];
+    let with = |extra: Value| {
+        let mut keys = json!({"bridge": "br0", "ipam": one_pool()});
+        keys.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+        keys
+    };
+    let trunk = json!([{"id": 5}, {"minID": 7, "maxID": 9}]);
+    agree_in(
+        few,
+        test,
+        "bridge",
+        &[
+            (with(json!({"vlan": 100, "isGateway": true})), "", &[MTU_OF_BRIDGE, MTU_OF_GATEWAY]),
+            (
+                with(json!({"vlan": 100, "preserveDefaultVlan": false, "vlanTrunk": trunk})),
+                "",
+                &[MTU_OF_BRIDGE],
+            ),
+            (with(json!({"vlanTrunk": trunk})), "", &[MTU_OF_BRIDGE]),
+        ],
+    );
+    agree_in(few, test, "dummy", &[(json!({"ipam": one_pool()}), "", usual)]);
+    agree_in(
+        few,
+        test,
+        "ipvlan",
+        &[(json!({"master": "uplink", "mode": "l3", "ipam": one_pool()}), "", usual)],
+    );
+    agree_in(
+        few,
+        test,
+        "vlan",
+        &[
+            (json!({"master": "uplink", "vlanId": 5, "mtu": 1400, "ipam": one_pool()}), "", usual),
+            (
+                json!({"master": "uplink", "vlanId": 5, "mtu": 1501, "ipam": one_pool()}),
+                "",
+                &[CODE_OF_CONFIG],
+            ),
         ],
     );
 }
@@ -248,13 +362,15 @@ fn interfaces_with_static_addresses_agree_with_the_reference() {
     agree(test, "macvlan", &[(json!({"master": "uplink", "ipam": ipam}), "", &[MTU_OF_MACVLAN])]);
 }
 
+/// Rows: PTP-each-other.
 #[test]
 fn each_detaches_what_the_other_attached() {
     let test = "each_detaches_what_the_other_attached";
-    let Some(reference) = reference_plugins(test) else { return };
+    let Some(reference) = reference_plugins(test, &USUAL) else { return };
     for (kind, keys) in [
         ("bridge", json!({"bridge": "br0", "isGateway": true, "ipam": pools()})),
         ("macvlan", json!({"master": "uplink", "ipam": pools()})),
+        ("ptp", json!({"ipam": pools()})),
     ] {
         for attached_by_us in [true, false] {
             let mut rig = Rig::new(Some(&reference));
@@ -280,7 +396,7 @@ fn each_detaches_what_the_other_attached() {
 #[test]
 fn the_agent_attaches_alike_with_the_built_in_and_with_the_executed_plugin() {
     let test = "the_agent_attaches_alike_with_the_built_in_and_with_the_executed_plugin";
-    let Some(reference) = reference_plugins(test) else { return };
+    let Some(reference) = reference_plugins(test, &USUAL) else { return };
     for version in ["0.3.1", "0.4.0", "1.0.0", "1.1.0"] {
         let ours = by_agent(&reference, version, &json!([]));
         let theirs = by_agent(&reference, version, &json!(["bridge", "macvlan", "host-local"]));
@@ -356,9 +472,14 @@ fn anonymous(result: &Value, pod: &Pod) -> Value {
 
 /// Runs each row's configuration in every version through both, and finds exactly the row's deviations.
 fn agree(test: &str, kind: &str, rows: &[(Value, &str, &[Deviation])]) {
-    let Some(reference) = reference_plugins(test) else { return };
+    agree_in(&VERSIONS, test, kind, rows);
+}
+
+/// The same in these versions.
+fn agree_in(versions: &[&str], test: &str, kind: &str, rows: &[(Value, &str, &[Deviation])]) {
+    let Some(reference) = reference_plugins(test, &[kind, "host-local"]) else { return };
     for (keys, args, deviations) in rows {
-        for version in VERSIONS {
+        for &version in versions {
             let mut ours = Rig::new(None);
             ours.runtime.plugins = ours.install();
             let theirs = Rig::new(Some(&reference));
@@ -395,7 +516,7 @@ impl Rig {
             dir: tempfile::tempdir().unwrap(),
         };
         let mut node = rig.node();
-        let uplink = Bridge { name: "uplink".into(), mtu: None, promiscuous: false };
+        let uplink = Bridge { name: "uplink".into(), ..Bridge::default() };
         let index = node.ensure_bridge(&uplink).unwrap().link.index;
         let addressing = Addressing {
             addresses: vec!["192.0.2.2/24".parse().unwrap()],
@@ -503,6 +624,7 @@ impl Rig {
 fn links(mut handle: Handle) -> Value {
     let all = handle.links().unwrap();
     let routes = handle.routes().unwrap();
+    let vlans = handle.port_vlans().unwrap();
     let name_of = |index: Option<u32>| {
         all.iter().find(|link| Some(link.index) == index).map_or("none", |link| link.name.as_str())
     };
@@ -519,12 +641,27 @@ fn links(mut handle: Handle) -> Value {
             .filter(|(destination, _)| !is_automatic(destination) && !destination.starts_with("ff00:"))
             .map(|(destination, route)| json!([destination, route.gateway, route.priority]))
             .collect();
-        let is_port = link.kind == "veth" && link.name != "eth0";
+        // Names of the ends in a bridge do not matter.
+        let here = handle.find_end_here(link).unwrap().filter(|end| end.name.starts_with("br0."));
+        let name = match (link.kind.as_str(), here) {
+            ("veth", Some(device)) => format!("the port of {}", device.name),
+            ("veth", None) if link.name != "eth0" && !link.name.starts_with("br0.") => {
+                "the node's end".into()
+            }
+            _ => link.name.clone(),
+        };
+        let vlans: Vec<String> = vlans
+            .get(&link.index)
+            .into_iter()
+            .flatten()
+            .map(|(id, how)| format!("{id} {} {}", how.pvid, how.untagged))
+            .collect();
         shown.insert(
-            if is_port { "the node's end".into() } else { link.name.clone() },
+            name,
             json!({
                 "kind": link.kind, "up": link.up, "mtu": link.mtu, "promiscuous": link.promiscuous,
                 "controller": name_of(link.controller), "hairpin": link.hairpin,
+                "isolated": link.isolated, "vlans": vlans,
                 "mode": link.mode.map(|mode| format!("{mode:?}")),
                 "addresses": addresses, "routes": through,
             }),
@@ -555,7 +692,9 @@ fn differences(at: &str, ours: &Value, theirs: &Value, found: &mut Vec<(String, 
     }
 }
 
-fn reference_plugins(test: &str) -> Option<PathBuf> {
-    let names = ["bridge", "macvlan", "loopback", "host-local", "static"];
-    tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", &names)
+/// The reference plugins that most tests of this file need.
+const USUAL: [&str; 6] = ["bridge", "macvlan", "ptp", "loopback", "host-local", "static"];
+
+fn reference_plugins(test: &str, names: &[&str]) -> Option<PathBuf> {
+    tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", names)
 }

@@ -27,12 +27,12 @@ fn a_veth_is_created_in_place_as_a_bridge_port() -> Result<()> {
     let (host, pod) = (Namespace::new()?, Namespace::new()?);
     let mut node = Handle::open_in(host.netns())?;
     let mut inside = Handle::open_in(pod.netns())?;
-    let bridge = node.ensure_bridge(&Bridge { name: "br0".into(), mtu: None, promiscuous: false })?;
+    let bridge = node.ensure_bridge(&Bridge { name: "br0".into(), ..Bridge::default() })?;
     assert!(bridge.created);
     let mac = "02:00:00:00:00:07".parse()?;
     let spec = Veth {
         mac: Some(mac),
-        port: Some(BridgePort { bridge: "br0".into(), hairpin: true }),
+        port: Some(BridgePort { bridge: "br0".into(), hairpin: true, ..BridgePort::default() }),
         ..veth("na0", "eth0")
     };
     let (near, far) = node.create_veth(&spec, Some(bridge.link.index), pod.netns().as_fd(), &mut inside)?;
@@ -42,7 +42,9 @@ fn a_veth_is_created_in_place_as_a_bridge_port() -> Result<()> {
         ("na0", true, Some(bridge.link.index), 1400)
     );
     assert_eq!((far.mac, far.up, far.mtu, far.group), (Some(mac), false, 1400, GROUP));
-    assert!(!node.ensure_bridge(&Bridge { name: "br0".into(), mtu: None, promiscuous: true })?.created);
+    assert!(
+        !node.ensure_bridge(&Bridge { name: "br0".into(), promiscuous: true, ..Bridge::default() })?.created
+    );
     assert!(node.link("br0")?.promiscuous);
     Ok(())
 }
@@ -53,8 +55,7 @@ fn a_bridge_name_that_is_taken_by_another_kind_is_refused() -> Result<()> {
     let mut node = Handle::open_in(host.netns())?;
     let mut inside = Handle::open_in(pod.netns())?;
     node.create_veth(&veth("na0", "eth0"), None, pod.netns().as_fd(), &mut inside)?;
-    let error =
-        node.ensure_bridge(&Bridge { name: "na0".into(), mtu: None, promiscuous: false }).unwrap_err();
+    let error = node.ensure_bridge(&Bridge { name: "na0".into(), ..Bridge::default() }).unwrap_err();
     assert!(matches!(error, Error::WrongKind { .. }), "{error}");
     Ok(())
 }
@@ -64,7 +65,7 @@ fn a_macvlan_may_have_a_name_that_the_node_uses() -> Result<()> {
     let (host, pod) = (Namespace::new()?, Namespace::new()?);
     let mut node = Handle::open_in(host.netns())?;
     let mut inside = Handle::open_in(pod.netns())?;
-    let parent = node.ensure_bridge(&Bridge { name: "eth0".into(), mtu: None, promiscuous: false })?.link;
+    let parent = node.ensure_bridge(&Bridge { name: "eth0".into(), ..Bridge::default() })?.link;
     let spec = Macvlan {
         pod_name: "eth0".into(),
         parent: None,
@@ -73,6 +74,8 @@ fn a_macvlan_may_have_a_name_that_the_node_uses() -> Result<()> {
         mac: None,
         group: GROUP,
         broadcast_queue: Some(2000),
+        tap: false,
+        in_pod: false,
     };
     let made = node.create_macvlan(&spec, &parent, pod.netns().as_fd(), &mut inside)?;
     assert_eq!(made, inside.link("eth0")?);
@@ -98,8 +101,7 @@ fn an_interface_is_configured_in_one_go_and_read_back() -> Result<()> {
             Route::via("0.0.0.0/0".parse()?, "10.1.0.1".parse()?),
             Route { mtu: Some(1300), ..Route::via("::/0".parse()?, "fd00::1".parse()?) },
         ],
-        announce_v4: false,
-        no_link_local: false,
+        ..Addressing::default()
     };
     inside.configure(index, &addressing)?;
     let mut found = inside.addresses(index)?;

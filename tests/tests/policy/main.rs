@@ -26,3 +26,4 @@ mod on_parent;
 mod packet_log;
 mod policy_live;
 mod services;
+mod vlan;

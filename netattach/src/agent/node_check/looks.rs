@@ -164,7 +164,7 @@ fn links() -> Vec<Row> {
 
 fn kinds(pod: &Netns) -> Vec<Row> {
     const GROUP: u32 = 1;
-    let bridge = Bridge { name: "check0".into(), mtu: None, promiscuous: false };
+    let bridge = Bridge { name: "check0".into(), ..Bridge::default() };
     let veth = Veth {
         host_name: "check1".into(),
         pod_name: "check2".into(),
@@ -181,9 +181,17 @@ fn kinds(pod: &Netns) -> Vec<Row> {
         mac: None,
         group: GROUP,
         broadcast_queue: None,
+        tap: false,
+        in_pod: false,
     };
-    let ipvlan =
-        Ipvlan { pod_name: "check4".into(), parent: None, mode: IpvlanMode::L2, mtu: None, group: GROUP };
+    let ipvlan = Ipvlan {
+        pod_name: "check4".into(),
+        parent: None,
+        mode: IpvlanMode::L2,
+        mtu: None,
+        group: GROUP,
+        in_pod: false,
+    };
     let handles = || -> Result<(Handle, Handle), Lack> {
         let pod = Handle::open_in(pod).map_err(|error| Lack::Unknown(Chain(&error).to_string()))?;
         Ok((Handle::open().map_err(|error| Lack::Unknown(Chain(&error).to_string()))?, pod))

@@ -40,9 +40,21 @@ fn error(code: u32, msg: &str) -> Value {
 fn there_is_a_plugin_for_every_driver_and_one_for_addresses() {
     assert_eq!(
         names().collect::<Vec<_>>(),
-        ["bridge", "ipvlan", "loopback", "macvlan", "veth", "host-local", "static"]
+        [
+            "bridge",
+            "dummy",
+            "ipvlan",
+            "loopback",
+            "macvlan",
+            "macvtap",
+            "ptp",
+            "veth",
+            "vlan",
+            "host-local",
+            "static"
+        ]
     );
-    assert!(names().all(is_plugin) && !is_plugin("netattach-cni") && !is_plugin("ptp"));
+    assert!(names().all(is_plugin) && !is_plugin("netattach-cni") && !is_plugin("tap"));
 }
 
 /// Rows: ENV-04, ENV-09.

@@ -49,7 +49,12 @@ impl Kernel {
             netlink::nat::uninstall()?;
         }
         node.ensure_routes_absent(&self.routes)?;
-        self.bridges.iter().try_for_each(|bridge| node.ensure_link_absent(bridge))
+        for bridge in &self.bridges {
+            if let Some(bridge) = node.find_link(bridge)? {
+                node.ensure_own_bridge_absent(&bridge)?;
+            }
+        }
+        Ok(())
     }
 
     /// What stays.

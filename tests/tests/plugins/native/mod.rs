@@ -1,8 +1,9 @@
 //! The native plugins as CNI executables, on the kernel, as a container runtime runs them.
 //!
-//! `versions` tests ADD to DEL in every version, `node` existing state on the node, `ipam` other IPAM plugins,
+//! `bridge_keys` tests keys of `bridge`, `versions` ADD to DEL in every version, `node` existing state on the node, `ipam` other IPAM plugins,
 //! `removal` DEL and GC, `queries` the read-only verbs.
 
+mod bridge_keys;
 mod ipam;
 mod node;
 mod queries;
@@ -23,7 +24,19 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
-const PLUGINS: [&str; 7] = ["bridge", "ipvlan", "loopback", "macvlan", "veth", "host-local", "static"];
+const PLUGINS: [&str; 11] = [
+    "bridge",
+    "dummy",
+    "ipvlan",
+    "loopback",
+    "macvlan",
+    "macvtap",
+    "ptp",
+    "veth",
+    "vlan",
+    "host-local",
+    "static",
+];
 const MAC: &str = "02:00:00:00:00:07";
 
 /// A node with the plugins installed and a parent for macvlans, and one pod.
@@ -73,7 +86,11 @@ impl Rig {
         let extra = match kind {
             "bridge" => json!({"bridge": "br0", "isDefaultGateway": true, "ipam": ipam}),
             "macvlan" => json!({"master": "uplink", "mode": "bridge", "ipam": ipam}),
+            "macvtap" => json!({"master": "uplink", "ipam": ipam}),
+            "vlan" => json!({"master": "uplink", "vlanId": 5, "ipam": ipam}),
+            "dummy" => json!({"ipam": ipam}),
             "ipvlan" => json!({"master": "uplink", "ipam": ipam}),
+            "ptp" => json!({"ipam": ipam}),
             "veth" => json!({"isDefaultGateway": true, "ipam": ipam}),
             "host-local" => json!({"ipam": ipam}),
             "static" => json!({"ipam": {"type": "static", "addresses": [{"address": "10.1.0.7/24"}]}}),
@@ -124,7 +141,7 @@ impl Rig {
 }
 
 fn bridge(name: &str) -> Bridge {
-    Bridge { name: name.into(), mtu: None, promiscuous: false }
+    Bridge { name: name.into(), ..Bridge::default() }
 }
 
 fn net(text: &str) -> IpNet {

@@ -7,6 +7,7 @@ use anyhow::Result;
 use netattach::netlink::Handle;
 use netattach::spec::{Addressing, LinkMode, MacvlanMode, Route, Veth};
 use netattach_tests::Namespace;
+use netattach_tests::node::ip;
 use netattach_tests::runtime::{Call, config, with_result};
 use serde_json::{Value, json};
 
@@ -114,6 +115,76 @@ fn a_macvlan_has_the_mode_that_was_asked_for() {
 }
 
 #[test]
+fn a_macvtap_has_the_mode_that_was_asked_for_and_its_device() {
+    for (word, mode) in [
+        ("bridge", MacvlanMode::Bridge),
+        ("private", MacvlanMode::Private),
+        ("vepa", MacvlanMode::Vepa),
+        ("passthru", MacvlanMode::Passthru),
+    ] {
+        let rig = Rig::new();
+        let keys = json!({"master": "uplink", "mode": word, "mtu": 1400, "ipam": rig.ipam()});
+        let config = config("1.0.0", "macvtap", &keys);
+        let result = rig.add(&config);
+        let made = rig.inside().link("eth0").unwrap();
+        let expected = ("macvtap", Some(LinkMode::Macvlan(mode)), 1400, true);
+        assert_eq!((made.kind.as_str(), made.mode, made.mtu, made.up), expected);
+        rig.after("CHECK", &config, &result);
+        rig.after("DEL", &config, &result);
+        rig.assert_nothing_left(word);
+    }
+}
+
+/// Rows: MVL-linkInContainer.
+#[test]
+fn a_link_on_an_interface_of_the_pod_needs_nothing_of_the_node() {
+    for kind in ["macvlan", "macvtap"] {
+        let rig = Rig::new();
+        let outer = config("1.0.0", "bridge", &json!({"bridge": "br0"}));
+        let call = Call { ifname: "net0", ..rig.call() };
+        let outer_result = rig.runtime.add(call, &outer).unwrap();
+        let keys = |master: &str| {
+            let ipam = json!({"type": "static", "addresses": [{"address": "10.1.0.7/24"}]});
+            config("1.0.0", kind, &json!({"master": master, "linkInContainer": true, "ipam": ipam}))
+        };
+        let (code, message) = rig.refusal("ADD", &keys("uplink"));
+        assert_eq!(code, 7);
+        assert!(message.ends_with("no link named uplink"), "{message}");
+        let result = rig.add(&keys("net0"));
+        let mut inside = rig.inside();
+        let (parent, made) = (inside.link("net0").unwrap(), inside.link("eth0").unwrap());
+        assert_eq!((made.kind.as_str(), made.link), (kind, Some(parent.index)));
+        rig.after("CHECK", &keys("net0"), &result);
+        rig.after("DEL", &keys("net0"), &result);
+        assert_eq!(rig.links().0, ["net0"]);
+        rig.runtime.after("DEL", call, &outer, &outer_result).unwrap();
+        rig.assert_nothing_left(kind);
+    }
+}
+
+/// Runs where the kernel lacks them; `policy::vlan` and `policy::ipvlan` test them where it has them.
+#[test]
+fn a_kernel_without_a_driver_is_named_and_nothing_is_left() {
+    for kind in ["vlan", "dummy", "ipvlan"] {
+        let rig = Rig::new();
+        let probe = |words: &[&str]| ip(&rig.runtime.node, words).is_ok();
+        let has_driver = match kind {
+            "vlan" => probe(&["link", "add", "link", "uplink", "name", "probe", "type", "vlan", "id", "9"]),
+            "dummy" => probe(&["link", "add", "probe", "type", "dummy"]),
+            _ => probe(&["link", "add", "link", "uplink", "name", "probe", "type", "ipvlan"]),
+        };
+        if has_driver {
+            continue;
+        }
+        let (code, message) = rig.refusal("ADD", &rig.config("1.0.0", kind));
+        assert_eq!(code, 50, "{message}");
+        let expected = format!("the kernel of this node has no driver for links of kind {kind}");
+        assert!(message.contains(&expected), "{message}");
+        rig.assert_nothing_left(kind);
+    }
+}
+
+#[test]
 fn another_address_on_the_bridge_is_in_the_way_unless_forced() {
     let rig = Rig::new();
     let br0 = rig.node().ensure_bridge(&bridge("br0")).unwrap().link.index;
@@ -204,8 +275,14 @@ fn malformed_requests_get_their_code_and_name_the_key() {
         (
             config("1.0.0", "macvlan", &json!({"linkInContainer": true})),
             rig.call(),
+            7,
+            "attach eth0 (net): create macvlan eth0 in the pod: there is no default route",
+        ),
+        (
+            config("1.0.0", "macvtap", &json!({"master": "uplink", "bcqueuelen": 5})),
+            rig.call(),
             2,
-            "key linkInContainer: true ",
+            "key bcqueuelen: 5 ",
         ),
         (config("9.0.0", "macvlan", &l2), rig.call(), 1, "incompatible CNI versions"),
         (

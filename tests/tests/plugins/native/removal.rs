@@ -60,10 +60,10 @@ fn del_succeeds_when_there_is_nothing_to_delete() {
     rig.assert_nothing_left("nothing was there");
 }
 
-/// Rows: DEL-07.
+/// Rows: DEL-07, PTP-del.
 #[test]
 fn del_frees_addresses_when_the_namespace_the_parent_and_the_ranges_are_gone() {
-    for kind in ["bridge", "macvlan", "veth"] {
+    for kind in ["bridge", "macvlan", "macvtap", "ptp", "veth"] {
         let rig = Rig::new();
         let config = rig.config("0.4.0", kind);
         rig.add(&config);

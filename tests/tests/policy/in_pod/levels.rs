@@ -10,7 +10,7 @@ fn where_programs_run_follows_from_the_link_and_the_level_from_there() {
     let mut node = Node::new(&[]).unwrap();
     node.add_wire().unwrap();
     install(&node, &from, &needed).unwrap();
-    node.set("delegation", json!({"exec": ["bridge", "macvlan", "host-local"]}));
+    node.set("delegation", json!({"exec": ["bridge", "macvlan", "ptp", "host-local"]}));
     let own = |number: u8| node.host_local(&[&format!("10.7{number}.0.0/24")]);
     let networks = [
         ("ptp", json!({"type": "ptp", "ipam": own(1)}), "full", ""),

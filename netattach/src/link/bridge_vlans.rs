@@ -1,0 +1,106 @@
+//! The VLANs of a bridge's port: `vlan`, `vlanTrunk` and `preserveDefaultVlan`. Pure.
+
+use std::collections::BTreeSet;
+
+use serde::Deserialize;
+
+use super::{PlanError, Request};
+use crate::cni::json::null_is_default;
+use crate::spec::PortVlans;
+
+/// The VLAN of a trunk's frames without a tag, as in the reference plugin.
+const NATIVE_OF_TRUNK: u16 = 1;
+
+/// The highest id of a VLAN (IEEE 802.1Q, 9.6: 4095 is reserved).
+const MOST: i64 = 4094;
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Config {
+    #[serde(default, deserialize_with = "null_is_default")]
+    vlan: i64,
+    #[serde(default, deserialize_with = "null_is_default")]
+    vlan_trunk: Vec<Option<Trunk>>,
+    #[serde(default, deserialize_with = "null_is_default")]
+    preserve_default_vlan: bool,
+}
+
+/// An element of `vlanTrunk`: a VLAN, a range, or both.
+#[derive(Debug, Deserialize)]
+struct Trunk {
+    #[serde(default)]
+    id: Option<i64>,
+    #[serde(default, rename = "minID")]
+    min_id: Option<i64>,
+    #[serde(default, rename = "maxID")]
+    max_id: Option<i64>,
+}
+
+/// The VLANs that a configuration asks for.
+#[derive(Debug, Default)]
+pub(super) struct Vlans {
+    /// Those of the port; `None`: those that the bridge gives every port.
+    pub(super) port: Option<PortVlans>,
+    /// `vlan`, in which the gateway is.
+    pub(super) access: Option<u16>,
+}
+
+impl Request<'_> {
+    /// The VLANs that the configuration asks for.
+    pub(super) fn vlans(&self) -> Result<Vlans, PlanError> {
+        let config: Config = self.read()?;
+        if !(0..=MOST).contains(&config.vlan) {
+            let reason = format!("{} is not a VLAN id from 1 to {MOST}, nor 0 for none", config.vlan);
+            return Err(PlanError::Value { key: "vlan", reason });
+        }
+        let access = u16::try_from(config.vlan).ok().filter(|id| *id != 0);
+        let mut tagged = BTreeSet::new();
+        for (position, element) in config.vlan_trunk.iter().flatten().enumerate() {
+            let ids = ids(element).map_err(|reason| PlanError::Value {
+                key: "vlanTrunk",
+                reason: format!("element {position}: {reason}"),
+            })?;
+            tagged.extend(ids);
+        }
+        if access.is_none() && tagged.is_empty() {
+            return Ok(Vlans::default());
+        }
+        let native = access.unwrap_or(NATIVE_OF_TRUNK);
+        tagged.remove(&native);
+        let (native, keeps_default) = (Some(native), config.preserve_default_vlan);
+        Ok(Vlans { port: Some(PortVlans { native, tagged: ranges(&tagged), keeps_default }), access })
+    }
+}
+
+fn ids(element: &Trunk) -> Result<Vec<u16>, String> {
+    let id = |key: &str, number: i64| match u16::try_from(number) {
+        Ok(id) if (1..=MOST).contains(&number) => Ok(id),
+        _ => Err(format!("{key} {number} is not a VLAN id from 1 to {MOST}")),
+    };
+    let range = match (element.min_id, element.max_id) {
+        (Some(first), Some(last)) => {
+            let (first, last) = (id("minID", first)?, id("maxID", last)?);
+            if first > last {
+                return Err(format!("minID {first} is greater than maxID {last}"));
+            }
+            Some(first..=last)
+        }
+        (None, Some(_)) => return Err("maxID needs minID".to_owned()),
+        (Some(_), None) => return Err("minID needs maxID".to_owned()),
+        (None, None) => None,
+    };
+    let single = element.id.map(|number| id("id", number)).transpose()?;
+    Ok(range.into_iter().flatten().chain(single).collect())
+}
+
+/// The ids as ranges, ascending and apart.
+fn ranges(ids: &BTreeSet<u16>) -> Vec<(u16, u16)> {
+    let mut ranges: Vec<(u16, u16)> = Vec::new();
+    for id in ids {
+        match ranges.last_mut() {
+            Some((_, last)) if *last + 1 == *id => *last = *id,
+            _ => ranges.push((*id, *id)),
+        }
+    }
+    ranges
+}
