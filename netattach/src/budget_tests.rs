@@ -155,6 +155,7 @@ fn planned(networks: &[Network]) -> Result<(), String> {
         default_selection: None,
         selections: others.iter().map(|network| (selection.clone(), network.clone())).collect(),
         warnings: Vec::new(),
+        cluster: None,
     };
     outcome(resolve(sandbox, &request, &intent, (&Options::default(), &crate::link::Facts::default()), None))
 }

@@ -29,6 +29,7 @@ use crate::npwg::network::{is_label, is_subdomain};
 use crate::npwg::status::Form;
 use crate::objects::access::{Isolation, Restrictions};
 use crate::plan::CachedResults;
+use crate::plan::cluster_routes::Keep;
 use crate::plan::resolve::UnsupportedPortMappings;
 use crate::rpc::shim::{DEFAULT_AGENT_WAIT, MAX_AGENT_WAIT};
 use crate::source::read::policy::CommonRulesError;
@@ -104,6 +105,9 @@ fn long_version() -> &'static str {
     &TEXT
 }
 
+/// Most ranges in `clusterCIDRs`.
+const MOST_CLUSTER_CIDRS: u64 = 64;
+
 /// The agent's settings. The configuration file has the same keys in camel case; unknown ones are refused.
 ///
 /// A new setting is a field here, its default below, and its row in `docs/configuration.md`: a test compares them and
@@ -166,6 +170,11 @@ pub struct Settings {
     pub invalid_annotation: InvalidAnnotation,
     /// The effect of a hostPort that no plugin of the default network can open.
     pub unsupported_port_mappings: UnsupportedPortMappings,
+    /// See [`Settings::keep_cluster_routes`].
+    keep_cluster_routes: Option<bool>,
+    /// Ranges of the cluster that stay on its interface then, beside those that the cluster tells.
+    #[serde(rename = "clusterCIDRs")]
+    pub cluster_cidrs: Vec<ipnet::IpNet>,
     /// The effect of an ADD for a sandbox that is attached already.
     pub repeated_add: RepeatedAdd,
     /// The directions that a policy without `policyTypes` isolates.
@@ -416,6 +425,9 @@ pub enum SettingsError {
     /// A file is to be removed, and none is named.
     #[error("cniConf.remove: true needs cniConf.dir, where the file is")]
     ConfRemove,
+    /// A range of the cluster is everything.
+    #[error("clusterCIDRs[{0}]: the default route itself cannot stay behind")]
+    WholeRange(usize),
     /// Pods cannot be repaired in that way.
     #[error("repair: {how} needs {needs}")]
     Repair {
@@ -503,6 +515,8 @@ impl Default for Settings {
             separate_pools: true,
             invalid_annotation: InvalidAnnotation::default(),
             unsupported_port_mappings: UnsupportedPortMappings::default(),
+            keep_cluster_routes: None,
+            cluster_cidrs: Vec::new(),
             repeated_add: RepeatedAdd::default(),
             policy_types_inference: PolicyTypes::default(),
             network_policy: None,
@@ -652,6 +666,9 @@ impl Settings {
         for (index, name) in self.global_namespaces.iter().enumerate() {
             namespace(format!("globalNamespaces[{index}]"), name)?;
         }
+        if let Some(index) = self.cluster_cidrs.iter().position(|net| net.prefix_len() == 0) {
+            return Err(SettingsError::WholeRange(index));
+        }
         self.cni_conf.validate()?;
         self.policy_options(self.restrictions()?)?;
         let others = |(_, kind): &(usize, &String)| !standalone::is_plugin(kind);
@@ -675,6 +692,7 @@ impl Settings {
         if !self.bpf_log_of.is_empty() && (of != 3 || self.bpf_log_of.split('/').count() != 3) {
             return Err(SettingsError::BpfLogOf(self.bpf_log_of.clone()));
         }
+        range("clusterCIDRs", self.cluster_cidrs.len() as u64, 0, MOST_CLUSTER_CIDRS)?;
         range("maxAttachments", self.max_attachments.into(), 2, 65_535)?;
         range("kubernetes.watchSeconds", kubernetes.watch_seconds.into(), 1, 600)?;
         range("podWaitSeconds", self.pod_wait_seconds, 0, 60)?;
@@ -753,6 +771,14 @@ impl Settings {
     /// [`InvalidDefaultNetwork`].
     pub fn default_network(&self) -> Result<DefaultNetwork, InvalidDefaultNetwork> {
         self.default_network.parse()
+    }
+
+    /// What stays on the cluster's interface when a pod's default route moves: as it is set, else with a cluster as the
+    /// source.
+    pub fn keep_cluster_routes(&self) -> Option<Keep> {
+        let asks_cluster = self.kubernetes.enabled;
+        let keep = Keep { cidrs: self.cluster_cidrs.clone(), asks_cluster };
+        self.keep_cluster_routes.unwrap_or(asks_cluster).then_some(keep)
     }
 
     /// Whether NetworkPolicies are enforced on the pods' default networks: as it is set, else where the agent makes the

@@ -541,6 +541,7 @@ fn cluster_options(settings: &Settings) -> Result<ClusterOptions, AgentError> {
         access: kubeconfig.map_or(Access::InCluster, Access::Kubeconfig),
         node: settings.node_name()?,
         network_policies: settings.network_policy(),
+        ranges: settings.keep_cluster_routes().is_some(),
         nodes: nodes_wanted(&settings.default_network().map_err(SettingsError::from)?),
         watch_seconds: kubernetes.watch_seconds,
         startup_taint: !kubernetes.startup_taint.is_empty(),
@@ -623,6 +624,7 @@ fn engine(
         remembered: settings.delegation.result_cache,
         enforce: settings.delegation.enforce,
         port_mappings: settings.unsupported_port_mappings,
+        keep_cluster_routes: settings.keep_cluster_routes(),
     };
     let (limit, repeated) = (settings.max_attachments, settings.repeated_add);
     Ok(Arc::new(Engine::new(node, journal, limit, options, inheritance, repeated)?))

@@ -235,6 +235,7 @@ impl Check<'_> {
             remembered: delegation.result_cache,
             enforce: delegation.enforce,
             port_mappings: self.settings.unsupported_port_mappings,
+            keep_cluster_routes: self.settings.keep_cluster_routes(),
         };
         let sandbox = Sandbox {
             container_id: "validate".into(),

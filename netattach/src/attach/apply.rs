@@ -5,13 +5,14 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use ipnet::IpNet;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::bridges::{self, Entered};
 use super::occupied::{Address, ROUTED, check_ip_is_free, check_mac_is_free, segment};
 use super::routing::{move_default_routes, route_by_source};
-use super::{AttachError, Doing, Node, Progress, StepError, device_info, facts, translation};
+use super::{AttachError, Doing, Node, Progress, StepError, cluster_routes, device_info, facts, translation};
 use crate::cni::Command;
 use crate::delegate::{self, Call, DelegateError};
 use crate::enforce::attachment::EnforcedAttachment;
@@ -156,7 +157,9 @@ impl Executor<'_> {
                 Ok(Output::Nothing)
             }
             Step::PrepareDeviceInfo(files) => device_info::prepare(files),
-            Step::MoveDefaultRoutes { gateways } => self.move_default_routes(at, attachment, gateways),
+            Step::MoveDefaultRoutes { gateways, keep } => {
+                self.move_default_routes(at, attachment, gateways, keep.as_deref())
+            }
             Step::RouteBySource => self.route_by_source(attachment),
             Step::ReadDeviceInfo(files) => Ok(device_info::read(&files.attachment)),
             Step::Configure(Configure { down: true, .. }) => Ok(Output::Nothing),
@@ -557,7 +560,12 @@ impl Executor<'_> {
         at: StepRef,
         attachment: &AttachmentPlan,
         gateways: &[IpAddr],
+        keep: Option<&[IpNet]>,
     ) -> Result<Output, StepError> {
+        let cluster = match keep {
+            Some(_) => cluster_routes::look(&mut self.pod, &self.sandbox.ifname)?,
+            None => None,
+        };
         let leased = self.leased(at, attachment)?;
         let own = routing::own_configuration(attachment).map(|own| (own, leased.addresses.as_slice()));
         let wanted = routing::default_routes(gateways, own)?;
@@ -571,7 +579,11 @@ impl Executor<'_> {
                 "default-route is empty and the network brings none; nothing moves"
             );
         }
-        Ok(Output::DefaultRoutes { routes })
+        let kept = match &cluster {
+            Some(side) => cluster_routes::keep(&mut self.pod, side, &routes, keep.unwrap_or_default())?,
+            None => None,
+        };
+        Ok(Output::DefaultRoutes { routes, kept })
     }
 
     fn route_by_source(&mut self, attachment: &AttachmentPlan) -> Result<Output, StepError> {

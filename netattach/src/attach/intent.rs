@@ -20,6 +20,7 @@ use crate::npwg::{
 use crate::objects::Pod;
 use crate::objects::access::{Forbidden, Restrictions};
 use crate::objects::{ObjectName, Objects};
+use crate::plan::cluster_routes::Known;
 use crate::plan::ethertypes::{self, ETHERTYPES_ANNOTATION, InvalidEthertypes};
 use crate::plan::gc::Defined;
 pub(super) use crate::plan::resolve::Network;
@@ -273,7 +274,13 @@ impl IntentReader {
             let default = self.ready_default(&objects)?;
             return Ok((
                 None,
-                Intent { default, default_selection: None, selections: Vec::new(), warnings: Vec::new() },
+                Intent {
+                    default,
+                    default_selection: None,
+                    selections: Vec::new(),
+                    warnings: Vec::new(),
+                    cluster: None,
+                },
             ));
         };
         let known = known_pod(&objects, &pod)?;
@@ -296,7 +303,19 @@ impl IntentReader {
             };
             selections.push((selection, network));
         }
-        Ok((Some(pod), Intent { default, default_selection: chosen, selections, warnings }))
+        let cluster = self.cluster(&objects);
+        Ok((Some(pod), Intent { default, default_selection: chosen, selections, warnings, cluster }))
+    }
+
+    /// The ranges that the cluster knows of. Where the agent makes the network between nodes, it follows all of them.
+    fn cluster(&self, objects: &Objects) -> Option<Known> {
+        let ranges = objects.cluster_ranges.as_ref()?;
+        let nodes = objects.nodes.values().flat_map(|node| node.ranges());
+        Some(Known {
+            services: ranges.services.clone(),
+            nodes: ranges.own_node.iter().copied().chain(nodes).collect(),
+            all_nodes: self.default == DefaultNetwork::Builtin,
+        })
     }
 
     /// Checks that the networks of a pod can be determined, without a request for it.

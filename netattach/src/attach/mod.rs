@@ -23,6 +23,7 @@
 pub mod apply;
 mod bridges;
 mod check;
+mod cluster_routes;
 pub mod conf_dir;
 #[cfg(test)]
 mod damage_tests;

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use rustix::io::Errno;
 
-use super::StepError;
+use super::{StepError, cluster_routes};
 use crate::netlink::{Handle, RouteState, Rule};
 use crate::plan::check::Expected;
 use crate::plan::routing::{MAIN_TABLE, RULE_PRIORITY, interface_of, metric};
@@ -75,6 +75,11 @@ pub(super) fn compare(want: &Expected, pod: &mut Handle) -> Result<Option<String
             )));
         }
     }
+    if let Some(kept) = &want.kept
+        && let Some(gone) = cluster_routes::compare(kept, pod)?
+    {
+        return Ok(Some(gone));
+    }
     if want.sources.is_empty() {
         return Ok(None);
     }
@@ -113,13 +118,13 @@ fn of_a_family(found: &RouteState, wanted: &[Route]) -> bool {
 }
 
 /// Whether the found route has the same address family, gateway and metric.
-fn is(found: &RouteState, route: &Route) -> bool {
+pub(super) fn is(found: &RouteState, route: &Route) -> bool {
     found.destination.addr().is_ipv4() == route.destination.addr().is_ipv4()
         && found.gateway == route.gateway
         && found.priority == metric(route)
 }
 
-fn described(found: &RouteState) -> Route {
+pub(super) fn described(found: &RouteState) -> Route {
     let usual = Route { gateway: found.gateway, ..Route::on_link(found.destination) };
     let priority = (metric(&usual) != found.priority).then_some(found.priority);
     Route { priority, ..usual }

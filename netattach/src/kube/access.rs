@@ -38,6 +38,7 @@ pub(super) struct Uses {
     pub(super) startup_taint: bool,
     pub(super) eviction: bool,
     pub(super) nodes: bool,
+    pub(super) ranges: bool,
 }
 
 /// Where the questions go.
@@ -58,6 +59,11 @@ fn needed(uses: Uses) -> Vec<Right> {
     }
     if uses.nodes {
         rights.extend(followed("", "nodes"));
+    } else if uses.ranges {
+        rights.push(Right { group: "", resource: "nodes", verb: "list" });
+    }
+    if uses.ranges {
+        rights.push(Right { group: "networking.k8s.io", resource: "servicecidrs", verb: "list" });
     }
     rights.push(Right { group: "", resource: "pods/status", verb: "patch" });
     rights.extend(["create", "patch"].map(|verb| Right { group: "events.k8s.io", resource: "events", verb }));
@@ -223,7 +229,8 @@ mod tests {
                 }
             }
         }
-        let all = Uses { network_policies: true, startup_taint: true, eviction: true, nodes: true };
+        let all =
+            Uses { network_policies: true, startup_taint: true, eviction: true, nodes: true, ranges: true };
         let owned =
             |right: &Right| (right.group.to_owned(), right.resource.to_owned(), right.verb.to_owned());
         let mut needed: Vec<_> = needed(all).iter().map(owned).collect();
@@ -235,7 +242,7 @@ mod tests {
     #[test]
     fn rights_that_only_a_setting_needs_are_asked_for_with_it_alone() {
         let plain: Vec<_> = needed(Uses::default()).iter().map(|right| right.resource).collect();
-        for resource in ["nodes", "networkpolicies", "pods/eviction"] {
+        for resource in ["nodes", "networkpolicies", "pods/eviction", "servicecidrs"] {
             assert!(!plain.contains(&resource), "{resource}");
         }
     }

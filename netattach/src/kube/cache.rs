@@ -19,7 +19,7 @@ use crate::objects::interner::Interner;
 use crate::objects::policy::{Direction, Peer, Peers, Policy};
 use crate::objects::remote::{RemotePod, Written};
 use crate::objects::remote_pods::RemotePods;
-use crate::objects::{ObjectName, Objects, Origin, Pod, Problem};
+use crate::objects::{ClusterRanges, ObjectName, Objects, Origin, Pod, Problem};
 use crate::source::read::manifest::{Key, Object};
 use crate::source::read::{Kind, RemoteMetadata, api_object, merge, remote_pod};
 
@@ -370,6 +370,14 @@ impl Cache {
     pub(super) fn set_other_nodes(&mut self, has_others: bool) {
         self.is_changed |= self.objects.has_other_nodes != has_others;
         self.objects.has_other_nodes = has_others;
+    }
+
+    /// The cluster's ranges.
+    pub(super) fn set_ranges(&mut self, ranges: ClusterRanges) {
+        if self.objects.cluster_ranges.as_deref() != Some(&ranges) {
+            self.objects.cluster_ranges = Some(Arc::new(ranges));
+            self.is_changed = true;
+        }
     }
 
     /// A new or changed pod that an agent has attached. Returns its name, or `None` if it has none.

@@ -6,7 +6,8 @@
 //! of `backoff` after failures; `cache` turns them into the model, and `view` publishes snapshots of it. `source`
 //! answers from those, and asks the server for one pod if it lags behind the runtime. `publish` writes the
 //! network-status of pods: the newest of each from `queue`, as `patch` composes it, within `rate`; `events`
-//! writes events, of those in `event_queue`, `taint` removes the taint of a node that waits for its agent, `nodes` asks whether there are others,
+//! writes events, of those in `event_queue`, `taint` removes the taint of a node that waits for its agent, `nodes` asks whether there are others, `ranges` for the ranges of Services and of this
+//! node,
 //! `evict` evicts a pod; [`exec`] runs a command in one, for people. `access` says what the agent may not do.
 
 mod access;
@@ -23,6 +24,7 @@ mod nodes;
 mod patch;
 mod publish;
 mod queue;
+mod ranges;
 mod rate;
 mod resource;
 mod source;

@@ -15,6 +15,7 @@ use super::evict::{self, Candidate, NotEvicted};
 use super::follow::Follower;
 use super::nodes;
 use super::publish::Publisher;
+use super::ranges;
 use super::resource::{ALWAYS, NETWORK_POLICIES, NODES, OWN_NODE, REMOTE_PODS, Resource, pod_path};
 use super::taint;
 use super::view::View;
@@ -48,6 +49,8 @@ pub struct ClusterOptions {
     pub startup_taint: bool,
     /// Whether pods may be evicted.
     pub eviction: bool,
+    /// Whether the cluster's ranges have to be known.
+    pub ranges: bool,
     /// What has to be known of nodes.
     pub nodes: NodesWanted,
     /// Is told of every request.
@@ -62,6 +65,7 @@ impl ClusterOptions {
             startup_taint: self.startup_taint,
             eviction: self.eviction,
             nodes: self.nodes == NodesWanted::All,
+            ranges: self.ranges,
         }
     }
 }
@@ -140,6 +144,7 @@ impl Cluster {
             publisher: Arc::clone(&publisher),
             node: Arc::clone(&node),
             nodes: options.nodes,
+            ranges: options.ranges,
             watch_seconds: options.watch_seconds,
             uses,
         };
@@ -273,6 +278,7 @@ struct Work {
     publisher: Arc<Publisher>,
     node: Arc<str>,
     nodes: NodesWanted,
+    ranges: bool,
     uses: Uses,
     watch_seconds: u32,
 }
@@ -296,6 +302,9 @@ impl Work {
         }
         if self.nodes == NodesWanted::OwnAndWhetherOthers {
             parts.spawn(nodes::look_for_others(Arc::clone(&client), Arc::clone(&view)));
+        }
+        if self.ranges {
+            parts.spawn(ranges::follow(Arc::clone(&client), Arc::clone(&view), Arc::clone(&node)));
         }
         parts.spawn(async move { view.publish().await });
         let (asking, uses) = (Arc::clone(&client), self.uses);

@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 use crate::npwg::selection::PortProtocol;
 use crate::npwg::{Definition, NetworkRef};
 use crate::objects::labels::Labels;
-pub use crate::objects::node::Node;
+pub use crate::objects::node::{ClusterRanges, Node};
 use crate::objects::policy::Policy;
 use crate::objects::remote_pods::RemotePods;
 
@@ -57,6 +57,8 @@ pub struct Objects {
     pub nodes: Shared<String, Arc<Node>>,
     /// The cluster has other nodes, as far as that is known.
     pub has_other_nodes: bool,
+    /// The cluster's ranges; `None` where they are not asked for, or not known yet.
+    pub cluster_ranges: Option<Arc<ClusterRanges>>,
     /// Problems found while reading.
     pub problems: Vec<Problem>,
 }

@@ -4,6 +4,23 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+/// The ranges of the cluster that are not the nodes' alone, and those of this node, as they were when they were last asked
+/// for.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ClusterRanges {
+    /// The ranges of Services (`ServiceCIDR`, served from Kubernetes 1.33 on).
+    pub services: Vec<IpNet>,
+    /// The ranges of this node's pods, and its own addresses.
+    pub own_node: Vec<IpNet>,
+}
+
+impl Node {
+    /// The ranges of its pods, and its own addresses.
+    pub fn ranges(&self) -> impl Iterator<Item = IpNet> {
+        self.pod_cidrs.iter().copied().chain(self.addresses.iter().copied().map(IpNet::from))
+    }
+}
+
 /// A node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Node {

@@ -6,7 +6,7 @@ use super::{AttachmentPlan, addressing, result, routing};
 use crate::cni::{CniError, CniResult};
 use crate::ipam;
 use crate::spec::{self, Route};
-use crate::step::{Brought, SourceRouting};
+use crate::step::{Brought, Kept, SourceRouting};
 use crate::step::{Interface, LeasedAddress, Output, Role, Step, Translate};
 
 /// The state of one attachment, according to its record or to the result that was printed for it.
@@ -36,6 +36,8 @@ pub struct Expected {
     pub lease: Option<ipam::Config>,
     /// The pod's default routes that were moved, and the interface that has them now.
     pub default_routes: Option<(String, Vec<Route>)>,
+    /// What stayed on the cluster's interface then.
+    pub kept: Option<Kept>,
     /// The interfaces of the pod that have source-based rules.
     pub sources: Vec<SourceRouting>,
     /// Whether loopback is up.
@@ -96,10 +98,12 @@ pub fn expected(
             Step::MoveDefaultRoutes { .. } => {
                 let routes = routing::moved(attachment.yields_to, outputs.all()).to_vec();
                 expected.default_routes = Some((attachment.ifname.clone(), routes));
+                expected.kept = routing::kept(attachment.yields_to, outputs.all()).cloned();
+                expected.sources.extend(expected.kept.iter().map(|kept| kept.answers.clone()));
             }
             Step::RouteBySource => {
                 if let Output::SourceRouting { interfaces } = output {
-                    expected.sources.clone_from(interfaces);
+                    expected.sources.extend(interfaces.iter().cloned());
                 }
             }
         }

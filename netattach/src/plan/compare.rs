@@ -35,12 +35,16 @@ pub fn difference(done: &Plan, asked: &Plan) -> Option<String> {
 }
 
 /// What is asked for, in the words of a record of an earlier version: its interfaces had link-local addresses, wanted or
-/// not.
+/// not. The cluster's ranges are those of the moment at which the pod was attached.
 fn as_recorded(done: &AttachmentPlan, asked: &AttachmentPlan) -> AttachmentPlan {
     let mut asked = asked.clone();
     for (done, asked) in done.steps.iter().zip(&mut asked.steps) {
-        if let (Step::Configure(done), Step::Configure(asked)) = (done, asked) {
-            asked.v4_alone &= done.v4_alone;
+        match (done, asked) {
+            (Step::Configure(done), Step::Configure(asked)) => asked.v4_alone &= done.v4_alone,
+            (Step::MoveDefaultRoutes { keep: done, .. }, Step::MoveDefaultRoutes { keep: asked, .. }) => {
+                asked.clone_from(done)
+            }
+            _ => {}
         }
     }
     asked

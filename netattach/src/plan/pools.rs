@@ -186,7 +186,13 @@ mod tests {
         let selection = || crate::npwg::Selection::of(crate::npwg::NetworkRef::new("shop", "lan"));
         let other = Network { name: "shop/other".into(), ..lan.clone() };
         let selections = vec![(selection(), lan.clone()), (selection(), other.clone()), (selection(), lan)];
-        let intent = Intent { default: other, default_selection: None, selections, warnings: Vec::new() };
+        let intent = Intent {
+            default: other,
+            default_selection: None,
+            selections,
+            warnings: Vec::new(),
+            cluster: None,
+        };
         let old = Pool::directory("/p", "lan");
         let live = Live::from([("shop/lan".into(), BTreeSet::from([old.clone()]))]);
         let (settled, kept) = settle(&intent, &live);

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::attachment::{self, Wanted, attachment};
+use super::cluster_routes::{self, Keep, Known};
 use super::{AttachmentPlan, CachedResults, Dynamic, Plan, Sandbox};
 use crate::budget;
 use crate::cni::{self, CniArgs, CniError, CniResult, NetworkList, PluginConf, Version, code};
@@ -48,6 +49,8 @@ pub struct Intent {
     pub selections: Vec<(Selection, Network)>,
     /// Warnings for the pod's author; they stop nothing.
     pub warnings: Vec<Warning>,
+    /// The cluster's ranges; `None`: they are not known yet.
+    pub cluster: Option<Known>,
 }
 
 impl Intent {
@@ -79,6 +82,8 @@ pub struct Options {
     pub enforce: EnforceWhen,
     /// The effect of a hostPort that the default network cannot open (`unsupportedPortMappings`).
     pub port_mappings: UnsupportedPortMappings,
+    /// What stays on the cluster's interface when the default routes of a pod move (`keepClusterRoutes`).
+    pub keep_cluster_routes: Option<Keep>,
 }
 
 /// The effect of a hostPort that no plugin of the default network can open.
@@ -153,7 +158,7 @@ pub fn resolve(
             attachment.warnings.push(warning.text.clone());
         }
     }
-    settle_routing(&mut attachments, &intent.selections);
+    settle_routing(&mut attachments, intent, options)?;
     Ok(Plan { sandbox, attachments, dynamic: None })
 }
 
@@ -166,14 +171,23 @@ fn check_extent(intent: &Intent) -> Result<(), CniError> {
 }
 
 /// Appends the last steps, which concern the pod as a whole.
-fn settle_routing(attachments: &mut [AttachmentPlan], selections: &[(Selection, Network)]) {
-    for (position, (selection, _)) in selections.iter().enumerate() {
+fn settle_routing(
+    attachments: &mut [AttachmentPlan],
+    intent: &Intent,
+    options: &Options,
+) -> Result<(), CniError> {
+    for (position, (selection, _)) in intent.selections.iter().enumerate() {
         // At most one selection has the key.
         let Some(gateways) = &selection.default_route else { continue };
         let Some(attachment) = attachments.get_mut(position + 1) else { continue };
         // Numbers fit: see `Plan::steps`.
         let at = StepRef(position as u16 + 1, attachment.steps.len() as u16);
-        attachment.steps.push(Step::MoveDefaultRoutes { gateways: gateways.clone() });
+        let keep = options.keep_cluster_routes.as_ref();
+        let keep =
+            keep.map(|keep| cluster_routes::destinations(keep, intent.cluster.as_ref())).transpose()?;
+        let (keep, missing) = keep.map(|keep| (keep.ranges, keep.missing)).unzip();
+        attachment.warnings.extend(missing.flatten());
+        attachment.steps.push(Step::MoveDefaultRoutes { gateways: gateways.clone(), keep });
         for attachment in &mut *attachments {
             attachment.yields_to = Some(at);
         }
@@ -185,6 +199,7 @@ fn settle_routing(attachments: &mut [AttachmentPlan], selections: &[(Selection, 
     if let (Some(_), Some(last)) = (own.next(), own.next_back()) {
         last.steps.push(Step::RouteBySource);
     }
+    Ok(())
 }
 
 /// Plans an attachment of a network without a request for one, to check whether it would be possible.

@@ -9,7 +9,9 @@ use super::addressing::{any_of, link_gateway, only_gateway, pod_side};
 use super::{AttachmentPlan, Plan, result};
 use crate::cni::{self, CniError};
 use crate::spec::{Addressing, Route};
-use crate::step::{Brought, Configure, LeasedAddress, Output, Outputs, SourceRouting, Step, StepRef, Style};
+use crate::step::{
+    Brought, Configure, Kept, LeasedAddress, Output, Outputs, SourceRouting, Step, StepRef, Style,
+};
 
 /// `RT_TABLE_MAIN`.
 pub const MAIN_TABLE: u32 = 254;
@@ -109,8 +111,16 @@ pub fn default_routes(
 /// The default routes that the step has moved; empty before it is done.
 pub fn moved(at: Option<StepRef>, outputs: &Outputs) -> &[Route] {
     match at.and_then(|at| outputs.get(&at)) {
-        Some(Output::DefaultRoutes { routes }) => routes,
+        Some(Output::DefaultRoutes { routes, .. }) => routes,
         _ => &[],
+    }
+}
+
+/// What the step that moved the default routes kept on the cluster's interface.
+pub fn kept(at: Option<StepRef>, outputs: &Outputs) -> Option<&Kept> {
+    match at.and_then(|at| outputs.get(&at)) {
+        Some(Output::DefaultRoutes { kept, .. }) => kept.as_ref(),
+        _ => None,
     }
 }
 
@@ -130,6 +140,11 @@ pub fn settle_result(attachment: &AttachmentPlan, outputs: Brought<'_>, routes: 
             priority: route.priority,
             ..cni::Route::new(route.destination, route.gateway)
         }));
+    }
+    if let Some(kept) = kept(attachment.yields_to, outputs.all())
+        && kept.answers.ifname == attachment.ifname
+    {
+        routes.extend(kept.routes.iter().map(|route| cni::Route::new(route.destination, route.gateway)));
     }
 }
 

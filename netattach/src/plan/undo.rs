@@ -95,7 +95,7 @@ pub fn inverse<'a>(
         Step::Delegate(delegate) => Inverse::Delegate(delegate),
         Step::Remember(_) => Inverse::Forget,
         Step::Protect(protect) => Inverse::Unprotect { id: protect.id },
-        Step::RouteBySource => Inverse::ForgetSources,
+        Step::RouteBySource | Step::MoveDefaultRoutes { keep: Some(_), .. } => Inverse::ForgetSources,
         Step::PrepareDeviceInfo(files) => Inverse::RemoveFile(&files.attachment),
         // Loopback belongs to the namespace, a bridge and forwarding to the node; addresses and routes disappear with
         // their link.
@@ -108,7 +108,7 @@ pub fn inverse<'a>(
         | Step::Configure(_)
         | Step::ReadDeviceInfo(_)
         | Step::FindDevice
-        | Step::MoveDefaultRoutes { .. } => return None,
+        | Step::MoveDefaultRoutes { keep: None, .. } => return None,
     })
 }
 

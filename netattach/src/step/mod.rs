@@ -10,6 +10,7 @@ mod translate;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use ipnet::IpNet;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
@@ -20,7 +21,7 @@ use crate::ipam;
 pub use crate::ipam::LeasedAddress;
 use crate::spec;
 pub use hook_kind::{ENFORCE_ANNOTATION, EnforceWhen, HookKind, NotObservable};
-pub use output::{Bridge, Brought, Interface, Output, Outputs, Parent, Printed, SourceRouting};
+pub use output::{Bridge, Brought, Interface, Kept, Output, Outputs, Parent, Printed, SourceRouting};
 pub use translate::Translate;
 
 /// One effect. Each is idempotent or has an inverse ([`crate::plan::undo::inverse`]).
@@ -75,6 +76,11 @@ pub enum Step {
     MoveDefaultRoutes {
         /// Next hops in the order of preference; empty: those that the attachment itself has.
         gateways: Vec<IpAddr>,
+        /// The destinations that stay on the sandbox's own interface, with what its addresses send; `None`: the cluster is
+        /// left to the default routes. An agent that does not know the field passes over it: nothing of it is outside the
+        /// pod.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        keep: Option<Vec<IpNet>>,
     },
     /// Makes traffic leave through the interface that has its source address, if several interfaces lead to one
     /// destination. The last step of all.

@@ -178,6 +178,9 @@ pub enum Output {
     DefaultRoutes {
         /// By family, then by metric.
         routes: Vec<spec::Route>,
+        /// What stayed on the cluster's interface.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        kept: Option<Kept>,
     },
     /// The interfaces that needed source-based rules.
     SourceRouting {
@@ -292,6 +295,15 @@ pub struct Bridge {
     /// It was there, and an earlier ADD had made it, whose pod may end first.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ours: bool,
+}
+
+/// What stayed on the cluster's interface when the pod's default routes moved to another one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Kept {
+    /// Routes of the main table to the cluster's ranges.
+    pub routes: Vec<spec::Route>,
+    /// Keeps what has the interface's own addresses on it.
+    pub answers: SourceRouting,
 }
 
 /// Source-based routing of one interface: traffic from its addresses leaves through it.

@@ -54,9 +54,20 @@ pub static NETWORK_POLICIES: Kind = Kind {
     status: false,
 };
 
+/// ServiceCIDRs.
+pub static SERVICE_CIDRS: Kind = Kind {
+    group: "networking.k8s.io",
+    versions: &["v1"],
+    resource: "servicecidrs",
+    kind: "ServiceCIDR",
+    namespaced: false,
+    custom: false,
+    status: true,
+};
+
 /// Every kind.
-pub static ALL: [&Kind; 7] =
-    [&PODS, &NAMESPACES, &NODES, &EVENTS, &NETWORKS, &MULTI_POLICIES, &NETWORK_POLICIES];
+pub static ALL: [&Kind; 8] =
+    [&PODS, &NAMESPACES, &NODES, &EVENTS, &NETWORKS, &MULTI_POLICIES, &NETWORK_POLICIES, &SERVICE_CIDRS];
 
 const fn core(resource: &'static str, kind: &'static str, namespaced: bool, status: bool) -> Kind {
     Kind { group: "", versions: &["v1"], resource, kind, namespaced, custom: false, status }

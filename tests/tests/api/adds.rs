@@ -115,3 +115,47 @@ fn an_add_whose_status_is_required_fails_without_it() {
     // It was there when the ADD returned.
     assert!(rig.server.get("pods", NAMESPACE, "a").unwrap()["metadata"]["annotations"][STATUS].is_string());
 }
+
+/// The cluster's ranges, as Nodes and ServiceCIDRs have them, stay on the first interface when the default route moves.
+#[test]
+fn the_clusters_own_ranges_stay_where_the_default_route_was() {
+    let mut rig = Rig::new(&Options::default());
+    rig.server
+        .create(&json!({
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": NODE}, "spec": {"podCIDRs": ["10.50.0.0/16"]},
+            "status": {"addresses": [{"type": "InternalIP", "address": "192.0.2.7"}]}
+        }))
+        .unwrap();
+    rig.server
+        .create(&json!({
+            "apiVersion": "networking.k8s.io/v1", "kind": "ServiceCIDR", "metadata": {"name": "kubernetes"},
+            "spec": {"cidrs": ["10.96.0.0/12"]}
+        }))
+        .unwrap();
+    rig.start();
+    let mut moved = object("a", NODE);
+    moved["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] =
+        json!(json!([{"name": "lan-a", "default-route": ["10.61.0.1"]}]).to_string());
+    rig.server.create(&moved).unwrap();
+    let pod = Pod::new("a").unwrap();
+    let result = rig.add(&pod).success();
+    let by = |destination: &str| json!({"dst": destination, "gw": "10.50.0.1"});
+    let told: Vec<Value> = result["routes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|route| !route["dst"].as_str().unwrap().contains(':'))
+        .cloned()
+        .collect();
+    assert_eq!(told, [by("10.50.0.0/16"), by("10.96.0.0/12"), by("192.0.2.7/32")]);
+    let status = rig.published("a");
+    assert_eq!(
+        status[1]["dev.netattach.warnings"],
+        json!([
+            "the default route takes along what goes to pods and addresses of other nodes, whose ranges are not known: \
+             clusterCIDRs names them"
+        ]),
+        "{status:#}"
+    );
+    rig.del(&pod).success();
+}

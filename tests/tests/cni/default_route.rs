@@ -8,7 +8,7 @@ use netattach::netlink::Handle;
 use netattach_tests::manifest::{NAMESPACE, network, pod};
 use netattach_tests::node::{WIRE, executable, ip};
 use netattach_tests::snapshot::Snapshot;
-use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, datagram, datagram_from};
+use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connect, datagram, datagram_from};
 use netattach_tests::{Node, Pod};
 use serde_json::{Value, json};
 
@@ -226,12 +226,7 @@ fn traffic_leaves_by_the_interface_whose_address_it_has() {
     for pod in [&a, &b, &c] {
         node.add(pod).success();
     }
-    let addresses = |pod: &Pod, ifname: &str| -> Vec<IpAddr> {
-        let entries = node.status(pod).unwrap();
-        let entry =
-            entries.as_array().unwrap().iter().find(|entry| entry["interface"] == ifname).unwrap().clone();
-        serde_json::from_value(entry["ips"].clone()).unwrap()
-    };
+    let addresses = |pod: &Pod, ifname: &str| addresses_of(&node, pod, ifname);
     for (theirs, ours) in [("net1", ["net1", "net2"]), ("net2", ["net3", "net4"])] {
         for (family, to) in addresses(&b, theirs).into_iter().enumerate() {
             let echo = Echo::serve(&b.namespace, SocketAddr::new(to, 7)).unwrap();
@@ -274,4 +269,70 @@ fn without_a_shared_destination_there_are_no_rules() {
     node.add(&pod).success();
     assert_eq!(Handle::open_in(pod.namespace.netns()).unwrap().rules().unwrap(), []);
     assert_eq!(node.del(&pod).success(), Value::Null);
+}
+
+/// With `keepClusterRoutes`, what a pod sends to the cluster's ranges and what it answers from its first interface's
+/// addresses stays there; everything else leaves by the interface that has the default route.
+#[test]
+fn the_cluster_stays_on_its_interface_when_the_default_route_moves() {
+    const SERVICES: [&str; 2] = ["10.96.0.10", "fd00:96::10"];
+    const OUTSIDE: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
+    let mut node = Node::new(&[]).unwrap();
+    node.set("keepClusterRoutes", json!(true));
+    node.set("clusterCIDRs", json!(["10.96.0.0/12", "fd00:96::/112"]));
+    let config = json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": "br1", "isGateway": true,
+        "ipam": node.host_local(&["10.53.0.0/24", "fd00:53::/64"])});
+    node.write("flat", &network(NAMESPACE, "flat", &config)).unwrap();
+    let networks = json!([{"name": "flat", "default-route": ["10.53.0.1", "fd00:53::1"]}]);
+    node.write("pod-a", &pod("a", &json!({}), &networks)).unwrap();
+    node.start().unwrap();
+    node.namespace.loopback_up().unwrap();
+    for address in SERVICES.iter().chain(&OUTSIDE) {
+        let prefix = if address.contains(':') { 128 } else { 32 };
+        ip(&node.namespace, &["addr", "add", &format!("{address}/{prefix}"), "dev", "lo"]).unwrap();
+    }
+    let pod = Pod::new("a").unwrap();
+    let before = Snapshot::take(&node, &[&pod]).unwrap();
+    let result = node.add(&pod).success();
+    assert_eq!(
+        result["routes"],
+        json!([{"dst": "10.96.0.0/12", "gw": "10.50.0.1"}, {"dst": "fd00:96::/112", "gw": "fd00:50::1"}])
+    );
+    assert_eq!(default_routes(&pod), ["v4 via 10.53.0.1 dev net1 0", "v6 via fd00:53::1 dev net1 1024"]);
+    let first = addresses_of(&node, &pod, "eth0");
+    let second = addresses_of(&node, &pod, "net1");
+    for family in 0..2 {
+        for (to, from) in [(SERVICES[family], first[family]), (OUTSIDE[family], second[family])] {
+            let to = SocketAddr::new(to.parse().unwrap(), 7);
+            let _echo = Echo::serve(&node.namespace, to).unwrap();
+            let stream = connect(&pod.namespace, to, PATIENCE).unwrap();
+            assert_eq!(stream.local_addr().unwrap().ip(), from, "to {to}");
+        }
+        // The node is outside of all ranges here, as a client of the pod's is that came by a NodePort.
+        let echo = Echo::serve(&pod.namespace, SocketAddr::new(first[family], 7)).unwrap();
+        let client = OUTSIDE[family].parse().unwrap();
+        assert!(datagram_from(&node.namespace, client, echo.address(), PATIENCE).unwrap(), "{client}");
+    }
+    assert_eq!(node.check(&pod).success(), Value::Null);
+
+    ip(&pod.namespace, &["rule", "del", "from", &first[0].to_string()]).unwrap();
+    let (_, said) = node.check(&pod).failure();
+    assert!(said.ends_with(&format!("the rule that keeps {} to eth0 is gone", first[0])), "{said}");
+    let echo = Echo::serve(&pod.namespace, SocketAddr::new(first[0], 7)).unwrap();
+    let client = OUTSIDE[0].parse().unwrap();
+    assert!(!datagram_from(&node.namespace, client, echo.address(), SILENCE).unwrap());
+    ip(&pod.namespace, &["route", "del", "10.96.0.0/12"]).unwrap();
+    let (_, said) = node.check(&pod).failure();
+    assert!(said.ends_with("the route to 10.96.0.0/12 of the cluster by eth0 is gone"), "{said}");
+    drop(echo);
+    assert_eq!(node.del(&pod).success(), Value::Null);
+    assert_eq!(Snapshot::take(&node, &[&pod]).unwrap().pods, before.pods);
+}
+
+/// The addresses of one of a pod's interfaces, as its status has them.
+fn addresses_of(node: &Node, pod: &Pod, ifname: &str) -> Vec<IpAddr> {
+    let entries = node.status(pod).unwrap();
+    let entry =
+        entries.as_array().unwrap().iter().find(|entry| entry["interface"] == ifname).unwrap().clone();
+    serde_json::from_value(entry["ips"].clone()).unwrap()
 }
