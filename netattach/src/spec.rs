@@ -1,5 +1,7 @@
 //! Desired kernel objects in the kernel's terms: produced by planning, carried out by `netlink`.
 
+mod tune;
+
 use std::fmt;
 use std::net::IpAddr;
 
@@ -7,6 +9,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::mac::Mac;
+pub use tune::{Properties, Sysctl, Tune};
 
 /// A traffic-control hook of a device, as the node's stack sees it. Ordered as listed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -269,6 +272,18 @@ pub enum LinkMode {
 }
 
 impl Link {
+    /// Has the link made with that Ethernet address. Returns whether it can have one of its own.
+    pub fn set_mac(&mut self, mac: Mac) -> bool {
+        match self {
+            Self::Veth(veth) => veth.mac = Some(mac),
+            Self::Macvlan(Macvlan { mode: MacvlanMode::Passthru, .. }) | Self::Ipvlan(_) => return false,
+            Self::Macvlan(macvlan) => macvlan.mac = Some(mac),
+            Self::Vlan(vlan) => vlan.mac = Some(mac),
+            Self::Dummy(dummy) => dummy.mac = Some(mac),
+        }
+        true
+    }
+
     /// Values of `step` in the serialised form.
     pub const STEPS: [&str; 5] =
         ["create-veth", "create-macvlan", "create-ipvlan", "create-vlan", "create-dummy"];

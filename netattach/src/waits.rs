@@ -67,6 +67,8 @@ pub fn footprint(plan: &Plan) -> Footprint {
             | Step::Protect(_)
             | Step::Configure(_)
             | Step::ReadDeviceInfo(_)
+            | Step::NoteProperties(_)
+            | Step::Tune(_)
             | Step::MoveDefaultRoutes { .. }
             | Step::RouteBySource => {}
         }

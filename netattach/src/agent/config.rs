@@ -29,6 +29,7 @@ use crate::npwg::network::{is_label, is_subdomain};
 use crate::npwg::status::Form;
 use crate::objects::access::{Isolation, Restrictions};
 use crate::plan::CachedResults;
+use crate::plan::chained;
 use crate::plan::cluster_routes::Keep;
 use crate::plan::resolve::UnsupportedPortMappings;
 use crate::rpc::shim::{DEFAULT_AGENT_WAIT, MAX_AGENT_WAIT};
@@ -455,7 +456,7 @@ pub enum SettingsError {
     )]
     Root(PathBuf),
     /// A type in `delegation.exec` is not built in, so it is executed anyway.
-    #[error("delegation.exec[{index}]: {kind:?} is not built in, so it is executed anyway; the built-in types are {}", standalone::names().collect::<Vec<_>>().join(", "))]
+    #[error("delegation.exec[{index}]: {kind:?} is not built in, so it is executed anyway; the built-in types are {}", standalone::names().chain(chained::KINDS).collect::<Vec<_>>().join(", "))]
     NotBuiltIn {
         /// The index in the list.
         index: usize,
@@ -671,7 +672,9 @@ impl Settings {
         }
         self.cni_conf.validate()?;
         self.policy_options(self.restrictions()?)?;
-        let others = |(_, kind): &(usize, &String)| !standalone::is_plugin(kind);
+        let others = |(_, kind): &(usize, &String)| {
+            !standalone::is_plugin(kind) && !chained::KINDS.contains(&kind.as_str())
+        };
         if let Some((index, kind)) = self.delegation.exec.iter().enumerate().find(others) {
             return Err(SettingsError::NotBuiltIn { index, kind: kind.clone() });
         }

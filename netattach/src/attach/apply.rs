@@ -12,7 +12,9 @@ use serde_json::{Map, Value};
 use super::bridges::{self, Entered};
 use super::occupied::{Address, ROUTED, check_ip_is_free, check_mac_is_free, segment};
 use super::routing::{move_default_routes, route_by_source};
-use super::{AttachError, Doing, Node, Progress, StepError, cluster_routes, device_info, facts, translation};
+use super::{
+    AttachError, Doing, Node, Progress, StepError, cluster_routes, device_info, facts, translation, tuning,
+};
 use crate::cni::Command;
 use crate::delegate::{self, Call, DelegateError};
 use crate::enforce::attachment::EnforcedAttachment;
@@ -161,6 +163,14 @@ impl Executor<'_> {
                 self.move_default_routes(at, attachment, gateways, keep.as_deref())
             }
             Step::RouteBySource => self.route_by_source(attachment),
+            Step::NoteProperties(tune) => {
+                let before = tuning::before(&mut self.pod, &attachment.ifname, tune)?;
+                Ok(Output::Properties { before })
+            }
+            Step::Tune(tune) => {
+                tuning::tune(&mut self.pod, self.netns, &attachment.ifname, tune)?;
+                Ok(Output::Nothing)
+            }
             Step::ReadDeviceInfo(files) => Ok(device_info::read(&files.attachment)),
             Step::Configure(Configure { down: true, .. }) => Ok(Output::Nothing),
             Step::Configure(configure) => {

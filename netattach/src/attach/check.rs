@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use super::apply::{DelegateCall, owner};
-use super::{AttachError, Doing, Node, StepError, enforcement, routing, translation};
+use super::{AttachError, Doing, Node, StepError, enforcement, routing, translation, tuning};
 use crate::cni::{Command, Value};
 use crate::ipam::Lessee;
 use crate::journal::Record;
@@ -82,6 +82,11 @@ pub(super) fn compare(
         return Ok(Some(difference));
     }
     if let Some(difference) = routing::compare(want, pod)? {
+        return Ok(Some(difference));
+    }
+    if let Some(tune) = &want.tune
+        && let Some(difference) = tuning::difference(pod, netns, &attachment.ifname, tune)?
+    {
         return Ok(Some(difference));
     }
     if let Some(wanted) = &want.translation

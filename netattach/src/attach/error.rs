@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use super::tuning::TuningError;
 use super::{Address, Holder, InheritanceError};
 use crate::cni::{CniError, Command, code};
 use crate::delegate::{CacheError, DelegateError};
@@ -307,6 +308,9 @@ pub enum StepError {
     /// A kernel setting could not be changed.
     #[error(transparent)]
     Sysctl(#[from] SysctlError),
+    /// An interface is not to be tuned so.
+    #[error(transparent)]
+    Tuning(#[from] TuningError),
     /// The attachment's link does not lead to the gateway.
     #[error("default-route: gateway {gateway} is not reachable on the attachment's link")]
     Gateway {
@@ -462,7 +466,7 @@ fn lease_code(error: &ipam::Error) -> u32 {
     }
 }
 
-fn step_code(error: &StepError) -> u32 {
+pub(super) fn step_code(error: &StepError) -> u32 {
     match error {
         StepError::NameTaken(_) => code::INVALID_ENVIRONMENT,
         StepError::Netns(_) => code::INVALID_NETNS,
@@ -473,7 +477,9 @@ fn step_code(error: &StepError) -> u32 {
         // Its holder may be about to end.
         StepError::Nat(NatError::PortTaken(_)) => code::TRY_AGAIN_LATER,
         StepError::Nat(NatError::NoAddress(_) | NatError::Ambiguous(_)) => code::INVALID_CONFIG,
-        StepError::Mtu { .. }
+        StepError::Tuning(TuningError::List { .. }) => code::IO_FAILURE,
+        StepError::Tuning(_)
+        | StepError::Mtu { .. }
         | StepError::AddressTaken { .. }
         | StepError::SmallMtu(_)
         | StepError::ParentShared { .. }

@@ -55,6 +55,7 @@ mod status_verb;
 mod survey;
 mod take_over;
 mod translation;
+mod tuning;
 pub mod undo;
 mod weight;
 

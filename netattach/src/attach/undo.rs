@@ -1,7 +1,7 @@
 //! Rolls back steps. Every inverse is tried even if others fail, and all errors are reported.
 
 use super::plugin_del::PluginDel;
-use super::{AttachError, Doing, Node, Progress, StepError, device_info, routing};
+use super::{AttachError, Doing, Node, Progress, StepError, device_info, routing, tuning};
 use crate::ipam::{Lessee, Owner};
 use crate::journal::JournalKey;
 use crate::nat::Key;
@@ -83,6 +83,12 @@ impl Begun<'_> {
         netns: Option<&Netns>,
         progress: &dyn Progress,
     ) -> Result<(), AttachError> {
+        if let (Inverse::GiveBack { ifname, before }, Some(netns)) = (&self.inverse, netns)
+            && !before.is_empty()
+        {
+            let give_back = || tuning::give_back(&mut Handle::open_in(netns)?, ifname, before);
+            return give_back().map_err(|source| self.failed("give back the interface's properties", source));
+        }
         let Inverse::Delegate(delegate) = self.inverse else { return Ok(()) };
         let (at, attachment, outputs) = (self.at, self.attachment, progress.outputs());
         let asked = PluginDel { node, plan, netns, at, attachment, delegate, outputs }.run();
@@ -119,7 +125,10 @@ impl Begun<'_> {
                 }
             }
             // These inverses belong to other stages.
-            Inverse::DeleteLink { .. } | Inverse::Delegate(_) | Inverse::Forget => {}
+            Inverse::DeleteLink { .. }
+            | Inverse::Delegate(_)
+            | Inverse::GiveBack { .. }
+            | Inverse::Forget => {}
         }
         Ok(())
     }

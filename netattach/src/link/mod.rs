@@ -16,6 +16,7 @@ mod loopback;
 mod macvlan;
 mod ptp;
 mod translation;
+pub mod tuning;
 mod veth;
 mod vlan;
 

@@ -739,6 +739,7 @@ fn leaves_its_own(step: &Step) -> bool {
         | Step::Protect(_)
         | Step::Translate(_)
         | Step::PrepareDeviceInfo(_)
+        | Step::NoteProperties(_)
         | Step::RouteBySource => true,
         Step::EnsureBridge(_)
         | Step::RaiseLoopback
@@ -747,6 +748,7 @@ fn leaves_its_own(step: &Step) -> bool {
         | Step::EnsureForwarding
         | Step::RouteToPod
         | Step::Configure(_)
+        | Step::Tune(_)
         | Step::ReadDeviceInfo(_)
         | Step::MoveDefaultRoutes { .. } => false,
     }

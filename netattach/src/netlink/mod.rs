@@ -28,6 +28,7 @@ mod link;
 mod link_change;
 mod nft;
 mod peer;
+mod properties;
 mod route;
 mod rule;
 mod socket;

@@ -4,11 +4,12 @@ use serde_json::{Map, Value};
 
 use super::device::Device;
 use super::resolve::{Network, Numbers, Options, PORT_MAPPINGS, needs_device};
-use super::{AttachmentPlan, CachedResults, Sandbox};
+use super::{AttachmentPlan, CachedResults, Sandbox, chained};
 use crate::budget;
 use crate::cni::{self, CniArgs, CniError, PluginConf, code};
-use crate::link::{self, Driver, Facts, PlanError, Wanted as Fact, Wishes};
+use crate::link::{self, Driver, Facts, PlanError, Wanted as Fact, Wishes, tuning};
 use crate::npwg::{self, Selection, device_info};
+use crate::spec::{Properties, Tune};
 use crate::step::{Delegate, EnforceWhen, Protect, Role, Step};
 
 /// The capabilities of `runtimeConfig` that the native plugins carry out. A plugin must not declare a capability and
@@ -65,17 +66,29 @@ fn planned(
     let mut capabilities = wanted.capabilities()?;
     wanted.check_mac_is_permitted(cni_args)?;
     let device = Device::of(network, asked, needs_device(network, options))?;
-    device.check_plugin_takes_device(list, |kind| native(kind, options).is_some())?;
+    device.check_plugin_takes_device(list, |kind| is_native(kind, options))?;
     let files = device.files(list, &options.device_info_dir, &network.name, &sandbox.container_id, ifname);
     device.offer(&mut capabilities, files.as_ref());
     let mut plugins = Vec::with_capacity(list.plugins.len());
     for plugin in &list.plugins {
         plugins.push((plugin.plugin_type(), wanted.config(plugin, &capabilities)?));
     }
-    let Some(((kind, config), chained)) = plugins.split_first() else {
+    let mut plugins = plugins.into_iter().enumerate();
+    let Some((_, (kind, mut config))) = plugins.next() else {
         return Err(CniError::new(code::INVALID_CONFIG, "plugins: the list is empty"));
     };
+    let mut chained: Vec<_> = plugins.collect();
+    if let Some(driver) = native(kind, options) {
+        chained.retain(|(_, (kind, asked))| {
+            options.exec.iter().any(|name| name == kind) || !chained::fold(driver, &mut config, kind, asked)
+        });
+    }
+    let config = &config;
 
+    if is_tuning(kind, options) {
+        let msg = "plugins[0].type: tuning changes an interface that a plugin before it has made";
+        return Err(CniError::new(code::INVALID_CONFIG, msg));
+    }
     let mut steps: Vec<Step> = files.iter().cloned().map(Step::PrepareDeviceInfo).collect();
     let mut judged_from_without = None;
     match native(kind, options) {
@@ -100,9 +113,24 @@ fn planned(
             steps.push(delegate(kind, config, device));
         }
     }
-    for (position, (kind, config)) in chained.iter().enumerate() {
+    for (position, (kind, config)) in &chained {
+        if is_tuning(kind, options) {
+            check_tuning(config)?;
+            let mut tune = tuning::parse(&link::Request {
+                container_id: &sandbox.container_id,
+                ifname,
+                config,
+                group: sandbox.link_group(),
+                cni_args,
+                exec: &options.exec,
+                protect: None,
+                facts: wanted.facts,
+            })?;
+            tuned(&mut steps, &mut tune)?;
+            steps.push(Step::Tune(tune));
+            continue;
+        }
         if native(kind, options).is_some() {
-            let position = position + 1;
             let msg = format!(
                 "plugins[{position}].type: {kind} makes an interface and can only be the first of a list"
             );
@@ -117,7 +145,7 @@ fn planned(
         steps.push(Step::Protect(protect(network, numbers, false, when)?));
     }
     steps.extend(wanted.remembered.step(&steps, list, capabilities));
-    let kind = (*kind).to_owned();
+    let kind = kind.to_owned();
     Ok(AttachmentPlan {
         network: network.name.clone(),
         config_name: list.name.clone(),
@@ -202,9 +230,61 @@ pub(super) fn wishes(network: &Network, options: &Options) -> Wishes {
     network.list.plugins.first().map(asked).unwrap_or_default().into_iter().collect()
 }
 
+/// Whether netattach carries the type out itself, as an interface or chained.
+pub(super) fn is_native(kind: &str, options: &Options) -> bool {
+    native(kind, options).is_some() || is_tuning(kind, options)
+}
+
+fn is_tuning(kind: &str, options: &Options) -> bool {
+    kind == tuning::KIND && !options.exec.iter().any(|name| name == kind)
+}
+
 /// The driver of a type; `None` if netattach has none or the type is in `exec`.
 pub(super) fn native(kind: &str, options: &Options) -> Option<&'static dyn Driver> {
     link::driver(kind).filter(|_| !options.exec.iter().any(|name| name == kind))
+}
+
+/// Prepares for an interface to be tuned. A link that netattach makes is made with its Ethernet address, by which it is
+/// judged and which nobody else may have then; its end is its own. Another plugin's interface may be a device that goes
+/// home, so what it was is noted.
+fn tuned(steps: &mut Vec<Step>, tune: &mut Tune) -> Result<(), CniError> {
+    let is_lo = steps.contains(&Step::RaiseLoopback);
+    let refused = |what: &str| {
+        CniError::new(
+            code::INVALID_CONFIG,
+            format!("key mac: {what} cannot have an Ethernet address of its own"),
+        )
+    };
+    if is_lo && tune.properties != Properties::default() {
+        return Err(CniError::new(code::INVALID_CONFIG, "tuning: of loopback only settings can be changed"));
+    }
+    let made = steps.iter_mut().find_map(|step| match step {
+        Step::CreateLink(link) => Some(link),
+        _ => None,
+    });
+    match (made, tune.properties.mac) {
+        (Some(link), Some(mac)) => {
+            let kind = link.kind();
+            if !link.set_mac(mac) {
+                return Err(refused(&format!("a link of kind {kind}")));
+            }
+            tune.properties.mac = None;
+        }
+        (Some(_), None) => {}
+        (None, _) if !tune.properties.is_empty() => steps.push(Step::NoteProperties(tune.clone())),
+        (None, _) => {}
+    }
+    Ok(())
+}
+
+/// Checks that tuning an interface supports every capability that it receives.
+fn check_tuning(config: &Map<String, Value>) -> Result<(), PlanError> {
+    let asked = config.get("runtimeConfig").and_then(Value::as_object);
+    let known = [MAC, device_info::CAPABILITY];
+    match asked.and_then(|asked| asked.keys().find(|key| !known.contains(&key.as_str()))) {
+        Some(capability) => Err(PlanError::Capability { capability: capability.clone(), kind: tuning::KIND }),
+        None => Ok(()),
+    }
 }
 
 fn delegate(kind: &str, config: &Map<String, Value>, device: Device<'_>) -> Step {

@@ -5,7 +5,7 @@ use ipnet::IpNet;
 use super::{AttachmentPlan, addressing, result, routing};
 use crate::cni::{CniError, CniResult};
 use crate::ipam;
-use crate::spec::{self, Route};
+use crate::spec::{self, Route, Tune};
 use crate::step::{Brought, Kept, SourceRouting};
 use crate::step::{Interface, LeasedAddress, Output, Role, Step, Translate};
 
@@ -40,6 +40,8 @@ pub struct Expected {
     pub kept: Option<Kept>,
     /// The interfaces of the pod that have source-based rules.
     pub sources: Vec<SourceRouting>,
+    /// Settings and properties of the interface.
+    pub tune: Option<Tune>,
     /// Whether loopback is up.
     pub loopback: bool,
     /// Whether the interface in the pod was left down.
@@ -95,6 +97,8 @@ pub fn expected(
             | Step::Remember(_)
             | Step::PrepareDeviceInfo(_)
             | Step::ReadDeviceInfo(_) => {}
+            Step::NoteProperties(_) => {}
+            Step::Tune(tune) => expected.tune = Some(tune.clone()),
             Step::MoveDefaultRoutes { .. } => {
                 let routes = routing::moved(attachment.yields_to, outputs.all()).to_vec();
                 expected.default_routes = Some((attachment.ifname.clone(), routes));
@@ -117,7 +121,8 @@ pub fn expected(
         // A plugin may change the MTU and report its result in a version without that field.
         let others =
             attachment.steps.iter().any(|step| matches!(step, Step::Delegate(it) if it.role == Role::Plugin));
-        let silent = if others { 0 } else { pod.mtu };
+        let tuned = expected.tune.as_ref().and_then(|tune| tune.properties.mtu);
+        let silent = if others { 0 } else { tuned.unwrap_or(pod.mtu) };
         pod.mtu = listed.map(|listed| listed.mtu).filter(|mtu| *mtu > 0).unwrap_or(silent);
     } else if let Some(index) = listed(&attachment.ifname)
         .filter(|index| !expected.loopback && last.interfaces[*index].sandbox.as_deref() == Some(netns))

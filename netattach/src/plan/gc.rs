@@ -155,6 +155,8 @@ fn place(step: Step) -> Option<Place> {
         | Step::Configure(_)
         | Step::Remember(_)
         | Step::ReadDeviceInfo(_)
+        | Step::NoteProperties(_)
+        | Step::Tune(_)
         | Step::MoveDefaultRoutes { .. }
         | Step::RouteBySource => None,
     }

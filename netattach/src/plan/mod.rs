@@ -9,6 +9,7 @@
 //! | [`resolve`], `attachment` | the plan for a pod's networks; the steps for one network's configuration |
 //! | `device`, [`ethertypes`], [`pools`], [`hook_kind`] | which device; which ethertypes pass; which pool; where programs see the frames |
 //! | [`addressing`], [`routing`] | addresses and routes of both ends of a link; which attachment has the default routes |
+//! | [`chained`] | chained plugins that are properties of an interface of netattach's own |
 //! | [`cluster_routes`] | what stays on the cluster's interface when the default routes move |
 //! | [`result`], [`result_cache`] | the CNI result; the entry in libcni's cache |
 //! | [`compare`], [`check`] | whether an ADD is repeated; the state that CHECK expects |
@@ -17,6 +18,7 @@
 use crate::step::{EnforceWhen, HookKind, MadeBy, NotObservable, Protect, Stage, Step, StepRef};
 pub mod addressing;
 mod attachment;
+pub mod chained;
 pub mod check;
 pub mod cluster_routes;
 pub mod compare;

@@ -116,7 +116,7 @@ pub fn wishes<'n>(networks: impl IntoIterator<Item = &'n Network>, options: &Opt
 /// Whether attachments of the network need a device of its resource. The native plugins take no device; a resource of
 /// their networks only says on which nodes pods can run.
 pub fn needs_device(network: &Network, options: &Options) -> bool {
-    let is_executed = |plugin: &PluginConf| attachment::native(plugin.plugin_type(), options).is_none();
+    let is_executed = |plugin: &PluginConf| !attachment::is_native(plugin.plugin_type(), options);
     network.resource.is_some() && network.list.plugins.iter().any(is_executed)
 }
 

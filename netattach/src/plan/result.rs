@@ -6,6 +6,7 @@ use ipnet::IpNet;
 
 use super::{AttachmentPlan, Sandbox, addressing, routing};
 use crate::cni::{self, CniError, CniResult, Value};
+use crate::spec::Tune;
 use crate::step::{
     Bridge, Brought, Configure, Interface, LeasedAddress, MadeBy, Output, Outputs, Parent, Role, Step,
     StepRef, Style,
@@ -43,6 +44,7 @@ pub fn result(
                 pod = Some(result.interfaces.len());
                 result.interfaces.push(interface(end, Some(&sandbox.netns)));
             }
+            (Step::Tune(tune), _) => tuned(&mut result, sandbox, attachment, tune),
             (_, Output::Loopback { addresses }) => {
                 pod = Some(result.interfaces.len());
                 result.interfaces.push(cni::Interface {
@@ -78,6 +80,20 @@ pub fn result(
     }
     routing::settle_result(attachment, outputs, &mut result.routes);
     Ok(result)
+}
+
+/// Puts the Ethernet address that the interface was given into the result, and the MTU where the result has one.
+fn tuned(result: &mut CniResult, sandbox: &Sandbox, attachment: &AttachmentPlan, tune: &Tune) {
+    let of_pod = |one: &&mut cni::Interface| {
+        one.sandbox.as_deref() == Some(&sandbox.netns) && one.name == attachment.ifname
+    };
+    let Some(interface) = result.interfaces.iter_mut().find(of_pod) else { return };
+    if let Some(mac) = tune.properties.mac {
+        interface.mac = Some(mac.to_string());
+    }
+    if let (Some(mtu), Some(_)) = (tune.properties.mtu, interface.mtu) {
+        interface.mtu = Some(mtu);
+    }
 }
 
 /// Adds the effects of configuring the interface to the leased addresses and routes: netattach's own routes, and the
@@ -126,6 +142,13 @@ pub fn as_reported(
             if !routing::moved(attachment.yields_to, outputs.all()).is_empty() {
                 let settled = result(sandbox, attachment, outputs)?.to_value(attachment.version)?;
                 replace_routes(&mut printed, &settled);
+            }
+            if attachment.steps.iter().any(|step| matches!(step, Step::Tune(_))) {
+                let tuned = result(sandbox, attachment, outputs)?.to_value(attachment.version)?;
+                if let (Some(printed), Some(interfaces)) = (printed.as_object_mut(), tuned.get("interfaces"))
+                {
+                    printed.insert("interfaces".to_owned(), interfaces.clone());
+                }
             }
             Ok(printed)
         }
@@ -206,6 +229,8 @@ pub fn from_prev_result(attachment: &AttachmentPlan, result: &CniResult) -> Resu
             | Step::Remember(_)
             | Step::PrepareDeviceInfo(_)
             | Step::ReadDeviceInfo(_)
+            | Step::NoteProperties(_)
+            | Step::Tune(_)
             | Step::MoveDefaultRoutes { .. }
             | Step::RouteBySource => Some(Output::Nothing),
         };

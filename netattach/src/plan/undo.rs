@@ -6,6 +6,7 @@ use std::path::Path;
 
 use super::{AttachmentPlan, Sandbox};
 use crate::ipam::{self, Owner};
+use crate::spec::Properties;
 use crate::step::{Delegate, Output, Role, Step};
 
 /// The action that undoes a step.
@@ -29,6 +30,13 @@ pub enum Inverse<'a> {
     },
     /// Calls the plugin's DEL.
     Delegate(&'a Delegate),
+    /// Gives the interface the properties back that it had.
+    GiveBack {
+        /// Its name.
+        ifname: &'a str,
+        /// What it had.
+        before: Properties,
+    },
     /// Removes the attachment from libcni's cache.
     Forget,
     /// Removes the file.
@@ -61,7 +69,7 @@ impl Inverse<'_> {
     /// The stage in which it runs.
     pub fn stage(&self) -> Stage {
         match self {
-            Self::Delegate(_) => Stage::Plugins,
+            Self::Delegate(_) | Self::GiveBack { .. } => Stage::Plugins,
             Self::DeleteLink { .. } => Stage::Links,
             Self::Release { .. }
             | Self::RemoveFile(_)
@@ -96,6 +104,14 @@ pub fn inverse<'a>(
         Step::Remember(_) => Inverse::Forget,
         Step::Protect(protect) => Inverse::Unprotect { id: protect.id },
         Step::RouteBySource | Step::MoveDefaultRoutes { keep: Some(_), .. } => Inverse::ForgetSources,
+        Step::NoteProperties(_) => {
+            // What has no output was about to be noted: nothing has changed.
+            let before = match output {
+                Some(Output::Properties { before }) => before.clone(),
+                _ => Properties::default(),
+            };
+            Inverse::GiveBack { ifname: &attachment.ifname, before }
+        }
         Step::PrepareDeviceInfo(files) => Inverse::RemoveFile(&files.attachment),
         // Loopback belongs to the namespace, a bridge and forwarding to the node; addresses and routes disappear with
         // their link.
@@ -106,6 +122,7 @@ pub fn inverse<'a>(
         | Step::Gateway { .. }
         | Step::RouteToPod
         | Step::Configure(_)
+        | Step::Tune(_)
         | Step::ReadDeviceInfo(_)
         | Step::FindDevice
         | Step::MoveDefaultRoutes { keep: None, .. } => return None,

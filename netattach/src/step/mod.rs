@@ -70,6 +70,10 @@ pub enum Step {
     Configure(Configure),
     /// Writes the attachment to libcni's cache, for programs that read it.
     Remember(Remember),
+    /// Notes what properties the interface has that [`Step::Tune`] is about to change, to give them back.
+    NoteProperties(spec::Tune),
+    /// Changes settings and properties of the interface.
+    Tune(spec::Tune),
     /// Reads the device information after the attachment's plugins have run.
     ReadDeviceInfo(DeviceInfoFiles),
     /// Moves the pod's default routes to the attachment's interface. After all attachments are made.
@@ -247,6 +251,8 @@ impl Step {
             | Self::Protect(_)
             | Self::Configure(_)
             | Self::Remember(_)
+            | Self::NoteProperties(_)
+            | Self::Tune(_)
             | Self::ReadDeviceInfo(_)
             | Self::MoveDefaultRoutes { .. }
             | Self::RouteBySource => None,
@@ -325,6 +331,8 @@ impl Step {
             | Self::FindDevice
             | Self::Protect(_)
             | Self::Configure(_)
+            | Self::NoteProperties(_)
+            | Self::Tune(_)
             | Self::ReadDeviceInfo(_) => Stage::Attach,
         }
     }
@@ -345,6 +353,8 @@ impl Step {
             Self::Protect(_) => "load policy and counters".to_owned(),
             Self::Configure(_) => "configure the pod's interface".to_owned(),
             Self::Remember(_) => "write to libcni's cache".to_owned(),
+            Self::NoteProperties(_) => "note the interface's properties".to_owned(),
+            Self::Tune(_) => "tune the interface".to_owned(),
             Self::PrepareDeviceInfo(_) => "prepare device information".to_owned(),
             Self::ReadDeviceInfo(_) => "read device information".to_owned(),
             Self::MoveDefaultRoutes { .. } => "move the pod's default route here".to_owned(),

@@ -187,6 +187,11 @@ pub enum Output {
         /// In the order of the attachments.
         interfaces: Vec<SourceRouting>,
     },
+    /// Properties of the interface before they were changed.
+    Properties {
+        /// Those that were.
+        before: spec::Properties,
+    },
     /// Device information.
     DeviceInfo {
         /// In the specified form, including unknown keys.

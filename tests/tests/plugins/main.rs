@@ -12,7 +12,8 @@
 //! | `devices` | the devices that the kubelet gave to a pod |
 //! | `multus`, `former_plugin` | pods that Multus attached; pods that the plugin attached that was there before |
 //! | `primaries` | the configurations of other primary networks as the default network |
-//! | `portmap` | a chained reference plugin |
+//! | `portmap` | ports of the node by a chained plugin: the reference, and our own |
+//! | `tuning` | properties of an interface by a chained plugin: beside the reference, and in an agent |
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 mod bad_plugins;
@@ -29,3 +30,4 @@ mod netlink;
 mod plugin_group;
 mod portmap;
 mod primaries;
+mod tuning;

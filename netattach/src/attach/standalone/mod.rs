@@ -12,6 +12,7 @@ pub mod copy;
 pub mod install;
 mod interface;
 mod ipam;
+mod tuning;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
@@ -35,7 +36,7 @@ const PLUGIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The plugins, by the names under which they are executed.
 pub fn names() -> impl Iterator<Item = &'static str> {
-    link::kinds().chain(Kind::ALL.map(Kind::name))
+    link::kinds().chain([link::tuning::KIND]).chain(Kind::ALL.map(Kind::name))
 }
 
 /// Whether there is a plugin of that name.
@@ -110,6 +111,7 @@ fn answer(name: &str, request: &Request, stderr: &mut impl Write) -> Result<Stri
     match (link::driver(name), Kind::named(name)) {
         (Some(driver), _) => interface::Interface { driver, request, node: &node }.answer(stderr),
         (None, Some(kind)) => ipam::Addresses { kind, request, leases: node.leases }.answer(),
+        (None, None) if name == link::tuning::KIND => tuning::Tuning { request }.answer(),
         (None, None) => {
             Err(CniError::new(code::INTERNAL, format!("netattach-cni has no plugin named {name}")))
         }

@@ -50,6 +50,7 @@ fn there_is_a_plugin_for_every_driver_and_one_for_addresses() {
             "ptp",
             "veth",
             "vlan",
+            "tuning",
             "host-local",
             "static"
         ]

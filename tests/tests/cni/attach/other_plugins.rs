@@ -68,12 +68,12 @@ fn an_external_plugin_makes_an_attachment() {
 #[test]
 fn an_external_plugin_is_chained_after_a_native_one() {
     let mut node = node();
-    node.plugin("tuning", &json!({})).unwrap();
+    node.plugin("tuner", &json!({})).unwrap();
     let config = json!({
         "cniVersion": "1.0.0", "name": "chained",
         "plugins": [
             {"type": "bridge", "bridge": "br1", "ipam": node.host_local(&["10.53.0.0/24"])},
-            {"type": "tuning", "sysctl": {"net.core.somaxconn": "500"}}
+            {"type": "tuner", "sysctl": {"net.core.somaxconn": "500"}}
         ]
     });
     network_of(&node, "chained", &config);
@@ -83,7 +83,7 @@ fn an_external_plugin_is_chained_after_a_native_one() {
     node.add(&x).success();
     node.del(&x).success();
     let calls = node.take_calls().unwrap();
-    assert_eq!(verbs(&calls), ["ADD tuning net1", "DEL tuning net1"]);
+    assert_eq!(verbs(&calls), ["ADD tuner net1", "DEL tuner net1"]);
     let expected = json!({
         "cniVersion": "1.0.0",
         "interfaces": [

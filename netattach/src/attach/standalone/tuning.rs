@@ -1,0 +1,151 @@
+//! The chained plugin `tuning`. What was before is kept in a file, at the place and in the form of the reference plugin:
+//! either can detach what the other has attached.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::attach::error::step_code;
+use crate::attach::{AttachError, StepError, tuning};
+use crate::cni::{self, CniError, Command, code, json};
+use crate::durable;
+use crate::link::{self, Facts};
+use crate::netlink::Handle;
+use crate::netns::Netns;
+use crate::spec::{Properties, Tune};
+
+/// Where files are kept unless `dataDir` says otherwise.
+const DIRECTORY: &str = "/run/cni/tuning";
+
+pub(super) struct Tuning<'a> {
+    pub(super) request: &'a cni::Request,
+}
+
+impl Tuning<'_> {
+    pub(super) fn answer(&self) -> Result<String, CniError> {
+        match self.request.command {
+            Command::Add => self.add().map(|result| json::pretty(&result)),
+            Command::Check => self.check().map(|()| String::new()),
+            Command::Del => {
+                self.del();
+                Ok(String::new())
+            }
+            Command::Gc | Command::Status | Command::Version => Ok(String::new()),
+        }
+    }
+
+    fn add(&self) -> Result<Value, CniError> {
+        let request = self.request;
+        let mut result = request.prev_result()?.ok_or_else(|| missing("prevResult"))?;
+        let wanted = self.wanted()?;
+        tuning::check_allowed(&wanted).map_err(|error| CniError::from_chain(code::INVALID_CONFIG, &error))?;
+        let (netns, mut pod) = self.sandbox()?;
+        let ifname = &request.ifname;
+        let before = tuning::before(&mut pod, ifname, &wanted).map_err(cannot)?;
+        if !before.is_empty() {
+            self.keep(&before)?;
+        }
+        tuning::tune(&mut pod, &netns, ifname, &wanted).map_err(cannot)?;
+        if let Some(mac) = wanted.properties.mac {
+            let of_pod = |one: &&mut cni::Interface| one.sandbox.is_some() && one.name == *ifname;
+            if let Some(interface) = result.interfaces.iter_mut().find(of_pod) {
+                interface.mac = Some(mac.to_string());
+            }
+        }
+        result.to_value(request.version)
+    }
+
+    fn check(&self) -> Result<(), CniError> {
+        let request = self.request;
+        request.prev_result()?.ok_or_else(|| missing("prevResult"))?;
+        let wanted = self.wanted()?;
+        let (netns, mut pod) = self.sandbox()?;
+        let difference = tuning::difference(&mut pod, &netns, &request.ifname, &wanted).map_err(cannot)?;
+        match difference {
+            None => Ok(()),
+            Some(what) => {
+                let (ifname, network) = (request.ifname.clone(), request.name.clone());
+                Err(AttachError::Differs { ifname, network, what }.into())
+            }
+        }
+    }
+
+    /// Gives back what there is to give back. As with the reference plugin it always succeeds: with the namespace the
+    /// interface is gone, or went home before.
+    fn del(&self) {
+        let Ok(path) = self.file() else { return };
+        let Ok(text) = std::fs::read(&path) else { return };
+        let given_back = serde_json::from_slice::<Properties>(&text).ok().and_then(|before| {
+            let (_, mut pod) = self.sandbox().ok()?;
+            tuning::give_back(&mut pod, &self.request.ifname, &before).ok()
+        });
+        let is_gone = || {
+            let path = self.request.netns.as_deref().unwrap_or_default();
+            matches!(Netns::open(path), Err(error) if error.is_gone())
+        };
+        if given_back.is_some() || is_gone() {
+            // One that stays is removed with the next boot, as it lies in a directory of memory.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+
+    fn wanted(&self) -> Result<Tune, CniError> {
+        let request = self.request;
+        Ok(link::tuning::parse(&link::Request {
+            container_id: &request.container_id,
+            ifname: &request.ifname,
+            config: &request.config,
+            group: 0,
+            cni_args: &request.args,
+            exec: &[],
+            protect: None,
+            facts: &Facts::default(),
+        })?)
+    }
+
+    fn sandbox(&self) -> Result<(Netns, Handle), CniError> {
+        let path = self.request.netns.as_deref().unwrap_or_default();
+        let netns = Netns::open(path).map_err(AttachError::from)?;
+        let pod = Handle::open_in(&netns).map_err(AttachError::Open)?;
+        Ok((netns, pod))
+    }
+
+    fn file(&self) -> Result<PathBuf, CniError> {
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Holder {
+            #[serde(default)]
+            data_dir: Option<PathBuf>,
+        }
+        let request = self.request;
+        let Holder { data_dir } = json::read_object(&request.config)
+            .map_err(|error| CniError::from_chain(code::INVALID_CONFIG, &error))?;
+        let directory =
+            data_dir.filter(|path| !path.as_os_str().is_empty()).unwrap_or_else(|| DIRECTORY.into());
+        Ok(directory.join(format!("{}_{}.json", request.container_id, request.ifname)))
+    }
+
+    /// Keeps what is about to be changed, before it is.
+    fn keep(&self, before: &Properties) -> Result<(), CniError> {
+        let path = self.file()?;
+        let write = || -> std::io::Result<()> {
+            let directory = path.parent().unwrap_or(Path::new("/"));
+            std::fs::create_dir_all(directory)?;
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            durable::replace(&path, &format!(".{name}.new"), serde_json::to_string(before)?.as_bytes(), 0o600)
+        };
+        write().map_err(|error| CniError::new(code::IO_FAILURE, format!("write {}: {error}", path.display())))
+    }
+}
+
+fn missing(key: &str) -> CniError {
+    CniError::new(
+        code::INVALID_CONFIG,
+        format!("key {key}: missing, and tuning can only follow another plugin"),
+    )
+}
+
+fn cannot(error: StepError) -> CniError {
+    CniError::from_chain(step_code(&error), &error)
+}

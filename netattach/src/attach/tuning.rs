@@ -1,0 +1,156 @@
+//! Changes settings and properties of a pod's interface, gives them back, and compares them.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use regex_lite::Regex;
+
+use super::StepError;
+use crate::netlink::Handle;
+use crate::netns::{Netns, within};
+use crate::spec::{Properties, Sysctl, Tune};
+use crate::sysctl;
+
+/// The administrator's list of settings that networks may change, at the place of the reference plugin: one regular
+/// expression a line, of which one has to match somewhere in the name of a setting as it is written. Without the file,
+/// all settings of the pod's network namespace may be changed.
+const ALLOWED: &str = "/etc/cni/tuning/allowlist.conf";
+
+/// Why an interface cannot be tuned.
+#[derive(Debug, thiserror::Error)]
+pub enum TuningError {
+    /// The list of allowed settings cannot be read.
+    #[error("read the list of allowed settings, {path}")]
+    List {
+        /// Its path.
+        path: PathBuf,
+        /// The kernel's error.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A line of the list is no regular expression.
+    #[error("{path}: {line:?} is not a regular expression: {reason}")]
+    Line {
+        /// Path of the list.
+        path: PathBuf,
+        /// The line.
+        line: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The list does not have the setting.
+    #[error("key sysctl: {key:?} is not allowed by {path}")]
+    NotAllowed {
+        /// The setting as written.
+        key: String,
+        /// Path of the list.
+        path: PathBuf,
+    },
+}
+
+/// Refuses settings that the administrator does not allow.
+///
+/// # Errors
+/// The first of them; or the list cannot be used, which allows nothing.
+pub(super) fn check_allowed(tune: &Tune) -> Result<(), TuningError> {
+    if tune.sysctls.is_empty() { Ok(()) } else { allowed_by(Path::new(ALLOWED), &tune.sysctls) }
+}
+
+fn allowed_by(path: &Path, sysctls: &[Sysctl]) -> Result<(), TuningError> {
+    let text = match std::fs::read_to_string(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        other => other.map_err(|source| TuningError::List { path: path.to_owned(), source })?,
+    };
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let patterns = lines.map(|line| {
+        Regex::new(line).map_err(|error| TuningError::Line {
+            path: path.to_owned(),
+            line: line.to_owned(),
+            reason: error.to_string(),
+        })
+    });
+    let patterns: Vec<Regex> = patterns.collect::<Result<_, _>>()?;
+    let is_allowed = |one: &&Sysctl| patterns.iter().any(|pattern| pattern.is_match(&one.key));
+    match sysctls.iter().find(|one| !is_allowed(one)) {
+        Some(one) => Err(TuningError::NotAllowed { key: one.key.clone(), path: path.to_owned() }),
+        None => Ok(()),
+    }
+}
+
+/// The properties of the interface that the change would replace.
+pub(super) fn before(pod: &mut Handle, ifname: &str, tune: &Tune) -> Result<Properties, StepError> {
+    Ok(tune.properties.before(&pod.properties(ifname)?))
+}
+
+/// Makes the changes: settings first, as the reference plugin does.
+pub(super) fn tune(pod: &mut Handle, netns: &Netns, ifname: &str, tune: &Tune) -> Result<(), StepError> {
+    check_allowed(tune)?;
+    if !tune.sysctls.is_empty() {
+        within(netns, || tune.sysctls.iter().try_for_each(|one| sysctl::ensure(&one.path, &one.value)))??;
+    }
+    let missing = tune.properties.missing(&pod.properties(ifname)?);
+    Ok(pod.set_properties(ifname, &missing)?)
+}
+
+/// Gives the properties back. An interface that is gone needs none.
+pub(super) fn give_back(pod: &mut Handle, ifname: &str, before: &Properties) -> Result<(), StepError> {
+    let now = match pod.properties(ifname) {
+        Err(error) if error.not_found() => return Ok(()),
+        other => other?,
+    };
+    Ok(pod.set_properties(ifname, &before.missing(&now))?)
+}
+
+/// The first difference, in words.
+pub(super) fn difference(
+    pod: &mut Handle,
+    netns: &Netns,
+    ifname: &str,
+    tune: &Tune,
+) -> Result<Option<String>, StepError> {
+    let settings = within(netns, || tune.sysctls.iter().find_map(of_setting))?;
+    if settings.is_some() {
+        return Ok(settings);
+    }
+    let now = pod.properties(ifname)?;
+    let gone = tune.properties.missing(&now).first();
+    Ok(gone.map(|what| format!("interface {ifname} has no longer {what}")))
+}
+
+/// How a setting differs, in the namespace of this thread. The kernel shows several values with tabs between them.
+fn of_setting(one: &Sysctl) -> Option<String> {
+    let Sysctl { path, value, .. } = one;
+    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    match std::fs::read_to_string(Path::new("/proc/sys/net").join(path)) {
+        Ok(found) if words(&found) == words(value) => None,
+        Ok(found) => Some(format!("net/{path} is {:?}, not {value:?}", found.trim_end())),
+        Err(error) => Some(format!("net/{path} cannot be read: {error}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error_chain::Chain;
+
+    #[test]
+    fn a_list_allows_what_it_matches() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("allowlist.conf");
+        let one = |key: &str| [Sysctl { key: key.into(), path: String::new(), value: String::new() }];
+        let said = |key: &str| allowed_by(&path, &one(key)).map_err(|error| Chain(&error).to_string());
+        assert_eq!(said("net.core.somaxconn"), Ok(()));
+        std::fs::write(&path, "^net\\.ipv4\\.conf\\.IFNAME\\.[a-z_]*$\n\n  ^net.core.so \n").unwrap();
+        assert_eq!(said("net.ipv4.conf.IFNAME.log_martians"), Ok(()));
+        assert_eq!(said("net.core.somaxconn"), Ok(()));
+        let refused = |key: &str| Err(format!("key sysctl: {key:?} is not allowed by {}", path.display()));
+        for key in ["net.ipv4.conf.eth0.log_martians", "net.ipv4.ip_forward", "x.net.core.so"] {
+            assert_eq!(said(key), refused(key));
+        }
+        std::fs::write(&path, "").unwrap();
+        assert_eq!(said("net.core.somaxconn"), refused("net.core.somaxconn"));
+        std::fs::write(&path, "net(\n").unwrap();
+        assert!(said("net.core.somaxconn").unwrap_err().contains("is not a regular expression"));
+        assert!(allowed_by(directory.path(), &one("net.a")).is_err());
+    }
+}

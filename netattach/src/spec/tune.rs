@@ -1,0 +1,138 @@
+//! Properties of an interface that are changed after it is made, as the plugin `tuning` does.
+
+use serde::{Deserialize, Serialize};
+
+use crate::mac::Mac;
+
+/// What is changed.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Tune {
+    /// Kernel settings of the pod's namespace, in the order of the configuration.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub sysctls: Vec<Sysctl>,
+    /// Properties of the interface.
+    #[serde(flatten)]
+    pub properties: Properties,
+}
+
+/// A kernel setting.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sysctl {
+    /// As written, which an administrator's list of allowed settings is compared with.
+    pub key: String,
+    /// Its file below `/proc/sys/net`.
+    pub path: String,
+    /// Its value, as written.
+    pub value: String,
+}
+
+/// Properties of an interface. An absent one is left as it is. The names are those of the reference plugin, in its
+/// configuration and in the file where it keeps what was before.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Properties {
+    /// Ethernet address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<Mac>,
+    /// In bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u32>,
+    /// Whether it receives all frames.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub promisc: Option<bool>,
+    /// Whether it receives all multicast frames.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub allmulti: Option<bool>,
+    /// Frames that wait to be sent, at most.
+    #[serde(default, rename = "txQLen", skip_serializing_if = "Option::is_none")]
+    pub queue: Option<u32>,
+}
+
+impl Properties {
+    /// Those of `now` that these would change, to give them back later.
+    pub fn before(&self, now: &Self) -> Self {
+        Self {
+            mac: self.mac.and(now.mac),
+            mtu: self.mtu.and(now.mtu),
+            promisc: self.promisc.and(now.promisc),
+            allmulti: self.allmulti.and(now.allmulti),
+            queue: self.queue.and(now.queue),
+        }
+    }
+
+    /// Those that `now` does not have.
+    pub fn missing(&self, now: &Self) -> Self {
+        fn missing<T: PartialEq + Copy>(wanted: Option<T>, now: Option<T>) -> Option<T> {
+            wanted.filter(|_| wanted != now)
+        }
+        Self {
+            mac: missing(self.mac, now.mac),
+            mtu: missing(self.mtu, now.mtu),
+            promisc: missing(self.promisc, now.promisc),
+            allmulti: missing(self.allmulti, now.allmulti),
+            queue: missing(self.queue, now.queue),
+        }
+    }
+
+    /// Whether nothing is changed.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// The first property, in words: `MTU 1500`.
+    pub fn first(&self) -> Option<String> {
+        let mode = |name: &str, on: bool| format!("{name} {}", if on { "on" } else { "off" });
+        let mac = self.mac.map(|mac| format!("Ethernet address {mac}"));
+        mac.or_else(|| self.mtu.map(|mtu| format!("MTU {mtu}")))
+            .or_else(|| self.promisc.map(|on| mode("promisc", on)))
+            .or_else(|| self.allmulti.map(|on| mode("allmulti", on)))
+            .or_else(|| self.queue.map(|length| format!("txQLen {length}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn now() -> Properties {
+        Properties {
+            mac: Some(Mac([2, 0, 0, 0, 0, 1])),
+            mtu: Some(1500),
+            promisc: Some(false),
+            allmulti: Some(true),
+            queue: Some(1000),
+        }
+    }
+
+    #[test]
+    fn only_what_is_changed_is_given_back() {
+        let wanted = Properties { mtu: Some(1400), promisc: Some(true), ..Properties::default() };
+        let before = Properties { mtu: Some(1500), promisc: Some(false), ..Properties::default() };
+        assert_eq!(wanted.before(&now()), before);
+        assert_eq!(Properties::default().before(&now()), Properties::default());
+        assert!(before.missing(&now()).is_empty());
+        assert_eq!(wanted.missing(&now()), wanted);
+    }
+
+    #[test]
+    fn a_property_is_named_by_its_value() {
+        let all = now();
+        let rows = [
+            (Properties { mac: all.mac, ..Properties::default() }, "Ethernet address 02:00:00:00:00:01"),
+            (Properties { mtu: Some(9000), ..Properties::default() }, "MTU 9000"),
+            (Properties { promisc: Some(false), ..Properties::default() }, "promisc off"),
+            (Properties { allmulti: Some(true), ..Properties::default() }, "allmulti on"),
+            (Properties { queue: Some(0), ..Properties::default() }, "txQLen 0"),
+        ];
+        for (one, text) in rows {
+            assert_eq!(one.first().as_deref(), Some(text));
+        }
+        assert_eq!(Properties::default().first(), None);
+    }
+
+    #[test]
+    fn the_file_of_the_reference_plugin_is_read() {
+        let text = r#"{"mac":"02:00:00:00:00:01","promisc":false,"mtu":1500,"allmulti":true,"txQLen":1000}"#;
+        assert_eq!(serde_json::from_str::<Properties>(text).unwrap(), now());
+        assert_eq!(serde_json::to_string(&Properties::default()).unwrap(), "{}");
+    }
+}

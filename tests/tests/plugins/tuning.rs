@@ -1,0 +1,288 @@
+//! The chained plugin `tuning`: beside the reference plugin, call by call, and in the chains of an agent.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+
+use netattach::netlink::Handle;
+use netattach::spec::Properties;
+use netattach_tests::manifest::{self, NAMESPACE};
+use netattach_tests::node::{WIRE, executable, ip};
+use netattach_tests::runtime::{Call, Runtime, config, with_result};
+use netattach_tests::snapshot::Snapshot;
+use netattach_tests::{Namespace, Node, Pod, tools};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const MAC: &str = "02:00:00:00:00:07";
+
+/// A pod with one interface, and the plugins of one side.
+struct Side {
+    runtime: Runtime,
+    pod: Namespace,
+    dir: TempDir,
+}
+
+/// What a side shows after each call.
+#[derive(Debug, PartialEq)]
+struct Seen {
+    answers: Vec<(Option<i32>, Value)>,
+    attached: (Properties, String),
+    file: Value,
+    detached: Properties,
+    is_file_gone: bool,
+}
+
+impl Side {
+    fn new(plugins: PathBuf) -> Self {
+        let runtime = Runtime { node: Namespace::new().unwrap(), plugins };
+        let side = Self { runtime, pod: Namespace::new().unwrap(), dir: tempfile::tempdir().unwrap() };
+        let words =
+            ["link", "add", "eth0", "address", "02:00:00:00:00:01", "type", "veth", "peer", "name", "far0"];
+        ip(&side.pod, &words).unwrap();
+        ip(&side.pod, &["link", "set", "eth0", "up", "txqueuelen", "1000"]).unwrap();
+        side
+    }
+
+    fn call(&self) -> Call<'_> {
+        Call { container: "c1", ifname: "eth0", netns: self.pod.path(), args: "" }
+    }
+
+    fn properties(&self) -> Properties {
+        Handle::open_in(self.pod.netns()).unwrap().properties("eth0").unwrap()
+    }
+
+    fn setting(&self, path: &str) -> String {
+        self.pod.run(|| fs::read_to_string(format!("/proc/sys/net/{path}")).unwrap().trim_end().to_owned())
+    }
+
+    /// ADD, CHECK, CHECK after the interface was changed, DEL twice.
+    fn run(&self, version: &str, keys: &Value) -> Seen {
+        let data = self.dir.path().join("tuning");
+        let mut tuning = config(version, "tuning", keys);
+        tuning["dataDir"] = json!(data);
+        let previous = json!({
+            "cniVersion": version,
+            "interfaces": [
+                {"name": "br0", "mac": "02:00:00:00:00:02"},
+                {"name": "eth0", "mac": "02:00:00:00:00:01", "sandbox": "/pod"}
+            ],
+            "ips": [{"version": "4", "interface": 1, "address": "10.1.0.2/24"}], "dns": {}
+        });
+        let ran = |verb: &str, previous: &Value| {
+            let answer = self.runtime.run(verb, self.call(), &with_result(&tuning, previous)).unwrap();
+            // The words of an error are each implementation's own.
+            let said = if answer.exit == Some(0) { answer.stdout } else { Value::Null };
+            (answer.exit, said)
+        };
+        let mut answers = vec![ran("ADD", &previous)];
+        let result = answers[0].1.clone();
+        let attached = (self.properties(), self.setting("core/somaxconn"));
+        let path = data.join("c1_eth0.json");
+        let file = fs::read(&path).map_or(Value::Null, |content| serde_json::from_slice(&content).unwrap());
+        answers.push(ran("CHECK", &result));
+        ip(&self.pod, &["link", "set", "eth0", "mtu", "1290"]).unwrap();
+        answers.push(ran("CHECK", &result));
+        answers.extend([ran("DEL", &result), ran("DEL", &result)]);
+        Seen { answers, attached, file, detached: self.properties(), is_file_gone: !path.exists() }
+    }
+}
+
+/// Rows: TUN-keys.
+#[test]
+fn tuning_agrees_with_the_reference() {
+    let test = "tuning_agrees_with_the_reference";
+    let Some(reference) = tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", &["tuning"]) else { return };
+    let own = tempfile::tempdir().unwrap();
+    symlink(executable("netattach-cni").unwrap(), own.path().join("tuning")).unwrap();
+    let rows = [
+        json!({}),
+        json!({"sysctl": {"net.core.somaxconn": "500", "net.ipv4.conf.IFNAME.log_martians": "1"}}),
+        json!({"mac": MAC}),
+        json!({"runtimeConfig": {"mac": MAC}, "mac": "02:00:00:00:00:08"}),
+        json!({"mtu": 1400}),
+        json!({"promisc": true}),
+        json!({"promisc": false}),
+        json!({"allmulti": true}),
+        json!({"allmulti": false}),
+        json!({"txQLen": 20000}),
+        json!({"mac": MAC, "mtu": 1400, "promisc": true, "allmulti": true, "txQLen": 7}),
+        json!({"mtu": 1400, "sysctl": {"net.core.somaxconn": "500"},
+            "args": {"cni": {"mac": MAC, "mtu": 1300, "promisc": true, "allmulti": true, "txQLen": 9,
+                "sysctl": {"net.core.somaxconn": "600"}}}}),
+        // Refused: no setting of the network, one that is not there.
+        json!({"sysctl": {"kernel.hostname": "a"}}),
+        json!({"sysctl": {"net.core.no_such": "1"}}),
+    ];
+    for keys in rows {
+        for version in ["0.4.0", "1.0.0"] {
+            let ours = Side::new(own.path().to_owned()).run(version, &keys);
+            let theirs = Side::new(reference.clone()).run(version, &keys);
+            assert_eq!(ours, theirs, "{version} {keys}");
+        }
+    }
+}
+
+/// What one has attached, the other detaches.
+///
+/// Rows: TUN-each-other.
+#[test]
+fn either_gives_back_what_the_other_has_changed() {
+    let test = "either_gives_back_what_the_other_has_changed";
+    let Some(reference) = tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", &["tuning"]) else { return };
+    let own = tempfile::tempdir().unwrap();
+    symlink(executable("netattach-cni").unwrap(), own.path().join("tuning")).unwrap();
+    for (adds, dels) in [(own.path().to_owned(), reference.clone()), (reference, own.path().to_owned())] {
+        let mut side = Side::new(adds);
+        let before = side.properties();
+        let keys = json!({"mac": MAC, "mtu": 1400, "promisc": true, "allmulti": true, "txQLen": 7,
+            "dataDir": side.dir.path()});
+        let tuning = with_result(&config("1.0.0", "tuning", &keys), &json!({"cniVersion": "1.0.0"}));
+        side.runtime.add(side.call(), &tuning).unwrap();
+        assert_ne!(side.properties(), before);
+        side.runtime.plugins = dels;
+        let answer = side.runtime.run("DEL", side.call(), &tuning).unwrap();
+        assert_eq!((answer.exit, side.properties()), (Some(0), before));
+        assert!(!side.dir.path().join("c1_eth0.json").exists());
+    }
+}
+
+/// A node of an agent, with a network for each kind of interface, each with `tuning` behind it.
+fn node(keys: &Value) -> Node {
+    let mut node = Node::new(&[]).unwrap();
+    node.add_wire().unwrap();
+    let mut tuning = keys.clone();
+    tuning["type"] = json!("tuning");
+    for (number, (name, first)) in
+        [("bridge", json!({"bridge": "br1"})), ("veth", json!({})), ("macvlan", json!({"master": WIRE}))]
+            .into_iter()
+            .enumerate()
+    {
+        let mut first = first;
+        first["type"] = json!(name);
+        first["ipam"] = node.host_local(&[&format!("10.7{number}.0.0/24")]);
+        let config = json!({"cniVersion": "1.0.0", "name": name, "plugins": [first, tuning]});
+        node.write(name, &manifest::network(NAMESPACE, name, &config)).unwrap();
+        node.write(&format!("pod-{name}"), &manifest::pod(name, &json!({}), &json!(name))).unwrap();
+    }
+    node.start().unwrap();
+    node
+}
+
+/// Rows: TUN-agent.
+#[test]
+fn an_agent_tunes_the_interfaces_that_it_has_made() {
+    let node = node(&json!({
+        "mac": MAC, "mtu": 1400, "promisc": true, "allmulti": true, "txQLen": 50,
+        "sysctl": {"net.ipv4.conf.IFNAME.log_martians": "1"}
+    }));
+    for name in ["bridge", "veth", "macvlan"] {
+        let pod = Pod::new(name).unwrap();
+        let before = Snapshot::take(&node, &[&pod]).unwrap();
+        node.add(&pod).success();
+        let found = Handle::open_in(pod.namespace.netns()).unwrap().properties("net1").unwrap();
+        let wanted = Properties {
+            mac: MAC.parse().ok(),
+            mtu: Some(1400),
+            promisc: Some(true),
+            allmulti: Some(true),
+            queue: Some(50),
+        };
+        assert_eq!(found, wanted, "{name}");
+        assert_eq!(node.status(&pod).unwrap()[1]["mac"], MAC, "{name}");
+        assert_eq!(node.check(&pod).success(), Value::Null, "{name}");
+        ip(&pod.namespace, &["link", "set", "net1", "allmulticast", "off"]).unwrap();
+        let (_, said) = node.check(&pod).failure();
+        assert!(said.ends_with("interface net1 has no longer allmulti on"), "{name}: {said}");
+        ip(&pod.namespace, &["link", "set", "net1", "allmulticast", "on"]).unwrap();
+        pod.namespace.run(|| fs::write("/proc/sys/net/ipv4/conf/net1/log_martians", "0")).unwrap();
+        let (_, said) = node.check(&pod).failure();
+        assert!(said.ends_with(r#"net/ipv4/conf/net1/log_martians is "0", not "1""#), "{name}: {said}");
+        assert_eq!(node.del(&pod).success(), Value::Null);
+        assert_eq!(Snapshot::take(&node, &[&pod]).unwrap().pods, before.pods, "{name}");
+    }
+}
+
+/// A device that goes home has its own properties there, also when the ADD fails behind `tuning`.
+///
+/// Rows: TUN-home.
+#[test]
+fn a_device_that_goes_home_gets_its_properties_back() {
+    let test = "a_device_that_goes_home_gets_its_properties_back";
+    let Some(reference) = tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", &["host-device"]) else {
+        return;
+    };
+    let mut node = Node::new(&[]).unwrap();
+    let device =
+        ["link", "add", "dev0", "address", "02:00:00:00:00:01", "type", "veth", "peer", "name", "far0"];
+    ip(&node.namespace, &device).unwrap();
+    symlink(reference.join("host-device"), node.path("cni-bin").join("host-device")).unwrap();
+    node.plugin("last", &json!({"ADD": {"error": {"code": 123, "msg": "no more"}}})).unwrap();
+    let tuning = json!({"type": "tuning", "mac": MAC, "mtu": 1400, "promisc": true, "txQLen": 50});
+    let chain = |more: &[Value]| {
+        let mut plugins = vec![json!({"type": "host-device", "device": "dev0"}), tuning.clone()];
+        plugins.extend(more.iter().cloned());
+        json!({"cniVersion": "1.0.0", "name": "device", "plugins": plugins})
+    };
+    node.write("good", &manifest::network(NAMESPACE, "good", &chain(&[]))).unwrap();
+    node.write("bad", &manifest::network(NAMESPACE, "bad", &chain(&[json!({"type": "last"})]))).unwrap();
+    for name in ["good", "bad"] {
+        node.write(&format!("pod-{name}"), &manifest::pod(name, &json!({}), &json!(name))).unwrap();
+    }
+    node.start().unwrap();
+    let home = || Handle::open_in(node.namespace.netns()).unwrap().properties("dev0").unwrap();
+    let before = home();
+    let pod = Pod::new("good").unwrap();
+    node.add(&pod).success();
+    let found = Handle::open_in(pod.namespace.netns()).unwrap().properties("net1").unwrap();
+    assert_eq!(
+        (found.mac, found.mtu, found.promisc, found.queue),
+        (MAC.parse().ok(), Some(1400), Some(true), Some(50))
+    );
+    assert_eq!(node.status(&pod).unwrap()[1]["mac"], MAC);
+    assert_eq!(node.check(&pod).success(), Value::Null);
+    assert_eq!(node.del(&pod).success(), Value::Null);
+    assert_eq!(home(), before);
+    let pod = Pod::new("bad").unwrap();
+    node.call("ADD", &pod).run().failure();
+    assert_eq!(home(), before);
+}
+
+/// Rows: TUN-refused.
+#[test]
+fn a_chain_that_tuning_cannot_carry_out_is_refused_by_its_key() {
+    let mut node = Node::new(&[]).unwrap();
+    node.add_wire().unwrap();
+    let bridge = json!({"type": "bridge", "bridge": "br1", "ipam": node.host_local(&["10.70.0.0/24"])});
+    let ipvlan = json!({"type": "ipvlan", "master": WIRE, "ipam": node.host_local(&["10.71.0.0/24"])});
+    let tuning = |keys: Value| {
+        let mut keys = keys;
+        keys["type"] = json!("tuning");
+        keys
+    };
+    let rows = [
+        (
+            vec![bridge.clone(), tuning(json!({"sysctl": {"kernel.hostname": "a"}}))],
+            r#"attach net1 (shop/n0): key sysctl: "kernel.hostname" is not a setting below net"#,
+        ),
+        (
+            vec![ipvlan, tuning(json!({"mac": MAC}))],
+            "attach net1 (shop/n1): key mac: a link of kind ipvlan cannot have an Ethernet address of its own",
+        ),
+        (
+            vec![tuning(json!({"mtu": 1400}))],
+            "attach net1 (shop/n2): plugins[0].type: tuning changes an interface that a plugin before it has made",
+        ),
+    ];
+    for (number, (plugins, _)) in rows.iter().enumerate() {
+        let name = format!("n{number}");
+        let config = json!({"cniVersion": "1.0.0", "name": name, "plugins": plugins});
+        node.write(&name, &manifest::network(NAMESPACE, &name, &config)).unwrap();
+        node.write(&format!("pod-{name}"), &manifest::pod(&name, &json!({}), &json!(name))).unwrap();
+    }
+    node.start().unwrap();
+    for (number, (_, said)) in rows.iter().enumerate() {
+        let pod = Pod::new(&format!("n{number}")).unwrap();
+        assert_eq!(node.call("ADD", &pod).run().failure(), (7, (*said).to_owned()));
+    }
+}
