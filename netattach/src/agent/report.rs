@@ -34,7 +34,7 @@ use crate::rpc::message::{
     Path, PolicyChange, PolicyReport, Question, Readiness, RuleFlows, State, Status, Traffic, Uplink,
 };
 use crate::source::Source;
-use crate::step::{Interface, MadeBy};
+use crate::step::{Interface, MadeBy, Protect};
 
 /// Answers questions about the agent.
 pub(super) struct Reporter {
@@ -211,7 +211,11 @@ impl Reporter {
     /// How far policies are enforced on an attachment.
     fn enforcement(&self, row: &Row<'_>) -> Enforcement {
         let vantage = hook_kind::of(row.plan, row.attached.outputs.of(row.number));
-        self.enforcer.enforcement(row.sandbox().pod.as_ref(), &vantage)
+        let mut found = self.enforcer.enforcement(row.sandbox().pod.as_ref(), &vantage);
+        if let Some(laxity) = row.plan.protect().and_then(Protect::laxity) {
+            found.why = if found.why.is_empty() { laxity } else { format!("{}; {laxity}", found.why) };
+        }
+        found
     }
 
     fn stats_of(&self, id: u32) -> Result<(bpf::Stats, FastStats), EnforceError> {

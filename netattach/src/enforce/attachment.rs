@@ -1,6 +1,7 @@
 //! An attachment as enforced: assembled from the steps of its plan and their outputs.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::{IpNet, Ipv6Net};
@@ -42,6 +43,8 @@ pub struct EnforcedAttachment {
     pub(crate) when: EnforceWhen,
     /// Index of the interface in the pod's namespace.
     pub(crate) pod_index: u32,
+    /// The addresses that are its own: packets to them are the pod's, and nobody else's.
+    pub(crate) own: Vec<IpAddr>,
     bandwidth: Option<BandwidthLimit>,
     /// The attachment as policies select it; `None` if no policy can.
     pub(crate) endpoint: Option<Endpoint>,
@@ -80,12 +83,14 @@ impl EnforcedAttachment {
         let addressed = !leased.addresses.is_empty() || !is_delegated(attachment);
         let routed = attachment.link().is_some_and(Link::is_routed);
         let pod_name = sandbox.pod.as_ref().map_or_else(|| sandbox.container_id.clone(), ToString::to_string);
+        let own: Vec<IpAddr> = leased.addresses.iter().map(|leased| leased.address.addr()).collect();
         Ok(Self {
             id: protect.id,
             label: format!("{pod_name} {} on {}", attachment.ifname, attachment.network),
             attachment: Attachment {
                 mac,
-                addresses: leased.addresses.iter().map(|leased| leased.address.addr()).collect(),
+                // Its own first: the record has the first of each family.
+                addresses: own.iter().chain(&protect.allowed).copied().collect(),
                 on_link: on_link(attachment, leased),
                 ethertypes: protect.ethertypes.clone(),
                 zone: protect.zone,
@@ -101,6 +106,7 @@ impl EnforcedAttachment {
                     ..Limits::default()
                 },
             },
+            own,
             bandwidth: protect.bandwidth.map(|bandwidth| {
                 let mtu =
                     ends.map_or(0, |ends| ends.pod.mtu.max(ends.host.as_ref().map_or(0, |host| host.mtu)));
@@ -135,7 +141,7 @@ impl EnforcedAttachment {
     /// The attachment as a member of the fast path.
     pub(crate) fn member(&self) -> Member {
         let (id, device, mac) = (self.id, self.host_index(), self.attachment.mac);
-        let addresses = self.attachment.addresses.clone();
+        let addresses = self.own.clone();
         Member { id, mac, addresses, device, routed: self.routed, kept_off: self.kept_off.clone() }
     }
 
@@ -299,6 +305,7 @@ pub(super) mod tests {
             delegated: false,
             when: EnforceWhen::Always,
             pod_index: 2,
+            own: Vec::new(),
             bandwidth: None,
             endpoint: Some(Endpoint {
                 id,

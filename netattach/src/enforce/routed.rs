@@ -111,7 +111,7 @@ impl Routed {
         if !state.wanted || !is_default || attachment.point.is_nowhere() {
             return Ok(());
         }
-        state.maps.guard(attachment.id, &attachment.attachment.addresses)?;
+        state.maps.guard(attachment.id, &attachment.own)?;
         // Only in this case is it known how packets reach the node.
         if let (HookPoint::NodeEnd(device), false) = (&attachment.point, attachment.is_delegated()) {
             let gateway = Gateway::find(*device, attachment.routed, host)?;

@@ -15,6 +15,7 @@ mod ipvlan;
 mod loopback;
 mod macvlan;
 mod ptp;
+mod sources;
 mod translation;
 pub mod tuning;
 mod veth;
@@ -363,10 +364,14 @@ impl Request<'_> {
         configure: Configure,
     ) -> Result<impl Iterator<Item = Step> + use<>, PlanError> {
         let bandwidth = self.bandwidth()?;
-        let fast_path = self.fast_path()?;
+        let sources = sources::parse(self)?;
+        // The fast path finds pods by the addresses that are theirs alone.
+        let fast_path = self.fast_path()? && sources.is_full();
         let protect = self.protect.map(|protect| {
             Step::Protect(Protect {
-                check_addresses: protect.check_addresses && addressed,
+                check_mac: protect.check_mac && sources.mac,
+                check_addresses: protect.check_addresses && sources.addresses && addressed,
+                allowed: sources.allowed,
                 bandwidth,
                 fast_path,
                 ..protect.clone()
@@ -381,6 +386,7 @@ impl Request<'_> {
     /// One of these keys is set.
     fn refuse_on_parent(&self, driver: &dyn Driver) -> Result<(), PlanError> {
         self.refuse(driver.kind(), &[("fastPath", json!(false))])?;
+        sources::refuse_on_parent(self, driver)?;
         if !driver.is_judged(self.config) {
             self.refuse(driver.kind(), &[("bandwidth", json!({}))])?;
         }

@@ -13,6 +13,7 @@ fn planned(kind: &str, keys: Value, protected: bool) -> Result<Vec<Step>, PlanEr
         zone: 1,
         check_mac: true,
         check_addresses: true,
+        allowed: Vec::new(),
         bandwidth: None,
         fast_path: true,
         when: crate::step::EnforceWhen::Always,

@@ -304,6 +304,7 @@ fn protect(
         zone: numbers.network(&network.name),
         check_mac: true,
         check_addresses: true,
+        allowed: Vec::new(),
         bandwidth: None,
         fast_path,
         when,

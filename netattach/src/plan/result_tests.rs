@@ -228,6 +228,7 @@ fn protect(when: EnforceWhen) -> Protect {
         zone: 1,
         check_mac: true,
         check_addresses: true,
+        allowed: Vec::new(),
         bandwidth: None,
         fast_path: false,
         when,

@@ -155,6 +155,9 @@ pub struct Protect {
     pub check_mac: bool,
     /// Drop packets from the pod with source addresses other than its own.
     pub check_addresses: bool,
+    /// Addresses beside its own that it may send from, and answer for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub allowed: Vec<IpAddr>,
     /// Rate limits for receiving and sending, in bits per second, each with its burst in bits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<crate::npwg::selection::Bandwidth>,
@@ -167,6 +170,21 @@ pub struct Protect {
     /// Ethertypes that pass in addition to IP and ARP, regardless of policies.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ethertypes: Vec<u16>,
+}
+
+impl Protect {
+    /// What passes beside the pod's own addresses, in words; `None`: nothing.
+    pub fn laxity(&self) -> Option<String> {
+        match (self.check_mac, self.check_addresses) {
+            (false, _) => Some("the pod may send from any Ethernet and IP address".to_owned()),
+            (true, false) => Some("the pod may send from any IP address".to_owned()),
+            (true, true) if !self.allowed.is_empty() => {
+                let allowed: Vec<String> = self.allowed.iter().map(IpAddr::to_string).collect();
+                Some(format!("the pod may send from {} too", allowed.join(", ")))
+            }
+            (true, true) => None,
+        }
+    }
 }
 
 /// The default of `fast_path` for records from before the field existed.

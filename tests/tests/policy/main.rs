@@ -3,6 +3,7 @@
 //! | module | tests |
 //! |---|---|
 //! | `policy_live` | policies and anti-spoofing between attached pods |
+//! | `sources` | definitions that let a pod send in the name of others |
 //! | `services` | policies with Services, where the node translates addresses |
 //! | `macvlan`, `ipvlan`, `in_pod` | policies on macvlans, ipvlans and interfaces that other plugins make |
 //! | `on_parent` | the policies of the tests of macvlans and ipvlans |
@@ -26,4 +27,5 @@ mod on_parent;
 mod packet_log;
 mod policy_live;
 mod services;
+mod sources;
 mod vlan;

@@ -1,0 +1,92 @@
+//! `sourceCheck` and `allowedAddresses`: what passes in whose name, and what does not.
+
+use std::net::{IpAddr, SocketAddr};
+
+use netattach_tests::manifest::{NAMESPACE, network, pod};
+use netattach_tests::node::ip;
+use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, datagram_from};
+use netattach_tests::{Node, Pod};
+use serde_json::{Value, json};
+
+/// The networks, by the keys that their definition has.
+const NETWORKS: [(&str, &str); 4] = [
+    ("strict", "{}"),
+    ("virtual", r#"{"allowedAddresses": ["10.61.0.100", "fd00:61::100"]}"#),
+    ("router", r#"{"sourceCheck": "mac"}"#),
+    ("machine", r#"{"sourceCheck": "off"}"#),
+];
+
+fn config(node: &Node, number: usize, keys: &str) -> Value {
+    let mut config: Value = serde_json::from_str(keys).unwrap();
+    config["cniVersion"] = json!("1.0.0");
+    config["type"] = json!("bridge");
+    config["bridge"] = json!(format!("br{}", number + 1));
+    config["ipam"] = node.host_local(&["10.61.0.0/24", "fd00:61::/64"]);
+    config["ipam"]["dataDir"] = json!(node.path(&format!("leases-{number}")));
+    config
+}
+
+#[test]
+fn a_definition_says_in_whose_name_its_pods_may_send() {
+    let mut node = Node::new(&[]).unwrap();
+    for (number, (name, keys)) in NETWORKS.into_iter().enumerate() {
+        node.write(name, &network(NAMESPACE, name, &config(&node, number, keys))).unwrap();
+        for side in ["a", "b"] {
+            let object = pod(&format!("{side}-{name}"), &json!({}), &json!(name));
+            node.write(&format!("pod-{side}-{name}"), &object).unwrap();
+        }
+    }
+    node.start().unwrap();
+    // Which of these senders pass: its own address, the one that is allowed, another; the same by a foreign Ethernet
+    // address.
+    let expected = [
+        ("strict", [true, false, false], false, ""),
+        ("virtual", [true, true, false], false, "the pod may send from 10.61.0.100, fd00:61::100 too"),
+        ("router", [true, true, true], false, "the pod may send from any IP address"),
+        ("machine", [true, true, true], true, "the pod may send from any Ethernet and IP address"),
+    ];
+    for (name, passes, by_any_mac, detail) in expected {
+        let pods = ["a", "b"].map(|side| Pod::new(&format!("{side}-{name}")).unwrap());
+        let [a, b] = &pods;
+        for pod in &pods {
+            node.add(pod).success();
+            assert_eq!(node.check(pod).success(), Value::Null, "{name}");
+        }
+        for address in ["10.61.0.100/24", "10.61.0.101/24", "fd00:61::100/64", "fd00:61::101/64"] {
+            let mut words = vec!["addr", "add", address, "dev", "net1"];
+            if address.contains(':') {
+                words.push("nodad");
+            }
+            ip(&a.namespace, &words).unwrap();
+        }
+        for (to, from) in [
+            ("10.61.0.3", ["10.61.0.2", "10.61.0.100", "10.61.0.101"]),
+            ("fd00:61::3", ["fd00:61::2", "fd00:61::100", "fd00:61::101"]),
+        ] {
+            let echo = Echo::serve(&b.namespace, SocketAddr::new(to.parse().unwrap(), 7)).unwrap();
+            for (from, passes) in from.into_iter().zip(passes) {
+                let source: IpAddr = from.parse().unwrap();
+                let patience = if passes { PATIENCE } else { SILENCE };
+                let heard = datagram_from(&a.namespace, source, echo.address(), patience).unwrap();
+                assert_eq!(heard, passes, "{name}: {from} to {to}");
+            }
+        }
+        let shown = node.ctl(&["attachments", "--pod", &format!("{NAMESPACE}/a-{name}")]).unwrap();
+        let row = shown.as_array().unwrap().iter().find(|row| row["ifname"] == "net1");
+        let row = row.unwrap_or_else(|| panic!("{shown:#}"));
+        assert_eq!(
+            (&row["enforcement"], row["enforcement_detail"].as_str().unwrap_or_default()),
+            (&json!("full"), detail),
+            "{name}"
+        );
+        ip(&a.namespace, &["link", "set", "net1", "address", "02:00:00:00:00:77"]).unwrap();
+        let echo = Echo::serve(&b.namespace, "10.61.0.3:7".parse().unwrap()).unwrap();
+        let patience = if by_any_mac { PATIENCE } else { SILENCE };
+        let heard = datagram_from(&a.namespace, "10.61.0.2".parse().unwrap(), echo.address(), patience);
+        assert_eq!(heard.unwrap(), by_any_mac, "{name}: a foreign Ethernet address");
+        drop(echo);
+        for pod in &pods {
+            assert_eq!(node.del(pod).success(), Value::Null);
+        }
+    }
+}
