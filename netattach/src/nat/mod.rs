@@ -3,6 +3,7 @@
 //! | module | contents |
 //! |---|---|
 //! | [`wish`] | what one attachment wants, as elements of the table's sets. Pure |
+//! | `forgetting` | who has connections of UDP forgotten, and when |
 //! | `exceptions` | the list of destinations without masquerade that changes under attached pods. Pure |
 //! | `ports` | who has which port of the node. Pure |
 //! | `table` | the table in the kernel: what is in it and what should be |
@@ -13,13 +14,14 @@
 //! Decision 0028 says why it is so.
 
 mod exceptions;
+mod forgetting;
 mod ports;
 mod table;
 pub mod wish;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use ipnet::IpNet;
@@ -30,6 +32,7 @@ use crate::netlink::{self, Handle, conntrack};
 use crate::npwg::selection::PortProtocol;
 use crate::sysctl::{self, SysctlError};
 use exceptions::{Changes, Exceptions};
+use forgetting::{Forgetting, Stale, Which};
 use ports::Ports;
 use table::Table;
 use wish::{HostPort, Wish};
@@ -111,8 +114,11 @@ impl fmt::Display for Shown<'_> {
 }
 
 /// The node's translation of addresses.
-#[derive(Debug, Default)]
-pub struct Nat(Mutex<State>);
+#[derive(Debug)]
+pub struct Nat {
+    state: Mutex<State>,
+    forgetting: Forgetting,
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -129,7 +135,8 @@ struct State {
 impl Nat {
     /// The translation by the agent with that state directory.
     pub fn new(owner: &str) -> Self {
-        Self(Mutex::new(State { table: Table::new(owner), ..State::default() }))
+        let state = Mutex::new(State { table: Table::new(owner), ..State::default() });
+        Self { state, forgetting: Forgetting::new(forget) }
     }
 
     /// Takes over what an attachment of an earlier agent has. Nothing is written before [`Nat::begin`]. Two of them may
@@ -203,7 +210,8 @@ impl Nat {
         if let Some(device) = &wish.opened {
             open(device)?;
         }
-        forget_misled(&wish);
+        // Nobody waits for it: who reached somebody else by the port does so for some tens of milliseconds more.
+        self.forgetting.ask(Which::Misled, &wish.ports);
         Ok(())
     }
 
@@ -217,7 +225,10 @@ impl Nat {
         let removed = state.remove(key);
         drop(state);
         removed?;
-        forget_led(&wish);
+        if let Some(walk) = self.forgetting.ask(Which::Led, &wish.ports) {
+            // The address is free after this: no sender is to reach its next holder by a port that that does not have.
+            self.forgetting.wait(walk);
+        }
         Ok(())
     }
 
@@ -292,7 +303,7 @@ impl Nat {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // A panic between two writes leaves a state that the next look repairs.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -419,50 +430,39 @@ fn route_localnet(device: &str) -> String {
     format!("ipv4/conf/{device}/route_localnet")
 }
 
-/// Forgets the connections of UDP by which senders would go on reaching somebody else than the pod that has their port
-/// now. They are only late if this fails: their senders pause for half a minute, or the connections end.
-fn forget_misled(wish: &Wish) {
-    let ports: Vec<&HostPort> = udp(wish);
-    if ports.is_empty() {
-        return;
-    }
-    let own = Handle::open().and_then(|mut host| host.all_addresses()).unwrap_or_default();
+/// Forgets the connections of UDP by which senders would go on reaching somebody else than the pod that has their port,
+/// or a pod that has it no more. They are only late if this fails: their senders pause for half a minute, or the
+/// connections end.
+fn forget(stale: &Stale) {
+    let is_misled = |(which, _): &(Which, HostPort)| *which == Which::Misled;
+    let own = match stale.values().flatten().any(is_misled) {
+        true => Handle::open().and_then(|mut host| host.all_addresses()).unwrap_or_default(),
+        false => Vec::new(),
+    };
     let own: BTreeSet<IpAddr> = own.iter().map(|net| net.addr()).collect();
-    let is_node = |address: IpAddr| address.is_loopback() || own.contains(&address);
-    forget(&mut |connection| {
-        let meant = |port: &&&HostPort| at(port, connection.to) && connection.answers != port.to;
-        ports.iter().any(|port| meant(&port)) && is_node(connection.to.ip())
+    let forgotten = conntrack::forget_udp(&mut |connection| {
+        let ports = stale.get(&connection.to.port()).into_iter().flatten();
+        ports.filter(|(_, port)| is_of(port, connection.to.ip())).any(|(which, port)| match which {
+            Which::Led => connection.answers == port.to,
+            Which::Misled => {
+                let to = connection.to.ip();
+                connection.answers != port.to && (to.is_loopback() || own.contains(&to))
+            }
+        })
     });
-}
-
-/// Forgets the connections of UDP that led to a pod.
-fn forget_led(wish: &Wish) {
-    let ports: Vec<&HostPort> = udp(wish);
-    if !ports.is_empty() {
-        forget(&mut |connection| {
-            ports.iter().any(|port| at(port, connection.to) && connection.answers == port.to)
-        });
-    }
-}
-
-fn udp(wish: &Wish) -> Vec<&HostPort> {
-    wish.ports.iter().filter(|port| port.protocol == PortProtocol::Udp).collect()
-}
-
-fn at(port: &HostPort, to: SocketAddr) -> bool {
-    let same_family = port.at.is_ipv4() == to.is_ipv4();
-    let address = port.at.ip().is_unspecified() || port.at.ip() == to.ip();
-    same_family && address && port.at.port() == to.port()
-}
-
-fn forget(stale: &mut dyn FnMut(&conntrack::Connection) -> bool) {
-    match conntrack::forget_udp(stale) {
+    match forgotten {
         Ok(0) => {}
         Ok(connections) => tracing::debug!(connections, "connections of UDP by a port of the node forgotten"),
         Err(error) => {
             tracing::warn!(error = %Chain(&error), "connections of UDP by a port of the node not forgotten");
         }
     }
+}
+
+/// Whether the port is one of that address of the node.
+fn is_of(port: &HostPort, address: IpAddr) -> bool {
+    let at = port.at.ip();
+    at.is_ipv4() == address.is_ipv4() && (at.is_unspecified() || at == address)
 }
 
 #[cfg(test)]

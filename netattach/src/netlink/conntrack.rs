@@ -40,14 +40,14 @@ pub struct Connection {
 /// The kernel does not answer.
 pub fn forget_udp(stale: &mut dyn FnMut(&Connection) -> bool) -> Result<usize, Error> {
     let mut found = Vec::new();
-    for family in [Family::Ip4, Family::Ip6] {
-        // What changed while it was listed is of no matter: a new connection leads where it should.
-        dump(LIST, [GET, NEW], family, &[], &mut |tracked| {
-            if read(tracked).is_some_and(|connection| stale(&connection)) {
-                found.push((family, name_of(tracked)));
-            }
-        })?;
-    }
+    // Both families at once: the kernel walks through its whole table for each listing. What changed while it was listed
+    // is of no matter: a new connection leads where it should.
+    dump(LIST, [GET, NEW], Family::Any, &[], &mut |tracked| {
+        if let Some(connection) = read(tracked).filter(|connection| stale(connection)) {
+            let family = if connection.to.is_ipv4() { Family::Ip4 } else { Family::Ip6 };
+            found.push((family, name_of(tracked)));
+        }
+    })?;
     if found.is_empty() {
         return Ok(0);
     }
