@@ -14,7 +14,7 @@ use netattach::ipam::host_local::{self, Config};
 use serde_json::json;
 
 /// Names that files of a pool have; others are made of the input.
-const NAMES: [&str; 10] = [
+const NAMES: [&str; 11] = [
     "10.1.0.1",
     "10.1.0.2",
     "10.1.0.3",
@@ -25,6 +25,7 @@ const NAMES: [&str; 10] = [
     "last_reserved_ip.1",
     "lock",
     ".netattach-reservation",
+    ".netattach-reservation.1",
 ];
 
 // Lines: a byte that chooses a name, then the content up to the next zero.

@@ -103,8 +103,8 @@ impl Snapshot {
                 || path.contains("/last_reserved_ip.")
                 || path == "state/journal/pools.jsonl"
                 || path == "state/journal/boot";
-            // The file of the last reservation, kept empty for the next.
-            let spare = path.ends_with("/.netattach-reservation");
+            // The files of released reservations, kept empty for the next.
+            let spare = path.contains("/.netattach-reservation.");
             !(stays || spare && content.is_empty())
         });
         let mut pins = BTreeSet::new();

@@ -47,6 +47,10 @@ impl Totals {
     /// Adds what an attachment has counted since the last time.
     pub(super) fn add(&mut self, of: Of, network: &str, now: &Stats) {
         let before = self.last.insert(of, Last { counted: *now, ended: false });
+        if before.is_some_and(|last| last.counted == *now) {
+            // As most attachments at most scrapes.
+            return;
+        }
         let last = before.map(|last| last.counted).filter(|last| !is_reset(last, now)).unwrap_or_default();
         let is_known = self.sums.contains_key(network) || self.sums.len() < MOST_NETWORKS;
         let sum = self.sums.entry(if is_known { network } else { catalogue::OTHER }.to_owned()).or_default();

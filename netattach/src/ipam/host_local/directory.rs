@@ -9,9 +9,10 @@
 //! holder of the lock uses the temporary name, so a stray one belongs to no writer and is removed by the next reader;
 //! to the Go plugin it is a file whose name is not an address.
 //!
-//! The file of a released reservation is renamed to the temporary name and emptied, for reuse by the next reservation:
-//! if files are created and deleted often, ext4 spends more time on finding an inode that was not deleted within the
-//! last minutes than on all the rest.
+//! The file of a released reservation is renamed to a spare name ([`TEMPORARY`] and a number) and emptied, for reuse by
+//! one of the next reservations: if files are created and deleted often, ext4 spends more time on finding an inode that
+//! was not deleted within the last minutes than on all the rest. At most [`MOST_SPARES`] are kept. They are the process's
+//! own, like the temporary name: the next reader removes those that are left over.
 //!
 //! Nothing is synced to disk. A power loss also ends every container that holds an address here, so a lost reservation
 //! does no harm; it may leave a file without content, as does a Go plugin killed between create and write. Under the
@@ -34,6 +35,8 @@ use crate::{bounded, budget, sync};
 
 const LOCK: &str = "lock";
 const TEMPORARY: &str = ".netattach-reservation";
+/// As many pods as a node has at once, with a few to spare.
+const MOST_SPARES: u16 = 256;
 
 /// An open directory and its lock file.
 #[derive(Debug)]
@@ -52,11 +55,11 @@ pub(super) struct Contents {
     files: HashMap<IpAddr, File>,
     /// The address reserved last, by set, with the file that stores it, as read or written under this lock.
     cursors: HashMap<usize, Cursor>,
-    /// Whether an empty file has the temporary name.
-    spare: bool,
-    /// Whether the file of a released reservation is kept as the spare file: worth it only in a process that lives
+    /// Number of empty files: they have the spare names from 1 to this.
+    spares: u16,
+    /// Whether the files of released reservations are kept as spare files: worth it only in a process that lives
     /// longer than one call.
-    pub(super) keeps_spare: bool,
+    pub(super) keeps_spares: bool,
 }
 
 /// The address reserved last in a set, and its file.
@@ -153,8 +156,8 @@ impl Locked<'_> {
         for entry in rustix::fs::Dir::read_from(&self.0.directory).map_err(failed)? {
             let entry = entry.map_err(failed)?;
             let Ok(name) = entry.file_name().to_str() else { continue };
-            if name == TEMPORARY {
-                self.remove_name(TEMPORARY).map_err(failed)?;
+            if name == TEMPORARY || is_spare(name) {
+                self.remove_name(name).map_err(failed)?;
             } else if let Some(address) = address_of(name) {
                 contents.files.insert(address, self.read_reservation(name));
             }
@@ -198,8 +201,9 @@ impl Locked<'_> {
         let name = address.to_string();
         let content = file_content(owner);
         let abandoned = contents.files.get(&address) == Some(&File::Abandoned);
-        let spare = std::mem::take(&mut contents.spare);
-        self.write_reservation(&name, content.as_bytes(), spare, abandoned)
+        let spare = (contents.spares > 0).then(|| spare_name(contents.spares));
+        contents.spares = contents.spares.saturating_sub(1);
+        self.write_reservation(&name, content.as_bytes(), spare.as_deref(), abandoned)
             .map_err(|error| Error::Reserve { path: self.0.path.join(&name), source: error.into() })?;
         crate::crash_point!("lease", name);
         contents.files.insert(address, File::Held(content.trim_ascii().as_bytes().into()));
@@ -209,8 +213,10 @@ impl Locked<'_> {
     /// Removes a reservation. Succeeds if it does not exist.
     pub(super) fn remove(&self, contents: &mut Contents, address: IpAddr) -> Result<(), Error> {
         let name = address.to_string();
-        let removed = match contents.keeps_spare && !contents.spare {
-            true => self.make_spare(&name).map(|made| contents.spare = made),
+        let removed = match contents.keeps_spares && contents.spares < MOST_SPARES {
+            true => self
+                .make_spare(&name, &spare_name(contents.spares + 1))
+                .map(|made| contents.spares += u16::from(made)),
             false => self.remove_name(&name),
         };
         removed.map_err(|error| Error::Remove { path: self.0.path.join(&name), source: error.into() })?;
@@ -231,18 +237,25 @@ impl Locked<'_> {
         Some(stamp).filter(|stamp| stamp.modified == (mark.tv_sec, mark.tv_nsec))
     }
 
-    fn write_reservation(&self, name: &str, content: &[u8], spare: bool, replace: bool) -> Result<(), Errno> {
-        let file = match spare.then(|| self.open_spare()) {
-            Some(Ok(file)) => file,
-            _ => self.create_temporary()?,
+    fn write_reservation(
+        &self,
+        name: &str,
+        content: &[u8],
+        spare: Option<&str>,
+        replace: bool,
+    ) -> Result<(), Errno> {
+        let opened = spare.and_then(|spare| Some((spare, self.open_spare(spare).ok()?)));
+        let (from, file) = match opened {
+            Some(opened) => opened,
+            None => (TEMPORARY, self.create_temporary()?),
         };
         let written = write_all(&file, content).and_then(|()| {
             crate::crash_point!("lease", "written");
-            self.give_name(name, replace)
+            self.give_name(from, name, replace)
         });
         if written.is_err() {
-            // The next reader removes a temporary file that is left over.
-            let _ = self.remove_name(TEMPORARY);
+            // The next reader removes a file that is left over.
+            let _ = self.remove_name(from);
         }
         written
     }
@@ -258,40 +271,40 @@ impl Locked<'_> {
         }
     }
 
-    fn open_spare(&self) -> Result<OwnedFd, Errno> {
+    fn open_spare(&self, name: &str) -> Result<OwnedFd, Errno> {
         sync::step();
         let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        rustix::fs::openat(&self.0.directory, TEMPORARY, flags, Mode::empty())
+        rustix::fs::openat(&self.0.directory, name, flags, Mode::empty())
     }
 
-    /// Turns a reservation into the spare file. `false` if the reservation did not exist.
+    /// Turns a reservation into a spare file. `false` if the reservation did not exist.
     ///
     /// Renamed first: from then on the address is free, even if the agent is killed before the file is emptied.
-    fn make_spare(&self, name: &str) -> Result<bool, Errno> {
+    fn make_spare(&self, name: &str, spare: &str) -> Result<bool, Errno> {
         sync::step();
         let directory = &self.0.directory;
-        match rustix::fs::renameat(directory, name, directory, TEMPORARY) {
+        match rustix::fs::renameat(directory, name, directory, spare) {
             Err(Errno::NOENT) => return Ok(false),
             other => other?,
         }
-        match self.open_spare().and_then(|file| empty(&file)) {
+        match self.open_spare(spare).and_then(|file| empty(&file)) {
             Ok(()) => Ok(true),
-            Err(_) => self.remove_name(TEMPORARY).map(|()| false),
+            Err(_) => self.remove_name(spare).map(|()| false),
         }
     }
 
-    /// Renames the temporary file; fails if the name exists, unless it is to be replaced.
-    fn give_name(&self, name: &str, replace: bool) -> Result<(), Errno> {
+    /// Renames a file that has been written; fails if the name exists, unless it is to be replaced.
+    fn give_name(&self, from: &str, name: &str, replace: bool) -> Result<(), Errno> {
         sync::step();
         let directory = &self.0.directory;
         if replace {
-            return rustix::fs::renameat(directory, TEMPORARY, directory, name);
+            return rustix::fs::renameat(directory, from, directory, name);
         }
-        match rustix::fs::renameat_with(directory, TEMPORARY, directory, name, RenameFlags::NOREPLACE) {
+        match rustix::fs::renameat_with(directory, from, directory, name, RenameFlags::NOREPLACE) {
             // A file system without `RENAME_NOREPLACE`: the same in two steps.
             Err(Errno::INVAL | Errno::NOSYS) => {
-                rustix::fs::linkat(directory, TEMPORARY, directory, name, AtFlags::empty())?;
-                self.remove_name(TEMPORARY)
+                rustix::fs::linkat(directory, from, directory, name, AtFlags::empty())?;
+                self.remove_name(from)
             }
             renamed => renamed,
         }
@@ -436,6 +449,15 @@ fn owner(file: &File) -> Option<Owner> {
 /// The address in a file name. A name other than the canonical text never belongs to a reservation.
 fn address_of(name: &str) -> Option<IpAddr> {
     name.parse::<IpAddr>().ok().filter(|address| address.to_canonical().to_string() == name)
+}
+
+fn spare_name(number: u16) -> String {
+    format!("{TEMPORARY}.{number}")
+}
+
+fn is_spare(name: &str) -> bool {
+    let number = name.strip_prefix(TEMPORARY).and_then(|rest| rest.strip_prefix('.'));
+    number.is_some_and(|number| number.parse::<u16>().is_ok())
 }
 
 fn cursor_name(set: usize) -> String {

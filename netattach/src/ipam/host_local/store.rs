@@ -422,7 +422,7 @@ impl Leases {
             let directory = opened.lock(deadline)?;
             // Other processes change the directory only under the lock.
             if Stamp::of(path) == remembered {
-                contents.keeps_spare = true;
+                contents.keeps_spares = true;
                 return acted(&directory, stamp, contents, act).map(Some);
             }
         }
@@ -524,7 +524,8 @@ mod tests {
         Owner { container_id: container_id.to_owned(), ifname: ifname.to_owned() }
     }
 
-    const SPARE: &str = ".netattach-reservation";
+    const SPARE: &str = ".netattach-reservation.1";
+    const SECOND: &str = ".netattach-reservation.2";
 
     /// Name and content of every file except the lock.
     fn files(config: &Config) -> Vec<(String, String)> {
@@ -625,15 +626,40 @@ mod tests {
         for ifname in ["net1", "net2"] {
             leases.release(dir.path(), "net", &owner("a-long-name", ifname)).unwrap();
         }
-        assert_eq!(files(&config), named(&[(SPARE, ""), ("last_reserved_ip.0", "10.0.0.3")]));
+        assert_eq!(files(&config), named(&[(SPARE, ""), (SECOND, ""), ("last_reserved_ip.0", "10.0.0.3")]));
         leases.allocate(&config, &owner("b", "eth0")).unwrap();
-        assert_eq!((inode("10.0.0.4") == first, first == second), (true, false));
-        assert_eq!(files(&config), named(&[("10.0.0.4", "b\r\neth0"), ("last_reserved_ip.0", "10.0.0.4")]));
+        assert_eq!((inode("10.0.0.4") == second, first == second), (true, false));
+        let after = [(SPARE, ""), ("10.0.0.4", "b\r\neth0"), ("last_reserved_ip.0", "10.0.0.4")];
+        assert_eq!(files(&config), named(&after));
+        // Another process knows of no spare file that is not its own.
+        Leases::default().allocate(&config, &owner("c", "eth0")).unwrap();
+        assert_eq!(files(&config).len(), 3);
+        Leases::default().release(dir.path(), "net", &owner("c", "eth0")).unwrap();
+        leases.check(dir.path(), "net", &owner("b", "eth0"), &[]).unwrap();
         // A file that has another hard link keeps its content.
         fs::hard_link(config.directory().join("10.0.0.4"), dir.path().join("kept")).unwrap();
         leases.release(dir.path(), "net", &owner("b", "eth0")).unwrap();
-        assert_eq!(files(&config), named(&[("last_reserved_ip.0", "10.0.0.4")]));
+        assert_eq!(files(&config), named(&[("last_reserved_ip.0", "10.0.0.5")]));
         assert_eq!(fs::read_to_string(dir.path().join("kept")).unwrap(), "b\r\neth0");
+    }
+
+    #[test]
+    fn as_many_files_are_kept_as_a_node_attaches_pods_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path(), json!([[{"subnet": "10.0.0.0/22"}]]));
+        let leases = Leases::default();
+        let containers: Vec<String> = (0..300).map(|number| format!("c{number}")).collect();
+        for _ in 0..2 {
+            for container in &containers {
+                leases.allocate(&config, &owner(container, "eth0")).unwrap();
+            }
+            for container in &containers {
+                leases.release(dir.path(), "net", &owner(container, "eth0")).unwrap();
+            }
+            let files = files(&config);
+            let empty = files.iter().filter(|(name, content)| name.starts_with(".netattach-") && content.is_empty());
+            assert_eq!((empty.count(), files.len()), (256, 257));
+        }
     }
 
     #[test]
