@@ -21,10 +21,15 @@ use crate::netlink::{Changes, Handle, LinkWatch, Moves, StationWatch};
 
 /// How long a change waits for others that come with it: attaching a pod makes several.
 const GATHER: Duration = Duration::from_millis(50);
+/// The longest that one waits on a node whose looks take long: while pods come one after another, a tenth of a processor
+/// goes to the looks, and not all that is left of it.
+const LONGEST_GATHER: Duration = Duration::from_millis(500);
 /// How often packet filters and IPsec policies are looked at, of which the kernel does not notify.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// Every so many of these looks programs are looked at too, which costs two questions for each device.
-const PROGRAMS: u32 = 5;
+/// How often programs are looked at too, which costs two questions for each device; on a node where that takes long as
+/// often as takes a five-hundredth of a processor, and at least so often.
+const PROGRAMS: Duration = Duration::from_secs(5);
+const PROGRAMS_AT_LEAST: Duration = FULL_LOOK_INTERVAL;
 /// How often all links are, in case a notification was missed.
 const FULL_LOOK_INTERVAL: Duration = Duration::from_secs(30);
 /// How long packets take the fast path after the last look: without an agent it is not noticed when they no longer should.
@@ -60,6 +65,26 @@ struct State {
     /// Where the program of uplinks runs; `None`: it has not been looked for yet.
     running: Option<BTreeSet<u32>>,
     xdp: xdp::XdpStates,
+}
+
+/// The last look at all that can be seen.
+#[derive(Debug, Clone, Copy, Default)]
+struct LastLook {
+    ended: Option<Instant>,
+    took: Duration,
+}
+
+impl LastLook {
+    /// How long a change waits for others.
+    fn gather(&self) -> Duration {
+        (self.took * 10).clamp(GATHER, LONGEST_GATHER)
+    }
+
+    /// Whether programs are to be looked at again.
+    fn is_long_ago(&self) -> bool {
+        let pause = (self.took * 500).clamp(PROGRAMS, PROGRAMS_AT_LEAST);
+        self.ended.is_none_or(|ended| ended.elapsed() >= pause)
+    }
 }
 
 impl FastPaths {
@@ -156,7 +181,7 @@ impl FastPaths {
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut node = Observation::default();
         let mut full_look: Option<Instant> = None;
-        let mut light_looks = 0;
+        let mut last = LastLook::default();
         loop {
             // All may be dropped at any time: notifications stay in the socket, a member in the list, a tick comes again.
             let gather = tokio::select! {
@@ -177,7 +202,7 @@ impl FastPaths {
                 _ = tick.tick() => false,
             };
             if gather {
-                tokio::time::sleep(GATHER).await;
+                tokio::time::sleep(last.gather()).await;
             }
             let is_due = full_look.is_none_or(|last| last.elapsed() >= FULL_LOOK_INTERVAL);
             let told = watch.get_mut().changes();
@@ -193,8 +218,8 @@ impl FastPaths {
             if changes == Changes::Anything {
                 full_look = Some(Instant::now());
             }
-            let is_light = !gather && changes.is_none() && light_looks + 1 < PROGRAMS;
-            light_looks = if is_light { light_looks + 1 } else { 0 };
+            let is_light = !gather && changes.is_none() && !last.is_long_ago();
+            let begun = Instant::now();
             let this = Arc::clone(&self);
             let looked = tokio::task::spawn_blocking(move || {
                 let done = crate::upkeep(|| match is_light {
@@ -206,6 +231,9 @@ impl FastPaths {
             // The join error is a panic, which the panic hook has reported; everything is looked at again.
             let (seen, done) = looked.await.unwrap_or_else(|_| (Observation::default(), Ok(())));
             node = seen;
+            if !is_light {
+                last = LastLook { ended: Some(Instant::now()), took: begun.elapsed() };
+            }
             if let Err(error) = done {
                 tracing::warn!(error = %Chain(&error), "fast path not updated");
                 full_look = None;

@@ -29,6 +29,8 @@ struct Config {
     mtu: Option<u32>,
     #[serde(default)]
     bcqueuelen: Option<u32>,
+    #[serde(default, rename = "linkLocal")]
+    link_local: bool,
 }
 
 impl Driver for Macvlan {
@@ -68,8 +70,17 @@ impl Driver for Macvlan {
         }))];
         let ipam = request.ipam()?;
         let addressed = ipam.is_some();
+        let is_checked =
+            request.protect.is_some_and(|protect| protect.check_addresses) && self.is_judged(request.config);
         steps.extend(ipam);
-        let configure = Configure { dns: request.dns()?, ..Configure::default() };
+        let configure = Configure {
+            dns: request.dns()?,
+            // What it would be good for does not pass: a pod sends from the addresses of its lease only, so not from one that
+            // it makes itself by a router's advertisement. And what its link-local address sends when it comes goes to
+            // all macvlans of the parent.
+            v4_alone: addressed && is_checked && !config.link_local,
+            ..Configure::default()
+        };
         steps.extend(request.finish(addressed, configure)?);
         Ok(steps)
     }

@@ -420,9 +420,9 @@ fn loopback_is_raised_whatever_the_configuration_says() {
     assert_eq!(plan("loopback", json!({"ipam": 7, "mtu": "x"})), [Step::RaiseLoopback]);
 }
 
-#[test]
-fn with_a_dataplane_an_attachment_is_protected_before_it_is_configured() {
-    let protect = Protect {
+/// What the dataplane is told of an attachment whose sources it verifies.
+fn protected() -> Protect {
+    Protect {
         id: 3,
         zone: 5,
         check_mac: true,
@@ -432,7 +432,31 @@ fn with_a_dataplane_an_attachment_is_protected_before_it_is_configured() {
         fast_path: true,
         when: crate::step::EnforceWhen::Always,
         ethertypes: Vec::new(),
+    }
+}
+
+#[test]
+fn a_macvlan_without_ipv6_has_no_link_local_address_where_its_sources_are_verified() {
+    let args = CniArgs::default();
+    let v4_alone = |config: Value, protect: Option<&Protect>| {
+        let mut whole = object(json!({"name": "net", "type": "macvlan"}));
+        whole.extend(object(config));
+        match driver("macvlan").unwrap().plan(&Request { protect, ..request(&whole, &args) }).unwrap().pop() {
+            Some(Step::Configure(configure)) => configure.v4_alone,
+            other => panic!("{other:?}"),
+        }
     };
+    let protect = protected();
+    assert!(v4_alone(json!({"ipam": pool()}), Some(&protect)));
+    assert!(!v4_alone(json!({"ipam": pool(), "linkLocal": true}), Some(&protect)));
+    assert!(!v4_alone(json!({"ipam": pool(), "mode": "passthru"}), Some(&protect)));
+    assert!(!v4_alone(json!({}), Some(&protect)));
+    assert!(!v4_alone(json!({"ipam": pool()}), None));
+}
+
+#[test]
+fn with_a_dataplane_an_attachment_is_protected_before_it_is_configured() {
+    let protect = protected();
     let args = CniArgs::default();
     for (config, check_addresses) in
         [(json!({}), false), (json!({"ipam": pool(), "macspoofchk": true}), true)]

@@ -5,6 +5,7 @@
 //! fails.
 
 use std::os::fd::AsRawFd;
+use std::sync::{Mutex, PoisonError};
 
 use netlink_packet_core::{NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
@@ -45,6 +46,9 @@ const DUMP_TRIES: u32 = 5;
 const AT_ONCE: usize = 64;
 /// `asm-generic/socket.h`.
 const SO_NETNS_COOKIE: libc::c_int = 71;
+
+/// Held by who sends. It guards no data.
+static SENDS: Mutex<()> = Mutex::new(());
 
 /// One request of a batch.
 pub(super) struct NetlinkRequest {
@@ -123,6 +127,13 @@ impl Socket {
         timing::part(name, || self.exchange(name, &names, base, &datagram))
     }
 
+    /// Sends a datagram; the kernel carries it out before this returns. One at a time: the kernel has one lock for the
+    /// links of all namespaces, and who waits for that spins.
+    fn send(&self, datagram: &[u8]) -> std::io::Result<usize> {
+        let _turn = SENDS.lock().unwrap_or_else(PoisonError::into_inner);
+        self.raw.send(datagram, 0)
+    }
+
     /// Sends a datagram and waits until each of its requests is acknowledged.
     fn exchange(
         &mut self,
@@ -131,7 +142,7 @@ impl Socket {
         base: u32,
         datagram: &[u8],
     ) -> Result<Vec<Reply>, Error> {
-        self.raw.send(datagram, 0).map_err(|source| Error::Send(name, source))?;
+        self.send(datagram).map_err(|source| Error::Send(name, source))?;
         let mut replies: Vec<Option<Reply>> = names.iter().map(|_| None).collect();
         let mut pending: Vec<Vec<RouteNetlinkMessage>> = names.iter().map(|_| Vec::new()).collect();
         let mut missing = names.len();
@@ -217,7 +228,7 @@ impl Socket {
         let mut datagram = Vec::new();
         self.append(&mut datagram, message, NLM_F_REQUEST | NLM_F_DUMP);
         let wanted = self.sequence;
-        self.raw.send(&datagram, 0).map_err(|source| Error::Send(name, source))?;
+        self.send(&datagram).map_err(|source| Error::Send(name, source))?;
         let mut found = Vec::new();
         let mut interrupted = false;
         loop {

@@ -657,7 +657,8 @@ mod tests {
                 leases.release(dir.path(), "net", &owner(container, "eth0")).unwrap();
             }
             let files = files(&config);
-            let empty = files.iter().filter(|(name, content)| name.starts_with(".netattach-") && content.is_empty());
+            let empty =
+                files.iter().filter(|(name, content)| name.starts_with(".netattach-") && content.is_empty());
             assert_eq!((empty.count(), files.len()), (256, 257));
         }
     }
