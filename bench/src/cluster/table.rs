@@ -45,6 +45,8 @@ pub(super) fn limits(adds: &Adds, burst: &Bursts, populated: &Populated, peers: 
     let per_call = |calls: usize| calls as f64 / adds.rounds.max(1) as f64;
     let mib = |kib: u64| kib as f64 / 1024.0;
     let pods = populated.pods;
+    // Three networks each.
+    let scrape_of_500 = populated.scrape.median * 500.0 / (3.0 * pods as f64);
     vec![
         Limit::new(
             "ADD in a cluster, to ADD by files",
@@ -74,7 +76,7 @@ pub(super) fn limits(adds: &Adds, burst: &Bursts, populated: &Populated, peers: 
             "MiB",
         ),
         Limit::new("one pod of another node", populated.bytes_per_peer, 300.0, "bytes"),
-        Limit::new("a scrape of the metrics of these pods", populated.scrape.median, 5.0, "ms"),
+        Limit::new("a scrape of the metrics, for each 500 attachments", scrape_of_500, 5.0, "ms"),
         Limit::new("idle, of a processor", populated.idle, 0.5, "%"),
         Limit::new("a pod elsewhere becomes a peer, p50", peers.allowed.median, 100.0, "ms"),
         Limit::new("p99", percentile(&peers.allowed, 99), 100.0, "ms"),
