@@ -5,7 +5,8 @@
 //!
 //! Drivers: `bridge`, `veth`, `ptp`, `macvlan` (and `macvtap`), `ipvlan`, `vlan`, `dummy`, `loopback`. The facts about
 //! the node that they need before they plan are in [`facts`]; the VLANs of a bridge's port are read in `bridge_vlans`,
-//! what the node translates for a pod in `translation`.
+//! what the node translates for a pod in `translation`, what it may send in whose name in `sources`. `tuning` is chained
+//! behind any of them.
 
 mod bridge;
 mod bridge_vlans;

@@ -6,7 +6,7 @@
 //! | module | contents |
 //! |---|---|
 //! | `socket`, `error` | several requests in one datagram; the kernel's refusals as data |
-//! | `link`, `link_change`, `peer` | links; changes of those that exist; the other end of a veth |
+//! | `link`, `link_change`, `properties`, `peer` | links; changes of those that exist; the other end of a veth |
 //! | `address`, `route`, `rule` | an interface's addresses; routes; rules that select routing tables |
 //! | `tc`, `tbf` | programs on clsact hooks; pacing by tbf |
 //! | `bridge`, `bridge_port` | a bridge that is made again as it was; ports, their VLANs |

@@ -4,7 +4,7 @@
 //! when a step fails. DEL derives from the configuration what an ADD may have left, and rolls that back. CHECK turns
 //! `prevResult` back into the outputs of the steps and compares as the agent does.
 //!
-//! `interface` has the interface plugins, `ipam` the address management; `install` puts the plugins' names into a
+//! `interface` has the interface plugins, `tuning` the chained one, `ipam` the address management; `install` puts the plugins' names into a
 //! directory, `copy` copies executables to a node, `conflist` writes the configuration for a runtime.
 
 mod conflist;
