@@ -431,7 +431,12 @@ impl Executor<'_> {
             self.host.ensure_address_absent(index, other)?;
         }
         for gateway in changes.add {
-            self.host.ensure_address(index, gateway)?;
+            if let Err(refused) = self.host.ensure_address(index, gateway) {
+                // Such a device has no IPv6, and the kernel takes its addresses for malformed.
+                let mtu = self.host.link_by_index(index)?.mtu;
+                let is_too_small = gateway.addr().is_ipv6() && (1..IPV6_MIN_MTU).contains(&mtu);
+                return Err(if is_too_small { StepError::SmallMtu(mtu) } else { refused.into() });
+            }
         }
         Ok(device.as_ref().map_or(Output::Nothing, |device| Output::Gateway(interface(device))))
     }

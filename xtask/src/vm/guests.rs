@@ -63,11 +63,12 @@ const OLDEST: Guest = Guest {
     ],
 };
 
-/// Two network cards with SR-IOV (Intel 82576) on one wire, and a kernel with tcx links and ipvlan: for VFs and ipvlans.
+/// Two network cards with SR-IOV (Intel 82576) on one wire, and a kernel with tcx links: for VFs, and for links whose
+/// drivers not every kernel has.
 const SRIOV: Guest = Guest {
     suite: "trixie",
     kernel: "linux-image-amd64",
-    modules: &["igb", "igbvf", "ipvlan"],
+    modules: &["igb", "igbvf", "ipvlan", "dummy", "macvtap"],
     devices: &[
         "-device",
         "pcie-root-port,id=port1,chassis=1,slot=1",
@@ -82,11 +83,15 @@ const SRIOV: Guest = Guest {
         "-device",
         "igb,bus=port2,netdev=wire2,mac=02:00:00:00:02:00",
     ],
-    plugins: &["host-device", "host-local"],
+    plugins: &["host-device", "host-local", "bridge", "dummy", "ipvlan", "vlan"],
     // Of the shell in which a guide is run.
     programs: &["bash", "cat", "cp", "env", "ln", "mkdir", "mount", "mv", "rm", "sed", "sleep", "unshare"],
     variables: &[("NETATTACH_SRIOV_DRIVER", "igb")],
-    tests: &[("policy", &["in_pod::sriov::", "ipvlan::"])],
+    tests: &[
+        ("policy", &["in_pod::sriov::", "ipvlan::", "policies_hold_on_vlans"]),
+        ("plugins", &["native::bridge_keys::", "native::versions::"]),
+        ("fast_path", &["kept_apart::"]),
+    ],
 };
 
 /// The modules that attachments, policies and the tests' own links use.
