@@ -10,6 +10,7 @@
 //! | [`namespace`], [`wires`], [`sriov`] | namespaces; devices that lead out of a node; cards with VFs |
 //! | [`call`], [`runtime`], [`machine`] | a call of the CNI executable; of a plugin, without an agent; real container runtimes |
 //! | [`kubelet`], [`cri`] | a kubelet's PodResources socket; a container runtime's CRI socket |
+//! | [`coming`] | pods that come and go all the time |
 //! | [`guide`] | pages that are run as they are written |
 //! | [`plugin_calls`] | the recorded calls of scripted plugins |
 //! | [`primaries`] | the configurations of other primary networks |
@@ -24,6 +25,7 @@ mod agent;
 pub mod api_server;
 pub mod call;
 pub mod cluster;
+pub mod coming;
 pub mod cri;
 pub mod guide;
 pub mod kubelet;

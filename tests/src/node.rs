@@ -49,6 +49,8 @@ pub struct Node {
     cluster: Option<(PathBuf, String)>,
     group: Option<PathBuf>,
     agent: Option<Agent>,
+    /// The agent that stands by.
+    next: Option<Agent>,
 }
 
 /// A pod's sandbox as a container runtime makes it: loopback down, nothing else.
@@ -87,6 +89,7 @@ impl Node {
             cluster: None,
             group: None,
             agent: None,
+            next: None,
         };
         for directory in ["source", "run", "state", "leases", "cni-bin"] {
             fs::create_dir(node.path(directory))?;
@@ -289,6 +292,38 @@ impl Node {
         }
         self.agent = Some(Agent::start(&self.namespace, command, said)?);
         Ok(())
+    }
+
+    /// Starts an agent that stands by while this node's serves, and waits until it does.
+    ///
+    /// # Errors
+    /// It does not get there; the error has its log.
+    pub fn stand_by(&mut self) -> Result<()> {
+        let mut command = self.agent_command(&executable("netattachd")?)?;
+        command.arg("--stand-by=300");
+        self.next = Some(Agent::start(&self.namespace, command, " standing by until ")?);
+        Ok(())
+    }
+
+    /// Ends this node's agent, and waits until the one that stands by serves in its place; returns the first one's log.
+    ///
+    /// # Errors
+    /// The first one cannot be ended so, or the next one does not serve.
+    pub fn hand_over(&mut self, end: impl FnOnce(&mut Self) -> Result<String>) -> Result<String> {
+        let next = self.next.take().context("no agent stands by")?;
+        let ended = end(self);
+        let serves = eventually(PATIENCE, || next.log_so_far().contains(" ready socket="));
+        ensure!(serves, "the next agent does not serve:\n{}", next.log_so_far());
+        self.agent = Some(next);
+        ended
+    }
+
+    /// Sends SIGTERM to the agent that stands by; returns its log, empty without one.
+    ///
+    /// # Errors
+    /// It did not end by itself with success.
+    pub fn dismiss(&mut self) -> Result<String> {
+        self.next.take().map_or_else(|| Ok(String::new()), Agent::stop)
     }
 
     /// Agents from now on are started in this control group of version 2.
@@ -510,6 +545,9 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
+        if let Some(next) = self.next.take() {
+            let _ = next.kill();
+        }
         match self.kill() {
             Ok(log) if std::thread::panicking() && !log.is_empty() => eprintln!("--- agent\n{log}---"),
             // An agent that has ended by itself cannot be ended again.

@@ -88,6 +88,10 @@ pub struct Arguments {
     /// Log the packets of this attachment only.
     #[arg(long, value_name = "NAMESPACE/POD/INTERFACE")]
     pub bpf_log_of: Option<String>,
+    /// While another agent serves this node, check what can be checked, and take over when it ends; be refused if it has
+    /// not ended after so many seconds [default: 0, be refused at once].
+    #[arg(long, value_name = "SECONDS")]
+    pub stand_by: Option<u64>,
     /// Show what this node offers an agent with these settings, and what to do about what is missing; changes nothing.
     /// Exit code 1 if something needed is missing.
     #[arg(long)]
@@ -128,6 +132,8 @@ pub struct Settings {
     pub state_dir: PathBuf,
     /// Directory of pinned BPF programs and maps.
     pub bpffs: PathBuf,
+    /// See [`Settings::stand_by`].
+    stand_by_seconds: u64,
     /// See [`Settings::default_network`].
     default_network: String,
     /// Namespace of a default network that is given without one.
@@ -495,6 +501,7 @@ impl Default for Settings {
             run_dir: "/run/netattach".into(),
             state_dir: "/var/lib/netattach".into(),
             bpffs: "/sys/fs/bpf/netattach".into(),
+            stand_by_seconds: 0,
             default_network: "kube-system/default".into(),
             default_network_namespace: "kube-system".into(),
             builtin: builtin::Settings::default(),
@@ -638,6 +645,9 @@ impl Settings {
         if let Some(of) = arguments.bpf_log_of {
             settings.bpf_log_of = of;
         }
+        if let Some(seconds) = arguments.stand_by {
+            settings.stand_by_seconds = seconds;
+        }
         if let Some(network) = arguments.default_network {
             settings.default_network = network;
         }
@@ -697,6 +707,7 @@ impl Settings {
         }
         range("clusterCIDRs", self.cluster_cidrs.len() as u64, 0, MOST_CLUSTER_CIDRS)?;
         range("maxAttachments", self.max_attachments.into(), 2, 65_535)?;
+        range("standBySeconds", self.stand_by_seconds, 0, 86_400)?;
         range("kubernetes.watchSeconds", kubernetes.watch_seconds.into(), 1, 600)?;
         range("podWaitSeconds", self.pod_wait_seconds, 0, 60)?;
         range("cniConf.agentWaitSeconds", self.cni_conf.agent_wait_seconds, 0, MAX_AGENT_WAIT)?;
@@ -751,6 +762,11 @@ impl Settings {
         let host = || rustix::system::uname().nodename().to_string_lossy().trim().to_lowercase();
         let name = named.unwrap_or_else(host);
         if is_subdomain(&name) { Ok(name) } else { Err(SettingsError::NodeName(name)) }
+    }
+
+    /// How long the end of an agent that serves this node already is waited for. `None`: not at all.
+    pub(super) fn stand_by(&self) -> Option<Duration> {
+        (self.stand_by_seconds > 0).then(|| Duration::from_secs(self.stand_by_seconds))
     }
 
     /// How long a sandbox has to be gone before it is detached without a DEL. `None`: it never is.

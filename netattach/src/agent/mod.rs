@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `config`, `settings_file`, `policy_settings`, `watching` | the command line and the settings |
 //! | `log`, `privileges`, `kernel_settings`, `plugin_root`, `plugin_group`, `owned`, `signals`, `reload` | the log; required capabilities; a writable `/proc/sys`; the node's root directory, and a control group, for other plugins; directory locks; signals; what SIGHUP takes anew |
-//! | [`run`], `background` | startup and serving; background tasks |
+//! | [`run`], `stand_by`, `sources`, `background` | startup and serving; which agent serves; where objects come from; background tasks |
 //! | `cni_conf`, `conf_keeper`, `conf_repair`, `conf_watch`, `runtime_conf` | the configuration file that makes a container runtime call netattach; keeps it in place; what is done against others; notices what they do; what the runtime says it reads |
 //! | `left_over`, `waiting_dels` | finishes operations that an earlier agent had begun; DELs recorded while no agent answered |
 //! | `handler`, `operation` | answers requests; carries out an operation, restarting it when necessary |
@@ -72,6 +72,8 @@ mod scheduler;
 mod settings_file;
 mod share;
 mod signals;
+mod sources;
+mod stand_by;
 mod traces;
 mod trouble;
 mod turns;
@@ -84,7 +86,8 @@ pub use config::{Arguments, Settings};
 pub use owned::{Owned, OwnedError, own_existing};
 pub use privileges::{Unprivileged, check as check_privileges};
 pub use report::features as kernel_features;
-pub use run::{AgentError, missing_rights, run};
+pub use run::{AgentError, run};
+pub use sources::missing_rights;
 
 /// `netattachd`: parses the command line, logs to standard error, and runs the agent.
 pub fn main() -> std::process::ExitCode {

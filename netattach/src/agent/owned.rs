@@ -11,7 +11,7 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
 /// How long the lock is retried, because another agent may be ending.
-const PATIENCE: Duration = Duration::from_secs(1);
+pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 /// Interval between retries.
 const INTERVAL: Duration = Duration::from_millis(20);
 
@@ -47,10 +47,10 @@ pub struct Owned {
 
 /// Locks a directory, which is created (mode 0700) if it is missing. The lock is on the directory itself (flock(2)), so
 /// the directory may be read-only and needs no lock file.
-pub(super) fn own(what: &'static str, path: &Path) -> Result<Owned, OwnedError> {
+pub(super) fn own(what: &'static str, path: &Path, patience: Duration) -> Result<Owned, OwnedError> {
     let failed = |source| OwnedError::Lock { what, path: path.to_owned(), source };
     DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(failed)?;
-    lock(what, path)
+    lock(what, path, patience)
 }
 
 /// Locks a directory, if it is there.
@@ -58,11 +58,11 @@ pub(super) fn own(what: &'static str, path: &Path) -> Result<Owned, OwnedError> 
 /// # Errors
 /// [`OwnedError`].
 pub fn own_existing(what: &'static str, path: &Path) -> Result<Option<Owned>, OwnedError> {
-    path.exists().then(|| lock(what, path)).transpose()
+    path.exists().then(|| lock(what, path, PATIENCE)).transpose()
 }
 
-/// Locks an existing directory.
-pub(super) fn lock(what: &'static str, path: &Path) -> Result<Owned, OwnedError> {
+/// Locks an existing directory. Blocks for up to `patience` while another process has locked it.
+pub(super) fn lock(what: &'static str, path: &Path, patience: Duration) -> Result<Owned, OwnedError> {
     let failed = |source| OwnedError::Lock { what, path: path.to_owned(), source };
     let directory = File::open(path).map_err(failed)?;
     let began = Instant::now();
@@ -70,7 +70,7 @@ pub(super) fn lock(what: &'static str, path: &Path) -> Result<Owned, OwnedError>
         match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(Owned { _directory: directory }),
             // An agent that has given its last answer on the socket may still be ending.
-            Err(Errno::WOULDBLOCK) if began.elapsed() < PATIENCE => std::thread::sleep(INTERVAL),
+            Err(Errno::WOULDBLOCK) if began.elapsed() < patience => std::thread::sleep(INTERVAL),
             Err(Errno::WOULDBLOCK) => return Err(OwnedError::Taken { what, path: path.to_owned() }),
             Err(error) => return Err(failed(error.into())),
         }
@@ -85,13 +85,13 @@ mod tests {
     fn a_directory_has_one_owner_at_a_time_and_is_free_when_it_ends() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a/state");
-        let first = own("state directory", &path).unwrap();
-        let message = own("state directory", &path).unwrap_err().to_string();
+        let first = own("state directory", &path, PATIENCE).unwrap();
+        let message = own("state directory", &path, PATIENCE).unwrap_err().to_string();
         assert_eq!(
             message,
             format!("another agent uses state directory {0}; find it with: fuser {0}", path.display())
         );
         drop(first);
-        lock("state directory", &path).unwrap();
+        lock("state directory", &path, PATIENCE).unwrap();
     }
 }

@@ -24,7 +24,7 @@ use super::left_over::LeftOver;
 use super::live;
 use super::log::{self, LogError};
 use super::metrics::{LastCounts, Metrics};
-use super::missed::{Repair, Repairs};
+use super::missed::Repairs;
 use super::node_check;
 use super::node_network::{self, NodeNetwork};
 use super::owned::{self, Owned, OwnedError};
@@ -38,6 +38,8 @@ use super::report::Reporter;
 use super::runtime_conf;
 use super::scheduler;
 use super::signals::Signals;
+use super::sources::{self, Sources};
+use super::stand_by::{self, Place};
 use super::traces::Traces;
 use super::trouble::Troubles;
 use super::watching::LogFormat;
@@ -55,7 +57,7 @@ use crate::error_chain::Chain;
 use crate::hooks::{AttachModes, NoHook, choose_all};
 use crate::ipam;
 use crate::journal::{JournalError, Store};
-use crate::kube::{Access, Cluster, ClusterError, ClusterOptions, NodesWanted, Watcher as ApiWatcher};
+use crate::kube::{Cluster, ClusterError};
 use crate::kubelet::PodResources;
 use crate::nat::Nat;
 use crate::netlink::nat::TABLE as NAT_TABLE;
@@ -63,12 +65,12 @@ use crate::netlink::{self, Changes, FilterWatch, Handle, LOOPBACK, LinkWatch, St
 use crate::netns::NetnsError;
 use crate::observe::{Event, Observer};
 use crate::plan::resolve::Options;
-use crate::publish::{Publish, PublishError, StatusFiles};
+use crate::publish::PublishError;
 use crate::rpc::message::Condition;
 use crate::rpc::pending::{self, Pending, PendingError};
-use crate::rpc::server::{Limits, ListenError, Listener, serve};
+use crate::rpc::server::{Limits, ListenError, serve};
+use crate::source::Source;
 use crate::source::files::FilesError;
-use crate::source::{Files, Source};
 
 /// How often the records of the packet programs are read; and how often while there are none and nobody asks for them.
 const OBSERVE_INTERVAL: Duration = Duration::from_millis(100);
@@ -117,6 +119,15 @@ pub enum AgentError {
     /// Plugins cannot be started in the root directory that was set.
     #[error(transparent)]
     PluginRoot(#[from] UnfitRoot),
+    /// Another agent serves, and has not ended while this one stood by.
+    #[error("stood by for {seconds} s, but the other agent goes on; is netattach set up twice on this node?")]
+    StoodBy {
+        /// How long, in seconds.
+        seconds: u64,
+        /// What it holds.
+        #[source]
+        source: ListenError,
+    },
     /// Another agent holds the state directory or the pins.
     #[error(transparent)]
     Owned(#[from] OwnedError),
@@ -254,14 +265,14 @@ async fn serve_until(
     arguments: Option<Arguments>,
 ) -> Result<(), AgentError> {
     let mut background = Background::default();
-    // The socket is bound first, and requests are answered only when everything else is ready.
-    let listener = Listener::bind(&settings.socket())?;
-    // An agent with another socket may use the same records and pins.
-    let _records = owned::own("state directory", &settings.state_dir)?;
-
     let settings = Arc::new(settings);
-    let start_with = Arc::clone(&settings);
-    let started = unless_signal(signals.ending(), move || start(&start_with)).await?;
+    let metrics = Arc::new(Metrics::default());
+    let Some(place) = stand_by::take_place(signals, &settings, &metrics).await? else { return Ok(()) };
+    let Place { listener, records: _records, sources } = place;
+
+    let start_with = (Arc::clone(&settings), Arc::clone(&metrics));
+    let started =
+        unless_signal(signals.ending(), move || start(&start_with.0, &start_with.1, sources)).await?;
     // Unfinished operations continue at the next start.
     let Some(started) = started else { return Ok(()) };
     let Started {
@@ -276,7 +287,6 @@ async fn serve_until(
         conf,
         owner,
         pins: _pins,
-        metrics,
         no_group,
     } = started?;
     signals.reloads(Reload::new(arguments, Arc::clone(&settings), Arc::clone(&source)));
@@ -426,7 +436,7 @@ async fn serve_until(
 ///
 /// # Errors
 /// A panic in the work: its partial result must not be served.
-async fn unless_signal<T: Send + 'static>(
+pub(super) async fn unless_signal<T: Send + 'static>(
     signal: impl Future<Output = &'static str>,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<Option<T>, AgentError> {
@@ -460,25 +470,31 @@ struct Started {
     owner: String,
     /// The lock of the pins.
     pins: Option<Owned>,
-    metrics: Arc<Metrics>,
     /// Why executed plugins have no control group, if they were to have one.
     no_group: Option<Condition>,
 }
 
-/// Starts all parts. Waits only for the kernel and the disk.
-fn start(settings: &Settings) -> Result<Started, AgentError> {
-    let metrics = Arc::new(Metrics::default());
-    let (source, publisher, cluster) = source(settings, &metrics)?;
+/// Starts all parts. Waits only for the kernel and the disk. `sources`: those that were opened before.
+fn start(
+    settings: &Settings,
+    metrics: &Arc<Metrics>,
+    sources: Option<Sources>,
+) -> Result<Started, AgentError> {
+    let (source, publisher, cluster) = match sources {
+        Some(sources) => sources,
+        None => sources::open(settings, metrics)?,
+    };
+    let lock_pins = || owned::lock(PINS, &settings.bpffs, stand_by::letting_go(settings));
     // If nothing is pinned yet, there are no pins of another agent to lock.
-    let mut pins = settings.bpffs.exists().then(|| owned::lock(PINS, &settings.bpffs)).transpose()?;
+    let mut pins = settings.bpffs.exists().then(lock_pins).transpose()?;
     let enforcer = enforcer(settings, &source)?;
     if pins.is_none() {
-        pins = Some(owned::lock(PINS, &settings.bpffs)?);
+        pins = Some(lock_pins()?);
     }
     let journal = Store::open(settings.state_dir.join("journal"))?;
     let owner = owner(settings);
     let (group, no_group) = plugin_group::prepare(settings);
-    let engine = engine(settings, journal, owner.clone(), &enforcer, &metrics, group)?;
+    let engine = engine(settings, journal, owner.clone(), &enforcer, metrics, group)?;
     let intents = Arc::new(intents(settings, &source)?);
     // End orphaned plugins before undoing what they may still be making, and before any container is given what they
     // may still be undoing.
@@ -510,66 +526,8 @@ fn start(settings: &Settings) -> Result<Started, AgentError> {
         conf,
         owner,
         pins,
-        metrics,
         no_group,
     })
-}
-
-/// The source of objects, where status is published, and the cluster if that is both.
-type Sources = (Arc<dyn Source>, Arc<dyn Publish>, Option<Arc<Cluster>>);
-
-/// Opens the source that the settings name.
-fn source(settings: &Settings, metrics: &Arc<Metrics>) -> Result<Sources, AgentError> {
-    let kubernetes = &settings.kubernetes;
-    if !kubernetes.enabled {
-        let files = Files::open(&settings.source, Default::default())?;
-        let statuses = StatusFiles::new(settings.run_dir.join("network-status"));
-        return Ok((Arc::new(files), Arc::new(statuses), None));
-    }
-    let cluster = Arc::new(Cluster::start(ClusterOptions {
-        watcher: Some(Arc::clone(metrics) as Arc<dyn ApiWatcher>),
-        ..cluster_options(settings)?
-    })?);
-    Ok((Arc::clone(&cluster) as Arc<dyn Source>, cluster.publisher(), Some(cluster)))
-}
-
-/// How the cluster is followed; nobody is told of requests.
-fn cluster_options(settings: &Settings) -> Result<ClusterOptions, AgentError> {
-    let kubernetes = &settings.kubernetes;
-    let kubeconfig = Some(kubernetes.kubeconfig.clone()).filter(|path| !path.as_os_str().is_empty());
-    Ok(ClusterOptions {
-        access: kubeconfig.map_or(Access::InCluster, Access::Kubeconfig),
-        node: settings.node_name()?,
-        network_policies: settings.network_policy(),
-        ranges: settings.keep_cluster_routes().is_some(),
-        nodes: nodes_wanted(&settings.default_network().map_err(SettingsError::from)?),
-        watch_seconds: kubernetes.watch_seconds,
-        startup_taint: !kubernetes.startup_taint.is_empty(),
-        eviction: settings.repair == Repair::Evict,
-        watcher: None,
-    })
-}
-
-/// The rights in the cluster that an agent with these settings lacks, each with the rule that gives it.
-///
-/// # Errors
-/// Why the server could not be asked, on one line.
-pub fn missing_rights(settings: &Settings) -> Result<Vec<String>, String> {
-    let options = cluster_options(settings).map_err(|error| Chain(&error).to_string())?;
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    let runtime = runtime.map_err(|error| error.to_string())?;
-    let missing = runtime.block_on(crate::kube::missing_rights(options));
-    let missing = missing.map_err(|error| Chain(&error).to_string())?;
-    Ok(missing.into_iter().map(|it| format!("{}: {}", it.object, it.problem)).collect())
-}
-
-/// What has to be known of the cluster's nodes.
-fn nodes_wanted(default: &DefaultNetwork) -> NodesWanted {
-    match default {
-        DefaultNetwork::Builtin => NodesWanted::All,
-        DefaultNetwork::Definition(_) | DefaultNetwork::Name(_) => NodesWanted::OwnAndWhetherOthers,
-        DefaultNetwork::Path(_) => NodesWanted::Own,
-    }
 }
 
 /// The mark that identifies the agent's plugins: its state directory, which no two agents share.
@@ -578,13 +536,18 @@ fn owner(settings: &Settings) -> String {
     path.unwrap_or_else(|_| settings.state_dir.clone()).to_string_lossy().into_owned()
 }
 
-/// Loads or adopts the dataplane.
-fn enforcer(settings: &Settings, source: &Arc<dyn Source>) -> Result<Arc<Enforcer>, AgentError> {
-    let dataplane = Dataplane::open(&bpf::Config {
+/// The pins and the capacities that the settings name.
+pub(super) fn dataplane(settings: &Settings) -> Result<bpf::Config, SettingsError> {
+    Ok(bpf::Config {
         max_attachments: settings.max_attachments,
         log: settings.log_object()?,
         ..bpf::Config::new(settings.bpffs.clone())
-    })?;
+    })
+}
+
+/// Loads or adopts the dataplane.
+fn enforcer(settings: &Settings, source: &Arc<dyn Source>) -> Result<Arc<Enforcer>, AgentError> {
+    let dataplane = Dataplane::open(&dataplane(settings)?)?;
     let options = settings.policy_options(settings.restrictions()?).map_err(SettingsError::from)?;
     let modes = attach_modes(settings)?;
     let (passage, demand) = (settings.passage(), settings.unenforceable);
@@ -672,7 +635,7 @@ fn publish_again(statuses: &Statuses, engine: &Engine) -> Result<(), PublishErro
 }
 
 /// How programs are attached: as the settings require, as far as the kernel supports it.
-fn attach_modes(settings: &Settings) -> Result<AttachModes, AgentError> {
+pub(super) fn attach_modes(settings: &Settings) -> Result<AttachModes, AgentError> {
     let has_clsact = Handle::open().and_then(|mut node| node.has_clsact()).map_err(AgentError::Clsact)?;
     Ok(choose_all(settings.attach, has_clsact, bpf::probe::has_tcx(LOOPBACK)?)?)
 }

@@ -15,8 +15,9 @@ use super::fast::FastPath;
 use super::flows::FlowTable;
 use super::links::Links;
 use super::map_table::{map_name, specs};
+use super::object::Object;
 use super::packet_log::{LogObject, PacketLog};
-use super::pin::{Found, Pins, exists};
+use super::pin::{Found, Pins, check_root, exists};
 use super::policy_maps::PolicyMaps;
 use super::programs::Programs;
 use super::ring::Records;
@@ -74,6 +75,26 @@ impl Config {
             log: None,
         }
     }
+
+    /// The smallest maps, on which programs are tried: the kernel's verifier needs no more.
+    fn smallest(&self) -> Self {
+        const FEW: u32 = 16;
+        Self {
+            root: self.root.clone(),
+            max_attachments: FEW,
+            max_addresses: FEW,
+            max_peers_v4: FEW,
+            max_peers_v6: FEW,
+            max_ports: FEW,
+            max_rules: FEW,
+            max_flows_v4: FEW,
+            max_flows_v6: FEW,
+            max_fragments: FEW,
+            max_vlans: FEW,
+            record_bytes: self.record_bytes,
+            log: self.log.clone(),
+        }
+    }
 }
 
 /// Programs and maps, opened. Dropping it changes nothing in the kernel. One process at a time may hold it: entries of
@@ -114,10 +135,7 @@ impl Dataplane {
         let lost_flows = !others.is_empty()
             || !exists(&pins.map(map_name::FLOW4))?
             || !exists(&pins.map(map_name::FLOW6))?;
-        // Only who has loaded an object that logs has the maps by which it does.
-        let current = config.log.is_none()
-            && found == Found::Everything
-            && open_memory(&pins)?.1.object_tag == object.tag;
+        let current = is_current(config, &pins, found, &object)?;
         let loaded = if current {
             None
         } else {
@@ -151,6 +169,22 @@ impl Dataplane {
             pins,
             logging: Mutex::new(loaded.filter(|_| config.log.is_some())),
         })
+    }
+
+    /// Finds out whether [`Dataplane::open`] would succeed, while another process may hold what it opens: looks at the pins,
+    /// and has the kernel verify the programs where others are pinned. Changes nothing.
+    ///
+    /// # Errors
+    /// Those of [`Dataplane::open`].
+    pub fn try_open(config: &Config) -> Result<(), BpfError> {
+        let object = config.log.as_ref().map_or_else(object::embedded, LogObject::read)?;
+        check_root(&config.root)?;
+        let pins = Pins::new(&config.root);
+        let found = pins.verify(&specs(config))?;
+        if is_current(config, &pins, found, &object)? {
+            return Ok(());
+        }
+        load::try_out(&object, config.log.as_ref().map(|log| log.detail), &specs(&config.smallest()))
     }
 
     /// The lines that the programs write of packets, each handed to `say`. `None`: the object is not one that logs, or
@@ -292,6 +326,12 @@ impl fmt::Debug for Dataplane {
 /// A thread that panicked inside left at most a half-done sequence of map writes, which repeating completes.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether the programs that are pinned are those of the object.
+fn is_current(config: &Config, pins: &Pins, found: Found, object: &Object) -> Result<bool, BpfError> {
+    // Only who has loaded an object that logs has the maps by which it does.
+    Ok(config.log.is_none() && found == Found::Everything && open_memory(pins)?.1.object_tag == object.tag)
 }
 
 fn open_memory(pins: &Pins) -> Result<(Array<MapData, common::Config>, common::Config), BpfError> {

@@ -39,23 +39,7 @@ fn load_and_pin(
     pins: &Pins,
     specs: &[MapSpec],
 ) -> Result<Ebpf, BpfError> {
-    let cookies = u8::from(probe::has_netns_cookie());
-    let level = log.map(Detail::level);
-    let mut loader = EbpfLoader::new();
-    loader.override_global("NA_COOKIES", &cookies, true);
-    if let Some(level) = &level {
-        loader.override_global(aya_log::LEVEL, level, false);
-    }
-    for spec in specs {
-        loader.map_pin_path(spec.name, pins.map(spec.name));
-        loader.map_max_entries(spec.name, spec.max_entries);
-    }
-    let mut ebpf =
-        loader.load(object.bytes).map_err(|error| BpfError::LoadObject(Refusal::of("the object", error)))?;
-    if log.is_some() && !packet_log::logs(&ebpf) {
-        return Err(BpfError::NotLogging);
-    }
-    load_programs(&mut ebpf)?;
+    let mut ebpf = verified(object, log, Some(pins), specs)?;
     for which in Program::ALL {
         let name = which.name();
         let failed = |source| refused(name, source);
@@ -67,6 +51,42 @@ fn load_and_pin(
         }
         replace_pin(program, pins, which)?;
     }
+    Ok(ebpf)
+}
+
+/// Whether the kernel takes the programs of the object: they are loaded on maps of their own, and go again with them.
+pub(super) fn try_out(object: &Object, log: Option<Detail>, specs: &[MapSpec]) -> Result<(), BpfError> {
+    let tried = verified(object, log, None, specs).map(drop);
+    release_free_memory();
+    tried
+}
+
+/// Loads the object on the pinned maps, or on maps without pins, and has the kernel verify its programs.
+fn verified(
+    object: &Object,
+    log: Option<Detail>,
+    pins: Option<&Pins>,
+    specs: &[MapSpec],
+) -> Result<Ebpf, BpfError> {
+    let cookies = u8::from(probe::has_netns_cookie());
+    let level = log.map(Detail::level);
+    let mut loader = EbpfLoader::new();
+    loader.override_global("NA_COOKIES", &cookies, true);
+    if let Some(level) = &level {
+        loader.override_global(aya_log::LEVEL, level, false);
+    }
+    for spec in specs {
+        if let Some(pins) = pins {
+            loader.map_pin_path(spec.name, pins.map(spec.name));
+        }
+        loader.map_max_entries(spec.name, spec.max_entries);
+    }
+    let mut ebpf =
+        loader.load(object.bytes).map_err(|error| BpfError::LoadObject(Refusal::of("the object", error)))?;
+    if log.is_some() && !packet_log::logs(&ebpf) {
+        return Err(BpfError::NotLogging);
+    }
+    load_programs(&mut ebpf)?;
     Ok(ebpf)
 }
 

@@ -92,10 +92,7 @@ impl Pins {
 
     /// Makes the directories, if the root is on a BPF filesystem.
     pub(super) fn create(&self, root: &Path) -> Result<(), BpfError> {
-        refuse_dots(root)?;
-        if !is_on_bpffs(root)? {
-            return Err(BpfError::NotBpffs(root.to_path_buf()));
-        }
+        check_root(root)?;
         fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -136,6 +133,12 @@ impl Pins {
             .and_then(|map| Ok(M::try_from(map)?))
             .map_err(|source| BpfError::OpenMap { path, source })
     }
+}
+
+/// Refuses a root that cannot have pins.
+pub(super) fn check_root(root: &Path) -> Result<(), BpfError> {
+    refuse_dots(root)?;
+    if is_on_bpffs(root)? { Ok(()) } else { Err(BpfError::NotBpffs(root.to_path_buf())) }
 }
 
 /// Removes every pin below a root, of any layout version: programs and maps go when nothing uses them any

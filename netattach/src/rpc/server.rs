@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use rustix::fs::{FlockOperation, Mode, OFlags};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -67,6 +67,14 @@ pub struct Listener {
     _lock: OwnedFd,
 }
 
+/// The right to serve a socket: a lock on `PATH.lock`, which outlives sockets, as its holder may remove the socket of its
+/// predecessor.
+#[derive(Debug)]
+pub struct SocketLock {
+    socket: PathBuf,
+    file: OwnedFd,
+}
+
 /// The socket cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
@@ -109,17 +117,13 @@ impl Listener {
     /// agent. Needs a tokio runtime.
     ///
     /// # Errors
-    /// [`ListenError::Served`] while another process serves it, as `PATH.lock` shows.
-    pub fn bind(path: &Path) -> Result<Self, ListenError> {
-        let socket = || path.to_owned();
-        if let Some(directory) = path.parent() {
-            std::fs::create_dir_all(directory)
-                .map_err(|source| ListenError::Directory { socket: socket(), source })?;
+    /// [`ListenError::Listen`].
+    pub fn bind(lock: SocketLock) -> Result<Self, ListenError> {
+        let SocketLock { socket: path, file: lock } = lock;
+        match listen(&path) {
+            Ok((socket, file)) => Ok(Self { socket, path, file, _lock: lock }),
+            Err(source) => Err(ListenError::Listen { socket: path, source }),
         }
-        let lock = lock_beside(path)?;
-        let (listener, file) =
-            listen(path).map_err(|source| ListenError::Listen { socket: socket(), source })?;
-        Ok(Self { socket: listener, path: path.to_owned(), file, _lock: lock })
     }
 
     /// Listens anew if another process has removed or replaced the file, since no client would find this socket.
@@ -136,6 +140,21 @@ impl Listener {
     }
 }
 
+impl Listener {
+    /// Ends it, and returns who had connected and was not accepted yet: closed, they would not know what became of their
+    /// request. Whoever comes later is refused, and knows that.
+    fn close(self) -> Vec<UnixStream> {
+        // A socket that is shut down takes no more connections, and still gives those that it has (`unix_stream_connect` and
+        // `unix_accept` of net/unix/af_unix.c).
+        if rustix::net::shutdown(&self.socket, Shutdown::Read).is_err() {
+            return Vec::new();
+        }
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let waiting = std::iter::from_fn(|| rustix::net::accept_with(&self.socket, flags).ok());
+        waiting.filter_map(|stream| UnixStream::from_std(stream.into()).ok()).collect()
+    }
+}
+
 /// Device and inode of the file at that path.
 fn file_at(path: &Path) -> rustix::io::Result<(u64, u64)> {
     rustix::fs::lstat(path).map(|stat| (stat.st_dev, stat.st_ino))
@@ -148,8 +167,8 @@ impl Drop for Listener {
     }
 }
 
-/// Serves until `stop` resolves, then accepts no more connections and returns when every accepted request is answered.
-/// Dropping the future aborts them instead.
+/// Serves until `stop` resolves, then gives the socket back and returns when everybody who had connected is answered.
+/// Dropping the future aborts that instead.
 pub async fn serve<H: Handler>(
     mut listener: Listener,
     handler: Arc<H>,
@@ -178,12 +197,7 @@ pub async fn serve<H: Handler>(
         };
         match accepted {
             Ok((stream, place)) => {
-                let handler = handler.clone();
-                connections.spawn(async move {
-                    if let Err(error) = converse(stream, place, &*handler, limits).await {
-                        tracing::warn!("client: {}", Chain(&error));
-                    }
-                });
+                connections.spawn(answer(stream, place, Arc::clone(&handler), limits));
             }
             Err(error) => {
                 tracing::warn!("accept on {}: {error}", listener.path.display());
@@ -194,9 +208,24 @@ pub async fn serve<H: Handler>(
             report_panic(ended);
         }
     }
-    drop(listener);
+    for stream in listener.close() {
+        // The semaphore is never closed.
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { break };
+        connections.spawn(answer(stream, place, Arc::clone(&handler), limits));
+    }
     while let Some(ended) = connections.join_next().await {
         report_panic(ended);
+    }
+}
+
+async fn answer<H: Handler>(
+    stream: UnixStream,
+    place: OwnedSemaphorePermit,
+    handler: Arc<H>,
+    limits: Limits,
+) {
+    if let Err(error) = converse(stream, place, &*handler, limits).await {
+        tracing::warn!("client: {}", Chain(&error));
     }
 }
 
@@ -314,31 +343,42 @@ async fn send(stream: &mut UnixStream, bytes: Vec<u8>, patience: Duration) -> Re
 
 /// How long the lock of a dead agent may still be held: a plugin that it had just forked shares its open files until
 /// the plugin is executed, and a kill reaches the agent alone.
-const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+pub const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
-/// How often the lock is retried.
+/// How often the lock is retried: at first, and after a while.
 const LOCK_INTERVAL: Duration = Duration::from_millis(10);
+const LONGEST_LOCK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Acquires `PATH.lock`, which outlives sockets: its holder may remove the socket of its predecessor. Blocks for up to
-/// [`LOCK_PATIENCE`] while another process holds it.
-fn lock_beside(path: &Path) -> Result<OwnedFd, ListenError> {
-    let lock = super::lock_path(path);
-    let flags = OFlags::RDONLY | OFlags::CREATE | OFlags::CLOEXEC;
-    let fd = match rustix::fs::open(&lock, flags, Mode::RUSR | Mode::WUSR) {
-        Ok(fd) => fd,
-        Err(error) => return Err(ListenError::Lock { lock, source: error.into() }),
-    };
-    let began = Instant::now();
-    loop {
-        match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(fd),
-            Err(rustix::io::Errno::WOULDBLOCK) if began.elapsed() < LOCK_PATIENCE => {
-                std::thread::sleep(LOCK_INTERVAL);
-            }
-            Err(rustix::io::Errno::WOULDBLOCK) => {
-                return Err(ListenError::Served { socket: path.to_owned(), lock });
-            }
+impl SocketLock {
+    /// Acquires it. Blocks for up to `patience` while another process holds it.
+    ///
+    /// # Errors
+    /// [`ListenError::Served`] if another process still holds it then.
+    pub fn take(socket: &Path, patience: Duration) -> Result<Self, ListenError> {
+        if let Some(directory) = socket.parent() {
+            std::fs::create_dir_all(directory)
+                .map_err(|source| ListenError::Directory { socket: socket.to_owned(), source })?;
+        }
+        let lock = super::lock_path(socket);
+        let flags = OFlags::RDONLY | OFlags::CREATE | OFlags::CLOEXEC;
+        let file = match rustix::fs::open(&lock, flags, Mode::RUSR | Mode::WUSR) {
+            Ok(file) => file,
             Err(error) => return Err(ListenError::Lock { lock, source: error.into() }),
+        };
+        let began = Instant::now();
+        let mut pause = LOCK_INTERVAL;
+        loop {
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Self { socket: socket.to_owned(), file }),
+                Err(rustix::io::Errno::WOULDBLOCK) if began.elapsed() < patience => {
+                    std::thread::sleep(pause);
+                    pause = (pause * 2).min(LONGEST_LOCK_INTERVAL);
+                }
+                Err(rustix::io::Errno::WOULDBLOCK) => {
+                    return Err(ListenError::Served { socket: socket.to_owned(), lock });
+                }
+                Err(error) => return Err(ListenError::Lock { lock, source: error.into() }),
+            }
         }
     }
 }
@@ -413,7 +453,8 @@ mod tests {
             let thread = std::thread::spawn(move || {
                 let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
                 runtime.block_on(async {
-                    let listener = Listener::bind(&path).unwrap();
+                    let lock = SocketLock::take(&path, LOCK_PATIENCE).unwrap();
+                    let listener = Listener::bind(lock).unwrap();
                     serve(listener, handler, limits, async { drop(stopped.await) }).await;
                 });
             });
@@ -500,8 +541,9 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let _context = runtime.enter();
         let socket = agent.socket();
+        let take = || SocketLock::take(&socket, LOCK_PATIENCE);
         assert_eq!(
-            Listener::bind(&socket).unwrap_err().to_string(),
+            take().unwrap_err().to_string(),
             format!(
                 "socket {0} is served by another process; find it with: fuser {0}.lock",
                 socket.display()
@@ -510,19 +552,47 @@ mod tests {
         agent.stop();
         assert!(!socket.exists());
         drop(std::os::unix::net::UnixListener::bind(&socket).unwrap());
-        Listener::bind(&socket).unwrap();
+        Listener::bind(take().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn who_has_connected_is_answered_by_an_agent_that_ends_and_who_comes_later_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("agent.sock");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let context = runtime.enter();
+        let listener = Listener::bind(SocketLock::take(&socket, LOCK_PATIENCE).unwrap()).unwrap();
+        drop(context);
+        let clients: Vec<_> = (0..20)
+            .map(|_| {
+                let mut stream = BlockingStream::connect(&socket).unwrap();
+                let mut frames = Vec::new();
+                frame::append(&mut frames, &Hello::ours()).unwrap();
+                frame::append(&mut frames, &echo("{}")).unwrap();
+                stream.write_all(&frames).unwrap();
+                stream
+            })
+            .collect();
+        let stopped = std::future::ready(());
+        runtime.block_on(serve(listener, Arc::new(Echo::default()), Limits::default(), stopped));
+        for mut client in clients {
+            let _: Hello = serde_json::from_slice(&frame::read(&mut client).unwrap()).unwrap();
+            let answer: Response = serde_json::from_slice(&frame::read(&mut client).unwrap()).unwrap();
+            assert_eq!(answer, echoed("{}"));
+        }
+        assert!(BlockingStream::connect(&socket).is_err());
     }
 
     #[test]
     fn the_lock_of_an_agent_that_was_killed_may_outlive_it_for_a_moment() {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("netattach.sock");
-        let held = lock_beside(&socket).unwrap();
+        let held = SocketLock::take(&socket, Duration::ZERO).unwrap();
         let child = std::thread::spawn(move || {
             std::thread::sleep(LOCK_INTERVAL * 10);
             drop(held);
         });
-        drop(lock_beside(&socket).unwrap());
+        drop(SocketLock::take(&socket, LOCK_PATIENCE).unwrap());
         child.join().unwrap();
     }
 

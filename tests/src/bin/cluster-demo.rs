@@ -14,7 +14,7 @@ use xtask::progress;
 
 const MINE: &str = "\
 resources: [../deploy/alone]
-components: [../deploy/components/before-1.30]
+components: [../deploy/components/before-1.22, ../deploy/components/before-1.30]
 ";
 /// Half a minute of traffic, in which an upgrade has its time.
 const PINGS: u32 = 3000;

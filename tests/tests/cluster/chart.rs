@@ -80,7 +80,7 @@ fn the_chart_makes_the_objects_that_kubectl_makes() {
     let Some(kubectl) = tools::directory(test, "NETATTACH_KUBECTL", &["kubectl"]) else { return };
     let mine = tempfile::tempdir().unwrap();
     let with_components = format!("{}/with-components", mine.path().display());
-    kustomization(Path::new(&with_components), "deploy", &["before-1.30", "executed-plugins"]);
+    kustomization(Path::new(&with_components), "deploy", &["before-1.22", "before-1.30", "executed-plugins"]);
     let components: (&str, &[&str]) = (&with_components, &["deploy/helm/ci/components.yaml"]);
     for (directory, values) in SAME.into_iter().chain([components]) {
         let mut kustomize = Command::new(kubectl.join("kubectl"));

@@ -146,6 +146,28 @@ fn the_agent_is_given_two_capabilities_and_a_read_only_image() {
     assert_eq!(writable.collect::<BTreeSet<_>>(), BTreeSet::from(expected));
 }
 
+/// So that pods that come wait for no agent, and a version that a node cannot run ends no other one.
+#[test]
+fn the_next_agent_stands_by_before_the_one_that_serves_is_ended() {
+    let Some(kubectl) = kubectl("the_next_agent_stands_by_before_the_one_that_serves_is_ended") else {
+        return;
+    };
+    for directory in DIRECTORIES {
+        let objects = rendered(&kubectl, directory);
+        let set = &of_kind(&objects, "DaemonSet")["spec"];
+        let strategy =
+            json!({"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "10%", "maxUnavailable": 0}});
+        assert_eq!((&set["updateStrategy"], &set["minReadySeconds"]), (&strategy, &json!(10)), "{directory}");
+        let pod = &set["template"]["spec"];
+        let agent = &pod["containers"][0];
+        let words = agent["args"].as_array().unwrap().iter().map(|word| word.as_str().unwrap());
+        let arguments = Arguments::try_parse_from(std::iter::once("netattachd").chain(words)).unwrap();
+        assert_eq!(arguments.stand_by, Some(300), "{directory}");
+        // An agent that ends is waited for 30 s; and a port would keep the second pod from the node.
+        assert_eq!((&pod["terminationGracePeriodSeconds"], &agent["ports"]), (&json!(20), &Value::Null));
+    }
+}
+
 /// The Job for a node, with what takes the places of NODE and IMAGE.
 fn uninstall(node: &str) -> Value {
     let text = std::fs::read_to_string(repository().join("deploy/uninstall/job.yaml")).unwrap();
@@ -260,9 +282,17 @@ fn a_real_server_takes_every_object_and_drops_nothing_of_it() {
     lost(&job, &reply.body, "", &mut dropped);
     assert_eq!(dropped, BTreeSet::new());
     for directory in DIRECTORIES {
-        for object in rendered(&kubectl, directory) {
+        for mut object in rendered(&kubectl, directory) {
             if object["apiVersion"] == "admissionregistration.k8s.io/v1" {
                 continue;
+            }
+            if object["kind"] == "DaemonSet" {
+                // It drops maxSurge, and refuses what is left.
+                let reply = admin.try_out(&object).unwrap();
+                let refused = reply.body["message"].as_str().unwrap_or_default();
+                assert!(reply.status == 422 && refused.contains("maxUnavailable"), "{}", reply.body);
+                // As deploy/components/before-1.22.
+                object["spec"]["updateStrategy"]["rollingUpdate"] = json!({"maxUnavailable": "10%"});
             }
             let reply = admin.try_out(&object).unwrap();
             assert!(matches!(reply.status, 200 | 201), "{directory}: {}: {}", title(&object), reply.body);

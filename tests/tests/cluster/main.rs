@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `chart` | the helm chart: the objects of `deploy`, rendered without helm |
 //! | `daemonset` | a DaemonSet of the image, installed by `kubectl apply -k`, upgraded under traffic, removed |
+//! | `surge` | and the next agent's pod beside the one that serves |
 //! | `deploy` | the manifests of `deploy`: rendered by kubectl, tried on the server |
 //! | `nodes` | agents of two nodes of a real cluster: what they publish |
 //! | `ranges` | a real cluster without any other network: the network of the agent's own |
@@ -30,4 +31,5 @@ mod repair;
 mod rig;
 mod server;
 mod services;
+mod surge;
 mod workloads;

@@ -8,6 +8,7 @@
 //! | `operator`, `object_problems` | errors for wrong use; problems of objects, in `status` and in the log |
 //! | `inspect` | what an operator asks a node: lists, pools, flows, pictures, checks, an archive |
 //! | `restart`, `restart_many` | attached pods do not notice that the agent restarts |
+//! | `stand_by` | the next agent waits beside the one that serves, and takes its place at once |
 //! | `crash`, `damaged_records`, `recovery` | an agent killed at every point; damaged records; the next agent's
 //! recovery |
 //! | `capabilities` | what the manifests give an agent is needed and enough, with and without executed plugins |
@@ -36,4 +37,5 @@ mod recovery;
 mod removal;
 mod restart;
 mod restart_many;
+mod stand_by;
 mod upgrade;

@@ -18,12 +18,12 @@ const INTERFACES: usize = 4;
 /// Upper bound on a busy machine; the figure itself is printed.
 const BOUND: Duration = Duration::from_secs(60);
 
-fn attachments() -> usize {
+pub(crate) fn attachments() -> usize {
     std::env::var("NETATTACH_RESTART_ATTACHMENTS").map_or(200, |number| number.parse().unwrap())
 }
 
 /// A node with that many attachments, made by ADD.
-fn node(count: usize) -> (Node, Vec<Pod>) {
+pub(crate) fn node(count: usize) -> (Node, Vec<Pod>) {
     let mut node = Node::new(&[]).unwrap();
     node.set("maxAttachments", json!(8192));
     let routed = |third: usize| node.host_local(&[&format!("10.{}.0.0/16", 60 + third)]);
@@ -46,7 +46,7 @@ fn node(count: usize) -> (Node, Vec<Pod>) {
 }
 
 /// The node's ends of all interfaces.
-fn links(node: &Node) -> Vec<Value> {
+pub(crate) fn links(node: &Node) -> Vec<Value> {
     let attachments = node.ctl(&["attachments"]).unwrap();
     attachments.as_array().unwrap().iter().map(|row| row["host_interface"].clone()).collect()
 }
