@@ -136,13 +136,18 @@ fn rows_of_the_code() -> Vec<Row> {
 }
 
 /// Whether a command line option sets this key: `--cni-bin-dir` sets `cniBinDirs`, `--node-name` sets
-/// `kubernetes.nodeName`, `--kubernetes` sets `kubernetes.enabled`, `--plugin-root` sets `delegation.root`.
+/// `kubernetes.nodeName`, `--kubernetes` sets `kubernetes.enabled`, `--plugin-root` sets `delegation.root`, `--stand-by` sets
+/// `standBySeconds`.
 fn is_option_of(option: &str, key: &str) -> bool {
     let squeezed = option.replace('-', "");
     let key = key.to_ascii_lowercase();
     let key = key.strip_suffix(".enabled").unwrap_or(&key);
     let key = key.strip_prefix("kubernetes.").unwrap_or(key);
-    let key = if key == "delegation.root" { "pluginroot" } else { key };
+    let key = match key {
+        "delegation.root" => "pluginroot",
+        "standbyseconds" => "standby",
+        key => key,
+    };
     squeezed == key || format!("{squeezed}s") == key
 }
 

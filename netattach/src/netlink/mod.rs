@@ -51,7 +51,7 @@ pub use nft::{Family, HookedChains, filter_generation, hooked_chains, nat};
 pub use route::RouteState;
 pub use rule::Rule;
 pub use stations::{Move, Moves, Station, StationWatch};
-pub use tc::{DevicePrograms, Filter, FilterState, LOOPBACK};
+pub use tc::{DevicePrograms, Filter, FilterState, FilteredDevice, LOOPBACK};
 pub use watch::{Changes, LinkWatch, Touched};
 pub use xfrm::has_policies as has_ipsec_policies;
 

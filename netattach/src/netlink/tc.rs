@@ -10,7 +10,7 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::tc::{TcAttribute, TcBpfFlags, TcFilterBpfOption, TcHandle, TcMessage, TcOption};
 
 use super::socket::{CREATE, EXCL, NetlinkRequest, Reply};
-use super::{Error, Handle};
+use super::{Error, Handle, LinkState};
 use crate::spec::TcHook;
 
 /// Priority of our filters: the first, so that no other filter passes a packet on before it was judged.
@@ -63,6 +63,15 @@ pub struct FilterState {
     pub handle: u32,
 }
 
+/// A device that filters of ours are on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FilteredDevice {
+    /// Its name.
+    pub name: String,
+    index: u32,
+    filters: Vec<(TcHook, u32)>,
+}
+
 impl Handle {
     /// Attaches the filters to the device; packets meet new ones in this order. An existing filter is replaced
     /// atomically: no packet passes without one. Returns whether the device had no `clsact` before.
@@ -113,6 +122,28 @@ impl Handle {
         }
         let RouteNetlinkMessage::NewQueueDiscipline(message) = clsact(index) else { return Ok(()) };
         absent_is_fine(self.socket.request(RouteNetlinkMessage::DelQueueDiscipline(message), 0).map(drop))
+    }
+
+    /// The devices of the namespace on which filters of ours with one of these names are.
+    pub fn devices_with_filters(&mut self, names: &[&str]) -> Result<Vec<FilteredDevice>, Error> {
+        let mut found = Vec::new();
+        for LinkState { index, name, .. } in self.links()? {
+            let mut filters = Vec::new();
+            for hook in [TcHook::Ingress, TcHook::Egress] {
+                let ours = self.find_filters(index, hook)?.into_iter();
+                let named = ours.filter(|it| it.name.as_deref().is_some_and(|name| names.contains(&name)));
+                filters.extend(named.map(|it| (hook, it.handle)));
+            }
+            if !filters.is_empty() {
+                found.push(FilteredDevice { name, index, filters });
+            }
+        }
+        Ok(found)
+    }
+
+    /// Removes these filters, and `clsact` unless others have filters there.
+    pub fn ensure_unfiltered(&mut self, device: &FilteredDevice) -> Result<(), Error> {
+        self.ensure_filters_absent(device.index, &device.filters, true)
     }
 
     /// The programs that our filters with that number run on each of these devices, in the order of the devices;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use netattach_tests::manifest::{NAMESPACE, network, pod};
-use netattach_tests::node::{executable, ip};
+use netattach_tests::node::{WIRE, executable, ip};
 use netattach_tests::privilege::with_only;
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{PATIENCE, eventually};
@@ -116,7 +116,7 @@ fn the_runtime_goes_back_to_the_other_plugin_pods_end_and_nothing_but_what_is_na
     let expected = |dry: bool| {
         json!({
             "bpffs": node.bpffs(), "removed": true, "forced": false, "dry_run": dry, "configurations": [],
-            "tables": [], "routes": [], "bridges": ["br0"], "bridges_in_use": [],
+            "tables": [], "routes": [], "devices": [], "bridges": ["br0"], "bridges_in_use": [],
             "state": paths(&["state/journal", "run/netattach.sock.lock", "run/network-status"]),
             "executables": paths(&["cni-bin/netattach", "cni-bin/netattach-cni"]),
             "stays": [
@@ -174,4 +174,36 @@ fn under_attached_pods_it_keeps_their_records_and_a_new_agent_detaches_them() {
     node.check(&a).success();
     node.del(&a).success();
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
+}
+
+/// A parent outlasts its macvlans: programs that nobody maintains would drop the frames of macvlans that others make there.
+#[test]
+fn under_attached_macvlans_it_takes_the_programs_off_their_parent() {
+    let mut node = node();
+    node.add_wire().unwrap();
+    let config = json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE, "ipam": node.host_local(&["10.52.0.0/24"])});
+    node.write("lan", &network(NAMESPACE, "lan", &config)).unwrap();
+    node.write("c", &pod("c", &json!({}), &json!("lan"))).unwrap();
+    // Links of tcx go with their pins.
+    node.set("attach", json!("clsact"));
+    node.start().unwrap();
+    let c = Pod::new("c").unwrap();
+    node.add(&c).success();
+    node.stop().unwrap();
+    let judged = || {
+        let mut tc = Command::new("tc");
+        tc.args(["filter", "show", "dev", WIRE, "ingress"]);
+        let output = node.namespace.run(|| tc.output()).unwrap();
+        String::from_utf8(output.stdout).unwrap().contains("na_par_from")
+    };
+    assert!(judged());
+    assert_eq!(removed(&node, &["--force", "--dry-run"])["devices"], json!([WIRE]));
+    assert!(judged());
+    assert_eq!(removed(&node, &["--force"])["devices"], json!([WIRE]));
+    assert!(!judged());
+    // An agent that is installed again judges them again.
+    node.start().unwrap();
+    node.check(&c).success();
+    node.del(&c).success();
+    Snapshot::take(&node, &[&c]).unwrap().assert_nothing_is_left();
 }

@@ -1,8 +1,14 @@
 //! What netattach has made in the kernel of a node for all pods, besides pins: tables, routes, bridges.
 
 use super::Stays;
+use crate::bpf::{Program, Side};
 use crate::builtin::routes::{METRIC, PROTOCOL};
-use crate::netlink::{self, Handle, RouteState};
+use crate::netlink::{self, FilteredDevice, Handle, RouteState};
+
+/// The programs that are on devices which outlast every pod: uplinks of the node, and parents of macvlans. In filters they
+/// would stay for good; links go with their pins.
+const LASTING: [Program; 3] =
+    [Program::Uplink, Program::OnParent(Side::FromPod), Program::OnParent(Side::ToPod)];
 
 /// Settings that ADDs have switched on, below `/proc/sys`.
 const FORWARDING: [&str; 2] = ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"];
@@ -13,6 +19,7 @@ pub(super) struct Kernel {
     /// Names of tables of nftables.
     pub(super) tables: Vec<String>,
     routes: Vec<RouteState>,
+    devices: Vec<FilteredDevice>,
     /// Bridges without a port.
     pub(super) bridges: Vec<String>,
     /// Bridges that something is still connected to. They stay.
@@ -31,6 +38,7 @@ impl Kernel {
         }
         found.routes = node.routes()?;
         found.routes.retain(|route| (route.protocol, route.priority) == (PROTOCOL, METRIC));
+        found.devices = node.devices_with_filters(&LASTING.map(Program::name))?;
         for (bridge, ports) in node.own_bridges()? {
             if ports == 0 { &mut found.bridges } else { &mut found.bridges_in_use }.push(bridge.name);
         }
@@ -42,6 +50,11 @@ impl Kernel {
         self.routes.iter().map(|route| route.destination.to_string()).collect()
     }
 
+    /// Names of the uplinks and parents of macvlans that run programs.
+    pub(super) fn devices(&self) -> Vec<String> {
+        self.devices.iter().map(|device| device.name.clone()).collect()
+    }
+
     /// Removes what was found, but for bridges in use.
     pub(super) fn remove(&self, node: &mut Handle) -> Result<(), netlink::Error> {
         if !self.tables.is_empty() {
@@ -49,6 +62,7 @@ impl Kernel {
             netlink::nat::uninstall()?;
         }
         node.ensure_routes_absent(&self.routes)?;
+        self.devices.iter().try_for_each(|device| node.ensure_unfiltered(device))?;
         for bridge in &self.bridges {
             if let Some(bridge) = node.find_link(bridge)? {
                 node.ensure_own_bridge_absent(&bridge)?;

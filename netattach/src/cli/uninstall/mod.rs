@@ -44,7 +44,7 @@ pub(super) struct Uninstall {
     #[arg(long, value_name = "DIR")]
     cni_bin_dir: Option<PathBuf>,
     /// Remove all of it even if pods are attached, or if that cannot be determined: devices of those pods keep their programs,
-    /// which no agent maintains, until the pods end
+    /// which no agent maintains, until the pods end; macvlans are no longer judged
     #[arg(long)]
     force: bool,
     /// Remove nothing, and say what would be removed
@@ -69,6 +69,8 @@ pub(super) struct Removed {
     tables: Vec<String>,
     /// Destinations of the routes to the pods of other nodes.
     routes: Vec<String>,
+    /// Uplinks of the node and parents of macvlans whose programs go: these devices outlast the pods.
+    devices: Vec<String>,
     /// Bridges without a port.
     bridges: Vec<String>,
     /// Bridges that something is still connected to. They stay.
@@ -103,14 +105,16 @@ impl fmt::Display for Removed {
             (true, false) => writeln!(f, "{done} the programs and maps pinned at {root}.")?,
             (true, true) => writeln!(
                 f,
-                "{done} the programs and maps pinned at {root}. Devices of attached pods keep their programs until the pods end."
+                "{done} the programs and maps pinned at {root}. Devices of attached pods keep their programs until the pods end, but \
+                 for parents of macvlans: those pods are no longer judged."
             )?,
         }
         let paths = |paths: &[PathBuf]| paths.iter().map(|path| path.display().to_string()).collect();
-        let kinds: [(&str, Vec<String>); 6] = [
+        let kinds: [(&str, Vec<String>); 7] = [
             ("configurations of the container runtime", paths(&self.configurations)),
             ("tables of the packet filter", self.tables.clone()),
             ("routes to", self.routes.clone()),
+            ("programs on uplinks and parents of macvlans", self.devices.clone()),
             ("bridges without a port", self.bridges.clone()),
             ("state", paths(&self.state)),
             ("executables", paths(&self.executables)),
@@ -178,6 +182,7 @@ impl Uninstall {
             dry_run: self.dry_run,
             configurations: files.configurations,
             routes: kernel.routes(),
+            devices: kernel.devices(),
             tables: kernel.tables,
             bridges: kernel.bridges,
             bridges_in_use: kernel.bridges_in_use,

@@ -17,7 +17,8 @@ fn what_was_removed_and_what_stays_is_said_in_lines() {
     assert_eq!(said(true, false), "Removed the programs and maps pinned at /pins.\n");
     assert_eq!(
         said(true, true),
-        "Removed the programs and maps pinned at /pins. Devices of attached pods keep their programs until the pods end.\n"
+        "Removed the programs and maps pinned at /pins. Devices of attached pods keep their programs until the pods end, but for parents of macvlans: \
+         those pods are no longer judged.\n"
     );
     let names = |names: &[&str]| names.iter().map(ToString::to_string).collect();
     let everything = Removed {
@@ -25,6 +26,7 @@ fn what_was_removed_and_what_stays_is_said_in_lines() {
         configurations: vec!["/net.d/00-netattach.conflist".into()],
         tables: names(&["netattach", "netattach-nat"]),
         routes: names(&["10.244.2.0/24", "fd00:2::/64"]),
+        devices: names(&["eth0"]),
         bridges: names(&["pods0"]),
         bridges_in_use: names(&["br7"]),
         state: vec!["/state/journal".into()],
@@ -43,6 +45,7 @@ fn what_was_removed_and_what_stays_is_said_in_lines() {
          Would remove configurations of the container runtime: /net.d/00-netattach.conflist.\n\
          Would remove tables of the packet filter: netattach, netattach-nat.\n\
          Would remove routes to: 10.244.2.0/24, fd00:2::/64.\n\
+         Would remove programs on uplinks and parents of macvlans: eth0.\n\
          Would remove bridges without a port: pods0.\n\
          Would remove state: /state/journal.\n\
          Would remove executables: /bin/netattach, /bin/.netattach.before.\n\
