@@ -186,7 +186,8 @@ fn pins_under_attached_pods_stay_unless_they_are_to_go_all_the_same() {
     let outcome = |removed: bool, forced: bool, state: &[PathBuf]| {
         json!({
             "bpffs": bpffs, "removed": removed, "forced": forced, "dry_run": false, "configurations": [],
-            "tables": [], "routes": [], "bridges": [], "bridges_in_use": [], "state": state, "executables": []
+            "tables": [], "routes": [], "devices": [], "bridges": [], "bridges_in_use": [], "state": state,
+            "executables": []
         })
     };
     let pools = ["@kube-system/default", "@shop/storage"].map(|name| json!(node.path("leases").join(name)));
