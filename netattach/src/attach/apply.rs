@@ -275,11 +275,9 @@ impl Executor<'_> {
 
     fn macvlan(&mut self, attachment: &AttachmentPlan, macvlan: &spec::Macvlan) -> Result<Output, StepError> {
         if macvlan.in_pod {
-            let parent = facts::parent(&mut self.pod, macvlan.parent.as_deref())?;
-            check_mtu(macvlan.mtu, &parent)?;
-            let mut inside = Handle::open_in(self.netns)?;
+            let (parent, mut inside) = self.parent_in_pod(macvlan.parent.as_deref(), macvlan.mtu)?;
             let pod = self.pod.create_macvlan(macvlan, &parent, self.netns.as_fd(), &mut inside)?;
-            return Ok(Output::Link { host: None, pod: interface(&pod), parent: None });
+            return Ok(link_in_pod(&pod));
         }
         let parent = self.parent(macvlan.parent.as_deref())?;
         check_mtu(macvlan.mtu, &parent)?;
@@ -299,11 +297,9 @@ impl Executor<'_> {
 
     fn ipvlan(&mut self, ipvlan: &spec::Ipvlan) -> Result<Output, StepError> {
         if ipvlan.in_pod {
-            let parent = facts::parent(&mut self.pod, ipvlan.parent.as_deref())?;
-            check_mtu(ipvlan.mtu, &parent)?;
-            let mut inside = Handle::open_in(self.netns)?;
+            let (parent, mut inside) = self.parent_in_pod(ipvlan.parent.as_deref(), ipvlan.mtu)?;
             let pod = self.pod.create_ipvlan(ipvlan, &parent, self.netns.as_fd(), &mut inside)?;
-            return Ok(Output::Link { host: None, pod: interface(&pod), parent: None });
+            return Ok(link_in_pod(&pod));
         }
         let parent = self.parent(ipvlan.parent.as_deref())?;
         check_mtu(ipvlan.mtu, &parent)?;
@@ -318,12 +314,10 @@ impl Executor<'_> {
             false => error.into(),
         };
         if vlan.in_pod {
-            let parent = self.pod.link(&vlan.parent)?;
-            check_mtu(vlan.mtu, &parent)?;
-            let mut inside = Handle::open_in(self.netns)?;
+            let (parent, mut inside) = self.parent_in_pod(Some(&vlan.parent), vlan.mtu)?;
             let made = self.pod.create_vlan(vlan, &parent, self.netns.as_fd(), &mut inside);
             let pod = made.map_err(|error| taken(error, &parent))?;
-            return Ok(Output::Link { host: None, pod: interface(&pod), parent: None });
+            return Ok(link_in_pod(&pod));
         }
         let parent = self.parent(Some(&vlan.parent))?;
         check_mtu(vlan.mtu, &parent)?;
@@ -335,7 +329,18 @@ impl Executor<'_> {
 
     fn dummy(&mut self, dummy: &spec::Dummy) -> Result<Output, StepError> {
         let pod = self.pod.create_dummy(dummy)?;
-        Ok(Output::Link { host: None, pod: interface(&pod), parent: None })
+        Ok(link_in_pod(&pod))
+    }
+
+    /// The parent of a link that has it in the pod, and a second socket there: one creates the link, the other renames it.
+    fn parent_in_pod(
+        &mut self,
+        name: Option<&str>,
+        mtu: Option<u32>,
+    ) -> Result<(LinkState, Handle), StepError> {
+        let parent = facts::parent(&mut self.pod, name)?;
+        check_mtu(mtu, &parent)?;
+        Ok((parent, Handle::open_in(self.netns)?))
     }
 
     /// The parent of a macvlan; without a name, the interface of the node's default route. Interfaces of one pod
@@ -637,6 +642,11 @@ fn check_mtu(mtu: Option<u32>, parent: &LinkState) -> Result<(), StepError> {
         Some(mtu) => Err(StepError::Mtu { mtu, max: parent.mtu }),
         None => Ok(()),
     }
+}
+
+/// A link of the pod that is not tied to the node.
+fn link_in_pod(pod: &LinkState) -> Output {
+    Output::Link { host: None, pod: interface(pod), parent: None }
 }
 
 /// The error for a bridge that the kernel refused: it may know no VLANs.

@@ -92,29 +92,14 @@ mod tests {
     use super::*;
     use crate::cni::{CniArgs, CniError};
     use crate::link::{Facts, driver};
-    use crate::step::{EnforceWhen, Protect, Step};
+    use crate::step::{Protect, Step};
 
-    fn protect() -> Protect {
-        Protect {
-            id: 1,
-            zone: 1,
-            check_mac: true,
-            check_addresses: true,
-            allowed: Vec::new(),
-            bandwidth: None,
-            fast_path: true,
-            when: EnforceWhen::Always,
-            ethertypes: Vec::new(),
-        }
-    }
-
-    /// What the dataplane is told for an interface of that kind with these keys.
     fn planned(kind: &str, keys: Value) -> Result<Protect, String> {
         let mut config =
             json!({"ipam": {"type": "static", "addresses": [{"address": "10.1.0.7/24"}]}, "master": "eth1"});
         let config = config.as_object_mut().unwrap();
         config.extend(keys.as_object().unwrap().clone());
-        let (args, facts, protect) = (CniArgs::default(), Facts::default(), protect());
+        let (args, facts, protect) = (CniArgs::default(), Facts::default(), Protect::verified());
         let request = Request {
             container_id: "c",
             ifname: "net1",
@@ -137,26 +122,31 @@ mod tests {
     fn the_keys_say_what_is_checked() {
         for kind in ["bridge", "veth", "ptp"] {
             let rows = [
-                (json!({}), protect(), None),
-                (json!({"sourceCheck": "full", "allowedAddresses": []}), protect(), None),
-                (json!({"sourceCheck": null, "allowedAddresses": null}), protect(), None),
+                (json!({}), Protect::verified(), None),
+                (json!({"sourceCheck": "full", "allowedAddresses": []}), Protect::verified(), None),
+                (json!({"sourceCheck": null, "allowedAddresses": null}), Protect::verified(), None),
                 (
                     json!({"allowedAddresses": ["10.1.0.100", "fd00::100"]}),
                     Protect {
                         allowed: vec!["10.1.0.100".parse().unwrap(), "fd00::100".parse().unwrap()],
                         fast_path: false,
-                        ..protect()
+                        ..Protect::verified()
                     },
                     Some("the pod may send from 10.1.0.100, fd00::100 too"),
                 ),
                 (
                     json!({"sourceCheck": "mac"}),
-                    Protect { check_addresses: false, fast_path: false, ..protect() },
+                    Protect { check_addresses: false, fast_path: false, ..Protect::verified() },
                     Some("the pod may send from any IP address"),
                 ),
                 (
                     json!({"sourceCheck": "off"}),
-                    Protect { check_mac: false, check_addresses: false, fast_path: false, ..protect() },
+                    Protect {
+                        check_mac: false,
+                        check_addresses: false,
+                        fast_path: false,
+                        ..Protect::verified()
+                    },
                     Some("the pod may send from any Ethernet and IP address"),
                 ),
             ];

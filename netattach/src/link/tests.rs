@@ -420,21 +420,6 @@ fn loopback_is_raised_whatever_the_configuration_says() {
     assert_eq!(plan("loopback", json!({"ipam": 7, "mtu": "x"})), [Step::RaiseLoopback]);
 }
 
-/// What the dataplane is told of an attachment whose sources it verifies.
-fn protected() -> Protect {
-    Protect {
-        id: 3,
-        zone: 5,
-        check_mac: true,
-        check_addresses: true,
-        allowed: Vec::new(),
-        bandwidth: None,
-        fast_path: true,
-        when: crate::step::EnforceWhen::Always,
-        ethertypes: Vec::new(),
-    }
-}
-
 #[test]
 fn a_macvlan_without_ipv6_has_no_link_local_address_where_its_sources_are_verified() {
     let args = CniArgs::default();
@@ -446,7 +431,7 @@ fn a_macvlan_without_ipv6_has_no_link_local_address_where_its_sources_are_verifi
             other => panic!("{other:?}"),
         }
     };
-    let protect = protected();
+    let protect = Protect::verified();
     assert!(v4_alone(json!({"ipam": pool()}), Some(&protect)));
     assert!(!v4_alone(json!({"ipam": pool(), "linkLocal": true}), Some(&protect)));
     assert!(!v4_alone(json!({"ipam": pool(), "mode": "passthru"}), Some(&protect)));
@@ -456,7 +441,7 @@ fn a_macvlan_without_ipv6_has_no_link_local_address_where_its_sources_are_verifi
 
 #[test]
 fn with_a_dataplane_an_attachment_is_protected_before_it_is_configured() {
-    let protect = protected();
+    let protect = Protect::verified();
     let args = CniArgs::default();
     for (config, check_addresses) in
         [(json!({}), false), (json!({"ipam": pool(), "macspoofchk": true}), true)]

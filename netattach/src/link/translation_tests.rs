@@ -8,17 +8,7 @@ use crate::step::Translate;
 static NOTHING_KNOWN: Facts = Facts { parents: std::collections::BTreeMap::new() };
 
 fn planned(kind: &str, keys: Value, protected: bool) -> Result<Vec<Step>, PlanError> {
-    let protect = Protect {
-        id: 1,
-        zone: 1,
-        check_mac: true,
-        check_addresses: true,
-        allowed: Vec::new(),
-        bandwidth: None,
-        fast_path: true,
-        when: crate::step::EnforceWhen::Always,
-        ethertypes: Vec::new(),
-    };
+    let protect = Protect::verified();
     let mut config = json!({
         "cniVersion": "1.1.0", "name": "net", "type": kind, "isGateway": true,
         "ipam": {"type": "host-local", "subnet": "10.1.0.0/24"}

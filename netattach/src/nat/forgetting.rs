@@ -155,20 +155,14 @@ mod tests {
         });
         let closed = GATE.lock().unwrap();
         let [first, second, third] = [1, 2, 3].map(|number| port(PortProtocol::Udp, number));
-        let asked = vec![forgetting.ask(Which::Led, &[first]).unwrap()];
+        let during = forgetting.ask(Which::Led, &[first]).unwrap();
         while BEGUN.load(Ordering::SeqCst) == 0 {
             std::thread::yield_now();
         }
-        let asked = [
-            asked,
-            vec![
-                forgetting.ask(Which::Led, &[second]).unwrap(),
-                forgetting.ask(Which::Misled, &[third]).unwrap(),
-            ],
-        ]
-        .concat();
+        let after = [(Which::Led, second), (Which::Misled, third)]
+            .map(|(which, port)| forgetting.ask(which, &[port]).unwrap());
         drop(closed);
-        asked.into_iter().for_each(|walk| forgetting.wait(walk));
+        after.into_iter().chain([during]).for_each(|walk| forgetting.wait(walk));
         let alone = Stale::from([(1, vec![(Which::Led, first)])]);
         let shared = Stale::from([(2, vec![(Which::Led, second)]), (3, vec![(Which::Misled, third)])]);
         assert_eq!(*WALKS.lock().unwrap(), [alone, shared]);

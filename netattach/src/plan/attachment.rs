@@ -91,22 +91,23 @@ fn planned(
     }
     let mut steps: Vec<Step> = files.iter().cloned().map(Step::PrepareDeviceInfo).collect();
     let mut judged_from_without = None;
+    let request = link::Request {
+        container_id: &sandbox.container_id,
+        ifname,
+        config,
+        group: sandbox.link_group(),
+        cni_args,
+        exec: &options.exec,
+        protect: None,
+        facts: wanted.facts,
+    };
     match native(kind, options) {
         Some(driver) => {
             check_carried_out(driver, config)?;
             let numbers = numbers.filter(|_| driver.is_judged(config));
             let protect =
                 numbers.map(|numbers| protect(network, numbers, true, EnforceWhen::Always)).transpose()?;
-            steps.extend(driver.plan(&link::Request {
-                container_id: &sandbox.container_id,
-                ifname,
-                config,
-                group: sandbox.link_group(),
-                cni_args,
-                exec: &options.exec,
-                protect: protect.as_ref(),
-                facts: wanted.facts,
-            })?);
+            steps.extend(driver.plan(&link::Request { protect: protect.as_ref(), ..request })?);
         }
         None => {
             judged_from_without = numbers;
@@ -116,16 +117,7 @@ fn planned(
     for (position, (kind, config)) in &chained {
         if is_tuning(kind, options) {
             check_tuning(config)?;
-            let mut tune = tuning::parse(&link::Request {
-                container_id: &sandbox.container_id,
-                ifname,
-                config,
-                group: sandbox.link_group(),
-                cni_args,
-                exec: &options.exec,
-                protect: None,
-                facts: wanted.facts,
-            })?;
+            let mut tune = tuning::parse(&link::Request { config, ..request })?;
             tuned(&mut steps, &mut tune)?;
             steps.push(Step::Tune(tune));
             continue;

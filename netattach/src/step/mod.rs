@@ -172,6 +172,24 @@ pub struct Protect {
     pub ethertypes: Vec<u16>,
 }
 
+#[cfg(test)]
+impl Protect {
+    /// What the dataplane is told of an attachment whose sources it verifies, for tests.
+    pub(crate) fn verified() -> Self {
+        Self {
+            id: 3,
+            zone: 5,
+            check_mac: true,
+            check_addresses: true,
+            allowed: Vec::new(),
+            bandwidth: None,
+            fast_path: true,
+            when: EnforceWhen::Always,
+            ethertypes: Vec::new(),
+        }
+    }
+}
+
 impl Protect {
     /// What passes beside the pod's own addresses, in words; `None`: nothing.
     pub fn laxity(&self) -> Option<String> {
