@@ -11,6 +11,7 @@ use super::policy_maps::{Kernel, PolicyMaps, Refused, unread_since};
 use crate::bpf::{BpfError, PolicyIds};
 use crate::error_chain::Chain;
 use crate::netlink::Handle;
+use crate::objects::Objects;
 use crate::objects::policy::{PolicyName, Severity};
 use crate::plan::addressing::GATEWAY_V4;
 use crate::policy::desired::{Condition, Desired, EndpointPolicy, Subject};
@@ -99,6 +100,8 @@ pub(super) struct Policies {
     /// Whether the policies of an earlier agent still have to be compared with the desired ones: the source was not
     /// complete at the start.
     unrecognised: bool,
+    /// Whether there was no policy when the desired policies were compiled.
+    is_open: bool,
 }
 
 impl Policies {
@@ -181,6 +184,49 @@ impl Policies {
         Ok(self.write(desired, sources.options.on_overflow, began, kernel)?)
     }
 
+    /// Gives one more attachment what all have while there is no policy: nothing isolates it. Returns whether that is all there
+    /// is to do; otherwise everything is to be brought up to date.
+    ///
+    /// # Errors
+    /// The map could not be written. [`Policies::go_on`] tries again.
+    pub(super) fn enter_open(
+        &mut self,
+        id: u32,
+        sources: Sources<'_>,
+        kernel: &impl Kernel,
+    ) -> Result<bool, EnforceError> {
+        if !self.stays_open(sources) {
+            return Ok(false);
+        }
+        let open = PolicyIds::default();
+        if self.maps.assigned(id) != Some(open)
+            && let Err(error) = self.maps.assign(id, open, kernel)
+        {
+            self.behind = Behind::Failed;
+            return Err(error.into());
+        }
+        self.desired.endpoints.insert(id, EndpointPolicy::default());
+        Ok(true)
+    }
+
+    /// The counterpart of [`Policies::enter_open`], for an attachment that the maps have forgotten.
+    pub(super) fn leave_open(&mut self, id: u32, sources: Sources<'_>) -> bool {
+        let stays_open = self.stays_open(sources);
+        if stays_open {
+            self.desired.endpoints.remove(&id);
+        }
+        stays_open
+    }
+
+    /// Whether nothing was isolated, all of that is in the maps, and there still is no policy.
+    fn stays_open(&self, sources: Sources<'_>) -> bool {
+        self.is_open
+            && self.behind == Behind::Nothing
+            && !self.unrecognised
+            && !matches!(sources.source.synced(), Err(NotSynced::Incomplete(_)))
+            && has_no_policy(&sources.source.snapshot(), sources.options)
+    }
+
     /// Removes policies that packets no longer read ([`unread_since`]), and retries the rest of the last change:
     /// policies for which there is room now, and failures. Returns whether it did.
     ///
@@ -203,17 +249,17 @@ impl Policies {
     }
 
     fn compile(&mut self, sources: Sources<'_>, endpoints: &Endpoints) -> Result<Desired, EnforceError> {
+        self.is_open = false;
         let objects = sources.source.snapshot();
         if let Err(NotSynced::Incomplete(_)) = sources.source.synced() {
             // What an earlier agent had enforced stays. What has nothing yet gets nothing until the policies are known.
             let undecided = endpoints.keys().copied().collect();
             return Ok(Desired { undecided, ..Desired::default() });
         }
-        let none = objects.policies.is_empty()
-            && (objects.network_policies.is_empty() || !sources.options.network_policy);
-        if none {
+        if has_no_policy(&objects, sources.options) {
             // Without policies nothing is isolated, and examining every pod would slow down every ADD.
             let open = endpoints.keys().map(|id| (*id, EndpointPolicy::default()));
+            self.is_open = true;
             return Ok(Desired { endpoints: open.collect(), ..Desired::default() });
         }
         Ok(self.compiler.update(&objects, endpoints, options(sources)?.as_ref()))
@@ -321,6 +367,10 @@ impl Policies {
             tracing::warn!(object = %condition.object, problem = condition.message, "not in force as written");
         }
     }
+}
+
+fn has_no_policy(objects: &Objects, options: &Options) -> bool {
+    objects.policies.is_empty() && (objects.network_policies.is_empty() || !options.network_policy)
 }
 
 /// The options with the current state of the node.

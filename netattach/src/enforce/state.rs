@@ -83,7 +83,7 @@ impl State {
         if attachment.may_wait() {
             self.deferred.wait(attachment);
         }
-        if attachment.endpoint.is_some() {
+        if attachment.endpoint.is_some() && !self.policies.enter_open(attachment.id, sources, kernel)? {
             self.bring_up_to_date(sources, kernel)?;
             // Its pod has disappeared from the source, so its policies are unknown.
             self.isolate_undecided(attachment, kernel)?;
@@ -157,7 +157,7 @@ impl State {
         kernel: &impl Kernel,
     ) -> Result<(), EnforceError> {
         self.maps_mut().forget(id);
-        if self.roster.leave(id) {
+        if self.roster.leave(id) && !self.policies.leave_open(id, sources) {
             self.bring_up_to_date(sources, kernel)?;
         }
         Ok(())
