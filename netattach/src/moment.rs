@@ -1,6 +1,7 @@
 //! Determines which of two events came first, independent of the wall clock.
 
 use std::io;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +18,14 @@ pub struct Moment {
 }
 
 impl Moment {
+    /// Whether it was in this boot, and no longer ago than that. `false` where it is not known.
+    pub fn is_within(&self, age: Duration) -> bool {
+        let then = self.since_boot.map(Duration::from_nanos);
+        let now = Self::now(&self.boot).since_boot.map(Duration::from_nanos);
+        let same_boot = boot_id().is_ok_and(|boot| boot == self.boot);
+        same_boot && then.zip(now).is_some_and(|(then, now)| now.saturating_sub(then) <= age)
+    }
+
     /// The current moment, in that boot.
     pub fn now(boot: &str) -> Self {
         let since = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);

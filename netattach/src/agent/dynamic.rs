@@ -61,6 +61,7 @@ impl Agent {
             Ok((Ok((result, attached)), turn)) => {
                 let attached = Arc::new(attached);
                 live.done(&key, &Made::of(&[Arc::clone(&attached)]));
+                self.announce_later(attached.key.clone());
                 self.publish_later(key, turn);
                 answer(result, &attached)
             }

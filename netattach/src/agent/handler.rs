@@ -54,6 +54,12 @@ pub(super) const MOST_PUBLISHERS: usize = 8;
 /// Delay before a status is published, so that it does not compete with the answer for a processor.
 const PUBLISH_AFTER: Duration = Duration::from_millis(2);
 
+/// How long after an ADD its addresses are announced to neighbours, at the latest: while other ADDs work, these go first. A
+/// runtime that attaches so many pods has not started this one's containers by then.
+const ANNOUNCE_WITHIN: Duration = Duration::from_secs(2);
+/// Time between two looks whether ADDs work.
+const ANNOUNCE_POLL: Duration = Duration::from_millis(50);
+
 /// How long an ADD waits for its status to be published, where that is required.
 const STATUS_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -125,6 +131,8 @@ pub(super) struct Agent {
     checks: Semaphore,
     questions: Semaphore,
     publishers: Semaphore,
+    /// Lets one thread at a time announce addresses.
+    announcer: Semaphore,
     /// Memory for large ADDs, in units.
     large_adds: Arc<Semaphore>,
 }
@@ -163,6 +171,7 @@ impl Agent {
             checks: Semaphore::new(MOST_CHECKS),
             questions: Semaphore::new(MOST_QUESTIONS),
             publishers: Semaphore::new(MOST_PUBLISHERS),
+            announcer: Semaphore::new(1),
             large_adds: Arc::new(Semaphore::new(MOST_WEIGHT / WEIGHT_UNIT)),
         }
     }
@@ -232,6 +241,7 @@ impl Agent {
         let work = move |agent: &Self| agent.timed(&request, &devices, &trace);
         let (Done { stdout, publish, made }, turn) = self.in_turn(&container, class, first, work).await?;
         if let Some(sandbox) = publish {
+            self.announce_later(sandbox.clone());
             self.publish_later(sandbox, turn);
         }
         Ok((stdout, made))
@@ -458,6 +468,29 @@ impl Agent {
                 tracing::error!(%error, "network-status not published");
             }
             drop(turn);
+        });
+    }
+
+    /// Announces the addresses of what that record attached, once no ADD works. Nothing waits for it: by then the record may
+    /// be gone, and a later ADD of the container be announced twice, which harms nobody.
+    pub(super) fn announce_later(self: &Arc<Self>, record: JournalKey) {
+        let agent = Arc::clone(self);
+        tokio::spawn(async move {
+            let latest = Instant::now() + ANNOUNCE_WITHIN;
+            tokio::time::sleep(PUBLISH_AFTER).await;
+            while !agent.traffic.is_at_rest(Class::Add) && Instant::now() < latest {
+                tokio::time::sleep(ANNOUNCE_POLL).await;
+            }
+            let Ok(_announcer) = agent.announcer.acquire().await else { return };
+            let engine = Arc::clone(&agent.engine);
+            let (of, announce) = (record.clone(), move || engine.announce(&record));
+            match tokio::task::spawn_blocking(announce).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => {
+                    tracing::warn!(container = of.container_id, error = %Chain(&error), "addresses not announced: neighbours that knew another holder find this one when they ask again");
+                }
+                Err(error) => tracing::error!(%error, "addresses not announced"),
+            }
         });
     }
 

@@ -181,6 +181,12 @@ impl Lanes {
             || (standing > 0 && begun > limits.shared)
     }
 
+    /// Whether no operation of the class works or waits to begin. Those that wait for what belongs to others do not count.
+    pub(crate) fn is_at_rest(&self, class: Class) -> bool {
+        let lane = &self.lanes[class as usize];
+        lane.working == 0 && lane.queue.is_empty()
+    }
+
     /// Declares what a working operation needs according to its plan, in addition to earlier declarations. If a
     /// resource is crowded, the operation is sent back to the queue: it must not have any effect, and starts over when
     /// [`Lanes::advance`] returns it.

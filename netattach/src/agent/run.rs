@@ -377,6 +377,7 @@ async fn serve_until(
     }
     background.keep("policies", follow_policies(enforcer, source.changes(), Arc::clone(&metrics)));
     // Take the turns of these containers before any request can ask for one.
+    recovery.young.into_iter().for_each(|record| agent.announce_later(record));
     let left_over = LeftOver::gather(&agent.turns, recovery.unfinished, pending);
     agent.left_over.store(left_over.len(), Ordering::Relaxed);
     background.once("finishing operations of earlier agents", left_over.finish(Arc::clone(&agent)));
@@ -578,6 +579,7 @@ fn engine(
         bridges: Bridges::default(),
         occupied: Occupied::default(),
         enforcer: Some(Arc::clone(enforcer) as Arc<dyn Enforce>),
+        announces_late: true,
         departures: Some(Arc::new(LastCounts::of(Arc::clone(metrics), Arc::clone(enforcer)))),
     };
     let inheritance = Inheritance::new(&settings.multus_state_dir);

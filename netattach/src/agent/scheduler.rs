@@ -324,6 +324,11 @@ impl Traffic {
         }
     }
 
+    /// Whether no operation of the class works or waits to begin.
+    pub(super) fn is_at_rest(&self, class: Class) -> bool {
+        self.lock().lanes.is_at_rest(class)
+    }
+
     /// Resources that operations have occupied for longer than that, with the operations that wait for them.
     pub(super) fn held(&self, longer_than: Duration) -> Vec<Held> {
         let state = self.lock();

@@ -175,7 +175,8 @@ impl Executor<'_> {
             Step::Configure(Configure { down: true, .. }) => Ok(Output::Nothing),
             Step::Configure(configure) => {
                 let leased = self.leased(at, attachment)?;
-                let addressing = addressing::pod_side(configure, &leased.addresses, &leased.routes);
+                let mut addressing = addressing::pod_side(configure, &leased.addresses, &leased.routes);
+                addressing.announce_v4 &= !self.node.announces_late;
                 let (host, pod) = self.link(at)?;
                 let has_v6 = addressing.addresses.iter().any(|address| address.addr().is_ipv6());
                 if has_v6 && (1..IPV6_MIN_MTU).contains(&pod.mtu) {

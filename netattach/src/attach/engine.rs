@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::Inheritance;
 use super::apply::apply;
@@ -43,6 +44,10 @@ pub struct Engine {
     pub(super) own: NetnsId,
 }
 
+/// Age of a record whose addresses have been announced, if the agent that attached it went on: longer than an ADD and the
+/// time after it take.
+const YOUNG: Duration = Duration::from_secs(10);
+
 /// The state found at start.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
@@ -50,6 +55,8 @@ pub struct Recovery {
     pub adopted: usize,
     /// Records to roll back: of sandboxes that are half attached or half detached, or of an earlier boot.
     pub unfinished: Vec<JournalKey>,
+    /// Attached records that are so young that an earlier agent may have ended before it announced their addresses.
+    pub young: Vec<JournalKey>,
     /// Errors of records that could not be recovered; the records are kept.
     pub failed: Vec<String>,
     /// Errors of damaged records whose sandboxes were adopted unchanged.
@@ -494,6 +501,7 @@ impl Engine {
             }
             self.registry.insert(attached);
             recovery.adopted += 1;
+            recovery.young.extend(record.planned.is_within(YOUNG).then(|| record.key.clone()));
             recovery.damaged.extend(record.check_whole().err().map(|error| Chain(&error).to_string()));
         } else {
             if let Some(nat) = &self.node.nat {

@@ -11,6 +11,7 @@
 //! | `engine`, `facts` | one function per CNI verb; facts about the node that planning needs |
 //! | `repeated_add`, `occupied` | an ADD for a sandbox that is already attached; holders of addresses |
 //! | [`apply`], `bridges`, `device_info`, `routing`, `cluster_routes`, `translation`, `tuning`, `enforcement` | the effects of steps |
+//! | `announce_late` | what neighbours are told once an ADD has been answered |
 //! | [`undo`], `plugin_del` | inverses of steps, and DEL of other plugins |
 //! | `check`, `status_verb`, `gc` | the verbs CHECK, STATUS and GC |
 //! | `survey` | how full pools of addresses are |
@@ -20,6 +21,7 @@
 //! | [`standalone`] | the native plugins as plain CNI executables |
 //! | `error` | errors, and their CNI codes |
 
+mod announce_late;
 pub mod apply;
 mod bridges;
 mod check;
@@ -101,6 +103,9 @@ pub struct Node {
     pub nat: Option<Nat>,
     /// The dataplane; absent in the plain CNI executables.
     pub enforcer: Option<Arc<dyn Enforce>>,
+    /// Whether IPv4 addresses are announced to neighbours by [`Engine::announce`], after the ADD, in place of when the link comes
+    /// up.
+    pub announces_late: bool,
     /// Who is told of attachments that end.
     pub departures: Option<Arc<dyn Departures>>,
 }

@@ -109,6 +109,7 @@ pub(crate) fn engine(directory: &Path, journal: Store, maps: &Arc<Maps>) -> Engi
         enforcer: Some(Arc::clone(maps) as Arc<dyn Enforce>),
         bridges: super::Bridges::default(),
         occupied: Occupied::default(),
+        announces_late: false,
         departures: None,
     };
     let options = Options {

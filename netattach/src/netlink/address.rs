@@ -4,11 +4,14 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
-use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope};
 use netlink_packet_route::link::{
     AfSpecInet, AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InetDevConf, LinkAttribute,
 };
+use netlink_packet_route::neighbour::{
+    NeighbourAddress, NeighbourAttribute, NeighbourFlags, NeighbourMessage,
+};
+use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use rtnetlink::{AddressMessageBuilder, LinkMessageBuilder, LinkUnspec};
 use rustix::io::Errno;
 
@@ -58,6 +61,28 @@ impl Handle {
             false => &[Errno::EXIST],
         };
         self.socket.all_but(requests, harmless)
+    }
+
+    /// Makes a link that is up announce these IPv4 addresses of its own, and announce its addresses whenever it comes up again
+    /// (`arp_notify`). The kernel asks everybody for the address (`NTF_USE`): a gratuitous ARP request, as its sender has that
+    /// address itself (RFC 5227, section 3). The entry that waits for an answer is taken away.
+    ///
+    /// # Errors
+    /// [`Error::not_found`]: the link is gone.
+    pub fn announce(&mut self, index: u32, addresses: &[Ipv4Addr]) -> Result<(), Error> {
+        let mut requests = vec![NetlinkRequest::new(arp_notify(index), 0)];
+        for address in addresses {
+            let mut entry = NeighbourMessage::default();
+            entry.header.family = AddressFamily::Inet;
+            entry.header.ifindex = index;
+            entry.header.flags = NeighbourFlags::Use;
+            entry.attributes.push(NeighbourAttribute::Destination(NeighbourAddress::Inet(*address)));
+            requests.push(NetlinkRequest::new(RouteNetlinkMessage::NewNeighbour(entry.clone()), CREATE));
+            entry.header.flags = NeighbourFlags::empty();
+            requests.push(NetlinkRequest::new(RouteNetlinkMessage::DelNeighbour(entry), 0));
+        }
+        // Somebody else may have cleared the table meanwhile.
+        self.socket.all_but(requests, &[Errno::NOENT])
     }
 
     /// Waits until the link's IPv6 addresses may be used, at most so long. Returns one that another host has.

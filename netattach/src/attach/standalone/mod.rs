@@ -106,6 +106,7 @@ fn answer(name: &str, request: &Request, stderr: &mut impl Write) -> Result<Stri
         occupied: Occupied::default(),
         nat: None,
         enforcer: None,
+        announces_late: false,
         departures: None,
     };
     match (link::driver(name), Kind::named(name)) {

@@ -1,7 +1,8 @@
 //! Pods attached by the real executable and the real agent: results, kernel, files, traffic.
 //!
-//! `check` tests CHECK of such pods, `other_plugins` pods with executed plugins.
+//! `announcements` tests what neighbours are told, `check` CHECK of such pods, `other_plugins` pods with executed plugins.
 
+mod announcements;
 mod check;
 mod other_plugins;
 

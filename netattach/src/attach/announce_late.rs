@@ -1,0 +1,86 @@
+//! Tells the neighbours of an attachment which addresses it has, once its ADD has been answered.
+//!
+//! A neighbour may still map an address to the Ethernet address of the pod that had it before. The announcement goes to
+//! everybody on the segment, so its cost grows with the pods that are there, and the ADD need not wait for it: the
+//! runtime has yet to start the containers.
+//!
+//! IPv6 addresses are announced by the kernel as they come up (`ndisc_notify`), within the ADD: there is no request for it
+//! that would leave the pod's neighbour table alone.
+
+use std::net::{IpAddr, Ipv4Addr};
+
+use super::{AttachError, Doing, Engine, StepError};
+use crate::journal::JournalKey;
+use crate::netlink::Handle;
+use crate::netns::Netns;
+use crate::plan::AttachmentPlan;
+use crate::plan::routing;
+use crate::step::{Brought, Interface, Output, Step};
+
+impl Engine {
+    /// Announces the IPv4 addresses of the attachments in that record. What has been detached, or whose namespace or interface
+    /// is gone, has nothing to announce. Repeating the call announces them again.
+    ///
+    /// # Errors
+    /// The kernel refuses it.
+    pub fn announce(&self, record: &JournalKey) -> Result<(), AttachError> {
+        let Some(attached) = self.registry.get(record) else { return Ok(()) };
+        let sandbox = &attached.plan.sandbox;
+        let Some(netns) = Netns::open(&sandbox.netns).ok().filter(|it| it.id() == sandbox.netns_id) else {
+            return Ok(());
+        };
+        let mut pod = None;
+        for (number, attachment) in attached.plan.attachments.iter().enumerate() {
+            // Attachment numbers fit into a `u16`: see `Plan::steps`.
+            let outputs = attached.outputs.of(number as u16);
+            let Some((interface, addresses)) = announced(attachment, outputs)? else { continue };
+            let pod = match &mut pod {
+                Some(pod) => pod,
+                None => pod.insert(Handle::open_in(&netns)?),
+            };
+            tell(pod, interface, &addresses).map_err(|source| {
+                AttachError::step(Doing::Attach, attachment, "announce addresses", source)
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// The interface in the pod that announces addresses, if the attachment has one, and those.
+fn announced<'o>(
+    attachment: &AttachmentPlan,
+    outputs: Brought<'o>,
+) -> Result<Option<(&'o Interface, Vec<Ipv4Addr>)>, AttachError> {
+    let mut interface = None;
+    for (index, step) in attachment.steps.iter().enumerate() {
+        let Some(output) = outputs.step(index) else { break };
+        if let Output::Link { pod, .. } = output {
+            interface = Some(pod);
+        }
+        if let (Step::Configure(configure), Some(interface)) = (step, interface)
+            && !configure.down
+        {
+            let addressing = routing::settled(attachment, outputs, configure)?;
+            if !addressing.announce_v4 {
+                return Ok(None);
+            }
+            let v4 = addressing.addresses.iter().filter_map(|address| match address.addr() {
+                IpAddr::V4(address) => Some(address),
+                IpAddr::V6(_) => None,
+            });
+            return Ok(Some((interface, v4.collect())));
+        }
+    }
+    Ok(None)
+}
+
+fn tell(pod: &mut Handle, wanted: &Interface, addresses: &[Ipv4Addr]) -> Result<(), StepError> {
+    // The pod may have renamed or replaced its interface.
+    let Some(link) = pod.find_link(&wanted.name)?.filter(|link| link.index == wanted.index) else {
+        return Ok(());
+    };
+    match pod.announce(link.index, addresses) {
+        Err(error) if error.not_found() => Ok(()),
+        other => Ok(other?),
+    }
+}

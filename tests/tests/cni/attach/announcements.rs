@@ -1,0 +1,83 @@
+//! Neighbours of a pod learn which addresses it has without a packet of it: those that knew another holder of them too.
+
+use std::process::Command;
+
+use netattach::mac::Mac;
+use netattach::netlink::Handle;
+use netattach_tests::manifest::{NAMESPACE, network, pod};
+use netattach_tests::node::{WIRE, ip};
+use netattach_tests::traffic::{PATIENCE, eventually};
+use netattach_tests::{Namespace, Node, Pod};
+use serde_json::{Value, json};
+
+/// The holder that was there before.
+const BEFORE: &str = "02:00:00:00:00:99";
+/// The addresses that pod `b` gets, with the interface of either pod.
+const IPV4: [(&str, &str); 2] = [("10.50.0.3", "eth0"), ("10.52.0.3", "net1")];
+const IPV6: (&str, &str) = ("fd00:50::3", "eth0");
+
+/// Pod `a` is attached to the default network, a bridge, and to macvlans.
+fn node() -> (Node, Pod) {
+    let mut node = Node::new(&[]).unwrap();
+    node.add_wire().unwrap();
+    let ipam = node.host_local(&["10.52.0.0/24"]);
+    let lan = json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE, "ipam": ipam});
+    node.write("lan", &network(NAMESPACE, "lan", &lan)).unwrap();
+    for name in ["a", "b"] {
+        node.write(name, &pod(name, &json!({}), &json!("lan"))).unwrap();
+    }
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    (node, a)
+}
+
+/// Has pod `a` know the addresses as those of the holder before.
+fn know_another(a: &Pod) {
+    for (address, device) in IPV4.into_iter().chain([IPV6]) {
+        let entry = ["neigh", "replace", address, "lladdr", BEFORE, "dev", device, "nud", "stale"];
+        ip(&a.namespace, &entry).unwrap();
+    }
+}
+
+fn known(namespace: &Namespace, address: &str) -> Option<String> {
+    let listed =
+        namespace.run(|| Command::new("ip").args(["-j", "neigh", "show", "to", address]).output()).unwrap();
+    let listed: Value = serde_json::from_slice(&listed.stdout).unwrap();
+    Some(listed[0]["lladdr"].as_str()?.to_owned())
+}
+
+fn assert_learns(a: &Pod, b: &Pod, what: &[(&str, &str)]) {
+    let mut inside = Handle::open_in(b.namespace.netns()).unwrap();
+    for (address, device) in what {
+        let mac: Mac = inside.link(device).unwrap().mac.unwrap();
+        let told = eventually(PATIENCE, || known(&a.namespace, address) == Some(mac.to_string()));
+        assert!(told, "{address}: {:?}, not {mac}", known(&a.namespace, address));
+    }
+}
+
+#[test]
+fn neighbours_that_knew_another_holder_are_told() {
+    let (node, a) = node();
+    know_another(&a);
+    let b = Pod::new("b").unwrap();
+    node.add(&b).success();
+    assert_learns(&a, &b, &IPV4);
+    assert_learns(&a, &b, &[IPV6]);
+    // As after every ADD, whatever brings the interface up again announces it again.
+    know_another(&a);
+    ip(&b.namespace, &["link", "set", "eth0", "down"]).unwrap();
+    ip(&b.namespace, &["link", "set", "eth0", "up"]).unwrap();
+    assert_learns(&a, &b, &IPV4[..1]);
+}
+
+#[test]
+fn an_agent_tells_them_that_starts_after_one_ended_too_early() {
+    let (mut node, a) = node();
+    let b = Pod::new("b").unwrap();
+    node.add(&b).success();
+    node.kill().unwrap();
+    know_another(&a);
+    node.start().unwrap();
+    assert_learns(&a, &b, &IPV4);
+}
