@@ -1,5 +1,6 @@
 //! Desired kernel objects in the kernel's terms: produced by planning, carried out by `netlink`.
 
+mod by_source;
 mod tune;
 
 use std::fmt;
@@ -9,6 +10,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::mac::Mac;
+pub use by_source::{BySource, SourceTable, SourceTables};
 pub use tune::{Properties, Sysctl, Tune};
 
 /// A traffic-control hook of a device, as the node's stack sees it. Ordered as listed.

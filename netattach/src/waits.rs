@@ -69,6 +69,8 @@ pub fn footprint(plan: &Plan) -> Footprint {
             | Step::ReadDeviceInfo(_)
             | Step::NoteProperties(_)
             | Step::Tune(_)
+            | Step::ChooseTables(_)
+            | Step::UseTables(_)
             | Step::MoveDefaultRoutes { .. }
             | Step::RouteBySource => {}
         }

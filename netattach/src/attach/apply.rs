@@ -13,7 +13,8 @@ use super::bridges::{self, Entered};
 use super::occupied::{Address, ROUTED, check_ip_is_free, check_mac_is_free, segment};
 use super::routing::{move_default_routes, route_by_source};
 use super::{
-    AttachError, Doing, Node, Progress, StepError, cluster_routes, device_info, facts, translation, tuning,
+    AttachError, Doing, Node, Progress, StepError, by_source, cluster_routes, device_info, facts,
+    translation, tuning,
 };
 use crate::cni::Command;
 use crate::delegate::{self, Call, DelegateError};
@@ -169,6 +170,20 @@ impl Executor<'_> {
             }
             Step::Tune(tune) => {
                 tuning::tune(&mut self.pod, self.netns, &attachment.ifname, tune)?;
+                Ok(Output::Nothing)
+            }
+            Step::ChooseTables(asked) => {
+                let outputs = self.progress.outputs().of(at.0);
+                let now = result::result(self.sandbox, attachment, outputs)
+                    .map_err(|source| StepError::Result { plugin: attachment.kind.clone(), source })?;
+                Ok(Output::SourceTables(by_source::choose(&mut self.pod, &attachment.ifname, asked, &now)?))
+            }
+            Step::UseTables(_) => {
+                let chosen = self.progress.outputs().of(at.0).iter().find_map(|output| match output {
+                    Output::SourceTables(chosen) => Some(chosen.clone()),
+                    _ => None,
+                });
+                by_source::apply(&mut self.pod, &chosen.ok_or(StepError::Missing("tables"))?)?;
                 Ok(Output::Nothing)
             }
             Step::ReadDeviceInfo(files) => Ok(device_info::read(&files.attachment)),

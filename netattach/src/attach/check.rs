@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use super::apply::{DelegateCall, owner};
-use super::{AttachError, Doing, Node, StepError, enforcement, routing, translation, tuning};
+use super::{AttachError, Doing, Node, StepError, by_source, enforcement, routing, translation, tuning};
 use crate::cni::{Command, Value};
 use crate::ipam::Lessee;
 use crate::journal::Record;
@@ -82,6 +82,11 @@ pub(super) fn compare(
         return Ok(Some(difference));
     }
     if let Some(difference) = routing::compare(want, pod)? {
+        return Ok(Some(difference));
+    }
+    if let Some(chosen) = &want.by_source
+        && let Some(difference) = by_source::difference(pod, &attachment.ifname, chosen)?
+    {
         return Ok(Some(difference));
     }
     if let Some(tune) = &want.tune

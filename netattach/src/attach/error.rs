@@ -311,6 +311,19 @@ pub enum StepError {
     /// An interface is not to be tuned so.
     #[error(transparent)]
     Tuning(#[from] TuningError),
+    /// Routing by source without a source.
+    #[error("sbr: no plugin before it gave {0} an address")]
+    NoSource(String),
+    /// More routes than are taken over into tables by source.
+    #[error("sbr: {ifname} has {found} routes, and there may be {most}")]
+    ManyRoutes {
+        /// The interface.
+        ifname: String,
+        /// How many it has.
+        found: usize,
+        /// How many there may be.
+        most: usize,
+    },
     /// The attachment's link does not lead to the gateway.
     #[error("default-route: gateway {gateway} is not reachable on the attachment's link")]
     Gateway {
@@ -479,6 +492,8 @@ pub(super) fn step_code(error: &StepError) -> u32 {
         StepError::Nat(NatError::NoAddress(_) | NatError::Ambiguous(_)) => code::INVALID_CONFIG,
         StepError::Tuning(TuningError::List { .. }) => code::IO_FAILURE,
         StepError::Tuning(_)
+        | StepError::NoSource(_)
+        | StepError::ManyRoutes { .. }
         | StepError::Mtu { .. }
         | StepError::AddressTaken { .. }
         | StepError::SmallMtu(_)

@@ -10,7 +10,7 @@
 //! | `intent`, `default_network`, [`conf_dir`], `from_node` | from a request to the networks that the pod wants |
 //! | `engine`, `facts` | one function per CNI verb; facts about the node that planning needs |
 //! | `repeated_add`, `occupied` | an ADD for a sandbox that is already attached; holders of addresses |
-//! | [`apply`], `bridges`, `device_info`, `routing`, `cluster_routes`, `translation`, `tuning`, `enforcement` | the effects of steps |
+//! | [`apply`], `bridges`, `by_source`, `device_info`, `routing`, `cluster_routes`, `translation`, `tuning`, `enforcement` | the effects of steps |
 //! | `announce_late` | what neighbours are told once an ADD has been answered |
 //! | [`undo`], `plugin_del` | inverses of steps, and DEL of other plugins |
 //! | `check`, `status_verb`, `gc` | the verbs CHECK, STATUS and GC |
@@ -24,6 +24,7 @@
 mod announce_late;
 pub mod apply;
 mod bridges;
+mod by_source;
 mod check;
 mod cluster_routes;
 pub mod conf_dir;

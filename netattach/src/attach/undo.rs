@@ -124,6 +124,11 @@ impl Begun<'_> {
                     routing::forget_gone_interfaces(&mut Handle::open_in(netns)?)?;
                 }
             }
+            Inverse::ForgetTables(rules) => {
+                if let (Some(netns), false) = (netns, rules.is_empty()) {
+                    Handle::open_in(netns)?.ensure_source_rules_absent(rules)?;
+                }
+            }
             // These inverses belong to other stages.
             Inverse::DeleteLink { .. }
             | Inverse::Delegate(_)

@@ -44,7 +44,7 @@ pub(super) fn version_of(plan: &Plan) -> u32 {
         Step::CreateLink(Link::Macvlan(macvlan)) if macvlan.tap || macvlan.in_pod => sixth,
         Step::CreateLink(Link::Ipvlan(ipvlan)) if ipvlan.in_pod => sixth,
         Step::CreateLink(Link::Ipvlan(_)) => third,
-        Step::NoteProperties(_) | Step::Tune(_) => sixth,
+        Step::NoteProperties(_) | Step::Tune(_) | Step::ChooseTables(_) | Step::UseTables(_) => sixth,
         Step::Configure(configure) if is_new(configure) => sixth,
         Step::Gateway { vlan: Some(_), .. } => sixth,
         Step::EnsureBridge(bridge) if bridge.vlan_filtering => sixth,

@@ -5,8 +5,8 @@
 //!
 //! Drivers: `bridge`, `veth`, `ptp`, `macvlan` (and `macvtap`), `ipvlan`, `vlan`, `dummy`, `loopback`. The facts about
 //! the node that they need before they plan are in [`facts`]; the VLANs of a bridge's port are read in `bridge_vlans`,
-//! what the node translates for a pod in `translation`, what it may send in whose name in `sources`. `tuning` is chained
-//! behind any of them.
+//! what the node translates for a pod in `translation`, what it may send in whose name in `sources`. `tuning` and `sbr`
+//! are chained behind any of them.
 
 mod bridge;
 mod bridge_vlans;
@@ -16,6 +16,7 @@ mod ipvlan;
 mod loopback;
 mod macvlan;
 mod ptp;
+pub mod sbr;
 mod sources;
 mod translation;
 pub mod tuning;
@@ -86,7 +87,10 @@ pub fn driver(kind: &str) -> Option<&'static dyn Driver> {
     DRIVERS.iter().copied().find(|driver| driver.kind() == kind)
 }
 
-/// The plugin types that netattach implements itself.
+/// The plugin types that change an interface which another plugin has made.
+pub const CHAINED: [&str; 2] = [tuning::KIND, sbr::KIND];
+
+/// The interface types that netattach implements itself.
 pub fn kinds() -> impl Iterator<Item = &'static str> {
     DRIVERS.iter().map(|driver| driver.kind())
 }

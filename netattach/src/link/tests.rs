@@ -751,6 +751,7 @@ fn leaves_its_own(step: &Step) -> bool {
         | Step::Translate(_)
         | Step::PrepareDeviceInfo(_)
         | Step::NoteProperties(_)
+        | Step::ChooseTables(_)
         | Step::RouteBySource => true,
         Step::EnsureBridge(_)
         | Step::RaiseLoopback
@@ -760,6 +761,7 @@ fn leaves_its_own(step: &Step) -> bool {
         | Step::RouteToPod
         | Step::Configure(_)
         | Step::Tune(_)
+        | Step::UseTables(_)
         | Step::ReadDeviceInfo(_)
         | Step::MoveDefaultRoutes { .. } => false,
     }

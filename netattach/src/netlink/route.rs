@@ -1,5 +1,6 @@
 //! Routes.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
@@ -68,6 +69,64 @@ impl Handle {
         }
         found.retain(|route| route.table == table);
         Ok(found)
+    }
+
+    /// The unicast routes of one of the namespace's tables that lead over the interface, both families, with all that
+    /// another table needs of them.
+    pub fn routes_by(&mut self, index: u32, table: u32) -> Result<Vec<Route>, Error> {
+        let mut found = Vec::new();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let mut all = RouteMessage::default();
+            all.header.address_family = family;
+            for answer in self.socket.dump(RouteNetlinkMessage::GetRoute(all))? {
+                let RouteNetlinkMessage::NewRoute(route) = &answer else { continue };
+                if route.header.kind != RouteType::Unicast {
+                    continue;
+                }
+                let (source, metrics) = (preferred_source(route), metrics(route));
+                let (scope, protocol) = (route.header.scope.into(), route.header.protocol.into());
+                let its = observed(answer).into_iter();
+                found.extend(its.filter(|it| it.interface == Some(index) && it.table == table).map(|it| {
+                    Route {
+                        gateway: it.gateway,
+                        source,
+                        priority: Some(it.priority).filter(|priority| *priority != 0),
+                        // The kernel chooses the scope of an IPv6 route.
+                        scope: it.destination.addr().is_ipv4().then_some(scope),
+                        mtu: metrics.0,
+                        advmss: metrics.1,
+                        protocol: Some(protocol),
+                        ..Route::on_link(it.destination)
+                    }
+                }));
+            }
+        }
+        Ok(found)
+    }
+
+    /// The tables that have routes or to which rules lead, both families.
+    pub fn tables_in_use(&mut self) -> Result<BTreeSet<u32>, Error> {
+        let mut used: BTreeSet<u32> = self.tables_of_rules()?.into_iter().collect();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let mut all = RouteMessage::default();
+            all.header.address_family = family;
+            let answers = self.socket.dump(RouteNetlinkMessage::GetRoute(all))?;
+            used.extend(answers.into_iter().flat_map(observed).map(|route| route.table));
+        }
+        Ok(used)
+    }
+
+    /// Takes these routes over the link out of the main table. Idempotent.
+    pub fn ensure_taken_out_of_main(&mut self, index: u32, routes: &[Route]) -> Result<(), Error> {
+        let states = routes.iter().map(|route| RouteState {
+            destination: route.destination,
+            gateway: route.gateway,
+            interface: Some(index),
+            priority: route.priority.unwrap_or_default(),
+            table: RouteHeader::RT_TABLE_MAIN.into(),
+            protocol: 0,
+        });
+        self.ensure_routes_absent(&states.collect::<Vec<_>>())
     }
 
     /// Whether packets to the address stay on the node or its links: it is an address of the node, or a broadcast or
@@ -160,6 +219,31 @@ fn wire(address: IpAddr) -> RouteAddress {
         IpAddr::V4(address) => RouteAddress::Inet(address),
         IpAddr::V6(address) => RouteAddress::Inet6(address),
     }
+}
+
+fn preferred_source(route: &RouteMessage) -> Option<IpAddr> {
+    route.attributes.iter().find_map(|attribute| match attribute {
+        RouteAttribute::PrefSource(address) => ip(address),
+        _ => None,
+    })
+}
+
+/// MTU and largest segment, where the route has its own.
+fn metrics(route: &RouteMessage) -> (Option<u32>, Option<u32>) {
+    let (mut mtu, mut advmss) = (None, None);
+    for metric in route.attributes.iter().filter_map(|attribute| match attribute {
+        RouteAttribute::Metrics(metrics) => Some(metrics),
+        _ => None,
+    }) {
+        for one in metric {
+            match one {
+                RouteMetric::Mtu(bytes) => mtu = Some(*bytes),
+                RouteMetric::Advmss(bytes) => advmss = Some(*bytes),
+                _ => {}
+            }
+        }
+    }
+    (mtu, advmss)
 }
 
 /// One state per next hop; none for messages other than routes.

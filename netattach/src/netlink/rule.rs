@@ -26,10 +26,50 @@ impl Handle {
         self.socket.all_but(rules.iter().map(new).collect(), &[rustix::io::Errno::EXIST])
     }
 
+    /// Adds a rule for each of these addresses and its table, where there is none. The kernel puts one without a number
+    /// in front of those that it has, but for the first. Idempotent.
+    pub fn ensure_source_rules(&mut self, rules: &[(IpAddr, u32)]) -> Result<(), Error> {
+        let present = self.rules()?;
+        let is_there =
+            |wanted: &&(IpAddr, u32)| present.iter().any(|rule| (rule.source, rule.table) == **wanted);
+        let mut requests = Vec::new();
+        for (source, table) in rules.iter().filter(|wanted| !is_there(wanted)) {
+            let mut message = message(&Rule { source: *source, table: *table, priority: 0 });
+            message.attributes.retain(|attribute| !matches!(attribute, RuleAttribute::Priority(_)));
+            requests.push(NetlinkRequest::new(RouteNetlinkMessage::NewRule(message), CREATE | EXCL));
+        }
+        self.socket.all_but(requests, &[rustix::io::Errno::EXIST])
+    }
+
+    /// Removes all rules that lead what these addresses send to these tables. Idempotent.
+    pub fn ensure_source_rules_absent(&mut self, rules: &[(IpAddr, u32)]) -> Result<(), Error> {
+        let mut present = self.rules()?;
+        present.retain(|rule| rules.contains(&(rule.source, rule.table)));
+        self.ensure_rules_absent(&present)
+    }
+
     /// Removes these rules from the namespace. Idempotent.
     pub fn ensure_rules_absent(&mut self, rules: &[Rule]) -> Result<(), Error> {
         let gone = |rule| NetlinkRequest::new(RouteNetlinkMessage::DelRule(message(rule)), 0);
         self.socket.all_but(rules.iter().map(gone).collect(), &[rustix::io::Errno::NOENT])
+    }
+
+    /// The tables to which the namespace's rules of any kind lead, both families.
+    pub(super) fn tables_of_rules(&mut self) -> Result<Vec<u32>, Error> {
+        let mut found = Vec::new();
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let mut all = RuleMessage::default();
+            all.header.family = family;
+            for answer in self.socket.dump(RouteNetlinkMessage::GetRule(all))? {
+                let RouteNetlinkMessage::NewRule(rule) = answer else { continue };
+                let wide = rule.attributes.iter().find_map(|attribute| match attribute {
+                    RuleAttribute::Table(number) => Some(*number),
+                    _ => None,
+                });
+                found.push(wide.unwrap_or(rule.header.table.into()));
+            }
+        }
+        Ok(found)
     }
 
     /// The namespace's rules for single source addresses, both families.

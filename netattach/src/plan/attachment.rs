@@ -7,7 +7,7 @@ use super::resolve::{Network, Numbers, Options, PORT_MAPPINGS, needs_device};
 use super::{AttachmentPlan, CachedResults, Sandbox, chained};
 use crate::budget;
 use crate::cni::{self, CniArgs, CniError, PluginConf, code};
-use crate::link::{self, Driver, Facts, PlanError, Wanted as Fact, Wishes, tuning};
+use crate::link::{self, Driver, Facts, PlanError, Wanted as Fact, Wishes, sbr, tuning};
 use crate::npwg::{self, Selection, device_info};
 use crate::spec::{Properties, Tune};
 use crate::step::{Delegate, EnforceWhen, Protect, Role, Step};
@@ -85,8 +85,8 @@ fn planned(
     }
     let config = &config;
 
-    if is_tuning(kind, options) {
-        let msg = "plugins[0].type: tuning changes an interface that a plugin before it has made";
+    if is_chained(kind, options) {
+        let msg = format!("plugins[0].type: {kind} changes an interface that a plugin before it has made");
         return Err(CniError::new(code::INVALID_CONFIG, msg));
     }
     let mut steps: Vec<Step> = files.iter().cloned().map(Step::PrepareDeviceInfo).collect();
@@ -115,8 +115,16 @@ fn planned(
         }
     }
     for (position, (kind, config)) in &chained {
-        if is_tuning(kind, options) {
-            check_tuning(config)?;
+        if is_chained(kind, options) {
+            check_offered(kind, config)?;
+        }
+        if is_own(sbr::KIND, kind, options) {
+            let asked = sbr::parse(&link::Request { config, ..request })?;
+            routed_by_source(&steps, *position)?;
+            steps.extend([Step::ChooseTables(asked.clone()), Step::UseTables(asked)]);
+            continue;
+        }
+        if is_own(tuning::KIND, kind, options) {
             let mut tune = tuning::parse(&link::Request { config, ..request })?;
             tuned(&mut steps, &mut tune)?;
             steps.push(Step::Tune(tune));
@@ -224,11 +232,28 @@ pub(super) fn wishes(network: &Network, options: &Options) -> Wishes {
 
 /// Whether netattach carries the type out itself, as an interface or chained.
 pub(super) fn is_native(kind: &str, options: &Options) -> bool {
-    native(kind, options).is_some() || is_tuning(kind, options)
+    native(kind, options).is_some() || is_chained(kind, options)
 }
 
-fn is_tuning(kind: &str, options: &Options) -> bool {
-    kind == tuning::KIND && !options.exec.iter().any(|name| name == kind)
+fn is_chained(kind: &str, options: &Options) -> bool {
+    link::CHAINED.iter().any(|own| is_own(own, kind, options))
+}
+
+/// Whether the type is this one and is not executed.
+fn is_own(own: &str, kind: &str, options: &Options) -> bool {
+    kind == own && !options.exec.iter().any(|name| name == kind)
+}
+
+/// Refuses tables by source where they cannot be: loopback is not routed, and there is one rule for an address.
+fn routed_by_source(steps: &[Step], position: usize) -> Result<(), CniError> {
+    let why = if steps.contains(&Step::RaiseLoopback) {
+        "loopback has no routes of its own"
+    } else if steps.iter().any(|step| matches!(step, Step::UseTables(_))) {
+        "the list has it already"
+    } else {
+        return Ok(());
+    };
+    Err(CniError::new(code::INVALID_CONFIG, format!("plugins[{position}].type: sbr: {why}")))
 }
 
 /// The driver of a type; `None` if netattach has none or the type is in `exec`.
@@ -269,12 +294,13 @@ fn tuned(steps: &mut Vec<Step>, tune: &mut Tune) -> Result<(), CniError> {
     Ok(())
 }
 
-/// Checks that tuning an interface supports every capability that it receives.
-fn check_tuning(config: &Map<String, Value>) -> Result<(), PlanError> {
+/// Checks that a chained plugin of ours supports every capability that it receives.
+fn check_offered(kind: &str, config: &Map<String, Value>) -> Result<(), PlanError> {
+    let kind = link::CHAINED.into_iter().find(|own| *own == kind).unwrap_or_default();
     let asked = config.get("runtimeConfig").and_then(Value::as_object);
-    let known = [MAC, device_info::CAPABILITY];
-    match asked.and_then(|asked| asked.keys().find(|key| !known.contains(&key.as_str()))) {
-        Some(capability) => Err(PlanError::Capability { capability: capability.clone(), kind: tuning::KIND }),
+    let is_known = |key: &str| key == device_info::CAPABILITY || (key == MAC && kind == tuning::KIND);
+    match asked.and_then(|asked| asked.keys().find(|key| !is_known(key))) {
+        Some(capability) => Err(PlanError::Capability { capability: capability.clone(), kind }),
         None => Ok(()),
     }
 }

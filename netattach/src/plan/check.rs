@@ -5,7 +5,7 @@ use ipnet::IpNet;
 use super::{AttachmentPlan, addressing, result, routing};
 use crate::cni::{CniError, CniResult};
 use crate::ipam;
-use crate::spec::{self, Route, Tune};
+use crate::spec::{self, Route, SourceTables, Tune};
 use crate::step::{Brought, Kept, SourceRouting};
 use crate::step::{Interface, LeasedAddress, Output, Role, Step, Translate};
 
@@ -40,6 +40,8 @@ pub struct Expected {
     pub kept: Option<Kept>,
     /// The interfaces of the pod that have source-based rules.
     pub sources: Vec<SourceRouting>,
+    /// The tables of the interface's own addresses, where a chained plugin asked for them.
+    pub by_source: Option<SourceTables>,
     /// Settings and properties of the interface.
     pub tune: Option<Tune>,
     /// Whether loopback is up.
@@ -97,7 +99,12 @@ pub fn expected(
             | Step::Remember(_)
             | Step::PrepareDeviceInfo(_)
             | Step::ReadDeviceInfo(_) => {}
-            Step::NoteProperties(_) => {}
+            Step::NoteProperties(_) | Step::UseTables(_) => {}
+            Step::ChooseTables(_) => {
+                if let Output::SourceTables(chosen) = output {
+                    expected.by_source = Some(chosen.clone());
+                }
+            }
             Step::Tune(tune) => expected.tune = Some(tune.clone()),
             Step::MoveDefaultRoutes { .. } => {
                 let routes = routing::moved(attachment.yields_to, outputs.all()).to_vec();

@@ -157,6 +157,8 @@ fn place(step: Step) -> Option<Place> {
         | Step::ReadDeviceInfo(_)
         | Step::NoteProperties(_)
         | Step::Tune(_)
+        | Step::ChooseTables(_)
+        | Step::UseTables(_)
         | Step::MoveDefaultRoutes { .. }
         | Step::RouteBySource => None,
     }

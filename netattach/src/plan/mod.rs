@@ -9,6 +9,7 @@
 //! | [`resolve`], `attachment` | the plan for a pod's networks; the steps for one network's configuration |
 //! | `device`, [`ethertypes`], [`pools`], [`hook_kind`] | which device; which ethertypes pass; which pool; where programs see the frames |
 //! | [`addressing`], [`routing`] | addresses and routes of both ends of a link; which attachment has the default routes |
+//! | [`by_source`] | the routing tables of an interface's addresses, for `sbr` |
 //! | [`chained`] | chained plugins that are properties of an interface of netattach's own |
 //! | [`cluster_routes`] | what stays on the cluster's interface when the default routes move |
 //! | [`result`], [`result_cache`] | the CNI result; the entry in libcni's cache |
@@ -18,6 +19,7 @@
 use crate::step::{EnforceWhen, HookKind, MadeBy, NotObservable, Protect, Stage, Step, StepRef};
 pub mod addressing;
 mod attachment;
+pub mod by_source;
 pub mod chained;
 pub mod check;
 pub mod cluster_routes;

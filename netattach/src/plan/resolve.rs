@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::attachment::{self, Wanted, attachment};
 use super::cluster_routes::{self, Keep, Known};
-use super::{AttachmentPlan, CachedResults, Dynamic, Plan, Sandbox};
+use super::{AttachmentPlan, CachedResults, Dynamic, Plan, Sandbox, routing};
 use crate::budget;
 use crate::cni::{self, CniArgs, CniError, CniResult, NetworkList, PluginConf, Version, code};
 use crate::link::{self, Driver, Facts, Wishes};
@@ -180,6 +180,14 @@ fn settle_routing(
         // At most one selection has the key.
         let Some(gateways) = &selection.default_route else { continue };
         let Some(attachment) = attachments.get_mut(position + 1) else { continue };
+        if routing::tables_asked_for(attachment).is_some_and(|asked| asked.table.is_none()) {
+            let msg = format!(
+                "attach {} ({}): key default-route: sbr behind the interface moves its routes to tables by source address; \
+                 one of the two",
+                attachment.ifname, attachment.network
+            );
+            return Err(CniError::new(code::INVALID_CONFIG, msg));
+        }
         // Numbers fit: see `Plan::steps`.
         let at = StepRef(position as u16 + 1, attachment.steps.len() as u16);
         let keep = options.keep_cluster_routes.as_ref();

@@ -231,6 +231,8 @@ pub fn from_prev_result(attachment: &AttachmentPlan, result: &CniResult) -> Resu
             | Step::ReadDeviceInfo(_)
             | Step::NoteProperties(_)
             | Step::Tune(_)
+            | Step::ChooseTables(_)
+            | Step::UseTables(_)
             | Step::MoveDefaultRoutes { .. }
             | Step::RouteBySource => Some(Output::Nothing),
         };

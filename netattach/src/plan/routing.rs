@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use super::addressing::{any_of, link_gateway, only_gateway, pod_side};
 use super::{AttachmentPlan, Plan, result};
 use crate::cni::{self, CniError};
-use crate::spec::{Addressing, Route};
+use crate::spec::{Addressing, BySource, Route};
 use crate::step::{
     Brought, Configure, Kept, LeasedAddress, Output, Outputs, SourceRouting, Step, StepRef, Style,
 };
@@ -148,6 +148,14 @@ pub fn settle_result(attachment: &AttachmentPlan, outputs: Brought<'_>, routes: 
     }
 }
 
+/// What a chained `sbr` asks of the attachment's routes.
+pub fn tables_asked_for(attachment: &AttachmentPlan) -> Option<&BySource> {
+    attachment.steps.iter().find_map(|step| match step {
+        Step::UseTables(asked) => Some(asked),
+        _ => None,
+    })
+}
+
 /// Addresses and routes of an interface that netattach configured, without the default routes that yielded.
 ///
 /// # Errors
@@ -161,6 +169,10 @@ pub fn settled(
     let mut addressing = pod_side(configure, &leased.addresses, &leased.routes);
     let moved = moved(attachment.yields_to, outputs.all());
     addressing.routes.retain(|route| !has_yielded(route.destination, route.table, moved));
+    if let Some(asked) = tables_asked_for(attachment) {
+        let in_main = |route: &Route| route.table.is_none_or(|table| table == MAIN_TABLE);
+        addressing.routes.retain(|route| !in_main(route) || asked.stays(route));
+    }
     Ok(addressing)
 }
 
@@ -172,10 +184,14 @@ pub fn settled(
 /// # Errors
 /// A plugin's result cannot be read.
 pub fn by_source(plan: &Plan, outputs: &Outputs) -> Result<Vec<SourceRouting>, CniError> {
-    let mut all = Vec::new();
+    let (mut all, mut have_tables) = (Vec::new(), Vec::new());
     for (number, attachment) in plan.attachments.iter().enumerate() {
         // Attachment numbers fit: see `Plan::steps`.
-        all.extend(kept_to_its_interface(attachment, outputs.of(number as u16))?);
+        let kept = kept_to_its_interface(attachment, outputs.of(number as u16))?;
+        if tables_asked_for(attachment).is_some() {
+            have_tables.extend(kept.iter().map(|one| one.index));
+        }
+        all.extend(kept);
     }
     let shared = |one: &SourceRouting| {
         let others = all.iter().filter(|other| other.index != one.index);
@@ -183,7 +199,8 @@ pub fn by_source(plan: &Plan, outputs: &Outputs) -> Result<Vec<SourceRouting>, C
             one.routes.iter().any(|ours| ours.destination.trunc() == theirs.destination.trunc())
         })
     };
-    Ok(all.iter().filter(|one| shared(one)).cloned().collect())
+    let needs = |one: &&SourceRouting| !have_tables.contains(&one.index) && shared(one);
+    Ok(all.iter().filter(needs).cloned().collect())
 }
 
 fn kept_to_its_interface(

@@ -2,6 +2,7 @@
 //!
 //! Every inverse succeeds if nothing is left to undo, so it may run for a step that may not have begun.
 
+use std::net::IpAddr;
 use std::path::Path;
 
 use super::{AttachmentPlan, Sandbox};
@@ -37,6 +38,8 @@ pub enum Inverse<'a> {
         /// What it had.
         before: Properties,
     },
+    /// Removes the pod's rules that lead what these addresses send to these tables.
+    ForgetTables(Vec<(IpAddr, u32)>),
     /// Removes the attachment from libcni's cache.
     Forget,
     /// Removes the file.
@@ -74,6 +77,7 @@ impl Inverse<'_> {
             Self::Release { .. }
             | Self::RemoveFile(_)
             | Self::ForgetSources
+            | Self::ForgetTables(_)
             | Self::Untranslate(_)
             | Self::Unprotect { .. } => Stage::Holdings,
             Self::Forget => Stage::Cache,
@@ -112,6 +116,11 @@ pub fn inverse<'a>(
             };
             Inverse::GiveBack { ifname: &attachment.ifname, before }
         }
+        Step::ChooseTables(_) => match output {
+            Some(Output::SourceTables(chosen)) => Inverse::ForgetTables(chosen.rules()),
+            // Nothing was chosen, so there are no rules.
+            _ => Inverse::ForgetTables(Vec::new()),
+        },
         Step::PrepareDeviceInfo(files) => Inverse::RemoveFile(&files.attachment),
         // Loopback belongs to the namespace, a bridge and forwarding to the node; addresses and routes disappear with
         // their link.
@@ -123,6 +132,7 @@ pub fn inverse<'a>(
         | Step::RouteToPod
         | Step::Configure(_)
         | Step::Tune(_)
+        | Step::UseTables(_)
         | Step::ReadDeviceInfo(_)
         | Step::FindDevice
         | Step::MoveDefaultRoutes { keep: None, .. } => return None,

@@ -74,6 +74,10 @@ pub enum Step {
     NoteProperties(spec::Tune),
     /// Changes settings and properties of the interface.
     Tune(spec::Tune),
+    /// Decides which routing tables the addresses of the interface get, before [`Step::UseTables`] changes anything.
+    ChooseTables(spec::BySource),
+    /// Has what the interface's addresses send routed by the tables that were chosen.
+    UseTables(spec::BySource),
     /// Reads the device information after the attachment's plugins have run.
     ReadDeviceInfo(DeviceInfoFiles),
     /// Moves the pod's default routes to the attachment's interface. After all attachments are made.
@@ -289,6 +293,8 @@ impl Step {
             | Self::Remember(_)
             | Self::NoteProperties(_)
             | Self::Tune(_)
+            | Self::ChooseTables(_)
+            | Self::UseTables(_)
             | Self::ReadDeviceInfo(_)
             | Self::MoveDefaultRoutes { .. }
             | Self::RouteBySource => None,
@@ -369,6 +375,8 @@ impl Step {
             | Self::Configure(_)
             | Self::NoteProperties(_)
             | Self::Tune(_)
+            | Self::ChooseTables(_)
+            | Self::UseTables(_)
             | Self::ReadDeviceInfo(_) => Stage::Attach,
         }
     }
@@ -391,6 +399,8 @@ impl Step {
             Self::Remember(_) => "write to libcni's cache".to_owned(),
             Self::NoteProperties(_) => "note the interface's properties".to_owned(),
             Self::Tune(_) => "tune the interface".to_owned(),
+            Self::ChooseTables(_) => "choose tables by source address".to_owned(),
+            Self::UseTables(_) => "route by source address".to_owned(),
             Self::PrepareDeviceInfo(_) => "prepare device information".to_owned(),
             Self::ReadDeviceInfo(_) => "read device information".to_owned(),
             Self::MoveDefaultRoutes { .. } => "move the pod's default route here".to_owned(),

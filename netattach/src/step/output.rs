@@ -187,6 +187,8 @@ pub enum Output {
         /// In the order of the attachments.
         interfaces: Vec<SourceRouting>,
     },
+    /// The routing tables of the interface's addresses, chosen and not yet used.
+    SourceTables(spec::SourceTables),
     /// Properties of the interface before they were changed.
     Properties {
         /// Those that were.

@@ -13,6 +13,7 @@
 //! | `multus`, `former_plugin` | pods that Multus attached; pods that the plugin attached that was there before |
 //! | `primaries` | the configurations of other primary networks as the default network |
 //! | `portmap` | ports of the node by a chained plugin: the reference, and our own |
+//! | `sbr` | routing by source address by a chained plugin: beside the reference, and in an agent |
 //! | `tuning` | properties of an interface by a chained plugin: beside the reference, and in an agent |
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
@@ -30,4 +31,5 @@ mod netlink;
 mod plugin_group;
 mod portmap;
 mod primaries;
+mod sbr;
 mod tuning;

@@ -4,14 +4,16 @@
 //! when a step fails. DEL derives from the configuration what an ADD may have left, and rolls that back. CHECK turns
 //! `prevResult` back into the outputs of the steps and compares as the agent does.
 //!
-//! `interface` has the interface plugins, `tuning` the chained one, `ipam` the address management; `install` puts the plugins' names into a
-//! directory, `copy` copies executables to a node, `conflist` writes the configuration for a runtime.
+//! `interface` has the interface plugins, `tuning` and `sbr` the chained ones (`chained` is what they have in common), `ipam`
+//! the address management; `install` puts the plugins' names into a directory, `copy` copies executables to a node, `conflist` writes the configuration for a runtime.
 
+mod chained;
 mod conflist;
 pub mod copy;
 pub mod install;
 mod interface;
 mod ipam;
+mod sbr;
 mod tuning;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,7 +38,7 @@ const PLUGIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The plugins, by the names under which they are executed.
 pub fn names() -> impl Iterator<Item = &'static str> {
-    link::kinds().chain([link::tuning::KIND]).chain(Kind::ALL.map(Kind::name))
+    link::kinds().chain(link::CHAINED).chain(Kind::ALL.map(Kind::name))
 }
 
 /// Whether there is a plugin of that name.
@@ -113,6 +115,7 @@ fn answer(name: &str, request: &Request, stderr: &mut impl Write) -> Result<Stri
         (Some(driver), _) => interface::Interface { driver, request, node: &node }.answer(stderr),
         (None, Some(kind)) => ipam::Addresses { kind, request, leases: node.leases }.answer(),
         (None, None) if name == link::tuning::KIND => tuning::Tuning { request }.answer(),
+        (None, None) if name == link::sbr::KIND => sbr::Sbr { request }.answer(),
         (None, None) => {
             Err(CniError::new(code::INTERNAL, format!("netattach-cni has no plugin named {name}")))
         }

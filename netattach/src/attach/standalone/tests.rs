@@ -51,6 +51,7 @@ fn there_is_a_plugin_for_every_driver_and_one_for_addresses() {
             "veth",
             "vlan",
             "tuning",
+            "sbr",
             "host-local",
             "static"
         ]

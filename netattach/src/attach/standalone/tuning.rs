@@ -6,12 +6,11 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::attach::error::step_code;
-use crate::attach::{AttachError, StepError, tuning};
+use super::chained;
+use crate::attach::{AttachError, tuning};
 use crate::cni::{self, CniError, Command, code, json};
 use crate::durable;
-use crate::link::{self, Facts};
-use crate::netlink::Handle;
+use crate::link;
 use crate::netns::Netns;
 use crate::spec::{Properties, Tune};
 
@@ -37,16 +36,16 @@ impl Tuning<'_> {
 
     fn add(&self) -> Result<Value, CniError> {
         let request = self.request;
-        let mut result = request.prev_result()?.ok_or_else(|| missing("prevResult"))?;
+        let mut result = request.prev_result()?.ok_or_else(|| chained::missing(link::tuning::KIND))?;
         let wanted = self.wanted()?;
         tuning::check_allowed(&wanted).map_err(|error| CniError::from_chain(code::INVALID_CONFIG, &error))?;
-        let (netns, mut pod) = self.sandbox()?;
+        let (netns, mut pod) = chained::sandbox(self.request)?;
         let ifname = &request.ifname;
-        let before = tuning::before(&mut pod, ifname, &wanted).map_err(cannot)?;
+        let before = tuning::before(&mut pod, ifname, &wanted).map_err(chained::cannot)?;
         if !before.is_empty() {
             self.keep(&before)?;
         }
-        tuning::tune(&mut pod, &netns, ifname, &wanted).map_err(cannot)?;
+        tuning::tune(&mut pod, &netns, ifname, &wanted).map_err(chained::cannot)?;
         if let Some(mac) = wanted.properties.mac {
             let of_pod = |one: &&mut cni::Interface| one.sandbox.is_some() && one.name == *ifname;
             if let Some(interface) = result.interfaces.iter_mut().find(of_pod) {
@@ -58,10 +57,11 @@ impl Tuning<'_> {
 
     fn check(&self) -> Result<(), CniError> {
         let request = self.request;
-        request.prev_result()?.ok_or_else(|| missing("prevResult"))?;
+        request.prev_result()?.ok_or_else(|| chained::missing(link::tuning::KIND))?;
         let wanted = self.wanted()?;
-        let (netns, mut pod) = self.sandbox()?;
-        let difference = tuning::difference(&mut pod, &netns, &request.ifname, &wanted).map_err(cannot)?;
+        let (netns, mut pod) = chained::sandbox(self.request)?;
+        let difference =
+            tuning::difference(&mut pod, &netns, &request.ifname, &wanted).map_err(chained::cannot)?;
         match difference {
             None => Ok(()),
             Some(what) => {
@@ -77,7 +77,7 @@ impl Tuning<'_> {
         let Ok(path) = self.file() else { return };
         let Ok(text) = std::fs::read(&path) else { return };
         let given_back = serde_json::from_slice::<Properties>(&text).ok().and_then(|before| {
-            let (_, mut pod) = self.sandbox().ok()?;
+            let (_, mut pod) = chained::sandbox(self.request).ok()?;
             tuning::give_back(&mut pod, &self.request.ifname, &before).ok()
         });
         let is_gone = || {
@@ -91,24 +91,7 @@ impl Tuning<'_> {
     }
 
     fn wanted(&self) -> Result<Tune, CniError> {
-        let request = self.request;
-        Ok(link::tuning::parse(&link::Request {
-            container_id: &request.container_id,
-            ifname: &request.ifname,
-            config: &request.config,
-            group: 0,
-            cni_args: &request.args,
-            exec: &[],
-            protect: None,
-            facts: &Facts::default(),
-        })?)
-    }
-
-    fn sandbox(&self) -> Result<(Netns, Handle), CniError> {
-        let path = self.request.netns.as_deref().unwrap_or_default();
-        let netns = Netns::open(path).map_err(AttachError::from)?;
-        let pod = Handle::open_in(&netns).map_err(AttachError::Open)?;
-        Ok((netns, pod))
+        Ok(link::tuning::parse(&chained::request(self.request))?)
     }
 
     fn file(&self) -> Result<PathBuf, CniError> {
@@ -137,15 +120,4 @@ impl Tuning<'_> {
         };
         write().map_err(|error| CniError::new(code::IO_FAILURE, format!("write {}: {error}", path.display())))
     }
-}
-
-fn missing(key: &str) -> CniError {
-    CniError::new(
-        code::INVALID_CONFIG,
-        format!("key {key}: missing, and tuning can only follow another plugin"),
-    )
-}
-
-fn cannot(error: StepError) -> CniError {
-    CniError::from_chain(step_code(&error), &error)
 }
