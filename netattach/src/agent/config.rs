@@ -31,6 +31,7 @@ use crate::objects::access::{Isolation, Restrictions};
 use crate::plan::CachedResults;
 use crate::plan::chained;
 use crate::plan::cluster_routes::Keep;
+use crate::plan::pod_sources::Permission;
 use crate::plan::resolve::UnsupportedPortMappings;
 use crate::rpc::shim::{DEFAULT_AGENT_WAIT, MAX_AGENT_WAIT};
 use crate::source::read::policy::CommonRulesError;
@@ -110,6 +111,9 @@ fn long_version() -> &'static str {
     &TEXT
 }
 
+/// Most permissions in `podSources`.
+const MOST_PERMISSIONS: u64 = 256;
+
 /// Most ranges in `clusterCIDRs`.
 const MOST_CLUSTER_CIDRS: u64 = 64;
 
@@ -182,6 +186,8 @@ pub struct Settings {
     /// Ranges of the cluster that stay on its interface then, beside those that the cluster tells.
     #[serde(rename = "clusterCIDRs")]
     pub cluster_cidrs: Vec<ipnet::IpNet>,
+    /// What pods may ask for of the check of their sources, by the arguments of their selections.
+    pub pod_sources: Vec<Permission>,
     /// The effect of an ADD for a sandbox that is attached already.
     pub repeated_add: RepeatedAdd,
     /// The directions that a policy without `policyTypes` isolates.
@@ -435,6 +441,14 @@ pub enum SettingsError {
     /// A range of the cluster is everything.
     #[error("clusterCIDRs[{0}]: the default route itself cannot stay behind")]
     WholeRange(usize),
+    /// A permission that is none.
+    #[error("podSources[{index}].{problem}")]
+    PodSources {
+        /// The index in the list.
+        index: usize,
+        /// What is wrong with it, after the key.
+        problem: &'static str,
+    },
     /// Pods cannot be repaired in that way.
     #[error("repair: {how} needs {needs}")]
     Repair {
@@ -525,6 +539,7 @@ impl Default for Settings {
             unsupported_port_mappings: UnsupportedPortMappings::default(),
             keep_cluster_routes: None,
             cluster_cidrs: Vec::new(),
+            pod_sources: Vec::new(),
             repeated_add: RepeatedAdd::default(),
             policy_types_inference: PolicyTypes::default(),
             network_policy: None,
@@ -680,6 +695,12 @@ impl Settings {
         if let Some(index) = self.cluster_cidrs.iter().position(|net| net.prefix_len() == 0) {
             return Err(SettingsError::WholeRange(index));
         }
+        let mistake = |(index, permission): (usize, &Permission)| {
+            permission.problem().map(|problem| SettingsError::PodSources { index, problem })
+        };
+        if let Some(mistake) = self.pod_sources.iter().enumerate().find_map(mistake) {
+            return Err(mistake);
+        }
         self.cni_conf.validate()?;
         self.policy_options(self.restrictions()?)?;
         let others = |(_, kind): &(usize, &String)| {
@@ -706,6 +727,7 @@ impl Settings {
             return Err(SettingsError::BpfLogOf(self.bpf_log_of.clone()));
         }
         range("clusterCIDRs", self.cluster_cidrs.len() as u64, 0, MOST_CLUSTER_CIDRS)?;
+        range("podSources", self.pod_sources.len() as u64, 0, MOST_PERMISSIONS)?;
         range("maxAttachments", self.max_attachments.into(), 2, 65_535)?;
         range("standBySeconds", self.stand_by_seconds, 0, 86_400)?;
         range("kubernetes.watchSeconds", kubernetes.watch_seconds.into(), 1, 600)?;

@@ -68,6 +68,10 @@ fn mistakes_are_named() {
             "builtin: {podCIDRs: [10.1.0.0/24, 10.2.0.0/24]}",
             "builtin.podCIDRs: 10.2.0.0/24 is the second of its family: at most one of IPv4 and one of IPv6",
         ),
+        (
+            "podSources: [{namespaces: [a], networks: [lan], sourceCheck: mac}]",
+            "podSources[0].networks: a network is NAMESPACE/NAME, or * for all",
+        ),
         ("repair: evict", "repair: evict needs kubernetes.enabled"),
         ("repairAfterSeconds: 0", "repairAfterSeconds must be between 1 and 86400, not 0"),
         ("kubernetes: {watchSeconds: 0}", "kubernetes.watchSeconds must be between 1 and 600, not 0"),

@@ -590,6 +590,7 @@ fn engine(
         enforce: settings.delegation.enforce,
         port_mappings: settings.unsupported_port_mappings,
         keep_cluster_routes: settings.keep_cluster_routes(),
+        pod_sources: settings.pod_sources.clone(),
     };
     let (limit, repeated) = (settings.max_attachments, settings.repeated_add);
     Ok(Arc::new(Engine::new(node, journal, limit, options, inheritance, repeated)?))

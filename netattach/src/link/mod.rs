@@ -17,7 +17,7 @@ mod loopback;
 mod macvlan;
 mod ptp;
 pub mod sbr;
-mod sources;
+pub mod sources;
 mod translation;
 pub mod tuning;
 mod veth;

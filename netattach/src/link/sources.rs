@@ -3,10 +3,16 @@
 
 use std::net::IpAddr;
 
-use serde::Deserialize;
-use serde_json::json;
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use super::{Driver, PlanError, Request};
+
+/// The key for what is checked.
+pub const CHECK: &str = "sourceCheck";
+/// The key for addresses that pass beside the pod's own.
+pub const ALLOWED: &str = "allowedAddresses";
 
 /// Most addresses in `allowedAddresses`.
 const MOST_ADDRESSES: usize = 64;
@@ -22,10 +28,10 @@ pub(super) struct Sources {
     pub(super) allowed: Vec<IpAddr>,
 }
 
-/// The values of `sourceCheck`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+/// The values of `sourceCheck`, the strictest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Check {
+pub enum SourceCheck {
     /// The pod sends by its own Ethernet and IP addresses.
     #[default]
     Full,
@@ -39,9 +45,9 @@ enum Check {
 #[serde(rename_all = "camelCase")]
 struct Keys {
     #[serde(default)]
-    source_check: Option<Check>,
+    source_check: Option<SourceCheck>,
     #[serde(default)]
-    allowed_addresses: Option<Vec<IpAddr>>,
+    allowed_addresses: Option<Value>,
 }
 
 /// Reads the keys.
@@ -51,20 +57,55 @@ struct Keys {
 pub(super) fn parse(request: &Request<'_>) -> Result<Sources, PlanError> {
     let Keys { source_check, allowed_addresses } = request.read()?;
     let check = source_check.unwrap_or_default();
-    let allowed = allowed_addresses.unwrap_or_default();
-    let wrong = |reason: String| PlanError::Value { key: "allowedAddresses", reason };
-    if allowed.len() > MOST_ADDRESSES {
-        return Err(wrong(format!("{} addresses, and there may be {MOST_ADDRESSES}", allowed.len())));
-    }
-    if let Some(address) =
-        allowed.iter().find(|it| it.is_unspecified() || it.is_multicast() || it.is_loopback())
-    {
-        return Err(wrong(format!("nothing is sent from {address}")));
-    }
-    if check != Check::Full && !allowed.is_empty() {
+    let wrong = |reason: String| PlanError::Value { key: ALLOWED, reason };
+    let allowed = allowed_addresses.as_ref().map(addresses).transpose().map_err(wrong)?.unwrap_or_default();
+    if check != SourceCheck::Full && !allowed.is_empty() {
         return Err(wrong("without effect, as sourceCheck lets every address pass".to_owned()));
     }
-    Ok(Sources { mac: check != Check::Off, addresses: check == Check::Full, allowed })
+    Ok(Sources { mac: check != SourceCheck::Off, addresses: check == SourceCheck::Full, allowed })
+}
+
+/// Reads the list of `allowedAddresses`: addresses, and prefixes, which stand for all addresses in them. Each address is
+/// one in the maps, so together they are few.
+///
+/// # Errors
+/// What is wrong, without the key.
+pub fn addresses(list: &Value) -> Result<Vec<IpAddr>, String> {
+    let items = list.as_array().ok_or("a list is needed, of addresses and prefixes")?;
+    let mut found: Vec<IpAddr> = Vec::new();
+    for item in items {
+        let text = item.as_str().unwrap_or_default();
+        let net = text.parse::<IpAddr>().map(IpNet::from).or_else(|_| text.parse::<IpNet>());
+        let net = net.map_err(|_| format!("{item} is neither an IP address nor a prefix"))?;
+        if net != net.trunc() {
+            return Err(format!("{net} is no prefix: write {}", net.trunc()));
+        }
+        let bits = net.max_prefix_len() - net.prefix_len();
+        let count = 1_u128.checked_shl(bits.into()).unwrap_or(u128::MAX).saturating_add(found.len() as u128);
+        if count > MOST_ADDRESSES as u128 {
+            return Err(match net.prefix_len() == net.max_prefix_len() {
+                true => format!("more than {MOST_ADDRESSES} addresses, the most there may be"),
+                false => format!("more than {MOST_ADDRESSES} addresses, the most there may be, with {net}"),
+            });
+        }
+        let first = net.network();
+        if let Some(address) = [first, net.broadcast()]
+            .iter()
+            .find(|it| it.is_unspecified() || it.is_multicast() || it.is_loopback())
+        {
+            return Err(format!("nothing is sent from {address}"));
+        }
+        for offset in 0..1_u32 << bits {
+            let address = match first {
+                IpAddr::V4(v4) => IpAddr::from((u32::from(v4) + offset).to_be_bytes()),
+                IpAddr::V6(v6) => IpAddr::from((u128::from(v6) + u128::from(offset)).to_be_bytes()),
+            };
+            if !found.contains(&address) {
+                found.push(address);
+            }
+        }
+    }
+    Ok(found)
 }
 
 impl Sources {
@@ -135,6 +176,17 @@ mod tests {
                     Some("the pod may send from 10.1.0.100, fd00::100 too"),
                 ),
                 (
+                    json!({"allowedAddresses": ["10.1.0.100/31", "10.1.0.101", "fd00::100"]}),
+                    Protect {
+                        allowed: ["10.1.0.100", "10.1.0.101", "fd00::100"]
+                            .map(|it| it.parse().unwrap())
+                            .into(),
+                        fast_path: false,
+                        ..Protect::verified()
+                    },
+                    Some("the pod may send from 10.1.0.100/31, fd00::100 too"),
+                ),
+                (
                     json!({"sourceCheck": "mac"}),
                     Protect { check_addresses: false, fast_path: false, ..Protect::verified() },
                     Some("the pod may send from any IP address"),
@@ -164,7 +216,22 @@ mod tests {
         let many: Vec<String> = (0..=MOST_ADDRESSES).map(|number| format!("10.1.1.{number}")).collect();
         let rows = [
             ("bridge", json!({"sourceCheck": "none"}), "sourceCheck"),
-            ("bridge", json!({"allowedAddresses": ["10.1.0.0/24"]}), "allowedAddresses"),
+            (
+                "bridge",
+                json!({"allowedAddresses": ["10.1.0.0/24"]}),
+                "key allowedAddresses: more than 64 addresses, the most there may be, with 10.1.0.0/24",
+            ),
+            (
+                "bridge",
+                json!({"allowedAddresses": ["10.1.0.5/28"]}),
+                "key allowedAddresses: 10.1.0.5/28 is no prefix: write 10.1.0.0/28",
+            ),
+            (
+                "bridge",
+                json!({"allowedAddresses": [5]}),
+                "key allowedAddresses: 5 is neither an IP address nor a prefix",
+            ),
+            ("bridge", json!({"allowedAddresses": ["::/0"]}), "more than 64 addresses"),
             (
                 "bridge",
                 json!({"allowedAddresses": ["224.0.0.18"]}),
@@ -174,7 +241,7 @@ mod tests {
             (
                 "veth",
                 json!({"allowedAddresses": many}),
-                "key allowedAddresses: 65 addresses, and there may be 64",
+                "key allowedAddresses: more than 64 addresses, the most there may be",
             ),
             (
                 "bridge",

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 use super::device::Device;
 use super::resolve::{Network, Numbers, Options, PORT_MAPPINGS, needs_device};
-use super::{AttachmentPlan, CachedResults, Sandbox, chained};
+use super::{AttachmentPlan, CachedResults, Sandbox, chained, pod_sources};
 use crate::budget;
 use crate::cni::{self, CniArgs, CniError, PluginConf, code};
 use crate::link::{self, Driver, Facts, PlanError, Wanted as Fact, Wishes, sbr, tuning};
@@ -83,6 +83,8 @@ fn planned(
             options.exec.iter().any(|name| name == kind) || !chained::fold(driver, &mut config, kind, asked)
         });
     }
+    let place = (sandbox, &network.name, native(kind, options).is_some());
+    pod_sources::apply(&mut config, place, asked, &options.pod_sources)?;
     let config = &config;
 
     if is_chained(kind, options) {

@@ -10,6 +10,7 @@
 //! | `device`, [`ethertypes`], [`pools`], [`hook_kind`] | which device; which ethertypes pass; which pool; where programs see the frames |
 //! | [`addressing`], [`routing`] | addresses and routes of both ends of a link; which attachment has the default routes |
 //! | [`by_source`] | the routing tables of an interface's addresses, for `sbr` |
+//! | [`pod_sources`] | what a pod may ask for of the check of its sources |
 //! | [`chained`] | chained plugins that are properties of an interface of netattach's own |
 //! | [`cluster_routes`] | what stays on the cluster's interface when the default routes move |
 //! | [`result`], [`result_cache`] | the CNI result; the entry in libcni's cache |
@@ -28,6 +29,7 @@ mod device;
 pub mod ethertypes;
 pub mod gc;
 pub mod hook_kind;
+pub mod pod_sources;
 pub mod pools;
 pub mod resolve;
 pub mod result;

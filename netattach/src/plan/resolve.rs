@@ -8,6 +8,7 @@ use serde_json::{Map, Value};
 
 use super::attachment::{self, Wanted, attachment};
 use super::cluster_routes::{self, Keep, Known};
+use super::pod_sources::Permission;
 use super::{AttachmentPlan, CachedResults, Dynamic, Plan, Sandbox, routing};
 use crate::budget;
 use crate::cni::{self, CniArgs, CniError, CniResult, NetworkList, PluginConf, Version, code};
@@ -84,6 +85,8 @@ pub struct Options {
     pub port_mappings: UnsupportedPortMappings,
     /// What stays on the cluster's interface when the default routes of a pod move (`keepClusterRoutes`).
     pub keep_cluster_routes: Option<Keep>,
+    /// What pods may ask for of the check of their sources (`podSources`).
+    pub pod_sources: Vec<Permission>,
 }
 
 /// The effect of a hostPort that no plugin of the default network can open.

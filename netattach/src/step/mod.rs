@@ -201,7 +201,14 @@ impl Protect {
             (false, _) => Some("the pod may send from any Ethernet and IP address".to_owned()),
             (true, false) => Some("the pod may send from any IP address".to_owned()),
             (true, true) if !self.allowed.is_empty() => {
-                let allowed: Vec<String> = self.allowed.iter().map(IpAddr::to_string).collect();
+                let nets = IpNet::aggregate(&self.allowed.iter().copied().map(IpNet::from).collect());
+                let allowed: Vec<String> = nets
+                    .iter()
+                    .map(|net| match net.prefix_len() == net.max_prefix_len() {
+                        true => net.addr().to_string(),
+                        false => net.to_string(),
+                    })
+                    .collect();
                 Some(format!("the pod may send from {} too", allowed.join(", ")))
             }
             (true, true) => None,

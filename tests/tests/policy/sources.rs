@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use netattach_tests::manifest::{NAMESPACE, network, pod};
 use netattach_tests::node::ip;
+use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, datagram_from};
 use netattach_tests::{Node, Pod};
 use serde_json::{Value, json};
@@ -89,4 +90,76 @@ fn a_definition_says_in_whose_name_its_pods_may_send() {
             assert_eq!(node.del(pod).success(), Value::Null);
         }
     }
+}
+
+/// What one pod asks for itself holds for that pod, where the agent's settings permit it.
+#[test]
+fn a_pod_asks_for_what_the_settings_permit() {
+    let mut node = Node::new(&[]).unwrap();
+    node.set(
+        "podSources",
+        json!([
+            {"namespaces": [NAMESPACE], "networks": [format!("{NAMESPACE}/lan")], "addresses": ["10.61.0.96/28"]},
+            {"namespaces": ["other"], "networks": ["*"], "sourceCheck": "mac"}
+        ]),
+    );
+    node.write("lan", &network(NAMESPACE, "lan", &config(&node, 0, "{}"))).unwrap();
+    let asks = [
+        ("a", json!({"allowedAddresses": ["10.61.0.100", "10.61.0.104/31"]})),
+        ("b", json!({})),
+        ("beyond", json!({"allowedAddresses": ["10.61.0.112"]})),
+        ("lax", json!({"sourceCheck": "mac"})),
+    ];
+    for (name, arguments) in &asks {
+        let selection = json!([{"name": "lan", "cni-args": arguments}]);
+        node.write(&format!("pod-{name}"), &pod(name, &json!({}), &selection)).unwrap();
+    }
+    node.start().unwrap();
+    let [a, b] = ["a", "b"].map(|name| Pod::new(name).unwrap());
+    for pod in [&a, &b] {
+        node.add(pod).success();
+        assert_eq!(node.check(pod).success(), Value::Null);
+    }
+    for (pod, other, own) in [(&a, "10.61.0.3", "10.61.0.2"), (&b, "10.61.0.2", "10.61.0.3")] {
+        let is_permitted = pod.container == a.container;
+        for address in ["10.61.0.100/32", "10.61.0.105/32", "10.61.0.106/32"] {
+            ip(&pod.namespace, &["addr", "add", address, "dev", "net1"]).unwrap();
+        }
+        let far = if is_permitted { &b } else { &a };
+        let echo = Echo::serve(&far.namespace, SocketAddr::new(other.parse().unwrap(), 7)).unwrap();
+        for (from, passes) in [
+            (own, true),
+            ("10.61.0.100", is_permitted),
+            ("10.61.0.105", is_permitted),
+            ("10.61.0.106", false),
+        ] {
+            let patience = if passes { PATIENCE } else { SILENCE };
+            let heard =
+                datagram_from(&pod.namespace, from.parse().unwrap(), echo.address(), patience).unwrap();
+            assert_eq!(heard, passes, "{from} to {other}");
+        }
+        for address in ["10.61.0.100/32", "10.61.0.105/32", "10.61.0.106/32"] {
+            ip(&pod.namespace, &["addr", "del", address, "dev", "net1"]).unwrap();
+        }
+    }
+    let shown = node.ctl(&["attachments", "--pod", &format!("{NAMESPACE}/a")]).unwrap();
+    let row = shown.as_array().unwrap().iter().find(|row| row["ifname"] == "net1").unwrap().clone();
+    assert_eq!(
+        (&row["enforcement"], &row["enforcement_detail"]),
+        (&json!("full"), &json!("the pod may send from 10.61.0.100, 10.61.0.104/31 too"))
+    );
+    for (name, said) in [
+        ("beyond", "key cni-args.allowedAddresses: 10.61.0.112"),
+        ("lax", "key cni-args.sourceCheck: \"mac\""),
+    ] {
+        let pod = Pod::new(name).unwrap();
+        let refused = format!(
+            "attach net1 (shop/lan): {said} is not permitted to pods of \"shop\" on shop/lan (setting podSources)"
+        );
+        assert_eq!(node.call("ADD", &pod).run().failure(), (7, refused));
+    }
+    for pod in [&a, &b] {
+        assert_eq!(node.del(pod).success(), Value::Null);
+    }
+    Snapshot::take(&node, &[&a, &b]).unwrap().assert_nothing_is_left();
 }

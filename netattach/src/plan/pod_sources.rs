@@ -1,0 +1,250 @@
+//! What a pod asks for of the check of its sources, by `cni-args` of its selection, and who permits it: the setting
+//! `podSources`. Pure.
+
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::Sandbox;
+use crate::cni::{CniError, code};
+use crate::link::sources::{self, ALLOWED, CHECK, SourceCheck};
+use crate::npwg::{NetworkName, Selection};
+
+/// Stands for all namespaces, or all networks.
+const ALL: &str = "*";
+
+/// One permission.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Permission {
+    /// Names of the namespaces whose pods have it; `*`: all.
+    pub namespaces: Vec<String>,
+    /// The networks on which they have it, as `NAMESPACE/NAME`; `*`: all.
+    pub networks: Vec<String>,
+    /// The laxest check that they may ask for.
+    #[serde(default)]
+    pub source_check: SourceCheck,
+    /// Where the addresses lie that they may ask for.
+    #[serde(default)]
+    pub addresses: Vec<IpNet>,
+}
+
+impl Permission {
+    /// What is wrong with it, in words: a permission that permits nothing is a mistake.
+    pub fn problem(&self) -> Option<&'static str> {
+        let names_nothing = |names: &[String]| names.iter().all(String::is_empty);
+        let is_network =
+            |name: &String| name == ALL || name.split('/').filter(|part| !part.is_empty()).count() == 2;
+        if names_nothing(&self.namespaces) {
+            Some("namespaces: names none, and * stands for all")
+        } else if names_nothing(&self.networks) {
+            Some("networks: names none, and * stands for all")
+        } else if !self.networks.iter().all(is_network) {
+            Some("networks: a network is NAMESPACE/NAME, or * for all")
+        } else if self.source_check == SourceCheck::Full && self.addresses.is_empty() {
+            Some("permits nothing: sourceCheck or addresses are needed")
+        } else {
+            None
+        }
+    }
+
+    fn is_for(&self, namespace: &str, network: &str) -> bool {
+        let has = |names: &[String], name: &str| names.iter().any(|it| it == ALL || it == name);
+        has(&self.namespaces, namespace) && has(&self.networks, network)
+    }
+}
+
+/// Puts what the selection asks for into the interface's configuration. `is_own`: netattach makes the interface.
+///
+/// # Errors
+/// It is not valid, not permitted, or nobody would heed it.
+pub(super) fn apply(
+    config: &mut Map<String, Value>,
+    (sandbox, network, is_own): (&Sandbox, &NetworkName, bool),
+    asked: Option<&Selection>,
+    permissions: &[Permission],
+) -> Result<(), CniError> {
+    let Some(arguments) = asked.and_then(|asked| asked.cni_args.as_ref()) else { return Ok(()) };
+    let value = |key: &str| arguments.get(key).filter(|value| !value.is_null());
+    let (check, allowed) = (value(CHECK), value(ALLOWED));
+    let Some(first) = check.map(|_| CHECK).or(allowed.map(|_| ALLOWED)) else { return Ok(()) };
+    let wrong = |key: &str, reason: &str| {
+        CniError::new(code::INVALID_CONFIG, format!("key cni-args.{key}: {reason}"))
+    };
+    if !is_own {
+        return Err(wrong(first, "only an interface that netattach makes has it"));
+    }
+    let namespace = sandbox.pod.as_ref().map_or("", |pod| pod.name.namespace.as_str());
+    let network = network.to_string();
+    let its: Vec<&Permission> = permissions.iter().filter(|it| it.is_for(namespace, &network)).collect();
+    let refused = |key: &str, what: String| {
+        wrong(
+            key,
+            &format!("{what} is not permitted to pods of {namespace:?} on {network} (setting podSources)"),
+        )
+    };
+    if let Some(value) = check {
+        let read = |value: &Value| serde_json::from_value::<SourceCheck>(value.clone());
+        let wanted = read(value).map_err(|error| wrong(CHECK, &error.to_string()))?;
+        // What the network has is for all of its pods.
+        let own = config.get(CHECK).and_then(|own| read(own).ok()).unwrap_or_default();
+        let laxest = its.iter().map(|it| it.source_check).max().unwrap_or_default().max(own);
+        if wanted > laxest {
+            return Err(refused(CHECK, value.to_string()));
+        }
+        config.insert(CHECK.to_owned(), value.clone());
+        if wanted != SourceCheck::Full {
+            // All of them pass now.
+            config.shift_remove(ALLOWED);
+        }
+    }
+    if let Some(value) = allowed {
+        let wanted = sources::addresses(value).map_err(|reason| wrong(ALLOWED, &reason))?;
+        let is_permitted = |address: &&std::net::IpAddr| {
+            its.iter().flat_map(|it| &it.addresses).any(|net| net.contains(*address))
+        };
+        if let Some(address) = wanted.iter().find(|address| !is_permitted(address)) {
+            return Err(refused(ALLOWED, address.to_string()));
+        }
+        let own = config.entry(ALLOWED).or_insert_with(|| json!([]));
+        if own.is_null() {
+            *own = json!([]);
+        }
+        if let (Some(own), Some(more)) = (own.as_array_mut(), value.as_array()) {
+            own.extend(more.iter().filter(|it| !own.contains(it)).cloned().collect::<Vec<_>>());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netns::NetnsId;
+    use crate::npwg::NetworkRef;
+    use crate::objects::ObjectName;
+    use crate::plan::PodRef;
+
+    fn permissions() -> Vec<Permission> {
+        serde_json::from_value(json!([
+            {"namespaces": ["shop"], "networks": ["shop/lan"], "addresses": ["10.1.0.96/28", "fd00::/120"]},
+            {"namespaces": ["routers", "shop"], "networks": ["*"], "sourceCheck": "mac"}
+        ]))
+        .unwrap()
+    }
+
+    /// The configuration afterwards.
+    fn asked(namespace: &str, network: &str, config: Value, arguments: Value) -> Result<Value, String> {
+        let sandbox = Sandbox {
+            container_id: "c".into(),
+            ifname: "eth0".into(),
+            netns: String::new(),
+            netns_id: NetnsId { device: 0, inode: 0 },
+            cni_args: String::new(),
+            cni_path: Vec::new(),
+            config_name: String::new(),
+            pod: Some(PodRef { name: ObjectName::new(namespace, "a"), uid: None }),
+        };
+        let (Value::Object(mut config), Value::Object(arguments)) = (config, arguments) else { panic!() };
+        let mut selection = Selection::of(NetworkRef::new("shop", "lan"));
+        selection.cni_args = Some(arguments);
+        let place = (&sandbox, &network.into(), true);
+        apply(&mut config, place, Some(&selection), &permissions()).map_err(|error| error.msg)?;
+        Ok(Value::Object(config))
+    }
+
+    #[test]
+    fn what_is_permitted_is_added_to_what_the_network_has() {
+        let more = json!({"allowedAddresses": ["10.1.0.100", "10.1.0.104/31"]});
+        assert_eq!(asked("shop", "shop/lan", json!({}), more.clone()), Ok(more.clone()));
+        assert_eq!(
+            asked("shop", "shop/lan", json!({"allowedAddresses": ["10.9.0.1", "10.1.0.100"]}), more.clone()),
+            Ok(json!({"allowedAddresses": ["10.9.0.1", "10.1.0.100", "10.1.0.104/31"]}))
+        );
+        assert_eq!(asked("shop", "shop/lan", json!({"allowedAddresses": null}), more.clone()), Ok(more));
+        let lax = json!({"sourceCheck": "mac"});
+        assert_eq!(
+            asked("routers", "x/y", json!({"allowedAddresses": ["10.9.0.1"]}), lax.clone()),
+            Ok(lax.clone())
+        );
+        // A network's own laxity is for each of its pods, and one may have less of it.
+        assert_eq!(asked("other", "x/y", json!({"sourceCheck": "off"}), lax.clone()), Ok(lax));
+        let full = json!({"sourceCheck": "full"});
+        assert_eq!(asked("other", "x/y", json!({"sourceCheck": "off"}), full.clone()), Ok(full));
+        assert_eq!(asked("other", "x/y", json!({}), json!({"mac": "a", "sourceCheck": null})), Ok(json!({})));
+    }
+
+    #[test]
+    fn what_is_not_permitted_is_refused_by_its_key() {
+        let ranges = |list: Value| json!({"allowedAddresses": list});
+        let rows = [
+            (
+                "shop",
+                "shop/lan",
+                ranges(json!(["10.1.0.112"])),
+                r#"key cni-args.allowedAddresses: 10.1.0.112 is not permitted to pods of "shop" on shop/lan (setting podSources)"#,
+            ),
+            (
+                "shop",
+                "shop/lan",
+                // It begins where it may.
+                ranges(json!(["10.1.0.96/27"])),
+                r#"key cni-args.allowedAddresses: 10.1.0.112 is not permitted to pods of "shop" on shop/lan (setting podSources)"#,
+            ),
+            (
+                "shop",
+                "shop/other",
+                ranges(json!(["10.1.0.100"])),
+                r#"key cni-args.allowedAddresses: 10.1.0.100 is not permitted to pods of "shop" on shop/other (setting podSources)"#,
+            ),
+            (
+                "other",
+                "shop/lan",
+                json!({"sourceCheck": "mac"}),
+                r#"key cni-args.sourceCheck: "mac" is not permitted to pods of "other" on shop/lan (setting podSources)"#,
+            ),
+            (
+                "shop",
+                "shop/lan",
+                json!({"sourceCheck": "off"}),
+                r#"key cni-args.sourceCheck: "off" is not permitted to pods of "shop" on shop/lan (setting podSources)"#,
+            ),
+            (
+                "shop",
+                "shop/lan",
+                json!({"sourceCheck": "none"}),
+                "key cni-args.sourceCheck: unknown variant `none`, expected one of `full`, `mac`, `off`",
+            ),
+            (
+                "shop",
+                "shop/lan",
+                ranges(json!("10.1.0.100")),
+                "key cni-args.allowedAddresses: a list is needed, of addresses and prefixes",
+            ),
+        ];
+        for (namespace, network, arguments, said) in rows {
+            assert_eq!(asked(namespace, network, json!({}), arguments), Err(said.to_owned()), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_permission_permits_something_to_somebody() {
+        let problem = |permission: Value| serde_json::from_value::<Permission>(permission).unwrap().problem();
+        assert_eq!(permissions().iter().map(Permission::problem).collect::<Vec<_>>(), [None, None]);
+        let rows = [
+            (json!({"namespaces": [], "networks": ["*"]}), "namespaces: names none, and * stands for all"),
+            (json!({"namespaces": ["a"], "networks": [""]}), "networks: names none, and * stands for all"),
+            (
+                json!({"namespaces": ["a"], "networks": ["lan"]}),
+                "networks: a network is NAMESPACE/NAME, or * for all",
+            ),
+            (
+                json!({"namespaces": ["a"], "networks": ["*"]}),
+                "permits nothing: sourceCheck or addresses are needed",
+            ),
+        ];
+        for (permission, said) in rows {
+            assert_eq!(problem(permission.clone()), Some(said), "{permission}");
+        }
+    }
+}
