@@ -27,7 +27,7 @@ const INTERVAL: Duration = Duration::from_secs(5);
 /// How often links are compared in any case, and leases and records, as [`pace`] leaves it.
 const WHOLE_INTERVAL: Duration = Duration::from_secs(30);
 /// Most rows of each kind.
-const MOST_ROWS: usize = 100;
+pub(super) const MOST_ROWS: usize = 100;
 
 /// What can be changed by others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -8,7 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 use super::collector::Collector;
 use super::devices::{self, Asked};
-use super::drift::Drift;
+use super::drift::{self, Drift};
 use super::events;
 use super::health::Health;
 use super::http::Http;
@@ -33,6 +33,7 @@ use crate::publish::{Event, Publish, Published};
 use crate::rpc::message::{CniCall, CniReply, Condition, Readiness, Request, Response, Status};
 use crate::rpc::server::Handler;
 use crate::rpc::shim::TRACE_VARIABLE;
+use crate::sync::{Mutex, locked};
 use crate::timing;
 use crate::waits;
 
@@ -99,6 +100,8 @@ pub(super) struct Outside {
     pub(super) traces: Option<Traces>,
     /// Why executed plugins have no control group, if they were to have one.
     pub(super) no_group: Option<Condition>,
+    /// Records that could not be taken over, with the reason.
+    pub(super) left_alone: Vec<(JournalKey, String)>,
 }
 
 /// The state that requests are answered from.
@@ -117,6 +120,8 @@ pub(super) struct Agent {
     pub(super) metrics: Arc<Metrics>,
     pub(super) traces: Option<Traces>,
     no_group: Option<Condition>,
+    /// Records that could not be taken over, until they are gone.
+    left_alone: Mutex<Vec<(JournalKey, String)>>,
     pub(super) turns: Arc<Turns>,
     pub(super) traffic: Arc<Traffic>,
     /// Allows one GC at a time.
@@ -161,6 +166,7 @@ impl Agent {
             metrics: outside.metrics,
             traces: outside.traces,
             no_group: outside.no_group,
+            left_alone: Mutex::new(outside.left_alone),
             turns: Arc::default(),
             traffic: Traffic::new(parallel_adds),
             collections: Semaphore::new(1),
@@ -410,12 +416,24 @@ impl Agent {
         troubles.extend(self.collector.troubles());
         troubles.extend(self.server.as_ref().and_then(|server| server.condition()));
         troubles.extend(self.no_group.clone());
+        troubles.extend(self.left_alone());
         let left_over = self.left_over.load(Ordering::Relaxed);
         troubles.extend((left_over > 0).then(|| Condition {
             object: "earlier agents".to_owned(),
             problem: format!("their unfinished operations on {left_over} containers are being finished"),
         }));
         troubles
+    }
+
+    /// Records that the start could not take over and that are still there. Their pods go on.
+    fn left_alone(&self) -> Vec<Condition> {
+        let mut left = locked(&self.left_alone);
+        left.retain(|(key, _)| self.engine.has_record(key));
+        let row = |(key, problem): &(JournalKey, String)| Condition {
+            object: format!("container {}", key.container_id),
+            problem: format!("its record is not taken over: {problem}"),
+        };
+        left.iter().take(drift::MOST_ROWS).map(row).collect()
     }
 
     /// Everything that is not as objects say, or that `netattachctl status` reports otherwise.

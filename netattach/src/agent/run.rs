@@ -356,6 +356,7 @@ async fn serve_until(
         metrics: Arc::clone(&metrics),
         traces,
         no_group,
+        left_alone: recovery.left_alone,
     };
     let (of_engine, of_health) = (Arc::clone(&engine), Arc::clone(&health));
     let agent = Agent::new(of_engine, intents, statuses, reporter, of_health, outside, parallel_adds);

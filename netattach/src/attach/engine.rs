@@ -59,6 +59,8 @@ pub struct Recovery {
     pub young: Vec<JournalKey>,
     /// Errors of records that could not be recovered; the records are kept.
     pub failed: Vec<String>,
+    /// The records among these that are left alone, with what is wrong with each.
+    pub left_alone: Vec<(JournalKey, String)>,
     /// Errors of damaged records whose sandboxes were adopted unchanged.
     pub damaged: Vec<String>,
 }
@@ -66,11 +68,11 @@ pub struct Recovery {
 impl Recovery {
     /// Returns whether `outcome` is a success; a failure is kept with the record's name.
     fn note(&mut self, key: &JournalKey, outcome: Result<(), AttachError>) -> bool {
-        let failed =
-            outcome.err().map(|error| format!("{}@{}: {}", key.container_id, key.ifname, Chain(&error)));
-        let is_well = failed.is_none();
-        self.failed.extend(failed);
-        is_well
+        let Err(error) = outcome else { return true };
+        let problem = Chain(&error).to_string();
+        self.failed.push(format!("{}@{}: {problem}", key.container_id, key.ifname));
+        self.left_alone.push((key.clone(), problem));
+        false
     }
 }
 
@@ -99,6 +101,11 @@ impl Engine {
     /// The directory of the records.
     pub fn journal_directory(&self) -> &Path {
         self.journal.directory()
+    }
+
+    /// Whether the journal has a record, whatever it says.
+    pub fn has_record(&self, key: &JournalKey) -> bool {
+        self.journal.path(key).is_ok_and(|path| path.exists())
     }
 
     /// The pools that leases were ever taken from.

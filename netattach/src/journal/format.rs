@@ -349,14 +349,15 @@ fn whole_lines(text: &[u8]) -> impl Iterator<Item = &[u8]> {
     text.split_inclusive(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\n").unwrap_or(line))
 }
 
-/// The version that a complete header names, if this code does not know it.
+/// The version that a complete header names, if this code does not know it. A header with a checksum was written by version
+/// 2 or later: one that says less is damaged.
 fn foreign_version(text: &[u8]) -> Option<u64> {
     let first = text.split(|byte| *byte == b'\n').next()?;
     let line: Value = serde_json::from_slice(first).ok()?;
-    line.get("planned")?
-        .get("version")?
-        .as_u64()
-        .filter(|version| WRITTEN.iter().all(|known| *version > u64::from(*known)))
+    let version = line.get("planned")?.get("version")?.as_u64()?;
+    let is_later = version > u64::from(*VERSIONS.end());
+    let is_earlier = version < u64::from(*VERSIONS.start()) && line.get("sum").is_none();
+    (is_later || is_earlier).then_some(version)
 }
 
 /// CRC-32 of these bytes, continued from the previous sum.

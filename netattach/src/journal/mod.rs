@@ -126,6 +126,13 @@ impl JournalError {
     }
 }
 
+/// Most problems of a record that are named.
+const NAMED: usize = 3;
+
 fn list(damage: &[Damage]) -> String {
-    damage.iter().map(Damage::to_string).collect::<Vec<_>>().join("; ")
+    let named = damage.iter().take(NAMED).map(Damage::to_string).collect::<Vec<_>>().join("; ");
+    match damage.len().saturating_sub(NAMED) {
+        0 => named,
+        more => format!("{named}; {more} more"),
+    }
 }

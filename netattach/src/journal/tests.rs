@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use serde_json::json;
 
 use super::files::OnDisk;
-use super::format::{Verdict, judge};
-use super::{JournalError, JournalKey, Loaded, Record, RecordState, Store};
+use super::format::{Verdict, head, judge};
+use super::{Damage, JournalError, JournalKey, Loaded, Record, RecordState, Store};
 use crate::error_chain::Chain;
 use crate::ipam::static_addresses;
 use crate::plan::Plan;
@@ -362,6 +362,25 @@ fn a_step_that_version_2_has_no_words_for_is_written_as_a_later_version() {
         let foreign = text.replacen(&format!("\"version\":{version}"), "\"version\":7", 1);
         assert_eq!(judge("c@eth0.jsonl", foreign.as_bytes()), Verdict::Foreign(7));
     }
+}
+
+/// A flipped bit makes a 0 of a 2: that is damage, as the header has a checksum.
+#[test]
+fn a_record_of_before_the_first_version_is_told_from_damage_by_its_header() {
+    let earlier = "{\"planned\":{\"version\":0,\"plan\":{}}}\n";
+    assert_eq!(judge("c@eth0.jsonl", earlier.as_bytes()), Verdict::Foreign(0));
+    let flipped = head("c@eth0.jsonl", 2, None).replacen("\"version\":2", "\"version\":0", 1);
+    assert!(!matches!(judge("c@eth0.jsonl", flipped.as_bytes()), Verdict::Foreign(_)));
+}
+
+#[test]
+fn of_many_problems_of_a_record_three_are_named() {
+    let damage: Vec<Damage> = (1..6).map(|line| Damage { line, what: "x".to_owned() }).collect();
+    let error = JournalError::damaged(Path::new("/j"), &damage);
+    assert!(
+        error.to_string().starts_with("/j is damaged (line 1: x; line 2: x; line 3: x; 2 more): "),
+        "{error}"
+    );
 }
 
 #[test]

@@ -11,6 +11,7 @@
 //! | `stand_by` | the next agent waits beside the one that serves, and takes its place at once |
 //! | `crash`, `damaged_records`, `recovery` | an agent killed at every point; damaged records; the next agent's
 //! recovery |
+//! | `older_state` | what an older agent has left, of versions that are read and of one that is not |
 //! | `capabilities` | what the manifests give an agent is needed and enough, with and without executed plugins |
 //! | `removal` | netattach is taken off a node, and what stays is said |
 //! | `upgrade` | from the agent that landed last to this one and back, under traffic |
@@ -30,6 +31,7 @@ mod map_memory;
 mod named_namespaces;
 mod node_check;
 mod object_problems;
+mod older_state;
 mod operator;
 mod primaries;
 mod readiness;

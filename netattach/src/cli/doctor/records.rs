@@ -18,6 +18,8 @@ struct Found {
     containers: BTreeSet<String>,
     /// Records that cannot be read.
     damaged: Vec<String>,
+    /// Records of versions that are not known here.
+    foreign: Vec<String>,
     /// Records whose namespace is gone, by container.
     without_namespace: Vec<String>,
     /// The node's ends of their links.
@@ -35,14 +37,22 @@ pub(super) fn checks(settings: &Settings) -> Vec<Check> {
             return vec![Check::failed("journal", Chain(&error).to_string(), remedy)];
         }
     };
-    let mut checks = vec![match found.damaged.as_slice() {
-        [] => Check::ok("journal", format!("{} records in {}", found.containers.len(), journal.display())),
-        damaged => Check::warning(
-            "journal",
-            format!("records that cannot be read: {}", list(damaged)),
-            "delete their pods: DEL rolls back what it can find without the record (docs/failure-and-restart.md)",
-        ),
-    }];
+    let mut checks = Vec::new();
+    if !found.foreign.is_empty() {
+        let detail = format!("records of other versions: {}", list(&found.foreign));
+        let remedy = "run the agent that wrote them until their pods have ended, or remove each together with its container \
+                      (docs/upgrade.md)";
+        checks.push(Check::warning("journal", detail, remedy));
+    }
+    if !found.damaged.is_empty() {
+        let detail = format!("records that cannot be read: {}", list(&found.damaged));
+        let remedy = "delete their pods: DEL rolls back what it can find without the record (docs/failure-and-restart.md)";
+        checks.push(Check::warning("journal", detail, remedy));
+    }
+    if checks.is_empty() {
+        let detail = format!("{} records in {}", found.containers.len(), journal.display());
+        checks.push(Check::ok("journal", detail));
+    }
     if !found.without_namespace.is_empty() {
         let detail =
             format!("attached sandboxes whose namespace is gone: {}", list(&found.without_namespace));
@@ -84,6 +94,9 @@ fn read(journal: &Path) -> Result<Found, JournalError> {
                 }));
             }
             Ok(Loaded::Torn { .. } | Loaded::Absent) => {}
+            Err(JournalError::Version { path, version }) => {
+                found.foreign.push(format!("{} (version {version})", path.display()));
+            }
             Err(error) => found.damaged.push(format!("{} ({})", key.container_id, Chain(&error))),
         }
     }
