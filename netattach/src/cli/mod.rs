@@ -124,7 +124,7 @@ enum Command {
     ///
     /// Exit code 1 when a key has no equivalent.
     Import(import::Import),
-    /// Remove the pinned programs and maps of an agent that has stopped, once its pods are detached
+    /// Take netattach off this node, once its agent has stopped and its pods are detached: what it has pinned, written and made
     Uninstall(uninstall::Uninstall),
 }
 
