@@ -94,6 +94,50 @@ fn the_chart_makes_the_objects_that_kubectl_makes() {
     }
 }
 
+/// The Jobs of the chart are that of `deploy/uninstall`, one on each node, but for their names; there is no agent beside them.
+#[test]
+fn the_chart_takes_itself_off_by_the_job_of_deploy_on_each_node() {
+    let Some(renderer) = renderer("the_chart_takes_itself_off_by_the_job_of_deploy_on_each_node") else {
+        return;
+    };
+    let job = std::fs::read_to_string(repository().join("deploy/uninstall/job.yaml")).unwrap();
+    let on = |node: &str, words: &[&str]| {
+        let image = concat!("localhost/netattach:", env!("CARGO_PKG_VERSION"));
+        let text = job.replace("NODE", node).replace("IMAGE", image);
+        let mut job: Value = serde_norway::from_str(&text).unwrap();
+        assert_eq!(
+            job["metadata"].as_object_mut().unwrap().remove("generateName"),
+            Some(json!("netattach-uninstall-"))
+        );
+        let command = job.pointer_mut("/spec/template/spec/containers/0/command").unwrap();
+        command.as_array_mut().unwrap().extend(words.iter().map(|word| json!(word)));
+        job
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let more = dir.path().join("more.yaml");
+    std::fs::write(&more, "uninstall: {dryRun: true, force: true}").unwrap();
+    let mine = "deploy/helm/ci/uninstall.yaml";
+    for (values, words) in
+        [(&[mine][..], &[][..]), (&[mine, more.to_str().unwrap()], &["--force", "--dry-run"])]
+    {
+        let made = objects(&render(&renderer, values));
+        let usual = objects(&render(&renderer, &[]));
+        let mut kinds: Vec<_> = made.keys().filter(|(kind, _)| kind != "Job").collect();
+        kinds.push(usual.keys().find(|(kind, _)| kind == "DaemonSet").unwrap());
+        kinds.sort();
+        assert_eq!(kinds, usual.keys().collect::<Vec<_>>());
+        let mut jobs: Vec<Value> =
+            made.into_iter().filter(|((kind, _), _)| kind == "Job").map(|(_, job)| job).collect();
+        for job in &mut jobs {
+            let name = job["metadata"].as_object_mut().unwrap().remove("name").unwrap();
+            let own = name.as_str().unwrap().strip_prefix("netattach-uninstall-").unwrap();
+            assert!(own.len() == 10 && own.bytes().all(|it| it.is_ascii_hexdigit()), "{name}");
+        }
+        jobs.sort_by_key(|job| job["metadata"]["annotations"]["netattach.dev/node"].to_string());
+        assert_eq!(jobs, ["worker-1", "worker-2.example.org"].map(|node| on(node, words)));
+    }
+}
+
 /// An operator's kustomization of a directory with components. kustomize takes no absolute paths.
 fn kustomization(mine: &Path, base: &str, components: &[&str]) {
     std::fs::create_dir(mine).unwrap();
@@ -156,6 +200,10 @@ fn values_that_contradict_one_another_are_refused_with_the_remedy() {
             "settings: {log: {format: json}}",
             "settings.log.format contradicts log.format: set log.format alone",
         ),
+        (
+            "uninstall: {force: true}",
+            "uninstall.force and uninstall.dryRun say nothing without uninstall.nodes: set the nodes, or remove them",
+        ),
     ];
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("values.yaml");
@@ -201,7 +249,9 @@ fn undescribed(schema: &Value, value: &Value, path: &str) -> Vec<String> {
 fn the_schema_describes_the_values_of_the_chart_and_no_others() {
     let read = |path: &str| std::fs::read_to_string(repository().join("deploy/helm").join(path)).unwrap();
     let schema: Value = serde_json::from_str(&read("values.schema.json")).unwrap();
-    for path in ["values.yaml", "ci/alone.yaml", "ci/components.yaml", "ci/with-metrics.yaml"] {
+    for path in
+        ["values.yaml", "ci/alone.yaml", "ci/components.yaml", "ci/uninstall.yaml", "ci/with-metrics.yaml"]
+    {
         let values: Value = serde_norway::from_str(&read(path)).unwrap();
         assert_eq!(undescribed(&schema, &values, ""), [""; 0], "{path}");
     }

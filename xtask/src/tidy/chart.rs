@@ -11,7 +11,7 @@ const WHY: &str =
 
 /// Keywords and functions of Go's text/template, functions of sprig, and of helm those that
 /// `xtask/src/setup/helm-renderer.go` has as well.
-const ALLOWED: [&str; 36] = [
+const ALLOWED: [&str; 37] = [
     "if",
     "else",
     "end",
@@ -48,6 +48,7 @@ const ALLOWED: [&str; 36] = [
     "quote",
     "set",
     "sha256sum",
+    "trunc",
 ];
 
 /// Every template of the chart.
