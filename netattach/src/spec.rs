@@ -1,6 +1,7 @@
 //! Desired kernel objects in the kernel's terms: produced by planning, carried out by `netlink`.
 
 mod by_source;
+mod device;
 mod tune;
 
 use std::fmt;
@@ -11,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::mac::Mac;
 pub use by_source::{BySource, SourceTable, SourceTables};
+pub use device::{Device, DeviceId, VfLinkState, VfRates, VfSettings, VfVlan, VirtualFunction};
 pub use tune::{Properties, Sysctl, Tune};
 
 /// A traffic-control hook of a device, as the node's stack sees it. Ordered as listed.

@@ -57,6 +57,9 @@ pub fn footprint(plan: &Plan) -> Footprint {
             Step::Remember(_) => drop(needed.insert(Resource::Cache)),
             Step::EnsureBridge(_)
             | Step::CreateLink(_)
+            | Step::ClaimDevice(_)
+            | Step::SetDevice(_)
+            | Step::MoveDevice
             | Step::RaiseLoopback
             | Step::PrepareDeviceInfo(_)
             | Step::Gateway { .. }

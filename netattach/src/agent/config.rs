@@ -476,7 +476,7 @@ pub enum SettingsError {
     )]
     Root(PathBuf),
     /// A type in `delegation.exec` is not built in, so it is executed anyway.
-    #[error("delegation.exec[{index}]: {kind:?} is not built in, so it is executed anyway; the built-in types are {}", standalone::names().chain(chained::KINDS).collect::<Vec<_>>().join(", "))]
+    #[error("delegation.exec[{index}]: {kind:?} is not built in, so it is executed anyway; the built-in types are {}", standalone::built_in().chain(chained::KINDS).collect::<Vec<_>>().join(", "))]
     NotBuiltIn {
         /// The index in the list.
         index: usize,
@@ -704,7 +704,7 @@ impl Settings {
         self.cni_conf.validate()?;
         self.policy_options(self.restrictions()?)?;
         let others = |(_, kind): &(usize, &String)| {
-            !standalone::is_plugin(kind) && !chained::KINDS.contains(&kind.as_str())
+            !standalone::built_in().chain(chained::KINDS).any(|known| known == kind.as_str())
         };
         if let Some((index, kind)) = self.delegation.exec.iter().enumerate().find(others) {
             return Err(SettingsError::NotBuiltIn { index, kind: kind.clone() });

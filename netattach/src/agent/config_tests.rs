@@ -49,7 +49,7 @@ fn mistakes_are_named() {
         ),
         (
             "delegation: {exec: [bridge, tap]}",
-            "delegation.exec[1]: \"tap\" is not built in, so it is executed anyway; the built-in types are bridge, dummy, ipvlan, loopback, macvlan, macvtap, ptp, veth, vlan, tuning, sbr, host-local, static, bandwidth, portmap",
+            "delegation.exec[1]: \"tap\" is not built in, so it is executed anyway; the built-in types are bridge, dummy, host-device, ipvlan, loopback, macvlan, macvtap, ptp, sriov, veth, vlan, tuning, sbr, host-local, static, bandwidth, portmap",
         ),
         (
             "delegation: {root: host}",

@@ -174,7 +174,7 @@ impl Agent {
             links_are_due |= has_changed || is_whole || self.drift.has_seen_links();
             if links_are_due {
                 // A look that failed is taken again: the kernel tells of each change once.
-                links_are_due = !self.put_back(Part::Links, |agent| agent.engine.with_drifted_links()).await;
+                links_are_due = !self.put_back(Part::Links, Agent::with_changed_links).await;
             }
             self.put_back(Part::Status, |agent| Ok(agent.with_drifted_status())).await;
             if is_whole {
@@ -248,6 +248,11 @@ impl Agent {
     pub(super) fn sandbox_name(&self, key: &JournalKey) -> String {
         let pod = self.engine.registry().get(key).and_then(|it| it.plan.sandbox.pod.clone());
         pod.map_or_else(|| format!("container {}", key.container_id), |pod| format!("pod {pod}"))
+    }
+
+    fn with_changed_links(&self) -> Result<Vec<JournalKey>, AttachError> {
+        self.engine.settle_orphans();
+        self.engine.with_drifted_links()
     }
 
     fn with_drifted_status(&self) -> Vec<JournalKey> {

@@ -516,7 +516,7 @@ impl Row<'_> {
     fn kind(&self) -> Kind {
         let kind = self.plan.kind.clone();
         match self.plan.made_by() {
-            MadeBy::Link(_) | MadeBy::Kernel => Kind::Native(kind),
+            MadeBy::Link(_) | MadeBy::Device(_) | MadeBy::Kernel => Kind::Native(kind),
             MadeBy::Plugin => Kind::Exec(kind),
         }
     }

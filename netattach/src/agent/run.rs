@@ -44,8 +44,8 @@ use super::traces::Traces;
 use super::trouble::Troubles;
 use super::watching::LogFormat;
 use crate::attach::{
-    AttachError, Bridges, DefaultNetwork, Engine, FromNode, Inheritance, IntentReader, Node, Occupied,
-    Recovery, network_status,
+    AttachError, Bridges, DefaultNetwork, Devices, Engine, FromNode, Inheritance, IntentReader, Node,
+    Occupied, Recovery, network_status,
 };
 use crate::bpf::{self, BpfError, Dataplane};
 use crate::delegate::{self, Delegate, Orphan, PluginGroup, ResultCache, end_orphans};
@@ -579,6 +579,7 @@ fn engine(
         cache: ResultCache::new(&settings.delegation.cache_dir),
         bridges: Bridges::default(),
         occupied: Occupied::default(),
+        devices: Devices::default(),
         enforcer: Some(Arc::clone(enforcer) as Arc<dyn Enforce>),
         announces_late: true,
         departures: Some(Arc::new(LastCounts::of(Arc::clone(metrics), Arc::clone(enforcer)))),

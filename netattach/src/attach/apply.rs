@@ -9,12 +9,13 @@ use ipnet::IpNet;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
+use super::announce::announce;
 use super::bridges::{self, Entered};
 use super::occupied::{Address, ROUTED, check_ip_is_free, check_mac_is_free, segment};
 use super::routing::{move_default_routes, route_by_source};
 use super::{
     AttachError, Doing, Node, Progress, StepError, by_source, cluster_routes, device_info, facts,
-    translation, tuning,
+    take_device, translation, tuning,
 };
 use crate::cni::Command;
 use crate::delegate::{self, Call, DelegateError};
@@ -30,8 +31,8 @@ use crate::plan::undo::inverse;
 use crate::plan::{AttachmentPlan, Plan, Sandbox, addressing, result, result_cache, routing};
 use crate::spec;
 use crate::step::{
-    Bridge, Configure, Delegate, Interface, MadeBy, Output, Parent, Printed, Protect, Role, Step, StepRef,
-    Style, Translate,
+    Bridge, Brought, Claim, Configure, Delegate, Interface, MadeBy, Output, Parent, Printed, Protect, Role,
+    SetDevice, Step, StepRef, Style, Translate,
 };
 use crate::sysctl;
 use crate::timing;
@@ -99,8 +100,10 @@ impl Executor<'_> {
         if matches!(step, Step::Delegate(_)) {
             waits::at(&Resource::Sync, || self.progress.wait_durable())?;
         }
-        // A step without an inverse is never rolled back, so its beginning is not recorded.
-        if inverse(self.sandbox, attachment, step, None).is_some() {
+        // A step without an inverse is never rolled back, so its beginning is not recorded; but what was found of a device is
+        // written down before the device is changed.
+        let changes_device = matches!(step, Step::SetDevice(_) | Step::MoveDevice);
+        if changes_device || inverse(self.sandbox, attachment, step, None).is_some() {
             self.progress.begin(at)?;
         }
         crate::crash_point!("apply", at);
@@ -116,8 +119,8 @@ impl Executor<'_> {
         let present = self.pod.links().map_err(|error| AttachError::Open(error.into()))?;
         check_plugins(self.node, plan)?;
         for (_, attachment, step) in plan.steps() {
-            let made = step.makes_interface().and_then(MadeBy::link);
-            let Some(name) = made.map(spec::Link::pod_name) else { continue };
+            let made = step.makes_interface().and_then(MadeBy::pod_name);
+            let Some(name) = made else { continue };
             if present.iter().any(|link| link.name == name) {
                 return Err(AttachError::step(
                     Doing::Attach,
@@ -134,6 +137,9 @@ impl Executor<'_> {
         match step {
             Step::EnsureBridge(bridge) => self.bridge(bridge),
             Step::CreateLink(link) => self.create_link(at, attachment, link),
+            Step::ClaimDevice(device) => self.claim_device(attachment, device),
+            Step::SetDevice(set) => self.set_device(at, attachment, set),
+            Step::MoveDevice => self.move_device(at, attachment),
             Step::RaiseLoopback => self.loopback(),
             Step::Lease(config) => timing::part("lease", || self.lease(at, attachment, config)),
             Step::Delegate(delegate) => timing::part("plugin", || self.delegate(at, attachment, delegate)),
@@ -202,6 +208,9 @@ impl Executor<'_> {
                 }
                 self.configure(&pod, &addressing)?;
                 host.map_or(Ok(()), |host| self.await_carrier(&host))?;
+                if matches!(attachment.made_by(), MadeBy::Device(_)) {
+                    self.announce(&pod, &addressing)?;
+                }
                 if configure.detect_duplicates
                     && let Some(taken) = self.pod.await_unique(pod.index, DETECTION)?
                 {
@@ -287,6 +296,34 @@ impl Executor<'_> {
             self.node.occupied.claim(bridge, Address::Mac(mac), self.sandbox, attachment)?;
         }
         Ok(Output::Link { host: Some(interface(&host)), pod: interface(&pod), parent: None })
+    }
+
+    fn claim_device(
+        &mut self,
+        attachment: &AttachmentPlan,
+        device: &spec::Device,
+    ) -> Result<Output, StepError> {
+        let claimant = (self.sandbox, attachment, self.pod.netns_cookie());
+        let claim = take_device::claim(self.node, &mut self.host, device, claimant)?;
+        Ok(Output::Claimed(Box::new(claim)))
+    }
+
+    fn set_device(
+        &mut self,
+        at: StepRef,
+        attachment: &AttachmentPlan,
+        set: &SetDevice,
+    ) -> Result<Output, StepError> {
+        let (device, claim) = claimed(attachment, self.progress.outputs().of(at.0))?;
+        take_device::set(&mut self.host, device, claim, (&set.function, set.mac))?;
+        Ok(Output::Nothing)
+    }
+
+    fn move_device(&mut self, at: StepRef, attachment: &AttachmentPlan) -> Result<Output, StepError> {
+        let (device, claim) = claimed(attachment, self.progress.outputs().of(at.0))?;
+        let into = (&mut self.pod, self.netns.as_fd());
+        let pod = take_device::move_in(&mut self.host, into, device, claim)?;
+        Ok(Output::Link { host: None, pod: interface(&pod), parent: None })
     }
 
     fn macvlan(&mut self, attachment: &AttachmentPlan, macvlan: &spec::Macvlan) -> Result<Output, StepError> {
@@ -580,6 +617,24 @@ impl Executor<'_> {
         Ok(())
     }
 
+    /// Announces the addresses of a card again once it carries packets: what the kernel announced was lost before. An
+    /// interface without them is announced by its pod.
+    fn announce(&mut self, pod: &Interface, addressing: &spec::Addressing) -> Result<(), StepError> {
+        let addresses = addressing.addresses.iter().map(ipnet::IpNet::addr);
+        let Some(mac) = pod.mac.filter(|_| !addressing.addresses.is_empty()) else { return Ok(()) };
+        if !self.pod.await_carrier(pod.index)? {
+            tracing::warn!(
+                device = pod.name,
+                "no carrier; the pod's addresses are not announced to its neighbours"
+            );
+            return Ok(());
+        }
+        if let Err(error) = within(self.netns, || announce(pod.index, mac, addresses))? {
+            tracing::warn!(device = pod.name, %error, "the pod's addresses are not announced to its neighbours");
+        }
+        Ok(())
+    }
+
     /// Waits until the pod's end is up; packets sent to it arrive from then on.
     fn await_carrier(&mut self, host: &Interface) -> Result<(), StepError> {
         if !self.host.await_carrier(host.index)? {
@@ -649,6 +704,21 @@ impl Executor<'_> {
     /// The node's end, if there is one, and the pod's end of the attachment's link.
     fn link(&self, at: StepRef) -> Result<(Option<Interface>, Interface), StepError> {
         result::link(self.progress.outputs().of(at.0)).ok_or(StepError::Missing("a link"))
+    }
+}
+
+/// The device of an attachment, and its claim.
+fn claimed<'a>(
+    attachment: &'a AttachmentPlan,
+    outputs: Brought<'a>,
+) -> Result<(&'a spec::Device, &'a Claim), StepError> {
+    let claim = outputs.iter().find_map(|output| match output {
+        Output::Claimed(claim) => Some(&**claim),
+        _ => None,
+    });
+    match (attachment.made_by(), claim) {
+        (MadeBy::Device(device), Some(claim)) => Ok((device, claim)),
+        _ => Err(StepError::Missing("a claim of the device")),
     }
 }
 

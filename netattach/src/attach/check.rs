@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 
 use super::apply::{DelegateCall, owner};
+use super::take_device::physical;
 use super::{AttachError, Doing, Node, StepError, by_source, enforcement, routing, translation, tuning};
 use crate::cni::{Command, Value};
 use crate::ipam::Lessee;
@@ -12,7 +13,7 @@ use crate::netns::Netns;
 use crate::plan::check::{Expected, expected};
 use crate::plan::routing::MAIN_TABLE;
 use crate::plan::{AttachmentPlan, Sandbox, result};
-use crate::spec::{Link, Route};
+use crate::spec::{Device, Link, Route};
 use crate::step::{Interface, Step};
 use crate::waits;
 
@@ -94,6 +95,13 @@ pub(super) fn compare(
     {
         return Ok(Some(difference));
     }
+    if let Some((Device { function: Some(function), .. }, wanted)) = &want.device {
+        let present = physical(host, function)?.map(|(_, settings)| settings).unwrap_or_default();
+        if let Some((setting, _)) = wanted.beyond(&present).each().next() {
+            let (number, card) = (function.number, &function.physical);
+            return Ok(Some(format!("VF {number} of {card} has another {setting}")));
+        }
+    }
     if let Some(wanted) = &want.translation
         && let Some(difference) = translation::difference(node.nat.as_ref(), wanted)?
     {
@@ -128,7 +136,7 @@ fn compare_pod_end(want: &Expected, pod: &mut Handle) -> Result<Found, StepError
         return differs(format!("has Ethernet address {shown}"));
     }
     // Another plugin may keep its interface down on purpose.
-    if !link.up && want.link.is_some() && !want.down {
+    if !link.up && (want.link.is_some() || want.device.is_some()) && !want.down {
         return differs("is down".into());
     }
     if wanted.mtu != 0 && link.mtu != wanted.mtu {

@@ -42,7 +42,7 @@ impl Engine {
             }
             None => wanted.clone(),
         };
-        let facts = facts::gather(&wishes([&wanted.1], &self.options))?;
+        let facts = facts::gather(&wishes([(Some(&wanted.0), &wanted.1)], &self.options))?;
         let given = (&self.options, &facts);
         let plan = one_more(named, dynamic, wanted, given, self.numbers(&mut numbers))?;
         let key = JournalKey { container_id: sandbox.container_id.clone(), ifname };

@@ -159,7 +159,7 @@ impl Engine {
             Loaded::Whole(record) => self.roll_back(*record)?,
         }
         let mut numbers = self.registry.reserve();
-        let facts = facts::gather(&wishes(intent.networks(), &self.options))?;
+        let facts = facts::gather(&wishes(intent.selected(), &self.options))?;
         let (given, numbered) = ((&self.options, &facts), self.numbers(&mut numbers));
         let plan = timing::part("planning", || resolve(sandbox, request, intent, given, numbered))?;
         self.carry_out(key, plan, numbers, &netns, request.version)
@@ -440,6 +440,9 @@ impl Engine {
                 // A torn record can only be judged when the owners of all other resources are known.
                 Ok(Loaded::Torn { earlier_boot }) => torn.push((key, earlier_boot)),
                 Ok(Loaded::Whole(record)) => {
+                    if !record.is_of_earlier_boot() {
+                        self.node.devices.adopt(&record);
+                    }
                     let outcome = self.adopt_record(&record, &recorded, &mut recovery, &mut guarded);
                     // An unfinished record that is left alone keeps its addresses; one that is rolled back may still
                     // have them.
@@ -668,6 +671,7 @@ fn holder_named(error: &AttachError) -> Option<&str> {
     let AttachError::Step { source, .. } = error else { return None };
     match &**source {
         StepError::AddressTaken { holder: Holder::Attachment { container, .. }, .. }
+        | StepError::DeviceTaken { container, .. }
         | StepError::ParentShared { container, .. } => Some(container),
         StepError::Nat(NatError::PortTaken(taken)) => Some(&taken.holder.key.container),
         _ => None,

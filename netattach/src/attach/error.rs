@@ -275,6 +275,67 @@ pub enum StepError {
         /// The address that is needed.
         wanted: ipnet::IpNet,
     },
+    /// The node has no such device with a network interface, or not yet.
+    #[error(
+        "the node has no network interface of device {0}: it is not there yet, has no driver, or is in another namespace"
+    )]
+    NoDevice(String),
+    /// The node needs the device where it is.
+    #[error("device {device} stays on the node: {why}")]
+    DeviceInUse {
+        /// Its name.
+        device: String,
+        /// What for.
+        why: &'static str,
+    },
+    /// Interfaces of pods are on the device.
+    #[error("device {0} stays on the node: it carries interfaces of pods")]
+    ParentOfPods(String),
+    /// Another sandbox has the device.
+    #[error("device {device} is taken: {who} has it")]
+    DeviceTaken {
+        /// The device.
+        device: String,
+        /// Its holder, in words.
+        who: String,
+        /// The holder's container.
+        container: String,
+    },
+    /// The physical function of a VF has no interface on the node, or does not know the VF.
+    #[error("the physical function {0} has no network interface on the node that knows the VF")]
+    NoPhysicalFunction(String),
+    /// The card refuses a setting of a VF.
+    #[error("key {setting}: the card refuses it for VF {} of {}", .function.number, .function.physical)]
+    VfSetting {
+        /// The key.
+        setting: &'static str,
+        /// The VF.
+        function: crate::spec::VirtualFunction,
+        /// The kernel's error.
+        #[source]
+        source: netlink::Error,
+    },
+    /// A device does not take the address that it was given.
+    #[error("device {device} does not take the address {mac}, which its physical function has set")]
+    AddressNotTaken {
+        /// The device.
+        device: String,
+        /// The address.
+        mac: crate::mac::Mac,
+    },
+    /// The name that a device had on the node is another one's by now.
+    #[error("the node has another interface named {0} by now, as which the device is to go back")]
+    HomeTaken(String),
+    /// A device is in no namespace that is known.
+    #[error(
+        "device {device} has the driver {driver}, and its network interface is neither in the pod nor on the node"
+    )]
+    DeviceLost {
+        /// The device.
+        device: String,
+        /// Its driver.
+        driver: String,
+    },
     /// No address could be leased.
     #[error(transparent)]
     Lease(#[from] ipam::Error),
@@ -486,6 +547,18 @@ pub(super) fn step_code(error: &StepError) -> u32 {
         StepError::AddressTaken { holder, .. } if holder.may_pass() => code::TRY_AGAIN_LATER,
         // Its pod may be about to end.
         StepError::VlanTaken { .. } => code::TRY_AGAIN_LATER,
+        // It may be about to come, or to be given back.
+        StepError::NoDevice(_)
+        | StepError::ParentOfPods(_)
+        | StepError::DeviceTaken { .. }
+        | StepError::NoPhysicalFunction(_)
+        | StepError::HomeTaken(_)
+        | StepError::DeviceLost { .. } => code::TRY_AGAIN_LATER,
+        StepError::VfSetting { source, .. } if source.errno() == Some(rustix::io::Errno::AGAIN) => {
+            code::TRY_AGAIN_LATER
+        }
+        StepError::VfSetting { .. } => code::INVALID_CONFIG,
+        StepError::AddressNotTaken { .. } => code::INTERNAL,
         StepError::Duplicate(_) | StepError::Netlink(netlink::Error::Tentative(_)) => code::TRY_AGAIN_LATER,
         // Its holder may be about to end.
         StepError::Nat(NatError::PortTaken(_)) => code::TRY_AGAIN_LATER,
@@ -495,6 +568,7 @@ pub(super) fn step_code(error: &StepError) -> u32 {
         | StepError::NoSource(_)
         | StepError::ManyRoutes { .. }
         | StepError::Mtu { .. }
+        | StepError::DeviceInUse { .. }
         | StepError::AddressTaken { .. }
         | StepError::SmallMtu(_)
         | StepError::ParentShared { .. }

@@ -1,6 +1,6 @@
 //! Reads from the kernel the facts about the node that drivers need before they plan.
 
-use super::AttachError;
+use super::{AttachError, bus};
 use crate::error_chain::Chain;
 use crate::link::facts::{Facts, Parent, Wanted, Wishes};
 use crate::netlink::{self, Handle, LinkState};
@@ -11,7 +11,7 @@ use crate::netlink::{self, Handle, LinkState};
 /// # Errors
 /// A netlink socket cannot be opened.
 pub(super) fn gather(wishes: &Wishes) -> Result<Facts, AttachError> {
-    let mut facts = Facts::default();
+    let mut facts = Facts { gathered: true, ..Facts::default() };
     if wishes.is_empty() {
         return Ok(facts);
     }
@@ -24,6 +24,9 @@ pub(super) fn gather(wishes: &Wishes) -> Result<Facts, AttachError> {
                 }
                 Err(error) => tracing::debug!(name, error = %Chain(&error), "no such parent"),
             },
+            Wanted::OnBus(name) => {
+                facts.on_bus.extend(bus::find(name).map(|found| (name.clone(), found)));
+            }
         }
     }
     Ok(facts)

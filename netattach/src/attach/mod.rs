@@ -13,6 +13,7 @@
 //! | [`apply`], `bridges`, `by_source`, `device_info`, `routing`, `cluster_routes`, `translation`, `tuning`, `enforcement` | the effects of steps |
 //! | `announce_late` | what neighbours are told once an ADD has been answered |
 //! | [`undo`], `plugin_del` | inverses of steps, and DEL of other plugins |
+//! | `devices`, `take_device`, `give_back`, `bus`, `announce` | who has which device of the node; how it is taken and given back |
 //! | `check`, `status_verb`, `gc` | the verbs CHECK, STATUS and GC |
 //! | `survey` | how full pools of addresses are |
 //! | `departed`, `drift`, `edited` | sandboxes that no runtime will ask to detach; what others change of attachments, and of their records |
@@ -21,9 +22,11 @@
 //! | [`standalone`] | the native plugins as plain CNI executables |
 //! | `error` | errors, and their CNI codes |
 
+mod announce;
 mod announce_late;
 pub mod apply;
 mod bridges;
+mod bus;
 mod by_source;
 mod check;
 mod cluster_routes;
@@ -33,6 +36,7 @@ mod damage_tests;
 mod default_network;
 mod departed;
 mod device_info;
+mod devices;
 mod drift;
 mod dynamic;
 mod edited;
@@ -42,6 +46,7 @@ mod error;
 mod facts;
 mod from_node;
 mod gc;
+mod give_back;
 mod intent;
 mod multus_del;
 mod network_status;
@@ -56,6 +61,7 @@ mod routing;
 pub mod standalone;
 mod status_verb;
 mod survey;
+mod take_device;
 mod take_over;
 mod translation;
 mod tuning;
@@ -64,6 +70,7 @@ mod weight;
 
 pub use bridges::Bridges;
 pub use default_network::{CILIUMS_SUFFIX, DefaultNetwork, InvalidDefaultNetwork};
+pub use devices::Devices;
 pub use drift::PutBack;
 pub use edited::WholeRecords;
 pub use engine::{Engine, Recovery};
@@ -100,6 +107,8 @@ pub struct Node {
     pub bridges: Bridges,
     /// The holders of addresses.
     pub occupied: Occupied,
+    /// The devices that pods have.
+    pub devices: Devices,
     /// The node's translation of addresses; absent in the plain CNI executables.
     pub nat: Option<Nat>,
     /// The dataplane; absent in the plain CNI executables.

@@ -107,6 +107,11 @@ struct Held {
 }
 
 impl Occupied {
+    /// Whether attachments share the device with that index as their parent.
+    pub(super) fn is_parent(&self, index: Segment) -> bool {
+        self.lock().shared.get(&index).is_some_and(|owners| !owners.is_empty())
+    }
+
     /// Claims the address for the attachment until [`Occupied::release`].
     ///
     /// # Errors

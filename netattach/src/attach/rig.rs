@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use super::{Engine, Inheritance, Node, Occupied, RepeatedAdd};
+use super::{Devices, Engine, Inheritance, Node, Occupied, RepeatedAdd};
 use crate::cni;
 use crate::delegate::{Delegate, ResultCache};
 use crate::enforce::Enforce;
@@ -53,6 +53,10 @@ impl Enforce for Maps {
 
     fn detach(&self, id: u32) -> Result<(), EnforceError> {
         locked(&self.0).remove(&id);
+        Ok(())
+    }
+
+    fn leave_device(&self, _: u32) -> Result<(), EnforceError> {
         Ok(())
     }
 
@@ -110,6 +114,7 @@ pub(crate) fn engine(directory: &Path, journal: Store, maps: &Arc<Maps>) -> Engi
         bridges: super::Bridges::default(),
         occupied: Occupied::default(),
         announces_late: false,
+        devices: Devices::default(),
         departures: None,
     };
     let options = Options {

@@ -1,5 +1,6 @@
 //! Rolls back steps. Every inverse is tried even if others fail, and all errors are reported.
 
+use super::give_back::{PodEnd, give_back, give_back_by_alias};
 use super::plugin_del::PluginDel;
 use super::{AttachError, Doing, Node, Progress, StepError, device_info, routing, tuning};
 use crate::ipam::{Lessee, Owner};
@@ -8,7 +9,7 @@ use crate::nat::Key;
 use crate::netlink::{Handle, LinkState};
 use crate::netns::Netns;
 use crate::plan::undo::{Inverse, Stage, inverse};
-use crate::plan::{AttachmentPlan, Plan, Sandbox, result_cache};
+use crate::plan::{AttachmentPlan, Plan, Sandbox, result, result_cache};
 use crate::step::StepRef;
 use crate::waits::{self, Resource};
 
@@ -42,6 +43,11 @@ pub fn undo(
     }
     crate::crash_point!("undo", "links");
     errors.extend(delete_links(plan, netns, progress, of(Stage::Links)).err());
+    crate::crash_point!("undo", "devices");
+    for begun in of(Stage::Devices) {
+        let given = begun.give_back(node, plan, netns, progress);
+        errors.extend(given.map_err(|source| begun.failed("give the device back", source)).err());
+    }
     crate::crash_point!("undo", "leases");
     for begun in of(Stage::Holdings) {
         crate::crash_point!("release", begun.at);
@@ -58,6 +64,7 @@ pub fn undo(
     }
     if errors.is_empty() {
         node.occupied.release(plan);
+        node.devices.release(plan);
         Ok(())
     } else {
         Err(AttachError::Undo(errors))
@@ -93,6 +100,26 @@ impl Begun<'_> {
         let (at, attachment, outputs) = (self.at, self.attachment, progress.outputs());
         let asked = PluginDel { node, plan, netns, at, attachment, delegate, outputs }.run();
         asked.map_err(|source| self.failed("read its result", source))
+    }
+
+    /// Gives a device back to the node, unless another sandbox has claimed it since.
+    fn give_back(
+        &self,
+        node: &Node,
+        plan: &Plan,
+        netns: Option<&Netns>,
+        progress: &dyn Progress,
+    ) -> Result<(), StepError> {
+        let Inverse::ReturnDevice { device, claim } = &self.inverse else { return Ok(()) };
+        let mut host = Handle::open()?;
+        let Some(claim) = claim else {
+            // Nothing was changed before the claim was recorded; or the record has lost it, or there is none.
+            return give_back_by_alias(&mut host, &device.pod_name, netns, node.enforcer.is_some());
+        };
+        let made = result::ends(progress.outputs().of(self.at.0)).map(|ends| ends.pod.index);
+        let pod = netns.map_or(PodEnd::Gone, |netns| PodEnd::In(netns, made.filter(|index| *index != 0)));
+        let of = (&plan.sandbox, self.attachment);
+        node.devices.give_back(claim, of, || give_back(&mut host, device, claim, pod))
     }
 
     /// Releases the resources that are free only once the sandbox's links are gone.
@@ -133,6 +160,7 @@ impl Begun<'_> {
             Inverse::DeleteLink { .. }
             | Inverse::Delegate(_)
             | Inverse::GiveBack { .. }
+            | Inverse::ReturnDevice { .. }
             | Inverse::Forget => {}
         }
         Ok(())

@@ -209,6 +209,9 @@ fn kept_off(protect: &Protect, attachment: &AttachmentPlan) -> Option<Reason> {
     if is_delegated(attachment) {
         return Some(Reason::Plugin(attachment.kind.clone()));
     }
+    if let MadeBy::Device(_) = attachment.made_by() {
+        return Some(Reason::OnParent("device"));
+    }
     if !protect.fast_path {
         return Some(Reason::OptedOut);
     }

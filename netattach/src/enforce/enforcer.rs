@@ -325,6 +325,12 @@ impl Enforce for Enforcer {
         self.lock().leave(id, self.sources(), &self.kernel())
     }
 
+    fn leave_device(&self, id: u32) -> Result<(), EnforceError> {
+        // What has ended is not put back.
+        self.lock().end(id);
+        self.programs.detach_in_pod(id)
+    }
+
     fn retire(&self, id: u32) -> Result<(), EnforceError> {
         Ok(self.fast.retire(id)?)
     }

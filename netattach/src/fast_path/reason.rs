@@ -14,7 +14,7 @@ pub enum Reason {
     OptedOut,
     /// A plugin of the network's list.
     Plugin(String),
-    /// A link on a parent that it shares with others: its kind.
+    /// An interface without an end on the node: its kind.
     OnParent(&'static str),
     /// The device is not there.
     NoDevice,
@@ -107,7 +107,7 @@ impl fmt::Display for Reason {
             Self::Plugin(plugin) => {
                 write!(f, "the network's plugin {plugin} may work on the node's end of the link")
             }
-            Self::OnParent(kind) => write!(f, "the driver connects the {kind}s of a parent itself"),
+            Self::OnParent(kind) => write!(f, "interfaces of kind {kind} have no end on the node"),
             Self::NoDevice => f.write_str("the device is gone"),
             Self::NoBridge => f.write_str("the node's end of the link is in no bridge"),
             Self::PortState => {

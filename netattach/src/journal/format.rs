@@ -49,6 +49,7 @@ pub(super) fn version_of(plan: &Plan) -> u32 {
         Step::Gateway { vlan: Some(_), .. } => sixth,
         Step::EnsureBridge(bridge) if bridge.vlan_filtering => sixth,
         Step::CreateLink(link) if link.port().is_some_and(|it| it.isolated || it.vlans.is_some()) => sixth,
+        Step::ClaimDevice(_) | Step::SetDevice(_) | Step::MoveDevice => sixth,
         Step::Lease(_)
         | Step::CreateLink(Link::Veth(_) | Link::Macvlan(_))
         | Step::EnsureBridge(_)

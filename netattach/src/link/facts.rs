@@ -2,11 +2,15 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::spec::VirtualFunction;
+
 /// A fact that a driver asks for. The driver names it and reads nothing from the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Wanted {
     /// The link of that name; without a name, the interface of the node's default route.
     Parent(Option<String>),
+    /// The device of that name on its bus: a PCI address, or a name of the auxiliary bus.
+    OnBus(String),
 }
 
 /// A link of the node that is to carry links of pods.
@@ -18,11 +22,34 @@ pub struct Parent {
     pub mtu: u32,
 }
 
+/// A device on a bus of the node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct OnBus {
+    /// The name of its driver, if it has one.
+    pub driver: Option<String>,
+    /// The physical function that it is a virtual one of.
+    pub function: Option<VirtualFunction>,
+    /// Its RDMA device, which shares its interface.
+    pub rdma: Option<String>,
+}
+
+impl OnBus {
+    /// The driver, if it hands the device to a process, past the kernel's network stack.
+    pub fn userspace(&self) -> Option<&str> {
+        const USERSPACE: [&str; 4] = ["vfio-pci", "uio_pci_generic", "igb_uio", "vfio-platform"];
+        self.driver.as_deref().filter(|driver| USERSPACE.contains(driver))
+    }
+}
+
 /// Facts about the node. If a fact no longer holds when its step is carried out, the step fails; it does not adapt.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Facts {
     /// Parents, by the name in the request.
     pub parents: BTreeMap<Option<String>, Parent>,
+    /// Devices on buses, by their names there.
+    pub on_bus: BTreeMap<String, OnBus>,
+    /// Whether the node was looked at; if not, the plan is not one to be carried out.
+    pub gathered: bool,
 }
 
 /// Facts that drivers ask for, without duplicates.

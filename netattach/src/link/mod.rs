@@ -3,13 +3,15 @@
 //! A [`Driver`] turns its plugin's configuration into steps, and refuses by name every key that it cannot carry out.
 //! The same drivers serve the agent and the plain CNI executables.
 //!
-//! Drivers: `bridge`, `veth`, `ptp`, `macvlan` (and `macvtap`), `ipvlan`, `vlan`, `dummy`, `loopback`. The facts about
+//! Drivers: `bridge`, `veth`, `ptp`, `macvlan` (and `macvtap`), `ipvlan`, `vlan`, `dummy`,
+//! `loopback`; `host-device` and `sriov`, which take a device of the node (`device`). The facts about
 //! the node that they need before they plan are in [`facts`]; the VLANs of a bridge's port are read in `bridge_vlans`,
 //! what the node translates for a pod in `translation`, what it may send in whose name in `sources`. `tuning` and `sbr`
 //! are chained behind any of them.
 
 mod bridge;
 mod bridge_vlans;
+mod device;
 mod dummy;
 pub mod facts;
 mod ipvlan;
@@ -54,6 +56,16 @@ pub trait Driver: Sync {
         false
     }
 
+    /// Whether it takes the device that a device plugin allocated or a selection names.
+    fn takes_device(&self) -> bool {
+        false
+    }
+
+    /// Whether it works without an agent, as a plain CNI executable, which keeps no record.
+    fn is_plain(&self) -> bool {
+        true
+    }
+
     /// The facts that [`Driver::plan`] needs about the node for this configuration. A key that is missing or invalid
     /// requires no fact.
     fn wants(&self, config: &Map<String, Value>) -> Vec<Wanted>;
@@ -70,14 +82,16 @@ pub trait Driver: Sync {
     fn remains(&self, request: &Request<'_>) -> Vec<Step>;
 }
 
-static DRIVERS: [&dyn Driver; 9] = [
+static DRIVERS: [&dyn Driver; 11] = [
     &bridge::Bridge,
     &dummy::Dummy,
+    &device::HostDevice,
     &ipvlan::Ipvlan,
     &loopback::Loopback,
     &macvlan::MACVLAN,
     &macvlan::MACVTAP,
     &ptp::Ptp,
+    &device::Sriov,
     &veth::Veth,
     &vlan::Vlan,
 ];
@@ -115,6 +129,8 @@ pub struct Request<'a> {
     pub protect: Option<&'a Protect>,
     /// The facts of [`Driver::wants`] that the node has.
     pub facts: &'a Facts,
+    /// Whether what its steps put out is kept until DEL; the plain CNI executables keep nothing.
+    pub recorded: bool,
 }
 
 /// Why an interface cannot be planned.
@@ -123,6 +139,9 @@ pub enum PlanError {
     /// A limit is exceeded.
     #[error(transparent)]
     Exceeded(#[from] Exceeded),
+    /// The node has no device of that name, or not yet.
+    #[error("there is no device {0} on a bus of this node")]
+    NoDevice(String),
     /// A key has the wrong type.
     #[error(transparent)]
     Key(#[from] KeyError),
@@ -166,6 +185,7 @@ impl From<PlanError> for CniError {
     fn from(error: PlanError) -> Self {
         let code = match error {
             PlanError::Unsupported { .. } | PlanError::Capability { .. } => code::UNSUPPORTED_FIELD,
+            PlanError::NoDevice(_) => code::TRY_AGAIN_LATER,
             _ => code::INVALID_CONFIG,
         };
         Self::new(code, Chain(&error).to_string())
@@ -484,6 +504,8 @@ fn check_mtu(mtu: Option<u32>) -> Result<Option<u32>, PlanError> {
     }
 }
 
+#[cfg(test)]
+mod device_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

@@ -71,6 +71,7 @@ mod tests {
             exec: &[],
             protect: None,
             facts: &facts,
+            recorded: true,
         };
         parse(&request).map_err(|error| crate::error_chain::Chain(&error).to_string())
     }

@@ -150,6 +150,7 @@ mod tests {
             exec: &[],
             protect: Some(&protect),
             facts: &facts,
+            recorded: true,
         };
         let steps = driver(kind).unwrap().plan(&request).map_err(|error| CniError::from(error).msg)?;
         let found = steps.into_iter().find_map(|step| match step {

@@ -12,7 +12,7 @@ use crate::plan::{AttachmentPlan, Sandbox};
 use crate::step::{HookKind, Style};
 
 const GROUP: u32 = 77;
-static NOTHING_KNOWN: Facts = Facts { parents: BTreeMap::new() };
+static NOTHING_KNOWN: Facts = Facts { parents: BTreeMap::new(), on_bus: BTreeMap::new(), gathered: false };
 const MAC: &str = "02:00:00:00:00:07";
 
 fn object(value: Value) -> Map<String, Value> {
@@ -29,6 +29,7 @@ fn request<'a>(config: &'a Map<String, Value>, cni_args: &'a CniArgs) -> Request
         exec: &[],
         protect: None,
         facts: &NOTHING_KNOWN,
+        recorded: true,
     }
 }
 
@@ -521,7 +522,8 @@ fn a_parents_mtu_is_asked_for_where_it_matters_and_is_the_most() {
         assert_eq!(driver.wants(&whole), wanted);
         let plan = |mtu| {
             let parent = Parent { name: "eth1".into(), mtu };
-            let facts = Facts { parents: [(master.map(str::to_owned), parent)].into() };
+            let parents = [(master.map(str::to_owned), parent)].into();
+            let facts = Facts { parents, ..Facts::default() };
             driver.plan(&Request { facts: &facts, ..request(&whole, &args) }).map(drop)
         };
         plan(1400).unwrap();
@@ -681,7 +683,19 @@ fn what_means_nothing_is_refused_with_its_key() {
 
 #[test]
 fn every_kind_has_a_driver_and_no_other_name_has() {
-    let expected = ["bridge", "dummy", "ipvlan", "loopback", "macvlan", "macvtap", "ptp", "veth", "vlan"];
+    let expected = [
+        "bridge",
+        "dummy",
+        "host-device",
+        "ipvlan",
+        "loopback",
+        "macvlan",
+        "macvtap",
+        "ptp",
+        "sriov",
+        "veth",
+        "vlan",
+    ];
     assert_eq!(kinds().collect::<Vec<_>>(), expected);
     assert!(kinds().all(|kind| driver(kind).is_some_and(|driver| driver.kind() == kind)));
     assert!(["", "host-local", "tap", "Bridge"].iter().all(|name| driver(name).is_none()));
@@ -745,6 +759,7 @@ fn leaves_its_own(step: &Step) -> bool {
     match step {
         Step::Lease(config) => config.is_kept(),
         Step::CreateLink(_)
+        | Step::ClaimDevice(_)
         | Step::Delegate(_)
         | Step::Remember(_)
         | Step::Protect(_)
@@ -754,6 +769,8 @@ fn leaves_its_own(step: &Step) -> bool {
         | Step::ChooseTables(_)
         | Step::RouteBySource => true,
         Step::EnsureBridge(_)
+        | Step::SetDevice(_)
+        | Step::MoveDevice
         | Step::RaiseLoopback
         | Step::FindDevice
         | Step::Gateway { .. }

@@ -5,7 +5,11 @@ use serde_json::json;
 use super::*;
 use crate::step::Translate;
 
-static NOTHING_KNOWN: Facts = Facts { parents: std::collections::BTreeMap::new() };
+static NOTHING_KNOWN: Facts = Facts {
+    parents: std::collections::BTreeMap::new(),
+    on_bus: std::collections::BTreeMap::new(),
+    gathered: false,
+};
 
 fn planned(kind: &str, keys: Value, protected: bool) -> Result<Vec<Step>, PlanError> {
     let protect = Protect::verified();
@@ -25,6 +29,7 @@ fn planned(kind: &str, keys: Value, protected: bool) -> Result<Vec<Step>, PlanEr
         exec: &[],
         protect: protected.then_some(&protect),
         facts: &NOTHING_KNOWN,
+        recorded: true,
     })
 }
 

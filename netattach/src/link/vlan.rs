@@ -88,7 +88,7 @@ impl Driver for Vlan {
     }
 }
 
-fn is_service(protocol: Option<&str>) -> Result<bool, PlanError> {
+pub(super) fn is_service(protocol: Option<&str>) -> Result<bool, PlanError> {
     match protocol.unwrap_or_default().to_ascii_lowercase().as_str() {
         "" | "802.1q" => Ok(false),
         "802.1ad" => Ok(true),

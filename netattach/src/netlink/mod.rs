@@ -7,6 +7,7 @@
 //! |---|---|
 //! | `socket`, `error` | several requests in one datagram; the kernel's refusals as data |
 //! | `link`, `link_change`, `properties`, `peer` | links; changes of those that exist; the other end of a veth |
+//! | `device`, `virtual_function` | devices that pods take, and what a card sets for its virtual functions |
 //! | `address`, `route`, `rule` | an interface's addresses; routes; rules that select routing tables |
 //! | `tc`, `tbf` | programs on clsact hooks; pacing by tbf |
 //! | `bridge`, `bridge_port` | a bridge that is made again as it was; ports, their VLANs |
@@ -21,6 +22,7 @@ mod bridge_port;
 mod bridge_state;
 mod change_watch;
 pub mod conntrack;
+mod device;
 mod error;
 mod filter_watch;
 mod guard;
@@ -35,12 +37,14 @@ mod socket;
 mod stations;
 mod tbf;
 mod tc;
+mod virtual_function;
 mod watch;
 mod xfrm;
 
 pub use bridge_port::{VlanUse, VlanUses, has_vlans};
 pub use bridge_state::{BridgeState, ForwardingState, PortState};
 pub use change_watch::ChangeWatch;
+pub use device::DeviceState;
 pub use error::{Error, Refused};
 pub use filter_watch::FilterWatch;
 pub use guard::{

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::device::Device;
+use super::device::{DEVICE_ID, Device};
 use super::resolve::{Network, Numbers, Options, PORT_MAPPINGS, needs_device};
 use super::{AttachmentPlan, CachedResults, Sandbox, chained, pod_sources};
 use crate::budget;
@@ -66,7 +66,9 @@ fn planned(
     let mut capabilities = wanted.capabilities()?;
     wanted.check_mac_is_permitted(cni_args)?;
     let device = Device::of(network, asked, needs_device(network, options))?;
-    device.check_plugin_takes_device(list, |kind| is_native(kind, options))?;
+    let takes_none =
+        |kind: &str| is_native(kind, options) && !native(kind, options).is_some_and(Driver::takes_device);
+    device.check_plugin_takes_device(list, takes_none)?;
     let files = device.files(list, &options.device_info_dir, &network.name, &sandbox.container_id, ifname);
     device.offer(&mut capabilities, files.as_ref());
     let mut plugins = Vec::with_capacity(list.plugins.len());
@@ -102,14 +104,20 @@ fn planned(
         exec: &options.exec,
         protect: None,
         facts: wanted.facts,
+        recorded: true,
     };
     match native(kind, options) {
         Some(driver) => {
             check_carried_out(driver, config)?;
+            let mut config = config.clone();
+            if driver.takes_device() {
+                device.insert_into(&mut config);
+            }
+            let config = &config;
             let numbers = numbers.filter(|_| driver.is_judged(config));
             let protect =
                 numbers.map(|numbers| protect(network, numbers, true, EnforceWhen::Always)).transpose()?;
-            steps.extend(driver.plan(&link::Request { protect: protect.as_ref(), ..request })?);
+            steps.extend(driver.plan(&link::Request { config, protect: protect.as_ref(), ..request })?);
         }
         None => {
             judged_from_without = numbers;
@@ -225,9 +233,18 @@ impl Wanted<'_> {
 }
 
 /// The facts about the node that the driver of a network needs.
-pub(super) fn wishes(network: &Network, options: &Options) -> Wishes {
+pub(super) fn wishes(network: &Network, selection: Option<&Selection>, options: &Options) -> Wishes {
     let asked = |plugin: &PluginConf| -> Vec<Fact> {
-        native(plugin.plugin_type(), options).map(|driver| driver.wants(plugin.raw())).unwrap_or_default()
+        let Some(driver) = native(plugin.plugin_type(), options) else { return Vec::new() };
+        // A device that is lacking is reported when the attachment is planned.
+        match Device::of(network, selection, false).ok().filter(|_| driver.takes_device()) {
+            Some(device) => {
+                let mut config = plugin.raw().clone();
+                device.insert_into(&mut config);
+                driver.wants(&config)
+            }
+            None => driver.wants(plugin.raw()),
+        }
     };
     network.list.plugins.first().map(asked).unwrap_or_default().into_iter().collect()
 }
@@ -338,6 +355,7 @@ fn check_carried_out(driver: &dyn Driver, config: &Map<String, Value>) -> Result
         NATIVE_CAPABILITIES.contains(&capability)
             || (capability == "bandwidth" && driver.is_judged(config))
             || (capability == PORT_MAPPINGS && driver.maps_ports())
+            || (capability == DEVICE_ID && driver.takes_device())
     };
     let asked = config.get("runtimeConfig").and_then(Value::as_object);
     match asked.and_then(|asked| asked.keys().find(|key| !is_carried_out(key))) {

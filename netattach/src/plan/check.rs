@@ -44,6 +44,8 @@ pub struct Expected {
     pub by_source: Option<SourceTables>,
     /// Settings and properties of the interface.
     pub tune: Option<Tune>,
+    /// The device that the pod has, and what its physical function sets for it.
+    pub device: Option<(spec::Device, spec::VfSettings)>,
     /// Whether loopback is up.
     pub loopback: bool,
     /// Whether the interface in the pod was left down.
@@ -73,6 +75,15 @@ pub fn expected(
         match step {
             Step::EnsureBridge(bridge) => expected.bridge = Some(bridge.clone()),
             Step::CreateLink(link) => expected.link = Some(link.clone()),
+            Step::ClaimDevice(device) => {
+                expected.device = Some((device.clone(), spec::VfSettings::default()));
+            }
+            Step::SetDevice(set) => {
+                if let Some((_, settings)) = &mut expected.device {
+                    settings.clone_from(&set.function);
+                    settings.mac = set.mac;
+                }
+            }
             Step::RaiseLoopback => expected.loopback = true,
             Step::Lease(config) => expected.lease = Some(config.clone()),
             Step::Gateway { bridge, vlan, .. } => {
@@ -93,6 +104,7 @@ pub fn expected(
                 expected.translation = Some((translate.clone(), leased.addresses.clone()));
             }
             Step::Delegate(_)
+            | Step::MoveDevice
             | Step::EnsureForwarding
             | Step::FindDevice
             | Step::Protect(_)

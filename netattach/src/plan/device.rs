@@ -10,7 +10,7 @@ use crate::npwg::{NetworkName, RESOURCE_ANNOTATION, Selection, device_info};
 use crate::step::DeviceInfoFiles;
 
 /// Capability, and key, by which a plugin receives its device.
-const DEVICE_ID: &str = "deviceID";
+pub(super) const DEVICE_ID: &str = "deviceID";
 
 /// Key by which `host-device` and, earlier, `sriov` receive a PCI address.
 const PCI_BUS_ID: &str = "pciBusID";
@@ -59,14 +59,14 @@ impl<'a> Device<'a> {
     }
 
     /// # Errors
-    /// The selection requests a device and all the plugins are native: none of those supports devices.
+    /// The selection requests a device and none of the plugins takes one.
     pub(super) fn check_plugin_takes_device(
         self,
         list: &NetworkList,
-        is_native: impl Fn(&str) -> bool,
+        takes_none: impl Fn(&str) -> bool,
     ) -> Result<(), CniError> {
         match self.id {
-            Some(id) if list.plugins.iter().all(|plugin| is_native(plugin.plugin_type())) => {
+            Some(id) if list.plugins.iter().all(|plugin| takes_none(plugin.plugin_type())) => {
                 let msg = format!(
                     "deviceID {id} asked for, but netattach's own plugins, of which network {} consists, take no \
                      device",

@@ -121,6 +121,7 @@ fn steps_of_list(list: &NetworkList, exec: &[String]) -> Vec<Step> {
                 exec,
                 protect: None,
                 facts: &link::Facts::default(),
+                recorded: true,
             })),
             None => steps.push(Step::Delegate(Delegate {
                 plugin: plugin_type.to_owned(),
@@ -144,6 +145,9 @@ fn place(step: Step) -> Option<Place> {
         }
         Step::EnsureBridge(_)
         | Step::CreateLink(_)
+        | Step::ClaimDevice(_)
+        | Step::SetDevice(_)
+        | Step::MoveDevice
         | Step::RaiseLoopback
         | Step::PrepareDeviceInfo(_)
         | Step::Gateway { .. }

@@ -215,6 +215,7 @@ impl AttachmentPlan {
                 Some(HookKind::Nowhere(NotObservable::LeftAlone))
             }
             (Some(_), MadeBy::Link(link)) => Some(HookKind::of_link(link)),
+            (Some(_), MadeBy::Device(device)) => Some(HookKind::of_device(device)),
             (Some(_), MadeBy::Kernel) => Some(HookKind::Nowhere(NotObservable::NotJudged)),
             (Some(_), MadeBy::Plugin) => None,
         }
@@ -291,6 +292,7 @@ mod tests {
             found.extend(plan.attachments.iter().map(|attachment| {
                 let made = match attachment.made_by() {
                     MadeBy::Link(link) => link.to_string(),
+                    MadeBy::Device(device) => device.to_string(),
                     MadeBy::Kernel => "kernel".to_owned(),
                     MadeBy::Plugin => "plugin".to_owned(),
                 };
@@ -312,8 +314,8 @@ mod tests {
 
     #[test]
     fn an_unknown_step_is_refused_by_its_name() {
-        let error = serde_json::from_str::<Step>(r#"{"step": "claim-device"}"#).unwrap_err().to_string();
-        assert!(error.starts_with("unknown variant `claim-device`"), "{error}");
+        let error = serde_json::from_str::<Step>(r#"{"step": "claim-vf"}"#).unwrap_err().to_string();
+        assert!(error.starts_with("unknown variant `claim-vf`"), "{error}");
         let error = serde_json::from_str::<Step>(r#"{"step": "create-veth"}"#).unwrap_err().to_string();
         assert_eq!(error, "missing field `host_name`");
     }

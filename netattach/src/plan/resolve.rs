@@ -59,6 +59,13 @@ impl Intent {
     pub fn networks(&self) -> impl Iterator<Item = &Network> {
         std::iter::once(&self.default).chain(self.selections.iter().map(|(_, network)| network))
     }
+
+    /// Its networks with the pod's selections of them, the default network first.
+    pub fn selected(&self) -> impl Iterator<Item = (Option<&Selection>, &Network)> {
+        let default = (self.default_selection.as_ref(), &self.default);
+        let others = self.selections.iter().map(|(selection, network)| (Some(selection), network));
+        std::iter::once(default).chain(others)
+    }
 }
 
 /// A problem in a pod's selections that is tolerated.
@@ -111,16 +118,23 @@ pub trait Numbers {
     fn network(&mut self, name: &NetworkName) -> u32;
 }
 
-/// The facts about the node that planning attachments of these networks needs.
-pub fn wishes<'n>(networks: impl IntoIterator<Item = &'n Network>, options: &Options) -> Wishes {
-    networks.into_iter().flat_map(|network| attachment::wishes(network, options)).collect()
+/// The facts about the node that planning attachments of these networks, by these selections, needs.
+pub fn wishes<'n>(
+    wanted: impl IntoIterator<Item = (Option<&'n Selection>, &'n Network)>,
+    options: &Options,
+) -> Wishes {
+    wanted.into_iter().flat_map(|(asked, network)| attachment::wishes(network, asked, options)).collect()
 }
 
-/// Whether attachments of the network need a device of its resource. The native plugins take no device; a resource of
+/// Whether attachments of the network need a device of its resource. Most native plugins take no device; a resource of
 /// their networks only says on which nodes pods can run.
 pub fn needs_device(network: &Network, options: &Options) -> bool {
-    let is_executed = |plugin: &PluginConf| !attachment::is_native(plugin.plugin_type(), options);
-    network.resource.is_some() && network.list.plugins.iter().any(is_executed)
+    let may_take_it = |plugin: &PluginConf| {
+        let kind = plugin.plugin_type();
+        !attachment::is_native(kind, options)
+            || attachment::native(kind, options).is_some_and(Driver::takes_device)
+    };
+    network.resource.is_some() && network.list.plugins.iter().any(may_take_it)
 }
 
 /// Plans the attachments of a sandbox: the default network first, then the selections in order.
@@ -383,6 +397,7 @@ fn plain<'a>(sandbox: &'a Sandbox, request: &'a cni::Request, facts: &'a Facts) 
         exec: &[],
         protect: None,
         facts,
+        recorded: false,
     }
 }
 

@@ -6,10 +6,11 @@ use ipnet::IpNet;
 
 use super::{AttachmentPlan, Sandbox, addressing, routing};
 use crate::cni::{self, CniError, CniResult, Value};
-use crate::spec::Tune;
+use crate::npwg::device_info::is_pci_address;
+use crate::spec::{Device, DeviceId, Tune};
 use crate::step::{
-    Bridge, Brought, Configure, Interface, LeasedAddress, MadeBy, Output, Outputs, Parent, Role, Step,
-    StepRef, Style,
+    Bridge, Brought, Configure, Interface, LeasedAddress, MadeBy, Output, Outputs, Parent, Role, SetDevice,
+    Step, StepRef, Style,
 };
 
 /// The state of an attachment after the steps that have an output: the `prevResult` of the next plugin, and in the end
@@ -42,7 +43,24 @@ pub fn result(
             (_, Output::Link { host, pod: end, .. }) => {
                 result.interfaces.extend(host.iter().map(|host| interface(host, None)));
                 pod = Some(result.interfaces.len());
-                result.interfaces.push(interface(end, Some(&sandbox.netns)));
+                let end = interface(end, Some(&sandbox.netns));
+                result.interfaces.push(cni::Interface { pci_id: pci_id(attachment), ..end });
+            }
+            (Step::ClaimDevice(device), Output::Claimed(claim)) if device.userspace.is_some() => {
+                pod = Some(result.interfaces.len());
+                let mac = claim.settings.as_ref().and_then(|settings| settings.mac);
+                result.interfaces.push(cni::Interface {
+                    name: device.pod_name.clone(),
+                    mac: mac.filter(|mac| mac.0 != [0; 6]).map(|mac| mac.to_string()),
+                    sandbox: Some(sandbox.netns.clone()),
+                    pci_id: pci_id(attachment),
+                    ..Default::default()
+                });
+            }
+            (Step::SetDevice(SetDevice { mac: Some(mac), .. }), Output::Nothing) => {
+                if let Some(own) = pod.and_then(|pod| result.interfaces.get_mut(pod)) {
+                    own.mac = Some(mac.to_string());
+                }
             }
             (Step::Tune(tune), _) => tuned(&mut result, sandbox, attachment, tune),
             (_, Output::Loopback { addresses }) => {
@@ -93,6 +111,14 @@ fn tuned(result: &mut CniResult, sandbox: &Sandbox, attachment: &AttachmentPlan,
     }
     if let (Some(mtu), Some(_)) = (tune.properties.mtu, interface.mtu) {
         interface.mtu = Some(mtu);
+    }
+}
+
+/// The PCI address of the attachment's device, if it has one.
+fn pci_id(attachment: &AttachmentPlan) -> Option<String> {
+    match attachment.made_by() {
+        MadeBy::Device(Device { id: DeviceId::Bus(name), .. }) if is_pci_address(name) => Some(name.clone()),
+        _ => None,
     }
 }
 
@@ -203,6 +229,9 @@ pub fn from_prev_result(attachment: &AttachmentPlan, result: &CniResult) -> Resu
             Step::RaiseLoopback => {
                 Some(Output::Loopback { addresses: ips.clone().map(|ip| ip.address).collect() })
             }
+            Step::MoveDevice => link(None),
+            // How the device was is not in a result.
+            Step::ClaimDevice(_) => None,
             Step::Lease(_) => Some(Output::Lease {
                 addresses: ips
                     .clone()
@@ -221,6 +250,7 @@ pub fn from_prev_result(attachment: &AttachmentPlan, result: &CniResult) -> Resu
             }
             Step::Gateway { .. }
             | Step::EnsureForwarding
+            | Step::SetDevice(_)
             | Step::RouteToPod
             | Step::Translate(_)
             | Step::FindDevice

@@ -7,8 +7,8 @@ use std::path::Path;
 
 use super::{AttachmentPlan, Sandbox};
 use crate::ipam::{self, Owner};
-use crate::spec::Properties;
-use crate::step::{Delegate, Output, Role, Step};
+use crate::spec::{self, Properties};
+use crate::step::{Claim, Delegate, Output, Role, Step};
 
 /// The action that undoes a step.
 #[derive(Debug, Clone, PartialEq)]
@@ -21,6 +21,13 @@ pub enum Inverse<'a> {
         host_name: Option<&'a str>,
         /// Index in the pod of the link that was made, if known.
         made: Option<u32>,
+    },
+    /// Gives a device back to the node.
+    ReturnDevice {
+        /// The device.
+        device: &'a spec::Device,
+        /// How it was; `None`: it was not claimed yet, and nothing of it was changed, or that is not recorded.
+        claim: Option<Box<Claim>>,
     },
     /// Releases the owner's addresses.
     Release {
@@ -62,6 +69,8 @@ pub enum Stage {
     Plugins,
     /// All links together: each would otherwise cost a grace period of its own.
     Links,
+    /// Devices that pods had, which may have carried links.
+    Devices,
     /// After the links that used them are gone.
     Holdings,
     /// Last: programs that look there for leftovers find them until everything else is gone.
@@ -74,6 +83,7 @@ impl Inverse<'_> {
         match self {
             Self::Delegate(_) | Self::GiveBack { .. } => Stage::Plugins,
             Self::DeleteLink { .. } => Stage::Links,
+            Self::ReturnDevice { .. } => Stage::Devices,
             Self::Release { .. }
             | Self::RemoveFile(_)
             | Self::ForgetSources
@@ -102,6 +112,13 @@ pub fn inverse<'a>(
         Step::CreateLink(link) => {
             Inverse::DeleteLink { pod_name: link.pod_name(), host_name: link.node_end(), made }
         }
+        Step::ClaimDevice(device) => {
+            let claim = match output {
+                Some(Output::Claimed(claim)) => Some(claim.clone()),
+                _ => None,
+            };
+            Inverse::ReturnDevice { device, claim }
+        }
         Step::Lease(config) if config.is_kept() => Inverse::Release { config, owner: owner() },
         Step::Translate(_) => Inverse::Untranslate(owner()),
         Step::Delegate(delegate) => Inverse::Delegate(delegate),
@@ -122,6 +139,8 @@ pub fn inverse<'a>(
             _ => Inverse::ForgetTables(Vec::new()),
         },
         Step::PrepareDeviceInfo(files) => Inverse::RemoveFile(&files.attachment),
+        // A device is given back whole, by its claim.
+        Step::SetDevice(_) | Step::MoveDevice => return None,
         // Loopback belongs to the namespace, a bridge and forwarding to the node; addresses and routes disappear with
         // their link.
         Step::RaiseLoopback

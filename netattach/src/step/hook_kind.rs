@@ -32,6 +32,18 @@ impl HookKind {
     }
 }
 
+impl HookKind {
+    /// Where programs see the traffic of a device of the node in a pod: a process that drives it itself, and RDMA, pass
+    /// the kernel.
+    pub fn of_device(device: &spec::Device) -> Self {
+        match (&device.userspace, &device.rdma) {
+            (Some(driver), _) => Self::Nowhere(NotObservable::Userspace(driver.clone())),
+            (None, Some(rdma)) => Self::Nowhere(NotObservable::Rdma(rdma.clone())),
+            (None, None) => Self::Pod,
+        }
+    }
+}
+
 /// Why no program sees the traffic of an interface.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

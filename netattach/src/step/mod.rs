@@ -1,8 +1,10 @@
 //! The vocabulary of a plan: steps and their outputs. Plain data, serialised in the form the journal stores.
 //!
 //! A [`Step`] is one effect; an [`Output`] (`output`) is its result. Where programs see an attachment's frames is its
-//! [`HookKind`] (`hook_kind`); what the node translates for it is a [`Translate`] (`translate`). Drivers and plans put steps together, `attach` carries them out.
+//! [`HookKind`] (`hook_kind`); what the node translates for it is a [`Translate`] (`translate`); a device of the node that it takes is a [`Claim`]
+//! (`claim`). Drivers and plans put steps together, `attach` carries them out.
 
+mod claim;
 mod hook_kind;
 mod output;
 mod translate;
@@ -19,7 +21,9 @@ use crate::cni;
 use crate::cni::json::Text;
 use crate::ipam;
 pub use crate::ipam::LeasedAddress;
+use crate::mac::Mac;
 use crate::spec;
+pub use claim::{Claim, Home};
 pub use hook_kind::{ENFORCE_ANNOTATION, EnforceWhen, HookKind, NotObservable};
 pub use output::{Bridge, Brought, Interface, Kept, Output, Outputs, Parent, Printed, SourceRouting};
 pub use translate::Translate;
@@ -33,6 +37,12 @@ pub enum Step {
     /// Creates a link in the pod. Serialised by the link itself, see [`spec::Link`].
     #[serde(skip)]
     CreateLink(spec::Link),
+    /// Claims a device of the node for the attachment, and notes how it is.
+    ClaimDevice(spec::Device),
+    /// Sets what a claimed device is to be, before the pod has it.
+    SetDevice(SetDevice),
+    /// Moves the claimed device into the pod.
+    MoveDevice,
     /// Brings the pod's loopback up.
     RaiseLoopback,
     /// Leases addresses from address management that netattach carries out itself.
@@ -115,6 +125,17 @@ impl<'de> Deserialize<'de> for Step {
         };
         read.map_err(D::Error::custom)
     }
+}
+
+/// What a claimed device is to be.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SetDevice {
+    /// By its physical function.
+    #[serde(default, skip_serializing_if = "spec::VfSettings::is_empty")]
+    pub function: spec::VfSettings,
+    /// Ethernet address, given by the physical function where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<Mac>,
 }
 
 /// The files of an attachment's device information (NPWG Device Information Specification, section 4).
@@ -262,6 +283,8 @@ pub enum Style {
 pub enum MadeBy<'s> {
     /// netattach makes this link.
     Link(&'s spec::Link),
+    /// It is this device of the node.
+    Device(&'s spec::Device),
     /// The kernel creates it with the pod's namespace: loopback.
     Kernel,
     /// Another plugin makes it.
@@ -273,6 +296,15 @@ impl<'s> MadeBy<'s> {
     pub fn link(self) -> Option<&'s spec::Link> {
         match self {
             Self::Link(link) => Some(link),
+            Self::Device(_) | Self::Kernel | Self::Plugin => None,
+        }
+    }
+
+    /// Name that an interface in the pod gets which is not there before.
+    pub fn pod_name(self) -> Option<&'s str> {
+        match self {
+            Self::Link(link) => Some(link.pod_name()),
+            Self::Device(device) => Some(&device.pod_name),
             Self::Kernel | Self::Plugin => None,
         }
     }
@@ -284,10 +316,13 @@ impl Step {
     pub fn makes_interface(&self) -> Option<MadeBy<'_>> {
         match self {
             Self::CreateLink(link) => Some(MadeBy::Link(link)),
+            Self::ClaimDevice(device) => Some(MadeBy::Device(device)),
             Self::RaiseLoopback => Some(MadeBy::Kernel),
             Self::Delegate(Delegate { role: Role::Plugin, .. }) => Some(MadeBy::Plugin),
             Self::Delegate(Delegate { role: Role::Ipam, .. })
             | Self::EnsureBridge(_)
+            | Self::SetDevice(_)
+            | Self::MoveDevice
             | Self::Lease(_)
             | Self::PrepareDeviceInfo(_)
             | Self::Gateway { .. }
@@ -369,6 +404,9 @@ impl Step {
             Self::Remember(_) => Stage::Remember,
             Self::EnsureBridge(_)
             | Self::CreateLink(_)
+            | Self::ClaimDevice(_)
+            | Self::SetDevice(_)
+            | Self::MoveDevice
             | Self::RaiseLoopback
             | Self::Lease(_)
             | Self::PrepareDeviceInfo(_)
@@ -393,6 +431,9 @@ impl Step {
         match self {
             Self::EnsureBridge(bridge) => format!("set up bridge {}", bridge.name),
             Self::CreateLink(link) => format!("create {link}"),
+            Self::ClaimDevice(device) => format!("claim {device}"),
+            Self::SetDevice(_) => "set the device".to_owned(),
+            Self::MoveDevice => "move the device into the pod".to_owned(),
             Self::RaiseLoopback => "bring loopback up".to_owned(),
             Self::Lease(config) => format!("lease {config}"),
             Self::Delegate(delegate) => format!("run plugin {}", delegate.plugin),

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-use super::{HookKind, StepRef};
+use super::{Claim, HookKind, StepRef};
 use crate::cni::{self, CniError, CniResult, Version};
 use crate::ipam::LeasedAddress;
 use crate::mac::Mac;
@@ -147,6 +147,8 @@ pub enum Output {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         parent: Option<Parent>,
     },
+    /// A device that was claimed.
+    Claimed(Box<Claim>),
     /// Findings about the interface that other plugins made.
     Device {
         /// Where programs see its traffic.

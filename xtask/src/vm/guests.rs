@@ -68,7 +68,7 @@ const OLDEST: Guest = Guest {
 const SRIOV: Guest = Guest {
     suite: "trixie",
     kernel: "linux-image-amd64",
-    modules: &["igb", "igbvf", "ipvlan", "dummy", "macvtap"],
+    modules: &["igb", "igbvf", "ipvlan", "dummy", "macvtap", "uio_pci_generic"],
     devices: &[
         "-device",
         "pcie-root-port,id=port1,chassis=1,slot=1",
@@ -89,7 +89,7 @@ const SRIOV: Guest = Guest {
     variables: &[("NETATTACH_SRIOV_DRIVER", "igb")],
     tests: &[
         ("policy", &["in_pod::sriov::", "ipvlan::", "policies_hold_on_vlans"]),
-        ("plugins", &["native::bridge_keys::", "native::versions::"]),
+        ("plugins", &["native::bridge_keys::", "native::host_device::", "native::versions::"]),
         ("fast_path", &["kept_apart::"]),
     ],
 };

@@ -38,5 +38,6 @@ pub(super) fn request(request: &cni::Request) -> link::Request<'_> {
         exec: &[],
         protect: None,
         facts: NO_FACTS.get_or_init(Facts::default),
+        recorded: false,
     }
 }

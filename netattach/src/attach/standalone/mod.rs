@@ -21,7 +21,7 @@ use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::time::Duration;
 
-use super::{Bridges, Node, Occupied, Progress};
+use super::{Bridges, Devices, Node, Occupied, Progress};
 use crate::cni::{self, CniError, Command, Request, Version, code, json};
 use crate::delegate::{self, Delegate, ResultCache};
 use crate::ipam::{Kind, Leases};
@@ -36,9 +36,15 @@ const MAX_STDIN: u64 = crate::budget::STDIN.most as u64;
 /// How long the address management plugin of a configuration may take.
 const PLUGIN_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The plugins, by the names under which they are executed.
-pub fn names() -> impl Iterator<Item = &'static str> {
+/// The types that netattach carries out itself.
+pub fn built_in() -> impl Iterator<Item = &'static str> {
     link::kinds().chain(link::CHAINED).chain(Kind::ALL.map(Kind::name))
+}
+
+/// The plugins, by the names under which they are executed: those that need no agent.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    let plain = |kind: &&'static str| link::driver(kind).is_some_and(|driver| driver.is_plain());
+    link::kinds().filter(plain).chain(link::CHAINED).chain(Kind::ALL.map(Kind::name))
 }
 
 /// Whether there is a plugin of that name.
@@ -106,6 +112,7 @@ fn answer(name: &str, request: &Request, stderr: &mut impl Write) -> Result<Stri
         cache: ResultCache::new(delegate::DEFAULT_DIRECTORY),
         bridges: Bridges::default(),
         occupied: Occupied::default(),
+        devices: Devices::default(),
         nat: None,
         enforcer: None,
         announces_late: false,

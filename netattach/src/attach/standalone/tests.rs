@@ -43,6 +43,7 @@ fn there_is_a_plugin_for_every_driver_and_one_for_addresses() {
         [
             "bridge",
             "dummy",
+            "host-device",
             "ipvlan",
             "loopback",
             "macvlan",
@@ -56,7 +57,9 @@ fn there_is_a_plugin_for_every_driver_and_one_for_addresses() {
             "static"
         ]
     );
-    assert!(names().all(is_plugin) && !is_plugin("netattach-cni") && !is_plugin("tap"));
+    assert!(
+        names().all(is_plugin) && !is_plugin("netattach-cni") && !is_plugin("tap") && !is_plugin("sriov")
+    );
 }
 
 /// Rows: ENV-04, ENV-09.

@@ -1,9 +1,10 @@
 //! The native plugins as CNI executables, on the kernel, as a container runtime runs them.
 //!
-//! `bridge_keys` tests keys of `bridge`, `versions` ADD to DEL in every version, `node` existing state on the node, `ipam` other IPAM plugins,
+//! `bridge_keys` tests keys of `bridge`, `host_device` that plugin, `versions` ADD to DEL in every version, `node` existing state on the node, `ipam` other IPAM plugins,
 //! `removal` DEL and GC, `queries` the read-only verbs.
 
 mod bridge_keys;
+mod host_device;
 mod ipam;
 mod node;
 mod queries;
@@ -24,9 +25,10 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
-const PLUGINS: [&str; 11] = [
+const PLUGINS: [&str; 12] = [
     "bridge",
     "dummy",
+    "host-device",
     "ipvlan",
     "loopback",
     "macvlan",
@@ -89,6 +91,7 @@ impl Rig {
             "macvtap" => json!({"master": "uplink", "ipam": ipam}),
             "vlan" => json!({"master": "uplink", "vlanId": 5, "ipam": ipam}),
             "dummy" => json!({"ipam": ipam}),
+            "host-device" => json!({"device": "card0", "ipam": ipam}),
             "ipvlan" => json!({"master": "uplink", "ipam": ipam}),
             "ptp" => json!({"ipam": ipam}),
             "veth" => json!({"isDefaultGateway": true, "ipam": ipam}),

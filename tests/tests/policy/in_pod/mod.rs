@@ -1,9 +1,11 @@
-//! Policies on interfaces made by other plugins: on the node where the link has an end there, else in the pod.
+//! Policies on interfaces made by other plugins, and on devices of the node in pods: on the node where the link has an end
+//! there, else in the pod.
 //!
-//! `levels` tests the enforcement levels, `lifecycle` restarts and upgrades, `sriov` VFs of a card.
+//! `devices` tests devices that the agent itself takes, `levels` the enforcement levels, `lifecycle` restarts and upgrades, `sriov` VFs of a card.
 //!
 //! `NETATTACH_REFERENCE_PLUGINS` names the directory of the Go plugins' executables.
 
+mod devices;
 mod levels;
 mod lifecycle;
 mod sriov;
@@ -57,6 +59,7 @@ impl Scene {
         let from = plugins(test, &names)?;
         let mut node = Node::new(&[]).unwrap();
         install(&node, &from, &names).unwrap();
+        node.set("delegation", json!({"exec": ["host-device"]}));
         for (key, value) in settings {
             node.set(key, value.clone());
         }

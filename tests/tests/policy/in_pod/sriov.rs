@@ -1,6 +1,10 @@
 //! Policies on VFs of a card: traffic between the pods is switched by the card, and the node sees none of it.
 //!
+//! The plugin that moves them is an executed one here; `native` tests ours.
+//!
 //! These run in the virtual machine that has such cards (`cargo xtask vm`), as they take its VFs from it.
+
+mod native;
 
 use std::fs;
 
@@ -34,7 +38,8 @@ impl Rig {
         let from = plugins(test, &names)?;
         let vfs = cards.make_vfs(2).unwrap();
         let outside = outside(&cards, OUTSIDE);
-        let node = Node::on_this_machine().unwrap();
+        let mut node = Node::on_this_machine().unwrap();
+        node.set("delegation", json!({"exec": ["host-device"]}));
         install(&node, &from, &names).unwrap();
         let macs = [0, 1].map(|number| mac(&node, &vfs[number].device));
         let config = json!({

@@ -1,0 +1,347 @@
+//! Who has which device of the node. Of several claims of one device the newest counts: a DEL that comes late finds that the
+//! device is another sandbox's by now, and leaves it alone.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::apply::owner;
+use super::engine::Engine;
+use super::give_back::{PodEnd, give_back};
+use super::{Node, StepError};
+use crate::error_chain::Chain;
+use crate::ipam::Owner;
+use crate::journal::Record;
+use crate::netlink::Handle;
+use crate::netns::Netns;
+use crate::plan::{AttachmentPlan, Plan, Sandbox};
+use crate::spec;
+use crate::step::{Claim, Output, Step};
+
+/// The claims of all attachments, by device. Kept in memory: records have them too.
+#[derive(Debug, Default)]
+pub struct Devices {
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    held: BTreeMap<String, Held>,
+    /// The number of the newest claim of all devices. It does not fall while a record has a claim of an older number.
+    newest: u64,
+}
+
+/// The newest claim of a device.
+#[derive(Debug, Clone)]
+pub(super) struct Held {
+    owner: Owner,
+    /// The owner, in words.
+    who: String,
+    generation: u64,
+    /// The namespace that the device was claimed for.
+    sandbox: Sandbox,
+    cookie: u64,
+    state: State,
+    /// The attachment's number in the dataplane, if it is enforced.
+    number: Option<u32>,
+    /// What was claimed and how it was before; `None` until that is known.
+    claim: Option<(spec::Device, Claim)>,
+}
+
+/// How far a device is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// Its attachment has it.
+    Held,
+    /// It is being given back.
+    Returning,
+    /// It was given back; its record is still there.
+    Returned,
+}
+
+impl Held {
+    /// Whether the device is its holder's: being given back, or the namespace that has it still exists.
+    fn is_taken(&self) -> bool {
+        self.state == State::Returning || self.is_alive()
+    }
+
+    /// Whether the namespace that the device was claimed for still exists.
+    fn is_alive(&self) -> bool {
+        let Ok(netns) = Netns::open(&self.sandbox.netns) else { return false };
+        netns.id() == self.sandbox.netns_id
+            && netns.cookie().is_ok_and(|cookie| cookie.unwrap_or_default() == self.cookie)
+    }
+}
+
+impl Devices {
+    /// Claims a device for an attachment in the namespace with that cookie, and returns the number of the claim. A device of
+    /// a sandbox whose namespace is gone is given back by `settle` first, and stays that one's if that fails.
+    ///
+    /// # Errors
+    /// A sandbox that exists has it, or `settle` failed.
+    pub(super) fn claim(
+        &self,
+        device: &str,
+        (sandbox, attachment, cookie): (&Sandbox, &AttachmentPlan, u64),
+        settle: impl FnOnce(&Held) -> Result<(), StepError>,
+    ) -> Result<u64, StepError> {
+        let owner = owner(sandbox, attachment);
+        let mut table = self.lock();
+        if let Some(before) = table.held.get(device) {
+            if before.owner != owner && before.is_taken() {
+                let (device, container) = (device.to_owned(), before.owner.container_id.clone());
+                return Err(StepError::DeviceTaken { device, who: before.who.clone(), container });
+            }
+            if before.state == State::Held {
+                settle(before)?;
+            }
+        }
+        table.newest += 1;
+        let generation = table.newest;
+        table.held.insert(device.to_owned(), entry(owner, sandbox, attachment, (generation, cookie)));
+        Ok(generation)
+    }
+
+    /// Keeps what was found of a claimed device.
+    pub(super) fn found(&self, device: &spec::Device, claim: &Claim) {
+        if let Some(held) = self.lock().held.get_mut(&claim.device)
+            && held.generation == claim.generation
+        {
+            held.claim = Some((device.clone(), claim.clone()));
+        }
+    }
+
+    /// The device whose interface had that name or address on the node when it was claimed.
+    pub(super) fn known_by(&self, id: &spec::DeviceId) -> Option<String> {
+        let is_it = |claim: &Claim| match (id, &claim.home) {
+            (spec::DeviceId::Name(name), Some(home)) => home.name == *name,
+            (spec::DeviceId::Mac(mac), Some(home)) => home.mac == Some(*mac),
+            _ => false,
+        };
+        let table = self.lock();
+        let mut claims = table.held.values().filter_map(|held| held.claim.as_ref());
+        claims.find(|(_, claim)| is_it(claim)).map(|(_, claim)| claim.device.clone())
+    }
+
+    /// Gives a device back by `act`, if the claim is the newest of its device and this attachment's, and has not been given
+    /// back yet.
+    ///
+    /// # Errors
+    /// Those of `act`; it can be repeated then.
+    pub(super) fn give_back(
+        &self,
+        claim: &Claim,
+        (sandbox, attachment): (&Sandbox, &AttachmentPlan),
+        act: impl FnOnce() -> Result<(), StepError>,
+    ) -> Result<(), StepError> {
+        let owner = owner(sandbox, attachment);
+        let set = |from: State, to: State| {
+            let mut table = self.lock();
+            let own = table.held.get_mut(&claim.device).filter(|held| {
+                held.generation == claim.generation && held.owner == owner && held.state == from
+            });
+            own.map(|held| held.state = to).is_some()
+        };
+        if !set(State::Held, State::Returning) {
+            tracing::debug!(device = claim.device, "the device is not this sandbox's any more");
+            return Ok(());
+        }
+        let given = act();
+        set(State::Returning, if given.is_ok() { State::Returned } else { State::Held });
+        given
+    }
+
+    /// Notes the claims of a record of this boot.
+    pub(super) fn adopt(&self, record: &Record) {
+        for (at, attachment, step) in record.plan.steps() {
+            let Step::ClaimDevice(device) = step else { continue };
+            let Some(Output::Claimed(claim)) = record.outputs.get(&at) else { continue };
+            let sandbox = &record.plan.sandbox;
+            let numbers = (claim.generation, record.netns_cookie.unwrap_or_default());
+            let entry = Held {
+                claim: Some((device.clone(), (**claim).clone())),
+                ..entry(owner(sandbox, attachment), sandbox, attachment, numbers)
+            };
+            let mut table = self.lock();
+            table.newest = table.newest.max(claim.generation);
+            let is_newer = table.held.get(&claim.device).is_none_or(|it| it.generation < claim.generation);
+            if is_newer {
+                table.held.insert(claim.device.clone(), entry);
+            }
+        }
+    }
+
+    /// Forgets the claims of a plan's attachments, which have been given back.
+    pub(super) fn release(&self, plan: &Plan) {
+        let has_devices = plan.steps().any(|(_, _, step)| matches!(step, Step::ClaimDevice(_)));
+        if has_devices {
+            let owners: Vec<Owner> = plan.attachments.iter().map(|it| owner(&plan.sandbox, it)).collect();
+            self.lock().held.retain(|_, held| !owners.contains(&held.owner));
+        }
+    }
+
+    /// Calls `settle` for each device of a sandbox whose namespace is gone, until it has succeeded once. No other sandbox
+    /// claims a device meanwhile.
+    fn settle_orphans(&self, mut settle: impl FnMut(&Held) -> Result<(), StepError>) {
+        for (device, held) in &mut self.lock().held {
+            if held.state != State::Held || held.claim.is_none() || held.is_alive() {
+                continue;
+            }
+            match settle(held) {
+                Ok(()) => {
+                    held.state = State::Returned;
+                    tracing::info!(device, of = held.who, "given back: the pod's namespace is gone");
+                }
+                Err(error) => tracing::debug!(device, error = %Chain(&error), "not given back yet"),
+            }
+        }
+    }
+
+    /// A poisoned map is still consistent: each change of it is one operation.
+    fn lock(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Engine {
+    /// Gives devices back whose pods' namespaces are gone: the kernel has brought them home under the names that they had
+    /// there. Their records stay until their DEL. Costs nothing while no pod has a device.
+    pub fn settle_orphans(&self) {
+        self.node.devices.settle_orphans(|held| settle(&self.node, held));
+    }
+}
+
+/// Gives back the device of a sandbox whose namespace is gone, and takes the sandbox's programs off it: they came home with
+/// it, and would judge what its next pod sends.
+///
+/// # Errors
+/// It is in no namespace that is known, or the card refuses.
+pub(super) fn settle(node: &Node, held: &Held) -> Result<(), StepError> {
+    let Some((device, claim)) = &held.claim else { return Ok(()) };
+    give_back(&mut Handle::open()?, device, claim, PodEnd::Gone)?;
+    match (&node.enforcer, held.number) {
+        (Some(enforcer), Some(number)) if claim.outlives_namespace() => Ok(enforcer.leave_device(number)?),
+        _ => Ok(()),
+    }
+}
+
+fn entry(
+    owner: Owner,
+    sandbox: &Sandbox,
+    attachment: &AttachmentPlan,
+    (generation, cookie): (u64, u64),
+) -> Held {
+    let pod = sandbox.pod.as_ref().map(|pod| format!("pod {pod}, ")).unwrap_or_default();
+    let who = format!("{pod}container {}, interface {}", sandbox.container_id, attachment.ifname);
+    let number = attachment.steps.iter().find_map(|step| match step {
+        Step::Protect(protect) => Some(protect.id),
+        _ => None,
+    });
+    let state = State::Held;
+    Held { owner, who, generation, sandbox: sandbox.clone(), cookie, state, number, claim: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+    use crate::cni::Version;
+    use crate::netns::NetnsId;
+    use crate::spec::DeviceId;
+
+    const CARD: &str = "0000:03:02.1";
+
+    /// A sandbox whose namespace is gone, with the card.
+    fn plan(container: &str) -> Plan {
+        let device = spec::Device {
+            pod_name: "net1".to_owned(),
+            id: DeviceId::Bus(CARD.to_owned()),
+            userspace: None,
+            function: None,
+            rdma: None,
+        };
+        let sandbox = Sandbox {
+            container_id: container.to_owned(),
+            ifname: "eth0".to_owned(),
+            netns: String::new(),
+            netns_id: NetnsId { device: 0, inode: 0 },
+            cni_args: String::new(),
+            cni_path: Vec::new(),
+            config_name: String::new(),
+            pod: None,
+        };
+        let attachment = AttachmentPlan {
+            network: "shop/fast".into(),
+            config_name: "fast".to_owned(),
+            default: false,
+            ifname: "net1".to_owned(),
+            version: Version::LATEST,
+            kind: "sriov".to_owned(),
+            disable_check: false,
+            disable_gc: false,
+            steps: vec![Step::ClaimDevice(device)],
+            yields_to: None,
+            warnings: Vec::new(),
+            device: None,
+        };
+        Plan { sandbox, attachments: vec![attachment], dynamic: None }
+    }
+
+    fn claim(
+        devices: &Devices,
+        plan: &Plan,
+        settle: impl FnOnce(&Held) -> Result<(), StepError>,
+    ) -> Result<Claim, StepError> {
+        let generation = devices.claim(CARD, (&plan.sandbox, &plan.attachments[0], 0), settle)?;
+        let claim = Claim { device: CARD.to_owned(), generation, home: None, settings: None };
+        let Some(Step::ClaimDevice(device)) = plan.attachments[0].steps.first() else { unreachable!() };
+        devices.found(device, &claim);
+        Ok(claim)
+    }
+
+    /// Rows: SRV-owner, SRV-namespace-gone.
+    #[test]
+    fn a_device_is_given_back_once_by_whoever_claimed_it_last() {
+        let devices = Devices::default();
+        let [a, b] = ["a", "b"].map(plan);
+        let calls = Cell::new(0);
+        let count = || {
+            calls.set(calls.get() + 1);
+            Ok(())
+        };
+        let lost = || Err(StepError::NoDevice(CARD.to_owned()));
+        let give_back = |plan: &Plan, claim: &Claim, act: &dyn Fn() -> Result<(), StepError>| {
+            devices.give_back(claim, (&plan.sandbox, &plan.attachments[0]), act)
+        };
+        let first = claim(&devices, &a, |_| unreachable!()).unwrap();
+        // What could not be given back stays its first holder's.
+        assert!(claim(&devices, &b, |_| lost()).is_err());
+        assert!(give_back(&a, &first, &lost).is_err());
+        let second = claim(&devices, &b, |_| count()).unwrap();
+        assert_eq!((second.generation, calls.get()), (2, 1));
+        give_back(&a, &first, &count).unwrap();
+        assert_eq!(calls.get(), 1, "a late DEL");
+        // While it is given back, nobody takes it.
+        let taken = |_: &Held| unreachable!();
+        give_back(&b, &second, &|| {
+            let refused = claim(&devices, &a, taken).unwrap_err();
+            assert!(matches!(refused, StepError::DeviceTaken { .. }), "{refused}");
+            devices.settle_orphans(|_| unreachable!());
+            count()
+        })
+        .unwrap();
+        give_back(&b, &second, &count).unwrap();
+        devices.settle_orphans(|_| count());
+        assert_eq!(calls.get(), 2, "once");
+        // It is home: nothing is to be settled.
+        let third = claim(&devices, &a, |_| unreachable!()).unwrap();
+        assert_eq!(third.generation, 3);
+        devices.release(&b);
+        devices.settle_orphans(|_| lost());
+        devices.settle_orphans(|_| count());
+        devices.settle_orphans(|_| count());
+        assert_eq!(calls.get(), 3);
+        devices.release(&a);
+        assert_eq!(claim(&devices, &b, |_| unreachable!()).unwrap().generation, 4);
+    }
+}

@@ -1,0 +1,250 @@
+//! Gives a device back to the node as it was: what its physical function had set first, as some cards take no changes of a
+//! VF afterwards, then the device itself.
+
+use std::os::fd::AsFd;
+
+use super::take_device::physical;
+use super::{StepError, bus};
+use crate::mac::Mac;
+use crate::netlink::{self, DeviceState, Handle};
+use crate::netns::Netns;
+use crate::spec::{Device, VfSettings};
+use crate::step::{Claim, Home};
+
+/// Where the pod's end of a device may be.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum PodEnd<'a> {
+    /// In this namespace; the index there, if the device was moved.
+    In(&'a Netns, Option<u32>),
+    /// The namespace is gone: the kernel has brought the device home, or deleted it if it is no card.
+    Gone,
+}
+
+/// Gives a device back. What is as it was already is left alone, so that it can be repeated.
+///
+/// # Errors
+/// Its name is taken on the node, the card refuses, or the device is in no namespace that is known.
+pub(super) fn give_back(
+    host: &mut Handle,
+    device: &Device,
+    claim: &Claim,
+    pod: PodEnd<'_>,
+) -> Result<(), StepError> {
+    if let (PodEnd::Gone, Some(home)) = (pod, &claim.home)
+        && find_home(host, home)?.is_none()
+    {
+        // Processes may have the namespace still.
+        check_it_is_nowhere(claim, home)?;
+    }
+    let settled = settle_function(host, device, claim);
+    let Some(home) = &claim.home else { return settled };
+    if matches!(pod, PodEnd::Gone) && !claim.outlives_namespace() {
+        // It ended with the namespace: what has its name now is another device.
+        return settled;
+    }
+    let mut in_pod = None;
+    if let PodEnd::In(netns, made) = pod {
+        let mut inside = Handle::open_in(netns)?;
+        in_pod = find_in(&mut inside, home, |found| {
+            let is_made = made.is_some_and(|index| found.link.index == index);
+            found.link.kind == home.kind && (is_made || found.alias.as_deref() == Some(&*home.name))
+        })?
+        .map(|found| (inside, found));
+    }
+    if let Some((mut inside, found)) = in_pod {
+        restore_properties(&mut inside, home, &found)?;
+        move_home(host, &mut inside, (&found, home))?;
+    }
+    match find_home(host, home)? {
+        Some(found) => restore_at_home(host, device, home, &found)?,
+        None => check_it_is_nowhere(claim, home)?,
+    }
+    settled
+}
+
+/// Gives back a device of which nothing is known but what was written to it when it was moved: by the plugin without an
+/// agent, or by the reference plugin; or by an agent whose record has lost it. For the last, it has to be a `card`: a pod can
+/// make any other device, and would have it on the node.
+///
+/// # Errors
+/// Its name is taken on the node.
+pub(super) fn give_back_by_alias(
+    host: &mut Handle,
+    pod_name: &str,
+    netns: Option<&Netns>,
+    card: bool,
+) -> Result<(), StepError> {
+    let is_it = |found: &DeviceState| {
+        found.link.name == pod_name && found.alias.is_some() && (found.parent.is_some() || !card)
+    };
+    let named = |found: &DeviceState| Home {
+        name: found.alias.clone().unwrap_or_default(),
+        index: found.link.index,
+        kind: found.link.kind.clone(),
+        mac: None,
+        permanent: found.permanent,
+        parent: found.parent.clone(),
+        mtu: 0,
+        up: false,
+        alias: None,
+        other_names: Vec::new(),
+    };
+    // A device that the kernel has brought home stays as it is: an alias alone does not tell it from the node's own.
+    let Some(netns) = netns else { return Ok(()) };
+    let mut inside = Handle::open_in(netns)?;
+    match inside.devices()?.into_iter().find(is_it) {
+        Some(found) => move_home(host, &mut inside, (&found, &named(&found))),
+        None => Ok(()),
+    }
+}
+
+/// The device on the node.
+pub(super) fn find_home(host: &mut Handle, home: &Home) -> Result<Option<DeviceState>, StepError> {
+    find_in(host, home, |found| {
+        let is_named = found.link.name == home.name || found.alias.as_deref() == Some(&*home.name);
+        is_named && found.link.kind == home.kind && found.parent.is_none()
+    })
+}
+
+/// The device in a namespace: by its parent, or by its permanent address; one that has neither, as `is_it` says.
+fn find_in(
+    namespace: &mut Handle,
+    home: &Home,
+    is_it: impl Fn(&DeviceState) -> bool,
+) -> Result<Option<DeviceState>, StepError> {
+    let mut found = namespace.devices()?;
+    match (&home.parent, home.permanent) {
+        (Some(parent), permanent) => {
+            found.retain(|it| it.parent.as_ref() == Some(parent));
+            if found.len() > 1 {
+                found.retain(|it| it.permanent == permanent);
+            }
+        }
+        (None, Some(permanent)) => {
+            found.retain(|it| it.permanent == Some(permanent) && it.link.kind == home.kind);
+        }
+        (None, None) => found.retain(is_it),
+    }
+    Ok(found.into_iter().next())
+}
+
+/// What the physical function has set, as it was before.
+fn settle_function(host: &mut Handle, device: &Device, claim: &Claim) -> Result<(), StepError> {
+    let (Some(function), Some(before)) = (&device.function, &claim.settings) else { return Ok(()) };
+    // The card is gone, or has fewer functions now.
+    let Some((index, present)) = physical(host, function)? else { return Ok(()) };
+    let mut failed = None;
+    for (setting, one) in before.beyond(&present).each() {
+        let set = match one.mac {
+            Some(mac) => release_address(host, (index, function.number), mac),
+            None => host.set_vf(index, function.number, &one),
+        };
+        if let Err(source) = set {
+            failed.get_or_insert(StepError::VfSetting { setting, function: function.clone(), source });
+        }
+    }
+    failed.map_or(Ok(()), Err)
+}
+
+/// Lets a VF choose its address again, as most cards show none or the VF's own before; if the card does not know how, the
+/// physical function sets the one that it had.
+fn release_address(
+    host: &mut Handle,
+    (index, number): (u32, u32),
+    before: Mac,
+) -> Result<(), netlink::Error> {
+    let address = |mac| VfSettings { mac: Some(mac), ..VfSettings::default() };
+    host.set_vf(index, number, &address(Mac([0; 6])))
+        .or_else(|_| host.set_vf(index, number, &address(before)))
+}
+
+/// What the pod may have changed of the device, while the device is still there.
+fn restore_properties(namespace: &mut Handle, home: &Home, found: &DeviceState) -> Result<(), StepError> {
+    let index = found.link.index;
+    if found.link.up {
+        namespace.set_down(index)?;
+    }
+    if home.mtu != 0 && found.link.mtu != home.mtu {
+        namespace.set_mtu(index, home.mtu)?;
+    }
+    Ok(namespace.set_selective(index)?)
+}
+
+fn move_home(
+    host: &mut Handle,
+    inside: &mut Handle,
+    (found, home): (&DeviceState, &Home),
+) -> Result<(), StepError> {
+    // The kernel would move it, and refuse the name only then.
+    if host.find_link(&home.name)?.is_some() {
+        return Err(StepError::HomeTaken(home.name.clone()));
+    }
+    if !found.other_names.is_empty() {
+        inside.remove_other_names(found.link.index, &found.other_names)?;
+    }
+    let node = Netns::current()?;
+    let moved = inside.move_device(found.link.index, node.as_fd(), &home.name, home.alias.as_deref());
+    moved.map_err(|source| match source.already_exists() {
+        true => StepError::HomeTaken(home.name.clone()),
+        false => source.into(),
+    })
+}
+
+/// The rest, on the node; all of it for a device that the kernel has brought home.
+fn restore_at_home(
+    host: &mut Handle,
+    device: &Device,
+    home: &Home,
+    found: &DeviceState,
+) -> Result<(), StepError> {
+    let index = found.link.index;
+    if found.link.name != home.name || found.link.mtu != home.mtu {
+        restore_properties(host, home, found)?;
+    }
+    if found.link.name != home.name {
+        if found.other_names.contains(&home.name) {
+            host.remove_other_names(index, std::slice::from_ref(&home.name))?;
+        }
+        host.rename(index, &home.name).map_err(|source| match source.already_exists() {
+            true => StepError::HomeTaken(home.name.clone()),
+            false => source.into(),
+        })?;
+    }
+    if found.alias != home.alias {
+        host.set_alias(index, home.alias.as_deref().unwrap_or_default())?;
+    }
+    if let Some(mac) = home.mac.filter(|mac| found.link.mac != Some(*mac)) {
+        // A card may insist on the address that its physical function has given; what matters is done.
+        if let Err(error) = host.set_mac(index, mac) {
+            tracing::warn!(device = home.name, %mac, %error, "the device keeps the address that it had in the pod");
+        }
+    }
+    let missing: Vec<String> =
+        home.other_names.iter().filter(|it| !found.other_names.contains(it)).cloned().collect();
+    if !missing.is_empty()
+        && let Err(error) = host.add_other_names(index, &missing)
+    {
+        tracing::warn!(device = home.name, %error, "other names of the device not given back");
+    }
+    tracing::debug!(device = %device.id, name = home.name, "given back");
+    if home.up { Ok(host.ensure_up(index)?) } else { Ok(host.set_down(index)?) }
+}
+
+/// A virtual device ends with its namespace, and a card may have been pulled or handed to a process; anything else is lost
+/// and has to be found.
+fn check_it_is_nowhere(claim: &Claim, home: &Home) -> Result<(), StepError> {
+    let Some(parent) = &home.parent else { return Ok(()) };
+    let Some(on_bus) = bus::find(parent) else { return Ok(()) };
+    match on_bus.driver {
+        Some(driver) if on_bus.userspace().is_none() => {
+            Err(StepError::DeviceLost { device: claim.device.clone(), driver })
+        }
+        _ => {
+            tracing::warn!(
+                device = claim.device,
+                "the device has no network driver any more; its name is not given back"
+            );
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! Plans of devices that pods take.
+
+use serde_json::{Value, json};
+
+use super::facts::OnBus;
+use super::*;
+use crate::cni::CniArgs;
+use crate::mac::Mac;
+use crate::spec::{Device, DeviceId, VfLinkState, VfRates, VfSettings, VfVlan, VirtualFunction};
+use crate::step::{Configure, HookKind, NotObservable, SetDevice, Step};
+
+const VF: &str = "0000:03:02.1";
+const MAC: &str = "02:00:00:00:00:07";
+
+fn facts(on_bus: OnBus) -> Facts {
+    Facts { on_bus: [(VF.to_owned(), on_bus)].into(), gathered: true, ..Facts::default() }
+}
+
+fn function() -> Option<VirtualFunction> {
+    Some(VirtualFunction { physical: "0000:03:00.0".into(), number: 1 })
+}
+
+fn vf(driver: &str) -> OnBus {
+    OnBus { driver: Some(driver.into()), function: function(), rdma: None }
+}
+
+fn plan(kind: &str, config: &Value, facts: &Facts) -> Result<Vec<Step>, (u32, String)> {
+    let mut whole = json!({"cniVersion": "1.1.0", "name": "net", "type": kind});
+    whole.as_object_mut().unwrap().extend(config.as_object().unwrap().clone());
+    let request = Request {
+        container_id: "c1",
+        ifname: "net1",
+        config: whole.as_object().unwrap(),
+        group: 7,
+        cni_args: &CniArgs::default(),
+        exec: &[],
+        protect: None,
+        facts,
+        recorded: true,
+    };
+    driver(kind).unwrap().plan(&request).map_err(|error| {
+        let error = CniError::from(error);
+        (error.code, error.msg)
+    })
+}
+
+fn device(id: DeviceId) -> Device {
+    Device { pod_name: "net1".into(), id, userspace: None, function: None, rdma: None }
+}
+
+/// Rows: HDV-keys, HDV-order.
+#[test]
+fn a_host_device_is_found_by_the_first_of_its_keys() {
+    let moved = |id: DeviceId| {
+        Ok(vec![Step::ClaimDevice(device(id)), Step::MoveDevice, Step::Configure(Configure::default())])
+    };
+    let bus = |name: &str| DeviceId::Bus(name.to_owned());
+    let path = "/sys/devices/pci0000:00/0000:00:05.0";
+    for (config, id) in [
+        (json!({"device": "eth1", "hwaddr": MAC, "pciBusID": VF}), DeviceId::Name("eth1".into())),
+        (json!({"hwaddr": MAC, "kernelpath": path}), DeviceId::Mac(MAC.parse().unwrap())),
+        (json!({"kernelpath": path, "pciBusID": VF}), DeviceId::Path(path.into())),
+        (json!({"pciBusID": VF, "device": ""}), bus(VF)),
+        (json!({"pciBusID": "0000:00:01.0", "runtimeConfig": {"deviceID": VF}}), bus(VF)),
+        (json!({"deviceID": VF}), bus(VF)),
+    ] {
+        assert_eq!(plan("host-device", &config, &facts(vf("ixgbevf"))), moved(id), "{config}");
+    }
+    let wants = driver("host-device").unwrap().wants(json!({"deviceID": VF}).as_object().unwrap());
+    assert_eq!(wants, [Wanted::OnBus(VF.into())]);
+}
+
+/// Rows: HDV-keys, SRV-not-there.
+#[test]
+fn what_names_no_device_is_refused_by_its_key() {
+    let nothing = Facts { gathered: true, ..Facts::default() };
+    for (kind, config, expected) in [
+        (
+            "host-device",
+            json!({}),
+            (7, "key device: missing; one of device, hwaddr, kernelpath and pciBusID names the device"),
+        ),
+        ("host-device", json!({"device": "a/b"}), (7, "key device: \"a/b\"")),
+        ("host-device", json!({"hwaddr": "junk"}), (7, "key hwaddr: \"junk\" is no Ethernet address")),
+        (
+            "host-device",
+            json!({"kernelpath": "/sys/devices/../x"}),
+            (7, "key kernelpath: \"/sys/devices/../x\" is not below /sys/devices"),
+        ),
+        (
+            "host-device",
+            json!({"pciBusID": VF}),
+            (11, "there is no device 0000:03:02.1 on a bus of this node"),
+        ),
+        ("sriov", json!({"deviceID": VF}), (11, "there is no device 0000:03:02.1 on a bus of this node")),
+        ("host-device", json!({"pciBusID": "../x"}), (7, "key pciBusID: \"../x\" is no name")),
+        ("sriov", json!({}), (7, "key deviceID: missing; a device plugin's resource names it")),
+        (
+            "host-device",
+            json!({"device": "eth1", "fastPath": true}),
+            (2, "key fastPath: true is not supported"),
+        ),
+    ] {
+        let (code, told) = plan(kind, &config, &nothing).unwrap_err();
+        assert_eq!((code, &told[..expected.1.len()]), expected, "{config}: {told}");
+    }
+    // Whether a definition is valid is asked without a pod, and so without its device.
+    assert!(plan("sriov", &json!({"vlan": 5}), &Facts::default()).is_ok());
+}
+
+/// Rows: SRV-keys.
+#[test]
+fn every_key_of_a_vf_reaches_its_physical_function() {
+    let config = json!({
+        "deviceID": VF, "vlan": 100, "vlanQoS": 5, "vlanProto": "802.1AD", "mac": MAC, "spoofchk": "on",
+        "trust": "off", "min_tx_rate": 10, "max_tx_rate": 100, "link_state": "auto", "logLevel": "info",
+        "logFile": "/tmp/log"
+    });
+    let settings = VfSettings {
+        mac: None,
+        vlan: Some(VfVlan { id: 100, priority: 5, service: true }),
+        rates: Some(VfRates { min: 10, max: 100 }),
+        spoof_check: Some(true),
+        trust: Some(false),
+        link_state: Some(VfLinkState::Auto),
+    };
+    let claimed = Device { function: function(), ..device(DeviceId::Bus(VF.into())) };
+    let expected = vec![
+        Step::ClaimDevice(claimed.clone()),
+        Step::SetDevice(SetDevice { function: settings, mac: Some(MAC.parse::<Mac>().unwrap()) }),
+        Step::MoveDevice,
+        Step::Configure(Configure::default()),
+    ];
+    assert_eq!(plan("sriov", &config, &facts(vf("igbvf"))), Ok(expected));
+    let nothing_set = plan("sriov", &json!({"deviceID": VF, "spoofchk": ""}), &facts(vf("igbvf"))).unwrap();
+    assert_eq!(nothing_set[..2], [Step::ClaimDevice(claimed), Step::MoveDevice]);
+    let one_rate = plan("sriov", &json!({"deviceID": VF, "max_tx_rate": 5}), &facts(vf("igbvf"))).unwrap();
+    let rates = VfSettings { rates: Some(VfRates { min: 0, max: 5 }), ..VfSettings::default() };
+    assert_eq!(one_rate[1], Step::SetDevice(SetDevice { function: rates, mac: None }));
+}
+
+/// Rows: SRV-keys.
+#[test]
+fn a_value_that_a_vf_cannot_have_is_refused_by_its_key() {
+    for (config, expected) in [
+        (json!({"vlan": 4095}), "key vlan: 4095 is not between 0 and 4094"),
+        (json!({"vlan": 5, "vlanQoS": 8}), "key vlanQoS: 8 is not between 0 and 7"),
+        (json!({"vlanQoS": 3}), "key vlanQoS: needs vlan"),
+        (json!({"vlan": 0, "vlanQoS": 3}), "key vlanQoS: 3 needs a vlan other than 0"),
+        (json!({"vlanProto": "802.1q"}), "key vlanProto: needs vlan"),
+        (json!({"vlan": 0, "vlanProto": "802.1ad"}), "key vlanProto: 802.1ad needs a vlan other than 0"),
+        (json!({"vlan": 5, "vlanProto": "x"}), "key vlanProto: \"x\" is neither 802.1q nor 802.1ad"),
+        (json!({"spoofchk": "yes"}), "key spoofchk: \"yes\" is neither on nor off"),
+        (json!({"trust": "true"}), "key trust: \"true\" is neither on nor off"),
+        (json!({"link_state": "up"}), "key link_state: \"up\" is not auto, enable or disable"),
+    ] {
+        let mut whole = config.clone();
+        whole["deviceID"] = json!(VF);
+        assert_eq!(plan("sriov", &whole, &facts(vf("igbvf"))), Err((7, expected.to_owned())), "{config}");
+    }
+    for key in ["rdma", "rdmaIsolation", "guid", "pkey"] {
+        let mut whole = json!({"deviceID": VF});
+        whole[key] = json!("x");
+        let expected = format!("key {key}: \"x\" is not supported");
+        let (code, told) = plan("sriov", &whole, &facts(vf("igbvf"))).unwrap_err();
+        assert_eq!((code, &told[..expected.len()]), (2, &*expected), "{told}");
+    }
+    let alone = facts(OnBus { function: None, ..vf("igbvf") });
+    let expected = format!("key trust: {VF} has no physical function on this node that could set it");
+    assert_eq!(plan("sriov", &json!({"deviceID": VF, "trust": "on"}), &alone), Err((7, expected)));
+    assert!(plan("sriov", &json!({"deviceID": VF, "mac": MAC}), &alone).is_ok(), "as host-device");
+}
+
+/// Rows: SRV-userspace, HDV-userspace, SRV-rdma.
+#[test]
+fn a_device_that_passes_the_kernel_is_not_moved_and_judged_nowhere() {
+    let steps = plan("sriov", &json!({"deviceID": VF, "vlan": 5}), &facts(vf("vfio-pci"))).unwrap();
+    let driven = Device {
+        userspace: Some("vfio-pci".into()),
+        function: function(),
+        ..device(DeviceId::Bus(VF.into()))
+    };
+    let vlan = VfSettings { vlan: Some(VfVlan { id: 5, ..VfVlan::default() }), ..VfSettings::default() };
+    let expected = [
+        Step::ClaimDevice(driven.clone()),
+        Step::SetDevice(SetDevice { function: vlan, mac: None }),
+        Step::Configure(Configure { down: true, ..Configure::default() }),
+    ];
+    assert_eq!(steps, expected);
+    let userspace = NotObservable::Userspace("vfio-pci".into());
+    assert_eq!(HookKind::of_device(&driven), HookKind::Nowhere(userspace));
+    let rdma = facts(OnBus { rdma: Some("mlx5_3".into()), ..vf("mlx5_core") });
+    let steps = plan("host-device", &json!({"deviceID": VF}), &rdma).unwrap();
+    let Step::ClaimDevice(claimed) = &steps[0] else { panic!("{steps:?}") };
+    assert_eq!(HookKind::of_device(claimed), HookKind::Nowhere(NotObservable::Rdma("mlx5_3".into())));
+    let (code, told) =
+        plan("host-device", &json!({"deviceID": VF, "mac": MAC}), &facts(vf("vfio-pci"))).unwrap_err();
+    assert_eq!(
+        (code, told),
+        (7, format!("key mac: {VF} is driven by the pod, and has no physical function to set it"))
+    );
+}

@@ -1,0 +1,145 @@
+//! Devices that are given to pods: how they are known in any namespace, and how they are moved.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::link::{LinkAttribute, LinkExtentMask, LinkMessage, Prop};
+use rtnetlink::LinkUnspec;
+
+use super::link::observed;
+use super::socket::{CREATE, EXCL, NetlinkRequest};
+use super::{Error, Handle, LinkState};
+use crate::mac::Mac;
+
+/// A network device, with what it is known by in whichever namespace it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceState {
+    /// As any link.
+    pub link: LinkState,
+    /// The name of its parent device on that one's bus, a PCI address for a card (Linux 5.14); virtual devices have none.
+    pub parent: Option<String>,
+    /// The address that it was made with.
+    pub permanent: Option<Mac>,
+    /// Text for people, in which the home name of a device in a pod is kept.
+    pub alias: Option<String>,
+    /// Other names.
+    pub other_names: Vec<String>,
+}
+
+impl Handle {
+    /// All devices of the namespace.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn devices(&mut self) -> Result<Vec<DeviceState>, Error> {
+        let mut all = LinkMessage::default();
+        all.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
+        let found = self.socket.dump(RouteNetlinkMessage::GetLink(all))?;
+        Ok(found.into_iter().filter_map(device).collect())
+    }
+
+    /// Moves a device to another namespace under a name, in one step: no name but that one is free there has to be. It
+    /// is down and without addresses afterwards.
+    ///
+    /// # Errors
+    /// The name is taken there, or the device cannot be moved.
+    pub fn move_device(
+        &mut self,
+        index: u32,
+        to: BorrowedFd<'_>,
+        name: &str,
+        alias: Option<&str>,
+    ) -> Result<(), Error> {
+        let moved = LinkUnspec::new_with_index(index)
+            .name(name)
+            .alias(alias.unwrap_or_default())
+            .setns_by_fd(to.as_raw_fd())
+            .down();
+        self.change(moved)
+    }
+
+    /// Sets the Ethernet address of a link.
+    ///
+    /// # Errors
+    /// The kernel, or the card that a VF is of, refuses it.
+    pub fn set_mac(&mut self, index: u32, mac: Mac) -> Result<(), Error> {
+        self.change(LinkUnspec::new_with_index(index).address(mac.0.to_vec()))
+    }
+
+    /// Sets a link down.
+    ///
+    /// # Errors
+    /// There is no such link.
+    pub fn set_down(&mut self, index: u32) -> Result<(), Error> {
+        self.change(LinkUnspec::new_with_index(index).down())
+    }
+
+    /// Ends the reception of all frames, which somebody has switched on.
+    ///
+    /// # Errors
+    /// There is no such link.
+    pub fn set_selective(&mut self, index: u32) -> Result<(), Error> {
+        self.change(LinkUnspec::new_with_index(index).promiscuous(false).allmulticast(false))
+    }
+
+    /// Sets the text for people; empty: none.
+    ///
+    /// # Errors
+    /// There is no such link.
+    pub fn set_alias(&mut self, index: u32, alias: &str) -> Result<(), Error> {
+        self.change(LinkUnspec::new_with_index(index).alias(alias))
+    }
+
+    /// Removes other names of a link (Linux 5.5).
+    ///
+    /// # Errors
+    /// It has no such name.
+    pub fn remove_other_names(&mut self, index: u32, names: &[String]) -> Result<(), Error> {
+        self.other_names(index, names, RouteNetlinkMessage::DelLinkProp, 0)
+    }
+
+    /// Adds other names to a link (Linux 5.5).
+    ///
+    /// # Errors
+    /// One is taken.
+    pub fn add_other_names(&mut self, index: u32, names: &[String]) -> Result<(), Error> {
+        self.other_names(index, names, RouteNetlinkMessage::NewLinkProp, CREATE | EXCL)
+    }
+
+    fn other_names(
+        &mut self,
+        index: u32,
+        names: &[String],
+        verb: fn(LinkMessage) -> RouteNetlinkMessage,
+        flags: u16,
+    ) -> Result<(), Error> {
+        let request = |name: &String| {
+            let mut message = LinkMessage::default();
+            message.header.index = index;
+            message.attributes.push(LinkAttribute::PropList(vec![Prop::AltIfName(name.clone())]));
+            NetlinkRequest::new(verb(message), flags)
+        };
+        self.socket.all(names.iter().map(request).collect())
+    }
+}
+
+fn device(message: RouteNetlinkMessage) -> Option<DeviceState> {
+    let RouteNetlinkMessage::NewLink(shown) = &message else { return None };
+    let (mut parent, mut permanent, mut alias, mut other_names) = (None, None, None, Vec::new());
+    for attribute in &shown.attributes {
+        match attribute {
+            LinkAttribute::ParentDevName(name) => parent = Some(name.clone()),
+            LinkAttribute::PermAddress(bytes) => {
+                permanent = <[u8; 6]>::try_from(bytes.as_slice()).ok().map(Mac);
+            }
+            LinkAttribute::IfAlias(text) => alias = Some(text.clone()).filter(|text| !text.is_empty()),
+            LinkAttribute::PropList(all) => other_names.extend(all.iter().filter_map(|one| match one {
+                Prop::AltIfName(name) => Some(name.clone()),
+                _ => None,
+            })),
+            _ => {}
+        }
+    }
+    let link = observed(message)?;
+    Some(DeviceState { link, parent, permanent, alias, other_names })
+}

@@ -1,0 +1,188 @@
+//! Devices of the node that a pod takes and that go back when it ends: network cards, and virtual functions (VFs) of
+//! cards with what their physical function (PF) sets for them.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::mac::Mac;
+
+/// A device of the node that becomes an interface of a pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Device {
+    /// Name in the pod's namespace.
+    pub pod_name: String,
+    /// By which the node finds it.
+    pub id: DeviceId,
+    /// The driver by which the pod itself drives it, past the kernel's network stack; such a device is not moved.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub userspace: Option<String>,
+    /// The function of a card that it is, if it is a virtual one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub function: Option<VirtualFunction>,
+    /// Its RDMA device, by which traffic passes the kernel.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rdma: Option<String>,
+}
+
+/// What a device is found by.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DeviceId {
+    /// Its name on the node.
+    Name(String),
+    /// Its Ethernet address.
+    Mac(Mac),
+    /// Its name on its bus: a PCI address such as `0000:03:02.1`, or a name of the auxiliary bus.
+    Bus(String),
+    /// The directory of its parent in sysfs, below `/sys/devices`.
+    Path(String),
+}
+
+/// A VF, as its PF knows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VirtualFunction {
+    /// PCI address of the PF.
+    pub physical: String,
+    /// The number of the VF there, from 0.
+    pub number: u32,
+}
+
+/// What a PF sets for one of its VFs. Absent: not set, or not told.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VfSettings {
+    /// The address that the PF has given it; all zeros: none, and the VF chooses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<Mac>,
+    /// The VLAN that its frames are in on the wire, without the VF knowing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vlan: Option<VfVlan>,
+    /// Sending rates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rates: Option<VfRates>,
+    /// Whether frames with another source address are dropped.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spoof_check: Option<bool>,
+    /// Whether it may change its address and receive what is sent to others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trust: Option<bool>,
+    /// Whether its link follows the card's.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link_state: Option<VfLinkState>,
+}
+
+/// The VLAN of a VF.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VfVlan {
+    /// 1 to 4094; 0: none.
+    pub id: u16,
+    /// Priority of its frames, 0 to 7.
+    #[serde(default)]
+    pub priority: u8,
+    /// Whether the tag is a service tag (802.1ad).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub service: bool,
+}
+
+/// Sending rates of a VF, in megabits per second; 0: none.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VfRates {
+    /// Guaranteed.
+    pub min: u32,
+    /// The most.
+    pub max: u32,
+}
+
+/// The state of a VF's link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum VfLinkState {
+    /// As that of the card.
+    Auto,
+    /// Always up: VFs of the card reach each other without a wire.
+    Enable,
+    /// Always down.
+    Disable,
+}
+
+impl VfSettings {
+    /// Whether nothing is set.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// What of it differs from `present`.
+    pub fn beyond(&self, present: &Self) -> Self {
+        fn differing<T: PartialEq + Clone>(wanted: &Option<T>, present: &Option<T>) -> Option<T> {
+            wanted.clone().filter(|_| wanted != present)
+        }
+        Self {
+            mac: differing(&self.mac, &present.mac),
+            vlan: differing(&self.vlan, &present.vlan),
+            rates: differing(&self.rates, &present.rates),
+            spoof_check: differing(&self.spoof_check, &present.spoof_check),
+            trust: differing(&self.trust, &present.trust),
+            link_state: differing(&self.link_state, &present.link_state),
+        }
+    }
+
+    /// Each setting alone, in the order in which they are made, with its key in a configuration. Trust comes late: some
+    /// cards take no changes of a VF that lost it.
+    pub fn each(&self) -> impl Iterator<Item = (&'static str, Self)> + use<> {
+        let none = Self::default;
+        [
+            ("vlan", Self { vlan: self.vlan, ..none() }),
+            ("mac", Self { mac: self.mac, ..none() }),
+            ("max_tx_rate", Self { rates: self.rates, ..none() }),
+            ("spoofchk", Self { spoof_check: self.spoof_check, ..none() }),
+            ("trust", Self { trust: self.trust, ..none() }),
+            ("link_state", Self { link_state: self.link_state, ..none() }),
+        ]
+        .into_iter()
+        .filter(|(_, one)| !one.is_empty())
+    }
+}
+
+impl fmt::Display for DeviceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Name(name) => f.write_str(name),
+            Self::Mac(mac) => write!(f, "with address {mac}"),
+            Self::Bus(name) => f.write_str(name),
+            Self::Path(path) => write!(f, "at {path}"),
+        }
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "device {} as {}", self.id, self.pod_name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_differs_is_set_each_setting_alone() {
+        let vlan = |id| Some(VfVlan { id, ..VfVlan::default() });
+        let wanted = VfSettings {
+            vlan: vlan(5),
+            trust: Some(true),
+            mac: Some(Mac([2, 0, 0, 0, 0, 1])),
+            ..VfSettings::default()
+        };
+        let present =
+            VfSettings { vlan: vlan(0), trust: Some(true), spoof_check: Some(true), ..VfSettings::default() };
+        let beyond = wanted.beyond(&present);
+        assert_eq!(beyond, VfSettings { trust: None, ..wanted.clone() });
+        let each: Vec<_> = beyond.each().collect();
+        let expected = [
+            ("vlan", VfSettings { vlan: vlan(5), ..VfSettings::default() }),
+            ("mac", VfSettings { mac: wanted.mac, ..VfSettings::default() }),
+        ];
+        assert_eq!(each, expected);
+        assert!(present.beyond(&present).is_empty());
+    }
+}

@@ -1,0 +1,60 @@
+//! A device that an attachment has taken from the node, and how it was before.
+
+use serde::{Deserialize, Serialize};
+
+use crate::mac::Mac;
+use crate::spec::VfSettings;
+
+/// What was found when a device was claimed, before anything was changed: how it goes back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Claim {
+    /// The device, in words that stay the same wherever it is: its name on its bus, else its permanent address, else its
+    /// name.
+    pub device: String,
+    /// Grows with every claim on the node: the newest one of a device has it.
+    pub generation: u64,
+    /// Its interface on the node; absent: a process of the pod drives it, and it has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub home: Option<Home>,
+    /// What its physical function had set for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub settings: Option<VfSettings>,
+}
+
+impl Claim {
+    /// Whether the kernel brings the device home when its namespace ends; one that is no card ends with it.
+    pub fn outlives_namespace(&self) -> bool {
+        self.home.as_ref().is_some_and(|home| home.parent.is_some() || home.permanent.is_some())
+    }
+}
+
+/// The interface of a device on the node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Home {
+    /// Name.
+    pub name: String,
+    /// Index.
+    pub index: u32,
+    /// The kernel's name for its kind; empty: a card.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub kind: String,
+    /// Ethernet address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<Mac>,
+    /// The address that it was made with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub permanent: Option<Mac>,
+    /// The name of its parent device on that one's bus.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parent: Option<String>,
+    /// In bytes.
+    pub mtu: u32,
+    /// Whether it was up.
+    pub up: bool,
+    /// Text for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alias: Option<String>,
+    /// Other names.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub other_names: Vec<String>,
+}

@@ -1,0 +1,127 @@
+//! `host-device`: a device of the node in a pod, and back.
+
+use netattach::netlink::{DeviceState, Handle};
+use netattach_tests::Namespace;
+use netattach_tests::node::ip;
+use netattach_tests::runtime::{Call, config, with_result};
+use netattach_tests::tools;
+use serde_json::{Value, json};
+
+use super::{MAC, Rig, addresses, mac_of};
+
+const CARD: &str = "card0";
+
+/// A node with a device of its own.
+fn rig() -> Rig {
+    let rig = Rig::new();
+    ip(&rig.runtime.node, &["link", "add", CARD, "type", "veth", "peer", "name", "card1"]).unwrap();
+    ip(&rig.runtime.node, &["link", "set", "card1", "up"]).unwrap();
+    rig
+}
+
+fn card(mut namespace: Handle, name: &str) -> Option<DeviceState> {
+    namespace.devices().unwrap().into_iter().find(|device| device.link.name == name)
+}
+
+fn keys(rig: &Rig) -> Value {
+    config("1.0.0", "host-device", &json!({"device": CARD, "ipam": rig.ipam()}))
+}
+
+/// Rows: HDV-back, HDV-twice.
+#[test]
+fn a_device_goes_to_the_pod_and_comes_back_under_its_name_as_often_as_it_is_asked() {
+    let rig = rig();
+    let before = card(rig.node(), CARD).unwrap();
+    let mut config = keys(&rig);
+    config["mac"] = json!(MAC);
+    let result = rig.add(&config);
+    let inside = card(rig.inside(), "eth0").unwrap();
+    assert!(inside.link.up && card(rig.node(), CARD).is_none());
+    assert_eq!(addresses(&mut rig.inside(), inside.link.index), ["10.1.0.2/24", "fd00:1::2/64"]);
+    assert_eq!((inside.alias.as_deref(), mac_of(&inside.link).as_str()), (Some(CARD), MAC));
+    assert_eq!(
+        result["interfaces"],
+        json!([{"name": "eth0", "mac": MAC, "mtu": 1500, "sandbox": rig.pod.path()}])
+    );
+    rig.after("CHECK", &config, &result);
+    for _ in 0..2 {
+        rig.after("DEL", &config, &result);
+        let back = card(rig.node(), CARD).unwrap();
+        assert_eq!((back.link.name, back.link.up, back.alias), (before.link.name.clone(), false, None));
+        assert_eq!(rig.reserved(), [""; 0]);
+    }
+    // A device that is gone with its namespace is nothing to give back.
+    let result = rig.add(&config);
+    ip(&rig.runtime.node, &["link", "del", "card1"]).unwrap();
+    rig.after("DEL", &config, &result);
+    assert_eq!(rig.reserved(), [""; 0]);
+}
+
+/// Rows: HDV-in-use, HDV-keys.
+#[test]
+fn what_the_node_needs_stays_and_what_is_not_there_is_named() {
+    let rig = rig();
+    let refusal = |config: &Value| {
+        let refused = rig.refusal("ADD", config);
+        assert_eq!(rig.reserved(), [""; 0]);
+        refused
+    };
+    let gone = config("1.0.0", "host-device", &json!({"device": "nosuch"}));
+    let (code, told) = refusal(&gone);
+    assert_eq!(code, 11);
+    assert!(told.contains("the node has no network interface of device nosuch"), "{told}");
+    ip(&rig.runtime.node, &["link", "set", CARD, "master", "uplink"]).unwrap();
+    let (code, told) = refusal(&keys(&rig));
+    assert_eq!(code, 7);
+    assert!(told.ends_with("device card0 stays on the node: it is a port of a bridge or a bond"), "{told}");
+    ip(&rig.runtime.node, &["link", "set", CARD, "nomaster", "up"]).unwrap();
+    ip(&rig.runtime.node, &["address", "add", "192.0.2.1/24", "dev", CARD]).unwrap();
+    ip(&rig.runtime.node, &["route", "add", "default", "via", "192.0.2.9"]).unwrap();
+    let (code, told) = refusal(&keys(&rig));
+    assert_eq!(code, 7);
+    let expected = "device card0 stays on the node: the node's default route leads through it";
+    assert!(told.ends_with(expected), "{told}");
+    assert_eq!(addresses(&mut rig.node(), card(rig.node(), CARD).unwrap().link.index), ["192.0.2.1/24"]);
+}
+
+/// Rows: HDV-each-other.
+#[test]
+fn each_gives_back_what_the_other_took() {
+    let names = ["host-device", "host-local"];
+    let Some(reference) = tools::directory("each_gives_back", "NETATTACH_REFERENCE_PLUGINS", &names) else {
+        return;
+    };
+    for taken_by_us in [true, false] {
+        let mut rig = rig();
+        let (config, ours) = (keys(&rig), rig.runtime.plugins.clone());
+        let (first, second) = if taken_by_us { (&ours, &reference) } else { (&reference, &ours) };
+        rig.runtime.plugins.clone_from(first);
+        let result = rig.add(&config);
+        assert!(card(rig.node(), CARD).is_none());
+        rig.runtime.plugins.clone_from(second);
+        rig.after("DEL", &config, &result);
+        assert!(card(rig.node(), CARD).is_some() && card(rig.inside(), "eth0").is_none(), "{taken_by_us}");
+        assert_eq!(rig.reserved(), [""; 0]);
+    }
+}
+
+/// A name that the pod has is not taken, and the device stays.
+#[test]
+fn a_pod_that_has_the_name_keeps_its_interface_and_the_node_its_device() {
+    let rig = rig();
+    ip(&rig.pod, &["link", "add", "eth0", "type", "bridge"]).unwrap();
+    let (code, told) = rig.refusal("ADD", &keys(&rig));
+    assert_eq!((code, told.ends_with("the pod has an interface named eth0 already")), (4, true), "{told}");
+    let other = Namespace::new().unwrap();
+    let result = rig.runtime.add(Call { netns: other.path(), ..rig.call() }, &keys(&rig)).unwrap();
+    // The name on the node is another's meanwhile.
+    ip(&rig.runtime.node, &["link", "add", CARD, "type", "bridge"]).unwrap();
+    let call = Call { netns: other.path(), ..rig.call() };
+    let del = with_result(&keys(&rig), &result);
+    let (code, told) = rig.runtime.refusal("DEL", call, &del).unwrap();
+    assert_eq!(code, 11);
+    assert!(told.contains("the node has another interface named card0 by now"), "{told}");
+    ip(&rig.runtime.node, &["link", "del", CARD]).unwrap();
+    rig.runtime.after("DEL", call, &keys(&rig), &result).unwrap();
+    assert!(card(rig.node(), CARD).is_some());
+}

@@ -1,0 +1,337 @@
+//! VFs that netattach takes, sets and gives back itself.
+
+use std::path::Path;
+
+use netattach::netlink::{DeviceState, Handle};
+use netattach::spec::{VfRates, VfSettings, VfVlan};
+
+use super::*;
+
+const VLAN: u16 = 100;
+const PODS: [(&str, &str, &str); 2] =
+    [("server", SERVER_ADDRESS, "02:00:00:00:0a:02"), ("client", CLIENT_ADDRESS, "02:00:00:00:0a:03")];
+
+/// A node with two VFs, and two pods that are to have one each.
+struct Own {
+    node: Node,
+    pods: [Pod; 2],
+    vfs: Vec<Vf>,
+    cards: Cards,
+}
+
+/// The keys that the card knows.
+fn all_keys() -> Value {
+    json!({
+        "vlan": VLAN, "vlanQoS": 3, "spoofchk": "off", "trust": "on", "max_tx_rate": 200,
+        "logLevel": "debug", "logFile": "/nowhere"
+    })
+}
+
+impl Own {
+    fn new(test: &str, keys: &Value) -> Option<Self> {
+        let cards = Cards::take(test).unwrap()?;
+        let vfs = cards.make_vfs(2).unwrap();
+        let node = Node::on_this_machine().unwrap();
+        let mut config = json!({
+            "cniVersion": "1.1.0", "type": "sriov", "capabilities": {"ips": true, "mac": true},
+            "ipam": node.host_local(&["10.60.0.0/24"])
+        });
+        config.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        node.write("vf", &with_resource(network(NAMESPACE, "vf", &config))).unwrap();
+        let pods = PODS.map(|(name, _, _)| Pod::new(name).unwrap());
+        let mut own = Self { node, pods, vfs, cards };
+        for number in [0, 1] {
+            own.select(number, number);
+        }
+        own.node.start().unwrap();
+        Some(own)
+    }
+
+    /// Has a pod ask for a VF.
+    fn select(&self, pod: usize, vf: usize) {
+        let (name, address, mac) = PODS[pod];
+        let device = &self.vfs[vf].address;
+        let selection =
+            json!([{"name": "vf", "deviceID": device, "ips": [format!("{address}/24")], "mac": mac}]);
+        let manifest = super::pod(name, &json!({"app": name}), &selection);
+        self.node.write(name, &with_security_context(manifest, DROPS_ALL)).unwrap();
+    }
+
+    /// Why a pod is not attached, once the agent has seen what was written last.
+    fn refused(&self, pod: usize) -> (u64, String) {
+        let mut refusal = None;
+        let is_refused = || {
+            let added = self.node.add(&self.pods[pod]);
+            match added.exit {
+                0 => drop(self.node.del(&self.pods[pod]).success()),
+                _ => refusal = Some(added.failure()),
+            }
+            refusal.is_some()
+        };
+        assert!(eventually(PATIENCE, is_refused));
+        refusal.unwrap()
+    }
+
+    /// What the card says of a VF.
+    fn settings(&self, vf: u32) -> VfSettings {
+        let mut node = Handle::open_in(self.node.namespace.netns()).unwrap();
+        let card = node.link(&self.cards.device).unwrap().index;
+        node.vf_settings(card, vf).unwrap().unwrap()
+    }
+
+    /// The VF's interface, if it is on the node.
+    fn device(&self, vf: usize) -> Option<DeviceState> {
+        let mut node = Handle::open_in(self.node.namespace.netns()).unwrap();
+        let address = self.vfs[vf].address.as_str();
+        node.devices().unwrap().into_iter().find(|it| it.parent.as_deref() == Some(address))
+    }
+
+    fn before(&self) -> Vec<(DeviceState, VfSettings)> {
+        (0..2).map(|vf| (self.device(vf).unwrap(), self.settings(vf as u32))).collect()
+    }
+
+    fn assert_as(&self, before: &[(DeviceState, VfSettings)]) {
+        let back = |(device, settings): (DeviceState, VfSettings)| {
+            // The kernel may have had to give it another index.
+            let link = netattach::netlink::LinkState { index: 0, ..device.link };
+            // This driver takes the address that it was given last for the permanent one, and tells its card which one it
+            // has as soon as it was given one: before, the card shows none.
+            let mac = settings.mac.filter(|mac| mac.0 != [0; 6] && Some(*mac) != link.mac);
+            (DeviceState { link, permanent: None, ..device }, VfSettings { mac, ..settings })
+        };
+        let found: Vec<_> = self.before().into_iter().map(back).collect();
+        let expected: Vec<_> = before.iter().cloned().map(back).collect();
+        assert_eq!(found, expected);
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        let _ = ip(&self.node.namespace, &["link", "del", "br0"]);
+    }
+}
+
+/// The host on the wire is in the VLAN of the pods from now on.
+fn tag(outside: &Namespace, cards: &Cards) {
+    let id = VLAN.to_string();
+    ip(outside, &["address", "del", &format!("{OUTSIDE}/24"), "dev", &cards.other]).unwrap();
+    ip(outside, &["link", "add", "link", &cards.other, "name", "tagged", "type", "vlan", "id", &id]).unwrap();
+    ip(outside, &["address", "add", &format!("{OUTSIDE}/24"), "dev", "tagged"]).unwrap();
+    ip(outside, &["link", "set", "tagged", "up"]).unwrap();
+}
+
+fn tagged_outside(cards: &Cards) -> Namespace {
+    let outside = outside(cards, OUTSIDE);
+    tag(&outside, cards);
+    outside
+}
+
+/// Rows: SRV-keys, SRV-back, SRV-result, SRV-check.
+#[test]
+fn what_a_card_sets_holds_between_two_pods_and_goes_back_as_it_was() {
+    let test = "what_a_card_sets_holds_between_two_pods";
+    let Some(mut own) = Own::new(test, &all_keys()) else { return };
+    let outside = outside(&own.cards, OUTSIDE);
+    own.node.write("policy", &only_the_client_of_vfs()).unwrap();
+    let before = own.before();
+    for pod in &own.pods {
+        own.node.add(pod).success();
+    }
+    for (number, (name, _, mac)) in PODS.into_iter().enumerate() {
+        let expected = VfSettings {
+            mac: Some(mac.parse().unwrap()),
+            vlan: Some(VfVlan { id: VLAN, priority: 3, service: false }),
+            rates: Some(VfRates { min: 0, max: 200 }),
+            spoof_check: Some(false),
+            trust: Some(true),
+            link_state: before[number].1.link_state,
+        };
+        assert_eq!(own.settings(number as u32), expected, "{name}");
+        assert_eq!(own.device(number), None);
+        let row = row(&own.node, name);
+        let told = ["kind", "mac", "enforcement"].map(|key| row[key].clone());
+        assert_eq!(told, [json!("sriov"), json!(mac), json!("full")], "{name}");
+    }
+    let _served = [(0, 80), (0, 81), (1, 80)].map(|(pod, port): (usize, u16)| {
+        let address = SocketAddr::new(PODS[pod].1.parse().unwrap(), port);
+        Echo::serve(&own.pods[pod].namespace, address).unwrap()
+    });
+    let reaches = |own: &Own, port, patience| {
+        connects(&own.pods[1].namespace, SocketAddr::new(SERVER_ADDRESS.parse().unwrap(), port), patience)
+    };
+    assert!(reaches(&own, 80, PATIENCE) && !reaches(&own, 81, SILENCE));
+    // On the wire they are in their VLAN, and a host that is not in it reaches none.
+    let client = SocketAddr::new(CLIENT_ADDRESS.parse().unwrap(), 80);
+    assert!(!connects(&outside, client, SILENCE));
+    tag(&outside, &own.cards);
+    assert!(connects(&outside, client, PATIENCE));
+
+    own.node.kill().unwrap();
+    own.node.start().unwrap();
+    assert!(reaches(&own, 80, PATIENCE) && !reaches(&own, 81, SILENCE));
+    for pod in &own.pods {
+        own.node.check(pod).success();
+    }
+    ip(&own.node.namespace, &["link", "set", &own.cards.device, "vf", "0", "vlan", "7"]).unwrap();
+    let (code, told) = own.node.check(&own.pods[0]).failure();
+    let expected = format!("net1 (shop/vf): VF 0 of {} has another vlan", own.cards.address);
+    assert_eq!((code, told), (999, expected));
+
+    for pod in &own.pods {
+        own.node.del(pod).success();
+        own.node.del(pod).success();
+    }
+    own.assert_as(&before);
+    assert_eq!(links(&own.node), BTreeMap::new());
+    Snapshot::take(&own.node, &[&own.pods[0], &own.pods[1]]).unwrap().assert_nothing_is_left();
+}
+
+/// Rows: SRV-owner, SRV-namespace-gone.
+#[test]
+fn a_vf_is_its_newest_pods_and_a_late_del_leaves_it_alone() {
+    let test = "a_vf_is_its_newest_pods";
+    let Some(mut own) = Own::new(test, &all_keys()) else { return };
+    let before = own.before();
+    own.node.add(&own.pods[0]).success();
+    // The device plugin takes the VF for free.
+    own.select(1, 0);
+    let (code, told) = own.refused(1);
+    let device = &own.vfs[0].address;
+    assert_eq!(code, 11, "{told}");
+    assert!(told.contains(&format!("device {device} is taken: pod shop/server, container ")), "{told}");
+
+    // Its namespace dies, and the kernel brings the VF home under its name in the pod.
+    own.pods[0].namespace = Namespace::new().unwrap();
+    assert!(eventually(PATIENCE, || own.device(0).is_some()));
+    own.node.add(&own.pods[1]).success();
+    let set = own.settings(0);
+    // Programs of the first came home with the VF; if they were still there, they would drop what the second sends.
+    assert_eq!(links(&own.node).len(), 2);
+    let outside = tagged_outside(&own.cards);
+    assert!(ping(&own.pods[1].namespace, OUTSIDE.parse().unwrap(), PATIENCE).unwrap());
+    assert!(ping(&outside, CLIENT_ADDRESS.parse().unwrap(), PATIENCE).unwrap());
+    // The DEL of the first comes late, and again after a restart.
+    for _ in 0..2 {
+        own.node.call("DEL", &own.pods[0]).with("CNI_NETNS", "").run().success();
+        assert_eq!((own.settings(0), own.device(0)), (set.clone(), None));
+        own.node.kill().unwrap();
+        own.node.start().unwrap();
+    }
+    own.node.check(&own.pods[1]).success();
+    own.node.del(&own.pods[1]).success();
+    own.assert_as(&before);
+}
+
+/// Rows: SRV-namespace-gone, SRV-restart.
+#[test]
+fn a_vf_whose_pod_died_while_no_agent_ran_is_given_its_name_and_settings_back() {
+    let test = "a_vf_whose_pod_died";
+    let Some(mut own) = Own::new(test, &all_keys()) else { return };
+    let before = own.before();
+    own.node.add(&own.pods[0]).success();
+    own.node.kill().unwrap();
+    own.pods[0].namespace = Namespace::new().unwrap();
+    assert!(eventually(PATIENCE, || own.device(0).is_some_and(|device| device.link.name == "net1")));
+    own.node.start().unwrap();
+    own.node.call("DEL", &own.pods[0]).with("CNI_NETNS", "").run().success();
+    own.assert_as(&before);
+}
+
+/// Rows: SRV-refused, SRV-rollback.
+#[test]
+fn a_setting_that_the_card_refuses_is_named_and_all_others_go_back() {
+    let keys = json!({"vlan": VLAN, "trust": "on", "link_state": "enable"});
+    let Some(own) = Own::new("a_setting_that_the_card_refuses", &keys) else { return };
+    let before = own.before();
+    let (code, told) = own.node.add(&own.pods[0]).failure();
+    let expected = format!("key link_state: the card refuses it for VF 0 of {}", own.cards.address);
+    assert_eq!(code, 7, "{told}");
+    assert!(told.contains(&expected), "{told}");
+    own.assert_as(&before);
+    Snapshot::take(&own.node, &[&own.pods[0]]).unwrap().assert_nothing_is_left();
+}
+
+/// Rows: SRV-cycles.
+#[test]
+fn thirty_cycles_leave_nothing() {
+    let Some(own) = Own::new("thirty_cycles_leave_nothing", &all_keys()) else { return };
+    let before = own.before();
+    for cycle in 0..30 {
+        // Each VF is each pod's in turn.
+        for pod in [0, 1] {
+            own.select(pod, (pod + cycle) % 2);
+            own.node.add(&own.pods[pod]).success();
+        }
+        for pod in &own.pods {
+            own.node.del(pod).success();
+        }
+    }
+    own.assert_as(&before);
+    assert_eq!(links(&own.node), BTreeMap::new());
+    Snapshot::take(&own.node, &[&own.pods[0], &own.pods[1]]).unwrap().assert_nothing_is_left();
+}
+
+/// Rows: HDV-pci, HDV-back.
+#[test]
+fn a_host_device_by_its_pci_address_goes_back_as_it_was() {
+    let test = "a_host_device_by_its_pci_address";
+    let Some(own) = Own::new(test, &json!({"type": "host-device"})) else { return };
+    let before = own.before();
+    for pod in &own.pods {
+        own.node.add(pod).success();
+        own.node.check(pod).success();
+    }
+    assert!(ping(&own.pods[0].namespace, CLIENT_ADDRESS.parse().unwrap(), PATIENCE).unwrap());
+    // What its pod does with it is undone, and it has its own name again.
+    ip(&own.pods[0].namespace, &["link", "set", "net1", "down"]).unwrap();
+    ip(&own.pods[0].namespace, &["link", "set", "net1", "mtu", "1400", "promisc", "on"]).unwrap();
+    ip(&own.pods[0].namespace, &["link", "set", "net1", "name", "mine"]).unwrap();
+    for pod in &own.pods {
+        own.node.del(pod).success();
+    }
+    own.assert_as(&before);
+}
+
+/// Binds a VF to a driver of the kernel, whichever it had.
+fn bind(vf: &Vf, driver: &str) {
+    let device = Path::new("/sys/bus/pci/devices").join(&vf.address);
+    fs::write(device.join("driver_override"), driver).unwrap();
+    let _ = fs::write(device.join("driver/unbind"), &vf.address);
+    fs::write("/sys/bus/pci/drivers_probe", &vf.address).unwrap();
+    let bound = || fs::read_link(device.join("driver")).is_ok_and(|to| to.ends_with(driver));
+    assert!(eventually(PATIENCE, bound), "{driver} does not take {}", vf.address);
+}
+
+/// Rows: SRV-userspace.
+#[test]
+fn a_vf_that_its_pod_drives_is_set_by_its_card_and_has_its_addresses_in_the_result() {
+    let test = "a_vf_that_its_pod_drives";
+    let Some(own) = Own::new(test, &all_keys()) else { return };
+    let before: Vec<_> = (0..2).map(|vf| own.settings(vf)).collect();
+    // The machine has no IOMMU, without which `vfio-pci` takes nothing.
+    bind(&own.vfs[0], "uio_pci_generic");
+    let (_, address, mac) = PODS[0];
+    own.node.add(&own.pods[0]).success();
+    let status = own.node.status(&own.pods[0]).unwrap();
+    let told = ["interface", "ips", "mac"].map(|key| status[1][key].clone());
+    assert_eq!(told, [json!("net1"), json!([address]), json!(mac)], "{status:#}");
+    assert!(!Network::of(&own.pods[0].namespace).unwrap().links.contains_key("net1"));
+    let set = own.settings(0);
+    assert_eq!((set.mac, set.vlan.map(|vlan| vlan.id)), (Some(mac.parse().unwrap()), Some(VLAN)));
+    let row = row(&own.node, PODS[0].0);
+    assert_eq!((&row["kind"], &row["enforcement"]), (&json!("sriov"), &json!("none")), "{row:#}");
+    own.node.check(&own.pods[0]).success();
+
+    own.node.del(&own.pods[0]).success();
+    own.node.del(&own.pods[0]).success();
+    let settings = |vf| VfSettings { mac: None, ..own.settings(vf) };
+    let expected = VfSettings { mac: None, ..before[0].clone() };
+    assert_eq!(settings(0), expected);
+    Snapshot::take(&own.node, &[&own.pods[0]]).unwrap().assert_nothing_is_left();
+    // A policy that selects the pod could not hold.
+    own.node.write("policy", &only_the_client_of_vfs()).unwrap();
+    let (_, told) = own.refused(0);
+    assert!(told.contains("net1"), "{told}");
+    assert_eq!(settings(0), expected);
+    bind(&own.vfs[0], "igbvf");
+}
