@@ -592,6 +592,7 @@ fn engine(
         enforce: settings.delegation.enforce,
         port_mappings: settings.unsupported_port_mappings,
         keep_cluster_routes: settings.keep_cluster_routes(),
+        in_cluster: settings.kubernetes.enabled,
         pod_sources: settings.pod_sources.clone(),
     };
     let (limit, repeated) = (settings.max_attachments, settings.repeated_add);

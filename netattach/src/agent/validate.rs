@@ -236,6 +236,7 @@ impl Check<'_> {
             enforce: delegation.enforce,
             port_mappings: self.settings.unsupported_port_mappings,
             keep_cluster_routes: self.settings.keep_cluster_routes(),
+            in_cluster: self.settings.kubernetes.enabled,
             pod_sources: self.settings.pod_sources.clone(),
         };
         let sandbox = Sandbox {

@@ -4,8 +4,8 @@
 //! everybody on the segment, so its cost grows with the pods that are there, and the ADD need not wait for it: the
 //! runtime has yet to start the containers.
 //!
-//! IPv6 addresses are announced by the kernel as they come up (`ndisc_notify`), within the ADD: there is no request for it
-//! that would leave the pod's neighbour table alone.
+//! IPv6 addresses are announced within the ADD: the request for it empties the pod's neighbour table, which is no harm as
+//! long as nobody is in the pod.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -13,9 +13,8 @@ use super::{AttachError, Doing, Engine, StepError};
 use crate::journal::JournalKey;
 use crate::netlink::Handle;
 use crate::netns::Netns;
-use crate::plan::AttachmentPlan;
-use crate::plan::routing;
-use crate::step::{Brought, Interface, Output, Step};
+use crate::plan::{AttachmentPlan, addressing, routing};
+use crate::step::{Brought, Interface, MadeBy, Output, Step};
 
 impl Engine {
     /// Announces the IPv4 addresses of the attachments in that record. What has been detached, or whose namespace or interface
@@ -61,7 +60,9 @@ fn announced<'o>(
             && !configure.down
         {
             let addressing = routing::settled(attachment, outputs, configure)?;
-            if !addressing.announce_v4 {
+            let is_card = matches!(attachment.made_by(), MadeBy::Device(_));
+            // The latter two were announced within the ADD.
+            if !addressing.announce_v4 || is_card || addressing::share_a_subnet(&addressing.addresses) {
                 return Ok(None);
             }
             let v4 = addressing.addresses.iter().filter_map(|address| match address.addr() {

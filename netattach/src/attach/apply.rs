@@ -9,7 +9,6 @@ use ipnet::IpNet;
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use super::announce::announce;
 use super::bridges::{self, Entered};
 use super::occupied::{Address, ROUTED, check_ip_is_free, check_mac_is_free, segment};
 use super::routing::{move_default_routes, route_by_source};
@@ -20,6 +19,7 @@ use super::{
 use crate::cni::Command;
 use crate::delegate::{self, Call, DelegateError};
 use crate::enforce::attachment::EnforcedAttachment;
+use crate::error_chain::Chain;
 use crate::ipam::{self, Lease, Lessee, Owner};
 use crate::nat::NatError;
 use crate::nat::wish::Wish;
@@ -197,20 +197,20 @@ impl Executor<'_> {
             Step::Configure(configure) => {
                 let leased = self.leased(at, attachment)?;
                 let mut addressing = addressing::pod_side(configure, &leased.addresses, &leased.routes);
-                addressing.announce_v4 &= !self.node.announces_late;
+                let is_card = matches!(attachment.made_by(), MadeBy::Device(_));
+                let at_once = is_card || addressing::share_a_subnet(&addressing.addresses);
+                addressing.announce_v4 &= !self.node.announces_late || at_once;
                 let (host, pod) = self.link(at)?;
                 let has_v6 = addressing.addresses.iter().any(|address| address.addr().is_ipv6());
                 if has_v6 && (1..IPV6_MIN_MTU).contains(&pod.mtu) {
                     return Err(StepError::SmallMtu(pod.mtu));
                 }
-                if configure.style != Style::Routed {
-                    self.announce_v6(&pod, &addressing)?;
-                }
                 self.configure(&pod, &addressing)?;
                 host.map_or(Ok(()), |host| self.await_carrier(&host))?;
-                if matches!(attachment.made_by(), MadeBy::Device(_)) {
-                    self.announce(&pod, &addressing)?;
+                if is_card && !addressing.addresses.is_empty() && !self.pod.await_carrier(pod.index)? {
+                    tracing::warn!(device = pod.name, "no carrier; neighbours may not hear of its addresses");
                 }
+                self.announce(&pod, addressing.announce_v4, has_v6 && configure.style != Style::Routed)?;
                 if configure.detect_duplicates
                     && let Some(taken) = self.pod.await_unique(pod.index, DETECTION)?
                 {
@@ -593,11 +593,18 @@ impl Executor<'_> {
         Ok(())
     }
 
-    /// Like `Addressing::announce_v4`, for IPv6: route netlink cannot set this one.
-    fn announce_v6(&mut self, pod: &Interface, addressing: &spec::Addressing) -> Result<(), StepError> {
-        if addressing.addresses.iter().any(|address| address.addr().is_ipv6()) {
+    /// Announces addresses of the families, now and whenever the link comes up again: IPv4 by `Addressing::announce_v4`, IPv6
+    /// by a setting that route netlink cannot make. What the kernel announces as the link comes up is lost on a bridge, whose
+    /// port does not forward yet, and on a card, which has no carrier yet.
+    fn announce(&mut self, pod: &Interface, v4: bool, v6: bool) -> Result<(), StepError> {
+        if v6 {
             let key = format!("ipv6/conf/{}/ndisc_notify", pod.name);
             within(self.netns, || ensure_if_present(&key, "1"))??;
+        }
+        if let Some(mac) = pod.mac.filter(|_| v4 || v6)
+            && let Err(error) = self.pod.announce_all(pod.index, mac)
+        {
+            tracing::warn!(device = pod.name, error = %Chain(&error), "addresses not announced to neighbours");
         }
         Ok(())
     }
@@ -613,24 +620,6 @@ impl Executor<'_> {
                 self.pod.configure(pod.index, addressing)?;
             }
             other => other?,
-        }
-        Ok(())
-    }
-
-    /// Announces the addresses of a card again once it carries packets: what the kernel announced was lost before. An
-    /// interface without them is announced by its pod.
-    fn announce(&mut self, pod: &Interface, addressing: &spec::Addressing) -> Result<(), StepError> {
-        let addresses = addressing.addresses.iter().map(ipnet::IpNet::addr);
-        let Some(mac) = pod.mac.filter(|_| !addressing.addresses.is_empty()) else { return Ok(()) };
-        if !self.pod.await_carrier(pod.index)? {
-            tracing::warn!(
-                device = pod.name,
-                "no carrier; the pod's addresses are not announced to its neighbours"
-            );
-            return Ok(());
-        }
-        if let Err(error) = within(self.netns, || announce(pod.index, mac, addresses))? {
-            tracing::warn!(device = pod.name, %error, "the pod's addresses are not announced to its neighbours");
         }
         Ok(())
     }

@@ -66,9 +66,14 @@ impl Held {
 
     /// Whether the namespace that the device was claimed for still exists.
     fn is_alive(&self) -> bool {
-        let Ok(netns) = Netns::open(&self.sandbox.netns) else { return false };
-        netns.id() == self.sandbox.netns_id
-            && netns.cookie().is_ok_and(|cookie| cookie.unwrap_or_default() == self.cookie)
+        match Netns::open(&self.sandbox.netns) {
+            Ok(netns) => {
+                netns.id() == self.sandbox.netns_id
+                    && netns.cookie().map_or(true, |cookie| cookie.unwrap_or_default() == self.cookie)
+            }
+            // One that cannot be opened for another reason may exist.
+            Err(error) => !error.is_gone(),
+        }
     }
 }
 
@@ -118,7 +123,8 @@ impl Devices {
             _ => false,
         };
         let table = self.lock();
-        let mut claims = table.held.values().filter_map(|held| held.claim.as_ref());
+        let held = table.held.values().filter(|held| held.state != State::Returned);
+        let mut claims = held.filter_map(|held| held.claim.as_ref());
         claims.find(|(_, claim)| is_it(claim)).map(|(_, claim)| claim.device.clone())
     }
 

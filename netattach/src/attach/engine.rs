@@ -44,9 +44,9 @@ pub struct Engine {
     pub(super) own: NetnsId,
 }
 
-/// Age of a record whose addresses have been announced, if the agent that attached it went on: longer than an ADD and the
-/// time after it take.
-const YOUNG: Duration = Duration::from_secs(10);
+/// Age, since it was planned, of a record whose addresses have been announced: longer than the slowest ADD (plugins have up to
+/// 600 s) and the kubelet's longest pause before it starts an agent again (300 s) take.
+const YOUNG: Duration = Duration::from_secs(900);
 
 /// The state found at start.
 #[derive(Debug, Default, PartialEq, Eq)]

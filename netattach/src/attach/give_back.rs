@@ -36,11 +36,10 @@ pub(super) fn give_back(
         // Processes may have the namespace still.
         check_it_is_nowhere(claim, home)?;
     }
-    let settled = settle_function(host, device, claim);
-    let Some(home) = &claim.home else { return settled };
+    let Some(home) = &claim.home else { return settle_function(host, device, claim) };
     if matches!(pod, PodEnd::Gone) && !claim.outlives_namespace() {
         // It ended with the namespace: what has its name now is another device.
-        return settled;
+        return settle_function(host, device, claim);
     }
     let mut in_pod = None;
     if let PodEnd::In(netns, made) = pod {
@@ -55,9 +54,14 @@ pub(super) fn give_back(
         restore_properties(&mut inside, home, &found)?;
         move_home(host, &mut inside, (&found, home))?;
     }
-    match find_home(host, home)? {
-        Some(found) => restore_at_home(host, device, home, &found)?,
-        None => check_it_is_nowhere(claim, home)?,
+    let found = find_home(host, home)?;
+    if found.is_none() {
+        check_it_is_nowhere(claim, home)?;
+    }
+    // A pod that still has a VF never has it without its VLAN.
+    let settled = settle_function(host, device, claim);
+    if let Some(found) = found {
+        restore_at_home(host, device, home, &found)?;
     }
     settled
 }
@@ -131,8 +135,15 @@ fn find_in(
 /// What the physical function has set, as it was before.
 fn settle_function(host: &mut Handle, device: &Device, claim: &Claim) -> Result<(), StepError> {
     let (Some(function), Some(before)) = (&device.function, &claim.settings) else { return Ok(()) };
-    // The card is gone, or has fewer functions now.
-    let Some((index, present)) = physical(host, function)? else { return Ok(()) };
+    let Some((index, present)) = physical(host, function)? else {
+        // The card is gone, or has fewer functions now; or its interface is elsewhere for a time.
+        return match bus::find(&claim.device) {
+            Some(found) if found.function.as_ref() == Some(function) => {
+                Err(StepError::NoPhysicalFunction(function.physical.clone()))
+            }
+            _ => Ok(()),
+        };
+    };
     let mut failed = None;
     for (setting, one) in before.beyond(&present).each() {
         let set = match one.mac {

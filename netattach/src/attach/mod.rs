@@ -13,7 +13,7 @@
 //! | [`apply`], `bridges`, `by_source`, `device_info`, `routing`, `cluster_routes`, `translation`, `tuning`, `enforcement` | the effects of steps |
 //! | `announce_late` | what neighbours are told once an ADD has been answered |
 //! | [`undo`], `plugin_del` | inverses of steps, and DEL of other plugins |
-//! | `devices`, `take_device`, `give_back`, `bus`, `announce` | who has which device of the node; how it is taken and given back |
+//! | `devices`, `take_device`, `give_back`, `bus` | who has which device of the node; how it is taken and given back |
 //! | `check`, `status_verb`, `gc` | the verbs CHECK, STATUS and GC |
 //! | `survey` | how full pools of addresses are |
 //! | `departed`, `drift`, `edited` | sandboxes that no runtime will ask to detach; what others change of attachments, and of their records |
@@ -22,7 +22,6 @@
 //! | [`standalone`] | the native plugins as plain CNI executables |
 //! | `error` | errors, and their CNI codes |
 
-mod announce;
 mod announce_late;
 pub mod apply;
 mod bridges;

@@ -34,6 +34,11 @@ pub(super) fn claim(
     let claimant = (sandbox, attachment, cookie);
     let generation = node.devices.claim(&key, claimant, |held| settle(node, held))?;
     let found = find(host, &device.id)?;
+    let rdma = found.as_ref().and_then(|found| bus::find(found.parent.as_deref()?)?.rdma);
+    if let (Some(found), Some(_), None) = (&found, rdma, &device.rdma) {
+        let why = "it has RDMA, which passes the kernel: name it by pciBusID";
+        return Err(StepError::DeviceInUse { device: found.link.name.clone(), why });
+    }
     let home = match (found, &device.userspace) {
         (Some(found), None) => {
             check_is_free(node, host, &found)?;
@@ -57,9 +62,14 @@ fn check_is_free(node: &Node, host: &mut Handle, found: &DeviceState) -> Result<
     if found.link.controller.is_some() {
         return in_use("it is a port of a bridge or a bond");
     }
-    // A node without a default route has none to lose.
-    if host.default_route_interface().is_ok_and(|index| index == found.link.index) {
-        return in_use("the node's default route leads through it");
+    if host.default_routes()?.iter().any(|route| route.interface == Some(found.link.index)) {
+        return in_use("a default route of the node leads through it");
+    }
+    let is_on_it = |link: &LinkState| {
+        matches!(&*link.kind, "vlan" | "macvlan" | "ipvlan") && link.link == Some(found.link.index)
+    };
+    if host.links()?.iter().any(is_on_it) {
+        return in_use("another interface of the node is on it");
     }
     match node.occupied.is_parent(found.link.index) {
         true => Err(StepError::ParentOfPods(found.link.name.clone())),
@@ -85,6 +95,10 @@ pub(super) fn set(
     let Some(function) = &device.function else {
         return mac.and_then(|mac| address(host, mac)).transpose().map_err(StepError::from).map(drop);
     };
+    // Without what was set before nobody could give it back.
+    if claim.settings.is_none() {
+        return Err(StepError::NoPhysicalFunction(function.physical.clone()));
+    }
     let (index, _) =
         physical(host, function)?.ok_or_else(|| StepError::NoPhysicalFunction(function.physical.clone()))?;
     for (setting, one) in wanted.each() {

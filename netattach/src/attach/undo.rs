@@ -44,12 +44,16 @@ pub fn undo(
     crate::crash_point!("undo", "links");
     errors.extend(delete_links(plan, netns, progress, of(Stage::Links)).err());
     crate::crash_point!("undo", "devices");
+    let mut kept = Vec::new();
     for begun in of(Stage::Devices) {
-        let given = begun.give_back(node, plan, netns, progress);
-        errors.extend(given.map_err(|source| begun.failed("give the device back", source)).err());
+        if let Err(source) = begun.give_back(node, plan, netns, progress) {
+            // The pod may have it still: its programs and addresses stay too.
+            kept.push(begun.at.0);
+            errors.push(begun.failed("give the device back", source));
+        }
     }
     crate::crash_point!("undo", "leases");
-    for begun in of(Stage::Holdings) {
+    for begun in of(Stage::Holdings).filter(|begun| !kept.contains(&begun.at.0)) {
         crate::crash_point!("release", begun.at);
         let released = begun.release(node, plan, netns);
         errors.extend(released.map_err(|source| begun.failed("release its resources", source)).err());

@@ -250,12 +250,13 @@ impl Policies {
 
     fn compile(&mut self, sources: Sources<'_>, endpoints: &Endpoints) -> Result<Desired, EnforceError> {
         self.is_open = false;
-        let objects = sources.source.snapshot();
         if let Err(NotSynced::Incomplete(_)) = sources.source.synced() {
             // What an earlier agent had enforced stays. What has nothing yet gets nothing until the policies are known.
             let undecided = endpoints.keys().copied().collect();
             return Ok(Desired { undecided, ..Desired::default() });
         }
+        // After that question: a snapshot from before may be the empty one that precedes the first.
+        let objects = sources.source.snapshot();
         if has_no_policy(&objects, sources.options) {
             // Without policies nothing is isolated, and examining every pod would slow down every ADD.
             let open = endpoints.keys().map(|id| (*id, EndpointPolicy::default()));

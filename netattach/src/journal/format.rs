@@ -23,7 +23,7 @@ use crate::spec::Link;
 use crate::step::{Configure, Output, Step, StepRef, Style};
 
 /// The versions that are written: see [`version_of`]. They differ only in the plans that they can express.
-const WRITTEN: [u32; 5] = [2, 3, 4, 5, 6];
+const WRITTEN: [u32; 6] = [2, 3, 4, 5, 6, 7];
 
 /// The versions that are read.
 pub const VERSIONS: RangeInclusive<u32> = 1..=WRITTEN[WRITTEN.len() - 1];
@@ -32,9 +32,9 @@ pub const VERSIONS: RangeInclusive<u32> = 1..=WRITTEN[WRITTEN.len() - 1];
 /// read it, and an older one reports the version that it would need. Version 3 adds leases of kinds other than
 /// `host-local`, and ipvlans; version 4 the node's translation of addresses; version 5 exceptions from
 /// masquerade that follow the node's, and several gateways on a bridge; version 6 the kinds and properties of links that
-/// came after those.
+/// came after those; version 7 devices of the node, and tables by source.
 pub(super) fn version_of(plan: &Plan) -> u32 {
-    let [second, third, fourth, fifth, sixth] = WRITTEN;
+    let [second, third, fourth, fifth, sixth, seventh] = WRITTEN;
     let needed = |step: &Step| match step {
         Step::Translate(translate) if translate.follows_node => fifth,
         Step::Gateway { beside: true, .. } => fifth,
@@ -44,12 +44,13 @@ pub(super) fn version_of(plan: &Plan) -> u32 {
         Step::CreateLink(Link::Macvlan(macvlan)) if macvlan.tap || macvlan.in_pod => sixth,
         Step::CreateLink(Link::Ipvlan(ipvlan)) if ipvlan.in_pod => sixth,
         Step::CreateLink(Link::Ipvlan(_)) => third,
-        Step::NoteProperties(_) | Step::Tune(_) | Step::ChooseTables(_) | Step::UseTables(_) => sixth,
+        Step::NoteProperties(_) | Step::Tune(_) => sixth,
+        Step::ChooseTables(_) | Step::UseTables(_) => seventh,
         Step::Configure(configure) if is_new(configure) => sixth,
         Step::Gateway { vlan: Some(_), .. } => sixth,
         Step::EnsureBridge(bridge) if bridge.vlan_filtering => sixth,
         Step::CreateLink(link) if link.port().is_some_and(|it| it.isolated || it.vlans.is_some()) => sixth,
-        Step::ClaimDevice(_) | Step::SetDevice(_) | Step::MoveDevice => sixth,
+        Step::ClaimDevice(_) | Step::SetDevice(_) | Step::MoveDevice => seventh,
         Step::Lease(_)
         | Step::CreateLink(Link::Veth(_) | Link::Macvlan(_))
         | Step::EnsureBridge(_)

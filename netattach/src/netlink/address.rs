@@ -18,6 +18,7 @@ use rustix::io::Errno;
 use super::route::route_message;
 use super::socket::{APPEND, CREATE, NetlinkRequest, REPLACE};
 use super::{Error, Handle};
+use crate::mac::Mac;
 use crate::spec::Addressing;
 
 /// Time between two looks at addresses that the kernel is trying.
@@ -63,9 +64,17 @@ impl Handle {
         self.socket.all_but(requests, harmless)
     }
 
+    /// Makes a link that is up announce its addresses, IPv4 where `arp_notify` is on and IPv6 where `ndisc_notify` is: its
+    /// Ethernet address is set, to what it is (`NETDEV_CHANGEADDR` in `net/ipv4/devinet.c` and `net/ipv6/ndisc.c`). This
+    /// empties its neighbour table.
+    pub fn announce_all(&mut self, index: u32, mac: Mac) -> Result<(), Error> {
+        let same = LinkUnspec::new_with_index(index).address(mac.0.to_vec()).build();
+        self.socket.request(RouteNetlinkMessage::SetLink(same), 0).map(drop)
+    }
+
     /// Makes a link that is up announce these IPv4 addresses of its own, and announce its addresses whenever it comes up again
-    /// (`arp_notify`). The kernel asks everybody for the address (`NTF_USE`): a gratuitous ARP request, as its sender has that
-    /// address itself (RFC 5227, section 3). The entry that waits for an answer is taken away.
+    /// (`arp_notify`). The kernel asks everybody for the address (`NTF_USE`): a gratuitous ARP request (RFC 5227, section 3), as
+    /// its sender is the first address of that subnet, itself. The entry that waits for an answer is taken away.
     ///
     /// # Errors
     /// [`Error::not_found`]: the link is gone.

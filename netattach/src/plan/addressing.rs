@@ -23,6 +23,13 @@ pub fn pod_side(configure: &Configure, leased: &[LeasedAddress], routes: &[cni::
     Addressing { detect_duplicates: configure.detect_duplicates, ..addressing }
 }
 
+/// Whether two of the IPv4 addresses are in one subnet: the kernel asks for neighbours in the name of the first alone.
+pub fn share_a_subnet(addresses: &[IpNet]) -> bool {
+    let v4: Vec<&IpNet> = addresses.iter().filter(|it| it.addr().is_ipv4()).collect();
+    let meet = |a: &IpNet, b: &IpNet| a.contains(&b.addr()) || b.contains(&a.addr());
+    v4.iter().enumerate().any(|(at, one)| v4[..at].iter().any(|before| meet(before, one)))
+}
+
 /// Addresses of the node's end of a routed link, and the node's routes through it.
 pub fn host_side(style: Style, leased: &[LeasedAddress]) -> Addressing {
     let routes = leased.iter().map(|leased| Route::on_link(leased.address.addr().into())).collect();

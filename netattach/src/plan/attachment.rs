@@ -85,7 +85,8 @@ fn planned(
             options.exec.iter().any(|name| name == kind) || !chained::fold(driver, &mut config, kind, asked)
         });
     }
-    let place = (sandbox, &network.name, native(kind, options).is_some());
+    let is_judged = native(kind, options).is_some_and(|driver| driver.is_judged(&config));
+    let place = (sandbox, &network.name, is_judged);
     pod_sources::apply(&mut config, place, asked, &options.pod_sources)?;
     let config = &config;
 
@@ -111,6 +112,7 @@ fn planned(
             check_carried_out(driver, config)?;
             let mut config = config.clone();
             if driver.takes_device() {
+                device.check_choice(&config, options.in_cluster)?;
                 device.insert_into(&mut config);
             }
             let config = &config;

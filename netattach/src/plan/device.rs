@@ -29,6 +29,8 @@ pub(super) struct Device<'a> {
     resource: Option<&'a str>,
     /// The id of the device within the resource.
     id: Option<&'a str>,
+    /// Whether the pod's author has chosen it, and nobody compares it with what the pod was given.
+    is_chosen: bool,
 }
 
 impl<'a> Device<'a> {
@@ -54,7 +56,7 @@ impl<'a> Device<'a> {
                 );
                 Err(CniError::new(code::TRY_AGAIN_LATER, msg))
             }
-            _ => Ok(Self { resource, id }),
+            _ => Ok(Self { resource, id, is_chosen: resource.is_none() && named.is_some() }),
         }
     }
 
@@ -111,6 +113,26 @@ impl<'a> Device<'a> {
             let path = files.attachment.to_string_lossy().into_owned();
             capabilities.insert(device_info::CAPABILITY.into(), path.into());
         }
+    }
+
+    /// Checks a device that one of our own plugins takes from the node.
+    ///
+    /// # Errors
+    /// The pod's author has chosen it, though the definition fixes another; or in a cluster, where authors of pods are not the
+    /// node's administrators.
+    pub(super) fn check_choice(self, config: &Map<String, Value>, in_cluster: bool) -> Result<(), CniError> {
+        let Some(id) = self.id.filter(|_| self.is_chosen) else { return Ok(()) };
+        let keys = [DEVICE_ID, PCI_BUS_ID].into_iter();
+        let mut fixed = keys.filter_map(|key| config.get(key)?.as_str()).filter(|fixed| !fixed.is_empty());
+        let why = match fixed.next() {
+            Some(fixed) if fixed == id => return Ok(()),
+            Some(fixed) => format!("the definition has device {fixed}"),
+            None if in_cluster => {
+                format!("the definition has no resource ({RESOURCE_ANNOTATION}) whose devices pods are given")
+            }
+            None => return Ok(()),
+        };
+        Err(CniError::new(code::INVALID_CONFIG, format!("deviceID {id} asked for by the pod: {why}")))
     }
 
     /// Adds the device under the keys that plugins know from Multus.

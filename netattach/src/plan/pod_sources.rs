@@ -1,7 +1,7 @@
 //! What a pod asks for of the check of its sources, by `cni-args` of its selection, and who permits it: the setting
 //! `podSources`. Pure.
 
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -33,8 +33,12 @@ impl Permission {
     /// What is wrong with it, in words: a permission that permits nothing is a mistake.
     pub fn problem(&self) -> Option<&'static str> {
         let names_nothing = |names: &[String]| names.iter().all(String::is_empty);
-        let is_network =
-            |name: &String| name == ALL || name.split('/').filter(|part| !part.is_empty()).count() == 2;
+        let is_network = |name: &String| {
+            name == ALL
+                || name.split_once('/').is_some_and(|(namespace, name)| {
+                    !namespace.is_empty() && !name.is_empty() && !name.contains('/')
+                })
+        };
         if names_nothing(&self.namespaces) {
             Some("namespaces: names none, and * stands for all")
         } else if names_nothing(&self.networks) {
@@ -43,9 +47,18 @@ impl Permission {
             Some("networks: a network is NAMESPACE/NAME, or * for all")
         } else if self.source_check == SourceCheck::Full && self.addresses.is_empty() {
             Some("permits nothing: sourceCheck or addresses are needed")
+        } else if self.addresses.iter().any(|net| *net != net.trunc()) {
+            Some("addresses: a prefix has more bits than its length: write /32 or /128 for one address")
         } else {
             None
         }
+    }
+
+    /// For a plan that is only compared with one that was carried out.
+    pub(super) fn of_anything() -> Self {
+        let all = || vec![ALL.to_owned()];
+        let any = [Ipv4Net::default().into(), Ipv6Net::default().into()];
+        Self { namespaces: all(), networks: all(), source_check: SourceCheck::Off, addresses: any.into() }
     }
 
     fn is_for(&self, namespace: &str, network: &str) -> bool {
@@ -54,7 +67,7 @@ impl Permission {
     }
 }
 
-/// Puts what the selection asks for into the interface's configuration. `is_own`: netattach makes the interface.
+/// Puts what the selection asks for into the interface's configuration. `is_own`: netattach makes the interface, and its programs judge it.
 ///
 /// # Errors
 /// It is not valid, not permitted, or nobody would heed it.
@@ -72,7 +85,7 @@ pub(super) fn apply(
         CniError::new(code::INVALID_CONFIG, format!("key cni-args.{key}: {reason}"))
     };
     if !is_own {
-        return Err(wrong(first, "only an interface that netattach makes has it"));
+        return Err(wrong(first, "only an interface that netattach makes and judges has it"));
     }
     let namespace = sandbox.pod.as_ref().map_or("", |pod| pod.name.namespace.as_str());
     let network = network.to_string();

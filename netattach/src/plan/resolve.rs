@@ -92,6 +92,8 @@ pub struct Options {
     pub port_mappings: UnsupportedPortMappings,
     /// What stays on the cluster's interface when the default routes of a pod move (`keepClusterRoutes`).
     pub keep_cluster_routes: Option<Keep>,
+    /// Whether pods and definitions are those of a cluster, whose authors are not the node's administrators.
+    pub in_cluster: bool,
     /// What pods may ask for of the check of their sources (`podSources`).
     pub pod_sources: Vec<Permission>,
 }

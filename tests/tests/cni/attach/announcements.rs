@@ -1,4 +1,4 @@
-//! Neighbours of a pod learn which IPv4 addresses it has without a packet of it: those that knew another holder of them too.
+//! Neighbours of a pod learn which addresses it has without a packet of it: those that knew another holder of them too.
 
 use std::process::Command;
 
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 /// The holder that was there before.
 const BEFORE: &str = "02:00:00:00:00:99";
 /// The addresses that pod `b` gets, with the interface of either pod.
-const ADDRESSES: [(&str, &str); 2] = [("10.50.0.3", "eth0"), ("10.52.0.3", "net1")];
+const ADDRESSES: [(&str, &str); 3] = [("10.50.0.3", "eth0"), ("10.52.0.3", "net1"), ("fd00:50::3", "eth0")];
 
 /// Pod `a` is attached to the default network, a bridge, and to macvlans.
 fn node() -> (Node, Pod) {
@@ -77,5 +77,6 @@ fn an_agent_tells_them_that_starts_after_one_ended_too_early() {
     node.kill().unwrap();
     know_another(&a);
     node.start().unwrap();
-    assert_learns(&a, &b, &ADDRESSES);
+    // IPv6 addresses were announced before the answer.
+    assert_learns(&a, &b, &ADDRESSES[..2]);
 }
