@@ -339,7 +339,8 @@ fn a_step_that_version_2_has_no_words_for_is_written_as_a_later_version() {
         json!({"step": "create-dummy", "pod_name": "eth0", "group": 1}),
     ];
     let earlier = [(host_local, 2), (fixed, 3), (translate, 4), (following, 5), (beside, 5)];
-    for (lease, version) in earlier.into_iter().chain(latest.map(|step| (step, 6))) {
+    let of_device = (json!({"step": "move-device"}), 7);
+    for (lease, version) in earlier.into_iter().chain(latest.map(|step| (step, 6))).chain([of_device]) {
         let directory = tempfile::tempdir().unwrap();
         let (written, text) = record_of_lease(directory.path(), lease.clone());
         let head = format!("{{\"planned\":{{\"version\":{version}}},\"state\":\"attached\"");
@@ -357,10 +358,10 @@ fn a_step_that_version_2_has_no_words_for_is_written_as_a_later_version() {
         assert!(Store::open(directory.path()).unwrap().load(&key()).map(state_of).unwrap().is_some());
         let continued = fs::read_to_string(directory.path().join("c@eth0.jsonl")).unwrap();
         assert!(continued.starts_with(&text) && continued.ends_with(",\"removing\"]\n"), "{continued}");
-        // An agent that does not know version 6 leaves the record alone and reports it; this agent does the same with
-        // version 7.
-        let foreign = text.replacen(&format!("\"version\":{version}"), "\"version\":7", 1);
-        assert_eq!(judge("c@eth0.jsonl", foreign.as_bytes()), Verdict::Foreign(7));
+        // An agent that does not know version 7 leaves the record alone and reports it; this agent does the same with
+        // version 8.
+        let foreign = text.replacen(&format!("\"version\":{version}"), "\"version\":8", 1);
+        assert_eq!(judge("c@eth0.jsonl", foreign.as_bytes()), Verdict::Foreign(8));
     }
 }
 

@@ -79,7 +79,7 @@ fn what_the_node_needs_stays_and_what_is_not_there_is_named() {
     ip(&rig.runtime.node, &["route", "add", "default", "via", "192.0.2.9"]).unwrap();
     let (code, told) = refusal(&keys(&rig));
     assert_eq!(code, 7);
-    let expected = "device card0 stays on the node: the node's default route leads through it";
+    let expected = "device card0 stays on the node: a default route of the node leads through it";
     assert!(told.ends_with(expected), "{told}");
     assert_eq!(addresses(&mut rig.node(), card(rig.node(), CARD).unwrap().link.index), ["192.0.2.1/24"]);
 }
