@@ -18,6 +18,11 @@ pub struct SysctlError {
     pub source: io::Error,
 }
 
+/// Whether a setting of the calling thread's network namespace has that value. One that cannot be read has none.
+pub fn is(key: &str, value: &str) -> bool {
+    std::fs::read_to_string(format!("/proc/sys/net/{key}")).is_ok_and(|found| found.trim_end() == value)
+}
+
 /// Sets `key` (below `/proc/sys/net`, with slashes) to `value`; written only when it differs, because a write may be an
 /// event for every interface.
 ///

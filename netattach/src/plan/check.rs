@@ -6,7 +6,7 @@ use super::{AttachmentPlan, addressing, result, routing};
 use crate::cni::{CniError, CniResult};
 use crate::ipam;
 use crate::spec::{self, Route, SourceTables, Tune};
-use crate::step::{Brought, Kept, SourceRouting};
+use crate::step::{Brought, Kept, MadeBy, SourceRouting};
 use crate::step::{Interface, LeasedAddress, Output, Role, Step, Translate};
 
 /// The state of one attachment, according to its record or to the result that was printed for it.
@@ -143,6 +143,8 @@ pub fn expected(
         let tuned = expected.tune.as_ref().and_then(|tune| tune.properties.mtu);
         let silent = if others { 0 } else { tuned.unwrap_or(pod.mtu) };
         pod.mtu = listed.map(|listed| listed.mtu).filter(|mtu| *mtu > 0).unwrap_or(silent);
+    } else if matches!(attachment.made_by(), MadeBy::Device(device) if device.userspace.is_some()) {
+        // The pod's program drives it: there is no interface, though the result has one for the addresses.
     } else if let Some(index) = listed(&attachment.ifname)
         .filter(|index| !expected.loopback && last.interfaces[*index].sandbox.as_deref() == Some(netns))
     {

@@ -73,9 +73,16 @@ fn neighbours_that_knew_another_holder_are_told() {
 fn an_agent_tells_them_that_starts_after_one_ended_too_early() {
     let (mut node, a) = node();
     let b = Pod::new("b").unwrap();
+    know_another(&a);
     node.add(&b).success();
+    assert_learns(&a, &b, &ADDRESSES);
     node.kill().unwrap();
     know_another(&a);
+    // As the ADD leaves it.
+    for (_, device) in &ADDRESSES[..2] {
+        let key = format!("/proc/sys/net/ipv4/conf/{device}/arp_notify");
+        b.namespace.run(|| std::fs::write(&key, "0")).unwrap();
+    }
     node.start().unwrap();
     // IPv6 addresses were announced before the answer.
     assert_learns(&a, &b, &ADDRESSES[..2]);
