@@ -43,8 +43,8 @@ const INTERVAL_AT_REST: Duration = Duration::from_secs(2);
 /// After so many checks at rest they are taken more rarely.
 const LONG_REST: u32 = 10;
 
-/// What is in use is counted when so many bytes more or less are resident than at the last count, and every so many
-/// checks. The allocator goes through all free blocks for it: done at each check, it was a third of what an agent at rest
+/// What is in use is counted when so many bytes more or less are resident than at the last count, when the process comes to
+/// rest, and every so many checks. The allocator goes through all free blocks for it: done at each check, it was a third of what an agent at rest
 /// uses of a processor.
 const MOVED: usize = 1 << 20;
 const COUNTED: u32 = 20;
@@ -76,7 +76,8 @@ fn give_back() {
             code_left = Resident::now().map_or(shared, |now| now.shared);
         }
         checks += 1;
-        if checks < COUNTED && resident.abs_diff(counted_at) < MOVED {
+        // Once at the beginning of each rest: what was free before that was not worth anybody's time.
+        if checks < COUNTED && resident.abs_diff(counted_at) < MOVED && rested != REST {
             continue;
         }
         (counted_at, checks) = (resident, 0);
