@@ -139,7 +139,7 @@ fn bounded<S>(
     for value in values.iter_mut().filter(|value| value.contains(['\\', '"', '\n'])) {
         *value = Cow::Owned(value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"));
     }
-    if series.contains_key(&values) || series.len() < metric.most {
+    if series.len() < metric.most || series.contains_key(&values) {
         return values;
     }
     over();

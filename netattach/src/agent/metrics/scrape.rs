@@ -1,7 +1,6 @@
 //! What is looked up for one scrape.
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::time::SystemTime;
 
@@ -79,13 +78,14 @@ fn pod(it: &Measured) -> Values {
 fn counted(totals: &mut Totals, agent: &Agent, measured: &[Measured]) -> Result<[Numbers; 5], EnforceError> {
     // Devices that run the programs without an attachment: there should be none.
     let strangers = agent.reporter.strangers()?;
-    for (it, stats) in measured.iter().filter_map(|it| Some((it, it.stats.as_ref()?))) {
-        totals.add(it.of.clone(), &it.network, stats);
+    for it in measured {
+        match &it.stats {
+            Some(stats) => totals.add(&it.of, &it.network, stats),
+            None => totals.is_there(&it.of),
+        }
     }
-    let nobody = nobody();
-    totals.add(nobody.clone(), "-", &strangers);
-    let there: BTreeSet<&Of> = measured.iter().map(|it| &it.of).chain([&nobody]).collect();
-    totals.keep(|of| there.contains(of));
+    totals.add(&nobody(), "-", &strangers);
+    totals.end_of_scrape();
     Ok(totals.numbers())
 }
 

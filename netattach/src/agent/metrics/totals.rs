@@ -20,6 +20,8 @@ pub(super) struct Totals {
     ended: VecDeque<Of>,
     /// Bounded: by the number of networks that this node used ([`MOST_NETWORKS`]).
     sums: BTreeMap<String, Sum>,
+    /// The number of the scrape.
+    round: u64,
 }
 
 /// Most networks with sums of their own.
@@ -27,10 +29,11 @@ const MOST_NETWORKS: usize = 1024;
 /// Most ended attachments that are remembered: where nobody scrapes, nothing else forgets them.
 const MOST_ENDED: usize = 1024;
 
-/// What an attachment had counted when it was added last, and whether it has ended.
+/// What an attachment had counted when it was added last, in which scrape it was there last, and whether it has ended.
 #[derive(Debug, Default, Clone, Copy)]
 struct Last {
     counted: Stats,
+    round: u64,
     ended: bool,
 }
 
@@ -45,8 +48,12 @@ struct Sum {
 
 impl Totals {
     /// Adds what an attachment has counted since the last time.
-    pub(super) fn add(&mut self, of: Of, network: &str, now: &Stats) {
-        let before = self.last.insert(of, Last { counted: *now, ended: false });
+    pub(super) fn add(&mut self, of: &Of, network: &str, now: &Stats) {
+        let last = Last { counted: *now, round: self.round, ended: false };
+        let before = match self.last.get_mut(of) {
+            Some(known) => Some(std::mem::replace(known, last)),
+            None => self.last.insert(of.clone(), last),
+        };
         if before.is_some_and(|last| last.counted == *now) {
             // As most attachments at most scrapes.
             return;
@@ -71,7 +78,7 @@ impl Totals {
 
     /// Adds what an attachment that ends has counted since the last time.
     pub(super) fn add_last(&mut self, of: Of, network: &str, now: &Stats) {
-        self.add(of.clone(), network, now);
+        self.add(&of, network, now);
         if let Some(last) = self.last.get_mut(&of) {
             last.ended = true;
         }
@@ -85,10 +92,19 @@ impl Totals {
         }
     }
 
-    /// Forgets attachments that are gone. Their share of the sums stays.
-    pub(super) fn keep(&mut self, there: impl Fn(&Of) -> bool) {
-        self.last.retain(|of, _| there(of));
+    /// An attachment is there, though what it counts is not known.
+    pub(super) fn is_there(&mut self, of: &Of) {
+        if let Some(last) = self.last.get_mut(of) {
+            last.round = self.round;
+        }
+    }
+
+    /// Ends a scrape: forgets the attachments that were not in it, for they are gone. Their share of the sums stays.
+    pub(super) fn end_of_scrape(&mut self) {
+        let round = self.round;
+        self.last.retain(|_, last| last.round == round);
         self.ended.retain(|of| self.last.contains_key(of));
+        self.round += 1;
     }
 
     /// The sums as metrics.
@@ -150,16 +166,19 @@ mod tests {
     #[test]
     fn sums_only_grow() {
         let mut totals = Totals::default();
-        totals.add(of("a"), "shop/lan", &counted(5));
-        totals.add(of("b"), "shop/lan", &counted(7));
-        totals.add(of("a"), "shop/lan", &counted(6));
+        totals.add(&of("a"), "shop/lan", &counted(5));
+        totals.add(&of("b"), "shop/lan", &counted(7));
+        totals.add(&of("a"), "shop/lan", &counted(6));
         assert_eq!(received(&totals, "shop/lan"), (13, 1300));
         // One is detached and another container has the same id.
-        totals.keep(|it| *it == of("a"));
-        totals.add(of("b"), "shop/lan", &counted(2));
+        totals.end_of_scrape();
+        totals.add(&of("a"), "shop/lan", &counted(6));
+        totals.end_of_scrape();
+        assert!(!totals.last.contains_key(&of("b")));
+        totals.add(&of("b"), "shop/lan", &counted(2));
         assert_eq!(received(&totals, "shop/lan"), (15, 1500));
         // The same, between two scrapes.
-        totals.add(of("a"), "shop/lan", &counted(1));
+        totals.add(&of("a"), "shop/lan", &counted(1));
         assert_eq!(received(&totals, "shop/lan"), (16, 1600));
         let reasons: u64 = totals.sums["shop/lan"].drops.values().sum();
         assert_eq!(reasons, 16);
@@ -168,19 +187,23 @@ mod tests {
     #[test]
     fn what_ended_is_counted_once_and_remembered_for_a_while_only() {
         let mut totals = Totals::default();
-        totals.add(of("a"), "shop/lan", &counted(5));
+        totals.add(&of("a"), "shop/lan", &counted(5));
         totals.add_last(of("a"), "shop/lan", &counted(7));
         // Its end has failed, and is tried again.
         totals.add_last(of("a"), "shop/lan", &counted(8));
         assert_eq!(received(&totals, "shop/lan"), (8, 800));
         totals.add_last(of("b"), "shop/lan", &counted(1));
-        totals.add(of("b"), "shop/lan", &counted(2));
+        totals.add(&of("b"), "shop/lan", &counted(2));
         for number in 0..2 * MOST_ENDED {
             totals.add_last(of(&number.to_string()), "shop/other", &counted(1));
         }
         assert_eq!((totals.ended.len(), totals.last.len()), (MOST_ENDED, MOST_ENDED + 1));
         assert!(totals.last.contains_key(&of("b")), "it was attached again");
-        totals.keep(|_| false);
+        totals.end_of_scrape();
+        totals.is_there(&of("b"));
+        totals.end_of_scrape();
+        assert_eq!((totals.ended.len(), totals.last.len()), (0, 1));
+        totals.end_of_scrape();
         assert_eq!((totals.ended.len(), totals.last.len()), (0, 0));
     }
 
@@ -188,7 +211,7 @@ mod tests {
     fn networks_are_bounded() {
         let mut totals = Totals::default();
         for number in 0..MOST_NETWORKS + 3 {
-            totals.add(of(&number.to_string()), &format!("shop/{number}"), &counted(1));
+            totals.add(&of(&number.to_string()), &format!("shop/{number}"), &counted(1));
         }
         assert_eq!(totals.sums.len(), MOST_NETWORKS + 1);
         assert_eq!(received(&totals, catalogue::OTHER), (3, 300));
