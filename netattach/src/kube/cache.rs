@@ -2,7 +2,8 @@
 //!
 //! An object that cannot be read keeps its previous version, or a policy that isolates takes its place; the problem is
 //! the object's own. Sizes are bounded in total: what exceeds a bound is handled as what cannot be read, but it is one
-//! problem of the kind, however many objects it concerns, and the kind is listed again when there is room.
+//! problem of the kind, however many objects it concerns, and the kind is listed again when there is room. Who has most
+//! gives way first (`weights`).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -12,6 +13,8 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::resource::Content;
+use super::stand_ins::StandIns;
+use super::weights::Weights;
 use crate::budget::{self, Budget, Exceeded};
 use crate::builtin::pod_cidr;
 use crate::error_chain::{Chain, clipped};
@@ -40,11 +43,12 @@ pub(super) struct Cache {
     problems: BTreeMap<Key, String>,
     /// How many of them each namespace has.
     problems_of: BTreeMap<String, usize>,
-    /// Bytes kept of each definition and policy, and of all of a kind.
-    weights: BTreeMap<Key, usize>,
-    totals: BTreeMap<&'static str, usize>,
+    weights: Weights,
+    stand_ins: StandIns,
     /// Pods that were asked for by name and that the watch has not shown yet.
-    fetched: BTreeMap<ObjectName, Instant>,
+    fetched: BTreeMap<ObjectName, Fetched>,
+    /// The newest version of pods that a list or a watch of them has come to.
+    pods_at: Option<u64>,
     /// Uids of pods that were deleted last.
     deleted: VecDeque<String>,
     interner: Interner,
@@ -61,6 +65,13 @@ pub(super) struct Cache {
     of_node: BTreeSet<Key>,
     /// Whether there are changes since the last [`Cache::take_changed`].
     is_changed: bool,
+}
+
+/// A pod that was asked for by name.
+#[derive(Debug)]
+struct Fetched {
+    at: Instant,
+    version: Option<u64>,
 }
 
 /// The pods of other nodes that a list has not had so far. The first list costs nothing that way, and another one as much
@@ -147,11 +158,15 @@ impl Cache {
                 None => drop(self.versions.remove(&key.name)),
             }
         }
+        if kind == Kind::Pod {
+            self.passed(kind, resource_version.as_deref());
+        }
+        let was_kept = self.weights.has(&key);
         let isolating = match api_object(kind, json) {
             Ok(object) => {
                 self.is_readable(&key);
                 if self.weigh(kind, &key, json.get().len()).is_ok() {
-                    self.fits(Content::Objects(kind), &key.name);
+                    self.is_kept(kind, &key, was_kept);
                     self.insert(&of_this_node(object));
                     return Some(key);
                 }
@@ -167,9 +182,28 @@ impl Cache {
             }
         };
         if let Some(isolating) = isolating.filter(|_| !merge::has(&self.objects, &key)) {
-            self.insert(&isolating);
+            self.isolate(&isolating);
         }
         Some(key)
+    }
+
+    /// Has a policy stand for one that is not kept, or its namespace isolated as a whole.
+    fn isolate(&mut self, isolating: &Object) {
+        let Object::Policy(policy) = isolating else { return };
+        let key = isolating.key();
+        if self.stand_ins.take(&key, policy) {
+            self.insert(isolating);
+        } else {
+            self.stand_ins.isolate(key.kind, &key.name.namespace);
+            self.insert(&merge::isolating_all(policy.name.kind, &key.name.namespace));
+        }
+    }
+
+    /// A list or a watch of the kind has come to this version.
+    pub(super) fn passed(&mut self, kind: Kind, version: Option<&str>) {
+        if kind == Kind::Pod {
+            self.pods_at = self.pods_at.max(version.and_then(number));
+        }
     }
 
     /// An object cannot be read. Of very many the first are remembered, fewer of one namespace.
@@ -242,6 +276,9 @@ impl Cache {
     /// A list of the kind begins. Room that is made from now on may be too late for it.
     pub(super) fn list_begins(&mut self, content: Content) {
         self.room.remove(&content);
+        if let Content::Objects(kind) = content {
+            self.stand_ins.list_begins(kind.word());
+        }
     }
 
     /// Whether there may be more objects that cannot be read than are remembered: of all of them, or of which namespace.
@@ -282,6 +319,7 @@ impl Cache {
         if kind == Kind::Pod {
             self.fetched.remove(&key.name);
             self.deleted.extend(uid);
+            self.passed(kind, version(json).as_deref());
             if self.deleted.len() > DELETED {
                 self.deleted.pop_front();
             }
@@ -296,13 +334,58 @@ impl Cache {
         self.is_readable(key);
         let content = Content::Objects(kind);
         self.fits(content, &key.name);
-        if let Some(weight) = self.weights.remove(key) {
-            *self.totals.entry(key.kind).or_default() -= weight;
+        if self.weights.remove(key).is_some() {
             self.has_room(content);
         }
+        self.need_not_isolate(content, key);
+        self.forget(key);
+    }
+
+    /// An object is kept, which may have been refused or unreadable before.
+    fn is_kept(&mut self, kind: Kind, key: &Key, was_kept: bool) {
+        let content = Content::Objects(kind);
+        self.fits(content, &key.name);
+        if !was_kept {
+            self.need_not_isolate(content, key);
+        }
+    }
+
+    /// Nothing has to stand for a policy any more.
+    fn need_not_isolate(&mut self, content: Content, key: &Key) {
+        self.stand_ins.remove(key);
+        if self.stand_ins.has_all_of(key) {
+            // Whether its namespace still has to be isolated as a whole, only a list says.
+            self.room.insert(content);
+        }
+    }
+
+    fn forget(&mut self, key: &Key) {
         self.with_pods.remove(key);
         self.of_node.remove(key);
         self.is_changed |= merge::remove(&mut self.objects, key);
+    }
+
+    /// An object gives way to another of its kind: as if it had been refused.
+    fn give_way(&mut self, kind: Kind, key: &Key) {
+        self.weights.remove(key);
+        self.refuse(Content::Objects(kind), &key.name);
+        let isolating = match kind {
+            Kind::MultiNetworkPolicy => self.objects.policies.get(&key.name),
+            Kind::NetworkPolicy => self.objects.network_policies.get(&key.name),
+            _ => None,
+        };
+        let isolating = isolating.and_then(|policy| merge::isolating(&Object::Policy(Arc::clone(policy))));
+        match isolating {
+            // First the one, then not the other: nobody is to see neither.
+            Some(isolating) => {
+                self.with_pods.remove(key);
+                self.isolate(&isolating);
+                if !self.stand_ins.has(key) {
+                    self.forget(key);
+                }
+            }
+            None => self.forget(key),
+        }
     }
 
     /// After a complete list: the objects of the kind that were not in it are gone. A pod that was asked for while the
@@ -310,7 +393,9 @@ impl Cache {
     pub(super) fn retain(&mut self, kind: Kind, listed: &BTreeSet<Key>) {
         let is_fetched = |key: &Key| kind == Kind::Pod && self.fetched.contains_key(&key.name);
         let mut gone = merge::keys(&self.objects, kind);
-        gone.retain(|key| !listed.contains(key) && !is_fetched(key));
+        gone.retain(|key| {
+            !listed.contains(key) && !is_fetched(key) && key.name.name != merge::OTHER_POLICIES
+        });
         gone.extend(
             self.problems.keys().filter(|key| key.kind == kind.word() && !listed.contains(*key)).cloned(),
         );
@@ -320,10 +405,14 @@ impl Cache {
         for key in gone {
             self.remove_key(kind, &key);
         }
+        for namespace in self.stand_ins.list_ends(kind.word()) {
+            let name = ObjectName::new(namespace, merge::OTHER_POLICIES);
+            self.forget(&Key { kind: kind.word(), name });
+        }
     }
 
     /// A pod of this node that was asked for by name, because the watch has not shown it yet. It counts until the watch
-    /// does, for at most [`FETCHED`]. A pod that is known, or was deleted meanwhile, is not taken.
+    /// does, and without that for [`FETCHED`] and until the watch has come to its version. A pod that is known, or was deleted meanwhile, is not taken.
     pub(super) fn fetched(&mut self, json: &RawValue, now: Instant) -> Option<Arc<Pod>> {
         let Ok(Object::Pod(pod)) = api_object(Kind::Pod, json) else { return None };
         let is_deleted = pod.uid.as_ref().is_some_and(|uid| self.deleted.contains(uid));
@@ -335,16 +424,19 @@ impl Cache {
             return None;
         }
         let name = pod.name.clone();
-        self.fetched.insert(name.clone(), now);
+        let version = version(json).as_deref().and_then(number);
+        self.fetched.insert(name.clone(), Fetched { at: now, version });
         self.insert(&of_this_node(Object::Pod(pod)));
         self.objects.pods.get(&name).cloned()
     }
 
-    /// Removes the pods that were asked for and that the watch has not shown for too long.
+    /// Removes the pods that were asked for and that the watch has not shown for too long, though it has come to their
+    /// versions: they are gone. Of a watch that shows nothing at all nothing follows.
     pub(super) fn expire(&mut self, now: Instant) {
-        let over = |at: &Instant| now.duration_since(*at) >= FETCHED;
+        let is_passed = |version: Option<u64>| version.is_none() || version <= self.pods_at;
+        let over = |it: &Fetched| now.duration_since(it.at) >= FETCHED && is_passed(it.version);
         let expired: Vec<ObjectName> =
-            self.fetched.iter().filter(|(_, at)| over(at)).map(|(name, _)| name.clone()).collect();
+            self.fetched.iter().filter(|(_, it)| over(it)).map(|(name, _)| name.clone()).collect();
         for name in expired {
             self.fetched.remove(&name);
             self.remove_key(Kind::Pod, &Key { kind: Kind::Pod.word(), name });
@@ -469,13 +561,10 @@ impl Cache {
             return budget::NODES_OF_CLUSTER.check(self.objects.nodes.len() + 1);
         }
         let Some(budget) = budget_of(kind) else { return Ok(()) };
-        let total = self.totals.entry(key.kind).or_default();
-        let before = self.weights.get(key).copied().unwrap_or_default();
-        let others = *total - before;
-        budget.check(others + bytes)?;
-        *total = others + bytes;
-        self.weights.insert(key.clone(), bytes);
-        if bytes < before {
+        while let Some(other) = self.weights.in_the_way(key, bytes, budget)? {
+            self.give_way(kind, &other);
+        }
+        if self.weights.set(key, bytes) {
             self.has_room(Content::Objects(kind));
         }
         Ok(())

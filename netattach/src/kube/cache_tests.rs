@@ -155,6 +155,81 @@ fn a_definition_beyond_the_memory_for_all_is_not_kept() {
     assert!(cache.wants_list(kind));
 }
 
+/// The policies of namespaces, with how many requirements each has; those without rules are marked.
+fn kept(objects: &Objects) -> Vec<String> {
+    let one = |policy: &Arc<Policy>| {
+        let isolates = if policy.rules(Direction::Ingress).is_empty() { " isolates" } else { "" };
+        format!("{} {}{isolates}", policy.name, policy.pods.requirements.len())
+    };
+    objects.policies.values().map(one).collect()
+}
+
+#[test]
+fn the_author_of_many_large_policies_gives_way_to_the_others_and_stays_isolated() {
+    let mut cache = Cache::default();
+    let policy = |namespace: &str, name: &str, bytes: usize| {
+        raw(&json!({
+            "metadata": {"namespace": namespace, "name": name, "annotations": {"note": "x".repeat(bytes)}},
+            "spec": {"podSelector": {"matchLabels": {"app": "a"}}, "ingress": [{}]},
+        }))
+    };
+    const LARGE: usize = 8 << 20;
+    let put = |cache: &mut Cache, namespace: &str, name: &str, bytes: usize| {
+        cache.put(Kind::MultiNetworkPolicy, &policy(namespace, name, bytes - 300));
+        kept(&cache.take_changed().unwrap_or_default())
+    };
+    for number in 0..8 {
+        cache.put(Kind::MultiNetworkPolicy, &policy("hostile", &number.to_string(), LARGE - 300));
+    }
+    let all = kept(&cache.take_changed().unwrap());
+    assert_eq!((all.len(), &*all[7]), (8, "hostile/7 1"));
+    let now = put(&mut cache, "shop", "web", 1000);
+    assert_eq!(now[6..], ["hostile/6 1", "hostile/7 1 isolates", "shop/web 1"]);
+    let of = Content::Objects(Kind::MultiNetworkPolicy);
+    assert!(!cache.wants_list(of), "there is no room for what has given way");
+    // Nor does it come back by being written again.
+    assert!(put(&mut cache, "hostile", "7", LARGE).is_empty());
+    cache.remove(Kind::MultiNetworkPolicy, &policy("hostile", "0", 1));
+    assert!(cache.wants_list(of));
+    assert_eq!(put(&mut cache, "hostile", "7", LARGE)[6..], ["hostile/7 1", "shop/web 1"]);
+}
+
+#[test]
+fn what_stands_for_policies_is_bounded_and_in_the_end_isolates_the_namespace() {
+    let mut cache = Cache::default();
+    let unreadable = |name: &str| {
+        let networks = (0..200).map(|number| format!("network-{number:03}")).collect::<Vec<_>>().join(",");
+        raw(&json!({
+            "metadata": {
+                "namespace": "shop", "name": name,
+                "annotations": {"k8s.v1.cni.cncf.io/policy-for": networks},
+            },
+            "spec": {"podSelector": 7},
+        }))
+    };
+    let begin = |cache: &mut Cache| cache.list_begins(Content::Objects(Kind::MultiNetworkPolicy));
+    begin(&mut cache);
+    for number in 0..100 {
+        cache.put(Kind::MultiNetworkPolicy, &unreadable(&format!("p{number:02}")));
+    }
+    let objects = cache.take_changed().unwrap();
+    let all = kept(&objects);
+    assert!(all.len() < 10, "{all:?}");
+    assert_eq!(all[all.len() - 1], "shop/policies beyond the bound 0 isolates");
+    let last = objects.policies.values().last().unwrap();
+    assert!(last.all_networks && last.rules(Direction::Egress).is_empty());
+    // A list without most of them ends that.
+    let listed: BTreeSet<Key> = ["p00", "p01"]
+        .map(|name| {
+            begin(&mut cache);
+            cache.put(Kind::MultiNetworkPolicy, &unreadable(name)).unwrap()
+        })
+        .into();
+    cache.retain(Kind::MultiNetworkPolicy, &listed);
+    assert_eq!(kept(&cache.take_changed().unwrap()), ["shop/p00 0 isolates", "shop/p01 0 isolates"]);
+    assert!(cache.stand_ins.has(listed.first().unwrap()));
+}
+
 #[test]
 fn of_very_many_unreadable_objects_the_first_are_problems() {
     let mut cache = Cache::default();
@@ -227,6 +302,17 @@ fn a_pod_that_was_asked_for_counts_until_the_watch_shows_it_or_its_time_is_over(
     cache.expire(start + FETCHED - Duration::from_millis(1));
     assert_eq!(names(&cache.take_changed().unwrap()), ["shop/a 1", "shop/b 2"]);
     cache.expire(start + FETCHED);
+    assert_eq!(names(&cache.take_changed().unwrap()), ["shop/a 1"]);
+    // A watch that has not come to its version says nothing about it.
+    let newer = json!({"metadata": {"namespace": "shop", "name": "e", "uid": "5", "resourceVersion": "9"}});
+    assert!(cache.fetched(&raw(&newer), start).is_some());
+    assert_eq!(names(&cache.take_changed().unwrap()), ["shop/a 1", "shop/e 5"]);
+    cache.expire(start + 10 * FETCHED);
+    cache.passed(Kind::Pod, Some("8"));
+    cache.expire(start + 10 * FETCHED);
+    assert_eq!(cache.take_changed(), None);
+    cache.passed(Kind::Pod, Some("9"));
+    cache.expire(start + 10 * FETCHED);
     assert_eq!(names(&cache.take_changed().unwrap()), ["shop/a 1"]);
     // One that was deleted while the answer was on its way does not come back.
     cache.remove(Kind::Pod, &pod("c", "3"));

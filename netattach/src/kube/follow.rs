@@ -152,7 +152,10 @@ impl Follower {
                 |json: &RawValue| self.view.change(|cache| listed.put(cache, self.resource.content, json));
             match list(&self.client, &target, take).await {
                 Ok(version) => {
-                    self.view.change(|cache| listed.finish(cache, self.resource.content));
+                    self.view.change(|cache| {
+                        listed.finish(cache, self.resource.content);
+                        passed(cache, self.resource.content, Some(&version));
+                    });
                     self.view.complete(self.resource);
                     return Ok(Some(Position { path, version }));
                 }
@@ -171,8 +174,15 @@ impl Follower {
             (Event::Deleted(json), Content::Objects(kind)) => cache.remove(kind, json),
             (Event::Deleted(json), Content::RemotePods) => cache.remove_remote(json),
             (Event::Deleted(json), Content::OwnNode) => cache.remove(Kind::Node, json),
-            (Event::Bookmark(_), _) => {}
+            (Event::Bookmark(json), content) => passed(cache, content, cache::version(json).as_deref()),
         });
+    }
+}
+
+/// A list or a watch has come to this version.
+fn passed(cache: &mut Cache, content: Content, version: Option<&str>) {
+    if let Content::Objects(kind) = content {
+        cache.passed(kind, version);
     }
 }
 

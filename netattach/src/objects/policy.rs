@@ -22,6 +22,8 @@ pub struct Policy {
     /// The networks whose attachments a MultiNetworkPolicy applies to (annotation `policy-for`). Empty for a
     /// NetworkPolicy, which applies to the pod's default network.
     pub networks: BTreeSet<NetworkRef>,
+    /// Whether it applies to every network that its kind may name: it stands for policies that are not kept.
+    pub all_networks: bool,
     /// The pods of the namespace that it isolates.
     pub pods: Selector,
     /// The allowed ingress traffic.
@@ -322,6 +324,7 @@ impl Policy {
         Self {
             name: self.name.clone(),
             networks: self.networks.clone(),
+            all_networks: self.all_networks,
             pods: self.pods.clone(),
             ingress: Vec::new(),
             egress: Vec::new(),

@@ -52,9 +52,9 @@ impl Endpoint {
 /// existing attachment stays isolated.
 pub(super) fn selects(policy: &Policy, network_policy: bool, pod: &Pod, at: &BTreeSet<Place>) -> bool {
     let is_about = match policy.name.kind {
-        PolicyKind::Multi => at
-            .iter()
-            .any(|place| matches!(place, Place::Network(network) if policy.networks.contains(network))),
+        PolicyKind::Multi => at.iter().any(|place| {
+            matches!(place, Place::Network(network) if policy.all_networks || policy.networks.contains(network))
+        }),
         PolicyKind::Network => network_policy && at.contains(&Place::Default),
     };
     !pod.host_network

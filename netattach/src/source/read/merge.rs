@@ -1,13 +1,14 @@
 //! Puts objects into a snapshot and takes them out of it. An equal object stays the one that was there: readers find
 //! changes by comparing addresses.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::Kind;
 use super::manifest::{Key, Object};
 use super::policy::unreadable;
 use crate::npwg::NetworkRef;
-use crate::objects::policy::{Policy, PolicyKind};
+use crate::objects::policy::{Policy, PolicyKind, PolicyName};
 use crate::objects::{ObjectName, Objects, Shared};
 
 /// Inserts an object, in place of the one of its name. Returns whether that changed anything.
@@ -72,6 +73,15 @@ pub(crate) fn isolating(object: &Object) -> Option<Object> {
     let isolating =
         Policy { pods: policy.pods.clone(), ..unreadable(policy.name.clone(), policy.networks.clone()) };
     Some(Object::Policy(Arc::new(isolating)))
+}
+
+/// The name of [`isolating_all`]: no object of a cluster has one with blanks in it.
+pub(crate) const OTHER_POLICIES: &str = "policies beyond the bound";
+
+/// The policy that isolates every pod of a namespace on all networks and allows nothing.
+pub(crate) fn isolating_all(kind: PolicyKind, namespace: &str) -> Object {
+    let name = PolicyName { kind, object: ObjectName::new(namespace, OTHER_POLICIES) };
+    Object::Policy(Arc::new(Policy { all_networks: true, ..unreadable(name, BTreeSet::new()) }))
 }
 
 fn policies(objects: &mut Objects, kind: PolicyKind) -> &mut Shared<ObjectName, Arc<Policy>> {

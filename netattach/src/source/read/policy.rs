@@ -86,6 +86,7 @@ fn isolating(name: PolicyName, networks: BTreeSet<NetworkRef>, mut found: Findin
     Policy {
         name,
         networks,
+        all_networks: false,
         pods: Selector::default(),
         ingress: Vec::new(),
         egress: Vec::new(),
@@ -206,7 +207,8 @@ fn read_spec(name: PolicyName, networks: BTreeSet<NetworkRef>, spec: Spec, mut f
             Selector::default()
         }
     };
-    Policy { name, networks, pods, ingress, egress, directions, problems: found.into_problems() }
+    let problems = found.into_problems();
+    Policy { name, networks, all_networks: false, pods, ingress, egress, directions, problems }
 }
 
 /// Maximum number of `policyTypes` entries that are examined: there are two.

@@ -1,0 +1,104 @@
+//! The policies that isolate in place of those that cannot be read or do not fit: which of them are kept one by one. Pure.
+//!
+//! A policy's author makes its selector large, and as many policies as he likes. Beyond a bound of each namespace and of all,
+//! the namespace is isolated as a whole in place of what each of its policies selects.
+
+use std::collections::BTreeMap;
+
+use crate::objects::labels::Requirement;
+use crate::objects::policy::Policy;
+use crate::source::read::manifest::Key;
+
+/// Bytes of all of them that are kept, and of those of one namespace.
+pub(super) const MOST: usize = 8 << 20;
+pub(super) const MOST_OF_NAMESPACE: usize = 64 << 10;
+/// What a value takes besides its characters.
+const EACH: usize = 64;
+
+/// See the module's documentation.
+#[derive(Debug, Default)]
+pub(super) struct StandIns {
+    weights: BTreeMap<Key, usize>,
+    of_namespace: BTreeMap<String, usize>,
+    total: usize,
+    /// Kind and namespace of those that are isolated as a whole, and whether that has had a reason since the last list of the
+    /// kind began.
+    whole: BTreeMap<(&'static str, String), bool>,
+}
+
+impl StandIns {
+    /// Keeps the one of a policy by itself, if there is room for it. Returns whether there is.
+    pub(super) fn take(&mut self, key: &Key, policy: &Policy) -> bool {
+        self.remove(key);
+        let bytes = weight(policy);
+        let of_namespace = self.of_namespace.get(&key.name.namespace).copied().unwrap_or_default();
+        if self.total + bytes > MOST || of_namespace + bytes > MOST_OF_NAMESPACE {
+            return false;
+        }
+        self.weights.insert(key.clone(), bytes);
+        self.of_namespace.insert(key.name.namespace.clone(), of_namespace + bytes);
+        self.total += bytes;
+        true
+    }
+
+    /// The policy is kept itself, or is gone.
+    pub(super) fn remove(&mut self, key: &Key) {
+        let Some(bytes) = self.weights.remove(key) else { return };
+        self.total -= bytes;
+        if let Some(of) = self.of_namespace.get_mut(&key.name.namespace) {
+            *of -= bytes;
+            if *of == 0 {
+                self.of_namespace.remove(&key.name.namespace);
+            }
+        }
+    }
+
+    /// Whether the policy's namespace is isolated as a whole.
+    pub(super) fn has_all_of(&self, key: &Key) -> bool {
+        self.whole.contains_key(&(key.kind, key.name.namespace.clone()))
+    }
+
+    /// Whether one is kept for the policy by itself.
+    pub(super) fn has(&self, key: &Key) -> bool {
+        self.weights.contains_key(key)
+    }
+
+    /// The namespace is isolated as a whole.
+    pub(super) fn isolate(&mut self, kind: &'static str, namespace: &str) {
+        self.whole.insert((kind, namespace.to_owned()), true);
+    }
+
+    /// A list of the kind begins.
+    pub(super) fn list_begins(&mut self, kind: &'static str) {
+        self.whole
+            .iter_mut()
+            .filter(|((of, _), _)| *of == kind)
+            .for_each(|(_, has_reason)| *has_reason = false);
+    }
+
+    /// A list of the kind is complete. Returns the namespaces that need not be isolated any more.
+    pub(super) fn list_ends(&mut self, kind: &'static str) -> Vec<String> {
+        let mut over = Vec::new();
+        self.whole.retain(|(of, namespace), has_reason| {
+            let stays = *of != kind || *has_reason;
+            if !stays {
+                over.push(namespace.clone());
+            }
+            stays
+        });
+        over
+    }
+}
+
+/// What a policy without rules takes, about, in bytes.
+fn weight(policy: &Policy) -> usize {
+    let text = |text: &str| text.len() + EACH;
+    let requirement = |one: &Requirement| match one {
+        Requirement::In { key, values } | Requirement::NotIn { key, values } => {
+            text(key) + values.iter().map(|value| text(value)).sum::<usize>()
+        }
+        Requirement::Exists { key } | Requirement::DoesNotExist { key } => text(key),
+    };
+    let networks = policy.networks.iter().map(|it| text(&it.namespace) + text(&it.name));
+    EACH + networks.sum::<usize>() + policy.pods.requirements.iter().map(requirement).sum::<usize>()
+}
