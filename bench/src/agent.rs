@@ -2,8 +2,8 @@
 //! calls it.
 
 use std::fs;
-use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -29,6 +29,9 @@ const METRICS: &str = "127.0.0.1:10475";
 const START_TIMEOUT: Duration = Duration::from_secs(20);
 /// Concurrent requests while many pods are attached.
 const ADDERS: usize = 4;
+/// An agent that has used so little of a processor for so long has done all there is to do.
+const QUIET: Duration = Duration::from_millis(1500);
+const NEXT_TO_NOTHING: Duration = Duration::from_millis(20);
 /// Time limit for the agent to end after SIGTERM.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -303,18 +306,58 @@ impl Agent {
         paths.find(|path| path.exists()).with_context(|| format!("there is no pin {name}"))
     }
 
-    /// Processor time of its threads since it was started, with a resolution of ten milliseconds.
+    /// Processor time of its threads since it was started, those that have ended included.
     pub(super) fn processor_time(&self) -> anyhow::Result<Duration> {
-        /// Positions of `utime` and `stime` behind the command's name.
-        const TIMES: std::ops::RangeInclusive<usize> = 11..=12;
-        let path = format!("/proc/{}/stat", self.process.id());
-        let stat = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
-        let (_, fields) = stat.rsplit_once(')').with_context(|| format!("{path} names no command"))?;
-        let fields: Vec<&str> = fields.split_whitespace().collect();
-        let times = fields.get(TIMES).with_context(|| format!("{path} is too short"))?;
-        let ticks = times.iter().map(|ticks| ticks.parse::<u64>()).sum::<Result<u64, _>>();
-        let ticks = ticks.with_context(|| format!("read {path}"))?;
-        Ok(Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second()))
+        let mut clock = 0;
+        // SAFETY: the kernel's number for the clock is written to a variable that lives through the call.
+        let refused = unsafe { libc::clock_getcpuclockid(self.process_id(), &raw mut clock) };
+        if refused != 0 {
+            return Err(io::Error::from_raw_os_error(refused)).context("find netattachd's clock");
+        }
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the time is written to a variable that lives through the call.
+        if unsafe { libc::clock_gettime(clock, &raw mut time) } != 0 {
+            return Err(io::Error::last_os_error()).context("read netattachd's clock");
+        }
+        Ok(Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or_default()))
+    }
+
+    /// Waits until it has used next to no processor for a while: all there is to do is done, and memory given back.
+    /// Returns whether it came to that within this time.
+    pub(super) fn settle(&self, patience: Duration) -> anyhow::Result<bool> {
+        let deadline = Instant::now() + patience;
+        let (mut used, mut since) = (self.processor_time()?, Instant::now());
+        while since.elapsed() < QUIET {
+            if Instant::now() > deadline {
+                return Ok(false);
+            }
+            thread::sleep(Duration::from_millis(20));
+            let now = self.processor_time()?;
+            if now > used + NEXT_TO_NOTHING {
+                (used, since) = (now, Instant::now());
+            }
+        }
+        Ok(true)
+    }
+
+    /// Its process.
+    pub(super) fn process_id(&self) -> libc::pid_t {
+        self.process.id().cast_signed()
+    }
+
+    /// The first address of one of a pod's interfaces.
+    pub(super) fn address_of(&self, pod: &Pod, interface: &str) -> anyhow::Result<Ipv4Addr> {
+        let row = self.row_of(pod, interface)?;
+        let address = row["addresses"][0].as_str().and_then(|text| text.split('/').next()?.parse().ok());
+        address.with_context(|| format!("{interface} of {} has no address", pod_name(pod)))
+    }
+
+    /// What it says of one of a pod's interfaces.
+    pub(super) fn row_of(&self, pod: &Pod, interface: &str) -> anyhow::Result<Value> {
+        let (mut rows, name) = (self.ask(&["attachments"])?, pod_name(pod));
+        let is_it = |row: &Value| row["pod"]["name"] == *name && row["ifname"] == interface;
+        let found = rows.as_array_mut().into_iter().flatten().find(|row| is_it(row)).map(Value::take);
+        found.with_context(|| format!("{interface} of {name} is not attached"))
     }
 
     /// How long a scrape of the agent's metrics takes, from the connection to the last byte.

@@ -2,8 +2,9 @@
 //!
 //! The contenders take turns within one run, so that other load on the machine affects all alike.
 //!
-//! The benchmarks: `attach`, `cluster`, `dataplane`, `fairness`, `ports`, `restart`. Shared: `pods` and the node's namespace, `agent`,
-//! `netlink` for the floor, `bpf` for the kernel's state, `processor` time, `series` of samples, `document` for tables.
+//! The benchmarks: `attach`, `cluster`, `dataplane`, `fairness`, `ports`, `restart`, `scale`. Shared: `pods` and the node's
+//! namespace, `agent`, `netlink` for the floor, `bpf` for the kernel's state, `processor` time, `series` of samples, `limit`s,
+//! `document` for tables.
 
 mod agent;
 pub mod attach;
@@ -13,12 +14,14 @@ pub mod cluster;
 pub mod dataplane;
 mod document;
 pub mod fairness;
+mod limit;
 mod netlink;
 mod pods;
 pub mod ports;
 #[cfg(feature = "cluster")]
 mod processor;
 pub mod restart;
+pub mod scale;
 mod series;
 
 use std::env;
@@ -77,6 +80,17 @@ pub enum Output {
     Json,
 }
 
+/// Where a result goes: arguments of every bench.
+#[derive(Clone, Copy, clap::Args)]
+pub struct Form {
+    /// Form of the result
+    #[arg(short, long, value_enum, default_value = "table")]
+    pub output: Output,
+    /// Also put the tables into docs/performance.md
+    #[arg(long)]
+    pub write: bool,
+}
+
 /// Prepares the machine, then measures on a thread that leaves the machine's namespace for good: it and all its
 /// children live on the bench's node.
 fn measured<T: Send>(
@@ -102,15 +116,9 @@ fn measured<T: Send>(
 }
 
 /// Ends a bench that has one table: prints it, and replaces that of the bench in docs/performance.md if requested.
-fn end(
-    bench: &str,
-    (output, write): (Output, bool),
-    origin: &Origin,
-    report: &impl Serialize,
-    table: &str,
-) -> anyhow::Result<()> {
-    print(output, report, table)?;
-    if write { document::update(bench, &origin.command, table) } else { Ok(()) }
+fn end(bench: &str, form: Form, origin: &Origin, report: &impl Serialize, table: &str) -> anyhow::Result<()> {
+    print(form.output, report, table)?;
+    if form.write { document::update(bench, &origin.command, table) } else { Ok(()) }
 }
 
 /// Prints a report: as this table, or every sample of it.

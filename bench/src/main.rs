@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, Parser};
 #[cfg(feature = "cluster")]
 use netattach_bench::cluster;
-use netattach_bench::{Output, attach, dataplane, fairness, ports, restart};
+use netattach_bench::{Form, attach, dataplane, fairness, ports, restart, scale};
 use xtask::progress;
 
 #[derive(Parser)]
@@ -18,40 +18,20 @@ use xtask::progress;
 )]
 enum Subject {
     /// ADD and DEL of a pod with a bridge and two macvlans
-    Attach(AttachArguments),
+    Attach(attach::Options),
     /// An agent that follows an API server: ADD, bursts, memory, policies across nodes, and their limits
     #[cfg(feature = "cluster")]
     Cluster(ClusterArguments),
     /// Traffic between two pods by path and by size of the policy, changes of policies, nanoseconds of a packet
     Dataplane(DataplaneArguments),
     /// Restart of an agent with many attachments
-    Restart(RestartArguments),
+    Restart(restart::Options),
     /// ADD of a pod while others hang that have nothing to do with it
-    Fairness(FairnessArguments),
+    Fairness(fairness::Options),
     /// ADD of a pod with a port of the node beside many that have ports
-    Ports(PortsArguments),
-}
-
-#[derive(Args)]
-struct AttachArguments {
-    /// Pods attached one after another by each contender
-    #[arg(long, default_value = "50")]
-    rounds: NonZeroU16,
-    /// Bursts of pods attached at once by each contender
-    #[arg(long, default_value_t = 5)]
-    bursts: u16,
-    /// Pods in a burst
-    #[arg(long, default_value = "20")]
-    burst_size: NonZeroU16,
-    /// Form of the result
-    #[arg(short, long, value_enum, default_value = "table")]
-    output: Output,
-    /// Also put the table into docs/performance.md
-    #[arg(long)]
-    write: bool,
-    /// Leave a contender out, by the name it has in the table; may be repeated
-    #[arg(long, value_name = "CONTENDER")]
-    without: Vec<String>,
+    Ports(ports::Options),
+    /// ADD, DEL and the agent's share beside 10 to 1,000 attachments, bursts, and their limits
+    Scale(scale::Options),
 }
 
 #[cfg(feature = "cluster")]
@@ -84,12 +64,8 @@ struct ClusterArguments {
     /// Fail if a limit is missed
     #[arg(long)]
     check: bool,
-    /// Form of the result
-    #[arg(short, long, value_enum, default_value = "table")]
-    output: Output,
-    /// Also put the table into docs/performance.md
-    #[arg(long)]
-    write: bool,
+    #[command(flatten)]
+    form: Form,
 }
 
 #[derive(Args)]
@@ -100,65 +76,23 @@ struct DataplaneArguments {
     /// Length of one sample in milliseconds
     #[arg(long, default_value = "500")]
     sample: NonZeroU16,
-    /// Form of the result
-    #[arg(short, long, value_enum, default_value = "table")]
-    output: Output,
-    /// Also put the tables into docs/performance.md
-    #[arg(long)]
-    write: bool,
+    #[command(flatten)]
+    form: Form,
     /// Measure only this; may be repeated
     #[arg(long, value_enum, value_name = "PART")]
     only: Vec<dataplane::Part>,
 }
 
-#[derive(Args)]
-struct RestartArguments {
-    /// Restarts of each kind with each number of attachments
-    #[arg(long, default_value = "5")]
-    rounds: NonZeroU16,
-    /// Form of the result
-    #[arg(short, long, value_enum, default_value = "table")]
-    output: Output,
-    /// Also put the table into docs/performance.md
-    #[arg(long)]
-    write: bool,
-}
-
-#[derive(Args)]
-struct FairnessArguments {
-    /// Pods attached one after another in each situation
-    #[arg(long, default_value = "50")]
-    rounds: NonZeroU16,
-    /// Form of the result
-    #[arg(short, long, value_enum, default_value = "table")]
-    output: Output,
-    /// Also put the table into docs/performance.md
-    #[arg(long)]
-    write: bool,
-}
-
-#[derive(Args)]
-struct PortsArguments {
-    /// Pods of each kind attached one after another beside each number of others
-    #[arg(long, default_value = "50")]
-    rounds: NonZeroU16,
-    /// Form of the result
-    #[arg(short, long, value_enum, default_value = "table")]
-    output: Output,
-    /// Also put the table into docs/performance.md
-    #[arg(long)]
-    write: bool,
-}
-
 fn main() -> ExitCode {
     let outcome = match Subject::parse() {
-        Subject::Attach(arguments) => attach::run(&arguments.into()),
+        Subject::Attach(arguments) => attach::run(&arguments),
         #[cfg(feature = "cluster")]
         Subject::Cluster(arguments) => cluster::run(&arguments.into()),
         Subject::Dataplane(arguments) => dataplane::run(&arguments.into()),
-        Subject::Restart(arguments) => restart::run(&arguments.into()),
-        Subject::Fairness(arguments) => fairness::run(&arguments.into()),
-        Subject::Ports(arguments) => ports::run(&arguments.into()),
+        Subject::Restart(arguments) => restart::run(&arguments),
+        Subject::Fairness(arguments) => fairness::run(&arguments),
+        Subject::Ports(arguments) => ports::run(&arguments),
+        Subject::Scale(arguments) => scale::run(&arguments),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -176,48 +110,20 @@ fn changes(text: &str) -> Result<NonZeroU16, String> {
     if number.get() > 900 { Err("at most 900".to_owned()) } else { Ok(number) }
 }
 
-impl From<AttachArguments> for attach::Options {
-    fn from(arguments: AttachArguments) -> Self {
-        let AttachArguments { rounds, bursts, burst_size, output, write, without } = arguments;
-        Self { rounds, bursts, burst_size, output, write, without }
-    }
-}
-
 #[cfg(feature = "cluster")]
 impl From<ClusterArguments> for cluster::Options {
     fn from(arguments: ClusterArguments) -> Self {
         let ClusterArguments { rounds, bursts, burst_size, pods, peers, changes, definitions, .. } =
             arguments;
-        let ClusterArguments { idle, check, output, write, .. } = arguments;
+        let ClusterArguments { idle, check, form, .. } = arguments;
         let idle = Duration::from_secs(idle.get().into());
-        Self { rounds, bursts, burst_size, pods, peers, changes, idle, definitions, check, output, write }
+        Self { rounds, bursts, burst_size, pods, peers, changes, idle, definitions, check, form }
     }
 }
 
 impl From<DataplaneArguments> for dataplane::Options {
     fn from(arguments: DataplaneArguments) -> Self {
-        let DataplaneArguments { rounds, sample, output, write, only } = arguments;
-        Self { only, rounds, sample: Duration::from_millis(sample.get().into()), output, write }
-    }
-}
-
-impl From<RestartArguments> for restart::Options {
-    fn from(arguments: RestartArguments) -> Self {
-        let RestartArguments { rounds, output, write } = arguments;
-        Self { rounds, output, write }
-    }
-}
-
-impl From<FairnessArguments> for fairness::Options {
-    fn from(arguments: FairnessArguments) -> Self {
-        let FairnessArguments { rounds, output, write } = arguments;
-        Self { rounds, output, write }
-    }
-}
-
-impl From<PortsArguments> for ports::Options {
-    fn from(arguments: PortsArguments) -> Self {
-        let PortsArguments { rounds, output, write } = arguments;
-        Self { rounds, output, write }
+        let DataplaneArguments { rounds, sample, form, only } = arguments;
+        Self { only, rounds, sample: Duration::from_millis(sample.get().into()), form }
     }
 }

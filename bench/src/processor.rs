@@ -48,7 +48,7 @@ pub(super) struct Meter<'a> {
     callers: AtomicU64,
 }
 
-/// Of the machine, with steps of ten milliseconds; of this process and its children, exact.
+/// Of the machine, with steps of ten milliseconds; of the agent, of this process and of its children, exact.
 struct Clocks {
     busy: Duration,
     agent: Duration,

@@ -9,12 +9,13 @@ use crate::progress;
 use crate::suite::Stages;
 
 /// What is run at night, as arguments of `cargo xtask`.
-const RUNS: [&[&str]; 7] = [
+const RUNS: [&[&str]; 8] = [
     &["soak"],
     &["demo", "--cluster"],
     &["test", "--longer"],
     &["test", "--upgrade"],
     &["bench", "cluster", "--check"],
+    &["bench", "scale", "--check"],
     &["image", "--check", "--twice"],
     &["fuzz", "--long"],
 ];

@@ -3,6 +3,9 @@
 //!
 //! Every link is made in its final namespace, under its final name, in two datagrams: links from the node, addresses
 //! and the default route from inside the pod. All links of a pod are in one group and go in one request.
+//!
+//! Pods that only have to be there while others are measured are attached in this process, some of them by a veth that
+//! is no port.
 
 use std::fs::File;
 use std::net::Ipv4Addr;
@@ -21,8 +24,8 @@ use crate::netlink::{self, Hook, Netlink};
 use crate::pods::{INTERFACES, Node, PARENT_INDEX, Pod};
 
 pub(super) const IN_PROCESS: &str = "netlink, in process";
-pub(super) const SPAWNED: &str = "netlink, one process";
-pub(super) const WITH_PROGRAMS: &str = "the same, with programs";
+pub(crate) const SPAWNED: &str = "netlink, one process";
+pub(crate) const WITH_PROGRAMS: &str = "the same, with programs";
 
 const BRIDGE: &str = "floor0";
 const BRIDGE_INDEX: u32 = 20;
@@ -32,7 +35,22 @@ const PREFIX: u8 = 16;
 const GROUP: u32 = 7;
 /// Indices in the pod are chosen, so that they need not be queried.
 const FIRST_POD_INDEX: u32 = 10;
-const FIRST_NODE_INDEX: u32 = 1000;
+/// Beyond those that the kernel chooses.
+const FIRST_NODE_INDEX: u32 = 100_000;
+
+/// A kind of network.
+#[derive(Clone, Copy)]
+enum Network {
+    /// By a port of the bridge.
+    Bridge,
+    /// By a link to the node.
+    Veth,
+    Macvlan,
+}
+
+/// The networks of a pod that is measured, and of one that only stands there, as many as it has.
+const MEASURED: [Network; 3] = [Network::Bridge, Network::Macvlan, Network::Macvlan];
+const STANDING: [Network; 3] = [Network::Bridge, Network::Veth, Network::Macvlan];
 
 /// The work itself, on the calling thread.
 pub(super) struct InProcess {
@@ -65,7 +83,7 @@ impl Contender for InProcess {
     }
 
     fn add(&self, pod: &Pod) -> anyhow::Result<()> {
-        add(pod.namespace(), self.home.as_fd(), pod.number, [0, 1, 2].map(|network| pod.address(network)))
+        add(pod.namespace(), self.home.as_fd(), pod.number, (&MEASURED, addresses(pod)), None)
     }
 
     fn del(&self, pod: &Pod) -> anyhow::Result<()> {
@@ -82,27 +100,43 @@ impl Spawned {
 
     /// A floor that attaches one of the programs that an agent has pinned below `pins` by the time of the first
     /// request.
-    pub(super) fn with_programs(pins: PathBuf, progress: &Progress) -> anyhow::Result<Self> {
+    pub(crate) fn with_programs(pins: PathBuf, progress: &Progress) -> anyhow::Result<Self> {
         Ok(Self { pins: Some(pins), ..Self::new(progress)? })
     }
 
     fn run(&self, verb: &str, pod: &Pod) -> anyhow::Result<()> {
         let mut command = Command::new(&self.executable);
         command.arg(verb).arg(pod.path()).arg(pod.number.to_string());
-        command.args([0, 1, 2].map(|network| pod.address(network).to_string()));
-        if let Some(pins) = &self.pins {
-            let program = match self.program.get() {
-                Some(program) => program,
-                None => {
-                    let opened = pinned::open_program(pins)?;
-                    // Kept open across exec(2), for every process that is started from here on.
-                    rustix::io::fcntl_setfd(&opened, FdFlags::empty()).context("share the program")?;
-                    self.program.get_or_init(|| opened)
-                }
-            };
+        command.args(addresses(pod).map(|address| address.to_string()));
+        if let Some(program) = self.program()? {
             command.arg(program.as_raw_fd().to_string());
         }
         child::stdout_of(&mut command).map(drop)
+    }
+
+    fn program(&self) -> anyhow::Result<Option<BorrowedFd<'_>>> {
+        let Some(pins) = &self.pins else { return Ok(None) };
+        let program = match self.program.get() {
+            Some(program) => program,
+            None => {
+                let opened = pinned::open_program(pins)?;
+                // Kept open across exec(2), for every process that is started from here on.
+                rustix::io::fcntl_setfd(&opened, FdFlags::empty()).context("share the program")?;
+                self.program.get_or_init(|| opened)
+            }
+        };
+        Ok(Some(program.as_fd()))
+    }
+
+    /// Attaches a pod that will stand there to so many networks, from the node's namespace and in this process.
+    pub(crate) fn stand(&self, pod: &Pod, node: &Node, networks: usize) -> anyhow::Result<()> {
+        let networks = &STANDING[..networks.min(STANDING.len())];
+        add(pod.namespace(), node.namespace(), pod.number, (networks, addresses(pod)), self.program()?)
+    }
+
+    /// DEL while others stay, who need the programs of what all share.
+    pub(crate) fn leave(&self, pod: &Pod) -> anyhow::Result<()> {
+        self.run("leave", pod)
     }
 }
 
@@ -137,15 +171,15 @@ pub(crate) fn make_bridge() -> anyhow::Result<()> {
         .context("make the floor's bridge")
 }
 
-/// The whole of the spawned process: `add|del NAMESPACE NUMBER ADDRESS ADDRESS ADDRESS [PROGRAM]`, the last being the
-/// number of an inherited descriptor.
+/// The whole of the spawned process: `add|del|leave NAMESPACE NUMBER ADDRESS ADDRESS ADDRESS [PROGRAM]`, the last being
+/// the number of an inherited descriptor. To leave is `del` while others stay.
 ///
 /// # Errors
 /// Wrong arguments, or a request refused by the kernel.
 pub fn main(arguments: &[String]) -> anyhow::Result<()> {
     ensure!(
         matches!(arguments.len(), 6 | 7),
-        "usage: floor add|del NAMESPACE NUMBER ADDRESS ADDRESS ADDRESS [PROGRAM]"
+        "usage: floor add|del|leave NAMESPACE NUMBER ADDRESS ADDRESS ADDRESS [PROGRAM]"
     );
     let pod = File::open(Path::new(&arguments[1])).context("open the pod's namespace")?;
     let home = File::open("/proc/thread-self/ns/net").context("open the node's namespace")?;
@@ -159,11 +193,11 @@ pub fn main(arguments: &[String]) -> anyhow::Result<()> {
     match arguments[0].as_str() {
         "add" => {
             let addresses = [address(3)?, address(4)?, address(5)?];
-            add_with(pod.as_fd(), home.as_fd(), number, addresses, program)
+            add(pod.as_fd(), home.as_fd(), number, (&MEASURED, addresses), program)
         }
-        _ => {
+        verb => {
             del(pod.as_fd(), home.as_fd())?;
-            if program.is_some() {
+            if program.is_some() && verb != "leave" {
                 // Another pod of a burst may have been quicker.
                 let _ = Netlink::open()?.send(vec![netlink::no_clsact(PARENT_INDEX)]);
             }
@@ -181,55 +215,52 @@ fn inherited(descriptor: &str) -> anyhow::Result<File> {
     Ok(unsafe { File::from_raw_fd(number.cast_signed()) })
 }
 
+fn addresses(pod: &Pod) -> [Ipv4Addr; 3] {
+    [0, 1, 2].map(|network| pod.address(network))
+}
+
 fn add(
     pod: BorrowedFd<'_>,
     home: BorrowedFd<'_>,
     number: u16,
-    addresses: [Ipv4Addr; 3],
-) -> anyhow::Result<()> {
-    add_with(pod, home, number, addresses, None)
-}
-
-fn add_with(
-    pod: BorrowedFd<'_>,
-    home: BorrowedFd<'_>,
-    number: u16,
-    addresses: [Ipv4Addr; 3],
+    (networks, addresses): (&[Network], [Ipv4Addr; 3]),
     program: Option<BorrowedFd<'_>>,
 ) -> anyhow::Result<()> {
-    let [eth0, net1, net2] = INTERFACES;
-    let [first, second, third] = [0, 1, 2].map(|offset| FIRST_POD_INDEX + offset);
-    let near = format!("floor-{number}");
-    let near_index = FIRST_NODE_INDEX + u32::from(number);
-    let mut links = vec![
-        netlink::veth((&near, near_index), (eth0, first), Some(BRIDGE_INDEX), pod, GROUP),
-        netlink::macvlan(net1, second, PARENT_INDEX, pod, GROUP),
-        netlink::macvlan(net2, third, PARENT_INDEX, pod, GROUP),
-    ];
-    let mut settings = vec![
-        netlink::address(first, addresses[0], PREFIX),
+    let near = |network: u32| {
+        let index = FIRST_NODE_INDEX + 3 * u32::from(number) + network;
+        (format!("floor-{number}-{network}"), index)
+    };
+    let (mut links, mut settings, mut ends, mut macvlans) = (vec![], vec![], vec![], vec![]);
+    for (number, ((network, name), address)) in (0..).zip(networks.iter().zip(INTERFACES).zip(addresses)) {
+        let index = FIRST_POD_INDEX + number;
+        settings.push(netlink::address(index, address, PREFIX));
+        if let Network::Macvlan = network {
+            links.push(netlink::macvlan(name, index, PARENT_INDEX, pod, GROUP));
+            macvlans.push(index);
+            continue;
+        }
+        let (near, near_index) = near(number);
+        let bridge = matches!(network, Network::Bridge).then_some(BRIDGE_INDEX);
+        links.push(netlink::veth((&near, near_index), (name, index), bridge, pod, GROUP));
+        ends.push(near_index);
         // The kernel cannot create the far end of a veth up.
-        netlink::set_up(first),
-        netlink::address(second, addresses[1], PREFIX),
-        netlink::address(third, addresses[2], PREFIX),
-        netlink::default_route(GATEWAY),
-    ];
+        settings.push(netlink::set_up(index));
+    }
+    settings.push(netlink::default_route(GATEWAY));
     let mut node = Netlink::open()?;
     if let Some(program) = program {
         let on = |index, hook, number| netlink::program(index, hook, number, program);
-        links.extend([
-            netlink::clsact(near_index),
-            on(near_index, Hook::Ingress, 1),
-            on(near_index, Hook::Egress, 1),
-        ]);
-        for macvlan in [second, third] {
-            settings.push(netlink::clsact(macvlan));
-            settings.extend([1, 2].map(|number| on(macvlan, Hook::Ingress, number)));
+        for end in ends {
+            links.extend([netlink::clsact(end), on(end, Hook::Ingress, 1), on(end, Hook::Egress, 1)]);
+        }
+        for macvlan in &macvlans {
+            settings.push(netlink::clsact(*macvlan));
+            settings.extend([1, 2].map(|number| on(*macvlan, Hook::Ingress, number)));
         }
         // The first pod of a burst finds no programs on the parent, the others do.
         let parent = [(Hook::Ingress, 1), (Hook::Ingress, 2), (Hook::Egress, 1)];
         let parent = parent.map(|(hook, number)| on(PARENT_INDEX, hook, number));
-        if node.send(vec![netlink::clsact(PARENT_INDEX)]).is_ok() {
+        if !macvlans.is_empty() && node.send(vec![netlink::clsact(PARENT_INDEX)]).is_ok() {
             node.send(parent.into()).context("attach programs to the parent")?;
         }
     }

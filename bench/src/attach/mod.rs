@@ -25,7 +25,7 @@ use self::figures::{Figures, Report};
 use self::parts::{Logged, Part};
 use super::agent;
 use super::pods::{Node, Pod, at_once};
-use super::{Output, end, measured};
+use super::{Form, end, measured};
 
 /// In the order in which they take turns.
 const CONTENDERS: [&str; 5] =
@@ -56,18 +56,22 @@ pub(super) trait Contender: Sync {
 }
 
 /// Settings of the measurement and of its output.
+#[derive(clap::Args)]
 pub struct Options {
-    /// Pods attached one after another, by each contender.
+    /// Pods attached one after another by each contender
+    #[arg(long, default_value = "50")]
     pub rounds: NonZeroU16,
-    /// Bursts, by each contender.
+    /// Bursts of pods attached at once by each contender
+    #[arg(long, default_value_t = 5)]
     pub bursts: u16,
-    /// Pods in a burst.
+    /// Pods in a burst
+    #[arg(long, default_value = "20")]
     pub burst_size: NonZeroU16,
-    /// Form of the result on standard output.
-    pub output: Output,
-    /// Also replace the table in docs/performance.md.
-    pub write: bool,
-    /// Leave these contenders out, by name.
+    /// Where the result goes.
+    #[command(flatten)]
+    pub form: Form,
+    /// Leave a contender out, by the name it has in the table; may be repeated
+    #[arg(long, value_name = "CONTENDER")]
     pub without: Vec<String>,
 }
 
@@ -93,8 +97,8 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         true => Ok(()),
         false => dist::build(),
     };
-    let report = measured(options.output, setup::Scope::Usual, build, || measure(options))?;
-    end("attach", (options.output, options.write), &report.origin, &report, &table::table(&report))
+    let report = measured(options.form.output, setup::Scope::Usual, build, || measure(options))?;
+    end("attach", options.form, &report.origin, &report, &table::table(&report))
 }
 
 fn measure(options: &Options) -> anyhow::Result<Report> {

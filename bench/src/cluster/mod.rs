@@ -19,7 +19,7 @@ mod table;
 use std::num::NonZeroU16;
 use std::time::Duration;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use serde::Serialize;
 use serde_json::Value;
 use xtask::progress::{self, Done};
@@ -29,9 +29,10 @@ use self::objects::Networks;
 use self::rig::Cluster;
 use super::agent::{self, Agent};
 use super::attach::floor::{self, Spawned};
+use super::limit::{self, Limit};
 use super::netlink::{self, Netlink};
 use super::pods::{Node, PARENT, Pod, make_directory};
-use super::{Origin, Output, document, end, measured};
+use super::{Form, Origin, document, end, measured};
 
 /// The other end of [`PARENT`].
 const WIRE: &str = "wire0";
@@ -62,10 +63,8 @@ pub struct Options {
     pub definitions: u32,
     /// Fail if a limit is missed.
     pub check: bool,
-    /// Form of the result on standard output.
-    pub output: Output,
-    /// Also replace the table in docs/performance.md.
-    pub write: bool,
+    /// Where the result goes.
+    pub form: Form,
 }
 
 #[derive(Serialize)]
@@ -77,7 +76,7 @@ struct Report {
     populated: populated::Populated,
     peers: peers::Delays,
     definitions: definitions::Definitions,
-    limits: Vec<table::Limit>,
+    limits: Vec<Limit>,
 }
 
 /// Measures everything.
@@ -85,14 +84,9 @@ struct Report {
 /// # Errors
 /// Not root, a tool is missing, an attachment failed, or a limit is missed and `check` is set.
 pub fn run(options: &Options) -> anyhow::Result<()> {
-    let report = measured(options.output, setup::Scope::Usual, dist::build, || measure(options))?;
-    end("cluster", (options.output, options.write), &report.origin, &report, &table::table(&report))?;
-    let missed: Vec<String> =
-        report.limits.iter().filter(|limit| !limit.is_met()).map(ToString::to_string).collect();
-    if options.check && !missed.is_empty() {
-        bail!("missed: {}", missed.join("; "));
-    }
-    Ok(())
+    let report = measured(options.form.output, setup::Scope::Usual, dist::build, || measure(options))?;
+    end("cluster", options.form, &report.origin, &report, &table::table(&report))?;
+    if options.check { limit::check(&report.limits) } else { Ok(()) }
 }
 
 fn measure(options: &Options) -> anyhow::Result<Report> {

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use super::objects;
 use super::rig::Cluster;
 use crate::Series;
-use crate::agent::{self, NAMESPACE};
+use crate::agent::NAMESPACE;
 use crate::pods::{Pod, in_namespace};
 
 /// The port of the pod.
@@ -79,10 +79,7 @@ struct Probe {
 
 impl Probe {
     fn open(wire: &str, pod: &Pod, cluster: &Cluster) -> anyhow::Result<Self> {
-        let rows = cluster.agent.ask(&["attachments"])?;
-        let name = agent::pod_name(pod);
-        let is_it = |row: &&Value| row["pod"]["name"] == *name && row["ifname"] == "net1";
-        let row = rows.as_array().into_iter().flatten().find(is_it).context("the pod is not attached")?;
+        let row = cluster.agent.row_of(pod, "net1")?;
         let text =
             |value: &Value| value.as_str().map(str::to_owned).context("the attachment has no addresses");
         let address = text(&row["addresses"][0])?;

@@ -13,8 +13,6 @@ use crate::pods::{Node, Pod};
 
 /// Whatever is waited for takes less.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// An agent that has used no processor for so long has done all there is to do.
-const QUIET: Duration = Duration::from_millis(1500);
 
 /// A cluster of one node that has an agent, and of others that are objects only.
 pub(super) struct Cluster {
@@ -94,16 +92,9 @@ impl Cluster {
 
     /// Waits until the agent has nothing to do, and has returned what memory it can.
     pub(super) fn settle(&self) -> anyhow::Result<()> {
-        let mut used = self.agent.processor_time()?;
-        let mut since = Instant::now();
-        self.wait_until("the agent comes to rest", || {
-            let now = self.agent.processor_time()?;
-            // The kernel counts in steps of ten milliseconds.
-            if now > used + Duration::from_millis(10) {
-                (used, since) = (now, Instant::now());
-            }
-            Ok(since.elapsed() >= QUIET)
-        })
+        let rests = self.agent.settle(PATIENCE)?;
+        ensure!(rests, "the agent does not come to rest; its log ends:\n{}", self.end_of_log());
+        Ok(())
     }
 
     /// Waits until a pod's status is written.

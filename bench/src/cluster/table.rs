@@ -1,9 +1,7 @@
 //! The figures beside their limits.
 
-use std::fmt::{self, Write};
+use std::fmt::Write;
 use std::time::Duration;
-
-use serde::Serialize;
 
 use super::adds::{Adds, Times};
 use super::burst::Bursts;
@@ -11,34 +9,8 @@ use super::peers::Delays;
 use super::populated::Populated;
 use super::{Report, document};
 use crate::Series;
+use crate::limit::{self, Limit};
 use crate::processor::Shares;
-
-/// A figure and the most that it may be.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub(super) struct Limit {
-    what: String,
-    found: f64,
-    most: f64,
-    unit: &'static str,
-}
-
-impl Limit {
-    fn new(what: impl Into<String>, found: f64, most: f64, unit: &'static str) -> Self {
-        Self { what: what.into(), found, most, unit }
-    }
-
-    /// Whether the figure is within its limit. What was not measured is not.
-    pub(super) fn is_met(&self) -> bool {
-        self.found <= self.most
-    }
-}
-
-impl fmt::Display for Limit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { what, found, most, unit } = self;
-        write!(f, "{what}: {found:.2} {unit}, and at most {most} are allowed")
-    }
-}
 
 /// What has to be reached.
 pub(super) fn limits(adds: &Adds, burst: &Bursts, populated: &Populated, peers: &Delays) -> Vec<Limit> {
@@ -95,17 +67,7 @@ fn percentile(series: &Series, percent: usize) -> f64 {
 
 pub(super) fn table(report: &Report) -> String {
     let mut text = times(&report.adds, &report.burst);
-    let row = |limit: &Limit| {
-        let met = if limit.is_met() { "yes" } else { "**missed**" };
-        vec![
-            limit.what.clone(),
-            format!("{:.2} {}", limit.found, limit.unit).trim_end().to_owned(),
-            format!("{} {}", limit.most, limit.unit).trim_end().to_owned(),
-            met.to_owned(),
-        ]
-    };
-    let rows: Vec<Vec<String>> = report.limits.iter().map(row).collect();
-    let _ = write!(text, "\n{}", document::aligned(&["", "found", "at most", "met"], &rows));
+    let _ = write!(text, "\n{}", limit::table(&report.limits));
     let many = &report.definitions;
     let mib = |kib: u64| kib as f64 / 1024.0;
     let _ = writeln!(
@@ -192,15 +154,6 @@ fn shares(burst: &Bursts) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_limit_is_met_at_it_and_not_by_what_was_not_measured() {
-        let limit = |found| Limit::new("memory", found, 30.0, "MiB");
-        assert!(limit(30.0).is_met());
-        assert!(!limit(30.01).is_met());
-        assert!(!limit(f64::NAN).is_met());
-        assert_eq!(limit(31.0).to_string(), "memory: 31.00 MiB, and at most 30 are allowed");
-    }
 
     #[test]
     fn a_percentile_is_one_of_the_samples() {

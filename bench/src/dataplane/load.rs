@@ -24,7 +24,7 @@ const BETWEEN_LOOKS: u32 = 16;
 
 /// The unit that is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// A byte there and a byte back on one connection: `TCP_RR`.
     Requests,
     /// A connection for each such exchange: `TCP_CRR`.
@@ -32,16 +32,16 @@ pub(super) enum Kind {
 }
 
 /// The route on which a sample is taken.
-pub(super) struct Route<'a> {
-    pub(super) client: BorrowedFd<'a>,
-    pub(super) server: BorrowedFd<'a>,
+pub(crate) struct Route<'a> {
+    pub(crate) client: BorrowedFd<'a>,
+    pub(crate) server: BorrowedFd<'a>,
     /// The server's address.
-    pub(super) address: Ipv4Addr,
+    pub(crate) address: Ipv4Addr,
 }
 
 /// Exchanges per second during `time`. Each sample needs a port of its own: the client's ports of an earlier sample are
 /// not free at once.
-pub(super) fn sample(route: &Route<'_>, kind: Kind, port: u16, time: Duration) -> anyhow::Result<f64> {
+pub(crate) fn sample(route: &Route<'_>, kind: Kind, port: u16, time: Duration) -> anyhow::Result<f64> {
     let stop = AtomicBool::new(false);
     let address = SocketAddrV4::new(route.address, port);
     let listener = in_namespace(route.server, || {
@@ -122,7 +122,7 @@ fn pin() -> anyhow::Result<()> {
 }
 
 /// Keeps the calling thread on one processor.
-pub(super) fn stay_on(processor: usize) -> anyhow::Result<()> {
+pub(crate) fn stay_on(processor: usize) -> anyhow::Result<()> {
     let mut set = CpuSet::new();
     set.set(processor);
     sched_setaffinity(None, &set).with_context(|| format!("stay on processor {processor}"))

@@ -7,7 +7,7 @@
 mod figures;
 mod flood;
 mod generator;
-mod load;
+pub(crate) mod load;
 mod paths;
 mod policies;
 mod programs;
@@ -25,7 +25,7 @@ use self::flood::Flood;
 use self::load::Kind;
 use self::paths::{PORTS, Path};
 use super::pods::Node;
-use super::{Output, document, measured, print};
+use super::{Form, document, measured, print};
 
 /// Sizes of the policies that are compared.
 const RULES: [u32; 4] = [10, 1_000, 10_000, 100_000];
@@ -62,10 +62,8 @@ pub struct Options {
     pub rounds: NonZeroU16,
     /// Length of one sample.
     pub sample: Duration,
-    /// Form of the result on standard output.
-    pub output: Output,
-    /// Also replace the table in docs/performance.md.
-    pub write: bool,
+    /// Where the result goes.
+    pub form: Form,
 }
 
 /// Runs the selected measurements.
@@ -77,7 +75,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     let rounds = options.rounds.get();
     let scope = if wants(Part::Paths) { setup::Scope::Comparing } else { setup::Scope::Usual };
     let mut report = Report::of(options);
-    measured(options.output, scope, dist::build, || {
+    measured(options.form.output, scope, dist::build, || {
         // The programs first: they take the shortest time, and the other parts leave the machine warm.
         if wants(Part::Programs) {
             report.programs = Some(programs::measure(rounds)?);
@@ -103,8 +101,8 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     .filter_map(|(part, table)| Some((part, table?)))
     .collect();
     let all: Vec<&str> = tables.iter().map(|(_, table)| table.as_str()).collect();
-    print(options.output, &report, &all.join("\n"))?;
-    for (part, table) in tables.iter().filter(|_| options.write) {
+    print(options.form.output, &report, &all.join("\n"))?;
+    for (part, table) in tables.iter().filter(|_| options.form.write) {
         let place = if *part == Part::Paths { "dataplane" } else { part.name() };
         document::update(place, &report.origin.command, table)?;
     }

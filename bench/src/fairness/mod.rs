@@ -16,7 +16,7 @@ use xtask::{dist, setup};
 use self::holders::{Holders, Plugin};
 use super::agent::{self, Agent};
 use super::pods::{Node, Pod, make_directory};
-use super::{Origin, Output, Series, document, end, measured};
+use super::{Form, Origin, Series, document, end, measured};
 
 /// Pods whose ADD hangs.
 const HOLDERS: u16 = 40;
@@ -26,13 +26,14 @@ const NETWORKS: u16 = 10;
 const LOCKED: &str = "locked";
 
 /// Settings of the measurement and of its output.
+#[derive(clap::Args)]
 pub struct Options {
-    /// Pods that are attached one after another in each situation.
+    /// Pods attached one after another in each situation
+    #[arg(long, default_value = "50")]
     pub rounds: NonZeroU16,
-    /// Form of the result on standard output.
-    pub output: Output,
-    /// Also replace the table in docs/performance.md.
-    pub write: bool,
+    /// Where the result goes.
+    #[command(flatten)]
+    pub form: Form,
 }
 
 /// The hanging pods during the measurement.
@@ -69,8 +70,8 @@ struct Figures {
 /// # Errors
 /// Not root, a tool is missing, or an unrelated pod is not attached.
 pub fn run(options: &Options) -> anyhow::Result<()> {
-    let report = measured(options.output, setup::Scope::Usual, dist::build, || measure(options))?;
-    end("fairness", (options.output, options.write), &report.origin, &report, &table(&report))
+    let report = measured(options.form.output, setup::Scope::Usual, dist::build, || measure(options))?;
+    end("fairness", options.form, &report.origin, &report, &table(&report))
 }
 
 fn measure(options: &Options) -> anyhow::Result<Report> {

@@ -11,7 +11,7 @@ use xtask::{dist, setup};
 
 use super::agent::{self, Agent};
 use super::pods::{Node, Pod, make_directory};
-use super::{Origin, Output, Series, document, end, measured};
+use super::{Form, Origin, Series, document, end, measured};
 
 /// Numbers of standing pods, each with ports for TCP and for UDP.
 const STANDING: [u16; 2] = [0, 300];
@@ -21,13 +21,14 @@ const TURNS: u16 = 5;
 const FIRST: u16 = 10_000;
 
 /// Settings of the measurement and of its output.
+#[derive(clap::Args)]
 pub struct Options {
-    /// Pods of each kind that are attached one after another beside each number of others.
+    /// Pods of each kind attached one after another beside each number of others
+    #[arg(long, default_value = "50")]
     pub rounds: NonZeroU16,
-    /// Form of the result on standard output.
-    pub output: Output,
-    /// Also replace the table in docs/performance.md.
-    pub write: bool,
+    /// Where the result goes.
+    #[command(flatten)]
+    pub form: Form,
 }
 
 /// What the measured pod has.
@@ -63,8 +64,8 @@ struct Figures {
 /// # Errors
 /// Not root, a tool is missing, or a pod is not attached.
 pub fn run(options: &Options) -> anyhow::Result<()> {
-    let report = measured(options.output, setup::Scope::Usual, dist::build, || measure(options))?;
-    end("ports", (options.output, options.write), &report.origin, &report, &table(&report))
+    let report = measured(options.form.output, setup::Scope::Usual, dist::build, || measure(options))?;
+    end("ports", options.form, &report.origin, &report, &table(&report))
 }
 
 fn measure(options: &Options) -> anyhow::Result<Report> {

@@ -8,7 +8,6 @@
 mod flow;
 
 use std::fs;
-use std::net::Ipv4Addr;
 use std::num::NonZeroU16;
 use std::thread;
 use std::time::Duration;
@@ -21,8 +20,8 @@ use xtask::{dist, setup};
 
 use self::flow::Flow;
 use super::agent::{self, Agent};
-use super::pods::{Node, Pod, make_directory};
-use super::{Origin, Output, Series, document, end, measured};
+use super::pods::{Node, make_directory};
+use super::{Form, Origin, Series, document, end, measured};
 
 /// Numbers of attachments that are taken over.
 const SIZES: [u16; 3] = [10, 200, 1_000];
@@ -32,13 +31,14 @@ const SCRAPES: usize = 5;
 const REST: Duration = Duration::from_millis(500);
 
 /// Settings of the measurement and of its output.
+#[derive(clap::Args)]
 pub struct Options {
-    /// Restarts of each kind with each number of attachments.
+    /// Restarts of each kind with each number of attachments
+    #[arg(long, default_value = "5")]
     pub rounds: NonZeroU16,
-    /// Form of the result on standard output.
-    pub output: Output,
-    /// Also replace the table in docs/performance.md.
-    pub write: bool,
+    /// Where the result goes.
+    #[command(flatten)]
+    pub form: Form,
 }
 
 /// The programs that the agent finds.
@@ -82,8 +82,8 @@ struct Figures {
 /// # Errors
 /// Not root, a tool is missing, or an attachment is gone after a restart.
 pub fn run(options: &Options) -> anyhow::Result<()> {
-    let report = measured(options.output, setup::Scope::Usual, dist::build, || measure(options))?;
-    end("restart", (options.output, options.write), &report.origin, &report, &table(&report))
+    let report = measured(options.form.output, setup::Scope::Usual, dist::build, || measure(options))?;
+    end("restart", options.form, &report.origin, &report, &table(&report))
 }
 
 fn measure(options: &Options) -> anyhow::Result<Report> {
@@ -107,7 +107,7 @@ fn measure(options: &Options) -> anyhow::Result<Report> {
             agent.attach_all(&pods[attached..usize::from(size)])?;
             attached = usize::from(size);
             for programs in [Programs::Same, Programs::Others] {
-                let address = address_of(&agent, &pods[1])?;
+                let address = agent.address_of(&pods[1], "eth0")?;
                 let flow = Flow::start(&pods[0], &pods[1], address)?;
                 restarts.push(restarted(&mut agent, flow, size, programs, rounds)?);
             }
@@ -147,14 +147,6 @@ fn restarted(
     let [ready, processors, resident, scrape] = [ready, processors, resident, scrape].map(Series::new);
     let (sent, lost) = (counted.sent, counted.sent.saturating_sub(counted.received));
     Ok(Figures { attachments, programs, ready, processors, resident, scrape, sent, lost })
-}
-
-fn address_of(agent: &Agent, pod: &Pod) -> anyhow::Result<Ipv4Addr> {
-    let rows = agent.ask(&["attachments"])?;
-    let name = agent::pod_name(pod);
-    let row = rows.as_array().into_iter().flatten().find(|row| row["pod"]["name"] == *name);
-    let address = row.and_then(|row| row["addresses"][0].as_str()?.split('/').next()?.parse().ok());
-    address.with_context(|| format!("{name} has no address"))
 }
 
 /// A policy that selects every attachment, and that allows the flow.
