@@ -447,7 +447,7 @@ pub enum SettingsError {
         /// The index in the list.
         index: usize,
         /// What is wrong with it, after the key.
-        problem: &'static str,
+        problem: String,
     },
     /// Pods cannot be repaired in that way.
     #[error("repair: {how} needs {needs}")]

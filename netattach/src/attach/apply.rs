@@ -242,15 +242,20 @@ impl Executor<'_> {
         attachment: &AttachmentPlan,
         link: &spec::Link,
     ) -> Result<Output, StepError> {
-        if let Some(wanted) = link.sharing() {
-            let parent = self.parent(link.parent())?;
+        if let spec::Tie::Parent { name, .. } = link.tie() {
+            let parent = self.parent(name)?;
+            let wanted = link.sharing();
             let shared = self.node.occupied.share(parent.index, wanted, self.sandbox, attachment);
             shared.map_err(|(present, container)| StepError::ParentShared {
-                parent: parent.name,
+                parent: parent.name.clone(),
                 present,
-                wanted,
+                wanted: wanted.unwrap_or_default(),
                 container,
             })?;
+            // A pod that takes the parent for itself sees what shares it, or is seen here.
+            if let Some((who, container)) = self.node.devices.holder_of(parent.index) {
+                return Err(StepError::DeviceTaken { device: parent.name, who, container });
+            }
         }
         let created = match link {
             spec::Link::Veth(veth) => self.veth(at, attachment, veth),

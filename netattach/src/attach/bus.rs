@@ -9,6 +9,9 @@ use crate::spec::VirtualFunction;
 /// Where the kernel shows the buses whose devices may have interfaces.
 const BUSES: [&str; 2] = ["/sys/bus/pci/devices", "/sys/bus/auxiliary/devices"];
 
+/// The devices of virtio, each below the device that carries it.
+const VIRTIO: &str = "/sys/bus/virtio/devices";
+
 /// Below it is every device of the node.
 const DEVICES: &str = "/sys/devices";
 
@@ -28,6 +31,16 @@ pub(super) fn parents_of(name: &str) -> Vec<String> {
     let beneath = directory_of(name).and_then(|directory| fs::read_dir(directory).ok());
     let names = beneath.into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().into_string().ok());
     std::iter::once(name.to_owned()).chain(names.filter(|name| name.starts_with("virtio"))).collect()
+}
+
+/// The device on one of the buses that carries the device of that name, which has an interface: itself, or for a virtio
+/// device the one that it is a part of.
+pub(super) fn carrier_of(parent: &str) -> String {
+    let carrier = || {
+        let path = fs::canonicalize(Path::new(VIRTIO).join(parent)).ok()?;
+        last_of(path.parent()?).filter(|name| directory_of(name).is_some())
+    };
+    carrier().unwrap_or_else(|| parent.to_owned())
 }
 
 /// The name of the device whose directory that is.

@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::apply::owner;
 use super::engine::Engine;
-use super::give_back::{PodEnd, give_back};
+use super::give_back::{self, PodEnd};
 use super::{Node, StepError};
 use crate::error_chain::Chain;
 use crate::ipam::Owner;
@@ -15,7 +15,7 @@ use crate::netlink::Handle;
 use crate::netns::Netns;
 use crate::plan::{AttachmentPlan, Plan, Sandbox};
 use crate::spec;
-use crate::step::{Claim, Output, Step};
+use crate::step::{Claim, Home, Output, Step};
 
 /// The claims of all attachments, by device. Kept in memory: records have them too.
 #[derive(Debug, Default)]
@@ -58,7 +58,38 @@ enum State {
     Returned,
 }
 
+/// A device that a record knows.
+#[derive(Debug, Clone)]
+pub(super) struct Known {
+    /// Its name for claims.
+    pub key: String,
+    /// Its interface on the node, if it has one.
+    pub home: Option<Home>,
+    /// Whether it was given back.
+    pub is_back: bool,
+}
+
+impl Table {
+    /// Calls `make_way` for each device whose pod is gone and that has not been given back.
+    fn make_way(&self, mut make_way: impl FnMut(&Home) -> Result<(), StepError>) {
+        let orphans = self.held.values().filter(|held| held.is_orphan());
+        let claims = orphans.filter_map(|held| held.claim.as_ref());
+        // Any other ends with its pod: what has its name on the node now is another device.
+        for (_, claim) in claims.filter(|(_, claim)| claim.outlives_namespace()) {
+            let Some(home) = &claim.home else { continue };
+            if let Err(error) = make_way(home) {
+                tracing::debug!(device = claim.device, error = %Chain(&error), "keeps the names that it has");
+            }
+        }
+    }
+}
+
 impl Held {
+    /// Whether its pod is gone, and it is to be given back.
+    fn is_orphan(&self) -> bool {
+        self.state == State::Held && self.claim.is_some() && !self.is_alive()
+    }
+
     /// Whether the device is its holder's: being given back, or the namespace that has it still exists.
     fn is_taken(&self) -> bool {
         self.state == State::Returning || self.is_alive()
@@ -115,21 +146,33 @@ impl Devices {
         }
     }
 
-    /// The device whose interface had that name or address on the node when it was claimed.
-    pub(super) fn known_by(&self, id: &spec::DeviceId) -> Option<String> {
-        let is_it = |claim: &Claim| match (id, &claim.home) {
-            (spec::DeviceId::Name(name), Some(home)) => home.name == *name,
-            (spec::DeviceId::Mac(mac), Some(home)) => home.mac == Some(*mac),
-            _ => false,
-        };
+    /// The devices that records know. Whoever compares them with those of the node lists those of the node first: a device
+    /// that left before is known here.
+    pub(super) fn known(&self) -> Vec<Known> {
         let table = self.lock();
-        let held = table.held.values().filter(|held| held.state != State::Returned);
-        let mut claims = held.filter_map(|held| held.claim.as_ref());
-        claims.find(|(_, claim)| is_it(claim)).map(|(_, claim)| claim.device.clone())
+        let claims = table.held.values().filter_map(|held| {
+            let (_, claim) = held.claim.as_ref()?;
+            let is_back = held.state == State::Returned;
+            Some(Known { key: claim.device.clone(), home: claim.home.clone(), is_back })
+        });
+        claims.collect()
+    }
+
+    /// The sandbox whose device has or had that index on the node and has not been given back, in words, and its
+    /// container.
+    pub(super) fn holder_of(&self, index: u32) -> Option<(String, String)> {
+        let table = self.lock();
+        let mut held = table.held.values().filter(|held| held.state != State::Returned);
+        let has_it = |held: &&Held| {
+            let home = held.claim.as_ref().and_then(|(_, claim)| claim.home.as_ref());
+            home.is_some_and(|home| home.index == index)
+        };
+        held.find(has_it).map(|held| (held.who.clone(), held.owner.container_id.clone()))
     }
 
     /// Gives a device back by `act`, if the claim is the newest of its device and this attachment's, and has not been given
-    /// back yet.
+    /// back yet. If another device has its name, `make_way` is called for those that came home under names of their pods'
+    /// choice.
     ///
     /// # Errors
     /// Those of `act`; it can be repeated then.
@@ -137,7 +180,8 @@ impl Devices {
         &self,
         claim: &Claim,
         (sandbox, attachment): (&Sandbox, &AttachmentPlan),
-        act: impl FnOnce() -> Result<(), StepError>,
+        act: impl Fn() -> Result<(), StepError>,
+        make_way: impl FnMut(&Home) -> Result<(), StepError>,
     ) -> Result<(), StepError> {
         let owner = owner(sandbox, attachment);
         let set = |from: State, to: State| {
@@ -151,7 +195,13 @@ impl Devices {
             tracing::debug!(device = claim.device, "the device is not this sandbox's any more");
             return Ok(());
         }
-        let given = act();
+        let given = match act() {
+            Err(StepError::HomeTaken(_)) => {
+                self.lock().make_way(make_way);
+                act()
+            }
+            other => other,
+        };
         set(State::Returning, if given.is_ok() { State::Returned } else { State::Held });
         given
     }
@@ -185,11 +235,17 @@ impl Devices {
         }
     }
 
-    /// Calls `settle` for each device of a sandbox whose namespace is gone, until it has succeeded once. No other sandbox
-    /// claims a device meanwhile.
-    fn settle_orphans(&self, mut settle: impl FnMut(&Held) -> Result<(), StepError>) {
-        for (device, held) in &mut self.lock().held {
-            if held.state != State::Held || held.claim.is_none() || held.is_alive() {
+    /// Calls `settle` for each device of a sandbox whose namespace is gone, until it has succeeded once; before, `make_way`
+    /// for all of them, as one may have the name of another. No other sandbox claims a device meanwhile.
+    fn settle_orphans(
+        &self,
+        mut settle: impl FnMut(&Held) -> Result<(), StepError>,
+        make_way: impl FnMut(&Home) -> Result<(), StepError>,
+    ) {
+        let mut table = self.lock();
+        table.make_way(make_way);
+        for (device, held) in &mut table.held {
+            if !held.is_orphan() {
                 continue;
             }
             match settle(held) {
@@ -212,8 +268,16 @@ impl Engine {
     /// Gives devices back whose pods' namespaces are gone: the kernel has brought them home under the names that they had
     /// there. Their records stay until their DEL. Costs nothing while no pod has a device.
     pub fn settle_orphans(&self) {
-        self.node.devices.settle_orphans(|held| settle(&self.node, held));
+        self.node.devices.settle_orphans(|held| settle(&self.node, held), make_way);
     }
+}
+
+/// Frees the names of other devices that one has which came home from a pod.
+///
+/// # Errors
+/// The kernel refuses.
+pub(super) fn make_way(home: &Home) -> Result<(), StepError> {
+    give_back::make_way(&mut Handle::open()?, home)
 }
 
 /// Gives back the device of a sandbox whose namespace is gone, and takes the sandbox's programs off it: they came home with
@@ -223,7 +287,7 @@ impl Engine {
 /// It is in no namespace that is known, or the card refuses.
 pub(super) fn settle(node: &Node, held: &Held) -> Result<(), StepError> {
     let Some((device, claim)) = &held.claim else { return Ok(()) };
-    give_back(&mut Handle::open()?, device, claim, PodEnd::Gone)?;
+    give_back::give_back(&mut Handle::open()?, device, claim, PodEnd::Gone)?;
     match (&node.enforcer, held.number) {
         (Some(enforcer), Some(number)) if claim.outlives_namespace() => Ok(enforcer.leave_device(number)?),
         _ => Ok(()),
@@ -248,7 +312,7 @@ fn entry(
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
+    use std::cell::{Cell, RefCell};
 
     use super::*;
     use crate::cni::Version;
@@ -315,9 +379,10 @@ mod tests {
             calls.set(calls.get() + 1);
             Ok(())
         };
+        let no_way = |_: &Home| unreachable!("no device of these has an interface");
         let lost = || Err(StepError::NoDevice(CARD.to_owned()));
         let give_back = |plan: &Plan, claim: &Claim, act: &dyn Fn() -> Result<(), StepError>| {
-            devices.give_back(claim, (&plan.sandbox, &plan.attachments[0]), act)
+            devices.give_back(claim, (&plan.sandbox, &plan.attachments[0]), act, no_way)
         };
         let first = claim(&devices, &a, |_| unreachable!()).unwrap();
         // What could not be given back stays its first holder's.
@@ -332,22 +397,78 @@ mod tests {
         give_back(&b, &second, &|| {
             let refused = claim(&devices, &a, taken).unwrap_err();
             assert!(matches!(refused, StepError::DeviceTaken { .. }), "{refused}");
-            devices.settle_orphans(|_| unreachable!());
+            devices.settle_orphans(|_| unreachable!(), no_way);
             count()
         })
         .unwrap();
         give_back(&b, &second, &count).unwrap();
-        devices.settle_orphans(|_| count());
+        devices.settle_orphans(|_| count(), no_way);
         assert_eq!(calls.get(), 2, "once");
         // It is home: nothing is to be settled.
         let third = claim(&devices, &a, |_| unreachable!()).unwrap();
         assert_eq!(third.generation, 3);
         devices.release(&b);
-        devices.settle_orphans(|_| lost());
-        devices.settle_orphans(|_| count());
-        devices.settle_orphans(|_| count());
+        devices.settle_orphans(|_| lost(), no_way);
+        devices.settle_orphans(|_| count(), no_way);
+        devices.settle_orphans(|_| count(), no_way);
         assert_eq!(calls.get(), 3);
         devices.release(&a);
         assert_eq!(claim(&devices, &b, |_| unreachable!()).unwrap().generation, 4);
+    }
+
+    /// Rows: HDV-names.
+    #[test]
+    fn devices_that_came_home_make_way_for_each_others_names() {
+        let devices = Devices::default();
+        let names = ["eth1", "eth2"];
+        let claims = names.map(|name| {
+            let plan = plan(name);
+            let generation =
+                devices.claim(name, (&plan.sandbox, &plan.attachments[0], 0), |_| unreachable!());
+            let home = Home {
+                name: name.to_owned(),
+                index: 4,
+                kind: String::new(),
+                link: None,
+                mac: None,
+                permanent: None,
+                parent: Some(name.to_owned()),
+                among: false,
+                mtu: 1500,
+                up: false,
+                alias: None,
+                other_names: Vec::new(),
+            };
+            let generation = generation.unwrap();
+            let claim = Claim { device: name.to_owned(), generation, home: Some(home), settings: None };
+            let Some(Step::ClaimDevice(device)) = plan.attachments[0].steps.first() else { unreachable!() };
+            devices.found(device, &claim);
+            (plan, claim)
+        });
+        let said = RefCell::new(Vec::new());
+        let say = |what: &str, name: &str| said.borrow_mut().push(format!("{what} {name}"));
+        let taken = || Err(StepError::HomeTaken("eth1".to_owned()));
+        // A DEL of one whose name the other has asks once, and does not ask itself.
+        let (plan, claim) = &claims[0];
+        let act = || {
+            say("give back", "eth1");
+            taken()
+        };
+        let make_way = |home: &Home| {
+            say("make way", &home.name);
+            Ok(())
+        };
+        let of = (&plan.sandbox, &plan.attachments[0]);
+        assert!(devices.give_back(claim, of, act, make_way).is_err());
+        assert_eq!(said.take(), ["give back eth1", "make way eth2", "give back eth1"]);
+        devices.settle_orphans(
+            |held| {
+                say("settle", &held.owner.container_id);
+                Ok(())
+            },
+            make_way,
+        );
+        assert_eq!(said.take(), ["make way eth1", "make way eth2", "settle eth1", "settle eth2"]);
+        devices.settle_orphans(|_| unreachable!(), |_| unreachable!());
     }
 }

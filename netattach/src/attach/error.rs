@@ -280,6 +280,14 @@ pub enum StepError {
         "the node has no network interface of device {0}: it is not there yet, has no driver, or is in another namespace"
     )]
     NoDevice(String),
+    /// A device is named by its bus that has several network interfaces there.
+    #[error("device {device} has several network interfaces ({interfaces}): name one by device or hwaddr")]
+    SeveralInterfaces {
+        /// The device.
+        device: String,
+        /// Some of them.
+        interfaces: String,
+    },
     /// The node needs the device where it is.
     #[error("device {device} stays on the node: {why}")]
     DeviceInUse {
@@ -569,6 +577,7 @@ pub(super) fn step_code(error: &StepError) -> u32 {
         | StepError::ManyRoutes { .. }
         | StepError::Mtu { .. }
         | StepError::DeviceInUse { .. }
+        | StepError::SeveralInterfaces { .. }
         | StepError::AddressTaken { .. }
         | StepError::SmallMtu(_)
         | StepError::ParentShared { .. }

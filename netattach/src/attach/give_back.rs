@@ -3,6 +3,7 @@
 
 use std::os::fd::AsFd;
 
+use super::identity::{self, Inside};
 use super::take_device::physical;
 use super::{StepError, bus};
 use crate::mac::Mac;
@@ -44,17 +45,17 @@ pub(super) fn give_back(
     let mut in_pod = None;
     if let PodEnd::In(netns, made) = pod {
         let mut inside = Handle::open_in(netns)?;
-        in_pod = find_in(&mut inside, home, |found| {
-            let is_made = made.is_some_and(|index| found.link.index == index);
-            found.link.kind == home.kind && (is_made || found.alias.as_deref() == Some(&*home.name))
-        })?
-        .map(|found| (inside, found));
+        in_pod = find_in_pod(host, &mut inside, home, made)?.map(|found| (inside, found));
     }
-    if let Some((mut inside, found)) = in_pod {
-        restore_properties(&mut inside, home, &found)?;
-        move_home(host, &mut inside, (&found, home))?;
-    }
-    let found = find_home(host, home)?;
+    let found = match in_pod {
+        Some((mut inside, found)) => {
+            restore_properties(&mut inside, home, &found)?;
+            move_home(host, &mut inside, (&found, home))?;
+            // Its other end may be elsewhere by now.
+            host.devices()?.into_iter().find(|it| it.link.name == home.name)
+        }
+        None => find_home(host, home)?,
+    };
     if found.is_none() {
         check_it_is_nowhere(claim, home)?;
     }
@@ -85,9 +86,11 @@ pub(super) fn give_back_by_alias(
         name: found.alias.clone().unwrap_or_default(),
         index: found.link.index,
         kind: found.link.kind.clone(),
+        link: None,
         mac: None,
         permanent: found.permanent,
         parent: found.parent.clone(),
+        among: false,
         mtu: 0,
         up: false,
         alias: None,
@@ -104,32 +107,44 @@ pub(super) fn give_back_by_alias(
 
 /// The device on the node.
 pub(super) fn find_home(host: &mut Handle, home: &Home) -> Result<Option<DeviceState>, StepError> {
-    find_in(host, home, |found| {
-        let is_named = found.link.name == home.name || found.alias.as_deref() == Some(&*home.name);
-        is_named && found.link.kind == home.kind && found.parent.is_none()
-    })
+    Ok(identity::at_home(home, &host.devices()?).cloned())
 }
 
-/// The device in a namespace: by its parent, or by its permanent address; one that has neither, as `is_it` says.
-fn find_in(
-    namespace: &mut Handle,
+/// The device in the pod, whatever that calls it. `made`: its index there, if it was moved.
+fn find_in_pod(
+    host: &mut Handle,
+    pod: &mut Handle,
     home: &Home,
-    is_it: impl Fn(&DeviceState) -> bool,
+    made: Option<u32>,
 ) -> Result<Option<DeviceState>, StepError> {
-    let mut found = namespace.devices()?;
-    match (&home.parent, home.permanent) {
-        (Some(parent), permanent) => {
-            found.retain(|it| it.parent.as_ref() == Some(parent));
-            if found.len() > 1 {
-                found.retain(|it| it.permanent == permanent);
-            }
-        }
-        (None, Some(permanent)) => {
-            found.retain(|it| it.permanent == Some(permanent) && it.link.kind == home.kind);
-        }
-        (None, None) => found.retain(is_it),
+    let devices = pod.devices()?;
+    let leads_home = match home.link.map(|other| host.link_by_index(other)) {
+        Some(Err(netlink::Error::NoSuchLink(_))) | None => false,
+        Some(shown) => shown.map(|_| true)?,
+    };
+    // Afterwards: the node's namespace gets its number when a device that leads there is shown.
+    let node = if leads_home { pod.number_of(Netns::current()?.as_fd())? } else { None };
+    Ok(identity::in_pod(home, &devices, Inside { index: made, leads_home, node }).cloned())
+}
+
+/// Takes names of other devices off one that the kernel has brought home from a pod: they are in the way of those whose
+/// names they are. It gets its own back when it is given back.
+pub(super) fn make_way(host: &mut Handle, home: &Home) -> Result<(), StepError> {
+    let Some(found) = find_home(host, home)? else { return Ok(()) };
+    let index = found.link.index;
+    remove_strange_names(host, home, &found)?;
+    if found.link.name != home.name {
+        // The kernel puts the first number there that is free, as it does itself for a name that is taken.
+        host.rename(index, "dev%d")?;
     }
-    Ok(found.into_iter().next())
+    Ok(())
+}
+
+/// Removes the other names that the pod has given to the device.
+fn remove_strange_names(host: &mut Handle, home: &Home, found: &DeviceState) -> Result<(), StepError> {
+    let strange: Vec<String> =
+        found.other_names.iter().filter(|it| !home.other_names.contains(it)).cloned().collect();
+    Ok(host.remove_other_names(found.link.index, &strange)?)
 }
 
 /// What the physical function has set, as it was before.
@@ -212,10 +227,8 @@ fn restore_at_home(
     if found.link.name != home.name || found.link.mtu != home.mtu {
         restore_properties(host, home, found)?;
     }
+    remove_strange_names(host, home, found)?;
     if found.link.name != home.name {
-        if found.other_names.contains(&home.name) {
-            host.remove_other_names(index, std::slice::from_ref(&home.name))?;
-        }
         host.rename(index, &home.name).map_err(|source| match source.already_exists() {
             true => StepError::HomeTaken(home.name.clone()),
             false => source.into(),

@@ -13,7 +13,7 @@
 //! | [`apply`], `bridges`, `by_source`, `device_info`, `routing`, `cluster_routes`, `translation`, `tuning`, `enforcement` | the effects of steps |
 //! | `announce_late` | what neighbours are told once an ADD has been answered |
 //! | [`undo`], `plugin_del` | inverses of steps, and DEL of other plugins |
-//! | `devices`, `take_device`, `give_back`, `bus` | who has which device of the node; how it is taken and given back |
+//! | `devices`, `which_device`, `take_device`, `give_back`, `identity`, `bus` | who has which device of the node; how it is named, taken, given back, and told from others |
 //! | `check`, `status_verb`, `gc` | the verbs CHECK, STATUS and GC |
 //! | `survey` | how full pools of addresses are |
 //! | `departed`, `drift`, `edited` | sandboxes that no runtime will ask to detach; what others change of attachments, and of their records |
@@ -46,6 +46,7 @@ mod facts;
 mod from_node;
 mod gc;
 mod give_back;
+mod identity;
 mod intent;
 mod multus_del;
 mod network_status;
@@ -66,6 +67,7 @@ mod translation;
 mod tuning;
 pub mod undo;
 mod weight;
+mod which_device;
 
 pub use bridges::Bridges;
 pub use default_network::{CILIUMS_SUFFIX, DefaultNetwork, InvalidDefaultNetwork};

@@ -95,8 +95,8 @@ pub struct Occupied {
 #[derive(Debug, Default)]
 struct Inner {
     held: BTreeMap<(Segment, Address), Held>,
-    /// How the links of each parent share it ([`Link::sharing`]), and their owners.
-    shared: BTreeMap<Segment, Vec<(Owner, &'static str)>>,
+    /// How the links of each parent share it ([`Link::sharing`]), and their owners; `None`: beside links of any kind.
+    shared: BTreeMap<Segment, Vec<(Owner, Option<&'static str>)>>,
 }
 
 #[derive(Debug, Clone)]
@@ -145,22 +145,25 @@ impl Occupied {
         }
     }
 
-    /// Records that a link of the attachment shares the parent in this way, until [`Occupied::release`]. The kernel
-    /// would let a later ipvlan change the mode of all existing ones.
+    /// Records that a link of the attachment shares the parent in this way, until [`Occupied::release`]; `None`: beside
+    /// links of any kind. The kernel would let a later ipvlan change the mode of all existing ones.
     ///
     /// # Errors
     /// The parent carries links that share it in another way; the error names them, and the container of one.
     pub(super) fn share(
         &self,
         parent: Segment,
-        how: &'static str,
+        how: impl Into<Option<&'static str>>,
         sandbox: &Sandbox,
         attachment: &AttachmentPlan,
     ) -> Result<(), (&'static str, String)> {
+        let how = how.into();
         let owner = owner(sandbox, attachment);
         let mut inner = self.lock();
         let links = inner.shared.entry(parent).or_default();
-        if let Some((of, other)) = links.iter().find(|(of, other)| *of != owner && *other != how) {
+        let present = links.iter().filter(|(of, _)| *of != owner);
+        let mut present = present.filter_map(|(of, other)| Some((of, (*other)?)));
+        if let Some((of, other)) = present.find(|(_, other)| how.is_some_and(|how| *other != how)) {
             return Err((other, of.container_id.clone()));
         }
         if !links.iter().any(|(of, _)| *of == owner) {
@@ -176,11 +179,12 @@ impl Occupied {
         for (number, attachment) in plan.attachments.iter().enumerate() {
             // Attachment numbers fit into a `u16`: see `Plan::steps`.
             let number = number as u16;
-            let Some(segment) = segment(attachment, outputs.of(number)) else { continue };
-            if let Some(how) = attachment.link().and_then(Link::sharing) {
+            if let Some(parent) = result::ends(outputs.of(number)).and_then(|ends| ends.parent) {
+                let how = attachment.link().and_then(Link::sharing);
                 // The kernel has accepted both of two links that exclude each other.
-                let _ = self.share(segment, how, &plan.sandbox, attachment);
+                let _ = self.share(parent.device.index, how, &plan.sandbox, attachment);
             }
+            let Some(segment) = segment(attachment, outputs.of(number)) else { continue };
             let mac = result::ends(outputs.of(number)).and_then(|ends| ends.pod.mac).map(Address::Mac);
             let leased = result::leased(attachment, outputs.of(number)).unwrap_or_default();
             let addresses = leased.addresses.iter().map(|leased| Address::Ip(leased.address.addr()));
@@ -338,6 +342,14 @@ mod tests {
         assert_eq!(share(7, "macvlans", &b), Ok(()));
         assert_eq!(share(8, "a macvlan in mode passthru", &b), Ok(()), "elsewhere");
         occupied.release(&b);
+        // A VLAN does not mind, and is one of the parent's links all the same.
+        for parent in [7, 8] {
+            assert_eq!(occupied.share(parent, None, &b.sandbox, &b.attachments[0]), Ok(()));
+            assert!(occupied.is_parent(parent));
+        }
+        assert_eq!(share(8, "macvlans", &a), Ok(()));
+        occupied.release(&b);
+        assert!(occupied.is_parent(7) && !occupied.is_parent(9));
         assert_eq!(
             share(7, "a macvlan in mode passthru", &b),
             Err(("macvlans", a.sandbox.container_id.clone()))

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use super::devices::settle;
 use super::give_back::find_home;
-use super::{Node, StepError, bus};
+use super::which_device::{Target, There};
+use super::{Node, StepError, bus, identity};
 use crate::mac::Mac;
 use crate::netlink::{DeviceState, Handle, LinkState};
 use crate::plan::{AttachmentPlan, Sandbox};
@@ -27,22 +28,28 @@ pub(super) fn claim(
     device: &Device,
     (sandbox, attachment, cookie): (&Sandbox, &AttachmentPlan, u64),
 ) -> Result<Claim, StepError> {
-    let key = match node.devices.known_by(&device.id) {
-        Some(known) => known,
-        None => key(host, device)?,
+    let parents = match &device.id {
+        DeviceId::Bus(name) => bus::parents_of(name),
+        DeviceId::Path(path) => bus::name_at(path).map(|name| bus::parents_of(&name)).unwrap_or_default(),
+        DeviceId::Name(_) | DeviceId::Mac(_) => Vec::new(),
     };
+    let present = host.devices()?;
+    let known = node.devices.known();
+    let there = There { parents: &parents, present: &present, known: &known, carrier_of: &bus::carrier_of };
+    let Target { key, home: before } = there.meant(device)?;
     let claimant = (sandbox, attachment, cookie);
     let generation = node.devices.claim(&key, claimant, |held| settle(node, held))?;
-    let found = find(host, &device.id)?;
+    let present = host.devices()?;
+    let found = before.as_ref().and_then(|before| identity::at_home(before, &present)).cloned();
     let rdma = found.as_ref().and_then(|found| bus::find(found.parent.as_deref()?)?.rdma);
     if let (Some(found), Some(_), None) = (&found, rdma, &device.rdma) {
         let why = "it has RDMA, which passes the kernel: name it by pciBusID";
         return Err(StepError::DeviceInUse { device: found.link.name.clone(), why });
     }
-    let home = match (found, &device.userspace) {
+    let home = match (&found, &device.userspace) {
         (Some(found), None) => {
-            check_is_free(node, host, &found)?;
-            Some(home(found))
+            let among = before.is_some_and(|before| before.among);
+            Some(home(found.clone(), among))
         }
         (_, Some(_)) => None,
         (None, None) => return Err(StepError::NoDevice(device.id.to_string())),
@@ -53,26 +60,43 @@ pub(super) fn claim(
     };
     let claim = Claim { device: key, generation, home, settings };
     node.devices.found(device, &claim);
+    if let (Some(found), Some(home)) = (&found, &claim.home) {
+        // Whoever makes an interface on it meanwhile sees the claim, or is seen here.
+        check_is_free(node, host, (found, home), &present)?;
+    }
     Ok(claim)
 }
 
 /// Refuses a device that the node itself or other pods need where it is.
-fn check_is_free(node: &Node, host: &mut Handle, found: &DeviceState) -> Result<(), StepError> {
-    let in_use = |why| Err(StepError::DeviceInUse { device: found.link.name.clone(), why });
+fn check_is_free(
+    node: &Node,
+    host: &mut Handle,
+    (found, home): (&DeviceState, &Home),
+    present: &[DeviceState],
+) -> Result<(), StepError> {
+    let in_use = |why| Err(StepError::DeviceInUse { device: home.name.clone(), why });
     if found.link.controller.is_some() {
         return in_use("it is a port of a bridge or a bond");
     }
     if host.default_routes()?.iter().any(|route| route.interface == Some(found.link.index)) {
         return in_use("a default route of the node leads through it");
     }
-    let is_on_it = |link: &LinkState| {
-        matches!(&*link.kind, "vlan" | "macvlan" | "ipvlan") && link.link == Some(found.link.index)
+    if present.iter().any(|it| it.link.controller == Some(found.link.index)) {
+        return in_use("other interfaces of the node are its ports");
+    }
+    // The other end of a pair is not on it.
+    let is_on_it = |it: &DeviceState| {
+        let is_pair = matches!(&*it.link.kind, "veth" | "netkit" | "vxcan");
+        it.link.link == Some(found.link.index)
+            && it.link_netns.is_none()
+            && it.link.index != found.link.index
+            && !is_pair
     };
-    if host.links()?.iter().any(is_on_it) {
+    if present.iter().any(is_on_it) {
         return in_use("another interface of the node is on it");
     }
     match node.occupied.is_parent(found.link.index) {
-        true => Err(StepError::ParentOfPods(found.link.name.clone())),
+        true => Err(StepError::ParentOfPods(home.name.clone())),
         false => Ok(()),
     }
 }
@@ -183,50 +207,18 @@ pub(super) fn physical(
     Ok(None)
 }
 
-/// The device's name for claims.
-fn key(host: &mut Handle, device: &Device) -> Result<String, StepError> {
-    match &device.id {
-        DeviceId::Bus(name) => Ok(name.clone()),
-        DeviceId::Path(path) => bus::name_at(path).ok_or_else(|| StepError::NoDevice(device.id.to_string())),
-        id @ (DeviceId::Name(_) | DeviceId::Mac(_)) => {
-            let found = find(host, id)?.ok_or_else(|| StepError::NoDevice(id.to_string()))?;
-            let permanent = found.permanent.map(|mac| mac.to_string());
-            let Some(parent) = found.parent else { return Ok(permanent.unwrap_or(found.link.name)) };
-            // A card may have several interfaces.
-            let all = host.devices()?;
-            let siblings = all.iter().filter(|other| other.parent.as_ref() == Some(&parent)).count();
-            let own = permanent.filter(|_| siblings > 1);
-            Ok(own.map_or_else(|| parent.clone(), |own| format!("{parent} {own}")))
-        }
-    }
-}
-
-/// The device on the node.
-fn find(host: &mut Handle, id: &DeviceId) -> Result<Option<DeviceState>, StepError> {
-    let parents = match id {
-        DeviceId::Bus(name) => bus::parents_of(name),
-        DeviceId::Path(path) => bus::name_at(path).map(|name| bus::parents_of(&name)).unwrap_or_default(),
-        DeviceId::Name(_) | DeviceId::Mac(_) => Vec::new(),
-    };
-    let is_it = |device: &DeviceState| match id {
-        DeviceId::Name(name) => device.link.name == *name || device.other_names.contains(name),
-        DeviceId::Mac(mac) => device.link.mac == Some(*mac),
-        DeviceId::Bus(_) | DeviceId::Path(_) => {
-            device.parent.as_ref().is_some_and(|parent| parents.contains(parent))
-        }
-    };
-    Ok(host.devices()?.into_iter().find(is_it))
-}
-
-fn home(found: DeviceState) -> Home {
-    let DeviceState { link, parent, permanent, alias, other_names } = found;
+/// How the device is before anything of it is changed. `among`: see [`Home::among`].
+pub(super) fn home(found: DeviceState, among: bool) -> Home {
+    let DeviceState { link, link_netns, parent, permanent, alias, other_names } = found;
     Home {
         name: link.name,
         index: link.index,
         kind: link.kind,
+        link: link.link.filter(|_| link_netns.is_none()),
         mac: link.mac,
         permanent,
         parent,
+        among,
         mtu: link.mtu,
         up: link.up,
         alias,

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use regex_lite::Regex;
 
 use super::StepError;
-use crate::netlink::Handle;
+use crate::netlink::{self, Handle};
 use crate::netns::{Netns, within};
 use crate::spec::{Properties, Sysctl, Tune};
 use crate::sysctl;
@@ -92,8 +92,18 @@ pub(super) fn tune(pod: &mut Handle, netns: &Netns, ifname: &str, tune: &Tune) -
     Ok(pod.set_properties(ifname, &missing)?)
 }
 
-/// Gives the properties back. An interface that is gone needs none.
-pub(super) fn give_back(pod: &mut Handle, ifname: &str, before: &Properties) -> Result<(), StepError> {
+/// Gives the properties back. An interface that is gone needs none. `made`: its index, if that is known; else its name counts.
+pub(super) fn give_back(
+    pod: &mut Handle,
+    (ifname, made): (&str, Option<u32>),
+    before: &Properties,
+) -> Result<(), StepError> {
+    let called = match made.map(|index| pod.link_by_index(index)) {
+        Some(Err(netlink::Error::NoSuchLink(_))) => return Ok(()),
+        Some(found) => found?.name,
+        None => ifname.to_owned(),
+    };
+    let ifname = called.as_str();
     let now = match pod.properties(ifname) {
         Err(error) if error.not_found() => return Ok(()),
         other => other?,

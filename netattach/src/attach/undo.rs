@@ -2,7 +2,7 @@
 
 use super::give_back::{PodEnd, give_back, give_back_by_alias};
 use super::plugin_del::PluginDel;
-use super::{AttachError, Doing, Node, Progress, StepError, device_info, routing, tuning};
+use super::{AttachError, Doing, Node, Progress, StepError, device_info, devices, routing, tuning};
 use crate::ipam::{Lessee, Owner};
 use crate::journal::JournalKey;
 use crate::nat::Key;
@@ -97,7 +97,10 @@ impl Begun<'_> {
         if let (Inverse::GiveBack { ifname, before }, Some(netns)) = (&self.inverse, netns)
             && !before.is_empty()
         {
-            let give_back = || tuning::give_back(&mut Handle::open_in(netns)?, ifname, before);
+            // Its pod may have given its name to another interface. 0: another meta plugin made it, and nobody knows.
+            let made = result::ends(progress.outputs().of(self.at.0)).map(|ends| ends.pod.index);
+            let made = made.filter(|index| *index != 0);
+            let give_back = || tuning::give_back(&mut Handle::open_in(netns)?, (ifname, made), before);
             return give_back().map_err(|source| self.failed("give back the interface's properties", source));
         }
         let Inverse::Delegate(delegate) = self.inverse else { return Ok(()) };
@@ -115,15 +118,16 @@ impl Begun<'_> {
         progress: &dyn Progress,
     ) -> Result<(), StepError> {
         let Inverse::ReturnDevice { device, claim } = &self.inverse else { return Ok(()) };
-        let mut host = Handle::open()?;
         let Some(claim) = claim else {
             // Nothing was changed before the claim was recorded; or the record has lost it, or there is none.
-            return give_back_by_alias(&mut host, &device.pod_name, netns, node.enforcer.is_some());
+            let host = &mut Handle::open()?;
+            return give_back_by_alias(host, &device.pod_name, netns, node.enforcer.is_some());
         };
         let made = result::ends(progress.outputs().of(self.at.0)).map(|ends| ends.pod.index);
         let pod = netns.map_or(PodEnd::Gone, |netns| PodEnd::In(netns, made.filter(|index| *index != 0)));
         let of = (&plan.sandbox, self.attachment);
-        node.devices.give_back(claim, of, || give_back(&mut host, device, claim, pod))
+        let act = || give_back(&mut Handle::open()?, device, claim, pod);
+        node.devices.give_back(claim, of, act, devices::make_way)
     }
 
     /// Releases the resources that are free only once the sandbox's links are gone.

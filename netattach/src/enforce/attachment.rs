@@ -99,7 +99,7 @@ impl EnforcedAttachment {
                     source_address: protect.check_addresses && addressed,
                     ..Checks::default()
                 },
-                vlans: trunk(attachment),
+                vlans: trunk(attachment).chain(tagged(protect)).collect(),
                 limits: Limits {
                     flow_records: Rate::new(FLOW_RECORDS, FLOW_RECORDS),
                     drop_records: Rate::new(DROP_RECORDS, DROP_RECORDS),
@@ -199,9 +199,14 @@ fn on_link(attachment: &AttachmentPlan, leased: &Leased) -> Vec<Ipv6Net> {
 }
 
 /// The VLANs whose tagged frames the attachment's port of a bridge takes.
-fn trunk(attachment: &AttachmentPlan) -> BTreeSet<u16> {
+fn trunk(attachment: &AttachmentPlan) -> impl Iterator<Item = u16> {
     let vlans = attachment.link().and_then(Link::port).and_then(|port| port.vlans.as_ref());
-    vlans.into_iter().flat_map(PortVlans::tagged_ids).collect()
+    vlans.into_iter().flat_map(PortVlans::tagged_ids)
+}
+
+/// The VLANs whose tagged frames pass by the key `vlans`.
+fn tagged(protect: &Protect) -> impl Iterator<Item = u16> {
+    protect.vlans.iter().flat_map(|(first, last)| *first..=*last)
 }
 
 /// Why an attachment's own configuration excludes it from the fast path.

@@ -1,8 +1,9 @@
-//! The VLANs of a bridge's port: `vlan`, `vlanTrunk` and `preserveDefaultVlan`. Pure.
+//! The VLANs of a bridge's port: `vlan`, `vlanTrunk` and `preserveDefaultVlan`; and lists of VLANs. Pure.
 
 use std::collections::BTreeSet;
 
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::{PlanError, Request};
 use crate::cni::json::null_is_default;
@@ -12,7 +13,7 @@ use crate::spec::PortVlans;
 const NATIVE_OF_TRUNK: u16 = 1;
 
 /// The highest id of a VLAN (IEEE 802.1Q, 9.6: 4095 is reserved).
-const MOST: i64 = 4094;
+pub(super) const MOST: i64 = 4094;
 
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -93,8 +94,30 @@ fn ids(element: &Trunk) -> Result<Vec<u16>, String> {
     Ok(range.into_iter().flatten().chain(single).collect())
 }
 
+/// Reads a list of VLANs, each an id or an element of `vlanTrunk`.
+///
+/// # Errors
+/// What is wrong, without the key.
+pub(super) fn list(value: &Value) -> Result<BTreeSet<u16>, String> {
+    let elements = value.as_array().ok_or("a list is needed, of VLAN ids and ranges")?;
+    let mut found = BTreeSet::new();
+    for (position, element) in elements.iter().enumerate() {
+        let read = match element.as_i64() {
+            Some(id) => Trunk { id: Some(id), min_id: None, max_id: None },
+            None => serde_json::from_value(element.clone())
+                .map_err(|_| format!("{element} is neither a VLAN id nor a range of minID and maxID"))?,
+        };
+        let some = ids(&read).map_err(|reason| format!("element {position}: {reason}"))?;
+        if some.is_empty() {
+            return Err(format!("{element} is neither a VLAN id nor a range of minID and maxID"));
+        }
+        found.extend(some);
+    }
+    Ok(found)
+}
+
 /// The ids as ranges, ascending and apart.
-fn ranges(ids: &BTreeSet<u16>) -> Vec<(u16, u16)> {
+pub(super) fn ranges(ids: &BTreeSet<u16>) -> Vec<(u16, u16)> {
     let mut ranges: Vec<(u16, u16)> = Vec::new();
     for id in ids {
         match ranges.last_mut() {

@@ -5,7 +5,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{Driver, PlanError, Request, Wanted, check_mtu};
+use super::{Driver, PlanError, Request, Wanted, check_mtu, sources};
 use crate::spec;
 use crate::step::{Configure, Step};
 
@@ -32,6 +32,7 @@ impl Driver for Dummy {
 
     fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError> {
         request.refuse_on_parent(self)?;
+        sources::refuse_vlans(request, self)?;
         let config: Config = request.read()?;
         let ipam = request.ipam()?.ok_or(PlanError::IpamMissing("a dummy"))?;
         let made = spec::Dummy {

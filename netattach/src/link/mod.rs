@@ -397,6 +397,7 @@ impl Request<'_> {
                 check_mac: protect.check_mac && sources.mac,
                 check_addresses: protect.check_addresses && sources.addresses && addressed,
                 allowed: sources.allowed,
+                vlans: sources.vlans,
                 bandwidth,
                 fast_path,
                 ..protect.clone()
@@ -413,7 +414,7 @@ impl Request<'_> {
         self.refuse(driver.kind(), &[("fastPath", json!(false))])?;
         sources::refuse_on_parent(self, driver)?;
         if !driver.is_judged(self.config) {
-            self.refuse(driver.kind(), &[("bandwidth", json!({}))])?;
+            self.refuse(driver.kind(), &[("bandwidth", json!({})), (sources::VLANS, json!([]))])?;
         }
         Ok(())
     }

@@ -1,18 +1,25 @@
-//! `sourceCheck` and `allowedAddresses`: what a pod may send in whose name. For virtual addresses, routers and virtual
-//! machines, by whoever writes the network's definition.
+//! `sourceCheck`, `allowedAddresses` and `vlans`: what a pod may send in whose name, and in which VLANs. For virtual
+//! addresses, routers and virtual machines, by whoever writes the network's definition.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{Driver, PlanError, Request};
+use super::{Driver, PlanError, Request, bridge_vlans};
 
 /// The key for what is checked.
 pub const CHECK: &str = "sourceCheck";
 /// The key for addresses that pass beside the pod's own.
 pub const ALLOWED: &str = "allowedAddresses";
+
+/// The key for VLANs whose frames pass with their tag.
+pub const VLANS: &str = "vlans";
+
+/// Most ids in `vlans`: each is one in the maps (`netattach_common::map_size::VLANS`), so that 64 attachments have room.
+const MOST_VLANS: usize = 512;
 
 /// Most addresses in `allowedAddresses`.
 const MOST_ADDRESSES: usize = 64;
@@ -26,6 +33,8 @@ pub(super) struct Sources {
     pub(super) addresses: bool,
     /// Addresses that pass beside its own.
     pub(super) allowed: Vec<IpAddr>,
+    /// First and last of each range of VLANs whose frames pass with their tag, ascending and apart.
+    pub(super) vlans: Vec<(u16, u16)>,
 }
 
 /// The values of `sourceCheck`, the strictest first.
@@ -48,6 +57,8 @@ struct Keys {
     source_check: Option<SourceCheck>,
     #[serde(default)]
     allowed_addresses: Option<Value>,
+    #[serde(default)]
+    vlans: Option<Value>,
 }
 
 /// Reads the keys.
@@ -55,14 +66,40 @@ struct Keys {
 /// # Errors
 /// The error names the key.
 pub(super) fn parse(request: &Request<'_>) -> Result<Sources, PlanError> {
-    let Keys { source_check, allowed_addresses } = request.read()?;
+    let Keys { source_check, allowed_addresses, vlans: tagged } = request.read()?;
     let check = source_check.unwrap_or_default();
     let wrong = |reason: String| PlanError::Value { key: ALLOWED, reason };
     let allowed = allowed_addresses.as_ref().map(addresses).transpose().map_err(wrong)?.unwrap_or_default();
     if check != SourceCheck::Full && !allowed.is_empty() {
         return Err(wrong("without effect, as sourceCheck lets every address pass".to_owned()));
     }
-    Ok(Sources { mac: check != SourceCheck::Off, addresses: check == SourceCheck::Full, allowed })
+    let wrong = |reason: String| PlanError::Value { key: VLANS, reason };
+    let tagged = tagged.as_ref().map(vlans).transpose().map_err(wrong)?.unwrap_or_default();
+    if request.protect.is_none() && !tagged.is_empty() {
+        return Err(wrong("needs the dataplane, which only netattachd has".to_owned()));
+    }
+    let vlans = bridge_vlans::ranges(&tagged);
+    Ok(Sources { mac: check != SourceCheck::Off, addresses: check == SourceCheck::Full, allowed, vlans })
+}
+
+/// Reads the list of `vlans`: ids, and ranges as in `vlanTrunk`.
+///
+/// # Errors
+/// What is wrong, without the key.
+pub fn vlans(list: &Value) -> Result<BTreeSet<u16>, String> {
+    let found = permitted_vlans(list)?;
+    match found.len() > MOST_VLANS {
+        true => Err(format!("more than {MOST_VLANS} VLANs, the most there may be")),
+        false => Ok(found),
+    }
+}
+
+/// Reads the same list where it says what may be asked for: it may have all VLANs.
+///
+/// # Errors
+/// What is wrong, without the key.
+pub fn permitted_vlans(list: &Value) -> Result<BTreeSet<u16>, String> {
+    bridge_vlans::list(list)
 }
 
 /// Reads the list of `allowedAddresses`: addresses, and prefixes, which stand for all addresses in them. Each address is
@@ -109,10 +146,15 @@ pub fn addresses(list: &Value) -> Result<Vec<IpAddr>, String> {
 }
 
 impl Sources {
-    /// Whether nothing but the pod's own addresses passes.
+    /// Whether nothing but the pod's own addresses passes, without a tag.
     pub(super) fn is_full(&self) -> bool {
-        self.mac && self.addresses && self.allowed.is_empty()
+        self.mac && self.addresses && self.allowed.is_empty() && self.vlans.is_empty()
     }
+}
+
+/// Refuses what cannot be on a link that the node routes to, or that leads nowhere: there are no VLANs behind it.
+pub(super) fn refuse_vlans(request: &Request<'_>, driver: &dyn Driver) -> Result<(), PlanError> {
+    request.refuse(driver.kind(), &[(VLANS, json!([]))])
 }
 
 /// Refuses what cannot be on a parent: there an attachment is known by its Ethernet address.
@@ -212,6 +254,29 @@ mod tests {
         assert_eq!((lax.check_mac, lax.check_addresses), (true, false));
     }
 
+    /// Rows: SRC-vlans.
+    #[test]
+    fn frames_of_the_vlans_that_are_named_pass_with_their_tag() {
+        for kind in ["bridge", "macvlan", "ipvlan"] {
+            let rows = [
+                (json!({"vlans": []}), Vec::new(), None),
+                (json!({"vlans": [5]}), vec![(5, 5)], Some("frames of VLAN 5 pass with their tag")),
+                (
+                    json!({"vlans": [9, {"minID": 5, "maxID": 7}, {"id": 8}, 4094], "sourceCheck": "mac"}),
+                    vec![(5, 9), (4094, 4094)],
+                    Some(
+                        "the pod may send from any IP address; frames of VLANs 5 to 9, 4094 pass with their tag",
+                    ),
+                ),
+            ];
+            for (keys, expected, laxity) in rows {
+                let found = planned(kind, keys.clone()).unwrap();
+                assert_eq!(found.fast_path, expected.is_empty(), "{kind} {keys}");
+                assert_eq!((found.laxity().as_deref(), found.vlans), (laxity, expected), "{kind} {keys}");
+            }
+        }
+    }
+
     #[test]
     fn what_cannot_be_is_refused_by_its_key() {
         let many: Vec<String> = (0..=MOST_ADDRESSES).map(|number| format!("10.1.1.{number}")).collect();
@@ -250,6 +315,30 @@ mod tests {
                 "key allowedAddresses: without effect, as sourceCheck lets every address pass",
             ),
             ("macvlan", json!({"sourceCheck": "off"}), "key sourceCheck: \"off\" is not supported"),
+            ("bridge", json!({"vlans": 5}), "key vlans: a list is needed, of VLAN ids and ranges"),
+            (
+                "bridge",
+                json!({"vlans": [4095]}),
+                "key vlans: element 0: id 4095 is not a VLAN id from 1 to 4094",
+            ),
+            (
+                "bridge",
+                json!({"vlans": [5, {}]}),
+                "key vlans: {} is neither a VLAN id nor a range of minID and maxID",
+            ),
+            (
+                "bridge",
+                json!({"vlans": ["5"]}),
+                "key vlans: \"5\" is neither a VLAN id nor a range of minID and maxID",
+            ),
+            (
+                "bridge",
+                json!({"vlans": [{"minID": 1, "maxID": 513}]}),
+                "key vlans: more than 512 VLANs, the most there may be",
+            ),
+            ("veth", json!({"vlans": [5]}), "key vlans: [5] is not supported"),
+            ("ptp", json!({"vlans": [5]}), "key vlans: [5] is not supported"),
+            ("dummy", json!({"vlans": [5]}), "key vlans: [5] is not supported"),
             ("ipvlan", json!({"sourceCheck": "off"}), "key sourceCheck: \"off\" is not supported"),
         ];
         for (kind, keys, said) in rows {

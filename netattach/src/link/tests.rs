@@ -333,6 +333,7 @@ fn masquerade_of_a_point_to_point_link_is_by_its_end_on_the_node() {
         check_mac: true,
         check_addresses: true,
         allowed: Vec::new(),
+        vlans: Vec::new(),
         bandwidth: None,
         fast_path: true,
         when: crate::step::EnforceWhen::Always,
@@ -828,7 +829,7 @@ proptest! {
     #[test]
     fn what_a_plan_leaves_behind_is_taken_back_with_and_without_a_record((kind, config) in configuration()) {
         let args = CniArgs::default();
-        let protect = Protect { id: 1, zone: 1, check_mac: true, check_addresses: true, allowed: Vec::new(), bandwidth: None, fast_path: true, when: crate::step::EnforceWhen::Always, ethertypes: Vec::new() };
+        let protect = Protect { id: 1, zone: 1, check_mac: true, check_addresses: true, allowed: Vec::new(), vlans: Vec::new(), bandwidth: None, fast_path: true, when: crate::step::EnforceWhen::Always, ethertypes: Vec::new() };
         let (driver, sandbox) = (driver(kind).unwrap(), sandbox());
         // DEL can derive the remains from any configuration.
         let remains = attachment(kind, driver.remains(&request(&config, &args)));

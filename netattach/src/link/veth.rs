@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::translation::Reach;
-use super::{Driver, PlanError, Request, Wanted, check_mtu};
+use super::{Driver, PlanError, Request, Wanted, check_mtu, sources};
 use crate::cni::json::null_is_default;
 use crate::spec;
 use crate::step::{Configure, Step, Style};
@@ -67,6 +67,7 @@ pub(super) fn routed_veth(
     mtu: Option<u32>,
     configure: Configure,
 ) -> Result<Vec<Step>, PlanError> {
+    sources::refuse_vlans(request, driver)?;
     let ipam = request.ipam()?.ok_or(PlanError::IpamMissing("a routed veth"))?;
     let reach = Reach { device: request.host_name(), bridged: false, routed: true };
     let translation = request.translation(driver.kind(), reach)?;

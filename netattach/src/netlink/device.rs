@@ -16,6 +16,8 @@ use crate::mac::Mac;
 pub struct DeviceState {
     /// As any link.
     pub link: LinkState,
+    /// The number in this namespace of the one that [`LinkState::link`] is in; `None`: it is in this one.
+    pub link_netns: Option<i32>,
     /// The name of its parent device on that one's bus, a PCI address for a card (Linux 5.14); virtual devices have none.
     pub parent: Option<String>,
     /// The address that it was made with.
@@ -125,9 +127,11 @@ impl Handle {
 
 fn device(message: RouteNetlinkMessage) -> Option<DeviceState> {
     let RouteNetlinkMessage::NewLink(shown) = &message else { return None };
-    let (mut parent, mut permanent, mut alias, mut other_names) = (None, None, None, Vec::new());
+    let (mut link_netns, mut parent, mut permanent, mut alias) = (None, None, None, None);
+    let mut other_names = Vec::new();
     for attribute in &shown.attributes {
         match attribute {
+            LinkAttribute::LinkNetNsId(number) => link_netns = Some(*number),
             LinkAttribute::ParentDevName(name) => parent = Some(name.clone()),
             LinkAttribute::PermAddress(bytes) => {
                 permanent = <[u8; 6]>::try_from(bytes.as_slice()).ok().map(Mac);
@@ -141,5 +145,5 @@ fn device(message: RouteNetlinkMessage) -> Option<DeviceState> {
         }
     }
     let link = observed(message)?;
-    Some(DeviceState { link, parent, permanent, alias, other_names })
+    Some(DeviceState { link, link_netns, parent, permanent, alias, other_names })
 }

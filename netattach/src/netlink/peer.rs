@@ -47,7 +47,10 @@ impl Handle {
     }
 
     /// The number of another namespace in this one, if it has one.
-    fn number_of(&mut self, netns: BorrowedFd<'_>) -> Result<Option<i32>, Error> {
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn number_of(&mut self, netns: BorrowedFd<'_>) -> Result<Option<i32>, Error> {
         let mut message = NsidMessage::default();
         // A file descriptor is never negative.
         message.attributes.push(NsidAttribute::Fd(netns.as_raw_fd().cast_unsigned()));

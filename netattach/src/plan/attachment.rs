@@ -344,6 +344,7 @@ fn protect(
         check_mac: true,
         check_addresses: true,
         allowed: Vec::new(),
+        vlans: Vec::new(),
         bandwidth: None,
         fast_path,
         when,

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::Sandbox;
 use crate::cni::{CniError, code};
-use crate::link::sources::{self, ALLOWED, CHECK, SourceCheck};
+use crate::link::sources::{self, ALLOWED, CHECK, SourceCheck, VLANS};
 use crate::npwg::{NetworkName, Selection};
 
 /// Stands for all namespaces, or all networks.
@@ -27,11 +27,22 @@ pub struct Permission {
     /// Where the addresses lie that they may ask for.
     #[serde(default)]
     pub addresses: Vec<IpNet>,
+    /// The VLANs that they may ask for, as in a definition.
+    #[serde(default)]
+    pub vlans: Vec<Value>,
 }
 
 impl Permission {
     /// What is wrong with it, in words: a permission that permits nothing is a mistake.
-    pub fn problem(&self) -> Option<&'static str> {
+    pub fn problem(&self) -> Option<String> {
+        if let Some(problem) = self.mistake() {
+            return Some(problem.to_owned());
+        }
+        let asked = sources::permitted_vlans(&Value::Array(self.vlans.clone()));
+        asked.err().map(|reason| format!("vlans: {reason}"))
+    }
+
+    fn mistake(&self) -> Option<&'static str> {
         let names_nothing = |names: &[String]| names.iter().all(String::is_empty);
         let is_network = |name: &String| {
             name == ALL
@@ -45,8 +56,9 @@ impl Permission {
             Some("networks: names none, and * stands for all")
         } else if !self.networks.iter().all(is_network) {
             Some("networks: a network is NAMESPACE/NAME, or * for all")
-        } else if self.source_check == SourceCheck::Full && self.addresses.is_empty() {
-            Some("permits nothing: sourceCheck or addresses are needed")
+        } else if self.source_check == SourceCheck::Full && self.addresses.is_empty() && self.vlans.is_empty()
+        {
+            Some("permits nothing: sourceCheck, addresses or vlans are needed")
         } else if self.addresses.iter().any(|net| *net != net.trunc()) {
             Some("addresses: a prefix has more bits than its length: write /32 or /128 for one address")
         } else {
@@ -58,7 +70,18 @@ impl Permission {
     pub(super) fn of_anything() -> Self {
         let all = || vec![ALL.to_owned()];
         let any = [Ipv4Net::default().into(), Ipv6Net::default().into()];
-        Self { namespaces: all(), networks: all(), source_check: SourceCheck::Off, addresses: any.into() }
+        Self {
+            namespaces: all(),
+            networks: all(),
+            source_check: SourceCheck::Off,
+            addresses: any.into(),
+            vlans: vec![json!({"minID": 1, "maxID": 4094})],
+        }
+    }
+
+    /// Whether pods may ask for that VLAN.
+    fn has_vlan(&self, id: u16) -> bool {
+        sources::permitted_vlans(&Value::Array(self.vlans.clone())).is_ok_and(|ids| ids.contains(&id))
     }
 
     fn is_for(&self, namespace: &str, network: &str) -> bool {
@@ -79,8 +102,9 @@ pub(super) fn apply(
 ) -> Result<(), CniError> {
     let Some(arguments) = asked.and_then(|asked| asked.cni_args.as_ref()) else { return Ok(()) };
     let value = |key: &str| arguments.get(key).filter(|value| !value.is_null());
-    let (check, allowed) = (value(CHECK), value(ALLOWED));
-    let Some(first) = check.map(|_| CHECK).or(allowed.map(|_| ALLOWED)) else { return Ok(()) };
+    let (check, allowed, vlans) = (value(CHECK), value(ALLOWED), value(VLANS));
+    let first = [(CHECK, check), (ALLOWED, allowed), (VLANS, vlans)];
+    let Some((first, _)) = first.into_iter().find(|(_, value)| value.is_some()) else { return Ok(()) };
     let wrong = |key: &str, reason: &str| {
         CniError::new(code::INVALID_CONFIG, format!("key cni-args.{key}: {reason}"))
     };
@@ -119,15 +143,27 @@ pub(super) fn apply(
         if let Some(address) = wanted.iter().find(|address| !is_permitted(address)) {
             return Err(refused(ALLOWED, address.to_string()));
         }
-        let own = config.entry(ALLOWED).or_insert_with(|| json!([]));
-        if own.is_null() {
-            *own = json!([]);
+        extend(config, ALLOWED, value);
+    }
+    if let Some(value) = vlans {
+        let wanted = sources::vlans(value).map_err(|reason| wrong(VLANS, &reason))?;
+        if let Some(id) = wanted.iter().find(|id| !its.iter().any(|it| it.has_vlan(**id))) {
+            return Err(refused(VLANS, format!("VLAN {id}")));
         }
-        if let (Some(own), Some(more)) = (own.as_array_mut(), value.as_array()) {
-            own.extend(more.iter().filter(|it| !own.contains(it)).cloned().collect::<Vec<_>>());
-        }
+        extend(config, VLANS, value);
     }
     Ok(())
+}
+
+/// Adds what a pod asks for to the list that its network has.
+fn extend(config: &mut Map<String, Value>, key: &str, more: &Value) {
+    let own = config.entry(key).or_insert_with(|| json!([]));
+    if own.is_null() {
+        *own = json!([]);
+    }
+    if let (Some(own), Some(more)) = (own.as_array_mut(), more.as_array()) {
+        own.extend(more.iter().filter(|it| !own.contains(it)).cloned().collect::<Vec<_>>());
+    }
 }
 
 #[cfg(test)]
@@ -140,7 +176,10 @@ mod tests {
 
     fn permissions() -> Vec<Permission> {
         serde_json::from_value(json!([
-            {"namespaces": ["shop"], "networks": ["shop/lan"], "addresses": ["10.1.0.96/28", "fd00::/120"]},
+            {
+                "namespaces": ["shop"], "networks": ["shop/lan"], "addresses": ["10.1.0.96/28", "fd00::/120"],
+                "vlans": [5, {"minID": 7, "maxID": 9}]
+            },
             {"namespaces": ["routers", "shop"], "networks": ["*"], "sourceCheck": "mac"}
         ]))
         .unwrap()
@@ -180,6 +219,12 @@ mod tests {
             asked("routers", "x/y", json!({"allowedAddresses": ["10.9.0.1"]}), lax.clone()),
             Ok(lax.clone())
         );
+        let tagged = json!({"vlans": [{"minID": 8, "maxID": 9}, 5]});
+        assert_eq!(asked("shop", "shop/lan", json!({}), tagged.clone()), Ok(tagged.clone()));
+        assert_eq!(
+            asked("shop", "shop/lan", json!({"vlans": [100, 5]}), tagged),
+            Ok(json!({"vlans": [100, 5, {"minID": 8, "maxID": 9}]}))
+        );
         // A network's own laxity is for each of its pods, and one may have less of it.
         assert_eq!(asked("other", "x/y", json!({"sourceCheck": "off"}), lax.clone()), Ok(lax));
         let full = json!({"sourceCheck": "full"});
@@ -203,6 +248,25 @@ mod tests {
                 // It begins where it may.
                 ranges(json!(["10.1.0.96/27"])),
                 r#"key cni-args.allowedAddresses: 10.1.0.112 is not permitted to pods of "shop" on shop/lan (setting podSources)"#,
+            ),
+            (
+                "shop",
+                "shop/lan",
+                // Those of the network are the network's to give.
+                json!({"vlans": [5, {"minID": 7, "maxID": 10}]}),
+                r#"key cni-args.vlans: VLAN 10 is not permitted to pods of "shop" on shop/lan (setting podSources)"#,
+            ),
+            (
+                "shop",
+                "shop/other",
+                json!({"vlans": [5]}),
+                r#"key cni-args.vlans: VLAN 5 is not permitted to pods of "shop" on shop/other (setting podSources)"#,
+            ),
+            (
+                "shop",
+                "shop/lan",
+                json!({"vlans": 5}),
+                "key cni-args.vlans: a list is needed, of VLAN ids and ranges",
             ),
             (
                 "shop",
@@ -244,6 +308,7 @@ mod tests {
     fn a_permission_permits_something_to_somebody() {
         let problem = |permission: Value| serde_json::from_value::<Permission>(permission).unwrap().problem();
         assert_eq!(permissions().iter().map(Permission::problem).collect::<Vec<_>>(), [None, None]);
+        assert_eq!(problem(json!({"namespaces": ["a"], "networks": ["*"], "vlans": [5]})), None);
         let rows = [
             (json!({"namespaces": [], "networks": ["*"]}), "namespaces: names none, and * stands for all"),
             (json!({"namespaces": ["a"], "networks": [""]}), "networks: names none, and * stands for all"),
@@ -253,11 +318,15 @@ mod tests {
             ),
             (
                 json!({"namespaces": ["a"], "networks": ["*"]}),
-                "permits nothing: sourceCheck or addresses are needed",
+                "permits nothing: sourceCheck, addresses or vlans are needed",
+            ),
+            (
+                json!({"namespaces": ["a"], "networks": ["*"], "vlans": ["*"]}),
+                "vlans: \"*\" is neither a VLAN id nor a range of minID and maxID",
             ),
         ];
         for (permission, said) in rows {
-            assert_eq!(problem(permission.clone()), Some(said), "{permission}");
+            assert_eq!(problem(permission.clone()).as_deref(), Some(said), "{permission}");
         }
     }
 }

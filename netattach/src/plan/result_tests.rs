@@ -229,6 +229,7 @@ fn protect(when: EnforceWhen) -> Protect {
         check_mac: true,
         check_addresses: true,
         allowed: Vec::new(),
+        vlans: Vec::new(),
         bandwidth: None,
         fast_path: false,
         when,

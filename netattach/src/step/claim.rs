@@ -8,8 +8,8 @@ use crate::spec::VfSettings;
 /// What was found when a device was claimed, before anything was changed: how it goes back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
-    /// The device, in words that stay the same wherever it is: its name on its bus, else its permanent address, else its
-    /// name.
+    /// The device, in words that stay the same wherever it is: its name on its bus, with its permanent address if others
+    /// have that too; else its permanent address, else its name.
     pub device: String,
     /// Grows with every claim on the node: the newest one of a device has it.
     pub generation: u64,
@@ -38,6 +38,9 @@ pub struct Home {
     /// The kernel's name for its kind; empty: a card.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub kind: String,
+    /// Index of its other end or of the device beneath it, if it has one that is on the node too.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub link: Option<u32>,
     /// Ethernet address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<Mac>,
@@ -47,6 +50,9 @@ pub struct Home {
     /// The name of its parent device on that one's bus.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
+    /// Whether its parent had other interfaces, from which its permanent address tells it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub among: bool,
     /// In bytes.
     pub mtu: u32,
     /// Whether it was up.

@@ -183,6 +183,10 @@ pub struct Protect {
     /// Addresses beside its own that it may send from, and answer for.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub allowed: Vec<IpAddr>,
+    /// First and last of each range of VLANs whose frames pass with their tag, beside those of a bridge's trunk. An agent
+    /// that does not know the field passes none of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub vlans: Vec<(u16, u16)>,
     /// Rate limits for receiving and sending, in bits per second, each with its burst in bits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<crate::npwg::selection::Bandwidth>,
@@ -207,6 +211,7 @@ impl Protect {
             check_mac: true,
             check_addresses: true,
             allowed: Vec::new(),
+            vlans: Vec::new(),
             bandwidth: None,
             fast_path: true,
             when: EnforceWhen::Always,
@@ -216,8 +221,30 @@ impl Protect {
 }
 
 impl Protect {
-    /// What passes beside the pod's own addresses, in words; `None`: nothing.
+    /// What passes beside the pod's own addresses and with a tag, in words; `None`: nothing.
     pub fn laxity(&self) -> Option<String> {
+        let lax: Vec<String> = self.senders().into_iter().chain(self.tags()).collect();
+        (!lax.is_empty()).then(|| lax.join("; "))
+    }
+
+    /// The VLANs whose frames pass with their tag, in words.
+    fn tags(&self) -> Option<String> {
+        let ranges: Vec<String> = self
+            .vlans
+            .iter()
+            .map(|(first, last)| match first == last {
+                true => first.to_string(),
+                false => format!("{first} to {last}"),
+            })
+            .collect();
+        let several = self.vlans.len() > 1 || self.vlans.iter().any(|(first, last)| first != last);
+        let plural = if several { "s" } else { "" };
+        (!ranges.is_empty())
+            .then(|| format!("frames of VLAN{plural} {} pass with their tag", ranges.join(", ")))
+    }
+
+    /// From which addresses the pod may send beside its own, in words.
+    fn senders(&self) -> Option<String> {
         match (self.check_mac, self.check_addresses) {
             (false, _) => Some("the pod may send from any Ethernet and IP address".to_owned()),
             (true, false) => Some("the pod may send from any IP address".to_owned()),

@@ -1,9 +1,13 @@
-//! `sourceCheck` and `allowedAddresses`: what passes in whose name, and what does not.
+//! `sourceCheck`, `allowedAddresses` and `vlans`: what passes in whose name and with which tag, and what does not.
 
 use std::net::{IpAddr, SocketAddr};
 
+use netattach::mac::Mac;
+use netattach::netlink::Handle;
 use netattach_tests::manifest::{NAMESPACE, network, pod};
-use netattach_tests::node::ip;
+use netattach_tests::node::{WIRE, ip};
+use netattach_tests::packet::Packet;
+use netattach_tests::raw::RawSocket;
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, datagram_from};
 use netattach_tests::{Node, Pod};
@@ -162,4 +166,126 @@ fn a_pod_asks_for_what_the_settings_permit() {
         assert_eq!(node.del(pod).success(), Value::Null);
     }
     Snapshot::take(&node, &[&a, &b]).unwrap().assert_nothing_is_left();
+}
+
+fn mac(pod: &Pod) -> Mac {
+    Handle::open_in(pod.namespace.netns()).unwrap().link("net1").unwrap().mac.unwrap()
+}
+
+/// Sends frames with these tags from one pod to another by its address, and in somebody else's name: of the first those
+/// arrive for which it says so, of the others none.
+fn assert_passes<const N: usize>(
+    from: &Pod,
+    to: &Pod,
+    (source, destination): (&str, &str),
+    rows: [(&[u16], bool); N],
+) {
+    let (out, heard) = (&from.namespace, RawSocket::open(&to.namespace, "net1").unwrap());
+    let out = RawSocket::open(out, "net1").unwrap();
+    let send = |source: &str, tags: &[u16], text: &str| {
+        let plain = Packet::between(source, destination).from_mac(mac(from));
+        let packet = tags.iter().fold(plain, |packet, tag| packet.tagged(*tag));
+        // A protocol for experiments (RFC 3692).
+        let mut frame = packet.payload(253, text.as_bytes()).frame();
+        frame[..6].copy_from_slice(&mac(to).0);
+        out.send(&frame).unwrap();
+    };
+    for (tags, _) in rows {
+        send(source, tags, &format!("tags {tags:?}"));
+        send("10.61.0.9", tags, &format!("forged {tags:?}"));
+    }
+    send(source, &[], "the last one");
+    let frames = heard.frames_until(b"the last one", PATIENCE).unwrap();
+    let arrived = |text: &str| frames.iter().any(|frame| frame.ends_with(text.as_bytes()));
+    for (tags, passes) in rows {
+        assert_eq!(arrived(&format!("tags {tags:?}")), passes, "{source}: {tags:?}");
+        assert!(!arrived(&format!("forged {tags:?}")), "{source}: {tags:?}");
+    }
+}
+
+/// Rows: SRC-vlans.
+#[test]
+fn frames_of_vlans_pass_between_macvlans_too() {
+    let mut node = Node::new(&[]).unwrap();
+    node.add_wire().unwrap();
+    let mut config = config(&node, 0, r#"{"vlans": [5]}"#);
+    config["type"] = json!("macvlan");
+    config["master"] = json!(WIRE);
+    node.write("lan", &network(NAMESPACE, "lan", &config)).unwrap();
+    for name in ["a", "b"] {
+        node.write(&format!("pod-{name}"), &pod(name, &json!({}), &json!("lan"))).unwrap();
+    }
+    node.start().unwrap();
+    let [a, b] = ["a", "b"].map(|name| Pod::new(name).unwrap());
+    for pod in [&a, &b] {
+        node.add(pod).success();
+        node.check(pod).success();
+    }
+    let rows: [(&[u16], bool); 5] =
+        [(&[], true), (&[5], true), (&[6], false), (&[5, 6], false), (&[5, 5], true)];
+    assert_passes(&a, &b, ("10.61.0.2", "10.61.0.3"), rows);
+    for pod in [&a, &b] {
+        node.del(pod).success();
+    }
+    Snapshot::take(&node, &[&a, &b]).unwrap().assert_nothing_is_left();
+}
+
+/// Rows: SRC-vlans, SRC-vlans-pod.
+#[test]
+fn frames_of_vlans_pass_with_their_tag_where_a_definition_or_a_permission_names_them() {
+    let mut node = Node::new(&[]).unwrap();
+    node.set(
+        "podSources",
+        json!([{
+            "namespaces": [NAMESPACE], "networks": ["*"], "vlans": [{"minID": 100, "maxID": 109}]
+        }]),
+    );
+    let keys = r#"{"vlans": [5, {"minID": 7, "maxID": 8}]}"#;
+    node.write("lan", &network(NAMESPACE, "lan", &config(&node, 0, keys))).unwrap();
+    for (name, arguments) in
+        [("a", json!({})), ("asks", json!({"vlans": [100]})), ("beyond", json!({"vlans": [5, 110]}))]
+    {
+        let selection = json!([{"name": "lan", "cni-args": arguments}]);
+        node.write(&format!("pod-{name}"), &pod(name, &json!({}), &selection)).unwrap();
+    }
+    node.start().unwrap();
+    let [a, asks, beyond] = ["a", "asks", "beyond"].map(|name| Pod::new(name).unwrap());
+    for pod in [&a, &asks] {
+        node.add(pod).success();
+        node.check(pod).success();
+    }
+    let (code, told) = node.add(&beyond).failure();
+    let refused =
+        "key cni-args.vlans: VLAN 5 is not permitted to pods of \"shop\" on shop/lan (setting podSources)";
+    assert_eq!((code, told.ends_with(refused)), (7, true), "{told}");
+
+    // Whether frames that `a` and the other pod send to each other arrive, by their tags.
+    let rows: [(&[u16], [bool; 2]); 9] = [
+        (&[], [true, true]),
+        (&[5], [true, true]),
+        (&[7], [true, true]),
+        (&[8], [true, true]),
+        (&[6], [false, false]),
+        (&[100], [false, true]),
+        (&[101], [false, false]),
+        (&[5, 7], [true, true]),
+        (&[5, 6], [false, false]),
+    ];
+    let (first, second) = ("10.61.0.2", "10.61.0.3");
+    let ways = [(&a, &asks, (first, second)), (&asks, &a, (second, first))];
+    for (number, (from, to, between)) in ways.into_iter().enumerate() {
+        assert_passes(from, to, between, rows.map(|(tags, passes)| (tags, passes[number])));
+    }
+    let shown = node.ctl(&["attachments", "--pod", &format!("{NAMESPACE}/asks")]).unwrap();
+    let row = shown.as_array().unwrap().iter().find(|row| row["ifname"] == "net1").unwrap().clone();
+    let detail = "frames of VLANs 5, 7 to 8, 100 pass with their tag";
+    assert_eq!((&row["enforcement"], &row["enforcement_detail"]), (&json!("full"), &json!(detail)));
+    // What passes stays over a restart.
+    node.kill().unwrap();
+    node.start().unwrap();
+    assert_passes(&asks, &a, (second, first), [(&[100][..], true), (&[101], false)]);
+    for pod in [&a, &asks] {
+        node.del(pod).success();
+    }
+    Snapshot::take(&node, &[&a, &asks, &beyond]).unwrap().assert_nothing_is_left();
 }

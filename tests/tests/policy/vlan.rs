@@ -22,7 +22,7 @@ fn has_drivers() -> bool {
     ip(&namespace, &vlan).is_ok() && ip(&namespace, &["link", "add", "probe2", "type", "dummy"]).is_ok()
 }
 
-/// Rows: VLN-master-gone, VLN-one-pod, MVL-linkInContainer.
+/// Rows: VLN-master-gone, VLN-one-pod, MVL-linkInContainer, HDV-in-use.
 #[test]
 fn policies_hold_on_vlans_of_a_wire_and_each_has_one_pod() {
     if !has_drivers() {
@@ -45,7 +45,9 @@ fn policies_hold_on_vlans_of_a_wire_and_each_has_one_pod() {
         "ingress": [{"ports": [{"port": 80}]}],
     });
     node.write("rules", &policy("rules", "outer", &rules)).unwrap();
-    for (name, networks) in [("a", "outer, inner, nowhere"), ("b", "outer")] {
+    let wire = json!({"cniVersion": "1.0.0", "type": "host-device", "device": WIRE});
+    node.write("net-wire", &network(NAMESPACE, "wire", &wire)).unwrap();
+    for (name, networks) in [("a", "outer, inner, nowhere"), ("b", "outer"), ("c", "wire")] {
         node.write(name, &pod(name, &json!({"app": name}), &json!(networks))).unwrap();
     }
     let outside = Namespace::new().unwrap();
@@ -58,7 +60,7 @@ fn policies_hold_on_vlans_of_a_wire_and_each_has_one_pod() {
     ip(&outside, &["link", "set", "v5", "up"]).unwrap();
     node.start().unwrap();
 
-    let (a, b) = (Pod::new("a").unwrap(), Pod::new("b").unwrap());
+    let [a, b, c] = ["a", "b", "c"].map(|name| Pod::new(name).unwrap());
     node.add(&a).success();
     node.check(&a).success();
     let at = |port| SocketAddr::from((IpAddr::from([10, 70, 0, 1]), port));
@@ -90,10 +92,18 @@ fn policies_hold_on_vlans_of_a_wire_and_each_has_one_pod() {
         "{WIRE} has an interface of VLAN 5 already; macvlans or a bridge on that one serve several pods"
     );
     assert!(message.ends_with(&expected), "{message}");
+    // The parent is nobody's while it carries one, also for an agent that has not made it itself.
+    for _ in 0..2 {
+        let (code, message) = node.add(&c).failure();
+        let expected = format!("device {WIRE} stays on the node: it carries interfaces of pods");
+        assert_eq!((code, message.ends_with(&expected)), (11, true), "{message}");
+        node.kill().unwrap();
+        node.start().unwrap();
+    }
     node.del(&a).success();
     node.add(&b).success();
     // The parent is gone before the DEL: the reference fails then.
     ip(&node.namespace, &["link", "del", WIRE]).unwrap();
     node.del(&b).success();
-    Snapshot::take(&node, &[&a, &b]).unwrap().assert_nothing_is_left();
+    Snapshot::take(&node, &[&a, &b, &c]).unwrap().assert_nothing_is_left();
 }

@@ -78,7 +78,7 @@ impl Tuning<'_> {
         let Ok(text) = std::fs::read(&path) else { return };
         let given_back = serde_json::from_slice::<Properties>(&text).ok().and_then(|before| {
             let (_, mut pod) = chained::sandbox(self.request).ok()?;
-            tuning::give_back(&mut pod, &self.request.ifname, &before).ok()
+            tuning::give_back(&mut pod, (&self.request.ifname, None), &before).ok()
         });
         let is_gone = || {
             let path = self.request.netns.as_deref().unwrap_or_default();

@@ -1,5 +1,7 @@
 //! Devices of the node that netattach itself gives to pods.
 
+use netattach::netlink::Handle;
+
 use super::*;
 
 /// Rows: HDV-level, HDV-owner.
@@ -67,4 +69,137 @@ fn a_function_that_the_node_does_not_have_yet_is_to_be_tried_again() {
         assert_eq!((code, told.ends_with(&expected)), (11, true), "{told}");
         Snapshot::take(&node, &[&pod]).unwrap().assert_nothing_is_left();
     }
+}
+
+/// The node's devices of one kind by their names, each with the index of its other end or of what is beneath it.
+fn devices_of(node: &Node, kind: &str) -> BTreeMap<String, Option<u32>> {
+    let devices = Handle::open_in(node.namespace.netns()).unwrap().devices().unwrap();
+    let of_kind = devices.into_iter().filter(|device| device.link.kind == kind);
+    of_kind.map(|device| (device.link.name, device.link.link)).collect()
+}
+
+/// A pod that exchanges the names and aliases of two interfaces.
+fn swap(pod: &Namespace, [first, second]: [&str; 2]) {
+    let aliases = [first, second].map(|name| {
+        let devices = Handle::open_in(pod.netns()).unwrap().devices().unwrap();
+        devices.into_iter().find(|device| device.link.name == name).unwrap().alias.unwrap()
+    });
+    for (name, alias) in [first, second].into_iter().zip(aliases.iter().rev()) {
+        ip(pod, &["link", "set", name, "alias", alias]).unwrap();
+    }
+    for name in [first, second] {
+        ip(pod, &["link", "set", name, "down"]).unwrap();
+    }
+    for (from, to) in [(first, "other"), (second, first), ("other", second)] {
+        ip(pod, &["link", "set", from, "name", to]).unwrap();
+    }
+}
+
+/// Rows: HDV-names.
+#[test]
+fn a_pod_that_swaps_the_names_of_its_devices_gives_each_back_under_its_own() {
+    let mut node = Node::new(&[]).unwrap();
+    // Pairs with an end on the node, one whose other end is elsewhere, and macvlans: none has a permanent address.
+    for name in ["pair", "twin"] {
+        ip(&node.namespace, &["link", "add", name, "type", "veth", "peer", "name", &format!("to-{name}")])
+            .unwrap();
+    }
+    let _wires = Wires::new(&node, &["wire-a", "wire-b"]).unwrap();
+    ip(&node.namespace, &["link", "add", "below", "type", "veth", "peer", "name", "to-below"]).unwrap();
+    for name in ["lan-a", "lan-b"] {
+        let macvlan = ["link", "add", "link", "below", "name", name, "type", "macvlan", "mode", "bridge"];
+        ip(&node.namespace, &macvlan).unwrap();
+    }
+    let names = ["pair", "twin", "wire-a", "wire-b", "lan-a", "lan-b"];
+    for name in names {
+        let keys = json!({
+            "cniVersion": "1.0.0", "name": name,
+            "plugins": [{"type": "host-device", "device": name}, {"type": "tuning", "txQLen": 77}]
+        });
+        node.write(&format!("net-{name}"), &network(NAMESPACE, name, &keys)).unwrap();
+    }
+    let selected: Vec<Value> =
+        names.iter().map(|name| json!({"name": name, "namespace": NAMESPACE})).collect();
+    node.write("a", &pod("a", &json!({}), &json!(selected))).unwrap();
+    node.start().unwrap();
+    let state = |node: &Node| ["veth", "macvlan"].map(|kind| devices_of(node, kind));
+    let a = Pod::new("a").unwrap();
+    let before = state(&node);
+    node.add(&a).success();
+    // The cluster's own interface is the other end of one of the node's.
+    let meanwhile = state(&node);
+    assert_eq!(meanwhile[1], BTreeMap::new());
+    assert!(names.iter().all(|name| !meanwhile[0].contains_key(*name)), "{meanwhile:?}");
+    for pair in [["net1", "net2"], ["net3", "net4"], ["net5", "net6"]] {
+        swap(&a.namespace, pair);
+    }
+    node.kill().unwrap();
+    node.start().unwrap();
+    node.del(&a).success();
+    assert_eq!(state(&node), before);
+}
+
+/// Rows: HDV-names.
+#[test]
+fn what_a_pod_has_made_in_the_place_of_a_device_does_not_get_its_name_on_the_node() {
+    let mut node = Node::new(&[]).unwrap();
+    ip(&node.namespace, &["link", "add", "card", "type", "veth", "peer", "name", "to-card"]).unwrap();
+    let keys = json!({"cniVersion": "1.0.0", "type": "host-device", "device": "card"});
+    node.write("net", &network(NAMESPACE, "card", &keys)).unwrap();
+    node.write("a", &pod("a", &json!({}), &json!("card"))).unwrap();
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    let taken = Handle::open_in(a.namespace.netns()).unwrap().link("net1").unwrap();
+    // The device goes to a namespace of the pod's making, and its place, index and alias to a pair of the pod's, whose
+    // other end has the index of that of the device.
+    let aside = Namespace::new().unwrap();
+    let task =
+        aside.path().ancestors().nth(2).and_then(std::path::Path::file_name).unwrap().to_str().unwrap();
+    ip(&a.namespace, &["link", "set", "net1", "netns", task]).unwrap();
+    let (index, other) = (taken.index.to_string(), taken.link.unwrap().to_string());
+    let forge =
+        ["link", "add", "net1", "index", &index, "type", "veth", "peer", "name", "mine", "index", &other];
+    ip(&a.namespace, &forge).unwrap();
+    ip(&a.namespace, &["link", "set", "net1", "alias", "card"]).unwrap();
+    node.del(&a).success();
+    assert!(!devices_of(&node, "veth").contains_key("card"));
+    assert!(Handle::open_in(a.namespace.netns()).unwrap().find_link("net1").unwrap().is_some());
+}
+
+/// Rows: HDV-in-use.
+#[test]
+fn the_parent_of_an_interface_is_nobodys_and_what_a_pod_has_is_no_parent() {
+    let mut node = Node::new(&[]).unwrap();
+    node.add_wire().unwrap();
+    let lan = json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE});
+    node.write("lan", &network(NAMESPACE, "lan", &lan)).unwrap();
+    let wire = json!({"cniVersion": "1.0.0", "type": "host-device", "device": WIRE});
+    node.write("wire", &network(NAMESPACE, "wire", &wire)).unwrap();
+    for (name, networks) in [("above", "lan"), ("below", "wire")] {
+        node.write(name, &pod(name, &json!({}), &json!(networks))).unwrap();
+    }
+    node.start().unwrap();
+    let [above, below] = ["above", "below"].map(|name| Pod::new(name).unwrap());
+    node.add(&above).success();
+    for _ in 0..2 {
+        let (code, told) = node.add(&below).failure();
+        let expected = format!("device {WIRE} stays on the node: it carries interfaces of pods");
+        assert_eq!((code, told.ends_with(&expected)), (11, true), "{told}");
+        node.kill().unwrap();
+        node.start().unwrap();
+    }
+    node.del(&above).success();
+    // The node's own interfaces count as well.
+    ip(&node.namespace, &["link", "add", "own", "link", WIRE, "type", "macvlan"]).unwrap();
+    let (code, told) = node.add(&below).failure();
+    let expected = format!("device {WIRE} stays on the node: another interface of the node is on it");
+    assert_eq!((code, told.ends_with(&expected)), (7, true), "{told}");
+    ip(&node.namespace, &["link", "del", "own"]).unwrap();
+    node.add(&below).success();
+    assert_ne!(node.add(&above).exit, 0);
+    node.del(&below).success();
+    node.add(&above).success();
+    node.del(&above).success();
+    Snapshot::take(&node, &[&above, &below]).unwrap().assert_nothing_is_left();
 }
