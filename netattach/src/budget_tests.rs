@@ -10,9 +10,8 @@ use crate::cni::{CniArgs, CniResult, Command, Map, NetworkList, Request, Version
 use crate::delegate::DelegateError;
 use crate::ipam::host_local::Config;
 use crate::ipam::static_addresses;
-use crate::netns::NetnsId;
 use crate::npwg::{parse_networks, parse_selection};
-use crate::plan::Sandbox;
+use crate::plan::fixtures;
 use crate::plan::resolve::{Intent, Network, Options, resolve};
 
 /// The answers of a limit to its value, and to one more.
@@ -138,16 +137,7 @@ fn planned(networks: &[Network]) -> Result<(), String> {
         valid_attachments: None,
         tolerated: None,
     };
-    let sandbox = Sandbox {
-        container_id: "c1".into(),
-        ifname: "eth0".into(),
-        netns: "/run/netns/c1".into(),
-        netns_id: NetnsId { device: 4, inode: 5 },
-        cni_args: String::new(),
-        cni_path: Vec::new(),
-        config_name: "net".into(),
-        pod: None,
-    };
+    let sandbox = fixtures::sandbox("c1");
     let (selection, _) = parse_selection(&json!({"name": "a"}), "shop").unwrap();
     let (default, others) = networks.split_first().unwrap();
     let intent = Intent {

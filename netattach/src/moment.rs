@@ -18,12 +18,10 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// Whether it was in this boot, and no longer ago than that. `false` where it is not known.
-    pub fn is_within(&self, age: Duration) -> bool {
-        let then = self.since_boot.map(Duration::from_nanos);
-        let now = Self::now(&self.boot).since_boot.map(Duration::from_nanos);
-        let same_boot = boot_id().is_ok_and(|boot| boot == self.boot);
-        same_boot && then.zip(now).is_some_and(|(then, now)| now.saturating_sub(then) <= age)
+    /// Whether it was in the same boot as `now`, and no longer before it than that. `false` where it is not known.
+    pub fn is_within(&self, age: Duration, now: &Self) -> bool {
+        let [then, at] = [self, now].map(|moment| moment.since_boot.map(Duration::from_nanos));
+        self.boot == now.boot && then.zip(at).is_some_and(|(then, at)| at.saturating_sub(then) <= age)
     }
 
     /// The current moment, in that boot.
@@ -41,4 +39,34 @@ impl Moment {
 /// The kernel does not provide it.
 pub fn boot_id() -> io::Result<String> {
     Ok(std::fs::read_to_string(BOOT_ID)?.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_moment_is_within_an_age_in_its_own_boot_alone() {
+        let moment = |boot: &str, seconds: Option<u64>| Moment {
+            boot: boot.to_owned(),
+            since_boot: seconds.map(|seconds| seconds * 1_000_000_000),
+        };
+        let table = [
+            (moment("a", Some(100)), true),
+            (moment("a", Some(40)), true),
+            (moment("a", Some(39)), false),
+            // One of two processors may be ahead.
+            (moment("a", Some(101)), true),
+            (moment("b", Some(100)), false),
+            (moment("a", None), false),
+        ];
+        for (then, expected) in table {
+            assert_eq!(
+                then.is_within(Duration::from_secs(60), &moment("a", Some(100))),
+                expected,
+                "{then:?}"
+            );
+        }
+        assert!(!moment("a", Some(100)).is_within(Duration::from_secs(60), &moment("a", None)));
+    }
 }

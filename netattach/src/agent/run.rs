@@ -344,6 +344,7 @@ async fn serve_until(
         background.keep("traces", sending);
         traces
     });
+    let taken_over = recovery.is_whole();
     let outside = Outside {
         collector: Collector::new(
             settings.state_dir.clone(),
@@ -362,7 +363,6 @@ async fn serve_until(
     let agent = Agent::new(of_engine, intents, statuses, reporter, of_health, outside, parallel_adds);
     let agent = Arc::new(agent);
 
-    let taken_over = recovery.failed.is_empty();
     let (first_look, first_network) = (Arc::clone(&health), node_network.clone());
     let checked = unless_signal(signals.ending(), move || {
         // The look at the default network needs to know what this finds.
@@ -620,8 +620,12 @@ fn adopt(engine: &Engine) -> Result<Recovery, AttachError> {
     for damaged in &recovery.damaged {
         tracing::error!(record = damaged, "damaged record; its pod keeps running");
     }
-    for failed in &recovery.failed {
-        tracing::error!(record = failed, "not recovered; DEL will try again");
+    for (key, error) in &recovery.left_alone {
+        let record = format!("{}@{}", key.container_id, key.ifname);
+        tracing::error!(record, error, "not recovered; DEL will try again");
+    }
+    for error in &recovery.unenforced {
+        tracing::error!(error, "not taken over by the dataplane; it is tried again");
     }
     Ok(recovery)
 }

@@ -13,8 +13,9 @@ use super::{AttachError, Doing, Engine, StepError};
 use crate::journal::JournalKey;
 use crate::netlink::Handle;
 use crate::netns::{self, Netns};
-use crate::plan::{AttachmentPlan, addressing, routing};
-use crate::step::{Brought, Interface, MadeBy, Output, Step};
+use crate::plan::addressing::{Announcement, announcement};
+use crate::plan::{AttachmentPlan, routing};
+use crate::step::{Brought, Interface, Output, Step};
 use crate::sysctl;
 
 impl Engine {
@@ -61,9 +62,7 @@ fn announced<'o>(
             && !configure.down
         {
             let addressing = routing::settled(attachment, outputs, configure)?;
-            let is_card = matches!(attachment.made_by(), MadeBy::Device(_));
-            // The latter two were announced within the ADD.
-            if !addressing.announce_v4 || is_card || addressing::share_a_subnet(&addressing.addresses) {
+            if announcement(attachment.made_by(), &addressing, true) != Announcement::Late {
                 return Ok(None);
             }
             let v4 = addressing.addresses.iter().filter_map(|address| match address.addr() {

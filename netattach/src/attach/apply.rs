@@ -25,7 +25,7 @@ use crate::nat::NatError;
 use crate::nat::wish::Wish;
 use crate::netlink::{self, Handle, LinkState};
 use crate::netns::{Netns, within};
-use crate::plan::addressing::Others;
+use crate::plan::addressing::{Announcement, Others};
 use crate::plan::hook_kind::{self, FoundDevice};
 use crate::plan::undo::inverse;
 use crate::plan::{AttachmentPlan, Plan, Sandbox, addressing, result, result_cache, routing};
@@ -197,9 +197,9 @@ impl Executor<'_> {
             Step::Configure(configure) => {
                 let leased = self.leased(at, attachment)?;
                 let mut addressing = addressing::pod_side(configure, &leased.addresses, &leased.routes);
-                let is_card = matches!(attachment.made_by(), MadeBy::Device(_));
-                let at_once = is_card || addressing::share_a_subnet(&addressing.addresses);
-                addressing.announce_v4 &= !self.node.announces_late || at_once;
+                let made_by = attachment.made_by();
+                let announcement = addressing::announcement(made_by, &addressing, self.node.announces_late);
+                addressing.announce_v4 = announcement == Announcement::AtOnce;
                 let (host, pod) = self.link(at)?;
                 let has_v6 = addressing.addresses.iter().any(|address| address.addr().is_ipv6());
                 if has_v6 && (1..IPV6_MIN_MTU).contains(&pod.mtu) {
@@ -207,6 +207,7 @@ impl Executor<'_> {
                 }
                 self.configure(&pod, &addressing)?;
                 host.map_or(Ok(()), |host| self.await_carrier(&host))?;
+                let is_card = matches!(made_by, MadeBy::Device(_));
                 if is_card && !addressing.addresses.is_empty() && !self.pod.await_carrier(pod.index)? {
                     tracing::warn!(device = pod.name, "no carrier; neighbours may not hear of its addresses");
                 }

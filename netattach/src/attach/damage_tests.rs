@@ -128,7 +128,7 @@ fn start(directory: &Path, maps: &Arc<Maps>) -> Engine {
 /// Three pods are attached, each with an address and a number: 1, 2 and 3.
 fn attach_all(directory: &Path, maps: &Arc<Maps>) {
     let engine = start(directory, maps);
-    assert_eq!(rig::recover(&engine).failed, Vec::<String>::new());
+    assert_eq!(rig::failures(&rig::recover(&engine)), Vec::<String>::new());
     engine.journal.note_pool(Pool::directory(directory.join("pools"), "net")).unwrap();
     for (pod, id) in PODS.into_iter().zip(1..) {
         let plan = rig::plan(directory, pod, id);
@@ -165,7 +165,7 @@ fn survives(harms: &[Harm]) {
     let engine = start(directory, &maps);
     let recovery = rig::recover(&engine);
     assert_eq!((whose(directory), maps.numbers()), (PODS.map(str::to_owned).to_vec(), [1, 2, 3].into()));
-    let named = [&recovery.failed[..], &recovery.damaged[..]].concat().join("\n");
+    let named = [rig::failures(&recovery), recovery.damaged].concat().join("\n");
     for (index, pod) in PODS.iter().enumerate() {
         assert_eq!(named.contains(&format!("{pod}@eth0")), before[index] != after[index], "{pod}: {named}");
     }

@@ -315,8 +315,7 @@ mod tests {
     use std::cell::{Cell, RefCell};
 
     use super::*;
-    use crate::cni::Version;
-    use crate::netns::NetnsId;
+    use crate::plan::fixtures;
     use crate::spec::DeviceId;
 
     const CARD: &str = "0000:03:02.1";
@@ -330,30 +329,8 @@ mod tests {
             function: None,
             rdma: None,
         };
-        let sandbox = Sandbox {
-            container_id: container.to_owned(),
-            ifname: "eth0".to_owned(),
-            netns: String::new(),
-            netns_id: NetnsId { device: 0, inode: 0 },
-            cni_args: String::new(),
-            cni_path: Vec::new(),
-            config_name: String::new(),
-            pod: None,
-        };
-        let attachment = AttachmentPlan {
-            network: "shop/fast".into(),
-            config_name: "fast".to_owned(),
-            default: false,
-            ifname: "net1".to_owned(),
-            version: Version::LATEST,
-            kind: "sriov".to_owned(),
-            disable_check: false,
-            disable_gc: false,
-            steps: vec![Step::ClaimDevice(device)],
-            yields_to: None,
-            warnings: Vec::new(),
-            device: None,
-        };
+        let sandbox = Sandbox { netns: String::new(), ..fixtures::sandbox(container) };
+        let attachment = fixtures::attachment("sriov", vec![Step::ClaimDevice(device)]);
         Plan { sandbox, attachments: vec![attachment], dynamic: None }
     }
 

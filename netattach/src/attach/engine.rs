@@ -57,20 +57,24 @@ pub struct Recovery {
     pub unfinished: Vec<JournalKey>,
     /// Attached records that are so young that an earlier agent may have ended before it announced their addresses.
     pub young: Vec<JournalKey>,
-    /// Errors of records that could not be recovered; the records are kept.
-    pub failed: Vec<String>,
-    /// The records among these that are left alone, with what is wrong with each.
+    /// Records that could not be recovered and are kept, with what is wrong with each.
     pub left_alone: Vec<(JournalKey, String)>,
+    /// Errors of the dataplane with what it was to take over.
+    pub unenforced: Vec<String>,
     /// Errors of damaged records whose sandboxes were adopted unchanged.
     pub damaged: Vec<String>,
 }
 
 impl Recovery {
+    /// Whether everything was taken over, but for what is rolled back.
+    pub fn is_whole(&self) -> bool {
+        self.left_alone.is_empty() && self.unenforced.is_empty()
+    }
+
     /// Returns whether `outcome` is a success; a failure is kept with the record's name.
     fn note(&mut self, key: &JournalKey, outcome: Result<(), AttachError>) -> bool {
         let Err(error) = outcome else { return true };
         let problem = Chain(&error).to_string();
-        self.failed.push(format!("{}@{}: {problem}", key.container_id, key.ifname));
         self.left_alone.push((key.clone(), problem));
         false
     }
@@ -477,7 +481,7 @@ impl Engine {
                 self.registry.hold_numbers(recorded);
             }
             for error in enforcer.adopt(&guarded, is_all_known) {
-                recovery.failed.push(Chain(&error).to_string());
+                recovery.unenforced.push(Chain(&error).to_string());
             }
         }
         Ok(recovery)
@@ -511,7 +515,9 @@ impl Engine {
             }
             self.registry.insert(attached);
             recovery.adopted += 1;
-            recovery.young.extend(record.planned.is_within(YOUNG).then(|| record.key.clone()));
+            recovery
+                .young
+                .extend(record.planned.is_within(YOUNG, &self.journal.now()).then(|| record.key.clone()));
             recovery.damaged.extend(record.check_whole().err().map(|error| Chain(&error).to_string()));
         } else {
             if let Some(nat) = &self.node.nat {

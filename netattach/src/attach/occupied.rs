@@ -275,37 +275,13 @@ pub(super) fn check_ip_is_free(host: &mut Handle, ip: IpAddr, routed: bool) -> R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni::Version;
-    use crate::netns::NetnsId;
     use crate::objects::ObjectName;
-    use crate::plan::PodRef;
+    use crate::plan::{PodRef, fixtures};
 
     fn plan(container: &str) -> Plan {
-        let sandbox = Sandbox {
-            container_id: container.to_owned(),
-            ifname: "eth0".to_owned(),
-            netns: String::new(),
-            netns_id: NetnsId { device: 0, inode: 0 },
-            cni_args: String::new(),
-            cni_path: Vec::new(),
-            config_name: String::new(),
-            pod: Some(PodRef { name: ObjectName::new("shop", container), uid: None }),
-        };
-        let attachment = AttachmentPlan {
-            network: "shop/lan".into(),
-            config_name: "lan".to_owned(),
-            default: false,
-            ifname: "net1".to_owned(),
-            version: Version::LATEST,
-            kind: "bridge".to_owned(),
-            disable_check: false,
-            disable_gc: false,
-            steps: Vec::new(),
-            yields_to: None,
-            warnings: Vec::new(),
-            device: None,
-        };
-        Plan { sandbox, attachments: vec![attachment], dynamic: None }
+        let pod = Some(PodRef { name: ObjectName::new("shop", container), uid: None });
+        let sandbox = Sandbox { pod, ..fixtures::sandbox(container) };
+        Plan { sandbox, attachments: vec![fixtures::attachment("bridge", Vec::new())], dynamic: None }
     }
 
     #[test]
@@ -331,6 +307,7 @@ mod tests {
         occupied.release(&a);
         assert_eq!(claim(7, mac, &b), Ok(()));
     }
+
     #[test]
     fn links_that_share_a_parent_in_different_ways_are_not_on_it_together() {
         let occupied = Occupied::default();

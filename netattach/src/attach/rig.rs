@@ -197,9 +197,14 @@ pub(crate) fn lease(engine: &Engine, plan: &Plan) -> crate::step::Output {
 pub(crate) fn recover(engine: &Engine) -> super::Recovery {
     let mut recovery = engine.adopt().unwrap();
     for key in std::mem::take(&mut recovery.unfinished) {
-        recovery
-            .failed
-            .extend(engine.finish(&key).err().map(|error| crate::error_chain::Chain(&error).to_string()));
+        let error = engine.finish(&key).err().map(|error| crate::error_chain::Chain(&error).to_string());
+        recovery.left_alone.extend(error.map(|error| (key, error)));
     }
     recovery
+}
+
+/// What a recovery could not take over or roll back, with the name of each record.
+pub(crate) fn failures(recovery: &super::Recovery) -> Vec<String> {
+    let named = |(key, error): &(JournalKey, String)| format!("{}@{}: {error}", key.container_id, key.ifname);
+    recovery.left_alone.iter().map(named).chain(recovery.unenforced.iter().cloned()).collect()
 }

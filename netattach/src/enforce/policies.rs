@@ -444,6 +444,10 @@ fn over_capacity(
 }
 
 #[cfg(test)]
+#[path = "first_sync_tests.rs"]
+mod first_sync;
+
+#[cfg(test)]
 mod tests {
     use super::super::policy_maps::fake::FakeKernel;
     use super::*;

@@ -11,7 +11,7 @@ use super::files::{Files, OnDisk};
 use super::format::Damage;
 use super::record::{JournalKey, Record, RecordFile, Replayed};
 use crate::ipam::Pool;
-use crate::moment::boot_id;
+use crate::moment::{Moment, boot_id};
 use crate::plan::Plan;
 use crate::sync::{Arc, Mutex, locked};
 use crate::timing;
@@ -78,6 +78,11 @@ impl Store {
             _ => BTreeSet::new(),
         };
         Ok(Self { directory, files, boot, earlier, pools })
+    }
+
+    /// The current moment, as records have it.
+    pub fn now(&self) -> Moment {
+        Moment::now(&self.boot)
     }
 
     /// Writes a new record with its plan.

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::facts::OnBus;
+use super::tests::request;
 use super::*;
 use crate::cni::CniArgs;
 use crate::mac::Mac;
@@ -27,17 +28,8 @@ fn vf(driver: &str) -> OnBus {
 fn plan(kind: &str, config: &Value, facts: &Facts) -> Result<Vec<Step>, (u32, String)> {
     let mut whole = json!({"cniVersion": "1.1.0", "name": "net", "type": kind});
     whole.as_object_mut().unwrap().extend(config.as_object().unwrap().clone());
-    let request = Request {
-        container_id: "c1",
-        ifname: "net1",
-        config: whole.as_object().unwrap(),
-        group: 7,
-        cni_args: &CniArgs::default(),
-        exec: &[],
-        protect: None,
-        facts,
-        recorded: true,
-    };
+    let args = CniArgs::default();
+    let request = Request { facts, ..request(whole.as_object().unwrap(), &args) };
     driver(kind).unwrap().plan(&request).map_err(|error| {
         let error = CniError::from(error);
         (error.code, error.msg)

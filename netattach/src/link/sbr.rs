@@ -57,23 +57,12 @@ mod tests {
 
     use super::*;
     use crate::cni::CniArgs;
-    use crate::link::Facts;
+    use crate::link::tests::request;
 
     fn read(config: Value) -> Result<BySource, String> {
         let Value::Object(config) = config else { panic!("{config}") };
-        let (args, facts) = (CniArgs::default(), Facts::default());
-        let request = Request {
-            container_id: "c",
-            ifname: "net1",
-            config: &config,
-            group: 1,
-            cni_args: &args,
-            exec: &[],
-            protect: None,
-            facts: &facts,
-            recorded: true,
-        };
-        parse(&request).map_err(|error| crate::error_chain::Chain(&error).to_string())
+        parse(&request(&config, &CniArgs::default()))
+            .map_err(|error| crate::error_chain::Chain(&error).to_string())
     }
 
     #[test]

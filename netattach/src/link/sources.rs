@@ -174,7 +174,8 @@ mod tests {
 
     use super::*;
     use crate::cni::{CniArgs, CniError};
-    use crate::link::{Facts, driver};
+    use crate::link::driver;
+    use crate::link::tests::request;
     use crate::step::{Protect, Step};
 
     fn planned(kind: &str, keys: Value) -> Result<Protect, String> {
@@ -182,18 +183,8 @@ mod tests {
             json!({"ipam": {"type": "static", "addresses": [{"address": "10.1.0.7/24"}]}, "master": "eth1"});
         let config = config.as_object_mut().unwrap();
         config.extend(keys.as_object().unwrap().clone());
-        let (args, facts, protect) = (CniArgs::default(), Facts::default(), Protect::verified());
-        let request = Request {
-            container_id: "c",
-            ifname: "net1",
-            config,
-            group: 1,
-            cni_args: &args,
-            exec: &[],
-            protect: Some(&protect),
-            facts: &facts,
-            recorded: true,
-        };
+        let (args, protect) = (CniArgs::default(), Protect::verified());
+        let request = Request { protect: Some(&protect), ..request(config, &args) };
         let steps = driver(kind).unwrap().plan(&request).map_err(|error| CniError::from(error).msg)?;
         let found = steps.into_iter().find_map(|step| match step {
             Step::Protect(protect) => Some(protect),

@@ -6,9 +6,8 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::netns::NetnsId;
 use crate::plan::undo::{Inverse, inverse};
-use crate::plan::{AttachmentPlan, Sandbox};
+use crate::plan::{AttachmentPlan, Sandbox, fixtures};
 use crate::step::{HookKind, Style};
 
 const GROUP: u32 = 77;
@@ -19,7 +18,8 @@ fn object(value: Value) -> Map<String, Value> {
     value.as_object().unwrap().clone()
 }
 
-fn request<'a>(config: &'a Map<String, Value>, cni_args: &'a CniArgs) -> Request<'a> {
+/// A request for `net1` that nothing in the kernel has been looked up for.
+pub(super) fn request<'a>(config: &'a Map<String, Value>, cni_args: &'a CniArgs) -> Request<'a> {
     Request {
         container_id: "c1",
         ifname: "net1",
@@ -785,36 +785,6 @@ fn leaves_its_own(step: &Step) -> bool {
     }
 }
 
-fn sandbox() -> Sandbox {
-    Sandbox {
-        container_id: "c1".into(),
-        ifname: "net1".into(),
-        netns: "/run/netns/c1".into(),
-        netns_id: NetnsId { device: 4, inode: 5 },
-        cni_args: String::new(),
-        cni_path: Vec::new(),
-        config_name: "pods".into(),
-        pod: None,
-    }
-}
-
-fn attachment(kind: &str, steps: Vec<Step>) -> AttachmentPlan {
-    AttachmentPlan {
-        network: "net".into(),
-        config_name: "net".into(),
-        default: true,
-        ifname: "net1".into(),
-        version: crate::cni::Version::LATEST,
-        kind: kind.to_owned(),
-        disable_check: false,
-        disable_gc: false,
-        steps,
-        yields_to: None,
-        warnings: Vec::new(),
-        device: None,
-    }
-}
-
 /// The inverses of the steps, with only the part of a lease's configuration that releasing reads.
 fn inverses(sandbox: &Sandbox, attachment: &AttachmentPlan) -> Vec<String> {
     let inverses = attachment.steps.iter().filter_map(|step| inverse(sandbox, attachment, step, None));
@@ -830,16 +800,16 @@ proptest! {
     fn what_a_plan_leaves_behind_is_taken_back_with_and_without_a_record((kind, config) in configuration()) {
         let args = CniArgs::default();
         let protect = Protect { id: 1, zone: 1, check_mac: true, check_addresses: true, allowed: Vec::new(), vlans: Vec::new(), bandwidth: None, fast_path: true, when: crate::step::EnforceWhen::Always, ethertypes: Vec::new() };
-        let (driver, sandbox) = (driver(kind).unwrap(), sandbox());
+        let (driver, sandbox) = (driver(kind).unwrap(), Sandbox { ifname: "net1".into(), ..fixtures::sandbox("c1") });
         // DEL can derive the remains from any configuration.
-        let remains = attachment(kind, driver.remains(&request(&config, &args)));
+        let remains = fixtures::attachment(kind, driver.remains(&request(&config, &args)));
 
         if let Ok(steps) = driver.plan(&request(&config, &args)) {
-            let planned = attachment(kind, steps);
+            let planned = fixtures::attachment(kind, steps);
             prop_assert_eq!(inverses(&sandbox, &planned), inverses(&sandbox, &remains));
         }
         if let Ok(steps) = driver.plan(&Request { protect: Some(&protect), ..request(&config, &args) }) {
-            let planned = attachment(kind, steps);
+            let planned = fixtures::attachment(kind, steps);
             for step in &planned.steps {
                 prop_assert_eq!(inverse(&sandbox, &planned, step, None).is_some(), leaves_its_own(step));
             }

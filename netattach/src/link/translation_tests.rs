@@ -2,14 +2,9 @@
 
 use serde_json::json;
 
+use super::tests::request;
 use super::*;
 use crate::step::Translate;
-
-static NOTHING_KNOWN: Facts = Facts {
-    parents: std::collections::BTreeMap::new(),
-    on_bus: std::collections::BTreeMap::new(),
-    gathered: false,
-};
 
 fn planned(kind: &str, keys: Value, protected: bool) -> Result<Vec<Step>, PlanError> {
     let protect = Protect::verified();
@@ -20,17 +15,8 @@ fn planned(kind: &str, keys: Value, protected: bool) -> Result<Vec<Step>, PlanEr
     if let (Some(config), Value::Object(keys)) = (config.as_object_mut(), keys) {
         config.extend(keys);
     }
-    driver(kind).unwrap().plan(&Request {
-        container_id: "c1",
-        ifname: "net1",
-        config: config.as_object().unwrap(),
-        group: 77,
-        cni_args: &CniArgs::default(),
-        exec: &[],
-        protect: protected.then_some(&protect),
-        facts: &NOTHING_KNOWN,
-        recorded: true,
-    })
+    let (config, args) = (config.as_object().unwrap(), CniArgs::default());
+    driver(kind).unwrap().plan(&Request { protect: protected.then_some(&protect), ..request(config, &args) })
 }
 
 /// The translation, and the step that follows it.

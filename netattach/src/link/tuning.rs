@@ -88,22 +88,12 @@ mod tests {
 
     use super::*;
     use crate::cni::CniArgs;
-    use crate::link::Facts;
+    use crate::link::tests::request;
 
     fn read(config: Value, args: &str) -> Result<Tune, String> {
         let Value::Object(config) = config else { panic!("{config}") };
-        let (args, facts) = (CniArgs::parse(args).unwrap(), Facts::default());
-        let request = Request {
-            container_id: "c",
-            ifname: "net.1",
-            config: &config,
-            group: 1,
-            cni_args: &args,
-            exec: &[],
-            protect: None,
-            facts: &facts,
-            recorded: true,
-        };
+        let args = CniArgs::parse(args).unwrap();
+        let request = Request { ifname: "net.1", ..request(&config, &args) };
         parse(&request).map_err(|error| crate::error_chain::Chain(&error).to_string())
     }
 

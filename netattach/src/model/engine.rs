@@ -38,7 +38,7 @@ impl Scene {
         let journal = Store::over(journal, PathBuf::from("/journal"), "this boot".to_owned()).unwrap();
         journal.note_pool(Pool::directory(self.path().join("pools"), "net")).unwrap();
         let engine = rig::engine(self.path(), journal, &self.maps);
-        assert_eq!(rig::recover(&engine).failed, Vec::<String>::new());
+        assert_eq!(rig::failures(&rig::recover(&engine)), Vec::<String>::new());
         Arc::new(engine)
     }
 

@@ -307,6 +307,7 @@ impl Policy {
         Self {
             name: self.name.clone(),
             networks: BTreeSet::new(),
+            all_networks: self.all_networks,
             pods: Selector::default(),
             ingress: Vec::new(),
             egress: Vec::new(),

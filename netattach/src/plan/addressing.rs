@@ -6,7 +6,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::cni;
 use crate::spec::{Addressing, Route};
-use crate::step::{Configure, LeasedAddress, Style};
+use crate::step::{Configure, LeasedAddress, MadeBy, Style};
 
 /// The IPv4 gateway of every routed veth (RFC 3927: valid on the link only).
 pub const GATEWAY_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
@@ -23,8 +23,33 @@ pub fn pod_side(configure: &Configure, leased: &[LeasedAddress], routes: &[cni::
     Addressing { detect_duplicates: configure.detect_duplicates, ..addressing }
 }
 
-/// Whether two of the IPv4 addresses are in one subnet: the kernel asks for neighbours in the name of the first alone.
-pub fn share_a_subnet(addresses: &[IpNet]) -> bool {
+/// When the neighbours of an interface are told its IPv4 addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Announcement {
+    /// It has none, or nobody beside it could use them.
+    Never,
+    /// Within the ADD.
+    AtOnce,
+    /// Once the ADD has been answered.
+    Late,
+}
+
+/// When the neighbours of an interface are told its IPv4 addresses. `may_wait`: somebody is there to tell them after the
+/// answer. That is done by asking for each address, in the name of the first of its subnet: where two are in one subnet it
+/// would tell of one alone. And the ADD has waited for the carrier of a card.
+pub fn announcement(made_by: MadeBy<'_>, addressing: &Addressing, may_wait: bool) -> Announcement {
+    if !addressing.announce_v4 {
+        return Announcement::Never;
+    }
+    match made_by {
+        MadeBy::Device(_) => Announcement::AtOnce,
+        _ if !may_wait || share_a_subnet(&addressing.addresses) => Announcement::AtOnce,
+        _ => Announcement::Late,
+    }
+}
+
+/// Whether two of the IPv4 addresses are in one subnet.
+fn share_a_subnet(addresses: &[IpNet]) -> bool {
     let v4: Vec<&IpNet> = addresses.iter().filter(|it| it.addr().is_ipv4()).collect();
     let meet = |a: &IpNet, b: &IpNet| a.contains(&b.addr()) || b.contains(&a.addr());
     v4.iter().enumerate().any(|(at, one)| v4[..at].iter().any(|before| meet(before, one)))
@@ -273,6 +298,7 @@ pub(super) fn any_of(address: IpAddr) -> IpNet {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::spec::{self, DeviceId};
 
     fn leased(address: &str, gateway: Option<&str>) -> LeasedAddress {
         LeasedAddress {
@@ -443,6 +469,37 @@ mod tests {
             ..Addressing::default()
         };
         assert_eq!(pod_side(&configure, &leased, &routes), expected);
+    }
+
+    /// The one place that decides it: what is not told within the ADD is told after it, and nothing is told twice.
+    #[test]
+    fn neighbours_are_told_after_the_answer_but_by_cards_and_of_two_addresses_of_a_subnet() {
+        let device = spec::Device {
+            pod_name: "net1".to_owned(),
+            id: DeviceId::Bus("0000:03:02.1".to_owned()),
+            userspace: None,
+            function: None,
+            rdma: None,
+        };
+        let [card, plugin] = [MadeBy::Device(&device), MadeBy::Plugin];
+        let (never, at_once, late) = (Announcement::Never, Announcement::AtOnce, Announcement::Late);
+        // Addresses; by a card, by another link, by one where nobody tells them after the answer.
+        let table: [(&[&str], bool, [Announcement; 3]); 6] = [
+            (&["10.9.0.7/24"], true, [at_once, late, at_once]),
+            (&["10.9.0.7/24"], false, [never, never, never]),
+            (&["10.9.0.7/24", "10.9.1.7/24"], true, [at_once, late, at_once]),
+            (&["10.9.0.7/24", "10.9.0.8/24"], true, [at_once, at_once, at_once]),
+            (&["10.9.0.7/24", "10.8.0.1/8"], true, [at_once, at_once, at_once]),
+            // Those of IPv6 are told within the ADD in any case.
+            (&["10.9.0.7/24", "fd00::7/64", "fd00::8/64"], true, [at_once, late, at_once]),
+        ];
+        for (addresses, announce_v4, expected) in table {
+            let addresses = addresses.iter().map(|text| net(text)).collect();
+            let addressing = Addressing { addresses, announce_v4, ..Addressing::default() };
+            let found = [(card, true), (plugin, true), (plugin, false)]
+                .map(|(made_by, may_wait)| announcement(made_by, &addressing, may_wait));
+            assert_eq!(found, expected, "{addressing:?}");
+        }
     }
 
     #[test]

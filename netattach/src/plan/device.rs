@@ -147,9 +147,106 @@ impl<'a> Device<'a> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use serde_json::json;
 
     use super::*;
+    use crate::link::Facts;
+    use crate::link::facts::OnBus;
+    use crate::npwg::{NetworkRef, status};
+    use crate::plan::resolve::{Options, one_more};
+    use crate::plan::{Dynamic, Sandbox, fixtures};
+    use crate::spec::DeviceId;
+    use crate::step::{EnforceWhen, Step};
+
+    const VF: &str = "0000:03:02.1";
+    const OTHER: &str = "0000:03:02.2";
+
+    /// The device that a pod gets of a network whose plugin has these keys: the kubelet gave it `given`, and its annotation
+    /// names `asked`.
+    fn taken(
+        (kind, keys): (&str, &Value),
+        given: Option<&str>,
+        asked: Option<&str>,
+        in_cluster: bool,
+    ) -> Result<DeviceId, (u32, String)> {
+        let mut config = json!({"cniVersion": "1.0.0", "name": "fast", "type": kind});
+        config.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        let resource = given.map(|_| "example.com/vf".to_owned());
+        let device = |id: &str| status::Device {
+            resource: "example.com/vf".to_owned(),
+            id: id.to_owned(),
+            container: Some("main".to_owned()),
+        };
+        let network = Network {
+            name: "shop/fast".into(),
+            list: Arc::new(NetworkList::parse(config.to_string().as_bytes()).unwrap()),
+            resource,
+            enforce: None,
+            ethertypes: Vec::new(),
+            device: given.map(device),
+        };
+        let device_id = asked.map(str::to_owned);
+        let selection = Selection { device_id, ..Selection::of(NetworkRef::new("shop", "fast")) };
+        let sandbox = Sandbox { ifname: "net1".to_owned(), ..fixtures::sandbox("c1") };
+        let options = Options { enforce: EnforceWhen::Never, in_cluster, ..Options::default() };
+        let on_bus = [VF, OTHER].map(|name| (name.to_owned(), OnBus::default()));
+        let facts = Facts { on_bus: on_bus.into(), gathered: true, ..Facts::default() };
+        let dynamic = Dynamic { sandbox: "eth0".to_owned(), by: "a test".to_owned() };
+        let plan = one_more(sandbox, dynamic, &(selection, network), (&options, &facts), None)
+            .map_err(|error| (error.code, error.msg))?;
+        let mut claimed = plan.attachments[0].steps.iter().filter_map(|step| match step {
+            Step::ClaimDevice(device) => Some(device.id.clone()),
+            _ => None,
+        });
+        Ok(claimed.next().unwrap())
+    }
+
+    /// Whoever writes a pod's annotation is no administrator of the node.
+    #[test]
+    fn a_pod_chooses_a_device_only_where_its_definition_leaves_it_the_choice_and_in_a_cluster_never() {
+        let bus = |name: &str| Ok(DeviceId::Bus(name.to_owned()));
+        let refused = |why: &str| {
+            Err((7, format!("attach net1 (shop/fast): deviceID {VF} asked for by the pod: {why}")))
+        };
+        let no_resource = || {
+            refused(
+                "the definition has no resource (k8s.v1.cni.cncf.io/resourceName) whose devices pods are given",
+            )
+        };
+        let fixed = || refused(&format!("the definition has device {OTHER}"));
+        let (nothing, own) = (json!({}), json!({"deviceID": VF}));
+        let [other_id, other_bus] = ["deviceID", "pciBusID"].map(|key| json!({key: OTHER}));
+        let empty = json!({"deviceID": "", "pciBusID": ""});
+        let both = json!({"deviceID": "", "pciBusID": OTHER});
+        // The kubelet's device; the annotation's; what becomes of it with manifests, and in a cluster.
+        let table = [
+            (&nothing, None, Some(VF), bus(VF), no_resource()),
+            (&empty, None, Some(VF), bus(VF), no_resource()),
+            (&other_id, None, Some(VF), fixed(), fixed()),
+            (&other_bus, None, Some(VF), fixed(), fixed()),
+            (&both, None, Some(VF), fixed(), fixed()),
+            (&own, None, Some(VF), bus(VF), bus(VF)),
+            (&own, None, None, bus(VF), bus(VF)),
+            (&nothing, Some(VF), None, bus(VF), bus(VF)),
+            // What the kubelet gave has been compared with what the annotation names (`kubelet::allocate`).
+            (&nothing, Some(VF), Some(VF), bus(VF), bus(VF)),
+            (&other_id, Some(VF), None, bus(VF), bus(VF)),
+        ];
+        for kind in ["sriov", "host-device"] {
+            for (keys, given, asked, with_manifests, in_cluster) in &table {
+                let taken = |in_cluster| taken((kind, keys), *given, *asked, in_cluster);
+                let what = format!("{kind} {keys} {given:?} {asked:?}");
+                assert_eq!(taken(false), *with_manifests, "{what}");
+                assert_eq!(taken(true), *in_cluster, "{what}, in a cluster");
+            }
+        }
+        let by_name = json!({"device": "eth1"});
+        let by_name = |in_cluster| taken(("host-device", &by_name), None, Some(VF), in_cluster);
+        assert_eq!(by_name(false), Ok(DeviceId::Name("eth1".to_owned())), "the definition's goes first");
+        assert_eq!(by_name(true), no_resource());
+    }
 
     #[test]
     fn the_pci_address_is_what_the_plugin_uses() {

@@ -27,6 +27,8 @@ pub mod cluster_routes;
 pub mod compare;
 mod device;
 pub mod ethertypes;
+#[cfg(test)]
+pub(crate) mod fixtures;
 pub mod gc;
 pub mod hook_kind;
 pub mod pod_sources;

@@ -169,10 +169,9 @@ fn extend(config: &mut Map<String, Value>, key: &str, more: &Value) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::netns::NetnsId;
     use crate::npwg::NetworkRef;
     use crate::objects::ObjectName;
-    use crate::plan::PodRef;
+    use crate::plan::{PodRef, fixtures};
 
     fn permissions() -> Vec<Permission> {
         serde_json::from_value(json!([
@@ -187,16 +186,8 @@ mod tests {
 
     /// The configuration afterwards.
     fn asked(namespace: &str, network: &str, config: Value, arguments: Value) -> Result<Value, String> {
-        let sandbox = Sandbox {
-            container_id: "c".into(),
-            ifname: "eth0".into(),
-            netns: String::new(),
-            netns_id: NetnsId { device: 0, inode: 0 },
-            cni_args: String::new(),
-            cni_path: Vec::new(),
-            config_name: String::new(),
-            pod: Some(PodRef { name: ObjectName::new(namespace, "a"), uid: None }),
-        };
+        let pod = Some(PodRef { name: ObjectName::new(namespace, "a"), uid: None });
+        let sandbox = Sandbox { pod, ..fixtures::sandbox("c") };
         let (Value::Object(mut config), Value::Object(arguments)) = (config, arguments) else { panic!() };
         let mut selection = Selection::of(NetworkRef::new("shop", "lan"));
         selection.cni_args = Some(arguments);

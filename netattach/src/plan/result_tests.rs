@@ -5,26 +5,12 @@ use serde_json::{Value, json};
 use super::*;
 use crate::cni::{Request, Version};
 use crate::link;
-use crate::netns::NetnsId;
-use crate::plan::hook_kind;
 use crate::plan::resolve::one;
+use crate::plan::{fixtures, hook_kind};
 use crate::step::{EnforceWhen, HookKind, NotObservable};
 use crate::step::{Outputs, Protect};
 
 const POD: &str = "/run/netns/c1";
-
-fn sandbox() -> Sandbox {
-    Sandbox {
-        container_id: "c1".into(),
-        ifname: "eth0".into(),
-        netns: POD.into(),
-        netns_id: NetnsId { device: 4, inode: 5 },
-        cni_args: String::new(),
-        cni_path: Vec::new(),
-        config_name: "pods".into(),
-        pod: None,
-    }
-}
 
 fn planned(kind: &str, keys: &Value) -> AttachmentPlan {
     let mut config = json!({"cniVersion": "1.1.0", "name": "net", "type": kind});
@@ -38,7 +24,7 @@ fn planned(kind: &str, keys: &Value) -> AttachmentPlan {
     ];
     let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
     let request = Request::parse(&env, config.to_string().as_bytes()).unwrap();
-    one(&sandbox(), link::driver(kind).unwrap(), &request, &link::Facts::default()).unwrap()
+    one(&fixtures::sandbox("c1"), link::driver(kind).unwrap(), &request, &link::Facts::default()).unwrap()
 }
 
 fn made(name: &str, mac: &str) -> Interface {
@@ -79,7 +65,7 @@ fn outputs(attachment: &AttachmentPlan) -> Outputs {
 }
 
 fn told(attachment: &AttachmentPlan) -> CniResult {
-    result(&sandbox(), attachment, outputs(attachment).of(0)).unwrap()
+    result(&fixtures::sandbox("c1"), attachment, outputs(attachment).of(0)).unwrap()
 }
 
 fn pool() -> Value {
@@ -150,7 +136,7 @@ fn a_result_read_back_and_reported_again_is_the_same() {
         let told = told(&attachment);
         let back = from_prev_result(&attachment, &told).unwrap();
         assert_eq!(back.keys().count(), attachment.steps.len(), "{kind} {keys}");
-        assert_eq!(result(&sandbox(), &attachment, back.of(0)).unwrap(), told, "{kind} {keys}");
+        assert_eq!(result(&fixtures::sandbox("c1"), &attachment, back.of(0)).unwrap(), told, "{kind} {keys}");
     }
 }
 

@@ -94,6 +94,16 @@ fn every_directory_has_what_an_agent_needs() {
         assert_eq!(titles, expected, "{directory}");
         let pod = &of_kind(&objects, "DaemonSet")["spec"]["template"]["spec"];
         assert_eq!(pod["volumes"][0]["configMap"]["name"], name);
+        // An agent that a busy node gives no processor answers STATUS late.
+        let containers = ["initContainers", "containers"].map(|kind| pod[kind].as_array().unwrap().iter());
+        for container in containers.into_iter().flatten() {
+            let requests = &container["resources"]["requests"];
+            assert!(
+                requests["cpu"].is_string() && requests["memory"].is_string(),
+                "{directory} {container:#}"
+            );
+        }
+        assert_eq!(pod["priorityClassName"], "system-node-critical", "{directory}");
         // The agent takes the settings, in a pod of the cluster.
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("config.yaml");

@@ -16,10 +16,14 @@ use serde_json::{Value, json};
 /// Time limit of a STATUS.
 const LIMIT: Duration = Duration::from_millis(100);
 
-fn status(node: &Node) -> Outcome {
+fn question(node: &Node) -> Call {
     let env = [("CNI_COMMAND", "STATUS"), ("CNI_PATH", "/nonexistent/cni-bin")];
     let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
-    Call { env, stdin: node.cni_config("1.1.0").to_string() }.run()
+    Call { env, stdin: node.cni_config("1.1.0").to_string() }
+}
+
+fn status(node: &Node) -> Outcome {
+    question(node).run()
 }
 
 /// Repeats STATUS until it returns this code (0: success) and the message without details has the text.
@@ -282,6 +286,27 @@ fn the_answer_is_there_in_time_whatever_hangs() {
     node.kill().unwrap();
     assert!(answers_within(&node, LIMIT));
     assert_eq!(status(&node).failure().0, 50);
+}
+
+/// A node with very much to do gives the agent its processor late, and is no broken node: if it were called one, its pods
+/// would be evicted.
+///
+/// Rows: STA-06.
+#[test]
+fn an_agent_that_answers_after_seconds_is_waited_for() {
+    const LATE: Duration = Duration::from_secs(2);
+    let mut node = Node::new(&[]).unwrap();
+    node.start().unwrap();
+    await_status(&node, 0, "");
+    let agent = Pid::from_raw(node.agent_pid().cast_signed()).unwrap();
+    kill_process(agent, Signal::STOP).unwrap();
+    let asked = question(&node);
+    let asked = std::thread::spawn(move || asked.run());
+    std::thread::sleep(LATE);
+    let is_waiting = !asked.is_finished();
+    kill_process(agent, Signal::CONT).unwrap();
+    asked.join().unwrap().success();
+    assert!(is_waiting, "who answered?");
 }
 
 #[test]

@@ -3,8 +3,10 @@
 use std::fs;
 use std::time::Duration;
 
+use netattach::netns::Netns;
 use netattach_tests::manifest::{NAMESPACE, network, pod};
-use netattach_tests::node::WIRE;
+use netattach_tests::node::{WIRE, ip};
+use netattach_tests::record::rewritten;
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{PATIENCE, eventually};
 use netattach_tests::{Node, Pod};
@@ -49,19 +51,92 @@ fn a_sandbox_whose_namespace_is_gone_is_detached_and_a_live_one_is_not() {
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
 }
 
-#[test]
-fn a_sandbox_whose_path_is_gone_lives_on_while_a_process_is_in_it() {
-    let mut node = node();
-    node.start().unwrap();
+/// The pod `a`, attached by a path that is then gone.
+fn without_path(node: &Node) -> Pod {
     let a = Pod::new("a").unwrap();
     let file = node.path("netns-of-a");
     a.namespace.bind(&file).unwrap();
-    let call = |verb: &str| node.call(verb, &a).with("CNI_NETNS", &file.to_string_lossy()).run();
-    call("ADD").success();
+    node.call("ADD", &a).with("CNI_NETNS", &file.to_string_lossy()).run().success();
     rustix::mount::unmount(&file, rustix::mount::UnmountFlags::DETACH).unwrap();
-    std::thread::sleep(LOOKS);
-    assert_eq!(attachments(&node), 2);
-    call("DEL").success();
+    a
+}
+
+/// Removes the node's end of the pod's link, and the pod's with it: what it has left shows nothing on the node.
+fn cut_off(node: &Node) {
+    let rows = node.ctl(&["attachments"]).unwrap();
+    let device = rows.as_array().unwrap().iter().find_map(|row| row["host_interface"].as_str()).unwrap();
+    ip(&node.namespace, &["link", "del", device]).unwrap();
+}
+
+#[test]
+fn a_sandbox_whose_path_is_gone_lives_on_while_a_link_or_a_process_is_in_it() {
+    for has_link in [true, false] {
+        let mut node = node();
+        node.start().unwrap();
+        let a = without_path(&node);
+        if !has_link {
+            cut_off(&node);
+        }
+        std::thread::sleep(LOOKS);
+        assert_eq!(attachments(&node), 2, "link: {has_link}");
+        drop(a);
+        assert!(eventually(PATIENCE, || attachments(&node) == 0), "it has ended, link: {has_link}");
+        Snapshot::take(&node, &[]).unwrap().assert_nothing_is_left();
+    }
+}
+
+/// The kernel gives the number of a namespace that has ended to another one: a process in that one holds nothing up.
+#[test]
+fn a_sandbox_that_has_ended_is_detached_although_another_namespace_has_its_number() {
+    let mut node = node();
+    node.start().unwrap();
+    let a = without_path(&node);
+    cut_off(&node);
+    node.kill().unwrap();
+    let record = node.path("state/journal/c-a@eth0.jsonl");
+    let text = fs::read_to_string(&record).unwrap();
+    let cookie = a.namespace.run(|| Netns::current().unwrap()).cookie().unwrap().unwrap();
+    let [own, ended] = [cookie, cookie - 1].map(|cookie| format!("{{\"namespace\":{cookie}}}"));
+    assert_eq!(text.matches(&own).count(), 1, "{text}");
+    fs::write(&record, rewritten("c-a@eth0.jsonl", &text, |line| line.replace(&own, &ended))).unwrap();
+    node.start().unwrap();
+    assert!(eventually(PATIENCE, || attachments(&node) == 0));
+    let look = Snapshot::take(&node, &[&a]).unwrap();
+    assert_eq!(look.pods["c-a"].links.keys().collect::<Vec<_>>(), ["lo", "net1"], "it is the other's");
+    assert_eq!((look.files, look.dataplane), Default::default());
+}
+
+/// Its DEL has failed, the runtime does not repeat it, and the next agent's try fails too.
+#[test]
+fn a_sandbox_that_is_half_detached_and_gone_is_detached_as_soon_as_it_can_be() {
+    let mut node = node();
+    node.plugin("odd", &json!({})).unwrap();
+    node.write("odd", &network(NAMESPACE, "odd", &json!({"cniVersion": "1.0.0", "type": "odd"}))).unwrap();
+    node.write("a", &pod("a", &json!({}), &json!("lan, odd"))).unwrap();
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    node.plugin("odd", &json!({"DEL": {"error": {"code": 11, "msg": "not now"}}})).unwrap();
+    node.del(&a).failure();
+    node.kill().unwrap();
+    drop(a);
+    node.start().unwrap();
+    let told = "it is half detached, and its namespace is gone, and detaching it has failed ";
+    assert!(eventually(PATIENCE, || problem(&node).starts_with(told)), "{}", problem(&node));
+    assert!(problem(&node).contains("not now"), "{}", problem(&node));
+    node.plugin("odd", &json!({})).unwrap();
+    let is_collected = || node.ctl(&["status"]).unwrap()["collected"] == json!(1);
+    assert!(eventually(PATIENCE, is_collected), "{}", problem(&node));
+    assert_eq!(problem(&node), "");
+    Snapshot::take(&node, &[]).unwrap().assert_nothing_is_left();
+}
+
+/// What the agent's status says of the container of pod `a`; empty if nothing.
+fn problem(node: &Node) -> String {
+    let status = node.ctl(&["status"]).unwrap();
+    let troubles = status["troubles"].as_array().unwrap().clone();
+    let of_a = troubles.into_iter().find(|trouble: &Value| trouble["object"] == "container c-a");
+    of_a.map(|trouble| trouble["problem"].as_str().unwrap().to_owned()).unwrap_or_default()
 }
 
 #[test]
@@ -77,21 +152,15 @@ fn a_sandbox_that_ended_while_no_agent_ran_is_detached_and_one_that_cannot_be_is
     node.plugin("odd", &json!({"DEL": {"error": {"code": 11, "msg": "not now"}}})).unwrap();
     drop(a);
     node.start().unwrap();
-    let problem = || {
-        let status = node.ctl(&["status"]).unwrap();
-        let troubles = status["troubles"].as_array().unwrap().clone();
-        let of_a = troubles.into_iter().find(|trouble: &Value| trouble["object"] == "container c-a");
-        of_a.map(|trouble| trouble["problem"].as_str().unwrap().to_owned()).unwrap_or_default()
-    };
-    assert!(eventually(PATIENCE, || problem().contains("not now")), "{}", problem());
+    assert!(eventually(PATIENCE, || problem(&node).contains("not now")), "{}", problem(&node));
     assert!(fs::read_dir(node.path("state/journal")).unwrap().count() > 0);
     node.plugin("odd", &json!({})).unwrap();
     assert!(
         eventually(PATIENCE, || node.ctl(&["status"]).unwrap()["collected"] == json!(1)),
         "{}",
-        problem()
+        problem(&node)
     );
-    assert_eq!(problem(), "");
+    assert_eq!(problem(&node), "");
     Snapshot::take(&node, &[]).unwrap().assert_nothing_is_left();
 }
 

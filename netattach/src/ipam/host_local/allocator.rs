@@ -209,6 +209,7 @@ mod tests {
     #[derive(Default)]
     struct Fake {
         taken: BTreeSet<IpAddr>,
+        holders: BTreeMap<IpAddr, Owner>,
         last: BTreeMap<usize, IpAddr>,
         held: Option<IpAddr>,
     }
@@ -217,8 +218,8 @@ mod tests {
         fn is_taken(&self, address: IpAddr) -> bool {
             self.taken.contains(&address)
         }
-        fn holder(&self, _: IpAddr) -> Option<Owner> {
-            None
+        fn holder(&self, address: IpAddr) -> Option<Owner> {
+            self.holders.get(&address).cloned()
         }
         fn held_by(&self, _: &Owner, set: &RangeSet) -> Option<IpAddr> {
             self.held.filter(|address| set.range_of(*address).is_some())
@@ -293,7 +294,7 @@ mod tests {
             let fake = Fake {
                 taken: ips(taken).into_iter().collect(),
                 last: last.map(|text| (0, ip(text))).into_iter().collect(),
-                held: None,
+                ..Fake::default()
             };
             let choices = choose(&config(vec![set(subnets)]), &owner(), &fake).unwrap();
             let address: IpNet = expected.parse().unwrap();
@@ -390,12 +391,19 @@ mod tests {
 
     #[test]
     fn refused_requests_say_why() {
-        let fake = Fake { taken: ips("10.0.0.9").into_iter().collect(), ..Fake::default() };
+        let holder = Owner { container_id: "c9".into(), ifname: "net1".into() };
+        let holders = [(ip("10.0.0.8"), holder)].into();
+        let fake = Fake { taken: ips("10.0.0.8 10.0.0.9").into_iter().collect(), holders, ..Fake::default() };
         let table = [
             ("10.0.0.1", "requested address 10.0.0.1 is the gateway of its subnet"),
             (
                 "10.0.0.9",
                 "requested address 10.0.0.9 is not available in range set 0 (10.0.0.1-10.0.0.254): it is reserved",
+            ),
+            (
+                "10.0.0.8",
+                "requested address 10.0.0.8 is not available in range set 0 (10.0.0.1-10.0.0.254): interface net1 of \
+                 container c9 holds it",
             ),
             ("10.0.0.64", "requested address 10.0.0.64 is excluded by ipam.exclude"),
             (
@@ -441,7 +449,7 @@ mod tests {
             let mut fake = Fake {
                 taken: taken.iter().copied().map(at).collect(),
                 last: last.map(|offset| (0, at(offset))).into_iter().collect(),
-                held: None,
+                ..Fake::default()
             };
             let free: BTreeSet<_> = (1..31).chain(33..63)
                 .filter(|offset| ![1, 33].contains(offset) && !taken.contains(offset))

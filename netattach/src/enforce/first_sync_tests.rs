@@ -1,0 +1,134 @@
+//! Attachments that come, and those that are there, while the source becomes complete.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde_json::json;
+use serde_json::value::RawValue;
+use tokio::sync::watch;
+
+use super::super::attachment::EnforcedAttachment;
+use super::super::attachment::tests::attachment;
+use super::super::policy_maps::fake::FakeKernel;
+use super::super::state::State;
+use super::*;
+use crate::npwg::NetworkRef;
+use crate::objects::policy::POLICY_FOR_ANNOTATION;
+use crate::objects::{ObjectName, Place};
+use crate::source::read::manifest::Object;
+use crate::source::read::{Kind, api_object, policy};
+
+/// A source that is complete, with these objects, once it has answered its first question: the worst moment for
+/// whoever asks two.
+struct Completing {
+    objects: Arc<Objects>,
+    was_asked: AtomicBool,
+}
+
+impl Completing {
+    fn new(objects: Objects) -> Self {
+        Self { objects: Arc::new(objects), was_asked: AtomicBool::new(false) }
+    }
+
+    fn is_complete(&self) -> bool {
+        self.was_asked.swap(true, Ordering::Relaxed)
+    }
+}
+
+impl Source for Completing {
+    fn snapshot(&self) -> Arc<Objects> {
+        if self.is_complete() { Arc::clone(&self.objects) } else { Arc::default() }
+    }
+
+    fn changes(&self) -> watch::Receiver<u64> {
+        watch::channel(0).1
+    }
+
+    fn synced(&self) -> Result<(), NotSynced> {
+        if self.is_complete() { Ok(()) } else { Err(NotSynced::Incomplete("policies".to_owned())) }
+    }
+
+    fn reading(&self) -> Duration {
+        Duration::ZERO
+    }
+}
+
+fn sources<'a>(source: &'a Completing, options: &'a Options) -> Sources<'a> {
+    Sources { source, options, behind_translation: true }
+}
+
+/// Attachment 9 of pod `shop/a` on network `shop/lan`.
+fn on_lan() -> EnforcedAttachment {
+    let mut on_lan = attachment(9);
+    let lan = Place::Network(NetworkRef::new("shop", "lan"));
+    on_lan.endpoint.as_mut().unwrap().at = Arc::new([lan].into());
+    on_lan
+}
+
+/// Pod `shop/a`, and a policy that allows nobody to reach pods on `shop/lan`.
+fn isolating() -> Objects {
+    let annotations = BTreeMap::from([(POLICY_FOR_ANNOTATION.to_owned(), "lan".to_owned())]);
+    let spec = json!({"podSelector": {}, "policyTypes": ["Ingress"]});
+    let rules = ObjectName::new("shop", "rules");
+    let mut objects = Objects::default();
+    let policy = policy::read(rules.clone(), &annotations, &spec).unwrap();
+    objects.policies.insert(rules, policy.into());
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": "shop", "name": "a"}});
+    let pod = RawValue::from_string(pod.to_string()).unwrap();
+    let Object::Pod(pod) = api_object(Kind::Pod, &pod).unwrap() else { unreachable!() };
+    objects.pods.insert(pod.name.clone(), pod);
+    objects
+}
+
+/// The snapshot from before the first complete one has no policy, and that is not "there is no policy".
+#[test]
+fn an_attachment_that_comes_while_the_source_becomes_complete_is_isolated_until_its_policies_are_known() {
+    let (source, options) = (Completing::new(isolating()), Options::default());
+    let kernel = FakeKernel::with_room(1);
+    let mut state = State::new(0);
+    state.enter(&on_lan(), sources(&source, &options), &kernel).unwrap();
+    let isolated = PolicyIds { ingress: DENY_ALL, egress: DENY_ALL };
+    assert_eq!(state.maps().assigned(9), Some(isolated));
+    state.bring_up_to_date(sources(&source, &options), &kernel).unwrap();
+    let judged = PolicyIds { ingress: 1, egress: 0 };
+    assert_eq!((state.maps().assigned(9), kernel.installed()), (Some(judged), [1].into()));
+}
+
+/// What an earlier agent had isolated stays isolated: its policies are compared once the source is complete.
+#[test]
+fn an_isolated_pod_stays_isolated_while_the_source_becomes_complete() {
+    let (source, options) = (Completing::new(isolating()), Options::default());
+    let kernel = FakeKernel::with_room(2);
+    let isolated = PolicyIds { ingress: 4, egress: 0 };
+    kernel.held.borrow_mut().insert(4, CompiledPolicy::default());
+    kernel.assigned.borrow_mut().insert(9, isolated);
+    let mut state = State::new(4);
+    state.maps_mut().adopt(9, &kernel).unwrap();
+    state.take_over(&on_lan());
+    state.bring_up_to_date(sources(&source, &options), &kernel).unwrap();
+    assert_eq!(kernel.assigned(9).unwrap(), isolated);
+    state.bring_up_to_date(sources(&source, &options), &kernel).unwrap();
+    assert_eq!(kernel.assigned(9).unwrap(), PolicyIds { ingress: 5, egress: 0 });
+}
+
+/// An attachment passes by the compiler only while the source is known to have no policy, and after everything of an
+/// earlier agent has been compared.
+#[test]
+fn an_attachment_is_open_at_once_only_after_the_first_complete_comparison() {
+    let (source, options) = (Completing::new(Objects::default()), Options::default());
+    let kernel = FakeKernel::with_room(1);
+    let endpoints = Endpoints::new();
+    let mut policies = Policies::default();
+    let sources = sources(&source, &options);
+    assert!(!policies.enter_open(9, sources, &kernel).unwrap(), "nothing is known");
+    policies.recognise(sources, &endpoints, &kernel).unwrap();
+    assert!(policies.unrecognised, "the source was not complete");
+    source.was_asked.store(false, Ordering::Relaxed);
+    policies.bring_up_to_date(sources, &endpoints, &kernel).unwrap();
+    assert!((policies.unrecognised, policies.is_open) == (true, true), "it became complete in between");
+    assert!(!policies.enter_open(9, sources, &kernel).unwrap(), "nothing is compared");
+    policies.bring_up_to_date(sources, &endpoints, &kernel).unwrap();
+    assert!(policies.enter_open(9, sources, &kernel).unwrap());
+    assert_eq!(policies.maps().assigned(9), Some(PolicyIds::default()));
+    source.was_asked.store(false, Ordering::Relaxed);
+    assert!(!policies.enter_open(8, sources, &kernel).unwrap(), "the source is not complete any more");
+}

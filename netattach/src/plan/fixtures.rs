@@ -1,0 +1,38 @@
+//! Parts of plans for tests, which change what each is about.
+
+use super::{AttachmentPlan, Sandbox};
+use crate::cni::Version;
+use crate::netns::NetnsId;
+use crate::step::Step;
+
+/// The sandbox of a container that is no pod's.
+pub(crate) fn sandbox(container: &str) -> Sandbox {
+    Sandbox {
+        container_id: container.to_owned(),
+        ifname: "eth0".to_owned(),
+        netns: format!("/run/netns/{container}"),
+        netns_id: NetnsId { device: 4, inode: 5 },
+        cni_args: String::new(),
+        cni_path: Vec::new(),
+        config_name: "pods".to_owned(),
+        pod: None,
+    }
+}
+
+/// The attachment `net1` to network `shop/lan`, by a plugin of that type with these steps.
+pub(crate) fn attachment(kind: &str, steps: Vec<Step>) -> AttachmentPlan {
+    AttachmentPlan {
+        network: "shop/lan".into(),
+        config_name: "lan".to_owned(),
+        default: false,
+        ifname: "net1".to_owned(),
+        version: Version::LATEST,
+        kind: kind.to_owned(),
+        disable_check: false,
+        disable_gc: false,
+        steps,
+        yields_to: None,
+        warnings: Vec::new(),
+        device: None,
+    }
+}
