@@ -183,7 +183,7 @@ fn the_author_of_many_large_policies_gives_way_to_the_others_and_stays_isolated(
     }
     let all = kept(&cache.take_changed().unwrap());
     assert_eq!((all.len(), &*all[7]), (8, "hostile/7 1"));
-    let now = put(&mut cache, "shop", "web", 1000);
+    let now = put(&mut cache, "shop", "web", 100_000);
     assert_eq!(now[6..], ["hostile/6 1", "hostile/7 1 isolates", "shop/web 1"]);
     let of = Content::Objects(Kind::MultiNetworkPolicy);
     assert!(!cache.wants_list(of), "there is no room for what has given way");

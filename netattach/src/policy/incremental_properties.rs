@@ -266,6 +266,7 @@ fn any_policy() -> impl Strategy<Value = Policy> {
         |(namespace, networks, pods, ingress, egress, directions)| Policy {
             name: PolicyName::multi(ObjectName::new(namespace, "")),
             networks,
+            all_networks: false,
             pods,
             ingress,
             egress,
