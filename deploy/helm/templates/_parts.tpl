@@ -1,3 +1,9 @@
+{{- define "netattach.values" -}}
+{{- /* Keys that a chart of before had not: helm upgrade --reuse-values takes that chart's values.yaml in place of this one's. */ -}}
+{{- $uninstall := dict "nodes" list "dryRun" false "force" false -}}
+{{- $came := dict "executedPlugins" (dict "enabled" false) "kubernetesBefore122" false "kubernetesBefore130" false "uninstall" $uninstall -}}
+{{- $_ := merge .Values $came -}}
+{{- end }}
 {{- define "netattach.labels" -}}
 app.kubernetes.io/name: netattach
 app.kubernetes.io/part-of: netattach
@@ -8,6 +14,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ required "image.repository is empty: set it to the image in your registry" .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
 {{- define "netattach.config" -}}
+{{- include "netattach.values" . -}}
 {{- $settings := .Values.settings -}}
 {{- if hasKey $settings "defaultNetwork" }}{{ fail "settings.defaultNetwork contradicts defaultNetwork: set defaultNetwork alone" }}{{ end -}}
 {{- if hasKey $settings "kubernetes" }}{{ if hasKey $settings.kubernetes "enabled" }}{{ fail "settings.kubernetes.enabled contradicts the chart, whose agents read the cluster: remove it" }}{{ end }}{{ end -}}

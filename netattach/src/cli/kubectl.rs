@@ -19,7 +19,7 @@ use crate::kube::exec::{AgentPod, Remote, Sink, Target};
 use crate::objects::ObjectName;
 
 /// The executable in the agent's image.
-const REMOTE: &str = "netattachctl";
+pub(super) const REMOTE: &str = "netattachctl";
 
 /// Nodes that are asked at a time.
 const AT_ONCE: usize = 8;
@@ -140,8 +140,10 @@ async fn ask(split: &Split, out: &mut (impl Write + Send)) -> Result<u8, CliErro
                 let known = missing::list(agents.iter().map(|agent| &agent.node));
                 CliError::NotFound(format!("no agent runs on node {node}; agents run on {known}"))
             })?;
-            let local = match &split.arguments.command {
+            let Arguments { socket, output, command: asked } = &split.arguments;
+            let local = match asked {
                 Command::Sysdump(sysdump) => sysdump.local()?,
+                Command::Test(test) => return test.through(&remote, agent, socket, *output, out).await,
                 _ => None,
             };
             match local {
@@ -267,9 +269,9 @@ impl<W: Write> Sink for Passed<'_, W> {
 
 /// Keeps output.
 #[derive(Default)]
-struct Kept {
-    out: Vec<u8>,
-    err: Vec<u8>,
+pub(super) struct Kept {
+    pub(super) out: Vec<u8>,
+    pub(super) err: Vec<u8>,
 }
 
 impl Sink for Kept {

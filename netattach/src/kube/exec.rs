@@ -8,8 +8,10 @@ use ::kube::api::{AttachParams, ListParams};
 use ::kube::client::ClientBuilder;
 use ::kube::config::{Config, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use ::kube::{Api, Client};
+use http::Request;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
+use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use crate::objects::ObjectName;
@@ -99,6 +101,14 @@ pub enum RemoteError {
     },
 }
 
+impl RemoteError {
+    /// Whether what was asked for is not there.
+    pub fn is_not_found(&self) -> bool {
+        let Self::Server { source, .. } = self else { return false };
+        matches!(&**source, ::kube::Error::Api(status) if status.code == 404)
+    }
+}
+
 /// Takes the pieces of a command's output.
 pub trait Sink {
     /// A piece of standard output.
@@ -156,6 +166,24 @@ impl Remote {
         let pods = Api::<Pod>::namespaced(self.client.clone(), &pod.namespace);
         let found = within(LIST, || format!("read pod {pod}"), pods.get(&pod.name)).await?;
         Ok(found.spec.and_then(|spec| spec.node_name).filter(|name| !name.is_empty()))
+    }
+
+    /// Sends a request with a path, and an object if it has one, and returns the object of the answer.
+    ///
+    /// # Errors
+    /// [`RemoteError::Server`], [`RemoteError::Late`].
+    pub async fn request(
+        &self,
+        verb: &str,
+        path: &str,
+        object: Option<&Value>,
+    ) -> Result<Value, RemoteError> {
+        let doing = || format!("{verb} {path}");
+        let body = object.map(Value::to_string).unwrap_or_default().into_bytes();
+        let request = Request::builder().method(verb).uri(path).header("content-type", "application/json");
+        let asked =
+            async { self.client.request(request.body(body).map_err(::kube::Error::HttpError)?).await };
+        within(LIST, doing, asked).await
     }
 
     /// Runs a command in the first container of an agent's pod and passes on what it writes. Returns its exit code.
@@ -241,7 +269,7 @@ fn exit_code(status: &Status) -> Option<u8> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
 

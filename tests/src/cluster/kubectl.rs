@@ -8,6 +8,7 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
 use super::{Cluster, write_config};
+use crate::guide::Operator;
 use crate::{Namespace, tools};
 
 /// A kubectl with its configuration.
@@ -56,11 +57,26 @@ impl Kubectl {
 
     /// A line of shell that finds this kubectl with its plugins, which is not started yet.
     pub fn shell(&self, line: &str) -> Command {
+        let mut command = self.with_kubectl("sh");
+        command.args(["-c", line]);
+        command
+    }
+
+    /// A shell for the commands of pages, in that directory and where the cluster is reached.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn operator(&self, directory: &Path) -> Result<Operator> {
+        self.namespace.run(|| Operator::start(self.with_kubectl("bash"), directory))
+    }
+
+    /// A program that finds this kubectl with its plugins.
+    fn with_kubectl(&self, program: &str) -> Command {
         let user = std::env::var_os("PATH").unwrap_or_default();
         let own = [self.home.as_path(), self.program.parent().unwrap_or(&self.home)];
         let path = own.map(Path::to_path_buf).into_iter().chain(std::env::split_paths(&user));
-        let mut command = Command::new("sh");
-        command.args(["-c", line]).env("KUBECONFIG", &self.config).env("HOME", &self.home);
+        let mut command = Command::new(program);
+        command.env("KUBECONFIG", &self.config).env("HOME", &self.home);
         // A path that cannot be joined has a colon, and is then not found.
         command.env("PATH", std::env::join_paths(path).unwrap_or(user));
         command

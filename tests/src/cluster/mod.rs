@@ -52,8 +52,9 @@ const PROGRAMS: [&str; 7] = [
 /// What the controller manager does: enough for Deployments, their budgets and Services, and for nodes to be ready.
 const CONTROLLERS: &str =
     "deployment,replicaset,garbagecollector,namespace,nodelifecycle,endpoint,endpointslice,disruption";
-/// And what it does besides where pods have service accounts: what `kubectl apply -k` of a DaemonSet takes.
-const MORE_CONTROLLERS: &str = "daemonset,serviceaccount,root-ca-cert-publisher";
+/// And what it does besides where pods have service accounts: what `kubectl apply -k` of a DaemonSet takes, and the Jobs that
+/// remove what it leaves.
+const MORE_CONTROLLERS: &str = "daemonset,job,serviceaccount,root-ca-cert-publisher";
 /// The server's address on the bridge of nodes.
 const SERVER: Ipv4Addr = Ipv4Addr::new(172, 30, 0, 1);
 const BRIDGE: &str = "cluster";

@@ -12,6 +12,8 @@
 //! and with them agent, pods, pins and files. Output is compared until it is as shown, as what a command asks for may take a
 //! moment.
 //!
+//! [`Operator`] runs parts beside a real cluster, where what pages say of `kubectl` is said to the real one.
+//!
 //! With `NETATTACH_WRITE_GUIDES` set, what is printed is written into the page. `page` reads a page, `shell` runs its parts.
 
 mod page;
@@ -19,7 +21,8 @@ mod shell;
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_norway::Value;
@@ -113,6 +116,33 @@ impl Page {
         }
         ensure!(wrong.is_empty(), "{}\n--- agent\n{}", wrong.join("\n"), shell.agent_log());
         Ok(())
+    }
+}
+
+/// Who runs parts of pages in a shell of its own, which goes on from one part to the next.
+#[derive(Debug)]
+pub struct Operator {
+    shell: Shell,
+    home: PathBuf,
+}
+
+impl Operator {
+    /// `shell` starts a shell that reads its commands from standard input, in that directory, where it also writes files of its
+    /// own.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start(shell: Command, directory: &Path) -> Result<Self> {
+        Ok(Self { shell: Shell::start_as(shell, directory)?, home: directory.to_owned() })
+    }
+
+    /// Runs a part of a page, or what has no part (`""`).
+    ///
+    /// # Errors
+    /// As [`Page::run`], and the page has no such part.
+    pub fn run(&mut self, page: Page, part: &str) -> Result<()> {
+        ensure!(!page::blocks(page.text, part)?.is_empty(), "{} has no part {part:?}", page.path);
+        page.run_in(part, &self.home, &mut self.shell)
     }
 }
 

@@ -19,10 +19,16 @@ pub(super) struct Shell {
 impl Shell {
     /// Starts it in that directory, which it knows as `$home`.
     pub(super) fn start(home: &Path) -> Result<Self> {
+        let mut shell = Command::new("unshare");
+        shell.args(["--net", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child"]);
+        shell.args(["--mount-proc", "bash"]);
+        Self::start_as(shell, home)
+    }
+
+    /// Starts the shell that this command is, in that directory, which it knows as `$home`.
+    pub(super) fn start_as(mut shell: Command, home: &Path) -> Result<Self> {
         let errors = fs::File::create(home.join("errors"))?;
-        let mut child = Command::new("unshare")
-            .args(["--net", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child"])
-            .args(["--mount-proc", "bash"])
+        let mut child = shell
             .current_dir(home)
             .env("LC_ALL", "C")
             .env("home", home)
@@ -30,7 +36,7 @@ impl Shell {
             .stdout(Stdio::piped())
             .stderr(errors)
             .spawn()
-            .context("start unshare")?;
+            .context("start a shell")?;
         let commands = child.stdin.take().context("standard input")?;
         let answers = BufReader::new(child.stdout.take().context("standard output")?);
         Ok(Self { child, commands, answers, home: home.to_owned() })

@@ -1,7 +1,7 @@
-//! An image of one layer with one program, as an archive in the layout of the OCI image specification 1.0.
+//! An image of one layer with one program under all its names, as an archive in the layout of the OCI image specification 1.0.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
 
@@ -21,6 +21,10 @@ pub(super) fn write(archive: &Path, busybox: &Path) -> Result<()> {
     fs::copy(busybox, root.join("bin/busybox"))?;
     fs::set_permissions(root.join("bin/busybox"), fs::Permissions::from_mode(0o755))?;
     let layer = scratch.path().join("layer.tar");
+    let applets = Command::new(busybox).arg("--list").output().context("start busybox")?;
+    for applet in String::from_utf8_lossy(&applets.stdout).lines().filter(|applet| *applet != "busybox") {
+        symlink("busybox", root.join("bin").join(applet))?;
+    }
     tar(&layer, &root)?;
 
     fs::create_dir_all(layout.join("blobs/sha256"))?;

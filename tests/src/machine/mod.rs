@@ -28,7 +28,7 @@ use crate::{Node, tools};
 
 use mounts::Mounts;
 
-/// Image of every container: busybox alone, as `/bin/busybox`.
+/// Image of every container: busybox alone, as `/bin/busybox` and under the names of its applets.
 pub const IMAGE: &str = "localhost/busybox:1";
 
 /// Where runtimes look for CNI configurations by default.

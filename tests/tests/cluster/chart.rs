@@ -26,8 +26,12 @@ fn renderer(test: &str) -> Option<PathBuf> {
 }
 
 fn render(renderer: &Path, values: &[&str]) -> Output {
+    render_chart(renderer, Path::new("deploy/helm"), values)
+}
+
+fn render_chart(renderer: &Path, chart: &Path, values: &[&str]) -> Output {
     let mut command = Command::new(renderer);
-    command.args(["deploy/helm", "netattach", "kube-system"]).args(values).current_dir(repository());
+    command.arg(chart).args(["netattach", "kube-system"]).args(values).current_dir(repository());
     command.output().unwrap()
 }
 
@@ -135,6 +139,54 @@ fn the_chart_takes_itself_off_by_the_job_of_deploy_on_each_node() {
         }
         jobs.sort_by_key(|job| job["metadata"]["annotations"]["netattach.dev/node"].to_string());
         assert_eq!(jobs, ["worker-1", "worker-2.example.org"].map(|node| on(node, words)));
+    }
+}
+
+/// The keys of the first chart's `values.yaml`.
+const FIRST: [&str; 9] = [
+    "admissionPolicy",
+    "defaultNetwork",
+    "image",
+    "log",
+    "metrics",
+    "nodeSelector",
+    "resources",
+    "settings",
+    "tolerations",
+];
+/// And those that later charts have added.
+const LATER: [&str; 4] = ["executedPlugins", "kubernetesBefore122", "kubernetesBefore130", "uninstall"];
+
+/// `helm upgrade --reuse-values` takes the `values.yaml` of the chart of before in place of the new one's, with what is set
+/// by the operator: a key that came later is in neither.
+#[test]
+fn the_values_of_an_older_chart_do() {
+    let Some(renderer) = renderer("the_values_of_an_older_chart_do") else { return };
+    let chart = repository().join("deploy/helm");
+    let values: Value =
+        serde_norway::from_str(&std::fs::read_to_string(chart.join("values.yaml")).unwrap()).unwrap();
+    let mut keys: Vec<&str> = values.as_object().unwrap().keys().map(String::as_str).collect();
+    keys.sort_unstable();
+    let mut known = [&FIRST[..], &LATER[..]].concat();
+    known.sort_unstable();
+    assert_eq!(keys, known, "a new key is one of LATER, and in netattach.values of the chart");
+
+    let mine = tempfile::tempdir().unwrap();
+    let old = mine.path().join("helm");
+    std::fs::create_dir(&old).unwrap();
+    for name in ["Chart.yaml", "templates"] {
+        std::os::unix::fs::symlink(chart.join(name), old.join(name)).unwrap();
+    }
+    let alone = LATER.map(|key| vec![key]);
+    for without in alone.into_iter().chain([LATER.to_vec()]) {
+        let mut values = values.clone();
+        values.as_object_mut().unwrap().retain(|key, _| !without.contains(&key.as_str()));
+        // JSON is YAML.
+        std::fs::write(old.join("values.yaml"), values.to_string()).unwrap();
+        for set in [&[][..], &["deploy/helm/ci/uninstall.yaml"], &["deploy/helm/ci/components.yaml"]] {
+            let made = objects(&render_chart(&renderer, &old, set));
+            assert_eq!(made, objects(&render(&renderer, set)), "without {without:?}, with {set:?}");
+        }
     }
 }
 

@@ -4,6 +4,9 @@
 //! |---|---|
 //! | `chart` | the helm chart: the objects of `deploy`, rendered without helm |
 //! | `daemonset` | a DaemonSet of the image, installed by `kubectl apply -k`, upgraded under traffic, removed |
+//! | `guides` | the quick start and the removal word by word: the commands of the pages, and the Job under the kubelet |
+//! | `ready` | how long a node takes to get ready |
+//! | `tested` | `kubectl netattach test`, with policies |
 //! | `surge` | and the next agent's pod beside the one that serves |
 //! | `deploy` | the manifests of `deploy`: rendered by kubectl, tried on the server |
 //! | `nodes` | agents of two nodes of a real cluster: what they publish |
@@ -25,11 +28,14 @@ mod daemonset;
 mod deploy;
 mod devices;
 mod failures;
+mod guides;
 mod nodes;
 mod ranges;
+mod ready;
 mod repair;
 mod rig;
 mod server;
 mod services;
 mod surge;
+mod tested;
 mod workloads;

@@ -15,6 +15,7 @@ const QUICK_START: Page =
     Page { path: "docs/quick-start.md", text: include_str!("../../../docs/quick-start.md") };
 const RUNTIMES: Page = Page { path: "docs/runtimes.md", text: include_str!("../../../docs/runtimes.md") };
 const FAQ: Page = Page { path: "docs/faq.md", text: include_str!("../../../docs/faq.md") };
+const REMOVE: Page = Page { path: "docs/remove.md", text: include_str!("../../../docs/remove.md") };
 const POLICIES: Page = Page { path: "docs/policies.md", text: include_str!("../../../docs/policies.md") };
 
 /// Where busybox is; `None` when it is missing.
@@ -32,7 +33,7 @@ fn a_node_is_set_up_as_the_page_on_runtimes_says() {
     RUNTIMES.run("", Machine::Bare, Tools::default()).unwrap();
 }
 
-/// The quick start without its installation.
+/// The quick start without its installation, which `cluster::guides` has.
 #[test]
 fn the_first_pod_and_networks_of_each_type_are_as_the_guides_say() {
     let test = "the_first_pod_and_networks_of_each_type_are_as_the_guides_say";
@@ -53,10 +54,10 @@ fn policies_are_as_the_guide_says_and_so_are_the_answers_to_questions() {
     guide::run(&[POLICIES, FAQ], "", Machine::Node, tools).unwrap();
 }
 
-/// `policy::ipvlan` runs the one part that there is.
+/// `policy::ipvlan` runs the part of its name, `cluster::guides` those of the quick start and of the removal.
 #[test]
 fn every_part_of_a_page_is_run_by_a_test() {
-    let pages = [README, QUICK_START, RUNTIMES, NETWORKS, POLICIES, FAQ, MIGRATE];
+    let pages = [README, QUICK_START, RUNTIMES, NETWORKS, POLICIES, FAQ, MIGRATE, REMOVE];
     let parts: Vec<String> = pages.into_iter().flat_map(Page::parts).collect();
-    assert_eq!(parts, ["ipvlan"]);
+    assert_eq!(parts, ["cluster", "node", "ipvlan", "agents", "new-pods", "old-pods"]);
 }

@@ -11,7 +11,7 @@ const WHY: &str =
 
 /// Keywords and functions of Go's text/template, functions of sprig, and of helm those that
 /// `xtask/src/setup/helm-renderer.go` has as well.
-const ALLOWED: [&str; 37] = [
+const ALLOWED: [&str; 39] = [
     "if",
     "else",
     "end",
@@ -43,6 +43,8 @@ const ALLOWED: [&str; 37] = [
     "dict",
     "hasKey",
     "indent",
+    "list",
+    "merge",
     "mergeOverwrite",
     "nindent",
     "quote",

@@ -2,9 +2,11 @@
 //!
 //! The sandboxes are namespaces that only this process holds, so that nothing is left whichever way it ends: when it is
 //! killed they are gone, and the agent detaches sandboxes whose namespace is gone (`collectAfterSeconds`). Where the agent
-//! reads manifests they are pods for that time, and policies stop some of the traffic (`policy`); in a cluster they are none.
-//! A network that only some namespaces may use refuses them.
+//! reads manifests they are pods for that time, and policies stop some of the traffic (`policy`). In a cluster that takes
+//! rights that no node has: `kubectl netattach test` makes pods and policies by those of the one who asks (`cluster`), and has
+//! the sandboxes attached in the agent's pod. A network that only some namespaces may use refuses them.
 
+mod cluster;
 mod policy;
 
 use std::collections::BTreeMap;
@@ -15,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::output::Format;
@@ -25,7 +27,7 @@ use crate::cni::{CniResult, Version};
 use crate::error_chain::Chain;
 use crate::netns::{Netns, NetnsError, within};
 use crate::rpc::message::{AttachCall, CniCall, Request, Response, SandboxName};
-use policy::Manifest;
+use policy::{Manifest, Pods, STEPS, Step};
 
 /// What is sent and sent back.
 const GREETING: &[u8] = b"netattach";
@@ -45,10 +47,26 @@ pub(super) struct Test {
     /// Settings of the agent [default: those of the netattachd that runs, else the built-in ones]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
+    /// Attach the sandboxes as the pods NAME-a and NAME-b, which are there, and try one policy, which is in force
+    #[arg(long, hide = true, value_name = "NAMESPACE/NAME", value_parser = pods, requires = "policy")]
+    pods: Option<Pods>,
+    /// The number of that policy
+    #[arg(long, hide = true, value_name = "NUMBER", value_parser = step, requires = "pods")]
+    policy: Option<Step>,
+}
+
+fn pods(text: &str) -> Result<Pods, String> {
+    let (namespace, name) = text.split_once('/').ok_or("a namespace and a name")?;
+    Ok(Pods { namespace: namespace.to_owned(), name: name.to_owned() })
+}
+
+fn step(text: &str) -> Result<Step, String> {
+    let number = text.parse::<usize>().ok().and_then(|number| STEPS.get(number));
+    number.copied().ok_or_else(|| format!("a number below {}", STEPS.len()))
 }
 
 /// The outcome of one attempt.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Outcome {
     network: String,
     /// `attach`, `IPv4` or `IPv6` with the direction, or `policy` with what it says and what has to become of a direction.
@@ -85,9 +103,12 @@ impl Test {
         let others = defined.iter().filter(|it| !it.default && is_wanted(&it.network));
         let others: Vec<&str> = others.map(|it| it.network.as_str()).collect();
         let mut sandboxes = Vec::new();
-        let manifest = Manifest::write(&doctor::settings(self.config.as_deref()));
-        let pods = manifest.as_ref().ok().and_then(Option::as_ref);
-        let outcomes = self.outcomes(socket, (&default, &others), pods, &mut sandboxes);
+        let manifest = match &self.pods {
+            None => Manifest::write(&doctor::settings(self.config.as_deref())),
+            Some(_) => Ok(None),
+        };
+        let made = manifest.as_ref().ok().and_then(Option::as_ref);
+        let outcomes = self.outcomes(socket, (&default, &others), made, &mut sandboxes);
         let mut left = Vec::new();
         for sandbox in &sandboxes {
             left.extend(sandbox.call(socket, "DEL").err());
@@ -100,7 +121,8 @@ impl Test {
             match &manifest {
                 Ok(Some(_)) => {}
                 Ok(None) => text.push_str(
-                    "policies: not tested, as the agent's pods are a cluster's, in which this command makes none\n",
+                    "policies: not tested, as the agent's pods are a cluster's, in which a node makes none; by your own \
+                     rights: kubectl netattach test --node NODE\n",
                 ),
                 Err(error) => {
                     text.push_str(&format!("policies: not tested, as no manifest can be written: {error}\n"));
@@ -114,10 +136,11 @@ impl Test {
         &self,
         socket: &Path,
         (default, others): (&str, &[&str]),
-        pods: Option<&Manifest>,
+        made: Option<&Manifest>,
         sandboxes: &mut Vec<Sandbox>,
     ) -> Result<Vec<Outcome>, CliError> {
         let mut outcomes = Vec::new();
+        let pods = self.pods.as_ref().or(made.map(|it| &it.pods));
         for name in ["a", "b"] {
             let mut sandbox = Sandbox::new(name, pods.map(|it| it.arguments(name)).unwrap_or_default())?;
             let added = sandbox.call(socket, "ADD");
@@ -138,6 +161,10 @@ impl Test {
             }
         }
         let [a, b] = sandboxes.as_slice() else { return Ok(outcomes) };
+        if let Some(step) = self.policy {
+            outcomes.extend(step.outcomes([a, b], others, self.timeout));
+            return Ok(outcomes);
+        }
         for network in std::iter::once(&default).chain(others) {
             let (Some(of_a), Some(of_b)) = (a.addresses.get(*network), b.addresses.get(*network)) else {
                 continue;
@@ -158,8 +185,8 @@ impl Test {
                 }
             }
         }
-        if let Some(pods) = pods.filter(|_| !others.is_empty()) {
-            match pods.outcomes([a, b], others, self.timeout) {
+        if let Some(made) = made.filter(|_| !others.is_empty()) {
+            match made.outcomes([a, b], others, self.timeout) {
                 Ok(of_policies) => outcomes.extend(of_policies),
                 Err(error) => outcomes.push(Outcome::failed("-", "policy", error.to_string())),
             }

@@ -1,7 +1,5 @@
-//! The policy part: the two sandboxes are pods of a namespace of their own, which a manifest in the agent's directory has
-//! beside a policy that is changed from step to step.
-//!
-//! A cluster's objects are not this command's to make: there the sandboxes are no pods, and that is said.
+//! The policy part: the two sandboxes are pods, of which a policy that is changed from step to step selects one. A manifest in
+//! the agent's directory has them, with a namespace of their own; in a cluster `cluster` makes them.
 
 use std::fs;
 use std::io;
@@ -9,53 +7,135 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::{Outcome, Sandbox, exchange};
 use crate::agent::Settings;
 
-/// How the manifest's name and the namespace begin; the number of the process follows.
-const NAME: &str = "netattachctl-test-";
+/// How the names of objects begin, and that of the manifest; in a manifest the number of the process follows.
+pub(super) const NAME: &str = "netattachctl-test-";
 /// How long a connection that has to fail is tried.
 const REFUSED: Duration = Duration::from_millis(500);
 /// How long a changed policy may take.
 const IN_FORCE: Duration = Duration::from_secs(10);
 
+/// The label of the pods of a test, whose value is the pod's own.
+pub(super) const LABEL: &str = "netattach.dev/test";
+
+/// The pods that the sandboxes are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Pods {
+    pub(super) namespace: String,
+    /// In front of `-a` and `-b`, which their names end with. It is that of the policy, too.
+    pub(super) name: String,
+}
+
 /// The manifest; it goes with this value.
 #[derive(Debug)]
 pub(super) struct Manifest {
     file: PathBuf,
-    namespace: String,
+    pub(super) pods: Pods,
 }
 
 /// What a policy does to pod `b`, and which direction of new connections it stops.
-const STEPS: [(&str, Step); 3] = [
-    (
-        "ingress to b from nobody",
-        Step { spec: || json!({"policyTypes": ["Ingress"], "ingress": []}), stops: Some(A_TO_B) },
-    ),
-    (
-        "ingress to b from a",
-        Step {
-            spec: || {
-                let from = json!([{"podSelector": {"matchLabels": {"pod": "a"}}}]);
-                json!({"policyTypes": ["Ingress"], "ingress": [{"from": from}]})
-            },
-            stops: None,
-        },
-    ),
-    (
-        "egress from b to nobody",
-        Step { spec: || json!({"policyTypes": ["Egress"], "egress": []}), stops: Some(B_TO_A) },
-    ),
+pub(super) const STEPS: [Step; 3] = [
+    Step {
+        what: "ingress to b from nobody",
+        spec: |_| json!({"policyTypes": ["Ingress"], "ingress": []}),
+        stops: Some(A_TO_B),
+    },
+    Step {
+        what: "ingress to b from a",
+        spec: |a| json!({"policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": a}]}]}),
+        stops: None,
+    },
+    Step {
+        what: "egress from b to nobody",
+        spec: |_| json!({"policyTypes": ["Egress"], "egress": []}),
+        stops: Some(B_TO_A),
+    },
 ];
 
 const A_TO_B: &str = "a to b";
 const B_TO_A: &str = "b to a";
 
-#[derive(Clone, Copy)]
-struct Step {
-    spec: fn() -> Value,
+/// One policy.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Step {
+    what: &'static str,
+    /// By a selector of `a`.
+    spec: fn(Value) -> Value,
     stops: Option<&'static str>,
+}
+
+impl Pods {
+    /// The pod of a sandbox, as a runtime names it.
+    pub(super) fn arguments(&self, pod: &str) -> String {
+        let Self { namespace, name } = self;
+        format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name}-{pod}")
+    }
+
+    /// The pods, of that specification.
+    pub(super) fn objects(&self, spec: &Value) -> [Value; 2] {
+        ["a", "b"].map(|pod| {
+            let name = format!("{}-{pod}", self.name);
+            json!({
+                "apiVersion": "v1", "kind": "Pod",
+                "metadata": {"namespace": self.namespace, "labels": {LABEL: name}, "name": name},
+                "spec": spec
+            })
+        })
+    }
+
+    /// The policy of a step, for these networks.
+    pub(super) fn policy(&self, step: Step, networks: &[&str]) -> Value {
+        let selector = |pod: &str| json!({"matchLabels": {LABEL: format!("{}-{pod}", self.name)}});
+        let mut spec = (step.spec)(selector("a"));
+        spec["podSelector"] = selector("b");
+        json!({
+            "apiVersion": "k8s.cni.cncf.io/v1beta1", "kind": "MultiNetworkPolicy",
+            "metadata": {
+                "namespace": self.namespace, "name": self.name, "labels": {LABEL: "policy"},
+                "annotations": {"k8s.v1.cni.cncf.io/policy-for": networks.join(",")}
+            },
+            "spec": spec,
+        })
+    }
+}
+
+impl Step {
+    /// The outcomes on these networks of both pods, while its policy is the one that selects `b`.
+    pub(super) fn outcomes(
+        self,
+        [a, b]: [&Sandbox; 2],
+        networks: &[&str],
+        timeout: Duration,
+    ) -> Vec<Outcome> {
+        let mut outcomes = Vec::new();
+        for network in networks {
+            for (direction, from, to) in [(A_TO_B, a, b), (B_TO_A, b, a)] {
+                let Some(address) = to.addresses.get(*network).and_then(|it| it.first()) else {
+                    continue;
+                };
+                let is_stopped = self.stops == Some(direction);
+                let (expected, tried) = match is_stopped {
+                    true => ("stopped", stopped(from, to, *address)),
+                    false => ("let through", exchange(from, to, *address, timeout).map(drop)),
+                };
+                let what = format!("policy: {}: {direction} {expected}", self.what);
+                outcomes.push(match tried {
+                    Ok(()) => Outcome {
+                        network: (*network).to_owned(),
+                        what,
+                        passed: true,
+                        detail: expected.to_owned(),
+                    },
+                    Err(error) => Outcome::failed(network, &what, error.to_string()),
+                });
+            }
+        }
+        outcomes
+    }
 }
 
 impl Manifest {
@@ -68,80 +148,36 @@ impl Manifest {
             return Ok(None);
         }
         remove_left_over(&settings.source);
-        let namespace = format!("{NAME}{}", std::process::id());
-        let manifest = Self { file: settings.source.join(format!("{namespace}.yaml")), namespace };
+        let name = format!("{NAME}{}", std::process::id());
+        let file = settings.source.join(format!("{name}.yaml"));
+        let manifest = Self { file, pods: Pods { namespace: name.clone(), name } };
         manifest.put(&[])?;
         manifest.remove_at_a_signal();
         Ok(Some(manifest))
     }
 
-    /// The pod of a sandbox, as a runtime names it.
-    pub(super) fn arguments(&self, name: &str) -> String {
-        format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={name}", self.namespace)
-    }
-
     /// The outcomes of every step on these networks of both pods.
     pub(super) fn outcomes(
         &self,
-        [a, b]: [&Sandbox; 2],
+        pods: [&Sandbox; 2],
         networks: &[&str],
         timeout: Duration,
     ) -> io::Result<Vec<Outcome>> {
         let mut outcomes = Vec::new();
-        for (what, step) in STEPS {
-            self.put(&[self.policy(networks, (step.spec)())])?;
-            for network in networks {
-                for (direction, from, to) in [(A_TO_B, a, b), (B_TO_A, b, a)] {
-                    let Some(address) = to.addresses.get(*network).and_then(|it| it.first()) else {
-                        continue;
-                    };
-                    let expected = if step.stops == Some(direction) { "stopped" } else { "let through" };
-                    let tried = if step.stops == Some(direction) {
-                        stopped(from, to, *address)
-                    } else {
-                        exchange(from, to, *address, timeout).map(drop)
-                    };
-                    let what = format!("policy: {what}: {direction} {expected}");
-                    outcomes.push(match tried {
-                        Ok(()) => Outcome {
-                            network: (*network).to_owned(),
-                            what,
-                            passed: true,
-                            detail: expected.to_owned(),
-                        },
-                        Err(error) => Outcome::failed(network, &what, error.to_string()),
-                    });
-                }
-            }
+        for step in STEPS {
+            self.put(&[self.pods.policy(step, networks)])?;
+            outcomes.extend(step.outcomes(pods, networks, timeout));
         }
         self.put(&[])?;
         Ok(outcomes)
     }
 
-    fn policy(&self, networks: &[&str], mut spec: Value) -> Value {
-        spec["podSelector"] = json!({"matchLabels": {"pod": "b"}});
-        json!({
-            "apiVersion": "k8s.cni.cncf.io/v1beta1", "kind": "MultiNetworkPolicy",
-            "metadata": {
-                "namespace": self.namespace, "name": "test",
-                "annotations": {"k8s.v1.cni.cncf.io/policy-for": networks.join(",")}
-            },
-            "spec": spec,
-        })
-    }
-
     /// Writes pods and policies, at once.
     fn put(&self, policies: &[Value]) -> io::Result<()> {
-        let pod = |name: &str| {
-            json!({
-                "apiVersion": "v1", "kind": "Pod",
-                "metadata": {"namespace": self.namespace, "name": name, "labels": {"pod": name}},
-                "spec": {"containers": [{"name": "test", "image": "none"}]}
-            })
-        };
         let namespace =
-            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.namespace}});
-        let mut objects = vec![namespace, pod("a"), pod("b")];
+            json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.pods.namespace}});
+        let mut objects = vec![namespace];
+        objects.extend(self.pods.objects(&json!({"containers": [{"name": "test", "image": "none"}]})));
         objects.extend_from_slice(policies);
         // JSON is YAML.
         let text: Vec<String> = objects.iter().map(|object| format!("{object}\n")).collect();
@@ -153,25 +189,26 @@ impl Manifest {
 
     /// A signal ends this process without the values that it holds.
     fn remove_at_a_signal(&self) {
-        use tokio::signal::unix::{SignalKind, signal};
         let file = self.file.clone();
         let wait = move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-            runtime.block_on(async {
-                let (mut interrupt, mut end) =
-                    (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-                let number = tokio::select! {
-                    _ = interrupt.recv() => 2,
-                    _ = end.recv() => 15,
-                };
-                let _ = fs::remove_file(&file);
-                // The sandboxes' namespaces go with this process, and the agent detaches them.
-                std::process::exit(128 + number)
-            })
+            let number = runtime.block_on(interrupted())?;
+            let _ = fs::remove_file(&file);
+            // The sandboxes' namespaces go with this process, and the agent detaches them.
+            std::process::exit(128 + number)
         };
         // Without it the next test removes the file.
         std::thread::spawn(move || -> io::Result<()> { wait() });
     }
+}
+
+/// Waits for a signal that ends this process; returns its number.
+pub(super) async fn interrupted() -> io::Result<i32> {
+    let (mut interrupt, mut end) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    Ok(tokio::select! {
+        _ = interrupt.recv() => 2,
+        _ = end.recv() => 15,
+    })
 }
 
 impl Drop for Manifest {

@@ -1,0 +1,142 @@
+//! The quick start on a cluster, and the removal, word by word: the commands of the pages, in order, with the real kubectl; the
+//! Job that removes is run by the kubelet. The server is of Kubernetes 1.20, so that `deploy/` is what the pages call a
+//! kustomization of one's own, with the components for it.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use netattach_tests::cluster::site::{Before, NODE, Site};
+use netattach_tests::guide::{Operator, Page, example};
+use netattach_tests::machine::IMAGE;
+use netattach_tests::node::executable;
+use serde_json::{Value, json};
+
+use crate::daemonset::{Left, primary};
+use crate::rig::{PODS, STATUS, busybox, definition, is_ready};
+use crate::tested;
+
+const QUICK_START: Page =
+    Page { path: "docs/quick-start.md", text: include_str!("../../../docs/quick-start.md") };
+const REMOVE: Page = Page { path: "docs/remove.md", text: include_str!("../../../docs/remove.md") };
+
+/// The image of the quick start's pod, as the kubelet asks the runtime for it.
+const BUSYBOX: &str = "docker.io/library/busybox:1.36";
+const COMPONENTS: &str = "\ncomponents:\n  - components/before-1.22\n  - components/before-1.30\n  - components/executed-plugins\n";
+
+/// Adds the components to what an operator applies.
+fn with_components(site: &Site) {
+    let file = site.deploy().join("kustomization.yaml");
+    let text = fs::read_to_string(&file).unwrap();
+    fs::write(file, text + COMPONENTS).unwrap();
+}
+
+/// Puts what the page says into the settings, in place of the line with that key.
+fn set(site: &Site, key: &str) {
+    let line = example(REMOVE.text, "yaml", key).unwrap();
+    let file = site.deploy().join("base/config.yaml");
+    let text = fs::read_to_string(&file).unwrap();
+    let (name, _) = line.split_once(':').unwrap();
+    let lines = text.lines().map(|of| if of.starts_with(&format!("{name}:")) { line.trim_end() } else { of });
+    let changed: String = lines.map(|line| format!("{line}\n")).collect();
+    assert_ne!(changed, text);
+    fs::write(file, changed).unwrap();
+}
+
+/// A pod on a network, once it is ready; returns the names of the networks that it says it has.
+#[track_caller]
+fn networks_of_new_pod(site: &Site, name: &str) -> Vec<String> {
+    let pod = json!({
+        "apiVersion": "v1", "kind": "Pod", "spec": busybox(&json!({})),
+        "metadata": {
+            "namespace": "default", "name": name, "annotations": {"k8s.v1.cni.cncf.io/networks": "lan"}
+        }
+    });
+    site.admin.create(&pod).unwrap();
+    let path = format!("{PODS}/{name}");
+    let ready = site.eventually(|| is_ready(&site.get(&path)));
+    assert!(ready, "{:#}\n{}", site.get("/api/v1/namespaces/default/events"), site.told());
+    let status = || site.get(&path)["metadata"]["annotations"][STATUS].as_str().map(str::to_owned);
+    // What an agent has attached it says before a pod is ready, and by a request of its own.
+    let rows = site.ctl(&["attachments"]);
+    let of_pod = |row: &&Value| row["pod"]["name"] == name;
+    if rows.as_array().is_some_and(|rows| rows.iter().any(|row| of_pod(&row))) {
+        assert!(site.eventually(|| status().is_some()), "{:#}", site.get(&path));
+    }
+    let entries: Value = serde_json::from_str(&status().unwrap_or("[]".to_owned())).unwrap();
+    entries.as_array().unwrap().iter().map(|entry| entry["name"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn the_quick_start_and_the_removal_run_as_written() {
+    const TEST: &str = "the_quick_start_and_the_removal_run_as_written";
+    let Some((list, plugins)) = primary(TEST) else { return };
+    let before = Before { primary: Some((list, &plugins)), has_bpffs: true };
+    let Some(site) = Site::new(TEST, &before).unwrap() else { return };
+    site.worker.containerd().tag_for_pods(IMAGE, BUSYBOX).unwrap();
+    with_components(&site);
+    let bare = Left::of(&site);
+
+    on_the_node(&site).run(QUICK_START, "node").unwrap();
+    let mut operator = site.kubectl.operator(site.directory()).unwrap();
+    operator.run(QUICK_START, "cluster").unwrap();
+    operator.run(QUICK_START, "").unwrap();
+
+    let lan = json!({
+        "cniVersion": "1.0.0", "type": "bridge", "bridge": "br-lan",
+        "ipam": {"type": "host-local", "subnet": "10.52.0.0/24"}
+    });
+    site.admin.create(&definition("lan", &lan)).unwrap();
+    tested::policies_are_tried(&site);
+    assert_eq!(networks_of_new_pod(&site, "old"), ["primary", "default/lan"]);
+
+    set(&site, "remove: true");
+    operator.run(REMOVE, "new-pods").unwrap();
+    assert_eq!(networks_of_new_pod(&site, "new"), [""; 0]);
+    let rows = site.ctl(&["attachments"]);
+    let attached = rows.as_array().unwrap().iter().map(|row| row["pod"]["name"].as_str().unwrap());
+    assert_eq!(attached.collect::<Vec<_>>(), ["old"; 2]);
+
+    site.kubectl.run(&["delete", "pod", "old"]).unwrap();
+    // The runtime has told the other plugin; the agent looks for namespaces that are gone (`collectAfterSeconds`).
+    let none = || site.ctl(&["attachments"]) == json!([]);
+    assert!(site.eventually(none), "{:#}", site.ctl(&["attachments"]));
+    operator.run(REMOVE, "old-pods").unwrap();
+    operator.run(REMOVE, "agents").unwrap();
+
+    // The other plugin's pod runs on, and a next one comes.
+    let new = site.get(&format!("{PODS}/new"));
+    assert!(is_ready(&new), "{new:#}");
+    assert_eq!(networks_of_new_pod(&site, "newer"), [""; 0]);
+    site.kubectl.run(&["delete", "pod", "new", "newer"]).unwrap();
+    // The garbage collector takes the pods of Jobs.
+    assert!(site.eventually(|| objects(&site).is_empty()), "{:#?}", objects(&site));
+    // A bridge with a port stays, which it had when the Job ran, and what the runtime noted of the ADD that was ours: its DEL
+    // was the other plugin's. Pods are gone from the API before they are from the node.
+    let of_runtime = |file: &String| file.starts_with("/var/lib/cni/results/netattach-");
+    let is_as_before = || {
+        let (links, mut files) = bare.added(&site);
+        files.retain(|file| !of_runtime(file));
+        links == ["cni0"] && files == ["/opt/cni/bin/loopback"]
+    };
+    assert!(site.eventually(is_as_before), "{:#?}", bare.added(&site));
+    let node = site.get(&format!("/api/v1/nodes/{NODE}"));
+    assert!(is_ready(&node), "{node:#}");
+}
+
+/// A shell on the node, where the executables of an archive are in the path.
+fn on_the_node(site: &Site) -> Operator {
+    let executables = executable("netattachd").unwrap();
+    let path = [executables.parent().unwrap(), Path::new("/usr/sbin"), Path::new("/usr/bin")];
+    let mut shell = Command::new("bash");
+    shell.env("PATH", std::env::join_paths(path).unwrap());
+    site.worker.node().namespace.run(|| Operator::start(shell, site.directory())).unwrap()
+}
+
+/// What of netattach is in the API: all that its manifests and its Jobs are labelled with, and the definitions.
+fn objects(site: &Site) -> Vec<String> {
+    let labels = "app.kubernetes.io/part-of=netattach";
+    let kinds = "daemonsets,jobs,pods,configmaps,serviceaccounts,clusterroles,clusterrolebindings,customresourcedefinitions";
+    let listed = site.kubectl.run(&["get", kinds, "--all-namespaces", "--selector", labels, "--output=name"]);
+    listed.unwrap().lines().map(str::to_owned).collect()
+}
