@@ -118,6 +118,8 @@ impl Publisher {
     ) -> Instant {
         let idle = Duration::from_secs(3600);
         let snapshot = self.view.snapshot();
+        let known = |name: &ObjectName| snapshot.pods.get(name).map(|pod| &**pod);
+        self.queue().sweep(Instant::now(), known);
         loop {
             let now = Instant::now();
             if writing.len() >= AT_ONCE {
@@ -132,7 +134,7 @@ impl Publisher {
             if let Err(later) = bucket.take(now) {
                 return later;
             }
-            let Some(write) = queue.next(now, |name| snapshot.pods.get(name).map(|pod| &**pod)) else {
+            let Some(write) = queue.next(now, known) else {
                 continue;
             };
             let client = Arc::clone(client);

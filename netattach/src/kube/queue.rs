@@ -16,6 +16,9 @@ const MOST_PAUSE: Duration = Duration::from_secs(60);
 /// How long the watch may take to show what was written.
 const LAG: Duration = Duration::from_secs(30);
 
+/// How often what was written of pods that nobody asks about is forgotten.
+const SWEEP: Duration = Duration::from_secs(60);
+
 /// What a writer waits for: that a status is written, or why it is not.
 pub(super) type Waiter = Sender<Result<(), String>>;
 
@@ -28,6 +31,8 @@ pub(super) struct Queue {
     /// What was written last, until the watch shows it. `None`: it is not known whether the last write took effect, and
     /// what the watch shows may be from before it.
     written: BTreeMap<ObjectName, Option<Last>>,
+    /// When `written` was last swept.
+    swept: Option<Instant>,
     /// Since when writes fail, and the last reason.
     failing: Option<(Instant, String)>,
 }
@@ -133,11 +138,25 @@ impl Queue {
 
     /// What was written and the watch shows needs not be remembered.
     fn forget_seen(&mut self, name: &ObjectName, pod: Option<&Pod>) {
-        if let Some(Some(last)) = self.written.get(name)
-            && pod.is_none_or(|pod| is_written(pod, &last.status))
+        if let Some(last @ Some(_)) = self.written.get(name)
+            && pod.is_none_or(|pod| is_shown(pod, last.as_ref()))
         {
             self.written.remove(name);
         }
+    }
+
+    /// From time to time forgets what was written of pods of which nothing is to be written, once the watch shows it or
+    /// they are gone: of a pod that was detached nobody may ever ask again. What is left is of pods that there are.
+    pub(super) fn sweep<'p>(&mut self, now: Instant, known: impl Fn(&ObjectName) -> Option<&'p Pod>) {
+        if self.swept.is_some_and(|swept| now.duration_since(swept) < SWEEP) {
+            return;
+        }
+        self.swept = Some(now);
+        let Self { wanted, writing, written, .. } = self;
+        written.retain(|name, last| {
+            let in_use = wanted.contains_key(name) || writing.contains_key(name);
+            in_use || known(name).is_some_and(|pod| !is_shown(pod, last.as_ref()))
+        });
     }
 
     fn is_needed(&self, name: &ObjectName, pod: Option<&Pod>) -> bool {
@@ -236,6 +255,11 @@ impl Queue {
         let (since, why) = self.failing.as_ref().filter(|_| !self.wanted.is_empty())?;
         Some((self.wanted.len(), *since, why))
     }
+}
+
+/// Whether the pod is as it was written last.
+fn is_shown(pod: &Pod, last: Option<&Last>) -> bool {
+    last.is_some_and(|last| is_written(pod, &last.status))
 }
 
 fn tell(waiters: Vec<Waiter>, outcome: &Result<(), String>) {

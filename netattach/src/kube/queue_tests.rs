@@ -174,3 +174,33 @@ fn a_version_that_is_newer_than_what_was_written_shows_at_once_that_another_has_
         assert_eq!(found == Published::Drifted, drifted, "{written:?} {shown:?}");
     }
 }
+
+#[test]
+fn what_was_written_of_pods_that_nobody_asks_about_again_is_forgotten() {
+    let (now, pod) = (Instant::now(), shown("1", Some("[1]"), false));
+    let (bare, other) = (shown("1", None, false), shown("2", None, false));
+    let detached = |outcome: &Outcome| {
+        let mut queue = Queue::default();
+        put(&mut queue, Status::Detached, now);
+        let write = queue.next(now, |_| Some(&pod)).unwrap();
+        queue.done(write, outcome, now);
+        queue
+    };
+    let sweeps = |queue: &mut Queue, times: &[(u64, Option<&Pod>)]| {
+        let left = times.iter().map(|(after, pod)| {
+            queue.sweep(now + Duration::from_secs(*after), |_| *pod);
+            queue.written.len()
+        });
+        left.collect::<Vec<_>>()
+    };
+    // A pod that has completed and stays: not before the watch shows it, and only once in a while.
+    let mut queue = detached(&Outcome::Written(None));
+    let looks = [(0, Some(&pod)), (59, Some(&bare)), (60, Some(&pod)), (120, Some(&bare))];
+    assert_eq!(sweeps(&mut queue, &looks), [1, 1, 1, 0]);
+    // One that goes, whatever became of the write.
+    assert_eq!(sweeps(&mut detached(&Outcome::Written(None)), &[(0, None)]), [0]);
+    let mut queue = detached(&failed("reset", Duration::ZERO, true));
+    assert_eq!(sweeps(&mut queue, &[(0, None), (60, Some(&pod))]), [1, 1], "it is still to be written");
+    assert_eq!(queue.next(now + Duration::from_secs(60), |_| Some(&other)), None);
+    assert_eq!(sweeps(&mut queue, &[(120, Some(&pod)), (180, None)]), [1, 0]);
+}
