@@ -1,7 +1,7 @@
 //! Publishes the network-status of this node's pods: one patch for each change, off the way of CNI calls.
 //!
-//! A pod's newest status is written; one that is there already is not. A pod that is gone or being deleted is left
-//! alone: DEL of a deleted pod costs no request.
+//! A pod's newest status is written; one that is there already is not. A pod that is gone is left alone, and one that is
+//! being deleted is given time to go: DEL of a deleted pod costs no request.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, mpsc};

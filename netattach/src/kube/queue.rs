@@ -16,6 +16,10 @@ const MOST_PAUSE: Duration = Duration::from_secs(60);
 /// How long the watch may take to show what was written.
 const LAG: Duration = Duration::from_secs(30);
 
+/// How long the withdrawal of a pod that is being deleted waits for its end, which makes it superfluous. A kubelet has the
+/// object removed some seconds after DEL; one with a finalizer may stay for as long as it likes.
+const END: Duration = Duration::from_secs(10);
+
 /// How often what was written of pods that nobody asks about is forgotten.
 const SWEEP: Duration = Duration::from_secs(60);
 
@@ -54,6 +58,18 @@ struct Wanted {
     waiters: Vec<Waiter>,
     backoff: Backoff,
     due: Instant,
+    end: End,
+}
+
+/// The end of a pod of which a withdrawal is to be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// Is not known to come.
+    Open,
+    /// Is waited for until the withdrawal is due.
+    Awaited,
+    /// Did not come in that time.
+    Overdue,
 }
 
 /// One write.
@@ -90,6 +106,22 @@ impl Last {
     }
 }
 
+impl Wanted {
+    /// Whether it waits for the end of its pod from here on. It does so once.
+    fn waits_for_end(&mut self, pod: Option<&Pod>, now: Instant) -> bool {
+        let is_ending = self.status == Status::Detached && pod.is_some_and(|pod| pod.terminating);
+        self.end = match self.end {
+            End::Open if is_ending => End::Awaited,
+            End::Open => End::Open,
+            End::Awaited | End::Overdue => End::Overdue,
+        };
+        if self.end == End::Awaited {
+            self.due = now + END;
+        }
+        self.end == End::Awaited
+    }
+}
+
 impl Queue {
     /// The status of a pod is to be this one; an older one that is not written yet never will be.
     pub(super) fn put(
@@ -100,11 +132,23 @@ impl Queue {
         waiter: Option<Waiter>,
         now: Instant,
     ) {
-        let older = self.wanted.remove(&name);
-        let mut waiters = older.map(|older| older.waiters).unwrap_or_default();
-        waiters.extend(waiter);
-        let backoff = Backoff::new(FIRST_PAUSE, MOST_PAUSE);
-        self.wanted.insert(name, Wanted { uid, status, waiters, backoff, due: now });
+        let mut wanted = Wanted {
+            uid,
+            status,
+            waiters: Vec::new(),
+            backoff: Backoff::new(FIRST_PAUSE, MOST_PAUSE),
+            due: now,
+            end: End::Open,
+        };
+        if let Some(older) = self.wanted.remove(&name) {
+            // A withdrawal that comes again does not put off the one that waits.
+            if older.end == End::Awaited && older.status == wanted.status && older.uid == wanted.uid {
+                (wanted.due, wanted.end) = (older.due, older.end);
+            }
+            wanted.waiters = older.waiters;
+        }
+        wanted.waiters.extend(waiter);
+        self.wanted.insert(name, wanted);
     }
 
     /// The next write that is due and not superfluous. `known`: the pod as the watch shows it.
@@ -124,6 +168,10 @@ impl Queue {
             // Kept while it is written, for the next try.
             let wanted = self.wanted.get_mut(&name)?;
             let waiters = std::mem::take(&mut wanted.waiters);
+            if is_needed && wanted.waits_for_end(pod, now) {
+                tell(waiters, &Ok(()));
+                continue;
+            }
             if is_needed {
                 self.writing.insert(name.clone(), waiters);
                 // A static pod's uid in the runtime is not the one that its object has.
@@ -162,8 +210,7 @@ impl Queue {
     fn is_needed(&self, name: &ObjectName, pod: Option<&Pod>) -> bool {
         let Some(wanted) = self.wanted.get(name) else { return false };
         let is_other = pod.is_some_and(|pod| wanted.uid.as_deref().is_some_and(|uid| !pod.has_uid(uid)));
-        let is_gone = pod.is_none_or(|pod| pod.terminating);
-        if is_other || (wanted.status == Status::Detached && is_gone) {
+        if is_other || (wanted.status == Status::Detached && pod.is_none()) {
             return false;
         }
         match self.written.get(name) {
@@ -252,8 +299,9 @@ impl Queue {
 
     /// Number of pods whose status waits to be written, and since when writes fail and why.
     pub(super) fn failing(&self) -> Option<(usize, Instant, &str)> {
-        let (since, why) = self.failing.as_ref().filter(|_| !self.wanted.is_empty())?;
-        Some((self.wanted.len(), *since, why))
+        let (since, why) = self.failing.as_ref()?;
+        let pods = self.wanted.values().filter(|it| it.end != End::Awaited).count();
+        (pods > 0).then_some((pods, *since, why))
     }
 }
 
