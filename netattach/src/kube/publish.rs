@@ -1,7 +1,7 @@
 //! Publishes the network-status of this node's pods: one patch for each change, off the way of CNI calls.
 //!
-//! A pod's newest status is written; one that is there already is not. A pod that is gone or being deleted is left
-//! alone: DEL of a deleted pod costs no request.
+//! A pod's newest status is written; one that is there already is not. A pod that is gone is left alone, and one that is
+//! being deleted is given time to go: DEL of a deleted pod costs no request.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, mpsc};
@@ -118,6 +118,8 @@ impl Publisher {
     ) -> Instant {
         let idle = Duration::from_secs(3600);
         let snapshot = self.view.snapshot();
+        let known = |name: &ObjectName| snapshot.pods.get(name).map(|pod| &**pod);
+        self.queue().sweep(Instant::now(), known);
         loop {
             let now = Instant::now();
             if writing.len() >= AT_ONCE {
@@ -132,7 +134,7 @@ impl Publisher {
             if let Err(later) = bucket.take(now) {
                 return later;
             }
-            let Some(write) = queue.next(now, |name| snapshot.pods.get(name).map(|pod| &**pod)) else {
+            let Some(write) = queue.next(now, known) else {
                 continue;
             };
             let client = Arc::clone(client);

@@ -16,6 +16,13 @@ const MOST_PAUSE: Duration = Duration::from_secs(60);
 /// How long the watch may take to show what was written.
 const LAG: Duration = Duration::from_secs(30);
 
+/// How long the withdrawal of a pod that is being deleted waits for its end, which makes it superfluous. A kubelet has the
+/// object removed some seconds after DEL; one with a finalizer may stay for as long as it likes.
+const END: Duration = Duration::from_secs(10);
+
+/// How often what was written of pods that nobody asks about is forgotten.
+const SWEEP: Duration = Duration::from_secs(60);
+
 /// What a writer waits for: that a status is written, or why it is not.
 pub(super) type Waiter = Sender<Result<(), String>>;
 
@@ -28,6 +35,8 @@ pub(super) struct Queue {
     /// What was written last, until the watch shows it. `None`: it is not known whether the last write took effect, and
     /// what the watch shows may be from before it.
     written: BTreeMap<ObjectName, Option<Last>>,
+    /// When `written` was last swept.
+    swept: Option<Instant>,
     /// Since when writes fail, and the last reason.
     failing: Option<(Instant, String)>,
 }
@@ -49,6 +58,18 @@ struct Wanted {
     waiters: Vec<Waiter>,
     backoff: Backoff,
     due: Instant,
+    end: End,
+}
+
+/// The end of a pod of which a withdrawal is to be written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// Is not known to come.
+    Open,
+    /// Is waited for until the withdrawal is due.
+    Awaited,
+    /// Did not come in that time.
+    Overdue,
 }
 
 /// One write.
@@ -85,6 +106,22 @@ impl Last {
     }
 }
 
+impl Wanted {
+    /// Whether it waits for the end of its pod from here on. It does so once.
+    fn waits_for_end(&mut self, pod: Option<&Pod>, now: Instant) -> bool {
+        let is_ending = self.status == Status::Detached && pod.is_some_and(|pod| pod.terminating);
+        self.end = match self.end {
+            End::Open if is_ending => End::Awaited,
+            End::Open => End::Open,
+            End::Awaited | End::Overdue => End::Overdue,
+        };
+        if self.end == End::Awaited {
+            self.due = now + END;
+        }
+        self.end == End::Awaited
+    }
+}
+
 impl Queue {
     /// The status of a pod is to be this one; an older one that is not written yet never will be.
     pub(super) fn put(
@@ -95,11 +132,23 @@ impl Queue {
         waiter: Option<Waiter>,
         now: Instant,
     ) {
-        let older = self.wanted.remove(&name);
-        let mut waiters = older.map(|older| older.waiters).unwrap_or_default();
-        waiters.extend(waiter);
-        let backoff = Backoff::new(FIRST_PAUSE, MOST_PAUSE);
-        self.wanted.insert(name, Wanted { uid, status, waiters, backoff, due: now });
+        let mut wanted = Wanted {
+            uid,
+            status,
+            waiters: Vec::new(),
+            backoff: Backoff::new(FIRST_PAUSE, MOST_PAUSE),
+            due: now,
+            end: End::Open,
+        };
+        if let Some(older) = self.wanted.remove(&name) {
+            // A withdrawal that comes again does not put off the one that waits.
+            if older.end == End::Awaited && older.status == wanted.status && older.uid == wanted.uid {
+                (wanted.due, wanted.end) = (older.due, older.end);
+            }
+            wanted.waiters = older.waiters;
+        }
+        wanted.waiters.extend(waiter);
+        self.wanted.insert(name, wanted);
     }
 
     /// The next write that is due and not superfluous. `known`: the pod as the watch shows it.
@@ -119,6 +168,10 @@ impl Queue {
             // Kept while it is written, for the next try.
             let wanted = self.wanted.get_mut(&name)?;
             let waiters = std::mem::take(&mut wanted.waiters);
+            if is_needed && wanted.waits_for_end(pod, now) {
+                tell(waiters, &Ok(()));
+                continue;
+            }
             if is_needed {
                 self.writing.insert(name.clone(), waiters);
                 // A static pod's uid in the runtime is not the one that its object has.
@@ -133,18 +186,31 @@ impl Queue {
 
     /// What was written and the watch shows needs not be remembered.
     fn forget_seen(&mut self, name: &ObjectName, pod: Option<&Pod>) {
-        if let Some(Some(last)) = self.written.get(name)
-            && pod.is_none_or(|pod| is_written(pod, &last.status))
+        if let Some(last @ Some(_)) = self.written.get(name)
+            && pod.is_none_or(|pod| is_shown(pod, last.as_ref()))
         {
             self.written.remove(name);
         }
     }
 
+    /// From time to time forgets what was written of pods of which nothing is to be written, once the watch shows it or
+    /// they are gone: of a pod that was detached nobody may ever ask again. What is left is of pods that there are.
+    pub(super) fn sweep<'p>(&mut self, now: Instant, known: impl Fn(&ObjectName) -> Option<&'p Pod>) {
+        if self.swept.is_some_and(|swept| now.duration_since(swept) < SWEEP) {
+            return;
+        }
+        self.swept = Some(now);
+        let Self { wanted, writing, written, .. } = self;
+        written.retain(|name, last| {
+            let in_use = wanted.contains_key(name) || writing.contains_key(name);
+            in_use || known(name).is_some_and(|pod| !is_shown(pod, last.as_ref()))
+        });
+    }
+
     fn is_needed(&self, name: &ObjectName, pod: Option<&Pod>) -> bool {
         let Some(wanted) = self.wanted.get(name) else { return false };
         let is_other = pod.is_some_and(|pod| wanted.uid.as_deref().is_some_and(|uid| !pod.has_uid(uid)));
-        let is_gone = pod.is_none_or(|pod| pod.terminating);
-        if is_other || (wanted.status == Status::Detached && is_gone) {
+        if is_other || (wanted.status == Status::Detached && pod.is_none()) {
             return false;
         }
         match self.written.get(name) {
@@ -233,9 +299,15 @@ impl Queue {
 
     /// Number of pods whose status waits to be written, and since when writes fail and why.
     pub(super) fn failing(&self) -> Option<(usize, Instant, &str)> {
-        let (since, why) = self.failing.as_ref().filter(|_| !self.wanted.is_empty())?;
-        Some((self.wanted.len(), *since, why))
+        let (since, why) = self.failing.as_ref()?;
+        let pods = self.wanted.values().filter(|it| it.end != End::Awaited).count();
+        (pods > 0).then_some((pods, *since, why))
     }
+}
+
+/// Whether the pod is as it was written last.
+fn is_shown(pod: &Pod, last: Option<&Last>) -> bool {
+    last.is_some_and(|last| is_written(pod, &last.status))
 }
 
 fn tell(waiters: Vec<Waiter>, outcome: &Result<(), String>) {

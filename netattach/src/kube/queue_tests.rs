@@ -88,11 +88,11 @@ fn a_write_of_unknown_outcome_is_made_up_for() {
 }
 
 #[test]
-fn nothing_is_written_of_a_pod_that_is_going_or_is_another_one() {
+fn nothing_is_written_of_a_pod_that_is_gone_or_is_another_one() {
     let now = Instant::now();
     for (pod, status, written) in [
         (Some(shown("1", Some("[1]"), false)), Status::Detached, true),
-        (Some(shown("1", Some("[1]"), true)), Status::Detached, false),
+        (Some(shown("1", None, true)), Status::Detached, false),
         (None, Status::Detached, false),
         (Some(shown("2", None, false)), attached("[1]"), false),
         (Some(shown("2", Some("[1]"), false)), Status::Detached, false),
@@ -173,4 +173,67 @@ fn a_version_that_is_newer_than_what_was_written_shows_at_once_that_another_has_
         let found = queue.published(&other, shown, Some("1"), &attached("[1]"), now);
         assert_eq!(found == Published::Drifted, drifted, "{written:?} {shown:?}");
     }
+}
+
+#[test]
+fn what_was_written_of_pods_that_nobody_asks_about_again_is_forgotten() {
+    let (now, pod) = (Instant::now(), shown("1", Some("[1]"), false));
+    let (bare, other) = (shown("1", None, false), shown("2", None, false));
+    let detached = |outcome: &Outcome| {
+        let mut queue = Queue::default();
+        put(&mut queue, Status::Detached, now);
+        let write = queue.next(now, |_| Some(&pod)).unwrap();
+        queue.done(write, outcome, now);
+        queue
+    };
+    let sweeps = |queue: &mut Queue, times: &[(u64, Option<&Pod>)]| {
+        let left = times.iter().map(|(after, pod)| {
+            queue.sweep(now + Duration::from_secs(*after), |_| *pod);
+            queue.written.len()
+        });
+        left.collect::<Vec<_>>()
+    };
+    // A pod that has completed and stays: not before the watch shows it, and only once in a while.
+    let mut queue = detached(&Outcome::Written(None));
+    let looks = [(0, Some(&pod)), (59, Some(&bare)), (60, Some(&pod)), (120, Some(&bare))];
+    assert_eq!(sweeps(&mut queue, &looks), [1, 1, 1, 0]);
+    // One that goes, whatever became of the write.
+    assert_eq!(sweeps(&mut detached(&Outcome::Written(None)), &[(0, None)]), [0]);
+    let mut queue = detached(&failed("reset", Duration::ZERO, true));
+    assert_eq!(sweeps(&mut queue, &[(0, None), (60, Some(&pod))]), [1, 1], "it is still to be written");
+    assert_eq!(queue.next(now + Duration::from_secs(60), |_| Some(&other)), None);
+    assert_eq!(sweeps(&mut queue, &[(120, Some(&pod)), (180, None)]), [1, 0]);
+}
+
+#[test]
+fn a_pod_that_is_being_deleted_is_withdrawn_if_it_does_not_end_soon() {
+    let (now, ending) = (Instant::now(), shown("1", Some("[1]"), true));
+    let second = Duration::from_secs(1);
+    let mut queue = Queue::default();
+    queue.done(write(attached("[1]")), &failed("503", Duration::ZERO, false), now);
+    let (waiter, told) = channel();
+    queue.put(name(), Some("1".to_owned()), attached("[1]"), Some(waiter), now);
+    put(&mut queue, Status::Detached, now);
+    assert_eq!(queue.next(now, |_| Some(&ending)), None);
+    assert_eq!((told.try_recv(), queue.due(), queue.failing()), (Ok(Ok(())), Some(now + END), None));
+    // A DEL that is repeated does not put it off.
+    put(&mut queue, Status::Detached, now + END - second);
+    assert_eq!(queue.next(now + END - second, |_| Some(&ending)), None);
+    assert_eq!(queue.due(), Some(now + END));
+    assert_eq!(queue.next(now + END, |_| Some(&ending)), Some(write(Status::Detached)));
+    // From then on it is a write as any other.
+    queue.done(write(Status::Detached), &failed("503", 5 * second, false), now + END);
+    assert_eq!((queue.due(), queue.failing()), (Some(now + END + 5 * second), Some((1, now, "503"))));
+    assert_eq!(queue.next(now + END + 5 * second, |_| Some(&ending)), Some(write(Status::Detached)));
+    // An ordinary deletion costs no request.
+    let mut queue = Queue::default();
+    put(&mut queue, Status::Detached, now);
+    assert_eq!(queue.next(now, |_| Some(&ending)), None);
+    assert_eq!((queue.next(now + END, |_| None), queue.due()), (None, None));
+    // What has its name by then is left alone.
+    put(&mut queue, Status::Detached, now);
+    assert_eq!(queue.next(now, |_| Some(&ending)), None);
+    let next = shown("2", Some("[1]"), false);
+    assert_eq!(queue.next(now + END, |_| Some(&next)), None);
+    assert_eq!(queue.due(), None);
 }
