@@ -145,7 +145,7 @@ pub fn is_at(path: &Path, id: NetnsId) -> io::Result<bool> {
 pub struct Inhabited {
     /// A path of each namespace, while the process lives.
     pub paths: HashMap<NetnsId, PathBuf>,
-    /// Whether every process could be looked at.
+    /// Whether every process of the node could be looked at.
     pub complete: bool,
 }
 
@@ -155,7 +155,7 @@ impl Inhabited {
     /// # Errors
     /// The processes cannot be listed.
     pub fn look() -> io::Result<Self> {
-        let mut found = Self { paths: HashMap::new(), complete: true };
+        let mut found = Self { paths: HashMap::new(), complete: sees_all_processes() };
         for process in std::fs::read_dir("/proc")? {
             let process = process?;
             if !process.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit) {
@@ -179,6 +179,14 @@ impl Inhabited {
             Err(error) => self.complete &= is_process_gone(&error),
         }
     }
+}
+
+/// Whether the caller is among the node's own processes: in a container with a process namespace of its own, `/proc` has none
+/// of the others.
+fn sees_all_processes() -> bool {
+    /// `PROC_PID_INIT_INO` (`include/linux/proc_ns.h`).
+    const OF_THE_NODE: u64 = 0xEFFF_FFFC;
+    Path::new("/proc/self/ns/pid").metadata().is_ok_and(|it| it.ino() == OF_THE_NODE)
 }
 
 fn is_process_gone(error: &io::Error) -> bool {
