@@ -29,6 +29,8 @@ mod rate;
 mod resource;
 mod source;
 mod taint;
+#[cfg(test)]
+mod test_server;
 mod view;
 mod watch;
 
