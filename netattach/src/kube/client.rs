@@ -106,6 +106,12 @@ pub(super) enum RequestError {
         /// The deadline.
         within: Duration,
     },
+    /// A watch ended at once.
+    #[error("{path}: the watch ended at once, without an event")]
+    Ended {
+        /// Path.
+        path: String,
+    },
     /// The answer is larger than its bound.
     #[error("{path}: the answer is larger than {most} bytes")]
     TooLarge {
@@ -250,6 +256,10 @@ impl Ask {
 
     pub(super) fn late(&self, within: Duration) -> RequestError {
         RequestError::Late { method: self.method.clone(), path: self.path(), within }
+    }
+
+    pub(super) fn ended(&self) -> RequestError {
+        RequestError::Ended { path: self.path() }
     }
 
     pub(super) fn too_large(&self, most: usize) -> RequestError {

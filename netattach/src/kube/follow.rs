@@ -1,5 +1,5 @@
 //! Follows one kind of objects for as long as the agent runs: lists them, watches from there, and lists again only if
-//! the server does not have that version any more. Whatever fails, what is known stays.
+//! the server does not have that version any more, or a watch from there cannot go on. Whatever fails, what is known stays.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,10 +10,10 @@ use serde_json::value::RawValue;
 use super::backoff::Backoff;
 use super::cache::{self, Cache, Unlisted};
 use super::client::{Client, RequestError};
-use super::list::{GONE, list};
+use super::list::{GONE, UNKNOWN, list};
 use super::resource::{Content, Resource, Target};
 use super::view::View;
-use super::watch::{Event, watch};
+use super::watch::{Broken, Event, watch};
 use crate::source::read::Kind;
 use crate::source::read::manifest::Key;
 
@@ -26,10 +26,6 @@ const UNSERVED: Duration = Duration::from_secs(30);
 const MOST_ASKED: Duration = Duration::from_secs(60);
 /// How often a kind is listed again because there is room for what was refused: at its bound a kind is large.
 const ROOM: Duration = Duration::from_secs(60);
-/// HTTP status of a kind that is not served.
-const UNKNOWN: u16 = 404;
-/// A watch that ends sooner, without an event, is a failure.
-const LEAST_WATCH: Duration = Duration::from_secs(1);
 
 /// A kind, and those to tell.
 pub(super) struct Follower {
@@ -54,7 +50,16 @@ enum Ended {
     Unserved,
     /// What was refused may fit now.
     Room,
-    Failed(RequestError),
+    Failed(Broken),
+}
+
+/// What a round had of its watch.
+#[derive(Default)]
+struct Had {
+    /// There was an event.
+    events: bool,
+    /// There was one, or the watch has not ended for a while.
+    life: bool,
 }
 
 impl Follower {
@@ -63,32 +68,40 @@ impl Follower {
         let mut backoff = Backoff::new(FIRST_PAUSE, MOST_PAUSE);
         let mut position = None;
         let mut next_for_room = tokio::time::Instant::now();
+        // Whether the round before had nothing of its watch either.
+        let mut again = false;
         loop {
             let began = Instant::now();
-            let mut seen = false;
-            let ended = self.round(&mut position, &mut seen, next_for_room).await;
+            let mut had = Had::default();
+            let ended = self.round(&mut position, &mut had, next_for_room).await;
+            again &= !had.life;
             let pause = match ended {
                 Ended::Room => {
                     position = None;
                     next_for_room = tokio::time::Instant::now() + ROOM;
                     continue;
                 }
-                Ended::Regularly if seen || began.elapsed() >= LEAST_WATCH => {
+                Ended::Regularly => {
                     backoff.reset();
                     continue;
                 }
-                Ended::Regularly => backoff.next(),
                 Ended::Unserved => {
                     self.view.unserved(self.resource);
                     UNSERVED
                 }
-                Ended::Failed(error) => {
-                    match error.code() {
-                        // The history begins later than the position, or the kind is not served any more.
-                        Some(GONE | UNKNOWN) => position = None,
-                        _ => self.view.failing(self.resource, &error),
+                Ended::Failed(broken) => {
+                    let lists = !broken.may_go_on();
+                    let error = broken.error();
+                    // The server was restarted, or had forgotten the position: the next round goes well.
+                    if again || !passes(&error) {
+                        self.view.failing(self.resource, &error);
                     }
-                    if seen {
+                    again = true;
+                    if lists {
+                        position = None;
+                    }
+                    // A list costs more than a watch: events between two do not hurry the next.
+                    if (had.events && !lists) || began.elapsed() >= MOST_PAUSE {
                         backoff.reset();
                     }
                     let asked = error.refusal().and_then(|refusal| refusal.retry_after).unwrap_or_default();
@@ -104,14 +117,14 @@ impl Follower {
     async fn round(
         &self,
         position: &mut Option<Position>,
-        seen: &mut bool,
+        had: &mut Had,
         next_for_room: tokio::time::Instant,
     ) -> Ended {
         if position.is_none() {
             match self.list().await {
                 Ok(Some(listed)) => *position = Some(listed),
                 Ok(None) => return Ended::Unserved,
-                Err(error) => return Ended::Failed(error),
+                Err(error) => return Ended::Failed(Broken::Off(error)),
             }
         }
         let Some(Position { path, version }) = position else { return Ended::Unserved };
@@ -125,8 +138,12 @@ impl Follower {
             if let Some(newer) = cache::version(json) {
                 *version = newer;
             }
-            *seen = true;
+            had.events = true;
             self.take(&event);
+        };
+        let lives = || {
+            had.life = true;
+            self.view.following(self.resource);
         };
         let room = async {
             tokio::time::sleep_until(next_for_room).await;
@@ -134,9 +151,9 @@ impl Follower {
         };
         // Both may be dropped: a watch begins anew from the last version, or after a list.
         tokio::select! {
-            ended = watch(&self.client, &target, &from, || self.view.following(self.resource), take) => match ended {
+            ended = watch(&self.client, &target, &from, lives, take) => match ended {
                 Ok(()) => Ended::Regularly,
-                Err(error) => Ended::Failed(error),
+                Err(broken) => Ended::Failed(broken),
             },
             () = room => Ended::Room,
         }
@@ -186,6 +203,11 @@ fn passed(cache: &mut Cache, content: Content, version: Option<&str>) {
     }
 }
 
+/// Whether an error is usual once, and none when the next round goes well.
+fn passes(error: &RequestError) -> bool {
+    matches!(error, RequestError::Ended { .. }) || matches!(error.code(), Some(GONE | UNKNOWN))
+}
+
 /// The names that a list has had, of pods of other nodes those that it has not had.
 #[derive(Default)]
 struct Listed {
@@ -222,3 +244,7 @@ impl Listed {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "follow_tests.rs"]
+mod tests;

@@ -15,6 +15,8 @@ const PAGE: usize = 16 << 20;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// HTTP status of a position in a list, or in the history, that the server does not have any more.
 pub(super) const GONE: u16 = 410;
+/// HTTP status of a kind that is not served.
+pub(super) const UNKNOWN: u16 = 404;
 
 #[derive(Deserialize)]
 struct Page<'a> {

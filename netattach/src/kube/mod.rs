@@ -31,6 +31,8 @@ mod resource;
 mod source;
 mod stand_ins;
 mod taint;
+#[cfg(test)]
+mod test_server;
 mod view;
 mod watch;
 mod weights;

@@ -140,17 +140,15 @@ impl View {
         }
     }
 
-    /// All objects of the kind have been read, and are being followed.
+    /// All objects of the kind have been read. Whether their changes are followed is not known yet.
     pub(super) fn complete(&self, resource: &'static Resource) {
-        self.note(resource, |it| it.complete = true);
-        self.following(resource);
+        self.note(resource, |it| (it.complete, it.served) = (true, true));
         self.changed.notify_one();
     }
 
     /// Changes of the kind are being followed.
     pub(super) fn following(&self, resource: &'static Resource) {
         self.note(resource, |it| {
-            it.served = true;
             if let Some((since, _)) = it.failing.take()
                 && since.elapsed() >= PATIENCE
             {
@@ -169,6 +167,13 @@ impl View {
                 it.failing = Some((Instant::now(), message));
             }
         });
+    }
+
+    /// Why changes of the kind are not followed.
+    #[cfg(test)]
+    pub(super) fn why_failing(&self, resource: &'static Resource) -> Option<String> {
+        let followed = locked(&self.followed);
+        followed.kinds.get(&resource.content)?.failing.as_ref().map(|(_, why)| why.clone())
     }
 
     /// The server does not serve the kind. Objects that are known stay in force.

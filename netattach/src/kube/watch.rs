@@ -9,12 +9,15 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::client::{Ask, Client, Refusal, RequestError};
+use super::list::{GONE, UNKNOWN};
 use super::resource::Target;
 
 /// Most bytes of one event: an object is at most some 3 MiB, because etcd takes no request of more than 1.5 MiB.
 const EVENT: usize = 16 << 20;
 /// How much longer than it asked for a watch may take: then the connection is dead.
 const GRACE: Duration = Duration::from_secs(5);
+/// How long a watch without an event takes at least, or half the time that was asked for: one that ends sooner has failed.
+const LEAST: Duration = Duration::from_secs(1);
 
 /// What an event says.
 pub(super) enum Event<'a> {
@@ -34,42 +37,101 @@ struct Line<'a> {
     object: &'a RawValue,
 }
 
+/// Why a watch has ended before its time.
+#[derive(Debug)]
+pub(super) enum Broken {
+    /// It may go on from the last version.
+    Off(RequestError),
+    /// What the server sent does not let it go on from there: the kind has to be listed again.
+    Beyond(RequestError),
+}
+
+impl Broken {
+    /// Whether a watch may go on from the last version.
+    pub(super) fn may_go_on(&self) -> bool {
+        match self {
+            Self::Off(error) => !matches!(error.code(), Some(GONE | UNKNOWN)),
+            Self::Beyond(_) => false,
+        }
+    }
+
+    pub(super) fn error(self) -> RequestError {
+        let (Self::Off(error) | Self::Beyond(error)) = self;
+        error
+    }
+}
+
+/// The times of a watch.
+#[derive(Debug, Clone, Copy)]
+struct Times {
+    /// After that it is dead: the server would have ended it.
+    whole: Duration,
+    /// From then on it lives, even without an event.
+    least: Duration,
+}
+
+impl Times {
+    fn of(asked: Duration) -> Self {
+        Self { whole: asked + GRACE, least: LEAST.min(asked / 2) }
+    }
+}
+
 /// Follows the changes of a kind from a version on, until the watch ends: the server ends it after the time that the
-/// resource says.
+/// resource says. `lives` is called once, when there was an event or the watch has not ended for a while.
 ///
 /// # Errors
-/// [`RequestError`]; with the status 410 if the server does not have that version any more.
+/// [`Broken`]; with the status 410 if the server does not have that version any more.
 pub(super) async fn watch(
     client: &Client,
     target: &Target<'_>,
     version: &str,
-    mut began: impl FnMut(),
-    mut take: impl FnMut(Event<'_>),
-) -> Result<(), RequestError> {
+    lives: impl FnMut(),
+    take: impl FnMut(Event<'_>),
+) -> Result<(), Broken> {
     let ask = Ask { accept: target.resource.accept_object(), ..Ask::get(target.watch(version)) };
-    let answer = client.send(&ask).await?;
-    began();
-    let whole = Duration::from_secs(target.watch_seconds().into()) + GRACE;
-    let ends = tokio::time::Instant::now() + whole;
-    let mut lines = Lines { body: answer.into_body(), read: BytesMut::new(), scanned: 0 };
+    let answer = client.send(&ask).await.map_err(Broken::Off)?;
+    let times = Times::of(Duration::from_secs(target.watch_seconds().into()));
+    read(&ask, answer.into_body(), times, lives, take).await
+}
+
+async fn read(
+    ask: &Ask,
+    body: Body,
+    times: Times,
+    mut lives: impl FnMut(),
+    mut take: impl FnMut(Event<'_>),
+) -> Result<(), Broken> {
+    let begun = tokio::time::Instant::now();
+    let mut has_lived = false;
+    let mut lines = Lines { body, read: BytesMut::new(), scanned: 0 };
     loop {
-        let line = match tokio::time::timeout_at(ends, lines.next()).await {
-            Err(_) => return Err(ask.late(whole)),
-            Ok(Ok(Some(line))) => line,
-            Ok(Ok(None)) => return Ok(()),
-            Ok(Err(Unread::TooLong)) => return Err(ask.too_large(EVENT)),
-            Ok(Err(Unread::Failed(source))) => return Err(ask.failed(source)),
-        };
-        if line.trim_ascii().is_empty() {
-            continue;
+        let until = begun + if has_lived { times.whole } else { times.least };
+        // Waiting may be given up at any time: what has been read is in `lines`.
+        match tokio::time::timeout_at(until, lines.next()).await {
+            Err(_) if has_lived => return Err(Broken::Off(ask.late(times.whole))),
+            Err(_) => {}
+            Ok(Ok(Some(line))) if line.trim_ascii().is_empty() => continue,
+            Ok(Ok(Some(line))) => take(event(ask, &line)?),
+            Ok(Ok(None)) if has_lived => return Ok(()),
+            Ok(Ok(None)) => return Err(Broken::Off(ask.ended())),
+            Ok(Err(Unread::TooLong)) => return Err(Broken::Beyond(ask.too_large(EVENT))),
+            Ok(Err(Unread::Failed(source))) => return Err(Broken::Off(ask.failed(source))),
         }
-        let line: Line<'_> = serde_json::from_slice(&line).map_err(|source| ask.undecodable(source))?;
-        match line.kind {
-            "ADDED" | "MODIFIED" => take(Event::Applied(line.object)),
-            "DELETED" => take(Event::Deleted(line.object)),
-            "BOOKMARK" => take(Event::Bookmark(line.object)),
-            _ => return Err(ask.refused(refusal(line.object))),
+        if !has_lived {
+            has_lived = true;
+            lives();
         }
+    }
+}
+
+fn event<'a>(ask: &Ask, line: &'a [u8]) -> Result<Event<'a>, Broken> {
+    let line: Line<'a> =
+        serde_json::from_slice(line).map_err(|source| Broken::Beyond(ask.undecodable(source)))?;
+    match line.kind {
+        "ADDED" | "MODIFIED" => Ok(Event::Applied(line.object)),
+        "DELETED" => Ok(Event::Deleted(line.object)),
+        "BOOKMARK" => Ok(Event::Bookmark(line.object)),
+        _ => Err(Broken::Beyond(ask.refused(refusal(line.object)))),
     }
 }
 
