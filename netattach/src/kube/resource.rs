@@ -168,7 +168,7 @@ impl Target<'_> {
         )
     }
 
-    /// How long one watch lasts, in seconds: the longest that a dead connection can remain unnoticed.
+    /// How long one watch lasts, in seconds.
     pub(super) fn watch_seconds(&self) -> u32 {
         self.watch_seconds.saturating_mul(self.resource.watches)
     }

@@ -16,6 +16,10 @@ use super::resource::Target;
 const EVENT: usize = 16 << 20;
 /// How much longer than it asked for a watch may take: then the connection is dead.
 const GRACE: Duration = Duration::from_secs(5);
+/// How long a watch may be silent, where it is asked for longer than that. Servers send a bookmark about once a minute
+/// (kubernetes, `staging/src/k8s.io/apiserver/pkg/storage/cacher`: `defaultBookmarkFrequency`), so that the connection is
+/// likely to be dead. Where they do not, it costs them a watch from the last version.
+const SILENCE: Duration = Duration::from_secs(90);
 /// How long a watch without an event takes at least, or half the time that was asked for: one that ends sooner has failed.
 const LEAST: Duration = Duration::from_secs(1);
 
@@ -68,16 +72,20 @@ struct Times {
     whole: Duration,
     /// From then on it lives, even without an event.
     least: Duration,
+    /// When nothing has come for so long, another watch goes on.
+    silence: Duration,
 }
 
 impl Times {
     fn of(asked: Duration) -> Self {
-        Self { whole: asked + GRACE, least: LEAST.min(asked / 2) }
+        let whole = asked + GRACE;
+        let silence = if asked > SILENCE { SILENCE } else { whole };
+        Self { whole, least: LEAST.min(asked / 2), silence }
     }
 }
 
 /// Follows the changes of a kind from a version on, until the watch ends: the server ends it after the time that the
-/// resource says. `lives` is called once, when there was an event or the watch has not ended for a while.
+/// resource says, or it is silent for too long. `lives` is called once, when there was an event or the watch has not ended for a while.
 ///
 /// # Errors
 /// [`Broken`]; with the status 410 if the server does not have that version any more.
@@ -102,13 +110,20 @@ async fn read(
     mut take: impl FnMut(Event<'_>),
 ) -> Result<(), Broken> {
     let begun = tokio::time::Instant::now();
+    let ends = begun + times.whole;
+    let mut last = begun;
     let mut has_lived = false;
     let mut lines = Lines { body, read: BytesMut::new(), scanned: 0 };
     loop {
-        let until = begun + if has_lived { times.whole } else { times.least };
+        let until = if has_lived { ends.min(last + times.silence) } else { begun + times.least };
         // Waiting may be given up at any time: what has been read is in `lines`.
-        match tokio::time::timeout_at(until, lines.next()).await {
-            Err(_) if has_lived => return Err(Broken::Off(ask.late(times.whole))),
+        let next = tokio::time::timeout_at(until, lines.next()).await;
+        if next.is_ok() {
+            last = tokio::time::Instant::now();
+        }
+        match next {
+            Err(_) if has_lived && until == ends => return Err(Broken::Off(ask.late(times.whole))),
+            Err(_) if has_lived => return Ok(()),
             Err(_) => {}
             Ok(Ok(Some(line))) if line.trim_ascii().is_empty() => continue,
             Ok(Ok(Some(line))) => take(event(ask, &line)?),
@@ -182,3 +197,7 @@ impl Lines {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "watch_tests.rs"]
+mod tests;
