@@ -3,11 +3,7 @@
 //! Everything xtask makes lives under `target/`, so that `git clean` and `rm -r target` undo all of it.
 
 use std::env;
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
-
-use anyhow::Context;
 
 /// The repository's top directory.
 pub fn root() -> PathBuf {
@@ -45,20 +41,6 @@ pub fn dist() -> PathBuf {
 /// Where the archives of container images are put.
 pub fn images() -> PathBuf {
     root().join("target/image")
-}
-
-/// The executables of live tests: each has a directory of its sources.
-///
-/// # Errors
-/// The directory of the tests cannot be read.
-pub fn suites() -> anyhow::Result<Vec<String>> {
-    let of_tests = root().join("tests/tests");
-    let entries = fs::read_dir(&of_tests).and_then(Iterator::collect::<io::Result<Vec<_>>>);
-    let entries = entries.with_context(|| format!("list {}", of_tests.display()))?;
-    let mut names: Vec<String> =
-        entries.iter().filter_map(|entry| entry.file_name().into_string().ok()).collect();
-    names.sort();
-    Ok(names)
 }
 
 /// Tools unpacked for this repository alone, never installed on the machine.

@@ -39,8 +39,6 @@ pub(crate) const FEATURES: &str = "netattach-bench/cluster";
 const ONLY_IN_GUESTS: &str = "sriov::";
 /// Tests with this in their names need the agent that landed last, whose build takes minutes: [`upgrade`] runs them.
 const UPGRADES: &str = "upgrade::";
-/// The suites that wait most of their time, for daemons and agents: they run beside all other tests.
-const WAITING: [&str; 2] = ["cluster", "lifecycle"];
 /// Live tests that also run with programs attached by tcx: executable and module.
 const BY_TCX: [(&str, &str); 3] = [("policy", "policy_live::"), ("lifecycle", "restart::"), ("cni", "gc::")];
 
@@ -93,7 +91,9 @@ fn everything(extent: Extent, stages: &mut Stages) -> anyhow::Result<Count> {
     };
     beside(stages, executables, compiled)?;
     stages.timed("Kubernetes, when all else was compiled", |_| cluster.wait())?;
-    let mut total = stages.timed("tests", all)?;
+    let mut total = stages.timed("tests", |stages| {
+        tests(&["--workspace", "--features", FEATURES], &[], &variables(), stages)
+    })?;
     // Beside what mostly compiles and computes.
     let soak = soak::Beside::start()?;
     total += stages.timed("tests under a model checker", orders)?;
@@ -230,30 +230,6 @@ fn by_tcx(stages: &mut Stages) -> anyhow::Result<Count> {
     tests(&selection, &modules, &variables().into_iter().chain([tcx]).collect::<Vec<_>>(), stages)
 }
 
-/// All tests of all packages: those that wait beside those that work.
-fn all(stages: &mut Stages) -> anyhow::Result<Count> {
-    let told = variables();
-    let run = |targets: &[&str], stages: &mut Stages| {
-        let selection: Vec<&str> =
-            ["--workspace", "--features", FEATURES].iter().chain(targets).copied().collect();
-        tallied(&selection, &[], &told, stages)
-    };
-    let suites = tree::suites()?;
-    let named = |waits: bool| {
-        let of = suites.iter().filter(move |suite| WAITING.contains(&suite.as_str()) == waits);
-        of.flat_map(|suite| ["--test", suite.as_str()]).collect::<Vec<_>>()
-    };
-    let waiting = |stages: &mut Stages| run(&named(true), stages);
-    let working = |stages: &mut Stages| {
-        // Cargo takes the examples of the documentation only by themselves.
-        let of_documents = run(&["--doc"], stages)?;
-        let others = ["--lib", "--bins"].into_iter().chain(named(false)).collect::<Vec<_>>();
-        Ok(of_documents.and(run(&others, stages)?))
-    };
-    let (waiting, working) = beside(stages, waiting, working)?;
-    settled(&waiting.and(working), &told)
-}
-
 /// Runs the tests of a selection of executables, those with one of `names` in theirs or all, and then each live test that
 /// failed once more, alone.
 fn tests(
@@ -262,16 +238,6 @@ fn tests(
     variables: &[(&str, PathBuf)],
     stages: &mut Stages,
 ) -> anyhow::Result<Count> {
-    settled(&tallied(selection, names, variables, stages)?, variables)
-}
-
-/// Runs the tests of a selection of executables, those with one of `names` in theirs or all.
-fn tallied(
-    selection: &[&str],
-    names: &[&str],
-    variables: &[(&str, PathBuf)],
-    stages: &mut Stages,
-) -> anyhow::Result<Tally> {
     let runner = runner(variables)?;
     let mut cargo = child::cargo();
     cargo.arg("test").args(selection).args(["--no-fail-fast", "--color", "never"]);
@@ -285,13 +251,7 @@ fn tallied(
     cargo.arg("--").args(left_out.flat_map(|name| ["--skip", name])).args(names);
     let tally = watched(&mut cargo, Tally::default())?;
     tally.times().iter().for_each(|(name, took)| stages.part(name, *took));
-    Ok(tally)
-}
-
-/// The sum of a run, once each live test that failed had another try, alone.
-fn settled(tally: &Tally, variables: &[(&str, PathBuf)]) -> anyhow::Result<Count> {
-    let runner = runner(variables)?;
-    settle(tally, |Failure { executable, path, test }| {
+    settle(&tally, |Failure { executable, path, test }| {
         // Not through cargo, which may take it for another selection and build it anew.
         let path = tree::root().join(path);
         let mut words = runner.iter().map(OsStr::new).chain([path.as_os_str()]);

@@ -111,14 +111,6 @@ impl Tally {
         Self { running: Some(Running::start(executable.to_owned(), "", true)), ..Self::default() }
     }
 
-    /// Both together. Neither may have an executable that still runs.
-    pub(crate) fn and(mut self, other: Self) -> Self {
-        self.total += other.total;
-        self.failures.extend(other.failures);
-        self.times.extend(other.times);
-        self
-    }
-
     /// The sum so far.
     pub(crate) fn total(&self) -> Count {
         self.total
