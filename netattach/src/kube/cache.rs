@@ -152,14 +152,12 @@ impl Cache {
         let Identity { name, namespace, resource_version, .. } = identity(json)?;
         let key = Key { kind: kind.word(), name: ObjectName::new(namespace, name) };
         if kind == Kind::Pod {
+            self.passed(kind, resource_version.as_deref());
             self.fetched.remove(&key.name);
             match resource_version.as_deref().and_then(number) {
                 Some(version) => drop(self.versions.insert(key.name.clone(), version)),
                 None => drop(self.versions.remove(&key.name)),
             }
-        }
-        if kind == Kind::Pod {
-            self.passed(kind, resource_version.as_deref());
         }
         let was_kept = self.weights.has(&key);
         let isolating = match api_object(kind, json) {
@@ -412,7 +410,8 @@ impl Cache {
     }
 
     /// A pod of this node that was asked for by name, because the watch has not shown it yet. It counts until the watch
-    /// does, and without that for [`FETCHED`] and until the watch has come to its version. A pod that is known, or was deleted meanwhile, is not taken.
+    /// does, and without that for [`FETCHED`] and until the watch has come to its version. A pod that is known, or was
+    /// deleted meanwhile, is not taken.
     pub(super) fn fetched(&mut self, json: &RawValue, now: Instant) -> Option<Arc<Pod>> {
         let Ok(Object::Pod(pod)) = api_object(Kind::Pod, json) else { return None };
         let is_deleted = pod.uid.as_ref().is_some_and(|uid| self.deleted.contains(uid));
