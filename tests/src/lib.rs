@@ -18,7 +18,7 @@
 //! | [`peak`] | the peak memory of a process |
 //! | [`snapshot`], [`record`] | what attachments leave behind; records of the journal |
 //! | [`soak`] | pods that come and go at random on two nodes, and a model that says what must hold |
-//! | [`other_programs`], [`privilege`], [`tools`] | other agents' programs; fewer capabilities; programs that a machine may lack |
+//! | [`other_programs`], [`privilege`], [`node_root`], [`tools`] | other agents' programs; fewer capabilities; the node's root directory as a container has it; programs that a machine may lack |
 
 pub mod admission;
 mod agent;
@@ -33,6 +33,7 @@ pub mod machine;
 pub mod manifest;
 mod namespace;
 pub mod node;
+pub mod node_root;
 pub mod other_programs;
 pub mod packet;
 pub mod peak;

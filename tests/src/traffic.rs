@@ -31,6 +31,9 @@ pub fn stretched(time: Duration) -> Duration {
     time * *FACTOR
 }
 
+/// How often an echo request is repeated: what leaves before a card has its carrier is lost.
+const PING_INTERVAL: Duration = Duration::from_secs(1);
+
 /// Whether an echo request to `to` is answered in time.
 ///
 /// # Errors
@@ -48,21 +51,26 @@ pub fn ping(from: &Namespace, to: IpAddr, patience: Duration) -> Result<bool> {
     let sum = u32::from(kind) * 256 + u32::from(u16::from_be_bytes(identifier)) + 1;
     let checksum = !((sum & 0xffff) + (sum >> 16)) as u16;
     request[2..4].copy_from_slice(&checksum.to_be_bytes());
-    match rustix::net::sendto(&socket, &request, SendFlags::empty(), &SocketAddr::new(to, 0)) {
-        Err(rustix::io::Errno::NETUNREACH | rustix::io::Errno::HOSTUNREACH) => return Ok(false),
-        sent => sent.context("send an echo request")?,
-    };
     let deadline = Instant::now() + stretched(patience);
     let mut buffer = [0; 1500];
+    let mut next = Instant::now();
     loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() {
+        let now = Instant::now();
+        if now >= deadline {
             return Ok(false);
         }
+        if now >= next {
+            match rustix::net::sendto(&socket, &request, SendFlags::empty(), &SocketAddr::new(to, 0)) {
+                Err(rustix::io::Errno::NETUNREACH | rustix::io::Errno::HOSTUNREACH) => return Ok(false),
+                sent => sent.context("send an echo request")?,
+            };
+            next = now + PING_INTERVAL;
+        }
+        let left = next.min(deadline).saturating_duration_since(Instant::now()).max(Duration::from_millis(1));
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(left))?;
         let received = match rustix::net::recv(&socket, &mut buffer, RecvFlags::empty()) {
             Ok((length, _)) => &buffer[..length],
-            Err(rustix::io::Errno::AGAIN) => return Ok(false),
+            Err(rustix::io::Errno::AGAIN) => continue,
             Err(error) => return Err(error.into()),
         };
         // An IPv4 socket hands over the IP header too.

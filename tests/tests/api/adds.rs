@@ -82,6 +82,26 @@ fn a_pod_that_is_not_there_or_elsewhere_is_refused_in_time() {
     }
 }
 
+/// However many they are, none waits for what the server is asked for the others.
+#[test]
+fn many_pods_that_are_not_there_are_refused_in_time() {
+    let mut rig = Rig::new(&Options::default());
+    rig.node.set("podWaitSeconds", json!(1));
+    rig.start();
+    rig.settle("settled");
+    rig.server.faults().always(When::on(Verb::Get, "pods"), Fault::NoAnswer);
+    let pods: Vec<Pod> = (0..80).map(|number| Pod::new(&format!("missing-{number}")).unwrap()).collect();
+    std::thread::scope(|scope| {
+        let calls: Vec<_> = pods.iter().map(|pod| scope.spawn(|| timed(&rig.call("ADD", pod)))).collect();
+        for call in calls {
+            let (took, outcome) = call.join().unwrap();
+            let (code, message) = outcome.failure();
+            assert_eq!(code, 11, "{message}");
+            assert!(took < stretched(Duration::from_secs(5)), "{took:?}");
+        }
+    });
+}
+
 #[test]
 fn a_pod_of_the_same_name_with_another_uid_is_another_pod() {
     let mut rig = Rig::new(&Options::default());

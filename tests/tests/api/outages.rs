@@ -190,7 +190,15 @@ fn a_server_that_is_away_for_long_is_seen_in_the_status() {
         rig.await_trouble(object, Duration::from_secs(40), text);
     }
     rig.node.check(&known).success();
+    // The condition of that name alone, which no ADD waits for.
+    let unmet = || {
+        let status = rig.node.whole_status().unwrap();
+        let unmet = status["ready"].as_array().unwrap().iter().filter(|it| it["met"] == false);
+        unmet.map(|it| it["condition"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(unmet(), ["API server"]);
     rig.server.start_again().unwrap();
+    assert!(eventually(PATIENCE * 2, || unmet().is_empty()), "{:?}", unmet());
     assert!(
         eventually(PATIENCE * 2, || {
             [

@@ -121,7 +121,7 @@ impl Rig {
 
     /// What `netattachctl status` says of an object.
     pub(crate) fn trouble(&self, object: &str) -> Option<String> {
-        let status = self.node.ctl(&["status"]).unwrap();
+        let status = self.node.whole_status().unwrap();
         let row = status["troubles"].as_array().unwrap().iter().find(|row| row["object"] == object)?;
         Some(row["problem"].as_str().unwrap().to_owned())
     }

@@ -158,6 +158,26 @@ fn kinds_that_are_not_served_are_asked_for_again() {
     rig.add(&pod).success();
 }
 
+/// The first of several servers is being started, and does not have the kind yet: what the policies isolate stays isolated.
+#[test]
+fn a_kind_that_a_server_does_not_know_for_a_moment_is_not_taken_for_none() {
+    let mut rig = Rig::new(&Options::default());
+    rig.server
+        .create(&json!({
+            "apiVersion": "k8s.cni.cncf.io/v1beta2", "kind": "MultiNetworkPolicy",
+            "metadata": {"namespace": NAMESPACE, "name": "closed"}, "spec": {"podSelector": {}},
+        }))
+        .unwrap();
+    // Both versions, twice.
+    let unknown = When::on(Verb::List, "multi-networkpolicies");
+    let fault = rig.server.faults().times(4, unknown, Fault::Answer(404));
+    rig.node.start().unwrap();
+    let source = || rig.node.whole_status().unwrap()["ready"][0].clone();
+    assert!(eventually(PATIENCE, || source()["met"] == true), "{}", source());
+    assert!(source()["detail"].as_str().unwrap().contains("1 policy"), "{}", source());
+    assert_eq!(rig.server.faults().hits(fault), 4);
+}
+
 #[test]
 fn an_object_that_cannot_be_read_is_a_problem_of_its_own() {
     let rig = Rig::started();

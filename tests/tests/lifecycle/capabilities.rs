@@ -2,17 +2,17 @@
 //! are enough, for networks of the built-in plugins alone and for executed plugins.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use netattach_tests::manifest::pod;
 use netattach_tests::node::executable;
+use netattach_tests::node_root::{NodeRoot, OwnMounts, with_own_mounts};
 use netattach_tests::privilege::with_only;
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{Echo, PATIENCE, connects};
 use netattach_tests::{Node, Pod, tools};
-use rustix::mount::{MountFlags, MountPropagationFlags, mount, mount_bind_recursive, mount_change};
-use rustix::thread::{CapabilitySet, UnshareFlags, unshare_unsafe};
+use rustix::thread::CapabilitySet;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -113,16 +113,11 @@ fn executed_plugins_need_what_the_component_gives_and_no_more() {
     let more = for_executed_plugins();
     assert_eq!(more, ["SYS_CHROOT", "NET_RAW"]);
     let given = [for_built_in_plugins(), more].concat();
-    let entered = std::thread::scope(|scope| scope.spawn(|| in_mounts_of_its_own(&reference, &given)).join());
-    entered.unwrap();
+    with_own_mounts(|mounts| in_the_nodes_root(mounts, &reference, &given));
     legacy_iptables_needs_raw_sockets(&given);
 }
 
-fn in_mounts_of_its_own(reference: &Path, given: &[String]) {
-    // SAFETY: of the state that threads share only mounts, working directory and umask are unshared; no memory and no
-    // descriptor table is.
-    unsafe { unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::FS) }.unwrap();
-    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
+fn in_the_nodes_root(mounts: &OwnMounts, reference: &Path, given: &[String]) {
     let mut node = Node::new(&[pod("a", &json!({}), &Value::Null)]).unwrap();
     for name in ["bridge", "host-local", "portmap"] {
         fs::copy(reference.join(name), node.path("cni-bin").join(name)).unwrap();
@@ -130,12 +125,8 @@ fn in_mounts_of_its_own(reference: &Path, given: &[String]) {
     let pod = Pod::new("a").unwrap();
     let netns = node.path("netns");
     pod.namespace.bind(&netns).unwrap();
-    let root: PathBuf = node.path("host");
-    fs::create_dir(&root).unwrap();
-    mount_bind_recursive("/", &root).unwrap();
-    let proc = root.join("proc");
-    mount("proc", &proc, "proc", MountFlags::empty(), None).unwrap();
-    node.set("delegation", json!({"exec": ["bridge", "host-local"], "root": root}));
+    let root = NodeRoot::mount(mounts, &[]).unwrap();
+    node.set("delegation", json!({"exec": ["bridge", "host-local"], "root": root.path()}));
     let list = json!({
         "cniVersion": "1.0.0", "name": "default",
         "plugins": [
@@ -165,6 +156,7 @@ fn in_mounts_of_its_own(reference: &Path, given: &[String]) {
     call("CHECK").success();
     call("DEL").success();
     Snapshot::take(&node, &[&pod]).unwrap().assert_nothing_is_left();
+    rustix::mount::unmount(&netns, rustix::mount::UnmountFlags::empty()).unwrap();
 }
 
 /// `iptables` of many nodes is this one; it opens a raw socket to speak to the kernel.

@@ -1,9 +1,11 @@
 //! Sandboxes that no runtime asks to detach: the agent finds them by itself, and leaves live pods alone.
 
 use std::fs;
+use std::process::Command;
 use std::time::Duration;
 
 use netattach::netns::Netns;
+use netattach_tests::cri::{Cri, Sandbox};
 use netattach_tests::manifest::{NAMESPACE, network, pod};
 use netattach_tests::node::{WIRE, ip};
 use netattach_tests::record::rewritten;
@@ -162,6 +164,45 @@ fn a_sandbox_that_ended_while_no_agent_ran_is_detached_and_one_that_cannot_be_is
     );
     assert_eq!(problem(&node), "");
     Snapshot::take(&node, &[]).unwrap().assert_nothing_is_left();
+}
+
+/// The socket of another runtime, or of one that has lost all it had: a pod in which processes are is not cut off.
+#[test]
+fn a_runtime_that_lists_no_attached_pod_is_not_believed_while_processes_are_in_the_sandbox() {
+    let mut node = node();
+    let socket = node.path("runtime.sock");
+    node.set("runtimeSocket", json!(socket));
+    let runtime = Cri::serve(&socket).unwrap();
+    node.start().unwrap();
+    let [a, b] = ["a", "b"].map(|name| Pod::new(name).unwrap());
+    node.add(&a).success();
+    let mut process = a.namespace.run(|| Command::new("sleep").arg("600").spawn()).unwrap();
+    let stays = "the runtime does not list it, and it stays attached: the runtime lists no attached pod at all";
+    assert!(eventually(PATIENCE, || problem(&node).starts_with(stays)), "{}", problem(&node));
+    std::thread::sleep(LOOKS);
+    node.check(&a).success();
+
+    // It is the pods' runtime after all, and has forgotten one of them.
+    node.add(&b).success();
+    *runtime.sandboxes() = vec![Sandbox {
+        id: b.container.clone(),
+        namespace: NAMESPACE.to_owned(),
+        name: b.name.clone(),
+        uid: "uid-b".to_owned(),
+        netns: b.namespace.path().to_owned(),
+    }];
+    let is_collected = || node.ctl(&["status"]).unwrap()["collected"] == json!(1);
+    assert!(eventually(PATIENCE, is_collected), "{}", problem(&node));
+    assert_eq!((attachments(&node), problem(&node)), (2, String::new()));
+    node.check(&b).success();
+
+    // Nobody is in it: there is nothing to be cut off.
+    node.del(&a).success();
+    process.kill().unwrap();
+    process.wait().unwrap();
+    runtime.sandboxes().clear();
+    assert!(eventually(PATIENCE, || attachments(&node) == 0), "{:#}", node.ctl(&["status"]).unwrap());
+    Snapshot::take(&node, &[&a, &b]).unwrap().assert_nothing_is_left();
 }
 
 #[test]

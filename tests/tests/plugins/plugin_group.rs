@@ -10,14 +10,13 @@ use std::time::Duration;
 use netattach::cni::Command;
 use netattach::delegate::{Call, Delegate, DelegateError, PluginGroup};
 use netattach_tests::manifest::{NAMESPACE, network, pod};
+use netattach_tests::node_root::{NodeRoot, OwnMounts, with_own_mounts};
 use netattach_tests::privilege::with_only;
 use netattach_tests::tools::report_skipped;
 use netattach_tests::traffic::{PATIENCE, eventually};
 use netattach_tests::{Node, Pod};
-use rustix::mount::{
-    MountFlags, MountPropagationFlags, UnmountFlags, mount, mount_bind_recursive, mount_change, unmount,
-};
-use rustix::thread::{CapabilitySet, UnshareFlags, unshare_unsafe};
+use rustix::mount::{UnmountFlags, unmount};
+use rustix::thread::CapabilitySet;
 use serde_json::{Value, json};
 
 use super::delegate::call;
@@ -147,30 +146,6 @@ fn an_agent_that_was_given_no_group_says_so_where_one_is_asked_for_and_pods_go_o
     node.del(&a).success();
 }
 
-/// Mounts the machine's root directory on one in that directory, with a `/proc` of its own and an empty `/mnt`, as the agent's
-/// container has it by `delegation.root`. The caller's thread has mounts of its own from then on.
-fn node_root(directory: &Path) -> PathBuf {
-    // SAFETY: of the state that threads share only mounts, working directory and umask are unshared; no memory and no
-    // descriptor table is.
-    unsafe { unshare_unsafe(UnshareFlags::NEWNS | UnshareFlags::FS) }.unwrap();
-    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).unwrap();
-    let root = directory.join("host");
-    fs::create_dir(&root).unwrap();
-    mount_bind_recursive("/", &root).unwrap();
-    for (kind, name) in [("proc", "proc"), ("tmpfs", "mnt")] {
-        mount(kind, root.join(name), kind, MountFlags::empty(), None).unwrap();
-    }
-    root
-}
-
-/// On a thread of its own, whose mounts end with it.
-fn apart(work: impl FnOnce() + Send) {
-    let ended = std::thread::scope(|scope| scope.spawn(work).join());
-    if let Err(panic) = ended {
-        std::panic::resume_unwind(panic);
-    }
-}
-
 #[test]
 fn a_plugin_in_the_nodes_root_directory_is_in_the_group_too() {
     let Some(hierarchy) = hierarchy() else {
@@ -178,45 +153,44 @@ fn a_plugin_in_the_nodes_root_directory_is_in_the_group_too() {
         return report_skipped(test, "there are no control groups of version 2");
     };
     let group = Group::new(&hierarchy, "root");
-    apart(|| {
+    with_own_mounts(|mounts| {
         let directory = tempfile::tempdir().unwrap();
         symlink(env!("CARGO_BIN_EXE_fake-plugin"), directory.path().join("fake")).unwrap();
         let script = json!({"tellGroup": true, "record": "/mnt/netattach-calls"});
         fs::write(directory.path().join("fake.json"), script.to_string()).unwrap();
-        let root = node_root(directory.path());
+        let root = NodeRoot::mount(mounts, &["mnt"]).unwrap();
         let delegate = Delegate {
             search: vec![directory.path().to_owned()],
             timeout: Duration::from_secs(60),
             owner: String::new(),
-            root: Some(root.clone()),
+            root: Some(root.path().to_owned()),
             watcher: None,
             group: Some(Arc::new(PluginGroup::existing(group.0.clone(), 64 << 20).unwrap())),
         };
         delegate.run(&call(Command::Add)).unwrap();
         // What it calls `/mnt` is that of its root directory.
-        let record = fs::read_to_string(root.join("mnt/netattach-calls")).unwrap();
+        let record = fs::read_to_string(root.path().join("mnt/netattach-calls")).unwrap();
         let told: Value = serde_json::from_str(record.lines().last().unwrap()).unwrap();
         let name = group.0.file_name().unwrap().to_str().unwrap();
         let line = told["group"].as_str().unwrap().lines().find(|line| line.starts_with("0::")).unwrap();
         assert!(line.ends_with(name), "{told}");
         assert!(!Path::new("/mnt/netattach-calls").exists());
-        unmount(&root, UnmountFlags::DETACH).unwrap();
     });
 }
 
 #[test]
 fn a_plugin_that_eats_memory_ends_alone_and_the_agent_and_its_successor_go_on() {
-    eats_memory("a_plugin_that_eats_memory_ends_alone_and_the_agent_and_its_successor_go_on", false);
+    eats_memory("a_plugin_that_eats_memory_ends_alone_and_the_agent_and_its_successor_go_on", None);
 }
 
 /// With the settings and the capabilities of a DaemonSet for executed plugins (`lifecycle::capabilities`).
 #[test]
 fn a_plugin_that_eats_memory_in_the_nodes_root_directory_ends_alone_too() {
     let test = "a_plugin_that_eats_memory_in_the_nodes_root_directory_ends_alone_too";
-    apart(|| eats_memory(test, true));
+    with_own_mounts(|mounts| eats_memory(test, Some(mounts)));
 }
 
-fn eats_memory(test: &str, in_root: bool) {
+fn eats_memory(test: &str, in_root: Option<&OwnMounts>) {
     let hierarchy = hierarchy().filter(|path| {
         fs::read_to_string(path.join("cgroup.controllers")).is_ok_and(|text| text.contains("memory"))
     });
@@ -224,7 +198,7 @@ fn eats_memory(test: &str, in_root: bool) {
         return report_skipped(test, "memory is not counted by control groups of version 2");
     };
     fs::write(hierarchy.join("cgroup.subtree_control"), "+memory").unwrap();
-    let group = Group::new(&hierarchy, "agent");
+    let group = Group::new(&hierarchy, if in_root.is_some() { "agent-in-root" } else { "agent" });
     let greedy = json!({"cniVersion": "1.0.0", "type": "greedy"});
     let modest = json!({"cniVersion": "1.0.0", "type": "modest"});
     let mut node = Node::new(&[
@@ -239,9 +213,9 @@ fn eats_memory(test: &str, in_root: bool) {
     let mut given = CapabilitySet::all();
     let mut settings = json!({"memoryLimitMiB": 64});
     let scratch = tempfile::tempdir().unwrap();
-    let root = in_root.then(|| node_root(scratch.path()));
+    let root = in_root.map(|mounts| NodeRoot::mount(mounts, &["mnt"]).unwrap());
     if let Some(root) = &root {
-        settings["root"] = json!(root);
+        settings["root"] = json!(root.path());
         given = CapabilitySet::NET_ADMIN
             | CapabilitySet::SYS_ADMIN
             | CapabilitySet::SYS_CHROOT
@@ -280,8 +254,5 @@ fn eats_memory(test: &str, in_root: bool) {
     node.stop().unwrap();
     for (_, netns) in [&a, &b] {
         unmount(netns, UnmountFlags::DETACH).unwrap();
-    }
-    if let Some(root) = root {
-        unmount(&root, UnmountFlags::DETACH).unwrap();
     }
 }

@@ -36,7 +36,7 @@ pub(super) fn pack(
     progress.note("compile");
     let (tests, scripted_plugin) = test_executables(selection)?;
     let mut archive = Archive::default();
-    for directory in ["/proc", "/sys", "/dev", "/tmp", "/run", "/var/lib"] {
+    for directory in ["/proc", "/sys", "/dev", "/mnt", "/tmp", "/run", "/var/lib"] {
         archive.directory(directory)?;
     }
     // Before anything is mounted, the first process speaks through this.
