@@ -197,6 +197,12 @@ pub const POLICIES_OF_CLUSTER: Budget = Budget {
     origin: "policy's author",
     ..file("policies of a cluster", 64 << 20, "the policy's rules; what it selects is isolated", None)
 };
+/// Labels, annotations and ports that are kept of this node's pods. Anybody who may create pods may name the node for any
+/// number of them.
+pub const PODS_OF_NODE: Budget = Budget {
+    origin: POD,
+    ..file("pods of a node", 64 << 20, "the pod: it is as one that is not known", None)
+};
 /// Nodes that are known of a cluster.
 pub const NODES_OF_CLUSTER: Budget = Budget {
     origin: "who makes nodes",
@@ -255,7 +261,7 @@ pub const CACHED_VALUES: Budget =
 pub const LEASE: Budget = file("lease", 64 << 10, "the lease; its address is not given", None);
 
 /// All limits, in the order of `docs/budgets.md`.
-pub const TABLE: [&Budget; 58] = [
+pub const TABLE: [&Budget; 59] = [
     &ANNOTATION,
     &SELECTIONS,
     &ATTACHMENTS,
@@ -292,6 +298,7 @@ pub const TABLE: [&Budget; 58] = [
     &RESULT_ROUTES,
     &DEFINITIONS_OF_CLUSTER,
     &POLICIES_OF_CLUSTER,
+    &PODS_OF_NODE,
     &NODES_OF_CLUSTER,
     &POD_CIDRS,
     &NODE_ADDRESSES,

@@ -4,7 +4,8 @@
 //! Every half minute the agent looks for sandboxes whose namespace is gone ([`Engine::departed`]), for operations that
 //! did not finish and that nobody repeats, and, where the runtime's socket is known, for sandboxes that the runtime does
 //! not list. What is found in every look of a grace time is detached as by DEL, in its container's turn. Whatever cannot
-//! be looked at is kept.
+//! be looked at is kept. A runtime that lists none of the attached sandboxes may be another one than theirs, so then one in
+//! which processes are or may be is kept too.
 //!
 //! [`Engine::departed`]: crate::attach::Engine::departed
 
@@ -47,16 +48,31 @@ enum Why {
     Departed,
     /// An operation did not finish, and its sandbox is gone.
     Abandoned,
-    /// The runtime does not list it.
-    Unlisted,
+    /// The runtime does not list it. `lists_others`: it lists at least one other sandbox that is attached, so it is their
+    /// runtime, and has not lost all of its state.
+    Unlisted { lists_others: bool },
 }
+
+/// How an attempt to collect a sandbox ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Detached,
+    /// It is not to be detached any more.
+    NotDue,
+    /// It is kept for now, and why.
+    Stays(&'static str),
+}
+
+/// Why a sandbox is kept that the runtime does not list.
+const LIVED_IN: &str = "the runtime lists no attached pod at all, so it may be another one than theirs, and processes are \
+                        or may be in its namespace; see runtimeSocket";
 
 impl Why {
     fn text(self) -> &'static str {
         match self {
             Self::Departed => "its namespace is gone",
             Self::Abandoned => "it is half detached, and its namespace is gone",
-            Self::Unlisted => "the runtime does not list it",
+            Self::Unlisted { .. } => "the runtime does not list it",
         }
     }
 }
@@ -86,7 +102,14 @@ struct Suspect {
     found: Found,
     again: Instant,
     attempts: u32,
-    error: Option<String>,
+    held: Option<Held>,
+}
+
+/// What keeps a suspect attached.
+#[derive(Debug, PartialEq, Eq)]
+enum Held {
+    Failed(String),
+    Stays(&'static str),
 }
 
 /// The sandboxes that looks have found, and the runtime to ask.
@@ -147,7 +170,7 @@ impl Collector {
                 found: found.clone(),
                 again: now + after,
                 attempts: 0,
-                error: None,
+                held: None,
             });
             if suspect.again <= now && due.len() < AT_ONCE {
                 due.push(found);
@@ -183,13 +206,23 @@ impl Collector {
         state.collected += u64::from(collected);
     }
 
-    fn failed(&self, key: &JournalKey, error: String, now: Instant) {
-        if let Some(suspect) = locked(&self.state).suspects.get_mut(key) {
-            suspect.attempts = suspect.attempts.saturating_add(1);
-            let pause = interval(self.after).saturating_mul(1 << suspect.attempts.min(10)) / 2;
-            suspect.again = now + pause.min(LONGEST_PAUSE);
-            suspect.error = Some(error);
+    /// Notes what keeps a suspect attached, which is logged when it is new, and when it is tried again.
+    fn held(&self, key: &JournalKey, held: Held, now: Instant) {
+        let mut state = locked(&self.state);
+        let Some(suspect) = state.suspects.get_mut(key) else { return };
+        suspect.attempts = suspect.attempts.saturating_add(1);
+        let pause = interval(self.after).saturating_mul(1 << suspect.attempts.min(10)) / 2;
+        suspect.again = now + pause.min(LONGEST_PAUSE);
+        let container = &key.container_id;
+        match &held {
+            Held::Failed(error) => tracing::error!(container, error, "not detached; it is tried again"),
+            Held::Stays(_) if suspect.held.as_ref() == Some(&held) => {}
+            Held::Stays(why) => {
+                let found = suspect.found.why.text();
+                tracing::warn!(container, found, why, "nobody asks for its DEL; it stays attached");
+            }
         }
+        suspect.held = Some(held);
     }
 
     /// Notes whether the runtime has answered; an error is logged when it is new.
@@ -205,9 +238,10 @@ impl Collector {
 impl Suspect {
     fn condition(&self) -> Condition {
         let why = self.found.why.text();
-        let problem = match &self.error {
+        let problem = match &self.held {
             None => format!("{why}, and no runtime has asked for its DEL: it is about to be detached"),
-            Some(error) => format!(
+            Some(Held::Stays(reason)) => format!("{why}, and it stays attached: {reason}"),
+            Some(Held::Failed(error)) => format!(
                 "{why}, and detaching it has failed {} times; it is tried again: {error}",
                 self.attempts
             ),
@@ -284,7 +318,8 @@ impl Agent {
     /// The sandboxes that the runtime does not list, but for those that are `found` already.
     async fn ask_the_runtime(&self, after: Duration, found: &[Found]) -> Vec<Found> {
         let Some(socket) = &self.collector.runtime else { return Vec::new() };
-        let mut started = self.collector.started(self.engine.registry().all(), after, Instant::now());
+        let all = self.engine.registry().all();
+        let mut started = self.collector.started(all.clone(), after, Instant::now());
         let listed = match cri::sandboxes(socket).await {
             Ok(listed) => listed,
             Err(error) => {
@@ -293,12 +328,13 @@ impl Agent {
             }
         };
         self.collector.heard(None);
+        let lists_others = all.iter().any(|it| listed.contains(&it.key.container_id));
         let known: HashSet<&JournalKey> = found.iter().map(|found| &found.key).collect();
         started.retain(|it| !listed.contains(&it.key.container_id) && !known.contains(&it.key));
         let unlisted = |attached: Arc<Attached>| Found {
             key: attached.key.clone(),
             attached: Some(attached),
-            why: Why::Unlisted,
+            why: Why::Unlisted { lists_others },
         };
         started.into_iter().map(unlisted).collect()
     }
@@ -306,31 +342,31 @@ impl Agent {
     async fn collect_one(self: &Arc<Self>, found: Found) {
         let key = found.key.clone();
         match self.in_lane(Class::Del, move |agent| agent.collect_blocking(&found)).await {
-            Ok(collected) => self.collector.done(&key, collected),
+            Ok(Outcome::Detached) => self.collector.done(&key, true),
+            Ok(Outcome::NotDue) => self.collector.done(&key, false),
+            Ok(Outcome::Stays(why)) => self.collector.held(&key, Held::Stays(why), Instant::now()),
             Err(error) => {
-                let said = Chain(&error).to_string();
-                tracing::error!(
-                    container = key.container_id,
-                    error = said,
-                    "not detached; it is tried again"
-                );
-                self.collector.failed(&key, said, Instant::now());
+                self.collector.held(&key, Held::Failed(Chain(&error).to_string()), Instant::now());
             }
         }
     }
 
-    /// `false`: it is not to be detached any more.
-    fn collect_blocking(&self, found: &Found) -> Result<bool, CniError> {
+    fn collect_blocking(&self, found: &Found) -> Result<Outcome, CniError> {
         let Found { key, attached, why } = found;
-        let is_due = match (attached, why) {
-            (Some(attached), Why::Departed) => self.engine.has_departed(attached)?,
-            (Some(attached), _) => self.engine.is_same(attached),
-            (None, _) => true,
+        let Some(attached) = attached else {
+            return Ok(if self.engine.finish(key)? { Outcome::Detached } else { Outcome::NotDue });
+        };
+        let is_due = match why {
+            Why::Departed => self.engine.has_departed(attached)?,
+            Why::Abandoned | Why::Unlisted { .. } => self.engine.is_same(attached),
         };
         if !is_due {
-            return Ok(false);
+            return Ok(Outcome::NotDue);
         }
-        let Some(attached) = attached else { return Ok(self.engine.finish(key)?) };
+        let may_be_anothers = *why == Why::Unlisted { lists_others: false };
+        if may_be_anothers && self.engine.is_lived_in(attached)? != Some(false) {
+            return Ok(Outcome::Stays(LIVED_IN));
+        }
         let pod = attached.plan.sandbox.pod.as_ref().map(ToString::to_string);
         tracing::info!(
             container = key.container_id,
@@ -340,7 +376,7 @@ impl Agent {
         );
         let pod = self.engine.del_recorded(key)?;
         self.withdraw(pod.as_ref());
-        Ok(true)
+        Ok(Outcome::Detached)
     }
 }
 
@@ -367,11 +403,12 @@ mod tests {
             collector.take_in(found, AFTER, start + Duration::from_secs(after)).len()
         };
         let departed = || found("a", Why::Departed);
+        let unlisted = || found("a", Why::Unlisted { lists_others: true });
         assert_eq!([look(0, departed()), look(30, departed()), look(60, departed())], [0, 0, 1]);
         assert_eq!(look(90, Vec::new()), 0, "it is there again");
         assert_eq!([look(120, departed()), look(150, departed()), look(180, departed())], [0, 0, 1]);
-        assert_eq!([look(200, found("a", Why::Unlisted)), look(230, found("a", Why::Unlisted))], [0, 0]);
-        assert_eq!(look(260, found("a", Why::Unlisted)), 1, "for a grace time of its own");
+        assert_eq!([look(200, unlisted()), look(230, unlisted())], [0, 0]);
+        assert_eq!(look(260, unlisted()), 1, "for a grace time of its own");
     }
 
     fn attached(container: &str, pod: &serde_json::Value) -> Arc<Attached> {
@@ -416,15 +453,18 @@ mod tests {
             )
         );
         let key = due(60).remove(0).key;
-        collector.failed(&key, "not now".into(), start + Duration::from_secs(60));
+        collector.held(&key, Held::Failed("not now".into()), start + Duration::from_secs(60));
         assert_eq!([due(61).len(), due(90).len()], [0, 1]);
-        collector.failed(&key, "not now".into(), start + Duration::from_secs(90));
+        collector.held(&key, Held::Failed("not now".into()), start + Duration::from_secs(90));
         assert_eq!([due(120).len(), due(150).len()], [0, 1]);
         let [failed] = <[Condition; 1]>::try_from(collector.troubles()).unwrap();
         assert_eq!(
             failed.problem,
             "its namespace is gone, and detaching it has failed 2 times; it is tried again: not now"
         );
+        collector.held(&key, Held::Stays(LIVED_IN), start + Duration::from_secs(150));
+        let [stays] = <[Condition; 1]>::try_from(collector.troubles()).unwrap();
+        assert_eq!(stays.problem, format!("its namespace is gone, and it stays attached: {LIVED_IN}"));
         collector.done(&key, true);
         assert!(collector.troubles().is_empty());
         assert_eq!(collector.collected(), 1);

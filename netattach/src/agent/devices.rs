@@ -39,9 +39,13 @@ impl Agent {
         }
     }
 
-    /// Asks the kubelet for the devices of a pod.
+    /// Asks the kubelet for the devices of a pod. The runtime may name no uid; the source's keeps those of an earlier pod of
+    /// the name out as well. The kubelet knows a static pod by its own, not by its mirror's.
     async fn ask_for_devices_of(&self, pod: &PodRef, asked: &Asked) {
-        let devices = self.kubelet.of_pod(&pod.name, pod.uid.as_deref()).await;
+        let known = self.intents.source.snapshot().pods.get(&pod.name).cloned();
+        let known = known.as_ref().and_then(|known| known.mirror_of.as_ref().or(known.uid.as_ref()));
+        let uid = pod.uid.as_deref().or(known.map(String::as_str));
+        let devices = self.kubelet.of_pod(&pod.name, uid).await;
         // Asked once for each operation.
         let _ = asked.set(devices);
     }

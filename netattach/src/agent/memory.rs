@@ -29,9 +29,10 @@ const SLACK: usize = 4 << 20;
 /// The same, in bytes, for a process that has come to rest: then it costs nobody's time.
 const SLACK_AT_REST: usize = 512 << 10;
 
-/// After so many checks with about the same memory resident, within [`SAME`] bytes, the process is at rest.
+/// After so many checks with about the same memory resident, within [`SAME`] bytes, the process is at rest: the looks of an
+/// agent that has nothing else to do take less.
 const REST: u32 = 2;
-const SAME: usize = 64 << 10;
+const SAME: usize = SLACK_AT_REST;
 
 /// Resident bytes of the executable, beyond those that were when it was given back last, from which it is at rest. What
 /// the looks of an agent at rest run is less.

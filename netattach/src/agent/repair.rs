@@ -73,8 +73,11 @@ pub(super) async fn keep(agent: Arc<Agent>, means: Means) {
 
 /// The pods that select networks and run without them.
 fn without_networks(objects: &Objects, attached: &[Arc<Attached>]) -> Vec<PodRef> {
-    let sandboxes: BTreeMap<&ObjectName, &PodRef> =
-        attached.iter().filter_map(|it| it.plan.sandbox.pod.as_ref()).map(|pod| (&pod.name, pod)).collect();
+    // A pod may have several for a while: that of an earlier pod of its name, whose DEL fails, too.
+    let mut sandboxes: BTreeMap<&ObjectName, Vec<&PodRef>> = BTreeMap::new();
+    for pod in attached.iter().filter_map(|it| it.plan.sandbox.pod.as_ref()) {
+        sandboxes.entry(&pod.name).or_default().push(pod);
+    }
     let selects = |pod: &Pod| {
         pod.annotations.get(NETWORKS_ANNOTATION).is_some_and(|text| !text.trim().is_empty())
             && !pod.host_network
@@ -88,8 +91,8 @@ fn without_networks(objects: &Objects, attached: &[Arc<Attached>]) -> Vec<PodRef
         entries.iter().any(|entry| !entry.default)
     };
     let has_sandbox = |pod: &Pod| {
-        let sandbox = sandboxes.get(&pod.name);
-        sandbox.is_some_and(|sandbox| sandbox.uid.as_deref().is_none_or(|uid| pod.has_uid(uid)))
+        let mut of_name = sandboxes.get(&pod.name).into_iter().flatten();
+        of_name.any(|sandbox| sandbox.uid.as_deref().is_none_or(|uid| pod.has_uid(uid)))
     };
     let runs = |pod: &&Arc<Pod>| pod.phase == Phase::Running && !pod.terminating;
     let missed = objects
@@ -221,8 +224,52 @@ fn not_evicted(error: NotEvicted, put_off: impl FnOnce(String, PutOff)) {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use serde_json::{Value, json};
+
     use crate::agent::repair::*;
+    use crate::attach::rig;
     use crate::kube::Owner;
+    use crate::objects::Powers;
+    use crate::step::Outputs;
+
+    fn attached(container: &str, pod: &Value) -> Arc<Attached> {
+        let mut plan = rig::plan(Path::new("/nonexistent"), container, 1);
+        plan.sandbox.pod = serde_json::from_value(pod.clone()).unwrap();
+        Arc::new(Attached { key: rig::key(container), plan, outputs: Outputs::default() })
+    }
+
+    #[test]
+    fn the_sandbox_of_an_earlier_pod_of_the_name_hides_no_other() {
+        let name = ObjectName::new("shop", "db-0");
+        let pod = Pod {
+            name: name.clone(),
+            uid: Some("uid-new".to_owned()),
+            mirror_of: None,
+            labels: Default::default(),
+            annotations: [(NETWORKS_ANNOTATION.to_owned(), "lan".to_owned())].into(),
+            phase: Phase::Running,
+            host_network: false,
+            ports: Vec::new(),
+            powers: Powers::default(),
+            on_this_node: true,
+            terminating: false,
+        };
+        let objects =
+            Objects { pods: [(name.clone(), Arc::new(pod))].into_iter().collect(), ..Objects::default() };
+        let of = |uid: &str| json!({"namespace": "shop", "name": "db-0", "uid": uid});
+        let [old, new] = ["uid-old", "uid-new"].map(of);
+        let missed = |all: &[(&str, &Value)]| {
+            let all: Vec<_> = all.iter().map(|(container, pod)| attached(container, pod)).collect();
+            without_networks(&objects, &all).into_iter().map(|pod| pod.name).collect::<Vec<_>>()
+        };
+        assert_eq!(missed(&[]), [name.clone()]);
+        assert_eq!(missed(&[("a", &old)]), [name]);
+        for all in [[("a", &old), ("b", &new)], [("a", &new), ("b", &old)]] {
+            assert_eq!(missed(&all), [], "{all:?}");
+        }
+    }
 
     #[test]
     fn static_pods_and_pods_that_nobody_makes_anew_are_left_alone() {

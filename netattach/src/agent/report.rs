@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::os::unix::fs::FileTypeExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -43,6 +45,8 @@ pub(super) struct Reporter {
     health: Arc<Health>,
     troubles: Arc<Troubles>,
     observer: Arc<Observer>,
+    /// Where the runtime's calls come in.
+    socket: PathBuf,
 }
 
 /// An attachment, as metrics count it.
@@ -91,8 +95,9 @@ impl Reporter {
         health: Arc<Health>,
         troubles: Arc<Troubles>,
         observer: Arc<Observer>,
+        socket: PathBuf,
     ) -> Self {
-        Self { source, enforcer, health, troubles, observer }
+        Self { source, enforcer, health, troubles, observer, socket }
     }
 
     pub(super) fn attachments(&self, engine: &Engine) -> Vec<Attachment> {
@@ -410,7 +415,30 @@ impl Reporter {
             met: synced.is_ok(),
             detail: synced.err().map_or_else(|| found.join(", "), |error| error.to_string()),
         };
-        std::iter::once(source).chain(self.health.conditions()).collect()
+        let server = self.source.reachable().map(|reached| Readiness {
+            condition: "API server".into(),
+            met: reached.is_ok(),
+            detail: reached.err().unwrap_or_else(|| "changes are followed".into()),
+        });
+        let mut ready: Vec<Readiness> = std::iter::once(source).chain(server).collect();
+        ready.extend(self.health.conditions());
+        ready.push(self.sockets());
+        ready
+    }
+
+    /// Whether the runtime finds the agent: another process may have removed the socket's file, which the agent then makes
+    /// anew.
+    fn sockets(&self) -> Readiness {
+        let path = self.socket.display();
+        let found = std::fs::symlink_metadata(&self.socket);
+        let found = found.map(|found| found.file_type().is_socket());
+        let problem = match found {
+            Ok(true) => None,
+            Ok(false) => Some(format!("{path} is no socket")),
+            Err(error) => Some(format!("{path}: {error}")),
+        };
+        let met = problem.is_none();
+        Readiness { condition: "sockets".into(), met, detail: problem.unwrap_or_else(|| path.to_string()) }
     }
 
     pub(super) fn status(&self, engine: &Engine, troubles: Vec<Condition>) -> Status {

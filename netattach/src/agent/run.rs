@@ -325,8 +325,14 @@ async fn serve_until(
         node_network.clone(),
     ));
     background.keep("checks of objects", Arc::clone(&troubles).keep_looking(source.changes()));
-    let reporter =
-        Reporter::new(Arc::clone(&source), Arc::clone(&enforcer), Arc::clone(&health), troubles, observer);
+    let reporter = Reporter::new(
+        Arc::clone(&source),
+        Arc::clone(&enforcer),
+        Arc::clone(&health),
+        troubles,
+        observer,
+        settings.socket(),
+    );
     if enforcer.judges_routed() {
         background.keep("the packet filter", keep_routed(Arc::clone(&enforcer), LinkWatch::open()?));
     }

@@ -35,6 +35,23 @@ impl Engine {
         Ok(self.is_same(attached) && !self.departed_of(vec![Arc::clone(attached)])?.is_empty())
     }
 
+    /// Whether a process is in the namespace of this sandbox. `None`: none is seen, and not every process of the node is.
+    ///
+    /// # Errors
+    /// The node's processes cannot be listed, or the record not be read.
+    pub fn is_lived_in(&self, attached: &Attached) -> Result<Option<bool>, AttachError> {
+        let inhabited = look()?;
+        let is_seen = self.sees_in(&inhabited, attached)?;
+        Ok((is_seen || inhabited.complete).then_some(is_seen))
+    }
+
+    fn sees_in(&self, inhabited: &Inhabited, attached: &Attached) -> Result<bool, AttachError> {
+        match inhabited.paths.get(&attached.plan.sandbox.netns_id) {
+            Some(path) => self.may_be_of(path, &attached.key),
+            None => Ok(false),
+        }
+    }
+
     /// Whether this sandbox has not been detached, or attached anew, since.
     pub fn is_same(&self, attached: &Arc<Attached>) -> bool {
         self.registry.get(&attached.key).is_some_and(|now| Arc::ptr_eq(&now, attached))
@@ -65,16 +82,12 @@ impl Engine {
         if suspects.is_empty() {
             return Ok(suspects);
         }
-        let inhabited =
-            Inhabited::look().map_err(|source| NetnsError::Open { path: "/proc".into(), source })?;
+        let inhabited = look()?;
         let mut node = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
         let links = node.links().map_err(|error| AttachError::Open(error.into()))?;
         let mut departed = Vec::new();
         for attached in suspects {
-            let is_lived_in = match inhabited.paths.get(&attached.plan.sandbox.netns_id) {
-                Some(path) => self.may_be_of(path, &attached.key)?,
-                None => false,
-            };
+            let is_lived_in = self.sees_in(&inhabited, &attached)?;
             let all = self.registry.with_dynamic(&attached.key);
             let ends = Ends::of(&all);
             if !is_lived_in && !ends.are_there(&links) && (inhabited.complete || ends.is_any()) {
@@ -95,6 +108,10 @@ impl Engine {
             Err(_) => Ok(true),
         }
     }
+}
+
+fn look() -> Result<Inhabited, AttachError> {
+    Ok(Inhabited::look().map_err(|source| NetnsError::Open { path: "/proc".into(), source })?)
 }
 
 /// Whether the sandbox's path certainly does not lead to its namespace.

@@ -27,9 +27,10 @@ const LONGEST_GATHER: Duration = Duration::from_millis(500);
 /// How often packet filters and IPsec policies are looked at, of which the kernel does not notify.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// How often programs are looked at too, which costs two questions for each device; on a node where that takes long as
-/// often as takes a five-hundredth of a processor, and at least so often.
+/// often as takes a thousandth of a processor, and at least so often.
 const PROGRAMS: Duration = Duration::from_secs(5);
 const PROGRAMS_AT_LEAST: Duration = FULL_LOOK_INTERVAL;
+const PROGRAMS_PART: u32 = 1000;
 /// How often all links are, in case a notification was missed.
 const FULL_LOOK_INTERVAL: Duration = Duration::from_secs(30);
 /// How long packets take the fast path after the last look: without an agent it is not noticed when they no longer should.
@@ -82,7 +83,7 @@ impl LastLook {
 
     /// Whether programs are to be looked at again.
     fn is_long_ago(&self) -> bool {
-        let pause = (self.took * 500).clamp(PROGRAMS, PROGRAMS_AT_LEAST);
+        let pause = (self.took * PROGRAMS_PART).clamp(PROGRAMS, PROGRAMS_AT_LEAST);
         self.ended.is_none_or(|ended| ended.elapsed() >= pause)
     }
 }

@@ -22,7 +22,7 @@ use crate::objects::interner::Interner;
 use crate::objects::policy::{Direction, Peer, Peers, Policy};
 use crate::objects::remote::{RemotePod, Written};
 use crate::objects::remote_pods::RemotePods;
-use crate::objects::{ClusterRanges, ObjectName, Objects, Origin, Pod, Problem};
+use crate::objects::{ClusterRanges, ObjectName, Objects, Origin, Phase, Pod, Problem};
 use crate::source::read::manifest::{Key, Object};
 use crate::source::read::{Kind, RemoteMetadata, api_object, merge, remote_pod};
 
@@ -142,8 +142,19 @@ pub(super) fn budget_of(kind: Kind) -> Option<&'static Budget> {
     match kind {
         Kind::Definition => Some(&budget::DEFINITIONS_OF_CLUSTER),
         Kind::MultiNetworkPolicy | Kind::NetworkPolicy => Some(&budget::POLICIES_OF_CLUSTER),
-        Kind::Pod | Kind::Namespace | Kind::Node => None,
+        Kind::Pod => Some(&budget::PODS_OF_NODE),
+        Kind::Namespace | Kind::Node => None,
     }
+}
+
+/// The bytes that are counted for an object: of a pod what is kept of it, which may be little.
+fn bytes_of(object: &Object, json: &RawValue) -> usize {
+    /// What every pod takes, and each string and port besides its text.
+    const EACH: usize = 512;
+    const ITEM: usize = 64;
+    let Object::Pod(pod) = object else { return json.get().len() };
+    let texts = pod.labels.iter().chain(&pod.annotations);
+    EACH + texts.map(|(key, value)| key.len() + value.len() + ITEM).sum::<usize>() + pod.ports.len() * ITEM
 }
 
 impl Cache {
@@ -163,12 +174,18 @@ impl Cache {
         let isolating = match api_object(kind, json) {
             Ok(object) => {
                 self.is_readable(&key);
-                if self.weigh(kind, &key, json.get().len()).is_ok() {
+                let object = of_this_node(object);
+                if self.weigh(kind, &key, bytes_of(&object, json)).is_ok() {
                     self.is_kept(kind, &key, was_kept);
-                    self.insert(&of_this_node(object));
+                    self.insert(&object);
                     return Some(key);
                 }
                 self.refuse(Content::Objects(kind), &key.name);
+                if kind == Kind::Pod {
+                    // Nothing goes by what it was: attachments of pods that are not known keep their policies.
+                    self.weights.remove(&key);
+                    self.forget(&key);
+                }
                 merge::isolating(&object)
             }
             Err(error) => {
@@ -577,12 +594,17 @@ fn has_pods_as_peers(policy: &Policy) -> bool {
     })
 }
 
-/// The pods that the watch selects are those of this node.
+/// The pods that the watch selects are those of this node. One that has ended gets no networks any more, and the API server
+/// may have thousands of them.
 fn of_this_node(object: Object) -> Object {
     match object {
         Object::Pod(pod) => {
             let mut pod = Arc::unwrap_or_clone(pod);
             pod.on_this_node = true;
+            if matches!(pod.phase, Phase::Succeeded | Phase::Failed) {
+                pod.annotations = BTreeMap::new();
+                pod.ports = Vec::new();
+            }
             Object::Pod(Arc::new(pod))
         }
         other => other,

@@ -155,6 +155,45 @@ fn a_definition_beyond_the_memory_for_all_is_not_kept() {
     assert!(cache.wants_list(kind));
 }
 
+#[test]
+fn pods_that_name_this_node_take_no_more_than_their_bound_and_nothing_once_they_have_ended() {
+    let mut cache = Cache::default();
+    const LARGE: usize = 128 << 10;
+    let pod = |namespace: &str, name: &str, phase: &str| {
+        let annotations = json!({"k8s.v1.cni.cncf.io/networks": "n".repeat(LARGE)});
+        raw(&json!({
+            "metadata": {"namespace": namespace, "name": name, "annotations": annotations},
+            "status": {"phase": phase},
+        }))
+    };
+    let one = pod("shop", "db", "Running");
+    let fit = budget::PODS_OF_NODE.most / bytes_of(&api_object(Kind::Pod, &one).unwrap(), &one);
+    let many = 2 * fit;
+    cache.put(Kind::Pod, &one);
+    // An author of many: they are on the node by what they say.
+    for number in 0..many {
+        cache.put(Kind::Pod, &pod("greedy", &format!("p{number:04}"), "Pending"));
+    }
+    let kept = |cache: &Cache, namespace: &str| {
+        cache.objects.pods.keys().filter(|name| name.namespace == namespace).count()
+    };
+    assert_eq!([kept(&cache, "shop"), kept(&cache, "greedy")], [1, fit - 1]);
+    let kind = Content::Objects(Kind::Pod);
+    let refused = |cache: &Cache| cache.refused().map(|it| (it.0, it.1)).collect::<Vec<_>>();
+    assert_eq!(refused(&cache), [(kind, many - (fit - 1))]);
+    // Another's comes, and one of his gives way.
+    cache.put(Kind::Pod, &pod("shop", "cart", "Running"));
+    assert_eq!([kept(&cache, "shop"), kept(&cache, "greedy")], [2, fit - 2]);
+    // The kubelet has refused them.
+    for number in 0..many {
+        cache.put(Kind::Pod, &pod("greedy", &format!("p{number:04}"), "Failed"));
+    }
+    assert_eq!([kept(&cache, "shop"), kept(&cache, "greedy")], [2, many]);
+    assert_eq!(refused(&cache), []);
+    let ended = &cache.objects.pods[&ObjectName::new("greedy", "p0000")];
+    assert_eq!((ended.annotations.len(), ended.phase), (0, Phase::Failed));
+}
+
 /// The policies of namespaces, with how many requirements each has; those without rules are marked.
 fn kept(objects: &Objects) -> Vec<String> {
     let one = |policy: &Arc<Policy>| {

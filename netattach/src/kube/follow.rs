@@ -22,6 +22,12 @@ const FIRST_PAUSE: Duration = Duration::from_millis(200);
 const MOST_PAUSE: Duration = Duration::from_secs(30);
 /// How often a kind that the server does not serve is asked for again.
 const UNSERVED: Duration = Duration::from_secs(30);
+/// The pauses before a kind counts as one that the server does not serve: a server that is being started, or one of several
+/// that is not up to date, may not know it yet. Without it, its policies would not be in force.
+const BEFORE_UNSERVED: [Duration; 3] =
+    [Duration::from_millis(500), Duration::from_secs(1), Duration::from_secs(2)];
+/// Least time from one watch to the next of a server that ends each after an event.
+const BETWEEN_WATCHES: Duration = Duration::from_secs(1);
 /// Longest pause that a server can ask for.
 const MOST_ASKED: Duration = Duration::from_secs(60);
 /// How often a kind is listed again because there is room for what was refused: at its bound a kind is large.
@@ -70,6 +76,7 @@ impl Follower {
         let mut next_for_room = tokio::time::Instant::now();
         // Whether the round before had nothing of its watch either.
         let mut again = false;
+        let mut before_unserved = BEFORE_UNSERVED.into_iter();
         loop {
             let began = Instant::now();
             let mut had = Had::default();
@@ -83,12 +90,12 @@ impl Follower {
                 }
                 Ended::Regularly => {
                     backoff.reset();
-                    continue;
+                    BETWEEN_WATCHES.saturating_sub(began.elapsed())
                 }
-                Ended::Unserved => {
+                Ended::Unserved => before_unserved.next().unwrap_or_else(|| {
                     self.view.unserved(self.resource);
                     UNSERVED
-                }
+                }),
                 Ended::Failed(broken) => {
                     let lists = !broken.may_go_on();
                     let error = broken.error();

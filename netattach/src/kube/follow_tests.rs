@@ -90,6 +90,15 @@ fn watches_that_end_at_once_are_reported_from_the_second_in_a_row_on() {
     assert_eq!(asked[4..], table(&[("watch 5", false), ("watch 5", true)]));
 }
 
+/// Something between that ends each answer after its first bytes.
+#[test]
+fn watches_that_end_after_an_event_come_one_a_second() {
+    let begun = Instant::now();
+    let asked = first(4, || ends(&event("BOOKMARK", "{\"metadata\": {\"resourceVersion\": \"5\"}}")));
+    assert_eq!(asked, table(&[("list", false), ("watch 1", false), ("watch 5", false), ("watch 5", false)]));
+    assert!(begun.elapsed() >= BETWEEN_WATCHES * 2, "{:?}", begun.elapsed());
+}
+
 #[test]
 fn what_a_watch_cannot_go_on_from_is_listed_again() {
     let relisted =

@@ -8,6 +8,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::task::JoinSet;
+use tokio::time::timeout_at;
 
 use super::access::{self, RightsError, Uses};
 use super::client::{Access, AccessError, Ask, Client, RequestError, Watcher};
@@ -227,12 +228,12 @@ impl Cluster {
         self.runtime.spawn(work).await.unwrap_or_else(ended)
     }
 
-    /// Asks the server for a pod, on the thread's runtime.
-    async fn ask(&self, name: &ObjectName) -> Option<Arc<Pod>> {
+    /// Asks the server for a pod, on the thread's runtime, if it is its turn by the deadline.
+    async fn ask(&self, name: &ObjectName, deadline: Instant) -> Option<Arc<Pod>> {
         let (client, view, node) = (Arc::clone(&self.client), Arc::clone(&self.view), Arc::clone(&self.node));
         let (questions, name) = (Arc::clone(&self.questions), name.clone());
         let asked = self.runtime.spawn(async move {
-            let _place = questions.acquire_owned().await.ok()?;
+            let _place = timeout_at(deadline.into(), questions.acquire_owned()).await.ok()?.ok()?;
             match ask(&client, &name).await {
                 Ok(json) => {
                     let json: &RawValue = &json;
@@ -378,6 +379,10 @@ impl Source for Cluster {
         self.view.synced()
     }
 
+    fn reachable(&self) -> Option<Result<(), String>> {
+        Some(self.view.followed())
+    }
+
     fn warnings(&self) -> Vec<Warning> {
         let mut warnings = self.view.warnings();
         warnings.extend(self.publisher.warning());
@@ -397,7 +402,7 @@ impl Source for Cluster {
             if let Some(pod) = follow(self, wanted, moment).await {
                 return Some(pod);
             }
-            let asked = self.ask(&wanted.name).await;
+            let asked = self.ask(&wanted.name, deadline).await;
             match asked.filter(|pod| wanted.is(pod)) {
                 // It is in the next snapshot, from which the request is answered.
                 Some(_) => follow(self, wanted, deadline.max(Instant::now() + LAG)).await,

@@ -282,6 +282,22 @@ impl View {
         }))
     }
 
+    /// Whether the changes of all kinds are followed, or have not been for a moment only.
+    ///
+    /// # Errors
+    /// The kind that has not been followed for longest, and why.
+    pub(super) fn followed(&self) -> Result<(), String> {
+        let followed = locked(&self.followed);
+        let failing = followed.kinds.values().filter_map(|it| Some((it, it.failing.as_ref()?)));
+        let failing = failing.filter(|(_, (since, _))| since.elapsed() >= PATIENCE);
+        match failing.min_by_key(|(_, (since, _))| *since) {
+            None => Ok(()),
+            Some((it, (since, error))) => {
+                Err(format!("{} not followed for {} s: {error}", it.resource.name, since.elapsed().as_secs()))
+            }
+        }
+    }
+
     /// What an operator should know and no ADD fails for.
     pub(super) fn warnings(&self) -> Vec<Warning> {
         let followed = locked(&self.followed);

@@ -53,6 +53,14 @@ pub trait Source: Send + Sync {
         Vec::new()
     }
 
+    /// Whether changes can be followed at present, where that depends on a server; `None`: it does not.
+    ///
+    /// # Errors
+    /// Since when they cannot, and why.
+    fn reachable(&self) -> Option<Result<(), String>> {
+        None
+    }
+
     /// Reads everything again, as far as that may find what was missed. Returns at once.
     fn reread(&self) {}
 

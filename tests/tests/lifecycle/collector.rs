@@ -177,7 +177,8 @@ fn a_runtime_that_lists_no_attached_pod_is_not_believed_while_processes_are_in_t
     let [a, b] = ["a", "b"].map(|name| Pod::new(name).unwrap());
     node.add(&a).success();
     let mut process = a.namespace.run(|| Command::new("sleep").arg("600").spawn()).unwrap();
-    let stays = "the runtime does not list it, and it stays attached: the runtime lists no attached pod at all";
+    let stays =
+        "the runtime does not list it, and it stays attached: the runtime lists no attached pod at all";
     assert!(eventually(PATIENCE, || problem(&node).starts_with(stays)), "{}", problem(&node));
     std::thread::sleep(LOOKS);
     node.check(&a).success();

@@ -129,6 +129,10 @@ fn remedy_of(condition: &str) -> &'static str {
         "source" => {
             "see that the API server can be reached and the agent may read (check: cluster access), or that the directory of manifests is there"
         }
+        "API server" => {
+            "see that the API server can be reached from this node and the agent may read (check: cluster access); pods that are known are attached meanwhile"
+        }
+        "sockets" => "see who removes files from runDir; the agent makes its socket anew within seconds",
         "journal" => "free space on, or make writable, the file system of stateDir",
         "descriptors" => "raise the limit of open files of the agent (LimitNOFILE of its unit)",
         "dataplane" => "restart netattachd: it loads what is missing, and attachments keep working",
