@@ -23,10 +23,10 @@ const OWN: [(&str, &str); 5] = [
 /// Builds everything into `target/release-files`.
 ///
 /// # Errors
-/// As [`super::image`], or the manual cannot be made.
+/// As [`super::image`], something weighs more than it may, or the manual cannot be made.
 pub fn release(arch: Option<Arch>) -> anyhow::Result<()> {
     let arch = arch.map_or_else(Arch::host, Ok)?;
-    let image = assemble(arch, &Options::default())?;
+    let image = assemble(arch, &Options { check: true, ..Options::default() })?;
     progress::heading("release");
     let directory = tree::root().join("target/release-files");
     let manual = tempfile::tempdir().context("create a directory")?;
