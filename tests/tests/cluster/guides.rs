@@ -6,25 +6,26 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use netattach_tests::cluster::left::Left;
 use netattach_tests::cluster::site::{Before, NODE, Site};
 use netattach_tests::guide::{Operator, Page, example};
 use netattach_tests::machine::IMAGE;
 use netattach_tests::node::executable;
 use serde_json::{Value, json};
 
-use crate::daemonset::{Left, primary};
+use crate::daemonset::primary;
 use crate::rig::{PODS, STATUS, busybox, definition, is_ready};
 use crate::tested;
 
 const QUICK_START: Page =
     Page { path: "docs/quick-start.md", text: include_str!("../../../docs/quick-start.md") };
-const REMOVE: Page = Page { path: "docs/remove.md", text: include_str!("../../../docs/remove.md") };
 const UPGRADE: Page = Page { path: "docs/upgrade.md", text: include_str!("../../../docs/upgrade.md") };
+const REMOVE: Page = Page { path: "docs/remove.md", text: include_str!("../../../docs/remove.md") };
 
-/// The image of the quick start's pod, as the kubelet asks the runtime for it.
 /// The image of before, and the one that the page on upgrades goes to.
 const BEFORE: &str = concat!("localhost/netattach:", env!("CARGO_PKG_VERSION"));
 const AFTER: &str = "localhost/netattach:0.2.0";
+/// The image of the quick start's pod, as the kubelet asks the runtime for it.
 const BUSYBOX: &str = "docker.io/library/busybox:1.36";
 const COMPONENTS: &str = "\ncomponents:\n  - components/before-1.22\n  - components/before-1.30\n  - components/executed-plugins\n";
 
@@ -71,7 +72,6 @@ fn networks_of_new_pod(site: &Site, name: &str) -> Vec<String> {
     entries.as_array().unwrap().iter().map(|entry| entry["name"].as_str().unwrap().to_owned()).collect()
 }
 
-#[test]
 /// There and back again: the agent is of the image that the page names each time, and the pod keeps what it has.
 fn is_upgraded_and_comes_back(site: &Site, operator: &mut Operator) {
     site.worker.containerd().tag_for_pods(BEFORE, AFTER).unwrap();
@@ -97,6 +97,7 @@ fn is_upgraded_and_comes_back(site: &Site, operator: &mut Operator) {
     }
 }
 
+#[test]
 fn the_quick_start_an_upgrade_and_the_removal_run_as_written() {
     const TEST: &str = "the_quick_start_an_upgrade_and_the_removal_run_as_written";
     let Some((list, plugins)) = primary(TEST) else { return };
@@ -104,7 +105,7 @@ fn the_quick_start_an_upgrade_and_the_removal_run_as_written() {
     let Some(site) = Site::new(TEST, &before).unwrap() else { return };
     site.worker.containerd().tag_for_pods(IMAGE, BUSYBOX).unwrap();
     with_components(&site);
-    let bare = Left::of(&site);
+    let bare = Left::of(&site).unwrap();
 
     on_the_node(&site).run(QUICK_START, "node").unwrap();
     let mut operator = site.kubectl.operator(site.directory()).unwrap();
@@ -118,8 +119,8 @@ fn the_quick_start_an_upgrade_and_the_removal_run_as_written() {
     site.admin.create(&definition("lan", &lan)).unwrap();
     tested::policies_are_tried(&site);
     assert_eq!(networks_of_new_pod(&site, "old"), ["primary", "default/lan"]);
-
     is_upgraded_and_comes_back(&site, &mut operator);
+
     set(&site, "remove: true");
     operator.run(REMOVE, "new-pods").unwrap();
     assert_eq!(networks_of_new_pod(&site, "new"), [""; 0]);
@@ -145,11 +146,11 @@ fn the_quick_start_an_upgrade_and_the_removal_run_as_written() {
     // was the other plugin's. Pods are gone from the API before they are from the node.
     let of_runtime = |file: &String| file.starts_with("/var/lib/cni/results/netattach-");
     let is_as_before = || {
-        let (links, mut files) = bare.added(&site);
+        let (links, mut files) = bare.added(&site).unwrap();
         files.retain(|file| !of_runtime(file));
         links == ["cni0"] && files == ["/opt/cni/bin/loopback"]
     };
-    assert!(site.eventually(is_as_before), "{:#?}", bare.added(&site));
+    assert!(site.eventually(is_as_before), "{:#?}", bare.added(&site).unwrap());
     let node = site.get(&format!("/api/v1/nodes/{NODE}"));
     assert!(is_ready(&node), "{node:#}");
 }
