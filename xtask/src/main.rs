@@ -59,6 +59,9 @@ enum Verb {
         /// Architecture; another than this machine's is built, and not tested
         #[arg(long, value_enum)]
         arch: Option<Arch>,
+        /// Where the files will be found, for the manifest by which krew installs kubectl netattach
+        #[arg(long, default_value = release::NOWHERE)]
+        url: String,
     },
     /// Check formatting, lints, the invariants of the source tree, documents, conformance and licences
     Tidy {
@@ -150,7 +153,7 @@ fn main() -> ExitCode {
         Verb::Image { arch, name, dist, check, twice } => {
             release::image(&release::Options { arch, name, dist, check, twice })
         }
-        Verb::Release { arch } => release::release(arch),
+        Verb::Release { arch, url } => release::release(arch, &url),
         Verb::Tidy { only, advisories } => tidy::run(&only, advisories.as_deref()),
         Verb::Conformance { open } => conformance::run(open),
         Verb::Test { unit: true, .. } => suite::unit(),

@@ -59,3 +59,55 @@ fn write_pages(mut command: Command, section: u32, above: Option<&str>, director
         .render(&mut page)?;
     fs::write(directory.join(format!("{name}.{section}")), page)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The names of a command and of all below it, each behind those above it.
+    fn commands(command: &Command, above: &str) -> Vec<String> {
+        let name = format!("{above}{}", command.get_name());
+        let below = command.get_subcommands().filter(|below| !below.is_hide_set());
+        let below: Vec<String> = below.flat_map(|below| commands(below, &format!("{name}-"))).collect();
+        [vec![name], below].concat()
+    }
+
+    fn names(directory: &Path) -> Vec<String> {
+        let entries = fs::read_dir(directory).unwrap();
+        let mut names: Vec<String> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn every_command_has_a_page_and_nothing_else_has() {
+        let directory = tempfile::tempdir().unwrap();
+        write(directory.path()).unwrap();
+        let mut expected: Vec<String> = commands(&netattach::cli::Arguments::command(), "")
+            .into_iter()
+            .map(|name| format!("{name}.1"))
+            .collect();
+        expected.sort();
+        assert!(expected.len() > 15, "{expected:?}");
+        let pages = directory.path().join("man/man1");
+        assert_eq!(names(&pages), expected);
+        assert_eq!(names(&directory.path().join("man/man8")), ["netattachd.8"]);
+        for name in expected {
+            let page = fs::read_to_string(pages.join(&name)).unwrap();
+            let title = format!(".TH {} 1 ", name.trim_end_matches(".1").to_uppercase());
+            let has = |text: &str| page.lines().any(|line| line.starts_with(text));
+            assert!(has(&title) && has(".SH SYNOPSIS") && has(".SH DESCRIPTION"), "{name}:\n{page}");
+        }
+    }
+
+    #[test]
+    fn every_shell_has_its_completions() {
+        let directory = tempfile::tempdir().unwrap();
+        write(directory.path()).unwrap();
+        let of = |shell: &str| names(&directory.path().join("completions").join(shell));
+        assert_eq!(of("bash"), ["netattachctl.bash", "netattachd.bash"]);
+        assert_eq!(of("zsh"), ["_netattachctl", "_netattachd"]);
+        assert_eq!(of("fish"), ["netattachctl.fish", "netattachd.fish"]);
+    }
+}

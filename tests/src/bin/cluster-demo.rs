@@ -7,7 +7,8 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail};
-use netattach_tests::cluster::site::{Before, NEXT, Site};
+use netattach_tests::cluster::left::Left;
+use netattach_tests::cluster::site::{Before, NEXT, NODE, Site};
 use serde_json::Value;
 use xtask::demo::Transcript;
 use xtask::progress;
@@ -16,6 +17,8 @@ const MINE: &str = "\
 resources: [../deploy/alone]
 components: [../deploy/components/before-1.22, ../deploy/components/before-1.30]
 ";
+/// The Jobs of deploy/uninstall.
+const JOBS: &str = "--namespace kube-system --selector app.kubernetes.io/name=netattach-uninstall";
 /// Half a minute of traffic, in which an upgrade has its time.
 const PINGS: u32 = 3000;
 
@@ -48,7 +51,8 @@ fn tell() -> Result<u16> {
         let entry = entry?;
         fs::copy(entry.path(), site.directory().join(entry.file_name()))?;
     }
-    let mut story = Story { site, transcript: Transcript::begin() };
+    let before = Left::of(&site)?;
+    let mut story = Story { site, before, transcript: Transcript::begin() };
     let told = story.whole();
     if told.is_err() {
         story.transcript.output(&story.site.told());
@@ -59,6 +63,8 @@ fn tell() -> Result<u16> {
 
 struct Story {
     site: Site,
+    /// What the node has without netattach.
+    before: Left,
     transcript: Transcript,
 }
 
@@ -189,15 +195,38 @@ impl Story {
     }
 
     fn remove(&mut self) -> Result<()> {
-        self.transcript
-            .step("Remove it", "Pods first: an agent detaches them. Then everything that was applied.");
+        self.transcript.step(
+            "Remove it",
+            "Pods first: an agent detaches them. Then the agents, a Job on each node, and everything that was applied.",
+        );
         self.show("kubectl delete -f 20-pods.yaml --wait")?;
         let site = &self.site;
         let none = || site.ctl(&["attachments"]).as_array().is_some_and(Vec::is_empty);
         self.transcript.expect("nothing is attached any more", &true, &site.eventually(none))?;
-        self.show("kubectl delete -k mine")?;
+        self.show("kubectl --namespace kube-system delete daemonset netattach")?;
+        self.uninstall()?;
+        self.show("kubectl delete -k mine --ignore-not-found")?;
         let kinds = self.site.kubectl.attempt(&["get", "network-attachment-definitions"])?;
-        self.transcript.expect("the API server knows nothing of it", &false, &kinds.success)
+        self.transcript.expect("the API server knows nothing of it", &false, &kinds.success)?;
+        // The runtime may still be about to take namespaces of pods away.
+        let stays = (Vec::new(), vec!["/opt/cni/bin/loopback".to_owned()]);
+        let (site, before) = (&self.site, &self.before);
+        site.eventually(|| before.added(site).is_ok_and(|added| added == stays));
+        self.transcript.expect(
+            "links and files of the node are as before, but for what the Job says stays",
+            &stays,
+            &before.added(site)?,
+        )
+    }
+
+    /// What outlasts agents: executables, pins, tables.
+    fn uninstall(&mut self) -> Result<()> {
+        self.show(&format!(
+            "sed 's|NODE|{NODE}|; s|IMAGE|localhost/netattach:{NEXT}|' deploy/uninstall/job.yaml | kubectl create -f -"
+        ))?;
+        self.show(&format!("kubectl wait --for condition=complete --timeout 120s job {JOBS}"))?;
+        self.show(&format!("kubectl logs --tail=-1 {JOBS}"))?;
+        self.show(&format!("kubectl delete jobs {JOBS}")).map(drop)
     }
 
     /// Shows a command and what it says; it has to succeed.

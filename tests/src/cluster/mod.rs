@@ -3,12 +3,13 @@
 //!
 //! `pki` makes the certificates, `client` asks the server, `exec` runs commands in containers by it, `kubectl` is the real
 //! one, `program` keeps a daemon, `kinds` says where objects are; `worker` is a node with a kubelet, `site` a whole cluster
-//! before netattach is installed.
+//! before netattach is installed, `left` what is on its node.
 
 mod client;
 mod exec;
 mod kinds;
 mod kubectl;
+pub mod left;
 mod pki;
 mod program;
 pub mod site;

@@ -1,9 +1,10 @@
 //! How the agent is watched: probes and metrics over HTTP, what a real Prometheus makes of them, the dashboard and the
 //! alerts, lines of the log, and traces.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -396,7 +397,8 @@ impl<'n> Prometheus<'n> {
     fn start(at: &'n Namespace, programs: &Path, directory: &Path) -> Self {
         let config = json!({
             "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-            "scrape_configs": [{"job_name": "netattach", "static_configs": [{"targets": [AGENT]}]}]
+            "scrape_configs": [{"job_name": "netattach", "static_configs": [{"targets": [AGENT]}]}],
+            "rule_files": [metrics("alerts.yaml")]
         });
         std::fs::create_dir_all(directory).unwrap();
         let file = directory.join("prometheus.yaml");
@@ -415,18 +417,33 @@ impl<'n> Prometheus<'n> {
 
     /// The series that an expression returns, and an error in it.
     fn query(&self, expression: &str) -> Result<Vec<Value>, String> {
-        let encoded: String = expression
+        let answer = self.ask(&format!("query?query={}", Self::encoded(expression)))?;
+        answer["data"]["result"].as_array().cloned().ok_or_else(|| answer.to_string())
+    }
+
+    /// The rules, and what became of each when it was last evaluated: `ok`, or another word and an error.
+    fn rules(&self) -> BTreeMap<String, String> {
+        let answer = self.ask("rules").unwrap();
+        let rules = answer["data"]["groups"][0]["rules"].as_array().unwrap().iter();
+        let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        rules.map(|rule| (word(&rule["name"]), word(&rule["health"]) + &word(&rule["lastError"]))).collect()
+    }
+
+    fn encoded(expression: &str) -> String {
+        expression
             .bytes()
             .map(|byte| match byte {
                 b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' => char::from(byte).to_string(),
                 other => format!("%{other:02X}"),
             })
-            .collect();
-        let request = format!("GET /api/v1/query?query={encoded} HTTP/1.0\r\n\r\n");
+            .collect()
+    }
+
+    fn ask(&self, what: &str) -> Result<Value, String> {
+        let request = format!("GET /api/v1/{what} HTTP/1.0\r\n\r\n");
         let (_, body) =
             exchange(self.at, PROMETHEUS, request.as_bytes()).map_err(|error| error.to_string())?;
-        let answer: Value = serde_json::from_str(&body).map_err(|error| format!("{error}: {body}"))?;
-        answer["data"]["result"].as_array().cloned().ok_or_else(|| answer.to_string())
+        serde_json::from_str(&body).map_err(|error| format!("{error}: {body}"))
     }
 }
 
@@ -444,12 +461,42 @@ fn selectors(expression: &str) -> Vec<String> {
     found
 }
 
-/// Every expression of the dashboard, and the selectors of every alert: with a condition that does not hold there is no
-/// series, so what an alert compares has to be there.
+/// A file of `deploy/metrics`.
+fn metrics(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/metrics").canonicalize().unwrap().join(name)
+}
+
+fn rules() -> Vec<Value> {
+    let alerts: Value =
+        serde_norway::from_str(&std::fs::read_to_string(metrics("alerts.yaml")).unwrap()).unwrap();
+    alerts["groups"][0]["rules"].as_array().unwrap().clone()
+}
+
+/// The tests of the alerts, which promtool runs.
+fn tests_of_alerts() -> Vec<Value> {
+    let text = std::fs::read_to_string(metrics("alerts_test.yaml")).unwrap();
+    let file: Value = serde_norway::from_str(&text).unwrap();
+    file["tests"].as_array().unwrap().clone()
+}
+
+/// The metrics that the tests of the alerts make up, with the names of the labels that they give them.
+fn made_up(tests: &[Value]) -> BTreeSet<(String, BTreeSet<String>)> {
+    let series = tests.iter().flat_map(|test| test["input_series"].as_array().unwrap());
+    series
+        .map(|series| {
+            let (name, labels) = series["series"].as_str().unwrap().split_once('{').unwrap();
+            let labels =
+                labels.trim_end_matches('}').split(',').map(|label| label.split_once('=').unwrap().0);
+            (name.to_owned(), labels.map(str::to_owned).collect())
+        })
+        .collect()
+}
+
+/// Every expression of the dashboard as a whole, and the selectors of every alert: with a condition that does not hold there is
+/// no series, so what an alert compares has to be there. The whole alerts are evaluated by promtool, with series of their own.
 fn expressions() -> Vec<String> {
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/metrics");
-    let read = |name: &str| std::fs::read_to_string(directory.join(name)).unwrap();
-    let dashboard: Value = serde_json::from_str(&read("dashboard.json")).unwrap();
+    let dashboard: Value =
+        serde_json::from_str(&std::fs::read_to_string(metrics("dashboard.json")).unwrap()).unwrap();
     let targets =
         dashboard["panels"].as_array().unwrap().iter().flat_map(|panel| panel["targets"].as_array().unwrap());
     let mut all: Vec<String> = targets
@@ -458,8 +505,7 @@ fn expressions() -> Vec<String> {
         })
         .collect();
     assert!(all.len() > 20, "{all:?}");
-    let alerts: Value = serde_norway::from_str(&read("alerts.yaml")).unwrap();
-    for rule in alerts["groups"][0]["rules"].as_array().unwrap() {
+    for rule in rules() {
         let selectors = selectors(rule["expr"].as_str().unwrap());
         assert!(!selectors.is_empty(), "{rule}");
         all.extend(selectors);
@@ -475,15 +521,30 @@ fn promtool(programs: &Path, words: &[&str]) {
     assert!(output.status.success(), "promtool {words:?}: {said}");
 }
 
+/// Every alert as a whole, on series made up for it: when it has to fire, with its labels and its text, and when it must not.
+#[test]
+fn every_alert_fires_when_it_has_to_and_is_silent_when_it_must() {
+    let test = "every_alert_fires_when_it_has_to_and_is_silent_when_it_must";
+    let Some(programs) = tools::directory(test, "NETATTACH_PROMETHEUS", &["promtool"]) else { return };
+    promtool(&programs, &["check", "rules", &metrics("alerts.yaml").to_string_lossy()]);
+    promtool(&programs, &["test", "rules", &metrics("alerts_test.yaml").to_string_lossy()]);
+    // How often each is looked at, and how often it is expected to fire.
+    let mut looks: BTreeMap<String, (usize, usize)> = BTreeMap::new();
+    for look in tests_of_alerts().iter().flat_map(|test| test["alert_rule_test"].as_array().unwrap()) {
+        let (all, firing) = looks.entry(look["alertname"].as_str().unwrap().to_owned()).or_default();
+        *all += 1;
+        *firing += usize::from(look["exp_alerts"] != json!([]));
+    }
+    let names = rules().into_iter().map(|rule| rule["alert"].as_str().unwrap().to_owned());
+    assert_eq!(looks, names.map(|name| (name, (2, 1))).collect());
+}
+
 #[test]
 fn every_expression_of_the_dashboard_and_of_the_alerts_has_data_in_prometheus() {
     let test = "every_expression_of_the_dashboard_and_of_the_alerts_has_data_in_prometheus";
-    let Some(programs) = tools::directory(test, "NETATTACH_PROMETHEUS", &["prometheus", "promtool"]) else {
+    let Some(programs) = tools::directory(test, "NETATTACH_PROMETHEUS", &["prometheus"]) else {
         return;
     };
-    let alerts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/metrics/alerts.yaml");
-    promtool(&programs, &["check", "rules", &alerts.to_string_lossy()]);
-
     let mut rig = Rig::new(&Options::default());
     rig.node.set("metrics", json!({"listen": AGENT}));
     rig.node.plugin("fake", &json!({"link": "veth"})).unwrap();
@@ -538,4 +599,14 @@ fn every_expression_of_the_dashboard_and_of_the_alerts_has_data_in_prometheus() 
     });
     let (_, text) = get(&rig.node.namespace, AGENT, "/metrics");
     assert!(complete, "no data: {without:#?} ({said})\n{text}");
+    let rules = rules().into_iter().map(|rule| (rule["alert"].as_str().unwrap().to_owned(), "ok".to_owned()));
+    assert_eq!(prometheus.rules(), rules.collect());
+    // The tests of the alerts are worth as much as their series are like those that agents have.
+    let real = |(name, _): &(String, BTreeSet<String>)| {
+        let series = prometheus.query(name).unwrap();
+        let labels = series[0]["metric"].as_object().unwrap().keys().filter(|key| *key != "__name__");
+        (name.clone(), labels.cloned().collect())
+    };
+    let made_up = made_up(&tests_of_alerts());
+    assert_eq!(made_up.iter().map(real).collect::<BTreeSet<_>>(), made_up);
 }

@@ -1,10 +1,11 @@
 //! The helm chart of `deploy/helm` beside the manifests that kubectl renders. It is rendered by Go's text/template with
 //! sprig and a few functions of our own, not by helm.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use boon::{Compiler, ErrorKind, SchemaIndex, Schemas, ValidationError};
 use netattach_tests::tools;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -269,48 +270,106 @@ fn values_that_contradict_one_another_are_refused_with_the_remedy() {
     }
 }
 
-/// Values that the schema does not describe, by their path. `settings` and the like are described as any object.
-fn undescribed(schema: &Value, value: &Value, path: &str) -> Vec<String> {
-    let is_one_of = |kind: &str| match kind {
-        "object" => value.is_object(),
-        "array" => value.is_array(),
-        "string" => value.is_string(),
-        "boolean" => value.is_boolean(),
-        other => panic!("the schema has another type: {other}"),
-    };
-    let fits = match (schema["type"].as_str(), schema["enum"].as_array()) {
-        (Some(kind), _) => is_one_of(kind),
-        (None, Some(values)) => values.contains(value),
-        (None, None) => false,
-    };
-    if !fits {
-        return vec![path.to_owned()];
+/// `values.schema.json`, as a validator of JSON schemas reads it: it is a valid schema itself.
+fn schema() -> (Schemas, SchemaIndex, Value) {
+    const NAME: &str = "values.schema.json";
+    let schema: Value = serde_json::from_str(&read(NAME)).unwrap();
+    let (mut schemas, mut compiler) = (Schemas::new(), Compiler::new());
+    compiler.add_resource(NAME, schema.clone()).unwrap();
+    let index = compiler.compile(NAME, &mut schemas).unwrap();
+    (schemas, index, schema)
+}
+
+/// A file of the chart.
+fn read(path: &str) -> String {
+    std::fs::read_to_string(repository().join("deploy/helm").join(path)).unwrap()
+}
+
+/// The values of the chart with those of a file above them, as helm merges them: objects by their keys, all else as a whole.
+fn with_defaults(values: &str) -> Value {
+    fn merge(below: &mut Value, above: Value) {
+        match (below, above) {
+            (Value::Object(below), Value::Object(above)) => {
+                above
+                    .into_iter()
+                    .for_each(|(key, value)| merge(below.entry(key).or_insert(Value::Null), value));
+            }
+            (below, above) => *below = above,
+        }
     }
-    let (Some(properties), Some(members)) = (schema["properties"].as_object(), value.as_object()) else {
-        return Vec::new();
-    };
-    assert_eq!(schema["additionalProperties"], json!(false), "{path}");
-    let member = |(key, value)| {
-        let path = format!("{path}.{key}");
-        properties.get(key).map_or_else(|| vec![path.clone()], |schema| undescribed(schema, value, &path))
-    };
-    members.iter().flat_map(member).collect()
+    let mut all: Value = serde_norway::from_str(&read("values.yaml")).unwrap();
+    merge(&mut all, serde_norway::from_str(values).unwrap());
+    all
+}
+
+/// What an error is about: JSON pointers to values, or to the keys that there may not be.
+fn named(error: &ValidationError<'_, '_>) -> Vec<String> {
+    let place = error.instance_location.to_string();
+    match &error.kind {
+        ErrorKind::AdditionalProperties { got } => got.iter().map(|key| format!("{place}/{key}")).collect(),
+        _ if error.causes.is_empty() => vec![place],
+        _ => error.causes.iter().flat_map(named).collect(),
+    }
 }
 
 #[test]
-fn the_schema_describes_the_values_of_the_chart_and_no_others() {
-    let read = |path: &str| std::fs::read_to_string(repository().join("deploy/helm").join(path)).unwrap();
-    let schema: Value = serde_json::from_str(&read("values.schema.json")).unwrap();
-    for path in
-        ["values.yaml", "ci/alone.yaml", "ci/components.yaml", "ci/uninstall.yaml", "ci/with-metrics.yaml"]
-    {
-        let values: Value = serde_norway::from_str(&read(path)).unwrap();
-        assert_eq!(undescribed(&schema, &values, ""), [""; 0], "{path}");
+fn the_schema_takes_the_values_of_the_chart_and_of_each_file_of_ci() {
+    let (schemas, index, _) = schema();
+    let files = std::fs::read_dir(repository().join("deploy/helm/ci")).unwrap();
+    let files: Vec<PathBuf> = files.map(|entry| entry.unwrap().path()).collect();
+    assert!(!files.is_empty());
+    let files = files.iter().map(|path| std::fs::read_to_string(path).unwrap());
+    for values in files.chain(["{}".to_owned()]) {
+        let values = with_defaults(&values);
+        if let Err(error) = schemas.validate(&values, index) {
+            panic!("{values}: {error}");
+        }
     }
-    let wrong =
-        json!({"image": {"repository": 1, "name": "x"}, "log": {"format": "xml"}, "privileged": true});
-    assert_eq!(
-        undescribed(&schema, &wrong, ""),
-        [".image.repository", ".image.name", ".log.format", ".privileged"]
-    );
+}
+
+/// Values that are of the wrong kind, empty, or not known, and the key that the refusal names: at least one for each key of the
+/// schema.
+const WRONG: [(&str, &str); 27] = [
+    ("privileged: true", "/privileged"),
+    ("global: []", "/global"),
+    ("image: localhost/netattach:0.1.0", "/image"),
+    ("image: {repository: 1}", "/image/repository"),
+    ("image: {repository: ''}", "/image/repository"),
+    ("image: {tag: 0.2}", "/image/tag"),
+    ("image: {digest: 'sha256:0'}", "/image/digest"),
+    ("defaultNetwork: {file: /a}", "/defaultNetwork"),
+    ("defaultNetwork: ''", "/defaultNetwork"),
+    ("metrics: true", "/metrics"),
+    ("metrics: {enabled: 'yes'}", "/metrics/enabled"),
+    ("metrics: {listen: '127.0.0.1:1'}", "/metrics/listen"),
+    ("admissionPolicy: {enabled: 1}", "/admissionPolicy/enabled"),
+    ("kubernetesBefore122: '1.20'", "/kubernetesBefore122"),
+    ("kubernetesBefore130: 1.29", "/kubernetesBefore130"),
+    ("executedPlugins: {enabled: [bridge]}", "/executedPlugins/enabled"),
+    ("uninstall: {nodes: worker-1}", "/uninstall/nodes"),
+    ("uninstall: {nodes: [worker-1, '']}", "/uninstall/nodes/1"),
+    ("uninstall: {dryRun: 'true'}", "/uninstall/dryRun"),
+    ("uninstall: {force: 1}", "/uninstall/force"),
+    ("log: {format: xml}", "/log/format"),
+    ("log: {filter: [debug]}", "/log/filter"),
+    ("settings: 'mtu: 1500'", "/settings"),
+    ("resources: [cpu]", "/resources"),
+    ("nodeSelector: {storage: true}", "/nodeSelector/storage"),
+    ("tolerations: {operator: Exists}", "/tolerations"),
+    ("tolerations: [Exists]", "/tolerations/0"),
+];
+
+#[test]
+fn the_schema_refuses_wrong_values_by_their_key() {
+    let (schemas, index, schema) = schema();
+    for (values, key) in WRONG {
+        let all = with_defaults(values);
+        let error = schemas.validate(&all, index).unwrap_err();
+        assert_eq!(named(&error), [key], "{values}: {error}");
+    }
+    let top = |pointer: &str| pointer.split('/').nth(1).unwrap().to_owned();
+    let tried: BTreeSet<String> = WRONG.iter().map(|(_, key)| top(key)).collect();
+    let properties = schema["properties"].as_object().unwrap();
+    let untried: Vec<&String> = properties.keys().filter(|key| !tried.contains(*key)).collect();
+    assert_eq!(untried, [""; 0]);
 }

@@ -1,7 +1,6 @@
 //! netattach as an operator installs it: `kubectl apply -k` of `deploy`, with the archive that `cargo xtask image` made, on a
 //! node without it. The agent is a pod, with the rights that the manifests give it and no others.
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
@@ -13,9 +12,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use netattach_tests::cluster::Cluster;
+use netattach_tests::cluster::left::Left;
 use netattach_tests::cluster::site::{Before, NEXT, RANGE, SOCKET, Site};
 use netattach_tests::node::executable;
-use netattach_tests::snapshot::Network;
 use netattach_tests::traffic::{Conversation, Echo};
 use netattach_tests::{Namespace, tools};
 use serde_json::{Value, json};
@@ -27,9 +26,6 @@ use crate::surge;
 const REPLICAS: usize = 10;
 /// Between two datagrams.
 const PACE: Duration = Duration::from_millis(5);
-/// What is not removed: docs/install.md says what of netattach stays.
-const STAYS: [&str; 3] =
-    ["/var/lib/cni/networks/", "/var/lib/netattach/journal/", "/run/netattach/netattach.sock.lock"];
 /// Pods that come while there is no agent.
 const LATE: usize = 3;
 /// An echo server in a pod.
@@ -39,44 +35,6 @@ const PORT: u16 = 5432;
 struct Traffic {
     conversation: Conversation,
     _echo: Echo,
-}
-
-/// What the operator sees of the node: everything that could be left there.
-#[derive(Debug, PartialEq)]
-pub(crate) struct Left {
-    links: BTreeSet<String>,
-    files: BTreeSet<PathBuf>,
-}
-
-impl Left {
-    pub(crate) fn of(site: &Site) -> Self {
-        let network = Network::of(&site.worker.node().namespace).unwrap();
-        let mut files = BTreeSet::new();
-        let places =
-            ["/opt/cni", "/etc/cni", "/var/lib/cni", "/var/lib/netattach", "/run/netattach", "/run/netns"];
-        for place in places.into_iter().chain(["/sys/fs/bpf/netattach", "/var/run/k8s.cni.cncf.io"]) {
-            list(Path::new(place), &mut files);
-        }
-        Self { links: network.links.into_keys().collect(), files }
-    }
-
-    /// The links and files of the node that were not there then, but for files that are said to stay.
-    pub(crate) fn added(&self, site: &Site) -> (Vec<String>, Vec<String>) {
-        let after = Self::of(site);
-        let links = after.links.difference(&self.links).cloned().collect();
-        let files = after.files.difference(&self.files).map(|file| file.display().to_string());
-        let stays = |file: &String| STAYS.iter().any(|place| file.starts_with(place));
-        (links, files.filter(|file| !stays(file)).collect())
-    }
-}
-
-fn list(directory: &Path, files: &mut BTreeSet<PathBuf>) {
-    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-        match entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-            true => list(&entry.path(), files),
-            false => drop(files.insert(entry.path())),
-        }
-    }
 }
 
 /// Three networks of a node, of different kinds.
@@ -202,7 +160,7 @@ impl Absence {
 
 /// Installs; ten pods get their networks; the agent is replaced while they talk and while others come; they go, and it goes.
 fn lives(site: &Site, base: &str, components: &[&str]) {
-    let before = Left::of(site);
+    let before = Left::of(site).unwrap();
     let mine = site.kustomization(base, components, None).unwrap();
     let mine = mine.to_str().unwrap();
     let ready = Ready::begin();
@@ -256,7 +214,7 @@ fn is_removed(site: &Site, mine: &str, before: &Left) {
     uninstall.args(["uninstall", "--cni-bin-dir", "/opt/cni/bin"]);
     let done = site.worker.node().namespace.run(|| uninstall.output()).unwrap();
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
-    assert_eq!(before.added(site), (Vec::new(), vec!["/opt/cni/bin/loopback".to_owned()]));
+    assert_eq!(before.added(site).unwrap(), (Vec::new(), vec!["/opt/cni/bin/loopback".to_owned()]));
 }
 
 #[test]

@@ -1,25 +1,30 @@
-//! The quick start on a cluster, and the removal, word by word: the commands of the pages, in order, with the real kubectl; the
-//! Job that removes is run by the kubelet. The server is of Kubernetes 1.20, so that `deploy/` is what the pages call a
-//! kustomization of one's own, with the components for it.
+//! The quick start on a cluster, an upgrade with the way back, and the removal, word by word: the commands of the pages, in
+//! order, with the real kubectl; the Job that removes is run by the kubelet. The server is of Kubernetes 1.20, so that
+//! `deploy/` is what the pages call a kustomization of one's own, with the components for it.
 
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use netattach_tests::cluster::left::Left;
 use netattach_tests::cluster::site::{Before, NODE, Site};
 use netattach_tests::guide::{Operator, Page, example};
 use netattach_tests::machine::IMAGE;
 use netattach_tests::node::executable;
 use serde_json::{Value, json};
 
-use crate::daemonset::{Left, primary};
+use crate::daemonset::primary;
 use crate::rig::{PODS, STATUS, busybox, definition, is_ready};
 use crate::tested;
 
 const QUICK_START: Page =
     Page { path: "docs/quick-start.md", text: include_str!("../../../docs/quick-start.md") };
+const UPGRADE: Page = Page { path: "docs/upgrade.md", text: include_str!("../../../docs/upgrade.md") };
 const REMOVE: Page = Page { path: "docs/remove.md", text: include_str!("../../../docs/remove.md") };
 
+/// The image of before, and the one that the page on upgrades goes to.
+const BEFORE: &str = concat!("localhost/netattach:", env!("CARGO_PKG_VERSION"));
+const AFTER: &str = "localhost/netattach:0.2.0";
 /// The image of the quick start's pod, as the kubelet asks the runtime for it.
 const BUSYBOX: &str = "docker.io/library/busybox:1.36";
 const COMPONENTS: &str = "\ncomponents:\n  - components/before-1.22\n  - components/before-1.30\n  - components/executed-plugins\n";
@@ -67,15 +72,40 @@ fn networks_of_new_pod(site: &Site, name: &str) -> Vec<String> {
     entries.as_array().unwrap().iter().map(|entry| entry["name"].as_str().unwrap().to_owned()).collect()
 }
 
+/// There and back again: the agent is of the image that the page names each time, and the pod keeps what it has.
+fn is_upgraded_and_comes_back(site: &Site, operator: &mut Operator) {
+    site.worker.containerd().tag_for_pods(BEFORE, AFTER).unwrap();
+    let attached = || {
+        let mut rows = site.ctl(&["attachments"]);
+        for row in rows.as_array_mut().into_iter().flatten() {
+            row.as_object_mut()
+                .unwrap()
+                .retain(|key, _| ["pod", "ifname", "addresses", "mac"].contains(&key.as_str()));
+        }
+        rows
+    };
+    let before = attached();
+    assert_eq!(before.as_array().map(Vec::len), Some(2), "{before:#}");
+    for (part, image) in [("upgrade", AFTER), ("way-back", BEFORE)] {
+        operator.run(UPGRADE, part).unwrap();
+        let pods =
+            site.get("/api/v1/namespaces/kube-system/pods?labelSelector=app.kubernetes.io/component=agent");
+        let images =
+            pods["items"].as_array().unwrap().iter().map(|pod| &pod["spec"]["containers"][0]["image"]);
+        assert_eq!(images.collect::<Vec<_>>(), [image], "{part}");
+        assert!(site.eventually(|| attached() == before), "{part}: {:#}", attached());
+    }
+}
+
 #[test]
-fn the_quick_start_and_the_removal_run_as_written() {
-    const TEST: &str = "the_quick_start_and_the_removal_run_as_written";
+fn the_quick_start_an_upgrade_and_the_removal_run_as_written() {
+    const TEST: &str = "the_quick_start_an_upgrade_and_the_removal_run_as_written";
     let Some((list, plugins)) = primary(TEST) else { return };
     let before = Before { primary: Some((list, &plugins)), has_bpffs: true };
     let Some(site) = Site::new(TEST, &before).unwrap() else { return };
     site.worker.containerd().tag_for_pods(IMAGE, BUSYBOX).unwrap();
     with_components(&site);
-    let bare = Left::of(&site);
+    let bare = Left::of(&site).unwrap();
 
     on_the_node(&site).run(QUICK_START, "node").unwrap();
     let mut operator = site.kubectl.operator(site.directory()).unwrap();
@@ -89,6 +119,7 @@ fn the_quick_start_and_the_removal_run_as_written() {
     site.admin.create(&definition("lan", &lan)).unwrap();
     tested::policies_are_tried(&site);
     assert_eq!(networks_of_new_pod(&site, "old"), ["primary", "default/lan"]);
+    is_upgraded_and_comes_back(&site, &mut operator);
 
     set(&site, "remove: true");
     operator.run(REMOVE, "new-pods").unwrap();
@@ -115,11 +146,11 @@ fn the_quick_start_and_the_removal_run_as_written() {
     // was the other plugin's. Pods are gone from the API before they are from the node.
     let of_runtime = |file: &String| file.starts_with("/var/lib/cni/results/netattach-");
     let is_as_before = || {
-        let (links, mut files) = bare.added(&site);
+        let (links, mut files) = bare.added(&site).unwrap();
         files.retain(|file| !of_runtime(file));
         links == ["cni0"] && files == ["/opt/cni/bin/loopback"]
     };
-    assert!(site.eventually(is_as_before), "{:#?}", bare.added(&site));
+    assert!(site.eventually(is_as_before), "{:#?}", bare.added(&site).unwrap());
     let node = site.get(&format!("/api/v1/nodes/{NODE}"));
     assert!(is_ready(&node), "{node:#}");
 }

@@ -32,21 +32,21 @@ const KNOWN: [(&str, CapabilitySet, &str); 4] = [
     ("NET_RAW", CapabilitySet::NET_RAW, ""),
 ];
 
-fn deploy(file: &str) -> Value {
+pub(crate) fn deploy(file: &str) -> Value {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy").join(file);
     let text = fs::read_to_string(path).unwrap();
     Value::deserialize(serde_norway::Deserializer::from_str(&text)).unwrap()
 }
 
 /// What the base gives.
-fn for_built_in_plugins() -> Vec<String> {
+pub(crate) fn for_built_in_plugins() -> Vec<String> {
     let set = deploy("base/daemonset.yaml");
     let added = &set["spec"]["template"]["spec"]["containers"][0]["securityContext"]["capabilities"]["add"];
     serde_json::from_value(added.clone()).unwrap()
 }
 
 /// What the component gives besides.
-fn for_executed_plugins() -> Vec<String> {
+pub(crate) fn for_executed_plugins() -> Vec<String> {
     let component = deploy("components/executed-plugins/kustomization.yaml");
     let patch = component["patches"][0]["patch"].as_str().unwrap();
     let changes = Value::deserialize(serde_norway::Deserializer::from_str(patch)).unwrap();

@@ -13,6 +13,7 @@
 //! recovery |
 //! | `older_state` | what an older agent has left, of versions that are read and of one that is not |
 //! | `capabilities` | what the manifests give an agent is needed and enough, with and without executed plugins |
+//! | `unit` | the unit for systemd, beside what the manifests give |
 //! | `removal` | netattach is taken off a node, and what stays is said |
 //! | `upgrade` | from the agent that landed last to this one and back, under traffic |
 //! | `named_namespaces` | an agent that sees the pods' namespaces under another path than the runtime |
@@ -40,4 +41,5 @@ mod removal;
 mod restart;
 mod restart_many;
 mod stand_by;
+mod unit;
 mod upgrade;

@@ -16,6 +16,7 @@ const QUICK_START: Page =
 const RUNTIMES: Page = Page { path: "docs/runtimes.md", text: include_str!("../../../docs/runtimes.md") };
 const FAQ: Page = Page { path: "docs/faq.md", text: include_str!("../../../docs/faq.md") };
 const REMOVE: Page = Page { path: "docs/remove.md", text: include_str!("../../../docs/remove.md") };
+const UPGRADE: Page = Page { path: "docs/upgrade.md", text: include_str!("../../../docs/upgrade.md") };
 const POLICIES: Page = Page { path: "docs/policies.md", text: include_str!("../../../docs/policies.md") };
 
 /// Where busybox is; `None` when it is missing.
@@ -54,10 +55,10 @@ fn policies_are_as_the_guide_says_and_so_are_the_answers_to_questions() {
     guide::run(&[POLICIES, FAQ], "", Machine::Node, tools).unwrap();
 }
 
-/// `policy::ipvlan` runs the part of its name, `cluster::guides` those of the quick start and of the removal.
+/// `policy::ipvlan` runs the part of its name, `cluster::guides` those of the quick start, of the upgrade and of the removal.
 #[test]
 fn every_part_of_a_page_is_run_by_a_test() {
-    let pages = [README, QUICK_START, RUNTIMES, NETWORKS, POLICIES, FAQ, MIGRATE, REMOVE];
+    let pages = [README, QUICK_START, RUNTIMES, NETWORKS, POLICIES, FAQ, MIGRATE, UPGRADE, REMOVE];
     let parts: Vec<String> = pages.into_iter().flat_map(Page::parts).collect();
-    assert_eq!(parts, ["cluster", "node", "ipvlan", "agents", "new-pods", "old-pods"]);
+    assert_eq!(parts, ["cluster", "node", "ipvlan", "upgrade", "way-back", "agents", "new-pods", "old-pods"]);
 }

@@ -81,19 +81,28 @@ impl Arch {
             return Ok(Done::Unchanged(self.triple().to_owned()));
         }
         let had = self.has_standard_library()?;
-        if !had {
-            let mut add = Command::new("rustup");
-            add.args(["target", "add", self.triple()]).current_dir(tree::root());
-            let added = child::run(&mut add, progress);
-            if added.is_err() || !self.has_standard_library()? {
-                return Err(self.no_standard_library(added.err()));
-            }
+        if let Some(why) = self.lacking(progress)? {
+            return Err(why);
         }
         let (prefix, package) = self.tools();
         let installed =
             setup::ensure_cross_compiler(&format!("{prefix}-gcc"), &format!("gcc-{package}"), progress)?;
         let done = format!("{}, untested", self.triple());
         Ok(if had && !installed { Done::Unchanged(done) } else { Done::Changed(done) })
+    }
+
+    /// Why nothing can be built for it: its standard library is neither here nor to be had. `None`: it is here, perhaps only now.
+    pub(crate) fn lacking(self, progress: &Progress) -> anyhow::Result<Option<anyhow::Error>> {
+        if self.has_standard_library()? {
+            return Ok(None);
+        }
+        let mut add = Command::new("rustup");
+        add.args(["target", "add", self.triple()]).current_dir(tree::root());
+        let added = child::run(&mut add, progress);
+        if added.is_ok() && self.has_standard_library()? {
+            return Ok(None);
+        }
+        Ok(Some(self.no_standard_library(added.err())))
     }
 
     fn has_standard_library(self) -> anyhow::Result<bool> {

@@ -1,5 +1,5 @@
 //! `cargo xtask release`: the image and, for nodes that run the agent themselves, an archive of the executables with what
-//! belongs to them, and the checksums of both.
+//! belongs to them, the manifest by which krew installs the command line from it, and the checksums of all.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, ensure};
 
 use super::tarball::{Tarball, gzip};
-use super::{Arch, Options, assemble, commit, notice, oci, put, read, version};
+use super::{Arch, Options, assemble, commit, krew, notice, oci, put, read, version};
 use crate::progress::Done;
 use crate::{child, dist, progress, tree};
 
@@ -20,13 +20,13 @@ const OWN: [(&str, &str); 5] = [
     ("deploy/systemd/config.yaml", "systemd/config.yaml"),
 ];
 
-/// Builds everything into `target/release-files`.
+/// Builds everything into `target/release-files`. `url` is where the files will be found.
 ///
 /// # Errors
-/// As [`super::image`], or the manual cannot be made.
-pub fn release(arch: Option<Arch>) -> anyhow::Result<()> {
+/// As [`super::image`], something weighs more than it may, or the manual cannot be made.
+pub fn release(arch: Option<Arch>, url: &str) -> anyhow::Result<()> {
     let arch = arch.map_or_else(Arch::host, Ok)?;
-    let image = assemble(arch, &Options::default())?;
+    let image = assemble(arch, &Options { check: true, ..Options::default() })?;
     progress::heading("release");
     let directory = tree::root().join("target/release-files");
     let manual = tempfile::tempdir().context("create a directory")?;
@@ -45,8 +45,15 @@ pub fn release(arch: Option<Arch>) -> anyhow::Result<()> {
         put(&copy, &read(&image)?)?;
         Ok(Done::Changed(archive.display().to_string()))
     })?;
+    let manifest = directory.join("netattach.krew.yaml");
+    progress::step("manifest for krew", |_| {
+        let file = archive.file_name().context("an archive has a name")?.to_string_lossy();
+        let text = krew::manifest(arch, url, &file, &oci::sha256(&read(&archive)?));
+        put(&manifest, text.as_bytes())?;
+        Ok(Done::Changed(manifest.display().to_string()))
+    })?;
     progress::step("SHA256SUMS", |_| {
-        let sums = sums(&[&archive, &copy])?;
+        let sums = sums(&[&archive, &copy, &manifest])?;
         put(&directory.join("SHA256SUMS"), sums.as_bytes())?;
         Ok(Done::Changed(format!("{} files", sums.lines().count())))
     })

@@ -8,6 +8,7 @@
 //! | `arch` | the architectures, and what a build for another one takes |
 //! | `commit` | the commit of the sources, and the text about it in executables |
 //! | `files` | the archive of executables with their manual, and the checksums |
+//! | `krew` | the manifest by which kubectl's package manager installs `kubectl netattach` |
 //! | `notice` | the licences of what is linked |
 //! | `tarball`, `oci` | archives; the layout of a container image |
 //! | `twice` | another build elsewhere, and the comparison |
@@ -15,6 +16,7 @@
 mod arch;
 pub(crate) mod commit;
 mod files;
+mod krew;
 mod notice;
 mod oci;
 mod tarball;
@@ -27,6 +29,7 @@ use anyhow::{Context, ensure};
 
 pub use self::arch::Arch;
 pub use self::files::release;
+pub use self::krew::NOWHERE;
 use self::oci::{Archive, Image};
 use self::tarball::Tarball;
 use crate::progress::{Done, UserError};

@@ -14,7 +14,7 @@ use crate::{child, tree};
 
 /// The commit: the one that landed last before the work that the working tree is of. Whoever lands sets it to what landed
 /// before, in the first commit after that.
-const COMMIT: &str = "c6224b419763806a6263f66ce205e3ccd7b0bf7c";
+const COMMIT: &str = "d5c708fe26e51b09346a19ea260a1a25f5b9afdc";
 
 /// What is taken of what is built.
 const EXECUTABLES: [&str; 3] = ["netattach", "netattachctl", "netattachd"];

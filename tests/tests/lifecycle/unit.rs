@@ -1,0 +1,102 @@
+//! The unit for systemd in `deploy/systemd`: no test runs it, as that takes a machine that systemd has started. It is read, and
+//! compared with what the manifests give an agent.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use netattach_tests::node::executable;
+
+use crate::capabilities::{for_built_in_plugins, for_executed_plugins};
+
+const UNIT: &str = include_str!("../../../deploy/systemd/netattach.service");
+const PROGRAM: &str = "/usr/local/bin/netattachd";
+
+/// What the manifests give and the unit does not.
+const ONLY_IN_PODS: [(&str, &str); 1] =
+    [("SYS_CHROOT", "on the node itself plugins are in the root directory that they belong to")];
+/// What the unit gives and the manifests do not.
+const ONLY_IN_THE_UNIT: [(&str, &str); 3] = [
+    (
+        "SYS_PTRACE",
+        "opens /proc/PID/ns/net of another user's process, by which some runtimes name a namespace: in a pod, which does not \
+         see the node's processes, there is none",
+    ),
+    (
+        "DAC_OVERRIDE",
+        "executed plugins write below directories of others, as they do under a runtime; a pod has the mounts that it names",
+    ),
+    (
+        "SYS_MODULE",
+        "iptables, which executed plugins start, loads modules itself; a pod has no modules to load",
+    ),
+];
+/// What the unit must not set, and why.
+const NOT_SET: [(&str, &str); 5] = [
+    ("ProtectKernelTunables", "the agent sets net.*"),
+    ("ProtectKernelModules", "making a link loads its module"),
+    (
+        "ProtectControlGroups",
+        "it would mount read-only what Delegate gives, and executed plugins have their group in it",
+    ),
+    ("PrivateNetwork", "the agent's links are those of the node"),
+    ("PrivateUsers", "a namespace of a pod belongs to the node's users"),
+];
+
+/// What the unit says of a key. Lists that go on elsewhere are not in it.
+fn value(key: &str) -> Option<&'static str> {
+    let mut found = UNIT.lines().filter_map(|line| line.split_once('=')).filter(|(name, _)| *name == key);
+    let value = found.next().map(|(_, value)| value);
+    assert_eq!(found.next(), None, "{key} twice");
+    value
+}
+
+#[test]
+fn the_unit_leaves_the_agent_the_capabilities_of_the_manifests_but_for_those_with_a_reason() {
+    let listed = value("CapabilityBoundingSet").unwrap().split(' ');
+    let unit: BTreeSet<String> = listed.map(|name| name.strip_prefix("CAP_").unwrap().to_owned()).collect();
+    let manifests: BTreeSet<String> =
+        for_built_in_plugins().into_iter().chain(for_executed_plugins()).collect();
+    let named = |reasons: &[(&str, &str)]| reasons.iter().map(|(name, _)| (*name).to_owned()).collect();
+    let differences: [BTreeSet<String>; 2] = [&manifests - &unit, &unit - &manifests];
+    assert_eq!(differences, [named(&ONLY_IN_PODS), named(&ONLY_IN_THE_UNIT)]);
+}
+
+#[test]
+fn the_unit_sets_nothing_that_an_agent_cannot_live_with() {
+    for (key, why) in NOT_SET {
+        assert_eq!(value(key), None, "{key}: {why}");
+    }
+    assert_eq!(value("Delegate"), Some("yes"));
+    // Entering namespaces of pods; no other kind is entered or made.
+    assert_eq!(value("RestrictNamespaces"), Some("net"));
+}
+
+/// systemd's own look at it: keys that it does not know, values that it cannot read, programs that are not there. A machine
+/// without systemd does without.
+#[test]
+fn systemd_finds_nothing_wrong_with_the_unit() {
+    let directory = tempfile::tempdir().unwrap();
+    let unit = directory.path().join("netattach.service");
+    let program = executable("netattachd").unwrap();
+    assert_eq!(value("ExecStart").unwrap().split(' ').next(), Some(PROGRAM));
+    fs::write(&unit, UNIT.replace(PROGRAM, program.to_str().unwrap())).unwrap();
+    let verify = |unit: &Path| {
+        let mut analyze = Command::new("systemd-analyze");
+        analyze.env("LC_ALL", "C").args(["verify", "--man=no", "--recursive-errors=no"]).arg(unit);
+        analyze.output()
+    };
+    let Ok(output) = verify(&unit) else {
+        eprintln!("systemd-analyze is not here");
+        return;
+    };
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.success(), said.as_str()), (true, ""));
+    // It does look.
+    let wrong =
+        UNIT.replace("LockPersonality=yes", "LockPersonality=perhaps").replace(PROGRAM, "/nonexistent");
+    fs::write(&unit, wrong).unwrap();
+    let said = String::from_utf8(verify(&unit).unwrap().stderr).unwrap();
+    assert!(said.contains("perhaps") && said.contains("/nonexistent"), "{said}");
+}
