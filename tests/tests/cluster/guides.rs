@@ -1,6 +1,6 @@
-//! The quick start on a cluster, and the removal, word by word: the commands of the pages, in order, with the real kubectl; the
-//! Job that removes is run by the kubelet. The server is of Kubernetes 1.20, so that `deploy/` is what the pages call a
-//! kustomization of one's own, with the components for it.
+//! The quick start on a cluster, the look at a node, and the removal, word by word: the commands of the pages, in order, with
+//! the real kubectl; the Jobs that look and that remove are run by the kubelet. The server is of Kubernetes 1.20, so that
+//! `deploy/` is what the pages call a kustomization of one's own, with the components for it.
 
 use std::fs;
 use std::path::Path;
@@ -18,6 +18,8 @@ use crate::tested;
 
 const QUICK_START: Page =
     Page { path: "docs/quick-start.md", text: include_str!("../../../docs/quick-start.md") };
+const TROUBLESHOOTING: Page =
+    Page { path: "docs/troubleshooting.md", text: include_str!("../../../docs/troubleshooting.md") };
 const REMOVE: Page = Page { path: "docs/remove.md", text: include_str!("../../../docs/remove.md") };
 
 /// The image of the quick start's pod, as the kubelet asks the runtime for it.
@@ -90,6 +92,11 @@ fn the_quick_start_and_the_removal_run_as_written() {
     tested::policies_are_tried(&site);
     assert_eq!(networks_of_new_pod(&site, "old"), ["primary", "default/lan"]);
 
+    operator.run(TROUBLESHOOTING, "describe").unwrap();
+    operator.run(TROUBLESHOOTING, "doctor").unwrap();
+    the_doctor_finds_nothing(&site);
+    operator.run(TROUBLESHOOTING, "doctor-done").unwrap();
+
     set(&site, "remove: true");
     operator.run(REMOVE, "new-pods").unwrap();
     assert_eq!(networks_of_new_pod(&site, "new"), [""; 0]);
@@ -122,6 +129,16 @@ fn the_quick_start_and_the_removal_run_as_written() {
     assert!(site.eventually(is_as_before), "{:#?}", bare.added(&site));
     let node = site.get(&format!("/api/v1/nodes/{NODE}"));
     assert!(is_ready(&node), "{node:#}");
+}
+
+/// The Job that looks at the node has ended well, which it does if no check fails.
+fn the_doctor_finds_nothing(site: &Site) {
+    let jobs = || {
+        let label = "app.kubernetes.io%2Fname%3Dnetattach-doctor";
+        site.get(&format!("/apis/batch/v1/namespaces/kube-system/jobs?labelSelector={label}"))
+    };
+    let is_complete = || jobs()["items"][0]["status"]["succeeded"] == 1;
+    assert!(site.eventually(is_complete), "{:#}", jobs());
 }
 
 /// A shell on the node, where the executables of an archive are in the path.
