@@ -393,6 +393,15 @@ impl Reporter {
 
     /// What an ADD depends on, and whether it is there.
     pub(super) fn ready(&self) -> Vec<Readiness> {
+        self.with_source(self.health.conditions())
+    }
+
+    /// As [`Reporter::ready`], without having anything looked at anew.
+    pub(super) fn known_ready(&self) -> Vec<Readiness> {
+        self.with_source(self.health.known_conditions())
+    }
+
+    fn with_source(&self, conditions: Vec<Readiness>) -> Vec<Readiness> {
         let objects = self.source.snapshot();
         let mut found = vec![
             counted(objects.pods.len(), "pod", "pods"),
@@ -410,7 +419,7 @@ impl Reporter {
             met: synced.is_ok(),
             detail: synced.err().map_or_else(|| found.join(", "), |error| error.to_string()),
         };
-        std::iter::once(source).chain(self.health.conditions()).collect()
+        std::iter::once(source).chain(conditions).collect()
     }
 
     pub(super) fn status(&self, engine: &Engine, troubles: Vec<Condition>) -> Status {

@@ -273,7 +273,8 @@ mod tests {
         let oldest = tested.map(|row| version(row.split('|').nth(1).unwrap().trim())).min();
         assert_eq!(oldest, Some(OLDEST_TESTED));
         let (major, minor) = OLDEST_TESTED;
-        let needed = format!("| attachments, policies, source checks, counters | {major}.{minor} has all of it; ");
+        let needed =
+            format!("| attachments, policies, source checks, counters | {major}.{minor} has all of it; ");
         assert!(SUPPORTED.contains(&needed), "{needed}");
         let guide = format!("Linux {major}.{minor} or newer");
         assert!(include_str!("../../../docs/quick-start.md").contains(&guide), "{guide}");
