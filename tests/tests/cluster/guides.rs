@@ -95,6 +95,7 @@ fn the_quick_start_and_the_removal_run_as_written() {
     operator.run(TROUBLESHOOTING, "describe").unwrap();
     operator.run(TROUBLESHOOTING, "doctor").unwrap();
     the_doctor_finds_nothing(&site);
+    why_a_container_has_failed_is_in_its_pods_status(&site);
     operator.run(TROUBLESHOOTING, "doctor-done").unwrap();
 
     set(&site, "remove: true");
@@ -139,6 +140,26 @@ fn the_doctor_finds_nothing(site: &Site) {
     };
     let is_complete = || jobs()["items"][0]["status"]["succeeded"] == 1;
     assert!(site.eventually(is_complete), "{:#}", jobs());
+}
+
+/// The same Job, without the settings: what it says last is told where `kubectl describe` looks.
+fn why_a_container_has_failed_is_in_its_pods_status(site: &Site) {
+    let set = site.get("/apis/apps/v1/namespaces/kube-system/daemonsets/netattach");
+    let image = set["spec"]["template"]["spec"]["containers"][0]["image"].as_str().unwrap();
+    let job = fs::read_to_string(site.deploy().join("doctor/job.yaml")).unwrap();
+    let job = job.replace("NODE", NODE).replace("IMAGE", image).replace("CONFIG", "nowhere");
+    site.admin.create(&serde_norway::from_str(&job).unwrap()).unwrap();
+    let label = "app.kubernetes.io%2Fname%3Dnetattach-doctor";
+    let pods = || site.get(&format!("/api/v1/namespaces/kube-system/pods?labelSelector={label}"));
+    let ended = |pod: &Value| pod["status"]["containerStatuses"][0]["state"]["terminated"].clone();
+    let failed = || {
+        let pods = pods();
+        pods["items"].as_array()?.iter().map(ended).find(|it| it["exitCode"] == 1)
+    };
+    assert!(site.eventually(|| failed().is_some()), "{:#}", pods());
+    let message = failed().unwrap()["message"].as_str().unwrap_or_default().to_owned();
+    let last = message.trim_end().lines().last().unwrap_or_default();
+    assert!(last.ends_with("checks failed; each is shown with what is known of it"), "{message}");
 }
 
 /// A shell on the node, where the executables of an archive are in the path.
