@@ -126,10 +126,11 @@ fn execute(stream: TcpStream, target: &str, noted: &Mutex<Vec<(String, String)>>
     } else {
         format!("of {node}\n")
     };
+    // Before the other side knows that it has ended.
+    noted.lock().unwrap().push((node, words.join(" ")));
     socket.send(channel(1, &out)).unwrap();
     socket.send(channel(2, "a warning\n")).unwrap();
     socket.send(channel(3, &status.to_string())).unwrap();
-    noted.lock().unwrap().push((node, words.join(" ")));
     // The other side may have gone by now.
     let _ = socket.close(None);
     while socket.read().is_ok() {}
