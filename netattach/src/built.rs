@@ -99,4 +99,23 @@ mod tests {
         );
         assert_eq!(text, expected);
     }
+
+    /// The example of docs/image.md has the rows of this version: all but the commit, and the programs, which `netattachd` has.
+    #[test]
+    fn the_documents_show_these_versions() {
+        const PAGE: &str = include_str!("../../docs/image.md");
+        let (_, shown) = PAGE.split_once("# netattachd --version\n").unwrap();
+        let (shown, _) = shown.split_once("\n```").unwrap();
+        let rows = |text: &str| -> Vec<(String, String)> {
+            let row = |line: &str| {
+                let (key, value) = line.split_once(' ').unwrap();
+                let varies = ["commit", "programs"].contains(&key);
+                (key.to_owned(), if varies { String::new() } else { value.trim_start().to_owned() })
+            };
+            text.lines().map(row).collect()
+        };
+        let text = format!("netattachd {}", describe(&[("programs", String::new())]));
+        let usual = text.replace(&format!("features  {}", features()), "features  the usual");
+        assert_eq!(rows(shown), rows(&usual));
+    }
 }

@@ -264,7 +264,7 @@ impl Node {
     /// # Errors
     /// As [`Node::start`].
     pub fn start_serving(&mut self) -> Result<()> {
-        self.start_until(&executable("netattachd")?, &[], " ready socket=")
+        self.start_until(&executable("netattachd")?, &[], " serving socket=")
     }
 
     /// Starts the agent, and waits until its log has a line with that.
@@ -312,7 +312,7 @@ impl Node {
     pub fn hand_over(&mut self, end: impl FnOnce(&mut Self) -> Result<String>) -> Result<String> {
         let next = self.next.take().context("no agent stands by")?;
         let ended = end(self);
-        let serves = eventually(PATIENCE, || next.log_so_far().contains(" ready socket="));
+        let serves = eventually(PATIENCE, || next.log_so_far().contains(" serving socket="));
         ensure!(serves, "the next agent does not serve:\n{}", next.log_so_far());
         self.agent = Some(next);
         ended

@@ -218,7 +218,16 @@ impl Health {
 
     /// The outcomes of all looks, as shown by `netattachctl status`, including the runtime's file.
     pub(super) fn conditions(&self) -> Vec<Readiness> {
-        let seen = |look: &Look| look.seen(false).and_then(|(_, seen)| seen);
+        self.conditions_by(|look| look.seen(false))
+    }
+
+    /// As [`Health::conditions`], without having anything looked at anew.
+    pub(super) fn known_conditions(&self) -> Vec<Readiness> {
+        self.conditions_by(Look::known)
+    }
+
+    fn conditions_by(&self, outcome: impl Fn(&Look) -> Result<(Duration, Seen), CniError>) -> Vec<Readiness> {
+        let seen = |look: &Look| outcome(look).and_then(|(_, seen)| seen);
         let [network, plugins, file] = [&self.network, &self.plugins, &self.file].map(seen);
         let own =
             [&self.journal, &self.descriptors, &self.dataplane].map(|look| condition(look.what, seen(look)));
@@ -549,20 +558,29 @@ impl Look {
         }
     }
 
+    /// The last outcome and its age. One that is not quite new has the look taken again.
+    ///
+    /// # Errors
+    /// As [`Look::known`].
+    fn seen(&self, look_again: bool) -> Result<(Duration, Seen), CniError> {
+        let age = lock(&self.last).as_ref().map(|(at, _)| at.elapsed());
+        if age.is_some_and(|age| look_again || age > FRESH) {
+            self.want();
+        }
+        self.known()
+    }
+
     /// The last outcome and its age.
     ///
     /// # Errors
     /// There is no outcome, or no recent one.
-    fn seen(&self, look_again: bool) -> Result<(Duration, Seen), CniError> {
+    fn known(&self) -> Result<(Duration, Seen), CniError> {
         let last = lock(&self.last);
         let not_known = |how: String| {
             Err(CniError::new(code::NOT_AVAILABLE, format!("state of {} is not known {how}", self.what)))
         };
         let Some((at, seen)) = &*last else { return not_known("yet".into()) };
         let age = at.elapsed();
-        if look_again || age > FRESH {
-            self.want();
-        }
         let hangs = lock(&self.begun).is_some_and(|begun| begun.elapsed() > self.longest);
         if hangs || age > pace::longest(self.every) + LONGEST_LOOK {
             return not_known(format!("for {} s", age.as_secs()));

@@ -24,7 +24,7 @@
 //! | `traces` | sends traces of requests to a collector |
 //! | `http`, `metrics` | serves probes and metrics; what is counted |
 //! | `request_log`, `flow` | the log line of a request; records of packets as text |
-//! | `health`, `trouble`, `disk_look`, `share`, `report` | readiness; problems with objects, and on disk; which are shown of very many; the agent's status |
+//! | `health`, `readiness`, `trouble`, `disk_look`, `share`, `report` | readiness, and what the log says of it; problems with objects, and on disk; which are shown of very many; the agent's status |
 
 mod background;
 mod cni_conf;
@@ -62,6 +62,7 @@ mod plugin_root;
 mod policy_settings;
 mod pools;
 mod privileges;
+mod readiness;
 mod reload;
 mod repair;
 mod report;

@@ -398,6 +398,15 @@ impl Reporter {
 
     /// What an ADD depends on, and whether it is there.
     pub(super) fn ready(&self) -> Vec<Readiness> {
+        self.with_source(self.health.conditions())
+    }
+
+    /// As [`Reporter::ready`], without having anything looked at anew.
+    pub(super) fn known_ready(&self) -> Vec<Readiness> {
+        self.with_source(self.health.known_conditions())
+    }
+
+    fn with_source(&self, conditions: Vec<Readiness>) -> Vec<Readiness> {
         let objects = self.source.snapshot();
         let mut found = vec![
             counted(objects.pods.len(), "pod", "pods"),
@@ -421,7 +430,7 @@ impl Reporter {
             detail: reached.err().unwrap_or_else(|| "changes are followed".into()),
         });
         let mut ready: Vec<Readiness> = std::iter::once(source).chain(server).collect();
-        ready.extend(self.health.conditions());
+        ready.extend(conditions);
         ready.push(self.sockets());
         ready
     }

@@ -32,6 +32,7 @@ use super::packet_log;
 use super::plugin_group;
 use super::plugin_root::{self, UnfitRoot};
 use super::privileges::{self, Unprivileged};
+use super::readiness;
 use super::reload::Reload;
 use super::repair;
 use super::report::Reporter;
@@ -401,6 +402,7 @@ async fn serve_until(
     }
     background.keep("sandboxes that no runtime asks for", Arc::clone(&agent).keep_collecting());
     background.keep("what others change", Arc::clone(&agent).keep_as_made());
+    let of_readiness = readiness::tell(Arc::clone(&agent));
     if let Some(server) = server {
         background.keep("metrics and probes", server.keep(Arc::clone(&agent)));
     }
@@ -412,7 +414,8 @@ async fn serve_until(
     let mut serving =
         tokio::spawn(serve(listener, Arc::new(Served(agent)), Limits::default(), stop_requested));
     background.keep("checks of the node", health.keep_looking(source.changes(), FilterWatch::open()));
-    tracing::info!(socket = %settings.socket().display(), sandboxes = engine.registry().len(), "ready");
+    tracing::info!(socket = %settings.socket().display(), sandboxes = engine.registry().len(), "serving");
+    background.keep("what the log says of readiness", of_readiness);
 
     let early = tokio::select! {
         signal = signals.ending() => {

@@ -10,6 +10,10 @@ use aya::sys::{BpfHelper, is_helper_supported, is_map_supported, is_program_supp
 
 use super::sys::{self, BatchAttributes, Command, Query};
 
+/// The oldest kernel that tests run under. An older one may do: what is needed is probed for. docs/supported.md has what is
+/// lost there.
+pub const OLDEST_TESTED: (u32, u32) = (6, 1);
+
 /// Something that a kernel may lack.
 #[derive(Debug)]
 pub struct Feature {
@@ -253,5 +257,26 @@ mod tests {
         for requirement in requirements() {
             assert!(requirement.present.is_ok(), "{requirement:?}");
         }
+    }
+
+    /// The first column of the first table of docs/supported.md has the kernels that tests run under.
+    #[test]
+    fn the_oldest_kernel_is_that_of_the_documents() {
+        const SUPPORTED: &str = include_str!("../../../docs/supported.md");
+        let (_, kernels) = SUPPORTED.split_once("\n## Kernels\n").unwrap();
+        let version = |text: &str| -> (u32, u32) {
+            let (major, minor) = text.split_once('.').unwrap();
+            (major.parse().unwrap(), minor.parse().unwrap())
+        };
+        let rows = kernels.lines().skip_while(|line| !line.starts_with("|---")).skip(1);
+        let tested = rows.take_while(|line| line.starts_with('|'));
+        let oldest = tested.map(|row| version(row.split('|').nth(1).unwrap().trim())).min();
+        assert_eq!(oldest, Some(OLDEST_TESTED));
+        let (major, minor) = OLDEST_TESTED;
+        let needed =
+            format!("| attachments, policies, source checks, counters | {major}.{minor} has all of it; ");
+        assert!(SUPPORTED.contains(&needed), "{needed}");
+        let guide = format!("Linux {major}.{minor} or newer");
+        assert!(include_str!("../../../docs/quick-start.md").contains(&guide), "{guide}");
     }
 }

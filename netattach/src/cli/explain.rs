@@ -7,7 +7,7 @@ use std::str::FromStr;
 use clap::Args;
 
 use super::output::Format;
-use super::{Answer, CliError, ask, other};
+use super::{Answer, CliError, ask, other, table};
 use crate::npwg::selection::PortProtocol;
 use crate::objects::ObjectName;
 use crate::objects::policy::Direction;
@@ -99,7 +99,7 @@ impl Explain {
         let request = self.request();
         let Response::Explanation(paths) = ask(socket, &request)? else { return other(&request) };
         let found = found(&paths);
-        Ok((format.show(&paths, |_| render(paths.clone()))?, found))
+        Ok((format.show(&paths, |width| table::sentences(&render(paths.clone()), width))?, found))
     }
 
     fn request(&self) -> Request {

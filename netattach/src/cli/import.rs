@@ -181,6 +181,7 @@ fn cells(row: &Row, imported: &Imported) -> [String; 3] {
 mod tests {
     use clap::Parser;
 
+    use super::super::tests::{is_narrow, same_as_golden};
     use super::super::{Arguments, CliError, run};
     use crate::agent::config as agent;
     use crate::error_chain::Chain;
@@ -301,6 +302,30 @@ cniConfigDir    -          cniConf: {\"dir\":\"/etc/cni/net.d\"}; the default of
             )
         );
         assert!(!written[0].exists());
+    }
+
+    #[test]
+    fn its_form_for_programs_is_pinned() {
+        let directory = tempfile::tempdir().unwrap();
+        let conf = file(
+            &directory,
+            "00-multus.conf",
+            r#"{"type": "multus", "clusterNetwork": "default", "kubeconfig": "/k", "binDir": "/b", "confDir": "/c",
+                "namespaceIsolation": true, "globalNamespaces": "default,ops"}"#,
+        );
+        let (json, result) = run_with(&["--conf", &conf, "-o", "json"]);
+        result.unwrap();
+        same_as_golden("import", &json);
+    }
+
+    #[test]
+    fn its_table_is_no_wider_than_others() {
+        let directory = tempfile::tempdir().unwrap();
+        let long = "x".repeat(200);
+        let conf =
+            format!(r#"{{"type": "multus", "clusterNetwork": "{long}", "binDir": "/{long}", "{long}": 1}}"#);
+        let conf = file(&directory, "00-multus.conf", &conf);
+        is_narrow(&run_with(&["--conf", &conf]).0);
     }
 
     #[test]

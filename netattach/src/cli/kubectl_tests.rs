@@ -20,6 +20,10 @@ struct Server {
     _dir: tempfile::TempDir,
 }
 
+/// Nodes where every command fails, and where none may be run.
+const BROKEN: &str = "broken";
+const REFUSED: &str = "refused";
+
 fn server(nodes: &'static [&'static str]) -> Server {
     let dir = tempfile::tempdir().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -105,21 +109,28 @@ fn execute(stream: TcpStream, target: &str, noted: &Mutex<Vec<(String, String)>>
     })
     .unwrap();
     let channel = |number: u8, text: &str| Message::binary([&[number][..], text.as_bytes()].concat());
-    let is_missing = words.contains(&"shop/nope".to_owned());
-    let status = match is_missing {
-        true => json!({"status": "Failure", "reason": "NonZeroExitCode",
-                       "details": {"causes": [{"reason": "ExitCode", "message": "3"}]}}),
-        false => json!({"status": "Success"}),
+    let ended_with = |code: &str| {
+        json!({"status": "Failure", "reason": "NonZeroExitCode",
+               "details": {"causes": [{"reason": "ExitCode", "message": code}]}})
+    };
+    let status = match () {
+        () if words.contains(&"shop/nope".to_owned()) => ended_with("3"),
+        () if node == BROKEN => ended_with("1"),
+        () if node == REFUSED => {
+            json!({"status": "Failure", "reason": "Forbidden", "message": "not allowed"})
+        }
+        () => json!({"status": "Success"}),
     };
     let out = if words.contains(&"json".to_owned()) {
         format!("[{{\"of\":\"{node}\"}}]\n")
     } else {
         format!("of {node}\n")
     };
+    // Before the other side knows that it has ended.
+    noted.lock().unwrap().push((node, words.join(" ")));
     socket.send(channel(1, &out)).unwrap();
     socket.send(channel(2, "a warning\n")).unwrap();
     socket.send(channel(3, &status.to_string())).unwrap();
-    noted.lock().unwrap().push((node, words.join(" ")));
     // The other side may have gone by now.
     let _ = socket.close(None);
     while socket.read().is_ok() {}
@@ -175,4 +186,44 @@ fn a_node_that_is_not_named_or_not_there_is_refused_with_those_there_are() {
     assert!(server.commands.lock().unwrap().is_empty());
     let none = self::server(&[]);
     assert_eq!(run_words(&none, "status").0.unwrap_err().0, Exit::NotFound);
+}
+
+/// The archive is made in the agent's pod and written here; what there is of one that fails is removed.
+#[test]
+fn an_archive_of_a_node_is_a_file_of_this_machine_or_none() {
+    let server = server(&["n1", BROKEN, REFUSED]);
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("dump.tar.gz");
+    let dump = |node: &str| run_words(&server, &format!("sysdump --file {} --node {node}", file.display()));
+
+    assert_eq!(dump("n1"), (Ok(0), format!("{}: of node n1\n", file.display())));
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "of n1\n");
+    let mode = std::os::unix::fs::PermissionsExt::mode(&file.metadata().unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o600);
+    let command = "netattachctl sysdump --file -".to_owned();
+    assert_eq!(std::mem::take(&mut *server.commands.lock().unwrap()), [("n1".to_owned(), command.clone())]);
+
+    // A file that is there is not written over, and nobody is asked.
+    let (refused, out) = dump("n1");
+    let (exit, why) = refused.unwrap_err();
+    assert_eq!((exit, out.as_str()), (Exit::Failed, ""));
+    assert!(why.contains(file.to_str().unwrap()) && why.contains("File exists"), "{why}");
+    assert!(server.commands.lock().unwrap().is_empty());
+    std::fs::remove_file(&file).unwrap();
+
+    assert_eq!(dump(BROKEN), (Ok(1), String::new()));
+    assert!(!file.exists(), "what there is of it is of no use");
+    let (refused, out) = dump(REFUSED);
+    let (exit, why) = refused.unwrap_err();
+    assert_eq!((exit, out.as_str()), (Exit::NoAgent, ""));
+    assert!(why.contains("not allowed"), "{why}");
+    assert!(!file.exists());
+
+    // To standard output it is passed on as it is.
+    let (code, out) = run_words(&server, "sysdump --file - --node n1");
+    assert_eq!((code, out.as_str()), (Ok(0), "of n1\n"));
+    assert_eq!(
+        run_words(&server, "sysdump -A").0.unwrap_err(),
+        (Exit::Usage, "this command asks one node: name it by --node".to_owned())
+    );
 }

@@ -63,7 +63,7 @@ impl Policy {
         match ask(socket, &request)? {
             Response::PolicyDump(dumps) => {
                 let found = self.found(&dumps, socket)?;
-                Ok((format.show(&dumps, |_| render_dumps(&dumps))?, found))
+                Ok((format.show(&dumps, |width| render_dumps(&dumps, width))?, found))
             }
             Response::Policy(mut report) => {
                 let found = chosen.found(report.attachments.iter().map(|row| &row.name));
@@ -111,11 +111,11 @@ fn is_policy(name: &str) -> bool {
 }
 
 /// Compiled policies: for each a heading with its attachments, then rules, peers and ports.
-fn render_dumps(dumps: &[Dump]) -> String {
-    dumps.iter().map(render_dump).collect::<Vec<_>>().join("\n")
+fn render_dumps(dumps: &[Dump], width: Width) -> String {
+    dumps.iter().map(|dump| render_dump(dump, width)).collect::<Vec<_>>().join("\n")
 }
 
-fn render_dump(dump: &Dump) -> String {
+fn render_dump(dump: &Dump, width: Width) -> String {
     let way = |used: &Use| match (used.ingress, used.egress) {
         (true, true) => format!("{} both ways", used.attachment),
         (true, false) => format!("{} ingress", used.attachment),
@@ -124,7 +124,8 @@ fn render_dump(dump: &Dump) -> String {
     let attachments = or_dash(
         Some(dump.attachments.iter().map(way).collect::<Vec<_>>().join(", ")).filter(|it| !it.is_empty()),
     );
-    let mut text = format!("policy {}, attachments {attachments}\n", dump.policy);
+    let heading = format!("policy {}, attachments {attachments}\n", dump.policy);
+    let mut text = table::sentences(&heading, width);
     let rules: Vec<_> = dump.rules.iter().map(|rule| [rule.rule.to_string(), rule.from.clone()]).collect();
     let peers: Vec<_> =
         dump.peers.iter().map(|peer| [peer.net.to_string(), peer.class.to_string()]).collect();
@@ -262,7 +263,7 @@ MultiNetworkPolicy shop/db  network shop/typo does not exist
             left_out: 5,
         };
         assert_eq!(
-            render_dumps(&[dump]),
+            render_dumps(&[dump], Width::Limited),
             "\
 policy 7, attachments 3 ingress, 4 both ways
 RULE  FROM

@@ -100,7 +100,8 @@ impl Pools {
         let mut text = table::of_columns(COLUMNS, &rows, width);
         for pool in pools {
             if let Some(problem) = &pool.problem {
-                text.push_str(&format!("\n{}: {problem}\n", pool.directory.display()));
+                let problem = format!("\n{}: {problem}\n", pool.directory.display());
+                text.push_str(&table::sentences(&problem, width));
             }
         }
         if self.holders {

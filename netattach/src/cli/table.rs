@@ -12,6 +12,9 @@ const LEAST_NAME: usize = 12;
 /// The characters that prose keeps in any case.
 const LEAST_PROSE: usize = 40;
 
+/// How much further in a sentence goes on: more than what belongs to it.
+const FURTHER: usize = 4;
+
 /// Alignment of a column's cells, and what happens to them if the line is too long.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Align {
@@ -144,6 +147,25 @@ pub(super) fn cut(text: &str, width: usize) -> String {
     head.chain(['…']).chain(text.chars().skip(length - back)).collect()
 }
 
+/// Sentences, each in a line with its own indent: one that is too long goes on below, further in.
+pub(super) fn sentences(text: &str, width: Width) -> String {
+    let mut wrapped = String::new();
+    for line in text.lines() {
+        if width == Width::Unlimited || line.chars().count() <= MOST_COLUMNS {
+            wrapped.push_str(line);
+            wrapped.push('\n');
+            continue;
+        }
+        let words = line.trim_start();
+        let indent = line.len() - words.len();
+        for (number, part) in wrap(words, MOST_COLUMNS - indent - FURTHER).into_iter().enumerate() {
+            let further = if number == 0 { indent } else { indent + FURTHER };
+            wrapped.push_str(&format!("{:further$}{part}\n", ""));
+        }
+    }
+    wrapped
+}
+
 /// Lines of at most that many characters, broken at spaces; a longer word stands on a line of its own.
 fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = Vec::new();
@@ -205,6 +227,16 @@ mod tests {
         assert_eq!(wrap("a bb ccc", 4), ["a bb", "ccc"]);
         assert_eq!(wrap("incomprehensibilities", 4), ["incomprehensibilities"]);
         assert_eq!(wrap("", 4), [""]);
+    }
+
+    #[test]
+    fn a_sentence_that_is_too_long_goes_on_further_in() {
+        let long = format!("  {}", "word ".repeat(30));
+        let text = format!("short\n\n{}\n", long.trim_end());
+        let words = |count: usize| vec!["word"; count].join(" ");
+        let expected = format!("short\n\n  {}\n      {}\n", words(23), words(7));
+        assert_eq!(sentences(&text, Width::Limited), expected);
+        assert_eq!(sentences(&text, Width::Unlimited), text);
     }
 
     #[test]

@@ -297,8 +297,8 @@ pub(super) fn is_pinned(name: &str, value: &impl serde::Serialize) {
 fn every_command_has_a_golden_file() {
     use clap::CommandFactory;
     for command in Arguments::command().get_subcommands().map(clap::Command::get_name) {
-        // Scripts; a file of settings, whose keys are those of docs/configuration.md.
-        let has_no_data = ["completion", "import"].contains(&command);
+        // Scripts.
+        let has_no_data = command == "completion";
         assert_eq!(golden_file(command).exists(), !has_no_data, "{command}");
     }
 }
@@ -321,12 +321,13 @@ fn every_key_of_the_json_is_documented() {
     for entry in std::fs::read_dir(golden_file("x").parent().unwrap()).unwrap() {
         let path = entry.unwrap().path();
         let text = std::fs::read_to_string(&path).unwrap();
-        // A result in `attach` is that of the CNI specification; counts by reason have the reasons as keys.
+        // A result in `attach` is that of the CNI specification, and `import` has settings, with the keys of
+        // docs/configuration.md; counts by reason have the reasons as keys.
         let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
         assert!(documents.contains(&format!("`{name}`")) || name.contains('-'), "docs/json.md lacks {name}");
         let values = serde_json::Deserializer::from_str(&text).into_iter::<serde_json::Value>();
         for mut value in values.map(Result::unwrap) {
-            if name == "attach" {
+            if ["attach", "import"].contains(&&*name) {
                 continue;
             }
             for row in value.as_array_mut().into_iter().flatten() {
@@ -355,7 +356,8 @@ fn no_table_is_wider_than_a_hundred_and_twenty_columns() {
                     for (key, value) in object {
                         match (key.as_str(), value.as_str()) {
                             (
-                                "name" | "namespace" | "network" | "host_interface" | "container_id",
+                                "name" | "namespace" | "network" | "host_interface" | "container_id"
+                                | "attachment" | "from" | "directory" | "by",
                                 Some(text),
                             ) => {
                                 *value = long(text).into();
@@ -370,13 +372,30 @@ fn no_table_is_wider_than_a_hundred_and_twenty_columns() {
         each(&mut answer, &long);
         serde_json::from_value(answer).unwrap()
     };
-    for words in [&["attachments"][..], &["stats"], &["policy"], &["status"]] {
+    let commands = [
+        &["attachments"][..],
+        &["stats"],
+        &["policy"],
+        &["policy", "dump"],
+        &["explain", "shop/cart", "shop/db", "80"],
+        &["pools", "--holders"],
+        &["status"],
+        &["top", "--once", "--interval", "100ms"],
+    ];
+    for words in commands {
         for answer in [&golden_answer as &(dyn Fn(&Request) -> Response + Sync), &lengthen] {
             let (text, _) = run_with(answer, words);
-            let widest = text.lines().max_by_key(|line| line.chars().count()).unwrap();
-            assert!(widest.chars().count() <= 120, "{words:?}: {} {widest}", widest.chars().count());
+            assert!(text.lines().count() > 1, "{words:?}: {text}");
+            is_narrow(&text);
         }
     }
+}
+
+/// No line is wider than a table may be, but for a single word, which is not broken.
+#[track_caller]
+pub(super) fn is_narrow(text: &str) {
+    let is_wide = |line: &&str| line.chars().count() > 120 && line.trim().contains(' ');
+    assert_eq!(text.lines().find(is_wide), None);
 }
 
 #[test]

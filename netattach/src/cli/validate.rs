@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::output::Format;
+use super::table;
 use super::{Answer, CliError};
 use crate::agent::validate::{Finding, Validated, validate};
 
@@ -27,7 +28,7 @@ impl Validate {
         let validated = validate(&self.directory, self.config.as_deref(), self.cni_conf_dir.as_deref())?;
         let problems = validated.findings.len() + validated.more;
         let outcome = if problems == 0 { Ok(()) } else { Err(CliError::Invalid(problems)) };
-        Ok((format.show(&validated, |_| render(&validated))?, outcome))
+        Ok((format.show(&validated, |width| table::sentences(&render(&validated), width))?, outcome))
     }
 }
 
@@ -67,7 +68,7 @@ mod tests {
 
     use clap::Parser;
 
-    use super::super::tests::same_as_golden;
+    use super::super::tests::{is_narrow, same_as_golden};
     use super::super::{Arguments, Exit, run};
     use super::*;
 
@@ -137,7 +138,7 @@ spec: {podSelector: {}, policyTypes: [Ingress]}
                 ("policy.yaml", policy),
                 ("settings.yaml", "maxAttachment: 5\n"),
             ],
-            &[],
+            &["-o", "wide"],
         );
         let error = result.unwrap_err();
         assert_eq!(error.exit(), Exit::Failed);
@@ -155,6 +156,14 @@ spec: {podSelector: {}, policyTypes: [Ingress]}
         }
         assert_eq!(text.matches("\n  remedy: ").count(), 5, "{text}");
         assert_eq!(error.to_string(), "5 problems; each is shown with its remedy");
+    }
+
+    #[test]
+    fn a_problem_is_no_wider_than_a_table() {
+        let long = format!("{} nowhere-{}", "wrong ".repeat(30), "x".repeat(40));
+        let wrong = POD.replace("networks: lan", &format!("networks: '{long}'"));
+        let (text, _) = validated(&[("lan.yaml", NETWORK), ("pod.yaml", &wrong)], &[]);
+        is_narrow(&text);
     }
 
     #[test]

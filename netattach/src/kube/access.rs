@@ -211,32 +211,78 @@ mod tests {
 
     use crate::kube::access::*;
 
-    #[test]
-    fn every_right_that_is_used_is_in_the_published_role_and_no_other() {
-        let role = include_str!("../../../deploy/base/rbac.yaml");
-        let document = role.split("---").find(|document| document.contains("kind: ClusterRole\n")).unwrap();
-        let role: Value = serde_norway::from_str(document).unwrap();
-        let mut given = Vec::new();
+    /// The rights that rules give, in order.
+    fn given(rules: &[Value]) -> Vec<(String, String, String)> {
         let texts = |list: &Value| -> Vec<String> {
             list.as_array().unwrap().iter().map(|text| text.as_str().unwrap().to_owned()).collect()
         };
-        for rule in role["rules"].as_array().unwrap() {
+        let mut given = Vec::new();
+        for rule in rules {
             for group in texts(&rule["apiGroups"]) {
                 for resource in texts(&rule["resources"]) {
-                    for verb in texts(&rule["verbs"]) {
-                        given.push((group.clone(), resource.clone(), verb));
-                    }
+                    let verbs = texts(&rule["verbs"]).into_iter();
+                    given.extend(verbs.map(|verb| (group.clone(), resource.clone(), verb)));
                 }
             }
         }
-        let all =
-            Uses { network_policies: true, startup_taint: true, eviction: true, nodes: true, ranges: true };
-        let owned =
-            |right: &Right| (right.group.to_owned(), right.resource.to_owned(), right.verb.to_owned());
-        let mut needed: Vec<_> = needed(all).iter().map(owned).collect();
         given.sort();
-        needed.sort();
-        assert_eq!(needed, given);
+        given
+    }
+
+    /// The rules of `deploy/base`.
+    fn of_base() -> Vec<Value> {
+        let role = include_str!("../../../deploy/base/rbac.yaml");
+        let document = role.split("---").find(|document| document.contains("kind: ClusterRole\n")).unwrap();
+        let role: Value = serde_norway::from_str(document).unwrap();
+        role["rules"].as_array().unwrap().clone()
+    }
+
+    /// The rules that a component adds to them.
+    fn of_component(text: &str) -> Vec<Value> {
+        let component: Value = serde_norway::from_str(text).unwrap();
+        let [patch] = &component["patches"].as_array().unwrap()[..] else { panic!("{component}") };
+        assert_eq!(patch["target"], json!({"kind": "ClusterRole", "name": "netattach"}));
+        let changes: Vec<Value> = serde_norway::from_str(patch["patch"].as_str().unwrap()).unwrap();
+        let added = |change: &Value| {
+            assert_eq!((&change["op"], &change["path"]), (&json!("add"), &json!("/rules/-")));
+            change["value"].clone()
+        };
+        changes.iter().map(added).collect()
+    }
+
+    /// What agents read is given to all; what they write with a setting alone, by its component.
+    #[test]
+    fn every_right_that_is_used_is_in_the_published_role_and_no_other() {
+        let reading = Uses { network_policies: true, nodes: true, ranges: true, ..Uses::default() };
+        let evict = include_str!("../../../deploy/components/evict/kustomization.yaml");
+        let startup_taint = include_str!("../../../deploy/components/startup-taint/kustomization.yaml");
+        let table = [
+            (reading, vec![]),
+            (Uses { eviction: true, ..reading }, vec![evict]),
+            (Uses { startup_taint: true, ..reading }, vec![startup_taint]),
+            (Uses { eviction: true, startup_taint: true, ..reading }, vec![evict, startup_taint]),
+        ];
+        for (uses, components) in table {
+            let mut rules = of_base();
+            rules.extend(components.into_iter().flat_map(of_component));
+            let owned =
+                |right: &Right| (right.group.to_owned(), right.resource.to_owned(), right.verb.to_owned());
+            let mut needed: Vec<_> = needed(uses).iter().map(owned).collect();
+            needed.sort();
+            assert_eq!(needed, given(&rules), "{uses:?}");
+        }
+    }
+
+    /// Settings that are off by default need no right to write anything but the status of pods and events.
+    #[test]
+    fn by_default_every_right_is_among_those_of_the_base() {
+        let given = given(&of_base());
+        for Right { group, resource, verb } in needed(Uses::default()) {
+            assert!(given.contains(&(group.into(), resource.into(), verb.into())), "{verb} {resource}");
+        }
+        let written = given.iter().filter(|(.., verb)| !["get", "list", "watch"].contains(&verb.as_str()));
+        let resources: Vec<&str> = written.map(|(_, resource, _)| resource.as_str()).collect();
+        assert_eq!(resources, ["pods/status", "events", "events"]);
     }
 
     #[test]

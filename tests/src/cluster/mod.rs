@@ -324,6 +324,27 @@ impl Cluster {
         }
         Ok(())
     }
+
+    /// Gives the agent what that component of `deploy/components` adds to its role.
+    ///
+    /// # Errors
+    /// The server refuses it, or the component adds nothing.
+    pub fn grant(&self, component: &str) -> Result<()> {
+        const ROLE: &str = "/apis/rbac.authorization.k8s.io/v1/clusterroles/netattach";
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../deploy/components")
+            .join(component)
+            .join("kustomization.yaml");
+        let component: Value = serde_norway::from_str(&fs::read_to_string(path)?)?;
+        let patch = component["patches"][0]["patch"].as_str().context("a component without a patch")?;
+        let changes: Vec<Value> = serde_norway::from_str(patch)?;
+        let admin = self.admin()?;
+        let role = admin.get(ROLE)?.expect(200)?;
+        let mut rules = role["rules"].as_array().context("a role without rules")?.clone();
+        rules.extend(changes.iter().map(|change| change["value"].clone()));
+        admin.merge(ROLE, &json!({"rules": rules}))?.expect(200)?;
+        Ok(())
+    }
 }
 
 /// The end of a node's link that is on the bridge.

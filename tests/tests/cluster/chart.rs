@@ -85,7 +85,8 @@ fn the_chart_makes_the_objects_that_kubectl_makes() {
     let Some(kubectl) = tools::directory(test, "NETATTACH_KUBECTL", &["kubectl"]) else { return };
     let mine = tempfile::tempdir().unwrap();
     let with_components = format!("{}/with-components", mine.path().display());
-    kustomization(Path::new(&with_components), "deploy", &["before-1.22", "before-1.30", "executed-plugins"]);
+    let all = ["before-1.22", "before-1.30", "executed-plugins", "evict", "startup-taint"];
+    kustomization(Path::new(&with_components), "deploy", &all, SETTINGS);
     let components: (&str, &[&str]) = (&with_components, &["deploy/helm/ci/components.yaml"]);
     for (directory, values) in SAME.into_iter().chain([components]) {
         let mut kustomize = Command::new(kubectl.join("kubectl"));
@@ -191,8 +192,12 @@ fn the_values_of_an_older_chart_do() {
     }
 }
 
-/// An operator's kustomization of a directory with components. kustomize takes no absolute paths.
-fn kustomization(mine: &Path, base: &str, components: &[&str]) {
+/// The settings of an operator who uses all components: those of `deploy` and of `deploy/helm/ci/components.yaml`.
+const SETTINGS: &str = r#"{"kubernetes": {"enabled": true, "startupTaint": "netattach.dev/agent-not-ready"}, "repair": "evict",
+    "defaultNetwork": "/etc/cni/net.d", "cniConf": {"dir": "/etc/cni/net.d"}}"#;
+
+/// An operator's kustomization of a directory, with components and settings. kustomize takes no absolute paths.
+fn kustomization(mine: &Path, base: &str, components: &[&str], settings: &str) {
     std::fs::create_dir(mine).unwrap();
     let up = "../".repeat(mine.canonicalize().unwrap().components().count() - 1);
     let repository = repository().canonicalize().unwrap().display().to_string();
@@ -201,8 +206,13 @@ fn kustomization(mine: &Path, base: &str, components: &[&str]) {
         components.iter().map(|name| format!("{deploy}/deploy/components/{name}")).collect();
     let own = json!({
         "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization",
-        "resources": [format!("{deploy}/{base}")], "components": components
+        "resources": [format!("{deploy}/{base}")], "components": components,
+        "configMapGenerator": [{
+            "name": "netattach", "namespace": "kube-system", "behavior": "replace", "files": ["config.yaml"]
+        }]
     });
+    // JSON is YAML.
+    std::fs::write(mine.join("config.yaml"), settings).unwrap();
     std::fs::write(mine.join("kustomization.yaml"), own.to_string()).unwrap();
 }
 

@@ -102,6 +102,7 @@ fn every_directory_has_what_an_agent_needs() {
                 requests["cpu"].is_string() && requests["memory"].is_string(),
                 "{directory} {container:#}"
             );
+            assert_eq!(container["terminationMessagePolicy"], "FallbackToLogsOnError", "{directory}");
         }
         assert_eq!(pod["priorityClassName"], "system-node-critical", "{directory}");
         // The agent takes the settings, in a pod of the cluster.
@@ -178,22 +179,31 @@ fn the_next_agent_stands_by_before_the_one_that_serves_is_ended() {
     }
 }
 
-/// The Job for a node, with what takes the places of NODE and IMAGE.
-fn uninstall(node: &str) -> Value {
-    let text = std::fs::read_to_string(repository().join("deploy/uninstall/job.yaml")).unwrap();
-    assert!(text.contains("NODE") && text.contains("IMAGE"));
+/// The Jobs for a node, with the words that an operator replaces in each.
+const JOBS: [(&str, &[&str]); 2] = [
+    ("deploy/uninstall/job.yaml", &["NODE", "IMAGE"]),
+    ("deploy/doctor/job.yaml", &["NODE", "IMAGE", "CONFIG"]),
+];
+
+/// One of them, with what takes their places.
+fn job(file: &str, node: &str) -> Value {
+    let text = std::fs::read_to_string(repository().join(file)).unwrap();
     let image = format!("localhost/netattach:{}", env!("CARGO_PKG_VERSION"));
-    serde_norway::from_str(&text.replace("NODE", node).replace("IMAGE", &image)).unwrap()
+    let (_, words) = JOBS.into_iter().find(|(of, _)| *of == file).unwrap();
+    assert!(words.iter().all(|word| text.contains(word)), "{file}");
+    let filled = text.replace("NODE", node).replace("IMAGE", &image).replace("CONFIG", "netattach-abc");
+    serde_norway::from_str(&filled).unwrap()
 }
 
-/// It sees the directories that the agent and its installation write, at the places where `uninstall` looks, and has the
-/// capabilities that the agent has. That these are enough is proved by `lifecycle::removal`.
-#[test]
-fn the_job_that_removes_netattach_sees_what_the_agent_has_written() {
-    let Some(kubectl) = kubectl("the_job_that_removes_netattach_sees_what_the_agent_has_written") else {
-        return;
-    };
-    let job = uninstall("worker-1");
+/// The directories of the node that a pod sees.
+fn of_node(pod: &Value) -> BTreeSet<String> {
+    let volumes = pod["volumes"].as_array().unwrap().iter();
+    volumes.filter_map(|volume| volume["hostPath"]["path"].as_str().map(str::to_owned)).collect()
+}
+
+/// One of the Jobs sees no more of the node than the agent does, at the places where it looks, and has the capabilities of the
+/// agent; its failure is in its pod.
+fn is_bound_like_the_agent(job: &Value, agent: &Value) {
     let pod = &job["spec"]["template"]["spec"];
     let container = &pod["containers"][0];
     assert_eq!(
@@ -201,37 +211,70 @@ fn the_job_that_removes_netattach_sees_what_the_agent_has_written() {
             pod["nodeName"],
             pod["hostNetwork"],
             pod["restartPolicy"],
-            pod["automountServiceAccountToken"]
+            container["terminationMessagePolicy"]
         ]),
-        json!(["worker-1", true, "Never", false])
+        json!(["worker-1", true, "Never", "FallbackToLogsOnError"])
     );
     let context = &container["securityContext"];
     assert_eq!(
         json!([context["privileged"], context["readOnlyRootFilesystem"], context["capabilities"]]),
         json!([false, true, {"drop": ["ALL"], "add": ["NET_ADMIN", "SYS_ADMIN"]}])
     );
-    let objects = rendered(&kubectl, "deploy");
-    let agent = &of_kind(&objects, "DaemonSet")["spec"]["template"]["spec"];
-    let of_node = |pod: &Value| {
-        let volumes = pod["volumes"].as_array().unwrap().iter();
-        let paths = volumes.filter_map(|volume| volume["hostPath"]["path"].as_str().map(str::to_owned));
-        paths.collect::<BTreeSet<_>>()
-    };
-    let (seen, agents) = (of_node(pod), of_node(agent));
+    let (seen, agents) = (of_node(pod), of_node(&agent["spec"]["template"]["spec"]));
     let around = |path: &&String| !agents.iter().any(|of_agent| path.starts_with(of_agent));
     assert_eq!(seen.iter().filter(around).collect::<Vec<_>>(), Vec::<&String>::new());
-    for mount in container["volumeMounts"].as_array().unwrap() {
+    let mounts = container["volumeMounts"].as_array().unwrap().iter();
+    for mount in mounts.filter(|mount| mount["name"] != "config") {
         let path = mount["mountPath"].as_str().unwrap();
         assert!(seen.contains(path), "{path} of the node is at its own path");
     }
-    let command: Vec<&str> =
-        container["command"].as_array().unwrap().iter().map(|word| word.as_str().unwrap()).collect();
-    assert_eq!(command, ["/usr/bin/netattachctl", "uninstall", "--cni-bin-dir=/opt/cni/bin"]);
     // An agent that kubectl netattach looks for is none of these.
     assert_ne!(
         job["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"],
-        of_kind(&objects, "DaemonSet")["metadata"]["labels"]["app.kubernetes.io/name"]
+        agent["metadata"]["labels"]["app.kubernetes.io/name"]
     );
+}
+
+/// That its capabilities are enough is proved by `lifecycle::removal`.
+#[test]
+fn the_job_that_removes_netattach_sees_what_the_agent_has_written() {
+    let Some(kubectl) = kubectl("the_job_that_removes_netattach_sees_what_the_agent_has_written") else {
+        return;
+    };
+    let objects = rendered(&kubectl, "deploy");
+    let job = job("deploy/uninstall/job.yaml", "worker-1");
+    is_bound_like_the_agent(&job, of_kind(&objects, "DaemonSet"));
+    let pod = &job["spec"]["template"]["spec"];
+    assert_eq!(pod["automountServiceAccountToken"], false);
+    let command = json!(["/usr/bin/netattachctl", "uninstall", "--cni-bin-dir=/opt/cni/bin"]);
+    assert_eq!(pod["containers"][0]["command"], command);
+}
+
+/// What the agent mounts for the same purpose is mounted in the same way, so that a finding is one of the agent's.
+#[test]
+fn the_job_that_looks_at_a_node_sees_it_as_the_agent_does() {
+    let Some(kubectl) = kubectl("the_job_that_looks_at_a_node_sees_it_as_the_agent_does") else { return };
+    let objects = rendered(&kubectl, "deploy");
+    let set = of_kind(&objects, "DaemonSet");
+    let job = job("deploy/doctor/job.yaml", "worker-1");
+    is_bound_like_the_agent(&job, set);
+    let (pod, agent) = (&job["spec"]["template"]["spec"], &set["spec"]["template"]["spec"]);
+    assert_eq!(pod["serviceAccountName"], agent["serviceAccountName"]);
+    let container = &pod["containers"][0];
+    let settings = &agent["containers"][0]["args"][0];
+    assert_eq!(container["command"], json!(["/usr/bin/netattachctl", "doctor", settings]));
+    let named = |list: &Value, name: &Value| -> Value {
+        list.as_array().unwrap().iter().find(|it| it["name"] == *name).cloned().unwrap()
+    };
+    for mount in container["volumeMounts"].as_array().unwrap() {
+        let name = &mount["name"];
+        assert_eq!(mount, &named(&agent["containers"][0]["volumeMounts"], name));
+        if name != "config" {
+            assert_eq!(named(&pod["volumes"], name), named(&agent["volumes"], name));
+        }
+    }
+    let config = json!({"name": "config", "configMap": {"name": "netattach-abc", "optional": true}});
+    assert_eq!(pod["volumes"][0], config);
 }
 
 /// The policies name the agent by its service account, and every name in an expression is one of the policy's own or of
@@ -285,12 +328,14 @@ fn a_real_server_takes_every_object_and_drops_nothing_of_it() {
     let Some(kubectl) = kubectl("a_real_server_takes_every_object_and_drops_nothing_of_it") else { return };
     let Some(cluster) = Cluster::shared("deploy").unwrap() else { return };
     let admin = cluster.admin().unwrap();
-    let job = uninstall(&format!("ip-10-0-0-1.{}.example", "a".repeat(60)));
-    let reply = admin.try_out(&job).unwrap();
-    assert_eq!(reply.status, 201, "{}", reply.body);
-    let mut dropped = BTreeSet::new();
-    lost(&job, &reply.body, "", &mut dropped);
-    assert_eq!(dropped, BTreeSet::new());
+    for (file, _) in JOBS {
+        let job = job(file, &format!("ip-10-0-0-1.{}.example", "a".repeat(60)));
+        let reply = admin.try_out(&job).unwrap();
+        assert_eq!(reply.status, 201, "{file}: {}", reply.body);
+        let mut dropped = BTreeSet::new();
+        lost(&job, &reply.body, "", &mut dropped);
+        assert_eq!(dropped, BTreeSet::new(), "{file}");
+    }
     for directory in DIRECTORIES {
         for mut object in rendered(&kubectl, directory) {
             if object["apiVersion"] == "admissionregistration.k8s.io/v1" {

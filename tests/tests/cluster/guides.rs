@@ -1,5 +1,6 @@
-//! The quick start on a cluster, an upgrade with the way back, and the removal, word by word: the commands of the pages, in
-//! order, with the real kubectl; the Job that removes is run by the kubelet. The server is of Kubernetes 1.20, so that
+//! The quick start on a cluster, an upgrade with the way back, the look at a node, and the removal, word by word: the commands
+//! of the pages, in order, with the real kubectl; the Jobs that look and that remove are run by the kubelet. The server is of
+//! Kubernetes 1.20, so that
 //! `deploy/` is what the pages call a kustomization of one's own, with the components for it.
 
 use std::fs;
@@ -20,6 +21,8 @@ use crate::tested;
 const QUICK_START: Page =
     Page { path: "docs/quick-start.md", text: include_str!("../../../docs/quick-start.md") };
 const UPGRADE: Page = Page { path: "docs/upgrade.md", text: include_str!("../../../docs/upgrade.md") };
+const TROUBLESHOOTING: Page =
+    Page { path: "docs/troubleshooting.md", text: include_str!("../../../docs/troubleshooting.md") };
 const REMOVE: Page = Page { path: "docs/remove.md", text: include_str!("../../../docs/remove.md") };
 
 /// The image of before, and the one that the page on upgrades goes to.
@@ -121,6 +124,12 @@ fn the_quick_start_an_upgrade_and_the_removal_run_as_written() {
     assert_eq!(networks_of_new_pod(&site, "old"), ["primary", "default/lan"]);
     is_upgraded_and_comes_back(&site, &mut operator);
 
+    operator.run(TROUBLESHOOTING, "describe").unwrap();
+    operator.run(TROUBLESHOOTING, "doctor").unwrap();
+    the_doctor_finds_nothing(&site);
+    why_a_container_has_failed_is_in_its_pods_status(&site);
+    operator.run(TROUBLESHOOTING, "doctor-done").unwrap();
+
     set(&site, "remove: true");
     operator.run(REMOVE, "new-pods").unwrap();
     assert_eq!(networks_of_new_pod(&site, "new"), [""; 0]);
@@ -153,6 +162,36 @@ fn the_quick_start_an_upgrade_and_the_removal_run_as_written() {
     assert!(site.eventually(is_as_before), "{:#?}", bare.added(&site).unwrap());
     let node = site.get(&format!("/api/v1/nodes/{NODE}"));
     assert!(is_ready(&node), "{node:#}");
+}
+
+/// The Job that looks at the node has ended well, which it does if no check fails.
+fn the_doctor_finds_nothing(site: &Site) {
+    let jobs = || {
+        let label = "app.kubernetes.io%2Fname%3Dnetattach-doctor";
+        site.get(&format!("/apis/batch/v1/namespaces/kube-system/jobs?labelSelector={label}"))
+    };
+    let is_complete = || jobs()["items"][0]["status"]["succeeded"] == 1;
+    assert!(site.eventually(is_complete), "{:#}", jobs());
+}
+
+/// The same Job, without the settings: what it says last is told where `kubectl describe` looks.
+fn why_a_container_has_failed_is_in_its_pods_status(site: &Site) {
+    let set = site.get("/apis/apps/v1/namespaces/kube-system/daemonsets/netattach");
+    let image = set["spec"]["template"]["spec"]["containers"][0]["image"].as_str().unwrap();
+    let job = fs::read_to_string(site.deploy().join("doctor/job.yaml")).unwrap();
+    let job = job.replace("NODE", NODE).replace("IMAGE", image).replace("CONFIG", "nowhere");
+    site.admin.create(&serde_norway::from_str(&job).unwrap()).unwrap();
+    let label = "app.kubernetes.io%2Fname%3Dnetattach-doctor";
+    let pods = || site.get(&format!("/api/v1/namespaces/kube-system/pods?labelSelector={label}"));
+    let ended = |pod: &Value| pod["status"]["containerStatuses"][0]["state"]["terminated"].clone();
+    let failed = || {
+        let pods = pods();
+        pods["items"].as_array()?.iter().map(ended).find(|it| it["exitCode"] == 1)
+    };
+    assert!(site.eventually(|| failed().is_some()), "{:#}", pods());
+    let message = failed().unwrap()["message"].as_str().unwrap_or_default().to_owned();
+    let last = message.trim_end().lines().last().unwrap_or_default();
+    assert!(last.ends_with("checks failed; each is shown with what is known of it"), "{message}");
 }
 
 /// A shell on the node, where the executables of an archive are in the path.

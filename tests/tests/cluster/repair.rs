@@ -13,7 +13,6 @@ use serde_json::{Value, json};
 use crate::rig::{PATIENCE, PODS, PORT, Rig, busybox, is_ready, published};
 
 const FORMER: &str = "former";
-const ROLE: &str = "/apis/rbac.authorization.k8s.io/v1/clusterroles/netattach";
 const BUDGET: &str = "/apis/policy/v1beta1/namespaces/default/poddisruptionbudgets/web";
 
 impl Rig {
@@ -142,10 +141,6 @@ fn they_are_attached_and_what_attached_them_before_takes_its_part_back(rig: &mut
 }
 
 fn they_are_evicted_as_rights_and_budgets_allow(rig: &mut Rig) {
-    let role = rig.get(ROLE);
-    let rules = role["rules"].as_array().unwrap().iter();
-    let others: Vec<&Value> = rules.filter(|rule| rule["resources"] != json!(["pods/eviction"])).collect();
-    rig.admin.merge(ROLE, &json!({"rules": others})).unwrap().expect(200).unwrap();
     rig.restart_with("evict");
     let access = "access to pods/eviction";
     rig.await_trouble(access, Some("resources: [\"pods/eviction\"], verbs: [\"create\"]"));
@@ -169,7 +164,7 @@ fn they_are_evicted_as_rights_and_budgets_allow(rig: &mut Rig) {
     rig.await_trouble(&pod, Some("pods \"web-"));
 
     // With the right, the budget decides.
-    rig.admin.merge(ROLE, &json!({"rules": role["rules"]})).unwrap().expect(200).unwrap();
+    rig.cluster.grant("evict").unwrap();
     rig.restart_with("evict");
     rig.await_trouble(access, None);
     rig.await_trouble(&pod, Some("it is evicted once the runtime asks this agent to attach a pod"));

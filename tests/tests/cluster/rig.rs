@@ -79,6 +79,9 @@ impl Rig {
         if let Some(ranges) = ranges {
             cluster.start_ranges(ranges).unwrap();
         }
+        if setup.taint.is_some() {
+            cluster.grant("startup-taint").unwrap();
+        }
         let admin = cluster.admin().unwrap();
         let worker = Worker::start(test, &cluster, test, setup).unwrap()?;
         let before = Snapshot::take(worker.node(), &[]).unwrap();

@@ -215,7 +215,6 @@ fn the_agent_may_do_its_work_and_nothing_else() {
         "/api/v1/pods",
         "/api/v1/namespaces",
         "/api/v1/nodes",
-        "/api/v1/nodes/node-rights",
         "/apis/networking.k8s.io/v1/networkpolicies",
         "/apis/k8s.cni.cncf.io/v1/network-attachment-definitions",
         "/apis/k8s.cni.cncf.io/v1beta1/multi-networkpolicies",
@@ -224,7 +223,6 @@ fn the_agent_may_do_its_work_and_nothing_else() {
         assert_eq!(status(rig.agent.get(path)), 200, "{path}");
     }
     assert_eq!(status(rig.agent.merge(&rig.status("a"), &nothing)), 200);
-    assert_eq!(status(rig.agent.merge("/api/v1/nodes/node-rights", &nothing)), 200);
     let event = json!({
         "apiVersion": "events.k8s.io/v1", "kind": "Event",
         "metadata": {"name": "a.1", "namespace": "rights"},
@@ -235,7 +233,13 @@ fn the_agent_may_do_its_work_and_nothing_else() {
     rig.agent.create(&event).unwrap();
 
     assert_eq!(status(rig.agent.merge(&rig.path("a"), &nothing)), 403);
+    assert_eq!(status(rig.agent.get("/api/v1/nodes/node-rights")), 403);
+    assert_eq!(status(rig.agent.merge("/api/v1/nodes/node-rights", &nothing)), 403);
     assert_eq!(status(rig.agent.merge("/api/v1/nodes/node-rights/status", &nothing)), 403);
+    let eviction = json!({
+        "apiVersion": "policy/v1beta1", "kind": "Eviction", "metadata": {"namespace": "rights", "name": "a"}
+    });
+    assert_eq!(status(rig.agent.post(&format!("{}/eviction", rig.path("a")), &eviction)), 403);
     assert_eq!(status(rig.agent.delete(&rig.path("a"))), 403);
     for path in ["/api/v1/secrets", "/api/v1/configmaps"] {
         assert_eq!(status(rig.agent.get(path)), 403, "{path}");

@@ -95,7 +95,7 @@ pub(crate) fn goes_on(site: &Site) {
     };
     let serves = |name: &str| {
         let said = || site.get(&format!("{pods}/{name}/log?container=agent"));
-        let serving = || said().as_str().is_some_and(|log| log.contains(" ready socket="));
+        let serving = || said().as_str().is_some_and(|log| log.contains(" serving socket="));
         assert!(site.eventually(serving), "{name}: {}\n{}", said(), site.told());
     };
     let end = |name: &str| {

@@ -1,12 +1,19 @@
 //! What an operator asks a node: lists, pools, flows with names, pictures, checks, an archive. The real executables.
 
-use std::fs;
-use std::process::Command;
+use std::fs::{self, File};
+use std::io::Read;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
-use netattach_tests::node::executable;
+use netattach_tests::node::{executable, ip};
 use netattach_tests::traffic::{PATIENCE, connects, eventually};
 use netattach_tests::{Node, Pod};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 /// Exit code and standard output.
@@ -119,17 +126,9 @@ fn pictures_checks_and_an_archive_are_made_of_what_is_there() {
     assert_eq!((code, top.lines().count()), (0, 4), "{top}");
     assert_eq!(asked(&node, &["status", "--wait", "--for", "journal,dataplane", "--timeout", "10s"]).0, 0);
 
-    let settings = node.path("doctor.yaml");
-    let text = format!(
-        "source: {}\nstateDir: {}\nbpffs: {}\n",
-        node.path("source").display(),
-        node.path("state").display(),
-        node.bpffs().display()
-    );
-    fs::write(&settings, text).unwrap();
-    let settings = settings.to_str().unwrap();
+    let settings = settings_of_doctor(&node);
     let checked = |node: &Node| -> Value {
-        serde_json::from_str(&asked(node, &["doctor", "--config", settings, "-o", "json"]).1).unwrap()
+        serde_json::from_str(&asked(node, &["doctor", "--config", &settings, "-o", "json"]).1).unwrap()
     };
     let state = |checks: &Value, name: &str| -> Vec<String> {
         let checks = checks.as_array().unwrap().iter().filter(|check| check["check"] == name);
@@ -143,7 +142,7 @@ fn pictures_checks_and_an_archive_are_made_of_what_is_there() {
     assert_eq!(state(&checks, "leases"), [""; 0], "{checks:#}");
 
     let archive = node.path("dump.tar.gz");
-    let words = ["sysdump", "--file", archive.to_str().unwrap(), "--config", settings, "-o", "json"];
+    let words = ["sysdump", "--file", archive.to_str().unwrap(), "--config", &settings, "-o", "json"];
     let (code, written) = asked(&node, &words);
     assert_eq!(code, 0, "{written}");
     let written: Value = serde_json::from_str(&written).unwrap();
@@ -153,6 +152,202 @@ fn pictures_checks_and_an_archive_are_made_of_what_is_there() {
     for pod in [&a, &b] {
         node.del(pod).success();
     }
+}
+
+/// A file with the settings that `doctor` goes by.
+fn settings_of_doctor(node: &Node) -> String {
+    let settings = node.path("doctor.yaml");
+    let text = format!(
+        "source: {}\nstateDir: {}\nbpffs: {}\n",
+        node.path("source").display(),
+        node.path("state").display(),
+        node.bpffs().display()
+    );
+    fs::write(&settings, text).unwrap();
+    settings.to_str().unwrap().to_owned()
+}
+
+/// The two ends of a terminal: what is written to it can be read from the first.
+fn terminal() -> (File, OwnedFd) {
+    let (mut outer, mut inner) = (-1, -1);
+    let none = std::ptr::null_mut();
+    // SAFETY: the two descriptors are written to, and nothing is read through the other pointers, which may be null.
+    let made = unsafe { libc::openpty(&raw mut outer, &raw mut inner, none, none.cast(), none.cast()) };
+    assert_eq!(made, 0);
+    // SAFETY: both were made above and belong to nobody else.
+    unsafe { (File::from_raw_fd(outer), OwnedFd::from_raw_fd(inner)) }
+}
+
+#[test]
+fn top_goes_on_in_a_terminal_until_it_is_interrupted() {
+    const CLEAR: &str = "\x1b[2J\x1b[H";
+    let (node, [a, b]) = scene();
+    let (mut screen, inner) = terminal();
+    let mut command = Command::new(executable("netattachctl").unwrap());
+    command.arg("--socket").arg(node.socket()).args(["top", "--interval", "100ms", "--network", "storage"]);
+    let mut child = command.stdin(Stdio::null()).stdout(inner).stderr(Stdio::null()).spawn().unwrap();
+    // Its end of the terminal is the last one.
+    drop(command);
+    let shown = Arc::new(Mutex::new(String::new()));
+    let reader = std::thread::spawn({
+        let shown = Arc::clone(&shown);
+        move || {
+            let mut buffer = [0; 4096];
+            // The last end of a terminal that is closed is an error for the other.
+            while let Ok(length @ 1..) = screen.read(&mut buffer) {
+                shown.lock().unwrap().push_str(std::str::from_utf8(&buffer[..length]).unwrap());
+            }
+        }
+    });
+    let frames = || shown.lock().unwrap().matches(CLEAR).count();
+    // The third one has begun: two are whole.
+    assert!(eventually(PATIENCE, || frames() > 2), "{:?}", shown.lock().unwrap());
+    assert_eq!(child.try_wait().unwrap(), None, "it goes on");
+    kill_process(Pid::from_child(&child), Signal::INT).unwrap();
+    assert_eq!(child.wait().unwrap().signal(), Some(Signal::INT.as_raw()));
+    reader.join().unwrap();
+
+    let text = shown.lock().unwrap().replace("\r\n", "\n");
+    let mut frames = text.split(CLEAR);
+    assert_eq!(frames.next(), Some(""));
+    for frame in frames.take(2) {
+        let lines: Vec<Vec<&str>> = frame.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(lines[0][1..], ["every", "100ms,", "per", "second;", "Ctrl-C", "ends"], "{frame}");
+        assert_eq!((lines[1].len(), lines.len()), (0, 5), "{frame}");
+        assert_eq!(lines[2][..4], ["POD", "NETWORK", "INTERFACE", "IN-BIT/S"], "{frame}");
+        let mut rows: Vec<[&str; 3]> = lines[3..].iter().map(|line| [line[0], line[1], line[2]]).collect();
+        rows.sort_unstable();
+        let expected = ["shop/a", "shop/b"].map(|pod| [pod, "shop/storage", "net1"]);
+        assert_eq!(rows, expected, "{frame}");
+    }
+    for pod in [&a, &b] {
+        node.del(pod).success();
+    }
+}
+
+#[test]
+fn status_waits_for_an_agent_that_is_still_to_come_and_no_longer_than_it_may() {
+    let mut node = Node::new(&[]).unwrap();
+    // Nobody answers: nobody comes.
+    let began = Instant::now();
+    assert_eq!(asked(&node, &["status", "--wait", "--timeout", "1s"]), (4, String::new()));
+    assert!(began.elapsed() >= Duration::from_secs(1), "{:?}", began.elapsed());
+
+    let mut waiting = Command::new(executable("netattachctl").unwrap());
+    waiting.arg("--socket").arg(node.socket()).args(["status", "--wait", "--timeout", "60s"]);
+    let mut waiting = waiting.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    assert_eq!(waiting.try_wait().unwrap(), None, "it waits");
+    node.start().unwrap();
+    let output = waiting.wait_with_output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!((output.status.code(), output.stderr.as_slice()), (Some(0), &b""[..]), "{text}");
+    assert!(text.starts_with("netattachd ") && text.lines().next().unwrap().contains(": ready, "), "{text}");
+
+    // One that answers and does not get ready.
+    node.remove("default").unwrap();
+    let unready = || asked(&node, &["status"]).0 == 1;
+    assert!(eventually(PATIENCE, unready));
+    let (code, text) = asked(&node, &["status", "--wait", "--timeout", "1s"]);
+    assert_eq!((code, text.contains(": not ready, ")), (1, true), "{text}");
+}
+
+/// `doctor` on the node, in a mount namespace with the node's `/sys`: its findings of these names, with their remedies.
+fn found_on_the_node(node: &Node, settings: &str, names: &[&str]) -> Vec<Value> {
+    const SCRIPT: &str = "mount -t sysfs sysfs /sys && exec \"$@\"";
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "sh", "-c", SCRIPT, "sh"]).arg(executable("netattachctl").unwrap());
+    command.arg("--socket").arg(node.socket()).args(["doctor", "-o", "json", "--config", settings]);
+    let output = node.namespace.run(|| command.output()).unwrap();
+    let checks: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    checks.into_iter().filter(|it| names.iter().any(|name| it["check"] == *name)).collect()
+}
+
+#[test]
+fn the_doctor_finds_what_is_left_over() {
+    const LINK: &str = "na0123456789abc";
+    const ADDRESS: &str = "10.51.0.77";
+    let (mut node, [a, b]) = scene();
+    let settings = settings_of_doctor(&node);
+    let found =
+        |node: &Node| found_on_the_node(node, &settings, &["journal", "namespaces", "links", "leases"]);
+    let journal = node.path("state/journal");
+    let ok = |records: usize| json!({"check": "journal", "state": "ok", "detail": format!("{records} records in {}", journal.display())});
+    let warning = |check: &str, detail: String, remedy: &str| json!({"check": check, "state": "warning", "detail": detail, "remedy": remedy});
+    assert_eq!(found(&node), [ok(2)], "an agent's own things are none of these");
+
+    let pools = node.ctl(&["pools", "--network", "storage"]).unwrap();
+    let pool = Path::new(pools[0]["directory"].as_str().unwrap());
+    let rows = node.ctl(&["attachments", "--pod", "shop/b"]).unwrap();
+    let host_end = |row: &Value| row["host_interface"].as_str().unwrap().to_owned();
+    let of_b: Vec<String> = rows.as_array().unwrap().iter().map(host_end).collect();
+    // What an agent left, and what somebody else has under its names. No agent that would put it right.
+    node.kill().unwrap();
+    let lease = pool.join(ADDRESS);
+    fs::write(&lease, "gone\r\neth0").unwrap();
+    ip(&node.namespace, &["link", "add", LINK, "type", "bridge"]).unwrap();
+    let record = journal.join("c-b@eth0.jsonl");
+    let whole = fs::read(&record).unwrap();
+    let mut damaged = whole.clone();
+    let second_line = whole.iter().position(|byte| *byte == b'\n').unwrap() + 1;
+    damaged[second_line + 60] ^= 1;
+    fs::write(&record, &damaged).unwrap();
+    let Pod { namespace, .. } = a;
+    drop(namespace);
+
+    let links = |detail: &str, names: &[&str], remedy: &str| {
+        let mut names = names.to_vec();
+        names.sort_unstable();
+        warning("links", format!("{detail}: {}", names.join(", ")), remedy)
+    };
+    let others = [
+        warning(
+            "namespaces",
+            "attached sandboxes whose namespace is gone: c-a (pod shop/a)".to_owned(),
+            "a running agent detaches them within minutes (collectAfterSeconds); start it",
+        ),
+        warning(
+            "leases",
+            format!(
+                "{}: addresses of containers without a record: {ADDRESS} of interface eth0 of container gone",
+                pool.display()
+            ),
+            "the runtime's GC releases them; if no other plugin uses the directory, their files may be removed",
+        ),
+    ];
+    let [gone, lease_of_gone] = &others;
+
+    // A record that cannot be read may be that of a live pod, whose links are not to be removed.
+    let all = found(&node);
+    let damage = all[0]["detail"].as_str().unwrap().to_owned();
+    let begins = format!("records that cannot be read: c-b ({} is damaged (line 2: ", record.display());
+    assert!(damage.starts_with(&begins), "{damage}");
+    let remedy =
+        "delete their pods: DEL rolls back what it can find without the record (docs/failure-and-restart.md)";
+    let of_b: Vec<&str> = of_b.iter().map(String::as_str).collect();
+    let unclear = links(
+        "links of netattach's without a record, or of one that cannot be read",
+        &[&of_b[..], &[LINK]].concat(),
+        "leave them until every record can be read: live pods may have them",
+    );
+    assert_eq!(all, [warning("journal", damage, remedy), gone.clone(), unclear, lease_of_gone.clone()]);
+
+    fs::write(&record, &whole).unwrap();
+    let stray = links(
+        "links of netattach's without a record",
+        &[LINK],
+        "if another agent with another stateDir runs here, nothing; else remove them with ip link delete",
+    );
+    assert_eq!(found(&node), [ok(2), gone.clone(), stray, lease_of_gone.clone()]);
+
+    // As the remedies say.
+    ip(&node.namespace, &["link", "delete", LINK]).unwrap();
+    fs::remove_file(&lease).unwrap();
+    node.set("collectAfterSeconds", json!(1));
+    node.start().unwrap();
+    let is_collected = || node.ctl(&["attachments"]).unwrap().as_array().unwrap().len() == 2;
+    assert!(eventually(PATIENCE, is_collected), "{:#}", node.ctl(&["attachments"]).unwrap());
+    assert_eq!(found(&node), [ok(1)]);
+    node.del(&b).success();
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! An operator's mistakes: wrong arguments, rights or settings, and the error messages. The real executables.
 
+use std::fs;
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::PathBuf;
@@ -361,6 +362,51 @@ fn signals_end_the_agent_with_a_line_or_do_nothing_with_a_line() {
         expected.sort();
         assert_eq!(lines, expected, "{log}");
     }
+}
+
+#[test]
+fn sighup_names_changed_settings_and_says_why_broken_ones_cannot_be_used() {
+    let mut node = Node::new(&[pod("a", &json!({}), &Value::Null)]).unwrap();
+    node.set("parallelAdds", json!(8));
+    node.start().unwrap();
+    let config = node.path("netattachd.yaml");
+    let used = fs::read_to_string(&config).unwrap();
+    let pid = Pid::from_raw(node.agent_pid().cast_signed()).unwrap();
+    let mut expected = Vec::new();
+    let mut says = |written: &str, said: &str| {
+        fs::write(&config, written).unwrap();
+        kill_process(pid, Signal::HUP).unwrap();
+        expected.push(format!("reloaded: objects are read again; {said} signal=\"SIGHUP\""));
+        let told = || -> Vec<String> {
+            let log = node.log_so_far();
+            let lines = log.lines().filter_map(|line| line.split_once(" netattach::agent::reload: "));
+            lines.map(|(_, told)| told.to_owned()).collect()
+        };
+        assert!(eventually(PATIENCE, || told() == expected), "{:#?}\n{expected:#?}", told());
+    };
+    let changed = used.replace("\"parallelAdds\":8", "\"parallelAdds\":9");
+    assert_ne!(changed, used);
+    says(
+        &changed,
+        "these settings have changed and need a restart of netattachd, which attachments survive: parallelAdds from 8 to 9",
+    );
+    // What an agent says that is started with them.
+    let broken = used.replace("\"parallelAdds\":8", "\"parallelAdds\":\"many\"");
+    fs::write(&config, &broken).unwrap();
+    let refused =
+        Command::new(executable("netattachd").unwrap()).arg("--config").arg(&config).output().unwrap();
+    let refused = String::from_utf8(refused.stderr).unwrap();
+    let (_, why) = refused.trim_end().split_once("netattach::agent::run: ").unwrap();
+    assert!(why.contains("parallelAdds"), "{why}");
+    says(
+        &broken,
+        &format!("the changed settings cannot be used, and netattachd would not start with them: {why}"),
+    );
+    says(&used, "the settings have not changed");
+    // It goes on with those that it has.
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    node.del(&a).success();
 }
 
 #[test]

@@ -59,6 +59,50 @@ fn condition(node: &Node, name: &str) -> (bool, String) {
     (found["met"].as_bool().unwrap(), found["detail"].as_str().unwrap().to_owned())
 }
 
+/// What the log has said of the node's readiness, without time and module.
+fn told(node: &Node) -> Vec<String> {
+    let log = node.log_so_far();
+    let lines = log.lines().filter_map(|line| line.split_once(" netattach::agent::readiness: "));
+    lines.map(|(_, told)| told.to_owned()).collect()
+}
+
+/// What the log has to say last for what `netattachctl status` shows.
+fn to_be_told(node: &Node) -> String {
+    let status = node.whole_status().unwrap();
+    let unmet: Vec<&Value> =
+        status["ready"].as_array().unwrap().iter().filter(|it| it["met"] == false).collect();
+    let text = |it: &Value, key: &str| it[key].as_str().unwrap().to_owned();
+    let first = |it: &Value| format!("not ready: {}: {}", text(it, "condition"), text(it, "detail"));
+    match unmet[..] {
+        [] => "ready".to_owned(),
+        [only] => first(only),
+        [it, ref others @ ..] => format!("{} others={}", first(it), others.len()),
+    }
+}
+
+#[test]
+fn the_log_says_once_what_status_shows_when_it_changes() {
+    let mut node = Node::new(&[pod("a", &json!({}), &json!(null))]).unwrap();
+    let default = network("kube-system", "default", &node.default_config());
+    node.remove("default").unwrap();
+    node.start().unwrap();
+    let undefined = "not ready: default network: network kube-system/default is not defined".to_owned();
+    let ready = "ready".to_owned();
+    let mut expected = Vec::new();
+    for (is_defined, line) in [(false, &undefined), (true, &ready), (false, &undefined), (true, &ready)] {
+        match (is_defined, expected.is_empty()) {
+            (true, _) => node.write("default", &default).unwrap(),
+            (false, true) => {}
+            (false, false) => node.remove("default").unwrap(),
+        }
+        expected.push(line.clone());
+        assert!(eventually(PATIENCE, || told(&node) == expected), "{:#?}\n{expected:#?}", told(&node));
+        assert!(eventually(PATIENCE, || to_be_told(&node) == *line), "{}", to_be_told(&node));
+    }
+    // What an agent serves without it says nothing of that.
+    assert_eq!(node.log_so_far().matches(" serving socket=").count(), 1);
+}
+
 /// Rows: NPWG-6.1-conf-after-ready, NPWG-6.1-ready-means-usable, NPWG-6.1.1-own-confdir.
 /// Rows: NPWG-6.1.2-block-until-ready.
 #[test]

@@ -15,6 +15,8 @@ const QUICK_START: Page =
     Page { path: "docs/quick-start.md", text: include_str!("../../../docs/quick-start.md") };
 const RUNTIMES: Page = Page { path: "docs/runtimes.md", text: include_str!("../../../docs/runtimes.md") };
 const FAQ: Page = Page { path: "docs/faq.md", text: include_str!("../../../docs/faq.md") };
+const TROUBLESHOOTING: Page =
+    Page { path: "docs/troubleshooting.md", text: include_str!("../../../docs/troubleshooting.md") };
 const REMOVE: Page = Page { path: "docs/remove.md", text: include_str!("../../../docs/remove.md") };
 const UPGRADE: Page = Page { path: "docs/upgrade.md", text: include_str!("../../../docs/upgrade.md") };
 const POLICIES: Page = Page { path: "docs/policies.md", text: include_str!("../../../docs/policies.md") };
@@ -55,10 +57,14 @@ fn policies_are_as_the_guide_says_and_so_are_the_answers_to_questions() {
     guide::run(&[POLICIES, FAQ], "", Machine::Node, tools).unwrap();
 }
 
-/// `policy::ipvlan` runs the part of its name, `cluster::guides` those of the quick start, of the upgrade and of the removal.
+/// `policy::ipvlan` runs the part of its name, `cluster::guides` those of the quick start, of the upgrade, of troubleshooting and
+/// of the removal.
 #[test]
 fn every_part_of_a_page_is_run_by_a_test() {
-    let pages = [README, QUICK_START, RUNTIMES, NETWORKS, POLICIES, FAQ, MIGRATE, UPGRADE, REMOVE];
+    let pages =
+        [README, QUICK_START, RUNTIMES, NETWORKS, POLICIES, FAQ, MIGRATE, UPGRADE, TROUBLESHOOTING, REMOVE];
     let parts: Vec<String> = pages.into_iter().flat_map(Page::parts).collect();
-    assert_eq!(parts, ["cluster", "node", "ipvlan", "upgrade", "way-back", "agents", "new-pods", "old-pods"]);
+    let of_upgrade = ["upgrade", "way-back"];
+    let of_cluster = ["describe", "doctor", "doctor-done", "agents", "new-pods", "old-pods"];
+    assert_eq!(parts, [&["cluster", "node", "ipvlan"][..], &of_upgrade, &of_cluster].concat());
 }

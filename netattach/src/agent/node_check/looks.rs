@@ -17,7 +17,6 @@ use crate::netns::{Netns, within};
 use crate::spec::{Bridge, Ipvlan, IpvlanMode, Macvlan, MacvlanMode, Veth};
 
 const EVERYTHING: &str = "every attachment";
-const KERNEL: &str = "run a kernel with it: Linux 5.15 or newer, with CONFIG_BPF_SYSCALL";
 
 /// Everything, in the order in which a start needs it.
 pub(super) fn all(settings: &Settings) -> Vec<Row> {
@@ -70,7 +69,13 @@ fn bpffs(root: &Path) -> Row {
 
 fn of_bpf(requirement: Requirement) -> Row {
     let Requirement { name, needed, purpose, since, present: answer } = requirement;
-    let remedy = if needed { KERNEL.to_owned() } else { format!("Linux {since} or newer has it") };
+    let (major, minor) = probe::OLDEST_TESTED;
+    let remedy = match needed {
+        true => format!(
+            "run a kernel with it: Linux {major}.{minor} or newer, with CONFIG_BPF_SYSCALL (docs/supported.md)"
+        ),
+        false => format!("Linux {since} or newer has it"),
+    };
     Row::new(name, needed, purpose, &remedy, present(answer))
 }
 

@@ -96,20 +96,22 @@ pub(super) fn run(settings: &Settings, format: CheckFormat) -> ExitCode {
     let is_ok = !rows.iter().any(Row::is_lacking);
     let text = match format {
         CheckFormat::Table => table(&kernel, &rows),
-        CheckFormat::Json => {
-            let report = Report { kernel: &kernel, ok: is_ok, checks: &rows };
-            match serde_json::to_string_pretty(&report) {
-                Ok(text) => text + "\n",
-                Err(error) => {
-                    tracing::error!("encode the answer: {error}");
-                    return ExitCode::FAILURE;
-                }
+        CheckFormat::Json => match json(&kernel, is_ok, &rows) {
+            Ok(text) => text,
+            Err(error) => {
+                tracing::error!("encode the answer: {error}");
+                return ExitCode::FAILURE;
             }
-        }
+        },
     };
     // A reader that has seen enough is no failure; what was found is still told by the exit code.
     let _ = io::stdout().write_all(text.as_bytes());
     if is_ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn json(kernel: &str, is_ok: bool, rows: &[Row]) -> serde_json::Result<String> {
+    let report = Report { kernel, ok: is_ok, checks: rows };
+    Ok(serde_json::to_string_pretty(&report)? + "\n")
 }
 
 /// One line for each thing, below it what to do about one that is missing, and a sum.
@@ -168,13 +170,26 @@ an agent with these settings lacks: bpffs
         assert!(table("6.1.0", &rows()[..2]).ends_with("everything that these settings need is there\n"));
     }
 
+    /// `NETATTACH_WRITE_GOLDEN=1` writes the file.
     #[test]
-    fn field_names_are_stable() {
-        let json =
-            serde_json::to_string(&Report { kernel: "6.1.0", ok: false, checks: &rows()[1..2] }).unwrap();
-        assert_eq!(
-            json,
-            r#"{"kernel":"6.1.0","ok":false,"checks":[{"what":"tcx","state":"missing","needed":false,"for":"uplinks","detail":"","remedy":"Linux 6.6"}]}"#
-        );
+    fn its_form_for_programs_is_pinned_and_documented() {
+        let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/agent/node_check/golden.json");
+        let text = json("6.1.0", false, &rows()).unwrap();
+        if std::env::var_os("NETATTACH_WRITE_GOLDEN").is_some() {
+            std::fs::write(&path, &text).unwrap();
+        }
+        assert_eq!(text, std::fs::read_to_string(&path).unwrap());
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        let document = include_str!("../../../../docs/image.md");
+        for object in [&value, &value["checks"][0]] {
+            for key in object.as_object().unwrap().keys() {
+                assert!(document.contains(&format!("`{key}`")), "docs/image.md lacks {key}");
+            }
+        }
+        for state in [State::Ok, State::Missing, State::Unknown] {
+            let word = serde_json::to_value(state).unwrap();
+            let word = word.as_str().unwrap();
+            assert!(document.contains(&format!("`{word}`")), "docs/image.md lacks {word}");
+        }
     }
 }

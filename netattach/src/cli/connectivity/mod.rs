@@ -339,7 +339,7 @@ fn render(outcomes: &[Outcome], width: table::Width) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::is_pinned;
+    use super::super::tests::{is_narrow, is_pinned};
     use super::*;
 
     #[test]
@@ -352,5 +352,17 @@ mod tests {
         };
         let refused = outcome("IPv6, there", false, "connect: Network is unreachable (os error 101)");
         is_pinned("test", &[outcome("attach", true, "12 ms"), refused]);
+    }
+
+    #[test]
+    fn its_table_is_no_wider_than_others() {
+        let long = |text: &str| format!("{text}-{}", "x".repeat(200));
+        let outcomes = [Outcome {
+            network: long("shop/storage"),
+            what: format!("policy {}", long("from a")),
+            passed: false,
+            detail: "a word and ".repeat(40),
+        }];
+        is_narrow(&render(&outcomes, table::Width::Limited));
     }
 }

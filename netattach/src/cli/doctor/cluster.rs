@@ -16,7 +16,8 @@ pub(super) fn check(settings: &Settings) -> Check {
         Ok(missing) => Check::failed(
             NAME,
             missing.join("; "),
-            "apply deploy/base/rbac.yaml, or add these rules to the ClusterRole of the agent's service account",
+            "apply deploy/base/rbac.yaml with the components that the settings need (evict, startup-taint), or add these rules \
+             to the ClusterRole of the agent's service account",
         ),
         Err(error) => Check::failed(
             NAME,

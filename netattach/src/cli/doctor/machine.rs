@@ -4,11 +4,8 @@ use std::path::Path;
 
 use super::Check;
 use crate::agent::{self, Settings};
-use crate::bpf;
+use crate::bpf::{self, probe};
 use crate::error_chain::Chain;
-
-/// The oldest kernel whose BPF the programs are made for.
-const OLDEST: (u32, u32) = (5, 15);
 
 /// Looked for, and used by nothing: its absence is nothing to warn of.
 const NOT_USED: &str = "netkit";
@@ -35,27 +32,46 @@ pub(super) fn checks(settings: &Settings) -> Vec<Check> {
 /// The kernel's version, and what its BPF lacks.
 fn kernel() -> Check {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
-    if version(&release).is_some_and(|version| version < OLDEST) {
-        let detail = format!("{release} is older than {}.{}", OLDEST.0, OLDEST.1);
-        return Check::failed(
-            "kernel",
-            detail,
-            "use a newer kernel (docs/runtimes.md has those that are supported)",
-        );
-    }
-    let absent: Vec<String> = agent::kernel_features()
+    let needed = probe::requirements().into_iter().filter(|it| it.needed && matches!(it.present, Ok(false)));
+    let absent = agent::kernel_features()
         .into_iter()
         .filter(|feature| !feature.present && feature.name != NOT_USED)
-        .map(|feature| format!("{} ({})", feature.name, feature.detail))
-        .collect();
-    if absent.is_empty() {
-        return Check::ok("kernel", format!("{release} has all that is used"));
+        .map(|feature| format!("{} ({})", feature.name, feature.detail));
+    judged(&release, &needed.map(|it| it.name.to_owned()).collect::<Vec<_>>(), &absent.collect::<Vec<_>>())
+}
+
+/// A kernel that lacks something `needed` runs no program of netattach's; one without the `absent` does with less. One that
+/// is older than those of the tests is as good as what it has.
+fn judged(release: &str, needed: &[String], absent: &[String]) -> Check {
+    const NAME: &str = "kernel";
+    if !needed.is_empty() {
+        let detail = format!("{release} lacks {}, without which no program can be loaded", needed.join(", "));
+        return Check::failed(
+            NAME,
+            detail,
+            "use a newer kernel (docs/supported.md has those that are tested)",
+        );
     }
-    let detail = format!("{release} lacks {}", absent.join(", "));
+    let (major, minor) = probe::OLDEST_TESTED;
+    let is_old = version(release).is_some_and(|version| version < probe::OLDEST_TESTED);
+    let mut problems = Vec::new();
+    if is_old {
+        problems.push(format!("is older than {major}.{minor}, the oldest that is tested"));
+    }
+    if !absent.is_empty() {
+        problems.push(format!("lacks {}", absent.join(", ")));
+    }
+    if problems.is_empty() {
+        return Check::ok(NAME, format!("{release} has all that is used"));
+    }
     Check::warning(
-        "kernel",
-        detail,
-        "a newer kernel; until then netattach works with what is said behind each",
+        NAME,
+        format!("{release} {}", problems.join(", and ")),
+        if is_old {
+            "use a newer kernel (docs/supported.md has those that are tested); what netattach needs is there"
+        } else {
+            "a newer kernel; until then netattach works with what is said behind each"
+        },
     )
 }
 
@@ -138,6 +154,35 @@ mod tests {
         assert_eq!(version("5.15.0-1-amd64"), Some((5, 15)));
         assert_eq!(version("6.1-rc1"), Some((6, 1)));
         assert_eq!(version("next"), None);
-        assert!(version("5.10.0").unwrap() < OLDEST);
+    }
+
+    #[test]
+    fn an_old_kernel_is_warned_of_and_one_that_lacks_what_is_needed_fails() {
+        let (needed, absent) = (["map ringbuf".to_owned()], ["tcx (refused)".to_owned()]);
+        let newer = "use a newer kernel (docs/supported.md has those that are tested)";
+        let enough = format!("{newer}; what netattach needs is there");
+        let less = "a newer kernel; until then netattach works with what is said behind each";
+        let old = "5.15.0-1-amd64 is older than 6.1, the oldest that is tested";
+        let table = [
+            (judged("6.1.0-9-amd64", &[], &[]), Check::ok("kernel", "6.1.0-9-amd64 has all that is used")),
+            (judged("6.1.0", &[], &absent), Check::warning("kernel", "6.1.0 lacks tcx (refused)", less)),
+            (judged("5.15.0-1-amd64", &[], &[]), Check::warning("kernel", old, &*enough)),
+            (
+                judged("5.15.0-1-amd64", &[], &absent),
+                Check::warning("kernel", format!("{old}, and lacks tcx (refused)"), &*enough),
+            ),
+            (
+                judged("5.4.0", &needed, &absent),
+                Check::failed(
+                    "kernel",
+                    "5.4.0 lacks map ringbuf, without which no program can be loaded",
+                    newer,
+                ),
+            ),
+            (judged("next", &[], &[]), Check::ok("kernel", "next has all that is used")),
+        ];
+        for (found, expected) in table {
+            assert_eq!(found, expected);
+        }
     }
 }

@@ -62,13 +62,25 @@ pub(super) fn checks(settings: &Settings) -> Vec<Check> {
     let strangers: Vec<String> =
         ends_on_the_node().into_iter().filter(|name| !found.links.contains(name)).collect();
     if !strangers.is_empty() {
-        let detail = format!("links of netattach's without a record: {}", list(&strangers));
-        let remedy =
-            "if another agent with another stateDir runs here, nothing; else remove them with ip link delete";
-        checks.push(Check::warning("links", detail, remedy));
+        checks.push(strange_links(&strangers, found.damaged.is_empty() && found.foreign.is_empty()));
     }
     checks.extend(leases(&found));
     checks
+}
+
+/// Links that no record names, as far as records could be read: one that cannot be read may be that of a live pod.
+fn strange_links(names: &[String], all_are_read: bool) -> Check {
+    let names = list(names);
+    if all_are_read {
+        let remedy =
+            "if another agent with another stateDir runs here, nothing; else remove them with ip link delete";
+        return Check::warning("links", format!("links of netattach's without a record: {names}"), remedy);
+    }
+    Check::warning(
+        "links",
+        format!("links of netattach's without a record, or of one that cannot be read: {names}"),
+        "leave them until every record can be read: live pods may have them",
+    )
 }
 
 fn read(journal: &Path) -> Result<Found, JournalError> {
