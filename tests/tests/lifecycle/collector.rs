@@ -196,13 +196,11 @@ fn a_runtime_that_lists_no_attached_pod_is_not_believed_while_processes_are_in_t
     assert!(eventually(PATIENCE, is_collected), "{}", problem(&node));
     assert_eq!((attachments(&node), problem(&node)), (2, String::new()));
     node.check(&b).success();
-
-    // Nobody is in it: there is nothing to be cut off.
-    node.del(&a).success();
     process.kill().unwrap();
     process.wait().unwrap();
-    runtime.sandboxes().clear();
-    assert!(eventually(PATIENCE, || attachments(&node) == 0), "{:#}", node.ctl(&["status"]).unwrap());
+    for pod in [&a, &b] {
+        node.del(pod).success();
+    }
     Snapshot::take(&node, &[&a, &b]).unwrap().assert_nothing_is_left();
 }
 
