@@ -31,6 +31,16 @@ pub fn stretched(time: Duration) -> Duration {
     time * *FACTOR
 }
 
+/// Sets a flag at its end, also that of a thread that fails: whoever waits for the flag goes on.
+#[derive(Debug)]
+pub struct Ending<'f>(pub &'f AtomicBool);
+
+impl Drop for Ending<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// How often an echo request is repeated: what leaves before a card has its carrier is lost.
 const PING_INTERVAL: Duration = Duration::from_secs(1);
 

@@ -5,6 +5,8 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
+use anyhow::Context;
+
 /// The repository's top directory.
 pub fn root() -> PathBuf {
     // Cargo sets the variable for `cargo run`; the compiled-in value serves an executable started by hand.
@@ -36,6 +38,20 @@ pub fn bpf_target_dir() -> PathBuf {
 /// Where the executables that land on a host are collected.
 pub fn dist() -> PathBuf {
     root().join("target/dist")
+}
+
+/// The suites of live tests, by name.
+///
+/// # Errors
+/// Their directory cannot be listed.
+pub fn suites() -> anyhow::Result<Vec<String>> {
+    let path = root().join("tests/tests");
+    let mut suites = Vec::new();
+    for entry in std::fs::read_dir(&path).with_context(|| path.display().to_string())? {
+        suites.push(entry?.file_name().to_string_lossy().into_owned());
+    }
+    suites.sort();
+    Ok(suites)
 }
 
 /// Where the archives of container images are put.

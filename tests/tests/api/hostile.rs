@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use netattach_tests::api_server::Request;
 use netattach_tests::manifest::{self, NAMESPACE};
-use netattach_tests::traffic::{PATIENCE, eventually, stretched};
+use netattach_tests::traffic::{Ending, PATIENCE, eventually, stretched};
 use netattach_tests::{Node, Pod};
 use serde_json::{Value, json};
 
@@ -129,6 +129,7 @@ fn an_author_of_ten_thousand_definitions_keeps_no_other_tenant_waiting() {
     let mut longest = Longest::default();
     thread::scope(|scope| {
         scope.spawn(|| {
+            let _ending = Ending(&done);
             let mut large = manifest::pod("large", &json!({}), &json!("x".repeat(1 << 20)));
             large["metadata"]["namespace"] = json!(HOSTILE);
             large["spec"]["nodeName"] = json!(NODE);
@@ -136,7 +137,6 @@ fn an_author_of_ten_thousand_definitions_keeps_no_other_tenant_waiting() {
             for number in 0..MANY {
                 rig.server.create(&definition(number)).unwrap();
             }
-            done.store(true, Ordering::Relaxed);
         });
         while !done.load(Ordering::Relaxed) {
             longest.round(&rig);

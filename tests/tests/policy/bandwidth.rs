@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use netattach_tests::manifest::{NAMESPACE, network, pod};
 use netattach_tests::snapshot::Snapshot;
+use netattach_tests::traffic::Ending;
 use netattach_tests::{Namespace, Node, Pod};
 use serde_json::{Value, json};
 
@@ -76,6 +77,7 @@ fn measured(
     stop: &AtomicBool,
     mut receive: impl FnMut() -> std::io::Result<usize>,
 ) -> (f64, f64) {
+    let _ending = Ending(stop);
     let mut receive_for = |time| {
         let begun = Instant::now();
         while begun.elapsed() < time {
@@ -91,7 +93,6 @@ fn measured(
     let first = Reading::take(interface);
     receive_for(MEASURE);
     let last = Reading::take(interface);
-    stop.store(true, Ordering::Relaxed);
     last.since(&first, wire)
 }
 

@@ -42,6 +42,12 @@ const UPGRADES: &str = "upgrade::";
 /// Live tests that also run with programs attached by tcx: executable and module.
 const BY_TCX: [(&str, &str); 3] = [("policy", "policy_live::"), ("lifecycle", "restart::"), ("cni", "gc::")];
 
+/// Suites that mostly wait, for looks, deadlines and what others do: more of their tests go on at once than there are
+/// processors. Those of the others measure, or use all processors.
+const WAITING: [&str; 4] = ["api", "cni", "lifecycle", "plugins"];
+/// How many for each processor.
+const AT_ONCE: usize = 2;
+
 /// What a run covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
@@ -91,27 +97,26 @@ fn everything(extent: Extent, stages: &mut Stages) -> anyhow::Result<Count> {
     };
     beside(stages, executables, compiled)?;
     stages.timed("Kubernetes, when all else was compiled", |_| cluster.wait())?;
-    let mut total = stages.timed("tests", |stages| {
-        tests(&["--workspace", "--features", FEATURES], &[], &variables(), stages)
-    })?;
-    // Beside what mostly compiles and computes.
-    let soak = soak::Beside::start()?;
-    total += stages.timed("tests under a model checker", orders)?;
+    let mut total = stages.timed("tests", all_tests)?;
     total += stages.timed("tests by tcx", by_tcx)?;
-    total += stages.timed("soak, when all these had ended", |_| soak.wait())?;
-    // Neither of these measures time, and a machine has one processor.
+    // None of these measures time, and a machine has one processor.
+    let soak = soak::Beside::start()?;
     let machines = |stages: &mut Stages| stages.timed("tests in virtual machines", |_| vm::tests());
-    let fuzzed = |stages: &mut Stages| {
+    let computed = |stages: &mut Stages| {
+        let checked = stages.timed("tests under a model checker", orders)?;
         if !strict {
-            return Ok(Count::default());
+            return Ok(checked);
         }
         progress::heading("fuzz");
         let options = fuzz::Options { targets: Vec::new(), time: fuzz::Time::Together(FUZZ_SECONDS) };
-        stages.timed("fuzz", |_| fuzz::run_all(&options))
+        let mut computed = checked;
+        computed += stages.timed("fuzz", |_| fuzz::run_all(&options))?;
+        Ok(computed)
     };
-    let (machines, fuzzed) = beside(stages, machines, fuzzed)?;
+    let (machines, computed) = beside(stages, machines, computed)?;
+    total += stages.timed("soak, when all these had ended", |_| soak.wait())?;
     total += machines;
-    total += fuzzed;
+    total += computed;
     Ok(total)
 }
 
@@ -203,6 +208,27 @@ pub fn upgrade() -> anyhow::Result<()> {
         bail!("tests failed");
     }
     Ok(())
+}
+
+/// All tests of this machine: those that mostly wait, then the others, then what documentation shows.
+fn all_tests(stages: &mut Stages) -> anyhow::Result<Count> {
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    let at_once = ("RUST_TEST_THREADS", PathBuf::from((AT_ONCE * processors).to_string()));
+    let told: Vec<_> = variables().into_iter().chain([at_once]).collect();
+    let suites = tree::suites()?;
+    let of = |waiting: bool| {
+        let suites = suites.iter().filter(move |suite| WAITING.contains(&suite.as_str()) == waiting);
+        suites.flat_map(|suite| ["--test", suite.as_str()])
+    };
+    let mut total = tests(&selected(of(true)), &[], &told, stages)?;
+    total += tests(&selected(["--lib", "--bins"].into_iter().chain(of(false))), &[], &variables(), stages)?;
+    total += tests(&selected(["--doc"].into_iter()), &[], &variables(), stages)?;
+    Ok(total)
+}
+
+/// Of the whole workspace: another selection has other features, and is compiled anew.
+fn selected<'s>(of: impl Iterator<Item = &'s str>) -> Vec<&'s str> {
+    ["--workspace", "--features", FEATURES].into_iter().chain(of).collect()
 }
 
 /// Compiles a selection of the tests.

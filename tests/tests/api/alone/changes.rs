@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use netattach::netlink::nat::{self, Element, Set};
+use netattach_tests::traffic::Ending;
 
 use super::*;
 
@@ -55,15 +56,6 @@ impl Witness {
         self.connect(from);
         self.thread.take().unwrap().join().unwrap();
         self.seen.lock().unwrap().iter().copied().collect()
-    }
-}
-
-/// Sets a flag at its end, also that of a test that fails.
-struct Ending<'f>(&'f AtomicBool);
-
-impl Drop for Ending<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
     }
 }
 
