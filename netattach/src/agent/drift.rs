@@ -1,5 +1,6 @@
 //! Puts back what others change of what attachments have on the node: ends of links, leases, records, and the published
-//! network-status. Programs are put back by the looks of [`super::health`].
+//! network-status. Programs are put back by the looks of [`super::health`]; what is changed in pods is reported by
+//! [`super::in_pods`].
 //!
 //! Differences are looked for beside everything else, and only where something may have changed: links when the kernel
 //! has told of any change of links, addresses or routes; the status of pods that are another value of the source, or that

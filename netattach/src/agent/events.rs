@@ -1,6 +1,6 @@
 //! Which problems become events, and by which reason: failed ADDs on their pods, and conditions of pods, definitions
 //! and policies on those, of the runtime's configuration and of the default network on the node. `docs/events.md` has
-//! the reasons.
+//! the reasons. What is changed in a pod, whose interface the condition names, may be as its author wants it: no event.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -121,6 +121,7 @@ mod tests {
         let condition = |object: &str| Condition { object: object.to_owned(), problem: "wrong".to_owned() };
         let events: Vec<_> = [
             "pod shop/a",
+            "pod shop/a net1",
             "network-attachment-definition shop/b",
             "multi-networkpolicy shop/c",
             "journal",
@@ -135,6 +136,7 @@ mod tests {
             events,
             [
                 some("shop/a", "NetworksDiffer"),
+                None,
                 some("shop/b", "InvalidNetwork"),
                 some("shop/c", "PolicyNotAsWritten"),
                 None,

@@ -12,6 +12,7 @@ use super::drift::{self, Drift};
 use super::events;
 use super::health::Health;
 use super::http::Http;
+use super::in_pods::InPods;
 use super::lanes::{Class, Full};
 use super::live::LivePods;
 use super::metrics::Metrics;
@@ -115,6 +116,7 @@ pub(super) struct Agent {
     pub(super) live_pods: LivePods,
     pub(super) repairs: Repairs,
     pub(super) drift: Drift,
+    pub(super) in_pods: InPods,
     pub(super) kubelet: PodResources,
     server: Option<Arc<Http>>,
     pub(super) metrics: Arc<Metrics>,
@@ -161,6 +163,7 @@ impl Agent {
             live_pods: LivePods::default(),
             repairs: outside.repairs,
             drift: Drift::default(),
+            in_pods: InPods::default(),
             kubelet: outside.kubelet,
             server: outside.http,
             metrics: outside.metrics,
@@ -413,6 +416,7 @@ impl Agent {
         troubles.extend(self.live_pods.conditions());
         troubles.extend(self.repairs.conditions());
         troubles.extend(self.drift.conditions(|key| self.sandbox_name(key)));
+        troubles.extend(self.in_pods.conditions(|attached| self.engine.is_same(attached)));
         troubles.extend(self.collector.troubles());
         troubles.extend(self.server.as_ref().and_then(|server| server.condition()));
         troubles.extend(self.no_group.clone());

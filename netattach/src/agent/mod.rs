@@ -10,6 +10,7 @@
 //! | `handler`, `operation` | answers requests; carries out an operation, restarting it when necessary |
 //! | `turns`, `lanes`, `scheduler` | one operation at a time per container; admission; suspending and waking |
 //! | `drift` | puts back what others change of what attachments have on the node |
+//! | `in_pods` | reports what others change in pods |
 //! | `missed`, `repair` | pods that run without their networks: reports, attaches or evicts them |
 //! | `dynamic`, `live`, `gc` | attachments of live pods, on request and by their annotation; GC, concurrently with other requests |
 //! | `devices` | asks the kubelet for the devices of a pod, and gives each network its own |
@@ -43,6 +44,7 @@ mod gc;
 mod handler;
 mod health;
 mod http;
+mod in_pods;
 mod kernel_settings;
 mod lanes;
 mod left_over;

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-/// One look may take a processor for one part in so many of the time, with all that it waits for. There are five of them.
+/// One look may take a processor for one part in so many of the time, with all that it waits for. There are six of them.
 const PART: u32 = 1000;
 /// However long a look takes, it is taken again after so many times its interval.
 const MOST: u32 = 6;
@@ -18,6 +18,11 @@ pub(super) fn longest(every: Duration) -> Duration {
     every.saturating_mul(MOST)
 }
 
+/// How long a look may go on that can be continued by the next: even with the longest [`pause`] it costs its part.
+pub(super) fn longest_look(every: Duration) -> Duration {
+    longest(every) / PART
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -30,5 +35,6 @@ mod tests {
             assert_eq!(pause, Duration::from_millis(expected), "{took} ms every {every} s");
         }
         assert_eq!(pause(Duration::from_secs(5), Duration::MAX), Duration::from_secs(30));
+        assert_eq!(longest_look(Duration::from_secs(5)), Duration::from_millis(30));
     }
 }

@@ -1,10 +1,13 @@
-//! CHECK: compares every attachment of a sandbox with its record.
+//! CHECK: compares every attachment of a sandbox with its record. The part of it that is in the pod is compared for the
+//! agent's own looks too.
 
 use std::net::IpAddr;
 
 use super::apply::{DelegateCall, owner};
 use super::take_device::physical;
-use super::{AttachError, Doing, Node, StepError, by_source, enforcement, routing, translation, tuning};
+use super::{
+    AttachError, Attached, Doing, Node, StepError, by_source, enforcement, routing, translation, tuning,
+};
 use crate::cni::{Command, Value};
 use crate::ipam::Lessee;
 use crate::journal::Record;
@@ -61,6 +64,31 @@ pub(super) fn check(node: &Node, record: &Record, netns: &Netns) -> Result<(), A
     Ok(())
 }
 
+/// What differs in the pod from what the attachments of a sandbox left there: the first difference of each, with its
+/// interface. Attachments that CHECK leaves out are left out.
+pub(super) fn differences_in_pod(
+    attached: &Attached,
+    netns: &Netns,
+) -> Result<Vec<(String, String)>, AttachError> {
+    let sandbox = &attached.plan.sandbox;
+    let mut pod = Handle::open_in(netns)?;
+    let mut differences = Vec::new();
+    for (number, attachment) in attached.plan.attachments.iter().enumerate() {
+        if attachment.disable_check {
+            continue;
+        }
+        // Attachment numbers fit into a `u16`: see `Plan::steps`.
+        let outputs = attached.outputs.of(number as u16);
+        let last = result::result(sandbox, attachment, outputs)?;
+        let want = expected(attachment, outputs, &last, &sandbox.netns)?;
+        let difference = compare_in_pod(attachment, &want, &mut pod, netns).map_err(|source| {
+            AttachError::step(Doing::Check, attachment, "read the kernel's state", source)
+        })?;
+        differences.extend(difference.map(|difference| (attachment.ifname.clone(), difference)));
+    }
+    Ok(differences)
+}
+
 /// The first difference between the kernel and the expected state of an attachment, in words.
 pub(super) fn compare(
     node: &Node,
@@ -71,9 +99,6 @@ pub(super) fn compare(
     pod: &mut Handle,
     netns: &Netns,
 ) -> Result<Option<String>, StepError> {
-    if want.loopback && !pod.find_link("lo")?.is_some_and(|link| link.up) {
-        return Ok(Some("lo is not up".into()));
-    }
     let found = match compare_pod_end(want, pod)? {
         Found::Differs(difference) => return Ok(Some(difference)),
         Found::NotWanted => None,
@@ -82,17 +107,7 @@ pub(super) fn compare(
     if let Some(difference) = compare_host_end(want, found.as_ref(), host)? {
         return Ok(Some(difference));
     }
-    if let Some(difference) = routing::compare(want, pod)? {
-        return Ok(Some(difference));
-    }
-    if let Some(chosen) = &want.by_source
-        && let Some(difference) = by_source::difference(pod, &attachment.ifname, chosen)?
-    {
-        return Ok(Some(difference));
-    }
-    if let Some(tune) = &want.tune
-        && let Some(difference) = tuning::difference(pod, netns, &attachment.ifname, tune)?
-    {
+    if let Some(difference) = compare_around_pod_end(attachment, want, pod, netns)? {
         return Ok(Some(difference));
     }
     if let Some((Device { function: Some(function), .. }, wanted)) = &want.device {
@@ -116,6 +131,41 @@ pub(super) fn compare(
     Ok(None)
 }
 
+/// The first difference between what is in the pod's namespace and what is expected there. Looks at nothing else, and
+/// asks no other plugin.
+fn compare_in_pod(
+    attachment: &AttachmentPlan,
+    want: &Expected,
+    pod: &mut Handle,
+    netns: &Netns,
+) -> Result<Option<String>, StepError> {
+    match compare_pod_end(want, pod)? {
+        Found::Differs(difference) => Ok(Some(difference)),
+        Found::NotWanted | Found::AsWanted(_) => compare_around_pod_end(attachment, want, pod, netns),
+    }
+}
+
+/// As [`compare_in_pod`], of what the pod has besides the interface with its addresses and routes.
+fn compare_around_pod_end(
+    attachment: &AttachmentPlan,
+    want: &Expected,
+    pod: &mut Handle,
+    netns: &Netns,
+) -> Result<Option<String>, StepError> {
+    if let Some(difference) = routing::compare(want, pod)? {
+        return Ok(Some(difference));
+    }
+    if let Some(chosen) = &want.by_source
+        && let Some(difference) = by_source::difference(pod, &attachment.ifname, chosen)?
+    {
+        return Ok(Some(difference));
+    }
+    match &want.tune {
+        Some(tune) => tuning::difference(pod, netns, &attachment.ifname, tune),
+        None => Ok(None),
+    }
+}
+
 enum Found {
     NotWanted,
     AsWanted(LinkState),
@@ -123,6 +173,9 @@ enum Found {
 }
 
 fn compare_pod_end(want: &Expected, pod: &mut Handle) -> Result<Found, StepError> {
+    if want.loopback && !pod.find_link("lo")?.is_some_and(|link| link.up) {
+        return Ok(Found::Differs("lo is not up".into()));
+    }
     let Some(wanted) = &want.pod else { return Ok(Found::NotWanted) };
     let differs = |what: String| Ok(Found::Differs(format!("interface {} {what}", wanted.name)));
     let Some(link) = pod.find_link(&wanted.name)? else {

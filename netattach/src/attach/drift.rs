@@ -1,6 +1,6 @@
 //! What others change of what an attachment has on the node, and putting it back: the node's end of its link, its leases,
-//! and its record. Its programs are put back by `enforcement`. What is in the pod is compared by CHECK and never put back:
-//! a virtual machine's network binding, for one, renames the pod's interface on purpose.
+//! and its record. Its programs are put back by `enforcement`. What is in the pod is compared by CHECK and by looks of the
+//! agent, and never put back: a virtual machine's network binding, for one, renames the pod's interface on purpose.
 //!
 //! [`differences`] decides, and is pure. [`PutBack`] bounds how often something is put back that others keep changing.
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::Inheritance;
 use super::apply::apply;
-use super::check::check;
+use super::check::{check, differences_in_pod};
 use super::enforcement::guards;
 use super::registry::{Attached, Reservation};
 use super::take_over::is_taken_over;
@@ -409,6 +409,23 @@ impl Engine {
             check(&self.node, record, netns)?;
         }
         Ok(())
+    }
+
+    /// What others have changed in the pod of a sandbox, in the container's turn: the first difference of each
+    /// attachment, with its interface. Nothing if its namespace is gone.
+    ///
+    /// # Errors
+    /// The kernel's state cannot be read.
+    pub fn differences_in_pod(&self, attached: &Attached) -> Result<Vec<(String, String)>, AttachError> {
+        let sandbox = &attached.plan.sandbox;
+        let netns = match Netns::open(&sandbox.netns) {
+            Err(error) if error.is_gone() => return Ok(Vec::new()),
+            opened => opened?,
+        };
+        if netns.id() != sandbox.netns_id || netns.id() == self.own {
+            return Ok(Vec::new());
+        }
+        differences_in_pod(attached, &netns)
     }
 
     /// The record of an attached sandbox, and its network namespace.

@@ -33,9 +33,10 @@ pub enum Regarding {
 }
 
 impl Regarding {
-    /// The object that a condition names: `pod shop/a`, as `kubectl get` takes it. `None` if it is of another kind.
+    /// The object that a condition names: `pod shop/a`, as `kubectl get` takes it. `None` if it is of another kind,
+    /// or a part of an object: `pod shop/a net1`.
     pub fn of_condition(object: &str) -> Option<Self> {
-        let (kind, name) = object.split_once(' ')?;
+        let (kind, name) = object.split_once(' ').filter(|(_, name)| !name.contains(' '))?;
         let name = name.parse().ok()?;
         match kind {
             "pod" => Some(Self::Pod(name)),

@@ -4,11 +4,13 @@ use std::fs;
 
 use netattach_tests::Pod;
 use netattach_tests::api_server::{Fault, Options, Request, Verb, When};
-use netattach_tests::manifest::NAMESPACE;
+use netattach_tests::manifest::{self, NAMESPACE};
 use netattach_tests::traffic::{PATIENCE, eventually};
 use serde_json::{Value, json};
 
 use crate::rig::{NODE, Rig, object};
+
+const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 
 fn is_event(one: &Request) -> bool {
     one.resource == "events" && one.answer.is_some()
@@ -25,7 +27,7 @@ fn events(rig: &Rig, mark: usize, count: usize) -> Vec<(Verb, Option<u16>, Value
 fn a_pod_whose_network_is_not_defined_has_one_event_however_often_it_is_tried() {
     let rig = Rig::started();
     let mut pod = object("a", NODE);
-    pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] = json!("nowhere");
+    pod["metadata"]["annotations"][NETWORKS] = json!("nowhere");
     rig.server.create(&pod).unwrap();
     let sandbox = Pod::new("a").unwrap();
     let mark = rig.server.mark();
@@ -86,12 +88,104 @@ fn events_that_the_server_refuses_change_nothing() {
     let rig = Rig::started();
     let fault = rig.server.faults().always(When::resource("events"), Fault::Answer(403));
     let mut pod = object("a", NODE);
-    pod["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] = json!("nowhere");
+    pod["metadata"]["annotations"][NETWORKS] = json!("nowhere");
     rig.server.create(&pod).unwrap();
     rig.add(&Pod::new("a").unwrap()).failure();
     assert_eq!(events(&rig, 0, 1).len(), 1);
     rig.settle("b");
     assert_eq!(rig.server.faults().hits(fault), 1);
+}
+
+/// The only event after a mark, once it is written: what it regards, reason, and note.
+fn only_event(rig: &Rig, mark: usize) -> (Value, String, String) {
+    let seen = events(rig, mark, 1);
+    assert_eq!(seen.len(), 1, "{seen:#?}");
+    let (verb, answer, body) = &seen[0];
+    assert_eq!((*verb, *answer, &body["type"]), (Verb::Create, Some(201), &json!("Warning")));
+    let text = |key: &str| body[key].as_str().unwrap().to_owned();
+    (body["regarding"].clone(), text("reason"), text("note"))
+}
+
+/// What an event of a pod regards.
+fn of_pod(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod", "namespace": NAMESPACE, "name": name, "uid": format!("uid-{name}")
+    })
+}
+
+#[test]
+fn a_policy_that_is_not_enforced_as_written_has_an_event_that_names_the_key() {
+    let rig = Rig::started();
+    let mark = rig.server.mark();
+    let spec = json!({"podSelector": {}, "policyTypes": ["Ingress"], "ingress": [{"from": [{"ipBlock": {"cidr": "10.61.0.0"}}]}]});
+    rig.server.create(&manifest::policy("odd", "shop/lan-a", &spec)).unwrap();
+    let policy = json!({
+        "apiVersion": "k8s.cni.cncf.io/v1beta1", "kind": "MultiNetworkPolicy", "namespace": NAMESPACE,
+        "name": "odd"
+    });
+    let note = r#"spec.ingress[0].from[0].ipBlock.cidr: "10.61.0.0" is not an address block such as 10.0.0.0/8: matches nothing"#;
+    assert_eq!(only_event(&rig, mark), (policy, "PolicyNotAsWritten".to_owned(), note.to_owned()));
+}
+
+/// The pool's directory cannot be made: there is a file.
+#[test]
+fn an_add_that_fails_for_a_file_of_the_node_has_an_event_that_names_it() {
+    let rig = Rig::started();
+    let broken = rig.node.path("leases-broken");
+    fs::write(&broken, "").unwrap();
+    let mut ipam = rig.node.host_local(&["10.63.0.0/24"]);
+    ipam["dataDir"] = json!(broken);
+    let lan = json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": "br3", "ipam": ipam});
+    rig.server.create(&manifest::network(NAMESPACE, "lan-c", &lan)).unwrap();
+    let mut pod = object("a", NODE);
+    pod["metadata"]["annotations"][NETWORKS] = json!("lan-c");
+    rig.server.create(&pod).unwrap();
+    let mark = rig.server.mark();
+    let (code, message) = rig.add(&Pod::new("a").unwrap()).failure();
+    assert_eq!(code, 5, "{message}");
+    assert!(message.contains(&broken.display().to_string()), "{message}");
+    assert_eq!(only_event(&rig, mark), (of_pod("a"), "NodeFailure".to_owned(), message));
+}
+
+/// A runtime has to DEL before it ADDs again.
+#[test]
+fn a_request_that_no_runtime_may_make_has_an_event_on_its_pod() {
+    let rig = Rig::started();
+    let pod = rig.pod("a");
+    rig.add(&pod).success();
+    rig.published("a");
+    let mark = rig.server.mark();
+    let (code, message) = rig.add(&pod).failure();
+    assert_eq!((code, message.contains("another ADD needs a DEL first")), (4, true), "{message}");
+    assert_eq!(only_event(&rig, mark), (of_pod("a"), "InvalidRequest".to_owned(), message));
+}
+
+/// At ADD and, for the same network, of a live pod whose annotation has changed.
+#[test]
+fn a_plugin_that_refuses_an_add_and_one_that_refuses_a_live_pod_have_events_with_its_message() {
+    let rig = Rig::started();
+    rig.node
+        .plugin("odd", &json!({"ADD": {"error": {"code": 123, "msg": "no more", "details": "of these"}}}))
+        .unwrap();
+    let odd = json!({"cniVersion": "1.0.0", "type": "odd"});
+    rig.server.create(&manifest::network(NAMESPACE, "odd", &odd)).unwrap();
+    let mut pod = object("a", NODE);
+    pod["metadata"]["annotations"][NETWORKS] = json!("odd");
+    rig.server.create(&pod).unwrap();
+    let mark = rig.server.mark();
+    let (code, message) = rig.add(&Pod::new("a").unwrap()).failure();
+    let said = "attach net1 (shop/odd): plugin \"odd\" failed (ADD): no more: of these";
+    assert_eq!((code, message.as_str()), (123, said));
+    assert_eq!(only_event(&rig, mark), (of_pod("a"), "AttachFailed".to_owned(), said.to_owned()));
+
+    let live = rig.pod("b");
+    rig.add(&live).success();
+    rig.published("b");
+    let mark = rig.server.mark();
+    let networks = json!({"metadata": {"annotations": {NETWORKS: "lan-a,lan-b,odd"}}});
+    rig.server.patch("pods", NAMESPACE, "b", &networks).unwrap();
+    let said = "attach net3 (shop/odd): plugin \"odd\" failed (ADD): no more: of these";
+    assert_eq!(only_event(&rig, mark), (of_pod("b"), "NetworksDiffer".to_owned(), said.to_owned()));
 }
 
 /// The node's own problems: its default network that is late, which keeps the startup taint, and its configuration that

@@ -96,6 +96,55 @@ fn what_is_changed_in_a_pod_is_found_by_check_and_left_alone() {
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
 }
 
+/// No runtime asks for CHECK here.
+#[test]
+fn what_is_changed_in_a_pod_is_reported_until_it_is_put_back_there_or_detached() {
+    let (mut node, a) = scene();
+    node.write("b", &pod("b", &json!({}), &json!("port"))).unwrap();
+    let b = Pod::new("b").unwrap();
+    node.add(&b).success();
+    let whole = Snapshot::take(&node, &[&a]).unwrap().pods;
+    let in_a = |words: &[&str]| ip(&a.namespace, words).unwrap();
+    let row = |name: &str, what: &str| {
+        let problem = format!("in the pod: {what}; it is left as it is");
+        json!({"object": format!("pod {NAMESPACE}/{name}"), "problem": problem})
+    };
+    let await_rows = |expected: &[Value]| {
+        let mut told = Value::Null;
+        let is_told = eventually(PATIENCE, || {
+            told = node.whole_status().unwrap()["troubles"].clone();
+            told.as_array().unwrap() == expected
+        });
+        assert!(is_told, "{told:#}");
+    };
+    in_a(&["addr", "del", "10.71.0.2/24", "dev", "net1"]);
+    in_a(&["link", "set", "net2", "mtu", "1300"]);
+    ip(&b.namespace, &["link", "set", "net1", "down"]).unwrap();
+    ip(&b.namespace, &["link", "set", "net1", "name", "bound"]).unwrap();
+    ip(&b.namespace, &["link", "set", "bound", "up"]).unwrap();
+    let changed = Snapshot::take(&node, &[&a, &b]).unwrap().pods;
+    let of_a = [
+        row("a net1", "interface net1 lacks address 10.71.0.2/24"),
+        row("a net2", "interface net2 has MTU 1300, not 1500"),
+    ];
+    let of_b = row("b net1", "interface net1 is gone from the pod");
+    await_rows(&[of_a[0].clone(), of_a[1].clone(), of_b.clone()]);
+    assert_eq!(Snapshot::take(&node, &[&a, &b]).unwrap().pods, changed, "it is left as it is");
+    assert!(node.ctl(&["status"]).unwrap()["ready"].as_array().unwrap().iter().all(|it| it["met"] == true));
+
+    in_a(&["addr", "add", "10.71.0.2/24", "dev", "net1"]);
+    await_rows(&[of_a[1].clone(), of_b]);
+    node.del(&b).success();
+    await_rows(&of_a[1..]);
+    in_a(&["link", "set", "net2", "mtu", "1500"]);
+    await_rows(&[]);
+    assert_eq!(Snapshot::take(&node, &[&a]).unwrap().pods, whole);
+    node.del(&a).success();
+    let log = node.stop().unwrap();
+    assert!(!log.contains("put back"), "{log}");
+    Snapshot::take(&node, &[&a, &b]).unwrap().assert_nothing_is_left();
+}
+
 #[test]
 fn a_bridge_that_is_removed_beneath_its_pods_is_made_again_as_it_was() {
     let (mut node, a) = scene();

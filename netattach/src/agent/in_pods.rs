@@ -1,0 +1,203 @@
+//! Looks for what others change in pods, which is reported and never put back: a virtual machine's network binding, for
+//! one, renames the pod's interface on purpose. CHECK compares the same and more, but some runtimes never send it.
+//!
+//! A look takes some of the sandboxes, the next look those that follow, round and round. It compares only what is in the
+//! pod, starts no process, and passes over containers that an operation is working on. How long a round takes depends on
+//! how many sandboxes there are and how long each takes, see [`pace`].
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::handler::Agent;
+use super::health::log_new;
+use super::pace;
+use super::share::shared;
+use crate::attach::Attached;
+use crate::error_chain::{Chain, clipped};
+use crate::journal::JournalKey;
+use crate::rpc::message::Condition;
+use crate::sync::{Mutex, locked};
+
+/// How often a look is taken, as [`pace`] leaves it.
+const INTERVAL: Duration = Duration::from_secs(5);
+/// Most sandboxes of one look.
+const AT_ONCE: usize = 32;
+/// Most rows that are kept.
+const MOST_ROWS: usize = 100;
+
+/// What was found in a sandbox.
+#[derive(Debug)]
+struct Found {
+    of: Arc<Attached>,
+    rows: Vec<Condition>,
+}
+
+/// What the last looks at each sandbox have found.
+#[derive(Debug, Default)]
+pub(super) struct InPods(Mutex<BTreeMap<JournalKey, Found>>);
+
+impl InPods {
+    /// What is not as it was made in sandboxes that are attached.
+    pub(super) fn conditions(&self, is_attached: impl Fn(&Arc<Attached>) -> bool) -> Vec<Condition> {
+        let mut all = locked(&self.0);
+        all.retain(|_, found| is_attached(&found.of));
+        all.values().flat_map(|found| &found.rows).cloned().collect()
+    }
+
+    /// Takes in what a look has found in a sandbox.
+    fn note(&self, of: &Arc<Attached>, rows: Vec<Condition>) {
+        let mut all = locked(&self.0);
+        let before = all.remove(&of.key).map(|found| found.rows).unwrap_or_default();
+        if rows.is_empty() {
+            return;
+        }
+        all.insert(of.key.clone(), Found { of: Arc::clone(of), rows });
+        limit(&mut all);
+        let kept = all.get(&of.key).map(|found| found.rows.as_slice()).unwrap_or_default();
+        log_new("not as it was made", &before, kept);
+    }
+}
+
+/// Leaves [`MOST_ROWS`] rows at most, of each namespace as many as of every other.
+fn limit(all: &mut BTreeMap<JournalKey, Found>) {
+    let rows: Vec<Condition> = all.values().flat_map(|found| &found.rows).cloned().collect();
+    if rows.len() <= MOST_ROWS {
+        return;
+    }
+    let kept: BTreeSet<String> = shared(rows, MOST_ROWS).into_iter().map(|row| row.object).collect();
+    for found in all.values_mut() {
+        found.rows.retain(|row| kept.contains(&row.object));
+    }
+    all.retain(|_, found| !found.rows.is_empty());
+}
+
+/// The sandboxes of the look that follows the one that came as far as `last`. `all` is in the order of their keys.
+fn next<'a>(all: &'a [Arc<Attached>], last: Option<&JournalKey>) -> &'a [Arc<Attached>] {
+    let at = last.map_or(0, |last| all.partition_point(|attached| attached.key <= *last));
+    let rest = if at < all.len() { &all[at..] } else { all };
+    &rest[..rest.len().min(AT_ONCE)]
+}
+
+impl Agent {
+    /// Looks for what others have changed in pods, without end.
+    pub(super) async fn keep_looking_into_pods(self: Arc<Self>) {
+        let mut last = None;
+        loop {
+            let looking = Arc::clone(&self);
+            let looked = tokio::task::spawn_blocking(move || {
+                let began = Instant::now();
+                (looking.look_into_some_pods(last.as_ref()), began.elapsed())
+            });
+            // The join error is a panic, which the panic hook has reported; the next look begins anew.
+            let (came_to, took) = looked.await.unwrap_or_default();
+            last = came_to;
+            tokio::time::sleep(pace::pause(INTERVAL, took)).await;
+        }
+    }
+
+    /// Returns how far it came.
+    fn look_into_some_pods(&self, last: Option<&JournalKey>) -> Option<JournalKey> {
+        let began = Instant::now();
+        let all = self.engine.registry().all();
+        let mut came_to = None;
+        for attached in next(&all, last) {
+            self.look_into_pod(attached);
+            came_to = Some(attached.key.clone());
+            if began.elapsed() >= pace::longest_look(INTERVAL) {
+                break;
+            }
+        }
+        came_to
+    }
+
+    fn look_into_pod(&self, attached: &Arc<Attached>) {
+        // An operation on the container goes first; the next round finds what it leaves.
+        let Some(_turn) = self.turns.take(&attached.key.container_id) else { return };
+        if !self.engine.is_same(attached) {
+            return;
+        }
+        match self.engine.differences_in_pod(attached) {
+            Ok(differences) => {
+                let name = self.sandbox_name(&attached.key);
+                let row = |(ifname, difference): (String, String)| Condition {
+                    object: format!("{name} {ifname}"),
+                    problem: clipped(format!("in the pod: {difference}; it is left as it is")),
+                };
+                self.in_pods.note(attached, differences.into_iter().map(row).collect());
+            }
+            // What was found before stands.
+            Err(error) => {
+                let container = &attached.key.container_id;
+                tracing::debug!(container, error = %Chain(&error), "its pod is not looked into");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::attach::rig;
+    use crate::step::Outputs;
+
+    fn attached(container: &str) -> Arc<Attached> {
+        let plan = rig::plan(Path::new("/nonexistent"), container, 1);
+        Arc::new(Attached { key: rig::key(container), plan, outputs: Outputs::default() })
+    }
+
+    fn row(object: &str) -> Condition {
+        Condition { object: object.to_owned(), problem: "in the pod: x; it is left as it is".to_owned() }
+    }
+
+    #[test]
+    fn looks_go_round_and_none_takes_more_than_its_share() {
+        let mut all: Vec<_> = (0..70).map(|number| attached(&format!("{number:02}"))).collect();
+        let mut last = None;
+        let mut look = |all: &[Arc<Attached>]| {
+            let taken = next(all, last.as_ref());
+            last = taken.last().map(|it| it.key.clone());
+            (taken.first().map(|it| it.key.container_id.clone()), taken.len())
+        };
+        let from = |name: &str, count: usize| (Some(name.to_owned()), count);
+        let round: Vec<_> = (0..4).map(|_| look(&all)).collect();
+        assert_eq!(round, [from("00", 32), from("32", 32), from("64", 6), from("00", 32)]);
+        // The one that the last look ended with is detached, and others.
+        all.drain(20..40);
+        assert_eq!([look(&all), look(&all)], [from("40", 30), from("00", 32)]);
+        assert_eq!(look(&[]), (None, 0));
+    }
+
+    #[test]
+    fn a_row_goes_with_the_difference_and_with_the_sandbox() {
+        let (in_pods, a, b) = (InPods::default(), attached("a"), attached("b"));
+        let told = || in_pods.conditions(|_| true);
+        in_pods.note(&a, vec![row("pod shop/a net1"), row("pod shop/a net2")]);
+        in_pods.note(&b, vec![row("pod shop/b eth0")]);
+        assert_eq!(told(), [row("pod shop/a net1"), row("pod shop/a net2"), row("pod shop/b eth0")]);
+        in_pods.note(&a, vec![row("pod shop/a net2")]);
+        assert_eq!(told(), [row("pod shop/a net2"), row("pod shop/b eth0")]);
+        in_pods.note(&a, Vec::new());
+        assert_eq!(told(), [row("pod shop/b eth0")]);
+        // It is attached anew.
+        let again = attached("b");
+        assert_eq!(in_pods.conditions(|it| Arc::ptr_eq(it, &again)), []);
+        assert_eq!(told(), []);
+    }
+
+    #[test]
+    fn no_namespace_takes_the_rows_of_another() {
+        let in_pods = InPods::default();
+        let of = |namespace: &str, number: usize| {
+            let rows = (0..6).map(|net| row(&format!("pod {namespace}/{number} net{net}"))).collect();
+            in_pods.note(&attached(&format!("{namespace}-{number:02}")), rows);
+        };
+        (0..50).for_each(|number| of("many", number));
+        of("shop", 0);
+        let told = in_pods.conditions(|_| true);
+        let of_shop = told.iter().filter(|row| row.object.starts_with("pod shop/")).count();
+        assert_eq!((told.len(), of_shop), (MOST_ROWS, 6));
+    }
+}
