@@ -9,7 +9,7 @@
 //! | `tested` | `kubectl netattach test`, with policies |
 //! | `surge` | and the next agent's pod beside the one that serves |
 //! | `deploy` | the manifests of `deploy`: rendered by kubectl, tried on the server |
-//! | `nodes` | agents of two nodes of a real cluster: what they publish |
+//! | `nodes` | agents of several nodes of a real cluster: what they publish, and policies between them |
 //! | `ranges` | a real cluster without any other network: the network of the agent's own |
 //! | `server` | a real kube-apiserver: what the agent relies on |
 //! | `workloads` | a real cluster with a kubelet and containerd: the life of a Deployment, with an agent that is killed at random |
