@@ -1,17 +1,14 @@
 //! What fails around the pods of a node: the kubelet, the node itself, the runtime's disk, the API server.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use netattach_tests::cluster::{Loss, Setup};
 use netattach_tests::snapshot::Network;
 use netattach_tests::traffic::{Conversation, eventually};
 use serde_json::json;
 
-use crate::rig::{PATIENCE, Rig, Running, nightly};
-
-/// Longer than what `status` is silent about.
-const OUTAGE: [Duration; 2] = [Duration::from_secs(20), Duration::from_secs(120)];
+use crate::rig::{OUTAGE, PATIENCE, Rig, Running, nightly};
 
 fn containers(pods: &[Running]) -> BTreeSet<&str> {
     pods.iter().map(|pod| &*pod.container).collect()

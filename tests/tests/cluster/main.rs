@@ -9,10 +9,10 @@
 //! | `tested` | `kubectl netattach test`, with policies |
 //! | `surge` | and the next agent's pod beside the one that serves |
 //! | `deploy` | the manifests of `deploy`: rendered by kubectl, tried on the server |
-//! | `nodes` | agents of two nodes of a real cluster: what they publish |
+//! | `nodes` | agents of several nodes of a real cluster: what they publish, and policies between them |
 //! | `ranges` | a real cluster without any other network: the network of the agent's own |
 //! | `server` | a real kube-apiserver: what the agent relies on |
-//! | `workloads` | a real cluster with a kubelet and containerd: the life of a Deployment, with an agent that is killed at random |
+//! | `workloads` | a real cluster with a kubelet and containerd: the life of a Deployment, with an agent that is killed at random, and around a time without an API server |
 //! | `failures` | the same when the kubelet, the node, the runtime's disk or the API server fails |
 //! | `services` | kube-proxy, NetworkPolicies, the startup taint, static pods, `exec` |
 //! | `alone` | the same node without any other network: the network of the agent's own, with Services, `hostPort` and a reboot |

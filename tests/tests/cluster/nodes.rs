@@ -1,4 +1,4 @@
-//! Agents of two nodes of a real cluster: their pods, what they publish, and policies between them.
+//! Agents of several nodes of a real cluster: their pods, what they publish, and policies between them.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use netattach::kube::ATTACHED_LABEL;
 use netattach_tests::cluster::{Client, Cluster};
+use netattach_tests::node::ip;
+use netattach_tests::snapshot::Network;
 use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connects, eventually};
 use netattach_tests::{Node, Outcome, Pod};
 use serde_json::{Value, json};
@@ -18,12 +20,12 @@ const POLICY_FOR: &str = "k8s.v1.cni.cncf.io/policy-for";
 /// address either may answer, and whom a client has found it goes on asking for up to a minute, also when that pod is gone.
 static RIGS: AtomicU8 = AtomicU8::new(0);
 
-/// Two nodes, each with an agent and a link to the same segment.
+/// Nodes, each with an agent and a link to the same segment.
 struct Rig {
     namespace: String,
     number: u8,
     admin: Client,
-    nodes: [(String, Node); 2],
+    nodes: Vec<(String, Node)>,
     // After the agents that use it.
     _cluster: Arc<Cluster>,
 }
@@ -33,14 +35,41 @@ struct Attached {
     sandbox: Pod,
     node: usize,
     args: String,
+    /// Where its object is.
+    path: String,
+}
+
+/// An echo in a pod.
+struct Service {
+    at: SocketAddr,
+    _echo: Echo,
+}
+
+impl Service {
+    fn admits(&self, pod: &Attached) -> bool {
+        connects(&pod.sandbox.namespace, self.at, SILENCE)
+    }
+}
+
+fn create_namespace(admin: &Client, name: &str) {
+    admin.create(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})).unwrap();
+}
+
+fn namespace_path(name: &str) -> String {
+    format!("/api/v1/namespaces/{name}")
+}
+
+/// A peer: the pods with that role, in the policy's namespace.
+fn of_role(role: &str) -> Value {
+    json!({"podSelector": {"matchLabels": {"role": role}}})
 }
 
 impl Rig {
-    /// `name` is that of the namespace, and the beginning of those of the nodes.
-    fn new(name: &str) -> Option<Self> {
+    /// `name` is that of the namespace, and the beginning of those of the nodes, of which there is one for each letter.
+    fn new(name: &str, letters: &[&str]) -> Option<Self> {
         let cluster = Cluster::shared(name).unwrap()?;
         let admin = cluster.admin().unwrap();
-        admin.create(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})).unwrap();
+        create_namespace(&admin, name);
         let segment = json!({
             "cniVersion": "1.0.0", "type": "macvlan", "master": "eth0", "mode": "bridge",
             "capabilities": {"ips": true}, "ipam": {"type": "static"}
@@ -50,7 +79,7 @@ impl Rig {
             "metadata": {"namespace": name, "name": "segment"}, "spec": {"config": segment.to_string()}
         });
         admin.create(&definition).unwrap();
-        let nodes = ["a", "b"].map(|letter| {
+        let start = |letter: &&str| {
             let node_name = format!("{name}-{letter}");
             admin
                 .create(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": node_name}}))
@@ -60,7 +89,8 @@ impl Rig {
             node.join(cluster.agent_config(&node.path("source")).unwrap(), &node_name).unwrap();
             node.start().unwrap();
             (node_name, node)
-        });
+        };
+        let nodes = letters.iter().map(start).collect();
         let number = RIGS.fetch_add(1, Ordering::Relaxed);
         Some(Self { namespace: name.to_owned(), number, admin, nodes, _cluster: cluster })
     }
@@ -80,11 +110,17 @@ impl Rig {
 
     /// Creates a pod on a node and attaches it, as a kubelet and its runtime do.
     fn attach(&self, name: &str, node: usize, labels: &Value, host: u8) -> Attached {
-        let networks = json!([{"name": "segment", "ips": [format!("{}/24", self.at(host))]}]);
+        self.attach_in(&self.namespace, name, node, labels, host)
+    }
+
+    /// The same, in that namespace.
+    fn attach_in(&self, namespace: &str, name: &str, node: usize, labels: &Value, host: u8) -> Attached {
+        let ips = [format!("{}/24", self.at(host))];
+        let networks = json!([{"namespace": self.namespace, "name": "segment", "ips": ips}]);
         let object = json!({
             "apiVersion": "v1", "kind": "Pod",
             "metadata": {
-                "namespace": self.namespace, "name": name, "labels": labels,
+                "namespace": namespace, "name": name, "labels": labels,
                 "annotations": {NETWORKS: networks.to_string()}
             },
             "spec": {
@@ -93,12 +129,15 @@ impl Rig {
         });
         let made = self.admin.create(&object).unwrap();
         let uid = made["metadata"]["uid"].as_str().unwrap();
-        let sandbox = Pod::new(name).unwrap();
+        let mut sandbox = Pod::new(name).unwrap();
+        // A namesake that comes later has another sandbox.
+        sandbox.container = uid.to_owned();
         let args = format!(
-            "IgnoreUnknown=1;K8S_POD_NAMESPACE={};K8S_POD_NAME={name};K8S_POD_INFRA_CONTAINER_ID={};K8S_POD_UID={uid}",
-            self.namespace, sandbox.container
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name};K8S_POD_INFRA_CONTAINER_ID={};K8S_POD_UID={uid}",
+            sandbox.container
         );
-        let attached = Attached { sandbox, node, args };
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
+        let attached = Attached { sandbox, node, args, path };
         self.call("ADD", &attached).success();
         attached
     }
@@ -107,9 +146,46 @@ impl Rig {
         self.nodes[pod.node].1.call(verb, &pod.sandbox).with("CNI_ARGS", &pod.args).run()
     }
 
-    fn relabel(&self, pod: &str, role: &str) {
-        let patch = json!({"metadata": {"labels": {"role": role}}});
-        self.admin.merge(&self.path(pod), &patch).unwrap().expect(200).unwrap();
+    fn relabel(&self, pod: &Attached, role: &str) {
+        self.label(&pod.path, &json!({"role": role}));
+    }
+
+    fn label(&self, path: &str, labels: &Value) {
+        self.admin.merge(path, &json!({"metadata": {"labels": labels}})).unwrap().expect(200).unwrap();
+    }
+
+    /// Deletes the object of a pod. Its sandbox stays: nothing but a policy may stop it.
+    fn end(&self, pod: &Attached) {
+        self.admin.delete(&pod.path).unwrap().expect(200).unwrap();
+    }
+
+    /// A policy for the database on the first node, with these rules.
+    fn police(&self, rules: Value) {
+        let mut spec = rules;
+        spec["podSelector"] = json!({"matchLabels": {"app": "db"}});
+        let policy = json!({
+            "apiVersion": "k8s.cni.cncf.io/v1beta1", "kind": "MultiNetworkPolicy",
+            "metadata": {
+                "namespace": self.namespace, "name": "db",
+                "annotations": {POLICY_FOR: format!("{}/segment", self.namespace)}
+            },
+            "spec": spec
+        });
+        self.admin.create(&policy).unwrap();
+    }
+
+    /// Serves in a pod, at its address on the segment.
+    fn serve(&self, pod: &Attached, host: u8) -> Service {
+        let at = SocketAddr::new(self.at(host), 5432);
+        Service { at, _echo: Echo::serve(&pod.sandbox.namespace, at).unwrap() }
+    }
+
+    /// Has a pod send to another's link what goes to that address, whoever else answers for it.
+    fn pin_neighbour(&self, of: &Attached, to: &Attached, host: u8) {
+        let mac = Network::of(&to.sandbox.namespace).unwrap().links["net1"].mac.unwrap();
+        let (address, mac) = (self.at(host).to_string(), mac.to_string());
+        let words = ["neighbour", "replace", &address, "lladdr", &mac, "dev", "net1", "nud", "permanent"];
+        ip(&of.sandbox.namespace, &words).unwrap();
     }
 
     /// Waits until the status of a pod is published; returns it.
@@ -127,7 +203,7 @@ impl Rig {
 
 #[test]
 fn the_networks_of_a_pod_are_published_on_its_object() {
-    let Some(rig) = Rig::new("published") else { return };
+    let Some(rig) = Rig::new("published", &["a"]) else { return };
     let pod = rig.attach("web", 0, &json!({}), 1);
     let before = rig.object("web");
     let status = rig.published("web");
@@ -153,36 +229,117 @@ fn the_networks_of_a_pod_are_published_on_its_object() {
 /// published.
 #[test]
 fn a_policy_follows_the_pods_of_another_node() {
-    let Some(rig) = Rig::new("across") else { return };
+    let Some(rig) = Rig::new("across", &["a", "b"]) else { return };
     let server = rig.attach("server", 0, &json!({"app": "db"}), 1);
     let client = rig.attach("client", 1, &json!({"role": "client"}), 2);
-    let database = SocketAddr::new(rig.at(1), 5432);
-    let _echo = Echo::serve(&server.sandbox.namespace, database).unwrap();
-    let from = |pod: &Attached| connects(&pod.sandbox.namespace, database, SILENCE);
+    let database = rig.serve(&server, 1);
+    let from = |pod: &Attached| database.admits(pod);
     assert!(eventually(PATIENCE, || from(&client)), "before there is a policy");
-    let policy = json!({
-        "apiVersion": "k8s.cni.cncf.io/v1beta1", "kind": "MultiNetworkPolicy",
-        "metadata": {
-            "namespace": "across", "name": "db", "annotations": {POLICY_FOR: "across/segment"}
-        },
-        "spec": {
-            "podSelector": {"matchLabels": {"app": "db"}}, "policyTypes": ["Ingress"],
-            "ingress": [{"from": [{"podSelector": {"matchLabels": {"role": "other"}}}]}]
-        }
-    });
-    rig.admin.create(&policy).unwrap();
+    rig.police(json!({"policyTypes": ["Ingress"], "ingress": [{"from": [of_role("other")]}]}));
     assert!(eventually(PATIENCE, || !from(&client)), "isolated");
-    rig.relabel("client", "other");
+    rig.relabel(&client, "other");
     assert!(eventually(PATIENCE, || from(&client)), "its label allows it");
-    rig.relabel("client", "client");
+    rig.relabel(&client, "client");
     assert!(eventually(PATIENCE, || !from(&client)), "it has lost the label");
 
     let next = rig.attach("next", 1, &json!({"role": "other"}), 3);
     assert!(eventually(PATIENCE, || from(&next)), "a pod that starts with the label");
-    // The sandbox stays: nothing but the policy may stop it.
-    rig.admin.delete(&rig.path("next")).unwrap().expect(200).unwrap();
+    rig.end(&next);
     assert!(eventually(PATIENCE, || !from(&next)), "its pod is gone");
     for pod in [&server, &client, &next] {
+        rig.call("DEL", pod).success();
+    }
+}
+
+/// Rules that select namespaces, and rules of egress, between nodes: what Multus' agent for policies is tried with in its
+/// `ingress-ns-selector-no-pods` and `simple-v4-egress-list`, and changes of labels.
+#[test]
+fn a_policy_follows_the_namespaces_of_pods_of_another_node_and_where_packets_go() {
+    let Some(rig) = Rig::new("peers", &["a", "b"]) else { return };
+    create_namespace(&rig.admin, "peers-elsewhere");
+    let elsewhere = namespace_path("peers-elsewhere");
+    let server = rig.attach("server", 0, &json!({"app": "db"}), 1);
+    let near = rig.attach("near", 1, &json!({"role": "a"}), 2);
+    let far = rig.attach_in("peers-elsewhere", "far", 1, &json!({"role": "b"}), 3);
+    let database = rig.serve(&server, 1);
+    let (at_near, at_far) = (rig.serve(&near, 2), rig.serve(&far, 3));
+    // Whether the server is reached from each, and reaches each.
+    let verdicts = || {
+        let from = [&near, &far].map(|pod| database.admits(pod));
+        (from, [&at_near, &at_far].map(|service| service.admits(&server)))
+    };
+    let expect = |from: [bool; 2], to: [bool; 2], why: &str| {
+        let are_so = eventually(PATIENCE, || verdicts() == (from, to));
+        assert!(are_so, "{why}: {:?} in place of {:?}", verdicts(), (from, to));
+    };
+    expect([true; 2], [true; 2], "before there is a policy");
+    rig.police(json!({
+        "ingress": [{"from": [{"namespaceSelector": {"matchLabels": {"team": "shop"}}}]}],
+        "policyTypes": ["Ingress"]
+    }));
+    expect([false; 2], [true; 2], "a label that no namespace has");
+    rig.label(&elsewhere, &json!({"team": "shop"}));
+    expect([false, true], [true; 2], "a namespace that was relabelled");
+    rig.label(&namespace_path(&rig.namespace), &json!({"team": "shop"}));
+    expect([true; 2], [true; 2], "and the policy's own");
+    rig.label(&elsewhere, &json!({"team": null}));
+    expect([true, false], [true; 2], "a namespace that has lost the label");
+
+    let path = format!("/apis/k8s.cni.cncf.io/v1beta1/namespaces/{}/multi-networkpolicies/db", rig.namespace);
+    rig.admin.delete(&path).unwrap().expect(200).unwrap();
+    expect([true; 2], [true; 2], "the policy is gone");
+    let any = json!({"namespaceSelector": {}, "podSelector": {"matchLabels": {"role": "b"}}});
+    rig.police(json!({"policyTypes": ["Egress"], "egress": [{"to": [of_role("c")]}, {"to": [any]}]}));
+    expect([true; 2], [false, true], "egress to a pod of another namespace");
+    rig.relabel(&near, "c");
+    expect([true; 2], [true; 2], "and of its own, by another rule");
+    rig.relabel(&far, "c");
+    expect([true; 2], [true, false], "a label that the rule means in its own namespace");
+    rig.end(&near);
+    expect([true; 2], [false; 2], "the pod is gone");
+    for pod in [&server, &near, &far] {
+        rig.call("DEL", pod).success();
+    }
+}
+
+/// An address is judged by the pod that has it: one of the same name that was created anew, on whichever node, and where two
+/// pods claim it by both.
+#[test]
+fn an_address_is_judged_by_who_has_it_now_and_by_all_who_claim_it() {
+    let Some(rig) = Rig::new("moves", &["a", "b", "c"]) else { return };
+    let server = rig.attach("server", 0, &json!({"app": "db"}), 1);
+    let database = rig.serve(&server, 1);
+    rig.police(json!({"policyTypes": ["Ingress"], "ingress": [{"from": [of_role("other")]}]}));
+    let expect = |pod: &Attached, expected: bool, why: &str| {
+        assert!(eventually(PATIENCE, || database.admits(pod) == expected), "{why}");
+    };
+    let mut before = rig.attach("client", 1, &json!({"role": "other"}), 2);
+    expect(&before, true, "its label allows it");
+    // To the server's node, back to where it came from, and to a third one.
+    for node in [0, 1, 2] {
+        rig.end(&before);
+        expect(&before, false, "its pod is gone");
+        rig.call("DEL", &before).success();
+        let after = rig.attach("client", node, &json!({"role": "client"}), 2);
+        expect(&after, false, "its namesake's label does not count");
+        rig.relabel(&after, "other");
+        expect(&after, true, "its own does");
+        before = after;
+    }
+
+    let client = before;
+    let twin = rig.attach("twin", 1, &json!({"role": "client"}), 2);
+    // What answers for the address on the link is not what this is about.
+    rig.pin_neighbour(&server, &client, 2);
+    expect(&client, false, "the other pod with the address may not");
+    rig.relabel(&twin, "other");
+    expect(&client, true, "both may");
+    rig.relabel(&client, "client");
+    expect(&client, false, "it may not itself");
+    rig.end(&twin);
+    rig.relabel(&client, "other");
+    expect(&client, true, "it is alone again");
+    for pod in [&server, &client, &twin] {
         rig.call("DEL", pod).success();
     }
 }

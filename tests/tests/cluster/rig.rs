@@ -16,6 +16,8 @@ use serde_json::{Value, json};
 pub(crate) const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
 pub(crate) const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 const POLICY_FOR: &str = "k8s.v1.cni.cncf.io/policy-for";
+/// How long the API server is away, in the short form and the nightly one: longer than what `status` is silent about.
+pub(crate) const OUTAGE: [Duration; 2] = [Duration::from_secs(20), Duration::from_secs(120)];
 /// How long a cluster on a busy machine may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 pub(crate) const PODS: &str = "/api/v1/namespaces/default/pods";
@@ -199,7 +201,9 @@ impl Rig {
 
     /// Starts a rollout: all pods are replaced by others.
     pub(crate) fn restart(&self, name: &str) {
-        let annotations = json!({"restarted": "1"});
+        // Another each time.
+        let now = std::time::UNIX_EPOCH.elapsed().unwrap();
+        let annotations = json!({"restarted": now.as_nanos().to_string()});
         self.change(name, &json!({"spec": {"template": {"metadata": {"annotations": annotations}}}}));
     }
 
@@ -260,6 +264,14 @@ impl Rig {
             return Err(format!("records and leases: {held:?} of {} pods", running.len()));
         }
         Ok(running)
+    }
+
+    /// Pod and container of each attachment.
+    pub(crate) fn attached(&self) -> Vec<[String; 2]> {
+        let rows = self.worker.node().ctl(&["attachments"]).unwrap();
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let of_row = |row: &Value| [text(&row["pod"]["name"]), text(&row["container_id"])];
+        rows.as_array().unwrap().iter().map(of_row).collect()
     }
 
     /// Records and leases on the disk. The default network has two families.
@@ -324,12 +336,25 @@ impl Rig {
             }
             // What is not settled after twice as many gets the time that it needs.
             if killed < 2 * kills {
-                self.worker.node_mut().kill().unwrap();
-                std::thread::sleep(self.random.up_to(Duration::from_millis(1500)));
-                self.worker.node_mut().start().unwrap();
+                self.kill_for_a_moment();
                 killed += 1;
             }
         }
+    }
+
+    /// Kills the agent at random moments and starts it again, for that long.
+    pub(crate) fn kill_for(&mut self, time: Duration) {
+        let until = Instant::now() + time;
+        while Instant::now() < until {
+            std::thread::sleep(self.random.up_to(Duration::from_millis(2500)));
+            self.kill_for_a_moment();
+        }
+    }
+
+    fn kill_for_a_moment(&mut self) {
+        self.worker.node_mut().kill().unwrap();
+        std::thread::sleep(self.random.up_to(Duration::from_millis(1500)));
+        self.worker.node_mut().start().unwrap();
     }
 }
 

@@ -1,12 +1,15 @@
 //! The life of a Deployment, with nothing but what Kubernetes and the runtime do, and an agent that is killed at random.
 
-use netattach_tests::cluster::Setup;
+use std::time::Instant;
 
-use crate::rig::{Rig, nightly};
+use netattach_tests::cluster::Setup;
+use netattach_tests::traffic::eventually;
+
+use crate::rig::{OUTAGE, PATIENCE, Rig, Running, nightly};
 
 const REPLICAS: usize = 10;
 
-/// Ten pods with three networks each are policed, scaled, replaced and deleted.
+/// Ten pods with three networks each are policed, scaled, replaced around a time without an API server, and deleted.
 #[test]
 fn the_pods_of_a_deployment_live_under_an_agent_that_is_killed_at_random() {
     let Some(mut rig) = Rig::new("workloads", &Setup::default()) else { return };
@@ -28,14 +31,45 @@ fn the_pods_of_a_deployment_live_under_an_agent_that_is_killed_at_random() {
     rig.scale("web", REPLICAS / 2);
     rig.settled_with_kills(&[("client", 1), ("web", REPLICAS / 2)], kills);
     rig.scale("web", REPLICAS);
-    let before = rig.settled(&[("client", 1), ("web", REPLICAS)]);
-    rig.restart("web");
-    let after = rig.settled_with_kills(&[("client", 1), ("web", REPLICAS)], kills);
+    // By their names they come behind those that are policed.
+    rig.deploy("worker", 2);
+    let before = rig.settled(&[("client", 1), ("web", REPLICAS), ("worker", 2)]);
+    let after = replaced_around_an_outage(&mut rig, &before);
     let kept: Vec<_> = before.iter().filter(|pod| after.contains(pod)).collect();
     assert!(kept.len() == 1 && kept[0].name.starts_with("client"), "the client alone: {kept:?}");
 
     rig.policed(&after).assert_holds();
-    rig.delete_deployment("web");
-    rig.delete_deployment("client");
+    for deployment in ["web", "client", "worker"] {
+        rig.delete_deployment(deployment);
+    }
     rig.assert_nothing_is_left();
+}
+
+/// The server goes in the midst of a rollout, and just after a pod was deleted. Meanwhile a sandbox ends whose pod the kubelet
+/// knows, and the agent is killed at random. When the server is back, it is asked for one pod fewer.
+fn replaced_around_an_outage(rig: &mut Rig, before: &[Running]) -> Vec<Running> {
+    rig.restart("web");
+    let is_new = |name: &str| before.iter().all(|pod| pod.name != name);
+    let has_begun = || rig.attached().iter().any(|[name, _]| is_new(name));
+    assert!(eventually(PATIENCE, has_begun), "{:?}", rig.attached());
+
+    let [.., deleted, worker] = before else { panic!("no pods") };
+    rig.delete(&deleted.name);
+    rig.cluster.stop_server();
+    let stopped = Instant::now();
+    rig.worker.containerd().cri().unwrap().stop_sandbox(&worker.container).unwrap();
+    let [short, long] = OUTAGE;
+    rig.kill_for(nightly(short, long).saturating_sub(stopped.elapsed()));
+    // Its DEL may have come while there was no agent: the next one has found it, without the server.
+    let is_gone = || rig.attached().iter().all(|[_, container]| *container != worker.container);
+    assert!(eventually(PATIENCE, is_gone), "{:?}", rig.attached());
+    rig.cluster.start_server().unwrap();
+
+    rig.scale("web", REPLICAS - 1);
+    // The agent was killed often enough for the short form.
+    let kills = nightly(1, 12);
+    let after = rig.settled_with_kills(&[("client", 1), ("web", REPLICAS - 1), ("worker", 2)], kills);
+    let same = after.iter().find(|pod| pod.name == worker.name);
+    assert!(same.is_some_and(|pod| pod.container != worker.container), "{worker:?} {same:?}");
+    after
 }
