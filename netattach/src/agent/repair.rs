@@ -264,7 +264,7 @@ mod tests {
             let all: Vec<_> = all.iter().map(|(container, pod)| attached(container, pod)).collect();
             without_networks(&objects, &all).into_iter().map(|pod| pod.name).collect::<Vec<_>>()
         };
-        assert_eq!(missed(&[]), [name.clone()]);
+        assert_eq!(missed(&[]), std::slice::from_ref(&name));
         assert_eq!(missed(&[("a", &old)]), [name]);
         for all in [[("a", &old), ("b", &new)], [("a", &new), ("b", &old)]] {
             assert_eq!(missed(&all), [], "{all:?}");
