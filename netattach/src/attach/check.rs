@@ -26,7 +26,7 @@ use crate::waits;
 /// [`AttachError::Differs`] with the first difference; a plugin's own error.
 pub(super) fn check(node: &Node, record: &Record, netns: &Netns) -> Result<(), AttachError> {
     let mut host = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
-    let mut pod = Handle::open_in(netns)?;
+    let mut pod = Handle::open_in(netns)?.bounded();
     let sandbox = &record.plan.sandbox;
     for (number, attachment) in record.plan.attachments.iter().enumerate() {
         if attachment.disable_check {
@@ -71,7 +71,7 @@ pub(super) fn differences_in_pod(
     netns: &Netns,
 ) -> Result<Vec<(String, String)>, AttachError> {
     let sandbox = &attached.plan.sandbox;
-    let mut pod = Handle::open_in(netns)?;
+    let mut pod = Handle::open_in(netns)?.bounded();
     let mut differences = Vec::new();
     for (number, attachment) in attached.plan.attachments.iter().enumerate() {
         if attachment.disable_check {

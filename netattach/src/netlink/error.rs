@@ -30,6 +30,9 @@ pub enum Error {
     /// A dump was interrupted by changes (`NLM_F_DUMP_INTR`) on each of a few attempts.
     #[error("{0} dump kept being interrupted by changes")]
     Interrupted(&'static str),
+    /// A list in a pod's namespace has more than [`Handle::bounded`](super::Handle::bounded) reads.
+    #[error("{0}: the namespace has more than {1} of them, which are not all read")]
+    TooMany(&'static str, usize),
     /// There is no link with the requested name.
     #[error("no link named {0}")]
     NoSuchLink(String),

@@ -68,6 +68,9 @@ pub struct Handle {
     socket: socket::Socket,
 }
 
+/// Most objects of a list that a [bounded](Handle::bounded) handle reads: some 16 MiB as the agent has them.
+pub const MOST_IN_POD: usize = 32 << 10;
+
 /// No handle could be opened in a namespace.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
@@ -89,6 +92,14 @@ impl Handle {
     /// (before Linux 5.14).
     pub fn netns_cookie(&self) -> u64 {
         self.socket.netns_cookie()
+    }
+
+    /// Reads no list of more than [`MOST_IN_POD`] objects: who administrates a pod's network makes as many addresses and routes
+    /// there as the kernel has memory for. For looks alone, which may fail: the handle is of no use after that.
+    #[must_use]
+    pub fn bounded(mut self) -> Self {
+        self.socket.limit(MOST_IN_POD);
+        self
     }
 
     /// Opens a handle in another namespace. The handle may be used from any thread.

@@ -70,6 +70,8 @@ pub(super) struct Socket {
     raw: RawSocket,
     sequence: u32,
     buffer: Vec<u8>,
+    /// Most objects of a list.
+    most: usize,
 }
 
 impl std::fmt::Debug for Socket {
@@ -85,7 +87,12 @@ impl Socket {
         raw.set_ext_ack(true).map_err(Error::Open)?;
         raw.set_cap_ack(true).map_err(Error::Open)?;
         raw.set_netlink_get_strict_chk(true).map_err(Error::Open)?;
-        Ok(Self { raw, sequence: 0, buffer: Vec::with_capacity(RECEIVE_BUFFER) })
+        Ok(Self { raw, sequence: 0, buffer: Vec::with_capacity(RECEIVE_BUFFER), most: usize::MAX })
+    }
+
+    /// Reads no list of more objects from now on.
+    pub(super) fn limit(&mut self, most: usize) {
+        self.most = most;
     }
 
     /// Cookie of the socket's namespace, 0 on kernels without cookies (before 5.14).
@@ -238,6 +245,9 @@ impl Socket {
                 }
                 interrupted |= message.flags & NLM_F_DUMP_INTR != 0;
                 match message.body {
+                    Body::Payload(_) if found.len() >= self.most => {
+                        return Err(Error::TooMany(name, self.most));
+                    }
                     Body::Payload(payload) => found.push(payload),
                     Body::Done => return Ok((!interrupted).then_some(found)),
                     Body::Ack(0, _) => {}

@@ -1,11 +1,13 @@
 //! Links, addresses, routes and filters on the kernel, each test in its own namespaces.
 
+use std::fs;
 use std::os::fd::AsFd;
 
 use anyhow::Result;
-use netattach::netlink::{Error, Handle};
+use netattach::netlink::{Error, Handle, MOST_IN_POD};
 use netattach::spec::{Addressing, Bridge, BridgePort, LinkMode, Macvlan, MacvlanMode, Pace, Route, Veth};
 use netattach_tests::Namespace;
+use netattach_tests::node::ip;
 use netattach_tests::raw::RawSocket;
 use netattach_tests::traffic::PATIENCE;
 
@@ -46,6 +48,30 @@ fn a_veth_is_created_in_place_as_a_bridge_port() -> Result<()> {
         !node.ensure_bridge(&Bridge { name: "br0".into(), promiscuous: true, ..Bridge::default() })?.created
     );
     assert!(node.link("br0")?.promiscuous);
+    Ok(())
+}
+
+/// Who administrates a pod's network makes as many routes there as there is memory for; a look into it reads so many.
+#[test]
+fn a_bounded_handle_reads_no_more_than_its_bound() -> Result<()> {
+    let pod = Namespace::new()?;
+    pod.loopback_up()?;
+    let directory = tempfile::tempdir()?;
+    let many = |first: usize, count: usize| -> Result<()> {
+        let route = |number: usize| {
+            let [_, a, b, c] = u32::try_from(number)?.to_be_bytes();
+            Ok(format!("route add 10.{a}.{b}.{c}/32 dev lo\n"))
+        };
+        let batch = directory.path().join("batch");
+        fs::write(&batch, (first..first + count).map(route).collect::<Result<String>>()?)?;
+        ip(&pod, &["-batch", &batch.to_string_lossy()])
+    };
+    many(0, MOST_IN_POD / 2)?;
+    assert_eq!(Handle::open_in(pod.netns())?.bounded().routes()?.len(), MOST_IN_POD / 2);
+    many(MOST_IN_POD / 2, MOST_IN_POD)?;
+    let error = Handle::open_in(pod.netns())?.bounded().routes().unwrap_err();
+    assert!(matches!(error, Error::TooMany("RTM_GETROUTE", MOST_IN_POD)), "{error}");
+    assert_eq!(Handle::open_in(pod.netns())?.routes()?.len(), 3 * MOST_IN_POD / 2);
     Ok(())
 }
 
