@@ -60,7 +60,7 @@ pub fn apply(
         sandbox: &plan.sandbox,
         netns,
         host: Handle::open().map_err(|error| AttachError::Open(error.into()))?,
-        pod: Handle::open_in(netns)?,
+        pod: Handle::open_in(netns)?.bounded(),
         parents: Vec::new(),
         entered: node.bridges.begin(),
         progress,

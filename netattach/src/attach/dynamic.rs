@@ -98,6 +98,7 @@ impl Engine {
     fn name_for(&self, record: &Record, netns: &Netns, selection: &Selection) -> Result<String, AttachError> {
         let container = &record.key.container_id;
         let mut taken: Vec<String> = Handle::open_in(netns)?
+            .bounded()
             .links()
             .map_err(|error| AttachError::Open(error.into()))?
             .into_iter()

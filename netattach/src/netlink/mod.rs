@@ -95,7 +95,7 @@ impl Handle {
     }
 
     /// Reads no list of more than [`MOST_IN_POD`] objects: who administrates a pod's network makes as many addresses and routes
-    /// there as the kernel has memory for. For looks alone, which may fail: the handle is of no use after that.
+    /// there as the kernel has memory for. For what may fail: the handle is of no use after that.
     #[must_use]
     pub fn bounded(mut self) -> Self {
         self.socket.limit(MOST_IN_POD);
