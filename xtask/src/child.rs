@@ -42,6 +42,27 @@ pub fn cargo() -> Command {
     command
 }
 
+/// The same command at the lowest priority, where this machine has the program for that: it takes what others leave of the
+/// processors.
+pub fn idle(command: Command) -> Command {
+    const PROGRAM: &str = "chrt";
+    if find(PROGRAM).is_none() {
+        return command;
+    }
+    let mut idle = Command::new(PROGRAM);
+    idle.args(["--idle", "0"]).arg(command.get_program()).args(command.get_args());
+    for (name, value) in command.get_envs() {
+        match value {
+            Some(value) => idle.env(name, value),
+            None => idle.env_remove(name),
+        };
+    }
+    if let Some(directory) = command.get_current_dir() {
+        idle.current_dir(directory);
+    }
+    idle
+}
+
 /// A command run by rustup's toolchain `toolchain`; this repository's toolchain file does not apply to it.
 pub fn rustup(toolchain: &str, program: &str) -> Command {
     let mut command = Command::new("rustup");
