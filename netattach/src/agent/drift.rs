@@ -175,32 +175,33 @@ impl Agent {
             links_are_due |= has_changed || is_whole || self.drift.has_seen_links();
             if links_are_due {
                 // A look that failed is taken again: the kernel tells of each change once.
-                links_are_due = !self.put_back(Part::Links, Agent::with_changed_links).await;
+                links_are_due = self.put_back(Part::Links, Agent::with_changed_links).await.is_none();
             }
             self.put_back(Part::Status, |agent| Ok(agent.with_drifted_status())).await;
             if is_whole {
-                self.put_back(Part::Record, Agent::with_changed_record).await;
-                self.put_back(Part::Leases, |agent| agent.engine.without_lease()).await;
-                whole_is_due = began + pace::pause(WHOLE_INTERVAL, began.elapsed());
+                let records = self.put_back(Part::Record, Agent::with_changed_record).await;
+                let leases = self.put_back(Part::Leases, |agent| agent.engine.without_lease()).await;
+                let worked = [records, leases].into_iter().flatten().sum();
+                whole_is_due = began + pace::pause(WHOLE_INTERVAL, worked);
             }
         }
     }
 
-    /// Returns whether it could look.
+    /// Returns how much work the look was; `None`: it could not look.
     async fn put_back(
         self: &Arc<Self>,
         part: Part,
         look: impl FnOnce(&Self) -> Result<Vec<JournalKey>, AttachError> + Send + 'static,
-    ) -> bool {
+    ) -> Option<Duration> {
         let looking = Arc::clone(self);
         // The join error is a panic, which the panic hook has reported.
-        let found = match tokio::task::spawn_blocking(move || look(&looking)).await {
-            Ok(Ok(found)) => found,
-            Ok(Err(error)) => {
+        let looked = tokio::task::spawn_blocking(move || pace::measured(|| look(&looking))).await;
+        let (found, worked) = match looked.ok()? {
+            (Ok(found), worked) => (found, worked),
+            (Err(error), _) => {
                 tracing::warn!(error = %Chain(&error), "what others have changed is not looked for");
-                return false;
+                return None;
             }
-            Err(_) => return false,
         };
         for key in self.drift.confirmed(part, found) {
             // An operation on the container goes first; the next look finds what is left.
@@ -215,7 +216,7 @@ impl Agent {
             }
             drop(turn);
         }
-        true
+        Some(worked)
     }
 
     /// Returns what was different, in words.

@@ -610,8 +610,10 @@ async fn follow(
         let looking = Arc::clone(&health);
         let known = Known::of(&health.source.snapshot());
         let began = Instant::now();
+        let looked =
+            tokio::task::spawn_blocking(move || pace::measured(|| which(&looking).take(|| look(&looking))).1);
         // The join error is a panic, which the panic hook has reported; the next look is another try.
-        let _ = tokio::task::spawn_blocking(move || which(&looking).take(|| look(&looking))).await;
+        let worked = looked.await.unwrap_or_default();
         let took = began.elapsed();
         let pause = took * PAUSE;
         let changed = async {
@@ -629,7 +631,7 @@ async fn follow(
                 }
             }
             () = which(&health).wanted.notified() => {}
-            () = tokio::time::sleep(pace::pause(which(&health).every, took)) => {}
+            () = tokio::time::sleep(pace::pause(which(&health).every, worked)) => {}
         }
     }
 }

@@ -86,13 +86,12 @@ impl Agent {
         loop {
             let looking = Arc::clone(&self);
             let looked = tokio::task::spawn_blocking(move || {
-                let began = Instant::now();
-                (looking.look_into_some_pods(last.as_ref()), began.elapsed())
+                pace::measured(|| looking.look_into_some_pods(last.as_ref()))
             });
             // The join error is a panic, which the panic hook has reported; the next look begins anew.
-            let (came_to, took) = looked.await.unwrap_or_default();
+            let (came_to, worked) = looked.await.unwrap_or_default();
             last = came_to;
-            tokio::time::sleep(pace::pause(INTERVAL, took)).await;
+            tokio::time::sleep(pace::pause(INTERVAL, worked)).await;
         }
     }
 

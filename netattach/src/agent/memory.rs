@@ -13,7 +13,7 @@
 mod code;
 
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Number of arenas: operations mostly wait for the kernel, not for each other's memory.
 const ARENAS: libc::c_int = 2;
@@ -29,14 +29,13 @@ const SLACK: usize = 4 << 20;
 /// The same, in bytes, for a process that has come to rest: then it costs nobody's time.
 const SLACK_AT_REST: usize = 512 << 10;
 
-/// After so many checks with about the same memory resident, within [`SAME`] bytes, the process is at rest: the looks of an
-/// agent that has nothing else to do take less.
+/// After so many checks with about the same memory resident, within [`SAME`] bytes, the process is at rest.
 const REST: u32 = 2;
-const SAME: usize = SLACK_AT_REST;
+const SAME: usize = 64 << 10;
 
 /// Resident bytes of the executable, beyond those that were when it was given back last, from which it is at rest. What
-/// the looks of an agent at rest run is less.
-const SLACK_OF_CODE: usize = 4 << 20;
+/// a look of an agent at rest runs is less.
+const SLACK_OF_CODE: usize = 2 << 20;
 
 /// How often the process's memory is checked; and how often once it is at rest.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -49,6 +48,8 @@ const LONG_REST: u32 = 10;
 /// uses of a processor.
 const MOVED: usize = 1 << 20;
 const COUNTED: u32 = 20;
+/// A rest that begins so soon after the last count is no reason to count at once: looks end one, and another begins.
+const LEAST: Duration = Duration::from_secs(10);
 
 /// Applies these limits. Must be called while the process has one thread: existing threads already have their arenas.
 pub(super) fn keep_small() {
@@ -65,6 +66,7 @@ pub(super) fn keep_small() {
 fn give_back() {
     let (mut before, mut left, mut rested) = (0, 0, 0_u32);
     let (mut counted_at, mut checks) = (0_usize, 0_u32);
+    let (mut counted, mut is_owed) = (Instant::now(), false);
     let mut code_left = 0;
     loop {
         thread::sleep(if rested < LONG_REST { INTERVAL } else { INTERVAL_AT_REST });
@@ -77,11 +79,13 @@ fn give_back() {
             code_left = Resident::now().map_or(shared, |now| now.shared);
         }
         checks += 1;
-        // Once at the beginning of each rest: what was free before that was not worth anybody's time.
-        if checks < COUNTED && resident.abs_diff(counted_at) < MOVED && rested != REST {
+        // Once for each rest: what was free before that was not worth anybody's time.
+        is_owed |= rested == REST;
+        let is_rest = is_owed && rested >= REST && counted.elapsed() >= LEAST;
+        if checks < COUNTED && resident.abs_diff(counted_at) < MOVED && !is_rest {
             continue;
         }
-        (counted_at, checks) = (resident, 0);
+        (counted_at, checks, counted, is_owed) = (resident, 0, Instant::now(), false);
         let free = resident.saturating_sub(in_use());
         if is_due(free, left, rested >= REST) {
             // SAFETY: may be called at any time by any thread.
