@@ -56,7 +56,7 @@ struct ClusterArguments {
     #[arg(long, default_value = "100", value_parser = changes)]
     changes: NonZeroU16,
     /// Seconds for which the idle agent is watched
-    #[arg(long, default_value = "30")]
+    #[arg(long, default_value = "60")]
     idle: NonZeroU16,
     /// Definitions at last
     #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(200..))]

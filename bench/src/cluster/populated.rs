@@ -15,6 +15,9 @@ use crate::pods::Pod;
 /// Scrapes of the metrics.
 const SCRAPES: usize = 21;
 
+/// How long nothing has happened before the agent counts as idle: what was put off until then is done.
+const SETTLING: Duration = Duration::from_secs(30);
+
 /// Memory in KiB: all that is resident, and the agent's own part of it.
 #[derive(Clone, Copy, Serialize)]
 pub(super) struct Memory {
@@ -76,6 +79,7 @@ pub(super) fn measure(
     }
     cluster.server.delete("multi-networkpolicies", NAMESPACE, "nobody")?;
     let with_peers = Memory::of(cluster)?;
+    thread::sleep(SETTLING);
     let before = cluster.agent.processor_time()?;
     thread::sleep(idle);
     let used = cluster.agent.processor_time()?.saturating_sub(before);
