@@ -173,15 +173,17 @@ impl Agent {
             // Asked first: what changes during the look is told of at the next.
             let has_changed = changes.as_mut().is_none_or(ChangeWatch::has_changed);
             links_are_due |= has_changed || is_whole || self.drift.has_seen_links();
+            let mut links = None;
             if links_are_due {
                 // A look that failed is taken again: the kernel tells of each change once.
-                links_are_due = self.put_back(Part::Links, Agent::with_changed_links).await.is_none();
+                links = self.put_back(Part::Links, Agent::with_changed_links).await;
+                links_are_due = links.is_none();
             }
             self.put_back(Part::Status, |agent| Ok(agent.with_drifted_status())).await;
             if is_whole {
                 let records = self.put_back(Part::Record, Agent::with_changed_record).await;
                 let leases = self.put_back(Part::Leases, |agent| agent.engine.without_lease()).await;
-                let worked = [records, leases].into_iter().flatten().sum();
+                let worked = [links, records, leases].into_iter().flatten().sum();
                 whole_is_due = began + pace::pause(WHOLE_INTERVAL, worked);
             }
         }

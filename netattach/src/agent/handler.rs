@@ -416,7 +416,6 @@ impl Agent {
         troubles.extend(self.live_pods.conditions());
         troubles.extend(self.repairs.conditions());
         troubles.extend(self.drift.conditions(|key| self.sandbox_name(key)));
-        troubles.extend(self.in_pods.conditions(|attached| self.engine.is_same(attached)));
         troubles.extend(self.collector.troubles());
         troubles.extend(self.server.as_ref().and_then(|server| server.condition()));
         troubles.extend(self.no_group.clone());
@@ -426,6 +425,8 @@ impl Agent {
             object: "earlier agents".to_owned(),
             problem: format!("their unfinished operations on {left_over} containers are being finished"),
         }));
+        // Last, as there may be many.
+        troubles.extend(self.in_pods.conditions(|attached| self.engine.is_same(attached)));
         troubles
     }
 

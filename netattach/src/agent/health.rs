@@ -57,6 +57,8 @@ const SINGLE_INTERVAL: Duration = Duration::from_secs(30);
 const SHARES: usize = 6;
 /// A look that takes a while and is taken again because definitions change pauses for this many times as long.
 const PAUSE: u32 = 9;
+/// Of the time of a look that asks other plugins, one part in so many counts as work.
+const OTHERS: u32 = 6;
 /// Most troubles that are kept of each kind.
 const MOST_TROUBLES: usize = 100;
 /// Most pools whose use is kept.
@@ -615,6 +617,8 @@ async fn follow(
         // The join error is a panic, which the panic hook has reported; the next look is another try.
         let worked = looked.await.unwrap_or_default();
         let took = began.elapsed();
+        // What other plugins do for a look is work as well.
+        let worked = if which(&health).longest == LONGEST_LOOK { worked.max(took / OTHERS) } else { worked };
         let pause = took * PAUSE;
         let changed = async {
             let changed = other_networks(&mut changes, &*health.source, known).await;

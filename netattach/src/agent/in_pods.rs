@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::handler::Agent;
 use super::health::log_new;
@@ -97,13 +97,13 @@ impl Agent {
 
     /// Returns how far it came.
     fn look_into_some_pods(&self, last: Option<&JournalKey>) -> Option<JournalKey> {
-        let began = Instant::now();
+        let before = pace::worked();
         let all = self.engine.registry().all();
         let mut came_to = None;
         for attached in next(&all, last) {
             self.look_into_pod(attached);
             came_to = Some(attached.key.clone());
-            if began.elapsed() >= pace::longest_look(INTERVAL) {
+            if pace::worked().saturating_sub(before) >= pace::longest_look(INTERVAL) {
                 break;
             }
         }

@@ -12,10 +12,14 @@ const MOST: u32 = 6;
 
 /// Does a look, and returns for how long a processor has worked for it: on a busy machine it takes longer, and costs no more.
 pub(super) fn measured<T>(look: impl FnOnce() -> T) -> (T, Duration) {
-    let worked = || Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default();
     let before = worked();
     let looked = look();
     (looked, worked().saturating_sub(before))
+}
+
+/// For how long a processor has worked for this thread.
+pub(super) fn worked() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).unwrap_or_default()
 }
 
 /// The pause after a look for which a processor has worked that long, of a kind that is taken every so often on a small node.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::resource::Content;
+use super::resource::{ATTACHED_LABEL, Content};
 use super::stand_ins::StandIns;
 use super::weights::Weights;
 use crate::budget::{self, Budget, Exceeded};
@@ -22,7 +22,7 @@ use crate::objects::interner::Interner;
 use crate::objects::policy::{Direction, Peer, Peers, Policy};
 use crate::objects::remote::{RemotePod, Written};
 use crate::objects::remote_pods::RemotePods;
-use crate::objects::{ClusterRanges, ObjectName, Objects, Origin, Phase, Pod, Problem};
+use crate::objects::{ClusterRanges, ObjectName, Objects, Origin, Pod, Problem};
 use crate::source::read::manifest::{Key, Object};
 use crate::source::read::{Kind, RemoteMetadata, api_object, merge, remote_pod};
 
@@ -183,7 +183,9 @@ impl Cache {
                 self.refuse(Content::Objects(kind), &key.name);
                 if kind == Kind::Pod {
                     // Nothing goes by what it was: attachments of pods that are not known keep their policies.
-                    self.weights.remove(&key);
+                    if self.weights.remove(&key).is_some() {
+                        self.has_room(Content::Objects(kind));
+                    }
                     self.forget(&key);
                 }
                 merge::isolating(&object)
@@ -595,13 +597,14 @@ fn has_pods_as_peers(policy: &Policy) -> bool {
 }
 
 /// The pods that the watch selects are those of this node. One that has ended gets no networks any more, and the API server
-/// may have thousands of them.
+/// may have thousands of them. What an agent has attached keeps its status, and a mirror what its static pod is attached by.
 fn of_this_node(object: Object) -> Object {
     match object {
         Object::Pod(pod) => {
             let mut pod = Arc::unwrap_or_clone(pod);
             pod.on_this_node = true;
-            if matches!(pod.phase, Phase::Succeeded | Phase::Failed) {
+            let is_in_use = pod.labels.contains_key(ATTACHED_LABEL) || pod.mirror_of.is_some();
+            if pod.phase.has_ended() && !is_in_use {
                 pod.annotations = BTreeMap::new();
                 pod.ports = Vec::new();
             }

@@ -82,6 +82,9 @@ impl Follower {
             let mut had = Had::default();
             let ended = self.round(&mut position, &mut had, next_for_room).await;
             again &= !had.life;
+            if position.is_some() {
+                before_unserved = BEFORE_UNSERVED.into_iter();
+            }
             let pause = match ended {
                 Ended::Room => {
                     position = None;

@@ -68,8 +68,10 @@ pub struct Handle {
     socket: socket::Socket,
 }
 
-/// Most objects of a list that a [bounded](Handle::bounded) handle reads: some 16 MiB as the agent has them.
+/// Most objects of a list that a [bounded](Handle::bounded) handle reads, and most bytes of it as the kernel sends them: as
+/// the agent has them, some 32 MiB.
 pub const MOST_IN_POD: usize = 32 << 10;
+const MOST_BYTES_IN_POD: usize = 8 << 20;
 
 /// No handle could be opened in a namespace.
 #[derive(Debug, thiserror::Error)]
@@ -94,11 +96,11 @@ impl Handle {
         self.socket.netns_cookie()
     }
 
-    /// Reads no list of more than [`MOST_IN_POD`] objects: who administrates a pod's network makes as many addresses and routes
+    /// Reads no list of more than [`MOST_IN_POD`] objects, or of more than some MiB: who administrates a pod's network makes as many addresses and routes
     /// there as the kernel has memory for. For what may fail: the handle is of no use after that.
     #[must_use]
     pub fn bounded(mut self) -> Self {
-        self.socket.limit(MOST_IN_POD);
+        self.socket.limit(MOST_IN_POD, MOST_BYTES_IN_POD);
         self
     }
 

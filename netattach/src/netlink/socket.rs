@@ -70,8 +70,9 @@ pub(super) struct Socket {
     raw: RawSocket,
     sequence: u32,
     buffer: Vec<u8>,
-    /// Most objects of a list.
+    /// Most objects of a list, and the bytes of their messages: of one route there may be thousands of next hops.
     most: usize,
+    most_bytes: usize,
 }
 
 impl std::fmt::Debug for Socket {
@@ -87,12 +88,18 @@ impl Socket {
         raw.set_ext_ack(true).map_err(Error::Open)?;
         raw.set_cap_ack(true).map_err(Error::Open)?;
         raw.set_netlink_get_strict_chk(true).map_err(Error::Open)?;
-        Ok(Self { raw, sequence: 0, buffer: Vec::with_capacity(RECEIVE_BUFFER), most: usize::MAX })
+        Ok(Self {
+            raw,
+            sequence: 0,
+            buffer: Vec::with_capacity(RECEIVE_BUFFER),
+            most: usize::MAX,
+            most_bytes: usize::MAX,
+        })
     }
 
-    /// Reads no list of more objects from now on.
-    pub(super) fn limit(&mut self, most: usize) {
-        self.most = most;
+    /// Reads no list of more objects, or of more bytes, from now on.
+    pub(super) fn limit(&mut self, most: usize, most_bytes: usize) {
+        (self.most, self.most_bytes) = (most, most_bytes);
     }
 
     /// Cookie of the socket's namespace, 0 on kernels without cookies (before 5.14).
@@ -236,17 +243,19 @@ impl Socket {
         self.append(&mut datagram, message, NLM_F_REQUEST | NLM_F_DUMP);
         let wanted = self.sequence;
         self.send(&datagram).map_err(|source| Error::Send(name, source))?;
-        let mut found = Vec::new();
+        let (mut found, mut bytes) = (Vec::new(), 0_usize);
         let mut interrupted = false;
         loop {
-            for message in self.receive(name)? {
+            let received = self.receive(name)?;
+            bytes = bytes.saturating_add(self.buffer.len());
+            for message in received {
                 if message.sequence != wanted {
                     continue;
                 }
                 interrupted |= message.flags & NLM_F_DUMP_INTR != 0;
                 match message.body {
-                    Body::Payload(_) if found.len() >= self.most => {
-                        return Err(Error::TooMany(name, self.most));
+                    Body::Payload(_) if found.len() >= self.most || bytes > self.most_bytes => {
+                        return Err(Error::TooMany(name, found.len()));
                     }
                     Body::Payload(payload) => found.push(payload),
                     Body::Done => return Ok((!interrupted).then_some(found)),

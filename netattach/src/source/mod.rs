@@ -112,9 +112,9 @@ impl WantedPod {
         objects.pods.get(&self.name).filter(|pod| self.is(pod))
     }
 
-    /// Whether the pod of that name is the wanted one: a uid that one of the two lacks is not compared.
+    /// Whether the pod of that name is the wanted one. Where no uid is named it is not one that has ended: nobody attaches that.
     pub fn is(&self, pod: &Pod) -> bool {
-        self.uid.as_deref().is_none_or(|uid| pod.has_uid(uid))
+        self.uid.as_deref().map_or(!pod.phase.has_ended(), |uid| pod.has_uid(uid))
     }
 }
 

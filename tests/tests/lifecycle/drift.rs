@@ -111,7 +111,8 @@ fn what_is_changed_in_a_pod_is_reported_until_it_is_put_back_there_or_detached()
     };
     let await_rows = |expected: &[Value]| {
         let mut told = Value::Null;
-        let is_told = eventually(PATIENCE, || {
+        // Each pod has its turn, after pauses of up to half a minute.
+        let is_told = eventually(PATIENCE * 4, || {
             told = node.whole_status().unwrap()["troubles"].clone();
             told.as_array().unwrap() == expected
         });

@@ -236,6 +236,7 @@ fn status_waits_for_an_agent_that_is_still_to_come_and_no_longer_than_it_may() {
     let mut waiting = Command::new(executable("netattachctl").unwrap());
     waiting.arg("--socket").arg(node.socket()).args(["status", "--wait", "--timeout", "60s"]);
     let mut waiting = waiting.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(1));
     assert_eq!(waiting.try_wait().unwrap(), None, "it waits");
     node.start().unwrap();
     let output = waiting.wait_with_output().unwrap();
