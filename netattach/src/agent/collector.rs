@@ -382,11 +382,8 @@ impl Agent {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
-    use crate::attach::rig;
-    use crate::step::Outputs;
+    use crate::attach::rig::attached;
 
     const AFTER: Duration = Duration::from_secs(60);
 
@@ -409,12 +406,6 @@ mod tests {
         assert_eq!([look(120, departed()), look(150, departed()), look(180, departed())], [0, 0, 1]);
         assert_eq!([look(200, unlisted()), look(230, unlisted())], [0, 0]);
         assert_eq!(look(260, unlisted()), 1, "for a grace time of its own");
-    }
-
-    fn attached(container: &str, pod: &serde_json::Value) -> Arc<Attached> {
-        let mut plan = rig::plan(Path::new("/nonexistent"), container, 1);
-        plan.sandbox.pod = serde_json::from_value(pod.clone()).unwrap();
-        Arc::new(Attached { key: rig::key(container), plan, outputs: Outputs::default() })
     }
 
     #[test]

@@ -224,21 +224,12 @@ fn not_evicted(error: NotEvicted, put_off: impl FnOnce(String, PutOff)) {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use serde_json::{Value, json};
 
     use crate::agent::repair::*;
-    use crate::attach::rig;
+    use crate::attach::rig::attached;
     use crate::kube::Owner;
     use crate::objects::Powers;
-    use crate::step::Outputs;
-
-    fn attached(container: &str, pod: &Value) -> Arc<Attached> {
-        let mut plan = rig::plan(Path::new("/nonexistent"), container, 1);
-        plan.sandbox.pod = serde_json::from_value(pod.clone()).unwrap();
-        Arc::new(Attached { key: rig::key(container), plan, outputs: Outputs::default() })
-    }
 
     #[test]
     fn the_sandbox_of_an_earlier_pod_of_the_name_hides_no_other() {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use super::{Devices, Engine, Inheritance, Node, Occupied, RepeatedAdd};
+use super::{Attached, Devices, Engine, Inheritance, Node, Occupied, RepeatedAdd};
 use crate::cni;
 use crate::delegate::{Delegate, ResultCache};
 use crate::enforce::Enforce;
@@ -18,7 +18,7 @@ use crate::journal::{JournalKey, Store};
 use crate::netlink::Handle;
 use crate::plan::resolve::Options;
 use crate::plan::{AttachmentPlan, CachedResults, Plan, PodRef};
-use crate::step::{EnforceWhen, HookKind, Step};
+use crate::step::{EnforceWhen, HookKind, Outputs, Step};
 use crate::sync::{Arc, Mutex, locked};
 
 /// Attachment numbers are below this.
@@ -94,6 +94,13 @@ impl Enforce for Maps {
     ) -> Result<(), Unenforceable> {
         Ok(())
     }
+}
+
+/// An attached sandbox, of a pod or of none.
+pub(crate) fn attached(container: &str, pod: &serde_json::Value) -> std::sync::Arc<Attached> {
+    let mut plan = plan(Path::new("/nonexistent"), container, 1);
+    plan.sandbox.pod = serde_json::from_value(pod.clone()).unwrap();
+    std::sync::Arc::new(Attached { key: key(container), plan, outputs: Outputs::default() })
 }
 
 /// An agent's engine, started on these directories.

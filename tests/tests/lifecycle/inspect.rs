@@ -155,7 +155,7 @@ fn pictures_checks_and_an_archive_are_made_of_what_is_there() {
 }
 
 /// A file with the settings that `doctor` goes by.
-fn settings_of_doctor(node: &Node) -> String {
+pub(crate) fn settings_of_doctor(node: &Node) -> String {
     let settings = node.path("doctor.yaml");
     let text = format!(
         "source: {}\nstateDir: {}\nbpffs: {}\n",

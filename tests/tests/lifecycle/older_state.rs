@@ -12,6 +12,8 @@ use netattach_tests::traffic::{Conversation, Echo, PATIENCE, SILENCE, datagram, 
 use netattach_tests::{Node, Pod};
 use serde_json::{Value, json};
 
+use crate::inspect::settings_of_doctor;
+
 /// Pods on a routed link, of which `b` and `c` take datagrams at one port alone.
 fn node() -> Node {
     let mut node = Node::new(&[]).unwrap();
@@ -31,14 +33,7 @@ fn node() -> Node {
 
 /// What `doctor` says of a check.
 fn doctor(node: &Node, check: &str) -> Vec<Value> {
-    let settings = node.path("doctor.yaml");
-    let text = format!(
-        "source: {}\nstateDir: {}\nbpffs: {}\n",
-        node.path("source").display(),
-        node.path("state").display(),
-        node.bpffs().display()
-    );
-    fs::write(&settings, text).unwrap();
+    let settings = settings_of_doctor(node);
     let mut ctl = Command::new(executable("netattachctl").unwrap());
     ctl.arg("--socket").arg(node.socket()).args(["doctor", "-o", "json", "--config"]).arg(&settings);
     let output = node.namespace.run(|| ctl.output()).unwrap();
