@@ -32,6 +32,9 @@ const ADDERS: usize = 4;
 /// An agent that has used so little of a processor for so long has done all there is to do.
 const QUIET: Duration = Duration::from_millis(1500);
 const NEXT_TO_NOTHING: Duration = Duration::from_millis(20);
+/// How long nothing has happened before the agent counts as idle: what was put off until then is done. It counts its free
+/// memory 30 s after the last time at the soonest.
+const SETTLING: Duration = Duration::from_secs(35);
 /// Time limit for the agent to end after SIGTERM.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -320,6 +323,14 @@ impl Agent {
             return Err(io::Error::last_os_error()).context("read netattachd's clock");
         }
         Ok(Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or_default()))
+    }
+
+    /// Waits until it has come to rest: [`SETTLING`] after nothing was left to do. Returns whether it came to that within this
+    /// time.
+    pub(super) fn rest(&self, patience: Duration) -> anyhow::Result<bool> {
+        let settled = self.settle(patience)?;
+        thread::sleep(SETTLING);
+        Ok(settled)
     }
 
     /// Waits until it has used next to no processor for a while: all there is to do is done, and memory given back.

@@ -35,6 +35,8 @@
 //! | [`agent`], [`cli`], [`error_chain`] | the daemon, the command line, error printing | |
 //! | [`built`] | the commit and the versions that `--version` shows | no |
 //! | [`moment`] | determines which of two events came first | clock |
+//! | [`pace`] | how often what nobody has asked for is looked at | clock |
+//! | [`ticks`] | timers of one phase | clock |
 //! | [`timing`] | measures how the time of one operation is spent | clock |
 //! | `sync` | locks and threads, under names that a model checker can replace | no |
 //! | [`budget`] | size limits of input from others | no |
@@ -92,6 +94,7 @@ pub mod netns;
 pub mod npwg;
 pub mod objects;
 pub mod observe;
+pub mod pace;
 pub mod plan;
 pub mod policy;
 pub mod publish;
@@ -101,6 +104,7 @@ pub mod spec;
 pub mod step;
 mod sync;
 pub mod sysctl;
+pub mod ticks;
 pub mod timing;
 pub mod waits;
 mod wire;

@@ -2,7 +2,10 @@
 
 mod by_source;
 mod device;
+mod netkit;
+mod tap;
 mod tune;
+mod vrf;
 
 use std::fmt;
 use std::net::IpAddr;
@@ -13,7 +16,10 @@ use serde::{Deserialize, Serialize};
 use crate::mac::Mac;
 pub use by_source::{BySource, SourceTable, SourceTables};
 pub use device::{Device, DeviceId, VfLinkState, VfRates, VfSettings, VfVlan, VirtualFunction};
+pub use netkit::{Netkit, NetkitMode, NetkitPolicy, NetkitWays};
+pub use tap::{Tap, TapAccess};
 pub use tune::{Properties, Sysctl, Tune};
+pub use vrf::{Vrf, VrfPort};
 
 /// A traffic-control hook of a device, as the node's stack sees it. Ordered as listed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -241,6 +247,12 @@ pub enum Link {
     /// A dummy in the pod.
     #[serde(rename = "create-dummy")]
     Dummy(Dummy),
+    /// A tap in the pod.
+    #[serde(rename = "create-tap")]
+    Tap(Tap),
+    /// A netkit pair into the pod.
+    #[serde(rename = "create-netkit")]
+    Netkit(Netkit),
 }
 
 /// How a link in a pod is connected to the node.
@@ -264,7 +276,8 @@ pub enum Tie<'l> {
     InPod,
 }
 
-/// How the links of one parent reach each other, by the link's kind.
+/// What links of one kind differ in: how those of one parent reach each other, who may open a tap,
+/// or how the ends of a netkit are connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LinkMode {
     /// Of a macvlan.
@@ -273,6 +286,10 @@ pub enum LinkMode {
     Ipvlan(IpvlanMode),
     /// Of a VLAN, which has none but its tag.
     Vlan(VlanTag),
+    /// Of a tap.
+    Tap(TapAccess),
+    /// Of a netkit.
+    Netkit(NetkitWays),
 }
 
 impl Link {
@@ -281,18 +298,36 @@ impl Link {
         match self {
             Self::Veth(veth) => veth.mac = Some(mac),
             Self::Macvlan(Macvlan { mode: MacvlanMode::Passthru, .. }) | Self::Ipvlan(_) => return false,
+            Self::Netkit(Netkit { ways: NetkitWays { mode: NetkitMode::L3, .. }, .. }) => return false,
+            Self::Netkit(netkit) => netkit.mac = Some(mac),
             Self::Macvlan(macvlan) => macvlan.mac = Some(mac),
             Self::Vlan(vlan) => vlan.mac = Some(mac),
             Self::Dummy(dummy) => dummy.mac = Some(mac),
+            Self::Tap(tap) => tap.mac = Some(mac),
         }
         true
     }
 
     /// Values of `step` in the serialised form.
-    pub const STEPS: [&str; 5] =
-        ["create-veth", "create-macvlan", "create-ipvlan", "create-vlan", "create-dummy"];
+    pub const STEPS: [&str; 7] = [
+        "create-veth",
+        "create-macvlan",
+        "create-ipvlan",
+        "create-vlan",
+        "create-dummy",
+        "create-tap",
+        "create-netkit",
+    ];
 
-    /// The kernel's name for the kind of link.
+    /// The name for the kind of link by which the kernel shows it.
+    pub fn shown_kind(&self) -> &'static str {
+        match self {
+            Self::Tap(_) => "tun",
+            other => other.kind(),
+        }
+    }
+
+    /// The name for the kind of link.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Veth(_) => "veth",
@@ -301,6 +336,8 @@ impl Link {
             Self::Ipvlan(_) => "ipvlan",
             Self::Vlan(_) => "vlan",
             Self::Dummy(_) => "dummy",
+            Self::Tap(_) => "tap",
+            Self::Netkit(_) => "netkit",
         }
     }
 
@@ -312,6 +349,8 @@ impl Link {
             Self::Ipvlan(ipvlan) => &ipvlan.pod_name,
             Self::Vlan(vlan) => &vlan.pod_name,
             Self::Dummy(dummy) => &dummy.pod_name,
+            Self::Tap(tap) => &tap.pod_name,
+            Self::Netkit(netkit) => &netkit.pod_name,
         }
     }
 
@@ -321,9 +360,11 @@ impl Link {
             Self::Macvlan(Macvlan { in_pod: true, .. })
             | Self::Ipvlan(Ipvlan { in_pod: true, .. })
             | Self::Vlan(Vlan { in_pod: true, .. })
-            | Self::Dummy(_) => Tie::InPod,
+            | Self::Dummy(_)
+            | Self::Tap(_) => Tie::InPod,
             Self::Vlan(vlan) => Tie::Parent { name: Some(&vlan.parent), siblings: false },
             Self::Veth(veth) => Tie::NodeEnd { name: &veth.host_name, port: veth.port.as_ref() },
+            Self::Netkit(netkit) => Tie::NodeEnd { name: &netkit.host_name, port: None },
             Self::Macvlan(macvlan) => {
                 Tie::Parent { name: macvlan.parent.as_deref(), siblings: macvlan.mode == MacvlanMode::Bridge }
             }
@@ -338,6 +379,8 @@ impl Link {
             Self::Macvlan(macvlan) => Some(LinkMode::Macvlan(macvlan.mode)),
             Self::Ipvlan(ipvlan) => Some(LinkMode::Ipvlan(ipvlan.mode)),
             Self::Vlan(vlan) => Some(LinkMode::Vlan(vlan.tag)),
+            Self::Tap(tap) => Some(LinkMode::Tap(tap.access)),
+            Self::Netkit(netkit) => Some(LinkMode::Netkit(netkit.ways)),
         }
     }
 
@@ -348,6 +391,8 @@ impl Link {
             Self::Veth(_)
             | Self::Vlan(_)
             | Self::Dummy(_)
+            | Self::Tap(_)
+            | Self::Netkit(_)
             | Self::Macvlan(Macvlan { in_pod: true, .. })
             | Self::Ipvlan(Ipvlan { in_pod: true, .. }) => None,
             Self::Macvlan(Macvlan { mode: MacvlanMode::Passthru, .. }) => Some("a macvlan in mode passthru"),
@@ -380,6 +425,14 @@ impl Link {
         match self.tie() {
             Tie::NodeEnd { port, .. } => port,
             Tie::Parent { .. } | Tie::InPod => None,
+        }
+    }
+
+    /// The bridge of the pod that it is a port of.
+    pub fn bridge_in_pod(&self) -> Option<&str> {
+        match self {
+            Self::Tap(tap) => tap.bridge.as_deref(),
+            _ => None,
         }
     }
 

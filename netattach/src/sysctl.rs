@@ -1,9 +1,14 @@
 //! Kernel settings below `/proc/sys/net`. They belong to the network namespace of the accessing thread.
 
+use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 
 use crate::timing;
+
+const ROOT: &str = "/proc/sys/net";
 
 /// A setting could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -20,7 +25,16 @@ pub struct SysctlError {
 
 /// Whether a setting of the calling thread's network namespace has that value. One that cannot be read has none.
 pub fn is(key: &str, value: &str) -> bool {
-    std::fs::read_to_string(format!("/proc/sys/net/{key}")).is_ok_and(|found| found.trim_end() == value)
+    std::fs::read_to_string(format!("{ROOT}/{key}")).is_ok_and(|found| found.trim_end() == value)
+}
+
+/// What there are settings of below `key`, such as the devices below `ipv4/conf`.
+///
+/// # Errors
+/// The directory cannot be read.
+pub fn names(key: &str) -> io::Result<Vec<String>> {
+    let entries = std::fs::read_dir(format!("{ROOT}/{key}"))?;
+    entries.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned())).collect()
 }
 
 /// Sets `key` (below `/proc/sys/net`, with slashes) to `value`; written only when it differs, because a write may be an
@@ -29,7 +43,7 @@ pub fn is(key: &str, value: &str) -> bool {
 /// # Errors
 /// The setting does not exist or cannot be written.
 pub fn ensure(key: &str, value: &str) -> Result<(), SysctlError> {
-    let path = PathBuf::from("/proc/sys/net").join(key);
+    let path = PathBuf::from(ROOT).join(key);
     let set = || {
         if std::fs::read_to_string(&path)?.trim_end() == value {
             Ok(())
@@ -44,4 +58,68 @@ pub fn ensure(key: &str, value: &str) -> Result<(), SysctlError> {
         value: value.to_owned(),
         source,
     })
+}
+
+/// A setting whose file is kept open: looking the file up takes most of the time that reading it does. It is that of the network
+/// namespace of whichever thread asks first.
+#[derive(Debug)]
+pub struct Kept {
+    key: &'static str,
+    file: OnceLock<File>,
+}
+
+impl Kept {
+    /// The setting `key`, as for [`ensure`]. Opens nothing yet.
+    pub const fn new(key: &'static str) -> Self {
+        Self { key, file: OnceLock::new() }
+    }
+
+    /// As [`ensure`].
+    ///
+    /// # Errors
+    /// The setting does not exist or cannot be written.
+    pub fn ensure(&self, value: &str) -> Result<(), SysctlError> {
+        match timing::part("sysctl", || self.is(value)) {
+            true => Ok(()),
+            false => ensure(self.key, value),
+        }
+    }
+
+    fn is(&self, value: &str) -> bool {
+        let file = match self.file.get() {
+            Some(file) => file,
+            // What is wrong with it is said by whoever writes it.
+            None => match File::open(PathBuf::from(ROOT).join(self.key)) {
+                Ok(file) => self.file.get_or_init(|| file),
+                Err(_) => return false,
+            },
+        };
+        // The kernel gives the whole value at once, and one that is longer is another.
+        let mut found = [0; 64];
+        let read = file.read_at(&mut found, 0).unwrap_or_default();
+        found[..read].trim_ascii_end() == value.as_bytes()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netns::{Netns, within};
+
+    #[test]
+    fn a_setting_that_is_kept_is_as_it_is_now_and_of_the_namespace_that_asked_first() {
+        let netns = Netns::private().unwrap();
+        let (kept, key) = (Kept::new("ipv4/ip_forward"), "ipv4/ip_forward");
+        within(&netns, || {
+            assert!(!kept.is("1"));
+            kept.ensure("1").unwrap();
+            assert!(is(key, "1") && kept.is("1"));
+            std::fs::write(format!("{ROOT}/{key}"), "0").unwrap();
+            assert!(kept.is("0"));
+        })
+        .unwrap();
+        kept.ensure("0").unwrap();
+        let missing = Kept::new("ipv4/nothing").ensure("1").unwrap_err();
+        assert_eq!(missing.source.kind(), io::ErrorKind::NotFound);
+    }
 }

@@ -65,15 +65,21 @@ pub fn footprint(plan: &Plan) -> Footprint {
             | Step::Gateway { .. }
             | Step::EnsureForwarding
             | Step::RouteToPod
+            | Step::FindReach
             | Step::Translate(_)
             | Step::FindDevice
             | Step::Protect(_)
+            | Step::ProtectAddresses
+            | Step::ChooseHostAccess
+            | Step::GiveHostAccess
             | Step::Configure(_)
             | Step::ReadDeviceInfo(_)
             | Step::NoteProperties(_)
             | Step::Tune(_)
             | Step::ChooseTables(_)
             | Step::UseTables(_)
+            | Step::ChooseVrf(_)
+            | Step::JoinVrf(_)
             | Step::MoveDefaultRoutes { .. }
             | Step::RouteBySource => {}
         }

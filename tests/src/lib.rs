@@ -7,6 +7,7 @@
 //! | [`cluster`] | a real cluster: kube-apiserver, and nodes with a kubelet |
 //! | [`manifest`] | the objects that the agent reads |
 //! | [`api_server`], [`admission`] | a Kubernetes API server that fails on demand; ValidatingAdmissionPolicies |
+//! | [`service_account`] | the files by which a pod reaches its API server |
 //! | [`namespace`], [`wires`], [`sriov`] | namespaces; devices that lead out of a node; cards with VFs |
 //! | [`call`], [`runtime`], [`machine`] | a call of the CNI executable; of a plugin, without an agent; real container runtimes |
 //! | [`kubelet`], [`cri`] | a kubelet's PodResources socket; a container runtime's CRI socket |
@@ -14,11 +15,11 @@
 //! | [`guide`] | pages that are run as they are written |
 //! | [`plugin_calls`] | the recorded calls of scripted plugins |
 //! | [`primaries`] | the configurations of other primary networks |
-//! | [`traffic`], [`packet`], [`raw`], [`reading`] | connections; frames built byte by byte; frames sent and seen as they are; what a packet says, read independently |
+//! | [`traffic`], [`packet`], [`raw`], [`tap`], [`reading`] | connections; frames built byte by byte; frames sent and seen as they are; the process's end of a tap; what a packet says, read independently |
 //! | [`peak`] | the peak memory of a process |
 //! | [`snapshot`], [`record`] | what attachments leave behind; records of the journal |
 //! | [`soak`] | pods that come and go at random on two nodes, and a model that says what must hold |
-//! | [`other_programs`], [`privilege`], [`node_root`], [`tools`] | other agents' programs; fewer capabilities; the node's root directory as a container has it; programs that a machine may lack |
+//! | [`other_programs`], [`privilege`], [`node_root`], [`tools`] | other agents' programs; fewer capabilities, less of the kernel; the node's root directory as a container has it; programs that a machine may lack |
 
 pub mod admission;
 mod agent;
@@ -44,9 +45,11 @@ pub mod raw;
 pub mod reading;
 pub mod record;
 pub mod runtime;
+pub mod service_account;
 pub mod snapshot;
 pub mod soak;
 pub mod sriov;
+pub mod tap;
 pub mod tools;
 pub mod traffic;
 pub mod wires;
@@ -54,3 +57,8 @@ pub mod wires;
 pub use call::{Call, Outcome};
 pub use namespace::Namespace;
 pub use node::{Node, Pod};
+
+/// The figure of a test that has a longer form, at night: the shorter one otherwise.
+pub fn nightly<T>(otherwise: T, at_night: T) -> T {
+    if std::env::var("NETATTACH_NIGHTLY").as_deref() == Ok("1") { at_night } else { otherwise }
+}

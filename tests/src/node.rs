@@ -3,6 +3,7 @@
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
+use std::net::SocketAddr;
 use std::os::unix::fs::symlink;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -46,11 +47,19 @@ pub struct Node {
     dir: TempDir,
     bpffs: PathBuf,
     settings: serde_json::Map<String, Value>,
-    cluster: Option<(PathBuf, String)>,
+    cluster: Option<(Access, String)>,
     group: Option<PathBuf>,
     agent: Option<Agent>,
     /// The agent that stands by.
     next: Option<Agent>,
+}
+
+/// How an agent reaches its cluster.
+#[derive(Debug)]
+enum Access {
+    Kubeconfig(PathBuf),
+    /// By the service account of its pod, where the kubelet says that the server is.
+    ServiceAccount(SocketAddr),
 }
 
 /// A pod's sandbox as a container runtime makes it: loopback down, nothing else.
@@ -164,12 +173,24 @@ impl Node {
     /// # Errors
     /// A file cannot be written.
     pub fn join(&mut self, kubeconfig: PathBuf, name: &str) -> Result<()> {
+        self.join_by(Access::Kubeconfig(kubeconfig), name)
+    }
+
+    /// As [`Node::join`], by the service account whose files are in place, with the server there.
+    ///
+    /// # Errors
+    /// A file cannot be written.
+    pub fn join_by_service_account(&mut self, server: SocketAddr, name: &str) -> Result<()> {
+        self.join_by(Access::ServiceAccount(server), name)
+    }
+
+    fn join_by(&mut self, access: Access, name: &str) -> Result<()> {
         let mut default = self.default_config();
         default["name"] = "default".into();
         let path = self.path("default.conf");
         fs::write(&path, default.to_string())?;
         self.set("defaultNetwork", json!(path));
-        self.cluster = Some((kubeconfig, name.to_owned()));
+        self.cluster = Some((access, name.to_owned()));
         Ok(())
     }
 
@@ -178,7 +199,7 @@ impl Node {
         self.settings.insert(key.to_owned(), value);
     }
 
-    /// Installs the scripted plugin in the node's plugin directory under a name, with its script.
+    /// Installs the scripted plugin in the node's plugin directory under a name, with its script, or replaces that at once.
     ///
     /// # Errors
     /// A file cannot be written.
@@ -189,7 +210,10 @@ impl Node {
         }
         let mut script = script.clone();
         script["record"] = json!(self.path("calls"));
-        Ok(fs::write(path.with_extension("json"), script.to_string())?)
+        // The plugin may be called meanwhile.
+        let temporary = path.with_extension("json.new");
+        fs::write(&temporary, script.to_string())?;
+        Ok(fs::rename(temporary, path.with_extension("json"))?)
     }
 
     /// The network-status published for an attached pod.
@@ -373,9 +397,13 @@ impl Node {
             .stderr(Stdio::piped());
         match &self.cluster {
             None => command.arg("--source").arg(self.path("source")),
-            Some((kubeconfig, name)) => {
-                command.arg("--kubeconfig").arg(kubeconfig).args(["--node-name", name])
+            Some((Access::Kubeconfig(path), name)) => {
+                command.arg("--kubeconfig").arg(path).args(["--node-name", name])
             }
+            Some((Access::ServiceAccount(server), name)) => command
+                .args(["--kubernetes", "--node-name", name])
+                .env("KUBERNETES_SERVICE_HOST", server.ip().to_string())
+                .env("KUBERNETES_SERVICE_PORT", server.port().to_string()),
         };
         Ok(command)
     }

@@ -1,4 +1,4 @@
-//! Work with only the capabilities that a container may be given.
+//! Work with only the capabilities that a container may be given, or with less of the kernel.
 
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -28,7 +28,40 @@ pub fn with_only<T: Send>(kept: CapabilitySet, work: impl FnOnce() -> Result<T> 
         rustix::thread::set_capabilities(None, sets).context("set capabilities")?;
         work()
     };
-    std::thread::scope(|scope| match scope.spawn(limited).join() {
+    on_its_own_thread(limited)
+}
+
+/// Runs `work` on a thread of the calling thread's namespaces for which, as for the programs that it starts, there is no
+/// bpf(2), as with a kernel that was built without `CONFIG_BPF_SYSCALL`.
+///
+/// # Errors
+/// The kernel takes no filter of system calls, or the work's own error.
+pub fn without_bpf<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    /// Where `struct seccomp_data` (`linux/seccomp.h`) has the number of the system call.
+    const NUMBER: u32 = 0;
+    let step = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
+    let limited = || {
+        let mut steps = [
+            step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, NUMBER),
+            step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_bpf as u32),
+            step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
+            step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
+        ];
+        let filter = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
+        // SAFETY: the kernel reads the filter, whose pointer is to as many steps as it says.
+        let set =
+            unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const filter) };
+        if set != 0 {
+            return Err(io::Error::last_os_error()).context("filter system calls");
+        }
+        work()
+    };
+    on_its_own_thread(limited)
+}
+
+/// What a thread gives up is gone with it.
+fn on_its_own_thread<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    std::thread::scope(|scope| match scope.spawn(work).join() {
         Ok(done) => done,
         Err(panic) => std::panic::resume_unwind(panic),
     })

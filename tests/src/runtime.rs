@@ -90,12 +90,16 @@ pub fn run(node: &Namespace, plugins: &Path, verb: &str, call: Call<'_>, config:
 fn output(program: &Path, plugins: &Path, verb: &str, call: Call<'_>, config: &Value) -> Result<Output> {
     let mut child = Command::new(program)
         .env_clear()
+        // Where the reference's `portmap` looks for iptables.
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .env("CNI_COMMAND", verb)
         .env("CNI_CONTAINERID", call.container)
         .env("CNI_IFNAME", call.ifname)
         .env("CNI_NETNS", call.netns)
         .env("CNI_ARGS", call.args)
         .env("CNI_PATH", plugins)
+        // Reference plugins start `ip`.
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

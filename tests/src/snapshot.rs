@@ -84,7 +84,8 @@ pub struct Maps {
     pub addresses: BTreeMap<u32, BTreeSet<IpAddr>>,
     /// Policies that are not "none".
     pub policies: BTreeMap<u32, PolicyIds>,
-    /// Attachments with counters above zero.
+    /// Numbers without a record that have counters above zero. When the first packet of an attachment is counted is up to the
+    /// kernels at its ends.
     pub counted: BTreeSet<u32>,
 }
 
@@ -216,6 +217,9 @@ impl Maps {
             let policy = dataplane.policies().of(id)?;
             if policy != PolicyIds::default() {
                 maps.policies.insert(id, policy);
+            }
+            if maps.records.contains_key(&id) {
+                continue;
             }
             let stats = dataplane.stats(id)?;
             if stats.dropped().next().is_some() || stats.from_pod.packets + stats.to_pod.packets > 0 {

@@ -262,19 +262,32 @@ impl Conversation {
     }
 }
 
-/// Repeats a query until it returns true or the time is over. The query should take a moment.
+/// Repeats a query until it returns true or the time is over.
 pub fn eventually(patience: Duration, mut question: impl FnMut() -> bool) -> bool {
-    let deadline = Instant::now() + stretched(patience);
+    let began = Instant::now();
+    let deadline = began + stretched(patience);
     loop {
+        let asked = Instant::now();
         if question() {
             return true;
         }
-        if Instant::now() >= deadline {
+        let now = Instant::now();
+        if now >= deadline {
             return false;
         }
-        // The awaited process needs the processor meanwhile.
-        std::thread::sleep(Duration::from_millis(1));
+        std::thread::sleep(pause(now - began, now - asked));
     }
+}
+
+/// The shortest and the longest pause between two queries.
+const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];
+
+/// How long nothing is asked after the last query took that long. What is awaited needs the processors meanwhile, and so do
+/// other tests: a query that is a process or a TLS connection takes a quarter of one at most. And nobody notices much later
+/// than it happened what took long to happen.
+fn pause(waited: Duration, query: Duration) -> Duration {
+    let [shortest, longest] = PAUSES;
+    (waited / 20).max(query * 3).clamp(shortest, longest)
 }
 
 fn udp_socket(from: &Namespace, to: SocketAddr) -> Result<UdpSocket> {
@@ -309,6 +322,21 @@ fn echo(mut stream: TcpStream) {
     while let Ok(length @ 1..) = stream.read(&mut buffer) {
         if stream.write_all(&buffer[..length]).is_err() {
             return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_grow_with_the_wait_and_with_what_a_query_takes() {
+        let table =
+            [((0, 0), 1), ((10, 0), 1), ((400, 0), 20), ((60_000, 0), 100), ((0, 8), 24), ((400, 250), 100)];
+        for ((waited, query), expected) in table {
+            let [waited, query, expected] = [waited, query, expected].map(Duration::from_millis);
+            assert_eq!(pause(waited, query), expected, "{waited:?} {query:?}");
         }
     }
 }

@@ -45,22 +45,33 @@ pub fn cargo() -> Command {
 /// The same command at the lowest priority, where this machine has the program for that: it takes what others leave of the
 /// processors.
 pub fn idle(command: Command) -> Command {
-    const PROGRAM: &str = "chrt";
-    if find(PROGRAM).is_none() {
+    through(&["chrt", "--idle", "0"], command)
+}
+
+/// The same command at a lower priority than what goes on beside it, where this machine has the program for that: it gets a
+/// third as much of a processor that both want.
+pub fn nice(command: Command) -> Command {
+    through(&["nice", "-n", "5"], command)
+}
+
+/// The same command, started by a program where this machine has that.
+fn through(words: &[&str], command: Command) -> Command {
+    let [program, arguments @ ..] = words else { return command };
+    if find(program).is_none() {
         return command;
     }
-    let mut idle = Command::new(PROGRAM);
-    idle.args(["--idle", "0"]).arg(command.get_program()).args(command.get_args());
+    let mut started = Command::new(program);
+    started.args(arguments).arg(command.get_program()).args(command.get_args());
     for (name, value) in command.get_envs() {
         match value {
-            Some(value) => idle.env(name, value),
-            None => idle.env_remove(name),
+            Some(value) => started.env(name, value),
+            None => started.env_remove(name),
         };
     }
     if let Some(directory) = command.get_current_dir() {
-        idle.current_dir(directory);
+        started.current_dir(directory);
     }
-    idle
+    started
 }
 
 /// A command run by rustup's toolchain `toolchain`; this repository's toolchain file does not apply to it.

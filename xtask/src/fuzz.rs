@@ -89,10 +89,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
 /// There is no target of a name, or targets cannot be built or started. A finding is counted, printed, and not an error
 /// here.
 pub fn run_all(options: &Options) -> anyhow::Result<Count> {
-    let manifest =
-        fs::read_to_string(tree::root().join("fuzz/Cargo.toml")).context("read fuzz/Cargo.toml")?;
-    let targets = toml::from_str::<Manifest>(&manifest).context("read fuzz/Cargo.toml")?.targets;
-    let names = chosen(targets.into_iter().map(|target| target.name).collect(), &options.targets)?;
+    let names = chosen(all()?, &options.targets)?;
     let (seconds, at_once, keep) = match options.time {
         Time::Together(seconds) => {
             (seconds / u32::try_from(names.len()).context("count the targets")?, 1, false)
@@ -101,13 +98,7 @@ pub fn run_all(options: &Options) -> anyhow::Result<Count> {
     };
     let seconds = seconds.max(1);
     progress::step("compile", |progress| {
-        let mut cargo = child::cargo();
-        cargo
-            .args(["build", "--release", "--manifest-path", "fuzz/Cargo.toml", "--target-dir", "target/fuzz"])
-            .args(["--target", &dist::host_triple()?])
-            .args(names.iter().flat_map(|name| ["--bin", name]))
-            .env("CARGO_ENCODED_RUSTFLAGS", RUSTFLAGS.join("\x1f"));
-        child::run(&mut cargo, progress).context("compile the fuzz targets")?;
+        child::run(&mut compiler(&names)?, progress).context("compile the fuzz targets")?;
         Ok(progress::Done::Unchanged(format!("{} targets, {seconds} s each", names.len())))
     })?;
     let waiting = Mutex::new(names.iter());
@@ -127,6 +118,37 @@ pub fn run_all(options: &Options) -> anyhow::Result<Count> {
         }
         Ok(total)
     })
+}
+
+/// Compiles all targets at the lowest priority, so that the run that comes later finds them compiled.
+///
+/// # Errors
+/// Targets cannot be built.
+pub(crate) fn compile_idly() -> anyhow::Result<()> {
+    progress::step("compile fuzz targets", |progress| {
+        let names = chosen(all()?, &[])?;
+        child::run(&mut child::idle(compiler(&names)?), progress).context("compile the fuzz targets")?;
+        Ok(progress::Done::Unchanged(format!("{} targets", names.len())))
+    })
+}
+
+/// What compiles targets.
+fn compiler(names: &[String]) -> anyhow::Result<Command> {
+    let mut cargo = child::cargo();
+    cargo
+        .args(["build", "--release", "--manifest-path", "fuzz/Cargo.toml", "--target-dir", "target/fuzz"])
+        .args(["--target", &dist::host_triple()?])
+        .args(names.iter().flat_map(|name| ["--bin", name]))
+        .env("CARGO_ENCODED_RUSTFLAGS", RUSTFLAGS.join("\x1f"));
+    Ok(cargo)
+}
+
+/// The names of all targets, in the order of the manifest.
+fn all() -> anyhow::Result<Vec<String>> {
+    let manifest =
+        fs::read_to_string(tree::root().join("fuzz/Cargo.toml")).context("read fuzz/Cargo.toml")?;
+    let targets = toml::from_str::<Manifest>(&manifest).context("read fuzz/Cargo.toml")?.targets;
+    Ok(targets.into_iter().map(|target| target.name).collect())
 }
 
 /// The targets that were asked for, in the order of the manifest.

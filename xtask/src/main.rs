@@ -24,7 +24,7 @@ struct Arguments {
 enum Verb {
     /// Install what this machine lacks; changes nothing when nothing is missing
     Setup {
-        /// Build the executables of the agent that landed last instead, from git's history, for the tests of upgrades
+        /// Build the release that landed last instead, from git's history, for the tests of upgrades
         #[arg(long)]
         previous: bool,
     },
@@ -89,7 +89,7 @@ enum Verb {
         /// Run the tests that have a longer form, in that form
         #[arg(long, conflicts_with_all = ["ci", "unit"])]
         longer: bool,
-        /// Run the tests of the upgrade from the agent that landed last, which is built from git's history
+        /// Run the tests of the upgrade from the release that landed last, which is built from git's history
         #[arg(long, conflicts_with_all = ["ci", "unit", "longer"])]
         upgrade: bool,
     },

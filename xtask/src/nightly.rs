@@ -25,14 +25,22 @@ const RUNS: [&[&str]; 10] = [
 /// Left out where the standard library for that target is neither here nor to be had.
 const FOR_ARM64: &[&str] = &["image", "--arch", "arm64"];
 /// The suites whose tests have a longer form, which `test --longer` runs: in `cluster` the API server is away for two minutes
-/// in place of 20 s, and the agent is killed 12 times in place of 3 at each change of a Deployment.
+/// in place of 20 s, and the agent is killed 12 times in place of 3 at each change of a Deployment. Virtual machines have tests
+/// of their own with one (`Guest::longer`): VFs go into pods and back 100 times in place of 20.
 pub(crate) const LONGER: [&str; 1] = ["cluster"];
+/// Tests of these suites that are run in the longer form only. Others have what each is about: that a failed kubelet leaves
+/// pods alone and that they come back after what the node or its runtime loses (`pods_come_back_after_...`, the last time
+/// without an API server), and that they go on without a server (`pods_go_on_while_...`); here all that comes at once.
+pub(crate) const TESTS: [(&str, &str); 1] =
+    [("cluster", "failures::the_kubelet_and_the_runtime_fail_while_there_is_no_api_server")];
 /// What tells them, and its value.
 pub(crate) const VARIABLE: (&str, &str) = ("NETATTACH_NIGHTLY", "1");
 
 /// The names of what is run at night.
 pub fn names() -> String {
-    RUNS.map(|words| words.join(" ")).join(", ")
+    let runs = RUNS.map(|words| words.join(" ")).join(", ");
+    let tests = TESTS.map(|(suite, test)| format!("{suite} {test}")).join(", ");
+    format!("{runs}, where test --longer has {tests}")
 }
 
 /// Runs all of it, whatever fails; says what it left out, and why.

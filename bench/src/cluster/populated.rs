@@ -15,22 +15,36 @@ use crate::pods::Pod;
 /// Scrapes of the metrics.
 const SCRAPES: usize = 21;
 
-/// How long nothing has happened before the agent counts as idle: what was put off until then is done.
-const SETTLING: Duration = Duration::from_secs(30);
+/// Looks at the memory of an agent at rest, a second apart. What is resident of its code goes up and down.
+const LOOKS: usize = 31;
 
-/// Memory in KiB: all that is resident, and the agent's own part of it.
+/// Memory in KiB: all that is resident at rest, the agent's own part of it, and all that was resident right after work, before
+/// it gave back code that had run and memory that was free. At rest: medians of [`LOOKS`].
 #[derive(Clone, Copy, Serialize)]
 pub(super) struct Memory {
     pub(super) resident: u64,
     pub(super) own: u64,
+    pub(super) after_work: u64,
 }
 
 impl Memory {
     pub(super) fn of(cluster: &Cluster) -> anyhow::Result<Self> {
+        let resident = || cluster.agent.resident_kib().context("the agent has no memory");
         cluster.settle()?;
-        let resident = cluster.agent.resident_kib().context("the agent has no memory")?;
-        let own = cluster.agent.own_kib().context("the agent has no memory of its own")?;
-        Ok(Self { resident, own })
+        let after_work = resident()?;
+        cluster.rest()?;
+        let mut looks = Vec::with_capacity(LOOKS);
+        for _ in 0..LOOKS {
+            let own = cluster.agent.own_kib().context("the agent has no memory of its own")?;
+            looks.push((resident()?, own));
+            thread::sleep(Duration::from_secs(1));
+        }
+        let median = |of: fn(&(u64, u64)) -> u64| {
+            let mut all: Vec<u64> = looks.iter().map(of).collect();
+            all.sort_unstable();
+            all[all.len() / 2]
+        };
+        Ok(Self { resident: median(|look| look.0), own: median(|look| look.1), after_work })
     }
 }
 
@@ -79,7 +93,6 @@ pub(super) fn measure(
     }
     cluster.server.delete("multi-networkpolicies", NAMESPACE, "nobody")?;
     let with_peers = Memory::of(cluster)?;
-    thread::sleep(SETTLING);
     let before = cluster.agent.processor_time()?;
     thread::sleep(idle);
     let used = cluster.agent.processor_time()?.saturating_sub(before);

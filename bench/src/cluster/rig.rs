@@ -92,8 +92,16 @@ impl Cluster {
 
     /// Waits until the agent has nothing to do, and has returned what memory it can.
     pub(super) fn settle(&self) -> anyhow::Result<()> {
-        let rests = self.agent.settle(PATIENCE)?;
-        ensure!(rests, "the agent does not come to rest; its log ends:\n{}", self.end_of_log());
+        self.has_settled(self.agent.settle(PATIENCE)?)
+    }
+
+    /// Waits until the agent has come to rest.
+    pub(super) fn rest(&self) -> anyhow::Result<()> {
+        self.has_settled(self.agent.rest(PATIENCE)?)
+    }
+
+    fn has_settled(&self, it_has: bool) -> anyhow::Result<()> {
+        ensure!(it_has, "the agent does not come to rest; its log ends:\n{}", self.end_of_log());
         Ok(())
     }
 

@@ -87,7 +87,7 @@ pub(super) fn measure(sizes: &[u16], rounds: u16) -> anyhow::Result<Option<(Burs
         }
         Ok(Done::Unchanged(format!("{rounds} pods by each way")))
     })?;
-    sites.agent.settle(PATIENCE)?;
+    sites.agent.rest(PATIENCE)?;
     let resident_after = sites.agent.resident_kib().context("the agent has no memory")?;
     let warnings = warnings(&sites.agent.log()?);
     let beside = beside.context("nothing was measured")?;

@@ -116,6 +116,7 @@ fn beside(
     progress.note("pods one after another");
     let adds = adds::measure(sites, rounds)?;
     progress.note("idle");
+    sites.agent.rest(PATIENCE)?;
     let resident = sites.agent.resident_kib().context("the agent has no memory")?;
     let before = sites.agent.processor_time()?;
     thread::sleep(idle);

@@ -20,11 +20,12 @@ use super::handler::Agent;
 use super::lanes::Class;
 use super::scheduler::MOST_DELS;
 use super::waiting_dels::WaitingDels;
-use crate::attach::Attached;
+use crate::attach::{Attached, inhabited};
 use crate::cni::CniError;
 use crate::cri;
 use crate::error_chain::Chain;
 use crate::journal::JournalKey;
+use crate::netns::Inhabited;
 use crate::rpc::message::Condition;
 use crate::sync::{Mutex, locked};
 
@@ -37,6 +38,9 @@ const STARTING: u32 = 5;
 
 /// Longest pause between two attempts.
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
+
+/// How long a look at the node's processes counts: a sandbox may wait for its place among the DELs.
+const PROCESSES_STAY: Duration = Duration::from_secs(2);
 
 /// Most sandboxes that are begun in one look: an eighth of the queue of DELs, so that those of the runtime find room.
 const AT_ONCE: usize = MOST_DELS / 8;
@@ -110,6 +114,30 @@ struct Suspect {
 enum Held {
     Failed(String),
     Stays(&'static str),
+}
+
+/// The node's processes, which are looked at once for all sandboxes of a look.
+#[derive(Debug, Default)]
+struct Processes(Mutex<Option<(Instant, Arc<Inhabited>)>>);
+
+impl Processes {
+    /// What the first of them has seen, or somebody now if that is [too long ago](PROCESSES_STAY).
+    fn seen<E>(
+        &self,
+        now: Instant,
+        look: impl FnOnce() -> Result<Inhabited, E>,
+    ) -> Result<Arc<Inhabited>, E> {
+        // Those that come meanwhile need what it finds.
+        let mut last = locked(&self.0);
+        if let Some((at, seen)) = last.as_ref()
+            && now.saturating_duration_since(*at) < PROCESSES_STAY
+        {
+            return Ok(Arc::clone(seen));
+        }
+        let seen = Arc::new(look()?);
+        *last = Some((now, Arc::clone(&seen)));
+        Ok(seen)
+    }
 }
 
 /// The sandboxes that looks have found, and the runtime to ask.
@@ -277,13 +305,19 @@ impl Agent {
         let unlisted = self.ask_the_runtime(after, &found).await;
         found.extend(unlisted);
         let mut under_way = JoinSet::new();
+        let mut due = Vec::new();
         for found in self.collector.take_in(found, after, Instant::now()) {
             // Another operation deals with the container.
             let Some(turn) = self.turns.take(&found.key.container_id) else { continue };
             turn.rolls_back();
-            let agent = Arc::clone(self);
+            due.push((found, turn));
+        }
+        // In the turns of all of them.
+        let processes = Arc::new(Processes::default());
+        for (found, turn) in due {
+            let (agent, processes) = (Arc::clone(self), Arc::clone(&processes));
             under_way.spawn(async move {
-                agent.collect_one(found).await;
+                agent.collect_one(found, processes).await;
                 drop(turn);
             });
         }
@@ -339,9 +373,9 @@ impl Agent {
         started.into_iter().map(unlisted).collect()
     }
 
-    async fn collect_one(self: &Arc<Self>, found: Found) {
+    async fn collect_one(self: &Arc<Self>, found: Found, processes: Arc<Processes>) {
         let key = found.key.clone();
-        match self.in_lane(Class::Del, move |agent| agent.collect_blocking(&found)).await {
+        match self.in_lane(Class::Del, move |agent| agent.collect_blocking(&found, &processes)).await {
             Ok(Outcome::Detached) => self.collector.done(&key, true),
             Ok(Outcome::NotDue) => self.collector.done(&key, false),
             Ok(Outcome::Stays(why)) => self.collector.held(&key, Held::Stays(why), Instant::now()),
@@ -351,20 +385,21 @@ impl Agent {
         }
     }
 
-    fn collect_blocking(&self, found: &Found) -> Result<Outcome, CniError> {
+    fn collect_blocking(&self, found: &Found, processes: &Processes) -> Result<Outcome, CniError> {
         let Found { key, attached, why } = found;
         let Some(attached) = attached else {
             return Ok(if self.engine.finish(key)? { Outcome::Detached } else { Outcome::NotDue });
         };
+        let seen = || processes.seen(Instant::now(), inhabited);
         let is_due = match why {
-            Why::Departed => self.engine.has_departed(attached)?,
+            Why::Departed => self.engine.has_departed(attached, seen)?,
             Why::Abandoned | Why::Unlisted { .. } => self.engine.is_same(attached),
         };
         if !is_due {
             return Ok(Outcome::NotDue);
         }
         let may_be_anothers = *why == Why::Unlisted { lists_others: false };
-        if may_be_anothers && self.engine.is_lived_in(attached)? != Some(false) {
+        if may_be_anothers && self.engine.is_lived_in(attached, &*seen()?)? != Some(false) {
             return Ok(Outcome::Stays(LIVED_IN));
         }
         let pod = attached.plan.sandbox.pod.as_ref().map(ToString::to_string);
@@ -384,6 +419,7 @@ impl Agent {
 mod tests {
     use super::*;
     use crate::attach::rig::attached;
+    use crate::netns::NetnsId;
 
     const AFTER: Duration = Duration::from_secs(60);
 
@@ -425,6 +461,30 @@ mod tests {
         let again = attached("a", &pod);
         assert_eq!(at(301, &[&again]), [""; 0], "attached anew");
         assert_eq!(at(601, &[&again]), ["a"]);
+    }
+
+    #[test]
+    fn processes_are_looked_at_once_for_all_sandboxes_of_a_look() {
+        let processes = Processes::default();
+        let start = Instant::now();
+        let looks = std::cell::Cell::new(0);
+        let seen = |after: Duration, works: bool| {
+            let look = || {
+                looks.set(looks.get() + 1);
+                let path = format!("/proc/{}/ns/net", looks.get()).into();
+                let paths = [(NetnsId { device: 4, inode: 1 }, path)].into();
+                if works { Ok(Inhabited { paths, complete: true }) } else { Err("no") }
+            };
+            let seen = processes.seen(start + after, look);
+            seen.map(|seen| seen.paths.values().map(|it| it.display().to_string()).collect::<Vec<_>>())
+        };
+        let of = |number: u32| Ok(vec![format!("/proc/{number}/ns/net")]);
+        assert_eq!(seen(Duration::ZERO, false), Err("no"));
+        assert_eq!(seen(Duration::ZERO, true), of(2), "each that needs it tries");
+        assert_eq!(seen(Duration::from_millis(1), true), of(2));
+        assert_eq!(seen(PROCESSES_STAY - Duration::from_nanos(1), false), of(2));
+        assert_eq!(seen(PROCESSES_STAY, true), of(3), "it has waited for a place");
+        assert_eq!(looks.get(), 3);
     }
 
     #[test]

@@ -29,7 +29,6 @@ use crate::npwg::network::{is_label, is_subdomain};
 use crate::npwg::status::Form;
 use crate::objects::access::{Isolation, Restrictions};
 use crate::plan::CachedResults;
-use crate::plan::chained;
 use crate::plan::cluster_routes::Keep;
 use crate::plan::pod_sources::Permission;
 use crate::plan::resolve::UnsupportedPortMappings;
@@ -476,7 +475,7 @@ pub enum SettingsError {
     )]
     Root(PathBuf),
     /// A type in `delegation.exec` is not built in, so it is executed anyway.
-    #[error("delegation.exec[{index}]: {kind:?} is not built in, so it is executed anyway; the built-in types are {}", standalone::built_in().chain(chained::KINDS).collect::<Vec<_>>().join(", "))]
+    #[error("delegation.exec[{index}]: {kind:?} is not built in, so it is executed anyway; the built-in types are {}", standalone::built_in().collect::<Vec<_>>().join(", "))]
     NotBuiltIn {
         /// The index in the list.
         index: usize,
@@ -703,9 +702,8 @@ impl Settings {
         }
         self.cni_conf.validate()?;
         self.policy_options(self.restrictions()?)?;
-        let others = |(_, kind): &(usize, &String)| {
-            !standalone::built_in().chain(chained::KINDS).any(|known| known == kind.as_str())
-        };
+        let others =
+            |(_, kind): &(usize, &String)| !standalone::built_in().any(|known| known == kind.as_str());
         if let Some((index, kind)) = self.delegation.exec.iter().enumerate().find(others) {
             return Err(SettingsError::NotBuiltIn { index, kind: kind.clone() });
         }
@@ -728,7 +726,7 @@ impl Settings {
         }
         range("clusterCIDRs", self.cluster_cidrs.len() as u64, 0, MOST_CLUSTER_CIDRS)?;
         range("podSources", self.pod_sources.len() as u64, 0, MOST_PERMISSIONS)?;
-        range("maxAttachments", self.max_attachments.into(), 2, 65_535)?;
+        range("maxAttachments", self.max_attachments.into(), 2, 65_534)?;
         range("standBySeconds", self.stand_by_seconds, 0, 86_400)?;
         range("kubernetes.watchSeconds", kubernetes.watch_seconds.into(), 1, 600)?;
         range("podWaitSeconds", self.pod_wait_seconds, 0, 60)?;

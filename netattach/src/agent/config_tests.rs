@@ -39,7 +39,7 @@ fn mistakes_are_named() {
     let file = directory.path().join("netattachd.yaml");
     let table = [
         ("parallelAdds: 0", "parallelAdds must be between 1 and 128, not 0"),
-        ("maxAttachments: 100000", "maxAttachments must be between 2 and 65535, not 100000"),
+        ("maxAttachments: 100000", "maxAttachments must be between 2 and 65534, not 100000"),
         ("globalNamespaces: [default, A]", "globalNamespaces[1]: \"A\" is not the name of a namespace"),
         ("cniConf: {dir: net.d}", "cniConf.dir: net.d is not an absolute path"),
         ("cniConf: {name: x.conf}", "cniConf.name: \"x.conf\" is not a file name that ends in .conflist"),
@@ -48,8 +48,8 @@ fn mistakes_are_named() {
             "cniConf.name: \"../x.conflist\" is not a file name that ends in .conflist",
         ),
         (
-            "delegation: {exec: [bridge, tap]}",
-            "delegation.exec[1]: \"tap\" is not built in, so it is executed anyway; the built-in types are bridge, dummy, host-device, ipvlan, loopback, macvlan, macvtap, ptp, sriov, veth, vlan, tuning, sbr, host-local, static, bandwidth, portmap",
+            "delegation: {exec: [bridge, ovs]}",
+            "delegation.exec[1]: \"ovs\" is not built in, so it is executed anyway; the built-in types are bridge, dummy, host-device, ipvlan, loopback, macvlan, macvtap, netkit, ptp, sriov, tap, veth, vlan, tuning, sbr, vrf, portmap, bandwidth, host-local, static",
         ),
         (
             "delegation: {root: host}",

@@ -5,11 +5,11 @@ use std::sync::{Arc, OnceLock};
 
 use super::handler::Agent;
 use crate::attach::{Attached, Engine};
-use crate::cni::{self, CniError, Value, code};
+use crate::cni::{CniError, Value, code};
 use crate::error_chain::Chain;
 use crate::kubelet::{self, ContainerDevices, Want, allocate};
-use crate::npwg::Selection;
 use crate::npwg::status::Device;
+use crate::npwg::{NetworkRef, Selection};
 use crate::plan::PodRef;
 use crate::plan::resolve::{Intent, Network};
 
@@ -17,13 +17,11 @@ use crate::plan::resolve::{Intent, Network};
 pub(super) type Asked = OnceLock<Result<Vec<ContainerDevices>, Arc<kubelet::Error>>>;
 
 impl Agent {
-    /// Asks the kubelet for the devices of the request's pod, if a network of the pod may need one.
-    pub(super) async fn ask_for_devices(&self, request: &cni::Request, asked: &Asked) {
-        if !self.intents.may_need_devices(request) {
-            return;
+    /// Asks the kubelet for the devices of a pod, if one of its networks may need one.
+    pub(super) async fn ask_for_devices(&self, pod: &PodRef, networks: &[NetworkRef], asked: &Asked) {
+        if self.intents.may_need_devices(networks) {
+            self.ask_for_devices_of(pod, asked).await;
         }
-        let Some(pod) = crate::attach::pod_of(request) else { return };
-        self.ask_for_devices_of(&pod, asked).await;
     }
 
     /// Asks the kubelet for the devices of a live pod, if the network that is requested for it may need one.

@@ -13,12 +13,12 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::handler::Agent;
-use super::pace;
 use crate::attach::{AttachError, Attached, PutBack, WholeRecords};
 use crate::error_chain::Chain;
 use crate::journal::JournalKey;
 use crate::netlink::ChangeWatch;
 use crate::objects::{Identity, ObjectName, Pod};
+use crate::pace;
 use crate::publish::Published;
 use crate::rpc::message::Condition;
 use crate::sync::{Mutex, locked};
@@ -207,7 +207,7 @@ impl Agent {
         };
         for key in self.drift.confirmed(part, found) {
             // An operation on the container goes first; the next look finds what is left.
-            let Some(turn) = self.turns.take(&key.container_id) else { continue };
+            let Some(turn) = self.turns.look(&key.container_id) else { continue };
             if !self.drift.may(&key, part, Instant::now()) {
                 continue;
             }

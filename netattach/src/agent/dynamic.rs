@@ -45,7 +45,7 @@ impl Agent {
             agent.memory_for(agent.intents.weight_of_one_more(pod, &element)).await
         };
         let trace = Arc::clone(&live.trace);
-        let work = move |agent: &Self| -> Result<Result<(Value, Attached), CniError>, CniError> {
+        let work = move |agent: &Self| -> Result<Result<(Value, Arc<Attached>), CniError>, CniError> {
             let wanted = agent.intents.one_more(sandbox.plan.sandbox.pod.as_ref(), &call.selection);
             if let Err(IntentError::UnknownNetwork(network)) = &wanted {
                 return Ok(Err(agent.no_network(network)));
@@ -59,7 +59,6 @@ impl Agent {
             self.in_turn(&key.container_id, Class::Add, first, move |agent| traced(&trace, || work(agent)));
         match done.await {
             Ok((Ok((result, attached)), turn)) => {
-                let attached = Arc::new(attached);
                 live.done(&key, &Made::of(&[Arc::clone(&attached)]));
                 self.announce_later(attached.key.clone());
                 self.publish_later(key, turn);

@@ -124,6 +124,7 @@ mod tests {
             "pod shop/a net1",
             "network-attachment-definition shop/b",
             "multi-networkpolicy shop/c",
+            "networkpolicy shop/d",
             "journal",
             "CNI configuration",
             "default network",
@@ -139,11 +140,29 @@ mod tests {
                 None,
                 some("shop/b", "InvalidNetwork"),
                 some("shop/c", "PolicyNotAsWritten"),
+                some("shop/d", "PolicyNotAsWritten"),
                 None,
                 some("n", "CniConfigurationDisturbed"),
                 some("n", "DefaultNetworkNotReady")
             ]
         );
+    }
+
+    #[test]
+    fn each_code_of_a_failed_add_has_a_reason() {
+        let table = [
+            (code::INCOMPATIBLE_VERSION, "InvalidNetwork"),
+            (code::UNSUPPORTED_FIELD, "InvalidNetwork"),
+            (code::INVALID_ENVIRONMENT, "InvalidRequest"),
+            (code::IO_FAILURE, "NodeFailure"),
+            (code::DECODING_FAILURE, "InvalidNetwork"),
+            (code::INVALID_CONFIG, "InvalidNetwork"),
+            (code::TRY_AGAIN_LATER, "NotReady"),
+            (code::NOT_AVAILABLE, "NotReady"),
+            (100, "AttachFailed"),
+        ];
+        let found = table.map(|(code, _)| (code, reason(code)));
+        assert_eq!(found, table);
     }
 
     #[test]

@@ -266,9 +266,9 @@ impl Agent {
         request: &cni::Request,
         devices: &Asked,
     ) -> Result<Option<OwnedSemaphorePermit>, CniError> {
-        self.intents.await_pod(request).await;
-        self.ask_for_devices(request, devices).await;
-        self.memory_for(self.intents.weight(request)).await
+        let Some((pod, networks)) = self.intents.await_pod(request).await else { return Ok(None) };
+        self.ask_for_devices(&pod, &networks, devices).await;
+        self.memory_for(self.intents.weight(&networks)).await
     }
 
     /// Waits for that many bytes of memory, if they are many.
@@ -544,7 +544,7 @@ impl Agent {
                 }
                 crate::crash_point!("add", "answer");
                 let publish = Some(attached.key.clone());
-                let made = Made::of(&[Arc::new(attached)]);
+                let made = Made::of(&[attached]);
                 Ok(Done { stdout: cni::json::pretty(&result), publish, made })
             }
             Command::Del => {

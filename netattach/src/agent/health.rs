@@ -19,7 +19,6 @@ use tokio::sync::{Notify, watch};
 
 use super::conf_keeper::{self, ConfKeeper};
 use super::conf_watch::ConfWatch;
-use super::pace;
 use super::share::{namespace, shared};
 use crate::attach::{Engine, IntentReader};
 use crate::cni::{CniError, code};
@@ -30,6 +29,7 @@ use crate::nat::Nat;
 use crate::netlink::FilterWatch;
 use crate::npwg::{Definition, NetworkRef};
 use crate::objects::{Identity, Node, Objects};
+use crate::pace;
 use crate::plan::gc::Defined;
 use crate::plan::resolve::Network;
 use crate::rpc::message::{Condition, Readiness};
@@ -355,7 +355,10 @@ impl Health {
         match written {
             // The file system has no unnamed files; its problems show when a record is written.
             Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(directory.display().to_string()),
-            Err(error) => Err(not_available(format!("journal {}: {error}", directory.display()))),
+            Err(error) => Err(not_available(format!(
+                "journal {}: {error}; make room there, or mount it writable",
+                directory.display()
+            ))),
             Ok(()) => Ok(directory.display().to_string()),
         }
     }

@@ -11,11 +11,11 @@ use std::time::Duration;
 
 use super::handler::Agent;
 use super::health::log_new;
-use super::pace;
 use super::share::shared;
 use crate::attach::Attached;
 use crate::error_chain::{Chain, clipped};
 use crate::journal::JournalKey;
+use crate::pace;
 use crate::rpc::message::Condition;
 use crate::sync::{Mutex, locked};
 
@@ -112,7 +112,7 @@ impl Agent {
 
     fn look_into_pod(&self, attached: &Arc<Attached>) {
         // An operation on the container goes first; the next round finds what it leaves.
-        let Some(_turn) = self.turns.take(&attached.key.container_id) else { return };
+        let Some(_turn) = self.turns.look(&attached.key.container_id) else { return };
         if !self.engine.is_same(attached) {
             return;
         }

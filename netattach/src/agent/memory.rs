@@ -37,6 +37,11 @@ const SAME: usize = 64 << 10;
 /// a look of an agent at rest runs is less.
 const SLACK_OF_CODE: usize = 2 << 20;
 
+/// During one rest code is given back no sooner than this after the last time: what a look runs is mapped again for it, 64 KiB
+/// around each page, and looks are many. Each time takes half a millisecond, with what is mapped again; of 16 MiB 8 are resident
+/// a second later, and 14 after ten.
+const LEAST_OF_CODE: Duration = Duration::from_secs(2);
+
 /// How often the process's memory is checked; and how often once it is at rest.
 const INTERVAL: Duration = Duration::from_millis(500);
 const INTERVAL_AT_REST: Duration = Duration::from_secs(2);
@@ -49,7 +54,7 @@ const LONG_REST: u32 = 10;
 const MOVED: usize = 1 << 20;
 const COUNTED: u32 = 20;
 /// A rest that begins so soon after the last count is no reason to count at once: looks end one, and another begins.
-const LEAST: Duration = Duration::from_secs(10);
+const LEAST: Duration = Duration::from_secs(30);
 
 /// Applies these limits. Must be called while the process has one thread: existing threads already have their arenas.
 pub(super) fn keep_small() {
@@ -67,15 +72,18 @@ fn give_back() {
     let (mut before, mut left, mut rested) = (0, 0, 0_u32);
     let (mut counted_at, mut checks) = (0_usize, 0_u32);
     let (mut counted, mut is_owed) = (Instant::now(), false);
-    let mut code_left = 0;
+    let (mut code_left, mut code_given, mut has_worked) = (0, None::<Instant>, false);
     loop {
         thread::sleep(if rested < LONG_REST { INTERVAL } else { INTERVAL_AT_REST });
         let Some(Resident { all, shared }) = Resident::now() else { continue };
         let resident = all.saturating_sub(shared);
         rested = if resident.abs_diff(before) < SAME { rested.saturating_add(1) } else { 0 };
         before = resident;
-        if rested >= REST && shared.saturating_sub(code_left) > SLACK_OF_CODE {
+        has_worked |= rested == 0;
+        let is_owed_code = has_worked || code_given.is_none_or(|at| at.elapsed() >= LEAST_OF_CODE);
+        if is_owed_code && rested >= REST && shared.saturating_sub(code_left) > SLACK_OF_CODE {
             code::give_back();
+            (code_given, has_worked) = (Some(Instant::now()), false);
             code_left = Resident::now().map_or(shared, |now| now.shared);
         }
         checks += 1;

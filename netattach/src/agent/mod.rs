@@ -57,7 +57,6 @@ mod node_check;
 mod node_network;
 mod operation;
 mod owned;
-mod pace;
 mod packet_log;
 mod plugin_group;
 mod plugin_root;

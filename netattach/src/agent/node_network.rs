@@ -57,9 +57,8 @@ impl NodeNetwork {
     pub(super) async fn keep(
         self: Arc<Self>,
         mut changes: watch::Receiver<u64>,
-        links: LinkWatch,
+        mut links: LinkWatch,
     ) -> io::Result<()> {
-        let mut links = links.into_async()?;
         let mut tick = tokio::time::interval(INTERVAL);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut nodes = Identity::default();
@@ -67,9 +66,9 @@ impl NodeNetwork {
             // All three futures may be dropped at any time: notifications stay in the socket, a change stays unseen, and
             // the ticker ticks again.
             tokio::select! {
-                ready = links.readable_mut() => {
-                    ready?.clear_ready();
-                    let is_other = match links.get_mut().changes() {
+                ready = links.readable() => {
+                    ready?;
+                    let is_other = match links.changes() {
                         Ok(Changes::Of(touched)) => touched.default_routes,
                         Ok(Changes::Anything) | Err(_) => true,
                     };

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::handler::Agent;
 use crate::rpc::message::Readiness;
+use crate::ticks;
 
 /// How often the outcomes of the looks are compared with what was said, and how often until something was.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -54,7 +55,7 @@ pub(super) async fn tell(agent: Arc<Agent>) {
             }
             None => {}
         }
-        tokio::time::sleep(if said.0.is_some() { INTERVAL } else { FIRST_INTERVAL }).await;
+        ticks::next(if said.0.is_some() { INTERVAL } else { FIRST_INTERVAL }).await;
     }
 }
 

@@ -431,23 +431,8 @@ impl Reporter {
         });
         let mut ready: Vec<Readiness> = std::iter::once(source).chain(server).collect();
         ready.extend(conditions);
-        ready.push(self.sockets());
+        ready.push(sockets(&self.socket));
         ready
-    }
-
-    /// Whether the runtime finds the agent: another process may have removed the socket's file, which the agent then makes
-    /// anew.
-    fn sockets(&self) -> Readiness {
-        let path = self.socket.display();
-        let found = std::fs::symlink_metadata(&self.socket);
-        let found = found.map(|found| found.file_type().is_socket());
-        let problem = match found {
-            Ok(true) => None,
-            Ok(false) => Some(format!("{path} is no socket")),
-            Err(error) => Some(format!("{path}: {error}")),
-        };
-        let met = problem.is_none();
-        Readiness { condition: "sockets".into(), met, detail: problem.unwrap_or_else(|| path.to_string()) }
     }
 
     pub(super) fn status(&self, engine: &Engine, troubles: Vec<Condition>) -> Status {
@@ -686,4 +671,44 @@ fn kernel_release() -> String {
 /// Resident set of this process in bytes; 0 if it cannot be read.
 fn resident_memory() -> u64 {
     Resident::now().map_or(0, |resident| resident.all as u64)
+}
+
+/// Whether the runtime finds the agent: another process may have removed the socket's file, which the agent then makes
+/// anew.
+fn sockets(socket: &std::path::Path) -> Readiness {
+    let path = socket.display();
+    let found = std::fs::symlink_metadata(socket);
+    let found = found.map(|found| found.file_type().is_socket());
+    let problem = match found {
+        Ok(true) => None,
+        Ok(false) => Some(format!("{path} is no socket")),
+        Err(error) => Some(format!("{path}: {error}")),
+    };
+    let met = problem.is_none();
+    Readiness { condition: "sockets".into(), met, detail: problem.unwrap_or_else(|| path.to_string()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use crate::agent::report::*;
+
+    #[test]
+    fn the_runtime_finds_a_socket_and_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("netattach.sock");
+        let shown = path.display();
+        let found = || {
+            let Readiness { condition, met, detail } = sockets(&path);
+            assert_eq!(condition, "sockets");
+            (met, detail)
+        };
+        assert_eq!(found(), (false, format!("{shown}: No such file or directory (os error 2)")));
+        std::fs::write(&path, "").unwrap();
+        assert_eq!(found(), (false, format!("{shown} is no socket")));
+        std::fs::remove_file(&path).unwrap();
+        let _listener = UnixListener::bind(&path).unwrap();
+        assert_eq!(found(), (true, shown.to_string()));
+    }
 }

@@ -45,9 +45,10 @@ use super::traces::Traces;
 use super::trouble::Troubles;
 use super::watching::LogFormat;
 use crate::attach::{
-    AttachError, Bridges, DefaultNetwork, Devices, Engine, FromNode, Inheritance, IntentReader, Node,
-    Occupied, Recovery, network_status,
+    AttachError, Bridges, DefaultNetwork, Devices, Engine, Forwarding, FromNode, HostAccesses, Inheritance,
+    IntentReader, Node, Occupied, Recovery, network_status,
 };
+use crate::bpf::probe::Requirement;
 use crate::bpf::{self, BpfError, Dataplane};
 use crate::delegate::{self, Delegate, Orphan, PluginGroup, ResultCache, end_orphans};
 use crate::descriptors;
@@ -62,9 +63,10 @@ use crate::kube::{Cluster, ClusterError};
 use crate::kubelet::PodResources;
 use crate::nat::Nat;
 use crate::netlink::nat::TABLE as NAT_TABLE;
-use crate::netlink::{self, Changes, FilterWatch, Handle, LOOPBACK, LinkWatch, StationWatch};
+use crate::netlink::{self, Changes, FilterWatch, Handle, KnownLinks, LOOPBACK, LinkWatch, StationWatch};
 use crate::netns::NetnsError;
 use crate::observe::{Event, Observer};
+use crate::pace;
 use crate::plan::resolve::Options;
 use crate::publish::PublishError;
 use crate::rpc::message::Condition;
@@ -72,22 +74,25 @@ use crate::rpc::pending::{self, Pending, PendingError};
 use crate::rpc::server::{Limits, ListenError, serve};
 use crate::source::Source;
 use crate::source::files::FilesError;
+use crate::ticks::{self, ticks};
 
 /// How often the records of the packet programs are read; and how often while there are none and nobody asks for them.
 const OBSERVE_INTERVAL: Duration = Duration::from_millis(100);
-const SILENT_INTERVAL: Duration = Duration::from_millis(400);
+const SILENT_INTERVAL: Duration = Duration::from_secs(1);
 /// After so many readings without a record they are taken more rarely.
 const SILENCE: u32 = 50;
 
 /// Most records that are read before other tasks get their turn.
 const RECORDS_AT_ONCE: usize = 4096;
 
-/// How often the flow table is scanned for ended flows.
+/// How often the flow table is scanned for ended flows, or as often as [`pace`] leaves it.
 const COLLECT_INTERVAL: Duration = Duration::from_secs(5);
 /// The interval while an attachment may soon need more flow entries than it has.
 const PRESSED_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Pause between the rounds of one pass over the flow table.
+/// How long a processor works for one round of a pass over the flow table.
+const COLLECT_ROUND: Duration = Duration::from_millis(1);
+/// Pause between the rounds.
 const COLLECT_PAUSE: Duration = Duration::from_millis(50);
 
 /// How often the tables in the node's packet filter are checked.
@@ -120,6 +125,9 @@ pub enum AgentError {
     /// Plugins cannot be started in the root directory that was set.
     #[error(transparent)]
     PluginRoot(#[from] UnfitRoot),
+    /// The kernel does not tell of the node's links.
+    #[error("follow the node's links")]
+    Links(#[source] netlink::Error),
     /// Another agent serves, and has not ended while this one stood by.
     #[error("stood by for {seconds} s, but the other agent goes on; is netattach set up twice on this node?")]
     StoodBy {
@@ -135,6 +143,21 @@ pub enum AgentError {
     /// The dataplane could not be set up.
     #[error("set up the dataplane")]
     Dataplane(#[from] BpfError),
+    /// It could not, as the kernel has not what the programs need.
+    #[error(
+        "kernel {release} lacks {}, without which no program can be loaded: use a newer one (docs/supported.md has those that \
+         are tested)",
+        .lacks.join(", ")
+    )]
+    Kernel {
+        /// Its release.
+        release: String,
+        /// What it lacks.
+        lacks: Vec<&'static str>,
+        /// Where that was noticed.
+        #[source]
+        source: Box<BpfError>,
+    },
     /// The kernel cannot attach programs in the way the settings require.
     #[error(transparent)]
     NoHook(#[from] NoHook),
@@ -381,7 +404,8 @@ async fn serve_until(
     let checked = checked.await?;
     let Some(()) = checked else { return Ok(()) };
     if let Some(network) = node_network {
-        background.keep("the network of the node", network.keep(source.changes(), LinkWatch::open()?));
+        background
+            .keep("the network of the node", network.keep(source.changes(), LinkWatch::open_for_routes()?));
     }
     background.keep("policies", follow_policies(enforcer, source.changes(), Arc::clone(&metrics)));
     // Take the turns of these containers before any request can ask for one.
@@ -395,7 +419,7 @@ async fn serve_until(
         background.keep("pods without their networks", repair::keep(Arc::clone(&agent), means));
         background.keep("events", events::report(Arc::clone(&agent), settings.node_name()?));
         let taint = settings.kubernetes.startup_taint.clone();
-        background.once("the startup taint", untaint(Arc::clone(cluster), Arc::clone(&health), taint));
+        background.once("the startup taint", untaint(Arc::clone(cluster), Arc::clone(&agent), taint));
     }
     if let Some(socket) = settings.runtime_socket() {
         background.keep("what the runtime reads", runtime_conf::keep_asking(Arc::clone(&health), socket));
@@ -559,11 +583,23 @@ pub(super) fn dataplane(settings: &Settings) -> Result<bpf::Config, SettingsErro
 
 /// Loads or adopts the dataplane.
 fn enforcer(settings: &Settings, source: &Arc<dyn Source>) -> Result<Arc<Enforcer>, AgentError> {
-    let dataplane = Dataplane::open(&dataplane(settings)?)?;
+    let opened = Dataplane::open(&dataplane(settings)?);
+    let dataplane = opened.map_err(|source| no_dataplane(source, &bpf::probe::requirements()))?;
     let options = settings.policy_options(settings.restrictions()?).map_err(SettingsError::from)?;
     let modes = attach_modes(settings)?;
     let (passage, demand) = (settings.passage(), settings.unenforceable);
     Ok(Arc::new(Enforcer::new(dataplane, Arc::clone(source), options, passage, modes, demand)?))
+}
+
+/// Why there is no dataplane: what the kernel lacks says more than where that was noticed.
+fn no_dataplane(source: BpfError, requirements: &[Requirement]) -> AgentError {
+    match bpf::probe::lacking(requirements) {
+        lacks if lacks.is_empty() => source.into(),
+        lacks => {
+            let release = rustix::system::uname().release().to_string_lossy().into_owned();
+            AgentError::Kernel { release, lacks, source: Box::new(source) }
+        }
+    }
 }
 
 /// Builds the engine that carries out the plans in the journal.
@@ -589,8 +625,11 @@ fn engine(
         cache: ResultCache::new(&settings.delegation.cache_dir),
         bridges: Bridges::default(),
         occupied: Occupied::default(),
+        host_accesses: HostAccesses::default(),
         devices: Devices::default(),
         enforcer: Some(Arc::clone(enforcer) as Arc<dyn Enforce>),
+        links: Some(KnownLinks::open().map_err(AgentError::Links)?),
+        forwarding: Forwarding::default(),
         announces_late: true,
         departures: Some(Arc::new(LastCounts::of(Arc::clone(metrics), Arc::clone(enforcer)))),
     };
@@ -664,7 +703,7 @@ pub(super) fn attach_modes(settings: &Settings) -> Result<AttachModes, AgentErro
 async fn observe(observer: Arc<Observer>, enforcer: Arc<Enforcer>, mut records: bpf::Records) {
     let mut silent = 0_u32;
     loop {
-        tokio::time::sleep(if silent < SILENCE { OBSERVE_INTERVAL } else { SILENT_INTERVAL }).await;
+        ticks::next(if silent < SILENCE { OBSERVE_INTERVAL } else { SILENT_INTERVAL }).await;
         let (ended, unreported) = enforcer.flows().take_ended();
         let packets = std::iter::from_fn(|| records.next()).take(RECORDS_AT_ONCE).map(Event::Packet);
         let mut events = packets.chain(ended.into_iter().map(Event::Ended)).peekable();
@@ -674,12 +713,28 @@ async fn observe(observer: Arc<Observer>, enforcer: Arc<Enforcer>, mut records: 
     }
 }
 
+/// Scans parts of the flow table for [`COLLECT_ROUND`]. `false`: not all of it.
+fn collect_some_flows(enforcer: &Enforcer) -> Result<bool, EnforceError> {
+    let began = pace::worked();
+    loop {
+        let is_whole = enforcer.collect_flows()?;
+        if is_whole || pace::worked().saturating_sub(began) >= COLLECT_ROUND {
+            return Ok(is_whole);
+        }
+    }
+}
+
 /// Removes ended flows from the flow table, a bounded number of entries at a time.
 async fn collect_flows(enforcer: Arc<Enforcer>) {
     loop {
+        let mut worked = Duration::ZERO;
         loop {
             let enforcer = Arc::clone(&enforcer);
-            let round = tokio::task::spawn_blocking(move || crate::upkeep(|| enforcer.collect_flows())).await;
+            let round = move || pace::measured(|| crate::upkeep(|| collect_some_flows(&enforcer)));
+            let round = tokio::task::spawn_blocking(round).await.map(|(round, took)| {
+                worked += took;
+                round
+            });
             match round {
                 Ok(Ok(false)) => tokio::time::sleep(COLLECT_PAUSE).await,
                 Ok(Ok(true)) => break,
@@ -692,17 +747,18 @@ async fn collect_flows(enforcer: Arc<Enforcer>) {
             }
         }
         let pressed = enforcer.flows().is_pressed();
-        tokio::time::sleep(if pressed { PRESSED_INTERVAL } else { COLLECT_INTERVAL }).await;
+        let pause = if pressed { PRESSED_INTERVAL } else { pace::pause(COLLECT_INTERVAL, worked) };
+        tokio::time::sleep(pause).await;
     }
 }
 
 /// Removes the node's startup taint once all conditions hold.
-async fn untaint(cluster: Arc<Cluster>, health: Arc<Health>, taint: String) {
+async fn untaint(cluster: Arc<Cluster>, agent: Arc<Agent>, taint: String) {
     let mut tick = tokio::time::interval(TAINT_INTERVAL);
     tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     while !taint.is_empty() {
         tick.tick().await;
-        let is_ready = cluster.synced().is_ok() && health.conditions().iter().all(|condition| condition.met);
+        let is_ready = agent.reporter.ready().iter().all(|condition| condition.met);
         if is_ready && cluster.remove_taint(&taint).await {
             return;
         }
@@ -710,18 +766,16 @@ async fn untaint(cluster: Arc<Cluster>, health: Arc<Health>, taint: String) {
 }
 
 /// Maintains the enforcement of traffic that the node routes: once a second, and when links change.
-async fn keep_routed(enforcer: Arc<Enforcer>, watch: LinkWatch) -> std::io::Result<()> {
-    let mut watch = watch.into_async()?;
-    let mut tick = tokio::time::interval(ROUTED_INTERVAL);
-    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+async fn keep_routed(enforcer: Arc<Enforcer>, mut watch: LinkWatch) -> std::io::Result<()> {
+    let mut tick = ticks(ROUTED_INTERVAL);
     let mut checked = true;
     loop {
         // Both futures may be dropped at any time: notifications stay in the socket, and the ticker ticks again.
         tokio::select! {
-            ready = watch.readable_mut() => ready?.clear_ready(),
+            ready = watch.readable() => ready?,
             _ = tick.tick() => {}
         }
-        let changes = watch.get_mut().changes().ok().filter(|_| checked).unwrap_or(Changes::Anything);
+        let changes = watch.changes().ok().filter(|_| checked).unwrap_or(Changes::Anything);
         let enforcer = Arc::clone(&enforcer);
         let kept =
             tokio::task::spawn_blocking(move || crate::upkeep(|| enforcer.keep_routed(&changes))).await;
@@ -735,8 +789,7 @@ async fn keep_routed(enforcer: Arc<Enforcer>, watch: LinkWatch) -> std::io::Resu
 
 /// Puts back what other programs remove from the table that translates addresses, within a second.
 async fn keep_nat(engine: Arc<Engine>) {
-    let mut tick = tokio::time::interval(ROUTED_INTERVAL);
-    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut tick = ticks(ROUTED_INTERVAL);
     let mut failed = None;
     loop {
         tick.tick().await;
@@ -805,6 +858,29 @@ mod tests {
             "{said}"
         );
         assert_eq!(unless_signal(pending(), || 7).await.unwrap(), Some(7));
+    }
+
+    #[test]
+    fn what_the_kernel_lacks_is_said_before_where_that_was_noticed() {
+        let row = |name, needed, present| Requirement { name, needed, purpose: "", since: "5.8", present };
+        let unknown = || Err(std::io::Error::other("unknown"));
+        let said =
+            |rows: &[Requirement]| Chain(&no_dataplane(BpfError::NotBpffs("/a".into()), rows)).to_string();
+        let noticed = "/a is not on a BPF filesystem: run `mount -t bpf bpf /sys/fs/bpf`";
+        let enough =
+            [row("map lpm_trie", true, Ok(true)), row("BTF", false, Ok(false)), row("xdp", true, unknown())];
+        assert_eq!(said(&enough), format!("set up the dataplane: {noticed}"));
+        let [trie, btf, xdp] = enough;
+        let lacking =
+            [trie, row("map ringbuf", true, Ok(false)), btf, row("helper jiffies64", true, Ok(false)), xdp];
+        let release = rustix::system::uname().release().to_string_lossy().into_owned();
+        assert_eq!(
+            said(&lacking),
+            format!(
+                "kernel {release} lacks map ringbuf, helper jiffies64, without which no program can be loaded: use a newer one \
+                 (docs/supported.md has those that are tested): {noticed}"
+            )
+        );
     }
 
     #[tokio::test]

@@ -55,7 +55,8 @@ pub(super) struct Turns(Mutex<Asking>);
 struct Asking {
     order: Order,
     waiting: HashMap<Asker, oneshot::Sender<()>>,
-    /// Operations that have answered and hold their turn only for work that no other operation needs to wait for.
+    /// Operations that have answered and hold their turn only for work that no other operation needs to wait for, and looks,
+    /// which nobody has asked for.
     finishing: HashSet<Asker>,
     /// Operations that are detaching their container.
     taking_back: HashMap<Asker, TakingBack>,
@@ -118,6 +119,15 @@ impl Turns {
     /// The container's turn, if it is free.
     pub(super) fn take(self: &Arc<Self>, container: &str) -> Option<Turn> {
         let asker = self.lock().order.ask_if_free(container)?;
+        Some(Turn { turns: Arc::clone(self), container: container.to_owned(), asker })
+    }
+
+    /// The same, for a look of the agent's own, or what it puts back after one: it soon ends, and whether the container is in
+    /// use is as it was. A [`Watch`] waits for its end, as for that of an operation that has answered.
+    pub(super) fn look(self: &Arc<Self>, container: &str) -> Option<Turn> {
+        let mut asking = self.lock();
+        let asker = asking.order.ask_if_free(container)?;
+        asking.finishing.insert(asker);
         Some(Turn { turns: Arc::clone(self), container: container.to_owned(), asker })
     }
 
@@ -222,7 +232,7 @@ impl Watch {
     }
 
     /// The turn of a container that was not requested since the watch began. It waits only for operations that are
-    /// finishing.
+    /// finishing, and for looks.
     pub(super) async fn take(&self, container: &str) -> Option<Turn> {
         let (turn, granted) = {
             let mut asking = self.0.lock();
@@ -526,6 +536,33 @@ mod tests {
         drop(watch);
         assert!(turns.lock().finishing.is_empty());
         assert!(turns.lock().watched.is_none());
+    }
+
+    /// A look is none of the runtime's requests, so its container is in use only if the runtime says so.
+    #[tokio::test]
+    async fn a_look_makes_no_container_busy_and_a_watch_waits_for_its_end() {
+        let turns = Arc::new(Turns::default());
+        let before = turns.look("before").unwrap();
+        let watch = turns.watch();
+        let since = turns.look("since").unwrap();
+        assert!(turns.look("since").is_none() && turns.take("before").is_none(), "it has the turn");
+        for (container, look) in [("before", before), ("since", since)] {
+            let taken = watch.take(container);
+            tokio::pin!(taken);
+            assert!(is_pending(taken.as_mut()).await, "{container}");
+            drop(look);
+            assert!(taken.await.is_some(), "{container}");
+        }
+        // What asks for the turn meanwhile is a request.
+        let look = turns.look("asked").unwrap();
+        let asking = turns.wait("asked");
+        tokio::pin!(asking);
+        assert!(is_pending(asking.as_mut()).await);
+        assert!(watch.take("asked").await.is_none());
+        assert_eq!(watch.seen(), ["asked".to_owned()].into());
+        drop(look);
+        asking.await;
+        assert!(turns.lock().finishing.is_empty());
     }
 
     fn pool(name: &str) -> Resource {

@@ -1,5 +1,9 @@
-//! Carries out the steps of a plan in order. This is the only dispatcher of [`Step`].
+//! Carries out the steps of a plan in order. This is the only dispatcher of [`Step`]; `together` carries out what several
+//! attachments need at once.
 
+mod together;
+
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -14,25 +18,22 @@ use super::occupied::{Address, ROUTED, check_ip_is_free, check_mac_is_free, segm
 use super::routing::{move_default_routes, route_by_source};
 use super::{
     AttachError, Doing, Node, Progress, StepError, by_source, cluster_routes, device_info, facts,
-    take_device, translation, tuning,
+    host_access, take_device, translation, tuning, vrf,
 };
 use crate::cni::Command;
 use crate::delegate::{self, Call, DelegateError};
-use crate::enforce::attachment::EnforcedAttachment;
-use crate::error_chain::Chain;
 use crate::ipam::{self, Lease, Lessee, Owner};
-use crate::nat::NatError;
-use crate::nat::wish::Wish;
 use crate::netlink::{self, Handle, LinkState};
-use crate::netns::{Netns, within};
-use crate::plan::addressing::{Announcement, Others};
+use crate::netns::Netns;
+use crate::plan::addressing::{GatewayChanges, Others};
 use crate::plan::hook_kind::{self, FoundDevice};
+use crate::plan::phases::{self, Item};
 use crate::plan::undo::inverse;
 use crate::plan::{AttachmentPlan, Plan, Sandbox, addressing, result, result_cache, routing};
 use crate::spec;
 use crate::step::{
-    Bridge, Brought, Claim, Configure, Delegate, Interface, MadeBy, Output, Parent, Printed, Protect, Role,
-    SetDevice, Step, StepRef, Style, Translate,
+    Bridge, Brought, Claim, Delegate, Interface, MadeBy, Output, Parent, Printed, Role, SetDevice, Step,
+    StepRef, Translate,
 };
 use crate::sysctl;
 use crate::timing;
@@ -54,31 +55,39 @@ pub fn apply(
     netns: &Netns,
     progress: &mut dyn Progress,
 ) -> Result<(), AttachError> {
+    let (pod, present) = Handle::open_with_names(netns)?;
     let mut executor = Executor {
         node,
         plan,
         sandbox: &plan.sandbox,
         netns,
         host: Handle::open().map_err(|error| AttachError::Open(error.into()))?,
-        pod: Handle::open_in(netns)?.bounded(),
+        pod,
         parents: Vec::new(),
         entered: node.bridges.begin(),
         progress,
     };
     executor.progress.is_in(executor.pod.netns_cookie())?;
-    executor.check_preconditions(plan)?;
-    for (at, attachment, step) in plan.steps() {
-        tracing::debug!(
-            container = plan.sandbox.container_id,
-            ifname = attachment.ifname,
-            step = step.describe(),
-            "step"
-        );
-        executor
-            .carry_out(at, attachment, step)
-            .map_err(|source| AttachError::step(Doing::Attach, attachment, step.describe(), source))?;
+    executor.check_preconditions(plan, present)?;
+    for group in phases::groups(plan) {
+        executor.carry_out(&group).map_err(|Failed { item: (_, attachment, step), source }| {
+            AttachError::step(Doing::Attach, attachment, step.describe(), *source)
+        })?;
     }
     Ok(())
+}
+
+/// The step of a group that failed, and why.
+struct Failed<'p> {
+    item: Item<'p>,
+    source: Box<StepError>,
+}
+
+impl<'p> Failed<'p> {
+    fn of<E: Into<StepError>>(item: &Item<'p>) -> impl FnOnce(E) -> Self + use<'p, E> {
+        let item = *item;
+        move |source| Self { item, source: Box::new(source.into()) }
+    }
 }
 
 struct Executor<'a> {
@@ -95,33 +104,88 @@ struct Executor<'a> {
     entered: Entered<'a>,
 }
 
-impl Executor<'_> {
-    fn carry_out(&mut self, at: StepRef, attachment: &AttachmentPlan, step: &Step) -> Result<(), StepError> {
-        if matches!(step, Step::Delegate(_)) {
-            waits::at(&Resource::Sync, || self.progress.wait_durable())?;
+impl<'a> Executor<'a> {
+    /// Carries out the steps of a group: all are recorded as begun, then all take effect.
+    fn carry_out(&mut self, group: &[Item<'a>]) -> Result<(), Failed<'a>> {
+        let Some(first) = group.first() else { return Ok(()) };
+        let mut begun = Vec::with_capacity(group.len());
+        for item in group {
+            let (at, attachment, step) = *item;
+            let container = &self.plan.sandbox.container_id;
+            tracing::debug!(container, ifname = attachment.ifname, step = step.describe(), "step");
+            if matches!(step, Step::Delegate(_)) {
+                waits::at(&Resource::Sync, || self.progress.wait_durable()).map_err(Failed::of(item))?;
+            }
+            // A step without an inverse is never rolled back, so its beginning is not recorded; but what an earlier step
+            // has found or chosen, by which the effect is taken back, is written down before.
+            let is_taken_back_by_another = matches!(
+                step,
+                Step::SetDevice(_)
+                    | Step::MoveDevice
+                    | Step::Tune(_)
+                    | Step::UseTables(_)
+                    | Step::JoinVrf(_)
+                    | Step::GiveHostAccess
+            );
+            if is_taken_back_by_another || inverse(self.sandbox, attachment, step, None).is_some() {
+                begun.push(at);
+            }
         }
-        // A step without an inverse is never rolled back, so its beginning is not recorded; but what was found of a device is
-        // written down before the device is changed.
-        let changes_device = matches!(step, Step::SetDevice(_) | Step::MoveDevice);
-        if changes_device || inverse(self.sandbox, attachment, step, None).is_some() {
-            self.progress.begin(at)?;
+        self.progress.begin(&begun).map_err(Failed::of(first))?;
+        for (at, _, _) in group {
+            crate::crash_point!("apply", at);
         }
-        crate::crash_point!("apply", at);
-        let output = self.effect(at, attachment, step)?;
-        crate::crash_point!("applied", at);
-        self.progress.done(at, output)?;
+        let together = match first.2 {
+            Step::CreateLink(link) if phases::has_company(link) => Some(self.create_links(group)?),
+            Step::Protect(_) | Step::ProtectAddresses => {
+                Some(timing::part("policy", || self.protect(group))?)
+            }
+            Step::Configure(_) => Some(self.configure(group)?),
+            _ => None,
+        };
+        match together {
+            Some(outputs) => {
+                for (item, output) in group.iter().zip(outputs) {
+                    self.done(item, output)?;
+                }
+            }
+            // Each may need what came of the one before.
+            None => {
+                for item in group {
+                    let (at, attachment, step) = *item;
+                    let output = self.effect(at, attachment, step).map_err(Failed::of(item))?;
+                    self.done(item, output)?;
+                }
+            }
+        }
         Ok(())
+    }
+
+    fn done(&mut self, item: &Item<'a>, output: Output) -> Result<(), Failed<'a>> {
+        crate::crash_point!("applied", item.0);
+        self.progress.done(item.0, output).map_err(Failed::of(item))
     }
 
     /// Refuses, before the first step, a plan that is certain to fail: a step that has begun is rolled back, and a
     /// link that exists already is not ours to delete, nor could a plugin that is not installed run its DEL.
-    fn check_preconditions(&mut self, plan: &Plan) -> Result<(), AttachError> {
-        let present = self.pod.links().map_err(|error| AttachError::Open(error.into()))?;
+    /// `present`: the names of the pod's links, if they were read.
+    fn check_preconditions(
+        &mut self,
+        plan: &Plan,
+        present: Option<BTreeSet<String>>,
+    ) -> Result<(), AttachError> {
+        let present = match present {
+            Some(present) => present,
+            None => {
+                let links = self.pod.links().map_err(|error| AttachError::Open(error.into()))?;
+                links.into_iter().map(|link| link.name).collect()
+            }
+        };
         check_plugins(self.node, plan)?;
         for (_, attachment, step) in plan.steps() {
             let made = step.makes_interface().and_then(MadeBy::pod_name);
             let Some(name) = made else { continue };
-            if present.iter().any(|link| link.name == name) {
+            if present.contains(name) {
                 return Err(AttachError::step(
                     Doing::Attach,
                     attachment,
@@ -136,7 +200,7 @@ impl Executor<'_> {
     fn effect(&mut self, at: StepRef, attachment: &AttachmentPlan, step: &Step) -> Result<Output, StepError> {
         match step {
             Step::EnsureBridge(bridge) => self.bridge(bridge),
-            Step::CreateLink(link) => self.create_link(at, attachment, link),
+            Step::CreateLink(link) => self.create_link(attachment, link),
             Step::ClaimDevice(device) => self.claim_device(attachment, device),
             Step::SetDevice(set) => self.set_device(at, attachment, set),
             Step::MoveDevice => self.move_device(at, attachment),
@@ -153,11 +217,11 @@ impl Executor<'_> {
             }
             Step::EnsureForwarding => self.forwarding(at, attachment),
             Step::RouteToPod => self.route_to_pod(at, attachment),
+            Step::FindReach => self.find_reach(at, attachment),
             Step::Translate(translate) => {
                 timing::part("translation", || self.translate(at, attachment, translate))
             }
             Step::FindDevice => self.find_device(at, attachment),
-            Step::Protect(protect) => timing::part("policy", || self.protect(at, attachment, protect)),
             Step::Remember(remember) => {
                 let entry =
                     result_cache::entry(self.sandbox, attachment, remember, self.progress.outputs().of(at.0))
@@ -192,39 +256,43 @@ impl Executor<'_> {
                 by_source::apply(&mut self.pod, &chosen.ok_or(StepError::Missing("tables"))?)?;
                 Ok(Output::Nothing)
             }
-            Step::ReadDeviceInfo(files) => Ok(device_info::read(&files.attachment)),
-            Step::Configure(Configure { down: true, .. }) => Ok(Output::Nothing),
-            Step::Configure(configure) => {
+            Step::ChooseVrf(asked) => Ok(Output::Vrf(vrf::choose(&mut self.pod, &attachment.ifname, asked)?)),
+            Step::JoinVrf(_) => self.join_vrf(at),
+            Step::ChooseHostAccess => {
+                let parent = on_parent(self.progress.outputs().of(at.0))?;
                 let leased = self.leased(at, attachment)?;
-                let mut addressing = addressing::pod_side(configure, &leased.addresses, &leased.routes);
-                let made_by = attachment.made_by();
-                let announcement = addressing::announcement(made_by, &addressing, self.node.announces_late);
-                addressing.announce_v4 = announcement == Announcement::AtOnce;
-                let (host, pod) = self.link(at)?;
-                let has_v6 = addressing.addresses.iter().any(|address| address.addr().is_ipv6());
-                if has_v6 && (1..IPV6_MIN_MTU).contains(&pod.mtu) {
-                    return Err(StepError::SmallMtu(pod.mtu));
-                }
-                self.configure(&pod, &addressing)?;
-                host.map_or(Ok(()), |host| self.await_carrier(&host))?;
-                let is_card = matches!(made_by, MadeBy::Device(_));
-                if is_card && !addressing.addresses.is_empty() && !self.pod.await_carrier(pod.index)? {
-                    tracing::warn!(device = pod.name, "no carrier; neighbours may not hear of its addresses");
-                }
-                self.announce(&pod, addressing.announce_v4, has_v6 && configure.style != Style::Routed)?;
-                if configure.detect_duplicates
-                    && let Some(taken) = self.pod.await_unique(pod.index, DETECTION)?
-                {
-                    return Err(StepError::Duplicate(taken));
-                }
-                Ok(Output::Nothing)
+                Ok(Output::HostAccess(host_access::choose(&mut self.host, &parent.device, &leased)?))
+            }
+            Step::GiveHostAccess => self.give_host_access(at),
+            Step::ReadDeviceInfo(files) => Ok(device_info::read(&files.attachment)),
+            // Carried out together: see [`Executor::carry_out`].
+            Step::Protect(_) | Step::ProtectAddresses | Step::Configure(_) => {
+                Err(StepError::Missing("a group of steps"))
             }
         }
     }
 
+    fn join_vrf(&mut self, at: StepRef) -> Result<Output, StepError> {
+        let outputs = self.progress.outputs().of(at.0);
+        let chosen = outputs.iter().find_map(|output| match output {
+            Output::Vrf(chosen) => Some(chosen),
+            _ => None,
+        });
+        vrf::join(&mut self.pod, chosen.ok_or(StepError::Missing("a VRF"))?)?;
+        // The pod's end went down and up again.
+        if let Some(host) = result::ends(outputs).and_then(|ends| ends.host)
+            && !self.host.await_carrier(host.index)?
+        {
+            tracing::warn!(device = host.name, "no carrier yet in the VRF; the first packets may be lost");
+        }
+        Ok(Output::Nothing)
+    }
+
     fn bridge(&mut self, bridge: &spec::Bridge) -> Result<Output, StepError> {
         self.entered.enter(&bridge.name);
-        let ensured = self.host.ensure_bridge(bridge).map_err(|error| no_filtering(bridge, error))?;
+        let present = facts::named(&mut self.host, &bridge.name, self.node.links.as_ref())?;
+        let ensured = self.host.ensure_bridge_beside(bridge, present);
+        let ensured = ensured.map_err(|error| no_filtering(bridge, error))?;
         if bridge.vlan_filtering && !ensured.created {
             let filtered = bridges::filter_by_vlan(&mut self.host, &ensured.link);
             filtered.map_err(|error| no_filtering(bridge, error))?;
@@ -237,71 +305,38 @@ impl Executor<'_> {
         Ok(Output::Bridge(Bridge { link: interface(&ensured.link), made, ours }))
     }
 
-    fn create_link(
-        &mut self,
-        at: StepRef,
-        attachment: &AttachmentPlan,
-        link: &spec::Link,
-    ) -> Result<Output, StepError> {
-        if let spec::Tie::Parent { name, .. } = link.tie() {
-            let parent = self.parent(name)?;
-            let wanted = link.sharing();
-            let shared = self.node.occupied.share(parent.index, wanted, self.sandbox, attachment);
-            shared.map_err(|(present, container)| StepError::ParentShared {
-                parent: parent.name.clone(),
-                present,
-                wanted: wanted.unwrap_or_default(),
-                container,
-            })?;
-            // A pod that takes the parent for itself sees what shares it, or is seen here.
-            if let Some((who, container)) = self.node.devices.holder_of(parent.index) {
-                return Err(StepError::DeviceTaken { device: parent.name, who, container });
-            }
-        }
+    /// Creates a link that is created by itself: see [`phases::has_company`].
+    fn create_link(&mut self, attachment: &AttachmentPlan, link: &spec::Link) -> Result<Output, StepError> {
+        self.share_parent(attachment, link)?;
         let created = match link {
-            spec::Link::Veth(veth) => self.veth(at, attachment, veth),
-            spec::Link::Macvlan(macvlan) => self.macvlan(attachment, macvlan),
+            spec::Link::Macvlan(macvlan) => self.macvlan_in_pod(macvlan),
             spec::Link::Ipvlan(ipvlan) => self.ipvlan(ipvlan),
             spec::Link::Vlan(vlan) => self.vlan(vlan),
             spec::Link::Dummy(dummy) => self.dummy(dummy),
+            spec::Link::Tap(tap) => self.tap(tap),
+            spec::Link::Netkit(netkit) => self.netkit(netkit),
+            spec::Link::Veth(_) => Err(StepError::Missing("a group of steps")),
         };
         created.map_err(|error| not_created(link, error))
     }
 
-    fn veth(
-        &mut self,
-        at: StepRef,
-        attachment: &AttachmentPlan,
-        veth: &spec::Veth,
-    ) -> Result<Output, StepError> {
-        let bridge = match &veth.port {
-            Some(_) => Some(self.bridge_index(at)?),
-            None => None,
-        };
-        if let Some(mac) = veth.mac {
-            if let Some(bridge) = bridge {
-                self.node.occupied.claim(bridge, Address::Mac(mac), self.sandbox, attachment)?;
-            }
-            check_mac_is_free(&mut self.host, mac, bridge, Some(&veth.host_name))?;
+    /// Refuses a link whose parent is shared in another way, or is another pod's.
+    fn share_parent(&mut self, attachment: &AttachmentPlan, link: &spec::Link) -> Result<(), StepError> {
+        let spec::Tie::Parent { name, .. } = link.tie() else { return Ok(()) };
+        let parent = self.parent(name)?;
+        let wanted = link.sharing();
+        let shared = self.node.occupied.share(parent.index, wanted, self.sandbox, attachment);
+        shared.map_err(|(present, container)| StepError::ParentShared {
+            parent: parent.name.clone(),
+            present,
+            wanted: wanted.unwrap_or_default(),
+            container,
+        })?;
+        // A pod that takes the parent for itself sees what shares it, or is seen here.
+        match self.node.devices.holder_of(parent.index) {
+            Some((who, container)) => Err(StepError::DeviceTaken { device: parent.name, who, container }),
+            None => Ok(()),
         }
-        let (host, pod) = match self.host.create_veth(veth, bridge, self.netns.as_fd(), &mut self.pod) {
-            Err(error) if error.already_exists() => {
-                // The name is derived from the container and the interface, so an existing link is a leftover of
-                // ours.
-                self.host.ensure_link_absent(&veth.host_name)?;
-                self.host.create_veth(veth, bridge, self.netns.as_fd(), &mut self.pod)?
-            }
-            other => other?,
-        };
-        if veth.port.is_none() {
-            // A bridge port has no network layer of its own. The node's end of a routed link has one, and the pod
-            // could announce routes to it. There is no carrier yet, so no advertisement was received before this.
-            ensure_if_present(&format!("ipv6/conf/{}/accept_ra", veth.host_name), "0")?;
-        }
-        if let (Some(bridge), Some(mac)) = (bridge, pod.mac) {
-            self.node.occupied.claim(bridge, Address::Mac(mac), self.sandbox, attachment)?;
-        }
-        Ok(Output::Link { host: Some(interface(&host)), pod: interface(&pod), parent: None })
     }
 
     fn claim_device(
@@ -332,26 +367,10 @@ impl Executor<'_> {
         Ok(Output::Link { host: None, pod: interface(&pod), parent: None })
     }
 
-    fn macvlan(&mut self, attachment: &AttachmentPlan, macvlan: &spec::Macvlan) -> Result<Output, StepError> {
-        if macvlan.in_pod {
-            let (parent, mut inside) = self.parent_in_pod(macvlan.parent.as_deref(), macvlan.mtu)?;
-            let pod = self.pod.create_macvlan(macvlan, &parent, self.netns.as_fd(), &mut inside)?;
-            return Ok(link_in_pod(&pod));
-        }
-        let parent = self.parent(macvlan.parent.as_deref())?;
-        check_mtu(macvlan.mtu, &parent)?;
-        // A macvlan in mode passthru has its parent's address, regardless of the request.
-        let shares = macvlan.mode != spec::MacvlanMode::Passthru;
-        if let Some(mac) = macvlan.mac.filter(|_| shares) {
-            self.node.occupied.claim(parent.index, Address::Mac(mac), self.sandbox, attachment)?;
-            check_mac_is_free(&mut self.host, mac, None, None)?;
-        }
-        let pod = self.host.create_macvlan(macvlan, &parent, self.netns.as_fd(), &mut self.pod)?;
-        if let Some(mac) = pod.mac.filter(|_| shares) {
-            self.node.occupied.claim(parent.index, Address::Mac(mac), self.sandbox, attachment)?;
-        }
-        let parent = Parent { device: interface(&parent), netns_cookie: self.pod.netns_cookie() };
-        Ok(Output::Link { host: None, pod: interface(&pod), parent: Some(parent) })
+    fn macvlan_in_pod(&mut self, macvlan: &spec::Macvlan) -> Result<Output, StepError> {
+        let (parent, mut inside) = self.parent_in_pod(macvlan.parent.as_deref(), macvlan.mtu)?;
+        let pod = self.pod.create_macvlan(macvlan, &parent, self.netns.as_fd(), &mut inside)?;
+        Ok(link_in_pod(&pod))
     }
 
     fn ipvlan(&mut self, ipvlan: &spec::Ipvlan) -> Result<Output, StepError> {
@@ -391,6 +410,34 @@ impl Executor<'_> {
         Ok(link_in_pod(&pod))
     }
 
+    fn netkit(&mut self, netkit: &spec::Netkit) -> Result<Output, StepError> {
+        if let Some(mac) = netkit.mac {
+            check_mac_is_free(&mut self.host, mac, None, Some(&netkit.host_name))?;
+        }
+        let mut create = || self.host.create_netkit(netkit, self.netns.as_fd(), &mut self.pod);
+        let (host, pod) = match create() {
+            Err(error) if error.already_exists() => {
+                // The name is derived from the container and the interface, so an existing link is a leftover of ours.
+                self.host.ensure_link_absent(&netkit.host_name)?;
+                self.host.create_netkit(netkit, self.netns.as_fd(), &mut self.pod)?
+            }
+            made => made?,
+        };
+        // The pod could announce routes to the node's end. There is no carrier yet.
+        ensure_if_present(&format!("ipv6/conf/{}/accept_ra", netkit.host_name), "0")?;
+        Ok(Output::Link { host: Some(interface(&host)), pod: interface(&pod), parent: None })
+    }
+
+    fn tap(&mut self, tap: &spec::Tap) -> Result<Output, StepError> {
+        match self.pod.create_tap(tap, self.netns) {
+            Err(netlink::OpenError::Netlink(error)) if error.already_exists() => {
+                Err(StepError::NameTaken(tap.pod_name.clone()))
+            }
+            Err(netlink::OpenError::Netlink(error)) => Err(error.into()),
+            made => Ok(link_in_pod(&made?)),
+        }
+    }
+
     /// The parent of a link that has it in the pod, and a second socket there: one creates the link, the other renames it.
     fn parent_in_pod(
         &mut self,
@@ -408,7 +455,11 @@ impl Executor<'_> {
         if let Some((_, parent)) = self.parents.iter().find(|(of, _)| of.as_deref() == name) {
             return Ok(parent.clone());
         }
-        let parent = facts::parent(&mut self.host, name)?;
+        let parent = match name {
+            Some(name) => facts::named(&mut self.host, name, self.node.links.as_ref())?
+                .ok_or_else(|| netlink::Error::NoSuchLink(name.to_owned()))?,
+            None => facts::parent(&mut self.host, None)?,
+        };
         self.parents.push((name.map(str::to_owned), parent.clone()));
         Ok(parent)
     }
@@ -484,13 +535,27 @@ impl Executor<'_> {
             None => None,
         };
         let index = device.as_ref().map_or_else(|| self.bridge_index(at), |device| Ok(device.index))?;
-        let changes = addressing::gateway_changes(&self.host.addresses(index)?, &wanted, others).map_err(
-            |conflict| StepError::GatewayConflict {
+        let present = match &self.node.links {
+            Some(links) => links.addresses(index, &mut self.host)?,
+            None => self.host.addresses(index)?,
+        };
+        let changes = addressing::gateway_changes(&present, &wanted, others).map_err(|conflict| {
+            StepError::GatewayConflict {
                 bridge: bridge.to_owned(),
                 present: conflict.present,
                 wanted: conflict.wanted,
-            },
-        )?;
+            }
+        })?;
+        let is_changed = changes != GatewayChanges::default();
+        let changed = self.change_addresses(index, changes);
+        if let Some(links) = self.node.links.as_ref().filter(|_| is_changed) {
+            links.readdressed(index);
+        }
+        changed?;
+        Ok(device.as_ref().map_or(Output::Nothing, |device| Output::Gateway(interface(device))))
+    }
+
+    fn change_addresses(&mut self, index: u32, changes: GatewayChanges) -> Result<(), StepError> {
         for other in changes.remove {
             self.host.ensure_address_absent(index, other)?;
         }
@@ -502,16 +567,16 @@ impl Executor<'_> {
                 return Err(if is_too_small { StepError::SmallMtu(mtu) } else { refused.into() });
             }
         }
-        Ok(device.as_ref().map_or(Output::Nothing, |device| Output::Gateway(interface(device))))
+        Ok(())
     }
 
     fn forwarding(&mut self, at: StepRef, attachment: &AttachmentPlan) -> Result<Output, StepError> {
         let leased = self.leased(at, attachment)?;
         if leased.addresses.iter().any(|leased| leased.address.addr().is_ipv4()) {
-            sysctl::ensure("ipv4/ip_forward", "1")?;
+            self.node.forwarding.v4.ensure("1")?;
         }
         if leased.addresses.iter().any(|leased| leased.address.addr().is_ipv6()) {
-            sysctl::ensure("ipv6/conf/all/forwarding", "1")?;
+            self.node.forwarding.v6.ensure("1")?;
         }
         Ok(Output::Nothing)
     }
@@ -531,11 +596,17 @@ impl Executor<'_> {
         attachment: &AttachmentPlan,
         translate: &Translate,
     ) -> Result<Output, StepError> {
-        let nat = self.node.nat.as_ref().ok_or(StepError::Missing("the node's packet filter"))?;
         let leased = self.leased(at, attachment)?;
-        let wish = Wish::new(translate, &leased.addresses).map_err(NatError::from)?;
-        nat.attach(&translation::holder(self.sandbox, attachment), wish)?;
+        let translate = result::translation(translate, self.progress.outputs().of(at.0));
+        translation::attach(self.node, (self.sandbox, attachment), &translate, &leased.addresses)?;
         Ok(Output::Nothing)
+    }
+
+    fn find_reach(&mut self, at: StepRef, attachment: &AttachmentPlan) -> Result<Output, StepError> {
+        let leased = self.leased(at, attachment)?;
+        let addresses: Vec<IpAddr> = leased.addresses.iter().map(|leased| leased.address.addr()).collect();
+        let device = translation::reach(&mut self.host, &addresses)?;
+        Ok(Output::Reach { device })
     }
 
     /// Finds the device on which an interface made by other plugins can be enforced.
@@ -557,26 +628,6 @@ impl Executor<'_> {
         Ok(sight.output())
     }
 
-    fn protect(
-        &mut self,
-        at: StepRef,
-        attachment: &AttachmentPlan,
-        protect: &Protect,
-    ) -> Result<Output, StepError> {
-        let enforcer = self.node.enforcer.as_ref().ok_or(StepError::Missing("a dataplane"))?;
-        let leased = self.leased(at, attachment)?;
-        let outputs = self.progress.outputs();
-        let ends = result::ends(outputs.of(at.0));
-        let vantage = hook_kind::of(attachment, outputs.of(at.0));
-        if attachment.vantage().is_none() {
-            enforcer.permit(self.sandbox.pod.as_ref(), attachment, Some(&vantage))?;
-        }
-        let guarded =
-            EnforcedAttachment::new(protect, self.sandbox, attachment, &leased, vantage, ends.as_ref())?;
-        enforcer.attach(&guarded, &mut self.host, &mut self.pod)?;
-        Ok(Output::Nothing)
-    }
-
     /// Claims the IP addresses for the attachment, before any route leads to them. A pool answers for the addresses
     /// it gives; `chosen` addresses must not be in use elsewhere.
     fn occupy(
@@ -587,56 +638,15 @@ impl Executor<'_> {
         chosen: bool,
     ) -> Result<(), StepError> {
         let segment = segment(attachment, self.progress.outputs().of(at.0));
+        let is_routed = segment == Some(ROUTED) || attachment.steps.contains(&Step::ChooseHostAccess);
         for ip in addresses {
             let claimed = segment.map_or(Ok(()), |segment| {
                 self.node.occupied.claim(segment, Address::Ip(ip), self.sandbox, attachment)
             });
             if chosen {
                 claimed?;
-                check_ip_is_free(&mut self.host, ip, segment == Some(ROUTED))?;
+                check_ip_is_free(&mut self.host, ip, is_routed)?;
             }
-        }
-        Ok(())
-    }
-
-    /// Announces addresses of the families, now and whenever the link comes up again: IPv4 by `Addressing::announce_v4`, IPv6
-    /// by a setting that route netlink cannot make. What the kernel announces as the link comes up is lost on a bridge, whose
-    /// port does not forward yet, and on a card, which has no carrier yet.
-    fn announce(&mut self, pod: &Interface, v4: bool, v6: bool) -> Result<(), StepError> {
-        if v6 {
-            let key = format!("ipv6/conf/{}/ndisc_notify", pod.name);
-            within(self.netns, || ensure_if_present(&key, "1"))??;
-        }
-        if let Some(mac) = pod.mac.filter(|_| v4 || v6)
-            && let Err(error) = self.pod.announce_all(pod.index, mac)
-        {
-            tracing::warn!(device = pod.name, error = %Chain(&error), "addresses not announced to neighbours");
-        }
-        Ok(())
-    }
-
-    fn configure(&mut self, pod: &Interface, addressing: &spec::Addressing) -> Result<(), StepError> {
-        match self.pod.configure(pod.index, addressing) {
-            // A runtime may have switched IPv6 off for new interfaces of the pod.
-            Err(error) if error.errno() == Some(rustix::io::Errno::ACCESS) => {
-                within(self.netns, || {
-                    sysctl::ensure("ipv6/conf/lo/disable_ipv6", "0")?;
-                    sysctl::ensure(&format!("ipv6/conf/{}/disable_ipv6", pod.name), "0")
-                })??;
-                self.pod.configure(pod.index, addressing)?;
-            }
-            other => other?,
-        }
-        Ok(())
-    }
-
-    /// Waits until the pod's end is up; packets sent to it arrive from then on.
-    fn await_carrier(&mut self, host: &Interface) -> Result<(), StepError> {
-        if !self.host.await_carrier(host.index)? {
-            tracing::warn!(
-                device = host.name,
-                "no carrier yet, though both ends are up; the first packets may be lost"
-            );
         }
         Ok(())
     }
@@ -679,6 +689,20 @@ impl Executor<'_> {
         Ok(Output::SourceRouting { interfaces })
     }
 
+    fn give_host_access(&mut self, at: StepRef) -> Result<Output, StepError> {
+        let outputs = self.progress.outputs().of(at.0);
+        let parent = on_parent(outputs)?;
+        let chosen = outputs.iter().find_map(|output| match output {
+            Output::HostAccess(chosen) => Some(chosen),
+            _ => None,
+        });
+        let chosen = chosen.ok_or(StepError::Missing("a way from the node"))?;
+        let made = result::ends(outputs).ok_or(StepError::Missing("a link"))?.pod;
+        let parent = self.host.link_by_index(parent.device.index)?;
+        host_access::give(self.node, (&mut self.host, &mut self.pod), (&parent, &made), chosen)?;
+        Ok(Output::Nothing)
+    }
+
     fn leased(&self, at: StepRef, attachment: &AttachmentPlan) -> Result<result::Leased, StepError> {
         result::leased(attachment, self.progress.outputs().of(at.0))
             .map_err(|source| StepError::Result { plugin: attachment.kind.clone(), source })
@@ -700,6 +724,11 @@ impl Executor<'_> {
     fn link(&self, at: StepRef) -> Result<(Option<Interface>, Interface), StepError> {
         result::link(self.progress.outputs().of(at.0)).ok_or(StepError::Missing("a link"))
     }
+}
+
+/// The parent of an attachment's link on the node.
+fn on_parent(outputs: Brought<'_>) -> Result<Parent, StepError> {
+    result::ends(outputs).and_then(|ends| ends.parent).ok_or(StepError::Missing("a link on a parent"))
 }
 
 /// The device of an attachment, and its claim.

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::StepError;
+use super::{StepError, vrf};
 use crate::cni::CniResult;
 use crate::netlink::Handle;
 use crate::plan::by_source;
@@ -26,12 +26,13 @@ pub(super) fn choose(
     let routes = pod.routes_by(link.index, MAIN_TABLE)?;
     if routes.len() > MOST_ROUTES {
         return Err(StepError::ManyRoutes {
+            plugin: crate::link::sbr::KIND,
             ifname: ifname.to_owned(),
             found: routes.len(),
             most: MOST_ROUTES,
         });
     }
-    let taken = pod.tables_in_use()?;
+    let taken = vrf::taken(pod)?;
     let addresses = by_source::addresses(result, ifname);
     Ok(by_source::choose(asked, link.index, &addresses, &routes, &taken))
 }

@@ -6,7 +6,8 @@ use std::net::IpAddr;
 use super::apply::{DelegateCall, owner};
 use super::take_device::physical;
 use super::{
-    AttachError, Attached, Doing, Node, StepError, by_source, enforcement, routing, translation, tuning,
+    AttachError, Attached, Doing, Node, StepError, by_source, enforcement, host_access, routing, translation,
+    tuning, vrf,
 };
 use crate::cni::{Command, Value};
 use crate::ipam::Lessee;
@@ -26,7 +27,7 @@ use crate::waits;
 /// [`AttachError::Differs`] with the first difference; a plugin's own error.
 pub(super) fn check(node: &Node, record: &Record, netns: &Netns) -> Result<(), AttachError> {
     let mut host = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
-    let mut pod = Handle::open_in(netns)?.bounded();
+    let mut pod = Handle::open_in(netns)?;
     let sandbox = &record.plan.sandbox;
     for (number, attachment) in record.plan.attachments.iter().enumerate() {
         if attachment.disable_check {
@@ -71,7 +72,7 @@ pub(super) fn differences_in_pod(
     netns: &Netns,
 ) -> Result<Vec<(String, String)>, AttachError> {
     let sandbox = &attached.plan.sandbox;
-    let mut pod = Handle::open_in(netns)?.bounded();
+    let mut pod = Handle::open_in(netns)?;
     let mut differences = Vec::new();
     for (number, attachment) in attached.plan.attachments.iter().enumerate() {
         if attachment.disable_check {
@@ -117,8 +118,13 @@ pub(super) fn compare(
             return Ok(Some(format!("VF {number} of {card} has another {setting}")));
         }
     }
+    if let Some(chosen) = &want.host_access
+        && let Some(difference) = host_access::difference(host, chosen)?
+    {
+        return Ok(Some(difference));
+    }
     if let Some(wanted) = &want.translation
-        && let Some(difference) = translation::difference(node.nat.as_ref(), wanted)?
+        && let Some(difference) = translation::difference(node, (sandbox, attachment), wanted)?
     {
         return Ok(Some(difference));
     }
@@ -160,6 +166,12 @@ fn compare_around_pod_end(
     {
         return Ok(Some(difference));
     }
+    if let Some(chosen) = &want.vrf {
+        let wanted = (chosen.name.as_str(), Some(chosen.table));
+        if let Some(difference) = vrf::difference(pod, &attachment.ifname, wanted, &chosen.routes)? {
+            return Ok(Some(difference));
+        }
+    }
     match &want.tune {
         Some(tune) => tuning::difference(pod, netns, &attachment.ifname, tune),
         None => Ok(None),
@@ -181,7 +193,8 @@ fn compare_pod_end(want: &Expected, pod: &mut Handle) -> Result<Found, StepError
     let Some(link) = pod.find_link(&wanted.name)? else {
         return differs("is gone from the pod".into());
     };
-    if is_another(&link, wanted) || want.link.as_ref().is_some_and(|wanted| link.kind != wanted.kind()) {
+    if is_another(&link, wanted) || want.link.as_ref().is_some_and(|wanted| link.kind != wanted.shown_kind())
+    {
         return differs("is not the interface that ADD created".into());
     }
     if wanted.mac.is_some() && link.mac != wanted.mac {
@@ -199,7 +212,17 @@ fn compare_pod_end(want: &Expected, pod: &mut Handle) -> Result<Found, StepError
         && asked.mode().is_some()
         && link.mode != asked.mode()
     {
-        return differs(format!("has another {} mode", asked.kind()));
+        return differs(match asked {
+            Link::Tap(_) => "has another owner, group or number of queues".to_owned(),
+            Link::Netkit(_) => "has another netkit mode or policy".to_owned(),
+            _ => format!("has another {} mode", asked.kind()),
+        });
+    }
+    if let Some(bridge) = want.link.as_ref().and_then(Link::bridge_in_pod) {
+        let index = pod.find_link(bridge)?.map(|bridge| bridge.index);
+        if index.is_none() || link.controller != index {
+            return differs(format!("is not a port of bridge {bridge} of the pod"));
+        }
     }
     let addresses = pod.addresses(link.index)?;
     if let Some(missing) = want.addresses.iter().find(|address| !addresses.contains(address)) {

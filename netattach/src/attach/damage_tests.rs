@@ -133,9 +133,9 @@ fn attach_all(directory: &Path, maps: &Arc<Maps>) {
     for (pod, id) in PODS.into_iter().zip(1..) {
         let plan = rig::plan(directory, pod, id);
         let mut record = engine.journal.create(rig::key(pod), plan.clone()).unwrap();
-        record.begin(StepRef(0, 0)).unwrap();
+        record.begin(&[StepRef(0, 0)]).unwrap();
         record.done(StepRef(0, 0), rig::lease(&engine, &plan)).unwrap();
-        record.begin(StepRef(0, 1)).unwrap();
+        record.begin(&[StepRef(0, 1)]).unwrap();
         maps.enter(id);
         record.done(StepRef(0, 1), Output::Nothing).unwrap();
         record.attached(json!({"cniVersion": "1.1.0"})).unwrap();

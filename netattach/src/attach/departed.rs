@@ -24,24 +24,34 @@ impl Engine {
     pub fn departed(&self) -> Result<Vec<Arc<Attached>>, AttachError> {
         // An attachment made while its sandbox was live goes with the sandbox.
         let of_sandboxes = |attached: &Arc<Attached>| attached.plan.dynamic.is_none();
-        self.departed_of(self.registry.all().into_iter().filter(of_sandboxes).collect())
+        let all = self.registry.all().into_iter().filter(of_sandboxes).collect();
+        self.departed_of(all, || inhabited().map(Arc::new))
     }
 
-    /// Whether this sandbox is still attached as it was, and has departed.
+    /// Whether this sandbox is still attached as it was, and has departed. `processes`: those of the node, which are looked at
+    /// only where that has to be known.
     ///
     /// # Errors
     /// As [`Engine::departed`].
-    pub fn has_departed(&self, attached: &Arc<Attached>) -> Result<bool, AttachError> {
-        Ok(self.is_same(attached) && !self.departed_of(vec![Arc::clone(attached)])?.is_empty())
+    pub fn has_departed(
+        &self,
+        attached: &Arc<Attached>,
+        processes: impl FnOnce() -> Result<Arc<Inhabited>, AttachError>,
+    ) -> Result<bool, AttachError> {
+        Ok(self.is_same(attached) && !self.departed_of(vec![Arc::clone(attached)], processes)?.is_empty())
     }
 
-    /// Whether a process is in the namespace of this sandbox. `None`: none is seen, and not every process of the node is.
+    /// Whether one of these processes of the node is in the namespace of this sandbox. `None`: none is, and not every process
+    /// is among them.
     ///
     /// # Errors
-    /// The node's processes cannot be listed, or the record not be read.
-    pub fn is_lived_in(&self, attached: &Attached) -> Result<Option<bool>, AttachError> {
-        let inhabited = look()?;
-        let is_seen = self.sees_in(&inhabited, attached)?;
+    /// The record cannot be read.
+    pub fn is_lived_in(
+        &self,
+        attached: &Attached,
+        inhabited: &Inhabited,
+    ) -> Result<Option<bool>, AttachError> {
+        let is_seen = self.sees_in(inhabited, attached)?;
         Ok((is_seen || inhabited.complete).then_some(is_seen))
     }
 
@@ -77,12 +87,16 @@ impl Engine {
         Ok(abandoned)
     }
 
-    fn departed_of(&self, mut suspects: Vec<Arc<Attached>>) -> Result<Vec<Arc<Attached>>, AttachError> {
+    fn departed_of(
+        &self,
+        mut suspects: Vec<Arc<Attached>>,
+        processes: impl FnOnce() -> Result<Arc<Inhabited>, AttachError>,
+    ) -> Result<Vec<Arc<Attached>>, AttachError> {
         suspects.retain(|attached| is_absent(&attached.plan.sandbox));
         if suspects.is_empty() {
             return Ok(suspects);
         }
-        let inhabited = look()?;
+        let inhabited = processes()?;
         let mut node = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
         let links = node.links().map_err(|error| AttachError::Open(error.into()))?;
         let mut departed = Vec::new();
@@ -110,7 +124,11 @@ impl Engine {
     }
 }
 
-fn look() -> Result<Inhabited, AttachError> {
+/// Looks at all processes of the node.
+///
+/// # Errors
+/// They cannot be listed.
+pub fn inhabited() -> Result<Inhabited, AttachError> {
     Ok(Inhabited::look().map_err(|source| NetnsError::Open { path: "/proc".into(), source })?)
 }
 

@@ -112,6 +112,7 @@ impl fmt::Display for Difference {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct End {
     made: Interface,
+    kind: &'static str,
     group: u32,
     /// 0: another plugin of the network may have changed it.
     mtu: u32,
@@ -136,6 +137,7 @@ impl End {
         let leased = result::leased(attachment, outputs).unwrap_or_default();
         Some(Self {
             made,
+            kind: link.shown_kind(),
             group: attached.plan.sandbox.link_group(),
             mtu,
             port: port.and_then(|port| Some((Beneath::of(attachment, outputs)?, port.clone()))),
@@ -146,7 +148,8 @@ impl End {
     /// The link among those of the node. Its index alone does not tell: it may have been given to another one.
     fn find<'l>(&self, links: &'l BTreeMap<u32, LinkState>) -> Option<&'l LinkState> {
         let found = links.get(&self.made.index)?;
-        (found.kind == "veth" && (found.name == self.made.name || found.group == self.group)).then_some(found)
+        (found.kind == self.kind && (found.name == self.made.name || found.group == self.group))
+            .then_some(found)
     }
 }
 

@@ -20,6 +20,7 @@ fn link(index: u32, name: &str, kind: &str) -> LinkState {
         mode: None,
         group: 9,
         own: false,
+        table: None,
     }
 }
 
@@ -34,7 +35,7 @@ fn beneath(gateways: &[&str], made: bool) -> Beneath {
 }
 
 fn end(port: Option<(Beneath, BridgePort)>) -> End {
-    End { made: interface(7, "na0"), group: 9, mtu: 1500, port, routed: None }
+    End { made: interface(7, "na0"), kind: "veth", group: 9, mtu: 1500, port, routed: None }
 }
 
 fn hairpin() -> BridgePort {

@@ -4,6 +4,8 @@
 //! attachments of an ADD: a crash at any point leaves the same state as a crash in an ADD. The record names the
 //! sandbox; CHECK of the sandbox covers it, and DEL of the sandbox rolls it back first.
 
+use std::sync::Arc;
+
 use super::engine::Engine;
 use super::{AttachError, Attached, facts};
 use crate::cni::{self, CniError, Value, code};
@@ -25,7 +27,7 @@ impl Engine {
         sandbox: &JournalKey,
         by: &str,
         wanted: &(Selection, Network),
-    ) -> Result<(Value, Attached), AttachError> {
+    ) -> Result<(Value, Arc<Attached>), AttachError> {
         let (record, netns) = self.attached(sandbox)?;
         let ifname = self.name_for(&record, &netns, &wanted.0)?;
         let dynamic = Dynamic { sandbox: sandbox.ifname.clone(), by: by.to_owned() };
@@ -98,7 +100,6 @@ impl Engine {
     fn name_for(&self, record: &Record, netns: &Netns, selection: &Selection) -> Result<String, AttachError> {
         let container = &record.key.container_id;
         let mut taken: Vec<String> = Handle::open_in(netns)?
-            .bounded()
             .links()
             .map_err(|error| AttachError::Open(error.into()))?
             .into_iter()

@@ -133,7 +133,7 @@ impl Engine {
         request: &cni::Request,
         pod: Option<PodRef>,
         intent: &Intent,
-    ) -> Result<(Value, Attached), AttachError> {
+    ) -> Result<(Value, Arc<Attached>), AttachError> {
         let key = key(request);
         let path = PathBuf::from(request.netns.as_deref().unwrap_or_default());
         let netns = Netns::open(&path)?;
@@ -197,7 +197,7 @@ impl Engine {
         mut numbers: Reservation<'_>,
         netns: &Netns,
         version: cni::Version,
-    ) -> Result<(Value, Attached), AttachError> {
+    ) -> Result<(Value, Arc<Attached>), AttachError> {
         if let Some(enforcer) = &self.node.enforcer {
             for attachment in &plan.attachments {
                 enforcer
@@ -223,8 +223,8 @@ impl Engine {
         }
         match self.apply_and_record(&mut record, netns, version) {
             Ok(result) => {
-                let attached = Attached::from(&record);
-                self.registry.insert(attached.clone());
+                let attached = Arc::new(Attached::from(record));
+                self.registry.insert(Arc::clone(&attached));
                 Ok((result, attached))
             }
             Err(error) => {
@@ -312,7 +312,9 @@ impl Engine {
         let result = default.transpose()?.unwrap_or_default();
         // A version that cannot express the result fails here, while everything can still be rolled back.
         let reply = cni::result::in_version(&result, version)?;
-        waits::at(&Resource::Sync, || record.wait_durable())?;
+        if record.is_being_synced() {
+            waits::at(&Resource::Sync, || record.wait_durable())?;
+        }
         record.attached(cni::result::in_version(&result, cni::Version::LATEST)?)?;
         crate::crash_point!("add", "attached");
         Ok(reply)
@@ -530,7 +532,7 @@ impl Engine {
             if let Some(nat) = &self.node.nat {
                 translation::adopt(nat, record);
             }
-            self.registry.insert(attached);
+            self.registry.insert(Arc::new(attached));
             recovery.adopted += 1;
             recovery
                 .young
@@ -663,7 +665,11 @@ impl Engine {
             handles.push(Handle::open_in(netns)?);
         }
         for mut handle in handles {
-            let links = handle.links().map_err(|error| AttachError::Open(error.into()))?;
+            let links = match handle.links() {
+                // What its pod has made is not all read. A link that is in the pod alone goes with it.
+                Err(error) if error.is_too_many() => continue,
+                links => links.map_err(|error| AttachError::Open(error.into()))?,
+            };
             if let Some(link) = links.iter().find(|link| link.group == group) {
                 return Ok(Some(format!("it has no plan, but its link {} exists", link.name)));
             }

@@ -17,6 +17,7 @@ use crate::netlink;
 use crate::netns::NetnsError;
 use crate::plan::AttachmentPlan;
 use crate::plan::routing::NotOnLink;
+use crate::step::NotObservable;
 use crate::sysctl::SysctlError;
 use crate::waits::Crowded;
 
@@ -260,6 +261,12 @@ pub enum StepError {
         "bridge {0} does not filter by VLAN and was not made by netattach: switch it on (vlan_filtering 1), or remove the bridge"
     )]
     NotFiltering(String),
+    /// The node has no address in a subnet of the pod.
+    #[error("key hostAccess: {0} has no address of the node in a subnet of the pod")]
+    NoHostAddress(String),
+    /// The node has no address on the parent at all; one may be about to come, as by DHCP when a node starts.
+    #[error("key hostAccess: {0} has no address of the node yet")]
+    NoAddressYet(String),
     /// IPv6 addresses were requested for a link whose MTU, in bytes, is too small for IPv6.
     #[error("mtu {0} is below 1280, which IPv6 needs")]
     SmallMtu(u32),
@@ -383,15 +390,53 @@ pub enum StepError {
     /// Routing by source without a source.
     #[error("sbr: no plugin before it gave {0} an address")]
     NoSource(String),
-    /// More routes than are taken over into tables by source.
-    #[error("sbr: {ifname} has {found} routes, and there may be {most}")]
+    /// More routes than are taken over into other tables.
+    #[error("{plugin}: {ifname} has {found} routes, and there may be {most}")]
     ManyRoutes {
+        /// The plugin.
+        plugin: &'static str,
         /// The interface.
         ifname: String,
         /// How many it has.
         found: usize,
         /// How many there may be.
         most: usize,
+    },
+    /// The interface that is to be in a VRF is in something else.
+    #[error("vrf: {ifname} is a port of {controller} already")]
+    PortOfAnother {
+        /// The interface.
+        ifname: String,
+        /// What it is a port of.
+        controller: String,
+    },
+    /// The VRF that is there has another table.
+    #[error("key table: VRF {name} is there with table {present}, not {wanted}")]
+    TableOfVrf {
+        /// Name of the VRF.
+        name: String,
+        /// Its table.
+        present: u32,
+        /// The table that is asked for.
+        wanted: u32,
+    },
+    /// A route of an interface cannot be taken into another table.
+    #[error("vrf: the route of {ifname} to {destination} has {what}, and would not be there afterwards")]
+    RouteNotKept {
+        /// The interface.
+        ifname: String,
+        /// The route's destination.
+        destination: ipnet::IpNet,
+        /// What cannot be kept of it.
+        what: &'static str,
+    },
+    /// The table that a VRF is to have has another use.
+    #[error("key table: {table} is {owner}")]
+    TableTaken {
+        /// The table.
+        table: u32,
+        /// What it is.
+        owner: &'static str,
     },
     /// The attachment's link does not lead to the gateway.
     #[error("default-route: gateway {gateway} is not reachable on the attachment's link")]
@@ -423,6 +468,14 @@ pub enum StepError {
     /// The dataplane failed.
     #[error(transparent)]
     Enforce(#[from] EnforceError),
+    /// No program sees the traffic of the interface, so nothing holds the limit that a chained plugin asks for.
+    #[error("bandwidth of {ifname} cannot be limited: {why}")]
+    Unlimited {
+        /// Name of the interface in the pod.
+        ifname: String,
+        /// Why not.
+        why: NotObservable,
+    },
     /// The node does not translate addresses as asked.
     #[error(transparent)]
     Nat(#[from] NatError),
@@ -555,6 +608,8 @@ pub(super) fn step_code(error: &StepError) -> u32 {
         StepError::AddressTaken { holder, .. } if holder.may_pass() => code::TRY_AGAIN_LATER,
         // Its pod may be about to end.
         StepError::VlanTaken { .. } => code::TRY_AGAIN_LATER,
+        // The node may be starting.
+        StepError::NoAddressYet(_) => code::TRY_AGAIN_LATER,
         // It may be about to come, or to be given back.
         StepError::NoDevice(_)
         | StepError::ParentOfPods(_)
@@ -569,12 +624,19 @@ pub(super) fn step_code(error: &StepError) -> u32 {
         StepError::AddressNotTaken { .. } => code::INTERNAL,
         StepError::Duplicate(_) | StepError::Netlink(netlink::Error::Tentative(_)) => code::TRY_AGAIN_LATER,
         // Its holder may be about to end.
-        StepError::Nat(NatError::PortTaken(_)) => code::TRY_AGAIN_LATER,
-        StepError::Nat(NatError::NoAddress(_) | NatError::Ambiguous(_)) => code::INVALID_CONFIG,
+        StepError::Nat(NatError::PortTaken(_) | NatError::Busy) => code::TRY_AGAIN_LATER,
+        StepError::Nat(NatError::NoAddress(_) | NatError::Ambiguous(_) | NatError::AddressTaken { .. }) => {
+            code::INVALID_CONFIG
+        }
         StepError::Tuning(TuningError::List { .. }) => code::IO_FAILURE,
         StepError::Tuning(_)
+        | StepError::Unlimited { .. }
         | StepError::NoSource(_)
         | StepError::ManyRoutes { .. }
+        | StepError::PortOfAnother { .. }
+        | StepError::TableOfVrf { .. }
+        | StepError::TableTaken { .. }
+        | StepError::RouteNotKept { .. }
         | StepError::Mtu { .. }
         | StepError::DeviceInUse { .. }
         | StepError::SeveralInterfaces { .. }
@@ -585,13 +647,17 @@ pub(super) fn step_code(error: &StepError) -> u32 {
         | StepError::Unenforceable(_)
         | StepError::GatewayConflict { .. }
         | StepError::NotFiltering(_)
+        | StepError::NoHostAddress(_)
         | StepError::Gateway { .. }
         | StepError::NotOnLink(_)
         | StepError::Netlink(
-            netlink::Error::NoSuchLink(_) | netlink::Error::WrongKind { .. } | netlink::Error::NoDefaultRoute,
+            netlink::Error::NoSuchLink(_)
+            | netlink::Error::WrongKind { .. }
+            | netlink::Error::FilteredBefore { .. }
+            | netlink::Error::NoDefaultRoute,
         ) => code::INVALID_CONFIG,
         StepError::Lease(error) => lease_code(error),
-        StepError::NoDriver { .. } => code::NOT_AVAILABLE,
+        StepError::NoDriver { .. } | StepError::Netlink(netlink::Error::NoTun(_)) => code::NOT_AVAILABLE,
         StepError::Netlink(error) if error.errno().is_some() => errno_code(error),
         StepError::Delegate(error) => error.code(),
         StepError::Result { .. } => code::DECODING_FAILURE,
@@ -603,7 +669,9 @@ pub(super) fn step_code(error: &StepError) -> u32 {
         | StepError::NoAddress(_)
         | StepError::Sysctl(_)
         | StepError::Enforce(_)
-        | StepError::Nat(NatError::Table(_) | NatError::Foreign { .. } | NatError::Sysctl(_))
+        | StepError::Nat(
+            NatError::Table(_) | NatError::Shared(_) | NatError::Foreign { .. } | NatError::Sysctl(_),
+        )
         | StepError::DefaultRoute(_)
         | StepError::Missing(_) => code::INTERNAL,
     }

@@ -3,7 +3,7 @@
 use super::{AttachError, bus};
 use crate::error_chain::Chain;
 use crate::link::facts::{Facts, Parent, Wanted, Wishes};
-use crate::netlink::{self, Handle, LinkState};
+use crate::netlink::{self, Handle, KnownLinks, LinkState};
 
 /// Gathers the facts that drivers ask for. A fact that the node does not have is left out: the step that needs it
 /// reports that.
@@ -30,6 +30,18 @@ pub(super) fn gather(wishes: &Wishes) -> Result<Facts, AttachError> {
         }
     }
     Ok(facts)
+}
+
+/// The link of the node with that name, if there is one.
+pub(super) fn named(
+    host: &mut Handle,
+    name: &str,
+    known: Option<&KnownLinks>,
+) -> Result<Option<LinkState>, netlink::Error> {
+    match known {
+        Some(known) => known.find(name, host),
+        None => host.find_link(name),
+    }
 }
 
 /// The link of that name; without a name, the interface of the node's default route.

@@ -44,8 +44,7 @@ pub(super) fn give_back(
     }
     let mut in_pod = None;
     if let PodEnd::In(netns, made) = pod {
-        let mut inside = Handle::open_in(netns)?;
-        in_pod = find_in_pod(host, &mut inside, home, made)?.map(|found| (inside, found));
+        in_pod = find_in_pod(host, netns, (home, made), &device.pod_name)?;
     }
     let found = match in_pod {
         Some((mut inside, found)) => {
@@ -99,7 +98,7 @@ pub(super) fn give_back_by_alias(
     // A device that the kernel has brought home stays as it is: an alias alone does not tell it from the node's own.
     let Some(netns) = netns else { return Ok(()) };
     let mut inside = Handle::open_in(netns)?;
-    match inside.devices()?.into_iter().find(is_it) {
+    match inside.device_named(pod_name)?.filter(is_it) {
         Some(found) => move_home(host, &mut inside, (&found, &named(&found))),
         None => Ok(()),
     }
@@ -110,21 +109,42 @@ pub(super) fn find_home(host: &mut Handle, home: &Home) -> Result<Option<DeviceS
     Ok(identity::at_home(home, &host.devices()?).cloned())
 }
 
-/// The device in the pod, whatever that calls it. `made`: its index there, if it was moved.
+/// The device in the pod, whatever that calls it, with a handle there. `made`: its index there, if it was moved.
 fn find_in_pod(
     host: &mut Handle,
-    pod: &mut Handle,
-    home: &Home,
-    made: Option<u32>,
-) -> Result<Option<DeviceState>, StepError> {
-    let devices = pod.devices()?;
+    netns: &Netns,
+    (home, made): (&Home, Option<u32>),
+    pod_name: &str,
+) -> Result<Option<(Handle, DeviceState)>, StepError> {
+    let mut pod = Handle::open_in(netns)?;
+    let devices = match pod.devices() {
+        // Whoever administrates the pod has made them. It is looked for as what it was moved.
+        Err(error) if error.is_too_many() => {
+            tracing::warn!(device = home.name, %error, "not all devices of the pod are looked at");
+            pod = Handle::open_in(netns)?;
+            as_moved(&mut pod, made, pod_name)?
+        }
+        devices => devices?,
+    };
     let leads_home = match home.link.map(|other| host.link_by_index(other)) {
         Some(Err(netlink::Error::NoSuchLink(_))) | None => false,
         Some(shown) => shown.map(|_| true)?,
     };
     // Afterwards: the node's namespace gets its number when a device that leads there is shown.
     let node = if leads_home { pod.number_of(Netns::current()?.as_fd())? } else { None };
-    Ok(identity::in_pod(home, &devices, Inside { index: made, leads_home, node }).cloned())
+    let found = identity::in_pod(home, &devices, Inside { index: made, leads_home, node }).cloned();
+    Ok(found.map(|found| (pod, found)))
+}
+
+/// The devices of a pod that have the index or the name as which one was moved there.
+fn as_moved(pod: &mut Handle, made: Option<u32>, name: &str) -> Result<Vec<DeviceState>, StepError> {
+    let mut devices = Vec::from_iter(pod.device_named(name)?);
+    if let Some(index) = made
+        && !devices.iter().any(|it| it.link.index == index)
+    {
+        devices.extend(pod.device_by_index(index)?);
+    }
+    Ok(devices)
 }
 
 /// Takes names of other devices off one that the kernel has brought home from a pod: they are in the way of those whose

@@ -110,6 +110,7 @@ pub(super) mod tests {
             mode: None,
             group: 0,
             own: false,
+            table: None,
         };
         DeviceState {
             link,

@@ -30,6 +30,9 @@ use crate::source::{NotSynced, Source, WantedPod};
 use crate::step::ENFORCE_ANNOTATION;
 use crate::step::EnforceWhen;
 
+/// How long an ADD waits for the definition of a network that its pod names. One that is never made is waited for as long.
+const DEFINITION_LAG: Duration = Duration::from_millis(500);
+
 /// Most unusable files of a directory that are reported.
 const MOST_UNUSABLE: usize = 100;
 
@@ -335,15 +338,35 @@ impl IntentReader {
     }
 
     /// Waits for the pod that the runtime named, for at most [`IntentReader::pod_wait`], if the source does not have
-    /// it yet. [`IntentReader::read`] then reports whether it has come.
-    pub async fn await_pod(&self, request: &cni::Request) {
-        let Some(PodRef { name, uid }) = pod_of(request) else { return };
+    /// it yet, and then for a moment for the definitions of its networks. [`IntentReader::read`] then reports whether they have
+    /// come. The pod with the networks that it names; `None`: no pod is named, or it is not known.
+    pub async fn await_pod(&self, request: &cni::Request) -> Option<(PodRef, Vec<NetworkRef>)> {
+        let pod = pod_of(request)?;
         // `read` refuses the request at once.
-        if self.objects().is_err() {
-            return;
+        self.objects().ok()?;
+        let wanted = WantedPod { name: pod.name.clone(), uid: pod.uid.clone() };
+        let deadline = Instant::now() + self.pod_wait;
+        let known = self.source.pod(&wanted, deadline).await?;
+        let networks = self.selected(&known);
+        let moment = deadline.min(Instant::now() + DEFINITION_LAG);
+        self.await_definitions(&networks, moment).await;
+        Some((pod, networks))
+    }
+
+    /// Waits until all networks are defined. Kinds are watched one by one: a pod may be there before the definition that was
+    /// made before it.
+    async fn await_definitions(&self, networks: &[NetworkRef], deadline: Instant) {
+        let mut changes = self.source.changes();
+        loop {
+            // Marked as seen before the snapshot is read: the next may come meanwhile.
+            changes.borrow_and_update();
+            let objects = self.source.snapshot();
+            let are_defined = networks.iter().all(|network| objects.definitions.get(network).is_some());
+            let changed = tokio::time::timeout_at(deadline.into(), changes.changed());
+            if are_defined || !matches!(changed.await, Ok(Ok(()))) {
+                return;
+            }
         }
-        let wanted = WantedPod { name, uid };
-        self.source.pod(&wanted, Instant::now() + self.pod_wait).await;
     }
 
     /// The newest snapshot, if it is complete.

@@ -1,11 +1,17 @@
 //! The outcome of an ADD when the source lags behind.
 
+use std::path::Path;
 use std::sync::Mutex;
 
+use serde_json::json;
+use serde_json::value::RawValue;
 use tokio::sync::watch;
 
 use super::*;
+use crate::npwg::Definition;
 use crate::source::PodFuture;
+use crate::source::read::manifest::Object;
+use crate::source::read::{Kind, api_object};
 
 /// A source in a given state, which records the pods that are asked for.
 struct Behind {
@@ -40,17 +46,30 @@ impl Source for Behind {
 async fn add(synced: Result<(), NotSynced>) -> (u32, String, Vec<WantedPod>) {
     let source = Arc::new(Behind { synced, asked: Mutex::default() });
     let directory = tempfile::tempdir().unwrap();
-    let intents = IntentReader {
-        source: Arc::clone(&source) as Arc<dyn Source>,
+    let intents = reader(Arc::clone(&source) as Arc<dyn Source>, directory.path());
+    let request = request();
+    intents.await_pod(&request).await;
+    let error = CniError::from(intents.read(&request).unwrap_err());
+    let asked = source.asked.lock().unwrap().clone();
+    (error.code, error.to_string(), asked)
+}
+
+fn reader(source: Arc<dyn Source>, conf_dir: &Path) -> IntentReader {
+    IntentReader {
+        source,
         pod_wait: Duration::from_secs(5),
         default: "default".parse().unwrap(),
         default_namespace: "kube-system".into(),
         from_node: Arc::default(),
         restrictions: Restrictions::default(),
-        conf_dir: directory.path().to_owned(),
+        conf_dir: conf_dir.to_owned(),
         ignore_invalid: false,
         separate_pools: true,
-    };
+    }
+}
+
+/// ADD of the pod `shop/web` with uid 7.
+fn request() -> cni::Request {
     let env = [
         ("CNI_COMMAND", "ADD"),
         ("CNI_CONTAINERID", "abc"),
@@ -61,11 +80,7 @@ async fn add(synced: Result<(), NotSynced>) -> (u32, String, Vec<WantedPod>) {
     ];
     let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
     let stdin = br#"{"cniVersion": "1.0.0", "name": "netattach", "type": "netattach"}"#;
-    let request = cni::Request::parse(&env, stdin).unwrap();
-    intents.await_pod(&request).await;
-    let error = CniError::from(intents.read(&request).unwrap_err());
-    let asked = source.asked.lock().unwrap().clone();
-    (error.code, error.to_string(), asked)
+    cni::Request::parse(&env, stdin).unwrap()
 }
 
 #[tokio::test]
@@ -82,4 +97,70 @@ async fn a_complete_snapshot_is_good_enough_and_the_pod_is_waited_for_by_name_an
     for synced in [Ok(()), Err(NotSynced::Stale("the directory is away".into()))] {
         assert_eq!(add(synced).await, (11, unknown.to_owned(), vec![wanted.clone()]));
     }
+}
+
+/// A source with the pod `shop/web`, which names `shop/lan`.
+struct Lagging {
+    objects: Mutex<Arc<Objects>>,
+    changes: watch::Sender<u64>,
+}
+
+impl Lagging {
+    fn new() -> Self {
+        let annotations = BTreeMap::from([(NETWORKS_ANNOTATION, "lan")]);
+        let metadata = json!({"namespace": "shop", "name": "web", "uid": "7", "annotations": annotations});
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata});
+        let pod = RawValue::from_string(pod.to_string()).unwrap();
+        let Object::Pod(pod) = api_object(Kind::Pod, &pod).unwrap() else { unreachable!() };
+        let mut objects = Objects::default();
+        objects.pods.insert(pod.name.clone(), pod);
+        Self { objects: Mutex::new(Arc::new(objects)), changes: watch::Sender::new(0) }
+    }
+
+    fn define(&self, name: &str) {
+        let network = NetworkRef::new("shop", name);
+        let definition = Definition {
+            namespace: "shop".into(),
+            name: name.into(),
+            config: None,
+            annotations: BTreeMap::new(),
+        };
+        Arc::make_mut(&mut self.objects.lock().unwrap()).definitions.insert(network, definition.into());
+        self.changes.send_modify(|number| *number += 1);
+    }
+}
+
+impl Source for Lagging {
+    fn snapshot(&self) -> Arc<Objects> {
+        Arc::clone(&self.objects.lock().unwrap())
+    }
+
+    fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    fn reading(&self) -> Duration {
+        Duration::ZERO
+    }
+}
+
+#[tokio::test]
+async fn a_definition_that_the_pod_came_before_is_waited_for_and_no_longer_than_a_moment() {
+    let source = Arc::new(Lagging::new());
+    let directory = tempfile::tempdir().unwrap();
+    let intents = reader(Arc::clone(&source) as Arc<dyn Source>, directory.path());
+    let began = Instant::now();
+    intents.await_pod(&request()).await;
+    assert!(began.elapsed() >= DEFINITION_LAG, "it may still come");
+    let is_defined = async || {
+        intents.await_pod(&request()).await;
+        source.snapshot().definitions.get(&NetworkRef::new("shop", "lan")).is_some()
+    };
+    let define = async {
+        for name in ["wan", "lan"] {
+            tokio::time::sleep(DEFINITION_LAG / 50).await;
+            source.define(name);
+        }
+    };
+    assert_eq!(tokio::join!(is_defined(), define), (true, ()), "another does not end it");
 }

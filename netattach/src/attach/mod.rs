@@ -10,7 +10,8 @@
 //! | `intent`, `default_network`, [`conf_dir`], `from_node` | from a request to the networks that the pod wants |
 //! | `engine`, `facts` | one function per CNI verb; facts about the node that planning needs |
 //! | `repeated_add`, `occupied` | an ADD for a sandbox that is already attached; holders of addresses |
-//! | [`apply`], `bridges`, `by_source`, `device_info`, `routing`, `cluster_routes`, `translation`, `tuning`, `enforcement` | the effects of steps |
+//! | [`apply`], `bridges`, `by_source`, `device_info`, `routing`, `cluster_routes`, `translation`, `tuning`, `vrf`, `enforcement` | the effects of steps |
+//! | [`host_access`] | the node's own links on parents, by which it and pods reach each other |
 //! | `announce_late` | what neighbours are told once an ADD has been answered |
 //! | [`undo`], `plugin_del` | inverses of steps, and DEL of other plugins |
 //! | `devices`, `which_device`, `take_device`, `give_back`, `identity`, `bus` | who has which device of the node; how it is named, taken, given back, and told from others |
@@ -46,6 +47,7 @@ mod facts;
 mod from_node;
 mod gc;
 mod give_back;
+pub mod host_access;
 mod identity;
 mod intent;
 mod multus_del;
@@ -66,11 +68,13 @@ mod take_over;
 mod translation;
 mod tuning;
 pub mod undo;
+mod vrf;
 mod weight;
 mod which_device;
 
 pub use bridges::Bridges;
 pub use default_network::{CILIUMS_SUFFIX, DefaultNetwork, InvalidDefaultNetwork};
+pub use departed::inhabited;
 pub use devices::Devices;
 pub use drift::PutBack;
 pub use edited::WholeRecords;
@@ -78,6 +82,7 @@ pub use engine::{Engine, Recovery};
 pub use error::{AttachError, Doing, StepError};
 pub use from_node::FromNode;
 pub use gc::{Census, Collected, Stale};
+pub use host_access::HostAccesses;
 pub use intent::{IntentError, IntentReader, pod_of};
 pub use multus_del::{Inheritance, InheritanceError};
 pub use network_status::network_status;
@@ -92,8 +97,10 @@ use crate::enforce::Enforce;
 use crate::ipam;
 use crate::journal::{JournalError, JournalKey, Record};
 use crate::nat::Nat;
+use crate::netlink::KnownLinks;
 use crate::plan::AttachmentPlan;
 use crate::step::{Output, Outputs, StepRef};
+use crate::sysctl;
 
 /// The node's state that all attachments and operations share.
 #[derive(Debug)]
@@ -106,11 +113,17 @@ pub struct Node {
     pub cache: delegate::ResultCache,
     /// The bridges that are about to be used.
     pub bridges: Bridges,
+    /// Bridges and parents as they were last; absent in the plain CNI executables, which ask once.
+    pub links: Option<KnownLinks>,
+    /// Whether the node forwards.
+    pub forwarding: Forwarding,
     /// The holders of addresses.
     pub occupied: Occupied,
+    /// The node's own links on parents of pods.
+    pub host_accesses: HostAccesses,
     /// The devices that pods have.
     pub devices: Devices,
-    /// The node's translation of addresses; absent in the plain CNI executables.
+    /// The node's translation of addresses; absent in the plain CNI executables, which share a table.
     pub nat: Option<Nat>,
     /// The dataplane; absent in the plain CNI executables.
     pub enforcer: Option<Arc<dyn Enforce>>,
@@ -119,6 +132,21 @@ pub struct Node {
     pub announces_late: bool,
     /// Who is told of attachments that end.
     pub departures: Option<Arc<dyn Departures>>,
+}
+
+/// The settings by which the node forwards packets.
+#[derive(Debug)]
+pub struct Forwarding {
+    /// Of IPv4.
+    pub v4: sysctl::Kept,
+    /// Of IPv6.
+    pub v6: sysctl::Kept,
+}
+
+impl Default for Forwarding {
+    fn default() -> Self {
+        Self { v4: sysctl::Kept::new("ipv4/ip_forward"), v6: sysctl::Kept::new("ipv6/conf/all/forwarding") }
+    }
 }
 
 /// Somebody who is told of an attachment whose link is gone, before the dataplane forgets it with what it has counted:
@@ -130,11 +158,11 @@ pub trait Departures: std::fmt::Debug + Send + Sync {
 
 /// The progress of a plan.
 pub trait Progress {
-    /// Call this before the effect of a step that has an inverse.
+    /// Call this before the effects of steps that have an inverse.
     ///
     /// # Errors
-    /// The progress could not be recorded: the step must not happen.
-    fn begin(&mut self, step: StepRef) -> Result<(), JournalError>;
+    /// The progress could not be recorded: the steps must not happen.
+    fn begin(&mut self, steps: &[StepRef]) -> Result<(), JournalError>;
     /// Call this after the step.
     ///
     /// # Errors
@@ -159,8 +187,8 @@ pub trait Progress {
 }
 
 impl Progress for Record {
-    fn begin(&mut self, step: StepRef) -> Result<(), JournalError> {
-        Record::begin(self, step)
+    fn begin(&mut self, steps: &[StepRef]) -> Result<(), JournalError> {
+        Record::begin(self, steps)
     }
 
     fn done(&mut self, step: StepRef, output: Output) -> Result<(), JournalError> {

@@ -3,8 +3,8 @@
 //! The addresses of attachments are kept here, because the kernel forgets a pod that is silent; for other holders the
 //! kernel is asked.
 
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -50,6 +50,8 @@ pub enum Holder {
     Own,
     /// A router that the node sends packets to.
     NextHop,
+    /// Whoever is behind a route of the node to that address alone; by the name of its device, if it has one.
+    Route(Option<String>),
     /// A station with a permanent entry in a bridge, behind the port of that name.
     Entered(String),
     /// A station that a bridge has learned behind the port of that name; the bridge forgets it when it is silent for
@@ -60,7 +62,7 @@ pub enum Holder {
 impl Holder {
     /// Whether the holder may give the address up soon without intervention.
     pub fn may_pass(&self) -> bool {
-        matches!(self, Self::Attachment { .. } | Self::Seen(_))
+        matches!(self, Self::Attachment { .. } | Self::Seen(_) | Self::Route(_))
     }
 }
 
@@ -80,6 +82,8 @@ impl fmt::Display for Holder {
             Self::Node(device) => write!(f, "the node's device {device} has it"),
             Self::Own => f.write_str("it is an address of the node, or of all stations on one of its links"),
             Self::NextHop => f.write_str("the node routes by it"),
+            Self::Route(Some(device)) => write!(f, "the node has another route to it, by {device}"),
+            Self::Route(None) => f.write_str("the node has another route to it"),
             Self::Entered(port) => write!(f, "the bridge has a static entry for it at port {port}"),
             Self::Seen(port) => write!(f, "the bridge has seen it at port {port}"),
         }
@@ -95,8 +99,25 @@ pub struct Occupied {
 #[derive(Debug, Default)]
 struct Inner {
     held: BTreeMap<(Segment, Address), Held>,
-    /// How the links of each parent share it ([`Link::sharing`]), and their owners; `None`: beside links of any kind.
-    shared: BTreeMap<Segment, Vec<(Owner, Option<&'static str>)>>,
+    parents: BTreeMap<Segment, Shared>,
+    /// What each owner has of both: beside a thousand others nobody is looked for.
+    of: HashMap<Owner, Claims>,
+}
+
+/// How the links of a parent share it.
+#[derive(Debug, Default)]
+struct Shared {
+    /// [`Link::sharing`] of each owner's; `None`: beside links of any kind.
+    ways: BTreeMap<Owner, Option<&'static str>>,
+    /// Number of owners by it.
+    counts: BTreeMap<&'static str, usize>,
+}
+
+/// The claims of one owner.
+#[derive(Debug, Default)]
+struct Claims {
+    addresses: Vec<(Segment, Address)>,
+    parents: Vec<Segment>,
 }
 
 #[derive(Debug, Clone)]
@@ -106,10 +127,43 @@ struct Held {
     who: String,
 }
 
+impl Shared {
+    /// How another owner's link shares it that excludes links of this kind, and that owner.
+    fn excludes(&self, owner: &Owner, how: Option<&'static str>) -> Option<(&Owner, &'static str)> {
+        let how = how?;
+        // Nearly always there is none, and nobody is looked through.
+        self.counts.keys().find(|way| **way != how)?;
+        let known = self.ways.iter().filter_map(|(of, way)| Some((of, (*way)?)));
+        known.filter(|(of, _)| *of != owner).find(|(_, way)| *way != how)
+    }
+
+    /// Returns whether the owner was none yet.
+    fn add(&mut self, owner: &Owner, how: Option<&'static str>) -> bool {
+        if self.ways.contains_key(owner) {
+            return false;
+        }
+        self.ways.insert(owner.clone(), how);
+        if let Some(how) = how {
+            *self.counts.entry(how).or_default() += 1;
+        }
+        true
+    }
+
+    fn take(&mut self, owner: &Owner) {
+        let Some(Some(how)) = self.ways.remove(owner) else { return };
+        if let Some(count) = self.counts.get_mut(how) {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(how);
+            }
+        }
+    }
+}
+
 impl Occupied {
     /// Whether attachments share the device with that index as their parent.
     pub(super) fn is_parent(&self, index: Segment) -> bool {
-        self.lock().shared.get(&index).is_some_and(|owners| !owners.is_empty())
+        self.lock().parents.contains_key(&index)
     }
 
     /// Claims the address for the attachment until [`Occupied::release`].
@@ -124,7 +178,8 @@ impl Occupied {
         attachment: &AttachmentPlan,
     ) -> Result<(), StepError> {
         let owner = owner(sandbox, attachment);
-        match self.lock().held.entry((segment, address)) {
+        let mut inner = self.lock();
+        match inner.held.entry((segment, address)) {
             Entry::Occupied(held) if held.get().owner == owner => Ok(()),
             Entry::Occupied(held) => {
                 let Held { owner, who } = held.get().clone();
@@ -139,7 +194,8 @@ impl Occupied {
                     pod.unwrap_or_default(),
                     attachment.ifname
                 );
-                free.insert(Held { owner, who });
+                free.insert(Held { owner: owner.clone(), who });
+                inner.of.entry(owner).or_default().addresses.push((segment, address));
                 Ok(())
             }
         }
@@ -160,14 +216,13 @@ impl Occupied {
         let how = how.into();
         let owner = owner(sandbox, attachment);
         let mut inner = self.lock();
-        let links = inner.shared.entry(parent).or_default();
-        let present = links.iter().filter(|(of, _)| *of != owner);
-        let mut present = present.filter_map(|(of, other)| Some((of, (*other)?)));
-        if let Some((of, other)) = present.find(|(_, other)| how.is_some_and(|how| *other != how)) {
+        if let Some(shared) = inner.parents.get(&parent)
+            && let Some((of, other)) = shared.excludes(&owner, how)
+        {
             return Err((other, of.container_id.clone()));
         }
-        if !links.iter().any(|(of, _)| *of == owner) {
-            links.push((owner, how));
+        if inner.parents.entry(parent).or_default().add(&owner, how) {
+            inner.of.entry(owner).or_default().parents.push(parent);
         }
         Ok(())
     }
@@ -197,14 +252,22 @@ impl Occupied {
 
     /// Releases everything that the attachments of a plan hold.
     pub fn release(&self, plan: &Plan) {
-        let owners: Vec<Owner> =
-            plan.attachments.iter().map(|attachment| owner(&plan.sandbox, attachment)).collect();
         let mut inner = self.lock();
-        inner.held.retain(|_, held| !owners.contains(&held.owner));
-        inner.shared.retain(|_, links| {
-            links.retain(|(owner, _)| !owners.contains(owner));
-            !links.is_empty()
-        });
+        for attachment in &plan.attachments {
+            let owner = owner(&plan.sandbox, attachment);
+            let Claims { addresses, parents } = inner.of.remove(&owner).unwrap_or_default();
+            for address in addresses {
+                inner.held.remove(&address);
+            }
+            for parent in parents {
+                if let Some(shared) = inner.parents.get_mut(&parent) {
+                    shared.take(&owner);
+                    if shared.ways.is_empty() {
+                        inner.parents.remove(&parent);
+                    }
+                }
+            }
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {

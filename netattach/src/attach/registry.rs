@@ -31,6 +31,12 @@ impl From<&Record> for Attached {
     }
 }
 
+impl From<Record> for Attached {
+    fn from(record: Record) -> Self {
+        Self { plan: record.plan.outline(), key: record.key, outputs: record.outputs }
+    }
+}
+
 impl Attached {
     /// Whether this was attached to the live sandbox of that record.
     pub fn belongs_to(&self, sandbox: &JournalKey) -> bool {
@@ -67,10 +73,10 @@ impl Registry {
     }
 
     /// Adds or replaces a sandbox and marks its numbers as used.
-    pub fn insert(&self, attached: Attached) {
+    pub fn insert(&self, attached: Arc<Attached>) {
         let mut inner = self.lock();
         inner.hold(&attached.plan);
-        inner.sandboxes.insert(attached.key.clone(), Arc::new(attached));
+        inner.sandboxes.insert(attached.key.clone(), attached);
         inner.revision += 1;
     }
 

@@ -1,5 +1,7 @@
 //! An ADD for a sandbox that is already attached.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use super::engine::Engine;
@@ -35,7 +37,7 @@ impl Engine {
         request: &cni::Request,
         intent: &Intent,
         netns: &Netns,
-    ) -> Result<(Value, Attached), AttachError> {
+    ) -> Result<(Value, Arc<Attached>), AttachError> {
         let key = record.key.clone();
         if self.repeated == RepeatedAdd::Refuse {
             return Err(AttachError::AlreadyAttached(key));
@@ -51,7 +53,7 @@ impl Engine {
             .map_err(|source| AttachError::AttachedAndChanged { key, source: Box::new(source) })?;
         // A sandbox is marked attached when its result is written.
         let result = record.result.clone().unwrap_or_default();
-        Ok((cni::result::in_version(&result, request.version)?, Attached::from(record)))
+        Ok((cni::result::in_version(&result, request.version)?, Arc::new(Attached::from(record))))
     }
 }
 

@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use super::{Attached, Devices, Engine, Inheritance, Node, Occupied, RepeatedAdd};
+use super::{Attached, Devices, Engine, Forwarding, HostAccesses, Inheritance, Node, Occupied, RepeatedAdd};
 use crate::cni;
 use crate::delegate::{Delegate, ResultCache};
 use crate::enforce::Enforce;
 use crate::enforce::admission::Unenforceable;
 use crate::enforce::attachment::EnforcedAttachment;
-use crate::enforce::error::EnforceError;
+use crate::enforce::error::{AttachFailed, EnforceError};
 use crate::ipam;
 use crate::journal::{JournalKey, Store};
 use crate::netlink::Handle;
@@ -43,11 +43,11 @@ impl Maps {
 impl Enforce for Maps {
     fn attach(
         &self,
-        guarded: &EnforcedAttachment,
+        guarded: &[EnforcedAttachment],
         _: &mut Handle,
         _: &mut Handle,
-    ) -> Result<(), EnforceError> {
-        self.enter(guarded.number());
+    ) -> Result<(), AttachFailed> {
+        guarded.iter().for_each(|it| self.enter(it.number()));
         Ok(())
     }
 
@@ -68,6 +68,10 @@ impl Enforce for Maps {
         let adopted: BTreeSet<u32> = attachments.iter().map(EnforcedAttachment::number).collect();
         locked(&self.0).retain(|id| !all || adopted.contains(id));
         Vec::new()
+    }
+
+    fn drop_groups(&self, _: u32, _: &mut Handle) -> Result<(), EnforceError> {
+        Ok(())
     }
 
     fn recorded(&self) -> Vec<u32> {
@@ -116,11 +120,14 @@ pub(crate) fn engine(directory: &Path, journal: Store, maps: &Arc<Maps>) -> Engi
             group: None,
         },
         cache: ResultCache::new(directory.join("cache")),
-        nat: None,
+        nat: Some(crate::nat::Nat::new("rig")),
         enforcer: Some(Arc::clone(maps) as Arc<dyn Enforce>),
         bridges: super::Bridges::default(),
         occupied: Occupied::default(),
+        links: None,
+        forwarding: Forwarding::default(),
         announces_late: false,
+        host_accesses: HostAccesses::default(),
         devices: Devices::default(),
         departures: None,
     };

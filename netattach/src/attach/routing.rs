@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use rustix::io::Errno;
 
 use super::{StepError, cluster_routes};
-use crate::netlink::{Handle, RouteState, Rule};
+use crate::netlink::{self, Handle, RouteState, Rule};
 use crate::plan::check::Expected;
 use crate::plan::routing::{MAIN_TABLE, RULE_PRIORITY, interface_of, metric};
 use crate::spec::Route;
@@ -50,13 +50,32 @@ pub(super) fn route_by_source(pod: &mut Handle, interfaces: &[SourceRouting]) ->
     Ok(())
 }
 
-/// Removes the rules of interfaces that are gone: the kernel removes their routes but keeps their rules.
-pub(super) fn forget_gone_interfaces(pod: &mut Handle) -> Result<(), StepError> {
-    let present: Vec<u32> = pod.links()?.iter().map(|link| link.index).collect();
-    let mut rules = pod.rules()?;
+/// Removes the rules of those of the interfaces that are gone: the kernel removes their routes but keeps their rules.
+pub(super) fn forget_gone(pod: &mut Handle, interfaces: &[SourceRouting]) -> Result<(), StepError> {
+    let mut gone = Vec::new();
+    for interface in interfaces {
+        match pod.link_by_index(interface.index) {
+            Err(netlink::Error::NoSuchLink(_)) => gone.extend(rules(interface)),
+            found => drop(found?),
+        }
+    }
+    Ok(pod.ensure_rules_absent(&gone)?)
+}
+
+/// The same for all interfaces that the pod's rules name. In a pod that has made more links or rules than are read they
+/// stay: they lead nowhere, and go with its namespace.
+pub(super) fn forget_all_gone(pod: &mut Handle) -> Result<(), StepError> {
+    let listed = pod.links().and_then(|links| Ok((links, pod.rules()?)));
+    let (links, mut rules) = match listed {
+        Err(error) if error.is_too_many() => {
+            tracing::warn!(%error, "rules of interfaces that are gone stay in the pod");
+            return Ok(());
+        }
+        listed => listed?,
+    };
     rules.retain(|rule| {
         let of = interface_of(rule.table).filter(|_| rule.priority == RULE_PRIORITY);
-        of.is_some_and(|index| !present.contains(&index))
+        of.is_some_and(|index| !links.iter().any(|link| link.index == index))
     });
     Ok(pod.ensure_rules_absent(&rules)?)
 }

@@ -116,7 +116,12 @@ impl Engine {
         let runner = delegate::Delegate { timeout: patience, ..runner(&self.node, cni_path) };
         for (config, plugin) in plugins(&plan) {
             let call = Call::without_container(Command::Status, &plugin.plugin, config.as_bytes());
-            runner.run(&call).map_err(|error| plugin_error(&plan, &error))?;
+            let asked = match runner.run(&call) {
+                // One slow answer is no broken node: the kubelet evicts the pods of those.
+                Err(DelegateError::TimedOut { .. }) => runner.run(&call),
+                asked => asked,
+            };
+            asked.map_err(|error| plugin_error(&plan, &error))?;
         }
         Ok(())
     }

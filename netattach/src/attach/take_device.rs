@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::devices::settle;
 use super::give_back::find_home;
+use super::host_access::is_host_link;
 use super::which_device::{Target, There};
 use super::{Node, StepError, bus, identity};
 use crate::mac::Mac;
@@ -91,6 +92,8 @@ fn check_is_free(
             && it.link_netns.is_none()
             && it.link.index != found.link.index
             && !is_pair
+            // It is there for pods, which are found otherwise.
+            && !is_host_link(&it.link)
     };
     if present.iter().any(is_on_it) {
         return in_use("another interface of the node is on it");

@@ -2,6 +2,7 @@
 //! attachments are made as those of any live sandbox.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use super::engine::Engine;
 use super::{AttachError, Attached};
@@ -44,7 +45,7 @@ impl Engine {
             }
             return Err(error.into());
         }
-        self.registry.insert(Attached::from(&record));
+        self.registry.insert(Arc::new(Attached::from(&record)));
         Ok(())
     }
 

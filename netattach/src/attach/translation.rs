@@ -1,9 +1,13 @@
 //! What attachments ask of the node's translation of addresses.
 
-use super::StepError;
+use std::net::IpAddr;
+
+use super::{Node, StepError};
 use crate::journal::Record;
 use crate::nat::wish::Wish;
-use crate::nat::{Holder, Key, Nat};
+use crate::nat::without_agent::{self, Plugin, Whose};
+use crate::nat::{Holder, Key, Nat, NatError};
+use crate::netlink::Handle;
 use crate::plan::{AttachmentPlan, Sandbox, result};
 use crate::step::{LeasedAddress, Step, Translate};
 
@@ -24,8 +28,9 @@ pub(super) fn adopt(nat: &Nat, record: &Record) {
         if !record.has_begun(at) {
             continue;
         }
-        let leased = result::leased(attachment, record.outputs.of(at.0)).unwrap_or_default();
-        match Wish::new(translate, &leased.addresses) {
+        let outputs = record.outputs.of(at.0);
+        let leased = result::leased(attachment, outputs).unwrap_or_default();
+        match Wish::new(&result::translation(translate, outputs), &leased.addresses) {
             Ok(wish) => nat.adopt(&holder(&record.plan.sandbox, attachment), wish),
             // Its record has lost the lines that the addresses were in.
             Err(error) => tracing::warn!(ifname = attachment.ifname, %error, "translation not taken over"),
@@ -40,17 +45,67 @@ pub(super) fn guard(nat: &Nat, record: &Record) {
             && record.has_begun(at)
             && !translate.ports.is_empty()
         {
+            let translate = result::translation(translate, record.outputs.of(at.0));
+            if translate.device.is_empty() {
+                continue;
+            }
             nat.guard(&holder(&record.plan.sandbox, attachment), &translate.device);
         }
     }
 }
 
+/// Has the node translate what an attachment asks for.
+pub(super) fn attach(
+    node: &Node,
+    (sandbox, attachment): (&Sandbox, &AttachmentPlan),
+    translate: &Translate,
+    leased: &[LeasedAddress],
+) -> Result<(), StepError> {
+    let wish = Wish::new(translate, leased).map_err(NatError::from)?;
+    match &node.nat {
+        Some(nat) => Ok(nat.attach(&holder(sandbox, attachment), wish)?),
+        None => Ok(without_agent::attach(&whose(sandbox, attachment), &wish)?),
+    }
+}
+
+/// Takes back what the node translates for an attachment.
+pub(super) fn detach(node: &Node, sandbox: &Sandbox, attachment: &AttachmentPlan) -> Result<(), StepError> {
+    match &node.nat {
+        Some(nat) => Ok(nat.detach(&holder(sandbox, attachment).key)?),
+        None => Ok(without_agent::detach(&whose(sandbox, attachment))?),
+    }
+}
+
+/// The attachment as the table names it that processes without an agent share.
+fn whose<'a>(sandbox: &'a Sandbox, attachment: &'a AttachmentPlan) -> Whose<'a> {
+    Whose {
+        plugin: Plugin::Link,
+        network: &attachment.config_name,
+        container: &sandbox.container_id,
+        ifname: &attachment.ifname,
+    }
+}
+
+/// Name of the device by which the node reaches an interface with these addresses; empty: by none, and 127.0.0.1 leads
+/// nowhere.
+pub(super) fn reach(host: &mut Handle, addresses: &[IpAddr]) -> Result<String, StepError> {
+    for address in addresses {
+        if let Some(index) = host.device_towards(*address)? {
+            return Ok(host.link_by_index(index)?.name);
+        }
+    }
+    Ok(String::new())
+}
+
 /// What the node lacks of what an attachment asks for, in words.
 pub(super) fn difference(
-    nat: Option<&Nat>,
+    node: &Node,
+    (sandbox, attachment): (&Sandbox, &AttachmentPlan),
     (translate, leased): &(Translate, Vec<LeasedAddress>),
 ) -> Result<Option<String>, StepError> {
-    let Some(nat) = nat else { return Ok(None) };
-    let wish = Wish::new(translate, leased).map_err(crate::nat::NatError::from)?;
-    Ok(nat.difference(&wish)?)
+    let wish = Wish::new(translate, leased).map_err(NatError::from)?;
+    match &node.nat {
+        Some(nat) => Ok(nat.difference(&wish)?),
+        None => Ok(without_agent::difference(&whose(sandbox, attachment), &wish)?),
+    }
 }

@@ -2,10 +2,12 @@
 
 use super::give_back::{PodEnd, give_back, give_back_by_alias};
 use super::plugin_del::PluginDel;
-use super::{AttachError, Doing, Node, Progress, StepError, device_info, devices, routing, tuning};
-use crate::ipam::{Lessee, Owner};
+use super::{
+    AttachError, Doing, Node, Progress, StepError, device_info, devices, host_access, routing, translation,
+    tuning, vrf,
+};
+use crate::ipam::Lessee;
 use crate::journal::JournalKey;
-use crate::nat::Key;
 use crate::netlink::{Handle, LinkState};
 use crate::netns::Netns;
 use crate::plan::undo::{Inverse, Stage, inverse};
@@ -53,10 +55,17 @@ pub fn undo(
         }
     }
     crate::crash_point!("undo", "leases");
+    let mut failed: Vec<&Begun<'_>> = Vec::new();
     for begun in of(Stage::Holdings).filter(|begun| !kept.contains(&begun.at.0)) {
+        let is_before = |it: &&Begun<'_>| it.at.0 == begun.at.0 && begun.inverse.needs(&it.inverse);
+        if failed.iter().any(is_before) {
+            continue;
+        }
         crate::crash_point!("release", begun.at);
-        let released = begun.release(node, plan, netns);
-        errors.extend(released.map_err(|source| begun.failed("release its resources", source)).err());
+        if let Err(source) = begun.release(node, plan, netns) {
+            failed.push(begun);
+            errors.push(begun.failed("release its resources", source));
+        }
     }
     if errors.is_empty() {
         for begun in of(Stage::Cache) {
@@ -103,10 +112,20 @@ impl Begun<'_> {
             let give_back = || tuning::give_back(&mut Handle::open_in(netns)?, (ifname, made), before);
             return give_back().map_err(|source| self.failed("give back the interface's properties", source));
         }
+        self.leave_vrf(netns).map_err(|source| self.failed("take the interface out of its VRF", source))?;
         let Inverse::Delegate(delegate) = self.inverse else { return Ok(()) };
         let (at, attachment, outputs) = (self.at, self.attachment, progress.outputs());
         let asked = PluginDel { node, plan, netns, at, attachment, delegate, outputs }.run();
         asked.map_err(|source| self.failed("read its result", source))
+    }
+
+    fn leave_vrf(&self, netns: Option<&Netns>) -> Result<(), StepError> {
+        match (&self.inverse, netns) {
+            (Inverse::LeaveVrf { ifname, port: Some(port), .. }, Some(netns)) => {
+                vrf::leave(&mut Handle::open_in(netns)?, ifname, vrf::By::Record(port))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Gives a device back to the node, unless another sandbox has claimed it since.
@@ -137,12 +156,7 @@ impl Begun<'_> {
                 let lessee = Lessee { owner, netns };
                 waits::at_pool(config.pool(), || node.leases.release(config, lessee))?;
             }
-            Inverse::Untranslate(owner) => {
-                let Owner { container_id, ifname } = owner.clone();
-                if let Some(nat) = &node.nat {
-                    nat.detach(&Key { container: container_id, ifname })?;
-                }
-            }
+            Inverse::Untranslate => translation::detach(node, &plan.sandbox, self.attachment)?,
             Inverse::Unprotect { id } => {
                 if let Some(enforcer) = &node.enforcer {
                     if let Some(departures) = &node.departures {
@@ -154,11 +168,18 @@ impl Begun<'_> {
                 }
             }
             Inverse::RemoveFile(path) => device_info::remove(path)?,
-            Inverse::ForgetSources => {
+            Inverse::ForgetSources { interfaces } => {
                 if let Some(netns) = netns {
-                    routing::forget_gone_interfaces(&mut Handle::open_in(netns)?)?;
+                    let pod = &mut Handle::open_in(netns)?;
+                    match interfaces {
+                        Some(interfaces) => routing::forget_gone(pod, interfaces)?,
+                        None => routing::forget_all_gone(pod)?,
+                    }
                 }
             }
+            Inverse::LeaveVrf { .. } => self.leave_vrf(netns)?,
+            Inverse::ForgetHostAccess(Some(chosen)) => host_access::forget(node, chosen)?,
+            Inverse::ForgetHostAccess(None) => {}
             Inverse::ForgetTables(rules) => {
                 if let (Some(netns), false) = (netns, rules.is_empty()) {
                     Handle::open_in(netns)?.ensure_source_rules_absent(rules)?;

@@ -3,9 +3,9 @@
 
 use std::collections::BTreeMap;
 
-use super::intent::{IntentReader, pod_of};
+use super::intent::IntentReader;
 use crate::budget;
-use crate::cni::{self, Value, json};
+use crate::cni::{Value, json};
 use crate::npwg::{self, DEFAULT_NETWORK_ANNOTATION, NETWORKS_ANNOTATION, NetworkRef, RESOURCE_ANNOTATION};
 use crate::objects::{Objects, Pod};
 use crate::plan::PodRef;
@@ -15,12 +15,10 @@ use crate::plan::PodRef;
 const VALUE: usize = 512;
 
 impl IntentReader {
-    /// Bytes that the networks of the request's pod take. Networks whose configuration is on disk, where only the
+    /// Bytes that the networks of a pod take. Networks whose configuration is on disk, where only the
     /// node's administrator writes, do not count, nor do configurations that are refused anyway.
-    pub fn weight(&self, request: &cni::Request) -> usize {
-        let objects = self.source.snapshot();
-        let pod = pod_of(request).and_then(|pod| objects.pods.get(&pod.name));
-        pod.map_or(0, |pod| self.weight_of(&objects, pod))
+    pub fn weight(&self, networks: &[NetworkRef]) -> usize {
+        weight_of_networks(&self.source.snapshot(), networks)
     }
 
     /// The same for one more network of a live pod, requested as for [`IntentReader::one_more`].
@@ -30,23 +28,17 @@ impl IntentReader {
         weight_of_networks(&self.source.snapshot(), &[selection.network])
     }
 
-    fn weight_of(&self, objects: &Objects, pod: &Pod) -> usize {
-        weight_of_networks(objects, &self.selected(pod))
-    }
-
-    /// Whether a network of the request's pod has devices, so that the kubelet is to be asked for those of the pod.
-    pub fn may_need_devices(&self, request: &cni::Request) -> bool {
+    /// Whether one of a pod's networks, or the default one, has devices, so that the kubelet is to be asked for those of the pod.
+    pub fn may_need_devices(&self, networks: &[NetworkRef]) -> bool {
         let objects = self.source.snapshot();
-        let Some(pod) = pod_of(request).and_then(|pod| objects.pods.get(&pod.name)) else { return false };
-        let default = self.restrictions.default_network.clone();
-        self.selected(pod).into_iter().chain(default).any(|network| {
-            let definition = objects.definitions.get(&network);
+        networks.iter().chain(&self.restrictions.default_network).any(|network| {
+            let definition = objects.definitions.get(network);
             definition.is_some_and(|definition| definition.annotations.contains_key(RESOURCE_ANNOTATION))
         })
     }
 
     /// The networks that the annotations of a pod name. An invalid annotation names none: it is refused when it is read.
-    fn selected(&self, pod: &Pod) -> Vec<NetworkRef> {
+    pub(super) fn selected(&self, pod: &Pod) -> Vec<NetworkRef> {
         let parsed = |annotation: &str, parse: &dyn Fn(&str) -> Vec<NetworkRef>| {
             pod.annotations.get(annotation).map(|text| parse(text)).unwrap_or_default()
         };

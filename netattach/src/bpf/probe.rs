@@ -2,6 +2,7 @@
 //! others out. Nothing is attached, and each probe removes what it creates; it takes some 50 us.
 
 use std::cell::UnsafeCell;
+use std::error::Error;
 use std::io;
 
 use aya::maps::MapType;
@@ -96,6 +97,12 @@ pub fn requirements() -> Vec<Requirement> {
     ]
 }
 
+/// The names of those without which no program can be loaded and that are certainly not there.
+pub fn lacking(requirements: &[Requirement]) -> Vec<&'static str> {
+    let lacks = requirements.iter().filter(|it| it.needed && matches!(it.present, Ok(false)));
+    lacks.map(|it| it.name).collect()
+}
+
 /// Everything that is probed here, in the order in which it matters. `loopback` is the index of a device of the calling
 /// thread's network namespace that is not a netkit device.
 pub fn features(loopback: u32) -> Vec<Feature> {
@@ -109,7 +116,11 @@ pub fn features(loopback: u32) -> Vec<Feature> {
         ),
         feature("btf", "maps cannot be shown field by field; since 4.18", has_btf()),
         feature("tcx", "`attach: tcx` is refused; since 6.6", has_tcx(loopback)),
-        feature("netkit", "veth is used in any case; since 6.7", has_hook(loopback, NETKIT_PRIMARY)),
+        feature(
+            "netkit",
+            "networks of type netkit are refused; since 6.7",
+            has_hook(loopback, NETKIT_PRIMARY),
+        ),
         feature(
             "redirect_peer",
             "the programs cannot be loaded; since 5.10",
@@ -143,8 +154,17 @@ pub fn has_tcx(loopback: u32) -> io::Result<bool> {
 const TCX_INGRESS: u32 = 46;
 const NETKIT_PRIMARY: u32 = 54;
 
-fn found<E: std::error::Error + Send + Sync + 'static>(answer: Result<bool, E>) -> io::Result<bool> {
-    answer.map_err(io::Error::other)
+fn found<E: Error + Send + Sync + 'static>(answer: Result<bool, E>) -> io::Result<bool> {
+    match answer {
+        Err(error) if is_without_bpf(&error) => Ok(false),
+        answer => answer.map_err(io::Error::other),
+    }
+}
+
+/// Whether the kernel was built without `CONFIG_BPF_SYSCALL`, and so has nothing of it.
+fn is_without_bpf(error: &(dyn Error + 'static)) -> bool {
+    let code = error.downcast_ref::<io::Error>().and_then(io::Error::raw_os_error);
+    code == Some(libc::ENOSYS) || error.source().is_some_and(is_without_bpf)
 }
 
 /// Whether programs of a device can be asked for by this attach type: a kernel without it says `EINVAL`, one with it

@@ -1,37 +1,7 @@
 //! Selects the runtime's dynamic values for each plugin: those whose capability the plugin declares.
 
 use super::config::{NetworkList, PluginConf};
-use super::json::{Map, Value};
-
-/// The keys of capabilities whose values are objects, in the conventions of CNI.
-const KEYS: [(&str, &[&str]); 2] = [
-    ("portMappings", &["hostPort", "containerPort", "protocol", "hostIP"]),
-    ("bandwidth", &["ingressRate", "ingressBurst", "egressRate", "egressBurst"]),
-];
-
-/// A runtime's dynamic values with the keys of the conventions. containerd writes them as its library names its fields
-/// (`HostPort`, `IngressRate`), and plugins written in Go take either.
-pub fn with_usual_keys(mut requested: Map) -> Map {
-    for (capability, keys) in KEYS {
-        match requested.get_mut(capability) {
-            Some(Value::Object(object)) => rename(object, keys),
-            Some(Value::Array(objects)) => {
-                objects.iter_mut().filter_map(Value::as_object_mut).for_each(|object| rename(object, keys));
-            }
-            _ => {}
-        }
-    }
-    requested
-}
-
-fn rename(object: &mut Map, keys: &[&str]) {
-    for key in keys.iter().filter(|key| !object.contains_key(**key)).copied().collect::<Vec<_>>() {
-        let written = object.keys().find(|written| written.eq_ignore_ascii_case(key)).cloned();
-        if let Some(value) = written.and_then(|written| object.remove(&written)) {
-            object.insert(key.to_owned(), value);
-        }
-    }
-}
+use super::json::Map;
 
 /// The `runtimeConfig` of one plugin: the entries of `requested` whose capability the plugin declares. If it is empty,
 /// the key is not written at all.
@@ -72,28 +42,6 @@ mod tests {
             .as_object()
             .unwrap()
             .clone()
-    }
-
-    #[test]
-    fn keys_are_taken_as_containerd_writes_them() {
-        let written = json!({
-            "portMappings": [
-                {"HostPort": 8443, "ContainerPort": 5432, "Protocol": "tcp", "HostIP": ""},
-                {"hostPort": 80, "HostPort": 81, "containerPort": 80}
-            ],
-            "bandwidth": {"IngressRate": 1, "IngressBurst": 2, "EgressRate": 3, "EgressBurst": 4},
-            "mac": "02:00:00:00:00:01", "ips": [{"HostPort": 1}]
-        });
-        let usual = json!({
-            "portMappings": [
-                {"hostPort": 8443, "containerPort": 5432, "protocol": "tcp", "hostIP": ""},
-                {"hostPort": 80, "HostPort": 81, "containerPort": 80}
-            ],
-            "bandwidth": {"ingressRate": 1, "ingressBurst": 2, "egressRate": 3, "egressBurst": 4},
-            "mac": "02:00:00:00:00:01", "ips": [{"HostPort": 1}]
-        });
-        let Value::Object(written) = written else { panic!("an object") };
-        assert_eq!(Value::Object(with_usual_keys(written)), usual);
     }
 
     /// Rows: REQ-06, REQ-07.

@@ -1,11 +1,13 @@
 //! Network configurations: lists of plugins, and single plugins, which are read as lists of one.
 //!
-//! Unknown keys are kept as written, at both levels: they belong to the plugins.
+//! Unknown keys are kept as written, at both levels: they belong to the plugins. Known ones may be written in another
+//! letter case ([`keys`]).
 
 use serde::de::DeserializeOwned;
 
 use super::error::{CniError, code};
 use super::json::{self, KeyError, Map, Value};
+use super::keys;
 use super::version::{Number, Version, VersionError};
 use crate::budget::{self, Exceeded};
 use crate::error_chain::Chain;
@@ -234,7 +236,8 @@ impl PluginConf {
     ///
     /// # Errors
     /// [`ConfigError::Type`] or [`ConfigError::Value`] with the key.
-    pub fn new(raw: Map) -> Result<Self, ConfigError> {
+    pub fn new(mut raw: Map) -> Result<Self, ConfigError> {
+        keys::as_documented(&mut raw);
         match raw.get("type") {
             Some(Value::String(text)) if !text.is_empty() => {}
             Some(Value::String(_)) => {
@@ -292,7 +295,7 @@ impl PluginConf {
         json::read_object(&self.raw)
     }
 
-    /// The configuration object as written.
+    /// The configuration object, its keys as they are documented.
     pub fn raw(&self) -> &Map {
         &self.raw
     }

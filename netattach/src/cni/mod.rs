@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`request`] | what is the runtime's request (environment and stdin) |
 //! | [`config`], [`load`], [`multi_network`] | what is a network, which file describes it, and whose networks cannot be the default one |
+//! | [`keys`] | how are the keys of a plugin's configuration written |
 //! | [`capability`], [`outgoing`] | which plugins does a verb call, and with which input |
 //! | [`result`], `convert` | what is a plugin's result, in any version of the specification |
 //! | [`cache`] | what is in libcni's result cache |
@@ -21,6 +22,7 @@ mod convert;
 pub mod error;
 pub mod identifier;
 pub mod json;
+pub mod keys;
 pub mod load;
 pub mod multi_network;
 pub mod outgoing;

@@ -13,6 +13,7 @@ use super::config::{self, PluginConf};
 use super::error::{CniError, code};
 use super::identifier::{check_container_id, check_ifname, check_network_name};
 use super::json::{self, Map, Value};
+use super::keys;
 use super::outgoing::VALID_ATTACHMENTS;
 use super::result::{self, CniResult};
 use super::version::{Number, Version};
@@ -91,7 +92,8 @@ impl Request {
             return Ok(Self::version_probe());
         }
 
-        let config = read_config(stdin)?;
+        let mut config = read_config(stdin)?;
+        keys::as_documented(&mut config);
         let name = read_name(&config)?;
         let Some(command) = command else {
             return Err(CniError::new(code::INVALID_ENVIRONMENT, format!("unknown CNI_COMMAND: {word}")));

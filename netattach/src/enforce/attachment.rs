@@ -37,6 +37,8 @@ pub struct EnforcedAttachment {
     pub(crate) attachment: Attachment,
     /// The hook point of its programs.
     pub(crate) point: HookPoint,
+    /// Whether its parent is a network card, if that is known.
+    pub(crate) on_card: Option<bool>,
     /// Whether another plugin made its interface.
     delegated: bool,
     /// When its programs are attached.
@@ -114,6 +116,7 @@ impl EnforcedAttachment {
                 BandwidthLimit::new(bandwidth, mtu, paced_to_pod)
             }),
             point,
+            on_card: None,
             delegated: is_delegated(attachment),
             when: protect.when,
             pod_index,
@@ -151,6 +154,12 @@ impl EnforcedAttachment {
     /// The kernel could not be asked.
     pub fn is_gone(&self, host: &mut Handle) -> Result<bool, HookError> {
         self.point.is_gone(host)
+    }
+
+    /// With what is known of its parent, if it has one.
+    #[must_use]
+    pub fn on_card(self, is_card: Option<bool>) -> Self {
+        Self { on_card: is_card, ..self }
     }
 
     /// Index of the device on the node; 0 if it has none.
@@ -310,6 +319,7 @@ pub(super) mod tests {
                 limits: Limits::default(),
             },
             point: HookPoint::NodeEnd(7),
+            on_card: None,
             delegated: false,
             when: EnforceWhen::Always,
             pod_index: 2,

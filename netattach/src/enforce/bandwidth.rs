@@ -54,6 +54,13 @@ impl BandwidthLimit {
     }
 }
 
+/// How what a pod receives and what it sends are paced where nothing but the kernel's queues holds a limit. `mtu` is the
+/// interface's, in bytes.
+pub fn paces(bandwidth: Bandwidth, mtu: u32) -> (Option<Pace>, Option<Pace>) {
+    let limit = BandwidthLimit::new(bandwidth, mtu, true);
+    (limit.received().map(DirectionLimit::pace), limit.sent().map(DirectionLimit::pace))
+}
+
 /// One direction's limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct DirectionLimit {

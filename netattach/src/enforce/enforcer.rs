@@ -11,7 +11,7 @@ use std::time::Instant;
 use super::Enforce;
 use super::admission::{self, EnforcementRequirement, Unenforceable};
 use super::attachment::EnforcedAttachment;
-use super::error::EnforceError;
+use super::error::{AttachFailed, EnforceError};
 use super::node_defaults::NodeDefaults;
 use super::policies::{Change, Sources};
 use super::policy_maps::{KernelMaps, unread_since};
@@ -238,6 +238,40 @@ impl Enforcer {
         }
     }
 
+    /// Writes an attachment's record and policy, and binds its device: from then on packets find them.
+    fn enter(
+        &self,
+        attachment: &EnforcedAttachment,
+        host: &mut Handle,
+        pod: &mut Handle,
+    ) -> Result<(), EnforceError> {
+        self.put_record(attachment)?;
+        self.ensure_paced(attachment.host_index(), attachment.host_pace(), host)?;
+        self.ensure_paced(attachment.pod_index, attachment.pod_pace(), pod)?;
+        self.lock().enter(attachment, self.sources(), &self.kernel())?;
+        self.routed.guard(attachment, host)?;
+        match attachment.point {
+            HookPoint::NodeEnd(device) => self.programs.bind(attachment, device),
+            _ => Ok(()),
+        }
+    }
+
+    /// After the programs of a pod's attachments were attached to ends on the node and to parents: attaches the others', and
+    /// what is left is the fast path.
+    fn begin(&self, attachment: &EnforcedAttachment, host: &mut Handle) -> Result<(), EnforceError> {
+        let is_at_node_end = matches!(attachment.point, HookPoint::NodeEnd(_));
+        // A delegated one is never on it, and its device is not an uplink either.
+        if is_at_node_end && (attachment.is_delegated() || attachment.when != EnforceWhen::Selected) {
+            self.fast.admit(attachment.member());
+        }
+        match attachment.point {
+            HookPoint::Parent { .. } => Ok(()),
+            _ if attachment.when == EnforceWhen::Selected => self.begin_if_due(attachment.id).map(drop),
+            _ if is_at_node_end => Ok(()),
+            _ => self.programs.attach(attachment, host),
+        }
+    }
+
     /// Defers an attachment until a policy selects it, which may be the case already.
     pub(super) fn defer(&self, attachment: &EnforcedAttachment) -> Result<(), EnforceError> {
         self.lock().deferred_mut().wait(attachment);
@@ -278,35 +312,21 @@ impl Enforcer {
 }
 
 impl Enforce for Enforcer {
-    /// Writes record and policy, binds the device, and attaches the programs last. A policy that does not fit is not an
+    /// Writes records and policy, binds the devices, and attaches the programs last. A policy that does not fit is not an
     /// error: the attachment is isolated completely and a condition reports it.
     fn attach(
         &self,
-        attachment: &EnforcedAttachment,
+        attachments: &[EnforcedAttachment],
         host: &mut Handle,
         pod: &mut Handle,
-    ) -> Result<(), EnforceError> {
-        self.put_record(attachment)?;
-        self.ensure_paced(attachment.host_index(), attachment.host_pace(), host)?;
-        self.ensure_paced(attachment.pod_index, attachment.pod_pace(), pod)?;
-        self.lock().enter(attachment, self.sources(), &self.kernel())?;
-        self.routed.guard(attachment, host)?;
-        if self.programs.attach_to_parent(attachment, host, pod)? {
-            return Ok(());
+    ) -> Result<(), AttachFailed> {
+        for (at, attachment) in attachments.iter().enumerate() {
+            self.enter(attachment, host, pod)
+                .map_err(|source| AttachFailed { at, source: Box::new(source) })?;
         }
-        if let HookPoint::NodeEnd(device) = attachment.point {
-            self.programs.bind(attachment, device)?;
-            if attachment.is_delegated() {
-                // Never on the fast path, and its device is not an uplink either.
-                self.fast.admit(attachment.member());
-            }
-        }
-        if attachment.when == EnforceWhen::Selected {
-            return self.begin_if_due(attachment.id).map(drop);
-        }
-        self.programs.attach(attachment, host)?;
-        if let (HookPoint::NodeEnd(_), false) = (&attachment.point, attachment.is_delegated()) {
-            self.fast.admit(attachment.member());
+        self.programs.attach_all(attachments, host, pod)?;
+        for (at, attachment) in attachments.iter().enumerate() {
+            self.begin(attachment, host).map_err(|source| AttachFailed { at, source: Box::new(source) })?;
         }
         Ok(())
     }
@@ -337,6 +357,10 @@ impl Enforce for Enforcer {
 
     fn adopt(&self, attachments: &[EnforcedAttachment], all: bool) -> Vec<EnforceError> {
         self.take_over(attachments, all)
+    }
+
+    fn drop_groups(&self, host_link: u32, host: &mut Handle) -> Result<(), EnforceError> {
+        self.programs.drop_groups(host_link, host)
     }
 
     fn recorded(&self) -> Vec<u32> {

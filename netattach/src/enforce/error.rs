@@ -41,6 +41,15 @@ pub enum EnforceError {
     NoGuard(#[source] netlink::Error),
 }
 
+/// One of several attachments could not be enforced.
+#[derive(Debug)]
+pub struct AttachFailed {
+    /// Its position among them.
+    pub at: usize,
+    /// Why.
+    pub source: Box<EnforceError>,
+}
+
 impl EnforceError {
     /// Whether the cause is that the interface has been deleted meanwhile.
     pub(crate) fn is_device_gone(&self) -> bool {

@@ -28,9 +28,16 @@ mod verify;
 
 use std::fmt;
 
+pub use bandwidth::paces;
+
+/// The names of the programs that filters of netattach run on devices.
+pub fn names_of_programs() -> Vec<&'static str> {
+    crate::bpf::Program::ALL.map(crate::bpf::Program::name).to_vec()
+}
+
 use admission::Unenforceable;
 use attachment::EnforcedAttachment;
-use error::EnforceError;
+use error::{AttachFailed, EnforceError};
 
 use crate::netlink::Handle;
 use crate::plan::{AttachmentPlan, PodRef};
@@ -39,17 +46,17 @@ use crate::step::HookKind;
 /// The dataplane, as attaching and detaching use it. A trait so that executables without a dataplane do not carry its
 /// code and its BPF object.
 pub trait Enforce: fmt::Debug + Send + Sync {
-    /// Gives an attachment its policy, counters and programs, and sets its link's pace. `host` is in the node's
+    /// Gives attachments of one pod their policy, counters and programs, and sets their links' pace. `host` is in the node's
     /// namespace, `pod` in the pod's.
     ///
     /// # Errors
-    /// The kernel refused a map, a program or a queue. [`Enforce::detach`] and the deletion of the link roll it back.
+    /// The kernel refused a map, a program or a queue. [`Enforce::detach`] and the deletion of the links roll it back.
     fn attach(
         &self,
-        attachment: &EnforcedAttachment,
+        attachments: &[EnforcedAttachment],
         host: &mut Handle,
         pod: &mut Handle,
-    ) -> Result<(), EnforceError>;
+    ) -> Result<(), AttachFailed>;
     /// Removes the attachment with this number from the dataplane, if it exists.
     ///
     /// # Errors
@@ -68,6 +75,11 @@ pub trait Enforce: fmt::Debug + Send + Sync {
     fn retire(&self, id: u32) -> Result<(), EnforceError>;
     /// Adopts the attachments of an earlier agent; when they are `all`, others are removed. Returns the failures.
     fn adopt(&self, attachments: &[EnforcedAttachment], all: bool) -> Vec<EnforceError>;
+    /// Has what stations send to groups not come in by the node's own link on a parent. Idempotent.
+    ///
+    /// # Errors
+    /// The kernel refused the program.
+    fn drop_groups(&self, host_link: u32, host: &mut Handle) -> Result<(), EnforceError>;
     /// The numbers of the attachments that the dataplane has records of.
     fn recorded(&self) -> Vec<u32>;
     /// The first part of the attachment's enforcement that is missing, as text: record, addresses, policy or programs.

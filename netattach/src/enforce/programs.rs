@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::attachment::EnforcedAttachment;
-use super::error::EnforceError;
+use super::error::{AttachFailed, EnforceError};
 use super::level::{Means, enforcement};
 use crate::bpf::{self, Dataplane};
 use crate::error_chain::Chain;
 use crate::hooks::node_end::{self, Found};
-use crate::hooks::parent::Parents;
-use crate::hooks::{AttachMode, AttachModes, HookError, HookPoint, PodDevice, pod};
+use crate::hooks::parent::{Macvlan, Parents};
+use crate::hooks::{AttachMode, AttachModes, DeviceHooks, HookError, HookPoint, PodDevice, host_link, pod};
 use crate::netlink::Handle;
 use crate::netns::Netns;
 use crate::objects::Pod;
@@ -100,17 +100,57 @@ impl AttachedPrograms {
         Ok(())
     }
 
-    /// Puts an attachment whose hook point is a parent under the parent's programs; otherwise does nothing. Returns
-    /// whether it did.
-    pub(super) fn attach_to_parent(
+    /// Attaches the programs to the node's ends of attachments of one pod, and puts those whose hook point is a parent under
+    /// its programs. Does nothing about others.
+    pub(super) fn attach_all(
         &self,
-        attachment: &EnforcedAttachment,
+        attachments: &[EnforcedAttachment],
         host: &mut Handle,
         pod: &mut Handle,
-    ) -> Result<bool, EnforceError> {
-        let HookPoint::Parent { on, macvlan } = &attachment.point else { return Ok(false) };
-        self.parents.attach(&self.dataplane, attachment.id, on, macvlan, host, pod)?;
-        Ok(true)
+    ) -> Result<(), AttachFailed> {
+        let (mut on_parents, mut parents_at) = (Vec::new(), Vec::new());
+        let (mut on_node, mut node_at) = (Vec::new(), Vec::new());
+        for (at, attachment) in attachments.iter().enumerate() {
+            match &attachment.point {
+                HookPoint::Parent { on, macvlan } => {
+                    let (id, on_card) = (attachment.id, attachment.on_card);
+                    on_parents.push(Macvlan { id, on, on_card, macvlan });
+                    parents_at.push(at);
+                }
+                HookPoint::NodeEnd(device) if attachment.when != EnforceWhen::Selected => {
+                    on_node.push(node_end::on(*device));
+                    node_at.push(at);
+                }
+                _ => {}
+            }
+        }
+        let failed = |of: &[usize], (position, error): (usize, HookError)| AttachFailed {
+            at: of.get(position).copied().unwrap_or_default(),
+            source: Box::new(error.into()),
+        };
+        let dataplane = &self.dataplane;
+        let entered = self.parents.enter(dataplane, &on_parents, host);
+        let entered = entered.map_err(|error| failed(&parents_at, error))?;
+        // Those of parents and of nodes' ends in one datagram.
+        let (bare_at, mut devices): (Vec<usize>, Vec<_>) = entered.bare().unzip();
+        let positions = bare_at.iter().filter_map(|at| parents_at.get(*at)).chain(&node_at);
+        let positions: Vec<usize> = positions.copied().collect();
+        devices.extend(on_node);
+        let attached = DeviceHooks::attach_all(&devices, self.modes.attachments, dataplane.programs(), host);
+        let outcomes = attached.as_deref().unwrap_or_default();
+        let made_clsact: Vec<Option<bool>> = outcomes.iter().map(|one| one.as_ref().ok().copied()).collect();
+        let finished = entered.finish(dataplane, &made_clsact, host);
+        for (at, one) in attached.map_err(|error| failed(&positions, error))?.into_iter().enumerate() {
+            one.map_err(|error| failed(&positions, (at, error)))?;
+        }
+        finished.map_err(|error| failed(&parents_at, error))?;
+        Parents::judge_copies(dataplane, &on_parents, pod).map_err(|error| failed(&parents_at, error))
+    }
+
+    /// Attaches the program of the node's own link on a parent.
+    pub(super) fn drop_groups(&self, host_link: u32, host: &mut Handle) -> Result<(), EnforceError> {
+        host_link::on(host_link).attach(AttachMode::Clsact, self.dataplane.programs(), host)?;
+        Ok(())
     }
 
     /// The first program of an attachment that does not run, as text.

@@ -118,10 +118,12 @@ pub fn decide(
     for link in node.links.values() {
         own(link.bridge.map(|_| link.index).or(link.controller), link.mac);
     }
-    for decision in decided.values_mut() {
-        if let Ok(Place { segment: Segment::Bridge(bridge), mac, .. }) = decision
-            && owners.get(&(*bridge, *mac)).is_some_and(|owners| *owners > 1)
-        {
+    for (member, decision) in members.values().zip(decided.values_mut()) {
+        let bridge = node.links.get(&member.device).and_then(|link| link.controller);
+        let owners = bridge.and_then(|bridge| owners.get(&(bridge, member.mac)));
+        let is_shared = !member.routed && owners.is_some_and(|owners| *owners > 1);
+        // A bridge that takes over an attachment's address knows it elsewhere from then on: that follows from this.
+        if is_shared && matches!(decision, Ok(_) | Err(Reason::KnownElsewhere)) {
             *decision = Err(Reason::SameMac);
         }
     }
@@ -385,6 +387,11 @@ mod tests {
             let taken = with(|node| node.links.get_mut(&index).unwrap().mac = Some(MAC));
             assert_eq!(taken, never(Reason::SameMac), "{index}");
         }
+        let known_too = with(|node| {
+            node.links.get_mut(&BRIDGE).unwrap().mac = Some(MAC);
+            node.contested.extend([(BRIDGE, MAC)]);
+        });
+        assert_eq!(known_too, never(Reason::SameMac));
         let place = Ok(Place { segment: Segment::Bridge(BRIDGE), mtu: 1500, mac: MAC });
         let of_another = ForwardingState { mac: Some(MAC), controller: Some(4), ..port(12, "eth1") };
         assert_eq!(with(|node| drop(node.links.insert(12, of_another))), [place.clone(), place]);

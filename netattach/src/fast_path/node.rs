@@ -10,7 +10,8 @@ use crate::bpf::Program;
 use crate::bpf::sys;
 use crate::mac::Mac;
 use crate::netlink::{
-    self, Changes, Family, ForwardingState, Handle, Moves, has_ipsec_policies, hooked_chains,
+    self, Changes, Family, ForwardingState, Handle, Moves, filter_generation, has_ipsec_policies,
+    hooked_chains,
 };
 use crate::spec::TcHook;
 
@@ -58,6 +59,21 @@ pub(super) struct Observation {
     /// Programs that were met on the way, and whether they are ours. The kernel gives a number again only after four thousand
     /// million others.
     programs: BTreeMap<u32, bool>,
+    /// The chains of nftables, and the generation of them.
+    chains: Option<(u32, Chains)>,
+}
+
+/// What matters of nftables' chains.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Chains {
+    /// There are chains for bridged frames.
+    bridge: bool,
+    /// There are chains for IP packets.
+    ip: bool,
+    /// Some of those translate addresses and ports.
+    nat: bool,
+    /// As [`Filters::devices`].
+    devices: BTreeSet<String>,
 }
 
 impl Observation {
@@ -92,7 +108,12 @@ impl Observation {
             node.default_routes = routes.into_iter().filter_map(|route| route.interface).collect();
         }
         for index in stale.iter().flatten() {
+            let before = node.links.get(index).map(|link| link.name.clone());
             look_at(&mut node.links, *index, host)?;
+            // Chains name devices, and older kernels tell of no change of those when a device is renamed.
+            if before.as_ref() != node.links.get(index).map(|link| &link.name) {
+                self.chains = None;
+            }
         }
         let bridges_of = |links: &BTreeMap<u32, ForwardingState>| -> BTreeSet<u32> {
             devices.iter().filter_map(|device| links.get(device)?.controller).collect()
@@ -180,16 +201,21 @@ impl Observation {
         matters
     }
 
-    /// Has bridges asked for all stations again at the next observation.
-    pub(super) fn forget_stations(&mut self) {
+    /// Has bridges asked for all stations, and chains listed, again.
+    pub(super) fn forget(&mut self) {
         self.asked.clear();
+        self.chains = None;
     }
 
-    /// Looks at tc programs and filters of others. The kernel notifies of filters, and of nothing else.
+    /// Looks at XDP programs, and at tc programs and filters of others. The kernel notifies of filters, and of nothing else.
     pub(super) fn at_programs(&mut self, host: &mut Handle) -> Result<(), ObserveError> {
+        let with_xdp = host.links_with_xdp()?;
+        for (index, link) in &mut self.node.links {
+            link.xdp = with_xdp.contains(index);
+        }
         let ours = Program::ALL.map(Program::name);
         self.node.others.clear();
-        for index in self.node.links.keys() {
+        for (index, link) in &self.node.links {
             let mut others = match self.filters.get(index) {
                 Some(known) => *known,
                 None => Others {
@@ -198,10 +224,13 @@ impl Observation {
                 },
             };
             self.filters.insert(*index, others);
-            for (direction, others) in
-                [(TcHook::Ingress, &mut others.ingress), (TcHook::Egress, &mut others.egress)]
-            {
-                for id in sys::tcx_programs(*index, direction).map_err(ObserveError::Programs)? {
+            let by_tcx = |hook| sys::tcx_programs(*index, hook).map_err(ObserveError::Programs);
+            let (ingress, mut egress) = (by_tcx(TcHook::Ingress)?, by_tcx(TcHook::Egress)?);
+            if link.kind == "netkit" {
+                egress.extend(sys::netkit_programs(*index).map_err(ObserveError::Programs)?);
+            }
+            for (ids, others) in [(ingress, &mut others.ingress), (egress, &mut others.egress)] {
+                for id in ids {
                     let is_ours = match self.programs.get(&id) {
                         Some(known) => *known,
                         None => {
@@ -216,6 +245,58 @@ impl Observation {
             self.node.others.insert(*index, others);
         }
         Ok(())
+    }
+
+    /// Looks at packet filters. The kernel does not notify of sysctls and of the older tables.
+    /// `routed`: there are links or uplinks whose packets meet those for IP packets without a bridge's doing.
+    pub(super) fn look_at_filters(&mut self, routed: bool) -> Result<(), ObserveError> {
+        let mut bridges = self.node.links.values().filter_map(|link| link.bridge);
+        let one_calls_ip = bridges.any(|bridge| bridge.calls_iptables);
+        let bridges_call_ip = is_on("/proc/sys/net/bridge/bridge-nf-call-iptables")?
+            || is_on("/proc/sys/net/bridge/bridge-nf-call-ip6tables")?;
+        let chains = self.chains()?;
+        let (mut ip, mut nat) = (false, false);
+        if routed || bridges_call_ip || one_calls_ip {
+            (ip, nat) = (chains.ip, chains.nat);
+            for path in ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"] {
+                let tables = contents(path)?;
+                ip |= !tables.is_empty();
+                nat |= tables.lines().any(|table| table == "nat");
+            }
+        }
+        let bridge = chains.bridge || has_old_ebtables();
+        self.node.filters = Filters { bridge, ip, nat, bridges_call_ip, devices: chains.devices };
+        Ok(())
+    }
+
+    /// The chains of nftables: listed again when the kernel has another generation of them. It raises that with each change by
+    /// somebody: a chain that goes with its device counts until the next, or until [`Observation::forget`].
+    fn chains(&mut self) -> Result<Chains, ObserveError> {
+        // Read before the chains. A kernel without nftables has none.
+        let generation = filter_generation().ok();
+        if let Some((of, chains)) = &self.chains
+            && generation == Some(*of)
+        {
+            return Ok(chains.clone());
+        }
+        let chains = Chains::listed()?;
+        self.chains = generation.map(|generation| (generation, chains.clone()));
+        Ok(chains)
+    }
+}
+
+impl Chains {
+    fn listed() -> Result<Self, ObserveError> {
+        let [inet, netdev, ip4, ip6, bridge] =
+            [Family::Inet, Family::Netdev, Family::Ip4, Family::Ip6, Family::Bridge].map(hooked_chains);
+        let (inet, netdev, bridge) = (inet?, netdev?, bridge?);
+        let of_ip = [&inet, &ip4?, &ip6?];
+        Ok(Self {
+            bridge: bridge.count > 0,
+            ip: of_ip.iter().any(|chains| chains.count > 0),
+            nat: of_ip.iter().any(|chains| chains.nat),
+            devices: inet.devices.iter().chain(&netdev.devices).cloned().collect(),
+        })
     }
 }
 
@@ -235,37 +316,6 @@ impl Node {
     /// Looks at IPsec policies. The kernel notifies of them only a listener that asked for it.
     pub(super) fn look_at_ipsec(&mut self) -> Result<(), ObserveError> {
         self.ipsec = has_ipsec_policies()?;
-        Ok(())
-    }
-
-    /// Looks at packet filters. The kernel does not notify of sysctls and of the older tables.
-    /// `routed`: there are links or uplinks whose packets meet those for IP packets without a bridge's doing.
-    pub(super) fn look_at_filters(&mut self, routed: bool) -> Result<(), ObserveError> {
-        let one_calls_ip =
-            self.links.values().filter_map(|link| link.bridge).any(|bridge| bridge.calls_iptables);
-        let bridges_call_ip = is_on("/proc/sys/net/bridge/bridge-nf-call-iptables")?
-            || is_on("/proc/sys/net/bridge/bridge-nf-call-ip6tables")?;
-        let inet = hooked_chains(Family::Inet)?;
-        let netdev = hooked_chains(Family::Netdev)?;
-        let (mut ip, mut nat) = (false, false);
-        if routed || bridges_call_ip || one_calls_ip {
-            for chains in [&inet, &hooked_chains(Family::Ip4)?, &hooked_chains(Family::Ip6)?] {
-                ip |= chains.count > 0;
-                nat |= chains.nat;
-            }
-            for path in ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"] {
-                let tables = contents(path)?;
-                ip |= !tables.is_empty();
-                nat |= tables.lines().any(|table| table == "nat");
-            }
-        }
-        self.filters = Filters {
-            bridge: hooked_chains(Family::Bridge)?.count > 0 || has_old_ebtables(),
-            ip,
-            nat,
-            bridges_call_ip,
-            devices: inet.devices.into_iter().chain(netdev.devices).collect(),
-        };
         Ok(())
     }
 }

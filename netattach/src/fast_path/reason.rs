@@ -3,7 +3,7 @@
 use std::fmt;
 
 /// Plugins that change nothing on the node's end of a link: chained to a network, they do not keep it off the fast path.
-const INSIDE_THE_POD: [&str; 2] = ["sbr", "tuning"];
+const INSIDE_THE_POD: [&str; 3] = ["sbr", "tuning", "vrf"];
 
 /// Why an attachment is not on the fast path, or packets do not take it by an uplink.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -103,7 +103,9 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Off => f.write_str("the agent's setting fastPath is off"),
-            Self::OptedOut => f.write_str("the network's configuration says fastPath: false"),
+            Self::OptedOut => f.write_str(
+                "the network's configuration says fastPath: false, or asks for what the fast path would pass by",
+            ),
             Self::Plugin(plugin) => {
                 write!(f, "the network's plugin {plugin} may work on the node's end of the link")
             }
@@ -126,7 +128,7 @@ impl fmt::Display for Reason {
             Self::Nat => f.write_str("the node translates addresses (nat chains of nftables or iptables)"),
             Self::Enslaved => f.write_str("the device of a routed link, or of the default route, is in a bridge, bond or VRF"),
             Self::DeviceRules => f.write_str("nftables has chains on the device"),
-            Self::Programs => f.write_str("others have programs or filters (tc, tcx, XDP) on the device"),
+            Self::Programs => f.write_str("others have programs or filters (tc, tcx, netkit, XDP) on the device"),
             Self::Ipsec => f.write_str("the node has IPsec policies"),
             Self::Ageing => f.write_str("the bridge forgets stations within less than 30 seconds"),
             Self::NotEthernet => f.write_str("the device does not send Ethernet frames"),

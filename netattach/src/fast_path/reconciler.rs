@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::time::{Instant, MissedTickBehavior};
+use tokio::time::Instant;
 
 use super::decide::{Member, Mode, decide};
 use super::node::{Observation, ObserveError};
@@ -17,7 +17,9 @@ use super::xdp::{self, Xdp};
 use crate::bpf::{self, BpfError, Dataplane, FastStats, Place, Programs, Segment, XdpMode};
 use crate::error_chain::Chain;
 use crate::hooks::{AttachMode, HookError, uplink as hook};
-use crate::netlink::{Changes, Handle, LinkWatch, Moves, StationWatch};
+use crate::netlink::{self, Changes, Handle, LinkWatch, Moves, StationWatch};
+use crate::pace;
+use crate::ticks::ticks;
 
 /// How long a change waits for others that come with it: attaching a pod makes several.
 const GATHER: Duration = Duration::from_millis(50);
@@ -26,13 +28,15 @@ const GATHER: Duration = Duration::from_millis(50);
 const LONGEST_GATHER: Duration = Duration::from_millis(500);
 /// How often packet filters and IPsec policies are looked at, of which the kernel does not notify.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// How often programs are looked at too, which costs two questions for each device; on a node where that takes long as
-/// often as takes a thousandth of a processor, and at least so often.
+/// How often programs are looked at too, which costs two questions for each device: at the [`pace`] of other looks, within
+/// these bounds.
 const PROGRAMS: Duration = Duration::from_secs(5);
-const PROGRAMS_AT_LEAST: Duration = FULL_LOOK_INTERVAL;
-const PROGRAMS_PART: u32 = 1000;
-/// How often all links are, in case a notification was missed.
+const PROGRAMS_AT_LEAST: Duration = Duration::from_secs(30);
+/// How often all links are, in case a notification was missed: the kernel says when it drops some, so none should be.
 const FULL_LOOK_INTERVAL: Duration = Duration::from_secs(30);
+const FULL_LOOK_AT_LEAST: Duration = Duration::from_secs(180);
+/// How long lists may keep changing while they are read before that is told.
+const IN_MOTION: Duration = Duration::from_secs(20);
 /// How long packets take the fast path after the last look: without an agent it is not noticed when they no longer should.
 const LEASE: Duration = Duration::from_secs(60);
 
@@ -68,11 +72,50 @@ struct State {
     xdp: xdp::XdpStates,
 }
 
+/// Looks that fail, one after another.
+#[derive(Debug, Default)]
+struct Failing {
+    since: Option<Instant>,
+}
+
+impl Failing {
+    /// Whether an operator should know. A list that changes while it is read is taken again within a second: while many pods
+    /// come at once that happens, and only where it lasts is something else wrong.
+    fn is_worth_telling(&mut self, error: &KeepError) -> bool {
+        let since = *self.since.get_or_insert_with(Instant::now);
+        let is_in_motion =
+            matches!(error, KeepError::Observation(ObserveError::Netlink(netlink::Error::Interrupted(_))));
+        !is_in_motion || since.elapsed() >= IN_MOTION
+    }
+}
+
+/// Notifications of stations that were lost.
+fn lost(error: netlink::Error) -> Moves {
+    tracing::warn!(error = %Chain(&error), "station notifications lost; listing all stations of bridges");
+    Moves::Anything
+}
+
+/// The last look at all links.
+#[derive(Debug, Clone, Copy)]
+struct FullLook {
+    ended: Instant,
+    worked: Duration,
+}
+
+impl FullLook {
+    /// Whether all links are to be looked at again.
+    fn is_long_ago(&self) -> bool {
+        let pause = pace::pause_between(FULL_LOOK_INTERVAL, FULL_LOOK_AT_LEAST, self.worked);
+        self.ended.elapsed() >= pause
+    }
+}
+
 /// The last look at all that can be seen.
 #[derive(Debug, Clone, Copy, Default)]
 struct LastLook {
     ended: Option<Instant>,
     took: Duration,
+    worked: Duration,
 }
 
 impl LastLook {
@@ -83,7 +126,7 @@ impl LastLook {
 
     /// Whether programs are to be looked at again.
     fn is_long_ago(&self) -> bool {
-        let pause = (self.took * PROGRAMS_PART).clamp(PROGRAMS, PROGRAMS_AT_LEAST);
+        let pause = pace::pause_between(PROGRAMS, PROGRAMS_AT_LEAST, self.worked);
         self.ended.is_none_or(|ended| ended.elapsed() >= pause)
     }
 }
@@ -175,24 +218,19 @@ impl FastPaths {
     ///
     /// # Errors
     /// The runtime cannot wait for notifications.
-    pub async fn keep(self: Arc<Self>, watch: LinkWatch, stations: StationWatch) -> io::Result<()> {
-        let mut watch = watch.into_async()?;
-        let mut stations = stations.into_async()?;
-        let mut tick = tokio::time::interval(LOOK_INTERVAL);
-        tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    pub async fn keep(self: Arc<Self>, mut watch: LinkWatch, mut stations: StationWatch) -> io::Result<()> {
+        let mut tick = ticks(LOOK_INTERVAL);
         let mut node = Observation::default();
-        let mut full_look: Option<Instant> = None;
+        let mut full_look: Option<FullLook> = None;
         let mut last = LastLook::default();
+        let mut failing = Failing::default();
         loop {
             // All may be dropped at any time: notifications stay in the socket, a member in the list, a tick comes again.
             let gather = tokio::select! {
-                ready = watch.readable_mut() => { ready?.clear_ready(); true }
-                ready = stations.readable_mut() => {
-                    ready?.clear_ready();
-                    let moves = stations.get_mut().moves().unwrap_or_else(|error| {
-                        tracing::warn!(error = %Chain(&error), "station notifications lost; listing all stations of bridges");
-                        Moves::Anything
-                    });
+                ready = watch.readable() => { ready?; true }
+                ready = stations.readable() => {
+                    ready?;
+                    let moves = stations.moves().unwrap_or_else(lost);
                     // Bridges learn of many stations that are no attachment's.
                     if !node.follow(moves) {
                         continue;
@@ -205,8 +243,11 @@ impl FastPaths {
             if gather {
                 tokio::time::sleep(last.gather()).await;
             }
-            let is_due = full_look.is_none_or(|last| last.elapsed() >= FULL_LOOK_INTERVAL);
-            let told = watch.get_mut().changes();
+            let is_due = full_look.is_none_or(|last| last.is_long_ago());
+            // Whatever has woken it, so that this is not put off while something else is always ready.
+            let moves = stations.moves().unwrap_or_else(lost);
+            let is_moved = node.follow(moves);
+            let told = watch.changes();
             node.keep_filters(told.as_ref().ok().filter(|_| is_due));
             let changes = match told {
                 Ok(_) if is_due => Changes::Anything,
@@ -216,27 +257,39 @@ impl FastPaths {
                     Changes::Anything
                 }
             };
-            if changes == Changes::Anything {
-                full_look = Some(Instant::now());
-            }
-            let is_light = !gather && changes.is_none() && !last.is_long_ago();
+            let is_full = changes == Changes::Anything;
+            let is_light = !gather && !is_moved && changes.is_none() && !last.is_long_ago();
             let begun = Instant::now();
             let this = Arc::clone(&self);
             let looked = tokio::task::spawn_blocking(move || {
-                let done = crate::upkeep(|| match is_light {
+                let look = || match is_light {
                     true => this.look_lightly(&mut node, &changes),
                     false => this.look(&mut node, &changes),
-                });
-                (node, done)
+                };
+                let (done, worked) = pace::measured(|| crate::upkeep(look));
+                (node, done, worked)
             });
             // The join error is a panic, which the panic hook has reported; everything is looked at again.
-            let (seen, done) = looked.await.unwrap_or_else(|_| (Observation::default(), Ok(())));
+            let looked = looked.await;
+            let is_whole = looked.is_ok();
+            let nothing = |_| (Observation::default(), Ok(()), Duration::ZERO);
+            let (seen, done, worked) = looked.unwrap_or_else(nothing);
             node = seen;
             if !is_light {
-                last = LastLook { ended: Some(Instant::now()), took: begun.elapsed() };
+                last = LastLook { ended: Some(Instant::now()), took: begun.elapsed(), worked };
             }
-            if let Err(error) = done {
-                tracing::warn!(error = %Chain(&error), "fast path not updated");
+            if is_full {
+                full_look = Some(FullLook { ended: Instant::now(), worked });
+            }
+            if let Err(error) = &done
+                && failing.is_worth_telling(error)
+            {
+                tracing::warn!(error = %Chain(error), "fast path not updated");
+            }
+            if done.is_ok() {
+                failing = Failing::default();
+            }
+            if done.is_err() || !is_whole {
                 full_look = None;
             }
         }
@@ -255,7 +308,7 @@ impl FastPaths {
         }
         let before = (observation.node.ipsec, observation.node.filters.clone());
         observation.node.look_at_ipsec()?;
-        observation.node.look_at_filters(has_routed || !observation.node.default_routes.is_empty())?;
+        observation.look_at_filters(has_routed || !observation.node.default_routes.is_empty())?;
         if before != (observation.node.ipsec, observation.node.filters.clone()) {
             return self.look(observation, changes);
         }
@@ -273,7 +326,7 @@ impl FastPaths {
         if (self.mode != Mode::Off || xdp) && !candidates.is_empty() {
             observation.at_links(&candidates, changes, &mut host)?;
             if *changes == Changes::Anything {
-                observation.forget_stations();
+                observation.forget();
             }
             observation.at_stations(
                 members.values().filter(|member| !member.routed && matters(member)),
@@ -286,7 +339,7 @@ impl FastPaths {
             if self.mode != Mode::Off {
                 let is_routed = |member: &Member| member.routed && member.kept_off.is_none();
                 let routed = members.values().any(is_routed) || !observation.node.default_routes.is_empty();
-                observation.node.look_at_filters(routed)?;
+                observation.look_at_filters(routed)?;
             }
         }
         let decided = decide(self.mode, &members, &observation.node);
@@ -434,5 +487,20 @@ pub enum KeepError {
 impl fmt::Debug for FastPaths {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("FastPaths").field("mode", &self.mode).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_that_change_while_they_are_read_are_told_when_that_lasts() {
+        let in_motion: KeepError = ObserveError::from(netlink::Error::Interrupted("RTM_GETLINK")).into();
+        let other: KeepError = ObserveError::Programs(io::Error::from_raw_os_error(libc::EPERM)).into();
+        let mut failing = Failing::default();
+        assert!(!failing.is_worth_telling(&in_motion) && failing.is_worth_telling(&other));
+        failing.since = Instant::now().checked_sub(IN_MOTION);
+        assert!(failing.is_worth_telling(&in_motion));
     }
 }

@@ -66,6 +66,33 @@ impl DeviceHooks<'_> {
         }
     }
 
+    /// Runs the programs of several devices, all in the namespace of the handle, as [`DeviceHooks::attach`] does: by filters in
+    /// one datagram. Says the same of each, or how it failed.
+    ///
+    /// # Errors
+    /// Nothing was attached, because of the device at this position.
+    pub(crate) fn attach_all(
+        devices: &[Self],
+        mode: AttachMode,
+        programs: &Programs,
+        handle: &mut Handle,
+    ) -> Result<Vec<Result<bool, HookError>>, (usize, HookError)> {
+        match mode {
+            AttachMode::Clsact => {
+                let mut filters = Vec::with_capacity(devices.len());
+                for (at, device) in devices.iter().enumerate() {
+                    filters.push((device.index, device.filters(programs).map_err(|error| (at, error))?));
+                }
+                let each: Vec<_> = filters.iter().map(|(index, filters)| (*index, &filters[..])).collect();
+                let outcomes = handle.ensure_filters_on(&each).map_err(|error| (0, error.into()))?;
+                Ok(outcomes.into_iter().map(|outcome| outcome.map_err(HookError::from)).collect())
+            }
+            AttachMode::Tcx => {
+                Ok(devices.iter().map(|device| device.attach(mode, programs, handle)).collect())
+            }
+        }
+    }
+
     /// The name of the first program that does not run. One of an earlier object counts as running; where the pod is gone none
     /// is missing by filters.
     ///

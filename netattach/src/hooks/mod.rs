@@ -2,11 +2,12 @@
 //!
 //! An attachment's programs run at its [`HookPoint`] (`point`). A `device` with its programs attaches them, says which is missing,
 //! and detaches them, in either [`AttachMode`]; which programs and which device is for [`node_end`] (the node's end of a link),
-//! [`parent`] (the device that macvlans share), [`pod`] (the device in a pod) and [`uplink`] (devices of the node that are no
+//! [`parent`] (the device that macvlans share), [`pod`] (the device in a pod), [`host_link`] (the node's own on a parent) and [`uplink`] (devices of the node that are no
 //! attachment's). Filters are told apart by their [`numbers`]; what goes wrong is an `error`.
 
 mod device;
 mod error;
+pub(crate) mod host_link;
 pub(crate) mod node_end;
 mod numbers;
 pub(crate) mod parent;
@@ -16,6 +17,7 @@ pub(crate) mod uplink;
 
 use serde::{Deserialize, Serialize};
 
+pub(crate) use device::DeviceHooks;
 pub use error::HookError;
 pub(crate) use pod::PodDevice;
 pub(crate) use point::HookPoint;

@@ -11,6 +11,7 @@
 //! | parent | ingress | [`FROM`], [`TO`] | `na_par_from`, `na_par_to` |
 //! | parent | egress | [`FROM`] | `na_par_from` |
 //! | macvlan in a pod | ingress | [`FROM`], [`TO`] | `na_par_from`, `na_par_to` |
+//! | node's own link on a parent | ingress | [`FROM`] | `na_par_from` |
 //! | device in a pod | egress | [`POD_FROM`] | `na_pod_from` |
 //! | device in a pod | ingress | [`POD_TO`] | `na_pod_to` |
 //! | uplink | ingress | [`UPLINK_OWN_CLSACT`] or [`UPLINK_FOREIGN_CLSACT`] | `na_wire` |

@@ -51,6 +51,81 @@ fn copies<'a>(attachment: u32, index: u32, pod: Option<&'a PodDevice>) -> Result
     Ok(DeviceHooks { index, pod, programs: programs.into(), first: false })
 }
 
+/// A macvlan that is put under the programs of its parent.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Macvlan<'a> {
+    /// Its attachment.
+    pub(crate) id: u32,
+    /// The parent.
+    pub(crate) on: &'a OnParent,
+    /// Whether the parent is a card, if the caller knows.
+    pub(crate) on_card: Option<bool>,
+    pub(crate) macvlan: &'a PodDevice,
+}
+
+/// Macvlans that are entered, with those of their parents that may have no programs yet. Nothing happens on any parent before
+/// this is finished, if there are such parents.
+#[must_use]
+pub(crate) struct Entered<'p> {
+    turn: Option<MutexGuard<'p, BTreeSet<u32>>>,
+    mode: AttachMode,
+    bare: Vec<Bare>,
+}
+
+/// A parent that is entered and may have no programs yet.
+struct Bare {
+    /// Position of its first macvlan.
+    at: usize,
+    parent: u32,
+    what: Parent,
+    /// Whether its `clsact` was this agent's before.
+    had_own_clsact: bool,
+}
+
+impl Entered<'_> {
+    /// The programs of the parents that have none yet, each with the position of a macvlan there.
+    pub(crate) fn bare(&self) -> impl Iterator<Item = (usize, DeviceHooks<'static>)> + '_ {
+        self.bare.iter().map(|bare| (bare.at, on(bare.parent)))
+    }
+
+    /// The programs are attached, as far as that went. `made_clsact`: whether it made one, for each parent; `None` where it failed,
+    /// and nothing from where nothing was tried. Whoever comes next on a parent without attaches its programs, whether it has
+    /// pods or not; with its last pod they are taken off.
+    ///
+    /// # Errors
+    /// The position of the first where what was left to do failed, and how.
+    pub(crate) fn finish(
+        mut self,
+        dataplane: &Dataplane,
+        made_clsact: &[Option<bool>],
+        host: &mut Handle,
+    ) -> Result<(), (usize, HookError)> {
+        let Some(doubtful) = &mut self.turn else { return Ok(()) };
+        let mut finished = Ok(());
+        for (number, Bare { at, parent, what, had_own_clsact }) in self.bare.iter().enumerate() {
+            let outcome = match made_clsact.get(number) {
+                Some(Some(made)) => {
+                    covered(dataplane, (*parent, *what), (self.mode, *made), *had_own_clsact, host)
+                        .map(|()| true)
+                }
+                // It may have made one.
+                Some(None) => Ok(false),
+                // One that is there is not this agent's.
+                None => {
+                    let entered = Parent { own_clsact: *had_own_clsact, ..*what };
+                    dataplane.parents().cover(*parent, entered).map(|()| false).map_err(HookError::from)
+                }
+            };
+            match outcome {
+                Ok(true) => doubtful.remove(parent),
+                _ => doubtful.insert(*parent),
+            };
+            finished = finished.and(outcome.map(drop).map_err(|error| (*at, error)));
+        }
+        finished
+    }
+}
+
 /// Keeps the parents' programs.
 #[derive(Debug)]
 pub(crate) struct Parents {
@@ -58,8 +133,9 @@ pub(crate) struct Parents {
     mode: AttachMode,
     /// Whether frames of macvlans that are no attachment's pass.
     strangers: bool,
-    /// Held while it is decided whether a parent is the first or the last of its kind, and while that is carried out.
-    turn: Mutex<()>,
+    /// Held while it is decided whether a parent is the first or the last of its kind, and while that is carried out. The
+    /// parents that are entered and may lack programs, as attaching them failed: at most those that carry attachments.
+    turn: Mutex<BTreeSet<u32>>,
 }
 
 impl Parents {
@@ -67,26 +143,67 @@ impl Parents {
         Self { mode, strangers, turn: Mutex::default() }
     }
 
-    /// Puts a macvlan under the programs of its parent, and those that judge copies of group frames on itself. Its
-    /// record is written and the macvlan is down.
-    pub(crate) fn attach(
+    /// Enters macvlans of one pod, and those of their parents that have no programs: these are attached by the caller,
+    /// together with others, before anything else happens on a parent. Their records are written and the macvlans are down.
+    ///
+    /// # Errors
+    /// The position of the first that failed, and how.
+    pub(crate) fn enter(
         &self,
         dataplane: &Dataplane,
-        id: u32,
-        on: &OnParent,
-        macvlan: &PodDevice,
+        macvlans: &[Macvlan<'_>],
         host: &mut Handle,
-        pod: &mut Handle,
-    ) -> Result<(), HookError> {
-        {
-            let _turn = self.turn();
-            dataplane.attachments().bind_macvlan(id, on)?;
-            if !dataplane.parents().covered().contains_key(&on.parent) {
-                self.cover(dataplane, on.parent, host)?;
+    ) -> Result<Entered<'_>, (usize, HookError)> {
+        let turn = (!macvlans.is_empty()).then(|| self.turn());
+        let mut entered = Entered { turn, mode: self.mode, bare: Vec::new() };
+        for (at, macvlan) in macvlans.iter().enumerate() {
+            if let Err(error) = self.enter_one(dataplane, (at, macvlan), &mut entered, host) {
+                // The first failure is the one to tell.
+                let _ = entered.finish(dataplane, &[], host);
+                return Err((at, error));
             }
         }
-        copies(id, macvlan.index, None)?.attach(AttachMode::Clsact, dataplane.programs(), pod)?;
-        Ok(())
+        // Nobody has to wait for what concerns no parent.
+        entered.turn = entered.turn.filter(|_| !entered.bare.is_empty());
+        Ok(entered)
+    }
+
+    fn enter_one(
+        &self,
+        dataplane: &Dataplane,
+        (at, macvlan): (usize, &Macvlan<'_>),
+        entered: &mut Entered<'_>,
+        host: &mut Handle,
+    ) -> Result<(), HookError> {
+        let Macvlan { id, on: OnParent { parent, .. }, on_card, .. } = *macvlan;
+        let parent = *parent;
+        dataplane.attachments().bind_macvlan(id, macvlan.on)?;
+        let known = dataplane.parents().covered().get(&parent).copied();
+        let is_doubtful = entered.turn.as_ref().is_some_and(|doubtful| doubtful.contains(&parent));
+        if known.is_some() && !is_doubtful || entered.bare.iter().any(|bare| bare.parent == parent) {
+            return Ok(());
+        }
+        let what = self.entry(known, (parent, on_card), host)?;
+        let had_own_clsact = known.is_some_and(|known| known.own_clsact);
+        entered.bare.push(Bare { at, parent, what, had_own_clsact });
+        Ok(dataplane.parents().cover(parent, what)?)
+    }
+
+    /// Puts the programs that judge copies of group frames on macvlans of one pod, which are down.
+    ///
+    /// # Errors
+    /// The position of the first that failed, and how.
+    pub(crate) fn judge_copies(
+        dataplane: &Dataplane,
+        macvlans: &[Macvlan<'_>],
+        pod: &mut Handle,
+    ) -> Result<(), (usize, HookError)> {
+        let judged = macvlans.iter().enumerate().map(|(at, Macvlan { id, macvlan, .. })| {
+            copies(*id, macvlan.index, None).map_err(|error| (at, error))
+        });
+        let judged = judged.collect::<Result<Vec<_>, _>>()?;
+        let attached = DeviceHooks::attach_all(&judged, AttachMode::Clsact, dataplane.programs(), pod)?;
+        attached.into_iter().enumerate().try_for_each(|(at, one)| one.map(drop).map_err(|error| (at, error)))
     }
 
     /// Forgets an attachment; the programs leave a parent with its last.
@@ -94,12 +211,14 @@ impl Parents {
         let Some(parent) = dataplane.parents().parent_of(id) else {
             return Ok(dataplane.remove_attachment(id)?);
         };
-        let _turn = self.turn();
+        let mut doubtful = self.turn();
         dataplane.remove_attachment(id)?;
         if dataplane.parents().in_use().contains(&parent) {
             return Ok(());
         }
-        uncover(dataplane, parent, &mut Handle::open()?)
+        uncover(dataplane, parent, &mut Handle::open()?)?;
+        doubtful.remove(&parent);
+        Ok(())
     }
 
     /// Takes over an attachment that was there at start. `changed`: what runs may be other programs.
@@ -166,46 +285,70 @@ impl Parents {
         id: u32,
         host: &mut Handle,
     ) -> Result<bool, HookError> {
-        let _turn = self.turn();
+        let mut doubtful = self.turn();
         // It may have gone meanwhile, and the programs with the last of its parent.
         let Some(parent) = dataplane.parents().parent_of(id) else { return Ok(false) };
         if self.missing(dataplane, parent, host)?.is_none() {
             return Ok(false);
         }
         self.cover(dataplane, parent, host)?;
+        doubtful.remove(&parent);
         Ok(true)
     }
 
     fn cover(&self, dataplane: &Dataplane, parent: u32, host: &mut Handle) -> Result<(), HookError> {
         let known = dataplane.parents().covered().get(&parent).copied();
         let had_own_clsact = known.is_some_and(|known| known.own_clsact);
-        let what = Parent {
+        let what = self.entry(known, (parent, None), host)?;
+        dataplane.parents().cover(parent, what)?;
+        let made_clsact = on(parent).attach(self.mode, dataplane.programs(), host)?;
+        covered(dataplane, (parent, what), (self.mode, made_clsact), had_own_clsact, host)
+    }
+
+    /// What is entered of a parent before it has its programs. `known`: what is there already; `card`: whether it is one, where
+    /// that is known.
+    fn entry(
+        &self,
+        known: Option<Parent>,
+        (parent, card): (u32, Option<bool>),
+        host: &mut Handle,
+    ) -> Result<Parent, HookError> {
+        Ok(Parent {
             netns_cookie: host.netns_cookie(),
-            // Of a kind that the kernel has no name for: a driver's own.
-            card: host.link_by_index(parent)?.kind.is_empty(),
+            card: match card {
+                Some(card) => card,
+                None => host.link_by_index(parent)?.is_card(),
+            },
             strangers: self.strangers,
             own_clsact: match self.mode {
                 // Until it is known: one that is left over would never be removed.
                 AttachMode::Clsact => known.is_none_or(|known| known.own_clsact),
-                AttachMode::Tcx => had_own_clsact,
+                AttachMode::Tcx => known.is_some_and(|known| known.own_clsact),
             },
-        };
-        dataplane.parents().cover(parent, what)?;
-        let (programs, on) = (dataplane.programs(), on(parent));
-        let made_clsact = on.attach(self.mode, programs, host)?;
-        // Last, so that every packet is judged by one of the two.
-        on.detach(self.mode.other(), programs, host, had_own_clsact)?;
-        let own_clsact = self.mode == AttachMode::Clsact && (made_clsact || had_own_clsact);
-        if own_clsact != what.own_clsact {
-            dataplane.parents().cover(parent, Parent { own_clsact, ..what })?;
-        }
-        Ok(())
+        })
     }
 
-    fn turn(&self) -> MutexGuard<'_, ()> {
+    fn turn(&self) -> MutexGuard<'_, BTreeSet<u32>> {
         // After a panic: the next attempt repeats what was left half done.
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// What is left to do when a parent has its programs; `how` they were attached, and whether that made a `clsact`.
+fn covered(
+    dataplane: &Dataplane,
+    (parent, what): (u32, Parent),
+    (mode, made_clsact): (AttachMode, bool),
+    had_own_clsact: bool,
+    host: &mut Handle,
+) -> Result<(), HookError> {
+    // Last, so that every packet is judged by one of the two.
+    on(parent).detach(mode.other(), dataplane.programs(), host, had_own_clsact)?;
+    let own_clsact = mode == AttachMode::Clsact && (made_clsact || had_own_clsact);
+    if own_clsact != what.own_clsact {
+        dataplane.parents().cover(parent, Parent { own_clsact, ..what })?;
+    }
+    Ok(())
 }
 
 /// Takes the programs off a parent, in either mode.

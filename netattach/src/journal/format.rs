@@ -5,7 +5,7 @@
 //! shorter afterwards has lost lines. Every other line is a JSON array of a checksum and an event. A checksum covers
 //! the name of the file, its own line and the checksum before it, so that changed, reordered, repeated and foreign
 //! lines are detected. Version 1 had no checksums and no header: each line was an event. Versions 3
-//! to 6 are version 2 with plans that an earlier version cannot express.
+//! to 9 are version 2 with plans that an earlier version cannot express.
 //!
 //! A last line without its newline was cut off by a crash: the step it announced had not begun or can be repeated. Any
 //! other deviation from the written form is damage: the remaining lines are read, and nothing is concluded from
@@ -23,7 +23,7 @@ use crate::spec::Link;
 use crate::step::{Configure, Output, Step, StepRef, Style};
 
 /// The versions that are written: see [`version_of`]. They differ only in the plans that they can express.
-const WRITTEN: [u32; 6] = [2, 3, 4, 5, 6, 7];
+const WRITTEN: [u32; 8] = [2, 3, 4, 5, 6, 7, 8, 9];
 
 /// The versions that are read.
 pub const VERSIONS: RangeInclusive<u32> = 1..=WRITTEN[WRITTEN.len() - 1];
@@ -32,10 +32,14 @@ pub const VERSIONS: RangeInclusive<u32> = 1..=WRITTEN[WRITTEN.len() - 1];
 /// read it, and an older one reports the version that it would need. Version 3 adds leases of kinds other than
 /// `host-local`, and ipvlans; version 4 the node's translation of addresses; version 5 exceptions from
 /// masquerade that follow the node's, and several gateways on a bridge; version 6 the kinds and properties of links that
-/// came after those; version 7 devices of the node, and tables by source.
+/// came after those; version 7 devices of the node, and tables by source; version 8 macvlans that are judged before they
+/// have addresses, and pods on a parent that the node reaches; version 9 VRFs, taps and netkits, ports of the node that lead to
+/// interfaces of other plugins, and who is masqueraded on the way.
 pub(super) fn version_of(plan: &Plan) -> u32 {
-    let [second, third, fourth, fifth, sixth, seventh] = WRITTEN;
+    let [second, third, fourth, fifth, sixth, seventh, eighth, ninth] = WRITTEN;
     let needed = |step: &Step| match step {
+        Step::Translate(translate) if !translate.senders.is_usual() => ninth,
+        Step::FindReach => ninth,
         Step::Translate(translate) if translate.follows_node => fifth,
         Step::Gateway { beside: true, .. } => fifth,
         Step::Translate(_) => fourth,
@@ -51,6 +55,8 @@ pub(super) fn version_of(plan: &Plan) -> u32 {
         Step::EnsureBridge(bridge) if bridge.vlan_filtering => sixth,
         Step::CreateLink(link) if link.port().is_some_and(|it| it.isolated || it.vlans.is_some()) => sixth,
         Step::ClaimDevice(_) | Step::SetDevice(_) | Step::MoveDevice => seventh,
+        Step::ProtectAddresses | Step::ChooseHostAccess | Step::GiveHostAccess => eighth,
+        Step::ChooseVrf(_) | Step::JoinVrf(_) | Step::CreateLink(Link::Tap(_) | Link::Netkit(_)) => ninth,
         Step::Lease(_)
         | Step::CreateLink(Link::Veth(_) | Link::Macvlan(_))
         | Step::EnsureBridge(_)

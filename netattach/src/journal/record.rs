@@ -280,10 +280,12 @@ impl Record {
         self.encode(&Line::Namespace(netns_cookie))
     }
 
-    /// To be called before the effect of a step that has an inverse.
-    pub fn begin(&mut self, step: StepRef) -> Result<(), JournalError> {
-        self.begun.insert(step);
-        self.append(&Line::Began(step))
+    /// To be called before the effects of steps that have an inverse. Written at once.
+    pub fn begin(&mut self, steps: &[StepRef]) -> Result<(), JournalError> {
+        self.begun.extend(steps);
+        let Some((last, others)) = steps.split_last() else { return Ok(()) };
+        others.iter().try_for_each(|step| self.encode(&Line::Began(*step)))?;
+        self.append(&Line::Began(*last))
     }
 
     /// To be called after a step's effect. The line is written together with the next one: there is no effect in
@@ -344,6 +346,11 @@ impl Record {
                 files.sync()
             })
             .ok();
+    }
+
+    /// Whether [`Record::start_sync`] was called, and nobody has waited for it since.
+    pub fn is_being_synced(&self) -> bool {
+        self.sync.is_some()
     }
 
     /// Waits until the plan is on disk.

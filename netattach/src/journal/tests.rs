@@ -33,12 +33,12 @@ fn write_record(store: &Store) -> Record {
     .unwrap();
     let mut record = store.create(key(), plan).unwrap();
     for step in 0..3 {
-        record.begin(StepRef(0, step)).unwrap();
+        record.begin(&[StepRef(0, step)]).unwrap();
         record
             .done(StepRef(0, step), Output::Delegate { result: json!({"text": "a\nb", "n": step}).into() })
             .unwrap();
     }
-    record.begin(StepRef(0, 3)).unwrap();
+    record.begin(&[StepRef(0, 3)]).unwrap();
     record
 }
 
@@ -317,6 +317,8 @@ fn a_step_that_version_2_has_no_words_for_is_written_as_a_later_version() {
     let mut following = translate.clone();
     following["follows_node"] = true.into();
     let beside = json!({"step": "gateway", "bridge": "br0", "force": false, "beside": true});
+    let mut masked = translate.clone();
+    masked["senders"] = "all".into();
     let veth = |port: serde_json::Value| {
         json!({
             "step": "create-veth", "host_name": "na0", "pod_name": "eth0", "group": 1, "port": port,
@@ -339,8 +341,22 @@ fn a_step_that_version_2_has_no_words_for_is_written_as_a_later_version() {
         json!({"step": "create-dummy", "pod_name": "eth0", "group": 1}),
     ];
     let earlier = [(host_local, 2), (fixed, 3), (translate, 4), (following, 5), (beside, 5)];
-    let of_device = (json!({"step": "move-device"}), 7);
-    for (lease, version) in earlier.into_iter().chain(latest.map(|step| (step, 6))).chain([of_device]) {
+    let later = [
+        (json!({"step": "move-device"}), 7),
+        (json!({"step": "protect-addresses"}), 8),
+        (json!({"step": "choose-host-access"}), 8),
+        (json!({"step": "choose-vrf", "name": "blue"}), 9),
+        (json!({"step": "create-tap", "pod_name": "eth0", "group": 1, "access": {"owner": 0}}), 9),
+        (
+            json!({"step": "create-netkit", "host_name": "na0", "pod_name": "eth0", "group": 1,
+                "ways": {"mode": "l2", "policy": "pass", "peer_policy": "drop"}}),
+            9,
+        ),
+        (json!({"step": "join-vrf", "name": "blue", "table": 5}), 9),
+        (json!({"step": "find-reach"}), 9),
+        (masked, 9),
+    ];
+    for (lease, version) in earlier.into_iter().chain(latest.map(|step| (step, 6))).chain(later) {
         let directory = tempfile::tempdir().unwrap();
         let (written, text) = record_of_lease(directory.path(), lease.clone());
         let head = format!("{{\"planned\":{{\"version\":{version}}},\"state\":\"attached\"");
@@ -358,10 +374,10 @@ fn a_step_that_version_2_has_no_words_for_is_written_as_a_later_version() {
         assert!(Store::open(directory.path()).unwrap().load(&key()).map(state_of).unwrap().is_some());
         let continued = fs::read_to_string(directory.path().join("c@eth0.jsonl")).unwrap();
         assert!(continued.starts_with(&text) && continued.ends_with(",\"removing\"]\n"), "{continued}");
-        // An agent that does not know version 7 leaves the record alone and reports it; this agent does the same with
-        // version 8.
-        let foreign = text.replacen(&format!("\"version\":{version}"), "\"version\":8", 1);
-        assert_eq!(judge("c@eth0.jsonl", foreign.as_bytes()), Verdict::Foreign(8));
+        // An agent that does not know version 9 leaves the record alone and reports it; this agent does the same with
+        // version 10.
+        let foreign = text.replacen(&format!("\"version\":{version}"), "\"version\":10", 1);
+        assert_eq!(judge("c@eth0.jsonl", foreign.as_bytes()), Verdict::Foreign(10));
     }
 }
 

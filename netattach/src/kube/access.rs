@@ -106,9 +106,9 @@ impl Missing {
             // What could not be asked stays as it was.
             if let Some(missing) = missing {
                 let mut known = locked(&self.rights);
-                for right in missing.iter().filter(|right| !known.contains(right)) {
-                    let Right { verb, resource, group } = right;
-                    tracing::warn!(verb, resource, group, "the agent may not do this in the cluster");
+                let new: Vec<Right> = missing.iter().filter(|it| !known.contains(it)).copied().collect();
+                for Warning { object, problem } in warnings(&new) {
+                    tracing::warn!(object, problem, "rights are missing");
                 }
                 *known = missing;
             }

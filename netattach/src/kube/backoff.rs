@@ -47,4 +47,11 @@ mod tests {
         backoff.reset();
         assert!(backoff.next() <= ms(200));
     }
+
+    #[test]
+    fn agents_of_a_cluster_do_not_pause_equally_long() {
+        let mut backoff = Backoff::new(Duration::from_secs(10), Duration::from_secs(10));
+        let pauses: std::collections::BTreeSet<Duration> = (0..20).map(|_| backoff.next()).collect();
+        assert!(pauses.len() > 10, "{pauses:?}");
+    }
 }

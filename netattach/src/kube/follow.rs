@@ -183,7 +183,7 @@ impl Follower {
                         listed.finish(cache, self.resource.content);
                         passed(cache, self.resource.content, Some(&version));
                     });
-                    self.view.complete(self.resource);
+                    self.view.complete(self.resource, path);
                     return Ok(Some(Position { path, version }));
                 }
                 Err(error) if error.code() == Some(UNKNOWN) => {}

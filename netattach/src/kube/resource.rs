@@ -118,6 +118,12 @@ pub(super) const NODES_PATH: &str = "/api/v1/nodes";
 pub(super) const METADATA_LIST: &str = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1";
 
 impl Resource {
+    /// What to do where a server does not serve it, or an older version only; empty for what every server has.
+    pub(super) fn remedy(&self) -> &'static str {
+        let is_defined = self.paths.iter().any(|path| path.starts_with("/apis/k8s.cni.cncf.io/"));
+        if is_defined { ": apply its definition, of deploy/base/crds" } else { "" }
+    }
+
     /// Whether it is followed only while something needs it: snapshots do not wait for it.
     pub(super) fn is_on_demand(&self) -> bool {
         matches!(self.content, Content::RemotePods | Content::OwnNode)

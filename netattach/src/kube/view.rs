@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use http::StatusCode;
 use tokio::sync::{Notify, watch};
 
 use super::cache::{self, Cache, MoreProblems};
@@ -20,6 +21,8 @@ use crate::sync::{Mutex, locked};
 
 /// How long a kind may fail before it is reported. A server that is restarted is away for less.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// What helps where a server refuses who the agent says it is.
+const EXPIRED: &str = "; it does not accept the agent's token or certificate: renew the one that the kubeconfig names (in a pod the kubelet does)";
 /// How long the snapshot that has the first policy with pods as peers waits for the pods of other nodes. Without them
 /// the policy would deny what it is to allow.
 const PEERS_PATIENCE: Duration = Duration::from_secs(3);
@@ -64,8 +67,12 @@ struct Following {
     /// All objects have been read at least once.
     complete: bool,
     served: bool,
+    /// The newest version is not served, and this path of an older one is.
+    older: Option<&'static str>,
     /// Since when changes are not followed, and the last reason.
     failing: Option<(Instant, String)>,
+    /// The server has not known the agent since then.
+    expired: bool,
 }
 
 impl View {
@@ -140,15 +147,25 @@ impl View {
         }
     }
 
-    /// All objects of the kind have been read. Whether their changes are followed is not known yet.
-    pub(super) fn complete(&self, resource: &'static Resource) {
-        self.note(resource, |it| (it.complete, it.served) = (true, true));
+    /// All objects of the kind have been read, at that path. Whether their changes are followed is not known yet.
+    pub(super) fn complete(&self, resource: &'static Resource, path: &'static str) {
+        self.note(resource, |it| {
+            (it.complete, it.served) = (true, true);
+            let older = Some(path).filter(|path| resource.paths.first() != Some(path));
+            if older != it.older {
+                it.older = older;
+                if let Some(problem) = it.of_an_older_version() {
+                    tracing::warn!(kind = resource.name, problem, "an older version of the kind is followed");
+                }
+            }
+        });
         self.changed.notify_one();
     }
 
     /// Changes of the kind are being followed.
     pub(super) fn following(&self, resource: &'static Resource) {
         self.note(resource, |it| {
+            it.expired = false;
             if let Some((since, _)) = it.failing.take()
                 && since.elapsed() >= PATIENCE
             {
@@ -159,12 +176,17 @@ impl View {
 
     /// The kind cannot be followed at present.
     pub(super) fn failing(&self, resource: &'static Resource, error: &RequestError) {
-        let message = Chain(error).to_string();
-        self.note(resource, |it| match &mut it.failing {
-            Some((_, known)) => *known = message,
-            None => {
+        let expired = error.code() == Some(StatusCode::UNAUTHORIZED.as_u16());
+        let message = format!("{}{}", Chain(error), if expired { EXPIRED } else { "" });
+        self.note(resource, |it| {
+            // A server that refuses the agent has often closed its connections before, which says nothing of why.
+            if it.failing.is_none() || expired && !it.expired {
                 tracing::warn!(kind = resource.name, error = message, "not followed; it will be tried again");
-                it.failing = Some((Instant::now(), message));
+            }
+            it.expired |= expired;
+            match &mut it.failing {
+                Some((_, known)) => *known = message,
+                None => it.failing = Some((Instant::now(), message)),
             }
         });
     }
@@ -180,9 +202,10 @@ impl View {
     pub(super) fn unserved(&self, resource: &'static Resource) {
         self.note(resource, |it| {
             if it.served {
+                let remedy = resource.remedy();
                 tracing::warn!(
                     kind = resource.name,
-                    "the API server does not serve this kind; it will be asked again"
+                    "the API server does not serve this kind{remedy}; it will be asked again"
                 );
             }
             it.served = false;
@@ -355,7 +378,7 @@ impl Followed {
 
 impl Following {
     fn new(resource: &'static Resource) -> Self {
-        Self { resource, complete: false, served: true, failing: None }
+        Self { resource, complete: false, served: true, older: None, failing: None, expired: false }
     }
 
     fn missing(&self) -> String {
@@ -366,14 +389,26 @@ impl Following {
         }
     }
 
+    /// What an older version lacks.
+    fn of_an_older_version(&self) -> Option<String> {
+        let version = self.older?.rsplit('/').nth(1).unwrap_or_default();
+        Some(format!(
+            "the API server serves {version} alone, and may cut a policy's endPort off, so that of a range of ports its first \
+             one is left{}",
+            self.resource.remedy()
+        ))
+    }
+
     fn warning(&self) -> Option<Warning> {
         let problem = match &self.failing {
             Some((since, error)) if since.elapsed() >= PATIENCE => format!(
                 "not followed for {} s, the last known objects stay in force: {error}",
                 since.elapsed().as_secs()
             ),
-            _ if !self.served => "the API server does not serve this kind".to_owned(),
-            _ => return None,
+            _ if !self.served => {
+                format!("the API server does not serve this kind{}", self.resource.remedy())
+            }
+            _ => self.of_an_older_version()?,
         };
         Some(Warning { object: self.resource.name.to_owned(), problem })
     }

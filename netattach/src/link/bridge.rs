@@ -85,12 +85,9 @@ impl Driver for Bridge {
         let name = config.bridge.filter(|name| !name.is_empty()).unwrap_or_else(|| DEFAULT_NAME.into());
         check_link_name("bridge", &name)?;
         let mtu = check_mtu(config.mtu)?;
-        let gateway = config.is_gateway || config.is_default_gateway;
         let ipam = request.ipam()?;
-        if gateway && ipam.is_none() {
-            return Err(PlanError::IpamMissing("a bridge that is to be a gateway"));
-        }
-
+        // Without addresses there is nobody to be a gateway for.
+        let gateway = (config.is_gateway || config.is_default_gateway) && ipam.is_some();
         if config.disable_container_interface && ipam.is_some() {
             let reason = "an interface that stays down has no use for ipam".into();
             return Err(PlanError::Value { key: "disableContainerInterface", reason });
@@ -106,8 +103,8 @@ impl Driver for Bridge {
             return Err(PlanError::Value { key: "bridge", reason });
         }
 
-        let reach = Reach { device, bridged: true, routed: gateway };
-        let translation = request.translation(self.kind(), reach)?;
+        let reach = Reach { device, bridged: true, routed: gateway, addressed: ipam.is_some() };
+        let translation = request.translation(reach)?;
         // Bridges that show their frames to the packet filter send translated ones on as frames: a pod that comes to
         // itself by a port of the node, to the port that they came from.
         let comes_back = matches!(&translation, Some(Step::Translate(it)) if !it.ports.is_empty());
@@ -144,7 +141,7 @@ impl Driver for Bridge {
         steps.extend(translation);
         let configure = Configure {
             style: Style::Subnet,
-            default_route: config.is_default_gateway,
+            default_route: gateway && config.is_default_gateway,
             dns: request.dns()?,
             // The node is the router, and advertises nothing: nobody is there to be spoken to by IPv6. What every pod's
             // link-local address sends when it comes is flooded to all pods of the bridge.

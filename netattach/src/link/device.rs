@@ -125,7 +125,8 @@ impl Driver for Sriov {
     }
 
     fn wants(&self, config: &Map<String, Value>) -> Vec<Wanted> {
-        super::read_object(config).ok().and_then(function).map(on_bus).unwrap_or_default()
+        let id = super::read_object(config).ok().and_then(|names| function(names).ok().flatten());
+        id.map(on_bus).unwrap_or_default()
     }
 
     fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError> {
@@ -140,7 +141,7 @@ impl Driver for Sriov {
             ],
         )?;
         let settings = settings(request.read()?)?;
-        let id = match function(request.read()?) {
+        let id = match function(request.read()?)? {
             Some(id) => id,
             // Which one it is follows from the pod.
             None if !request.facts.gathered => DeviceId::Bus(ANY.to_owned()),
@@ -200,10 +201,8 @@ impl Request<'_> {
             // What a process does with the device itself is not paced.
             self.refuse(driver.kind(), &[("bandwidth", json!({}))])?;
         }
-        if is_driven_by_pod && set.mac.is_some() && device.function.is_none() {
-            let reason =
-                format!("{} is driven by the pod, and has no physical function to set it", device.id);
-            return Err(PlanError::Value { key: "mac", reason });
+        if set.mac.is_some() {
+            check_mac_can_be_set(&device)?;
         }
         let mut steps = vec![Step::ClaimDevice(device)];
         if set != SetDevice::default() {
@@ -231,6 +230,18 @@ impl Request<'_> {
         };
         std::iter::once(Step::ClaimDevice(device)).chain(self.ipam_remains()).collect()
     }
+}
+
+/// Checks that there is somebody to give a device an Ethernet address.
+///
+/// # Errors
+/// The pod drives it, and it has no physical function.
+pub fn check_mac_can_be_set(device: &Device) -> Result<(), PlanError> {
+    if device.userspace.is_some() && device.function.is_none() {
+        let reason = format!("{} is driven by the pod, and has no physical function to set it", device.id);
+        return Err(PlanError::Value { key: "mac", reason });
+    }
+    Ok(())
 }
 
 fn on_bus(id: DeviceId) -> Vec<Wanted> {
@@ -265,17 +276,25 @@ fn host_device(names: Names) -> Result<Option<DeviceId>, PlanError> {
         ("pciBusID", pci_bus_id),
         ("deviceID", device_id),
     ];
+    first_on_bus(named)
+}
+
+/// The virtual function that the keys of `sriov` name.
+fn function(names: Names) -> Result<Option<DeviceId>, PlanError> {
+    let named = [
+        ("runtimeConfig.deviceID", names.runtime.and_then(|runtime| runtime.device_id)),
+        ("deviceID", names.device_id),
+        ("pciBusID", names.pci_bus_id),
+    ];
+    first_on_bus(named)
+}
+
+/// The device that the first of these keys names which has a value.
+fn first_on_bus(named: [(&'static str, Option<String>); 3]) -> Result<Option<DeviceId>, PlanError> {
     match named.into_iter().find_map(|(key, name)| Some((key, given(name)?))) {
         Some((key, name)) => Ok(Some(DeviceId::Bus(check_bus_name(key, name)?))),
         None => Ok(None),
     }
-}
-
-/// The virtual function that the keys of `sriov` name.
-fn function(names: Names) -> Option<DeviceId> {
-    let runtime = names.runtime.and_then(|runtime| runtime.device_id);
-    let named = given(runtime).or(given(names.device_id)).or(given(names.pci_bus_id))?;
-    check_bus_name("deviceID", named).ok().map(DeviceId::Bus)
 }
 
 /// Returns a name that is one component of a path.

@@ -86,6 +86,12 @@ fn what_names_no_device_is_refused_by_its_key() {
         ),
         ("sriov", json!({"deviceID": VF}), (11, "there is no device 0000:03:02.1 on a bus of this node")),
         ("host-device", json!({"pciBusID": "../x"}), (7, "key pciBusID: \"../x\" is no name")),
+        ("sriov", json!({"deviceID": "../x"}), (7, "key deviceID: \"../x\" is no name of a device on a bus")),
+        (
+            "sriov",
+            json!({"deviceID": VF, "runtimeConfig": {"deviceID": "a/b"}}),
+            (7, "key runtimeConfig.deviceID: \"a/b\" is no name of a device on a bus"),
+        ),
         ("sriov", json!({}), (7, "key deviceID: missing; a device plugin's resource names it")),
         (
             "host-device",

@@ -7,7 +7,7 @@
 //! and a pod that a policy selects is refused it.
 
 use serde::Deserialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::{Driver, PlanError, Request, Wanted, parent, parent_for_mtu};
 use crate::spec;
@@ -40,6 +40,7 @@ impl Driver for Ipvlan {
 
     fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError> {
         request.refuse_on_parent(self)?;
+        request.refuse(self.kind(), &[("hostAccess", json!(false))])?;
         if request.mac()?.is_some() {
             let reason = "an ipvlan has the address of its parent".to_owned();
             return Err(PlanError::Value { key: "mac", reason });

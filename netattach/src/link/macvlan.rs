@@ -1,13 +1,14 @@
 //! `macvlan`: an interface of the pod with an address of its own on a parent of the node; and `macvtap`, the same for a
 //! program that reads and writes frames by a character device.
 //!
-//! The keys are those of the plugin `macvlan` in containernetworking/plugins, and `bandwidth`. Policy is enforced on the
+//! The keys are those of the plugin `macvlan` in containernetworking/plugins, `hostAccess` and `bandwidth`. Policy is enforced on the
 //! parent, except for a macvlan that takes the whole parent over; with a parent in the pod, on the interface itself.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use super::{Driver, PlanError, Request, Wanted, parent, parent_for_mtu};
+use crate::cni::json::null_is_default;
 use crate::spec;
 use crate::step::{Configure, Step};
 
@@ -29,8 +30,10 @@ struct Config {
     mtu: Option<u32>,
     #[serde(default)]
     bcqueuelen: Option<u32>,
-    #[serde(default, rename = "linkLocal")]
+    #[serde(default, rename = "linkLocal", deserialize_with = "null_is_default")]
     link_local: bool,
+    #[serde(default, rename = "hostAccess", deserialize_with = "null_is_default")]
+    host_access: bool,
 }
 
 impl Driver for Macvlan {
@@ -57,22 +60,23 @@ impl Driver for Macvlan {
         let config: Config = request.read()?;
         let parent = parent(config.master)?;
         let mtu = request.mtu_on(parent.as_deref(), config.mtu)?;
-        let mut steps = vec![Step::CreateLink(spec::Link::Macvlan(spec::Macvlan {
+        let in_pod = request.is_in_pod()?;
+        let mode = mode(config.mode.as_deref())?;
+        let link = spec::Link::Macvlan(spec::Macvlan {
             pod_name: request.ifname.to_owned(),
             parent,
-            mode: mode(config.mode.as_deref())?,
+            mode,
             mtu,
             mac: request.mac()?,
             group: request.group,
             broadcast_queue: config.bcqueuelen.filter(|length| *length != 0),
             tap: self.tap,
-            in_pod: request.is_in_pod()?,
-        }))];
+            in_pod,
+        });
         let ipam = request.ipam()?;
         let addressed = ipam.is_some();
         let is_checked =
             request.protect.is_some_and(|protect| protect.check_addresses) && self.is_judged(request.config);
-        steps.extend(ipam);
         let configure = Configure {
             dns: request.dns()?,
             // What it would be good for does not pass: a pod sends from the addresses of its lease only, so not from one that
@@ -81,7 +85,21 @@ impl Driver for Macvlan {
             v4_alone: addressed && is_checked && !config.link_local,
             ..Configure::default()
         };
-        steps.extend(request.finish(addressed, configure)?);
+        let apart =
+            (mode != spec::MacvlanMode::Bridge).then_some("needs mode bridge: the others keep it apart");
+        let host_access = request.host_access(config.host_access, apart, addressed)?;
+        let protect = request.protection(addressed)?;
+        let mut steps = vec![Step::CreateLink(link)];
+        match (ipam, protect) {
+            // A plugin may ask the network for the address. What the pod sends then passes its parent only as a frame of a
+            // known address.
+            (Some(asks @ Step::Delegate(_)), Some(protect)) if !in_pod => {
+                steps.extend([protect, asks, Step::ProtectAddresses]);
+            }
+            (ipam, protect) => steps.extend(ipam.into_iter().chain(protect)),
+        }
+        steps.push(Step::Configure(configure));
+        steps.extend(host_access);
         Ok(steps)
     }
 

@@ -4,11 +4,12 @@
 //! The same drivers serve the agent and the plain CNI executables.
 //!
 //! Drivers: `bridge`, `veth`, `ptp`, `macvlan` (and `macvtap`), `ipvlan`, `vlan`, `dummy`,
-//! `loopback`; `host-device` and `sriov`, which take a device of the node (`device`). The facts about
+//! `tap`, `netkit`, `loopback`; `host-device` and `sriov`, which take a device of the node (`device`). The facts about
 //! the node that they need before they plan are in [`facts`]; the VLANs of a bridge's port are read in `bridge_vlans`,
-//! what the node translates for a pod in `translation`, what it may send in whose name in `sources`. `tuning` and `sbr`
-//! are chained behind any of them.
+//! what the node translates for a pod in `translation`, what it may send in whose name in `sources`. `tuning`, `sbr`,
+//! `vrf`, `portmap` and `bandwidth` are chained behind any of them.
 
+pub mod bandwidth;
 mod bridge;
 mod bridge_vlans;
 mod device;
@@ -17,13 +18,17 @@ pub mod facts;
 mod ipvlan;
 mod loopback;
 mod macvlan;
+mod netkit;
+pub mod portmap;
 mod ptp;
 pub mod sbr;
 pub mod sources;
+mod tap;
 mod translation;
 pub mod tuning;
 mod veth;
 mod vlan;
+pub mod vrf;
 
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
@@ -40,6 +45,7 @@ use crate::npwg::capability::with_bursts;
 use crate::npwg::selection::Bandwidth;
 use crate::spec;
 use crate::step::{Configure, Delegate, Protect, Role, Step};
+pub use device::check_mac_can_be_set;
 use facts::Parent;
 pub use facts::{Facts, Wanted, Wishes};
 
@@ -82,7 +88,7 @@ pub trait Driver: Sync {
     fn remains(&self, request: &Request<'_>) -> Vec<Step>;
 }
 
-static DRIVERS: [&dyn Driver; 11] = [
+static DRIVERS: [&dyn Driver; 13] = [
     &bridge::Bridge,
     &dummy::Dummy,
     &device::HostDevice,
@@ -90,8 +96,10 @@ static DRIVERS: [&dyn Driver; 11] = [
     &loopback::Loopback,
     &macvlan::MACVLAN,
     &macvlan::MACVTAP,
+    &netkit::Netkit,
     &ptp::Ptp,
     &device::Sriov,
+    &tap::Tap,
     &veth::Veth,
     &vlan::Vlan,
 ];
@@ -102,7 +110,7 @@ pub fn driver(kind: &str) -> Option<&'static dyn Driver> {
 }
 
 /// The plugin types that change an interface which another plugin has made.
-pub const CHAINED: [&str; 2] = [tuning::KIND, sbr::KIND];
+pub const CHAINED: [&str; 5] = [tuning::KIND, sbr::KIND, vrf::KIND, portmap::KIND, bandwidth::KIND];
 
 /// The interface types that netattach implements itself.
 pub fn kinds() -> impl Iterator<Item = &'static str> {
@@ -294,7 +302,8 @@ impl Request<'_> {
             group: self.group,
             port: None,
         };
-        std::iter::once(Step::CreateLink(spec::Link::Veth(made))).chain(self.ipam_remains()).collect()
+        let link = Step::CreateLink(spec::Link::Veth(made));
+        std::iter::once(link).chain(self.ipam_remains()).chain([self.translation_remains()]).collect()
     }
 
     fn is_executed(&self, kind: &str) -> bool {
@@ -333,7 +342,18 @@ impl Request<'_> {
     /// The requested limits: `bandwidth` of `runtimeConfig`, else of the configuration, with the keys of the
     /// capability.
     fn bandwidth(&self) -> Result<Option<Bandwidth>, PlanError> {
-        const KEY: &str = "bandwidth";
+        let limits = self.limits()?;
+        if limits.is_some() && self.protect.is_none() {
+            let reason =
+                "needs the dataplane, which only netattachd has; chain the plugin bandwidth".to_owned();
+            return Err(PlanError::Value { key: bandwidth::CAPABILITY, reason });
+        }
+        Ok(limits)
+    }
+
+    /// The same, whether or not there is a dataplane.
+    fn limits(&self) -> Result<Option<Bandwidth>, PlanError> {
+        const KEY: &str = bandwidth::CAPABILITY;
         let wrong = |reason: String| PlanError::Value { key: KEY, reason };
         let asked = self.config.get("runtimeConfig").and_then(|asked| asked.get(KEY));
         let Some(value) = asked.or_else(|| self.config.get(KEY)).filter(|value| !value.is_null()) else {
@@ -365,9 +385,6 @@ impl Request<'_> {
         if limits.ingress_rate.is_none() && limits.egress_rate.is_none() {
             return Ok(None);
         }
-        if self.protect.is_none() {
-            return Err(wrong("needs the dataplane, which only netattachd has".to_owned()));
-        }
         Ok(Some(with_bursts(limits)))
     }
 
@@ -388,11 +405,16 @@ impl Request<'_> {
         addressed: bool,
         configure: Configure,
     ) -> Result<impl Iterator<Item = Step> + use<>, PlanError> {
+        Ok(self.protection(addressed)?.into_iter().chain([Step::Configure(configure)]))
+    }
+
+    /// The step that protects the interface, where there is a dataplane.
+    fn protection(&self, addressed: bool) -> Result<Option<Step>, PlanError> {
         let bandwidth = self.bandwidth()?;
         let sources = sources::parse(self)?;
         // The fast path finds pods by the addresses that are theirs alone.
         let fast_path = self.fast_path()? && sources.is_full();
-        let protect = self.protect.map(|protect| {
+        Ok(self.protect.map(|protect| {
             Step::Protect(Protect {
                 check_mac: protect.check_mac && sources.mac,
                 check_addresses: protect.check_addresses && sources.addresses && addressed,
@@ -402,8 +424,7 @@ impl Request<'_> {
                 fast_path,
                 ..protect.clone()
             })
-        });
-        Ok(protect.into_iter().chain([Step::Configure(configure)]))
+        }))
     }
 
     /// Refuses the keys that no link on a parent can have, and `bandwidth` where its traffic is not judged.
@@ -417,6 +438,29 @@ impl Request<'_> {
             self.refuse(driver.kind(), &[("bandwidth", json!({})), (sources::VLANS, json!([]))])?;
         }
         Ok(())
+    }
+
+    /// The last steps of an interface on a parent that the node and the pod reach each other by. `apart`: what keeps the
+    /// two apart whatever is done, if anything does.
+    fn host_access(
+        &self,
+        asked: bool,
+        apart: Option<&str>,
+        addressed: bool,
+    ) -> Result<impl Iterator<Item = Step> + use<>, PlanError> {
+        let in_pod = asked && self.is_in_pod()?;
+        let reason = match apart {
+            _ if !asked => None,
+            Some(reason) => Some(reason),
+            None if in_pod => Some("not with linkInContainer: the parent is the pod's"),
+            None if !addressed => Some("needs ipam: the node's routes lead to addresses"),
+            None if !self.recorded => Some("needs netattachd, which takes back what is made on the node"),
+            None => None,
+        };
+        if let Some(reason) = reason {
+            return Err(PlanError::Value { key: "hostAccess", reason: reason.to_owned() });
+        }
+        Ok(asked.then_some([Step::ChooseHostAccess, Step::GiveHostAccess]).into_iter().flatten())
     }
 
     /// `linkInContainer`: whether `master` is an interface of the pod.

@@ -7,7 +7,7 @@
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::veth::routed_veth;
+use super::veth::{routed_link, veth};
 use super::{Driver, PlanError, Request, Wanted};
 use crate::step::{Configure, Step, Style};
 
@@ -39,7 +39,8 @@ impl Driver for Ptp {
     fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError> {
         let config: Config = request.read()?;
         let configure = Configure { style: Style::PointToPoint, dns: request.dns()?, ..Configure::default() };
-        routed_veth(self, request, config.mtu, configure)
+        let made = veth(request, config.mtu)?;
+        routed_link(self, request, ("a routed veth", made), configure)
     }
 
     fn remains(&self, request: &Request<'_>) -> Vec<Step> {

@@ -157,6 +157,19 @@ pub(super) fn refuse_vlans(request: &Request<'_>, driver: &dyn Driver) -> Result
     request.refuse(driver.kind(), &[(VLANS, json!([]))])
 }
 
+/// Refuses to check what a bridge's port sends: it sends for others.
+pub(super) fn refuse_on_port(request: &Request<'_>) -> Result<(), PlanError> {
+    let Keys { source_check, allowed_addresses, .. } = request.read()?;
+    let reason = "without effect: the tap is a bridge's port, which sends for others".to_owned();
+    if source_check.is_some_and(|check| check != SourceCheck::Off) {
+        return Err(PlanError::Value { key: CHECK, reason });
+    }
+    match allowed_addresses.is_some_and(|list| list != json!([])) {
+        true => Err(PlanError::Value { key: ALLOWED, reason }),
+        false => Ok(()),
+    }
+}
+
 /// Refuses what cannot be on a parent: there an attachment is known by its Ethernet address.
 pub(super) fn refuse_on_parent(request: &Request<'_>, driver: &dyn Driver) -> Result<(), PlanError> {
     let value = request.config.get("sourceCheck").filter(|value| **value == json!("off"));

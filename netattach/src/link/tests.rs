@@ -103,6 +103,9 @@ fn a_bridge_without_any_key_is_a_port_of_cni0_without_addresses() {
         configure(Style::Subnet, false),
     ];
     assert_eq!(plan("bridge", json!({})), expected);
+    // Without addresses it is nobody's gateway, and nothing is translated.
+    let gateway = json!({"isGateway": true, "isDefaultGateway": true, "ipMasq": true, "ipam": {}});
+    assert_eq!(plan("bridge", gateway), expected);
     let harmless = json!({
         "bridge": "", "mtu": 0, "isGateway": null, "ipMasq": false, "vlan": 0, "vlanTrunk": [], "ipam": {},
         "preserveDefaultVlan": false, "macspoofchk": false, "enabledad": false, "portIsolation": false,
@@ -165,6 +168,27 @@ fn addresses_from_another_plugin_come_where_our_own_would() {
     assert_eq!(plan("macvlan", config), expected);
 }
 
+/// On a parent with programs, what the plugin asks the network by the pod's interface passes only once its address is known.
+#[test]
+fn a_macvlan_is_protected_before_another_plugin_asks_for_its_address() {
+    let protect = Protect::verified();
+    let names = |config: Value| -> Vec<String> {
+        let mut whole = object(json!({"name": "net", "type": "macvlan"}));
+        whole.extend(object(config));
+        let args = CniArgs::default();
+        let request = Request { protect: Some(&protect), ..request(&whole, &args) };
+        let steps = driver("macvlan").unwrap().plan(&request).unwrap();
+        steps.iter().skip(1).map(Step::describe).collect()
+    };
+    let (protect, configure) = ("load policy and counters", "configure the pod's interface");
+    let asking = json!({"ipam": {"type": "dhcp"}});
+    assert_eq!(names(asking.clone()), [protect, "run plugin dhcp", "load its addresses", configure]);
+    let mut in_pod = asking;
+    in_pod["linkInContainer"] = true.into();
+    assert_eq!(names(in_pod), ["run plugin dhcp", protect, configure]);
+    assert_eq!(names(json!({"ipam": pool()})).last_chunk::<2>().unwrap(), &[protect, configure]);
+}
+
 #[test]
 fn an_address_plugin_under_delegation_exec_is_executed() {
     let config = object(json!({"name": "net", "type": "macvlan", "ipam": pool()}));
@@ -177,11 +201,56 @@ fn an_address_plugin_under_delegation_exec_is_executed() {
 }
 
 #[test]
+fn the_node_reaches_what_is_on_its_parent_where_that_can_be() {
+    let of = |kind: &str, keys: Value| {
+        let mut config = json!({"master": "eth1", "hostAccess": true, "ipam": pool()});
+        config.as_object_mut().unwrap().extend(object(keys));
+        plan_with(kind, &config, "").map_err(|error| error.to_string())
+    };
+    let access = [Step::ChooseHostAccess, Step::GiveHostAccess];
+    for kind in ["macvlan", "macvtap"] {
+        let steps = of(kind, json!({})).unwrap();
+        assert_eq!(steps.last_chunk(), Some(&access), "{kind}");
+        assert!(matches!(steps[steps.len() - 3], Step::Configure(_)));
+        for absent in [json!(false), json!(null)] {
+            let without = of(kind, json!({"hostAccess": absent})).unwrap();
+            assert_eq!(without, steps[..steps.len() - 2]);
+        }
+        // The addresses are given back last, and not while the node's routes lead to them.
+        let (sandbox, planned) = (fixtures::sandbox("c"), fixtures::attachment(kind, steps));
+        let inverses = planned.steps.iter().rev().filter_map(|step| inverse(&sandbox, &planned, step, None));
+        let inverses: Vec<Inverse<'_>> = inverses.collect();
+        let at = |is: fn(&Inverse<'_>) -> bool| inverses.iter().position(is).unwrap();
+        let forgotten = at(|it| matches!(it, Inverse::ForgetHostAccess(_)));
+        let released = at(|it| matches!(it, Inverse::Release { .. }));
+        assert!(forgotten < released && inverses[released].needs(&inverses[forgotten]));
+        assert_eq!(inverses.iter().filter(|it| it.needs(&inverses[forgotten])).count(), 1);
+        assert!(!inverses.iter().any(|it| it.needs(&inverses[released])));
+    }
+    for (kind, keys, reason) in [
+        ("macvlan", json!({"mode": "private"}), "needs mode bridge: the others keep it apart"),
+        ("macvlan", json!({"mode": "vepa"}), "needs mode bridge: the others keep it apart"),
+        ("macvlan", json!({"mode": "passthru"}), "needs mode bridge: the others keep it apart"),
+        ("macvlan", json!({"linkInContainer": true}), "not with linkInContainer: the parent is the pod's"),
+        ("macvlan", json!({"ipam": {}}), "needs ipam: the node's routes lead to addresses"),
+    ] {
+        assert_eq!(of(kind, keys), Err(format!("key hostAccess: {reason}")));
+    }
+    let (config, args) =
+        (object(json!({"name": "net", "hostAccess": true, "ipam": pool()})), CniArgs::default());
+    let plain = Request { recorded: false, ..request(&config, &args) };
+    let refused = driver("macvlan").unwrap().plan(&plain).unwrap_err().to_string();
+    assert_eq!(refused, "key hostAccess: needs netattachd, which takes back what is made on the node");
+}
+
+#[test]
 fn a_macvlan_without_any_key_sits_on_the_default_route_in_bridge_mode() {
     let expected = [Step::CreateLink(spec::Link::Macvlan(macvlan())), configure(Style::Subnet, false)];
     assert_eq!(plan("macvlan", json!({})), expected);
     let harmless = json!({"master": "", "mode": "", "mtu": 0, "bcqueuelen": 0, "linkInContainer": false});
     assert_eq!(plan("macvlan", harmless), expected);
+    let absent = json!({"master": null, "mode": null, "mtu": null, "bcqueuelen": null, "linkInContainer": null, "linkLocal": null});
+    assert_eq!(plan("macvlan", absent), expected);
 }
 
 #[test]
@@ -237,9 +306,6 @@ fn a_point_to_point_link_is_a_routed_veth_with_its_subnets_gateway() {
     assert_eq!(plan("ptp", config), expected);
     let (code, message) = refusal("ptp", &json!({}), "");
     assert_eq!((code, message.as_str()), (7, "key ipam: missing, and a routed veth needs addresses"));
-    let (code, message) = refusal("ptp", &json!({"ipMasq": true, "ipam": pool()}), "");
-    let expected = "key ipMasq: needs the node's packet filter, which only netattachd has";
-    assert_eq!((code, message.as_str()), (7, expected));
 }
 
 fn ids(first: u16, last: u16) -> (u16, u16) {
@@ -346,13 +412,11 @@ fn masquerade_of_a_point_to_point_link_is_by_its_end_on_the_node() {
         device: "naca4978b4555a3".into(),
         bridged: false,
         masquerade: Some(Vec::new()),
-        follows_node: false,
-        ports: Vec::new(),
+        ..crate::step::Translate::default()
     };
-    assert!(steps.contains(&Step::Translate(masquerade)), "{steps:?}");
-    let (code, message) = refusal("ptp", &json!({"ipMasq": true, "ipam": pool()}), "");
-    let expected = "key ipMasq: needs the node's packet filter, which only netattachd has";
-    assert_eq!((code, message.as_str()), (7, expected));
+    assert!(steps.contains(&Step::Translate(masquerade.clone())), "{steps:?}");
+    // Without an agent too.
+    assert!(plan("ptp", json!({"ipMasq": true, "ipam": pool()})).contains(&Step::Translate(masquerade)));
 }
 
 #[test]
@@ -402,6 +466,130 @@ fn a_vlan_and_a_dummy_are_made_in_the_pod() {
         refusal("dummy", &json!({}), ""),
         (7, "key ipam: missing, and a dummy needs addresses".into())
     );
+}
+
+#[test]
+fn a_tap_is_made_in_the_pod_and_a_bridges_port_sends_for_others() {
+    let tap = |access, bridge: Option<&str>| spec::Tap {
+        pod_name: "net1".into(),
+        mtu: None,
+        mac: None,
+        group: GROUP,
+        access,
+        bridge: bridge.map(Into::into),
+    };
+    let all = spec::TapAccess { owner: Some(0), group: Some(107), multi_queue: true };
+    let full = spec::Tap { mtu: Some(1400), mac: Some(MAC.parse().unwrap()), ..tap(all, Some("br0")) };
+    let made = |tap| Step::CreateLink(spec::Link::Tap(tap));
+    let keys = json!({"mtu": 1400, "mac": MAC, "owner": 0, "group": 107, "multiQueue": true, "bridge": "br0",
+        "selinuxContext": "", "ipam": pool()});
+    assert_eq!(plan("tap", keys), [made(full), lease("tap"), configure(Style::Subnet, false)]);
+    let none = json!({"mtu": 0, "owner": null, "group": null, "multiQueue": null, "bridge": "", "mac": ""});
+    let expected = [made(tap(spec::TapAccess::default(), None)), configure(Style::Subnet, false)];
+    assert_eq!(plan("tap", none), expected);
+    for (config, expected) in [
+        (json!({"bridge": "net1"}), "key bridge: \"net1\" is the interface that is to be made"),
+        (
+            json!({"bridge": "br0", "sourceCheck": "full"}),
+            "key sourceCheck: without effect: the tap is a bridge's port, which sends for others",
+        ),
+        (
+            json!({"bridge": "br0", "sourceCheck": "mac"}),
+            "key sourceCheck: without effect: the tap is a bridge's port, which sends for others",
+        ),
+        (
+            json!({"bridge": "br0", "allowedAddresses": ["10.1.0.9"]}),
+            "key allowedAddresses: without effect: the tap is a bridge's port, which sends for others",
+        ),
+        (json!({"owner": u32::MAX}), "key owner: 4294967295 is nobody's number"),
+        (json!({"group": u32::MAX}), "key group: 4294967295 is nobody's number"),
+        (json!({"mtu": 60}), "key mtu: 60 is not between 68 and 65535"),
+    ] {
+        assert_eq!(refusal("tap", &config, ""), (7, expected.to_owned()));
+    }
+    let checked = |keys: Value| {
+        let protect = Protect::verified();
+        let (mut config, args) = (object(keys), CniArgs::default());
+        config.insert("name".into(), "net".into());
+        let steps =
+            driver("tap").unwrap().plan(&Request { protect: Some(&protect), ..request(&config, &args) });
+        steps.unwrap().into_iter().find_map(|step| match step {
+            Step::Protect(protect) => Some((protect.check_mac, protect.check_addresses, protect.fast_path)),
+            _ => None,
+        })
+    };
+    assert_eq!(checked(json!({"ipam": pool()})), Some((true, true, true)));
+    assert_eq!(checked(json!({"ipam": pool(), "bridge": "br0"})), Some((false, false, true)));
+    let off = json!({"ipam": pool(), "bridge": "br0", "sourceCheck": "off", "allowedAddresses": []});
+    assert_eq!(checked(off), Some((false, false, false)));
+}
+
+#[test]
+fn a_netkit_that_drops_what_goes_to_its_pod_is_not_on_the_fast_path() {
+    let on_fast_path = |keys: Value| {
+        let (protect, args) = (Protect::verified(), CniArgs::default());
+        let mut config = object(keys);
+        config.extend(object(json!({"name": "net", "ipam": pool()})));
+        let steps =
+            driver("netkit").unwrap().plan(&Request { protect: Some(&protect), ..request(&config, &args) });
+        steps.unwrap().into_iter().find_map(|step| match step {
+            Step::Protect(protect) => Some(protect.fast_path),
+            _ => None,
+        })
+    };
+    assert_eq!(on_fast_path(json!({})), Some(true));
+    assert_eq!(on_fast_path(json!({"policy": "drop"})), Some(false));
+    // What the pod sends has met this one before it is redirected.
+    assert_eq!(on_fast_path(json!({"peerPolicy": "drop"})), Some(true));
+}
+
+#[test]
+fn a_netkit_is_routed_and_has_the_kernels_defaults() {
+    let netkit = |ways| spec::Netkit {
+        host_name: host_name("c1", "net1"),
+        pod_name: "net1".into(),
+        mtu: None,
+        mac: None,
+        group: GROUP,
+        ways,
+    };
+    let steps = |made, style| {
+        let create = Step::CreateLink(spec::Link::Netkit(made));
+        vec![
+            create,
+            lease("netkit"),
+            Step::EnsureForwarding,
+            Step::RouteToPod,
+            configure(Style::Routed, style),
+        ]
+    };
+    let usual = spec::NetkitWays {
+        mode: spec::NetkitMode::L3,
+        policy: spec::NetkitPolicy::Pass,
+        peer_policy: spec::NetkitPolicy::Pass,
+    };
+    assert_eq!(plan("netkit", json!({"ipam": pool()})), steps(netkit(usual), false));
+    let ways = spec::NetkitWays {
+        mode: spec::NetkitMode::L2,
+        policy: spec::NetkitPolicy::Drop,
+        peer_policy: spec::NetkitPolicy::Drop,
+    };
+    let full = spec::Netkit { mtu: Some(1400), mac: Some(MAC.parse().unwrap()), ..netkit(ways) };
+    let keys = json!({"mode": "l2", "policy": "drop", "peerPolicy": "blackhole", "mtu": 1400, "mac": MAC,
+        "isDefaultGateway": true, "ipam": pool()});
+    assert_eq!(plan("netkit", keys), steps(full, true));
+    for (config, expected) in [
+        (json!({}), "key ipam: missing, and a netkit needs addresses"),
+        (json!({"mode": "l4", "ipam": pool()}), "key mode: \"l4\" is not one of l2, l3"),
+        (json!({"policy": "next", "ipam": pool()}), "key policy: \"next\" is not one of pass, drop"),
+        (json!({"peerPolicy": "x", "ipam": pool()}), "key peerPolicy: \"x\" is not one of pass, drop"),
+        (
+            json!({"mac": MAC, "ipam": pool()}),
+            "key mac: a netkit in mode l3 has no Ethernet address; use mode l2",
+        ),
+    ] {
+        assert_eq!(refusal("netkit", &config, ""), (7, expected.to_owned()));
+    }
 }
 
 #[test]
@@ -575,12 +763,12 @@ fn what_is_not_carried_out_is_refused_with_key_and_value() {
         (code::UNSUPPORTED_FIELD, message)
     };
     for (kind, key, value) in [
-        ("bridge", "ipMasqBackend", json!("iptables")),
-        ("ptp", "ipMasqBackend", json!("iptables")),
-        ("veth", "ipMasqBackend", json!("iptables")),
         ("macvtap", "bcqueuelen", json!(5)),
         ("dummy", "fastPath", json!(true)),
+        ("tap", "fastPath", json!(true)),
+        ("tap", "selinuxContext", json!("a:b:c:d")),
         ("ipvlan", "fastPath", json!(true)),
+        ("ipvlan", "hostAccess", json!(true)),
     ] {
         let mut config = json!({"ipam": pool()});
         config[key] = value.clone();
@@ -606,16 +794,6 @@ fn what_means_nothing_is_refused_with_its_key() {
             "bridge",
             json!({"isGateway": "yes"}),
             "key isGateway: invalid type: string \"yes\", expected a boolean",
-        ),
-        (
-            "bridge",
-            json!({"isGateway": true}),
-            "key ipam: missing, and a bridge that is to be a gateway needs addresses",
-        ),
-        (
-            "bridge",
-            json!({"isDefaultGateway": true, "ipam": {}}),
-            "key ipam: missing, and a bridge that is to be a gateway needs addresses",
         ),
         (
             "bridge",
@@ -692,14 +870,16 @@ fn every_kind_has_a_driver_and_no_other_name_has() {
         "loopback",
         "macvlan",
         "macvtap",
+        "netkit",
         "ptp",
         "sriov",
+        "tap",
         "veth",
         "vlan",
     ];
     assert_eq!(kinds().collect::<Vec<_>>(), expected);
     assert!(kinds().all(|kind| driver(kind).is_some_and(|driver| driver.kind() == kind)));
-    assert!(["", "host-local", "tap", "Bridge"].iter().all(|name| driver(name).is_none()));
+    assert!(["", "host-local", "tun", "Bridge"].iter().all(|name| driver(name).is_none()));
 }
 
 #[test]
@@ -725,6 +905,7 @@ fn configuration() -> impl Strategy<Value = (&'static str, Map<String, Value>)> 
         ("mode", vec![json!("vepa"), json!("x")]),
         ("mac", vec![json!(MAC), json!("x")]),
         ("vlan", vec![json!(0), json!(7)]),
+        ("ipMasq", vec![json!(true)]),
         (
             "ipam",
             vec![
@@ -768,11 +949,16 @@ fn leaves_its_own(step: &Step) -> bool {
         | Step::PrepareDeviceInfo(_)
         | Step::NoteProperties(_)
         | Step::ChooseTables(_)
+        | Step::ChooseVrf(_)
+        | Step::ChooseHostAccess
         | Step::RouteBySource => true,
         Step::EnsureBridge(_)
+        | Step::ProtectAddresses
+        | Step::GiveHostAccess
         | Step::SetDevice(_)
         | Step::MoveDevice
         | Step::RaiseLoopback
+        | Step::FindReach
         | Step::FindDevice
         | Step::Gateway { .. }
         | Step::EnsureForwarding
@@ -780,6 +966,7 @@ fn leaves_its_own(step: &Step) -> bool {
         | Step::Configure(_)
         | Step::Tune(_)
         | Step::UseTables(_)
+        | Step::JoinVrf(_)
         | Step::ReadDeviceInfo(_)
         | Step::MoveDefaultRoutes { .. } => false,
     }
@@ -787,7 +974,9 @@ fn leaves_its_own(step: &Step) -> bool {
 
 /// The inverses of the steps, with only the part of a lease's configuration that releasing reads.
 fn inverses(sandbox: &Sandbox, attachment: &AttachmentPlan) -> Vec<String> {
-    let inverses = attachment.steps.iter().filter_map(|step| inverse(sandbox, attachment, step, None));
+    // Whoever keeps no record asks for this one whether or not something was translated.
+    let steps = attachment.steps.iter().filter(|step| !matches!(step, Step::Translate(_)));
+    let inverses = steps.filter_map(|step| inverse(sandbox, attachment, step, None));
     let text = |inverse| match inverse {
         Inverse::Release { config, owner } => format!("release {:?} of {owner}", config.pool()),
         other => format!("{other:?}"),
@@ -807,6 +996,8 @@ proptest! {
         if let Ok(steps) = driver.plan(&request(&config, &args)) {
             let planned = fixtures::attachment(kind, steps);
             prop_assert_eq!(inverses(&sandbox, &planned), inverses(&sandbox, &remains));
+            let translates = |plan: &AttachmentPlan| plan.steps.iter().any(|step| matches!(step, Step::Translate(_)));
+            prop_assert!(!translates(&planned) || translates(&remains));
         }
         if let Ok(steps) = driver.plan(&Request { protect: Some(&protect), ..request(&config, &args) }) {
             let planned = fixtures::attachment(kind, steps);

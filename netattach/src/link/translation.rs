@@ -1,18 +1,18 @@
-//! Which translation of addresses a configuration and a pod ask for: `ipMasq`, `nonMasqueradeCIDRs` and the capability
-//! `portMappings`. Pure.
+//! Which translation of addresses a configuration and a pod ask for: `ipMasq`, `nonMasqueradeCIDRs`, the capability
+//! `portMappings` and `portSenders`. Pure.
 
 use std::net::IpAddr;
 
 use ipnet::IpNet;
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use super::{PlanError, Request};
 use crate::budget;
 use crate::cidr;
 use crate::cni::json::{kind, null_is_default};
 use crate::npwg::selection::{PortMapping, PortProtocol};
-use crate::step::{Step, Translate};
+use crate::step::{PortSenders, Step, Translate};
 
 /// The capability, and how errors name what it brings.
 const CAPABILITY: &str = "portMappings";
@@ -20,6 +20,7 @@ const PORTS: &str = "runtimeConfig.portMappings";
 const EXCEPTIONS: &str = "nonMasqueradeCIDRs";
 const OF_NODE: &str = "nonMasqueradeBuiltin";
 const MASQUERADE: &str = "ipMasq";
+pub(super) const SENDERS: &str = "portSenders";
 
 /// How the node reaches the pods of a network.
 pub(super) struct Reach {
@@ -29,6 +30,8 @@ pub(super) struct Reach {
     pub(super) bridged: bool,
     /// Whether the node routes for them.
     pub(super) routed: bool,
+    /// Whether they have addresses.
+    pub(super) addressed: bool,
 }
 
 #[derive(Deserialize)]
@@ -36,25 +39,46 @@ pub(super) struct Reach {
 struct Config {
     #[serde(default, deserialize_with = "null_is_default")]
     ip_masq: bool,
+    #[serde(default)]
+    ip_masq_backend: Option<String>,
     #[serde(default, rename = "nonMasqueradeCIDRs", deserialize_with = "null_is_default")]
     non_masquerade: Vec<String>,
     #[serde(default, deserialize_with = "null_is_default")]
     non_masquerade_builtin: bool,
+    #[serde(default)]
+    port_senders: Option<String>,
 }
 
 impl Request<'_> {
     /// The step that has the node translate addresses, if any translation is asked for.
-    pub(super) fn translation(&self, plugin: &'static str, reach: Reach) -> Result<Option<Step>, PlanError> {
-        // What the reference plugin chooses between: the agent has one way.
-        let backend = self.config.get("ipMasqBackend");
-        if backend.is_some_and(|name| !name.is_null() && name != "" && name != "nftables") {
-            self.refuse(plugin, &[("ipMasqBackend", json!("nftables"))])?;
-        }
+    pub(super) fn translation(&self, reach: Reach) -> Result<Option<Step>, PlanError> {
         let config: Config = self.read()?;
+        // What the reference plugin chooses between: netattach has one way, which a name of either may stand for, as the
+        // `backend` of `portmap` does. What is translated is the same.
+        let backend = config.ip_masq_backend.as_deref().unwrap_or_default();
+        if !["", "nftables", "iptables"].contains(&backend) {
+            let reason = format!("{backend:?} is neither nftables nor iptables");
+            return Err(PlanError::Value { key: "ipMasqBackend", reason });
+        }
         let masquerade = exceptions(&config)?;
+        let word = config.port_senders.as_deref().filter(|word| !word.is_empty()).unwrap_or("near");
+        let senders = PortSenders::named(word).ok_or_else(|| {
+            let reason = format!("{word:?} is none of near, all and none");
+            PlanError::Value { key: SENDERS, reason }
+        })?;
+        if config.non_masquerade_builtin && self.protect.is_none() {
+            let reason = "needs netattachd, which keeps the list".into();
+            return Err(PlanError::Value { key: OF_NODE, reason });
+        }
         let ports = self.port_mappings()?;
         let key = match (&masquerade, ports.is_empty()) {
             (None, true) => return Ok(None),
+            // As with the reference plugin: nothing has an address to be translated.
+            (Some(_), true) if !reach.addressed => return Ok(None),
+            (_, false) if !reach.addressed => {
+                let reason = "needs ipam: ports of the node lead to addresses".into();
+                return Err(PlanError::Value { key: PORTS, reason });
+            }
             (Some(_), _) => MASQUERADE,
             (None, false) => PORTS,
         };
@@ -63,17 +87,19 @@ impl Request<'_> {
                 "needs isGateway or isDefaultGateway: the node translates only what it routes".into();
             return Err(PlanError::Value { key, reason });
         }
-        if self.protect.is_none() {
-            let reason = "needs the node's packet filter, which only netattachd has".into();
-            return Err(PlanError::Value { key, reason });
-        }
-        let Reach { device, bridged, routed: _ } = reach;
+        let Reach { device, bridged, routed: _, addressed: _ } = reach;
         let follows_node = config.non_masquerade_builtin;
-        Ok(Some(Step::Translate(Translate { device, bridged, masquerade, follows_node, ports })))
+        Ok(Some(Step::Translate(Translate { device, bridged, masquerade, follows_node, ports, senders })))
+    }
+
+    /// The part of a translation that its inverse needs.
+    pub(super) fn translation_remains(&self) -> Step {
+        let device = self.host_name();
+        Step::Translate(Translate { device, ..Translate::default() })
     }
 
     /// The ports of the node that the runtime or the pod asks for.
-    fn port_mappings(&self) -> Result<Vec<PortMapping>, PlanError> {
+    pub(super) fn port_mappings(&self) -> Result<Vec<PortMapping>, PlanError> {
         let asked = self.config.get("runtimeConfig").and_then(|asked| asked.get(CAPABILITY));
         let items = match asked {
             None | Some(Value::Null) => return Ok(Vec::new()),

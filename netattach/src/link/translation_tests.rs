@@ -73,6 +73,7 @@ fn without_a_wish_there_is_no_step() {
     for keys in [
         json!({}),
         json!({"ipMasq": false, "ipMasqBackend": "", "nonMasqueradeCIDRs": []}),
+        json!({"ipMasq": false, "ipMasqBackend": "iptables"}),
         json!({"ipMasq": null, "runtimeConfig": {"portMappings": []}}),
         json!({"runtimeConfig": {"portMappings": [{"hostPort": 0, "containerPort": 80}]}}),
     ] {
@@ -80,6 +81,20 @@ fn without_a_wish_there_is_no_step() {
             assert_eq!(translation(kind, keys.clone()), None, "{keys}");
         }
     }
+}
+
+/// The agent has one way, and existing configurations name either of the reference plugin's.
+#[test]
+fn what_is_translated_does_not_depend_on_the_name_of_a_backend() {
+    let with =
+        |backend: Value| translation("bridge", json!({"ipMasq": true, "ipMasqBackend": backend})).unwrap().0;
+    let expected = with(Value::Null);
+    for backend in ["", "nftables", "iptables"] {
+        assert_eq!(with(json!(backend)), expected, "{backend}");
+    }
+    let refused = refused("bridge", json!({"ipMasq": false, "ipMasqBackend": "ebtables"}));
+    let told = "key ipMasqBackend: \"ebtables\" is neither nftables nor iptables";
+    assert_eq!(refused, (code::INVALID_CONFIG, told.to_owned()));
 }
 
 #[test]
@@ -149,8 +164,32 @@ fn what_cannot_be_translated_is_refused_with_its_reason() {
                 "key {key}: needs isGateway or isDefaultGateway: the node translates only what it routes"
             ))
         );
-        let error = CniError::from(planned("bridge", keys, false).unwrap_err());
-        let message = format!("key {key}: needs the node's packet filter, which only netattachd has");
-        assert_eq!((error.code, error.msg), (code::INVALID_CONFIG, message));
+    }
+    let who = refused("ptp", json!({"portSenders": "some"}));
+    assert_eq!(who, config("key portSenders: \"some\" is none of near, all and none"));
+}
+
+#[test]
+fn without_an_agent_the_same_is_translated_but_for_what_only_an_agent_knows() {
+    let ports = json!([{"hostPort": 8080, "containerPort": 80}]);
+    for kind in ["bridge", "ptp", "veth"] {
+        for senders in ["near", "all", "none"] {
+            let keys = json!({
+                "ipMasq": true, "nonMasqueradeCIDRs": ["10.0.0.0/8"], "portSenders": senders,
+                "runtimeConfig": {"portMappings": ports}
+            });
+            let step = |protected: bool| {
+                let steps = planned(kind, keys.clone(), protected).unwrap();
+                steps.into_iter().find(|step| matches!(step, Step::Translate(_))).unwrap()
+            };
+            assert_eq!(step(false), step(true));
+            let Step::Translate(translate) = step(false) else { panic!("{kind}") };
+            assert_eq!(Some(translate.senders), crate::step::PortSenders::named(senders));
+        }
+        let of_node = json!({"ipMasq": true, "nonMasqueradeBuiltin": true});
+        assert!(planned(kind, of_node.clone(), true).is_ok());
+        let error = CniError::from(planned(kind, of_node, false).unwrap_err());
+        let told = "key nonMasqueradeBuiltin: needs netattachd, which keeps the list";
+        assert_eq!((error.code, error.msg.as_str()), (code::INVALID_CONFIG, told));
     }
 }

@@ -52,7 +52,8 @@ impl Driver for Veth {
             dns: request.dns()?,
             ..Configure::default()
         };
-        routed_veth(self, request, config.mtu, configure)
+        let made = veth(request, config.mtu)?;
+        routed_link(self, request, ("a routed veth", made), configure)
     }
 
     fn remains(&self, request: &Request<'_>) -> Vec<Step> {
@@ -60,30 +61,30 @@ impl Driver for Veth {
     }
 }
 
-/// The steps of a veth that the node routes to.
-pub(super) fn routed_veth(
+/// A veth that the node routes to.
+pub(super) fn veth(request: &Request<'_>, mtu: Option<u32>) -> Result<spec::Link, PlanError> {
+    Ok(spec::Link::Veth(spec::Veth {
+        host_name: request.host_name(),
+        pod_name: request.ifname.to_owned(),
+        mtu: check_mtu(mtu)?,
+        mac: request.mac()?,
+        group: request.group,
+        port: None,
+    }))
+}
+
+/// The steps of a link that the node routes to, which has that name in errors.
+pub(super) fn routed_link(
     driver: &dyn Driver,
     request: &Request<'_>,
-    mtu: Option<u32>,
+    (name, link): (&'static str, spec::Link),
     configure: Configure,
 ) -> Result<Vec<Step>, PlanError> {
     sources::refuse_vlans(request, driver)?;
-    let ipam = request.ipam()?.ok_or(PlanError::IpamMissing("a routed veth"))?;
-    let reach = Reach { device: request.host_name(), bridged: false, routed: true };
-    let translation = request.translation(driver.kind(), reach)?;
-    let mut steps = vec![
-        Step::CreateLink(spec::Link::Veth(spec::Veth {
-            host_name: request.host_name(),
-            pod_name: request.ifname.to_owned(),
-            mtu: check_mtu(mtu)?,
-            mac: request.mac()?,
-            group: request.group,
-            port: None,
-        })),
-        ipam,
-        Step::EnsureForwarding,
-        Step::RouteToPod,
-    ];
+    let ipam = request.ipam()?.ok_or(PlanError::IpamMissing(name))?;
+    let reach = Reach { device: request.host_name(), bridged: false, routed: true, addressed: true };
+    let translation = request.translation(reach)?;
+    let mut steps = vec![Step::CreateLink(link), ipam, Step::EnsureForwarding, Step::RouteToPod];
     steps.extend(translation);
     steps.extend(request.finish(true, configure)?);
     Ok(steps)

@@ -34,7 +34,7 @@ fn store(files: impl Files + 'static) -> Store {
 /// The journal operations of an ADD.
 fn try_add(store: &Store, container: &str, says: &str) -> Result<(), JournalError> {
     let mut record = store.create(key(container), plan(container))?;
-    record.begin(StepRef(0, 0))?;
+    record.begin(&[StepRef(0, 0)])?;
     record.done(StepRef(0, 0), Output::Nothing)?;
     record.attached(json!({"of": says}))
 }

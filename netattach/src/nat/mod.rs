@@ -6,7 +6,9 @@
 //! | `forgetting` | who has connections of UDP forgotten, and when |
 //! | `exceptions` | the list of destinations without masquerade that changes under attached pods. Pure |
 //! | `ports` | who has which port of the node. Pure |
+//! | `loopback` | devices that addresses of loopback may leave by |
 //! | `table` | the table in the kernel: what is in it and what should be |
+//! | [`without_agent`] | the same without an agent: processes that share a table, whose elements say whose they are |
 //!
 //! The table exists while some attachment wants something of it, and its rules never change: an attachment is added and
 //! removed by one transaction of elements. It lies behind all others who translate at the usual priorities, so what is
@@ -15,9 +17,11 @@
 
 mod exceptions;
 mod forgetting;
+mod loopback;
 mod ports;
 mod table;
 pub mod wish;
+pub mod without_agent;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -27,10 +31,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use ipnet::IpNet;
 
 use crate::error_chain::Chain;
-use crate::netlink::nat::{Element, Set, TABLE};
+use crate::netlink::nat::{Element, SHARED_TABLE, Set, TABLE};
 use crate::netlink::{self, Handle, conntrack};
 use crate::npwg::selection::PortProtocol;
-use crate::sysctl::{self, SysctlError};
+use crate::sysctl::SysctlError;
 use exceptions::{Changes, Exceptions};
 use forgetting::{Forgetting, Stale, Which};
 use ports::Ports;
@@ -67,9 +71,23 @@ pub enum NatError {
     /// Another attachment has the same address, and asks for something else.
     #[error("address {0} is translated in another way for another attachment, which has it too")]
     Ambiguous(IpAddr),
+    /// Another attachment has the same address, and its translation is in the table that plain executables share.
+    #[error("address {address} is translated for another attachment, which has it too: {}", .holder.who)]
+    AddressTaken {
+        /// The address.
+        address: IpAddr,
+        /// Who has it.
+        holder: Box<Holder>,
+    },
     /// The table could not be read or changed.
     #[error("table {TABLE} in the node's packet filter")]
     Table(#[from] netlink::Error),
+    /// The table that plain executables share could not be read or changed.
+    #[error("table {SHARED_TABLE} in the node's packet filter")]
+    Shared(#[source] netlink::Error),
+    /// Others kept changing the packet filter.
+    #[error("table {SHARED_TABLE} in the node's packet filter: others change the packet filter all the time")]
+    Busy,
     /// The table is another agent's.
     #[error(
         "table {TABLE} in the node's packet filter is another agent's ({comment}): one of a network namespace translates. If that \
@@ -173,9 +191,7 @@ impl Nat {
         let begun = table.begin(users, all);
         state.note(&begun);
         begun?;
-        let whole = state.wishes.values().filter(|wish| !wish.ports.is_empty());
-        let opened: BTreeSet<&String> = whole.filter_map(|wish| wish.opened.as_ref()).collect();
-        opened.into_iter().try_for_each(|device| open(device))
+        state.opened().into_iter().try_for_each(loopback::open)
     }
 
     /// Gives an attachment what it wants. Idempotent.
@@ -208,7 +224,7 @@ impl Nat {
         }
         drop(state);
         if let Some(device) = &wish.opened {
-            open(device)?;
+            loopback::open(device)?;
         }
         // Nobody waits for it: who reached somebody else by the port does so for some tens of milliseconds more.
         self.forgetting.ask(Which::Misled, &wish.ports);
@@ -267,7 +283,12 @@ impl Nat {
         let State { users, table, .. } = &mut *state;
         let repaired = table.repair(users);
         state.note(&repaired);
-        repaired
+        let repaired = repaired?;
+        if repaired {
+            // While the table was not there, a process without an agent may have closed what nobody seemed to need.
+            state.opened().into_iter().try_for_each(loopback::reopen)?;
+        }
+        Ok(repaired)
     }
 
     /// A device has been made anew under its name: addresses of loopback leave by it again where ports of an attachment
@@ -278,7 +299,7 @@ impl Nat {
     pub fn reopen(&self, device: &str) -> Result<(), NatError> {
         let leads_there = |wish: &Wish| !wish.ports.is_empty() && wish.opened.as_deref() == Some(device);
         let is_open = self.lock().wishes.values().any(leads_there);
-        if is_open { open(device) } else { Ok(()) }
+        if is_open { loopback::open(device) } else { Ok(()) }
     }
 
     /// Why the table is not as it should be.
@@ -298,7 +319,7 @@ impl Nat {
         }
         let missing = state.table.missing(&wanted).map_err(NatError::Table)?;
         let said = |element: Element| format!("table {TABLE} lacks an element of set {}", element.set.name());
-        Ok(missing.map(said))
+        Ok(missing.map(said).or_else(|| wish.opened.as_deref().and_then(loopback::closed)))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -308,6 +329,12 @@ impl Nat {
 }
 
 impl State {
+    /// The devices by which ports of the node at 127.0.0.1 lead to pods.
+    fn opened(&self) -> BTreeSet<&str> {
+        let whole = self.wishes.values().filter(|wish| !wish.ports.is_empty());
+        whole.filter_map(|wish| wish.opened.as_deref()).collect()
+    }
+
     /// An address of the wish for which another attachment wants something else: the kernel takes one value for a key.
     /// Ports have holders, so they are not looked at here.
     fn ambiguous(&self, wish: &Wish) -> Option<IpAddr> {
@@ -391,7 +418,9 @@ impl State {
         let Changes { gone, new } = self.uncount(&wish);
         let closed = match &wish.opened {
             // While the table still drops what comes from there with an address of loopback.
-            Some(device) if gone.iter().any(|element| element.set == Set::Devices) => close(device),
+            Some(device) if gone.iter().any(|element| element.set == Set::Devices) => {
+                loopback::close_unless_shared(device)
+            }
             _ => Ok(()),
         };
         let written = closed.and_then(|()| {
@@ -411,23 +440,6 @@ impl State {
     fn note<T>(&mut self, outcome: &Result<T, NatError>) {
         self.trouble = outcome.as_ref().err().map(|error| Chain(error).to_string());
     }
-}
-
-/// Lets addresses of loopback leave by a device. The table drops what comes back with one.
-fn open(device: &str) -> Result<(), NatError> {
-    Ok(sysctl::ensure(&route_localnet(device), "1")?)
-}
-
-fn close(device: &str) -> Result<(), NatError> {
-    match sysctl::ensure(&route_localnet(device), "0") {
-        // The device is gone, as the node's end of a pod's link is by then.
-        Err(error) if error.source.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        other => Ok(other?),
-    }
-}
-
-fn route_localnet(device: &str) -> String {
-    format!("ipv4/conf/{device}/route_localnet")
 }
 
 /// Forgets the connections of UDP by which senders would go on reaching somebody else than the pod that has their port,

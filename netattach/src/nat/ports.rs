@@ -50,6 +50,7 @@ fn place(port: &HostPort) -> (PortProtocol, bool, u16) {
     (port.protocol, port.at.is_ipv4(), port.at.port())
 }
 
-fn overlap(one: IpAddr, other: IpAddr) -> bool {
+/// Whether a packet could be to both addresses of the node.
+pub(super) fn overlap(one: IpAddr, other: IpAddr) -> bool {
     one == other || one.is_unspecified() || other.is_unspecified()
 }

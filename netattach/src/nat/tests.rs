@@ -54,6 +54,26 @@ fn a_port_of_every_address_is_opened_in_both_families_and_for_loopback() {
     assert_eq!(shown(&wish, Set::Devices), ["62723000000000000000000000000000"]);
 }
 
+/// Who is masqueraded on the way is the list that the port's element names; without one 127.0.0.1 has no answer.
+#[test]
+fn who_comes_with_the_nodes_address_is_as_asked_for() {
+    let of = |senders: &str, device: &str| {
+        let asked = json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]);
+        let step = json!({"device": device, "bridged": true, "ports": asked, "senders": senders});
+        let wish = Wish::new(&translate(step), &leased(&BOTH)).unwrap();
+        let lists = [shown(&wish, Set::Prefixes4), shown(&wish, Set::Prefixes6)].concat();
+        (shown(&wish, Set::Mapped4).len(), lists, wish.opened)
+    };
+    let (zeros, ones) = ("0".repeat(32), "f".repeat(32));
+    let all = vec!["00000000-ffffffff".to_owned(), format!("{zeros}-{ones}")];
+    let near = vec!["0a010000-0a0100ff".to_owned(), format!("fd00{0:028}-fd00{0:012}{1}", 0, "f".repeat(16))];
+    assert_eq!(of("near", "br0"), (1, near, Some("br0".to_owned())));
+    assert_eq!(of("all", "br0"), (1, all.clone(), Some("br0".to_owned())));
+    assert_eq!(of("none", "br0"), (0, Vec::new(), None));
+    // No device leads to it.
+    assert_eq!(of("all", ""), (1, all, None));
+}
+
 #[test]
 fn a_port_of_one_address_is_opened_there_alone() {
     let asked = json!([{"hostPort": 53, "containerPort": 5353, "protocol": "udp", "hostIP": "192.0.2.1"}]);

@@ -9,13 +9,15 @@ use sha2::{Digest, Sha256};
 use super::exceptions;
 use crate::netlink::nat::{Element, Set};
 use crate::npwg::selection::{PortMapping, PortProtocol};
-use crate::step::{LeasedAddress, Translate};
+use crate::step::{LeasedAddress, PortSenders, Translate};
 
 /// Length of a device's name in a register.
 const DEVICE_LENGTH: usize = 16;
 
 /// The name of a list of prefixes.
 pub(super) type List = [u8; 6];
+/// Length of that name in whole words.
+const LIST_WORDS: usize = 8;
 /// The bit of the first byte that all names have which follow from the content of their lists.
 const OF_DIGEST: u8 = 0x80;
 
@@ -73,15 +75,19 @@ impl Wish {
                 None => {}
             }
             let Some(pod) = own.first().map(IpNet::addr) else { continue };
-            let neighbours = if translate.bridged {
-                own.iter().map(IpNet::trunc).collect()
-            } else {
-                vec![IpNet::from(pod)]
+            let masked = match translate.senders {
+                PortSenders::Near if translate.bridged => own.iter().map(IpNet::trunc).collect(),
+                PortSenders::Near => vec![IpNet::from(pod)],
+                PortSenders::All => vec![everything(v4)],
+                PortSenders::None => Vec::new(),
             };
             let mapped = translate.ports.iter().filter_map(|port| Some((port, at(port, v4)?)));
             for (port, address) in mapped {
-                wish.open(port, address, pod, &neighbours);
-                if matches!(address, IpAddr::V4(v4) if v4.is_unspecified() || v4.is_loopback()) {
+                wish.open(port, address, pod, &masked);
+                // No pod has an answer for an address of loopback.
+                let may_answer = translate.senders != PortSenders::None && !translate.device.is_empty();
+                if may_answer && matches!(address, IpAddr::V4(v4) if v4.is_unspecified() || v4.is_loopback())
+                {
                     wish.opened = Some(translate.device.clone());
                 }
             }
@@ -140,10 +146,9 @@ impl Wish {
         }));
     }
 
-    /// Opens a port at an address of the node.
-    fn open(&mut self, port: &PortMapping, at: IpAddr, pod: IpAddr, neighbours: &[IpNet]) {
+    /// Opens a port at an address of the node; `masked` have the node's address on the way.
+    fn open(&mut self, port: &PortMapping, at: IpAddr, pod: IpAddr, masked: &[IpNet]) {
         let v4 = pod.is_ipv4();
-        let list = self.list(neighbours.iter().copied());
         let protocol = word(&[port.protocol.number()]);
         let [host, container] = [port.host_port, port.container_port].map(|it| word(&it.to_be_bytes()));
         self.elements.insert(Element {
@@ -152,12 +157,15 @@ impl Wish {
             end: None,
             value: [octets(pod), container.clone()].concat(),
         });
-        self.elements.insert(Element {
-            set: if v4 { Set::Mapped4 } else { Set::Mapped6 },
-            key: [octets(pod), protocol, container, host].concat(),
-            end: None,
-            value: named(list),
-        });
+        if !masked.is_empty() {
+            let list = self.list(masked.iter().copied());
+            self.elements.insert(Element {
+                set: if v4 { Set::Mapped4 } else { Set::Mapped6 },
+                key: [octets(pod), protocol, container, host].concat(),
+                end: None,
+                value: named(list),
+            });
+        }
         self.ports.push(HostPort {
             protocol: port.protocol,
             at: SocketAddr::new(at, port.host_port),
@@ -179,6 +187,76 @@ impl Wish {
         self.elements.extend(nets.iter().map(|net| prefix(name, *net)));
         name
     }
+}
+
+impl HostPort {
+    /// The port that an element of a table leads to a pod.
+    pub(super) fn of(element: &Element) -> Option<Self> {
+        let length = match element.set {
+            Set::Ports4 => 4,
+            Set::Ports6 => 16,
+            _ => return None,
+        };
+        let (at, rest) = element.key.split_at_checked(length)?;
+        let (to, port) = element.value.split_at_checked(length)?;
+        let number = |bytes: &[u8]| bytes.first_chunk::<2>().map(|bytes| u16::from_be_bytes(*bytes));
+        let protocols = [PortProtocol::Tcp, PortProtocol::Udp, PortProtocol::Sctp];
+        let protocol = protocols.into_iter().find(|protocol| rest.first() == Some(&protocol.number()))?;
+        Some(Self {
+            protocol,
+            at: SocketAddr::new(address(at)?, number(rest.get(4..)?)?),
+            to: SocketAddr::new(address(to)?, number(port)?),
+        })
+    }
+}
+
+/// The address of the pod that an element translates; `None`: the element is of no address, or of a port of the node.
+pub(super) fn translated(element: &Element) -> Option<IpAddr> {
+    let length = match element.set {
+        Set::Mapped4 | Set::Masquerade4 => 4,
+        Set::Mapped6 | Set::Masquerade6 => 16,
+        _ => return None,
+    };
+    address(element.key.get(..length)?)
+}
+
+/// The element with lists of its own, which nobody else has: their names follow from who it is as well.
+pub(super) fn with_own_lists(element: &Element, whose: &str) -> Element {
+    let renamed = |word: &[u8]| -> Vec<u8> {
+        let digest = Sha256::new().chain_update(whose).chain_update([0]).chain_update(word).finalize();
+        let mut name = [0; 6];
+        name.copy_from_slice(&digest[..6]);
+        name[0] |= OF_DIGEST;
+        self::word(&name)
+    };
+    let with_list = |bytes: &[u8], at: usize| -> Vec<u8> {
+        match (bytes.get(..at), bytes.get(at..at + LIST_WORDS), bytes.get(at + LIST_WORDS..)) {
+            (Some(before), Some(list), Some(after)) => [before, &renamed(list), after].concat(),
+            _ => bytes.to_vec(),
+        }
+    };
+    match element.set {
+        Set::Prefixes4 | Set::Prefixes6 => Element {
+            key: with_list(&element.key, 0),
+            end: element.end.as_deref().map(|end| with_list(end, 0)),
+            ..element.clone()
+        },
+        // Behind a zero: see [`named`].
+        Set::Mapped4 | Set::Mapped6 | Set::Masquerade4 | Set::Masquerade6 => {
+            Element { value: with_list(&element.value, 4), ..element.clone() }
+        }
+        Set::Ports4 | Set::Ports6 | Set::Devices => element.clone(),
+    }
+}
+
+/// The network of all addresses of a family.
+fn everything(v4: bool) -> IpNet {
+    if v4 { ipnet::Ipv4Net::default().into() } else { ipnet::Ipv6Net::default().into() }
+}
+
+fn address(octets: &[u8]) -> Option<IpAddr> {
+    let v4 = || <[u8; 4]>::try_from(octets).ok().map(IpAddr::from);
+    v4().or_else(|| <[u8; 16]>::try_from(octets).ok().map(IpAddr::from))
 }
 
 /// What a map says of a list: see the table of sets.
@@ -206,10 +284,17 @@ fn at(port: &PortMapping, v4: bool) -> Option<IpAddr> {
     }
 }
 
-fn device(name: &str) -> Element {
+pub(super) fn device(name: &str) -> Element {
     let mut key = name.as_bytes().to_vec();
     key.resize(DEVICE_LENGTH, 0);
     Element { set: Set::Devices, key, end: None, value: Vec::new() }
+}
+
+/// The name of the device that an element stands for.
+pub(super) fn device_named(element: &Element) -> Option<String> {
+    let end = element.key.iter().position(|byte| *byte == 0).unwrap_or(element.key.len());
+    let name = element.key.get(..end).filter(|_| element.set == Set::Devices)?;
+    std::str::from_utf8(name).ok().map(str::to_owned)
 }
 
 fn octets(address: IpAddr) -> Vec<u8> {

@@ -31,37 +31,32 @@ impl Handle {
     /// and detection would delay the pod by a second. A route to a destination that already has one becomes another
     /// next hop of it. Repeating the call changes nothing.
     pub fn configure(&mut self, index: u32, addressing: &Addressing) -> Result<(), Error> {
-        let mut requests = Vec::with_capacity(addressing.addresses.len() + addressing.routes.len() + 2);
-        if addressing.announce_v4 {
-            requests.push(NetlinkRequest::new(arp_notify(index), 0));
-        }
-        if addressing.no_link_local {
-            let none = no_link_local(LinkUnspec::new_with_index(index));
-            requests.push(NetlinkRequest::new(none, 0));
-        }
-        for address in &addressing.addresses {
-            let mut message = address_message(index, *address);
-            if addressing.detect_duplicates {
-                message.attributes.retain(|it| !matches!(it, AddressAttribute::Flags(_)));
-            }
-            if addressing.no_subnet_routes {
-                without_prefix_route(&mut message);
-            }
-            requests.push(NetlinkRequest::new(RouteNetlinkMessage::NewAddress(message), CREATE | REPLACE));
-        }
-        let up = LinkUnspec::new_with_index(index).up().build();
-        requests.push(NetlinkRequest::new(RouteNetlinkMessage::SetLink(up), 0));
-        for route in &addressing.routes {
-            let message = RouteNetlinkMessage::NewRoute(route_message(index, route));
-            requests.push(NetlinkRequest::new(message, CREATE | APPEND));
-        }
-        // Addresses are replaced, so only a route can exist already, and then it is identical. A link that has no IPv6
-        // gets no address of it either.
-        let harmless: &[Errno] = match addressing.no_link_local {
-            true => &[Errno::EXIST, Errno::AFNOSUPPORT],
-            false => &[Errno::EXIST],
+        self.configure_all(&[(index, addressing)])?.into_iter().collect()
+    }
+
+    /// As [`Handle::configure`], for several links in one datagram. The outcome for each; what is refused of one does not keep
+    /// the kernel from configuring the others.
+    ///
+    /// # Errors
+    /// The socket failed: some of it may be done.
+    pub fn configure_all(&mut self, links: &[(u32, &Addressing)]) -> Result<Vec<Result<(), Error>>, Error> {
+        let each: Vec<_> = links.iter().map(|(index, addressing)| requests(*index, addressing)).collect();
+        let counts: Vec<usize> = each.iter().map(Vec::len).collect();
+        let mut replies = self.socket.batch(each.into_iter().flatten().collect())?.into_iter();
+        let outcome = |((_, addressing), count): (&(u32, &Addressing), usize)| {
+            // Addresses are replaced, so only a route can exist already, and then it is identical. A link that has no IPv6
+            // gets no address of it either.
+            let harmless: &[Errno] = match addressing.no_link_local {
+                true => &[Errno::EXIST, Errno::AFNOSUPPORT],
+                false => &[Errno::EXIST],
+            };
+            // All of them are taken, so that the next link's come next.
+            let own: Vec<_> = replies.by_ref().take(count).collect();
+            let refused = own.into_iter().filter_map(Result::err);
+            let mut grave = refused.filter(|it| !harmless.iter().any(|one| one.raw_os_error() == it.errno));
+            grave.next().map_or(Ok(()), |refused| Err(refused.into()))
         };
-        self.socket.all_but(requests, harmless)
+        Ok(links.iter().zip(counts).map(outcome).collect())
     }
 
     /// Makes a link that is up announce its addresses, IPv4 where `arp_notify` is on and IPv6 where `ndisc_notify` is: its
@@ -167,6 +162,35 @@ impl Handle {
         let found = self.socket.dump(RouteNetlinkMessage::GetAddress(all))?;
         Ok(found.into_iter().filter_map(|message| observed(message, Some(index))).collect())
     }
+}
+
+/// What configures a link: see [`Handle::configure`].
+fn requests(index: u32, addressing: &Addressing) -> Vec<NetlinkRequest> {
+    let mut requests = Vec::with_capacity(addressing.addresses.len() + addressing.routes.len() + 2);
+    if addressing.announce_v4 {
+        requests.push(NetlinkRequest::new(arp_notify(index), 0));
+    }
+    if addressing.no_link_local {
+        let none = no_link_local(LinkUnspec::new_with_index(index));
+        requests.push(NetlinkRequest::new(none, 0));
+    }
+    for address in &addressing.addresses {
+        let mut message = address_message(index, *address);
+        if addressing.detect_duplicates {
+            message.attributes.retain(|it| !matches!(it, AddressAttribute::Flags(_)));
+        }
+        if addressing.no_subnet_routes {
+            without_prefix_route(&mut message);
+        }
+        requests.push(NetlinkRequest::new(RouteNetlinkMessage::NewAddress(message), CREATE | REPLACE));
+    }
+    let up = LinkUnspec::new_with_index(index).up().build();
+    requests.push(NetlinkRequest::new(RouteNetlinkMessage::SetLink(up), 0));
+    for route in &addressing.routes {
+        let message = RouteNetlinkMessage::NewRoute(route_message(index, route));
+        requests.push(NetlinkRequest::new(message, CREATE | APPEND));
+    }
+    requests
 }
 
 /// Makes the link announce its IPv4 addresses to its neighbours when it comes up.

@@ -4,9 +4,9 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkExtentMask, LinkMessage, Prop};
-use rtnetlink::LinkUnspec;
+use rtnetlink::{LinkMessageBuilder, LinkUnspec};
 
-use super::link::observed;
+use super::link::{observed, show};
 use super::socket::{CREATE, EXCL, NetlinkRequest};
 use super::{Error, Handle, LinkState};
 use crate::mac::Mac;
@@ -38,6 +38,29 @@ impl Handle {
         all.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
         let found = self.socket.dump(RouteNetlinkMessage::GetLink(all))?;
         Ok(found.into_iter().filter_map(device).collect())
+    }
+
+    /// The device of that index, or `None`.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn device_by_index(&mut self, index: u32) -> Result<Option<DeviceState>, Error> {
+        self.one_device(LinkUnspec::new_with_index(index))
+    }
+
+    /// The device of that name, or `None`.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn device_named(&mut self, name: &str) -> Result<Option<DeviceState>, Error> {
+        self.one_device(LinkUnspec::new_with_name(name))
+    }
+
+    fn one_device(&mut self, which: LinkMessageBuilder<LinkUnspec>) -> Result<Option<DeviceState>, Error> {
+        match self.socket.request(show(which), 0) {
+            Err(error) if error.not_found() => Ok(None),
+            found => Ok(found?.into_iter().find_map(device)),
+        }
     }
 
     /// Moves a device to another namespace under a name, in one step: no name but that one is free there has to be. It

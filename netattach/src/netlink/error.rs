@@ -30,7 +30,7 @@ pub enum Error {
     /// A dump was interrupted by changes (`NLM_F_DUMP_INTR`) on each of a few attempts.
     #[error("{0} dump kept being interrupted by changes")]
     Interrupted(&'static str),
-    /// A list in a pod's namespace has more than [`Handle::bounded`](super::Handle::bounded) reads.
+    /// A list in a pod's namespace is longer than [`Handle::open_in`](super::Handle::open_in) reads.
     #[error("{0}: the namespace has more than {1} of them, which are not all read")]
     TooMany(&'static str, usize),
     /// There is no link with the requested name.
@@ -52,6 +52,32 @@ pub enum Error {
     /// An address is still being tried for duplicates.
     #[error("address {0} could not be used in time: duplicates are still looked for")]
     Tentative(IpAddr),
+    /// Taps cannot be made: there is no driver or no device file, or this process may not use it.
+    #[error("open /dev/net/tun, by which taps are made")]
+    NoTun(#[source] io::Error),
+    /// What a device receives meets a filter of another program before one of ours, which has no effect where that one
+    /// has decided.
+    #[error(
+        "{device} has an ingress filter of another program, of priority {priority}, which packets meet first: they could not be \
+         paced. See: tc filter show dev {device} ingress"
+    )]
+    FilteredBefore {
+        /// Name of the device.
+        device: String,
+        /// Priority of the filter.
+        priority: u32,
+    },
+    /// A discipline of another kind has the handle of `clsact`, and no hook for what the device sends.
+    #[error(
+        "{device} has the queueing discipline {kind:?} in the place of \"clsact\", which programs for what it sends need; take it \
+         away (tc qdisc del dev {device} {kind}), or make it clsact, or set attach: tcx"
+    )]
+    WrongDiscipline {
+        /// Name of the device.
+        device: String,
+        /// Kind of the discipline, such as `ingress`.
+        kind: String,
+    },
     /// There is no default route that would determine the parent interface.
     #[error("there is no default route whose interface could be used")]
     NoDefaultRoute,
@@ -92,6 +118,11 @@ impl Error {
     /// Whether an object of that name already exists.
     pub fn already_exists(&self) -> bool {
         self.errno() == Some(rustix::io::Errno::EXIST)
+    }
+
+    /// Whether a pod has more of something than is read.
+    pub fn is_too_many(&self) -> bool {
+        matches!(self, Self::TooMany(..))
     }
 
     /// Whether another link has the requested name or index.

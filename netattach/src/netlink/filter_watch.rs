@@ -6,6 +6,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use netlink_sys::{Socket as RawSocket, protocols::NETLINK_ROUTE};
 use tokio::io::unix::AsyncFd;
 
+use super::socket_filter::{By, receive_only};
+
 /// `RTNLGRP_TC` of `linux/rtnetlink.h`.
 const GROUP_TC: u32 = 4;
 const RTM_DELQDISC: u16 = 37;
@@ -44,8 +46,10 @@ impl FilterWatch {
     pub fn open() -> io::Result<Self> {
         let mut raw = RawSocket::new(NETLINK_ROUTE)?;
         raw.bind_auto()?;
-        raw.add_membership(GROUP_TC)?;
         raw.set_non_blocking(true)?;
+        // Each ADD makes some, and waits while a reader of them is woken.
+        receive_only(&raw, By::Type(&[RTM_DELQDISC, RTM_DELTFILTER]))?;
+        raw.add_membership(GROUP_TC)?;
         // SAFETY: the descriptor is the socket's own, which stays open and the same until this value is dropped.
         let socket = unsafe { AsyncFd::register(Descriptor(raw)) }?;
         Ok(Self { socket, buffer: vec![0; BUFFER] })

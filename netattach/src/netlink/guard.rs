@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::Error;
+use super::nft::nat::is_dormant;
 use super::nft::{Family, NESTED, attribute, attributes_of, dump, name, object, text, transact};
 
 /// The name of the table, in the family that covers both versions of IP.
@@ -73,7 +74,8 @@ pub fn remove_guard() -> Result<(), Error> {
 }
 
 /// Whether the table is as [`install_guard`] creates it, as far as this can be read back: its chains, and in each of
-/// them one rule, which drops the packets for which a program returns 1.
+/// them one rule, which drops the packets for which a program returns 1; and it is not dormant, as somebody can make it, which
+/// takes its chains off their hooks.
 ///
 /// # Errors
 /// The kernel does not answer.
@@ -84,6 +86,7 @@ pub fn guard_is_whole() -> Result<bool, Error> {
     let seen = dump("NFT_MSG_GETCHAIN", kinds(GET_CHAIN, NEW_CHAIN), Family::Inet, &[], &mut |chain| {
         chains.extend(own_chain(chain));
     })?;
+    let is_awake = !is_dormant(TABLE)?;
     let table = attribute(1, &text(TABLE));
     let all_seen = dump(RULES, kinds(GET_RULE, NEW_RULE), Family::Inet, &table, &mut |rule| {
         if let Some((chain, expressions)) = own_rule(rule) {
@@ -96,7 +99,9 @@ pub fn guard_is_whole() -> Result<bool, Error> {
     }
     let wanted = CHAINS.map(|chain| (chain.name.to_owned(), (chain.hook, chain.priority)));
     let rule = || vec![["match", "immediate"].map(str::to_owned).to_vec()];
-    Ok(chains == wanted.into() && rules == CHAINS.map(|chain| (chain.name.to_owned(), rule())).into())
+    Ok(is_awake
+        && chains == wanted.into()
+        && rules == CHAINS.map(|chain| (chain.name.to_owned(), rule())).into())
 }
 
 /// Whether the table exists, complete or not.

@@ -7,13 +7,15 @@ use std::time::{Duration, Instant};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{
     InfoBridgePort, InfoData, InfoIpVlan, InfoKind, InfoMacVlan, InfoMacVtap, InfoPortData, InfoVeth,
-    InfoVlan, IpVlanMode, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkMessage, MacVlanMode,
-    MacVtapMode, State, VlanProtocol,
+    InfoVlan, InfoVrf, IpVlanMode, LinkAttribute, LinkExtentMask, LinkFlags, LinkInfo, LinkMessage,
+    MacVlanMode, MacVtapMode, State, VlanProtocol,
 };
 use rtnetlink::{LinkBridge, LinkMacVlan, LinkMacVtap, LinkMessageBuilder, LinkUnspec};
 
 use super::address::no_link_local;
+use super::netkit::observed_ways;
 use super::socket::{CREATE, EXCL, NetlinkRequest};
+use super::tap::observed_access;
 use super::{Error, Handle};
 use crate::mac::Mac;
 use crate::spec;
@@ -22,7 +24,7 @@ use crate::timing;
 /// Name under which a macvlan is created if the node has a link of the final name, see [`Handle::create_macvlan`].
 const TEMPORARY_PREFIX: &str = "nat";
 
-/// Alias of a bridge that netattach has made: bridges outlast their pods, and only these may go with netattach.
+/// Alias of a bridge or VRF that netattach has made: they outlast what they were made for, and only these may go.
 pub(super) const BRIDGE_ALIAS: &str = "netattach";
 
 /// MTU of a veth without a configured one, in bytes: that of Ethernet (`ETH_DATA_LEN`), the kernel's default too.
@@ -34,6 +36,8 @@ const INDICES: std::ops::RangeInclusive<u16> = 4096..=u16::MAX;
 
 /// Maximum time for a link to carry packets once both its ends are up.
 const CARRIER_WAIT: Duration = Duration::from_secs(1);
+/// Most links that are asked for in one datagram: each answer is some kilobytes in the queue that takes them all.
+const SHOWN_AT_ONCE: usize = 32;
 /// Time between two checks of the carrier.
 const CARRIER_POLL: Duration = Duration::from_millis(1);
 
@@ -66,16 +70,49 @@ pub struct LinkState {
     pub mode: Option<spec::LinkMode>,
     /// Link group.
     pub group: u32,
-    /// Made by netattach, and not for one pod: a bridge, or the port by which a VLAN of one has its gateway.
+    /// Made by netattach, and not for one pod or attachment alone: a bridge, the port by which a VLAN of one has its
+    /// gateway, or a VRF.
     pub own: bool,
+    /// Routing table, of a VRF.
+    pub table: Option<u32>,
 }
 
 impl LinkState {
+    /// Whether it is a network card: of a kind that the kernel has no name for, a driver's own.
+    pub fn is_card(&self) -> bool {
+        self.kind.is_empty()
+    }
+
     /// Whether it is a bridge that netattach has made.
     pub fn own_bridge(&self) -> bool {
         self.own && self.kind == "bridge"
     }
 }
+
+/// A link to be created for a pod.
+#[derive(Debug, Clone, Copy)]
+pub enum NewLink<'a> {
+    /// A pair, one end of which stays on the node.
+    Veth {
+        /// The pair.
+        veth: &'a spec::Veth,
+        /// Index of the bridge that the near end is a port of.
+        bridge: Option<u32>,
+    },
+    /// A macvlan or macvtap.
+    Macvlan {
+        /// The link.
+        macvlan: &'a spec::Macvlan,
+        /// Its parent.
+        parent: &'a LinkState,
+    },
+}
+
+/// The node's end of a link, if it has one, and the pod's.
+pub type Ends = (Option<LinkState>, LinkState);
+
+/// The kernel acknowledges each request of a datagram.
+const NO_ACKNOWLEDGEMENT: Error = Error::Malformed { request: "RTM_NEWLINK", what: "no acknowledgement" };
 
 /// The object that `ensure` found or created.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -132,10 +169,7 @@ impl Handle {
         Ok(own.map(|bridge| (bridge.clone(), ports(bridge.index))).collect())
     }
 
-    /// Creates a veth pair with its far end in `pod` and its near end up (and, for a port, in its bridge).
-    /// Returns the near end and the far one. The far end is down: the kernel cannot create it up.
-    ///
-    /// Both ends get one queue each way: otherwise veth creates one per CPU, and creation takes almost a third longer.
+    /// Creates a veth pair, as [`Handle::create_links`] does. Returns the near end and the far one.
     pub fn create_veth(
         &mut self,
         veth: &spec::Veth,
@@ -143,81 +177,14 @@ impl Handle {
         pod: BorrowedFd<'_>,
         pod_handle: &mut Handle,
     ) -> Result<(LinkState, LinkState), Error> {
-        let (near, far) = (Chosen::new(None), Chosen::new(veth.mac));
-        let ends = match self.request_veth(veth, bridge, pod, (&near, &far)) {
-            Ok(()) => {
-                let mtu = veth.mtu.unwrap_or(DEFAULT_MTU);
-                let near_end = LinkState {
-                    up: true,
-                    controller: bridge,
-                    hairpin: veth.port.as_ref().map(|port| port.hairpin),
-                    isolated: veth.port.as_ref().is_some_and(|port| port.isolated),
-                    link: Some(far.index),
-                    group: veth.group,
-                    ..near.link(&veth.host_name, "veth", mtu)
-                };
-                let far_end = LinkState {
-                    link: Some(near.index),
-                    group: veth.group,
-                    ..far.link(&veth.pod_name, "veth", mtu)
-                };
-                (near_end, far_end)
-            }
-            Err(error) if error.is_taken() => {
-                self.request_veth(veth, bridge, pod, (&near.without_index(), &far.without_index()))?;
-                (self.link(&veth.host_name)?, pod_handle.link(&veth.pod_name)?)
-            }
-            Err(error) => return Err(error),
-        };
-        if let Some(port) = &veth.port {
-            // No frame passes before: the far end is down.
-            self.ensure_port(ends.0.index, port)?;
-        }
-        Ok(ends)
-    }
-
-    fn request_veth(
-        &mut self,
-        veth: &spec::Veth,
-        bridge: Option<u32>,
-        pod: BorrowedFd<'_>,
-        (near, far): (&Chosen, &Chosen),
-    ) -> Result<(), Error> {
-        let mtu = veth.mtu.unwrap_or(DEFAULT_MTU);
-        let far = far.build(
-            LinkUnspec::new_with_name(&veth.pod_name)
-                .setns_by_fd(pod.as_raw_fd())
-                .link_group(veth.group)
-                .mtu(mtu),
-        );
-        let mut create = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::Veth)
-            .name(veth.host_name.clone())
-            .up()
-            .link_group(veth.group)
-            .mtu(mtu)
-            .set_info_data(InfoData::Veth(InfoVeth::Peer(far)));
-        if let Some(bridge) = bridge {
-            create = create.controller(bridge);
-        }
-        let create = RouteNetlinkMessage::NewLink(near.build(create));
-        let mut requests = vec![NetlinkRequest::new(create, CREATE | EXCL)];
-        if bridge.is_some() {
-            // A port of a bridge has no network layer. The kernel would give it a link-local address all the same, once
-            // the other end is up. By its name, which is derived from the attachment's: the link of the chosen index may
-            // be another, and is why the request before failed.
-            requests.push(NetlinkRequest::new(no_link_local(LinkUnspec::new_with_name(&veth.host_name)), 0));
-        }
-        match self.socket.batch(requests)?.into_iter().next() {
-            // What becomes of the second is not worth an error: it saves work.
-            Some(created) => Ok(created.map(drop)?),
-            None => Err(Error::Malformed { request: "RTM_NEWLINK", what: "no acknowledgement" }),
+        let made = self.create_links(&[NewLink::Veth { veth, bridge }], pod, pod_handle)?;
+        match made.into_iter().next().transpose()? {
+            Some((Some(near), far)) => Ok((near, far)),
+            _ => Err(NO_ACKNOWLEDGEMENT),
         }
     }
 
-    /// Creates a macvlan on `parent` directly in `pod`, down.
-    ///
-    /// The kernel checks the new name in the sender's namespace, so it refuses a name that the node also uses as
-    /// existing; the link is then created under a temporary name and renamed by `pod_handle`.
+    /// Creates a macvlan on `parent`, as [`Handle::create_links`] does.
     pub fn create_macvlan(
         &mut self,
         macvlan: &spec::Macvlan,
@@ -225,61 +192,93 @@ impl Handle {
         pod: BorrowedFd<'_>,
         pod_handle: &mut Handle,
     ) -> Result<LinkState, Error> {
-        let name = macvlan.pod_name.as_str();
-        let chosen = Chosen::new(macvlan.mac);
-        match self.request_macvlan(name, macvlan, parent, pod, &chosen) {
-            // It has its parent's address, regardless of the requested one.
-            Ok(()) if macvlan.mode == spec::MacvlanMode::Passthru => return pod_handle.link(name),
-            Ok(()) => {
-                return Ok(LinkState {
-                    link: Some(parent.index),
-                    mode: Some(spec::LinkMode::Macvlan(macvlan.mode)),
-                    group: macvlan.group,
-                    ..chosen.link(name, kind_of(macvlan), macvlan.mtu.unwrap_or(parent.mtu))
-                });
-            }
-            Err(error) if error.is_taken() => {}
-            Err(error) => return Err(error),
-        }
-        let chosen = chosen.without_index();
-        match self.request_macvlan(name, macvlan, parent, pod, &chosen) {
-            Err(error) if error.already_exists() && pod_handle.find_link(name)?.is_none() => {
-                let temporary = format!("{TEMPORARY_PREFIX}{:08x}", fnv32(name.as_bytes()));
-                self.request_macvlan(&temporary, macvlan, parent, pod, &chosen)?;
-                let index = pod_handle.link(&temporary)?.index;
-                let rename = LinkUnspec::new_with_index(index).name(name).build();
-                pod_handle.socket.request(RouteNetlinkMessage::SetLink(rename), 0)?;
-            }
-            other => other?,
-        }
-        pod_handle.link(name)
+        let made = self.create_links(&[NewLink::Macvlan { macvlan, parent }], pod, pod_handle)?;
+        let made = made.into_iter().next().transpose()?;
+        made.map(|(_, far)| far).ok_or(NO_ACKNOWLEDGEMENT)
     }
 
-    fn request_macvlan(
+    /// Creates links of a pod in one datagram, directly in `pod` and down. One that the kernel refuses does not keep it from
+    /// creating the others. Of each the near end, if it has one, and the far one.
+    ///
+    /// A veth's near end is up (and, for a port, in its bridge); the kernel cannot create the far one up. Both ends get one
+    /// queue each way: otherwise veth creates one per CPU, and creation takes almost a third longer.
+    ///
+    /// # Errors
+    /// The socket failed: some of the links may be there.
+    pub fn create_links(
         &mut self,
-        name: &str,
-        macvlan: &spec::Macvlan,
-        parent: &LinkState,
+        links: &[NewLink<'_>],
         pod: BorrowedFd<'_>,
-        chosen: &Chosen,
-    ) -> Result<(), Error> {
-        let mtu = macvlan.mtu.unwrap_or(parent.mtu);
-        if macvlan.tap {
-            let link = LinkMacVtap::new(name, parent.index, kernel_tap_mode(macvlan.mode))
-                .setns_by_fd(pod.as_raw_fd())
-                .link_group(macvlan.group)
-                .mtu(mtu);
-            let create = RouteNetlinkMessage::NewLink(chosen.build(link));
-            return self.socket.request(create, CREATE | EXCL).map(drop);
+        pod_handle: &mut Handle,
+    ) -> Result<Vec<Result<Ends, Error>>, Error> {
+        let chosen: Vec<_> = links.iter().map(NewLink::choose).collect();
+        let tries = links.iter().zip(&chosen).map(|(link, chosen)| link.requests(pod, chosen));
+        let tries: Vec<Vec<NetlinkRequest>> = tries.collect();
+        let counts: Vec<usize> = tries.iter().map(Vec::len).collect();
+        let mut replies = self.socket.batch(tries.into_iter().flatten().collect())?.into_iter();
+        let mut made = Vec::with_capacity(links.len());
+        for ((link, chosen), count) in links.iter().zip(&chosen).zip(counts) {
+            // All of them are taken, so that the next link's come next. What becomes of those after the first is not worth
+            // an error: they save work.
+            let own: Vec<_> = replies.by_ref().take(count).collect();
+            let created = own.into_iter().next().ok_or(NO_ACKNOWLEDGEMENT)?;
+            let ends = match created.map_err(Error::from) {
+                Ok(_) => link.ends(chosen, pod_handle),
+                Err(error) if error.is_taken() => self.create_again(link, chosen, pod, pod_handle),
+                Err(error) => Err(error),
+            };
+            made.push(ends.and_then(|ends| {
+                if let (NewLink::Veth { veth: spec::Veth { port: Some(port), .. }, .. }, Some(near)) =
+                    (link, &ends.0)
+                {
+                    // No frame passes before: the far end is down.
+                    self.ensure_port(near.index, port)?;
+                }
+                Ok(ends)
+            }));
         }
-        let mut link = LinkMacVlan::new(name, parent.index, kernel_mode(macvlan.mode))
-            .setns_by_fd(pod.as_raw_fd())
-            .link_group(macvlan.group)
-            .mtu(mtu);
-        if let Some(length) = macvlan.broadcast_queue {
-            link = link.append_info_data(InfoMacVlan::BcQueueLen(length));
+        Ok(made)
+    }
+
+    /// Creates a link whose chosen index, or name, another link has.
+    ///
+    /// The kernel checks a macvlan's new name in the sender's namespace, so it refuses a name that the node also uses as
+    /// existing; the link is then created under a temporary name and renamed by `pod_handle`.
+    fn create_again(
+        &mut self,
+        link: &NewLink<'_>,
+        chosen: &[Chosen],
+        pod: BorrowedFd<'_>,
+        pod_handle: &mut Handle,
+    ) -> Result<Ends, Error> {
+        let chosen: Vec<Chosen> = chosen.iter().map(Chosen::without_index).collect();
+        let mut create = |link: &NewLink<'_>| {
+            let replies = self.socket.batch(link.requests(pod, &chosen))?;
+            let created = replies.into_iter().next().ok_or(NO_ACKNOWLEDGEMENT)?;
+            Ok::<_, Error>(created.map(drop)?)
+        };
+        let created = create(link);
+        match *link {
+            NewLink::Veth { veth, .. } => {
+                created?;
+                Ok((Some(self.link(&veth.host_name)?), pod_handle.link(&veth.pod_name)?))
+            }
+            NewLink::Macvlan { macvlan, parent } => {
+                let name = macvlan.pod_name.as_str();
+                match created {
+                    Err(error) if error.already_exists() && pod_handle.find_link(name)?.is_none() => {
+                        let pod_name = format!("{TEMPORARY_PREFIX}{:08x}", fnv32(name.as_bytes()));
+                        let temporary = spec::Macvlan { pod_name, ..macvlan.clone() };
+                        create(&NewLink::Macvlan { macvlan: &temporary, parent })?;
+                        let index = pod_handle.link(&temporary.pod_name)?.index;
+                        let rename = LinkUnspec::new_with_index(index).name(name).build();
+                        pod_handle.socket.request(RouteNetlinkMessage::SetLink(rename), 0)?;
+                    }
+                    other => other?,
+                }
+                Ok((None, pod_handle.link(name)?))
+            }
         }
-        self.socket.request(RouteNetlinkMessage::NewLink(chosen.build(link)), CREATE | EXCL).map(drop)
     }
 
     /// Creates an ipvlan on `parent` directly in `pod`, down: under a temporary name, as the node may have a link of
@@ -359,7 +358,17 @@ impl Handle {
     /// # Errors
     /// [`Error::WrongKind`] if another kind of link has that name.
     pub fn ensure_bridge(&mut self, bridge: &spec::Bridge) -> Result<Ensured, Error> {
-        if let Some(link) = self.find_link(&bridge.name)? {
+        let present = self.find_link(&bridge.name)?;
+        self.ensure_bridge_beside(bridge, present)
+    }
+
+    /// As [`Handle::ensure_bridge`], for a caller that has looked for the link of that name.
+    pub fn ensure_bridge_beside(
+        &mut self,
+        bridge: &spec::Bridge,
+        present: Option<LinkState>,
+    ) -> Result<Ensured, Error> {
+        if let Some(link) = present {
             return self.adopt_bridge(link, bridge).map(|link| Ensured { link, created: false });
         }
         let mut create = LinkBridge::new(&bridge.name);
@@ -420,18 +429,31 @@ impl Handle {
     /// request for its gateway's address would be lost, and repeated only after a second. From Linux 6.8 on, the
     /// kernel processes the change when the link is queried.
     pub fn await_carrier(&mut self, index: u32) -> Result<bool, Error> {
-        timing::part("carrier", || self.poll_carrier(index))
+        self.await_carriers(&[index])?.into_iter().next().unwrap_or(Ok(false))
     }
 
-    fn poll_carrier(&mut self, index: u32) -> Result<bool, Error> {
+    /// As [`Handle::await_carrier`], for several links at once, in their order.
+    ///
+    /// # Errors
+    /// The socket failed.
+    pub fn await_carriers(&mut self, links: &[u32]) -> Result<Vec<Result<bool, Error>>, Error> {
+        timing::part("carrier", || self.poll_carriers(links))
+    }
+
+    fn poll_carriers(&mut self, links: &[u32]) -> Result<Vec<Result<bool, Error>>, Error> {
         let deadline = Instant::now() + CARRIER_WAIT;
+        let mut found: Vec<Result<bool, Error>> = links.iter().map(|_| Ok(false)).collect();
         loop {
-            let answers = self.socket.request(show(LinkUnspec::new_with_index(index)), 0)?;
-            if answers.iter().any(is_operational) {
-                return Ok(true);
+            let waiting: Vec<usize> = (0..links.len()).filter(|at| matches!(found[*at], Ok(false))).collect();
+            for some in waiting.chunks(SHOWN_AT_ONCE) {
+                let ask = |at: &usize| NetlinkRequest::new(show(LinkUnspec::new_with_index(links[*at])), 0);
+                let replies = self.socket.batch(some.iter().map(ask).collect())?;
+                for (at, reply) in some.iter().zip(replies) {
+                    found[*at] = reply.map(|shown| shown.iter().any(is_operational)).map_err(Error::from);
+                }
             }
-            if Instant::now() > deadline {
-                return Ok(false);
+            if !found.iter().any(|it| matches!(it, Ok(false))) || Instant::now() > deadline {
+                return Ok(found);
             }
             std::thread::sleep(CARRIER_POLL);
         }
@@ -491,6 +513,125 @@ pub(super) fn show(link: LinkMessageBuilder<LinkUnspec>) -> RouteNetlinkMessage 
     RouteNetlinkMessage::GetLink(link.append_extra_attribute(mask).build())
 }
 
+impl NewLink<'_> {
+    /// What the kernel would choose for its ends, the near one first.
+    fn choose(&self) -> Vec<Chosen> {
+        match self {
+            Self::Veth { veth, .. } => vec![Chosen::new(None), Chosen::new(veth.mac)],
+            Self::Macvlan { macvlan, .. } => vec![Chosen::new(macvlan.mac)],
+        }
+    }
+
+    /// The first creates it. `chosen`: as [`NewLink::choose`] has them.
+    fn requests(&self, pod: BorrowedFd<'_>, chosen: &[Chosen]) -> Vec<NetlinkRequest> {
+        match (*self, chosen) {
+            (Self::Veth { veth, bridge }, [near, far]) => veth_requests(veth, bridge, pod, near, far),
+            (Self::Macvlan { macvlan, parent }, [chosen]) => {
+                vec![NetlinkRequest::new(macvlan_message(macvlan, parent, pod, chosen), CREATE | EXCL)]
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// Its ends, once it was created with what was chosen.
+    fn ends(&self, chosen: &[Chosen], pod_handle: &mut Handle) -> Result<Ends, Error> {
+        match (*self, chosen) {
+            (Self::Veth { veth, bridge }, [near, far]) => {
+                let mtu = veth.mtu.unwrap_or(DEFAULT_MTU);
+                let near_end = LinkState {
+                    up: true,
+                    controller: bridge,
+                    hairpin: veth.port.as_ref().map(|port| port.hairpin),
+                    isolated: veth.port.as_ref().is_some_and(|port| port.isolated),
+                    link: Some(far.index),
+                    group: veth.group,
+                    ..near.link(&veth.host_name, "veth", mtu)
+                };
+                let far_end = LinkState {
+                    link: Some(near.index),
+                    group: veth.group,
+                    ..far.link(&veth.pod_name, "veth", mtu)
+                };
+                Ok((Some(near_end), far_end))
+            }
+            // It has its parent's address, regardless of the requested one.
+            (Self::Macvlan { macvlan, .. }, _) if macvlan.mode == spec::MacvlanMode::Passthru => {
+                Ok((None, pod_handle.link(&macvlan.pod_name)?))
+            }
+            (Self::Macvlan { macvlan, parent }, [chosen]) => {
+                let mtu = macvlan.mtu.unwrap_or(parent.mtu);
+                let link = LinkState {
+                    link: Some(parent.index),
+                    mode: Some(spec::LinkMode::Macvlan(macvlan.mode)),
+                    group: macvlan.group,
+                    ..chosen.link(&macvlan.pod_name, kind_of(macvlan), mtu)
+                };
+                Ok((None, link))
+            }
+            _ => Err(NO_ACKNOWLEDGEMENT),
+        }
+    }
+}
+
+fn veth_requests(
+    veth: &spec::Veth,
+    bridge: Option<u32>,
+    pod: BorrowedFd<'_>,
+    near: &Chosen,
+    far: &Chosen,
+) -> Vec<NetlinkRequest> {
+    let mtu = veth.mtu.unwrap_or(DEFAULT_MTU);
+    let far = far.build(
+        LinkUnspec::new_with_name(&veth.pod_name)
+            .setns_by_fd(pod.as_raw_fd())
+            .link_group(veth.group)
+            .mtu(mtu),
+    );
+    let mut create = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::Veth)
+        .name(veth.host_name.clone())
+        .up()
+        .link_group(veth.group)
+        .mtu(mtu)
+        .set_info_data(InfoData::Veth(InfoVeth::Peer(far)));
+    if let Some(bridge) = bridge {
+        create = create.controller(bridge);
+    }
+    let create = RouteNetlinkMessage::NewLink(near.build(create));
+    let mut requests = vec![NetlinkRequest::new(create, CREATE | EXCL)];
+    if bridge.is_some() {
+        // A port of a bridge has no network layer. The kernel would give it a link-local address all the same, once
+        // the other end is up. By its name, which is derived from the attachment's: the link of the chosen index may
+        // be another, and is why the request before failed.
+        requests.push(NetlinkRequest::new(no_link_local(LinkUnspec::new_with_name(&veth.host_name)), 0));
+    }
+    requests
+}
+
+fn macvlan_message(
+    macvlan: &spec::Macvlan,
+    parent: &LinkState,
+    pod: BorrowedFd<'_>,
+    chosen: &Chosen,
+) -> RouteNetlinkMessage {
+    let name = macvlan.pod_name.as_str();
+    let mtu = macvlan.mtu.unwrap_or(parent.mtu);
+    if macvlan.tap {
+        let link = LinkMacVtap::new(name, parent.index, kernel_tap_mode(macvlan.mode))
+            .setns_by_fd(pod.as_raw_fd())
+            .link_group(macvlan.group)
+            .mtu(mtu);
+        return RouteNetlinkMessage::NewLink(chosen.build(link));
+    }
+    let mut link = LinkMacVlan::new(name, parent.index, kernel_mode(macvlan.mode))
+        .setns_by_fd(pod.as_raw_fd())
+        .link_group(macvlan.group)
+        .mtu(mtu);
+    if let Some(length) = macvlan.broadcast_queue {
+        link = link.append_info_data(InfoMacVlan::BcQueueLen(length));
+    }
+    RouteNetlinkMessage::NewLink(chosen.build(link))
+}
+
 /// Properties of a new link that the kernel would choose. Choosing them here avoids a query afterwards, which costs
 /// more than everything else about a link that the kernel does not wait for.
 struct Chosen {
@@ -545,6 +686,7 @@ impl Chosen {
             mode: None,
             group: 0,
             own: false,
+            table: None,
         }
     }
 }
@@ -642,6 +784,7 @@ pub(super) fn observed(message: RouteNetlinkMessage) -> Option<LinkState> {
         mode: None,
         group: 0,
         own: false,
+        table: None,
     };
     for attribute in link.attributes {
         match attribute {
@@ -680,6 +823,18 @@ pub(super) fn observed(message: RouteNetlinkMessage) -> Option<LinkState> {
                         LinkInfo::Data(InfoData::Vlan(data)) => {
                             state.mode = observed_tag(&data).map(spec::LinkMode::Vlan);
                         }
+                        LinkInfo::Data(InfoData::Netkit(data)) => {
+                            state.mode = observed_ways(&data).map(spec::LinkMode::Netkit);
+                        }
+                        LinkInfo::Data(InfoData::Tun(data)) => {
+                            state.mode = observed_access(&data).map(spec::LinkMode::Tap);
+                        }
+                        LinkInfo::Data(InfoData::Vrf(data)) => {
+                            state.table = data.iter().find_map(|datum| match datum {
+                                InfoVrf::TableId(table) => Some(*table),
+                                _ => None,
+                            });
+                        }
                         LinkInfo::Data(InfoData::IpVlan(data)) => {
                             state.mode = data.iter().find_map(|datum| match datum {
                                 InfoIpVlan::Mode(mode) => {
@@ -701,4 +856,79 @@ pub(super) fn observed(message: RouteNetlinkMessage) -> Option<LinkState> {
 /// FNV-1a, for a short name that differs between the interfaces of one pod.
 fn fnv32(bytes: &[u8]) -> u32 {
     bytes.iter().fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::netns::Netns;
+
+    fn veth(number: u8) -> spec::Veth {
+        spec::Veth {
+            host_name: format!("near{number}"),
+            pod_name: format!("far{number}"),
+            mtu: None,
+            mac: None,
+            group: 7,
+            port: Some(spec::BridgePort {
+                bridge: "br0".to_owned(),
+                hairpin: number == 1,
+                isolated: false,
+                vlans: None,
+            }),
+        }
+    }
+
+    #[test]
+    fn of_links_created_together_each_has_its_own_outcome() {
+        let (node, pod) = (Netns::private().unwrap(), Netns::private().unwrap());
+        let (mut host, mut inside) = (Handle::open_in(&node).unwrap(), Handle::open_in(&pod).unwrap());
+        let bridge =
+            spec::Bridge { name: "br0".into(), mtu: None, promiscuous: false, vlan_filtering: false };
+        let index = host.ensure_bridge(&bridge).unwrap().link.index;
+        let taken = spec::Bridge { name: "near2".into(), ..bridge };
+        host.ensure_bridge(&taken).unwrap();
+        let veths = [1, 2, 3].map(veth);
+        let links = veths.each_ref().map(|veth| NewLink::Veth { veth, bridge: Some(index) });
+        let made = host.create_links(&links, pod.as_fd(), &mut inside).unwrap();
+        let [Ok(first), Err(second), Ok(third)] = <[_; 3]>::try_from(made).unwrap() else {
+            panic!("the second alone is refused")
+        };
+        assert!(second.already_exists(), "{second}");
+        for ((near, far), number) in [(first, 1), (third, 3)] {
+            assert_eq!(host.link(&format!("near{number}")).unwrap(), near.unwrap());
+            assert_eq!(inside.link(&format!("far{number}")).unwrap(), far);
+        }
+        assert_eq!(inside.find_link("far2").unwrap(), None);
+    }
+
+    #[test]
+    fn of_links_configured_together_each_has_its_own_outcome() {
+        let pod = Netns::private().unwrap();
+        let mut inside = Handle::open_in(&pod).unwrap();
+        let bridge = |name: &str| spec::Bridge {
+            name: name.to_owned(),
+            mtu: None,
+            promiscuous: false,
+            vlan_filtering: false,
+        };
+        let [a, c] = ["a", "c"].map(|name| inside.ensure_bridge(&bridge(name)).unwrap().link.index);
+        let addressing = |net: &str| spec::Addressing {
+            addresses: vec![net.parse().unwrap()],
+            no_link_local: true,
+            ..spec::Addressing::default()
+        };
+        let (first, second, third) =
+            (addressing("10.1.0.2/24"), addressing("10.2.0.2/24"), addressing("10.3.0.2/24"));
+        let all = [(a, &first), (4000, &second), (c, &third)];
+        let outcomes = inside.configure_all(&all).unwrap();
+        let refused: Vec<bool> = outcomes.iter().map(Result::is_err).collect();
+        assert_eq!(refused, [false, true, false]);
+        assert!(outcomes[1].as_ref().unwrap_err().not_found());
+        for (index, addressing) in [(a, first), (c, third)] {
+            assert!(inside.addresses(index).unwrap().contains(&addressing.addresses[0]));
+        }
+    }
 }

@@ -30,12 +30,12 @@ impl Handle {
         self.change(LinkUnspec::new_with_index(index).mtu(mtu))
     }
 
-    /// Makes a link a port of a bridge.
+    /// Makes a link a port of a bridge or VRF.
     ///
     /// # Errors
     /// The kernel refuses it.
-    pub fn set_controller(&mut self, index: u32, bridge: u32) -> Result<(), Error> {
-        self.change(LinkUnspec::new_with_index(index).controller(bridge))
+    pub fn set_controller(&mut self, index: u32, controller: u32) -> Result<(), Error> {
+        self.change(LinkUnspec::new_with_index(index).controller(controller))
     }
 
     pub(super) fn change(&mut self, link: LinkMessageBuilder<LinkUnspec>) -> Result<(), Error> {

@@ -1,20 +1,26 @@
 //! The only module that uses netlink: typed calls that take specifications and return observed state.
 //!
-//! A [`Handle`] is a blocking socket bound to the namespace of the thread that opened it. Related requests are sent in
-//! one datagram. Calls named `ensure_*` are idempotent, `create_*` are not.
+//! A [`Handle`] is a blocking socket bound to the namespace of the thread that opened it, or to another, of which it reads
+//! no list beyond a bound. Related requests are sent in one datagram. Calls named `ensure_*` are idempotent, `create_*` are
+//! not.
 //!
 //! | module | contents |
 //! |---|---|
-//! | `socket`, `error` | several requests in one datagram; the kernel's refusals as data |
+//! | `socket`, `lean`, `error` | several requests in one datagram; what of the answers is parsed; the kernel's refusals as data |
 //! | `link`, `link_change`, `properties`, `peer` | links; changes of those that exist; the other end of a veth |
+//! | `known_links` | bridges and parents as the kernel has told of them last |
+//! | `names` | the names of a namespace's links |
 //! | `device`, `virtual_function` | devices that pods take, and what a card sets for its virtual functions |
-//! | `address`, `route`, `rule` | an interface's addresses; routes; rules that select routing tables |
-//! | `tc`, `tbf` | programs on clsact hooks; pacing by tbf |
+//! | `address`, `route`, `rule`, `neighbour` | an interface's addresses; routes; rules that select routing tables; neighbours that are entered for good |
+//! | `tc`, `tbf`, `redirect` | programs on clsact hooks; pacing by tbf; intermediate devices for what a device receives |
 //! | `bridge`, `bridge_port` | a bridge that is made again as it was; ports, their VLANs |
 //! | `bridge_state`, `stations` | forwarding properties of bridges; the stations in their forwarding databases |
+//! | `xdp_links` | which links have an XDP program |
 //! | `nft`, `xfrm` | whether packets would meet nftables chains or IPsec; transactions of nftables |
 //! | `guard`, [`nat`], [`conntrack`] | our own nftables tables: for policies, for translation; tracked connections |
+//! | `vrf`, `tap`, `netkit` | VRFs and their ports; taps; netkit pairs |
 //! | `watch`, `filter_watch`, `change_watch` | notifications about links and routes; about removed filters; whether anything has changed |
+//! | `readable`, `socket_filter` | waits for them; has the kernel leave out those of no use |
 
 mod address;
 mod bridge;
@@ -26,19 +32,30 @@ mod device;
 mod error;
 mod filter_watch;
 mod guard;
+mod known_links;
+mod lean;
 mod link;
 mod link_change;
+mod names;
+mod neighbour;
+mod netkit;
 mod nft;
 mod peer;
 mod properties;
+mod readable;
+mod redirect;
 mod route;
 mod rule;
 mod socket;
+mod socket_filter;
 mod stations;
+mod tap;
 mod tbf;
 mod tc;
 mod virtual_function;
+mod vrf;
 mod watch;
+mod xdp_links;
 mod xfrm;
 
 pub use bridge_port::{VlanUse, VlanUses, has_vlans};
@@ -50,12 +67,14 @@ pub use filter_watch::FilterWatch;
 pub use guard::{
     TABLE as GUARD_TABLE, bridges_call, guard_exists, guard_is_whole, install_guard, remove_guard,
 };
-pub use link::{Ensured, LinkState};
+pub use known_links::KnownLinks;
+pub use link::{Ends, Ensured, LinkState, NewLink};
 pub use nft::{Family, HookedChains, filter_generation, hooked_chains, nat};
 pub use route::RouteState;
 pub use rule::Rule;
 pub use stations::{Move, Moves, Station, StationWatch};
 pub use tc::{DevicePrograms, Filter, FilterState, FilteredDevice, LOOPBACK};
+pub use vrf::KeptAddresses;
 pub use watch::{Changes, LinkWatch, Touched};
 pub use xfrm::has_policies as has_ipsec_policies;
 
@@ -68,8 +87,8 @@ pub struct Handle {
     socket: socket::Socket,
 }
 
-/// Most objects of a list that a [bounded](Handle::bounded) handle reads, and most bytes of it as the kernel sends them: as
-/// the agent has them, some 32 MiB.
+/// Most objects of a list that a handle [in another namespace](Handle::open_in) reads, and most bytes of it as the kernel
+/// sends them: as the agent has them, some 32 MiB.
 pub const MOST_IN_POD: usize = 32 << 10;
 const MOST_BYTES_IN_POD: usize = 8 << 20;
 
@@ -96,16 +115,17 @@ impl Handle {
         self.socket.netns_cookie()
     }
 
-    /// Reads no list of more than [`MOST_IN_POD`] objects, or of more than some MiB: who administrates a pod's network makes as many addresses and routes
-    /// there as the kernel has memory for. For what may fail: the handle is of no use after that.
-    #[must_use]
-    pub fn bounded(mut self) -> Self {
-        self.socket.limit(MOST_IN_POD, MOST_BYTES_IN_POD);
-        self
+    /// Opens a handle in another namespace. The handle may be used from any thread.
+    ///
+    /// It reads no list of more than [`MOST_IN_POD`] objects, or of more than some MiB: who administrates a pod's network
+    /// makes as many links, routes and rules there as the kernel has memory for. A longer one is [`Error::TooMany`], and the
+    /// handle is of no use after that.
+    pub fn open_in(netns: &Netns) -> Result<Self, OpenError> {
+        Ok(within(netns, Self::open)??.bounded())
     }
 
-    /// Opens a handle in another namespace. The handle may be used from any thread.
-    pub fn open_in(netns: &Netns) -> Result<Self, OpenError> {
-        Ok(within(netns, Self::open)??)
+    fn bounded(mut self) -> Self {
+        self.socket.limit(MOST_IN_POD, MOST_BYTES_IN_POD);
+        self
     }
 }

@@ -1,4 +1,4 @@
-//! Finds the other end of a veth and its namespace.
+//! Finds the other end of a veth or netkit, and of a veth in which namespace it is.
 
 use std::os::fd::{AsRawFd, BorrowedFd};
 
@@ -13,9 +13,16 @@ use super::{Error, Handle, LinkState};
 /// The kernel's answer for a namespace without a number (`NETNSA_NSID_NOT_ASSIGNED`).
 const NOT_ASSIGNED: i32 = -1;
 
+/// Whether links of the kind come in pairs.
+fn is_pair(kind: &str) -> bool {
+    matches!(kind, "veth" | "netkit")
+}
+
 impl Handle {
-    /// The veth of this namespace whose other end is `far`, a link of the namespace `pod`; `None` if `far` is not a
-    /// veth or its other end is elsewhere. Indices alone are not sufficient: every namespace uses the same ones.
+    /// The veth of this namespace whose other end is `far`, a link of the namespace `pod`; `None` if `far` is none or its
+    /// other end is elsewhere. Indices alone are not sufficient: every namespace uses the same ones.
+    ///
+    /// Not of a netkit: its own programs see what the pod sends before its other end does, and may lead it elsewhere.
     pub fn find_peer(&mut self, far: &LinkState, pod: BorrowedFd<'_>) -> Result<Option<LinkState>, Error> {
         let Some(index) = far.link.filter(|_| far.kind == "veth") else { return Ok(None) };
         // First, because showing a link assigns a number to the namespace of its other end.
@@ -25,17 +32,17 @@ impl Handle {
         };
         let in_namespace = shown.iter().find_map(namespace_of_the_other_end);
         let Some(near) = shown.drain(..).find_map(observed) else { return Ok(None) };
-        let is_end = near.kind == "veth" && near.link == Some(far.index);
+        let is_end = near.kind == far.kind && near.link == Some(far.index);
         let is_there = in_namespace.is_some() && in_namespace == self.number_of(pod)?;
         Ok(Some(near).filter(|_| is_end && is_there))
     }
 
-    /// The other end of a veth of this namespace, if that is here too; `None` if it is not.
+    /// The other end of a veth or netkit of this namespace, if that is here too; `None` if it is not.
     ///
     /// # Errors
     /// The kernel refuses.
     pub fn find_end_here(&mut self, end: &LinkState) -> Result<Option<LinkState>, Error> {
-        let Some(index) = end.link.filter(|_| end.kind == "veth") else { return Ok(None) };
+        let Some(index) = end.link.filter(|_| is_pair(&end.kind)) else { return Ok(None) };
         let shown = match self.socket.request(show(LinkUnspec::new_with_index(index)), 0) {
             Err(error) if error.not_found() => return Ok(None),
             other => other?,
@@ -43,7 +50,7 @@ impl Handle {
         // The number of the other end's namespace is told where that is another one.
         let is_here = |message: &RouteNetlinkMessage| namespace_of_the_other_end(message).is_none();
         let other = shown.into_iter().find(is_here).and_then(observed);
-        Ok(other.filter(|other| other.kind == "veth" && other.link == Some(end.index)))
+        Ok(other.filter(|other| other.kind == end.kind && other.link == Some(end.index)))
     }
 
     /// The number of another namespace in this one, if it has one.

@@ -11,7 +11,7 @@ use netlink_packet_route::route::{
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use rtnetlink::RouteMessageBuilder;
 
-use super::socket::{APPEND, CREATE, NetlinkRequest, REPLACE};
+use super::socket::{APPEND, CREATE, EXCL, NetlinkRequest, REPLACE};
 use super::{Error, Handle};
 use crate::spec::Route;
 
@@ -39,6 +39,15 @@ impl Handle {
             NetlinkRequest::new(RouteNetlinkMessage::NewRoute(route_message(index, route)), CREATE | REPLACE)
         });
         self.socket.all(requests.collect())
+    }
+
+    /// Adds this route through the link to the namespace.
+    ///
+    /// # Errors
+    /// There is one of the same destination and metric ([`Error::already_exists`]), or the kernel refuses.
+    pub fn add_route(&mut self, index: u32, route: &Route) -> Result<(), Error> {
+        let message = RouteNetlinkMessage::NewRoute(route_message(index, route));
+        self.socket.all(vec![NetlinkRequest::new(message, CREATE | EXCL)])
     }
 
     /// Adds this route through the link to the namespace, after others of the same destination and metric.
@@ -74,6 +83,17 @@ impl Handle {
     /// The unicast routes of one of the namespace's tables that lead over the interface, both families, with all that
     /// another table needs of them.
     pub fn routes_by(&mut self, index: u32, table: u32) -> Result<Vec<Route>, Error> {
+        let mut found = self.routes_of_all_tables_by(index)?;
+        found.retain(|route| route.table == Some(table));
+        found.iter_mut().for_each(|route| route.table = None);
+        Ok(found)
+    }
+
+    /// As [`Handle::routes_by`], of all tables; each route has its own.
+    ///
+    /// # Errors
+    /// The kernel cannot be asked.
+    pub fn routes_of_all_tables_by(&mut self, index: u32) -> Result<Vec<Route>, Error> {
         let mut found = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             let mut all = RouteMessage::default();
@@ -86,7 +106,7 @@ impl Handle {
                 let (source, metrics) = (preferred_source(route), metrics(route));
                 let (scope, protocol) = (route.header.scope.into(), route.header.protocol.into());
                 let its = observed(answer).into_iter();
-                found.extend(its.filter(|it| it.interface == Some(index) && it.table == table).map(|it| {
+                found.extend(its.filter(|it| it.interface == Some(index)).map(|it| {
                     Route {
                         gateway: it.gateway,
                         source,
@@ -96,12 +116,33 @@ impl Handle {
                         mtu: metrics.0,
                         advmss: metrics.1,
                         protocol: Some(protocol),
+                        table: Some(it.table),
                         ..Route::on_link(it.destination)
                     }
                 }));
             }
         }
         Ok(found)
+    }
+
+    /// A unicast route by the interface that a [`Route`] does not describe in full, and by what.
+    ///
+    /// # Errors
+    /// The kernel cannot be asked.
+    pub fn undescribed_route_by(&mut self, index: u32) -> Result<Option<(IpNet, &'static str)>, Error> {
+        for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+            let mut all = RouteMessage::default();
+            all.header.address_family = family;
+            for answer in self.socket.dump(RouteNetlinkMessage::GetRoute(all))? {
+                let RouteNetlinkMessage::NewRoute(route) = &answer else { continue };
+                let Some(what) = undescribed(route, index) else { continue };
+                let by_it = |state: &RouteState| state.interface == Some(index);
+                if let Some(state) = observed(answer).into_iter().find(by_it) {
+                    return Ok(Some((state.destination, what)));
+                }
+            }
+        }
+        Ok(None)
     }
 
     /// The tables that have routes or to which rules lead, both families.
@@ -132,11 +173,7 @@ impl Handle {
     /// Whether packets to the address stay on the node or its links: it is an address of the node, or a broadcast or
     /// multicast address.
     pub fn is_own_address(&mut self, address: IpAddr) -> Result<bool, Error> {
-        let mut to = RouteMessage::default();
-        to.header.address_family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
-        to.header.destination_prefix_length = if address.is_ipv4() { 32 } else { 128 };
-        to.attributes.push(RouteAttribute::Destination(wire(address)));
-        let answers = match self.socket.request(RouteNetlinkMessage::GetRoute(to), 0) {
+        let answers = match self.route_to(address) {
             // There is no route to it, or one that refuses packets.
             Err(Error::Refused(_)) => return Ok(false),
             other => other?,
@@ -146,6 +183,37 @@ impl Handle {
                 if !matches!(route.header.kind, RouteType::Unicast | RouteType::Unreachable | RouteType::BlackHole
                     | RouteType::Prohibit | RouteType::Throw))
         }))
+    }
+
+    /// Index of the device on whose link an address is; `None`: packets to it do not leave, go to a router first, or there
+    /// is no route.
+    pub fn device_towards(&mut self, address: IpAddr) -> Result<Option<u32>, Error> {
+        let answers = match self.route_to(address) {
+            // There is no route to it, or one that refuses packets.
+            Err(Error::Refused(_)) => return Ok(None),
+            other => other?,
+        };
+        Ok(answers.into_iter().find_map(|answer| {
+            let RouteNetlinkMessage::NewRoute(route) = answer else { return None };
+            let by = |attribute: &RouteAttribute| match attribute {
+                RouteAttribute::Oif(index) => Some(*index),
+                _ => None,
+            };
+            let is_router =
+                |it: &RouteAttribute| matches!(it, RouteAttribute::Gateway(_) | RouteAttribute::Via(_));
+            let is_on_link =
+                route.header.kind == RouteType::Unicast && !route.attributes.iter().any(is_router);
+            route.attributes.iter().find_map(by).filter(|_| is_on_link)
+        }))
+    }
+
+    /// How the kernel routes packets to an address.
+    fn route_to(&mut self, address: IpAddr) -> Result<Vec<RouteNetlinkMessage>, Error> {
+        let mut to = RouteMessage::default();
+        to.header.address_family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
+        to.header.destination_prefix_length = if address.is_ipv4() { 32 } else { 128 };
+        to.attributes.push(RouteAttribute::Destination(wire(address)));
+        self.socket.request(RouteNetlinkMessage::GetRoute(to), 0)
     }
 
     /// The default routes of the namespace's main table, both families.
@@ -224,6 +292,27 @@ fn wire(address: IpAddr) -> RouteAddress {
 fn preferred_source(route: &RouteMessage) -> Option<IpAddr> {
     route.attributes.iter().find_map(|attribute| match attribute {
         RouteAttribute::PrefSource(address) => ip(address),
+        _ => None,
+    })
+}
+
+/// What a [`Route`] by the interface does not have of this one.
+fn undescribed(route: &RouteMessage, index: u32) -> Option<&'static str> {
+    if route.header.kind != RouteType::Unicast {
+        return None;
+    }
+    if route.header.tos != 0 {
+        return Some("a type of service");
+    }
+    let of_hops = route.attributes.iter().filter_map(|attribute| match attribute {
+        RouteAttribute::MultiPath(hops) => Some(hops),
+        _ => None,
+    });
+    let by_it = of_hops.flatten().filter(|hop| hop.interface_index == index);
+    let mut attributes = by_it.flat_map(|hop| &hop.attributes).chain(&route.attributes);
+    attributes.find_map(|attribute| match attribute {
+        RouteAttribute::Via(_) => Some("a gateway of the other family"),
+        RouteAttribute::Encap(_) | RouteAttribute::EncapType(_) => Some("an encapsulation"),
         _ => None,
     })
 }

@@ -19,6 +19,9 @@ pub struct Rule {
     pub priority: u32,
 }
 
+/// Most rules for one address and table that are removed: there is one, unless others have added to it.
+const OF_ONE: usize = 64;
+
 impl Handle {
     /// Adds these rules to the namespace. Idempotent.
     pub fn ensure_rules(&mut self, rules: &[Rule]) -> Result<(), Error> {
@@ -34,18 +37,33 @@ impl Handle {
             |wanted: &&(IpAddr, u32)| present.iter().any(|rule| (rule.source, rule.table) == **wanted);
         let mut requests = Vec::new();
         for (source, table) in rules.iter().filter(|wanted| !is_there(wanted)) {
-            let mut message = message(&Rule { source: *source, table: *table, priority: 0 });
-            message.attributes.retain(|attribute| !matches!(attribute, RuleAttribute::Priority(_)));
+            let message = unnumbered(&Rule { source: *source, table: *table, priority: 0 });
             requests.push(NetlinkRequest::new(RouteNetlinkMessage::NewRule(message), CREATE | EXCL));
         }
         self.socket.all_but(requests, &[rustix::io::Errno::EXIST])
     }
 
-    /// Removes all rules that lead what these addresses send to these tables. Idempotent.
+    /// Removes the rules that lead what these addresses send to these tables, whatever their numbers, and of those for one
+    /// address and table the first [`OF_ONE`]. Reads no list. Idempotent.
     pub fn ensure_source_rules_absent(&mut self, rules: &[(IpAddr, u32)]) -> Result<(), Error> {
-        let mut present = self.rules()?;
-        present.retain(|rule| rules.contains(&(rule.source, rule.table)));
-        self.ensure_rules_absent(&present)
+        let mut left = rules.to_vec();
+        for _ in 0..OF_ONE {
+            let gone = |(source, table): &(IpAddr, u32)| {
+                let message = unnumbered(&Rule { source: *source, table: *table, priority: 0 });
+                NetlinkRequest::new(RouteNetlinkMessage::DelRule(message), 0)
+            };
+            let mut again = Vec::new();
+            for (rule, reply) in left.iter().zip(self.socket.batch(left.iter().map(gone).collect())?) {
+                match reply {
+                    // There may be another one.
+                    Ok(_) => again.push(*rule),
+                    Err(refused) if refused.errno == rustix::io::Errno::NOENT.raw_os_error() => {}
+                    Err(refused) => return Err(refused.into()),
+                }
+            }
+            left = again;
+        }
+        Ok(())
     }
 
     /// Removes these rules from the namespace. Idempotent.
@@ -55,7 +73,10 @@ impl Handle {
     }
 
     /// The tables to which the namespace's rules of any kind lead, both families.
-    pub(super) fn tables_of_rules(&mut self) -> Result<Vec<u32>, Error> {
+    ///
+    /// # Errors
+    /// The kernel cannot be asked.
+    pub fn tables_of_rules(&mut self) -> Result<Vec<u32>, Error> {
         let mut found = Vec::new();
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
             let mut all = RuleMessage::default();
@@ -99,6 +120,13 @@ fn message(rule: &Rule) -> RuleMessage {
         RuleAttribute::Table(rule.table),
         RuleAttribute::Priority(rule.priority),
     ];
+    message
+}
+
+/// Without a number: the kernel chooses one for a new rule, and removes the first of any number.
+fn unnumbered(rule: &Rule) -> RuleMessage {
+    let mut message = message(rule);
+    message.attributes.retain(|attribute| !matches!(attribute, RuleAttribute::Priority(_)));
     message
 }
 

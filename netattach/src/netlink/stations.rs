@@ -7,9 +7,10 @@ use netlink_packet_route::neighbour::{NeighbourAttribute, NeighbourMessage};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use netlink_sys::{Socket as RawSocket, protocols::NETLINK_ROUTE};
 use rustix::io::Errno;
-use tokio::io::unix::AsyncFd;
 
+use super::readable::readable;
 use super::socket::NetlinkRequest;
+use super::socket_filter::{By, receive_only};
 use super::{Error, Handle};
 use crate::mac::Mac;
 
@@ -122,18 +123,18 @@ impl StationWatch {
     pub fn open() -> Result<Self, Error> {
         let mut raw = RawSocket::new(NETLINK_ROUTE).map_err(Error::Open)?;
         raw.bind_auto().map_err(Error::Open)?;
+        receive_only(&raw, By::Family(AF_BRIDGE)).map_err(Error::Open)?;
         raw.add_membership(GROUP_NEIGH).map_err(Error::Open)?;
         raw.set_non_blocking(true).map_err(Error::Open)?;
         Ok(Self { raw, buffer: vec![0; RECEIVE_BUFFER] })
     }
 
-    /// Lets the async runtime wait for notifications.
+    /// Waits for notifications.
     ///
     /// # Errors
     /// The runtime refused the descriptor.
-    pub fn into_async(self) -> io::Result<AsyncFd<Self>> {
-        // SAFETY: the descriptor is the socket's own, which stays open and the same until this value is dropped.
-        Ok(unsafe { AsyncFd::register(self) }?)
+    pub async fn readable(&mut self) -> io::Result<()> {
+        readable(self).await
     }
 
     /// All notifications so far. Does not wait.

@@ -5,6 +5,7 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::tc::{TcAttribute, TcHandle, TcMessage, TcOption};
 use rustix::io::Errno;
 
+use super::nft::attribute_in;
 use super::socket::{CREATE, ECHO, EXCL, REPLACE};
 use super::tc::{LOOPBACK, index_of};
 use super::{Error, Handle};
@@ -22,14 +23,25 @@ const PARMS: usize = 36;
 /// Offsets of the rate in `struct tc_ratespec` and of the limit in `struct tc_tbf_qopt`.
 const RATE_AT: usize = 8;
 const LIMIT_AT: usize = 24;
-/// The header before an attribute's value: its length and kind.
-const ATTRIBUTE_HEADER: usize = 4;
 
 impl Handle {
     /// Makes the device send at that pace. Replaces another queueing discipline; changes an existing tbf in place,
     /// which keeps its queue.
     pub fn ensure_paced(&mut self, index: u32, pace: &Pace) -> Result<(), Error> {
         self.socket.request(discipline(index, options(pace)), CREATE | REPLACE).map(drop)
+    }
+
+    /// Gives the device its usual discipline back in place of a tbf. Idempotent.
+    pub fn ensure_not_paced(&mut self, index: u32) -> Result<(), Error> {
+        if self.find_pace(index)?.is_none() {
+            return Ok(());
+        }
+        let mut message = TcMessage::with_index(index_of(index));
+        message.header.parent = TcHandle::ROOT;
+        match self.socket.request(RouteNetlinkMessage::DelQueueDiscipline(message), 0) {
+            Err(error) if matches!(error.errno(), Some(Errno::NOENT | Errno::NODEV)) => Ok(()),
+            other => other.map(drop),
+        }
     }
 
     /// Rate in bytes per second and queue in bytes, if the device is paced.
@@ -92,24 +104,11 @@ fn observed(message: RouteNetlinkMessage) -> Option<(u64, u32)> {
     let Some(TcOption::Other(options)) = options else { return None };
     let mut value = vec![0; options.value_len()];
     options.emit_value(&mut value);
-    let parms = attribute(&value, TCA_TBF_PARMS).filter(|parms| parms.len() >= PARMS)?;
+    let parms = attribute_in(&value, TCA_TBF_PARMS).filter(|parms| parms.len() >= PARMS)?;
     let word = |at: usize| parms.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes);
     let long =
-        attribute(&value, TCA_TBF_RATE64).and_then(|value| value.try_into().ok().map(u64::from_ne_bytes));
+        attribute_in(&value, TCA_TBF_RATE64).and_then(|value| value.try_into().ok().map(u64::from_ne_bytes));
     Some((long.unwrap_or(word(RATE_AT)?.into()), word(LIMIT_AT)?))
-}
-
-/// The value of the first attribute of that kind.
-fn attribute(mut attributes: &[u8], kind: u16) -> Option<&[u8]> {
-    loop {
-        let word = |at: usize| attributes.get(at..at + 2)?.try_into().ok().map(u16::from_ne_bytes);
-        let (length, found) = (usize::from(word(0)?), word(2)?);
-        let value = attributes.get(ATTRIBUTE_HEADER..length)?;
-        if found == kind {
-            return Some(value);
-        }
-        attributes = attributes.get(length.next_multiple_of(4)..)?;
-    }
 }
 
 #[cfg(test)]
@@ -119,10 +118,10 @@ mod tests {
     #[test]
     fn attributes_are_found_behind_others_and_broken_ones_are_none() {
         let list = [7, 0, 1, 0, b'a', b'b', b'c', 0, 6, 0, 2, 0, b'x', b'y', 0, 0];
-        assert_eq!(attribute(&list, 1), Some(&b"abc"[..]));
-        assert_eq!(attribute(&list, 2), Some(&b"xy"[..]));
-        assert_eq!(attribute(&list, 3), None);
-        assert_eq!(attribute(&[0, 0, 1, 0], 2), None, "a length of nothing must not go round for ever");
-        assert_eq!(attribute(&list[..5], 1), None);
+        assert_eq!(attribute_in(&list, 1), Some(&b"abc"[..]));
+        assert_eq!(attribute_in(&list, 2), Some(&b"xy"[..]));
+        assert_eq!(attribute_in(&list, 3), None);
+        assert_eq!(attribute_in(&[0, 0, 1, 0], 2), None, "a length of nothing must not go round for ever");
+        assert_eq!(attribute_in(&list[..5], 1), None);
     }
 }

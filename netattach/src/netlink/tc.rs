@@ -9,7 +9,7 @@ use netlink_packet_core::DefaultNla;
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::tc::{TcAttribute, TcBpfFlags, TcFilterBpfOption, TcHandle, TcMessage, TcOption};
 
-use super::socket::{CREATE, EXCL, NetlinkRequest, Reply};
+use super::socket::{CREATE, ECHO, EXCL, NetlinkRequest, Reply};
 use super::{Error, Handle, LinkState};
 use crate::spec::TcHook;
 
@@ -18,6 +18,8 @@ const PRIORITY: u32 = 1;
 const ETH_P_ALL: u16 = 0x0003;
 /// Priority and protocol of our filters (`tcm_info`).
 const OUR_INFO: u32 = (PRIORITY << 16) | ETH_P_ALL.to_be() as u32;
+/// Kind of the discipline that has hooks for what is received and what is sent.
+const CLSACT: &str = "clsact";
 /// Index of the loopback device in every namespace.
 pub const LOOPBACK: u32 = 1;
 /// `linux/pkt_cls.h`.
@@ -75,26 +77,77 @@ pub struct FilteredDevice {
 impl Handle {
     /// Attaches the filters to the device; packets meet new ones in this order. An existing filter is replaced
     /// atomically: no packet passes without one. Returns whether the device had no `clsact` before.
+    /// Changes nothing on a device that has another discipline in the place of `clsact`.
     pub fn ensure_filters(&mut self, index: u32, filters: &[Filter<'_>]) -> Result<bool, Error> {
-        let mut requests = vec![NetlinkRequest::new(clsact(index), CREATE | EXCL)];
-        // The kernel inserts a new filter before the others of its priority (`cls_bpf_change`).
-        for wanted in filters.iter().rev() {
-            requests.push(NetlinkRequest::new(
-                RouteNetlinkMessage::NewTrafficFilter(filter(index, wanted)),
-                CREATE,
-            ));
+        self.expect_clsact(index)?;
+        let outcome = self.ensure_filters_on(&[(index, filters)])?.into_iter().next();
+        Ok(outcome.transpose()?.unwrap_or_default())
+    }
+
+    /// As [`Handle::ensure_filters`], for several devices in one datagram. The outcome for each; what is refused on one does
+    /// not keep the kernel from carrying out the others. A device with the discipline `ingress` fails: that has the handle of
+    /// `clsact`, and the kernel runs a filter for what is sent where packets are received.
+    ///
+    /// # Errors
+    /// The socket failed: some filters may be attached.
+    pub fn ensure_filters_on(
+        &mut self,
+        devices: &[(u32, &[Filter<'_>])],
+    ) -> Result<Vec<Result<bool, Error>>, Error> {
+        let mut requests = Vec::new();
+        for (index, filters) in devices {
+            requests.push(NetlinkRequest::new(clsact(*index), CREATE | EXCL));
+            // The kernel inserts a new filter before the others of its priority (`cls_bpf_change`).
+            for wanted in filters.iter().rev() {
+                let message = RouteNetlinkMessage::NewTrafficFilter(filter(*index, wanted));
+                requests.push(NetlinkRequest::new(message, CREATE));
+            }
         }
         let mut replies = self.socket.batch(requests)?.into_iter();
-        let made = match replies.next() {
-            Some(Err(refused)) if refused.errno != rustix::io::Errno::EXIST.raw_os_error() => {
-                return Err(refused.into());
-            }
-            first => matches!(first, Some(Ok(_))),
+        let outcome = |(_, filters): &(u32, &[Filter<'_>])| {
+            let clsact = replies.next();
+            // All of them are taken, so that the next device's come next.
+            let filters: Vec<_> = replies.by_ref().take(filters.len()).collect();
+            let is_new = match clsact {
+                Some(Err(refused)) if refused.errno != rustix::io::Errno::EXIST.raw_os_error() => {
+                    return Err(refused.into());
+                }
+                first => matches!(first, Some(Ok(_))),
+            };
+            filters.into_iter().try_for_each(|reply| reply.map(drop))?;
+            Ok(is_new)
         };
-        for reply in replies {
-            reply?;
+        let mut outcomes: Vec<_> = devices.iter().map(outcome).collect();
+        for ((index, _), outcome) in devices.iter().zip(&mut outcomes) {
+            if matches!(outcome, Ok(false)) {
+                *outcome = match self.expect_clsact(*index) {
+                    Ok(true) => Ok(false),
+                    Ok(false) => Err(Error::Malformed { request: "RTM_GETQDISC", what: "no discipline" }),
+                    Err(error) => Err(error),
+                };
+            }
         }
-        Ok(made)
+        Ok(outcomes)
+    }
+
+    /// Fails if the discipline with the handle of `clsact` is another. Returns whether there is one.
+    fn expect_clsact(&mut self, index: u32) -> Result<bool, Error> {
+        use rustix::io::Errno;
+        let mut request = TcMessage::with_index(index_of(index));
+        request.header.parent = TcHandle::CLSACT;
+        // The kernel shows a single discipline only if the request asks for an echo.
+        let answers = match self.socket.request(RouteNetlinkMessage::GetQueueDiscipline(request), ECHO) {
+            // There is none, or there was one.
+            Err(error) if matches!(error.errno(), Some(Errno::NOENT | Errno::INVAL)) => return Ok(false),
+            answers => answers?,
+        };
+        match answers.into_iter().find_map(kind_of_discipline) {
+            Some(kind) if kind != CLSACT => {
+                let device = self.link_by_index(index)?.name;
+                Err(Error::WrongDiscipline { device, kind })
+            }
+            found => Ok(found.is_some()),
+        }
     }
 
     /// Removes our filters with these numbers, and `clsact` too unless others have filters there. A device that is
@@ -116,7 +169,11 @@ impl Handle {
             return Ok(());
         }
         for hook in [TcHook::Ingress, TcHook::Egress] {
-            if !self.dump_filters(index, hook)?.is_empty() {
+            let has_others = match self.dump_filters(index, hook) {
+                Err(error) if error.is_too_many() => true,
+                found => !found?.is_empty(),
+            };
+            if has_others {
                 return Ok(());
             }
         }
@@ -188,8 +245,17 @@ impl Handle {
 
     /// Whether that hook of the device has a filter other than ours, which have these names.
     pub fn has_other_filters(&mut self, index: u32, hook: TcHook, ours: &[&str]) -> Result<bool, Error> {
-        let is_others = |message| {
-            let RouteNetlinkMessage::NewTrafficFilter(filter) = message else { return false };
+        Ok(!self.other_filters(index, hook, ours)?.is_empty())
+    }
+
+    /// The priorities of the filters other than ours, which have these names, on that hook of the device.
+    pub(super) fn other_filters(
+        &mut self,
+        index: u32,
+        hook: TcHook,
+        ours: &[&str],
+    ) -> Result<Vec<u32>, Error> {
+        let is_others = |filter: TcMessage| {
             if filter.header.info != OUR_INFO {
                 return true;
             }
@@ -200,7 +266,12 @@ impl Handle {
             let name = observed(RouteNetlinkMessage::NewTrafficFilter(filter)).and_then(|filter| filter.name);
             is_filter && !name.is_some_and(|name| ours.contains(&name.as_str()))
         };
-        Ok(self.dump_filters(index, hook)?.into_iter().any(is_others))
+        let of_others = |message| {
+            let RouteNetlinkMessage::NewTrafficFilter(filter) = message else { return None };
+            let priority = filter.header.info >> 16;
+            is_others(filter).then_some(priority)
+        };
+        Ok(self.dump_filters(index, hook)?.into_iter().filter_map(of_others).collect())
     }
 
     fn dump_filters(&mut self, index: u32, hook: TcHook) -> Result<Vec<RouteNetlinkMessage>, Error> {
@@ -215,12 +286,20 @@ impl Handle {
     }
 }
 
-fn clsact(index: u32) -> RouteNetlinkMessage {
+pub(super) fn clsact(index: u32) -> RouteNetlinkMessage {
     let mut message = TcMessage::with_index(index_of(index));
     message.header.handle = TcHandle { major: 0xffff, minor: 0 };
     message.header.parent = TcHandle::CLSACT;
-    message.attributes.push(TcAttribute::Kind("clsact".into()));
+    message.attributes.push(TcAttribute::Kind(CLSACT.into()));
     RouteNetlinkMessage::NewQueueDiscipline(message)
+}
+
+fn kind_of_discipline(shown: RouteNetlinkMessage) -> Option<String> {
+    let RouteNetlinkMessage::NewQueueDiscipline(message) = shown else { return None };
+    message.attributes.into_iter().find_map(|attribute| match attribute {
+        TcAttribute::Kind(kind) => Some(kind),
+        _ => None,
+    })
 }
 
 fn filter(index: u32, filter: &Filter<'_>) -> TcMessage {
@@ -263,7 +342,7 @@ fn both(ingress: Reply, egress: Reply) -> Result<Option<DevicePrograms>, Error> 
 }
 
 /// Treats a filter that does not exist, or whose device is gone, as removed.
-fn absent_is_fine(result: Result<(), Error>) -> Result<(), Error> {
+pub(super) fn absent_is_fine(result: Result<(), Error>) -> Result<(), Error> {
     use rustix::io::Errno;
     match result {
         Err(error) if error.not_found() || matches!(error.errno(), Some(Errno::INVAL | Errno::NOENT)) => {

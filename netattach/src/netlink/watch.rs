@@ -5,9 +5,9 @@ use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 
 use netlink_sys::{Socket as RawSocket, protocols::NETLINK_ROUTE};
-use tokio::io::unix::AsyncFd;
 
 use super::Error;
+use super::readable::readable;
 
 /// `RTNLGRP_LINK`: links of every kind, including the bridge's notifications about its ports.
 const GROUP_LINK: u32 = 1;
@@ -62,27 +62,39 @@ impl Changes {
     }
 }
 
+/// Bytes of notifications that may wait while changes are gathered. The kernel counts one to two KiB for each, and a pod's ADD has
+/// about thirty: by default those of a handful of pods are lost, and everything is looked at instead.
+const QUEUE: usize = 1 << 20;
+
 impl LinkWatch {
     /// Starts listening.
     pub fn open() -> Result<Self, Error> {
+        Self::of([GROUP_LINK, GROUP_TC].into_iter().chain(GROUPS_ROUTE))
+    }
+
+    /// Starts listening for default routes alone.
+    pub fn open_for_routes() -> Result<Self, Error> {
+        Self::of(GROUPS_ROUTE)
+    }
+
+    fn of(groups: impl IntoIterator<Item = u32>) -> Result<Self, Error> {
         let mut raw = RawSocket::new(NETLINK_ROUTE).map_err(Error::Open)?;
         raw.bind_auto().map_err(Error::Open)?;
-        raw.add_membership(GROUP_LINK).map_err(Error::Open)?;
-        raw.add_membership(GROUP_TC).map_err(Error::Open)?;
-        for group in GROUPS_ROUTE {
+        for group in groups {
             raw.add_membership(group).map_err(Error::Open)?;
         }
         raw.set_non_blocking(true).map_err(Error::Open)?;
+        // Where the kernel refuses it, more is lost, and told as such.
+        let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&raw, QUEUE);
         Ok(Self { raw, buffer: vec![0; RECEIVE_BUFFER] })
     }
 
-    /// Lets the async runtime wait for notifications.
+    /// Waits for notifications.
     ///
     /// # Errors
     /// The runtime refused the descriptor.
-    pub fn into_async(self) -> io::Result<AsyncFd<Self>> {
-        // SAFETY: the descriptor is the socket's own, which stays open and the same until this value is dropped.
-        Ok(unsafe { AsyncFd::register(self) }?)
+    pub async fn readable(&mut self) -> io::Result<()> {
+        readable(self).await
     }
 
     /// All notifications so far. Does not wait.

@@ -7,18 +7,27 @@ use super::resolve::{Network, Numbers, Options, PORT_MAPPINGS, needs_device};
 use super::{AttachmentPlan, CachedResults, Sandbox, chained, pod_sources};
 use crate::budget;
 use crate::cni::{self, CniArgs, CniError, PluginConf, code};
-use crate::link::{self, Driver, Facts, PlanError, Wanted as Fact, Wishes, sbr, tuning};
+use crate::link::{
+    self, Driver, Facts, PlanError, Wanted as Fact, Wishes, bandwidth, portmap, sbr, tuning, vrf,
+};
+use crate::mac::Mac;
 use crate::npwg::{self, Selection, device_info};
 use crate::spec::{Properties, Tune};
-use crate::step::{Delegate, EnforceWhen, Protect, Role, Step};
+use crate::step::{Delegate, EnforceWhen, Protect, Role, SetDevice, Step};
 
 /// The capabilities of `runtimeConfig` that the native plugins carry out. A plugin must not declare a capability and
 /// ignore it. The path of the device information is offered by netattach, not requested; a plugin that creates no
 /// device may ignore it.
-const NATIVE_CAPABILITIES: [&str; 4] = ["ips", "ipRanges", MAC, device_info::CAPABILITY];
+const NATIVE_CAPABILITIES: [&str; 4] = [IPS, "ipRanges", MAC, device_info::CAPABILITY];
 
 /// The capability, and the key of arguments, that requests an Ethernet address.
 const MAC: &str = "mac";
+
+/// The capability, and the key of arguments, that requests IP addresses.
+const IPS: &str = "ips";
+
+/// Most keys that a warning lists.
+const SHOWN_KEYS: usize = 8;
 
 /// An attachment that is to be planned.
 pub(super) struct Wanted<'a> {
@@ -64,7 +73,7 @@ fn planned(
     // The longest file name that contains these names is that of libcni's cache.
     budget::FILE_NAME.check(list.name.len() + sandbox.container_id.len() + ifname.len() + 2)?;
     let mut capabilities = wanted.capabilities()?;
-    wanted.check_mac_is_permitted(cni_args)?;
+    wanted.check_addresses_are_permitted(cni_args)?;
     let device = Device::of(network, asked, needs_device(network, options))?;
     let takes_none =
         |kind: &str| is_native(kind, options) && !native(kind, options).is_some_and(Driver::takes_device);
@@ -80,11 +89,17 @@ fn planned(
         return Err(CniError::new(code::INVALID_CONFIG, "plugins: the list is empty"));
     };
     let mut chained: Vec<_> = plugins.collect();
+    check_limited_once(chained.iter().map(|(position, (kind, config))| (*position, *kind, config)), options)?;
     if let Some(driver) = native(kind, options) {
-        chained.retain(|(_, (kind, asked))| {
-            options.exec.iter().any(|name| name == kind) || !chained::fold(driver, &mut config, kind, asked)
-        });
+        let mut rest = Vec::with_capacity(chained.len());
+        for (position, (kind, asked)) in chained {
+            if !is_own(kind, kind, options) || !chained::fold(driver, &mut config, kind, &asked)? {
+                rest.push((position, (kind, asked)));
+            }
+        }
+        chained = rest;
     }
+    let native_first = native(kind, options).is_some();
     let is_judged = native(kind, options).is_some_and(|driver| driver.is_judged(&config));
     let place = (sandbox, &network.name, is_judged);
     pod_sources::apply(&mut config, place, asked, &options.pod_sources)?;
@@ -93,6 +108,9 @@ fn planned(
     if is_chained(kind, options) {
         let msg = format!("plugins[0].type: {kind} changes an interface that a plugin before it has made");
         return Err(CniError::new(code::INVALID_CONFIG, msg));
+    }
+    if is_own(NOT_JUDGED_YET, kind, options) {
+        return Err(CniError::new(code::INVALID_CONFIG, NETKIT_IN_AGENT));
     }
     let mut steps: Vec<Step> = files.iter().cloned().map(Step::PrepareDeviceInfo).collect();
     let mut judged_from_without = None;
@@ -126,14 +144,36 @@ fn planned(
             steps.push(delegate(kind, config, device));
         }
     }
+    let when = network.enforce.unwrap_or(options.enforce);
+    let has_dataplane = judged_from_without.is_some() && when != EnforceWhen::Never;
+    let mut limits = None;
     for (position, (kind, config)) in &chained {
-        if is_chained(kind, options) {
+        let is_executed =
+            is_of_reference(kind) && (native_first || !chained::is_own_step(kind, config, has_dataplane));
+        if is_chained(kind, options) && !is_executed {
             check_offered(kind, config)?;
+        }
+        if is_own(portmap::KIND, kind, options) && !is_executed {
+            if chained::ports(config).is_some() {
+                let translate = portmap::parse(&link::Request { config, ..request })?;
+                steps.extend([Step::FindReach, Step::Translate(translate)]);
+            }
+            continue;
+        }
+        if is_own(bandwidth::KIND, kind, options) && !is_executed {
+            limits = limits.or(bandwidth::parse(&link::Request { config, ..request })?);
+            continue;
         }
         if is_own(sbr::KIND, kind, options) {
             let asked = sbr::parse(&link::Request { config, ..request })?;
-            routed_by_source(&steps, *position)?;
+            check_routed_otherwise(&steps, (*position, kind))?;
             steps.extend([Step::ChooseTables(asked.clone()), Step::UseTables(asked)]);
+            continue;
+        }
+        if is_own(vrf::KIND, kind, options) {
+            let asked = vrf::parse(&link::Request { config, ..request })?;
+            check_routed_otherwise(&steps, (*position, kind))?;
+            steps.extend([Step::ChooseVrf(asked.clone()), Step::JoinVrf(asked)]);
             continue;
         }
         if is_own(tuning::KIND, kind, options) {
@@ -152,11 +192,16 @@ fn planned(
     }
     steps.extend(files.map(Step::ReadDeviceInfo));
     if let Some(numbers) = judged_from_without {
-        let when = network.enforce.unwrap_or(options.enforce);
+        // The programs hold the limit, so they cannot wait for a policy.
+        let when = if limits.is_some() { EnforceWhen::Always } else { when };
         steps.push(Step::FindDevice);
-        steps.push(Step::Protect(protect(network, numbers, false, when)?));
+        let protect = protect(network, numbers, false, when)?;
+        steps.push(Step::Protect(Protect { bandwidth: limits, ..protect }));
     }
     steps.extend(wanted.remembered.step(&steps, list, capabilities));
+    let own = list.plugins.iter().filter(|plugin| is_native(plugin.plugin_type(), options));
+    let mut warnings: Vec<String> = own.filter_map(without_effect).collect();
+    warnings.extend(asked.and_then(|selection| claim_without_effect(selection, &steps)));
     let kind = kind.to_owned();
     Ok(AttachmentPlan {
         network: network.name.clone(),
@@ -167,7 +212,7 @@ fn planned(
         kind,
         disable_check: list.disable_check,
         disable_gc: list.disable_gc,
-        warnings: asked.and_then(|selection| claim_without_effect(selection, &steps)).into_iter().collect(),
+        warnings,
         steps,
         yields_to: None,
         device: network.device.clone(),
@@ -193,30 +238,34 @@ impl Wanted<'_> {
         Ok(capabilities)
     }
 
-    /// A network declares the capability `mac` to let its attachments choose their Ethernet addresses (NPWG
-    /// 4.1.2.1.4). This applies to every way in which a pod or its runtime can request one. Plugins in Go read keys in
-    /// any case.
-    fn check_mac_is_permitted(&self, cni_args: &CniArgs) -> Result<(), CniError> {
-        let argument = self
-            .asked
-            .and_then(|asked| asked.cni_args.as_ref())
-            .and_then(|arguments| arguments.keys().find(|key| key.eq_ignore_ascii_case(MAC)));
-        let way = match argument {
-            Some(key) => format!("cni-args.{key}"),
-            None if self.default && cni_args.get("MAC").is_some_and(|mac| !mac.is_empty()) => {
-                "MAC in CNI_ARGS".to_owned()
-            }
-            None => return Ok(()),
+    /// A network declares the capabilities `mac` and `ips` to let its attachments choose their addresses (NPWG 4.1.2.1.3,
+    /// 4.1.2.1.4). This applies to every way in which a pod can request one, and its runtime an Ethernet address. Plugins
+    /// in Go read keys in any case.
+    fn check_addresses_are_permitted(&self, cni_args: &CniArgs) -> Result<(), CniError> {
+        let argument = |name: &str| {
+            let arguments = self.asked?.cni_args.as_ref()?;
+            let key = arguments.keys().find(|key| key.eq_ignore_ascii_case(name))?;
+            Some(format!("cni-args.{key}"))
+        };
+        let of_runtime = || {
+            let is_asked = self.default && cni_args.get("MAC").is_some_and(|mac| !mac.is_empty());
+            is_asked.then(|| "MAC in CNI_ARGS".to_owned())
         };
         let list = &self.network.list;
-        if cni::capability::undeclared(list, [MAC]).is_empty() {
-            return Ok(());
+        for (capability, way, what) in [
+            (MAC, argument(MAC).or_else(of_runtime), "a MAC address is"),
+            (IPS, argument(IPS), "IP addresses are"),
+        ] {
+            let Some(way) = way else { continue };
+            if !cni::capability::undeclared(list, [capability]).is_empty() {
+                let msg = format!(
+                    "key {way}: {what} asked for, but no plugin of network {} declares the capability {capability}",
+                    list.name
+                );
+                return Err(CniError::new(code::INVALID_CONFIG, msg));
+            }
         }
-        let msg = format!(
-            "key {way}: a MAC address is asked for, but no plugin of network {} declares the capability mac",
-            list.name
-        );
-        Err(CniError::new(code::INVALID_CONFIG, msg))
+        Ok(())
     }
 
     /// The configuration that one of the network's plugins receives.
@@ -229,6 +278,7 @@ impl Wanted<'_> {
         let arguments = self.asked.map(Selection::arguments).unwrap_or_default();
         if !arguments.is_empty() {
             merge_args(&mut config, &arguments)?;
+            cni::keys::as_documented(&mut config);
         }
         Ok(config)
     }
@@ -260,21 +310,53 @@ fn is_chained(kind: &str, options: &Options) -> bool {
     link::CHAINED.iter().any(|own| is_own(own, kind, options))
 }
 
+/// Whether the type is one of those that are executed where netattach's own cannot do what is asked for.
+fn is_of_reference(kind: &str) -> bool {
+    kind == portmap::KIND || kind == bandwidth::KIND
+}
+
 /// Whether the type is this one and is not executed.
 fn is_own(own: &str, kind: &str, options: &Options) -> bool {
     kind == own && !options.exec.iter().any(|name| name == kind)
 }
 
-/// Refuses tables by source where they cannot be: loopback is not routed, and there is one rule for an address.
-fn routed_by_source(steps: &[Step], position: usize) -> Result<(), CniError> {
+/// Refuses a second plugin that limits the interface: one of the two would have no effect.
+fn check_limited_once<'a>(
+    chained: impl Iterator<Item = (usize, &'a str, &'a Map<String, Value>)>,
+    options: &Options,
+) -> Result<(), CniError> {
+    let mut limiting = chained.filter(|(_, kind, config)| {
+        is_own(bandwidth::KIND, kind, options) && bandwidth::asked(config).is_some()
+    });
+    match limiting.nth(1) {
+        Some((position, kind, _)) => {
+            let msg =
+                format!("plugins[{position}].type: {kind}: a plugin before it limits the interface already");
+            Err(CniError::new(code::INVALID_CONFIG, msg))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Refuses a chained plugin that routes an interface where it cannot: loopback is not routed, there is one rule for an
+/// address, and the table of a VRF is one for all addresses.
+fn check_routed_otherwise(steps: &[Step], (position, kind): (usize, &str)) -> Result<(), CniError> {
+    let by_source = steps.iter().any(|step| matches!(step, Step::UseTables(_)));
+    let by_vrf = steps.iter().any(|step| matches!(step, Step::JoinVrf(_)));
     let why = if steps.contains(&Step::RaiseLoopback) {
         "loopback has no routes of its own"
-    } else if steps.iter().any(|step| matches!(step, Step::UseTables(_))) {
+    } else if (by_source && kind == sbr::KIND) || (by_vrf && kind == vrf::KIND) {
         "the list has it already"
+    } else if by_vrf {
+        "vrf before it routes the interface by the VRF's table; one of the two"
+    } else if kind == vrf::KIND && steps.contains(&Step::ChooseHostAccess) {
+        "hostAccess leads between pod and node by the main tables, which the interface leaves; one of the two"
+    } else if by_source {
+        "sbr before it routes the interface by tables of its addresses; one of the two"
     } else {
         return Ok(());
     };
-    Err(CniError::new(code::INVALID_CONFIG, format!("plugins[{position}].type: sbr: {why}")))
+    Err(CniError::new(code::INVALID_CONFIG, format!("plugins[{position}].type: {kind}: {why}")))
 }
 
 /// The driver of a type; `None` if netattach has none or the type is in `exec`.
@@ -283,8 +365,9 @@ pub(super) fn native(kind: &str, options: &Options) -> Option<&'static dyn Drive
 }
 
 /// Prepares for an interface to be tuned. A link that netattach makes is made with its Ethernet address, by which it is
-/// judged and which nobody else may have then; its end is its own. Another plugin's interface may be a device that goes
-/// home, so what it was is noted.
+/// judged and which nobody else may have then; its end is its own. A device of the node gets it before the pod has the
+/// device, by its physical function where there is one. Another plugin's interface may be a device that goes home, so
+/// what it was is noted.
 fn tuned(steps: &mut Vec<Step>, tune: &mut Tune) -> Result<(), CniError> {
     let is_lo = steps.contains(&Step::RaiseLoopback);
     let refused = |what: &str| {
@@ -295,6 +378,12 @@ fn tuned(steps: &mut Vec<Step>, tune: &mut Tune) -> Result<(), CniError> {
     };
     if is_lo && tune.properties != Properties::default() {
         return Err(CniError::new(code::INVALID_CONFIG, "tuning: of loopback only settings can be changed"));
+    }
+    if let Some(mac) = tune.properties.mac
+        && let Some(at) = steps.iter().position(|step| matches!(step, Step::ClaimDevice(_)))
+    {
+        set_device(steps, at, mac)?;
+        tune.properties.mac = None;
     }
     let made = steps.iter_mut().find_map(|step| match step {
         Step::CreateLink(link) => Some(link),
@@ -315,11 +404,30 @@ fn tuned(steps: &mut Vec<Step>, tune: &mut Tune) -> Result<(), CniError> {
     Ok(())
 }
 
+/// Has the device that the step there claims set to that Ethernet address.
+fn set_device(steps: &mut Vec<Step>, claimed_at: usize, mac: Mac) -> Result<(), PlanError> {
+    if let Some(Step::ClaimDevice(device)) = steps.get(claimed_at) {
+        link::check_mac_can_be_set(device)?;
+    }
+    match steps.get_mut(claimed_at + 1) {
+        Some(Step::SetDevice(set)) => set.mac = Some(mac),
+        _ => steps
+            .insert(claimed_at + 1, Step::SetDevice(SetDevice { mac: Some(mac), ..SetDevice::default() })),
+    }
+    Ok(())
+}
+
 /// Checks that a chained plugin of ours supports every capability that it receives.
 fn check_offered(kind: &str, config: &Map<String, Value>) -> Result<(), PlanError> {
     let kind = link::CHAINED.into_iter().find(|own| *own == kind).unwrap_or_default();
     let asked = config.get("runtimeConfig").and_then(Value::as_object);
-    let is_known = |key: &str| key == device_info::CAPABILITY || (key == MAC && kind == tuning::KIND);
+    let own = match kind {
+        tuning::KIND => MAC,
+        portmap::KIND => PORT_MAPPINGS,
+        bandwidth::KIND => bandwidth::CAPABILITY,
+        _ => device_info::CAPABILITY,
+    };
+    let is_known = |key: &str| key == device_info::CAPABILITY || key == own;
     match asked.and_then(|asked| asked.keys().find(|key| !is_known(key))) {
         Some(capability) => Err(PlanError::Capability { capability: capability.clone(), kind }),
         None => Ok(()),
@@ -352,17 +460,30 @@ fn protect(
     })
 }
 
+/// The kind of interface that is an executable alone. Its driver leaves a packet the protocol that the pod's socket has named,
+/// where a veth's reads it from the frame as our programs do: so IP below another ethertype passes them as that, and the node
+/// takes it as IP.
+const NOT_JUDGED_YET: &str = "netkit";
+const NETKIT_IN_AGENT: &str = "plugins[0].type: netkit is an executable alone so far, as a pod can get past the programs on its node's end: use veth, or name netkit in delegation.exec and install it by netattach-cni install";
+
 /// Checks that one of our own kinds of interface supports every capability that it receives.
-fn check_carried_out(driver: &dyn Driver, config: &Map<String, Value>) -> Result<(), PlanError> {
+pub(super) fn check_carried_out(driver: &dyn Driver, config: &Map<String, Value>) -> Result<(), PlanError> {
     let is_carried_out = |capability: &str| {
         NATIVE_CAPABILITIES.contains(&capability)
-            || (capability == "bandwidth" && driver.is_judged(config))
+            || (capability == bandwidth::CAPABILITY && driver.is_judged(config))
             || (capability == PORT_MAPPINGS && driver.maps_ports())
             || (capability == DEVICE_ID && driver.takes_device())
     };
-    let asked = config.get("runtimeConfig").and_then(Value::as_object);
-    match asked.and_then(|asked| asked.keys().find(|key| !is_carried_out(key))) {
-        Some(capability) => {
+    let is_something = |value: &Value| match value {
+        Value::Null => false,
+        Value::Array(items) => !items.is_empty(),
+        Value::Object(members) => !members.is_empty(),
+        Value::Bool(_) | Value::Number(_) | Value::String(_) => true,
+    };
+    let asked = config.get("runtimeConfig").and_then(Value::as_object).into_iter().flatten();
+    let mut lost = asked.filter(|(capability, value)| is_something(value) && !is_carried_out(capability));
+    match lost.next() {
+        Some((capability, _)) => {
             Err(PlanError::Capability { capability: capability.clone(), kind: driver.kind() })
         }
         None => Ok(()),
@@ -382,6 +503,22 @@ fn merge_args(config: &mut Map<String, Value>, extra: &Map<String, Value>) -> Re
     Ok(())
 }
 
+/// A warning if the configuration of a plugin that netattach carries out itself has keys that it does not know: one may be
+/// misspelt.
+fn without_effect(plugin: &PluginConf) -> Option<String> {
+    let unknown = cni::keys::unknown(plugin.raw());
+    let (shown, more) = unknown.split_at(unknown.len().min(SHOWN_KEYS));
+    let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
+    let plural = if unknown.len() > 1 { "s" } else { "" };
+    let kind = plugin.plugin_type();
+    (!unknown.is_empty()).then(|| {
+        format!(
+            "key{plural} {}{more}: without effect, netattach's own {kind} plugin has no such key",
+            shown.join(", ")
+        )
+    })
+}
+
 /// A warning if the pod claims an address and netattach's own address management serves the attachment: it does not
 /// support claims. The standard lets such an attachment succeed (section 4.1.2.1.11).
 fn claim_without_effect(selection: &Selection, steps: &[Step]) -> Option<String> {
@@ -391,4 +528,110 @@ fn claim_without_effect(selection: &Selection, steps: &[Step]) -> Option<String>
         _ => None,
     })?;
     Some(format!("ipam-claim-reference {claim:?} has no effect: {kind} keeps no claims"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn an_interface_in_a_vrf_has_no_host_access() {
+        let steps = [Step::ChooseHostAccess, Step::GiveHostAccess];
+        let said = |kind| check_routed_otherwise(&steps, (1, kind)).map_err(|error| (error.code, error.msg));
+        let why = "hostAccess leads between pod and node by the main tables, which the interface leaves; one of the two";
+        let expected = (code::INVALID_CONFIG, format!("plugins[1].type: vrf: {why}"));
+        assert_eq!(said(vrf::KIND), Err(expected));
+        assert_eq!(said(sbr::KIND), Ok(()));
+        assert_eq!(check_routed_otherwise(&[], (1, vrf::KIND)).ok(), Some(()));
+    }
+
+    fn network(config: &Value) -> Network {
+        Network {
+            name: "shop/lan".into(),
+            list: cni::NetworkList::from_map(config.as_object().unwrap().clone()).unwrap().into(),
+            resource: None,
+            enforce: None,
+            ethertypes: Vec::new(),
+            device: None,
+        }
+    }
+
+    #[test]
+    fn an_interface_is_limited_by_one_plugin() {
+        let limited = json!({"type": "bandwidth", "ingressRate": 5000});
+        let check = |first: &Value, last: &Value, exec: &[&str]| {
+            let plugins = [first, &limited, &json!({"type": "other"}), last];
+            let network = network(&json!({"name": "lan", "cniVersion": "1.0.0", "plugins": plugins}));
+            let wanted = Wanted {
+                network: &network,
+                ifname: "net1",
+                default: false,
+                remembered: CachedResults::Off,
+                offered: Map::new(),
+                asked: None,
+                facts: &Facts::default(),
+            };
+            let exec = exec.iter().map(|kind| (*kind).to_owned()).collect();
+            let options = Options { exec, ..Options::default() };
+            let sandbox = crate::plan::fixtures::sandbox("a");
+            let planned = attachment(&sandbox, &wanted, &CniArgs::default(), &options, None);
+            planned.map(drop).map_err(|error| (error.code, error.msg))
+        };
+        let msg = "attach net1 (shop/lan): plugins[3].type: bandwidth: a plugin before it limits the interface already";
+        let other = json!({"type": "bandwidth", "egressRate": 6000});
+        let bridge =
+            json!({"type": "bridge", "ipam": {"type": "static", "addresses": [{"address": "10.1.0.2/24"}]}});
+        let executed = json!({"type": "flannel"});
+        for first in [&bridge, &executed] {
+            for last in [&limited, &other] {
+                assert_eq!(check(first, last, &[]), Err((code::INVALID_CONFIG, msg.to_owned())), "{first}");
+            }
+        }
+        assert_eq!(check(&executed, &json!({"type": "bandwidth"}), &[]), Ok(()));
+        assert_eq!(check(&executed, &other, &[bandwidth::KIND]), Ok(()));
+    }
+
+    /// What is said to a pod with these `cni-args` on a network that declares these capabilities.
+    fn refused(capabilities: &Value, arguments: &Value) -> Option<String> {
+        let config = json!({"name": "lan", "cniVersion": "1.0.0", "type": "macvlan",
+            "capabilities": capabilities, "ipam": {"type": "static"}});
+        let network = network(&config);
+        let selection: Selection =
+            serde_json::from_value(json!({"namespace": "shop", "name": "lan", "cni-args": arguments}))
+                .unwrap();
+        let wanted = Wanted {
+            network: &network,
+            ifname: "net1",
+            default: false,
+            remembered: CachedResults::Off,
+            offered: Map::new(),
+            asked: Some(&selection),
+            facts: &Facts::default(),
+        };
+        let error = wanted.check_addresses_are_permitted(&CniArgs::default()).err()?;
+        assert_eq!(error.code, code::INVALID_CONFIG);
+        Some(error.msg)
+    }
+
+    #[test]
+    fn a_pod_chooses_addresses_only_where_the_network_lets_it() {
+        let both = json!({"ips": true, "mac": true});
+        let said = |start: &str, capability: &str| {
+            Some(format!(
+                "key cni-args.{start} asked for, but no plugin of network lan declares the capability {capability}"
+            ))
+        };
+        for key in ["ips", "IPs"] {
+            let arguments = json!({key: ["10.244.1.5/0"]});
+            let expected = said(&format!("{key}: IP addresses are"), "ips");
+            assert_eq!(refused(&json!({"mac": true}), &arguments), expected);
+            assert_eq!(refused(&both, &arguments), None);
+        }
+        let arguments = json!({"MAC": "02:00:00:00:00:01"});
+        assert_eq!(refused(&json!({"ips": true}), &arguments), said("MAC: a MAC address is", "mac"));
+        assert_eq!(refused(&both, &arguments), None);
+        assert_eq!(refused(&json!({}), &json!({"colour": "red"})), None);
+    }
 }

@@ -30,8 +30,8 @@ pub fn addresses(result: &CniResult, ifname: &str) -> Vec<(IpNet, Option<IpAddr>
     its.map(|ip| (ip.address, ip.gateway)).collect()
 }
 
-/// Chooses the tables. `routes` are those of the interface in the main table, `taken` the tables that have a route or a
-/// rule.
+/// Chooses the tables. `routes` are those of the interface in the main table, `taken` the tables that have a route, a
+/// rule or a VRF.
 pub fn choose(
     asked: &BySource,
     index: u32,

@@ -2,74 +2,68 @@
 //!
 //! A list of a reference interface plugin with one of these behind it works as before, without any of the two being
 //! executed: what the chained plugin is asked for becomes a request to the interface, which netattach carries out in its
-//! packet filter and its programs. With a key that has no counterpart there the plugin is executed, as it is behind an
-//! interface that another plugin makes.
+//! packet filter and its programs. With a key that has no counterpart there the plugin is executed, and so it is behind
+//! an interface of netattach's own that has no such property. Behind an interface that another plugin makes they are
+//! steps of their own: decision 0037.
 
 use serde_json::{Map, Value, json};
 
-use crate::link::Driver;
+use crate::link::{Driver, PlanError, bandwidth, portmap};
+use crate::step::PortSenders;
 
-const PORTMAP: &str = "portmap";
-const BANDWIDTH: &str = "bandwidth";
-
-/// The types that are carried out so.
-pub const KINDS: [&str; 2] = [BANDWIDTH, PORTMAP];
-
-/// The capability and key of [`PORTMAP`].
+/// The capability of `portmap`, and the key by which an interface is told who is masqueraded.
 const PORTS: &str = "portMappings";
-
-/// The keys of [`BANDWIDTH`].
-const RATES: [&str; 4] = ["ingressRate", "ingressBurst", "egressRate", "egressBurst"];
+const SENDERS: &str = "portSenders";
 
 /// Puts what a chained plugin is asked for into the configuration of the interface before it. Returns whether it did:
 /// else the plugin is executed.
+///
+/// # Errors
+/// A key of the plugin has no valid value.
 pub(super) fn fold(
     driver: &dyn Driver,
     interface: &mut Map<String, Value>,
     kind: &str,
     chained: &Map<String, Value>,
-) -> bool {
-    let asked = chained.get("runtimeConfig").and_then(Value::as_object);
+) -> Result<bool, PlanError> {
     match kind {
-        PORTMAP if driver.maps_ports() && has_own_ways(chained) => {
-            if let Some(ports) = asked.and_then(|asked| asked.get(PORTS)) {
-                request(interface, PORTS, ports.clone());
+        // Its other keys say how ports are mapped.
+        portmap::KIND if ports(chained).is_none() => Ok(true),
+        portmap::KIND if driver.maps_ports() && portmap::text_of_iptables(chained).is_none() => {
+            let senders = portmap::senders(chained)?;
+            request(interface, PORTS, ports(chained).unwrap_or_default());
+            if senders != PortSenders::default() {
+                interface.insert(SENDERS.to_owned(), json!(senders));
             }
-            true
+            Ok(true)
         }
-        BANDWIDTH if driver.is_judged(interface) => {
-            let fixed = RATES.iter().filter_map(|key| Some(((*key).to_owned(), chained.get(*key)?.clone())));
-            let fixed: Map<String, Value> = fixed.filter(|(_, value)| is_set(value)).collect();
-            // What is written goes over what a pod asks for.
-            let limits = match asked.and_then(|asked| asked.get(BANDWIDTH)) {
-                Some(limits) if fixed.is_empty() => limits.clone(),
-                _ => Value::Object(fixed),
-            };
-            if limits.as_object().is_none_or(|limits| !limits.is_empty()) {
-                request(interface, BANDWIDTH, limits);
+        bandwidth::KIND if driver.is_judged(interface) && bandwidth::check_keys(chained).is_ok() => {
+            if let Some(limits) = bandwidth::asked(chained) {
+                request(interface, bandwidth::CAPABILITY, limits);
             }
-            true
+            Ok(true)
+        }
+        _ => Ok(false),
+    }
+}
+
+/// Whether a chained plugin behind an interface of another plugin's is carried out by a step of netattach's own, or asks
+/// for nothing. `has_dataplane`: its interface can be limited.
+pub(super) fn is_own_step(kind: &str, chained: &Map<String, Value>, has_dataplane: bool) -> bool {
+    match kind {
+        portmap::KIND => ports(chained).is_none() || portmap::text_of_iptables(chained).is_none(),
+        bandwidth::KIND => {
+            bandwidth::asked(chained).is_none() || (has_dataplane && bandwidth::check_keys(chained).is_ok())
         }
         _ => false,
     }
 }
 
-/// Whether `portmap` is asked for nothing but what netattach does with ports of the node anyway.
-fn has_own_ways(chained: &Map<String, Value>) -> bool {
-    let harmless = [
-        ("snat", json!(true)),
-        ("masqAll", json!(false)),
-        ("externalSetMarkChain", json!("")),
-        ("conditionsV4", json!([])),
-        ("conditionsV6", json!([])),
-    ];
-    harmless
-        .iter()
-        .all(|(key, usual)| chained.get(*key).is_none_or(|value| value.is_null() || value == usual))
-}
-
-fn is_set(value: &Value) -> bool {
-    !value.is_null() && *value != json!(0)
+/// The ports that are asked for, if any are.
+pub(super) fn ports(chained: &Map<String, Value>) -> Option<Value> {
+    let ports = chained.get("runtimeConfig")?.get(PORTS)?;
+    let is_something = !ports.is_null() && ports.as_array().is_none_or(|ports| !ports.is_empty());
+    is_something.then(|| ports.clone())
 }
 
 fn request(interface: &mut Map<String, Value>, capability: &str, value: Value) {
@@ -81,6 +75,8 @@ fn request(interface: &mut Map<String, Value>, capability: &str, value: Value) {
 
 #[cfg(test)]
 mod tests {
+    use super::bandwidth::KIND as BANDWIDTH;
+    use super::portmap::KIND as PORTMAP;
     use super::*;
     use crate::link;
 
@@ -90,7 +86,7 @@ mod tests {
             return None;
         };
         let driver = link::driver(driver).unwrap();
-        fold(driver, &mut interface, kind, &chained).then_some(Value::Object(interface))
+        fold(driver, &mut interface, kind, &chained).unwrap().then_some(Value::Object(interface))
     }
 
     #[test]
@@ -108,16 +104,25 @@ mod tests {
         for kind in ["macvlan", "ipvlan", "loopback"] {
             assert_eq!(folded(kind, json!({"master": "eth1"}), PORTMAP, asked.clone()), None);
         }
+        for (keys, senders) in [(json!({"snat": false}), "none"), (json!({"masqAll": true}), "all")] {
+            let mut asked = asked.clone();
+            asked.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+            let mut expected = expected.clone();
+            expected["portSenders"] = json!(senders);
+            assert_eq!(folded("ptp", json!({}), PORTMAP, asked), Some(expected));
+        }
         for (key, value) in [
-            ("snat", json!(false)),
-            ("masqAll", json!(true)),
             ("externalSetMarkChain", json!("KUBE-MARK-MASQ")),
             ("conditionsV4", json!(["-s", "10.0.0.0/8"])),
             ("conditionsV6", json!(["-s", "fd00::/8"])),
         ] {
             let mut asked = asked.clone();
             asked[key] = value;
-            assert_eq!(folded("bridge", json!({}), PORTMAP, asked), None, "{key}");
+            assert_eq!(folded("bridge", json!({}), PORTMAP, asked.clone()), None, "{key}");
+            asked["runtimeConfig"] = json!({"portMappings": []});
+            for kind in ["bridge", "macvlan"] {
+                assert_eq!(folded(kind, json!({}), PORTMAP, asked.clone()), Some(json!({})), "{key}");
+            }
         }
     }
 
@@ -137,6 +142,28 @@ mod tests {
         assert_eq!(folded("veth", json!({}), BANDWIDTH, json!({})), Some(json!({})));
         assert_eq!(folded("loopback", json!({}), BANDWIDTH, limits.clone()), None);
         assert_eq!(folded("macvlan", json!({"mode": "passthru"}), BANDWIDTH, limits), None);
+        let subnets = json!({"ingressRate": 5000, "unshapedSubnets": ["10.0.0.0/8"]});
+        assert_eq!(folded("bridge", json!({}), BANDWIDTH, subnets), None);
         assert_eq!(folded("bridge", json!({}), "other", json!({})), None);
+    }
+
+    #[test]
+    fn behind_others_they_are_steps_where_those_can_do_it() {
+        let is_own = |kind: &str, chained: Value, has_dataplane: bool| {
+            is_own_step(kind, chained.as_object().unwrap(), has_dataplane)
+        };
+        let ports = json!({"portMappings": [{"hostPort": 8080, "containerPort": 80}]});
+        assert!(is_own(PORTMAP, json!({"runtimeConfig": ports, "snat": false}), false));
+        assert!(is_own(PORTMAP, json!({"conditionsV4": ["-s", "10.0.0.0/8"]}), false));
+        assert!(!is_own(
+            PORTMAP,
+            json!({"runtimeConfig": ports, "conditionsV4": ["-s", "10.0.0.0/8"]}),
+            true
+        ));
+        assert!(is_own(BANDWIDTH, json!({}), false));
+        assert!(is_own(BANDWIDTH, json!({"ingressRate": 5000}), true));
+        assert!(!is_own(BANDWIDTH, json!({"ingressRate": 5000}), false));
+        assert!(!is_own(BANDWIDTH, json!({"ingressRate": 5000, "shapedSubnets": ["::/0"]}), true));
+        assert!(!is_own("tuning", json!({}), true));
     }
 }

@@ -5,8 +5,8 @@ use ipnet::IpNet;
 use super::{AttachmentPlan, addressing, result, routing};
 use crate::cni::{CniError, CniResult};
 use crate::ipam;
-use crate::spec::{self, Route, SourceTables, Tune};
-use crate::step::{Brought, Kept, MadeBy, SourceRouting};
+use crate::spec::{self, Route, SourceTables, Tune, VrfPort};
+use crate::step::{Brought, HostAccess, Kept, MadeBy, SourceRouting};
 use crate::step::{Interface, LeasedAddress, Output, Role, Step, Translate};
 
 /// The state of one attachment, according to its record or to the result that was printed for it.
@@ -30,6 +30,8 @@ pub struct Expected {
     pub routes: Vec<Route>,
     /// Addresses and routes of the node's end of a routed link.
     pub host_side: Option<spec::Addressing>,
+    /// What leads from the node to the pod on its parent.
+    pub host_access: Option<HostAccess>,
     /// What the node translates, and for which addresses.
     pub translation: Option<(Translate, Vec<LeasedAddress>)>,
     /// The configuration that the addresses were leased with.
@@ -42,6 +44,8 @@ pub struct Expected {
     pub sources: Vec<SourceRouting>,
     /// The tables of the interface's own addresses, where a chained plugin asked for them.
     pub by_source: Option<SourceTables>,
+    /// The VRF that the interface is a port of.
+    pub vrf: Option<VrfPort>,
     /// Settings and properties of the interface.
     pub tune: Option<Tune>,
     /// The device that the pod has, and what its physical function sets for it.
@@ -101,20 +105,34 @@ pub fn expected(
                     Some(addressing::host_side(routing::style(attachment), &leased.addresses))
             }
             Step::Translate(translate) => {
-                expected.translation = Some((translate.clone(), leased.addresses.clone()));
+                let translate = result::translation(translate, outputs);
+                expected.translation = Some((translate, leased.addresses.clone()));
             }
             Step::Delegate(_)
             | Step::MoveDevice
             | Step::EnsureForwarding
+            | Step::FindReach
             | Step::FindDevice
             | Step::Protect(_)
+            | Step::ProtectAddresses
+            | Step::GiveHostAccess
             | Step::Remember(_)
             | Step::PrepareDeviceInfo(_)
             | Step::ReadDeviceInfo(_) => {}
-            Step::NoteProperties(_) | Step::UseTables(_) => {}
+            Step::NoteProperties(_) | Step::UseTables(_) | Step::JoinVrf(_) => {}
+            Step::ChooseHostAccess => {
+                if let Output::HostAccess(chosen) = output {
+                    expected.host_access = Some(chosen.clone());
+                }
+            }
             Step::ChooseTables(_) => {
                 if let Output::SourceTables(chosen) = output {
                     expected.by_source = Some(chosen.clone());
+                }
+            }
+            Step::ChooseVrf(_) => {
+                if let Output::Vrf(chosen) = output {
+                    expected.vrf = Some(chosen.clone());
                 }
             }
             Step::Tune(tune) => expected.tune = Some(tune.clone()),

@@ -38,9 +38,21 @@ pub fn difference(done: &Plan, asked: &Plan) -> Option<String> {
 }
 
 /// What is asked for, in the words of a record of an earlier version: its interfaces had link-local addresses, wanted or
-/// not. The cluster's ranges are those of the moment at which the pod was attached.
+/// not, and were protected once another plugin had given their addresses. The cluster's ranges are those of the moment at
+/// which the pod was attached, and what is said of a configuration is no part of it.
 fn as_recorded(done: &AttachmentPlan, asked: &AttachmentPlan) -> AttachmentPlan {
     let mut asked = asked.clone();
+    asked.warnings.clone_from(&done.warnings);
+    let position = |steps: &[Step], is: fn(&Step) -> bool| steps.iter().position(is);
+    let by_addresses = |step: &Step| matches!(step, Step::ProtectAddresses);
+    if position(&done.steps, by_addresses).is_none()
+        && let Some(then) = position(&asked.steps, by_addresses)
+        && let Some(first) = position(&asked.steps, |step| matches!(step, Step::Protect(_)))
+        && first < then
+    {
+        asked.steps[first..=then].rotate_left(1);
+        asked.steps.remove(then - 1);
+    }
     for (done, asked) in done.steps.iter().zip(&mut asked.steps) {
         match (done, asked) {
             (Step::Configure(done), Step::Configure(asked)) => asked.v4_alone &= done.v4_alone,
@@ -80,5 +92,34 @@ fn of_attachments(done: &AttachmentPlan, asked: &AttachmentPlan) -> String {
         None if done.steps.len() != asked.steps.len() => "number of steps".to_owned(),
         None if done.version != asked.version => "cniVersion".to_owned(),
         None => "configuration".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Map;
+
+    use super::*;
+    use crate::plan::fixtures::{attachment, sandbox};
+    use crate::step::{Configure, Delegate, Protect, Role};
+
+    fn plan(steps: Vec<Step>, warnings: &[&str]) -> Plan {
+        let warnings = warnings.iter().map(|it| (*it).to_owned()).collect();
+        let attachments = vec![AttachmentPlan { warnings, ..attachment("macvlan", steps) }];
+        Plan { sandbox: sandbox("c1"), attachments, dynamic: None }
+    }
+
+    #[test]
+    fn what_an_earlier_version_recorded_is_what_is_asked_for_today() {
+        let dhcp =
+            || Step::Delegate(Delegate { plugin: "dhcp".to_owned(), config: Map::new(), role: Role::Ipam });
+        let protect = || Step::Protect(Protect::verified());
+        let configure = || Step::Configure(Configure::default());
+        let done = plan(vec![dhcp(), protect(), configure()], &[]);
+        let asked = vec![protect(), dhcp(), Step::ProtectAddresses, configure()];
+        assert_eq!(difference(&done, &plan(asked.clone(), &["key \"mastr\" is not known"])), None);
+        assert_eq!(difference(&plan(asked.clone(), &[]), &plan(asked, &[])), None);
+        let other = vec![protect(), Step::ProtectAddresses, configure()];
+        assert!(difference(&done, &plan(other, &[])).is_some());
     }
 }

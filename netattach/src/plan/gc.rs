@@ -111,7 +111,12 @@ fn steps_of_list(list: &NetworkList, exec: &[String]) -> Vec<Step> {
     for plugin in plugins_called(list, Command::Gc).unwrap_or_default() {
         let config = gc_config(list, plugin, None);
         let plugin_type = plugin.plugin_type();
-        match link::driver(plugin_type).filter(|_| !exec.iter().any(|name| name == plugin_type)) {
+        let is_executed = exec.iter().any(|name| name == plugin_type);
+        if link::CHAINED.contains(&plugin_type) && !is_executed {
+            // What it leaves is known by its record.
+            continue;
+        }
+        match link::driver(plugin_type).filter(|_| !is_executed) {
             Some(driver) => steps.extend(driver.remains(&link::Request {
                 container_id: "",
                 ifname: "",
@@ -153,9 +158,13 @@ fn place(step: Step) -> Option<Place> {
         | Step::Gateway { .. }
         | Step::EnsureForwarding
         | Step::RouteToPod
+        | Step::FindReach
         | Step::Translate(_)
         | Step::FindDevice
         | Step::Protect(_)
+        | Step::ProtectAddresses
+        | Step::ChooseHostAccess
+        | Step::GiveHostAccess
         | Step::Configure(_)
         | Step::Remember(_)
         | Step::ReadDeviceInfo(_)
@@ -163,6 +172,8 @@ fn place(step: Step) -> Option<Place> {
         | Step::Tune(_)
         | Step::ChooseTables(_)
         | Step::UseTables(_)
+        | Step::ChooseVrf(_)
+        | Step::JoinVrf(_)
         | Step::MoveDefaultRoutes { .. }
         | Step::RouteBySource => None,
     }

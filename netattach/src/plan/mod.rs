@@ -9,11 +9,13 @@
 //! | [`resolve`], `attachment` | the plan for a pod's networks; the steps for one network's configuration |
 //! | `device`, [`ethertypes`], [`pools`], [`hook_kind`] | which device; which ethertypes pass; which pool; where programs see the frames |
 //! | [`addressing`], [`routing`] | addresses and routes of both ends of a link; which attachment has the default routes |
-//! | [`by_source`] | the routing tables of an interface's addresses, for `sbr` |
+//! | [`by_source`], [`vrf`] | the routing tables of an interface's addresses, for `sbr`; the table of a VRF, for `vrf` |
 //! | [`pod_sources`] | what a pod may ask for of the check of its sources |
-//! | [`chained`] | chained plugins that are properties of an interface of netattach's own |
+//! | `chained` | chained plugins that are properties of an interface of netattach's own |
 //! | [`cluster_routes`] | what stays on the cluster's interface when the default routes move |
 //! | [`result`], [`result_cache`] | the CNI result; the entry in libcni's cache |
+//! | [`host_access`] | the node's own way to a macvlan's pod |
+//! | [`phases`] | which steps of several attachments are carried out together |
 //! | [`compare`], [`check`] | whether an ADD is repeated; the state that CHECK expects |
 //! | [`undo`], [`gc`] | the inverse of each step; the places that GC cleans up |
 
@@ -21,7 +23,7 @@ use crate::step::{EnforceWhen, HookKind, MadeBy, NotObservable, Protect, Stage, 
 pub mod addressing;
 mod attachment;
 pub mod by_source;
-pub mod chained;
+mod chained;
 pub mod check;
 pub mod cluster_routes;
 pub mod compare;
@@ -31,6 +33,8 @@ pub mod ethertypes;
 pub(crate) mod fixtures;
 pub mod gc;
 pub mod hook_kind;
+pub mod host_access;
+pub mod phases;
 pub mod pod_sources;
 pub mod pools;
 pub mod resolve;
@@ -38,6 +42,7 @@ pub mod result;
 pub mod result_cache;
 pub mod routing;
 pub mod undo;
+pub mod vrf;
 
 use std::fmt;
 use std::path::PathBuf;

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use super::attachment::{self, Wanted, attachment};
 use super::cluster_routes::{self, Keep, Known};
 use super::pod_sources::Permission;
-use super::{AttachmentPlan, CachedResults, Dynamic, Plan, Sandbox, routing};
+use super::{AttachmentPlan, CachedResults, Dynamic, Plan, Sandbox, routing, vrf};
 use crate::budget;
 use crate::cni::{self, CniArgs, CniError, CniResult, NetworkList, PluginConf, Version, code};
 use crate::link::{self, Driver, Facts, Wishes};
@@ -171,6 +171,7 @@ pub fn resolve(
             numbers.as_deref_mut(),
         )?);
     }
+    vrf::check_names(&attachments)?;
     for warning in &intent.warnings {
         let about = warning.selection.map_or(0, |selection| selection + 1);
         if let Some(attachment) = attachments.get_mut(about) {
@@ -195,6 +196,7 @@ fn settle_routing(
     intent: &Intent,
     options: &Options,
 ) -> Result<(), CniError> {
+    let of_cluster = attachments.first().and_then(vrf::asked_for).map(|vrf| vrf.name.clone());
     for (position, (selection, _)) in intent.selections.iter().enumerate() {
         // At most one selection has the key.
         let Some(gateways) = &selection.default_route else { continue };
@@ -207,9 +209,25 @@ fn settle_routing(
             );
             return Err(CniError::new(code::INVALID_CONFIG, msg));
         }
+        if let Some(asked) = vrf::asked_for(attachment) {
+            let msg = format!(
+                "attach {} ({}): key default-route: vrf behind the interface moves its routes to the table of VRF {}; one of \
+                 the two",
+                attachment.ifname, attachment.network, asked.name
+            );
+            return Err(CniError::new(code::INVALID_CONFIG, msg));
+        }
         // Numbers fit: see `Plan::steps`.
         let at = StepRef(position as u16 + 1, attachment.steps.len() as u16);
         let keep = options.keep_cluster_routes.as_ref();
+        if let (Some(_), Some(vrf)) = (keep, &of_cluster) {
+            let msg = format!(
+                "attach {} ({}): key default-route: the cluster's interface is in VRF {vrf}, so its routes cannot stay in the \
+                 main table (keepClusterRoutes)",
+                attachment.ifname, attachment.network
+            );
+            return Err(CniError::new(code::INVALID_CONFIG, msg));
+        }
         let keep =
             keep.map(|keep| cluster_routes::destinations(keep, intent.cluster.as_ref())).transpose()?;
         let (keep, missing) = keep.map(|keep| (keep.ranges, keep.missing)).unzip();
@@ -324,7 +342,6 @@ fn default_attachment(
         return Err(CniError::new(code::INVALID_CONFIG, msg));
     }
     let offered = request.config.get("runtimeConfig").and_then(Value::as_object).cloned();
-    let offered = offered.map(cni::capability::with_usual_keys);
     let warning = match (closed_ports(&network.list, offered.as_ref()), options.port_mappings) {
         (None, _) => None,
         (Some(msg), UnsupportedPortMappings::Warn) => Some(msg),
@@ -378,6 +395,7 @@ pub fn one(
     request: &cni::Request,
     facts: &Facts,
 ) -> Result<AttachmentPlan, CniError> {
+    attachment::check_carried_out(driver, &request.config)?;
     let steps = driver.plan(&plain(sandbox, request, facts))?;
     check_result_is_expressible(request.version, &steps)?;
     Ok(alone(driver, request, steps))

@@ -10,7 +10,7 @@ use crate::npwg::device_info::is_pci_address;
 use crate::spec::{Device, DeviceId, Tune};
 use crate::step::{
     Bridge, Brought, Configure, Interface, LeasedAddress, MadeBy, Output, Outputs, Parent, Role, SetDevice,
-    Step, StepRef, Style,
+    Step, StepRef, Style, Translate,
 };
 
 /// The state of an attachment after the steps that have an output: the `prevResult` of the next plugin, and in the end
@@ -252,9 +252,13 @@ pub fn from_prev_result(attachment: &AttachmentPlan, result: &CniResult) -> Resu
             | Step::EnsureForwarding
             | Step::SetDevice(_)
             | Step::RouteToPod
+            | Step::FindReach
             | Step::Translate(_)
             | Step::FindDevice
             | Step::Protect(_)
+            | Step::ProtectAddresses
+            | Step::ChooseHostAccess
+            | Step::GiveHostAccess
             | Step::Configure(_)
             | Step::Remember(_)
             | Step::PrepareDeviceInfo(_)
@@ -263,6 +267,8 @@ pub fn from_prev_result(attachment: &AttachmentPlan, result: &CniResult) -> Resu
             | Step::Tune(_)
             | Step::ChooseTables(_)
             | Step::UseTables(_)
+            | Step::ChooseVrf(_)
+            | Step::JoinVrf(_)
             | Step::MoveDefaultRoutes { .. }
             | Step::RouteBySource => Some(Output::Nothing),
         };
@@ -310,6 +316,18 @@ pub fn ends(outputs: Brought<'_>) -> Option<Ends> {
 /// The ends of the link that an attachment's steps made or found: the node's, if there is one, and the pod's.
 pub fn link(outputs: Brought<'_>) -> Option<(Option<Interface>, Interface)> {
     ends(outputs).map(|ends| (ends.host, ends.pod))
+}
+
+/// What the node is to translate, with the device that was found for it.
+pub fn translation(translate: &Translate, outputs: Brought<'_>) -> Translate {
+    let found = outputs.iter().find_map(|output| match output {
+        Output::Reach { device } => Some(device.clone()),
+        _ => None,
+    });
+    match found.filter(|_| translate.device.is_empty()) {
+        Some(device) => Translate { device, ..translate.clone() },
+        None => translate.clone(),
+    }
 }
 
 /// The result of an attachment's address management.

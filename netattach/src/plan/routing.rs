@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::addressing::{any_of, link_gateway, only_gateway, pod_side};
-use super::{AttachmentPlan, Plan, result};
+use super::{AttachmentPlan, Plan, result, vrf};
 use crate::cni::{self, CniError};
 use crate::spec::{Addressing, BySource, Route};
 use crate::step::{
@@ -169,8 +169,11 @@ pub fn settled(
     let mut addressing = pod_side(configure, &leased.addresses, &leased.routes);
     let moved = moved(attachment.yields_to, outputs.all());
     addressing.routes.retain(|route| !has_yielded(route.destination, route.table, moved));
+    let in_main = |route: &Route| route.table.is_none_or(|table| table == MAIN_TABLE);
+    if vrf::asked_for(attachment).is_some() {
+        addressing.routes.retain(|route| !in_main(route));
+    }
     if let Some(asked) = tables_asked_for(attachment) {
-        let in_main = |route: &Route| route.table.is_none_or(|table| table == MAIN_TABLE);
         addressing.routes.retain(|route| !in_main(route) || asked.stays(route));
     }
     Ok(addressing)
@@ -178,7 +181,7 @@ pub fn settled(
 
 /// The interfaces that share a destination with another interface. Without source-based rules all traffic to that
 /// destination would leave through one of them, even with the source address of the other, and would be dropped as
-/// spoofed. This covers only interfaces that netattach has configured itself; for others there are plugins that do
+/// spoofed. Interfaces in a VRF share nothing with those outside. This covers only interfaces that netattach has configured itself; for others there are plugins that do
 /// this.
 ///
 /// # Errors
@@ -187,6 +190,9 @@ pub fn by_source(plan: &Plan, outputs: &Outputs) -> Result<Vec<SourceRouting>, C
     let (mut all, mut have_tables) = (Vec::new(), Vec::new());
     for (number, attachment) in plan.attachments.iter().enumerate() {
         // Attachment numbers fit: see `Plan::steps`.
+        if vrf::asked_for(attachment).is_some() {
+            continue;
+        }
         let kept = kept_to_its_interface(attachment, outputs.of(number as u16))?;
         if tables_asked_for(attachment).is_some() {
             have_tables.extend(kept.iter().map(|one| one.index));

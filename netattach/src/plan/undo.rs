@@ -7,8 +7,8 @@ use std::path::Path;
 
 use super::{AttachmentPlan, Sandbox};
 use crate::ipam::{self, Owner};
-use crate::spec::{self, Properties};
-use crate::step::{Claim, Delegate, Output, Role, Step};
+use crate::spec::{self, Properties, VrfPort};
+use crate::step::{Claim, Delegate, HostAccess, Output, Role, SourceRouting, Step};
 
 /// The action that undoes a step.
 #[derive(Debug, Clone, PartialEq)]
@@ -47,14 +47,28 @@ pub enum Inverse<'a> {
     },
     /// Removes the pod's rules that lead what these addresses send to these tables.
     ForgetTables(Vec<(IpAddr, u32)>),
+    /// Takes the interface out of its VRF, and removes the VRF once it has no ports; `None`: nothing was chosen yet.
+    LeaveVrf {
+        /// Name of the interface.
+        ifname: &'a str,
+        /// The VRF.
+        port: Option<VrfPort>,
+        /// Whether the interface is a link that netattach has made: it goes first, and is in no other table meanwhile.
+        after_link: bool,
+    },
+    /// Takes back what leads from the node to the pod on its parent; `None`: nothing was chosen yet.
+    ForgetHostAccess(Option<HostAccess>),
     /// Removes the attachment from libcni's cache.
     Forget,
     /// Removes the file.
     RemoveFile(&'a Path),
     /// Removes the pod's rules for interfaces that are gone.
-    ForgetSources,
-    /// Takes back the node's translation of addresses for the owner.
-    Untranslate(Owner),
+    ForgetSources {
+        /// The interfaces that have rules; `None`: that is not recorded.
+        interfaces: Option<Vec<SourceRouting>>,
+    },
+    /// Takes back the node's translation of addresses.
+    Untranslate,
     /// Removes the attachment from the dataplane.
     Unprotect {
         /// Its number in the dataplane's maps.
@@ -81,17 +95,27 @@ impl Inverse<'_> {
     /// The stage in which it runs.
     pub fn stage(&self) -> Stage {
         match self {
-            Self::Delegate(_) | Self::GiveBack { .. } => Stage::Plugins,
+            Self::Delegate(_) | Self::GiveBack { .. } | Self::LeaveVrf { after_link: false, .. } => {
+                Stage::Plugins
+            }
             Self::DeleteLink { .. } => Stage::Links,
             Self::ReturnDevice { .. } => Stage::Devices,
             Self::Release { .. }
             | Self::RemoveFile(_)
-            | Self::ForgetSources
+            | Self::ForgetSources { .. }
             | Self::ForgetTables(_)
-            | Self::Untranslate(_)
+            | Self::LeaveVrf { after_link: true, .. }
+            | Self::ForgetHostAccess(_)
+            | Self::Untranslate
             | Self::Unprotect { .. } => Stage::Holdings,
             Self::Forget => Stage::Cache,
         }
+    }
+
+    /// Whether it can only follow that one of the same attachment. The node's routes to a pod are known by its addresses:
+    /// while they are there, an address must not be another pod's, which would lose its own to the repeated DEL.
+    pub fn needs(&self, other: &Self) -> bool {
+        matches!((self, other), (Self::Release { .. }, Self::ForgetHostAccess(_)))
     }
 }
 
@@ -120,11 +144,20 @@ pub fn inverse<'a>(
             Inverse::ReturnDevice { device, claim }
         }
         Step::Lease(config) if config.is_kept() => Inverse::Release { config, owner: owner() },
-        Step::Translate(_) => Inverse::Untranslate(owner()),
+        Step::Translate(_) => Inverse::Untranslate,
         Step::Delegate(delegate) => Inverse::Delegate(delegate),
         Step::Remember(_) => Inverse::Forget,
         Step::Protect(protect) => Inverse::Unprotect { id: protect.id },
-        Step::RouteBySource | Step::MoveDefaultRoutes { keep: Some(_), .. } => Inverse::ForgetSources,
+        Step::RouteBySource | Step::MoveDefaultRoutes { keep: Some(_), .. } => {
+            let interfaces = match output {
+                Some(Output::SourceRouting { interfaces }) => Some(interfaces.clone()),
+                Some(Output::DefaultRoutes { kept, .. }) => {
+                    Some(kept.iter().map(|it| it.answers.clone()).collect())
+                }
+                _ => None,
+            };
+            Inverse::ForgetSources { interfaces }
+        }
         Step::NoteProperties(_) => {
             // What has no output was about to be noted: nothing has changed.
             let before = match output {
@@ -138,6 +171,18 @@ pub fn inverse<'a>(
             // Nothing was chosen, so there are no rules.
             _ => Inverse::ForgetTables(Vec::new()),
         },
+        Step::ChooseVrf(_) => {
+            let port = match output {
+                Some(Output::Vrf(chosen)) => Some(chosen.clone()),
+                _ => None,
+            };
+            let after_link = attachment.link().is_some();
+            Inverse::LeaveVrf { ifname: &attachment.ifname, port, after_link }
+        }
+        Step::ChooseHostAccess => match output {
+            Some(Output::HostAccess(chosen)) => Inverse::ForgetHostAccess(Some(chosen.clone())),
+            _ => Inverse::ForgetHostAccess(None),
+        },
         Step::PrepareDeviceInfo(files) => Inverse::RemoveFile(&files.attachment),
         // A device is given back whole, by its claim.
         Step::SetDevice(_) | Step::MoveDevice => return None,
@@ -149,10 +194,14 @@ pub fn inverse<'a>(
         | Step::EnsureForwarding
         | Step::Gateway { .. }
         | Step::RouteToPod
+        | Step::ProtectAddresses
+        | Step::GiveHostAccess
         | Step::Configure(_)
         | Step::Tune(_)
         | Step::UseTables(_)
+        | Step::JoinVrf(_)
         | Step::ReadDeviceInfo(_)
+        | Step::FindReach
         | Step::FindDevice
         | Step::MoveDefaultRoutes { keep: None, .. } => return None,
     })
@@ -174,6 +223,24 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::plan::fixtures;
+
+    #[test]
+    fn a_link_goes_before_its_vrf_and_another_plugins_interface_leaves_it_before() {
+        let asked = spec::Vrf { name: "blue".into(), table: None };
+        let dummy = spec::Dummy { pod_name: "net1".into(), mtu: None, mac: None, group: 1 };
+        let delegate =
+            Delegate { plugin: "other".into(), config: serde_json::Map::new(), role: Role::Plugin };
+        let made = Step::CreateLink(spec::Link::Dummy(dummy));
+        let stage = |first: Step| {
+            let attachment = fixtures::attachment("other", vec![first, Step::ChooseVrf(asked.clone())]);
+            let sandbox = fixtures::sandbox("c1");
+            let undone = inverse(&sandbox, &attachment, &attachment.steps[1], None).unwrap();
+            assert!(matches!(undone, Inverse::LeaveVrf { .. }), "{undone:?}");
+            undone.stage()
+        };
+        assert_eq!([made, Step::Delegate(delegate)].map(stage), [Stage::Holdings, Stage::Plugins]);
+    }
 
     #[test]
     fn a_plugins_address_management_is_called_with_the_plugins_configuration() {

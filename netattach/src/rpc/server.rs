@@ -24,6 +24,7 @@ use tokio_util::codec::Decoder;
 use super::frame::{self, FrameError, Frames};
 use super::message::{Hello, PROTOCOL, Request, Response};
 use crate::error_chain::Chain;
+use crate::ticks::ticks;
 
 /// Connections that may wait to be accepted: a node that boots starts all its pods at once.
 const BACKLOG: i32 = 1024;
@@ -178,7 +179,7 @@ pub async fn serve<H: Handler>(
     let places = Arc::new(Semaphore::new(limits.unread));
     let mut connections = JoinSet::new();
     let mut stop = std::pin::pin!(stop);
-    let mut look = tokio::time::interval(LOOK_INTERVAL);
+    let mut look = ticks(LOOK_INTERVAL);
     loop {
         // Dropping an arm loses nothing: a connection is accepted or stays in the kernel's queue.
         let accepted = tokio::select! {

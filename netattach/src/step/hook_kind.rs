@@ -24,10 +24,12 @@ impl HookKind {
     /// Where programs see the traffic of a link that netattach made.
     pub fn of_link(link: &spec::Link) -> Self {
         match link {
-            spec::Link::Veth(_) => Self::Node,
+            spec::Link::Veth(_) | spec::Link::Netkit(_) => Self::Node,
             spec::Link::Macvlan(macvlan) if macvlan.in_pod => Self::Pod,
             spec::Link::Macvlan(_) => Self::Parent,
-            spec::Link::Ipvlan(_) | spec::Link::Vlan(_) | spec::Link::Dummy(_) => Self::Pod,
+            spec::Link::Ipvlan(_) | spec::Link::Vlan(_) | spec::Link::Dummy(_) | spec::Link::Tap(_) => {
+                Self::Pod
+            }
         }
     }
 }

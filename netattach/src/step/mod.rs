@@ -25,8 +25,10 @@ use crate::mac::Mac;
 use crate::spec;
 pub use claim::{Claim, Home};
 pub use hook_kind::{ENFORCE_ANNOTATION, EnforceWhen, HookKind, NotObservable};
-pub use output::{Bridge, Brought, Interface, Kept, Output, Outputs, Parent, Printed, SourceRouting};
-pub use translate::Translate;
+pub use output::{
+    Bridge, Brought, HostAccess, Interface, Kept, Output, Outputs, Parent, Printed, Reached, SourceRouting,
+};
+pub use translate::{PortSenders, Translate};
 
 /// One effect. Each is idempotent or has an inverse ([`crate::plan::undo::inverse`]).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -70,14 +72,24 @@ pub enum Step {
     /// Adds the gateway addresses to the node's end of a routed veth, and a route to each of the pod's addresses to
     /// the node.
     RouteToPod,
+    /// Finds the device by which the node reaches an interface that other plugins made, for [`Step::Translate`].
+    FindReach,
     /// Has the node translate addresses for the pod. Before any packet of the pod is let through.
     Translate(Translate),
     /// Finds where the traffic of the interface that other plugins made can be judged. After all of them.
     FindDevice,
     /// Creates the attachment's record and attaches its policy and its programs.
     Protect(Protect),
+    /// Adds the leased addresses to the record of an attachment that [`Step::Protect`] made before there were any. Undone
+    /// with that.
+    ProtectAddresses,
     /// Adds addresses and routes to the pod's interface and brings it up.
     Configure(Configure),
+    /// Chooses how the node and a pod on one of its parents reach each other, before [`Step::GiveHostAccess`] changes
+    /// anything.
+    ChooseHostAccess,
+    /// Has them reach each other.
+    GiveHostAccess,
     /// Writes the attachment to libcni's cache, for programs that read it.
     Remember(Remember),
     /// Notes what properties the interface has that [`Step::Tune`] is about to change, to give them back.
@@ -88,6 +100,10 @@ pub enum Step {
     ChooseTables(spec::BySource),
     /// Has what the interface's addresses send routed by the tables that were chosen.
     UseTables(spec::BySource),
+    /// Decides which VRF the interface is to be a port of, before [`Step::JoinVrf`] changes anything.
+    ChooseVrf(spec::Vrf),
+    /// Makes the interface a port of the VRF that was chosen.
+    JoinVrf(spec::Vrf),
     /// Reads the device information after the attachment's plugins have run.
     ReadDeviceInfo(DeviceInfoFiles),
     /// Moves the pod's default routes to the attachment's interface. After all attachments are made.
@@ -355,15 +371,21 @@ impl Step {
             | Self::Gateway { .. }
             | Self::EnsureForwarding
             | Self::RouteToPod
+            | Self::FindReach
             | Self::Translate(_)
             | Self::FindDevice
             | Self::Protect(_)
+            | Self::ProtectAddresses
+            | Self::ChooseHostAccess
+            | Self::GiveHostAccess
             | Self::Configure(_)
             | Self::Remember(_)
             | Self::NoteProperties(_)
             | Self::Tune(_)
             | Self::ChooseTables(_)
             | Self::UseTables(_)
+            | Self::ChooseVrf(_)
+            | Self::JoinVrf(_)
             | Self::ReadDeviceInfo(_)
             | Self::MoveDefaultRoutes { .. }
             | Self::RouteBySource => None,
@@ -441,14 +463,20 @@ impl Step {
             | Self::Gateway { .. }
             | Self::EnsureForwarding
             | Self::RouteToPod
+            | Self::FindReach
             | Self::Translate(_)
             | Self::FindDevice
             | Self::Protect(_)
+            | Self::ProtectAddresses
+            | Self::ChooseHostAccess
+            | Self::GiveHostAccess
             | Self::Configure(_)
             | Self::NoteProperties(_)
             | Self::Tune(_)
             | Self::ChooseTables(_)
             | Self::UseTables(_)
+            | Self::ChooseVrf(_)
+            | Self::JoinVrf(_)
             | Self::ReadDeviceInfo(_) => Stage::Attach,
         }
     }
@@ -467,15 +495,21 @@ impl Step {
             Self::Gateway { bridge, .. } => format!("put the gateway address on bridge {bridge}"),
             Self::EnsureForwarding => "enable IP forwarding on the node".to_owned(),
             Self::RouteToPod => "route to the pod's addresses".to_owned(),
+            Self::FindReach => "find how the node reaches the pod".to_owned(),
             Self::Translate(translate) => translate.describe(),
             Self::FindDevice => "find where the interface can be judged".to_owned(),
             Self::Protect(_) => "load policy and counters".to_owned(),
+            Self::ProtectAddresses => "load its addresses".to_owned(),
             Self::Configure(_) => "configure the pod's interface".to_owned(),
+            Self::ChooseHostAccess => "choose how node and pod reach each other".to_owned(),
+            Self::GiveHostAccess => "have node and pod reach each other".to_owned(),
             Self::Remember(_) => "write to libcni's cache".to_owned(),
             Self::NoteProperties(_) => "note the interface's properties".to_owned(),
             Self::Tune(_) => "tune the interface".to_owned(),
             Self::ChooseTables(_) => "choose tables by source address".to_owned(),
             Self::UseTables(_) => "route by source address".to_owned(),
+            Self::ChooseVrf(vrf) => format!("choose the table of VRF {}", vrf.name),
+            Self::JoinVrf(vrf) => format!("put the interface into VRF {}", vrf.name),
             Self::PrepareDeviceInfo(_) => "prepare device information".to_owned(),
             Self::ReadDeviceInfo(_) => "read device information".to_owned(),
             Self::MoveDefaultRoutes { .. } => "move the pod's default route here".to_owned(),

@@ -160,6 +160,11 @@ pub enum Output {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pod: Option<Interface>,
     },
+    /// How the node reaches the interface that other plugins made.
+    Reach {
+        /// Name of the device by which it does.
+        device: String,
+    },
     /// The pod's loopback, with the addresses it has.
     Loopback {
         /// Usually 127.0.0.1/8 and ::1/128.
@@ -191,6 +196,10 @@ pub enum Output {
     },
     /// The routing tables of the interface's addresses, chosen and not yet used.
     SourceTables(spec::SourceTables),
+    /// The VRF that the interface is to be a port of, chosen and not yet joined.
+    Vrf(spec::VrfPort),
+    /// What leads from the node to the pod and back, chosen and not yet made.
+    HostAccess(HostAccess),
     /// Properties of the interface before they were changed.
     Properties {
         /// Those that were.
@@ -206,6 +215,24 @@ pub enum Output {
         /// The result object.
         result: Printed,
     },
+}
+
+/// What leads from the node to a pod on a parent, and back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostAccess {
+    /// Name of the node's own link on the parent.
+    pub device: String,
+    /// The pod's addresses, each with the address of the node that it is reached from.
+    pub reached: Vec<Reached>,
+}
+
+/// An address of a pod, and one of its node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reached {
+    /// The pod's.
+    pub pod: IpAddr,
+    /// The node's.
+    pub node: IpAddr,
 }
 
 /// The result that a plugin printed: serialised unchanged, parsed once.

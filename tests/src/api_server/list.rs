@@ -14,8 +14,40 @@ use super::status::Failure;
 use super::store::{Key, Store};
 use super::watch::{From, Watch};
 
-/// From this minor version on, servers stream lists.
-const STREAMS_LISTS: u32 = 32;
+/// The first minor version of servers that know the parameter `resourceVersionMatch`; those before ignore it.
+const KNOWS_MATCHES: u32 = 19;
+
+/// Whether a server of that minor version streams the list that a watch is to begin with, as the feature gate `WatchList` is
+/// on by default in 1.32, and from 1.34 on.
+///
+/// # Errors
+/// What it says to `sendInitialEvents` and `resourceVersionMatch` in place of that.
+fn streams(minor: u32, query: &Query) -> Result<bool, Failure> {
+    const MATCH: &str = "resourceVersionMatch";
+    let given = |key: &str| query.get(key).map(String::as_str).unwrap_or_default();
+    if !matches!(given("sendInitialEvents"), "true" | "1") || minor < KNOWS_MATCHES {
+        return Ok(false);
+    }
+    let mut forbidden = Vec::new();
+    match minor {
+        ..27 => {
+            forbidden.push((MATCH, "resourceVersionMatch is forbidden for watch"));
+            if given("resourceVersion").is_empty() {
+                forbidden
+                    .push((MATCH, "resourceVersionMatch is forbidden unless resourceVersion is provided"));
+            }
+        }
+        27..=31 | 33 => forbidden.push((
+            "sendInitialEvents",
+            "sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled",
+        )),
+        _ if given(MATCH) != "NotOlderThan" => {
+            forbidden.push((MATCH, "sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"))
+        }
+        _ => return Ok(true),
+    }
+    Err(Failure::forbidden_options(&forbidden))
+}
 
 /// Where a page begins.
 #[derive(Debug)]
@@ -123,12 +155,7 @@ pub(super) fn watch(
 ) -> Result<Watch, Failure> {
     let says = |key: &str| query.get(key).is_some_and(|text| matches!(text.as_str(), "true" | "1"));
     let bookmarks = says("allowWatchBookmarks");
-    // Older servers do not know the parameter, and ignore it.
-    let streamed = says("sendInitialEvents") && shared.settings.minor >= STREAMS_LISTS;
-    if streamed && query.get("resourceVersionMatch").is_none_or(|text| text != "NotOlderThan") {
-        let why = "resourceVersionMatch: Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan";
-        return Err(Failure::bad_request(why.to_owned()));
-    }
+    let streamed = streams(shared.settings.minor, query)?;
     let from = match number(query, "resourceVersion")? {
         _ if streamed => From::Present { marked: bookmarks },
         None | Some(0) => From::Present { marked: false },

@@ -68,7 +68,8 @@ pub const TOKEN: &str = "the-first-token";
 pub struct Options {
     /// Address to listen at.
     pub address: IpAddr,
-    /// Minor version of Kubernetes that it says it is. From 32 on lists are streamed where that is asked for.
+    /// Minor version of Kubernetes that it says it is, as which it streams lists where that is asked for, refuses to, or does
+    /// not know the question.
     pub minor: u32,
     /// Time between bookmarks of a watch. Real servers take about a minute.
     pub bookmarks: Duration,

@@ -94,6 +94,22 @@ impl Failure {
         failure
     }
 
+    /// Parameters that may not be given, each with the reason.
+    pub(super) fn forbidden_options(all: &[(&str, &str)]) -> Self {
+        let said: Vec<String> =
+            all.iter().map(|(parameter, why)| format!("{parameter}: Forbidden: {why}")).collect();
+        let said = match &said[..] {
+            [one] => one.clone(),
+            several => format!("[{}]", several.join(", ")),
+        };
+        let message = format!("ListOptions.meta.k8s.io \"\" is invalid: {said}");
+        let cause = |(parameter, why): &(&str, &str)| json!({"reason": "FieldValueForbidden", "message": format!("Forbidden: {why}"), "field": parameter});
+        let mut failure = Self::new(422, "Invalid", message);
+        let causes: Vec<Value> = all.iter().map(cause).collect();
+        failure.details = Box::new(json!({"group": "meta.k8s.io", "kind": "ListOptions", "causes": causes}));
+        failure
+    }
+
     /// 403, or another code, of an admission policy.
     pub(super) fn not_admitted(kind: &Kind, name: &str, code: u16, why: &str) -> Self {
         let reason = if code == 403 { "Forbidden" } else { "Invalid" };

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail};
 use netattach_tests::cluster::left::Left;
+use netattach_tests::cluster::ready::Ready;
 use netattach_tests::cluster::site::{Before, NEXT, NODE, Site};
 use serde_json::Value;
 use xtask::demo::Transcript;
@@ -87,16 +88,15 @@ impl Story {
         fs::create_dir_all(self.site.directory().join("mine"))?;
         fs::write(self.site.directory().join("mine/kustomization.yaml"), MINE)?;
         self.show("cat mine/kustomization.yaml")?;
-        let since = Instant::now();
+        let ready = Ready::begin()?;
         self.show("kubectl apply -k mine")?;
-        let ready = self.site.ready_since(since)?;
+        let ready = ready.in_time(&self.site)?;
         self.site.rolled_out()?;
         self.show("kubectl get nodes")?;
         self.show("kubectl --namespace kube-system get pods")?;
-        let what = format!("the node is ready {:.1} s after the command", ready.as_secs_f64());
         let status = self.json("kubectl netattach status -o json")?;
         let met = status["ready"].as_array().is_some_and(|all| all.iter().all(|it| it["met"] == true));
-        self.transcript.expect(&what, &true, &met)
+        self.transcript.expect(&ready.to_string(), &true, &met)
     }
 
     fn attach_pods(&mut self) -> Result<()> {
@@ -221,6 +221,8 @@ impl Story {
 
     /// What outlasts agents: executables, pins, tables.
     fn uninstall(&mut self) -> Result<()> {
+        // As the page on removal says for a server of Kubernetes 1.20.
+        self.show("sed -i '/appArmorProfile:/d; s|# annotations:|annotations:|' deploy/uninstall/job.yaml")?;
         self.show(&format!(
             "sed 's|NODE|{NODE}|; s|IMAGE|localhost/netattach:{NEXT}|' deploy/uninstall/job.yaml | kubectl create -f -"
         ))?;

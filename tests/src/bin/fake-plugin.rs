@@ -16,6 +16,7 @@
 //! | `floodStdout`, `floodStderr` | writes that many bytes |
 //! | `deviceInfo` | ADD writes this to the file of device information whose path `runtimeConfig` has |
 //! | `link` | ADD makes a link of that kind, up, in the container under the interface's name; DEL deletes it |
+//! | `discover` | `true`: ADD brings the container's interface up and asks for a lease on it, as the daemon of `dhcp` does |
 //! | `stdout` | this text goes to stdout as it is |
 //! | `versions` | VERSION answers with these; by default with all |
 //! | `error` | `{code, msg, details}` is printed with `cniVersion`, and the exit status is 1 |
@@ -37,6 +38,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use netattach::netns::{Netns, within};
+use netattach_tests::packet::Packet;
+use netattach_tests::raw::RawSocket;
+use netattach_tests::snapshot::Network;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -55,6 +59,7 @@ struct Script {
     flood_stderr: usize,
     device_info: Option<Value>,
     link: Option<String>,
+    discover: bool,
     stdout: Option<String>,
     versions: Vec<String>,
     error: Option<Map<String, Value>>,
@@ -79,6 +84,7 @@ impl Default for Script {
             flood_stderr: 0,
             device_info: None,
             link: None,
+            discover: false,
             stdout: None,
             versions: ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"]
                 .map(str::to_owned)
@@ -152,6 +158,9 @@ fn run() -> Result<u8> {
     if let Some(kind) = &script.link {
         link(&verb, kind, &env)?;
     }
+    if script.discover && verb == "ADD" {
+        discover(&env)?;
+    }
     let status = match &script.exec {
         Some(other) => hand_over(other, &with(&config, &script).unwrap_or(stdin))?,
         None => answer(&verb, &script, &config)?,
@@ -177,6 +186,20 @@ fn link(verb: &str, kind: &str, env: &BTreeMap<String, String>) -> Result<()> {
         _ => {}
     }
     Ok(())
+}
+
+/// Sends what a DHCP client without an address sends, by a socket in the container.
+fn discover(env: &BTreeMap<String, String>) -> Result<()> {
+    let (netns, name) = env.get("CNI_NETNS").zip(env.get("CNI_IFNAME")).context("no interface")?;
+    let netns = Netns::open(netns)?;
+    let mac = Network::of_netns(&netns)?.links.get(name).and_then(|link| link.mac).context("no address")?;
+    let mut frame = Packet::between("0.0.0.0", "255.255.255.255").from_mac(mac).udp(68, 67).frame();
+    frame[..6].fill(0xff);
+    within(&netns, || {
+        let up = Command::new("ip").args(["link", "set", name, "up"]).output()?;
+        anyhow::ensure!(up.status.success(), "{}", String::from_utf8_lossy(&up.stderr));
+        RawSocket::open_here(name, libc::ETH_P_IP as u16)?.send(&frame)
+    })?
 }
 
 /// The configuration with the keys of the script; `None`: it is as it was.

@@ -3,7 +3,7 @@
 //!
 //! `pki` makes the certificates, `client` asks the server, `exec` runs commands in containers by it, `kubectl` is the real
 //! one, `program` keeps a daemon, `kinds` says where objects are; `worker` is a node with a kubelet, `site` a whole cluster
-//! before netattach is installed, `left` what is on its node.
+//! before netattach is installed, `ready` how long it takes to be ready, `left` what is on its node.
 
 mod client;
 mod exec;
@@ -12,6 +12,7 @@ mod kubectl;
 pub mod left;
 mod pki;
 mod program;
+pub mod ready;
 pub mod site;
 mod worker;
 

@@ -4,9 +4,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -95,16 +95,17 @@ impl Site {
         &self.cluster
     }
 
-    /// Writes an operator's own kustomization of a directory of `deploy`, with components and a tag of the image; returns its
-    /// directory.
+    /// Writes an operator's own kustomization of a directory of manifests, such as `deploy/alone`, with components beside it
+    /// and a tag of the image; returns its directory.
     ///
     /// # Errors
     /// It cannot be written.
     pub fn kustomization(&self, base: &str, components: &[&str], tag: Option<&str>) -> Result<PathBuf> {
         let mine = self.directory.path().join("mine");
         fs::create_dir_all(&mine)?;
+        let (manifests, _) = base.split_once('/').unwrap_or((base, ""));
         let components: Vec<String> =
-            components.iter().map(|name| format!("../deploy/components/{name}")).collect();
+            components.iter().map(|name| format!("../{manifests}/components/{name}")).collect();
         let mut own = json!({
             "apiVersion": "kustomize.config.k8s.io/v1beta1", "kind": "Kustomization",
             "resources": [format!("../{base}")], "components": components
@@ -140,15 +141,6 @@ impl Site {
     /// An object of the API; null where there is none.
     pub fn get(&self, path: &str) -> Value {
         self.admin.get(path).map_or(Value::Null, |reply| reply.body)
-    }
-
-    /// Waits until the node is ready; returns how long after `since` it was.
-    ///
-    /// # Errors
-    /// It does not get ready; with what the agent and the kubelet say.
-    pub fn ready_since(&self, since: Instant) -> Result<Duration> {
-        self.worker.wait_until_ready(&self.cluster).with_context(|| self.told())?;
-        Ok(since.elapsed())
     }
 
     /// Waits until the DaemonSet's pods are those of its last version, and ready.
@@ -218,7 +210,10 @@ fn symlink_plugin(home: &Path) -> Result<()> {
 }
 
 /// Copies a directory with what is in it.
-fn copy(from: &Path, to: &Path) -> Result<()> {
+///
+/// # Errors
+/// A file cannot be read or written.
+pub fn copy(from: &Path, to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {
         let entry = entry?;

@@ -63,7 +63,21 @@ impl Client {
     /// # Errors
     /// The runtime refuses.
     pub fn run_sandbox(&mut self, pod: Pod<'_>) -> Result<String> {
-        let request = RunPodSandboxRequest { config: Some(self.config(pod)) };
+        self.run_sandbox_with_port(pod, None)
+    }
+
+    /// RunPodSandbox of a pod with a container's port that is to be opened on the node: `(hostPort, containerPort)`.
+    ///
+    /// # Errors
+    /// The runtime refuses.
+    pub fn run_sandbox_with_port(&mut self, pod: Pod<'_>, port: Option<(u16, u16)>) -> Result<String> {
+        let mapping = |(host, container): (u16, u16)| PortMapping {
+            container_port: container.into(),
+            host_port: host.into(),
+        };
+        let port_mappings = port.map(mapping).into_iter().collect();
+        let config = PodSandboxConfig { port_mappings, ..self.config(pod) };
+        let request = RunPodSandboxRequest { config: Some(config) };
         let ran: PodSandbox = self.call("/runtime.v1.RuntimeService/RunPodSandbox", request)?;
         Ok(ran.pod_sandbox_id)
     }
@@ -166,7 +180,7 @@ impl Client {
             namespace: pod.namespace.to_owned(),
         };
         let linux = LinuxPodSandboxConfig { cgroup_parent: self.cgroup_parent.clone() };
-        PodSandboxConfig { metadata: Some(metadata), linux: Some(linux) }
+        PodSandboxConfig { metadata: Some(metadata), port_mappings: Vec::new(), linux: Some(linux) }
     }
 
     fn about_a_sandbox(&mut self, method: &'static str, id: &str) -> Result<()> {
@@ -201,8 +215,19 @@ struct Empty {}
 struct PodSandboxConfig {
     #[prost(message, optional, tag = "1")]
     metadata: Option<PodSandboxMetadata>,
+    #[prost(message, repeated, tag = "5")]
+    port_mappings: Vec<PortMapping>,
     #[prost(message, optional, tag = "8")]
     linux: Option<LinuxPodSandboxConfig>,
+}
+
+/// Of TCP, the first protocol of the enumeration.
+#[derive(Clone, PartialEq, Message)]
+struct PortMapping {
+    #[prost(int32, tag = "2")]
+    container_port: i32,
+    #[prost(int32, tag = "3")]
+    host_port: i32,
 }
 
 #[derive(Clone, PartialEq, Message)]

@@ -59,11 +59,18 @@ runroot = "/run/containers/storage"
     /// # Errors
     /// podman fails.
     pub fn run(&self, container: &str, networks: &[&str]) -> Result<()> {
+        let networks: Vec<&str> = networks.iter().flat_map(|network| ["--network", network]).collect();
+        self.run_with(container, &networks)
+    }
+
+    /// `podman run --detach` with these options.
+    ///
+    /// # Errors
+    /// podman fails.
+    pub fn run_with(&self, container: &str, options: &[&str]) -> Result<()> {
         let parent = self.machine.cgroup_parent();
-        let networks = networks.iter().flat_map(|network| ["--network", network]);
         let words = ["run", "--detach", "--cgroup-parent", &parent, "--name", container];
-        let words: Vec<&str> = words.into_iter().chain(networks).chain([IMAGE]).collect();
-        self.podman(&words).map(drop)
+        self.podman(&[&words, options, &[IMAGE]].concat()).map(drop)
     }
 
     /// `podman exec` of busybox; returns its output.

@@ -102,7 +102,7 @@ impl Rig {
                 let pod = Pod { container: container.clone(), ..Pod::new("gone")? };
                 let call = self.nodes[*node].call("DEL", &pod);
                 self.lost[*node].retain(|it| it.container != *container);
-                let label = format!("another DEL of {container}");
+                let label = del_again(container);
                 calls.dels.push((
                     label,
                     std::thread::spawn(move || {
@@ -121,6 +121,10 @@ impl Rig {
     }
 
     fn create(&mut self, spec: &PodSpec, calls: &mut Calls) -> Result<()> {
+        // No runtime asks for a sandbox while it takes one of that name away.
+        if calls.dels.iter().any(|(label, _)| *label == del_again(&spec.container)) {
+            calls.wait(self)?;
+        }
         self.server.create(&Self::object(spec))?;
         let sandbox = Pod { container: spec.container.clone(), ..Pod::new(&spec.key.1)? };
         let live = Live {
@@ -357,6 +361,11 @@ impl Calls {
         }
         Ok(())
     }
+}
+
+/// What a DEL of a container that ended long ago is called.
+fn del_again(container: &str) -> String {
+    format!("another DEL of {container}")
 }
 
 /// A DEL is a success, with an agent or without.

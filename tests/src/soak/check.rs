@@ -51,7 +51,7 @@ pub(super) fn settle(rig: &mut Rig, prober: &Mutex<Prober>, after: Duration) -> 
             until(written(), key, || is_withdrawn(rig, key))?;
         }
     }
-    ways(rig, prober, deadline)
+    ways(rig, prober)
 }
 
 /// Asks until it is as it must be.
@@ -246,21 +246,23 @@ fn lease_files(directory: &Path, found: &mut BTreeMap<IpAddr, String>) -> Result
 }
 
 /// All packets that may pass do, and no others. Returns the world in which that holds.
-fn ways(rig: &mut Rig, prober: &Mutex<Prober>, deadline: Instant) -> Result<World> {
+fn ways(rig: &mut Rig, prober: &Mutex<Prober>) -> Result<World> {
     open(rig, prober)?;
-    loop {
-        rig.forget_collected()?;
-        let world = rig.world();
-        match at_once(rig, &world, prober) {
-            Ok(()) => {
-                locked(prober).close(&stranger::key());
-                rig.stranger.go()?;
-                return Ok(world);
-            }
+    let deadline = Instant::now() + stretched(PATIENCE);
+    let world = loop {
+        let looked = rig.forget_collected().and_then(|()| {
+            let world = rig.world();
+            at_once(rig, &world, prober).map(|()| world)
+        });
+        match looked {
+            Ok(world) => break world,
             Err(error) if Instant::now() > deadline => return Err(error),
             Err(_) => {}
         }
-    }
+    };
+    locked(prober).close(&stranger::key());
+    rig.stranger.go()?;
+    Ok(world)
 }
 
 /// One look at leases and at everything that packets do.

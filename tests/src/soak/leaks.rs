@@ -14,8 +14,8 @@ use crate::traffic::eventually;
 
 /// The agent looks every half minute for sandboxes that nobody asked to detach, and finds each twice.
 const PATIENCE: Duration = Duration::from_secs(150);
-/// How much more an agent may use in the last third than in the first: a quarter, and this.
-const MEMORY: u64 = 3 << 20;
+/// How much more an agent may use in the last third than in the first: a quarter, and what it keeps free at work.
+const MEMORY: u64 = 4 << 20;
 /// More descriptors that it may have open.
 const DESCRIPTORS: u64 = 12;
 /// Fewer moments than these say nothing.
@@ -25,7 +25,8 @@ const MOMENTS: usize = 12;
 #[derive(Debug, Clone, Copy)]
 struct Use {
     process: u32,
-    resident: u64,
+    /// Its own memory, in bytes: how much of its executable is resident is up to what ran last.
+    own: u64,
     descriptors: u64,
 }
 
@@ -39,12 +40,11 @@ impl Resources {
         for (uses, node) in self.0.iter_mut().zip(&rig.nodes) {
             let process = node.agent_pid();
             let status = fs::read_to_string(format!("/proc/{process}/status"))?;
-            let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-            let resident =
-                resident.and_then(|text| text.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
-            let resident = resident.context("a process has VmRSS")? * 1024;
+            let own = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+            let own = own.and_then(|text| text.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+            let own = own.context("a process has RssAnon")? * 1024;
             let descriptors = fs::read_dir(format!("/proc/{process}/fd"))?.count() as u64;
-            uses.push(Use { process, resident, descriptors });
+            uses.push(Use { process, own, descriptors });
         }
         Ok(())
     }
@@ -68,7 +68,7 @@ impl Resources {
                 all.sort_unstable();
                 all[all.len() / 2]
             };
-            let memory = [first, last].map(|uses| median(uses, |it| it.resident));
+            let memory = [first, last].map(|uses| median(uses, |it| it.own));
             let descriptors = [first, last].map(|uses| median(uses, |it| it.descriptors));
             said.push(format!(
                 "node {number}: {} then {} KiB, {} then {} descriptors",

@@ -96,11 +96,11 @@ pub fn run(options: &Options) -> Result<()> {
     let written = written.unwrap_or_else(|error| format!("not written: {error:#}"));
     let first = told.story.len().saturating_sub(STORY);
     Err(anyhow!(
-        "seed {}, batch {}, step {}: {error:#}\nlast steps:\n  {}\nlogs: {written}",
+        "the last steps:\n  {}\nlogs: {written}\nseed {}, batch {}, step {}: {error:#}",
+        told.story[first..].join("\n  "),
         options.seed,
         told.batch,
         told.story.len(),
-        told.story[first..].join("\n  ")
     ))
 }
 
@@ -158,8 +158,8 @@ fn soak(options: &Options, rig: &mut Rig, told: &mut Told) -> Result<()> {
         }
     }
     say(&format!("soak: {} batches, {} steps; all pods end", told.batch, told.story.len()));
-    end(rig, &prober, &forged)?;
-    leaks::nothing_is_left(rig)?;
+    end(rig, &prober, &forged).context("while all pods end")?;
+    leaks::nothing_is_left(rig).context("when all pods had ended")?;
     let used = resources.check()?;
     say(&format!("soak: nothing is left. {used}"));
     Ok(())

@@ -185,7 +185,9 @@ impl Prober {
                         let _ = udp.send_to(&buffer[..length], peer);
                     }
                 }
-                while tcp.accept().is_ok() {}
+                while let Ok((connection, _)) = tcp.accept() {
+                    reset(&connection);
+                }
             }
         }
         for station in self.stations.values() {
@@ -215,7 +217,17 @@ impl Prober {
 
 /// Whether a TCP connection can be opened. Its source is the pod's address on the network of the destination.
 pub(super) fn connects(from: &Namespace, to: SocketAddr, patience: Duration) -> bool {
-    from.run(|| TcpStream::connect_timeout(&to, stretched(patience))).is_ok()
+    let Ok(connection) = from.run(|| TcpStream::connect_timeout(&to, stretched(patience))) else {
+        return false;
+    };
+    reset(&connection);
+    true
+}
+
+/// Ends a connection at once. One that waits for the other end's answer keeps the namespace of a pod that is over.
+fn reset(connection: &TcpStream) {
+    // Lingering for no time turns the end into RST; where that is refused it ends in the usual way.
+    let _ = rustix::net::sockopt::set_socket_linger(connection, Some(Duration::ZERO));
 }
 
 fn listen() -> io::Result<Vec<(u16, UdpSocket, TcpListener)>> {

@@ -13,14 +13,17 @@ use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 
-/// Silence of this length counts as an answer that does not come.
-pub(crate) const SILENCE: Duration = Duration::from_millis(700);
+/// Silence of this length counts as an answer that does not come, where none should; it is less than the second between bookmarks.
+const SILENCE: Duration = Duration::from_millis(700);
+/// Elsewhere this does.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A client with a token.
 #[derive(Debug, Clone)]
 pub(crate) struct Client {
     address: SocketAddr,
     config: Arc<ClientConfig>,
+    patience: Duration,
     pub(crate) token: String,
 }
 
@@ -50,7 +53,17 @@ impl Client {
             .unwrap()
             .with_root_certificates(roots)
             .with_no_client_auth();
-        Self { address: server.address(), config: Arc::new(config), token: TOKEN.to_owned() }
+        Self {
+            address: server.address(),
+            config: Arc::new(config),
+            patience: PATIENCE,
+            token: TOKEN.to_owned(),
+        }
+    }
+
+    /// One that takes a short silence for an answer that does not come.
+    pub(crate) fn hurried(&self) -> Self {
+        Self { patience: SILENCE, ..self.clone() }
     }
 
     /// Sends a request, and reads the head of the answer.
@@ -62,7 +75,7 @@ impl Client {
         body: &str,
     ) -> io::Result<Answer> {
         let socket = TcpStream::connect(self.address)?;
-        socket.set_read_timeout(Some(SILENCE))?;
+        socket.set_read_timeout(Some(self.patience))?;
         let name = ServerName::IpAddress(self.address.ip().into());
         let tls = ClientConnection::new(Arc::clone(&self.config), name).map_err(io::Error::other)?;
         let mut stream = StreamOwned::new(tls, socket);

@@ -23,20 +23,47 @@ fn events(rig: &Rig, mark: usize, count: usize) -> Vec<(Verb, Option<u16>, Value
     requests.into_iter().filter(is_event).map(|one| (one.verb, one.answer, one.body)).collect()
 }
 
+/// The same, and all that come late. Two fences follow the last one, whose own events are left out: a definition that cannot
+/// be read, as conditions become events one look after the other, and then a failed ADD, whose event comes after those of the
+/// look that has found the definition.
+fn all_events(rig: &Rig, mark: usize, count: usize) -> Vec<(Verb, Option<u16>, Value)> {
+    events(rig, mark, count);
+    let fence = format!("fence-{mark}");
+    let is_of_fence = |one: &Request| one.body["regarding"]["name"] == fence.as_str();
+    let await_fence = |kind: &str| {
+        let is_it =
+            |one: &Request| is_event(one) && is_of_fence(one) && one.body["regarding"]["kind"] == kind;
+        assert!(rig.server.wait_for(mark, |requests| requests.iter().any(is_it)), "{kind} {fence}: no event");
+    };
+    let mut definition = manifest::network(NAMESPACE, &fence, &json!({}));
+    definition["spec"]["config"] = json!("{");
+    rig.server.create(&definition).unwrap();
+    await_fence("NetworkAttachmentDefinition");
+    rig.add(&lost(rig, &fence)).failure();
+    await_fence("Pod");
+    let requests = rig.server.requests_since(mark);
+    let others = requests.into_iter().filter(|one| is_event(one) && !is_of_fence(one));
+    others.map(|one| (one.verb, one.answer, one.body)).collect()
+}
+
+/// A pod whose network is not defined.
+fn lost(rig: &Rig, name: &str) -> Pod {
+    let mut pod = object(name, NODE);
+    pod["metadata"]["annotations"][NETWORKS] = json!("nowhere");
+    rig.server.create(&pod).unwrap();
+    Pod::new(name).unwrap()
+}
+
 #[test]
 fn a_pod_whose_network_is_not_defined_has_one_event_however_often_it_is_tried() {
     let rig = Rig::started();
-    let mut pod = object("a", NODE);
-    pod["metadata"]["annotations"][NETWORKS] = json!("nowhere");
-    rig.server.create(&pod).unwrap();
-    let sandbox = Pod::new("a").unwrap();
+    let sandbox = lost(&rig, "a");
     let mark = rig.server.mark();
     let mut message = String::new();
     for _ in 0..3 {
         message = rig.add(&sandbox).failure().1;
     }
-    rig.settle("b");
-    let seen = events(&rig, mark, 1);
+    let seen = all_events(&rig, mark, 1);
     assert_eq!(seen.len(), 1, "{seen:#?}");
     let (verb, answer, body) = &seen[0];
     assert_eq!((*verb, *answer), (Verb::Create, Some(201)));
@@ -61,7 +88,7 @@ fn a_definition_that_cannot_be_used_has_an_event_that_the_next_agent_counts() {
     });
     rig.server.create(&broken).unwrap();
     rig.start();
-    let seen = events(&rig, 0, 1);
+    let seen = all_events(&rig, 0, 1);
     assert_eq!(seen.len(), 1, "{seen:#?}");
     assert_eq!(
         (seen[0].0, seen[0].1, &seen[0].2["reason"]),
@@ -86,19 +113,17 @@ fn a_definition_that_cannot_be_used_has_an_event_that_the_next_agent_counts() {
 #[test]
 fn events_that_the_server_refuses_change_nothing() {
     let rig = Rig::started();
-    let fault = rig.server.faults().always(When::resource("events"), Fault::Answer(403));
-    let mut pod = object("a", NODE);
-    pod["metadata"]["annotations"][NETWORKS] = json!("nowhere");
-    rig.server.create(&pod).unwrap();
-    rig.add(&Pod::new("a").unwrap()).failure();
-    assert_eq!(events(&rig, 0, 1).len(), 1);
+    rig.server.faults().always(When::resource("events"), Fault::Answer(403));
+    rig.add(&lost(&rig, "a")).failure();
+    let answers: Vec<_> =
+        all_events(&rig, 0, 1).into_iter().map(|(verb, answer, _)| (verb, answer)).collect();
+    assert_eq!(answers, [(Verb::Create, Some(403))]);
     rig.settle("b");
-    assert_eq!(rig.server.faults().hits(fault), 1);
 }
 
-/// The only event after a mark, once it is written: what it regards, reason, and note.
+/// The only event after a mark: what it regards, reason, and note.
 fn only_event(rig: &Rig, mark: usize) -> (Value, String, String) {
-    let seen = events(rig, mark, 1);
+    let seen = all_events(rig, mark, 1);
     assert_eq!(seen.len(), 1, "{seen:#?}");
     let (verb, answer, body) = &seen[0];
     assert_eq!((*verb, *answer, &body["type"]), (Verb::Create, Some(201), &json!("Warning")));
@@ -130,13 +155,14 @@ fn a_policy_that_is_not_enforced_as_written_has_an_event_that_names_the_key() {
 /// The pool's directory cannot be made: there is a file.
 #[test]
 fn an_add_that_fails_for_a_file_of_the_node_has_an_event_that_names_it() {
-    let rig = Rig::started();
+    let mut rig = Rig::new(&Options::default());
     let broken = rig.node.path("leases-broken");
     fs::write(&broken, "").unwrap();
     let mut ipam = rig.node.host_local(&["10.63.0.0/24"]);
     ipam["dataDir"] = json!(broken);
     let lan = json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": "br3", "ipam": ipam});
     rig.server.create(&manifest::network(NAMESPACE, "lan-c", &lan)).unwrap();
+    rig.start();
     let mut pod = object("a", NODE);
     pod["metadata"]["annotations"][NETWORKS] = json!("lan-c");
     rig.server.create(&pod).unwrap();
@@ -163,12 +189,13 @@ fn a_request_that_no_runtime_may_make_has_an_event_on_its_pod() {
 /// At ADD and, for the same network, of a live pod whose annotation has changed.
 #[test]
 fn a_plugin_that_refuses_an_add_and_one_that_refuses_a_live_pod_have_events_with_its_message() {
-    let rig = Rig::started();
+    let mut rig = Rig::new(&Options::default());
     rig.node
         .plugin("odd", &json!({"ADD": {"error": {"code": 123, "msg": "no more", "details": "of these"}}}))
         .unwrap();
     let odd = json!({"cniVersion": "1.0.0", "type": "odd"});
     rig.server.create(&manifest::network(NAMESPACE, "odd", &odd)).unwrap();
+    rig.start();
     let mut pod = object("a", NODE);
     pod["metadata"]["annotations"][NETWORKS] = json!("odd");
     rig.server.create(&pod).unwrap();
@@ -228,4 +255,9 @@ fn a_late_default_network_and_a_file_that_was_put_away_are_events_of_the_node_an
     );
     assert_eq!(of_node(&seen[0].2), ("CniConfigurationDisturbed".to_owned(), note));
     assert!(own.exists());
+    // A look that told the first anew would have been before that of the second.
+    let all = events(&rig, 0, 2);
+    let reasons: Vec<_> = all.iter().map(|(verb, _, body)| (*verb, of_node(body).0)).collect();
+    let once = |reason: &str| (Verb::Create, reason.to_owned());
+    assert_eq!(reasons, ["DefaultNetworkNotReady", "CniConfigurationDisturbed"].map(once));
 }

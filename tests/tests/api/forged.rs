@@ -89,6 +89,12 @@ fn what_pods_claim_never_lets_in_an_address_that_they_do_not_have() {
         .patch("pods", NAMESPACE, "friend", &json!({"metadata": {"annotations": {STATUS: claim}}}))
         .unwrap();
     labelled("remote-friend", "friend", "another", Some(&of_stranger));
+    // So does one whose status is too large to be read, and counts for nothing.
+    labelled("remote-large", "friend", "another", None);
+    let large = json!([{"name": "shop/lan-a", "interface": "net1", "ips": [of_stranger]}]).to_string();
+    let large =
+        json!({"metadata": {"labels": {LABEL: ""}, "annotations": {STATUS: large + &" ".repeat(1 << 20)}}});
+    rig.server.patch("pods", NAMESPACE, "remote-large", &large).unwrap();
     // A claim for an address that nobody has here counts: the other node's agent answers for it.
     labelled("remote", "friend", "another", Some("10.61.0.200"));
     rig.settle("settled");

@@ -13,6 +13,8 @@
 //! | `admission` | what an agent writes, and what a stolen token could, beside the admission policies of `deploy` |
 //! | `access`, `forged` | rights that the agent lacks; a published status that others change or make up |
 //! | `hostile` | authors who make as much as they can, beside other tenants |
+//! | `nodes` | policies between pods of two nodes, in both families |
+//! | `told` | what is wrong with the access to the cluster, in the log, as a condition and by `doctor` |
 //! | `watched` | probes, metrics, what Prometheus makes of them, lines of the log, traces |
 //! | `client`, `rig` | a plain HTTP client; a node and its server |
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
@@ -27,10 +29,12 @@ mod events;
 mod forged;
 mod hostile;
 mod live;
+mod nodes;
 mod outages;
 mod publishing;
 mod repair;
 mod rig;
 mod sync;
 mod taint;
+mod told;
 mod watched;

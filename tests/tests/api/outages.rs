@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use netattach_tests::api_server::{Credential, CutOff, Fault, Options, Request, TOKEN, Verb, When};
 use netattach_tests::manifest::NAMESPACE;
+use netattach_tests::node_root::with_own_mounts;
+use netattach_tests::service_account::ServiceAccount;
 use netattach_tests::traffic::{PATIENCE, eventually};
 
-use crate::rig::{Rig, calls};
+use crate::rig::{NODE, Rig, calls};
 
 /// While the server is spoiled, a known pod is attached and detached; a pod that comes meanwhile is attached when the
 /// server is mended, without a question: it has come by list or watch. One that went is gone.
@@ -139,16 +141,7 @@ fn a_certificate_that_is_not_trusted() {
 
 #[test]
 fn a_token_that_expired_and_its_file_that_is_renewed() {
-    let mut rig = Rig::new(&Options::default());
-    let token = rig.node.path("token");
-    fs::write(&token, TOKEN).unwrap();
-    rig.server.kubeconfig(&rig.node.path("kubeconfig"), &Credential::TokenFile(&token)).unwrap();
-    rig.start();
-    rig.settle("first");
-    let known = rig.pod("known");
-    rig.settle("second");
-    rig.server.accept_tokens(&["renewed"]);
-    rig.server.reset_connections();
+    let (rig, token, known) = Rig::with_an_expired_token();
     let mark = rig.server.mark();
     rig.add(&known).success();
     assert!(rig.server.wait_for(mark, |requests| requests.iter().any(|one| one.answer == Some(401))));
@@ -174,6 +167,48 @@ fn an_authority_that_changed_with_the_kubeconfig() {
     rig.add(&late).success();
 }
 
+/// In a pod of the cluster: the kubelet replaces the files of its service account, first both, then the token alone.
+#[test]
+fn an_authority_and_a_token_that_changed_with_the_service_account() {
+    with_own_mounts(|mounts| {
+        let mut rig = Rig::new(&Options::default());
+        let account = ServiceAccount::mount(mounts, TOKEN, rig.server.authority()).unwrap();
+        rig.node.join_by_service_account(rig.server.address(), NODE).unwrap();
+        rig.start();
+        rig.settle("first");
+        let known = rig.pod("known");
+        rig.settle("second");
+        rig.server.rotate_authority().unwrap();
+        rig.server.reset_connections();
+        // It finds out before the files are others.
+        let (begun, _) = rig.server.connections();
+        assert!(eventually(PATIENCE, || rig.server.connections().0 > begun + 1), "it does not connect");
+        rig.add(&known).success();
+        let mark = rig.server.mark();
+        let late = rig.pod("late");
+        account.write("renewed", rig.server.authority()).unwrap();
+        rig.server.accept_tokens(&["renewed"]);
+        rig.await_watch(mark, "pods");
+        rig.add(&late).success();
+        rig.published("known");
+        rig.published("late");
+
+        rig.server.accept_tokens(&["renewed-again"]);
+        rig.server.reset_connections();
+        let refused = |one: &Request| one.answer == Some(401);
+        assert!(rig.server.wait_for(mark, |requests| requests.iter().any(refused)));
+        let mark = rig.server.mark();
+        let later = rig.pod("later");
+        account.write("renewed-again", rig.server.authority()).unwrap();
+        rig.await_watch(mark, "pods");
+        rig.add(&later).success();
+        rig.published("later");
+        for pod in [&known, &late, &later] {
+            rig.del(pod).success();
+        }
+    });
+}
+
 #[test]
 fn a_server_that_is_away_for_long_is_seen_in_the_status() {
     let mut rig = Rig::started();
@@ -184,21 +219,17 @@ fn a_server_that_is_away_for_long_is_seen_in_the_status() {
     rig.add(&known).success();
     for (object, text) in [
         ("pods of this node", "the last known objects stay in force: GET /api/v1/pods"),
-        ("namespaces", "not followed for 1"),
-        ("network-status", "of 1 pods not published for 1"),
+        ("namespaces", "not followed for "),
+        ("network-status", "of 1 pods not published for "),
     ] {
         rig.await_trouble(object, Duration::from_secs(40), text);
     }
     rig.node.check(&known).success();
     // The condition of that name alone, which no ADD waits for.
-    let unmet = || {
-        let status = rig.node.whole_status().unwrap();
-        let unmet = status["ready"].as_array().unwrap().iter().filter(|it| it["met"] == false);
-        unmet.map(|it| it["condition"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
-    };
-    assert_eq!(unmet(), ["API server"]);
+    assert_eq!(rig.unmet(), ["API server"]);
+    assert_eq!(rig.status().success(), serde_json::Value::Null);
     rig.server.start_again().unwrap();
-    assert!(eventually(PATIENCE * 2, || unmet().is_empty()), "{:?}", unmet());
+    assert!(eventually(PATIENCE * 2, || rig.unmet().is_empty()), "{:?}", rig.unmet());
     assert!(
         eventually(PATIENCE * 2, || {
             [

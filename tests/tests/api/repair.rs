@@ -28,7 +28,10 @@ fn rig(how: &str) -> Rig {
 
 /// A pod that runs, owned by a controller of that kind; without one: by nobody.
 fn running(rig: &Rig, name: &str, owner: Option<&str>) {
-    let mut pod = object(name, NODE);
+    create_running(rig, object(name, NODE), owner);
+}
+
+fn create_running(rig: &Rig, mut pod: Value, owner: Option<&str>) {
     pod["status"] = json!({"phase": "Running"});
     if let Some(kind) = owner {
         pod["metadata"]["ownerReferences"] = json!([{"apiVersion": "apps/v1", "kind": kind, "name": "web", "uid": "uid-web", "controller": true}]);
@@ -197,9 +200,9 @@ fn a_pod_that_the_runtime_asks_for_and_whose_add_fails_is_left_to_it() {
     let mut rig = rig("evict");
     rig.start();
     let mark = rig.server.mark();
-    running(&rig, "failing", Some("ReplicaSet"));
-    let annotation = json!({"metadata": {"annotations": {"k8s.v1.cni.cncf.io/networks": "nowhere"}}});
-    rig.server.patch("pods", NAMESPACE, "failing", &annotation).unwrap();
+    let mut failing = object("failing", NODE);
+    failing["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"] = json!("nowhere");
+    create_running(&rig, failing, Some("ReplicaSet"));
     rig.add(&Pod::new("failing").unwrap()).failure();
     rig.settle("other");
     // Several looks.

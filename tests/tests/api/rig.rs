@@ -1,5 +1,7 @@
 //! A node whose agent follows the tests' API server.
 
+use std::fs;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use netattach_tests::admission::Policies;
@@ -47,6 +49,22 @@ impl Rig {
         rig
     }
 
+    /// A rig with an agent that knows the pod, and whose token the server takes no more: it takes `renewed`. With the token's
+    /// file.
+    pub(crate) fn with_an_expired_token() -> (Self, PathBuf, Pod) {
+        let mut rig = Self::new(&Options::default());
+        let token = rig.node.path("token");
+        fs::write(&token, TOKEN).unwrap();
+        rig.server.kubeconfig(&rig.node.path("kubeconfig"), &Credential::TokenFile(&token)).unwrap();
+        rig.start();
+        rig.settle("first");
+        let known = rig.pod("known");
+        rig.settle("second");
+        rig.server.accept_tokens(&["renewed"]);
+        rig.server.reset_connections();
+        (rig, token, known)
+    }
+
     /// Starts the agent, and waits until it follows everything.
     pub(crate) fn start(&mut self) {
         let mark = self.server.mark();
@@ -84,6 +102,20 @@ impl Rig {
             pod.name, pod.container
         );
         self.node.call(verb, pod).with("CNI_ARGS", &args)
+    }
+
+    /// The names of the conditions of `netattachctl status` that do not hold.
+    pub(crate) fn unmet(&self) -> Vec<String> {
+        let status = self.node.whole_status().unwrap();
+        let unmet = status["ready"].as_array().unwrap().iter().filter(|it| it["met"] == false);
+        unmet.map(|it| it["condition"].as_str().unwrap().to_owned()).collect()
+    }
+
+    /// STATUS, as a runtime asks without a pod.
+    pub(crate) fn status(&self) -> Outcome {
+        let env = [("CNI_COMMAND", "STATUS"), ("CNI_PATH", "/nonexistent/cni-bin")];
+        let env = env.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
+        Call { env, stdin: self.node.cni_config("1.1.0").to_string() }.run()
     }
 
     pub(crate) fn add(&self, pod: &Pod) -> Outcome {

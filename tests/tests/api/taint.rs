@@ -43,12 +43,18 @@ fn a_node_that_is_not_ready_keeps_its_taint() {
     let default = rig.node.path("default.conf");
     let missing = json!({"cniVersion": "1.0.0", "name": "default", "type": "missing"});
     std::fs::write(&default, missing.to_string()).unwrap();
+    let unfollowed = rig.server.faults().always(When::on(Verb::Watch, "namespaces"), Fault::Answer(503));
     let mark = rig.server.mark();
     rig.node.start_serving().unwrap();
     rig.await_watch(mark, "pods");
-    // More than one look.
-    std::thread::sleep(std::time::Duration::from_secs(5));
+    assert!(eventually(PATIENCE * 2, || rig.unmet().len() == 2), "{:?}", rig.unmet());
     assert_eq!(taints(&rig), [json!("other"), json!(TAINT)]);
+    // No condition is left out.
     rig.node.plugin("missing", &json!({})).unwrap();
+    assert!(eventually(PATIENCE, || rig.unmet() == ["API server"]), "{:?}", rig.unmet());
+    // More than one look.
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    assert_eq!(taints(&rig), [json!("other"), json!(TAINT)]);
+    rig.server.faults().lift(unfollowed);
     assert!(eventually(PATIENCE, || taints(&rig) == [json!("other")]), "{:?}", taints(&rig));
 }

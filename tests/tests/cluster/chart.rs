@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use boon::{Compiler, ErrorKind, SchemaIndex, Schemas, ValidationError};
+use netattach_tests::guide::example;
 use netattach_tests::tools;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -100,6 +101,29 @@ fn the_chart_makes_the_objects_that_kubectl_makes() {
     }
 }
 
+/// The command of the page on installing, with its values in a file, as this is not helm.
+#[test]
+fn the_chart_is_installed_as_the_page_says() {
+    let Some(renderer) = renderer("the_chart_is_installed_as_the_page_says") else { return };
+    let line = example(include_str!("../../../docs/install.md"), "text", "helm install").unwrap();
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let [.., "--set", value] = words.as_slice() else { panic!("{line}") };
+    let first = ["helm", "install", "netattach", "deploy/helm", "--namespace", "kube-system"];
+    assert_eq!(words[..words.len() - 2], first, "{line}");
+    let (key, value) = value.split_once('=').unwrap();
+    let nested = key.rsplit('.').fold(json!(value), |inner, key| json!({key: inner}));
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("values.yaml");
+    std::fs::write(&file, nested.to_string()).unwrap();
+    let made = objects(&render(&renderer, &[file.to_str().unwrap()]));
+    let set = &made[&("DaemonSet".to_owned(), "netattach".to_owned())];
+    let pod = &set["spec"]["template"]["spec"];
+    let containers = ["initContainers", "containers"].map(|kind| pod[kind].as_array().unwrap());
+    let image = json!(concat!("registry.example/netattach:", env!("CARGO_PKG_VERSION")));
+    let images: Vec<&Value> = containers.into_iter().flatten().map(|it| &it["image"]).collect();
+    assert_eq!(images, [&image; 3]);
+}
+
 /// The Jobs of the chart are that of `deploy/uninstall`, one on each node, but for their names; there is no agent beside them.
 #[test]
 fn the_chart_takes_itself_off_by_the_job_of_deploy_on_each_node() {
@@ -107,7 +131,14 @@ fn the_chart_takes_itself_off_by_the_job_of_deploy_on_each_node() {
         return;
     };
     let job = std::fs::read_to_string(repository().join("deploy/uninstall/job.yaml")).unwrap();
-    let on = |node: &str, words: &[&str]| {
+    // As the page on removal says.
+    let mut older: String = job
+        .lines()
+        .filter(|line| !line.contains("appArmorProfile:"))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    older = older.replace("# annotations:", "annotations:");
+    let on = |job: &str, node: &str, words: &[&str]| {
         let image = concat!("localhost/netattach:", env!("CARGO_PKG_VERSION"));
         let text = job.replace("NODE", node).replace("IMAGE", image);
         let mut job: Value = serde_norway::from_str(&text).unwrap();
@@ -122,12 +153,16 @@ fn the_chart_takes_itself_off_by_the_job_of_deploy_on_each_node() {
     let dir = tempfile::tempdir().unwrap();
     let more = dir.path().join("more.yaml");
     std::fs::write(&more, "uninstall: {dryRun: true, force: true}").unwrap();
-    let mine = "deploy/helm/ci/uninstall.yaml";
-    for (values, words) in
-        [(&[mine][..], &[][..]), (&[mine, more.to_str().unwrap()], &["--force", "--dry-run"])]
-    {
-        let made = objects(&render(&renderer, values));
-        let usual = objects(&render(&renderer, &[]));
+    let before_130 = dir.path().join("before-1.30.yaml");
+    std::fs::write(&before_130, "{kubernetesBefore130: true, admissionPolicy: {enabled: false}}").unwrap();
+    let (more, before_130) = (more.to_str().unwrap(), before_130.to_str().unwrap());
+    let cases: [(&[&str], &str, &[&str]); 3] =
+        [(&[], &job, &[]), (&[more], &job, &["--force", "--dry-run"]), (&[before_130], &older, &[])];
+    for (values, job, words) in cases {
+        let mine = [&["deploy/helm/ci/uninstall.yaml"], values].concat();
+        let made = objects(&render(&renderer, &mine));
+        let without: Vec<&str> = values.iter().copied().filter(|file| *file != more).collect();
+        let usual = objects(&render(&renderer, &without));
         let mut kinds: Vec<_> = made.keys().filter(|(kind, _)| kind != "Job").collect();
         kinds.push(usual.keys().find(|(kind, _)| kind == "DaemonSet").unwrap());
         kinds.sort();
@@ -140,7 +175,7 @@ fn the_chart_takes_itself_off_by_the_job_of_deploy_on_each_node() {
             assert!(own.len() == 10 && own.bytes().all(|it| it.is_ascii_hexdigit()), "{name}");
         }
         jobs.sort_by_key(|job| job["metadata"]["annotations"]["netattach.dev/node"].to_string());
-        assert_eq!(jobs, ["worker-1", "worker-2.example.org"].map(|node| on(node, words)));
+        assert_eq!(jobs, ["worker-1", "worker-2.example.org"].map(|node| on(job, node, words)));
     }
 }
 

@@ -2,7 +2,8 @@
 //! node without it. The agent is a pod, with the rights that the manifests give it and no others.
 
 use std::fs;
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,23 +14,23 @@ use std::time::{Duration, Instant};
 
 use netattach_tests::cluster::Cluster;
 use netattach_tests::cluster::left::Left;
+use netattach_tests::cluster::ready::Ready;
 use netattach_tests::cluster::site::{Before, NEXT, RANGE, SOCKET, Site};
 use netattach_tests::node::executable;
-use netattach_tests::traffic::{Conversation, Echo};
+use netattach_tests::traffic::{Conversation, Echo, stretched};
 use netattach_tests::{Namespace, tools};
 use serde_json::{Value, json};
 
-use crate::ready::Ready;
-use crate::rig::{NETWORKS, PODS, busybox, definition, is_ready, published};
+use crate::rig::{NETWORKS, PACE, PODS, busybox, definition, is_ready, published};
 use crate::surge;
 
 const REPLICAS: usize = 10;
-/// Between two datagrams.
-const PACE: Duration = Duration::from_millis(5);
 /// Pods that come while there is no agent.
 const LATE: usize = 3;
 /// An echo server in a pod.
 const PORT: u16 = 5432;
+/// A scrape that takes longer counts as none.
+const SCRAPE: Duration = Duration::from_secs(5);
 
 /// A conversation between two pods, counted.
 struct Traffic {
@@ -111,6 +112,29 @@ fn traffic(site: &Site, pods: &[Value], network: &str) -> Traffic {
     Traffic { conversation: Conversation::paced(&client, address, PACE).unwrap(), _echo: echo }
 }
 
+/// As a Prometheus of the cluster that runs on another node: it finds the agents by the Service.
+fn is_scraped(site: &Site) {
+    let endpoints = || site.get("/api/v1/namespaces/kube-system/endpoints/netattach-metrics");
+    let found = || {
+        let subset = endpoints()["subsets"][0].take();
+        json!([subset["addresses"][0]["ip"], subset["ports"][0]["port"]])
+    };
+    let address = SocketAddr::new(site.worker.address().into(), 10475);
+    let expected = json!([address.ip(), address.port()]);
+    assert!(site.eventually(|| found() == expected), "{:#}", endpoints());
+    let mut scrape =
+        site.cluster().outside().run(|| TcpStream::connect_timeout(&address, stretched(SCRAPE))).unwrap();
+    scrape.set_read_timeout(Some(stretched(SCRAPE))).unwrap();
+    scrape.write_all(b"GET /metrics HTTP/1.1\r\nHost: node-1\r\nConnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    scrape.read_to_string(&mut answer).unwrap();
+    let series = format!(
+        "netattach_attachments{{network=\"default/storage\",kind=\"veth\",enforcement=\"full\"}} {REPLICAS}.0"
+    );
+    assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+    assert!(answer.lines().any(|line| line == series), "{series} is not in {answer}");
+}
+
 /// A primary network of the reference plugins, as an administrator writes it, and its executables.
 pub(crate) fn primary(test: &str) -> Option<(Value, Vec<PathBuf>)> {
     let names = ["bridge", "host-local", "portmap"];
@@ -158,14 +182,50 @@ impl Absence {
     }
 }
 
-/// Installs; ten pods get their networks; the agent is replaced while they talk and while others come; they go, and it goes.
-fn lives(site: &Site, base: &str, components: &[&str]) {
+/// What an operator applies.
+#[derive(Clone, Copy)]
+pub(crate) struct Release {
+    /// The directory of its manifests.
+    pub(crate) manifests: &'static str,
+    /// The tag of its image, unless it is that of the manifests.
+    pub(crate) tag: Option<&'static str>,
+}
+
+/// What is under test, as its manifests are.
+const THIS: Release = Release { manifests: "deploy", tag: None };
+/// The same executables under another tag.
+pub(crate) const AGAIN: Release = Release { manifests: "deploy", tag: Some(NEXT) };
+
+/// One of the directories of manifests, with components.
+#[derive(Clone, Copy)]
+pub(crate) struct Way {
+    pub(crate) overlay: &'static str,
+    pub(crate) components: &'static [&'static str],
+}
+
+/// Beside a primary network.
+pub(crate) const BESIDE: Way =
+    Way { overlay: "with-metrics", components: &["before-1.22", "before-1.30", "executed-plugins"] };
+
+impl Way {
+    /// Says what is to be there, and has kubectl apply it; returns the operator's directory.
+    fn apply(&self, site: &Site, release: Release) -> String {
+        let base = Path::new(release.manifests).join(self.overlay);
+        let mine = site.kustomization(base.to_str().unwrap(), self.components, release.tag).unwrap();
+        let mine = mine.to_str().unwrap().to_owned();
+        site.kubectl.run(&["apply", "-k", &mine]).unwrap();
+        mine
+    }
+}
+
+/// Installs a release; ten pods get their networks; the agent is replaced by those of the others in turn, while they talk and
+/// others come; they go, and it goes.
+pub(crate) fn lives(site: &Site, way: &Way, first: Release, others: &[Release]) {
     let before = Left::of(site).unwrap();
-    let mine = site.kustomization(base, components, None).unwrap();
-    let mine = mine.to_str().unwrap();
-    let ready = Ready::begin();
-    site.kubectl.run(&["apply", "-k", mine]).unwrap();
-    ready.assert_in_time(site, base);
+    let what = Path::new(first.manifests).join(way.overlay).display().to_string();
+    let ready = Ready::begin().unwrap();
+    let mine = way.apply(site, first);
+    eprintln!("{what}: {}", ready.in_time(site).unwrap());
     site.rolled_out().unwrap();
 
     create_networks(site);
@@ -173,35 +233,44 @@ fn lives(site: &Site, base: &str, components: &[&str]) {
     deploy(site, "web", REPLICAS);
     let pods = settled(site, "web", REPLICAS);
     let attached = began.elapsed();
-    let flows: Vec<Traffic> =
-        ["default/storage", "default/lan"].iter().map(|network| traffic(site, &pods, network)).collect();
+    eprintln!("{what}: {REPLICAS} pods after {:.1} s", attached.as_secs_f64());
+    let flows: Vec<Traffic> = ["default/storage", "default/lan", "default/segment"]
+        .iter()
+        .map(|network| traffic(site, &pods, network))
+        .collect();
+    if way.overlay == "with-metrics" {
+        is_scraped(site);
+    }
 
-    site.kustomization(base, components, Some(NEXT)).unwrap();
-    let absence = Absence::watch();
-    site.kubectl.run(&["apply", "-k", mine]).unwrap();
-    deploy(site, "late", LATE);
-    settled(site, "late", LATE);
-    site.rolled_out().unwrap();
-    let away = absence.end();
+    for (number, release) in others.iter().enumerate() {
+        is_replaced(site, way, *release, &format!("late-{number}"));
+    }
     surge::goes_on(site);
     for flow in flows {
         let (sent, lost) = flow.conversation.end();
         assert!(sent > 100 && lost == 0, "{lost} of {sent} are lost");
     }
-    let image = site.get("/apis/apps/v1/namespaces/kube-system/daemonsets/netattach");
-    let image = &image["spec"]["template"]["spec"]["containers"][0]["image"];
-    assert_eq!(image, &json!(format!("localhost/netattach:{NEXT}")));
-    eprintln!(
-        "{base}: {REPLICAS} pods after {:.1} s; no agent for {:.1} s",
-        attached.as_secs_f64(),
-        away.as_secs_f64()
-    );
-    is_removed(site, mine, &before);
+    is_removed(site, &mine, &before);
+}
+
+/// The agent becomes that of a release, while a Deployment comes.
+fn is_replaced(site: &Site, way: &Way, release: Release, late: &str) {
+    let absence = Absence::watch();
+    way.apply(site, release);
+    deploy(site, late, LATE);
+    settled(site, late, LATE);
+    site.rolled_out().unwrap();
+    let away = absence.end();
+    let set = site.get("/apis/apps/v1/namespaces/kube-system/daemonsets/netattach");
+    let image = &set["spec"]["template"]["spec"]["containers"][0]["image"];
+    let tag = release.tag.unwrap_or(env!("CARGO_PKG_VERSION"));
+    assert_eq!(image, &json!(format!("localhost/netattach:{tag}")));
+    eprintln!("replaced by {image}: no agent for {:.1} s", away.as_secs_f64());
 }
 
 /// In the order of docs/remove.md; `guides` runs its commands.
 fn is_removed(site: &Site, mine: &str, before: &Left) {
-    site.kubectl.run(&["delete", "deployment", "web", "late", "--grace-period=0"]).unwrap();
+    site.kubectl.run(&["delete", "deployment", "--all", "--grace-period=0"]).unwrap();
     let gone = site.eventually(|| site.get(PODS)["items"] == json!([]));
     assert!(gone, "{:#}", site.get(PODS));
     // The API forgets pods without a grace period before the node does.
@@ -212,9 +281,23 @@ fn is_removed(site: &Site, mine: &str, before: &Left) {
     assert!(site.eventually(is_gone));
     let mut uninstall = Command::new(executable("netattachctl").unwrap());
     uninstall.args(["uninstall", "--cni-bin-dir", "/opt/cni/bin"]);
-    let done = site.worker.node().namespace.run(|| uninstall.output()).unwrap();
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    // An agent that ends serves no longer, and has its state for a moment more.
+    let mut said = String::new();
+    let is_done = site.eventually(|| {
+        let done = site.worker.node().namespace.run(|| uninstall.output()).unwrap();
+        said = String::from_utf8_lossy(&done.stderr).into_owned();
+        done.status.success()
+    });
+    assert!(is_done, "{said}");
     assert_eq!(before.added(site).unwrap(), (Vec::new(), vec!["/opt/cni/bin/loopback".to_owned()]));
+}
+
+/// What every change can afford: the agent that landed last takes minutes to be built.
+fn is_upgraded_to_itself(site: &Site, way: &Way) {
+    eprintln!(
+        "upgraded to the same executables under another tag; cargo xtask test --upgrade has the previous ones"
+    );
+    lives(site, way, THIS, &[AGAIN]);
 }
 
 #[test]
@@ -223,7 +306,7 @@ fn it_is_installed_upgraded_and_removed_beside_a_primary_network() {
     let Some((list, plugins)) = primary(TEST) else { return };
     let before = Before { primary: Some((list, &plugins)), has_bpffs: true };
     let Some(site) = Site::new(TEST, &before).unwrap() else { return };
-    lives(&site, "deploy", &["before-1.22", "before-1.30", "executed-plugins"]);
+    is_upgraded_to_itself(&site, &BESIDE);
 }
 
 #[test]
@@ -231,7 +314,7 @@ fn it_is_installed_upgraded_and_removed_where_there_is_no_other_network() {
     const TEST: &str = "it_is_installed_upgraded_and_removed_where_there_is_no_other_network";
     let before = Before { primary: None, has_bpffs: false };
     let Some(site) = Site::new(TEST, &before).unwrap() else { return };
-    lives(&site, "deploy/alone", &["before-1.22", "before-1.30"]);
+    is_upgraded_to_itself(&site, &Way { overlay: "alone", components: &["before-1.22", "before-1.30"] });
 }
 
 /// Without the component, the server refuses what it does not know, and says what.

@@ -4,15 +4,20 @@
 //! they say in `api::admission`; and no `appArmorProfile`.
 
 use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use clap::Parser;
 use netattach::agent::{Arguments, Settings};
 use netattach_tests::cluster::Cluster;
+use netattach_tests::cluster::site::{archive, copy};
+use netattach_tests::guide::{Page, example};
 use netattach_tests::tools;
 use serde::Deserialize;
 use serde_json::{Value, json};
+
+const INSTALL: Page = Page { path: "docs/install.md", text: include_str!("../../../docs/install.md") };
 
 /// What an operator applies.
 const DIRECTORIES: [&str; 3] = ["deploy", "deploy/alone", "deploy/with-metrics"];
@@ -20,6 +25,9 @@ const DIRECTORIES: [&str; 3] = ["deploy", "deploy/alone", "deploy/with-metrics"]
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
 }
+
+/// What a server before Kubernetes 1.30 does not know.
+const PROFILE: &str = ".spec.template.spec.containers[0].securityContext.appArmorProfile";
 
 /// The objects that kubectl makes of a directory.
 fn rendered(kubectl: &Path, directory: &str) -> Vec<Value> {
@@ -179,17 +187,20 @@ fn the_next_agent_stands_by_before_the_one_that_serves_is_ended() {
     }
 }
 
-/// The Jobs for a node, with the words that an operator replaces in each.
-const JOBS: [(&str, &[&str]); 2] = [
-    ("deploy/uninstall/job.yaml", &["NODE", "IMAGE"]),
-    ("deploy/doctor/job.yaml", &["NODE", "IMAGE", "CONFIG"]),
+/// The Jobs for a node, with the page that says how they are used, and the words that an operator replaces in each.
+const JOBS: [(&str, &str, &[&str]); 2] = [
+    ("deploy/uninstall/job.yaml", "docs/remove.md", &["NODE", "IMAGE"]),
+    ("deploy/doctor/job.yaml", "docs/troubleshooting.md", &["NODE", "IMAGE", "CONFIG"]),
 ];
 
 /// One of them, with what takes their places.
 fn job(file: &str, node: &str) -> Value {
-    let text = std::fs::read_to_string(repository().join(file)).unwrap();
+    filled(file, &std::fs::read_to_string(repository().join(file)).unwrap(), node)
+}
+
+fn filled(file: &str, text: &str, node: &str) -> Value {
     let image = format!("localhost/netattach:{}", env!("CARGO_PKG_VERSION"));
-    let (_, words) = JOBS.into_iter().find(|(of, _)| *of == file).unwrap();
+    let (_, _, words) = JOBS.into_iter().find(|(of, ..)| *of == file).unwrap();
     assert!(words.iter().all(|word| text.contains(word)), "{file}");
     let filled = text.replace("NODE", node).replace("IMAGE", &image).replace("CONFIG", "netattach-abc");
     serde_norway::from_str(&filled).unwrap()
@@ -201,9 +212,24 @@ fn of_node(pod: &Value) -> BTreeSet<String> {
     volumes.filter_map(|volume| volume["hostPath"]["path"].as_str().map(str::to_owned)).collect()
 }
 
-/// One of the Jobs sees no more of the node than the agent does, at the places where it looks, and has the capabilities of the
-/// agent; its failure is in its pod.
-fn is_bound_like_the_agent(job: &Value, agent: &Value) {
+/// One of them as an operator of an API server before Kubernetes 1.30 has it: what its page says is done to it.
+fn older(job: &str, node: &str) -> Value {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(dir.path().join(job).parent().unwrap()).unwrap();
+    std::fs::copy(repository().join(job), dir.path().join(job)).unwrap();
+    let (_, page, _) = JOBS.into_iter().find(|(of, ..)| *of == job).unwrap();
+    let page = std::fs::read_to_string(repository().join(page)).unwrap();
+    let script = example(&page, "sh", "appArmorProfile").unwrap();
+    assert!(std::fs::read_to_string(repository().join(job)).unwrap().contains(script.trim_end()));
+    let done = Command::new("sh").args(["-ec", &script]).current_dir(dir.path()).status().unwrap();
+    assert!(done.success(), "{script}");
+    filled(job, &std::fs::read_to_string(dir.path().join(job)).unwrap(), node)
+}
+
+/// One of the Jobs sees no more of the node than the agent does, at the places where it looks, and may do what the agent may,
+/// on an older server too; its failure is in its pod.
+fn is_bound_like_the_agent(file: &str, agent: &Value) -> Value {
+    let job = job(file, "worker-1");
     let pod = &job["spec"]["template"]["spec"];
     let container = &pod["containers"][0];
     assert_eq!(
@@ -215,11 +241,18 @@ fn is_bound_like_the_agent(job: &Value, agent: &Value) {
         ]),
         json!(["worker-1", true, "Never", "FallbackToLogsOnError"])
     );
-    let context = &container["securityContext"];
     assert_eq!(
-        json!([context["privileged"], context["readOnlyRootFilesystem"], context["capabilities"]]),
-        json!([false, true, {"drop": ["ALL"], "add": ["NET_ADMIN", "SYS_ADMIN"]}])
+        container["securityContext"],
+        agent["spec"]["template"]["spec"]["containers"][0]["securityContext"]
     );
+    let mut before_130 = older(file, "worker-1");
+    let name = container["name"].as_str().unwrap();
+    let key = format!("container.apparmor.security.beta.kubernetes.io/{name}");
+    let said = before_130["spec"]["template"]["metadata"].as_object_mut().unwrap().remove("annotations");
+    assert_eq!(said, Some(json!({key: "unconfined"})));
+    let context = &mut before_130["spec"]["template"]["spec"]["containers"][0]["securityContext"];
+    context["appArmorProfile"] = json!({"type": "Unconfined"});
+    assert_eq!(before_130, job, "it is said otherwise, and all else is the same");
     let (seen, agents) = (of_node(pod), of_node(&agent["spec"]["template"]["spec"]));
     let around = |path: &&String| !agents.iter().any(|of_agent| path.starts_with(of_agent));
     assert_eq!(seen.iter().filter(around).collect::<Vec<_>>(), Vec::<&String>::new());
@@ -233,6 +266,7 @@ fn is_bound_like_the_agent(job: &Value, agent: &Value) {
         job["spec"]["template"]["metadata"]["labels"]["app.kubernetes.io/name"],
         agent["metadata"]["labels"]["app.kubernetes.io/name"]
     );
+    job
 }
 
 /// That its capabilities are enough is proved by `lifecycle::removal`.
@@ -242,8 +276,7 @@ fn the_job_that_removes_netattach_sees_what_the_agent_has_written() {
         return;
     };
     let objects = rendered(&kubectl, "deploy");
-    let job = job("deploy/uninstall/job.yaml", "worker-1");
-    is_bound_like_the_agent(&job, of_kind(&objects, "DaemonSet"));
+    let job = is_bound_like_the_agent("deploy/uninstall/job.yaml", of_kind(&objects, "DaemonSet"));
     let pod = &job["spec"]["template"]["spec"];
     assert_eq!(pod["automountServiceAccountToken"], false);
     let command = json!(["/usr/bin/netattachctl", "uninstall", "--cni-bin-dir=/opt/cni/bin"]);
@@ -256,8 +289,7 @@ fn the_job_that_looks_at_a_node_sees_it_as_the_agent_does() {
     let Some(kubectl) = kubectl("the_job_that_looks_at_a_node_sees_it_as_the_agent_does") else { return };
     let objects = rendered(&kubectl, "deploy");
     let set = of_kind(&objects, "DaemonSet");
-    let job = job("deploy/doctor/job.yaml", "worker-1");
-    is_bound_like_the_agent(&job, set);
+    let job = is_bound_like_the_agent("deploy/doctor/job.yaml", set);
     let (pod, agent) = (&job["spec"]["template"]["spec"], &set["spec"]["template"]["spec"]);
     assert_eq!(pod["serviceAccountName"], agent["serviceAccountName"]);
     let container = &pod["containers"][0];
@@ -328,13 +360,15 @@ fn a_real_server_takes_every_object_and_drops_nothing_of_it() {
     let Some(kubectl) = kubectl("a_real_server_takes_every_object_and_drops_nothing_of_it") else { return };
     let Some(cluster) = Cluster::shared("deploy").unwrap() else { return };
     let admin = cluster.admin().unwrap();
-    for (file, _) in JOBS {
-        let job = job(file, &format!("ip-10-0-0-1.{}.example", "a".repeat(60)));
-        let reply = admin.try_out(&job).unwrap();
-        assert_eq!(reply.status, 201, "{file}: {}", reply.body);
-        let mut dropped = BTreeSet::new();
-        lost(&job, &reply.body, "", &mut dropped);
-        assert_eq!(dropped, BTreeSet::new(), "{file}");
+    for (file, ..) in JOBS {
+        let node = format!("ip-10-0-0-1.{}.example", "a".repeat(60));
+        for (job, expected) in [(job(file, &node), &[PROFILE][..]), (older(file, &node), &[])] {
+            let reply = admin.try_out(&job).unwrap();
+            assert_eq!(reply.status, 201, "{file}: {}", reply.body);
+            let mut dropped = BTreeSet::new();
+            lost(&job, &reply.body, "", &mut dropped);
+            assert_eq!(dropped.iter().collect::<Vec<_>>(), expected, "{file}");
+        }
     }
     for directory in DIRECTORIES {
         for mut object in rendered(&kubectl, directory) {
@@ -354,7 +388,7 @@ fn a_real_server_takes_every_object_and_drops_nothing_of_it() {
             let mut dropped = BTreeSet::new();
             lost(&object, &reply.body, "", &mut dropped);
             let expected: &[&str] = match object["kind"].as_str().unwrap() {
-                "DaemonSet" => &[".spec.template.spec.containers[0].securityContext.appArmorProfile"],
+                "DaemonSet" => &[PROFILE],
                 _ => &[],
             };
             assert_eq!(
@@ -365,4 +399,53 @@ fn a_real_server_takes_every_object_and_drops_nothing_of_it() {
             );
         }
     }
+}
+
+/// What stands in the place of the programs of the page that are not here, in the directory of the operator's own: one that has
+/// built the archive already, and one that takes it to a registry. Each notes the name that it is told.
+fn programs_of_the_page(home: &Path, archive: &Path) {
+    let build = format!(
+        r#"[ "$1 $2 $3 $#" = "xtask image --name 4" ] && mkdir -p target/image && ln -s '{}' target/image/ && echo "$4" > built"#,
+        archive.display()
+    );
+    let push = r#"[ "$1 $#" = "copy 3" ] && tar -tf "${2#oci-archive:}" index.json && echo "${3#docker://}" > pushed"#;
+    for (name, line) in [("cargo", build.as_str()), ("skopeo", push)] {
+        let path = home.join(name);
+        std::fs::write(&path, format!("#!/bin/sh\n{line}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+}
+
+/// Up to what takes a node: `guides` has that, and the same image under its own name.
+#[test]
+fn the_page_on_installing_runs_as_written() {
+    const TEST: &str = "the_page_on_installing_runs_as_written";
+    let archive = archive();
+    let Some(images) = tools::directory(TEST, "NETATTACH_IMAGES", &[&archive]) else { return };
+    let Some(cluster) = Cluster::shared("deploy").unwrap() else { return };
+    let Some(kubectl) = cluster.kubectl(TEST).unwrap() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    copy(&repository().join("deploy"), &dir.path().join("deploy")).unwrap();
+    programs_of_the_page(kubectl.home(), &images.join(archive));
+    kubectl.operator(dir.path()).unwrap().run(INSTALL, "").unwrap();
+
+    let noted = |file: &str| std::fs::read_to_string(dir.path().join(file)).unwrap().trim_end().to_owned();
+    let image = noted("built");
+    assert_eq!(noted("pushed"), image);
+    let set =
+        cluster.admin().unwrap().get("/apis/apps/v1/namespaces/kube-system/daemonsets/netattach").unwrap();
+    let spec = &set.body["spec"];
+    let pod = &spec["template"]["spec"];
+    let containers = ["initContainers", "containers"].map(|kind| pod[kind].as_array().unwrap());
+    let of_all: Vec<&Value> = containers.into_iter().flatten().map(|it| &it["image"]).collect();
+    assert_eq!(of_all, [&json!(image); 3]);
+    // One thing of each of the components that the page names.
+    let agent = &pod["containers"][0];
+    assert_eq!(spec["updateStrategy"]["rollingUpdate"]["maxUnavailable"], "10%");
+    assert_eq!(
+        spec["template"]["metadata"]["annotations"]["container.apparmor.security.beta.kubernetes.io/agent"],
+        "unconfined"
+    );
+    let added = agent["securityContext"]["capabilities"]["add"].as_array().unwrap();
+    assert!(added.contains(&json!("SYS_CHROOT")), "{added:?}");
 }

@@ -4,11 +4,12 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use netattach_tests::cluster::{Loss, Setup};
+use netattach_tests::nightly;
 use netattach_tests::snapshot::Network;
 use netattach_tests::traffic::{Conversation, eventually};
 use serde_json::json;
 
-use crate::rig::{OUTAGE, PATIENCE, Rig, Running, nightly};
+use crate::rig::{OUTAGE, PACE, PATIENCE, Rig, Running};
 
 fn containers(pods: &[Running]) -> BTreeSet<&str> {
     pods.iter().map(|pod| &*pod.container).collect()
@@ -56,6 +57,57 @@ fn pods_come_back_after_the_kubelet_the_node_and_the_runtimes_disk_fail() {
     rig.assert_nothing_is_left();
 }
 
+/// Without an API server a kubelet that starts again leaves its pods alone, and so does the agent. Then the node loses its power
+/// and the runtime all that it knew: the agent finds by itself that nothing of before is there, and the pods come back with the
+/// server.
+#[test]
+fn the_kubelet_and_the_runtime_fail_while_there_is_no_api_server() {
+    let settings = [("collectAfterSeconds", json!(1))];
+    let setup = Setup { settings: &settings, ..Setup::default() };
+    let Some(mut rig) = Rig::new("losses", &setup) else { return };
+    rig.deploy("client", 1);
+    rig.deploy("web", 4);
+    let all = [("client", 1), ("web", 4)];
+    let before = rig.settled(&all);
+    let policed = rig.policed(&before);
+    let untouched: Vec<_> = before.iter().map(|pod| rig.namespace(pod)).collect();
+    let networks = || untouched.iter().map(|of| Network::of(of).unwrap()).collect::<Vec<_>>();
+    let as_it_was = networks();
+    let conversation = Conversation::paced(&policed.client, policed.server, PACE).unwrap();
+    let [short, long] = OUTAGE;
+    let outage = nightly(short, long);
+
+    rig.cluster.stop_server();
+    let stopped = Instant::now();
+    rig.worker.restart_kubelet().unwrap();
+    // It has half of the time to do harm.
+    std::thread::sleep((outage / 2).saturating_sub(stopped.elapsed()));
+    assert_eq!(rig.held(), (before.len(), 5 * before.len()));
+    assert_eq!(networks(), as_it_was);
+    policed.assert_holds();
+    let (sent, lost) = conversation.end();
+    assert!(sent > 0 && lost == 0, "{lost} of {sent}");
+    drop((policed, untouched));
+
+    rig.worker.reboot(&rig.cluster, Loss::Runtime).unwrap();
+    let held = || rig.held();
+    assert!(eventually(PATIENCE, || held() == (0, 0)), "{:?} {:#}", held(), rig.status());
+    let source = rig.status()["ready"][0].clone();
+    assert_eq!((&source["condition"], &source["met"]), (&json!("source"), &json!(false)), "{source}");
+    std::thread::sleep(outage.saturating_sub(stopped.elapsed()));
+    assert_eq!(rig.held(), (0, 0), "nobody knows a pod to start");
+
+    rig.cluster.start_server().unwrap();
+    let after = rig.settled(&all);
+    let names = |pods: &[Running]| pods.iter().map(|pod| pod.name.clone()).collect::<Vec<_>>();
+    assert_eq!(names(&after), names(&before), "the same pods");
+    assert!(containers(&after).is_disjoint(&containers(&before)), "in new sandboxes");
+    rig.policed(&after).assert_holds();
+    rig.delete_deployment("web");
+    rig.delete_deployment("client");
+    rig.assert_nothing_is_left();
+}
+
 /// Attached pods do not notice that there is no API server, a pod that is known gets a new sandbox, and an agent that starts
 /// meanwhile leaves policies as they are. Afterwards everything is published.
 #[test]
@@ -69,7 +121,7 @@ fn pods_go_on_while_there_is_no_api_server() {
     let untouched: Vec<_> = before[..3].iter().map(|pod| rig.namespace(pod)).collect();
     let networks = || untouched.iter().map(|of| Network::of(of).unwrap()).collect::<Vec<_>>();
     let as_it_was = networks();
-    let conversation = Conversation::start(&policed.client, policed.server).unwrap();
+    let conversation = Conversation::paced(&policed.client, policed.server, PACE).unwrap();
 
     rig.cluster.stop_server();
     let stopped = Instant::now();

@@ -5,8 +5,8 @@
 //! | `chart` | the helm chart: the objects of `deploy`, rendered without helm |
 //! | `daemonset` | a DaemonSet of the image, installed by `kubectl apply -k`, upgraded under traffic, removed |
 //! | `guides` | the quick start and the removal word by word: the commands of the pages, and the Job under the kubelet |
-//! | `ready` | how long a node takes to get ready |
 //! | `tested` | `kubectl netattach test`, with policies |
+//! | `upgrade` | the same from the release that landed last, and back; not in the gate |
 //! | `surge` | and the next agent's pod beside the one that serves |
 //! | `deploy` | the manifests of `deploy`: rendered by kubectl, tried on the server |
 //! | `nodes` | agents of several nodes of a real cluster: what they publish, and policies between them |
@@ -31,11 +31,11 @@ mod failures;
 mod guides;
 mod nodes;
 mod ranges;
-mod ready;
 mod repair;
 mod rig;
 mod server;
 mod services;
 mod surge;
 mod tested;
+mod upgrade;
 mod workloads;

@@ -177,11 +177,13 @@ fn they_are_evicted_as_rights_and_budgets_allow(rig: &mut Rig) {
     let is_gone = || rig.get(&format!("{PODS}/{}", name(&missed)))["code"] == 404;
     assert!(eventually(PATIENCE, is_gone), "{:#}", rig.status());
     rig.delete("other");
-    let events = rig.get("/apis/events.k8s.io/v1/namespaces/default/events");
-    let events = events["items"].as_array().unwrap();
-    let evicted =
-        events.iter().filter(|it| it["reason"] == "Evicted" && it["regarding"]["name"] == *name(&missed));
-    assert_eq!(evicted.count(), 1, "{events:#?}");
+    let mut events = Value::Null;
+    let is_evicted = |it: &&Value| it["reason"] == "Evicted" && it["regarding"]["name"] == *name(&missed);
+    let is_told = eventually(PATIENCE, || {
+        events = rig.get("/apis/events.k8s.io/v1/namespaces/default/events");
+        events["items"].as_array().unwrap().iter().filter(is_evicted).count() == 1
+    });
+    assert!(is_told, "{events:#}");
     rig.settled(&[("web", 1)]);
     rig.delete_deployment("web");
 }

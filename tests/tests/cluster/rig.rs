@@ -20,6 +20,8 @@ const POLICY_FOR: &str = "k8s.v1.cni.cncf.io/policy-for";
 pub(crate) const OUTAGE: [Duration; 2] = [Duration::from_secs(20), Duration::from_secs(120)];
 /// How long a cluster on a busy machine may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+/// Between two datagrams: the cluster needs the processors meanwhile.
+pub(crate) const PACE: Duration = Duration::from_millis(5);
 pub(crate) const PODS: &str = "/api/v1/namespaces/default/pods";
 const DEPLOYMENTS: &str = "/apis/apps/v1/namespaces/default/deployments";
 /// The networks of the pods of a Deployment, with their subnets.
@@ -27,14 +29,6 @@ const OF_PODS: [(&str, &str); 3] =
     [("storage", "10.51.0.0/24"), ("lan", "10.52.0.0/24"), ("segment", "10.53.0.0/24")];
 /// The port of the server in pods of a Deployment, which the policy allows to clients.
 pub(crate) const PORT: u16 = 5432;
-/// Set for the nightly form of the tests: the same, for longer.
-const NIGHTLY: &str = "NETATTACH_NIGHTLY";
-
-/// The shorter figure, or in the nightly form the longer.
-pub(crate) fn nightly<T>(otherwise: T, nightly: T) -> T {
-    if std::env::var(NIGHTLY).as_deref() == Ok("1") { nightly } else { otherwise }
-}
-
 pub(crate) struct Rig {
     pub(crate) worker: Worker,
     pub(crate) admin: Client,

@@ -134,6 +134,18 @@ fn a_pod_that_loses_the_label_is_deleted_for_a_watch_of_metadata() {
     assert!(events.iter().all(|event| event["object"]["kind"] == "PartialObjectMetadata"), "{events:?}");
 }
 
+/// Why lists come in pages: docs/decisions/0036. The tests' own server says the same, and what later ones say.
+#[test]
+fn a_list_is_not_streamed_by_a_server_that_cannot() {
+    let Some(rig) = Rig::new("streamed").unwrap() else { return };
+    let query =
+        "watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan&allowWatchBookmarks=true";
+    let reply = rig.agent.get(&format!("{}?{query}", rig.pods)).unwrap();
+    let said = "ListOptions.meta.k8s.io \"\" is invalid: [resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden for \
+                watch, resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden unless resourceVersion is provided]";
+    assert_eq!((reply.status, &reply.body["message"]), (422, &json!(said)), "{}", reply.body);
+}
+
 #[test]
 fn a_list_comes_in_pages_of_one_moment() {
     let Some(rig) = Rig::new("pages").unwrap() else { return };

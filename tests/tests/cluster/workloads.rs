@@ -3,9 +3,10 @@
 use std::time::Instant;
 
 use netattach_tests::cluster::Setup;
+use netattach_tests::nightly;
 use netattach_tests::traffic::eventually;
 
-use crate::rig::{OUTAGE, PATIENCE, Rig, Running, nightly};
+use crate::rig::{OUTAGE, PATIENCE, Rig, Running};
 
 const REPLICAS: usize = 10;
 

@@ -224,8 +224,14 @@ fn a_network_that_cannot_be_carried_out_is_refused_by_its_key() {
         |more: Value| merged(json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE}), &more);
     // Configuration, code, part of the message.
     let rows = [
-        (bridge(json!({"ipMasq": true})), 7, "key ipMasq: needs isGateway"),
-        (bridge(json!({"ipMasqBackend": "iptables"})), 2, "key ipMasqBackend"),
+        (
+            bridge(
+                json!({"ipMasq": true, "ipam": {"type": "static", "addresses": [{"address": "10.9.0.2/24"}]}}),
+            ),
+            7,
+            "key ipMasq: needs isGateway",
+        ),
+        (bridge(json!({"ipMasqBackend": "ebtables"})), 7, "key ipMasqBackend"),
         (bridge(json!({"nonMasqueradeCIDRs": ["10.0.0.0/8"]})), 7, "key nonMasqueradeCIDRs"),
         (bridge(json!({"vlan": 4095})), 7, "key vlan"),
         (bridge(json!({"vlanTrunk": [{"minID": 5}]})), 7, "key vlanTrunk"),
@@ -235,7 +241,6 @@ fn a_network_that_cannot_be_carried_out_is_refused_by_its_key() {
         (bridge(json!({"bridge": ".."})), 7, "key bridge"),
         (bridge(json!({"bridge": WIRE})), 7, WIRE),
         (bridge(json!({"hairpinMode": true, "promiscMode": true})), 7, "key hairpinMode"),
-        (bridge(json!({"isGateway": true})), 7, "key ipam"),
         (bridge(json!({"ipam": {"type": "host-local"}})), 7, "ipam"),
         (bridge(json!({"ipam": {"type": "host-local", "subnet": "10.0.0.0/99"}})), 7, "10.0.0.0/99"),
         (bridge(json!({"ipam": {"subnet": "10.0.0.0/24"}})), 7, "key ipam.type"),

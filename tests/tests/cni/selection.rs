@@ -204,6 +204,25 @@ fn what_is_tolerated_is_said_in_the_status() {
     assert_eq!(status[0].get("dev.netattach.warnings"), None);
 }
 
+/// It may be misspelt. Letter case is none of it.
+#[test]
+fn a_key_that_no_plugin_of_ours_has_is_said_in_the_status() {
+    let mut node = Node::new(&[pod("a", &json!({}), &json!("odd"))]).unwrap();
+    let odd = json!({
+        "cniVersion": "1.0.0", "type": "bridge", "BRIDGE": "br1", "isGatway": true, "_comment": "x",
+        "ipam": node.host_local(&["10.77.0.0/24"])
+    });
+    node.write("odd", &network(NAMESPACE, "odd", &odd)).unwrap();
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    let status = node.status(&a).unwrap();
+    let said = "key isGatway: without effect, netattach's own bridge plugin has no such key";
+    assert_eq!(status[1]["dev.netattach.warnings"], json!([said]));
+    assert_eq!(status[0].get("dev.netattach.warnings"), None);
+    assert!(Snapshot::take(&node, &[&a]).unwrap().node.links.contains_key("br1"));
+}
+
 /// Rows: NPWG-4.1-key-exact, NPWG-4-additional-only, NPWG-5-may-publish, NPWG-5.2-default-entry.
 #[test]
 fn an_invalid_annotation_fails_the_pod_or_is_ignored_by_setting() {

@@ -11,7 +11,7 @@ use netattach_tests::{Node, Pod};
 use serde_json::{Value, json};
 
 /// The agent's polling delay, for changes without notification.
-const NOTICED: Duration = Duration::from_secs(30);
+const NOTICED: Duration = Duration::from_secs(60);
 /// Number of datagrams exchanged to see which path they take.
 const EXCHANGES: u64 = 5;
 

@@ -71,9 +71,14 @@ fn row(node: &Node, pod: &Pod) -> Value {
 fn assert_off(node: &Node, pods: &[Pod], reason: &str) {
     for pod in pods {
         node.check(pod).success();
-        let row = row(node, pod);
-        let told = (&row["fast_path"]["state"], &row["enforcement"]);
-        assert_eq!(told, (&json!(reason), &json!("full")), "{}", pod.name);
+        let mut told = (Value::Null, Value::Null);
+        // The first look at it may come later.
+        eventually(PATIENCE, || {
+            let mut row = row(node, pod);
+            told = (row["fast_path"]["state"].take(), row["enforcement"].take());
+            told.0 == reason
+        });
+        assert_eq!(told, (json!(reason), json!("full")), "{}", pod.name);
     }
 }
 

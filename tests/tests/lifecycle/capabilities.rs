@@ -126,7 +126,7 @@ fn in_the_nodes_root(mounts: &OwnMounts, reference: &Path, given: &[String]) {
     let netns = node.path("netns");
     pod.namespace.bind(&netns).unwrap();
     let root = NodeRoot::mount(mounts, &[]).unwrap();
-    node.set("delegation", json!({"exec": ["bridge", "host-local"], "root": root.path()}));
+    node.set("delegation", json!({"exec": ["bridge", "host-local", "portmap"], "root": root.path()}));
     let list = json!({
         "cniVersion": "1.0.0", "name": "default",
         "plugins": [

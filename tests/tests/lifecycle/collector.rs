@@ -11,7 +11,7 @@ use netattach_tests::node::{WIRE, ip};
 use netattach_tests::record::rewritten;
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{PATIENCE, eventually};
-use netattach_tests::{Node, Pod};
+use netattach_tests::{Namespace, Node, Pod};
 use serde_json::{Value, json};
 
 /// Several looks, of one second each.
@@ -76,12 +76,18 @@ fn a_sandbox_whose_path_is_gone_lives_on_while_a_link_or_a_process_is_in_it() {
         let mut node = node();
         node.start().unwrap();
         let a = without_path(&node);
-        if !has_link {
+        // Open, the namespace lives on without a process in it.
+        let open = Namespace::at(a.namespace.path()).unwrap();
+        let process = if has_link {
+            drop(a);
+            None
+        } else {
             cut_off(&node);
-        }
+            Some(a)
+        };
         std::thread::sleep(LOOKS);
         assert_eq!(attachments(&node), 2, "link: {has_link}");
-        drop(a);
+        drop((open, process));
         assert!(eventually(PATIENCE, || attachments(&node) == 0), "it has ended, link: {has_link}");
         Snapshot::take(&node, &[]).unwrap().assert_nothing_is_left();
     }

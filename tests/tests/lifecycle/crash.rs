@@ -12,8 +12,9 @@ use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
 use netattach_tests::node::{WIRE, ip};
 use netattach_tests::record::first_version;
 use netattach_tests::snapshot::{Maps, Snapshot, installed_policies};
+use netattach_tests::tools::report_skipped;
 use netattach_tests::traffic::{PATIENCE, eventually, ping};
-use netattach_tests::{Node, Outcome, Pod};
+use netattach_tests::{Namespace, Node, Outcome, Pod};
 use serde_json::{Value, json};
 
 const SIGKILL: i32 = 9;
@@ -28,11 +29,12 @@ const DEVICE: &str = "0000:03:02.1";
 /// The device of the node that the pod takes, and its other end, which stays.
 const CARD: [&str; 2] = ["card0", "card1"];
 
-/// A node whose pod `a` has five attachments: bridge, routed veth with a port of the node, macvlan with the pod's default route, a
-/// device of the node, and one of a list of two external plugins for a device; the second and the last are under a policy.
+/// A node whose pod `a` has five attachments: bridge, routed veth with a port of the node and tables by source, macvlan with
+/// the pod's default route that the node reaches, a device of the node that is tuned, and one of a list of two external plugins for a device; the second and the last are under a policy.
 fn node() -> Node {
     let node = Node::new(&[]).unwrap();
     node.add_wire().unwrap();
+    ip(&node.namespace, &["addr", "add", "10.52.0.1/24", "dev", WIRE]).unwrap();
     ip(&node.namespace, &["link", "add", CARD[0], "up", "type", "veth", "peer", "name", CARD[1]]).unwrap();
     ip(&node.namespace, &["link", "set", CARD[1], "up"]).unwrap();
     for name in PLUGINS {
@@ -51,15 +53,24 @@ fn node() -> Node {
     let networks = [
         (
             "storage",
-            json!({
-                "cniVersion": "1.0.0", "type": "veth", "bandwidth": bandwidth, "ipMasq": true,
-                "capabilities": {"portMappings": true}, "ipam": storage
-            }),
+            json!({"cniVersion": "1.0.0", "plugins": [
+                {
+                    "type": "veth", "bandwidth": bandwidth, "ipMasq": true,
+                    "capabilities": {"portMappings": true}, "ipam": storage
+                },
+                {"type": "sbr"}
+            ]}),
         ),
-        ("lan", json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE, "ipam": lan})),
+        (
+            "lan",
+            json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE, "hostAccess": true, "ipam": lan}),
+        ),
         (
             "card",
-            json!({"cniVersion": "1.0.0", "type": "host-device", "device": CARD[0], "mac": "02:00:00:00:00:77"}),
+            json!({"cniVersion": "1.0.0", "plugins": [
+                {"type": "host-device", "device": CARD[0], "mac": "02:00:00:00:00:77"},
+                {"type": "tuning", "mtu": 1400, "promisc": true}
+            ]}),
         ),
         ("odd", json!({"cniVersion": "1.0.0", "plugins": PLUGINS.map(|name| json!({"type": name}))})),
     ];
@@ -103,7 +114,10 @@ struct Scene {
 impl Scene {
     /// With the crash agent running.
     fn new() -> Self {
-        let node = node();
+        Self::of(node())
+    }
+
+    fn of(node: Node) -> Self {
         fs::create_dir(node.path("crash")).unwrap();
         let (a, bystander) = (Pod::new("a").unwrap(), Pod::new("by").unwrap());
         let before = Snapshot::take(&node, &[]).unwrap();
@@ -253,7 +267,7 @@ fn an_agent_killed_at_any_point_of_add_leaves_nothing_once_del_came() {
         scene.assert_as_before(&what);
         point += 1;
     }
-    assert!(point > 100, "{point} points");
+    assert!(point > 70, "{point} points");
     scene.node.del(&scene.a).success();
     scene.assert_as_before("no crash");
     scene.end();
@@ -355,6 +369,91 @@ fn an_agent_killed_at_any_point_of_gc_spares_what_is_in_use_and_the_next_gc_ends
     assert!(point > 30, "{point} points");
     scene.assert_as_before("no crash");
     scene.end();
+}
+
+/// A node whose pod `a` has one network besides the default one, of a kind that few kernels have a driver for.
+fn node_with(list: &Value) -> Node {
+    let node = node();
+    node.write("few", &network(NAMESPACE, "few", list)).unwrap();
+    node.write("a", &pod("a", &json!({"app": "a"}), &json!("few"))).unwrap();
+    node
+}
+
+/// Whether a point is one of the network of [`node_with`], or of what is done with all links of a pod.
+fn is_of_few(point: &str) -> bool {
+    point.contains("StepRef(1, ") || ["netlink", "ioctl"].iter().any(|kind| point.starts_with(kind))
+}
+
+/// Kills the agent at each point of ADD that is about the network, from the one that `first` finds among all of them, and at
+/// each of DEL.
+fn survives_with(list: &Value, first: impl Fn(&[String]) -> usize) {
+    let mut scene = Scene::of(node_with(list));
+    scene.arm(usize::MAX);
+    scene.node.add(&scene.a).success();
+    let points = scene.points();
+    scene.disarm();
+    scene.node.check(&scene.a).success();
+    scene.arm(usize::MAX);
+    scene.node.del(&scene.a).success();
+    let points_of_del = scene.points();
+    scene.disarm();
+    scene.assert_as_before("no crash");
+    let chosen = (first(&points)..points.len()).filter(|at| is_of_few(&points[*at]));
+    let mut killed = 0;
+    for point in chosen {
+        let Some((what, _)) = scene.dies_at(point, |scene| scene.node.call("ADD", &scene.a).run()) else {
+            break;
+        };
+        killed += 1;
+        scene.start().unwrap();
+        scene.node.del(&scene.a).success();
+        scene.assert_as_before(&what);
+    }
+    assert!(killed > 5, "{killed} of {points:?}");
+    let mut killed = 0;
+    for point in (0..points_of_del.len()).filter(|at| is_of_few(&points_of_del[*at])) {
+        scene.node.add(&scene.a).success();
+        let Some((what, _)) = scene.dies_at(point, |scene| scene.node.del(&scene.a)) else {
+            scene.node.del(&scene.a).success();
+            break;
+        };
+        killed += 1;
+        scene.start().unwrap();
+        scene.assert_as_before(&what);
+    }
+    assert!(killed > 2, "{killed} of {points_of_del:?}");
+    scene.end();
+}
+
+/// Rows: TAP-crash.
+#[test]
+fn an_agent_killed_while_it_makes_a_tap_leaves_nothing() {
+    let ipam =
+        json!({"type": "static", "addresses": [{"address": "10.51.1.2/24"}, {"address": "fd00:51:1::2/64"}]});
+    let tap = json!({"cniVersion": "1.0.0", "type": "tap", "mtu": 1400, "owner": 107, "ipam": ipam});
+    survives_with(&tap, |points| points.iter().position(|point| point.contains("StepRef(1, ")).unwrap());
+}
+
+/// Rows: VRF-crash.
+#[test]
+fn an_agent_killed_while_a_vrf_is_joined_or_left_leaves_nothing() {
+    let test = "an_agent_killed_while_a_vrf_is_joined_or_left_leaves_nothing";
+    let probe = Namespace::new().unwrap();
+    if ip(&probe, &["link", "add", "probe", "type", "vrf", "table", "7"]).is_err() {
+        return report_skipped(test, "the kernel has no vrf");
+    }
+    let ipam =
+        json!({"type": "static", "addresses": [{"address": "10.51.1.2/24"}, {"address": "fd00:51:1::2/64"}]});
+    let list = json!({"cniVersion": "1.0.0", "plugins": [
+        {"type": "veth", "isDefaultGateway": true, "ipam": ipam}, {"type": "vrf", "vrfname": "blue"}
+    ]});
+    // The points before are those of any veth. Joining is the last step of the network that changes something.
+    survives_with(&list, |points| {
+        let changes = |at: &usize| {
+            points[*at].starts_with("apply:StepRef(1, ") && points[*at + 1].starts_with("netlink")
+        };
+        (0..points.len() - 1).rev().find(changes).unwrap()
+    });
 }
 
 /// Record and leases of `c-a`, attached to networks without other plugins, after an agent was killed.

@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::Read;
 use std::os::fd::{FromRawFd, OwnedFd};
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -185,6 +185,13 @@ fn top_goes_on_in_a_terminal_until_it_is_interrupted() {
     let (mut screen, inner) = terminal();
     let mut command = Command::new(executable("netattachctl").unwrap());
     command.arg("--socket").arg(node.socket()).args(["top", "--interval", "100ms", "--network", "storage"]);
+    // SAFETY: between fork and exec only a system call is made. A shell has what it starts in the background ignore the signal.
+    unsafe {
+        command.pre_exec(|| match libc::signal(libc::SIGINT, libc::SIG_DFL) {
+            libc::SIG_ERR => Err(std::io::Error::last_os_error()),
+            _ => Ok(()),
+        });
+    }
     let mut child = command.stdin(Stdio::null()).stdout(inner).stderr(Stdio::null()).spawn().unwrap();
     // Its end of the terminal is the last one.
     drop(command);

@@ -5,6 +5,7 @@
 //! | `readiness` | the file that tells the runtime to call netattach |
 //! | `primaries` | beside another primary network in the runtime's directory |
 //! | `node_check` | what a node offers an agent |
+//! | `bad_node` | what a node lacks, in the log, as a condition and by `doctor` |
 //! | `operator`, `object_problems` | errors for wrong use; problems of objects, in `status` and in the log |
 //! | `inspect` | what an operator asks a node: lists, pools, flows, pictures, checks, an archive |
 //! | `restart`, `restart_many` | attached pods do not notice that the agent restarts |
@@ -22,6 +23,7 @@
 //! | `map_memory` | the memory of the maps is as documented |
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
+mod bad_node;
 mod capabilities;
 mod collector;
 mod crash;

@@ -187,7 +187,7 @@ fn pins_under_attached_pods_stay_unless_they_are_to_go_all_the_same() {
     let outcome = |removed: bool, forced: bool, state: &[PathBuf]| {
         json!({
             "bpffs": bpffs, "removed": removed, "forced": forced, "dry_run": false, "configurations": [],
-            "tables": [], "routes": [], "devices": [], "bridges": [], "bridges_in_use": [], "state": state,
+            "tables": [], "routes": [], "devices": [], "host_links": [], "bridges": [], "bridges_in_use": [], "state": state,
             "executables": []
         })
     };

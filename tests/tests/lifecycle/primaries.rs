@@ -1,11 +1,14 @@
 //! Beside another primary network in the runtime's directory: it comes late, changes, goes; it puts netattach's file
 //! away; a file of another plugin stands in front of it.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::PathBuf;
+use std::process::Command;
 
 use netattach_tests::manifest::pod;
+use netattach_tests::node::executable;
 use netattach_tests::primaries::{MULTUS, Primary};
 use netattach_tests::traffic::{PATIENCE, eventually};
 use netattach_tests::{Call, Node, Pod};
@@ -21,6 +24,8 @@ fn node() -> Node {
     let mut node = Node::new(&[pod("a", &json!({}), &json!(null))]).unwrap();
     node.set("defaultNetwork", json!(node.path("net.d")));
     node.set("cniConf", json!({"dir": node.path("net.d")}));
+    // What the agent would carry out itself is not called.
+    node.set("delegation", json!({"exec": ["portmap"]}));
     for plugin in ["flannel", "portmap", "cilium-cni"] {
         node.plugin(plugin, &json!({"ADD": {"result": {"cniVersion": "0.3.1"}}})).unwrap();
     }
@@ -202,6 +207,29 @@ fn a_file_that_is_only_to_be_reported_comes_back_with_the_next_agent() {
     await_own(&node);
 }
 
+fn doctor_names_what_is_in_front(node: &Node) {
+    let settings = node.path("doctor.yaml");
+    let text = json!({"source": node.path("source"), "cniConf": {"dir": node.path("net.d")}});
+    fs::write(&settings, text.to_string()).unwrap();
+    let mut ctl = Command::new(executable("netattachctl").unwrap());
+    ctl.arg("--socket").arg(node.socket()).args(["doctor", "-o", "json", "--config"]).arg(&settings);
+    let output = node.namespace.run(|| ctl.output()).unwrap();
+    let checks: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let of_order: Vec<&Value> = checks.iter().filter(|it| it["check"] == CONF).collect();
+    let expected = json!({
+        "check": CONF, "state": "failed",
+        "detail": format!(
+            "a runtime uses {}, which calls multus-shim, before {OWN} of netattach",
+            at(node, MULTUS.0).display()
+        ),
+        "remedy": format!(
+            "remove or rename {}, or choose a cniConf.name that sorts before it (docs/primary-networks.md)",
+            MULTUS.0
+        )
+    });
+    assert_eq!(of_order, [&expected]);
+}
+
 #[test]
 fn a_file_in_front_of_ours_is_named_with_what_helps_until_it_is_gone() {
     let node = with_flannel(&json!({}));
@@ -211,6 +239,13 @@ fn a_file_in_front_of_ours_is_named_with_what_helps_until_it_is_gone() {
                       its file, or give cniConf.name a name that sorts before it";
     await_condition(&node, CONF, false, in_the_way);
     await_row(&node, in_the_way);
+    // By whoever looks, each once.
+    let log = node.log_so_far();
+    let told = log.lines().filter(|line| line.contains(in_the_way));
+    let told: Vec<&str> = told.filter_map(|line| Some(line.split_once(" WARN ")?.1)).collect();
+    let distinct: BTreeSet<&&str> = told.iter().collect();
+    assert!(!told.is_empty() && distinct.len() == told.len(), "{log}");
+    doctor_names_what_is_in_front(&node);
     // The default network is not taken from it.
     assert_eq!(condition(&node, DEFAULT), (true, "cbr0".to_owned()));
     fs::write(&multus, "{").unwrap();

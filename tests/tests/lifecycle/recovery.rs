@@ -147,7 +147,7 @@ fn begin_successors(node: &Node, pods: &[Pod; 4]) -> Vec<JoinHandle<Outcome>> {
     let [_, ip, mac, others] = pods;
     let begun = [ip, mac].map(|pod| node.call("ADD", pod)).map(|call| spawn(move || call.run()));
     // Other requests are served as usual.
-    for _ in 0..5 {
+    for _ in 0..2 {
         node.add(others).success();
         node.del(others).success();
     }
@@ -161,7 +161,7 @@ fn an_add_waits_for_an_address_that_is_being_taken_back() {
     let [before, ip, mac, _] = &pods;
     // First during a DEL, then in the leftovers of a killed agent.
     for is_left_over in [false, true] {
-        node.plugin("odd", &json!({"DEL": {"sleepMs": if is_left_over { 300_000 } else { 4000 }}})).unwrap();
+        node.plugin("odd", &json!({"DEL": {"sleepMs": if is_left_over { 300_000 } else { 6000 }}})).unwrap();
         node.take_calls().unwrap();
         let del = node.call("DEL", before);
         let del = spawn(move || del.run());
@@ -169,7 +169,7 @@ fn an_add_waits_for_an_address_that_is_being_taken_back() {
         let del = if is_left_over {
             node.kill().unwrap();
             del.join().unwrap().success();
-            node.plugin("odd", &json!({"DEL": {"sleepMs": 4000}})).unwrap();
+            node.plugin("odd", &json!({"DEL": {"sleepMs": 6000}})).unwrap();
             node.start_serving().unwrap();
             assert!(eventually(PATIENCE, || calls(&node, "DEL").len() == 2));
             None
@@ -232,7 +232,7 @@ fn an_add_waits_for_an_address_of_a_del_that_came_while_no_agent_ran() {
     node.kill().unwrap();
     node.del(before).success();
     // Its addresses stay taken until it is carried out.
-    node.plugin("odd", &json!({"DEL": {"sleepMs": 4000}})).unwrap();
+    node.plugin("odd", &json!({"DEL": {"sleepMs": 6000}})).unwrap();
     node.take_calls().unwrap();
     node.start_serving().unwrap();
     assert!(eventually(PATIENCE, || calls(&node, "DEL").len() == 1));

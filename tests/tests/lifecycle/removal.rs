@@ -116,7 +116,7 @@ fn the_runtime_goes_back_to_the_other_plugin_pods_end_and_nothing_but_what_is_na
     let expected = |dry: bool| {
         json!({
             "bpffs": node.bpffs(), "removed": true, "forced": false, "dry_run": dry, "configurations": [],
-            "tables": [], "routes": [], "devices": [], "bridges": ["br0"], "bridges_in_use": [],
+            "tables": [], "routes": [], "devices": [], "host_links": [], "bridges": ["br0"], "bridges_in_use": [],
             "state": paths(&["state/journal", "run/netattach.sock.lock", "run/network-status"]),
             "executables": paths(&["cni-bin/netattach", "cni-bin/netattach-cni"]),
             "stays": [

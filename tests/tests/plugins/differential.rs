@@ -236,6 +236,26 @@ fn macvlan_agrees_with_the_reference() {
     );
 }
 
+/// Rows: TAP-reference.
+#[test]
+fn tap_agrees_with_the_reference() {
+    let arg = "IgnoreUnknown=1;MAC=02:00:00:00:00:08";
+    let l2 = &[MTU_OF_MACVLAN, NO_RESULT_NO_LINK][..];
+    let usual = &[MTU_OF_MACVLAN][..];
+    agree(
+        "tap_agrees_with_the_reference",
+        "tap",
+        &[
+            (json!({}), "", l2),
+            (json!({"owner": 1000, "multiQueue": true}), "", l2),
+            (json!({"owner": 0, "group": 0}), "", l2),
+            (json!({"mac": "02:00:00:00:00:07", "mtu": 1400, "group": 107, "ipam": one_pool()}), "", usual),
+            (json!({"ipam": pools(), "dns": {"nameservers": ["10.0.0.53"]}}), arg, usual),
+            (json!({"owner": "x", "ipam": one_pool()}), "", &[CODE_OF_CONFIG, DEL_OF_CONFIG]),
+        ],
+    );
+}
+
 /// Links that not every kernel has a driver for. Runs where the kernel has all of them.
 ///
 /// Rows: VLN-keys, DMY-keys, IVL-keys, BRG-vlan, BRG-vlanTrunk, BRG-preserveDefaultVlan, BRG-vlan-gateway.
@@ -371,6 +391,7 @@ fn each_detaches_what_the_other_attached() {
         ("bridge", json!({"bridge": "br0", "isGateway": true, "ipam": pools()})),
         ("macvlan", json!({"master": "uplink", "ipam": pools()})),
         ("ptp", json!({"ipam": pools()})),
+        ("tap", json!({"owner": 1000, "ipam": pools()})),
     ] {
         for attached_by_us in [true, false] {
             let mut rig = Rig::new(Some(&reference));
@@ -693,7 +714,7 @@ fn differences(at: &str, ours: &Value, theirs: &Value, found: &mut Vec<(String, 
 }
 
 /// The reference plugins that most tests of this file need.
-const USUAL: [&str; 6] = ["bridge", "macvlan", "ptp", "loopback", "host-local", "static"];
+const USUAL: [&str; 7] = ["bridge", "macvlan", "ptp", "tap", "loopback", "host-local", "static"];
 
 fn reference_plugins(test: &str, names: &[&str]) -> Option<PathBuf> {
     tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", names)

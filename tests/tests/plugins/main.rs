@@ -13,11 +13,15 @@
 //! | `multus`, `former_plugin` | pods that Multus attached; pods that the plugin attached that was there before |
 //! | `primaries` | the configurations of other primary networks as the default network |
 //! | `portmap` | ports of the node by a chained plugin: the reference, and our own |
+//! | `bandwidth` | limits by a chained plugin behind an interface of another one |
+//! | `without_agent` | masquerade, ports of the node and limits by plain executables, beside the reference plugins |
 //! | `sbr` | routing by source address by a chained plugin: beside the reference, and in an agent |
 //! | `tuning` | properties of an interface by a chained plugin: beside the reference, and in an agent |
+//! | `vrf` | an interface in a VRF of its pod, by a chained plugin: beside the reference, and in an agent |
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
 
 mod bad_plugins;
+mod bandwidth;
 mod delegate;
 mod delegation;
 mod devices;
@@ -33,3 +37,5 @@ mod portmap;
 mod primaries;
 mod sbr;
 mod tuning;
+mod vrf;
+mod without_agent;

@@ -1,6 +1,8 @@
 //! Links, addresses, routes and filters on the kernel, each test in its own namespaces.
 
+use std::collections::BTreeSet;
 use std::fs;
+use std::net::IpAddr;
 use std::os::fd::AsFd;
 
 use anyhow::Result;
@@ -67,11 +69,38 @@ fn a_bounded_handle_reads_no_more_than_its_bound() -> Result<()> {
         ip(&pod, &["-batch", &batch.to_string_lossy()])
     };
     many(0, MOST_IN_POD / 2)?;
-    assert_eq!(Handle::open_in(pod.netns())?.bounded().routes()?.len(), MOST_IN_POD / 2);
+    assert_eq!(Handle::open_in(pod.netns())?.routes()?.len(), MOST_IN_POD / 2);
     many(MOST_IN_POD / 2, MOST_IN_POD)?;
-    let error = Handle::open_in(pod.netns())?.bounded().routes().unwrap_err();
+    let error = Handle::open_in(pod.netns())?.routes().unwrap_err();
     assert!(matches!(error, Error::TooMany("RTM_GETROUTE", MOST_IN_POD)), "{error}");
-    assert_eq!(Handle::open_in(pod.netns())?.routes()?.len(), 3 * MOST_IN_POD / 2);
+    assert_eq!(pod.run(Handle::open)?.routes()?.len(), 3 * MOST_IN_POD / 2);
+    Ok(())
+}
+
+/// Whatever their numbers, and without a list: those of one address for other tables, and of others, stay.
+#[test]
+fn rules_of_an_address_and_a_table_are_removed_by_these_alone() -> Result<()> {
+    let pod = Namespace::new()?;
+    let (v4, v6): (IpAddr, IpAddr) = ("10.0.0.2".parse()?, "fd00::2".parse()?);
+    for (family, words) in [
+        ("-4", "from 10.0.0.2 lookup 100 priority 50"),
+        ("-4", "from 10.0.0.2 lookup 100 priority 60"),
+        ("-4", "from 10.0.0.2 lookup 101 priority 40"),
+        ("-4", "from 10.0.0.0/24 lookup 100 priority 30"),
+        ("-4", "from 10.0.0.3 lookup 100 priority 20"),
+        ("-6", "from fd00::2 lookup 100 priority 70"),
+        ("-6", "from fd00::3 lookup 100 priority 10"),
+    ] {
+        ip(&pod, &[&[family, "rule", "add"][..], &words.split(' ').collect::<Vec<_>>()].concat())?;
+    }
+    for _ in 0..2 {
+        let mut inside = Handle::open_in(pod.netns())?;
+        inside.ensure_source_rules_absent(&[(v4, 100), (v6, 100), (v6, 101)])?;
+        let left: BTreeSet<_> = inside.rules()?.iter().map(|it| (it.source, it.table, it.priority)).collect();
+        let expected = [(v4, 101, 40), ("10.0.0.3".parse()?, 100, 20), ("fd00::3".parse()?, 100, 10)];
+        assert_eq!(left, expected.into());
+        assert!(inside.tables_in_use()?.contains(&100), "that of the block");
+    }
     Ok(())
 }
 

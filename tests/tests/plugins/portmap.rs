@@ -1,5 +1,5 @@
 //! Ports of the node that lead to a pod on an additional network, by `portmap` behind a bridge: the reference plugin, which
-//! programs iptables in the node's namespace, and the bridge itself.
+//! programs iptables in the node's namespace, the bridge itself, and the agent behind the reference's bridge.
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -8,14 +8,14 @@ use netattach_tests::manifest::{NAMESPACE, network, pod};
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connects};
 use netattach_tests::{Node, Pod, tools};
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Rows: NPWG-4.1.2.1.7-pm-works.
 #[test]
 fn a_mapped_port_of_the_node_reaches_the_pod_on_that_network() {
     let test = "a_mapped_port_of_the_node_reaches_the_pod_on_that_network";
     let Some(reference) = tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", &["portmap"]) else { return };
-    reaches_the_pod(Some(&reference));
+    reaches_the_pod(&reference, &["portmap"], &json!({}));
 }
 
 /// Without an executable of that name.
@@ -23,10 +23,39 @@ fn a_mapped_port_of_the_node_reaches_the_pod_on_that_network() {
 /// Rows: PMP-native.
 #[test]
 fn behind_a_bridge_a_mapped_port_needs_no_other_plugin() {
-    reaches_the_pod(None);
+    reaches_the_pod(Path::new("/nonexistent"), &[], &json!({}));
+    reaches_the_pod(Path::new("/nonexistent"), &[], &json!({"masqAll": true}));
 }
 
-fn reaches_the_pod(executed: Option<&Path>) {
+/// Rows: PMP-delegated.
+#[test]
+fn behind_an_interface_of_another_plugin_a_mapped_port_needs_no_executable_of_that_name() {
+    let test = "behind_an_interface_of_another_plugin_a_mapped_port_needs_no_executable_of_that_name";
+    let plugins = ["bridge", "host-local"];
+    let Some(reference) = tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", &plugins) else { return };
+    for keys in [json!({}), json!({"masqAll": true})] {
+        reaches_the_pod(&reference, &plugins, &keys);
+    }
+}
+
+/// What only iptables can carry out is executed, and asks for an executable only where ports are asked for.
+///
+/// Rows: PMP-executed.
+#[test]
+fn conditions_are_carried_out_by_the_executable_alone() {
+    let test = "conditions_are_carried_out_by_the_executable_alone";
+    let plugins = ["bridge", "host-local"];
+    let Some(reference) = tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", &plugins) else { return };
+    let keys = json!({"conditionsV4": ["-s", "192.0.2.0/24"]});
+    let mut node = published(&reference, &plugins, &keys);
+    node.start().unwrap();
+    let (_, told) = node.add(&Pod::new("a").unwrap()).failure();
+    assert!(told.contains("portmap"), "{told}");
+    Snapshot::take(&node, &[]).unwrap().assert_nothing_is_left();
+}
+
+/// A node whose pod `a` asks for a port on the network `web`, some of whose plugins are executed.
+fn published(reference: &Path, executed: &[&str], keys: &Value) -> Node {
     let selection = json!([{
         "name": "web", "default-route": ["10.60.0.1"],
         "portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]
@@ -35,13 +64,21 @@ fn reaches_the_pod(executed: Option<&Path>) {
     let bridge = json!({
         "type": "bridge", "bridge": "web0", "isGateway": true, "ipam": node.host_local(&["10.60.0.0/24"])
     });
-    let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
+    let mut portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
+    portmap.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
     let list = json!({"cniVersion": "1.0.0", "name": "web", "plugins": [bridge, portmap]});
     node.write("web", &network(NAMESPACE, "web", &list)).unwrap();
-    if let Some(reference) = executed {
-        symlink(reference.join("portmap"), node.path("cni-bin/portmap")).unwrap();
-        node.set("delegation", json!({"exec": ["portmap"]}));
+    for plugin in executed {
+        symlink(reference.join(plugin), node.path("cni-bin").join(plugin)).unwrap();
     }
+    // Its address management is executed by it.
+    let exec: Vec<&&str> = executed.iter().filter(|plugin| **plugin != "host-local").collect();
+    node.set("delegation", json!({ "exec": exec }));
+    node
+}
+
+fn reaches_the_pod(reference: &Path, executed: &[&str], keys: &Value) {
+    let mut node = published(reference, executed, keys);
     let outside = node.add_outside().unwrap();
     let published = "192.0.2.1:8080".parse().unwrap();
     node.start().unwrap();
@@ -49,6 +86,11 @@ fn reaches_the_pod(executed: Option<&Path>) {
     let a = Pod::new("a").unwrap();
     node.add(&a).success();
     let _echo = Echo::serve(&a.namespace, "10.60.0.2:80".parse().unwrap()).unwrap();
+    assert!(connects(&outside, published, PATIENCE));
+    node.check(&a).success();
+    // The next agent has it from the record.
+    node.stop().unwrap();
+    node.start().unwrap();
     assert!(connects(&outside, published, PATIENCE));
     node.check(&a).success();
     node.del(&a).success();

@@ -112,6 +112,8 @@ fn the_network_of_each_product_is_the_default_network_and_pods_end_with_the_one_
     let names: Vec<String> = (0..PRIMARIES.len()).map(|number| format!("p{number}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let mut node = node(&names);
+    // Those too that the agent would carry out itself: this is about what plugins are told.
+    node.set("delegation", json!({"exec": ["portmap", "bandwidth"]}));
     for plugin in PRIMARIES.iter().flat_map(|it| it.plugins) {
         node.plugin(plugin, &json!({})).unwrap();
     }
@@ -200,12 +202,29 @@ fn the_network_of_each_product_is_the_default_network_and_pods_end_with_the_one_
 /// them the reference ones.
 #[test]
 fn a_port_of_the_node_leads_to_a_pod_of_flannel_and_of_calico_with_the_chained_plugins_that_they_bring() {
-    let test =
-        "a_port_of_the_node_leads_to_a_pod_of_flannel_and_of_calico_with_the_chained_plugins_that_they_bring";
-    let needed = ["bridge", "ptp", "host-local", "portmap", "bandwidth"];
+    leads_to_their_pods(
+        "a_port_of_the_node_leads_to_a_pod_of_flannel_and_of_calico_with_the_chained_plugins_that_they_bring",
+        &["portmap", "bandwidth"],
+    );
+}
+
+/// The same where nobody has installed those two.
+///
+/// Rows: PMP-delegated, BWD-delegated.
+#[test]
+fn a_port_of_the_node_leads_to_a_pod_of_flannel_and_of_calico_without_their_chained_plugins() {
+    leads_to_their_pods(
+        "a_port_of_the_node_leads_to_a_pod_of_flannel_and_of_calico_without_their_chained_plugins",
+        &[],
+    );
+}
+
+fn leads_to_their_pods(test: &str, chained: &[&str]) {
+    let needed: Vec<&str> = ["bridge", "ptp", "host-local"].iter().chain(chained).copied().collect();
     let Some(reference) = tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", &needed) else { return };
     let mut node = node(&["flannel", "calico"]);
-    for plugin in ["portmap", "bandwidth"] {
+    node.set("delegation", json!({ "exec": chained }));
+    for plugin in chained {
         symlink(reference.join(plugin), node.path("cni-bin").join(plugin)).unwrap();
     }
     // The delegates look for their address plugin in the runtime's CNI_PATH.

@@ -66,7 +66,7 @@ impl Scene {
             last = self.routed(&self.server)["fast_path"]["state"].clone();
             last == json!(wanted)
         };
-        assert!(eventually(PATIENCE * 2, stands), "{last}, not {wanted}");
+        assert!(eventually(PATIENCE * 4, stands), "{last}, not {wanted}");
     }
 
     fn open_port_answers(&self) -> bool {
@@ -143,7 +143,7 @@ fn a_link_that_is_taken_away_is_put_back() {
     let device = index_of(&scene.node.namespace, &scene.device(&scene.server)).unwrap();
     std::fs::remove_file(scene.node.bpffs().join(format!("link/{device}_na_to_pod"))).unwrap();
     let put_back = || scene.node.ctl(&["status"]).is_ok_and(|status| status["programs_put_back"] == json!(1));
-    assert!(eventually(PATIENCE * 2, put_back));
+    assert!(eventually(PATIENCE * 4, put_back));
     scene.assert_judged("put back");
     scene.node.check(&scene.server).success();
     scene.end();

@@ -11,7 +11,7 @@ use netattach_tests::{Namespace, Node, Pod};
 use serde_json::{Value, json};
 
 /// How long the agent may take to notice.
-const NOTICED: Duration = Duration::from_secs(30);
+const NOTICED: Duration = Duration::from_secs(90);
 /// Datagrams to the gateway that must all arrive.
 const DATAGRAMS: usize = 20;
 /// An unused address.

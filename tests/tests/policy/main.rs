@@ -3,9 +3,12 @@
 //! | module | tests |
 //! |---|---|
 //! | `policy_live` | policies and anti-spoofing between attached pods |
+//! | `netkit` | policies on netkits |
+//! | `tap` | policies on taps, whose other end is a process of the pod |
 //! | `sources` | definitions that let a pod send in the name of others |
 //! | `services` | policies with Services, where the node translates addresses |
 //! | `macvlan`, `ipvlan`, `in_pod` | policies on macvlans, ipvlans and interfaces that other plugins make |
+//! | `host_access` | the node and pods on its parents reach each other |
 //! | `on_parent` | the policies of the tests of macvlans and ipvlans |
 //! | `impostor`, `escape` | pods that claim others' addresses, and that try to bypass the programs |
 //! | `hooks` | where programs are attached, beside the programs of others |
@@ -18,14 +21,17 @@ mod bandwidth;
 mod escape;
 mod flows;
 mod hooks;
+mod host_access;
 mod impostor;
 mod in_pod;
 mod ipvlan;
 mod macvlan;
 mod map_space;
+mod netkit;
 mod on_parent;
 mod packet_log;
 mod policy_live;
 mod services;
 mod sources;
+mod tap;
 mod vlan;

@@ -65,6 +65,18 @@ impl Scene {
         rows[0]["dropped"].clone()
     }
 
+    /// Packets were dropped at the pod's interface for these reasons and no others. A sender may have given up before its
+    /// neighbour was resolved, and its packet comes after that.
+    #[track_caller]
+    fn assert_reasons(&self, pod: &str, network: &str, reasons: &[&str]) {
+        let mut counted = Vec::new();
+        eventually(PATIENCE, || {
+            counted = self.dropped(pod, network).as_object().unwrap().keys().cloned().collect();
+            counted.len() >= reasons.len()
+        });
+        assert_eq!(counted, reasons, "{network}");
+    }
+
     fn end(self) {
         for pod in [&self.server, &self.client, &self.other] {
             self.node.del(pod).success();
@@ -171,14 +183,7 @@ fn ingress_lets_in_whom_a_rule_names_on_the_ports_it_names() {
     }
     assert_eq!(surprises(attempts), Vec::<String>::new());
     for network in [DEFAULT_NETWORK, "shop/storage"] {
-        let mut counted = Vec::new();
-        // A sender may have given up before its neighbour was resolved, and its packet comes after that.
-        eventually(PATIENCE, || {
-            let dropped = scene.dropped("server", network);
-            counted = dropped.as_object().unwrap().keys().cloned().collect();
-            counted.len() >= 2
-        });
-        assert_eq!(counted, ["ingress-peer", "ingress-port"], "{network}");
+        scene.assert_reasons("server", network, &["ingress-peer", "ingress-port"]);
     }
     let report = scene.node.ctl(&["policy"]).unwrap();
     let selected: Vec<(&Value, bool, &Value)> = report["attachments"]
@@ -283,11 +288,8 @@ fn egress_lets_out_to_a_block_without_its_exceptions() {
         attempts.push((other, Via::Udp, at(network, CLIENT, 7), true));
     }
     assert_eq!(surprises(attempts), Vec::<String>::new());
-    let reasons = |network: &str| {
-        scene.dropped("client", network).as_object().unwrap().keys().cloned().collect::<Vec<_>>()
-    };
-    assert_eq!(reasons(DEFAULT_NETWORK), ["egress-peer"]);
-    assert_eq!(reasons("shop/storage"), ["egress-peer", "egress-port"]);
+    scene.assert_reasons("client", DEFAULT_NETWORK, &["egress-peer"]);
+    scene.assert_reasons("client", "shop/storage", &["egress-peer", "egress-port"]);
     drop((servers, back));
     scene.end();
 }
@@ -415,8 +417,7 @@ fn a_pod_is_isolated_when_its_add_returns() {
     let servers = serve(server, SERVER, &[80]);
     assert_eq!(surprises(attempts.into()), Vec::<String>::new());
     for network in [DEFAULT_NETWORK, "shop/storage"] {
-        let dropped = scene.dropped("server", network);
-        assert_eq!(dropped.as_object().unwrap().keys().collect::<Vec<_>>(), ["ingress-peer"], "{network}");
+        scene.assert_reasons("server", network, &["ingress-peer"]);
     }
     drop(servers);
     scene.end();

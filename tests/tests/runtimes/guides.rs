@@ -13,6 +13,7 @@ const README: Page = Page { path: "README.md", text: include_str!("../../../READ
 const NETWORKS: Page = Page { path: "docs/networks.md", text: include_str!("../../../docs/networks.md") };
 const QUICK_START: Page =
     Page { path: "docs/quick-start.md", text: include_str!("../../../docs/quick-start.md") };
+const INSTALL: Page = Page { path: "docs/install.md", text: include_str!("../../../docs/install.md") };
 const RUNTIMES: Page = Page { path: "docs/runtimes.md", text: include_str!("../../../docs/runtimes.md") };
 const FAQ: Page = Page { path: "docs/faq.md", text: include_str!("../../../docs/faq.md") };
 const TROUBLESHOOTING: Page =
@@ -58,13 +59,33 @@ fn policies_are_as_the_guide_says_and_so_are_the_answers_to_questions() {
 }
 
 /// `policy::ipvlan` runs the part of its name, `cluster::guides` those of the quick start, of the upgrade, of troubleshooting and
-/// of the removal.
+/// of the removal, and the page on installing, which has none.
 #[test]
 fn every_part_of_a_page_is_run_by_a_test() {
-    let pages =
-        [README, QUICK_START, RUNTIMES, NETWORKS, POLICIES, FAQ, MIGRATE, UPGRADE, TROUBLESHOOTING, REMOVE];
+    let pages = [
+        README,
+        QUICK_START,
+        INSTALL,
+        RUNTIMES,
+        NETWORKS,
+        POLICIES,
+        FAQ,
+        MIGRATE,
+        UPGRADE,
+        TROUBLESHOOTING,
+        REMOVE,
+    ];
     let parts: Vec<String> = pages.into_iter().flat_map(Page::parts).collect();
     let of_upgrade = ["upgrade", "way-back"];
-    let of_cluster = ["describe", "doctor", "doctor-done", "agents", "new-pods", "old-pods"];
+    let of_cluster = [
+        "describe",
+        "doctor",
+        "doctor-before-1.30",
+        "doctor-done",
+        "agents",
+        "agents-before-1.30",
+        "new-pods",
+        "old-pods",
+    ];
     assert_eq!(parts, [&["cluster", "node", "ipvlan"][..], &of_upgrade, &of_cluster].concat());
 }

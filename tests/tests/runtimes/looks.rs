@@ -2,7 +2,8 @@
 //! what it reads (`runtimeSocket`), and STATUS while a plugin or the agent is slow.
 
 use std::future::Future;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use netattach::cri::{CriError, PodSandbox, network_namespace, ready_sandboxes};
 use netattach_tests::Node;
@@ -132,6 +133,42 @@ fn containerd_2_says_where_its_sandboxes_are_and_what_it_reads() {
     Snapshot::take(&containerd.machine.node, &[]).unwrap().assert_nothing_is_left();
 }
 
+/// A runtime gives a plugin only what its configuration declares. The agent's own declares `portMappings` for every default
+/// network, so that a port which nothing would open fails the pod.
+fn a_host_port_that_nothing_opens_reaches_the_agent(test: &str, version: Version) {
+    let mut node = node();
+    node.set("cniConf", json!({"dir": version.configurations()}));
+    let Some(mut machine) = Machine::new(test, node).unwrap() else { return };
+    machine.node.start().unwrap();
+    let file = Path::new(version.configurations()).join("00-netattach.conflist");
+    assert!(eventually(PATIENCE, || file.exists()), "{} is not written", file.display());
+    let written: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
+    // What the default network declares, and the one that it does not.
+    assert_eq!(written["plugins"][0]["capabilities"], json!({"mac": true, "portMappings": true}));
+    let containerd = Containerd::start(machine, version).unwrap();
+    let mut cri = containerd.cri().unwrap();
+    let refused = cri.run_sandbox_with_port(DB, Some((8080, 80))).unwrap_err().to_string();
+    let said = "hostPort 8080 asked for, but no plugin of network default declares the capability portMappings: nothing \
+                would open it (unsupportedPortMappings)";
+    assert!(refused.contains(said), "{refused}");
+    let plain = cri.run_sandbox(CART).unwrap();
+    cri.stop_sandbox(&plain).unwrap();
+    cri.remove_sandbox(&plain).unwrap();
+    Snapshot::take(&containerd.machine.node, &[]).unwrap().assert_nothing_is_left();
+}
+
+#[test]
+fn a_host_port_that_nothing_opens_fails_a_pod_of_containerd_1_6() {
+    let test = "a_host_port_that_nothing_opens_fails_a_pod_of_containerd_1_6";
+    a_host_port_that_nothing_opens_reaches_the_agent(test, Version::V1_6);
+}
+
+#[test]
+fn a_host_port_that_nothing_opens_fails_a_pod_of_containerd_2() {
+    let test = "a_host_port_that_nothing_opens_fails_a_pod_of_containerd_2";
+    a_host_port_that_nothing_opens_reaches_the_agent(test, Version::V2);
+}
+
 /// One slow answer is not a broken node: STATUS tells the last look. An agent that does not answer at all is one, and for as
 /// long.
 #[test]
@@ -155,17 +192,19 @@ fn containerd_2_is_told_that_the_node_is_ready_while_a_plugin_is_slow() {
     // Within the time that a plugin has.
     let node = &containerd.machine.node;
     node.plugin("slow", &json!({"STATUS": {"sleepMs": 4000}})).unwrap();
-    node.take_calls().unwrap();
-    let mut slow = Value::Null;
+    let mut process = PathBuf::new();
     let is_asked = eventually(PATIENCE, || {
+        // Without a question the next look may be half a minute away.
+        assert_eq!(cri.network_ready().unwrap(), (true, String::new()));
         let calls = node.take_calls().unwrap();
-        slow = calls.into_iter().find(|call| call["plugin"] == "slow").unwrap_or_default();
-        slow["pid"].is_number()
+        let Some(slow) = calls.iter().rfind(|call| call["plugin"] == "slow") else { return false };
+        process = format!("/proc/{}", slow["pid"]).into();
+        // One that was asked just before is not slow, and has ended by then.
+        std::thread::sleep(Duration::from_millis(500));
+        // And it is still asked when the runtime has had its answer.
+        process.exists() && cri.network_ready().unwrap() == (true, String::new()) && process.exists()
     });
-    assert!(is_asked, "the plugin is not asked");
-    assert_eq!(cri.network_ready().unwrap(), (true, String::new()));
-    let process = format!("/proc/{}", slow["pid"]);
-    assert!(Path::new(&process).exists(), "the answer waited for the plugin");
+    assert!(is_asked, "the plugin is not asked, or each answer waited for it");
     node.plugin("slow", &json!({})).unwrap();
 
     let agent = Pid::from_raw(node.agent_pid().try_into().unwrap()).unwrap();

@@ -104,7 +104,7 @@ fn assemble(arch: Arch, options: &Options) -> anyhow::Result<PathBuf> {
             dist::executables(arch)?
         }
     };
-    let path = tree::images().join(format!("netattach-{}-{}.oci.tar", version(), arch.name()));
+    let path = tree::images().join(archive_name(arch));
     progress::step("archive", |_| {
         let archive = archive(arch, &dist, options.name.as_deref())?;
         put(&path, &archive.bytes)?;
@@ -123,6 +123,11 @@ fn assemble(arch: Arch, options: &Options) -> anyhow::Result<PathBuf> {
         )))
     })?;
     Ok(path)
+}
+
+/// The name of the image's archive.
+pub(crate) fn archive_name(arch: Arch) -> String {
+    format!("netattach-{}-{}.oci.tar", version(), arch.name())
 }
 
 /// Version of the workspace.

@@ -3,7 +3,7 @@
 //! Every step looks before it acts, so that a second run changes nothing and takes a moment.
 //!
 //! `bpf_toolchain` builds the BPF object; `cross` executables for another architecture; `kubectl` renders manifests, `helm` the chart; `tools`, `runtimes`, `kubernetes` and `machine` are what tests run, with the
-//! `kernel`s and `modules` of guests; `previous` the agent that landed last; `apt` fetches packages.
+//! `kernel`s and `modules` of guests; `previous` the release that landed last; `apt` fetches packages.
 
 mod apt;
 pub mod bpf_toolchain;
@@ -56,13 +56,13 @@ pub fn everything() -> anyhow::Result<()> {
     Building::start(false).wait()
 }
 
-/// Builds the executables of the agent that landed last, which tests of upgrades need: `--previous`.
+/// Builds the release that landed last, which tests of upgrades need: `--previous`.
 ///
 /// # Errors
 /// As [`run`]; or the clone does not have that commit, or it cannot be built.
 pub fn upgrades() -> anyhow::Result<()> {
     run(Scope::Usual)?;
-    progress::step("agent that landed last", previous::ensure)
+    progress::step("release that landed last", previous::ensure)
 }
 
 /// Installs missing tools, all but the programs of a cluster, which [`Building`] makes.

@@ -3,10 +3,11 @@
 //! Tests make network namespaces and load BPF, which takes root. Called by anyone else, everything is still
 //! built as that user, and only the test executables run through sudo.
 //!
-//! `tally` reads what test executables print, `again` runs what failed once more, alone; `stages` are what the time went
-//! to.
+//! `tally` reads what test executables print, `again` runs what failed once more, alone; `computed` is what goes on beside the
+//! live tests; `stages` are what the time went to.
 
 mod again;
+mod computed;
 mod stages;
 mod tally;
 
@@ -15,6 +16,7 @@ use std::env;
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::mpsc;
 use std::thread;
 
 use anyhow::{Context, anyhow, bail};
@@ -28,16 +30,14 @@ pub(crate) use self::{
 };
 
 use crate::ebpf::Flavour;
-use crate::setup::Scope;
-use crate::{child, dist, ebpf, fuzz, nightly, progress, release, setup, soak, tidy, tree, vm};
+use crate::setup::{Building, Scope};
+use crate::{child, dist, ebpf, nightly, progress, release, setup, soak, tidy, tree, vm};
 
-/// Fuzzing time for all targets together when this runs as the gate.
-const FUZZ_SECONDS: u32 = 60;
 /// The benches that are left out where nothing but the floor is built.
 pub(crate) const FEATURES: &str = "netattach-bench/cluster";
 /// Tests with this in their names need a card that only a virtual machine has, see [`vm::guests`].
 const ONLY_IN_GUESTS: &str = "sriov::";
-/// Tests with this in their names need the agent that landed last, whose build takes minutes: [`upgrade`] runs them.
+/// Tests with this in their names need the release that landed last, whose build takes minutes: [`upgrade`] runs them.
 const UPGRADES: &str = "upgrade::";
 /// Live tests that also run with programs attached by tcx: executable and module.
 const BY_TCX: [(&str, &str); 3] = [("policy", "policy_live::"), ("lifecycle", "restart::"), ("cni", "gc::")];
@@ -45,8 +45,13 @@ const BY_TCX: [(&str, &str); 3] = [("policy", "policy_live::"), ("lifecycle", "r
 /// Suites that mostly wait, for looks, deadlines and what others do: more of their tests go on at once than there are
 /// processors. Those of the others measure, or use all processors.
 const WAITING: [&str; 4] = ["api", "cni", "lifecycle", "plugins"];
-/// How many for each processor.
-const AT_ONCE: usize = 2;
+/// How many for each processor: together they take less than one.
+const AT_ONCE: usize = 3;
+/// The suite with clusters of Kubernetes.
+const CLUSTER: &str = "cluster";
+/// How many more of its tests go on at once than there are processors: starting a cluster takes seconds of one, and the minute or
+/// two after that a fifth.
+const CLUSTERS_MORE: usize = 1;
 
 /// What a run covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,51 +82,49 @@ pub fn run(extent: Extent) -> anyhow::Result<()> {
 fn everything(extent: Extent, stages: &mut Stages) -> anyhow::Result<Count> {
     let strict = extent == Extent::Gate;
     stages.timed("set-up", |_| setup::run(if strict { Scope::Gate } else { Scope::Testing }))?;
-    let cluster = setup::Building::start(strict);
-    stages.timed("BPF objects", |_| {
-        ebpf::build(Flavour::Normal)?;
-        ebpf::build(Flavour::Log)
-    })?;
-    // Most of the one is optimising, a thread for each executable, and most of the other is compiling: together they keep all
-    // processors busy.
-    let executables = |stages: &mut Stages| {
-        stages.timed("executables", |_| dist::build())?;
-        stages.timed("image", |_| release::image_of_built())
-    };
-    let compiled = |stages: &mut Stages| {
+    let cluster = Building::start(strict);
+    stages.timed("BPF object", |_| ebpf::build(Flavour::Normal))?;
+    let (compiled, is_compiled) = mpsc::channel();
+    // What needs the processors and no executable, one after another: compiling at first, and then at the lowest priority what
+    // measures no time. The tests leave it half of the processors' time, as most of them wait for something.
+    let computed = move |stages: &mut Stages| {
         if strict {
             stages.timed("tidy", |_| tidy::run(&tidy::quick(), None))?;
         }
         progress::heading("test");
-        stages.timed("compile tests", |_| compile(&["--workspace", "--features", FEATURES]))
+        stages.timed("compile tests", |_| compile(&["--workspace", "--features", FEATURES]))?;
+        stages.timed("BPF object that logs", |_| ebpf::build(Flavour::Log))?;
+        // Nobody is there to be told when the executables could not be built.
+        let _ = compiled.send(());
+        computed::beside_tests(strict, stages)
     };
-    beside(stages, executables, compiled)?;
-    stages.timed("Kubernetes, when all else was compiled", |_| cluster.wait())?;
-    // Half of the time the tests that run first wait for something.
-    let lints = |stages: &mut Stages| match strict {
-        true => stages.timed("lints", |_| tidy::run(&[tidy::Part::Lints], None)),
-        false => Ok(()),
+    // In its end this optimises with a thread for each executable, the last of them alone, while the other can use all
+    // processors: it comes first.
+    let live = |stages: &mut Stages| {
+        stages.timed("executables", |_| dist::build())?;
+        stages.timed("image", |_| release::image_of_built())?;
+        let compiled = |_: &mut Stages| is_compiled.recv().context("the tests were not compiled");
+        stages.timed("compile tests, when executables were built", compiled)?;
+        live_tests(cluster, stages)
     };
-    let ((), mut total) = beside(stages, lints, |stages| stages.timed("tests", all_tests))?;
-    total += stages.timed("tests by tcx", by_tcx)?;
-    // None of these measures time, and a machine has one processor.
+    let (mut total, tested) = beside(stages, computed, live)?;
+    total += tested;
+    total += around_machines(strict, stages)?;
+    Ok(total)
+}
+
+/// What is left when nothing measures time any more: the virtual machines, each with one processor's work, the soak and fuzzing.
+fn around_machines(strict: bool, stages: &mut Stages) -> anyhow::Result<Count> {
     let soak = soak::Beside::start()?;
-    let machines = |stages: &mut Stages| stages.timed("tests in virtual machines", |_| vm::tests());
-    let computed = |stages: &mut Stages| {
-        let checked = stages.timed("tests under a model checker", orders)?;
-        if !strict {
-            return Ok(checked);
-        }
-        progress::heading("fuzz");
-        let options = fuzz::Options { targets: Vec::new(), time: fuzz::Time::Together(FUZZ_SECONDS) };
-        let mut computed = checked;
-        computed += stages.timed("fuzz", |_| fuzz::run_all(&options))?;
-        Ok(computed)
+    let packed = stages.timed("files of virtual machines", |_| vm::pack())?;
+    let machines = |stages: &mut Stages| stages.timed("tests in virtual machines", |_| vm::tests(packed));
+    let fuzzed = |stages: &mut Stages| match strict {
+        true => stages.timed("fuzz", |_| computed::fuzz()),
+        false => Ok(Count::default()),
     };
-    let (machines, computed) = beside(stages, machines, computed)?;
+    let (mut total, fuzzed) = beside(stages, machines, fuzzed)?;
+    total += fuzzed;
     total += stages.timed("soak, when all these had ended", |_| soak.wait())?;
-    total += machines;
-    total += computed;
     Ok(total)
 }
 
@@ -177,7 +180,7 @@ pub fn unit() -> anyhow::Result<()> {
 /// Anything that could not be prepared, or that some test failed.
 pub fn longer() -> anyhow::Result<()> {
     setup::run(Scope::Testing)?;
-    let cluster = setup::Building::start(true);
+    let cluster = Building::start(true);
     dist::build()?;
     progress::heading("tests in their longer form");
     let suites = nightly::LONGER.iter().flat_map(|suite| ["--test", suite]);
@@ -186,7 +189,8 @@ pub fn longer() -> anyhow::Result<()> {
     cluster.wait()?;
     let (name, value) = nightly::VARIABLE;
     let told: Vec<_> = variables().into_iter().chain([(name, PathBuf::from(value))]).collect();
-    let total = tests(&selection, &[], &told, &mut Stages::new())?;
+    let mut total = tests(&selection, &[], &told, &mut Stages::new())?;
+    total += vm::longer()?;
     progress::line(&total.to_string());
     if !is_success(total) {
         bail!("tests failed");
@@ -194,17 +198,21 @@ pub fn longer() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The tests of the upgrade from the agent that landed last to this one, and of the way back. The last line on standard output
+/// The tests of the upgrade from the release that landed last to this one, and of the way back. The last line on standard output
 /// is the sum.
 ///
 /// # Errors
 /// Anything that could not be prepared, or that some test failed.
 pub fn upgrade() -> anyhow::Result<()> {
+    setup::run(Scope::Testing)?;
+    let cluster = setup::Building::start(true);
     setup::upgrades()?;
     dist::build()?;
+    release::image_of_built()?;
     progress::heading("tests of upgrades");
-    let selection = ["--package", "netattach-tests", "--bins", "--test", "lifecycle"];
+    let selection = ["--package", "netattach-tests", "--bins", "--test", "lifecycle", "--test", "cluster"];
     compile(&selection)?;
+    cluster.wait()?;
     // A test that finds nothing to be upgraded is to fail.
     let told: Vec<_> = variables().into_iter().chain([("CI", PathBuf::from("true"))]).collect();
     let total = tests(&selection, &[UPGRADES], &told, &mut Stages::new())?;
@@ -215,20 +223,41 @@ pub fn upgrade() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// All tests of this machine: those that mostly wait, then the others, then what documentation shows.
-fn all_tests(stages: &mut Stages) -> anyhow::Result<Count> {
-    let processors = thread::available_parallelism().map_or(1, usize::from);
-    let at_once = ("RUST_TEST_THREADS", PathBuf::from((AT_ONCE * processors).to_string()));
-    let told: Vec<_> = variables().into_iter().chain([at_once]).collect();
-    let suites = tree::suites()?;
-    let of = |waiting: bool| {
-        let suites = suites.iter().filter(move |suite| WAITING.contains(&suite.as_str()) == waiting);
-        suites.flat_map(|suite| ["--test", suite.as_str()])
+/// All tests of this machine: those that mostly wait; those with a cluster, whose programs have been built by then; the others,
+/// some of which measure, when what goes on beside them has mostly ended; what documentation shows; and some once more.
+fn live_tests(cluster: Building, stages: &mut Stages) -> anyhow::Result<Count> {
+    let (clustered, others): (Vec<_>, Vec<_>) =
+        tree::suites()?.into_iter().partition(|suite| suite == CLUSTER);
+    let (waiting, others): (Vec<_>, Vec<_>) =
+        others.into_iter().partition(|suite| WAITING.contains(&suite.as_str()));
+    let told = |at_once: usize| {
+        let threads = ("RUST_TEST_THREADS", PathBuf::from(at_once.to_string()));
+        variables().into_iter().chain([threads]).collect::<Vec<_>>()
     };
-    let mut total = tests(&selected(of(true)), &[], &told, stages)?;
-    total += tests(&selected(["--lib", "--bins"].into_iter().chain(of(false))), &[], &variables(), stages)?;
-    total += tests(&selected(["--doc"].into_iter()), &[], &variables(), stages)?;
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+
+    let at_once = told(AT_ONCE * processors);
+    let mut total = stages.timed("tests that mostly wait", |stages| {
+        tests(&selected(of_suites(&waiting)), &[], &at_once, stages)
+    })?;
+    stages.timed("Kubernetes, when these had ended", |_| cluster.wait())?;
+    let at_once = told(processors + CLUSTERS_MORE);
+    total += stages.timed("tests with a cluster", |stages| {
+        tests(&selected(of_suites(&clustered)), &[], &at_once, stages)
+    })?;
+    total += stages.timed("other tests", |stages| {
+        let others = selected(["--lib", "--bins"].into_iter().chain(of_suites(&others)));
+        let mut total = tests(&others, &[], &variables(), stages)?;
+        total += tests(&selected(["--doc"].into_iter()), &[], &variables(), stages)?;
+        Ok(total)
+    })?;
+    total += stages.timed("tests by tcx", by_tcx)?;
     Ok(total)
+}
+
+/// Suites, as cargo takes them.
+fn of_suites(suites: &[String]) -> impl Iterator<Item = &str> {
+    suites.iter().flat_map(|suite| ["--test", suite.as_str()])
 }
 
 /// Of the whole workspace: another selection has other features, and is compiled anew.
@@ -239,16 +268,11 @@ fn selected<'s>(of: impl Iterator<Item = &'s str>) -> Vec<&'s str> {
 /// Compiles a selection of the tests.
 fn compile(selection: &[&str]) -> anyhow::Result<()> {
     progress::step("compile", |progress| {
-        child::run(child::cargo().arg("test").args(selection).arg("--no-run"), progress)?;
+        let mut cargo = child::cargo();
+        cargo.arg("test").args(selection).arg("--no-run");
+        child::run(&mut child::nice(cargo), progress)?;
         Ok(progress::Done::Unchanged(String::new()))
     })
-}
-
-/// What threads share, in many orders of their steps.
-fn orders(stages: &mut Stages) -> anyhow::Result<Count> {
-    progress::heading("test what threads share, under a model checker");
-    let selection = ["--package", "netattach", "--features", "model", "--lib"];
-    tests(&selection, &["model::"], &variables(), stages)
 }
 
 /// What attaches programs, once more with agents that attach them by tcx where a test does not say.
@@ -278,7 +302,10 @@ fn tests(
         // An array of JSON strings is also an array of TOML strings.
         cargo.arg("--config").arg(format!("target.{}.runner={runner}", dist::host_triple()?));
     }
-    let left_out = [ONLY_IN_GUESTS, UPGRADES].into_iter().filter(|name| !names.contains(name));
+    let is_night = variables.iter().any(|(name, _)| *name == nightly::VARIABLE.0);
+    let at_night = nightly::TESTS.iter().map(|(_, test)| *test).filter(|_| !is_night);
+    let left_out =
+        [ONLY_IN_GUESTS, UPGRADES].into_iter().chain(at_night).filter(|name| !names.contains(name));
     cargo.arg("--").args(left_out.flat_map(|name| ["--skip", name])).args(names);
     let tally = watched(&mut cargo, Tally::default())?;
     tally.times().iter().for_each(|(name, took)| stages.part(name, *took));

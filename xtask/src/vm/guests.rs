@@ -22,6 +22,8 @@ pub struct Guest {
     pub variables: &'static [(&'static str, &'static str)],
     /// What is run in it. An emulated machine is slow, so every test costs. None of these may find that it lacks something.
     pub tests: Tests,
+    /// Those of them that have a longer form.
+    pub longer: Tests,
 }
 
 /// Every guest, in the order in which they are run.
@@ -61,6 +63,7 @@ const OLDEST: Guest = Guest {
         ),
         ("lifecycle", &["restart::programs_and_maps"]),
     ],
+    longer: &[],
 };
 
 /// Two network cards with SR-IOV (Intel 82576) on one wire, and a kernel with tcx links: for VFs, and for links whose
@@ -68,7 +71,22 @@ const OLDEST: Guest = Guest {
 const SRIOV: Guest = Guest {
     suite: "trixie",
     kernel: "linux-image-amd64",
-    modules: &["igb", "igbvf", "ipvlan", "dummy", "macvtap", "uio_pci_generic"],
+    modules: &[
+        "igb",
+        "igbvf",
+        "ipvlan",
+        "dummy",
+        "macvtap",
+        "uio_pci_generic",
+        "vrf",
+        // The node's translation of addresses, and what nf_tables computes sums with.
+        "crc32c_generic",
+        "nft_chain_nat",
+        "nft_nat",
+        "nft_masq",
+        "nft_ct",
+        "nft_fib_inet",
+    ],
     devices: &[
         "-device",
         "pcie-root-port,id=port1,chassis=1,slot=1",
@@ -83,15 +101,37 @@ const SRIOV: Guest = Guest {
         "-device",
         "igb,bus=port2,netdev=wire2,mac=02:00:00:00:02:00",
     ],
-    plugins: &["host-device", "host-local", "bridge", "dummy", "ipvlan", "vlan"],
+    plugins: &["host-device", "host-local", "bridge", "dummy", "ipvlan", "vlan", "vrf"],
     // Of the shell in which a guide is run.
     programs: &["bash", "cat", "cp", "env", "ln", "mkdir", "mount", "mv", "rm", "sed", "sleep", "unshare"],
     variables: &[("NETATTACH_SRIOV_DRIVER", "igb")],
     tests: &[
-        ("policy", &["in_pod::sriov::", "ipvlan::", "policies_hold_on_vlans"]),
-        ("plugins", &["native::bridge_keys::", "native::host_device::", "native::versions::"]),
+        (
+            "policy",
+            &[
+                "in_pod::sriov::",
+                "ipvlan::",
+                "policies_hold_on_vlans",
+                "policies_hold_on_macvtaps",
+                "netkit::",
+                "host_access::",
+            ],
+        ),
+        (
+            "plugins",
+            &[
+                "native::bridge_keys::",
+                "native::host_device::",
+                "native::versions::",
+                "native::node::a_macvtap",
+                "native::netkit::",
+                "vrf::",
+            ],
+        ),
         ("fast_path", &["kept_apart::"]),
+        ("lifecycle", &["crash::an_agent_killed_while_a_vrf"]),
     ],
+    longer: &[("policy", &["in_pod::sriov::native::cycles_leave_nothing"])],
 };
 
 /// The modules that attachments, policies and the tests' own links use.

@@ -12,7 +12,7 @@ use super::guests::Guest;
 use super::{Selection, guest};
 use crate::progress::Progress;
 use crate::setup::{self, Kernel};
-use crate::{child, dist};
+use crate::{child, dist, nightly};
 
 /// How many times longer than elsewhere tests may wait: processors are emulated, and the machine that does it has other
 /// work.
@@ -22,6 +22,8 @@ const DIST: &str = "/dist";
 /// Where busybox is, as below the directory of the runtimes.
 const RUNTIMES: &str = "/runtimes";
 const BUSYBOX: &str = "bookworm/bin/busybox";
+/// The test executable that starts the agent with crash points.
+const CRASHING: &str = "lifecycle";
 /// Where the reference plugins are.
 const PLUGINS: &str = "/plugins";
 
@@ -34,7 +36,7 @@ pub(super) fn pack(
     progress: &Progress,
 ) -> anyhow::Result<Vec<u8>> {
     progress.note("compile");
-    let (tests, scripted_plugin) = test_executables(selection)?;
+    let Built { tests, scripted_plugin, crashing_agent } = test_executables(selection)?;
     let mut archive = Archive::default();
     for directory in ["/proc", "/sys", "/dev", "/mnt", "/tmp", "/run", "/var/lib"] {
         archive.directory(directory)?;
@@ -50,7 +52,7 @@ pub(super) fn pack(
     archive.file(guest::MODULES, order.as_bytes())?;
 
     let mut list = String::new();
-    for ((name, filters), executable) in selection.iter().zip(&tests) {
+    for ((name, filters), executable) in selection.tests.iter().zip(&tests) {
         let path = format!("/tests/{name}");
         with_libraries(&mut archive, executable, &path)?;
         list.push_str(&format!("{name} on Linux {}\t{path}", kernel.release));
@@ -62,6 +64,10 @@ pub(super) fn pack(
     // Tests know it by the path that it has here, or beside the directory that they are in.
     with_libraries(&mut archive, &scripted_plugin, "/fake-plugin")?;
     archive.link(&scripted_plugin.to_string_lossy(), "/fake-plugin")?;
+    if selection.tests.iter().any(|(name, _)| name == CRASHING) {
+        with_libraries(&mut archive, &crashing_agent, "/crash-agent")?;
+        archive.link(&crashing_agent.to_string_lossy(), "/crash-agent")?;
+    }
     for executable in dist::names() {
         with_libraries(&mut archive, &executables.join(executable), &format!("{DIST}/{executable}"))?;
     }
@@ -81,25 +87,36 @@ pub(super) fn pack(
         let busybox = setup::runtimes().join(BUSYBOX);
         archive.copy(&busybox, &format!("{RUNTIMES}/{BUSYBOX}"))?;
     }
-    archive.file(guest::VARIABLES, variables(guest).as_bytes())?;
+    archive.file(guest::VARIABLES, variables(guest, selection.is_longer).as_bytes())?;
     with_libraries(&mut archive, &guest_executable()?, "/init")?;
     archive.finish()
 }
 
 /// What the tests are told, one `NAME=value` in each line.
-fn variables(guest: &Guest) -> String {
+fn variables(guest: &Guest, is_longer: bool) -> String {
     let usual = [("NETATTACH_DIST", DIST), ("NETATTACH_TEST_SLOWNESS", SLOWNESS), ("RUST_BACKTRACE", "1")];
     let plugins = (!guest.plugins.is_empty()).then_some(("NETATTACH_REFERENCE_PLUGINS", PLUGINS));
     let runtimes = (!guest.programs.is_empty()).then_some(("NETATTACH_RUNTIMES", RUNTIMES));
-    let all = usual.into_iter().chain(plugins).chain(runtimes).chain(guest.variables.iter().copied());
+    let longer = is_longer.then_some(nightly::VARIABLE);
+    let own = guest.variables.iter().copied();
+    let all = usual.into_iter().chain(plugins).chain(runtimes).chain(longer).chain(own);
     all.map(|(name, value)| format!("{name}={value}\n")).collect()
 }
 
-/// The test executables of the selection, and the plugin that follows a script, built.
-fn test_executables(selection: &Selection) -> anyhow::Result<(Vec<PathBuf>, PathBuf)> {
+/// What cargo has built for a selection.
+struct Built {
+    tests: Vec<PathBuf>,
+    /// The plugin that follows a script.
+    scripted_plugin: PathBuf,
+    /// The agent with crash points.
+    crashing_agent: PathBuf,
+}
+
+/// The test executables of the selection, and what they start, built.
+fn test_executables(selection: &Selection) -> anyhow::Result<Built> {
     let mut cargo = child::cargo();
     cargo.args(["test", "--package", "netattach-tests", "--no-run", "--message-format", "json"]);
-    for (name, _) in selection {
+    for (name, _) in &selection.tests {
         cargo.args(["--test", name]);
     }
     let output = child::stdout_of(&mut cargo).context("build the tests")?;
@@ -110,8 +127,8 @@ fn test_executables(selection: &Selection) -> anyhow::Result<(Vec<PathBuf>, Path
         let path = built.and_then(|it| it["executable"].as_str());
         path.map(PathBuf::from).with_context(|| format!("cargo built no {name}"))
     };
-    let tests = selection.iter().map(|(name, _)| path_of(name)).collect::<anyhow::Result<_>>()?;
-    Ok((tests, path_of("fake-plugin")?))
+    let tests = selection.tests.iter().map(|(name, _)| path_of(name)).collect::<anyhow::Result<_>>()?;
+    Ok(Built { tests, scripted_plugin: path_of("fake-plugin")?, crashing_agent: path_of("crash-agent")? })
 }
 
 /// The first process, built as xtask itself was.

@@ -14,11 +14,13 @@ use std::fs;
 use std::mem;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, anyhow, bail, ensure};
+use tempfile::TempDir;
 
-use self::guests::{GUESTS, Guest};
+use self::guests::{GUESTS, Guest, Tests};
 use crate::progress::Done;
 use crate::setup::{self, Emulator, Kernel, Scope};
 use crate::suite::{self, Count, Failure, Followed, Tally, failures_in, follow};
@@ -28,10 +30,32 @@ use crate::{dist, progress, tree};
 /// that the kernel unpacks.
 const MEMORY: &str = "3072";
 /// Longer than everything takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(900);
+const PATIENCE: Duration = Duration::from_secs(1800);
 
-/// Test executables with their arguments, parts of the names of the tests to run; none: all of them.
-type Selection = Vec<(String, Vec<String>)>;
+/// Where the files of a machine are while it runs, below its scratch directory.
+const INITRD: &str = "initrd";
+
+/// What is run in a machine.
+#[derive(Debug)]
+struct Selection {
+    /// Test executables with their arguments, parts of the names of the tests to run; none: all of them.
+    tests: Vec<(String, Vec<String>)>,
+    /// Whether they are run in their longer form.
+    is_longer: bool,
+}
+
+impl Selection {
+    fn of(tests: Tests) -> Self {
+        let owned = |parts: &[&str]| parts.iter().map(|part| (*part).to_owned()).collect();
+        let tests = tests.iter().map(|(name, parts)| ((*name).to_owned(), owned(parts))).collect();
+        Self { tests, is_longer: false }
+    }
+}
+
+/// A guest's own tests.
+fn usual(guest: &Guest) -> Selection {
+    Selection::of(guest.tests)
+}
 
 /// What to run where.
 #[derive(Debug, Default)]
@@ -60,13 +84,17 @@ pub fn run(options: Options) -> anyhow::Result<()> {
         dist::build()?;
     }
     let executables = options.executables.unwrap_or_else(tree::dist);
-    let mut total = Count::default();
-    for guest in guests {
-        total += match &options.test {
-            Some(test) => run_in(guest, &vec![(test.clone(), options.filters.clone())], &executables)?,
-            None => run_usual(guest, &executables)?,
-        };
-    }
+    let total = match options.test {
+        None => tests(packed(&guests, executables)?)?,
+        Some(test) => {
+            let selection = Selection { tests: vec![(test, options.filters)], is_longer: false };
+            let mut total = Count::default();
+            for guest in guests {
+                total += run_in(guest, &selection, &executables, None)?;
+            }
+            total
+        }
+    };
     progress::line(&total.to_string());
     if !suite::is_success(total) {
         bail!("tests failed");
@@ -74,67 +102,139 @@ pub fn run(options: Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs every guest's own tests in the machines that are there.
+/// Guests' own tests, packed: nothing is compiled from here on, unless a test fails and runs again.
+pub struct Packed {
+    guests: Vec<(&'static Guest, Option<Machine>)>,
+    executables: PathBuf,
+}
+
+/// A machine that can be started.
+struct Machine {
+    emulator: Emulator,
+    kernel: Kernel,
+    /// Holds what the machine has in its memory, until it is dropped.
+    scratch: TempDir,
+}
+
+/// Builds and packs every guest's own tests, for the machines that are there.
+///
+/// # Errors
+/// Something could not be built or read.
+pub fn pack() -> anyhow::Result<Packed> {
+    packed(&GUESTS.iter().collect::<Vec<_>>(), tree::dist())
+}
+
+fn packed(guests: &[&'static Guest], executables: PathBuf) -> anyhow::Result<Packed> {
+    let packed = guests.iter().map(|guest| {
+        let is_there = setup::machine(guest).is_some();
+        let machine = is_there.then(|| Machine::pack(guest, &usual(guest), &executables)).transpose()?;
+        Ok((*guest, machine))
+    });
+    Ok(Packed { guests: packed.collect::<anyhow::Result<_>>()?, executables })
+}
+
+/// Runs all of them, each machine beside the others: most of the time their tests wait for something.
 ///
 /// # Errors
 /// A machine could not be started or ended before its tests.
-pub fn tests() -> anyhow::Result<Count> {
+pub fn tests(packed: Packed) -> anyhow::Result<Count> {
+    let Packed { guests, executables } = packed;
+    let executables = &executables;
+    let outcomes = thread::scope(|scope| {
+        let start = |(guest, machine)| scope.spawn(move || its_own(guest, machine, executables));
+        let started = guests.into_iter().map(start);
+        // Collected first: a thread that is not started yet is not waited for.
+        let started: Vec<_> = started.collect();
+        let ended =
+            started.into_iter().map(|it| it.join().map_err(|_| anyhow!("a thread of the run panicked")));
+        ended.map(|outcome| outcome.flatten()).collect::<Vec<_>>()
+    });
     let mut total = Count::default();
-    for guest in &GUESTS {
-        total += run_usual(guest, &tree::dist())?;
+    for outcome in outcomes {
+        total += outcome?;
+    }
+    Ok(total)
+}
+
+/// Runs the tests that have a longer form in a machine, in that form.
+///
+/// # Errors
+/// As [`tests`], and those of packing.
+pub fn longer() -> anyhow::Result<Count> {
+    let mut total = Count::default();
+    for guest in GUESTS.iter().filter(|guest| !guest.longer.is_empty()) {
+        let selection = Selection { is_longer: true, ..Selection::of(guest.longer) };
+        total += match setup::machine(guest) {
+            Some(_) => run_in(guest, &selection, &tree::dist(), None)?,
+            None => none_here(),
+        };
     }
     Ok(total)
 }
 
 /// Runs a guest's own tests. It has what they need: one that is skipped has failed.
-fn run_usual(guest: &Guest, executables: &Path) -> anyhow::Result<Count> {
-    if setup::machine(guest).is_none() {
-        progress::line("  SKIPPED: tests in a virtual machine: there is no emulator for them here");
-        return Ok(Count { skipped: 1, ..Count::default() });
-    }
-    let owned = |parts: &[&str]| parts.iter().map(|part| (*part).to_owned()).collect();
-    let selection = guest.tests.iter().map(|(name, parts)| ((*name).to_owned(), owned(parts))).collect();
-    let mut count = run_in(guest, &selection, executables)?;
+fn its_own(guest: &Guest, machine: Option<Machine>, executables: &Path) -> anyhow::Result<Count> {
+    let Some(machine) = machine else { return Ok(none_here()) };
+    let mut count = run_in(guest, &usual(guest), executables, Some(machine))?;
     count.failed += mem::take(&mut count.skipped);
     Ok(count)
 }
 
-/// Runs a selection, and then each test that failed once more, in a machine of its own.
-fn run_in(guest: &Guest, selection: &Selection, executables: &Path) -> anyhow::Result<Count> {
-    let tally = in_machine(guest, selection, executables)?;
+fn none_here() -> Count {
+    progress::line("  SKIPPED: tests in a virtual machine: there is no emulator for them here");
+    Count { skipped: 1, ..Count::default() }
+}
+
+/// Runs a selection, in the machine that was packed for it if there is one, and then each test that failed once more, in a
+/// machine of its own.
+fn run_in(
+    guest: &Guest,
+    selection: &Selection,
+    executables: &Path,
+    packed: Option<Machine>,
+) -> anyhow::Result<Count> {
+    let packed = packed.map_or_else(|| Machine::pack(guest, selection, executables), Ok)?;
+    let tally = packed.run(guest)?;
     suite::settle(&tally, |Failure { executable, test, .. }| {
         // Called by its name, and by the kernel that it ran under.
         let (name, _) = executable.split_once(' ').unwrap_or((executable, ""));
-        let alone = vec![(name.to_owned(), vec!["--exact".to_owned(), test.clone()])];
-        Ok(in_machine(guest, &alone, executables)?.total() == Count { passed: 1, ..Count::default() })
+        let tests = vec![(name.to_owned(), vec!["--exact".to_owned(), test.clone()])];
+        let alone = Selection { tests, is_longer: selection.is_longer };
+        let tally = Machine::pack(guest, &alone, executables)?.run(guest)?;
+        Ok(tally.total() == Count { passed: 1, ..Count::default() })
     })
 }
 
-/// Runs a selection in one machine, and prints how the tests end.
-fn in_machine(guest: &Guest, selection: &Selection, executables: &Path) -> anyhow::Result<Tally> {
-    let (emulator, kernel) = setup::machine(guest).context("the virtual machine has not been set up")?;
-    progress::heading(&format!("test under Linux {}", kernel.release));
-    let scratch = tempfile::tempdir_in(tree::tools()).context("create a scratch directory")?;
-    let initrd = scratch.path().join("initrd");
-    progress::step("pack", |progress| {
-        let archive = image::pack(guest, &kernel, selection, executables, progress)?;
-        fs::write(&initrd, &archive).context("write the machine's files")?;
-        Ok(Done::Unchanged(format!("{} MiB", archive.len() >> 20)))
-    })?;
-    let started = Instant::now();
-    let Followed { tally, output, status, .. } =
-        follow(&mut start(&emulator, guest, &kernel, &initrd), Tally::default())
-            .context("run the virtual machine")?;
-    if !output.lines().any(|line| line.trim_end() == guest::ENDED) {
-        let tail: Vec<&str> = output.lines().rev().take(40).collect();
-        let tail: Vec<&str> = tail.into_iter().rev().collect();
-        bail!("the virtual machine ended early ({status}):\n{}", tail.join("\n"));
+impl Machine {
+    fn pack(guest: &Guest, selection: &Selection, executables: &Path) -> anyhow::Result<Self> {
+        let (emulator, kernel) = setup::machine(guest).context("the virtual machine has not been set up")?;
+        let scratch = tempfile::tempdir_in(tree::tools()).context("create a scratch directory")?;
+        progress::step(&format!("pack for {}", guest.suite), |progress| {
+            let archive = image::pack(guest, &kernel, selection, executables, progress)?;
+            fs::write(scratch.path().join(INITRD), &archive).context("write the machine's files")?;
+            Ok(Done::Unchanged(format!("{} MiB", archive.len() >> 20)))
+        })?;
+        Ok(Self { emulator, kernel, scratch })
     }
-    if tally.total().failed > 0 {
-        progress::line(&failures_in(&output));
+
+    /// Runs its tests, and prints how they end.
+    fn run(self, guest: &Guest) -> anyhow::Result<Tally> {
+        progress::heading(&format!("test under Linux {}", self.kernel.release));
+        let started = Instant::now();
+        let mut command = start(&self.emulator, guest, &self.kernel, &self.scratch.path().join(INITRD));
+        let Followed { tally, output, status, .. } =
+            follow(&mut command, Tally::default()).context("run the virtual machine")?;
+        if !output.lines().any(|line| line.trim_end() == guest::ENDED) {
+            let tail: Vec<&str> = output.lines().rev().take(40).collect();
+            let tail: Vec<&str> = tail.into_iter().rev().collect();
+            bail!("the virtual machine ended early ({status}):\n{}", tail.join("\n"));
+        }
+        if tally.total().failed > 0 {
+            progress::line(&failures_in(&output));
+        }
+        progress::finished("ok", started.elapsed(), &format!("virtual machine {}", guest.suite), "ended");
+        Ok(tally)
     }
-    progress::finished("ok", started.elapsed(), "virtual machine", "ended");
-    Ok(tally)
 }
 
 fn start(emulator: &Emulator, guest: &Guest, kernel: &Kernel, initrd: &Path) -> Command {

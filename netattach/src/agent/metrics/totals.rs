@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use super::catalogue;
 use super::family::{Numbers, Values};
-use crate::bpf::Stats;
+use crate::bpf::{DropReason, Stats, Traffic};
 use crate::journal::JournalKey;
 
 /// An attachment: the record of its sandbox, and its place there.
@@ -30,11 +30,34 @@ const MOST_NETWORKS: usize = 1024;
 const MOST_ENDED: usize = 1024;
 
 /// What an attachment had counted when it was added last, in which scrape it was there last, and whether it has ended.
-#[derive(Debug, Default, Clone, Copy)]
+#[derive(Debug, Default, Clone)]
 struct Last {
-    counted: Stats,
+    counted: Counted,
     round: u64,
     ended: bool,
+}
+
+/// What of an attachment's [`Stats`] is summed. Most of its slots are those of reasons for which nothing was dropped.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+struct Counted {
+    to_pod: Traffic,
+    from_pod: Traffic,
+    new_flows: u64,
+    displaced: u64,
+    drops: Box<[(DropReason, u64)]>,
+}
+
+impl From<&Stats> for Counted {
+    fn from(stats: &Stats) -> Self {
+        let Stats { to_pod, from_pod, new_flows, flows_displaced, .. } = *stats;
+        Self { to_pod, from_pod, new_flows, displaced: flows_displaced, drops: stats.dropped().collect() }
+    }
+}
+
+impl Counted {
+    fn dropped(&self, reason: DropReason) -> u64 {
+        self.drops.iter().find(|(known, _)| *known == reason).map_or(0, |(_, packets)| *packets)
+    }
 }
 
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -49,16 +72,17 @@ struct Sum {
 impl Totals {
     /// Adds what an attachment has counted since the last time.
     pub(super) fn add(&mut self, of: &Of, network: &str, now: &Stats) {
-        let last = Last { counted: *now, round: self.round, ended: false };
+        let now = Counted::from(now);
+        let last = Last { counted: now.clone(), round: self.round, ended: false };
         let before = match self.last.get_mut(of) {
             Some(known) => Some(std::mem::replace(known, last)),
             None => self.last.insert(of.clone(), last),
         };
-        if before.is_some_and(|last| last.counted == *now) {
+        if before.as_ref().is_some_and(|last| last.counted == now) {
             // As most attachments at most scrapes.
             return;
         }
-        let last = before.map(|last| last.counted).filter(|last| !is_reset(last, now)).unwrap_or_default();
+        let last = before.map(|last| last.counted).filter(|last| !is_reset(last, &now)).unwrap_or_default();
         let is_known = self.sums.contains_key(network) || self.sums.len() < MOST_NETWORKS;
         let sum = self.sums.entry(if is_known { network } else { catalogue::OTHER }.to_owned()).or_default();
         let since = |now: u64, last: u64| now.saturating_sub(last);
@@ -67,12 +91,9 @@ impl Totals {
         sum.sent.0 += since(now.from_pod.packets, last.from_pod.packets);
         sum.sent.1 += since(now.from_pod.bytes, last.from_pod.bytes);
         sum.new_flows += since(now.new_flows, last.new_flows);
-        sum.displaced += since(now.flows_displaced, last.flows_displaced);
-        let before: BTreeMap<_, _> =
-            last.dropped().map(|(reason, packets)| (reason.name(), packets)).collect();
-        for (reason, packets) in now.dropped() {
-            let name = reason.name();
-            *sum.drops.entry(name).or_default() += since(packets, before.get(name).copied().unwrap_or(0));
+        sum.displaced += since(now.displaced, last.displaced);
+        for (reason, packets) in &now.drops {
+            *sum.drops.entry(reason.name()).or_default() += since(*packets, last.dropped(*reason));
         }
     }
 
@@ -136,11 +157,11 @@ impl Totals {
 }
 
 /// Whether the counters began anew: another attachment has the same record.
-fn is_reset(last: &Stats, now: &Stats) -> bool {
+fn is_reset(last: &Counted, now: &Counted) -> bool {
     now.to_pod.packets < last.to_pod.packets
         || now.from_pod.packets < last.from_pod.packets
         || now.new_flows < last.new_flows
-        || now.drops.iter().zip(&last.drops).any(|(now, last)| now < last)
+        || last.drops.iter().any(|(reason, packets)| now.dropped(*reason) < *packets)
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ fn work(at_work: &AtWork, on: &'static str, most: usize) {
     *locked(at_work).entry(on).or_default() -= 1;
 }
 
-/// Operations on two containers, one that gives up, and a GC that watches. The fault: a turn that ends before its work.
+/// Operations on two containers, a look, one that gives up, and a GC that watches. The fault: a turn that ends before its work.
 fn turns(ends_early: bool) {
     let turns = Arc::new(Turns::default());
     let at_work = AtWork::default();
@@ -46,6 +46,13 @@ fn turns(ends_early: bool) {
         let (turns, at_work) = (Arc::clone(&turns), Arc::clone(&at_work));
         others.push(thread::spawn(move || operation(&turns, &at_work, container)));
     }
+    let (looking, of) = (Arc::clone(&turns), Arc::clone(&at_work));
+    others.push(thread::spawn(move || {
+        if let Some(turn) = looking.look("b") {
+            work(&of, "b", 1);
+            drop(turn);
+        }
+    }));
     let (given_up, of) = (Arc::clone(&turns), Arc::clone(&at_work));
     others.push(thread::spawn(move || {
         let watch = given_up.watch();

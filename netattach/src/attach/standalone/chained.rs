@@ -1,11 +1,22 @@
 //! What the chained plugins have in common.
 
+use std::fs::{File, TryLockError};
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
 use crate::attach::error::step_code;
 use crate::attach::{AttachError, StepError};
-use crate::cni::{self, CniError, code};
+use crate::cni::{self, AttachmentId, CniError, code};
 use crate::link::{self, Facts};
+use crate::nat::without_agent::{self, Plugin, Whose};
 use crate::netlink::Handle;
 use crate::netns::Netns;
+
+/// How long another process may hold the namespace's lock.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Between two looks at it.
+const PAUSE: Duration = Duration::from_millis(5);
 
 /// No `prevResult`.
 pub(super) fn missing(kind: &str) -> CniError {
@@ -18,12 +29,35 @@ pub(super) fn cannot(error: StepError) -> CniError {
     CniError::from_chain(step_code(&error), &error)
 }
 
-/// The pod's namespace.
+/// The pod's namespace, which is not the node's own: a path may lead to another namespace by now.
 pub(super) fn sandbox(request: &cni::Request) -> Result<(Netns, Handle), CniError> {
     let path = request.netns.as_deref().unwrap_or_default();
     let netns = Netns::open(path).map_err(AttachError::from)?;
+    if is_nodes_own(&netns, request)? {
+        return Err(AttachError::HostNetns { path: path.into() }.into());
+    }
     let pod = Handle::open_in(&netns).map_err(AttachError::Open)?;
     Ok((netns, pod))
+}
+
+/// Whether a namespace is the node's own, and is not meant to be.
+pub(super) fn is_nodes_own(netns: &Netns, request: &cni::Request) -> Result<bool, CniError> {
+    let own = Netns::current().map_err(AttachError::from)?;
+    Ok(netns.id() == own.id() && !request.netns_override)
+}
+
+/// Takes back what the node translates for attachments of a network that are not in the list.
+pub(super) fn collect(plugin: Plugin, network: &str, valid: &[AttachmentId]) -> Result<(), CniError> {
+    let valid: Vec<(&str, &str)> =
+        valid.iter().map(|it| (it.container_id.as_str(), it.ifname.as_str())).collect();
+    without_agent::collect(plugin, network, &valid).map_err(|error| cannot(error.into()))
+}
+
+/// Takes back what the node translates for an interface that an executable made.
+pub(super) fn forget_translation(request: &cni::Request) -> Result<(), CniError> {
+    let cni::Request { name, container_id, ifname, .. } = request;
+    let whose = Whose { plugin: Plugin::Link, network: name, container: container_id, ifname };
+    without_agent::detach(&whose).map_err(|error| cannot(error.into()))
 }
 
 /// What the readers of configurations take, from the input alone.
@@ -39,5 +73,26 @@ pub(super) fn request(request: &cni::Request) -> link::Request<'_> {
         protect: None,
         facts: NO_FACTS.get_or_init(Facts::default),
         recorded: false,
+    }
+}
+
+/// Waits for others that choose tables in the namespace, for a while: whoever is in the pod can hold the lock as well. It
+/// is held for as long as what is returned.
+pub(super) fn lock(netns: &Netns) -> Result<File, CniError> {
+    let failed = |error: std::io::Error| {
+        CniError::new(code::IO_FAILURE, format!("lock the network namespace: {error}"))
+    };
+    let file = File::from(netns.as_fd().try_clone_to_owned().map_err(failed)?);
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::WouldBlock) if Instant::now() < end => std::thread::sleep(PAUSE),
+            Err(TryLockError::WouldBlock) => {
+                let msg = "the network namespace is locked by another process (flock)";
+                return Err(CniError::new(code::TRY_AGAIN_LATER, msg));
+            }
+            Err(TryLockError::Error(error)) => return Err(failed(error)),
+        }
     }
 }

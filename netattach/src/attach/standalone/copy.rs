@@ -200,6 +200,10 @@ fn keep(directory: &Path, name: &str) -> io::Result<()> {
     Ok(())
 }
 
+/// How often, and with which pauses, a copy is started again that somebody still has open for writing.
+const BUSY_TRIES: u32 = 100;
+const BUSY_PAUSE: std::time::Duration = std::time::Duration::from_millis(10);
+
 /// Asks the copy which versions of CNI it supports, as a runtime does.
 fn try_version(path: &Path) -> Result<(), CopyError> {
     let not_running = |problem: String| CopyError::DoesNotRun { path: path.to_owned(), problem };
@@ -207,7 +211,18 @@ fn try_version(path: &Path) -> Result<(), CopyError> {
     // As which plugin `netattach-cni` acts is in the name that it is started by.
     std::os::unix::process::CommandExt::arg0(&mut command, "loopback");
     command.env_clear().env("CNI_COMMAND", "VERSION").stdin(Stdio::null());
-    let answer = command.output().map_err(|error| not_running(error.to_string()))?;
+    let mut tries = 0;
+    let answer = loop {
+        match command.output() {
+            // A process that another thread starts has the file open for writing, until it runs its program.
+            Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy && tries < BUSY_TRIES => {
+                tries += 1;
+                std::thread::sleep(BUSY_PAUSE);
+            }
+            answer => break answer,
+        }
+    };
+    let answer = answer.map_err(|error| not_running(error.to_string()))?;
     let text = String::from_utf8_lossy(&answer.stdout);
     if answer.status.success() && text.contains("supportedVersions") {
         return Ok(());

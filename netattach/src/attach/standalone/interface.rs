@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use super::Memory;
+use super::{Memory, chained};
 use crate::attach::apply::{DelegateCall, apply};
 use crate::attach::check::{check_delegates, compare};
 use crate::attach::status_verb::{check_node, lease_error};
@@ -13,6 +13,7 @@ use crate::cni::{self, CniError, Command, code, json};
 use crate::error_chain::Chain;
 use crate::ipam::{self, Owner};
 use crate::link::{Driver, Facts};
+use crate::nat::without_agent::{self, Plugin};
 use crate::netlink::Handle;
 use crate::netns::{Netns, NetnsError, NetnsId};
 use crate::plan::check::expected;
@@ -179,16 +180,19 @@ impl Interface<'_> {
         Ok(check_delegates(self.node, &sandbox, &attachment, None)?)
     }
 
-    /// Interfaces disappear with their namespaces; only addresses can be left over.
+    /// Interfaces disappear with their namespaces; only addresses and what is translated for them can be left over.
     fn gc(&self) -> Result<(), CniError> {
-        let Some(in_use) = &self.request.valid_attachments else { return Ok(()) };
-        let in_use: Vec<Owner> = in_use.iter().map(Owner::from).collect();
+        let Some(valid) = &self.request.valid_attachments else { return Ok(()) };
+        let in_use: Vec<Owner> = valid.iter().map(Owner::from).collect();
         let sandbox = sandbox(self.request, NOWHERE);
         let attachment = remains_of_one(&sandbox, self.driver, self.request);
         for step in &attachment.steps {
             if let Step::Lease(config) = step {
                 let collected = config.pool().map(|pool| self.node.leases.collect(&pool, &in_use));
                 collected.transpose().map_err(lease_error)?;
+            }
+            if let Step::Translate(_) = step {
+                chained::collect(Plugin::Link, &self.request.name, valid)?;
             }
         }
         self.forward(&sandbox, &attachment)
@@ -206,6 +210,10 @@ impl Interface<'_> {
             planned => planned?,
         };
         check_node(self.node, &attachment)?;
+        if attachment.steps.iter().any(|step| matches!(step, Step::Translate(_))) {
+            without_agent::is_possible()
+                .map_err(|error| CniError::from_chain(code::NOT_AVAILABLE, &StepError::from(error)))?;
+        }
         self.forward(&sandbox, &attachment)
     }
 

@@ -4,24 +4,27 @@
 //! when a step fails. DEL derives from the configuration what an ADD may have left, and rolls that back. CHECK turns
 //! `prevResult` back into the outputs of the steps and compares as the agent does.
 //!
-//! `interface` has the interface plugins, `tuning` and `sbr` the chained ones (`chained` is what they have in common), `ipam`
-//! the address management; `install` puts the plugins' names into a directory, `copy` copies executables to a node, `conflist` writes the configuration for a runtime.
+//! `interface` has the interface plugins, `tuning`, `sbr`, `vrf`, `portmap` and `bandwidth` the chained ones (`chained` is what they
+//! have in common), `ipam` the address management; `install` puts the plugins' names into a directory, `copy` copies executables to a node, `conflist` writes the configuration for a runtime.
 
+mod bandwidth;
 mod chained;
 mod conflist;
 pub mod copy;
 pub mod install;
 mod interface;
 mod ipam;
+mod portmap;
 mod sbr;
 mod tuning;
+mod vrf;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::time::Duration;
 
-use super::{Bridges, Devices, Node, Occupied, Progress};
+use super::{Bridges, Devices, Forwarding, HostAccesses, Node, Occupied, Progress};
 use crate::cni::{self, CniError, Command, Request, Version, code, json};
 use crate::delegate::{self, Delegate, ResultCache};
 use crate::ipam::{Kind, Leases};
@@ -112,9 +115,12 @@ fn answer(name: &str, request: &Request, stderr: &mut impl Write) -> Result<Stri
         cache: ResultCache::new(delegate::DEFAULT_DIRECTORY),
         bridges: Bridges::default(),
         occupied: Occupied::default(),
+        host_accesses: HostAccesses::default(),
         devices: Devices::default(),
         nat: None,
         enforcer: None,
+        links: None,
+        forwarding: Forwarding::default(),
         announces_late: false,
         departures: None,
     };
@@ -123,6 +129,9 @@ fn answer(name: &str, request: &Request, stderr: &mut impl Write) -> Result<Stri
         (None, Some(kind)) => ipam::Addresses { kind, request, leases: node.leases }.answer(),
         (None, None) if name == link::tuning::KIND => tuning::Tuning { request }.answer(),
         (None, None) if name == link::sbr::KIND => sbr::Sbr { request }.answer(),
+        (None, None) if name == link::vrf::KIND => vrf::VrfPlugin { request }.answer(),
+        (None, None) if name == link::portmap::KIND => portmap::Portmap { request }.answer(),
+        (None, None) if name == link::bandwidth::KIND => bandwidth::Bandwidth { request }.answer(),
         (None, None) => {
             Err(CniError::new(code::INTERNAL, format!("netattach-cni has no plugin named {name}")))
         }
@@ -134,7 +143,11 @@ fn answer(name: &str, request: &Request, stderr: &mut impl Write) -> Result<Stri
 /// then, and only that one knows all of it.
 pub(super) fn del(plugin: &str, request: &Request, node: &Node) -> Option<Result<(), CniError>> {
     let interface = interface::Interface { driver: link::driver(plugin)?, request, node };
-    interface.is_supported().then(|| interface.del())
+    interface.is_supported().then(|| {
+        interface.del()?;
+        // The agent translates by a table of its own.
+        chained::forget_translation(request)
+    })
 }
 
 fn variables(
@@ -181,8 +194,8 @@ impl Memory {
 }
 
 impl Progress for Memory {
-    fn begin(&mut self, step: StepRef) -> Result<(), JournalError> {
-        self.begun.insert(step);
+    fn begin(&mut self, steps: &[StepRef]) -> Result<(), JournalError> {
+        self.begun.extend(steps);
         Ok(())
     }
 

@@ -1,22 +1,13 @@
 //! The chained plugin `sbr`. Nothing is kept: what is to be removed are the rules for the interface's addresses.
 
-use std::fs::{File, TryLockError};
 use std::net::IpAddr;
-use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
 
 use super::chained;
 use crate::attach::{AttachError, by_source};
-use crate::cni::{self, CniError, CniResult, Command, code, json};
+use crate::cni::{self, CniError, CniResult, Command, json};
 use crate::link;
 use crate::netns::Netns;
 use crate::spec::BySource;
-
-/// How long another process may hold the namespace's lock.
-const PATIENCE: Duration = Duration::from_secs(5);
-
-/// Between two looks at it.
-const PAUSE: Duration = Duration::from_millis(5);
 
 pub(super) struct Sbr<'a> {
     pub(super) request: &'a cni::Request,
@@ -38,7 +29,7 @@ impl Sbr<'_> {
         let result = self.previous()?.ok_or_else(|| chained::missing(link::sbr::KIND))?;
         let (netns, mut pod) = chained::sandbox(request)?;
         // The reference plugin locks the namespace in the same way: two that choose tables at once would take the same.
-        let _turn = lock(&netns)?;
+        let _turn = chained::lock(&netns)?;
         let chosen =
             by_source::choose(&mut pod, &request.ifname, &asked, &result).map_err(chained::cannot)?;
         if let Err(error) = by_source::apply(&mut pod, &chosen) {
@@ -70,8 +61,11 @@ impl Sbr<'_> {
     fn del(&self) -> Result<(), CniError> {
         let request = self.request;
         let path = request.netns.as_deref().unwrap_or_default();
-        if path.is_empty() || matches!(Netns::open(path), Err(error) if error.is_gone()) {
-            return Ok(());
+        match Netns::open(path) {
+            Err(error) if path.is_empty() || error.is_gone() => return Ok(()),
+            // The pod's is gone, and its path another's. A failure here would keep the plugins before this one from being asked.
+            Ok(netns) if chained::is_nodes_own(&netns, request)? => return Ok(()),
+            _ => {}
         }
         // What ADD would have refused has left nothing; what its addresses were is then as good a guess as any.
         let asked = self.asked().unwrap_or_default();
@@ -91,26 +85,5 @@ impl Sbr<'_> {
 
     fn asked(&self) -> Result<BySource, CniError> {
         Ok(link::sbr::parse(&chained::request(self.request))?)
-    }
-}
-
-/// Waits for others that choose tables in the namespace, for a while: whoever is in the pod can hold the lock as well. It
-/// is held for as long as what is returned.
-fn lock(netns: &Netns) -> Result<File, CniError> {
-    let failed = |error: std::io::Error| {
-        CniError::new(code::IO_FAILURE, format!("lock the network namespace: {error}"))
-    };
-    let file = File::from(netns.as_fd().try_clone_to_owned().map_err(failed)?);
-    let end = Instant::now() + PATIENCE;
-    loop {
-        match file.try_lock() {
-            Ok(()) => return Ok(file),
-            Err(TryLockError::WouldBlock) if Instant::now() < end => std::thread::sleep(PAUSE),
-            Err(TryLockError::WouldBlock) => {
-                let msg = "the network namespace is locked by another process (flock)";
-                return Err(CniError::new(code::TRY_AGAIN_LATER, msg));
-            }
-            Err(TryLockError::Error(error)) => return Err(failed(error)),
-        }
     }
 }

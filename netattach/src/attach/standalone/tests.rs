@@ -48,17 +48,22 @@ fn there_is_a_plugin_for_every_driver_and_one_for_addresses() {
             "loopback",
             "macvlan",
             "macvtap",
+            "netkit",
             "ptp",
+            "tap",
             "veth",
             "vlan",
             "tuning",
             "sbr",
+            "vrf",
+            "portmap",
+            "bandwidth",
             "host-local",
             "static"
         ]
     );
     assert!(
-        names().all(is_plugin) && !is_plugin("netattach-cni") && !is_plugin("tap") && !is_plugin("sriov")
+        names().all(is_plugin) && !is_plugin("netattach-cni") && !is_plugin("dhcp") && !is_plugin("sriov")
     );
 }
 

@@ -141,13 +141,29 @@ pub fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
 /// Kernel's ids of the programs that run on a hook of a device by tcx, in the order in which packets meet them. None
 /// before Linux 6.6, and none where the device is gone.
 pub fn tcx_programs(ifindex: u32, hook: TcHook) -> io::Result<Vec<u32>> {
+    programs(ifindex, attach_type(hook))
+}
+
+/// The same of the programs that run on what either end of a netkit pair sends, by its primary end's index. None where
+/// the device is not the primary end of one.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn netkit_programs(ifindex: u32) -> io::Result<Vec<u32>> {
+    /// `BPF_NETKIT_PRIMARY` and `BPF_NETKIT_PEER`.
+    const ENDS: [u32; 2] = [54, 55];
+    let [primary, peer] = ENDS.map(|end| programs(ifindex, end));
+    Ok([primary?, peer?].concat())
+}
+
+fn programs(ifindex: u32, attach_type: u32) -> io::Result<Vec<u32>> {
     /// `BPF_MPROG_MAX`.
     const MOST: usize = 64;
     let mut ids = [0_u32; MOST];
     let query = UnsafeCell::new(Query {
         prog_ids: ids.as_mut_ptr() as u64,
         count: MOST as u32,
-        ..Query::of(ifindex, attach_type(hook))
+        ..Query::of(ifindex, attach_type)
     });
     // SAFETY: the `query` member of `union bpf_attr`; `prog_ids` has room for `count` numbers and is not otherwise used
     // during the call. The kernel writes into the member and not beyond, which the cell allows.
@@ -158,6 +174,8 @@ pub fn tcx_programs(ifindex: u32, hook: TcHook) -> io::Result<Vec<u32>> {
         }
         Err(error) => match error.raw_os_error() {
             Some(libc::ENOENT | libc::EINVAL | libc::EOPNOTSUPP | libc::ENODEV) => Ok(Vec::new()),
+            // A netkit's: the device is none, or is the other end of its pair.
+            Some(libc::ENXIO | libc::EACCES) => Ok(Vec::new()),
             _ => Err(error),
         },
     }

@@ -20,7 +20,8 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 pub(super) use batch::{Batch, BatchAttributes, lookup_batch};
 pub(super) use links::Query;
 pub use links::{
-    LinkInfo, XdpMode, link_detach, link_info, link_update, tcx_attach, tcx_programs, xdp_attach,
+    LinkInfo, XdpMode, link_detach, link_info, link_update, netkit_programs, tcx_attach, tcx_programs,
+    xdp_attach,
 };
 pub use pins::{open_pin, pin};
 pub use programs::{Instruction, load_classifier, program_id, program_name};

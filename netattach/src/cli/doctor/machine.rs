@@ -7,7 +7,7 @@ use crate::agent::{self, Settings};
 use crate::bpf::{self, probe};
 use crate::error_chain::Chain;
 
-/// Looked for, and used by nothing: its absence is nothing to warn of.
+/// Used by networks of that type alone: its absence is nothing to warn of.
 const NOT_USED: &str = "netkit";
 
 /// Of a file system of BPF (`BPF_FS_MAGIC` in `linux/magic.h`).
@@ -32,17 +32,18 @@ pub(super) fn checks(settings: &Settings) -> Vec<Check> {
 /// The kernel's version, and what its BPF lacks.
 fn kernel() -> Check {
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
-    let needed = probe::requirements().into_iter().filter(|it| it.needed && matches!(it.present, Ok(false)));
+    let requirements = probe::requirements();
+    let needed = probe::lacking(&requirements);
     let absent = agent::kernel_features()
         .into_iter()
         .filter(|feature| !feature.present && feature.name != NOT_USED)
         .map(|feature| format!("{} ({})", feature.name, feature.detail));
-    judged(&release, &needed.map(|it| it.name.to_owned()).collect::<Vec<_>>(), &absent.collect::<Vec<_>>())
+    judged(&release, &needed, &absent.collect::<Vec<_>>())
 }
 
 /// A kernel that lacks something `needed` runs no program of netattach's; one without the `absent` does with less. One that
 /// is older than those of the tests is as good as what it has.
-fn judged(release: &str, needed: &[String], absent: &[String]) -> Check {
+fn judged(release: &str, needed: &[&str], absent: &[String]) -> Check {
     const NAME: &str = "kernel";
     if !needed.is_empty() {
         let detail = format!("{release} lacks {}, without which no program can be loaded", needed.join(", "));
@@ -158,7 +159,7 @@ mod tests {
 
     #[test]
     fn an_old_kernel_is_warned_of_and_one_that_lacks_what_is_needed_fails() {
-        let (needed, absent) = (["map ringbuf".to_owned()], ["tcx (refused)".to_owned()]);
+        let (needed, absent) = (["map ringbuf"], ["tcx (refused)".to_owned()]);
         let newer = "use a newer kernel (docs/supported.md has those that are tested)";
         let enough = format!("{newer}; what netattach needs is there");
         let less = "a newer kernel; until then netattach works with what is said behind each";

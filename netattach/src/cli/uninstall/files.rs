@@ -90,6 +90,14 @@ impl Files {
         let mut linked = Vec::new();
         for name in names() {
             let path = directory.join(name);
+            for beside in [before(name), fresh(name)].map(|name| directory.join(name)) {
+                if ours(&beside)? {
+                    self.executables.push(beside);
+                } else if is_there(&beside) {
+                    self.stays
+                        .push(Stays::new(beside.display(), format!("it was {name} before netattach's")));
+                }
+            }
             if !ours(&path)? {
                 continue;
             }

@@ -1,6 +1,7 @@
 //! What netattach has made in the kernel of a node for all pods, besides pins: tables, routes, bridges.
 
 use super::Stays;
+use crate::attach::host_access::is_host_link;
 use crate::bpf::{Program, Side};
 use crate::builtin::routes::{METRIC, PROTOCOL};
 use crate::netlink::{self, FilteredDevice, Handle, RouteState};
@@ -20,6 +21,8 @@ pub(super) struct Kernel {
     pub(super) tables: Vec<String>,
     routes: Vec<RouteState>,
     devices: Vec<FilteredDevice>,
+    /// Names of the node's own links on parents of pods.
+    pub(super) host_links: Vec<String>,
     /// Bridges without a port.
     pub(super) bridges: Vec<String>,
     /// Bridges that something is still connected to. They stay.
@@ -38,7 +41,9 @@ impl Kernel {
         }
         found.routes = node.routes()?;
         found.routes.retain(|route| (route.protocol, route.priority) == (PROTOCOL, METRIC));
+        found.host_links = node.links()?.into_iter().filter(is_host_link).map(|link| link.name).collect();
         found.devices = node.devices_with_filters(&LASTING.map(Program::name))?;
+        found.devices.retain(|device| !found.host_links.contains(&device.name));
         for (bridge, ports) in node.own_bridges()? {
             if ports == 0 { &mut found.bridges } else { &mut found.bridges_in_use }.push(bridge.name);
         }
@@ -63,6 +68,7 @@ impl Kernel {
         }
         node.ensure_routes_absent(&self.routes)?;
         self.devices.iter().try_for_each(|device| node.ensure_unfiltered(device))?;
+        self.host_links.iter().try_for_each(|link| node.ensure_link_absent(link))?;
         for bridge in &self.bridges {
             if let Some(bridge) = node.find_link(bridge)? {
                 node.ensure_own_bridge_absent(&bridge)?;

@@ -71,6 +71,8 @@ pub(super) struct Removed {
     routes: Vec<String>,
     /// Uplinks of the node and parents of macvlans whose programs go: these devices outlast the pods.
     devices: Vec<String>,
+    /// The node's own links on parents of pods.
+    host_links: Vec<String>,
     /// Bridges without a port.
     bridges: Vec<String>,
     /// Bridges that something is still connected to. They stay.
@@ -110,11 +112,12 @@ impl fmt::Display for Removed {
             )?,
         }
         let paths = |paths: &[PathBuf]| paths.iter().map(|path| path.display().to_string()).collect();
-        let kinds: [(&str, Vec<String>); 7] = [
+        let kinds: [(&str, Vec<String>); 8] = [
             ("configurations of the container runtime", paths(&self.configurations)),
             ("tables of the packet filter", self.tables.clone()),
             ("routes to", self.routes.clone()),
             ("programs on uplinks and parents of macvlans", self.devices.clone()),
+            ("the node's links on parents of pods", self.host_links.clone()),
             ("bridges without a port", self.bridges.clone()),
             ("state", paths(&self.state)),
             ("executables", paths(&self.executables)),
@@ -184,6 +187,7 @@ impl Uninstall {
             routes: kernel.routes(),
             devices: kernel.devices(),
             tables: kernel.tables,
+            host_links: kernel.host_links,
             bridges: kernel.bridges,
             bridges_in_use: kernel.bridges_in_use,
             state: files.state,

@@ -27,6 +27,7 @@ fn what_was_removed_and_what_stays_is_said_in_lines() {
         tables: names(&["netattach", "netattach-nat"]),
         routes: names(&["10.244.2.0/24", "fd00:2::/64"]),
         devices: names(&["eth0"]),
+        host_links: names(&["nahst3"]),
         bridges: names(&["pods0"]),
         bridges_in_use: names(&["br7"]),
         state: vec!["/state/journal".into()],
@@ -46,6 +47,7 @@ fn what_was_removed_and_what_stays_is_said_in_lines() {
          Would remove tables of the packet filter: netattach, netattach-nat.\n\
          Would remove routes to: 10.244.2.0/24, fd00:2::/64.\n\
          Would remove programs on uplinks and parents of macvlans: eth0.\n\
+         Would remove the node's links on parents of pods: nahst3.\n\
          Would remove bridges without a port: pods0.\n\
          Would remove state: /state/journal.\n\
          Would remove executables: /bin/netattach, /bin/.netattach.before.\n\
@@ -81,29 +83,33 @@ fn a_configuration_of_the_agent_goes_and_one_by_hand_that_calls_netattach_is_nam
 fn executables_go_and_plugins_under_names_of_others_stay_with_what_they_lead_to() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name);
-    for name in ["netattach", "netattach-cni", "loopback", ".netattach.before", ".netattach-cni.new"] {
+    let copies = [".loopback.before", ".netattach.before", ".netattach-cni.new"];
+    for name in ["netattach", "netattach-cni", "loopback"].iter().chain(&copies) {
         fs::write(path(name), [b"ELF", MARK].concat()).unwrap();
     }
+    fs::write(path(".bridge.before"), "the reference plugin").unwrap();
     fs::write(path("bridge"), "the reference plugin").unwrap();
     let found = || {
         let mut files = Files::default();
         files.look_for_executables(directory.path()).unwrap();
         files
     };
-    let all = ["netattach", ".netattach.before", "netattach-cni", ".netattach-cni.new"].map(path);
+    let all = [".loopback.before", "netattach", ".netattach.before", "netattach-cni", ".netattach-cni.new"];
     let files = found();
-    assert_eq!((&files.executables[..], stays(&files)), (&all[..], vec!["loopback".to_owned()]));
+    assert_eq!(files.executables, all.map(path));
+    assert_eq!(stays(&files), [".bridge.before", "loopback"]);
     symlink("netattach-cni", path("host-local")).unwrap();
     let files = found();
-    assert_eq!(files.executables, ["netattach", ".netattach.before", ".netattach-cni.new"].map(path));
-    assert_eq!(stays(&files), ["loopback", "host-local", "netattach-cni"]);
+    let gone = [".loopback.before", "netattach", ".netattach.before", ".netattach-cni.new"];
+    assert_eq!(files.executables, gone.map(path));
+    assert_eq!(stays(&files), [".bridge.before", "loopback", "host-local", "netattach-cni"]);
     files.remove_rest().unwrap();
     let mut left: Vec<String> = fs::read_dir(directory.path())
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
         .collect();
     left.sort();
-    assert_eq!(left, ["bridge", "host-local", "loopback", "netattach-cni"]);
+    assert_eq!(left, [".bridge.before", "bridge", "host-local", "loopback", "netattach-cni"]);
     // Those of others stay, whatever their names.
     fs::write(path("netattach"), "somebody else's").unwrap();
     assert_eq!(found().executables, Vec::<PathBuf>::new());

@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RenameFlags, Timespec, Timestamps};
 use rustix::io::Errno;
 
+use super::files::{File, Files};
 use super::store::Error;
 use super::{Owner, file_content};
 use crate::ipam::Held;
@@ -52,7 +53,7 @@ pub(super) struct Locked<'a>(&'a Opened);
 /// The reservations of a directory.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
-    files: HashMap<IpAddr, File>,
+    files: Files,
     /// The address reserved last, by set, with the file that stores it, as read or written under this lock.
     cursors: HashMap<usize, Cursor>,
     /// Number of empty files: they have the spare names from 1 to this.
@@ -69,17 +70,6 @@ struct Cursor {
     /// Length of the file, in bytes.
     length: usize,
     address: Option<IpAddr>,
-}
-
-/// State of a file whose name is an address.
-#[derive(Debug, PartialEq, Eq)]
-enum File {
-    /// Its content, trimmed.
-    Held(Box<[u8]>),
-    /// No content: the writer died.
-    Abandoned,
-    /// Not a regular file, or unreadable: the address is not handed out.
-    Unreadable,
 }
 
 /// Detects changes to a directory's entries since they were read: the modification time set by [`Locked::mark`].
@@ -200,7 +190,7 @@ impl Locked<'_> {
     ) -> Result<(), Error> {
         let name = address.to_string();
         let content = file_content(owner);
-        let abandoned = contents.files.get(&address) == Some(&File::Abandoned);
+        let abandoned = contents.files.get(address) == Some(&File::Abandoned);
         let spare = (contents.spares > 0).then(|| spare_name(contents.spares));
         contents.spares = contents.spares.saturating_sub(1);
         self.write_reservation(&name, content.as_bytes(), spare.as_deref(), abandoned)
@@ -221,7 +211,7 @@ impl Locked<'_> {
         };
         removed.map_err(|error| Error::Remove { path: self.0.path.join(&name), source: error.into() })?;
         crate::crash_point!("released", name);
-        contents.files.remove(&address);
+        contents.files.remove(address);
         Ok(())
     }
 
@@ -368,12 +358,12 @@ impl Locked<'_> {
 impl Contents {
     /// Whether the address is reserved, by any owner.
     pub(super) fn is_taken(&self, address: IpAddr) -> bool {
-        self.files.get(&address).is_some_and(|file| *file != File::Abandoned)
+        self.files.get(address).is_some_and(|file| *file != File::Abandoned)
     }
 
     /// All reserved addresses, in no order.
     pub(super) fn reserved(&self) -> Vec<IpAddr> {
-        self.files.keys().copied().collect()
+        self.files.iter().map(|(address, _)| *address).collect()
     }
 
     /// All reservations in order.
@@ -387,14 +377,17 @@ impl Contents {
 
     /// The holder of an address, if there is one that can be read.
     pub(super) fn holder(&self, address: IpAddr) -> Option<Owner> {
-        self.files.get(&address).and_then(owner)
+        self.files.get(address).and_then(owner)
     }
 
     /// The addresses of an owner in order. Entries of its container without an interface, from old versions, count
     /// only if there is none with its interface.
     pub(super) fn held_by(&self, owner: &Owner) -> Vec<IpAddr> {
-        let exact = self.with_content(file_content(owner).trim_ascii());
-        if exact.is_empty() { self.with_content(owner.container_id.trim_ascii()) } else { exact }
+        let exact = self.files.with_content(file_content(owner).trim_ascii().as_bytes());
+        match exact.is_empty() {
+            true => self.files.with_content(owner.container_id.trim_ascii().as_bytes()),
+            false => exact,
+        }
     }
 
     /// The addresses held by owners other than `owners`, in order. An entry without an interface, from old versions,
@@ -427,14 +420,6 @@ impl Contents {
         let files =
             self.files.iter().filter(|(_, file)| matches!(file, File::Held(content) if holds(content)));
         files.map(|(address, _)| *address).collect()
-    }
-
-    fn with_content(&self, text: &str) -> Vec<IpAddr> {
-        let holds = |file: &File| matches!(file, File::Held(content) if **content == *text.as_bytes());
-        let mut addresses: Vec<_> =
-            self.files.iter().filter(|(_, file)| holds(file)).map(|(address, _)| *address).collect();
-        addresses.sort_unstable();
-        addresses
     }
 }
 

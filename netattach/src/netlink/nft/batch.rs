@@ -20,12 +20,34 @@ const FLAGS: std::ops::Range<usize> = 6..8;
 /// In the kind of an attribute: it consists of attributes.
 pub(in crate::netlink) const NESTED: u16 = 0x8000;
 
+/// `NFNL_BATCH_GENID`: the generation of the packet filter in which the transaction is right.
+const GENERATION: u16 = 1;
+
 /// Carries out messages (see [`object`]) as one transaction: all of them or none. The kernel acknowledges the last, and
 /// each that it refuses; a thousand acknowledgements would not fit into the socket's queue.
 ///
 /// # Errors
 /// The kernel refuses one of them; `name` names the transaction.
 pub(in crate::netlink) fn transact(name: &'static str, transaction: &[Vec<u8>]) -> Result<(), Error> {
+    send(name, &[], transaction)
+}
+
+/// As [`transact`], if the packet filter is still of that generation. `false`: it is not, and nothing was done.
+///
+/// # Errors
+/// As [`transact`].
+pub(in crate::netlink) fn transact_at(
+    name: &'static str,
+    generation: u32,
+    transaction: &[Vec<u8>],
+) -> Result<bool, Error> {
+    match send(name, &number(GENERATION, generation), transaction) {
+        Err(Error::Refused(Refused { errno: libc::ERESTART, .. })) => Ok(false),
+        other => other.map(|()| true),
+    }
+}
+
+fn send(name: &'static str, condition: &[u8], transaction: &[Vec<u8>]) -> Result<(), Error> {
     let Some((last, before)) = transaction.split_last() else { return Ok(()) };
     let mut socket = RawSocket::new(NETLINK_NETFILTER).map_err(Error::Open)?;
     socket.bind_auto().map_err(Error::Open)?;
@@ -33,7 +55,7 @@ pub(in crate::netlink) fn transact(name: &'static str, transaction: &[Vec<u8>]) 
     if let Some(flags) = last.get_mut(FLAGS) {
         flags[0] |= ACK as u8;
     }
-    let begin = message(BATCH_BEGIN, 0, 0, NFTABLES, &[]);
+    let begin = message(BATCH_BEGIN, 0, 0, NFTABLES, condition);
     let end = message(BATCH_END, 0, 0, NFTABLES, &[]);
     let batch = [begin, before.concat(), last, end].concat();
     make_room(&socket, batch.len());

@@ -7,11 +7,13 @@
 //! | `batch` | messages of nftables, and transactions |
 //! | `expression` | the expressions of rules |
 //! | `nat_table`, `nat` | the table that translates addresses: its sets, chains and rules; its transactions |
+//! | `noted` | the same table as processes without an agent share it: elements say whose they are |
 
 mod batch;
 mod expression;
 pub mod nat;
 mod nat_table;
+mod noted;
 
 use std::collections::BTreeSet;
 use std::io;
@@ -256,6 +258,11 @@ pub(super) fn messages(mut bytes: &[u8]) -> impl Iterator<Item = Message<'_>> {
             body: &message[HEADER_LEN..],
         })
     })
+}
+
+/// The value of the first attribute of that kind.
+pub(super) fn attribute_in(attributes: &[u8], kind: u16) -> Option<&[u8]> {
+    attributes_of(attributes).find(|(found, _)| *found == kind).map(|(_, value)| value)
 }
 
 pub(super) fn attributes_of(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {

@@ -10,7 +10,8 @@ use super::batch::{attribute, nested, object, text, transact};
 use super::nat_table::{self, create, remove};
 use super::{Family, attributes_of, dump, name};
 
-pub use nat_table::{Set, TABLE};
+pub use super::noted::{MOST_NOTE, Noted, View, change_noted, table_is_possible, view};
+pub use nat_table::{SHARED_TABLE, Set, TABLE};
 
 const NAME: &str = "NFT_MSG_NEWSETELEM";
 /// `enum nf_tables_msg_types`.
@@ -20,12 +21,12 @@ const NEW_CHAIN: u16 = 3;
 const GET_CHAIN: u16 = 4;
 const NEW_RULE: u16 = 6;
 const GET_RULE: u16 = 7;
-const NEW_ELEMENT: u16 = 12;
+pub(super) const NEW_ELEMENT: u16 = 12;
 const GET_ELEMENT: u16 = 13;
-const DELETE_ELEMENT: u16 = 14;
+pub(super) const DELETE_ELEMENT: u16 = 14;
 /// A zero, and the name of a list of prefixes in whole words.
 const LIST_LENGTH: usize = 12;
-const CREATE: u16 = 0x400;
+pub(super) const CREATE: u16 = 0x400;
 /// Elements in one message: all of them are one attribute, of at most 64 KiB.
 const AT_ONCE: usize = 256;
 
@@ -52,7 +53,8 @@ pub struct Shape(Vec<Vec<u8>>);
 /// # Errors
 /// The kernel refuses: it may lack nftables, `nft_nat`, `nft_masq`, `nft_ct` or `nft_fib_inet`.
 pub fn install<'e>(owner: &str, elements: impl IntoIterator<Item = &'e Element>) -> Result<(), Error> {
-    transact(NAME, &[remove(), create(owner), messages_of(NEW_ELEMENT, CREATE, elements)].concat())?;
+    let made = create(TABLE, &nat_table::comment_of(owner));
+    transact(NAME, &[remove(TABLE), made, messages_of(NEW_ELEMENT, CREATE, elements)].concat())?;
     crate::crash_point!("nft", "installed");
     Ok(())
 }
@@ -62,18 +64,44 @@ pub fn install<'e>(owner: &str, elements: impl IntoIterator<Item = &'e Element>)
 /// # Errors
 /// The kernel does not answer, or tables changed while they were read.
 pub fn comment_of_another(owner: &str) -> Result<Option<String>, Error> {
+    // An earlier version wrote none.
+    Ok(comment(TABLE)?.filter(|found| *found != nat_table::comment_of(owner)))
+}
+
+/// The comment of a table, if there is the table and it has one.
+pub(super) fn comment(table: &str) -> Result<Option<String>, Error> {
     let mut found = None;
-    let kinds = kinds(GET_TABLE, NEW_TABLE);
-    let whole = dump("NFT_MSG_GETTABLE", kinds, Family::Inet, &[], &mut |table| {
-        if is_own(table) {
-            found = nat_table::comment_in(table);
+    look_at(table, &mut |shown| found = nat_table::comment_in(shown))?;
+    Ok(found)
+}
+
+/// Shows what the kernel says of a table, if there is the table.
+fn look_at(table: &str, each: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
+    const NAME: &str = "NFT_MSG_GETTABLE";
+    let whole = dump(NAME, kinds(GET_TABLE, NEW_TABLE), Family::Inet, &[], &mut |shown| {
+        if is_of(shown, table) {
+            each(shown);
         }
     })?;
-    if !whole {
-        return Err(Error::Interrupted("NFT_MSG_GETTABLE"));
-    }
-    // An earlier version wrote none.
-    Ok(found.filter(|found| *found != nat_table::comment_of(owner)))
+    if whole { Ok(()) } else { Err(Error::Interrupted(NAME)) }
+}
+
+/// Whether there is a table of that name and it is dormant: the kernel lists its chains and rules as those of any other, and runs
+/// none of them.
+///
+/// # Errors
+/// The kernel does not answer, or tables changed while they were read.
+pub(in crate::netlink) fn is_dormant(table: &str) -> Result<bool, Error> {
+    /// `NFTA_TABLE_FLAGS`, big-endian, and one of them: `linux/netfilter/nf_tables.h`.
+    const FLAGS: u16 = 2;
+    const DORMANT: u32 = 1;
+    let mut found = false;
+    look_at(table, &mut |shown| {
+        let flags = attributes_of(shown).find(|(kind, _)| *kind == FLAGS);
+        let flags = flags.and_then(|(_, value)| value.try_into().ok()).map_or(0, u32::from_be_bytes);
+        found |= flags & DORMANT != 0;
+    })?;
+    Ok(found)
 }
 
 /// Adds elements to the table and removes others, first those. An element that is there already stays.
@@ -95,7 +123,7 @@ pub fn change<'e>(
 /// # Errors
 /// The kernel refuses.
 pub fn uninstall() -> Result<(), Error> {
-    transact(NAME, &remove())?;
+    transact(NAME, &remove(TABLE))?;
     crate::crash_point!("nft", "removed");
     Ok(())
 }
@@ -105,16 +133,23 @@ pub fn uninstall() -> Result<(), Error> {
 /// # Errors
 /// The kernel does not answer, or the table changed while it was read.
 pub fn shape() -> Result<Shape, Error> {
+    shape_of(TABLE)
+}
+
+/// As [`shape`], of the table of that name.
+pub(super) fn shape_of(table: &str) -> Result<Shape, Error> {
     let mut shape = Vec::new();
     let chains = dump("NFT_MSG_GETCHAIN", kinds(GET_CHAIN, NEW_CHAIN), Family::Inet, &[], &mut |chain| {
-        if is_own(chain) {
+        if is_of(chain, table) {
             // Name, hook with its priority, and kind: not the counts of users, nor the number.
             shape.push(only(chain, &[3, 4, 7]));
         }
     })?;
-    let table = attribute(1, &text(TABLE));
-    let rules = dump("NFT_MSG_GETRULE", kinds(GET_RULE, NEW_RULE), Family::Inet, &table, &mut |rule| {
-        if is_own(rule) {
+    // Whose chains are all there, and on no hook.
+    shape.extend(is_dormant(table)?.then(|| b"dormant".to_vec()));
+    let only_its = attribute(1, &text(table));
+    let rules = dump("NFT_MSG_GETRULE", kinds(GET_RULE, NEW_RULE), Family::Inet, &only_its, &mut |rule| {
+        if is_of(rule, table) {
             shape.push(only(rule, &[2, 4]));
         }
     })?;
@@ -126,6 +161,11 @@ impl Shape {
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
+
+    /// How many chains and rules there are.
+    pub(super) fn parts(&self) -> usize {
+        self.0.len()
+    }
 }
 
 /// The elements that the kernel has of a set; none where there is no table.
@@ -133,14 +173,28 @@ impl Shape {
 /// # Errors
 /// The kernel does not answer, or the table changed while it was read.
 pub fn elements(set: Set) -> Result<BTreeSet<Element>, Error> {
-    let only = [attribute(1, &text(TABLE)), attribute(2, &text(set.name()))].concat();
+    elements_of(TABLE, set)
+}
+
+/// As [`elements`], of the table of that name.
+///
+/// # Errors
+/// As [`elements`].
+pub fn elements_of(table: &str, set: Set) -> Result<BTreeSet<Element>, Error> {
     let mut found = BTreeSet::new();
+    each_element(table, set, &mut |attributes| found.extend(read(set, attributes)))?;
+    Ok(found)
+}
+
+/// Passes the attributes of each element that the kernel has of a table's set.
+pub(super) fn each_element(table: &str, set: Set, each: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
+    let only = [attribute(1, &text(table)), attribute(2, &text(set.name()))].concat();
     let kinds = kinds(GET_ELEMENT, NEW_ELEMENT);
     let whole = dump("NFT_MSG_GETSETELEM", kinds, Family::Inet, &only, &mut |message| {
         let lists = attributes_of(message).filter(|(kind, _)| *kind == 3);
-        found.extend(lists.flat_map(|(_, list)| attributes_of(list)).filter_map(|(_, it)| read(set, it)));
+        lists.flat_map(|(_, list)| attributes_of(list)).for_each(|(_, element)| each(element));
     })?;
-    if whole { Ok(found) } else { Err(Error::Interrupted("NFT_MSG_GETSETELEM")) }
+    if whole { Ok(()) } else { Err(Error::Interrupted("NFT_MSG_GETSETELEM")) }
 }
 
 /// All elements that the kernel has of the table.
@@ -159,9 +213,9 @@ fn kinds(asked: u16, answered: u16) -> [u16; 2] {
     [asked, answered].map(|kind| 10 << 8 | kind)
 }
 
-fn is_own(attributes: &[u8]) -> bool {
+fn is_of(attributes: &[u8], wanted: &str) -> bool {
     let table = attributes_of(attributes).find(|(kind, _)| *kind == 1);
-    table.and_then(|(_, table)| name(table)).as_deref() == Some(TABLE)
+    table.and_then(|(_, table)| name(table)).as_deref() == Some(wanted)
 }
 
 fn only(attributes: &[u8], kinds: &[u16]) -> Vec<u8> {
@@ -172,32 +226,44 @@ fn only(attributes: &[u8], kinds: &[u16]) -> Vec<u8> {
 }
 
 fn messages_of<'e>(kind: u16, flags: u16, elements: impl IntoIterator<Item = &'e Element>) -> Vec<Vec<u8>> {
-    let mut sorted: Vec<&Element> = elements.into_iter().collect();
+    let noted = elements.into_iter().map(|element| (element, ""));
+    messages_about((TABLE, kind, flags), noted)
+}
+
+/// The messages that tell of elements of a table, each with its comment, if it has one.
+pub(super) fn messages_about<'e>(
+    (table, kind, flags): (&str, u16, u16),
+    elements: impl IntoIterator<Item = (&'e Element, &'e str)>,
+) -> Vec<Vec<u8>> {
+    let mut sorted: Vec<(&Element, &str)> = elements.into_iter().collect();
     sorted.sort();
-    let of_one_set = sorted.chunk_by(|one, next| one.set == next.set);
+    let of_one_set = sorted.chunk_by(|(one, _), (next, _)| one.set == next.set);
     of_one_set
         .flat_map(|elements| elements.chunks(AT_ONCE))
         .filter_map(|elements| {
-            let set = elements.first()?.set;
-            let list: Vec<Vec<u8>> = elements.iter().map(|element| written(element)).collect();
-            let attributes = [attribute(1, &text(TABLE)), attribute(2, &text(set.name())), nested(3, &list)];
+            let set = elements.first()?.0.set;
+            let list: Vec<Vec<u8>> = elements.iter().map(|(element, note)| written(element, note)).collect();
+            let attributes = [attribute(1, &text(table)), attribute(2, &text(set.name())), nested(3, &list)];
             Some(object(kind, flags, &attributes.concat()))
         })
         .collect()
 }
 
 /// An element as an item of a list.
-fn written(element: &Element) -> Vec<u8> {
+fn written(element: &Element, note: &str) -> Vec<u8> {
     let value = |kind, bytes: &[u8]| nested(kind, &[attribute(1, bytes)]);
     let mut attributes = vec![value(1, &element.key)];
     if !element.value.is_empty() {
         attributes.push(value(2, &element.value));
     }
+    if !note.is_empty() {
+        attributes.push(attribute(nat_table::USER_DATA, &nat_table::user_data(note)));
+    }
     attributes.extend(element.end.as_deref().map(|end| value(10, end)));
     nested(1, &attributes)
 }
 
-fn read(set: Set, attributes: &[u8]) -> Option<Element> {
+pub(super) fn read(set: Set, attributes: &[u8]) -> Option<Element> {
     let bytes = |wanted| {
         let (_, value) = attributes_of(attributes).find(|(kind, _)| *kind == wanted)?;
         attributes_of(value).find(|(kind, _)| *kind == 1).map(|(_, bytes)| bytes.to_vec())
@@ -225,13 +291,13 @@ mod tests {
         let range =
             Element { set: Set::Prefixes4, key: vec![1; 12], end: Some(vec![2; 12]), value: Vec::new() };
         for wanted in [range, element(Set::Masquerade4, 7)] {
-            let item = written(&wanted);
+            let item = written(&wanted, "");
             let (_, attributes) = attributes_of(&item).next().unwrap();
             assert_eq!(read(wanted.set, attributes), Some(wanted));
         }
         // As an earlier version wrote it.
         let earlier = Element { value: vec![9; 6], ..element(Set::Mapped6, 7) };
-        let item = written(&earlier);
+        let item = written(&earlier, "whose");
         let (_, attributes) = attributes_of(&item).next().unwrap();
         let value = vec![0, 0, 0, 0, 9, 9, 9, 9, 9, 9, 0, 0];
         assert_eq!(read(Set::Mapped6, attributes), Some(Element { value, ..earlier }));
@@ -259,7 +325,7 @@ mod tests {
         #[test]
         fn any_bytes_parse_without_panic(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..512)) {
             read(Set::Ports4, &bytes);
-            is_own(&bytes);
+            is_of(&bytes, TABLE);
             only(&bytes, &[1]);
         }
     }

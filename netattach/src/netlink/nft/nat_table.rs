@@ -23,15 +23,21 @@ use super::expression::{
 };
 use super::{attributes_of, name};
 
-/// The name of the table, in the family that covers both versions of IP.
+/// The name of the agent's table, in the family that covers both versions of IP.
 pub const TABLE: &str = "netattach-nat";
+
+/// The name of the table that the plain executables share.
+pub const SHARED_TABLE: &str = "netattach-cni";
+
+/// What the comment of that table says: what the comments of its elements are. Another one is of another version.
+pub(super) const SHARED_COMMENT: &str = "netattach-cni 1: plugin, network, container, interface, device";
 
 /// What the comment of the table begins with; the agent's state directory follows.
 const COMMENT_START: &str = "netattach, state in ";
 /// `NFTNL_UDATA_COMMENT_MAXLEN` of `nft`, its end included.
-const MOST_COMMENT: usize = 128;
-/// `NFTA_TABLE_USERDATA`, and `NFTNL_UDATA_TABLE_COMMENT` in it.
-const USER_DATA: u16 = 6;
+pub(super) const MOST_COMMENT: usize = 128;
+/// `NFTA_TABLE_USERDATA` and `NFTA_SET_ELEM_USERDATA`, and the comment in them.
+pub(super) const USER_DATA: u16 = 6;
 const COMMENT: u8 = 0;
 
 /// `enum nf_tables_msg_types`.
@@ -156,7 +162,7 @@ impl Set {
         matches!(self, Self::Prefixes4 | Self::Prefixes6)
     }
 
-    fn message(self) -> Vec<u8> {
+    fn message(self, table: &str) -> Vec<u8> {
         const INTERVAL: u32 = 0x4;
         const MAP: u32 = 0x8;
         const CONCATENATION: u32 = 0x80;
@@ -166,7 +172,7 @@ impl Set {
             flags |= INTERVAL | CONCATENATION;
         }
         let mut attributes = vec![
-            attribute(1, &text(TABLE)),
+            attribute(1, &text(table)),
             attribute(2, &text(self.name())),
             number(3, flags),
             number(4, type_of(key)),
@@ -342,7 +348,7 @@ pub(super) fn comment_of(owner: &str) -> String {
     format!("{COMMENT_START}sha256:{digits}")
 }
 
-/// Reads the comment of a table from its attributes.
+/// Reads the comment of a table, or of an element, from its attributes: both have their user data by the same number.
 pub(super) fn comment_in(attributes: &[u8]) -> Option<String> {
     let (_, mut data) = attributes_of(attributes).find(|(kind, _)| *kind == USER_DATA)?;
     // Type, length, value.
@@ -356,17 +362,26 @@ pub(super) fn comment_in(attributes: &[u8]) -> Option<String> {
     None
 }
 
-/// The messages that create the table with everything but its elements.
-pub(super) fn create(owner: &str) -> Vec<Vec<u8>> {
-    let comment = text(&comment_of(owner));
-    let data = [&[COMMENT, comment.len() as u8][..], &comment].concat();
-    let table = [attribute(1, &text(TABLE)), attribute(USER_DATA, &data)].concat();
-    let mut messages = vec![object(NEW_TABLE, CREATE, &table)];
-    messages.extend(Set::ALL.map(Set::message));
+/// The user data that says a comment of less than [`MOST_COMMENT`] bytes.
+pub(super) fn user_data(comment: &str) -> Vec<u8> {
+    let comment = text(comment);
+    [&[COMMENT, comment.len() as u8][..], &comment].concat()
+}
+
+/// How many chains and rules the table has.
+pub(super) fn parts() -> usize {
+    CHAINS.len() + rules().len()
+}
+
+/// The messages that create a table of that name and comment with everything but its elements.
+pub(super) fn create(table: &str, comment: &str) -> Vec<Vec<u8>> {
+    let made = [attribute(1, &text(table)), attribute(USER_DATA, &user_data(comment))].concat();
+    let mut messages = vec![object(NEW_TABLE, CREATE, &made)];
+    messages.extend(Set::ALL.map(|set| set.message(table)));
     messages.extend(CHAINS.iter().map(|chain| {
         let hook = [number(1, chain.hook), attribute(2, &chain.priority.to_be_bytes())];
         let attributes = [
-            attribute(1, &text(TABLE)),
+            attribute(1, &text(table)),
             attribute(3, &text(chain.name)),
             nested(4, &hook),
             attribute(7, &text(chain.kind)),
@@ -375,7 +390,7 @@ pub(super) fn create(owner: &str) -> Vec<Vec<u8>> {
     }));
     messages.extend(rules().into_iter().map(|(chain, expressions)| {
         let attributes = [
-            attribute(1, &text(TABLE)),
+            attribute(1, &text(table)),
             attribute(2, &text(chain)),
             attribute(4 | super::NESTED, &expressions),
         ];
@@ -384,9 +399,9 @@ pub(super) fn create(owner: &str) -> Vec<Vec<u8>> {
     messages
 }
 
-/// The messages that remove the table, whether or not it exists.
-pub(super) fn remove() -> Vec<Vec<u8>> {
-    let table = attribute(1, &text(TABLE));
+/// The messages that remove a table, whether or not it exists.
+pub(super) fn remove(table: &str) -> Vec<Vec<u8>> {
+    let table = attribute(1, &text(table));
     vec![object(NEW_TABLE, CREATE, &table), object(DELETE_TABLE, 0, &table)]
 }
 
@@ -398,7 +413,7 @@ mod tests {
     fn the_table_says_whose_it_is() {
         let long = format!("/{}", "d".repeat(200));
         for owner in ["/var/lib/netattach", &long] {
-            let table = create(owner).swap_remove(0);
+            let table = create(TABLE, &comment_of(owner)).swap_remove(0);
             // Behind `struct nlmsghdr` and `struct nfgenmsg`.
             assert_eq!(comment_in(&table[20..]), Some(comment_of(owner)));
             assert!(comment_of(owner).len() < MOST_COMMENT);

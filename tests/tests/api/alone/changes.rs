@@ -270,7 +270,7 @@ fn uninstall_takes_routes_tables_and_bridges_along_and_says_so_before() {
     let found = |dry: bool, forced: bool, tables: &Value, bridges: Value, in_use: Value| {
         json!({
             "bpffs": bpffs, "removed": true, "forced": forced, "dry_run": dry,
-            "tables": tables, "routes": routes, "devices": [], "bridges": bridges, "bridges_in_use": in_use
+            "tables": tables, "routes": routes, "devices": [], "host_links": [], "bridges": bridges, "bridges_in_use": in_use
         })
     };
     assert_eq!(forced, found(true, true, &tables, json!([]), json!(["pods0"])));
@@ -288,7 +288,7 @@ fn uninstall_takes_routes_tables_and_bridges_along_and_says_so_before() {
     assert!(!gone.unwrap().status.success());
     let nothing = json!({
         "bpffs": bpffs, "removed": false, "forced": false, "dry_run": false,
-        "tables": [], "routes": [], "devices": [], "bridges": [], "bridges_in_use": []
+        "tables": [], "routes": [], "devices": [], "host_links": [], "bridges": [], "bridges_in_use": []
     });
     assert_eq!(uninstall(&rig, &[]), nothing);
 }

@@ -49,12 +49,13 @@ fn late_slow_and_silent_answers() {
     assert_eq!(names(&client.read(PODS).1), ["a"]);
     assert!(begin.elapsed() >= Duration::from_millis(300), "{:?}", begin.elapsed());
     server.faults().times(1, When::any(), Fault::NoAnswer);
-    assert_eq!(client.get(PODS).err().unwrap().kind(), ErrorKind::WouldBlock);
+    assert_eq!(client.hurried().get(PODS).err().unwrap().kind(), ErrorKind::WouldBlock);
 }
 
 #[test]
 fn answers_that_stop_in_the_middle() {
     let (server, client) = rig();
+    let client = client.hurried();
     server.create(&pod("a", "n1", "web")).unwrap();
     server.faults().times(1, When::any(), Fault::Reset);
     assert_eq!(client.get(PODS).err().unwrap().kind(), ErrorKind::ConnectionReset);
@@ -83,7 +84,7 @@ fn watches_that_stop_in_the_middle() {
     }
     for how in [CutOff::Reset, CutOff::Silence, CutOff::End, CutOff::Error(410)] {
         server.faults().times(1, When::verb(Verb::Watch), Fault::CutOff { after: 2, how });
-        let mut watch = client.get(&format!("{PODS}?watch=true")).unwrap();
+        let mut watch = client.hurried().get(&format!("{PODS}?watch=true")).unwrap();
         assert_eq!((watch.told(), watch.told()), ("ADDED a".to_owned(), "ADDED b".to_owned()));
         let end = watch.event();
         match how {
@@ -118,7 +119,7 @@ fn tokens_expire() {
 fn a_server_goes_away_and_comes_back_at_the_same_port() {
     let (mut server, client) = rig();
     server.create(&pod("a", "n1", "web")).unwrap();
-    let mut watch = client.get(&format!("{PODS}?watch=true")).unwrap();
+    let mut watch = client.hurried().get(&format!("{PODS}?watch=true")).unwrap();
     assert_eq!(watch.told(), "ADDED a");
     server.refuse_connections();
     // One that came just before the listener went is reset.

@@ -75,14 +75,8 @@ fn bookmarks_say_where_a_watch_is() {
     // Nothing that this watch tells of.
     server.create(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "shop"}})).unwrap();
     let mut seen = Vec::new();
-    // A bookmark after a second is more than this client waits for an event.
-    while let Some((kind, object)) = loop {
-        match watch.event() {
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-            event => break event.unwrap(),
-        }
-    } {
-        seen.push((kind, object));
+    while let Some(event) = watch.event().unwrap() {
+        seen.push(event);
     }
     assert!(seen.len() >= 2, "{seen:?}");
     for (kind, object) in seen {
@@ -131,29 +125,49 @@ fn a_version_that_is_too_old_is_an_error_event() {
 fn a_list_is_streamed_by_servers_that_can() {
     let path = "/api/v1/pods?watch=true&sendInitialEvents=true&resourceVersionMatch=NotOlderThan\
                 &allowWatchBookmarks=true&resourceVersion=";
-    let server = ApiServer::start(&Options { minor: 33, ..Options::default() }).unwrap();
-    server.create(&pod("a", "n1", "web")).unwrap();
-    let client = Client::of(&server);
-    let mut watch = client.get(path).unwrap();
-    assert_eq!(watch.told(), "ADDED a");
-    let (kind, object) = watch.event().unwrap().unwrap();
-    assert_eq!(
-        (kind.as_str(), &object["metadata"]["annotations"]),
-        ("BOOKMARK", &json!({"k8s.io/initial-events-end": "true"}))
-    );
-    // An older server ignores the parameter: what is there, and no such bookmark.
-    let (server, client) = rig();
-    server.create(&pod("a", "n1", "web")).unwrap();
-    let mut watch = client.get(path).unwrap();
+    let of = |minor: u32| {
+        let server = ApiServer::start(&Options { minor, ..Options::default() }).unwrap();
+        server.create(&pod("a", "n1", "web")).unwrap();
+        let client = Client::of(&server);
+        assert_eq!(client.read("/version").1["gitVersion"], format!("v1.{minor}.0"));
+        (server, client)
+    };
+    for minor in [32, 34] {
+        let (_server, client) = of(minor);
+        let mut watch = client.get(path).unwrap();
+        assert_eq!(watch.told(), "ADDED a", "1.{minor}");
+        let (kind, object) = watch.event().unwrap().unwrap();
+        assert_eq!(
+            (kind.as_str(), &object["metadata"]["annotations"]),
+            ("BOOKMARK", &json!({"k8s.io/initial-events-end": "true"})),
+            "1.{minor}"
+        );
+    }
+    // `cluster::server` has what a real one of 1.20 says.
+    let gate = "sendInitialEvents: Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled";
+    let unknown = "[resourceVersionMatch: Forbidden: resourceVersionMatch is forbidden for watch, resourceVersionMatch: Forbidden: \
+                   resourceVersionMatch is forbidden unless resourceVersion is provided]";
+    for (minor, why) in [(33, gate), (31, gate), (27, gate), (26, unknown), (20, unknown)] {
+        let (_server, client) = of(minor);
+        let (code, status) = client.read(path);
+        let said = format!("ListOptions.meta.k8s.io \"\" is invalid: {why}");
+        assert_eq!(
+            (code, &status["reason"], &status["message"]),
+            (422, &json!("Invalid"), &json!(said)),
+            "1.{minor}"
+        );
+    }
+    // One that knows neither parameter ignores them: what is there, and no such bookmark.
+    let (_server, client) = of(18);
+    let mut watch = client.hurried().get(path).unwrap();
     assert_eq!(watch.told(), "ADDED a");
     assert_eq!(watch.event().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
-    assert_eq!(client.read("/version").1["gitVersion"], "v1.31.0");
 }
 
 #[test]
 fn held_watches_tell_later() {
     let (server, client) = rig();
-    let mut watch = client.get("/api/v1/pods?watch=true").unwrap();
+    let mut watch = client.hurried().get("/api/v1/pods?watch=true").unwrap();
     server.create(&pod("a", "n1", "web")).unwrap();
     assert_eq!(watch.told(), "ADDED a");
     server.faults().hold_watches("pods");

@@ -1,9 +1,11 @@
 //! Pods attached by the real executable and the real agent: results, kernel, files, traffic.
 //!
-//! `announcements` tests what neighbours are told, `check` CHECK of such pods, `other_plugins` pods with executed plugins.
+//! `announcements` tests what neighbours are told, `check` CHECK of such pods, `crowded` the end of pods that have made very
+//! much in their namespace, `other_plugins` pods with executed plugins.
 
 mod announcements;
 mod check;
+mod crowded;
 mod other_plugins;
 
 use std::collections::BTreeSet;

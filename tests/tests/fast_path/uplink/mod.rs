@@ -21,7 +21,7 @@ mod switched;
 mod xdp;
 
 /// The agent's polling delay, for changes without notification.
-const NOTICED: Duration = Duration::from_secs(30);
+const NOTICED: Duration = Duration::from_secs(60);
 /// Number of datagrams exchanged to see which path they take.
 const EXCHANGES: u64 = 5;
 /// The other end of the wire.

@@ -1,14 +1,16 @@
 //! The native plugins as CNI executables, on the kernel, as a container runtime runs them.
 //!
 //! `bridge_keys` tests keys of `bridge`, `host_device` that plugin, `versions` ADD to DEL in every version, `node` existing state on the node, `ipam` other IPAM plugins,
-//! `removal` DEL and GC, `queries` the read-only verbs.
+//! `removal` DEL and GC, `tap` and `netkit` those plugins, `queries` the read-only verbs.
 
 mod bridge_keys;
 mod host_device;
 mod ipam;
+mod netkit;
 mod node;
 mod queries;
 mod removal;
+mod tap;
 mod versions;
 
 use std::fs;
@@ -25,7 +27,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
-const PLUGINS: [&str; 12] = [
+const PLUGINS: [&str; 14] = [
     "bridge",
     "dummy",
     "host-device",
@@ -33,7 +35,9 @@ const PLUGINS: [&str; 12] = [
     "loopback",
     "macvlan",
     "macvtap",
+    "netkit",
     "ptp",
+    "tap",
     "veth",
     "vlan",
     "host-local",
@@ -90,11 +94,11 @@ impl Rig {
             "macvlan" => json!({"master": "uplink", "mode": "bridge", "ipam": ipam}),
             "macvtap" => json!({"master": "uplink", "ipam": ipam}),
             "vlan" => json!({"master": "uplink", "vlanId": 5, "ipam": ipam}),
-            "dummy" => json!({"ipam": ipam}),
+            "dummy" | "tap" => json!({"ipam": ipam}),
             "host-device" => json!({"device": "card0", "ipam": ipam}),
             "ipvlan" => json!({"master": "uplink", "ipam": ipam}),
             "ptp" => json!({"ipam": ipam}),
-            "veth" => json!({"isDefaultGateway": true, "ipam": ipam}),
+            "veth" | "netkit" => json!({"isDefaultGateway": true, "ipam": ipam}),
             "host-local" => json!({"ipam": ipam}),
             "static" => json!({"ipam": {"type": "static", "addresses": [{"address": "10.1.0.7/24"}]}}),
             _ => json!({}),

@@ -165,12 +165,12 @@ fn a_link_on_an_interface_of_the_pod_needs_nothing_of_the_node() {
 /// Runs where the kernel lacks them; `policy::vlan` and `policy::ipvlan` test them where it has them.
 #[test]
 fn a_kernel_without_a_driver_is_named_and_nothing_is_left() {
-    for kind in ["vlan", "dummy", "ipvlan"] {
+    for kind in ["vlan", "dummy", "ipvlan", "netkit"] {
         let rig = Rig::new();
         let probe = |words: &[&str]| ip(&rig.runtime.node, words).is_ok();
         let has_driver = match kind {
             "vlan" => probe(&["link", "add", "link", "uplink", "name", "probe", "type", "vlan", "id", "9"]),
-            "dummy" => probe(&["link", "add", "probe", "type", "dummy"]),
+            "dummy" | "netkit" => probe(&["link", "add", "probe", "type", kind]),
             _ => probe(&["link", "add", "link", "uplink", "name", "probe", "type", "ipvlan"]),
         };
         if has_driver {
@@ -250,6 +250,33 @@ fn the_nodes_own_namespace_is_refused_before_anything_is_done() {
             assert!(said.ends_with("is the node's own network namespace, not a container's"), "{said}");
         }
     }
+    // What is chained would change the node's own interface, settings and routes.
+    let own = Call { ifname: "uplink", ..own };
+    let data = rig.dir.path().join("tuning");
+    std::fs::create_dir(&data).unwrap();
+    let kept = data.join("c1_uplink.json");
+    std::fs::write(&kept, json!({"mac": MAC, "mtu": 1400}).to_string()).unwrap();
+    let of_uplink = json!({
+        "cniVersion": "1.0.0", "interfaces": [{"name": "uplink", "sandbox": rig.runtime.node.path()}],
+        "ips": [{"interface": 0, "address": "10.1.0.2/24"}]
+    });
+    let tuning = json!({"mac": MAC, "mtu": 1300, "sysctl": {"net.core.somaxconn": "77"}, "dataDir": data});
+    for (kind, keys) in [("tuning", tuning), ("sbr", json!({})), ("vrf", json!({"vrfname": "blue"}))] {
+        let config = with_result(&config("1.0.0", kind, &keys), &of_uplink);
+        for verb in ["ADD", "CHECK"] {
+            let (code, said) = rig.runtime.refusal(verb, own, &config).unwrap();
+            assert_eq!(code, 8, "{kind} {verb}: {said}");
+            assert!(said.ends_with("is the node's own network namespace, not a container's"), "{said}");
+        }
+        // Nothing of theirs is there, and the plugins before them are to be asked.
+        assert_eq!(rig.runtime.run("DEL", own, &config).unwrap().exit, Some(0), "{kind}");
+    }
+    assert!(kept.exists(), "nothing was given back");
+    let setting = rig.runtime.node.run(|| std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap());
+    assert_ne!(setting.trim_end(), "77");
+    let rules = rig.runtime.node.run(|| std::process::Command::new("ip").args(["rule"]).output().unwrap());
+    assert!(!String::from_utf8_lossy(&rules.stdout).contains("10.1.0.2"), "{rules:?}");
+    let own = Call { ifname: "eth0", ..own };
     assert_eq!((rig.node().links().unwrap(), rig.reserved()), (before, vec![]));
     // CHECK compares with the result only.
     let config = rig.config("1.0.0", "macvlan");
@@ -265,11 +292,27 @@ fn the_nodes_own_namespace_is_refused_before_anything_is_done() {
     assert_eq!(rig.reserved(), [""; 0]);
 }
 
+/// As by the plugins in Go.
+#[test]
+fn keys_in_another_letter_case_are_read() {
+    let rig = Rig::new();
+    let keys = json!({"Master": "uplink", "mODE": "private", "MTU": 1400});
+    let config = config("1.0.0", "macvlan", &keys);
+    let result = rig.add(&config);
+    let made = rig.inside().link("eth0").unwrap();
+    assert_eq!((made.mode, made.mtu), (Some(LinkMode::Macvlan(MacvlanMode::Private)), 1400));
+    rig.after("CHECK", &config, &result);
+    rig.after("DEL", &config, &result);
+}
+
 /// Rows: ENV-27.
 #[test]
 fn malformed_requests_get_their_code_and_name_the_key() {
     let rig = Rig::new();
     let l2 = json!({"master": "uplink"});
+    // As containerd writes them.
+    let rate = json!({"IngressRate": 1_000_000, "IngressBurst": 80_000});
+    let ports = json!([{"HostPort": 8080, "ContainerPort": 80, "Protocol": "tcp", "HostIP": ""}]);
     let table = [
         (config("1.0.0", "macvlan", &json!({"mode": "x"})), rig.call(), 7, "key mode: "),
         (
@@ -283,6 +326,32 @@ fn malformed_requests_get_their_code_and_name_the_key() {
             rig.call(),
             2,
             "key bcqueuelen: 5 ",
+        ),
+        (
+            config("1.0.0", "macvlan", &json!({"master": "uplink", "runtimeConfig": {"bandwidth": rate}})),
+            rig.call(),
+            7,
+            "key bandwidth: needs the dataplane, which only netattachd has; chain the plugin bandwidth",
+        ),
+        (
+            config(
+                "1.0.0",
+                "macvlan",
+                &json!({"master": "uplink", "runtimeConfig": {"portMappings": ports}}),
+            ),
+            rig.call(),
+            2,
+            "key capabilities.portMappings: asked for, and not supported by netattach's own macvlan plugin",
+        ),
+        (
+            config(
+                "1.0.0",
+                "ptp",
+                &json!({"ipam": rig.ipam(), "ipMasq": true, "nonMasqueradeBuiltin": true}),
+            ),
+            rig.call(),
+            7,
+            "key nonMasqueradeBuiltin: needs netattachd, which keeps the list",
         ),
         (config("9.0.0", "macvlan", &l2), rig.call(), 1, "incompatible CNI versions"),
         (

@@ -51,6 +51,35 @@ fn a_device_that_the_agent_takes_is_judged_in_the_pod_is_one_pods_and_goes_back(
     scene.end();
 }
 
+/// The address that `tuning` asks for is that of the device before anything judges what the pod sends by it.
+///
+/// Rows: TUN-home.
+#[test]
+fn a_device_that_is_tuned_to_another_address_sends_by_it_and_goes_home_with_its_own() {
+    const MAC: &str = "02:00:00:00:00:07";
+    let mut node = Node::new(&[]).unwrap();
+    let wires = Wires::new(&node, &["card"]).unwrap();
+    let mut first = Wires::config("card", SERVER);
+    let version = first.as_object_mut().unwrap().remove("cniVersion");
+    let tuning = json!({"type": "tuning", "mac": MAC, "mtu": 1400});
+    let keys = json!({"cniVersion": version, "name": "card", "plugins": [first, tuning]});
+    node.write("card", &network(NAMESPACE, "card", &keys)).unwrap();
+    node.write("a", &pod("a", &json!({}), &json!("card"))).unwrap();
+    node.start().unwrap();
+    let home = || Handle::open_in(node.namespace.netns()).unwrap().properties("card").unwrap();
+    let before = home();
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    let found = Handle::open_in(a.namespace.netns()).unwrap().properties("net1").unwrap();
+    assert_eq!((found.mac, found.mtu), (MAC.parse().ok(), Some(1400)));
+    assert_eq!(node.status(&a).unwrap()[1]["mac"], MAC);
+    node.check(&a).success();
+    let server = Echo::serve(&wires.beyond, format!("{}:80", BEYOND[0]).parse().unwrap()).unwrap();
+    assert!(connects(&a.namespace, server.address(), PATIENCE));
+    node.del(&a).success();
+    assert_eq!(home(), before);
+}
+
 /// Rows: SRV-not-there.
 #[test]
 fn a_function_that_the_node_does_not_have_yet_is_to_be_tried_again() {

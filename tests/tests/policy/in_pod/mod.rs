@@ -32,7 +32,7 @@ use netattach_tests::{Namespace, Node, Pod};
 use serde_json::{Value, json};
 
 /// The agent's polling period for attachments.
-const FOUND_BY_LOOKING: Duration = Duration::from_secs(30);
+const FOUND_BY_LOOKING: Duration = Duration::from_secs(90);
 const SERVER: u8 = 2;
 const CLIENT: u8 = 3;
 /// A container that has no capabilities over its network.

@@ -226,7 +226,7 @@ fn vfs_that_vanish_from_their_pods_are_detached_and_new_ones_attached() {
 /// program.
 #[test]
 fn a_card_drops_what_claims_to_be_a_pod_before_the_kernel_has_it() {
-    const NOTICED: Duration = Duration::from_secs(30);
+    const NOTICED: Duration = Duration::from_secs(90);
     let Some(cards) = Cards::take("a_card_drops_what_claims_to_be_a_pod").unwrap() else { return };
     let outside = outside(&cards, "10.50.0.200");
     let mut node = Node::on_this_machine().unwrap();

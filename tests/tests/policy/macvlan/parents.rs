@@ -117,6 +117,31 @@ fn what_somebody_takes_off_a_parent_is_put_back_in_its_place() {
     }
 }
 
+/// Somebody's `ingress` has the handle of `clsact`, and the kernel would run programs for what is sent where packets are received.
+/// It stays; once it is gone the next pod's ADD attaches all programs.
+#[test]
+fn a_parent_whose_programs_could_not_be_attached_gets_them_with_the_next_pod() {
+    let scene = Scene::by("clsact");
+    let Scene { node, pods, .. } = &scene;
+    for pod in pods {
+        node.del(pod).success();
+    }
+    let before = Snapshot::take(node, &[&pods[0]]).unwrap();
+    tc(&node.namespace, &format!("qdisc add dev {WIRE} ingress")).unwrap();
+    let (_, message) = node.add(&pods[0]).failure();
+    let why = format!("{WIRE} has the queueing discipline \"ingress\" in the place of \"clsact\"");
+    assert!(message.contains(&why), "{message}");
+    let after = Snapshot::take(node, &[&pods[0]]).unwrap();
+    assert_eq!((&after.pods, &after.dataplane), (&before.pods, &before.dataplane));
+    assert_eq!(Running::on(node, WIRE).filters, [const { Vec::<String>::new() }; 2]);
+    tc(&node.namespace, &format!("qdisc del dev {WIRE} ingress")).unwrap();
+    for pod in pods {
+        node.add(pod).success();
+    }
+    scene.assert_runs("clsact");
+    scene.end();
+}
+
 /// Datagrams without a pause; whether any was ever answered.
 struct Flood {
     ending: Arc<AtomicBool>,

@@ -19,12 +19,18 @@ fn only_the_server() -> Value {
 
 /// Rows: SVC-table.
 #[test]
-fn the_table_is_put_back_when_somebody_removes_it() {
+fn the_table_is_put_back_when_somebody_removes_it_or_makes_it_dormant() {
     let scene = Scene::new(Links::Bridge);
     scene.policy("client", &only_the_server());
     scene.expect(&DENIED);
-    for _ in 0..2 {
-        scene.node.namespace.run(remove_guard).unwrap();
+    let dormant = || {
+        let words = ["add", "table", "inet", "netattach", "{ flags dormant; }"];
+        let made = scene.node.namespace.run(|| Command::new("nft").args(words).output()).unwrap();
+        assert!(made.status.success(), "{made:?}");
+    };
+    let removed = || scene.node.namespace.run(remove_guard).unwrap();
+    for spoil in [&removed as &dyn Fn(), &dormant] {
+        spoil();
         assert!(!stands(&scene));
         assert!(eventually(PATIENCE, || stands(&scene)));
         // Until devices leave packets to the table again, they judge them untranslated.

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use netattach::netlink::{DeviceState, Handle};
 use netattach::spec::{VfRates, VfSettings, VfVlan};
+use netattach_tests::nightly;
 
 use super::*;
 
@@ -253,10 +254,10 @@ fn a_setting_that_the_card_refuses_is_named_and_all_others_go_back() {
 
 /// Rows: SRV-cycles.
 #[test]
-fn thirty_cycles_leave_nothing() {
-    let Some(own) = Own::new("thirty_cycles_leave_nothing", &all_keys()) else { return };
+fn cycles_leave_nothing() {
+    let Some(own) = Own::new("cycles_leave_nothing", &all_keys()) else { return };
     let before = own.before();
-    for cycle in 0..30 {
+    for cycle in 0..nightly(20, 100) {
         // Each VF is each pod's in turn. The agent may have read one of the manifests only.
         for pod in [0, 1] {
             own.select(pod, (pod + cycle) % 2);

@@ -1,0 +1,298 @@
+//! Steps that several attachments of a pod take at once, each in one datagram to the kernel.
+
+use std::os::fd::AsFd;
+
+use super::{Executor, Failed, not_created};
+use crate::attach::StepError;
+use crate::attach::occupied::{Address, check_mac_is_free};
+use crate::enforce::attachment::EnforcedAttachment;
+use crate::error_chain::Chain;
+use crate::netlink::{self, Ends, LinkState, NewLink};
+use crate::netns::within;
+use crate::plan::addressing::{self, Announcement};
+use crate::plan::phases::Item;
+use crate::plan::{hook_kind, result};
+use crate::spec::{self, Addressing};
+use crate::step::{Configure, HookKind, Interface, MadeBy, Output, Parent, Protect, Step, Style};
+use crate::sysctl;
+
+use super::{DETECTION, IPV6_MIN_MTU, check_mtu, ensure_if_present, interface};
+
+/// A link that may be created.
+enum Ready<'p> {
+    Veth { veth: &'p spec::Veth, bridge: Option<u32> },
+    Macvlan { macvlan: &'p spec::Macvlan, parent: LinkState },
+}
+
+impl Ready<'_> {
+    fn link(&self) -> NewLink<'_> {
+        match self {
+            Self::Veth { veth, bridge } => NewLink::Veth { veth, bridge: *bridge },
+            Self::Macvlan { macvlan, parent } => NewLink::Macvlan { macvlan, parent },
+        }
+    }
+}
+
+/// An interface of the pod that is about to come up.
+struct Wanted<'p> {
+    item: Item<'p>,
+    configure: &'p Configure,
+    host: Option<Interface>,
+    pod: Interface,
+    addressing: Addressing,
+    is_card: bool,
+}
+
+impl Wanted<'_> {
+    fn has_v6(&self) -> bool {
+        self.addressing.addresses.iter().any(|address| address.addr().is_ipv6())
+    }
+}
+
+impl<'a> Executor<'a> {
+    /// Creates the links of a group, down in the pod.
+    pub(super) fn create_links(&mut self, group: &[Item<'a>]) -> Result<Vec<Output>, Failed<'a>> {
+        let mut ready = Vec::with_capacity(group.len());
+        for item in group {
+            ready.push(self.ready(item).map_err(Failed::of(item))?);
+        }
+        let links: Vec<_> = ready.iter().map(Ready::link).collect();
+        let made = self.host.create_links(&links, self.netns.as_fd(), &mut self.pod);
+        let made = match (made, group.first()) {
+            (Ok(made), _) => made,
+            (Err(error), Some(first)) => return Err(Failed::of(first)(error)),
+            (Err(_), None) => return Ok(Vec::new()),
+        };
+        let mut outputs = Vec::with_capacity(group.len());
+        for ((item, ready), made) in group.iter().zip(&ready).zip(made) {
+            let output = self.created(item, ready, made).map_err(|error| match item.2 {
+                Step::CreateLink(link) => not_created(link, error),
+                _ => error,
+            });
+            outputs.push(output.map_err(Failed::of(item))?);
+        }
+        Ok(outputs)
+    }
+
+    /// Finds what a link is made of, and claims what it is to have.
+    fn ready(&mut self, (at, attachment, step): &Item<'a>) -> Result<Ready<'a>, StepError> {
+        let (at, attachment) = (*at, *attachment);
+        match step {
+            Step::CreateLink(spec::Link::Veth(veth)) => {
+                let bridge = match &veth.port {
+                    Some(_) => Some(self.bridge_index(at)?),
+                    None => None,
+                };
+                if let Some(mac) = veth.mac {
+                    if let Some(bridge) = bridge {
+                        self.node.occupied.claim(bridge, Address::Mac(mac), self.sandbox, attachment)?;
+                    }
+                    check_mac_is_free(&mut self.host, mac, bridge, Some(&veth.host_name))?;
+                }
+                Ok(Ready::Veth { veth, bridge })
+            }
+            Step::CreateLink(link @ spec::Link::Macvlan(macvlan)) => {
+                self.share_parent(attachment, link)?;
+                let parent = self.parent(macvlan.parent.as_deref())?;
+                check_mtu(macvlan.mtu, &parent)?;
+                if let Some(mac) = macvlan.mac.filter(|_| has_own_mac(macvlan)) {
+                    self.node.occupied.claim(parent.index, Address::Mac(mac), self.sandbox, attachment)?;
+                    check_mac_is_free(&mut self.host, mac, None, None)?;
+                }
+                Ok(Ready::Macvlan { macvlan, parent })
+            }
+            _ => Err(StepError::Missing("a link that is created with others")),
+        }
+    }
+
+    fn created(
+        &mut self,
+        (_, attachment, _): &Item<'a>,
+        ready: &Ready<'a>,
+        made: Result<Ends, netlink::Error>,
+    ) -> Result<Output, StepError> {
+        match ready {
+            Ready::Veth { veth, bridge } => {
+                let (host, pod) = match made {
+                    Err(error) if error.already_exists() => {
+                        // The name is derived from the container and the interface, so an existing link is a leftover of
+                        // ours.
+                        self.host.ensure_link_absent(&veth.host_name)?;
+                        self.host.create_veth(veth, *bridge, self.netns.as_fd(), &mut self.pod)?
+                    }
+                    made => {
+                        let (host, pod) = made?;
+                        (host.ok_or(StepError::Missing("an end on the node"))?, pod)
+                    }
+                };
+                if veth.port.is_none() {
+                    // A bridge port has no network layer of its own. The node's end of a routed link has one, and the pod
+                    // could announce routes to it. There is no carrier yet, so no advertisement was received before this.
+                    ensure_if_present(&format!("ipv6/conf/{}/accept_ra", veth.host_name), "0")?;
+                }
+                if let (Some(bridge), Some(mac)) = (bridge, pod.mac) {
+                    self.node.occupied.claim(*bridge, Address::Mac(mac), self.sandbox, attachment)?;
+                }
+                Ok(Output::Link { host: Some(interface(&host)), pod: interface(&pod), parent: None })
+            }
+            Ready::Macvlan { macvlan, parent } => {
+                let (_, pod) = made?;
+                if let Some(mac) = pod.mac.filter(|_| has_own_mac(macvlan)) {
+                    self.node.occupied.claim(parent.index, Address::Mac(mac), self.sandbox, attachment)?;
+                }
+                let parent = Parent { device: interface(parent), netns_cookie: self.pod.netns_cookie() };
+                Ok(Output::Link { host: None, pod: interface(&pod), parent: Some(parent) })
+            }
+        }
+    }
+
+    /// Puts the attachments of a group under the programs.
+    pub(super) fn protect(&mut self, group: &[Item<'a>]) -> Result<Vec<Output>, Failed<'a>> {
+        let mut guarded = Vec::with_capacity(group.len());
+        for item in group {
+            let protect = item.1.protect().ok_or(StepError::Missing("a record in the dataplane"));
+            let protect = protect.and_then(|protect| self.guarded(item, protect));
+            guarded.push(protect.map_err(Failed::of(item))?);
+        }
+        if let Some(enforcer) = &self.node.enforcer {
+            let attached = enforcer.attach(&guarded, &mut self.host, &mut self.pod);
+            if let Err(failed) = attached
+                && let Some(item) = group.get(failed.at).or(group.first())
+            {
+                return Err(Failed::of(item)(*failed.source));
+            }
+        }
+        Ok(group.iter().map(|_| Output::Nothing).collect())
+    }
+
+    fn guarded(
+        &self,
+        (at, attachment, _): &Item<'a>,
+        protect: &Protect,
+    ) -> Result<EnforcedAttachment, StepError> {
+        let enforcer = self.node.enforcer.as_ref().ok_or(StepError::Missing("a dataplane"))?;
+        let leased = self.leased(*at, attachment)?;
+        let outputs = self.progress.outputs();
+        let ends = result::ends(outputs.of(at.0));
+        let vantage = hook_kind::of(attachment, outputs.of(at.0));
+        if attachment.vantage().is_none() {
+            enforcer.permit(self.sandbox.pod.as_ref(), attachment, Some(&vantage))?;
+        }
+        if let (Some(_), HookKind::Nowhere(unseen)) = (&protect.bandwidth, &vantage) {
+            return Err(StepError::Unlimited { ifname: attachment.ifname.clone(), why: unseen.clone() });
+        }
+        let enforced =
+            EnforcedAttachment::new(protect, self.sandbox, attachment, &leased, vantage, ends.as_ref())?;
+        // Looked up for the link that was made there.
+        let parent = self.parents.iter().find(|(_, parent)| parent.index == enforced.host_index());
+        Ok(enforced.on_card(parent.map(|(_, parent)| parent.is_card())))
+    }
+
+    /// Gives the interfaces of a group their addresses and routes, and brings them up.
+    pub(super) fn configure(&mut self, group: &[Item<'a>]) -> Result<Vec<Output>, Failed<'a>> {
+        let mut wanted = Vec::with_capacity(group.len());
+        for item in group {
+            match item.2 {
+                Step::Configure(configure) if !configure.down => {
+                    wanted.push(self.wanted(item, configure).map_err(Failed::of(item))?);
+                }
+                _ => {}
+            }
+        }
+        if let Some(first) = wanted.first() {
+            let links: Vec<_> = wanted.iter().map(|it| (it.pod.index, &it.addressing)).collect();
+            let outcomes = self.pod.configure_all(&links).map_err(Failed::of(&first.item))?;
+            for (it, outcome) in wanted.iter().zip(outcomes) {
+                self.configured(it, outcome).map_err(Failed::of(&it.item))?;
+            }
+            self.await_carriers(&wanted)?;
+            for it in &wanted {
+                self.announce(it).map_err(Failed::of(&it.item))?;
+            }
+        }
+        Ok(group.iter().map(|_| Output::Nothing).collect())
+    }
+
+    fn wanted(&self, item: &Item<'a>, configure: &'a Configure) -> Result<Wanted<'a>, StepError> {
+        let (at, attachment, _) = *item;
+        let leased = self.leased(at, attachment)?;
+        let mut addressing = addressing::pod_side(configure, &leased.addresses, &leased.routes);
+        let made_by = attachment.made_by();
+        let announcement = addressing::announcement(made_by, &addressing, self.node.announces_late);
+        addressing.announce_v4 = announcement == Announcement::AtOnce;
+        let (host, pod) = self.link(at)?;
+        let is_card = matches!(made_by, MadeBy::Device(_));
+        let wanted = Wanted { item: *item, configure, host, pod, addressing, is_card };
+        match wanted.has_v6() && (1..IPV6_MIN_MTU).contains(&wanted.pod.mtu) {
+            true => Err(StepError::SmallMtu(wanted.pod.mtu)),
+            false => Ok(wanted),
+        }
+    }
+
+    fn configured(&mut self, it: &Wanted<'a>, outcome: Result<(), netlink::Error>) -> Result<(), StepError> {
+        match outcome {
+            // A runtime may have switched IPv6 off for new interfaces of the pod.
+            Err(error) if error.errno() == Some(rustix::io::Errno::ACCESS) => {
+                within(self.netns, || {
+                    sysctl::ensure("ipv6/conf/lo/disable_ipv6", "0")?;
+                    sysctl::ensure(&format!("ipv6/conf/{}/disable_ipv6", it.pod.name), "0")
+                })??;
+                Ok(self.pod.configure(it.pod.index, &it.addressing)?)
+            }
+            other => Ok(other?),
+        }
+    }
+
+    /// Waits until the pod's ends are up; packets sent to them arrive from then on.
+    fn await_carriers(&mut self, wanted: &[Wanted<'a>]) -> Result<(), Failed<'a>> {
+        let ends = wanted.iter().filter_map(|it| Some((&it.item, it.host.as_ref()?)));
+        let ends: Vec<(&Item<'a>, &Interface)> = ends.collect();
+        if let Some((first, _)) = ends.first() {
+            let indices: Vec<u32> = ends.iter().map(|(_, host)| host.index).collect();
+            let carriers = self.host.await_carriers(&indices).map_err(Failed::of(first))?;
+            for ((item, host), has_carrier) in ends.into_iter().zip(carriers) {
+                if !has_carrier.map_err(Failed::of(item))? {
+                    tracing::warn!(
+                        device = host.name,
+                        "no carrier yet, though both ends are up; the first packets may be lost"
+                    );
+                }
+            }
+        }
+        for it in wanted.iter().filter(|it| it.is_card && !it.addressing.addresses.is_empty()) {
+            if !self.pod.await_carrier(it.pod.index).map_err(Failed::of(&it.item))? {
+                tracing::warn!(device = it.pod.name, "no carrier; neighbours may not hear of its addresses");
+            }
+        }
+        Ok(())
+    }
+
+    /// Announces addresses of the families that are to be, now and whenever the link comes up again: IPv4 by
+    /// `Addressing::announce_v4`, IPv6 by a setting that route netlink cannot make. What the kernel announces as the link
+    /// comes up is lost on a bridge, whose port does not forward yet, and on a card, which has no carrier yet. Waits for the
+    /// detection of duplicates, where that is asked for.
+    fn announce(&mut self, it: &Wanted<'a>) -> Result<(), StepError> {
+        let pod = &it.pod;
+        let (v4, v6) = (it.addressing.announce_v4, it.has_v6() && it.configure.style != Style::Routed);
+        if v6 {
+            let key = format!("ipv6/conf/{}/ndisc_notify", pod.name);
+            within(self.netns, || ensure_if_present(&key, "1"))??;
+        }
+        if let Some(mac) = pod.mac.filter(|_| v4 || v6)
+            && let Err(error) = self.pod.announce_all(pod.index, mac)
+        {
+            tracing::warn!(device = pod.name, error = %Chain(&error), "addresses not announced to neighbours");
+        }
+        if it.configure.detect_duplicates
+            && let Some(taken) = self.pod.await_unique(pod.index, DETECTION)?
+        {
+            return Err(StepError::Duplicate(taken));
+        }
+        Ok(())
+    }
+}
+
+/// A macvlan in mode passthru has its parent's address, regardless of the request.
+fn has_own_mac(macvlan: &spec::Macvlan) -> bool {
+    macvlan.mode != spec::MacvlanMode::Passthru
+}

@@ -1,0 +1,228 @@
+//! `hostAccess`: the node and a pod with a macvlan on a parent of the node reach each other, which the driver keeps apart.
+//!
+//! The node gets a macvlan of its own on the parent, and a route over it to each of the pod's addresses. Neither side asks for
+//! the other's Ethernet address: both are entered, so that the link answers nobody, and other stations never learn of it. What
+//! stations send to groups does not come in by it. The link comes with the first pod and goes with the last, which the routes
+//! over it tell: nothing else has to be remembered.
+
+use std::net::IpAddr;
+use std::os::fd::AsFd;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use ipnet::IpNet;
+use sha2::{Digest, Sha256};
+
+use super::apply::ensure_if_present;
+use super::occupied::{Address, Holder};
+use super::{Node, StepError};
+use crate::mac::Mac;
+use crate::netlink::{self, Handle, LinkState, RouteState};
+use crate::netns::Netns;
+use crate::plan::host_access;
+use crate::plan::result::Leased;
+use crate::plan::routing::MAIN_TABLE;
+use crate::spec::{self, MacvlanMode, Route};
+use crate::step::{HostAccess, Interface, Reached};
+
+/// `rtm_protocol` of the routes: by it they are known to be pods'. 111 is in nobody's list (`/etc/iproute2/rt_protos`).
+const PROTOCOL: u8 = 111;
+
+/// No reply for any address of the node (`arp_ignore`).
+const NO_REPLY: &str = "8";
+
+/// No link-local address (`addr_gen_mode`).
+const NO_ADDRESS: &str = "1";
+
+/// The right to make the node's links on parents, and to remove them.
+#[derive(Debug, Default)]
+pub struct HostAccesses {
+    turn: Mutex<()>,
+}
+
+impl HostAccesses {
+    fn turn(&self) -> MutexGuard<'_, ()> {
+        // What was left half done is done by the next that has the turn.
+        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Chooses what leads from the node to the pod and back. Changes nothing.
+///
+/// # Errors
+/// The node has no address in the pod's subnets.
+pub(super) fn choose(
+    host: &mut Handle,
+    parent: &Interface,
+    leased: &Leased,
+) -> Result<HostAccess, StepError> {
+    let of_node = host.addresses(parent.index)?;
+    let reached = host_access::reached(&leased.addresses, &of_node);
+    if reached.is_empty() {
+        // An IPv6 link has an address of its own that no server gives.
+        let is_local = |net: &IpNet| matches!(net, IpNet::V6(net) if net.addr().is_unicast_link_local());
+        let device = parent.name.clone();
+        return Err(match of_node.iter().all(is_local) {
+            true => StepError::NoAddressYet(device),
+            false => StepError::NoHostAddress(device),
+        });
+    }
+    Ok(HostAccess { device: host_access::device(parent.index), reached })
+}
+
+/// Has the node and the pod reach each other as chosen.
+///
+/// # Errors
+/// The kernel refuses, another link has the name, or the node has a route to the pod's address that leads elsewhere.
+pub(super) fn give(
+    node: &Node,
+    (host, pod): (&mut Handle, &mut Handle),
+    (parent, made): (&LinkState, &Interface),
+    chosen: &HostAccess,
+) -> Result<(), StepError> {
+    let _turn = node.host_accesses.turn();
+    let own = ensure_link(node, host, parent, &chosen.device)?;
+    add_routes(host, own.index, &chosen.reached)?;
+    let (Some(of_pod), Some(of_node)) = (made.mac, own.mac) else {
+        return Err(StepError::Missing("an Ethernet address"));
+    };
+    let pods: Vec<_> = chosen.reached.iter().map(|it| (it.pod, of_pod)).collect();
+    let mut nodes: Vec<_> = chosen.reached.iter().map(|it| (it.node, of_node)).collect();
+    nodes.dedup();
+    host.ensure_neighbours(own.index, &pods)?;
+    Ok(pod.ensure_neighbours(made.index, &nodes)?)
+}
+
+/// Adds the node's routes to the pod's addresses. One that leads elsewhere stands, whatever its metric: it is another's.
+fn add_routes(host: &mut Handle, own: u32, reached: &[Reached]) -> Result<(), StepError> {
+    let taken =
+        |ip, holder| StepError::AddressTaken { address: Address::Ip(ip), holder: Holder::Route(holder) };
+    let mut present = host.routes()?;
+    present.retain(|route| reached.iter().any(|it| route.destination == IpNet::from(it.pod)));
+    let (stale, others): (Vec<RouteState>, Vec<RouteState>) =
+        present.into_iter().partition(|route| is_ours(route, own));
+    if let Some(other) = others.first() {
+        let device = other.interface.map(|index| host.link_by_index(index).map(|link| link.name));
+        return Err(taken(other.destination.addr(), device.transpose()?));
+    }
+    host.ensure_routes_absent(&stale)?;
+    for Reached { pod, node } in reached {
+        let route =
+            Route { source: Some(*node), protocol: Some(PROTOCOL), ..Route::on_link(IpNet::from(*pod)) };
+        match host.add_route(own, &route) {
+            // It has come since.
+            Err(error) if error.already_exists() => return Err(taken(*pod, None)),
+            other => other?,
+        }
+    }
+    Ok(())
+}
+
+/// Whether a route of the node is one that leads to a pod over the node's link of that index.
+fn is_ours(route: &RouteState, own: u32) -> bool {
+    route.interface == Some(own) && route.protocol == PROTOCOL
+}
+
+/// The node's link on the parent, which is made if it is not there.
+fn ensure_link(
+    node: &Node,
+    host: &mut Handle,
+    parent: &LinkState,
+    name: &str,
+) -> Result<LinkState, StepError> {
+    let found = match host.find_link(name)? {
+        Some(found) => Some(found),
+        None => create(host, parent, name)?,
+    };
+    let found = found.map_or_else(|| host.link(name), Ok)?;
+    let wanted = "macvlan";
+    if found.kind != wanted || found.link != Some(parent.index) {
+        let actual = format!("a {} of another parent", found.kind);
+        return Err(netlink::Error::WrongKind { name: name.to_owned(), wanted, actual }.into());
+    }
+    if !found.own {
+        host.mark_own(found.index)?;
+    }
+    ensure_if_present(&format!("ipv4/conf/{name}/arp_ignore"), NO_REPLY)?;
+    ensure_if_present(&format!("ipv6/conf/{name}/accept_ra"), "0")?;
+    ensure_if_present(&format!("ipv6/conf/{name}/addr_gen_mode"), NO_ADDRESS)?;
+    if let Some(enforcer) = &node.enforcer {
+        enforcer.drop_groups(found.index, host)?;
+    }
+    host.ensure_up(found.index)?;
+    Ok(found)
+}
+
+/// Makes it, down; `None`: somebody else has.
+fn create(host: &mut Handle, parent: &LinkState, name: &str) -> Result<Option<LinkState>, StepError> {
+    let (own, mut inside) = (Netns::current()?, Handle::open()?);
+    let wanted = spec::Macvlan {
+        pod_name: name.to_owned(),
+        parent: Some(parent.name.clone()),
+        mode: MacvlanMode::Bridge,
+        mtu: None,
+        mac: parent.mac.map(mac_beside),
+        group: 0,
+        broadcast_queue: None,
+        tap: false,
+        in_pod: false,
+    };
+    let made = host.create_macvlan(&wanted, parent, own.as_fd(), &mut inside);
+    match made {
+        Ok(made) => Ok(Some(made)),
+        Err(error) if error.already_exists() => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The Ethernet address of the node's macvlan: always the same for one parent, as pods know it.
+fn mac_beside(parent: Mac) -> Mac {
+    let digest = Sha256::new().chain_update("hostAccess").chain_update(parent.0).finalize();
+    let mut address = [0x02; 6];
+    address[1..].copy_from_slice(&digest[..5]);
+    Mac(address)
+}
+
+/// Takes back what leads from the node to the pod, and the node's link with the last. Idempotent.
+///
+/// # Errors
+/// The kernel refuses.
+pub(super) fn forget(node: &Node, chosen: &HostAccess) -> Result<(), StepError> {
+    let _turn = node.host_accesses.turn();
+    let mut host = Handle::open()?;
+    let Some(own) = host.find_link(&chosen.device)?.filter(is_host_link) else { return Ok(()) };
+    let pods: Vec<IpAddr> = chosen.reached.iter().map(|it| it.pod).collect();
+    let (its, others): (Vec<RouteState>, Vec<RouteState>) = host
+        .routes()?
+        .into_iter()
+        .filter(|route| is_ours(route, own.index))
+        .partition(|route| pods.contains(&route.destination.addr()));
+    if others.is_empty() {
+        return Ok(host.ensure_link_absent(&own.name)?);
+    }
+    host.ensure_routes_absent(&its)?;
+    Ok(host.ensure_neighbours_absent(own.index, &pods)?)
+}
+
+/// Whether a link of the node is one that netattach has made for pods to reach it.
+pub fn is_host_link(link: &LinkState) -> bool {
+    link.kind == "macvlan" && host_access::is_device(&link.name)
+}
+
+/// What is missing of what leads from the node to the pod, in words.
+///
+/// # Errors
+/// The kernel's state cannot be read.
+pub(super) fn difference(host: &mut Handle, chosen: &HostAccess) -> Result<Option<String>, StepError> {
+    let device = &chosen.device;
+    let Some(own) = host.find_link(device)?.filter(|link| is_host_link(link) && link.up) else {
+        return Ok(Some(format!("link {device}, by which the node reaches the pod, is gone or down")));
+    };
+    let routes = host.routes_in(MAIN_TABLE)?;
+    let is_there = |pod: IpAddr| {
+        let leads =
+            |route: &RouteState| route.destination == IpNet::from(pod) && route.interface == Some(own.index);
+        routes.iter().any(leads)
+    };
+    let missing = chosen.reached.iter().find(|it| !is_there(it.pod));
+    Ok(missing.map(|it| format!("the node's route to {} is gone", it.pod)))
+}

@@ -1,0 +1,78 @@
+//! The chained plugin `vrf`. Nothing is kept: what is to be undone is known by the VRF's name.
+
+use super::chained;
+use crate::attach::{AttachError, vrf};
+use crate::cni::{self, CniError, Command, json};
+use crate::link;
+use crate::netns::Netns;
+use crate::spec::Vrf;
+
+pub(super) struct VrfPlugin<'a> {
+    pub(super) request: &'a cni::Request,
+}
+
+impl VrfPlugin<'_> {
+    pub(super) fn answer(&self) -> Result<String, CniError> {
+        match self.request.command {
+            Command::Add => self.add(),
+            Command::Check => self.check().map(|()| String::new()),
+            Command::Del => self.del().map(|()| String::new()),
+            Command::Gc | Command::Status | Command::Version => Ok(String::new()),
+        }
+    }
+
+    fn add(&self) -> Result<String, CniError> {
+        let request = self.request;
+        let asked = self.asked()?;
+        let result = request.prev_result()?.ok_or_else(|| chained::missing(link::vrf::KIND))?;
+        let (netns, mut pod) = chained::sandbox(request)?;
+        // Two that choose tables at once would take the same.
+        let _turn = chained::lock(&netns)?;
+        let chosen = vrf::choose(&mut pod, &request.ifname, &asked).map_err(chained::cannot)?;
+        if let Err(error) = vrf::join(&mut pod, &chosen) {
+            // The caller is told of the first error; the DEL that follows tries this again.
+            let _ = vrf::leave(&mut pod, &request.ifname, vrf::By::Record(&chosen));
+            return Err(chained::cannot(error));
+        }
+        Ok(json::pretty(&result.to_value(request.version)?))
+    }
+
+    fn check(&self) -> Result<(), CniError> {
+        let request = self.request;
+        let asked = self.asked()?;
+        request.prev_result()?.ok_or_else(|| chained::missing(link::vrf::KIND))?;
+        let (_, mut pod) = chained::sandbox(request)?;
+        let wanted = (asked.name.as_str(), asked.table);
+        let difference = vrf::difference(&mut pod, &request.ifname, wanted, &[]).map_err(chained::cannot)?;
+        match difference {
+            None => Ok(()),
+            Some(what) => {
+                let (ifname, network) = (request.ifname.clone(), request.name.clone());
+                Err(AttachError::Differs { ifname, network, what }.into())
+            }
+        }
+    }
+
+    /// A namespace that is gone has taken its VRFs along. As with the reference plugin a VRF without ports goes, whoever
+    /// made it.
+    fn del(&self) -> Result<(), CniError> {
+        let request = self.request;
+        let path = request.netns.as_deref().unwrap_or_default();
+        match Netns::open(path) {
+            Err(error) if path.is_empty() || error.is_gone() => return Ok(()),
+            // The pod's is gone, and its path another's. A failure here would keep the plugins before this one from being asked.
+            Ok(netns) if chained::is_nodes_own(&netns, request)? => return Ok(()),
+            _ => {}
+        }
+        // What ADD would have refused has left nothing.
+        let Ok(asked) = self.asked() else { return Ok(()) };
+        let (netns, mut pod) = chained::sandbox(request)?;
+        // Another ADD may be about to join what has no ports yet. A process of the pod that holds the lock keeps no DEL off.
+        let _turn = chained::lock(&netns).ok();
+        vrf::leave(&mut pod, &request.ifname, vrf::By::Name(&asked.name)).map_err(chained::cannot)
+    }
+
+    fn asked(&self) -> Result<Vrf, CniError> {
+        Ok(link::vrf::parse(&chained::request(self.request))?)
+    }
+}

@@ -1,0 +1,360 @@
+//! The keys of the plugins that netattach carries out itself, as they are documented.
+//!
+//! The decoder of plugins written in Go takes a key in any letter case: where one is written otherwise than documented,
+//! [`as_documented`] changes it, so that a configuration means here what it means there. Keys that nobody knows stay as
+//! they are, and [`unknown`] names them.
+
+use super::json::{Map, Value};
+
+/// A key, and what objects in its value may have.
+struct Key {
+    name: &'static str,
+    within: &'static [Key],
+    /// Whether such an object may have other keys as well.
+    open: bool,
+}
+
+const fn key(name: &'static str) -> Key {
+    Key { name, within: &[], open: true }
+}
+
+const fn object(name: &'static str, within: &'static [Key]) -> Key {
+    Key { name, within, open: false }
+}
+
+const fn open(name: &'static str, within: &'static [Key]) -> Key {
+    Key { name, within, open: true }
+}
+
+const RANGE: &[Key] = &[key("subnet"), key("rangeStart"), key("rangeEnd"), key("gateway")];
+const ROUTES: Key = object(
+    "routes",
+    &[key("dst"), key("gw"), key("mtu"), key("advmss"), key("priority"), key("table"), key("scope")],
+);
+const DNS: Key = object("dns", &[key("nameservers"), key("domain"), key("search"), key("options")]);
+const RATES: &[Key] = &[key("ingressRate"), key("ingressBurst"), key("egressRate"), key("egressBurst")];
+const PORTS: &[Key] = &[key("hostPort"), key("containerPort"), key("protocol"), key("hostIP")];
+
+/// The keys that the configuration of any plugin may have.
+const ANY: &[Key] = &[
+    key("cniVersion"),
+    key("cniVersions"),
+    key("name"),
+    key("type"),
+    key("capabilities"),
+    key("disableCheck"),
+    key("disableGC"),
+    key("loadOnlyInlinedPlugins"),
+    key("prevResult"),
+    open("ipam", &[key("type")]),
+    open(
+        "runtimeConfig",
+        &[
+            key("ips"),
+            object("ipRanges", RANGE),
+            key("mac"),
+            key("deviceID"),
+            open("portMappings", PORTS),
+            open("bandwidth", RATES),
+        ],
+    ),
+];
+
+/// The keys of an interface.
+const INTERFACE: &[Key] = &[
+    DNS,
+    open("args", &[open("cni", &[key("mac"), key("ips")])]),
+    key("mac"),
+    key("mtu"),
+    object("bandwidth", RATES),
+    key("fastPath"),
+    key("sourceCheck"),
+    key("allowedAddresses"),
+    key("vlans"),
+];
+
+/// The keys of addresses that the node translates.
+const TRANSLATED: &[Key] = &[
+    key("ipMasq"),
+    key("ipMasqBackend"),
+    key("nonMasqueradeCIDRs"),
+    key("nonMasqueradeBuiltin"),
+    key("portSenders"),
+];
+
+const VETH: &[Key] = &[key("isDefaultGateway")];
+
+const BRIDGE: &[Key] = &[
+    key("bridge"),
+    key("isGateway"),
+    key("isDefaultGateway"),
+    key("forceAddress"),
+    key("keepAddresses"),
+    key("hairpinMode"),
+    key("promiscMode"),
+    key("macspoofchk"),
+    key("linkLocal"),
+    key("enabledad"),
+    key("disableContainerInterface"),
+    key("portIsolation"),
+    key("vlan"),
+    object("vlanTrunk", &[key("id"), key("minID"), key("maxID")]),
+    key("preserveDefaultVlan"),
+];
+
+const ON_PARENT: &[Key] = &[key("master"), key("mode"), key("linkInContainer"), key("hostAccess")];
+const MACVLAN: &[Key] = &[key("bcqueuelen"), key("linkLocal")];
+const VLAN: &[Key] = &[key("master"), key("vlanId"), key("vlanProto"), key("linkInContainer")];
+const NETKIT: &[Key] = &[key("isDefaultGateway"), key("mode"), key("policy"), key("peerPolicy")];
+const TAP: &[Key] = &[key("multiQueue"), key("owner"), key("group"), key("selinuxContext"), key("bridge")];
+const HOST_DEVICE: &[Key] =
+    &[key("device"), key("hwaddr"), key("kernelpath"), key("pciBusID"), key("deviceID")];
+
+const SRIOV: &[Key] = &[
+    key("deviceID"),
+    key("pciBusID"),
+    key("vlan"),
+    key("vlanQoS"),
+    key("vlanProto"),
+    key("spoofchk"),
+    key("trust"),
+    key("min_tx_rate"),
+    key("max_tx_rate"),
+    key("link_state"),
+    key("logLevel"),
+    key("logFile"),
+    key("rdma"),
+    key("rdmaIsolation"),
+    key("guid"),
+    key("pkey"),
+];
+
+const TUNED: &[Key] =
+    &[key("sysctl"), key("mac"), key("mtu"), key("promisc"), key("allmulti"), key("txQLen")];
+const TUNING: &[Key] = &[key("dataDir"), open("args", &[open("cni", TUNED)])];
+const SBR: &[Key] = &[key("table"), key("gateways"), key("addSourceHints")];
+const VRF: &[Key] = &[key("vrfname"), key("table")];
+
+const PORTMAP: &[Key] = &[
+    key("snat"),
+    key("masqAll"),
+    key("markMasqBit"),
+    key("externalSetMarkChain"),
+    key("conditionsV4"),
+    key("conditionsV6"),
+    key("backend"),
+];
+
+const LIMITED: &[Key] = &[key("shapedSubnets"), key("unshapedSubnets")];
+
+const HOST_LOCAL: &[Key] =
+    &[key("type"), key("dataDir"), key("resolvConf"), key("exclude"), object("ranges", RANGE), ROUTES];
+const STATIC: &[Key] = &[key("type"), object("addresses", &[key("address"), key("gateway")]), ROUTES, DNS];
+
+/// The keys of a plugin type, in parts; `None`: it is not one of those that netattach carries out itself.
+fn of_plugin(kind: &str) -> Option<Vec<&'static Key>> {
+    let parts: &[&'static [Key]] = match kind {
+        "bridge" => &[ANY, INTERFACE, BRIDGE, TRANSLATED],
+        "ptp" => &[ANY, INTERFACE, TRANSLATED],
+        "veth" => &[ANY, INTERFACE, TRANSLATED, VETH],
+        "macvlan" | "macvtap" => &[ANY, INTERFACE, ON_PARENT, MACVLAN],
+        "ipvlan" => &[ANY, INTERFACE, ON_PARENT],
+        "vlan" => &[ANY, INTERFACE, VLAN],
+        "dummy" | "loopback" => &[ANY, INTERFACE],
+        "tap" => &[ANY, INTERFACE, TAP],
+        "netkit" => &[ANY, INTERFACE, TRANSLATED, NETKIT],
+        "host-device" => &[ANY, INTERFACE, HOST_DEVICE],
+        "sriov" => &[ANY, INTERFACE, SRIOV],
+        "tuning" => &[ANY, TUNED, TUNING],
+        "sbr" => &[ANY, SBR],
+        "vrf" => &[ANY, VRF],
+        "portmap" => &[ANY, PORTMAP],
+        "bandwidth" => &[ANY, RATES, LIMITED],
+        _ => return None,
+    };
+    Some(parts.iter().copied().flatten().collect())
+}
+
+/// The keys of a kind of address management, in parts.
+fn of_ipam(kind: &str) -> Option<Vec<&'static Key>> {
+    let parts: &[&'static [Key]] = match kind {
+        "host-local" => &[HOST_LOCAL, RANGE],
+        "static" => &[STATIC],
+        _ => return None,
+    };
+    Some(parts.iter().copied().flatten().collect())
+}
+
+fn ipam_type(config: &Map) -> Option<&str> {
+    config.get("ipam")?.get("type")?.as_str()
+}
+
+/// Writes the known keys of a plugin's configuration as they are documented. Of several that are the same key, the last
+/// counts, as in Go.
+pub fn as_documented(config: &mut Map) {
+    // Whoever calls `ipam` of a plugin of any type reads these. `type` is one of them: it says which others there are.
+    rename(config, &ANY.iter().collect::<Vec<_>>());
+    let kind = config.get("type").and_then(Value::as_str).unwrap_or_default();
+    if let Some(known) = of_plugin(kind) {
+        rename(config, &known);
+    }
+    if let Some(known) = ipam_type(config).and_then(of_ipam)
+        && let Some(Value::Object(ipam)) = config.get_mut("ipam")
+    {
+        rename(ipam, &known);
+    }
+}
+
+fn rename(object: &mut Map, known: &[&'static Key]) {
+    let documented = |written: &str| known.iter().copied().find(|key| key.name.eq_ignore_ascii_case(written));
+    if object.keys().any(|written| documented(written).is_some_and(|key| key.name != written)) {
+        let renamed = std::mem::take(object).into_iter().map(|(written, value)| match documented(&written) {
+            Some(key) => (key.name.to_owned(), value),
+            None => (written, value),
+        });
+        *object = renamed.collect();
+    }
+    for key in known.iter().filter(|key| !key.within.is_empty()) {
+        if let Some(value) = object.get_mut(key.name) {
+            rename_within(value, &key.within.iter().collect::<Vec<_>>());
+        }
+    }
+}
+
+fn rename_within(value: &mut Value, known: &[&'static Key]) {
+    match value {
+        Value::Object(object) => rename(object, known),
+        Value::Array(items) => items.iter_mut().for_each(|item| rename_within(item, known)),
+        _ => {}
+    }
+}
+
+/// Paths of the keys that a plugin which netattach carries out itself does not have. Keys that are no plugin's, by their
+/// form, are left out: `_comment`, `example.org/key`.
+pub fn unknown(config: &Map) -> Vec<String> {
+    let Some(known) = config.get("type").and_then(Value::as_str).and_then(of_plugin) else {
+        return Vec::new();
+    };
+    let mut found = Vec::new();
+    unknown_in(config, &known, "", &mut found);
+    if let Some(known) = ipam_type(config).and_then(of_ipam)
+        && let Some(Value::Object(ipam)) = config.get("ipam")
+    {
+        unknown_in(ipam, &known, "ipam.", &mut found);
+    }
+    found
+}
+
+fn unknown_in(object: &Map, known: &[&'static Key], path: &str, found: &mut Vec<String>) {
+    for (written, value) in object {
+        match known.iter().find(|key| key.name == written) {
+            Some(key) if key.open => {}
+            Some(key) => {
+                let known: Vec<&Key> = key.within.iter().collect();
+                unknown_within(value, &known, &format!("{path}{written}"), found);
+            }
+            None if written.starts_with('_') || written.contains(['/', '.']) => {}
+            None => found.push(format!("{path}{written}")),
+        }
+    }
+}
+
+fn unknown_within(value: &Value, known: &[&'static Key], path: &str, found: &mut Vec<String>) {
+    match value {
+        Value::Object(object) => unknown_in(object, known, &format!("{path}."), found),
+        Value::Array(items) => items
+            .iter()
+            .enumerate()
+            .for_each(|(index, item)| unknown_within(item, known, &format!("{path}[{index}]"), found)),
+        _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn documented(config: Value) -> Value {
+        let Value::Object(mut config) = config else { panic!("{config}") };
+        as_documented(&mut config);
+        Value::Object(config)
+    }
+
+    #[test]
+    fn keys_in_another_letter_case_are_those_that_are_documented() {
+        let written = json!({
+            "type": "vlan", "Master": "eth0", "vlanID": 100, "MTU": 1400, "linkincontainer": false,
+            "IPAM": {"type": "host-local", "Ranges": [[{"Subnet": "10.0.0.0/24", "rangestart": "10.0.0.9"}]],
+                "ROUTES": [{"DST": "0.0.0.0/0"}], "datadir": "/leases"},
+            "args": {"CNI": {"MAC": "02:00:00:00:00:01"}}, "runtimeconfig": {"IPs": ["10.0.0.7"]},
+            "other": {"Key": 1}
+        });
+        let meant = json!({
+            "type": "vlan", "master": "eth0", "vlanId": 100, "mtu": 1400, "linkInContainer": false,
+            "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.0.0.0/24", "rangeStart": "10.0.0.9"}]],
+                "routes": [{"dst": "0.0.0.0/0"}], "dataDir": "/leases"},
+            "args": {"cni": {"mac": "02:00:00:00:00:01"}}, "runtimeConfig": {"ips": ["10.0.0.7"]},
+            "other": {"Key": 1}
+        });
+        assert_eq!(documented(written).to_string(), meant.to_string(), "in the same order");
+        assert_eq!(documented(meant.clone()), meant);
+        for (written, meant) in [
+            (
+                json!({"type": "bridge", "isgateway": true, "ipmasq": true, "vlantrunk": [{"minid": 5}]}),
+                json!({"type": "bridge", "isGateway": true, "ipMasq": true, "vlanTrunk": [{"minID": 5}]}),
+            ),
+            (
+                json!({"type": "host-device", "pciBusId": "0000:00:01.0"}),
+                json!({"type": "host-device", "pciBusID": "0000:00:01.0"}),
+            ),
+            (
+                json!({"type": "tuning", "txqlen": 5, "Sysctl": {"net.ipv4.Conf": "1"}}),
+                json!({"type": "tuning", "txQLen": 5, "sysctl": {"net.ipv4.Conf": "1"}}),
+            ),
+            (json!({"Master": "eth1", "Type": "macvlan"}), json!({"master": "eth1", "type": "macvlan"})),
+            // Somebody else's keys are somebody else's.
+            (
+                json!({"type": "ovs", "isgateway": true, "ipam": {"type": "static", "Addresses": []}}),
+                json!({"type": "ovs", "isgateway": true, "ipam": {"type": "static", "addresses": []}}),
+            ),
+            (json!({"type": "veth", "mtu": 1, "MTU": 2}), json!({"type": "veth", "mtu": 2})),
+            (json!({"type": "veth", "MTU": 2, "mtu": 1}), json!({"type": "veth", "mtu": 1})),
+        ] {
+            assert_eq!(documented(written), meant);
+        }
+    }
+
+    /// containerd writes them as its library names its fields.
+    #[test]
+    fn what_a_runtime_asks_for_is_read_as_containerd_writes_it() {
+        let written = json!({"type": "netattach", "runtimeConfig": {
+            "portMappings": [{"HostPort": 8443, "ContainerPort": 5432, "Protocol": "tcp", "HostIP": ""}],
+            "bandwidth": {"IngressRate": 1, "IngressBurst": 2, "EgressRate": 3, "EgressBurst": 4},
+            "mac": "02:00:00:00:00:01", "other": [{"HostPort": 1}]
+        }});
+        let meant = json!({"type": "netattach", "runtimeConfig": {
+            "portMappings": [{"hostPort": 8443, "containerPort": 5432, "protocol": "tcp", "hostIP": ""}],
+            "bandwidth": {"ingressRate": 1, "ingressBurst": 2, "egressRate": 3, "egressBurst": 4},
+            "mac": "02:00:00:00:00:01", "other": [{"HostPort": 1}]
+        }});
+        assert_eq!(documented(written), meant);
+    }
+
+    #[test]
+    fn what_no_plugin_of_ours_has_is_named_by_its_path() {
+        let config = json!({
+            "type": "bridge", "name": "n", "hostAcess": true, "_comment": "", "example.org/key": 1,
+            "vlanTrunk": [{"id": 5}, {"id": 6, "max": 7}], "capabilities": {"odd": true},
+            "ipam": {"type": "host-local", "subnet": "10.0.0.0/24", "rangeBegin": "10.0.0.9"},
+            "args": {"cni": {"any": 1}, "other": 1}, "runtimeConfig": {"any": 1}
+        });
+        let Value::Object(mut config) = config else { panic!("{config}") };
+        assert_eq!(unknown(&config), ["hostAcess", "vlanTrunk[1].max", "ipam.rangeBegin"]);
+        config.insert("type".to_owned(), "ovs".into());
+        assert_eq!(unknown(&config), [""; 0]);
+        let dhcp = json!({"type": "macvlan", "ipam": {"type": "dhcp", "provide": []}});
+        assert_eq!(unknown(dhcp.as_object().unwrap()), [""; 0], "another plugin reads it");
+    }
+}

@@ -1,0 +1,343 @@
+//! Links that each ADD asks for again, bridges and parents, as the kernel has told of them last.
+//!
+//! What is known is what a question would answer: the kernel puts the notification of a change into the socket before the
+//! change's caller goes on, and the socket is emptied each time somebody asks. It tells of every change of a link that is up;
+//! of one that is down it leaves some out, so that is not kept. That a link does not exist is not kept either. Of an IPv6
+//! address it tells a moment later, by a worker (`addrconf_dad_work`), so those of its own making are asked for again
+//! ([`KnownLinks::readdressed`]); what others add to a bridge is known within that moment.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use ipnet::IpNet;
+use netlink_packet_core::{NetlinkDeserializable, NetlinkHeader};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_sys::{Socket as RawSocket, protocols::NETLINK_ROUTE};
+
+use super::lean::{RTM_NEWLINK, lean};
+use super::link::observed;
+use super::socket_filter::{By, receive_only};
+use super::{Error, Handle, LinkState};
+
+/// `RTNLGRP_LINK`, `RTNLGRP_IPV4_IFADDR` and `RTNLGRP_IPV6_IFADDR` of `linux/rtnetlink.h`.
+const GROUPS: [u32; 3] = [1, 5, 9];
+const HEADER: usize = 16;
+/// Offset of the address family, and of the link's index in `ifinfomsg` and `ifaddrmsg`.
+const FAMILY_AT: usize = HEADER;
+const INDEX_AT: usize = HEADER + 4;
+const BUFFER: usize = 64 << 10;
+/// Most links that are kept. A node has a handful of bridges and cards.
+const MOST: usize = 64;
+/// Most addresses of a link that are kept.
+const MOST_ADDRESSES: usize = 64;
+
+/// Bridges and parents in the namespace of the thread that opened it.
+pub struct KnownLinks(Mutex<State>);
+
+struct State {
+    socket: RawSocket,
+    buffer: Vec<u8>,
+    links: BTreeMap<u32, Known>,
+}
+
+struct Known {
+    /// `None`: asked for again.
+    link: Option<LinkState>,
+    /// `None`: asked for again.
+    addresses: Option<Vec<IpNet>>,
+}
+
+impl KnownLinks {
+    /// Knows none yet.
+    ///
+    /// # Errors
+    /// The socket cannot be opened.
+    pub fn open() -> Result<Self, Error> {
+        let mut socket = RawSocket::new(NETLINK_ROUTE).map_err(Error::Open)?;
+        socket.bind_auto().map_err(Error::Open)?;
+        socket.set_non_blocking(true).map_err(Error::Open)?;
+        // Of nothing yet.
+        receive_only(&socket, By::Link(&[])).map_err(Error::Open)?;
+        for group in GROUPS {
+            socket.add_membership(group).map_err(Error::Open)?;
+        }
+        Ok(Self(Mutex::new(State { socket, buffer: vec![0; BUFFER], links: BTreeMap::new() })))
+    }
+
+    /// The link of that name, as [`Handle::find_link`] would find it. `host` is in the same namespace.
+    ///
+    /// # Errors
+    /// The kernel could not be asked.
+    pub fn find(&self, name: &str, host: &mut Handle) -> Result<Option<LinkState>, Error> {
+        let mut state = self.lock();
+        state.follow();
+        let known =
+            state.links.values().filter_map(|known| known.link.as_ref()).find(|link| link.name == name);
+        if let Some(link) = known {
+            return Ok(Some(link.clone()));
+        }
+        let Some(found) = host.find_link(name)? else { return Ok(None) };
+        // From here on the kernel tells of it. What it was before is asked for again.
+        if found.up
+            && state.listen(found.index)
+            && let Some(link) = host.find_link(name)?.filter(|link| link.up && link.index == found.index)
+        {
+            // Of what changed since it was asked for, the kernel has told by now.
+            state.links.entry(link.index).or_insert(Known { link: None, addresses: None }).link =
+                Some(link.clone());
+            state.follow();
+            return Ok(Some(link));
+        }
+        Ok(Some(found))
+    }
+
+    /// The addresses of a link, as [`Handle::addresses`] would list them. `host` is in the same namespace.
+    ///
+    /// # Errors
+    /// The kernel could not be asked.
+    pub fn addresses(&self, index: u32, host: &mut Handle) -> Result<Vec<IpNet>, Error> {
+        let mut state = self.lock();
+        state.follow();
+        if let Some(known) = state.links.get(&index).and_then(|known| known.addresses.as_ref()) {
+            return Ok(known.clone());
+        }
+        let found = host.addresses(index)?;
+        if found.len() <= MOST_ADDRESSES
+            && let Some(known) = state.links.get_mut(&index)
+        {
+            known.addresses = Some(found.clone());
+            state.follow();
+        }
+        Ok(found)
+    }
+
+    /// The addresses of a link have been changed: they are asked for again.
+    pub fn readdressed(&self, index: u32) {
+        if let Some(known) = self.lock().links.get_mut(&index) {
+            known.addresses = None;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A poisoned lock is usable: each change is complete before any code that could panic.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Has the kernel tell of one more link. Returns whether it does.
+    fn listen(&mut self, index: u32) -> bool {
+        if self.links.contains_key(&index) {
+            return true;
+        }
+        if self.links.len() >= MOST {
+            self.links.clear();
+        }
+        self.links.insert(index, Known { link: None, addresses: None });
+        let all: Vec<u32> = self.links.keys().copied().collect();
+        let is_told = receive_only(&self.socket, By::Link(&all)).is_ok();
+        if !is_told {
+            self.links.remove(&index);
+        }
+        is_told
+    }
+
+    /// Takes over what the kernel has told.
+    fn follow(&mut self) {
+        loop {
+            match self.socket.recv(&mut &mut self.buffer[..], 0) {
+                Ok(length) => {
+                    let datagram = self.buffer.get(..length).unwrap_or_default();
+                    take_over(&mut self.links, datagram);
+                }
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                // The queue was full. The kernel drops more until it is empty: nothing that is in it is the last word.
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
+                    self.empty();
+                    return self.forget();
+                }
+                // Whoever cannot be told asks.
+                Err(_) => return self.forget(),
+            }
+        }
+    }
+
+    fn empty(&mut self) {
+        loop {
+            match self.socket.recv(&mut &mut self.buffer[..], 0) {
+                Ok(_) => {}
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    fn forget(&mut self) {
+        self.links.values_mut().for_each(|known| *known = Known { link: None, addresses: None });
+    }
+}
+
+/// What the messages of a datagram say of the links that are kept.
+fn take_over(links: &mut BTreeMap<u32, Known>, mut datagram: &[u8]) {
+    while let Some(length) = number::<4>(datagram, 0).map(|bytes| u32::from_ne_bytes(bytes) as usize) {
+        let message = datagram.get(..length).unwrap_or(datagram);
+        let index = number::<4>(message, INDEX_AT).map(u32::from_ne_bytes);
+        if let Some(known) = index.and_then(|index| links.get_mut(&index)) {
+            match (number::<2>(message, 4).map(u16::from_ne_bytes), number::<1>(message, FAMILY_AT)) {
+                (Some(RTM_NEWLINK), Some([0])) => known.link = told(message).filter(|link| link.up),
+                // It is gone; or what has happened to it is said to bridges alone.
+                (Some(kind), _) if kind <= RTM_NEWLINK + 3 => known.link = None,
+                _ => known.addresses = None,
+            }
+        }
+        let next = length.max(HEADER).next_multiple_of(4);
+        let Some(rest) = datagram.get(next..) else { break };
+        datagram = rest;
+    }
+}
+
+fn told(message: &[u8]) -> Option<LinkState> {
+    let mut header = NetlinkHeader::default();
+    header.message_type = RTM_NEWLINK;
+    let payload = lean(RTM_NEWLINK, message.get(HEADER..)?);
+    RouteNetlinkMessage::deserialize(&header, &payload).ok().and_then(observed)
+}
+
+fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at.checked_add(N)?)?.try_into().ok()
+}
+
+impl std::fmt::Debug for KnownLinks {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("KnownLinks").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netns::{Netns, within};
+    use crate::spec;
+
+    struct Rig {
+        netns: Netns,
+        known: KnownLinks,
+        host: Handle,
+        bridge: u32,
+    }
+
+    /// A bridge `br0` that is known.
+    fn rig() -> Rig {
+        let netns = Netns::private().unwrap();
+        let known = within(&netns, || KnownLinks::open().unwrap()).unwrap();
+        let mut host = Handle::open_in(&netns).unwrap();
+        let made = host.ensure_bridge(&bridge("br0")).unwrap();
+        assert_eq!(known.find("br0", &mut host).unwrap(), host.find_link("br0").unwrap());
+        Rig { netns, known, host, bridge: made.link.index }
+    }
+
+    fn bridge(name: &str) -> spec::Bridge {
+        spec::Bridge { name: name.to_owned(), mtu: None, promiscuous: false, vlan_filtering: false }
+    }
+
+    impl Rig {
+        fn is_kept(&self) -> bool {
+            let mut state = self.known.lock();
+            state.follow();
+            state.links.get(&self.bridge).is_some_and(|known| known.link.is_some())
+        }
+
+        fn agree(&mut self, name: &str) {
+            assert_eq!(
+                self.known.find(name, &mut self.host).unwrap(),
+                self.host.find_link(name).unwrap(),
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_link_that_changes_is_known_as_it_is_now() {
+        let mut rig = rig();
+        assert!(rig.is_kept());
+        rig.host.set_mtu(rig.bridge, 1400).unwrap();
+        assert!(rig.is_kept(), "the notification has all of it");
+        rig.agree("br0");
+        rig.host.rename(rig.bridge, "br1").unwrap();
+        rig.agree("br0");
+        rig.agree("br1");
+        let other = rig.host.ensure_bridge(&bridge("br0")).unwrap().link;
+        assert_eq!(rig.known.find("br0", &mut rig.host).unwrap().map(|link| link.index), Some(other.index));
+        rig.host.ensure_link_absent("br1").unwrap();
+        rig.agree("br1");
+    }
+
+    #[test]
+    fn what_the_kernel_may_not_tell_of_is_not_kept() {
+        let mut rig = rig();
+        rig.host.set_down(rig.bridge).unwrap();
+        assert!(!rig.is_kept());
+        rig.agree("br0");
+        assert!(!rig.is_kept(), "it is down");
+        assert_eq!(rig.known.find("nothing", &mut rig.host).unwrap(), None);
+    }
+
+    #[test]
+    fn addresses_are_known_as_they_are_now() {
+        let mut rig = rig();
+        let agree = |rig: &mut Rig| {
+            let known = rig.known.addresses(rig.bridge, &mut rig.host).unwrap();
+            assert_eq!(known, rig.host.addresses(rig.bridge).unwrap());
+            known.len()
+        };
+        let before = agree(&mut rig);
+        rig.host.ensure_address(rig.bridge, "10.1.0.1/24".parse().unwrap()).unwrap();
+        assert_eq!(agree(&mut rig), before + 1);
+        rig.host.ensure_address_absent(rig.bridge, "10.1.0.1/24".parse().unwrap()).unwrap();
+        assert_eq!(agree(&mut rig), before);
+    }
+
+    #[test]
+    fn an_address_of_its_own_making_is_known_at_once() {
+        let mut rig = rig();
+        for number in 1..20 {
+            rig.known.addresses(rig.bridge, &mut rig.host).unwrap();
+            let net: IpNet = format!("fd00:{number:x}::1/64").parse().unwrap();
+            rig.host.ensure_address(rig.bridge, net).unwrap();
+            rig.known.readdressed(rig.bridge);
+            assert!(rig.known.addresses(rig.bridge, &mut rig.host).unwrap().contains(&net));
+        }
+    }
+
+    #[test]
+    fn a_link_that_is_made_anew_is_known_by_its_index() {
+        let mut rig = rig();
+        for _ in 0..5 {
+            rig.host.ensure_link_absent("br0").unwrap();
+            rig.host.ensure_bridge(&bridge("br0")).unwrap();
+            rig.agree("br0");
+            rig.agree("br0");
+        }
+    }
+
+    #[test]
+    fn notifications_that_were_lost_are_made_up_for() {
+        let mut rig = rig();
+        // Each is a kilobyte or two, and the queue takes some two hundred.
+        for mtu in 0..2000 {
+            rig.host.set_mtu(rig.bridge, 1400 + mtu % 2).unwrap();
+        }
+        rig.host.set_mtu(rig.bridge, 1300).unwrap();
+        rig.agree("br0");
+        drop(rig.netns);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_read_to_their_end(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..256)) {
+            take_over(&mut BTreeMap::new(), &bytes);
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Intermediate devices (`ifb`): what a device receives is sent on by one first, so that it can wait in its queue.
+
+use netlink_packet_core::DefaultNla;
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::link::InfoKind;
+use netlink_packet_route::tc::{TcAttribute, TcHandle, TcMessage, TcOption};
+use rtnetlink::{LinkMessageBuilder, LinkUnspec};
+use rustix::io::Errno;
+
+use super::nft::{NESTED, attribute, attribute_in};
+use super::socket::{CREATE, EXCL, NetlinkRequest};
+use super::tc::{absent_is_fine, clsact, index_of};
+use super::{Error, Handle, LinkState};
+use crate::spec::TcHook;
+
+/// Priority of the filter: behind those that judge, which have 1.
+const PRIORITY: u32 = 100;
+const ETH_P_ALL: u16 = 0x0003;
+/// Priority and protocol of the filter (`tcm_info`).
+const INFO: u32 = (PRIORITY << 16) | ETH_P_ALL.to_be() as u32;
+const KIND: &str = "u32";
+/// `linux/pkt_cls.h`: what it matches, and what it does.
+const TCA_U32_SEL: u16 = 5;
+const TCA_U32_ACT: u16 = 7;
+const TERMINAL: u8 = 1;
+const TCA_ACT_KIND: u16 = 1;
+const TCA_ACT_OPTIONS: u16 = 2;
+const FIRST_ACTION: u16 = 1;
+/// `linux/tc_act/tc_mirred.h`.
+const TCA_MIRRED_PARMS: u16 = 2;
+const EGRESS_REDIRECT: u32 = 1;
+const STOLEN: u32 = 4;
+/// Offset of the device in `struct tc_mirred`.
+const DEVICE_AT: usize = 24;
+
+impl Handle {
+    /// Creates an intermediate device, up. `alias` is text for people.
+    ///
+    /// # Errors
+    /// The kernel refuses: the name is taken, or it has no `ifb`.
+    pub fn create_ifb(&mut self, name: &str, mtu: u32, alias: &str) -> Result<LinkState, Error> {
+        let link = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::Ifb).name(name.to_owned());
+        let created = self.create_and_show(RouteNetlinkMessage::NewLink(link.mtu(mtu).build()), name)?;
+        self.set_alias(created.index, alias)?;
+        self.ensure_up(created.index)?;
+        Ok(created)
+    }
+
+    /// Has what a device receives sent by another one, in place of any such filter that it has.
+    ///
+    /// # Errors
+    /// The kernel refuses: it may lack `cls_u32` or `act_mirred`.
+    pub fn ensure_redirected(&mut self, index: u32, to: u32) -> Result<(), Error> {
+        let hook = NetlinkRequest::new(clsact(index), CREATE | EXCL);
+        match self.socket.batch(vec![hook])?.into_iter().next() {
+            // Others have filters there, or an ingress discipline, which takes this one too.
+            Some(Err(refused)) if refused.errno != Errno::EXIST.raw_os_error() => return Err(refused.into()),
+            _ => {}
+        }
+        self.ensure_not_redirected(index)?;
+        let mut message = filter(index);
+        message.attributes.push(TcAttribute::Options(options(to)));
+        self.socket.request(RouteNetlinkMessage::NewTrafficFilter(message), CREATE | EXCL).map(drop)
+    }
+
+    /// Priority of a filter other than ours, which have these names, that packets from a device meet before the one that
+    /// sends them on.
+    ///
+    /// # Errors
+    /// The kernel does not answer.
+    pub fn filter_before_redirection(&mut self, index: u32, ours: &[&str]) -> Result<Option<u32>, Error> {
+        let others = self.other_filters(index, TcHook::Ingress, ours)?;
+        Ok(others.into_iter().filter(|priority| *priority < PRIORITY).min())
+    }
+
+    /// Removes that filter. Idempotent.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn ensure_not_redirected(&mut self, index: u32) -> Result<(), Error> {
+        let removed = self.socket.request(RouteNetlinkMessage::DelTrafficFilter(filter(index)), 0);
+        absent_is_fine(removed.map(drop))
+    }
+
+    /// Index of the device that sends on what this one receives, by that filter.
+    ///
+    /// # Errors
+    /// The kernel does not answer.
+    pub fn redirected_to(&mut self, index: u32) -> Result<Option<u32>, Error> {
+        let mut request = TcMessage::with_index(index_of(index));
+        request.header.parent = ingress();
+        let found = match self.socket.dump(RouteNetlinkMessage::GetTrafficFilter(request)) {
+            Err(error) if error.not_found() || error.errno() == Some(Errno::INVAL) => return Ok(None),
+            other => other?,
+        };
+        Ok(found.into_iter().find_map(observed))
+    }
+}
+
+fn ingress() -> TcHandle {
+    TcHandle { major: 0xffff, minor: TcHandle::MIN_INGRESS }
+}
+
+/// The filter, without what it does.
+fn filter(index: u32) -> TcMessage {
+    let mut message = TcMessage::with_index(index_of(index));
+    message.header.parent = ingress();
+    message.header.info = INFO;
+    message.attributes.push(TcAttribute::Kind(KIND.into()));
+    message
+}
+
+/// Every packet, to that device.
+fn options(to: u32) -> Vec<TcOption> {
+    // `struct tc_u32_sel` with one key, whose mask is of nothing.
+    let mut selection = [0; 32];
+    selection[0] = TERMINAL;
+    selection[2] = 1;
+    // `struct tc_mirred`: numbers of the machine, of which the third and the last two count.
+    let words = [0, 0, STOLEN, 0, 0, EGRESS_REDIRECT, to];
+    let parms: Vec<u8> = words.iter().flat_map(|word: &u32| word.to_ne_bytes()).collect();
+    let action = [
+        attribute(TCA_ACT_KIND, b"mirred\0"),
+        attribute(TCA_ACT_OPTIONS | NESTED, &attribute(TCA_MIRRED_PARMS, &parms)),
+    ]
+    .concat();
+    let actions = attribute(FIRST_ACTION | NESTED, &action);
+    vec![
+        TcOption::Other(DefaultNla::new(TCA_U32_SEL, selection.to_vec())),
+        TcOption::Other(DefaultNla::new(TCA_U32_ACT | NESTED, actions)),
+    ]
+}
+
+fn observed(message: RouteNetlinkMessage) -> Option<u32> {
+    let RouteNetlinkMessage::NewTrafficFilter(filter) = message else { return None };
+    if filter.header.info >> 16 != PRIORITY {
+        return None;
+    }
+    let options = filter.attributes.into_iter().find_map(|attribute| match attribute {
+        TcAttribute::Options(options) => Some(options),
+        _ => None,
+    })?;
+    options.iter().find_map(|option| {
+        let mut bytes = vec![0; netlink_packet_core::Nla::value_len(option)];
+        netlink_packet_core::Nla::emit_value(option, &mut bytes);
+        let kind = netlink_packet_core::Nla::kind(option) & 0x3fff;
+        (kind == TCA_U32_ACT).then(|| device_in(&bytes)).flatten()
+    })
+}
+
+/// The device of the first action.
+fn device_in(actions: &[u8]) -> Option<u32> {
+    let action = attribute_in(actions, FIRST_ACTION)?;
+    let parms = attribute_in(attribute_in(action, TCA_ACT_OPTIONS)?, TCA_MIRRED_PARMS)?;
+    let bytes = parms.get(DEVICE_AT..DEVICE_AT + 4)?;
+    bytes.try_into().ok().map(u32::from_ne_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_device_is_read_as_it_is_written() {
+        let mut written = options(77);
+        let TcOption::Other(actions) = written.remove(1) else { panic!("{written:?}") };
+        let mut bytes = vec![0; netlink_packet_core::Nla::value_len(&actions)];
+        netlink_packet_core::Nla::emit_value(&actions, &mut bytes);
+        assert_eq!(device_in(&bytes), Some(77));
+        assert_eq!(device_in(&bytes[..20]), None);
+    }
+}

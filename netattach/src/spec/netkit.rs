@@ -1,0 +1,59 @@
+//! A netkit pair: two ends as of a veth, whose frames go from one namespace into the other without a queue.
+
+use serde::{Deserialize, Serialize};
+
+use crate::mac::Mac;
+
+/// A netkit pair. The primary end stays on the node; the pod's is created in the pod's namespace under its final name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Netkit {
+    /// Name of the end that stays in the node's namespace.
+    pub host_name: String,
+    /// Name of the end in the pod's namespace.
+    pub pod_name: String,
+    /// MTU of both ends in bytes; the kernel's default (1500) when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u32>,
+    /// Address of the pod's end; a random one when absent, and none in mode `l3`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mac: Option<Mac>,
+    /// Link group of both ends.
+    pub group: u32,
+    /// How the two ends are connected.
+    pub ways: NetkitWays,
+}
+
+/// How the ends of a netkit pair are connected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct NetkitWays {
+    /// What neighbours are known by.
+    pub mode: NetkitMode,
+    /// What becomes of packets that the node sends to the pod, where no netkit program decides.
+    #[serde(default)]
+    pub policy: NetkitPolicy,
+    /// The same of packets that the pod sends.
+    #[serde(default)]
+    pub peer_policy: NetkitPolicy,
+}
+
+/// What neighbours on a netkit pair are known by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NetkitMode {
+    /// By Ethernet addresses, which ARP and neighbour discovery find.
+    L2,
+    /// By nothing: there are the two ends alone. The kernel's default.
+    #[default]
+    L3,
+}
+
+/// What becomes of packets where no netkit program decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NetkitPolicy {
+    /// They pass.
+    #[default]
+    Pass,
+    /// They are dropped.
+    Drop,
+}

@@ -1,0 +1,119 @@
+//! What is wrong with an agent's access to the cluster: one line of the log, a condition and a finding of `doctor`, each with
+//! what to do, while the pods that are there go on.
+
+use std::fs;
+use std::process::Command;
+
+use netattach_tests::api_server::Options;
+use netattach_tests::node::executable;
+use netattach_tests::traffic::{PATIENCE, eventually};
+use serde_json::{Value, json};
+
+use crate::rig::{NODE, Rig};
+
+/// What `doctor` says of a check, with the settings of the rig's agent: state, detail and remedy.
+fn doctor(rig: &Rig, check: &str) -> Vec<[String; 3]> {
+    let settings = rig.node.path("doctor.yaml");
+    let cluster = json!({"enabled": true, "kubeconfig": rig.node.path("kubeconfig"), "nodeName": NODE});
+    let text = json!({"kubernetes": cluster, "stateDir": rig.node.path("state"), "bpffs": rig.node.bpffs()});
+    fs::write(&settings, text.to_string()).unwrap();
+    let mut ctl = Command::new(executable("netattachctl").unwrap());
+    ctl.arg("--socket").arg(rig.node.socket()).args(["doctor", "-o", "json", "--config"]).arg(&settings);
+    let output = rig.node.namespace.run(|| ctl.output()).unwrap();
+    let checks: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let of_check = checks.iter().filter(|it| it["check"] == check);
+    let text = |it: &Value, key: &str| it[key].as_str().unwrap_or_default().to_owned();
+    of_check.map(|it| ["state", "detail", "remedy"].map(|key| text(it, key))).collect()
+}
+
+/// The lines of the log that have these texts. It is read beside the agent's answers: so many lines are waited for.
+fn lines(rig: &Rig, texts: &[&str], least: usize) -> Vec<String> {
+    let mut lines = Vec::new();
+    eventually(PATIENCE, || {
+        let log = rig.node.log_so_far();
+        lines = log
+            .lines()
+            .filter(|line| texts.iter().all(|text| line.contains(text)))
+            .map(str::to_owned)
+            .collect();
+        lines.len() >= least
+    });
+    lines
+}
+
+/// The finding of `doctor` that has this text; the remedies of what the agent shows are in it.
+fn is_found(rig: &Rig, text: &str) {
+    let found = doctor(rig, "objects");
+    assert!(found.iter().any(|[_, detail, _]| detail.contains(text)), "{found:#?}");
+}
+
+#[test]
+fn a_right_that_is_missing_is_told_with_the_rule_that_gives_it() {
+    let mut rig = Rig::new(&Options::default());
+    rig.server.deny(&[("patch", "pods/status")]);
+    rig.start();
+    let rule = r#"the agent may not patch them; its ClusterRole lacks the rule {apiGroups: [""], resources: ["pods/status"], verbs: ["patch"]}"#;
+    rig.await_trouble("access to pods/status", PATIENCE, rule);
+    // In the log texts are quoted.
+    let said = lines(&rig, &["rights are missing"], 1);
+    let [line] = &said[..] else { panic!("{said:#?}") };
+    assert!(line.contains(" WARN ") && line.contains(&format!("problem={rule:?}")), "{line}");
+    is_found(&rig, rule);
+    let remedy = "apply deploy/base/rbac.yaml with the components that the settings need (evict, startup-taint), or add these \
+                  rules to the ClusterRole of the agent's service account";
+    let found = format!("access to pods/status: {rule}");
+    assert_eq!(doctor(&rig, "cluster access"), [["failed", &found, remedy].map(str::to_owned)]);
+    let pod = rig.pod("a");
+    rig.add(&pod).success();
+    rig.node.check(&pod).success();
+}
+
+#[test]
+fn a_token_that_has_expired_is_told_with_what_to_renew() {
+    let (rig, token, known) = Rig::with_an_expired_token();
+    let remedy = "401 Unauthorized; it does not accept the agent's token or certificate: renew the one that the kubeconfig names \
+                  (in a pod the kubelet does)";
+    rig.await_trouble("pods of this node", PATIENCE * 2, remedy);
+    // For each kind of objects, and however often it is tried.
+    let said = lines(&rig, &[remedy, "not followed; it will be tried again"], 4);
+    assert!(said.len() == 4 && said.iter().all(|line| line.contains(" WARN ")), "{said:#?}");
+    is_found(&rig, remedy);
+    let [[state, detail, what_to_do]] = &doctor(&rig, "cluster access")[..] else { panic!("one finding") };
+    assert!(state == "failed" && detail.contains("401 Unauthorized"), "{detail}");
+    assert!(what_to_do.ends_with("and that the token or certificate is valid"), "{what_to_do}");
+    let unmet = doctor(&rig, "readiness").into_iter().filter(|[state, ..]| state == "failed");
+    let unmet: Vec<String> = unmet.map(|[_, detail, _]| detail).collect();
+    let [server] = &unmet[..] else { panic!("{unmet:#?}") };
+    assert!(server.starts_with("API server: ") && server.contains(remedy), "{server}");
+    rig.add(&known).success();
+    rig.node.check(&known).success();
+
+    fs::write(&token, "renewed").unwrap();
+    assert!(eventually(PATIENCE * 2, || rig.trouble("pods of this node").is_none()));
+    rig.published("known");
+}
+
+#[test]
+fn definitions_that_are_missing_or_old_are_told_with_what_to_apply() {
+    let mut rig = Rig::new(&Options::default());
+    rig.server.serve("network-attachment-definitions", None, false).unwrap();
+    rig.server.serve("multi-networkpolicies", Some("v1beta2"), false).unwrap();
+    rig.node.start().unwrap();
+    let missing = "the API server does not serve this kind: apply its definition, of deploy/base/crds";
+    let old = "the API server serves v1beta1 alone, and may cut a policy's endPort off, so that of a range of ports its first one is \
+               left: apply its definition, of deploy/base/crds";
+    for (kind, problem) in [("network-attachment-definitions", missing), ("multi-networkpolicies", old)] {
+        rig.await_trouble(kind, PATIENCE, problem);
+        let said = lines(&rig, &[problem], 1);
+        let [line] = &said[..] else { panic!("{kind}: {said:#?}") };
+        assert!(line.contains(" WARN ") && line.contains(kind), "{line}");
+        is_found(&rig, &format!("{kind}: {problem}"));
+    }
+    // Applied: the agent asks again, of a kind that is there by its version when it lists the next time.
+    rig.server.serve("network-attachment-definitions", None, true).unwrap();
+    let is_there = || rig.trouble("network-attachment-definitions").is_none();
+    assert!(eventually(PATIENCE * 3, is_there));
+    let pod = rig.pod("a");
+    rig.add(&pod).success();
+    rig.node.check(&pod).success();
+}

@@ -1,0 +1,106 @@
+//! Pods that administrate their network and have made more there than an agent reads: they end like others.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::fs;
+
+use netattach::netlink::{Error, Handle, MOST_IN_POD};
+use netattach_tests::manifest::{NAMESPACE, network, pod};
+use netattach_tests::node::ip;
+use netattach_tests::snapshot::{Network, Snapshot};
+use netattach_tests::{Namespace, Node, Pod};
+use serde_json::{Value, json};
+
+/// Sources of the pod's own rules, none of which is one of ours.
+fn address(number: usize) -> String {
+    let [_, a, b, c] = u32::try_from(number).unwrap().to_be_bytes();
+    format!("11.{a}.{b}.{c}/32")
+}
+
+/// Runs `ip -batch` in a pod.
+fn batch(pod: &Namespace, lines: impl Iterator<Item = String>) {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("batch");
+    let mut text = String::new();
+    lines.for_each(|line| writeln!(text, "{line}").unwrap());
+    fs::write(&file, text).unwrap();
+    ip(pod, &["-batch", &file.to_string_lossy()]).unwrap();
+}
+
+/// Makes more of a kind until a handle does not read them all.
+fn crowd<T>(pod: &Namespace, list: fn(&mut Handle) -> Result<Vec<T>, Error>, line: impl Fn(usize) -> String) {
+    const AT_ONCE: usize = MOST_IN_POD / 8;
+    for round in 0..9 {
+        if let Err(error) = list(&mut Handle::open_in(pod.netns()).unwrap()) {
+            assert!(error.is_too_many(), "{error}");
+            return;
+        }
+        batch(pod, (round * AT_ONCE..(round + 1) * AT_ONCE).map(&line));
+    }
+    panic!("they are all read");
+}
+
+/// A node with the device `card`, a bridge, and a network whose routes are in tables by source; the pod `a` has the device,
+/// the bridge twice, so that it needs rules by source address, and the other.
+fn node() -> Node {
+    let mut node = Node::new(&[]).unwrap();
+    ip(&node.namespace, &["link", "add", "card", "type", "veth", "peer", "name", "far"]).unwrap();
+    let flat = json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": "br1", "isGateway": true,
+        "ipam": node.host_local(&["10.53.0.0/24", "fd00:53::/64"])});
+    let device = json!({"cniVersion": "1.0.0", "type": "host-device", "device": "card"});
+    let mut ipam = node.host_local(&["10.54.0.0/24"]);
+    ipam["routes"] = json!([{"dst": "0.0.0.0/0"}]);
+    let sbr = json!({"cniVersion": "1.0.0", "name": "sbr", "plugins": [
+        {"type": "bridge", "bridge": "br2", "isGateway": true, "ipam": ipam}, {"type": "sbr"}
+    ]});
+    for (name, config) in [("flat", flat), ("device", device), ("sbr", sbr)] {
+        node.write(name, &network(NAMESPACE, name, &config)).unwrap();
+    }
+    node.write("a", &pod("a", &json!({}), &json!("flat, flat, device, sbr"))).unwrap();
+    node.start().unwrap();
+    node
+}
+
+/// What its agent has given the pod: all that is no link of the pod's own.
+fn ours(pod: &Namespace) -> (BTreeSet<String>, Vec<String>) {
+    let mut all = pod.run(Handle::open).unwrap();
+    let links = all.links().unwrap().into_iter().map(|link| link.name);
+    let rules = all.rules().unwrap().into_iter().map(|rule| rule.source.to_string());
+    (
+        links.filter(|name| !name.starts_with("own")).collect(),
+        rules.filter(|source| !source.starts_with("11.")).collect(),
+    )
+}
+
+#[test]
+fn a_pod_with_more_links_routes_and_rules_than_are_read_is_detached_whole() {
+    let node = node();
+    let a = Pod::new("a").unwrap();
+    let before = Network::of(&node.namespace).unwrap();
+    node.add(&a).success();
+    let (links, rules) = ours(&a.namespace);
+    assert_eq!(links.iter().collect::<Vec<_>>(), ["eth0", "lo", "net1", "net2", "net3", "net4"]);
+    let expected = ["10.53.0.2", "10.53.0.3", "10.54.0.2", "fd00:53::2", "fd00:53::3"].map(str::to_owned);
+    assert_eq!(rules.iter().cloned().collect::<BTreeSet<_>>(), expected.into());
+
+    a.namespace.loopback_up().unwrap();
+    crowd(&a.namespace, Handle::routes, |number| format!("route add {} dev lo", address(number)));
+    // The last ones first: the kernel looks for the place of each from the front.
+    crowd(&a.namespace, Handle::rules, |number| {
+        format!("rule add from {} lookup 1000 priority {}", address(number), 100_000 - number)
+    });
+    crowd(&a.namespace, Handle::links, |number| {
+        format!("link add own{number} type veth peer name own{number}p")
+    });
+    // The device has another name by now.
+    ip(&a.namespace, &["link", "set", "net3", "down", "name", "mine"]).unwrap();
+
+    assert_eq!(node.del(&a).success(), Value::Null);
+    let (links, rules) = ours(&a.namespace);
+    assert_eq!((links, rules), (["lo".to_owned()].into(), Vec::new()));
+    let after = Network::of(&node.namespace).unwrap();
+    assert_eq!(after.links["card"], before.links["card"]);
+    let mut left = Snapshot::take(&node, &[]).unwrap();
+    left.node.links.retain(|name, _| !before.links.contains_key(name));
+    left.assert_nothing_is_left();
+}

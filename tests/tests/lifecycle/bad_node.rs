@@ -1,0 +1,209 @@
+//! What a node lacks: one line of the log, a condition where an agent runs, and a finding of `doctor`, each with what to do,
+//! while the pods that are there go on. Missing capabilities are in `capabilities`, a file in front of netattach's in
+//! `primaries`, records of other versions in `older_state`; of the cluster `api::told`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use netattach_tests::manifest::pod;
+use netattach_tests::node::executable;
+use netattach_tests::privilege::{with_only, without_bpf};
+use netattach_tests::traffic::{PATIENCE, eventually, ping};
+use netattach_tests::{Node, Pod};
+use rustix::mount::{MountFlags, UnmountFlags, mount, mount_bind, mount_remount, unmount};
+use rustix::thread::CapabilitySet;
+use serde_json::{Value, json};
+
+use crate::inspect::settings_of_doctor;
+
+/// What `doctor` says of a check, with these settings.
+fn doctor(node: &Node, settings: &str, check: &str) -> Vec<Value> {
+    let mut ctl = Command::new(executable("netattachctl").unwrap());
+    ctl.arg("--socket").arg(node.socket()).args(["doctor", "-o", "json", "--config", settings]);
+    let output = node.namespace.run(|| ctl.output()).unwrap();
+    let checks: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    checks.into_iter().filter(|it| it["check"] == check).collect()
+}
+
+/// The one line of an agent that does not start.
+fn refused(node: &Node, mut command: Command) -> String {
+    let output = node.namespace.run(|| command.output()).unwrap();
+    let log = String::from_utf8(output.stderr).unwrap();
+    let [line] = log.lines().collect::<Vec<_>>()[..] else { panic!("more than a line:\n{log}") };
+    assert!(output.status.code() == Some(1) && line.contains("ERROR"), "{line}");
+    line.split_once("netattach::agent::run: ").unwrap().1.to_owned()
+}
+
+/// In a cluster the agent's line is what `kubectl describe` shows of its container.
+#[test]
+fn without_a_bpf_file_system_agent_and_doctor_say_how_it_is_mounted() {
+    let node = Node::new(&[]).unwrap();
+    let elsewhere = node.path("no-bpffs");
+    let mut command = Command::new(executable("netattachd").unwrap());
+    command.arg("--source").arg(node.path("source")).arg("--run-dir").arg(node.path("run"));
+    command.arg("--state-dir").arg(node.path("state")).arg("--bpffs").arg(&elsewhere);
+    let place = elsewhere.display();
+    let said = format!(
+        "set up the dataplane: {place} is not on a BPF filesystem: run `mount -t bpf bpf /sys/fs/bpf`"
+    );
+    assert_eq!(refused(&node, command), said);
+    let settings = node.path("doctor.yaml");
+    fs::write(&settings, json!({"source": node.path("source"), "bpffs": elsewhere}).to_string()).unwrap();
+    let expected = json!({
+        "check": "bpf file system", "state": "failed", "detail": format!("{place} is not on a BPF file system"),
+        "remedy": "mount -t bpf bpf /sys/fs/bpf on the node; in a pod, mount it from there with HostToContainer"
+    });
+    assert_eq!(doctor(&node, settings.to_str().unwrap(), "bpf file system"), [expected]);
+}
+
+/// As that of a machine that was started again with an older kernel by mistake: the agent leaves everything as it is.
+#[test]
+fn a_kernel_that_lacks_what_is_needed_is_named_by_agent_and_doctor_and_pods_that_are_there_go_on() {
+    let mut node = Node::new(&[pod("a", &json!({}), &Value::Null)]).unwrap();
+    let settings = settings_of_doctor(&node);
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    node.stop().unwrap();
+
+    let command = node.agent_command(&executable("netattachd").unwrap()).unwrap();
+    let said = without_bpf(|| Ok(refused(&node, command))).unwrap();
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let what = format!("{release} lacks {WITHOUT_BPF}, without which no program can be loaded");
+    let remedy = "(docs/supported.md has those that are tested)";
+    let line = format!("kernel {what}: use a newer one {remedy}: ");
+    assert!(said.starts_with(&line), "{said}\n{line}");
+    let found = without_bpf(|| Ok(doctor(&node, &settings, "kernel"))).unwrap();
+    let expected = json!({
+        "check": "kernel", "state": "failed", "detail": what, "remedy": format!("use a newer kernel {remedy}")
+    });
+    assert_eq!(found, [expected]);
+
+    assert!(ping(&a.namespace, "10.50.0.1".parse().unwrap(), PATIENCE).unwrap());
+    node.start().unwrap();
+    node.check(&a).success();
+    node.del(&a).success();
+}
+
+/// All that the programs are made of.
+const WITHOUT_BPF: &str = "program type sched_cls, program type socket_filter, program type xdp, helper fib_lookup, \
+     helper redirect_neigh, helper redirect_peer, helper skb_change_type, helper jiffies64, helper ktime_get_coarse_ns, \
+     map lru_hash, map lpm_trie, map ringbuf";
+
+/// `capabilities` has what an agent says of each.
+#[test]
+fn a_capability_that_is_missing_is_named_by_doctor_too() {
+    let node = Node::new(&[]).unwrap();
+    let settings = settings_of_doctor(&node);
+    let all = rustix::thread::capabilities(None).unwrap().permitted;
+    let found =
+        with_only(all - CapabilitySet::NET_ADMIN, || Ok(doctor(&node, &settings, "privileges"))).unwrap();
+    let [found] = &found[..] else { panic!("{found:#?}") };
+    let detail = found["detail"].as_str().unwrap();
+    assert!(
+        detail.contains("lacks CAP_NET_ADMIN (to make links, addresses, routes and filters)"),
+        "{detail}"
+    );
+    assert!(detail.contains("run netattachd as root, or in a container with these capabilities"), "{detail}");
+    assert_eq!(found["state"], "warning");
+}
+
+/// A small file system of its own, until dropped.
+struct Disk(PathBuf);
+
+impl Disk {
+    fn mount(at: &Path) -> Self {
+        let options = c"size=1m,mode=0700";
+        mount("small", at, "tmpfs", MountFlags::empty(), Some(options)).unwrap();
+        Self(at.to_owned())
+    }
+
+    /// Covers it with itself, read-only: those who have files open may go on.
+    fn cover(&self) {
+        mount_bind(&self.0, &self.0).unwrap();
+        mount_remount(&self.0, MountFlags::BIND | MountFlags::RDONLY, "").unwrap();
+    }
+
+    fn uncover(&self) {
+        unmount(&self.0, UnmountFlags::DETACH).unwrap();
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // Nobody may be left with it but the agent, which ends too.
+        let _ = unmount(&self.0, UnmountFlags::DETACH);
+    }
+}
+
+#[test]
+fn a_full_or_read_only_state_directory_is_told_and_pods_that_are_there_go_on() {
+    let manifests = ["a", "b"].map(|name| pod(name, &json!({}), &Value::Null));
+    let mut node = Node::new(&manifests).unwrap();
+    let disk = Disk::mount(&node.path("state"));
+    let settings = settings_of_doctor(&node);
+    node.start().unwrap();
+    let [a, b] = ["a", "b"].map(|name| Pod::new(name).unwrap());
+    node.add(&a).success();
+    let filler = node.path("state/filler");
+    let fill = || {
+        let most = fs::write(&filler, vec![0; 2 << 20]).unwrap_err();
+        assert_eq!(most.kind(), std::io::ErrorKind::StorageFull);
+    };
+    let free = || fs::remove_file(&filler).unwrap();
+    let journal = node.path("state/journal");
+    let (cover, uncover) = (|| disk.cover(), || disk.uncover());
+    let full = (&fill as &dyn Fn(), &free as &dyn Fn(), "No space left on device (os error 28)", "full");
+    let covered = (
+        &cover as &dyn Fn(),
+        &uncover as &dyn Fn(),
+        "Read-only file system (os error 30)",
+        "mounted read-only",
+    );
+    for (spoil, mend, error, how) in [full, covered] {
+        spoil();
+        let problem =
+            format!("journal {}: {error}; make room there, or mount it writable", journal.display());
+        let unmet = || {
+            let status = node.whole_status().unwrap();
+            let unmet = status["ready"].as_array().unwrap().iter().filter(|it| it["met"] == false);
+            unmet.map(|it| it["detail"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        };
+        assert!(eventually(PATIENCE, || unmet() == [problem.clone()]), "{how}: {:#?}", unmet());
+        let told = || {
+            let log = node.log_so_far();
+            log.lines().filter(|line| line.contains(&format!("not ready: journal: {problem}"))).count()
+        };
+        assert!(eventually(PATIENCE, || told() == 1), "{how}: {} lines", told());
+        let found = doctor(&node, &settings, "disk");
+        let place = format!("{} (stateDir) is on a file system that is {how}", node.path("state").display());
+        let remedy =
+            "free space there, or mount it writable: until then no pod is attached, and DELs are repeated";
+        let expected = json!({"check": "disk", "state": "failed", "detail": place, "remedy": remedy});
+        assert_eq!(found, [expected], "{how}");
+        let of_journal =
+            doctor(&node, &settings, "readiness").into_iter().filter(|it| it["state"] == "failed");
+        let of_journal: Vec<Value> = of_journal.collect();
+        let expected = json!({
+            "check": "readiness", "state": "failed", "detail": format!("journal: {problem}"),
+            "remedy": "free space on, or make writable, the file system of stateDir"
+        });
+        assert_eq!(of_journal, [expected], "{how}");
+
+        // The new pod is refused with the reason, the other goes on.
+        let (_, message) = node.call("ADD", &b).run().failure();
+        assert!(message.contains(error), "{how}: {message}");
+        assert!(ping(&a.namespace, "10.50.0.1".parse().unwrap(), PATIENCE).unwrap(), "{how}");
+        mend();
+        assert!(eventually(PATIENCE, || unmet().is_empty()), "{how}, mended: {:#?}", unmet());
+        assert_eq!(told(), 1, "{how}");
+    }
+    node.add(&b).success();
+    for pod in [&a, &b] {
+        node.check(pod).success();
+        node.del(pod).success();
+    }
+    node.stop().unwrap();
+    drop(disk);
+}

@@ -1,0 +1,179 @@
+//! The same chains by the plugins of containernetworking/plugins and by ours: results in every version, who gets
+//! through and whom the pod sees, rates; and each implementation's DEL after the other's ADD.
+
+use std::os::unix::fs::symlink;
+
+use netattach::netlink::Handle;
+use netattach_tests::tools;
+use netattach_tests::traffic::{Echo, SILENCE, connects};
+
+use super::*;
+
+const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
+
+/// A scene whose chained plugin is the reference's, or ours; the interface is made by our own bridge in both.
+fn scene(reference: Option<&Path>, plugin: &str) -> Scene {
+    let scene = Scene::new();
+    if let Some(reference) = reference {
+        let path = scene.runtime.plugins.join(plugin);
+        std::fs::remove_file(&path).unwrap();
+        symlink(reference.join(plugin), path).unwrap();
+    }
+    scene
+}
+
+/// The same configuration in another version.
+fn in_version(version: &str, config: &Value) -> Value {
+    let mut config = config.clone();
+    config["cniVersion"] = json!(version);
+    config
+}
+
+/// ADD, CHECK and DEL in a version: exit codes and the result, without what is of each run alone.
+fn verbs(scene: &Scene, version: &str, chained: &Value) -> Vec<(Option<i32>, Value)> {
+    let bridge = in_version(version, &scene.bridge(&json!({})));
+    let pod = scene.add("a", &[bridge]);
+    let chained = in_version(version, chained);
+    let ask = |verb: &str, previous: &Value| {
+        let answer = scene.runtime.run(verb, pod.call(), &with_result(&chained, previous)).unwrap();
+        (answer.exit, answer.stdout)
+    };
+    let mut answers = vec![ask("ADD", pod.result())];
+    let result = answers[0].1.clone();
+    if ["0.4.0", "1.0.0", "1.1.0"].contains(&version) {
+        answers.push(ask("CHECK", &result));
+    }
+    answers.extend([ask("DEL", &result), ask("DEL", &result)]);
+    scene.del(&pod);
+    // Ethernet addresses, the path of the namespace and the name of an intermediate device.
+    for (_, answer) in &mut answers {
+        let interfaces = answer.get_mut("interfaces").and_then(Value::as_array_mut);
+        for interface in interfaces.into_iter().flatten() {
+            let own = interface["name"].as_str().unwrap().starts_with("bwp");
+            for key in ["mac", "sandbox", "name"] {
+                if interface.get(key).is_some_and(|value| value != "") && (own || key != "name") {
+                    interface[key] = json!("of each run");
+                }
+            }
+            interface.as_object_mut().unwrap().retain(|key, value| key != "sandbox" || value != "");
+        }
+    }
+    answers
+}
+
+/// Who gets through to the pod by its port, and whom the pod sees then: outside, the node, 127.0.0.1, a neighbour.
+fn reached(scene: &Scene, chained: &Value) -> Vec<Option<IpAddr>> {
+    let chained = in_version("1.0.0", chained);
+    let bridge = in_version("1.0.0", &scene.bridge(&json!({"hairpinMode": true})));
+    let pod = scene.add("a", &[bridge, chained]);
+    let by = |from: &Namespace, to: &str| seen(&pod.namespace, at(POD[0], 80), from, at(to, 8080));
+    let mut found =
+        vec![by(&scene.outside, NODE[0]), by(scene.node(), NODE[0]), by(scene.node(), "127.0.0.1")];
+    found.push(by(&pod.namespace, NODE[0]));
+    found.push(seen(&pod.namespace, at(POD[1], 80), &scene.outside, at(NODE[1], 8080)));
+    scene.del(&pod);
+    assert!(!connects(&scene.outside, at(NODE[0], 8080), SILENCE));
+    found
+}
+
+/// Rows: PMP-reference.
+#[test]
+fn portmap_agrees_with_the_reference() {
+    let test = "portmap_agrees_with_the_reference";
+    let Some(reference) = tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", &["portmap"]) else { return };
+    let (theirs, ours) = (scene(Some(&reference), "portmap"), scene(None, "portmap"));
+    for version in VERSIONS {
+        for keys in [json!({}), json!({"runtimeConfig": {}}), json!({"masqAll": true, "backend": "nftables"})]
+        {
+            let chained = portmap(&[(8080, 80)], &keys);
+            assert_eq!(
+                verbs(&ours, version, &chained),
+                verbs(&theirs, version, &chained),
+                "{version} {keys}"
+            );
+        }
+    }
+    for keys in [
+        json!({"backend": "iptables"}),
+        json!({"backend": "iptables", "masqAll": true}),
+        json!({"backend": "iptables", "markMasqBit": 5}),
+    ] {
+        let chained = portmap(&[(8080, 80)], &keys);
+        let (their, our) = (scene(Some(&reference), "portmap"), scene(None, "portmap"));
+        assert_eq!(reached(&our, &chained), reached(&their, &chained), "{keys}");
+    }
+}
+
+/// Rows: BWD-reference, BWD-each-other.
+#[test]
+fn bandwidth_agrees_with_the_reference() {
+    let test = "bandwidth_agrees_with_the_reference";
+    let Some(reference) = tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", &["bandwidth"]) else {
+        return;
+    };
+    let (theirs, ours) = (scene(Some(&reference), "bandwidth"), scene(None, "bandwidth"));
+    let both = json!({
+        "ingressRate": 8_000_000, "ingressBurst": 400_000, "egressRate": 16_000_000, "egressBurst": 800_000
+    });
+    let by_pod = json!({"runtimeConfig": {"bandwidth": both}});
+    let one = json!({"ingressRate": 8_000_000, "ingressBurst": 400_000});
+    for version in VERSIONS.into_iter().filter(|version| !["0.1.0", "0.2.0"].contains(version)) {
+        for keys in [&json!({}), &both, &by_pod, &one] {
+            let chained = config(version, "bandwidth", keys);
+            assert_eq!(
+                verbs(&ours, version, &chained),
+                verbs(&theirs, version, &chained),
+                "{version} {keys}"
+            );
+        }
+    }
+    // The rates of the two queues, and that the other one's DEL leaves no device.
+    let rates = |added: &Scene, removed: &Scene| {
+        let chained = config("1.0.0", "bandwidth", &both);
+        let pod = added.add("a", &[in_version("1.0.0", &added.bridge(&json!({})))]);
+        added.runtime.add(pod.call(), &with_result(&chained, pod.result())).unwrap();
+        let mut host = Handle::open_in(added.node().netns()).unwrap();
+        let mut found = Vec::new();
+        for link in host.links().unwrap() {
+            if let Some((rate, _)) = host.find_pace(link.index).unwrap() {
+                found.push((link.kind, rate));
+            }
+        }
+        found.sort();
+        let other = Runtime {
+            node: Namespace::at(added.node().path()).unwrap(),
+            plugins: removed.runtime.plugins.clone(),
+        };
+        let call = pod.call();
+        let answer = other.run("DEL", call, &with_result(&chained, pod.result())).unwrap();
+        let left = host.links().unwrap().into_iter().filter(|link| link.kind == "ifb").count();
+        added.del(&pod);
+        (found, answer.exit, left)
+    };
+    let expected = vec![("ifb".to_owned(), 2_000_000), ("veth".to_owned(), 1_000_000)];
+    assert_eq!(rates(&ours, &ours), (expected.clone(), Some(0), 0));
+    assert_eq!(rates(&theirs, &ours), (expected, Some(0), 0));
+}
+
+/// Rows: PMP-beside-reference.
+#[test]
+fn ports_of_the_reference_and_ours_do_not_disturb_each_other() {
+    let test = "ports_of_the_reference_and_ours_do_not_disturb_each_other";
+    let Some(reference) = tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", &["portmap"]) else { return };
+    let ours = scene(None, "portmap");
+    let a = ours.add("a", &[ours.bridge(&json!({})), portmap(&[(8080, 80)], &json!({}))]);
+    let theirs = Runtime { node: Namespace::at(ours.node().path()).unwrap(), plugins: reference };
+    let b = ours.add("b", &[ours.bridge(&json!({}))]);
+    let chained = in_version("1.0.0", &portmap(&[(8081, 80)], &json!({"backend": "iptables"})));
+    let result = in_version("1.0.0", b.result());
+    theirs.add(b.call(), &with_result(&chained, &result)).unwrap();
+    let _echoes =
+        [&a, &b].map(|pod| Echo::serve(&pod.namespace, SocketAddr::new(pod.addresses()[0], 80)).unwrap());
+    for port in [8080, 8081] {
+        assert!(connects(&ours.outside, at(NODE[0], port), PATIENCE), "{port}");
+    }
+    theirs.after("DEL", b.call(), &chained, &result).unwrap();
+    assert!(!connects(&ours.outside, at(NODE[0], 8081), SILENCE));
+    assert!(connects(&ours.outside, at(NODE[0], 8080), PATIENCE));
+    ours.del(&a);
+}

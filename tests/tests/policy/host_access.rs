@@ -1,0 +1,258 @@
+//! `hostAccess`: a node and the pods with macvlans on one of its parents reach each other, under policy.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use netattach::netlink::{Handle, LinkState, RouteState};
+use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
+use netattach_tests::node::{WIRE, ip};
+use netattach_tests::packet::Packet;
+use netattach_tests::raw::RawSocket;
+use netattach_tests::snapshot::Snapshot;
+use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connects, eventually, ping};
+use netattach_tests::{Namespace, Node, Pod};
+use serde_json::{Value, json};
+
+/// The node's addresses on the parent, those of the first pod, and those of a host beyond.
+const OF_NODE: [&str; 2] = ["10.52.0.1", "fd00:52::1"];
+const OF_POD: [&str; 2] = ["10.52.0.20", "fd00:52::20"];
+const BEYOND: [&str; 2] = ["10.52.0.9", "fd00:52::9"];
+
+/// Two pods on a parent on which the node has addresses, and a host beyond it.
+struct Scene {
+    node: Node,
+    pods: [Pod; 2],
+    beyond: Namespace,
+}
+
+impl Scene {
+    fn new(kind: &str, manifests: &[(&str, Value)]) -> Self {
+        let mut node = Node::new(&[]).unwrap();
+        node.add_wire().unwrap();
+        let beyond = Namespace::new().unwrap();
+        ip(&node.namespace, &["link", "set", "wire1", "netns", &beyond.task()]).unwrap();
+        ip(&beyond, &["link", "set", "wire1", "up"]).unwrap();
+        for (namespace, device, addresses) in [(&node.namespace, WIRE, OF_NODE), (&beyond, "wire1", BEYOND)] {
+            for (address, length) in addresses.into_iter().zip([24, 64]) {
+                let address = format!("{address}/{length}");
+                ip(namespace, &["addr", "add", &address, "dev", device, "nodad"]).unwrap();
+            }
+        }
+        let ranges = json!([
+            [{"subnet": "10.52.0.0/24", "rangeStart": OF_POD[0]}],
+            [{"subnet": "fd00:52::/64", "rangeStart": OF_POD[1]}]
+        ]);
+        let ipam = json!({"type": "host-local", "dataDir": node.path("leases"), "ranges": ranges});
+        let lan =
+            json!({"cniVersion": "1.0.0", "type": kind, "master": WIRE, "hostAccess": true, "ipam": ipam});
+        node.write("lan", &network(NAMESPACE, "lan", &lan)).unwrap();
+        for name in ["a", "b"] {
+            node.write(name, &pod(name, &json!({"app": name}), &json!("lan"))).unwrap();
+        }
+        for (name, manifest) in manifests {
+            node.write(name, manifest).unwrap();
+        }
+        node.start().unwrap();
+        Self { node, pods: ["a", "b"].map(|name| Pod::new(name).unwrap()), beyond }
+    }
+
+    fn host_links(&self) -> Vec<LinkState> {
+        let links = Handle::open_in(self.node.namespace.netns()).unwrap().links().unwrap();
+        links.into_iter().filter(|link| link.name.starts_with("nahst")).collect()
+    }
+
+    /// Which of the first pod's and the node's addresses answer the other.
+    fn reached(&self) -> [bool; 4] {
+        let [from_node, to_node] = [(&self.node.namespace, OF_POD), (&self.pods[0].namespace, OF_NODE)]
+            .map(|(from, to)| to.map(|to| ping(from, to.parse().unwrap(), PATIENCE).unwrap()));
+        [from_node[0], from_node[1], to_node[0], to_node[1]]
+    }
+
+    fn end(self) {
+        for pod in &self.pods {
+            self.node.del(pod).success();
+        }
+        assert_eq!(self.host_links(), []);
+        Snapshot::take(&self.node, &self.pods.each_ref()).unwrap().assert_nothing_is_left();
+    }
+}
+
+/// What a namespace knows of its neighbours on a device.
+fn neighbours(namespace: &Namespace, device: &str) -> String {
+    let shown = namespace.run(|| Command::new("ip").args(["neigh", "show", "dev", device]).output()).unwrap();
+    String::from_utf8(shown.stdout).unwrap()
+}
+
+fn holds(kind: &str) {
+    let mut scene = Scene::new(kind, &[]);
+    for pod in &scene.pods {
+        scene.node.add(pod).success();
+    }
+    let [own] = scene.host_links().try_into().unwrap();
+    assert_eq!((own.kind.as_str(), own.up, own.own), ("macvlan", true, true), "{kind}");
+    assert_eq!(scene.reached(), [true; 4], "{kind}");
+    // Others reach node and pods as before, and do not learn of the node's link.
+    for to in OF_NODE.iter().chain(&OF_POD) {
+        assert!(ping(&scene.beyond, to.parse().unwrap(), PATIENCE).unwrap(), "{kind}: {to}");
+    }
+    let mac = own.mac.unwrap().to_string();
+    let seen = neighbours(&scene.beyond, "wire1");
+    assert!(OF_NODE.iter().all(|it| seen.contains(it)) && !seen.contains(&mac), "{mac}: {seen}");
+    // It lasts through a restart, stays for the other pod, and is looked at.
+    scene.node.kill().unwrap();
+    scene.node.start().unwrap();
+    scene.node.del(&scene.pods[1]).success();
+    assert_eq!(scene.host_links(), std::slice::from_ref(&own));
+    assert_eq!(scene.reached(), [true; 4], "{kind}, after a restart");
+    scene.node.check(&scene.pods[0]).success();
+    ip(&scene.node.namespace, &["route", "del", OF_POD[0], "dev", &own.name]).unwrap();
+    let (_, said) = scene.node.check(&scene.pods[0]).failure();
+    assert!(said.ends_with(&format!("the node's route to {} is gone", OF_POD[0])), "{said}");
+    ip(&scene.node.namespace, &["link", "del", &own.name]).unwrap();
+    let (_, said) = scene.node.check(&scene.pods[0]).failure();
+    assert!(
+        said.ends_with(&format!("link {}, by which the node reaches the pod, is gone or down", own.name)),
+        "{said}"
+    );
+    // The next pod brings it back, by the address that the first one knows.
+    scene.node.add(&scene.pods[1]).success();
+    let [again] = scene.host_links().try_into().unwrap();
+    assert_eq!((&again.name, again.mac), (&own.name, own.mac));
+    scene.end();
+}
+
+/// Rows: MVL-hostAccess.
+#[test]
+fn a_node_and_its_pods_on_macvlans_reach_each_other() {
+    for kind in ["macvlan", "macvtap"] {
+        holds(kind);
+    }
+}
+
+/// Rows: MVL-hostAccess-policy.
+#[test]
+fn a_node_reaches_a_pod_as_far_as_its_policy_lets_it_and_a_pod_its_node() {
+    let node = |address: &str| json!({"ipBlock": {"cidr": format!("{address}/32")}});
+    let ingress = json!({
+        "podSelector": {"matchLabels": {"app": "a"}}, "policyTypes": ["Ingress"],
+        "ingress": [{"from": [node(OF_NODE[0])], "ports": [{"protocol": "TCP", "port": 80}]}]
+    });
+    let egress = json!({
+        "podSelector": {"matchLabels": {"app": "b"}}, "policyTypes": ["Egress"],
+        "egress": [{"to": [node(OF_NODE[0])], "ports": [{"protocol": "TCP", "port": 80}]}]
+    });
+    let policies = [("to-a", policy("to-a", "lan", &ingress)), ("from-b", policy("from-b", "lan", &egress))];
+    let scene = Scene::new("macvlan", &policies);
+    for pod in &scene.pods {
+        scene.node.add(pod).success();
+    }
+    let [a, b] = scene.pods.each_ref().map(|pod| &pod.namespace);
+    let serve = |namespace: &Namespace, host: &str, port: u16| {
+        Echo::serve(namespace, format!("{host}:{port}").parse().unwrap()).unwrap()
+    };
+    for (from, server, passes) in [
+        (&scene.node.namespace, serve(a, OF_POD[0], 80), true),
+        (&scene.node.namespace, serve(a, OF_POD[0], 81), false),
+        (&scene.beyond, serve(a, OF_POD[0], 82), false),
+        (b, serve(&scene.node.namespace, OF_NODE[0], 80), true),
+        (b, serve(&scene.node.namespace, OF_NODE[0], 81), false),
+        (a, serve(&scene.node.namespace, OF_NODE[0], 82), true),
+    ] {
+        let patience = if passes { PATIENCE } else { SILENCE };
+        assert_eq!(connects(from, server.address(), patience), passes, "{}", server.address());
+    }
+    // What the pod sends to everybody does not reach the node past its policy.
+    let [own] = scene.host_links().try_into().unwrap();
+    let heard = RawSocket::open_for(&scene.node.namespace, &own.name, libc::ETH_P_IP as u16).unwrap();
+    let mac = Handle::open_in(b.netns()).unwrap().link("net1").unwrap().mac.unwrap();
+    let mut frame = Packet::between("10.52.0.21", "10.52.0.255").from_mac(mac).udp(1000, 81).frame();
+    frame[..6].fill(0xff);
+    RawSocket::open(b, "net1").unwrap().send(&frame).unwrap();
+    let rows = || scene.node.ctl(&["stats", "--pod", "shop/b", "--network", "shop/lan"]).unwrap();
+    let dropped = || rows()[0]["dropped"].as_object().unwrap().contains_key("egress-peer");
+    assert!(eventually(PATIENCE, dropped), "{}", rows());
+    assert_eq!(heard.frames().unwrap(), Vec::<Vec<u8>>::new());
+    scene.end();
+}
+
+/// Rows: MVL-hostAccess-refused.
+#[test]
+fn without_an_address_of_the_node_beside_the_pod_the_pod_is_refused_and_nothing_is_left() {
+    let scene = Scene::new("macvlan", &[]);
+    ip(&scene.node.namespace, &["addr", "flush", "dev", WIRE, "scope", "global"]).unwrap();
+    // It may be about to get one; an address elsewhere is another matter.
+    let (code, said) = scene.node.add(&scene.pods[0]).failure();
+    let expected = format!("key hostAccess: {WIRE} has no address of the node yet");
+    assert_eq!((code, said.ends_with(&expected)), (11, true), "{said}");
+    ip(&scene.node.namespace, &["addr", "add", "192.0.2.1/24", "dev", WIRE]).unwrap();
+    let (code, said) = scene.node.add(&scene.pods[0]).failure();
+    let expected = format!("key hostAccess: {WIRE} has no address of the node in a subnet of the pod");
+    assert_eq!((code, said.ends_with(&expected)), (7, true), "{said}");
+    // A device that others need is not in the way of itself.
+    let kinds: BTreeSet<String> = scene.host_links().into_iter().map(|link| link.kind).collect();
+    assert_eq!(kinds, BTreeSet::new());
+    scene.end();
+}
+
+/// Rows: MVL-hostAccess-others.
+#[test]
+fn a_pod_that_chooses_its_addresses_takes_no_traffic_of_the_node_for_others() {
+    let of_router = "10.52.0.30";
+    // The first is elsewhere, for all that the pod says of its subnet; the others are beside the node.
+    let wishes = [
+        ("far", json!(["10.244.1.5/0"])),
+        ("far6", json!(["2001:db8::5/0"])),
+        ("held", json!(["10.52.0.77/24"])),
+        ("held6", json!(["fd00:52::77/64"])),
+        ("last-resort", json!(["10.52.0.78/24"])),
+        ("router", json!([format!("{of_router}/24")])),
+        ("free", json!(["10.52.0.79/24", "fd00:52::79/64"])),
+    ];
+    let chosen = json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE, "hostAccess": true,
+        "capabilities": {"ips": true}, "ipam": {"type": "static"}});
+    let manifests: Vec<(&str, Value)> = wishes
+        .iter()
+        .map(|(name, ips)| (*name, pod(name, &json!({}), &json!([{"name": "chosen", "ips": ips}]))))
+        .chain([("chosen", network(NAMESPACE, "chosen", &chosen))])
+        .collect();
+    let scene = Scene::new("macvlan", &manifests);
+    let node = &scene.node.namespace;
+    // Somebody else's pods are behind another device, as behind routed veths.
+    ip(node, &["link", "add", "others", "up", "type", "veth", "peer", "name", "others1"]).unwrap();
+    for victim in ["10.244.1.5", "10.52.0.77", "2001:db8::5", "fd00:52::77"] {
+        ip(node, &["route", "add", victim, "dev", "others"]).unwrap();
+    }
+    ip(node, &["route", "add", "10.52.0.78", "dev", "others", "metric", "500"]).unwrap();
+    ip(node, &["route", "add", "192.0.2.0/24", "via", of_router, "dev", WIRE]).unwrap();
+    // Those that the kernel has made come and go with the bridge of the pods' default network.
+    let routes = || -> Vec<RouteState> {
+        let all = Handle::open_in(node.netns()).unwrap().routes().unwrap();
+        all.into_iter().filter(|route| route.protocol != libc::RTPROT_KERNEL).collect()
+    };
+    let before = routes();
+    let apart = format!("key hostAccess: {WIRE} has no address of the node in a subnet of the pod");
+    let held =
+        |address: &str| format!("address {address} is taken: the node has another route to it, by others");
+    for (name, expected) in [
+        ("far", (7, apart.clone())),
+        ("far6", (7, apart)),
+        ("held", (11, held("10.52.0.77"))),
+        ("held6", (11, held("fd00:52::77"))),
+        ("last-resort", (11, held("10.52.0.78"))),
+        ("router", (7, format!("address {of_router} is taken: the node routes by it"))),
+    ] {
+        let (code, said) = scene.node.add(&Pod::new(name).unwrap()).failure();
+        assert!(code == expected.0 && said.ends_with(&expected.1), "{name}: {code} {said}");
+        assert_eq!(routes(), before, "{name}");
+        assert_eq!(scene.host_links(), [], "{name}");
+    }
+    let free = Pod::new("free").unwrap();
+    scene.node.add(&free).success();
+    for address in ["10.52.0.79", "fd00:52::79"] {
+        assert!(ping(node, address.parse().unwrap(), PATIENCE).unwrap(), "{address}");
+    }
+    scene.node.del(&free).success();
+    assert_eq!(routes(), before);
+    ip(node, &["link", "del", "others"]).unwrap();
+    scene.end();
+}
