@@ -53,6 +53,17 @@ pub(super) enum Change {
     Down(u32),
     /// It lacks these addresses.
     Gateways(u32, Vec<IpNet>),
+    /// It does not filter by VLAN any more: all its VLANs are one segment.
+    Unfiltered(u32),
+}
+
+/// A bridge as it is found.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Found<'a> {
+    pub(super) link: &'a LinkState,
+    pub(super) addresses: &'a [IpNet],
+    /// Looked at only where there are ports in VLANs.
+    pub(super) filters_by_vlan: bool,
 }
 
 impl Beneath {
@@ -96,10 +107,15 @@ impl Beneath {
         self.made || !self.gateways.is_empty()
     }
 
-    /// How it differs. `found`: the bridge of that name with its addresses. An address that another one has taken the
-    /// place of is not missed: a later ADD was told to (`forceAddress`), or an administrator wants it so.
-    pub(super) fn change(&self, found: Option<(&LinkState, &[IpNet])>) -> Option<Change> {
-        let Some((bridge, addresses)) = found else { return Some(Change::Gone) };
+    /// How it differs. `found`: the bridge of that name. An address that another one has taken the place of is not missed: a
+    /// later ADD was told to (`forceAddress`), or an administrator wants it so.
+    pub(super) fn change(&self, found: Option<Found<'_>>) -> Option<Change> {
+        let Some(Found { link: bridge, addresses, filters_by_vlan }) = found else {
+            return Some(Change::Gone);
+        };
+        if self.spec.vlan_filtering && !filters_by_vlan {
+            return Some(Change::Unfiltered(bridge.index));
+        }
         if !bridge.up {
             return Some(Change::Down(bridge.index));
         }

@@ -5,7 +5,7 @@
 //! [`differences`] decides, and is pure. [`PutBack`] bounds how often something is put back that others keep changing.
 
 use std::borrow::Borrow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use ipnet::IpNet;
 
 use super::AttachError;
 use super::apply::owner;
-use super::bridges::{Beneath, Change};
+use super::bridges::{self, Beneath, Change};
 use super::engine::Engine;
 use super::registry::Attached;
 use crate::cni;
@@ -91,6 +91,9 @@ impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Bridge(Change::Gone) => f.write_str("left without its bridge, which was removed"),
+            Self::Bridge(Change::Unfiltered(_)) => {
+                f.write_str("in one segment with all VLANs: its bridge was told not to filter by them")
+            }
             Self::Bridge(Change::Down(_)) => f.write_str("cut off: its bridge was set down"),
             Self::Bridge(Change::Gateways(_, gateways)) => {
                 write!(f, "left without a gateway: its bridge was deprived of")?;
@@ -153,12 +156,11 @@ impl End {
     }
 }
 
-/// How the node's end of a link differs from what was made. `bridge`: that of its name, with its addresses.
-/// `has_addressing`: the addresses and routes of a routed link are there.
+/// How the node's end of a link differs from what was made. `bridge`: that of its name. `has_addressing`: the addresses and routes of a routed link are there.
 fn differences(
     end: &End,
     found: &LinkState,
-    (bridge, vlans): (Option<(&LinkState, &[IpNet])>, Option<&VlanUses>),
+    (bridge, vlans): (Option<bridges::Found<'_>>, Option<&VlanUses>),
     has_addressing: bool,
 ) -> Vec<Difference> {
     let mut differences = Vec::new();
@@ -169,7 +171,7 @@ fn differences(
         if let Some(change) = beneath.change(bridge) {
             note(true, Difference::Bridge(change));
         }
-        if let Some((bridge, _)) = bridge {
+        if let Some(bridges::Found { link: bridge, .. }) = bridge {
             let is_in = found.controller == Some(bridge.index);
             note(!is_in, Difference::NotInBridge(bridge.index));
             note(port.hairpin && (!is_in || found.hairpin != Some(true)), Difference::Hairpin);
@@ -223,6 +225,9 @@ impl Engine {
                 }
             }
             for difference in differences {
+                if let Difference::Bridge(Change::Unfiltered(bridge)) = &difference {
+                    self.filter_again(*bridge, &seen, &mut host)?;
+                }
                 put_back(end, &difference, &mut host).map_err(|error| AttachError::Open(error.into()))?;
                 changed.push(format!("link {} was {difference}", end.made.name));
             }
@@ -252,6 +257,15 @@ impl Engine {
                 what: format!("make bridge {} again", beneath.name()),
                 source: Box::new(source),
             }
+        })
+    }
+
+    /// Has a bridge filter by VLAN again. One that others have made is theirs to change.
+    fn filter_again(&self, bridge: u32, seen: &Seen, host: &mut Handle) -> Result<(), AttachError> {
+        let Some(link) = seen.links.get(&bridge) else { return Ok(()) };
+        bridges::filter_by_vlan(host, link).map_err(|source| AttachError::PutBack {
+            what: format!("have bridge {} filter by VLAN", link.name),
+            source: Box::new(source),
         })
     }
 
@@ -379,6 +393,8 @@ struct Seen {
     bridges: BTreeMap<String, u32>,
     /// Of each port. Only with ends in VLANs.
     vlans: BTreeMap<u32, VlanUses>,
+    /// Those of the bridges of ends in VLANs that filter by them.
+    filtering: BTreeSet<u32>,
     /// Of each link. Only with routed ends and with gateways on bridges; routes only with routed ends.
     addresses: BTreeMap<u32, Vec<IpNet>>,
     routes: BTreeMap<u32, Vec<IpNet>>,
@@ -395,16 +411,25 @@ impl Seen {
         let bridges = bridges.map(|link| (link.name.clone(), link.index)).collect();
         let links = links.into_iter().map(|link| (link.index, link)).collect();
         let (vlans, addresses, routes) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
-        let mut seen = Self { links, bridges, vlans, addresses, routes };
+        let filtering = BTreeSet::new();
+        let mut seen = Self { links, bridges, vlans, filtering, addresses, routes };
         let (mut is_routed, mut has_gateways, mut has_vlans) = (false, false, false);
+        let mut to_filter = BTreeSet::new();
         for end in ends {
             let end: &End = end.borrow();
             is_routed |= end.routed.is_some();
             has_vlans |= end.port.as_ref().is_some_and(|(_, port)| port.vlans.is_some());
+            let beneath = end.port.iter().map(|(beneath, _)| beneath).filter(|it| it.spec.vlan_filtering);
+            to_filter.extend(beneath.filter_map(|it| seen.bridges.get(it.name()).copied()));
             has_gateways |= end.port.as_ref().is_some_and(|(beneath, _)| beneath.has_gateways());
         }
         if has_vlans {
             seen.vlans = host.port_vlans().map_err(failed)?;
+        }
+        for bridge in to_filter {
+            if host.filters_by_vlan(bridge).map_err(failed)? {
+                seen.filtering.insert(bridge);
+            }
         }
         if is_routed || has_gateways {
             for (index, address) in host.addresses_by_link().map_err(failed)? {
@@ -425,8 +450,11 @@ impl Seen {
         let Some(found) = end.find(&self.links) else { return Vec::new() };
         let bridge = end.port.as_ref().and_then(|(beneath, _)| self.bridges.get(beneath.name()));
         let bridge = bridge.and_then(|index| self.links.get(index));
-        let addresses = |link: &LinkState| self.addresses.get(&link.index).map_or(&[][..], Vec::as_slice);
-        let bridge = bridge.map(|link| (link, addresses(link)));
+        let bridge = bridge.map(|link| bridges::Found {
+            link,
+            addresses: self.addresses.get(&link.index).map_or(&[], Vec::as_slice),
+            filters_by_vlan: self.filtering.contains(&link.index),
+        });
         differences(end, found, (bridge, self.vlans.get(&found.index)), self.has_addressing(end))
     }
 
@@ -445,6 +473,8 @@ fn put_back(end: &End, difference: &Difference, host: &mut Handle) -> Result<(),
     match difference {
         // It is made again before anything else.
         Difference::Bridge(Change::Gone) => Ok(()),
+        // Its filtering is put back before anything else.
+        Difference::Bridge(Change::Unfiltered(_)) => Ok(()),
         Difference::Bridge(Change::Down(bridge)) => host.ensure_up(*bridge),
         Difference::Bridge(Change::Gateways(bridge, gateways)) => {
             gateways.iter().try_for_each(|gateway| host.ensure_address(*bridge, *gateway))

@@ -34,6 +34,11 @@ fn beneath(gateways: &[&str], made: bool) -> Beneath {
     Beneath { spec, link: interface(3, "br0"), gateways, others: Others::Refused, made }
 }
 
+/// A bridge that does not filter by VLAN.
+fn found_as<'a>(link: &'a LinkState, addresses: &'a [IpNet]) -> bridges::Found<'a> {
+    bridges::Found { link, addresses, filters_by_vlan: false }
+}
+
 fn end(port: Option<(Beneath, BridgePort)>) -> End {
     End { made: interface(7, "na0"), kind: "veth", group: 9, mtu: 1500, port, routed: None }
 }
@@ -51,7 +56,12 @@ fn each_difference_of_an_end_is_found() {
     let bridge = link(3, "br0", "bridge");
     let port = LinkState { controller: Some(3), hairpin: Some(true), ..link(7, "na0", "veth") };
     let of = |found: &LinkState| {
-        differences(&end(Some((beneath(&[], false), hairpin()))), found, (Some((&bridge, &[])), None), true)
+        differences(
+            &end(Some((beneath(&[], false), hairpin()))),
+            found,
+            (Some(found_as(&bridge, &[])), None),
+            true,
+        )
     };
     assert_eq!(of(&port), []);
     assert_eq!(of(&LinkState { name: "x".to_owned(), ..port.clone() }), [Difference::Renamed]);
@@ -83,7 +93,7 @@ fn a_port_that_got_out_of_its_vlans_or_its_isolation_is_found() {
         differences(
             &end(Some((beneath(&[], false), wanted.clone()))),
             found,
-            (Some((&bridge, &[])), Some(&uses)),
+            (Some(found_as(&bridge, &[])), Some(&uses)),
             true,
         )
     };
@@ -129,15 +139,19 @@ fn a_bridge_lacks_what_it_has_nothing_in_the_place_of() {
     let up = link(3, "br0", "bridge");
     let nets = |texts: &[&str]| texts.iter().map(|it| it.parse().unwrap()).collect::<Vec<IpNet>>();
     let own = beneath(&["10.1.0.1/24", "fd00::1/64"], true);
-    let of = |present: &[&str]| own.change(Some((&up, &nets(present))));
+    let of = |present: &[&str]| own.change(Some(found_as(&up, &nets(present))));
     let lacks = |missing: &[&str]| Some(Change::Gateways(3, nets(missing)));
     assert_eq!(of(&["10.1.0.1/24", "fd00::1/64", "fe80::1/64"]), None);
     assert_eq!(of(&["10.1.0.1/24"]), lacks(&["fd00::1/64"]));
     assert_eq!(of(&[]), lacks(&["10.1.0.1/24", "fd00::1/64"]));
     assert_eq!(of(&["10.2.0.1/24", "fd00::1/64"]), None, "another gateway was forced on it");
     let down = LinkState { up: false, ..up.clone() };
-    assert_eq!(own.change(Some((&down, &[]))), Some(Change::Down(3)));
+    assert_eq!(own.change(Some(found_as(&down, &[]))), Some(Change::Down(3)));
     assert_eq!(own.change(None), Some(Change::Gone));
+    let in_vlans =
+        Beneath { spec: Bridge { vlan_filtering: true, ..own.spec.clone() }, ..beneath(&[], true) };
+    assert_eq!(in_vlans.change(Some(found_as(&up, &[]))), Some(Change::Unfiltered(3)));
+    assert_eq!(in_vlans.change(Some(bridges::Found { filters_by_vlan: true, ..found_as(&up, &[]) })), None);
     let all = [beneath(&[], false), beneath(&[], true), beneath(&["10.1.0.1/24"], false)];
     assert_eq!(all.map(|it| it.is_ours()), [false, true, true]);
 }

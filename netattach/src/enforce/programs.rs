@@ -11,7 +11,9 @@ use crate::bpf::{self, Dataplane};
 use crate::error_chain::Chain;
 use crate::hooks::node_end::{self, Found};
 use crate::hooks::parent::{Macvlan, Parents};
-use crate::hooks::{AttachMode, AttachModes, DeviceHooks, HookError, HookPoint, PodDevice, host_link, pod};
+use crate::hooks::{
+    AttachMode, AttachModes, DeviceHooks, HookError, HookPoint, Lack, PodDevice, host_link, pod,
+};
 use crate::netlink::Handle;
 use crate::netns::Netns;
 use crate::objects::Pod;
@@ -95,7 +97,13 @@ impl AttachedPrograms {
         host: &mut Handle,
     ) -> Result<(), EnforceError> {
         if let Some(device) = attachment.point.own_device(attachment.id)? {
-            device.attach(self.modes.at(&attachment.point), self.dataplane.programs(), host)?;
+            let (wanted, programs) = (self.modes.at(&attachment.point), self.dataplane.programs());
+            let mode = device.mode(wanted)?;
+            device.attach(mode, programs, host)?;
+            if mode != wanted {
+                // Last, so that every packet is judged by one of the two.
+                device.detach(wanted, programs, host, false)?;
+            }
         }
         Ok(())
     }
@@ -133,10 +141,12 @@ impl AttachedPrograms {
         let entered = entered.map_err(|error| failed(&parents_at, error))?;
         // Those of parents and of nodes' ends in one datagram.
         let (bare_at, mut devices): (Vec<usize>, Vec<_>) = entered.bare().unzip();
+        // Nobody else can have programs on devices that were made for this pod.
+        let on_node = on_node.into_iter().map(|hooks| (self.modes.attachments, hooks));
         let positions = bare_at.iter().filter_map(|at| parents_at.get(*at)).chain(&node_at);
         let positions: Vec<usize> = positions.copied().collect();
         devices.extend(on_node);
-        let attached = DeviceHooks::attach_all(&devices, self.modes.attachments, dataplane.programs(), host);
+        let attached = DeviceHooks::attach_all(&devices, dataplane.programs(), host);
         let outcomes = attached.as_deref().unwrap_or_default();
         let made_clsact: Vec<Option<bool>> = outcomes.iter().map(|one| one.as_ref().ok().copied()).collect();
         let finished = entered.finish(dataplane, &made_clsact, host);
@@ -162,14 +172,32 @@ impl AttachedPrograms {
         let missing = if let HookPoint::Parent { on, .. } = &attachment.point {
             self.parents.missing(&self.dataplane, on.parent, host)?
         } else if let Some(device) = attachment.point.own_device(attachment.id)? {
-            device.missing(self.modes.at(&attachment.point), self.dataplane.programs(), host)?
+            let programs = self.dataplane.programs();
+            let mode = device.present_mode(self.modes.at(&attachment.point), programs)?;
+            device.missing(mode, programs, host)?
         } else {
             None
         };
-        Ok(missing.map(|program| match attachment.host_index() {
-            0 => format!("program {program} is not attached in the pod"),
-            index => format!("program {program} is not attached to device {}", device_name(index, host)),
+        Ok(missing.map(|lack| match attachment.host_index() {
+            0 => format!("{lack} in the pod"),
+            index => format!("{lack} on device {}", device_name(index, host)),
         }))
+    }
+
+    /// Puts the programs on an attachment's own device before those of others.
+    pub(super) fn bring_to_front(
+        &self,
+        attachment: &EnforcedAttachment,
+        host: &mut Handle,
+    ) -> Result<(), EnforceError> {
+        if let Some(device) = attachment.point.own_device(attachment.id)?
+            && let programs = self.dataplane.programs()
+            && let mode = device.present_mode(self.modes.at(&attachment.point), programs)?
+            && matches!(device.missing(mode, programs, host)?, Some(Lack::BehindFilter(_)))
+        {
+            device.bring_to_front(programs, host)?;
+        }
+        Ok(())
     }
 
     /// Reattaches the programs of an attachment's parent if one is missing; returns whether it did.
@@ -227,8 +255,9 @@ impl AttachedPrograms {
         changed: bool,
         host: &mut Handle,
     ) -> Result<(), EnforceError> {
-        let (mode, programs) = (self.modes.attachments, self.dataplane.programs());
+        let programs = self.dataplane.programs();
         let hooks = node_end::on(device);
+        let mode = hooks.mode(self.modes.attachments)?;
         if changed || !found.is_whole(mode, programs, device, host)? {
             hooks.attach(mode, programs, host)?;
         }

@@ -61,7 +61,8 @@ impl Enforcer {
         Ok(missing.filter(|_| !may_wait))
     }
 
-    /// Reattaches programs that another process has removed from an attachment's device; returns whether it did.
+    /// Reattaches programs that another process has removed from an attachment's device, or has put its own before; returns
+    /// whether that helped.
     pub(super) fn put_programs_back(
         &self,
         attachment: &EnforcedAttachment,
@@ -81,7 +82,7 @@ impl Enforcer {
         tracing::warn!(
             device,
             attachment = attachment.label,
-            "programs were removed from a device by another program; put back"
+            "programs were removed from a device, or put behind others, by another program; put back"
         );
         Ok(true)
     }
@@ -94,7 +95,8 @@ impl Enforcer {
         if !is_there || self.missing_program(attachment, host)?.is_none() {
             return Ok(false);
         }
+        self.programs().bring_to_front(attachment, host)?;
         self.programs().attach(attachment, host)?;
-        Ok(true)
+        Ok(self.missing_program(attachment, host)?.is_none())
     }
 }

@@ -1,10 +1,12 @@
 //! The programs on one device: one way to attach, look for and detach them, by filters or by links.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
+use super::numbers::SPARE;
 use super::{AttachMode, HookError, PodDevice};
-use crate::bpf::{LinkPlace, Program, Programs};
-use crate::netlink::{Filter, Handle};
+use crate::bpf::{LinkPlace, Program, Programs, sys};
+use crate::netlink::{Filter, FilterState, Handle};
 use crate::netns::within;
 use crate::spec::TcHook;
 
@@ -18,8 +20,31 @@ pub(crate) struct DeviceHooks<'a> {
     pub(super) pod: Option<&'a PodDevice>,
     /// In the order in which packets are to meet those that share a hook.
     pub(super) programs: Vec<HookProgram>,
-    /// Whether a filter of others before one of ours counts as ours missing.
+    /// Whether packets must meet these before the programs of others, which may decide that no later program sees them.
     pub(super) first: bool,
+}
+
+/// Why a program does not judge every packet of its hook.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lack {
+    /// It does not run.
+    Absent(&'static str),
+    /// A filter of others comes before it.
+    BehindFilter(&'static str),
+    /// A program of others that runs by tcx comes before it.
+    BehindTcx(&'static str),
+}
+
+impl fmt::Display for Lack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Absent(program) => write!(f, "program {program} is not attached"),
+            Self::BehindFilter(program) => write!(f, "another's filter comes before program {program}"),
+            Self::BehindTcx(program) => {
+                write!(f, "another's tcx program comes before program {program}, and may end the chain")
+            }
+        }
+    }
 }
 
 /// A program at a hook of a device.
@@ -72,51 +97,130 @@ impl DeviceHooks<'_> {
     /// # Errors
     /// Nothing was attached, because of the device at this position.
     pub(crate) fn attach_all(
-        devices: &[Self],
-        mode: AttachMode,
+        devices: &[(AttachMode, Self)],
         programs: &Programs,
         handle: &mut Handle,
     ) -> Result<Vec<Result<bool, HookError>>, (usize, HookError)> {
-        match mode {
-            AttachMode::Clsact => {
-                let mut filters = Vec::with_capacity(devices.len());
-                for (at, device) in devices.iter().enumerate() {
-                    filters.push((device.index, device.filters(programs).map_err(|error| (at, error))?));
-                }
-                let each: Vec<_> = filters.iter().map(|(index, filters)| (*index, &filters[..])).collect();
-                let outcomes = handle.ensure_filters_on(&each).map_err(|error| (0, error.into()))?;
-                Ok(outcomes.into_iter().map(|outcome| outcome.map_err(HookError::from)).collect())
-            }
-            AttachMode::Tcx => {
-                Ok(devices.iter().map(|device| device.attach(mode, programs, handle)).collect())
+        let mut filters = Vec::with_capacity(devices.len());
+        for (at, (mode, device)) in devices.iter().enumerate() {
+            if *mode == AttachMode::Clsact {
+                filters.push((device.index, device.filters(programs).map_err(|error| (at, error))?));
             }
         }
+        let each: Vec<_> = filters.iter().map(|(index, filters)| (*index, &filters[..])).collect();
+        let mut by_filters = handle.ensure_filters_on(&each).map_err(|error| (0, error.into()))?.into_iter();
+        let outcome = |(mode, device): &(AttachMode, Self)| match mode {
+            // There is one for each of these.
+            AttachMode::Clsact => by_filters.next().unwrap_or(Ok(false)).map_err(HookError::from),
+            AttachMode::Tcx => device.attach(*mode, programs, handle),
+        };
+        Ok(devices.iter().map(outcome).collect())
     }
 
-    /// The name of the first program that does not run. One of an earlier object counts as running; where the pod is gone none
-    /// is missing by filters.
+    /// How to run the programs where `wanted` is chosen for all devices: by tcx where programs of others run by tcx, as those
+    /// come before any filter.
     ///
     /// # Errors
-    /// The filters or the links' pins cannot be read.
+    /// The kernel does not show them.
+    pub(crate) fn mode(&self, wanted: AttachMode) -> Result<AttachMode, HookError> {
+        if wanted == AttachMode::Tcx || !self.first {
+            return Ok(wanted);
+        }
+        for HookProgram { hook, .. } in &self.programs {
+            if self.first_of_others(*hook)?.is_some() {
+                return Ok(AttachMode::Tcx);
+            }
+        }
+        Ok(wanted)
+    }
+
+    /// As [`DeviceHooks::mode`] where the programs run already: those that run by tcx stay there, also when those of others are
+    /// gone.
+    ///
+    /// # Errors
+    /// As there; a pin cannot be looked at.
+    pub(crate) fn present_mode(
+        &self,
+        wanted: AttachMode,
+        programs: &Programs,
+    ) -> Result<AttachMode, HookError> {
+        if self.first && wanted == AttachMode::Clsact && self.unlinked(programs)?.is_none() {
+            return Ok(AttachMode::Tcx);
+        }
+        self.mode(wanted)
+    }
+
+    /// The first program that does not run, or does not run first where it has to. One of an earlier object counts as running;
+    /// where the pod is gone none is missing by filters.
+    ///
+    /// # Errors
+    /// The filters, the links' pins or the programs of others cannot be read.
     pub(crate) fn missing(
         &self,
         mode: AttachMode,
         programs: &Programs,
         handle: &mut Handle,
-    ) -> Result<Option<&'static str>, HookError> {
-        match mode {
-            AttachMode::Clsact => {
-                Ok(self.with_handle(handle, |handle| self.missing_filter(handle))?.flatten())
-            }
-            AttachMode::Tcx => {
-                for place in self.links() {
-                    if !programs.is_linked(place)? {
-                        return Ok(Some(place.program().name()));
-                    }
-                }
-                Ok(None)
+    ) -> Result<Option<Lack>, HookError> {
+        let lack = match mode {
+            AttachMode::Clsact => self.with_handle(handle, |handle| self.missing_filter(handle))?.flatten(),
+            AttachMode::Tcx => self.unlinked(programs)?.map(Lack::Absent),
+        };
+        if lack.is_some() || !self.first {
+            return Ok(lack);
+        }
+        self.behind_tcx(mode)
+    }
+
+    /// The first program of these that no link runs.
+    fn unlinked(&self, programs: &Programs) -> Result<Option<&'static str>, HookError> {
+        for place in self.links() {
+            if !programs.is_linked(place)? {
+                return Ok(Some(place.program().name()));
             }
         }
+        Ok(None)
+    }
+
+    /// The first program that comes behind one of others by tcx.
+    fn behind_tcx(&self, mode: AttachMode) -> Result<Option<Lack>, HookError> {
+        for HookProgram { hook, program, link, .. } in &self.programs {
+            let Some(foreign) = self.first_of_others(*hook)? else { continue };
+            // Before it are ours alone, and those on this hook are linked.
+            let linked = self.programs.iter().filter(|it| it.hook == *hook && it.link.is_some()).count();
+            if mode == AttachMode::Clsact || foreign < linked {
+                let program = link.filter(|_| mode == AttachMode::Tcx).map_or(*program, LinkPlace::program);
+                return Ok(Some(Lack::BehindTcx(program.name())));
+            }
+        }
+        Ok(None)
+    }
+
+    /// The position of the first program of others among those that run by tcx on a hook of the device, which is on the node.
+    fn first_of_others(&self, hook: TcHook) -> Result<Option<usize>, HookError> {
+        let shown = |source| HookError::Tcx { device: self.index, source };
+        for (position, id) in sys::tcx_programs(self.index, hook).map_err(shown)?.into_iter().enumerate() {
+            let name = sys::program_name(id).map_err(shown)?;
+            if !name.as_deref().is_some_and(is_ours) {
+                return Ok(Some(position));
+            }
+        }
+        Ok(None)
+    }
+
+    /// Puts the programs before those of others, by filters; no packet passes without them.
+    ///
+    /// # Errors
+    /// The kernel refused. Some may be there twice.
+    pub(crate) fn bring_to_front(&self, programs: &Programs, handle: &mut Handle) -> Result<(), HookError> {
+        let filters = self.filters(programs)?;
+        let spare: Vec<_> = filters.iter().map(|it| Filter { handle: it.handle | SPARE, ..*it }).collect();
+        let numbers =
+            |filters: &[Filter<'_>]| filters.iter().map(|it| (it.hook, it.handle)).collect::<Vec<_>>();
+        // The kernel inserts new filters before all others, and leaves one that is replaced where it is.
+        handle.ensure_filters(self.index, &spare)?;
+        handle.ensure_filters_absent(self.index, &numbers(&filters), false)?;
+        handle.ensure_filters(self.index, &filters)?;
+        Ok(handle.ensure_filters_absent(self.index, &numbers(&spare), false)?)
     }
 
     /// Takes the programs off, as far as they were attached in that mode; with `clsact` that too, unless others have filters
@@ -163,16 +267,21 @@ impl DeviceHooks<'_> {
         self.programs.iter().map(filter).collect()
     }
 
-    fn missing_filter(&self, handle: &mut Handle) -> Result<Option<&'static str>, HookError> {
+    fn missing_filter(&self, handle: &mut Handle) -> Result<Option<Lack>, HookError> {
         let mut found = BTreeMap::new();
         for HookProgram { hook, number, program, .. } in &self.programs {
             if !found.contains_key(hook) {
                 found.insert(*hook, handle.find_filters(self.index, *hook)?);
             }
-            let is_it = |name: Option<&str>, handle| name == Some(program.name()) && handle == *number;
-            let position = found[hook].iter().position(|it| is_it(it.name.as_deref(), it.handle));
-            if position.is_none_or(|position| self.first && position > 0) {
-                return Ok(Some(program.name()));
+            let filters: &[FilterState] = &found[hook];
+            let is_it = |it: &FilterState| it.name.as_deref() == Some(program.name()) && it.handle == *number;
+            let is_foreign =
+                |it: &FilterState| it.handle & SPARE != 0 || !it.name.as_deref().is_some_and(is_ours);
+            let Some(position) = filters.iter().position(is_it) else {
+                return Ok(Some(Lack::Absent(program.name())));
+            };
+            if self.first && filters[..position].iter().any(is_foreign) {
+                return Ok(Some(Lack::BehindFilter(program.name())));
             }
         }
         Ok(None)
@@ -190,4 +299,9 @@ impl DeviceHooks<'_> {
             Some(None) => Ok(None),
         }
     }
+}
+
+/// Whether a program on a device is one of ours, by its name.
+fn is_ours(name: &str) -> bool {
+    Program::ALL.iter().any(|program| program.name() == name)
 }

@@ -21,6 +21,14 @@ pub enum HookError {
         /// Why not.
         source: netlink::Error,
     },
+    /// The programs that run by tcx.
+    #[error("look at the programs that run by tcx on device {device}")]
+    Tcx {
+        /// Index of the device.
+        device: u32,
+        /// Why not.
+        source: std::io::Error,
+    },
     /// The pod's namespace could not be entered.
     #[error(transparent)]
     Netns(#[from] NetnsError),

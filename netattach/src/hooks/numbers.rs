@@ -16,6 +16,8 @@
 //! | device in a pod | ingress | [`POD_TO`] | `na_pod_to` |
 //! | uplink | ingress | [`UPLINK_OWN_CLSACT`] or [`UPLINK_FOREIGN_CLSACT`] | `na_wire` |
 
+/// Added to the number of a filter that runs while the one without is put in another place.
+pub(super) const SPARE: u32 = 1 << 31;
 /// Either program on the node's end of a link, which is an attachment's own device.
 pub(super) const NODE_END: u32 = 1;
 /// What pods send, on parents and macvlans.

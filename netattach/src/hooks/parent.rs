@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use netattach_common::parent::place;
 
-use super::device::{DeviceHooks, HookProgram};
+use super::device::{DeviceHooks, HookProgram, Lack};
 use super::numbers::{FROM, TO};
 use super::pod::class;
 use super::{AttachMode, HookError, PodDevice};
@@ -33,7 +33,7 @@ fn on(ifindex: u32) -> DeviceHooks<'static> {
         program: Program::OnParent(side),
         link: Some(LinkPlace::Node { ifindex, program: Program::Entry(entry) }),
     });
-    DeviceHooks { index: ifindex, pod: None, programs: programs.into(), first: false }
+    DeviceHooks { index: ifindex, pod: None, programs: programs.into(), first: true }
 }
 
 /// The programs on a macvlan in its pod, in either mode by filters. The driver copies multicast and broadcast frames to each
@@ -68,7 +68,6 @@ pub(crate) struct Macvlan<'a> {
 #[must_use]
 pub(crate) struct Entered<'p> {
     turn: Option<MutexGuard<'p, BTreeSet<u32>>>,
-    mode: AttachMode,
     bare: Vec<Bare>,
 }
 
@@ -77,15 +76,17 @@ struct Bare {
     /// Position of its first macvlan.
     at: usize,
     parent: u32,
+    /// How it gets them.
+    mode: AttachMode,
     what: Parent,
     /// Whether its `clsact` was this agent's before.
     had_own_clsact: bool,
 }
 
 impl Entered<'_> {
-    /// The programs of the parents that have none yet, each with the position of a macvlan there.
-    pub(crate) fn bare(&self) -> impl Iterator<Item = (usize, DeviceHooks<'static>)> + '_ {
-        self.bare.iter().map(|bare| (bare.at, on(bare.parent)))
+    /// The programs of the parents that have none yet and how to attach them, each with the position of a macvlan there.
+    pub(crate) fn bare(&self) -> impl Iterator<Item = (usize, (AttachMode, DeviceHooks<'static>))> + '_ {
+        self.bare.iter().map(|bare| (bare.at, (bare.mode, on(bare.parent))))
     }
 
     /// The programs are attached, as far as that went. `made_clsact`: whether it made one, for each parent; `None` where it failed,
@@ -102,11 +103,10 @@ impl Entered<'_> {
     ) -> Result<(), (usize, HookError)> {
         let Some(doubtful) = &mut self.turn else { return Ok(()) };
         let mut finished = Ok(());
-        for (number, Bare { at, parent, what, had_own_clsact }) in self.bare.iter().enumerate() {
+        for (number, Bare { at, parent, mode, what, had_own_clsact }) in self.bare.iter().enumerate() {
             let outcome = match made_clsact.get(number) {
                 Some(Some(made)) => {
-                    covered(dataplane, (*parent, *what), (self.mode, *made), *had_own_clsact, host)
-                        .map(|()| true)
+                    covered(dataplane, (*parent, *what), (*mode, *made), *had_own_clsact, host).map(|()| true)
                 }
                 // It may have made one.
                 Some(None) => Ok(false),
@@ -129,7 +129,7 @@ impl Entered<'_> {
 /// Keeps the parents' programs.
 #[derive(Debug)]
 pub(crate) struct Parents {
-    /// How they are attached.
+    /// How they are attached, unless programs of others ask for tcx ([`DeviceHooks::mode`]).
     mode: AttachMode,
     /// Whether frames of macvlans that are no attachment's pass.
     strangers: bool,
@@ -155,7 +155,7 @@ impl Parents {
         host: &mut Handle,
     ) -> Result<Entered<'_>, (usize, HookError)> {
         let turn = (!macvlans.is_empty()).then(|| self.turn());
-        let mut entered = Entered { turn, mode: self.mode, bare: Vec::new() };
+        let mut entered = Entered { turn, bare: Vec::new() };
         for (at, macvlan) in macvlans.iter().enumerate() {
             if let Err(error) = self.enter_one(dataplane, (at, macvlan), &mut entered, host) {
                 // The first failure is the one to tell.
@@ -183,9 +183,10 @@ impl Parents {
         if known.is_some() && !is_doubtful || entered.bare.iter().any(|bare| bare.parent == parent) {
             return Ok(());
         }
-        let what = self.entry(known, (parent, on_card), host)?;
+        let mode = on(parent).mode(self.mode)?;
+        let what = self.entry(known, (parent, on_card), mode, host)?;
         let had_own_clsact = known.is_some_and(|known| known.own_clsact);
-        entered.bare.push(Bare { at, parent, what, had_own_clsact });
+        entered.bare.push(Bare { at, parent, mode, what, had_own_clsact });
         Ok(dataplane.parents().cover(parent, what)?)
     }
 
@@ -199,10 +200,12 @@ impl Parents {
         pod: &mut Handle,
     ) -> Result<(), (usize, HookError)> {
         let judged = macvlans.iter().enumerate().map(|(at, Macvlan { id, macvlan, .. })| {
-            copies(*id, macvlan.index, None).map_err(|error| (at, error))
+            copies(*id, macvlan.index, None)
+                .map(|hooks| (AttachMode::Clsact, hooks))
+                .map_err(|error| (at, error))
         });
         let judged = judged.collect::<Result<Vec<_>, _>>()?;
-        let attached = DeviceHooks::attach_all(&judged, AttachMode::Clsact, dataplane.programs(), pod)?;
+        let attached = DeviceHooks::attach_all(&judged, dataplane.programs(), pod)?;
         attached.into_iter().enumerate().try_for_each(|(at, one)| one.map(drop).map_err(|error| (at, error)))
     }
 
@@ -267,18 +270,19 @@ impl Parents {
         removed.into_iter().chain(ensured).filter_map(Result::err).collect()
     }
 
-    /// The first program that is missing on a parent.
+    /// The first program that is missing on a parent, or behind those of others.
     pub(crate) fn missing(
         &self,
         dataplane: &Dataplane,
         parent: u32,
         host: &mut Handle,
-    ) -> Result<Option<&'static str>, HookError> {
-        on(parent).missing(self.mode, dataplane.programs(), host)
+    ) -> Result<Option<Lack>, HookError> {
+        let (hooks, programs) = (on(parent), dataplane.programs());
+        hooks.missing(hooks.present_mode(self.mode, programs)?, programs, host)
     }
 
-    /// Puts the programs of an attachment's parent back where one is missing, and says whether it did. An
-    /// attachment that is going may have been the last that needed them.
+    /// Puts the programs of an attachment's parent back where one is missing or behind those of others, and says whether that
+    /// helped. An attachment that is going may have been the last that needed them.
     pub(crate) fn restore(
         &self,
         dataplane: &Dataplane,
@@ -288,21 +292,24 @@ impl Parents {
         let mut doubtful = self.turn();
         // It may have gone meanwhile, and the programs with the last of its parent.
         let Some(parent) = dataplane.parents().parent_of(id) else { return Ok(false) };
-        if self.missing(dataplane, parent, host)?.is_none() {
-            return Ok(false);
+        match self.missing(dataplane, parent, host)? {
+            None => return Ok(false),
+            Some(Lack::BehindFilter(_)) => on(parent).bring_to_front(dataplane.programs(), host)?,
+            // In a tcx link's place no other can be put while it is there.
+            Some(Lack::Absent(_) | Lack::BehindTcx(_)) => self.cover(dataplane, parent, host)?,
         }
-        self.cover(dataplane, parent, host)?;
         doubtful.remove(&parent);
-        Ok(true)
+        Ok(self.missing(dataplane, parent, host)?.is_none())
     }
 
     fn cover(&self, dataplane: &Dataplane, parent: u32, host: &mut Handle) -> Result<(), HookError> {
         let known = dataplane.parents().covered().get(&parent).copied();
         let had_own_clsact = known.is_some_and(|known| known.own_clsact);
-        let what = self.entry(known, (parent, None), host)?;
+        let mode = on(parent).mode(self.mode)?;
+        let what = self.entry(known, (parent, None), mode, host)?;
         dataplane.parents().cover(parent, what)?;
-        let made_clsact = on(parent).attach(self.mode, dataplane.programs(), host)?;
-        covered(dataplane, (parent, what), (self.mode, made_clsact), had_own_clsact, host)
+        let made_clsact = on(parent).attach(mode, dataplane.programs(), host)?;
+        covered(dataplane, (parent, what), (mode, made_clsact), had_own_clsact, host)
     }
 
     /// What is entered of a parent before it has its programs. `known`: what is there already; `card`: whether it is one, where
@@ -311,6 +318,7 @@ impl Parents {
         &self,
         known: Option<Parent>,
         (parent, card): (u32, Option<bool>),
+        mode: AttachMode,
         host: &mut Handle,
     ) -> Result<Parent, HookError> {
         Ok(Parent {
@@ -320,7 +328,7 @@ impl Parents {
                 None => host.link_by_index(parent)?.is_card(),
             },
             strangers: self.strangers,
-            own_clsact: match self.mode {
+            own_clsact: match mode {
                 // Until it is known: one that is left over would never be removed.
                 AttachMode::Clsact => known.is_none_or(|known| known.own_clsact),
                 AttachMode::Tcx => known.is_some_and(|known| known.own_clsact),

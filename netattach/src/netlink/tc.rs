@@ -54,7 +54,7 @@ pub struct DevicePrograms {
     pub egress: Option<String>,
 }
 
-/// A BPF filter as the kernel shows it.
+/// A filter of our priority as the kernel shows it. One without a program is of classic BPF.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FilterState {
     /// Name, given when the filter was attached.
@@ -365,6 +365,8 @@ fn observed(message: RouteNetlinkMessage) -> Option<FilterState> {
     if filter.header.info >> 16 != PRIORITY {
         return None;
     }
+    let shows_filter = |attribute: &TcAttribute| matches!(attribute, TcAttribute::Options(_));
+    let is_filter = filter.header.handle != TcHandle::default() && filter.attributes.iter().any(shows_filter);
     let handle = filter.header.handle.into();
     let mut state = FilterState { name: None, program_id: None, handle };
     for attribute in filter.attributes {
@@ -377,7 +379,8 @@ fn observed(message: RouteNetlinkMessage) -> Option<FilterState> {
             }
         }
     }
-    state.program_id.is_some().then_some(state)
+    // A list of filters contains one more message without a filter.
+    is_filter.then_some(state)
 }
 
 /// The wire type of an interface index in traffic control is signed; the kernel never assigns a larger one.

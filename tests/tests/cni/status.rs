@@ -194,7 +194,7 @@ fn a_dataplane_that_has_lost_something_is_a_matter_of_the_pods_that_are_there() 
     kill_process(agent, Signal::CONT).unwrap();
     let shown = || trouble(&node, "shop/a eth0").is_some_and(|it| it.starts_with("program na_"));
     assert!(eventually(PATIENCE, shown));
-    assert!(node.check(&a).failure().1.contains("is not attached to device"));
+    assert!(node.check(&a).failure().1.contains("is not attached on device"));
     // The damage concerns one pod, and keeps no other from being attached.
     status(&node).success();
     tc(&node.namespace, &format!("qdisc del dev {device} ingress")).unwrap();

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use netattach_tests::manifest::{NAMESPACE, network, pod};
 use netattach_tests::node::ip;
 use netattach_tests::snapshot::Snapshot;
+use netattach_tests::tools::report_skipped;
 use netattach_tests::traffic::{PATIENCE, eventually, ping};
 use netattach_tests::{Node, Pod};
 use serde_json::{Value, json};
@@ -294,4 +295,43 @@ fn leases_records_and_the_published_status_are_written_again() {
     node.del(&a).success();
     node.stop().unwrap();
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
+}
+
+/// On one of ours it is switched on again; another's is its administrator's to change, and is reported.
+#[test]
+fn a_bridge_that_is_told_not_to_filter_by_vlan_filters_again_or_is_reported() {
+    let name = "a_bridge_that_is_told_not_to_filter_by_vlan_filters_again_or_is_reported";
+    let mut node = Node::new(&[]).unwrap();
+    let theirs = ["link", "add", "theirs", "type", "bridge", "vlan_filtering", "1"];
+    if ip(&node.namespace, &theirs).is_err() {
+        return report_skipped(name, "bridges of this kernel do not filter by VLAN");
+    }
+    ip(&node.namespace, &["link", "set", "theirs", "up"]).unwrap();
+    for (name, bridge) in [("ours", "br7"), ("others", "theirs")] {
+        let config = json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": bridge, "vlan": 7,
+            "ipam": node.host_local(&["10.71.0.0/24"])});
+        node.write(name, &network(NAMESPACE, name, &config)).unwrap();
+    }
+    node.write("a", &pod("a", &json!({}), &json!("ours,others"))).unwrap();
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    let filter = |bridge: &str, on: &str| {
+        ip(&node.namespace, &["link", "set", bridge, "type", "bridge", "vlan_filtering", on]).unwrap();
+    };
+    filter("br7", "0");
+    is_put_back(&node, &a, "ours");
+    filter("theirs", "0");
+    let told = json!({
+        "object": format!("pod {NAMESPACE}/a"),
+        "problem": "its links on the node were changed by others and cannot be put back: \
+            have bridge theirs filter by VLAN: bridge theirs does not filter by VLAN and was not made by netattach: \
+            switch it on (vlan_filtering 1), or remove the bridge"
+    });
+    let rows = || node.whole_status().unwrap()["troubles"].as_array().unwrap().clone();
+    assert!(eventually(PATIENCE * 2, || rows().contains(&told)), "{:#?}", rows());
+    filter("theirs", "1");
+    is_put_back(&node, &a, "theirs");
+    node.del(&a).success();
+    node.stop().unwrap();
 }

@@ -2,8 +2,12 @@
 
 use std::net::SocketAddr;
 
+use netattach::netlink::Handle;
+use netattach::spec::TcHook;
 use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
-use netattach_tests::other_programs::{Verdict, attach_filter, attach_tcx, index_of, program, tc};
+use netattach_tests::other_programs::{
+    Verdict, attach_filter, attach_tcx, index_of, program, tc, tcx_programs,
+};
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{Conversation, Echo, PATIENCE, SILENCE, datagram, eventually};
 use netattach_tests::{Node, Pod};
@@ -81,6 +85,23 @@ impl Scene {
     fn assert_judged(&self, what: &str) {
         assert!(self.open_port_answers(), "{what}: the open port");
         assert!(!self.closed_port_answers(), "{what}: the closed port");
+    }
+
+    /// Whether the programs on the server's end run in that mode, and in no other.
+    fn runs_by(&self, mode: &str) -> bool {
+        let index = index_of(&self.node.namespace, &self.device(&self.server)).unwrap();
+        let mut host = Handle::open_in(self.node.namespace.netns()).unwrap();
+        let is_ours = |name: &str| name.starts_with("na_");
+        let hooks = [TcHook::Ingress, TcHook::Egress];
+        let filters = hooks.map(|hook| {
+            let found = host.find_filters(index, hook).unwrap();
+            found.iter().filter_map(|it| it.name.as_deref()).any(is_ours)
+        });
+        let links = hooks.map(|hook| {
+            let found = tcx_programs(&self.node.namespace, index, hook).unwrap();
+            found.first().is_some_and(|name| is_ours(name))
+        });
+        (filters, links) == ([mode == "clsact"; 2], [mode == "tcx"; 2])
     }
 
     fn mode(&self) -> Value {
@@ -207,15 +228,41 @@ fn programs_of_others_run_after_ours_and_neither_cuts_the_other_out() {
         }
         scene.assert_judged(mode);
 
-        // The kernel runs tcx programs before filters, and one that returns "pass" ends the chain: a limitation of
-        // clsact.
+        // The kernel runs tcx programs before filters, and one that returns "pass" ends the chain. Ours run by tcx then too, and
+        // come first.
         let link = attach_tcx(namespace, index, false, &program(Verdict::Pass).unwrap()).unwrap();
         scene.await_fast_path("programs");
-        assert!(scene.open_port_answers());
-        assert_eq!(scene.closed_port_answers(), mode == "clsact", "{mode}");
+        assert!(eventually(PATIENCE * 4, || scene.runs_by("tcx")), "{mode}");
+        scene.assert_judged(&format!("{mode}: a tcx program that says Pass"));
+        scene.node.check(&scene.server).success();
         drop(link);
+        scene.await_fast_path("on");
+        scene.assert_judged(mode);
+        assert!(scene.runs_by("tcx"), "{mode}: it changes back");
         scene.end();
     }
+}
+
+/// A filter that is put before ours decides before them: ours go before it again, and it stays.
+#[test]
+fn filters_that_others_put_before_ours_come_behind_them() {
+    let scene = Scene::new("clsact");
+    let (name, namespace) = (scene.device(&scene.server), &scene.node.namespace);
+    attach_filter(namespace, &name, false, 1, Verdict::Pass).unwrap();
+    let index = index_of(namespace, &name).unwrap();
+    let order = || {
+        let mut host = Handle::open_in(namespace.netns()).unwrap();
+        let found = host.find_filters(index, TcHook::Egress).unwrap();
+        found.into_iter().map(|it| it.name.is_some_and(|name| name == "na_to_pod")).collect::<Vec<_>>()
+    };
+    let put_back = || {
+        let asked = scene.node.ctl(&["status"]).unwrap();
+        asked["programs_put_back"] == json!(1) && order() == [true, false]
+    };
+    assert!(eventually(PATIENCE * 4, put_back), "{:?}", order());
+    scene.assert_judged("before it again");
+    scene.node.check(&scene.server).success();
+    scene.end();
 }
 
 #[test]

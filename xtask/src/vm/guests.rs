@@ -129,7 +129,10 @@ const SRIOV: Guest = Guest {
             ],
         ),
         ("fast_path", &["kept_apart::"]),
-        ("lifecycle", &["crash::an_agent_killed_while_a_vrf"]),
+        (
+            "lifecycle",
+            &["crash::an_agent_killed_while_a_vrf", "drift::a_bridge_that_is_told_not_to_filter_by_vlan"],
+        ),
     ],
     longer: &[("policy", &["in_pod::sriov::native::cycles_leave_nothing"])],
 };

@@ -12,7 +12,9 @@ use netattach::netlink::Handle;
 use netattach::spec::TcHook;
 use netattach_tests::manifest::policy;
 use netattach_tests::node::DEFAULT_NETWORK;
-use netattach_tests::other_programs::{index_of, tc, tcx_programs};
+use netattach_tests::other_programs::{
+    Verdict, attach_filter, attach_tcx, index_of, program, tc, tcx_programs,
+};
 use netattach_tests::traffic::Conversation;
 
 use super::*;
@@ -253,6 +255,81 @@ fn links_go_with_a_parent_that_is_gone() {
     }
     assert_eq!(links(&scene), BTreeSet::new());
     Snapshot::take(&scene.node, &scene.pods.each_ref()).unwrap().assert_nothing_is_left();
+}
+
+/// Programs of others that let everything pass, as those of a cluster's primary network on the node's card do.
+#[test]
+fn programs_of_others_on_a_parent_let_nothing_pass_by_ours() {
+    let scene = Scene::by("clsact");
+    let Scene { node, pods, .. } = &scene;
+    let index = index_of(&node.namespace, WIRE).unwrap();
+    let pass = || {
+        let both = [true, false];
+        both.map(|ingress| {
+            attach_tcx(&node.namespace, index, ingress, &program(Verdict::Pass).unwrap()).unwrap()
+        })
+    };
+    let ours_first = || {
+        let Running { filters, links } = Running::on(node, WIRE);
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let expected =
+            [names(&["na_par_in_from", "na_par_in_to", "foreign"]), names(&["na_par_out", "foreign"])];
+        filters.iter().all(Vec::is_empty) && links == expected
+    };
+    // They come while there are pods.
+    let links = pass();
+    let put_back = || node.ctl(&["status"]).unwrap()["programs_put_back"] == json!(1) && ours_first();
+    assert!(eventually(PATIENCE * 4, put_back), "{:?}", Running::on(node, WIRE));
+    assert_policies_hold(&scene);
+    for pod in pods {
+        node.check(pod).success();
+    }
+    // They are there before the first pod.
+    for pod in pods {
+        node.del(pod).success();
+    }
+    assert_eq!(Running::on(node, WIRE).links, [(); 2].map(|()| vec!["foreign".to_owned()]));
+    for pod in pods {
+        node.add(pod).success();
+    }
+    assert!(ours_first(), "{:?}", Running::on(node, WIRE));
+    assert_policies_hold(&scene);
+    drop(links);
+    assert!(!has_clsact(node));
+    scene.end();
+}
+
+/// A filter of others that comes before ours, of BPF or of classic BPF.
+#[test]
+fn filters_that_others_put_before_those_of_a_parent_come_behind_them() {
+    let scene = Scene::by("clsact");
+    let Scene { node, .. } = &scene;
+    attach_filter(&node.namespace, WIRE, true, 1, Verdict::Pass).unwrap();
+    let added = node.namespace.run(|| {
+        let place = ["filter", "add", "dev", WIRE, "egress", "prio", "1", "handle", "1"];
+        let pass = ["bpf", "bytecode", "1,6 0 0 4294967295", "flowid", "1:1", "action", "pass"];
+        Command::new("tc").args(place).args(pass).status().unwrap()
+    });
+    assert!(added.success());
+    let index = index_of(&node.namespace, WIRE).unwrap();
+    let ours = || {
+        [TcHook::Ingress, TcHook::Egress].map(|hook| {
+            let mut host = Handle::open_in(node.namespace.netns()).unwrap();
+            let found = host.find_filters(index, hook).unwrap();
+            let is_ours = |name: String| name.starts_with("na_par_");
+            found.into_iter().map(|it| it.name.is_some_and(is_ours)).collect::<Vec<_>>()
+        })
+    };
+    assert_eq!(ours().map(|it| it[0]), [false, false], "{:?}", ours());
+    let put_back = || {
+        let asked = node.ctl(&["status"]).unwrap();
+        asked["programs_put_back"] == json!(1) && ours() == [vec![true, true, false], vec![true, false]]
+    };
+    assert!(eventually(PATIENCE * 4, put_back), "{:?}", ours());
+    assert_policies_hold(&scene);
+    tc(&node.namespace, &format!("filter del dev {WIRE} ingress prio 1 handle 1 bpf")).unwrap();
+    tc(&node.namespace, &format!("filter del dev {WIRE} egress prio 1 handle 1 bpf")).unwrap();
+    scene.end();
 }
 
 /// Others' filters on a parent stay, and so does the queueing discipline that holds them.
