@@ -161,6 +161,36 @@ bpffs   FAILED  /sys/fs/bpf is not mounted; remedy: mount -t bpf bpf /sys/fs/bpf
         );
     }
 
+    /// A remedy that names a setting which is none costs an operator more than no remedy.
+    #[test]
+    fn every_setting_that_a_check_names_is_one() {
+        const PAGE: &str = include_str!("../../../../docs/configuration.md");
+        let sources = [
+            include_str!("agent.rs"),
+            include_str!("cluster.rs"),
+            include_str!("disk.rs"),
+            include_str!("machine.rs"),
+            include_str!("records.rs"),
+            include_str!("runtime.rs"),
+        ];
+        // Words such as `cniConf.dir`, which Rust has none of.
+        let is_key = |word: &&str| {
+            word.starts_with(|first: char| first.is_ascii_lowercase())
+                && word.contains(|c: char| c.is_ascii_uppercase())
+                && !word.contains('_')
+        };
+        let mut named = std::collections::BTreeSet::new();
+        for source in sources {
+            let (source, _) = source.split_once("#[cfg(test)]").unwrap_or((source, ""));
+            let words = source.split(|c: char| !c.is_ascii_alphanumeric() && c != '.' && c != '_');
+            named.extend(words.map(|word| word.trim_matches('.')).filter(is_key));
+        }
+        assert!(named.contains("cniConf.dir") && named.contains("stateDir"), "{named:?}");
+        // Another test compares the page with the settings.
+        named.retain(|key| !PAGE.contains(&format!("\n| `{key}` | ")));
+        assert_eq!(named, [].into(), "settings that docs/configuration.md does not have");
+    }
+
     #[test]
     fn without_an_agent_every_part_answers_and_every_failure_has_a_remedy() {
         let dir = tempfile::tempdir().unwrap();
