@@ -98,9 +98,10 @@ pub(super) fn checks(socket: &Path, config: Option<&Path>) -> Vec<Check> {
     checks.extend(of_settings);
     checks.extend(agent::checks(socket));
     checks.extend(machine::checks(&settings));
-    checks.push(disk::check(&settings));
+    let records = records::read(&settings);
+    checks.push(disk::check(&settings, records.as_ref().map_or(&[], |found| &found.pools)));
     checks.extend(runtime::checks(&settings));
-    checks.extend(records::checks(&settings));
+    checks.extend(records::checks(&settings, records));
     checks.push(cluster::check(&settings));
     checks
 }
