@@ -5,6 +5,18 @@ use std::io::{self, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
+/// What is to be done about a file system that takes no files.
+pub(crate) const MAKE_ROOM: &str = "make room there, or mount it writable";
+
+/// [`MAKE_ROOM`] where that is the cause, as words that follow those of what failed; empty for any other error.
+pub(crate) fn remedy(error: &io::Error) -> String {
+    use io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    match error.kind() {
+        QuotaExceeded | ReadOnlyFilesystem | StorageFull => format!(": {MAKE_ROOM}"),
+        _ => String::new(),
+    }
+}
+
 /// Atomically replaces the file at `path` by `content` with permissions `mode`: written to `temporary` in the same
 /// directory, synced, renamed, and the directory synced. Readers see the old file or the new one. A temporary file that
 /// cannot be removed after a failure is left; the next call with the same name overwrites it.

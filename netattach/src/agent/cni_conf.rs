@@ -45,7 +45,7 @@ pub(super) enum CniConfError {
         path: PathBuf,
     },
     /// A system call failed.
-    #[error("{action} {path}")]
+    #[error("{action} {path}{}", durable::remedy(source))]
     Io {
         /// The action that failed.
         action: &'static str,

@@ -16,6 +16,9 @@ use crate::rpc::message::Condition;
 /// How the default network is named among the conditions of the node.
 const DEFAULT_NETWORK: &str = "default network";
 
+/// The reason of an event about a pod that was evicted.
+pub(super) const EVICTED: &str = "Evicted";
+
 /// Least time between two events about the default network.
 const LEAST_PAUSE: Duration = Duration::from_secs(60);
 
@@ -146,6 +149,35 @@ mod tests {
                 some("n", "DefaultNetworkNotReady")
             ]
         );
+    }
+
+    /// The rows of `docs/events.md`: reason, and kinds of objects.
+    fn page() -> BTreeSet<(&'static str, &'static str)> {
+        let (_, table) = include_str!("../../../docs/events.md").split_once("|---|---|---|---|\n").unwrap();
+        let rows = table.lines().map_while(|line| line.strip_prefix("| `")?.split_once("` | "));
+        rows.flat_map(|(reason, row)| {
+            row.split(" | ").next().unwrap().split(", ").map(move |on| (reason, on))
+        })
+        .collect()
+    }
+
+    #[test]
+    fn the_page_has_every_reason_with_what_it_is_on_and_no_other() {
+        let codes = (0..=999).map(|code| (reason(code), "pod"));
+        let name = || ObjectName { namespace: "shop".into(), name: "a".into() };
+        let objects = [
+            (Regarding::Pod(name()), "pod"),
+            (Regarding::Definition(name()), "NetworkAttachmentDefinition"),
+            (Regarding::MultiNetworkPolicy(name()), "MultiNetworkPolicy"),
+            (Regarding::NetworkPolicy(name()), "NetworkPolicy"),
+        ];
+        let objects = objects.map(|(object, on)| (of_object(&object).unwrap().0, on));
+        let of_node = [conf_keeper::OBJECT, DEFAULT_NETWORK].map(|object| {
+            let condition = Condition { object: object.to_owned(), problem: "wrong".to_owned() };
+            (of_condition(&condition, "n").unwrap().reason, "Node")
+        });
+        let all: BTreeSet<_> = codes.chain(objects).chain(of_node).chain([(EVICTED, "pod")]).collect();
+        assert_eq!(page(), all);
     }
 
     #[test]

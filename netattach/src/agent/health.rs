@@ -23,6 +23,7 @@ use super::share::{namespace, shared};
 use crate::attach::{Engine, IntentReader};
 use crate::cni::{CniError, code};
 use crate::descriptors;
+use crate::durable::MAKE_ROOM;
 use crate::error_chain::{Chain, clipped};
 use crate::ipam::PoolUse;
 use crate::nat::Nat;
@@ -355,10 +356,9 @@ impl Health {
         match written {
             // The file system has no unnamed files; its problems show when a record is written.
             Err(error) if error.kind() == io::ErrorKind::Unsupported => Ok(directory.display().to_string()),
-            Err(error) => Err(not_available(format!(
-                "journal {}: {error}; make room there, or mount it writable",
-                directory.display()
-            ))),
+            Err(error) => {
+                Err(not_available(format!("journal {}: {error}; {MAKE_ROOM}", directory.display())))
+            }
             Ok(()) => Ok(directory.display().to_string()),
         }
     }

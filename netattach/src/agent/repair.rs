@@ -18,6 +18,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::events;
 use super::handler::Agent;
 use super::lanes::Class;
 use super::missed::{PutOff, Repair};
@@ -186,7 +187,7 @@ async fn evict(agent: &Arc<Agent>, cluster: &Cluster, pod: &PodRef) {
             tracing::warn!(pod = %pod.name, "evicted: it ran without the networks that it selects");
             agent.report(Event {
                 regarding: Regarding::Pod(pod.name.clone()),
-                reason: "Evicted",
+                reason: events::EVICTED,
                 action: "Evict",
                 note: "evicted: it ran without the networks that it selects, as the runtime did not ask for them".to_owned(),
             });

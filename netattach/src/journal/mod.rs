@@ -39,6 +39,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use crate::cni::CniError;
+use crate::durable;
 
 /// The journal could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -82,7 +83,7 @@ pub enum JournalError {
         source: io::Error,
     },
     /// A record could not be written.
-    #[error("write {path}")]
+    #[error("write {path}{}", durable::remedy(source))]
     Write {
         /// The record's file.
         path: PathBuf,

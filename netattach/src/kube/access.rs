@@ -207,6 +207,8 @@ fn warnings(missing: &[Right]) -> Vec<Warning> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use serde_json::Value;
 
     use crate::kube::access::*;
@@ -271,6 +273,27 @@ mod tests {
             needed.sort();
             assert_eq!(needed, given(&rules), "{uses:?}");
         }
+    }
+
+    /// What the rights give away is said of each.
+    #[test]
+    fn the_page_on_security_has_every_right_and_no_other() {
+        let page = include_str!("../../../docs/security.md");
+        let (_, table) = page.split_once("\n| right | ").unwrap();
+        let rows = table.lines().skip(2).map_while(|line| line.strip_prefix("| `")?.split(" | ").next());
+        let said: BTreeSet<(&str, &str)> = rows
+            .flat_map(|cell| {
+                let (verbs, resources) = cell.split_once(" of `").unwrap();
+                let resources = resources.split('`').step_by(2).filter(|word| !word.is_empty());
+                let verbs = verbs.split('`').step_by(2).filter(|word| !word.is_empty());
+                resources.flat_map(move |resource| verbs.clone().map(move |verb| (resource, verb)))
+            })
+            .collect();
+        let evict = include_str!("../../../deploy/components/evict/kustomization.yaml");
+        let startup_taint = include_str!("../../../deploy/components/startup-taint/kustomization.yaml");
+        let rules = [of_base(), of_component(evict), of_component(startup_taint)].concat();
+        let given = given(&rules);
+        assert_eq!(said, given.iter().map(|(_, resource, verb)| (&**resource, &**verb)).collect());
     }
 
     /// Settings that are off by default need no right to write anything but the status of pods and events.

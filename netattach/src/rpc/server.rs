@@ -23,6 +23,7 @@ use tokio_util::codec::Decoder;
 
 use super::frame::{self, FrameError, Frames};
 use super::message::{Hello, PROTOCOL, Request, Response};
+use crate::durable;
 use crate::error_chain::Chain;
 use crate::ticks::ticks;
 
@@ -80,7 +81,7 @@ pub struct SocketLock {
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
     /// The directory of the socket cannot be created.
-    #[error("create the directory of socket {socket}")]
+    #[error("create the directory of socket {socket}{}", durable::remedy(source))]
     Directory {
         /// The socket.
         socket: PathBuf,
@@ -96,7 +97,7 @@ pub enum ListenError {
         lock: PathBuf,
     },
     /// The lock file cannot be locked.
-    #[error("lock {lock}")]
+    #[error("lock {lock}{}", durable::remedy(source))]
     Lock {
         /// The file.
         lock: PathBuf,
@@ -104,7 +105,7 @@ pub enum ListenError {
         source: io::Error,
     },
     /// The socket cannot be created.
-    #[error("listen on {socket}")]
+    #[error("listen on {socket}{}", durable::remedy(source))]
     Listen {
         /// The socket.
         socket: PathBuf,

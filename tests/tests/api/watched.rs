@@ -513,6 +513,50 @@ fn expressions() -> Vec<String> {
     all
 }
 
+/// What the page and the dashboard join with the metrics of cAdvisor, as a test of promtool: while two sandboxes have the
+/// name of one pod.
+fn test_of_joins() -> Value {
+    let page = std::fs::read_to_string(metrics("../../docs/metrics.md")).unwrap();
+    let (_, of_page) = page.split_once("```promql\n").unwrap();
+    let (of_page, _) = of_page.split_once("```").unwrap();
+    let dashboard = std::fs::read_to_string(metrics("dashboard.json")).unwrap();
+    let (_, of_dashboard) = dashboard.split_once("\"Joins with cAdvisor: ").unwrap();
+    let (of_dashboard, _) = of_dashboard.split_once('"').unwrap();
+    let interface = r#"namespace="shop",pod="a",interface="net1""#;
+    let agent = r#"instance="n1",job="netattach",host_interface="na0123456789abc""#;
+    let info = |container: &str| {
+        let series = format!(
+            r#"netattach_attachment_info{{{agent},{interface},network="shop/lan",container_id="{container}"}}"#
+        );
+        json!({"series": series, "values": "1x10"})
+    };
+    let received = format!(r#"container_network_receive_bytes_total{{id="/kubepods/a",{interface}}}"#);
+    let joined = format!(r#"id="/kubepods/a",{interface},network="shop/lan""#);
+    let expected = |expression: &str, labels: String, value: u32| {
+        let samples = json!([{"labels": labels, "value": value}]);
+        json!({"expr": expression, "eval_time": "10m", "exp_samples": samples})
+    };
+    json!({
+        "interval": "1m",
+        "input_series": [info("c-1"), info("c-2"), {"series": received, "values": "0+60x10"}],
+        "promql_expr_test": [
+            expected(of_page, format!("{{{joined}}}"), 1),
+            expected(of_dashboard, format!("{{{joined}}}"), 600),
+        ]
+    })
+}
+
+#[test]
+fn the_network_of_an_interface_is_joined_with_what_cadvisor_counts() {
+    let test = "the_network_of_an_interface_is_joined_with_what_cadvisor_counts";
+    let Some(programs) = tools::directory(test, "NETATTACH_PROMETHEUS", &["promtool"]) else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("joins.yaml");
+    let tests = json!({"evaluation_interval": "1m", "tests": [test_of_joins()]});
+    std::fs::write(&file, tests.to_string()).unwrap();
+    promtool(&programs, &["test", "rules", &file.to_string_lossy()]);
+}
+
 /// Runs promtool, and asserts that it finds nothing wrong.
 fn promtool(programs: &Path, words: &[&str]) {
     let output = Command::new(programs.join("promtool")).args(words).output().unwrap();
@@ -599,6 +643,10 @@ fn every_expression_of_the_dashboard_and_of_the_alerts_has_data_in_prometheus() 
     });
     let (_, text) = get(&rig.node.namespace, AGENT, "/metrics");
     assert!(complete, "no data: {without:#?} ({said})\n{text}");
+    // Nobody has asked for series of each pod.
+    for name in ["packets", "bytes", "drops"] {
+        assert!(!text.contains(&format!("netattach_attachment_{name}_total{{")), "{text}");
+    }
     let rules = rules().into_iter().map(|rule| (rule["alert"].as_str().unwrap().to_owned(), "ok".to_owned()));
     assert_eq!(prometheus.rules(), rules.collect());
     // The tests of the alerts are worth as much as their series are like those that agents have.
@@ -607,6 +655,7 @@ fn every_expression_of_the_dashboard_and_of_the_alerts_has_data_in_prometheus() 
         let labels = series[0]["metric"].as_object().unwrap().keys().filter(|key| *key != "__name__");
         (name.clone(), labels.cloned().collect())
     };
-    let made_up = made_up(&tests_of_alerts());
+    let mut made_up = made_up(&[tests_of_alerts(), vec![test_of_joins()]].concat());
+    made_up.retain(|(name, _)| name.starts_with("netattach_"));
     assert_eq!(made_up.iter().map(real).collect::<BTreeSet<_>>(), made_up);
 }

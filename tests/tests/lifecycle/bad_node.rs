@@ -109,6 +109,37 @@ fn a_capability_that_is_missing_is_named_by_doctor_too() {
     assert_eq!(found["state"], "warning");
 }
 
+/// What may be wrong with a file system.
+#[derive(Debug, Clone, Copy)]
+enum Spoiled {
+    Full,
+    ReadOnly,
+}
+
+impl Spoiled {
+    const ALL: [Self; 2] = [Self::Full, Self::ReadOnly];
+
+    /// What the kernel says to a writer.
+    fn error(self) -> &'static str {
+        match self {
+            Self::Full => "No space left on device (os error 28)",
+            Self::ReadOnly => "Read-only file system (os error 30)",
+        }
+    }
+
+    /// What `doctor` says of the check `disk`, with the directory of this key there.
+    fn found(self, directory: &Path, key: &str) -> Value {
+        let how = match self {
+            Self::Full => "full",
+            Self::ReadOnly => "mounted read-only",
+        };
+        let place = format!("{} ({key}) is on a file system that is {how}", directory.display());
+        let remedy =
+            "free space there, or mount it writable: until then no pod is attached, and DELs are repeated";
+        json!({"check": "disk", "state": "failed", "detail": place, "remedy": remedy})
+    }
+}
+
 /// A small file system of its own, until dropped.
 struct Disk(PathBuf);
 
@@ -119,14 +150,25 @@ impl Disk {
         Self(at.to_owned())
     }
 
-    /// Covers it with itself, read-only: those who have files open may go on.
-    fn cover(&self) {
-        mount_bind(&self.0, &self.0).unwrap();
-        mount_remount(&self.0, MountFlags::BIND | MountFlags::RDONLY, "").unwrap();
+    /// Fills it; or covers it with itself, read-only: those who have files open may go on.
+    fn spoil(&self, how: Spoiled) {
+        match how {
+            Spoiled::Full => {
+                let most = fs::write(self.0.join("filler"), vec![0; 2 << 20]).unwrap_err();
+                assert_eq!(most.kind(), std::io::ErrorKind::StorageFull);
+            }
+            Spoiled::ReadOnly => {
+                mount_bind(&self.0, &self.0).unwrap();
+                mount_remount(&self.0, MountFlags::BIND | MountFlags::RDONLY, "").unwrap();
+            }
+        }
     }
 
-    fn uncover(&self) {
-        unmount(&self.0, UnmountFlags::DETACH).unwrap();
+    fn mend(&self, how: Spoiled) {
+        match how {
+            Spoiled::Full => fs::remove_file(self.0.join("filler")).unwrap(),
+            Spoiled::ReadOnly => unmount(&self.0, UnmountFlags::DETACH).unwrap(),
+        }
     }
 }
 
@@ -135,6 +177,19 @@ impl Drop for Disk {
         // Nobody may be left with it but the agent, which ends too.
         let _ = unmount(&self.0, UnmountFlags::DETACH);
     }
+}
+
+/// The unmet conditions of the node's agent.
+fn unmet(node: &Node) -> Vec<String> {
+    let status = node.whole_status().unwrap();
+    let unmet = status["ready"].as_array().unwrap().iter().filter(|it| it["met"] == false);
+    unmet.map(|it| it["detail"].as_str().unwrap().to_owned()).collect()
+}
+
+/// What `doctor` says of them.
+fn not_ready(node: &Node, settings: &str) -> Vec<Value> {
+    let found = doctor(node, settings, "readiness").into_iter();
+    found.filter(|it| it["state"] == "failed").collect()
 }
 
 #[test]
@@ -146,58 +201,31 @@ fn a_full_or_read_only_state_directory_is_told_and_pods_that_are_there_go_on() {
     node.start().unwrap();
     let [a, b] = ["a", "b"].map(|name| Pod::new(name).unwrap());
     node.add(&a).success();
-    let filler = node.path("state/filler");
-    let fill = || {
-        let most = fs::write(&filler, vec![0; 2 << 20]).unwrap_err();
-        assert_eq!(most.kind(), std::io::ErrorKind::StorageFull);
-    };
-    let free = || fs::remove_file(&filler).unwrap();
     let journal = node.path("state/journal");
-    let (cover, uncover) = (|| disk.cover(), || disk.uncover());
-    let full = (&fill as &dyn Fn(), &free as &dyn Fn(), "No space left on device (os error 28)", "full");
-    let covered = (
-        &cover as &dyn Fn(),
-        &uncover as &dyn Fn(),
-        "Read-only file system (os error 30)",
-        "mounted read-only",
-    );
-    for (spoil, mend, error, how) in [full, covered] {
-        spoil();
-        let problem =
-            format!("journal {}: {error}; make room there, or mount it writable", journal.display());
-        let unmet = || {
-            let status = node.whole_status().unwrap();
-            let unmet = status["ready"].as_array().unwrap().iter().filter(|it| it["met"] == false);
-            unmet.map(|it| it["detail"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
-        };
-        assert!(eventually(PATIENCE, || unmet() == [problem.clone()]), "{how}: {:#?}", unmet());
+    for how in Spoiled::ALL {
+        disk.spoil(how);
+        let error = how.error();
+        let problem = format!("journal {}: {error}; {MAKE_ROOM}", journal.display());
+        assert!(eventually(PATIENCE, || unmet(&node) == [problem.clone()]), "{how:?}: {:#?}", unmet(&node));
         let told = || {
             let log = node.log_so_far();
             log.lines().filter(|line| line.contains(&format!("not ready: journal: {problem}"))).count()
         };
-        assert!(eventually(PATIENCE, || told() == 1), "{how}: {} lines", told());
-        let found = doctor(&node, &settings, "disk");
-        let place = format!("{} (stateDir) is on a file system that is {how}", node.path("state").display());
-        let remedy =
-            "free space there, or mount it writable: until then no pod is attached, and DELs are repeated";
-        let expected = json!({"check": "disk", "state": "failed", "detail": place, "remedy": remedy});
-        assert_eq!(found, [expected], "{how}");
-        let of_journal =
-            doctor(&node, &settings, "readiness").into_iter().filter(|it| it["state"] == "failed");
-        let of_journal: Vec<Value> = of_journal.collect();
+        assert!(eventually(PATIENCE, || told() == 1), "{how:?}: {} lines", told());
+        assert_eq!(doctor(&node, &settings, "disk"), [how.found(&node.path("state"), "stateDir")]);
         let expected = json!({
             "check": "readiness", "state": "failed", "detail": format!("journal: {problem}"),
             "remedy": "free space on, or make writable, the file system of stateDir"
         });
-        assert_eq!(of_journal, [expected], "{how}");
+        assert_eq!(not_ready(&node, &settings), [expected], "{how:?}");
 
         // The new pod is refused with the reason, the other goes on.
         let (_, message) = node.call("ADD", &b).run().failure();
-        assert!(message.contains(error), "{how}: {message}");
-        assert!(ping(&a.namespace, "10.50.0.1".parse().unwrap(), PATIENCE).unwrap(), "{how}");
-        mend();
-        assert!(eventually(PATIENCE, || unmet().is_empty()), "{how}, mended: {:#?}", unmet());
-        assert_eq!(told(), 1, "{how}");
+        assert!(message.contains(&format!(": {MAKE_ROOM}: {error}")), "{how:?}: {message}");
+        assert!(ping(&a.namespace, "10.50.0.1".parse().unwrap(), PATIENCE).unwrap(), "{how:?}");
+        disk.mend(how);
+        assert!(eventually(PATIENCE, || unmet(&node).is_empty()), "{how:?}, mended: {:#?}", unmet(&node));
+        assert_eq!(told(), 1, "{how:?}");
     }
     node.add(&b).success();
     for pod in [&a, &b] {
@@ -206,4 +234,74 @@ fn a_full_or_read_only_state_directory_is_told_and_pods_that_are_there_go_on() {
     }
     node.stop().unwrap();
     drop(disk);
+}
+
+/// What is to be done about both.
+const MAKE_ROOM: &str = "make room there, or mount it writable";
+
+#[test]
+fn a_full_or_read_only_directory_of_the_runtime_or_of_a_pool_is_told_with_what_to_do() {
+    let manifests = ["a", "b"].map(|name| pod(name, &json!({}), &Value::Null));
+    let mut node = Node::new(&manifests).unwrap();
+    let (net_d, leases) = (node.path("net.d"), node.path("leases"));
+    node.set("cniConf", json!({"dir": net_d}));
+    fs::create_dir(&net_d).unwrap();
+    let disks = [&net_d, &leases].map(|directory| Disk::mount(directory));
+    let [runtimes, pools] = &disks;
+    let settings = settings_of_doctor(&node);
+    let text = fs::read_to_string(&settings).unwrap();
+    fs::write(&settings, format!("{text}cniConf: {{dir: {}}}\n", net_d.display())).unwrap();
+    let [a, b] = ["a", "b"].map(|name| Pod::new(name).unwrap());
+    let conf = net_d.join("00-netattach.conflist");
+    for how in Spoiled::ALL {
+        let error = how.error();
+        // Only a file that is to be written is missed.
+        runtimes.spoil(how);
+        node.start().unwrap();
+        let problem = format!("write {}: {MAKE_ROOM}: {error}", conf.display());
+        assert!(eventually(PATIENCE, || unmet(&node) == [problem.clone()]), "{how:?}: {:#?}", unmet(&node));
+        assert_eq!(doctor(&node, &settings, "disk"), [how.found(&net_d, "cniConf.dir")]);
+        let expected = json!({
+            "check": "readiness", "state": "failed", "detail": format!("CNI configuration: {problem}"),
+            "remedy": "see that cniConf.dir is writable and has room, that no other program's file is in the way there, \
+                       and that the default network can be attached (docs/primary-networks.md)"
+        });
+        assert_eq!(not_ready(&node, &settings), [expected], "{how:?}");
+        node.add(&a).success();
+        runtimes.mend(how);
+        assert!(eventually(PATIENCE, || unmet(&node).is_empty()), "{how:?}, mended: {:#?}", unmet(&node));
+        assert!(conf.exists(), "{how:?}");
+
+        pools.spoil(how);
+        let (_, message) = node.call("ADD", &b).run().failure();
+        let reservation = format!("write reservation {}/default/10.50.0.", leases.display());
+        assert!(message.contains(&reservation), "{how:?}: {message}");
+        assert!(message.ends_with(&format!(": {MAKE_ROOM}: {error}")), "{how:?}: {message}");
+        let found = how.found(&leases.join("default"), "ipam.dataDir");
+        assert_eq!(doctor(&node, &settings, "disk"), [found]);
+        pools.mend(how);
+        node.add(&b).success();
+        for pod in [&a, &b] {
+            node.check(pod).success();
+            node.del(pod).success();
+        }
+        node.stop().unwrap();
+        fs::remove_file(&conf).unwrap();
+    }
+    drop(disks);
+}
+
+#[test]
+fn a_read_only_directory_of_the_socket_is_told_with_what_to_do() {
+    let node = Node::new(&[]).unwrap();
+    let run = node.path("run");
+    let disk = Disk::mount(&run);
+    disk.spoil(Spoiled::ReadOnly);
+    let settings = settings_of_doctor(&node);
+    let command = node.agent_command(&executable("netattachd").unwrap()).unwrap();
+    let socket = node.socket();
+    let said = format!("lock {}.lock: {MAKE_ROOM}: {}", socket.display(), Spoiled::ReadOnly.error());
+    assert_eq!(refused(&node, command), said);
+    assert_eq!(doctor(&node, &settings, "disk"), [Spoiled::ReadOnly.found(&run, "runDir")]);
+    disk.mend(Spoiled::ReadOnly);
 }

@@ -158,8 +158,9 @@ fn pictures_checks_and_an_archive_are_made_of_what_is_there() {
 pub(crate) fn settings_of_doctor(node: &Node) -> String {
     let settings = node.path("doctor.yaml");
     let text = format!(
-        "source: {}\nstateDir: {}\nbpffs: {}\n",
+        "source: {}\nrunDir: {}\nstateDir: {}\nbpffs: {}\n",
         node.path("source").display(),
+        node.path("run").display(),
         node.path("state").display(),
         node.bpffs().display()
     );

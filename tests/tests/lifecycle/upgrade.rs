@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
+use netattach_tests::guide::example;
 use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
 use netattach_tests::node::WIRE;
 use netattach_tests::snapshot::{Network, Snapshot};
@@ -214,7 +216,19 @@ fn the_previous_agent_names_a_record_of_a_later_version_and_the_way_out() {
     node.stop().unwrap();
     let record = node.path("state/journal").join(format!("{}@eth0.jsonl", one.container));
     let text = fs::read_to_string(&record).unwrap();
-    fs::write(&record, text.replacen("\"version\":2", "\"version\":99", 1)).unwrap();
+    let later = text.replacen("\"version\":2", "\"version\":99", 1);
+    assert_ne!(later, text);
+    fs::write(&record, &later).unwrap();
+    // The page has a command that lists such records before anybody goes back.
+    let other = record.with_file_name("c-other@eth0.jsonl");
+    fs::write(&other, &text).unwrap();
+    let state = node.path("state").display().to_string();
+    let command = example(include_str!("../../../docs/upgrade.md"), "text", "grep -El").unwrap();
+    assert!(command.contains(" /var/lib/netattach/journal/"), "{command}");
+    let listed = Command::new("bash").arg("-c").arg(command.replace("/var/lib/netattach", &state)).output();
+    let listed = String::from_utf8(listed.unwrap().stdout).unwrap();
+    assert_eq!(listed, format!("{}\n", record.display()));
+    fs::remove_file(other).unwrap();
     let links = |node: &Node| [&node.namespace, &one.namespace].map(|it| Network::of(it).unwrap());
     let before = links(&node);
     versions.start_previous(&mut node);

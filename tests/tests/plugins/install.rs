@@ -192,7 +192,11 @@ fn a_directory_that_cannot_take_them_is_named_and_keeps_what_it_has() {
             "",
             "write bin/netattach: the directory has to be writable, with room for the executables twice: No space left on device",
         ),
-        ("size=512m", "ro", "Read-only file system"),
+        (
+            "size=512m",
+            "ro",
+            "write bin/netattach: the directory has to be writable, with room for the executables twice: Read-only file system",
+        ),
         ("size=512m", "noexec", "bin/.netattach.new does not run on this node: Permission denied"),
     ] {
         let output = Command::new("unshare")

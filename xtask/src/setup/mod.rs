@@ -75,10 +75,13 @@ pub fn run(scope: Scope) -> anyhow::Result<()> {
     progress::step("BPF compiler", bpf_toolchain::ensure_compiler)?;
     progress::step("BPF linker", bpf_toolchain::ensure_linker)?;
     progress::step("bpftool", tools::ensure_bpftool)?;
-    progress::step("ip, ping", tools::ensure_network_tools)?;
+    let network = [("ip", "iproute2"), ("ping", "iputils-ping")];
+    progress::step("ip, ping", |progress| tools::ensure_programs(&network, progress))?;
     progress::step("reference plugins", tools::ensure_reference_plugins)?;
     if matches!(scope, Scope::Testing | Scope::Gate) {
         progress::step("Prometheus", tools::ensure_prometheus)?;
+        let units = [("systemd-analyze", "systemd")];
+        progress::step("systemd-analyze", |progress| tools::ensure_programs(&units, progress))?;
         progress::step("container runtimes", |progress| runtimes::ensure(scope == Scope::Gate, progress))?;
         progress::step("kubectl", |progress| kubectl::ensure(scope == Scope::Gate, progress))?;
         progress::step("renderer of the chart", |progress| helm::ensure(scope == Scope::Gate, progress))?;

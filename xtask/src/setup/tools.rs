@@ -55,11 +55,12 @@ pub(super) fn ensure_bpftool(progress: &Progress) -> anyhow::Result<Done> {
     Ok(Done::Changed(format!("{} from {BPFTOOL_SUITE}, unpacked", describe(&path).unwrap_or_default())))
 }
 
-pub(super) fn ensure_network_tools(progress: &Progress) -> anyhow::Result<Done> {
-    let missing: Vec<&str> = [("ip", "iproute2"), ("ping", "iputils-ping")]
-        .into_iter()
-        .filter(|(tool, _)| child::find(tool).is_none())
-        .map(|(_, package)| package)
+/// Programs, each with the package that has it.
+pub(super) fn ensure_programs(programs: &[(&str, &str)], progress: &Progress) -> anyhow::Result<Done> {
+    let missing: Vec<&str> = programs
+        .iter()
+        .filter(|(program, _)| child::find(program).is_none())
+        .map(|(_, package)| *package)
         .collect();
     if missing.is_empty() {
         return Ok(Done::Unchanged("present".to_owned()));

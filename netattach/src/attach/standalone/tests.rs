@@ -120,3 +120,22 @@ fn missing_variables_are_named_together() {
     let missing = "required env variables [CNI_CONTAINERID,CNI_NETNS,CNI_IFNAME,CNI_PATH] missing";
     assert_eq!((exit, printed), (1, error(4, missing)));
 }
+
+/// What is not in the table is executed, it says.
+#[test]
+fn the_page_names_every_plugin_that_is_built_in_and_no_other() {
+    const PAGES: [&str; 3] = [
+        include_str!("../../../../docs/plugins.md"),
+        include_str!("../../../../docs/concepts.md"),
+        include_str!("../../../../README.md"),
+    ];
+    let (_, table) = PAGES[0].split_once("\n|---|---|\n").unwrap();
+    let rows = table.lines().map_while(|line| line.strip_prefix("| `")?.split(" | ").next());
+    let named = rows.flat_map(|types| types.split('`').step_by(2)).filter(|word| *word != "ipam.type");
+    let named: BTreeSet<&str> = named.collect();
+    assert_eq!(named, built_in().collect());
+    assert_eq!(named.len(), 20);
+    for page in PAGES {
+        assert!(page.to_lowercase().contains("twenty"), "{page}");
+    }
+}

@@ -10,7 +10,7 @@ use super::super::{CliError, ask};
 use super::{Check, shown};
 use crate::agent::{Arguments, Settings};
 use crate::error_chain::Chain;
-use crate::rpc::message::{Condition, Request, Response};
+use crate::rpc::message::{Condition, FlowTableUse, Request, Response};
 
 /// Most problems that are shown one by one.
 const MOST_PROBLEMS: usize = 50;
@@ -89,13 +89,7 @@ pub(super) fn checks(socket: &Path) -> Vec<Check> {
             false => Check::failed("readiness", detail, remedy_of(&ready.condition)),
         });
     }
-    for flows in &status.flows {
-        if flows.entries * 10 >= flows.capacity * 9 {
-            let detail =
-                format!("the table of {} flows has {} of {}", flows.family, flows.entries, flows.capacity);
-            checks.push(Check::warning("flow table", detail, "raise flowTableSize (docs/configuration.md)"));
-        }
-    }
+    checks.extend(status.flows.iter().filter_map(nearly_full));
     let problems: Vec<&Condition> = status.source.iter().chain(&status.troubles).collect();
     checks.extend(problems.iter().take(MOST_PROBLEMS).map(|Condition { object, problem }| {
         Check::warning(
@@ -115,6 +109,20 @@ pub(super) fn checks(socket: &Path) -> Vec<Check> {
     checks
 }
 
+/// A map of the flow table that has few places left. Its size is fixed: what helps is to know who fills it.
+fn nearly_full(flows: &FlowTableUse) -> Option<Check> {
+    let FlowTableUse { family, entries, capacity } = flows;
+    let remedy = "netattachctl stats -o wide shows whose flows they are (FLOWS) and whose make room for newer ones (DISPLACED); \
+                  docs/configuration.md#the-flow-table has what each attachment may have";
+    (entries * 10 >= capacity * 9).then(|| {
+        Check::warning(
+            "flow table",
+            format!("the table of {family} flows has {entries} of {capacity}"),
+            remedy,
+        )
+    })
+}
+
 const VERSIONS: &str = "install netattachd and netattachctl from one release";
 
 fn absent(error: &CliError) -> Check {
@@ -132,13 +140,36 @@ fn remedy_of(condition: &str) -> &'static str {
         "API server" => {
             "see that the API server can be reached from this node and the agent may read (check: cluster access); pods that are known are attached meanwhile"
         }
-        "sockets" => "see who removes files from runDir; the agent makes its socket anew within seconds",
+        "sockets" => {
+            "see who removes files from runDir, and that it is writable; the agent makes its socket anew within seconds"
+        }
         "journal" => "free space on, or make writable, the file system of stateDir",
         "descriptors" => "raise the limit of open files of the agent (LimitNOFILE of its unit)",
         "dataplane" => "restart netattachd: it loads what is missing, and attachments keep working",
         "default network" => {
             "define the network that defaultNetwork names, with a parent and plugins that exist on this node"
         }
+        "CNI configuration" => {
+            "see that cniConf.dir is writable and has room, that no other program's file is in the way there, and that the default network can be attached (docs/primary-networks.md)"
+        }
         _ => "docs/troubleshooting.md has the causes by message",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flow_table_is_told_of_from_nine_tenths_on() {
+        let table = |entries| FlowTableUse { family: "IPv6".to_owned(), entries, capacity: 100 };
+        assert_eq!(nearly_full(&table(89)), None);
+        let expected = Check::warning(
+            "flow table",
+            "the table of IPv6 flows has 90 of 100",
+            "netattachctl stats -o wide shows whose flows they are (FLOWS) and whose make room for newer ones (DISPLACED); \
+             docs/configuration.md#the-flow-table has what each attachment may have",
+        );
+        assert_eq!(nearly_full(&table(90)), Some(expected));
     }
 }

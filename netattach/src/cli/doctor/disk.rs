@@ -4,32 +4,36 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{StatVfs, StatVfsMountFlags, statvfs};
 
+use super::super::missing::list;
 use super::Check;
 use crate::agent::Settings;
+use crate::ipam::Pool;
 
 const NAME: &str = "disk";
 
 /// Blocks and inodes of a file system that count as none: a record takes one of each.
 const TOO_FEW: u64 = 16;
 
-/// Looks at each directory that the agent writes to.
-pub(super) fn check(settings: &Settings) -> Check {
+/// Looks at each directory that the agent writes to, those of the pools that it has taken addresses from among them.
+pub(super) fn check(settings: &Settings, pools: &[Pool]) -> Check {
     let set = &settings.cni_conf.dir;
     let cni_conf = (!set.as_os_str().is_empty()).then(|| ("cniConf.dir", set.clone()));
     let state = [("stateDir", settings.state_dir.clone()), ("runDir", settings.run_dir.clone())];
     let cache = ("delegation.cacheDir", settings.delegation.cache_dir.clone());
-    let all: Vec<(&str, PathBuf)> = state.into_iter().chain([cache]).chain(cni_conf).collect();
+    let pools = pools.iter().map(|pool| ("ipam.dataDir", pool.path()));
+    let all: Vec<(&str, PathBuf)> = state.into_iter().chain([cache]).chain(cni_conf).chain(pools).collect();
     let problems: Vec<String> = all
         .iter()
         .filter_map(|(key, path)| Some(format!("{} ({key}) {}", path.display(), problem(path)?)))
         .collect();
     if problems.is_empty() {
-        let keys: Vec<&str> = all.iter().map(|(key, _)| *key).collect();
+        let mut keys: Vec<&str> = all.iter().map(|(key, _)| *key).collect();
+        keys.dedup();
         return Check::ok(NAME, format!("{} are on file systems that take files", keys.join(", ")));
     }
     Check::failed(
         NAME,
-        problems.join("; "),
+        list(&problems),
         "free space there, or mount it writable: until then no pod is attached, and DELs are repeated",
     )
 }
@@ -87,12 +91,12 @@ mod tests {
         // The kernel's own settings are on one that takes no files.
         let mut settings = Settings::default();
         settings.state_dir = "/proc/nowhere".into();
-        let found = check(&settings);
+        let found =
+            check(&settings, &[Pool::directory("/proc/leases", "shop"), Pool::directory("/tmp", "shop")]);
         assert_eq!(found.state, super::super::State::Failed, "{found:?}");
-        assert!(
-            found.detail.contains("/proc/nowhere (stateDir) is on a file system that is full"),
-            "{found:?}"
-        );
+        let full = "is on a file system that is full";
+        let expected = format!("/proc/nowhere (stateDir) {full}, /proc/leases/shop (ipam.dataDir) {full}");
+        assert_eq!(found.detail, expected);
         assert!(found.remedy.starts_with("free space there"), "{found:?}");
     }
 }

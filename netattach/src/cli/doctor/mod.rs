@@ -98,9 +98,10 @@ pub(super) fn checks(socket: &Path, config: Option<&Path>) -> Vec<Check> {
     checks.extend(of_settings);
     checks.extend(agent::checks(socket));
     checks.extend(machine::checks(&settings));
-    checks.push(disk::check(&settings));
+    let records = records::read(&settings);
+    checks.push(disk::check(&settings, records.as_ref().map_or(&[][..], |found| found.pools.as_slice())));
     checks.extend(runtime::checks(&settings));
-    checks.extend(records::checks(&settings));
+    checks.extend(records::checks(&settings, records));
     checks.push(cluster::check(&settings));
     checks
 }
@@ -159,6 +160,37 @@ kernel  ok      6.12.1
 bpffs   FAILED  /sys/fs/bpf is not mounted; remedy: mount -t bpf bpf /sys/fs/bpf
 "
         );
+    }
+
+    /// A remedy that names a setting which is none costs an operator more than no remedy.
+    #[test]
+    fn every_setting_that_a_check_names_is_one() {
+        // Another test compares the first with the settings; the second has the keys of networks.
+        const PAGES: [&str; 2] =
+            [include_str!("../../../../docs/configuration.md"), include_str!("../../../../docs/plugins.md")];
+        let sources = [
+            include_str!("agent.rs"),
+            include_str!("cluster.rs"),
+            include_str!("disk.rs"),
+            include_str!("machine.rs"),
+            include_str!("records.rs"),
+            include_str!("runtime.rs"),
+        ];
+        // Words such as `cniConf.dir`, which Rust has none of.
+        let is_key = |word: &&str| {
+            word.starts_with(|first: char| first.is_ascii_lowercase())
+                && word.contains(|c: char| c.is_ascii_uppercase())
+                && !word.contains('_')
+        };
+        let mut named = std::collections::BTreeSet::new();
+        for source in sources {
+            let (source, _) = source.split_once("#[cfg(test)]").unwrap_or((source, ""));
+            let words = source.split(|c: char| !c.is_ascii_alphanumeric() && c != '.' && c != '_');
+            named.extend(words.map(|word| word.trim_matches('.')).filter(is_key));
+        }
+        assert!(named.contains("cniConf.dir") && named.contains("stateDir"), "{named:?}");
+        named.retain(|key| !PAGES.iter().any(|page| page.contains(&format!("\n| `{key}` | "))));
+        assert_eq!(named, std::collections::BTreeSet::new(), "keys that are in no page");
     }
 
     #[test]

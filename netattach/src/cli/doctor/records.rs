@@ -1,7 +1,7 @@
 //! The journal, and what is left of sandboxes: records without a namespace, links and leases without a record.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::super::missing::list;
 use super::Check;
@@ -13,7 +13,7 @@ use crate::step::Output;
 
 /// What the journal says.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Found {
+pub(super) struct Found {
     /// Containers with a record, and how many of them are sandboxes.
     containers: BTreeSet<String>,
     /// Records that cannot be read.
@@ -25,12 +25,11 @@ struct Found {
     /// The node's ends of their links.
     links: BTreeSet<String>,
     /// Pools that leases were taken from.
-    pools: Vec<Pool>,
+    pub(super) pools: Vec<Pool>,
 }
 
-pub(super) fn checks(settings: &Settings) -> Vec<Check> {
-    let journal = settings.state_dir.join("journal");
-    let found = match read(&journal) {
+pub(super) fn checks(settings: &Settings, found: Result<Found, JournalError>) -> Vec<Check> {
+    let found = match found {
         Ok(found) => found,
         Err(error) => {
             let remedy = "see that stateDir is on a file system that can be read; run this as root";
@@ -50,7 +49,7 @@ pub(super) fn checks(settings: &Settings) -> Vec<Check> {
         checks.push(Check::warning("journal", detail, remedy));
     }
     if checks.is_empty() {
-        let detail = format!("{} records in {}", found.containers.len(), journal.display());
+        let detail = format!("{} records in {}", found.containers.len(), journal(settings).display());
         checks.push(Check::ok("journal", detail));
     }
     if !found.without_namespace.is_empty() {
@@ -83,7 +82,13 @@ fn strange_links(names: &[String], all_are_read: bool) -> Check {
     )
 }
 
-fn read(journal: &Path) -> Result<Found, JournalError> {
+fn journal(settings: &Settings) -> PathBuf {
+    settings.state_dir.join("journal")
+}
+
+/// Reads it.
+pub(super) fn read(settings: &Settings) -> Result<Found, JournalError> {
+    let journal = journal(settings);
     let mut found = Found::default();
     if !journal.exists() {
         return Ok(found);

@@ -45,7 +45,9 @@ pub enum AllocateError {
         owner: Owner,
     },
     /// Every address of the set is reserved or excluded.
-    #[error("no address is available in range set {index} ({set})")]
+    #[error(
+        "no address is available in range set {index} ({set}); netattachctl pools --holders shows who has them"
+    )]
     Exhausted {
         /// Position of the set.
         index: usize,
@@ -303,6 +305,8 @@ mod tests {
         }
     }
 
+    const HOLDERS: &str = "; netattachctl pools --holders shows who has them";
+
     #[test]
     fn exhausted_sets_are_listed() {
         let table = [
@@ -314,7 +318,7 @@ mod tests {
             let fake = Fake { taken: ips(taken).into_iter().collect(), ..Fake::default() };
             assert_eq!(
                 choose(&config(vec![set(subnets)]), &owner(), &fake).unwrap_err().to_string(),
-                format!("no address is available in range set 0 ({listed})")
+                format!("no address is available in range set 0 ({listed}){HOLDERS}")
             );
         }
     }
@@ -373,7 +377,9 @@ mod tests {
         config.exclude.push("2001:db8:0:0:8000::/65".parse().unwrap());
         assert_eq!(
             choose(&config, &owner(), &Fake::default()).unwrap_err().to_string(),
-            "no address is available in range set 0 (2001:db8::1-2001:db8::ffff:ffff:ffff:ffff)"
+            format!(
+                "no address is available in range set 0 (2001:db8::1-2001:db8::ffff:ffff:ffff:ffff){HOLDERS}"
+            )
         );
     }
 

@@ -10,6 +10,7 @@ use super::allocator::{self, AllocateError, Reservations};
 use super::directory::{self, Contents, Locked, Opened, Stamp};
 use super::range::RangeSet;
 use super::{Config, Lease, Owner, Pool, config, survey, usage};
+use crate::durable;
 use crate::ipam::{Failure, Held, PoolUse, Survey};
 use crate::sync::{Arc, Mutex, locked};
 
@@ -86,7 +87,7 @@ pub enum Error {
         path: PathBuf,
     },
     /// The directory cannot be created.
-    #[error("create {path}")]
+    #[error("create {path}{}", durable::remedy(source))]
     Create {
         /// The directory.
         path: PathBuf,
@@ -102,7 +103,7 @@ pub enum Error {
         source: io::Error,
     },
     /// The lock cannot be taken, for a reason other than being held.
-    #[error("lock {path}")]
+    #[error("lock {path}{}", durable::remedy(source))]
     Lock {
         /// The lock.
         path: PathBuf,
@@ -118,7 +119,7 @@ pub enum Error {
         source: io::Error,
     },
     /// A reservation cannot be written.
-    #[error("write reservation {path}")]
+    #[error("write reservation {path}{}", durable::remedy(source))]
     Reserve {
         /// The reservation.
         path: PathBuf,
@@ -126,7 +127,7 @@ pub enum Error {
         source: io::Error,
     },
     /// The address reserved last cannot be stored.
-    #[error("write {path}")]
+    #[error("write {path}{}", durable::remedy(source))]
     WriteCursor {
         /// The file of the address reserved last.
         path: PathBuf,
@@ -134,7 +135,7 @@ pub enum Error {
         source: io::Error,
     },
     /// A reservation cannot be removed.
-    #[error("remove reservation {path}")]
+    #[error("remove reservation {path}{}", durable::remedy(source))]
     Remove {
         /// The reservation.
         path: PathBuf,
