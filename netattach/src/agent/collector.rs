@@ -18,6 +18,7 @@ use tokio::task::JoinSet;
 
 use super::handler::Agent;
 use super::lanes::Class;
+use super::request_log;
 use super::scheduler::MOST_DELS;
 use super::waiting_dels::WaitingDels;
 use crate::attach::{Attached, inhabited};
@@ -234,7 +235,7 @@ impl Collector {
         state.collected += u64::from(collected);
     }
 
-    /// Notes what keeps a suspect attached, which is logged when it is new, and when it is tried again.
+    /// Notes what keeps a suspect attached, which is logged when it is new, and when it is to be tried again.
     fn held(&self, key: &JournalKey, held: Held, now: Instant) {
         let mut state = locked(&self.state);
         let Some(suspect) = state.suspects.get_mut(key) else { return };
@@ -243,8 +244,8 @@ impl Collector {
         suspect.again = now + pause.min(LONGEST_PAUSE);
         let container = &key.container_id;
         match &held {
-            Held::Failed(error) => tracing::error!(container, error, "not detached; it is tried again"),
-            Held::Stays(_) if suspect.held.as_ref() == Some(&held) => {}
+            _ if suspect.held.as_ref() == Some(&held) => {}
+            Held::Failed(error) => tracing::warn!(container, error, "not detached; it is tried again"),
             Held::Stays(why) => {
                 let found = suspect.found.why.text();
                 tracing::warn!(container, found, why, "nobody asks for its DEL; it stays attached");
@@ -387,8 +388,14 @@ impl Agent {
 
     fn collect_blocking(&self, found: &Found, processes: &Processes) -> Result<Outcome, CniError> {
         let Found { key, attached, why } = found;
+        let begun = Instant::now();
+        let known = self.engine.registry().with_dynamic(key);
+        let detached = || {
+            request_log::collected(&key.container_id, why.text(), &known, begun.elapsed());
+            Ok(Outcome::Detached)
+        };
         let Some(attached) = attached else {
-            return Ok(if self.engine.finish(key)? { Outcome::Detached } else { Outcome::NotDue });
+            return if self.engine.finish(key)? { detached() } else { Ok(Outcome::NotDue) };
         };
         let seen = || processes.seen(Instant::now(), inhabited);
         let is_due = match why {
@@ -402,16 +409,9 @@ impl Agent {
         if may_be_anothers && self.engine.is_lived_in(attached, &*seen()?)? != Some(false) {
             return Ok(Outcome::Stays(LIVED_IN));
         }
-        let pod = attached.plan.sandbox.pod.as_ref().map(ToString::to_string);
-        tracing::info!(
-            container = key.container_id,
-            pod,
-            why = why.text(),
-            "no runtime has asked for its DEL; detached"
-        );
         let pod = self.engine.del_recorded(key)?;
         self.withdraw(pod.as_ref());
-        Ok(Outcome::Detached)
+        detached()
     }
 }
 

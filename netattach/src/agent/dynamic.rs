@@ -10,7 +10,7 @@ use super::handler::Agent;
 use super::lanes::Class;
 use super::request_log::{AskedLive, Made};
 use super::traces::{Trace, Traces};
-use crate::attach::{Attached, IntentError};
+use crate::attach::{Attached, IntentError, selected_by};
 use crate::cni::{CniError, Value, code};
 use crate::journal::JournalKey;
 use crate::npwg::NetworkRef;
@@ -29,13 +29,14 @@ impl Agent {
         let (of, what) = (call.sandbox.clone(), call.selection.to_string());
         let asked = AskedLive { verb: "attach", sandbox: of, what };
         let live = Live::begin(self, asked, call.traceparent.as_deref());
-        let failed = |error: &CniError| live.failed(error);
         let asked = check_by(&call.by).and_then(|()| self.sandbox(&call.sandbox));
         let sandbox = match asked {
             Ok(sandbox) => sandbox,
-            Err(error) => return failed(&error),
+            Err(error) => return live.failed(None, &Made::default(), &error),
         };
         let key = sandbox.key.clone();
+        let wanted = selected_by(sandbox.plan.sandbox.pod.as_ref(), &call.selection);
+        let failed = |error: &CniError| live.failed(Some(&key), &Made::named(wanted.as_slice()), error);
         let devices = Arc::new(Asked::new());
         let asking = Arc::clone(&devices);
         let (agent, of_pod, element) = (Arc::clone(self), Arc::clone(&sandbox), call.selection.clone());
@@ -59,7 +60,7 @@ impl Agent {
             self.in_turn(&key.container_id, Class::Add, first, move |agent| traced(&trace, || work(agent)));
         match done.await {
             Ok((Ok((result, attached)), turn)) => {
-                live.done(&key, &Made::of(&[Arc::clone(&attached)]));
+                live.ended(Some(&key), &Made::of(&[Arc::clone(&attached)]), None);
                 self.announce_later(attached.key.clone());
                 self.publish_later(key, turn);
                 answer(result, &attached)
@@ -78,34 +79,32 @@ impl Agent {
         let (of, what) = (call.sandbox.clone(), call.ifname.clone());
         let asked = AskedLive { verb: "detach", sandbox: of, what };
         let live = Live::begin(self, asked, call.traceparent.as_deref());
-        let failed = |error: &CniError| live.failed(error);
         let key = match self.sandbox(&call.sandbox) {
             Ok(sandbox) => sandbox.key.clone(),
-            Err(error) => return failed(&error),
+            Err(error) => return live.failed(None, &Made::default(), &error),
         };
         let sandbox = key.clone();
         let trace = Arc::clone(&live.trace);
         let done = self.in_turn(&key.container_id, Class::Del, ready(Ok(None)), move |agent| {
-            let attached = agent.attached_at(&sandbox, &call.ifname);
-            let made = Made::of(&attached);
+            let made = agent.made_at(&sandbox, &call.ifname);
             let found = traced(&trace, || agent.engine.detach(&sandbox, &call.ifname))?;
             if found || !call.must_be_attached { Ok(made) } else { Err(agent.not_dynamic(&sandbox, &call)) }
         });
         match done.await {
             Ok((made, turn)) => {
-                live.done(&key, &made);
+                live.ended(Some(&key), &made, None);
                 self.publish_later(key, turn);
                 Response::Detached
             }
-            Err(error) => failed(&error),
+            Err(error) => live.failed(Some(&key), &self.made_at(&key, &live.asked.what), &error),
         }
     }
 
     /// What was attached to the live sandbox at that interface.
-    fn attached_at(&self, sandbox: &JournalKey, ifname: &str) -> Vec<Arc<Attached>> {
+    fn made_at(&self, sandbox: &JournalKey, ifname: &str) -> Made {
         let mut found = self.engine.registry().with_dynamic(sandbox);
         found.retain(|attached| attached.plan.dynamic.is_some() && attached.key.ifname == ifname);
-        found
+        Made::of(&found)
     }
 
     /// Reports that a network is not defined, and which are.
@@ -212,25 +211,19 @@ impl<'a> Live<'a> {
         Self { agent, asked, begun: Instant::now(), trace }
     }
 
-    fn trace(&self, container: Option<&str>, failure: Option<&CniError>) {
+    /// `sandbox`: the one that is meant, if it was found.
+    fn ended(&self, sandbox: Option<&JournalKey>, made: &Made, error: Option<&CniError>) {
+        let (verb, took) = (self.asked.verb, self.begun.elapsed());
+        let container = sandbox.map(|sandbox| sandbox.container_id.as_str());
+        self.agent.metrics.answered(verb, error, took);
         if let Some(traces) = &self.agent.traces {
-            let (verb, attributes) = (self.asked.verb, self.asked.attributes(container));
-            traces.end(&self.trace, verb, attributes, failure.map(ToString::to_string));
+            traces.end(&self.trace, verb, self.asked.attributes(container), error.map(ToString::to_string));
         }
+        self.asked.answered(container, made, error, took);
     }
 
-    fn done(&self, sandbox: &JournalKey, made: &Made) {
-        let took = self.begun.elapsed();
-        self.agent.metrics.answered(self.asked.verb, None, took);
-        self.trace(Some(&sandbox.container_id), None);
-        self.asked.answered(Some(&sandbox.container_id), Ok(made), took);
-    }
-
-    fn failed(&self, error: &CniError) -> Response {
-        let took = self.begun.elapsed();
-        self.agent.metrics.answered(self.asked.verb, Some(error), took);
-        self.trace(None, Some(error));
-        self.asked.answered(None, Err(error), took);
+    fn failed(&self, sandbox: Option<&JournalKey>, made: &Made, error: &CniError) -> Response {
+        self.ended(sandbox, made, Some(error));
         failed(error)
     }
 }

@@ -8,6 +8,7 @@ use tokio::task::JoinSet;
 
 use super::handler::{Agent, blocking};
 use super::lanes::Class;
+use super::request_log;
 use super::scheduler::Watch;
 use crate::attach::{AttachError, Census, Collected};
 use crate::cni::{self, CniError, code};
@@ -41,7 +42,7 @@ impl Agent {
         collected.add(self.take_back_stale(&mut census, &watch).await);
         collected.add(self.release_held(&request, census, watch).await?);
         self.work(move |agent| {
-            agent.withdraw(&collected.pods);
+            agent.withdraw(collected.pods());
             outcome(collected)
         })
         .await
@@ -61,7 +62,12 @@ impl Agent {
             let agent = Arc::clone(self);
             under_way.spawn(async move {
                 let work = move |agent: &Agent| {
+                    let begun = Instant::now();
                     let collected = agent.engine.collect(&stale);
+                    if !collected.detached.is_empty() {
+                        let why = "GC: it is no longer in use";
+                        request_log::collected(&container, why, &collected.detached, begun.elapsed());
+                    }
                     // Crowded: return the error, so that the work is retried.
                     let is_crowded = |error: &AttachError| matches!(error, AttachError::Crowded(_));
                     match collected.errors.iter().find(|error| is_crowded(error)) {

@@ -202,10 +202,13 @@ impl Agent {
             let failure = answered.as_ref().err().map(ToString::to_string);
             traces.end(&trace, asked.verb(), asked.attributes(), failure);
         }
-        asked.answered(answered.as_ref().map(|(_, made)| made), took);
         match answered {
-            Ok((stdout, _)) => CniReply { stdout, exit: 0 },
+            Ok((stdout, made)) => {
+                asked.answered(&made, None, took);
+                CniReply { stdout, exit: 0 }
+            }
             Err(error) => {
+                asked.answered(&self.about(&asked), Some(&error), took);
                 if let Some(pod) = added {
                     // It may have waited for long.
                     self.repairs.asked_for(&pod);
@@ -214,6 +217,19 @@ impl Agent {
                 CniReply { stdout: error.to_json(version), exit: 1 }
             }
         }
+    }
+
+    /// What a request that has failed is about: the networks that an ADD was to attach, or else what is attached still.
+    pub(super) fn about(&self, asked: &request_log::Asked) -> Made {
+        match asked.added_pod() {
+            Some(pod) => Made::named(&self.intents.named(&pod)),
+            None => self.made_of(&asked.sandbox()),
+        }
+    }
+
+    /// What is attached of a sandbox.
+    pub(super) fn made_of(&self, sandbox: &JournalKey) -> Made {
+        Made::of(&self.engine.registry().with_dynamic(sandbox))
     }
 
     async fn dispatch(
@@ -550,8 +566,7 @@ impl Agent {
             Command::Del => {
                 let (container_id, ifname) = (request.container_id.clone(), request.ifname.clone());
                 let key = JournalKey { container_id, ifname };
-                let sandbox = self.engine.registry().with_dynamic(&key);
-                let made = Made::of(&sandbox);
+                let made = self.made_of(&key);
                 let pod = self.engine.del(request)?;
                 crate::crash_point!("del", "status");
                 self.withdraw(pod.as_ref());
@@ -638,7 +653,7 @@ pub(super) struct Done {
     stdout: String,
     /// The sandbox whose status is to be published.
     publish: Option<JournalKey>,
-    made: Made,
+    pub(super) made: Made,
 }
 
 /// The agent as the request handler of the socket.

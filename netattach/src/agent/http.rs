@@ -151,15 +151,19 @@ impl Http {
     }
 
     async fn metrics(&self, agent: &Arc<Agent>) -> Answer {
+        let (agent, per_pod) = (Arc::clone(agent), self.per_pod);
+        self.metrics_by(move || agent.metrics.text(&agent, per_pod)).await
+    }
+
+    async fn metrics_by(&self, write: impl FnOnce() -> Result<String, String> + Send + 'static) -> Answer {
         let Ok(at_work) = Arc::clone(&self.scrapes).try_acquire_owned() else {
             return text(
                 StatusCode::SERVICE_UNAVAILABLE,
                 format!("{MOST_AT_WORK} scrapes are being answered\n"),
             );
         };
-        let (agent, per_pod) = (Arc::clone(agent), self.per_pod);
         let written = tokio::task::spawn_blocking(move || {
-            let written = agent.metrics.text(&agent, per_pod);
+            let written = write();
             drop(at_work);
             written
         });
@@ -172,24 +176,28 @@ impl Http {
 
     /// Has a thread of the engine look at what is attached. That this is answered at all is the rest of the proof.
     async fn live(&self, agent: &Arc<Agent>) -> Answer {
+        let agent = Arc::clone(agent);
+        self.live_by(move || agent.engine.registry().len(), LIVE_PATIENCE).await
+    }
+
+    async fn live_by(&self, look: impl FnOnce() -> usize + Send + 'static, patience: Duration) -> Answer {
         let Ok(at_work) = Arc::clone(&self.live).try_acquire_owned() else {
             return text(
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "threads that earlier probes asked for have not answered\n",
             );
         };
-        let looking = Arc::clone(agent);
         let look = tokio::task::spawn_blocking(move || {
-            let sandboxes = looking.engine.registry().len();
+            let sandboxes = look();
             // A thread that hangs keeps its place, so that probes do not use up the threads.
             drop(at_work);
             sandboxes
         });
-        match tokio::time::timeout(LIVE_PATIENCE, look).await {
+        match tokio::time::timeout(patience, look).await {
             Ok(Ok(sandboxes)) => text(StatusCode::OK, format!("ok: {sandboxes} sandboxes\n")),
             Ok(Err(panic)) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{panic}\n")),
             Err(_) => {
-                let seconds = LIVE_PATIENCE.as_secs();
+                let seconds = patience.as_secs();
                 text(StatusCode::INTERNAL_SERVER_ERROR, format!("no thread has answered for {seconds} s\n"))
             }
         }
@@ -224,4 +232,71 @@ fn typed(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Answ
     *answer.status_mut() = status;
     answer.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
     answer
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use http_body_util::BodyExt;
+
+    use super::*;
+
+    fn server() -> Http {
+        Http::new(([127, 0, 0, 1], 0).into(), false)
+    }
+
+    async fn said(answer: Answer) -> (u16, String) {
+        let status = answer.status().as_u16();
+        let body = answer.into_body().collect().await.unwrap().to_bytes();
+        (status, String::from_utf8(body.to_vec()).unwrap())
+    }
+
+    /// Work that lasts until the sender is dropped.
+    fn hanging<T>(answer: T) -> (mpsc::Sender<()>, impl FnOnce() -> T) {
+        let (end, ended) = mpsc::channel::<()>();
+        let work = move || {
+            let _ = ended.recv();
+            answer
+        };
+        (end, work)
+    }
+
+    #[tokio::test]
+    async fn threads_that_hang_are_told_and_no_probe_takes_more_of_them() {
+        let server = server();
+        let mut ends = Vec::new();
+        for _ in 0..MOST_AT_WORK {
+            let (end, look) = hanging(0);
+            ends.push(end);
+            let answer = said(server.live_by(look, Duration::ZERO).await).await;
+            assert_eq!(answer, (500, "no thread has answered for 0 s\n".to_owned()));
+        }
+        let late = said(server.live_by(|| 3, LIVE_PATIENCE).await).await;
+        assert_eq!(late, (500, "threads that earlier probes asked for have not answered\n".to_owned()));
+        drop(ends);
+        drop(server.live.acquire_many(MOST_AT_WORK as u32).await.unwrap());
+        let well = said(server.live_by(|| 3, Duration::MAX).await).await;
+        assert_eq!(well, (200, "ok: 3 sandboxes\n".to_owned()));
+    }
+
+    #[tokio::test]
+    async fn scrapes_beyond_those_at_work_are_refused() {
+        let server = Arc::new(server());
+        let mut scrapes = Vec::new();
+        for _ in 0..MOST_AT_WORK {
+            let (end, write) = hanging(Ok("all\n".to_owned()));
+            let at = Arc::clone(&server);
+            scrapes.push((end, tokio::spawn(async move { at.metrics_by(write).await })));
+        }
+        while server.scrapes.available_permits() > 0 {
+            tokio::task::yield_now().await;
+        }
+        let late = said(server.metrics_by(|| Ok(String::new())).await).await;
+        assert_eq!(late, (503, "2 scrapes are being answered\n".to_owned()));
+        for (end, scrape) in scrapes {
+            drop(end);
+            assert_eq!(said(scrape.await.unwrap()).await, (200, "all\n".to_owned()));
+        }
+    }
 }

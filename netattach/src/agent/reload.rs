@@ -102,7 +102,48 @@ fn changes(running: &Settings, read: &Settings) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use tokio::sync::watch;
+
     use super::*;
+    use crate::objects::Objects;
+
+    /// A source that counts how often it is to be read again.
+    #[derive(Default)]
+    struct Counting(AtomicUsize);
+
+    impl Source for Counting {
+        fn snapshot(&self) -> Arc<Objects> {
+            Arc::default()
+        }
+
+        fn changes(&self) -> watch::Receiver<u64> {
+            watch::channel(0).1
+        }
+
+        fn reread(&self) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn reading(&self) -> Duration {
+            Duration::ZERO
+        }
+    }
+
+    #[test]
+    fn objects_are_read_again_whatever_the_settings_are() {
+        let source = Arc::new(Counting::default());
+        let running: Settings = serde_json::from_value(serde_json::json!({"source": "/a"})).unwrap();
+        let unusable =
+            Arguments { config: Some("/nonexistent/netattachd.yaml".into()), ..Arguments::default() };
+        for arguments in [None, Some(unusable)] {
+            let source = Arc::clone(&source) as Arc<dyn Source>;
+            Reload::new(arguments, Arc::new(running.clone()), source).now("SIGHUP");
+        }
+        assert_eq!(source.0.load(Ordering::Relaxed), 2);
+    }
 
     #[test]
     fn what_changed_is_named_with_both_values() {

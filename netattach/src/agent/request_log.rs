@@ -1,10 +1,13 @@
-//! The log line of a request: one per request, naming its container and pod, and what it made or why it failed.
+//! The log line of a request: one per request, naming its container and pod, its networks and addresses, and why it failed. Of
+//! what failed these are the networks that were to be attached, or what is attached still.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::attach::Attached;
 use crate::cni::CniError;
+use crate::journal::JournalKey;
+use crate::npwg::NetworkRef;
 use crate::objects::ObjectName;
 use crate::plan::result;
 use crate::rpc::message::{CniCall, SandboxName};
@@ -58,6 +61,12 @@ impl Asked {
         all.into_iter().filter_map(|(key, value)| Some((key, value?))).collect()
     }
 
+    /// The sandbox, whether there is one of that name or not.
+    pub(super) fn sandbox(&self) -> JournalKey {
+        let text = |variable: &Option<String>| variable.clone().unwrap_or_default();
+        JournalKey { container_id: text(&self.container), ifname: text(&self.ifname) }
+    }
+
     /// The pod of an ADD.
     pub(super) fn added_pod(&self) -> Option<ObjectName> {
         self.pod.as_ref().filter(|_| self.verb == "ADD")?.parse().ok()
@@ -65,23 +74,21 @@ impl Asked {
 
     /// Logs the outcome: one line for each request. Those that only ask are logged at level debug; outcomes of STATUS are
     /// logged when they change.
-    pub(super) fn answered(&self, outcome: Result<&Made, &CniError>, took: Duration) {
+    pub(super) fn answered(&self, made: &Made, error: Option<&CniError>, took: Duration) {
         let Self { verb, container, ifname, pod } = self;
+        let Made { networks, addresses } = made;
         let ms = milliseconds(took);
-        match outcome {
-            Ok(made) if matches!(verb.as_str(), "ADD" | "DEL") => {
-                let Made { networks, addresses } = made;
+        match error {
+            None if matches!(verb.as_str(), "ADD" | "DEL") => {
                 tracing::info!(verb, pod, container, ifname, networks, addresses, ms, "done");
             }
-            Ok(_) => tracing::debug!(verb, pod, container, ifname, ms, "done"),
-            Err(error) => {
-                let CniError { code, msg, details } = error;
-                if verb == "STATUS" {
-                    tracing::debug!(verb, ms, code, msg, details, "failed");
-                } else {
-                    tracing::warn!(verb, pod, container, ifname, ms, code, msg, details, "failed");
-                }
+            None => tracing::debug!(verb, pod, container, ifname, ms, "done"),
+            Some(CniError { code, msg, details }) if verb == "STATUS" => {
+                tracing::debug!(verb, ms, code, msg, details, "failed");
             }
+            Some(CniError { code, msg, details }) => tracing::warn!(
+                verb, pod, container, ifname, networks, addresses, ms, code, msg, details, "failed"
+            ),
         }
     }
 }
@@ -102,6 +109,12 @@ pub(super) struct Made {
 const LISTED: usize = 32;
 
 impl Made {
+    /// Nothing yet of these networks.
+    pub(super) fn named(networks: &[NetworkRef]) -> Self {
+        let networks = networks.iter().map(ToString::to_string).collect();
+        Self { networks: listed(networks), addresses: String::new() }
+    }
+
     /// What is attached by these records.
     pub(super) fn of(sandbox: &[Arc<Attached>]) -> Self {
         let (mut networks, mut addresses) = (Vec::new(), Vec::new());
@@ -123,6 +136,14 @@ fn listed(mut words: Vec<String>) -> String {
     words.truncate(LISTED);
     words.extend((more > 0).then(|| format!("and {more} more")));
     words.join(",")
+}
+
+/// Logs that a container was detached that no DEL came for, why, and what was detached.
+pub(super) fn collected(container: &str, why: &str, detached: &[Arc<Attached>], took: Duration) {
+    let pod = detached.iter().find_map(|it| it.plan.sandbox.pod.as_ref()).map(ToString::to_string);
+    let Made { networks, addresses } = Made::of(detached);
+    let ms = milliseconds(took);
+    tracing::info!(pod, container, networks, addresses, ms, why, "detached without a DEL");
 }
 
 /// A request to attach a live sandbox to one more network, or to detach it, with the fields that the log shows.
@@ -158,7 +179,8 @@ impl AskedLive {
     pub(super) fn answered(
         &self,
         container: Option<&str>,
-        outcome: Result<&Made, &CniError>,
+        Made { networks, addresses }: &Made,
+        error: Option<&CniError>,
         took: Duration,
     ) {
         let Self { verb, sandbox, what } = self;
@@ -171,13 +193,11 @@ impl AskedLive {
             SandboxName::Pod(_) => None,
         });
         let ms = milliseconds(took);
-        match outcome {
-            Ok(Made { networks, addresses }) => {
-                tracing::info!(verb, pod, container, what, networks, addresses, ms, "done");
-            }
-            Err(CniError { code, msg, details }) => {
-                tracing::warn!(verb, pod, container, what, ms, code, msg, details, "failed");
-            }
+        match error {
+            None => tracing::info!(verb, pod, container, what, networks, addresses, ms, "done"),
+            Some(CniError { code, msg, details }) => tracing::warn!(
+                verb, pod, container, what, networks, addresses, ms, code, msg, details, "failed"
+            ),
         }
     }
 }

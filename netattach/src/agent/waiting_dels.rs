@@ -15,10 +15,11 @@ use tokio::task::JoinSet;
 use super::devices::Asked;
 use super::handler::Agent;
 use super::lanes::Class;
+use super::request_log::{self, Made};
 use crate::cni;
 use crate::error_chain::Chain;
 use crate::journal::JournalKey;
-use crate::rpc::message::{CniCall, Condition};
+use crate::rpc::message::Condition;
 use crate::rpc::pending::{self, Pending, Request, UnreadableError};
 use crate::sync::{Mutex, locked};
 
@@ -83,11 +84,15 @@ impl WaitingDels {
         due
     }
 
-    fn failed(&self, path: &Path, container: String, error: String, now: Instant) {
+    /// Notes a failure, and returns whether it is another one than the last.
+    fn failed(&self, path: &Path, container: String, error: String, now: Instant) -> bool {
         let mut failed = locked(&self.failed);
-        let attempts = failed.get(path).map_or(0, |failed| failed.attempts).saturating_add(1);
+        let last = failed.get(path);
+        let attempts = last.map_or(0, |failed| failed.attempts).saturating_add(1);
+        let is_new = last.is_none_or(|last| last.error != error);
         let again = now + pause(self.interval, attempts);
         failed.insert(path.to_owned(), Failed { container, error, attempts, again });
+        is_new
     }
 
     fn done(&self, path: &Path) {
@@ -125,61 +130,62 @@ impl Agent {
         while under_way.join_next().await.is_some() {}
     }
 
-    /// Carries out a recorded DEL, in its container's turn, which the caller has. `false`: it failed, and stays.
+    /// Carries out a recorded DEL, in its container's turn, which the caller has. `false`: it failed, and stays. It is logged
+    /// like one that the runtime waits for, a failure once and not at each attempt.
     pub(super) async fn carry_out(self: &Arc<Self>, path: &Path) -> bool {
         let request = match pending::read(path) {
-            Ok(request) => Arc::new(request),
+            Ok(request) => request,
             Err(error) => {
                 drop_unusable(path, &error);
                 return error.is_gone();
             }
         };
-        let container = variable(&request.call, "CNI_CONTAINERID");
-        let work = move |agent: &Self| agent.carry_out_blocking(&request);
+        let asked = request_log::Asked::of(&request.call);
+        let (key, begun) = (asked.sandbox(), Instant::now());
+        let container = key.container_id.clone();
+        let work = move |agent: &Self| agent.carry_out_blocking(&key, &request);
         match self.in_lane(Class::Del, work).await {
-            Ok(()) => {
+            Ok(made) => {
+                if let Some(made) = made {
+                    asked.answered(&made, None, begun.elapsed());
+                }
                 forget(path);
                 self.collector.waiting_dels.done(path);
                 true
             }
             Err(error) => {
                 let said = Chain(&error).to_string();
-                tracing::error!(request = %path.display(), error = said, "the recorded DEL failed; it will be tried again");
-                self.collector.waiting_dels.failed(path, container, said, Instant::now());
+                if self.collector.waiting_dels.failed(path, container, said, Instant::now()) {
+                    asked.answered(&self.about(&asked), Some(&error), begun.elapsed());
+                }
                 false
             }
         }
     }
 
-    fn carry_out_blocking(&self, request: &Request) -> Result<(), cni::CniError> {
+    /// What was detached; `None`: the request is for an earlier attachment.
+    fn carry_out_blocking(&self, key: &JournalKey, request: &Request) -> Result<Option<Made>, cni::CniError> {
         let Request { call, recorded } = request;
-        let key = JournalKey {
-            container_id: variable(call, "CNI_CONTAINERID"),
-            ifname: variable(call, "CNI_IFNAME"),
-        };
         // Some runtimes reuse ids. The DEL deals with a record that cannot be read.
-        if self.engine.attached_since(&key, recorded.as_ref()).unwrap_or(false) {
+        if self.engine.attached_since(key, recorded.as_ref()).unwrap_or(false) {
             tracing::info!(
                 container = key.container_id,
                 "the recorded DEL is older than the attachment; dropped"
             );
-            return Ok(());
+            return Ok(None);
         }
         match cni::Request::parse(&call.env, call.stdin.as_bytes()) {
-            Ok(asked) => self.blocking(&asked, &Asked::new()).map(drop),
+            Ok(asked) => self.blocking(&asked, &Asked::new()).map(|done| Some(done.made)),
             // Nobody repeats it in another form, and the record has all that is needed.
             Err(error) => {
                 tracing::warn!(container = key.container_id, error = %Chain(&error), "the recorded DEL is not valid; carried out from the journal");
-                let pod = self.engine.del_recorded(&key)?;
+                let made = self.made_of(key);
+                let pod = self.engine.del_recorded(key)?;
                 self.withdraw(pod.as_ref());
-                Ok(())
+                Ok(Some(made))
             }
         }
     }
-}
-
-fn variable(call: &CniCall, name: &str) -> String {
-    call.variable(name).unwrap_or_default().to_owned()
 }
 
 /// Drops a file that will never be a request. One that cannot be read now stays.
@@ -214,9 +220,10 @@ mod tests {
         let start = Instant::now();
         let due = |after: u64| waiting.due(found("a"), start + Duration::from_secs(after)).len();
         assert_eq!(due(0), 1);
-        waiting.failed(Path::new("a"), "c1".into(), "not now".into(), start);
+        let failed = |error: &str| waiting.failed(Path::new("a"), "c1".into(), error.into(), start);
+        assert!(failed("not now"));
         assert_eq!([due(14), due(15)], [0, 1]);
-        waiting.failed(Path::new("a"), "c1".into(), "not now".into(), start);
+        assert!(!failed("not now"), "it has been told");
         assert_eq!([due(29), due(30)], [0, 1]);
         let [condition] = <[Condition; 1]>::try_from(waiting.troubles()).unwrap();
         assert_eq!(
@@ -226,6 +233,7 @@ mod tests {
                 "its DEL came while no agent answered, and has failed 2 times; it is tried again: not now"
             )
         );
+        assert_eq!([failed("never"), failed("never")], [true, false]);
         assert_eq!((pause(INTERVAL, 7), pause(INTERVAL, u32::MAX)), (LONGEST_PAUSE, LONGEST_PAUSE));
         assert_eq!(waiting.due(Vec::new(), start).len(), 0);
         assert!(waiting.troubles().is_empty());

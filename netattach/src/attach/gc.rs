@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::apply::runner;
-use super::{AttachError, Engine, StepError};
+use super::{AttachError, Attached, Engine, StepError};
 use crate::cni::outgoing::insert_in_use;
 use crate::cni::{self, AttachmentId, CniError, Command, Value};
 use crate::delegate::{self, Call, DelegateError};
@@ -25,8 +25,8 @@ use crate::step::Delegate;
 /// The outcome of GC. Everything that could be rolled back is gone, even if other parts failed.
 #[derive(Debug, Default)]
 pub struct Collected {
-    /// The pods of the sandboxes that were rolled back.
-    pub pods: Vec<PodRef>,
+    /// What was rolled back.
+    pub detached: Vec<Arc<Attached>>,
     /// The failures.
     pub errors: Vec<AttachError>,
 }
@@ -41,9 +41,14 @@ impl Collected {
         Err(CniError::joined(self.errors.iter().map(CniError::from)))
     }
 
+    /// The pods of what was rolled back.
+    pub fn pods(&self) -> impl Iterator<Item = &PodRef> {
+        self.detached.iter().filter_map(|it| it.plan.sandbox.pod.as_ref())
+    }
+
     /// Adds the outcome of another part of GC.
     pub fn add(&mut self, other: Self) {
-        self.pods.extend(other.pods);
+        self.detached.extend(other.detached);
         self.errors.extend(other.errors);
     }
 
@@ -132,11 +137,9 @@ impl Engine {
             if record.plan != *plan {
                 continue;
             }
-            let pod = plan.sandbox.pod.as_ref().map(ToString::to_string);
-            tracing::info!(container = key.container_id, pod, "no longer in use; rolling it back");
-            if collected.note(self.roll_back(*record)).is_some() {
-                collected.pods.extend(plan.sandbox.pod.clone());
-            }
+            let attached = Arc::new(Attached::from(&*record));
+            let rolled_back = collected.note(self.roll_back(*record));
+            collected.detached.extend(rolled_back.map(|()| attached));
         }
         collected
     }

@@ -89,6 +89,7 @@ pub use network_status::network_status;
 pub use occupied::{Address, Holder, Occupied};
 pub use registry::{Attached, Registry};
 pub use repeated_add::RepeatedAdd;
+pub use weight::selected_by;
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
 //! Estimates the memory that an ADD takes before reading any of its configurations: the plan holds the configurations
-//! of the pod's networks, as values, for the duration of the ADD. And whether it takes devices.
+//! of the pod's networks, as values, for the duration of the ADD. And whether it takes devices, and how its networks are called.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use super::intent::IntentReader;
 use crate::budget;
 use crate::cni::{Value, json};
 use crate::npwg::{self, DEFAULT_NETWORK_ANNOTATION, NETWORKS_ANNOTATION, NetworkRef, RESOURCE_ANNOTATION};
-use crate::objects::{Objects, Pod};
+use crate::objects::{ObjectName, Objects, Pod};
 use crate::plan::PodRef;
 
 /// Bytes of memory that one value of a configuration takes in a plan, in addition to its text; measured with
@@ -23,9 +23,17 @@ impl IntentReader {
 
     /// The same for one more network of a live pod, requested as for [`IntentReader::one_more`].
     pub fn weight_of_one_more(&self, pod: Option<&PodRef>, element: &Value) -> usize {
-        let namespace = pod.map(|pod| pod.name.namespace.as_str()).unwrap_or_default();
-        let Ok((selection, _)) = npwg::parse_selection(element, namespace) else { return 0 };
-        weight_of_networks(&self.source.snapshot(), &[selection.network])
+        selected_by(pod, element).map_or(0, |it| weight_of_networks(&self.source.snapshot(), &[it]))
+    }
+
+    /// The networks that an ADD of the pod is to attach, in order, as far as they are known without reading their configurations:
+    /// none of a pod that is not known.
+    pub fn named(&self, pod: &ObjectName) -> Vec<NetworkRef> {
+        let objects = self.source.snapshot();
+        let Some(pod) = objects.pods.get(pod) else { return Vec::new() };
+        let chooses = pod.annotations.contains_key(DEFAULT_NETWORK_ANNOTATION);
+        let default = self.restrictions.default_network.clone().filter(|_| !chooses);
+        default.into_iter().chain(self.selected(pod)).collect()
     }
 
     /// Whether one of a pod's networks, or the default one, has devices, so that the kubelet is to be asked for those of the pod.
@@ -46,13 +54,20 @@ impl IntentReader {
             let selections = parsed.map(|parsed| parsed.selections).unwrap_or_default();
             selections.into_iter().map(|selection| selection.network).collect()
         };
-        let mut networks =
-            parsed(NETWORKS_ANNOTATION, &|text| references(npwg::parse_networks(text, &pod.name.namespace)));
-        networks.extend(parsed(DEFAULT_NETWORK_ANNOTATION, &|text| {
+        let mut networks = parsed(DEFAULT_NETWORK_ANNOTATION, &|text| {
             references(npwg::parse_default_network(text, &self.default_namespace))
+        });
+        networks.extend(parsed(NETWORKS_ANNOTATION, &|text| {
+            references(npwg::parse_networks(text, &pod.name.namespace))
         }));
         networks
     }
+}
+
+/// The network that a request for one more names; `None`: none that could be, which is refused when it is read.
+pub fn selected_by(pod: Option<&PodRef>, element: &Value) -> Option<NetworkRef> {
+    let namespace = pod.map(|pod| pod.name.namespace.as_str()).unwrap_or_default();
+    Some(npwg::parse_selection(element, namespace).ok()?.0.network)
 }
 
 fn weight_of_networks(objects: &Objects, networks: &[NetworkRef]) -> usize {

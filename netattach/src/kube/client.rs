@@ -300,7 +300,7 @@ impl Client {
         if let Err(error) = &sent
             && error.calls_for_renewal()
         {
-            self.renew().await;
+            self.renew_if_due().await;
         }
         sent
     }
@@ -347,7 +347,7 @@ impl Client {
     }
 
     /// Makes the connection anew, unless that was done just now.
-    pub(super) async fn renew(&self) {
+    async fn renew_if_due(&self) {
         {
             let mut current = locked(&self.current);
             if current.since.elapsed() < RENEWAL {
@@ -355,6 +355,11 @@ impl Client {
             }
             current.since = Instant::now();
         }
+        self.renew().await;
+    }
+
+    /// Makes the connection anew.
+    pub(super) async fn renew(&self) {
         match connect(&self.access).await {
             Ok(client) => locked(&self.current).client = client,
             Err(error) => {

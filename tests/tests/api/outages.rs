@@ -1,5 +1,6 @@
 //! A server that fails, is away, or trusts others: what is known stays in force, and what happened is made up for.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use netattach_tests::manifest::NAMESPACE;
 use netattach_tests::node_root::with_own_mounts;
 use netattach_tests::service_account::ServiceAccount;
 use netattach_tests::traffic::{PATIENCE, eventually};
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::rig::{NODE, Rig, calls};
 
@@ -165,6 +167,28 @@ fn an_authority_that_changed_with_the_kubeconfig() {
     rig.server.kubeconfig(&rig.node.path("kubeconfig"), &token).unwrap();
     rig.await_watch(mark, "pods");
     rig.add(&late).success();
+}
+
+/// Nobody has refused the one that the agent has.
+#[test]
+fn a_token_that_changed_in_the_kubeconfig_is_used_from_a_signal_on() {
+    let rig = Rig::started();
+    rig.settle("first");
+    rig.server.accept_tokens(&[TOKEN, "renewed"]);
+    rig.server.kubeconfig(&rig.node.path("kubeconfig"), &Credential::Token("renewed")).unwrap();
+    let tokens_of = |name: &str| -> BTreeSet<Option<String>> {
+        let mark = rig.server.mark();
+        rig.settle(name);
+        rig.server.requests_since(mark).into_iter().map(|one| one.token).collect()
+    };
+    assert_eq!(tokens_of("before"), [Some(TOKEN.to_owned())].into());
+    kill_process(Pid::from_raw(rig.node.agent_pid().cast_signed()).unwrap(), Signal::HUP).unwrap();
+    let mut later = 0..;
+    let is_used = || {
+        let name = format!("later-{}", later.next().unwrap_or_default());
+        tokens_of(&name).contains(&Some("renewed".to_owned()))
+    };
+    assert!(eventually(PATIENCE, is_used));
 }
 
 /// In a pod of the cluster: the kubelet replaces the files of its service account, first both, then the token alone.

@@ -6,7 +6,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use netattach_tests::api_server::{Fault, Options, Verb, When};
@@ -166,6 +167,13 @@ fn what_an_attachment_counted_since_the_last_scrape_outlives_it_when_gc_detaches
     let after = sent();
     assert!(after >= before + 3.0, "{before}, {after}");
     assert_eq!(node.ctl(&["attachments"]).unwrap(), json!([]));
+    let log = node.stop().unwrap();
+    let told: Vec<String> = log.lines().filter(|line| line.contains("without a DEL")).map(plain).collect();
+    let line = format!(
+        "netattach::agent::request_log: detached without a DEL pod=\"shop/a\" container=\"c-a\" {NETWORKS_OF_A} \
+         why=\"GC: it is no longer in use\""
+    );
+    assert_eq!(told, [line], "{log}");
 }
 
 #[test]
@@ -220,6 +228,14 @@ fn plain(line: &str) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
+/// The lines of requests.
+fn of_requests(log: &str) -> Vec<String> {
+    log.lines().filter(|line| line.contains("request_log")).map(plain).collect()
+}
+
+/// What a line says that pod `a` has.
+const NETWORKS_OF_A: &str = "networks=\"kube-system/default,shop/storage\" addresses=\"10.50.0.2/24,fd00:50::2/64,10.51.0.2/32\" ms=MS";
+
 #[test]
 fn every_request_is_one_line() {
     let (mut node, pod) = node(&[]);
@@ -227,29 +243,85 @@ fn every_request_is_one_line() {
     node.start().unwrap();
     node.add(&pod).success();
     node.ctl(&["attach", "shop/a", "storage"]).unwrap();
+    node.ctl(&["attach", "shop/a", "gone"]).unwrap_err();
+    node.ctl(&["detach", "shop/a", "net9"]).unwrap_err();
     node.ctl(&["detach", "shop/a", "net2"]).unwrap();
     node.del(&pod).success();
     let other = Pod::new("b").unwrap();
     node.add(&other).failure();
     let log = node.stop().unwrap();
-    let lines: Vec<String> = log.lines().filter(|line| line.contains("request_log")).map(plain).collect();
     let module = "netattach::agent::request_log:";
-    let networks = "networks=\"kube-system/default,shop/storage\" addresses=\"10.50.0.2/24,fd00:50::2/64,10.51.0.2/32\" ms=MS";
+    let networks = NETWORKS_OF_A;
     let live = "networks=\"shop/storage\" addresses=\"10.51.0.3/32\" ms=MS";
     let expected = [
         format!("{module} done verb=\"ADD\" pod=\"shop/a\" container=\"c-a\" ifname=\"eth0\" {networks}"),
         format!(
             "{module} done verb=\"attach\" pod=\"shop/a\" container=\"c-a\" what=\"{{\\\"name\\\":\\\"storage\\\"}}\" {live}"
         ),
+        format!(
+            "{module} failed verb=\"attach\" pod=\"shop/a\" container=\"c-a\" what=\"{{\\\"name\\\":\\\"gone\\\"}}\" \
+             networks=\"shop/gone\" addresses=\"\" ms=MS code=7 msg=\"network shop/gone is not defined; namespace shop has \
+             storage\" details=\"\""
+        ),
+        format!(
+            "{module} failed verb=\"detach\" pod=\"shop/a\" container=\"c-a\" what=\"net9\" networks=\"\" addresses=\"\" \
+             ms=MS code=3 msg=\"pod shop/a has no interface net9 that was attached while it was live; it has net2\" details=\"\""
+        ),
         format!("{module} done verb=\"detach\" pod=\"shop/a\" container=\"c-a\" what=\"net2\" {live}"),
         format!("{module} done verb=\"DEL\" pod=\"shop/a\" container=\"c-a\" ifname=\"eth0\" {networks}"),
         format!(
-            "{module} failed verb=\"ADD\" pod=\"shop/b\" container=\"c-b\" ifname=\"eth0\" ms=MS code=7 msg=\"network shop/nosuch is \
-             not defined\" details=\"\""
+            "{module} failed verb=\"ADD\" pod=\"shop/b\" container=\"c-b\" ifname=\"eth0\" \
+             networks=\"kube-system/default,shop/nosuch\" addresses=\"\" ms=MS code=7 msg=\"network shop/nosuch is not defined\" \
+             details=\"\""
+        ),
+    ];
+    assert_eq!(of_requests(&log), expected, "{log}");
+    assert_eq!(log.lines().filter(|line| line.contains("nosuch")).count(), 1, "{log}");
+}
+
+#[test]
+fn a_del_that_came_while_no_agent_ran_is_one_line_and_its_failure_another() {
+    let (mut node, pod) = node(&[("collectAfterSeconds", json!(1))]);
+    node.plugin("odd", &json!({})).unwrap();
+    let odd = json!({"cniVersion": "1.0.0", "type": "odd"});
+    node.write("odd", &manifest::network(NAMESPACE, "odd", &odd)).unwrap();
+    node.write("b", &manifest::pod("b", &json!({}), &json!("odd"))).unwrap();
+    node.start().unwrap();
+    let refused = Pod::new("b").unwrap();
+    node.add(&pod).success();
+    node.add(&refused).success();
+    node.stop().unwrap();
+    for pod in [&pod, &refused] {
+        node.del(pod).success();
+    }
+    node.plugin("odd", &json!({"DEL": {"error": {"code": 11, "msg": "not now"}}})).unwrap();
+    node.start().unwrap();
+    let problem = || {
+        let status = node.whole_status().unwrap();
+        let row = status["troubles"].as_array().unwrap().iter().find(|row| row["object"] == "container c-b");
+        row.map(|row| row["problem"].as_str().unwrap().to_owned())
+    };
+    let is_repeated = || problem().is_some_and(|it| it.contains("failed") && !it.contains("failed 1 times"));
+    assert!(eventually(PATIENCE, is_repeated), "{:?}", problem());
+    node.plugin("odd", &json!({})).unwrap();
+    assert!(eventually(PATIENCE, || problem().is_none()), "{:?}", problem());
+    let log = node.stop().unwrap();
+    let mut lines = of_requests(&log);
+    lines.sort();
+    let module = "netattach::agent::request_log:";
+    let of_b = "pod=\"shop/b\" container=\"c-b\" ifname=\"eth0\" networks=\"kube-system/default,shop/odd\" \
+                addresses=\"10.50.0.3/24,fd00:50::3/64\" ms=MS";
+    let expected = [
+        format!(
+            "{module} done verb=\"DEL\" pod=\"shop/a\" container=\"c-a\" ifname=\"eth0\" {NETWORKS_OF_A}"
+        ),
+        format!("{module} done verb=\"DEL\" {of_b}"),
+        format!(
+            "{module} failed verb=\"DEL\" {of_b} code=11 msg=\"detach net1 (shop/odd): plugin \\\"odd\\\" failed (DEL): not now\" \
+             details=\"\""
         ),
     ];
     assert_eq!(lines, expected, "{log}");
-    assert_eq!(log.matches("nosuch").count(), 1, "{log}");
 }
 
 #[test]
@@ -291,16 +363,17 @@ fn posted(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
     Ok(body)
 }
 
-/// A collector: the bodies that are posted to it.
-fn collector(at: &Namespace) -> mpsc::Receiver<Value> {
+/// A collector: the bodies that are posted to it, which it takes unless it refuses.
+fn collector(at: &Namespace, refuses: &Arc<AtomicBool>) -> mpsc::Receiver<Value> {
     let listener = at.run(|| TcpListener::bind("127.0.0.1:4318")).unwrap();
     let (found, bodies) = mpsc::channel();
+    let refuses = Arc::clone(refuses);
     std::thread::spawn(move || {
         while let Ok((mut stream, _)) = listener.accept() {
             let body = posted(&mut stream).unwrap_or_default();
-            let _ = stream.write_all(
-                b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Type: application/json\r\n\r\n{}",
-            );
+            let status = if refuses.load(Ordering::Relaxed) { "503 Service Unavailable" } else { "200 OK" };
+            let rest = "Content-Length: 2\r\nContent-Type: application/json\r\n\r\n{}";
+            let _ = stream.write_all(format!("HTTP/1.1 {status}\r\n{rest}").as_bytes());
             if found.send(serde_json::from_slice(&body).unwrap_or(Value::Null)).is_err() {
                 return;
             }
@@ -309,10 +382,53 @@ fn collector(at: &Namespace) -> mpsc::Receiver<Value> {
     bodies
 }
 
+/// The spans of a message.
+fn spans_of(body: &Value) -> Vec<Value> {
+    let spans = body["resourceSpans"][0]["scopeSpans"][0]["spans"].as_array();
+    spans.unwrap_or_else(|| panic!("{body}")).clone()
+}
+
+/// First nobody is there, then somebody who refuses.
+#[test]
+fn traces_that_nobody_takes_are_one_line_until_they_are_taken_again() {
+    let (mut node, pod) = node(&[("traces", json!({"endpoint": "http://127.0.0.1:4318"}))]);
+    node.write("b", &manifest::pod("b", &json!({}), &json!("nosuch"))).unwrap();
+    node.start().unwrap();
+    let requests = || {
+        node.add(&pod).success();
+        node.del(&pod).success();
+    };
+    let [dropped, taken] = ["traces are dropped until the collector takes them", "traces are taken again"];
+    let is_told = |text: &str| eventually(PATIENCE, || node.log_so_far().contains(text));
+    requests();
+    assert!(is_told(dropped), "{}", node.log_so_far());
+    let refuses = Arc::new(AtomicBool::new(true));
+    let bodies = collector(&node.namespace, &refuses);
+    let next = || bodies.recv_timeout(stretched(PATIENCE)).unwrap();
+    for _ in 0..2 {
+        requests();
+        next();
+    }
+    refuses.store(false, Ordering::Relaxed);
+    node.add(&Pod::new("b").unwrap()).failure();
+    let failed = loop {
+        if let Some(failed) = spans_of(&next()).into_iter().find(|span| span.get("status").is_some()) {
+            break failed;
+        }
+    };
+    assert_eq!(
+        [&failed["name"], &failed["kind"], &failed["status"]],
+        [&json!("ADD"), &json!(2), &json!({"code": 2, "message": "network shop/nosuch is not defined"})]
+    );
+    assert!(is_told(taken), "{}", node.log_so_far());
+    let log = node.stop().unwrap();
+    assert_eq!([dropped, taken].map(|text| log.matches(text).count()), [1, 1], "{log}");
+}
+
 #[test]
 fn a_request_continues_the_trace_of_its_caller() {
     let (mut node, pod) = node(&[("traces", json!({"endpoint": "http://127.0.0.1:4318"}))]);
-    let bodies = collector(&node.namespace);
+    let bodies = collector(&node.namespace, &Arc::default());
     node.start().unwrap();
     let (trace, parent) = ("0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331");
     node.call("ADD", &pod).with("TRACEPARENT", &format!("00-{trace}-{parent}-01")).run().success();
@@ -330,13 +446,7 @@ fn a_request_continues_the_trace_of_its_caller() {
     let mut spans = Vec::new();
     let is_root = |span: &&Value| span["kind"] == 2;
     while spans.iter().filter(is_root).count() < 4 {
-        let body = bodies.recv_timeout(stretched(PATIENCE)).unwrap();
-        spans.extend(
-            body["resourceSpans"][0]["scopeSpans"][0]["spans"]
-                .as_array()
-                .unwrap_or_else(|| panic!("{body}"))
-                .clone(),
-        );
+        spans.extend(spans_of(&bodies.recv_timeout(stretched(PATIENCE)).unwrap()));
     }
     let roots: Vec<&Value> = spans.iter().filter(is_root).collect();
     let named: Vec<&str> = roots.iter().map(|span| span["name"].as_str().unwrap()).collect();

@@ -51,6 +51,14 @@ fn a_sandbox_whose_namespace_is_gone_is_detached_and_a_live_one_is_not() {
     assert!(!node.path("run/network-status").join(NAMESPACE).join("b.json").exists());
     node.del(&a).success();
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
+    let log = node.stop().unwrap();
+    let told: Vec<&str> = log.lines().filter(|line| line.contains("detached without a DEL")).collect();
+    let of_b = "pod=\"shop/b\" container=\"c-b\" networks=\"kube-system/default,shop/lan\" \
+                addresses=\"10.50.0.3/24,fd00:50::3/64,10.52.0.3/24\" ms=";
+    assert!(
+        matches!(told[..], [line] if line.contains(of_b) && line.ends_with(" why=\"its namespace is gone\"")),
+        "{log}"
+    );
 }
 
 /// The pod `a`, attached by a path that is then gone.
@@ -130,13 +138,16 @@ fn a_sandbox_that_is_half_detached_and_gone_is_detached_as_soon_as_it_can_be() {
     drop(a);
     node.start().unwrap();
     let told = "it is half detached, and its namespace is gone, and detaching it has failed ";
-    assert!(eventually(PATIENCE, || problem(&node).starts_with(told)), "{}", problem(&node));
+    let failed = |node: &Node| problem(node).strip_prefix(told).is_some_and(|rest| !rest.starts_with("1 "));
+    assert!(eventually(PATIENCE, || failed(&node)), "{}", problem(&node));
     assert!(problem(&node).contains("not now"), "{}", problem(&node));
     node.plugin("odd", &json!({})).unwrap();
     let is_collected = || node.ctl(&["status"]).unwrap()["collected"] == json!(1);
     assert!(eventually(PATIENCE, is_collected), "{}", problem(&node));
     assert_eq!(problem(&node), "");
     Snapshot::take(&node, &[]).unwrap().assert_nothing_is_left();
+    let log = node.stop().unwrap();
+    assert_eq!(log.matches("not detached; it is tried again").count(), 1, "{log}");
 }
 
 /// What the agent's status says of the container of pod `a`; empty if nothing.

@@ -466,7 +466,8 @@ fn a_trouble_is_one_line_when_it_begins_and_a_failed_request_is_one_that_says_wh
             "netattach::agent::health: network cannot be attached object=\"network shop/{name}\" problem=\"no link named {parent}\""
         )
     };
-    let failed = "netattach::agent::request_log: failed verb=\"ADD\" pod=\"shop/a\" container=\"c-a\" ifname=\"eth0\" ms=MS code=7 \
+    let failed = "netattach::agent::request_log: failed verb=\"ADD\" pod=\"shop/a\" container=\"c-a\" ifname=\"eth0\" \
+                  networks=\"kube-system/default,shop/lan\" addresses=\"\" ms=MS code=7 \
                   msg=\"attach net1 (shop/lan): create macvlan net1 on nowhere0: no link named nowhere0\" details=\"\"";
     assert_eq!(lines, [begins("lan", "nowhere0"), failed.to_owned(), begins("wan", "nowhere1")], "{log}");
 }
