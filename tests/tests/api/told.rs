@@ -73,10 +73,13 @@ fn a_token_that_has_expired_is_told_with_what_to_renew() {
     let (rig, token, known) = Rig::with_an_expired_token();
     let remedy = "401 Unauthorized; it does not accept the agent's token or certificate: renew the one that the kubeconfig names \
                   (in a pod the kubelet does)";
-    rig.await_trouble("pods of this node", PATIENCE * 2, remedy);
-    // For each kind of objects, and however often it is tried.
-    let said = lines(&rig, &[remedy, "not followed; it will be tried again"], 4);
-    assert!(said.len() == 4 && said.iter().all(|line| line.contains(" WARN ")), "{said:#?}");
+    for kind in ["pods of this node", "namespaces", "network-attachment-definitions", "multi-networkpolicies"] {
+        rig.await_trouble(kind, PATIENCE * 2, remedy);
+    }
+    // For all of them, and however often it is tried.
+    let said = lines(&rig, &[remedy, "not followed; it will be tried again"], 1);
+    let [line] = &said[..] else { panic!("{said:#?}") };
+    assert!(line.contains(" WARN ") && line.contains("kind=\"every kind\""), "{line}");
     is_found(&rig, remedy);
     let [[state, detail, what_to_do]] = &doctor(&rig, "cluster access")[..] else { panic!("one finding") };
     assert!(state == "failed" && detail.contains("401 Unauthorized"), "{detail}");
