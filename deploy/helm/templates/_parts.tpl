@@ -23,8 +23,14 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- if hasKey $settings "metrics" }}{{ if hasKey $settings.metrics "listen" }}{{ if ne $settings.metrics.listen "127.0.0.1:10475" }}{{ fail "settings.metrics.listen contradicts the probes, which ask 127.0.0.1:10475: remove it, or set metrics.enabled for an address that others reach" }}{{ end }}{{ end }}{{ end -}}
 {{- if hasKey $settings "log" }}{{ if hasKey $settings.log "format" }}{{ fail "settings.log.format contradicts log.format: set log.format alone" }}{{ end }}{{ end -}}
 {{- if and .Values.kubernetesBefore130 .Values.admissionPolicy.enabled }}{{ fail "admissionPolicy.enabled contradicts kubernetesBefore130, whose API servers know no such policy: set it to false" }}{{ end -}}
+{{- if hasKey $settings "delegation" }}{{ if hasKey $settings.delegation "root" }}{{ fail "settings.delegation.root contradicts executedPlugins.enabled, which mounts the node's root directory and sets it: set executedPlugins.enabled alone" }}{{ end }}{{ end -}}
 {{- $ours := dict "kubernetes" (dict "enabled" true) "defaultNetwork" .Values.defaultNetwork "cniConf" (dict "dir" "/etc/cni/net.d") -}}
 {{- if .Values.metrics.enabled }}{{ $_ := set $ours "metrics" (dict "listen" "0.0.0.0:10475") }}{{ end -}}
 {{- if ne .Values.log.format "text" }}{{ $_ := set $ours "log" (dict "format" .Values.log.format) }}{{ end -}}
-{{- toYaml (mergeOverwrite $ours (deepCopy $settings)) -}}
+{{- $all := mergeOverwrite $ours (deepCopy $settings) -}}
+{{- /* What the agent keeps on the node has to be in a volume of its pod. */ -}}
+{{- range list (list "stateDir" (get $all "stateDir") "/var/lib/netattach") (list "runDir" (get $all "runDir") "/run/netattach") (list "bpffs" (get $all "bpffs") "/sys/fs/bpf") (list "cniConf.dir" $all.cniConf.dir "/etc/cni") -}}
+{{- $key := index . 0 }}{{ $dir := index . 1 }}{{ $volume := index . 2 }}{{ if $dir }}{{ if not (hasPrefix (printf "%s/" $volume) (printf "%v/" $dir | clean | printf "%s/")) }}{{ fail (printf "settings.%s: %v is in no volume of the agent's pod: set a directory in %s, or remove it" $key $dir $volume) }}{{ end }}{{ end -}}
+{{- end -}}
+{{- toYaml $all -}}
 {{- end }}

@@ -200,7 +200,7 @@ impl Command {
             Self::Import(import) => import.run(format),
             Self::Uninstall(uninstall) => {
                 let removed = uninstall.run(socket)?;
-                Ok((format.show(&removed, |_| removed.to_string())?, Ok(())))
+                Ok((format.show(&removed, |width| removed.text(width))?, Ok(())))
             }
             Self::Graph(graph) => graph.run(socket, format),
             // `run` writes these as they come.
@@ -238,8 +238,9 @@ impl Filter {
         if self.is_set() { "" } else { NOTHING }
     }
 }
-const NOTHING: &str = "No attachments on this node. A pod gets one from its k8s.v1.cni.cncf.io/networks annotation, \
-                       through a container runtime that calls netattach.\n\
+const NOTHING: &str = "No attachments on this node.\n\
+                       A pod gets one from its k8s.v1.cni.cncf.io/networks annotation, through a container runtime that \
+                       calls netattach.\n\
                        Whether the agent is ready, and what it could not read: netattachctl status\n";
 
 /// The first columns of every table about attachments.

@@ -168,10 +168,11 @@ fn nothing_to_show_says_what_to_do_next() {
     result.unwrap();
     assert_eq!(
         out,
-        "No attachments on this node. A pod gets one from its k8s.v1.cni.cncf.io/networks annotation, \
-             through a container runtime that calls netattach.\n\
+        "No attachments on this node.\n\
+             A pod gets one from its k8s.v1.cni.cncf.io/networks annotation, through a container runtime that calls netattach.\n\
              Whether the agent is ready, and what it could not read: netattachctl status\n"
     );
+    is_narrow(&out);
 }
 
 #[test]
@@ -381,6 +382,7 @@ fn no_table_is_wider_than_a_hundred_and_twenty_columns() {
         &["pools", "--holders"],
         &["status"],
         &["top", "--once", "--interval", "100ms"],
+        &["graph"],
     ];
     for words in commands {
         for answer in [&golden_answer as &(dyn Fn(&Request) -> Response + Sync), &lengthen] {

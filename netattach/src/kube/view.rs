@@ -178,17 +178,22 @@ impl View {
     pub(super) fn failing(&self, resource: &'static Resource, error: &RequestError) {
         let expired = error.code() == Some(StatusCode::UNAUTHORIZED.as_u16());
         let message = format!("{}{}", Chain(error), if expired { EXPIRED } else { "" });
-        self.note(resource, |it| {
-            // A server that refuses the agent has often closed its connections before, which says nothing of why.
-            if it.failing.is_none() || expired && !it.expired {
-                tracing::warn!(kind = resource.name, error = message, "not followed; it will be tried again");
-            }
-            it.expired |= expired;
-            match &mut it.failing {
-                Some((_, known)) => *known = message,
-                None => it.failing = Some((Instant::now(), message)),
-            }
-        });
+        let mut followed = locked(&self.followed);
+        // A server that refuses the agent does so for every kind, and has often closed its connections before, which says
+        // nothing of why.
+        let (is_told, kind) = match expired {
+            true => (followed.kinds.values().any(|it| it.expired), "every kind"),
+            false => (followed.of(resource).failing.is_some(), resource.name),
+        };
+        if !is_told {
+            tracing::warn!(kind, error = message, "not followed; it will be tried again");
+        }
+        let it = followed.of(resource);
+        it.expired |= expired;
+        match &mut it.failing {
+            Some((_, known)) => *known = message,
+            None => it.failing = Some((Instant::now(), message)),
+        }
     }
 
     /// Why changes of the kind are not followed.
@@ -229,8 +234,7 @@ impl View {
     }
 
     fn note(&self, resource: &'static Resource, note: impl FnOnce(&mut Following)) {
-        let mut followed = locked(&self.followed);
-        note(followed.kinds.entry(resource.content).or_insert_with(|| Following::new(resource)));
+        note(locked(&self.followed).of(resource));
     }
 
     /// Publishes snapshots when there are changes, without end.
@@ -361,6 +365,10 @@ fn beyond(content: Content, count: usize, first: &ObjectName) -> String {
 }
 
 impl Followed {
+    fn of(&mut self, resource: &'static Resource) -> &mut Following {
+        self.kinds.entry(resource.content).or_insert_with(|| Following::new(resource))
+    }
+
     /// Whether all that is needed has been read.
     fn may_publish(&mut self, wants_remote: bool) -> bool {
         let known = |it: &Following| it.complete || it.resource.is_on_demand();

@@ -49,7 +49,8 @@ pub(super) fn import(
             let end = if delegate.get("plugins").is_some() { "conflist" } else { "conf" };
             let file = format!("default-network.{end}");
             insert(settings, "defaultNetwork", format!("{}/{file}", directory.trim_end_matches('/')).into());
-            row("delegates[0]", &delegate, Fate::Becomes { setting: "defaultNetwork", note: "in a file" });
+            let note = "a file that the agent has to find there: in a pod, below /etc/cni of its node";
+            row("delegates[0]", &delegate, Fate::Becomes { setting: "defaultNetwork", note });
             files.push((file, delegate));
             continue;
         }

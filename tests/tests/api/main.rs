@@ -9,6 +9,7 @@
 //! | `outages` | a server that fails, is away, or trusts others |
 //! | `publishing`, `events` | the network-status of pods; events |
 //! | `live`, `repair` | pods whose annotation changes; pods that run without their networks |
+//! | `imported` | settings that `netattachctl import` has made of Multus's |
 //! | `taint` | the node's startup taint |
 //! | `admission` | what an agent writes, and what a stolen token could, beside the admission policies of `deploy` |
 //! | `access`, `forged` | rights that the agent lacks; a published status that others change or make up |
@@ -28,6 +29,7 @@ mod client;
 mod events;
 mod forged;
 mod hostile;
+mod imported;
 mod live;
 mod nodes;
 mod outages;

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use netattach_tests::api_server::Options;
 use netattach_tests::node::executable;
-use netattach_tests::traffic::{PATIENCE, eventually};
+use netattach_tests::traffic::{PATIENCE, eventually, ping};
 use serde_json::{Value, json};
 
 use crate::rig::{NODE, Rig};
@@ -73,10 +73,14 @@ fn a_token_that_has_expired_is_told_with_what_to_renew() {
     let (rig, token, known) = Rig::with_an_expired_token();
     let remedy = "401 Unauthorized; it does not accept the agent's token or certificate: renew the one that the kubeconfig names \
                   (in a pod the kubelet does)";
-    rig.await_trouble("pods of this node", PATIENCE * 2, remedy);
-    // For each kind of objects, and however often it is tried.
-    let said = lines(&rig, &[remedy, "not followed; it will be tried again"], 4);
-    assert!(said.len() == 4 && said.iter().all(|line| line.contains(" WARN ")), "{said:#?}");
+    for kind in ["pods of this node", "namespaces", "network-attachment-definitions", "multi-networkpolicies"]
+    {
+        rig.await_trouble(kind, PATIENCE * 2, remedy);
+    }
+    // For all of them, and however often it is tried.
+    let said = lines(&rig, &[remedy, "not followed; it will be tried again"], 1);
+    let [line] = &said[..] else { panic!("{said:#?}") };
+    assert!(line.contains(" WARN ") && line.contains("kind=\"every kind\""), "{line}");
     is_found(&rig, remedy);
     let [[state, detail, what_to_do]] = &doctor(&rig, "cluster access")[..] else { panic!("one finding") };
     assert!(state == "failed" && detail.contains("401 Unauthorized"), "{detail}");
@@ -94,21 +98,33 @@ fn a_token_that_has_expired_is_told_with_what_to_renew() {
 }
 
 #[test]
-fn definitions_that_are_missing_or_old_are_told_with_what_to_apply() {
-    let mut rig = Rig::new(&Options::default());
+fn definitions_that_are_missing_or_old_are_told_with_what_to_apply_and_pods_that_are_there_go_on() {
+    let mut rig = Rig::started();
+    let known = rig.pod("known");
+    rig.add(&known).success();
+    rig.published("known");
     rig.server.serve("network-attachment-definitions", None, false).unwrap();
     rig.server.serve("multi-networkpolicies", Some("v1beta2"), false).unwrap();
-    rig.node.start().unwrap();
     let missing = "the API server does not serve this kind: apply its definition, of deploy/base/crds";
     let old = "the API server serves v1beta1 alone, and may cut a policy's endPort off, so that of a range of ports its first one is \
                left: apply its definition, of deploy/base/crds";
-    for (kind, problem) in [("network-attachment-definitions", missing), ("multi-networkpolicies", old)] {
-        rig.await_trouble(kind, PATIENCE, problem);
-        let said = lines(&rig, &[problem], 1);
-        let [line] = &said[..] else { panic!("{kind}: {said:#?}") };
-        assert!(line.contains(" WARN ") && line.contains(kind), "{line}");
-        is_found(&rig, &format!("{kind}: {problem}"));
+    // The agent that has read them before, and one that is started without.
+    for is_new in [false, true] {
+        if is_new {
+            rig.node.stop().unwrap();
+            rig.node.start().unwrap();
+        }
+        for (kind, problem) in [("network-attachment-definitions", missing), ("multi-networkpolicies", old)] {
+            rig.await_trouble(kind, PATIENCE, problem);
+            let said = lines(&rig, &[problem], 1);
+            let [line] = &said[..] else { panic!("{kind}: {said:#?}") };
+            assert!(line.contains(" WARN ") && line.contains(kind), "{line}");
+            is_found(&rig, &format!("{kind}: {problem}"));
+        }
+        rig.node.check(&known).success();
+        assert!(ping(&known.namespace, "10.50.0.1".parse().unwrap(), PATIENCE).unwrap(), "{is_new}");
     }
+    rig.del(&known).success();
     // Applied: the agent asks again, of a kind that is there by its version when it lists the next time.
     rig.server.serve("network-attachment-definitions", None, true).unwrap();
     let is_there = || rig.trouble("network-attachment-definitions").is_none();

@@ -32,8 +32,12 @@ fn render(renderer: &Path, values: &[&str]) -> Output {
 }
 
 fn render_chart(renderer: &Path, chart: &Path, values: &[&str]) -> Output {
+    render_into(renderer, chart, "kube-system", values)
+}
+
+fn render_into(renderer: &Path, chart: &Path, namespace: &str, values: &[&str]) -> Output {
     let mut command = Command::new(renderer);
-    command.arg(chart).args(["netattach", "kube-system"]).args(values).current_dir(repository());
+    command.arg(chart).args(["netattach", namespace]).args(values).current_dir(repository());
     command.output().unwrap()
 }
 
@@ -98,6 +102,25 @@ fn the_chart_makes_the_objects_that_kubectl_makes() {
         for (title, object) in made {
             assert_eq!(object, expected[&title], "{directory}: {title:?}");
         }
+    }
+}
+
+/// Account, binding, ConfigMap, DaemonSet and Jobs, and the user that the admission policies bind: nothing else names it.
+#[test]
+fn the_chart_is_the_same_in_another_namespace_but_for_its_name() {
+    let Some(renderer) = renderer("the_chart_is_the_same_in_another_namespace_but_for_its_name") else {
+        return;
+    };
+    let chart = Path::new("deploy/helm");
+    for values in ["deploy/helm/ci/with-metrics.yaml", "deploy/helm/ci/uninstall.yaml"] {
+        let mut usual = render(&renderer, &[values]);
+        let text = String::from_utf8(usual.stdout).unwrap();
+        for name in ["namespace: kube-system", "system:serviceaccount:kube-system:netattach"] {
+            assert!(text.contains(name), "{values}: {name}");
+        }
+        usual.stdout = text.replace("kube-system", "elsewhere").into_bytes();
+        let elsewhere = render_into(&renderer, chart, "elsewhere", &[values]);
+        assert_eq!(objects(&elsewhere), objects(&usual), "{values}");
     }
 }
 
@@ -299,6 +322,33 @@ fn values_that_contradict_one_another_are_refused_with_the_remedy() {
             "settings.log.format contradicts log.format: set log.format alone",
         ),
         (
+            "settings: {delegation: {root: /host}}",
+            "settings.delegation.root contradicts executedPlugins.enabled, which mounts the node's root directory and sets it: set \
+             executedPlugins.enabled alone",
+        ),
+        (
+            "settings: {stateDir: /data/netattach}",
+            "settings.stateDir: /data/netattach is in no volume of the agent's pod: set a directory in /var/lib/netattach, or \
+             remove it",
+        ),
+        (
+            "settings: {stateDir: /var/lib/netattach/../cni}",
+            "settings.stateDir: /var/lib/netattach/../cni is in no volume of the agent's pod: set a directory in \
+             /var/lib/netattach, or remove it",
+        ),
+        (
+            "settings: {runDir: /run/netattach2}",
+            "settings.runDir: /run/netattach2 is in no volume of the agent's pod: set a directory in /run/netattach, or remove it",
+        ),
+        (
+            "settings: {bpffs: /mnt/bpf}",
+            "settings.bpffs: /mnt/bpf is in no volume of the agent's pod: set a directory in /sys/fs/bpf, or remove it",
+        ),
+        (
+            "settings: {cniConf: {dir: /opt/cni/net.d}}",
+            "settings.cniConf.dir: /opt/cni/net.d is in no volume of the agent's pod: set a directory in /etc/cni, or remove it",
+        ),
+        (
             "uninstall: {force: true}",
             "uninstall.force and uninstall.dryRun say nothing without uninstall.nodes: set the nodes, or remove them",
         ),
@@ -313,6 +363,9 @@ fn values_that_contradict_one_another_are_refused_with_the_remedy() {
         assert_eq!(said.lines().count(), 1, "{said}");
         assert!(said.trim_end().ends_with(expected), "{values}: {said}");
     }
+    let served = "settings: {stateDir: /var/lib/netattach/a, runDir: /run/netattach, bpffs: /sys/fs/bpf/a, cniConf: {dir: /etc/cni/a}}";
+    std::fs::write(&file, served).unwrap();
+    objects(&render(&renderer, &[file.to_str().unwrap()]));
 }
 
 /// `values.schema.json`, as a validator of JSON schemas reads it: it is a valid schema itself.

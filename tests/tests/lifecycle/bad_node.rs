@@ -26,6 +26,24 @@ fn doctor(node: &Node, settings: &str, check: &str) -> Vec<Value> {
     checks.into_iter().filter(|it| it["check"] == check).collect()
 }
 
+/// A node with a pod that an agent has attached, which has ended.
+fn left_alone() -> (Node, Pod) {
+    let mut node = Node::new(&[pod("a", &json!({}), &Value::Null)]).unwrap();
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    node.stop().unwrap();
+    (node, a)
+}
+
+/// The pod goes on without an agent, and ends with the next one.
+fn goes_on(mut node: Node, a: &Pod) {
+    assert!(ping(&a.namespace, "10.50.0.1".parse().unwrap(), PATIENCE).unwrap());
+    node.start().unwrap();
+    node.check(a).success();
+    node.del(a).success();
+}
+
 /// The one line of an agent that does not start.
 fn refused(node: &Node, mut command: Command) -> String {
     let output = node.namespace.run(|| command.output()).unwrap();
@@ -37,8 +55,8 @@ fn refused(node: &Node, mut command: Command) -> String {
 
 /// In a cluster the agent's line is what `kubectl describe` shows of its container.
 #[test]
-fn without_a_bpf_file_system_agent_and_doctor_say_how_it_is_mounted() {
-    let node = Node::new(&[]).unwrap();
+fn without_a_bpf_file_system_agent_and_doctor_say_how_it_is_mounted_and_pods_that_are_there_go_on() {
+    let (node, a) = left_alone();
     let elsewhere = node.path("no-bpffs");
     let mut command = Command::new(executable("netattachd").unwrap());
     command.arg("--source").arg(node.path("source")).arg("--run-dir").arg(node.path("run"));
@@ -55,18 +73,14 @@ fn without_a_bpf_file_system_agent_and_doctor_say_how_it_is_mounted() {
         "remedy": "mount -t bpf bpf /sys/fs/bpf on the node; in a pod, mount it from there with HostToContainer"
     });
     assert_eq!(doctor(&node, settings.to_str().unwrap(), "bpf file system"), [expected]);
+    goes_on(node, &a);
 }
 
 /// As that of a machine that was started again with an older kernel by mistake: the agent leaves everything as it is.
 #[test]
 fn a_kernel_that_lacks_what_is_needed_is_named_by_agent_and_doctor_and_pods_that_are_there_go_on() {
-    let mut node = Node::new(&[pod("a", &json!({}), &Value::Null)]).unwrap();
+    let (node, a) = left_alone();
     let settings = settings_of_doctor(&node);
-    node.start().unwrap();
-    let a = Pod::new("a").unwrap();
-    node.add(&a).success();
-    node.stop().unwrap();
-
     let command = node.agent_command(&executable("netattachd").unwrap()).unwrap();
     let said = without_bpf(|| Ok(refused(&node, command))).unwrap();
     let release = rustix::system::uname().release().to_string_lossy().into_owned();
@@ -79,11 +93,7 @@ fn a_kernel_that_lacks_what_is_needed_is_named_by_agent_and_doctor_and_pods_that
         "check": "kernel", "state": "failed", "detail": what, "remedy": format!("use a newer kernel {remedy}")
     });
     assert_eq!(found, [expected]);
-
-    assert!(ping(&a.namespace, "10.50.0.1".parse().unwrap(), PATIENCE).unwrap());
-    node.start().unwrap();
-    node.check(&a).success();
-    node.del(&a).success();
+    goes_on(node, &a);
 }
 
 /// All that the programs are made of.
@@ -93,20 +103,23 @@ const WITHOUT_BPF: &str = "program type sched_cls, program type socket_filter, p
 
 /// `capabilities` has what an agent says of each.
 #[test]
-fn a_capability_that_is_missing_is_named_by_doctor_too() {
-    let node = Node::new(&[]).unwrap();
+fn a_capability_that_is_missing_is_named_by_doctor_too_and_pods_that_are_there_go_on() {
+    let (node, a) = left_alone();
     let settings = settings_of_doctor(&node);
     let all = rustix::thread::capabilities(None).unwrap().permitted;
-    let found =
-        with_only(all - CapabilitySet::NET_ADMIN, || Ok(doctor(&node, &settings, "privileges"))).unwrap();
+    let command = node.agent_command(&executable("netattachd").unwrap()).unwrap();
+    let (said, found) = with_only(all - CapabilitySet::NET_ADMIN, || {
+        Ok((refused(&node, command), doctor(&node, &settings, "privileges")))
+    })
+    .unwrap();
+    let lacks = "lacks CAP_NET_ADMIN (to make links, addresses, routes and filters)";
+    assert!(said.contains(lacks), "{said}");
     let [found] = &found[..] else { panic!("{found:#?}") };
     let detail = found["detail"].as_str().unwrap();
-    assert!(
-        detail.contains("lacks CAP_NET_ADMIN (to make links, addresses, routes and filters)"),
-        "{detail}"
-    );
+    assert!(detail.contains(lacks), "{detail}");
     assert!(detail.contains("run netattachd as root, or in a container with these capabilities"), "{detail}");
     assert_eq!(found["state"], "warning");
+    goes_on(node, &a);
 }
 
 /// What may be wrong with a file system.

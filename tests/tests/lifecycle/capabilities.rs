@@ -10,7 +10,7 @@ use netattach_tests::node::executable;
 use netattach_tests::node_root::{NodeRoot, OwnMounts, with_own_mounts};
 use netattach_tests::privilege::with_only;
 use netattach_tests::snapshot::Snapshot;
-use netattach_tests::traffic::{Echo, PATIENCE, connects};
+use netattach_tests::traffic::{Echo, PATIENCE, connects, ping};
 use netattach_tests::{Node, Pod, tools};
 use rustix::thread::CapabilitySet;
 use serde::Deserialize;
@@ -86,19 +86,25 @@ fn each_is_named(node: &Node, names: &[String]) {
     }
 }
 
+/// A pod that is there goes on while an agent that lacks one does not start.
 #[test]
 fn built_in_plugins_need_what_the_base_gives_and_no_more() {
     let given = for_built_in_plugins();
     assert_eq!(given, ["NET_ADMIN", "SYS_ADMIN"]);
     let mut node = Node::new(&[pod("a", &json!({}), &Value::Null)]).unwrap();
-    each_is_named(&node, &given);
     let pod = Pod::new("a").unwrap();
     let netns = node.path("netns");
     pod.namespace.bind(&netns).unwrap();
     with_only(set(&given), || node.start()).unwrap();
-    let call = |verb| node.call(verb, &pod).with("CNI_NETNS", &netns.display().to_string()).run();
-    for verb in ["ADD", "CHECK", "DEL"] {
-        call(verb).success();
+    let call =
+        |node: &Node, verb| node.call(verb, &pod).with("CNI_NETNS", &netns.display().to_string()).run();
+    call(&node, "ADD").success();
+    node.stop().unwrap();
+    each_is_named(&node, &given);
+    assert!(ping(&pod.namespace, "10.50.0.1".parse().unwrap(), PATIENCE).unwrap());
+    with_only(set(&given), || node.start()).unwrap();
+    for verb in ["CHECK", "DEL"] {
+        call(&node, verb).success();
     }
     rustix::mount::unmount(&netns, rustix::mount::UnmountFlags::empty()).unwrap();
 }

@@ -231,8 +231,11 @@ fn doctor_names_what_is_in_front(node: &Node) {
 }
 
 #[test]
-fn a_file_in_front_of_ours_is_named_with_what_helps_until_it_is_gone() {
+fn a_file_in_front_of_ours_is_named_with_what_helps_until_it_is_gone_and_pods_that_are_there_go_on() {
     let node = with_flannel(&json!({}));
+    let a = Pod::new("a").unwrap();
+    call(&node, "ADD", &a).run().success();
+    node.await_status(&a);
     let multus = at(&node, MULTUS.0);
     fs::write(&multus, MULTUS.1).unwrap();
     let in_the_way = "sorts before 00-netattach.conflist, so the runtime calls Multus in the place of netattach: remove Multus and \
@@ -248,6 +251,7 @@ fn a_file_in_front_of_ours_is_named_with_what_helps_until_it_is_gone() {
     doctor_names_what_is_in_front(&node);
     // The default network is not taken from it.
     assert_eq!(condition(&node, DEFAULT), (true, "cbr0".to_owned()));
+    call(&node, "CHECK", &a).run().success();
     fs::write(&multus, "{").unwrap();
     await_condition(
         &node,
@@ -258,6 +262,7 @@ fn a_file_in_front_of_ours_is_named_with_what_helps_until_it_is_gone() {
     fs::write(&multus, r#"{"cniVersion": "0.4.0", "name": "other", "type": "flannel"}"#).unwrap();
     await_condition(&node, CONF, false, "so the runtime calls flannel in the place of netattach");
     assert!(multus.exists() && at(&node, OWN).exists(), "nothing of others is touched");
+    call(&node, "DEL", &a).run().success();
     fs::remove_file(&multus).unwrap();
     await_condition(&node, CONF, true, OWN);
     assert_eq!(rows(&node), Vec::<String>::new());

@@ -160,7 +160,7 @@ fn remove_queue(namespace: &Namespace, device: &str) {
 }
 
 /// Name of the node's end of a pod's attachment.
-fn host_end(node: &Node, pod: &str, network: &str) -> String {
+pub(crate) fn host_end(node: &Node, pod: &str, network: &str) -> String {
     let shown = node.ctl(&["attachments", "--pod", pod, "--network", network]).unwrap();
     shown[0]["host_interface"].as_str().unwrap_or_else(|| panic!("{shown:#}")).to_owned()
 }

@@ -1,13 +1,16 @@
 //! The path of a packet in the agent's log, with an object that was built for it.
 
 use std::collections::BTreeSet;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 
 use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
+use netattach_tests::other_programs::index_of;
 use netattach_tests::tools;
 use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, datagram, echoed, eventually};
 use netattach_tests::{Node, Pod};
 use serde_json::json;
+
+use crate::bandwidth::host_end;
 
 const OBJECT: &str = "netattach-log.bpf.o";
 
@@ -22,10 +25,12 @@ fn the_path_of_a_packet_is_logged_for_one_attachment_and_no_more_by_the_next_age
     let Some(objects) = tools::directory(test, "NETATTACH_BPF_LOG", &[OBJECT]) else { return };
     let mut node = Node::new(&[]).unwrap();
     let storage = json!({"cniVersion": "1.0.0", "type": "veth", "capabilities": {"ips": true},
-                         "ipam": node.host_local(&["10.51.0.0/24"])});
+                         "ipam": node.host_local(&["10.51.0.0/24", "fd00:51::/64"])});
     node.write("storage", &network(NAMESPACE, "storage", &storage)).unwrap();
-    for (name, address) in [("server", "10.51.0.2/24"), ("client", "10.51.0.3/24")] {
-        let asked = json!([{"name": "storage", "ips": [address]}]);
+    for (name, ips) in
+        [("server", ["10.51.0.2/24", "fd00:51::2/64"]), ("client", ["10.51.0.3/24", "fd00:51::3/64"])]
+    {
+        let asked = json!([{"name": "storage", "ips": ips}]);
         node.write(name, &pod(name, &json!({"app": name}), &asked)).unwrap();
     }
     let web = json!({"podSelector": {"matchLabels": {"app": "server"}}, "policyTypes": ["Ingress"],
@@ -38,7 +43,8 @@ fn the_path_of_a_packet_is_logged_for_one_attachment_and_no_more_by_the_next_age
         pod
     });
     let [open, closed] = [80, 81].map(|port| SocketAddr::from(([10, 51, 0, 2], port)));
-    let _open = Echo::serve(&server.namespace, open).unwrap();
+    let open6: SocketAddr = "[fd00:51::2]:80".parse().unwrap();
+    let _open = [open, open6].map(|address| Echo::serve(&server.namespace, address).unwrap());
     assert!(datagram(&client.namespace, open, PATIENCE).unwrap());
     assert_eq!(said_of_packets(&node.stop().unwrap()), BTreeSet::new(), "the usual object logs nothing");
 
@@ -46,16 +52,41 @@ fn the_path_of_a_packet_is_logged_for_one_attachment_and_no_more_by_the_next_age
     node.set("bpfLogObject", json!(objects.join(OBJECT)));
     node.set("bpfLogOf", json!("shop/server/net1"));
     node.start().unwrap();
-    let socket = client.namespace.run(|| UdpSocket::bind(("10.51.0.3", 4711))).unwrap();
+    let [socket, socket6] = ["10.51.0.3", "fd00:51::3"].map(|own| {
+        let own: IpAddr = own.parse().unwrap();
+        client.namespace.run(|| UdpSocket::bind((own, 4711))).unwrap()
+    });
+    socket6.connect(open6).unwrap();
+    assert!(echoed(&socket6, b"ping", PATIENCE));
     socket.connect(open).unwrap();
     assert!(echoed(&socket, b"ping", PATIENCE));
+    let said = |text: &str| node.log_so_far().contains(text);
+    // The agent looks at the node first, and the node resolves the addresses of both.
+    let fast = "fast path: to attachment=shop/client/net1";
+    let is_fast = || echoed(&socket, b"ping", PATIENCE) && said(fast);
+    assert!(eventually(PATIENCE, is_fast), "{}", node.log_so_far());
     socket.connect(closed).unwrap();
     assert!(!echoed(&socket, b"ping", SILENCE));
-    let said = |text: &str| node.log_so_far().contains(text);
-    assert!(eventually(PATIENCE, || said("verdict: dropped")), "{}", node.log_so_far());
+    assert!(eventually(PATIENCE, || said("verdict: dropped, reason=ingress-port")), "{}", node.log_so_far());
+    // By the fast path a packet comes to the pod where its sender's link ends.
+    let [at_server, at_client] = ["shop/server", "shop/client"]
+        .map(|name| index_of(&node.namespace, &host_end(&node, name, "storage")).unwrap());
     let log = node.stop().unwrap();
     let said = said_of_packets(&log);
+    // Four bytes, with the headers of Ethernet, IP and UDP.
+    let [arrived, arrived6] = [(46, "800"), (66, "86dd")].map(|(bytes, ethertype)| {
+        format!("attachment=shop/server/net1 to the pod: {bytes} bytes, ethertype {ethertype}, at device ")
+    });
+    for arrived in [arrived, arrived6] {
+        let devices = [at_server, at_client].map(|device| said.contains(&*format!("{arrived}{device}")));
+        assert!(devices.contains(&true), "{arrived}{at_server} or {at_client}:\n{log}");
+    }
+    let sent = format!("from the pod: 46 bytes, ethertype 800, at device {at_server}");
     for expected in [
+        &*sent,
+        fast,
+        "headers: fd00:51::3 port 4711 to fd00:51::2 port 80, protocol 17",
+        "headers: fd00:51::2 port 80 to fd00:51::3 port 4711, protocol 17",
         "headers: 10.51.0.3 port 4711 to 10.51.0.2 port 80, protocol 17",
         "flow: none",
         "policy: allowed, rule 1",
@@ -80,7 +111,9 @@ fn the_path_of_a_packet_is_logged_for_one_attachment_and_no_more_by_the_next_age
     let passes = "attachment=shop/server/net1 verdict: passes";
     assert!(eventually(PATIENCE, || node.log_so_far().contains(passes)), "{}", node.log_so_far());
     let log = node.stop().unwrap();
-    assert_eq!(said_of_packets(&log), BTreeSet::from([passes]), "verdicts alone");
+    // What keeps the link going is judged too.
+    let is_verdict = |line: &&str| line.starts_with("attachment=shop/server/net1 verdict: ");
+    assert!(said_of_packets(&log).iter().all(is_verdict), "verdicts alone: {log}");
 
     node.set("bpfLog", json!("off"));
     node.start().unwrap();

@@ -12,11 +12,15 @@ use serde::Serialize;
 
 use super::filter::{Chosen, Filter, attachments};
 use super::output::Format;
+use super::table::{self, Width};
 use super::{Answer, CliError, ask, or_dash, other};
 use crate::rpc::message::{Attachment, AttachmentPolicy, PolicyReport, Request, Response};
 
 /// Most pods of a graph.
 const MOST_PODS: usize = 200;
+
+/// Most characters of a name in the text, where its width is limited: half a line.
+const NAME: usize = table::MOST_COLUMNS / 2;
 
 /// What to draw.
 #[derive(Debug, Args)]
@@ -94,8 +98,8 @@ impl Graph {
         };
         let drawn = draw(&rows, &policies, &chosen);
         let names = drawn.pods.iter().map(|pod| pod.pod.clone());
-        let text = |_| match self.picture {
-            Picture::Text => text(&drawn),
+        let text = |width| match self.picture {
+            Picture::Text => text(&drawn, width),
             Picture::Svg => svg::render(&drawn),
         };
         Ok((format.list(&drawn, names, text)?, found))
@@ -140,15 +144,19 @@ fn draw(rows: &[Attachment], policies: &PolicyReport, chosen: &Chosen) -> Drawn 
 }
 
 /// Networks, and below each its pods.
-fn text(drawn: &Drawn) -> String {
+fn text(drawn: &Drawn, width: Width) -> String {
+    let name = |name: &str| match width {
+        Width::Limited => table::cut(name, NAME),
+        Width::Unlimited => name.to_owned(),
+    };
     let mut text = String::new();
     for (at, network) in drawn.networks.iter().enumerate() {
         let kinds = network.kinds.iter().cloned().collect::<Vec<_>>().join(", ");
-        text.push_str(&format!("{} ({kinds})\n", network.network));
+        text.push_str(&format!("{} ({kinds})\n", name(&network.network)));
         let links: Vec<&Link> = drawn.links.iter().filter(|link| link.network == at).collect();
         for (position, link) in links.iter().enumerate() {
             let branch = if position + 1 == links.len() { "└─" } else { "├─" };
-            let pod = &drawn.pods[link.pod].pod;
+            let pod = name(&drawn.pods[link.pod].pod);
             let addresses = or_dash(Some(link.addresses.join(",")).filter(|text| !text.is_empty()));
             text.push_str(&format!("{branch} {pod} {} {addresses}{}\n", link.ifname, isolation(link)));
         }
@@ -160,7 +168,7 @@ fn text(drawn: &Drawn) -> String {
     if drawn.networks.is_empty() {
         text.push_str("No attachments on this node.\n");
     }
-    text
+    table::sentences(&text, width)
 }
 
 /// What isolates a link, in words: empty if nothing does.
@@ -210,8 +218,26 @@ mod tests {
     #[test]
     fn text_has_networks_with_their_pods_and_what_isolates_them() {
         assert_eq!(
-            text(&scene(2)),
+            text(&scene(2), Width::Limited),
             "shop/lan (veth)\n├─ shop/p0 net1 10.0.0.0/24, ingress by shop/web\n└─ shop/p1 net1 10.0.0.1/24\n\n"
+        );
+    }
+
+    #[test]
+    fn long_names_lose_their_middle_and_policies_go_on_in_the_next_line_unless_the_wide_form_is_asked_for() {
+        let mut drawn = scene(1);
+        let long = format!("shop/{}", "x".repeat(200));
+        drawn.networks[0].network.clone_from(&long);
+        drawn.pods[0].pod.clone_from(&long);
+        drawn.links[0].policies = vec![format!("shop/{}", "y".repeat(60)); 2];
+        let (cut, policy) = (table::cut(&long, NAME), &drawn.links[0].policies[0]);
+        assert_eq!(
+            text(&drawn, Width::Limited),
+            format!("{cut} (veth)\n└─ {cut} net1 10.0.0.0/24, ingress by\n    {policy},\n    {policy}\n\n")
+        );
+        assert_eq!(
+            text(&drawn, Width::Unlimited),
+            format!("{long} (veth)\n└─ {long} net1 10.0.0.0/24, ingress by {policy}, {policy}\n\n")
         );
     }
 
@@ -219,6 +245,6 @@ mod tests {
     fn a_graph_ends_somewhere_and_says_so() {
         let drawn = scene(MOST_PODS + 7);
         assert_eq!((drawn.pods.len(), drawn.links.len(), drawn.left_out), (MOST_PODS, MOST_PODS, 7));
-        assert!(text(&drawn).ends_with("7 more pods\n"));
+        assert!(text(&drawn, Width::Limited).ends_with("7 more pods\n"));
     }
 }

@@ -18,6 +18,7 @@ use serde::Serialize;
 
 use self::files::Files;
 use self::kernel::Kernel;
+use super::table::{self, Width};
 use super::{CliError, PATIENCE, missing};
 use crate::agent::own_existing;
 use crate::bpf::{are_removable, close_gates, pinned_attachments, remove_all_pins};
@@ -135,6 +136,13 @@ impl fmt::Display for Removed {
             writeln!(f, "Stays: {}: {why}.", missing::list(what))?;
         }
         Ok(())
+    }
+}
+
+impl Removed {
+    /// The lines that say it, no wider than those of tables.
+    pub(super) fn text(&self, width: Width) -> String {
+        table::sentences(&self.to_string(), width)
     }
 }
 

@@ -3,22 +3,22 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 
-use super::super::tests::is_pinned;
+use super::super::tests::{is_narrow, is_pinned};
 use super::*;
 use crate::attach::standalone::copy::MARK;
 
 #[test]
 fn what_was_removed_and_what_stays_is_said_in_lines() {
     let outcome = |removed, forced| Removed { bpffs: "/pins".into(), removed, forced, ..Removed::default() };
-    let said = |removed, forced| outcome(removed, forced).to_string();
+    let said = |removed, forced| outcome(removed, forced).text(Width::Limited);
     for forced in [false, true] {
         assert_eq!(said(false, forced), "Nothing is pinned at /pins.\n");
     }
     assert_eq!(said(true, false), "Removed the programs and maps pinned at /pins.\n");
     assert_eq!(
         said(true, true),
-        "Removed the programs and maps pinned at /pins. Devices of attached pods keep their programs until the pods end, but for parents of macvlans: \
-         those pods are no longer judged.\n"
+        "Removed the programs and maps pinned at /pins. Devices of attached pods keep their programs until the pods end, but\n    \
+         for parents of macvlans: those pods are no longer judged.\n"
     );
     let names = |names: &[&str]| names.iter().map(ToString::to_string).collect();
     let everything = Removed {
@@ -41,7 +41,7 @@ fn what_was_removed_and_what_stays_is_said_in_lines() {
     };
     is_pinned("uninstall", &everything);
     assert_eq!(
-        everything.to_string(),
+        everything.text(Width::Limited),
         "Would remove the programs and maps pinned at /pins.\n\
          Would remove configurations of the container runtime: /net.d/00-netattach.conflist.\n\
          Would remove tables of the packet filter: netattach, netattach-nat.\n\
@@ -54,6 +54,9 @@ fn what_was_removed_and_what_stays_is_said_in_lines() {
          Stays: /leases/a, /leases/b: others may use it.\n\
          Stays: br7: something is connected to this bridge.\n"
     );
+    let wide = Removed { routes: (0..50).map(|it| format!("10.244.{it}.0/24")).collect(), ..everything };
+    is_narrow(&wide.text(Width::Limited));
+    assert_eq!(wide.text(Width::Unlimited), wide.to_string());
 }
 
 fn stays(files: &Files) -> Vec<String> {
