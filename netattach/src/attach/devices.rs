@@ -3,10 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::apply::owner;
 use super::engine::Engine;
 use super::give_back::{self, PodEnd};
+use super::sriov_cni::SriovCni;
 use super::{Node, StepError};
 use crate::error_chain::Chain;
 use crate::ipam::Owner;
@@ -21,6 +23,8 @@ use crate::step::{Claim, Home, Output, Step};
 #[derive(Debug, Default)]
 pub struct Devices {
     table: Mutex<Table>,
+    /// Whose they are by the files of another plugin.
+    pub(super) sriov_cni: SriovCni,
 }
 
 #[derive(Debug, Default)]
@@ -217,6 +221,9 @@ impl Devices {
                 claim: Some((device.clone(), (**claim).clone())),
                 ..entry(owner(sandbox, attachment), sandbox, attachment, numbers)
             };
+            if entry.is_alive() {
+                self.sriov_cni.mark_again(device, &sandbox.netns);
+            }
             let mut table = self.lock();
             table.newest = table.newest.max(claim.generation);
             let is_newer = table.held.get(&claim.device).is_none_or(|it| it.generation < claim.generation);
@@ -287,7 +294,10 @@ pub(super) fn make_way(home: &Home) -> Result<(), StepError> {
 /// It is in no namespace that is known, or the card refuses.
 pub(super) fn settle(node: &Node, held: &Held) -> Result<(), StepError> {
     let Some((device, claim)) = &held.claim else { return Ok(()) };
-    give_back::give_back(&mut Handle::open()?, device, claim, PodEnd::Gone)?;
+    // Devices of others wait meanwhile: not for sriov-cni.
+    node.devices.sriov_cni.give_back((device, &held.sandbox.netns), Duration::ZERO, || {
+        give_back::give_back(&mut Handle::open()?, device, claim, PodEnd::Gone)
+    })?;
     match (&node.enforcer, held.number) {
         (Some(enforcer), Some(number)) if claim.outlives_namespace() => Ok(enforcer.leave_device(number)?),
         _ => Ok(()),

@@ -316,6 +316,26 @@ pub enum StepError {
         /// The holder's container.
         container: String,
     },
+    /// sriov-cni attaches or detaches a VF.
+    #[error("device {0}: sriov-cni is at it and holds its lock")]
+    SriovCniIsAtIt(String),
+    /// sriov-cni has given a VF to a pod.
+    #[error("device {device} is taken: sriov-cni has given it to {netns}")]
+    SriovCniHasIt {
+        /// The device.
+        device: String,
+        /// The path of the pod's namespace.
+        netns: String,
+    },
+    /// sriov-cni's files cannot be used.
+    #[error("sriov-cni's file {path}")]
+    SriovCniFile {
+        /// Its path.
+        path: PathBuf,
+        /// The kernel's error.
+        #[source]
+        source: std::io::Error,
+    },
     /// The physical function of a VF has no interface on the node, or does not know the VF.
     #[error("the physical function {0} has no network interface on the node that knows the VF")]
     NoPhysicalFunction(String),
@@ -614,6 +634,8 @@ pub(super) fn step_code(error: &StepError) -> u32 {
         StepError::NoDevice(_)
         | StepError::ParentOfPods(_)
         | StepError::DeviceTaken { .. }
+        | StepError::SriovCniIsAtIt(_)
+        | StepError::SriovCniHasIt { .. }
         | StepError::NoPhysicalFunction(_)
         | StepError::HomeTaken(_)
         | StepError::DeviceLost { .. } => code::TRY_AGAIN_LATER,
@@ -663,7 +685,9 @@ pub(super) fn step_code(error: &StepError) -> u32 {
         StepError::Result { .. } => code::DECODING_FAILURE,
         StepError::InProcess { source, .. } => source.code,
         StepError::Journal(error) => journal_code(error),
-        StepError::Cache(_) | StepError::DeviceInfo { .. } => code::IO_FAILURE,
+        StepError::Cache(_) | StepError::DeviceInfo { .. } | StepError::SriovCniFile { .. } => {
+            code::IO_FAILURE
+        }
         StepError::Netlink(_)
         | StepError::Open(_)
         | StepError::NoAddress(_)
