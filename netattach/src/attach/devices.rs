@@ -75,13 +75,14 @@ pub(super) struct Known {
 
 impl Table {
     /// Calls `make_way` for each device whose pod is gone and that has not been given back.
-    fn make_way(&self, mut make_way: impl FnMut(&Home) -> Result<(), StepError>) {
+    fn make_way(&self, sriov_cni: &SriovCni, mut make_way: impl FnMut(&Home) -> Result<(), StepError>) {
         let orphans = self.held.values().filter(|held| held.is_orphan());
-        let claims = orphans.filter_map(|held| held.claim.as_ref());
+        let claims = orphans.filter_map(|held| Some((&held.sandbox.netns, held.claim.as_ref()?)));
         // Any other ends with its pod: what has its name on the node now is another device.
-        for (_, claim) in claims.filter(|(_, claim)| claim.outlives_namespace()) {
+        for (netns, (device, claim)) in claims.filter(|(_, (_, claim))| claim.outlives_namespace()) {
             let Some(home) = &claim.home else { continue };
-            if let Err(error) = make_way(home) {
+            let made = sriov_cni.unless_anothers((device, netns), Duration::ZERO, |_| make_way(home));
+            if let Err(error) = made {
                 tracing::debug!(device = claim.device, error = %Chain(&error), "keeps the names that it has");
             }
         }
@@ -201,7 +202,7 @@ impl Devices {
         }
         let given = match act() {
             Err(StepError::HomeTaken(_)) => {
-                self.lock().make_way(make_way);
+                self.lock().make_way(&self.sriov_cni, make_way);
                 act()
             }
             other => other,
@@ -250,7 +251,7 @@ impl Devices {
         make_way: impl FnMut(&Home) -> Result<(), StepError>,
     ) {
         let mut table = self.lock();
-        table.make_way(make_way);
+        table.make_way(&self.sriov_cni, make_way);
         for (device, held) in &mut table.held {
             if !held.is_orphan() {
                 continue;

@@ -71,28 +71,45 @@ impl SriovCni {
         }
     }
 
-    /// Gives a device back by `act`, unless sriov-cni has given it to a pod other than the one whose namespace is or was at
-    /// `netns`, to which it was given before.
+    /// Calls `act`, unless sriov-cni has given the device to a pod other than the one whose namespace is or was at `netns`, to
+    /// which it was given before.
     ///
     /// # Errors
     /// Those of [`SriovCni::lock`] and of `act`.
-    pub(super) fn give_back(
+    pub(super) fn unless_anothers(
         &self,
         (device, netns): (&Device, &str),
         patience: Duration,
-        act: impl FnOnce() -> Result<(), StepError>,
+        act: impl FnOnce(Option<&LockedVf>) -> Result<(), StepError>,
     ) -> Result<(), StepError> {
-        let Some(vf) = self.lock(device, patience)? else { return act() };
-        if let Some(other) = vf.holder_beside(netns)? {
-            tracing::info!(
+        let locked = self.lock(device, patience)?;
+        if let Some(vf) = &locked
+            && let Some(other) = vf.holder_beside(netns)?
+        {
+            tracing::debug!(
                 device = vf.address,
                 netns = other,
                 "sriov-cni has given the device to another pod"
             );
             return Ok(());
         }
-        act()?;
-        vf.unmark(netns)
+        act(locked.as_ref())
+    }
+
+    /// Gives a device back by `act` and unmarks it, unless it is another's: see [`SriovCni::unless_anothers`].
+    ///
+    /// # Errors
+    /// Those of [`SriovCni::unless_anothers`].
+    pub(super) fn give_back(
+        &self,
+        (device, netns): (&Device, &str),
+        patience: Duration,
+        act: impl FnOnce() -> Result<(), StepError>,
+    ) -> Result<(), StepError> {
+        self.unless_anothers((device, netns), patience, |vf| {
+            act()?;
+            vf.map_or(Ok(()), |vf| vf.unmark(netns))
+        })
     }
 
     /// Marks a device that the pod whose namespace is at `netns` has, where sriov-cni came to the node later, or has lost it.
