@@ -735,7 +735,7 @@ fn on_parent(outputs: Brought<'_>) -> Result<Parent, StepError> {
 
 /// The link of an attachment that netattach makes.
 fn own_link(attachment: &AttachmentPlan) -> Result<&spec::Link, StepError> {
-    attachment.made_by().link().ok_or(StepError::Missing("a link on a parent"))
+    attachment.link().ok_or(StepError::Missing("a link on a parent"))
 }
 
 /// The device of an attachment, and its claim.

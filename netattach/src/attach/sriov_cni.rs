@@ -63,7 +63,7 @@ impl SriovCni {
         }
         let path = locks.join(format!("{address}.lock"));
         let mut options = OpenOptions::new();
-        options.write(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
         let lock = options.open(&path).map_err(failed(&path))?;
         match flock::lock(&lock, patience).map_err(failed(&path))? {
             true => Ok(Some(LockedVf { address: address.clone(), mark: pci.join(address), _lock: lock })),
@@ -213,10 +213,12 @@ mod tests {
     fn node() -> (tempfile::TempDir, SriovCni, PathBuf) {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path().join("sriov");
-        for made in [root.clone(), root.join("pci")] {
-            DirBuilder::new().mode(0o600).create(made).unwrap();
+        let pci = root.join("pci");
+        fs::create_dir_all(&pci).unwrap();
+        for made in [&pci, &root] {
+            fs::set_permissions(made, PermissionsExt::from_mode(0o600)).unwrap();
         }
-        let mark = root.join("pci").join(VF);
+        let mark = pci.join(VF);
         (directory, SriovCni { root }, mark)
     }
 
@@ -247,7 +249,11 @@ mod tests {
         let marked = || fs::read_to_string(&mark).ok();
         assert_eq!(refused(GONE), None);
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
-        assert_eq!([&sriov_cni.root, mark.parent().unwrap()].map(mode), [0o700, 0o700], "searchable");
+        assert_eq!(
+            [sriov_cni.root.as_path(), mark.parent().unwrap()].map(mode),
+            [0o700, 0o700],
+            "searchable"
+        );
         assert_eq!(mode(&sriov_cni.root.join(format!("pci/vf_lock/{VF}.lock"))), 0o600);
 
         fs::write(&mark, OTHER).unwrap();

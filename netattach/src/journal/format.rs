@@ -20,7 +20,7 @@ use serde_json::Value;
 
 use crate::plan::{AttachmentPlan, Plan};
 use crate::spec::Link;
-use crate::step::{Configure, MadeBy, Output, Step, StepRef, Style};
+use crate::step::{Configure, Output, Step, StepRef, Style};
 
 /// The versions that are written: see [`version_of`]. They differ only in the plans that they can express.
 const WRITTEN: [u32; 9] = [2, 3, 4, 5, 6, 7, 8, 9, 10];
@@ -75,7 +75,7 @@ pub(super) fn version_of(plan: &Plan) -> u32 {
         | Step::RouteBySource => second,
     };
     let is_reached_on_ipvlan = |of: &AttachmentPlan| {
-        of.steps.contains(&Step::GiveHostAccess) && matches!(of.made_by(), MadeBy::Link(Link::Ipvlan(_)))
+        of.steps.contains(&Step::GiveHostAccess) && matches!(of.link(), Some(Link::Ipvlan(_)))
     };
     if plan.attachments.iter().any(is_reached_on_ipvlan) {
         return tenth;
