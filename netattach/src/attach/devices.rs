@@ -3,10 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use super::apply::owner;
 use super::engine::Engine;
 use super::give_back::{self, PodEnd};
+use super::sriov_cni::SriovCni;
 use super::{Node, StepError};
 use crate::error_chain::Chain;
 use crate::ipam::Owner;
@@ -21,6 +23,8 @@ use crate::step::{Claim, Home, Output, Step};
 #[derive(Debug, Default)]
 pub struct Devices {
     table: Mutex<Table>,
+    /// Whose they are by the files of another plugin.
+    pub(super) sriov_cni: SriovCni,
 }
 
 #[derive(Debug, Default)]
@@ -71,13 +75,14 @@ pub(super) struct Known {
 
 impl Table {
     /// Calls `make_way` for each device whose pod is gone and that has not been given back.
-    fn make_way(&self, mut make_way: impl FnMut(&Home) -> Result<(), StepError>) {
+    fn make_way(&self, sriov_cni: &SriovCni, mut make_way: impl FnMut(&Home) -> Result<(), StepError>) {
         let orphans = self.held.values().filter(|held| held.is_orphan());
-        let claims = orphans.filter_map(|held| held.claim.as_ref());
+        let claims = orphans.filter_map(|held| Some((&held.sandbox.netns, held.claim.as_ref()?)));
         // Any other ends with its pod: what has its name on the node now is another device.
-        for (_, claim) in claims.filter(|(_, claim)| claim.outlives_namespace()) {
+        for (netns, (device, claim)) in claims.filter(|(_, (_, claim))| claim.outlives_namespace()) {
             let Some(home) = &claim.home else { continue };
-            if let Err(error) = make_way(home) {
+            let made = sriov_cni.unless_anothers((device, netns), Duration::ZERO, |_| make_way(home));
+            if let Err(error) = made {
                 tracing::debug!(device = claim.device, error = %Chain(&error), "keeps the names that it has");
             }
         }
@@ -197,7 +202,7 @@ impl Devices {
         }
         let given = match act() {
             Err(StepError::HomeTaken(_)) => {
-                self.lock().make_way(make_way);
+                self.lock().make_way(&self.sriov_cni, make_way);
                 act()
             }
             other => other,
@@ -217,6 +222,9 @@ impl Devices {
                 claim: Some((device.clone(), (**claim).clone())),
                 ..entry(owner(sandbox, attachment), sandbox, attachment, numbers)
             };
+            if entry.is_alive() {
+                self.sriov_cni.mark_again(device, &sandbox.netns);
+            }
             let mut table = self.lock();
             table.newest = table.newest.max(claim.generation);
             let is_newer = table.held.get(&claim.device).is_none_or(|it| it.generation < claim.generation);
@@ -243,7 +251,7 @@ impl Devices {
         make_way: impl FnMut(&Home) -> Result<(), StepError>,
     ) {
         let mut table = self.lock();
-        table.make_way(make_way);
+        table.make_way(&self.sriov_cni, make_way);
         for (device, held) in &mut table.held {
             if !held.is_orphan() {
                 continue;
@@ -287,7 +295,10 @@ pub(super) fn make_way(home: &Home) -> Result<(), StepError> {
 /// It is in no namespace that is known, or the card refuses.
 pub(super) fn settle(node: &Node, held: &Held) -> Result<(), StepError> {
     let Some((device, claim)) = &held.claim else { return Ok(()) };
-    give_back::give_back(&mut Handle::open()?, device, claim, PodEnd::Gone)?;
+    // Devices of others wait meanwhile: not for sriov-cni.
+    node.devices.sriov_cni.give_back((device, &held.sandbox.netns), Duration::ZERO, || {
+        give_back::give_back(&mut Handle::open()?, device, claim, PodEnd::Gone)
+    })?;
     match (&node.enforcer, held.number) {
         (Some(enforcer), Some(number)) if claim.outlives_namespace() => Ok(enforcer.leave_device(number)?),
         _ => Ok(()),

@@ -267,6 +267,11 @@ pub enum StepError {
     /// The node has no address on the parent at all; one may be about to come, as by DHCP when a node starts.
     #[error("key hostAccess: {0} has no address of the node yet")]
     NoAddressYet(String),
+    /// The node would drop what the pod sends to it: it receives that by the parent, and answers by another link.
+    #[error(
+        "key hostAccess: the node drops what pods on ipvlans send to it (rp_filter is 1); set net.ipv4.conf.{0}.rp_filter to 2"
+    )]
+    StrictReversePath(String),
     /// IPv6 addresses were requested for a link whose MTU, in bytes, is too small for IPv6.
     #[error("mtu {0} is below 1280, which IPv6 needs")]
     SmallMtu(u32),
@@ -315,6 +320,26 @@ pub enum StepError {
         who: String,
         /// The holder's container.
         container: String,
+    },
+    /// sriov-cni attaches or detaches a VF.
+    #[error("device {0}: sriov-cni is at it and holds its lock")]
+    SriovCniIsAtIt(String),
+    /// sriov-cni has given a VF to a pod.
+    #[error("device {device} is taken: sriov-cni has given it to {netns}")]
+    SriovCniHasIt {
+        /// The device.
+        device: String,
+        /// The path of the pod's namespace.
+        netns: String,
+    },
+    /// sriov-cni's files cannot be used.
+    #[error("sriov-cni's file {path}")]
+    SriovCniFile {
+        /// Its path.
+        path: PathBuf,
+        /// The kernel's error.
+        #[source]
+        source: std::io::Error,
     },
     /// The physical function of a VF has no interface on the node, or does not know the VF.
     #[error("the physical function {0} has no network interface on the node that knows the VF")]
@@ -614,6 +639,8 @@ pub(super) fn step_code(error: &StepError) -> u32 {
         StepError::NoDevice(_)
         | StepError::ParentOfPods(_)
         | StepError::DeviceTaken { .. }
+        | StepError::SriovCniIsAtIt(_)
+        | StepError::SriovCniHasIt { .. }
         | StepError::NoPhysicalFunction(_)
         | StepError::HomeTaken(_)
         | StepError::DeviceLost { .. } => code::TRY_AGAIN_LATER,
@@ -648,6 +675,7 @@ pub(super) fn step_code(error: &StepError) -> u32 {
         | StepError::GatewayConflict { .. }
         | StepError::NotFiltering(_)
         | StepError::NoHostAddress(_)
+        | StepError::StrictReversePath(_)
         | StepError::Gateway { .. }
         | StepError::NotOnLink(_)
         | StepError::Netlink(
@@ -663,7 +691,9 @@ pub(super) fn step_code(error: &StepError) -> u32 {
         StepError::Result { .. } => code::DECODING_FAILURE,
         StepError::InProcess { source, .. } => source.code,
         StepError::Journal(error) => journal_code(error),
-        StepError::Cache(_) | StepError::DeviceInfo { .. } => code::IO_FAILURE,
+        StepError::Cache(_) | StepError::DeviceInfo { .. } | StepError::SriovCniFile { .. } => {
+            code::IO_FAILURE
+        }
         StepError::Netlink(_)
         | StepError::Open(_)
         | StepError::NoAddress(_)

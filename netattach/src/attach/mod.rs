@@ -15,6 +15,7 @@
 //! | `announce_late` | what neighbours are told once an ADD has been answered |
 //! | [`undo`], `plugin_del` | inverses of steps, and DEL of other plugins |
 //! | `devices`, `which_device`, `take_device`, `give_back`, `identity`, `bus` | who has which device of the node; how it is named, taken, given back, and told from others |
+//! | `sriov_cni`, `flock` | the files by which sriov-cni knows which VF is whose; locks that others hold for a time |
 //! | `check`, `status_verb`, `gc` | the verbs CHECK, STATUS and GC |
 //! | `survey` | how full pools of addresses are |
 //! | `departed`, `drift`, `edited` | sandboxes that no runtime will ask to detach; what others change of attachments, and of their records |
@@ -44,6 +45,7 @@ mod enforcement;
 mod engine;
 mod error;
 mod facts;
+mod flock;
 mod from_node;
 mod gc;
 mod give_back;
@@ -60,6 +62,7 @@ mod repeated_add;
 #[cfg(test)]
 pub(crate) mod rig;
 mod routing;
+mod sriov_cni;
 pub mod standalone;
 mod status_verb;
 mod survey;

@@ -7,7 +7,7 @@ use super::devices::settle;
 use super::give_back::find_home;
 use super::host_access::is_host_link;
 use super::which_device::{Target, There};
-use super::{Node, StepError, bus, identity};
+use super::{Node, StepError, bus, identity, sriov_cni};
 use crate::mac::Mac;
 use crate::netlink::{DeviceState, Handle, LinkState};
 use crate::plan::{AttachmentPlan, Sandbox};
@@ -40,6 +40,11 @@ pub(super) fn claim(
     let Target { key, home: before } = there.meant(device)?;
     let claimant = (sandbox, attachment, cookie);
     let generation = node.devices.claim(&key, claimant, |held| settle(node, held))?;
+    // Until the claim is made sriov-cni neither takes the device nor changes it.
+    let locked = node.devices.sriov_cni.lock(device, sriov_cni::PATIENCE)?;
+    if let Some(locked) = &locked {
+        locked.check_is_free_for(&sandbox.netns)?;
+    }
     let present = host.devices()?;
     let found = before.as_ref().and_then(|before| identity::at_home(before, &present)).cloned();
     let rdma = found.as_ref().and_then(|found| bus::find(found.parent.as_deref()?)?.rdma);
@@ -64,6 +69,9 @@ pub(super) fn claim(
     if let (Some(found), Some(home)) = (&found, &claim.home) {
         // Whoever makes an interface on it meanwhile sees the claim, or is seen here.
         check_is_free(node, host, (found, home), &present)?;
+    }
+    if let Some(locked) = &locked {
+        locked.mark(&sandbox.netns)?;
     }
     Ok(claim)
 }

@@ -3,8 +3,8 @@
 use super::give_back::{PodEnd, give_back, give_back_by_alias};
 use super::plugin_del::PluginDel;
 use super::{
-    AttachError, Doing, Node, Progress, StepError, device_info, devices, host_access, routing, translation,
-    tuning, vrf,
+    AttachError, Doing, Node, Progress, StepError, device_info, devices, host_access, routing, sriov_cni,
+    translation, tuning, vrf,
 };
 use crate::ipam::Lessee;
 use crate::journal::JournalKey;
@@ -145,7 +145,11 @@ impl Begun<'_> {
         let made = result::ends(progress.outputs().of(self.at.0)).map(|ends| ends.pod.index);
         let pod = netns.map_or(PodEnd::Gone, |netns| PodEnd::In(netns, made.filter(|index| *index != 0)));
         let of = (&plan.sandbox, self.attachment);
-        let act = || give_back(&mut Handle::open()?, device, claim, pod);
+        let act = || {
+            node.devices.sriov_cni.give_back((device, &plan.sandbox.netns), sriov_cni::PATIENCE, || {
+                give_back(&mut Handle::open()?, device, claim, pod)
+            })
+        };
         node.devices.give_back(claim, of, act, devices::make_way)
     }
 

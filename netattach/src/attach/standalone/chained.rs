@@ -1,11 +1,11 @@
 //! What the chained plugins have in common.
 
-use std::fs::{File, TryLockError};
+use std::fs::File;
 use std::os::fd::AsFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::attach::error::step_code;
-use crate::attach::{AttachError, StepError};
+use crate::attach::{AttachError, StepError, flock};
 use crate::cni::{self, AttachmentId, CniError, code};
 use crate::link::{self, Facts};
 use crate::nat::without_agent::{self, Plugin, Whose};
@@ -14,9 +14,6 @@ use crate::netns::Netns;
 
 /// How long another process may hold the namespace's lock.
 const PATIENCE: Duration = Duration::from_secs(5);
-
-/// Between two looks at it.
-const PAUSE: Duration = Duration::from_millis(5);
 
 /// No `prevResult`.
 pub(super) fn missing(kind: &str) -> CniError {
@@ -83,16 +80,11 @@ pub(super) fn lock(netns: &Netns) -> Result<File, CniError> {
         CniError::new(code::IO_FAILURE, format!("lock the network namespace: {error}"))
     };
     let file = File::from(netns.as_fd().try_clone_to_owned().map_err(failed)?);
-    let end = Instant::now() + PATIENCE;
-    loop {
-        match file.try_lock() {
-            Ok(()) => return Ok(file),
-            Err(TryLockError::WouldBlock) if Instant::now() < end => std::thread::sleep(PAUSE),
-            Err(TryLockError::WouldBlock) => {
-                let msg = "the network namespace is locked by another process (flock)";
-                return Err(CniError::new(code::TRY_AGAIN_LATER, msg));
-            }
-            Err(TryLockError::Error(error)) => return Err(failed(error)),
+    match flock::lock(&file, PATIENCE).map_err(failed)? {
+        true => Ok(file),
+        false => {
+            let msg = "the network namespace is locked by another process (flock)";
+            Err(CniError::new(code::TRY_AGAIN_LATER, msg))
         }
     }
 }

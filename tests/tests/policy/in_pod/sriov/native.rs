@@ -1,6 +1,6 @@
 //! VFs that netattach takes, sets and gives back itself.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use netattach::netlink::{DeviceState, Handle};
 use netattach::spec::{VfRates, VfSettings, VfVlan};
@@ -250,6 +250,87 @@ fn a_setting_that_the_card_refuses_is_named_and_all_others_go_back() {
     assert!(told.contains(&expected), "{told}");
     own.assert_as(&before);
     Snapshot::take(&own.node, &[&own.pods[0]]).unwrap().assert_nothing_is_left();
+}
+
+/// The files of sriov-cni for one VF. They are on the machine while this is.
+struct SriovCni {
+    /// Says whose the VF is.
+    mark: PathBuf,
+    lock: PathBuf,
+}
+
+const SRIOV_CNI: &str = "/var/lib/cni/sriov";
+
+impl SriovCni {
+    fn with(vf: &Vf) -> Self {
+        let pci = Path::new(SRIOV_CNI).join("pci");
+        fs::create_dir_all(pci.join("vf_lock")).unwrap();
+        let lock = pci.join("vf_lock").join(format!("{}.lock", vf.address));
+        Self { mark: pci.join(&vf.address), lock }
+    }
+
+    fn give_to(&self, namespace: &Namespace) {
+        fs::write(&self.mark, namespace.path().to_str().unwrap()).unwrap();
+    }
+
+    fn is_of(&self, namespace: &Namespace) -> bool {
+        fs::read_to_string(&self.mark).is_ok_and(|path| Path::new(&path) == namespace.path())
+    }
+}
+
+impl Drop for SriovCni {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(SRIOV_CNI);
+    }
+}
+
+/// Rows: SRV-beside.
+#[test]
+fn a_vf_is_either_sriov_cnis_or_ours() {
+    let Some(mut own) = Own::new("a_vf_is_either_sriov_cnis_or_ours", &all_keys()) else { return };
+    let before = own.before();
+    let sriov_cni = SriovCni::with(&own.vfs[0]);
+    let (device, other) = (own.vfs[0].address.clone(), Namespace::new().unwrap());
+
+    sriov_cni.give_to(&other);
+    let (code, told) = own.node.add(&own.pods[0]).failure();
+    let path = other.path().display();
+    let expected = format!("device {device} is taken: sriov-cni has given it to {path}");
+    assert!(code == 11 && told.ends_with(&expected), "{code}: {told}");
+    fs::remove_file(&sriov_cni.mark).unwrap();
+    let held = fs::File::create(&sriov_cni.lock).unwrap();
+    held.lock().unwrap();
+    let (code, told) = own.node.add(&own.pods[0]).failure();
+    let expected = format!("device {device}: sriov-cni is at it and holds its lock");
+    assert!(code == 11 && told.ends_with(&expected), "{code}: {told}");
+    drop(held);
+    own.assert_as(&before);
+
+    // sriov-cni is told of ours, also if it forgets.
+    own.node.add(&own.pods[0]).success();
+    assert!(sriov_cni.is_of(&own.pods[0].namespace));
+    fs::remove_file(&sriov_cni.mark).unwrap();
+    own.node.kill().unwrap();
+    own.node.start().unwrap();
+    assert!(sriov_cni.is_of(&own.pods[0].namespace));
+    own.node.del(&own.pods[0]).success();
+    assert!(!sriov_cni.mark.exists());
+    own.assert_as(&before);
+
+    // What it has given to a pod that is gone is free. Then ours ends, and it gives the VF to another before our DEL comes.
+    fs::write(&sriov_cni.mark, "/run/netns/netattach-test-gone").unwrap();
+    own.node.add(&own.pods[0]).success();
+    assert!(sriov_cni.is_of(&own.pods[0].namespace));
+    sriov_cni.give_to(&other);
+    own.pods[0].namespace = Namespace::new().unwrap();
+    assert!(eventually(PATIENCE, || own.device(0).is_some()));
+    ip(&own.node.namespace, &["link", "set", &own.cards.device, "vf", "0", "vlan", "7"]).unwrap();
+    let found = (own.device(0), own.settings(0));
+    own.node.call("DEL", &own.pods[0]).with("CNI_NETNS", "").run().success();
+    assert_eq!((own.device(0), own.settings(0)), found);
+    let as_it_came = (found.0.map(|device| device.link.name), found.1.vlan.map(|vlan| vlan.id));
+    assert_eq!(as_it_came, (Some("net1".to_owned()), Some(7)));
+    assert!(sriov_cni.is_of(&other));
 }
 
 /// Rows: SRV-cycles.

@@ -1,0 +1,327 @@
+//! The files by which sriov-cni knows which VF is whose, so that neither plugin takes what the other has given out
+//! (`pkg/utils/pci_allocator.go` there): for each VF `pci/ADDRESS`, which holds the path of its pod's namespace, and the lock
+//! `pci/vf_lock/ADDRESS.lock`, which whoever attaches or detaches the VF holds. A namespace that is gone has none.
+//!
+//! On a node without sriov-cni's directory nothing is looked at, and nothing made.
+
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::{StepError, flock};
+use crate::error_chain::Chain;
+use crate::netns::Netns;
+use crate::spec::{Device, DeviceId};
+use crate::{bounded, durable};
+
+/// Where sriov-cni keeps its state.
+const ROOT: &str = "/var/lib/cni/sriov";
+
+/// How long sriov-cni may hold the lock of a VF while an operation waits: it does for all of an ADD.
+pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The longest path of a namespace, in bytes (`PATH_MAX`).
+const LONGEST: usize = 4096;
+
+/// sriov-cni's directory, if the node has one.
+#[derive(Debug)]
+pub(super) struct SriovCni {
+    root: PathBuf,
+}
+
+impl Default for SriovCni {
+    fn default() -> Self {
+        Self { root: ROOT.into() }
+    }
+}
+
+/// A VF that sriov-cni neither attaches nor detaches while this exists.
+#[derive(Debug)]
+pub(super) struct LockedVf {
+    address: String,
+    /// The file that says whose it is.
+    mark: PathBuf,
+    _lock: File,
+}
+
+impl SriovCni {
+    /// Locks a device. `None`: sriov-cni is not on the node, or it is no VF.
+    ///
+    /// # Errors
+    /// sriov-cni has been at it for all of `patience`, or its files cannot be used.
+    pub(super) fn lock(&self, device: &Device, patience: Duration) -> Result<Option<LockedVf>, StepError> {
+        let (Some(_), DeviceId::Bus(address)) = (&device.function, &device.id) else { return Ok(None) };
+        if !self.root.is_dir() {
+            return Ok(None);
+        }
+        let pci = self.root.join("pci");
+        let locks = pci.join("vf_lock");
+        for directory in [&self.root, &pci, &locks] {
+            make_usable(directory).map_err(failed(directory))?;
+        }
+        let path = locks.join(format!("{address}.lock"));
+        let mut options = OpenOptions::new();
+        options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        let lock = options.open(&path).map_err(failed(&path))?;
+        match flock::lock(&lock, patience).map_err(failed(&path))? {
+            true => Ok(Some(LockedVf { address: address.clone(), mark: pci.join(address), _lock: lock })),
+            false => Err(StepError::SriovCniIsAtIt(address.clone())),
+        }
+    }
+
+    /// Calls `act`, unless sriov-cni has given the device to a pod other than the one whose namespace is or was at `netns`, to
+    /// which it was given before.
+    ///
+    /// # Errors
+    /// Those of [`SriovCni::lock`] and of `act`.
+    pub(super) fn unless_anothers(
+        &self,
+        (device, netns): (&Device, &str),
+        patience: Duration,
+        act: impl FnOnce(Option<&LockedVf>) -> Result<(), StepError>,
+    ) -> Result<(), StepError> {
+        let locked = self.lock(device, patience)?;
+        if let Some(vf) = &locked
+            && let Some(other) = vf.holder_beside(netns)?
+        {
+            tracing::debug!(
+                device = vf.address,
+                netns = other,
+                "sriov-cni has given the device to another pod"
+            );
+            return Ok(());
+        }
+        act(locked.as_ref())
+    }
+
+    /// Gives a device back by `act` and unmarks it, unless it is another's: see [`SriovCni::unless_anothers`].
+    ///
+    /// # Errors
+    /// Those of [`SriovCni::unless_anothers`].
+    pub(super) fn give_back(
+        &self,
+        (device, netns): (&Device, &str),
+        patience: Duration,
+        act: impl FnOnce() -> Result<(), StepError>,
+    ) -> Result<(), StepError> {
+        self.unless_anothers((device, netns), patience, |vf| {
+            act()?;
+            vf.map_or(Ok(()), |vf| vf.unmark(netns))
+        })
+    }
+
+    /// Marks a device that the pod whose namespace is at `netns` has, where sriov-cni came to the node later, or has lost it.
+    pub(super) fn mark_again(&self, device: &Device, netns: &str) {
+        let mark = || match self.lock(device, Duration::ZERO)? {
+            Some(vf) if vf.marked()?.is_none() => vf.mark(netns),
+            _ => Ok(()),
+        };
+        if let Err(error) = mark() {
+            tracing::warn!(device = %device.id, error = %Chain(&error), "sriov-cni is not told that a pod has the device");
+        }
+    }
+}
+
+impl LockedVf {
+    /// Refuses a VF that sriov-cni has given to a pod other than the one whose namespace is at `netns`.
+    ///
+    /// # Errors
+    /// It has.
+    pub(super) fn check_is_free_for(&self, netns: &str) -> Result<(), StepError> {
+        match self.holder_beside(netns)? {
+            Some(netns) => Err(StepError::SriovCniHasIt { device: self.address.clone(), netns }),
+            None => Ok(()),
+        }
+    }
+
+    /// Has sriov-cni refuse the VF while there is a namespace at `netns`.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub(super) fn mark(&self, netns: &str) -> Result<(), StepError> {
+        let temporary = format!(".{}.netattach", self.address);
+        durable::replace(&self.mark, &temporary, netns.as_bytes(), 0o600).map_err(failed(&self.mark))
+    }
+
+    fn unmark(&self, netns: &str) -> Result<(), StepError> {
+        match self.marked()?.is_some_and(|marked| marked == netns) {
+            true => fs::remove_file(&self.mark).map_err(failed(&self.mark)),
+            false => Ok(()),
+        }
+    }
+
+    /// The path of the namespace that has the VF, if there is one there, and it is not that path.
+    fn holder_beside(&self, netns: &str) -> Result<Option<String>, StepError> {
+        let Some(marked) = self.marked()?.filter(|marked| marked != netns) else { return Ok(None) };
+        // One that cannot be opened for another reason may exist.
+        let is_there = Netns::open(&marked).map_or_else(|error| !error.is_gone(), |_| true);
+        Ok(is_there.then_some(marked))
+    }
+
+    fn marked(&self) -> Result<Option<String>, StepError> {
+        match bounded::read_text(&self.mark, LONGEST) {
+            Ok(marked) => Ok(Some(marked)),
+            Err(error) if bounded::is_absent(&error) => Ok(None),
+            Err(error) => Err(failed(&self.mark)(error)),
+        }
+    }
+}
+
+/// Makes a directory, or one that sriov-cni has made searchable: it makes them with mode 0600, which root can search only
+/// with a capability that the agent's container does not have.
+fn make_usable(directory: &Path) -> io::Result<()> {
+    match DirBuilder::new().mode(0o700).create(directory) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let mut permissions = fs::metadata(directory)?.permissions();
+    if permissions.mode() & 0o100 == 0 {
+        permissions.set_mode(permissions.mode() | 0o100);
+        fs::set_permissions(directory, permissions)?;
+    }
+    Ok(())
+}
+
+fn failed(path: &Path) -> impl FnOnce(io::Error) -> StepError {
+    let path = path.to_owned();
+    move |source| StepError::SriovCniFile { path, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::VirtualFunction;
+
+    const VF: &str = "0000:03:02.1";
+    const GONE: &str = "/run/netns/netattach-test-gone";
+    /// Another pod's, which is there as long as this test.
+    const OTHER: &str = "/proc/self/ns/net";
+
+    fn vf(function: bool) -> Device {
+        let function = function.then(|| VirtualFunction { physical: "0000:03:00.0".to_owned(), number: 1 });
+        let id = DeviceId::Bus(VF.to_owned());
+        Device { pod_name: "net1".to_owned(), id, userspace: None, function, rdma: None }
+    }
+
+    fn lock(of: &SriovCni) -> LockedVf {
+        of.lock(&vf(true), Duration::ZERO).unwrap().unwrap()
+    }
+
+    /// A node with sriov-cni, whose directories have the mode that it gives them, and the file of the VF.
+    fn node() -> (tempfile::TempDir, SriovCni, PathBuf) {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path().join("sriov");
+        let pci = root.join("pci");
+        fs::create_dir_all(&pci).unwrap();
+        for made in [&pci, &root] {
+            fs::set_permissions(made, PermissionsExt::from_mode(0o600)).unwrap();
+        }
+        let mark = pci.join(VF);
+        (directory, SriovCni { root }, mark)
+    }
+
+    /// Rows: SRV-beside.
+    #[test]
+    fn without_sriov_cni_nothing_is_made() {
+        let directory = tempfile::tempdir().unwrap();
+        let absent = SriovCni { root: directory.path().join("sriov") };
+        assert!(absent.lock(&vf(true), Duration::ZERO).unwrap().is_none());
+        absent.mark_again(&vf(true), OTHER);
+        let mut given = false;
+        let give = || {
+            given = true;
+            Ok(())
+        };
+        absent.give_back((&vf(true), GONE), Duration::ZERO, give).unwrap();
+        assert!(given);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+        let (_directory, present, _) = node();
+        assert!(present.lock(&vf(false), Duration::ZERO).unwrap().is_none(), "not a VF");
+    }
+
+    /// Rows: SRV-beside.
+    #[test]
+    fn a_vf_is_either_sriov_cnis_or_ours() {
+        let (_directory, sriov_cni, mark) = node();
+        let refused = |netns: &str| lock(&sriov_cni).check_is_free_for(netns).err().map(|it| it.to_string());
+        let marked = || fs::read_to_string(&mark).ok();
+        assert_eq!(refused(GONE), None);
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(
+            [sriov_cni.root.as_path(), mark.parent().unwrap()].map(mode),
+            [0o700, 0o700],
+            "searchable"
+        );
+        assert_eq!(mode(&sriov_cni.root.join(format!("pci/vf_lock/{VF}.lock"))), 0o600);
+
+        fs::write(&mark, OTHER).unwrap();
+        let expected = format!("device {VF} is taken: sriov-cni has given it to {OTHER}");
+        assert_eq!(refused(GONE), Some(expected));
+        assert_eq!(refused(OTHER), None, "a repeated ADD");
+        fs::write(&mark, GONE).unwrap();
+        assert_eq!(refused(OTHER), None, "its pod is gone");
+
+        lock(&sriov_cni).mark(OTHER).unwrap();
+        assert_eq!((marked().as_deref(), mode(&mark)), (Some(OTHER), 0o600));
+        // What cannot be given back stays marked.
+        let lost = || Err(StepError::NoDevice(VF.to_owned()));
+        assert!(sriov_cni.give_back((&vf(true), OTHER), Duration::ZERO, lost).is_err());
+        assert_eq!(marked().as_deref(), Some(OTHER));
+        sriov_cni.give_back((&vf(true), OTHER), Duration::ZERO, || Ok(())).unwrap();
+        assert_eq!(marked(), None);
+
+        // It is another's by now; of one that is gone the file is as if it were not there.
+        fs::write(&mark, OTHER).unwrap();
+        sriov_cni.give_back((&vf(true), GONE), Duration::ZERO, || unreachable!()).unwrap();
+        assert_eq!(marked().as_deref(), Some(OTHER));
+        fs::write(&mark, "").unwrap();
+        let mut given = false;
+        let give = || {
+            given = true;
+            Ok(())
+        };
+        sriov_cni.give_back((&vf(true), OTHER), Duration::ZERO, give).unwrap();
+        assert_eq!((given, marked().as_deref()), (true, Some("")));
+
+        sriov_cni.mark_again(&vf(true), GONE);
+        assert_eq!(marked().as_deref(), Some(""), "sriov-cni's file stays as it is");
+        fs::remove_file(&mark).unwrap();
+        sriov_cni.mark_again(&vf(true), OTHER);
+        assert_eq!(marked().as_deref(), Some(OTHER));
+        let names = |directory: &Path| fs::read_dir(directory).unwrap().count();
+        assert_eq!(names(mark.parent().unwrap()), 2, "the file and the locks");
+    }
+
+    /// Rows: SRV-beside.
+    #[test]
+    fn while_sriov_cni_is_at_a_vf_nobody_else_is() {
+        let (_directory, sriov_cni, mark) = node();
+        let held = lock(&sriov_cni);
+        let expected = format!("device {VF}: sriov-cni is at it and holds its lock");
+        let refused = sriov_cni.lock(&vf(true), Duration::from_millis(10)).unwrap_err();
+        assert_eq!(refused.to_string(), expected);
+        let refused = sriov_cni.give_back((&vf(true), GONE), Duration::ZERO, || unreachable!()).unwrap_err();
+        assert_eq!(refused.to_string(), expected);
+        sriov_cni.mark_again(&vf(true), OTHER);
+        assert!(!mark.exists());
+        drop(held);
+        lock(&sriov_cni);
+    }
+
+    #[test]
+    fn a_link_in_place_of_a_lock_is_not_followed() {
+        let (directory, sriov_cni, _) = node();
+        drop(lock(&sriov_cni));
+        let path = sriov_cni.root.join(format!("pci/vf_lock/{VF}.lock"));
+        fs::remove_file(&path).unwrap();
+        let elsewhere = directory.path().join("elsewhere");
+        std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
+        assert!(matches!(
+            sriov_cni.lock(&vf(true), Duration::ZERO),
+            Err(StepError::SriovCniFile { path: named, .. }) if named == path
+        ));
+        assert!(!elsewhere.exists());
+    }
+}
