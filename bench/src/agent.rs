@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io::{self, Read, Write};
+use std::mem;
 use std::net::{Ipv4Addr, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
@@ -73,7 +74,10 @@ struct Files {
 }
 
 impl Files {
-    fn start(&self) -> anyhow::Result<Child> {
+    /// Starts an agent on them, with further arguments and a log of its own.
+    fn start(&self, more: &[&str]) -> anyhow::Result<Child> {
+        // Another agent may still write to the log of before.
+        let _ = fs::remove_file(&self.log);
         let log = fs::File::create(&self.log).context("create the agent's log")?;
         let mut command = Command::new(super::dist().join("netattachd"));
         // SAFETY: between fork and exec only prctl(2) is called, which is safe there.
@@ -97,6 +101,7 @@ impl Files {
             .arg(setup::reference_plugins())
             .arg("--cni-bin-dir")
             .arg(&self.plugins)
+            .args(more)
             .stdin(Stdio::null())
             .stdout(log.try_clone().context("share the agent's log")?)
             .stderr(log)
@@ -107,6 +112,43 @@ impl Files {
     fn socket(&self) -> PathBuf {
         self.run.join("netattach.sock")
     }
+
+    /// Waits until an agent that was started does something.
+    fn until(&self, process: &mut Child, what: &str, does: impl Fn() -> bool) -> anyhow::Result<()> {
+        let deadline = Instant::now() + START_TIMEOUT;
+        let mut poll = || {
+            while !does() {
+                if let Some(status) = process.try_wait().context("poll netattachd")? {
+                    bail!("netattachd ended before it could {what} ({status})");
+                }
+                if Instant::now() > deadline {
+                    bail!("netattachd does not {what} after {} s", START_TIMEOUT.as_secs());
+                }
+                // There is no event to wait for.
+                thread::sleep(Duration::from_millis(1));
+            }
+            Ok(())
+        };
+        poll().map_err(|error: anyhow::Error| {
+            let log = fs::read_to_string(&self.log).unwrap_or_default();
+            error.context(format!("netattachd's log:\n{}", log.trim_end()))
+        })
+    }
+}
+
+/// Sends SIGTERM to an agent. Returns whether it has ended in time.
+fn ends(process: &mut Child) -> bool {
+    if let Some(pid) = rustix::process::Pid::from_raw(process.id().cast_signed()) {
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+    }
+    let deadline = Instant::now() + STOP_TIMEOUT;
+    while matches!(process.try_wait(), Ok(None)) {
+        if Instant::now() > deadline {
+            return false;
+        }
+        thread::sleep(Duration::from_millis(10));
+    }
+    true
 }
 
 impl Agent {
@@ -150,7 +192,7 @@ impl Agent {
         }
         let (log, bpffs) = (own.join("agent.log"), pins(name));
         let files = Files { config, source, kubeconfig, run, state, plugins, log, bpffs };
-        let process = files.start()?;
+        let process = files.start(&[])?;
         let mut agent = Self { process, files };
         agent.wait_until_it_listens()?;
         Ok(agent)
@@ -168,32 +210,38 @@ impl Agent {
         self.process.kill().context("kill netattachd")?;
         self.process.wait().context("wait for netattachd")?;
         let began = Instant::now();
-        self.process = self.files.start()?;
+        self.process = self.files.start(&[])?;
         // The socket exists at once, and is answered when the agent is ready.
         self.wait_until_it_listens()?;
         Ok(began)
     }
 
-    fn wait_until_it_listens(&mut self) -> anyhow::Result<()> {
-        self.until_it_listens().map_err(|error| {
-            let log = fs::read_to_string(&self.files.log).unwrap_or_default();
-            error.context(format!("netattachd's log:\n{}", log.trim_end()))
-        })
+    /// Starts the next agent, which stands by while this one serves, and waits until it does.
+    pub(super) fn stand_by(&self) -> anyhow::Result<Child> {
+        let mut next = self.files.start(&["--stand-by=300"])?;
+        let stands_by = || self.log().is_ok_and(|log| log.contains(" standing by until "));
+        self.files.until(&mut next, "stand by", stands_by)?;
+        Ok(next)
     }
 
-    fn until_it_listens(&mut self) -> anyhow::Result<()> {
-        let deadline = Instant::now() + START_TIMEOUT;
-        while UnixStream::connect(self.files.socket()).is_err() {
-            if let Some(status) = self.process.try_wait().context("poll netattachd")? {
-                bail!("netattachd ended before it listened ({status})");
-            }
-            if Instant::now() > deadline {
-                bail!("netattachd does not listen after {} s", START_TIMEOUT.as_secs());
-            }
-            // Without the socket there is no event to wait for.
-            thread::sleep(Duration::from_millis(1));
-        }
+    /// Ends the agent, and waits until the next one, which stands by, answers in its place.
+    pub(super) fn hand_over(&mut self, next: Child) -> anyhow::Result<()> {
+        let mut before = mem::replace(&mut self.process, next);
+        ensure!(ends(&mut before), "netattachd does not end after {} s", STOP_TIMEOUT.as_secs());
+        self.wait_until_it_listens()?;
+        self.ask(&["status"]).map(drop)
+    }
+
+    /// Compares the number of its attachments.
+    pub(super) fn has_attachments(&self, expected: u16) -> anyhow::Result<()> {
+        let found = self.ask(&["attachments"])?.as_array().map_or(0, Vec::len);
+        ensure!(found == usize::from(expected), "{found} of {expected} attachments are left");
         Ok(())
+    }
+
+    fn wait_until_it_listens(&mut self) -> anyhow::Result<()> {
+        let Self { process, files } = self;
+        files.until(process, "listen", || UnixStream::connect(files.socket()).is_ok())
     }
 
     /// One CNI call for a pod.
@@ -420,13 +468,7 @@ impl Agent {
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        if let Some(pid) = rustix::process::Pid::from_raw(self.process.id().cast_signed()) {
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
-        }
-        let deadline = Instant::now() + STOP_TIMEOUT;
-        while matches!(self.process.try_wait(), Ok(None)) && Instant::now() < deadline {
-            thread::sleep(Duration::from_millis(10));
-        }
+        ends(&mut self.process);
         // Harmless when it has ended by itself.
         let _ = self.process.kill();
         let _ = self.process.wait();

@@ -2,11 +2,12 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::Call;
+use crate::traffic::{PATIENCE, eventually};
 
 /// What became of the pods that came.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -21,15 +22,17 @@ pub struct Came {
 #[derive(Debug)]
 pub struct Coming {
     ending: Arc<AtomicBool>,
+    adds: Arc<AtomicUsize>,
     threads: Vec<JoinHandle<Came>>,
 }
 
 impl Coming {
     /// Starts; `calls` are an ADD and its DEL each, made by that executable.
     pub fn start(executable: &Path, calls: Vec<(Call, Call)>) -> Self {
-        let ending = Arc::new(AtomicBool::new(false));
+        let (ending, adds) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let threads = calls.into_iter().map(|(add, del)| {
-            let (executable, over) = (executable.to_owned(), Arc::clone(&ending));
+            let executable = executable.to_owned();
+            let (over, adds) = (Arc::clone(&ending), Arc::clone(&adds));
             std::thread::spawn(move || {
                 let mut came = Came::default();
                 while !over.load(Ordering::SeqCst) {
@@ -37,24 +40,44 @@ impl Coming {
                     add.run_by(&executable).success();
                     came.longest = came.longest.max(began.elapsed());
                     came.adds += 1;
+                    adds.fetch_add(1, Ordering::SeqCst);
                     del.run_by(&executable).success();
                 }
                 came
             })
         });
-        Self { threads: threads.collect(), ending }
+        Self { threads: threads.collect(), ending, adds }
+    }
+
+    /// Waits until so many more ADDs have succeeded.
+    ///
+    /// # Panics
+    /// They do not come; [`Coming::end`] would say why.
+    pub fn go_on(&self, adds: usize) {
+        let from = self.adds.load(Ordering::SeqCst);
+        let come = eventually(PATIENCE, || self.adds.load(Ordering::SeqCst) >= from + adds);
+        assert!(come, "{adds} more ADDs do not succeed, after {from}");
     }
 
     /// Ends; everything is detached.
     ///
     /// # Panics
     /// A call has failed.
-    pub fn end(self) -> Came {
+    pub fn end(mut self) -> Came {
         self.ending.store(true, Ordering::SeqCst);
-        let came = self.threads.into_iter().map(|thread| thread.join().expect("every call succeeds"));
+        let came = std::mem::take(&mut self.threads)
+            .into_iter()
+            .map(|thread| thread.join().expect("every call succeeds"));
         came.fold(Came::default(), |all, one| Came {
             adds: all.adds + one.adds,
             longest: all.longest.max(one.longest),
         })
+    }
+}
+
+/// A test that fails meanwhile leaves no threads that go on.
+impl Drop for Coming {
+    fn drop(&mut self) {
+        self.ending.store(true, Ordering::SeqCst);
     }
 }

@@ -16,7 +16,7 @@
 //! | [`plugin_calls`] | the recorded calls of scripted plugins |
 //! | [`primaries`] | the configurations of other primary networks |
 //! | [`traffic`], [`packet`], [`raw`], [`tap`], [`reading`] | connections; frames built byte by byte; frames sent and seen as they are; the process's end of a tap; what a packet says, read independently |
-//! | [`peak`] | the peak memory of a process |
+//! | [`peak`], [`map_memory`] | the peak memory of a process; that of the maps, as documented |
 //! | [`snapshot`], [`record`] | what attachments leave behind; records of the journal |
 //! | [`soak`] | pods that come and go at random on two nodes, and a model that says what must hold |
 //! | [`other_programs`], [`privilege`], [`node_root`], [`tools`] | other agents' programs; fewer capabilities, less of the kernel; the node's root directory as a container has it; programs that a machine may lack |
@@ -32,6 +32,7 @@ pub mod guide;
 pub mod kubelet;
 pub mod machine;
 pub mod manifest;
+pub mod map_memory;
 mod namespace;
 pub mod node;
 pub mod node_root;

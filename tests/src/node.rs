@@ -323,7 +323,15 @@ impl Node {
     /// # Errors
     /// It does not get there; the error has its log.
     pub fn stand_by(&mut self) -> Result<()> {
-        let mut command = self.agent_command(&executable("netattachd")?)?;
+        self.stand_by_as(&executable("netattachd")?)
+    }
+
+    /// As [`Node::stand_by`], of another agent executable.
+    ///
+    /// # Errors
+    /// As [`Node::stand_by`].
+    pub fn stand_by_as(&mut self, executable: &Path) -> Result<()> {
+        let mut command = self.agent_command(executable)?;
         command.arg("--stand-by=300");
         self.next = Some(Agent::start(&self.namespace, command, " standing by until ")?);
         Ok(())

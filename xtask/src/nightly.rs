@@ -10,13 +10,14 @@ use crate::release::Arch;
 use crate::suite::Stages;
 
 /// What is run at night, as arguments of `cargo xtask`.
-const RUNS: [&[&str]; 10] = [
+const RUNS: [&[&str]; 11] = [
     &["soak"],
     &["demo", "--cluster"],
     &["test", "--longer"],
     &["test", "--upgrade"],
     &["bench", "cluster", "--check"],
     &["bench", "scale", "--check"],
+    &["bench", "restart", "--check"],
     &["image", "--check", "--twice"],
     &["release"],
     FOR_ARM64,

@@ -1,10 +1,12 @@
 //! `cargo xtask bench restart`: the time until a restarted agent serves, by the number of attachments that it takes
 //! over, while a flow between two of them goes on.
 //!
-//! The agent is killed each time, so its state is that after a crash.
+//! The agent is killed each time, so its state is that after a crash. Then it is replaced by one that stands by, as at an
+//! upgrade, and pods come meanwhile.
 //!
-//! `flow` is the traffic that must not be affected.
+//! `flow` is the traffic that must not be affected; `change` the pods that may wait, but not long.
 
+mod change;
 mod flow;
 
 use std::fs;
@@ -12,14 +14,16 @@ use std::num::NonZeroU16;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use serde::Serialize;
 use serde_json::{Value, json};
 use xtask::progress::{self, Done};
 use xtask::{dist, setup};
 
+use self::change::Changes;
 use self::flow::Flow;
 use super::agent::{self, Agent};
+use super::limit::{self, Limit};
 use super::pods::{Node, make_directory};
 use super::{Form, Origin, Series, document, end, measured};
 
@@ -36,6 +40,9 @@ pub struct Options {
     /// Restarts of each kind with each number of attachments
     #[arg(long, default_value = "5")]
     pub rounds: NonZeroU16,
+    /// Fail if a limit is missed
+    #[arg(long)]
+    pub check: bool,
     /// Where the result goes.
     #[command(flatten)]
     pub form: Form,
@@ -51,12 +58,32 @@ enum Programs {
     Others,
 }
 
+impl Programs {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Same => "as they are",
+            Self::Others => "exchanged",
+        }
+    }
+
+    /// Has the next agent find such programs.
+    fn prepare(self, agent: &Agent) -> anyhow::Result<()> {
+        match self {
+            Self::Same => Ok(()),
+            // An incomplete set of pins is loaded anew.
+            Self::Others => fs::remove_file(agent.pin("prog/na_from_pod")?).context("remove a pin"),
+        }
+    }
+}
+
 #[derive(Serialize)]
 struct Report {
     #[serde(flatten)]
     origin: Origin,
     rounds: u16,
     restarts: Vec<Figures>,
+    changes: Vec<Changes>,
+    limits: Vec<Limit>,
 }
 
 /// Restarts of one kind.
@@ -80,26 +107,28 @@ struct Figures {
 /// Measures every kind of restart.
 ///
 /// # Errors
-/// Not root, a tool is missing, or an attachment is gone after a restart.
+/// Not root, a tool is missing, an attachment is gone after a restart, or a limit is missed and `check` is set.
 pub fn run(options: &Options) -> anyhow::Result<()> {
     let report = measured(options.form.output, setup::Scope::Usual, dist::build, || measure(options))?;
-    end("restart", options.form, &report.origin, &report, &table(&report))
+    end("restart", options.form, &report.origin, &report, &table(&report))?;
+    if options.check { limit::check(&report.limits) } else { Ok(()) }
 }
 
 fn measure(options: &Options) -> anyhow::Result<Report> {
     let rounds = options.rounds.get();
     let node = Node::enter()?;
     let [.., most] = SIZES;
-    let pods = node.pods(most)?;
+    let mut pods = node.pods(most + change::PODS)?;
+    let coming = pods.split_off(usize::from(most));
     let leases = make_directory(&node.scratch().join("leases"))?;
     let ipam = json!({"type": "host-local", "dataDir": leases, "ranges": [[{"subnet": "10.110.0.0/16"}]]});
     let network = json!({"cniVersion": "1.0.0", "type": "veth", "ipam": ipam});
     let mut objects: Vec<Value> = agent::namespaces().into();
     objects.push(agent::network("kube-system", "default", &network));
-    objects.extend(pods.iter().map(|pod| agent::pod(pod, "")));
+    objects.extend(pods.iter().chain(&coming).map(|pod| agent::pod(pod, "")));
     objects.push(policy());
     let mut agent = Agent::start(&node, &objects)?;
-    let mut restarts = Vec::new();
+    let (mut restarts, mut changes) = (Vec::new(), Vec::new());
     let mut attached = 0;
     for size in SIZES {
         progress::step(&format!("{size} attachments"), |progress| {
@@ -109,13 +138,17 @@ fn measure(options: &Options) -> anyhow::Result<Report> {
             for programs in [Programs::Same, Programs::Others] {
                 let address = agent.address_of(&pods[1], "eth0")?;
                 let flow = Flow::start(&pods[0], &pods[1], address)?;
+                progress.note("restarts");
                 restarts.push(restarted(&mut agent, flow, size, programs, rounds)?);
+                progress.note("changes");
+                changes.push(change::measure(&mut agent, &coming, size, programs, rounds)?);
             }
-            Ok(Done::Unchanged(format!("{rounds} restarts of each kind")))
+            Ok(Done::Unchanged(format!("{rounds} restarts and changes of each kind")))
         })?;
     }
     let origin = Origin::of(format!("cargo xtask bench restart --rounds {rounds}"));
-    Ok(Report { origin, rounds, restarts })
+    let limits = changes.iter().map(Changes::limit).collect();
+    Ok(Report { origin, rounds, restarts, changes, limits })
 }
 
 fn restarted(
@@ -127,16 +160,11 @@ fn restarted(
 ) -> anyhow::Result<Figures> {
     let [mut ready, mut processors, mut resident, mut scrape] = [const { Vec::new() }; 4];
     for _ in 0..rounds {
-        if programs == Programs::Others {
-            // An incomplete set of pins is loaded anew.
-            fs::remove_file(agent.pin("prog/na_from_pod")?).context("remove a pin")?;
-        }
+        programs.prepare(agent)?;
         ready.push(agent.restart()?.as_secs_f64() * 1000.0);
         processors.push(agent.processor_time()?.as_secs_f64() * 1000.0);
         resident.push(agent.resident_kib().context("the agent has no memory")? as f64);
-        let rows = agent.ask(&["attachments"])?;
-        let found = rows.as_array().map_or(0, Vec::len);
-        ensure!(found == usize::from(attachments), "{found} of {attachments} attachments are left");
+        agent.has_attachments(attachments)?;
         for _ in 0..SCRAPES {
             scrape.push(agent.scrape()?.as_secs_f64() * 1000.0);
         }
@@ -179,10 +207,7 @@ fn table(report: &Report) -> String {
     let row = |figures: &Figures| {
         vec![
             figures.attachments.to_string(),
-            match figures.programs {
-                Programs::Same => "as they are".to_owned(),
-                Programs::Others => "exchanged".to_owned(),
-            },
+            figures.programs.name().to_owned(),
             format!("{:.0}", figures.ready.median),
             format!("{:.0}-{:.0}", figures.ready.minimum, figures.ready.maximum),
             format!("{:.0}", figures.processors.median),
@@ -193,15 +218,32 @@ fn table(report: &Report) -> String {
         ]
     };
     let rows: Vec<Vec<String>> = report.restarts.iter().map(row).collect();
+    let header_of_changes =
+        ["attachments", "programs", "longest ADD", "with the next agent", "longer", "ADDs"];
+    let row_of_changes = |changes: &Changes| {
+        vec![
+            changes.attachments.to_string(),
+            changes.programs.name().to_owned(),
+            format!("{:.0}", changes.without.maximum),
+            format!("{:.0}", changes.with.maximum),
+            format!("{:.0}", changes.delay()),
+            changes.adds.to_string(),
+        ]
+    };
+    let rows_of_changes: Vec<Vec<String>> = report.changes.iter().map(row_of_changes).collect();
     format!(
         "{}\nMilliseconds from the start of the agent to its first answer, and of processors until then; medians of {} restarts \
          after `kill -9`; of a scrape of its metrics then, from the connection to the last byte. Each attachment is one pod on a routed network, under a policy; the directory of manifests has one for \
          each of {} pods. Programs are exchanged when the agent brings others than those that it finds: it loads them and puts them in \
-         place on every device before it answers. Datagrams are those of a flow between two of the pods that goes on all the time. \
-         {}.\n",
+         place on every device before it answers. Datagrams are those of a flow between two of the pods that goes on all the time.\n\n{}\nMilliseconds of the longest ADD of {} pods that come and go at once, with one agent all the time and while the next one, \
+         which stands by, takes its place as at an upgrade; of {} rounds each.\n\n{}\n{}.\n",
         document::aligned(&header, &rows),
         report.rounds,
-        SIZES[SIZES.len() - 1],
+        SIZES[SIZES.len() - 1] + change::PODS,
+        document::aligned(&header_of_changes, &rows_of_changes),
+        change::PODS,
+        report.rounds,
+        limit::table(&report.limits),
         report.origin
     )
 }

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use serde::Serialize;
 use xtask::progress::{self, Done};
 
@@ -139,8 +139,7 @@ fn restarts(agent: &mut Agent, attachments: u16) -> anyhow::Result<Restarts> {
     for _ in 0..RESTARTS {
         ready.push(milliseconds(agent.restart()?));
         processor.push(milliseconds(agent.processor_time()?));
-        let found = agent.ask(&["attachments"])?.as_array().map_or(0, Vec::len);
-        ensure!(found == usize::from(attachments), "{found} of {attachments} attachments are left");
+        agent.has_attachments(attachments)?;
         agent.settle(PATIENCE)?;
     }
     Ok(Restarts { ready: Series::new(ready), processor: Series::new(processor) })

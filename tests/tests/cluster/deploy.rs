@@ -13,6 +13,7 @@ use netattach::agent::{Arguments, Settings};
 use netattach_tests::cluster::Cluster;
 use netattach_tests::cluster::site::{archive, copy};
 use netattach_tests::guide::{Page, example};
+use netattach_tests::map_memory::documented;
 use netattach_tests::tools;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -70,6 +71,15 @@ fn lost(sent: &Value, stored: &Value, path: &str, found: &mut BTreeSet<String>) 
     }
 }
 
+/// The settings, as an agent in a pod of the cluster takes them.
+fn read_settings(objects: &[Value]) -> Settings {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("config.yaml");
+    std::fs::write(&file, of_kind(objects, "ConfigMap")["data"]["config.yaml"].as_str().unwrap()).unwrap();
+    let words = ["netattachd", "--node-name", "a", "--config", file.to_str().unwrap()];
+    Settings::read(Arguments::try_parse_from(words).unwrap()).unwrap()
+}
+
 #[test]
 fn every_directory_has_what_an_agent_needs() {
     let Some(kubectl) = kubectl("every_directory_has_what_an_agent_needs") else { return };
@@ -77,8 +87,7 @@ fn every_directory_has_what_an_agent_needs() {
         let objects = rendered(&kubectl, directory);
         let mut titles: Vec<String> = objects.iter().map(title).collect();
         titles.sort();
-        let settings = of_kind(&objects, "ConfigMap");
-        let name = settings["metadata"]["name"].as_str().unwrap();
+        let name = of_kind(&objects, "ConfigMap")["metadata"]["name"].as_str().unwrap();
         assert!(name.starts_with("netattach-"), "{name}");
         let mut expected = vec![
             "ClusterRole netattach".to_owned(),
@@ -113,12 +122,7 @@ fn every_directory_has_what_an_agent_needs() {
             assert_eq!(container["terminationMessagePolicy"], "FallbackToLogsOnError", "{directory}");
         }
         assert_eq!(pod["priorityClassName"], "system-node-critical", "{directory}");
-        // The agent takes the settings, in a pod of the cluster.
-        let dir = tempfile::tempdir().unwrap();
-        let file = dir.path().join("config.yaml");
-        std::fs::write(&file, settings["data"]["config.yaml"].as_str().unwrap()).unwrap();
-        let words = ["netattachd", "--node-name", "a", "--config", file.to_str().unwrap()];
-        Settings::read(Arguments::try_parse_from(words).unwrap()).unwrap();
+        read_settings(&objects);
     }
 }
 
@@ -163,6 +167,46 @@ fn the_agent_is_given_two_capabilities_and_a_read_only_image() {
         "/var/run/k8s.cni.cncf.io",
     ];
     assert_eq!(writable.collect::<BTreeSet<_>>(), BTreeSet::from(expected));
+}
+
+/// A quantity of memory of a manifest.
+fn mib(quantity: &Value) -> u64 {
+    let text = quantity.as_str().unwrap();
+    let (number, unit) = text.split_at(text.find(|it: char| !it.is_ascii_digit()).unwrap());
+    let of_unit = match unit {
+        "Mi" => 1,
+        "Gi" => 1024,
+        _ => panic!("{text}"),
+    };
+    number.parse::<u64>().unwrap() * of_unit
+}
+
+/// What the maps take, with the agent at rest or at its most and with the plugins that it executes, on a node of as many
+/// processors as docs/install.md says.
+#[test]
+fn the_agent_is_given_the_memory_that_it_and_its_maps_take() {
+    /// Of the agent, in MiB: resident at rest (`bench cluster --check`), and the most (docs/budgets.md).
+    const AT_REST: u64 = 30;
+    const MOST: u64 = 64;
+    let Some(kubectl) = kubectl("the_agent_is_given_the_memory_that_it_and_its_maps_take") else { return };
+    let [at_start, full] = documented()["all"];
+    for directory in DIRECTORIES {
+        let objects = rendered(&kubectl, directory);
+        let agent = &of_kind(&objects, "DaemonSet")["spec"]["template"]["spec"]["containers"][0];
+        let plugins = read_settings(&objects).plugin_memory().unwrap() >> 20;
+        for (what, processors, maps, rest) in
+            [("request", 16, at_start, AT_REST), ("limit", 64, full, MOST + plugins)]
+        {
+            let given = &agent["resources"][format!("{what}s")]["memory"];
+            let needed = rest + maps.with(processors).div_ceil(1024);
+            assert!(mib(given) >= needed, "{directory}: the {what} is {given}, and {needed} MiB are needed");
+            let row = INSTALL.text.lines().find(|line| line.starts_with(&format!("| {what} | "))).unwrap();
+            assert!(row.contains(&format!("| {} |", given.as_str().unwrap())), "{row}");
+            assert!(row.ends_with(&format!("up to {processors} possible processors |")), "{row}");
+        }
+        // They get at most half of the limit.
+        assert!(mib(&agent["resources"]["limits"]["memory"]) >= 2 * plugins, "{directory}");
+    }
 }
 
 /// So that pods that come wait for no agent, and a version that a node cannot run ends no other one.

@@ -17,8 +17,8 @@ use crate::rig::is_ready;
 const BY_HAND: &str = "netattach-by-hand";
 /// `minReadySeconds` of the DaemonSet.
 const MIN_READY: Duration = Duration::from_secs(10);
-/// What is promised is that an ADD takes 2 s longer at most. How long it takes by itself is up to the cluster and the tests
-/// beside it.
+/// What is promised is that an ADD takes 2 s longer at most, which `cargo xtask bench restart --check` checks. How long it takes
+/// by itself is up to the cluster and the tests beside it.
 const LONGEST: Duration = Duration::from_secs(60);
 
 /// A sandbox that is no pod's, where agents see it: ADD and DEL by what the agent has installed.

@@ -6,6 +6,7 @@ use std::os::fd::AsRawFd;
 
 use netattach::bpf::sys;
 use netattach_tests::Node;
+use netattach_tests::map_memory::documented;
 use netattach_tests::tools::report_skipped;
 use serde_json::json;
 
@@ -13,23 +14,6 @@ use serde_json::json;
 const RECKONED_SINCE: (u32, u32) = (6, 4);
 /// The kernel's memory for a map besides its entries: its own description, locks of a few buckets, pages of a ring.
 const EACH: u64 = 20 << 10;
-
-/// KiB at the start according to the documents, by map.
-fn documented(cpus: u64) -> BTreeMap<String, u64> {
-    let page = include_str!("../../../docs/budgets.md");
-    let section = page.split("\n## ").find(|section| section.starts_with("Memory of the BPF maps")).unwrap();
-    let rows = section.lines().filter(|line| line.starts_with("| `na_") || line.starts_with("| all"));
-    let row = |row: &str| {
-        let cells: Vec<&str> = row.trim_matches('|').split('|').map(str::trim).collect();
-        let at_start = cells[4].split('+').map(|part| {
-            let mut words = part.split_whitespace();
-            let number: u64 = words.next().unwrap().parse().unwrap();
-            if words.next() == Some("a") { number * cpus } else { number }
-        });
-        (cells[0].trim_matches('`').to_owned(), at_start.sum())
-    };
-    rows.map(row).collect()
-}
 
 fn possible_cpus() -> u64 {
     let ranges = fs::read_to_string("/sys/devices/system/cpu/possible").unwrap();
@@ -61,7 +45,9 @@ fn the_maps_take_the_memory_that_the_documents_say() {
             text.lines().find_map(|line| line.strip_prefix("memlock:")).unwrap().trim().parse().unwrap();
         found.insert(path.file_name().unwrap().to_string_lossy().into_owned(), bytes);
     }
-    let mut documented = documented(possible_cpus());
+    let cpus = possible_cpus();
+    let mut documented: BTreeMap<String, u64> =
+        documented().into_iter().map(|(map, [at_start, _])| (map, at_start.with(cpus))).collect();
     let total = documented.remove("all").unwrap();
     assert_eq!(found.keys().collect::<Vec<_>>(), documented.keys().collect::<Vec<_>>());
     for (map, bytes) in &found {

@@ -8,7 +8,7 @@ use std::process::Command;
 
 use netattach_tests::guide::example;
 use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
-use netattach_tests::node::WIRE;
+use netattach_tests::node::{WIRE, executable};
 use netattach_tests::snapshot::{Network, Snapshot};
 use netattach_tests::traffic::{
     Conversation, Echo, PATIENCE, SILENCE, connect, datagram, eventually, exchange,
@@ -16,9 +16,13 @@ use netattach_tests::traffic::{
 use netattach_tests::{Node, Pod, tools};
 use serde_json::{Value, json};
 
+use crate::stand_by::{AROUND, coming};
+
 /// Pods, each with its interfaces: 200 attachments.
 const PODS: usize = 50;
 const INTERFACES: usize = 4;
+/// Pods that stay while agents change and others come.
+const STAYING: usize = 4;
 
 /// The two sorts of executables.
 struct Versions {
@@ -32,7 +36,11 @@ impl Versions {
     }
 
     fn start_previous(&self, node: &mut Node) {
-        node.start_as(&self.previous.join("netattachd"), &[]).unwrap();
+        node.start_as(&self.agent(), &[]).unwrap();
+    }
+
+    fn agent(&self) -> PathBuf {
+        self.previous.join("netattachd")
     }
 
     fn shim(&self) -> PathBuf {
@@ -201,7 +209,51 @@ fn the_agent_that_landed_last_is_replaced_and_comes_back_under_traffic_and_each_
 
 /// The CNI executable under test.
 fn executable_here() -> PathBuf {
-    netattach_tests::node::executable("netattach").unwrap()
+    executable("netattach").unwrap()
+}
+
+/// As a rollout does it by default: the next agent stands by before the one that serves is ended, both ways. Pods come all the
+/// while, by the executable that belongs to the next agent, as that is installed first: none fails, and what is attached
+/// stays as it is.
+#[test]
+fn the_agent_that_landed_last_and_this_one_stand_by_for_each_other_while_pods_come_and_none_fails() {
+    let test =
+        "the_agent_that_landed_last_and_this_one_stand_by_for_each_other_while_pods_come_and_none_fails";
+    let Some(versions) = Versions::found(test) else { return };
+    let mut node = node();
+    versions.start_previous(&mut node);
+    let pods: Vec<Pod> = (0..STAYING).map(|number| new_pod(&node, number)).collect();
+    for one in &pods {
+        node.call("ADD", one).run_by(&versions.shim()).success();
+    }
+    let before = attached(&node);
+    assert_eq!(before.len(), STAYING * INTERFACES);
+    let echo = Echo::serve(&pods[1].namespace, "10.51.0.3:7".parse().unwrap()).unwrap();
+    let conversation = Conversation::start(&pods[0].namespace, echo.address()).unwrap();
+    let comers: Vec<Pod> = (STAYING..STAYING + 3).map(|number| new_pod(&node, number)).collect();
+    for (round, upgrade) in [true, false, true].into_iter().enumerate() {
+        let (agent, shim) = if upgrade {
+            (executable("netattachd").unwrap(), executable_here())
+        } else {
+            (versions.agent(), versions.shim())
+        };
+        node.stand_by_as(&agent).unwrap();
+        let coming = coming(&node, &shim, &comers);
+        coming.go_on(AROUND);
+        node.hand_over(Node::stop).unwrap();
+        coming.go_on(AROUND);
+        coming.end();
+        // A DEL that came when nobody listened is carried out by the next.
+        let same = eventually(PATIENCE, || attached(&node) == before);
+        assert!(same, "round {round}: {:#?}, and before {before:#?}", attached(&node));
+        pods.iter().for_each(|one| drop(node.check(one).success()));
+    }
+    let (sent, lost) = conversation.end();
+    assert!(sent > 100 && lost == 0, "{lost} of {sent} are lost");
+    drop(echo);
+    pods.iter().for_each(|one| drop(node.del(one).success()));
+    let all = pods.iter().chain(&comers);
+    Snapshot::take(&node, &all.collect::<Vec<_>>()).unwrap().assert_nothing_is_left();
 }
 
 /// A record that only a later agent can read: an agent says which, and how to go on, and touches nothing of it.

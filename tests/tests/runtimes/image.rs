@@ -10,8 +10,15 @@ use netattach_tests::machine::containerd::{Containerd, Version};
 use netattach_tests::node::executable;
 use netattach_tests::{Node, tools};
 
+/// Whether a row names a commit, with whether the sources were others.
+fn names_a_commit(row: &str) -> bool {
+    let said = row.trim_start_matches("commit").trim_start();
+    let commit = said.strip_suffix(" modified").unwrap_or(said);
+    commit.len() == 40 && commit.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
 /// containerd takes the archive under the image's name. A container of it has each executable, which says the same as on the
-/// node: the very same file; nothing else can be run in it.
+/// node, the commit that it was built from included: the very same file; nothing else can be run in it.
 #[test]
 fn a_container_of_the_image_runs_the_executables_and_nothing_else() {
     const TEST: &str = "a_container_of_the_image_runs_the_executables_and_nothing_else";
@@ -26,6 +33,7 @@ fn a_container_of_the_image_runs_the_executables_and_nothing_else() {
         let on_node = Command::new(executable(name).unwrap()).arg("--version").output().unwrap();
         let on_node = String::from_utf8(on_node.stdout).unwrap();
         assert!(on_node.starts_with(&format!("{name} {}\ncommit ", env!("CARGO_PKG_VERSION"))), "{on_node}");
+        assert!(names_a_commit(on_node.lines().nth(1).unwrap()), "{on_node}");
         let inside = containerd.run_once(&image, name, &[&format!("/usr/bin/{name}"), "--version"]).unwrap();
         assert_eq!(inside, on_node);
     }
