@@ -272,7 +272,7 @@ fn drivers_that_few_kernels_have_agree_with_the_reference() {
     }
     drop(rig);
     let usual = &[MTU_OF_MACVLAN][..];
-    let few = &["1.0.0"][..];
+    let few = &["0.4.0", "1.0.0", "1.1.0"][..];
     let with = |extra: Value| {
         let mut keys = json!({"bridge": "br0", "ipam": one_pool()});
         keys.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
@@ -290,6 +290,7 @@ fn drivers_that_few_kernels_have_agree_with_the_reference() {
                 "",
                 &[MTU_OF_BRIDGE],
             ),
+            (with(json!({"vlan": 100, "preserveDefaultVlan": true})), "", &[MTU_OF_BRIDGE]),
             (with(json!({"vlanTrunk": trunk})), "", &[MTU_OF_BRIDGE]),
         ],
     );
