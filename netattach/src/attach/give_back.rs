@@ -111,9 +111,7 @@ pub(super) fn give_back_by_alias(
     let Some(netns) = netns else { return Ok(()) };
     let mut inside = Handle::open_in(netns)?;
     match inside.device_named(pod_name)?.filter(is_it) {
-        Some(found) => {
-            move_as_at_home(host, &mut inside, (&found, &named(&found)), &Netns::current()?)
-        }
+        Some(found) => move_as_at_home(host, &mut inside, (&found, &named(&found)), &Netns::current()?),
         None => Ok(()),
     }
 }
