@@ -7,8 +7,8 @@ use anyhow::Result;
 use netattach::netlink::Handle;
 use netattach::spec::{Addressing, LinkMode, MacvlanMode, Route, Veth};
 use netattach_tests::Namespace;
-use netattach_tests::node::ip;
 use netattach_tests::runtime::{Call, config, with_result};
+use netattach_tests::tools::has_driver;
 use serde_json::{Value, json};
 
 use super::{MAC, Rig, addresses, bridge, mac_of, net};
@@ -166,16 +166,10 @@ fn a_link_on_an_interface_of_the_pod_needs_nothing_of_the_node() {
 #[test]
 fn a_kernel_without_a_driver_is_named_and_nothing_is_left() {
     for kind in ["vlan", "dummy", "ipvlan", "netkit"] {
-        let rig = Rig::new();
-        let probe = |words: &[&str]| ip(&rig.runtime.node, words).is_ok();
-        let has_driver = match kind {
-            "vlan" => probe(&["link", "add", "link", "uplink", "name", "probe", "type", "vlan", "id", "9"]),
-            "dummy" | "netkit" => probe(&["link", "add", "probe", "type", kind]),
-            _ => probe(&["link", "add", "link", "uplink", "name", "probe", "type", "ipvlan"]),
-        };
-        if has_driver {
+        if has_driver(kind) {
             continue;
         }
+        let rig = Rig::new();
         let (code, message) = rig.refusal("ADD", &rig.config("1.0.0", kind));
         assert_eq!(code, 50, "{message}");
         let expected = format!("the kernel of this node has no driver for links of kind {kind}");
