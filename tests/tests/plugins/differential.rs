@@ -149,6 +149,8 @@ fn one_pool() -> Value {
 }
 
 /// Rows: BRG-portIsolation, BRG-disableContainerInterface.
+/// Rows: BRG-bridge, BRG-isGateway, BRG-isDefaultGateway, BRG-hairpinMode, BRG-promiscMode, BRG-mtu, BRG-mac.
+/// Rows: BRG-dns.
 #[test]
 fn bridge_agrees_with_the_reference() {
     let with = |extra: Value| {
@@ -208,6 +210,7 @@ fn ptp_agrees_with_the_reference() {
     );
 }
 
+/// Rows: MVL-master, MVL-mode, MVL-mtu, MVL-mac, MVL-bcqueuelen.
 #[test]
 fn macvlan_agrees_with_the_reference() {
     let arg = "IgnoreUnknown=1;MAC=02:00:00:00:00:08";
@@ -309,6 +312,7 @@ fn drivers_that_few_kernels_have_agree_with_the_reference() {
     );
 }
 
+/// Rows: LBK-up.
 #[test]
 fn loopback_agrees_with_the_reference() {
     let [oldest, middle] = LO_IN_ITS_VERSION;
@@ -319,6 +323,7 @@ fn loopback_agrees_with_the_reference() {
     );
 }
 
+/// Rows: HLC-ranges, HLC-ips, HLC-routes, HLC-dataDir.
 #[test]
 fn host_local_agrees_with_the_reference() {
     let ranges = json!([[{"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.5"}], [{"subnet": "fd00:1::/64"}]]);
@@ -336,6 +341,7 @@ fn host_local_agrees_with_the_reference() {
     );
 }
 
+/// Rows: STC-addresses, STC-asked-for, STC-refused.
 #[test]
 fn static_agrees_with_the_reference() {
     let own = json!({

@@ -31,6 +31,7 @@ fn config(node: &Node, number: usize, keys: &str) -> Value {
     config
 }
 
+/// Rows: SRC-sourceCheck, SRC-allowedAddresses, BRG-macspoofchk.
 #[test]
 fn a_definition_says_in_whose_name_its_pods_may_send() {
     let mut node = Node::new(&[]).unwrap();
@@ -97,6 +98,8 @@ fn a_definition_says_in_whose_name_its_pods_may_send() {
 }
 
 /// What one pod asks for itself holds for that pod, where the agent's settings permit it.
+///
+/// Rows: SRC-allowedAddresses, SRC-pod.
 #[test]
 fn a_pod_asks_for_what_the_settings_permit() {
     let mut node = Node::new(&[]).unwrap();

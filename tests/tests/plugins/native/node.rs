@@ -83,6 +83,7 @@ fn what_the_node_does_not_have_is_refused() {
     assert!(said.ends_with("link br0 exists and is a veth, not a bridge"), "{said}");
 }
 
+/// Rows: MVL-master.
 #[test]
 fn a_macvlan_without_master_sits_on_the_default_routes_interface() {
     let rig = Rig::new();
@@ -98,6 +99,7 @@ fn a_macvlan_without_master_sits_on_the_default_routes_interface() {
     assert_eq!((made.link, made.mtu, made.mac), (Some(index), 1400, Some(MAC.parse().unwrap())));
 }
 
+/// Rows: MVL-mode.
 #[test]
 fn a_macvlan_has_the_mode_that_was_asked_for() {
     use MacvlanMode::{Bridge, Passthru, Private, Vepa};
@@ -178,6 +180,7 @@ fn a_kernel_without_a_driver_is_named_and_nothing_is_left() {
     }
 }
 
+/// Rows: BRG-forceAddress.
 #[test]
 fn another_address_on_the_bridge_is_in_the_way_unless_forced() {
     let rig = Rig::new();
@@ -199,6 +202,7 @@ fn another_address_on_the_bridge_is_in_the_way_unless_forced() {
     assert_eq!(addresses(&mut rig.node(), br0), ["10.1.0.1/24", "fd00:1::1/64", "fd00:2::1/64"]);
 }
 
+/// Rows: BRG-hairpinMode, BRG-promiscMode.
 #[test]
 fn hairpin_and_promiscuous_mode_are_really_set() {
     let rig = Rig::new();
@@ -215,6 +219,7 @@ fn hairpin_and_promiscuous_mode_are_really_set() {
     rig.runtime.after("CHECK", call, &promiscuous, &result).unwrap();
 }
 
+/// Rows: BRG-mtu, BRG-mac.
 #[test]
 fn mtu_and_ethernet_address_are_those_asked_for() {
     let rig = Rig::new();
