@@ -3,6 +3,9 @@
 use std::io::Write;
 use std::path::PathBuf;
 
+use crate::Namespace;
+use crate::node::ip;
+
 /// The directory that the environment variable names, if it has all of these files. Otherwise the test is reported as
 /// skipped, with the reason, and its caller has to end it.
 ///
@@ -19,6 +22,23 @@ pub fn directory(test: &str, variable: &str, files: &[&str]) -> Option<PathBuf> 
     assert!(std::env::var("CI").as_deref() != Ok("true"), "{test} must not be skipped in CI: {reason}");
     report_skipped(test, &reason);
     None
+}
+
+/// Whether the kernel makes links of that kind: few kernels have the drivers of all.
+///
+/// # Panics
+/// There is no namespace to try it in.
+pub fn has_driver(kind: &str) -> bool {
+    let probe = Namespace::new().expect("a namespace");
+    let made = |words: &[&str]| ip(&probe, &[&["link", "add"][..], words].concat()).is_ok();
+    let on_parent = ["link", "below", "name", "probe", "type", kind];
+    match kind {
+        "vlan" | "ipvlan" | "macvlan" | "macvtap" => {
+            let id: &[&str] = if kind == "vlan" { &["id", "9"] } else { &[] };
+            made(&["below", "type", "bridge"]) && made(&[&on_parent[..], id].concat())
+        }
+        _ => made(&["probe", "type", kind]),
+    }
 }
 
 /// Reports a test as skipped, with the reason; its caller has to end it. For features that this kernel lacks.

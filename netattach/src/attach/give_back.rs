@@ -46,10 +46,23 @@ pub(super) fn give_back(
     if let PodEnd::In(netns, made) = pod {
         in_pod = find_in_pod(host, netns, (home, made), &device.pod_name)?;
     }
+    let mut settled = None;
     let found = match in_pod {
-        Some((mut inside, found)) => {
+        Some((mut inside, mut found)) => {
             restore_properties(&mut inside, home, &found)?;
-            move_home(host, &mut inside, (&found, home))?;
+            if device.function.is_some() {
+                // A pod never has a VF without its VLAN, and the node never one with it: meanwhile neither has it. If the
+                // agent ends here, this namespace does as well, and the kernel brings the VF home.
+                let between = Netns::private()?;
+                move_as_at_home(host, &mut inside, (&found, home), &between)?;
+                inside = Handle::open_in(&between)?;
+                found = inside
+                    .device_named(&home.name)?
+                    .ok_or_else(|| StepError::NoDevice(claim.device.clone()))?;
+                settled = Some(settle_function(host, device, claim));
+                crate::crash_point!("give-back", "settled");
+            }
+            move_as_at_home(host, &mut inside, (&found, home), &Netns::current()?)?;
             // Its other end may be elsewhere by now.
             host.devices()?.into_iter().find(|it| it.link.name == home.name)
         }
@@ -58,8 +71,7 @@ pub(super) fn give_back(
     if found.is_none() {
         check_it_is_nowhere(claim, home)?;
     }
-    // A pod that still has a VF never has it without its VLAN.
-    let settled = settle_function(host, device, claim);
+    let settled = settled.unwrap_or_else(|| settle_function(host, device, claim));
     if let Some(found) = found {
         restore_at_home(host, device, home, &found)?;
     }
@@ -99,7 +111,7 @@ pub(super) fn give_back_by_alias(
     let Some(netns) = netns else { return Ok(()) };
     let mut inside = Handle::open_in(netns)?;
     match inside.device_named(pod_name)?.filter(is_it) {
-        Some(found) => move_home(host, &mut inside, (&found, &named(&found))),
+        Some(found) => move_as_at_home(host, &mut inside, (&found, &named(&found)), &Netns::current()?),
         None => Ok(()),
     }
 }
@@ -216,10 +228,15 @@ fn restore_properties(namespace: &mut Handle, home: &Home, found: &DeviceState) 
     Ok(namespace.set_selective(index)?)
 }
 
-fn move_home(
+/// Moves a device to another namespace, with the name, the alias and no other names, as it is to be on the node.
+///
+/// # Errors
+/// Its name is taken on the node or there.
+fn move_as_at_home(
     host: &mut Handle,
     inside: &mut Handle,
     (found, home): (&DeviceState, &Home),
+    to: &Netns,
 ) -> Result<(), StepError> {
     // The kernel would move it, and refuse the name only then.
     if host.find_link(&home.name)?.is_some() {
@@ -228,8 +245,7 @@ fn move_home(
     if !found.other_names.is_empty() {
         inside.remove_other_names(found.link.index, &found.other_names)?;
     }
-    let node = Netns::current()?;
-    let moved = inside.move_device(found.link.index, node.as_fd(), &home.name, home.alias.as_deref());
+    let moved = inside.move_device(found.link.index, to.as_fd(), &home.name, home.alias.as_deref());
     moved.map_err(|source| match source.already_exists() {
         true => StepError::HomeTaken(home.name.clone()),
         false => source.into(),

@@ -217,6 +217,7 @@ mod tests {
         json!([{"address": "10.1.0.7/24"}, {"address": "fd00:1::7/64", "gateway": "fd00:1::1"}])
     }
 
+    /// Rows: STC-asked-for.
     #[test]
     fn each_source_adds_to_or_replaces_those_before() {
         let with = |args: Value, runtime: Value| {
@@ -258,6 +259,7 @@ mod tests {
         }
     }
 
+    /// Rows: STC-addresses.
     #[test]
     fn routes_and_name_servers_come_with_the_addresses_and_survive_the_journal() {
         let config = json!({"cniVersion": "1.0.0", "name": "n", "ipam": {
@@ -281,6 +283,7 @@ mod tests {
         assert_eq!(serde_json::from_value::<super::super::Config>(journal).unwrap(), parsed);
     }
 
+    /// Rows: STC-refused.
     #[test]
     fn refusals_name_the_key() {
         let ipam = |ipam: Value| json!({"cniVersion": "1.0.0", "name": "n", "ipam": ipam});

@@ -95,6 +95,7 @@ fn configure(style: Style, default_route: bool) -> Step {
     Step::Configure(Configure { style, default_route, ..Configure::default() })
 }
 
+/// Rows: BRG-bridge.
 #[test]
 fn a_bridge_without_any_key_is_a_port_of_cni0_without_addresses() {
     let expected = [
@@ -114,6 +115,7 @@ fn a_bridge_without_any_key_is_a_port_of_cni0_without_addresses() {
     assert_eq!(plan("bridge", harmless), expected);
 }
 
+/// Rows: BRG-bridge, BRG-isGateway, BRG-forceAddress.
 #[test]
 fn every_key_of_a_bridge_reaches_its_step() {
     let config = json!({
@@ -256,6 +258,7 @@ fn a_macvlan_without_any_key_sits_on_the_default_route_in_bridge_mode() {
     assert_eq!(plan("macvlan", absent), expected);
 }
 
+/// Rows: MVL-mode, MVL-mtu, MVL-mac, MVL-bcqueuelen.
 #[test]
 fn every_key_of_a_macvlan_reaches_its_step() {
     use spec::MacvlanMode::{Bridge, Passthru, Private, Vepa};
@@ -632,6 +635,7 @@ fn a_macvlan_without_ipv6_has_no_link_local_address_where_its_sources_are_verifi
     assert!(!v4_alone(json!({"ipam": pool()}), None));
 }
 
+/// Rows: BRG-macspoofchk.
 #[test]
 fn with_a_dataplane_an_attachment_is_protected_before_it_is_configured() {
     let protect = Protect::verified();
@@ -778,6 +782,7 @@ fn what_is_not_carried_out_is_refused_with_key_and_value() {
     }
 }
 
+/// Rows: BRG-macspoofchk.
 #[test]
 fn what_means_nothing_is_refused_with_its_key() {
     let table = [

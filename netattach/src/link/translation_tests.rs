@@ -84,6 +84,8 @@ fn without_a_wish_there_is_no_step() {
 }
 
 /// The agent has one way, and existing configurations name either of the reference plugin's.
+///
+/// Rows: BRG-ipMasqBackend.
 #[test]
 fn what_is_translated_does_not_depend_on_the_name_of_a_backend() {
     let with =

@@ -273,6 +273,8 @@ fn without_a_shared_destination_there_are_no_rules() {
 
 /// With `keepClusterRoutes`, what a pod sends to the cluster's ranges and what it answers from its first interface's
 /// addresses stays there; everything else leaves by the interface that has the default route.
+///
+/// Rows: RTE-keepClusterRoutes.
 #[test]
 fn the_cluster_stays_on_its_interface_when_the_default_route_moves() {
     const SERVICES: [&str; 2] = ["10.96.0.10", "fd00:96::10"];

@@ -11,8 +11,7 @@ use std::process::Command;
 
 use netattach::netlink::Handle;
 use netattach::spec::{Addressing, Bridge, Route};
-use netattach_tests::node::WIRE;
-use netattach_tests::node::{executable, ip};
+use netattach_tests::node::{WIRE, executable};
 use netattach_tests::runtime::{Call, Runtime, config, version_of, with_result};
 use netattach_tests::snapshot::{Link, Network, Snapshot};
 use netattach_tests::{Namespace, Node, Pod, manifest, tools};
@@ -150,6 +149,8 @@ fn one_pool() -> Value {
 }
 
 /// Rows: BRG-portIsolation, BRG-disableContainerInterface.
+/// Rows: BRG-bridge, BRG-isGateway, BRG-isDefaultGateway, BRG-hairpinMode, BRG-promiscMode, BRG-mtu, BRG-mac.
+/// Rows: BRG-dns.
 #[test]
 fn bridge_agrees_with_the_reference() {
     let with = |extra: Value| {
@@ -209,6 +210,7 @@ fn ptp_agrees_with_the_reference() {
     );
 }
 
+/// Rows: MVL-master, MVL-mode, MVL-mtu, MVL-mac, MVL-bcqueuelen.
 #[test]
 fn macvlan_agrees_with_the_reference() {
     let arg = "IgnoreUnknown=1;MAC=02:00:00:00:00:08";
@@ -262,17 +264,11 @@ fn tap_agrees_with_the_reference() {
 #[test]
 fn drivers_that_few_kernels_have_agree_with_the_reference() {
     let test = "drivers_that_few_kernels_have_agree_with_the_reference";
-    let rig = Rig::new(None);
-    let lacks = |words: &[&str]| ip(&rig.runtime.node, words).is_err();
-    if lacks(&["link", "add", "d", "type", "dummy"])
-        || lacks(&["link", "add", "link", "uplink", "name", "v", "type", "vlan", "id", "9"])
-        || lacks(&["link", "add", "link", "uplink", "name", "i", "type", "ipvlan"])
-    {
+    if !["dummy", "vlan", "ipvlan"].into_iter().all(tools::has_driver) {
         return tools::report_skipped(test, "the kernel has not all of dummy, vlan and ipvlan");
     }
-    drop(rig);
     let usual = &[MTU_OF_MACVLAN][..];
-    let few = &["1.0.0"][..];
+    let few = &["0.4.0", "1.0.0", "1.1.0"][..];
     let with = |extra: Value| {
         let mut keys = json!({"bridge": "br0", "ipam": one_pool()});
         keys.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
@@ -290,6 +286,7 @@ fn drivers_that_few_kernels_have_agree_with_the_reference() {
                 "",
                 &[MTU_OF_BRIDGE],
             ),
+            (with(json!({"vlan": 100, "preserveDefaultVlan": true})), "", &[MTU_OF_BRIDGE]),
             (with(json!({"vlanTrunk": trunk})), "", &[MTU_OF_BRIDGE]),
         ],
     );
@@ -315,6 +312,7 @@ fn drivers_that_few_kernels_have_agree_with_the_reference() {
     );
 }
 
+/// Rows: LBK-up.
 #[test]
 fn loopback_agrees_with_the_reference() {
     let [oldest, middle] = LO_IN_ITS_VERSION;
@@ -325,6 +323,7 @@ fn loopback_agrees_with_the_reference() {
     );
 }
 
+/// Rows: HLC-ranges, HLC-ips, HLC-routes, HLC-dataDir.
 #[test]
 fn host_local_agrees_with_the_reference() {
     let ranges = json!([[{"subnet": "10.1.0.0/24", "rangeStart": "10.1.0.5"}], [{"subnet": "fd00:1::/64"}]]);
@@ -342,6 +341,7 @@ fn host_local_agrees_with_the_reference() {
     );
 }
 
+/// Rows: STC-addresses, STC-asked-for, STC-refused.
 #[test]
 fn static_agrees_with_the_reference() {
     let own = json!({

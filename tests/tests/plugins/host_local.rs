@@ -109,6 +109,7 @@ fn owner(container_id: &str) -> Owner {
     Owner { container_id: container_id.to_owned(), ifname: "eth0".to_owned() }
 }
 
+/// Rows: HLC-dataDir.
 #[test]
 fn files_are_identical_to_those_of_the_go_plugin() {
     let ranges = json!([[{"subnet": "10.7.0.0/29"}], [{"subnet": "2001:db8:0:0:1::/112"}], [{"subnet": "fd00:0:0:1::/64"}]]);
@@ -123,6 +124,7 @@ fn files_are_identical_to_those_of_the_go_plugin() {
     assert_eq!(ours.files(), theirs.files());
 }
 
+/// Rows: HLC-dataDir.
 #[test]
 fn each_releases_and_checks_what_the_other_reserved() {
     let ranges = json!([[{"subnet": "10.7.0.0/29"}], [{"subnet": "2001:db8::/64"}]]);
@@ -152,6 +154,7 @@ fn each_refuses_a_second_address_to_an_attachment_of_the_other() {
     assert!(!shared.go("ADD", &owner("ours")).status.success());
 }
 
+/// Rows: HLC-ranges.
 #[test]
 fn the_round_goes_on_from_the_other_in_both_directions() {
     let ranges = json!([[{"subnet": "10.7.0.0/29"}, {"subnet": "10.7.1.0/30"}]]);

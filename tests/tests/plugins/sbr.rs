@@ -219,12 +219,17 @@ fn sbr_has_gateways_and_hints_and_looks_for_its_rules() {
 fn an_agent_routes_by_source_behind_its_own_interfaces() {
     let mut node = Node::new(&[]).unwrap();
     node.add_wire().unwrap();
-    let kinds = [
+    let mut kinds = vec![
         ("bridge", json!({"bridge": "br1", "isGateway": true})),
         ("veth", json!({})),
         ("ptp", json!({})),
         ("macvlan", json!({"master": WIRE})),
+        ("tap", json!({})),
+        ("macvtap", json!({"master": WIRE})),
+        ("ipvlan", json!({"master": WIRE})),
+        ("vlan", json!({"master": WIRE, "vlanId": 5})),
     ];
+    kinds.retain(|(kind, _)| !["ipvlan", "vlan"].contains(kind) || tools::has_driver(kind));
     for (number, (name, first)) in kinds.iter().enumerate() {
         let mut first = first.clone();
         first["type"] = json!(name);

@@ -147,18 +147,33 @@ fn either_gives_back_what_the_other_has_changed() {
     }
 }
 
+/// The kinds of interfaces that the kernel has, with the keys of each.
+fn kinds() -> Vec<(&'static str, Value)> {
+    let all = [
+        ("bridge", json!({"bridge": "br1"})),
+        ("veth", json!({})),
+        ("macvlan", json!({"master": WIRE})),
+        ("tap", json!({})),
+        ("macvtap", json!({"master": WIRE})),
+        ("ipvlan", json!({"master": WIRE})),
+        ("vlan", json!({"master": WIRE, "vlanId": 5})),
+    ];
+    all.into_iter()
+        .filter(|(kind, _)| !["ipvlan", "vlan"].contains(kind) || tools::has_driver(kind))
+        .collect()
+}
+
 /// A node of an agent, with a network for each kind of interface, each with `tuning` behind it.
 fn node(keys: &Value) -> Node {
     let mut node = Node::new(&[]).unwrap();
     node.add_wire().unwrap();
-    let mut tuning = keys.clone();
-    tuning["type"] = json!("tuning");
-    for (number, (name, first)) in
-        [("bridge", json!({"bridge": "br1"})), ("veth", json!({})), ("macvlan", json!({"master": WIRE}))]
-            .into_iter()
-            .enumerate()
-    {
-        let mut first = first;
+    for (number, (name, mut first)) in kinds().into_iter().enumerate() {
+        let mut tuning = keys.clone();
+        tuning["type"] = json!("tuning");
+        if name == "ipvlan" {
+            // It has its parent's.
+            tuning.as_object_mut().unwrap().remove("mac");
+        }
         first["type"] = json!(name);
         first["ipam"] = node.host_local(&[&format!("10.7{number}.0.0/24")]);
         let config = json!({"cniVersion": "1.0.0", "name": name, "plugins": [first, tuning]});
@@ -176,20 +191,17 @@ fn an_agent_tunes_the_interfaces_that_it_has_made() {
         "mac": MAC, "mtu": 1400, "promisc": true, "allmulti": true, "txQLen": 50,
         "sysctl": {"net.ipv4.conf.IFNAME.log_martians": "1"}
     }));
-    for name in ["bridge", "veth", "macvlan"] {
+    let wire = Handle::open_in(node.namespace.netns()).unwrap().link(WIRE).unwrap().mac;
+    for (name, _) in kinds() {
+        let mac = if name == "ipvlan" { wire } else { MAC.parse().ok() };
         let pod = Pod::new(name).unwrap();
         let before = Snapshot::take(&node, &[&pod]).unwrap();
         node.add(&pod).success();
         let found = Handle::open_in(pod.namespace.netns()).unwrap().properties("net1").unwrap();
-        let wanted = Properties {
-            mac: MAC.parse().ok(),
-            mtu: Some(1400),
-            promisc: Some(true),
-            allmulti: Some(true),
-            queue: Some(50),
-        };
+        let wanted =
+            Properties { mac, mtu: Some(1400), promisc: Some(true), allmulti: Some(true), queue: Some(50) };
         assert_eq!(found, wanted, "{name}");
-        assert_eq!(node.status(&pod).unwrap()[1]["mac"], MAC, "{name}");
+        assert_eq!(node.status(&pod).unwrap()[1]["mac"], json!(mac.unwrap().to_string()), "{name}");
         assert_eq!(node.check(&pod).success(), Value::Null, "{name}");
         ip(&pod.namespace, &["link", "set", "net1", "allmulticast", "off"]).unwrap();
         let (_, said) = node.check(&pod).failure();

@@ -10,22 +10,15 @@ use netattach::spec::{LinkMode, VlanTag};
 use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
 use netattach_tests::node::{WIRE, ip};
 use netattach_tests::snapshot::Snapshot;
-use netattach_tests::tools::report_skipped;
+use netattach_tests::tools::{has_driver, report_skipped};
 use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connects};
 use netattach_tests::{Namespace, Node, Pod};
 use serde_json::{Value, json};
 
-fn has_drivers() -> bool {
-    let namespace = Namespace::new().unwrap();
-    ip(&namespace, &["link", "add", "parent", "type", "veth", "peer", "name", "other"]).unwrap();
-    let vlan = ["link", "add", "link", "parent", "name", "probe", "type", "vlan", "id", "5"];
-    ip(&namespace, &vlan).is_ok() && ip(&namespace, &["link", "add", "probe2", "type", "dummy"]).is_ok()
-}
-
 /// Rows: VLN-master-gone, VLN-one-pod, MVL-linkInContainer, HDV-in-use.
 #[test]
 fn policies_hold_on_vlans_of_a_wire_and_each_has_one_pod() {
-    if !has_drivers() {
+    if !["vlan", "dummy"].into_iter().all(has_driver) {
         return report_skipped("policies_hold_on_vlans", "the kernel has no vlan or no dummy");
     }
     let mut node = Node::new(&[]).unwrap();
@@ -77,14 +70,14 @@ fn policies_hold_on_vlans_of_a_wire_and_each_has_one_pod() {
     assert_eq!([found(&mut inside, "net1"), found(&mut inside, "net2")], [vlan(5), vlan(7)]);
     assert_eq!(found(&mut inside, "net3"), ("dummy".to_owned(), None));
     let rows = node.ctl(&["attachments", "--pod", &format!("{NAMESPACE}/a")]).unwrap();
-    let levels: Vec<&Value> = rows
+    let told: Vec<(&Value, Option<&Value>)> = rows
         .as_array()
         .unwrap()
         .iter()
         .filter(|row| row["ifname"] != "eth0")
-        .map(|row| &row["enforcement"])
+        .map(|row| (&row["enforcement"], row.get("fast_path")))
         .collect();
-    assert_eq!(levels, ["full-unless-privileged"; 3]);
+    assert_eq!(told, [(&json!("full-unless-privileged"), None); 3]);
 
     let (code, message) = node.add(&b).failure();
     assert_eq!(code, 11, "{message}");

@@ -77,6 +77,7 @@ const SRIOV: Guest = Guest {
         "ipvlan",
         "dummy",
         "macvtap",
+        "tun",
         "uio_pci_generic",
         "vrf",
         // The node's translation of addresses, and what nf_tables computes sums with.
@@ -120,11 +121,15 @@ const SRIOV: Guest = Guest {
         (
             "plugins",
             &[
+                "differential::drivers_",
                 "native::bridge_keys::",
                 "native::host_device::",
                 "native::versions::",
                 "native::node::a_macvtap",
+                "native::removal::del_frees",
                 "native::netkit::",
+                "sbr::an_agent_routes_by_source_behind_its_own",
+                "tuning::an_agent_tunes",
                 "vrf::",
             ],
         ),

@@ -22,8 +22,6 @@ const DIST: &str = "/dist";
 /// Where busybox is, as below the directory of the runtimes.
 const RUNTIMES: &str = "/runtimes";
 const BUSYBOX: &str = "bookworm/bin/busybox";
-/// The test executable that starts the agent with crash points.
-const CRASHING: &str = "lifecycle";
 /// Where the reference plugins are.
 const PLUGINS: &str = "/plugins";
 
@@ -64,10 +62,8 @@ pub(super) fn pack(
     // Tests know it by the path that it has here, or beside the directory that they are in.
     with_libraries(&mut archive, &scripted_plugin, "/fake-plugin")?;
     archive.link(&scripted_plugin.to_string_lossy(), "/fake-plugin")?;
-    if selection.tests.iter().any(|(name, _)| name == CRASHING) {
-        with_libraries(&mut archive, &crashing_agent, "/crash-agent")?;
-        archive.link(&crashing_agent.to_string_lossy(), "/crash-agent")?;
-    }
+    with_libraries(&mut archive, &crashing_agent, "/crash-agent")?;
+    archive.link(&crashing_agent.to_string_lossy(), "/crash-agent")?;
     for executable in dist::names() {
         with_libraries(&mut archive, &executables.join(executable), &format!("{DIST}/{executable}"))?;
     }

@@ -305,6 +305,7 @@ mod tests {
         }
     }
 
+    /// Rows: HLC-ranges, HLC-ipRanges.
     #[test]
     fn everything_is_read_and_survives_the_journal() {
         let config = parse(

@@ -12,8 +12,15 @@ use serde_json::{Value, json};
 
 /// The holder that was there before.
 const BEFORE: &str = "02:00:00:00:00:99";
-/// The addresses that pod `b` gets, with the interface of either pod.
-const ADDRESSES: [(&str, &str); 3] = [("10.50.0.3", "eth0"), ("10.52.0.3", "net1"), ("fd00:50::3", "eth0")];
+/// A device of the node, on the wire, which pod `b` takes.
+const CARD: &str = "card";
+/// The addresses that pod `b` gets, with the interface of `a` that is beside it and its own.
+const ADDRESSES: [(&str, &str, &str); 4] = [
+    ("10.50.0.3", "eth0", "eth0"),
+    ("10.52.0.3", "net1", "net1"),
+    ("10.53.0.3", "net1", "net2"),
+    ("fd00:50::3", "eth0", "eth0"),
+];
 
 /// Pod `a` is attached to the default network, a bridge, and to macvlans.
 fn node() -> (Node, Pod) {
@@ -22,8 +29,13 @@ fn node() -> (Node, Pod) {
     let ipam = node.host_local(&["10.52.0.0/24"]);
     let lan = json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE, "ipam": ipam});
     node.write("lan", &network(NAMESPACE, "lan", &lan)).unwrap();
-    for name in ["a", "b"] {
-        node.write(name, &pod(name, &json!({}), &json!("lan"))).unwrap();
+    ip(&node.namespace, &["link", "add", "link", WIRE, "name", CARD, "type", "macvlan", "mode", "bridge"])
+        .unwrap();
+    let ipam = json!({"type": "static", "addresses": [{"address": "10.53.0.3/24"}]});
+    let card = json!({"cniVersion": "1.0.0", "type": "host-device", "device": CARD, "ipam": ipam});
+    node.write("card", &network(NAMESPACE, "card", &card)).unwrap();
+    for (name, networks) in [("a", "lan"), ("b", "lan, card")] {
+        node.write(name, &pod(name, &json!({}), &json!(networks))).unwrap();
     }
     node.start().unwrap();
     let a = Pod::new("a").unwrap();
@@ -33,7 +45,7 @@ fn node() -> (Node, Pod) {
 
 /// Has pod `a` know the addresses as those of the holder before.
 fn know_another(a: &Pod) {
-    for (address, device) in ADDRESSES {
+    for (address, device, _) in ADDRESSES {
         let entry = ["neigh", "replace", address, "lladdr", BEFORE, "dev", device, "nud", "stale"];
         ip(&a.namespace, &entry).unwrap();
     }
@@ -46,15 +58,16 @@ fn known(namespace: &Namespace, address: &str) -> Option<String> {
     Some(listed[0]["lladdr"].as_str()?.to_owned())
 }
 
-fn assert_learns(a: &Pod, b: &Pod, what: &[(&str, &str)]) {
+fn assert_learns(a: &Pod, b: &Pod, what: &[(&str, &str, &str)]) {
     let mut inside = Handle::open_in(b.namespace.netns()).unwrap();
-    for (address, device) in what {
+    for (address, _, device) in what {
         let mac: Mac = inside.link(device).unwrap().mac.unwrap();
         let told = eventually(PATIENCE, || known(&a.namespace, address) == Some(mac.to_string()));
         assert!(told, "{address}: {:?}, not {mac}", known(&a.namespace, address));
     }
 }
 
+/// Rows: SRV-announce.
 #[test]
 fn neighbours_that_knew_another_holder_are_told() {
     let (node, a) = node();
@@ -64,9 +77,11 @@ fn neighbours_that_knew_another_holder_are_told() {
     assert_learns(&a, &b, &ADDRESSES);
     // So does whatever brings the interface up again, but on a bridge, whose port does not forward yet.
     know_another(&a);
-    ip(&b.namespace, &["link", "set", "net1", "down"]).unwrap();
-    ip(&b.namespace, &["link", "set", "net1", "up"]).unwrap();
-    assert_learns(&a, &b, &ADDRESSES[1..2]);
+    for device in ["net1", "net2"] {
+        ip(&b.namespace, &["link", "set", device, "down"]).unwrap();
+        ip(&b.namespace, &["link", "set", device, "up"]).unwrap();
+    }
+    assert_learns(&a, &b, &ADDRESSES[1..3]);
 }
 
 #[test]
@@ -79,7 +94,7 @@ fn an_agent_tells_them_that_starts_after_one_ended_too_early() {
     node.kill().unwrap();
     know_another(&a);
     // As the ADD leaves it.
-    for (_, device) in &ADDRESSES[..2] {
+    for (_, _, device) in &ADDRESSES[..2] {
         let key = format!("/proc/sys/net/ipv4/conf/{device}/arp_notify");
         b.namespace.run(|| std::fs::write(&key, "0")).unwrap();
     }

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::{Rig, addresses, pairs, routes};
 
+/// Rows: MVL-dns, HLC-resolvConf.
 #[test]
 fn dns_comes_from_the_configuration_only_if_it_says_something() {
     let rig = Rig::new();

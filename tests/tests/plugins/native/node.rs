@@ -7,8 +7,8 @@ use anyhow::Result;
 use netattach::netlink::Handle;
 use netattach::spec::{Addressing, LinkMode, MacvlanMode, Route, Veth};
 use netattach_tests::Namespace;
-use netattach_tests::node::ip;
 use netattach_tests::runtime::{Call, config, with_result};
+use netattach_tests::tools::has_driver;
 use serde_json::{Value, json};
 
 use super::{MAC, Rig, addresses, bridge, mac_of, net};
@@ -83,6 +83,7 @@ fn what_the_node_does_not_have_is_refused() {
     assert!(said.ends_with("link br0 exists and is a veth, not a bridge"), "{said}");
 }
 
+/// Rows: MVL-master.
 #[test]
 fn a_macvlan_without_master_sits_on_the_default_routes_interface() {
     let rig = Rig::new();
@@ -98,6 +99,7 @@ fn a_macvlan_without_master_sits_on_the_default_routes_interface() {
     assert_eq!((made.link, made.mtu, made.mac), (Some(index), 1400, Some(MAC.parse().unwrap())));
 }
 
+/// Rows: MVL-mode.
 #[test]
 fn a_macvlan_has_the_mode_that_was_asked_for() {
     use MacvlanMode::{Bridge, Passthru, Private, Vepa};
@@ -166,16 +168,10 @@ fn a_link_on_an_interface_of_the_pod_needs_nothing_of_the_node() {
 #[test]
 fn a_kernel_without_a_driver_is_named_and_nothing_is_left() {
     for kind in ["vlan", "dummy", "ipvlan", "netkit"] {
-        let rig = Rig::new();
-        let probe = |words: &[&str]| ip(&rig.runtime.node, words).is_ok();
-        let has_driver = match kind {
-            "vlan" => probe(&["link", "add", "link", "uplink", "name", "probe", "type", "vlan", "id", "9"]),
-            "dummy" | "netkit" => probe(&["link", "add", "probe", "type", kind]),
-            _ => probe(&["link", "add", "link", "uplink", "name", "probe", "type", "ipvlan"]),
-        };
-        if has_driver {
+        if has_driver(kind) {
             continue;
         }
+        let rig = Rig::new();
         let (code, message) = rig.refusal("ADD", &rig.config("1.0.0", kind));
         assert_eq!(code, 50, "{message}");
         let expected = format!("the kernel of this node has no driver for links of kind {kind}");
@@ -184,6 +180,7 @@ fn a_kernel_without_a_driver_is_named_and_nothing_is_left() {
     }
 }
 
+/// Rows: BRG-forceAddress.
 #[test]
 fn another_address_on_the_bridge_is_in_the_way_unless_forced() {
     let rig = Rig::new();
@@ -205,6 +202,7 @@ fn another_address_on_the_bridge_is_in_the_way_unless_forced() {
     assert_eq!(addresses(&mut rig.node(), br0), ["10.1.0.1/24", "fd00:1::1/64", "fd00:2::1/64"]);
 }
 
+/// Rows: BRG-hairpinMode, BRG-promiscMode.
 #[test]
 fn hairpin_and_promiscuous_mode_are_really_set() {
     let rig = Rig::new();
@@ -221,6 +219,7 @@ fn hairpin_and_promiscuous_mode_are_really_set() {
     rig.runtime.after("CHECK", call, &promiscuous, &result).unwrap();
 }
 
+/// Rows: BRG-mtu, BRG-mac.
 #[test]
 fn mtu_and_ethernet_address_are_those_asked_for() {
     let rig = Rig::new();

@@ -201,6 +201,7 @@ fn veth_attaches_and_detaches_in_every_version() {
     }
 }
 
+/// Rows: LBK-up.
 #[test]
 fn loopback_comes_up_in_every_version_and_passes_results_on() {
     for version in VERSIONS {

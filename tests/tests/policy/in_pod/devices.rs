@@ -100,11 +100,12 @@ fn a_function_that_the_node_does_not_have_yet_is_to_be_tried_again() {
     }
 }
 
-/// The node's devices of one kind by their names, each with the index of its other end or of what is beneath it.
-fn devices_of(node: &Node, kind: &str) -> BTreeMap<String, Option<u32>> {
+/// The node's devices of one kind by their names, each with the index of its other end or of what is beneath it, and its
+/// other names.
+fn devices_of(node: &Node, kind: &str) -> BTreeMap<String, (Option<u32>, Vec<String>)> {
     let devices = Handle::open_in(node.namespace.netns()).unwrap().devices().unwrap();
     let of_kind = devices.into_iter().filter(|device| device.link.kind == kind);
-    of_kind.map(|device| (device.link.name, device.link.link)).collect()
+    of_kind.map(|device| (device.link.name, (device.link.link, device.other_names))).collect()
 }
 
 /// A pod that exchanges the names and aliases of two interfaces.
@@ -166,6 +167,42 @@ fn a_pod_that_swaps_the_names_of_its_devices_gives_each_back_under_its_own() {
     node.start().unwrap();
     node.del(&a).success();
     assert_eq!(state(&node), before);
+}
+
+/// Of those, one is the name of the pod's first interface and one its own there; of those, one is another device's on the node.
+///
+/// Rows: HDV-altname.
+#[test]
+fn a_device_goes_back_with_its_other_names_and_without_those_that_its_pod_has_given_it() {
+    let mut node = Node::new(&[]).unwrap();
+    let _wires = Wires::new(&node, &["wire-a", "wire-b"]).unwrap();
+    for name in ["node-name", "eth0", "net1"] {
+        ip(&node.namespace, &["link", "property", "add", "dev", "wire-a", "altname", name]).unwrap();
+    }
+    let keys = json!({"cniVersion": "1.0.0", "type": "host-device", "device": "wire-a"});
+    node.write("net", &network(NAMESPACE, "wire", &keys)).unwrap();
+    node.write("a", &pod("a", &json!({}), &json!("wire"))).unwrap();
+    node.start().unwrap();
+    let before = devices_of(&node, "veth");
+    let names = |name: &str| before[name].1.iter().map(String::as_str).collect::<BTreeSet<_>>();
+    assert_eq!(names("wire-a"), BTreeSet::from(["eth0", "net1", "node-name"]));
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    let taken = || Handle::open_in(a.namespace.netns()).unwrap().device_named("net1").unwrap().unwrap();
+    assert_eq!(taken().other_names, [""; 0]);
+    for name in ["pod-name", "wire-b", "node-name"] {
+        ip(&a.namespace, &["link", "property", "add", "dev", "net1", "altname", name]).unwrap();
+    }
+    assert_eq!(taken().other_names.len(), 3);
+    node.check(&a).success();
+    node.del(&a).success();
+    let after = devices_of(&node, "veth");
+    let sorted = |devices: &BTreeMap<String, (Option<u32>, Vec<String>)>| {
+        let mut wire = devices["wire-a"].1.clone();
+        wire.sort();
+        (wire, devices["wire-b"].1.clone(), devices.len())
+    };
+    assert_eq!(sorted(&after), sorted(&before));
 }
 
 /// Rows: HDV-names.

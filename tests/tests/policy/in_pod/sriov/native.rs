@@ -238,6 +238,44 @@ fn a_vf_whose_pod_died_while_no_agent_ran_is_given_its_name_and_settings_back() 
     own.assert_as(&before);
 }
 
+/// The agent is killed where neither the pod nor the node has the VF.
+///
+/// Rows: SRV-crash, SRV-back.
+#[test]
+fn an_agent_killed_while_a_vf_goes_home_has_set_it_back_before_and_the_next_finishes() {
+    let Some(mut own) = Own::new("an_agent_killed_while_a_vf_goes_home", &all_keys()) else { return };
+    let before = own.before();
+    let crash = own.node.path("crash");
+    fs::create_dir(&crash).unwrap();
+    own.node.stop().unwrap();
+    let variables = [("NETATTACH_CRASH_DIR", crash.to_str().unwrap())];
+    own.node.start_as(env!("CARGO_BIN_EXE_crash-agent").as_ref(), &variables).unwrap();
+    // The points of a DEL, the last of which is the one with that number, if it has so many.
+    let del_until = |own: &Own, point: usize| -> Vec<String> {
+        own.node.add(&own.pods[0]).success();
+        // Renamed into place, as the agent reads the file at every point.
+        fs::write(crash.join("to-be"), point.to_string()).unwrap();
+        fs::rename(crash.join("to-be"), crash.join("at")).unwrap();
+        own.node.del(&own.pods[0]);
+        let log = fs::read_to_string(crash.join("log")).unwrap();
+        log.lines().map(str::to_owned).collect()
+    };
+    let all = del_until(&own, usize::MAX);
+    own.assert_as(&before);
+    let between = all.iter().position(|point| point == "give-back:\"settled\"").unwrap();
+    assert_eq!(del_until(&own, between), all[..=between]);
+    own.node.wait_for_end().unwrap();
+    // The kernel brings it home; no agent runs that could set anything.
+    assert!(eventually(PATIENCE, || own.device(0).is_some()));
+    let set = |settings: &VfSettings| VfSettings { mac: None, ..settings.clone() };
+    assert_eq!(set(&own.settings(0)), set(&before[0].1));
+    own.node.start().unwrap();
+    own.node.del(&own.pods[0]).success();
+    own.assert_as(&before);
+    assert_eq!(links(&own.node), BTreeMap::new());
+    Snapshot::take(&own.node, &[&own.pods[0]]).unwrap().assert_nothing_is_left();
+}
+
 /// Rows: SRV-refused, SRV-rollback.
 #[test]
 fn a_setting_that_the_card_refuses_is_named_and_all_others_go_back() {
@@ -386,6 +424,48 @@ fn bind(vf: &Vf, driver: &str) {
     fs::write("/sys/bus/pci/drivers_probe", &vf.address).unwrap();
     let bound = || fs::read_link(device.join("driver")).is_ok_and(|to| to.ends_with(driver));
     assert!(eventually(PATIENCE, bound), "{driver} does not take {}", vf.address);
+}
+
+/// Rows: SRV-unbound.
+#[test]
+fn a_vf_that_has_lost_its_driver_is_set_back_and_one_that_is_elsewhere_is_waited_for() {
+    let test = "a_vf_that_has_lost_its_driver";
+    let Some(own) = Own::new(test, &all_keys()) else { return };
+    let (pod, vf) = (&own.pods[0], &own.vfs[0]);
+    let before = own.before();
+    own.node.add(pod).success();
+    // Its pod moves it to a namespace that nobody knows of.
+    let aside = Namespace::new().unwrap();
+    let task = aside.path().ancestors().nth(2).and_then(Path::file_name).unwrap().to_str().unwrap();
+    ip(&pod.namespace, &["link", "set", "net1", "netns", task]).unwrap();
+    let (code, told) = own.node.del(pod).failure();
+    let expected = format!(
+        "device {} has the driver igbvf, and its network interface is neither in the pod nor on the node",
+        vf.address
+    );
+    assert_eq!((code, told.contains(&expected)), (11, true), "{told}");
+    drop(aside);
+    assert!(eventually(PATIENCE, || own.node.del(pod).exit == 0));
+    own.assert_as(&before);
+
+    own.node.add(pod).success();
+    assert_ne!(own.settings(0), before[0].1);
+    fs::write("/sys/bus/pci/drivers/igbvf/unbind", &vf.address).unwrap();
+    own.node.del(pod).success();
+    own.node.del(pod).success();
+    let set = |settings: &VfSettings| VfSettings { mac: None, ..settings.clone() };
+    assert_eq!((own.device(0), set(&own.settings(0))), (None, set(&before[0].1)));
+    Snapshot::take(&own.node, &[pod]).unwrap().assert_nothing_is_left();
+    bind(vf, "igbvf");
+    assert!(eventually(PATIENCE, || own.device(0).is_some()));
+    for pod in &own.pods {
+        own.node.add(pod).success();
+    }
+    assert!(ping(&pod.namespace, CLIENT_ADDRESS.parse().unwrap(), PATIENCE).unwrap());
+    for pod in &own.pods {
+        own.node.del(pod).success();
+    }
+    assert_eq!(set(&own.settings(0)), set(&before[0].1));
 }
 
 /// Rows: SRV-userspace.
