@@ -1,12 +1,13 @@
 //! The capabilities that `deploy` gives the agent: each is needed, which is seen by what fails without it, and together they
 //! are enough, for networks of the built-in plugins alone and for executed plugins.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use netattach_tests::manifest::pod;
-use netattach_tests::node::executable;
+use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
+use netattach_tests::node::{WIRE, executable};
 use netattach_tests::node_root::{NodeRoot, OwnMounts, with_own_mounts};
 use netattach_tests::privilege::with_only;
 use netattach_tests::snapshot::Snapshot;
@@ -86,20 +87,67 @@ fn each_is_named(node: &Node, names: &[String]) {
     }
 }
 
+/// Networks of the built-in plugins beside the default one, which is a bridge: each kind of link, and whatever is chained
+/// behind one.
+fn built_in(node: &Node) {
+    let list = |name: &str, plugins: Value| {
+        let list = json!({"cniVersion": "1.0.0", "name": name, "plugins": plugins});
+        node.write(name, &network(NAMESPACE, name, &list)).unwrap();
+    };
+    list("routed", json!([{"type": "veth", "ipam": node.host_local(&["10.51.0.0/24", "fd00:51::/64"])}]));
+    // The node and who is outside have the first ones.
+    let range = json!([{"subnet": "192.0.2.0/24", "rangeStart": "192.0.2.20"}]);
+    let ipam = json!({"type": "host-local", "dataDir": node.path("leases"), "ranges": [range]});
+    list("lan", json!([{"type": "macvlan", "master": WIRE, "hostAccess": true, "ipam": ipam}]));
+    let ipam = node.host_local(&["10.53.0.0/24", "fd00:53::/64"]);
+    list(
+        "web",
+        json!([
+            {"type": "bridge", "bridge": "web0", "isGateway": true, "ipam": ipam},
+            {"type": "tuning", "sysctl": {"net.ipv4.conf.IFNAME.arp_filter": "1"}, "txQLen": 500, "allmulti": true},
+            {"type": "sbr"},
+            {"type": "portmap", "capabilities": {"portMappings": true}},
+            {"type": "bandwidth", "ingressRate": 100_000_000, "egressRate": 100_000_000}
+        ]),
+    );
+    let rules = json!({
+        "podSelector": {}, "policyTypes": ["Ingress", "Egress"],
+        "ingress": [{"ports": [{"protocol": "TCP", "port": 80}]}],
+        "egress": [{"to": [{"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.9.0.0/16"]}}]}]
+    });
+    node.write("only", &policy("only", "routed, lan, web", &rules)).unwrap();
+}
+
 #[test]
 fn built_in_plugins_need_what_the_base_gives_and_no_more() {
     let given = for_built_in_plugins();
     assert_eq!(given, ["NET_ADMIN", "SYS_ADMIN"]);
-    let mut node = Node::new(&[pod("a", &json!({}), &Value::Null)]).unwrap();
+    let ports = json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]);
+    let selection = json!([{"name": "routed"}, {"name": "lan"}, {"name": "web", "portMappings": ports}]);
+    let mut node = Node::new(&[pod("a", &json!({}), &selection)]).unwrap();
+    built_in(&node);
+    // The node has an address on the parent of macvlans.
+    let outside = node.add_outside().unwrap();
     each_is_named(&node, &given);
     let pod = Pod::new("a").unwrap();
     let netns = node.path("netns");
     pod.namespace.bind(&netns).unwrap();
     with_only(set(&given), || node.start()).unwrap();
     let call = |verb| node.call(verb, &pod).with("CNI_NETNS", &netns.display().to_string()).run();
-    for verb in ["ADD", "CHECK", "DEL"] {
-        call(verb).success();
-    }
+    call("ADD").success();
+    let rows = node.ctl(&["attachments"]).unwrap();
+    let shown = rows.as_array().unwrap().iter().map(|row| {
+        let level = row["enforcement"].as_str().unwrap();
+        (row["ifname"].as_str().unwrap(), json!([row["kind"], level.starts_with("full"), row["state"]]))
+    });
+    let kinds = [("eth0", "bridge"), ("net1", "veth"), ("net2", "macvlan"), ("net3", "bridge")];
+    let expected = kinds.map(|(interface, kind)| (interface, json!([kind, true, "attached"])));
+    assert_eq!(shown.collect::<BTreeMap<_, _>>(), BTreeMap::from(expected));
+    let _echo = Echo::serve(&pod.namespace, "10.53.0.2:80".parse().unwrap()).unwrap();
+    assert!(connects(&outside, "192.0.2.1:8080".parse().unwrap(), PATIENCE), "a port of the node");
+    call("CHECK").success();
+    call("DEL").success();
+    Snapshot::take(&node, &[&pod]).unwrap().assert_nothing_is_left();
     rustix::mount::unmount(&netns, rustix::mount::UnmountFlags::empty()).unwrap();
 }
 
