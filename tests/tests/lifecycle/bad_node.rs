@@ -266,6 +266,7 @@ fn a_full_or_read_only_directory_of_the_runtime_or_of_a_pool_is_told_with_what_t
     fs::write(&settings, format!("{text}cniConf: {{dir: {}}}\n", net_d.display())).unwrap();
     let [a, b] = ["a", "b"].map(|name| Pod::new(name).unwrap());
     let conf = net_d.join("00-netattach.conflist");
+    let pool = leases.join("@kube-system/default");
     for how in Spoiled::ALL {
         let error = how.error();
         // Only a file that is to be written is missed.
@@ -287,10 +288,10 @@ fn a_full_or_read_only_directory_of_the_runtime_or_of_a_pool_is_told_with_what_t
 
         pools.spoil(how);
         let (_, message) = node.call("ADD", &b).run().failure();
-        let reservation = format!("write reservation {}/default/10.50.0.", leases.display());
+        let reservation = format!("write reservation {}/10.50.0.", pool.display());
         assert!(message.contains(&reservation), "{how:?}: {message}");
         assert!(message.ends_with(&format!(": {MAKE_ROOM}: {error}")), "{how:?}: {message}");
-        let found = how.found(&leases.join("default"), "ipam.dataDir");
+        let found = how.found(&pool, "ipam.dataDir");
         assert_eq!(doctor(&node, &settings, "disk"), [found]);
         pools.mend(how);
         node.add(&b).success();

@@ -1,6 +1,7 @@
 //! The capabilities that `deploy` gives the agent: each is needed, which is seen by what fails without it, and together they
 //! are enough, for networks of the built-in plugins alone and for executed plugins.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -133,14 +134,16 @@ fn built_in_plugins_need_what_the_base_gives_and_no_more() {
     let netns = node.path("netns");
     pod.namespace.bind(&netns).unwrap();
     with_only(set(&given), || node.start()).unwrap();
-    let call =
-        |node: &Node, verb| node.call(verb, &pod).with("CNI_NETNS", &netns.display().to_string()).run();
+    let call = |node: &Node, verb| node.call(verb, &pod).with("CNI_NETNS", &netns.display().to_string()).run();
     call(&node, "ADD").success();
     let rows = node.ctl(&["attachments"]).unwrap();
-    let rows = rows.as_array().unwrap().iter();
-    let shown: Vec<Value> =
-        rows.map(|row| json!([row["ifname"], row["kind"], row["enforcement"], row["state"]])).collect();
-    assert_eq!(shown, Vec::<Value>::new());
+    let shown = rows.as_array().unwrap().iter().map(|row| {
+        let level = row["enforcement"].as_str().unwrap();
+        (row["ifname"].as_str().unwrap(), json!([row["kind"], level.starts_with("full"), row["state"]]))
+    });
+    let kinds = [("eth0", "bridge"), ("net1", "veth"), ("net2", "macvlan"), ("net3", "bridge")];
+    let expected = kinds.map(|(interface, kind)| (interface, json!([kind, true, "attached"])));
+    assert_eq!(shown.collect::<BTreeMap<_, _>>(), BTreeMap::from(expected));
     let _echo = Echo::serve(&pod.namespace, "10.53.0.2:80".parse().unwrap()).unwrap();
     assert!(connects(&outside, "192.0.2.1:8080".parse().unwrap(), PATIENCE), "a port of the node");
     node.stop().unwrap();
