@@ -134,7 +134,8 @@ fn built_in_plugins_need_what_the_base_gives_and_no_more() {
     let netns = node.path("netns");
     pod.namespace.bind(&netns).unwrap();
     with_only(set(&given), || node.start()).unwrap();
-    let call = |node: &Node, verb| node.call(verb, &pod).with("CNI_NETNS", &netns.display().to_string()).run();
+    let call =
+        |node: &Node, verb| node.call(verb, &pod).with("CNI_NETNS", &netns.display().to_string()).run();
     call(&node, "ADD").success();
     let rows = node.ctl(&["attachments"]).unwrap();
     let shown = rows.as_array().unwrap().iter().map(|row| {

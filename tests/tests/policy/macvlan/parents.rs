@@ -293,7 +293,6 @@ fn programs_of_others_on_a_parent_let_nothing_pass_by_ours() {
         node.add(pod).success();
     }
     assert!(ours_first(), "{:?}", Running::on(node, WIRE));
-    assert_policies_hold(&scene);
     drop(links);
     assert!(!has_clsact(node));
     scene.end();
@@ -307,7 +306,7 @@ fn filters_that_others_put_before_those_of_a_parent_come_behind_them() {
     attach_filter(&node.namespace, WIRE, true, 1, Verdict::Pass).unwrap();
     let added = node.namespace.run(|| {
         let place = ["filter", "add", "dev", WIRE, "egress", "prio", "1", "handle", "1"];
-        let pass = ["bpf", "bytecode", "1,6 0 0 4294967295", "flowid", "1:1", "action", "pass"];
+        let pass = ["bpf", "bytecode", "1,6 0 0 4294967295", "flowid", "1:1"];
         Command::new("tc").args(place).args(pass).status().unwrap()
     });
     assert!(added.success());
