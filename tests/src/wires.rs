@@ -34,9 +34,9 @@ impl Wires {
             run(&format!("address add {address}/{prefix} dev switch"))?;
         }
         for name in names {
-            run(&format!("link add {name} type veth peer name to-{name}"))?;
-            run(&format!("link set to-{name} master switch up"))?;
-            run(&format!("link set {name} netns {}", node.namespace.path().display()))?;
+            run(&format!("link add name {name} type veth peer name to-{name}"))?;
+            run(&format!("link set dev to-{name} master switch up"))?;
+            run(&format!("link set dev {name} netns {}", node.namespace.path().display()))?;
         }
         Ok(Self { beyond })
     }

@@ -11,7 +11,7 @@ const WHY: &str =
 
 /// Keywords and functions of Go's text/template, functions of sprig, and of helm those that
 /// `xtask/src/setup/helm-renderer.go` has as well.
-const ALLOWED: [&str; 39] = [
+const ALLOWED: [&str; 42] = [
     "if",
     "else",
     "end",
@@ -38,10 +38,13 @@ const ALLOWED: [&str; 39] = [
     "toYaml",
     "tpl",
     "fail",
+    "clean",
     "deepCopy",
     "default",
     "dict",
+    "get",
     "hasKey",
+    "hasPrefix",
     "indent",
     "list",
     "merge",
