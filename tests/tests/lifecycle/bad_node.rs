@@ -286,7 +286,10 @@ fn a_full_or_read_only_directory_of_the_runtime_or_of_a_pool_is_told_with_what_t
         assert!(eventually(PATIENCE, || unmet(&node).is_empty()), "{how:?}, mended: {:#?}", unmet(&node));
         assert!(conf.exists(), "{how:?}");
 
+        // The agent keeps directories of pools open, past what covers them.
+        node.stop().unwrap();
         pools.spoil(how);
+        node.start().unwrap();
         let (_, message) = node.call("ADD", &b).run().failure();
         let reservation = format!("write reservation {}/10.50.0.", pool.display());
         assert!(message.contains(&reservation), "{how:?}: {message}");
