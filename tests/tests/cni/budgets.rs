@@ -62,6 +62,19 @@ fn within_memory<T>(node: &Node, what: &str, work: impl FnOnce() -> T) -> T {
     done
 }
 
+/// As a runtime adds a pod: again, where others had the memory for as long as an ADD waits (code 11).
+fn add_in_turn(node: &Node, pod: &Pod) -> Outcome {
+    let mut result = add(node, pod);
+    eventually(PATIENCE * 2, || {
+        let is_told_to_wait = result.json["code"] == json!(11);
+        if is_told_to_wait {
+            result = add(node, pod);
+        }
+        !is_told_to_wait
+    });
+    result
+}
+
 fn bridge(node: &Node, name: &str) -> Value {
     json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": name, "ipam": node.host_local(&["10.61.0.0/16"])})
 }
@@ -100,7 +113,7 @@ fn the_largest_of_everything_is_refused_or_carried_out_within_64_mib() {
     let all_pods = || pods.iter().chain(&of_large);
     within_memory(&node, "ADD", || {
         std::thread::scope(|scope| {
-            let added = all_pods().map(|pod| (pod, scope.spawn(|| add(&node, pod))));
+            let added = all_pods().map(|pod| (pod, scope.spawn(|| add_in_turn(&node, pod))));
             for (pod, added) in added.collect::<Vec<_>>() {
                 let result = added.join().unwrap();
                 assert_eq!(result.exit, 0, "{}: {:#}", pod.name, result.json);
