@@ -55,7 +55,7 @@ impl Coming {
     /// They do not come; [`Coming::end`] would say why.
     pub fn go_on(&self, adds: usize) {
         let from = self.adds.load(Ordering::SeqCst);
-        let come = eventually(PATIENCE, || self.adds.load(Ordering::SeqCst) >= from + adds);
+        let come = eventually(PATIENCE * 4, || self.adds.load(Ordering::SeqCst) >= from + adds);
         assert!(come, "{adds} more ADDs do not succeed, after {from}");
     }
 
@@ -79,5 +79,8 @@ impl Coming {
 impl Drop for Coming {
     fn drop(&mut self) {
         self.ending.store(true, Ordering::SeqCst);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
     }
 }

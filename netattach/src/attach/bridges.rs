@@ -109,19 +109,22 @@ impl Beneath {
 
     /// How it differs. `found`: the bridge of that name. An address that another one has taken the place of is not missed: a
     /// later ADD was told to (`forceAddress`), or an administrator wants it so.
-    pub(super) fn change(&self, found: Option<Found<'_>>) -> Option<Change> {
+    pub(super) fn changes(&self, found: Option<Found<'_>>) -> Vec<Change> {
         let Some(Found { link: bridge, addresses, filters_by_vlan }) = found else {
-            return Some(Change::Gone);
+            return vec![Change::Gone];
         };
-        if self.spec.vlan_filtering && !filters_by_vlan {
-            return Some(Change::Unfiltered(bridge.index));
-        }
+        let is_unfiltered = self.spec.vlan_filtering && !filters_by_vlan;
+        let mut changes: Vec<Change> =
+            is_unfiltered.then_some(Change::Unfiltered(bridge.index)).into_iter().collect();
         if !bridge.up {
-            return Some(Change::Down(bridge.index));
+            // Its addresses are looked at once it is up.
+            changes.push(Change::Down(bridge.index));
+            return changes;
         }
         let missing =
             addressing::gateway_changes(addresses, &self.gateways, self.others).unwrap_or_default().add;
-        (!missing.is_empty()).then_some(Change::Gateways(bridge.index, missing))
+        changes.extend((!missing.is_empty()).then_some(Change::Gateways(bridge.index, missing)));
+        changes
     }
 
     /// Makes it again, without its ports, unless somebody has.

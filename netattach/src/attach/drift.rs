@@ -168,7 +168,7 @@ fn differences(
     note(found.name != end.made.name, Difference::Renamed);
     note(end.mtu != 0 && found.mtu != end.mtu, Difference::Mtu(found.mtu));
     if let Some((beneath, port)) = &end.port {
-        if let Some(change) = beneath.change(bridge) {
+        for change in beneath.changes(bridge) {
             note(true, Difference::Bridge(change));
         }
         if let Some(bridges::Found { link: bridge, .. }) = bridge {
@@ -209,7 +209,7 @@ impl Engine {
         let mut host = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
         let ends = ends(&attached);
         let mut seen = Seen::gather(&mut host, &ends)?;
-        let (mut changed, mut gone) = (Vec::new(), None);
+        let (mut changed, mut gone, mut unfiltered) = (Vec::new(), None, None);
         for end in &ends {
             let mut differences = seen.differences(end);
             let is_gone = Difference::Bridge(Change::Gone);
@@ -225,16 +225,21 @@ impl Engine {
                 }
             }
             for difference in differences {
-                if let Difference::Bridge(Change::Unfiltered(bridge)) = &difference {
-                    self.filter_again(*bridge, &seen, &mut host)?;
+                if let Difference::Bridge(Change::Unfiltered(bridge)) = &difference
+                    && let Err(error) = filter_again(*bridge, &seen, &mut host)
+                {
+                    // The rest is put back.
+                    unfiltered.get_or_insert(error);
+                    continue;
                 }
                 put_back(end, &difference, &mut host).map_err(|error| AttachError::Open(error.into()))?;
                 changed.push(format!("link {} was {difference}", end.made.name));
             }
         }
-        match gone {
-            Some(bridge) => Err(AttachError::BridgeGone { bridge }),
-            None => Ok(changed),
+        match (gone, unfiltered) {
+            (Some(bridge), _) => Err(AttachError::BridgeGone { bridge }),
+            (None, Some(error)) => Err(error),
+            (None, None) => Ok(changed),
         }
     }
 
@@ -257,15 +262,6 @@ impl Engine {
                 what: format!("make bridge {} again", beneath.name()),
                 source: Box::new(source),
             }
-        })
-    }
-
-    /// Has a bridge filter by VLAN again. One that others have made is theirs to change.
-    fn filter_again(&self, bridge: u32, seen: &Seen, host: &mut Handle) -> Result<(), AttachError> {
-        let Some(link) = seen.links.get(&bridge) else { return Ok(()) };
-        bridges::filter_by_vlan(host, link).map_err(|source| AttachError::PutBack {
-            what: format!("have bridge {} filter by VLAN", link.name),
-            source: Box::new(source),
         })
     }
 
@@ -466,6 +462,15 @@ impl Seen {
         wanted.addresses.iter().all(|address| addresses.contains(address))
             && wanted.routes.iter().all(|route| routes.contains(&route.destination.trunc()))
     }
+}
+
+/// Has a bridge filter by VLAN again. One that others have made is theirs to change.
+fn filter_again(bridge: u32, seen: &Seen, host: &mut Handle) -> Result<(), AttachError> {
+    let Some(link) = seen.links.get(&bridge) else { return Ok(()) };
+    bridges::filter_by_vlan(host, link).map_err(|source| AttachError::PutBack {
+        what: format!("have bridge {} filter by VLAN", link.name),
+        source: Box::new(source),
+    })
 }
 
 fn put_back(end: &End, difference: &Difference, host: &mut Handle) -> Result<(), netlink::Error> {

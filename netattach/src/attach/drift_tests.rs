@@ -139,19 +139,24 @@ fn a_bridge_lacks_what_it_has_nothing_in_the_place_of() {
     let up = link(3, "br0", "bridge");
     let nets = |texts: &[&str]| texts.iter().map(|it| it.parse().unwrap()).collect::<Vec<IpNet>>();
     let own = beneath(&["10.1.0.1/24", "fd00::1/64"], true);
-    let of = |present: &[&str]| own.change(Some(found_as(&up, &nets(present))));
-    let lacks = |missing: &[&str]| Some(Change::Gateways(3, nets(missing)));
-    assert_eq!(of(&["10.1.0.1/24", "fd00::1/64", "fe80::1/64"]), None);
+    let of = |present: &[&str]| own.changes(Some(found_as(&up, &nets(present))));
+    let lacks = |missing: &[&str]| vec![Change::Gateways(3, nets(missing))];
+    assert_eq!(of(&["10.1.0.1/24", "fd00::1/64", "fe80::1/64"]), []);
     assert_eq!(of(&["10.1.0.1/24"]), lacks(&["fd00::1/64"]));
     assert_eq!(of(&[]), lacks(&["10.1.0.1/24", "fd00::1/64"]));
-    assert_eq!(of(&["10.2.0.1/24", "fd00::1/64"]), None, "another gateway was forced on it");
+    assert_eq!(of(&["10.2.0.1/24", "fd00::1/64"]), [], "another gateway was forced on it");
     let down = LinkState { up: false, ..up.clone() };
-    assert_eq!(own.change(Some(found_as(&down, &[]))), Some(Change::Down(3)));
-    assert_eq!(own.change(None), Some(Change::Gone));
+    assert_eq!(own.changes(Some(found_as(&down, &[]))), [Change::Down(3)]);
+    assert_eq!(own.changes(None), [Change::Gone]);
     let in_vlans =
         Beneath { spec: Bridge { vlan_filtering: true, ..own.spec.clone() }, ..beneath(&[], true) };
-    assert_eq!(in_vlans.change(Some(found_as(&up, &[]))), Some(Change::Unfiltered(3)));
-    assert_eq!(in_vlans.change(Some(bridges::Found { filters_by_vlan: true, ..found_as(&up, &[]) })), None);
+    assert_eq!(in_vlans.changes(Some(found_as(&up, &[]))), [Change::Unfiltered(3)]);
+    assert_eq!(in_vlans.changes(Some(bridges::Found { filters_by_vlan: true, ..found_as(&up, &[]) })), []);
+    assert_eq!(
+        in_vlans.changes(Some(found_as(&down, &[]))),
+        [Change::Unfiltered(3), Change::Down(3)],
+        "neither hides the other"
+    );
     let all = [beneath(&[], false), beneath(&[], true), beneath(&["10.1.0.1/24"], false)];
     assert_eq!(all.map(|it| it.is_ours()), [false, true, true]);
 }

@@ -63,7 +63,12 @@ impl SriovCni {
         }
         let path = locks.join(format!("{address}.lock"));
         let mut options = OpenOptions::new();
-        options.write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        options
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
         let lock = options.open(&path).map_err(failed(&path))?;
         match flock::lock(&lock, patience).map_err(failed(&path))? {
             true => Ok(Some(LockedVf { address: address.clone(), mark: pci.join(address), _lock: lock })),
@@ -115,7 +120,12 @@ impl SriovCni {
     /// Marks a device that the pod whose namespace is at `netns` has, where sriov-cni came to the node later, or has lost it.
     pub(super) fn mark_again(&self, device: &Device, netns: &str) {
         let mark = || match self.lock(device, Duration::ZERO)? {
-            Some(vf) if vf.marked()?.is_none() => vf.mark(netns),
+            Some(vf)
+                if vf.marked()?.is_none_or(|marked| marked != netns)
+                    && vf.holder_beside(netns)?.is_none() =>
+            {
+                vf.mark(netns)
+            }
             _ => Ok(()),
         };
         if let Err(error) = mark() {
@@ -147,7 +157,11 @@ impl LockedVf {
 
     fn unmark(&self, netns: &str) -> Result<(), StepError> {
         match self.marked()?.is_some_and(|marked| marked == netns) {
-            true => fs::remove_file(&self.mark).map_err(failed(&self.mark)),
+            true => match fs::remove_file(&self.mark) {
+                // sriov-cni removes those of namespaces that are gone.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                removed => removed.map_err(failed(&self.mark)),
+            },
             false => Ok(()),
         }
     }
@@ -160,9 +174,10 @@ impl LockedVf {
         Ok(is_there.then_some(marked))
     }
 
+    /// What is no path, as after a loss of power, names no namespace.
     fn marked(&self) -> Result<Option<String>, StepError> {
         match bounded::read_text(&self.mark, LONGEST) {
-            Ok(marked) => Ok(Some(marked)),
+            Ok(marked) => Ok(Some(marked).filter(|path| !path.contains('\0'))),
             Err(error) if bounded::is_absent(&error) => Ok(None),
             Err(error) => Err(failed(&self.mark)(error)),
         }
@@ -286,10 +301,13 @@ mod tests {
         assert_eq!((given, marked().as_deref()), (true, Some("")));
 
         sriov_cni.mark_again(&vf(true), GONE);
-        assert_eq!(marked().as_deref(), Some(""), "sriov-cni's file stays as it is");
-        fs::remove_file(&mark).unwrap();
+        assert_eq!(marked().as_deref(), Some(GONE), "the file named no pod that is there");
+        fs::write(&mark, "\0\0").unwrap();
+        assert_eq!(refused(GONE), None, "it is no path");
         sriov_cni.mark_again(&vf(true), OTHER);
         assert_eq!(marked().as_deref(), Some(OTHER));
+        sriov_cni.mark_again(&vf(true), GONE);
+        assert_eq!(marked().as_deref(), Some(OTHER), "the file of a pod that is there stays as it is");
         let names = |directory: &Path| fs::read_dir(directory).unwrap().count();
         assert_eq!(names(mark.parent().unwrap()), 2, "the file and the locks");
     }

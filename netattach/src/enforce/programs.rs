@@ -97,12 +97,12 @@ impl AttachedPrograms {
         host: &mut Handle,
     ) -> Result<(), EnforceError> {
         if let Some(device) = attachment.point.own_device(attachment.id)? {
-            let (wanted, programs) = (self.modes.at(&attachment.point), self.dataplane.programs());
-            let mode = device.mode(wanted)?;
+            let programs = self.dataplane.programs();
+            let mode = device.mode(self.modes.at(&attachment.point))?;
             device.attach(mode, programs, host)?;
-            if mode != wanted {
+            if matches!(attachment.point, HookPoint::NodeEnd(_)) {
                 // Last, so that every packet is judged by one of the two.
-                device.detach(wanted, programs, host, false)?;
+                device.detach(mode.other(), programs, host, false)?;
             }
         }
         Ok(())

@@ -209,18 +209,21 @@ impl DeviceHooks<'_> {
 
     /// Puts the programs before those of others, by filters; no packet passes without them.
     ///
+    /// Says whether the device had no `clsact` before.
+    ///
     /// # Errors
-    /// The kernel refused. Some may be there twice.
-    pub(crate) fn bring_to_front(&self, programs: &Programs, handle: &mut Handle) -> Result<(), HookError> {
+    /// The kernel refused. Some may be there twice, which counts as behind those of others.
+    pub(crate) fn bring_to_front(&self, programs: &Programs, handle: &mut Handle) -> Result<bool, HookError> {
         let filters = self.filters(programs)?;
         let spare: Vec<_> = filters.iter().map(|it| Filter { handle: it.handle | SPARE, ..*it }).collect();
         let numbers =
             |filters: &[Filter<'_>]| filters.iter().map(|it| (it.hook, it.handle)).collect::<Vec<_>>();
         // The kernel inserts new filters before all others, and leaves one that is replaced where it is.
-        handle.ensure_filters(self.index, &spare)?;
+        let made_clsact = handle.ensure_filters(self.index, &spare)?;
         handle.ensure_filters_absent(self.index, &numbers(&filters), false)?;
         handle.ensure_filters(self.index, &filters)?;
-        Ok(handle.ensure_filters_absent(self.index, &numbers(&spare), false)?)
+        handle.ensure_filters_absent(self.index, &numbers(&spare), false)?;
+        Ok(made_clsact)
     }
 
     /// Takes the programs off, as far as they were attached in that mode; with `clsact` that too, unless others have filters
@@ -237,8 +240,11 @@ impl DeviceHooks<'_> {
     ) -> Result<(), HookError> {
         match mode {
             AttachMode::Clsact => {
-                let numbers: Vec<_> =
-                    self.programs.iter().map(|program| (program.hook, program.number)).collect();
+                let one = |program: &HookProgram| (program.hook, program.number);
+                // Those that an agent has left that was killed while it put the programs in another place.
+                let spare = |program: &HookProgram| (program.hook, program.number | SPARE);
+                let spares = self.programs.iter().filter(|_| self.first).map(spare);
+                let numbers: Vec<_> = self.programs.iter().map(one).chain(spares).collect();
                 let absent =
                     |handle: &mut Handle| Ok(handle.ensure_filters_absent(self.index, &numbers, clsact)?);
                 self.with_handle(handle, absent).map(Option::unwrap_or_default)
@@ -275,12 +281,14 @@ impl DeviceHooks<'_> {
             }
             let filters: &[FilterState] = &found[hook];
             let is_it = |it: &FilterState| it.name.as_deref() == Some(program.name()) && it.handle == *number;
-            let is_foreign =
-                |it: &FilterState| it.handle & SPARE != 0 || !it.name.as_deref().is_some_and(is_ours);
+            let is_foreign = |it: &FilterState| !it.name.as_deref().is_some_and(is_ours);
+            // One wherever it is: putting the programs in another place was not finished.
+            let is_spare = |it: &FilterState| it.handle == *number | SPARE;
             let Some(position) = filters.iter().position(is_it) else {
                 return Ok(Some(Lack::Absent(program.name())));
             };
-            if self.first && filters[..position].iter().any(is_foreign) {
+            let is_behind = filters[..position].iter().any(is_foreign) || filters.iter().any(is_spare);
+            if self.first && is_behind {
                 return Ok(Some(Lack::BehindFilter(program.name())));
             }
         }

@@ -294,7 +294,12 @@ impl Parents {
         let Some(parent) = dataplane.parents().parent_of(id) else { return Ok(false) };
         match self.missing(dataplane, parent, host)? {
             None => return Ok(false),
-            Some(Lack::BehindFilter(_)) => on(parent).bring_to_front(dataplane.programs(), host)?,
+            Some(Lack::BehindFilter(_)) => {
+                let made_clsact = on(parent).bring_to_front(dataplane.programs(), host)?;
+                if let Some(known) = dataplane.parents().covered().get(&parent).filter(|_| made_clsact) {
+                    dataplane.parents().cover(parent, Parent { own_clsact: true, ..*known })?;
+                }
+            }
             // In a tcx link's place no other can be put while it is there.
             Some(Lack::Absent(_) | Lack::BehindTcx(_)) => self.cover(dataplane, parent, host)?,
         }

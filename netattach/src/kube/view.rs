@@ -189,7 +189,8 @@ impl View {
             tracing::warn!(kind, error = message, "not followed; it will be tried again");
         }
         let it = followed.of(resource);
-        it.expired |= expired;
+        // A server that answers anything else has accepted the token; one that does not answer says nothing of it.
+        it.expired = if error.code().is_some() { expired } else { it.expired };
         match &mut it.failing {
             Some((_, known)) => *known = message,
             None => it.failing = Some((Instant::now(), message)),
@@ -214,7 +215,7 @@ impl View {
                 );
             }
             it.served = false;
-            it.failing = None;
+            (it.failing, it.expired) = (None, false);
             it.complete |= resource.optional;
         });
         self.changed.notify_one();

@@ -362,7 +362,10 @@ fn parent(hook: TcHook) -> TcHandle {
 
 fn observed(message: RouteNetlinkMessage) -> Option<FilterState> {
     let RouteNetlinkMessage::NewTrafficFilter(filter) = message else { return None };
-    if filter.header.info >> 16 != PRIORITY {
+    // Packets come to other chains only from filters of the first that send them there.
+    let is_elsewhere =
+        |attribute: &TcAttribute| matches!(attribute, TcAttribute::Chain(chain) if *chain != 0);
+    if filter.header.info >> 16 != PRIORITY || filter.attributes.iter().any(is_elsewhere) {
         return None;
     }
     let shows_filter = |attribute: &TcAttribute| matches!(attribute, TcAttribute::Options(_));

@@ -188,7 +188,8 @@ impl Disk {
 impl Drop for Disk {
     fn drop(&mut self) {
         // Nobody may be left with it but the agent, which ends too.
-        let _ = unmount(&self.0, UnmountFlags::DETACH);
+        // What covers it, and itself.
+        while unmount(&self.0, UnmountFlags::DETACH).is_ok() {}
     }
 }
 

@@ -64,7 +64,7 @@ fn the_path_of_a_packet_is_logged_for_one_attachment_and_no_more_by_the_next_age
     // The agent looks at the node first, and the node resolves the addresses of both.
     let fast = "fast path: to attachment=shop/client/net1";
     let is_fast = || echoed(&socket, b"ping", PATIENCE) && said(fast);
-    assert!(eventually(PATIENCE, is_fast), "{}", node.log_so_far());
+    assert!(eventually(PATIENCE * 4, is_fast), "{}", node.log_so_far());
     socket.connect(closed).unwrap();
     assert!(!echoed(&socket, b"ping", SILENCE));
     assert!(eventually(PATIENCE, || said("verdict: dropped, reason=ingress-port")), "{}", node.log_so_far());

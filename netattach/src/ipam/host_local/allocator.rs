@@ -46,7 +46,7 @@ pub enum AllocateError {
     },
     /// Every address of the set is reserved or excluded.
     #[error(
-        "no address is available in range set {index} ({set}); netattachctl pools --holders shows who has them"
+        "no address is available in range set {index} ({set}); where an agent runs, netattachctl pools --holders shows who has them"
     )]
     Exhausted {
         /// Position of the set.
@@ -305,7 +305,7 @@ mod tests {
         }
     }
 
-    const HOLDERS: &str = "; netattachctl pools --holders shows who has them";
+    const HOLDERS: &str = "; where an agent runs, netattachctl pools --holders shows who has them";
 
     #[test]
     fn exhausted_sets_are_listed() {

@@ -120,8 +120,8 @@ fn status_tells_whether_an_add_could_be_served() {
         full["type"] = json!(kind);
         let (code, said) = rig.refusal("STATUS", &full);
         assert_eq!(code, 50);
-        let problem = "no address is available in range set 0 (10.1.0.1-10.1.0.2); netattachctl pools --holders shows who \
-                       has them";
+        let problem = "no address is available in range set 0 (10.1.0.1-10.1.0.2); where an agent runs, \
+                       netattachctl pools --holders shows who has them";
         assert!(said.ends_with(problem), "{said}");
     }
     let by_runtime = json!({"capabilities": {"ipRanges": true}, "ipam": {"type": "host-local"}});

@@ -3,12 +3,13 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use netattach::netlink::Handle;
+use netattach::netlink::{Filter, Handle};
 use netattach::spec::TcHook;
 use netattach_tests::manifest::policy;
 use netattach_tests::node::DEFAULT_NETWORK;
@@ -16,6 +17,7 @@ use netattach_tests::other_programs::{
     Verdict, attach_filter, attach_tcx, index_of, program, tc, tcx_programs,
 };
 use netattach_tests::traffic::Conversation;
+use rustix::process::{Pid, Signal, kill_process};
 
 use super::*;
 
@@ -303,6 +305,9 @@ fn programs_of_others_on_a_parent_let_nothing_pass_by_ours() {
 fn filters_that_others_put_before_those_of_a_parent_come_behind_them() {
     let scene = Scene::by("clsact");
     let Scene { node, .. } = &scene;
+    // Both are there when the agent looks: it would put ours before the first while the second is put on.
+    let agent = Pid::from_raw(node.agent_pid().cast_signed()).unwrap();
+    kill_process(agent, Signal::STOP).unwrap();
     attach_filter(&node.namespace, WIRE, true, 1, Verdict::Pass).unwrap();
     let added = node.namespace.run(|| {
         let place = ["filter", "add", "dev", WIRE, "egress", "prio", "1", "handle", "1"];
@@ -320,6 +325,7 @@ fn filters_that_others_put_before_those_of_a_parent_come_behind_them() {
         })
     };
     assert_eq!(ours().map(|it| it[0]), [false, false], "{:?}", ours());
+    kill_process(agent, Signal::CONT).unwrap();
     let put_back = || {
         let asked = node.ctl(&["status"]).unwrap();
         asked["programs_put_back"] == json!(1) && ours() == [vec![true, true, false], vec![true, false]]
@@ -328,6 +334,27 @@ fn filters_that_others_put_before_those_of_a_parent_come_behind_them() {
     assert_policies_hold(&scene);
     tc(&node.namespace, &format!("filter del dev {WIRE} ingress prio 1 handle 1 bpf")).unwrap();
     tc(&node.namespace, &format!("filter del dev {WIRE} egress prio 1 handle 1 bpf")).unwrap();
+    scene.end();
+}
+
+/// As an agent leaves one that is killed while it puts its filters before those of others: every packet would be judged twice.
+#[test]
+fn a_filter_that_was_to_stand_in_for_ours_goes() {
+    let scene = Scene::by("clsact");
+    let Scene { node, .. } = &scene;
+    let index = index_of(&node.namespace, WIRE).unwrap();
+    let program = program(Verdict::Next).unwrap();
+    let (hook, handle) = (TcHook::Ingress, 0xee61_0001);
+    let spare = Filter { hook, handle, class: 0, name: "na_par_from", program: program.as_fd() };
+    let mut host = Handle::open_in(node.namespace.netns()).unwrap();
+    host.ensure_filters(index, &[spare]).unwrap();
+    let is_gone = || {
+        let asked = node.ctl(&["status"]).unwrap();
+        asked["programs_put_back"] == json!(1) && Running::on(node, WIRE) == Running::by("clsact")
+    };
+    assert!(eventually(PATIENCE * 4, is_gone), "{:?}", Running::on(node, WIRE));
+    // With the last pod, whoever has left it.
+    host.ensure_filters(index, &[spare]).unwrap();
     scene.end();
 }
 
