@@ -121,7 +121,6 @@ const SRIOV: Guest = Guest {
         (
             "plugins",
             &[
-                "differential::drivers_",
                 "native::bridge_keys::",
                 "native::host_device::",
                 "native::versions::",
