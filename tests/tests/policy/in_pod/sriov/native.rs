@@ -238,45 +238,6 @@ fn a_vf_whose_pod_died_while_no_agent_ran_is_given_its_name_and_settings_back() 
     own.assert_as(&before);
 }
 
-/// The agent is killed where neither the pod nor the node has the VF.
-///
-/// Rows: SRV-crash, SRV-back.
-#[test]
-fn an_agent_killed_while_a_vf_goes_home_has_set_it_back_before_and_the_next_finishes() {
-    let Some(mut own) = Own::new("an_agent_killed_while_a_vf_goes_home", &all_keys()) else { return };
-    let before = own.before();
-    let crash = own.node.path("crash");
-    fs::create_dir(&crash).unwrap();
-    own.node.stop().unwrap();
-    let variables = [("NETATTACH_CRASH_DIR", crash.to_str().unwrap())];
-    own.node.start_as(env!("CARGO_BIN_EXE_crash-agent").as_ref(), &variables).unwrap();
-    // The points of a DEL, the last of which is the one with that number, if it has so many.
-    let del_until = |own: &Own, point: usize| -> Vec<String> {
-        own.node.add(&own.pods[0]).success();
-        // Renamed into place, as the agent reads the file at every point.
-        fs::write(crash.join("to-be"), point.to_string()).unwrap();
-        fs::rename(crash.join("to-be"), crash.join("at")).unwrap();
-        own.node.del(&own.pods[0]);
-        let log = fs::read_to_string(crash.join("log")).unwrap();
-        // A record's length is that of the addresses in it, too.
-        log.lines().map(|point| point.trim_end_matches(|it: char| it.is_ascii_digit()).to_owned()).collect()
-    };
-    let all = del_until(&own, usize::MAX);
-    own.assert_as(&before);
-    let between = all.iter().position(|point| point == "give-back:\"settled\"").unwrap();
-    assert_eq!(del_until(&own, between), all[..=between]);
-    own.node.wait_for_end().unwrap();
-    // The kernel brings it home; no agent runs that could set anything.
-    assert!(eventually(PATIENCE, || own.device(0).is_some()));
-    let set = |settings: &VfSettings| VfSettings { mac: None, ..settings.clone() };
-    assert_eq!(set(&own.settings(0)), set(&before[0].1));
-    own.node.start().unwrap();
-    own.node.del(&own.pods[0]).success();
-    own.assert_as(&before);
-    assert_eq!(links(&own.node), BTreeMap::new());
-    Snapshot::take(&own.node, &[&own.pods[0]]).unwrap().assert_nothing_is_left();
-}
-
 /// Rows: SRV-refused, SRV-rollback.
 #[test]
 fn a_setting_that_the_card_refuses_is_named_and_all_others_go_back() {
