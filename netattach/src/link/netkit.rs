@@ -93,7 +93,8 @@ impl Driver for Netkit {
             group: request.group,
             ways: NetkitWays::default(),
         };
-        std::iter::once(Step::CreateLink(spec::Link::Netkit(made))).chain(request.ipam_remains()).collect()
+        let link = Step::CreateLink(spec::Link::Netkit(made));
+        std::iter::once(link).chain(request.ipam_remains()).chain([request.translation_remains()]).collect()
     }
 }
 
