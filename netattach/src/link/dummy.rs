@@ -50,6 +50,6 @@ impl Driver for Dummy {
     fn remains(&self, request: &Request<'_>) -> Vec<Step> {
         let made =
             spec::Dummy { pod_name: request.ifname.to_owned(), mtu: None, mac: None, group: request.group };
-        std::iter::once(Step::CreateLink(spec::Link::Dummy(made))).chain(request.ipam_remains()).collect()
+        request.link_remains(spec::Link::Dummy(made))
     }
 }

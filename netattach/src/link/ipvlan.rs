@@ -73,7 +73,7 @@ impl Driver for Ipvlan {
             group: request.group,
             in_pod: false,
         };
-        std::iter::once(Step::CreateLink(spec::Link::Ipvlan(made))).chain(request.ipam_remains()).collect()
+        request.link_remains(spec::Link::Ipvlan(made))
     }
 }
 

@@ -115,7 +115,7 @@ impl Driver for Macvlan {
             tap: self.tap,
             in_pod: false,
         };
-        std::iter::once(Step::CreateLink(spec::Link::Macvlan(made))).chain(request.ipam_remains()).collect()
+        request.link_remains(spec::Link::Macvlan(made))
     }
 }
 

@@ -302,8 +302,19 @@ impl Request<'_> {
             group: self.group,
             port: None,
         };
-        let link = Step::CreateLink(spec::Link::Veth(made));
-        std::iter::once(link).chain(self.ipam_remains()).chain([self.translation_remains()]).collect()
+        self.translated_remains(spec::Link::Veth(made))
+    }
+
+    /// The steps of a link and of its addresses that their inverses need, where the node translates nothing for it.
+    fn link_remains(&self, link: spec::Link) -> Vec<Step> {
+        std::iter::once(Step::CreateLink(link)).chain(self.ipam_remains()).collect()
+    }
+
+    /// The same where it may translate.
+    fn translated_remains(&self, link: spec::Link) -> Vec<Step> {
+        let mut remains = self.link_remains(link);
+        remains.push(self.translation_remains());
+        remains
     }
 
     fn is_executed(&self, kind: &str) -> bool {

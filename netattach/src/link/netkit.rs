@@ -93,8 +93,7 @@ impl Driver for Netkit {
             group: request.group,
             ways: NetkitWays::default(),
         };
-        let link = Step::CreateLink(spec::Link::Netkit(made));
-        std::iter::once(link).chain(request.ipam_remains()).chain([request.translation_remains()]).collect()
+        request.translated_remains(spec::Link::Netkit(made))
     }
 }
 

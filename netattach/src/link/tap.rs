@@ -102,6 +102,6 @@ impl Driver for Tap {
             access: spec::TapAccess::default(),
             bridge: None,
         };
-        std::iter::once(Step::CreateLink(spec::Link::Tap(made))).chain(request.ipam_remains()).collect()
+        request.link_remains(spec::Link::Tap(made))
     }
 }

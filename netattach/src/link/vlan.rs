@@ -84,7 +84,7 @@ impl Driver for Vlan {
             group: request.group,
             in_pod: false,
         };
-        std::iter::once(Step::CreateLink(spec::Link::Vlan(made))).chain(request.ipam_remains()).collect()
+        request.link_remains(spec::Link::Vlan(made))
     }
 }
 

@@ -15,7 +15,7 @@ use crate::{child, tree};
 
 /// The commit: the one that landed last before the work that the working tree is of. Whoever lands sets it to what landed
 /// before, in the first commit after that.
-const COMMIT: &str = "d5c708fe26e51b09346a19ea260a1a25f5b9afdc";
+const COMMIT: &str = "50fbfbb1a7fe900de8812689f265d4ca69aa26b4";
 
 /// What is taken of the executables that are built.
 const EXECUTABLES: [&str; 3] = ["netattach", "netattachctl", "netattachd"];

@@ -37,6 +37,16 @@ pub(super) fn sandbox(request: &cni::Request) -> Result<(Netns, Handle), CniErro
     Ok((netns, pod))
 }
 
+/// Whether the pod's namespace is gone, or its path is another's by now: a DEL that failed for that would keep the plugins before
+/// this one from being asked.
+pub(super) fn is_gone(request: &cni::Request) -> Result<bool, CniError> {
+    let path = request.netns.as_deref().unwrap_or_default();
+    match Netns::open(path) {
+        Ok(netns) => is_nodes_own(&netns, request),
+        Err(error) => Ok(path.is_empty() || error.is_gone()),
+    }
+}
+
 /// Whether a namespace is the node's own, and is not meant to be.
 pub(super) fn is_nodes_own(netns: &Netns, request: &cni::Request) -> Result<bool, CniError> {
     let own = Netns::current().map_err(AttachError::from)?;

@@ -6,7 +6,6 @@ use super::chained;
 use crate::attach::{AttachError, by_source};
 use crate::cni::{self, CniError, CniResult, Command, json};
 use crate::link;
-use crate::netns::Netns;
 use crate::spec::BySource;
 
 pub(super) struct Sbr<'a> {
@@ -60,12 +59,8 @@ impl Sbr<'_> {
     /// A namespace that is gone has taken its rules along.
     fn del(&self) -> Result<(), CniError> {
         let request = self.request;
-        let path = request.netns.as_deref().unwrap_or_default();
-        match Netns::open(path) {
-            Err(error) if path.is_empty() || error.is_gone() => return Ok(()),
-            // The pod's is gone, and its path another's. A failure here would keep the plugins before this one from being asked.
-            Ok(netns) if chained::is_nodes_own(&netns, request)? => return Ok(()),
-            _ => {}
+        if chained::is_gone(request)? {
+            return Ok(());
         }
         // What ADD would have refused has left nothing; what its addresses were is then as good a guess as any.
         let asked = self.asked().unwrap_or_default();

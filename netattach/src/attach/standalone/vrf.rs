@@ -4,7 +4,6 @@ use super::chained;
 use crate::attach::{AttachError, vrf};
 use crate::cni::{self, CniError, Command, json};
 use crate::link;
-use crate::netns::Netns;
 use crate::spec::Vrf;
 
 pub(super) struct VrfPlugin<'a> {
@@ -57,12 +56,8 @@ impl VrfPlugin<'_> {
     /// made it.
     fn del(&self) -> Result<(), CniError> {
         let request = self.request;
-        let path = request.netns.as_deref().unwrap_or_default();
-        match Netns::open(path) {
-            Err(error) if path.is_empty() || error.is_gone() => return Ok(()),
-            // The pod's is gone, and its path another's. A failure here would keep the plugins before this one from being asked.
-            Ok(netns) if chained::is_nodes_own(&netns, request)? => return Ok(()),
-            _ => {}
+        if chained::is_gone(request)? {
+            return Ok(());
         }
         // What ADD would have refused has left nothing.
         let Ok(asked) = self.asked() else { return Ok(()) };
