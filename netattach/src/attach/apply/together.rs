@@ -271,12 +271,18 @@ impl<'a> Executor<'a> {
     /// `Addressing::announce_v4`, IPv6 by a setting that route netlink cannot make. What the kernel announces as the link
     /// comes up is lost on a bridge, whose port does not forward yet, and on a card, which has no carrier yet. Waits for the
     /// detection of duplicates, where that is asked for.
+    ///
+    /// IPv6 addresses are also to outlast a link that the pod sets down and up again, as IPv4 ones do and as the reference
+    /// plugins have them.
     fn announce(&mut self, it: &Wanted<'a>) -> Result<(), StepError> {
         let pod = &it.pod;
         let (v4, v6) = (it.addressing.announce_v4, it.has_v6() && it.configure.style != Style::Routed);
-        if v6 {
-            let key = format!("ipv6/conf/{}/ndisc_notify", pod.name);
-            within(self.netns, || ensure_if_present(&key, "1"))??;
+        if it.has_v6() {
+            let key = |setting| format!("ipv6/conf/{}/{setting}", pod.name);
+            within(self.netns, || {
+                ensure_if_present(&key("keep_addr_on_down"), "1")?;
+                if v6 { ensure_if_present(&key("ndisc_notify"), "1") } else { Ok(()) }
+            })??;
         }
         if let Some(mac) = pod.mac.filter(|_| v4 || v6)
             && let Err(error) = self.pod.announce_all(pod.index, mac)

@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
+use netattach_tests::node::ip;
 use netattach_tests::runtime::{Call, config, with_result};
 use serde_json::{Value, json};
 
@@ -103,5 +104,23 @@ fn an_address_plugin_of_others_that_fails_or_gives_nothing_is_taken_back() {
         assert!(said.contains(message), "{said}");
         assert_eq!(calls(&record).into_iter().map(|(verb, _)| verb).collect::<Vec<_>>(), ["ADD", "DEL"]);
         rig.assert_nothing_left(message);
+    }
+}
+
+/// The kernel removes IPv6 addresses from an interface that is set down, unless it is told to keep them.
+#[test]
+fn addresses_outlast_an_interface_that_its_pod_sets_down_and_up() {
+    for (kind, v4, v6) in [
+        ("bridge", "10.1.0.2/24", "fd00:1::2/64"),
+        ("macvlan", "10.1.0.2/24", "fd00:1::2/64"),
+        ("veth", "10.1.0.2/32", "fd00:1::2/128"),
+    ] {
+        let rig = Rig::new();
+        rig.add(&rig.config("1.0.0", kind));
+        let index = rig.inside().link("eth0").unwrap().index;
+        for state in ["down", "up"] {
+            ip(&rig.pod, &["link", "set", "eth0", state]).unwrap();
+            assert_eq!(addresses(&mut rig.inside(), index), [v4, v6], "{kind} {state}");
+        }
     }
 }
