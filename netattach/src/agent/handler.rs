@@ -32,7 +32,7 @@ use crate::npwg::status::Form;
 use crate::plan::PodRef;
 use crate::publish::{Event, Publish, Published};
 use crate::rpc::message::{CniCall, CniReply, Condition, Readiness, Request, Response, Status};
-use crate::rpc::server::Handler;
+use crate::rpc::server::{Handler, Reply};
 use crate::rpc::shim::TRACE_VARIABLE;
 use crate::sync::{Mutex, locked};
 use crate::timing;
@@ -185,38 +185,44 @@ impl Agent {
         }
     }
 
-    /// Carries out one CNI call and returns the answer for the executable.
-    pub(super) async fn cni(self: &Arc<Self>, call: CniCall) -> CniReply {
+    /// Carries out one CNI call. One that succeeds is answered by the thread that did the work; of others this returns the answer
+    /// for the executable.
+    pub(super) async fn cni(self: &Arc<Self>, call: CniCall, reply: &Arc<Reply>) -> Option<CniReply> {
         let version = cni::request::error_version(call.stdin.as_bytes());
         let asked = request_log::Asked::of(&call);
-        let begun = Instant::now();
         let trace = Arc::new(Traces::begin(self.traces.as_ref(), call.variable(TRACE_VARIABLE)));
         let added = asked.added_pod();
         if let Some(pod) = &added {
             self.repairs.asked_for(pod);
         }
-        let answered = self.dispatch(call, &trace).await;
+        let answering = Arc::new(Answering { asked, trace, begun: Instant::now(), reply: Arc::clone(reply) });
+        let error = self.dispatch(call, &answering).await.err()?;
+        let took = self.has_ended(&answering, Some(&error));
+        answering.asked.answered(&self.about(&answering.asked), Some(&error), took);
+        if let Some(pod) = added {
+            // It may have waited for long.
+            self.repairs.asked_for(&pod);
+            self.report(events::of_failed_add(pod, &error));
+        }
+        Some(CniReply { stdout: error.to_json(version), exit: 1 })
+    }
+
+    /// Answers a call that has succeeded, once it has been counted and logged.
+    fn answer(&self, answering: &Answering, stdout: String, made: &Made) {
+        let took = self.has_ended(answering, None);
+        answering.asked.answered(made, None, took);
+        answering.reply.send(&Response::Cni(CniReply { stdout, exit: 0 }));
+    }
+
+    /// Counts a call, and ends its trace. Returns how long it took.
+    fn has_ended(&self, answering: &Answering, error: Option<&CniError>) -> Duration {
+        let Answering { asked, trace, begun, reply: _ } = answering;
         let took = begun.elapsed();
-        self.metrics.answered(asked.verb(), answered.as_ref().err(), took);
+        self.metrics.answered(asked.verb(), error, took);
         if let Some(traces) = &self.traces {
-            let failure = answered.as_ref().err().map(ToString::to_string);
-            traces.end(&trace, asked.verb(), asked.attributes(), failure);
+            traces.end(trace, asked.verb(), asked.attributes(), error.map(ToString::to_string));
         }
-        match answered {
-            Ok((stdout, made)) => {
-                asked.answered(&made, None, took);
-                CniReply { stdout, exit: 0 }
-            }
-            Err(error) => {
-                asked.answered(&self.about(&asked), Some(&error), took);
-                if let Some(pod) = added {
-                    // It may have waited for long.
-                    self.repairs.asked_for(&pod);
-                    self.report(events::of_failed_add(pod, &error));
-                }
-                CniReply { stdout: error.to_json(version), exit: 1 }
-            }
-        }
+        took
     }
 
     /// What a request that has failed is about: the networks that an ADD was to attach, or else what is attached still.
@@ -232,19 +238,17 @@ impl Agent {
         Made::of(&self.engine.registry().with_dynamic(sandbox))
     }
 
-    async fn dispatch(
-        self: &Arc<Self>,
-        call: CniCall,
-        trace: &Arc<Trace>,
-    ) -> Result<(String, Made), CniError> {
+    async fn dispatch(self: &Arc<Self>, call: CniCall, answering: &Arc<Answering>) -> Result<(), CniError> {
         let request = cni::Request::parse(&call.env, call.stdin.as_bytes())?;
         drop(call);
+        let without_made = |stdout| self.answer(answering, stdout, &Made::default());
         let class = match request.command {
             Command::Version => {
-                return Ok((cni::json::pretty(&cni::request::version_reply()), Made::default()));
+                without_made(cni::json::pretty(&cni::request::version_reply()));
+                return Ok(());
             }
-            Command::Status => return self.health.answer(&request.path).map(|()| Default::default()),
-            Command::Gc => return self.gc(request).await.map(|stdout| (stdout, Made::default())),
+            Command::Status => return self.health.answer(&request.path).map(|()| without_made(String::new())),
+            Command::Gc => return self.gc(request).await.map(without_made),
             Command::Del => Class::Del,
             Command::Add => Class::Add,
             Command::Check => Class::Check,
@@ -262,14 +266,19 @@ impl Agent {
                 Class::Del | Class::Check => Ok(None),
             }
         };
-        let trace = Arc::clone(trace);
-        let work = move |agent: &Self| agent.timed(&request, &devices, &trace);
-        let (Done { stdout, publish, made }, turn) = self.in_turn(&container, class, first, work).await?;
+        let answering = Arc::clone(answering);
+        // What has succeeded is never done again.
+        let work = move |agent: &Self| {
+            let Done { stdout, publish, made } = agent.timed(&request, &devices, &answering.trace)?;
+            agent.answer(&answering, stdout, &made);
+            Ok(publish)
+        };
+        let (publish, turn) = self.in_turn(&container, class, first, work).await?;
         if let Some(sandbox) = publish {
             self.announce_later(sandbox.clone());
             self.publish_later(sandbox, turn);
         }
-        Ok((stdout, made))
+        Ok(())
     }
 
     /// Waits for what an ADD needs before it begins: its pod, the kubelet's word on its devices, and, if its networks are
@@ -656,15 +665,24 @@ pub(super) struct Done {
     pub(super) made: Made,
 }
 
+/// A call, with what its answer takes.
+#[derive(Debug)]
+struct Answering {
+    asked: request_log::Asked,
+    trace: Arc<Trace>,
+    begun: Instant,
+    reply: Arc<Reply>,
+}
+
 /// The agent as the request handler of the socket.
 #[derive(Debug, Clone)]
 pub(super) struct Served(pub(super) Arc<Agent>);
 
 impl Handler for Served {
-    async fn handle(&self, request: Request) -> Response {
+    async fn handle(&self, request: Request, reply: &Arc<Reply>) -> Option<Response> {
         let agent = &self.0;
-        match request {
-            Request::Cni(call) => Response::Cni(agent.cni(call).await),
+        let answer = match request {
+            Request::Cni(call) => return agent.cni(call, reply).await.map(Response::Cni),
             Request::Attach(call) => agent.attach(call).await,
             Request::Detach(call) => agent.detach(call).await,
             Request::Attachments => {
@@ -706,7 +724,8 @@ impl Handler for Served {
                 agent.question(select).await
             }
             Request::Status => agent.question(|it| Response::Status(Box::new(it.status()))).await,
-        }
+        };
+        Some(answer)
     }
 }
 

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncReadExt;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::{JoinError, JoinSet};
@@ -25,6 +25,7 @@ use super::frame::{self, FrameError, Frames};
 use super::message::{Hello, PROTOCOL, Request, Response};
 use crate::durable;
 use crate::error_chain::Chain;
+use crate::sync::{Mutex, locked};
 use crate::ticks::ticks;
 
 /// Connections that may wait to be accepted: a node that boots starts all its pods at once.
@@ -38,8 +39,63 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// Answers requests.
 pub trait Handler: Send + Sync + 'static {
-    /// Serves one request. Runs to its end even if the client has gone: a started request is completed.
-    fn handle(&self, request: Request) -> impl Future<Output = Response> + Send;
+    /// Serves one request. Runs to its end even if the client has gone: a started request is completed. The answer is what it
+    /// returns, unless it has given one to `reply` before.
+    fn handle(&self, request: Request, reply: &Arc<Reply>) -> impl Future<Output = Option<Response>> + Send;
+}
+
+/// The way back to a client. Whoever has the answer sends it from its own thread: the client is woken by it, and not by another
+/// thread of the agent that has to be woken first.
+#[derive(Debug)]
+pub struct Reply {
+    stream: UnixStream,
+    /// What of the answer has not been sent, once there is one.
+    rest: Mutex<Option<Vec<u8>>>,
+}
+
+impl Reply {
+    fn to(stream: UnixStream) -> Arc<Self> {
+        Arc::new(Self { stream, rest: Mutex::default() })
+    }
+
+    /// Sends the answer without waiting; what the socket does not take is sent when the handler has ended. An answer after the
+    /// first is dropped.
+    pub fn send(&self, answer: &Response) {
+        let mut rest = locked(&self.rest);
+        if rest.is_none()
+            && let Ok(mut bytes) = encoded(answer)
+        {
+            // The error comes again with the rest, where it is reported.
+            let sent = self.stream.try_write(&bytes).unwrap_or_default();
+            *rest = Some(bytes.split_off(sent));
+        }
+    }
+
+    /// Sends what has not been sent: of `answer`, if none was given before.
+    async fn complete(&self, answer: Option<Response>, patience: Duration) -> Result<(), ConnectionError> {
+        let rest = locked(&self.rest).take();
+        let bytes = match (rest, answer) {
+            (Some(rest), _) => rest,
+            (None, Some(answer)) => encoded(&answer)?,
+            // Said like a panic: the client's connection is closed.
+            (None, None) => return Err(ConnectionError::Unanswered),
+        };
+        send(&self.stream, &bytes, patience).await
+    }
+}
+
+/// An answer behind our greeting. In one piece: a client that waits for its answer is woken once.
+fn encoded(answer: &Response) -> Result<Vec<u8>, ConnectionError> {
+    let mut bytes = greeting()?;
+    match frame::append(&mut bytes, answer) {
+        Err(error @ FrameError::TooLong { .. }) => {
+            bytes = greeting()?;
+            let refused = Response::Refused(format!("the answer does not fit: {error}"));
+            frame::append(&mut bytes, &refused).map_err(ConnectionError::Send)?;
+        }
+        appended => appended.map_err(ConnectionError::Send)?,
+    }
+    Ok(bytes)
 }
 
 /// Limits for clients.
@@ -260,6 +316,8 @@ enum ConnectionError {
     Protocol { version: String, protocol: u32 },
     #[error("send the answer")]
     Send(#[source] FrameError),
+    #[error("the handler gave no answer")]
+    Unanswered,
     #[error("answer not read within {0:?}")]
     SlowAnswer(Duration),
 }
@@ -273,34 +331,24 @@ async fn converse(
     let received = tokio::time::timeout(limits.request, receive(&mut stream)).await;
     let received = received.unwrap_or(Err(ConnectionError::SlowRequest(limits.request)));
     drop(unread);
-    let answer = match received {
+    let payload = match received {
         Ok(None) => return Ok(()),
-        Ok(Some(payload)) => {
-            let request = serde_json::from_slice(&payload);
-            // It may be large, and serving may take long.
-            drop(payload);
-            match request {
-                Ok(request) => handler.handle(request).await,
-                Err(error) => Response::Refused(format!("the request cannot be understood: {error}")),
-            }
-        }
+        Ok(Some(payload)) => payload,
         Err(error) => {
             // The greeting informs a client with another protocol.
-            send(&mut stream, greeting()?, limits.answer).await?;
+            send(&stream, &greeting()?, limits.answer).await?;
             return Err(error);
         }
     };
-    // In one write: a client that waits for its answer is woken once.
-    let mut bytes = greeting()?;
-    match frame::append(&mut bytes, &answer) {
-        Err(error @ FrameError::TooLong { .. }) => {
-            bytes = greeting()?;
-            let refused = Response::Refused(format!("the answer does not fit: {error}"));
-            frame::append(&mut bytes, &refused).map_err(ConnectionError::Send)?;
-        }
-        appended => appended.map_err(ConnectionError::Send)?,
-    }
-    send(&mut stream, bytes, limits.answer).await
+    let reply = Reply::to(stream);
+    let request = serde_json::from_slice(&payload);
+    // It may be large, and serving may take long.
+    drop(payload);
+    let answer = match request {
+        Ok(request) => handler.handle(request, &reply).await,
+        Err(error) => Some(Response::Refused(format!("the request cannot be understood: {error}"))),
+    };
+    reply.complete(answer, limits.answer).await
 }
 
 fn greeting() -> Result<Vec<u8>, ConnectionError> {
@@ -336,8 +384,19 @@ async fn next_frame(stream: &mut UnixStream, buffer: &mut BytesMut) -> Result<By
     }
 }
 
-async fn send(stream: &mut UnixStream, bytes: Vec<u8>, patience: Duration) -> Result<(), ConnectionError> {
-    match tokio::time::timeout(patience, stream.write_all(&bytes)).await {
+async fn send(stream: &UnixStream, mut bytes: &[u8], patience: Duration) -> Result<(), ConnectionError> {
+    let sent = tokio::time::timeout(patience, async {
+        while !bytes.is_empty() {
+            stream.writable().await?;
+            match stream.try_write(bytes) {
+                Ok(sent) => bytes = &bytes[sent..],
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    });
+    match sent.await {
         Ok(sent) => sent.map_err(|error| ConnectionError::Send(error.into())),
         Err(_) => Err(ConnectionError::SlowAnswer(patience)),
     }
@@ -425,14 +484,18 @@ mod tests {
     }
 
     impl Handler for Echo {
-        async fn handle(&self, request: Request) -> Response {
+        async fn handle(&self, request: Request, reply: &Arc<Reply>) -> Option<Response> {
             match request {
-                Request::Cni(call) => Response::Cni(CniReply { stdout: call.stdin, exit: 3 }),
+                // From where it is found, as an ADD is.
+                Request::Cni(call) => {
+                    reply.send(&Response::Cni(CniReply { stdout: call.stdin, exit: 3 }));
+                    None
+                }
                 _ => {
                     let go = self.go.notified();
                     self.held.fetch_add(1, Ordering::SeqCst);
                     go.await;
-                    Response::Stats(Vec::new())
+                    Some(Response::Stats(Vec::new()))
                 }
             }
         }
