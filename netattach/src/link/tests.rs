@@ -957,7 +957,8 @@ fn leaves_its_own(step: &Step) -> bool {
         | Step::ChooseVrf(_)
         | Step::ChooseHostAccess
         | Step::RouteBySource => true,
-        Step::EnsureBridge(_)
+        Step::TakeMade(_)
+        | Step::EnsureBridge(_)
         | Step::ProtectAddresses
         | Step::GiveHostAccess
         | Step::SetDevice(_)
@@ -993,7 +994,7 @@ proptest! {
     #[test]
     fn what_a_plan_leaves_behind_is_taken_back_with_and_without_a_record((kind, config) in configuration()) {
         let args = CniArgs::default();
-        let protect = Protect { id: 1, zone: 1, check_mac: true, check_addresses: true, allowed: Vec::new(), vlans: Vec::new(), bandwidth: None, fast_path: true, when: crate::step::EnforceWhen::Always, ethertypes: Vec::new() };
+        let protect = Protect { id: 1, zone: 1, check_mac: true, check_addresses: true, allowed: Vec::new(), vlans: Vec::new(), bandwidth: None, fast_path: true, when: crate::step::EnforceWhen::Always, needed: false, ethertypes: Vec::new() };
         let (driver, sandbox) = (driver(kind).unwrap(), Sandbox { ifname: "net1".into(), ..fixtures::sandbox("c1") });
         // DEL can derive the remains from any configuration.
         let remains = fixtures::attachment(kind, driver.remains(&request(&config, &args)));
