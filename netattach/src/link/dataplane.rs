@@ -99,7 +99,7 @@ mod tests {
         parse(&request).map_err(|error| CniError::from(error).msg)
     }
 
-    /// Rows: CHN-netattach.
+    /// Rows: CHN-keys.
     #[test]
     fn behind_another_plugin_the_keys_say_what_the_programs_check() {
         let asked = Protect { fast_path: false, needed: true, ..Protect::verified() };
@@ -141,6 +141,7 @@ mod tests {
         }
     }
 
+    /// Rows: CHN-own.
     #[test]
     fn behind_an_interface_of_ours_the_keys_are_the_interfaces() {
         let merged = |kind: &str, interface: Value, chained: Value| {
