@@ -90,7 +90,7 @@ fn the_networks_of_the_annotation_are_attached_beside_what_was_made_before() {
         assert_eq!(shown(0), [json!(LIST), json!("eth0"), json!(true), json!(["10.79.0.2"])], "{kind}");
         assert_eq!(shown(1), [json!("shop/lan"), json!("net1"), json!(false), json!(["10.52.0.2"])]);
         let found = chain.row("eth0");
-        assert_eq!((&found["kind"], &found["programs_wait"]), (&json!("chained"), &json!(true)), "{found:#}");
+        assert_eq!((&found["kind"], &found["programs_wait"]), (&json!("exec:chained"), &json!(true)), "{found:#}");
         let attached = Snapshot::take(&chain.node, &[&a]).unwrap();
 
         // The other verbs, and the next agent.
