@@ -32,8 +32,8 @@ use crate::plan::undo::inverse;
 use crate::plan::{AttachmentPlan, Plan, Sandbox, addressing, result, result_cache, routing};
 use crate::spec;
 use crate::step::{
-    Bridge, Brought, Claim, Delegate, Interface, MadeBefore, MadeBy, Output, Parent, Printed, Role, SetDevice, Step,
-    StepRef, Translate,
+    Bridge, Brought, Claim, Delegate, Interface, MadeBefore, MadeBy, Output, Parent, Printed, Role,
+    SetDevice, Step, StepRef, Translate,
 };
 use crate::sysctl;
 use crate::timing;

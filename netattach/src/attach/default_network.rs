@@ -155,7 +155,10 @@ mod tests {
         let files = [
             ("00-multus.conf", r#"{"name": "other", "type": "multus-shim", "clusterNetwork": "x"}"#),
             ("00-own.conflist", r#"{"name": "own", "plugins": [{"type": "netattach"}]}"#),
-            ("02-chained.conflist", r#"{"name": "c", "plugins": [{"type": "bridge"}, {"type": "netattach"}]}"#),
+            (
+                "02-chained.conflist",
+                r#"{"name": "c", "plugins": [{"type": "bridge"}, {"type": "netattach"}]}"#,
+            ),
             // Cilium's, chained to the first configuration that it found.
             (
                 "04-cilium.conflist",

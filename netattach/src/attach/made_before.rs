@@ -48,9 +48,7 @@ mod tests {
     #[test]
     fn it_stands_for_a_network_that_can_be_attached() {
         let planned = rehearse(&fixtures::sandbox("c1"), &any().unwrap(), &Options::default()).unwrap();
-        let is_as_expected = |steps: &[Step]| {
-            matches!(steps, [Step::TakeMade(_), Step::FindDevice, Step::Protect(protect)] if !protect.needed)
-        };
+        let is_as_expected = |steps: &[Step]| matches!(steps, [Step::TakeMade(_), Step::FindDevice, Step::Protect(protect)] if !protect.needed);
         assert!(is_as_expected(&planned.steps), "{:?}", planned.steps);
     }
 }

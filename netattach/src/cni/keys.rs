@@ -61,21 +61,12 @@ const ANY: &[Key] = &[
 ];
 
 /// The keys of an interface.
-const INTERFACE: &[Key] = &[
-    DNS,
-    open("args", &[open("cni", &[key("mac"), key("ips")])]),
-    key("mac"),
-    key("mtu"),
-];
+const INTERFACE: &[Key] =
+    &[DNS, open("args", &[open("cni", &[key("mac"), key("ips")])]), key("mac"), key("mtu")];
 
 /// What the dataplane is told of an interface, by its own plugin or by netattach behind it.
-const DATAPLANE: &[Key] = &[
-    object("bandwidth", RATES),
-    key("fastPath"),
-    key("sourceCheck"),
-    key("allowedAddresses"),
-    key("vlans"),
-];
+const DATAPLANE: &[Key] =
+    &[object("bandwidth", RATES), key("fastPath"), key("sourceCheck"), key("allowedAddresses"), key("vlans")];
 
 /// The keys of addresses that the node translates.
 const TRANSLATED: &[Key] = &[

@@ -258,7 +258,7 @@ pub(super) fn read(name: &str, bytes: &[u8]) -> Content {
     if WRITTEN.iter().any(|version| head(name, *version, None).as_bytes().starts_with(bytes)) {
         return Content::Torn;
     }
-    if bytes.starts_with(b"{\"planned\":{\"version\":1") {
+    if bytes.starts_with(b"{\"planned\":{\"version\":1,") {
         return read_first_version(bytes, whole);
     }
     let first = bytes.iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |newline| newline + 1);

@@ -16,8 +16,7 @@ pub const KIND: &str = OWN_TYPE;
 const FAST_PATH: &str = "fastPath";
 
 /// Its keys.
-const KEYS: [&str; 5] =
-    [bandwidth::CAPABILITY, FAST_PATH, sources::CHECK, sources::ALLOWED, sources::VLANS];
+const KEYS: [&str; 5] = [bandwidth::CAPABILITY, FAST_PATH, sources::CHECK, sources::ALLOWED, sources::VLANS];
 
 /// Whether a configuration says anything to the dataplane.
 pub fn asks(config: &Map<String, Value>) -> bool {
@@ -40,14 +39,16 @@ pub fn merge(
 ) -> Result<(), PlanError> {
     if !driver.is_judged(interface) {
         let kind = driver.kind();
-        let reason = format!("{KIND} behind {kind}: no program sees such an interface, so it has no dataplane");
+        let reason =
+            format!("{KIND} behind {kind}: no program sees such an interface, so it has no dataplane");
         return Err(PlanError::Value { key: "type", reason });
     }
     for key in KEYS {
         let Some(asked) = value(chained, key) else { continue };
         match value(interface, key) {
             Some(own) if own != asked => {
-                let reason = format!("{asked} of {KIND} behind the interface, which itself has {own}; one of the two");
+                let reason =
+                    format!("{asked} of {KIND} behind the interface, which itself has {own}; one of the two");
                 return Err(PlanError::Value { key, reason });
             }
             _ => drop(interface.insert(key.to_owned(), asked.clone())),
@@ -65,7 +66,8 @@ pub fn merge(
 /// The error names the key.
 pub fn parse(request: &Request<'_>) -> Result<Option<Protect>, PlanError> {
     if value(request.config, FAST_PATH) == Some(&json!(true)) {
-        let reason = "true: packets of an interface that another plugin made do not take the fast path".to_owned();
+        let reason =
+            "true: packets of an interface that another plugin made do not take the fast path".to_owned();
         return Err(PlanError::Value { key: FAST_PATH, reason });
     }
     Ok(match request.protection(true)? {

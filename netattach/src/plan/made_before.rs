@@ -11,7 +11,7 @@ use crate::link::{self, dataplane};
 use crate::step::{MadeBefore, Step};
 
 /// Kind of such an attachment, for display: which plugin made it is not known.
-pub const KIND: &str = "chained";
+const KIND: &str = "chained";
 
 /// Plans the attachment that this result, the `prevResult` of the request, describes.
 ///

@@ -11,8 +11,8 @@ use super::cluster_routes::{self, Keep, Known};
 use super::pod_sources::Permission;
 use super::{AttachmentPlan, CachedResults, Dynamic, Plan, Sandbox, routing, vrf};
 use crate::budget;
-use crate::cni::{self, CniArgs, CniError, CniResult, NetworkList, PluginConf, Version, code};
 use crate::cni::multi_network;
+use crate::cni::{self, CniArgs, CniError, CniResult, NetworkList, PluginConf, Version, code};
 use crate::link::{self, Driver, Facts, Wishes};
 use crate::npwg::status::Device;
 use crate::npwg::{self, NetworkName, Selection};
@@ -455,8 +455,9 @@ fn alone(driver: &dyn Driver, request: &cni::Request, steps: Vec<Step>) -> Attac
 /// A result without addresses cannot be expressed in the two oldest versions (CNV-05). Failing now is better than
 /// after the effects.
 fn check_result_is_expressible(version: Version, steps: &[Step]) -> Result<(), CniError> {
-    let brings_addresses =
-        |step: &Step| matches!(step, Step::Lease(_) | Step::Delegate(_) | Step::TakeMade(_) | Step::RaiseLoopback);
+    let brings_addresses = |step: &Step| {
+        matches!(step, Step::Lease(_) | Step::Delegate(_) | Step::TakeMade(_) | Step::RaiseLoopback)
+    };
     if steps.iter().any(brings_addresses) {
         return Ok(());
     }

@@ -78,7 +78,8 @@ fn programs_run_from_the_add_on_and_a_policy_holds() {
         // What the pod sends in another's name.
         for of in [&pod, &alone] {
             let mac = Handle::open_in(of.namespace.netns()).unwrap().link("net1").unwrap().mac.unwrap();
-            let frame = Packet::between("10.7.9.9", "10.70.0.9").from_mac(mac).payload(253, b"forged").frame();
+            let frame =
+                Packet::between("10.7.9.9", "10.70.0.9").from_mac(mac).payload(253, b"forged").frame();
             RawSocket::queued(&of.namespace, "net1").unwrap().send(&frame).unwrap();
         }
         assert!(eventually(PATIENCE, || dropped(&node, kind, "source-ipv4") > 0), "{kind}");
@@ -109,7 +110,9 @@ fn programs_run_from_the_add_on_and_a_policy_holds() {
 /// Rows: CHN-keys, CHN-pod.
 #[test]
 fn tagged_frames_pass_where_netattach_or_a_permission_names_their_vlan() {
-    let Some(mut node) = node("tagged_frames_pass_where_netattach_or_a_permission_names_their_vlan") else { return };
+    let Some(mut node) = node("tagged_frames_pass_where_netattach_or_a_permission_names_their_vlan") else {
+        return;
+    };
     let addresses = json!(["10.71.0.96/28"]);
     node.set(
         "podSources",
@@ -180,7 +183,8 @@ fn what_cannot_hold_is_refused_by_name() {
     let mut node = Node::new(&[]).unwrap();
     node.add_wire().unwrap();
     // One that leaves the pod a device to drive itself, and one that makes an interface.
-    let info = json!({"type": "memif", "version": "1.1.0", "memif": {"role": "slave", "path": "/x", "mode": "ip"}});
+    let info =
+        json!({"type": "memif", "version": "1.1.0", "memif": {"role": "slave", "path": "/x", "mode": "ip"}});
     node.plugin("user", &json!({"deviceInfo": info})).unwrap();
     node.plugin("card", &json!({"link": "veth"})).unwrap();
     let user = json!({"type": "user", "capabilities": {"CNIDeviceInfoFile": true}});
@@ -210,7 +214,11 @@ fn what_cannot_hold_is_refused_by_name() {
             vec![card.clone(), behind(json!({"fastPath": true}))],
             "key fastPath: true: packets of an interface that another plugin made do not take the fast path",
         ),
-        ("twice", vec![card.clone(), plain.clone(), plain.clone()], "plugins[2].type: netattach: the list has it already"),
+        (
+            "twice",
+            vec![card.clone(), plain.clone(), plain.clone()],
+            "plugins[2].type: netattach: the list has it already",
+        ),
         (
             "limits",
             vec![
@@ -261,7 +269,10 @@ fn what_cannot_hold_is_refused_by_name() {
     let shown = (&found["enforcement"], &found["enforcement_detail"]);
     assert_eq!(shown, (&json!("full"), &json!("the pod may send from any IP address")));
     let warnings = node.status(&pod).unwrap()[1]["dev.netattach.warnings"].clone();
-    assert_eq!(warnings, json!(["key typo: without effect, netattach's own netattach plugin has no such key"]));
+    assert_eq!(
+        warnings,
+        json!(["key typo: without effect, netattach's own netattach plugin has no such key"])
+    );
     node.del(&pod).success();
     Snapshot::take(&node, &[&pod]).unwrap().assert_nothing_is_left();
 }

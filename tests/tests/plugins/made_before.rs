@@ -90,7 +90,11 @@ fn the_networks_of_the_annotation_are_attached_beside_what_was_made_before() {
         assert_eq!(shown(0), [json!(LIST), json!("eth0"), json!(true), json!(["10.79.0.2"])], "{kind}");
         assert_eq!(shown(1), [json!("shop/lan"), json!("net1"), json!(false), json!(["10.52.0.2"])]);
         let found = chain.row("eth0");
-        assert_eq!((&found["kind"], &found["programs_wait"]), (&json!("exec:chained"), &json!(true)), "{found:#}");
+        assert_eq!(
+            (&found["kind"], &found["programs_wait"]),
+            (&json!("exec:chained"), &json!(true)),
+            "{found:#}"
+        );
         let attached = Snapshot::take(&chain.node, &[&a]).unwrap();
 
         // The other verbs, and the next agent.
@@ -133,7 +137,9 @@ fn the_networks_of_the_annotation_are_attached_beside_what_was_made_before() {
 /// Rows: CHN-runtime-policy.
 #[test]
 fn policies_hold_on_what_was_made_before() {
-    let Some(mut chain) = Chain::new("policies_hold_on_what_was_made_before", "bridge", "1.0.0") else { return };
+    let Some(mut chain) = Chain::new("policies_hold_on_what_was_made_before", "bridge", "1.0.0") else {
+        return;
+    };
     chain.node.set("networkPolicy", json!(true));
     chain.node.start().unwrap();
     let a = Pod::new("a").unwrap();
@@ -200,7 +206,8 @@ fn one_of_the_two_makes_the_default_network() {
                 plugin";
     assert_eq!(refused(&node, "a", &ports), (2, lost.to_owned()));
     let ready = node.whole_status().unwrap()["ready"].clone();
-    let network = ready.as_array().unwrap().iter().find(|it| it["condition"] == "default network").unwrap().clone();
+    let network =
+        ready.as_array().unwrap().iter().find(|it| it["condition"] == "default network").unwrap().clone();
     assert_eq!((&network["met"], &network["detail"]), (&json!(true), &json!("chained")));
     Snapshot::take(&node, &[]).unwrap().assert_nothing_is_left();
 }

@@ -69,9 +69,10 @@ fn order(directory: &Path, is_chained: bool) -> Check {
             let first = kinds.first().map_or("", String::as_str);
             match (first == OURS, is_chained) {
                 (true, false) => Check::ok(NAME, format!("{place}/{name} is the first, and netattach's")),
-                (false, true) => {
-                    Check::ok(NAME, format!("{place}/{name} is the first, and calls netattach behind {first}"))
-                }
+                (false, true) => Check::ok(
+                    NAME,
+                    format!("{place}/{name} is the first, and calls netattach behind {first}"),
+                ),
                 (true, true) => Check::failed(
                     NAME,
                     format!("{place}/{name} calls netattach first, and defaultNetwork is chained"),
@@ -80,8 +81,12 @@ fn order(directory: &Path, is_chained: bool) -> Check {
                 ),
                 (false, false) => Check::failed(
                     NAME,
-                    format!("{place}/{name} calls netattach behind {first}, and defaultNetwork is not chained"),
-                    format!("set defaultNetwork to chained, or take netattach out of {name} (docs/primary-networks.md)"),
+                    format!(
+                        "{place}/{name} calls netattach behind {first}, and defaultNetwork is not chained"
+                    ),
+                    format!(
+                        "set defaultNetwork to chained, or take netattach out of {name} (docs/primary-networks.md)"
+                    ),
                 ),
             }
         }
@@ -158,7 +163,8 @@ mod tests {
         write("99-other.conf", r#"{"type": "bridge"}"#);
         assert_eq!(state().0, State::Ok);
         let place = dir.path().display();
-        let first = format!("{place}/50-netattach.conflist calls netattach first, and defaultNetwork is chained");
+        let first =
+            format!("{place}/50-netattach.conflist calls netattach first, and defaultNetwork is chained");
         assert_eq!(chained(), (State::Failed, first));
         write("40-flannel.conflist", r#"{"plugins": [{"type": "flannel"}, {"type": "netattach"}]}"#);
         let behind = "40-flannel.conflist is the first, and calls netattach behind flannel";
