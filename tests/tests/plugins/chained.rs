@@ -29,7 +29,7 @@ fn node(test: &str) -> Option<Node> {
 /// The plugin that makes an interface, with addresses of that network.
 fn interface(node: &Node, kind: &str, number: u8) -> Value {
     let ipam = node.host_local(&[&format!("10.7{number}.0.0/24")]);
-    json!({"type": kind, "bridge": "br7", "isGateway": true, "master": WIRE, "ipam": ipam})
+    json!({"type": kind, "bridge": format!("br7{number}"), "isGateway": true, "master": WIRE, "ipam": ipam})
 }
 
 /// Defines a network of these plugins, and a pod of the same name that has it.
@@ -197,8 +197,10 @@ fn what_cannot_hold_is_refused_by_name() {
     let plain = behind(json!({}));
     let own = |kind: &str, mut keys: Value| {
         keys["type"] = json!(kind);
-        keys["master"] = json!(WIRE);
-        keys["bridge"] = json!("br8");
+        match kind {
+            "bridge" => keys["bridge"] = json!("br8"),
+            _ => keys["master"] = json!(WIRE),
+        }
         keys["ipam"] = node.host_local(&["10.78.0.0/24"]);
         keys
     };

@@ -101,7 +101,7 @@ fn the_networks_of_the_annotation_are_attached_beside_what_was_made_before() {
         assert_eq!(chain.own("CHECK", &a, &made).success(), Value::Null);
         assert_eq!(chain.own("ADD", &a, &made).success(), made, "repeated");
         let (code, told) = chain.own("ADD", &a, &json!({"cniVersion": version})).failure();
-        assert_eq!(code, 7, "{told}");
+        assert_eq!(code, 4, "{told}");
         assert!(told.contains("eth0 (cbr0) has another way to take the interface"), "{told}");
         let gc = |in_use: &[&Pod]| assert_eq!(chain.node.gc(LIST, Some(in_use)).success(), Value::Null);
         gc(&[&a]);
