@@ -43,12 +43,14 @@ mod tests {
     use super::*;
     use crate::plan::fixtures;
     use crate::plan::resolve::{Options, rehearse};
-    use crate::step::Step;
+    use crate::step::{EnforceWhen, Step};
 
     #[test]
     fn it_stands_for_a_network_that_can_be_attached() {
         let planned = rehearse(&fixtures::sandbox("c1"), &any().unwrap(), &Options::default()).unwrap();
-        let is_as_expected = |steps: &[Step]| matches!(steps, [Step::TakeMade(_), Step::FindDevice, Step::Protect(protect)] if !protect.needed);
-        assert!(is_as_expected(&planned.steps), "{:?}", planned.steps);
+        let [Step::TakeMade(_), Step::FindDevice, Step::Protect(protect)] = planned.steps.as_slice() else {
+            panic!("{:?}", planned.steps);
+        };
+        assert_eq!((protect.needed, protect.when), (false, EnforceWhen::Selected));
     }
 }
