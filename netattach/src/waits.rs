@@ -55,7 +55,8 @@ pub fn footprint(plan: &Plan) -> Footprint {
             }
             Step::Lease(config) => needed.extend(config.pool().map(Resource::Pool)),
             Step::Remember(_) => drop(needed.insert(Resource::Cache)),
-            Step::EnsureBridge(_)
+            Step::TakeMade(_)
+            | Step::EnsureBridge(_)
             | Step::CreateLink(_)
             | Step::ClaimDevice(_)
             | Step::SetDevice(_)

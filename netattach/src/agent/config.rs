@@ -67,7 +67,7 @@ pub struct Arguments {
     #[arg(long, value_name = "DIR")]
     pub bpffs: Option<PathBuf>,
     /// The network that every pod gets: NAMESPACE/NAME or NAME of a definition, the path of a CNI configuration or of a
-    /// directory of them, or builtin [default: kube-system/default].
+    /// directory of them, builtin, or chained [default: kube-system/default].
     #[arg(long, value_name = "NETWORK")]
     pub default_network: Option<String>,
     /// Directory of other CNI plugins; may be repeated [default: /opt/cni/bin].
@@ -434,6 +434,11 @@ pub enum SettingsError {
     /// The directory for the runtime's file is not absolute.
     #[error("cniConf.dir: {0} is not an absolute path")]
     ConfDir(PathBuf),
+    /// A file of the agent's own would have the runtime call netattach without a plugin before it.
+    #[error(
+        "defaultNetwork chained: the runtime's list is another program's, with netattach behind its plugins, so cniConf.dir has to be empty, not {0}; the agent's own file would be taken in its place"
+    )]
+    ChainedConf(PathBuf),
     /// A file is to be removed, and none is named.
     #[error("cniConf.remove: true needs cniConf.dir, where the file is")]
     ConfRemove,
@@ -684,6 +689,12 @@ impl Settings {
         }
         let is_builtin = self.default_network()? == DefaultNetwork::Builtin;
         self.builtin.validate()?;
+        if self.default_network()? == DefaultNetwork::Chained
+            && !self.cni_conf.dir.as_os_str().is_empty()
+            && !self.cni_conf.remove
+        {
+            return Err(SettingsError::ChainedConf(self.cni_conf.dir.clone()));
+        }
         if is_builtin && !kubernetes.enabled && self.builtin.pod_cidrs.is_empty() {
             return Err(InvalidSettings::NoRange.into());
         }
@@ -844,7 +855,7 @@ impl Settings {
         let default_network = match self.default_network()? {
             DefaultNetwork::Definition(network) => Some(network),
             DefaultNetwork::Name(name) => Some(NetworkRef::new(&self.default_network_namespace, name)),
-            DefaultNetwork::Path(_) | DefaultNetwork::Builtin => None,
+            DefaultNetwork::Path(_) | DefaultNetwork::Builtin | DefaultNetwork::Chained => None,
         };
         let isolation = self.namespace_isolation.then_some(Isolation { global_namespaces });
         Ok(Restrictions { default_network, isolation })

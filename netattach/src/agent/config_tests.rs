@@ -33,7 +33,7 @@ fn mistakes_are_named() {
     assert!(read(&[]).starts_with("no source: give --source DIR"));
     assert_eq!(
         read(&["--source", "/a", "--default-network", "x/"]),
-        "defaultNetwork: \"x/\" is neither NAMESPACE/NAME of a definition, nor the name of a network, nor an absolute path, nor builtin"
+        "defaultNetwork: \"x/\" is neither NAMESPACE/NAME of a definition, nor the name of a network, nor an absolute path, nor builtin or chained"
     );
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("netattachd.yaml");

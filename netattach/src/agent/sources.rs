@@ -65,6 +65,6 @@ fn nodes_wanted(default: &DefaultNetwork) -> NodesWanted {
     match default {
         DefaultNetwork::Builtin => NodesWanted::All,
         DefaultNetwork::Definition(_) | DefaultNetwork::Name(_) => NodesWanted::OwnAndWhetherOthers,
-        DefaultNetwork::Path(_) => NodesWanted::Own,
+        DefaultNetwork::Path(_) | DefaultNetwork::Chained => NodesWanted::Own,
     }
 }

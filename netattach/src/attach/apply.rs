@@ -32,8 +32,8 @@ use crate::plan::undo::inverse;
 use crate::plan::{AttachmentPlan, Plan, Sandbox, addressing, result, result_cache, routing};
 use crate::spec;
 use crate::step::{
-    Bridge, Brought, Claim, Delegate, Interface, MadeBy, Output, Parent, Printed, Role, SetDevice, Step,
-    StepRef, Translate,
+    Bridge, Brought, Claim, Delegate, Interface, MadeBefore, MadeBy, Output, Parent, Printed, Role,
+    SetDevice, Step, StepRef, Translate,
 };
 use crate::sysctl;
 use crate::timing;
@@ -199,6 +199,7 @@ impl<'a> Executor<'a> {
 
     fn effect(&mut self, at: StepRef, attachment: &AttachmentPlan, step: &Step) -> Result<Output, StepError> {
         match step {
+            Step::TakeMade(made) => take_made(attachment, made),
             Step::EnsureBridge(bridge) => self.bridge(bridge),
             Step::CreateLink(link) => self.create_link(attachment, link),
             Step::ClaimDevice(device) => self.claim_device(attachment, device),
@@ -724,6 +725,14 @@ impl<'a> Executor<'a> {
     fn link(&self, at: StepRef) -> Result<(Option<Interface>, Interface), StepError> {
         result::link(self.progress.outputs().of(at.0)).ok_or(StepError::Missing("a link"))
     }
+}
+
+/// The result of the plugin that has made the attachment's interface, which nothing is done about.
+fn take_made(attachment: &AttachmentPlan, made: &MadeBefore) -> Result<Output, StepError> {
+    let unreadable = |source| StepError::Result { plugin: attachment.kind.clone(), source };
+    let result = Printed::from(made.result.read());
+    result.read(attachment.version).map_err(unreadable)?;
+    Ok(Output::Delegate { result })
 }
 
 /// The parent of an attachment's link on the node.

@@ -2,13 +2,12 @@
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use std::sync::Arc;
 
 use super::conf_dir::{self, ConfDir};
 use super::intent::{IntentError, Network};
 use crate::cni::{NetworkList, load, multi_network};
 use crate::error_chain::Chain;
-use crate::npwg::{NetworkName, NetworkRef};
+use crate::npwg::NetworkRef;
 
 /// What Cilium appends to the names of other networks' configurations while it is the only one (`cni.exclusive`).
 pub const CILIUMS_SUFFIX: &str = ".cilium_bak";
@@ -25,15 +24,19 @@ pub enum DefaultNetwork {
     Path(PathBuf),
     /// By the agent's settings and the node's ranges: see [`crate::builtin`].
     Builtin,
+    /// By the runtime's list: a plugin before netattach makes it.
+    Chained,
 }
 
 /// The word for the network that the agent makes.
 const BUILTIN: &str = "builtin";
+/// The word for the network that a plugin before netattach makes.
+pub(super) const CHAINED: &str = "chained";
 
 /// The text does not name a network.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} is neither NAMESPACE/NAME of a definition, nor the name of a network, nor an absolute path, nor builtin"
+    "{0:?} is neither NAMESPACE/NAME of a definition, nor the name of a network, nor an absolute path, nor builtin or chained"
 )]
 pub struct InvalidDefaultNetwork(pub String);
 
@@ -46,6 +49,9 @@ impl FromStr for DefaultNetwork {
         }
         if text == BUILTIN {
             return Ok(Self::Builtin);
+        }
+        if text == CHAINED {
+            return Ok(Self::Chained);
         }
         let invalid = || InvalidDefaultNetwork(text.to_owned());
         let part = |part: &str| if part.is_empty() { Err(invalid()) } else { Ok(part.to_owned()) };
@@ -66,14 +72,14 @@ pub(super) fn directories(path: &Path) -> impl Iterator<Item = PathBuf> {
 /// it, except that configurations which call netattach, or another plugin of that kind, are skipped.
 pub(super) fn read(path: &Path) -> Result<Network, IntentError> {
     let list = if path.is_dir() { of_directory(path)? } else { of_file(path)? };
-    let (name, list) = (NetworkName::Configuration(list.name.clone()), Arc::new(list));
-    Ok(Network { name, list, resource: None, enforce: None, ethertypes: Vec::new(), device: None })
+    let name = list.name.clone();
+    Ok(Network::of_configuration(&name, list.into()))
 }
 
 fn of_directory(path: &Path) -> Result<NetworkList, IntentError> {
     let directory = conf_dir::list(path)?;
     let is_wanted =
-        |list: &NetworkList| !multi_network::calls_itself(list) && multi_network::other(list).is_none();
+        |list: &NetworkList| !multi_network::is_for_runtimes(list) && multi_network::other(list).is_none();
     let found = load::first(&directory, is_wanted).map_err(|source| IntentError::DefaultDirectory {
         path: path.to_owned(),
         source: Box::new(source),
@@ -118,6 +124,7 @@ mod tests {
             ("default", DefaultNetwork::Name("default".into())),
             ("/etc/cni/net.d", DefaultNetwork::Path("/etc/cni/net.d".into())),
             ("builtin", DefaultNetwork::Builtin),
+            ("chained", DefaultNetwork::Chained),
             ("kube-system/builtin", DefaultNetwork::Definition(NetworkRef::new("kube-system", "builtin"))),
         ];
         for (text, expected) in table {
@@ -148,6 +155,10 @@ mod tests {
         let files = [
             ("00-multus.conf", r#"{"name": "other", "type": "multus-shim", "clusterNetwork": "x"}"#),
             ("00-own.conflist", r#"{"name": "own", "plugins": [{"type": "netattach"}]}"#),
+            (
+                "02-chained.conflist",
+                r#"{"name": "c", "plugins": [{"type": "bridge"}, {"type": "netattach"}]}"#,
+            ),
             // Cilium's, chained to the first configuration that it found.
             (
                 "04-cilium.conflist",

@@ -496,6 +496,14 @@ pub enum StepError {
         /// Why not.
         why: NotObservable,
     },
+    /// No program sees the traffic of the interface, and the network's list gives it netattach's dataplane.
+    #[error("netattach behind another plugin: {ifname} cannot have its dataplane: {why}")]
+    NoDataplane {
+        /// Name of the interface in the pod.
+        ifname: String,
+        /// Why not.
+        why: NotObservable,
+    },
     /// The node does not translate addresses as asked.
     #[error(transparent)]
     Nat(#[from] NatError),
@@ -653,6 +661,7 @@ pub(super) fn step_code(error: &StepError) -> u32 {
         StepError::Tuning(TuningError::List { .. }) => code::IO_FAILURE,
         StepError::Tuning(_)
         | StepError::Unlimited { .. }
+        | StepError::NoDataplane { .. }
         | StepError::NoSource(_)
         | StepError::ManyRoutes { .. }
         | StepError::PortOfAnother { .. }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::conf_dir;
 use super::default_network::{self, DefaultNetwork};
 use super::from_node::FromNode;
+use super::made_before;
 use crate::builtin::{self, NoRange};
 use crate::cni::load::{self, LoadError};
 use crate::cni::multi_network::{self, OWN_TYPE};
@@ -89,6 +90,27 @@ pub enum IntentError {
         #[source]
         source: Box<SelectionError>,
     },
+    /// The pod chooses a default network, and has one when netattach is called.
+    #[error(
+        "pod {0}: annotation {DEFAULT_NETWORK_ANNOTATION}: defaultNetwork is chained, so a plugin before netattach has made the pod's interface already"
+    )]
+    ChosenBehind(PodRef),
+    /// A plugin before netattach has made the interface that netattach is to make.
+    #[error(
+        "key prevResult: a plugin before netattach in the runtime's list has made the pod's interface, and defaultNetwork names a network that netattach would attach as well: set defaultNetwork to chained, or let netattach be the first plugin of the list"
+    )]
+    MadeTwice,
+    /// No plugin before netattach has made the pod's interface.
+    #[error(
+        "key prevResult: missing, and defaultNetwork is chained: netattach comes behind the plugin that makes the pod's interface, in the runtime's list; where it is to be the first, defaultNetwork names the network"
+    )]
+    NotMade,
+    /// What the plugin before netattach has made cannot be read.
+    #[error("key prevResult")]
+    MadeBefore(#[source] CniError),
+    /// The entry of the runtime's list that calls netattach is no configuration of a plugin.
+    #[error("the entry of the runtime's list")]
+    Entry(#[source] ConfigError),
     /// The request for one more network is invalid.
     #[error("selection")]
     Selection(#[source] SelectionError),
@@ -242,7 +264,12 @@ impl From<IntentError> for CniError {
             | IntentError::NoRangeFor { .. }
             | IntentError::DefaultNotReady(_) => code::TRY_AGAIN_LATER,
             IntentError::Read { .. } => code::IO_FAILURE,
+            IntentError::MadeBefore(error) => error.code,
             IntentError::Annotation { .. }
+            | IntentError::ChosenBehind(_)
+            | IntentError::MadeTwice
+            | IntentError::Entry(_)
+            | IntentError::NotMade
             | IntentError::Selection(_)
             | IntentError::NoNamespace(_)
             | IntentError::UnknownNetwork(_)
@@ -273,8 +300,10 @@ impl IntentReader {
     /// See [`IntentError`]; nothing has been changed then.
     pub fn read(&self, request: &cni::Request) -> Result<(Option<PodRef>, Intent), IntentError> {
         let objects = self.objects()?;
+        let made_before = self.made_before(request)?;
+        let default = |objects: &Objects| made_before.map_or_else(|| self.ready_default(objects), Ok);
         let Some(pod) = pod_of(request) else {
-            let default = self.ready_default(&objects)?;
+            let default = default(&objects)?;
             return Ok((
                 None,
                 Intent {
@@ -291,7 +320,7 @@ impl IntentReader {
         let chosen = self.chosen_default(&pod, known, &mut warnings)?;
         let default = match &chosen {
             Some(selection) => self.network_for(&objects, &pod.name.namespace, &selection.network)?,
-            None => self.ready_default(&objects)?,
+            None => default(&objects)?,
         };
         // Many attachments may use one network, whose configuration may be large, so each network is read once.
         let mut networks: BTreeMap<NetworkRef, Network> = BTreeMap::new();
@@ -434,7 +463,7 @@ impl IntentReader {
         match &self.default {
             DefaultNetwork::Path(path) => default_network::directories(path).collect(),
             DefaultNetwork::Name(_) => vec![self.conf_dir.clone()],
-            DefaultNetwork::Definition(_) | DefaultNetwork::Builtin => Vec::new(),
+            DefaultNetwork::Definition(_) | DefaultNetwork::Builtin | DefaultNetwork::Chained => Vec::new(),
         }
     }
 
@@ -501,6 +530,9 @@ impl IntentReader {
         let Some(text) = known.annotations.get(DEFAULT_NETWORK_ANNOTATION) else { return Ok(None) };
         let parsed = npwg::parse_default_network(text, &self.default_namespace);
         let mut parsed = self.usable(pod, DEFAULT_NETWORK_ANNOTATION, parsed, warnings)?;
+        if self.default == DefaultNetwork::Chained && !parsed.selections.is_empty() {
+            return Err(IntentError::ChosenBehind(pod.clone()));
+        }
         let about_default =
             |warning: &SelectionWarning| Warning { selection: None, text: warning.to_string() };
         warnings.extend(parsed.warnings.iter().map(about_default));
@@ -559,26 +591,12 @@ impl IntentReader {
                     directory,
                     source,
                 })?;
-                let list = Arc::new(list);
-                Network {
-                    name: NetworkName::Configuration(name.clone()),
-                    list,
-                    resource: None,
-                    enforce: None,
-                    ethertypes: Vec::new(),
-                    device: None,
-                }
+                Network::of_configuration(name, list.into())
             }
             DefaultNetwork::Path(path) => default_network::read(path)?,
+            DefaultNetwork::Chained => return made_before::any(),
             DefaultNetwork::Builtin => {
-                return Ok(Network {
-                    name: NetworkName::Configuration(builtin::NAME.to_owned()),
-                    list: self.from_node.builtin(objects)?,
-                    resource: None,
-                    enforce: None,
-                    ethertypes: Vec::new(),
-                    device: None,
-                });
+                return Ok(Network::of_configuration(builtin::NAME, self.from_node.builtin(objects)?));
             }
         };
         not_itself(network)

@@ -17,6 +17,12 @@ impl Text {
     pub fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// The value.
+    pub fn read(&self) -> Value {
+        // The text was written from a value.
+        serde_json::from_str(&self.0).unwrap_or_default()
+    }
 }
 
 impl From<&Value> for Text {

@@ -61,17 +61,12 @@ const ANY: &[Key] = &[
 ];
 
 /// The keys of an interface.
-const INTERFACE: &[Key] = &[
-    DNS,
-    open("args", &[open("cni", &[key("mac"), key("ips")])]),
-    key("mac"),
-    key("mtu"),
-    object("bandwidth", RATES),
-    key("fastPath"),
-    key("sourceCheck"),
-    key("allowedAddresses"),
-    key("vlans"),
-];
+const INTERFACE: &[Key] =
+    &[DNS, open("args", &[open("cni", &[key("mac"), key("ips")])]), key("mac"), key("mtu")];
+
+/// What the dataplane is told of an interface, by its own plugin or by netattach behind it.
+const DATAPLANE: &[Key] =
+    &[object("bandwidth", RATES), key("fastPath"), key("sourceCheck"), key("allowedAddresses"), key("vlans")];
 
 /// The keys of addresses that the node translates.
 const TRANSLATED: &[Key] = &[
@@ -145,6 +140,9 @@ const PORTMAP: &[Key] = &[
     key("backend"),
 ];
 
+/// The keys of the runtime's entry that calls netattach.
+const NETATTACH: &[Key] = &[key("socket"), key("stateDir"), key("agentWaitSeconds")];
+
 const LIMITED: &[Key] = &[key("shapedSubnets"), key("unshapedSubnets")];
 
 const HOST_LOCAL: &[Key] =
@@ -154,21 +152,22 @@ const STATIC: &[Key] = &[key("type"), object("addresses", &[key("address"), key(
 /// The keys of a plugin type, in parts; `None`: it is not one of those that netattach carries out itself.
 fn of_plugin(kind: &str) -> Option<Vec<&'static Key>> {
     let parts: &[&'static [Key]] = match kind {
-        "bridge" => &[ANY, INTERFACE, BRIDGE, TRANSLATED],
-        "ptp" => &[ANY, INTERFACE, TRANSLATED],
-        "veth" => &[ANY, INTERFACE, TRANSLATED, VETH],
-        "macvlan" | "macvtap" => &[ANY, INTERFACE, ON_PARENT, MACVLAN],
-        "ipvlan" => &[ANY, INTERFACE, ON_PARENT],
-        "vlan" => &[ANY, INTERFACE, VLAN],
-        "dummy" | "loopback" => &[ANY, INTERFACE],
-        "tap" => &[ANY, INTERFACE, TAP],
-        "netkit" => &[ANY, INTERFACE, TRANSLATED, NETKIT],
-        "host-device" => &[ANY, INTERFACE, HOST_DEVICE],
-        "sriov" => &[ANY, INTERFACE, SRIOV],
+        "bridge" => &[ANY, INTERFACE, DATAPLANE, BRIDGE, TRANSLATED],
+        "ptp" => &[ANY, INTERFACE, DATAPLANE, TRANSLATED],
+        "veth" => &[ANY, INTERFACE, DATAPLANE, TRANSLATED, VETH],
+        "macvlan" | "macvtap" => &[ANY, INTERFACE, DATAPLANE, ON_PARENT, MACVLAN],
+        "ipvlan" => &[ANY, INTERFACE, DATAPLANE, ON_PARENT],
+        "vlan" => &[ANY, INTERFACE, DATAPLANE, VLAN],
+        "dummy" | "loopback" => &[ANY, INTERFACE, DATAPLANE],
+        "tap" => &[ANY, INTERFACE, DATAPLANE, TAP],
+        "netkit" => &[ANY, INTERFACE, DATAPLANE, TRANSLATED, NETKIT],
+        "host-device" => &[ANY, INTERFACE, DATAPLANE, HOST_DEVICE],
+        "sriov" => &[ANY, INTERFACE, DATAPLANE, SRIOV],
         "tuning" => &[ANY, TUNED, TUNING],
         "sbr" => &[ANY, SBR],
         "vrf" => &[ANY, VRF],
         "portmap" => &[ANY, PORTMAP],
+        "netattach" => &[ANY, DATAPLANE, NETATTACH],
         "bandwidth" => &[ANY, RATES, LIMITED],
         _ => return None,
     };

@@ -12,9 +12,19 @@ pub const OWN_TYPE: &str = "netattach";
 const OTHERS: [(&str, &str); 4] =
     [("multus", "Multus"), ("multus-shim", "Multus"), ("danm", "DANM"), ("genie", "CNI-Genie")];
 
-/// Whether a network's plugins would call netattach again.
+/// Whether a network's interface would be netattach's to make, which would call itself. Behind another plugin netattach gives
+/// the interface its dataplane.
 pub fn calls_itself(list: &NetworkList) -> bool {
-    list.plugins.iter().any(|plugin| plugin.plugin_type() == OWN_TYPE)
+    list.plugins.first().is_some_and(is_own)
+}
+
+/// Whether a runtime would call netattach for the network, wherever in the list.
+pub fn is_for_runtimes(list: &NetworkList) -> bool {
+    list.plugins.iter().any(is_own)
+}
+
+fn is_own(plugin: &PluginConf) -> bool {
+    plugin.plugin_type() == OWN_TYPE
 }
 
 /// The other multi-network plugin that a network calls.
@@ -38,7 +48,8 @@ mod tests {
                 r#"{"name": "a", "plugins": [{"type": "cilium-cni"}, {"type": "multus-shim"}]}"#,
                 (false, Some("Multus")),
             ),
-            (r#"{"name": "a", "plugins": [{"type": "tuning"}, {"type": "netattach"}]}"#, (true, None)),
+            (r#"{"name": "a", "plugins": [{"type": "netattach"}, {"type": "tuning"}]}"#, (true, None)),
+            (r#"{"name": "a", "plugins": [{"type": "flannel"}, {"type": "netattach"}]}"#, (false, None)),
         ];
         for (text, expected) in table {
             let list = NetworkList::parse(text.as_bytes()).unwrap();

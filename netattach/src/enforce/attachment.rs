@@ -81,8 +81,10 @@ impl EnforcedAttachment {
             (None, HookPoint::Nowhere(_)) => Mac([0; 6]),
             (None, _) => return Err(EnforceError::NoMac(attachment.ifname.clone())),
         };
-        // An interface of another plugin without an address may get one from the pod itself.
-        let addressed = !leased.addresses.is_empty() || !is_delegated(attachment);
+        // An interface of another plugin without an address may get one from the pod itself, unless its network says which
+        // it may have.
+        let addressed =
+            !leased.addresses.is_empty() || !protect.allowed.is_empty() || !is_delegated(attachment);
         let routed = attachment.link().is_some_and(Link::is_routed);
         let pod_name = sandbox.pod.as_ref().map_or_else(|| sandbox.container_id.clone(), ToString::to_string);
         let own: Vec<IpAddr> = leased.addresses.iter().map(|leased| leased.address.addr()).collect();

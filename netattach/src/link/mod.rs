@@ -7,11 +7,12 @@
 //! `tap`, `netkit`, `loopback`; `host-device` and `sriov`, which take a device of the node (`device`). The facts about
 //! the node that they need before they plan are in [`facts`]; the VLANs of a bridge's port are read in `bridge_vlans`,
 //! what the node translates for a pod in `translation`, what it may send in whose name in `sources`. `tuning`, `sbr`,
-//! `vrf`, `portmap` and `bandwidth` are chained behind any of them.
+//! `vrf`, `portmap`, `bandwidth` and netattach itself (`dataplane`) are chained behind any of them.
 
 pub mod bandwidth;
 mod bridge;
 mod bridge_vlans;
+pub mod dataplane;
 mod device;
 mod dummy;
 pub mod facts;
@@ -109,8 +110,21 @@ pub fn driver(kind: &str) -> Option<&'static dyn Driver> {
     DRIVERS.iter().copied().find(|driver| driver.kind() == kind)
 }
 
-/// The plugin types that change an interface which another plugin has made.
+/// The plugin types that change an interface which another plugin has made, and that need no agent.
 pub const CHAINED: [&str; 5] = [tuning::KIND, sbr::KIND, vrf::KIND, portmap::KIND, bandwidth::KIND];
+
+/// Whether netattach carries the plugin type out behind an interface that another plugin has made.
+pub fn chained(kind: &str) -> Option<&'static str> {
+    CHAINED.into_iter().chain([dataplane::KIND]).find(|own| *own == kind)
+}
+
+/// Offers a plugin the value of a capability.
+pub fn offer(config: &mut Map<String, Value>, capability: &str, value: Value) {
+    let offered = config.entry("runtimeConfig").or_insert_with(|| json!({}));
+    if let Some(offered) = offered.as_object_mut() {
+        offered.insert(capability.to_owned(), value);
+    }
+}
 
 /// The interface types that netattach implements itself.
 pub fn kinds() -> impl Iterator<Item = &'static str> {

@@ -396,18 +396,7 @@ fn isolation_duplicates_and_a_disabled_interface_reach_their_steps() {
 #[test]
 fn masquerade_of_a_point_to_point_link_is_by_its_end_on_the_node() {
     let args = CniArgs::default();
-    let protect = Protect {
-        id: 3,
-        zone: 5,
-        check_mac: true,
-        check_addresses: true,
-        allowed: Vec::new(),
-        vlans: Vec::new(),
-        bandwidth: None,
-        fast_path: true,
-        when: crate::step::EnforceWhen::Always,
-        ethertypes: Vec::new(),
-    };
+    let protect = Protect::verified();
     let whole = object(json!({"name": "net", "type": "ptp", "ipMasq": true, "ipam": pool()}));
     let request = Request { protect: Some(&protect), ..request(&whole, &args) };
     let steps = driver("ptp").unwrap().plan(&request).unwrap();
@@ -957,7 +946,8 @@ fn leaves_its_own(step: &Step) -> bool {
         | Step::ChooseVrf(_)
         | Step::ChooseHostAccess
         | Step::RouteBySource => true,
-        Step::EnsureBridge(_)
+        Step::TakeMade(_)
+        | Step::EnsureBridge(_)
         | Step::ProtectAddresses
         | Step::GiveHostAccess
         | Step::SetDevice(_)
@@ -993,7 +983,7 @@ proptest! {
     #[test]
     fn what_a_plan_leaves_behind_is_taken_back_with_and_without_a_record((kind, config) in configuration()) {
         let args = CniArgs::default();
-        let protect = Protect { id: 1, zone: 1, check_mac: true, check_addresses: true, allowed: Vec::new(), vlans: Vec::new(), bandwidth: None, fast_path: true, when: crate::step::EnforceWhen::Always, ethertypes: Vec::new() };
+        let protect = Protect::verified();
         let (driver, sandbox) = (driver(kind).unwrap(), Sandbox { ifname: "net1".into(), ..fixtures::sandbox("c1") });
         // DEL can derive the remains from any configuration.
         let remains = fixtures::attachment(kind, driver.remains(&request(&config, &args)));

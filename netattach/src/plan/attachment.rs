@@ -4,11 +4,11 @@ use serde_json::{Map, Value};
 
 use super::device::{DEVICE_ID, Device};
 use super::resolve::{Network, Numbers, Options, PORT_MAPPINGS, needs_device};
-use super::{AttachmentPlan, CachedResults, Sandbox, chained, pod_sources};
+use super::{AttachmentPlan, CachedResults, Sandbox, chained, made_before, pod_sources};
 use crate::budget;
 use crate::cni::{self, CniArgs, CniError, PluginConf, code};
 use crate::link::{
-    self, Driver, Facts, PlanError, Wanted as Fact, Wishes, bandwidth, portmap, sbr, tuning, vrf,
+    self, Driver, Facts, PlanError, Wanted as Fact, Wishes, bandwidth, dataplane, portmap, sbr, tuning, vrf,
 };
 use crate::mac::Mac;
 use crate::npwg::{self, Selection, device_info};
@@ -41,6 +41,8 @@ pub(super) struct Wanted<'a> {
     pub(super) asked: Option<&'a Selection>,
     /// Facts about the node that the driver needs.
     pub(super) facts: &'a Facts,
+    /// The result of the plugin that has made the interface before netattach was called, if one has.
+    pub(super) made_before: Option<&'a Value>,
 }
 
 /// Plans the attachment.
@@ -54,7 +56,11 @@ pub(super) fn attachment(
     options: &Options,
     numbers: Option<&mut (dyn Numbers + '_)>,
 ) -> Result<AttachmentPlan, CniError> {
-    planned(sandbox, wanted, cni_args, options, numbers).map_err(|error| CniError {
+    let planned = match wanted.made_before {
+        Some(result) => made_before::planned(wanted, result, (sandbox, cni_args), options, numbers),
+        None => planned(sandbox, wanted, cni_args, options, numbers),
+    };
+    planned.map_err(|error| CniError {
         msg: format!("attach {} ({}): {}", wanted.ifname, wanted.network.name, error.msg),
         ..error
     })
@@ -89,10 +95,16 @@ fn planned(
         return Err(CniError::new(code::INVALID_CONFIG, "plugins: the list is empty"));
     };
     let mut chained: Vec<_> = plugins.collect();
-    check_limited_once(chained.iter().map(|(position, (kind, config))| (*position, *kind, config)), options)?;
+    let by_us = chained.iter().filter(|(_, (kind, _))| is_own(kind, kind, options));
+    chained::check_once(by_us.map(|(position, (kind, config))| (*position, *kind, config)))?;
+    let mut has_own_dataplane = false;
     if let Some(driver) = native(kind, options) {
         let mut rest = Vec::with_capacity(chained.len());
         for (position, (kind, asked)) in chained {
+            if kind == dataplane::KIND {
+                check_offered(kind, &asked)?;
+                has_own_dataplane = true;
+            }
             if !is_own(kind, kind, options) || !chained::fold(driver, &mut config, kind, &asked)? {
                 rest.push((position, (kind, asked)));
             }
@@ -101,8 +113,13 @@ fn planned(
     }
     let native_first = native(kind, options).is_some();
     let is_judged = native(kind, options).is_some_and(|driver| driver.is_judged(&config));
+    let behind = chained.iter_mut().find(|(_, (kind, _))| *kind == dataplane::KIND);
+    let (sources, is_judged) = match behind {
+        Some((_, (_, config))) => (config, true),
+        None => (&mut config, is_judged),
+    };
     let place = (sandbox, &network.name, is_judged);
-    pod_sources::apply(&mut config, place, asked, &options.pod_sources)?;
+    pod_sources::apply(sources, place, asked, &options.pod_sources)?;
     let config = &config;
 
     if is_chained(kind, options) {
@@ -137,6 +154,7 @@ fn planned(
             let numbers = numbers.filter(|_| driver.is_judged(config));
             let protect =
                 numbers.map(|numbers| protect(network, numbers, true, EnforceWhen::Always)).transpose()?;
+            let protect = protect.map(|protect| Protect { needed: has_own_dataplane, ..protect });
             steps.extend(driver.plan(&link::Request { config, protect: protect.as_ref(), ..request })?);
         }
         None => {
@@ -146,7 +164,7 @@ fn planned(
     }
     let when = network.enforce.unwrap_or(options.enforce);
     let has_dataplane = judged_from_without.is_some() && when != EnforceWhen::Never;
-    let mut limits = None;
+    let (mut limits, mut behind) = (None, None);
     for (position, (kind, config)) in &chained {
         let is_executed =
             is_of_reference(kind) && (native_first || !chained::is_own_step(kind, config, has_dataplane));
@@ -162,6 +180,11 @@ fn planned(
         }
         if is_own(bandwidth::KIND, kind, options) && !is_executed {
             limits = limits.or(bandwidth::parse(&link::Request { config, ..request })?);
+            continue;
+        }
+        if *kind == dataplane::KIND {
+            check_dataplane_runs(judged_from_without.is_some(), when)?;
+            behind = Some(config);
             continue;
         }
         if is_own(sbr::KIND, kind, options) {
@@ -195,8 +218,13 @@ fn planned(
         // The programs hold the limit, so they cannot wait for a policy.
         let when = if limits.is_some() { EnforceWhen::Always } else { when };
         steps.push(Step::FindDevice);
-        let protect = protect(network, numbers, false, when)?;
-        steps.push(Step::Protect(Protect { bandwidth: limits, ..protect }));
+        let mut protect = protect(network, numbers, false, when)?;
+        if let Some(config) = behind {
+            let asked = dataplane::parse(&link::Request { config, protect: Some(&protect), ..request })?;
+            protect = asked.unwrap_or(protect);
+        }
+        protect.bandwidth = limits.or(protect.bandwidth);
+        steps.push(Step::Protect(protect));
     }
     steps.extend(wanted.remembered.step(&steps, list, capabilities));
     let own = list.plugins.iter().filter(|plugin| is_native(plugin.plugin_type(), options));
@@ -269,7 +297,7 @@ impl Wanted<'_> {
     }
 
     /// The configuration that one of the network's plugins receives.
-    fn config(
+    pub(super) fn config(
         &self,
         plugin: &PluginConf,
         capabilities: &Map<String, Value>,
@@ -307,7 +335,7 @@ pub(super) fn is_native(kind: &str, options: &Options) -> bool {
 }
 
 fn is_chained(kind: &str, options: &Options) -> bool {
-    link::CHAINED.iter().any(|own| is_own(own, kind, options))
+    link::chained(kind).is_some_and(|own| is_own(own, kind, options))
 }
 
 /// Whether the type is one of those that are executed where netattach's own cannot do what is asked for.
@@ -320,22 +348,16 @@ fn is_own(own: &str, kind: &str, options: &Options) -> bool {
     kind == own && !options.exec.iter().any(|name| name == kind)
 }
 
-/// Refuses a second plugin that limits the interface: one of the two would have no effect.
-fn check_limited_once<'a>(
-    chained: impl Iterator<Item = (usize, &'a str, &'a Map<String, Value>)>,
-    options: &Options,
-) -> Result<(), CniError> {
-    let mut limiting = chained.filter(|(_, kind, config)| {
-        is_own(bandwidth::KIND, kind, options) && bandwidth::asked(config).is_some()
-    });
-    match limiting.nth(1) {
-        Some((position, kind, _)) => {
-            let msg =
-                format!("plugins[{position}].type: {kind}: a plugin before it limits the interface already");
-            Err(CniError::new(code::INVALID_CONFIG, msg))
+/// Refuses netattach behind another plugin's interface where the dataplane would not run.
+pub(super) fn check_dataplane_runs(is_there: bool, when: EnforceWhen) -> Result<(), CniError> {
+    let why = match (is_there, when) {
+        (false, _) => "the agent has no dataplane",
+        (true, EnforceWhen::Never) => {
+            "enforce is never, by the network's definition or the agent's settings; one of the two"
         }
-        None => Ok(()),
-    }
+        (true, _) => return Ok(()),
+    };
+    Err(CniError::new(code::INVALID_CONFIG, format!("plugin {} behind another: {why}", dataplane::KIND)))
 }
 
 /// Refuses a chained plugin that routes an interface where it cannot: loopback is not routed, there is one rule for an
@@ -418,18 +440,18 @@ fn set_device(steps: &mut Vec<Step>, claimed_at: usize, mac: Mac) -> Result<(), 
 }
 
 /// Checks that a chained plugin of ours supports every capability that it receives.
-fn check_offered(kind: &str, config: &Map<String, Value>) -> Result<(), PlanError> {
-    let kind = link::CHAINED.into_iter().find(|own| *own == kind).unwrap_or_default();
+pub(super) fn check_offered(kind: &str, config: &Map<String, Value>) -> Result<(), PlanError> {
+    let kind = link::chained(kind).unwrap_or_default();
     let asked = config.get("runtimeConfig").and_then(Value::as_object);
     let own = match kind {
         tuning::KIND => MAC,
         portmap::KIND => PORT_MAPPINGS,
-        bandwidth::KIND => bandwidth::CAPABILITY,
+        bandwidth::KIND | dataplane::KIND => bandwidth::CAPABILITY,
         _ => device_info::CAPABILITY,
     };
     let is_known = |key: &str| key == device_info::CAPABILITY || key == own;
-    match asked.and_then(|asked| asked.keys().find(|key| !is_known(key))) {
-        Some(capability) => Err(PlanError::Capability { capability: capability.clone(), kind }),
+    match asked.into_iter().flatten().find(|(key, value)| !is_known(key) && is_something(value)) {
+        Some((capability, _)) => Err(PlanError::Capability { capability: capability.clone(), kind }),
         None => Ok(()),
     }
 }
@@ -440,7 +462,7 @@ fn delegate(kind: &str, config: &Map<String, Value>, device: Device<'_>) -> Step
     Step::Delegate(Delegate { plugin: kind.to_owned(), config, role: Role::Plugin })
 }
 
-fn protect(
+pub(super) fn protect(
     network: &Network,
     numbers: &mut (dyn Numbers + '_),
     fast_path: bool,
@@ -456,6 +478,7 @@ fn protect(
         bandwidth: None,
         fast_path,
         when,
+        needed: false,
         ethertypes: network.ethertypes.clone(),
     })
 }
@@ -474,12 +497,6 @@ pub(super) fn check_carried_out(driver: &dyn Driver, config: &Map<String, Value>
             || (capability == PORT_MAPPINGS && driver.maps_ports())
             || (capability == DEVICE_ID && driver.takes_device())
     };
-    let is_something = |value: &Value| match value {
-        Value::Null => false,
-        Value::Array(items) => !items.is_empty(),
-        Value::Object(members) => !members.is_empty(),
-        Value::Bool(_) | Value::Number(_) | Value::String(_) => true,
-    };
     let asked = config.get("runtimeConfig").and_then(Value::as_object).into_iter().flatten();
     let mut lost = asked.filter(|(capability, value)| is_something(value) && !is_carried_out(capability));
     match lost.next() {
@@ -487,6 +504,16 @@ pub(super) fn check_carried_out(driver: &dyn Driver, config: &Map<String, Value>
             Err(PlanError::Capability { capability: capability.clone(), kind: driver.kind() })
         }
         None => Ok(()),
+    }
+}
+
+/// Whether the value of a capability asks for something.
+fn is_something(value: &Value) -> bool {
+    match value {
+        Value::Null => false,
+        Value::Array(items) => !items.is_empty(),
+        Value::Object(members) => !members.is_empty(),
+        Value::Bool(_) | Value::Number(_) | Value::String(_) => true,
     }
 }
 
@@ -505,7 +532,7 @@ fn merge_args(config: &mut Map<String, Value>, extra: &Map<String, Value>) -> Re
 
 /// A warning if the configuration of a plugin that netattach carries out itself has keys that it does not know: one may be
 /// misspelt.
-fn without_effect(plugin: &PluginConf) -> Option<String> {
+pub(super) fn without_effect(plugin: &PluginConf) -> Option<String> {
     let unknown = cni::keys::unknown(plugin.raw());
     let (shown, more) = unknown.split_at(unknown.len().min(SHOWN_KEYS));
     let more = if more.is_empty() { String::new() } else { format!(" and {} more", more.len()) };
@@ -572,6 +599,7 @@ mod tests {
                 offered: Map::new(),
                 asked: None,
                 facts: &Facts::default(),
+                made_before: None,
             };
             let exec = exec.iter().map(|kind| (*kind).to_owned()).collect();
             let options = Options { exec, ..Options::default() };
@@ -609,6 +637,7 @@ mod tests {
             offered: Map::new(),
             asked: Some(&selection),
             facts: &Facts::default(),
+            made_before: None,
         };
         let error = wanted.check_addresses_are_permitted(&CniArgs::default()).err()?;
         assert_eq!(error.code, code::INVALID_CONFIG);

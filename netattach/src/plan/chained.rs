@@ -1,14 +1,16 @@
-//! Chained plugins that are properties of an interface of netattach's own: `portmap` and `bandwidth`. Pure.
+//! Chained plugins that are properties of an interface of netattach's own: `portmap`, `bandwidth` and netattach itself.
+//! Pure.
 //!
-//! A list of a reference interface plugin with one of these behind it works as before, without any of the two being
-//! executed: what the chained plugin is asked for becomes a request to the interface, which netattach carries out in its
+//! A list of a reference interface plugin with one of the first two behind it works as before, without any of the two
+//! being executed: what the chained plugin is asked for becomes a request to the interface, which netattach carries out in its
 //! packet filter and its programs. With a key that has no counterpart there the plugin is executed, and so it is behind
 //! an interface of netattach's own that has no such property. Behind an interface that another plugin makes they are
 //! steps of their own: decision 0037.
 
 use serde_json::{Map, Value, json};
 
-use crate::link::{Driver, PlanError, bandwidth, portmap};
+use crate::cni::{CniError, code};
+use crate::link::{self, Driver, PlanError, bandwidth, dataplane, portmap};
 use crate::step::PortSenders;
 
 /// The capability of `portmap`, and the key by which an interface is told who is masqueraded.
@@ -31,7 +33,7 @@ pub(super) fn fold(
         portmap::KIND if ports(chained).is_none() => Ok(true),
         portmap::KIND if driver.maps_ports() && portmap::text_of_iptables(chained).is_none() => {
             let senders = portmap::senders(chained)?;
-            request(interface, PORTS, ports(chained).unwrap_or_default());
+            link::offer(interface, PORTS, ports(chained).unwrap_or_default());
             if senders != PortSenders::default() {
                 interface.insert(SENDERS.to_owned(), json!(senders));
             }
@@ -39,10 +41,11 @@ pub(super) fn fold(
         }
         bandwidth::KIND if driver.is_judged(interface) && bandwidth::check_keys(chained).is_ok() => {
             if let Some(limits) = bandwidth::asked(chained) {
-                request(interface, bandwidth::CAPABILITY, limits);
+                link::offer(interface, bandwidth::CAPABILITY, limits);
             }
             Ok(true)
         }
+        dataplane::KIND => dataplane::merge(driver, interface, chained).map(|()| true),
         _ => Ok(false),
     }
 }
@@ -66,11 +69,30 @@ pub(super) fn ports(chained: &Map<String, Value>) -> Option<Value> {
     is_something.then(|| ports.clone())
 }
 
-fn request(interface: &mut Map<String, Value>, capability: &str, value: Value) {
-    let asked = interface.entry("runtimeConfig").or_insert_with(|| json!({}));
-    if let Some(asked) = asked.as_object_mut() {
-        asked.insert(capability.to_owned(), value);
+/// Refuses a second plugin that limits the interface, as one of the two would have no effect, and a second that gives it
+/// the dataplane. `chained`: position, type and configuration of what is not executed by name.
+pub(super) fn check_once<'a>(
+    chained: impl Iterator<Item = (usize, &'a str, &'a Map<String, Value>)>,
+) -> Result<(), CniError> {
+    let (mut is_limited, mut has_dataplane) = (false, false);
+    for (position, kind, config) in chained {
+        let (limits, gives) = match kind {
+            bandwidth::KIND => (bandwidth::asked(config).is_some(), false),
+            dataplane::KIND => (dataplane::limits(config), true),
+            _ => (false, false),
+        };
+        let why = match (is_limited && limits, has_dataplane && gives) {
+            (_, true) => "the list has it already",
+            (true, false) => "a plugin before it limits the interface already",
+            (false, false) => {
+                is_limited |= limits;
+                has_dataplane |= gives;
+                continue;
+            }
+        };
+        return Err(CniError::new(code::INVALID_CONFIG, format!("plugins[{position}].type: {kind}: {why}")));
     }
+    Ok(())
 }
 
 #[cfg(test)]

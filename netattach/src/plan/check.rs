@@ -109,6 +109,7 @@ pub fn expected(
                 expected.translation = Some((translate, leased.addresses.clone()));
             }
             Step::Delegate(_)
+            | Step::TakeMade(_)
             | Step::MoveDevice
             | Step::EnsureForwarding
             | Step::FindReach

@@ -112,7 +112,7 @@ fn steps_of_list(list: &NetworkList, exec: &[String]) -> Vec<Step> {
         let config = gc_config(list, plugin, None);
         let plugin_type = plugin.plugin_type();
         let is_executed = exec.iter().any(|name| name == plugin_type);
-        if link::CHAINED.contains(&plugin_type) && !is_executed {
+        if link::chained(plugin_type).is_some() && !is_executed {
             // What it leaves is known by its record.
             continue;
         }
@@ -148,7 +148,8 @@ fn place(step: Step) -> Option<Place> {
             }
             Some(Place::Plugin(delegate))
         }
-        Step::EnsureBridge(_)
+        Step::TakeMade(_)
+        | Step::EnsureBridge(_)
         | Step::CreateLink(_)
         | Step::ClaimDevice(_)
         | Step::SetDevice(_)

@@ -12,6 +12,7 @@
 //! | [`by_source`], [`vrf`] | the routing tables of an interface's addresses, for `sbr`; the table of a VRF, for `vrf` |
 //! | [`pod_sources`] | what a pod may ask for of the check of its sources |
 //! | `chained` | chained plugins that are properties of an interface of netattach's own |
+//! | `made_before` | the default network where a plugin before netattach has made it |
 //! | [`cluster_routes`] | what stays on the cluster's interface when the default routes move |
 //! | [`result`], [`result_cache`] | the CNI result; the entry in libcni's cache |
 //! | [`host_access`] | the node's own way to a macvlan's pod |
@@ -34,6 +35,7 @@ pub(crate) mod fixtures;
 pub mod gc;
 pub mod hook_kind;
 pub mod host_access;
+mod made_before;
 pub mod phases;
 pub mod pod_sources;
 pub mod pools;

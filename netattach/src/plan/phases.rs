@@ -41,7 +41,8 @@ impl Phase {
             | Step::Translate(_) => Some(Self::Address),
             Step::Protect(_) => Some(Self::Protect),
             Step::Configure(_) => Some(Self::Configure),
-            Step::ClaimDevice(_)
+            Step::TakeMade(_)
+            | Step::ClaimDevice(_)
             | Step::SetDevice(_)
             | Step::MoveDevice
             | Step::RaiseLoopback

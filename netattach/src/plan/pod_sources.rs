@@ -109,7 +109,10 @@ pub(super) fn apply(
         CniError::new(code::INVALID_CONFIG, format!("key cni-args.{key}: {reason}"))
     };
     if !is_own {
-        return Err(wrong(first, "only an interface that netattach makes and judges has it"));
+        return Err(wrong(
+            first,
+            "only an interface that netattach makes and judges has it, and one behind which netattach is chained",
+        ));
     }
     let namespace = sandbox.pod.as_ref().map_or("", |pod| pod.name.namespace.as_str());
     let network = network.to_string();

@@ -11,6 +11,7 @@ use super::cluster_routes::{self, Keep, Known};
 use super::pod_sources::Permission;
 use super::{AttachmentPlan, CachedResults, Dynamic, Plan, Sandbox, routing, vrf};
 use crate::budget;
+use crate::cni::multi_network;
 use crate::cni::{self, CniArgs, CniError, CniResult, NetworkList, PluginConf, Version, code};
 use crate::link::{self, Driver, Facts, Wishes};
 use crate::npwg::status::Device;
@@ -37,6 +38,14 @@ pub struct Network {
     pub ethertypes: Vec<u16>,
     /// The device that this attachment of the network gets, if it needs one.
     pub device: Option<Device>,
+}
+
+impl Network {
+    /// A network that no definition describes.
+    pub fn of_configuration(name: &str, list: Arc<NetworkList>) -> Self {
+        let name = NetworkName::Configuration(name.to_owned());
+        Self { name, list, resource: None, enforce: None, ethertypes: Vec::new(), device: None }
+    }
 }
 
 /// The networks of a pod, with all references resolved.
@@ -254,6 +263,8 @@ fn settle_routing(
 pub fn rehearse(sandbox: &Sandbox, network: &Network, options: &Options) -> Result<AttachmentPlan, CniError> {
     // The devices are a pod's.
     let network = Network { resource: None, ..network.clone() };
+    // Any result does.
+    let anything = Value::Object(Map::new());
     let wanted = Wanted {
         network: &network,
         ifname: &sandbox.ifname,
@@ -262,6 +273,7 @@ pub fn rehearse(sandbox: &Sandbox, network: &Network, options: &Options) -> Resu
         offered: Map::new(),
         asked: None,
         facts: &Facts::default(),
+        made_before: Some(&anything).filter(|_| multi_network::calls_itself(&network.list)),
     };
     attachment(sandbox, &wanted, &CniArgs::default(), options, Some(&mut NoNumbers))
 }
@@ -318,6 +330,7 @@ fn selected(
         offered: Map::new(),
         asked: Some(selection),
         facts,
+        made_before: None,
     };
     attachment(sandbox, &wanted, &CniArgs::default(), options, numbers)
 }
@@ -359,6 +372,7 @@ fn default_attachment(
         offered: offered.unwrap_or_default(),
         asked: chosen,
         facts,
+        made_before: request.config.get("prevResult").filter(|_| multi_network::calls_itself(&network.list)),
     };
     let mut planned = attachment(sandbox, &wanted, &request.args, options, numbers)?;
     planned.warnings.extend(warning);
@@ -441,8 +455,9 @@ fn alone(driver: &dyn Driver, request: &cni::Request, steps: Vec<Step>) -> Attac
 /// A result without addresses cannot be expressed in the two oldest versions (CNV-05). Failing now is better than
 /// after the effects.
 fn check_result_is_expressible(version: Version, steps: &[Step]) -> Result<(), CniError> {
-    let brings_addresses =
-        |step: &Step| matches!(step, Step::Lease(_) | Step::Delegate(_) | Step::RaiseLoopback);
+    let brings_addresses = |step: &Step| {
+        matches!(step, Step::Lease(_) | Step::Delegate(_) | Step::TakeMade(_) | Step::RaiseLoopback)
+    };
     if steps.iter().any(brings_addresses) {
         return Ok(());
     }

@@ -39,6 +39,9 @@ pub fn result(
                     }
                 }
             }
+            (Step::TakeMade(_), Output::Delegate { result: printed }) => {
+                result = printed.read(attachment.version)?.clone();
+            }
             (_, Output::Bridge(bridge)) => result.interfaces.push(interface(&bridge.link, None)),
             (_, Output::Link { host, pod: end, .. }) => {
                 result.interfaces.extend(host.iter().map(|host| interface(host, None)));
@@ -160,6 +163,7 @@ pub fn as_reported(
 ) -> Result<Value, CniError> {
     let printed = attachment.steps.iter().enumerate().rev().find_map(|(index, step)| match step {
         Step::Delegate(delegate) if delegate.role == Role::Plugin => outputs.step(index),
+        Step::TakeMade(_) => outputs.step(index),
         _ => None,
     });
     match printed {
@@ -240,7 +244,7 @@ pub fn from_prev_result(attachment: &AttachmentPlan, result: &CniResult) -> Resu
                 dns: result.dns.clone(),
                 routes: result.routes.clone(),
             }),
-            Step::Delegate(_) => {
+            Step::Delegate(_) | Step::TakeMade(_) => {
                 let brought = CniResult {
                     ips: ips.clone().cloned().collect(),
                     routes: result.routes.clone(),
@@ -370,7 +374,7 @@ pub fn leased(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Result<Lease
 /// The addresses and routes of an interface that other plugins made, from the last plugin's result.
 fn brought(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Result<Leased, CniError> {
     let printed = attachment.steps.iter().enumerate().rev().find_map(|(index, step)| match step {
-        Step::Delegate(_) => outputs.step(index),
+        Step::Delegate(_) | Step::TakeMade(_) => outputs.step(index),
         _ => None,
     });
     let Some(Output::Delegate { result }) = printed else { return Ok(Leased::default()) };

@@ -209,16 +209,5 @@ fn an_interface_of_other_plugins_is_where_it_was_found() {
 }
 
 fn protect(when: EnforceWhen) -> Protect {
-    Protect {
-        id: 1,
-        zone: 1,
-        check_mac: true,
-        check_addresses: true,
-        allowed: Vec::new(),
-        vlans: Vec::new(),
-        bandwidth: None,
-        fast_path: false,
-        when,
-        ethertypes: Vec::new(),
-    }
+    Protect { fast_path: false, when, ..Protect::verified() }
 }

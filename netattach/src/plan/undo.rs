@@ -186,9 +186,10 @@ pub fn inverse<'a>(
         Step::PrepareDeviceInfo(files) => Inverse::RemoveFile(&files.attachment),
         // A device is given back whole, by its claim.
         Step::SetDevice(_) | Step::MoveDevice => return None,
-        // Loopback belongs to the namespace, a bridge and forwarding to the node; addresses and routes disappear with
-        // their link.
-        Step::RaiseLoopback
+        // What a plugin before netattach has made is its own to take back. Loopback belongs to the namespace, a bridge and
+        // forwarding to the node; addresses and routes disappear with their link.
+        Step::TakeMade(_)
+        | Step::RaiseLoopback
         | Step::EnsureBridge(_)
         | Step::Lease(_)
         | Step::EnsureForwarding

@@ -34,6 +34,8 @@ pub use translate::{PortSenders, Translate};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(remote = "Self", tag = "step", rename_all = "kebab-case")]
 pub enum Step {
+    /// Takes the interface that a plugin before netattach in the runtime's list has made, as its result describes it.
+    TakeMade(MadeBefore),
     /// Creates the bridge if needed and brings it up.
     EnsureBridge(spec::Bridge),
     /// Creates a link in the pod. Serialised by the link itself, see [`spec::Link`].
@@ -143,6 +145,13 @@ impl<'de> Deserialize<'de> for Step {
     }
 }
 
+/// What a plugin before netattach has made.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MadeBefore {
+    /// Its result, in the version of the attachment's configuration.
+    pub result: Text,
+}
+
 /// What a claimed device is to be.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SetDevice {
@@ -212,6 +221,10 @@ pub struct Protect {
     /// When the attachment's programs run.
     #[serde(default = "EnforceWhen::always")]
     pub when: EnforceWhen,
+    /// Whether the ADD fails where no program sees the interface. An agent that does not know the field passes over it:
+    /// nothing asks for it later.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub needed: bool,
     /// Ethertypes that pass in addition to IP and ARP, regardless of policies.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ethertypes: Vec<u16>,
@@ -231,6 +244,7 @@ impl Protect {
             bandwidth: None,
             fast_path: true,
             when: EnforceWhen::Always,
+            needed: false,
             ethertypes: Vec::new(),
         }
     }
@@ -361,7 +375,7 @@ impl Step {
             Self::CreateLink(link) => Some(MadeBy::Link(link)),
             Self::ClaimDevice(device) => Some(MadeBy::Device(device)),
             Self::RaiseLoopback => Some(MadeBy::Kernel),
-            Self::Delegate(Delegate { role: Role::Plugin, .. }) => Some(MadeBy::Plugin),
+            Self::TakeMade(_) | Self::Delegate(Delegate { role: Role::Plugin, .. }) => Some(MadeBy::Plugin),
             Self::Delegate(Delegate { role: Role::Ipam, .. })
             | Self::EnsureBridge(_)
             | Self::SetDevice(_)
@@ -398,6 +412,7 @@ impl Step {
             Self::Lease(config) => Self::Lease(config.without_routes()),
             Self::Delegate(delegate) => Self::Delegate(delegate.outline()),
             Self::Remember(_) => Self::Remember(Remember::default()),
+            Self::TakeMade(_) => Self::TakeMade(MadeBefore::default()),
             small => small.clone(),
         }
     }
@@ -451,7 +466,8 @@ impl Step {
             Self::MoveDefaultRoutes { .. } => Stage::MoveDefaultRoutes,
             Self::RouteBySource => Stage::RouteBySource,
             Self::Remember(_) => Stage::Remember,
-            Self::EnsureBridge(_)
+            Self::TakeMade(_)
+            | Self::EnsureBridge(_)
             | Self::CreateLink(_)
             | Self::ClaimDevice(_)
             | Self::SetDevice(_)
@@ -484,6 +500,7 @@ impl Step {
     /// Describes the step for an operator.
     pub fn describe(&self) -> String {
         match self {
+            Self::TakeMade(_) => "take the interface that a plugin before netattach has made".to_owned(),
             Self::EnsureBridge(bridge) => format!("set up bridge {}", bridge.name),
             Self::CreateLink(link) => format!("create {link}"),
             Self::ClaimDevice(device) => format!("claim {device}"),

@@ -14,6 +14,8 @@
 //! | `primaries` | the configurations of other primary networks as the default network |
 //! | `portmap` | ports of the node by a chained plugin: the reference, and our own |
 //! | `bandwidth` | limits by a chained plugin behind an interface of another one |
+//! | `chained` | netattach itself as a chained plugin of a network |
+//! | `made_before` | netattach behind another plugin in the runtime's list, whose interface is the pod's default network |
 //! | `without_agent` | masquerade, ports of the node and limits by plain executables, beside the reference plugins |
 //! | `sbr` | routing by source address by a chained plugin: beside the reference, and in an agent |
 //! | `tuning` | properties of an interface by a chained plugin: beside the reference, and in an agent |
@@ -22,6 +24,7 @@
 
 mod bad_plugins;
 mod bandwidth;
+mod chained;
 mod delegate;
 mod delegation;
 mod devices;
@@ -29,6 +32,7 @@ mod differential;
 mod former_plugin;
 mod host_local;
 mod install;
+mod made_before;
 mod multus;
 mod native;
 mod netlink;

@@ -10,8 +10,8 @@ use netattach_tests::packet::Packet;
 use netattach_tests::raw::RawSocket;
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, datagram_from};
-use netattach_tests::wires::Wires;
-use netattach_tests::{Node, Pod};
+use netattach_tests::wires::{Wires, install};
+use netattach_tests::{Node, Pod, tools};
 use serde_json::{Value, json};
 
 /// The networks, by the keys that their definition has.
@@ -35,19 +35,35 @@ fn config(node: &Node, number: usize, keys: &str) -> Value {
 /// Rows: SRC-sourceCheck, SRC-allowedAddresses, BRG-macspoofchk.
 #[test]
 fn a_definition_says_in_whose_name_its_pods_may_send() {
-    pods_send_in_whose_name_they_may("bridge");
+    pods_send_in_whose_name_they_may("bridge", false);
 }
 
 /// Rows: SRC-sourceCheck, SRC-allowedAddresses.
 #[test]
 fn on_macvlans_and_by_devices_of_the_node_it_says_so_too() {
     for kind in ["macvlan", "host-device"] {
-        pods_send_in_whose_name_they_may(kind);
+        pods_send_in_whose_name_they_may(kind, false);
     }
 }
 
-fn pods_send_in_whose_name_they_may(kind: &str) {
+/// Rows: CHN-keys.
+#[test]
+fn behind_another_plugin_netattach_says_so() {
+    for kind in ["bridge", "macvlan", "host-device"] {
+        pods_send_in_whose_name_they_may(kind, true);
+    }
+}
+
+/// `executed`: the reference makes the interface, and the keys are those of netattach behind it.
+fn pods_send_in_whose_name_they_may(kind: &str, executed: bool) {
     let mut node = Node::new(&[]).unwrap();
+    if executed {
+        let needed = [kind, "static"];
+        let test = "behind_another_plugin_netattach_says_so";
+        let Some(from) = tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", &needed) else { return };
+        install(&node, &from, &needed).unwrap();
+        node.set("delegation", json!({"exec": needed}));
+    }
     node.add_wire().unwrap();
     let sides = [("a", "10.61.0.2/24", "fd00:61::2/64"), ("b", "10.61.0.3/24", "fd00:61::3/64")];
     let _wires = Wires::new(&node, &sides.map(|(side, ..)| side)).unwrap();
@@ -55,11 +71,16 @@ fn pods_send_in_whose_name_they_may(kind: &str) {
         for (side, v4, v6) in sides {
             // Each device of the node has a network of its own.
             let name = format!("{side}-{name}");
-            let mut config = config(&node, number, keys);
+            let mut config = config(&node, number, if executed { "{}" } else { keys });
             config["type"] = json!(kind);
             config["master"] = json!(WIRE);
             config["device"] = json!(side);
             config["ipam"] = json!({"type": "static", "addresses": [{"address": v4}, {"address": v6}]});
+            if executed {
+                let mut behind: Value = serde_json::from_str(keys).unwrap();
+                behind["type"] = json!("netattach");
+                config = json!({"cniVersion": "1.0.0", "plugins": [config, behind]});
+            }
             node.write(&name, &network(NAMESPACE, &name, &config)).unwrap();
             node.write(&format!("pod-{name}"), &pod(&name, &json!({}), &json!(name))).unwrap();
         }
@@ -76,7 +97,7 @@ fn pods_send_in_whose_name_they_may(kind: &str) {
     for (name, passes, by_any_mac, detail) in expected {
         let pods = ["a", "b"].map(|side| Pod::new(&format!("{side}-{name}")).unwrap());
         let [a, b] = &pods;
-        if (kind, by_any_mac) == ("macvlan", true) {
+        if (kind, by_any_mac, executed) == ("macvlan", true, false) {
             let (code, told) = node.add(a).failure();
             assert_eq!((code, told.contains("key sourceCheck: ")), (2, true), "{told}");
             continue;
@@ -110,7 +131,7 @@ fn pods_send_in_whose_name_they_may(kind: &str) {
         // The pods may have every privilege, which matters where programs do not run on the node's end.
         let level = match kind {
             "bridge" => "full",
-            "macvlan" if netattach::bpf::probe::has_netns_cookie() => "full",
+            "macvlan" if !executed && netattach::bpf::probe::has_netns_cookie() => "full",
             _ => "full-unless-privileged",
         };
         let told = row["enforcement_detail"].as_str().unwrap_or_default();

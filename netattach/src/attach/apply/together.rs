@@ -178,8 +178,14 @@ impl<'a> Executor<'a> {
         if attachment.vantage().is_none() {
             enforcer.permit(self.sandbox.pod.as_ref(), attachment, Some(&vantage))?;
         }
-        if let (Some(_), HookKind::Nowhere(unseen)) = (&protect.bandwidth, &vantage) {
-            return Err(StepError::Unlimited { ifname: attachment.ifname.clone(), why: unseen.clone() });
+        if let HookKind::Nowhere(unseen) = &vantage {
+            let (ifname, why) = (attachment.ifname.clone(), unseen.clone());
+            if protect.needed {
+                return Err(StepError::NoDataplane { ifname, why });
+            }
+            if protect.bandwidth.is_some() {
+                return Err(StepError::Unlimited { ifname, why });
+            }
         }
         let enforced =
             EnforcedAttachment::new(protect, self.sandbox, attachment, &leased, vantage, ends.as_ref())?;

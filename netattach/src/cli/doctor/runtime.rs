@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::Check;
 use crate::agent::Settings;
+use crate::attach::DefaultNetwork;
 use crate::{bounded, budget};
 
 /// Where runtimes look if nothing else is set.
@@ -23,7 +24,8 @@ pub(super) fn checks(settings: &Settings) -> Vec<Check> {
         [] => vec![PathBuf::from(EXECUTABLES)],
         set => set.to_vec(),
     };
-    let order = if settings.cni_conf.remove { kept_away(directory) } else { order(directory) };
+    let is_chained = settings.default_network() == Ok(DefaultNetwork::Chained);
+    let order = if settings.cni_conf.remove { kept_away(directory) } else { order(directory, is_chained) };
     vec![order, installed(&executables)]
 }
 
@@ -36,8 +38,8 @@ fn kept_away(directory: &Path) -> Check {
     )
 }
 
-/// Which configuration a runtime uses: the first by name.
-fn order(directory: &Path) -> Check {
+/// Which configuration a runtime uses: the first by name. `is_chained`: netattach comes behind another plugin.
+fn order(directory: &Path, is_chained: bool) -> Check {
     const NAME: &str = "CNI configuration";
     let place = directory.display();
     let entries = match std::fs::read_dir(directory) {
@@ -54,20 +56,43 @@ fn order(directory: &Path) -> Check {
         .filter(|name| [".conf", ".conflist", ".json"].iter().any(|end| name.ends_with(end)))
         .collect();
     names.sort();
-    let found: Vec<(&String, Option<String>)> =
-        names.iter().map(|name| (name, first_type(&directory.join(name)))).collect();
+    let found: Vec<(&String, Vec<String>)> =
+        names.iter().map(|name| (name, types(&directory.join(name)))).collect();
+    let is_ours = |kinds: &[String]| kinds.iter().any(|kind| kind == OURS);
     match found.as_slice() {
         [] => {
             let remedy = "start netattachd with cniConf.dir set, or write the file by docs/runtimes.md; until then the \
                           node is NotReady";
             Check::failed(NAME, format!("{place} has none"), remedy)
         }
-        [(name, Some(kind)), ..] if kind == OURS => {
-            Check::ok(NAME, format!("{place}/{name} is the first, and netattach's"))
+        [(name, kinds), ..] if is_ours(kinds) => {
+            let first = kinds.first().map_or("", String::as_str);
+            match (first == OURS, is_chained) {
+                (true, false) => Check::ok(NAME, format!("{place}/{name} is the first, and netattach's")),
+                (false, true) => Check::ok(
+                    NAME,
+                    format!("{place}/{name} is the first, and calls netattach behind {first}"),
+                ),
+                (true, true) => Check::failed(
+                    NAME,
+                    format!("{place}/{name} calls netattach first, and defaultNetwork is chained"),
+                    "put netattach behind the plugin that makes the pod's interface, or let defaultNetwork name the \
+                     network (docs/primary-networks.md)",
+                ),
+                (false, false) => Check::failed(
+                    NAME,
+                    format!(
+                        "{place}/{name} calls netattach behind {first}, and defaultNetwork is not chained"
+                    ),
+                    format!(
+                        "set defaultNetwork to chained, or take netattach out of {name} (docs/primary-networks.md)"
+                    ),
+                ),
+            }
         }
-        [(name, kind), others @ ..] => {
-            let of = kind.as_deref().map_or("cannot be read".to_owned(), |kind| format!("calls {kind}"));
-            match others.iter().find(|(_, kind)| kind.as_deref() == Some(OURS)) {
+        [(name, kinds), others @ ..] => {
+            let of = kinds.first().map_or("cannot be read".to_owned(), |kind| format!("calls {kind}"));
+            match others.iter().find(|(_, kinds)| is_ours(kinds)) {
                 Some((ours, _)) => Check::failed(
                     NAME,
                     format!("a runtime uses {place}/{name}, which {of}, before {ours} of netattach"),
@@ -85,12 +110,13 @@ fn order(directory: &Path) -> Check {
     }
 }
 
-/// The type of a configuration's first plugin.
-fn first_type(path: &Path) -> Option<String> {
-    let bytes = bounded::read(path, budget::CONFIG.most).ok()?;
-    let value: Value = serde_json::from_slice(&bytes).ok()?;
-    let plugin = value.get("plugins").and_then(|plugins| plugins.get(0)).unwrap_or(&value);
-    plugin.get("type").and_then(Value::as_str).map(str::to_owned)
+/// The types of a configuration's plugins; none: it cannot be read.
+fn types(path: &Path) -> Vec<String> {
+    let read = bounded::read(path, budget::CONFIG.most).ok();
+    let value: Value = read.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
+    let alone = [value];
+    let plugins = alone[0].get("plugins").and_then(Value::as_array).map_or(&alone[..], Vec::as_slice);
+    plugins.iter().map_while(|plugin| plugin.get("type")?.as_str().map(str::to_owned)).collect()
 }
 
 /// Whether the runtime finds the executable.
@@ -128,13 +154,24 @@ mod tests {
     fn the_first_configuration_by_name_is_the_one_in_use() {
         let dir = tempfile::tempdir().unwrap();
         let write = |name: &str, text: &str| fs::write(dir.path().join(name), text).unwrap();
-        let state = || (order(dir.path()).state, order(dir.path()).detail);
+        let state = || (order(dir.path(), false).state, order(dir.path(), false).detail);
+        let chained = || (order(dir.path(), true).state, order(dir.path(), true).detail);
         assert_eq!(state().0, State::Failed);
         write("README", "no configuration");
         write("50-netattach.conflist", r#"{"plugins": [{"type": "netattach"}]}"#);
         assert_eq!(state().0, State::Ok);
         write("99-other.conf", r#"{"type": "bridge"}"#);
         assert_eq!(state().0, State::Ok);
+        let place = dir.path().display();
+        let first =
+            format!("{place}/50-netattach.conflist calls netattach first, and defaultNetwork is chained");
+        assert_eq!(chained(), (State::Failed, first));
+        write("40-flannel.conflist", r#"{"plugins": [{"type": "flannel"}, {"type": "netattach"}]}"#);
+        let behind = "40-flannel.conflist is the first, and calls netattach behind flannel";
+        assert_eq!(chained(), (State::Ok, format!("{place}/{behind}")));
+        let behind = "40-flannel.conflist calls netattach behind flannel, and defaultNetwork is not chained";
+        assert_eq!(state(), (State::Failed, format!("{place}/{behind}")));
+        fs::remove_file(dir.path().join("40-flannel.conflist")).unwrap();
         write("10-multus.conf", r#"{"type": "multus"}"#);
         let (found, detail) = state();
         assert_eq!(found, State::Failed);
