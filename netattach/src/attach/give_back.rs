@@ -377,7 +377,9 @@ mod tests {
     /// Rows: SRV-back.
     #[test]
     fn a_vf_goes_by_a_namespace_of_its_own_only_if_it_can_be_made_and_the_kernel_would_bring_it_home() {
-        let made = |is_first, make: fn() -> Result<Netns, NetnsError>| namespace_between(&vf("x"), is_first, make).is_some();
+        let made = |is_first, make: fn() -> Result<Netns, NetnsError>| {
+            namespace_between(&vf("x"), is_first, make).is_some()
+        };
         assert!(made(true, Netns::private));
         assert!(!made(true, refused));
         assert!(!made(false, || unreachable!()));

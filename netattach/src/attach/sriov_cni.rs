@@ -78,11 +78,7 @@ impl SriovCni {
     fn unlocked(&self, device: &Device) -> Option<LockedVf> {
         let (Some(_), DeviceId::Bus(address)) = (&device.function, &device.id) else { return None };
         let is_there = self.root.is_dir();
-        is_there.then(|| LockedVf {
-            address: address.clone(),
-            mark: self.pci().join(address),
-            _lock: None,
-        })
+        is_there.then(|| LockedVf { address: address.clone(), mark: self.pci().join(address), _lock: None })
     }
 
     fn pci(&self) -> PathBuf {

@@ -152,11 +152,7 @@ pub(super) fn set(
 }
 
 /// Refuses a card that shows another value of a setting than it has been given without a word.
-fn check_set(
-    wanted: &VfSettings,
-    shown: &VfSettings,
-    function: &VirtualFunction,
-) -> Result<(), StepError> {
+fn check_set(wanted: &VfSettings, shown: &VfSettings, function: &VirtualFunction) -> Result<(), StepError> {
     match wanted.contradicted_by(shown).each().next() {
         Some((setting, _)) => Err(StepError::VfSettingIgnored { setting, function: function.clone() }),
         None => Ok(()),

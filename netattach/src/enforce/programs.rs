@@ -12,7 +12,8 @@ use crate::error_chain::Chain;
 use crate::hooks::node_end::{self, Found};
 use crate::hooks::parent::{Macvlan, Parents};
 use crate::hooks::{
-    AttachMode, AttachModes, DeviceHooks, HookError, HookPoint, Lack, PodDevice, Restored, Rivals, host_link, pod,
+    AttachMode, AttachModes, DeviceHooks, HookError, HookPoint, Lack, PodDevice, Restored, Rivals, host_link,
+    pod,
 };
 use crate::netlink::Handle;
 use crate::netns::Netns;
@@ -192,12 +193,7 @@ impl AttachedPrograms {
     }
 
     /// What an attachment's programs lack, and where.
-    pub(super) fn in_words(
-        &self,
-        attachment: &EnforcedAttachment,
-        lack: Lack,
-        host: &mut Handle,
-    ) -> String {
+    pub(super) fn in_words(&self, attachment: &EnforcedAttachment, lack: Lack, host: &mut Handle) -> String {
         let index = attachment.host_index();
         if index == 0 {
             return format!("{lack} in the pod");

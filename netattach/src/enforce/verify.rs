@@ -3,8 +3,8 @@
 use super::attachment::EnforcedAttachment;
 use super::enforcer::Enforcer;
 use super::error::EnforceError;
-use super::policy_maps::Kernel;
 use super::level::lacking;
+use super::policy_maps::Kernel;
 use super::programs::device_name;
 use crate::error_chain::Chain;
 use crate::hooks::{HookPoint, Restored};
@@ -78,12 +78,14 @@ impl Enforcer {
         if !is_on_parent && self.is_waiting(attachment.id) {
             return self.begin_if_due(attachment.id);
         }
-        let restored =
-            if is_on_parent { self.programs().restore(attachment, host) } else { self.run_again(attachment, host) };
+        let restored = match is_on_parent {
+            true => self.programs().restore(attachment, host),
+            false => self.run_again(attachment, host),
+        };
         let shortfall = match &restored {
-            Ok(restored) => restored
-                .left
-                .map(|lack| lacking(lack, self.programs().in_words(attachment, lack, host))),
+            Ok(restored) => {
+                restored.left.map(|lack| lacking(lack, self.programs().in_words(attachment, lack, host)))
+            }
             Err(error) => {
                 let why = format!("its programs could not be put back: {}", Chain(error));
                 Some(Enforcement { level: Level::None, why })

@@ -177,14 +177,8 @@ mod tests {
     /// As the driver igb tells it, and as one that says nothing of two switches.
     #[test]
     fn what_a_driver_does_not_tell_is_not_off() {
-        let all = Told {
-            mac: 7,
-            vlan: (100, 3, 0x8100),
-            rates: (0, 200),
-            spoof_check: 0,
-            link_state: 0,
-            trust: 1,
-        };
+        let all =
+            Told { mac: 7, vlan: (100, 3, 0x8100), rates: (0, 200), spoof_check: 0, link_state: 0, trust: 1 };
         let silent = Told {
             mac: 8,
             vlan: (0, 0, 0x8100),

@@ -306,7 +306,8 @@ fn filters_that_come_before_ours_again_and_again_are_answered_rarely_and_told() 
     tc(namespace, &format!("filter del dev {name} egress")).unwrap();
     assert!(eventually(PATIENCE * 4, || put_back() == json!(6)));
     let detail = || scene.routed(&scene.server)["enforcement_detail"].clone();
-    let contested = || detail().as_str().is_some_and(|it| it.starts_with("another program puts its filter before"));
+    let contested =
+        || detail().as_str().is_some_and(|it| it.starts_with("another program puts its filter before"));
     assert!(eventually(PATIENCE * 4, contested), "{}", detail());
     scene.assert_judged("put back");
     scene.node.check(&scene.server).success();
