@@ -1,4 +1,4 @@
-//! What counts as drift, and how often it is put back.
+//! What counts as drift.
 
 use super::*;
 use crate::plan::addressing::Others;

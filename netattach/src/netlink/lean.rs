@@ -57,7 +57,7 @@ fn told(list: &[u8]) -> Vec<u8> {
     let mut told = list.to_vec();
     let functions = nested(list, ATTRIBUTE_HEADER..list.len()).filter(|(kind, _)| *kind == FUNCTION);
     let untold = functions.flat_map(|(_, function)| nested(list, function)).filter(|(kind, value)| {
-        SWITCHES.contains(kind) && list.get(value.start + VALUE_AT..value.end) == Some(&UNTOLD)
+        SWITCHES.contains(kind) && list.get(value.start + VALUE_AT..value.end) == Some(&UNTOLD[..])
     });
     for (_, value) in untold {
         // Where its type is. All lengths stay as they are.

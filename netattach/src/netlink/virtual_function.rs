@@ -127,8 +127,7 @@ mod tests {
     use super::super::lean::{RTM_NEWLINK, lean};
     use super::*;
 
-    /// What drivers tell of a VF, in the order in which the kernel shows it (`rtnl_fill_vfinfo`): those of the numbers that are
-    /// not the VF's, as they are in the message.
+    /// What a driver tells of a VF, as the numbers that are in the message.
     struct Told {
         mac: u8,
         /// Number, priority, ethertype.
@@ -139,6 +138,7 @@ mod tests {
         trust: u32,
     }
 
+    /// In the order in which the kernel shows it (`rtnl_fill_vfinfo`).
     fn function(number: u32, told: &Told) -> Vec<u8> {
         let words = |words: &[u32]| {
             let all: Vec<u8> =
