@@ -12,7 +12,7 @@ const PEACE: Duration = Duration::from_secs(600);
 
 /// Bounds how often each thing is put back.
 #[derive(Debug)]
-pub struct PutBack<K>(BTreeMap<K, Rival>);
+pub(crate) struct PutBack<K>(BTreeMap<K, Rival>);
 
 #[derive(Debug)]
 struct Rival {
@@ -33,7 +33,7 @@ impl<K: Ord> PutBack<K> {
     ///
     /// # Errors
     /// It was put back too often just now: how often.
-    pub fn once_more(&mut self, key: K, now: Instant) -> Result<(), u32> {
+    pub(crate) fn once_more(&mut self, key: K, now: Instant) -> Result<(), u32> {
         self.0.retain(|_, rival| now.duration_since(rival.last) < PEACE);
         let rival = self.0.entry(key).or_insert(Rival { times: 0, last: now, was_left: false });
         if rival.times >= AT_ONCE && now.duration_since(rival.last) < FOUGHT_OVER {
@@ -46,7 +46,7 @@ impl<K: Ord> PutBack<K> {
     }
 
     /// How often something was put back that was changed too often, until it stays as it is.
-    pub fn fought_over(&self, key: &K, now: Instant) -> Option<u32> {
+    pub(crate) fn fought_over(&self, key: &K, now: Instant) -> Option<u32> {
         let rival = self.0.get(key)?;
         (rival.was_left && now.duration_since(rival.last) < PEACE).then_some(rival.times)
     }
