@@ -225,8 +225,12 @@ impl Agent {
         took
     }
 
-    /// What a request that has failed is about: the networks that an ADD was to attach, or else what is attached still.
+    /// What a request that has failed is about: the networks that an ADD was to attach, or else what is attached still;
+    /// nothing, if it is about no container.
     pub(super) fn about(&self, asked: &request_log::Asked) -> Made {
+        if !asked.is_about_a_container() {
+            return Made::default();
+        }
         match asked.added_pod() {
             Some(pod) => Made::named(&self.intents.named(&pod)),
             None => self.made_of(&asked.sandbox()),

@@ -67,6 +67,12 @@ impl Asked {
         JournalKey { container_id: text(&self.container), ifname: text(&self.ifname) }
     }
 
+    /// Whether its log line names networks and addresses: STATUS, VERSION and GC are about no single container, whatever their
+    /// variables say, and a runtime asks for STATUS every few seconds.
+    pub(super) fn is_about_a_container(&self) -> bool {
+        matches!(self.verb.as_str(), "ADD" | "DEL" | "CHECK")
+    }
+
     /// The pod of an ADD.
     pub(super) fn added_pod(&self) -> Option<ObjectName> {
         self.pod.as_ref().filter(|_| self.verb == "ADD")?.parse().ok()
@@ -231,5 +237,11 @@ mod tests {
         );
         let none = Asked { verb: String::new(), container: None, ifname: None, pod: None };
         assert_eq!(Asked::of(&call(&[("CNI_ARGS", "K8S_POD_NAME=a"), ("CNI_IFNAME", "")])), none);
+        // What a runtime has left in the environment does not make a question one about a container.
+        let verbs = ["ADD", "DEL", "CHECK", "STATUS", "VERSION", "GC", ""];
+        let about = verbs.map(|verb| {
+            Asked::of(&call(&[("CNI_COMMAND", verb), ("CNI_CONTAINERID", "c")])).is_about_a_container()
+        });
+        assert_eq!(about, [true, true, true, false, false, false, false]);
     }
 }

@@ -350,6 +350,17 @@ pub enum StepError {
         #[source]
         source: netlink::Error,
     },
+    /// The card has taken a setting of a VF, and shows another value.
+    #[error(
+        "key {setting}: the card has taken it for VF {} of {}, and shows another value: its driver ignores it",
+        .function.number, .function.physical
+    )]
+    VfSettingIgnored {
+        /// The key.
+        setting: &'static str,
+        /// The VF.
+        function: crate::spec::VirtualFunction,
+    },
     /// A device does not take the address that it was given.
     #[error("device {device} does not take the address {mac}, which its physical function has set")]
     AddressNotTaken {
@@ -363,13 +374,16 @@ pub enum StepError {
     HomeTaken(String),
     /// A device is in no namespace that is known.
     #[error(
-        "device {device} has the driver {driver}, and its network interface is neither in the pod nor on the node"
+        "device {device} has the driver {driver}, and its network interface is neither in the pod nor on the node{}",
+        where_else(.elsewhere)
     )]
     DeviceLost {
         /// The device.
         device: String,
         /// Its driver.
         driver: String,
+        /// Whether the node is not the machine, to which the kernel brings a card when the namespace ends that has it.
+        elsewhere: bool,
     },
     /// No address could be leased.
     #[error(transparent)]
@@ -629,6 +643,16 @@ fn lease_code(error: &ipam::Error) -> u32 {
     }
 }
 
+/// What is to be done about a card that the kernel has brought to another namespace than the node's.
+fn where_else(elsewhere: &bool) -> &'static str {
+    if *elsewhere {
+        "; when the pod's namespace ended, the kernel has brought it to the machine's first one, which is not the node's: move it \
+         here from there (ip link set NAME netns PID)"
+    } else {
+        ""
+    }
+}
+
 pub(super) fn step_code(error: &StepError) -> u32 {
     match error {
         StepError::NameTaken(_) => code::INVALID_ENVIRONMENT,
@@ -651,7 +675,7 @@ pub(super) fn step_code(error: &StepError) -> u32 {
             code::TRY_AGAIN_LATER
         }
         StepError::VfSetting { .. } => code::INVALID_CONFIG,
-        StepError::AddressNotTaken { .. } => code::INTERNAL,
+        StepError::AddressNotTaken { .. } | StepError::VfSettingIgnored { .. } => code::INTERNAL,
         StepError::Duplicate(_) | StepError::Netlink(netlink::Error::Tentative(_)) => code::TRY_AGAIN_LATER,
         // Its holder may be about to end.
         StepError::Nat(NatError::PortTaken(_) | NatError::Busy) => code::TRY_AGAIN_LATER,

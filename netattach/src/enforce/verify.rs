@@ -3,10 +3,13 @@
 use super::attachment::EnforcedAttachment;
 use super::enforcer::Enforcer;
 use super::error::EnforceError;
+use super::level::lacking;
 use super::policy_maps::Kernel;
 use super::programs::device_name;
-use crate::hooks::HookPoint;
+use crate::error_chain::Chain;
+use crate::hooks::{HookPoint, Restored};
 use crate::netlink::Handle;
+use crate::policy::level::{Enforcement, Level};
 
 impl Enforcer {
     /// The first part of an attachment's enforcement that is missing, as text.
@@ -52,29 +55,44 @@ impl Enforcer {
         host: &mut Handle,
     ) -> Result<Option<String>, EnforceError> {
         let missing = self.programs().missing(attachment, host)?;
+        let mut state = self.lock();
+        if missing.is_none() {
+            state.note_shortfall(attachment, None);
+        }
         if matches!(attachment.point, HookPoint::Parent { .. }) {
             return Ok(missing);
         }
-        let state = self.lock();
         let (id, deferred) = (attachment.id, state.deferred());
         let may_wait = deferred.waits(id) && deferred.due(id, state.maps()).is_none();
         Ok(missing.filter(|_| !may_wait))
     }
 
     /// Reattaches programs that another process has removed from an attachment's device, or has put its own before; returns
-    /// whether that helped.
+    /// whether that helped. Notes what they lack still.
     pub(super) fn put_programs_back(
         &self,
         attachment: &EnforcedAttachment,
         host: &mut Handle,
     ) -> Result<bool, EnforceError> {
-        if matches!(attachment.point, HookPoint::Parent { .. }) {
-            if !self.programs().restore_on_parent(attachment, host)? {
-                return Ok(false);
-            }
-        } else if self.is_waiting(attachment.id) {
+        let is_on_parent = matches!(attachment.point, HookPoint::Parent { .. });
+        if !is_on_parent && self.is_waiting(attachment.id) {
             return self.begin_if_due(attachment.id);
-        } else if !self.run_again(attachment, host)? {
+        }
+        let restored = match is_on_parent {
+            true => self.programs().restore(attachment, host),
+            false => self.run_again(attachment, host),
+        };
+        let shortfall = match &restored {
+            Ok(restored) => {
+                restored.left.map(|lack| lacking(lack, self.programs().in_words(attachment, lack, host)))
+            }
+            Err(error) => {
+                let why = format!("its programs could not be put back: {}", Chain(error));
+                Some(Enforcement { level: Level::None, why })
+            }
+        };
+        self.lock().note_shortfall(attachment, shortfall);
+        if !restored?.helped() {
             return Ok(false);
         }
         self.programs().count_put_back();
@@ -87,16 +105,16 @@ impl Enforcer {
         Ok(true)
     }
 
-    /// Attaches programs that are missing on an attachment's own device; returns whether any were. An attachment that
-    /// is ending gets none.
-    fn run_again(&self, attachment: &EnforcedAttachment, host: &mut Handle) -> Result<bool, EnforceError> {
+    /// Puts programs back on an attachment's own device. An attachment that is ending gets none.
+    fn run_again(
+        &self,
+        attachment: &EnforcedAttachment,
+        host: &mut Handle,
+    ) -> Result<Restored, EnforceError> {
         let _turn = self.programs().take_turn();
-        let is_there = self.lock().roster().is_current(attachment);
-        if !is_there || self.missing_program(attachment, host)?.is_none() {
-            return Ok(false);
+        if !self.lock().roster().is_current(attachment) {
+            return Ok(Restored::default());
         }
-        self.programs().bring_to_front(attachment, host)?;
-        self.programs().attach(attachment, host)?;
-        Ok(self.missing_program(attachment, host)?.is_none())
+        self.programs().restore(attachment, host)
     }
 }

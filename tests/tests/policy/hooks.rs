@@ -1,8 +1,9 @@
 //! Attachment of the programs: by clsact or tcx, beside other agents' programs, and after their removal.
 
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 
-use netattach::netlink::Handle;
+use netattach::netlink::{Filter, Handle};
 use netattach::spec::TcHook;
 use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
 use netattach_tests::other_programs::{
@@ -263,6 +264,89 @@ fn filters_that_others_put_before_ours_come_behind_them() {
     scene.assert_judged("before it again");
     scene.node.check(&scene.server).success();
     scene.end();
+}
+
+/// Somebody who puts his filter first as soon as ours are is not answered at every look.
+#[test]
+fn filters_that_come_before_ours_again_and_again_are_answered_rarely_and_told() {
+    let scene = Scene::new("clsact");
+    let (name, namespace) = (scene.device(&scene.server), &scene.node.namespace);
+    let index = index_of(namespace, &name).unwrap();
+    let ours_first = || {
+        let mut host = Handle::open_in(namespace.netns()).unwrap();
+        let found = host.find_filters(index, TcHook::Egress).unwrap();
+        found.first().is_some_and(|it| it.name.as_deref() == Some("na_to_pod"))
+    };
+    let put_back = || scene.node.ctl(&["status"]).unwrap()["programs_put_back"].clone();
+    let go_first = || {
+        attach_filter(namespace, &name, false, 1, Verdict::Next).unwrap();
+        assert!(!ours_first());
+        // The kernel tells of filters that go, and the agent looks.
+        tc(namespace, "qdisc add dev lo clsact").unwrap();
+        tc(namespace, "qdisc del dev lo clsact").unwrap();
+    };
+    for times in 1..=5 {
+        go_first();
+        assert!(eventually(PATIENCE * 4, || put_back() == json!(times) && ours_first()), "{times}");
+        assert_eq!(scene.routed(&scene.server)["enforcement"], json!("full"), "{times}");
+    }
+    go_first();
+    let told = || scene.routed(&scene.server)["enforcement"] == json!("advisory");
+    assert!(eventually(PATIENCE * 4, told), "{}", scene.routed(&scene.server));
+    assert_eq!((put_back(), ours_first()), (json!(5), false));
+    let why = format!(
+        "another's filter comes before program na_to_pod on device {name}: ours were put before it 5 times, and from now on \
+         are once a minute"
+    );
+    assert_eq!(scene.routed(&scene.server)["enforcement_detail"], json!(why));
+    assert_eq!(scene.routed(&scene.client)["enforcement"], json!("full"), "others are as they were");
+    let status = scene.node.ctl(&["status"]).unwrap().to_string();
+    assert!(status.contains(&why), "{status}");
+    // Without the rival's filter nothing is lacking, but he may be back at once.
+    tc(namespace, &format!("filter del dev {name} egress")).unwrap();
+    assert!(eventually(PATIENCE * 4, || put_back() == json!(6)));
+    let detail = || scene.routed(&scene.server)["enforcement_detail"].clone();
+    let contested =
+        || detail().as_str().is_some_and(|it| it.starts_with("another program puts its filter before"));
+    assert!(eventually(PATIENCE * 4, contested), "{}", detail());
+    scene.assert_judged("put back");
+    scene.node.check(&scene.server).success();
+    scene.end();
+}
+
+/// As an agent leaves a node's end that is killed while it puts its filters before those of others; the next one may attach
+/// by either.
+#[test]
+fn a_filter_that_was_to_stand_in_for_ours_goes_at_the_next_start() {
+    for mode in ["tcx", "clsact"] {
+        let mut scene = Scene::new("clsact");
+        let index = index_of(&scene.node.namespace, &scene.device(&scene.server)).unwrap();
+        scene.node.kill().unwrap();
+        let mut host = Handle::open_in(scene.node.namespace.netns()).unwrap();
+        let program = program(Verdict::Next).unwrap();
+        let hooks = [(TcHook::Ingress, "na_from_pod"), (TcHook::Egress, "na_to_pod")];
+        let spares = hooks.map(|(hook, name)| Filter {
+            hook,
+            handle: 0x8000_0001,
+            class: 0,
+            name,
+            program: program.as_fd(),
+        });
+        host.ensure_filters(index, &spares).unwrap();
+        host.ensure_filters_absent(index, &hooks.map(|(hook, _)| (hook, 1)), false).unwrap();
+        scene.node.set("attach", json!(mode));
+        scene.node.start().unwrap();
+        let left = hooks.map(|(hook, _)| {
+            let found = host.find_filters(index, hook).unwrap();
+            found.into_iter().map(|it| it.handle).collect::<Vec<_>>()
+        });
+        let expected = if mode == "tcx" { [vec![], vec![]] } else { [vec![1], vec![1]] };
+        assert_eq!(left, expected, "{mode}");
+        scene.assert_judged(mode);
+        scene.node.check(&scene.server).success();
+        assert_eq!(scene.node.ctl(&["status"]).unwrap()["programs_put_back"], json!(0), "{mode}");
+        scene.end();
+    }
 }
 
 #[test]
