@@ -221,6 +221,10 @@ impl<'a> Executor<'a> {
             Step::Translate(translate) => {
                 timing::part("translation", || self.translate(at, attachment, translate))
             }
+            Step::Admit(admit) => timing::part("firewall", || {
+                let outputs = self.progress.outputs().of(at.0);
+                admit::attach(self.node, (self.sandbox, attachment), admit, outputs).map(Output::Admitted)
+            }),
             Step::FindDevice => self.find_device(at, attachment),
             Step::Remember(remember) => {
                 let entry =

@@ -145,6 +145,9 @@ const PORTMAP: &[Key] = &[
     key("backend"),
 ];
 
+const FIREWALL: &[Key] =
+    &[key("backend"), key("iptablesAdminChainName"), key("firewalldZone"), key("ingressPolicy")];
+
 const LIMITED: &[Key] = &[key("shapedSubnets"), key("unshapedSubnets")];
 
 const HOST_LOCAL: &[Key] =
@@ -170,6 +173,7 @@ fn of_plugin(kind: &str) -> Option<Vec<&'static Key>> {
         "vrf" => &[ANY, VRF],
         "portmap" => &[ANY, PORTMAP],
         "bandwidth" => &[ANY, RATES, LIMITED],
+        "firewall" => &[ANY, FIREWALL],
         _ => return None,
     };
     Some(parts.iter().copied().flatten().collect())

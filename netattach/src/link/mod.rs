@@ -15,6 +15,7 @@ mod bridge_vlans;
 mod device;
 mod dummy;
 pub mod facts;
+pub mod firewall;
 mod ipvlan;
 mod loopback;
 mod macvlan;
@@ -110,7 +111,8 @@ pub fn driver(kind: &str) -> Option<&'static dyn Driver> {
 }
 
 /// The plugin types that change an interface which another plugin has made.
-pub const CHAINED: [&str; 5] = [tuning::KIND, sbr::KIND, vrf::KIND, portmap::KIND, bandwidth::KIND];
+pub const CHAINED: [&str; 6] =
+    [tuning::KIND, sbr::KIND, vrf::KIND, portmap::KIND, bandwidth::KIND, firewall::KIND];
 
 /// The interface types that netattach implements itself.
 pub fn kinds() -> impl Iterator<Item = &'static str> {

@@ -8,7 +8,7 @@ use super::{AttachmentPlan, CachedResults, Sandbox, chained, pod_sources};
 use crate::budget;
 use crate::cni::{self, CniArgs, CniError, PluginConf, code};
 use crate::link::{
-    self, Driver, Facts, PlanError, Wanted as Fact, Wishes, bandwidth, portmap, sbr, tuning, vrf,
+    self, Driver, Facts, PlanError, Wanted as Fact, Wishes, bandwidth, firewall, portmap, sbr, tuning, vrf,
 };
 use crate::mac::Mac;
 use crate::npwg::{self, Selection, device_info};
@@ -148,8 +148,7 @@ fn planned(
     let has_dataplane = judged_from_without.is_some() && when != EnforceWhen::Never;
     let mut limits = None;
     for (position, (kind, config)) in &chained {
-        let is_executed =
-            is_of_reference(kind) && (native_first || !chained::is_own_step(kind, config, has_dataplane));
+        let is_executed = chained::is_executed(kind, config, native_first, has_dataplane);
         if is_chained(kind, options) && !is_executed {
             check_offered(kind, config)?;
         }
@@ -162,6 +161,10 @@ fn planned(
         }
         if is_own(bandwidth::KIND, kind, options) && !is_executed {
             limits = limits.or(bandwidth::parse(&link::Request { config, ..request })?);
+            continue;
+        }
+        if is_own(firewall::KIND, kind, options) && !is_executed {
+            steps.push(Step::Admit(firewall::parse(&link::Request { config, ..request })?));
             continue;
         }
         if is_own(sbr::KIND, kind, options) {
@@ -308,11 +311,6 @@ pub(super) fn is_native(kind: &str, options: &Options) -> bool {
 
 fn is_chained(kind: &str, options: &Options) -> bool {
     link::CHAINED.iter().any(|own| is_own(own, kind, options))
-}
-
-/// Whether the type is one of those that are executed where netattach's own cannot do what is asked for.
-fn is_of_reference(kind: &str) -> bool {
-    kind == portmap::KIND || kind == bandwidth::KIND
 }
 
 /// Whether the type is this one and is not executed.

@@ -160,6 +160,7 @@ fn place(step: Step) -> Option<Place> {
         | Step::RouteToPod
         | Step::FindReach
         | Step::Translate(_)
+        | Step::Admit(_)
         | Step::FindDevice
         | Step::Protect(_)
         | Step::ProtectAddresses
