@@ -58,6 +58,7 @@ fn there_is_a_plugin_for_every_driver_and_one_for_addresses() {
             "vrf",
             "portmap",
             "bandwidth",
+            "firewall",
             "host-local",
             "static"
         ]
