@@ -25,8 +25,8 @@ use crate::cni::{CniError, code};
 use crate::descriptors;
 use crate::durable::MAKE_ROOM;
 use crate::error_chain::{Chain, clipped};
-use crate::ipam::PoolUse;
 use crate::firewall::Firewall;
+use crate::ipam::PoolUse;
 use crate::nat::Nat;
 use crate::netlink::FilterWatch;
 use crate::npwg::{Definition, NetworkRef};
@@ -398,8 +398,7 @@ impl Health {
             problem.map(|problem| Condition { object: object.to_owned(), problem })
         };
         let translation = named("translation of addresses", node.nat.as_ref().and_then(Nat::trouble));
-        let forwarding =
-            named("forwarding for pods", node.firewall.as_ref().and_then(Firewall::trouble));
+        let forwarding = named("forwarding for pods", node.firewall.as_ref().and_then(Firewall::trouble));
         let rows = translation.into_iter().chain(forwarding).chain(known.iter().flatten().cloned());
         note("attachment is not enforced", &self.not_enforced, rows.take(MOST_TROUBLES).collect());
         let Some(error) = failed else { return Ok(String::new()) };

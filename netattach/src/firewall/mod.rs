@@ -50,7 +50,9 @@ pub enum FirewallError {
     )]
     Firewalld,
     /// There is no bridge to close.
-    #[error("key ingressPolicy: {0} is for bridges, and the first interface of prevResult is none of the node")]
+    #[error(
+        "key ingressPolicy: {0} is for bridges, and the first interface of prevResult is none of the node"
+    )]
     NoBridge(&'static str),
     /// The attachment has too many addresses.
     #[error("the interface has {0} addresses, more than {MOST_ADDRESSES}")]
@@ -100,7 +102,11 @@ pub fn admitted(admit: &Admit, result: &CniResult) -> Result<Admitted, FirewallE
         (false, Some(bridge)) => Some((admit.ingress, bridge)),
         (false, None) => return Err(FirewallError::NoBridge(admit.ingress.word())),
     };
-    Ok(Admitted { addresses: addresses.into_iter().collect(), admin_chain: admit.admin_chain.clone(), closed })
+    Ok(Admitted {
+        addresses: addresses.into_iter().collect(),
+        admin_chain: admit.admin_chain.clone(),
+        closed,
+    })
 }
 
 /// Refuses to begin where the rules would have no effect.
@@ -217,7 +223,11 @@ mod tests {
     use crate::step::Ingress;
 
     fn result(addresses: &[&str], first: Option<(&str, Option<&str>)>) -> CniResult {
-        let ip = |address: &&str| IpConfig { interface: None, address: address.parse::<IpNet>().unwrap(), gateway: None };
+        let ip = |address: &&str| IpConfig {
+            interface: None,
+            address: address.parse::<IpNet>().unwrap(),
+            gateway: None,
+        };
         let listed = |(name, sandbox): (&str, Option<&str>)| Interface {
             name: name.to_owned(),
             sandbox: sandbox.map(str::to_owned),

@@ -117,7 +117,7 @@ impl<'f> Table<'f> {
     }
 
     /// The rules of a chain that are of our form, with their numbers.
-    fn rules_in(&self, chain: &str) -> impl Iterator<Item = (u64, &'f Rule)> + use<'f, '_> {
+    fn rules_in(&self, chain: &str) -> impl Iterator<Item = (u64, &'f Rule)> {
         let of_chain = self.filter.rules.iter().filter(move |placed| placed.chain == chain);
         of_chain.filter_map(|Placed { handle, rule, .. }| Some((*handle, rule.as_ref()?)))
     }
@@ -134,9 +134,8 @@ impl<'f> Table<'f> {
 
     /// Has packets led to the chains. What comes from a closed bridge is stopped before anything is let pass.
     fn lead_to_chains(&mut self, admins: &BTreeSet<&str>, with_stages: bool) {
-        let first = |chain: &str, to: &str, comment: &str| {
-            Change::First(chain.to_owned(), Rule::jump(to, comment))
-        };
+        let first =
+            |chain: &str, to: &str, comment: &str| Change::First(chain.to_owned(), Rule::jump(to, comment));
         let in_forward: Vec<(u64, &Rule)> = self.rules_in(FORWARD).collect();
         let position = |chain: &str| in_forward.iter().position(|(_, rule)| rule.leads_to(chain));
         let (passing, stopping) = (position(CNI_FORWARD), position(STAGE_1));
@@ -163,7 +162,7 @@ impl<'f> Table<'f> {
         for chain in [STAGE_1, STAGE_2] {
             let own: Vec<(u64, &Rule)> =
                 self.rules_in(chain).filter(|(_, rule)| rule.comment == BRIDGE_COMMENT).collect();
-            let its = || rules.iter().filter(|(of, _)| *of == chain).map(|(_, rule)| rule);
+            let its = || rules.iter().filter(move |(of, _)| *of == chain).map(|(_, rule)| rule);
             let gone = own.iter().filter(|(_, rule)| !its().any(|wanted| wanted == *rule));
             self.changes.extend(gone.map(|(handle, _)| remove(chain, *handle)));
             let new = its().filter(|wanted| adds && !own.iter().any(|(_, rule)| rule == wanted));
@@ -198,10 +197,7 @@ fn rules_of(wanted: &Wanted<'_>, version: Version) -> Vec<Rule> {
     let accept = |asks| Rule { asks, verdict: Verdict::Accept, comment: comment.clone() };
     own_addresses(wanted, version)
         .flat_map(|address| {
-            [
-                accept(vec![Ask::Destination(*address), Ask::Established]),
-                accept(vec![Ask::Source(*address)]),
-            ]
+            [accept(vec![Ask::Destination(*address), Ask::Established]), accept(vec![Ask::Source(*address)])]
         })
         .collect()
 }

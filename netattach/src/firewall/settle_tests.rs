@@ -14,8 +14,10 @@ fn after(view: &View, changes: &[(Version, Change)]) -> View {
         let filter = filters.iter_mut().find(|filter| filter.version == *version).unwrap();
         assert!(filter.is_there || *change == Change::MakeTable, "{change:?}");
         let last = filter.rules.iter().map(|placed| placed.handle).max().unwrap_or_default();
-        let placed = |chain: &String, rule: &Rule| {
-            Placed { chain: chain.clone(), handle: last + 1, rule: Some(rule.clone()) }
+        let placed = |chain: &String, rule: &Rule| Placed {
+            chain: chain.clone(),
+            handle: last + 1,
+            rule: Some(rule.clone()),
         };
         match change {
             Change::MakeTable => filter.is_there = true,
@@ -84,7 +86,10 @@ fn the_first_attachment_makes_what_the_reference_makes() {
         ]
     );
     assert_eq!(view.filters[1], empty().filters[1]);
-    assert_eq!(listed(&without(&view, "a"), Version::V4), ["CNI-FORWARD -j CNI-ADMIN", "FORWARD -j CNI-FORWARD"]);
+    assert_eq!(
+        listed(&without(&view, "a"), Version::V4),
+        ["CNI-FORWARD -j CNI-ADMIN", "FORWARD -j CNI-FORWARD"]
+    );
 }
 
 #[test]
@@ -92,10 +97,13 @@ fn a_late_del_leaves_another_ones_rules_of_the_address() {
     let view = with(&empty(), "a", &admitted(&["fd00::2"], None));
     let view = with(&view, "b", &admitted(&["fd00::2"], None));
     let left = listed(&without(&view, "a"), Version::V6);
-    assert_eq!(left[2..], [
-        "CNI-FORWARD -d fd00::2/128 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT b".to_owned(),
-        "CNI-FORWARD -s fd00::2/128 -j ACCEPT b".to_owned(),
-    ]);
+    assert_eq!(
+        left[2..],
+        [
+            "CNI-FORWARD -d fd00::2/128 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT b".to_owned(),
+            "CNI-FORWARD -s fd00::2/128 -j ACCEPT b".to_owned(),
+        ]
+    );
     assert_eq!(without(&view, "c").filters, view.filters);
 }
 
@@ -112,16 +120,19 @@ fn what_comes_from_a_closed_bridge_is_stopped_before_it_passes() {
     assert_eq!(of(&view, "FORWARD"), forward);
     let mut stage = of(&view, STAGE_1);
     stage.sort();
-    assert_eq!(stage, [
-        "CNI-ISOLATION-STAGE-1 -i br1 ! -o br1 -j CNI-ISOLATION-STAGE-2",
-        "CNI-ISOLATION-STAGE-1 -i br1 -o br1 -j DROP",
-    ]);
+    assert_eq!(
+        stage,
+        [
+            "CNI-ISOLATION-STAGE-1 -i br1 ! -o br1 -j CNI-ISOLATION-STAGE-2",
+            "CNI-ISOLATION-STAGE-1 -i br1 -o br1 -j DROP",
+        ]
+    );
     assert_eq!(of(&view, STAGE_2), ["CNI-ISOLATION-STAGE-2 -o br1 -j DROP"]);
     // Somebody has removed the way to what passes: the one to what stops comes first again.
     let mut broken = view.clone();
-    broken.filters[0].rules.retain(|placed| {
-        placed.chain != FORWARD || !placed.rule.as_ref().unwrap().leads_to(CNI_FORWARD)
-    });
+    broken.filters[0]
+        .rules
+        .retain(|placed| placed.chain != FORWARD || !placed.rule.as_ref().unwrap().leads_to(CNI_FORWARD));
     let repaired = with(&broken, "a", &admitted(&["10.1.0.2"], None));
     assert_eq!(of(&repaired, "FORWARD"), forward);
     let open = without(&view, "b");

@@ -18,8 +18,7 @@ const ADMIN_CHAIN: &str = "CNI-ADMIN";
 /// Longest name of a chain that `iptables` takes, in bytes.
 const MOST_NAME: usize = 28;
 /// Names that are no chains of an administrator's own.
-const TAKEN: [&str; 8] =
-    ["ACCEPT", "DROP", "QUEUE", "RETURN", "INPUT", "FORWARD", "OUTPUT", "CNI-FORWARD"];
+const TAKEN: [&str; 8] = ["ACCEPT", "DROP", "QUEUE", "RETURN", "INPUT", "FORWARD", "OUTPUT", "CNI-FORWARD"];
 
 const BACKEND_KEY: &str = "backend";
 const FIREWALLD: &str = "firewalld";

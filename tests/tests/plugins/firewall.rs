@@ -111,9 +111,8 @@ fn rules_of_nobody_go_when_the_agent_starts() {
     for whose in [owner, "netattach:00000000", "netattach-cni"] {
         let rule = ["-A", "CNI-FORWARD", "-s", "10.9.9.9/32", "-m", "comment", "--comment"];
         let comment = format!("{whose} out gone eth0");
-        let add = || {
-            Command::new("iptables").args(rule).args([comment.as_str(), "-j", "ACCEPT"]).status().unwrap()
-        };
+        let add =
+            || Command::new("iptables").args(rule).args([comment.as_str(), "-j", "ACCEPT"]).status().unwrap();
         assert!(node.namespace.run(add).success());
     }
     node.stop().unwrap();

@@ -189,7 +189,8 @@ pub fn change(view: &View, changes: &[(Version, Change)]) -> Result<bool, Error>
 fn message(version: Version, change: &Change) -> Vec<u8> {
     let table = attribute(TABLE_NAME, &text(TABLE));
     let in_chain = |chain: &str| [table.clone(), attribute(RULE_CHAIN, &text(chain))].concat();
-    let made = |chain: &str, flags, rule: &Rule| (NEW_RULE, flags, [in_chain(chain), rule.written()].concat());
+    let made =
+        |chain: &str, flags, rule: &Rule| (NEW_RULE, flags, [in_chain(chain), rule.written()].concat());
     let (kind, flags, attributes) = match change {
         Change::MakeTable => (NEW_TABLE, CREATE, table),
         Change::MakeChain(chain) => (NEW_CHAIN, CREATE, [table, described(chain)].concat()),

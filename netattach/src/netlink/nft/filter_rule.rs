@@ -116,7 +116,11 @@ impl Rule {
         let of_data = attribute_in(attributes, RULE_DATA).and_then(comment_of_data);
         let comment = rule.comment.or(of_data).unwrap_or_default();
         // What is loaded and not compared asks nothing, and nobody writes it.
-        rule.verdict.filter(|_| rule.loaded.is_none()).map(|verdict| Self { asks: rule.asks, verdict, comment })
+        rule.verdict.filter(|_| rule.loaded.is_none()).map(|verdict| Self {
+            asks: rule.asks,
+            verdict,
+            comment,
+        })
     }
 }
 
@@ -345,7 +349,8 @@ mod tests {
             Ask::Established,
         ];
         let rule = Rule { asks, verdict: Verdict::Jump("CNI-FORWARD".into()), comment: "whose".into() };
-        let shown = "-i br0 ! -o br0 -d 10.1.0.2/32 -m conntrack --ctstate RELATED,ESTABLISHED -j CNI-FORWARD";
+        let shown =
+            "-i br0 ! -o br0 -d 10.1.0.2/32 -m conntrack --ctstate RELATED,ESTABLISHED -j CNI-FORWARD";
         assert_eq!(rule.to_string(), shown);
     }
 

@@ -194,10 +194,8 @@ fn check_gc_and_status_look_at_the_rules() {
         scene.runtime.refusal("CHECK", attached.call(), &config).unwrap().1
     };
     let established = "-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT";
-    let expected = format!(
-        "table ip filter lacks a rule: -A CNI-FORWARD -d {}/32 {established}",
-        a.addresses()[0]
-    );
+    let expected =
+        format!("table ip filter lacks a rule: -A CNI-FORWARD -d {}/32 {established}", a.addresses()[0]);
     assert!(lost(&a).ends_with(&expected), "{}", lost(&a));
     // Somebody removes what leads to the rules: the next ADD puts it back.
     said(&scene, "iptables", "-F FORWARD");
@@ -218,8 +216,11 @@ fn check_gc_and_status_look_at_the_rules() {
 fn the_administrators_chain_is_asked_first() {
     let scene = dropping();
     let _echo = Echo::serve(&scene.outside, at(OUTSIDE[0], 7)).unwrap();
-    let chained =
-        [scene.bridge(&json!({})), firewall(&json!({"iptablesAdminChainName": "MINE"})), firewall(&json!({}))];
+    let chained = [
+        scene.bridge(&json!({})),
+        firewall(&json!({"iptablesAdminChainName": "MINE"})),
+        firewall(&json!({})),
+    ];
     let a = scene.add("a", &chained[..2]);
     assert!(connects(&a.namespace, at(OUTSIDE[0], 7), PATIENCE));
     said(&scene, "iptables", &format!("-A MINE -d {} -j DROP", OUTSIDE[0]));
@@ -275,9 +276,12 @@ fn a_closed_bridge_hears_nothing_of_other_bridges() {
     // Bridges show their frames to iptables here, as on nodes with Docker or kube-proxy.
     let shown = ["iptables", "ip6tables"].map(|name| format!("/proc/sys/net/bridge/bridge-nf-call-{name}"));
     scene.node().run(|| shown.iter().for_each(|path| std::fs::write(path, "1").unwrap()));
-    for (policy, expected) in
-        [("open", (true, true)), ("same-bridge", (false, true)), ("isolated", (false, false)), ("open", (true, true))]
-    {
+    for (policy, expected) in [
+        ("open", (true, true)),
+        ("same-bridge", (false, true)),
+        ("isolated", (false, false)),
+        ("open", (true, true)),
+    ] {
         assert_eq!(reached(&scene, policy), expected, "{policy}");
     }
 }
@@ -290,7 +294,12 @@ fn saved(scene: &Scene) -> Vec<String> {
         let rules = lines.lines().filter(|line| line.starts_with("-A ")).map(without_comment);
         let mut rules: Vec<String> = rules.filter(|line| !line.ends_with("-j RETURN")).collect();
         // By chain; in FORWARD the order matters.
-        rules.sort_by_key(|line| (line.starts_with("-A FORWARD"), if line.starts_with("-A FORWARD") { String::new() } else { line.clone() }));
+        rules.sort_by_key(|line| {
+            (
+                line.starts_with("-A FORWARD"),
+                if line.starts_with("-A FORWARD") { String::new() } else { line.clone() },
+            )
+        });
         all.extend(rules);
     }
     all
@@ -300,7 +309,9 @@ fn saved(scene: &Scene) -> Vec<String> {
 #[test]
 fn the_rules_are_those_of_the_reference() {
     let test = "the_rules_are_those_of_the_reference";
-    let Some(reference) = tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", &["firewall"]) else { return };
+    let Some(reference) = tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", &["firewall"]) else {
+        return;
+    };
     for keys in [
         json!({"backend": "iptables"}),
         json!({"backend": "iptables", "iptablesAdminChainName": "MINE"}),
@@ -335,7 +346,9 @@ fn the_rules_are_those_of_the_reference() {
 #[test]
 fn the_reference_and_ours_share_their_chains() {
     let test = "the_reference_and_ours_share_their_chains";
-    let Some(reference) = tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", &["firewall"]) else { return };
+    let Some(reference) = tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", &["firewall"]) else {
+        return;
+    };
     let scene = dropping();
     let theirs = Runtime { node: Namespace::at(scene.node().path()).unwrap(), plugins: reference };
     let _echo = Echo::serve(&scene.outside, at(OUTSIDE[0], 7)).unwrap();
