@@ -7,7 +7,7 @@
 //! `tap`, `netkit`, `loopback`; `host-device` and `sriov`, which take a device of the node (`device`). The facts about
 //! the node that they need before they plan are in [`facts`]; the VLANs of a bridge's port are read in `bridge_vlans`,
 //! what the node translates for a pod in `translation`, what it may send in whose name in `sources`. `tuning`, `sbr`,
-//! `vrf`, `portmap` and `bandwidth` are chained behind any of them.
+//! `vrf`, `portmap`, `bandwidth` and `firewall` are chained behind any of them.
 
 pub mod bandwidth;
 mod bridge;
