@@ -1,7 +1,7 @@
 //! The chained plugin `firewall` as an executable, on a node whose chain FORWARD drops.
 
 use netattach_tests::tools;
-use netattach_tests::traffic::{Echo, SILENCE, connects, eventually};
+use netattach_tests::traffic::{Echo, SILENCE, connects};
 
 use super::*;
 
@@ -216,12 +216,8 @@ fn check_gc_and_status_look_at_the_rules() {
 fn the_administrators_chain_is_asked_first() {
     let scene = dropping();
     let _echo = Echo::serve(&scene.outside, at(OUTSIDE[0], 7)).unwrap();
-    let chained = [
-        scene.bridge(&json!({})),
-        firewall(&json!({"iptablesAdminChainName": "MINE"})),
-        firewall(&json!({})),
-    ];
-    let a = scene.add("a", &chained[..2]);
+    let keys = json!({"iptablesAdminChainName": "MINE"});
+    let a = scene.add("a", &[scene.bridge(&json!({})), firewall(&keys)]);
     assert!(connects(&a.namespace, at(OUTSIDE[0], 7), PATIENCE));
     said(&scene, "iptables", &format!("-A MINE -d {} -j DROP", OUTSIDE[0]));
     assert!(!connects(&a.namespace, at(OUTSIDE[0], 7), SILENCE));
@@ -247,16 +243,11 @@ fn reached(scene: &Scene, policy: &str) -> (bool, bool) {
     let own = [scene.bridge(&json!({})), plugin("net")];
     let (a, neighbour) = (scene.add("a", &own), scene.add("n", &own));
     let b = scene.add("b", &[scene.bridge(&other), plugin("other")]);
-    let _echoes: Vec<Echo> = [&neighbour, &b]
-        .map(|pod| pod.result()["ips"][0]["address"].as_str().unwrap().split('/').next().unwrap().to_owned())
-        .iter()
-        .zip([&neighbour, &b])
-        .map(|(address, pod)| Echo::serve(&pod.namespace, at(address, 80)).unwrap())
-        .collect();
     let address = |pod: &Attached| {
         let text = pod.result()["ips"][0]["address"].as_str().unwrap();
         at(text.split('/').next().unwrap(), 80)
     };
+    let _echoes = [&neighbour, &b].map(|pod| Echo::serve(&pod.namespace, address(pod)).unwrap());
     let patience = |expected: bool| if expected { PATIENCE } else { SILENCE };
     let found = (
         connects(&a.namespace, address(&b), patience(policy == "open")),
@@ -294,12 +285,7 @@ fn saved(scene: &Scene) -> Vec<String> {
         let rules = lines.lines().filter(|line| line.starts_with("-A ")).map(without_comment);
         let mut rules: Vec<String> = rules.filter(|line| !line.ends_with("-j RETURN")).collect();
         // By chain; in FORWARD the order matters.
-        rules.sort_by_key(|line| {
-            (
-                line.starts_with("-A FORWARD"),
-                if line.starts_with("-A FORWARD") { String::new() } else { line.clone() },
-            )
-        });
+        rules.sort_by_key(|line| (!line.starts_with("-A FORWARD")).then(|| line.clone()));
         all.extend(rules);
     }
     all
@@ -368,7 +354,7 @@ fn the_reference_and_ours_share_their_chains() {
     assert!(!connects(&b.namespace, at(OUTSIDE[0], 7), SILENCE));
     for pod in [&a, &c] {
         scene.check(pod);
-        assert!(eventually(PATIENCE, || connects(&pod.namespace, at(OUTSIDE[0], 7), PATIENCE)));
+        assert!(connects(&pod.namespace, at(OUTSIDE[0], 7), PATIENCE));
         scene.del(pod);
     }
 }
