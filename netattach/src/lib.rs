@@ -20,6 +20,7 @@
 //! | [`delegate`] | owns child processes | yes |
 //! | [`netlink`] | owns links | yes |
 //! | [`nat`] | masquerades pods and leads ports of the node to them | by `netlink` and `sysctl` |
+//! | [`firewall`] | lets the node forward for pods where `iptables` drops | by `netlink` |
 //! | [`netns`] | owns namespaces | yes |
 //! | [`sysctl`] | owns kernel settings | yes |
 //! | [`bpf`] | owns BPF programs and maps | yes |
@@ -75,6 +76,7 @@ pub mod enforce;
 pub mod error_chain;
 pub mod fast_path;
 mod file_version;
+pub mod firewall;
 pub mod hooks;
 pub mod ipam;
 pub mod journal;

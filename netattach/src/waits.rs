@@ -68,6 +68,7 @@ pub fn footprint(plan: &Plan) -> Footprint {
             | Step::RouteToPod
             | Step::FindReach
             | Step::Translate(_)
+            | Step::Admit(_)
             | Step::FindDevice
             | Step::Protect(_)
             | Step::ProtectAddresses

@@ -10,7 +10,7 @@ use anyhow::Result;
 use ipnet::IpNet;
 use netattach::bpf::{self, Dataplane, PolicyIds};
 use netattach::mac::Mac;
-use netattach::netlink::{Handle, nat};
+use netattach::netlink::{Handle, filter, nat};
 use netattach::netns::Netns;
 use netattach::spec::TcHook;
 
@@ -35,6 +35,8 @@ pub struct Snapshot {
     pub pins: BTreeSet<String>,
     /// Elements of the table that translates addresses.
     pub translation: BTreeSet<nat::Element>,
+    /// Rules by which the node forwards for pods, with their comments.
+    pub forwarding: BTreeSet<String>,
 }
 
 /// A namespace.
@@ -120,6 +122,7 @@ impl Snapshot {
             dataplane: Maps::of(node)?,
             pins,
             translation: node.namespace.run(nat::all_elements)?,
+            forwarding: node.namespace.run(forwarding)?,
         })
     }
 
@@ -141,7 +144,17 @@ impl Snapshot {
         assert_eq!(self.files, BTreeMap::new());
         assert_eq!(self.dataplane, Maps::default());
         assert_eq!(self.translation, BTreeSet::new());
+        assert_eq!(self.forwarding, BTreeSet::new());
     }
+}
+
+/// The rules of iptables that say in their comments that they are netattach's.
+fn forwarding() -> Result<BTreeSet<String>> {
+    let view = filter::view(&["CNI-FORWARD", "CNI-ISOLATION-STAGE-1", "CNI-ISOLATION-STAGE-2"])?;
+    let rules =
+        view.filters.iter().flat_map(|filter| &filter.rules).filter_map(|placed| placed.rule.as_ref());
+    let own = rules.filter(|rule| rule.comment.starts_with("netattach"));
+    Ok(own.map(|rule| format!("{rule} {}", rule.comment)).collect())
 }
 
 impl Network {

@@ -25,6 +25,7 @@ use crate::cni::{CniError, code};
 use crate::descriptors;
 use crate::durable::MAKE_ROOM;
 use crate::error_chain::{Chain, clipped};
+use crate::firewall::Firewall;
 use crate::ipam::PoolUse;
 use crate::nat::Nat;
 use crate::netlink::FilterWatch;
@@ -392,10 +393,13 @@ impl Health {
             }
         }
         *next = (*next + 1) % SHARES;
-        let translation = self.engine.node().nat.as_ref().and_then(Nat::trouble);
-        let translation =
-            translation.map(|problem| Condition { object: "translation of addresses".to_owned(), problem });
-        let rows = translation.into_iter().chain(known.iter().flatten().cloned());
+        let node = self.engine.node();
+        let named = |object: &str, problem: Option<String>| {
+            problem.map(|problem| Condition { object: object.to_owned(), problem })
+        };
+        let translation = named("translation of addresses", node.nat.as_ref().and_then(Nat::trouble));
+        let forwarding = named("forwarding for pods", node.firewall.as_ref().and_then(Firewall::trouble));
+        let rows = translation.into_iter().chain(forwarding).chain(known.iter().flatten().cloned());
         note("attachment is not enforced", &self.not_enforced, rows.take(MOST_TROUBLES).collect());
         let Some(error) = failed else { return Ok(String::new()) };
         // What was asked for is still to be done.

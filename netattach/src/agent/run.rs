@@ -56,6 +56,7 @@ use crate::enforce::Enforce;
 use crate::enforce::enforcer::Enforcer;
 use crate::enforce::error::EnforceError;
 use crate::error_chain::Chain;
+use crate::firewall::Firewall;
 use crate::hooks::{AttachModes, NoHook, choose_all};
 use crate::ipam;
 use crate::journal::{JournalError, Store};
@@ -360,7 +361,12 @@ async fn serve_until(
     if enforcer.judges_routed() {
         background.keep("the packet filter", keep_routed(Arc::clone(&enforcer), LinkWatch::open()?));
     }
-    background.keep("the translation of addresses", keep_nat(Arc::clone(&engine)));
+    let repair_nat = |node: &Node| node.nat.as_ref().map_or(Ok(false), Nat::repair);
+    background
+        .keep("the translation of addresses", keep_put_back(Arc::clone(&engine), NAT_TABLE, repair_nat));
+    let repair_firewall = |node: &Node| node.firewall.as_ref().map_or(Ok(false), Firewall::repair);
+    let what = "rules of iptables for pods";
+    background.keep("the node's forwarding", keep_put_back(Arc::clone(&engine), what, repair_firewall));
     let parallel_adds = settings.parallel_adds;
     let server = settings
         .metrics
@@ -614,6 +620,7 @@ fn engine(
     let node = Node {
         leases: ipam::Leases::default(),
         nat: Some(Nat::new(&owner)),
+        firewall: Some(Firewall::new(&owner)),
         delegate: Delegate {
             search: settings.cni_bin_dirs.clone(),
             timeout: settings.plugin_timeout(),
@@ -787,25 +794,27 @@ async fn keep_routed(enforcer: Arc<Enforcer>, mut watch: LinkWatch) -> std::io::
     }
 }
 
-/// Puts back what other programs remove from the table that translates addresses, within a second.
-async fn keep_nat(engine: Arc<Engine>) {
+/// Puts back what other programs remove from the packet filter, within a second.
+async fn keep_put_back<E: std::error::Error + Send + 'static>(
+    engine: Arc<Engine>,
+    what: &'static str,
+    repair: fn(&Node) -> Result<bool, E>,
+) {
     let mut tick = ticks(ROUTED_INTERVAL);
     let mut failed = None;
     loop {
         tick.tick().await;
         let engine = Arc::clone(&engine);
-        let repaired = tokio::task::spawn_blocking(move || {
-            crate::upkeep(|| engine.node().nat.as_ref().map_or(Ok(false), Nat::repair))
-        });
+        let repaired = tokio::task::spawn_blocking(move || crate::upkeep(|| repair(engine.node())));
         // The join error is a panic, which the panic hook has reported.
         let Ok(repaired) = repaired.await else { continue };
         let now = repaired.as_ref().err().map(|error| Chain(error).to_string());
         match (repaired, &now) {
             (Ok(true), _) => {
-                tracing::warn!(table = NAT_TABLE, "the table was changed by another program; put back");
+                tracing::warn!(what, "the packet filter was changed by another program; put back");
             }
             (Err(_), Some(error)) if now != failed => {
-                tracing::error!(error, "translation of addresses not checked; will try again");
+                tracing::error!(error, what, "the packet filter not checked; will try again");
             }
             _ => {}
         }

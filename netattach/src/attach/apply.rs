@@ -17,7 +17,7 @@ use super::bridges::{self, Entered};
 use super::occupied::{Address, ROUTED, check_ip_is_free, check_mac_is_free, segment};
 use super::routing::{move_default_routes, route_by_source};
 use super::{
-    AttachError, Doing, Node, Progress, StepError, by_source, cluster_routes, device_info, facts,
+    AttachError, Doing, Node, Progress, StepError, admit, by_source, cluster_routes, device_info, facts,
     host_access, take_device, translation, tuning, vrf,
 };
 use crate::cni::Command;
@@ -222,6 +222,10 @@ impl<'a> Executor<'a> {
             Step::Translate(translate) => {
                 timing::part("translation", || self.translate(at, attachment, translate))
             }
+            Step::Admit(admit) => timing::part("firewall", || {
+                let outputs = self.progress.outputs().of(at.0);
+                admit::attach(self.node, (self.sandbox, attachment), admit, outputs).map(Output::Admitted)
+            }),
             Step::FindDevice => self.find_device(at, attachment),
             Step::Remember(remember) => {
                 let entry =

@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use super::apply::{DelegateCall, owner};
 use super::take_device::physical;
 use super::{
-    AttachError, Attached, Doing, Node, StepError, by_source, enforcement, host_access, routing, translation,
-    tuning, vrf,
+    AttachError, Attached, Doing, Node, StepError, admit, by_source, enforcement, host_access, routing,
+    translation, tuning, vrf,
 };
 use crate::cni::{Command, Value};
 use crate::ipam::Lessee;
@@ -129,6 +129,11 @@ pub(super) fn compare(
     }
     if let Some(wanted) = &want.translation
         && let Some(difference) = translation::difference(node, (sandbox, attachment), wanted)?
+    {
+        return Ok(Some(difference));
+    }
+    if let Some(admitted) = &want.admitted
+        && let Some(difference) = admit::difference(node, (sandbox, attachment), admitted)?
     {
         return Ok(Some(difference));
     }

@@ -13,7 +13,7 @@ use super::enforcement::guards;
 use super::registry::{Attached, Reservation};
 use super::take_over::is_taken_over;
 use super::undo::undo;
-use super::{AttachError, Doing, Holder, Node, Registry, RepeatedAdd, StepError, facts, translation};
+use super::{AttachError, Doing, Holder, Node, Registry, RepeatedAdd, StepError, admit, facts, translation};
 use serde_json::Value;
 
 use crate::cni;
@@ -493,6 +493,12 @@ impl Engine {
             // It is tried again once a second; pods keep what an earlier agent gave them.
             tracing::error!(error = %Chain(&error), "translation of addresses not taken over");
         }
+        if let Some(firewall) = &self.node.firewall
+            && let Err(error) = firewall.begin(is_all_known)
+        {
+            // As above.
+            tracing::error!(error = %Chain(&error), "forwarding for pods not taken over");
+        }
         if let Some(enforcer) = &self.node.enforcer {
             // An unreadable record may belong to a live attachment: no entry is a stray then, and no number in the
             // maps is free.
@@ -517,6 +523,9 @@ impl Engine {
     ) -> Result<(), AttachError> {
         // Its numbers stay reserved until it is rolled back.
         self.registry.hold(&record.plan);
+        if let Some(firewall) = &self.node.firewall {
+            admit::adopt(firewall, record);
+        }
         let goes_on = is_whole(record);
         let keeps_numbers = record.is_of_earlier_boot() || (goes_on && record.is_complete());
         if !keeps_numbers {

@@ -10,6 +10,7 @@ use crate::delegate::{CacheError, DelegateError};
 use crate::enforce::admission::Unenforceable;
 use crate::enforce::error::EnforceError;
 use crate::error_chain::Chain;
+use crate::firewall::FirewallError;
 use crate::ipam::{self, Failure};
 use crate::journal::{JournalError, JournalKey};
 use crate::nat::NatError;
@@ -521,6 +522,9 @@ pub enum StepError {
     /// The node does not translate addresses as asked.
     #[error(transparent)]
     Nat(#[from] NatError),
+    /// The node does not forward as asked.
+    #[error(transparent)]
+    Firewall(#[from] FirewallError),
     /// A step that this one depends on has no output: the plan is wrong.
     #[error("the plan lacks {0} before this step")]
     Missing(&'static str),
@@ -679,6 +683,10 @@ pub(super) fn step_code(error: &StepError) -> u32 {
         StepError::Duplicate(_) | StepError::Netlink(netlink::Error::Tentative(_)) => code::TRY_AGAIN_LATER,
         // Its holder may be about to end.
         StepError::Nat(NatError::PortTaken(_) | NatError::Busy) => code::TRY_AGAIN_LATER,
+        StepError::Firewall(FirewallError::Busy) => code::TRY_AGAIN_LATER,
+        StepError::Firewall(
+            FirewallError::Firewalld | FirewallError::NoBridge(_) | FirewallError::Many(_),
+        ) => code::INVALID_CONFIG,
         StepError::Nat(NatError::NoAddress(_) | NatError::Ambiguous(_) | NatError::AddressTaken { .. }) => {
             code::INVALID_CONFIG
         }
@@ -729,6 +737,7 @@ pub(super) fn step_code(error: &StepError) -> u32 {
         | StepError::Nat(
             NatError::Table(_) | NatError::Shared(_) | NatError::Foreign { .. } | NatError::Sysctl(_),
         )
+        | StepError::Firewall(FirewallError::Tables(_))
         | StepError::DefaultRoute(_)
         | StepError::Missing(_) => code::INTERNAL,
     }

@@ -10,7 +10,7 @@
 //! | `intent`, `default_network`, `made_before`, [`conf_dir`], `from_node` | from a request to the networks that the pod wants |
 //! | `engine`, `facts` | one function per CNI verb; facts about the node that planning needs |
 //! | `repeated_add`, `occupied` | an ADD for a sandbox that is already attached; holders of addresses |
-//! | [`apply`], `bridges`, `by_source`, `device_info`, `routing`, `cluster_routes`, `translation`, `tuning`, `vrf`, `enforcement` | the effects of steps |
+//! | [`apply`], `admit`, `bridges`, `by_source`, `device_info`, `routing`, `cluster_routes`, `translation`, `tuning`, `vrf`, `enforcement` | the effects of steps |
 //! | [`host_access`] | the node's own links on parents, by which it and pods reach each other |
 //! | `announce_late` | what neighbours are told once an ADD has been answered |
 //! | [`undo`], `plugin_del` | inverses of steps, and DEL of other plugins |
@@ -24,6 +24,7 @@
 //! | [`standalone`] | the native plugins as plain CNI executables |
 //! | `error` | errors, and their CNI codes |
 
+mod admit;
 mod announce_late;
 pub mod apply;
 mod bridges;
@@ -98,6 +99,7 @@ use std::sync::Arc;
 
 use crate::delegate;
 use crate::enforce::Enforce;
+use crate::firewall::Firewall;
 use crate::ipam;
 use crate::journal::{JournalError, JournalKey, Record};
 use crate::nat::Nat;
@@ -129,6 +131,9 @@ pub struct Node {
     pub devices: Devices,
     /// The node's translation of addresses; absent in the plain CNI executables, which share a table.
     pub nat: Option<Nat>,
+    /// What the node forwards for pods past a filter that drops; absent in the plain CNI executables, which write rules of
+    /// their own.
+    pub firewall: Option<Firewall>,
     /// The dataplane; absent in the plain CNI executables.
     pub enforcer: Option<Arc<dyn Enforce>>,
     /// Whether IPv4 addresses are announced to neighbours by [`Engine::announce`], after the ADD, in place of when the link comes

@@ -121,6 +121,7 @@ pub(crate) fn engine(directory: &Path, journal: Store, maps: &Arc<Maps>) -> Engi
         },
         cache: ResultCache::new(directory.join("cache")),
         nat: Some(crate::nat::Nat::new("rig")),
+        firewall: Some(crate::firewall::Firewall::new("rig")),
         enforcer: Some(Arc::clone(maps) as Arc<dyn Enforce>),
         bridges: super::Bridges::default(),
         occupied: Occupied::default(),

@@ -3,8 +3,8 @@
 use super::give_back::{PodEnd, give_back, give_back_by_alias};
 use super::plugin_del::PluginDel;
 use super::{
-    AttachError, Doing, Node, Progress, StepError, device_info, devices, host_access, routing, sriov_cni,
-    translation, tuning, vrf,
+    AttachError, Doing, Node, Progress, StepError, admit, device_info, devices, host_access, routing,
+    sriov_cni, translation, tuning, vrf,
 };
 use crate::ipam::Lessee;
 use crate::journal::JournalKey;
@@ -161,6 +161,7 @@ impl Begun<'_> {
                 waits::at_pool(config.pool(), || node.leases.release(config, lessee))?;
             }
             Inverse::Untranslate => translation::detach(node, &plan.sandbox, self.attachment)?,
+            Inverse::Dismiss => admit::detach(node, &plan.sandbox, self.attachment)?,
             Inverse::Unprotect { id } => {
                 if let Some(enforcer) = &node.enforcer {
                     if let Some(departures) = &node.departures {

@@ -140,6 +140,8 @@ const PORTMAP: &[Key] = &[
     key("backend"),
 ];
 
+const FIREWALL: &[Key] =
+    &[key("backend"), key("iptablesAdminChainName"), key("firewalldZone"), key("ingressPolicy")];
 /// The keys of the runtime's entry that calls netattach.
 const NETATTACH: &[Key] = &[key("socket"), key("stateDir"), key("agentWaitSeconds")];
 
@@ -169,6 +171,7 @@ fn of_plugin(kind: &str) -> Option<Vec<&'static Key>> {
         "portmap" => &[ANY, PORTMAP],
         "netattach" => &[ANY, DATAPLANE, NETATTACH],
         "bandwidth" => &[ANY, RATES, LIMITED],
+        "firewall" => &[ANY, FIREWALL],
         _ => return None,
     };
     Some(parts.iter().copied().flatten().collect())

@@ -34,12 +34,12 @@ pub const VERSIONS: RangeInclusive<u32> = 1..=WRITTEN[WRITTEN.len() - 1];
 /// masquerade that follow the node's, and several gateways on a bridge; version 6 the kinds and properties of links that
 /// came after those; version 7 devices of the node, and tables by source; version 8 macvlans that are judged before they
 /// have addresses, and pods on a parent that the node reaches; version 9 VRFs, taps and netkits, ports of the node that lead to
-/// interfaces of other plugins, and who is masqueraded on the way; version 10 interfaces that a plugin before netattach in
-/// the runtime's list has made.
+/// interfaces of other plugins, and who is masqueraded on the way; version 10 interfaces that a plugin before netattach in the
+/// runtime's list has made, and what the node forwards past a filter that drops.
 pub(super) fn version_of(plan: &Plan) -> u32 {
     let [second, third, fourth, fifth, sixth, seventh, eighth, ninth, tenth] = WRITTEN;
     let needed = |step: &Step| match step {
-        Step::TakeMade(_) => tenth,
+        Step::TakeMade(_) | Step::Admit(_) => tenth,
         Step::Translate(translate) if !translate.senders.is_usual() => ninth,
         Step::FindReach => ninth,
         Step::Translate(translate) if translate.follows_node => fifth,

@@ -7,7 +7,7 @@
 //! `tap`, `netkit`, `loopback`; `host-device` and `sriov`, which take a device of the node (`device`). The facts about
 //! the node that they need before they plan are in [`facts`]; the VLANs of a bridge's port are read in `bridge_vlans`,
 //! what the node translates for a pod in `translation`, what it may send in whose name in `sources`. `tuning`, `sbr`,
-//! `vrf`, `portmap`, `bandwidth` and netattach itself (`dataplane`) are chained behind any of them.
+//! `vrf`, `portmap`, `bandwidth`, `firewall` and netattach itself (`dataplane`) are chained behind any of them.
 
 pub mod bandwidth;
 mod bridge;
@@ -16,6 +16,7 @@ pub mod dataplane;
 mod device;
 mod dummy;
 pub mod facts;
+pub mod firewall;
 mod ipvlan;
 mod loopback;
 mod macvlan;
@@ -111,7 +112,8 @@ pub fn driver(kind: &str) -> Option<&'static dyn Driver> {
 }
 
 /// The plugin types that change an interface which another plugin has made, and that need no agent.
-pub const CHAINED: [&str; 5] = [tuning::KIND, sbr::KIND, vrf::KIND, portmap::KIND, bandwidth::KIND];
+pub const CHAINED: [&str; 6] =
+    [tuning::KIND, sbr::KIND, vrf::KIND, portmap::KIND, bandwidth::KIND, firewall::KIND];
 
 /// Whether netattach carries the plugin type out behind an interface that another plugin has made.
 pub fn chained(kind: &str) -> Option<&'static str> {

@@ -940,6 +940,7 @@ fn leaves_its_own(step: &Step) -> bool {
         | Step::Remember(_)
         | Step::Protect(_)
         | Step::Translate(_)
+        | Step::Admit(_)
         | Step::PrepareDeviceInfo(_)
         | Step::NoteProperties(_)
         | Step::ChooseTables(_)

@@ -20,7 +20,7 @@ use crate::netlink::nat::{self, Element, Noted, Set};
 use crate::npwg::selection::PortProtocol;
 
 /// How long others may be quicker.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// Longest names in a comment, so that all of it fits: a longer one is replaced by its digest.
 const MOST_CONTAINER: usize = 64;
@@ -62,10 +62,18 @@ pub struct Whose<'a> {
 impl Whose<'_> {
     /// As a comment says it.
     fn note(&self) -> String {
-        let Self { plugin, network, container, ifname } = self;
-        let network = shortened(network, MOST_NETWORK);
-        format!("{} {network} {} {ifname}", plugin.word(), shortened(container, MOST_CONTAINER))
+        format!("{} {}", self.plugin.word(), attachment_words(self.network, self.container, self.ifname))
     }
+}
+
+/// An attachment as comments say it: network, container, interface; at most 103 bytes.
+pub(crate) fn attachment_words(network: &str, container: &str, ifname: &str) -> String {
+    format!("{} {} {ifname}", shortened(network, MOST_NETWORK), shortened(container, MOST_CONTAINER))
+}
+
+/// The first of these words, for all attachments of a network.
+pub(crate) fn network_word(network: &str) -> String {
+    shortened(network, MOST_NETWORK)
 }
 
 /// A name that fits.
@@ -251,7 +259,7 @@ pub fn detach(whose: &Whose<'_>) -> Result<(), NatError> {
 /// # Errors
 /// The kernel refuses.
 pub fn collect(plugin: Plugin, network: &str, valid: &[(&str, &str)]) -> Result<(), NatError> {
-    let network_word = shortened(network, MOST_NETWORK);
+    let network_word = network_word(network);
     let whose = |(container, ifname): &(&str, &str)| Whose { plugin, network, container, ifname }.note();
     let valid: BTreeSet<String> = valid.iter().map(whose).collect();
     remove(|note| {
@@ -335,10 +343,10 @@ fn carry_out(
 
 /// Between two attempts: different for different processes, which would otherwise meet again.
 #[derive(Default)]
-struct Pause(u32);
+pub(crate) struct Pause(u32);
 
 impl Pause {
-    fn wait(&mut self) {
+    pub(crate) fn wait(&mut self) {
         self.0 += 1;
         let spread = std::process::id().wrapping_mul(self.0) % (1 + 2 * self.0.min(8));
         std::thread::sleep(Duration::from_millis(spread.into()));

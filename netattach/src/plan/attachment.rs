@@ -8,7 +8,7 @@ use super::{AttachmentPlan, CachedResults, Sandbox, chained, made_before, pod_so
 use crate::budget;
 use crate::cni::{self, CniArgs, CniError, PluginConf, code};
 use crate::link::{
-    self, Driver, Facts, PlanError, Wanted as Fact, Wishes, bandwidth, dataplane, portmap, sbr, tuning, vrf,
+    self, Driver, Facts, PlanError, Wanted as Fact, Wishes, bandwidth, dataplane, firewall, portmap, sbr, tuning, vrf,
 };
 use crate::mac::Mac;
 use crate::npwg::{self, Selection, device_info};
@@ -166,8 +166,7 @@ fn planned(
     let has_dataplane = judged_from_without.is_some() && when != EnforceWhen::Never;
     let (mut limits, mut behind) = (None, None);
     for (position, (kind, config)) in &chained {
-        let is_executed =
-            is_of_reference(kind) && (native_first || !chained::is_own_step(kind, config, has_dataplane));
+        let is_executed = chained::is_executed(kind, config, native_first, has_dataplane);
         if is_chained(kind, options) && !is_executed {
             check_offered(kind, config)?;
         }
@@ -185,6 +184,10 @@ fn planned(
         if *kind == dataplane::KIND {
             check_dataplane_runs(judged_from_without.is_some(), when)?;
             behind = Some(config);
+            continue;
+        }
+        if is_own(firewall::KIND, kind, options) && !is_executed {
+            steps.push(Step::Admit(firewall::parse(&link::Request { config, ..request })?));
             continue;
         }
         if is_own(sbr::KIND, kind, options) {
@@ -336,11 +339,6 @@ pub(super) fn is_native(kind: &str, options: &Options) -> bool {
 
 fn is_chained(kind: &str, options: &Options) -> bool {
     link::chained(kind).is_some_and(|own| is_own(own, kind, options))
-}
-
-/// Whether the type is one of those that are executed where netattach's own cannot do what is asked for.
-fn is_of_reference(kind: &str) -> bool {
-    kind == portmap::KIND || kind == bandwidth::KIND
 }
 
 /// Whether the type is this one and is not executed.

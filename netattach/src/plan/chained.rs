@@ -5,12 +5,12 @@
 //! being executed: what the chained plugin is asked for becomes a request to the interface, which netattach carries out in its
 //! packet filter and its programs. With a key that has no counterpart there the plugin is executed, and so it is behind
 //! an interface of netattach's own that has no such property. Behind an interface that another plugin makes they are
-//! steps of their own: decision 0037.
+//! steps of their own: decision 0037. `firewall` is a step of its own behind all of them: decision 0038.
 
 use serde_json::{Map, Value, json};
 
 use crate::cni::{CniError, code};
-use crate::link::{self, Driver, PlanError, bandwidth, dataplane, portmap};
+use crate::link::{self, Driver, PlanError, bandwidth, dataplane, firewall, portmap};
 use crate::step::PortSenders;
 
 /// The capability of `portmap`, and the key by which an interface is told who is masqueraded.
@@ -50,9 +50,25 @@ pub(super) fn fold(
     }
 }
 
+/// Whether a chained plugin that is no property of its interface ([`fold`]) is executed, as netattach's own cannot do what it
+/// is asked for. `is_behind_own`: the interface is netattach's, and could have it as a property. `has_dataplane`: it can be
+/// limited.
+pub(super) fn is_executed(
+    kind: &str,
+    chained: &Map<String, Value>,
+    is_behind_own: bool,
+    has_dataplane: bool,
+) -> bool {
+    match kind {
+        portmap::KIND | bandwidth::KIND => is_behind_own || !is_own_step(kind, chained, has_dataplane),
+        firewall::KIND => firewall::is_for_firewalld(chained),
+        _ => false,
+    }
+}
+
 /// Whether a chained plugin behind an interface of another plugin's is carried out by a step of netattach's own, or asks
 /// for nothing. `has_dataplane`: its interface can be limited.
-pub(super) fn is_own_step(kind: &str, chained: &Map<String, Value>, has_dataplane: bool) -> bool {
+fn is_own_step(kind: &str, chained: &Map<String, Value>, has_dataplane: bool) -> bool {
     match kind {
         portmap::KIND => ports(chained).is_none() || portmap::text_of_iptables(chained).is_none(),
         bandwidth::KIND => {
@@ -187,5 +203,20 @@ mod tests {
         assert!(!is_own(BANDWIDTH, json!({"ingressRate": 5000}), false));
         assert!(!is_own(BANDWIDTH, json!({"ingressRate": 5000, "shapedSubnets": ["::/0"]}), true));
         assert!(!is_own("tuning", json!({}), true));
+    }
+
+    #[test]
+    fn firewall_is_executed_for_firewalld_alone() {
+        for (chained, expected) in [
+            (json!({}), false),
+            (json!({"backend": "iptables", "firewalldZone": "trusted"}), false),
+            (json!({"backend": "firewalld"}), true),
+        ] {
+            for place in [true, false] {
+                let chained = chained.as_object().unwrap();
+                assert_eq!(is_executed("firewall", chained, place, place), expected);
+                assert!(!is_executed("tuning", chained, place, place));
+            }
+        }
     }
 }

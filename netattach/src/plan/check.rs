@@ -6,7 +6,7 @@ use super::{AttachmentPlan, addressing, result, routing};
 use crate::cni::{CniError, CniResult};
 use crate::ipam;
 use crate::spec::{self, Route, SourceTables, Tune, VrfPort};
-use crate::step::{Brought, HostAccess, Kept, MadeBy, SourceRouting};
+use crate::step::{Admitted, Brought, HostAccess, Kept, MadeBy, SourceRouting};
 use crate::step::{Interface, LeasedAddress, Output, Role, Step, Translate};
 
 /// The state of one attachment, according to its record or to the result that was printed for it.
@@ -34,6 +34,8 @@ pub struct Expected {
     pub host_access: Option<HostAccess>,
     /// What the node translates, and for which addresses.
     pub translation: Option<(Translate, Vec<LeasedAddress>)>,
+    /// What the node forwards.
+    pub admitted: Option<Admitted>,
     /// The configuration that the addresses were leased with.
     pub lease: Option<ipam::Config>,
     /// The pod's default routes that were moved, and the interface that has them now.
@@ -107,6 +109,11 @@ pub fn expected(
             Step::Translate(translate) => {
                 let translate = result::translation(translate, outputs);
                 expected.translation = Some((translate, leased.addresses.clone()));
+            }
+            Step::Admit(_) => {
+                if let Output::Admitted(admitted) = output {
+                    expected.admitted = Some(admitted.clone());
+                }
             }
             Step::Delegate(_)
             | Step::TakeMade(_)

@@ -161,6 +161,7 @@ fn place(step: Step) -> Option<Place> {
         | Step::RouteToPod
         | Step::FindReach
         | Step::Translate(_)
+        | Step::Admit(_)
         | Step::FindDevice
         | Step::Protect(_)
         | Step::ProtectAddresses

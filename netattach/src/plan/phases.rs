@@ -49,6 +49,7 @@ impl Phase {
             | Step::PrepareDeviceInfo(_)
             | Step::Delegate(_)
             | Step::FindReach
+            | Step::Admit(_)
             | Step::FindDevice
             | Step::ReadDeviceInfo(_)
             | Step::NoteProperties(_)

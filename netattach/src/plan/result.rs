@@ -258,6 +258,7 @@ pub fn from_prev_result(attachment: &AttachmentPlan, result: &CniResult) -> Resu
             | Step::RouteToPod
             | Step::FindReach
             | Step::Translate(_)
+            | Step::Admit(_)
             | Step::FindDevice
             | Step::Protect(_)
             | Step::ProtectAddresses

@@ -69,6 +69,8 @@ pub enum Inverse<'a> {
     },
     /// Takes back the node's translation of addresses.
     Untranslate,
+    /// Takes back what the node forwards for the attachment.
+    Dismiss,
     /// Removes the attachment from the dataplane.
     Unprotect {
         /// Its number in the dataplane's maps.
@@ -107,6 +109,7 @@ impl Inverse<'_> {
             | Self::LeaveVrf { after_link: true, .. }
             | Self::ForgetHostAccess(_)
             | Self::Untranslate
+            | Self::Dismiss
             | Self::Unprotect { .. } => Stage::Holdings,
             Self::Forget => Stage::Cache,
         }
@@ -145,6 +148,7 @@ pub fn inverse<'a>(
         }
         Step::Lease(config) if config.is_kept() => Inverse::Release { config, owner: owner() },
         Step::Translate(_) => Inverse::Untranslate,
+        Step::Admit(_) => Inverse::Dismiss,
         Step::Delegate(delegate) => Inverse::Delegate(delegate),
         Step::Remember(_) => Inverse::Forget,
         Step::Protect(protect) => Inverse::Unprotect { id: protect.id },

@@ -1,9 +1,10 @@
 //! The vocabulary of a plan: steps and their outputs. Plain data, serialised in the form the journal stores.
 //!
 //! A [`Step`] is one effect; an [`Output`] (`output`) is its result. Where programs see an attachment's frames is its
-//! [`HookKind`] (`hook_kind`); what the node translates for it is a [`Translate`] (`translate`); a device of the node that it takes is a [`Claim`]
+//! [`HookKind`] (`hook_kind`); what the node translates for it is a [`Translate`] (`translate`), what it lets pass an [`Admit`] (`admit`); a device of the node that it takes is a [`Claim`]
 //! (`claim`). Drivers and plans put steps together, `attach` carries them out.
 
+mod admit;
 mod claim;
 mod hook_kind;
 mod output;
@@ -23,6 +24,7 @@ use crate::ipam;
 pub use crate::ipam::LeasedAddress;
 use crate::mac::Mac;
 use crate::spec;
+pub use admit::{Admit, Admitted, Ingress};
 pub use claim::{Claim, Home};
 pub use hook_kind::{ENFORCE_ANNOTATION, EnforceWhen, HookKind, NotObservable};
 pub use output::{
@@ -78,6 +80,8 @@ pub enum Step {
     FindReach,
     /// Has the node translate addresses for the pod. Before any packet of the pod is let through.
     Translate(Translate),
+    /// Has the node let packets from and to the attachment's addresses pass.
+    Admit(Admit),
     /// Finds where the traffic of the interface that other plugins made can be judged. After all of them.
     FindDevice,
     /// Creates the attachment's record and attaches its policy and its programs.
@@ -387,6 +391,7 @@ impl Step {
             | Self::RouteToPod
             | Self::FindReach
             | Self::Translate(_)
+            | Self::Admit(_)
             | Self::FindDevice
             | Self::Protect(_)
             | Self::ProtectAddresses
@@ -481,6 +486,7 @@ impl Step {
             | Self::RouteToPod
             | Self::FindReach
             | Self::Translate(_)
+            | Self::Admit(_)
             | Self::FindDevice
             | Self::Protect(_)
             | Self::ProtectAddresses
@@ -514,6 +520,7 @@ impl Step {
             Self::RouteToPod => "route to the pod's addresses".to_owned(),
             Self::FindReach => "find how the node reaches the pod".to_owned(),
             Self::Translate(translate) => translate.describe(),
+            Self::Admit(_) => "have the node forward for its addresses".to_owned(),
             Self::FindDevice => "find where the interface can be judged".to_owned(),
             Self::Protect(_) => "load policy and counters".to_owned(),
             Self::ProtectAddresses => "load its addresses".to_owned(),

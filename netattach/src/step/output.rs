@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-use super::{Claim, HookKind, StepRef};
+use super::{Admitted, Claim, HookKind, StepRef};
 use crate::cni::{self, CniError, CniResult, Version};
 use crate::ipam::LeasedAddress;
 use crate::mac::Mac;
@@ -165,6 +165,8 @@ pub enum Output {
         /// Name of the device by which it does.
         device: String,
     },
+    /// What the node lets pass.
+    Admitted(Admitted),
     /// The pod's loopback, with the addresses it has.
     Loopback {
         /// Usually 127.0.0.1/8 and ::1/128.

@@ -382,7 +382,7 @@ fn node_with(list: &Value) -> Node {
 
 /// Whether a point is one of the network of [`node_with`], or of what is done with all links of a pod.
 fn is_of_few(point: &str) -> bool {
-    point.contains("StepRef(1, ") || ["netlink", "ioctl"].iter().any(|kind| point.starts_with(kind))
+    point.contains("StepRef(1, ") || ["netlink", "ioctl", "nft"].iter().any(|kind| point.starts_with(kind))
 }
 
 /// Kills the agent at each point of ADD that is about the network, from the one that `first` finds among all of them, and at
@@ -454,6 +454,20 @@ fn an_agent_killed_while_a_vrf_is_joined_or_left_leaves_nothing() {
             points[*at].starts_with("apply:StepRef(1, ") && points[*at + 1].starts_with("netlink")
         };
         (0..points.len() - 1).rev().find(changes).unwrap()
+    });
+}
+
+/// Rows: FWL-crash.
+#[test]
+fn an_agent_killed_while_it_writes_rules_of_iptables_leaves_none() {
+    let ipam =
+        json!({"type": "static", "addresses": [{"address": "10.51.1.2/24"}, {"address": "fd00:51:1::2/64"}]});
+    let list = json!({"cniVersion": "1.0.0", "plugins": [
+        {"type": "bridge", "bridge": "few0", "ipam": ipam}, {"type": "firewall", "ingressPolicy": "same-bridge"}
+    ]});
+    survives_with(&list, |points| {
+        assert!(points.iter().any(|point| point.starts_with("nft")), "{points:?}");
+        points.iter().position(|point| point.contains("StepRef(1, ")).unwrap()
     });
 }
 

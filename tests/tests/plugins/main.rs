@@ -13,10 +13,11 @@
 //! | `multus`, `former_plugin` | pods that Multus attached; pods that the plugin attached that was there before |
 //! | `primaries` | the configurations of other primary networks as the default network |
 //! | `portmap` | ports of the node by a chained plugin: the reference, and our own |
+//! | `firewall` | what the node forwards past a chain that drops, by a chained plugin in the agent |
 //! | `bandwidth` | limits by a chained plugin behind an interface of another one |
 //! | `chained` | netattach itself as a chained plugin of a network |
 //! | `made_before` | netattach behind another plugin in the runtime's list, whose interface is the pod's default network |
-//! | `without_agent` | masquerade, ports of the node and limits by plain executables, beside the reference plugins |
+//! | `without_agent` | masquerade, ports of the node, limits and what the node forwards by plain executables, beside the reference plugins |
 //! | `sbr` | routing by source address by a chained plugin: beside the reference, and in an agent |
 //! | `tuning` | properties of an interface by a chained plugin: beside the reference, and in an agent |
 //! | `vrf` | an interface in a VRF of its pod, by a chained plugin: beside the reference, and in an agent |
@@ -29,6 +30,7 @@ mod delegate;
 mod delegation;
 mod devices;
 mod differential;
+mod firewall;
 mod former_plugin;
 mod host_local;
 mod install;

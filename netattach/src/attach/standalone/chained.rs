@@ -55,9 +55,12 @@ pub(super) fn is_nodes_own(netns: &Netns, request: &cni::Request) -> Result<bool
 
 /// Takes back what the node translates for attachments of a network that are not in the list.
 pub(super) fn collect(plugin: Plugin, network: &str, valid: &[AttachmentId]) -> Result<(), CniError> {
-    let valid: Vec<(&str, &str)> =
-        valid.iter().map(|it| (it.container_id.as_str(), it.ifname.as_str())).collect();
-    without_agent::collect(plugin, network, &valid).map_err(|error| cannot(error.into()))
+    without_agent::collect(plugin, network, &pairs(valid)).map_err(|error| cannot(error.into()))
+}
+
+/// Containers and interfaces.
+pub(super) fn pairs(attachments: &[AttachmentId]) -> Vec<(&str, &str)> {
+    attachments.iter().map(|it| (it.container_id.as_str(), it.ifname.as_str())).collect()
 }
 
 /// Takes back what the node translates for an interface that an executable made.

@@ -4,13 +4,14 @@
 //! when a step fails. DEL derives from the configuration what an ADD may have left, and rolls that back. CHECK turns
 //! `prevResult` back into the outputs of the steps and compares as the agent does.
 //!
-//! `interface` has the interface plugins, `tuning`, `sbr`, `vrf`, `portmap` and `bandwidth` the chained ones (`chained` is what they
+//! `interface` has the interface plugins, `tuning`, `sbr`, `vrf`, `portmap`, `bandwidth` and `firewall` the chained ones (`chained` is what they
 //! have in common), `ipam` the address management; `install` puts the plugins' names into a directory, `copy` copies executables to a node, `conflist` writes the configuration for a runtime.
 
 mod bandwidth;
 mod chained;
 mod conflist;
 pub mod copy;
+mod firewall;
 pub mod install;
 mod interface;
 mod ipam;
@@ -118,6 +119,7 @@ fn answer(name: &str, request: &Request, stderr: &mut impl Write) -> Result<Stri
         host_accesses: HostAccesses::default(),
         devices: Devices::default(),
         nat: None,
+        firewall: None,
         enforcer: None,
         links: None,
         forwarding: Forwarding::default(),
@@ -132,6 +134,7 @@ fn answer(name: &str, request: &Request, stderr: &mut impl Write) -> Result<Stri
         (None, None) if name == link::vrf::KIND => vrf::VrfPlugin { request }.answer(),
         (None, None) if name == link::portmap::KIND => portmap::Portmap { request }.answer(),
         (None, None) if name == link::bandwidth::KIND => bandwidth::Bandwidth { request }.answer(),
+        (None, None) if name == link::firewall::KIND => firewall::FirewallPlugin { request }.answer(),
         (None, None) => {
             Err(CniError::new(code::INTERNAL, format!("netattach-cni has no plugin named {name}")))
         }

@@ -58,6 +58,7 @@ fn there_is_a_plugin_for_every_driver_and_one_for_addresses() {
             "vrf",
             "portmap",
             "bandwidth",
+            "firewall",
             "host-local",
             "static"
         ]
@@ -134,8 +135,8 @@ fn the_page_names_every_plugin_that_is_built_in_and_no_other() {
     let named = rows.flat_map(|types| types.split('`').step_by(2)).filter(|word| *word != "ipam.type");
     let named: BTreeSet<&str> = named.collect();
     assert_eq!(named, built_in().collect());
-    assert_eq!(named.len(), 20);
+    assert_eq!(named.len(), 21);
     for page in PAGES {
-        assert!(page.to_lowercase().contains("twenty"), "{page}");
+        assert!(page.to_lowercase().contains("twenty-one"), "{page}");
     }
 }

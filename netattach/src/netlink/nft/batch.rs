@@ -107,7 +107,12 @@ fn make_room(socket: &RawSocket, bytes: usize) {
 
 /// A message about a table of the family of both versions of IP, or about something in it.
 pub(in crate::netlink) fn object(kind: u16, flags: u16, attributes: &[u8]) -> Vec<u8> {
-    message(NFTABLES << 8 | kind, flags, Family::Inet as u8, 0, attributes)
+    object_in(Family::Inet, kind, flags, attributes)
+}
+
+/// As [`object`], of a table of that family.
+pub(super) fn object_in(family: Family, kind: u16, flags: u16, attributes: &[u8]) -> Vec<u8> {
+    message(NFTABLES << 8 | kind, flags, family as u8, 0, attributes)
 }
 
 /// `struct nlmsghdr`, `struct nfgenmsg`, attributes.

@@ -14,8 +14,10 @@ const LIST_ELEMENT: u16 = 1;
 
 /// `NFPROTO_*` of the versions of IP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Version {
+pub enum Version {
+    /// IPv4.
     V4 = 2,
+    /// IPv6.
     V6 = 10,
 }
 
@@ -40,7 +42,7 @@ impl Version {
         self.address_length() / 4
     }
 
-    fn offset(self, address: Address) -> u32 {
+    pub(super) fn offset(self, address: Address) -> u32 {
         match (self, address) {
             (Self::V4, Address::Source) => 12,
             (Self::V4, Address::Destination) => 16,
@@ -191,12 +193,34 @@ pub(super) fn translate_destination(version: Version, address: u32, port: u32) -
 
 /// Replaces the source by the address of the device that the packet leaves by.
 pub(super) fn masquerade() -> Vec<u8> {
-    nested(LIST_ELEMENT, &[attribute(1, &text("masq"))])
+    plain("masq")
+}
+
+/// An expression that is told nothing.
+fn plain(name: &str) -> Vec<u8> {
+    nested(LIST_ELEMENT, &[attribute(1, &text(name))])
 }
 
 /// Drops the packet.
 pub(super) fn drop_it() -> Vec<u8> {
     const DROP: u32 = 0;
-    let verdict = nested(2, &[nested(2, &[number(1, DROP)])]);
-    expression("immediate", &[number(1, VERDICT), verdict])
+    give_verdict(DROP, None)
+}
+
+/// Ends the rule with that verdict (`NF_*`, `NFT_*`), which may name a chain.
+pub(super) fn give_verdict(code: u32, chain: Option<&str>) -> Vec<u8> {
+    let mut verdict = vec![number(1, code)];
+    verdict.extend(chain.map(|chain| attribute(2, &text(chain))));
+    expression("immediate", &[number(1, VERDICT), nested(2, &[nested(2, &verdict)])])
+}
+
+/// Counts packets and bytes.
+pub(super) fn count() -> Vec<u8> {
+    plain("counter")
+}
+
+/// Continues if the extension of iptables of that name and revision says so, by what it is told in its own form
+/// (`linux/netfilter/nf_tables_compat.h`).
+pub(super) fn if_match(name: &str, revision: u32, told: &[u8]) -> Vec<u8> {
+    expression("match", &[attribute(1, &text(name)), number(2, revision), attribute(3, told)])
 }

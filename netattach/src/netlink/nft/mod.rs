@@ -8,9 +8,12 @@
 //! | `expression` | the expressions of rules |
 //! | `nat_table`, `nat` | the table that translates addresses: its sets, chains and rules; its transactions |
 //! | `noted` | the same table as processes without an agent share it: elements say whose they are |
+//! | `filter`, `filter_rule` | the tables `filter` of `iptables-nft`, whose rules have another form |
 
 mod batch;
 mod expression;
+pub mod filter;
+mod filter_rule;
 pub mod nat;
 mod nat_table;
 mod noted;

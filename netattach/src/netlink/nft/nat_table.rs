@@ -21,7 +21,7 @@ use super::expression::{
     load_address, load_first_byte, load_meta, load_nothing, load_original_port, load_port, load_zeros,
     look_up, masquerade, translate_destination,
 };
-use super::{attributes_of, name};
+use super::{attribute_in, name};
 
 /// The name of the agent's table, in the family that covers both versions of IP.
 pub const TABLE: &str = "netattach-nat";
@@ -350,7 +350,11 @@ pub(super) fn comment_of(owner: &str) -> String {
 
 /// Reads the comment of a table, or of an element, from its attributes: both have their user data by the same number.
 pub(super) fn comment_in(attributes: &[u8]) -> Option<String> {
-    let (_, mut data) = attributes_of(attributes).find(|(kind, _)| *kind == USER_DATA)?;
+    comment_of_data(attribute_in(attributes, USER_DATA)?)
+}
+
+/// Reads the comment from user data. That of rules has another number, and the same form.
+pub(super) fn comment_of_data(mut data: &[u8]) -> Option<String> {
     // Type, length, value.
     while let [kind, length, rest @ ..] = data {
         let value = rest.get(..usize::from(*length))?;
@@ -362,7 +366,7 @@ pub(super) fn comment_in(attributes: &[u8]) -> Option<String> {
     None
 }
 
-/// The user data that says a comment of less than [`MOST_COMMENT`] bytes.
+/// The user data that says a comment of at most 254 bytes. `nft` writes comments of less than [`MOST_COMMENT`].
 pub(super) fn user_data(comment: &str) -> Vec<u8> {
     let comment = text(comment);
     [&[COMMENT, comment.len() as u8][..], &comment].concat()

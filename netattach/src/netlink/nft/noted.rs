@@ -61,11 +61,7 @@ pub fn table_is_possible() -> Result<(), Error> {
 /// # Errors
 /// The kernel does not answer, or the table changed while it was read.
 pub fn view() -> Result<View, Error> {
-    let generation = match filter_generation() {
-        // A kernel without nftables refuses whatever is asked of it.
-        Err(error) if is_without_nftables(&error) => 0,
-        other => other?,
-    };
+    let generation = generation_if_any()?;
     let shape = shape_of(SHARED_TABLE)?;
     let found = comment(SHARED_TABLE)?;
     let mut elements = Vec::new();
@@ -78,6 +74,17 @@ pub fn view() -> Result<View, Error> {
     let is_whole = found.as_deref() == Some(SHARED_COMMENT) && shape.parts() == nat_table::parts();
     let is_there = found.is_some() || !shape.is_empty() || !elements.is_empty();
     Ok(View { generation, is_there, is_whole, elements })
+}
+
+/// The packet filter's generation; 0: the kernel has no nftables, and refuses whatever is asked of it.
+///
+/// # Errors
+/// The kernel did not answer.
+pub(super) fn generation_if_any() -> Result<u32, Error> {
+    match filter_generation() {
+        Err(error) if is_without_nftables(&error) => Ok(0),
+        other => other,
+    }
 }
 
 fn is_without_nftables(error: &Error) -> bool {

@@ -12,7 +12,7 @@ use super::*;
 const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
 /// A scene whose chained plugin is the reference's, or ours; the interface is made by our own bridge in both.
-fn scene(reference: Option<&Path>, plugin: &str) -> Scene {
+pub(super) fn scene(reference: Option<&Path>, plugin: &str) -> Scene {
     let scene = Scene::new();
     if let Some(reference) = reference {
         let path = scene.runtime.plugins.join(plugin);
@@ -23,14 +23,14 @@ fn scene(reference: Option<&Path>, plugin: &str) -> Scene {
 }
 
 /// The same configuration in another version.
-fn in_version(version: &str, config: &Value) -> Value {
+pub(super) fn in_version(version: &str, config: &Value) -> Value {
     let mut config = config.clone();
     config["cniVersion"] = json!(version);
     config
 }
 
 /// ADD, CHECK and DEL in a version: exit codes and the result, without what is of each run alone.
-fn verbs(scene: &Scene, version: &str, chained: &Value) -> Vec<(Option<i32>, Value)> {
+pub(super) fn verbs(scene: &Scene, version: &str, chained: &Value) -> Vec<(Option<i32>, Value)> {
     let bridge = in_version(version, &scene.bridge(&json!({})));
     let pod = scene.add("a", &[bridge]);
     let chained = in_version(version, chained);

@@ -1,0 +1,282 @@
+//! Lets the node forward packets from and to pods' addresses, in the tables that `iptables` filters by: the chained plugin
+//! `firewall`.
+//!
+//! | module | contents |
+//! |---|---|
+//! | `settle` | which rules there should be, and what changes that. Pure |
+//! | `agent` | what the agent's attachments have, and puts back what others remove |
+//!
+//! A chain whose policy is to drop, as Docker leaves `FORWARD`, is answered by a rule in that chain alone: what another table
+//! accepts is dropped there all the same. So the rules stand in the tables `filter` of `iptables-nft`, in the form that it
+//! reads. Each says in its comment whose it is, so DEL and GC need no configuration, and a late DEL removes nothing that
+//! another pod has by now. Decision 0038 says why it is so.
+
+mod agent;
+mod settle;
+
+use std::collections::BTreeSet;
+use std::time::Instant;
+
+use sha2::{Digest, Sha256};
+
+use crate::cni::CniResult;
+use crate::cni::identifier::check_ifname;
+use crate::nat::without_agent::{PATIENCE, Pause, attachment_words, network_word};
+use crate::netlink::filter::{self, View};
+use crate::netlink::{self, Error, Family};
+use crate::step::{Admit, Admitted};
+pub use agent::Firewall;
+use settle::{CHAINS, Note, Wanted, said, settle};
+
+/// Most addresses of one attachment.
+pub const MOST_ADDRESSES: usize = 64;
+
+/// The table of firewalld, which rejects what it does not know behind everything that `iptables` accepts.
+const FIREWALLD: &str = "firewalld";
+
+/// Why the node does not forward as asked.
+#[derive(Debug, thiserror::Error)]
+pub enum FirewallError {
+    /// The tables could not be read or changed.
+    #[error("tables filter of the node's packet filter (nftables, with nft_compat and xt_conntrack)")]
+    Tables(#[from] netlink::Error),
+    /// Others kept changing the packet filter.
+    #[error("tables filter of the node's packet filter: others change the packet filter all the time")]
+    Busy,
+    /// firewalld filters beside the tables.
+    #[error(
+        "key backend: firewalld filters on this node (table inet {FIREWALLD}), and rejects what iptables accepts: have the \
+         executable of the reference do it, or say iptables where firewalld lets the pods pass"
+    )]
+    Firewalld,
+    /// There is no bridge to close.
+    #[error(
+        "key ingressPolicy: {0} is for bridges, and the first interface of prevResult is none of the node"
+    )]
+    NoBridge(&'static str),
+    /// The attachment has too many addresses.
+    #[error("the interface has {0} addresses, more than {MOST_ADDRESSES}")]
+    Many(usize),
+}
+
+/// Who writes rules: the first word of their comments.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Owner(String);
+
+impl Owner {
+    /// What the words of all owners begin with.
+    const START: &'static str = "netattach";
+
+    /// The plain executables.
+    pub fn executables() -> Self {
+        Self("netattach-cni".to_owned())
+    }
+
+    /// The agent with that state directory.
+    pub fn agent(state: &str) -> Self {
+        let digits: String = Sha256::digest(state).iter().take(4).map(|byte| format!("{byte:02x}")).collect();
+        Self(format!("{}:{digits}", Self::START))
+    }
+
+    /// The comment of an attachment's rules.
+    pub fn note(&self, network: &str, container: &str, ifname: &str) -> String {
+        format!("{} {}", self.0, attachment_words(network, container, ifname))
+    }
+}
+
+/// What an attachment is to have, by the result of the plugins before.
+///
+/// # Errors
+/// There are too many addresses, or no bridge to close.
+pub fn admitted(admit: &Admit, result: &CniResult) -> Result<Admitted, FirewallError> {
+    let addresses: BTreeSet<_> = result.ips.iter().map(|ip| ip.address.addr()).collect();
+    if addresses.len() > MOST_ADDRESSES {
+        return Err(FirewallError::Many(addresses.len()));
+    }
+    let of_node = |listed: &&crate::cni::Interface| {
+        listed.sandbox.as_deref().unwrap_or_default().is_empty() && check_ifname(&listed.name).is_ok()
+    };
+    let bridge = result.interfaces.first().filter(of_node).map(|listed| listed.name.clone());
+    let closed = match (admit.ingress.is_open(), bridge) {
+        (true, _) => None,
+        (false, Some(bridge)) => Some((admit.ingress, bridge)),
+        (false, None) => return Err(FirewallError::NoBridge(admit.ingress.word())),
+    };
+    Ok(Admitted {
+        addresses: addresses.into_iter().collect(),
+        admin_chain: admit.admin_chain.clone(),
+        closed,
+    })
+}
+
+/// Refuses to begin where the rules would have no effect.
+///
+/// # Errors
+/// firewalld filters on the node, or the kernel does not answer.
+pub fn check_effect(admit: &Admit) -> Result<(), FirewallError> {
+    if admit.beside_firewalld || !repeated(|| filter::has_table(Family::Inet, FIREWALLD))? {
+        return Ok(());
+    }
+    Err(FirewallError::Firewalld)
+}
+
+/// Gives an attachment what it is to have in place of what it had. Idempotent.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn admit(note: &str, admitted: &Admitted) -> Result<(), FirewallError> {
+    let wanted = [Wanted { note, admitted }];
+    carry_out(|view| settle(view, &wanted, &|there| there.is_of(note))).map(drop)
+}
+
+/// Takes back what an attachment has. Idempotent.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn dismiss(note: &str) -> Result<(), FirewallError> {
+    carry_out(|view| settle(view, &[], &|there| there.is_of(note))).map(drop)
+}
+
+/// Takes back what attachments of a network have that are not among `valid`: containers and interfaces.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn collect(owner: &Owner, network: &str, valid: &[(&str, &str)]) -> Result<(), FirewallError> {
+    let valid: BTreeSet<String> =
+        valid.iter().map(|(container, ifname)| owner.note(network, container, ifname)).collect();
+    let network = network_word(network);
+    let is_gone = |note: &Note<'_>| {
+        note.owner == owner.0 && note.network == network && !valid.contains(note.attachment)
+    };
+    carry_out(|view| settle(view, &[], &is_gone)).map(drop)
+}
+
+/// What the node lacks of what an attachment has, in words.
+///
+/// # Errors
+/// The kernel does not answer.
+pub fn difference(note: &str, admitted: &Admitted) -> Result<Option<String>, FirewallError> {
+    let changes = settle(&look()?, &[Wanted { note, admitted }], &|_| false);
+    Ok(changes.first().map(said))
+}
+
+/// Whether the kernel has a packet filter for the rules.
+///
+/// # Errors
+/// It has none.
+pub fn is_possible() -> Result<(), FirewallError> {
+    Ok(netlink::filter_generation().map(drop)?)
+}
+
+/// What was found when there was nothing more to do.
+struct Settled {
+    /// Whether there had been something.
+    changed: bool,
+    /// The packet filter's generation in which that was so, if that was looked at.
+    generation: Option<u32>,
+}
+
+/// Changes the tables as `decide` says.
+fn carry_out(
+    decide: impl Fn(&View) -> Vec<(filter::Version, filter::Change)>,
+) -> Result<Settled, FirewallError> {
+    let due = Instant::now() + PATIENCE;
+    let mut pause = Pause::default();
+    loop {
+        let view = look()?;
+        let changes = decide(&view);
+        if changes.is_empty() {
+            return Ok(Settled { changed: false, generation: Some(view.generation()) });
+        }
+        if filter::change(&view, &changes)? {
+            return Ok(Settled { changed: true, generation: None });
+        }
+        if Instant::now() > due {
+            return Err(FirewallError::Busy);
+        }
+        pause.wait();
+    }
+}
+
+fn look() -> Result<View, FirewallError> {
+    repeated(|| filter::view(&CHAINS))
+}
+
+/// Asks again while others change what is read.
+fn repeated<T>(ask: impl Fn() -> Result<T, Error>) -> Result<T, FirewallError> {
+    let due = Instant::now() + PATIENCE;
+    let mut pause = Pause::default();
+    loop {
+        match ask() {
+            Err(Error::Interrupted(_)) if Instant::now() < due => pause.wait(),
+            other => return Ok(other?),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ipnet::IpNet;
+
+    use super::*;
+    use crate::cni::{Interface, IpConfig};
+    use crate::step::Ingress;
+
+    fn result(addresses: &[&str], first: Option<(&str, Option<&str>)>) -> CniResult {
+        let ip = |address: &&str| IpConfig {
+            interface: None,
+            address: address.parse::<IpNet>().unwrap(),
+            gateway: None,
+        };
+        let listed = |(name, sandbox): (&str, Option<&str>)| Interface {
+            name: name.to_owned(),
+            sandbox: sandbox.map(str::to_owned),
+            ..Interface::default()
+        };
+        CniResult {
+            ips: addresses.iter().map(ip).collect(),
+            interfaces: first.into_iter().map(listed).collect(),
+            ..CniResult::default()
+        }
+    }
+
+    #[test]
+    fn addresses_and_bridge_are_those_of_the_result() {
+        let open = Admit { admin_chain: "CNI-ADMIN".into(), ..Admit::default() };
+        let closed = Admit { ingress: Ingress::SameBridge, ..open.clone() };
+        let of_bridge = result(&["10.1.0.2/24", "fd00::2/64", "10.1.0.2/16"], Some(("br0", None)));
+        let expected = Admitted {
+            addresses: vec!["10.1.0.2".parse().unwrap(), "fd00::2".parse().unwrap()],
+            admin_chain: "CNI-ADMIN".into(),
+            closed: Some((Ingress::SameBridge, "br0".into())),
+        };
+        assert_eq!(admitted(&closed, &of_bridge).unwrap(), expected);
+        assert_eq!(admitted(&open, &of_bridge).unwrap(), Admitted { closed: None, ..expected });
+        for first in [None, Some(("eth0", Some("/run/netns/a"))), Some(("a b", None)), Some(("", None))] {
+            let said = admitted(&closed, &result(&[], first)).unwrap_err().to_string();
+            assert!(said.starts_with("key ingressPolicy: same-bridge is for bridges"), "{said}");
+        }
+        let many: Vec<String> = (0..65).map(|number| format!("10.1.0.{number}/24")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        assert_eq!(
+            admitted(&open, &result(&many, None)).unwrap_err().to_string(),
+            "the interface has 65 addresses, more than 64"
+        );
+    }
+
+    #[test]
+    fn a_note_fits_and_names_its_attachment() {
+        let agent = Owner::agent("/var/lib/netattach");
+        let (network, container) = ("n".repeat(60), "c".repeat(64));
+        let note = agent.note(&network, &container, "i23456789012345");
+        let whole = format!("{note} same-bridge:b23456789012345");
+        assert!(whole.len() < 255, "{}", whole.len());
+        let read = Note::of(&whole).unwrap();
+        assert!(read.is_of(&note) && !read.is_of(&agent.note(&network, &container, "i2345678901234")));
+        assert_eq!((read.owner, read.network), (agent.0.as_str(), network_word(&network).as_str()));
+        assert_ne!(agent, Owner::agent("/var/lib/other"));
+        for other in ["", "CNI firewall plugin rules", "netattach ingressPolicy", "netattach:1 a b"] {
+            assert!(Note::of(other).is_none(), "{other}");
+        }
+    }
+}

@@ -1,0 +1,239 @@
+//! Which rules attachments have in the tables, and what is to be done to have them. Pure.
+//!
+//! The chains and the rules that lead to them are those of the reference plugin, word for word, so that neither adds what the
+//! other has added; like there, they stay. The rest is an attachment's own, with its name as the comment, or a bridge's, for as
+//! long as the comment of an attachment's rule names the bridge.
+
+use std::collections::BTreeSet;
+
+use super::Owner;
+use crate::netlink::filter::{Ask, Change, FORWARD, Filter, Placed, Rule, TABLE, Verdict, Version, View};
+use crate::step::{Admitted, Ingress};
+
+/// Of what the node forwards for pods.
+const CNI_FORWARD: &str = "CNI-FORWARD";
+const FORWARD_COMMENT: &str = "CNI firewall plugin rules";
+const ADMIN_COMMENT: &str = "CNI firewall plugin admin overrides";
+/// Of what comes from a closed bridge, and then goes to another one.
+const STAGE_1: &str = "CNI-ISOLATION-STAGE-1";
+const STAGE_2: &str = "CNI-ISOLATION-STAGE-2";
+const STAGE_1_COMMENT: &str = "CNI firewall plugin rules (ingressPolicy: same-bridge|isolated)";
+/// The comment of a bridge's rules.
+const BRIDGE_COMMENT: &str = "netattach ingressPolicy";
+
+/// The chains whose rules are looked at.
+pub(super) const CHAINS: [&str; 4] = [FORWARD, CNI_FORWARD, STAGE_1, STAGE_2];
+
+/// An attachment, and what it is to have.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Wanted<'w> {
+    pub(super) note: &'w str,
+    pub(super) admitted: &'w Admitted,
+}
+
+/// The comment of an attachment's rules, by its words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Note<'n> {
+    pub(super) owner: &'n str,
+    pub(super) network: &'n str,
+    /// All words but that of the bridge.
+    pub(super) attachment: &'n str,
+    /// The bridge that is closed, and to whom it is open.
+    closed: Option<(Ingress, &'n str)>,
+}
+
+impl<'n> Note<'n> {
+    pub(super) fn of(comment: &'n str) -> Option<Self> {
+        let mut words = comment.splitn(5, ' ');
+        let mut next = || words.next().filter(|word| !word.is_empty());
+        let (owner, network, container, ifname) = (next()?, next()?, next()?, next()?);
+        let last = next();
+        if !owner.strip_prefix(Owner::START)?.starts_with(['-', ':']) {
+            return None;
+        }
+        let lengths = [owner, network, container, ifname].map(str::len);
+        let attachment = comment.get(..lengths.iter().sum::<usize>() + 3)?;
+        let closed = last.and_then(|word| {
+            let (word, bridge) = word.split_once(':')?;
+            let ingress = Ingress::ALL.into_iter().find(|ingress| ingress.word() == word)?;
+            Some((ingress, bridge))
+        });
+        Some(Self { owner, network, attachment, closed })
+    }
+
+    /// Whether it names that attachment.
+    pub(super) fn is_of(&self, note: &str) -> bool {
+        self.attachment == note
+    }
+}
+
+/// What gives the attachments what they are to have, and takes back what has a note of which `is_gone` is true and is none of
+/// that.
+pub(super) fn settle(
+    view: &View,
+    wanted: &[Wanted<'_>],
+    is_gone: &dyn Fn(&Note<'_>) -> bool,
+) -> Vec<(Version, Change)> {
+    let of_table = |filter| Table { filter, changes: Vec::new() }.settled(wanted, is_gone);
+    let of_both = view.filters.iter().map(|filter| (filter.version, of_table(filter)));
+    of_both.flat_map(|(version, changes)| changes.into_iter().map(move |change| (version, change))).collect()
+}
+
+/// The table of one version of IP, and what is to be done to it.
+struct Table<'f> {
+    filter: &'f Filter,
+    changes: Vec<Change>,
+}
+
+impl<'f> Table<'f> {
+    fn settled(mut self, wanted: &[Wanted<'_>], is_gone: &dyn Fn(&Note<'_>) -> bool) -> Vec<Change> {
+        let version = self.filter.version;
+        let wanted: Vec<&Wanted<'_>> =
+            wanted.iter().filter(|wanted| own_addresses(wanted, version).next().is_some()).collect();
+        let rules: Vec<Rule> = wanted.iter().flat_map(|wanted| rules_of(wanted, version)).collect();
+        let is_wanted: BTreeSet<&Rule> = rules.iter().collect();
+        let noted = self.rules_in(CNI_FORWARD).filter_map(|(handle, rule)| {
+            let note = Note::of(&rule.comment)?;
+            Some((handle, rule, note))
+        });
+        let (gone, kept): (Vec<_>, Vec<_>) =
+            noted.partition(|(_, rule, note)| is_gone(note) && !is_wanted.contains(rule));
+        let closed: BTreeSet<(Ingress, &str)> = kept
+            .iter()
+            .filter_map(|(_, _, note)| note.closed)
+            .chain(wanted.iter().filter_map(|it| closed(it.admitted)))
+            .collect();
+        if !rules.is_empty() {
+            let admins = wanted.iter().map(|wanted| wanted.admitted.admin_chain.as_str()).collect();
+            self.make_chains(&admins, !closed.is_empty());
+            self.lead_to_chains(&admins, !closed.is_empty());
+        }
+        self.close(&closed, !rules.is_empty());
+        self.changes.extend(gone.iter().map(|(handle, ..)| remove(CNI_FORWARD, *handle)));
+        let present: BTreeSet<&Rule> = kept.iter().map(|(_, rule, _)| *rule).collect();
+        let missing = rules.iter().filter(|rule| !present.contains(rule));
+        self.changes.extend(missing.map(|rule| Change::Last(CNI_FORWARD.to_owned(), rule.clone())));
+        self.changes
+    }
+
+    /// The rules of a chain that are of our form, with their numbers.
+    fn rules_in(&self, chain: &str) -> impl Iterator<Item = (u64, &'f Rule)> {
+        let of_chain = self.filter.rules.iter().filter(move |placed| placed.chain == chain);
+        of_chain.filter_map(|Placed { handle, rule, .. }| Some((*handle, rule.as_ref()?)))
+    }
+
+    fn make_chains(&mut self, admins: &BTreeSet<&str>, with_stages: bool) {
+        if !self.filter.is_there {
+            self.changes.push(Change::MakeTable);
+        }
+        let stages = [STAGE_1, STAGE_2].into_iter().filter(|_| with_stages);
+        let chains = [FORWARD, CNI_FORWARD].into_iter().chain(admins.iter().copied()).chain(stages);
+        let missing = chains.filter(|chain| !self.filter.chains.contains(*chain));
+        self.changes.extend(missing.map(|chain| Change::MakeChain(chain.to_owned())));
+    }
+
+    /// Has packets led to the chains. What comes from a closed bridge is stopped before anything is let pass.
+    fn lead_to_chains(&mut self, admins: &BTreeSet<&str>, with_stages: bool) {
+        let first =
+            |chain: &str, to: &str, comment: &str| Change::First(chain.to_owned(), Rule::jump(to, comment));
+        let in_forward: Vec<(u64, &Rule)> = self.rules_in(FORWARD).collect();
+        let position = |chain: &str| in_forward.iter().position(|(_, rule)| rule.leads_to(chain));
+        let (passing, stopping) = (position(CNI_FORWARD), position(STAGE_1));
+        if passing.is_none() {
+            self.changes.push(first(FORWARD, CNI_FORWARD, FORWARD_COMMENT));
+        }
+        let is_before = matches!((stopping, passing), (Some(stopping), Some(passing)) if stopping < passing);
+        let is_needed = with_stages || (stopping.is_some() && passing.is_none());
+        if is_needed && !is_before {
+            let late = in_forward.iter().filter(|(_, rule)| rule.leads_to(STAGE_1));
+            self.changes.extend(late.map(|(handle, _)| remove(FORWARD, *handle)));
+            self.changes.push(first(FORWARD, STAGE_1, STAGE_1_COMMENT));
+        }
+        for admin in admins {
+            if !self.rules_in(CNI_FORWARD).any(|(_, rule)| rule.leads_to(admin)) {
+                self.changes.push(first(CNI_FORWARD, admin, ADMIN_COMMENT));
+            }
+        }
+    }
+
+    /// Gives closed bridges their rules, unless nothing is to be added, and takes those of others back.
+    fn close(&mut self, closed: &BTreeSet<(Ingress, &str)>, adds: bool) {
+        let rules: BTreeSet<(&str, Rule)> = closed.iter().flat_map(rules_of_bridge).collect();
+        for chain in [STAGE_1, STAGE_2] {
+            let own: Vec<(u64, &Rule)> =
+                self.rules_in(chain).filter(|(_, rule)| rule.comment == BRIDGE_COMMENT).collect();
+            let its = || rules.iter().filter(move |(of, _)| *of == chain).map(|(_, rule)| rule);
+            let gone = own.iter().filter(|(_, rule)| !its().any(|wanted| wanted == *rule));
+            self.changes.extend(gone.map(|(handle, _)| remove(chain, *handle)));
+            let new = its().filter(|wanted| adds && !own.iter().any(|(_, rule)| rule == wanted));
+            self.changes.extend(new.map(|rule| Change::First(chain.to_owned(), rule.clone())));
+        }
+    }
+}
+
+fn remove(chain: &str, handle: u64) -> Change {
+    Change::Remove { chain: chain.to_owned(), handle }
+}
+
+fn closed(admitted: &Admitted) -> Option<(Ingress, &str)> {
+    admitted.closed.as_ref().map(|(ingress, bridge)| (*ingress, bridge.as_str()))
+}
+
+/// The attachment's addresses of that version of IP.
+fn own_addresses<'w>(
+    wanted: &Wanted<'w>,
+    version: Version,
+) -> impl Iterator<Item = &'w std::net::IpAddr> + use<'w> {
+    let admitted = wanted.admitted;
+    admitted.addresses.iter().filter(move |address| address.is_ipv4() == (version == Version::V4))
+}
+
+/// An attachment's own rules.
+fn rules_of(wanted: &Wanted<'_>, version: Version) -> Vec<Rule> {
+    let comment = match closed(wanted.admitted) {
+        Some((ingress, bridge)) => format!("{} {}:{bridge}", wanted.note, ingress.word()),
+        None => wanted.note.to_owned(),
+    };
+    let accept = |asks| Rule { asks, verdict: Verdict::Accept, comment: comment.clone() };
+    own_addresses(wanted, version)
+        .flat_map(|address| {
+            [accept(vec![Ask::Destination(*address), Ask::Established]), accept(vec![Ask::Source(*address)])]
+        })
+        .collect()
+}
+
+/// The rules of a closed bridge, each with its chain. A packet from one closed bridge to another is dropped; one to elsewhere,
+/// or from elsewhere, is not.
+fn rules_of_bridge((ingress, bridge): &(Ingress, &str)) -> Vec<(&'static str, Rule)> {
+    let rule = |asks, verdict| Rule { asks, verdict, comment: BRIDGE_COMMENT.to_owned() };
+    let from = || Ask::In((*bridge).to_owned(), true);
+    let to = |is| Ask::Out((*bridge).to_owned(), is);
+    let mut rules = vec![
+        (STAGE_1, rule(vec![from(), to(false)], Verdict::Jump(STAGE_2.to_owned()))),
+        (STAGE_2, rule(vec![to(true)], Verdict::Drop)),
+    ];
+    if *ingress == Ingress::Isolated {
+        rules.push((STAGE_1, rule(vec![from(), to(true)], Verdict::Drop)));
+    }
+    rules
+}
+
+/// What the table lacks, in words.
+pub(super) fn said((version, change): &(Version, Change)) -> String {
+    let table = match version {
+        Version::V4 => format!("table ip {TABLE}"),
+        Version::V6 => format!("table ip6 {TABLE}"),
+    };
+    match change {
+        Change::MakeTable => format!("{table} is gone"),
+        Change::MakeChain(chain) => format!("{table} lacks chain {chain}"),
+        Change::Remove { chain, .. } => format!("{table} has a rule in a wrong place of chain {chain}"),
+        Change::First(chain, rule) | Change::Last(chain, rule) => {
+            format!("{table} lacks a rule: -A {chain} {rule}")
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "settle_tests.rs"]
+mod tests;

@@ -1,0 +1,218 @@
+//! The tables `filter` of `iptables-nft`, one for each version of IP: which chains they have, the rules of some of them, and
+//! changes.
+//!
+//! The tables belong to everybody who calls `iptables`. So a change names the generation of the packet filter that it was
+//! decided in, as `iptables-nft` itself does, and rules are removed by their number.
+
+use std::collections::BTreeSet;
+
+use super::super::Error;
+use super::batch::{number, object_in, transact_at};
+use super::noted::generation_if_any;
+use super::{Family, NESTED, attribute, attribute_in, dump, name, text};
+
+pub use super::expression::Version;
+pub use super::filter_rule::{Ask, Rule, Verdict};
+
+/// The name of the table.
+pub const TABLE: &str = "filter";
+
+/// The chain of packets that the node forwards.
+pub const FORWARD: &str = "FORWARD";
+
+const NAME: &str = "NFT_MSG_NEWRULE";
+/// `enum nf_tables_msg_types`.
+const NEW_TABLE: u16 = 0;
+const GET_TABLE: u16 = 1;
+const NEW_CHAIN: u16 = 3;
+const GET_CHAIN: u16 = 4;
+const NEW_RULE: u16 = 6;
+const GET_RULE: u16 = 7;
+const DELETE_RULE: u16 = 8;
+/// `NLM_F_CREATE` and `NLM_F_APPEND`.
+const CREATE: u16 = 0x400;
+const APPEND: u16 = 0x800;
+/// Names of tables and chains.
+const TABLE_NAME: u16 = 1;
+const CHAIN_NAME: u16 = 3;
+/// Of rules.
+const RULE_CHAIN: u16 = 2;
+const HANDLE: u16 = 3;
+
+/// A rule in its chain.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placed {
+    /// The chain.
+    pub chain: String,
+    /// Its number in the table.
+    pub handle: u64,
+    /// `None`: it is of a form that netattach does not write.
+    pub rule: Option<Rule>,
+}
+
+/// The table of one version of IP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Filter {
+    /// The version.
+    pub version: Version,
+    /// Whether there is the table.
+    pub is_there: bool,
+    /// The names of its chains.
+    pub chains: BTreeSet<String>,
+    /// The rules of the chains that were asked for, in their order.
+    pub rules: Vec<Placed>,
+}
+
+/// The tables as they were read.
+#[derive(Debug, Clone)]
+pub struct View {
+    /// The packet filter's generation before they were read.
+    generation: u32,
+    /// Of IPv4 and of IPv6.
+    pub filters: [Filter; 2],
+}
+
+impl View {
+    /// The packet filter's generation before the tables were read.
+    pub fn generation(&self) -> u32 {
+        self.generation
+    }
+
+    /// Tables that nobody has read, for tests.
+    #[cfg(test)]
+    pub(crate) fn of(filters: [Filter; 2]) -> Self {
+        Self { generation: 0, filters }
+    }
+}
+
+/// What is to be done to a table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// The table is made.
+    MakeTable,
+    /// A chain is made; [`FORWARD`] as iptables makes it, which lets everything pass.
+    MakeChain(String),
+    /// The rule of that number goes.
+    Remove {
+        /// Its chain.
+        chain: String,
+        /// Its number.
+        handle: u64,
+    },
+    /// A rule comes before all others of a chain.
+    First(String, Rule),
+    /// A rule comes behind all others of a chain.
+    Last(String, Rule),
+}
+
+/// Reads the tables, with the rules of these chains.
+///
+/// # Errors
+/// The kernel does not answer, or a table changed while it was read. Without nftables there are no tables.
+pub fn view(chains: &[&str]) -> Result<View, Error> {
+    let generation = generation_if_any()?;
+    Ok(View { generation, filters: [filter(Version::V4, chains)?, filter(Version::V6, chains)?] })
+}
+
+fn filter(version: Version, of_interest: &[&str]) -> Result<Filter, Error> {
+    let family = family(version);
+    let is_there = has_table(family, TABLE)?;
+    let (mut chains, mut rules) = (BTreeSet::new(), Vec::new());
+    if !is_there {
+        return Ok(Filter { version, is_there, chains, rules });
+    }
+    list(GET_CHAIN, NEW_CHAIN, family, &[], &mut |chain| {
+        if is_named(chain, TABLE_NAME, TABLE) {
+            chains.extend(attribute_in(chain, CHAIN_NAME).and_then(name));
+        }
+    })?;
+    for chain in of_interest.iter().filter(|chain| chains.contains(**chain)) {
+        let only = [attribute(TABLE_NAME, &text(TABLE)), attribute(RULE_CHAIN, &text(chain))].concat();
+        list(GET_RULE, NEW_RULE, family, &only, &mut |shown| {
+            let handle = attribute_in(shown, HANDLE).and_then(|bytes| bytes.try_into().ok());
+            let is_its = is_named(shown, TABLE_NAME, TABLE) && is_named(shown, RULE_CHAIN, chain);
+            if let Some(handle) = handle.filter(|_| is_its).map(u64::from_be_bytes) {
+                rules.push(Placed { chain: (*chain).to_owned(), handle, rule: Rule::read(shown, version) });
+            }
+        })?;
+    }
+    Ok(Filter { version, is_there, chains, rules })
+}
+
+/// Whether there is a table of that name in a family.
+///
+/// # Errors
+/// The kernel does not answer, or tables changed while they were read.
+pub fn has_table(family: Family, wanted: &str) -> Result<bool, Error> {
+    let mut found = false;
+    list(GET_TABLE, NEW_TABLE, family, &[], &mut |table| found |= is_named(table, TABLE_NAME, wanted))?;
+    Ok(found)
+}
+
+fn list(
+    asked: u16,
+    answered: u16,
+    family: Family,
+    only: &[u8],
+    each: &mut dyn FnMut(&[u8]),
+) -> Result<(), Error> {
+    let kinds = [asked, answered].map(|kind| 10 << 8 | kind);
+    match dump("NFT_MSG_GETRULE", kinds, family, only, each)? {
+        true => Ok(()),
+        false => Err(Error::Interrupted("NFT_MSG_GETRULE")),
+    }
+}
+
+fn is_named(attributes: &[u8], kind: u16, wanted: &str) -> bool {
+    attribute_in(attributes, kind).and_then(name).as_deref() == Some(wanted)
+}
+
+fn family(version: Version) -> Family {
+    match version {
+        Version::V4 => Family::Ip4,
+        Version::V6 => Family::Ip6,
+    }
+}
+
+/// Carries out changes of both tables, all of them or none. `false`: something in the packet filter has changed since the
+/// tables were read, and nothing was done.
+///
+/// # Errors
+/// The kernel refuses: it may lack nftables, `nft_compat` or `xt_conntrack`.
+pub fn change(view: &View, changes: &[(Version, Change)]) -> Result<bool, Error> {
+    let messages: Vec<Vec<u8>> = changes.iter().map(|(version, change)| message(*version, change)).collect();
+    let done = transact_at(NAME, view.generation, &messages)?;
+    crate::crash_point!("nft", "filter");
+    Ok(done)
+}
+
+fn message(version: Version, change: &Change) -> Vec<u8> {
+    let table = attribute(TABLE_NAME, &text(TABLE));
+    let in_chain = |chain: &str| [table.clone(), attribute(RULE_CHAIN, &text(chain))].concat();
+    let made =
+        |chain: &str, flags, rule: &Rule| (NEW_RULE, flags, [in_chain(chain), rule.written()].concat());
+    let (kind, flags, attributes) = match change {
+        Change::MakeTable => (NEW_TABLE, CREATE, table),
+        Change::MakeChain(chain) => (NEW_CHAIN, CREATE, [table, described(chain)].concat()),
+        Change::Remove { chain, handle } => {
+            (DELETE_RULE, 0, [in_chain(chain), attribute(HANDLE, &handle.to_be_bytes())].concat())
+        }
+        Change::First(chain, rule) => made(chain, CREATE, rule),
+        Change::Last(chain, rule) => made(chain, CREATE | APPEND, rule),
+    };
+    object_in(family(version), kind, flags, &attributes)
+}
+
+/// The attributes of a chain, in its table.
+fn described(chain: &str) -> Vec<u8> {
+    /// `NF_INET_FORWARD`, `NF_IP_PRI_FILTER`, `NF_ACCEPT`.
+    const HOOK: u32 = 2;
+    const PRIORITY: u32 = 0;
+    const ACCEPT: u32 = 1;
+    let named = attribute(CHAIN_NAME, &text(chain));
+    if chain != FORWARD {
+        return named;
+    }
+    let hook = attribute(4 | NESTED, &[number(1, HOOK), number(2, PRIORITY)].concat());
+    [named, hook, number(5, ACCEPT), attribute(7, &text("filter"))].concat()
+}
