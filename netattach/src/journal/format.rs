@@ -5,7 +5,7 @@
 //! shorter afterwards has lost lines. Every other line is a JSON array of a checksum and an event. A checksum covers
 //! the name of the file, its own line and the checksum before it, so that changed, reordered, repeated and foreign
 //! lines are detected. Version 1 had no checksums and no header: each line was an event. Versions 3
-//! to 9 are version 2 with plans that an earlier version cannot express.
+//! to 10 are version 2 with plans that an earlier version cannot express.
 //!
 //! A last line without its newline was cut off by a crash: the step it announced had not begun or can be repeated. Any
 //! other deviation from the written form is damage: the remaining lines are read, and nothing is concluded from
@@ -18,12 +18,12 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::plan::Plan;
+use crate::plan::{AttachmentPlan, Plan};
 use crate::spec::Link;
 use crate::step::{Configure, Output, Step, StepRef, Style};
 
 /// The versions that are written: see [`version_of`]. They differ only in the plans that they can express.
-const WRITTEN: [u32; 8] = [2, 3, 4, 5, 6, 7, 8, 9];
+const WRITTEN: [u32; 9] = [2, 3, 4, 5, 6, 7, 8, 9, 10];
 
 /// The versions that are read.
 pub const VERSIONS: RangeInclusive<u32> = 1..=WRITTEN[WRITTEN.len() - 1];
@@ -34,9 +34,9 @@ pub const VERSIONS: RangeInclusive<u32> = 1..=WRITTEN[WRITTEN.len() - 1];
 /// masquerade that follow the node's, and several gateways on a bridge; version 6 the kinds and properties of links that
 /// came after those; version 7 devices of the node, and tables by source; version 8 macvlans that are judged before they
 /// have addresses, and pods on a parent that the node reaches; version 9 VRFs, taps and netkits, ports of the node that lead to
-/// interfaces of other plugins, and who is masqueraded on the way.
+/// interfaces of other plugins, and who is masqueraded on the way; version 10 pods on ipvlans that the node reaches.
 pub(super) fn version_of(plan: &Plan) -> u32 {
-    let [second, third, fourth, fifth, sixth, seventh, eighth, ninth] = WRITTEN;
+    let [second, third, fourth, fifth, sixth, seventh, eighth, ninth, tenth] = WRITTEN;
     let needed = |step: &Step| match step {
         Step::Translate(translate) if !translate.senders.is_usual() => ninth,
         Step::FindReach => ninth,
@@ -74,6 +74,12 @@ pub(super) fn version_of(plan: &Plan) -> u32 {
         | Step::MoveDefaultRoutes { .. }
         | Step::RouteBySource => second,
     };
+    let is_reached_on_ipvlan = |of: &AttachmentPlan| {
+        of.steps.contains(&Step::GiveHostAccess) && matches!(of.link(), Some(Link::Ipvlan(_)))
+    };
+    if plan.attachments.iter().any(is_reached_on_ipvlan) {
+        return tenth;
+    }
     plan.steps().map(|(_, _, step)| needed(step)).max().unwrap_or(second)
 }
 
@@ -256,7 +262,7 @@ pub(super) fn read(name: &str, bytes: &[u8]) -> Content {
     if WRITTEN.iter().any(|version| head(name, *version, None).as_bytes().starts_with(bytes)) {
         return Content::Torn;
     }
-    if bytes.starts_with(b"{\"planned\":{\"version\":1") {
+    if is_of_first_version(bytes) {
         return read_first_version(bytes, whole);
     }
     let first = bytes.iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |newline| newline + 1);
@@ -329,6 +335,12 @@ fn taken_apart(line: &[u8]) -> Option<(u32, &[u8])> {
     let body = rest[SUM_DIGITS..].strip_prefix(b"\",")?.strip_suffix(b"]")?;
     let sum = u32::from_str_radix(std::str::from_utf8(sum).ok()?, 16).ok()?;
     lower.then_some((sum, body))
+}
+
+/// Whether a file begins as one of version 1, and not of one whose number only begins with that digit.
+fn is_of_first_version(bytes: &[u8]) -> bool {
+    let rest = bytes.strip_prefix(b"{\"planned\":{\"version\":1");
+    rest.is_some_and(|rest| !rest.first().is_some_and(u8::is_ascii_digit))
 }
 
 fn read_first_version(bytes: &[u8], whole: usize) -> Content {

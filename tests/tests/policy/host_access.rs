@@ -1,6 +1,9 @@
-//! `hostAccess`: a node and the pods with macvlans on one of its parents reach each other, under policy.
+//! `hostAccess`: a node and the pods with macvlans or ipvlans on one of its parents reach each other, under policy.
+//!
+//! `cargo xtask vm` runs these in the virtual machine whose kernel has the driver of ipvlan.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::process::Command;
 
 use netattach::netlink::{Handle, LinkState, RouteState};
@@ -9,9 +12,12 @@ use netattach_tests::node::{WIRE, ip};
 use netattach_tests::packet::Packet;
 use netattach_tests::raw::RawSocket;
 use netattach_tests::snapshot::Snapshot;
+use netattach_tests::tools::report_skipped;
 use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connects, eventually, ping};
 use netattach_tests::{Namespace, Node, Pod};
 use serde_json::{Value, json};
+
+use super::ipvlan::has_driver;
 
 /// The node's addresses on the parent, those of the first pod, and those of a host beyond.
 const OF_NODE: [&str; 2] = ["10.52.0.1", "fd00:52::1"];
@@ -89,7 +95,8 @@ fn holds(kind: &str) {
         scene.node.add(pod).success();
     }
     let [own] = scene.host_links().try_into().unwrap();
-    assert_eq!((own.kind.as_str(), own.up, own.own), ("macvlan", true, true), "{kind}");
+    let of_node = if kind == "ipvlan" { kind } else { "macvlan" };
+    assert_eq!((own.kind.as_str(), own.up, own.own), (of_node, true, true), "{kind}");
     assert_eq!(scene.reached(), [true; 4], "{kind}");
     // Others reach node and pods as before, and do not learn of the node's link.
     for to in OF_NODE.iter().chain(&OF_POD) {
@@ -97,7 +104,9 @@ fn holds(kind: &str) {
     }
     let mac = own.mac.unwrap().to_string();
     let seen = neighbours(&scene.beyond, "wire1");
-    assert!(OF_NODE.iter().all(|it| seen.contains(it)) && !seen.contains(&mac), "{mac}: {seen}");
+    // Ipvlans have their parent's address, by which everybody knows them.
+    let is_shown = seen.contains(&mac) == (kind == "ipvlan");
+    assert!(OF_NODE.iter().all(|it| seen.contains(it)) && is_shown, "{mac}: {seen}");
     // It lasts through a restart, stays for the other pod, and is looked at.
     scene.node.kill().unwrap();
     scene.node.start().unwrap();
@@ -129,9 +138,57 @@ fn a_node_and_its_pods_on_macvlans_reach_each_other() {
     }
 }
 
+/// Rows: IVL-hostAccess.
+#[test]
+fn a_node_and_its_pods_on_ipvlans_reach_each_other() {
+    if !has_driver() {
+        return report_skipped("a_node_and_its_pods_on_ipvlans", "the kernel has no ipvlan");
+    }
+    holds("ipvlan");
+}
+
+/// Rows: IVL-hostAccess-refused.
+#[test]
+fn a_node_that_would_drop_what_its_pods_on_ipvlans_send_to_it_is_told() {
+    if !has_driver() {
+        return report_skipped("a_node_that_would_drop", "the kernel has no ipvlan");
+    }
+    let scene = Scene::new("ipvlan", &[]);
+    let filter = |of: &str, value: &str| {
+        let file = format!("/proc/sys/net/ipv4/conf/{of}/rp_filter");
+        scene.node.namespace.run(|| fs::write(file, value)).unwrap();
+    };
+    filter("all", "0");
+    filter(WIRE, "1");
+    let (code, said) = scene.node.add(&scene.pods[0]).failure();
+    let expected = format!(
+        "key hostAccess: the node drops what pods on ipvlans send to it (rp_filter is 1); set net.ipv4.conf.{WIRE}.rp_filter to 2"
+    );
+    assert_eq!((code, said.ends_with(&expected)), (7, true), "{said}");
+    assert_eq!(scene.host_links(), []);
+    filter("all", "1");
+    filter(WIRE, "2");
+    scene.node.add(&scene.pods[0]).success();
+    assert_eq!(scene.reached(), [true; 4]);
+    scene.end();
+}
+
 /// Rows: MVL-hostAccess-policy.
 #[test]
 fn a_node_reaches_a_pod_as_far_as_its_policy_lets_it_and_a_pod_its_node() {
+    policies_hold("macvlan");
+}
+
+/// Rows: IVL-hostAccess.
+#[test]
+fn a_node_reaches_a_pod_on_an_ipvlan_as_far_as_its_policy_lets_it_and_such_a_pod_its_node() {
+    if !has_driver() {
+        return report_skipped("a_node_reaches_a_pod_on_an_ipvlan", "the kernel has no ipvlan");
+    }
+    policies_hold("ipvlan");
+}
+
+fn policies_hold(kind: &str) {
     let node = |address: &str| json!({"ipBlock": {"cidr": format!("{address}/32")}});
     let ingress = json!({
         "podSelector": {"matchLabels": {"app": "a"}}, "policyTypes": ["Ingress"],
@@ -142,7 +199,7 @@ fn a_node_reaches_a_pod_as_far_as_its_policy_lets_it_and_a_pod_its_node() {
         "egress": [{"to": [node(OF_NODE[0])], "ports": [{"protocol": "TCP", "port": 80}]}]
     });
     let policies = [("to-a", policy("to-a", "lan", &ingress)), ("from-b", policy("from-b", "lan", &egress))];
-    let scene = Scene::new("macvlan", &policies);
+    let scene = Scene::new(kind, &policies);
     for pod in &scene.pods {
         scene.node.add(pod).success();
     }
