@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::net::SocketAddr;
 use std::process::Command;
 
 use netattach::netlink::{Handle, LinkState, RouteState};
@@ -188,36 +189,50 @@ fn a_node_reaches_a_pod_on_an_ipvlan_as_far_as_its_policy_lets_it_and_such_a_pod
     policies_hold("ipvlan");
 }
 
+/// Who of node, pods and the host beyond connects to whom, by both families, as the policies of [`policies_hold`] say.
+fn assert_judged(scene: &Scene) {
+    let (node, [a, b]) = (&scene.node.namespace, scene.pods.each_ref().map(|pod| &pod.namespace));
+    for (of_pod, of_node) in OF_POD.into_iter().zip(OF_NODE) {
+        for (from, at, host, port, passes) in [
+            (node, a, of_pod, 80, true),
+            (node, a, of_pod, 81, false),
+            (&scene.beyond, a, of_pod, 80, false),
+            (b, a, of_pod, 80, false),
+            (b, node, of_node, 80, true),
+            (b, node, of_node, 81, false),
+            (a, node, of_node, 81, true),
+        ] {
+            let server = Echo::serve(at, SocketAddr::new(host.parse().unwrap(), port)).unwrap();
+            let patience = if passes { PATIENCE } else { SILENCE };
+            assert_eq!(connects(from, server.address(), patience), passes, "{}", server.address());
+        }
+    }
+}
+
 fn policies_hold(kind: &str) {
-    let node = |address: &str| json!({"ipBlock": {"cidr": format!("{address}/32")}});
+    let of_node = OF_NODE.map(|address| {
+        let length = if address.contains(':') { 128 } else { 32 };
+        json!({"ipBlock": {"cidr": format!("{address}/{length}")}})
+    });
+    let ports = json!([{"protocol": "TCP", "port": 80}]);
     let ingress = json!({
         "podSelector": {"matchLabels": {"app": "a"}}, "policyTypes": ["Ingress"],
-        "ingress": [{"from": [node(OF_NODE[0])], "ports": [{"protocol": "TCP", "port": 80}]}]
+        "ingress": [{"from": of_node, "ports": ports}]
     });
     let egress = json!({
         "podSelector": {"matchLabels": {"app": "b"}}, "policyTypes": ["Egress"],
-        "egress": [{"to": [node(OF_NODE[0])], "ports": [{"protocol": "TCP", "port": 80}]}]
+        "egress": [{"to": of_node, "ports": ports}]
     });
     let policies = [("to-a", policy("to-a", "lan", &ingress)), ("from-b", policy("from-b", "lan", &egress))];
-    let scene = Scene::new(kind, &policies);
+    let mut scene = Scene::new(kind, &policies);
     for pod in &scene.pods {
         scene.node.add(pod).success();
     }
-    let [a, b] = scene.pods.each_ref().map(|pod| &pod.namespace);
-    let serve = |namespace: &Namespace, host: &str, port: u16| {
-        Echo::serve(namespace, format!("{host}:{port}").parse().unwrap()).unwrap()
-    };
-    for (from, server, passes) in [
-        (&scene.node.namespace, serve(a, OF_POD[0], 80), true),
-        (&scene.node.namespace, serve(a, OF_POD[0], 81), false),
-        (&scene.beyond, serve(a, OF_POD[0], 82), false),
-        (b, serve(&scene.node.namespace, OF_NODE[0], 80), true),
-        (b, serve(&scene.node.namespace, OF_NODE[0], 81), false),
-        (a, serve(&scene.node.namespace, OF_NODE[0], 82), true),
-    ] {
-        let patience = if passes { PATIENCE } else { SILENCE };
-        assert_eq!(connects(from, server.address(), patience), passes, "{}", server.address());
-    }
+    assert_judged(&scene);
+    scene.node.kill().unwrap();
+    scene.node.start().unwrap();
+    assert_judged(&scene);
+    let b = &scene.pods[1].namespace;
     // What the pod sends to everybody does not reach the node past its policy.
     let [own] = scene.host_links().try_into().unwrap();
     let heard = RawSocket::open_for(&scene.node.namespace, &own.name, libc::ETH_P_IP as u16).unwrap();
