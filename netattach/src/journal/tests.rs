@@ -397,6 +397,12 @@ fn pods_on_ipvlans_that_the_node_reaches_are_of_a_later_version_than_those_on_ma
         let directory = tempfile::tempdir().unwrap();
         let (_, text) = record_of_steps(directory.path(), steps(link, mode));
         assert!(text.starts_with(&format!("{{\"planned\":{{\"version\":{version}}}")), "{text}");
+        // Version 10 begins as version 1 does.
+        assert!(Store::open(directory.path()).unwrap().load(&key()).map(state_of).unwrap().is_some());
+        let begun = head("c@eth0.jsonl", version, None);
+        for length in 0..begun.len() {
+            assert_eq!(judge("c@eth0.jsonl", &begun.as_bytes()[..length]), Verdict::Torn, "{version}: {length}");
+        }
     }
 }
 
