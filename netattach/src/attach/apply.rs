@@ -266,9 +266,10 @@ impl<'a> Executor<'a> {
             Step::ChooseHostAccess => {
                 let parent = on_parent(self.progress.outputs().of(at.0))?;
                 let leased = self.leased(at, attachment)?;
-                Ok(Output::HostAccess(host_access::choose(&mut self.host, &parent.device, &leased)?))
+                let on = (own_link(attachment)?, &parent.device);
+                Ok(Output::HostAccess(host_access::choose(&mut self.host, on, &leased)?))
             }
-            Step::GiveHostAccess => self.give_host_access(at),
+            Step::GiveHostAccess => self.give_host_access(at, attachment),
             Step::ReadDeviceInfo(files) => Ok(device_info::read(&files.attachment)),
             // Carried out together: see [`Executor::carry_out`].
             Step::Protect(_) | Step::ProtectAddresses | Step::Configure(_) => {
@@ -694,7 +695,7 @@ impl<'a> Executor<'a> {
         Ok(Output::SourceRouting { interfaces })
     }
 
-    fn give_host_access(&mut self, at: StepRef) -> Result<Output, StepError> {
+    fn give_host_access(&mut self, at: StepRef, attachment: &AttachmentPlan) -> Result<Output, StepError> {
         let outputs = self.progress.outputs().of(at.0);
         let parent = on_parent(outputs)?;
         let chosen = outputs.iter().find_map(|output| match output {
@@ -704,7 +705,8 @@ impl<'a> Executor<'a> {
         let chosen = chosen.ok_or(StepError::Missing("a way from the node"))?;
         let made = result::ends(outputs).ok_or(StepError::Missing("a link"))?.pod;
         let parent = self.host.link_by_index(parent.device.index)?;
-        host_access::give(self.node, (&mut self.host, &mut self.pod), (&parent, &made), chosen)?;
+        let on = (own_link(attachment)?, &parent, &made);
+        host_access::give(self.node, (&mut self.host, &mut self.pod), on, chosen)?;
         Ok(Output::Nothing)
     }
 
@@ -742,6 +744,11 @@ fn take_made(attachment: &AttachmentPlan, made: &MadeBefore) -> Result<Output, S
 /// The parent of an attachment's link on the node.
 fn on_parent(outputs: Brought<'_>) -> Result<Parent, StepError> {
     result::ends(outputs).and_then(|ends| ends.parent).ok_or(StepError::Missing("a link on a parent"))
+}
+
+/// The link of an attachment that netattach makes.
+fn own_link(attachment: &AttachmentPlan) -> Result<&spec::Link, StepError> {
+    attachment.link().ok_or(StepError::Missing("a link on a parent"))
 }
 
 /// The device of an attachment, and its claim.

@@ -268,6 +268,11 @@ pub enum StepError {
     /// The node has no address on the parent at all; one may be about to come, as by DHCP when a node starts.
     #[error("key hostAccess: {0} has no address of the node yet")]
     NoAddressYet(String),
+    /// The node would drop what the pod sends to it: it receives that by the parent, and answers by another link.
+    #[error(
+        "key hostAccess: the node drops what pods on ipvlans send to it (rp_filter is 1); set net.ipv4.conf.{0}.rp_filter to 2"
+    )]
+    StrictReversePath(String),
     /// IPv6 addresses were requested for a link whose MTU, in bytes, is too small for IPv6.
     #[error("mtu {0} is below 1280, which IPv6 needs")]
     SmallMtu(u32),
@@ -711,6 +716,7 @@ pub(super) fn step_code(error: &StepError) -> u32 {
         | StepError::GatewayConflict { .. }
         | StepError::NotFiltering(_)
         | StepError::NoHostAddress(_)
+        | StepError::StrictReversePath(_)
         | StepError::Gateway { .. }
         | StepError::NotOnLink(_)
         | StepError::Netlink(

@@ -1,9 +1,14 @@
-//! `hostAccess`: the node and a pod with a macvlan on a parent of the node reach each other, which the driver keeps apart.
+//! `hostAccess`: the node and a pod with a macvlan or an ipvlan on a parent of the node reach each other, which the drivers keep
+//! apart.
 //!
-//! The node gets a macvlan of its own on the parent, and a route over it to each of the pod's addresses. Neither side asks for
-//! the other's Ethernet address: both are entered, so that the link answers nobody, and other stations never learn of it. What
-//! stations send to groups does not come in by it. The link comes with the first pod and goes with the last, which the routes
-//! over it tell: nothing else has to be remembered.
+//! The node gets a link of its own on the parent, of the kind of its pods' links, and a route over it to each of the pod's
+//! addresses. Neither side asks for the other's Ethernet address: both are entered, so that the link answers nobody, and other
+//! stations never learn of it. What stations send to groups does not come in by it. The link comes with the first pod and goes
+//! with the last, which the routes over it tell: nothing else has to be remembered.
+//!
+//! All ipvlans have their parent's Ethernet address. What a pod sends there and is no ipvlan's the driver hands to the node as
+//! received by the parent (`ipvlan_xmit_mode_l2` in `drivers/net/ipvlan/ipvlan_core.c`); what the parent sends goes to the wire
+//! alone. So the node sends by its link and receives by the parent, which a strict `rp_filter` does not let pass.
 
 use std::net::IpAddr;
 use std::os::fd::AsFd;
@@ -23,6 +28,7 @@ use crate::plan::result::Leased;
 use crate::plan::routing::MAIN_TABLE;
 use crate::spec::{self, MacvlanMode, Route};
 use crate::step::{HostAccess, Interface, Reached};
+use crate::sysctl;
 
 /// `rtm_protocol` of the routes: by it they are known to be pods'. 111 is in nobody's list (`/etc/iproute2/rt_protos`).
 const PROTOCOL: u8 = 111;
@@ -32,6 +38,10 @@ const NO_REPLY: &str = "8";
 
 /// No link-local address (`addr_gen_mode`).
 const NO_ADDRESS: &str = "1";
+
+/// The kernel's names for the kinds of the node's links.
+const MACVLAN: &str = "macvlan";
+const IPVLAN: &str = "ipvlan";
 
 /// The right to make the node's links on parents, and to remove them.
 #[derive(Debug, Default)]
@@ -49,10 +59,10 @@ impl HostAccesses {
 /// Chooses what leads from the node to the pod and back. Changes nothing.
 ///
 /// # Errors
-/// The node has no address in the pod's subnets.
+/// The node has no address in the pod's subnets, or would drop what the pod sends to it.
 pub(super) fn choose(
     host: &mut Handle,
-    parent: &Interface,
+    (link, parent): (&spec::Link, &Interface),
     leased: &Leased,
 ) -> Result<HostAccess, StepError> {
     let of_node = host.addresses(parent.index)?;
@@ -66,7 +76,20 @@ pub(super) fn choose(
             false => StepError::NoHostAddress(device),
         });
     }
+    if matches!(link, spec::Link::Ipvlan(_))
+        && reached.iter().any(|it| it.node.is_ipv4())
+        && is_strict(&parent.name)
+    {
+        return Err(StepError::StrictReversePath(parent.name.clone()));
+    }
     Ok(HostAccess { device: host_access::device(parent.index), reached })
+}
+
+/// Whether the node drops what it receives by a device that is not the one by which it would answer: the larger of the
+/// device's own setting and that of all counts (`Documentation/networking/ip-sysctl.rst`).
+fn is_strict(device: &str) -> bool {
+    let is = |value| ["all", device].iter().any(|of| sysctl::is(&format!("ipv4/conf/{of}/rp_filter"), value));
+    is("1") && !is("2")
 }
 
 /// Has the node and the pod reach each other as chosen.
@@ -76,11 +99,11 @@ pub(super) fn choose(
 pub(super) fn give(
     node: &Node,
     (host, pod): (&mut Handle, &mut Handle),
-    (parent, made): (&LinkState, &Interface),
+    (link, parent, made): (&spec::Link, &LinkState, &Interface),
     chosen: &HostAccess,
 ) -> Result<(), StepError> {
     let _turn = node.host_accesses.turn();
-    let own = ensure_link(node, host, parent, &chosen.device)?;
+    let own = ensure_link(node, host, (link, parent), &chosen.device)?;
     add_routes(host, own.index, &chosen.reached)?;
     let (Some(of_pod), Some(of_node)) = (made.mac, own.mac) else {
         return Err(StepError::Missing("an Ethernet address"));
@@ -122,19 +145,19 @@ fn is_ours(route: &RouteState, own: u32) -> bool {
     route.interface == Some(own) && route.protocol == PROTOCOL
 }
 
-/// The node's link on the parent, which is made if it is not there.
+/// The node's link on the parent beside a pod's, which is made if it is not there.
 fn ensure_link(
     node: &Node,
     host: &mut Handle,
-    parent: &LinkState,
+    (link, parent): (&spec::Link, &LinkState),
     name: &str,
 ) -> Result<LinkState, StepError> {
     let found = match host.find_link(name)? {
         Some(found) => Some(found),
-        None => create(host, parent, name)?,
+        None => create(host, (link, parent), name)?,
     };
     let found = found.map_or_else(|| host.link(name), Ok)?;
-    let wanted = "macvlan";
+    let wanted = if matches!(link, spec::Link::Ipvlan(_)) { IPVLAN } else { MACVLAN };
     if found.kind != wanted || found.link != Some(parent.index) {
         let actual = format!("a {} of another parent", found.kind);
         return Err(netlink::Error::WrongKind { name: name.to_owned(), wanted, actual }.into());
@@ -153,20 +176,35 @@ fn ensure_link(
 }
 
 /// Makes it, down; `None`: somebody else has.
-fn create(host: &mut Handle, parent: &LinkState, name: &str) -> Result<Option<LinkState>, StepError> {
-    let (own, mut inside) = (Netns::current()?, Handle::open()?);
-    let wanted = spec::Macvlan {
-        pod_name: name.to_owned(),
-        parent: Some(parent.name.clone()),
-        mode: MacvlanMode::Bridge,
-        mtu: None,
-        mac: parent.mac.map(mac_beside),
-        group: 0,
-        broadcast_queue: None,
-        tap: false,
-        in_pod: false,
+fn create(
+    host: &mut Handle,
+    (link, parent): (&spec::Link, &LinkState),
+    name: &str,
+) -> Result<Option<LinkState>, StepError> {
+    let (pod_name, of_parent) = (name.to_owned(), Some(parent.name.clone()));
+    let made = match link {
+        // The parent has one mode for all.
+        spec::Link::Ipvlan(spec::Ipvlan { mode, .. }) => {
+            let (mode, mtu, group, in_pod) = (*mode, None, 0, false);
+            let wanted = spec::Ipvlan { pod_name, parent: of_parent, mode, mtu, group, in_pod };
+            host.create_ipvlan_here(&wanted, parent)
+        }
+        _ => {
+            let wanted = spec::Macvlan {
+                pod_name,
+                parent: of_parent,
+                mode: MacvlanMode::Bridge,
+                mtu: None,
+                mac: parent.mac.map(mac_beside),
+                group: 0,
+                broadcast_queue: None,
+                tap: false,
+                in_pod: false,
+            };
+            let (own, mut inside) = (Netns::current()?, Handle::open()?);
+            host.create_macvlan(&wanted, parent, own.as_fd(), &mut inside)
+        }
     };
-    let made = host.create_macvlan(&wanted, parent, own.as_fd(), &mut inside);
     match made {
         Ok(made) => Ok(Some(made)),
         Err(error) if error.already_exists() => Ok(None),
@@ -205,7 +243,7 @@ pub(super) fn forget(node: &Node, chosen: &HostAccess) -> Result<(), StepError> 
 
 /// Whether a link of the node is one that netattach has made for pods to reach it.
 pub fn is_host_link(link: &LinkState) -> bool {
-    link.kind == "macvlan" && host_access::is_device(&link.name)
+    [MACVLAN, IPVLAN].contains(&&*link.kind) && host_access::is_device(&link.name)
 }
 
 /// What is missing of what leads from the node to the pod, in words.

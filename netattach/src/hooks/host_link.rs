@@ -1,6 +1,6 @@
-//! The node's own link on a parent of pods (`hostAccess`): what stations send to groups does not come in by it. The driver of
-//! macvlan copies such frames to it past the parent's hooks, where they would be judged for their senders; the node has those
-//! from outside by the parent itself.
+//! The node's own link on a parent of pods (`hostAccess`): what stations send to groups does not come in by it. The drivers of
+//! macvlan and ipvlan copy such frames to it past the parent's hooks, where those of macvlans would be judged for their senders;
+//! the node has those from outside by the parent itself.
 
 use super::device::{DeviceHooks, HookProgram};
 use super::numbers::FROM;

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::plan::Plan;
+use crate::plan::{AttachmentPlan, Plan};
 use crate::spec::Link;
 use crate::step::{Configure, Output, Step, StepRef, Style};
 
@@ -35,7 +35,7 @@ pub const VERSIONS: RangeInclusive<u32> = 1..=WRITTEN[WRITTEN.len() - 1];
 /// came after those; version 7 devices of the node, and tables by source; version 8 macvlans that are judged before they
 /// have addresses, and pods on a parent that the node reaches; version 9 VRFs, taps and netkits, ports of the node that lead to
 /// interfaces of other plugins, and who is masqueraded on the way; version 10 interfaces that a plugin before netattach in the
-/// runtime's list has made, and what the node forwards past a filter that drops.
+/// runtime's list has made, what the node forwards past a filter that drops, and pods on ipvlans that the node reaches.
 pub(super) fn version_of(plan: &Plan) -> u32 {
     let [second, third, fourth, fifth, sixth, seventh, eighth, ninth, tenth] = WRITTEN;
     let needed = |step: &Step| match step {
@@ -76,6 +76,12 @@ pub(super) fn version_of(plan: &Plan) -> u32 {
         | Step::MoveDefaultRoutes { .. }
         | Step::RouteBySource => second,
     };
+    let is_reached_on_ipvlan = |of: &AttachmentPlan| {
+        of.steps.contains(&Step::GiveHostAccess) && matches!(of.link(), Some(Link::Ipvlan(_)))
+    };
+    if plan.attachments.iter().any(is_reached_on_ipvlan) {
+        return tenth;
+    }
     plan.steps().map(|(_, _, step)| needed(step)).max().unwrap_or(second)
 }
 
@@ -258,7 +264,7 @@ pub(super) fn read(name: &str, bytes: &[u8]) -> Content {
     if WRITTEN.iter().any(|version| head(name, *version, None).as_bytes().starts_with(bytes)) {
         return Content::Torn;
     }
-    if bytes.starts_with(b"{\"planned\":{\"version\":1,") {
+    if is_of_first_version(bytes) {
         return read_first_version(bytes, whole);
     }
     let first = bytes.iter().position(|byte| *byte == b'\n').map_or(bytes.len(), |newline| newline + 1);
@@ -331,6 +337,12 @@ fn taken_apart(line: &[u8]) -> Option<(u32, &[u8])> {
     let body = rest[SUM_DIGITS..].strip_prefix(b"\",")?.strip_suffix(b"]")?;
     let sum = u32::from_str_radix(std::str::from_utf8(sum).ok()?, 16).ok()?;
     lower.then_some((sum, body))
+}
+
+/// Whether a file begins as one of version 1, and not of one whose number only begins with that digit.
+fn is_of_first_version(bytes: &[u8]) -> bool {
+    let rest = bytes.strip_prefix(b"{\"planned\":{\"version\":1");
+    rest.is_some_and(|rest| !rest.first().is_some_and(u8::is_ascii_digit))
 }
 
 fn read_first_version(bytes: &[u8], whole: usize) -> Content {

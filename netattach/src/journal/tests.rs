@@ -284,8 +284,12 @@ fn no_path_is_made_of_a_name_that_leaves_the_directory() {
     assert!(directory.path().join("x@eth0.jsonl").exists());
 }
 
-/// The record of a plan with one lease by `ipam`, and the content of its file.
+/// The record of a plan with one step, and the content of its file.
 fn record_of_lease(directory: &Path, lease: serde_json::Value) -> (Record, String) {
+    record_of_steps(directory, json!([lease]))
+}
+
+fn record_of_steps(directory: &Path, steps: serde_json::Value) -> (Record, String) {
     let plan: Plan = serde_json::from_value(json!({
         "sandbox": {
             "container_id": "c", "ifname": "eth0", "netns": "/run/netns/c",
@@ -293,7 +297,7 @@ fn record_of_lease(directory: &Path, lease: serde_json::Value) -> (Record, Strin
         },
         "attachments": [{
             "network": "shop/lan", "config_name": "lan", "default": true, "ifname": "eth0", "version": "1.0.0",
-            "kind": "bridge", "steps": [lease]
+            "kind": "bridge", "steps": steps
         }]
     }))
     .unwrap();
@@ -379,6 +383,27 @@ fn a_step_that_version_2_has_no_words_for_is_written_as_a_later_version() {
         // version 11.
         let foreign = text.replacen(&format!("\"version\":{version}"), "\"version\":11", 1);
         assert_eq!(judge("c@eth0.jsonl", foreign.as_bytes()), Verdict::Foreign(11));
+    }
+}
+
+#[test]
+fn pods_on_ipvlans_that_the_node_reaches_are_of_a_later_version_than_those_on_macvlans() {
+    let steps = |link: &str, mode: &str| {
+        json!([
+            {"step": format!("create-{link}"), "pod_name": "eth0", "mode": mode, "group": 1},
+            {"step": "choose-host-access"}, {"step": "give-host-access"}
+        ])
+    };
+    for (link, mode, version) in [("macvlan", "bridge", 8), ("ipvlan", "l2", 10)] {
+        let directory = tempfile::tempdir().unwrap();
+        let (_, text) = record_of_steps(directory.path(), steps(link, mode));
+        assert!(text.starts_with(&format!("{{\"planned\":{{\"version\":{version}}}")), "{text}");
+        // Version 10 begins as version 1 does.
+        assert!(Store::open(directory.path()).unwrap().load(&key()).map(state_of).unwrap().is_some());
+        let begun = head("c@eth0.jsonl", version, None);
+        for length in 0..begun.len() {
+            assert_eq!(judge("c@eth0.jsonl", &begun.as_bytes()[..length]), Verdict::Torn, "{version}: {length}");
+        }
     }
 }
 

@@ -210,7 +210,7 @@ fn the_node_reaches_what_is_on_its_parent_where_that_can_be() {
         plan_with(kind, &config, "").map_err(|error| error.to_string())
     };
     let access = [Step::ChooseHostAccess, Step::GiveHostAccess];
-    for kind in ["macvlan", "macvtap"] {
+    for kind in ["macvlan", "macvtap", "ipvlan"] {
         let steps = of(kind, json!({})).unwrap();
         assert_eq!(steps.last_chunk(), Some(&access), "{kind}");
         assert!(matches!(steps[steps.len() - 3], Step::Configure(_)));
@@ -233,6 +233,9 @@ fn the_node_reaches_what_is_on_its_parent_where_that_can_be() {
         ("macvlan", json!({"mode": "private"}), "needs mode bridge: the others keep it apart"),
         ("macvlan", json!({"mode": "vepa"}), "needs mode bridge: the others keep it apart"),
         ("macvlan", json!({"mode": "passthru"}), "needs mode bridge: the others keep it apart"),
+        ("ipvlan", json!({"mode": "l3"}), "needs mode l2: the node enters Ethernet addresses"),
+        ("ipvlan", json!({"mode": "l3s"}), "needs mode l2: the node enters Ethernet addresses"),
+        ("ipvlan", json!({"linkInContainer": true}), "not with linkInContainer: the parent is the pod's"),
         ("macvlan", json!({"linkInContainer": true}), "not with linkInContainer: the parent is the pod's"),
         ("macvlan", json!({"ipam": {}}), "needs ipam: the node's routes lead to addresses"),
     ] {
@@ -761,7 +764,6 @@ fn what_is_not_carried_out_is_refused_with_key_and_value() {
         ("tap", "fastPath", json!(true)),
         ("tap", "selinuxContext", json!("a:b:c:d")),
         ("ipvlan", "fastPath", json!(true)),
-        ("ipvlan", "hostAccess", json!(true)),
     ] {
         let mut config = json!({"ipam": pool()});
         config[key] = value.clone();

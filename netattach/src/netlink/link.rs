@@ -290,14 +290,18 @@ impl Handle {
         pod: BorrowedFd<'_>,
         pod_handle: &mut Handle,
     ) -> Result<LinkState, Error> {
-        let data = InfoData::IpVlan(vec![InfoIpVlan::Mode(kernel_ipvlan_mode(ipvlan.mode))]);
-        let link = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::IpVlan)
-            .link(parent.index)
-            .setns_by_fd(pod.as_raw_fd())
-            .link_group(ipvlan.group)
-            .mtu(ipvlan.mtu.unwrap_or(parent.mtu))
-            .set_info_data(data);
+        let link = new_ipvlan(ipvlan, parent).setns_by_fd(pod.as_raw_fd());
         self.create_and_rename(link, &ipvlan.pod_name, pod_handle)
+    }
+
+    /// Creates an ipvlan on `parent` in this namespace, down.
+    pub fn create_ipvlan_here(
+        &mut self,
+        ipvlan: &spec::Ipvlan,
+        parent: &LinkState,
+    ) -> Result<LinkState, Error> {
+        let link = new_ipvlan(ipvlan, parent).name(ipvlan.pod_name.clone());
+        self.create_and_show(RouteNetlinkMessage::NewLink(link.build()), &ipvlan.pod_name)
     }
 
     /// Creates a VLAN of `parent` directly in `pod`, down. It has its parent's address unless another is asked for.
@@ -505,6 +509,15 @@ impl Handle {
         let shown = replies.next().transpose()?.unwrap_or_default();
         shown.into_iter().find_map(observed).ok_or_else(|| Error::Vanished(name.to_owned()))
     }
+}
+
+fn new_ipvlan(ipvlan: &spec::Ipvlan, parent: &LinkState) -> LinkMessageBuilder<LinkUnspec> {
+    let data = InfoData::IpVlan(vec![InfoIpVlan::Mode(kernel_ipvlan_mode(ipvlan.mode))]);
+    LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::IpVlan)
+        .link(parent.index)
+        .link_group(ipvlan.group)
+        .mtu(ipvlan.mtu.unwrap_or(parent.mtu))
+        .set_info_data(data)
 }
 
 /// Requests one link without its counters: gathering and parsing them takes longer than all the rest.

@@ -15,7 +15,7 @@
 //! | `made_before` | the default network where a plugin before netattach has made it |
 //! | [`cluster_routes`] | what stays on the cluster's interface when the default routes move |
 //! | [`result`], [`result_cache`] | the CNI result; the entry in libcni's cache |
-//! | [`host_access`] | the node's own way to a macvlan's pod |
+//! | [`host_access`] | the node's own way to a pod on a parent |
 //! | [`phases`] | which steps of several attachments are carried out together |
 //! | [`compare`], [`check`] | whether an ADD is repeated; the state that CHECK expects |
 //! | [`undo`], [`gc`] | the inverse of each step; the places that GC cleans up |

@@ -306,7 +306,7 @@ fn drivers_that_few_kernels_have_agree_with_the_reference() {
             (
                 json!({"master": "uplink", "vlanId": 5, "mtu": 1501, "ipam": one_pool()}),
                 "",
-                &[CODE_OF_CONFIG],
+                &[CODE_OF_CONFIG, DEL_OF_CONFIG],
             ),
         ],
     );

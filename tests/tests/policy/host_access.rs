@@ -1,6 +1,10 @@
-//! `hostAccess`: a node and the pods with macvlans on one of its parents reach each other, under policy.
+//! `hostAccess`: a node and the pods with macvlans or ipvlans on one of its parents reach each other, under policy.
+//!
+//! `cargo xtask vm` runs these in the virtual machine whose kernel has the driver of ipvlan.
 
 use std::collections::BTreeSet;
+use std::fs;
+use std::net::SocketAddr;
 use std::process::Command;
 
 use netattach::netlink::{Handle, LinkState, RouteState};
@@ -9,9 +13,12 @@ use netattach_tests::node::{WIRE, ip};
 use netattach_tests::packet::Packet;
 use netattach_tests::raw::RawSocket;
 use netattach_tests::snapshot::Snapshot;
+use netattach_tests::tools::report_skipped;
 use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connects, eventually, ping};
 use netattach_tests::{Namespace, Node, Pod};
 use serde_json::{Value, json};
+
+use super::ipvlan::has_driver;
 
 /// The node's addresses on the parent, those of the first pod, and those of a host beyond.
 const OF_NODE: [&str; 2] = ["10.52.0.1", "fd00:52::1"];
@@ -89,7 +96,8 @@ fn holds(kind: &str) {
         scene.node.add(pod).success();
     }
     let [own] = scene.host_links().try_into().unwrap();
-    assert_eq!((own.kind.as_str(), own.up, own.own), ("macvlan", true, true), "{kind}");
+    let of_node = if kind == "ipvlan" { kind } else { "macvlan" };
+    assert_eq!((own.kind.as_str(), own.up, own.own), (of_node, true, true), "{kind}");
     assert_eq!(scene.reached(), [true; 4], "{kind}");
     // Others reach node and pods as before, and do not learn of the node's link.
     for to in OF_NODE.iter().chain(&OF_POD) {
@@ -97,7 +105,9 @@ fn holds(kind: &str) {
     }
     let mac = own.mac.unwrap().to_string();
     let seen = neighbours(&scene.beyond, "wire1");
-    assert!(OF_NODE.iter().all(|it| seen.contains(it)) && !seen.contains(&mac), "{mac}: {seen}");
+    // Ipvlans have their parent's address, by which everybody knows them.
+    let is_shown = seen.contains(&mac) == (kind == "ipvlan");
+    assert!(OF_NODE.iter().all(|it| seen.contains(it)) && is_shown, "{mac}: {seen}");
     // It lasts through a restart, stays for the other pod, and is looked at.
     scene.node.kill().unwrap();
     scene.node.start().unwrap();
@@ -129,38 +139,100 @@ fn a_node_and_its_pods_on_macvlans_reach_each_other() {
     }
 }
 
+/// Rows: IVL-hostAccess.
+#[test]
+fn a_node_and_its_pods_on_ipvlans_reach_each_other() {
+    if !has_driver() {
+        return report_skipped("a_node_and_its_pods_on_ipvlans", "the kernel has no ipvlan");
+    }
+    holds("ipvlan");
+}
+
+/// Rows: IVL-hostAccess-refused.
+#[test]
+fn a_node_that_would_drop_what_its_pods_on_ipvlans_send_to_it_is_told() {
+    if !has_driver() {
+        return report_skipped("a_node_that_would_drop", "the kernel has no ipvlan");
+    }
+    let scene = Scene::new("ipvlan", &[]);
+    let filter = |of: &str, value: &str| {
+        let file = format!("/proc/sys/net/ipv4/conf/{of}/rp_filter");
+        scene.node.namespace.run(|| fs::write(file, value)).unwrap();
+    };
+    filter("all", "0");
+    filter(WIRE, "1");
+    let (code, said) = scene.node.add(&scene.pods[0]).failure();
+    let expected = format!(
+        "key hostAccess: the node drops what pods on ipvlans send to it (rp_filter is 1); set net.ipv4.conf.{WIRE}.rp_filter to 2"
+    );
+    assert_eq!((code, said.ends_with(&expected)), (7, true), "{said}");
+    assert_eq!(scene.host_links(), []);
+    filter("all", "1");
+    filter(WIRE, "2");
+    scene.node.add(&scene.pods[0]).success();
+    assert_eq!(scene.reached(), [true; 4]);
+    scene.end();
+}
+
 /// Rows: MVL-hostAccess-policy.
 #[test]
 fn a_node_reaches_a_pod_as_far_as_its_policy_lets_it_and_a_pod_its_node() {
-    let node = |address: &str| json!({"ipBlock": {"cidr": format!("{address}/32")}});
+    policies_hold("macvlan");
+}
+
+/// Rows: IVL-hostAccess.
+#[test]
+fn a_node_reaches_a_pod_on_an_ipvlan_as_far_as_its_policy_lets_it_and_such_a_pod_its_node() {
+    if !has_driver() {
+        return report_skipped("a_node_reaches_a_pod_on_an_ipvlan", "the kernel has no ipvlan");
+    }
+    policies_hold("ipvlan");
+}
+
+/// Who of node, pods and the host beyond connects to whom, by both families, as the policies of [`policies_hold`] say.
+fn assert_judged(scene: &Scene) {
+    let (node, [a, b]) = (&scene.node.namespace, scene.pods.each_ref().map(|pod| &pod.namespace));
+    for (of_pod, of_node) in OF_POD.into_iter().zip(OF_NODE) {
+        for (from, at, host, port, passes) in [
+            (node, a, of_pod, 80, true),
+            (node, a, of_pod, 81, false),
+            (&scene.beyond, a, of_pod, 80, false),
+            (b, a, of_pod, 80, false),
+            (b, node, of_node, 80, true),
+            (b, node, of_node, 81, false),
+            (a, node, of_node, 81, true),
+        ] {
+            let server = Echo::serve(at, SocketAddr::new(host.parse().unwrap(), port)).unwrap();
+            let patience = if passes { PATIENCE } else { SILENCE };
+            assert_eq!(connects(from, server.address(), patience), passes, "{}", server.address());
+        }
+    }
+}
+
+fn policies_hold(kind: &str) {
+    let of_node = OF_NODE.map(|address| {
+        let length = if address.contains(':') { 128 } else { 32 };
+        json!({"ipBlock": {"cidr": format!("{address}/{length}")}})
+    });
+    let ports = json!([{"protocol": "TCP", "port": 80}]);
     let ingress = json!({
         "podSelector": {"matchLabels": {"app": "a"}}, "policyTypes": ["Ingress"],
-        "ingress": [{"from": [node(OF_NODE[0])], "ports": [{"protocol": "TCP", "port": 80}]}]
+        "ingress": [{"from": of_node, "ports": ports}]
     });
     let egress = json!({
         "podSelector": {"matchLabels": {"app": "b"}}, "policyTypes": ["Egress"],
-        "egress": [{"to": [node(OF_NODE[0])], "ports": [{"protocol": "TCP", "port": 80}]}]
+        "egress": [{"to": of_node, "ports": ports}]
     });
     let policies = [("to-a", policy("to-a", "lan", &ingress)), ("from-b", policy("from-b", "lan", &egress))];
-    let scene = Scene::new("macvlan", &policies);
+    let mut scene = Scene::new(kind, &policies);
     for pod in &scene.pods {
         scene.node.add(pod).success();
     }
-    let [a, b] = scene.pods.each_ref().map(|pod| &pod.namespace);
-    let serve = |namespace: &Namespace, host: &str, port: u16| {
-        Echo::serve(namespace, format!("{host}:{port}").parse().unwrap()).unwrap()
-    };
-    for (from, server, passes) in [
-        (&scene.node.namespace, serve(a, OF_POD[0], 80), true),
-        (&scene.node.namespace, serve(a, OF_POD[0], 81), false),
-        (&scene.beyond, serve(a, OF_POD[0], 82), false),
-        (b, serve(&scene.node.namespace, OF_NODE[0], 80), true),
-        (b, serve(&scene.node.namespace, OF_NODE[0], 81), false),
-        (a, serve(&scene.node.namespace, OF_NODE[0], 82), true),
-    ] {
-        let patience = if passes { PATIENCE } else { SILENCE };
-        assert_eq!(connects(from, server.address(), patience), passes, "{}", server.address());
-    }
+    assert_judged(&scene);
+    scene.node.kill().unwrap();
+    scene.node.start().unwrap();
+    assert_judged(&scene);
+    let b = &scene.pods[1].namespace;
     // What the pod sends to everybody does not reach the node past its policy.
     let [own] = scene.host_links().try_into().unwrap();
     let heard = RawSocket::open_for(&scene.node.namespace, &own.name, libc::ETH_P_IP as u16).unwrap();

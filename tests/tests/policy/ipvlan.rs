@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use super::on_parent::{CLIENT, OTHER, OUTSIDE, SERVER, at, is_allowed, policies};
 
 /// Whether the kernel has the driver.
-fn has_driver() -> bool {
+pub(super) fn has_driver() -> bool {
     tools::has_driver("ipvlan")
 }
 

@@ -121,6 +121,7 @@ const SRIOV: Guest = Guest {
         (
             "plugins",
             &[
+                "differential::drivers_",
                 "native::bridge_keys::",
                 "native::host_device::",
                 "native::versions::",
