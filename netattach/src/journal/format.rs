@@ -5,7 +5,7 @@
 //! shorter afterwards has lost lines. Every other line is a JSON array of a checksum and an event. A checksum covers
 //! the name of the file, its own line and the checksum before it, so that changed, reordered, repeated and foreign
 //! lines are detected. Version 1 had no checksums and no header: each line was an event. Versions 3
-//! to 9 are version 2 with plans that an earlier version cannot express.
+//! to 10 are version 2 with plans that an earlier version cannot express.
 //!
 //! A last line without its newline was cut off by a crash: the step it announced had not begun or can be repeated. Any
 //! other deviation from the written form is damage: the remaining lines are read, and nothing is concluded from
@@ -23,7 +23,7 @@ use crate::spec::Link;
 use crate::step::{Configure, Output, Step, StepRef, Style};
 
 /// The versions that are written: see [`version_of`]. They differ only in the plans that they can express.
-const WRITTEN: [u32; 8] = [2, 3, 4, 5, 6, 7, 8, 9];
+const WRITTEN: [u32; 9] = [2, 3, 4, 5, 6, 7, 8, 9, 10];
 
 /// The versions that are read.
 pub const VERSIONS: RangeInclusive<u32> = 1..=WRITTEN[WRITTEN.len() - 1];
@@ -34,9 +34,9 @@ pub const VERSIONS: RangeInclusive<u32> = 1..=WRITTEN[WRITTEN.len() - 1];
 /// masquerade that follow the node's, and several gateways on a bridge; version 6 the kinds and properties of links that
 /// came after those; version 7 devices of the node, and tables by source; version 8 macvlans that are judged before they
 /// have addresses, and pods on a parent that the node reaches; version 9 VRFs, taps and netkits, ports of the node that lead to
-/// interfaces of other plugins, and who is masqueraded on the way.
+/// interfaces of other plugins, and who is masqueraded on the way; version 10 VFs whose node's end is a representor.
 pub(super) fn version_of(plan: &Plan) -> u32 {
-    let [second, third, fourth, fifth, sixth, seventh, eighth, ninth] = WRITTEN;
+    let [second, third, fourth, fifth, sixth, seventh, eighth, ninth, tenth] = WRITTEN;
     let needed = |step: &Step| match step {
         Step::Translate(translate) if !translate.senders.is_usual() => ninth,
         Step::FindReach => ninth,
@@ -54,6 +54,7 @@ pub(super) fn version_of(plan: &Plan) -> u32 {
         Step::Gateway { vlan: Some(_), .. } => sixth,
         Step::EnsureBridge(bridge) if bridge.vlan_filtering => sixth,
         Step::CreateLink(link) if link.port().is_some_and(|it| it.isolated || it.vlans.is_some()) => sixth,
+        Step::ClaimDevice(device) if device.switchdev => tenth,
         Step::ClaimDevice(_) | Step::SetDevice(_) | Step::MoveDevice => seventh,
         Step::ProtectAddresses | Step::ChooseHostAccess | Step::GiveHostAccess => eighth,
         Step::ChooseVrf(_) | Step::JoinVrf(_) | Step::CreateLink(Link::Tap(_) | Link::Netkit(_)) => ninth,

@@ -22,7 +22,7 @@ fn function() -> Option<VirtualFunction> {
 }
 
 fn vf(driver: &str) -> OnBus {
-    OnBus { driver: Some(driver.into()), function: function(), rdma: None }
+    OnBus { driver: Some(driver.into()), function: function(), rdma: None, switchdev: false }
 }
 
 fn plan(kind: &str, config: &Value, facts: &Facts) -> Result<Vec<Step>, (u32, String)> {
@@ -37,7 +37,7 @@ fn plan(kind: &str, config: &Value, facts: &Facts) -> Result<Vec<Step>, (u32, St
 }
 
 fn device(id: DeviceId) -> Device {
-    Device { pod_name: "net1".into(), id, userspace: None, function: None, rdma: None }
+    Device { pod_name: "net1".into(), id, userspace: None, function: None, rdma: None, switchdev: false }
 }
 
 /// Rows: HDV-keys, HDV-order.

@@ -16,6 +16,7 @@
 //! | `bandwidth` | limits by a chained plugin behind an interface of another one |
 //! | `without_agent` | masquerade, ports of the node and limits by plain executables, beside the reference plugins |
 //! | `sbr` | routing by source address by a chained plugin: beside the reference, and in an agent |
+//! | `sriov` | settings of VFs and their representors, on the kernel's simulated card |
 //! | `tuning` | properties of an interface by a chained plugin: beside the reference, and in an agent |
 //! | `vrf` | an interface in a VRF of its pod, by a chained plugin: beside the reference, and in an agent |
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
@@ -36,6 +37,7 @@ mod plugin_group;
 mod portmap;
 mod primaries;
 mod sbr;
+mod sriov;
 mod tuning;
 mod vrf;
 mod without_agent;
