@@ -353,7 +353,8 @@ mod tests {
         settle: impl FnOnce(&Held) -> Result<(), StepError>,
     ) -> Result<Claim, StepError> {
         let generation = devices.claim(CARD, (&plan.sandbox, &plan.attachments[0], 0), settle)?;
-        let claim = Claim { device: CARD.to_owned(), generation, home: None, settings: None, representor: None };
+        let claim =
+            Claim { device: CARD.to_owned(), generation, home: None, settings: None, representor: None };
         let Some(Step::ClaimDevice(device)) = plan.attachments[0].steps.first() else { unreachable!() };
         devices.found(device, &claim);
         Ok(claim)

@@ -145,7 +145,9 @@ pub(super) fn difference(
     let Some(function) = device.function.as_ref().filter(|_| device.switchdev) else { return Ok(None) };
     let (number, card) = (function.number, &function.physical);
     if !is_switchdev(Some(function))? {
-        return Ok(Some(format!("card {card} is no longer in mode switchdev: nothing judges its VF {number}")));
+        return Ok(Some(format!(
+            "card {card} is no longer in mode switchdev: nothing judges its VF {number}"
+        )));
     }
     let found = host.representors(function)?;
     let is_it = found.len() == 1 && found.iter().all(|link| link.index == wanted.index);

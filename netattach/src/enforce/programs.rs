@@ -133,7 +133,9 @@ impl AttachedPrograms {
                     let hooks = node_end::on(*device);
                     // Nobody else can have programs on devices that were made for this pod.
                     let mode = match attachment.is_on_representor() {
-                        true => hooks.mode(self.modes.attachments).map_err(|error| failed(&[at], (0, error)))?,
+                        true => {
+                            hooks.mode(self.modes.attachments).map_err(|error| failed(&[at], (0, error)))?
+                        }
                         false => self.modes.attachments,
                     };
                     on_node.push((mode, hooks));

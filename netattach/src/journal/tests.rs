@@ -355,6 +355,12 @@ fn a_step_that_version_2_has_no_words_for_is_written_as_a_later_version() {
         (json!({"step": "join-vrf", "name": "blue", "table": 5}), 9),
         (json!({"step": "find-reach"}), 9),
         (masked, 9),
+        (json!({"step": "claim-device", "pod_name": "eth0", "id": {"bus": "0000:03:02.1"}}), 7),
+        (
+            json!({"step": "claim-device", "pod_name": "eth0", "id": {"bus": "0000:03:02.1"},
+                "switchdev": true}),
+            10,
+        ),
     ];
     for (lease, version) in earlier.into_iter().chain(latest.map(|step| (step, 6))).chain(later) {
         let directory = tempfile::tempdir().unwrap();
@@ -374,10 +380,10 @@ fn a_step_that_version_2_has_no_words_for_is_written_as_a_later_version() {
         assert!(Store::open(directory.path()).unwrap().load(&key()).map(state_of).unwrap().is_some());
         let continued = fs::read_to_string(directory.path().join("c@eth0.jsonl")).unwrap();
         assert!(continued.starts_with(&text) && continued.ends_with(",\"removing\"]\n"), "{continued}");
-        // An agent that does not know version 9 leaves the record alone and reports it; this agent does the same with
-        // version 10.
-        let foreign = text.replacen(&format!("\"version\":{version}"), "\"version\":10", 1);
-        assert_eq!(judge("c@eth0.jsonl", foreign.as_bytes()), Verdict::Foreign(10));
+        // An agent that does not know version 10 leaves the record alone and reports it; this agent does the same with
+        // version 11.
+        let foreign = text.replacen(&format!("\"version\":{version}"), "\"version\":11", 1);
+        assert_eq!(judge("c@eth0.jsonl", foreign.as_bytes()), Verdict::Foreign(11));
     }
 }
 

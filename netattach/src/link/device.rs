@@ -175,8 +175,14 @@ impl Driver for Sriov {
 impl Request<'_> {
     /// The device as it is found on the node.
     fn device(&self, id: DeviceId) -> Result<Device, PlanError> {
-        let mut device =
-            Device { pod_name: self.ifname.to_owned(), id, userspace: None, function: None, rdma: None, switchdev: false };
+        let mut device = Device {
+            pod_name: self.ifname.to_owned(),
+            id,
+            userspace: None,
+            function: None,
+            rdma: None,
+            switchdev: false,
+        };
         let DeviceId::Bus(name) = &device.id else { return Ok(device) };
         match self.facts.on_bus.get(name) {
             Some(found) => {

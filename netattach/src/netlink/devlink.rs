@@ -4,9 +4,7 @@
 
 use netlink_sys::{Socket as RawSocket, protocols::NETLINK_GENERIC};
 
-use super::nft::{
-    NLMSG_ERROR, REQUEST, attribute, attribute_in, errno, messages, receive, request_of, text,
-};
+use super::nft::{NLMSG_ERROR, REQUEST, attribute, attribute_in, errno, messages, receive, request_of, text};
 use super::{Error, Refused};
 
 /// `linux/genetlink.h`: the family of families, and what it is asked.
@@ -45,10 +43,8 @@ pub fn is_switchdev(bus: &str, device: &str) -> Result<bool, Error> {
     let name = attribute(CTRL_ATTR_FAMILY_NAME, &text(FAMILY));
     let family = ask(&mut socket, LOOK_UP, (GENL_ID_CTRL, GET_FAMILY, 1), &name, CTRL_ATTR_FAMILY_ID)?;
     let Some(family) = family else { return Ok(false) };
-    let card = [
-        attribute(DEVLINK_ATTR_BUS_NAME, &text(bus)),
-        attribute(DEVLINK_ATTR_DEV_NAME, &text(device)),
-    ];
+    let card =
+        [attribute(DEVLINK_ATTR_BUS_NAME, &text(bus)), attribute(DEVLINK_ATTR_DEV_NAME, &text(device))];
     let mode = ask(&mut socket, ASK, (family, ESWITCH_GET, 1), &card.concat(), DEVLINK_ATTR_ESWITCH_MODE)?;
     Ok(mode == Some(DEVLINK_ESWITCH_MODE_SWITCHDEV))
 }

@@ -86,7 +86,8 @@ impl PortName {
     /// `pf0vf1`, or `p0pf0vf1` where a driver puts the number of the wire before it. With a controller before it (`c1pf0vf1`)
     /// it is the end of a VF of another host, and names of drivers from before Linux 5.1, a number alone, do not say of what.
     fn parse(name: &str) -> Option<Self> {
-        let behind_wire = name.strip_prefix('p').map(|rest| rest.trim_start_matches(|c: char| c.is_ascii_digit()));
+        let behind_wire =
+            name.strip_prefix('p').map(|rest| rest.trim_start_matches(|c: char| c.is_ascii_digit()));
         let own = behind_wire.filter(|own| own.starts_with("pf")).unwrap_or(name);
         let (physical, function) = own.strip_prefix("pf")?.split_once("vf")?;
         let number = |digits: &str| {
@@ -176,8 +177,7 @@ mod tests {
         assert_eq!(found(&twice, PF, 0), ["a", "b"]);
         // In mode legacy some cards show their switch all the same.
         assert_eq!(found(&card(&[]), PF, 0), [""; 0]);
-        let unnamed =
-            [port("eth0", 1, None, Some(PF)), port("a", 1, Some("pf0vf3"), Some(PF))];
+        let unnamed = [port("eth0", 1, None, Some(PF)), port("a", 1, Some("pf0vf3"), Some(PF))];
         assert_eq!(found(&unnamed, PF, 3), ["a"]);
     }
 

@@ -127,9 +127,7 @@ pub fn parse(text: &[u8]) -> Result<Value, DeviceInfoError> {
 /// know. What else is there stays as it was; without any, what is known of the VF. `function`: PCI addresses of the VF and its
 /// PF. Information of another type has no place for it.
 pub fn with_representor(info: Option<Value>, (function, physical): (&str, &str), representor: &str) -> Value {
-    let known = || {
-        json!({"type": "pci", "version": VERSION, "pci": {"pci-address": function, "pf-pci-address": physical}})
-    };
+    let known = || json!({"type": "pci", "version": VERSION, "pci": {"pci-address": function, "pf-pci-address": physical}});
     let mut info = info.unwrap_or_else(known);
     if let Some(device) = info.get_mut("pci").and_then(Value::as_object_mut) {
         device.insert("representor-device".to_owned(), representor.into());

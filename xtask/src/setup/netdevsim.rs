@@ -86,7 +86,8 @@ pub(super) fn build(
     ]);
     child::run(&mut make, progress).context("build netdevsim")?;
     let module = driver.join(format!("{NAME}.ko"));
-    child::run(Command::new("strip").arg("--strip-debug").arg(&module), progress).context("strip netdevsim")?;
+    child::run(Command::new("strip").arg("--strip-debug").arg(&module), progress)
+        .context("strip netdevsim")?;
     Ok(module)
 }
 

@@ -106,7 +106,9 @@ const SRIOV: Guest = Guest {
     ],
     plugins: &["host-device", "host-local", "bridge", "dummy", "ipvlan", "vlan", "vrf"],
     // Of the shell in which a guide is run, and what sets a card's mode.
-    programs: &["bash", "cat", "cp", "devlink", "env", "ln", "mkdir", "mount", "mv", "rm", "sed", "sleep", "unshare"],
+    programs: &[
+        "bash", "cat", "cp", "devlink", "env", "ln", "mkdir", "mount", "mv", "rm", "sed", "sleep", "unshare",
+    ],
     variables: &[("NETATTACH_SRIOV_DRIVER", "igb")],
     tests: &[
         (
