@@ -270,7 +270,16 @@ impl<'a> Executor<'a> {
                 Ok(Output::HostAccess(host_access::choose(&mut self.host, on, &leased)?))
             }
             Step::GiveHostAccess => self.give_host_access(at, attachment),
-            Step::ReadDeviceInfo(files) => Ok(device_info::read(&files.attachment)),
+            Step::ReadDeviceInfo(files) => {
+                let found = device_info::read(&files.attachment);
+                let (made_by, outputs) = (attachment.made_by(), self.progress.outputs().of(at.0));
+                match (made_by, outputs.representor()) {
+                    (MadeBy::Device(device), Some(representor)) => {
+                        device_info::with_representor(&files.attachment, found, (device, representor))
+                    }
+                    _ => Ok(found),
+                }
+            }
             // Carried out together: see [`Executor::carry_out`].
             Step::Protect(_) | Step::ProtectAddresses | Step::Configure(_) => {
                 Err(StepError::Missing("a group of steps"))

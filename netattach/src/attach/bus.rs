@@ -15,7 +15,8 @@ const VIRTIO: &str = "/sys/bus/virtio/devices";
 /// Below it is every device of the node.
 const DEVICES: &str = "/sys/devices";
 
-/// The device of that name on one of the buses, if there is one.
+/// The device of that name on one of the buses, if there is one. Its card's mode is not in sysfs: see
+/// [`super::representor::is_switchdev`].
 pub(super) fn find(name: &str) -> Option<OnBus> {
     let directory = directory_of(name)?;
     let target = |link: &str| fs::read_link(directory.join(link)).ok().and_then(|to| last_of(&to));
@@ -23,7 +24,8 @@ pub(super) fn find(name: &str) -> Option<OnBus> {
         let number = number_of(&directory.join("physfn"), name)?;
         Some(VirtualFunction { physical, number })
     });
-    Some(OnBus { driver: target("driver"), function, rdma: first_in(&directory.join("infiniband")) })
+    let rdma = first_in(&directory.join("infiniband"));
+    Some(OnBus { driver: target("driver"), function, rdma, switchdev: false })
 }
 
 /// The names that the parent of a device's interface may have: its own, and those of the virtio device that it carries.

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::apply::{DelegateCall, owner};
 use super::take_device::physical;
 use super::{
-    AttachError, Attached, Doing, Node, StepError, admit, by_source, enforcement, host_access, routing,
+    AttachError, Attached, Doing, Node, StepError, admit, by_source, enforcement, host_access, representor, routing,
     translation, tuning, vrf,
 };
 use crate::cni::{Command, Value};
@@ -121,6 +121,11 @@ pub(super) fn compare(
             let (number, card) = (function.number, &function.physical);
             return Ok(Some(format!("VF {number} of {card} has another {setting}")));
         }
+    }
+    if let (Some((device, _)), Some(wanted)) = (&want.device, &want.host)
+        && let Some(difference) = representor::difference(host, device, wanted)?
+    {
+        return Ok(Some(difference));
     }
     if let Some(chosen) = &want.host_access
         && let Some(difference) = host_access::difference(host, chosen)?
@@ -284,7 +289,9 @@ fn compare_host_end(
     let Some(link) = host.find_link(&wanted.name)? else {
         return Ok(Some(format!("link {} is gone from the node", wanted.name)));
     };
-    if is_another(&link, wanted) || pod.is_some_and(|pod| link.link != Some(pod.index)) {
+    // The kernel does not show what a representor is the end of: see `representor::difference`.
+    let is_pair = want.device.is_none();
+    if is_another(&link, wanted) || (is_pair && pod.is_some_and(|pod| link.link != Some(pod.index))) {
         return Ok(Some(format!("link {} is not the other end of the pod's interface", wanted.name)));
     }
     if !link.up {

@@ -8,7 +8,8 @@ use std::path::Path;
 use super::StepError;
 use crate::error_chain::Chain;
 use crate::npwg::device_info;
-use crate::step::{DeviceInfoFiles, Output};
+use crate::spec::{Device, DeviceId};
+use crate::step::{DeviceInfoFiles, Output, Representor};
 use crate::{bounded, budget};
 
 /// Copies the device plugin's file to the path where the attachment's plugins look, and removes any file that is
@@ -51,6 +52,28 @@ pub(super) fn read(path: &Path) -> Output {
             Output::Nothing
         }
     }
+}
+
+/// Adds the representor of a VF to the attachment's information, in its file as well.
+///
+/// # Errors
+/// The file cannot be written.
+pub(super) fn with_representor(
+    path: &Path,
+    found: Output,
+    (device, representor): (&Device, &Representor),
+) -> Result<Output, StepError> {
+    let (DeviceId::Bus(name), Some(function)) = (&device.id, &device.function) else { return Ok(found) };
+    let found = match found {
+        Output::DeviceInfo { info } => Some(info),
+        _ => None,
+    };
+    let of = (&**name, &*function.physical);
+    let info = device_info::with_representor(found, of, &representor.device.name);
+    remove(path)?;
+    let written = write_read_only(path, info.to_string().as_bytes());
+    written.map_err(|source| StepError::DeviceInfo { path: path.to_owned(), source })?;
+    Ok(Output::DeviceInfo { info })
 }
 
 /// Removes the file; a missing file is success.

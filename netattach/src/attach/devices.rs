@@ -9,7 +9,7 @@ use super::apply::owner;
 use super::engine::Engine;
 use super::give_back::{self, PodEnd};
 use super::sriov_cni::SriovCni;
-use super::{Node, StepError};
+use super::{Node, StepError, representor};
 use crate::error_chain::Chain;
 use crate::ipam::Owner;
 use crate::journal::Record;
@@ -299,6 +299,7 @@ pub(super) fn settle(node: &Node, held: &Held) -> Result<(), StepError> {
     node.devices.sriov_cni.give_back((device, &held.sandbox.netns), Duration::ZERO, || {
         give_back::give_back(&mut Handle::open()?, device, claim, PodEnd::Gone)
     })?;
+    representor::leave(node, held.number, claim)?;
     match (&node.enforcer, held.number) {
         (Some(enforcer), Some(number)) if claim.outlives_namespace() => Ok(enforcer.leave_device(number)?),
         _ => Ok(()),
@@ -339,6 +340,7 @@ mod tests {
             userspace: None,
             function: None,
             rdma: None,
+            switchdev: false,
         };
         let sandbox = Sandbox { netns: String::new(), ..fixtures::sandbox(container) };
         let attachment = fixtures::attachment("sriov", vec![Step::ClaimDevice(device)]);
@@ -351,7 +353,8 @@ mod tests {
         settle: impl FnOnce(&Held) -> Result<(), StepError>,
     ) -> Result<Claim, StepError> {
         let generation = devices.claim(CARD, (&plan.sandbox, &plan.attachments[0], 0), settle)?;
-        let claim = Claim { device: CARD.to_owned(), generation, home: None, settings: None };
+        let claim =
+            Claim { device: CARD.to_owned(), generation, home: None, settings: None, representor: None };
         let Some(Step::ClaimDevice(device)) = plan.attachments[0].steps.first() else { unreachable!() };
         devices.found(device, &claim);
         Ok(claim)
@@ -428,7 +431,13 @@ mod tests {
                 other_names: Vec::new(),
             };
             let generation = generation.unwrap();
-            let claim = Claim { device: name.to_owned(), generation, home: Some(home), settings: None };
+            let claim = Claim {
+                device: name.to_owned(),
+                generation,
+                home: Some(home),
+                settings: None,
+                representor: None,
+            };
             let Some(Step::ClaimDevice(device)) = plan.attachments[0].steps.first() else { unreachable!() };
             devices.found(device, &claim);
             (plan, claim)

@@ -9,6 +9,9 @@ use crate::netlink::Handle;
 use crate::plan::{AttachmentPlan, Plan, hook_kind, result};
 use crate::step::{Outputs, Step};
 
+/// What is said of an attachment whose VF has lost its end on the node.
+const NO_REPRESENTOR: &str = "the representor of its VF is gone: the card's mode was changed, its driver loaded anew, or its VFs made anew";
+
 /// The dataplane's view of a sandbox: one entry for each attachment that it enforces.
 pub(super) fn guards<'p>(
     plan: &'p Plan,
@@ -51,18 +54,7 @@ pub(super) fn restore(
     let mut missing = Vec::new();
     for attached in attached {
         for (attachment, guarded) in guards(&attached.plan, &attached.outputs) {
-            let Some(what) = enforcer.verify(&guarded, &mut host)? else { continue };
-            if guarded.is_gone(&mut host)? {
-                continue;
-            }
-            let what = match enforcer.restore(&guarded, &mut host) {
-                // The missing part may also have appeared meanwhile.
-                Ok(_) => match enforcer.verify(&guarded, &mut host)? {
-                    Some(what) => what,
-                    None => continue,
-                },
-                Err(error) => format!("{what}; not restored: {}", Chain(&error)),
-            };
+            let Some(what) = restored(enforcer, &guarded, &mut host)? else { continue };
             let sandbox = &attached.plan.sandbox;
             let subject =
                 sandbox.pod.as_ref().map_or_else(|| sandbox.container_id.clone(), ToString::to_string);
@@ -70,4 +62,25 @@ pub(super) fn restore(
         }
     }
     Ok(missing)
+}
+
+/// Reattaches the programs of an attachment that were removed, and returns what is missing then.
+fn restored(
+    enforcer: &dyn Enforce,
+    guarded: &EnforcedAttachment,
+    host: &mut Handle,
+) -> Result<Option<String>, EnforceError> {
+    if guarded.is_on_representor() && guarded.is_gone(host)? {
+        // The pod may have its VF still.
+        return Ok(Some(NO_REPRESENTOR.to_owned()));
+    }
+    let Some(what) = enforcer.verify(guarded, host)? else { return Ok(None) };
+    if guarded.is_gone(host)? {
+        return Ok(None);
+    }
+    match enforcer.restore(guarded, host) {
+        // The missing part may also have appeared meanwhile.
+        Ok(_) => enforcer.verify(guarded, host),
+        Err(error) => Ok(Some(format!("{what}; not restored: {}", Chain(&error)))),
+    }
 }

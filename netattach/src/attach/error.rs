@@ -345,6 +345,25 @@ pub enum StepError {
     /// The physical function of a VF has no interface on the node, or does not know the VF.
     #[error("the physical function {0} has no network interface on the node that knows the VF")]
     NoPhysicalFunction(String),
+    /// A card was in another mode when the attachment was planned.
+    #[error("card {0} is about to go into another mode (legacy, switchdev)")]
+    OtherMode(String),
+    /// The card of a VF is in mode switchdev, and has not made the VF's representor, or it is in another namespace.
+    #[error(
+        "the node has no representor of VF {} of {}, whose card is in mode switchdev", .0.number, .0.physical
+    )]
+    NoRepresentor(crate::spec::VirtualFunction),
+    /// Nothing tells the representor of a VF from another one.
+    #[error("VF {} of {} has several representors ({names})", .function.number, .function.physical)]
+    SeveralRepresentors {
+        /// The VF.
+        function: crate::spec::VirtualFunction,
+        /// Two of them.
+        names: String,
+    },
+    /// A process is to drive a VF under an address that it chooses, by which its representor's programs would not know it.
+    #[error("key mac: needed, as the pod drives the VF itself, and its physical function has set no address")]
+    NoAddressOfVf,
     /// The card refuses a setting of a VF.
     #[error("key {setting}: the card refuses it for VF {} of {}", .function.number, .function.physical)]
     VfSetting {
@@ -678,13 +697,17 @@ pub(super) fn step_code(error: &StepError) -> u32 {
         | StepError::SriovCniIsAtIt(_)
         | StepError::SriovCniHasIt { .. }
         | StepError::NoPhysicalFunction(_)
+        | StepError::OtherMode(_)
+        | StepError::NoRepresentor(_)
         | StepError::HomeTaken(_)
         | StepError::DeviceLost { .. } => code::TRY_AGAIN_LATER,
         StepError::VfSetting { source, .. } if source.errno() == Some(rustix::io::Errno::AGAIN) => {
             code::TRY_AGAIN_LATER
         }
         StepError::VfSetting { .. } => code::INVALID_CONFIG,
-        StepError::AddressNotTaken { .. } | StepError::VfSettingIgnored { .. } => code::INTERNAL,
+        StepError::AddressNotTaken { .. }
+        | StepError::VfSettingIgnored { .. }
+        | StepError::SeveralRepresentors { .. } => code::INTERNAL,
         StepError::Duplicate(_) | StepError::Netlink(netlink::Error::Tentative(_)) => code::TRY_AGAIN_LATER,
         // Its holder may be about to end.
         StepError::Nat(NatError::PortTaken(_) | NatError::Busy) => code::TRY_AGAIN_LATER,
@@ -708,6 +731,7 @@ pub(super) fn step_code(error: &StepError) -> u32 {
         | StepError::Mtu { .. }
         | StepError::DeviceInUse { .. }
         | StepError::SeveralInterfaces { .. }
+        | StepError::NoAddressOfVf
         | StepError::AddressTaken { .. }
         | StepError::SmallMtu(_)
         | StepError::ParentShared { .. }

@@ -1,15 +1,15 @@
 //! Reads from the kernel the facts about the node that drivers need before they plan.
 
-use super::{AttachError, bus};
+use super::{AttachError, bus, representor};
 use crate::error_chain::Chain;
-use crate::link::facts::{Facts, Parent, Wanted, Wishes};
+use crate::link::facts::{Facts, OnBus, Parent, Wanted, Wishes};
 use crate::netlink::{self, Handle, KnownLinks, LinkState};
 
 /// Gathers the facts that drivers ask for. A fact that the node does not have is left out: the step that needs it
 /// reports that.
 ///
 /// # Errors
-/// A netlink socket cannot be opened.
+/// A netlink socket cannot be opened, or the kernel does not tell a card's mode.
 pub(super) fn gather(wishes: &Wishes) -> Result<Facts, AttachError> {
     let mut facts = Facts { gathered: true, ..Facts::default() };
     if wishes.is_empty() {
@@ -25,7 +25,10 @@ pub(super) fn gather(wishes: &Wishes) -> Result<Facts, AttachError> {
                 Err(error) => tracing::debug!(name, error = %Chain(&error), "no such parent"),
             },
             Wanted::OnBus(name) => {
-                facts.on_bus.extend(bus::find(name).map(|found| (name.clone(), found)));
+                let Some(found) = bus::find(name) else { continue };
+                let switchdev = representor::is_switchdev(found.function.as_ref());
+                let switchdev = switchdev.map_err(|error| AttachError::Open(error.into()))?;
+                facts.on_bus.insert(name.clone(), OnBus { switchdev, ..found });
             }
         }
     }

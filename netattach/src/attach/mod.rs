@@ -15,6 +15,7 @@
 //! | `announce_late` | what neighbours are told once an ADD has been answered |
 //! | [`undo`], `plugin_del` | inverses of steps, and DEL of other plugins |
 //! | `devices`, `which_device`, `take_device`, `give_back`, `identity`, `bus` | who has which device of the node; how it is named, taken, given back, and told from others |
+//! | `representor` | the node's ends of VFs of cards in mode switchdev |
 //! | `sriov_cni`, `flock` | the files by which sriov-cni knows which VF is whose; locks that others hold for a time |
 //! | `check`, `status_verb`, `gc` | the verbs CHECK, STATUS and GC |
 //! | `survey` | how full pools of addresses are |
@@ -61,6 +62,7 @@ mod plugin_del;
 mod pool_use;
 mod registry;
 mod repeated_add;
+mod representor;
 #[cfg(test)]
 pub(crate) mod rig;
 mod routing;

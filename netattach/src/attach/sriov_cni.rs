@@ -250,7 +250,7 @@ mod tests {
     fn vf(function: bool) -> Device {
         let function = function.then(|| VirtualFunction { physical: "0000:03:00.0".to_owned(), number: 1 });
         let id = DeviceId::Bus(VF.to_owned());
-        Device { pod_name: "net1".to_owned(), id, userspace: None, function, rdma: None }
+        Device { pod_name: "net1".to_owned(), id, userspace: None, function, rdma: None, switchdev: false }
     }
 
     fn lock(of: &SriovCni) -> LockedVf {

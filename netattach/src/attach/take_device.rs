@@ -7,7 +7,7 @@ use super::devices::settle;
 use super::give_back::find_home;
 use super::host_access::is_host_link;
 use super::which_device::{Target, There};
-use super::{Node, StepError, bus, identity, sriov_cni};
+use super::{Node, StepError, bus, identity, representor, sriov_cni};
 use crate::mac::Mac;
 use crate::netlink::{DeviceState, Handle, LinkState};
 use crate::plan::{AttachmentPlan, Sandbox};
@@ -64,7 +64,9 @@ pub(super) fn claim(
         Some(function) => physical(host, function)?.map(|(_, settings)| settings),
         None => None,
     };
-    let claim = Claim { device: key, generation, home, settings };
+    let of_vf = (settings.as_ref(), home.as_ref());
+    let representor = representor::find(host, device, &attachment.steps, of_vf)?;
+    let claim = Claim { device: key, generation, home, settings, representor };
     node.devices.found(device, &claim);
     if let (Some(found), Some(home)) = (&found, &claim.home) {
         // Whoever makes an interface on it meanwhile sees the claim, or is seen here.

@@ -3,7 +3,7 @@
 use super::give_back::{PodEnd, give_back, give_back_by_alias};
 use super::plugin_del::PluginDel;
 use super::{
-    AttachError, Doing, Node, Progress, StepError, admit, device_info, devices, host_access, routing,
+    AttachError, Doing, Node, Progress, StepError, admit, device_info, devices, host_access, representor, routing,
     sriov_cni, translation, tuning, vrf,
 };
 use crate::ipam::Lessee;
@@ -148,7 +148,8 @@ impl Begun<'_> {
         let act = || {
             node.devices.sriov_cni.give_back((device, &plan.sandbox.netns), sriov_cni::PATIENCE, || {
                 give_back(&mut Handle::open()?, device, claim, pod)
-            })
+            })?;
+            representor::leave(node, self.attachment.number(), claim)
         };
         node.devices.give_back(claim, of, act, devices::make_way)
     }

@@ -139,7 +139,7 @@ mod tests {
 
     fn named(id: DeviceId) -> Device {
         let pod_name = "net1".to_owned();
-        Device { pod_name, id, userspace: None, function: None, rdma: None }
+        Device { pod_name, id, userspace: None, function: None, rdma: None, switchdev: false }
     }
 
     /// The keys under which devices named in these ways are claimed, or why they are not.

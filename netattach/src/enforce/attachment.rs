@@ -41,6 +41,8 @@ pub struct EnforcedAttachment {
     pub(crate) on_card: Option<bool>,
     /// Whether another plugin made its interface.
     delegated: bool,
+    /// Whether its end on the node is a representor: others may have programs there, and it stays.
+    on_representor: bool,
     /// When its programs are attached.
     pub(crate) when: EnforceWhen,
     /// Index of the interface in the pod's namespace.
@@ -120,6 +122,7 @@ impl EnforcedAttachment {
             point,
             on_card: None,
             delegated: is_delegated(attachment),
+            on_representor: matches!(attachment.made_by(), MadeBy::Device(device) if device.switchdev),
             when: protect.when,
             pod_index,
             routed,
@@ -141,6 +144,11 @@ impl EnforcedAttachment {
     /// Whether another plugin made its interface.
     pub(crate) fn is_delegated(&self) -> bool {
         self.delegated
+    }
+
+    /// Whether its end on the node is a representor, which is the card's.
+    pub(crate) fn is_on_representor(&self) -> bool {
+        self.on_representor
     }
 
     /// The attachment as a member of the fast path.
@@ -323,6 +331,7 @@ pub(super) mod tests {
             point: HookPoint::NodeEnd(7),
             on_card: None,
             delegated: false,
+            on_representor: false,
             when: EnforceWhen::Always,
             pod_index: 2,
             own: Vec::new(),

@@ -348,7 +348,8 @@ impl Enforce for Enforcer {
     fn leave_device(&self, id: u32) -> Result<(), EnforceError> {
         // What has ended is not put back.
         self.lock().end(id);
-        self.programs.detach_in_pod(id)
+        self.programs.detach_in_pod(id)?;
+        self.programs.leave_node_end(id)
     }
 
     fn retire(&self, id: u32) -> Result<(), EnforceError> {

@@ -62,8 +62,8 @@ pub trait Enforce: fmt::Debug + Send + Sync {
     /// # Errors
     /// The kernel refused. Calling again is safe.
     fn detach(&self, id: u32) -> Result<(), EnforceError>;
-    /// Takes an attachment's programs off the device that its pod had: the pod is gone, the device is the node's again. Its
-    /// record stays until [`Enforce::detach`].
+    /// Takes an attachment's programs off the device that its pod had, and off that one's representor: the pod is gone, the
+    /// device is the node's again. Its record stays until [`Enforce::detach`].
     ///
     /// # Errors
     /// The kernel refused. Calling again is safe.

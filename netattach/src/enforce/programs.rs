@@ -131,6 +131,10 @@ impl AttachedPrograms {
     ) -> Result<(), AttachFailed> {
         let (mut on_parents, mut parents_at) = (Vec::new(), Vec::new());
         let (mut on_node, mut node_at) = (Vec::new(), Vec::new());
+        let failed = |of: &[usize], (position, error): (usize, HookError)| AttachFailed {
+            at: of.get(position).copied().unwrap_or_default(),
+            source: Box::new(error.into()),
+        };
         for (at, attachment) in attachments.iter().enumerate() {
             match &attachment.point {
                 HookPoint::Parent { on, macvlan } => {
@@ -139,23 +143,25 @@ impl AttachedPrograms {
                     parents_at.push(at);
                 }
                 HookPoint::NodeEnd(device) if attachment.when != EnforceWhen::Selected => {
-                    on_node.push(node_end::on(*device));
+                    let hooks = node_end::on(*device);
+                    // Nobody else can have programs on devices that were made for this pod.
+                    let mode = match attachment.is_on_representor() {
+                        true => {
+                            hooks.mode(self.modes.attachments).map_err(|error| failed(&[at], (0, error)))?
+                        }
+                        false => self.modes.attachments,
+                    };
+                    on_node.push((mode, hooks));
                     node_at.push(at);
                 }
                 _ => {}
             }
         }
-        let failed = |of: &[usize], (position, error): (usize, HookError)| AttachFailed {
-            at: of.get(position).copied().unwrap_or_default(),
-            source: Box::new(error.into()),
-        };
         let dataplane = &self.dataplane;
         let entered = self.parents.enter(dataplane, &on_parents, host);
         let entered = entered.map_err(|error| failed(&parents_at, error))?;
         // Those of parents and of nodes' ends in one datagram.
         let (bare_at, mut devices): (Vec<usize>, Vec<_>) = entered.bare().unzip();
-        // Nobody else can have programs on devices that were made for this pod.
-        let on_node = on_node.into_iter().map(|hooks| (self.modes.attachments, hooks));
         let positions = bare_at.iter().filter_map(|at| parents_at.get(*at)).chain(&node_at);
         let positions: Vec<usize> = positions.copied().collect();
         devices.extend(on_node);
@@ -241,6 +247,23 @@ impl AttachedPrograms {
     pub(super) fn detach_in_pod(&self, id: u32) -> Result<(), EnforceError> {
         let _turn = self.take_turn();
         Ok(pod::unlink(id, self.dataplane.programs())?)
+    }
+
+    /// Takes the programs off the node's end of an attachment that has ended, where that is a device that stays; `clsact` too,
+    /// unless others have filters there. After any attaching in progress.
+    pub(super) fn leave_node_end(&self, id: u32) -> Result<(), EnforceError> {
+        let _turn = self.take_turn();
+        let devices = self.dataplane.attachments().devices_of(id);
+        if devices.is_empty() {
+            return Ok(());
+        }
+        let (mut host, programs) = (Handle::open()?, self.dataplane.programs());
+        for device in devices {
+            for mode in [AttachMode::Tcx, AttachMode::Clsact] {
+                node_end::on(device).detach(mode, programs, &mut host, true)?;
+            }
+        }
+        Ok(())
     }
 
     /// Removes an attachment's links and its record; a parent loses its programs with its last attachment. A link left

@@ -35,7 +35,8 @@ pub const VERSIONS: RangeInclusive<u32> = 1..=WRITTEN[WRITTEN.len() - 1];
 /// came after those; version 7 devices of the node, and tables by source; version 8 macvlans that are judged before they
 /// have addresses, and pods on a parent that the node reaches; version 9 VRFs, taps and netkits, ports of the node that lead to
 /// interfaces of other plugins, and who is masqueraded on the way; version 10 interfaces that a plugin before netattach in the
-/// runtime's list has made, what the node forwards past a filter that drops, and pods on ipvlans that the node reaches.
+/// runtime's list has made, what the node forwards past a filter that drops, pods on ipvlans that the node reaches, and VFs whose
+/// node's end is a representor.
 pub(super) fn version_of(plan: &Plan) -> u32 {
     let [second, third, fourth, fifth, sixth, seventh, eighth, ninth, tenth] = WRITTEN;
     let needed = |step: &Step| match step {
@@ -56,6 +57,7 @@ pub(super) fn version_of(plan: &Plan) -> u32 {
         Step::Gateway { vlan: Some(_), .. } => sixth,
         Step::EnsureBridge(bridge) if bridge.vlan_filtering => sixth,
         Step::CreateLink(link) if link.port().is_some_and(|it| it.isolated || it.vlans.is_some()) => sixth,
+        Step::ClaimDevice(device) if device.switchdev => tenth,
         Step::ClaimDevice(_) | Step::SetDevice(_) | Step::MoveDevice => seventh,
         Step::ProtectAddresses | Step::ChooseHostAccess | Step::GiveHostAccess => eighth,
         Step::ChooseVrf(_) | Step::JoinVrf(_) | Step::CreateLink(Link::Tap(_) | Link::Netkit(_)) => ninth,

@@ -360,6 +360,12 @@ fn a_step_that_version_2_has_no_words_for_is_written_as_a_later_version() {
         (json!({"step": "find-reach"}), 9),
         (masked, 9),
         (json!({"step": "take-made", "result": {"cniVersion": "1.0.0"}}), 10),
+        (json!({"step": "claim-device", "pod_name": "eth0", "id": {"bus": "0000:03:02.1"}}), 7),
+        (
+            json!({"step": "claim-device", "pod_name": "eth0", "id": {"bus": "0000:03:02.1"},
+                "switchdev": true}),
+            10,
+        ),
     ];
     for (lease, version) in earlier.into_iter().chain(latest.map(|step| (step, 6))).chain(later) {
         let directory = tempfile::tempdir().unwrap();

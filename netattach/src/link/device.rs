@@ -3,7 +3,8 @@
 //!
 //! The keys are those of `host-device` in containernetworking/plugins and of sriov-cni, and `bandwidth`. Policy is enforced on
 //! the interface in the pod; a device that the pod drives itself (`vfio-pci`), or that has RDMA, passes the kernel, and a pod
-//! that a policy selects is refused it.
+//! that a policy selects is refused it. A VF of a card in mode switchdev has an end on the node, its representor, whoever
+//! drives it: there policy is enforced on that.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -97,7 +98,7 @@ impl Driver for HostDevice {
                 return Err(PlanError::Value { key: "device", reason: reason.to_owned() });
             }
         };
-        let device = Device { function: None, ..request.device(id)? };
+        let device = Device { function: None, switchdev: false, ..request.device(id)? };
         let set = SetDevice { function: VfSettings::default(), mac: request.mac()? };
         request.device_steps(self, device, set)
     }
@@ -174,14 +175,21 @@ impl Driver for Sriov {
 impl Request<'_> {
     /// The device as it is found on the node.
     fn device(&self, id: DeviceId) -> Result<Device, PlanError> {
-        let mut device =
-            Device { pod_name: self.ifname.to_owned(), id, userspace: None, function: None, rdma: None };
+        let mut device = Device {
+            pod_name: self.ifname.to_owned(),
+            id,
+            userspace: None,
+            function: None,
+            rdma: None,
+            switchdev: false,
+        };
         let DeviceId::Bus(name) = &device.id else { return Ok(device) };
         match self.facts.on_bus.get(name) {
             Some(found) => {
                 device.userspace = found.userspace().map(str::to_owned);
                 device.function.clone_from(&found.function);
                 device.rdma.clone_from(&found.rdma);
+                device.switchdev = found.switchdev;
                 Ok(device)
             }
             None if self.facts.gathered => Err(PlanError::NoDevice(name.clone())),
@@ -197,8 +205,9 @@ impl Request<'_> {
     ) -> Result<Vec<Step>, PlanError> {
         self.refuse(driver.kind(), &[("fastPath", json!(false))])?;
         let is_driven_by_pod = device.userspace.is_some();
-        if is_driven_by_pod {
-            // What a process does with the device itself is not paced.
+        if is_driven_by_pod || device.switchdev {
+            // What a process does with the device itself is not paced, nor what a card switches: a pace on a representor
+            // would be the card's administrator's as well.
             self.refuse(driver.kind(), &[("bandwidth", json!({}))])?;
         }
         if set.mac.is_some() {
@@ -227,6 +236,7 @@ impl Request<'_> {
             userspace: None,
             function: None,
             rdma: None,
+            switchdev: false,
         };
         std::iter::once(Step::ClaimDevice(device)).chain(self.ipam_remains()).collect()
     }

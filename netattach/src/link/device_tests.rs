@@ -22,7 +22,7 @@ fn function() -> Option<VirtualFunction> {
 }
 
 fn vf(driver: &str) -> OnBus {
-    OnBus { driver: Some(driver.into()), function: function(), rdma: None }
+    OnBus { driver: Some(driver.into()), function: function(), rdma: None, switchdev: false }
 }
 
 fn plan(kind: &str, config: &Value, facts: &Facts) -> Result<Vec<Step>, (u32, String)> {
@@ -37,7 +37,7 @@ fn plan(kind: &str, config: &Value, facts: &Facts) -> Result<Vec<Step>, (u32, St
 }
 
 fn device(id: DeviceId) -> Device {
-    Device { pod_name: "net1".into(), id, userspace: None, function: None, rdma: None }
+    Device { pod_name: "net1".into(), id, userspace: None, function: None, rdma: None, switchdev: false }
 }
 
 /// Rows: HDV-keys, HDV-order.
@@ -197,4 +197,38 @@ fn a_device_that_passes_the_kernel_is_not_moved_and_judged_nowhere() {
         (code, told),
         (7, format!("key mac: {VF} is driven by the pod, and has no physical function to set it"))
     );
+}
+
+/// Rows: SRV-switchdev.
+#[test]
+fn a_vf_of_a_card_in_mode_switchdev_is_judged_on_the_node_whoever_drives_it() {
+    let rdma = Some("mlx5_3".to_owned());
+    let on_bus = |driver: &str| OnBus { rdma: rdma.clone(), switchdev: true, ..vf(driver) };
+    for (driver, userspace, behind) in [
+        ("mlx5_core", None, vec![Step::MoveDevice, Step::Configure(Configure::default())]),
+        (
+            "vfio-pci",
+            Some("vfio-pci".to_owned()),
+            vec![Step::Configure(Configure { down: true, ..Configure::default() })],
+        ),
+    ] {
+        let claimed = Device {
+            userspace,
+            function: function(),
+            rdma: rdma.clone(),
+            switchdev: true,
+            ..device(DeviceId::Bus(VF.into()))
+        };
+        let steps = plan("sriov", &json!({"deviceID": VF}), &facts(on_bus(driver))).unwrap();
+        assert_eq!(HookKind::of_device(&claimed), HookKind::Node);
+        let expected = [vec![Step::ClaimDevice(claimed)], behind].concat();
+        assert_eq!(steps, expected, "{driver}");
+        let limited = json!({"deviceID": VF, "bandwidth": {"ingressRate": 8000, "ingressBurst": 80000}});
+        let (code, told) = plan("sriov", &limited, &facts(on_bus(driver))).unwrap_err();
+        assert_eq!((code, &told[..13]), (2, "key bandwidth"), "{told}");
+        // The plugin for any device knows no functions.
+        let steps = plan("host-device", &json!({"deviceID": VF}), &facts(on_bus(driver))).unwrap();
+        let Step::ClaimDevice(claimed) = &steps[0] else { panic!("{steps:?}") };
+        assert_eq!((claimed.function.as_ref(), claimed.switchdev), (None, false), "{driver}");
+    }
 }

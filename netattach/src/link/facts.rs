@@ -31,6 +31,8 @@ pub struct OnBus {
     pub function: Option<VirtualFunction>,
     /// Its RDMA device, which shares its interface.
     pub rdma: Option<String>,
+    /// Whether its physical function's card is in mode switchdev.
+    pub switchdev: bool,
 }
 
 impl OnBus {

@@ -11,6 +11,7 @@
 //! | `known_links` | bridges and parents as the kernel has told of them last |
 //! | `names` | the names of a namespace's links |
 //! | `device`, `virtual_function` | devices that pods take, and what a card sets for its virtual functions |
+//! | [`devlink`], `representor` | whether a card is in mode switchdev; the node's ends of its virtual functions then |
 //! | `address`, `route`, `rule`, `neighbour` | an interface's addresses; routes; rules that select routing tables; neighbours that are entered for good |
 //! | `tc`, `tbf`, `redirect` | programs on clsact hooks; pacing by tbf; intermediate devices for what a device receives |
 //! | `bridge`, `bridge_port` | a bridge that is made again as it was; ports, their VLANs |
@@ -29,6 +30,7 @@ mod bridge_state;
 mod change_watch;
 pub mod conntrack;
 mod device;
+pub mod devlink;
 mod error;
 mod filter_watch;
 mod guard;
@@ -44,6 +46,7 @@ mod peer;
 mod properties;
 mod readable;
 mod redirect;
+mod representor;
 mod route;
 mod rule;
 mod socket;

@@ -3,12 +3,15 @@
 
 use std::path::{Path, PathBuf};
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::selection::kind_of;
 
 /// Capability that passes the path of an attachment's file to a plugin (section 5.1).
 pub const CAPABILITY: &str = "CNIDeviceInfoFile";
+
+/// The version of the specification whose keys are written.
+const VERSION: &str = "1.1.0";
 
 /// Longest name of a file on the file systems of Linux, in bytes.
 const LONGEST_NAME: usize = 255;
@@ -120,6 +123,18 @@ pub fn parse(text: &[u8]) -> Result<Value, DeviceInfoError> {
     Ok(info)
 }
 
+/// Device information of a VF with its representor (section 3.1.3), which the card's mode decides and no device plugin needs to
+/// know. What else is there stays as it was; without any, what is known of the VF. `function`: PCI addresses of the VF and its
+/// PF. Information of another type has no place for it.
+pub fn with_representor(info: Option<Value>, (function, physical): (&str, &str), representor: &str) -> Value {
+    let known = || json!({"type": "pci", "version": VERSION, "pci": {"pci-address": function, "pf-pci-address": physical}});
+    let mut info = info.unwrap_or_else(known);
+    if let Some(device) = info.get_mut("pci").and_then(Value::as_object_mut) {
+        device.insert("representor-device".to_owned(), representor.into());
+    }
+    info
+}
+
 /// The file in which a device plugin describes a device (section 4.1). `root` is the directory of all device
 /// information.
 pub fn device_plugin_file(root: &Path, resource: &str, device: &str) -> PathBuf {
@@ -171,8 +186,6 @@ pub(crate) fn is_pci_address(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     /// Rows: DI-3-required.
@@ -189,6 +202,24 @@ mod tests {
         ] {
             assert_eq!(parse(info.to_string().as_bytes()).unwrap(), info);
         }
+    }
+
+    /// Rows: SRV-switchdev.
+    #[test]
+    fn a_representor_is_added_to_what_is_known() {
+        let functions = ("0000:03:02.1", "0000:03:00.0");
+        let with = |info| with_representor(info, functions, "eth3");
+        let alone = json!({"type": "pci", "version": "1.1.0", "pci": {
+            "pci-address": "0000:03:02.1", "pf-pci-address": "0000:03:00.0", "representor-device": "eth3"}});
+        assert_eq!(with(None), alone);
+        assert_eq!(parse(alone.to_string().as_bytes()).unwrap(), alone);
+        let told = json!({"type": "pci", "version": "1.0.0", "x": 1, "pci": {
+            "pci-address": "0000:03:02.1", "rdma-device": "mlx5_4", "representor-device": "stale"}});
+        let expected = json!({"type": "pci", "version": "1.0.0", "x": 1, "pci": {
+            "pci-address": "0000:03:02.1", "rdma-device": "mlx5_4", "representor-device": "eth3"}});
+        assert_eq!(with(Some(told)), expected);
+        let memif = json!({"type": "memif", "version": "1.1.0", "memif": {}});
+        assert_eq!(with(Some(memif.clone())), memif);
     }
 
     /// Rows: DI-3-required.

@@ -480,6 +480,7 @@ mod tests {
             userspace: None,
             function: None,
             rdma: None,
+            switchdev: false,
         };
         let [card, plugin] = [MadeBy::Device(&device), MadeBy::Plugin];
         let (never, at_once, late) = (Announcement::Never, Announcement::AtOnce, Announcement::Late);

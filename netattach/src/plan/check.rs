@@ -75,7 +75,7 @@ pub fn expected(
     for (index, step) in attachment.steps.iter().enumerate() {
         let Some(output) = outputs.step(index) else { break };
         if let Output::Link { host, pod, .. } = output {
-            expected.host.clone_from(host);
+            expected.host = host.clone().or(expected.host);
             expected.pod = Some(pod.clone());
         }
         match step {
@@ -83,6 +83,7 @@ pub fn expected(
             Step::CreateLink(link) => expected.link = Some(link.clone()),
             Step::ClaimDevice(device) => {
                 expected.device = Some((device.clone(), spec::VfSettings::default()));
+                expected.host = outputs.representor().map(|it| it.device.clone());
             }
             Step::SetDevice(set) => {
                 if let Some((_, settings)) = &mut expected.device {

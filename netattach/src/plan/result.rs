@@ -49,7 +49,12 @@ pub fn result(
                 let end = interface(end, Some(&sandbox.netns));
                 result.interfaces.push(cni::Interface { pci_id: pci_id(attachment), ..end });
             }
-            (Step::ClaimDevice(device), Output::Claimed(claim)) if device.userspace.is_some() => {
+            (Step::ClaimDevice(device), Output::Claimed(claim)) => {
+                let representor = claim.representor.iter().map(|it| interface(&it.device, None));
+                result.interfaces.extend(representor);
+                if device.userspace.is_none() {
+                    continue;
+                }
                 pod = Some(result.interfaces.len());
                 let mac = claim.settings.as_ref().and_then(|settings| settings.mac);
                 result.interfaces.push(cni::Interface {
@@ -307,15 +312,18 @@ pub struct Ends {
 
 /// The link that an attachment's steps made or found, if there is one.
 pub fn ends(outputs: Brought<'_>) -> Option<Ends> {
-    outputs.iter().find_map(|output| match output {
+    let representor = outputs.representor();
+    let on_node = || representor.map(|it| it.device.clone());
+    let made = outputs.iter().find_map(|output| match output {
         Output::Link { host, pod, parent } => {
-            Some(Ends { host: host.clone(), pod: pod.clone(), parent: parent.clone() })
+            Some(Ends { host: host.clone().or_else(on_node), pod: pod.clone(), parent: parent.clone() })
         }
         Output::Device { host, pod: Some(pod), .. } => {
             Some(Ends { host: host.clone(), pod: pod.clone(), parent: None })
         }
         _ => None,
-    })
+    });
+    made.or_else(|| Some(Ends { host: on_node(), pod: representor?.driven.clone()?, parent: None }))
 }
 
 /// The ends of the link that an attachment's steps made or found: the node's, if there is one, and the pod's.

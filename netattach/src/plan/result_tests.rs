@@ -6,9 +6,9 @@ use super::*;
 use crate::cni::{Request, Version};
 use crate::link;
 use crate::plan::resolve::one;
-use crate::plan::{fixtures, hook_kind};
-use crate::step::{EnforceWhen, HookKind, NotObservable};
-use crate::step::{Outputs, Protect};
+use crate::plan::{check, fixtures, hook_kind};
+use crate::spec;
+use crate::step::{Claim, EnforceWhen, HookKind, NotObservable, Outputs, Protect, Representor};
 
 const POD: &str = "/run/netns/c1";
 
@@ -210,4 +210,75 @@ fn an_interface_of_other_plugins_is_where_it_was_found() {
 
 fn protect(when: EnforceWhen) -> Protect {
     Protect { fast_path: false, when, ..Protect::verified() }
+}
+
+const VF: &str = "0000:03:02.1";
+
+/// A VF of a card in mode switchdev that a pod has, driven by the kernel or by a process.
+fn vf(userspace: Option<&str>) -> (AttachmentPlan, Outputs) {
+    let device = Device {
+        pod_name: "net1".to_owned(),
+        id: DeviceId::Bus(VF.to_owned()),
+        userspace: userspace.map(str::to_owned),
+        function: Some(spec::VirtualFunction { physical: "0000:03:00.0".to_owned(), number: 1 }),
+        rdma: None,
+        switchdev: true,
+    };
+    let mut pod = made("net1", "02:00:00:00:00:03");
+    let driven = userspace.map(|_| Interface { index: 0, mtu: 0, ..pod.clone() });
+    let claim = Claim {
+        device: VF.to_owned(),
+        generation: 1,
+        home: None,
+        settings: Some(spec::VfSettings { mac: pod.mac, ..spec::VfSettings::default() }),
+        representor: Some(Representor {
+            device: Interface { index: 9, ..made("eth3", "02:00:00:00:00:09") },
+            mtu: 1500,
+            up: false,
+            accept_ra: None,
+            driven,
+        }),
+    };
+    pod.index = 4;
+    let claimed = (Step::ClaimDevice(device), Output::Claimed(Box::new(claim)));
+    let moved = (Step::MoveDevice, Output::Link { host: None, pod, parent: None });
+    let made = std::iter::once(claimed).chain(userspace.is_none().then_some(moved));
+    let (mut steps, outputs): (Vec<_>, Vec<_>) = made.unzip();
+    steps.push(Step::Protect(protect(EnforceWhen::Always)));
+    let outputs = outputs.into_iter().enumerate();
+    let outputs = outputs.map(|(index, output)| (StepRef(0, index as u16), output)).collect();
+    (fixtures::attachment("sriov", steps), outputs)
+}
+
+/// Rows: SRV-switchdev.
+#[test]
+fn a_representor_is_the_nodes_end_of_a_vf_whoever_drives_it() {
+    let sandbox = fixtures::sandbox("c1");
+    for (userspace, index, mtu) in [(None, 4, 1500), (Some("vfio-pci"), 0, 0)] {
+        let (attachment, outputs) = vf(userspace);
+        assert_eq!(hook_kind::of(&attachment, outputs.of(0)), HookKind::Node);
+        let representor = Interface { index: 9, ..made("eth3", "02:00:00:00:00:09") };
+        let pod = Interface { index, mtu, ..made("net1", "02:00:00:00:00:03") };
+        let expected = Ends { host: Some(representor.clone()), pod, parent: None };
+        assert_eq!(ends(outputs.of(0)), Some(expected), "{userspace:?}");
+        let told = result(&sandbox, &attachment, outputs.of(0)).unwrap();
+        let told = told.to_value(Version::LATEST).unwrap();
+        let mut interfaces = json!([
+            {"name": "eth3", "mac": "02:00:00:00:00:09", "mtu": 1500},
+            {"name": "net1", "mac": "02:00:00:00:00:03", "sandbox": POD, "pciID": VF},
+        ]);
+        if userspace.is_none() {
+            interfaces[1]["mtu"] = json!(1500);
+        }
+        assert_eq!(told["interfaces"], interfaces, "{userspace:?}");
+        let wanted = check::expected(
+            &attachment,
+            outputs.of(0),
+            &result(&sandbox, &attachment, outputs.of(0)).unwrap(),
+            POD,
+        );
+        let wanted = wanted.unwrap();
+        assert_eq!(wanted.host, Some(representor), "{userspace:?}");
+        assert_eq!(wanted.pod.map(|pod| pod.index), userspace.is_none().then_some(4));
+    }
 }

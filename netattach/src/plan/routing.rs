@@ -10,7 +10,7 @@ use super::{AttachmentPlan, Plan, result, vrf};
 use crate::cni::{self, CniError};
 use crate::spec::{Addressing, BySource, Route};
 use crate::step::{
-    Brought, Configure, Kept, LeasedAddress, Output, Outputs, SourceRouting, Step, StepRef, Style,
+    Brought, Configure, Kept, LeasedAddress, MadeBy, Output, Outputs, SourceRouting, Step, StepRef, Style,
 };
 
 /// `RT_TABLE_MAIN`.
@@ -215,6 +215,10 @@ fn kept_to_its_interface(
 ) -> Result<Option<SourceRouting>, CniError> {
     let link = result::link(outputs);
     let (Some(configure), Some((_, pod))) = (own_configuration(attachment), link) else { return Ok(None) };
+    if matches!(attachment.made_by(), MadeBy::Device(device) if device.userspace.is_some()) {
+        // A process drives it: the pod has no interface there.
+        return Ok(None);
+    }
     let addressing = settled(attachment, outputs, configure)?;
     let table = table_of(pod.index);
     let is_connected = |net: &&IpNet| !addressing.no_subnet_routes && net.prefix_len() < net.max_prefix_len();

@@ -23,6 +23,10 @@ pub struct Device {
     /// Its RDMA device, by which traffic passes the kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rdma: Option<String>,
+    /// Whether it is a VF of a card in mode switchdev: all that it sends and receives has an end on the node, its
+    /// representor.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub switchdev: bool,
 }
 
 /// What a device is found by.

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::Interface;
 use crate::mac::Mac;
 use crate::spec::VfSettings;
 
@@ -19,6 +20,9 @@ pub struct Claim {
     /// What its physical function had set for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settings: Option<VfSettings>,
+    /// Its end on the node, of a VF of a card in mode switchdev.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub representor: Option<Representor>,
 }
 
 impl Claim {
@@ -26,6 +30,23 @@ impl Claim {
     pub fn outlives_namespace(&self) -> bool {
         self.home.as_ref().is_some_and(|home| home.parent.is_some() || home.permanent.is_some())
     }
+}
+
+/// The node's end of a VF, which stays when the VF goes, and what of it is given back.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Representor {
+    /// As it is while the pod has the VF.
+    pub device: Interface,
+    /// Its MTU before, in bytes.
+    pub mtu: u32,
+    /// Whether it was up.
+    pub up: bool,
+    /// Whether the node took routes from what came in by it: its setting `accept_ra`, where the kernel has IPv6.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub accept_ra: Option<u8>,
+    /// The pod's end, if a process drives it: an interface with no index, and the address that its frames have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub driven: Option<Interface>,
 }
 
 /// The interface of a device on the node.

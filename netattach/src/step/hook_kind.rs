@@ -36,8 +36,11 @@ impl HookKind {
 
 impl HookKind {
     /// Where programs see the traffic of a device of the node in a pod: a process that drives it itself, and RDMA, pass
-    /// the kernel.
+    /// the kernel, but not the switch of a card in mode switchdev.
     pub fn of_device(device: &spec::Device) -> Self {
+        if device.switchdev {
+            return Self::Node;
+        }
         match (&device.userspace, &device.rdma) {
             (Some(driver), _) => Self::Nowhere(NotObservable::Userspace(driver.clone())),
             (None, Some(rdma)) => Self::Nowhere(NotObservable::Rdma(rdma.clone())),

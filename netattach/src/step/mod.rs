@@ -25,7 +25,7 @@ pub use crate::ipam::LeasedAddress;
 use crate::mac::Mac;
 use crate::spec;
 pub use admit::{Admit, Admitted, Ingress};
-pub use claim::{Claim, Home};
+pub use claim::{Claim, Home, Representor};
 pub use hook_kind::{ENFORCE_ANNOTATION, EnforceWhen, HookKind, NotObservable};
 pub use output::{
     Bridge, Brought, HostAccess, Interface, Kept, Output, Outputs, Parent, Printed, Reached, SourceRouting,

@@ -7,7 +7,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-use super::{Admitted, Claim, HookKind, StepRef};
+use super::{Admitted, Claim, HookKind, Representor, StepRef};
 use crate::cni::{self, CniError, CniResult, Version};
 use crate::ipam::LeasedAddress;
 use crate::mac::Mac;
@@ -113,6 +113,14 @@ impl<'o> Brought<'o> {
         let first = self.all.position(first).unwrap_or_else(|first| first);
         let own = self.all.0.iter().skip(first).take_while(move |(at, _)| at.0 == attachment);
         own.map(|(_, output)| read(output))
+    }
+
+    /// The node's end of the VF that was claimed, if its card is in mode switchdev.
+    pub fn representor(self) -> Option<&'o Representor> {
+        self.iter().find_map(|output| match output {
+            Output::Claimed(claim) => claim.representor.as_ref(),
+            _ => None,
+        })
     }
 
     /// Position of the attachment in its plan.

@@ -19,6 +19,7 @@
 //! | `made_before` | netattach behind another plugin in the runtime's list, whose interface is the pod's default network |
 //! | `without_agent` | masquerade, ports of the node, limits and what the node forwards by plain executables, beside the reference plugins |
 //! | `sbr` | routing by source address by a chained plugin: beside the reference, and in an agent |
+//! | `sriov` | settings of VFs and their representors, on the kernel's simulated card |
 //! | `tuning` | properties of an interface by a chained plugin: beside the reference, and in an agent |
 //! | `vrf` | an interface in a VRF of its pod, by a chained plugin: beside the reference, and in an agent |
 #![expect(clippy::unwrap_used, reason = "a test reports by panicking")]
@@ -42,6 +43,7 @@ mod plugin_group;
 mod portmap;
 mod primaries;
 mod sbr;
+mod sriov;
 mod tuning;
 mod vrf;
 mod without_agent;

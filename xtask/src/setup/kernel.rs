@@ -1,4 +1,5 @@
-//! A guest's kernel: of Debian's package only its image and the modules that the guest loads are kept.
+//! A guest's kernel: of Debian's package only its image and the modules that the guest loads are kept, with one that Debian
+//! does not build.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, ensure};
 
 use super::apt::{self, Suite};
-use super::modules;
+use super::{modules, netdevsim};
 use crate::progress::Progress;
 use crate::tree;
 use crate::vm::guests::Guest;
@@ -51,8 +52,13 @@ pub(super) fn unpack(guest: &Guest, suite: &Suite, progress: &Progress) -> anyho
     let scratch = tempfile::tempdir_in(tree::tools()).context("create a scratch directory")?;
     let (package, kept) = (scratch.path().join("package"), scratch.path().join("kept"));
     suite.unpack(&[&suite.first_dependency(guest.kernel)?], &package, progress)?;
-    progress.note("keep the modules that are needed");
     let (release, modules) = modules_of(&package)?;
+    if guest.modules().contains(&netdevsim::NAME) {
+        let built = netdevsim::build(suite, &release, scratch.path(), progress)?;
+        let to = modules.join(built.file_name().unwrap_or_default());
+        fs::rename(&built, to).context("put the simulated card to the kernel's modules")?;
+    }
+    progress.note("keep the modules that are needed");
     fs::create_dir_all(kept.join(MODULES)).context("create a directory for modules")?;
     for (number, module) in modules::closure(&modules, &guest.modules())?.into_iter().enumerate() {
         let path = kept.join(MODULES).join(format!("{number:02}-{}.ko", module.name));

@@ -3,7 +3,7 @@
 //! Every step looks before it acts, so that a second run changes nothing and takes a moment.
 //!
 //! `bpf_toolchain` builds the BPF object; `cross` executables for another architecture; `kubectl` renders manifests, `helm` the chart; `tools`, `runtimes`, `kubernetes` and `machine` are what tests run, with the
-//! `kernel`s and `modules` of guests; `previous` the release that landed last; `apt` fetches packages.
+//! `kernel`s and `modules` of guests, `netdevsim` among them; `previous` the release that landed last; `apt` fetches packages.
 
 mod apt;
 pub mod bpf_toolchain;
@@ -14,6 +14,7 @@ mod kubectl;
 mod kubernetes;
 mod machine;
 mod modules;
+mod netdevsim;
 mod previous;
 mod runtimes;
 mod tools;

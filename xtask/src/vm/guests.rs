@@ -80,6 +80,8 @@ const SRIOV: Guest = Guest {
         "tun",
         "uio_pci_generic",
         "vrf",
+        // A simulated card that takes every setting of a VF and has a mode switchdev, without packets.
+        "netdevsim",
         // The node's translation of addresses, and what nf_tables computes sums with.
         "crc32c_generic",
         "nft_chain_nat",
@@ -103,8 +105,10 @@ const SRIOV: Guest = Guest {
         "igb,bus=port2,netdev=wire2,mac=02:00:00:00:02:00",
     ],
     plugins: &["host-device", "host-local", "bridge", "dummy", "ipvlan", "vlan", "vrf"],
-    // Of the shell in which a guide is run.
-    programs: &["bash", "cat", "cp", "env", "ln", "mkdir", "mount", "mv", "rm", "sed", "sleep", "unshare"],
+    // Of the shell in which a guide is run, and what sets a card's mode.
+    programs: &[
+        "bash", "cat", "cp", "devlink", "env", "ln", "mkdir", "mount", "mv", "rm", "sed", "sleep", "unshare",
+    ],
     variables: &[("NETATTACH_SRIOV_DRIVER", "igb")],
     tests: &[
         (
@@ -129,6 +133,7 @@ const SRIOV: Guest = Guest {
                 "native::removal::del_frees",
                 "native::netkit::",
                 "sbr::an_agent_routes_by_source_behind_its_own",
+                "sriov::",
                 "tuning::an_agent_tunes",
                 "vrf::",
             ],

@@ -195,13 +195,18 @@ pub(super) fn errno(body: &[u8]) -> i32 {
 }
 
 pub(super) fn request(kind: u16, flags: u16, family: Family, attributes: &[u8]) -> Vec<u8> {
+    request_of(kind, flags, [family as u8, 0, 0, 0], attributes)
+}
+
+/// A request of any protocol whose messages begin with four bytes of its own.
+pub(super) fn request_of(kind: u16, flags: u16, general: [u8; GENERAL_LEN], attributes: &[u8]) -> Vec<u8> {
     let length = HEADER_LEN + GENERAL_LEN + attributes.len();
     let mut request = Vec::with_capacity(length);
     request.extend((length as u32).to_ne_bytes());
     request.extend(kind.to_ne_bytes());
     request.extend(flags.to_ne_bytes());
     request.extend([0; 8]);
-    request.extend([family as u8, 0, 0, 0]);
+    request.extend(general);
     request.extend(attributes);
     request
 }

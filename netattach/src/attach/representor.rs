@@ -1,0 +1,263 @@
+//! The representor of a VF: the node's end of what the VF sends and receives while its card is in mode switchdev. It belongs to
+//! the card and to whoever administrates the card's switch: it is found, not made, and is as it was when the pod has ended.
+//! Which bridge or other controller it is a port of is neither looked at nor changed.
+
+use super::apply::ensure_if_present;
+use super::{Node, StepError};
+use crate::mac::Mac;
+use crate::netlink::{self, Handle, LinkState, devlink};
+use crate::spec::{Device, VfSettings, VirtualFunction};
+use crate::step::{Claim, Home, Interface, Representor, SetDevice, Step};
+use crate::sysctl;
+
+/// The bus of cards with VFs.
+const BUS: &str = "pci";
+
+/// The values of the setting `accept_ra` (`Documentation/networking/ip-sysctl.rst`).
+const ACCEPT_RA: std::ops::RangeInclusive<u8> = 0..=2;
+
+/// Whether the card of a VF is in mode switchdev; a device that is no VF has none.
+///
+/// # Errors
+/// The kernel does not tell.
+pub(super) fn is_switchdev(function: Option<&VirtualFunction>) -> Result<bool, netlink::Error> {
+    function.map_or(Ok(false), |function| devlink::is_switchdev(BUS, &function.physical))
+}
+
+/// Finds the representor of a device that is claimed, and notes how it is; `None`: its card is in mode legacy, or it is no VF.
+/// `steps`: those of its attachment; `home`: its interface, if no process drives it.
+///
+/// # Errors
+/// The card's mode is another than when the attachment was planned; there is no representor (yet), or more than one; or
+/// nobody says which address the frames of a device have that a process drives.
+pub(super) fn find(
+    host: &mut Handle,
+    device: &Device,
+    steps: &[Step],
+    (settings, home): (Option<&VfSettings>, Option<&Home>),
+) -> Result<Option<Representor>, StepError> {
+    let Some(function) = &device.function else { return Ok(None) };
+    if is_switchdev(Some(function))? != device.switchdev {
+        return Err(StepError::OtherMode(function.physical.clone()));
+    }
+    if !device.switchdev {
+        return Ok(None);
+    }
+    let found = only(function, host.representors(function)?)?;
+    let driven = match &device.userspace {
+        Some(_) => {
+            let mac = Some(address(steps, settings).ok_or(StepError::NoAddressOfVf)?);
+            Some(Interface { name: device.pod_name.clone(), index: 0, mac, mtu: 0 })
+        }
+        None => None,
+    };
+    Ok(Some(noted(found, home.map(|home| home.mtu), driven)))
+}
+
+/// A representor as it is, and is to be beside a VF with that MTU: frames of the VF are not to be larger than it takes.
+fn noted(found: LinkState, of_vf: Option<u32>, driven: Option<Interface>) -> Representor {
+    let key = accept_ra(&found.name);
+    let LinkState { name, index, mac, mtu, up, .. } = found;
+    let accept_ra = ACCEPT_RA.into_iter().find(|value| sysctl::is(&key, &value.to_string()));
+    let device = Interface { name, index, mac, mtu: of_vf.map_or(mtu, |of_vf| of_vf.max(mtu)) };
+    Representor { device, mtu, up, accept_ra, driven }
+}
+
+fn accept_ra(name: &str) -> String {
+    format!("ipv6/conf/{name}/accept_ra")
+}
+
+/// The one representor that was found.
+fn only(function: &VirtualFunction, found: Vec<LinkState>) -> Result<LinkState, StepError> {
+    let function = function.clone();
+    let mut names = found.iter().map(|link| &*link.name);
+    match names.next() {
+        None => Err(StepError::NoRepresentor(function)),
+        Some(first) => match names.next() {
+            Some(second) => {
+                let names = format!("{first}, {second}");
+                Err(StepError::SeveralRepresentors { function, names })
+            }
+            None => found.into_iter().next().ok_or(StepError::NoRepresentor(function)),
+        },
+    }
+}
+
+/// The address that a process is to use that drives a VF: what is asked for, else what the physical function has set.
+fn address(steps: &[Step], settings: Option<&VfSettings>) -> Option<Mac> {
+    let asked = steps.iter().find_map(|step| match step {
+        Step::SetDevice(SetDevice { mac, .. }) => *mac,
+        _ => None,
+    });
+    asked.or(settings?.mac).filter(|mac| mac.0 != [0; 6])
+}
+
+/// Brings a representor up, once its programs run. The node takes no routes from what the pod announces.
+///
+/// # Errors
+/// It is gone, or the card refuses its MTU.
+pub(super) fn raise(host: &mut Handle, representor: &Representor) -> Result<(), StepError> {
+    let device = &representor.device;
+    ensure_if_present(&accept_ra(&device.name), "0")?;
+    if device.mtu != representor.mtu {
+        host.set_mtu(device.index, device.mtu)?;
+    }
+    Ok(host.ensure_up(device.index)?)
+}
+
+/// Takes the programs of an attachment off its representor, and sets that as it was; once the VF has left the pod. What is done
+/// already is left alone, so that it can be repeated; a representor that is gone, with its card's mode, has nothing left.
+///
+/// # Errors
+/// The kernel refuses.
+pub(super) fn leave(node: &Node, attachment: Option<u32>, claim: &Claim) -> Result<(), StepError> {
+    let Some(representor) = &claim.representor else { return Ok(()) };
+    if let (Some(enforcer), Some(number)) = (&node.enforcer, attachment) {
+        enforcer.leave_device(number)?;
+    }
+    let device = &representor.device;
+    let mut host = Handle::open()?;
+    let found = match host.link_by_index(device.index) {
+        Err(error) if error.not_found() => return Ok(()),
+        found => found?,
+    };
+    if found.up && !representor.up {
+        host.set_down(device.index)?;
+    }
+    // What somebody has changed since stays as they have set it.
+    if found.mtu == device.mtu && found.mtu != representor.mtu {
+        host.set_mtu(device.index, representor.mtu)?;
+    }
+    match representor.accept_ra {
+        Some(before) if found.name == device.name => {
+            ensure_if_present(&accept_ra(&found.name), &before.to_string())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// How the node's end of a VF is another than the one that ADD found, in words.
+pub(super) fn difference(
+    host: &mut Handle,
+    device: &Device,
+    wanted: &Interface,
+) -> Result<Option<String>, StepError> {
+    let Some(function) = device.function.as_ref().filter(|_| device.switchdev) else { return Ok(None) };
+    let (number, card) = (function.number, &function.physical);
+    if !is_switchdev(Some(function))? {
+        return Ok(Some(format!(
+            "card {card} is no longer in mode switchdev: nothing judges its VF {number}"
+        )));
+    }
+    let found = host.representors(function)?;
+    let is_it = found.len() == 1 && found.iter().all(|link| link.index == wanted.index);
+    let lost = || format!("{} is no longer the representor of VF {number} of {card}", wanted.name);
+    Ok((!is_it).then(lost))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::super::rig;
+    use super::*;
+    use crate::journal::Store;
+    use crate::netns::{Netns, within};
+    use crate::spec::Veth;
+    use crate::sync::Arc;
+
+    fn function() -> VirtualFunction {
+        VirtualFunction { physical: "0000:03:00.0".to_owned(), number: 1 }
+    }
+
+    fn mac(last: u8) -> Mac {
+        Mac([2, 0, 0, 0, 0, last])
+    }
+
+    /// Rows: SRV-switchdev.
+    #[test]
+    fn the_address_of_a_vf_that_a_process_drives_is_the_one_asked_for_or_set() {
+        let asked = [Step::SetDevice(SetDevice { mac: Some(mac(1)), ..SetDevice::default() })];
+        let set = |mac| VfSettings { mac: Some(mac), ..VfSettings::default() };
+        assert_eq!(address(&asked, Some(&set(mac(2)))), Some(mac(1)));
+        assert_eq!(address(&[], Some(&set(mac(2)))), Some(mac(2)));
+        assert_eq!(address(&[], Some(&set(Mac([0; 6])))), None, "the VF chooses");
+        assert_eq!(address(&[], None), None);
+    }
+
+    /// A veth for a representor: both are devices of the node that stay when a pod ends.
+    #[test]
+    fn a_representor_is_as_it_was_when_the_pod_has_ended() {
+        let directory = tempfile::tempdir().unwrap();
+        let journal = Store::open(directory.path().join("journal")).unwrap();
+        let engine = rig::engine(directory.path(), journal, &Arc::new(rig::Maps::default()));
+        let netns = Netns::private().unwrap();
+        let name = "rep1";
+        let veth = Veth {
+            host_name: name.to_owned(),
+            pod_name: "vf1".to_owned(),
+            mtu: Some(1500),
+            mac: None,
+            group: 1,
+            port: None,
+        };
+        within(&netns, || {
+            let mut host = Handle::open().unwrap();
+            let pod = &mut Handle::open().unwrap();
+            let (made, _) = host.create_veth(&veth, None, netns.as_fd(), pod).unwrap();
+            host.set_down(made.index).unwrap();
+            let before = host.link(name).unwrap();
+            assert!(!before.up);
+            let representor = noted(before.clone(), Some(9000), None);
+            let device = Interface { name: name.to_owned(), index: made.index, mac: made.mac, mtu: 9000 };
+            let expected = Representor { device, mtu: 1500, up: false, accept_ra: Some(1), driven: None };
+            assert_eq!(representor, expected);
+            assert_eq!(noted(before.clone(), Some(1400), None).device.mtu, 1500, "it takes more already");
+            raise(&mut host, &representor).unwrap();
+            let raised = host.link(name).unwrap();
+            assert_eq!((raised.up, raised.mtu), (true, 9000));
+            assert!(sysctl::is(&accept_ra(name), "0"));
+            let claim = Claim {
+                device: "0000:03:02.1".to_owned(),
+                generation: 1,
+                home: None,
+                settings: None,
+                representor: Some(representor),
+            };
+            for _ in 0..2 {
+                leave(&engine.node, Some(1), &claim).unwrap();
+                let after = host.link(name).unwrap();
+                assert_eq!((after.up, after.mtu), (false, 1500));
+                assert!(sysctl::is(&accept_ra(name), "1"));
+            }
+            // Somebody has set it otherwise since.
+            host.set_mtu(made.index, 1400).unwrap();
+            leave(&engine.node, Some(1), &claim).unwrap();
+            assert_eq!(host.link(name).unwrap().mtu, 1400);
+            host.ensure_link_absent(name).unwrap();
+            leave(&engine.node, Some(1), &claim).unwrap();
+        })
+        .unwrap();
+    }
+
+    /// Rows: SRV-switchdev.
+    #[test]
+    fn of_none_and_of_two_representors_the_vf_is_named() {
+        let told = |names: &[&str]| {
+            let netns = Netns::private().unwrap();
+            within(&netns, || {
+                let mut host = Handle::open().unwrap();
+                let lo = host.link("lo").unwrap();
+                let found = names.iter().map(|name| LinkState { name: (*name).to_owned(), ..lo.clone() });
+                only(&function(), found.collect()).map(|it| it.name).map_err(|error| error.to_string())
+            })
+            .unwrap()
+        };
+        let vf = "VF 1 of 0000:03:00.0";
+        assert_eq!(told(&["a"]), Ok("a".to_owned()));
+        let none = format!("the node has no representor of {vf}, whose card is in mode switchdev");
+        assert_eq!(told(&[]), Err(none));
+        let several = format!("{vf} has several representors (a, b)");
+        assert_eq!(told(&["a", "b", "c"]), Err(several));
+    }
+}
