@@ -52,6 +52,7 @@ mod give_back;
 pub mod host_access;
 mod identity;
 mod intent;
+mod leases;
 mod multus_del;
 mod network_status;
 mod occupied;

@@ -34,7 +34,7 @@ pub const VERSIONS: RangeInclusive<u32> = 1..=WRITTEN[WRITTEN.len() - 1];
 /// masquerade that follow the node's, and several gateways on a bridge; version 6 the kinds and properties of links that
 /// came after those; version 7 devices of the node, and tables by source; version 8 macvlans that are judged before they
 /// have addresses, and pods on a parent that the node reaches; version 9 VRFs, taps and netkits, ports of the node that lead to
-/// interfaces of other plugins, and who is masqueraded on the way.
+/// interfaces of other plugins, who is masqueraded on the way, and leases of `dhcp`.
 pub(super) fn version_of(plan: &Plan) -> u32 {
     let [second, third, fourth, fifth, sixth, seventh, eighth, ninth] = WRITTEN;
     let needed = |step: &Step| match step {
@@ -43,6 +43,7 @@ pub(super) fn version_of(plan: &Plan) -> u32 {
         Step::Translate(translate) if translate.follows_node => fifth,
         Step::Gateway { beside: true, .. } => fifth,
         Step::Translate(_) => fourth,
+        Step::Lease(config) if config.asks_the_network() => ninth,
         Step::Lease(config) if config.is_tagged() => third,
         Step::CreateLink(Link::Vlan(_) | Link::Dummy(_)) => sixth,
         Step::CreateLink(Link::Macvlan(macvlan)) if macvlan.tap || macvlan.in_pod => sixth,

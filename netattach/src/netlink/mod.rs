@@ -47,7 +47,7 @@ mod redirect;
 mod route;
 mod rule;
 mod socket;
-mod socket_filter;
+pub(crate) mod socket_filter;
 mod stations;
 mod tap;
 mod tbf;

@@ -47,7 +47,8 @@ pub fn built_in() -> impl Iterator<Item = &'static str> {
 /// The plugins, by the names under which they are executed: those that need no agent.
 pub fn names() -> impl Iterator<Item = &'static str> {
     let plain = |kind: &&'static str| link::driver(kind).is_some_and(|driver| driver.is_plain());
-    link::kinds().filter(plain).chain(link::CHAINED).chain(Kind::ALL.map(Kind::name))
+    let addresses = Kind::ALL.into_iter().filter(|kind| kind.is_plain()).map(Kind::name);
+    link::kinds().filter(plain).chain(link::CHAINED).chain(addresses)
 }
 
 /// Whether there is a plugin of that name.
