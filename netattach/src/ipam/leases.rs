@@ -4,8 +4,8 @@ use std::net::IpAddr;
 
 use serde_json::Value;
 
-use super::{dhcp, host_local};
 use super::{Config, Error, Held, Lease, LeasedAddress, Lessee, Owner, Pool, PoolUse, Survey};
+use super::{dhcp, host_local};
 use crate::cni;
 
 /// The address management of this node. The documentation of [`super`] says what each call may do.

@@ -210,7 +210,8 @@ impl Message {
             return Err(Malformed("longer than an IPv4 packet"));
         }
         let (fixed, area) = bytes.split_first_chunk::<FIXED>().ok_or(Malformed("too short"))?;
-        let at = |from: usize| -> [u8; 4] { [fixed[from], fixed[from + 1], fixed[from + 2], fixed[from + 3]] };
+        let at =
+            |from: usize| -> [u8; 4] { [fixed[from], fixed[from + 1], fixed[from + 2], fixed[from + 3]] };
         if at(236) != COOKIE {
             return Err(Malformed("no magic cookie"));
         }
@@ -318,6 +319,7 @@ mod tests {
     }
 
     proptest! {
+        /// Rows: DHCP-malformed.
         #[test]
         fn any_bytes_are_read_or_refused(mut bytes: Vec<u8>, prefix: bool) {
             if prefix {

@@ -146,7 +146,7 @@ impl Config {
     }
 
     /// The client that an interface is, by the identifier that the reference gives it.
-    pub fn client(&self, owner: &Owner, mac: Mac) -> Client {
+    pub(super) fn client(&self, owner: &Owner, mac: Mac) -> Client {
         let name = format!("{}/{}/{}", owner.container_id, self.network, owner.ifname);
         // Type 0: it is no hardware address (RFC 2132, section 9.14).
         let id = std::iter::once(0).chain(name.bytes().take(IDENTIFIER)).collect();
@@ -254,6 +254,7 @@ mod tests {
         assert_eq!(parse(json!({"type": "dhcp"}), ""), Ok(expected));
     }
 
+    /// Rows: DHCP-request, DHCP-provide.
     #[test]
     fn options_are_asked_for_and_given_by_name_and_by_number() {
         let ipam = json!({
@@ -306,6 +307,7 @@ mod tests {
         assert_eq!(error.to_string(), "runtimeConfig.ips[0]: the server of dhcp chooses the address");
     }
 
+    /// Rows: DHCP-client.
     #[test]
     fn a_client_is_known_by_container_network_and_interface() {
         let config = parse(json!({"provide": [{"option": "12", "value": "pod"}]}), "").unwrap();
@@ -322,11 +324,23 @@ mod tests {
         assert_eq!(config.client(&owner(&"c".repeat(300)), mac).id.len(), 255);
     }
 
+    /// Rows: DHCP-broadcast.
+    #[test]
+    fn an_ipvlan_has_its_answers_sent_to_everybody() {
+        let of = |kind: &str| {
+            let config = json!({"name": "lan", "type": kind, "ipam": {"type": "dhcp"}});
+            Config::parse(config.as_object().unwrap(), &CniArgs::default()).unwrap().broadcast
+        };
+        assert_eq!(["ipvlan", "macvlan", "bridge"].map(of), [true, false, false]);
+        assert!(parse(json!({"broadcast": true}), "").unwrap().broadcast);
+    }
+
     #[test]
     fn the_daemon_serves_who_names_its_socket() {
         let by_daemon = |ipam: Value| is_by_daemon(json!({"ipam": ipam}).as_object().unwrap());
         assert!(by_daemon(json!({"daemonSocketPath": "/run/cni/dhcp.sock"})));
-        for ipam in [json!({}), json!({"daemonSocketPath": ""}), json!({"daemonSocketPath": null}), json!(7)] {
+        for ipam in [json!({}), json!({"daemonSocketPath": ""}), json!({"daemonSocketPath": null}), json!(7)]
+        {
             assert!(!by_daemon(ipam.clone()), "{ipam}");
         }
     }

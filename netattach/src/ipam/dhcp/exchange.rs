@@ -27,17 +27,17 @@ const WORDS: usize = 128;
 
 /// What a client says of itself in every message.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Client {
+pub(super) struct Client {
     /// Its Ethernet address.
-    pub mac: Mac,
+    pub(super) mac: Mac,
     /// Its identifier, with the byte of its type (RFC 2132, section 9.14).
-    pub id: Vec<u8>,
+    pub(super) id: Vec<u8>,
     /// Whether it needs its answers sent to everybody, as interfaces that share an Ethernet address do.
-    pub broadcast: bool,
+    pub(super) broadcast: bool,
     /// The options that it asks for.
-    pub wanted: Vec<u8>,
+    pub(super) wanted: Vec<u8>,
     /// The options that it gives.
-    pub provided: Vec<(u8, Vec<u8>)>,
+    pub(super) provided: Vec<(u8, Vec<u8>)>,
 }
 
 impl Client {
@@ -50,7 +50,7 @@ impl Client {
 
 /// What an exchange is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Purpose {
+pub(super) enum Purpose {
     /// Getting a lease (state INIT), of that address if it is to be had.
     New(Option<Ipv4Addr>),
     /// Getting a lease again whose time is over (INIT-REBOOT).
@@ -63,18 +63,18 @@ pub enum Purpose {
 
 /// A message that is to be sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Outgoing {
+pub(super) struct Outgoing {
     /// The message.
-    pub message: Message,
+    pub(super) message: Message,
     /// The server that it goes to; `None`: to everybody, from no address.
-    pub to: Option<Server>,
+    pub(super) to: Option<Server>,
     /// The address that a server may give once it has heard it, with that server, if it was not the client's before.
-    pub asks_for: Option<(Ipv4Addr, Server)>,
+    pub(super) asks_for: Option<(Ipv4Addr, Server)>,
 }
 
 /// What follows.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Act {
+pub(super) enum Act {
     /// Nothing until [`Exchange::due`].
     Wait,
     /// This is sent.
@@ -85,7 +85,7 @@ pub enum Act {
 
 /// How an exchange ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub(super) enum Outcome {
     /// A server gave the address, with these options.
     Bound(Terms, Options),
     /// A server denies the address. Only for an address that the client had.
@@ -96,15 +96,21 @@ pub enum Outcome {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum State {
-    Selecting { hint: Option<Ipv4Addr> },
-    Requesting { address: Ipv4Addr, server: Server, sent: u32 },
+    Selecting {
+        hint: Option<Ipv4Addr>,
+    },
+    Requesting {
+        address: Ipv4Addr,
+        server: Server,
+        sent: u32,
+    },
     /// Of an address that the client had.
     Keeping(Purpose),
 }
 
 /// An exchange.
 #[derive(Debug)]
-pub struct Exchange {
+pub(super) struct Exchange {
     client: Client,
     state: State,
     xid: u32,
@@ -121,7 +127,7 @@ pub struct Exchange {
 impl Exchange {
     /// Begins an exchange that is over at `end`; [`Exchange::tick`] gives its first message. `random`: for the transaction
     /// and for the times of repetitions.
-    pub fn begin(client: Client, purpose: Purpose, now: Duration, end: Duration, random: u64) -> Self {
+    pub(super) fn begin(client: Client, purpose: Purpose, now: Duration, end: Duration, random: u64) -> Self {
         let state = match purpose {
             Purpose::New(hint) => State::Selecting { hint },
             known => State::Keeping(known),
@@ -143,12 +149,12 @@ impl Exchange {
     }
 
     /// When [`Exchange::tick`] has something to do.
-    pub fn due(&self) -> Duration {
+    pub(super) fn due(&self) -> Duration {
         self.due.min(self.end)
     }
 
     /// What is to be done by time alone.
-    pub fn tick(&mut self, now: Duration) -> Act {
+    pub(super) fn tick(&mut self, now: Duration) -> Act {
         if now >= self.end {
             return Act::Done(Outcome::Silence(self.in_words()));
         }
@@ -163,7 +169,7 @@ impl Exchange {
     }
 
     /// Takes a message that was received at `now` from that Ethernet address.
-    pub fn hear(&mut self, now: Duration, from: Mac, message: &Message) -> Act {
+    pub(super) fn hear(&mut self, now: Duration, from: Mac, message: &Message) -> Act {
         let options = &message.options;
         let is_ours = message.is_reply && message.xid == self.xid && message.mac == self.client.mac;
         // Servers may send the identifier back (RFC 6842), and then it is the client's.
@@ -207,9 +213,7 @@ impl Exchange {
             State::Keeping(Purpose::New(_)) => return Act::Wait,
         };
         match Terms::of(message, server, self.requested, before) {
-            Ok(terms) if terms.address == had => {
-                Act::Done(Outcome::Bound(terms, message.options.clone()))
-            }
+            Ok(terms) if terms.address == had => Act::Done(Outcome::Bound(terms, message.options.clone())),
             Ok(terms) => {
                 self.remark(format!("{} gives {} instead of {had}", server.address, terms.address));
                 Act::Wait
@@ -346,7 +350,7 @@ impl Exchange {
 }
 
 /// The message that gives a lease back (RFC 2131, section 4.4.6). It has no answer.
-pub fn release(client: &Client, address: Ipv4Addr, server: Server, random: u64) -> Outgoing {
+pub(super) fn release(client: &Client, address: Ipv4Addr, server: Server, random: u64) -> Outgoing {
     let mut message = Message::of(Kind::Release, random as u32, client.mac);
     // Of the options only the identifier belongs to it (RFC 2131, table 5).
     message.options.set(code::CLIENT, client.identifier());

@@ -225,6 +225,8 @@ fn any_message() -> impl Strategy<Value = (Message, u64)> {
 
 proptest! {
     /// Whatever is heard, an exchange ends at its time, sends a bounded number of messages, and keeps no address but its own.
+    ///
+    /// Rows: DHCP-malformed.
     #[test]
     fn an_exchange_ends_whatever_it_hears(messages in prop::collection::vec(any_message(), 0..20), keeps: bool) {
         let known = terms(&begin(Purpose::New(None)), 40);

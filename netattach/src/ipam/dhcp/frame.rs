@@ -32,7 +32,7 @@ pub struct Ends {
 }
 
 /// A frame from a client to servers. `None`: the payload is longer than a packet.
-pub fn from_client(ends: &Ends, payload: &[u8]) -> Option<Vec<u8>> {
+pub(super) fn from_client(ends: &Ends, payload: &[u8]) -> Option<Vec<u8>> {
     let udp_length = u16::try_from(UDP_HEADER + payload.len()).ok()?;
     let length = udp_length.checked_add(IPV4_HEADER as u16)?;
     let mut udp = Vec::with_capacity(udp_length.into());
@@ -130,10 +130,7 @@ mod tests {
     use super::*;
 
     fn ends() -> Ends {
-        Ends {
-            mac: (Mac([2, 0, 0, 0, 0, 1]), EVERYBODY),
-            ip: (Ipv4Addr::UNSPECIFIED, Ipv4Addr::BROADCAST),
-        }
+        Ends { mac: (Mac([2, 0, 0, 0, 0, 1]), EVERYBODY), ip: (Ipv4Addr::UNSPECIFIED, Ipv4Addr::BROADCAST) }
     }
 
     /// A frame as a server sends it.

@@ -190,6 +190,7 @@ mod tests {
     const ROUTERS: (u8, &[u8]) = (code::ROUTERS, &[10, 1, 0, 1, 10, 1, 0, 2]);
     const OLD: (u8, &[u8]) = (code::STATIC_ROUTES, &[10, 0, 0, 0, 10, 1, 0, 3, 192, 168, 7, 9, 10, 1, 0, 4]);
 
+    /// Rows: DHCP-priority.
     #[test]
     fn the_first_router_is_the_gateway_and_leads_everywhere() {
         let lease = granted(&[ROUTERS, OLD], Some(300));
@@ -205,6 +206,7 @@ mod tests {
         assert_eq!((nothing.addresses[0].gateway, routes(&nothing)), (None, json!([])));
     }
 
+    /// Rows: DHCP-routes.
     #[test]
     fn classless_routes_replace_routers_and_routes_of_classes() {
         let value = [&[24, 10, 2, 0, 10, 1, 0, 5][..], &[17, 10, 3, 255, 0, 0, 0, 0]].concat();
@@ -222,6 +224,7 @@ mod tests {
         }
     }
 
+    /// Rows: DHCP-dns.
     #[test]
     fn name_servers_and_domains_are_the_dns() {
         let search = b"\x03eng\x05apple\x03com\x00\x09marketing\xc0\x04";
@@ -246,6 +249,7 @@ mod tests {
     }
 
     proptest! {
+        /// Rows: DHCP-malformed.
         #[test]
         fn any_options_make_a_lease(given in prop::collection::vec((any::<u8>(), any::<Vec<u8>>()), 0..8)) {
             let given: Vec<(u8, &[u8])> = given.iter().map(|(code, value)| (*code, value.as_slice())).collect();

@@ -157,8 +157,12 @@ impl Leases {
     /// # Errors
     /// The first that could not be given back; the others were tried.
     pub fn retain(&self, is_known: impl Fn(&str) -> bool) -> Result<Vec<Owner>, Error> {
-        let unknown: Vec<Owner> =
-            locked(&self.shared.state).held.keys().filter(|it| !is_known(&it.container_id)).cloned().collect();
+        let unknown: Vec<Owner> = locked(&self.shared.state)
+            .held
+            .keys()
+            .filter(|it| !is_known(&it.container_id))
+            .cloned()
+            .collect();
         let failed = unknown.iter().filter_map(|owner| self.release(owner).err()).next();
         failed.map_or(Ok(unknown), Err)
     }

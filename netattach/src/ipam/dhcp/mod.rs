@@ -30,7 +30,10 @@ use crate::netlink::OpenError;
 
 pub use codec::{Kind as MessageKind, Malformed, Message, Options};
 pub use config::{Config, ConfigError, is_by_daemon};
+pub use frame::{Ends, to_client as read_frame};
+pub use granted::lease as granted;
 pub use leases::{Leases, Trouble};
+pub use terms::{Server, Terms};
 
 /// How long an ADD waits for a lease: what the daemon of the reference waits, and no longer than any call may take.
 const PATIENCE: Duration = super::DEADLINE;

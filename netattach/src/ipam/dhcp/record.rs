@@ -152,7 +152,8 @@ impl Directory {
 
 /// Begin of a file's name: an identifier may be as long as a name may be.
 fn name(owner: &Owner) -> String {
-    let digest = Sha256::new().chain_update(&owner.container_id).chain_update([0]).chain_update(&owner.ifname);
+    let digest =
+        Sha256::new().chain_update(&owner.container_id).chain_update([0]).chain_update(&owner.ifname);
     digest.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
 }
 

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use ipnet::{IpNet, Ipv4Net};
 
+use super::Error;
 use super::exchange::{Act, Exchange, Outcome};
 use super::leases::{Held, Shared, hear, open_namespace, send};
 use super::record::Record;
 use super::terms::Due;
 use super::wire::{self, Socket, now, random};
-use super::Error;
 use crate::error_chain::Chain;
 use crate::ipam::Owner;
 use crate::netlink::{Handle, OpenError};

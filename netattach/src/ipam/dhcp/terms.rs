@@ -48,7 +48,7 @@ pub struct Terms {
 
 /// What is due for a lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Due {
+pub(super) enum Due {
     /// Nothing until then; `None`: nothing any more.
     At(Option<Duration>),
     /// An exchange, until that moment.
@@ -70,7 +70,10 @@ impl Terms {
         known: Option<u8>,
     ) -> Result<Self, &'static str> {
         let address = message.yiaddr;
-        if address.is_unspecified() || address.is_multicast() || address.is_broadcast() || address.is_loopback()
+        if address.is_unspecified()
+            || address.is_multicast()
+            || address.is_broadcast()
+            || address.is_loopback()
         {
             return Err("no address for an interface");
         }
@@ -99,7 +102,7 @@ impl Terms {
     }
 
     /// What is due at `now`. `tried`: when this process last asked in vain.
-    pub fn due(&self, now: Duration, tried: Option<Duration>) -> Due {
+    pub(super) fn due(&self, now: Duration, tried: Option<Duration>) -> Due {
         if self.seconds == FOR_EVER {
             return Due::At(None);
         }

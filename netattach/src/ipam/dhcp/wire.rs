@@ -9,11 +9,11 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
+use super::Error;
 use super::codec::Message;
 use super::exchange::Outgoing;
 use super::frame::{self, EVERYBODY, Ends};
 use super::record::Interface;
-use super::Error;
 use crate::mac::Mac;
 use crate::netlink::{Handle, OpenError, socket_filter};
 use crate::netns::{self, Netns};
