@@ -96,7 +96,8 @@ impl Leases {
                 Ok(())
             }
             Config::Static(_) => Ok(()),
-            Config::Dhcp(_) => Ok(self.kept()?.release(lessee.owner)?),
+            // Without an agent nothing was leased.
+            Config::Dhcp(_) => Ok(self.dhcp.as_ref().map_or(Ok(()), |dhcp| dhcp.release(lessee.owner))?),
         }
     }
 
@@ -120,8 +121,9 @@ impl Leases {
     pub fn room(&self, config: &Config) -> Result<(), Error> {
         match config {
             Config::HostLocal(config) => Ok(self.host_local.check_room(config)?),
-            // Nobody knows before a server is asked.
-            Config::Static(_) | Config::Dhcp(_) => Ok(()),
+            Config::Static(_) => Ok(()),
+            // Nobody knows what a server has before it is asked.
+            Config::Dhcp(_) => Ok(self.kept().map(drop)?),
         }
     }
 

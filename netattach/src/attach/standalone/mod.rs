@@ -56,6 +56,11 @@ pub fn is_plugin(name: &str) -> bool {
     names().any(|known| known == name)
 }
 
+/// Whether calls by that name are answered: also those of plugins that need an agent, which are refused.
+pub fn is_answered(name: &str) -> bool {
+    is_plugin(name) || Kind::named(name).is_some()
+}
+
 /// Runs one call as the plugin `name` and returns the exit code. `environment` is that of the process.
 pub fn run(
     name: &str,

@@ -225,8 +225,8 @@ impl Message {
         }
         let mut options = Options::default();
         options.read(area)?;
-        let overloaded = match options.get(code::OVERLOAD) {
-            Some([1]) => &[FILE][..],
+        let overloaded: &[(usize, usize)] = match options.get(code::OVERLOAD) {
+            Some([1]) => &[FILE],
             Some([2]) => &[SERVER_NAME],
             Some([3]) => &[FILE, SERVER_NAME],
             _ => &[],

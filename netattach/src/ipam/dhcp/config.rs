@@ -98,7 +98,7 @@ pub enum ConfigError {
         number: u8,
     },
     /// A value that does not fit into an option.
-    #[error("{key}: {found} bytes, and an option has at most {VALUE}")]
+    #[error("{key}: {found} bytes, and an option has at most {}", VALUE)]
     Value {
         /// Path of the key.
         key: String,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::config::Config;
@@ -16,7 +16,7 @@ use crate::error_chain::Chain;
 use crate::ipam::{Lease, Lessee, Owner};
 use crate::moment;
 use crate::netns::Netns;
-use crate::sync::locked;
+use crate::sync::{Condvar, Mutex, locked, thread};
 
 /// The leases that an agent keeps. A thread renews them as long as there are some.
 #[derive(Debug)]
@@ -91,7 +91,7 @@ impl Leases {
         let client = config.client(lessee.owner, interface.mac);
         let begun = now();
         let exchange = Exchange::begin(client, Purpose::New(before), begun, begun + PATIENCE, random());
-        let asks = |asked: (Ipv4Addr, Server)| {
+        let asks = |asked: (Ipv4Addr, Server)| -> Result<(), Error> {
             // Recorded before it is asked for: whatever becomes of this process, it is given back.
             let record = Record::new(lessee.owner, config, &interface, &self.shared.boot, asked);
             self.shared.directory.write(&record)?;
@@ -163,8 +163,8 @@ impl Leases {
             .filter(|it| !is_known(&it.container_id))
             .cloned()
             .collect();
-        let failed = unknown.iter().filter_map(|owner| self.release(owner).err()).next();
-        failed.map_or(Ok(unknown), Err)
+        let failed: Vec<Error> = unknown.iter().filter_map(|owner| self.release(owner).err()).collect();
+        failed.into_iter().next().map_or(Ok(unknown), Err)
     }
 
     /// The leases that could not be extended when they were last due, and those that are lost.
@@ -195,7 +195,7 @@ impl Shared {
         let held = Held { number: state.last, tried: None, trouble: None, is_busy: false, record };
         if held.record.lost.is_none() && !state.is_renewing {
             let shared = Arc::clone(self);
-            let begun = std::thread::Builder::new().name("dhcp".into()).spawn(move || renewal::run(&shared));
+            let begun = thread::Builder::new().name("dhcp".into()).spawn(move || renewal::run(&shared));
             match begun {
                 Ok(_) => state.is_renewing = true,
                 // The next lease tries it again.

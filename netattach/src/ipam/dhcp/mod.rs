@@ -42,7 +42,9 @@ const PATIENCE: Duration = super::DEADLINE;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Nobody would renew the lease.
-    #[error("leases by dhcp are renewed by netattachd, which does not run here")]
+    #[error(
+        "leases by dhcp are renewed by netattachd; without it, the reference's dhcp and its daemon serve"
+    )]
     NoAgent,
     /// The pod's namespace is gone.
     #[error("dhcp asks by the pod's interface, and the pod's namespace is gone")]
@@ -71,7 +73,7 @@ pub enum Error {
         source: io::Error,
     },
     /// A lease cannot be written.
-    #[error("write lease {path}{}", crate::durable::remedy(source))]
+    #[error("write lease {path}{}", crate::durable::remedy(.source))]
     Write {
         /// Its file.
         path: PathBuf,

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::Error;
 use super::config::Config;
 use super::terms::{Server, Terms};
-use super::{Error, terms};
 use crate::ipam::Owner;
 use crate::mac::Mac;
 use crate::netns::NetnsId;
@@ -90,7 +90,7 @@ impl Record {
     }
 
     /// The terms as long as the address may be used, and their times mean something: in the boot that they are of.
-    pub(super) fn in_force(&self, boot: &str) -> Option<&terms::Terms> {
+    pub(super) fn in_force(&self, boot: &str) -> Option<&Terms> {
         self.terms.as_ref().filter(|_| self.lost.is_none() && self.boot == boot)
     }
 }

@@ -1,6 +1,6 @@
 //! The thread that extends the leases of all pods. It sleeps until one is due, and has sockets open only while it asks.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::{IpNet, Ipv4Net};
@@ -14,7 +14,7 @@ use super::wire::{self, Socket, now, random};
 use crate::error_chain::Chain;
 use crate::ipam::Owner;
 use crate::netlink::{Handle, OpenError};
-use crate::sync::locked;
+use crate::sync::{PoisonError, locked};
 
 /// Most exchanges at once; the others wait. Each has a descriptor.
 const AT_ONCE: usize = 32;
