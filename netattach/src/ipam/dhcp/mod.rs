@@ -56,7 +56,7 @@ pub enum Error {
     #[error("dhcp needs an Ethernet address, and {0} has none")]
     NotEthernet(String),
     /// No packet socket could be opened.
-    #[error("open a packet socket on the pod's interface")]
+    #[error("open a packet socket on the pod's interface{}", lacking(.0))]
     Socket(#[source] io::Error),
     /// No server has given an address in time.
     #[error("no lease by DHCP within {} s: {heard}", PATIENCE.as_secs())]
@@ -96,6 +96,14 @@ pub enum Error {
         /// Why.
         why: String,
     },
+}
+
+/// What a socket lacks that the kernel has refused, as words that follow.
+fn lacking(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => ", which needs CAP_NET_RAW",
+        _ => "",
+    }
 }
 
 impl Error {
