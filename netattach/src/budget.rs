@@ -122,6 +122,10 @@ pub const CONF_BYTES: Budget = file("content of a configuration directory", 8 <<
 pub const RANGES: Budget = of("ranges of host-local", 256, "ranges", DEFINITION);
 /// `ipam.addresses` of `static`.
 pub const ADDRESSES: Budget = of("ipam.addresses", 256, "addresses", DEFINITION);
+/// Each of `ipam.request` and `ipam.provide` of `dhcp`.
+pub const DHCP_OPTIONS: Budget = of("options of dhcp", 64, "options", DEFINITION);
+/// The values of `ipam.provide` together: a message of DHCP is one packet.
+pub const DHCP_VALUES: Budget = of("values of ipam.provide", 1024, "bytes", DEFINITION);
 /// `ipam.exclude`.
 pub const EXCLUDED: Budget = of("ipam.exclude", 256, "networks", DEFINITION);
 /// `ipam.routes`.
@@ -281,6 +285,8 @@ pub const TABLE: [&Budget; 59] = [
     &CONF_BYTES,
     &RANGES,
     &ADDRESSES,
+    &DHCP_OPTIONS,
+    &DHCP_VALUES,
     &EXCLUDED,
     &ROUTES,
     &DNS,

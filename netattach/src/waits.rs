@@ -9,14 +9,14 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::ipam::Pool;
+use crate::ipam::{self, Pool};
 use crate::plan::{AttachmentPlan, Plan};
 use crate::step::Step;
 
 /// A resource outside this process that an operation may have to wait for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Resource {
-    /// An executed plugin, per network.
+    /// A plugin, per network: one that is executed, or address management that waits for a service as such a one would.
     Plugin {
         /// Its `type`.
         plugin: String,
@@ -53,7 +53,7 @@ pub fn footprint(plan: &Plan) -> Footprint {
             Step::Delegate(delegate) => {
                 needed.extend([Resource::Sync, plugin(attachment, &delegate.plugin)]);
             }
-            Step::Lease(config) => needed.extend(config.pool().map(Resource::Pool)),
+            Step::Lease(config) => needed.extend(of_lease(attachment, config)),
             Step::Remember(_) => drop(needed.insert(Resource::Cache)),
             Step::TakeMade(_)
             | Step::EnsureBridge(_)
@@ -87,6 +87,14 @@ pub fn footprint(plan: &Plan) -> Footprint {
         }
     }
     needed
+}
+
+/// What leasing by that configuration may wait for.
+pub(crate) fn of_lease(attachment: &AttachmentPlan, config: &ipam::Config) -> Option<Resource> {
+    match config.pool() {
+        Some(pool) => Some(Resource::Pool(pool)),
+        None => config.asks_the_network().then(|| plugin(attachment, config.kind().name())),
+    }
 }
 
 /// An executed plugin of an attachment.
@@ -183,8 +191,13 @@ pub(crate) fn at<T>(resource: &Resource, work: impl FnOnce() -> T) -> T {
 
 /// Calls address management, which may hang at its pool, if it has one.
 pub(crate) fn at_pool<T>(pool: Option<Pool>, work: impl FnOnce() -> T) -> T {
-    match pool {
-        Some(pool) => at(&Resource::Pool(pool), work),
+    at_any(pool.map(Resource::Pool).as_ref(), work)
+}
+
+/// Runs work that may hang at that resource, if there is one.
+pub(crate) fn at_any<T>(resource: Option<&Resource>, work: impl FnOnce() -> T) -> T {
+    match resource {
+        Some(resource) => at(resource, work),
         None => work(),
     }
 }

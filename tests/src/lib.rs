@@ -28,6 +28,7 @@ pub mod call;
 pub mod cluster;
 pub mod coming;
 pub mod cri;
+pub mod dhcp;
 pub mod guide;
 pub mod kubelet;
 pub mod machine;

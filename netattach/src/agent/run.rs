@@ -58,7 +58,7 @@ use crate::enforce::error::EnforceError;
 use crate::error_chain::Chain;
 use crate::firewall::Firewall;
 use crate::hooks::{AttachModes, NoHook, choose_all};
-use crate::ipam;
+use crate::ipam::{self, dhcp};
 use crate::journal::{JournalError, Store};
 use crate::kube::{Cluster, ClusterError};
 use crate::kubelet::PodResources;
@@ -141,6 +141,9 @@ pub enum AgentError {
     /// Another agent holds the state directory or the pins.
     #[error(transparent)]
     Owned(#[from] OwnedError),
+    /// The leases of `dhcp` cannot be read.
+    #[error(transparent)]
+    Leases(#[from] dhcp::Error),
     /// The dataplane could not be set up.
     #[error("set up the dataplane")]
     Dataplane(#[from] BpfError),
@@ -544,6 +547,7 @@ fn start(
         tracing::warn!(pid, command, container_id, gone, "killed a plugin that an earlier agent had started");
     }
     let recovery = adopt(&engine)?;
+    engine.give_back_unknown_leases()?;
     if intents.default != DefaultNetwork::Builtin
         && let Err(error) = node_network::remove_routes(&engine)
     {
@@ -618,7 +622,7 @@ fn engine(
     group: Option<Arc<PluginGroup>>,
 ) -> Result<Arc<Engine>, AgentError> {
     let node = Node {
-        leases: ipam::Leases::default(),
+        leases: ipam::Leases::renewing(dhcp::Leases::open(&settings.state_dir.join("dhcp"))?),
         nat: Some(Nat::new(&owner)),
         firewall: Some(Firewall::new(&owner)),
         delegate: Delegate {

@@ -121,6 +121,7 @@ impl Troubles {
             self.wanted.notify_one();
         }
         rows.extend(self.of_pools());
+        rows.extend(self.engine.troubled_leases().map(|(object, problem)| Condition { object, problem }));
         rows.extend(self.node_network.iter().flat_map(|network| network.rows()));
         rows.extend(self.enforcer.conditions().into_iter().filter_map(of_policy));
         bounded(rows)

@@ -492,7 +492,9 @@ impl<'a> Executor<'a> {
         config: &ipam::Config,
     ) -> Result<Output, StepError> {
         let owner = owner(self.sandbox, attachment);
-        let output = lease(&self.node.leases, config, Lessee { owner: &owner, netns: Some(self.netns) })?;
+        let lessee = Lessee { owner: &owner, netns: Some(self.netns) };
+        let resource = waits::of_lease(attachment, config);
+        let output = lease(&self.node.leases, config, lessee, resource.as_ref())?;
         if let Output::Lease { addresses, .. } = &output {
             let addresses = addresses.iter().map(|leased| leased.address.addr());
             self.occupy(at, attachment, addresses, config.is_chosen())?;
@@ -811,13 +813,15 @@ fn not_created(link: &spec::Link, error: StepError) -> StepError {
     }
 }
 
-/// Leases addresses, with the name servers and routes that come with them.
+/// Leases addresses, with the name servers and routes that come with them. `resource`: what that may wait for.
 pub(super) fn lease(
     leases: &ipam::Leases,
     config: &ipam::Config,
     lessee: Lessee<'_>,
+    resource: Option<&Resource>,
 ) -> Result<Output, StepError> {
-    let Lease { addresses, routes, dns } = waits::at_pool(config.pool(), || leases.lease(config, lessee))?;
+    let leased = waits::at_any(resource, || leases.lease(config, lessee));
+    let Lease { addresses, routes, dns } = leased?;
     Ok(Output::Lease { addresses, dns, routes })
 }
 

@@ -146,7 +146,8 @@ pub(super) fn compare(
         let held: Vec<IpAddr> = want.addresses.iter().map(|address| address.addr()).collect();
         let owner = owner(sandbox, attachment);
         let lessee = Lessee { owner: &owner, netns: Some(netns) };
-        waits::at_pool(config.pool(), || node.leases.check(config, lessee, &held))?;
+        let resource = waits::of_lease(attachment, config);
+        waits::at_any(resource.as_ref(), || node.leases.check(config, lessee, &held))?;
     }
     Ok(None)
 }

@@ -54,6 +54,7 @@ mod give_back;
 pub mod host_access;
 mod identity;
 mod intent;
+mod leases;
 mod made_before;
 mod multus_del;
 mod network_status;

@@ -202,7 +202,8 @@ pub(crate) fn lease(engine: &Engine, plan: &Plan) -> crate::step::Output {
     let (_, attachment, step) = plan.steps().next().unwrap();
     let Step::Lease(config) = step else { panic!("the first step is a lease") };
     let owner = super::apply::owner(&plan.sandbox, attachment);
-    super::apply::lease(&engine.node.leases, config, ipam::Lessee { owner: &owner, netns: None }).unwrap()
+    let lessee = ipam::Lessee { owner: &owner, netns: None };
+    super::apply::lease(&engine.node.leases, config, lessee, None).unwrap()
 }
 
 /// Carries out the recovery of an agent's start.

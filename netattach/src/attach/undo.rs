@@ -112,6 +112,10 @@ impl Begun<'_> {
             let give_back = || tuning::give_back(&mut Handle::open_in(netns)?, (ifname, made), before);
             return give_back().map_err(|source| self.failed("give back the interface's properties", source));
         }
+        if let Inverse::Release { .. } = &self.inverse {
+            let released = self.release(node, plan, netns);
+            return released.map_err(|source| self.failed("release its resources", source));
+        }
         self.leave_vrf(netns).map_err(|source| self.failed("take the interface out of its VRF", source))?;
         let Inverse::Delegate(delegate) = self.inverse else { return Ok(()) };
         let (at, attachment, outputs) = (self.at, self.attachment, progress.outputs());
@@ -159,7 +163,8 @@ impl Begun<'_> {
         match &self.inverse {
             Inverse::Release { config, owner } => {
                 let lessee = Lessee { owner, netns };
-                waits::at_pool(config.pool(), || node.leases.release(config, lessee))?;
+                let resource = waits::of_lease(self.attachment, config);
+                waits::at_any(resource.as_ref(), || node.leases.release(config, lessee))?;
             }
             Inverse::Untranslate => translation::detach(node, &plan.sandbox, self.attachment)?,
             Inverse::Dismiss => admit::detach(node, &plan.sandbox, self.attachment)?,

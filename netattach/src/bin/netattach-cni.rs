@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use netattach::attach::standalone::copy::{Copied, copy_all};
 use netattach::attach::standalone::install::{InstallError, Installed, install};
-use netattach::attach::standalone::{is_plugin, names, run};
+use netattach::attach::standalone::{is_answered, is_plugin, names, run};
 use netattach::built;
 use netattach::error_chain::Chain;
 use netattach::rpc::shim;
@@ -16,7 +16,7 @@ fn main() -> ExitCode {
     let mut arguments = std::env::args_os();
     let started_as = arguments.next().unwrap_or_default();
     let name = Path::new(&started_as).file_name().unwrap_or_default().to_string_lossy().into_owned();
-    if is_plugin(&name) {
+    if is_answered(&name) {
         // A runtime can only read JSON: even a bug has to be told in it.
         std::panic::set_hook(Box::new(|panic| {
             let _ = io::stdout().write_all(shim::panic_text(panic).as_bytes());

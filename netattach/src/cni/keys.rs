@@ -151,6 +151,15 @@ const HOST_LOCAL: &[Key] =
     &[key("type"), key("dataDir"), key("resolvConf"), key("exclude"), object("ranges", RANGE), ROUTES];
 const STATIC: &[Key] = &[key("type"), object("addresses", &[key("address"), key("gateway")]), ROUTES, DNS];
 
+const DHCP: &[Key] = &[
+    key("type"),
+    key("daemonSocketPath"),
+    object("request", &[key("skipDefault"), key("option")]),
+    object("provide", &[key("option"), key("value"), key("fromArg")]),
+    key("priority"),
+    key("broadcast"),
+];
+
 /// The keys of a plugin type, in parts; `None`: it is not one of those that netattach carries out itself.
 fn of_plugin(kind: &str) -> Option<Vec<&'static Key>> {
     let parts: &[&'static [Key]] = match kind {
@@ -182,6 +191,7 @@ fn of_ipam(kind: &str) -> Option<Vec<&'static Key>> {
     let parts: &[&'static [Key]] = match kind {
         "host-local" => &[HOST_LOCAL, RANGE],
         "static" => &[STATIC],
+        "dhcp" => &[DHCP],
         _ => return None,
     };
     Some(parts.iter().copied().flatten().collect())
@@ -356,7 +366,9 @@ mod tests {
         assert_eq!(unknown(&config), ["hostAcess", "vlanTrunk[1].max", "ipam.rangeBegin"]);
         config.insert("type".to_owned(), "ovs".into());
         assert_eq!(unknown(&config), [""; 0]);
-        let dhcp = json!({"type": "macvlan", "ipam": {"type": "dhcp", "provide": []}});
-        assert_eq!(unknown(dhcp.as_object().unwrap()), [""; 0], "another plugin reads it");
+        let other = json!({"type": "macvlan", "ipam": {"type": "whereabouts", "range": ""}});
+        assert_eq!(unknown(other.as_object().unwrap()), [""; 0], "another plugin reads it");
+        let dhcp = json!({"type": "macvlan", "ipam": {"type": "dhcp", "provide": [{"name": "12"}]}});
+        assert_eq!(unknown(dhcp.as_object().unwrap()), ["ipam.provide[0].name"]);
     }
 }

@@ -287,6 +287,7 @@ fn endpoint(
 ) -> Option<Endpoint> {
     let at = places(attachment);
     let by_dhcp = |step: &Step| match step {
+        Step::Lease(config) => config.asks_the_network(),
         Step::Delegate(ipam) if ipam.role == Role::Ipam => ipam.plugin == DHCP,
         Step::Delegate(plugin) => plugin.config.get("ipam").is_some_and(|ipam| ipam["type"] == DHCP),
         _ => false,

@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-use super::{Pool, host_local, static_addresses};
+use super::{Pool, dhcp, host_local, static_addresses};
 
 /// A configuration cannot be used. Every variant names the key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -13,6 +13,9 @@ pub enum ConfigError {
     /// An error of `static`.
     #[error(transparent)]
     Static(#[from] static_addresses::ConfigError),
+    /// An error of `dhcp`.
+    #[error(transparent)]
+    Dhcp(#[from] dhcp::ConfigError),
 }
 
 /// A call of [`super::Leases`] failed.
@@ -30,12 +33,16 @@ pub enum Error {
     /// An error of `static`.
     #[error(transparent)]
     Static(#[from] static_addresses::NotHeld),
+    /// An error of `dhcp`.
+    #[error(transparent)]
+    Dhcp(#[from] dhcp::Error),
 }
 
 /// The consequence of an error for the request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
-    /// The same call may succeed later without intervention: the lock is held, or all addresses are in use.
+    /// The same call may succeed later without intervention: the lock is held, all addresses are in use, or no server
+    /// answers.
     TryLater,
     /// The configuration or the runtime requests an address that can never be leased.
     WrongRequest,
@@ -53,6 +60,7 @@ impl Error {
             Self::ResolvConf(_) => Failure::Io,
             Self::Routes(_) => Failure::WrongRequest,
             Self::Static(_) => Failure::Other,
+            Self::Dhcp(error) => error.failure(),
         }
     }
 
@@ -68,7 +76,7 @@ impl Error {
                 let (pool, address) = error.none_free()?;
                 Some((Pool::HostLocal(pool), address))
             }
-            Self::ResolvConf(_) | Self::Routes(_) | Self::Static(_) => None,
+            Self::ResolvConf(_) | Self::Routes(_) | Self::Static(_) | Self::Dhcp(_) => None,
         }
     }
 }

@@ -129,6 +129,19 @@ impl<'a> ConfigObject<'a> {
         self.get(name).map(|item| item.text()).transpose()
     }
 
+    /// `true` or `false`; absent counts as `false`.
+    pub(super) fn flag(&self, name: &str) -> Result<bool, KeyError> {
+        let Some(item) = self.get(name) else { return Ok(false) };
+        item.value.as_bool().ok_or_else(|| item.wrong_type("true or false"))
+    }
+
+    /// A number of 32 bits.
+    pub(super) fn number(&self, name: &str) -> Result<Option<u32>, KeyError> {
+        let Some(item) = self.get(name) else { return Ok(None) };
+        let number = item.value.as_u64().and_then(|number| u32::try_from(number).ok());
+        number.map(Some).ok_or_else(|| item.wrong_type("a number from 0 to 4294967295"))
+    }
+
     pub(super) fn object(&self, name: &str) -> Result<Option<ConfigObject<'a>>, KeyError> {
         self.get(name).map(|item| item.object()).transpose()
     }

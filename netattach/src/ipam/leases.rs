@@ -4,17 +4,33 @@ use std::net::IpAddr;
 
 use serde_json::Value;
 
-use super::host_local;
 use super::{Config, Error, Held, Lease, LeasedAddress, Lessee, Owner, Pool, PoolUse, Survey};
+use super::{dhcp, host_local};
 use crate::cni;
 
 /// The address management of this node. The documentation of [`super`] says what each call may do.
 #[derive(Debug, Default)]
 pub struct Leases {
     host_local: host_local::Leases,
+    /// Of an agent: nobody else renews leases.
+    dhcp: Option<dhcp::Leases>,
 }
 
 impl Leases {
+    /// The address management of an agent, which renews leases.
+    pub fn renewing(dhcp: dhcp::Leases) -> Self {
+        Self { dhcp: Some(dhcp), ..Self::default() }
+    }
+
+    /// The leases of `dhcp`, if they are kept here.
+    pub fn dhcp(&self) -> Option<&dhcp::Leases> {
+        self.dhcp.as_ref()
+    }
+
+    fn kept(&self) -> Result<&dhcp::Leases, dhcp::Error> {
+        self.dhcp.as_ref().ok_or(dhcp::Error::NoAgent)
+    }
+
     /// Leases the addresses that the configuration requests: all of them or none.
     ///
     /// # Errors
@@ -32,6 +48,7 @@ impl Leases {
                 Ok(Lease { addresses: addresses.collect(), routes, dns: dns.unwrap_or_default() })
             }
             Config::Static(config) => Ok(config.lease()),
+            Config::Dhcp(config) => Ok(self.kept()?.lease(config, lessee)?),
         }
     }
 
@@ -45,6 +62,7 @@ impl Leases {
                 Ok(self.host_local.check(&config.data_dir, &config.network, lessee.owner, addresses)?)
             }
             Config::Static(config) => Ok(config.check(lessee.owner, addresses)?),
+            Config::Dhcp(_) => Ok(self.kept()?.check(lessee.owner, addresses)?),
         }
     }
 
@@ -62,8 +80,8 @@ impl Leases {
             Config::HostLocal(config) => {
                 Ok(self.host_local.restore(&config.data_dir, &config.network, lessee.owner, addresses)?)
             }
-            // They are kept nowhere.
-            Config::Static(_) => Ok(Vec::new()),
+            // They are kept nowhere, or only a server can give them.
+            Config::Static(_) | Config::Dhcp(_) => Ok(Vec::new()),
         }
     }
 
@@ -78,6 +96,8 @@ impl Leases {
                 Ok(())
             }
             Config::Static(_) => Ok(()),
+            // Without an agent nothing was leased.
+            Config::Dhcp(_) => Ok(self.dhcp.as_ref().map_or(Ok(()), |dhcp| dhcp.release(lessee.owner))?),
         }
     }
 
@@ -102,6 +122,8 @@ impl Leases {
         match config {
             Config::HostLocal(config) => Ok(self.host_local.check_room(config)?),
             Config::Static(_) => Ok(()),
+            // Nobody knows what a server has before it is asked.
+            Config::Dhcp(_) => Ok(self.kept().map(drop)?),
         }
     }
 
@@ -112,7 +134,7 @@ impl Leases {
     pub fn usage(&self, config: &Config) -> Result<Vec<PoolUse>, Error> {
         match config {
             Config::HostLocal(config) => Ok(self.host_local.usage(config)?),
-            Config::Static(_) => Ok(Vec::new()),
+            Config::Static(_) | Config::Dhcp(_) => Ok(Vec::new()),
         }
     }
 
@@ -123,7 +145,7 @@ impl Leases {
     pub fn survey(&self, config: &Config) -> Result<Option<Survey>, Error> {
         match config {
             Config::HostLocal(config) => Ok(Some(self.host_local.survey(config)?)),
-            Config::Static(_) => Ok(None),
+            Config::Static(_) | Config::Dhcp(_) => Ok(None),
         }
     }
 

@@ -4,8 +4,8 @@
 //! of its record; [`Leases`] carries out the calls of steps and requests. Only this directory names a single kind:
 //! address management of any other `type` is executed as a plugin.
 //!
-//! In the order of one lease: `keys` read a configuration, `leases` passes the call on to its kind, [`host_local`] or
-//! [`static_addresses`], and `error` defines the errors.
+//! In the order of one lease: `keys` read a configuration, `leases` passes the call on to its kind, [`host_local`],
+//! [`static_addresses`] or [`dhcp`], and `error` defines the errors.
 //!
 //! # What each function may do
 //!
@@ -26,7 +26,8 @@
 //! *Lanes.* Because a call of [`Leases`] may take that long, callers first enter the lane of the [`Pool`]
 //! (`waits::at_pool`): [`Config::pool`] names the pool that a call may wait for, operations that need the same pool
 //! share a lane, and operations of other pools do not wait for them. A kind that waits for nothing outside this
-//! process has no pool. A kind that uses a service has a variant of [`Pool`] for it, and with that a lane of its own.
+//! process has no pool. A kind that waits for a service has no pool either: it has the lane that an executed plugin of its
+//! name would have in that network (`waits::of_lease`).
 //!
 //! *Owner of an address.* An [`Owner`] is an interface of a container: unique on this node, and the same from ADD to
 //! DEL and across restarts. A kind whose addresses are unique in a cluster adds the node's name itself. The agent
@@ -38,6 +39,7 @@
 //! leases starts doing so in `lease` and stops in `release` and `collect`; the [`Lessee`] has the pod's namespace for
 //! a kind that communicates from there.
 
+pub mod dhcp;
 mod error;
 pub mod host_local;
 mod keys;
@@ -69,11 +71,13 @@ pub enum Kind {
     HostLocal,
     /// Addresses from the configuration or the pod.
     Static,
+    /// Addresses of a DHCP server.
+    Dhcp,
 }
 
 impl Kind {
     /// All kinds.
-    pub const ALL: [Self; 2] = [Self::HostLocal, Self::Static];
+    pub const ALL: [Self; 3] = [Self::HostLocal, Self::Static, Self::Dhcp];
 
     /// The kind with that name.
     pub fn named(name: &str) -> Option<Self> {
@@ -85,11 +89,29 @@ impl Kind {
         Self::named(config.get("ipam")?.get("type")?.as_str()?)
     }
 
+    /// Whether netattach carries a plugin's whole configuration out itself. `recorded`: by an agent, which keeps a record;
+    /// only there leases are renewed. A configuration that names the socket of another daemon is that daemon's.
+    pub fn is_carried_out(self, config: &Map<String, Value>, recorded: bool) -> bool {
+        match self {
+            Self::HostLocal | Self::Static => true,
+            Self::Dhcp => recorded && !dhcp::is_by_daemon(config),
+        }
+    }
+
+    /// Whether it works without an agent, as a plain CNI executable.
+    pub const fn is_plain(self) -> bool {
+        match self {
+            Self::HostLocal | Self::Static => true,
+            Self::Dhcp => false,
+        }
+    }
+
     /// The value of `ipam.type`, and the name of the plugin.
     pub const fn name(self) -> &'static str {
         match self {
             Self::HostLocal => "host-local",
             Self::Static => "static",
+            Self::Dhcp => "dhcp",
         }
     }
 
@@ -98,6 +120,7 @@ impl Kind {
         match self {
             Self::HostLocal => &["IP"],
             Self::Static => &["IP", "GATEWAY"],
+            Self::Dhcp => &[],
         }
     }
 
@@ -109,6 +132,7 @@ impl Kind {
         Ok(match self {
             Self::HostLocal => Config::HostLocal(host_local::Config::parse(config, args.get("IP"))?),
             Self::Static => Config::Static(static_addresses::Config::parse(config, args)?),
+            Self::Dhcp => Config::Dhcp(dhcp::Config::parse(config, args)?),
         })
     }
 
@@ -118,6 +142,7 @@ impl Kind {
         match self {
             Self::HostLocal => host_local::Config::for_release(config).map(Config::HostLocal),
             Self::Static => None,
+            Self::Dhcp => dhcp::Config::for_release(config).map(Config::Dhcp),
         }
     }
 }
@@ -137,7 +162,7 @@ pub fn is_completed_at_add(config: &Map<String, Value>) -> bool {
             let parsed = static_addresses::Config::parse(config, &CniArgs::default());
             declares("ips") && matches!(parsed, Err(static_addresses::ConfigError::NoAddresses))
         }
-        None => false,
+        Some(Kind::Dhcp) | None => false,
     }
 }
 
@@ -147,7 +172,7 @@ pub fn is_completed_at_add(config: &Map<String, Value>) -> bool {
 pub fn separate(section: &mut Map<String, Value>, namespace: &str) {
     match section.get("type").and_then(Value::as_str).and_then(Kind::named) {
         Some(Kind::HostLocal) => host_local::separate(section, namespace),
-        Some(Kind::Static) | None => {}
+        Some(Kind::Static | Kind::Dhcp) | None => {}
     }
 }
 
@@ -157,7 +182,7 @@ pub fn use_pool(section: &mut Map<String, Value>, pool: &Pool) {
         (Some(Kind::HostLocal), Pool::HostLocal(pool)) => {
             section.insert("dataDir".into(), pool.data_dir.to_string_lossy().into());
         }
-        (Some(Kind::Static) | None, _) => {}
+        (Some(Kind::Static | Kind::Dhcp) | None, _) => {}
     }
 }
 
@@ -169,6 +194,8 @@ pub fn use_pool(section: &mut Map<String, Value>, pool: &Pool) {
 pub enum Config {
     /// See [`Kind::Static`].
     Static(static_addresses::Config),
+    /// See [`Kind::Dhcp`].
+    Dhcp(dhcp::Config),
     /// See [`Kind::HostLocal`].
     #[serde(untagged)]
     HostLocal(host_local::Config),
@@ -180,6 +207,7 @@ impl Config {
         match self {
             Self::HostLocal(_) => Kind::HostLocal,
             Self::Static(_) => Kind::Static,
+            Self::Dhcp(_) => Kind::Dhcp,
         }
     }
 
@@ -187,7 +215,15 @@ impl Config {
     pub fn pool(&self) -> Option<Pool> {
         match self {
             Self::HostLocal(config) => Some(Pool::HostLocal(config.pool())),
-            Self::Static(_) => None,
+            Self::Static(_) | Self::Dhcp(_) => None,
+        }
+    }
+
+    /// Whether the addresses are asked for by the pod's interface, which has to be there until they are released.
+    pub fn asks_the_network(&self) -> bool {
+        match self {
+            Self::HostLocal(_) | Self::Static(_) => false,
+            Self::Dhcp(_) => true,
         }
     }
 
@@ -195,23 +231,23 @@ impl Config {
     pub fn is_tagged(&self) -> bool {
         match self {
             Self::HostLocal(_) => false,
-            Self::Static(_) => true,
+            Self::Static(_) | Self::Dhcp(_) => true,
         }
     }
 
     /// Whether a lease leaves state that has to be released.
     pub fn is_kept(&self) -> bool {
         match self {
-            Self::HostLocal(_) => true,
+            Self::HostLocal(_) | Self::Dhcp(_) => true,
             Self::Static(_) => false,
         }
     }
 
-    /// Whether the network's author or the pod chose the addresses, which may be in use elsewhere.
+    /// Whether the network's author, the pod or a server chose the addresses, which may be in use elsewhere.
     pub fn is_chosen(&self) -> bool {
         match self {
             Self::HostLocal(config) => !config.requested.is_empty(),
-            Self::Static(_) => true,
+            Self::Static(_) | Self::Dhcp(_) => true,
         }
     }
 
@@ -220,6 +256,7 @@ impl Config {
         match self {
             Self::HostLocal(config) => config.sets.iter().any(|set| set.range_of(address).is_some()),
             Self::Static(config) => config.addresses.iter().any(|leased| leased.address.addr() == address),
+            Self::Dhcp(_) => address.is_ipv4(),
         }
     }
 
@@ -230,6 +267,7 @@ impl Config {
             Self::Static(config) => {
                 Self::Static(static_addresses::Config { routes: Vec::new(), ..config.clone() })
             }
+            Self::Dhcp(config) => Self::Dhcp(config.clone()),
         }
     }
 }
@@ -239,6 +277,7 @@ impl fmt::Display for Config {
         match self {
             Self::HostLocal(config) => write!(f, "addresses of network {}", config.network),
             Self::Static(config) => config.fmt(f),
+            Self::Dhcp(config) => config.fmt(f),
         }
     }
 }

@@ -35,8 +35,8 @@ pub const VERSIONS: RangeInclusive<u32> = 1..=WRITTEN[WRITTEN.len() - 1];
 /// came after those; version 7 devices of the node, and tables by source; version 8 macvlans that are judged before they
 /// have addresses, and pods on a parent that the node reaches; version 9 VRFs, taps and netkits, ports of the node that lead to
 /// interfaces of other plugins, and who is masqueraded on the way; version 10 interfaces that a plugin before netattach in the
-/// runtime's list has made, what the node forwards past a filter that drops, pods on ipvlans that the node reaches, and VFs whose
-/// node's end is a representor.
+/// runtime's list has made, what the node forwards past a filter that drops, pods on ipvlans that the node reaches, VFs whose
+/// node's end is a representor, and leases of `dhcp`.
 pub(super) fn version_of(plan: &Plan) -> u32 {
     let [second, third, fourth, fifth, sixth, seventh, eighth, ninth, tenth] = WRITTEN;
     let needed = |step: &Step| match step {
@@ -46,6 +46,7 @@ pub(super) fn version_of(plan: &Plan) -> u32 {
         Step::Translate(translate) if translate.follows_node => fifth,
         Step::Gateway { beside: true, .. } => fifth,
         Step::Translate(_) => fourth,
+        Step::Lease(config) if config.asks_the_network() => tenth,
         Step::Lease(config) if config.is_tagged() => third,
         Step::CreateLink(Link::Vlan(_) | Link::Dummy(_)) => sixth,
         Step::CreateLink(Link::Macvlan(macvlan)) if macvlan.tap || macvlan.in_pod => sixth,

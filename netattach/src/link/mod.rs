@@ -300,7 +300,8 @@ impl Request<'_> {
 
     /// The address management of that name, unless it is executed.
     fn carried_out(&self, name: &str) -> Option<ipam::Kind> {
-        ipam::Kind::named(name).filter(|_| !self.is_executed(name))
+        let is_own = |kind: &ipam::Kind| kind.is_carried_out(self.config, self.recorded);
+        ipam::Kind::named(name).filter(is_own).filter(|_| !self.is_executed(name))
     }
 
     /// Address management by another plugin.

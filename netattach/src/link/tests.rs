@@ -159,36 +159,45 @@ fn a_default_gateway_is_a_gateway() {
 
 #[test]
 fn addresses_from_another_plugin_come_where_our_own_would() {
-    let config = json!({"ipam": {"type": "dhcp", "addresses": [{"address": "10.1.0.7/24"}]}});
+    let config = json!({"ipam": {"type": "whereabouts", "addresses": [{"address": "10.1.0.7/24"}]}});
     let mut whole = object(json!({"cniVersion": "1.1.0", "name": "net", "type": "macvlan"}));
     whole.extend(object(config.clone()));
     let expected = [
         Step::CreateLink(spec::Link::Macvlan(macvlan())),
-        Step::Delegate(Delegate { plugin: "dhcp".into(), config: whole, role: Role::Ipam }),
+        Step::Delegate(Delegate { plugin: "whereabouts".into(), config: whole, role: Role::Ipam }),
         configure(Style::Subnet, false),
     ];
     assert_eq!(plan("macvlan", config), expected);
 }
 
-/// On a parent with programs, what the plugin asks the network by the pod's interface passes only once its address is known.
+/// On a parent with programs, what is asked of the network by the pod's interface passes only once its address is known.
 #[test]
-fn a_macvlan_is_protected_before_another_plugin_asks_for_its_address() {
+fn a_macvlan_is_protected_before_its_address_is_asked_for() {
     let protect = Protect::verified();
-    let names = |config: Value| -> Vec<String> {
+    let names = |config: Value, exec: &[String], recorded| -> Vec<String> {
         let mut whole = object(json!({"name": "net", "type": "macvlan"}));
         whole.extend(object(config));
         let args = CniArgs::default();
-        let request = Request { protect: Some(&protect), ..request(&whole, &args) };
+        let request = Request { protect: Some(&protect), exec, recorded, ..request(&whole, &args) };
         let steps = driver("macvlan").unwrap().plan(&request).unwrap();
         steps.iter().skip(1).map(Step::describe).collect()
     };
+    let own = |config: &Value| names(config.clone(), &[], true);
     let (protect, configure) = ("load policy and counters", "configure the pod's interface");
     let asking = json!({"ipam": {"type": "dhcp"}});
-    assert_eq!(names(asking.clone()), [protect, "run plugin dhcp", "load its addresses", configure]);
+    let lease = "lease an address by DHCP in network net";
+    assert_eq!(own(&asking), [protect, lease, "load its addresses", configure]);
+    // By the reference's daemon: where it is asked for, and without an agent.
+    let executed = [protect, "run plugin dhcp", "load its addresses", configure];
+    let by_daemon = json!({"ipam": {"type": "dhcp", "daemonSocketPath": "/run/cni/dhcp.sock"}});
+    assert_eq!(own(&by_daemon), executed);
+    assert_eq!(names(asking.clone(), &["dhcp".to_owned()], true), executed);
+    assert_eq!(names(asking.clone(), &[], false), executed);
+    assert_eq!(own(&json!({"ipam": {"type": "other"}}))[1], "run plugin other");
     let mut in_pod = asking;
     in_pod["linkInContainer"] = true.into();
-    assert_eq!(names(in_pod), ["run plugin dhcp", protect, configure]);
-    assert_eq!(names(json!({"ipam": pool()})).last_chunk::<2>().unwrap(), &[protect, configure]);
+    assert_eq!(own(&in_pod), [lease, protect, configure]);
+    assert_eq!(own(&json!({"ipam": pool()})).last_chunk::<2>().unwrap(), &[protect, configure]);
 }
 
 #[test]

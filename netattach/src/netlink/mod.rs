@@ -50,7 +50,7 @@ mod representor;
 mod route;
 mod rule;
 mod socket;
-mod socket_filter;
+pub(crate) mod socket_filter;
 mod stations;
 mod tap;
 mod tbf;

@@ -33,7 +33,14 @@ pub(super) enum By<'a> {
 /// # Errors
 /// The kernel refused the filter.
 pub(super) fn receive_only(socket: &impl AsRawFd, by: By<'_>) -> io::Result<()> {
-    let mut code = program(by);
+    attach(socket, &mut program(by))
+}
+
+/// From now on the socket receives only what the program lets through, which the kernel verifies.
+///
+/// # Errors
+/// The kernel refused the program.
+pub(crate) fn attach(socket: &impl AsRawFd, code: &mut [libc::sock_filter]) -> io::Result<()> {
     let program = libc::sock_fprog {
         // A handful of instructions.
         len: u16::try_from(code.len()).map_err(io::Error::other)?,

@@ -34,6 +34,8 @@ impl Phase {
         match step {
             Step::EnsureBridge(_) => Some(Self::Bridge),
             Step::CreateLink(link) => has_company(link).then_some(Self::Create),
+            // Its link comes up for that, when nothing of the others is half done.
+            Step::Lease(config) if config.asks_the_network() => None,
             Step::Lease(_)
             | Step::Gateway { .. }
             | Step::EnsureForwarding

@@ -81,7 +81,7 @@ pub enum Inverse<'a> {
 /// When an inverse runs, relative to those of other steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// First, while the interfaces exist.
+    /// First, while the interfaces exist: other plugins, and what is given back by an interface.
     Plugins,
     /// All links together: each would otherwise cost a grace period of its own.
     Links,
@@ -100,6 +100,8 @@ impl Inverse<'_> {
             Self::Delegate(_) | Self::GiveBack { .. } | Self::LeaveVrf { after_link: false, .. } => {
                 Stage::Plugins
             }
+            // They are given back by the interface.
+            Self::Release { config, .. } if config.asks_the_network() => Stage::Plugins,
             Self::DeleteLink { .. } => Stage::Links,
             Self::ReturnDevice { .. } => Stage::Devices,
             Self::Release { .. }

@@ -10,6 +10,7 @@
 //! | `delegate`, `delegation`, `bad_plugins` | running other plugins: as processes, through the agent, when they misbehave |
 //! | `plugin_group` | the control group of executed plugins |
 //! | `devices` | the devices that the kubelet gave to a pod |
+//! | `dhcp` | leases of a DHCP server in an agent |
 //! | `multus`, `former_plugin` | pods that Multus attached; pods that the plugin attached that was there before |
 //! | `primaries` | the configurations of other primary networks as the default network |
 //! | `portmap` | ports of the node by a chained plugin: the reference, and our own |
@@ -30,6 +31,7 @@ mod chained;
 mod delegate;
 mod delegation;
 mod devices;
+mod dhcp;
 mod differential;
 mod firewall;
 mod former_plugin;

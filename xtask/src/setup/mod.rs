@@ -29,7 +29,7 @@ pub use kubernetes::{Building, kubernetes};
 pub use machine::{Emulator, machine};
 pub use previous::previous;
 pub use runtimes::runtimes;
-pub use tools::{bpftool, prometheus, reference_plugins};
+pub use tools::{bpftool, busybox, prometheus, reference_plugins};
 
 /// The purpose of the set-up.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -81,6 +81,7 @@ pub fn run(scope: Scope) -> anyhow::Result<()> {
     progress::step("reference plugins", tools::ensure_reference_plugins)?;
     if matches!(scope, Scope::Testing | Scope::Gate) {
         progress::step("Prometheus", tools::ensure_prometheus)?;
+        progress::step("DHCP server", tools::ensure_busybox)?;
         let units = [("systemd-analyze", "systemd")];
         progress::step("systemd-analyze", |progress| tools::ensure_programs(&units, progress))?;
         progress::step("container runtimes", |progress| runtimes::ensure(scope == Scope::Gate, progress))?;

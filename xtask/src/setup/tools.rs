@@ -82,6 +82,24 @@ pub(super) fn ensure_reference_plugins(progress: &Progress) -> anyhow::Result<Do
     Ok(Done::Changed(format!("{} from {REFERENCE_SUITE}", present("others"))))
 }
 
+/// Directory of busybox, whose DHCP server tests lease from, unpacked by setup.
+pub fn busybox() -> PathBuf {
+    tree::tools().join("busybox/bin")
+}
+
+pub(super) fn ensure_busybox(progress: &Progress) -> anyhow::Result<Done> {
+    let has_server = || {
+        let applets = child::ask(Command::new(busybox().join("busybox")).arg("--list"))?;
+        applets.lines().any(|applet| applet == "udhcpd").then_some(())
+    };
+    if has_server().is_some() {
+        return Ok(Done::Unchanged("udhcpd of busybox".to_owned()));
+    }
+    apt::unpack("busybox", &tree::tools().join("busybox"), progress)?;
+    has_server().context("the unpacked busybox has no udhcpd")?;
+    Ok(Done::Changed("udhcpd of busybox unpacked".to_owned()))
+}
+
 /// Directory of Prometheus and promtool, unpacked by setup.
 pub fn prometheus() -> PathBuf {
     tree::tools().join("prometheus/usr/bin")

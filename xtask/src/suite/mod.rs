@@ -380,10 +380,11 @@ fn watched(command: &mut Command, tally: Tally) -> anyhow::Result<Tally> {
 }
 
 /// What tests are told: where the executables under test are, and what they are tested with.
-pub(crate) fn variables() -> [(&'static str, PathBuf); 10] {
+pub(crate) fn variables() -> [(&'static str, PathBuf); 11] {
     [
         ("NETATTACH_DIST", tree::dist()),
         ("NETATTACH_REFERENCE_PLUGINS", setup::reference_plugins()),
+        ("NETATTACH_BUSYBOX", setup::busybox()),
         ("NETATTACH_BPF_LOG", tree::bpf()),
         ("NETATTACH_RUNTIMES", setup::runtimes()),
         ("NETATTACH_KUBERNETES", setup::kubernetes()),

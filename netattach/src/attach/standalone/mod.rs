@@ -48,12 +48,18 @@ pub fn built_in() -> impl Iterator<Item = &'static str> {
 /// The plugins, by the names under which they are executed: those that need no agent.
 pub fn names() -> impl Iterator<Item = &'static str> {
     let plain = |kind: &&'static str| link::driver(kind).is_some_and(|driver| driver.is_plain());
-    link::kinds().filter(plain).chain(link::CHAINED).chain(Kind::ALL.map(Kind::name))
+    let addresses = Kind::ALL.into_iter().filter(|kind| kind.is_plain()).map(Kind::name);
+    link::kinds().filter(plain).chain(link::CHAINED).chain(addresses)
 }
 
 /// Whether there is a plugin of that name.
 pub fn is_plugin(name: &str) -> bool {
     names().any(|known| known == name)
+}
+
+/// Whether calls by that name are answered: also those of plugins that need an agent, which are refused.
+pub fn is_answered(name: &str) -> bool {
+    is_plugin(name) || Kind::named(name).is_some()
 }
 
 /// Runs one call as the plugin `name` and returns the exit code. `environment` is that of the process.

@@ -212,7 +212,8 @@ fn a_pod_without_an_address_asks_for_a_lease_on_a_parent_that_others_share() {
         json!({"podSelector": {"matchLabels": {"app": "late"}}, "policyTypes": ["Ingress", "Egress"]});
     for (attach, isolated) in [("clsact", false), ("tcx", true)] {
         let leased = json!({
-            "cniVersion": "1.0.0", "type": "macvlan", "master": WIRE, "ipam": {"type": "dhcp"}
+            "cniVersion": "1.0.0", "type": "macvlan", "master": WIRE,
+            "ipam": {"type": "dhcp", "daemonSocketPath": "/run/cni/dhcp.sock"}
         });
         let mut manifests = vec![
             ("leased", network(NAMESPACE, "leased", &leased)),

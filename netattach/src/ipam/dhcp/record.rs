@@ -1,0 +1,247 @@
+//! Leases on disk: one file each, so that they survive restarts and kills of the agent.
+
+use std::fs;
+use std::io;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::Error;
+use super::config::Config;
+use super::terms::{Server, Terms};
+use crate::ipam::Owner;
+use crate::mac::Mac;
+use crate::netns::NetnsId;
+use crate::{bounded, durable};
+
+/// The version that is written, and the only one that is read.
+const VERSION: u32 = 1;
+/// Longest file, in bytes: names, and a configuration within its budget.
+const LONGEST: usize = 64 << 10;
+const ENDING: &str = ".json";
+
+/// A lease, or an address that a server was about to be asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Record {
+    version: u32,
+    /// `CNI_CONTAINERID`.
+    container_id: String,
+    /// Name of the interface in the pod.
+    ifname: String,
+    pub(super) config: Config,
+    pub(super) mac: Mac,
+    /// Index of the interface in the pod.
+    pub(super) index: u32,
+    /// The pod's namespace, by path and identity.
+    pub(super) netns: PathBuf,
+    pub(super) netns_id: NetnsId,
+    /// The boot of the node from which the times of [`Terms`] count.
+    pub(super) boot: String,
+    /// The address, and the server that it was asked of.
+    pub(super) address: Ipv4Addr,
+    pub(super) server: Server,
+    /// Absent until the server has given the address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) terms: Option<Terms>,
+    /// Why the address must not be used any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) lost: Option<String>,
+}
+
+/// The interface that a lease is for.
+pub(super) struct Interface {
+    pub(super) mac: Mac,
+    pub(super) index: u32,
+    pub(super) netns: PathBuf,
+    pub(super) netns_id: NetnsId,
+}
+
+impl Record {
+    /// A record of an address that is about to be asked for.
+    pub(super) fn new(
+        owner: &Owner,
+        config: &Config,
+        interface: &Interface,
+        boot: &str,
+        (address, server): (Ipv4Addr, Server),
+    ) -> Self {
+        let Interface { mac, index, netns, netns_id } = interface;
+        Self {
+            version: VERSION,
+            container_id: owner.container_id.clone(),
+            ifname: owner.ifname.clone(),
+            config: config.clone(),
+            mac: *mac,
+            index: *index,
+            netns: netns.clone(),
+            netns_id: *netns_id,
+            boot: boot.to_owned(),
+            address,
+            server,
+            terms: None,
+            lost: None,
+        }
+    }
+
+    pub(super) fn owner(&self) -> Owner {
+        Owner { container_id: self.container_id.clone(), ifname: self.ifname.clone() }
+    }
+
+    /// The terms as long as the address may be used, and their times mean something: in the boot that they are of.
+    pub(super) fn in_force(&self, boot: &str) -> Option<&Terms> {
+        self.terms.as_ref().filter(|_| self.lost.is_none() && self.boot == boot)
+    }
+}
+
+/// A directory of records.
+#[derive(Debug)]
+pub(super) struct Directory(PathBuf);
+
+impl Directory {
+    /// Opens the directory, and reads what is in it. A file that cannot be read is named in the log, and left: its lease ends
+    /// by itself.
+    pub(super) fn open(path: &Path) -> Result<(Self, Vec<Record>), Error> {
+        let failed = |source| Error::Read { path: path.to_owned(), source };
+        fs::create_dir_all(path).map_err(failed)?;
+        let mut records = Vec::new();
+        for entry in fs::read_dir(path).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let name = entry.file_name();
+            // Anything else is the temporary file of a writer that was killed, and is overwritten some time.
+            if !name.as_encoded_bytes().ends_with(ENDING.as_bytes()) {
+                continue;
+            }
+            match read(&entry.path()) {
+                Ok(record) => records.push(record),
+                Err(error) => tracing::warn!(
+                    file = %entry.path().display(), %error,
+                    "lease by dhcp cannot be read: it is neither renewed nor given back"
+                ),
+            }
+        }
+        Ok((Self(path.to_owned()), records))
+    }
+
+    /// Writes a record durably.
+    pub(super) fn write(&self, record: &Record) -> Result<(), Error> {
+        let path = self.path(&record.owner());
+        let write = || {
+            let content = serde_json::to_vec(record)?;
+            durable::replace(&path, &format!("{}.new", name(&record.owner())), &content, 0o600)
+        };
+        write().map_err(|source| Error::Write { path: path.clone(), source })
+    }
+
+    /// Removes a record durably; one that is not there is none.
+    pub(super) fn remove(&self, owner: &Owner) -> Result<(), Error> {
+        let path = self.path(owner);
+        let remove = || match fs::remove_file(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(error),
+            Ok(()) => durable::sync_directory(&self.0),
+        };
+        remove().map_err(|source| Error::Write { path: path.clone(), source })
+    }
+
+    fn path(&self, owner: &Owner) -> PathBuf {
+        self.0.join(name(owner) + ENDING)
+    }
+}
+
+/// Begin of a file's name: an identifier may be as long as a name may be.
+fn name(owner: &Owner) -> String {
+    let digest =
+        Sha256::new().chain_update(&owner.container_id).chain_update([0]).chain_update(&owner.ifname);
+    digest.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn read(path: &Path) -> io::Result<Record> {
+    let content = bounded::read(path, LONGEST)?;
+    #[derive(Deserialize)]
+    struct Header {
+        version: u32,
+    }
+    let Header { version } = serde_json::from_slice(&content)?;
+    if version != VERSION {
+        let unknown = format!("version {version}, and this agent reads version {VERSION}");
+        return Err(io::Error::new(io::ErrorKind::InvalidData, unknown));
+    }
+    Ok(serde_json::from_slice(&content)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn record() -> Record {
+        let owner = Owner { container_id: "c".repeat(250), ifname: "net1".into() };
+        let config = json!({
+            "network": "lan", "broadcast": true, "wanted": [1, 3], "provided": [[12, "pod"]], "priority": 7,
+        });
+        let config = serde_json::from_value(config).unwrap();
+        let interface = Interface {
+            mac: Mac([2; 6]),
+            index: 3,
+            netns: "/run/netns/pod".into(),
+            netns_id: NetnsId { device: 4, inode: 5 },
+        };
+        let server = Server { address: [10, 1, 0, 1].into(), mac: Mac([2, 0, 0, 0, 0, 1]) };
+        Record::new(&owner, &config, &interface, "boot", ([10, 1, 0, 7].into(), server))
+    }
+
+    fn terms(record: &Record) -> Terms {
+        Terms {
+            address: record.address,
+            prefix: 24,
+            server: record.server,
+            since: 1000,
+            seconds: 60,
+            renew: 30_000,
+            rebind: 50_000,
+        }
+    }
+
+    #[test]
+    fn a_record_is_there_again_until_it_is_removed() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().join("dhcp");
+        let (directory, found) = Directory::open(&path).unwrap();
+        assert_eq!(found, []);
+        let mut record = record();
+        directory.write(&record).unwrap();
+        record.terms = Some(terms(&record));
+        directory.write(&record).unwrap();
+        let (directory, found) = Directory::open(&path).unwrap();
+        assert_eq!(found, std::slice::from_ref(&record));
+        for _ in 0..2 {
+            directory.remove(&record.owner()).unwrap();
+        }
+        assert_eq!(Directory::open(&path).unwrap().1, []);
+    }
+
+    #[test]
+    fn only_terms_of_this_boot_that_are_not_lost_are_in_force() {
+        let asked = record();
+        let given = Record { terms: Some(terms(&asked)), ..asked.clone() };
+        assert_eq!(given.in_force("boot"), Some(&terms(&asked)));
+        assert_eq!(given.in_force("another"), None);
+        assert_eq!(Record { lost: Some("refused".into()), ..given }.in_force("boot"), None);
+        assert_eq!(asked.in_force("boot"), None);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_left() {
+        let root = tempfile::tempdir().unwrap();
+        for (name, content) in [("a.json", "{"), ("b.json", r#"{"version":2}"#), ("c.json.new", "")] {
+            fs::write(root.path().join(name), content).unwrap();
+        }
+        assert_eq!(Directory::open(root.path()).unwrap().1, []);
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 3);
+        let newer = read(&root.path().join("b.json")).unwrap_err();
+        assert_eq!(newer.to_string(), "version 2, and this agent reads version 1");
+    }
+}

@@ -1,0 +1,185 @@
+//! The thread that extends the leases of all pods. It sleeps until one is due, and has sockets open only while it asks.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ipnet::{IpNet, Ipv4Net};
+
+use super::Error;
+use super::exchange::{Act, Exchange, Outcome};
+use super::leases::{Held, Shared, hear, open_namespace, send};
+use super::record::Record;
+use super::terms::Due;
+use super::wire::{self, Socket, now, random};
+use crate::error_chain::Chain;
+use crate::ipam::Owner;
+use crate::netlink::{Handle, OpenError};
+use crate::sync::{PoisonError, locked};
+
+/// Most exchanges at once; the others wait. Each has a descriptor.
+const AT_ONCE: usize = 32;
+/// How often a thread with open sockets looks for what else is due.
+const LOOK: Duration = Duration::from_secs(1);
+/// How long a thread without open sockets may sleep.
+const LONGEST: Duration = Duration::from_secs(24 * 3600);
+
+/// An exchange that goes on.
+struct Asking {
+    owner: Owner,
+    number: u64,
+    begun: Duration,
+    exchange: Exchange,
+    socket: Socket,
+}
+
+/// What is due at one moment.
+#[derive(Default)]
+struct Work {
+    ask: Vec<(Owner, u64, Record, super::exchange::Purpose, Duration)>,
+    over: Vec<(Owner, u64, Record)>,
+    next: Option<Duration>,
+}
+
+/// Renews until the leases end.
+pub(super) fn run(shared: &Arc<Shared>) {
+    let mut asking: Vec<Asking> = Vec::new();
+    loop {
+        let mut state = locked(&shared.state);
+        if state.ends {
+            return;
+        }
+        let work = due(state.held.iter_mut(), &shared.boot, AT_ONCE - asking.len());
+        if work.ask.is_empty() && work.over.is_empty() && asking.is_empty() {
+            let sleep = work.next.map_or(LONGEST, |next| next.saturating_sub(now()).min(LONGEST));
+            // Woken by a new lease, by the time, or for no reason: it looks again.
+            drop(shared.changed.wait_timeout(state, sleep).unwrap_or_else(PoisonError::into_inner));
+            continue;
+        }
+        drop(state);
+        for (owner, number, record) in work.over {
+            lose(shared, &owner, number, &record, "its time is over, and no server has extended it");
+        }
+        for (owner, number, record, purpose, until) in work.ask {
+            let begun = now();
+            match open(&record) {
+                Ok(socket) => {
+                    let client = record.config.client(&owner, record.mac);
+                    let exchange = Exchange::begin(client, purpose, begun, until, random());
+                    asking.push(Asking { owner, number, begun, exchange, socket });
+                }
+                Err(error) => failed(shared, &owner, number, begun, &Chain(&error).to_string()),
+            }
+        }
+        asking.retain_mut(|one| !go_on(shared, one));
+        if !asking.is_empty() {
+            let soon = work.next.map_or(LOOK, |next| next.saturating_sub(now()).min(LOOK));
+            let until = asking.iter().map(|one| one.exchange.due()).fold(now() + soon, Duration::min);
+            wire::wait(asking.iter().map(|one| &one.socket), until);
+        }
+    }
+}
+
+/// What is due of the leases that nobody is at, which are then busy; at most `room` exchanges.
+fn due<'h>(held: impl Iterator<Item = (&'h Owner, &'h mut Held)>, boot: &str, room: usize) -> Work {
+    let mut work = Work::default();
+    let now = now();
+    for (owner, held) in held.filter(|(_, held)| !held.is_busy) {
+        let Some(terms) = held.record.in_force(boot) else { continue };
+        match terms.due(now, held.tried) {
+            Due::At(at) => work.next = at.into_iter().chain(work.next).min(),
+            Due::Ask(purpose, until) if work.ask.len() < room => {
+                held.is_busy = true;
+                work.ask.push((owner.clone(), held.number, held.record.clone(), purpose, until));
+            }
+            Due::Ask(..) => work.next = Some(now),
+            Due::Over => {
+                held.is_busy = true;
+                work.over.push((owner.clone(), held.number, held.record.clone()));
+            }
+        }
+    }
+    work
+}
+
+fn open(record: &Record) -> Result<Socket, Error> {
+    Socket::open(&open_namespace(record)?, record.index, record.mac)
+}
+
+/// Takes what an exchange has received, and sends what it has to. Returns whether it is over.
+fn go_on(shared: &Shared, one: &mut Asking) -> bool {
+    match hear(&mut one.exchange, &one.socket) {
+        Act::Wait => return false,
+        Act::Send(outgoing) => {
+            send(&one.socket, &outgoing);
+            return false;
+        }
+        Act::Done(Outcome::Bound(terms, _)) => shared.change(&one.owner, one.number, |held| {
+            if held.trouble.take().is_some() {
+                tracing::info!(owner = %one.owner, address = %terms.address, "lease by dhcp extended again");
+            }
+            held.record.terms = Some(terms);
+            held.record.server = terms.server;
+            held.tried = None;
+            held.is_busy = false;
+        }),
+        Act::Done(Outcome::Silence(heard)) => failed(shared, &one.owner, one.number, one.begun, &heard),
+        Act::Done(Outcome::Refused(heard)) => {
+            let record = locked(&shared.state).held.get(&one.owner).map(|held| held.record.clone());
+            if let Some(record) = record {
+                lose(shared, &one.owner, one.number, &record, &heard);
+            }
+        }
+    }
+    true
+}
+
+/// Notes that a lease was not extended by an exchange that began at that moment.
+fn failed(shared: &Shared, owner: &Owner, number: u64, begun: Duration, heard: &str) {
+    shared.change(owner, number, |held| {
+        let trouble = format!("not extended, and asked for again: {heard}");
+        if held.trouble.as_ref() != Some(&trouble) {
+            let (network, address) = (&held.record.config.network, held.record.address);
+            tracing::warn!(%owner, network, %address, heard, "lease by dhcp not extended; it is asked for again");
+        }
+        held.trouble = Some(trouble);
+        held.tried = Some(begun);
+        held.is_busy = false;
+    });
+}
+
+/// Takes an address from a pod that must not use it any more: another host may have it (RFC 2131, sections 4.4.5 and 3.1).
+fn lose(shared: &Shared, owner: &Owner, number: u64, record: &Record, why: &str) {
+    // Written first: after a kill it is not used again either.
+    shared.change(owner, number, |held| {
+        held.record.lost = Some(why.to_owned());
+        held.is_busy = false;
+    });
+    let network = &record.config.network;
+    let address = record.address;
+    match take_away(record) {
+        Ok(()) => tracing::error!(
+            %owner, network, %address, why,
+            "lease by dhcp is lost: the address is taken from the pod, which has to be made anew"
+        ),
+        Err(error) => tracing::error!(
+            %owner, network, %address, why, error = %Chain(&error),
+            "lease by dhcp is lost, and the address cannot be taken from the pod"
+        ),
+    }
+}
+
+fn take_away(record: &Record) -> Result<(), Error> {
+    let Some(terms) = &record.terms else { return Ok(()) };
+    let netns = open_namespace(record)?;
+    let take_away = || -> Result<(), OpenError> {
+        let mut pod = Handle::open_in(&netns)?;
+        let link = pod.link_by_index(record.index)?;
+        // On a link that routes alone it is without its subnet.
+        for prefix in [terms.prefix, 32] {
+            let net = Ipv4Net::new(terms.address, prefix).unwrap_or_else(|_| terms.address.into());
+            pod.ensure_address_absent(link.index, IpNet::V4(net))?;
+        }
+        Ok(())
+    };
+    Ok(take_away()?)
+}

@@ -1,0 +1,117 @@
+//! A DHCP server of busybox, and what is said on its link.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use netattach::ipam::dhcp::{Message, MessageKind};
+use tempfile::TempDir;
+
+use crate::raw::RawSocket;
+use crate::traffic::eventually;
+use crate::{Namespace, tools};
+
+/// Where the payload of a UDP datagram without IPv4 options begins in a frame.
+const PAYLOAD: usize = 14 + 20 + 8;
+
+/// The directory of busybox; `None`: the test is reported as skipped.
+pub fn busybox(test: &str) -> Option<PathBuf> {
+    tools::directory(test, "NETATTACH_BUSYBOX", &["busybox"]).map(|directory| directory.join("busybox"))
+}
+
+/// A running `udhcpd`, which ends with this value. It knows its leases as long as it runs.
+#[derive(Debug)]
+pub struct Server {
+    child: Child,
+    _directory: TempDir,
+}
+
+impl Server {
+    /// Starts a server on an interface that has an address, with these lines of configuration: `start`, `end`, `opt`.
+    ///
+    /// # Errors
+    /// It cannot be started.
+    pub fn start(busybox: &Path, namespace: &Namespace, interface: &str, lines: &[&str]) -> Result<Self> {
+        let directory = tempfile::tempdir()?;
+        let path = |name: &str| directory.path().join(name);
+        let (leases, pid, file) = (path("leases"), path("pid"), path("conf"));
+        fs::write(&leases, "")?;
+        let own = [
+            format!("interface {interface}"),
+            format!("lease_file {}", leases.display()),
+            format!("pidfile {}", pid.display()),
+        ];
+        let lines = own.iter().map(String::as_str).chain(lines.iter().copied());
+        fs::write(&file, lines.flat_map(|line| [line, "\n"]).collect::<String>())?;
+        let mut command = Command::new(busybox);
+        // Nobody has an address of the range that the server does not know.
+        command.args(["udhcpd", "-f", "-a", "1"]).arg(&file).stdout(Stdio::null()).stderr(Stdio::null());
+        let child = namespace.run(|| command.spawn()).context("start udhcpd")?;
+        let server = Self { child, _directory: directory };
+        anyhow::ensure!(eventually(Duration::from_secs(20), || pid.exists()), "udhcpd does not start");
+        Ok(server)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What clients and servers say on a link, from the moment at which it is opened.
+#[derive(Debug)]
+pub struct Heard {
+    socket: RawSocket,
+    messages: Vec<Said>,
+}
+
+/// A message, and whether it went to everybody.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Said {
+    /// What kind it is of.
+    pub kind: Option<MessageKind>,
+    /// The message.
+    pub message: Message,
+    /// By its Ethernet address.
+    pub to_everybody: bool,
+}
+
+impl Heard {
+    /// Listens on a device.
+    ///
+    /// # Errors
+    /// There is no such device.
+    pub fn open(namespace: &Namespace, device: &str) -> Result<Self> {
+        Ok(Self { socket: RawSocket::open(namespace, device)?, messages: Vec::new() })
+    }
+
+    /// All messages by now.
+    ///
+    /// # Panics
+    /// The socket fails.
+    pub fn all(&mut self) -> &[Said] {
+        let said = |frame: Vec<u8>| {
+            let is_dhcp = frame.get(34..38).is_some_and(|ports| matches!(ports, [0, 67 | 68, 0, 67 | 68]));
+            let message = Message::read(frame.get(PAYLOAD..)?).ok().filter(|_| is_dhcp)?;
+            Some(Said { kind: message.options.kind(), to_everybody: frame[..6] == [0xff; 6], message })
+        };
+        self.messages.extend(self.socket.frames().expect("the socket receives").into_iter().filter_map(said));
+        &self.messages
+    }
+
+    /// Waits until so many messages of that kind have been heard, and returns the last.
+    pub fn await_number(&mut self, kind: MessageKind, number: usize, patience: Duration) -> Option<Said> {
+        let of_kind = |said: &&Said| said.kind == Some(kind);
+        eventually(patience, || self.all().iter().filter(of_kind).count() >= number);
+        self.all().iter().filter(of_kind).nth(number.checked_sub(1)?).cloned()
+    }
+
+    /// How many messages of that kind have been heard.
+    pub fn count(&mut self, kind: MessageKind) -> usize {
+        self.all().iter().filter(|said| said.kind == Some(kind)).count()
+    }
+}

@@ -1,0 +1,313 @@
+//! `dhcp` in the agent, with the server of busybox: leases from ADD to DEL, extended, lost, and across restarts.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use netattach::ipam::dhcp::MessageKind::{Ack, Discover, Nak, Offer, Release, Request};
+use netattach::netlink::Handle;
+use netattach_tests::dhcp::{Heard, Server, busybox};
+use netattach_tests::manifest::{self, NAMESPACE};
+use netattach_tests::node::{WIRE, ip};
+use netattach_tests::traffic::{PATIENCE, eventually, ping};
+use netattach_tests::{Namespace, Node, Pod};
+use serde_json::{Value, json};
+
+/// The server's address, and its device.
+const SERVER: &str = "10.77.0.1";
+const DEVICE: &str = "wire1";
+/// How long a lease is watched that is extended every two seconds.
+const WHILE: Duration = Duration::from_secs(30);
+
+const USUAL: [&str; 8] = [
+    "start 10.77.0.10",
+    "end 10.77.0.12",
+    "opt subnet 255.255.255.0",
+    "opt router 10.77.0.1",
+    "opt staticroutes 10.8.0.0/16 10.77.0.9, 0.0.0.0/0 10.77.0.1",
+    "opt dns 10.77.0.1 10.77.0.2",
+    "opt domain example.org",
+    "opt lease 3600",
+];
+
+/// A node whose network `leased` is on a link with a server's namespace.
+struct Scene {
+    node: Node,
+    beyond: Namespace,
+    busybox: PathBuf,
+}
+
+impl Scene {
+    /// With a network of that kind: `macvlan`, or `bridge` with the link as a port.
+    fn new(test: &str, kind: &str, keys: &Value, manifests: &[Value]) -> Option<Self> {
+        let busybox = busybox(test)?;
+        let mut config = json!({"cniVersion": "1.0.0", "type": kind, "ipam": {"type": "dhcp"}});
+        if kind == "bridge" {
+            config["bridge"] = "lan0".into();
+        } else {
+            config["master"] = WIRE.into();
+        }
+        config.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        let mut all = vec![manifest::network(NAMESPACE, "leased", &config)];
+        all.extend(["a", "b"].map(|name| manifest::pod(name, &json!({"app": name}), &json!("leased"))));
+        all.extend(manifests.iter().cloned());
+        let mut node = Node::new(&all).unwrap();
+        node.add_wire().unwrap();
+        if kind == "bridge" {
+            ip(&node.namespace, &["link", "add", "lan0", "up", "type", "bridge"]).unwrap();
+            ip(&node.namespace, &["link", "set", WIRE, "master", "lan0"]).unwrap();
+        }
+        let beyond = Namespace::new().unwrap();
+        let path = beyond.path().to_string_lossy().into_owned();
+        ip(&node.namespace, &["link", "set", DEVICE, "netns", &path]).unwrap();
+        ip(&beyond, &["addr", "add", &format!("{SERVER}/24"), "dev", DEVICE]).unwrap();
+        ip(&beyond, &["link", "set", DEVICE, "up"]).unwrap();
+        node.start().unwrap();
+        Some(Self { node, beyond, busybox })
+    }
+
+    fn serve(&self, lines: &[&str]) -> Server {
+        Server::start(&self.busybox, &self.beyond, DEVICE, lines).unwrap()
+    }
+
+    fn hear(&self) -> Heard {
+        Heard::open(&self.beyond, DEVICE).unwrap()
+    }
+
+    /// The records of leases.
+    fn records(&self) -> Vec<Value> {
+        let files = std::fs::read_dir(self.node.path("state/dhcp")).unwrap();
+        let read = |path: PathBuf| serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+        files.map(|file| read(file.unwrap().path())).collect()
+    }
+
+    /// The part of a pod's network-status for the network.
+    fn status(&self, pod: &Pod) -> Value {
+        let status = self.node.status(pod).unwrap();
+        let all = status.as_array().unwrap();
+        all.iter().find(|one| one["name"] == format!("{NAMESPACE}/leased")).unwrap().clone()
+    }
+}
+
+/// Addresses and routes of the pod's interface.
+fn on_net1(pod: &Pod) -> (Vec<String>, BTreeSet<String>) {
+    let mut handle = Handle::open_in(pod.namespace.netns()).unwrap();
+    let link = handle.link("net1").unwrap();
+    let addresses = handle.addresses(link.index).unwrap().into_iter().filter(|it| it.addr().is_ipv4());
+    let routes = handle.routes_of_all_tables_by(link.index).unwrap().into_iter();
+    let routes = routes.filter(|route| route.table == Some(254) && route.destination.addr().is_ipv4());
+    let routes = routes.map(|route| match route.gateway {
+        Some(gateway) => format!("{} via {gateway}", route.destination),
+        None => route.destination.to_string(),
+    });
+    (addresses.map(|address| address.to_string()).collect(), routes.collect())
+}
+
+/// Two pods have two leases, with all that comes with them, and give them back.
+///
+/// Rows: DHCP-lease, DHCP-client, DHCP-request, DHCP-provide, DHCP-dns, DHCP-release.
+#[test]
+fn a_pod_has_its_lease_from_add_to_del() {
+    for kind in ["macvlan", "bridge"] {
+        let keys = json!({"ipam": {
+            "type": "dhcp", "request": [{"option": "42"}],
+            "provide": [{"option": "host-name", "value": "other", "fromArg": "K8S_POD_NAME"}],
+        }});
+        let Some(scene) = Scene::new("a_pod_has_its_lease_from_add_to_del", kind, &keys, &[]) else { return };
+        let _server = scene.serve(&USUAL);
+        let mut heard = scene.hear();
+        let [a, b] = ["a", "b"].map(|name| Pod::new(name).unwrap());
+        scene.node.add(&a).success();
+        let said: Vec<_> = heard.all().iter().map(|said| said.kind.unwrap()).collect();
+        assert_eq!(said, [Discover, Offer, Request, Ack], "{kind}");
+        let asked = heard.all()[2].message.options.clone();
+        assert_eq!(asked.get(61), Some(format!("\0{}/leased/net1", a.container).as_bytes()));
+        assert_eq!((asked.text(12), asked.get(55)), (Some("a"), Some(&[1, 121, 3, 33, 6, 15, 119, 42][..])));
+        let address = heard.all()[3].message.yiaddr;
+        let status = scene.status(&a);
+        assert_eq!((&status["ips"], &status["gateway"]), (&json!([address]), &json!([SERVER])), "{kind}");
+        let dns = json!({"nameservers": [SERVER, "10.77.0.2"], "domain": "example.org"});
+        assert_eq!(status["dns"], dns, "{kind}");
+        let routes = ["10.77.0.0/24", "10.8.0.0/16 via 10.77.0.9"].map(str::to_owned).into();
+        let (addresses, mut found) = on_net1(&a);
+        found.retain(|route| !route.starts_with("0.0.0.0/0"));
+        assert_eq!((addresses, found), (vec![format!("{address}/24")], routes), "{kind}");
+        assert!(ping(&a.namespace, SERVER.parse().unwrap(), PATIENCE), "{kind}");
+        scene.node.check(&a).success();
+
+        scene.node.add(&b).success();
+        let other = heard.await_number(Ack, 2, PATIENCE).unwrap().message.yiaddr;
+        assert_ne!(address, other, "{kind}");
+        assert_eq!(scene.records().len(), 2, "{kind}");
+        scene.node.del(&a).success();
+        let released = heard.await_number(Release, 1, PATIENCE).unwrap();
+        assert_eq!((released.message.ciaddr, released.to_everybody), (address, false), "{kind}");
+        assert_eq!(released.message.options.get(61), asked.get(61));
+        // A sandbox that the runtime does not list any more.
+        scene.node.gc("pods", Some(&[])).success();
+        assert_eq!(heard.await_number(Release, 2, PATIENCE).unwrap().message.ciaddr, other, "{kind}");
+        assert_eq!(scene.records(), [] as [Value; 0], "{kind}");
+        // The namespaces are gone by then, or are not: nothing is sent twice.
+        scene.node.del(&b).success();
+        assert_eq!(heard.count(Release), 2, "{kind}");
+    }
+}
+
+/// The agent asks the server itself, half of the time before a lease ends, and goes on after a kill. A policy that lets
+/// nothing through does not keep it from that.
+///
+/// Rows: C84, DHCP-renew, DHCP-restart.
+#[test]
+fn a_lease_is_extended_while_the_pod_lives_and_across_a_kill() {
+    let spec = json!({"podSelector": {}, "policyTypes": ["Ingress", "Egress"]});
+    let silent = manifest::policy("silent", &format!("{NAMESPACE}/leased"), &spec);
+    for kind in ["macvlan", "bridge"] {
+        let test = "a_lease_is_extended_while_the_pod_lives_and_across_a_kill";
+        let manifests = std::slice::from_ref(&silent);
+        let Some(mut scene) = Scene::new(test, kind, &json!({}), manifests) else { return };
+        let short: Vec<&str> = USUAL[..7].iter().copied().chain(["opt lease 4"]).collect();
+        let _server = scene.serve(&short);
+        let mut heard = scene.hear();
+        let pod = Pod::new("a").unwrap();
+        scene.node.add(&pod).success();
+        let address = heard.await_number(Ack, 1, PATIENCE).unwrap().message.yiaddr;
+        let renewal = heard.await_number(Request, 2, WHILE).unwrap();
+        assert_eq!((renewal.message.ciaddr, renewal.to_everybody), (address, false), "{kind}");
+        assert!(heard.await_number(Ack, 3, WHILE).is_some(), "{kind}");
+        scene.node.kill().unwrap();
+        let before = heard.count(Ack);
+        scene.node.start().unwrap();
+        assert!(heard.await_number(Ack, before + 3, WHILE).is_some(), "{kind}");
+        scene.node.check(&pod).success();
+        assert_eq!(on_net1(&pod).0, [format!("{address}/24")], "{kind}");
+        assert_eq!((heard.count(Discover), heard.count(Nak)), (1, 0), "{kind}");
+        scene.node.del(&pod).success();
+        assert_eq!(heard.await_number(Release, 1, PATIENCE).unwrap().message.ciaddr, address, "{kind}");
+    }
+}
+
+/// An agent that comes back after the end of a lease asks for it again, and the pod keeps it.
+///
+/// Rows: DHCP-restart.
+#[test]
+fn a_lease_that_ended_without_an_agent_is_asked_for_again() {
+    let test = "a_lease_that_ended_without_an_agent_is_asked_for_again";
+    let Some(mut scene) = Scene::new(test, "macvlan", &json!({}), &[]) else { return };
+    let short: Vec<&str> = USUAL[..7].iter().copied().chain(["opt lease 4"]).collect();
+    let _server = scene.serve(&short);
+    let mut heard = scene.hear();
+    let pod = Pod::new("a").unwrap();
+    scene.node.add(&pod).success();
+    let address = heard.await_number(Ack, 1, PATIENCE).unwrap().message.yiaddr;
+    scene.node.kill().unwrap();
+    std::thread::sleep(Duration::from_secs(5));
+    let (asked, given) = (heard.count(Request), heard.count(Ack));
+    scene.node.start().unwrap();
+    let again = heard.await_number(Request, asked + 1, PATIENCE).unwrap();
+    assert_eq!(again.message.options.address(50), Some(address));
+    assert!(again.message.ciaddr.is_unspecified() && again.to_everybody);
+    assert!(heard.await_number(Ack, given + 1, PATIENCE).is_some());
+    assert!(eventually(PATIENCE, || scene.node.check(&pod).exit == 0));
+    scene.node.del(&pod).success();
+}
+
+/// ADD says what it heard, and nothing stays behind.
+///
+/// Rows: DHCP-timeout.
+#[test]
+fn without_an_answer_add_fails_in_time_and_leaves_nothing() {
+    let test = "without_an_answer_add_fails_in_time_and_leaves_nothing";
+    let Some(scene) = Scene::new(test, "macvlan", &json!({}), &[]) else { return };
+    let mut heard = scene.hear();
+    let pod = Pod::new("a").unwrap();
+    let found = scene.node.add(&pod).failure();
+    let said = "attach net1 (shop/leased): lease an address by DHCP in network leased: no lease by DHCP within 10 s: nothing was heard";
+    assert_eq!(found, (11, said.to_owned()));
+    assert!((3..=5).contains(&heard.count(Discover)), "{:?}", heard.all());
+    assert_eq!(scene.records(), [] as [Value; 0]);
+    let mut handle = Handle::open_in(pod.namespace.netns()).unwrap();
+    let names: Vec<String> = handle.links().unwrap().into_iter().map(|link| link.name).collect();
+    assert!(!names.contains(&"net1".to_owned()), "{names:?}");
+    // The same pod gets its lease once there is a server.
+    let _server = scene.serve(&USUAL);
+    scene.node.add(&pod).success();
+    scene.node.del(&pod).success();
+}
+
+/// A server that knows nothing of the lease refuses it: the pod must not use the address any more (RFC 2131, section 3.1).
+///
+/// Rows: DHCP-lost.
+#[test]
+fn a_refused_lease_is_taken_from_the_pod_and_reported() {
+    let test = "a_refused_lease_is_taken_from_the_pod_and_reported";
+    let Some(scene) = Scene::new(test, "macvlan", &json!({}), &[]) else { return };
+    let short: Vec<&str> = USUAL[..7].iter().copied().chain(["opt lease 4"]).collect();
+    let server = scene.serve(&short);
+    let mut heard = scene.hear();
+    let pod = Pod::new("a").unwrap();
+    scene.node.add(&pod).success();
+    let address = heard.await_number(Ack, 1, PATIENCE).unwrap().message.yiaddr;
+    drop(server);
+    let elsewhere: Vec<&str> =
+        ["start 10.77.0.50", "end 10.77.0.60"].into_iter().chain(short[2..].to_vec()).collect();
+    let _server = scene.serve(&elsewhere);
+    assert!(heard.await_number(Nak, 1, WHILE).is_some(), "{:?}", heard.all());
+    assert!(eventually(PATIENCE, || on_net1(&pod).0.is_empty()), "{:?}", on_net1(&pod));
+    let status = scene.node.whole_status().unwrap().to_string();
+    let said = format!("lease of {address}: {SERVER} refuses {address}");
+    assert!(status.contains(&said), "{status}");
+    assert!(scene.node.check(&pod).exit != 0);
+    let asked = heard.count(Request);
+    std::thread::sleep(Duration::from_secs(3));
+    scene.node.del(&pod).success();
+    assert_eq!(
+        (heard.count(Request), heard.count(Release)),
+        (asked, 0),
+        "what is lost is not asked for, nor given back"
+    );
+    assert_eq!(scene.records(), [] as [Value; 0]);
+}
+
+/// Nobody extends it: it ends, and so does its use.
+///
+/// Rows: DHCP-renew, DHCP-lost.
+#[test]
+fn a_lease_that_nobody_extends_ends_on_the_pods_interface() {
+    let test = "a_lease_that_nobody_extends_ends_on_the_pods_interface";
+    let Some(scene) = Scene::new(test, "bridge", &json!({}), &[]) else { return };
+    let short: Vec<&str> = USUAL[..7].iter().copied().chain(["opt lease 6"]).collect();
+    let server = scene.serve(&short);
+    let mut heard = scene.hear();
+    let pod = Pod::new("a").unwrap();
+    scene.node.add(&pod).success();
+    drop(server);
+    let problem = || scene.node.whole_status().unwrap().to_string();
+    assert!(eventually(WHILE, || problem().contains("not extended, and asked for again: nothing was heard")));
+    assert!(eventually(WHILE, || on_net1(&pod).0.is_empty()), "{:?}", on_net1(&pod));
+    // By its server first, then by any.
+    let asked: Vec<bool> =
+        heard.all().iter().filter(|it| it.kind == Some(Request)).map(|it| it.to_everybody).collect();
+    assert_eq!((asked.get(1), asked.last()), (Some(&false), Some(&true)), "{asked:?}");
+    assert!(problem().contains("its time is over, and no server has extended it"), "{}", problem());
+    scene.node.del(&pod).success();
+}
+
+/// The reference's daemon serves where its socket is named: the plugin of that name is executed.
+///
+/// Rows: DHCP-daemonSocketPath.
+#[test]
+fn a_configuration_that_names_the_daemons_socket_is_executed() {
+    let test = "a_configuration_that_names_the_daemons_socket_is_executed";
+    let keys = json!({"ipam": {"type": "dhcp", "daemonSocketPath": "/run/cni/dhcp.sock"}});
+    let Some(scene) = Scene::new(test, "macvlan", &keys, &[]) else { return };
+    let ips = json!([{"address": "10.77.0.7/24"}]);
+    let add = json!({"result": {"cniVersion": "1.0.0", "ips": ips}});
+    scene.node.plugin("dhcp", &json!({"ADD": add})).unwrap();
+    let mut heard = scene.hear();
+    let pod = Pod::new("a").unwrap();
+    scene.node.add(&pod).success();
+    assert_eq!(scene.status(&pod)["ips"], json!(["10.77.0.7"]));
+    scene.node.del(&pod).success();
+    assert_eq!(heard.all(), []);
+    assert_eq!(scene.records(), [] as [Value; 0]);
+}
