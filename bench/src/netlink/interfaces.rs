@@ -43,9 +43,7 @@ pub(crate) fn made_in(
         Driver::Macvtap => {
             (InfoKind::MacVtap, Some(InfoData::MacVtap(vec![InfoMacVtap::Mode(MacVtapMode::Bridge)])))
         }
-        Driver::Ipvlan => {
-            (InfoKind::IpVlan, Some(InfoData::IpVlan(vec![InfoIpVlan::Mode(IpVlanMode::L2)])))
-        }
+        Driver::Ipvlan => (InfoKind::IpVlan, Some(InfoData::IpVlan(vec![InfoIpVlan::Mode(IpVlanMode::L2)]))),
         Driver::Vlan(tag) => (InfoKind::Vlan, Some(InfoData::Vlan(vec![InfoVlan::Id(tag)]))),
         Driver::Dummy => (InfoKind::Dummy, None),
     };

@@ -162,8 +162,6 @@ fn given(side: Side) -> u32 {
 
 /// Makes a tap with the index and the name of the pod's interface, which stays.
 fn make_tap(pod: &Pod, home: &File) -> anyhow::Result<()> {
-    /// `TUNSETIFINDEX` (`linux/if_tun.h`), which libc does not have.
-    const SET_INDEX: libc::Ioctl = 0x4004_54da_u32 as libc::Ioctl;
     const KEEP: libc::c_ulong = 1;
     // The file belongs to the namespace in which it is opened.
     enter(pod.namespace())?;
@@ -178,7 +176,7 @@ fn make_tap(pod: &Pod, home: &File) -> anyhow::Result<()> {
     // size and the layout (the name, then flags), and both live through the calls. The third takes its argument by value.
     let done = unsafe {
         let file = file.as_raw_fd();
-        libc::ioctl(file, SET_INDEX, &raw const index) == 0
+        libc::ioctl(file, libc::TUNSETIFINDEX, &raw const index) == 0
             && libc::ioctl(file, libc::TUNSETIFF, request.as_mut_ptr()) == 0
             && libc::ioctl(file, libc::TUNSETPERSIST, KEEP) == 0
     };

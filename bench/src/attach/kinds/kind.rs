@@ -108,7 +108,8 @@ impl Kind {
 
     /// What the plugin reads, with addresses of a subnet of its own and leases below that directory.
     pub(super) fn config(self, side: Side, leases: &Path) -> Value {
-        let bridge = |name: &str| json!({"bridge": format!("{name}{}", side as u8), "isDefaultGateway": true});
+        let bridge =
+            |name: &str| json!({"bridge": format!("{name}{}", side as u8), "isDefaultGateway": true});
         let keys = match self {
             Self::Bridge => bridge("plain"),
             Self::Masqueraded => {
@@ -122,8 +123,7 @@ impl Kind {
             Self::HostDevice => json!({"device": side.device()}),
             Self::Ptp | Self::Veth | Self::Dummy | Self::Tap | Self::Loopback => json!({}),
         };
-        let mut config =
-            json!({"cniVersion": "1.0.0", "name": self.network(), "type": self.plugin()});
+        let mut config = json!({"cniVersion": "1.0.0", "name": self.network(), "type": self.plugin()});
         if self != Self::Loopback {
             let subnet = format!("10.{}.0.0/16", 100 + 20 * side as u8 + self as u8);
             config["ipam"] =

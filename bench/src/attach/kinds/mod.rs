@@ -35,7 +35,10 @@ const GIVEN: u32 = 30;
 /// What is never measured here.
 const LEFT_OUT: [LeftOut; 3] = [
     LeftOut { kind: "netkit", why: "an agent has none, and there is no reference" },
-    LeftOut { kind: "vrf", why: "chained behind other plugins, it makes no interface that a pod has by itself" },
+    LeftOut {
+        kind: "vrf",
+        why: "chained behind other plugins, it makes no interface that a pod has by itself",
+    },
     LeftOut { kind: "sriov", why: "takes a card with SR-IOV" },
 ];
 
@@ -122,8 +125,10 @@ pub(super) fn measure(rounds: NonZeroU16) -> anyhow::Result<Report> {
         }
     }
     let agent = start_agent(&node, &there)?;
-    let mut sites =
-        there.iter().map(|(kind, pod)| site(*kind, pod, &node, &agent)).collect::<anyhow::Result<Vec<_>>>()?;
+    let mut sites = there
+        .iter()
+        .map(|(kind, pod)| site(*kind, pod, &node, &agent))
+        .collect::<anyhow::Result<Vec<_>>>()?;
     let mut process = Vec::new();
     progress::step("each kind of interface", |progress| {
         // One round that does not count: it creates bridges and warms caches.
