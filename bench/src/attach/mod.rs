@@ -143,8 +143,8 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     for (place, origin, table) in tables.iter().filter(|_| options.form.write) {
         document::update(place, &origin.command, table)?;
     }
-    match reports.kinds {
-        Some(report) if options.check => kinds::check(&report),
+    match &reports.kinds {
+        Some(report) if options.check => kinds::check(report),
         _ => Ok(()),
     }
 }

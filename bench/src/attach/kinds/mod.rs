@@ -147,7 +147,7 @@ pub(super) fn measure(rounds: NonZeroU16) -> anyhow::Result<Report> {
     let mut kinds: Vec<Figures> =
         sites.iter().zip(&logged).map(|(site, logged)| site.figures(logged)).collect();
     for ((figures, site), logged) in kinds.iter_mut().zip(&sites).zip(&logged) {
-        if !table::limits(slice::from_ref(figures)).iter().all(Limit::is_met) {
+        if !table::limits(slice::from_ref(&*figures)).iter().all(Limit::is_met) {
             figures.parts = parts::rows(site.of(Side::Agent), &process, logged);
         }
     }
@@ -246,7 +246,7 @@ impl Site<'_> {
     /// The ADDs of a side.
     fn of(&self, wanted: Side) -> &[Duration] {
         let mut all = self.contenders.iter().zip(&self.samples);
-        all.find(|((side, _), _)| *side == wanted).map_or(&[], |(_, samples)| samples)
+        all.find(|((side, _), _)| *side == wanted).map(|(_, samples)| samples.as_slice()).unwrap_or_default()
     }
 
     fn figures(&self, logged: &[Logged]) -> Figures {

@@ -31,7 +31,7 @@ pub(super) fn limits(figures: &[Figures]) -> Vec<Limit> {
 }
 
 /// The table, its explanation, the limits, and where the time goes of what is beyond its own.
-pub(super) fn table(report: &Report) -> String {
+pub(in crate::attach) fn table(report: &Report) -> String {
     let header = [
         "",
         "floor",
@@ -73,8 +73,7 @@ pub(super) fn table(report: &Report) -> String {
 }
 
 fn row(figures: &Figures) -> Vec<String> {
-    let time = |series: &Series| format!("{:.2}", series.median);
-    let ratio = |series: &Series| format!("{:.2}", series.median);
+    let median = |series: &Series| format!("{:.2}", series.median);
     let between = |series: &Series| {
         let [low, high] = series.interval();
         format!("{low:.2} to {high:.2}")
@@ -83,22 +82,22 @@ fn row(figures: &Figures) -> Vec<String> {
     let to_floor = figures.to_floor();
     let mut row = vec![
         kind.name().to_owned(),
-        time(floor),
-        time(agent),
-        ratio(&to_floor),
+        median(floor),
+        median(agent),
+        median(&to_floor),
         between(&to_floor),
-        time(within),
-        ratio(&within.ratios(floor)),
-        time(executable),
-        ratio(&executable.ratios(floor)),
+        median(within),
+        median(&within.ratios(floor)),
+        median(executable),
+        median(&executable.ratios(floor)),
     ];
     match reference {
         Some(reference) => {
             let faster = reference.ratios(agent);
-            let executed = ratio(&reference.ratios(executable));
-            row.extend([time(reference), ratio(&faster), between(&faster), executed]);
+            let executed = median(&reference.ratios(executable));
+            row.extend([median(reference), median(&faster), between(&faster), executed]);
         }
-        None => row.extend([const { "-" }; 4].map(str::to_owned)),
+        None => row.extend(["-"; 4].map(str::to_owned)),
     }
     row
 }

@@ -50,7 +50,7 @@ fn a_vf_is_attached_three_times_as_fast_as_by_the_reference_host_device() {
             let theirs = by_reference();
             (by_agent(), theirs)
         };
-        assert!(eventually(PATIENCE, || own.vfs[0].on_node().is_some()));
+        assert!(eventually(PATIENCE, || vf.on_node().is_some()));
         ratios.push(theirs.as_secs_f64() / ours.as_secs_f64());
     }
     let counted = &mut ratios[1..];
