@@ -14,8 +14,6 @@ const FASTER: f64 = 3.0;
 
 /// The agent's ADD has more to do: the pod's default network, the VF's address by the physical function, policy. That of
 /// `host-device` moves the VF and gives it an address.
-///
-/// Rows: SRV-faster.
 #[test]
 fn a_vf_is_attached_three_times_as_fast_as_by_the_reference_host_device() {
     let test = "a_vf_is_attached_three_times_as_fast";
