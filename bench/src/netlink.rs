@@ -2,6 +2,8 @@
 //!
 //! Deliberately not the code under test: the floor must show the kernel's cost, not netattach's.
 
+pub(super) mod interfaces;
+
 use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -15,7 +17,7 @@ use netlink_packet_route::AddressFamily;
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::address::{AddressAttribute, AddressMessage};
 use netlink_packet_route::link::{
-    InfoData, InfoKind, InfoMacVlan, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage, MacVlanMode,
+    InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
 };
 use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType,
@@ -185,19 +187,7 @@ pub(super) fn macvlan(
     pod: BorrowedFd<'_>,
     group: u32,
 ) -> RouteNetlinkMessage {
-    let mut link = named(name, index);
-    up(&mut link);
-    one_queue(&mut link);
-    link.attributes.extend([
-        LinkAttribute::Link(parent),
-        LinkAttribute::NetNsFd(pod.as_raw_fd()),
-        LinkAttribute::Group(group),
-        LinkAttribute::LinkInfo(vec![
-            LinkInfo::Kind(InfoKind::MacVlan),
-            LinkInfo::Data(InfoData::MacVlan(vec![InfoMacVlan::Mode(MacVlanMode::Bridge)])),
-        ]),
-    ]);
-    RouteNetlinkMessage::NewLink(link)
+    interfaces::made_in(interfaces::Driver::Macvlan, (name, index), Some(parent), pod, group)
 }
 
 /// Sets a link up.
@@ -210,6 +200,10 @@ pub(super) fn set_up(index: u32) -> RouteNetlinkMessage {
 
 /// Gives a link an IPv4 address.
 pub(super) fn address(index: u32, address: Ipv4Addr, prefix: u8) -> RouteNetlinkMessage {
+    RouteNetlinkMessage::NewAddress(address_of(index, address, prefix))
+}
+
+fn address_of(index: u32, address: Ipv4Addr, prefix: u8) -> AddressMessage {
     let mut message = AddressMessage::default();
     message.header.family = AddressFamily::Inet;
     message.header.prefix_len = prefix;
@@ -217,19 +211,24 @@ pub(super) fn address(index: u32, address: Ipv4Addr, prefix: u8) -> RouteNetlink
     message
         .attributes
         .extend([AddressAttribute::Local(address.into()), AddressAttribute::Address(address.into())]);
-    RouteNetlinkMessage::NewAddress(message)
+    message
 }
 
 /// The default route.
 pub(super) fn default_route(gateway: Ipv4Addr) -> RouteNetlinkMessage {
+    RouteNetlinkMessage::NewRoute(route_with(vec![RouteAttribute::Gateway(RouteAddress::Inet(gateway))]))
+}
+
+/// A route of the main table.
+fn route_with(attributes: Vec<RouteAttribute>) -> RouteMessage {
     let mut message = RouteMessage::default();
     message.header.address_family = AddressFamily::Inet;
     message.header.table = RouteHeader::RT_TABLE_MAIN;
     message.header.protocol = RouteProtocol::Static;
     message.header.scope = RouteScope::Universe;
     message.header.kind = RouteType::Unicast;
-    message.attributes.push(RouteAttribute::Gateway(RouteAddress::Inet(gateway)));
-    RouteNetlinkMessage::NewRoute(message)
+    message.attributes = attributes;
+    message
 }
 
 /// Deletes every link of a group, in one wait of the kernel.

@@ -111,10 +111,15 @@ impl Pod {
 
     /// Whether all interfaces are there.
     pub(super) fn is_attached(&self) -> anyhow::Result<()> {
+        self.has(&INTERFACES)
+    }
+
+    /// Whether these interfaces are there.
+    pub(super) fn has(&self, interfaces: &[&str]) -> anyhow::Result<()> {
         let links = self.links()?;
-        for interface in INTERFACES {
+        for interface in interfaces {
             ensure!(
-                links.iter().any(|name| name == interface),
+                links.iter().any(|name| name == *interface),
                 "{interface} is missing; the pod has {links:?}"
             );
         }

@@ -26,6 +26,27 @@ impl Series {
     }
 }
 
+impl Series {
+    /// What the median of many more samples lies between, with a probability of 95 per cent: samples of the ranks that
+    /// the sign test gives, whose binomial distribution is taken for a normal one. Between the ends of fewer than six
+    /// samples it lies with a lower probability.
+    pub(super) fn interval(&self) -> [f64; 2] {
+        let mut sorted = self.samples.clone();
+        sorted.sort_by(f64::total_cmp);
+        let count = sorted.len();
+        let rank = f64::midpoint(count as f64, 1.0) - 0.98 * (count as f64).sqrt();
+        // A rank is at least 1, and fits.
+        let below = (rank.max(1.0) as usize).saturating_sub(1);
+        let at = |index: usize| sorted.get(index).copied().unwrap_or(f64::NAN);
+        [at(below), at(count.saturating_sub(below + 1))]
+    }
+
+    /// The ratio of each sample to the one that was taken beside it.
+    pub(super) fn ratios(&self, to: &Self) -> Self {
+        Self::new(self.samples.iter().zip(&to.samples).map(|(sample, to)| sample / to).collect())
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -35,5 +56,20 @@ mod tests {
         let series = Series::new(vec![3.0, 1.0, 2.0]);
         let expected = Series { median: 2.0, minimum: 1.0, maximum: 3.0, samples: vec![3.0, 1.0, 2.0] };
         assert_eq!(series, expected);
+    }
+
+    #[test]
+    fn the_interval_of_the_median_narrows_with_the_number_of_samples() {
+        let of = |count: u32| Series::new((1..=count).rev().map(f64::from).collect()).interval();
+        // The ranks are those of tables of the binomial distribution.
+        assert_eq!([of(1), of(5), of(6), of(10)], [[1.0, 1.0], [1.0, 5.0], [1.0, 6.0], [2.0, 9.0]]);
+        assert_eq!([of(40), of(50)], [[14.0, 27.0], [18.0, 33.0]]);
+        assert!(Series::new(Vec::new()).interval()[0].is_nan());
+    }
+
+    #[test]
+    fn ratios_are_of_samples_taken_beside_each_other() {
+        let ratios = Series::new(vec![2.0, 9.0, 8.0]).ratios(&Series::new(vec![1.0, 3.0, 2.0]));
+        assert_eq!(ratios.samples, [2.0, 3.0, 4.0]);
     }
 }

@@ -50,7 +50,7 @@ impl Report {
     pub(super) fn new(options: &Options, contenders: Vec<Figures>, add_parts: Vec<Part>) -> Self {
         let (rounds, burst_size) = (options.rounds.get(), options.burst_size.get());
         let command = format!(
-            "cargo xtask bench attach --rounds {rounds} --bursts {} --burst-size {burst_size}",
+            "cargo xtask bench attach --only pod --rounds {rounds} --bursts {} --burst-size {burst_size}",
             options.bursts
         );
         Self {

@@ -28,15 +28,15 @@ pub(crate) const SPAWNED: &str = "netlink, one process";
 pub(crate) const WITH_PROGRAMS: &str = "the same, with programs";
 
 const BRIDGE: &str = "floor0";
-const BRIDGE_INDEX: u32 = 20;
-const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 90, 0, 1);
-const PREFIX: u8 = 16;
+pub(super) const BRIDGE_INDEX: u32 = 20;
+pub(super) const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 90, 0, 1);
+pub(super) const PREFIX: u8 = 16;
 /// Any number but 0, the default group.
-const GROUP: u32 = 7;
+pub(super) const GROUP: u32 = 7;
 /// Indices in the pod are chosen, so that they need not be queried.
-const FIRST_POD_INDEX: u32 = 10;
+pub(super) const FIRST_POD_INDEX: u32 = 10;
 /// Beyond those that the kernel chooses.
-const FIRST_NODE_INDEX: u32 = 100_000;
+pub(super) const FIRST_NODE_INDEX: u32 = 100_000;
 
 /// A kind of network.
 #[derive(Clone, Copy)]

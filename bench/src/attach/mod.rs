@@ -1,13 +1,15 @@
-//! `cargo xtask bench attach`: the time to attach one pod with a bridge and two macvlans, compared with alternatives.
+//! `cargo xtask bench attach`: the time to attach one pod with a bridge and two macvlans, compared with alternatives, and
+//! one with one interface of each kind.
 //!
 //! Everything happens in network namespaces made for the run: one that stands for the node and a few that stand for
 //! pods. The contenders take turns within one run, so that other load on the machine affects all alike.
 //!
 //! Contenders: `floor`, `reference`, `netattach` with its `pinned` programs. `figures` are printed as a `table`;
-//! `parts` breaks down the time of netattach's ADD.
+//! `parts` breaks down the time of netattach's ADD. `kinds` are the interfaces one by one.
 
 mod figures;
 pub mod floor;
+mod kinds;
 mod netattach;
 mod parts;
 mod pinned;
@@ -18,14 +20,15 @@ use std::num::NonZeroU16;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
+use serde::Serialize;
 use xtask::progress::{self, Done, Progress};
 use xtask::{dist, setup};
 
 use self::figures::{Figures, Report};
-use self::parts::{Logged, Part};
+use self::parts::Logged;
 use super::agent;
 use super::pods::{Node, Pod, at_once};
-use super::{Form, end, measured};
+use super::{Form, document, measured, print};
 
 /// In the order in which they take turns.
 const CONTENDERS: [&str; 5] =
@@ -55,9 +58,27 @@ pub(super) trait Contender: Sync {
     }
 }
 
+/// What is measured.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Part {
+    /// A pod with three networks.
+    Pod,
+    /// A pod with one interface, of each kind.
+    Kinds,
+}
+
 /// Settings of the measurement and of its output.
 #[derive(clap::Args)]
 pub struct Options {
+    /// Measure only this; may be repeated
+    #[arg(long, value_enum, value_name = "PART")]
+    pub only: Vec<Part>,
+    /// Pods with one interface of each kind that are attached one after another by each
+    #[arg(long, default_value = "40")]
+    pub kind_rounds: NonZeroU16,
+    /// Fail if a kind of interface misses a limit
+    #[arg(long)]
+    pub check: bool,
     /// Pods attached one after another by each contender
     #[arg(long, default_value = "50")]
     pub rounds: NonZeroU16,
@@ -84,21 +105,48 @@ struct Samples {
     burst_del: Vec<Duration>,
 }
 
+/// The results of both parts.
+#[derive(Serialize)]
+struct Reports {
+    #[serde(flatten)]
+    pod: Option<Report>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    kinds: Option<kinds::Report>,
+}
+
 /// Measures all contenders.
 ///
 /// # Errors
-/// Not root, a tool is missing, or a contender failed or left something behind.
+/// Not root, a tool is missing, a contender failed or left something behind, or a limit is missed and `check` is set.
 pub fn run(options: &Options) -> anyhow::Result<()> {
     if let Some(unknown) = options.without.iter().find(|name| !CONTENDERS.contains(&name.as_str())) {
         let next = format!("the names are: {}", CONTENDERS.join("; "));
         bail!(progress::UserError::new(format!("there is no contender named `{unknown}`"), next));
     }
-    let build = || match options.without.iter().any(|name| name == netattach::NAME) {
+    let wants = |part| options.only.is_empty() || options.only.contains(&part);
+    let build = || match !wants(Part::Kinds) && options.without.iter().any(|name| name == netattach::NAME) {
         true => Ok(()),
         false => dist::build(),
     };
-    let report = measured(options.form.output, setup::Scope::Usual, build, || measure(options))?;
-    end("attach", options.form, &report.origin, &report, &table::table(&report))
+    // The reference masquerades by iptables.
+    let scope = if wants(Part::Kinds) { setup::Scope::Comparing } else { setup::Scope::Usual };
+    let reports = measured(options.form.output, scope, build, || {
+        let pod = wants(Part::Pod).then(|| measure(options)).transpose()?;
+        let kinds = wants(Part::Kinds).then(|| kinds::measure(options.kind_rounds)).transpose()?;
+        Ok(Reports { pod, kinds })
+    })?;
+    let pod = reports.pod.as_ref().map(|report| ("attach", &report.origin, table::table(report)));
+    let kinds = reports.kinds.as_ref().map(|report| ("attach kinds", &report.origin, kinds::table(report)));
+    let tables: Vec<_> = pod.into_iter().chain(kinds).collect();
+    let all: Vec<&str> = tables.iter().map(|(_, _, table)| table.as_str()).collect();
+    print(options.form.output, &reports, &all.join("\n"))?;
+    for (place, origin, table) in tables.iter().filter(|_| options.form.write) {
+        document::update(place, &origin.command, table)?;
+    }
+    match &reports.kinds {
+        Some(report) if options.check => kinds::check(report),
+        _ => Ok(()),
+    }
 }
 
 fn measure(options: &Options) -> anyhow::Result<Report> {
@@ -154,7 +202,7 @@ fn parts_of_add(
     contenders: &[Box<dyn Contender>],
     samples: &[Samples],
     options: &Options,
-) -> anyhow::Result<Vec<Part>> {
+) -> anyhow::Result<Vec<parts::Part>> {
     let mut all = contenders.iter().zip(samples);
     let Some((netattach, samples)) = all.find(|(contender, _)| contender.name() == netattach::NAME) else {
         return Ok(Vec::new());

@@ -24,6 +24,13 @@ pub(crate) struct Logged {
     parts: BTreeMap<String, (u32, Duration)>,
 }
 
+impl Logged {
+    /// The whole of its time within the agent.
+    pub(super) fn took(&self) -> Duration {
+        self.took
+    }
+}
+
 /// One row: the part's description, how often it occurs in one ADD, and its total time.
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct Part {

@@ -1,4 +1,4 @@
-//! The reference CNI plugins: `bridge`, `macvlan`, `macvlan`, one after another, each with host-local.
+//! CNI plugins executed in turn, as the reference's are: `bridge`, `macvlan`, `macvlan`, each with host-local.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -14,10 +14,15 @@ use crate::pods::{INTERFACES, Node, PARENT, Pod, make_directory};
 
 pub(super) const NAME: &str = "reference plugins";
 
-/// A runtime that executes three plugins in turn, as a meta plugin would.
+/// Where the reference's `tap` looks for `ip`, and its masquerade for iptables.
+const PATH: &str = "/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// A runtime that executes a pod's plugins in turn, as a meta plugin would, each for an interface of its own.
 pub(super) struct InTurn {
+    name: &'static str,
+    description: &'static str,
     plugins: PathBuf,
-    networks: [Value; 3],
+    networks: Vec<Value>,
     /// The output of each ADD: a runtime passes it to DEL.
     results: Vec<Mutex<Vec<Value>>>,
 }
@@ -42,13 +47,19 @@ impl InTurn {
             "cniVersion": "1.0.0", "name": "bench-bridge", "type": "bridge", "bridge": "reference0",
             "isDefaultGateway": true, "ipam": ipam(0),
         });
-        let plugins = setup::reference_plugins();
-        ensure!(
-            plugins.join("bridge").is_file(),
-            "the reference plugins are missing: run `cargo xtask setup`"
-        );
+        let description = "containernetworking bridge, macvlan, macvlan with host-local, executed in turn";
+        Ok(Self::of((NAME, description), plugins()?, vec![bridge, macvlan(1), macvlan(2)], pods))
+    }
+
+    /// Executables of a directory, with the configuration of each network, for so many pods.
+    pub(super) fn of(
+        (name, description): (&'static str, &'static str),
+        plugins: PathBuf,
+        networks: Vec<Value>,
+        pods: usize,
+    ) -> Self {
         let results = (0..pods).map(|_| Mutex::new(Vec::new())).collect();
-        Ok(Self { plugins, networks: [bridge, macvlan(1), macvlan(2)], results })
+        Self { name, description, plugins, networks, results }
     }
 
     fn call(
@@ -62,6 +73,7 @@ impl InTurn {
         let plugin = config["type"].as_str().context("a network without a type")?;
         let mut child = Command::new(self.plugins.join(plugin))
             .env_clear()
+            .env("PATH", PATH)
             .env("CNI_COMMAND", verb)
             .env("CNI_CONTAINERID", container)
             .env("CNI_NETNS", pod.path())
@@ -88,11 +100,11 @@ impl InTurn {
 
 impl Contender for InTurn {
     fn name(&self) -> &'static str {
-        NAME
+        self.name
     }
 
     fn describe(&self) -> String {
-        "containernetworking bridge, macvlan, macvlan with host-local, executed in turn".to_owned()
+        self.description.to_owned()
     }
 
     fn add(&self, pod: &Pod) -> anyhow::Result<()> {
@@ -126,4 +138,11 @@ impl InTurn {
             .context("more pods than the benchmark keeps results of")?;
         slot.lock().map_err(|_| anyhow::anyhow!("another request of this pod panicked"))
     }
+}
+
+/// The directory of the reference's executables.
+pub(super) fn plugins() -> anyhow::Result<PathBuf> {
+    let plugins = setup::reference_plugins();
+    ensure!(plugins.join("bridge").is_file(), "the reference plugins are missing: run `cargo xtask setup`");
+    Ok(plugins)
 }

@@ -13,10 +13,10 @@ const PODS: [(&str, &str, &str); 2] =
     [("server", SERVER_ADDRESS, "02:00:00:00:0a:02"), ("client", CLIENT_ADDRESS, "02:00:00:00:0a:03")];
 
 /// A node with two VFs, and two pods that are to have one each.
-struct Own {
-    node: Node,
-    pods: [Pod; 2],
-    vfs: Vec<Vf>,
+pub(super) struct Own {
+    pub(super) node: Node,
+    pub(super) pods: [Pod; 2],
+    pub(super) vfs: Vec<Vf>,
     cards: Cards,
 }
 
@@ -29,7 +29,7 @@ fn all_keys() -> Value {
 }
 
 impl Own {
-    fn new(test: &str, keys: &Value) -> Option<Self> {
+    pub(super) fn new(test: &str, keys: &Value) -> Option<Self> {
         let cards = Cards::take(test).unwrap()?;
         let vfs = cards.make_vfs(2).unwrap();
         let node = Node::on_this_machine().unwrap();
