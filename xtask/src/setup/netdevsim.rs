@@ -16,7 +16,7 @@ use crate::child;
 use crate::progress::Progress;
 
 /// The name of the module.
-pub const NAME: &str = "netdevsim";
+pub(super) const NAME: &str = "netdevsim";
 
 /// What it consists of. Named one by one, unpacking ends with the last of them, in half of the time.
 const SOURCES: [&str; 14] = [
