@@ -367,6 +367,7 @@ mod tests {
             userspace: None,
             function: Some(VirtualFunction { physical: "none".to_owned(), number: 0 }),
             rdma: None,
+            switchdev: false,
         }
     }
 
@@ -412,6 +413,7 @@ mod tests {
                 generation: 1,
                 home: Some(home(before.clone(), false)),
                 settings: None,
+                representor: None,
             };
             let end = PodEnd::In(&pod, Some(index));
             let given = within(&node, || {
