@@ -1,3 +1,5 @@
+//! What comes and goes, and the rules that there are then.
+
 use proptest::prelude::*;
 
 use super::*;

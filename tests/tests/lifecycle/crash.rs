@@ -200,6 +200,7 @@ impl Scene {
         assert_eq!(after.dataplane, before.dataplane, "{what}");
         assert_eq!(after.pins, before.pins, "{what}");
         assert_eq!(after.translation, before.translation, "{what}");
+        assert_eq!(after.forwarding, before.forwarding, "{what}");
         self.assert_calls(what);
     }
 
