@@ -265,7 +265,7 @@ pub const CACHED_VALUES: Budget =
 pub const LEASE: Budget = file("lease", 64 << 10, "the lease; its address is not given", None);
 
 /// All limits, in the order of `docs/budgets.md`.
-pub const TABLE: [&Budget; 59] = [
+pub const TABLE: [&Budget; 61] = [
     &ANNOTATION,
     &SELECTIONS,
     &ATTACHMENTS,

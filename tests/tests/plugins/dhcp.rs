@@ -132,7 +132,7 @@ fn a_pod_has_its_lease_from_add_to_del() {
         let (addresses, mut found) = on_net1(&a);
         found.retain(|route| !route.starts_with("0.0.0.0/0"));
         assert_eq!((addresses, found), (vec![format!("{address}/24")], routes), "{kind}");
-        assert!(ping(&a.namespace, SERVER.parse().unwrap(), PATIENCE), "{kind}");
+        assert!(ping(&a.namespace, SERVER.parse().unwrap(), PATIENCE).unwrap(), "{kind}");
         scene.node.check(&a).success();
 
         scene.node.add(&b).success();
