@@ -23,7 +23,7 @@ impl Engine {
             }
             Err(error) => {
                 let error = AttachError::TornLease(ipam::Error::Dhcp(error));
-                tracing::error!(error = %crate::error_chain::Chain(&error), "lease by dhcp not given back");
+                tracing::error!(error = %Chain(&error), "lease by dhcp not given back");
             }
         }
         Ok(())
