@@ -58,7 +58,7 @@ fn behind_another_plugin_netattach_says_so() {
 fn pods_send_in_whose_name_they_may(kind: &str, executed: bool) {
     let mut node = Node::new(&[]).unwrap();
     if executed {
-        let needed = [kind, "static"];
+        let needed = [kind, "static", "host-local"];
         let test = "behind_another_plugin_netattach_says_so";
         let Some(from) = tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", &needed) else { return };
         install(&node, &from, &needed).unwrap();
