@@ -65,7 +65,7 @@ fn mistakes_are_named() {
              does not have: set builtin.podCIDRs, such as [10.244.1.0/24], different on each node",
         ),
         (
-            "{defaultNetwork: chained, cniConf: {dir: /etc/cni/net.d}}",
+            "defaultNetwork: chained\ncniConf: {dir: /etc/cni/net.d}",
             "defaultNetwork chained: the runtime's list is another program's, with netattach behind its plugins, so cniConf.dir has \
              to be empty, not /etc/cni/net.d; the agent's own file would be taken in its place",
         ),
