@@ -135,6 +135,21 @@ impl Echo {
         Ok(Self { address, tcp, udp, ending, threads })
     }
 
+    /// As [`Echo::serve`], once the kernel lets the address be bound: one of IPv6 after its duplicates were looked for.
+    ///
+    /// # Errors
+    /// It does not within [`PATIENCE`].
+    pub fn serve_soon(namespace: &Namespace, address: SocketAddr) -> Result<Self> {
+        let mut served = Self::serve(namespace, address);
+        eventually(PATIENCE, || {
+            if served.is_err() {
+                served = Self::serve(namespace, address);
+            }
+            served.is_ok()
+        });
+        served
+    }
+
     /// The server's address.
     pub fn address(&self) -> SocketAddr {
         self.address

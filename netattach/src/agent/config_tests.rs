@@ -65,6 +65,11 @@ fn mistakes_are_named() {
              does not have: set builtin.podCIDRs, such as [10.244.1.0/24], different on each node",
         ),
         (
+            "defaultNetwork: chained\ncniConf: {dir: /etc/cni/net.d}",
+            "defaultNetwork chained: the runtime's list is another program's, with netattach behind its plugins, so cniConf.dir has \
+             to be empty, not /etc/cni/net.d; the agent's own file would be taken in its place",
+        ),
+        (
             "builtin: {podCIDRs: [10.1.0.0/24, 10.2.0.0/24]}",
             "builtin.podCIDRs: 10.2.0.0/24 is the second of its family: at most one of IPv4 and one of IPv6",
         ),

@@ -111,15 +111,8 @@ impl Scene {
     fn serve(&self) -> Vec<Echo> {
         let mut served = Vec::new();
         for (pod, host) in [(&self.server, SERVER), (&self.client, CLIENT)] {
-            // IPv6 addresses can be bound once duplicate address detection is done.
             for address in at(host, 80).into_iter().chain(at(host, 81)) {
-                let mut echo = None;
-                let bound = || {
-                    echo = Echo::serve(&pod.namespace, address).ok();
-                    echo.is_some()
-                };
-                assert!(eventually(PATIENCE, bound), "{address}");
-                served.extend(echo);
+                served.push(Echo::serve_soon(&pod.namespace, address).unwrap());
             }
         }
         for from in [&self.server.namespace, &self.client.namespace] {
