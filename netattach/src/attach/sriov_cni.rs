@@ -43,7 +43,8 @@ pub(super) struct LockedVf {
     address: String,
     /// The file that says whose it is.
     mark: PathBuf,
-    _lock: File,
+    /// `None`: nobody can lock it, sriov-cni neither.
+    _lock: Option<File>,
 }
 
 impl SriovCni {
@@ -52,16 +53,13 @@ impl SriovCni {
     /// # Errors
     /// sriov-cni has been at it for all of `patience`, or its files cannot be used.
     pub(super) fn lock(&self, device: &Device, patience: Duration) -> Result<Option<LockedVf>, StepError> {
-        let (Some(_), DeviceId::Bus(address)) = (&device.function, &device.id) else { return Ok(None) };
-        if !self.root.is_dir() {
-            return Ok(None);
-        }
-        let pci = self.root.join("pci");
+        let Some(vf) = self.unlocked(device) else { return Ok(None) };
+        let pci = self.pci();
         let locks = pci.join("vf_lock");
         for directory in [&self.root, &pci, &locks] {
             make_usable(directory).map_err(failed(directory))?;
         }
-        let path = locks.join(format!("{address}.lock"));
+        let path = locks.join(format!("{}.lock", vf.address));
         let mut options = OpenOptions::new();
         options
             .write(true)
@@ -69,25 +67,44 @@ impl SriovCni {
             .truncate(false)
             .mode(0o600)
             .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
-        let lock = options.open(&path).map_err(failed(&path))?;
+        let lock = options.open(&path).and_then(regular).map_err(failed(&path))?;
         match flock::lock(&lock, patience).map_err(failed(&path))? {
-            true => Ok(Some(LockedVf { address: address.clone(), mark: pci.join(address), _lock: lock })),
-            false => Err(StepError::SriovCniIsAtIt(address.clone())),
+            true => Ok(Some(LockedVf { _lock: Some(lock), ..vf })),
+            false => Err(StepError::SriovCniIsAtIt(vf.address)),
         }
     }
 
+    /// A device, not locked. `None`: as for [`SriovCni::lock`].
+    fn unlocked(&self, device: &Device) -> Option<LockedVf> {
+        let (Some(_), DeviceId::Bus(address)) = (&device.function, &device.id) else { return None };
+        let is_there = self.root.is_dir();
+        is_there.then(|| LockedVf { address: address.clone(), mark: self.pci().join(address), _lock: None })
+    }
+
+    fn pci(&self) -> PathBuf {
+        self.root.join("pci")
+    }
+
     /// Calls `act`, unless sriov-cni has given the device to a pod other than the one whose namespace is or was at `netns`, to
-    /// which it was given before.
+    /// which it was given before. Where sriov-cni's lock cannot be used, as something else has its name, nobody has it, and
+    /// `act` is called all the same: a device has to go home some time.
     ///
     /// # Errors
-    /// Those of [`SriovCni::lock`] and of `act`.
+    /// sriov-cni has been at it for all of `patience`, or its file of the device cannot be read; those of `act`.
     pub(super) fn unless_anothers(
         &self,
         (device, netns): (&Device, &str),
         patience: Duration,
         act: impl FnOnce(Option<&LockedVf>) -> Result<(), StepError>,
     ) -> Result<(), StepError> {
-        let locked = self.lock(device, patience)?;
+        let locked = match self.lock(device, patience) {
+            Err(error @ StepError::SriovCniFile { .. }) => {
+                let error = Chain(&error);
+                tracing::warn!(device = %device.id, %error, "the device goes back without sriov-cni's lock");
+                self.unlocked(device)
+            }
+            locked => locked?,
+        };
         if let Some(vf) = &locked
             && let Some(other) = vf.holder_beside(netns)?
         {
@@ -174,11 +191,19 @@ impl LockedVf {
         Ok(is_there.then_some(marked))
     }
 
-    /// What is no path, as after a loss of power, names no namespace.
+    /// What is no path, as after a loss of power, names no namespace; nor does what is no file.
     fn marked(&self) -> Result<Option<String>, StepError> {
+        use io::ErrorKind::{FileTooLarge, InvalidData, InvalidInput, IsADirectory};
         match bounded::read_text(&self.mark, LONGEST) {
             Ok(marked) => Ok(Some(marked).filter(|path| !path.contains('\0'))),
             Err(error) if bounded::is_absent(&error) => Ok(None),
+            Err(error)
+                if matches!(error.kind(), FileTooLarge | InvalidData | InvalidInput | IsADirectory) =>
+            {
+                let path = self.mark.display();
+                tracing::warn!(%path, %error, "sriov-cni's file names no namespace");
+                Ok(None)
+            }
             Err(error) => Err(failed(&self.mark)(error)),
         }
     }
@@ -197,6 +222,14 @@ fn make_usable(directory: &Path) -> io::Result<()> {
         fs::set_permissions(directory, permissions)?;
     }
     Ok(())
+}
+
+/// A lock, if it is a regular file, as sriov-cni makes it.
+fn regular(lock: File) -> io::Result<File> {
+    match lock.metadata()?.is_file() {
+        true => Ok(lock),
+        false => Err(io::Error::new(io::ErrorKind::InvalidInput, "is no regular file")),
+    }
 }
 
 fn failed(path: &Path) -> impl FnOnce(io::Error) -> StepError {
@@ -328,18 +361,68 @@ mod tests {
         lock(&sriov_cni);
     }
 
+    /// What else may have the name of a lock or of a VF's file.
+    fn make_strange(path: &Path, kind: &str, elsewhere: &Path) {
+        match kind {
+            "link" => std::os::unix::fs::symlink(elsewhere, path).unwrap(),
+            "directory" => fs::create_dir(path).unwrap(),
+            "fifo" => {
+                rustix::fs::mkfifoat(rustix::fs::CWD, path, rustix::fs::Mode::RWXU).unwrap();
+            }
+            "text" => fs::write(path, b"/run/netns/\xff").unwrap(),
+            other => unreachable!("{other}"),
+        }
+    }
+
+    /// Rows: SRV-beside.
     #[test]
-    fn a_link_in_place_of_a_lock_is_not_followed() {
-        let (directory, sriov_cni, _) = node();
-        drop(lock(&sriov_cni));
-        let path = sriov_cni.root.join(format!("pci/vf_lock/{VF}.lock"));
-        fs::remove_file(&path).unwrap();
-        let elsewhere = directory.path().join("elsewhere");
-        std::os::unix::fs::symlink(&elsewhere, &path).unwrap();
-        assert!(matches!(
-            sriov_cni.lock(&vf(true), Duration::ZERO),
-            Err(StepError::SriovCniFile { path: named, .. }) if named == path
-        ));
-        assert!(!elsewhere.exists());
+    fn what_is_no_lock_fails_an_add_by_its_name_and_no_del() {
+        for kind in ["link", "directory", "fifo"] {
+            let (directory, sriov_cni, mark) = node();
+            lock(&sriov_cni).mark(OTHER).unwrap();
+            let path = sriov_cni.root.join(format!("pci/vf_lock/{VF}.lock"));
+            fs::remove_file(&path).unwrap();
+            let elsewhere = directory.path().join("elsewhere");
+            make_strange(&path, kind, &elsewhere);
+            // A FIFO that somebody reads can be opened.
+            let _reader = (kind == "fifo").then(|| {
+                let options = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&path);
+                options.unwrap()
+            });
+            assert!(
+                matches!(
+                    sriov_cni.lock(&vf(true), Duration::ZERO),
+                    Err(StepError::SriovCniFile { path: named, .. }) if named == path
+                ),
+                "{kind}"
+            );
+            assert!(!elsewhere.exists(), "it is not followed");
+            // Whose it is counts all the same.
+            sriov_cni.give_back((&vf(true), GONE), Duration::ZERO, || unreachable!()).unwrap();
+            let mut given = false;
+            let give = || {
+                given = true;
+                Ok(())
+            };
+            sriov_cni.give_back((&vf(true), OTHER), Duration::ZERO, give).unwrap();
+            assert!(given && !mark.exists(), "{kind}");
+        }
+    }
+
+    /// Rows: SRV-beside.
+    #[test]
+    fn what_is_no_file_of_a_vf_keeps_it_from_nobody() {
+        for kind in ["directory", "fifo", "text"] {
+            let (directory, sriov_cni, mark) = node();
+            make_strange(&mark, kind, directory.path());
+            lock(&sriov_cni).check_is_free_for(GONE).unwrap();
+            let mut given = false;
+            let give = || {
+                given = true;
+                Ok(())
+            };
+            sriov_cni.give_back((&vf(true), OTHER), Duration::ZERO, give).unwrap();
+            assert!(given && mark.symlink_metadata().is_ok(), "{kind}");
+        }
     }
 }
