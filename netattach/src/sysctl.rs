@@ -28,6 +28,12 @@ pub fn is(key: &str, value: &str) -> bool {
     std::fs::read_to_string(format!("{ROOT}/{key}")).is_ok_and(|found| found.trim_end() == value)
 }
 
+/// Whether the calling thread's network namespace is the machine's first, to which the kernel brings the cards of namespaces
+/// that end (`default_device_exit_net`): only there are the settings that all namespaces share (`net_core_table`).
+pub fn is_first_namespace() -> bool {
+    std::path::Path::new(ROOT).join("core/dev_weight").exists()
+}
+
 /// What there are settings of below `key`, such as the devices below `ipv4/conf`.
 ///
 /// # Errors
@@ -105,6 +111,11 @@ impl Kept {
 mod tests {
     use super::*;
     use crate::netns::{Netns, within};
+
+    #[test]
+    fn a_namespace_that_was_made_is_not_the_machines_first() {
+        assert!(!within(&Netns::private().unwrap(), is_first_namespace).unwrap());
+    }
 
     #[test]
     fn a_setting_that_is_kept_is_as_it_is_now_and_of_the_namespace_that_asked_first() {

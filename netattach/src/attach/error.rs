@@ -363,13 +363,16 @@ pub enum StepError {
     HomeTaken(String),
     /// A device is in no namespace that is known.
     #[error(
-        "device {device} has the driver {driver}, and its network interface is neither in the pod nor on the node"
+        "device {device} has the driver {driver}, and its network interface is neither in the pod nor on the node{}",
+        where_else(.elsewhere)
     )]
     DeviceLost {
         /// The device.
         device: String,
         /// Its driver.
         driver: String,
+        /// Whether the node is not the machine, to which the kernel brings a card when the namespace ends that has it.
+        elsewhere: bool,
     },
     /// No address could be leased.
     #[error(transparent)]
@@ -618,6 +621,16 @@ fn lease_code(error: &ipam::Error) -> u32 {
         Failure::WrongRequest => code::INVALID_CONFIG,
         Failure::Io => code::IO_FAILURE,
         Failure::Other => code::INTERNAL,
+    }
+}
+
+/// What is to be done about a card that the kernel has brought to another namespace than the node's.
+fn where_else(elsewhere: &bool) -> &'static str {
+    if *elsewhere {
+        "; when the pod's namespace ended, the kernel has brought it to the machine's first one, which is not the node's: move it \
+         here from there (ip link set NAME netns PID)"
+    } else {
+        ""
     }
 }
 

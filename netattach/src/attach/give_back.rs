@@ -6,11 +6,13 @@ use std::os::fd::AsFd;
 use super::identity::{self, Inside};
 use super::take_device::physical;
 use super::{StepError, bus};
+use crate::error_chain::Chain;
 use crate::mac::Mac;
 use crate::netlink::{self, DeviceState, Handle};
-use crate::netns::Netns;
+use crate::netns::{Netns, NetnsError};
 use crate::spec::{Device, VfSettings};
 use crate::step::{Claim, Home};
+use crate::sysctl;
 
 /// Where the pod's end of a device may be.
 #[derive(Debug, Clone, Copy)]
@@ -31,6 +33,44 @@ pub(super) fn give_back(
     claim: &Claim,
     pod: PodEnd<'_>,
 ) -> Result<(), StepError> {
+    give_back_by(host, device, claim, pod, || {
+        namespace_between(device, sysctl::is_first_namespace(), Netns::private)
+    })
+}
+
+/// A namespace that nobody else has, in which a VF gets its settings back on its way home: a pod never has it without its
+/// VLAN, and the node never with it. If the agent ends meanwhile, that namespace does as well, and the kernel brings the VF to
+/// the machine's first one.
+///
+/// `None`: where that is not the node's, the VF would be lost; or there can be no more namespaces. Then it goes straight home
+/// and gets its settings there, down, as does one whose pod's namespace has ended. Only the node's administrator could set it
+/// up before; in the pod the pod itself could, and send by the card without its VLAN.
+fn namespace_between(
+    device: &Device,
+    is_first: bool,
+    make: impl FnOnce() -> Result<Netns, NetnsError>,
+) -> Option<Netns> {
+    if !is_first {
+        tracing::debug!(
+            device = %device.id,
+            "the VF has its pod's settings until it is on the node: the kernel would bring it elsewhere from between"
+        );
+        return None;
+    }
+    let made = make().inspect_err(|error| {
+        let error = Chain(error);
+        tracing::warn!(device = %device.id, %error, "the VF has its pod's settings until it is on the node, where it is down");
+    });
+    made.ok()
+}
+
+fn give_back_by(
+    host: &mut Handle,
+    device: &Device,
+    claim: &Claim,
+    pod: PodEnd<'_>,
+    between: impl FnOnce() -> Option<Netns>,
+) -> Result<(), StepError> {
     if let (PodEnd::Gone, Some(home)) = (pod, &claim.home)
         && find_home(host, home)?.is_none()
     {
@@ -50,10 +90,9 @@ pub(super) fn give_back(
     let found = match in_pod {
         Some((mut inside, mut found)) => {
             restore_properties(&mut inside, home, &found)?;
-            if device.function.is_some() {
-                // A pod never has a VF without its VLAN, and the node never one with it: meanwhile neither has it. If the
-                // agent ends here, this namespace does as well, and the kernel brings the VF home.
-                let between = Netns::private()?;
+            if device.function.is_some()
+                && let Some(between) = between()
+            {
                 move_as_at_home(host, &mut inside, (&found, home), &between)?;
                 inside = Handle::open_in(&between)?;
                 found = inside
@@ -73,7 +112,9 @@ pub(super) fn give_back(
     }
     let settled = settled.unwrap_or_else(|| settle_function(host, device, claim));
     if let Some(found) = found {
-        restore_at_home(host, device, home, &found)?;
+        // With the settings of its pod it is up for nobody.
+        let up = home.up && settled.is_ok();
+        restore_at_home(host, device, (home, up), &found)?;
     }
     settled
 }
@@ -256,7 +297,7 @@ fn move_as_at_home(
 fn restore_at_home(
     host: &mut Handle,
     device: &Device,
-    home: &Home,
+    (home, up): (&Home, bool),
     found: &DeviceState,
 ) -> Result<(), StepError> {
     let index = found.link.index;
@@ -287,7 +328,7 @@ fn restore_at_home(
         tracing::warn!(device = home.name, %error, "other names of the device not given back");
     }
     tracing::debug!(device = %device.id, name = home.name, "given back");
-    if home.up { Ok(host.ensure_up(index)?) } else { Ok(host.set_down(index)?) }
+    if up { Ok(host.ensure_up(index)?) } else { Ok(host.set_down(index)?) }
 }
 
 /// A virtual device ends with its namespace, and a card may have been pulled or handed to a process; anything else is lost
@@ -297,7 +338,8 @@ fn check_it_is_nowhere(claim: &Claim, home: &Home) -> Result<(), StepError> {
     let Some(on_bus) = bus::find(parent) else { return Ok(()) };
     match on_bus.driver {
         Some(driver) if on_bus.userspace().is_none() => {
-            Err(StepError::DeviceLost { device: claim.device.clone(), driver })
+            let elsewhere = !sysctl::is_first_namespace();
+            Err(StepError::DeviceLost { device: claim.device.clone(), driver, elsewhere })
         }
         _ => {
             tracing::warn!(
@@ -305,6 +347,81 @@ fn check_it_is_nowhere(claim: &Claim, home: &Home) -> Result<(), StepError> {
                 "the device has no network driver any more; its name is not given back"
             );
             Ok(())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::super::take_device::home;
+    use super::*;
+    use crate::netns::within;
+    use crate::spec::{DeviceId, Veth, VirtualFunction};
+
+    fn vf(name: &str) -> Device {
+        Device {
+            pod_name: "net1".to_owned(),
+            id: DeviceId::Name(name.to_owned()),
+            userspace: None,
+            function: Some(VirtualFunction { physical: "none".to_owned(), number: 0 }),
+            rdma: None,
+        }
+    }
+
+    fn refused() -> Result<Netns, NetnsError> {
+        Err(NetnsError::Make(io::Error::from_raw_os_error(libc::ENOSPC)))
+    }
+
+    /// Rows: SRV-back.
+    #[test]
+    fn a_vf_goes_by_a_namespace_of_its_own_only_if_it_can_be_made_and_the_kernel_would_bring_it_home() {
+        let made = |is_first, make: fn() -> Result<Netns, NetnsError>| {
+            namespace_between(&vf("x"), is_first, make).is_some()
+        };
+        assert!(made(true, Netns::private));
+        assert!(!made(true, refused));
+        assert!(!made(false, || unreachable!()));
+    }
+
+    /// Rows: SRV-back.
+    #[test]
+    fn a_vf_comes_home_by_either_way_as_it_was() {
+        for between in [Netns::private, refused] {
+            let [node, pod, elsewhere] = [(); 3].map(|()| Netns::private().unwrap());
+            let mut host = Handle::open_in(&node).unwrap();
+            let veth = Veth {
+                host_name: "card".to_owned(),
+                pod_name: "wire".to_owned(),
+                mtu: None,
+                mac: None,
+                group: 0,
+                port: None,
+            };
+            let mut far = Handle::open_in(&elsewhere).unwrap();
+            let (near, _) = host.create_veth(&veth, None, elsewhere.as_fd(), &mut far).unwrap();
+            host.ensure_up(near.index).unwrap();
+            let before = host.device_named("card").unwrap().unwrap();
+            host.move_device(near.index, pod.as_fd(), "net1", Some("card")).unwrap();
+            let index = Handle::open_in(&pod).unwrap().link("net1").unwrap().index;
+
+            let device = vf("card");
+            let claim = Claim {
+                device: "card".to_owned(),
+                generation: 1,
+                home: Some(home(before.clone(), false)),
+                settings: None,
+            };
+            let end = PodEnd::In(&pod, Some(index));
+            let given = within(&node, || {
+                give_back_by(&mut host, &device, &claim, end, || namespace_between(&device, true, between))
+            });
+            given.unwrap().unwrap();
+            let back = host.device_named("card").unwrap().unwrap();
+            let as_before = |it: &DeviceState| (it.link.up, it.link.mtu, it.link.mac, it.alias.clone());
+            assert_eq!(as_before(&back), as_before(&before));
+            assert!(Handle::open_in(&pod).unwrap().device_named("net1").unwrap().is_none());
         }
     }
 }
