@@ -112,8 +112,12 @@ pub(super) fn compare(
         return Ok(Some(difference));
     }
     if let Some((Device { function: Some(function), .. }, wanted)) = &want.device {
-        let present = physical(host, function)?.map(|(_, settings)| settings).unwrap_or_default();
-        if let Some((setting, _)) = wanted.beyond(&present).each().next() {
+        let differs = match physical(host, function)? {
+            // A switch that its driver says nothing of may be as it was set.
+            Some((_, shown)) => wanted.told_in(&shown).beyond(&shown),
+            None => (*wanted).clone(),
+        };
+        if let Some((setting, _)) = differs.each().next() {
             let (number, card) = (function.number, &function.physical);
             return Ok(Some(format!("VF {number} of {card} has another {setting}")));
         }

@@ -350,6 +350,17 @@ pub enum StepError {
         #[source]
         source: netlink::Error,
     },
+    /// The card has taken a setting of a VF, and shows another value.
+    #[error(
+        "key {setting}: the card has taken it for VF {} of {}, and shows another value: its driver ignores it",
+        .function.number, .function.physical
+    )]
+    VfSettingIgnored {
+        /// The key.
+        setting: &'static str,
+        /// The VF.
+        function: crate::spec::VirtualFunction,
+    },
     /// A device does not take the address that it was given.
     #[error("device {device} does not take the address {mac}, which its physical function has set")]
     AddressNotTaken {
@@ -656,7 +667,7 @@ pub(super) fn step_code(error: &StepError) -> u32 {
             code::TRY_AGAIN_LATER
         }
         StepError::VfSetting { .. } => code::INVALID_CONFIG,
-        StepError::AddressNotTaken { .. } => code::INTERNAL,
+        StepError::AddressNotTaken { .. } | StepError::VfSettingIgnored { .. } => code::INTERNAL,
         StepError::Duplicate(_) | StepError::Netlink(netlink::Error::Tentative(_)) => code::TRY_AGAIN_LATER,
         // Its holder may be about to end.
         StepError::Nat(NatError::PortTaken(_) | NatError::Busy) => code::TRY_AGAIN_LATER,

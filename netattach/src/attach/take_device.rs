@@ -112,10 +112,11 @@ fn check_is_free(
     }
 }
 
-/// Sets what a VF is to be: by its physical function, and the address by the device itself as well.
+/// Sets what a VF is to be: by its physical function, and the address by the device itself as well. Then asks the card once
+/// what it has set.
 ///
 /// # Errors
-/// The card refuses a setting, which is named.
+/// The card refuses a setting, or has taken it and not set it; it is named.
 pub(super) fn set(
     host: &mut Handle,
     device: &Device,
@@ -139,9 +140,34 @@ pub(super) fn set(
     for (setting, one) in wanted.each() {
         set_one(host, function, index, (setting, &one))?;
     }
-    let Some(mac) = mac else { return Ok(()) };
+    if let Some(mac) = mac {
+        set_address(host, (function, index), (claim, own.as_ref()), mac)?;
+    }
+    let wanted = VfSettings { mac: mac.or(wanted.mac), ..wanted.clone() };
+    if wanted.is_empty() {
+        return Ok(());
+    }
+    let shown = host.vf_settings(index, function.number)?.unwrap_or_default();
+    check_set(&wanted, &shown, function)
+}
+
+/// Refuses a card that shows another value of a setting than it has been given without a word.
+fn check_set(wanted: &VfSettings, shown: &VfSettings, function: &VirtualFunction) -> Result<(), StepError> {
+    match wanted.contradicted_by(shown).each().next() {
+        Some((setting, _)) => Err(StepError::VfSettingIgnored { setting, function: function.clone() }),
+        None => Ok(()),
+    }
+}
+
+/// Gives a VF its address.
+fn set_address(
+    host: &mut Handle,
+    (function, index): (&VirtualFunction, u32),
+    (claim, own): (&Claim, Option<&DeviceState>),
+    mac: Mac,
+) -> Result<(), StepError> {
     let given = VfSettings { mac: Some(mac), ..VfSettings::default() };
-    let Some(own) = &own else { return set_one(host, function, index, ("mac", &given)) };
+    let Some(own) = own else { return set_one(host, function, index, ("mac", &given)) };
     // A VF may choose its address until its physical function has chosen one, and afterwards only that one, if its driver
     // hears of it: so it chooses first.
     let has_it = |host: &mut Handle| -> Result<bool, StepError> {
@@ -234,5 +260,28 @@ pub(super) fn home(found: DeviceState, among: bool) -> Home {
         up: link.up,
         alias,
         other_names,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::error::step_code;
+    use super::*;
+    use crate::cni::code;
+
+    /// Rows: SRV-ignored.
+    #[test]
+    fn a_setting_that_a_card_takes_without_effect_is_named() {
+        let function = VirtualFunction { physical: "0000:03:00.0".to_owned(), number: 1 };
+        let wanted = VfSettings { trust: Some(true), spoof_check: Some(true), ..VfSettings::default() };
+        let shown = VfSettings { trust: Some(false), ..wanted.clone() };
+        let error = check_set(&wanted, &shown, &function).unwrap_err();
+        assert_eq!(step_code(&error), code::INTERNAL);
+        assert_eq!(
+            error.to_string(),
+            "key trust: the card has taken it for VF 1 of 0000:03:00.0, and shows another value: its driver ignores it"
+        );
+        check_set(&wanted, &wanted, &function).unwrap();
+        check_set(&wanted, &VfSettings::default(), &function).unwrap();
     }
 }

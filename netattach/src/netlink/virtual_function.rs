@@ -21,15 +21,7 @@ impl Handle {
         let mask = LinkAttribute::ExtMask(vec![LinkExtentMask::Vf, LinkExtentMask::SkipStats]);
         let show = LinkUnspec::new_with_index(physical).append_extra_attribute(mask).build();
         let shown = self.socket.request(RouteNetlinkMessage::GetLink(show), 0)?;
-        let lists = shown.into_iter().filter_map(|message| match message {
-            RouteNetlinkMessage::NewLink(LinkMessage { attributes, .. }) => Some(attributes),
-            _ => None,
-        });
-        let all = lists.flatten().filter_map(|attribute| match attribute {
-            LinkAttribute::VfInfoList(all) => Some(all),
-            _ => None,
-        });
-        Ok(all.flatten().find(|vf| number_of(vf) == Some(number)).map(|vf| settings(&vf)))
+        Ok(shown_of(number, shown))
     }
 
     /// Sets what is given of a VF.
@@ -40,6 +32,20 @@ impl Handle {
         let all = LinkAttribute::VfInfoList(vec![LinkVfInfo(infos(number, wanted))]);
         self.change(LinkUnspec::new_with_index(physical).append_extra_attribute(all))
     }
+}
+
+/// The settings of a VF in what the kernel shows of its PF.
+fn shown_of(number: u32, shown: Vec<RouteNetlinkMessage>) -> Option<VfSettings> {
+    let lists = shown.into_iter().filter_map(|message| match message {
+        RouteNetlinkMessage::NewLink(LinkMessage { attributes, .. }) => Some(attributes),
+        _ => None,
+    });
+    let mut all = lists.flatten().filter_map(|attribute| match attribute {
+        LinkAttribute::VfInfoList(all) => Some(all),
+        _ => None,
+    });
+    let found = all.find_map(|list| list.into_iter().find(|vf| number_of(vf) == Some(number)));
+    found.map(|vf| settings(&vf))
 }
 
 fn infos(number: u32, wanted: &VfSettings) -> Vec<VfInfo> {
@@ -115,7 +121,93 @@ fn settings(vf: &LinkVfInfo) -> VfSettings {
 
 #[cfg(test)]
 mod tests {
+    use netlink_packet_core::{NetlinkDeserializable, NetlinkHeader};
+
+    use super::super::lean::tests::{attribute, message};
+    use super::super::lean::{RTM_NEWLINK, lean};
     use super::*;
+
+    /// What a driver tells of a VF, as the numbers that are in the message.
+    struct Told {
+        mac: u8,
+        /// Number, priority, ethertype.
+        vlan: (u32, u32, u16),
+        rates: (u32, u32),
+        spoof_check: u32,
+        link_state: u32,
+        trust: u32,
+    }
+
+    /// In the order in which the kernel shows it (`rtnl_fill_vfinfo`).
+    fn function(number: u32, told: &Told) -> Vec<u8> {
+        let words = |words: &[u32]| {
+            let all: Vec<u8> =
+                std::iter::once(&number).chain(words).flat_map(|it| it.to_ne_bytes()).collect();
+            all
+        };
+        let mut mac = words(&[]);
+        mac.extend([2, 0, 0, 0, 0, told.mac]);
+        mac.resize(36, 0);
+        let (id, priority, ethertype) = told.vlan;
+        let mut tag = words(&[id, priority]);
+        tag.extend(ethertype.to_be_bytes());
+        tag.extend([0; 2]);
+        let attributes = [
+            attribute(1, &mac),
+            attribute(13, &[0xff; 32]),
+            attribute(2, &words(&[id, priority])),
+            attribute(6, &words(&[told.rates.0, told.rates.1])),
+            attribute(3, &words(&[told.rates.1])),
+            attribute(4, &words(&[told.spoof_check])),
+            attribute(5, &words(&[told.link_state])),
+            attribute(7, &words(&[u32::MAX])),
+            attribute(9, &words(&[told.trust])),
+            attribute(12, &attribute(1, &tag)),
+        ];
+        attribute(1, &attributes.concat())
+    }
+
+    fn shown(functions: &[Vec<u8>]) -> Vec<RouteNetlinkMessage> {
+        let bytes = message(0, &[attribute(3, b"pf0\0"), attribute(22, &functions.concat())]);
+        let mut header = NetlinkHeader::default();
+        header.message_type = RTM_NEWLINK;
+        vec![RouteNetlinkMessage::deserialize(&header, &lean(RTM_NEWLINK, &bytes)).unwrap()]
+    }
+
+    /// As the driver igb tells it, and as one that says nothing of two switches.
+    #[test]
+    fn what_a_driver_does_not_tell_is_not_off() {
+        let all =
+            Told { mac: 7, vlan: (100, 3, 0x8100), rates: (0, 200), spoof_check: 0, link_state: 0, trust: 1 };
+        let silent = Told {
+            mac: 8,
+            vlan: (0, 0, 0x8100),
+            rates: (0, 0),
+            spoof_check: u32::MAX,
+            link_state: 0,
+            trust: u32::MAX,
+        };
+        let list = || shown(&[function(0, &silent), function(1, &all)]);
+        let expected = VfSettings {
+            mac: Some(Mac([2, 0, 0, 0, 0, 7])),
+            vlan: Some(VfVlan { id: 100, priority: 3, service: false }),
+            rates: Some(VfRates { min: 0, max: 200 }),
+            spoof_check: Some(false),
+            trust: Some(true),
+            link_state: Some(VfLinkState::Auto),
+        };
+        assert_eq!(shown_of(1, list()), Some(expected));
+        let expected = VfSettings {
+            mac: Some(Mac([2, 0, 0, 0, 0, 8])),
+            vlan: Some(VfVlan::default()),
+            rates: Some(VfRates::default()),
+            spoof_check: None,
+            trust: None,
+            link_state: Some(VfLinkState::Auto),
+        };
+        assert_eq!(shown_of(0, list()), Some(expected));
+        assert_eq!(shown_of(2, list()), None);
+    }
 
     #[test]
     fn what_is_set_is_what_is_read() {

@@ -126,6 +126,45 @@ impl VfSettings {
         }
     }
 
+    /// What of it `shown` says something of.
+    #[must_use]
+    pub fn told_in(&self, shown: &Self) -> Self {
+        Self {
+            mac: self.mac.filter(|_| shown.mac.is_some()),
+            vlan: self.vlan.filter(|_| shown.vlan.is_some()),
+            rates: self.rates.filter(|_| shown.rates.is_some()),
+            spoof_check: self.spoof_check.filter(|_| shown.spoof_check.is_some()),
+            trust: self.trust.filter(|_| shown.trust.is_some()),
+            link_state: self.link_state.filter(|_| shown.link_state.is_some()),
+        }
+    }
+
+    /// What of it a card contradicts that shows `shown` after it was set: its driver has taken it and done nothing.
+    ///
+    /// Where a driver says nothing of a setting, the kernel shows no switch, and as other values no address, the rate and the
+    /// priority 0, 802.1Q and `auto` (`rtnl_fill_vfinfo`): those contradict nothing. It shows the VLAN 0 as well, but every
+    /// driver tells its VLANs.
+    #[must_use]
+    pub fn contradicted_by(&self, shown: &Self) -> Self {
+        const NO_ADDRESS: Mac = Mac([0; 6]);
+        let other = |wanted: u32, shown: u32| shown != 0 && shown != wanted;
+        let beyond = self.told_in(shown).beyond(shown);
+        Self {
+            mac: beyond.mac.filter(|_| shown.mac != Some(NO_ADDRESS)),
+            vlan: beyond.vlan.zip(shown.vlan).and_then(|(wanted, shown)| {
+                let is_other = wanted.id != shown.id
+                    || other(wanted.priority.into(), shown.priority.into())
+                    || shown.service && !wanted.service;
+                is_other.then_some(wanted)
+            }),
+            rates: beyond.rates.zip(shown.rates).and_then(|(wanted, shown)| {
+                (other(wanted.min, shown.min) || other(wanted.max, shown.max)).then_some(wanted)
+            }),
+            link_state: beyond.link_state.filter(|_| shown.link_state != Some(VfLinkState::Auto)),
+            ..beyond
+        }
+    }
+
     /// Each setting alone, in the order in which they are made, with its key in a configuration. Trust comes late: some
     /// cards take no changes of a VF that lost it.
     pub fn each(&self) -> impl Iterator<Item = (&'static str, Self)> + use<> {
@@ -184,5 +223,51 @@ mod tests {
         ];
         assert_eq!(each, expected);
         assert!(present.beyond(&present).is_empty());
+    }
+
+    /// Rows: SRV-ignored.
+    #[test]
+    fn what_a_driver_says_nothing_of_it_does_not_contradict() {
+        let none = VfSettings::default;
+        let vlan = |id, priority, service| VfSettings {
+            vlan: Some(VfVlan { id, priority, service }),
+            ..VfSettings::default()
+        };
+        let mac = |last| VfSettings { mac: Some(Mac([last; 6])), ..VfSettings::default() };
+        let rates = |min, max| VfSettings { rates: Some(VfRates { min, max }), ..VfSettings::default() };
+        let spoof_check = |on| VfSettings { spoof_check: Some(on), ..VfSettings::default() };
+        let trust = |on| VfSettings { trust: Some(on), ..VfSettings::default() };
+        let state = |state| VfSettings { link_state: Some(state), ..VfSettings::default() };
+        use VfLinkState::{Auto, Disable, Enable};
+        let table = [
+            // Wanted, shown, and the setting that is contradicted.
+            (vlan(5, 0, false), vlan(0, 0, false), Some("vlan")),
+            (vlan(5, 3, false), vlan(5, 2, false), Some("vlan")),
+            (vlan(5, 0, false), vlan(5, 0, true), Some("vlan")),
+            (vlan(5, 3, true), vlan(5, 0, false), None),
+            (vlan(5, 3, true), vlan(5, 3, true), None),
+            (vlan(5, 0, false), none(), None),
+            (mac(2), mac(4), Some("mac")),
+            (mac(2), mac(2), None),
+            (mac(2), mac(0), None),
+            (rates(0, 200), rates(0, 100), Some("max_tx_rate")),
+            (rates(50, 200), rates(0, 200), None),
+            (rates(0, 0), rates(0, 100), Some("max_tx_rate")),
+            (rates(0, 200), none(), None),
+            (spoof_check(true), spoof_check(false), Some("spoofchk")),
+            (spoof_check(false), spoof_check(true), Some("spoofchk")),
+            (spoof_check(true), none(), None),
+            (trust(true), trust(false), Some("trust")),
+            (trust(true), trust(true), None),
+            (trust(true), none(), None),
+            (state(Enable), state(Disable), Some("link_state")),
+            (state(Auto), state(Enable), Some("link_state")),
+            (state(Enable), state(Auto), None),
+            (none(), VfSettings { mac: Some(Mac([2; 6])), ..vlan(7, 0, false) }, None),
+        ];
+        for (wanted, shown, expected) in table {
+            let contradicted = wanted.contradicted_by(&shown).each().next().map(|(setting, _)| setting);
+            assert_eq!(contradicted, expected, "{wanted:?} {shown:?}");
+        }
     }
 }
