@@ -12,7 +12,7 @@ use crate::error_chain::Chain;
 use crate::hooks::node_end::{self, Found};
 use crate::hooks::parent::{Macvlan, Parents};
 use crate::hooks::{
-    AttachMode, AttachModes, DeviceHooks, HookError, HookPoint, Lack, PodDevice, host_link, pod,
+    AttachMode, AttachModes, DeviceHooks, HookError, HookPoint, PodDevice, Restored, host_link, pod,
 };
 use crate::netlink::Handle;
 use crate::netns::Netns;
@@ -96,16 +96,26 @@ impl AttachedPrograms {
         attachment: &EnforcedAttachment,
         host: &mut Handle,
     ) -> Result<(), EnforceError> {
-        if let Some(device) = attachment.point.own_device(attachment.id)? {
-            let programs = self.dataplane.programs();
-            let mode = device.mode(self.modes.at(&attachment.point))?;
-            device.attach(mode, programs, host)?;
-            if matches!(attachment.point, HookPoint::NodeEnd(_)) {
-                // Last, so that every packet is judged by one of the two.
-                device.detach(mode.other(), programs, host, false)?;
-            }
+        match attachment.point.own_device(attachment.id)? {
+            Some(device) => Ok(self.attach_own(&attachment.point, &device, host)?),
+            None => Ok(()),
         }
-        Ok(())
+    }
+
+    fn attach_own(
+        &self,
+        point: &HookPoint,
+        device: &DeviceHooks<'_>,
+        host: &mut Handle,
+    ) -> Result<(), HookError> {
+        let programs = self.dataplane.programs();
+        let mode = device.mode(self.modes.at(point))?;
+        device.attach(mode, programs, host)?;
+        match point {
+            // Last, so that every packet is judged by one of the two.
+            HookPoint::NodeEnd(_) => device.detach(mode.other(), programs, host, false),
+            _ => Ok(()),
+        }
     }
 
     /// Attaches the programs to the node's ends of attachments of one pod, and puts those whose hook point is a parent under
@@ -172,9 +182,7 @@ impl AttachedPrograms {
         let missing = if let HookPoint::Parent { on, .. } = &attachment.point {
             self.parents.missing(&self.dataplane, on.parent, host)?
         } else if let Some(device) = attachment.point.own_device(attachment.id)? {
-            let programs = self.dataplane.programs();
-            let mode = device.present_mode(self.modes.at(&attachment.point), programs)?;
-            device.missing(mode, programs, host)?
+            device.lack(self.modes.at(&attachment.point), self.dataplane.programs(), host)?
         } else {
             None
         };
@@ -184,29 +192,19 @@ impl AttachedPrograms {
         }))
     }
 
-    /// Puts the programs on an attachment's own device before those of others.
-    pub(super) fn bring_to_front(
+    /// Puts the programs on an attachment's own device or on its parent back, where one is missing or behind those of others.
+    pub(super) fn restore(
         &self,
         attachment: &EnforcedAttachment,
         host: &mut Handle,
-    ) -> Result<(), EnforceError> {
-        if let Some(device) = attachment.point.own_device(attachment.id)?
-            && let programs = self.dataplane.programs()
-            && let mode = device.present_mode(self.modes.at(&attachment.point), programs)?
-            && matches!(device.missing(mode, programs, host)?, Some(Lack::BehindFilter(_)))
-        {
-            device.bring_to_front(programs, host)?;
+    ) -> Result<Restored, EnforceError> {
+        let EnforcedAttachment { id, point, .. } = attachment;
+        if matches!(point, HookPoint::Parent { .. }) {
+            return Ok(self.parents.restore(&self.dataplane, *id, host)?);
         }
-        Ok(())
-    }
-
-    /// Reattaches the programs of an attachment's parent if one is missing; returns whether it did.
-    pub(super) fn restore_on_parent(
-        &self,
-        attachment: &EnforcedAttachment,
-        host: &mut Handle,
-    ) -> Result<bool, EnforceError> {
-        Ok(self.parents.restore(&self.dataplane, attachment.id, host)?)
+        let Some(device) = point.own_device(*id)? else { return Ok(Restored::default()) };
+        let attach = |host: &mut Handle| self.attach_own(point, &device, host);
+        Ok(device.restore(self.modes.at(point), self.dataplane.programs(), host, attach)?)
     }
 
     /// Counts a program that another process removed and that was reattached.
@@ -260,6 +258,9 @@ impl AttachedPrograms {
         let mode = hooks.mode(self.modes.attachments)?;
         if changed || !found.is_whole(mode, programs, device, host)? {
             hooks.attach(mode, programs, host)?;
+        }
+        if mode == AttachMode::Clsact && found.has_spares() {
+            hooks.bring_to_front(programs, host)?;
         }
         // Last, so that every packet is judged by one of the two.
         if found.has(mode.other()) {

@@ -5,7 +5,7 @@ use super::enforcer::Enforcer;
 use super::error::EnforceError;
 use super::policy_maps::Kernel;
 use super::programs::device_name;
-use crate::hooks::HookPoint;
+use crate::hooks::{HookPoint, Restored};
 use crate::netlink::Handle;
 
 impl Enforcer {
@@ -68,13 +68,13 @@ impl Enforcer {
         attachment: &EnforcedAttachment,
         host: &mut Handle,
     ) -> Result<bool, EnforceError> {
-        if matches!(attachment.point, HookPoint::Parent { .. }) {
-            if !self.programs().restore_on_parent(attachment, host)? {
-                return Ok(false);
-            }
-        } else if self.is_waiting(attachment.id) {
+        let is_on_parent = matches!(attachment.point, HookPoint::Parent { .. });
+        if !is_on_parent && self.is_waiting(attachment.id) {
             return self.begin_if_due(attachment.id);
-        } else if !self.run_again(attachment, host)? {
+        }
+        let restored =
+            if is_on_parent { self.programs().restore(attachment, host) } else { self.run_again(attachment, host) };
+        if !restored?.helped() {
             return Ok(false);
         }
         self.programs().count_put_back();
@@ -87,16 +87,16 @@ impl Enforcer {
         Ok(true)
     }
 
-    /// Attaches programs that are missing on an attachment's own device; returns whether any were. An attachment that
-    /// is ending gets none.
-    fn run_again(&self, attachment: &EnforcedAttachment, host: &mut Handle) -> Result<bool, EnforceError> {
+    /// Puts programs back on an attachment's own device. An attachment that is ending gets none.
+    fn run_again(
+        &self,
+        attachment: &EnforcedAttachment,
+        host: &mut Handle,
+    ) -> Result<Restored, EnforceError> {
         let _turn = self.programs().take_turn();
-        let is_there = self.lock().roster().is_current(attachment);
-        if !is_there || self.missing_program(attachment, host)?.is_none() {
-            return Ok(false);
+        if !self.lock().roster().is_current(attachment) {
+            return Ok(Restored::default());
         }
-        self.programs().bring_to_front(attachment, host)?;
-        self.programs().attach(attachment, host)?;
-        Ok(self.missing_program(attachment, host)?.is_none())
+        self.programs().restore(attachment, host)
     }
 }

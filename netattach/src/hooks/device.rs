@@ -47,6 +47,24 @@ impl fmt::Display for Lack {
     }
 }
 
+/// What putting programs back has come to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Restored {
+    /// Whether one did not judge every packet.
+    pub lacked: bool,
+    /// The first that still does not.
+    pub left: Option<Lack>,
+    /// Whether the device had no `clsact` before they were put before those of others.
+    pub(super) made_clsact: bool,
+}
+
+impl Restored {
+    /// Whether one was missing and none is any more.
+    pub(crate) fn helped(&self) -> bool {
+        self.lacked && self.left.is_none()
+    }
+}
+
 /// A program at a hook of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct HookProgram {
@@ -134,16 +152,48 @@ impl DeviceHooks<'_> {
         Ok(wanted)
     }
 
-    /// As [`DeviceHooks::mode`] where the programs run already: those that run by tcx stay there, also when those of others are
-    /// gone.
+    /// The first program that does not judge every packet, where `wanted` is chosen for all devices: see
+    /// [`DeviceHooks::missing`].
     ///
     /// # Errors
-    /// As there; a pin cannot be looked at.
-    pub(crate) fn present_mode(
+    /// As there.
+    pub(crate) fn lack(
         &self,
         wanted: AttachMode,
         programs: &Programs,
-    ) -> Result<AttachMode, HookError> {
+        handle: &mut Handle,
+    ) -> Result<Option<Lack>, HookError> {
+        self.missing(self.present_mode(wanted, programs)?, programs, handle)
+    }
+
+    /// Has all programs judge every packet again: puts them before the filters of others, and does everything else by
+    /// `attach`. In a tcx link's place no other can be put while it is there.
+    ///
+    /// # Errors
+    /// Those of [`DeviceHooks::lack`], [`DeviceHooks::bring_to_front`] and `attach`.
+    pub(crate) fn restore(
+        &self,
+        wanted: AttachMode,
+        programs: &Programs,
+        handle: &mut Handle,
+        attach: impl FnOnce(&mut Handle) -> Result<(), HookError>,
+    ) -> Result<Restored, HookError> {
+        let mut left = self.lack(wanted, programs, handle)?;
+        let mut restored = Restored { lacked: left.is_some(), ..Restored::default() };
+        if let Some(Lack::BehindFilter(_)) = left {
+            restored.made_clsact = self.bring_to_front(programs, handle)?;
+            left = self.lack(wanted, programs, handle)?;
+        }
+        if let Some(Lack::Absent(_) | Lack::BehindTcx(_)) = left {
+            attach(handle)?;
+            left = self.lack(wanted, programs, handle)?;
+        }
+        Ok(Restored { left, ..restored })
+    }
+
+    /// As [`DeviceHooks::mode`] where the programs run already: those that run by tcx stay there, also when those of others are
+    /// gone.
+    fn present_mode(&self, wanted: AttachMode, programs: &Programs) -> Result<AttachMode, HookError> {
         if self.first && wanted == AttachMode::Clsact && self.unlinked(programs)?.is_none() {
             return Ok(AttachMode::Tcx);
         }

@@ -17,7 +17,7 @@ pub(crate) mod uplink;
 
 use serde::{Deserialize, Serialize};
 
-pub(crate) use device::{DeviceHooks, Lack};
+pub(crate) use device::{DeviceHooks, Lack, Restored};
 pub use error::HookError;
 pub(crate) use pod::PodDevice;
 pub(crate) use point::HookPoint;

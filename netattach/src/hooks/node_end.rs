@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::device::{DeviceHooks, HookProgram};
-use super::numbers::NODE_END;
+use super::numbers::{NODE_END, SPARE};
 use super::{AttachMode, HookError};
 use crate::bpf::{LinkPlace, Program, Programs, Side};
 use crate::netlink::{DevicePrograms, Handle};
@@ -29,6 +29,8 @@ pub(crate) fn on(ifindex: u32) -> DeviceHooks<'static> {
 #[derive(Debug)]
 pub(crate) struct Found {
     filters: DevicePrograms,
+    /// Those that stood in for them while they were put before those of others, which an agent was killed at.
+    spares: DevicePrograms,
     /// Whether there are pins of links.
     links: bool,
 }
@@ -42,9 +44,14 @@ impl Found {
     /// Whether any program of ours may run in that mode.
     pub(crate) fn has(&self, mode: AttachMode) -> bool {
         match mode {
-            AttachMode::Clsact => self.filters != DevicePrograms::default(),
+            AttachMode::Clsact => self.filters != DevicePrograms::default() || self.has_spares(),
             AttachMode::Tcx => self.links,
         }
+    }
+
+    /// Whether filters are there that stood in for others: packets are judged twice.
+    pub(crate) fn has_spares(&self) -> bool {
+        self.spares != DevicePrograms::default()
     }
 
     /// Whether both programs of a device run in that mode. Those of an earlier object count.
@@ -73,9 +80,10 @@ pub(crate) fn find_all(
 ) -> Result<Vec<Result<Option<Found>, HookError>>, HookError> {
     let linked = linked(programs)?;
     let attached = host.attached_programs(devices, NODE_END)?;
-    let found = devices.iter().zip(attached).map(|(device, filters)| {
+    let spares = host.attached_programs(devices, NODE_END | SPARE)?;
+    let found = devices.iter().zip(attached.into_iter().zip(spares)).map(|(device, (filters, spares))| {
         let links = linked.contains(device);
-        Ok(filters?.map(|filters| Found { filters, links }))
+        Ok(filters?.zip(spares?).map(|(filters, spares)| Found { filters, spares, links }))
     });
     Ok(found.collect())
 }

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use netattach_common::parent::place;
 
-use super::device::{DeviceHooks, HookProgram, Lack};
+use super::device::{DeviceHooks, HookProgram, Lack, Restored};
 use super::numbers::{FROM, TO};
 use super::pod::class;
 use super::{AttachMode, HookError, PodDevice};
@@ -277,34 +277,31 @@ impl Parents {
         parent: u32,
         host: &mut Handle,
     ) -> Result<Option<Lack>, HookError> {
-        let (hooks, programs) = (on(parent), dataplane.programs());
-        hooks.missing(hooks.present_mode(self.mode, programs)?, programs, host)
+        on(parent).lack(self.mode, dataplane.programs(), host)
     }
 
-    /// Puts the programs of an attachment's parent back where one is missing or behind those of others, and says whether that
-    /// helped. An attachment that is going may have been the last that needed them.
+    /// Puts the programs of an attachment's parent back where one is missing or behind those of others. An attachment that is
+    /// going may have been the last that needed them.
     pub(crate) fn restore(
         &self,
         dataplane: &Dataplane,
         id: u32,
         host: &mut Handle,
-    ) -> Result<bool, HookError> {
+    ) -> Result<Restored, HookError> {
         let mut doubtful = self.turn();
         // It may have gone meanwhile, and the programs with the last of its parent.
-        let Some(parent) = dataplane.parents().parent_of(id) else { return Ok(false) };
-        match self.missing(dataplane, parent, host)? {
-            None => return Ok(false),
-            Some(Lack::BehindFilter(_)) => {
-                let made_clsact = on(parent).bring_to_front(dataplane.programs(), host)?;
-                if let Some(known) = dataplane.parents().covered().get(&parent).filter(|_| made_clsact) {
-                    dataplane.parents().cover(parent, Parent { own_clsact: true, ..*known })?;
-                }
-            }
-            // In a tcx link's place no other can be put while it is there.
-            Some(Lack::Absent(_) | Lack::BehindTcx(_)) => self.cover(dataplane, parent, host)?,
+        let Some(parent) = dataplane.parents().parent_of(id) else { return Ok(Restored::default()) };
+        let cover = |host: &mut Handle| self.cover(dataplane, parent, host);
+        let restored = on(parent).restore(self.mode, dataplane.programs(), host, cover)?;
+        if restored.made_clsact
+            && let Some(known) = dataplane.parents().covered().get(&parent)
+        {
+            dataplane.parents().cover(parent, Parent { own_clsact: true, ..*known })?;
         }
-        doubtful.remove(&parent);
-        Ok(self.missing(dataplane, parent, host)?.is_none())
+        if restored.helped() {
+            doubtful.remove(&parent);
+        }
+        Ok(restored)
     }
 
     fn cover(&self, dataplane: &Dataplane, parent: u32, host: &mut Handle) -> Result<(), HookError> {

@@ -1,8 +1,9 @@
 //! Attachment of the programs: by clsact or tcx, beside other agents' programs, and after their removal.
 
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 
-use netattach::netlink::Handle;
+use netattach::netlink::{Filter, Handle};
 use netattach::spec::TcHook;
 use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
 use netattach_tests::other_programs::{
@@ -263,6 +264,41 @@ fn filters_that_others_put_before_ours_come_behind_them() {
     scene.assert_judged("before it again");
     scene.node.check(&scene.server).success();
     scene.end();
+}
+
+/// As an agent leaves a node's end that is killed while it puts its filters before those of others; the next one may attach
+/// by either.
+#[test]
+fn a_filter_that_was_to_stand_in_for_ours_goes_at_the_next_start() {
+    for mode in ["tcx", "clsact"] {
+        let mut scene = Scene::new("clsact");
+        let index = index_of(&scene.node.namespace, &scene.device(&scene.server)).unwrap();
+        scene.node.kill().unwrap();
+        let mut host = Handle::open_in(scene.node.namespace.netns()).unwrap();
+        let program = program(Verdict::Next).unwrap();
+        let hooks = [(TcHook::Ingress, "na_from_pod"), (TcHook::Egress, "na_to_pod")];
+        let spares = hooks.map(|(hook, name)| Filter {
+            hook,
+            handle: 0x8000_0001,
+            class: 0,
+            name,
+            program: program.as_fd(),
+        });
+        host.ensure_filters(index, &spares).unwrap();
+        host.ensure_filters_absent(index, &hooks.map(|(hook, _)| (hook, 1)), false).unwrap();
+        scene.node.set("attach", json!(mode));
+        scene.node.start().unwrap();
+        let left = hooks.map(|(hook, _)| {
+            let found = host.find_filters(index, hook).unwrap();
+            found.into_iter().map(|it| it.handle).collect::<Vec<_>>()
+        });
+        let expected = if mode == "tcx" { [vec![], vec![]] } else { [vec![1], vec![1]] };
+        assert_eq!(left, expected, "{mode}");
+        scene.assert_judged(mode);
+        scene.node.check(&scene.server).success();
+        assert_eq!(scene.node.ctl(&["status"]).unwrap()["programs_put_back"], json!(0), "{mode}");
+        scene.end();
+    }
 }
 
 #[test]
