@@ -36,6 +36,7 @@
 //! | [`built`] | the commit and the versions that `--version` shows | no |
 //! | [`moment`] | determines which of two events came first | clock |
 //! | [`pace`] | how often what nobody has asked for is looked at | clock |
+//! | `put_back` | how often what others keep changing is put back | clock |
 //! | [`ticks`] | timers of one phase | clock |
 //! | [`timing`] | measures how the time of one operation is spent | clock |
 //! | `sync` | locks and threads, under names that a model checker can replace | no |
@@ -98,6 +99,7 @@ pub mod pace;
 pub mod plan;
 pub mod policy;
 pub mod publish;
+mod put_back;
 pub mod rpc;
 pub mod source;
 pub mod spec;

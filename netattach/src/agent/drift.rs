@@ -13,13 +13,14 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::handler::Agent;
-use crate::attach::{AttachError, Attached, PutBack, WholeRecords};
+use crate::attach::{AttachError, Attached, WholeRecords};
 use crate::error_chain::Chain;
 use crate::journal::JournalKey;
 use crate::netlink::ChangeWatch;
 use crate::objects::{Identity, ObjectName, Pod};
 use crate::pace;
 use crate::publish::Published;
+use crate::put_back::PutBack;
 use crate::rpc::message::Condition;
 use crate::sync::{Mutex, locked};
 

@@ -216,7 +216,7 @@ impl Reporter {
     /// How far policies are enforced on an attachment.
     fn enforcement(&self, row: &Row<'_>) -> Enforcement {
         let vantage = hook_kind::of(row.plan, row.attached.outputs.of(row.number));
-        let mut found = self.enforcer.enforcement(row.sandbox().pod.as_ref(), &vantage);
+        let mut found = self.enforcer.enforcement(row.id(), row.sandbox().pod.as_ref(), &vantage);
         if let Some(laxity) = row.plan.protect().and_then(Protect::laxity) {
             found.why = if found.why.is_empty() { laxity } else { format!("{}; {laxity}", found.why) };
         }

@@ -2,14 +2,13 @@
 //! and its record. Its programs are put back by `enforcement`. What is in the pod is compared by CHECK and by looks of the
 //! agent, and never put back: a virtual machine's network binding, for one, renames the pod's interface on purpose.
 //!
-//! [`differences`] decides, and is pure. [`PutBack`] bounds how often something is put back that others keep changing.
+//! [`differences`] decides, and is pure.
 
 use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 
@@ -27,46 +26,6 @@ use crate::netns::Netns;
 use crate::plan::{AttachmentPlan, addressing, result, routing};
 use crate::spec::{Addressing, BridgePort, Tie};
 use crate::step::{Brought, Interface, Output, Role, Step};
-
-/// How often something is put back at once, before it counts as fought over.
-const AT_ONCE: u32 = 5;
-/// After that, the least time between two times.
-const FOUGHT_OVER: Duration = Duration::from_secs(60);
-/// What stays as it is for so long is not fought over any more.
-const PEACE: Duration = Duration::from_secs(600);
-
-/// Bounds how often each thing is put back.
-#[derive(Debug)]
-pub struct PutBack<K>(BTreeMap<K, Rival>);
-
-#[derive(Debug)]
-struct Rival {
-    times: u32,
-    last: Instant,
-}
-
-impl<K> Default for PutBack<K> {
-    fn default() -> Self {
-        Self(BTreeMap::new())
-    }
-}
-
-impl<K: Ord> PutBack<K> {
-    /// Counts one more time.
-    ///
-    /// # Errors
-    /// It was put back too often just now: how often.
-    pub fn once_more(&mut self, key: K, now: Instant) -> Result<(), u32> {
-        self.0.retain(|_, rival| now.duration_since(rival.last) < PEACE);
-        let rival = self.0.entry(key).or_insert(Rival { times: 0, last: now });
-        if rival.times >= AT_ONCE && now.duration_since(rival.last) < FOUGHT_OVER {
-            return Err(rival.times);
-        }
-        rival.times = rival.times.saturating_add(1);
-        rival.last = now;
-        Ok(())
-    }
-}
 
 /// A difference between the node's end of a link and what was made.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! What counts as drift, and how often it is put back.
+//! What counts as drift.
 
 use super::*;
 use crate::plan::addressing::Others;
@@ -116,22 +116,6 @@ fn an_index_that_another_link_has_by_now_is_not_ours() {
     assert!(!find(&LinkState { name: "other".to_owned(), group: 0, ..ours.clone() }));
     assert!(!find(&LinkState { kind: "dummy".to_owned(), ..ours.clone() }));
     assert!(!find(&LinkState { index: 8, ..ours }));
-}
-
-#[test]
-fn what_others_change_again_and_again_is_put_back_once_a_minute() {
-    let mut bound = PutBack::default();
-    let start = Instant::now();
-    let mut at = |seconds| bound.once_more("a", start + Duration::from_secs(seconds));
-    for second in 0..5 {
-        assert_eq!(at(second), Ok(()));
-    }
-    assert_eq!(at(5), Err(5));
-    assert_eq!((at(63), at(64), at(65)), (Err(5), Ok(()), Err(6)));
-    for second in 64 + 600..64 + 605 {
-        assert_eq!(at(second), Ok(()), "nobody has changed it for long");
-    }
-    assert_eq!(bound.once_more("b", start), Ok(()));
 }
 
 #[test]

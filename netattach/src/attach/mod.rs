@@ -79,7 +79,6 @@ pub use bridges::Bridges;
 pub use default_network::{CILIUMS_SUFFIX, DefaultNetwork, InvalidDefaultNetwork};
 pub use departed::inhabited;
 pub use devices::Devices;
-pub use drift::PutBack;
 pub use edited::WholeRecords;
 pub use engine::{Engine, Recovery};
 pub use error::{AttachError, Doing, StepError};

@@ -392,7 +392,7 @@ impl Enforce for Enforcer {
         let required = admission::requirement(&self.source.snapshot(), attachment, self.requirement)?;
         match vantage {
             Some(vantage) => {
-                let enforcement = self.enforcement(pod, vantage);
+                let enforcement = self.enforcement(None, pod, vantage);
                 admission::permit(enforcement, required, self.selecting(pod, attachment))
             }
             None => Ok(()),

@@ -1,6 +1,6 @@
 //! The enforcement level of an attachment, by where its programs run and by its pod's privileges. Pure.
 
-use crate::hooks::AttachMode;
+use crate::hooks::{AttachMode, Lack};
 use crate::objects::{Grant, Pod};
 use crate::policy::level::{Enforcement, Level};
 use crate::step::HookKind;
@@ -39,6 +39,33 @@ pub fn enforcement(vantage: &HookKind, pod: Option<&Pod>, means: Means) -> Enfor
             (None, Some(who)) => privileged("in the pod", "CAP_NET_RAW", who),
             (None, None) => lower(Level::Full, String::new()),
         },
+    }
+}
+
+/// The level of an attachment whose programs were found not to judge every packet, for that reason.
+pub(super) fn lacking(lack: Lack, why: String) -> Enforcement {
+    let level = match lack {
+        Lack::Absent(_) => Level::None,
+        // They judge what the programs of others let come to them.
+        Lack::BehindFilter(_) | Lack::BehindTcx(_) => Level::Advisory,
+    };
+    Enforcement { level, why }
+}
+
+/// The level of an attachment on a device on which others put their filters before its programs again and again: they come
+/// first now and then.
+pub(super) fn contested(times: u32) -> Enforcement {
+    let why = format!(
+        "another program puts its filter before ours again and again: ours were put before it {times} times, and from now on are once a minute"
+    );
+    Enforcement { level: Level::Advisory, why }
+}
+
+/// The lower of the level that an attachment has by its place and its pod, and of what its programs were found to be.
+pub(super) fn lower_of(by_place: Enforcement, found: Option<Enforcement>) -> Enforcement {
+    match found {
+        Some(found) if found.level < by_place.level => found,
+        _ => by_place,
     }
 }
 
@@ -128,6 +155,19 @@ mod tests {
         for (vantage, pod, means, expected) in table {
             assert_eq!(enforcement(&vantage, pod, means).to_string(), expected, "{vantage:?}");
         }
+        let full = || Enforcement { level: Level::Full, why: String::new() };
+        let found = [
+            (Some(lacking(Lack::Absent("na_to_pod"), "absent".to_owned())), "none (absent)"),
+            (Some(lacking(Lack::BehindFilter("na_to_pod"), "behind".to_owned())), "advisory (behind)"),
+            (Some(lacking(Lack::BehindTcx("na_to_pod"), "behind".to_owned())), "advisory (behind)"),
+            (None, "full"),
+        ];
+        for (found, expected) in found {
+            assert_eq!(lower_of(full(), found).to_string(), expected);
+        }
+        let none = || Enforcement { level: Level::None, why: "nowhere".to_owned() };
+        assert_eq!(lower_of(none(), Some(contested(5))), none());
+        assert_eq!(lower_of(full(), Some(contested(5))), contested(5));
         let levels = [Level::None, Level::Advisory, Level::FullUnlessPrivileged, Level::Full];
         assert!(levels.is_sorted());
     }

@@ -12,7 +12,8 @@ use crate::error_chain::Chain;
 use crate::hooks::node_end::{self, Found};
 use crate::hooks::parent::{Macvlan, Parents};
 use crate::hooks::{
-    AttachMode, AttachModes, DeviceHooks, HookError, HookPoint, PodDevice, Restored, host_link, pod,
+    AttachMode, AttachModes, DeviceHooks, HookError, HookPoint, Lack, PodDevice, Restored, Rivals, host_link,
+    pod,
 };
 use crate::netlink::Handle;
 use crate::netns::Netns;
@@ -30,6 +31,7 @@ pub(super) struct AttachedPrograms {
     turn: Mutex<()>,
     /// How often programs were reattached.
     put_back: AtomicU64,
+    rivals: Rivals,
     /// See [`keep_hooks_on`].
     _hooks_on: Option<Netns>,
 }
@@ -65,6 +67,7 @@ impl AttachedPrograms {
             knows_senders: bpf::probe::has_netns_cookie(),
             turn: Mutex::default(),
             put_back: AtomicU64::default(),
+            rivals: Rivals::default(),
             _hooks_on: hooks_on.ok(),
         }
     }
@@ -173,23 +176,40 @@ impl AttachedPrograms {
         Ok(())
     }
 
-    /// The first program of an attachment that does not run, as text.
+    /// The first program of an attachment that does not judge every packet, as text.
     pub(super) fn missing(
         &self,
         attachment: &EnforcedAttachment,
         host: &mut Handle,
     ) -> Result<Option<String>, EnforceError> {
-        let missing = if let HookPoint::Parent { on, .. } = &attachment.point {
+        let lack = if let HookPoint::Parent { on, .. } = &attachment.point {
             self.parents.missing(&self.dataplane, on.parent, host)?
         } else if let Some(device) = attachment.point.own_device(attachment.id)? {
             device.lack(self.modes.at(&attachment.point), self.dataplane.programs(), host)?
         } else {
             None
         };
-        Ok(missing.map(|lack| match attachment.host_index() {
-            0 => format!("{lack} in the pod"),
-            index => format!("{lack} on device {}", device_name(index, host)),
-        }))
+        Ok(lack.map(|lack| self.in_words(attachment, lack, host)))
+    }
+
+    /// What an attachment's programs lack, and where.
+    pub(super) fn in_words(&self, attachment: &EnforcedAttachment, lack: Lack, host: &mut Handle) -> String {
+        let index = attachment.host_index();
+        if index == 0 {
+            return format!("{lack} in the pod");
+        }
+        let device = device_name(index, host);
+        match (lack, self.rivals.at(index)) {
+            (Lack::BehindFilter(_), Some(times)) => format!(
+                "{lack} on device {device}: ours were put before it {times} times, and from now on are once a minute"
+            ),
+            _ => format!("{lack} on device {device}"),
+        }
+    }
+
+    /// The devices on which others put their filters before ours.
+    pub(super) fn rivals(&self) -> &Rivals {
+        &self.rivals
     }
 
     /// Puts the programs on an attachment's own device or on its parent back, where one is missing or behind those of others.
@@ -200,11 +220,11 @@ impl AttachedPrograms {
     ) -> Result<Restored, EnforceError> {
         let EnforcedAttachment { id, point, .. } = attachment;
         if matches!(point, HookPoint::Parent { .. }) {
-            return Ok(self.parents.restore(&self.dataplane, *id, host)?);
+            return Ok(self.parents.restore(&self.dataplane, *id, host, &self.rivals)?);
         }
         let Some(device) = point.own_device(*id)? else { return Ok(Restored::default()) };
         let attach = |host: &mut Handle| self.attach_own(point, &device, host);
-        Ok(device.restore(self.modes.at(point), self.dataplane.programs(), host, attach)?)
+        Ok(device.restore(self.modes.at(point), self.dataplane.programs(), host, &self.rivals, attach)?)
     }
 
     /// Counts a program that another process removed and that was reattached.

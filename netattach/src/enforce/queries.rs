@@ -6,7 +6,9 @@ use std::sync::Arc;
 use super::admission;
 use super::enforcer::Enforcer;
 use super::error::EnforceError;
+use super::level::{contested, lower_of};
 use super::policies::Change;
+use super::state::State;
 use crate::bpf::{self, PacketLog, Records};
 use crate::hooks::AttachModes;
 use crate::objects::policy::PolicyName;
@@ -129,9 +131,18 @@ impl Enforcer {
         requirement.map_or(Level::None, |(requirement, _)| requirement.least())
     }
 
-    /// The enforcement level for an attachment of that pod.
-    pub fn enforcement(&self, pod: Option<&PodRef>, vantage: &HookKind) -> Enforcement {
-        self.enforcement_in(&self.sources().source.snapshot(), pod.map(|pod| &pod.name), vantage)
+    /// The enforcement level for an attachment of that pod; with its number, as far as its programs were found to be where
+    /// packets meet them.
+    pub fn enforcement(&self, id: Option<u32>, pod: Option<&PodRef>, vantage: &HookKind) -> Enforcement {
+        let by_place =
+            self.enforcement_in(&self.sources().source.snapshot(), pod.map(|pod| &pod.name), vantage);
+        lower_of(by_place, id.and_then(|id| self.as_found(&self.lock(), id)))
+    }
+
+    /// The level of an attachment by what the last look at its programs has found; `None`: it has found nothing wrong.
+    fn as_found(&self, state: &State, id: u32) -> Option<Enforcement> {
+        let is_contested = || self.programs().rivals().at(state.roster().host_index(id)?).map(contested);
+        state.roster().shortfall(id).cloned().or_else(is_contested)
     }
 
     fn enforcement_in(&self, objects: &Objects, pod: Option<&ObjectName>, vantage: &HookKind) -> Enforcement {
@@ -151,7 +162,8 @@ impl Enforcer {
         let sources = self.sources();
         let objects = sources.source.snapshot();
         let placed = state.roster().placed().map(|(endpoint, point)| {
-            (endpoint.id, self.enforcement_in(&objects, Some(&endpoint.pod), &point.vantage()))
+            let by_place = self.enforcement_in(&objects, Some(&endpoint.pod), &point.vantage());
+            (endpoint.id, lower_of(by_place, self.as_found(&state, endpoint.id)))
         });
         let limited = placed.filter(|(_, enforcement)| enforcement.level != Level::Full).collect();
         let view = View {

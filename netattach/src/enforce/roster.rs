@@ -7,6 +7,7 @@ use super::attachment::EnforcedAttachment;
 use crate::hooks::HookPoint;
 use crate::objects::{ObjectName, Place};
 use crate::policy::index::{Endpoint, Endpoints};
+use crate::policy::level::Enforcement;
 
 /// The data kept per attachment, by number. An attachment is entered before its programs run. It leaves in two steps:
 /// first no programs are attached for it any more, and once its record is gone policies no longer see it.
@@ -16,6 +17,8 @@ pub(super) struct Roster {
     /// What the endpoints are on: of thousands there are a few.
     places: BTreeSet<Arc<BTreeSet<Place>>>,
     points: BTreeMap<u32, Point>,
+    /// What the programs of some were found to lack at the last look.
+    shortfalls: BTreeMap<u32, Enforcement>,
 }
 
 /// The hook point of an attachment's programs.
@@ -34,6 +37,7 @@ impl Point {
 impl Roster {
     /// Enters an attachment, replacing an earlier one with its number.
     pub(super) fn enter(&mut self, attachment: &EnforcedAttachment) {
+        self.shortfalls.remove(&attachment.id);
         self.points.insert(attachment.id, Point::of(attachment));
         if let Some(endpoint) = &attachment.endpoint {
             let at = self.shared(&endpoint.at);
@@ -55,6 +59,7 @@ impl Roster {
     /// they run there if another plugin made the interface or the link's hook point is there; for an unknown attachment
     /// they might.
     pub(super) fn end(&mut self, id: u32) -> bool {
+        self.shortfalls.remove(&id);
         self.points
             .remove(&id)
             .is_some_and(|known| !known.delegated && !matches!(known.point, HookPoint::Pod(_)))
@@ -68,6 +73,24 @@ impl Roster {
     /// Whether this is the current attachment of its number: the number of an ended one may be reused.
     pub(super) fn is_current(&self, attachment: &EnforcedAttachment) -> bool {
         self.points.get(&attachment.id) == Some(&Point::of(attachment))
+    }
+
+    /// Notes what an attachment's programs lack, if it has not ended meanwhile.
+    pub(super) fn note_shortfall(&mut self, attachment: &EnforcedAttachment, found: Option<Enforcement>) {
+        match found.filter(|_| self.is_current(attachment)) {
+            Some(found) => self.shortfalls.insert(attachment.id, found),
+            None => self.shortfalls.remove(&attachment.id),
+        };
+    }
+
+    /// What an attachment's programs were found to lack.
+    pub(super) fn shortfall(&self, id: u32) -> Option<&Enforcement> {
+        self.shortfalls.get(&id)
+    }
+
+    /// Index of the device on the node on which an attachment's programs run; 0 where it is not there.
+    pub(super) fn host_index(&self, id: u32) -> Option<u32> {
+        self.points.get(&id).map(|known| known.point.host_index())
     }
 
     /// The attachments that policies can select.
@@ -109,6 +132,23 @@ mod tests {
         roster.enter(&delegated(3));
         assert!(!roster.is_current(&attachment(3)));
         assert!(roster.is_current(&delegated(3)));
+    }
+
+    #[test]
+    fn what_programs_lack_is_known_until_they_do_not_or_the_attachment_ends() {
+        use crate::policy::level::Level;
+        let mut roster = Roster::default();
+        let lack = Enforcement { level: Level::Advisory, why: "behind".to_owned() };
+        roster.note_shortfall(&attachment(3), Some(lack.clone()));
+        assert_eq!(roster.shortfall(3), None, "it has ended");
+        roster.enter(&attachment(3));
+        roster.note_shortfall(&attachment(3), Some(lack.clone()));
+        assert_eq!(roster.shortfall(3), Some(&lack));
+        roster.note_shortfall(&attachment(3), None);
+        assert_eq!(roster.shortfall(3), None);
+        roster.note_shortfall(&attachment(3), Some(lack));
+        roster.end(3);
+        assert_eq!(roster.shortfall(3), None);
     }
 
     #[test]

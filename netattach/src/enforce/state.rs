@@ -10,6 +10,7 @@ use super::policy_maps::{Kernel, PolicyMaps};
 use super::roster::Roster;
 use crate::bpf::PolicyIds;
 use crate::policy::diff::{DENY_ALL, PolicyId};
+use crate::policy::level::Enforcement;
 
 /// The policies of a completely isolated attachment.
 const ISOLATED: PolicyIds = PolicyIds { ingress: DENY_ALL, egress: DENY_ALL };
@@ -31,6 +32,11 @@ impl State {
     /// The attachments.
     pub(super) fn roster(&self) -> &Roster {
         &self.roster
+    }
+
+    /// See [`Roster::note_shortfall`].
+    pub(super) fn note_shortfall(&mut self, attachment: &EnforcedAttachment, found: Option<Enforcement>) {
+        self.roster.note_shortfall(attachment, found);
     }
 
     /// The deferred attachments.

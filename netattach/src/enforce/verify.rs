@@ -3,10 +3,13 @@
 use super::attachment::EnforcedAttachment;
 use super::enforcer::Enforcer;
 use super::error::EnforceError;
+use super::level::lacking;
 use super::policy_maps::Kernel;
 use super::programs::device_name;
+use crate::error_chain::Chain;
 use crate::hooks::{HookPoint, Restored};
 use crate::netlink::Handle;
+use crate::policy::level::{Enforcement, Level};
 
 impl Enforcer {
     /// The first part of an attachment's enforcement that is missing, as text.
@@ -52,17 +55,20 @@ impl Enforcer {
         host: &mut Handle,
     ) -> Result<Option<String>, EnforceError> {
         let missing = self.programs().missing(attachment, host)?;
+        let mut state = self.lock();
+        if missing.is_none() {
+            state.note_shortfall(attachment, None);
+        }
         if matches!(attachment.point, HookPoint::Parent { .. }) {
             return Ok(missing);
         }
-        let state = self.lock();
         let (id, deferred) = (attachment.id, state.deferred());
         let may_wait = deferred.waits(id) && deferred.due(id, state.maps()).is_none();
         Ok(missing.filter(|_| !may_wait))
     }
 
     /// Reattaches programs that another process has removed from an attachment's device, or has put its own before; returns
-    /// whether that helped.
+    /// whether that helped. Notes what they lack still.
     pub(super) fn put_programs_back(
         &self,
         attachment: &EnforcedAttachment,
@@ -72,8 +78,20 @@ impl Enforcer {
         if !is_on_parent && self.is_waiting(attachment.id) {
             return self.begin_if_due(attachment.id);
         }
-        let restored =
-            if is_on_parent { self.programs().restore(attachment, host) } else { self.run_again(attachment, host) };
+        let restored = match is_on_parent {
+            true => self.programs().restore(attachment, host),
+            false => self.run_again(attachment, host),
+        };
+        let shortfall = match &restored {
+            Ok(restored) => {
+                restored.left.map(|lack| lacking(lack, self.programs().in_words(attachment, lack, host)))
+            }
+            Err(error) => {
+                let why = format!("its programs could not be put back: {}", Chain(error));
+                Some(Enforcement { level: Level::None, why })
+            }
+        };
+        self.lock().note_shortfall(attachment, shortfall);
         if !restored?.helped() {
             return Ok(false);
         }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::numbers::SPARE;
-use super::{AttachMode, HookError, PodDevice};
+use super::{AttachMode, HookError, PodDevice, Rivals};
 use crate::bpf::{LinkPlace, Program, Programs, sys};
 use crate::netlink::{Filter, FilterState, Handle};
 use crate::netns::within;
@@ -166,8 +166,8 @@ impl DeviceHooks<'_> {
         self.missing(self.present_mode(wanted, programs)?, programs, handle)
     }
 
-    /// Has all programs judge every packet again: puts them before the filters of others, and does everything else by
-    /// `attach`. In a tcx link's place no other can be put while it is there.
+    /// Has all programs judge every packet again: puts them before the filters of others, as often as `rivals` has it, and does
+    /// everything else by `attach`. In a tcx link's place no other can be put while it is there.
     ///
     /// # Errors
     /// Those of [`DeviceHooks::lack`], [`DeviceHooks::bring_to_front`] and `attach`.
@@ -176,11 +176,15 @@ impl DeviceHooks<'_> {
         wanted: AttachMode,
         programs: &Programs,
         handle: &mut Handle,
+        rivals: &Rivals,
         attach: impl FnOnce(&mut Handle) -> Result<(), HookError>,
     ) -> Result<Restored, HookError> {
         let mut left = self.lack(wanted, programs, handle)?;
         let mut restored = Restored { lacked: left.is_some(), ..Restored::default() };
         if let Some(Lack::BehindFilter(_)) = left {
+            if !rivals.may_answer(self.index) {
+                return Ok(Restored { left, ..restored });
+            }
             restored.made_clsact = self.bring_to_front(programs, handle)?;
             left = self.lack(wanted, programs, handle)?;
         }

@@ -3,7 +3,8 @@
 //! An attachment's programs run at its [`HookPoint`] (`point`). A `device` with its programs attaches them, says which is missing,
 //! and detaches them, in either [`AttachMode`]; which programs and which device is for [`node_end`] (the node's end of a link),
 //! [`parent`] (the device that macvlans share), [`pod`] (the device in a pod), [`host_link`] (the node's own on a parent) and [`uplink`] (devices of the node that are no
-//! attachment's). Filters are told apart by their [`numbers`]; what goes wrong is an `error`.
+//! attachment's). Filters are told apart by their [`numbers`]; what goes wrong is an `error`, and who puts his filters first is one
+//! of `rivals`.
 
 mod device;
 mod error;
@@ -13,6 +14,7 @@ mod numbers;
 pub(crate) mod parent;
 pub(crate) mod pod;
 mod point;
+mod rivals;
 pub(crate) mod uplink;
 
 use serde::{Deserialize, Serialize};
@@ -21,6 +23,7 @@ pub(crate) use device::{DeviceHooks, Lack, Restored};
 pub use error::HookError;
 pub(crate) use pod::PodDevice;
 pub(crate) use point::HookPoint;
+pub(crate) use rivals::Rivals;
 
 /// How programs are to be attached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]

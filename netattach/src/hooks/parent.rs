@@ -12,7 +12,7 @@ use netattach_common::parent::place;
 use super::device::{DeviceHooks, HookProgram, Lack, Restored};
 use super::numbers::{FROM, TO};
 use super::pod::class;
-use super::{AttachMode, HookError, PodDevice};
+use super::{AttachMode, HookError, PodDevice, Rivals};
 use crate::bpf::{Dataplane, Entry, LinkPlace, OnParent, Parent, Program, Side};
 use crate::netlink::Handle;
 use crate::spec::TcHook;
@@ -287,12 +287,13 @@ impl Parents {
         dataplane: &Dataplane,
         id: u32,
         host: &mut Handle,
+        rivals: &Rivals,
     ) -> Result<Restored, HookError> {
         let mut doubtful = self.turn();
         // It may have gone meanwhile, and the programs with the last of its parent.
         let Some(parent) = dataplane.parents().parent_of(id) else { return Ok(Restored::default()) };
         let cover = |host: &mut Handle| self.cover(dataplane, parent, host);
-        let restored = on(parent).restore(self.mode, dataplane.programs(), host, cover)?;
+        let restored = on(parent).restore(self.mode, dataplane.programs(), host, rivals, cover)?;
         if restored.made_clsact
             && let Some(known) = dataplane.parents().covered().get(&parent)
         {

@@ -266,6 +266,54 @@ fn filters_that_others_put_before_ours_come_behind_them() {
     scene.end();
 }
 
+/// Somebody who puts his filter first as soon as ours are is not answered at every look.
+#[test]
+fn filters_that_come_before_ours_again_and_again_are_answered_rarely_and_told() {
+    let scene = Scene::new("clsact");
+    let (name, namespace) = (scene.device(&scene.server), &scene.node.namespace);
+    let index = index_of(namespace, &name).unwrap();
+    let ours_first = || {
+        let mut host = Handle::open_in(namespace.netns()).unwrap();
+        let found = host.find_filters(index, TcHook::Egress).unwrap();
+        found.first().is_some_and(|it| it.name.as_deref() == Some("na_to_pod"))
+    };
+    let put_back = || scene.node.ctl(&["status"]).unwrap()["programs_put_back"].clone();
+    let go_first = || {
+        attach_filter(namespace, &name, false, 1, Verdict::Next).unwrap();
+        assert!(!ours_first());
+        // The kernel tells of filters that go, and the agent looks.
+        tc(namespace, "qdisc add dev lo clsact").unwrap();
+        tc(namespace, "qdisc del dev lo clsact").unwrap();
+    };
+    for times in 1..=5 {
+        go_first();
+        assert!(eventually(PATIENCE * 4, || put_back() == json!(times) && ours_first()), "{times}");
+        assert_eq!(scene.routed(&scene.server)["enforcement"], json!("full"), "{times}");
+    }
+    go_first();
+    let told = || scene.routed(&scene.server)["enforcement"] == json!("advisory");
+    assert!(eventually(PATIENCE * 4, told), "{}", scene.routed(&scene.server));
+    assert_eq!((put_back(), ours_first()), (json!(5), false));
+    let why = format!(
+        "another's filter comes before program na_to_pod on device {name}: ours were put before it 5 times, and from now on \
+         are once a minute"
+    );
+    assert_eq!(scene.routed(&scene.server)["enforcement_detail"], json!(why));
+    assert_eq!(scene.routed(&scene.client)["enforcement"], json!("full"), "others are as they were");
+    let status = scene.node.ctl(&["status"]).unwrap().to_string();
+    assert!(status.contains(&why), "{status}");
+    // Without the rival's filter nothing is lacking, but he may be back at once.
+    tc(namespace, &format!("filter del dev {name} egress")).unwrap();
+    assert!(eventually(PATIENCE * 4, || put_back() == json!(6)));
+    let detail = || scene.routed(&scene.server)["enforcement_detail"].clone();
+    let contested =
+        || detail().as_str().is_some_and(|it| it.starts_with("another program puts its filter before"));
+    assert!(eventually(PATIENCE * 4, contested), "{}", detail());
+    scene.assert_judged("put back");
+    scene.node.check(&scene.server).success();
+    scene.end();
+}
+
 /// As an agent leaves a node's end that is killed while it puts its filters before those of others; the next one may attach
 /// by either.
 #[test]

@@ -1,0 +1,28 @@
+//! Other programs that put their filters before ours on a device, again and again.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use crate::put_back::PutBack;
+
+/// How often ours were put before the filters of others, by index of the device on the node. Each time costs the kernel some
+/// ten requests, and takes filters off and on again, which has everything looked at anew.
+#[derive(Debug, Default)]
+pub(crate) struct Rivals(Mutex<PutBack<u32>>);
+
+impl Rivals {
+    /// Counts one more time that ours are put first on a device. `false`: that was done too often just now.
+    pub(super) fn may_answer(&self, device: u32) -> bool {
+        self.lock().once_more(device, Instant::now()).is_ok()
+    }
+
+    /// How often ours were put first on a device where others have theirs put first too often.
+    pub(crate) fn at(&self, device: u32) -> Option<u32> {
+        self.lock().fought_over(&device, Instant::now())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, PutBack<u32>> {
+        // Each change is complete by itself.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
