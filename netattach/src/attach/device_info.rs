@@ -66,6 +66,16 @@ pub(super) fn remove(path: &Path) -> Result<(), StepError> {
     }
 }
 
+/// The same where an attachment ends. What is no file was written by no plugin for it: it stays, and keeps nothing from
+/// ending.
+pub(super) fn forget(path: &Path) -> Result<(), StepError> {
+    if path.symlink_metadata().is_ok_and(|found| found.is_dir()) {
+        tracing::warn!(path = %path.display(), "a directory is where device information was; it stays");
+        return Ok(());
+    }
+    remove(path)
+}
+
 fn whole(path: &Path) -> io::Result<Vec<u8>> {
     bounded::read(path, budget::DEVICE_INFO.most)
 }
@@ -83,6 +93,23 @@ mod tests {
     use super::*;
     use crate::attach::AttachError;
     use crate::cni::{CniError, Command, code};
+
+    #[test]
+    fn a_directory_in_place_of_the_file_fails_an_add_and_no_del() {
+        let directory = tempfile::tempdir().unwrap();
+        let attachment = directory.path().join("attachment.json");
+        fs::create_dir(&attachment).unwrap();
+        let files = DeviceInfoFiles { device_plugin: None, attachment: attachment.clone() };
+        let refused = prepare(&files).unwrap_err();
+        assert!(matches!(&refused, StepError::DeviceInfo { path, .. } if *path == attachment), "{refused}");
+        forget(&attachment).unwrap();
+        assert!(attachment.is_dir());
+        fs::remove_dir(&attachment).unwrap();
+        forget(&attachment).unwrap();
+        fs::write(&attachment, "{}").unwrap();
+        forget(&attachment).unwrap();
+        assert!(!attachment.exists());
+    }
 
     #[test]
     fn information_of_all_bytes_that_there_may_be_is_passed_on_and_one_more_is_not() {

@@ -171,7 +171,7 @@ impl Begun<'_> {
                     enforcer.detach(*id)?;
                 }
             }
-            Inverse::RemoveFile(path) => device_info::remove(path)?,
+            Inverse::RemoveFile(path) => device_info::forget(path)?,
             Inverse::ForgetSources { interfaces } => {
                 if let Some(netns) = netns {
                     let pod = &mut Handle::open_in(netns)?;
