@@ -132,11 +132,12 @@ fn the_page_names_every_plugin_that_is_built_in_and_no_other() {
     ];
     let (_, table) = PAGES[0].split_once("\n|---|---|\n").unwrap();
     let rows = table.lines().map_while(|line| line.strip_prefix("| `")?.split(" | ").next());
-    let named = rows.flat_map(|types| types.split('`').step_by(2)).filter(|word| *word != "ipam.type");
-    let named: BTreeSet<&str> = named.collect();
+    let words = rows.flat_map(|types| types.split('`').step_by(2));
+    // The second is no plugin of its own: what a runtime calls, behind another plugin.
+    let named: BTreeSet<&str> = words.filter(|word| !["ipam.type", "netattach"].contains(word)).collect();
     assert_eq!(named, built_in().collect());
-    assert_eq!(named.len(), 21);
+    assert_eq!(named.len(), 22);
     for page in PAGES {
-        assert!(page.to_lowercase().contains("twenty-one"), "{page}");
+        assert!(page.to_lowercase().contains("twenty-two"), "{page}");
     }
 }
