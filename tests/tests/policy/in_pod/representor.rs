@@ -1,0 +1,145 @@
+//! A representor as the node's end of a device in a pod, by a veth in the place of a VF: its other end on the node stands for
+//! the representor. No emulated card has VFs with both representors and packets, so the record of an attachment says that it
+//! is one: what the agent does with it from there on is what it does with a VF's.
+
+use std::fs;
+
+use netattach::netlink::Handle;
+use netattach::spec::TcHook;
+use netattach_tests::record::rewritten;
+use netattach_tests::traffic::datagram;
+
+use super::*;
+
+const DEVICE: &str = "vf0";
+const REPRESENTOR: &str = "rep0";
+const ADDRESS: &str = "10.60.0.2";
+/// The version of records with representors.
+const VERSION: &str = "\"version\":10";
+
+struct Scene {
+    node: Node,
+    server: Pod,
+}
+
+impl Scene {
+    /// A pod with the device, on whose other end the agent is told of a representor that was down and had an MTU of 1400 when
+    /// it took the device.
+    fn new() -> Self {
+        let mut node = Node::new(&[]).unwrap();
+        ip(&node.namespace, &["link", "add", DEVICE, "type", "veth", "peer", "name", REPRESENTOR]).unwrap();
+        let ipam = json!({"type": "static", "addresses": [{"address": format!("{ADDRESS}/24")}]});
+        let keys = json!({"cniVersion": "1.0.0", "type": "host-device", "device": DEVICE, "ipam": ipam});
+        node.write("vf", &network(NAMESPACE, "vf", &keys)).unwrap();
+        node.write("server", &pod("server", &json!({"app": "server"}), &json!("vf"))).unwrap();
+        let rules = json!({
+            "podSelector": {"matchLabels": {"app": "server"}}, "policyTypes": ["Ingress"],
+            "ingress": [{"ports": [{"protocol": "UDP", "port": 80}]}]
+        });
+        node.write("policy", &policy("only-80", "vf", &rules)).unwrap();
+        // Those in the pod can be taken off then, which is for the record to say.
+        node.set("attach", json!("clsact"));
+        node.start().unwrap();
+        let server = Pod::new("server").unwrap();
+        node.add(&server).success();
+        node.kill().unwrap();
+        tc(&server.namespace, &["qdisc", "del", "dev", "net1", "clsact"]).unwrap();
+        ip(&node.namespace, &["link", "set", REPRESENTOR, "up"]).unwrap();
+        ip(&node.namespace, &["address", "add", "10.60.0.1/24", "dev", REPRESENTOR]).unwrap();
+        let scene = Self { node, server };
+        scene.tell_of_representor();
+        scene
+    }
+
+    fn tell_of_representor(&self) {
+        let name = format!("{}@eth0.jsonl", self.server.container);
+        let path = self.node.path("state/journal").join(&name);
+        let text = fs::read_to_string(&path).unwrap().replace("\"version\":7", VERSION);
+        let link = Handle::open_in(self.node.namespace.netns()).unwrap().link(REPRESENTOR).unwrap();
+        let device = json!({
+            "name": REPRESENTOR, "index": link.index, "mac": link.mac.unwrap().to_string(), "mtu": link.mtu
+        });
+        let claimed = json!({"device": device, "mtu": 1400, "up": false}).to_string();
+        let id = format!("\"id\":{{\"name\":\"{DEVICE}\"}}");
+        let edited = rewritten(&name, &text, |line| {
+            if line.contains("\"output\":\"claimed\"") {
+                return format!("{},\"representor\":{claimed}}}]}}", line.strip_suffix("}]}").unwrap());
+            }
+            line.replace(&id, &format!("{id},\"switchdev\":true"))
+        });
+        assert_eq!(
+            [VERSION, "\"representor\":", "\"switchdev\":true"].map(|it| edited.matches(it).count()),
+            [2, 1, 1]
+        );
+        fs::write(&path, edited).unwrap();
+    }
+
+    /// The names of the programs on the representor, and in the pod, by hook.
+    fn programs(&self) -> [Vec<String>; 4] {
+        let named = |namespace: &Namespace, device: &str, hook| {
+            let mut handle = Handle::open_in(namespace.netns()).unwrap();
+            let index = handle.link(device).unwrap().index;
+            let found = handle.find_filters(index, hook).unwrap();
+            found.into_iter().filter_map(|filter| filter.name).collect()
+        };
+        let (node, pod) = (&self.node.namespace, &self.server.namespace);
+        [
+            named(node, REPRESENTOR, TcHook::Ingress),
+            named(node, REPRESENTOR, TcHook::Egress),
+            named(pod, "net1", TcHook::Ingress),
+            named(pod, "net1", TcHook::Egress),
+        ]
+    }
+}
+
+/// Rows: SRV-switchdev.
+#[test]
+fn a_policy_holds_on_a_representor_and_nothing_of_it_stays_there() {
+    let mut scene = Scene::new();
+    let served = |port: u16| {
+        Echo::serve(&scene.server.namespace, format!("{ADDRESS}:{port}").parse().unwrap()).unwrap()
+    };
+    let [open, closed] = [80, 81].map(served);
+    scene.node.start().unwrap();
+    for _ in 0..2 {
+        let [from_pod, to_pod, nothing, neither] = scene.programs();
+        assert_eq!([from_pod.len(), to_pod.len(), nothing.len(), neither.len()], [1, 1, 0, 0]);
+        assert!(datagram(&scene.node.namespace, open.address(), PATIENCE).unwrap());
+        assert!(!datagram(&scene.node.namespace, closed.address(), SILENCE).unwrap());
+        let row = row(&scene.node, "server");
+        let told = ["enforcement", "host_interface"].map(|key| row[key].clone());
+        assert_eq!(told, [json!("full"), json!(REPRESENTOR)], "{row:#}");
+        scene.node.check(&scene.server).success();
+        // The next agent takes over what is there.
+        scene.node.kill().unwrap();
+        scene.node.start().unwrap();
+    }
+    // Programs of others that are taken for ours would be missed here.
+    tc(&scene.node.namespace, &["qdisc", "del", "dev", REPRESENTOR, "clsact"]).unwrap();
+    assert!(eventually(PATIENCE, || scene.programs()[0].len() == 1), "they are put back");
+    scene.node.del(&scene.server).success();
+    let mut node = Handle::open_in(scene.node.namespace.netns()).unwrap();
+    let after = node.link(REPRESENTOR).unwrap();
+    assert_eq!((after.up, after.mtu), (false, 1400), "as it was before the device was taken");
+    for hook in [TcHook::Ingress, TcHook::Egress] {
+        assert_eq!(node.find_filters(after.index, hook).unwrap(), []);
+    }
+    assert!(node.find_link(DEVICE).unwrap().is_some());
+    // It belongs to the card: the next pod finds it.
+    scene.node.add(&scene.server).success();
+    scene.node.del(&scene.server).success();
+}
+
+/// Rows: SRV-switchdev.
+#[test]
+fn a_representor_that_is_gone_is_reported_until_its_pod_is_detached() {
+    let mut scene = Scene::new();
+    scene.node.start().unwrap();
+    ip(&scene.node.namespace, &["link", "del", REPRESENTOR]).unwrap();
+    let lost = "the representor of its VF is gone: the card's mode was changed, its driver loaded anew, or its VFs made anew";
+    let is_told = || scene.node.whole_status().unwrap().to_string().contains(lost);
+    assert!(eventually(PATIENCE, is_told), "{:#}", scene.node.whole_status().unwrap());
+    assert_ne!(scene.node.check(&scene.server).exit, 0);
+    scene.node.del(&scene.server).success();
+    assert!(!is_told());
+}
