@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{AttachError, Engine};
-use crate::error_chain::clipped;
+use crate::error_chain::{Chain, clipped};
 use crate::ipam::{self, dhcp};
 
 impl Engine {
