@@ -161,7 +161,7 @@ fn has_driver(kind: Kind, pod: &Pod, node: &Node) -> anyhow::Result<bool> {
     let floor = Floor::new(kind, node)?;
     let tried = floor::before(kind, Side::Floor, pod, node).and_then(|()| floor.add(pod));
     match tried {
-        Err(error) if floor::is_without_driver(&error) => Ok(false),
+        Err(error) if floor::is_without_driver(kind, &error) => Ok(false),
         tried => {
             tried.and_then(|()| floor.del(pod)).with_context(|| format!("the floor of {}", kind.name()))?;
             Ok(true)
