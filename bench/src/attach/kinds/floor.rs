@@ -83,7 +83,12 @@ impl Floor {
             Kind::Vlan => [vec![made(Driver::Vlan(TAG), Some(OTHER_PARENT_INDEX))], vec![own]],
             Kind::Dummy => [vec![made(Driver::Dummy, None)], vec![own]],
             Kind::Tap => [Vec::new(), vec![own, up]],
-            Kind::HostDevice => [vec![interfaces::moved(given(Side::Floor), NAME, inside)], vec![own, up]],
+            Kind::HostDevice => {
+                // It keeps its index.
+                let device = given(Side::Floor);
+                let settings = vec![netlink::address(device, address, PREFIX), netlink::set_up(device)];
+                [vec![interfaces::moved(device, NAME, inside)], settings]
+            }
             Kind::Loopback => [Vec::new(), vec![netlink::set_up(LOOPBACK_INDEX)]],
         }
     }
@@ -149,10 +154,14 @@ pub(super) fn before(kind: Kind, side: Side, pod: &Pod, node: &Node) -> anyhow::
     .with_context(|| format!("prepare {} for {}", kind.name(), side.name()))
 }
 
-/// Whether it failed for want of a driver.
-pub(super) fn is_without_driver(error: &anyhow::Error) -> bool {
+/// Whether a kind failed for want of its driver.
+pub(super) fn is_without_driver(kind: Kind, error: &anyhow::Error) -> bool {
     let code = error.chain().find_map(|error| error.downcast_ref::<io::Error>()?.raw_os_error());
-    matches!(code, Some(libc::EOPNOTSUPP | libc::ENODEV | libc::ENOENT))
+    match kind {
+        // There is no device file, or nobody behind it.
+        Kind::Tap => matches!(code, Some(libc::ENOENT | libc::ENODEV)),
+        _ => code == Some(libc::EOPNOTSUPP),
+    }
 }
 
 /// The index of the device that a side's pods are given.

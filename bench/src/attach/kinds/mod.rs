@@ -161,7 +161,7 @@ fn has_driver(kind: Kind, pod: &Pod, node: &Node) -> anyhow::Result<bool> {
     let floor = Floor::new(kind, node)?;
     let tried = floor::before(kind, Side::Floor, pod, node).and_then(|()| floor.add(pod));
     match tried {
-        Err(error) if floor::is_without_driver(&error) => Ok(false),
+        Err(error) if floor::is_without_driver(kind, &error) => Ok(false),
         tried => {
             tried.and_then(|()| floor.del(pod)).with_context(|| format!("the floor of {}", kind.name()))?;
             Ok(true)
@@ -234,11 +234,16 @@ impl Site<'_> {
             turns.reverse();
         }
         for ((side, contender), samples) in turns {
-            let took = once(*kind, *side, &**contender, (*pod, node))
-                .with_context(|| format!("{} by {}", kind.name(), side.name()))?;
-            if number > 0 {
-                samples.push(took);
-            }
+            let before = node.links()?;
+            let done = once(*kind, *side, &**contender, (*pod, node)).and_then(|took| {
+                // The first one makes bridges, which stay.
+                if number > 0 {
+                    left_nothing(node, &before, slice::from_ref(*pod))?;
+                    samples.push(took);
+                }
+                Ok(())
+            });
+            done.with_context(|| format!("{} by {}", kind.name(), side.name()))?;
         }
         Ok(())
     }
@@ -277,7 +282,6 @@ fn once(
     (pod, node): (&Pod, &Node),
 ) -> anyhow::Result<Duration> {
     floor::before(kind, side, pod, node)?;
-    let before = node.links()?;
     let started = Instant::now();
     contender.add(pod).context("ADD")?;
     let took = started.elapsed();
@@ -285,7 +289,6 @@ fn once(
         pod.has(&INTERFACES[..1])?;
     }
     contender.del(pod).context("DEL")?;
-    left_nothing(node, &before, slice::from_ref(pod))?;
     Ok(took)
 }
 

@@ -65,9 +65,9 @@ pub(in crate::attach) fn table(report: &Report) -> String {
         let _ = writeln!(text, "- left out: `{}`: {}", left_out.kind, left_out.why);
     }
     let _ = write!(text, "\n{}", limit::table(&report.limits));
-    let _ = writeln!(text, "\nFound: the better end of the interval of 95 %.");
+    let _ = writeln!(text, "\nFound: the better end of the interval of 95 %.\n");
     for figures in report.kinds.iter().filter(|figures| !figures.parts.is_empty()) {
-        let _ = write!(text, "\n`{}`. {}", figures.kind.name(), parts::table(&figures.parts));
+        let _ = write!(text, "`{}`. {}", figures.kind.name(), parts::table(&figures.parts));
     }
     text
 }
