@@ -235,13 +235,15 @@ impl AttachedPrograms {
     /// unless others have filters there. After any attaching in progress.
     pub(super) fn leave_node_end(&self, id: u32) -> Result<(), EnforceError> {
         let _turn = self.take_turn();
-        let devices = self.dataplane.attachments().devices_of(id);
+        let devices: Vec<u32> = self.dataplane.attachments().devices_of(id).into_iter().collect();
         if devices.is_empty() {
             return Ok(());
         }
         let (mut host, programs) = (Handle::open()?, self.dataplane.programs());
-        for device in devices {
-            for mode in [AttachMode::Tcx, AttachMode::Clsact] {
+        let found = node_end::find_all(&devices, programs, &mut host)?;
+        for (device, found) in devices.into_iter().zip(found) {
+            let Some(found) = found? else { continue };
+            for mode in [AttachMode::Tcx, AttachMode::Clsact].into_iter().filter(|mode| found.has(*mode)) {
                 node_end::on(device).detach(mode, programs, &mut host, true)?;
             }
         }
