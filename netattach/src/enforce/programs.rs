@@ -235,7 +235,7 @@ impl AttachedPrograms {
     /// unless others have filters there. After any attaching in progress.
     pub(super) fn leave_node_end(&self, id: u32) -> Result<(), EnforceError> {
         let _turn = self.take_turn();
-        let devices: Vec<u32> = self.dataplane.attachments().devices_of(id).into_iter().collect();
+        let devices = self.dataplane.attachments().devices_of(id);
         if devices.is_empty() {
             return Ok(());
         }
