@@ -258,8 +258,10 @@ impl AttachedPrograms {
             return Ok(());
         }
         let (mut host, programs) = (Handle::open()?, self.dataplane.programs());
-        for device in devices {
-            for mode in [AttachMode::Tcx, AttachMode::Clsact] {
+        let found = node_end::find_all(&devices, programs, &mut host)?;
+        for (device, found) in devices.into_iter().zip(found) {
+            let Some(found) = found? else { continue };
+            for mode in [AttachMode::Tcx, AttachMode::Clsact].into_iter().filter(|mode| found.has(*mode)) {
                 node_end::on(device).detach(mode, programs, &mut host, true)?;
             }
         }
