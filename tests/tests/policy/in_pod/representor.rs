@@ -43,7 +43,7 @@ impl Scene {
         let server = Pod::new("server").unwrap();
         node.add(&server).success();
         node.kill().unwrap();
-        tc(&server.namespace, &["qdisc", "del", "dev", "net1", "clsact"]).unwrap();
+        tc(&server.namespace, "qdisc del dev net1 clsact").unwrap();
         ip(&node.namespace, &["link", "set", REPRESENTOR, "up"]).unwrap();
         ip(&node.namespace, &["address", "add", "10.60.0.1/24", "dev", REPRESENTOR]).unwrap();
         let scene = Self { node, server };
@@ -115,7 +115,7 @@ fn a_policy_holds_on_a_representor_and_nothing_of_it_stays_there() {
         scene.node.start().unwrap();
     }
     // Programs of others that are taken for ours would be missed here.
-    tc(&scene.node.namespace, &["qdisc", "del", "dev", REPRESENTOR, "clsact"]).unwrap();
+    tc(&scene.node.namespace, &format!("qdisc del dev {REPRESENTOR} clsact")).unwrap();
     assert!(eventually(PATIENCE, || scene.programs()[0].len() == 1), "they are put back");
     scene.node.del(&scene.server).success();
     let mut node = Handle::open_in(scene.node.namespace.netns()).unwrap();
