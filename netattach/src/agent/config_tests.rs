@@ -49,7 +49,7 @@ fn mistakes_are_named() {
         ),
         (
             "delegation: {exec: [bridge, ovs]}",
-            "delegation.exec[1]: \"ovs\" is not built in, so it is executed anyway; the built-in types are bridge, dummy, host-device, ipvlan, loopback, macvlan, macvtap, netkit, ptp, sriov, tap, veth, vlan, tuning, sbr, vrf, portmap, bandwidth, firewall, host-local, static",
+            "delegation.exec[1]: \"ovs\" is not built in, so it is executed anyway; the built-in types are bridge, dummy, host-device, ipvlan, loopback, macvlan, macvtap, netkit, ptp, sriov, tap, veth, vlan, tuning, sbr, vrf, portmap, bandwidth, firewall, host-local, static, dhcp",
         ),
         (
             "delegation: {root: host}",
