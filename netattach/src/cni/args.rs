@@ -73,6 +73,14 @@ impl CniArgs {
         if unknown.is_empty() { Ok(()) } else { Err(invalid(format!("ARGS: unknown args {unknown:?}"))) }
     }
 
+    /// Those that say which pod it is, as a runtime of Kubernetes gives them (`K8S_POD_NAME` and others).
+    #[must_use]
+    pub fn of_pod(&self) -> Self {
+        let pairs: Vec<_> = self.pairs.iter().filter(|(key, _)| key.starts_with("K8S_")).cloned().collect();
+        let texts: Vec<String> = pairs.iter().map(|(key, value)| format!("{key}={value}")).collect();
+        Self { raw: texts.join(";"), pairs }
+    }
+
     /// The pairs, in order.
     pub fn pairs(&self) -> &[(String, String)] {
         &self.pairs

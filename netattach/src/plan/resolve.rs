@@ -332,7 +332,9 @@ fn selected(
         facts,
         made_before: None,
     };
-    attachment(sandbox, &wanted, &CniArgs::default(), options, numbers)
+    // What the runtime asks for beside that is for the default network.
+    let of_pod = CniArgs::from(sandbox.cni_args.clone()).of_pod();
+    attachment(sandbox, &wanted, &of_pod, options, numbers)
 }
 
 /// Plans the default network. Only the default network gets the runtime's arguments (NPWG 7.5); the pod's selection of
