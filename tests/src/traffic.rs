@@ -140,14 +140,7 @@ impl Echo {
     /// # Errors
     /// It does not within [`PATIENCE`].
     pub fn serve_soon(namespace: &Namespace, address: SocketAddr) -> Result<Self> {
-        let mut served = Self::serve(namespace, address);
-        eventually(PATIENCE, || {
-            if served.is_err() {
-                served = Self::serve(namespace, address);
-            }
-            served.is_ok()
-        });
-        served
+        soon(|| Self::serve(namespace, address))
     }
 
     /// The server's address.
@@ -202,9 +195,9 @@ pub fn datagram(from: &Namespace, to: SocketAddr, patience: Duration) -> Result<
 /// Whether a datagram from that address of the namespace is echoed.
 ///
 /// # Errors
-/// The socket cannot be made.
+/// The socket cannot be made, within [`PATIENCE`]: an address of IPv6 is there once its duplicates were looked for.
 pub fn datagram_from(from: &Namespace, source: IpAddr, to: SocketAddr, patience: Duration) -> Result<bool> {
-    let socket = from.run(|| UdpSocket::bind((source, 0)))?;
+    let socket = soon(|| from.run(|| UdpSocket::bind((source, 0))))?;
     socket.connect(to).with_context(|| format!("route to {to}"))?;
     Ok(echoed(&socket, b"ping", patience))
 }
@@ -223,6 +216,18 @@ pub fn assert_transfers_whole(from: &Namespace, to: SocketAddr) {
         stream.read_exact(&mut received).expect("all comes back");
     });
     assert!(received == sent, "the echo is another");
+}
+
+/// What succeeds within [`PATIENCE`], or how it failed last.
+fn soon<T, E>(mut attempt: impl FnMut() -> Result<T, E>) -> Result<T, E> {
+    let mut outcome = attempt();
+    eventually(PATIENCE, || {
+        if outcome.is_err() {
+            outcome = attempt();
+        }
+        outcome.is_ok()
+    });
+    outcome
 }
 
 /// Whether a TCP connection can be opened and used.

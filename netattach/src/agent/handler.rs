@@ -251,7 +251,9 @@ impl Agent {
                 without_made(cni::json::pretty(&cni::request::version_reply()));
                 return Ok(());
             }
-            Command::Status => return self.health.answer(&request.path).map(|()| without_made(String::new())),
+            Command::Status => {
+                return self.health.answer(&request.path).map(|()| without_made(String::new()));
+            }
             Command::Gc => return self.gc(request).await.map(without_made),
             Command::Del => Class::Del,
             Command::Add => Class::Add,

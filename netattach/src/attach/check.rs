@@ -6,8 +6,8 @@ use std::net::IpAddr;
 use super::apply::{DelegateCall, owner};
 use super::take_device::physical;
 use super::{
-    AttachError, Attached, Doing, Node, StepError, admit, by_source, enforcement, host_access, representor, routing,
-    translation, tuning, vrf,
+    AttachError, Attached, Doing, Node, StepError, admit, by_source, enforcement, host_access, representor,
+    routing, translation, tuning, vrf,
 };
 use crate::cni::{Command, Value};
 use crate::ipam::Lessee;

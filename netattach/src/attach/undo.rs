@@ -3,8 +3,8 @@
 use super::give_back::{PodEnd, give_back, give_back_by_alias};
 use super::plugin_del::PluginDel;
 use super::{
-    AttachError, Doing, Node, Progress, StepError, admit, device_info, devices, host_access, representor, routing,
-    sriov_cni, translation, tuning, vrf,
+    AttachError, Doing, Node, Progress, StepError, admit, device_info, devices, host_access, representor,
+    routing, sriov_cni, translation, tuning, vrf,
 };
 use crate::ipam::Lessee;
 use crate::journal::JournalKey;

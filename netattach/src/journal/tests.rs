@@ -408,7 +408,11 @@ fn pods_on_ipvlans_that_the_node_reaches_are_of_a_later_version_than_those_on_ma
         assert!(Store::open(directory.path()).unwrap().load(&key()).map(state_of).unwrap().is_some());
         let begun = head("c@eth0.jsonl", version, None);
         for length in 0..begun.len() {
-            assert_eq!(judge("c@eth0.jsonl", &begun.as_bytes()[..length]), Verdict::Torn, "{version}: {length}");
+            assert_eq!(
+                judge("c@eth0.jsonl", &begun.as_bytes()[..length]),
+                Verdict::Torn,
+                "{version}: {length}"
+            );
         }
     }
 }

@@ -8,7 +8,8 @@ use super::{AttachmentPlan, CachedResults, Sandbox, chained, made_before, pod_so
 use crate::budget;
 use crate::cni::{self, CniArgs, CniError, PluginConf, code};
 use crate::link::{
-    self, Driver, Facts, PlanError, Wanted as Fact, Wishes, bandwidth, dataplane, firewall, portmap, sbr, tuning, vrf,
+    self, Driver, Facts, PlanError, Wanted as Fact, Wishes, bandwidth, dataplane, firewall, portmap, sbr,
+    tuning, vrf,
 };
 use crate::mac::Mac;
 use crate::npwg::{self, Selection, device_info};

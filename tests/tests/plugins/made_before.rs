@@ -142,18 +142,20 @@ fn policies_hold_on_what_was_made_before() {
     };
     chain.node.set("networkPolicy", json!(true));
     chain.node.start().unwrap();
-    let a = Pod::new("a").unwrap();
-    let made = chain.first("ADD", &a, None);
+    // A pod's own node passes whatever policies say: it is asked for another pod.
+    let [a, b] = ["a", "b"].map(|name| Pod::new(name).unwrap());
+    let [made, of_b] = [&a, &b].map(|pod| chain.first("ADD", pod, None));
     chain.own("ADD", &a, &made).success();
-    let gateway: IpAddr = "10.79.0.1".parse().unwrap();
-    assert!(ping(&a.namespace, gateway, PATIENCE).unwrap());
+    let other: IpAddr = "10.79.0.3".parse().unwrap();
+    assert_eq!(of_b["ips"][0]["address"], format!("{other}/24"));
+    assert!(ping(&a.namespace, other, PATIENCE).unwrap());
     let nothing = json!({"podSelector": {}, "policyTypes": ["Ingress", "Egress"]});
     chain.node.write("nothing", &network_policy("nothing", &nothing)).unwrap();
-    assert!(eventually(PATIENCE, || !ping(&a.namespace, gateway, SILENCE).unwrap()));
+    assert!(eventually(PATIENCE, || !ping(&a.namespace, other, SILENCE).unwrap()));
     let found = chain.row("eth0");
     assert_eq!((&found["enforcement"], found.get("programs_wait")), (&json!("full"), None), "{found:#}");
     chain.node.remove("nothing").unwrap();
-    assert!(eventually(PATIENCE, || ping(&a.namespace, gateway, SILENCE).unwrap()));
+    assert!(eventually(PATIENCE, || ping(&a.namespace, other, SILENCE).unwrap()));
     chain.own("DEL", &a, &made).success();
 
     // The keys of the runtime's entry.
@@ -165,6 +167,7 @@ fn policies_hold_on_what_was_made_before() {
     chain.own("CHECK", &a, &made).success();
     chain.own("DEL", &a, &made).success();
     chain.first("DEL", &a, Some(&made));
+    chain.first("DEL", &b, Some(&of_b));
     Snapshot::take(&chain.node, &[&a]).unwrap().assert_nothing_is_left();
 }
 

@@ -141,5 +141,5 @@ fn a_representor_that_is_gone_is_reported_until_its_pod_is_detached() {
     assert!(eventually(PATIENCE, is_told), "{:#}", scene.node.whole_status().unwrap());
     assert_ne!(scene.node.check(&scene.server).exit, 0);
     scene.node.del(&scene.server).success();
-    assert!(!is_told());
+    assert!(eventually(PATIENCE, || !is_told()));
 }
