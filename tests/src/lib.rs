@@ -11,6 +11,7 @@
 //! | [`namespace`], [`wires`], [`sriov`] | namespaces; devices that lead out of a node; cards with VFs |
 //! | [`call`], [`runtime`], [`machine`] | a call of the CNI executable; of a plugin, without an agent; real container runtimes |
 //! | [`kubelet`], [`cri`] | a kubelet's PodResources socket; a container runtime's CRI socket |
+//! | [`dhcp`] | a DHCP server, and what is said to it and by it |
 //! | [`coming`] | pods that come and go all the time |
 //! | [`guide`] | pages that are run as they are written |
 //! | [`plugin_calls`] | the recorded calls of scripted plugins |

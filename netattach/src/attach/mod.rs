@@ -18,7 +18,7 @@
 //! | `representor` | the node's ends of VFs of cards in mode switchdev |
 //! | `sriov_cni`, `flock` | the files by which sriov-cni knows which VF is whose; locks that others hold for a time |
 //! | `check`, `status_verb`, `gc` | the verbs CHECK, STATUS and GC |
-//! | `survey` | how full pools of addresses are |
+//! | `survey`, `leases` | how full pools of addresses are; leases by DHCP, taken and given back |
 //! | `departed`, `drift`, `edited` | sandboxes that no runtime will ask to detach; what others change of attachments, and of their records |
 //! | `dynamic`, `take_over`, `multus_del` | attachments of live pods, also of those that another plugin attached; pods that Multus attached |
 //! | `registry`, `pool_use`, `network_status` | attached sandboxes, in memory; their pools; their published status |

@@ -9,7 +9,7 @@ use std::future::Future;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
@@ -25,7 +25,6 @@ use super::frame::{self, FrameError, Frames};
 use super::message::{Hello, PROTOCOL, Request, Response};
 use crate::durable;
 use crate::error_chain::Chain;
-use crate::sync::{Mutex, locked};
 use crate::ticks::ticks;
 
 /// Connections that may wait to be accepted: a node that boots starts all its pods at once.
@@ -58,10 +57,15 @@ impl Reply {
         Arc::new(Self { stream, rest: Mutex::default() })
     }
 
+    fn rest(&self) -> MutexGuard<'_, Option<Vec<u8>>> {
+        // A poisoned lock is usable: every change is one assignment.
+        self.rest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Sends the answer without waiting; what the socket does not take is sent when the handler has ended. An answer after the
     /// first is dropped.
     pub fn send(&self, answer: &Response) {
-        let mut rest = locked(&self.rest);
+        let mut rest = self.rest();
         if rest.is_none()
             && let Ok(mut bytes) = encoded(answer)
         {
@@ -73,7 +77,7 @@ impl Reply {
 
     /// Sends what has not been sent: of `answer`, if none was given before.
     async fn complete(&self, answer: Option<Response>, patience: Duration) -> Result<(), ConnectionError> {
-        let rest = locked(&self.rest).take();
+        let rest = self.rest().take();
         let bytes = match (rest, answer) {
             (Some(rest), _) => rest,
             (None, Some(answer)) => encoded(&answer)?,
