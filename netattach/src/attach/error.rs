@@ -713,7 +713,10 @@ pub(super) fn step_code(error: &StepError) -> u32 {
         StepError::Nat(NatError::PortTaken(_) | NatError::Busy) => code::TRY_AGAIN_LATER,
         StepError::Firewall(FirewallError::Busy) => code::TRY_AGAIN_LATER,
         StepError::Firewall(
-            FirewallError::Firewalld | FirewallError::NoBridge(_) | FirewallError::Many(_),
+            FirewallError::Firewalld
+            | FirewallError::NoBridge(_)
+            | FirewallError::NoAddress(_)
+            | FirewallError::Many(_),
         ) => code::INVALID_CONFIG,
         StepError::Nat(NatError::NoAddress(_) | NatError::Ambiguous(_) | NatError::AddressTaken { .. }) => {
             code::INVALID_CONFIG

@@ -54,6 +54,9 @@ pub enum FirewallError {
         "key ingressPolicy: {0} is for bridges, and the first interface of prevResult is none of the node"
     )]
     NoBridge(&'static str),
+    /// No rule would stop anything.
+    #[error("key ingressPolicy: {0} is carried out for addresses, and the interface has none")]
+    NoAddress(&'static str),
     /// The attachment has too many addresses.
     #[error("the interface has {0} addresses, more than {MOST_ADDRESSES}")]
     Many(usize),
@@ -92,6 +95,9 @@ pub fn admitted(admit: &Admit, result: &CniResult) -> Result<Admitted, FirewallE
     let addresses: BTreeSet<_> = result.ips.iter().map(|ip| ip.address.addr()).collect();
     if addresses.len() > MOST_ADDRESSES {
         return Err(FirewallError::Many(addresses.len()));
+    }
+    if addresses.is_empty() && !admit.ingress.is_open() {
+        return Err(FirewallError::NoAddress(admit.ingress.word()));
     }
     let of_node = |listed: &&crate::cni::Interface| {
         listed.sandbox.as_deref().unwrap_or_default().is_empty() && check_ifname(&listed.name).is_ok()

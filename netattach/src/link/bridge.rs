@@ -88,6 +88,11 @@ impl Driver for Bridge {
         let ipam = request.ipam()?;
         // Without addresses there is nobody to be a gateway for.
         let gateway = (config.is_gateway || config.is_default_gateway) && ipam.is_some();
+        if gateway && matches!(&ipam, Some(Step::Lease(asked)) if asked.asks_the_network()) {
+            let key = if config.is_gateway { "isGateway" } else { "isDefaultGateway" };
+            let reason = "with dhcp a server on the network says who the gateway is, and would choose an address for the node";
+            return Err(PlanError::Value { key, reason: reason.into() });
+        }
         if config.disable_container_interface && ipam.is_some() {
             let reason = "an interface that stays down has no use for ipam".into();
             return Err(PlanError::Value { key: "disableContainerInterface", reason });

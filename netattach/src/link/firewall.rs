@@ -18,7 +18,18 @@ const ADMIN_CHAIN: &str = "CNI-ADMIN";
 /// Longest name of a chain that `iptables` takes, in bytes.
 const MOST_NAME: usize = 28;
 /// Names that are no chains of an administrator's own.
-const TAKEN: [&str; 8] = ["ACCEPT", "DROP", "QUEUE", "RETURN", "INPUT", "FORWARD", "OUTPUT", "CNI-FORWARD"];
+const TAKEN: [&str; 10] = [
+    "ACCEPT",
+    "DROP",
+    "QUEUE",
+    "RETURN",
+    "INPUT",
+    "FORWARD",
+    "OUTPUT",
+    "CNI-FORWARD",
+    "CNI-ISOLATION-STAGE-1",
+    "CNI-ISOLATION-STAGE-2",
+];
 
 const BACKEND_KEY: &str = "backend";
 const FIREWALLD: &str = "firewalld";

@@ -135,11 +135,12 @@ impl Leases {
                 held.number = 0;
                 held.record.clone()
             }
-            None => return Ok(()),
+            // One that could not be read may be there.
+            None => return self.shared.directory.remove(owner),
         };
-        // What was lost is not the client's to give back.
+        // What was lost is not the client's to give back. What is, the pod does not use any more when its server hears of it.
         if record.lost.is_none()
-            && let Err(error) = self.shared.send_back(&record)
+            && let Err(error) = renewal::take_away(&record).and_then(|()| self.shared.send_back(&record))
         {
             tracing::warn!(
                 %owner, network = record.config.network, address = %record.address, error = %Chain(&error),
@@ -171,7 +172,9 @@ impl Leases {
     pub fn troubles(&self) -> Vec<Trouble> {
         let state = locked(&self.shared.state);
         let trouble = |(owner, held): (&Owner, &Held)| {
-            let problem = held.record.lost.clone().or_else(|| held.trouble.clone())?;
+            let stays = if held.record.is_taken { "" } else { ", and the pod's interface still has it" };
+            let lost = held.record.lost.as_ref().map(|why| format!("{why}{stays}"));
+            let problem = lost.or_else(|| held.trouble.clone())?;
             let network = held.record.config.network.clone();
             let problem = format!("lease of {}: {problem}", held.record.address);
             Some(Trouble { owner: owner.clone(), network, problem })
@@ -193,7 +196,7 @@ impl Shared {
         let mut state = locked(&self.state);
         state.last += 1;
         let held = Held { number: state.last, tried: None, trouble: None, is_busy: false, record };
-        if held.record.lost.is_none() && !state.is_renewing {
+        if !held.record.is_taken && !state.is_renewing {
             let shared = Arc::clone(self);
             let begun = thread::Builder::new().name("dhcp".into()).spawn(move || renewal::run(&shared));
             match begun {

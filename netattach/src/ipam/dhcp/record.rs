@@ -48,6 +48,9 @@ pub(super) struct Record {
     /// Why the address must not be used any more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) lost: Option<String>,
+    /// Whether it has been taken from the pod's interface since.
+    #[serde(default)]
+    pub(super) is_taken: bool,
 }
 
 /// The interface that a lease is for.
@@ -82,6 +85,7 @@ impl Record {
             server,
             terms: None,
             lost: None,
+            is_taken: false,
         }
     }
 
@@ -92,6 +96,11 @@ impl Record {
     /// The terms as long as the address may be used, and their times mean something: in the boot that they are of.
     pub(super) fn in_force(&self, boot: &str) -> Option<&Terms> {
         self.terms.as_ref().filter(|_| self.lost.is_none() && self.boot == boot)
+    }
+
+    /// Why the pod must not use the address, which it still has.
+    pub(super) fn is_to_be_taken(&self, boot: &str) -> Option<&str> {
+        self.lost.as_deref().filter(|_| !self.is_taken && self.boot == boot)
     }
 }
 
@@ -229,7 +238,9 @@ mod tests {
         let given = Record { terms: Some(terms(&asked)), ..asked.clone() };
         assert_eq!(given.in_force("boot"), Some(&terms(&asked)));
         assert_eq!(given.in_force("another"), None);
-        assert_eq!(Record { lost: Some("refused".into()), ..given }.in_force("boot"), None);
+        let lost = Record { lost: Some("refused".into()), ..given };
+        assert_eq!((lost.in_force("boot"), lost.is_to_be_taken("boot")), (None, Some("refused")));
+        assert_eq!(Record { is_taken: true, ..lost }.is_to_be_taken("boot"), None);
         assert_eq!(asked.in_force("boot"), None);
     }
 

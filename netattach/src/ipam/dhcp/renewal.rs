@@ -20,6 +20,8 @@ use crate::sync::{PoisonError, locked};
 const AT_ONCE: usize = 32;
 /// How often a thread with open sockets looks for what else is due.
 const LOOK: Duration = Duration::from_secs(1);
+/// How long after it could not be taken from a pod a lost address is tried again.
+const TAKE_AGAIN: Duration = Duration::from_secs(10);
 /// How long a thread without open sockets may sleep.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
@@ -36,7 +38,8 @@ struct Asking {
 #[derive(Default)]
 struct Work {
     ask: Vec<(Owner, u64, Record, super::exchange::Purpose, Duration)>,
-    over: Vec<(Owner, u64, Record)>,
+    /// Whose address is to be taken from the pod, and why.
+    over: Vec<(Owner, u64, Record, String)>,
     next: Option<Duration>,
 }
 
@@ -56,8 +59,8 @@ pub(super) fn run(shared: &Arc<Shared>) {
             continue;
         }
         drop(state);
-        for (owner, number, record) in work.over {
-            lose(shared, &owner, number, &record, "its time is over, and no server has extended it");
+        for (owner, number, record, why) in work.over {
+            lose(shared, &owner, number, &record, &why);
         }
         for (owner, number, record, purpose, until) in work.ask {
             let begun = now();
@@ -84,6 +87,17 @@ fn due<'h>(held: impl Iterator<Item = (&'h Owner, &'h mut Held)>, boot: &str, ro
     let mut work = Work::default();
     let now = now();
     for (owner, held) in held.filter(|(_, held)| !held.is_busy) {
+        let over = |record: &Record, number, why: &str| (owner.clone(), number, record.clone(), why.to_owned());
+        if let Some(why) = held.record.is_to_be_taken(boot) {
+            match held.tried.map(|at| at + TAKE_AGAIN).filter(|at| *at > now) {
+                Some(at) => work.next = Some(work.next.map_or(at, |next| next.min(at))),
+                None => {
+                    work.over.push(over(&held.record, held.number, why));
+                    held.is_busy = true;
+                }
+            }
+            continue;
+        }
         let Some(terms) = held.record.in_force(boot) else { continue };
         match terms.due(now, held.tried) {
             Due::At(at) => work.next = at.into_iter().chain(work.next).min(),
@@ -91,10 +105,12 @@ fn due<'h>(held: impl Iterator<Item = (&'h Owner, &'h mut Held)>, boot: &str, ro
                 held.is_busy = true;
                 work.ask.push((owner.clone(), held.number, held.record.clone(), purpose, until));
             }
-            Due::Ask(..) => work.next = Some(now),
+            // It has its turn when one of those that go on ends.
+            Due::Ask(..) => {}
             Due::Over => {
                 held.is_busy = true;
-                work.over.push((owner.clone(), held.number, held.record.clone()));
+                let why = "its time is over, and no server has extended it";
+                work.over.push(over(&held.record, held.number, why));
             }
         }
     }
@@ -107,6 +123,11 @@ fn open(record: &Record) -> Result<Socket, Error> {
 
 /// Takes what an exchange has received, and sends what it has to. Returns whether it is over.
 fn go_on(shared: &Shared, one: &mut Asking) -> bool {
+    let is_held = |held: &Held| held.number == one.number;
+    if !locked(&shared.state).held.get(&one.owner).is_some_and(is_held) {
+        // Given back: another request would have the server give it again.
+        return true;
+    }
     match hear(&mut one.exchange, &one.socket) {
         Act::Wait => return false,
         Act::Send(outgoing) => {
@@ -149,26 +170,38 @@ fn failed(shared: &Shared, owner: &Owner, number: u64, begun: Duration, heard: &
 
 /// Takes an address from a pod that must not use it any more: another host may have it (RFC 2131, sections 4.4.5 and 3.1).
 fn lose(shared: &Shared, owner: &Owner, number: u64, record: &Record, why: &str) {
-    // Written first: after a kill it is not used again either.
+    // Written first: after a kill it is not used again either, and the next agent takes it.
+    shared.change(owner, number, |held| held.record.lost = Some(why.to_owned()));
+    let (network, address) = (&record.config.network, record.address);
+    let is_taken = match take_away(record) {
+        Ok(()) => {
+            tracing::error!(
+                %owner, network, %address, why,
+                "lease by dhcp is lost: the address is taken from the pod, which has to be made anew"
+            );
+            true
+        }
+        // Nobody has it any more.
+        Err(Error::NoNamespace) => true,
+        Err(error) => {
+            if record.lost.is_none() {
+                tracing::error!(
+                    %owner, network, %address, why, error = %Chain(&error),
+                    "lease by dhcp is lost, and the address cannot be taken from the pod; it is tried again"
+                );
+            }
+            false
+        }
+    };
     shared.change(owner, number, |held| {
-        held.record.lost = Some(why.to_owned());
+        held.record.is_taken = is_taken;
+        held.tried = Some(now());
         held.is_busy = false;
     });
-    let network = &record.config.network;
-    let address = record.address;
-    match take_away(record) {
-        Ok(()) => tracing::error!(
-            %owner, network, %address, why,
-            "lease by dhcp is lost: the address is taken from the pod, which has to be made anew"
-        ),
-        Err(error) => tracing::error!(
-            %owner, network, %address, why, error = %Chain(&error),
-            "lease by dhcp is lost, and the address cannot be taken from the pod"
-        ),
-    }
 }
 
-fn take_away(record: &Record) -> Result<(), Error> {
+/// Removes the address of a lease from the pod's interface.
+pub(super) fn take_away(record: &Record) -> Result<(), Error> {
     let Some(terms) = &record.terms else { return Ok(()) };
     let netns = open_namespace(record)?;
     let take_away = || -> Result<(), OpenError> {

@@ -3,6 +3,7 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
+use ipnet::Ipv4Net;
 use serde::{Deserialize, Serialize};
 
 use super::codec::{Message, code};
@@ -11,6 +12,10 @@ use crate::mac::Mac;
 
 /// A lease without end (RFC 2131, section 3.3), in seconds.
 const FOR_EVER: u32 = u32::MAX;
+/// The shortest lease that is taken, in seconds: each renewal is written to disk.
+const SHORTEST: u32 = 4;
+/// The largest subnet that is taken: the pod reaches all of it by this interface.
+const LARGEST_SUBNET: u8 = 8;
 /// The shortest pause between two renewals of a lease that is long enough (RFC 2131, section 4.4.5).
 const PAUSE: Duration = Duration::from_secs(60);
 /// How long an answer to a renewal is waited for.
@@ -82,14 +87,26 @@ impl Terms {
             Some(prefix) => prefix,
             None => prefix_of(options.address(code::SUBNET_MASK).ok_or("no subnet mask")?)?,
         };
+        let subnet = Ipv4Net::new(address, prefix).map_err(|_| "no subnet mask")?;
+        if prefix < LARGEST_SUBNET {
+            return Err("a subnet larger than 255.0.0.0 makes it");
+        }
+        let is_of_subnet = prefix < 31 && [subnet.network(), subnet.broadcast()].contains(&address);
+        if is_of_subnet || address == server.address {
+            return Err("an address that is the subnet's or the server's own");
+        }
         let seconds = options.number(code::LEASE_TIME).filter(|seconds| *seconds != 0);
         let seconds = seconds.ok_or("no lease time")?;
+        if seconds < SHORTEST {
+            return Err("a lease time of less than 4 s");
+        }
         let whole = u64::from(seconds) * 1000;
         let (usual_renew, usual_rebind) = (whole / 2, whole / 8 * 7);
         let named = |code| options.number(code).map(|seconds| u64::from(seconds) * 1000);
         let rebind = named(code::REBIND_AFTER).filter(|at| (1..whole).contains(at)).unwrap_or(usual_rebind);
         let renew = named(code::RENEW_AFTER).unwrap_or(usual_renew);
-        let renew = if (1..=rebind).contains(&renew) { renew } else { usual_renew.min(rebind) };
+        let least = usual_renew.min(PAUSE.as_millis() as u64);
+        let renew = if (least..=rebind).contains(&renew) { renew } else { usual_renew.min(rebind) };
         Ok(Self {
             address,
             prefix,
@@ -216,6 +233,15 @@ mod tests {
             (vec![(code::SUBNET_MASK, &[0, 0, 0, 0][..]), time], "an empty subnet mask"),
             (vec![(code::SUBNET_MASK, &[255, 0, 255, 0][..]), time], "a subnet mask with gaps"),
             (vec![(code::SUBNET_MASK, &[255, 255, 255, 255][..])], "no lease time"),
+            (
+                vec![(code::SUBNET_MASK, &[255, 255, 255, 0][..]), (code::LEASE_TIME, &[0, 0, 0, 3])],
+                "a lease time of less than 4 s",
+            ),
+            (vec![(code::SUBNET_MASK, &[254, 0, 0, 0][..]), time], "a subnet larger than 255.0.0.0 makes it"),
+            (
+                vec![(code::SUBNET_MASK, &[255, 255, 255, 248][..]), time],
+                "an address that is the subnet's or the server's own",
+            ),
         ] {
             let found = Terms::of(&message(&options), SERVER, Duration::ZERO, None);
             assert_eq!(found, Err(expected));
