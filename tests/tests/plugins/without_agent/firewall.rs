@@ -58,7 +58,7 @@ fn pods_get_out_past_a_chain_that_drops() {
     let outside: Vec<Echo> =
         OUTSIDE.iter().map(|address| Echo::serve(&scene.outside, at(address, 7)).unwrap()).collect();
     let bridge = scene.bridge(&json!({}));
-    let without = scene.add("b", &[bridge.clone()]);
+    let without = scene.add("b", std::slice::from_ref(&bridge));
     let a = scene.add("a", &[bridge.clone(), firewall(&json!({}))]);
     let [interface, passed] = &a.results[..] else { panic!("{:?}", a.results) };
     assert_eq!(interface, passed);
