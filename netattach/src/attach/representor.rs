@@ -109,7 +109,8 @@ pub(super) fn raise(host: &mut Handle, representor: &Representor) -> Result<(), 
 }
 
 /// Takes the programs of an attachment off its representor, and sets that as it was; once the VF has left the pod. What is done
-/// already is left alone, so that it can be repeated; a representor that is gone, with its card's mode, has nothing left.
+/// already is left alone, so that it can be repeated; a representor that is gone, with its card's mode, has nothing left, and
+/// what has another name or address than it is not known to be the representor, and is left alone.
 ///
 /// # Errors
 /// The kernel refuses.
@@ -124,12 +125,14 @@ pub(super) fn leave(node: &Node, attachment: Option<u32>, claim: &Claim) -> Resu
         Err(error) if error.not_found() => return Ok(()),
         found => found?,
     };
-    if found.name == device.name {
-        let before = [representor.accept_ra, representor.addr_gen_mode, representor.arp_ignore];
-        for (key, before) in settings(&found.name).iter().zip(before) {
-            if let Some(before) = before {
-                ensure_if_present(key, &before.to_string())?;
-            }
+    // The kernel gives the index of one that is gone to another device, once it has counted through.
+    if found.name != device.name || found.mac != device.mac {
+        return Ok(());
+    }
+    let before = [representor.accept_ra, representor.addr_gen_mode, representor.arp_ignore];
+    for (key, before) in settings(&found.name).iter().zip(before) {
+        if let Some(before) = before {
+            ensure_if_present(key, &before.to_string())?;
         }
     }
     // After the settings: a link-local address that they give it goes with that.
@@ -244,8 +247,19 @@ mod tests {
                 generation: 1,
                 home: None,
                 settings: None,
-                representor: Some(representor),
+                representor: Some(representor.clone()),
             };
+            // Another device by now.
+            for other in [
+                Interface { name: "rep2".to_owned(), ..representor.device.clone() },
+                Interface { mac: Some(mac(9)), ..representor.device.clone() },
+            ] {
+                let representor = Some(Representor { device: other, ..representor.clone() });
+                leave(&engine.node, Some(1), &Claim { representor, ..claim.clone() }).unwrap();
+                let after = host.link(name).unwrap();
+                assert_eq!((after.up, after.mtu), (true, 9000));
+                assert!(are(["0", "1", "8"]));
+            }
             for _ in 0..2 {
                 leave(&engine.node, Some(1), &claim).unwrap();
                 let after = host.link(name).unwrap();
