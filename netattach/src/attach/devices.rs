@@ -297,9 +297,10 @@ pub(super) fn settle(node: &Node, held: &Held) -> Result<(), StepError> {
     let Some((device, claim)) = &held.claim else { return Ok(()) };
     // Devices of others wait meanwhile: not for sriov-cni.
     node.devices.sriov_cni.give_back((device, &held.sandbox.netns), Duration::ZERO, || {
-        give_back::give_back(&mut Handle::open()?, device, claim, PodEnd::Gone)
+        give_back::give_back(&mut Handle::open()?, device, claim, PodEnd::Gone)?;
+        representor::leave(node, held.number, claim)
     })?;
-    representor::leave(node, held.number, claim)?;
+    representor::leave_programs(node, held.number, claim)?;
     match (&node.enforcer, held.number) {
         (Some(enforcer), Some(number)) if claim.outlives_namespace() => Ok(enforcer.leave_device(number)?),
         _ => Ok(()),

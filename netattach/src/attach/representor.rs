@@ -116,9 +116,7 @@ pub(super) fn raise(host: &mut Handle, representor: &Representor) -> Result<(), 
 /// The kernel refuses.
 pub(super) fn leave(node: &Node, attachment: Option<u32>, claim: &Claim) -> Result<(), StepError> {
     let Some(representor) = &claim.representor else { return Ok(()) };
-    if let (Some(enforcer), Some(number)) = (&node.enforcer, attachment) {
-        enforcer.leave_device(number)?;
-    }
+    leave_programs(node, attachment, claim)?;
     let device = &representor.device;
     let mut host = Handle::open()?;
     let found = match host.link_by_index(device.index) {
@@ -144,6 +142,18 @@ pub(super) fn leave(node: &Node, attachment: Option<u32>, claim: &Claim) -> Resu
         host.set_mtu(device.index, representor.mtu)?;
     }
     Ok(())
+}
+
+/// Takes the programs of an attachment off its representor, if it has one: also where the VF is another's by now, whose frames
+/// they would drop. Can be repeated.
+///
+/// # Errors
+/// The kernel refuses.
+pub(super) fn leave_programs(node: &Node, attachment: Option<u32>, claim: &Claim) -> Result<(), StepError> {
+    match (&node.enforcer, attachment) {
+        (Some(enforcer), Some(number)) if claim.representor.is_some() => Ok(enforcer.leave_device(number)?),
+        _ => Ok(()),
+    }
 }
 
 /// How the node's end of a VF is another than the one that ADD found, in words.
