@@ -234,6 +234,11 @@ impl Devices {
         }
     }
 
+    /// Whether the newest claim of a device is that of the attachment with that number in the dataplane.
+    pub(super) fn is_newest(&self, number: u32) -> bool {
+        self.lock().held.values().any(|held| held.number == Some(number))
+    }
+
     /// Forgets the claims of a plan's attachments, which have been given back.
     pub(super) fn release(&self, plan: &Plan) {
         let has_devices = plan.steps().any(|(_, _, step)| matches!(step, Step::ClaimDevice(_)));
