@@ -109,6 +109,25 @@ impl DeviceHooks<'_> {
         }
     }
 
+    /// Fails where attaching the programs in that mode would replace those of others: on a device of the node that others use
+    /// too, such as a representor, a filter of theirs may have the number of one of these.
+    ///
+    /// # Errors
+    /// It has, or the filters cannot be read.
+    pub(crate) fn expect_room(&self, mode: AttachMode, host: &mut Handle) -> Result<(), HookError> {
+        if mode == AttachMode::Tcx {
+            return Ok(());
+        }
+        for HookProgram { hook, number, .. } in &self.programs {
+            let is_taken =
+                |it: &FilterState| it.handle == *number && !it.name.as_deref().is_some_and(is_ours);
+            if host.find_filters(self.index, *hook)?.iter().any(is_taken) {
+                return Err(HookError::NumberTaken { device: self.index, number: *number });
+            }
+        }
+        Ok(())
+    }
+
     /// Runs the programs of several devices, all in the namespace of the handle, as [`DeviceHooks::attach`] does: by filters in
     /// one datagram. Says the same of each, or how it failed.
     ///
@@ -281,7 +300,7 @@ impl DeviceHooks<'_> {
     }
 
     /// Takes the programs off, as far as they were attached in that mode; with `clsact` that too, unless others have filters
-    /// there. Idempotent; a device that is gone has none.
+    /// there. Filters of others with the numbers of ours stay. Idempotent; a device that is gone has none.
     ///
     /// # Errors
     /// The kernel refused, or a pin cannot be removed.
@@ -299,8 +318,19 @@ impl DeviceHooks<'_> {
                 let spare = |program: &HookProgram| (program.hook, program.number | SPARE);
                 let spares = self.programs.iter().filter(|_| self.first).map(spare);
                 let numbers: Vec<_> = self.programs.iter().map(one).chain(spares).collect();
-                let absent =
-                    |handle: &mut Handle| Ok(handle.ensure_filters_absent(self.index, &numbers, clsact)?);
+                let absent = |handle: &mut Handle| -> Result<(), HookError> {
+                    let mut ours = Vec::new();
+                    for (hook, number) in &numbers {
+                        let found = handle.attached_programs(&[self.index], *number)?.into_iter().next();
+                        let found = found.transpose()?.flatten().unwrap_or_default();
+                        let name = match hook {
+                            TcHook::Ingress => found.ingress,
+                            TcHook::Egress => found.egress,
+                        };
+                        ours.extend(name.filter(|name| is_ours(name)).map(|_| (*hook, *number)));
+                    }
+                    Ok(handle.ensure_filters_absent(self.index, &ours, clsact)?)
+                };
                 self.with_handle(handle, absent).map(Option::unwrap_or_default)
             }
             AttachMode::Tcx => self.unlink(programs),
