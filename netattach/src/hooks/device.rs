@@ -109,15 +109,17 @@ impl DeviceHooks<'_> {
         }
     }
 
-    /// Fails where attaching the programs in that mode would replace those of others: on a device of the node that others use
-    /// too, such as a representor, a filter of theirs may have the number of one of these.
+    /// Fails where the programs cannot be attached in that mode, or would replace those of others: a device of the node that
+    /// others use too, such as a representor, may have another discipline in the place of `clsact`, and a filter of theirs the
+    /// number of one of these. In one datagram with others the kernel would say so when it has attached some already.
     ///
     /// # Errors
-    /// It has, or the filters cannot be read.
+    /// It has, or the discipline or the filters cannot be read.
     pub(crate) fn expect_room(&self, mode: AttachMode, host: &mut Handle) -> Result<(), HookError> {
         if mode == AttachMode::Tcx {
             return Ok(());
         }
+        host.expect_clsact(self.index)?;
         for HookProgram { hook, number, .. } in &self.programs {
             let is_taken =
                 |it: &FilterState| it.handle == *number && !it.name.as_deref().is_some_and(is_ours);
