@@ -254,8 +254,8 @@ impl AttachedPrograms {
         Ok(pod::unlink(id, self.dataplane.programs())?)
     }
 
-    /// Takes the programs off the node's end of an attachment that has ended, where that is a device that stays; `clsact` too,
-    /// unless others have filters there. After any attaching in progress.
+    /// Takes the programs off the node's end of an attachment that has ended, where that is a device that stays; `clsact` stays
+    /// too, as nothing says who made it. After any attaching in progress.
     pub(super) fn leave_node_end(&self, id: u32) -> Result<(), EnforceError> {
         let _turn = self.take_turn();
         let devices = self.dataplane.attachments().devices_of(id);
@@ -267,7 +267,7 @@ impl AttachedPrograms {
         for (device, found) in devices.into_iter().zip(found) {
             let Some(found) = found? else { continue };
             for mode in [AttachMode::Tcx, AttachMode::Clsact].into_iter().filter(|mode| found.has(*mode)) {
-                node_end::on(device).detach(mode, programs, &mut host, true)?;
+                node_end::on(device).detach(mode, programs, &mut host, false)?;
             }
         }
         Ok(())
