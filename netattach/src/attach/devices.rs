@@ -234,6 +234,11 @@ impl Devices {
         }
     }
 
+    /// Whether the newest claim of a device is that of the attachment with that number in the dataplane.
+    pub(super) fn is_newest(&self, number: u32) -> bool {
+        self.lock().held.values().any(|held| held.number == Some(number))
+    }
+
     /// Forgets the claims of a plan's attachments, which have been given back.
     pub(super) fn release(&self, plan: &Plan) {
         let has_devices = plan.steps().any(|(_, _, step)| matches!(step, Step::ClaimDevice(_)));
@@ -297,9 +302,10 @@ pub(super) fn settle(node: &Node, held: &Held) -> Result<(), StepError> {
     let Some((device, claim)) = &held.claim else { return Ok(()) };
     // Devices of others wait meanwhile: not for sriov-cni.
     node.devices.sriov_cni.give_back((device, &held.sandbox.netns), Duration::ZERO, || {
-        give_back::give_back(&mut Handle::open()?, device, claim, PodEnd::Gone)
+        give_back::give_back(&mut Handle::open()?, device, claim, PodEnd::Gone)?;
+        representor::leave(node, held.number, claim)
     })?;
-    representor::leave(node, held.number, claim)?;
+    representor::leave_programs(node, held.number, claim)?;
     match (&node.enforcer, held.number) {
         (Some(enforcer), Some(number)) if claim.outlives_namespace() => Ok(enforcer.leave_device(number)?),
         _ => Ok(()),

@@ -505,6 +505,9 @@ impl Engine {
             if !is_all_known {
                 self.registry.hold_numbers(recorded);
             }
+            // The claims of all records are known now. A representor is that of whoever claimed its VF last: a record whose DEL
+            // is still to come would have its programs judge by an attachment that has ended.
+            guarded.retain(|it| !it.is_on_representor() || self.node.devices.is_newest(it.id));
             for error in enforcer.adopt(&guarded, is_all_known) {
                 recovery.unenforced.push(Chain(&error).to_string());
             }

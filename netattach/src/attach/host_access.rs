@@ -165,14 +165,22 @@ fn ensure_link(
     if !found.own {
         host.mark_own(found.index)?;
     }
-    ensure_if_present(&format!("ipv4/conf/{name}/arp_ignore"), NO_REPLY)?;
-    ensure_if_present(&format!("ipv6/conf/{name}/accept_ra"), "0")?;
-    ensure_if_present(&format!("ipv6/conf/{name}/addr_gen_mode"), NO_ADDRESS)?;
+    be_no_neighbour(name)?;
     if let Some(enforcer) = &node.enforcer {
         enforcer.drop_groups(found.index, host)?;
     }
     host.ensure_up(found.index)?;
     Ok(found)
+}
+
+/// Has the node neither answer for an address of its own by a device, nor get a link-local one or routes there.
+///
+/// # Errors
+/// The kernel refuses a setting.
+pub(super) fn be_no_neighbour(name: &str) -> Result<(), StepError> {
+    ensure_if_present(&format!("ipv4/conf/{name}/arp_ignore"), NO_REPLY)?;
+    ensure_if_present(&format!("ipv6/conf/{name}/accept_ra"), "0")?;
+    ensure_if_present(&format!("ipv6/conf/{name}/addr_gen_mode"), NO_ADDRESS)
 }
 
 /// Makes it, down; `None`: somebody else has.

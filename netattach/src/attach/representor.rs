@@ -3,7 +3,7 @@
 //! Which bridge or other controller it is a port of is neither looked at nor changed.
 
 use super::apply::ensure_if_present;
-use super::{Node, StepError};
+use super::{Node, StepError, host_access};
 use crate::mac::Mac;
 use crate::netlink::{self, Handle, LinkState, devlink};
 use crate::spec::{Device, VfSettings, VirtualFunction};
@@ -13,8 +13,8 @@ use crate::sysctl;
 /// The bus of cards with VFs.
 const BUS: &str = "pci";
 
-/// The values of the setting `accept_ra` (`Documentation/networking/ip-sysctl.rst`).
-const ACCEPT_RA: std::ops::RangeInclusive<u8> = 0..=2;
+/// The values of the settings that are noted: the most has `arp_ignore` (`Documentation/networking/ip-sysctl.rst`).
+const VALUES: std::ops::RangeInclusive<u8> = 0..=8;
 
 /// Whether the card of a VF is in mode switchdev; a device that is no VF has none.
 ///
@@ -56,15 +56,17 @@ pub(super) fn find(
 
 /// A representor as it is, and is to be beside a VF with that MTU: frames of the VF are not to be larger than it takes.
 fn noted(found: LinkState, of_vf: Option<u32>, driven: Option<Interface>) -> Representor {
-    let key = accept_ra(&found.name);
+    let [accept_ra, addr_gen_mode, arp_ignore] = settings(&found.name)
+        .map(|key| VALUES.into_iter().find(|value| sysctl::is(&key, &value.to_string())));
     let LinkState { name, index, mac, mtu, up, .. } = found;
-    let accept_ra = ACCEPT_RA.into_iter().find(|value| sysctl::is(&key, &value.to_string()));
     let device = Interface { name, index, mac, mtu: of_vf.map_or(mtu, |of_vf| of_vf.max(mtu)) };
-    Representor { device, mtu, up, accept_ra, driven }
+    Representor { device, mtu, up, accept_ra, addr_gen_mode, arp_ignore, driven }
 }
 
-fn accept_ra(name: &str) -> String {
-    format!("ipv6/conf/{name}/accept_ra")
+/// The settings that are noted and given back: `accept_ra`, `addr_gen_mode` and `arp_ignore`.
+fn settings(name: &str) -> [String; 3] {
+    [("ipv6", "accept_ra"), ("ipv6", "addr_gen_mode"), ("ipv4", "arp_ignore")]
+        .map(|(family, setting)| format!("{family}/conf/{name}/{setting}"))
 }
 
 /// The one representor that was found.
@@ -92,13 +94,14 @@ fn address(steps: &[Step], settings: Option<&VfSettings>) -> Option<Mac> {
     asked.or(settings?.mac).filter(|mac| mac.0 != [0; 6])
 }
 
-/// Brings a representor up, once its programs run. The node takes no routes from what the pod announces.
+/// Brings a representor up, once its programs run. The node is no neighbour of the pod by it, nor takes routes from what that
+/// announces.
 ///
 /// # Errors
 /// It is gone, or the card refuses its MTU.
 pub(super) fn raise(host: &mut Handle, representor: &Representor) -> Result<(), StepError> {
     let device = &representor.device;
-    ensure_if_present(&accept_ra(&device.name), "0")?;
+    host_access::be_no_neighbour(&device.name)?;
     if device.mtu != representor.mtu {
         host.set_mtu(device.index, device.mtu)?;
     }
@@ -106,21 +109,31 @@ pub(super) fn raise(host: &mut Handle, representor: &Representor) -> Result<(), 
 }
 
 /// Takes the programs of an attachment off its representor, and sets that as it was; once the VF has left the pod. What is done
-/// already is left alone, so that it can be repeated; a representor that is gone, with its card's mode, has nothing left.
+/// already is left alone, so that it can be repeated; a representor that is gone, with its card's mode, has nothing left, and
+/// what has another name or address than it is not known to be the representor, and is left alone.
 ///
 /// # Errors
 /// The kernel refuses.
 pub(super) fn leave(node: &Node, attachment: Option<u32>, claim: &Claim) -> Result<(), StepError> {
     let Some(representor) = &claim.representor else { return Ok(()) };
-    if let (Some(enforcer), Some(number)) = (&node.enforcer, attachment) {
-        enforcer.leave_device(number)?;
-    }
+    leave_programs(node, attachment, claim)?;
     let device = &representor.device;
     let mut host = Handle::open()?;
     let found = match host.link_by_index(device.index) {
         Err(error) if error.not_found() => return Ok(()),
         found => found?,
     };
+    // The kernel gives the index of one that is gone to another device, once it has counted through.
+    if found.name != device.name || found.mac != device.mac {
+        return Ok(());
+    }
+    let before = [representor.accept_ra, representor.addr_gen_mode, representor.arp_ignore];
+    for (key, before) in settings(&found.name).iter().zip(before) {
+        if let Some(before) = before {
+            ensure_if_present(key, &before.to_string())?;
+        }
+    }
+    // After the settings: a link-local address that they give it goes with that.
     if found.up && !representor.up {
         host.set_down(device.index)?;
     }
@@ -128,10 +141,17 @@ pub(super) fn leave(node: &Node, attachment: Option<u32>, claim: &Claim) -> Resu
     if found.mtu == device.mtu && found.mtu != representor.mtu {
         host.set_mtu(device.index, representor.mtu)?;
     }
-    match representor.accept_ra {
-        Some(before) if found.name == device.name => {
-            ensure_if_present(&accept_ra(&found.name), &before.to_string())
-        }
+    Ok(())
+}
+
+/// Takes the programs of an attachment off its representor, if it has one: also where the VF is another's by now, whose frames
+/// they would drop. Can be repeated.
+///
+/// # Errors
+/// The kernel refuses.
+pub(super) fn leave_programs(node: &Node, attachment: Option<u32>, claim: &Claim) -> Result<(), StepError> {
+    match (&node.enforcer, attachment) {
+        (Some(enforcer), Some(number)) if claim.representor.is_some() => Ok(enforcer.leave_device(number)?),
         _ => Ok(()),
     }
 }
@@ -206,29 +226,55 @@ mod tests {
             let pod = &mut Handle::open().unwrap();
             let (made, _) = host.create_veth(&veth, None, netns.as_fd(), pod).unwrap();
             host.set_down(made.index).unwrap();
+            let are = |values: [&str; 3]| {
+                settings(name).iter().zip(values).all(|(key, value)| sysctl::is(key, value))
+            };
+            let settings_before = ["1", "0", "2"];
+            for (key, value) in settings(name).iter().zip(settings_before) {
+                sysctl::ensure(key, value).unwrap();
+            }
             let before = host.link(name).unwrap();
             assert!(!before.up);
             let representor = noted(before.clone(), Some(9000), None);
             let device = Interface { name: name.to_owned(), index: made.index, mac: made.mac, mtu: 9000 };
-            let expected = Representor { device, mtu: 1500, up: false, accept_ra: Some(1), driven: None };
+            let expected = Representor {
+                device,
+                mtu: 1500,
+                up: false,
+                accept_ra: Some(1),
+                addr_gen_mode: Some(0),
+                arp_ignore: Some(2),
+                driven: None,
+            };
             assert_eq!(representor, expected);
             assert_eq!(noted(before.clone(), Some(1400), None).device.mtu, 1500, "it takes more already");
             raise(&mut host, &representor).unwrap();
             let raised = host.link(name).unwrap();
             assert_eq!((raised.up, raised.mtu), (true, 9000));
-            assert!(sysctl::is(&accept_ra(name), "0"));
+            assert!(are(["0", "1", "8"]));
             let claim = Claim {
                 device: "0000:03:02.1".to_owned(),
                 generation: 1,
                 home: None,
                 settings: None,
-                representor: Some(representor),
+                representor: Some(representor.clone()),
             };
+            // Another device by now.
+            for other in [
+                Interface { name: "rep2".to_owned(), ..representor.device.clone() },
+                Interface { mac: Some(mac(9)), ..representor.device.clone() },
+            ] {
+                let representor = Some(Representor { device: other, ..representor.clone() });
+                leave(&engine.node, Some(1), &Claim { representor, ..claim.clone() }).unwrap();
+                let after = host.link(name).unwrap();
+                assert_eq!((after.up, after.mtu), (true, 9000));
+                assert!(are(["0", "1", "8"]));
+            }
             for _ in 0..2 {
                 leave(&engine.node, Some(1), &claim).unwrap();
                 let after = host.link(name).unwrap();
                 assert_eq!((after.up, after.mtu), (false, 1500));
-                assert!(sysctl::is(&accept_ra(name), "1"));
+                assert!(are(settings_before));
             }
             // Somebody has set it otherwise since.
             host.set_mtu(made.index, 1400).unwrap();

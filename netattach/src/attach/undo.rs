@@ -151,9 +151,10 @@ impl Begun<'_> {
         let of = (&plan.sandbox, self.attachment);
         let act = || {
             node.devices.sriov_cni.give_back((device, &plan.sandbox.netns), sriov_cni::PATIENCE, || {
-                give_back(&mut Handle::open()?, device, claim, pod)
+                give_back(&mut Handle::open()?, device, claim, pod)?;
+                representor::leave(node, self.attachment.number(), claim)
             })?;
-            representor::leave(node, self.attachment.number(), claim)
+            representor::leave_programs(node, self.attachment.number(), claim)
         };
         node.devices.give_back(claim, of, act, devices::make_way)
     }

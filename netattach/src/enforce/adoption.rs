@@ -154,7 +154,7 @@ impl Enforcer {
         }
         // The pod's own end is left as it is.
         self.ensure_paced(device, attachment.host_pace(), host)?;
-        self.programs().adopt_node_end(device, found, changed, host)?;
+        self.programs().adopt_node_end((attachment, device), found, changed, host)?;
         if !attachment.is_delegated() {
             self.fast_paths().admit(attachment.member());
         }

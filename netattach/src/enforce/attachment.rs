@@ -41,7 +41,7 @@ pub struct EnforcedAttachment {
     pub(crate) on_card: Option<bool>,
     /// Whether another plugin made its interface.
     delegated: bool,
-    /// Whether its end on the node is a representor: others may have programs there, and it stays.
+    /// Whether its end on the node, if it has one, is a representor: others may have programs there, and it stays.
     on_representor: bool,
     /// When its programs are attached.
     pub(crate) when: EnforceWhen,
@@ -148,7 +148,7 @@ impl EnforcedAttachment {
 
     /// Whether its end on the node is a representor, which is the card's.
     pub(crate) fn is_on_representor(&self) -> bool {
-        self.on_representor
+        self.on_representor && matches!(self.point, HookPoint::NodeEnd(_))
     }
 
     /// The attachment as a member of the fast path.

@@ -100,19 +100,22 @@ impl AttachedPrograms {
         host: &mut Handle,
     ) -> Result<(), EnforceError> {
         match attachment.point.own_device(attachment.id)? {
-            Some(device) => Ok(self.attach_own(&attachment.point, &device, host)?),
+            Some(device) => Ok(self.attach_own(attachment, &device, host)?),
             None => Ok(()),
         }
     }
 
     fn attach_own(
         &self,
-        point: &HookPoint,
+        attachment: &EnforcedAttachment,
         device: &DeviceHooks<'_>,
         host: &mut Handle,
     ) -> Result<(), HookError> {
-        let programs = self.dataplane.programs();
+        let (point, programs) = (&attachment.point, self.dataplane.programs());
         let mode = device.mode(self.modes.at(point))?;
+        if attachment.is_on_representor() {
+            device.expect_room(mode, host)?;
+        }
         device.attach(mode, programs, host)?;
         match point {
             // Last, so that every packet is judged by one of the two.
@@ -147,7 +150,9 @@ impl AttachedPrograms {
                     // Nobody else can have programs on devices that were made for this pod.
                     let mode = match attachment.is_on_representor() {
                         true => {
-                            hooks.mode(self.modes.attachments).map_err(|error| failed(&[at], (0, error)))?
+                            let mode = hooks.mode(self.modes.attachments);
+                            let mode = mode.and_then(|it| hooks.expect_room(it, host).map(|()| it));
+                            mode.map_err(|error| failed(&[at], (0, error)))?
                         }
                         false => self.modes.attachments,
                     };
@@ -229,7 +234,7 @@ impl AttachedPrograms {
             return Ok(self.parents.restore(&self.dataplane, *id, host, &self.rivals)?);
         }
         let Some(device) = point.own_device(*id)? else { return Ok(Restored::default()) };
-        let attach = |host: &mut Handle| self.attach_own(point, &device, host);
+        let attach = |host: &mut Handle| self.attach_own(attachment, &device, host);
         Ok(device.restore(self.modes.at(point), self.dataplane.programs(), host, &self.rivals, attach)?)
     }
 
@@ -249,8 +254,8 @@ impl AttachedPrograms {
         Ok(pod::unlink(id, self.dataplane.programs())?)
     }
 
-    /// Takes the programs off the node's end of an attachment that has ended, where that is a device that stays; `clsact` too,
-    /// unless others have filters there. After any attaching in progress.
+    /// Takes the programs off the node's end of an attachment that has ended, where that is a device that stays; `clsact` stays
+    /// too, as nothing says who made it. After any attaching in progress.
     pub(super) fn leave_node_end(&self, id: u32) -> Result<(), EnforceError> {
         let _turn = self.take_turn();
         let devices = self.dataplane.attachments().devices_of(id);
@@ -262,7 +267,7 @@ impl AttachedPrograms {
         for (device, found) in devices.into_iter().zip(found) {
             let Some(found) = found? else { continue };
             for mode in [AttachMode::Tcx, AttachMode::Clsact].into_iter().filter(|mode| found.has(*mode)) {
-                node_end::on(device).detach(mode, programs, &mut host, true)?;
+                node_end::on(device).detach(mode, programs, &mut host, false)?;
             }
         }
         Ok(())
@@ -293,7 +298,7 @@ impl AttachedPrograms {
     /// agent's.
     pub(super) fn adopt_node_end(
         &self,
-        device: u32,
+        (attachment, device): (&EnforcedAttachment, u32),
         found: &Found,
         changed: bool,
         host: &mut Handle,
@@ -302,6 +307,9 @@ impl AttachedPrograms {
         let hooks = node_end::on(device);
         let mode = hooks.mode(self.modes.attachments)?;
         if changed || !found.is_whole(mode, programs, device, host)? {
+            if attachment.is_on_representor() {
+                hooks.expect_room(mode, host)?;
+            }
             hooks.attach(mode, programs, host)?;
         }
         if mode == AttachMode::Clsact && found.has_spares() {

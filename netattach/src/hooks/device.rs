@@ -109,6 +109,27 @@ impl DeviceHooks<'_> {
         }
     }
 
+    /// Fails where the programs cannot be attached in that mode, or would replace those of others: a device of the node that
+    /// others use too, such as a representor, may have another discipline in the place of `clsact`, and a filter of theirs the
+    /// number of one of these. In one datagram with others the kernel would say so when it has attached some already.
+    ///
+    /// # Errors
+    /// It has, or the discipline or the filters cannot be read.
+    pub(crate) fn expect_room(&self, mode: AttachMode, host: &mut Handle) -> Result<(), HookError> {
+        if mode == AttachMode::Tcx {
+            return Ok(());
+        }
+        host.expect_clsact(self.index)?;
+        for HookProgram { hook, number, .. } in &self.programs {
+            let is_taken =
+                |it: &FilterState| it.handle == *number && !it.name.as_deref().is_some_and(is_ours);
+            if host.find_filters(self.index, *hook)?.iter().any(is_taken) {
+                return Err(HookError::NumberTaken { device: self.index, number: *number });
+            }
+        }
+        Ok(())
+    }
+
     /// Runs the programs of several devices, all in the namespace of the handle, as [`DeviceHooks::attach`] does: by filters in
     /// one datagram. Says the same of each, or how it failed.
     ///
@@ -281,7 +302,7 @@ impl DeviceHooks<'_> {
     }
 
     /// Takes the programs off, as far as they were attached in that mode; with `clsact` that too, unless others have filters
-    /// there. Idempotent; a device that is gone has none.
+    /// there. Filters of others with the numbers of ours stay. Idempotent; a device that is gone has none.
     ///
     /// # Errors
     /// The kernel refused, or a pin cannot be removed.
@@ -299,8 +320,19 @@ impl DeviceHooks<'_> {
                 let spare = |program: &HookProgram| (program.hook, program.number | SPARE);
                 let spares = self.programs.iter().filter(|_| self.first).map(spare);
                 let numbers: Vec<_> = self.programs.iter().map(one).chain(spares).collect();
-                let absent =
-                    |handle: &mut Handle| Ok(handle.ensure_filters_absent(self.index, &numbers, clsact)?);
+                let absent = |handle: &mut Handle| -> Result<(), HookError> {
+                    let mut ours = Vec::new();
+                    for (hook, number) in &numbers {
+                        let found = handle.attached_programs(&[self.index], *number)?.into_iter().next();
+                        let found = found.transpose()?.flatten().unwrap_or_default();
+                        let name = match hook {
+                            TcHook::Ingress => found.ingress,
+                            TcHook::Egress => found.egress,
+                        };
+                        ours.extend(name.filter(|name| is_ours(name)).map(|_| (*hook, *number)));
+                    }
+                    Ok(handle.ensure_filters_absent(self.index, &ours, clsact)?)
+                };
                 self.with_handle(handle, absent).map(Option::unwrap_or_default)
             }
             AttachMode::Tcx => self.unlink(programs),

@@ -35,6 +35,17 @@ pub enum HookError {
     /// No netlink socket.
     #[error(transparent)]
     Open(#[from] netlink::OpenError),
+    /// A filter of others has the place of one of ours, on a device that is not the attachment's alone.
+    #[error(
+        "a filter of others on device {device} has priority 1 and handle {number:#x}, which those of attachments have; give it \
+         another priority, or set attach: tcx"
+    )]
+    NumberTaken {
+        /// Index of the device.
+        device: u32,
+        /// The number of our filter.
+        number: u32,
+    },
     /// A filter has no room for the attachment's number.
     #[error("attachment number {0} is more than a filter can hold")]
     NoClass(u32),

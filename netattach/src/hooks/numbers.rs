@@ -18,7 +18,8 @@
 
 /// Added to the number of a filter that runs while the one without is put in another place.
 pub(super) const SPARE: u32 = 1 << 31;
-/// Either program on the node's end of a link, which is an attachment's own device.
+/// Either program on the node's end of a link, which is an attachment's own device. On a representor a filter of others may have
+/// it: see [`DeviceHooks::expect_room`](super::device::DeviceHooks::expect_room).
 pub(super) const NODE_END: u32 = 1;
 /// What pods send, on parents and macvlans.
 pub(super) const FROM: u32 = 0x6e61_0001;

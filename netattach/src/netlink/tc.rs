@@ -131,7 +131,10 @@ impl Handle {
     }
 
     /// Fails if the discipline with the handle of `clsact` is another. Returns whether there is one.
-    fn expect_clsact(&mut self, index: u32) -> Result<bool, Error> {
+    ///
+    /// # Errors
+    /// [`Error::WrongDiscipline`], or the kernel does not tell.
+    pub fn expect_clsact(&mut self, index: u32) -> Result<bool, Error> {
         use rustix::io::Errno;
         let mut request = TcMessage::with_index(index_of(index));
         request.header.parent = TcHandle::CLSACT;

@@ -236,6 +236,8 @@ fn vf(userspace: Option<&str>) -> (AttachmentPlan, Outputs) {
             mtu: 1500,
             up: false,
             accept_ra: None,
+            addr_gen_mode: None,
+            arp_ignore: None,
             driven,
         }),
     };

@@ -44,6 +44,12 @@ pub struct Representor {
     /// Whether the node took routes from what came in by it: its setting `accept_ra`, where the kernel has IPv6.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accept_ra: Option<u8>,
+    /// Which link-local address it got: its setting `addr_gen_mode`, where the kernel has IPv6.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub addr_gen_mode: Option<u8>,
+    /// For which addresses the node answered ARP requests there: its setting `arp_ignore`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub arp_ignore: Option<u8>,
     /// The pod's end, if a process drives it: an interface with no index, and the address that its frames have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub driven: Option<Interface>,
