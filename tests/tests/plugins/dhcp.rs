@@ -76,7 +76,8 @@ impl Scene {
 
     /// The records of leases.
     fn records(&self) -> Vec<Value> {
-        let files = std::fs::read_dir(self.node.path("state/dhcp")).unwrap();
+        // There is none before the first lease.
+        let Ok(files) = std::fs::read_dir(self.node.path("state/dhcp")) else { return Vec::new() };
         let read = |path: PathBuf| serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
         files.map(|file| read(file.unwrap().path())).collect()
     }

@@ -13,7 +13,7 @@ use crate::cli::CliError;
 use crate::ipam::Pool;
 
 /// What the agent keeps below its state directory, and what it keeps beside its socket.
-const STATE: [&str; 2] = ["journal", "pending"];
+const STATE: [&str; 3] = ["journal", "pending", "dhcp"];
 const RUN: [&str; 3] = ["netattach.sock", "netattach.sock.lock", "network-status"];
 
 /// What was found.

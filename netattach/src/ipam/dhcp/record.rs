@@ -104,7 +104,7 @@ impl Record {
     }
 }
 
-/// A directory of records.
+/// A directory of records, which is there from the first on.
 #[derive(Debug)]
 pub(super) struct Directory(PathBuf);
 
@@ -113,9 +113,14 @@ impl Directory {
     /// by itself.
     pub(super) fn open(path: &Path) -> Result<(Self, Vec<Record>), Error> {
         let failed = |source| Error::Read { path: path.to_owned(), source };
-        fs::create_dir_all(path).map_err(failed)?;
         let mut records = Vec::new();
-        for entry in fs::read_dir(path).map_err(failed)? {
+        let entries = match fs::read_dir(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok((Self(path.to_owned()), records));
+            }
+            entries => entries.map_err(failed)?,
+        };
+        for entry in entries {
             let entry = entry.map_err(failed)?;
             let name = entry.file_name();
             // Anything else is the temporary file of a writer that was killed, and is overwritten some time.
@@ -138,6 +143,7 @@ impl Directory {
         let path = self.path(&record.owner());
         let write = || {
             let content = serde_json::to_vec(record)?;
+            fs::create_dir_all(&self.0)?;
             durable::replace(&path, &format!("{}.new", name(&record.owner())), &content, 0o600)
         };
         write().map_err(|source| Error::Write { path: path.clone(), source })

@@ -87,7 +87,8 @@ fn due<'h>(held: impl Iterator<Item = (&'h Owner, &'h mut Held)>, boot: &str, ro
     let mut work = Work::default();
     let now = now();
     for (owner, held) in held.filter(|(_, held)| !held.is_busy) {
-        let over = |record: &Record, number, why: &str| (owner.clone(), number, record.clone(), why.to_owned());
+        let over =
+            |record: &Record, number, why: &str| (owner.clone(), number, record.clone(), why.to_owned());
         if let Some(why) = held.record.is_to_be_taken(boot) {
             match held.tried.map(|at| at + TAKE_AGAIN).filter(|at| *at > now) {
                 Some(at) => work.next = Some(work.next.map_or(at, |next| next.min(at))),
