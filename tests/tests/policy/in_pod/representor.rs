@@ -4,8 +4,9 @@
 
 use std::fs;
 
-use netattach::netlink::Handle;
+use netattach::netlink::{Filter, Handle};
 use netattach::spec::TcHook;
+use netattach_tests::other_programs::{Verdict, program};
 use netattach_tests::record::rewritten;
 use netattach_tests::traffic::datagram;
 
@@ -124,10 +125,35 @@ fn a_policy_holds_on_a_representor_and_nothing_of_it_stays_there() {
     for hook in [TcHook::Ingress, TcHook::Egress] {
         assert_eq!(node.find_filters(after.index, hook).unwrap(), []);
     }
+    // It stays, as nothing says who made it.
+    tc(&scene.node.namespace, &format!("qdisc del dev {REPRESENTOR} clsact")).unwrap();
     assert!(node.find_link(DEVICE).unwrap().is_some());
     // It belongs to the card: the next pod finds it.
     scene.node.add(&scene.server).success();
     scene.node.del(&scene.server).success();
+}
+
+/// The kernel gives the first filter of a priority the number that ours have on nodes' ends.
+#[test]
+fn a_filter_of_others_with_the_number_of_ours_is_told_of_and_stays() {
+    let mut scene = Scene::new();
+    let mut node = Handle::open_in(scene.node.namespace.netns()).unwrap();
+    let index = node.link(REPRESENTOR).unwrap().index;
+    let program = program(Verdict::Next).unwrap();
+    let other =
+        Filter { hook: TcHook::Ingress, handle: 1, class: 0, name: "other", program: program.as_fd() };
+    node.ensure_filters(index, &[other]).unwrap();
+    let mut names = || {
+        let found = node.find_filters(index, TcHook::Ingress).unwrap();
+        found.into_iter().filter_map(|filter| filter.name).collect::<Vec<_>>()
+    };
+    scene.node.start().unwrap();
+    let told = "has priority 1 and handle 0x1";
+    let is_told = || scene.node.whole_status().unwrap().to_string().contains(told);
+    assert!(eventually(PATIENCE, is_told), "{:#}", scene.node.whole_status().unwrap());
+    assert_eq!(names(), ["other"]);
+    scene.node.del(&scene.server).success();
+    assert_eq!(names(), ["other"]);
 }
 
 /// Rows: SRV-switchdev.
