@@ -259,9 +259,15 @@ mod tests {
         assert_eq!(admitted(&closed, &of_bridge).unwrap(), expected);
         assert_eq!(admitted(&open, &of_bridge).unwrap(), Admitted { closed: None, ..expected });
         for first in [None, Some(("eth0", Some("/run/netns/a"))), Some(("a b", None)), Some(("", None))] {
-            let said = admitted(&closed, &result(&[], first)).unwrap_err().to_string();
+            let said = admitted(&closed, &result(&["10.1.0.2/24"], first)).unwrap_err().to_string();
             assert!(said.starts_with("key ingressPolicy: same-bridge is for bridges"), "{said}");
         }
+        let without = result(&[], Some(("br0", None)));
+        assert_eq!(
+            admitted(&closed, &without).unwrap_err().to_string(),
+            "key ingressPolicy: same-bridge is carried out for addresses, and the interface has none"
+        );
+        assert_eq!(admitted(&open, &without).unwrap().addresses, [] as [std::net::IpAddr; 0]);
         let many: Vec<String> = (0..65).map(|number| format!("10.1.0.{number}/24")).collect();
         let many: Vec<&str> = many.iter().map(String::as_str).collect();
         assert_eq!(
