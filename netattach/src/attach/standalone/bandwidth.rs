@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256, Sha512};
 
 use super::chained;
 use crate::attach::{AttachError, StepError};
-use crate::cni::{self, AttachmentId, CniError, CniResult, Command, code, json};
+use crate::cni::{self, AttachmentId, CniError, Command, code, json};
 use crate::enforce;
 use crate::link::bandwidth::{self, KIND};
 use crate::netlink::{Error, Handle, LinkState};
@@ -48,7 +48,7 @@ impl Bandwidth<'_> {
 
     fn add(&self) -> Result<String, CniError> {
         let limits = bandwidth::parse(&chained::request(self.request))?;
-        let mut result = self.previous()?;
+        let mut result = chained::previous(self.request, KIND)?;
         if let Some(limits) = limits {
             let (netns, mut pod) = chained::sandbox(self.request)?;
             let mut host = open()?;
@@ -94,20 +94,14 @@ impl Bandwidth<'_> {
 
     fn check(&self) -> Result<(), CniError> {
         let limits = bandwidth::parse(&chained::request(self.request))?;
-        self.previous()?;
+        chained::previous(self.request, KIND)?;
         let Some(limits) = limits else { return Ok(()) };
         let (netns, mut pod) = chained::sandbox(self.request)?;
         let mut host = open()?;
         let end = self.node_end(&mut host, &mut pod, &netns)?;
         let (received, sent) = enforce::paces(limits, end.mtu);
         let differs = self.difference(&mut host, &end, &Paces { received, sent });
-        match differs.map_err(failed)? {
-            None => Ok(()),
-            Some(what) => {
-                let (ifname, network) = (self.request.ifname.clone(), self.request.name.clone());
-                Err(AttachError::Differs { ifname, network, what }.into())
-            }
-        }
+        chained::checked(self.request, differs.map_err(failed)?)
     }
 
     fn difference(&self, host: &mut Handle, end: &LinkState, paces: &Paces) -> Result<Option<String>, Error> {
@@ -197,10 +191,6 @@ impl Bandwidth<'_> {
         }
         let link = Handle::open_in(&netns).ok()?.find_link(&self.request.ifname).ok()??;
         host.find_peer(&link, netns.as_fd()).ok()?
-    }
-
-    fn previous(&self) -> Result<CniResult, CniError> {
-        self.request.prev_result()?.ok_or_else(|| chained::missing(KIND))
     }
 
     /// Name of the intermediate device: always the same for one interface of a container.

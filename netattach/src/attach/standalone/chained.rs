@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::attach::error::step_code;
 use crate::attach::{AttachError, StepError, flock};
-use crate::cni::{self, AttachmentId, CniError, code};
+use crate::cni::{self, AttachmentId, CniError, CniResult, code};
 use crate::link::{self, Facts};
 use crate::nat::without_agent::{self, Plugin, Whose};
 use crate::netlink::Handle;
@@ -19,6 +19,22 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(super) fn missing(kind: &str) -> CniError {
     let msg = format!("key prevResult: missing, and {kind} can only follow another plugin");
     CniError::new(code::INVALID_CONFIG, msg)
+}
+
+/// The result of the plugins before this one.
+pub(super) fn previous(request: &cni::Request, kind: &str) -> Result<CniResult, CniError> {
+    request.prev_result()?.ok_or_else(|| missing(kind))
+}
+
+/// The answer of CHECK, by what is not as it should be, if anything is.
+pub(super) fn checked(request: &cni::Request, difference: Option<String>) -> Result<(), CniError> {
+    match difference {
+        None => Ok(()),
+        Some(what) => {
+            let (ifname, network) = (request.ifname.clone(), request.name.clone());
+            Err(AttachError::Differs { ifname, network, what }.into())
+        }
+    }
 }
 
 /// The CNI error for an effect that failed.

@@ -1,8 +1,7 @@
 //! The chained plugin `firewall`. Nothing is kept but the rules, whose comments say whose they are.
 
 use super::chained;
-use crate::attach::AttachError;
-use crate::cni::{self, CniError, CniResult, Command, code, json};
+use crate::cni::{self, CniError, Command, code, json};
 use crate::firewall::{self, FirewallError, Owner};
 use crate::link::firewall::{KIND, parse};
 use crate::step::Admit;
@@ -26,7 +25,7 @@ impl FirewallPlugin<'_> {
 
     fn add(&self) -> Result<String, CniError> {
         let asked = self.asked()?;
-        let result = self.previous()?;
+        let result = chained::previous(self.request, KIND)?;
         let admitted = firewall::admitted(&asked, &result).map_err(failed)?;
         firewall::check_effect(&asked).map_err(failed)?;
         firewall::admit(&self.note(), &admitted).map_err(failed)?;
@@ -35,14 +34,8 @@ impl FirewallPlugin<'_> {
 
     fn check(&self) -> Result<(), CniError> {
         let asked = self.asked()?;
-        let admitted = firewall::admitted(&asked, &self.previous()?).map_err(failed)?;
-        match firewall::difference(&self.note(), &admitted).map_err(failed)? {
-            None => Ok(()),
-            Some(what) => {
-                let (ifname, network) = (self.request.ifname.clone(), self.request.name.clone());
-                Err(AttachError::Differs { ifname, network, what }.into())
-            }
-        }
+        let admitted = firewall::admitted(&asked, &chained::previous(self.request, KIND)?).map_err(failed)?;
+        chained::checked(self.request, firewall::difference(&self.note(), &admitted).map_err(failed)?)
     }
 
     fn gc(&self) -> Result<(), CniError> {
@@ -58,10 +51,6 @@ impl FirewallPlugin<'_> {
     fn note(&self) -> String {
         let cni::Request { name, container_id, ifname, .. } = self.request;
         Owner::executables().note(name, container_id, ifname)
-    }
-
-    fn previous(&self) -> Result<CniResult, CniError> {
-        self.request.prev_result()?.ok_or_else(|| chained::missing(KIND))
     }
 
     fn asked(&self) -> Result<Admit, CniError> {

@@ -31,7 +31,7 @@ impl Portmap<'_> {
 
     fn add(&self) -> Result<String, CniError> {
         let asked = self.asked()?;
-        let result = self.previous()?;
+        let result = chained::previous(self.request, KIND)?;
         if !asked.ports.is_empty() {
             let wish = self.wish(asked, &result)?;
             if let Err(error) = without_agent::attach(&self.whose(), &wish) {
@@ -45,18 +45,12 @@ impl Portmap<'_> {
 
     fn check(&self) -> Result<(), CniError> {
         let asked = self.asked()?;
-        let result = self.previous()?;
+        let result = chained::previous(self.request, KIND)?;
         if asked.ports.is_empty() {
             return Ok(());
         }
         let wish = self.wish(asked, &result)?;
-        match without_agent::difference(&self.whose(), &wish).map_err(failed)? {
-            None => Ok(()),
-            Some(what) => {
-                let (ifname, network) = (self.request.ifname.clone(), self.request.name.clone());
-                Err(AttachError::Differs { ifname, network, what }.into())
-            }
-        }
+        chained::checked(self.request, without_agent::difference(&self.whose(), &wish).map_err(failed)?)
     }
 
     fn gc(&self) -> Result<(), CniError> {
@@ -86,10 +80,6 @@ impl Portmap<'_> {
     fn whose(&self) -> Whose<'_> {
         let cni::Request { name, container_id, ifname, .. } = self.request;
         Whose { plugin: Plugin::Portmap, network: name, container: container_id, ifname }
-    }
-
-    fn previous(&self) -> Result<CniResult, CniError> {
-        self.request.prev_result()?.ok_or_else(|| chained::missing(KIND))
     }
 
     fn asked(&self) -> Result<Translate, CniError> {

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use super::chained;
-use crate::attach::{AttachError, by_source};
+use crate::attach::by_source;
 use crate::cni::{self, CniError, CniResult, Command, json};
 use crate::link;
 use crate::spec::BySource;
@@ -46,14 +46,8 @@ impl Sbr<'_> {
         let result = self.previous()?.ok_or_else(|| chained::missing(link::sbr::KIND))?;
         let (_, mut pod) = chained::sandbox(request)?;
         let gone = by_source::without_rule(&mut pod, &asked, &self.addresses(&result));
-        match gone.map_err(chained::cannot)? {
-            None => Ok(()),
-            Some(address) => {
-                let (ifname, network) = (request.ifname.clone(), request.name.clone());
-                let what = format!("the rule for what {address} sends is gone");
-                Err(AttachError::Differs { ifname, network, what }.into())
-            }
-        }
+        let what = |address| format!("the rule for what {address} sends is gone");
+        chained::checked(request, gone.map_err(chained::cannot)?.map(what))
     }
 
     /// A namespace that is gone has taken its rules along.

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::chained;
-use crate::attach::{AttachError, tuning};
+use crate::attach::tuning;
 use crate::cni::{self, CniError, Command, code, json};
 use crate::durable;
 use crate::link;
@@ -36,7 +36,7 @@ impl Tuning<'_> {
 
     fn add(&self) -> Result<Value, CniError> {
         let request = self.request;
-        let mut result = request.prev_result()?.ok_or_else(|| chained::missing(link::tuning::KIND))?;
+        let mut result = chained::previous(request, link::tuning::KIND)?;
         let wanted = self.wanted()?;
         tuning::check_allowed(&wanted).map_err(|error| CniError::from_chain(code::INVALID_CONFIG, &error))?;
         let (netns, mut pod) = chained::sandbox(self.request)?;
@@ -57,18 +57,12 @@ impl Tuning<'_> {
 
     fn check(&self) -> Result<(), CniError> {
         let request = self.request;
-        request.prev_result()?.ok_or_else(|| chained::missing(link::tuning::KIND))?;
+        chained::previous(request, link::tuning::KIND)?;
         let wanted = self.wanted()?;
         let (netns, mut pod) = chained::sandbox(self.request)?;
         let difference =
             tuning::difference(&mut pod, &netns, &request.ifname, &wanted).map_err(chained::cannot)?;
-        match difference {
-            None => Ok(()),
-            Some(what) => {
-                let (ifname, network) = (request.ifname.clone(), request.name.clone());
-                Err(AttachError::Differs { ifname, network, what }.into())
-            }
-        }
+        chained::checked(request, difference)
     }
 
     /// Gives back what there is to give back. As with the reference plugin it always succeeds: with the namespace the

@@ -1,7 +1,7 @@
 //! The chained plugin `vrf`. Nothing is kept: what is to be undone is known by the VRF's name.
 
 use super::chained;
-use crate::attach::{AttachError, vrf};
+use crate::attach::vrf;
 use crate::cni::{self, CniError, Command, json};
 use crate::link;
 use crate::spec::Vrf;
@@ -23,7 +23,7 @@ impl VrfPlugin<'_> {
     fn add(&self) -> Result<String, CniError> {
         let request = self.request;
         let asked = self.asked()?;
-        let result = request.prev_result()?.ok_or_else(|| chained::missing(link::vrf::KIND))?;
+        let result = chained::previous(request, link::vrf::KIND)?;
         let (netns, mut pod) = chained::sandbox(request)?;
         // Two that choose tables at once would take the same.
         let _turn = chained::lock(&netns)?;
@@ -39,17 +39,11 @@ impl VrfPlugin<'_> {
     fn check(&self) -> Result<(), CniError> {
         let request = self.request;
         let asked = self.asked()?;
-        request.prev_result()?.ok_or_else(|| chained::missing(link::vrf::KIND))?;
+        chained::previous(request, link::vrf::KIND)?;
         let (_, mut pod) = chained::sandbox(request)?;
         let wanted = (asked.name.as_str(), asked.table);
         let difference = vrf::difference(&mut pod, &request.ifname, wanted, &[]).map_err(chained::cannot)?;
-        match difference {
-            None => Ok(()),
-            Some(what) => {
-                let (ifname, network) = (request.ifname.clone(), request.name.clone());
-                Err(AttachError::Differs { ifname, network, what }.into())
-            }
-        }
+        chained::checked(request, difference)
     }
 
     /// A namespace that is gone has taken its VRFs along. As with the reference plugin a VRF without ports goes, whoever
