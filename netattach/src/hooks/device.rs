@@ -1,6 +1,6 @@
 //! The programs on one device: one way to attach, look for and detach them, by filters or by links.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use super::numbers::SPARE;
@@ -322,14 +322,14 @@ impl DeviceHooks<'_> {
                 let numbers: Vec<_> = self.programs.iter().map(one).chain(spares).collect();
                 let absent = |handle: &mut Handle| -> Result<(), HookError> {
                     let mut ours = Vec::new();
-                    for (hook, number) in &numbers {
-                        let found = handle.attached_programs(&[self.index], *number)?.into_iter().next();
+                    // Programs of both hooks may share a number.
+                    for number in numbers.iter().map(|(_, number)| *number).collect::<BTreeSet<_>>() {
+                        let found = handle.attached_programs(&[self.index], number)?.into_iter().next();
                         let found = found.transpose()?.flatten().unwrap_or_default();
-                        let name = match hook {
-                            TcHook::Ingress => found.ingress,
-                            TcHook::Egress => found.egress,
-                        };
-                        ours.extend(name.filter(|name| is_ours(name)).map(|_| (*hook, *number)));
+                        let names = [(TcHook::Ingress, found.ingress), (TcHook::Egress, found.egress)];
+                        let named =
+                            names.into_iter().filter(|(_, name)| name.as_deref().is_some_and(is_ours));
+                        ours.extend(named.map(|(hook, _)| (hook, number)).filter(|it| numbers.contains(it)));
                     }
                     Ok(handle.ensure_filters_absent(self.index, &ours, clsact)?)
                 };
