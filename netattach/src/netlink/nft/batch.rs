@@ -17,6 +17,16 @@ const REQUEST: u16 = 0x1;
 const ACK: u16 = 0x4;
 /// Length of the header that each message begins with, and of the flags in it.
 const FLAGS: std::ops::Range<usize> = 6..8;
+/// Kinds of messages (`enum nf_tables_msg_types`).
+pub(super) const NEW_TABLE: u16 = 0;
+pub(super) const GET_TABLE: u16 = 1;
+pub(super) const NEW_CHAIN: u16 = 3;
+pub(super) const GET_CHAIN: u16 = 4;
+pub(super) const NEW_RULE: u16 = 6;
+pub(super) const GET_RULE: u16 = 7;
+/// `NLM_F_CREATE` and `NLM_F_APPEND`.
+pub(super) const CREATE: u16 = 0x400;
+pub(super) const APPEND: u16 = 0x800;
 /// In the kind of an attribute: it consists of attributes.
 pub(in crate::netlink) const NESTED: u16 = 0x8000;
 

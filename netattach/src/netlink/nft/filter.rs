@@ -7,7 +7,10 @@
 use std::collections::BTreeSet;
 
 use super::super::Error;
-use super::batch::{number, object_in, transact_at};
+use super::batch::{
+    APPEND, CREATE, GET_CHAIN, GET_RULE, GET_TABLE, NEW_CHAIN, NEW_RULE, NEW_TABLE, number, object_in,
+    transact_at,
+};
 use super::noted::generation_if_any;
 use super::{Family, NESTED, attribute, attribute_in, dump, name, text};
 
@@ -22,16 +25,7 @@ pub const FORWARD: &str = "FORWARD";
 
 const NAME: &str = "NFT_MSG_NEWRULE";
 /// `enum nf_tables_msg_types`.
-const NEW_TABLE: u16 = 0;
-const GET_TABLE: u16 = 1;
-const NEW_CHAIN: u16 = 3;
-const GET_CHAIN: u16 = 4;
-const NEW_RULE: u16 = 6;
-const GET_RULE: u16 = 7;
 const DELETE_RULE: u16 = 8;
-/// `NLM_F_CREATE` and `NLM_F_APPEND`.
-const CREATE: u16 = 0x400;
-const APPEND: u16 = 0x800;
 /// Names of tables and chains.
 const TABLE_NAME: u16 = 1;
 const CHAIN_NAME: u16 = 3;

@@ -6,7 +6,10 @@
 use std::collections::BTreeSet;
 
 use super::super::Error;
-use super::batch::{attribute, nested, object, text, transact};
+use super::batch::{
+    CREATE, GET_CHAIN, GET_RULE, GET_TABLE, NEW_CHAIN, NEW_RULE, NEW_TABLE, attribute, nested, object, text,
+    transact,
+};
 use super::nat_table::{self, create, remove};
 use super::{Family, attributes_of, dump, name};
 
@@ -15,18 +18,11 @@ pub use nat_table::{SHARED_TABLE, Set, TABLE};
 
 const NAME: &str = "NFT_MSG_NEWSETELEM";
 /// `enum nf_tables_msg_types`.
-const NEW_TABLE: u16 = 0;
-const GET_TABLE: u16 = 1;
-const NEW_CHAIN: u16 = 3;
-const GET_CHAIN: u16 = 4;
-const NEW_RULE: u16 = 6;
-const GET_RULE: u16 = 7;
 pub(super) const NEW_ELEMENT: u16 = 12;
 const GET_ELEMENT: u16 = 13;
 pub(super) const DELETE_ELEMENT: u16 = 14;
 /// A zero, and the name of a list of prefixes in whole words.
 const LIST_LENGTH: usize = 12;
-pub(super) const CREATE: u16 = 0x400;
 /// Elements in one message: all of them are one attribute, of at most 64 KiB.
 const AT_ONCE: usize = 256;
 

@@ -15,7 +15,7 @@
 
 use sha2::{Digest, Sha256};
 
-use super::batch::{attribute, nested, number, object, text};
+use super::batch::{APPEND, CREATE, NEW_CHAIN, NEW_RULE, NEW_TABLE, attribute, nested, number, object, text};
 use super::expression::{
     Address, Is, Meta, Version, compare, drop_it, if_in, if_local, if_not_in, if_translated, if_version,
     load_address, load_first_byte, load_meta, load_nothing, load_original_port, load_port, load_zeros,
@@ -41,13 +41,8 @@ pub(super) const USER_DATA: u16 = 6;
 const COMMENT: u8 = 0;
 
 /// `enum nf_tables_msg_types`.
-const NEW_TABLE: u16 = 0;
 const DELETE_TABLE: u16 = 2;
-const NEW_CHAIN: u16 = 3;
-const NEW_RULE: u16 = 6;
 const NEW_SET: u16 = 9;
-const CREATE: u16 = 0x400;
-const APPEND: u16 = 0x800;
 
 /// A set of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

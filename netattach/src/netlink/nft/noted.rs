@@ -3,10 +3,10 @@
 //! change takes effect only if nobody has changed anything since the table was read.
 
 use super::super::Error;
-use super::batch::transact_at;
+use super::batch::{CREATE, transact_at};
 use super::filter_generation;
 use super::nat::{
-    CREATE, DELETE_ELEMENT, Element, NEW_ELEMENT, comment, each_element, messages_about, read, shape_of,
+    DELETE_ELEMENT, Element, NEW_ELEMENT, comment, each_element, messages_about, read, shape_of,
 };
 use super::nat_table::{self, SHARED_COMMENT, SHARED_TABLE, Set};
 
