@@ -1,6 +1,7 @@
 //! `dhcp` in the agent, with the server of busybox: leases from ADD to DEL, extended, lost, and across restarts.
 
 use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -29,6 +30,12 @@ const USUAL: [&str; 8] = [
     "opt domain example.org",
     "opt lease 3600",
 ];
+
+/// As usual, with leases that last so many seconds.
+fn lasting(seconds: u32) -> Vec<String> {
+    let lease = format!("opt lease {seconds}");
+    USUAL[..7].iter().map(|line| (*line).to_owned()).chain([lease]).collect()
+}
 
 /// A node whose network `leased` is on a link with a server's namespace.
 struct Scene {
@@ -66,12 +73,20 @@ impl Scene {
         Some(Self { node, beyond, busybox })
     }
 
-    fn serve(&self, lines: &[&str]) -> Server {
-        Server::start(&self.busybox, &self.beyond, DEVICE, lines).unwrap()
+    fn serve<L: AsRef<str>>(&self, lines: &[L]) -> Server {
+        let lines: Vec<&str> = lines.iter().map(AsRef::as_ref).collect();
+        Server::start(&self.busybox, &self.beyond, DEVICE, &lines).unwrap()
     }
 
     fn hear(&self) -> Heard {
         Heard::open(&self.beyond, DEVICE).unwrap()
+    }
+
+    /// Attaches pod `a`. Returns it, and the address that it is given.
+    fn leased(&self, heard: &mut Heard) -> (Pod, Ipv4Addr) {
+        let pod = Pod::new("a").unwrap();
+        self.node.add(&pod).success();
+        (pod, heard.await_number(Ack, 1, PATIENCE).unwrap().message.yiaddr)
     }
 
     /// The records of leases.
@@ -166,12 +181,10 @@ fn a_lease_is_extended_while_the_pod_lives_and_across_a_kill() {
         let test = "a_lease_is_extended_while_the_pod_lives_and_across_a_kill";
         let manifests = std::slice::from_ref(&silent);
         let Some(mut scene) = Scene::new(test, kind, &json!({}), manifests) else { return };
-        let short: Vec<&str> = USUAL[..7].iter().copied().chain(["opt lease 4"]).collect();
+        let short = lasting(4);
         let _server = scene.serve(&short);
         let mut heard = scene.hear();
-        let pod = Pod::new("a").unwrap();
-        scene.node.add(&pod).success();
-        let address = heard.await_number(Ack, 1, PATIENCE).unwrap().message.yiaddr;
+        let (pod, address) = scene.leased(&mut heard);
         let renewal = heard.await_number(Request, 2, WHILE).unwrap();
         assert_eq!((renewal.message.ciaddr, renewal.to_everybody), (address, false), "{kind}");
         assert!(heard.await_number(Ack, 3, WHILE).is_some(), "{kind}");
@@ -194,12 +207,10 @@ fn a_lease_is_extended_while_the_pod_lives_and_across_a_kill() {
 fn a_lease_that_ended_without_an_agent_is_asked_for_again() {
     let test = "a_lease_that_ended_without_an_agent_is_asked_for_again";
     let Some(mut scene) = Scene::new(test, "macvlan", &json!({}), &[]) else { return };
-    let short: Vec<&str> = USUAL[..7].iter().copied().chain(["opt lease 4"]).collect();
+    let short = lasting(4);
     let _server = scene.serve(&short);
     let mut heard = scene.hear();
-    let pod = Pod::new("a").unwrap();
-    scene.node.add(&pod).success();
-    let address = heard.await_number(Ack, 1, PATIENCE).unwrap().message.yiaddr;
+    let (pod, address) = scene.leased(&mut heard);
     scene.node.kill().unwrap();
     std::thread::sleep(Duration::from_secs(5));
     let (asked, given) = (heard.count(Request), heard.count(Ack));
@@ -243,17 +254,17 @@ fn without_an_answer_add_fails_in_time_and_leaves_nothing() {
 fn a_refused_lease_is_taken_from_the_pod_and_reported() {
     let test = "a_refused_lease_is_taken_from_the_pod_and_reported";
     let Some(mut scene) = Scene::new(test, "macvlan", &json!({}), &[]) else { return };
-    let short: Vec<&str> = USUAL[..7].iter().copied().chain(["opt lease 4"]).collect();
+    let short = lasting(4);
     let server = scene.serve(&short);
     let mut heard = scene.hear();
-    let pod = Pod::new("a").unwrap();
-    scene.node.add(&pod).success();
-    let address = heard.await_number(Ack, 1, PATIENCE).unwrap().message.yiaddr;
+    let (pod, address) = scene.leased(&mut heard);
     scene.node.kill().unwrap();
     drop(server);
     std::thread::sleep(Duration::from_secs(5));
-    let elsewhere: Vec<&str> =
-        ["start 10.77.0.50", "end 10.77.0.60"].into_iter().chain(short[2..].to_vec()).collect();
+    let elsewhere: Vec<&str> = ["start 10.77.0.50", "end 10.77.0.60"]
+        .into_iter()
+        .chain(short[2..].iter().map(String::as_str))
+        .collect();
     let _server = scene.serve(&elsewhere);
     scene.node.start().unwrap();
     assert!(heard.await_number(Nak, 1, WHILE).is_some(), "{:?}", heard.all());
@@ -280,7 +291,7 @@ fn a_refused_lease_is_taken_from_the_pod_and_reported() {
 fn a_lease_that_nobody_extends_ends_on_the_pods_interface() {
     let test = "a_lease_that_nobody_extends_ends_on_the_pods_interface";
     let Some(scene) = Scene::new(test, "bridge", &json!({}), &[]) else { return };
-    let short: Vec<&str> = USUAL[..7].iter().copied().chain(["opt lease 6"]).collect();
+    let short = lasting(6);
     let server = scene.serve(&short);
     let mut heard = scene.hear();
     let pod = Pod::new("a").unwrap();
