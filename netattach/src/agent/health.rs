@@ -105,6 +105,8 @@ pub(super) struct Health {
     not_enforced: Mutex<Vec<Condition>>,
     /// The former by share, and the share that is next.
     shares: Mutex<([Vec<Condition>; SHARES], usize)>,
+    /// When the last look at all shares began.
+    all_shares: Mutex<Option<Instant>>,
     not_attachable: Mutex<Vec<Condition>>,
     /// What is wrong with what the runtime says it reads, and a notice that somebody asks.
     runtime: Mutex<Vec<Condition>>,
@@ -160,6 +162,7 @@ impl Health {
             unusable: Mutex::default(),
             not_enforced: Mutex::default(),
             shares: Mutex::default(),
+            all_shares: Mutex::default(),
             not_attachable: Mutex::default(),
             runtime: Mutex::default(),
             runtime_wanted: Notify::new(),
@@ -207,9 +210,11 @@ impl Health {
     /// answered by that.
     pub(super) fn look_soon(&self) {
         self.runtime_wanted.notify_one();
-        for look in [&self.attachments, &self.networks] {
-            let age = lock(&look.last).as_ref().map(|(at, _)| at.elapsed());
-            if age.is_some_and(|age| age >= INTERVAL) {
+        // A look at one share of the attachments does not make what is known of the others new.
+        let attachments = *lock(&self.all_shares);
+        let networks = lock(&self.networks.last).as_ref().map(|(at, _)| *at);
+        for (look, last) in [(&self.attachments, attachments), (&self.networks, networks)] {
+            if last.is_some_and(|at| at.elapsed() >= INTERVAL) {
                 look.want();
             }
         }
@@ -378,6 +383,9 @@ impl Health {
     /// if this look was asked for.
     fn look_at_attachments(&self) -> Seen {
         let is_wanted = self.attachments.is_wanted.swap(false, Ordering::Relaxed);
+        if is_wanted {
+            *lock(&self.all_shares) = Some(Instant::now());
+        }
         let mut shares = lock(&self.shares);
         let (known, next) = &mut *shares;
         let looked_at = if is_wanted { 0..SHARES } else { *next..*next + 1 };
