@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::cni;
-use crate::spec::{Addressing, Route};
-use crate::step::{Configure, LeasedAddress, MadeBy, Style};
+use crate::spec::{Addressing, Route, VfLinkState};
+use crate::step::{Brought, Configure, LeasedAddress, MadeBy, Output, Step, Style};
 
 /// The IPv4 gateway of every routed veth (RFC 3927: valid on the link only).
 pub const GATEWAY_V4: Ipv4Addr = Ipv4Addr::new(169, 254, 1, 1);
@@ -46,6 +46,21 @@ pub fn announcement(made_by: MadeBy<'_>, addressing: &Addressing, may_wait: bool
         _ if !may_wait || share_a_subnet(&addressing.addresses) => Announcement::AtOnce,
         _ => Announcement::Late,
     }
+}
+
+/// Whether the ADD waits for the carrier of the pod's interface before its neighbours are told of it: for that of a card that
+/// gets addresses. A VF whose link its card keeps down gets none, whoever has set that.
+pub fn awaits_carrier(steps: &[Step], outputs: Brought<'_>, addressing: &Addressing) -> bool {
+    let is_card = steps.iter().any(|step| matches!(step, Step::ClaimDevice(_)));
+    let asked = steps.iter().find_map(|step| match step {
+        Step::SetDevice(set) => set.function.link_state,
+        _ => None,
+    });
+    let before = outputs.iter().find_map(|output| match output {
+        Output::Claimed(claim) => claim.settings.as_ref()?.link_state,
+        _ => None,
+    });
+    is_card && !addressing.addresses.is_empty() && asked.or(before) != Some(VfLinkState::Disable)
 }
 
 /// Whether two of the IPv4 addresses are in one subnet.
@@ -298,7 +313,8 @@ pub(super) fn any_of(address: IpAddr) -> IpNet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::{self, DeviceId};
+    use crate::spec::{self, DeviceId, VfSettings};
+    use crate::step::{Claim, Outputs, SetDevice, StepRef};
 
     fn leased(address: &str, gateway: Option<&str>) -> LeasedAddress {
         LeasedAddress {
@@ -471,17 +487,61 @@ mod tests {
         assert_eq!(pod_side(&configure, &leased, &routes), expected);
     }
 
-    /// The one place that decides it: what is not told within the ADD is told after it, and nothing is told twice.
+    /// Rows: SRV-carrier.
     #[test]
-    fn neighbours_are_told_after_the_answer_but_by_cards_and_of_two_addresses_of_a_subnet() {
-        let device = spec::Device {
+    fn a_card_is_waited_for_unless_its_vf_is_kept_down() {
+        let addressing = |addresses: &[&str]| Addressing {
+            addresses: addresses.iter().map(|text| net(text)).collect(),
+            ..Addressing::default()
+        };
+        let (some, none) = (addressing(&["10.9.0.7/24"]), addressing(&[]));
+        let of = |link_state| VfSettings { link_state, ..VfSettings::default() };
+        let (enable, disable) = (Some(VfLinkState::Enable), Some(VfLinkState::Disable));
+        // Asked for, shown by the card before, addresses.
+        let table = [
+            (None, None, &some, true),
+            (None, None, &none, false),
+            (Some(VfLinkState::Auto), disable, &some, true),
+            (enable, disable, &some, true),
+            (disable, enable, &some, false),
+            (disable, None, &some, false),
+            (None, enable, &some, true),
+            (None, disable, &some, false),
+        ];
+        for (asked, before, addressing, expected) in table {
+            let claim = Claim {
+                device: "0000:03:02.1".to_owned(),
+                generation: 1,
+                home: None,
+                settings: Some(of(before)),
+                representor: None,
+            };
+            let outputs: Outputs = [(StepRef(0, 0), Output::Claimed(Box::new(claim)))].into_iter().collect();
+            let set = Step::SetDevice(SetDevice { function: of(asked), mac: None });
+            let steps = [Step::ClaimDevice(card()), set];
+            let found = awaits_carrier(&steps, outputs.of(0), addressing);
+            assert_eq!(found, expected, "{asked:?} {before:?} {addressing:?}");
+            // Without a card there is nothing to wait for in the pod.
+            assert!(!awaits_carrier(&steps[1..], outputs.of(0), addressing));
+        }
+    }
+
+    /// A card of the node.
+    fn card() -> spec::Device {
+        spec::Device {
             pod_name: "net1".to_owned(),
             id: DeviceId::Bus("0000:03:02.1".to_owned()),
             userspace: None,
             function: None,
             rdma: None,
             switchdev: false,
-        };
+        }
+    }
+
+    /// The one place that decides it: what is not told within the ADD is told after it, and nothing is told twice.
+    #[test]
+    fn neighbours_are_told_after_the_answer_but_by_cards_and_of_two_addresses_of_a_subnet() {
+        let device = card();
         let [card, plugin] = [MadeBy::Device(&device), MadeBy::Plugin];
         let (never, at_once, late) = (Announcement::Never, Announcement::AtOnce, Announcement::Late);
         // Addresses; by a card, by another link, by one where nobody tells them after the answer.

@@ -13,7 +13,7 @@ use crate::plan::addressing::{self, Announcement};
 use crate::plan::phases::Item;
 use crate::plan::{hook_kind, result};
 use crate::spec::{self, Addressing};
-use crate::step::{Configure, HookKind, Interface, MadeBy, Output, Parent, Protect, Step, Style};
+use crate::step::{Configure, HookKind, Interface, Output, Parent, Protect, Step, Style};
 use crate::sysctl;
 
 use super::{DETECTION, IPV6_MIN_MTU, check_mtu, ensure_if_present, interface};
@@ -40,7 +40,7 @@ struct Wanted<'p> {
     host: Option<Interface>,
     pod: Interface,
     addressing: Addressing,
-    is_card: bool,
+    awaits_carrier: bool,
 }
 
 impl Wanted<'_> {
@@ -226,12 +226,13 @@ impl<'a> Executor<'a> {
         let (at, attachment, _) = *item;
         let leased = self.leased(at, attachment)?;
         let mut addressing = addressing::pod_side(configure, &leased.addresses, &leased.routes);
-        let made_by = attachment.made_by();
-        let announcement = addressing::announcement(made_by, &addressing, self.node.announces_late);
+        let late = self.node.announces_late;
+        let announcement = addressing::announcement(attachment.made_by(), &addressing, late);
         addressing.announce_v4 = announcement == Announcement::AtOnce;
         let (host, pod) = self.link(at)?;
-        let is_card = matches!(made_by, MadeBy::Device(_));
-        let wanted = Wanted { item: *item, configure, host, pod, addressing, is_card };
+        let outputs = self.progress.outputs().of(at.0);
+        let awaits_carrier = addressing::awaits_carrier(&attachment.steps, outputs, &addressing);
+        let wanted = Wanted { item: *item, configure, host, pod, addressing, awaits_carrier };
         match wanted.has_v6() && (1..IPV6_MIN_MTU).contains(&wanted.pod.mtu) {
             true => Err(StepError::SmallMtu(wanted.pod.mtu)),
             false => Ok(wanted),
@@ -268,7 +269,7 @@ impl<'a> Executor<'a> {
                 }
             }
         }
-        for it in wanted.iter().filter(|it| it.is_card && !it.addressing.addresses.is_empty()) {
+        for it in wanted.iter().filter(|it| it.awaits_carrier) {
             if !self.pod.await_carrier(it.pod.index).map_err(Failed::of(&it.item))? {
                 tracing::warn!(device = it.pod.name, "no carrier; neighbours may not hear of its addresses");
             }

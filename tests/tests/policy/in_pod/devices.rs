@@ -80,6 +80,30 @@ fn a_device_that_is_tuned_to_another_address_sends_by_it_and_goes_home_with_its_
     assert_eq!(home(), before);
 }
 
+/// Rows: HDV-carrier.
+#[test]
+fn an_add_ends_though_a_device_gets_no_carrier_and_its_addresses_are_used_once_it_has_one() {
+    let mut node = Node::new(&[]).unwrap();
+    let wires = Wires::new(&node, &["card"]).unwrap();
+    node.write("card", &network(NAMESPACE, "card", &Wires::config("card", SERVER))).unwrap();
+    node.write("a", &pod("a", &json!({}), &json!("card"))).unwrap();
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    let far_end = |state| ip(&wires.beyond, &["link", "set", "to-card", state]).unwrap();
+    far_end("down");
+    node.add(&a).success();
+    far_end("up");
+    for to in at(SERVER, 0) {
+        assert!(ping(&wires.beyond, to.ip(), PATIENCE).unwrap(), "{to}");
+    }
+    node.del(&a).success();
+    // Where there is one, nothing is said of it.
+    node.add(&a).success();
+    node.del(&a).success();
+    let log = node.stop().unwrap();
+    assert_eq!(log.matches("no carrier; neighbours may not hear of its addresses").count(), 1, "{log}");
+}
+
 /// Rows: SRV-not-there.
 #[test]
 fn a_function_that_the_node_does_not_have_yet_is_to_be_tried_again() {
