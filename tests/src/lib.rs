@@ -3,7 +3,7 @@
 //!
 //! | module | provides |
 //! |---|---|
-//! | [`node`], `agent` | a node with a running agent |
+//! | [`node`], `agent`, `crash_points` | a node with a running agent, and with one that is killed where a test says |
 //! | [`cluster`] | a real cluster: kube-apiserver, and nodes with a kubelet |
 //! | [`manifest`] | the objects that the agent reads |
 //! | [`api_server`], [`admission`] | a Kubernetes API server that fails on demand; ValidatingAdmissionPolicies |
@@ -28,6 +28,7 @@ pub mod api_server;
 pub mod call;
 pub mod cluster;
 pub mod coming;
+mod crash_points;
 pub mod cri;
 pub mod dhcp;
 pub mod guide;

@@ -27,7 +27,8 @@ const RUNS: [&[&str]; 11] = [
 const FOR_ARM64: &[&str] = &["image", "--arch", "arm64"];
 /// The suites whose tests have a longer form, which `test --longer` runs: in `cluster` the API server is away for two minutes
 /// in place of 20 s, and the agent is killed 12 times in place of 3 at each change of a Deployment. Virtual machines have tests
-/// of their own with one (`Guest::longer`): VFs go into pods and back 100 times in place of 20.
+/// of their own with one (`Guest::longer`): VFs go into pods and back 100 times in place of 20, and the agent is killed at every
+/// point of that in place of some.
 pub(crate) const LONGER: [&str; 1] = ["cluster"];
 /// Tests of these suites that are run in the longer form only. Others have what each is about: that a failed kubelet leaves
 /// pods alone and that they come back after what the node or its runtime loses (`pods_come_back_after_...`, the last time

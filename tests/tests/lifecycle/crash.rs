@@ -5,7 +5,6 @@
 //! status file and start of a plugin. The agent with crash points is the executable `crash-agent` of this crate.
 
 use std::fs;
-use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 
 use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
@@ -17,7 +16,6 @@ use netattach_tests::traffic::{PATIENCE, eventually, ping};
 use netattach_tests::{Namespace, Node, Outcome, Pod};
 use serde_json::{Value, json};
 
-const SIGKILL: i32 = 9;
 /// Number of cut-off records that one agent is started on.
 const AT_ONCE: usize = 500;
 /// Executed plugins, in the order of their list.
@@ -118,7 +116,6 @@ impl Scene {
     }
 
     fn of(node: Node) -> Self {
-        fs::create_dir(node.path("crash")).unwrap();
         let (a, bystander) = (Pod::new("a").unwrap(), Pod::new("by").unwrap());
         let before = Snapshot::take(&node, &[]).unwrap();
         let mut scene = Self { node, a, bystander, before };
@@ -136,55 +133,24 @@ impl Scene {
     }
 
     fn start(&mut self) -> anyhow::Result<()> {
-        let directory = self.node.path("crash");
-        self.node.start_as(&crashing_agent(), &[("NETATTACH_CRASH_DIR", directory.to_str().unwrap())])
+        self.node.start_with_points(&crashing_agent())
     }
 
     /// From now on the agent counts points, and dies at this one.
     fn arm(&self, point: usize) {
-        let _ = fs::remove_file(self.node.path("crash/log"));
-        // Renamed into place, so that the agent never reads half a number.
-        fs::write(self.node.path("crash/to-be"), point.to_string()).unwrap();
-        fs::rename(self.node.path("crash/to-be"), self.node.path("crash/at")).unwrap();
+        self.node.arm(point).unwrap();
     }
 
     fn disarm(&self) {
-        fs::remove_file(self.node.path("crash/at")).unwrap();
-    }
-
-    /// Names of the points since the agent was armed.
-    fn points(&self) -> Vec<String> {
-        let log = fs::read_to_string(self.node.path("crash/log")).unwrap_or_default();
-        log.lines().map(str::to_owned).collect()
+        self.node.disarm().unwrap();
     }
 
     /// Lets the agent die at that point of the operation; returns the point's name and the caller's answer. `None`: the
     /// operation has no such point, and is complete.
     fn dies_at(&mut self, point: usize, operation: impl Fn(&Self) -> Outcome) -> Option<(String, Outcome)> {
-        self.arm(point);
-        let outcome = operation(self);
-        // The point is noted before the agent dies there. One that has answered may die in later work: a call for the same
-        // container waits for that. It is not made where it could only wait for an agent that is dead.
-        let is_dead = self.points().len() > point;
-        let mut config = self.node.cni_config("1.0.0");
-        config["agentWaitSeconds"] = json!(0);
-        let next =
-            || self.node.call("CHECK", &self.a).with("CNI_IFNAME", "nothing").stdin(config.clone()).run();
-        let has_ended = is_dead || outcome.json["code"] == 11 || next().json["code"] == 11;
-        self.disarm();
-        // What no call waits for, as that a status is published, may have come to the point since.
-        if !has_ended && self.points().len() <= point {
-            return None;
-        }
-        self.assert_killed();
-        let points = self.points();
-        assert_eq!(points.len(), point + 1, "{points:?}");
-        Some((format!("point {point}, {}", points[point]), outcome))
-    }
-
-    fn assert_killed(&mut self) {
-        let (status, log) = self.node.wait_for_end().unwrap();
-        assert_eq!(status.signal(), Some(SIGKILL), "{log}");
+        let scene = &*self;
+        let outcome = scene.node.comes_to(point, &scene.a, || operation(scene))?;
+        Some((self.node.was_killed_at(point), outcome))
     }
 
     fn look(&self) -> Snapshot {
@@ -300,7 +266,7 @@ fn an_agent_killed_in_the_middle_of_a_roll_back_goes_on_with_it() {
     scene.node.plugin("tail", &json!({"ADD": {"error": {"code": 100, "msg": "no"}}})).unwrap();
     scene.arm(usize::MAX);
     assert_eq!(scene.node.add(&scene.a).failure().0, 100);
-    let points = scene.points();
+    let points = scene.node.points();
     scene.disarm();
     scene.assert_as_before("no crash");
     let first = points.iter().position(|point| point.contains("undo")).unwrap();
@@ -324,7 +290,7 @@ fn an_agent_killed_at_any_point_of_its_recovery_begins_it_again() {
     let mut scene = Scene::new();
     scene.arm(usize::MAX);
     scene.node.add(&scene.a).success();
-    let all_done = scene.points().iter().rposition(|point| point.starts_with("applied:")).unwrap();
+    let all_done = scene.node.points().iter().rposition(|point| point.starts_with("applied:")).unwrap();
     scene.disarm();
     scene.node.del(&scene.a).success();
     // A request as the executable leaves it when no agent runs.
@@ -340,7 +306,7 @@ fn an_agent_killed_at_any_point_of_its_recovery_begins_it_again() {
         fs::write(&waiting, &request).unwrap();
         scene.arm(point);
         let started = scene.start().is_ok();
-        let points = scene.points();
+        let points = scene.node.points();
         scene.disarm();
         if started {
             scene.assert_as_before(&format!("no crash at {point} of {points:?}"));
@@ -392,12 +358,12 @@ fn survives_with(list: &Value, first: impl Fn(&[String]) -> usize) {
     let mut scene = Scene::of(node_with(list));
     scene.arm(usize::MAX);
     scene.node.add(&scene.a).success();
-    let points = scene.points();
+    let points = scene.node.points();
     scene.disarm();
     scene.node.check(&scene.a).success();
     scene.arm(usize::MAX);
     scene.node.del(&scene.a).success();
-    let points_of_del = scene.points();
+    let points_of_del = scene.node.points();
     scene.disarm();
     scene.assert_as_before("no crash");
     let chosen = (first(&points)..points.len()).filter(|at| is_of_few(&points[*at]));

@@ -144,7 +144,7 @@ const SRIOV: Guest = Guest {
             &["crash::an_agent_killed_while_a_vrf", "drift::a_bridge_that_is_told_not_to_filter_by_vlan"],
         ),
     ],
-    longer: &[("policy", &["in_pod::sriov::native::cycles_leave_nothing"])],
+    longer: &[("policy", &["in_pod::sriov::native::cycles_leave_nothing", "in_pod::sriov::killed::"])],
 };
 
 /// The modules that attachments, policies and the tests' own links use.

@@ -1,9 +1,10 @@
 //! Policies on VFs of a card: traffic between the pods is switched by the card, and the node sees none of it.
 //!
-//! The plugin that moves them is an executed one here; `native` tests ours.
+//! The plugin that moves them is an executed one here; `native` tests ours, `killed` what an agent leaves of it that is killed.
 //!
 //! These run in the virtual machine that has such cards (`cargo xtask vm`), as they take its VFs from it.
 
+mod killed;
 mod native;
 
 use std::fs;

@@ -21,7 +21,7 @@ pub(super) struct Own {
 }
 
 /// The keys that the card knows.
-fn all_keys() -> Value {
+pub(super) fn all_keys() -> Value {
     json!({
         "vlan": VLAN, "vlanQoS": 3, "spoofchk": "off", "trust": "on", "max_tx_rate": 200,
         "logLevel": "debug", "logFile": "/nowhere"
@@ -30,6 +30,13 @@ fn all_keys() -> Value {
 
 impl Own {
     pub(super) fn new(test: &str, keys: &Value) -> Option<Self> {
+        let mut own = Self::without_agent(test, keys)?;
+        own.node.start().unwrap();
+        Some(own)
+    }
+
+    /// No agent runs yet.
+    pub(super) fn without_agent(test: &str, keys: &Value) -> Option<Self> {
         let cards = Cards::take(test).unwrap()?;
         let vfs = cards.make_vfs(2).unwrap();
         let node = Node::on_this_machine().unwrap();
@@ -40,11 +47,10 @@ impl Own {
         config.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
         node.write("vf", &with_resource(network(NAMESPACE, "vf", &config))).unwrap();
         let pods = PODS.map(|(name, _, _)| Pod::new(name).unwrap());
-        let mut own = Self { node, pods, vfs, cards };
+        let own = Self { node, pods, vfs, cards };
         for number in [0, 1] {
             own.select(number, number);
         }
-        own.node.start().unwrap();
         Some(own)
     }
 
@@ -87,11 +93,15 @@ impl Own {
         node.devices().unwrap().into_iter().find(|it| it.parent.as_deref() == Some(address))
     }
 
-    fn before(&self) -> Vec<(DeviceState, VfSettings)> {
+    pub(super) fn before(&self) -> Vec<(DeviceState, VfSettings)> {
         (0..2).map(|vf| (self.device(vf).unwrap(), self.settings(vf as u32))).collect()
     }
 
     fn assert_as(&self, before: &[(DeviceState, VfSettings)]) {
+        self.assert_as_after("what the test has done", before);
+    }
+
+    pub(super) fn assert_as_after(&self, what: &str, before: &[(DeviceState, VfSettings)]) {
         let back = |(device, settings): (DeviceState, VfSettings)| {
             // The kernel may have had to give it another index.
             let link = netattach::netlink::LinkState { index: 0, ..device.link };
@@ -102,7 +112,7 @@ impl Own {
         };
         let found: Vec<_> = self.before().into_iter().map(back).collect();
         let expected: Vec<_> = before.iter().cloned().map(back).collect();
-        assert_eq!(found, expected);
+        assert_eq!(found, expected, "after {what}");
     }
 }
 
