@@ -104,7 +104,7 @@ const SRIOV: Guest = Guest {
         "-device",
         "igb,bus=port2,netdev=wire2,mac=02:00:00:00:02:00",
     ],
-    plugins: &["host-device", "host-local", "bridge", "dummy", "ipvlan", "vlan", "vrf"],
+    plugins: &["host-device", "host-local", "bridge", "dummy", "ipvlan", "tuning", "vlan", "vrf"],
     // Of the shell in which a guide is run, and what sets a card's mode.
     programs: &[
         "bash", "cat", "cp", "devlink", "env", "ln", "mkdir", "mount", "mv", "rm", "sed", "sleep", "unshare",

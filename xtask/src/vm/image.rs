@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::archive::Archive;
 use super::guests::Guest;
-use super::{Selection, guest};
+use super::{Program, Selection, guest};
 use crate::progress::Progress;
 use crate::setup::{self, Kernel};
 use crate::{child, dist, nightly};
@@ -35,6 +35,52 @@ pub(super) fn pack(
 ) -> anyhow::Result<Vec<u8>> {
     progress.note("compile");
     let Built { tests, scripted_plugin, crashing_agent } = test_executables(selection)?;
+    let mut archive = machine(guest, kernel, executables)?;
+    let mut list = String::new();
+    for ((name, filters), executable) in selection.tests.iter().zip(&tests) {
+        list.push_str(&started(&mut archive, kernel, (name, executable), filters)?);
+    }
+    archive.file(guest::TESTS, list.as_bytes())?;
+    // Tests know it by the path that it has here, or beside the directory that they are in.
+    with_libraries(&mut archive, &scripted_plugin, "/fake-plugin")?;
+    archive.link(&scripted_plugin.to_string_lossy(), "/fake-plugin")?;
+    with_libraries(&mut archive, &crashing_agent, "/crash-agent")?;
+    archive.link(&crashing_agent.to_string_lossy(), "/crash-agent")?;
+    archive.file(guest::VARIABLES, variables(guest, selection.is_longer).as_bytes())?;
+    archive.finish()
+}
+
+/// The same for a machine in which a program is run.
+pub(super) fn pack_program(
+    guest: &Guest,
+    kernel: &Kernel,
+    program: &Program<'_>,
+    executables: &Path,
+) -> anyhow::Result<Vec<u8>> {
+    let mut archive = machine(guest, kernel, executables)?;
+    let line = started(&mut archive, kernel, (program.name, program.executable), program.arguments)?;
+    archive.file(guest::TESTS, line.as_bytes())?;
+    archive.file(guest::VARIABLES, variables(guest, false).as_bytes())?;
+    archive.finish()
+}
+
+/// Adds an executable that the first process starts; returns its line in the list of those.
+fn started(
+    archive: &mut Archive,
+    kernel: &Kernel,
+    (name, executable): (&str, &Path),
+    arguments: &[String],
+) -> anyhow::Result<String> {
+    let path = format!("/tests/{name}");
+    with_libraries(archive, executable, &path)?;
+    let mut line = format!("{name} on Linux {}\t{path}", kernel.release);
+    arguments.iter().for_each(|argument| line.push_str(&format!("\t{argument}")));
+    line.push('\n');
+    Ok(line)
+}
+
+/// What a machine has whatever is run in it: its first process, modules, the executables under test and what goes with them.
+fn machine(guest: &Guest, kernel: &Kernel, executables: &Path) -> anyhow::Result<Archive> {
     let mut archive = Archive::default();
     for directory in ["/proc", "/sys", "/dev", "/mnt", "/tmp", "/run", "/var/lib"] {
         archive.directory(directory)?;
@@ -48,22 +94,6 @@ pub(super) fn pack(
         order.push_str(&format!("{path}\n"));
     }
     archive.file(guest::MODULES, order.as_bytes())?;
-
-    let mut list = String::new();
-    for ((name, filters), executable) in selection.tests.iter().zip(&tests) {
-        let path = format!("/tests/{name}");
-        with_libraries(&mut archive, executable, &path)?;
-        list.push_str(&format!("{name} on Linux {}\t{path}", kernel.release));
-        filters.iter().for_each(|part| list.push_str(&format!("\t{part}")));
-        list.push('\n');
-    }
-    archive.file(guest::TESTS, list.as_bytes())?;
-
-    // Tests know it by the path that it has here, or beside the directory that they are in.
-    with_libraries(&mut archive, &scripted_plugin, "/fake-plugin")?;
-    archive.link(&scripted_plugin.to_string_lossy(), "/fake-plugin")?;
-    with_libraries(&mut archive, &crashing_agent, "/crash-agent")?;
-    archive.link(&crashing_agent.to_string_lossy(), "/crash-agent")?;
     for executable in dist::names() {
         with_libraries(&mut archive, &executables.join(executable), &format!("{DIST}/{executable}"))?;
     }
@@ -83,9 +113,8 @@ pub(super) fn pack(
         let busybox = setup::runtimes().join(BUSYBOX);
         archive.copy(&busybox, &format!("{RUNTIMES}/{BUSYBOX}"))?;
     }
-    archive.file(guest::VARIABLES, variables(guest, selection.is_longer).as_bytes())?;
     with_libraries(&mut archive, &guest_executable()?, "/init")?;
-    archive.finish()
+    Ok(archive)
 }
 
 /// What the tests are told, one `NAME=value` in each line.

@@ -21,10 +21,10 @@ use anyhow::{Context, anyhow, bail, ensure};
 use tempfile::TempDir;
 
 use self::guests::{GUESTS, Guest, Tests};
-use crate::progress::Done;
+use crate::progress::{Done, Progress};
 use crate::setup::{self, Emulator, Kernel, Scope};
 use crate::suite::{self, Count, Failure, Followed, Tally, failures_in, follow};
-use crate::{dist, progress, tree};
+use crate::{child, dist, progress, tree};
 
 /// Memory of a machine in MiB: most of it holds the test executables, twice while they are unpacked. Half of it is the most
 /// that the kernel unpacks.
@@ -55,6 +55,17 @@ impl Selection {
 /// A guest's own tests.
 fn usual(guest: &Guest) -> Selection {
     Selection::of(guest.tests)
+}
+
+/// What is run in a machine in place of tests.
+#[derive(Debug)]
+pub struct Program<'a> {
+    /// What it is called.
+    pub name: &'a str,
+    /// Its executable, dynamic or static.
+    pub executable: &'a Path,
+    /// Without tabs and line breaks.
+    pub arguments: &'a [String],
 }
 
 /// What to run where.
@@ -172,6 +183,22 @@ pub fn longer() -> anyhow::Result<Count> {
     Ok(total)
 }
 
+/// Runs a program in the machine whose kernel is of that suite, beside the executables of that directory; returns all that the
+/// machine has printed. It is told what tests are told.
+///
+/// # Errors
+/// There is no such machine, or it ended early. How the program ended is not looked at.
+pub fn program(suite: &str, program: &Program<'_>, executables: &Path) -> anyhow::Result<String> {
+    let guest = GUESTS.iter().find(|guest| guest.suite == suite).context("there is no such guest")?;
+    let machine = Machine::with(guest, |kernel, _| image::pack_program(guest, kernel, program, executables))?;
+    progress::heading(&format!("{} under Linux {}", program.name, machine.kernel.release));
+    let ((), output) = machine.run_to_the_end(guest, |command| {
+        let (output, _, status) = child::watch(command, |_| {})?;
+        Ok(((), output, status))
+    })?;
+    Ok(output)
+}
+
 /// Runs a guest's own tests. It has what they need: one that is skipped has failed.
 fn its_own(guest: &Guest, machine: Option<Machine>, executables: &Path) -> anyhow::Result<Count> {
     let Some(machine) = machine else { return Ok(none_here()) };
@@ -207,10 +234,18 @@ fn run_in(
 
 impl Machine {
     fn pack(guest: &Guest, selection: &Selection, executables: &Path) -> anyhow::Result<Self> {
+        Self::with(guest, |kernel, progress| image::pack(guest, kernel, selection, executables, progress))
+    }
+
+    /// With what is packed for its kernel in its memory.
+    fn with(
+        guest: &Guest,
+        pack: impl FnOnce(&Kernel, &Progress) -> anyhow::Result<Vec<u8>>,
+    ) -> anyhow::Result<Self> {
         let (emulator, kernel) = setup::machine(guest).context("the virtual machine has not been set up")?;
         let scratch = tempfile::tempdir_in(tree::tools()).context("create a scratch directory")?;
         progress::step(&format!("pack for {}", guest.suite), |progress| {
-            let archive = image::pack(guest, &kernel, selection, executables, progress)?;
+            let archive = pack(&kernel, progress)?;
             fs::write(scratch.path().join(INITRD), &archive).context("write the machine's files")?;
             Ok(Done::Unchanged(format!("{} MiB", archive.len() >> 20)))
         })?;
@@ -220,20 +255,33 @@ impl Machine {
     /// Runs its tests, and prints how they end.
     fn run(self, guest: &Guest) -> anyhow::Result<Tally> {
         progress::heading(&format!("test under Linux {}", self.kernel.release));
+        let (tally, output) = self.run_to_the_end(guest, |command| {
+            let Followed { tally, output, status, .. } = follow(command, Tally::default())?;
+            Ok((tally, output, status))
+        })?;
+        if tally.total().failed > 0 {
+            progress::line(&failures_in(&output));
+        }
+        Ok(tally)
+    }
+
+    /// Runs it until it ends by itself. `watch` runs its command, and returns what it makes of what that prints, all of that, and
+    /// how it ended; the first two are returned.
+    fn run_to_the_end<T>(
+        self,
+        guest: &Guest,
+        watch: impl FnOnce(&mut Command) -> anyhow::Result<(T, String, String)>,
+    ) -> anyhow::Result<(T, String)> {
         let started = Instant::now();
         let mut command = start(&self.emulator, guest, &self.kernel, &self.scratch.path().join(INITRD));
-        let Followed { tally, output, status, .. } =
-            follow(&mut command, Tally::default()).context("run the virtual machine")?;
+        let (made_of_it, output, status) = watch(&mut command).context("run the virtual machine")?;
         if !output.lines().any(|line| line.trim_end() == guest::ENDED) {
             let tail: Vec<&str> = output.lines().rev().take(40).collect();
             let tail: Vec<&str> = tail.into_iter().rev().collect();
             bail!("the virtual machine ended early ({status}):\n{}", tail.join("\n"));
         }
-        if tally.total().failed > 0 {
-            progress::line(&failures_in(&output));
-        }
         progress::finished("ok", started.elapsed(), &format!("virtual machine {}", guest.suite), "ended");
-        Ok(tally)
+        Ok((made_of_it, output))
     }
 }
 
