@@ -14,7 +14,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
-use xtask::setup;
 
 use super::pods::{Node, Pod, make_directory};
 
@@ -98,7 +97,7 @@ impl Files {
             .arg("--bpffs")
             .arg(&self.bpffs)
             .args(["--default-network", "kube-system/default", "--cni-bin-dir"])
-            .arg(setup::reference_plugins())
+            .arg(super::reference_plugins())
             .arg("--cni-bin-dir")
             .arg(&self.plugins)
             .args(more)
@@ -491,7 +490,7 @@ impl Caller {
             .env("CNI_NETNS", &self.netns)
             .env("CNI_IFNAME", "eth0")
             .env("CNI_ARGS", args)
-            .env("CNI_PATH", setup::reference_plugins())
+            .env("CNI_PATH", super::reference_plugins())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())

@@ -2,7 +2,7 @@
 //!
 //! The contenders take turns within one run, so that other load on the machine affects all alike.
 //!
-//! The benchmarks: `attach`, `cluster`, `dataplane`, `fairness`, `ports`, `restart`, `scale`. Shared: `pods` and the node's
+//! The benchmarks: `attach` with `sriov`, `cluster`, `dataplane`, `fairness`, `ports`, `restart`, `scale`. Shared: `pods` and the node's
 //! namespace, `agent`, `netlink` for the floor, `bpf` for the kernel's state, `processor` time, `series` of samples, `limit`s,
 //! `document` for tables.
 
@@ -41,6 +41,11 @@ const DIST_VARIABLE: &str = "NETATTACH_DIST";
 /// The directory of the measured executables.
 fn dist() -> PathBuf {
     env::var_os(DIST_VARIABLE).map_or_else(tree::dist, PathBuf::from)
+}
+
+/// The directory of the reference plugins: that which a virtual machine's programs are told, or setup's.
+fn reference_plugins() -> PathBuf {
+    env::var_os("NETATTACH_REFERENCE_PLUGINS").map_or_else(setup::reference_plugins, PathBuf::from)
 }
 
 /// Where and how figures were measured.

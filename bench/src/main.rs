@@ -24,6 +24,9 @@ enum Subject {
     Cluster(ClusterArguments),
     /// Traffic between two pods by path and by size of the policy, changes of policies, nanoseconds of a packet
     Dataplane(DataplaneArguments),
+    /// ADD of a pod with a virtual function of a card, in the virtual machine that has one
+    #[cfg(feature = "cluster")]
+    Sriov(attach::vf::Options),
     /// Restart of an agent with many attachments
     Restart(restart::Options),
     /// ADD of a pod while others hang that have nothing to do with it
@@ -89,6 +92,8 @@ fn main() -> ExitCode {
         #[cfg(feature = "cluster")]
         Subject::Cluster(arguments) => cluster::run(&arguments.into()),
         Subject::Dataplane(arguments) => dataplane::run(&arguments.into()),
+        #[cfg(feature = "cluster")]
+        Subject::Sriov(arguments) => attach::vf::run(&arguments),
         Subject::Restart(arguments) => restart::run(&arguments),
         Subject::Fairness(arguments) => fairness::run(&arguments),
         Subject::Ports(arguments) => ports::run(&arguments),

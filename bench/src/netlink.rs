@@ -83,6 +83,18 @@ impl Netlink {
 
     /// Names of all links.
     pub(super) fn link_names(&mut self) -> anyhow::Result<Vec<String>> {
+        Ok(self.links()?.into_iter().filter_map(name_of).collect())
+    }
+
+    /// Names of the links that are up and have a carrier.
+    #[cfg(feature = "cluster")]
+    pub(super) fn running(&mut self) -> anyhow::Result<Vec<String>> {
+        let mut links = self.links()?;
+        links.retain(|link| link.header.flags.contains(LinkFlags::Running));
+        Ok(links.into_iter().filter_map(name_of).collect())
+    }
+
+    fn links(&mut self) -> anyhow::Result<Vec<LinkMessage>> {
         let mut datagram = Vec::new();
         append(
             &mut datagram,
@@ -90,20 +102,18 @@ impl Netlink {
             NLM_F_REQUEST | NLM_F_DUMP,
         );
         self.socket.send(&datagram, 0).context("send to the kernel")?;
-        let (mut names, mut done) = (Vec::new(), false);
+        let (mut links, mut done) = (Vec::new(), false);
         while !done {
             self.receive(|message| {
                 match message.payload {
-                    NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link)) => {
-                        names.extend(name_of(link))
-                    }
+                    NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewLink(link)) => links.push(link),
                     NetlinkPayload::Done(_) => done = true,
                     _ => {}
                 }
                 Ok(())
             })?;
         }
-        Ok(names)
+        Ok(links)
     }
 
     fn receive(

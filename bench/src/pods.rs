@@ -52,6 +52,14 @@ impl Node {
         Ok(Self { namespace: own_namespace()?, scratch })
     }
 
+    /// The machine itself, with what it has, and its loopback up.
+    #[cfg(feature = "cluster")]
+    pub(super) fn here() -> anyhow::Result<Self> {
+        Netlink::open()?.send(vec![netlink::set_up(1)]).context("prepare the machine's namespace")?;
+        let scratch = tempfile::tempdir().context("create a scratch directory")?;
+        Ok(Self { namespace: own_namespace()?, scratch })
+    }
+
     /// Makes `count` pods, each with its loopback up.
     pub(super) fn pods(&self, count: u16) -> anyhow::Result<Vec<Pod>> {
         // Each holds two descriptors.

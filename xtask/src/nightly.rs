@@ -10,7 +10,7 @@ use crate::release::Arch;
 use crate::suite::Stages;
 
 /// What is run at night, as arguments of `cargo xtask`.
-const RUNS: [&[&str]; 11] = [
+const RUNS: [&[&str]; 12] = [
     &["soak"],
     &["demo", "--cluster"],
     &["test", "--longer"],
@@ -18,6 +18,7 @@ const RUNS: [&[&str]; 11] = [
     &["bench", "cluster", "--check"],
     &["bench", "scale", "--check"],
     &["bench", "restart", "--check"],
+    &["bench", "sriov", "--check"],
     &["image", "--check", "--twice"],
     &["release"],
     FOR_ARM64,

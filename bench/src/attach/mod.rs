@@ -5,7 +5,8 @@
 //! pods. The contenders take turns within one run, so that other load on the machine affects all alike.
 //!
 //! Contenders: `floor`, `reference`, `netattach` with its `pinned` programs. `figures` are printed as a `table`;
-//! `parts` breaks down the time of netattach's ADD. `kinds` are the interfaces one by one.
+//! `parts` breaks down the time of netattach's ADD. `kinds` are the interfaces one by one, but a
+//! virtual function, which `vf` measures where there are some.
 
 mod figures;
 pub mod floor;
@@ -15,6 +16,8 @@ mod parts;
 mod pinned;
 mod reference;
 mod table;
+#[cfg(feature = "cluster")]
+pub mod vf;
 
 use std::num::NonZeroU16;
 use std::time::{Duration, Instant};

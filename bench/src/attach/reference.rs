@@ -7,7 +7,6 @@ use std::sync::Mutex;
 
 use anyhow::{Context, bail, ensure};
 use serde_json::{Value, json};
-use xtask::setup;
 
 use super::Contender;
 use crate::pods::{INTERFACES, Node, PARENT, Pod, make_directory};
@@ -111,7 +110,14 @@ impl Contender for InTurn {
         let container = pod.new_container();
         let mut results = Vec::new();
         for (position, network) in self.networks.iter().enumerate() {
-            results.push(self.call("ADD", pod, position, &container, network)?);
+            let mut result = Value::Null;
+            for mut config in plugins_of(network) {
+                if !result.is_null() {
+                    config["prevResult"] = result;
+                }
+                result = self.call("ADD", pod, position, &container, &config)?;
+            }
+            results.push(result);
         }
         *self.stored(pod)? = results;
         Ok(())
@@ -122,9 +128,10 @@ impl Contender for InTurn {
         let container = pod.container();
         // In reverse, as the specification requires.
         for (position, (network, result)) in self.networks.iter().zip(results).enumerate().rev() {
-            let mut config = network.clone();
-            config["prevResult"] = result;
-            self.call("DEL", pod, position, &container, &config)?;
+            for mut config in plugins_of(network).into_iter().rev() {
+                config["prevResult"] = result.clone();
+                self.call("DEL", pod, position, &container, &config)?;
+            }
         }
         Ok(())
     }
@@ -140,9 +147,40 @@ impl InTurn {
     }
 }
 
+/// What each plugin of a network is told, without a result: of a list each its part, with the list's name and version.
+fn plugins_of(network: &Value) -> Vec<Value> {
+    let Some(plugins) = network["plugins"].as_array() else { return vec![network.clone()] };
+    let told = |plugin: &Value| {
+        let mut told = plugin.clone();
+        for key in ["cniVersion", "name"] {
+            told[key] = network[key].clone();
+        }
+        told
+    };
+    plugins.iter().map(told).collect()
+}
+
 /// The directory of the reference's executables.
 pub(super) fn plugins() -> anyhow::Result<PathBuf> {
-    let plugins = setup::reference_plugins();
+    let plugins = crate::reference_plugins();
     ensure!(plugins.join("bridge").is_file(), "the reference plugins are missing: run `cargo xtask setup`");
     Ok(plugins)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_plugin_of_a_list_is_told_its_name_and_version() {
+        let alone = json!({"cniVersion": "1.0.0", "name": "n", "type": "bridge"});
+        assert_eq!(plugins_of(&alone), [alone]);
+        let list =
+            json!({"cniVersion": "0.4.0", "name": "l", "plugins": [{"type": "a", "mtu": 1}, {"type": "b"}]});
+        let expected = [
+            json!({"cniVersion": "0.4.0", "name": "l", "type": "a", "mtu": 1}),
+            json!({"cniVersion": "0.4.0", "name": "l", "type": "b"}),
+        ];
+        assert_eq!(plugins_of(&list), expected);
+    }
 }

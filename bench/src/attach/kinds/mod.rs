@@ -39,7 +39,7 @@ const LEFT_OUT: [LeftOut; 3] = [
         kind: "vrf",
         why: "chained behind other plugins, it makes no interface that a pod has by itself",
     },
-    LeftOut { kind: "sriov", why: "takes a card with SR-IOV" },
+    LeftOut { kind: "sriov", why: "takes a card with SR-IOV, as `bench sriov` has one" },
 ];
 
 /// The results of one run.
@@ -84,7 +84,7 @@ struct Site<'a> {
 }
 
 /// An agent that serves several sites.
-struct Through<'a>(&'a Agent);
+pub(super) struct Through<'a>(pub(super) &'a Agent);
 
 impl Contender for Through<'_> {
     fn name(&self) -> &'static str {
@@ -292,7 +292,7 @@ fn once(
     Ok(took)
 }
 
-fn milliseconds(durations: impl Iterator<Item = Duration>) -> Series {
+pub(super) fn milliseconds(durations: impl Iterator<Item = Duration>) -> Series {
     Series::new(durations.map(|took| took.as_secs_f64() * 1000.0).collect())
 }
 
