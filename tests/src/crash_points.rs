@@ -24,15 +24,17 @@ impl Node {
     pub fn start_with_points(&mut self, agent: &Path) -> Result<()> {
         let directory = self.path(DIRECTORY);
         fs::create_dir_all(&directory)?;
-        self.start_as(agent, &[(VARIABLE, &directory.to_string_lossy())])
+        let directory = directory.to_string_lossy();
+        self.start_as(agent, &[(VARIABLE, &*directory)])
     }
 
-    /// From now on the agent counts points, and dies at this one.
+    /// From now on the agent counts points, and dies at this one; or that which is started next.
     ///
     /// # Errors
     /// A file cannot be written.
     pub fn arm(&self, point: usize) -> Result<()> {
         let within = |name: &str| self.path(DIRECTORY).join(name);
+        fs::create_dir_all(self.path(DIRECTORY))?;
         let _ = fs::remove_file(within("log"));
         // Renamed into place, so that the agent never reads half a number.
         fs::write(within("to-be"), point.to_string())?;

@@ -425,10 +425,7 @@ fn a_connection_outlives_a_restart_and_a_lost_table_whichever_end_sends_first() 
 fn an_agent_that_is_killed_while_it_takes_over_another_layout_leaves_it_to_the_next() {
     let (mut node, a, b) = node_under_policy();
     let _servers = [80, 81].map(|port| Echo::serve(&b.namespace, at(port)).unwrap());
-    let directory = node.path("crash");
-    fs::create_dir(&directory).unwrap();
     let agent = Path::new(env!("CARGO_BIN_EXE_crash-agent"));
-    let variables = [("NETATTACH_CRASH_DIR", directory.to_str().unwrap())];
     let judged = |what: &str| {
         assert!(datagram(&a.namespace, at(80), PATIENCE).unwrap(), "{what}: the open port");
         assert!(!datagram(&a.namespace, at(81), SILENCE).unwrap(), "{what}: the closed port");
@@ -436,19 +433,18 @@ fn an_agent_that_is_killed_while_it_takes_over_another_layout_leaves_it_to_the_n
     node.kill().unwrap();
     age_layout(&node);
     // One agent counts its points to the end; the others die on the way, each continuing where its predecessor died.
-    fs::write(directory.join("at"), usize::MAX.to_string()).unwrap();
-    node.start_as(agent, &variables).unwrap();
+    node.arm(usize::MAX).unwrap();
+    node.start_with_points(agent).unwrap();
     node.kill().unwrap();
-    let log = fs::read_to_string(directory.join("log")).unwrap();
-    let removed = log.lines().position(|point| point.starts_with("layout:")).unwrap();
+    let removed = node.points().iter().position(|point| point.starts_with("layout:")).unwrap();
     age_layout(&node);
     // Finished work is not repeated: each agent has fewer points than the first.
     for point in [0, removed / 4, removed / 4, removed / 4, removed / 4] {
-        fs::write(directory.join("at"), point.to_string()).unwrap();
-        assert!(node.start_as(agent, &variables).is_err(), "the agent does not die at point {point}");
+        node.arm(point).unwrap();
+        assert!(node.start_with_points(agent).is_err(), "the agent does not die at point {point}");
         judged(&format!("killed at point {point}"));
     }
-    fs::remove_file(directory.join("at")).unwrap();
+    node.disarm().unwrap();
     node.start().unwrap();
     judged("taken over");
     assert!(!node.bpffs().join(format!("v{}", LAYOUT_VERSION - 1)).exists());

@@ -264,26 +264,20 @@ fn a_result_that_power_was_lost_on_is_set_aside_and_the_plugin_asked_without_it(
 fn an_agent_killed_at_any_point_loses_nothing() {
     let Some(mut scene) = Scene::new("an_agent_killed_at_any_point_loses_nothing") else { return };
     let agent = Path::new(env!("CARGO_BIN_EXE_crash-agent"));
-    let crash = scene.node.path("crash");
-    fs::create_dir(&crash).unwrap();
-    let variables = [("NETATTACH_CRASH_DIR", crash.to_str().unwrap())];
     scene.node.stop().unwrap();
-    scene.node.start_as(agent, &variables).unwrap();
-    // Points of the agent's start.
-    let _ = fs::remove_file(crash.join("log"));
+    scene.node.start_with_points(agent).unwrap();
+    // Those of the agent's start do not count.
+    scene.node.arm(usize::MAX).unwrap();
     scene.attach();
     scene.node.del(&scene.pod).success();
     scene.assert_as_before("no crash");
-    let points: Vec<String> =
-        fs::read_to_string(crash.join("log")).unwrap().lines().map(str::to_owned).collect();
+    let points = scene.node.points();
     assert!(points.len() > 8, "{points:?}");
     for (point, what) in points.iter().enumerate() {
         scene.node.stop().unwrap();
-        let _ = fs::remove_file(crash.join("at"));
-        scene.node.start_as(agent, &variables).unwrap();
-        // Renamed into place, as the agent reads the file at every point.
-        fs::write(crash.join("to-be"), point.to_string()).unwrap();
-        fs::rename(crash.join("to-be"), crash.join("at")).unwrap();
+        scene.node.disarm().unwrap();
+        scene.node.start_with_points(agent).unwrap();
+        scene.node.arm(point).unwrap();
         scene.attach();
         assert_eq!(scene.node.del(&scene.pod).exit, 0, "{what}: recorded");
         let (status, text) = scene.node.wait_for_end().unwrap();

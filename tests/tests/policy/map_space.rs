@@ -205,15 +205,12 @@ fn a_restart_takes_over_what_is_in_the_maps_and_carries_out_what_has_changed_mea
 fn an_agent_killed_at_any_point_of_an_exchange_leaves_nobody_open() {
     let mut scene = Scene::new(&[], &[("large", large("large", "server", "client", MOST))]);
     scene.await_reach("server", &["client"]);
-    let directory = scene.node.path("crash");
-    std::fs::create_dir(&directory).unwrap();
     let mut points = Vec::new();
     for (point, allowed) in ["other", "client"].into_iter().cycle().enumerate() {
         scene.node.kill().unwrap();
         let agent = env!("CARGO_BIN_EXE_crash-agent");
-        scene.node.start_as(agent.as_ref(), &[("NETATTACH_CRASH_DIR", directory.to_str().unwrap())]).unwrap();
-        std::fs::write(directory.join("to-be"), point.to_string()).unwrap();
-        std::fs::rename(directory.join("to-be"), directory.join("at")).unwrap();
+        scene.node.start_with_points(agent.as_ref()).unwrap();
+        scene.node.arm(point).unwrap();
         scene.node.write("large", &large("large", "server", allowed, MOST)).unwrap();
         let (mut died, mut done) = (false, false);
         let ended = eventually(PATIENCE, || {
@@ -224,12 +221,11 @@ fn an_agent_killed_at_any_point_of_an_exchange_leaves_nobody_open() {
         });
         assert!(ended, "point {point}: the agent neither dies nor carries the change out");
         assert!(!scene.reaches("stranger", "server"), "point {point}");
-        std::fs::remove_file(directory.join("at")).unwrap();
+        scene.node.disarm().unwrap();
         if !died {
             break;
         }
-        let log = std::fs::read_to_string(directory.join("log")).unwrap();
-        points.push(log.lines().last().unwrap().to_owned());
+        points.extend(scene.node.points().pop());
         scene.node.wait_for_end().unwrap();
         scene.node.start().unwrap();
         scene.await_reach("server", &[allowed]);
