@@ -23,8 +23,8 @@ use crate::{DIST_VARIABLE, Form, Origin, Output, Series, end};
 
 /// The suite of the kernel of the machine with such cards.
 const MACHINE: &str = "trixie";
-/// What the line begins with that has the figures.
-const FIGURES: &str = "figures: ";
+/// What is before the figures in the line that has them.
+const FIGURES: &str = "figures of bench sriov: ";
 /// Lines of a machine that are shown when it has measured nothing.
 const TAIL: usize = 40;
 
@@ -78,6 +78,8 @@ struct Figures {
 pub fn run(options: &Options) -> anyhow::Result<()> {
     let rounds = options.rounds.get();
     if options.here {
+        // A machine's serial line takes processor time.
+        progress::silence();
         let measured = serde_json::to_string(&measure::measure(rounds)?).context("write the figures")?;
         progress::line(&format!("{FIGURES}{measured}"));
         return Ok(());
@@ -111,7 +113,7 @@ fn measured_in_the_machine(rounds: u16) -> anyhow::Result<Measured> {
 
 /// What follows the mark in the line that has it.
 fn figures_in(output: &str) -> Option<&str> {
-    output.lines().find_map(|line| line.trim().strip_prefix(FIGURES))
+    output.lines().find_map(|line| Some(line.trim_end().split_once(FIGURES)?.1))
 }
 
 impl Report {
@@ -136,8 +138,8 @@ mod tests {
 
     #[test]
     fn the_figures_are_what_follows_the_mark() {
-        let output = "     Running tests/bench\r\n  pods ok\r\nfigures: {\"a\":1}\r\nguest: ended\r\n";
+        let output = "     Running tests/bench\r\nfigures of bench sriov: {\"a\":1}\r\nguest: ended\r\n";
         assert_eq!(figures_in(output), Some("{\"a\":1}"));
-        assert_eq!(figures_in("error: no figures: none\r\n"), None);
+        assert_eq!(figures_in("     Running tests/bench\r\nerror: ADD\r\n"), None);
     }
 }
