@@ -183,6 +183,16 @@ impl Devices {
         held.find(has_it).map(|held| (held.who.clone(), held.owner.container_id.clone()))
     }
 
+    /// Whether a pod has, and has not given back, a virtual function of the device that has that name on its bus.
+    pub(super) fn has_function_of(&self, physical: &str) -> bool {
+        let is_its = |(device, _): &(spec::Device, Claim)| {
+            device.function.as_ref().is_some_and(|function| function.physical == physical)
+        };
+        let table = self.lock();
+        let mut held = table.held.values().filter(|held| held.state != State::Returned);
+        held.any(|held| held.claim.as_ref().is_some_and(is_its))
+    }
+
     /// Gives a device back by `act`, if the claim is the newest of its device and this attachment's, and has not been given
     /// back yet. If another device has its name, `make_way` is called for those that came home under names of their pods'
     /// choice.
@@ -467,6 +477,21 @@ mod tests {
         devices.settle_orphans(|_| unreachable!(), no_way);
         devices.give_back(&second, (&b.sandbox, &b.attachments[0]), count, no_way).unwrap();
         assert_eq!(calls.get(), 2);
+    }
+
+    /// Rows: HDV-in-use.
+    #[test]
+    fn a_card_of_which_pods_have_functions_is_known_until_they_are_back() {
+        let devices = Devices::default();
+        let mut with_vf = plan("a");
+        if let Some(Step::ClaimDevice(device)) = with_vf.attachments[0].steps.first_mut() {
+            device.function = Some(spec::VirtualFunction { physical: "0000:03:00.0".to_owned(), number: 1 });
+        }
+        let claim = claim(&devices, &with_vf, |_| unreachable!()).unwrap();
+        assert_eq!(["0000:03:00.0", CARD].map(|it| devices.has_function_of(it)), [true, false]);
+        let of = (&with_vf.sandbox, &with_vf.attachments[0]);
+        devices.give_back(&claim, of, || Ok(()), |_| unreachable!()).unwrap();
+        assert!(!devices.has_function_of("0000:03:00.0"));
     }
 
     #[test]
