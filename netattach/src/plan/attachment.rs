@@ -190,7 +190,7 @@ fn planned(
             continue;
         }
         if is_own(firewall::KIND, kind, options) && !is_executed {
-            steps.push(Step::Admit(firewall::parse(&link::Request { config, ..request })?));
+            chained::admit(&mut steps, firewall::parse(&link::Request { config, ..request })?);
             continue;
         }
         if is_own(sbr::KIND, kind, options) {
