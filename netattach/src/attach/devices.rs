@@ -95,6 +95,13 @@ impl Held {
         self.state == State::Held && self.claim.is_some() && !self.is_alive()
     }
 
+    /// Whether nobody can have it still who is gone by [`Held::is_orphan`]: the kernel brings an interface home, or it is looked
+    /// for in vain. Of a device that a process drives nothing tells that the process has ended, which may see its namespace at a
+    /// path that the agent does not: with its own settings back it would be beyond its VLAN.
+    fn is_found_out(&self) -> bool {
+        self.claim.as_ref().is_some_and(|(_, claim)| claim.home.is_some())
+    }
+
     /// Whether the device is its holder's: being given back, or the namespace that has it still exists.
     fn is_taken(&self) -> bool {
         self.state == State::Returning || self.is_alive()
@@ -104,8 +111,9 @@ impl Held {
     fn is_alive(&self) -> bool {
         match Netns::open(&self.sandbox.netns) {
             Ok(netns) => {
-                netns.id() == self.sandbox.netns_id
-                    && netns.cookie().map_or(true, |cookie| cookie.unwrap_or_default() == self.cookie)
+                // 0: the kernel has no cookies, or the record has lost it.
+                let is_it = |cookie: Option<u64>| cookie.is_none_or(|it| [0, it].contains(&self.cookie));
+                netns.id() == self.sandbox.netns_id && netns.cookie().map_or(true, is_it)
             }
             // One that cannot be opened for another reason may exist.
             Err(error) => !error.is_gone(),
@@ -173,6 +181,16 @@ impl Devices {
             home.is_some_and(|home| home.index == index)
         };
         held.find(has_it).map(|held| (held.who.clone(), held.owner.container_id.clone()))
+    }
+
+    /// Whether a pod has, and has not given back, a virtual function of the device that has that name on its bus.
+    pub(super) fn has_function_of(&self, physical: &str) -> bool {
+        let is_its = |(device, _): &(spec::Device, Claim)| {
+            device.function.as_ref().is_some_and(|function| function.physical == physical)
+        };
+        let table = self.lock();
+        let mut held = table.held.values().filter(|held| held.state != State::Returned);
+        held.any(|held| held.claim.as_ref().is_some_and(is_its))
     }
 
     /// Gives a device back by `act`, if the claim is the newest of its device and this attachment's, and has not been given
@@ -249,7 +267,8 @@ impl Devices {
     }
 
     /// Calls `settle` for each device of a sandbox whose namespace is gone, until it has succeeded once; before, `make_way`
-    /// for all of them, as one may have the name of another. No other sandbox claims a device meanwhile.
+    /// for all of them, as one may have the name of another. No other sandbox claims a device meanwhile. Those that processes
+    /// drive wait for a DEL, or for whoever claims them next.
     fn settle_orphans(
         &self,
         mut settle: impl FnMut(&Held) -> Result<(), StepError>,
@@ -258,7 +277,7 @@ impl Devices {
         let mut table = self.lock();
         table.make_way(&self.sriov_cni, make_way);
         for (device, held) in &mut table.held {
-            if !held.is_orphan() {
+            if !held.is_orphan() || !held.is_found_out() {
                 continue;
             }
             match settle(held) {
@@ -338,6 +357,24 @@ mod tests {
 
     const CARD: &str = "0000:03:02.1";
 
+    /// How a device was on the node.
+    fn home(name: &str, parent: Option<&str>) -> Home {
+        Home {
+            name: name.to_owned(),
+            index: 4,
+            kind: String::new(),
+            link: None,
+            mac: None,
+            permanent: None,
+            parent: parent.map(str::to_owned),
+            among: false,
+            mtu: 1500,
+            up: false,
+            alias: None,
+            other_names: Vec::new(),
+        }
+    }
+
     /// A sandbox whose namespace is gone, with the card.
     fn plan(container: &str) -> Plan {
         let device = spec::Device {
@@ -358,9 +395,17 @@ mod tests {
         plan: &Plan,
         settle: impl FnOnce(&Held) -> Result<(), StepError>,
     ) -> Result<Claim, StepError> {
+        claim_as(devices, plan, Some(home("card0", None)), settle)
+    }
+
+    fn claim_as(
+        devices: &Devices,
+        plan: &Plan,
+        home: Option<Home>,
+        settle: impl FnOnce(&Held) -> Result<(), StepError>,
+    ) -> Result<Claim, StepError> {
         let generation = devices.claim(CARD, (&plan.sandbox, &plan.attachments[0], 0), settle)?;
-        let claim =
-            Claim { device: CARD.to_owned(), generation, home: None, settings: None, representor: None };
+        let claim = Claim { device: CARD.to_owned(), generation, home, settings: None, representor: None };
         let Some(Step::ClaimDevice(device)) = plan.attachments[0].steps.first() else { unreachable!() };
         devices.found(device, &claim);
         Ok(claim)
@@ -376,7 +421,7 @@ mod tests {
             calls.set(calls.get() + 1);
             Ok(())
         };
-        let no_way = |_: &Home| unreachable!("no device of these has an interface");
+        let no_way = |_: &Home| unreachable!("no device of these comes home by itself");
         let lost = || Err(StepError::NoDevice(CARD.to_owned()));
         let give_back = |plan: &Plan, claim: &Claim, act: &dyn Fn() -> Result<(), StepError>| {
             devices.give_back(claim, (&plan.sandbox, &plan.attachments[0]), act, no_way)
@@ -413,6 +458,57 @@ mod tests {
         assert_eq!(claim(&devices, &b, |_| unreachable!()).unwrap().generation, 4);
     }
 
+    /// A process may have it that the agent does not see.
+    ///
+    /// Rows: SRV-userspace.
+    #[test]
+    fn a_device_that_a_process_drives_waits_for_a_del_or_the_next_claim() {
+        let devices = Devices::default();
+        let [a, b] = ["a", "b"].map(plan);
+        let no_way = |_: &Home| unreachable!("it has no interface");
+        claim_as(&devices, &a, None, |_| unreachable!()).unwrap();
+        devices.settle_orphans(|_| unreachable!(), no_way);
+        let calls = Cell::new(0);
+        let count = || {
+            calls.set(calls.get() + 1);
+            Ok(())
+        };
+        let second = claim_as(&devices, &b, None, |_| count()).unwrap();
+        devices.settle_orphans(|_| unreachable!(), no_way);
+        devices.give_back(&second, (&b.sandbox, &b.attachments[0]), count, no_way).unwrap();
+        assert_eq!(calls.get(), 2);
+    }
+
+    /// Rows: HDV-in-use.
+    #[test]
+    fn a_card_of_which_pods_have_functions_is_known_until_they_are_back() {
+        let devices = Devices::default();
+        let mut with_vf = plan("a");
+        if let Some(Step::ClaimDevice(device)) = with_vf.attachments[0].steps.first_mut() {
+            device.function = Some(spec::VirtualFunction { physical: "0000:03:00.0".to_owned(), number: 1 });
+        }
+        let claim = claim(&devices, &with_vf, |_| unreachable!()).unwrap();
+        assert_eq!(["0000:03:00.0", CARD].map(|it| devices.has_function_of(it)), [true, false]);
+        let of = (&with_vf.sandbox, &with_vf.attachments[0]);
+        devices.give_back(&claim, of, || Ok(()), |_| unreachable!()).unwrap();
+        assert!(!devices.has_function_of("0000:03:00.0"));
+    }
+
+    #[test]
+    fn a_namespace_whose_cookie_is_not_known_is_told_by_its_number() {
+        let path = "/proc/self/ns/net";
+        let own = Netns::open(path).unwrap();
+        let cookie = own.cookie().unwrap().unwrap();
+        let is_alive = |netns_id, cookie| {
+            let Plan { sandbox, attachments, .. } = plan("a");
+            let sandbox = Sandbox { netns: path.to_owned(), netns_id, ..sandbox };
+            entry(owner(&sandbox, &attachments[0]), &sandbox, &attachments[0], (1, cookie)).is_alive()
+        };
+        let another = crate::netns::NetnsId { inode: own.id().inode + 1, ..own.id() };
+        assert_eq!([0, cookie, cookie + 1].map(|it| is_alive(own.id(), it)), [true, true, false]);
+        assert!(!is_alive(another, 0));
+    }
+
     /// Rows: HDV-names.
     #[test]
     fn devices_that_came_home_make_way_for_each_others_names() {
@@ -422,25 +518,10 @@ mod tests {
             let plan = plan(name);
             let generation =
                 devices.claim(name, (&plan.sandbox, &plan.attachments[0], 0), |_| unreachable!());
-            let home = Home {
-                name: name.to_owned(),
-                index: 4,
-                kind: String::new(),
-                link: None,
-                mac: None,
-                permanent: None,
-                parent: Some(name.to_owned()),
-                among: false,
-                mtu: 1500,
-                up: false,
-                alias: None,
-                other_names: Vec::new(),
-            };
-            let generation = generation.unwrap();
             let claim = Claim {
                 device: name.to_owned(),
-                generation,
-                home: Some(home),
+                generation: generation.unwrap(),
+                home: Some(home(name, Some(name))),
                 settings: None,
                 representor: None,
             };

@@ -232,10 +232,11 @@ fn settle_function(host: &mut Handle, device: &Device, claim: &Claim) -> Result<
             _ => Ok(()),
         };
     };
+    let own = claim.home.as_ref().and_then(|home| home.mac);
     let mut failed = None;
     for (setting, one) in before.beyond(&present).each() {
         let set = match one.mac {
-            Some(mac) => release_address(host, (index, function.number), mac),
+            Some(mac) => release_address(host, (index, function.number), (mac, own)),
             None => host.set_vf(index, function.number, &one),
         };
         if let Err(source) = set {
@@ -245,16 +246,34 @@ fn settle_function(host: &mut Handle, device: &Device, claim: &Claim) -> Result<
     failed.map_or(Ok(()), Err)
 }
 
-/// Lets a VF choose its address again, as most cards show none or the VF's own before; if the card does not know how, the
-/// physical function sets the one that it had.
+/// Gives a VF its address back, in the best way that its card knows.
 fn release_address(
     host: &mut Handle,
     (index, number): (u32, u32),
-    before: Mac,
+    (before, own): (Mac, Option<Mac>),
 ) -> Result<(), netlink::Error> {
     let address = |mac| VfSettings { mac: Some(mac), ..VfSettings::default() };
-    host.set_vf(index, number, &address(Mac([0; 6])))
-        .or_else(|_| host.set_vf(index, number, &address(before)))
+    let mut set = Ok(());
+    for way in ways_back(before, own) {
+        set = host.set_vf(index, number, &address(way));
+        if set.is_ok() {
+            break;
+        }
+    }
+    set
+}
+
+/// The addresses that a physical function may give a VF back, the best first. None: the VF chooses again, as most cards show
+/// none or the VF's own before. The one that was shown before. Its own on the node: some cards take no other than a real one
+/// (`qede_set_vf_mac`), and have shown none.
+fn ways_back(before: Mac, own: Option<Mac>) -> Vec<Mac> {
+    let mut ways = vec![Mac([0; 6])];
+    for way in std::iter::once(before).chain(own) {
+        if !ways.contains(&way) {
+            ways.push(way);
+        }
+    }
+    ways
 }
 
 /// What the pod may have changed of the device, while the device is still there.
@@ -384,6 +403,17 @@ mod tests {
         assert!(made(true, Netns::private));
         assert!(!made(true, refused));
         assert!(!made(false, || unreachable!()));
+    }
+
+    /// Rows: SRV-back.
+    #[test]
+    fn a_vf_chooses_its_address_again_or_has_a_real_one() {
+        let mac = |last| Mac([2, 0, 0, 0, 0, last]);
+        let none = Mac([0; 6]);
+        assert_eq!(ways_back(none, Some(mac(1))), [none, mac(1)]);
+        assert_eq!(ways_back(mac(2), Some(mac(1))), [none, mac(2), mac(1)]);
+        assert_eq!(ways_back(mac(1), Some(mac(1))), [none, mac(1)]);
+        assert_eq!(ways_back(none, None), [none]);
     }
 
     /// Rows: SRV-back.

@@ -8,6 +8,7 @@ use super::give_back::find_home;
 use super::host_access::is_host_link;
 use super::which_device::{Target, There};
 use super::{Node, StepError, bus, identity, representor, sriov_cni};
+use crate::link;
 use crate::mac::Mac;
 use crate::netlink::{DeviceState, Handle, LinkState};
 use crate::plan::{AttachmentPlan, Sandbox};
@@ -89,6 +90,9 @@ fn check_is_free(
     if found.link.controller.is_some() {
         return in_use("it is a port of a bridge or a bond");
     }
+    if let Some(why) = need_of_pods(&found.link) {
+        return in_use(why);
+    }
     if host.default_routes()?.iter().any(|route| route.interface == Some(found.link.index)) {
         return in_use("a default route of the node leads through it");
     }
@@ -108,10 +112,20 @@ fn check_is_free(
     if present.iter().any(is_on_it) {
         return in_use("another interface of the node is on it");
     }
-    match node.occupied.is_parent(found.link.index) {
+    // Away, it could not give back what it has set for them.
+    let has_functions = found.parent.as_deref().is_some_and(|it| node.devices.has_function_of(it));
+    match has_functions || node.occupied.is_parent(found.link.index) {
         true => Err(StepError::ParentOfPods(home.name.clone())),
         false => Ok(()),
     }
+}
+
+/// What pods need a link of the node for: whoever had it would be between them and the node, past their policies.
+fn need_of_pods(found: &LinkState) -> Option<&'static str> {
+    if matches!(&*found.kind, "veth" | "netkit") && link::is_host_name(&found.name) {
+        return Some("it is the node's end of a pod's interface");
+    }
+    is_host_link(found).then_some("the node reaches pods by it")
 }
 
 /// Sets what a VF is to be: by its physical function, and the address by the device itself as well. Then asks the card once
@@ -268,6 +282,7 @@ pub(super) fn home(found: DeviceState, among: bool) -> Home {
 #[cfg(test)]
 mod tests {
     use super::super::error::step_code;
+    use super::super::identity::tests::device;
     use super::*;
     use crate::cni::code;
 
@@ -285,5 +300,18 @@ mod tests {
         );
         check_set(&wanted, &wanted, &function).unwrap();
         check_set(&wanted, &VfSettings::default(), &function).unwrap();
+    }
+
+    /// Rows: HDV-in-use.
+    #[test]
+    fn links_that_pods_need_stay_on_the_node() {
+        let need = |name: &str, kind| need_of_pods(&device(4, name, (kind, Some(5))).link);
+        let end = link::host_name("c1", "net1");
+        let of_pod = Some("it is the node's end of a pod's interface");
+        assert_eq!([need(&end, "veth"), need(&end, "netkit"), need(&end, "dummy")], [of_pod, of_pod, None]);
+        assert_eq!(need("nahst5", "macvlan"), Some("the node reaches pods by it"));
+        for other in ["card0", "na0", "na0123456789ABC", "nx0123456789abc", "eth1"] {
+            assert_eq!(need(other, "veth"), None, "{other}");
+        }
     }
 }

@@ -542,6 +542,12 @@ pub fn host_name(container_id: &str, ifname: &str) -> String {
         .collect()
 }
 
+/// Whether a name is one that [`host_name`] gives.
+pub fn is_host_name(name: &str) -> bool {
+    let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
+    name.strip_prefix("na").is_some_and(|digits| digits.len() == 13 && digits.bytes().all(is_digit))
+}
+
 /// Returns a valid link name unchanged.
 fn check_link_name(key: &'static str, name: &str) -> Result<(), PlanError> {
     crate::cni::identifier::check_ifname(name)

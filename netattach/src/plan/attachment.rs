@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::device::{DEVICE_ID, Device};
+use super::judged_first::judged_first;
 use super::resolve::{Network, Numbers, Options, PORT_MAPPINGS, needs_device};
 use super::{AttachmentPlan, CachedResults, Sandbox, chained, made_before, pod_sources};
 use crate::budget;
@@ -156,7 +157,8 @@ fn planned(
             let protect =
                 numbers.map(|numbers| protect(network, numbers, true, EnforceWhen::Always)).transpose()?;
             let protect = protect.map(|protect| Protect { needed: has_own_dataplane, ..protect });
-            steps.extend(driver.plan(&link::Request { config, protect: protect.as_ref(), ..request })?);
+            let planned = driver.plan(&link::Request { config, protect: protect.as_ref(), ..request })?;
+            steps.extend(judged_first(planned));
         }
         None => {
             judged_from_without = numbers;
@@ -188,7 +190,7 @@ fn planned(
             continue;
         }
         if is_own(firewall::KIND, kind, options) && !is_executed {
-            steps.push(Step::Admit(firewall::parse(&link::Request { config, ..request })?));
+            chained::admit(&mut steps, firewall::parse(&link::Request { config, ..request })?);
             continue;
         }
         if is_own(sbr::KIND, kind, options) {

@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 
 use crate::cni::{CniError, code};
 use crate::link::{self, Driver, PlanError, bandwidth, dataplane, firewall, portmap};
-use crate::step::PortSenders;
+use crate::step::{Admit, PortSenders, Step};
 
 /// The capability of `portmap`, and the key by which an interface is told who is masqueraded.
 const PORTS: &str = "portMappings";
@@ -76,6 +76,13 @@ fn is_own_step(kind: &str, chained: &Map<String, Value>, has_dataplane: bool) ->
         }
         _ => false,
     }
+}
+
+/// Adds what the node is to forward for the interface that these steps make: before one of netattach's own comes up, as a live
+/// pod's processes use it from then on, and its bridge may have to be closed.
+pub(super) fn admit(steps: &mut Vec<Step>, admit: Admit) {
+    let comes_up = matches!(steps.last(), Some(Step::Configure(_)));
+    steps.insert(steps.len() - usize::from(comes_up), Step::Admit(admit));
 }
 
 /// The ports that are asked for, if any are.
@@ -203,6 +210,22 @@ mod tests {
         assert!(!is_own(BANDWIDTH, json!({"ingressRate": 5000}), false));
         assert!(!is_own(BANDWIDTH, json!({"ingressRate": 5000, "shapedSubnets": ["::/0"]}), true));
         assert!(!is_own("tuning", json!({}), true));
+    }
+
+    #[test]
+    fn a_bridge_is_closed_before_an_interface_of_ours_comes_up() {
+        let up = || Step::Configure(crate::step::Configure::default());
+        let asked = || Admit { ingress: crate::step::Ingress::Isolated, ..Admit::default() };
+        for (before, expected) in [
+            (vec![Step::EnsureForwarding, up()], vec![Step::EnsureForwarding, Step::Admit(asked()), up()]),
+            // By what another plugin has changed since.
+            (vec![up(), Step::FindReach], vec![up(), Step::FindReach, Step::Admit(asked())]),
+            (Vec::new(), vec![Step::Admit(asked())]),
+        ] {
+            let mut steps = before;
+            admit(&mut steps, asked());
+            assert_eq!(steps, expected);
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@
 //! | [`pod_sources`] | what a pod may ask for of the check of its sources |
 //! | `chained` | chained plugins that are properties of an interface of netattach's own |
 //! | `made_before` | the default network where a plugin before netattach has made it |
+//! | `judged_first` | whether programs come before the address is asked for |
 //! | [`cluster_routes`] | what stays on the cluster's interface when the default routes move |
 //! | [`result`], [`result_cache`] | the CNI result; the entry in libcni's cache |
 //! | [`host_access`] | the node's own way to a pod on a parent |
@@ -35,6 +36,7 @@ pub(crate) mod fixtures;
 pub mod gc;
 pub mod hook_kind;
 pub mod host_access;
+mod judged_first;
 mod made_before;
 pub mod phases;
 pub mod pod_sources;

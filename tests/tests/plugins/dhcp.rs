@@ -10,6 +10,8 @@ use netattach::netlink::Handle;
 use netattach_tests::dhcp::{Heard, Server, busybox};
 use netattach_tests::manifest::{self, NAMESPACE};
 use netattach_tests::node::{WIRE, ip};
+use netattach_tests::packet::Packet;
+use netattach_tests::raw::RawSocket;
 use netattach_tests::traffic::{PATIENCE, eventually, ping};
 use netattach_tests::{Namespace, Node, Pod};
 use serde_json::{Value, json};
@@ -243,6 +245,36 @@ fn without_an_answer_add_fails_in_time_and_leaves_nothing() {
     // The same pod gets its lease once there is a server.
     let _server = scene.serve(&USUAL);
     scene.node.add(&pod).success();
+    scene.node.del(&pod).success();
+}
+
+/// A live pod's interface is up while its address is asked for, and its processes are there: what they send is judged.
+///
+/// Rows: DHCP-judged.
+#[test]
+fn a_live_pod_that_waits_for_its_lease_sends_in_no_other_name() {
+    let test = "a_live_pod_that_waits_for_its_lease_sends_in_no_other_name";
+    let late = [manifest::pod("late", &json!({}), &Value::Null)];
+    let Some(scene) = Scene::new(test, "bridge", &json!({}), &late) else { return };
+    let pod = Pod::new("late").unwrap();
+    scene.node.add(&pod).success();
+    let mut heard = scene.hear();
+    let outside = RawSocket::open(&scene.beyond, DEVICE).unwrap();
+    let frame = Packet::between("10.77.0.9", SERVER).udp(1000, 81).frame();
+    std::thread::scope(|scope| {
+        // Nobody answers.
+        let attaching = scope.spawn(|| scene.node.ctl(&["attach", "shop/late", "leased"]));
+        heard.await_number(Discover, 1, PATIENCE).unwrap();
+        RawSocket::open(&pod.namespace, "net1").unwrap().send(&frame).unwrap();
+        // What is sent by the same way later arrives later.
+        heard.await_number(Discover, 2, PATIENCE).unwrap();
+        assert!(!outside.frames().unwrap().contains(&frame));
+        let said = attaching.join().unwrap().unwrap_err().to_string();
+        assert!(said.contains("no lease by DHCP within 10 s: nothing was heard"), "{said}");
+    });
+    let mut handle = Handle::open_in(pod.namespace.netns()).unwrap();
+    let names: Vec<String> = handle.links().unwrap().into_iter().map(|link| link.name).collect();
+    assert!(!names.contains(&"net1".to_owned()), "{names:?}");
     scene.node.del(&pod).success();
 }
 

@@ -10,6 +10,7 @@ use crate::attach::{AttachError, StepError};
 use crate::cni::{self, AttachmentId, CniError, Command, code, json};
 use crate::enforce;
 use crate::link::bandwidth::{self, KIND};
+use crate::nat::without_agent::{attachment_words, network_word};
 use crate::netlink::{Error, Handle, LinkState};
 use crate::netns::Netns;
 use crate::spec::Pace;
@@ -155,7 +156,7 @@ impl Bandwidth<'_> {
         let network = &self.request.name;
         let alias = |it: &AttachmentId| alias(network, &it.container_id, &it.ifname);
         let valid: Vec<String> = valid.iter().map(alias).collect();
-        let ours = format!("{ALIAS} {network} ");
+        let ours = alias_of_network(network);
         let mut host = open()?;
         for device in host.devices().map_err(failed)? {
             let alias = device.alias.filter(|alias| alias.starts_with(&ours));
@@ -214,8 +215,14 @@ impl Bandwidth<'_> {
     }
 }
 
+/// An alias has less than 256 bytes (`IFALIASZ`), which long names would fill.
 fn alias(network: &str, container: &str, ifname: &str) -> String {
-    format!("{ALIAS} {network} {container} {ifname}")
+    format!("{ALIAS} {}", attachment_words(network, container, ifname))
+}
+
+/// What the aliases of all devices of a network begin with.
+fn alias_of_network(network: &str) -> String {
+    format!("{ALIAS} {} ", network_word(network))
 }
 
 fn named_by(digest: &[u8]) -> String {
@@ -229,4 +236,21 @@ fn open() -> Result<Handle, CniError> {
 
 fn failed(error: Error) -> CniError {
     chained::cannot(StepError::Netlink(error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_alias_fits_whatever_the_names_are() {
+        let [long, other] = ["n", "m"].map(|letter| letter.repeat(200));
+        let made = alias(&long, &"c".repeat(220), "i23456789012345");
+        assert!(made.len() < 256, "{}", made.len());
+        for (network, expected) in [(&long, true), (&other, false)] {
+            assert_eq!(made.starts_with(&alias_of_network(network)), expected, "{network}");
+        }
+        assert_ne!(made, alias(&long, &"c".repeat(221), "i23456789012345"));
+        assert_eq!(alias("lan", "c1", "eth0"), "netattach bandwidth: lan c1 eth0");
+    }
 }
