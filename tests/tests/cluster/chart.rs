@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use boon::{Compiler, ErrorKind, SchemaIndex, Schemas, ValidationError};
-use netattach_tests::guide::example;
+use netattach_tests::guide::{example, first_cells};
 use netattach_tests::tools;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -17,6 +17,8 @@ const SAME: [(&str, &[&str]); 3] = [
     ("deploy/alone", &["deploy/helm/ci/alone.yaml"]),
     ("deploy/with-metrics", &["deploy/helm/ci/with-metrics.yaml"]),
 ];
+
+const INSTALL: &str = include_str!("../../../docs/install.md");
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
@@ -128,7 +130,7 @@ fn the_chart_is_the_same_in_another_namespace_but_for_its_name() {
 #[test]
 fn the_chart_is_installed_as_the_page_says() {
     let Some(renderer) = renderer("the_chart_is_installed_as_the_page_says") else { return };
-    let line = example(include_str!("../../../docs/install.md"), "text", "helm install").unwrap();
+    let line = example(INSTALL, "text", "helm install").unwrap();
     let words: Vec<&str> = line.split_whitespace().collect();
     let [.., "--set", value] = words.as_slice() else { panic!("{line}") };
     let first = ["helm", "install", "netattach", "deploy/helm", "--namespace", "kube-system"];
@@ -381,6 +383,29 @@ fn schema() -> (Schemas, SchemaIndex, Value) {
 /// A file of the chart.
 fn read(path: &str) -> String {
     std::fs::read_to_string(repository().join("deploy/helm").join(path)).unwrap()
+}
+
+#[test]
+fn the_page_on_installing_has_every_value() {
+    let schema: Value = serde_json::from_str(&read("values.schema.json")).unwrap();
+    let mut values = BTreeSet::new();
+    for (name, of) in schema["properties"].as_object().unwrap() {
+        match of["properties"].as_object() {
+            Some(inner) => values.extend(inner.keys().map(|key| format!("{name}.{key}"))),
+            None => drop(values.insert(name.clone())),
+        }
+    }
+    // helm's own, which it gives to every chart.
+    assert!(values.remove("global"));
+    let mut written = BTreeSet::new();
+    for words in first_cells(INSTALL, "| value | default | |").unwrap() {
+        // `uninstall.nodes`, `.dryRun`
+        let above = words[0].split_once('.').map_or("", |(above, _)| above).to_owned();
+        let whole =
+            |word: &String| if word.starts_with('.') { format!("{above}{word}") } else { word.clone() };
+        written.extend(words.iter().map(whole));
+    }
+    assert_eq!(written, values);
 }
 
 /// The values of the chart with those of a file above them, as helm merges them: objects by their keys, all else as a whole.
