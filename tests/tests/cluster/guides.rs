@@ -215,8 +215,8 @@ fn why_an_agent_does_not_start_is_in_its_pods_status(site: &Site) {
     let words = pod["spec"]["containers"][0]["args"].as_array_mut().unwrap();
     words.push(json!(format!("--bpffs={PINS}")));
     site.admin.create(&pod).unwrap();
-    let status = || site.get(&format!("/api/v1/namespaces/kube-system/pods/{NAME}"))["status"].take();
-    let ended = || status()["containerStatuses"][0]["state"]["terminated"].take();
+    let status = || site.get(&format!("/api/v1/namespaces/kube-system/pods/{NAME}"))["status"].clone();
+    let ended = || status()["containerStatuses"][0]["state"]["terminated"].clone();
     assert!(site.eventually(|| ended()["exitCode"] == 1), "{:#}\n{}", status(), site.told());
     let message = ended()["message"].as_str().unwrap_or_default().to_owned();
     let said = format!(
