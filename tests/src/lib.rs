@@ -59,7 +59,7 @@ pub mod traffic;
 pub mod wires;
 
 pub use call::{Call, Outcome};
-pub use namespace::Namespace;
+pub use namespace::{Bound, Namespace};
 pub use node::{Node, Pod};
 
 /// The figure of a test that has a longer form, at night: the shorter one otherwise.

@@ -1,11 +1,12 @@
 //! Throw-away network namespaces.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 
 use anyhow::{Context, Result, anyhow};
 use netattach::netns::{Netns, within};
+use rustix::mount::{UnmountFlags, mount_bind, unmount};
 use rustix::thread::{UnshareFlags, unshare_unsafe};
 
 /// A network namespace that lives as long as this value. Its loopback is down, as in a fresh pod.
@@ -93,11 +94,36 @@ impl Namespace {
         crate::node::ip(self, &["link", "set", "lo", "up"])
     }
 
-    /// Binds the namespace to a file as `ip netns add` does, for callers that outlive this process.
-    pub fn bind(&self, file: &Path) -> Result<()> {
+    /// Binds the namespace to a file as `ip netns add` does, for those who see no `/proc` of this process.
+    ///
+    /// # Errors
+    /// The file cannot be made, or the kernel refuses.
+    pub fn bind(&self, file: &Path) -> Result<Bound> {
         File::create(file)?;
-        rustix::mount::mount_bind(self.path(), file)?;
-        Ok(())
+        // From here on, so that the file goes too where the kernel refuses.
+        let bound = Bound(file.to_owned());
+        mount_bind(self.path(), file)?;
+        Ok(bound)
+    }
+}
+
+/// The file that a namespace is bound to. Neither the mount nor the file outlives this value, whatever becomes of the test: a
+/// mount that is left keeps the test's directory, and the namespace, for as long as the machine runs.
+#[derive(Debug)]
+#[must_use = "the namespace is bound as long as this lives"]
+pub struct Bound(PathBuf);
+
+impl Bound {
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        let _ = unmount(&self.0, UnmountFlags::DETACH);
+        let _ = fs::remove_file(&self.0);
     }
 }
 

@@ -17,20 +17,42 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- include "netattach.values" . -}}
 {{- $settings := .Values.settings -}}
 {{- if hasKey $settings "defaultNetwork" }}{{ fail "settings.defaultNetwork contradicts defaultNetwork: set defaultNetwork alone" }}{{ end -}}
-{{- if hasKey $settings "kubernetes" }}{{ if hasKey $settings.kubernetes "enabled" }}{{ fail "settings.kubernetes.enabled contradicts the chart, whose agents read the cluster: remove it" }}{{ end }}{{ end -}}
+{{- $kubernetes := get $settings "kubernetes" | default dict -}}
+{{- if hasKey $kubernetes "enabled" }}{{ fail "settings.kubernetes.enabled contradicts the chart, whose agents read the cluster: remove it" }}{{ end -}}
+{{- if hasKey $kubernetes "kubeconfig" }}{{ fail "settings.kubernetes.kubeconfig contradicts the chart, whose agents have a service account: remove it" }}{{ end -}}
+{{- if hasKey $kubernetes "nodeName" }}{{ fail "settings.kubernetes.nodeName contradicts the chart, whose agents are told the name of their node: remove it" }}{{ end -}}
 {{- if hasKey $settings "source" }}{{ fail "settings.source contradicts the chart, whose agents read the cluster: remove it" }}{{ end -}}
 {{- if and .Values.metrics.enabled (hasKey $settings "metrics") }}{{ if hasKey $settings.metrics "listen" }}{{ fail "settings.metrics.listen contradicts metrics.enabled, which sets it: remove one of them" }}{{ end }}{{ end -}}
 {{- if hasKey $settings "metrics" }}{{ if hasKey $settings.metrics "listen" }}{{ if ne $settings.metrics.listen "127.0.0.1:10475" }}{{ fail "settings.metrics.listen contradicts the probes, which ask 127.0.0.1:10475: remove it, or set metrics.enabled for an address that others reach" }}{{ end }}{{ end }}{{ end -}}
 {{- if hasKey $settings "log" }}{{ if hasKey $settings.log "format" }}{{ fail "settings.log.format contradicts log.format: set log.format alone" }}{{ end }}{{ end -}}
+{{- if and .Values.kubernetesBefore122 (not .Values.kubernetesBefore130) }}{{ fail "kubernetesBefore122 contradicts kubernetesBefore130, as API servers before 1.22 are before 1.30 too: set both to true" }}{{ end -}}
 {{- if and .Values.kubernetesBefore130 .Values.admissionPolicy.enabled }}{{ fail "admissionPolicy.enabled contradicts kubernetesBefore130, whose API servers know no such policy: set it to false" }}{{ end -}}
 {{- if hasKey $settings "delegation" }}{{ if hasKey $settings.delegation "root" }}{{ fail "settings.delegation.root contradicts executedPlugins.enabled, which mounts the node's root directory and sets it: set executedPlugins.enabled alone" }}{{ end }}{{ end -}}
-{{- $ours := dict "kubernetes" (dict "enabled" true) "defaultNetwork" .Values.defaultNetwork "cniConf" (dict "dir" "/etc/cni/net.d") -}}
+{{- $conf := get $settings "cniConf" | default dict -}}
+{{- $chained := and (eq .Values.defaultNetwork "chained") (not (get $conf "remove")) -}}
+{{- if and $chained (get $conf "dir") }}{{ fail "settings.cniConf.dir contradicts defaultNetwork chained, where the runtime's list is another program's: remove it" }}{{ end -}}
+{{- $ours := dict "kubernetes" (dict "enabled" true) "defaultNetwork" .Values.defaultNetwork -}}
+{{- if not $chained }}{{ $_ := set $ours "cniConf" (dict "dir" "/etc/cni/net.d") }}{{ end -}}
 {{- if .Values.metrics.enabled }}{{ $_ := set $ours "metrics" (dict "listen" "0.0.0.0:10475") }}{{ end -}}
 {{- if ne .Values.log.format "text" }}{{ $_ := set $ours "log" (dict "format" .Values.log.format) }}{{ end -}}
 {{- $all := mergeOverwrite $ours (deepCopy $settings) -}}
-{{- /* What the agent keeps on the node has to be in a volume of its pod. */ -}}
-{{- range list (list "stateDir" (get $all "stateDir") "/var/lib/netattach") (list "runDir" (get $all "runDir") "/run/netattach") (list "bpffs" (get $all "bpffs") "/sys/fs/bpf") (list "cniConf.dir" $all.cniConf.dir "/etc/cni") -}}
-{{- $key := index . 0 }}{{ $dir := index . 1 }}{{ $volume := index . 2 }}{{ if $dir }}{{ if not (hasPrefix (printf "%s/" $volume) (printf "%v/" $dir | clean | printf "%s/")) }}{{ fail (printf "settings.%s: %v is in no volume of the agent's pod: set a directory in %s, or remove it" $key $dir $volume) }}{{ end }}{{ end -}}
+{{- /* What the agent keeps on the node, or finds there, has to be in a volume of its pod. */ -}}
+{{- $cache := get (get $all "delegation" | default dict) "cacheDir" -}}
+{{- $places := list
+  (list "stateDir" (get $all "stateDir") "a directory in /var/lib/netattach" "/var/lib/netattach")
+  (list "runDir" (get $all "runDir") "a directory in /run/netattach" "/run/netattach")
+  (list "bpffs" (get $all "bpffs") "a directory in /sys/fs/bpf" "/sys/fs/bpf")
+  (list "cniConf.dir" (get (get $all "cniConf" | default dict) "dir") "a directory in /etc/cni" "/etc/cni")
+  (list "cniConfDir" (get $all "cniConfDir") "a directory in /etc/cni" "/etc/cni")
+  (list "delegation.cacheDir" $cache "a directory in /var/lib/cni" "/var/lib/cni")
+  (list "multusStateDir" (get $all "multusStateDir") "a directory in /var/lib/cni" "/var/lib/cni")
+  (list "deviceInfoDir" (get $all "deviceInfoDir") "a directory in /var/run/k8s.cni.cncf.io" "/var/run/k8s.cni.cncf.io")
+  (list "podResourcesSocket" (get $all "podResourcesSocket") "a file in /var/lib/kubelet/pod-resources" "/var/lib/kubelet/pod-resources")
+  (list "deviceCheckpoint" (get $all "deviceCheckpoint") "a file in /var/lib/kubelet/device-plugins" "/var/lib/kubelet/device-plugins")
+-}}
+{{- if not .Values.executedPlugins.enabled }}{{ range get $all "cniBinDirs" | default list }}{{ $places = append $places (list "cniBinDirs" . "executedPlugins.enabled, or directories in /opt/cni/bin" "/opt/cni/bin") }}{{ end }}{{ end -}}
+{{- range $places -}}
+{{- $key := index . 0 }}{{ $place := index . 1 }}{{ $instead := index . 2 }}{{ $volume := index . 3 }}{{ if $place }}{{ if not (hasPrefix (printf "%s/" $volume) (printf "%v/" $place | clean | printf "%s/")) }}{{ fail (printf "settings.%s: %v is in no volume of the agent's pod: set %s, or remove it" $key $place $instead) }}{{ end }}{{ end -}}
 {{- end -}}
 {{- toYaml $all -}}
 {{- end }}

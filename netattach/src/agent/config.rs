@@ -403,11 +403,13 @@ pub enum SettingsError {
     NoSource,
     /// Two sources are given.
     #[error(
-        "source and kubernetes.enabled: objects come from a directory or from the cluster, not from both"
+        "source and kubernetes.enabled: objects come from a directory or from the cluster, not from both: leave one of them out"
     )]
     TwoSources,
     /// A kubeconfig that is not used.
-    #[error("kubernetes.kubeconfig is set and kubernetes.enabled is not")]
+    #[error(
+        "kubernetes.kubeconfig is set and kubernetes.enabled is not: set it too, or leave kubeconfig out"
+    )]
     UnusedKubeconfig,
     /// The name of the node is unknown or invalid.
     #[error(
@@ -679,7 +681,7 @@ impl Settings {
     fn validate(&self) -> Result<(), SettingsError> {
         let kubernetes = &self.kubernetes;
         match (self.source.as_os_str().is_empty(), kubernetes.enabled) {
-            (true, false) if !kubernetes.kubeconfig.as_os_str().is_empty() => {
+            (_, false) if !kubernetes.kubeconfig.as_os_str().is_empty() => {
                 return Err(SettingsError::UnusedKubeconfig);
             }
             (true, false) => return Err(SettingsError::NoSource),

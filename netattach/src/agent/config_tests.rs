@@ -78,6 +78,14 @@ fn mistakes_are_named() {
             "podSources[0].networks: a network is NAMESPACE/NAME, or * for all",
         ),
         ("repair: evict", "repair: evict needs kubernetes.enabled"),
+        (
+            "kubernetes: {enabled: true}",
+            "source and kubernetes.enabled: objects come from a directory or from the cluster, not from both: leave one of them out",
+        ),
+        (
+            "kubernetes: {kubeconfig: /k}",
+            "kubernetes.kubeconfig is set and kubernetes.enabled is not: set it too, or leave kubeconfig out",
+        ),
         ("repairAfterSeconds: 0", "repairAfterSeconds must be between 1 and 86400, not 0"),
         ("kubernetes: {watchSeconds: 0}", "kubernetes.watchSeconds must be between 1 and 600, not 0"),
         ("defaultNetworkNamespace: ''", "defaultNetworkNamespace: \"\" is not the name of a namespace"),

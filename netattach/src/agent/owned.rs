@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
+use crate::durable;
+
 /// How long the lock is retried, because another agent may be ending.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
 /// Interval between retries.
@@ -27,7 +29,7 @@ pub enum OwnedError {
         path: PathBuf,
     },
     /// The directory cannot be created, opened or locked.
-    #[error("lock {what} {path}")]
+    #[error("lock {what} {path}{}", durable::remedy(source))]
     Lock {
         /// What the directory is for.
         what: &'static str,

@@ -7,6 +7,7 @@ use super::tuning::TuningError;
 use super::{Address, Holder, InheritanceError};
 use crate::cni::{CniError, Command, code};
 use crate::delegate::{CacheError, DelegateError};
+use crate::durable;
 use crate::enforce::admission::Unenforceable;
 use crate::enforce::error::EnforceError;
 use crate::error_chain::Chain;
@@ -334,7 +335,7 @@ pub enum StepError {
         netns: String,
     },
     /// sriov-cni's files cannot be used.
-    #[error("sriov-cni's file {path}")]
+    #[error("sriov-cni's file {path}{}", durable::remedy(source))]
     SriovCniFile {
         /// Its path.
         path: PathBuf,
@@ -516,7 +517,7 @@ pub enum StepError {
     )]
     DefaultRoute(Option<std::net::IpAddr>),
     /// A device information file could not be written or removed.
-    #[error("device information {path}")]
+    #[error("device information {path}{}", durable::remedy(source))]
     DeviceInfo {
         /// Its path.
         path: PathBuf,

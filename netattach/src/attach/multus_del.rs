@@ -20,7 +20,7 @@ use crate::delegate::{CacheError, Call, Listing, ResultCache};
 use crate::multus::{Attachment, ScratchError, scratch};
 use crate::netns::Netns;
 use crate::waits::{self, Resource};
-use crate::{bounded, budget};
+use crate::{bounded, budget, durable};
 
 /// The files that Multus has left in its state directory.
 #[derive(Debug)]
@@ -73,7 +73,7 @@ pub enum InheritanceError {
         source: ConfigError,
     },
     /// The file cannot be removed.
-    #[error("remove {path}, in which Multus recorded the container")]
+    #[error("remove {path}, in which Multus recorded the container{}", durable::remedy(source))]
     Remove {
         /// The file.
         path: PathBuf,

@@ -11,7 +11,7 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::cni::cache::{self, CacheFormatError, Entry, Key};
-use crate::{bounded, budget};
+use crate::{bounded, budget, durable};
 
 /// libcni's default directory.
 pub const DEFAULT_DIRECTORY: &str = "/var/lib/cni";
@@ -76,7 +76,7 @@ pub enum CacheError {
         source: CacheFormatError,
     },
     /// A file cannot be written, moved or removed.
-    #[error("write cached attachment {path}")]
+    #[error("write cached attachment {path}{}", durable::remedy(source))]
     Write {
         /// The file.
         path: PathBuf,

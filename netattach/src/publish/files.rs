@@ -6,6 +6,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::{Publish, PublishError, Published};
+use crate::durable;
 use crate::npwg::StatusEntry;
 use crate::npwg::status;
 use crate::plan::PodRef;
@@ -91,7 +92,8 @@ impl Publish for StatusFiles {
 }
 
 fn failed(path: &Path, source: io::Error) -> PublishError {
-    PublishError { place: path.display().to_string(), source: Box::new(source) }
+    let place = format!("{}{}", path.display(), durable::remedy(&source));
+    PublishError { place, source: Box::new(source) }
 }
 
 /// The entries of a directory; empty if it does not exist.

@@ -77,7 +77,7 @@ pub enum Published {
 #[derive(Debug, thiserror::Error)]
 #[error("publish network-status {place}")]
 pub struct PublishError {
-    /// The path or object.
+    /// The path or object, and what is to be done about it where that is known.
     pub place: String,
     /// The cause.
     #[source]

@@ -54,7 +54,7 @@ pub struct Request {
 #[derive(Debug, thiserror::Error)]
 pub enum PendingError {
     /// The request could not be made durable.
-    #[error("record the DEL request in {directory}")]
+    #[error("record the DEL request in {directory}{}", durable::remedy(source))]
     Record {
         /// The directory.
         directory: PathBuf,

@@ -237,5 +237,13 @@ pub fn example(page: &str, kind: &str, text: &str) -> Result<String> {
     page::example(page, kind, text)
 }
 
+/// The words in backticks in the first cell of each row of a page's table with this head, such as `| value | default | |`.
+///
+/// # Errors
+/// There is no such table.
+pub fn first_cells(page: &str, head: &str) -> Result<Vec<Vec<String>>> {
+    page::first_cells(page, head)
+}
+
 /// Where set-up unpacks busybox to, below the directory that `NETATTACH_RUNTIMES` names.
 pub const BUSYBOX: &str = "bookworm/bin/busybox";

@@ -73,6 +73,20 @@ pub(super) fn example(page: &str, kind: &str, text: &str) -> Result<String> {
     Ok(fence.content.iter().map(|line| format!("{line}\n")).collect())
 }
 
+/// The words in backticks in the first cell of each row of the table with this head.
+pub(super) fn first_cells(page: &str, head: &str) -> Result<Vec<Vec<String>>> {
+    let mut lines = page.lines().skip_while(|line| *line != head);
+    // The head, and the line below it.
+    lines.nth(1).with_context(|| format!("the page has no table {head}"))?;
+    let rows = lines.take_while(|line| line.starts_with('|'));
+    Ok(rows
+        .map(|row| {
+            let cell = row.trim_start_matches('|').split('|').next().unwrap_or_default();
+            cell.split('`').skip(1).step_by(2).map(str::to_owned).collect()
+        })
+        .collect())
+}
+
 /// A fenced block as it stands in the page.
 struct Fence<'p> {
     /// The number of the line that opens it.
@@ -225,6 +239,14 @@ mod tests {
         let page = "```toml\na = 1\n```\n```toml\na = 2\nb = 3\n```\n";
         assert_eq!(example(page, "toml", "a = 2").unwrap(), "a = 2\nb = 3\n");
         assert!(example(page, "json", "a = 2").is_err());
+    }
+
+    #[test]
+    fn first_cells_are_those_of_one_table() {
+        let page = "| a | b |\n|---|---|\n| `x.y`, `.z` | `no` |\n| word | `no` |\n\n| `other` | |\n";
+        let expected = [vec!["x.y".to_owned(), ".z".to_owned()], Vec::new()];
+        assert_eq!(first_cells(page, "| a | b |").unwrap(), expected);
+        assert!(first_cells(page, "| a |").is_err());
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use std::fs;
 use std::process::Command;
 
-use netattach_tests::api_server::Options;
+use netattach_tests::api_server::{Fault, Options, Verb, When};
 use netattach_tests::node::executable;
 use netattach_tests::traffic::{PATIENCE, eventually, ping};
 use serde_json::{Value, json};
@@ -47,6 +47,10 @@ fn is_found(rig: &Rig, text: &str) {
     assert!(found.iter().any(|[_, detail, _]| detail.contains(text)), "{found:#?}");
 }
 
+/// What a check of `doctor` says where rights are missing.
+const RIGHTS: &str = "apply deploy/base/rbac.yaml with the components that the settings need (evict, startup-taint), or add these \
+                      rules to the ClusterRole of the agent's service account";
+
 #[test]
 fn a_right_that_is_missing_is_told_with_the_rule_that_gives_it() {
     let mut rig = Rig::new(&Options::default());
@@ -59,13 +63,65 @@ fn a_right_that_is_missing_is_told_with_the_rule_that_gives_it() {
     let [line] = &said[..] else { panic!("{said:#?}") };
     assert!(line.contains(" WARN ") && line.contains(&format!("problem={rule:?}")), "{line}");
     is_found(&rig, rule);
-    let remedy = "apply deploy/base/rbac.yaml with the components that the settings need (evict, startup-taint), or add these \
-                  rules to the ClusterRole of the agent's service account";
     let found = format!("access to pods/status: {rule}");
-    assert_eq!(doctor(&rig, "cluster access"), [["failed", &found, remedy].map(str::to_owned)]);
+    assert_eq!(doctor(&rig, "cluster access"), [["failed", &found, RIGHTS].map(str::to_owned)]);
     let pod = rig.pod("a");
     rig.add(&pod).success();
     rig.node.check(&pod).success();
+}
+
+/// An agent that cannot read a kind decides nothing: new pods wait, and those that are there go on.
+#[test]
+fn a_right_to_read_that_is_missing_is_told_with_its_rule_and_pods_that_are_there_go_on() {
+    const KIND: &str = "network-attachment-definitions";
+    let mut rig = Rig::started();
+    let known = rig.pod("known");
+    rig.add(&known).success();
+    rig.published("known");
+    rig.node.stop().unwrap();
+    rig.server.deny(&[("list", KIND), ("watch", KIND)]);
+    for verb in [Verb::List, Verb::Watch] {
+        rig.server.faults().always(When::on(verb, KIND), Fault::Answer(403));
+    }
+    rig.node.start_serving().unwrap();
+    let rule = r#"the agent may not list, watch them; its ClusterRole lacks the rule {apiGroups: ["k8s.cni.cncf.io"], resources: ["network-attachment-definitions"], verbs: ["list", "watch"]}"#;
+    let object = format!("access to {KIND}");
+    rig.await_trouble(&object, PATIENCE, rule);
+    let said = lines(&rig, &["rights are missing"], 1);
+    let [line] = &said[..] else { panic!("{said:#?}") };
+    assert!(line.contains(" WARN ") && line.contains(&format!("problem={rule:?}")), "{line}");
+    is_found(&rig, rule);
+    let found = format!("{object}: {rule}");
+    assert_eq!(doctor(&rig, "cluster access"), [["failed", &found, RIGHTS].map(str::to_owned)]);
+    let mut unmet = Vec::new();
+    let is_unmet = eventually(PATIENCE, || {
+        unmet = doctor(&rig, "readiness");
+        let of_source = |[state, detail, _]: &[String; 3]| {
+            state == "failed" && detail.starts_with("source: ") && detail.contains("403 forbidden")
+        };
+        unmet.iter().any(of_source)
+    });
+    assert!(is_unmet, "{unmet:#?}");
+    let new = rig.pod("new");
+    let (code, message) = rig.add(&new).failure();
+    assert!(code == 11 && message.contains("403 forbidden"), "{code}: {message}");
+    assert!(ping(&known.namespace, "10.50.0.1".parse().unwrap(), PATIENCE).unwrap());
+
+    // The next refusal has it ask for its rights again.
+    rig.server.deny(&[]);
+    assert!(eventually(PATIENCE * 4, || rig.trouble(&object).is_none()));
+    rig.server.faults().clear();
+    let mut last = String::new();
+    let is_attached = eventually(PATIENCE * 3, || {
+        let outcome = rig.add(&new);
+        last = outcome.json.to_string();
+        outcome.exit == 0
+    });
+    assert!(is_attached, "{last}");
+    for pod in [&known, &new] {
+        rig.node.check(pod).success();
+        rig.del(pod).success();
+    }
 }
 
 #[test]

@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use boon::{Compiler, ErrorKind, SchemaIndex, Schemas, ValidationError};
-use netattach_tests::guide::example;
+use clap::Parser;
+use netattach::agent::{Arguments, Settings};
+use netattach_tests::guide::{example, first_cells};
 use netattach_tests::tools;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -17,6 +19,8 @@ const SAME: [(&str, &[&str]); 3] = [
     ("deploy/alone", &["deploy/helm/ci/alone.yaml"]),
     ("deploy/with-metrics", &["deploy/helm/ci/with-metrics.yaml"]),
 ];
+
+const INSTALL: &str = include_str!("../../../docs/install.md");
 
 fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_owned()
@@ -90,7 +94,7 @@ fn the_chart_makes_the_objects_that_kubectl_makes() {
     let Some(kubectl) = tools::directory(test, "NETATTACH_KUBECTL", &["kubectl"]) else { return };
     let mine = tempfile::tempdir().unwrap();
     let with_components = format!("{}/with-components", mine.path().display());
-    let all = ["before-1.22", "before-1.30", "executed-plugins", "evict", "startup-taint"];
+    let all = ["before-1.22", "before-1.30", "executed-plugins", "evict", "startup-taint", "runtime-socket"];
     kustomization(Path::new(&with_components), "deploy", &all, SETTINGS);
     let components: (&str, &[&str]) = (&with_components, &["deploy/helm/ci/components.yaml"]);
     for (directory, values) in SAME.into_iter().chain([components]) {
@@ -128,7 +132,7 @@ fn the_chart_is_the_same_in_another_namespace_but_for_its_name() {
 #[test]
 fn the_chart_is_installed_as_the_page_says() {
     let Some(renderer) = renderer("the_chart_is_installed_as_the_page_says") else { return };
-    let line = example(include_str!("../../../docs/install.md"), "text", "helm install").unwrap();
+    let line = example(INSTALL, "text", "helm install").unwrap();
     let words: Vec<&str> = line.split_whitespace().collect();
     let [.., "--set", value] = words.as_slice() else { panic!("{line}") };
     let first = ["helm", "install", "netattach", "deploy/helm", "--namespace", "kube-system"];
@@ -252,6 +256,7 @@ fn the_values_of_an_older_chart_do() {
 
 /// The settings of an operator who uses all components: those of `deploy` and of `deploy/helm/ci/components.yaml`.
 const SETTINGS: &str = r#"{"kubernetes": {"enabled": true, "startupTaint": "netattach.dev/agent-not-ready"}, "repair": "evict",
+    "runtimeSocket": "/run/containerd/containerd.sock",
     "defaultNetwork": "/etc/cni/net.d", "cniConf": {"dir": "/etc/cni/net.d"}}"#;
 
 /// An operator's kustomization of a directory, with components and settings. kustomize takes no absolute paths.
@@ -299,6 +304,22 @@ fn values_that_contradict_one_another_are_refused_with_the_remedy() {
         (
             "settings: {kubernetes: {enabled: false}}",
             "settings.kubernetes.enabled contradicts the chart, whose agents read the cluster: remove it",
+        ),
+        (
+            "settings: {kubernetes: {kubeconfig: /k}}",
+            "settings.kubernetes.kubeconfig contradicts the chart, whose agents have a service account: remove it",
+        ),
+        (
+            "settings: {kubernetes: {nodeName: a}}",
+            "settings.kubernetes.nodeName contradicts the chart, whose agents are told the name of their node: remove it",
+        ),
+        (
+            "{defaultNetwork: chained, settings: {cniConf: {dir: /etc/cni/net.d}}}",
+            "settings.cniConf.dir contradicts defaultNetwork chained, where the runtime's list is another program's: remove it",
+        ),
+        (
+            "kubernetesBefore122: true",
+            "kubernetesBefore122 contradicts kubernetesBefore130, as API servers before 1.22 are before 1.30 too: set both to true",
         ),
         (
             "settings: {source: /a}",
@@ -349,6 +370,20 @@ fn values_that_contradict_one_another_are_refused_with_the_remedy() {
             "settings.cniConf.dir: /opt/cni/net.d is in no volume of the agent's pod: set a directory in /etc/cni, or remove it",
         ),
         (
+            "settings: {delegation: {cacheDir: /data}}",
+            "settings.delegation.cacheDir: /data is in no volume of the agent's pod: set a directory in /var/lib/cni, or remove it",
+        ),
+        (
+            "settings: {podResourcesSocket: /run/kubelet.sock}",
+            "settings.podResourcesSocket: /run/kubelet.sock is in no volume of the agent's pod: set a file in \
+             /var/lib/kubelet/pod-resources, or remove it",
+        ),
+        (
+            "settings: {cniBinDirs: [/opt/cni/bin, /usr/libexec/cni]}",
+            "settings.cniBinDirs: /usr/libexec/cni is in no volume of the agent's pod: set executedPlugins.enabled, or directories in \
+             /opt/cni/bin, or remove it",
+        ),
+        (
             "uninstall: {force: true}",
             "uninstall.force and uninstall.dryRun say nothing without uninstall.nodes: set the nodes, or remove them",
         ),
@@ -363,9 +398,33 @@ fn values_that_contradict_one_another_are_refused_with_the_remedy() {
         assert_eq!(said.lines().count(), 1, "{said}");
         assert!(said.trim_end().ends_with(expected), "{values}: {said}");
     }
-    let served = "settings: {stateDir: /var/lib/netattach/a, runDir: /run/netattach, bpffs: /sys/fs/bpf/a, cniConf: {dir: /etc/cni/a}}";
-    std::fs::write(&file, served).unwrap();
-    objects(&render(&renderer, &[file.to_str().unwrap()]));
+    for served in [
+        "settings: {stateDir: /var/lib/netattach/a, runDir: /run/netattach, bpffs: /sys/fs/bpf/a, cniConf: {dir: /etc/cni/a}}",
+        "{executedPlugins: {enabled: true}, settings: {cniBinDirs: [/usr/libexec/cni], deviceInfoDir: /var/run/k8s.cni.cncf.io/a}}",
+    ] {
+        std::fs::write(&file, served).unwrap();
+        objects(&render(&renderer, &[file.to_str().unwrap()]));
+    }
+}
+
+/// With whatever default network, and while netattach is taken off, an agent starts with the settings of the chart.
+#[test]
+fn an_agent_takes_the_settings_of_the_chart() {
+    let Some(renderer) = renderer("an_agent_takes_the_settings_of_the_chart") else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let [values, config] = ["values.yaml", "config.yaml"].map(|name| dir.path().join(name));
+    for network in ["/etc/cni/net.d", "builtin", "chained", "kube-system/default"] {
+        for settings in [json!({}), json!({"cniConf": {"remove": true}}), json!({"repair": "report"})] {
+            let set = json!({"defaultNetwork": network, "settings": settings});
+            std::fs::write(&values, set.to_string()).unwrap();
+            let made = objects(&render(&renderer, &[values.to_str().unwrap()]));
+            let map = &made[&("ConfigMap".to_owned(), "netattach".to_owned())];
+            std::fs::write(&config, map["data"]["config.yaml"].to_string()).unwrap();
+            let words = ["netattachd", "--node-name", "a", "--config", config.to_str().unwrap()];
+            let read = Settings::read(Arguments::try_parse_from(words).unwrap());
+            assert!(read.is_ok(), "{set}: {read:?}");
+        }
+    }
 }
 
 /// `values.schema.json`, as a validator of JSON schemas reads it: it is a valid schema itself.
@@ -381,6 +440,29 @@ fn schema() -> (Schemas, SchemaIndex, Value) {
 /// A file of the chart.
 fn read(path: &str) -> String {
     std::fs::read_to_string(repository().join("deploy/helm").join(path)).unwrap()
+}
+
+#[test]
+fn the_page_on_installing_has_every_value() {
+    let schema: Value = serde_json::from_str(&read("values.schema.json")).unwrap();
+    let mut values = BTreeSet::new();
+    for (name, of) in schema["properties"].as_object().unwrap() {
+        match of["properties"].as_object() {
+            Some(inner) => values.extend(inner.keys().map(|key| format!("{name}.{key}"))),
+            None => drop(values.insert(name.clone())),
+        }
+    }
+    // helm's own, which it gives to every chart.
+    assert!(values.remove("global"));
+    let mut written = BTreeSet::new();
+    for words in first_cells(INSTALL, "| value | default | |").unwrap() {
+        // `uninstall.nodes`, `.dryRun`
+        let above = words[0].split_once('.').map_or("", |(above, _)| above).to_owned();
+        let whole =
+            |word: &String| if word.starts_with('.') { format!("{above}{word}") } else { word.clone() };
+        written.extend(words.iter().map(whole));
+    }
+    assert_eq!(written, values);
 }
 
 /// The values of the chart with those of a file above them, as helm merges them: objects by their keys, all else as a whole.

@@ -116,7 +116,7 @@ fn traffic(site: &Site, pods: &[Value], network: &str) -> Traffic {
 fn is_scraped(site: &Site) {
     let endpoints = || site.get("/api/v1/namespaces/kube-system/endpoints/netattach-metrics");
     let found = || {
-        let subset = endpoints()["subsets"][0].take();
+        let subset = endpoints()["subsets"][0].clone();
         json!([subset["addresses"][0]["ip"], subset["ports"][0]["port"]])
     };
     let address = SocketAddr::new(site.worker.address().into(), 10475);

@@ -12,7 +12,7 @@ use clap::Parser;
 use netattach::agent::{Arguments, Settings};
 use netattach_tests::cluster::Cluster;
 use netattach_tests::cluster::site::{archive, copy};
-use netattach_tests::guide::{Page, example};
+use netattach_tests::guide::{Page, example, first_cells};
 use netattach_tests::map_memory::documented;
 use netattach_tests::tools;
 use serde::Deserialize;
@@ -167,6 +167,11 @@ fn the_agent_is_given_two_capabilities_and_a_read_only_image() {
         "/var/run/k8s.cni.cncf.io",
     ];
     assert_eq!(writable.collect::<BTreeSet<_>>(), BTreeSet::from(expected));
+    // What the node mounts there later is seen, and what is mounted in the container is not the node's.
+    let of_node = mounts.iter().filter(|mount| mount["mountPropagation"] != Value::Null);
+    let of_node = of_node.map(|mount| json!([mount["mountPath"], mount["mountPropagation"]]));
+    let expected = ["/sys/fs/bpf", "/run/netns"].map(|path| json!([path, "HostToContainer"]));
+    assert_eq!(of_node.collect::<Vec<_>>(), expected);
 }
 
 /// A quantity of memory of a manifest.
@@ -458,6 +463,19 @@ fn programs_of_the_page(home: &Path, archive: &Path) {
         std::fs::write(&path, format!("#!/bin/sh\n{line}\n")).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
     }
+}
+
+#[test]
+fn the_page_on_installing_has_every_component_and_every_volume() {
+    let written = |head: &str| -> BTreeSet<String> {
+        first_cells(INSTALL.text, head).unwrap().into_iter().flatten().collect()
+    };
+    let components = std::fs::read_dir(repository().join("deploy/components")).unwrap();
+    let components = components.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    assert_eq!(written("| component | for |"), components.collect::<BTreeSet<_>>());
+    let set = std::fs::read_to_string(repository().join("deploy/base/daemonset.yaml")).unwrap();
+    let set: Value = serde_norway::from_str(&set).unwrap();
+    assert_eq!(written("| volume | for |"), of_node(&set["spec"]["template"]["spec"]));
 }
 
 /// Up to what takes a node: `guides` has that, and the same image under its own name.

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::daemonset::primary;
 use crate::rig::{PODS, STATUS, busybox, definition, is_ready};
-use crate::tested;
+use crate::{surge, tested};
 
 const QUICK_START: Page =
     Page { path: "docs/quick-start.md", text: include_str!("../../../docs/quick-start.md") };
@@ -129,6 +129,7 @@ fn the_quick_start_an_upgrade_and_the_removal_run_as_written() {
     operator.run(TROUBLESHOOTING, "doctor").unwrap();
     the_doctor_finds_nothing(&site);
     why_a_container_has_failed_is_in_its_pods_status(&site);
+    why_an_agent_does_not_start_is_in_its_pods_status(&site);
     operator.run(TROUBLESHOOTING, "doctor-done").unwrap();
 
     set(&site, "remove: true");
@@ -195,6 +196,36 @@ fn why_a_container_has_failed_is_in_its_pods_status(site: &Site) {
     // The runtime reads the container's two outputs side by side: which line is the last differs.
     let said = "checks failed; each is shown with what is known of it";
     assert!(message.lines().any(|line| line.ends_with(said)), "{message}");
+}
+
+/// An agent whose pins are on no BPF file system, beside the one that serves: its pod says what is to be done, as with whatever
+/// else keeps an agent from its start (`lifecycle::bad_node` has each), and the other goes on.
+fn why_an_agent_does_not_start_is_in_its_pods_status(site: &Site) {
+    const NAME: &str = "netattach-without-bpffs";
+    const PINS: &str = "/run/netattach/pins";
+    let attached = || {
+        let rows = site.ctl(&["attachments"]);
+        let rows = rows.as_array().into_iter().flatten();
+        let row = |row: &Value| json!([row["pod"]["name"], row["ifname"], row["state"]]);
+        rows.map(row).collect::<Vec<_>>()
+    };
+    let before = attached();
+    let mut pod = surge::by_hand(site, NAME);
+    pod["spec"]["restartPolicy"] = json!("Never");
+    let words = pod["spec"]["containers"][0]["args"].as_array_mut().unwrap();
+    words.push(json!(format!("--bpffs={PINS}")));
+    site.admin.create(&pod).unwrap();
+    let status = || site.get(&format!("/api/v1/namespaces/kube-system/pods/{NAME}"))["status"].clone();
+    let ended = || status()["containerStatuses"][0]["state"]["terminated"].clone();
+    assert!(site.eventually(|| ended()["exitCode"] == 1), "{:#}\n{}", status(), site.told());
+    let message = ended()["message"].as_str().unwrap_or_default().to_owned();
+    let said = format!(
+        "set up the dataplane: {PINS} is not on a BPF filesystem: run `mount -t bpf bpf /sys/fs/bpf`"
+    );
+    assert!(message.lines().any(|line| line.contains("ERROR") && line.ends_with(&said)), "{message}");
+    site.kubectl.run(&["delete", "pod", NAME, "--namespace=kube-system"]).unwrap();
+    site.rolled_out().unwrap();
+    assert_eq!(attached(), before);
 }
 
 /// A shell on the node, where the executables of an archive are in the path.

@@ -66,19 +66,22 @@ impl Drop for Sandbox {
     }
 }
 
+/// A pod of the DaemonSet's template that a controller would make, and that the DaemonSet does not take for its own.
+pub(crate) fn by_hand(site: &Site, name: &str) -> Value {
+    let set = site.get("/apis/apps/v1/namespaces/kube-system/daemonsets/netattach");
+    let mut spec = set["spec"]["template"]["spec"].clone();
+    spec["nodeName"] = json!(NODE);
+    let labels = json!({"app.kubernetes.io/name": "netattach-by-hand"});
+    json!({
+        "apiVersion": "v1", "kind": "Pod", "spec": spec,
+        "metadata": {"namespace": "kube-system", "name": name, "labels": labels}
+    })
+}
+
 /// What controllers do from Kubernetes 1.22 on, and this one does not: a second pod of the template beside the first; when it
 /// has been ready for `minReadySeconds`, the first one ends. Sandboxes come all the while. The second pod makes place for one
 /// of the DaemonSet's in the same way.
 pub(crate) fn goes_on(site: &Site) {
-    let set = site.get("/apis/apps/v1/namespaces/kube-system/daemonsets/netattach");
-    let mut spec = set["spec"]["template"]["spec"].clone();
-    spec["nodeName"] = json!(NODE);
-    // Not one that the DaemonSet would take for its own.
-    let labels = json!({"app.kubernetes.io/name": "netattach-by-hand"});
-    let by_hand = json!({
-        "apiVersion": "v1", "kind": "Pod", "spec": spec,
-        "metadata": {"namespace": "kube-system", "name": BY_HAND, "labels": labels}
-    });
     let pods = "/api/v1/namespaces/kube-system/pods";
     let of_set = || {
         let all = site.get(&format!("{pods}?labelSelector=app.kubernetes.io/name%3Dnetattach"));
@@ -106,7 +109,7 @@ pub(crate) fn goes_on(site: &Site) {
     let sandboxes: Vec<Sandbox> = (0..2).map(|number| Sandbox::new(&format!("coming-{number}"))).collect();
     let calls = sandboxes.iter().map(Sandbox::calls).collect();
     let coming = Coming::start(&Path::new(PLUGINS).join("netattach"), calls);
-    site.admin.create(&by_hand).unwrap();
+    site.admin.create(&by_hand(site, BY_HAND)).unwrap();
     stands_by(BY_HAND);
     end(&first);
     serves(BY_HAND);

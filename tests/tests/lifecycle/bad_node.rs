@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use netattach_tests::manifest::pod;
+use netattach_tests::manifest::{NAMESPACE, annotated, network, pod};
 use netattach_tests::node::executable;
 use netattach_tests::privilege::{with_only, without_bpf};
 use netattach_tests::traffic::{PATIENCE, eventually, ping};
@@ -37,7 +37,7 @@ fn left_alone() -> (Node, Pod) {
 }
 
 /// The pod goes on without an agent, and ends with the next one.
-fn goes_on(mut node: Node, a: &Pod) {
+fn goes_on(node: &mut Node, a: &Pod) {
     assert!(ping(&a.namespace, "10.50.0.1".parse().unwrap(), PATIENCE).unwrap());
     node.start().unwrap();
     node.check(a).success();
@@ -56,7 +56,7 @@ fn refused(node: &Node, mut command: Command) -> String {
 /// In a cluster the agent's line is what `kubectl describe` shows of its container.
 #[test]
 fn without_a_bpf_file_system_agent_and_doctor_say_how_it_is_mounted_and_pods_that_are_there_go_on() {
-    let (node, a) = left_alone();
+    let (mut node, a) = left_alone();
     let elsewhere = node.path("no-bpffs");
     let mut command = Command::new(executable("netattachd").unwrap());
     command.arg("--source").arg(node.path("source")).arg("--run-dir").arg(node.path("run"));
@@ -73,13 +73,13 @@ fn without_a_bpf_file_system_agent_and_doctor_say_how_it_is_mounted_and_pods_tha
         "remedy": "mount -t bpf bpf /sys/fs/bpf on the node; in a pod, mount it from there with HostToContainer"
     });
     assert_eq!(doctor(&node, settings.to_str().unwrap(), "bpf file system"), [expected]);
-    goes_on(node, &a);
+    goes_on(&mut node, &a);
 }
 
 /// As that of a machine that was started again with an older kernel by mistake: the agent leaves everything as it is.
 #[test]
 fn a_kernel_that_lacks_what_is_needed_is_named_by_agent_and_doctor_and_pods_that_are_there_go_on() {
-    let (node, a) = left_alone();
+    let (mut node, a) = left_alone();
     let settings = settings_of_doctor(&node);
     let command = node.agent_command(&executable("netattachd").unwrap()).unwrap();
     let said = without_bpf(|| Ok(refused(&node, command))).unwrap();
@@ -93,7 +93,7 @@ fn a_kernel_that_lacks_what_is_needed_is_named_by_agent_and_doctor_and_pods_that
         "check": "kernel", "state": "failed", "detail": what, "remedy": format!("use a newer kernel {remedy}")
     });
     assert_eq!(found, [expected]);
-    goes_on(node, &a);
+    goes_on(&mut node, &a);
 }
 
 /// All that the programs are made of.
@@ -104,7 +104,7 @@ const WITHOUT_BPF: &str = "program type sched_cls, program type socket_filter, p
 /// `capabilities` has what an agent says of each.
 #[test]
 fn a_capability_that_is_missing_is_named_by_doctor_too_and_pods_that_are_there_go_on() {
-    let (node, a) = left_alone();
+    let (mut node, a) = left_alone();
     let settings = settings_of_doctor(&node);
     let all = rustix::thread::capabilities(None).unwrap().permitted;
     let command = node.agent_command(&executable("netattachd").unwrap()).unwrap();
@@ -119,7 +119,50 @@ fn a_capability_that_is_missing_is_named_by_doctor_too_and_pods_that_are_there_g
     assert!(detail.contains(lacks), "{detail}");
     assert!(detail.contains("run netattachd as root, or in a container with these capabilities"), "{detail}");
     assert_eq!(found["state"], "warning");
-    goes_on(node, &a);
+    goes_on(&mut node, &a);
+}
+
+/// Values of the chart that contradict one another are refused when it is rendered (`cluster::chart`); here settings are that a
+/// person has written.
+#[test]
+fn settings_that_contradict_one_another_are_named_by_agent_and_doctor_and_pods_that_are_there_go_on() {
+    let (mut node, a) = left_alone();
+    let settings = node.path("doctor.yaml");
+    let usual = json!({
+        "source": node.path("source"), "runDir": node.path("run"), "stateDir": node.path("state"), "bpffs": node.bpffs()
+    });
+    let table = [
+        (
+            json!({"kubernetes": {"enabled": true}}),
+            "source and kubernetes.enabled: objects come from a directory or from the cluster, not from both: leave one of them \
+             out",
+        ),
+        (
+            json!({"kubernetes": {"kubeconfig": "/k"}}),
+            "kubernetes.kubeconfig is set and kubernetes.enabled is not: set it too, or leave kubeconfig out",
+        ),
+        (
+            json!({"defaultNetwork": "chained", "cniConf": {"dir": "/etc/cni/net.d"}}),
+            "defaultNetwork chained: the runtime's list is another program's, with netattach behind its plugins, so cniConf.dir has \
+             to be empty, not /etc/cni/net.d; the agent's own file would be taken in its place",
+        ),
+        (json!({"cniConf": {"remove": true}}), "cniConf.remove: true needs cniConf.dir, where the file is"),
+        (json!({"repair": "evict"}), "repair: evict needs kubernetes.enabled"),
+    ];
+    for (more, said) in table {
+        let mut all = usual.clone();
+        all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        fs::write(&settings, all.to_string()).unwrap();
+        let mut command = Command::new(executable("netattachd").unwrap());
+        command.arg("--config").arg(&settings);
+        assert_eq!(refused(&node, command), said);
+        let expected = json!({
+            "check": "settings", "state": "failed", "detail": format!("{}: {said}", settings.display()),
+            "remedy": "correct the settings: the agent does not start with them; the rest was looked at with the defaults"
+        });
+        assert_eq!(doctor(&node, settings.to_str().unwrap(), "settings"), [expected]);
+    }
+    goes_on(&mut node, &a);
 }
 
 /// What may be wrong with a file system.
@@ -309,17 +352,128 @@ fn a_full_or_read_only_directory_of_the_runtime_or_of_a_pool_is_told_with_what_t
     drop(disks);
 }
 
+/// The runtime asks again, as DEL is not done.
 #[test]
-fn a_read_only_directory_of_the_socket_is_told_with_what_to_do() {
-    let node = Node::new(&[]).unwrap();
+fn a_del_that_no_agent_takes_and_no_file_keeps_is_told_with_what_to_do() {
+    let mut node = Node::new(&[pod("a", &json!({}), &Value::Null)]).unwrap();
+    let state = node.path("state");
+    let disk = Disk::mount(&state);
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    node.stop().unwrap();
+    let pending = state.join("pending");
+    for how in Spoiled::ALL {
+        disk.spoil(how);
+        let (code, message) = node.del(&a).failure();
+        let kept = format!("record the DEL request in {}: {MAKE_ROOM}: {}", pending.display(), how.error());
+        let said = format!("DEL is not done and could not be recorded ({kept}): repeat it: ");
+        assert!(code == 11 && message.starts_with(&said), "{how:?}: {code}: {message}");
+        disk.mend(how);
+    }
+    goes_on(&mut node, &a);
+    node.stop().unwrap();
+    drop(disk);
+}
+
+const DEVICE: &str = "0000:03:02.1";
+
+/// A network of an executed plugin that is told of a device, and what the device's own plugin has said of it on the node.
+fn with_device(node: &Node) {
+    let capabilities = json!({"CNIDeviceInfoFile": true});
+    let config = json!({"cniVersion": "1.0.0", "name": "odd", "type": "odd", "capabilities": capabilities});
+    let odd = network(NAMESPACE, "odd", &config);
+    let odd = annotated(odd, "k8s.v1.cni.cncf.io/resourceName", "example.com/vf");
+    node.write("odd", &odd).unwrap();
+    node.plugin("odd", &json!({})).unwrap();
+    let described = json!({"type": "pci", "version": "1.1.0", "pci": {"pci-address": DEVICE}});
+    fs::create_dir(node.path("devinfo/dp")).unwrap();
+    let file = node.path(&format!("devinfo/dp/example.com-vf-{DEVICE}-device.json"));
+    fs::write(file, described.to_string()).unwrap();
+}
+
+/// What the agent writes for others to read, so at places that are theirs.
+#[test]
+fn a_full_or_read_only_directory_of_libcni_or_of_device_plugins_is_told_with_what_to_do() {
+    let selection = json!([{"name": "odd", "deviceID": DEVICE}]);
+    let manifests = [pod("a", &json!({}), &Value::Null), pod("b", &json!({}), &selection)];
+    let mut node = Node::new(&manifests).unwrap();
+    let places = ["devinfo", "cni-cache"].map(|name| node.path(name));
+    let disks = places.each_ref().map(|place| {
+        fs::create_dir(place).unwrap();
+        Disk::mount(place)
+    });
+    with_device(&node);
+    let settings = settings_of_doctor(&node);
+    let text = fs::read_to_string(&settings).unwrap();
+    let [devices, cache] = places.each_ref().map(|place| place.display());
+    let more = format!("deviceInfoDir: {devices}\ndelegation: {{cacheDir: {cache}}}\n");
+    fs::write(&settings, text + &more).unwrap();
+    node.start().unwrap();
+    let [a, b] = ["a", "b"].map(|name| Pod::new(name).unwrap());
+    node.add(&a).success();
+    let said = [
+        ("deviceInfoDir", format!("device information {devices}/cni/{NAMESPACE}-odd-c-b_net1: ")),
+        ("delegation.cacheDir", format!("write cached attachment {cache}/results/odd-c-b-net1: ")),
+    ];
+    for how in Spoiled::ALL {
+        for (((key, what), disk), place) in said.iter().zip(&disks).zip(&places) {
+            disk.spoil(how);
+            let (code, message) = node.call("ADD", &b).run().failure();
+            let said = format!("{what}{MAKE_ROOM}: {}", how.error());
+            assert!(code == 5 && message.ends_with(&said), "{key}, {how:?}: {code}: {message}\n{said}");
+            assert_eq!(doctor(&node, &settings, "disk"), [how.found(place, key)]);
+            assert!(ping(&a.namespace, "10.50.0.1".parse().unwrap(), PATIENCE).unwrap(), "{key}, {how:?}");
+            disk.mend(how);
+            // What could not be removed there goes now.
+            node.del(&b).success();
+        }
+    }
+    node.add(&b).success();
+    for pod in [&a, &b] {
+        node.check(pod).success();
+        node.del(pod).success();
+    }
+    node.stop().unwrap();
+    drop(disks);
+}
+
+#[test]
+fn a_full_or_read_only_directory_of_the_socket_is_told_with_what_to_do_and_pods_that_are_there_go_on() {
+    let manifests = ["a", "b"].map(|name| pod(name, &json!({}), &Value::Null));
+    let mut node = Node::new(&manifests).unwrap();
     let run = node.path("run");
     let disk = Disk::mount(&run);
-    disk.spoil(Spoiled::ReadOnly);
     let settings = settings_of_doctor(&node);
-    let command = node.agent_command(&executable("netattachd").unwrap()).unwrap();
+    node.start().unwrap();
+    let [a, b] = ["a", "b"].map(|name| Pod::new(name).unwrap());
+    node.add(&a).success();
+    // The agent that serves goes on to do so, and has no place for what it publishes.
+    let published = run.join("network-status").join(NAMESPACE).join("b.json");
+    for how in Spoiled::ALL {
+        disk.spoil(how);
+        node.call("ADD", &b).run().success();
+        let said = format!("publish network-status {}: {MAKE_ROOM}: {}", published.display(), how.error());
+        let is_told = |line: &str| line.contains(" WARN ") && line.contains(&said);
+        let told = || node.log_so_far().lines().any(is_told);
+        assert!(eventually(PATIENCE, told), "{how:?}: {said}\n{}", node.log_so_far());
+        assert_eq!(doctor(&node, &settings, "disk"), [how.found(&run, "runDir")]);
+        disk.mend(how);
+        node.check(&b).success();
+        node.del(&b).success();
+    }
+    node.stop().unwrap();
+
+    // One that starts cannot.
     let socket = node.socket();
+    fs::remove_file(socket.with_extension("sock.lock")).unwrap();
+    disk.spoil(Spoiled::ReadOnly);
+    let command = node.agent_command(&executable("netattachd").unwrap()).unwrap();
     let said = format!("lock {}.lock: {MAKE_ROOM}: {}", socket.display(), Spoiled::ReadOnly.error());
     assert_eq!(refused(&node, command), said);
     assert_eq!(doctor(&node, &settings, "disk"), [Spoiled::ReadOnly.found(&run, "runDir")]);
     disk.mend(Spoiled::ReadOnly);
+    goes_on(&mut node, &a);
+    node.stop().unwrap();
+    drop(disk);
 }

@@ -131,11 +131,11 @@ fn built_in_plugins_need_what_the_base_gives_and_no_more() {
     let outside = node.add_outside().unwrap();
     each_is_named(&node, &given);
     let pod = Pod::new("a").unwrap();
-    let netns = node.path("netns");
-    pod.namespace.bind(&netns).unwrap();
+    let netns = pod.namespace.bind(&node.path("netns")).unwrap();
     with_only(set(&given), || node.start()).unwrap();
-    let call =
-        |node: &Node, verb| node.call(verb, &pod).with("CNI_NETNS", &netns.display().to_string()).run();
+    let call = |node: &Node, verb| {
+        node.call(verb, &pod).with("CNI_NETNS", &netns.path().display().to_string()).run()
+    };
     call(&node, "ADD").success();
     let rows = node.ctl(&["attachments"]).unwrap();
     let shown = rows.as_array().unwrap().iter().map(|row| {
@@ -155,7 +155,6 @@ fn built_in_plugins_need_what_the_base_gives_and_no_more() {
         call(&node, verb).success();
     }
     Snapshot::take(&node, &[&pod]).unwrap().assert_nothing_is_left();
-    rustix::mount::unmount(&netns, rustix::mount::UnmountFlags::empty()).unwrap();
 }
 
 /// `bridge`, `host-local` and `portmap` of the reference plugins, which have a loader, start iptables and ask for their own
@@ -178,8 +177,7 @@ fn in_the_nodes_root(mounts: &OwnMounts, reference: &Path, given: &[String]) {
         fs::copy(reference.join(name), node.path("cni-bin").join(name)).unwrap();
     }
     let pod = Pod::new("a").unwrap();
-    let netns = node.path("netns");
-    pod.namespace.bind(&netns).unwrap();
+    let netns = pod.namespace.bind(&node.path("netns")).unwrap();
     let root = NodeRoot::mount(mounts, &[]).unwrap();
     node.set("delegation", json!({"exec": ["bridge", "host-local", "portmap"], "root": root.path()}));
     let list = json!({
@@ -197,7 +195,7 @@ fn in_the_nodes_root(mounts: &OwnMounts, reference: &Path, given: &[String]) {
     with_only(set(given), || node.start()).unwrap();
     let outside = node.add_outside().unwrap();
     let call = |verb| {
-        let mut call = node.call(verb, &pod).with("CNI_NETNS", &netns.display().to_string());
+        let mut call = node.call(verb, &pod).with("CNI_NETNS", &netns.path().display().to_string());
         let mut config: Value = serde_json::from_str(&call.stdin).unwrap();
         config["runtimeConfig"] =
             json!({"portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]});
@@ -211,7 +209,6 @@ fn in_the_nodes_root(mounts: &OwnMounts, reference: &Path, given: &[String]) {
     call("CHECK").success();
     call("DEL").success();
     Snapshot::take(&node, &[&pod]).unwrap().assert_nothing_is_left();
-    rustix::mount::unmount(&netns, rustix::mount::UnmountFlags::empty()).unwrap();
 }
 
 /// `iptables` of many nodes is this one; it opens a raw socket to speak to the kernel.

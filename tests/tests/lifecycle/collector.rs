@@ -65,9 +65,9 @@ fn a_sandbox_whose_namespace_is_gone_is_detached_and_a_live_one_is_not() {
 fn without_path(node: &Node) -> Pod {
     let a = Pod::new("a").unwrap();
     let file = node.path("netns-of-a");
-    a.namespace.bind(&file).unwrap();
+    let bound = a.namespace.bind(&file).unwrap();
     node.call("ADD", &a).with("CNI_NETNS", &file.to_string_lossy()).run().success();
-    rustix::mount::unmount(&file, rustix::mount::UnmountFlags::DETACH).unwrap();
+    drop(bound);
     a
 }
 

@@ -2,35 +2,18 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use netattach_tests::manifest::{NAMESPACE, network, pod};
 use netattach_tests::node::executable;
-use netattach_tests::{Node, Pod};
+use netattach_tests::{Bound, Node, Pod};
 use serde_json::json;
 
-/// A pod's namespace under a name in `/run/netns`, until this is dropped.
-struct Named(PathBuf);
-
-impl Named {
-    fn new(pod: &Pod) -> Self {
-        fs::create_dir_all("/run/netns").unwrap();
-        let file =
-            Path::new("/run/netns").join(format!("netattach-test-{}-{}", std::process::id(), pod.name));
-        pod.namespace.bind(&file).unwrap();
-        Self(file)
-    }
-
-    fn name(&self) -> String {
-        self.0.file_name().unwrap().to_string_lossy().into_owned()
-    }
-}
-
-impl Drop for Named {
-    fn drop(&mut self) {
-        let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
-        let _ = fs::remove_file(&self.0);
-    }
+/// A pod's namespace under a name in `/run/netns`.
+fn named(pod: &Pod) -> Bound {
+    fs::create_dir_all("/run/netns").unwrap();
+    let name = format!("netattach-test-{}-{}", std::process::id(), pod.name);
+    pod.namespace.bind(&Path::new("/run/netns").join(name)).unwrap()
 }
 
 #[test]
@@ -39,8 +22,8 @@ fn a_namespace_is_found_in_run_when_the_runtime_names_it_in_var_run() {
     node.plugin("odd", &json!({})).unwrap();
     node.write("odd", &network(NAMESPACE, "odd", &json!({"cniVersion": "1.0.0", "type": "odd"}))).unwrap();
     let a = Pod::new("a").unwrap();
-    let named = Named::new(&a);
-    let asked = format!("/var/run/netns/{}", named.name());
+    let named = named(&a);
+    let asked = format!("/var{}", named.path().display());
     // In the agent's own mounts `/var` is empty.
     let script = node.path("netattachd-in-container");
     let agent = executable("netattachd").unwrap();
@@ -63,6 +46,6 @@ fn a_namespace_is_found_in_run_when_the_runtime_names_it_in_var_run() {
     call("CHECK").success();
     call("DEL").success();
     for call in node.take_calls().unwrap().iter().filter(|call| call["env"]["CNI_COMMAND"] != "VERSION") {
-        assert_eq!(call["env"]["CNI_NETNS"], json!(named.0), "{call:#}");
+        assert_eq!(call["env"]["CNI_NETNS"], json!(named.path()), "{call:#}");
     }
 }

@@ -14,8 +14,7 @@ use netattach_tests::node_root::{NodeRoot, OwnMounts, with_own_mounts};
 use netattach_tests::privilege::with_only;
 use netattach_tests::tools::report_skipped;
 use netattach_tests::traffic::{PATIENCE, eventually};
-use netattach_tests::{Node, Pod};
-use rustix::mount::{UnmountFlags, unmount};
+use netattach_tests::{Bound, Node, Pod};
 use rustix::thread::CapabilitySet;
 use serde_json::{Value, json};
 
@@ -231,12 +230,12 @@ fn eats_memory(test: &str, in_root: Option<&OwnMounts>) {
 
     // An agent with few capabilities opens no namespace by a process that has more.
     let [a, b] = ["a", "b"].map(|name| {
-        let (pod, netns) = (Pod::new(name).unwrap(), scratch.path().join(name));
-        pod.namespace.bind(&netns).unwrap();
+        let pod = Pod::new(name).unwrap();
+        let netns = pod.namespace.bind(&scratch.path().join(name)).unwrap();
         (pod, netns)
     });
-    let call = |node: &Node, verb: &str, (pod, netns): &(Pod, PathBuf)| {
-        node.call(verb, pod).with("CNI_NETNS", &netns.display().to_string()).run()
+    let call = |node: &Node, verb: &str, (pod, netns): &(Pod, Bound)| {
+        node.call(verb, pod).with("CNI_NETNS", &netns.path().display().to_string()).run()
     };
     let (code, message) = call(&node, "ADD", &a).failure();
     let said = "was killed by the kernel: plugins took more than 64 MiB of memory together; see delegation.memoryLimitMiB";
@@ -252,7 +251,4 @@ fn eats_memory(test: &str, in_root: Option<&OwnMounts>) {
     call(&node, "ADD", &a).failure();
     call(&node, "DEL", &b).success();
     node.stop().unwrap();
-    for (_, netns) in [&a, &b] {
-        unmount(netns, UnmountFlags::DETACH).unwrap();
-    }
 }

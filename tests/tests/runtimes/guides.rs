@@ -2,7 +2,9 @@
 //!
 //! What of a guide needs a kernel that this machine may lack is run by the suite `policy`, in a virtual machine.
 
-use std::path::PathBuf;
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use netattach_tests::guide::{self, BUSYBOX, Machine, Page, Tools};
 use netattach_tests::tools;
@@ -21,6 +23,21 @@ const TROUBLESHOOTING: Page =
 const REMOVE: Page = Page { path: "docs/remove.md", text: include_str!("../../../docs/remove.md") };
 const UPGRADE: Page = Page { path: "docs/upgrade.md", text: include_str!("../../../docs/upgrade.md") };
 const POLICIES: Page = Page { path: "docs/policies.md", text: include_str!("../../../docs/policies.md") };
+
+/// All that have commands.
+const PAGES: [Page; 11] = [
+    README,
+    QUICK_START,
+    INSTALL,
+    RUNTIMES,
+    NETWORKS,
+    POLICIES,
+    FAQ,
+    MIGRATE,
+    UPGRADE,
+    TROUBLESHOOTING,
+    REMOVE,
+];
 
 /// Where busybox is; `None` when it is missing.
 fn image(test: &str) -> Option<PathBuf> {
@@ -62,20 +79,7 @@ fn policies_are_as_the_guide_says_and_so_are_the_answers_to_questions() {
 /// of the removal, and the page on installing, which has none.
 #[test]
 fn every_part_of_a_page_is_run_by_a_test() {
-    let pages = [
-        README,
-        QUICK_START,
-        INSTALL,
-        RUNTIMES,
-        NETWORKS,
-        POLICIES,
-        FAQ,
-        MIGRATE,
-        UPGRADE,
-        TROUBLESHOOTING,
-        REMOVE,
-    ];
-    let parts: Vec<String> = pages.into_iter().flat_map(Page::parts).collect();
+    let parts: Vec<String> = PAGES.into_iter().flat_map(Page::parts).collect();
     let of_upgrade = ["upgrade", "way-back"];
     let of_cluster = [
         "describe",
@@ -88,4 +92,22 @@ fn every_part_of_a_page_is_run_by_a_test() {
         "old-pods",
     ];
     assert_eq!(parts, [&["cluster", "node", "ipvlan"][..], &of_upgrade, &of_cluster].concat());
+}
+
+/// A page that is none of these would be run by nobody.
+#[test]
+fn every_page_that_has_commands_is_one_of_these() {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let is_run = |line: &str| ["```sh", "```console"].iter().any(|fence| line.starts_with(fence));
+    let mut found = BTreeSet::new();
+    for directory in ["", "docs"] {
+        for entry in fs::read_dir(top.join(directory)).unwrap() {
+            let path = Path::new(directory).join(entry.unwrap().file_name());
+            let is_page = path.extension().is_some_and(|extension| extension == "md");
+            if is_page && fs::read_to_string(top.join(&path)).unwrap().lines().any(is_run) {
+                found.insert(path.to_str().unwrap().to_owned());
+            }
+        }
+    }
+    assert_eq!(found, BTreeSet::from(PAGES.map(|page| page.path.to_owned())));
 }

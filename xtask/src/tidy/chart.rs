@@ -11,7 +11,7 @@ const WHY: &str =
 
 /// Keywords and functions of Go's text/template, functions of sprig, and of helm those that
 /// `xtask/src/setup/helm-renderer.go` has as well.
-const ALLOWED: [&str; 42] = [
+const ALLOWED: [&str; 44] = [
     "if",
     "else",
     "end",
@@ -38,10 +38,12 @@ const ALLOWED: [&str; 42] = [
     "toYaml",
     "tpl",
     "fail",
+    "append",
     "clean",
     "deepCopy",
     "default",
     "dict",
+    "dir",
     "get",
     "hasKey",
     "hasPrefix",

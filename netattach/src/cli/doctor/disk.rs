@@ -19,9 +19,13 @@ pub(super) fn check(settings: &Settings, pools: &[Pool]) -> Check {
     let set = &settings.cni_conf.dir;
     let cni_conf = (!set.as_os_str().is_empty()).then(|| ("cniConf.dir", set.clone()));
     let state = [("stateDir", settings.state_dir.clone()), ("runDir", settings.run_dir.clone())];
-    let cache = ("delegation.cacheDir", settings.delegation.cache_dir.clone());
+    let of_plugins = [
+        ("delegation.cacheDir", settings.delegation.cache_dir.clone()),
+        ("deviceInfoDir", settings.device_info_dir.clone()),
+    ];
     let pools = pools.iter().map(|pool| ("ipam.dataDir", pool.path()));
-    let all: Vec<(&str, PathBuf)> = state.into_iter().chain([cache]).chain(cni_conf).chain(pools).collect();
+    let all: Vec<(&str, PathBuf)> =
+        state.into_iter().chain(of_plugins).chain(cni_conf).chain(pools).collect();
     let problems: Vec<String> = all
         .iter()
         .filter_map(|(key, path)| Some(format!("{} ({key}) {}", path.display(), problem(path)?)))
