@@ -43,7 +43,7 @@ const UPGRADES: &str = "upgrade::";
 const BY_TCX: [(&str, &str); 3] = [("policy", "policy_live::"), ("lifecycle", "restart::"), ("cni", "gc::")];
 
 /// Suites that mostly wait, for looks, deadlines and what others do: more of their tests go on at once than there are
-/// processors. Those of the others measure, or use all processors.
+/// processors. Some of the others measure, or use all processors.
 const WAITING: [&str; 4] = ["api", "cni", "lifecycle", "plugins"];
 /// How many for each processor: together they take less than one.
 const AT_ONCE: usize = 3;
@@ -52,6 +52,9 @@ const CLUSTER: &str = "cluster";
 /// How many more of its tests go on at once than there are processors: starting a cluster takes seconds of one, and the minute or
 /// two after that a fifth.
 const CLUSTERS_MORE: usize = 1;
+/// How many more of the tests of all other suites: what measures bears to wait for a processor for a while, and most of `policy`,
+/// which takes the longest, waits for an agent or for packets that do not arrive.
+const OTHERS_MORE: usize = 1;
 
 /// What a run covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -285,7 +288,7 @@ fn live_tests(cluster: Building, testing: Testing, stages: &mut Stages) -> Count
         let others: Vec<&str> =
             suites.iter().map(String::as_str).filter(|suite| !first.contains(suite)).collect();
         let selection = selected(["--lib", "--bins"].into_iter().chain(of_suites(&others)));
-        tests(Tally::telling(others_begun), &selection, &[], &variables(), stages)
+        tests(Tally::telling(others_begun), &selection, &[], &told(processors + OTHERS_MORE), stages)
     };
     total += stages.tried("other tests", others).unwrap_or_default();
     let documentation = |stages: &mut Stages| {
