@@ -95,6 +95,11 @@ fn compile(progress: &Progress, flavour: Flavour) -> anyhow::Result<PathBuf> {
         // The caller's wrapper may refuse a second compiler.
         .env_remove("RUSTC_WRAPPER")
         .env_remove("RUSTC_WORKSPACE_WRAPPER");
+    let mut cargo = match flavour {
+        Flavour::Normal => cargo,
+        // Tests run meanwhile.
+        Flavour::Log => child::nice(cargo),
+    };
     child::run(&mut cargo, progress).context("compile the BPF programs")?;
     Ok(tree::bpf_target_dir().join(TARGET).join("bpf").join(PACKAGE))
 }

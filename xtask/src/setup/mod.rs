@@ -71,10 +71,26 @@ pub fn upgrades() -> anyhow::Result<()> {
 /// # Errors
 /// The first step that cannot be completed, with advice.
 pub fn run(scope: Scope) -> anyhow::Result<()> {
+    compilers()?;
+    rest(scope)
+}
+
+/// Installs what the BPF object is built with: the first part of [`run`].
+///
+/// # Errors
+/// As [`run`].
+pub fn compilers() -> anyhow::Result<()> {
     progress::heading("setup");
     progress::step("static C library", tools::ensure_static_libc)?;
     progress::step("BPF compiler", bpf_toolchain::ensure_compiler)?;
-    progress::step("BPF linker", bpf_toolchain::ensure_linker)?;
+    progress::step("BPF linker", bpf_toolchain::ensure_linker)
+}
+
+/// Installs the others: the second part of [`run`].
+///
+/// # Errors
+/// As [`run`].
+pub fn rest(scope: Scope) -> anyhow::Result<()> {
     progress::step("bpftool", tools::ensure_bpftool)?;
     let network = [("ip", "iproute2"), ("ping", "iputils-ping")];
     progress::step("ip, ping", |progress| tools::ensure_programs(&network, progress))?;

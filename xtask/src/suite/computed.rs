@@ -1,26 +1,167 @@
-//! What takes processors and measures no time: done beside the live tests, at the lowest priority where there is the program for
-//! that, so that it has what they leave.
+//! What takes processors and measures no time: done beside the live tests, so that it has what they leave.
+//!
+//! Cargo lets one at a time compile into a directory. Tests are run through cargo, which takes the directory for a moment before
+//! the first of them: what is compiled into the same one waits until tests of minutes have begun, so that cargo never has to
+//! wait. What is compiled into directories of its own goes on aside from that, at the lowest priority where there is the program
+//! for it.
 
-use super::{Count, Stages, Tally, watched};
+use std::sync::mpsc::{self, Receiver, Sender};
+
+use anyhow::ensure;
+
+use super::{Count, FEATURES, Stages, Tally, beside, compile, first_suites, of_suites, selected, watched};
+use crate::ebpf::{self, Flavour};
 use crate::{child, fuzz, progress, tidy};
 
 /// Fuzzing time for all targets together.
 const FUZZ_SECONDS: u32 = 60;
 
-/// All of it, one after another; `strict`: what only the gate does, too. Everything that the tests run has been compiled: cargo
-/// lets one at a time compile into a directory, and nobody is to wait for this.
+/// What is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Work {
+    /// The suites that are run first are compiled. No test begins before that, and nothing else here.
+    FirstTests,
+    /// The BPF object is built whose stages log: one of the other tests takes it.
+    LoggingObject,
+    /// All other tests are compiled, while those with a cluster run.
+    OtherTests,
+    /// What threads share is compiled with a model checker, and run under it, while the other tests run.
+    Model,
+    /// The fuzz targets are compiled.
+    FuzzTargets,
+    /// Clippy.
+    Lints,
+}
+
+/// What waits for tests, and they for it.
+const IN_TURN: [Work; 3] = [Work::LoggingObject, Work::OtherTests, Work::Model];
+/// What goes on aside from that, in the gate.
+const ASIDE: [Work; 2] = [Work::FuzzTargets, Work::Lints];
+
+impl Work {
+    /// What the table of the run calls it.
+    fn stage(self) -> &'static str {
+        match self {
+            Self::FirstTests => "compile the tests that come first",
+            Self::LoggingObject => "BPF object that logs",
+            Self::FuzzTargets => "compile fuzz targets",
+            Self::OtherTests => "compile the other tests",
+            Self::Model => "tests under a model checker",
+            Self::Lints => "lints",
+        }
+    }
+}
+
+/// For whoever computes: what the tests are told, and what is waited for.
+pub(super) struct Computing {
+    first_compiled: Sender<bool>,
+    others_compiled: Sender<bool>,
+    cluster_begun: Receiver<()>,
+    others_begun: Receiver<()>,
+}
+
+/// For whoever tests.
+pub(super) struct Testing {
+    /// Told when the tests that come first are compiled, or cannot be.
+    pub(super) first_compiled: Receiver<bool>,
+    /// Told when the others are, or cannot be.
+    pub(super) others_compiled: Receiver<bool>,
+    /// To be told, or dropped, when those with a cluster run.
+    pub(super) cluster_begun: Sender<()>,
+    /// To be told, or dropped, when the others run.
+    pub(super) others_begun: Sender<()>,
+}
+
+/// Both ends.
+pub(super) fn turns() -> (Computing, Testing) {
+    let (first, first_compiled) = mpsc::channel();
+    let (others, others_compiled) = mpsc::channel();
+    let (cluster_begun, cluster) = mpsc::channel();
+    let (others_begun, begun) = mpsc::channel();
+    let computing = Computing {
+        first_compiled: first,
+        others_compiled: others,
+        cluster_begun: cluster,
+        others_begun: begun,
+    };
+    (computing, Testing { first_compiled, others_compiled, cluster_begun, others_begun })
+}
+
+/// Waits until tests are compiled.
+///
+/// # Errors
+/// They could not be: the stage that compiles them has said why.
+pub(super) fn compiled(tests: &Receiver<bool>) -> anyhow::Result<()> {
+    ensure!(tests.recv() == Ok(true), "they were not compiled");
+    Ok(())
+}
+
+impl Computing {
+    /// Waits for what has to have begun. Where it will not begin any more, nobody is in the way.
+    fn wait_before(&self, work: Work) {
+        let _ = match work {
+            Work::OtherTests => self.cluster_begun.recv(),
+            Work::Model => self.others_begun.recv(),
+            Work::FirstTests | Work::LoggingObject | Work::FuzzTargets | Work::Lints => return,
+        };
+    }
+
+    /// Tells whoever waits for it how it went. Nobody is there where the executables could not be built.
+    fn tell(&self, work: Work, well: bool) {
+        let _ = match work {
+            Work::FirstTests => self.first_compiled.send(well),
+            Work::OtherTests => self.others_compiled.send(well),
+            Work::LoggingObject | Work::FuzzTargets | Work::Model | Work::Lints => return,
+        };
+    }
+}
+
+/// All of it, by `work`; `strict`: what only the gate does, too. What fails is kept with the stages, and the rest is done
+/// nevertheless.
+pub(super) fn beside_tests(
+    strict: bool,
+    turns: &Computing,
+    stages: &mut Stages,
+    work: impl Fn(Work) -> anyhow::Result<Count> + Sync,
+) -> Count {
+    let done = |next: Work, stages: &mut Stages| stages.tried(next.stage(), |_| work(next));
+    let in_turn = |next: Work, stages: &mut Stages| {
+        turns.wait_before(next);
+        let done = done(next, stages);
+        turns.tell(next, done.is_some());
+        done.unwrap_or_default()
+    };
+    let mut total = in_turn(Work::FirstTests, stages);
+    let aside = |stages: &mut Stages| {
+        let mut total = Count::default();
+        for next in ASIDE.into_iter().filter(|_| strict) {
+            total += done(next, stages).unwrap_or_default();
+        }
+        total
+    };
+    let others = |stages: &mut Stages| IN_TURN.map(|next| in_turn(next, stages));
+    let (aside, others) = beside(stages, aside, others);
+    others.into_iter().chain(aside).for_each(|count| total += count);
+    total
+}
+
+/// Does it.
 ///
 /// # Errors
 /// What cannot be compiled, or what the lints found. A failed test is counted.
-pub(super) fn beside_tests(strict: bool, stages: &mut Stages) -> anyhow::Result<Count> {
-    if strict {
-        stages.timed("lints", |_| tidy::run(&[tidy::Part::Lints], None))?;
+pub(super) fn work(work: Work) -> anyhow::Result<Count> {
+    let no_tests = |()| Count::default();
+    match work {
+        Work::FirstTests => {
+            progress::heading("test");
+            compile(&selected(of_suites(&first_suites()))).map(no_tests)
+        }
+        Work::LoggingObject => ebpf::build(Flavour::Log).map(no_tests),
+        Work::FuzzTargets => fuzz::compile_idly().map(no_tests),
+        Work::OtherTests => compile(&["--workspace", "--features", FEATURES]).map(no_tests),
+        Work::Model => orders(),
+        Work::Lints => tidy::run(&[tidy::Part::Lints], None).map(no_tests),
     }
-    let total = stages.timed("tests under a model checker", |_| orders())?;
-    if strict {
-        stages.timed("compile fuzz targets", |_| fuzz::compile_idly())?;
-    }
-    Ok(total)
 }
 
 /// Every fuzz target for some seconds. Not at the lowest priority: an input may take a time of the clock.
@@ -34,9 +175,102 @@ pub(super) fn fuzz() -> anyhow::Result<Count> {
 
 /// What threads share, in many orders of their steps. These are no live tests: what fails is not tried again.
 fn orders() -> anyhow::Result<Count> {
+    const SELECTION: [&str; 5] = ["--package", "netattach", "--features", "model", "--lib"];
     progress::heading("test what threads share, under a model checker");
+    // Not at the lowest priority: cargo wants the directory again for tests that come later.
+    compile(&SELECTION)?;
     let mut cargo = child::cargo();
-    cargo.args(["test", "--package", "netattach", "--features", "model", "--lib", "--color", "never"]);
-    cargo.args(["--", "model::"]);
+    cargo.arg("test").args(SELECTION).args(["--color", "never", "--", "model::"]);
     Ok(watched(&mut child::idle(cargo), Tally::default())?.total())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+    use std::thread;
+
+    use super::*;
+
+    const TESTED: Count = Count { passed: 1, unsteady: 0, failed: 0, skipped: 0 };
+
+    /// Computes where each of `failing` fails; returns the sum and the names of what failed.
+    fn compute(
+        strict: bool,
+        turns: &Computing,
+        failing: &[Work],
+        note: impl Fn(Work) + Sync,
+    ) -> (Count, Vec<String>) {
+        let mut stages = Stages::new();
+        let total = beside_tests(strict, turns, &mut stages, |next| {
+            note(next);
+            ensure!(!failing.contains(&next), "{next:?}");
+            Ok(TESTED)
+        });
+        (total, stages.failed().into_iter().map(str::to_owned).collect())
+    }
+
+    #[test]
+    fn what_is_compiled_beside_tests_waits_until_they_have_begun() {
+        let (computing, testing) = turns();
+        let log = Mutex::new(Vec::new());
+        let note = |what: String| log.lock().unwrap().push(what);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                // Moved, so that it is dropped when this thread ends.
+                let Testing { first_compiled, others_compiled, cluster_begun, others_begun } = testing;
+                compiled(&first_compiled).unwrap();
+                note("cluster".to_owned());
+                cluster_begun.send(()).unwrap();
+                compiled(&others_compiled).unwrap();
+                note("others".to_owned());
+                others_begun.send(()).unwrap();
+            });
+            let (total, failed) = compute(true, &computing, &[], |work| note(format!("{work:?}")));
+            assert_eq!((total.passed, failed), (6, Vec::new()));
+        });
+        let log = log.into_inner().unwrap();
+        let at = |what: &str| log.iter().position(|it| it == what).unwrap();
+        assert!(at("FirstTests") < at("cluster") && at("cluster") < at("OtherTests"), "{log:?}");
+        assert!(at("OtherTests") < at("others") && at("others") < at("Model"), "{log:?}");
+        assert!(at("FirstTests") < at("LoggingObject") && at("LoggingObject") < at("OtherTests"), "{log:?}");
+        assert!(at("FirstTests") < at("FuzzTargets") && at("FuzzTargets") < at("Lints"), "{log:?}");
+        assert_eq!(log.len(), 8, "{log:?}");
+    }
+
+    #[test]
+    fn what_fails_keeps_nothing_from_being_done() {
+        let failing = [Work::LoggingObject, Work::FuzzTargets, Work::Lints];
+        let (computing, testing) = turns();
+        testing.cluster_begun.send(()).unwrap();
+        testing.others_begun.send(()).unwrap();
+        let (total, failed) = compute(true, &computing, &failing, |_| ());
+        assert_eq!(total.passed, 3);
+        assert_eq!(failed, ["BPF object that logs", "compile fuzz targets", "lints"]);
+        assert!(compiled(&testing.first_compiled).is_ok());
+        assert!(compiled(&testing.others_compiled).is_ok());
+    }
+
+    #[test]
+    fn nobody_waits_for_what_cannot_be_compiled() {
+        let (computing, testing) = turns();
+        drop((testing.cluster_begun, testing.others_begun));
+        let failing = [Work::FirstTests, Work::OtherTests];
+        let (total, failed) = compute(true, &computing, &failing, |_| ());
+        assert_eq!(total.passed, 4);
+        assert_eq!(failed, ["compile the tests that come first", "compile the other tests"]);
+        for tests in [testing.first_compiled, testing.others_compiled] {
+            assert_eq!(compiled(&tests).unwrap_err().to_string(), "they were not compiled");
+        }
+    }
+
+    #[test]
+    fn tests_that_have_ended_early_are_not_waited_for_and_outside_of_the_gate_there_is_less() {
+        let (computing, testing) = turns();
+        drop(testing);
+        let log = Mutex::new(Vec::new());
+        let (total, failed) = compute(false, &computing, &[], |work| log.lock().unwrap().push(work));
+        assert_eq!((total.passed, failed), (4, Vec::new()));
+        let expected = [Work::FirstTests, Work::LoggingObject, Work::OtherTests, Work::Model];
+        assert_eq!(log.into_inner().unwrap(), expected);
+    }
 }

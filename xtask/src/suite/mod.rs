@@ -4,7 +4,7 @@
 //! built as that user, and only the test executables run through sudo.
 //!
 //! `tally` reads what test executables print, `again` runs what failed once more, alone; `computed` is what goes on beside the
-//! live tests; `stages` are what the time went to.
+//! live tests; `stages` are what the time went to, and what failed: no stage keeps those from running that do not need it.
 
 mod again;
 mod computed;
@@ -16,11 +16,11 @@ use std::env;
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::mpsc;
 use std::thread;
 
 use anyhow::{Context, anyhow, bail};
 
+use self::computed::Testing;
 pub use self::tally::Count;
 use self::tally::SKIPPED;
 pub(crate) use self::{
@@ -43,7 +43,7 @@ const UPGRADES: &str = "upgrade::";
 const BY_TCX: [(&str, &str); 3] = [("policy", "policy_live::"), ("lifecycle", "restart::"), ("cni", "gc::")];
 
 /// Suites that mostly wait, for looks, deadlines and what others do: more of their tests go on at once than there are
-/// processors. Those of the others measure, or use all processors.
+/// processors. Some of the others measure, or use all processors.
 const WAITING: [&str; 4] = ["api", "cni", "lifecycle", "plugins"];
 /// How many for each processor: together they take less than one.
 const AT_ONCE: usize = 3;
@@ -52,6 +52,9 @@ const CLUSTER: &str = "cluster";
 /// How many more of its tests go on at once than there are processors: starting a cluster takes seconds of one, and the minute or
 /// two after that a fifth.
 const CLUSTERS_MORE: usize = 1;
+/// How many more of the tests of all other suites: what measures bears to wait for a processor for a while, and most of `policy`,
+/// which takes the longest, waits for an agent or for packets that do not arrive.
+const OTHERS_MORE: usize = 1;
 
 /// What a run covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,78 +65,107 @@ pub enum Extent {
     Gate,
 }
 
-/// Sets up, builds, tests; then prints what the time went to. The last line on standard output is the sum.
+/// Sets up, builds, tests; then prints what the time went to, and every stage that failed. The last line on standard output is
+/// the sum.
 ///
 /// # Errors
-/// Anything that could not be prepared, or that some test failed.
+/// Some stage failed, or some test.
 pub fn run(extent: Extent) -> anyhow::Result<()> {
     let mut stages = Stages::new();
-    let outcome = everything(extent, &mut stages);
+    let total = everything(extent, &mut stages);
     progress::line(&format!("\n{}", stages.table()));
     progress::line(&format!("not in this run: {} (cargo xtask nightly)", nightly::names()));
-    let total = outcome?;
-    progress::line(&total.to_string());
-    if !is_success(total) {
-        bail!("tests failed");
+    for failure in stages.failures() {
+        progress::line(&tree::without_local_paths(&format!("failed: {failure}")));
     }
-    Ok(())
+    progress::line(&total.to_string());
+    verdict(&stages.failed(), total)
 }
 
-fn everything(extent: Extent, stages: &mut Stages) -> anyhow::Result<Count> {
+/// What came of it.
+fn verdict(failed: &[&str], total: Count) -> anyhow::Result<()> {
+    match (failed, is_success(total)) {
+        ([], true) => Ok(()),
+        ([], false) => bail!("tests failed"),
+        (stages, true) => bail!("these stages failed: {}", stages.join(", ")),
+        (stages, false) => bail!("tests failed, and these stages: {}", stages.join(", ")),
+    }
+}
+
+fn everything(extent: Extent, stages: &mut Stages) -> Count {
     let strict = extent == Extent::Gate;
-    stages.timed("set-up", |_| setup::run(if strict { Scope::Gate } else { Scope::Testing }))?;
-    let cluster = Building::start(strict);
-    stages.timed("BPF object", |_| ebpf::build(Flavour::Normal))?;
-    let (compiled, is_compiled) = mpsc::channel();
-    // What needs the processors and no executable, one after another: compiling at first, and then at the lowest priority what
-    // measures no time. The tests leave it half of the processors' time, as most of them wait for something.
-    let computed = move |stages: &mut Stages| {
+    let Some(cluster) = prepared(strict, stages) else { return Count::default() };
+    let (computing, testing) = computed::turns();
+    let computed =
+        move |stages: &mut Stages| computed::beside_tests(strict, &computing, stages, computed::work);
+    let live = |stages: &mut Stages| live(strict, cluster, testing, stages);
+    let (computed, mut total) = beside(stages, computed, live);
+    total += computed.unwrap_or_default();
+    total
+}
+
+/// Sets up, and meanwhile builds the BPF object, by what is set up first. `None`: without these there is nothing to test.
+fn prepared(strict: bool, stages: &mut Stages) -> Option<Building> {
+    stages.tried("set-up of what compiles BPF", |_| setup::compilers())?;
+    let rest = |stages: &mut Stages| {
+        let scope = if strict { Scope::Gate } else { Scope::Testing };
+        stages.tried("set-up of the rest", |_| setup::rest(scope))?;
+        let cluster = Building::start(strict);
         if strict {
-            stages.timed("tidy", |_| tidy::run(&tidy::quick(), None))?;
+            stages.tried("tidy", |_| tidy::run(&tidy::quick(), None));
         }
-        progress::heading("test");
-        stages.timed("compile tests", |_| compile(&["--workspace", "--features", FEATURES]))?;
-        stages.timed("BPF object that logs", |_| ebpf::build(Flavour::Log))?;
-        // Nobody is there to be told when the executables could not be built.
-        let _ = compiled.send(());
-        computed::beside_tests(strict, stages)
+        Some(cluster)
     };
-    // In its end this optimises with a thread for each executable, the last of them alone, while the other can use all
+    let object = |stages: &mut Stages| stages.tried("BPF object", |_| ebpf::build(Flavour::Normal));
+    let (cluster, object) = beside(stages, rest, object);
+    object?;
+    cluster.flatten()
+}
+
+/// The executables, and what they are tested by.
+fn live(strict: bool, cluster: Building, testing: Testing, stages: &mut Stages) -> Count {
+    // In its end this optimises with a thread for each executable, the last of them alone, while what compiles tests can use all
     // processors: it comes first.
-    let live = |stages: &mut Stages| {
-        stages.timed("executables", |_| dist::build())?;
-        stages.timed("image", |_| release::image_of_built())?;
-        let compiled = |_: &mut Stages| is_compiled.recv().context("the tests were not compiled");
-        stages.timed("compile tests, when executables were built", compiled)?;
-        live_tests(cluster, stages)
-    };
-    let (mut total, tested) = beside(stages, computed, live)?;
-    total += tested;
-    total += around_machines(strict, stages)?;
-    Ok(total)
+    if stages.tried("executables", |_| dist::build()).is_none() {
+        return Count::default();
+    }
+    // An image that weighs too much is there nevertheless.
+    stages.tried("image", |_| release::image_of_built());
+    let compiled = |_: &mut Stages| computed::compiled(&testing.first_compiled);
+    if stages.tried("compile the tests that come first, when executables were built", compiled).is_none() {
+        return Count::default();
+    }
+    let mut total = live_tests(cluster, testing, stages);
+    total += around_machines(strict, stages);
+    total
 }
 
 /// What is left when nothing measures time any more: the virtual machines, each with one processor's work, the soak and fuzzing.
-fn around_machines(strict: bool, stages: &mut Stages) -> anyhow::Result<Count> {
-    let soak = soak::Beside::start()?;
-    let packed = stages.timed("files of virtual machines", |_| vm::pack())?;
-    let machines = |stages: &mut Stages| stages.timed("tests in virtual machines", |_| vm::tests(packed));
-    let fuzzed = |stages: &mut Stages| match strict {
-        true => stages.timed("fuzz", |_| computed::fuzz()),
-        false => Ok(Count::default()),
+fn around_machines(strict: bool, stages: &mut Stages) -> Count {
+    let soak = soak::Beside::start();
+    let packed = stages.tried("files of virtual machines", |_| vm::pack());
+    let machines = |stages: &mut Stages| {
+        packed.and_then(|packed| stages.tried("tests in virtual machines", |_| vm::tests(packed)))
     };
-    let (mut total, fuzzed) = beside(stages, machines, fuzzed)?;
-    total += fuzzed;
-    total += stages.timed("soak, when all these had ended", |_| soak.wait())?;
-    Ok(total)
+    let fuzzed = |stages: &mut Stages| match strict {
+        true => stages.tried("fuzz", |_| computed::fuzz()),
+        false => None,
+    };
+    let (machines, fuzzed) = beside(stages, machines, fuzzed);
+    let soaked = stages.tried("soak, when all these had ended", |_| soak?.wait());
+    let mut total = Count::default();
+    for count in [machines.flatten(), fuzzed, soaked] {
+        total += count.unwrap_or_default();
+    }
+    total
 }
 
-/// Does two kinds of work beside each other.
+/// Does two kinds of work beside each other. What came of the first is `None` if its thread panicked, which is a failed stage.
 fn beside<A: Send, B>(
     stages: &mut Stages,
-    one: impl FnOnce(&mut Stages) -> anyhow::Result<A> + Send,
-    other: impl FnOnce(&mut Stages) -> anyhow::Result<B>,
-) -> anyhow::Result<(A, B)> {
+    one: impl FnOnce(&mut Stages) -> A + Send,
+    other: impl FnOnce(&mut Stages) -> B,
+) -> (Option<A>, B) {
     let (one, other) = thread::scope(|scope| {
         let one = scope.spawn(|| {
             let mut stages = Stages::new();
@@ -143,17 +175,12 @@ fn beside<A: Send, B>(
         let other = other(stages);
         (one.join(), other)
     });
-    let (one, of_one) = one.map_err(|_| anyhow!("a thread of the run panicked"))?;
+    let Ok((one, of_one)) = one else {
+        stages.fail("a thread of the run", anyhow!("it panicked"));
+        return (None, other);
+    };
     stages.extend(of_one);
-    // An error of the one is not to hide that of the other.
-    match (one, other) {
-        (Ok(one), Ok(other)) => Ok((one, other)),
-        (Err(one), Err(other)) => {
-            progress::failure(&one);
-            Err(other)
-        }
-        (Err(error), _) | (_, Err(error)) => Err(error),
-    }
+    (Some(one), other)
 }
 
 /// The unit tests alone, which need neither set-up nor root: the short loop.
@@ -189,7 +216,7 @@ pub fn longer() -> anyhow::Result<()> {
     cluster.wait()?;
     let (name, value) = nightly::VARIABLE;
     let told: Vec<_> = variables().into_iter().chain([(name, PathBuf::from(value))]).collect();
-    let mut total = tests(&selection, &[], &told, &mut Stages::new())?;
+    let mut total = tests(Tally::default(), &selection, &[], &told, &mut Stages::new())?;
     total += vm::longer()?;
     progress::line(&total.to_string());
     if !is_success(total) {
@@ -215,7 +242,7 @@ pub fn upgrade() -> anyhow::Result<()> {
     cluster.wait()?;
     // A test that finds nothing to be upgraded is to fail.
     let told: Vec<_> = variables().into_iter().chain([("CI", PathBuf::from("true"))]).collect();
-    let total = tests(&selection, &[UPGRADES], &told, &mut Stages::new())?;
+    let total = tests(Tally::default(), &selection, &[UPGRADES], &told, &mut Stages::new())?;
     progress::line(&total.to_string());
     if !is_success(total) {
         bail!("tests failed");
@@ -225,39 +252,61 @@ pub fn upgrade() -> anyhow::Result<()> {
 
 /// All tests of this machine: those that mostly wait; those with a cluster, whose programs have been built by then; the others,
 /// some of which measure, when what goes on beside them has mostly ended; what documentation shows; and some once more.
-fn live_tests(cluster: Building, stages: &mut Stages) -> anyhow::Result<Count> {
-    let (clustered, others): (Vec<_>, Vec<_>) =
-        tree::suites()?.into_iter().partition(|suite| suite == CLUSTER);
-    let (waiting, others): (Vec<_>, Vec<_>) =
-        others.into_iter().partition(|suite| WAITING.contains(&suite.as_str()));
+fn live_tests(cluster: Building, testing: Testing, stages: &mut Stages) -> Count {
+    let Testing { others_compiled, cluster_begun, others_begun, .. } = testing;
     let told = |at_once: usize| {
         let threads = ("RUST_TEST_THREADS", PathBuf::from(at_once.to_string()));
         variables().into_iter().chain([threads]).collect::<Vec<_>>()
     };
     let processors = thread::available_parallelism().map_or(1, usize::from);
+    let mut total = Count::default();
 
-    let at_once = told(AT_ONCE * processors);
-    let mut total = stages.timed("tests that mostly wait", |stages| {
-        tests(&selected(of_suites(&waiting)), &[], &at_once, stages)
-    })?;
-    stages.timed("Kubernetes, when these had ended", |_| cluster.wait())?;
-    let at_once = told(processors + CLUSTERS_MORE);
-    total += stages.timed("tests with a cluster", |stages| {
-        tests(&selected(of_suites(&clustered)), &[], &at_once, stages)
-    })?;
-    total += stages.timed("other tests", |stages| {
-        let others = selected(["--lib", "--bins"].into_iter().chain(of_suites(&others)));
-        let mut total = tests(&others, &[], &variables(), stages)?;
-        total += tests(&selected(["--doc"].into_iter()), &[], &variables(), stages)?;
-        Ok(total)
-    })?;
-    total += stages.timed("tests by tcx", by_tcx)?;
-    Ok(total)
+    let waiting = |stages: &mut Stages| {
+        let at_once = told(AT_ONCE * processors);
+        tests(Tally::default(), &selected(of_suites(&WAITING)), &[], &at_once, stages)
+    };
+    total += stages.tried("tests that mostly wait", waiting).unwrap_or_default();
+    match stages.tried("Kubernetes, when these had ended", |_| cluster.wait()) {
+        Some(()) => {
+            let clustered = |stages: &mut Stages| {
+                let at_once = told(processors + CLUSTERS_MORE);
+                let selection = selected(of_suites(&[CLUSTER]));
+                tests(Tally::telling(cluster_begun), &selection, &[], &at_once, stages)
+            };
+            total += stages.tried("tests with a cluster", clustered).unwrap_or_default();
+        }
+        // What is to wait for them does not.
+        None => drop(cluster_begun),
+    }
+    let compiled = |_: &mut Stages| computed::compiled(&others_compiled);
+    if stages.tried("compile the other tests, when these had ended", compiled).is_none() {
+        return total;
+    }
+    let others = |stages: &mut Stages| {
+        let suites = tree::suites()?;
+        let first = first_suites();
+        let others: Vec<&str> =
+            suites.iter().map(String::as_str).filter(|suite| !first.contains(suite)).collect();
+        let selection = selected(["--lib", "--bins"].into_iter().chain(of_suites(&others)));
+        tests(Tally::telling(others_begun), &selection, &[], &told(processors + OTHERS_MORE), stages)
+    };
+    total += stages.tried("other tests", others).unwrap_or_default();
+    let documentation = |stages: &mut Stages| {
+        tests(Tally::default(), &selected(["--doc"].into_iter()), &[], &variables(), stages)
+    };
+    total += stages.tried("documentation", documentation).unwrap_or_default();
+    total += stages.tried("tests by tcx", by_tcx).unwrap_or_default();
+    total
+}
+
+/// The suites that are run first, and compiled first.
+fn first_suites() -> Vec<&'static str> {
+    WAITING.into_iter().chain([CLUSTER]).collect()
 }
 
 /// Suites, as cargo takes them.
-fn of_suites(suites: &[String]) -> impl Iterator<Item = &str> {
-    suites.iter().flat_map(|suite| ["--test", suite.as_str()])
+fn of_suites<'s>(suites: &'s [&'s str]) -> impl Iterator<Item = &'s str> {
+    suites.iter().flat_map(|suite| ["--test", *suite])
 }
 
 /// Of the whole workspace: another selection has other features, and is compiled anew.
@@ -282,12 +331,14 @@ fn by_tcx(stages: &mut Stages) -> anyhow::Result<Count> {
     let executables = executables.into_iter().flat_map(|name| ["--test", name]);
     let selection: Vec<&str> = ["--package", "netattach-tests"].into_iter().chain(executables).collect();
     let tcx = ("NETATTACH_ATTACH", PathBuf::from("tcx"));
-    tests(&selection, &modules, &variables().into_iter().chain([tcx]).collect::<Vec<_>>(), stages)
+    let told: Vec<_> = variables().into_iter().chain([tcx]).collect();
+    tests(Tally::default(), &selection, &modules, &told, stages)
 }
 
 /// Runs the tests of a selection of executables, those with one of `names` in theirs or all, and then each live test that
-/// failed once more, alone.
+/// failed once more, alone. `tally` has read nothing yet.
 fn tests(
+    tally: Tally,
     selection: &[&str],
     names: &[&str],
     variables: &[(&str, PathBuf)],
@@ -307,7 +358,7 @@ fn tests(
     let left_out =
         [ONLY_IN_GUESTS, UPGRADES].into_iter().chain(at_night).filter(|name| !names.contains(name));
     cargo.arg("--").args(left_out.flat_map(|name| ["--skip", name])).args(names);
-    let tally = watched(&mut cargo, Tally::default())?;
+    let tally = watched(&mut cargo, tally)?;
     tally.times().iter().for_each(|(name, took)| stages.part(name, *took));
     settle(&tally, |Failure { executable, path, test }| {
         // Not through cargo, which may take it for another selection and build it anew.
@@ -417,4 +468,44 @@ pub(crate) fn runner(variables: &[(&str, PathBuf)]) -> anyhow::Result<Vec<String
     let kept = kept.iter().filter_map(|name| Some(format!("{name}={}", env::var(name).ok()?)));
     let told = variables.iter().map(|(name, path)| format!("{name}={}", path.display()));
     Ok(["sudo", "-n", "--", "env"].map(str::to_owned).into_iter().chain(kept).chain(told).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_run_fails_by_its_tests_and_by_its_stages_and_names_both() {
+        let good = Count { passed: 9, ..Count::default() };
+        let bad = Count { failed: 1, ..good };
+        let table: [(&[&str], Count, Option<&str>); 4] = [
+            (&[], good, None),
+            (&[], bad, Some("tests failed")),
+            (&["tidy", "lints"], good, Some("these stages failed: tidy, lints")),
+            (&["lints"], bad, Some("tests failed, and these stages: lints")),
+        ];
+        for (failed, total, expected) in table {
+            let error = verdict(failed, total).err().map(|error| error.to_string());
+            assert_eq!(error.as_deref(), expected, "{failed:?} {total}");
+        }
+    }
+
+    #[test]
+    fn a_failed_stage_and_a_panic_leave_what_goes_on_beside_them() {
+        let mut stages = Stages::new();
+        let lints = |stages: &mut Stages| stages.tried("lints", |_| -> anyhow::Result<u32> { bail!("no") });
+        let machines = |stages: &mut Stages| stages.tried("machines", |_| Ok(1));
+        assert_eq!(beside(&mut stages, lints, machines), (Some(None), Some(1)));
+        let panics = |_: &mut Stages| -> u32 { panic!("on purpose") };
+        assert_eq!(beside(&mut stages, panics, |_| 2), (None, 2));
+        assert_eq!(stages.failures(), ["lints: no", "a thread of the run: it panicked"]);
+    }
+
+    #[test]
+    fn every_suite_that_comes_first_is_there() {
+        let suites = tree::suites().unwrap();
+        let lacking: Vec<&str> =
+            first_suites().into_iter().filter(|suite| !suites.iter().any(|there| there == suite)).collect();
+        assert_eq!(lacking, Vec::<&str>::new());
+    }
 }

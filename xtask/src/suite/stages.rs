@@ -1,12 +1,16 @@
-//! What the time of a run went to: a table at its end.
+//! What the time of a run went to, and which of its stages failed: a table and a list at its end.
 
 use std::time::{Duration, Instant};
+
+use crate::progress;
 
 /// The stages of a run, in the order in which they ended.
 #[derive(Debug)]
 pub(crate) struct Stages {
     began: Instant,
     rows: Vec<Stage>,
+    /// Those that failed while others went on, by their names.
+    failed: Vec<(String, anyhow::Error)>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -19,7 +23,7 @@ struct Stage {
 
 impl Stages {
     pub(crate) fn new() -> Self {
-        Self { began: Instant::now(), rows: Vec::new() }
+        Self { began: Instant::now(), rows: Vec::new(), failed: Vec::new() }
     }
 
     /// Does the work of a stage.
@@ -34,6 +38,41 @@ impl Stages {
         done
     }
 
+    /// Does the work of a stage whose failure does not end the run. `None`: it failed, see [`Self::fail`].
+    pub(crate) fn tried<T>(
+        &mut self,
+        name: &str,
+        work: impl FnOnce(&mut Self) -> anyhow::Result<T>,
+    ) -> Option<T> {
+        match self.timed(name, work) {
+            Ok(done) => Some(done),
+            Err(error) => {
+                self.fail(name, error);
+                None
+            }
+        }
+    }
+
+    /// Prints the error of a stage, for whoever watches, and keeps it for the end of the run.
+    pub(crate) fn fail(&mut self, name: &str, error: anyhow::Error) {
+        progress::failure(&error);
+        self.failed.push((name.to_owned(), error));
+    }
+
+    /// The names of the stages that failed.
+    pub(crate) fn failed(&self) -> Vec<&str> {
+        self.failed.iter().map(|(name, _)| name.as_str()).collect()
+    }
+
+    /// A line for each stage that failed: its name, and the first line of its error.
+    pub(crate) fn failures(&self) -> Vec<String> {
+        let line = |(name, error): &(String, anyhow::Error)| {
+            let error = format!("{error:#}");
+            format!("{name}: {}", error.lines().next().unwrap_or_default())
+        };
+        self.failed.iter().map(line).collect()
+    }
+
     /// Adds a part of the stage that is under way.
     pub(crate) fn part(&mut self, name: &str, took: Duration) {
         self.add(name, took, true);
@@ -46,6 +85,7 @@ impl Stages {
     /// Takes over the stages of work that went on beside others.
     pub(crate) fn extend(&mut self, other: Self) {
         self.rows.extend(other.rows);
+        self.failed.extend(other.failed);
     }
 
     /// The table: each stage with its parts below it, and the whole. Parts of less than a tenth of a minute are left out.
@@ -108,5 +148,21 @@ minutes of each stage; some go on beside each other
         let done: anyhow::Result<()> = stages.timed("tests", |_| anyhow::bail!("no"));
         assert_eq!(done.unwrap_err().to_string(), "no");
         assert!(stages.table().contains("  tests\n"));
+    }
+
+    #[test]
+    fn all_stages_that_failed_are_told_at_the_end() {
+        let mut stages = Stages::new();
+        assert_eq!(stages.tried("image", |_| Ok(1)), Some(1));
+        assert_eq!((stages.failed(), stages.failures()), (Vec::new(), Vec::new()));
+        let two_lines = |_: &mut Stages| -> anyhow::Result<()> {
+            Err(anyhow::anyhow!("this failed:\nall that it said").context("compile"))
+        };
+        assert_eq!(stages.tried("tests", two_lines), None);
+        let mut beside = Stages::new();
+        beside.fail("lints", anyhow::anyhow!("no"));
+        stages.extend(beside);
+        assert_eq!(stages.failed(), ["tests", "lints"]);
+        assert_eq!(stages.failures(), ["tests: compile: this failed:", "lints: no"]);
     }
 }

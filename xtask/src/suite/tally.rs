@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::mem;
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use crate::progress;
@@ -103,9 +104,17 @@ pub(crate) struct Tally {
     running: Option<Running>,
     failures: Vec<Failure>,
     times: Vec<(String, Duration)>,
+    /// Told when the first executable runs.
+    begun: Option<Sender<()>>,
 }
 
 impl Tally {
+    /// Tells `begun` when the first executable runs: cargo has compiled what there was to compile, and has let go of the
+    /// directory that it compiles into.
+    pub(super) fn telling(begun: Sender<()>) -> Self {
+        Self { begun: Some(begun), ..Self::default() }
+    }
+
     /// Of one live test executable, which is called that.
     pub(crate) fn of(executable: &str) -> Self {
         Self { running: Some(Running::start(executable.to_owned(), "", true)), ..Self::default() }
@@ -129,6 +138,10 @@ impl Tally {
     /// Takes in a line; returns the executable that it ends, if any.
     pub(crate) fn read(&mut self, line: &str) -> Option<Finished> {
         if let Some(running) = executable_in(line) {
+            if let Some(begun) = self.begun.take() {
+                // Nobody need be there any more.
+                let _ = begun.send(());
+            }
             let died = self.end();
             self.running = Some(running);
             return died;
@@ -235,6 +248,8 @@ pub(crate) fn failures_in(output: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::{self, TryRecvError};
+
     use super::*;
 
     const OUTPUT: &str = "\
@@ -325,6 +340,22 @@ test result: ok. 1 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; fini
         assert_eq!(tally.read("     Running tests/a.rs (target/debug/deps/a-0b1e)"), None);
         assert!(tally.end().is_some_and(|finished| finished.died));
         assert_eq!(tally.total.failed, 1);
+    }
+
+    #[test]
+    fn it_is_told_when_the_first_executable_runs_and_when_none_will() {
+        let (begun, has_begun) = mpsc::channel();
+        let mut tally = Tally::telling(begun);
+        tally.read("   Compiling a v1.0.0");
+        assert_eq!(has_begun.try_recv(), Err(TryRecvError::Empty));
+        for name in ["a", "b"] {
+            tally.read(&format!("     Running tests/{name}.rs (target/debug/deps/{name}-0b1e)"));
+        }
+        assert_eq!(has_begun.try_iter().count(), 1);
+        assert_eq!(has_begun.try_recv(), Err(TryRecvError::Disconnected));
+        let (begun, has_begun) = mpsc::channel();
+        drop(Tally::telling(begun));
+        assert_eq!(has_begun.try_recv(), Err(TryRecvError::Disconnected));
     }
 
     #[test]

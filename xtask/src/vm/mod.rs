@@ -14,6 +14,7 @@ use std::fs;
 use std::mem;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -29,6 +30,8 @@ use crate::{child, dist, progress, tree};
 /// Memory of a machine in MiB: most of it holds the test executables, twice while they are unpacked. Half of it is the most
 /// that the kernel unpacks.
 const MEMORY: &str = "3072";
+/// How many run at once: there has to be memory for them, and each has one processor's work.
+const AT_ONCE: usize = 2;
 /// Longer than everything takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(1800);
 
@@ -52,9 +55,9 @@ impl Selection {
     }
 }
 
-/// A guest's own tests.
-fn usual(guest: &Guest) -> Selection {
-    Selection::of(guest.tests)
+/// A guest's own tests, by machine.
+fn usual(guest: &Guest) -> impl Iterator<Item = Selection> {
+    guest.tests.iter().copied().map(Selection::of)
 }
 
 /// What is run in a machine in place of tests.
@@ -115,7 +118,7 @@ pub fn run(options: Options) -> anyhow::Result<()> {
 
 /// Guests' own tests, packed: nothing is compiled from here on, unless a test fails and runs again.
 pub struct Packed {
-    guests: Vec<(&'static Guest, Option<Machine>)>,
+    machines: Vec<(&'static Guest, Selection, Option<Machine>)>,
     executables: PathBuf,
 }
 
@@ -136,35 +139,53 @@ pub fn pack() -> anyhow::Result<Packed> {
 }
 
 fn packed(guests: &[&'static Guest], executables: PathBuf) -> anyhow::Result<Packed> {
-    let packed = guests.iter().map(|guest| {
+    let selections = guests.iter().flat_map(|guest| usual(guest).map(move |selection| (*guest, selection)));
+    let machines = selections.map(|(guest, selection)| {
         let is_there = setup::machine(guest).is_some();
-        let machine = is_there.then(|| Machine::pack(guest, &usual(guest), &executables)).transpose()?;
-        Ok((*guest, machine))
+        let machine = is_there.then(|| Machine::pack(guest, &selection, &executables)).transpose()?;
+        Ok((guest, selection, machine))
     });
-    Ok(Packed { guests: packed.collect::<anyhow::Result<_>>()?, executables })
+    Ok(Packed { machines: machines.collect::<anyhow::Result<_>>()?, executables })
 }
 
-/// Runs all of them, each machine beside the others: most of the time their tests wait for something.
+/// Runs all of them, each machine beside another: most of the time their tests wait for something.
 ///
 /// # Errors
-/// A machine could not be started or ended before its tests.
+/// A machine could not be started or ended before its tests; the others were run nevertheless.
 pub fn tests(packed: Packed) -> anyhow::Result<Count> {
-    let Packed { guests, executables } = packed;
-    let executables = &executables;
+    let Packed { machines, executables } = packed;
+    let machines = Mutex::new(machines.into_iter());
+    let next = || machines.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let work = || {
+        let mut outcomes = Vec::new();
+        while let Some((guest, selection, machine)) = next() {
+            outcomes.push(its_own(guest, &selection, machine, &executables));
+        }
+        outcomes
+    };
     let outcomes = thread::scope(|scope| {
-        let start = |(guest, machine)| scope.spawn(move || its_own(guest, machine, executables));
-        let started = guests.into_iter().map(start);
-        // Collected first: a thread that is not started yet is not waited for.
-        let started: Vec<_> = started.collect();
-        let ended =
-            started.into_iter().map(|it| it.join().map_err(|_| anyhow!("a thread of the run panicked")));
-        ended.map(|outcome| outcome.flatten()).collect::<Vec<_>>()
+        let workers: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(work)).collect();
+        let panicked = |_| vec![Err(anyhow!("a thread of the run panicked"))];
+        workers.into_iter().flat_map(|it| it.join().unwrap_or_else(panicked)).collect::<Vec<_>>()
     });
+    all_of(outcomes)
+}
+
+/// The sum, or the last of the errors; those before it are printed.
+fn all_of(outcomes: Vec<anyhow::Result<Count>>) -> anyhow::Result<Count> {
     let mut total = Count::default();
+    let mut failed = None;
     for outcome in outcomes {
-        total += outcome?;
+        match outcome {
+            Ok(count) => total += count,
+            Err(error) => {
+                if let Some(earlier) = failed.replace(error) {
+                    progress::failure(&earlier);
+                }
+            }
+        }
     }
-    Ok(total)
+    failed.map_or(Ok(total), Err)
 }
 
 /// Runs the tests that have a longer form in a machine, in that form.
@@ -199,10 +220,15 @@ pub fn program(suite: &str, program: &Program<'_>, executables: &Path) -> anyhow
     Ok(output)
 }
 
-/// Runs a guest's own tests. It has what they need: one that is skipped has failed.
-fn its_own(guest: &Guest, machine: Option<Machine>, executables: &Path) -> anyhow::Result<Count> {
+/// Runs a machine's own tests. It has what they need: one that is skipped has failed.
+fn its_own(
+    guest: &Guest,
+    selection: &Selection,
+    machine: Option<Machine>,
+    executables: &Path,
+) -> anyhow::Result<Count> {
     let Some(machine) = machine else { return Ok(none_here()) };
-    let mut count = run_in(guest, &usual(guest), executables, Some(machine))?;
+    let mut count = run_in(guest, selection, executables, Some(machine))?;
     count.failed += mem::take(&mut count.skipped);
     Ok(count)
 }
@@ -299,4 +325,25 @@ fn start(emulator: &Emulator, guest: &Guest, kernel: &Kernel, initrd: &Path) -> 
     command.arg("-kernel").arg(&kernel.image).arg("-initrd").arg(initrd);
     command.args(["-append", "console=ttyS0 loglevel=3 panic=-1 mitigations=off tsc=unstable"]);
     command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn machines_that_end_early_fail_the_run_and_the_others_are_summed() {
+        let passed = |passed| Ok(Count { passed, ..Count::default() });
+        let sum = all_of(vec![passed(2), passed(3)]).unwrap();
+        assert_eq!(sum, Count { passed: 5, ..Count::default() });
+        let error = all_of(vec![Err(anyhow!("one")), passed(3), Err(anyhow!("other"))]).unwrap_err();
+        assert_eq!(error.to_string(), "other");
+    }
+
+    #[test]
+    fn no_machine_has_nothing_to_run() {
+        let machines =
+            |guest: &Guest| usual(guest).map(|selection| selection.tests.len()).collect::<Vec<_>>();
+        assert_eq!(GUESTS.each_ref().map(machines), [vec![1, 3], vec![5]]);
+    }
 }
