@@ -637,7 +637,14 @@ impl<'a> Executor<'a> {
         if let (Some(bridge), Some(mac)) = (bridge, pod.as_ref().and_then(|pod| pod.mac)) {
             self.node.occupied.claim(bridge, Address::Mac(mac), self.sandbox, attachment)?;
         }
+        let told = result::own(&self.sandbox.netns, attachment, self.progress.outputs().of(at.0))
+            .map_err(|source| StepError::Result { plugin: attachment.kind.clone(), source })?;
+        let addresses = match &pod {
+            Some(pod) if told.addresses.is_empty() => self.pod.addresses(pod.index)?,
+            _ => Vec::new(),
+        };
         let sight = FoundDevice {
+            addresses,
             pod: pod.as_ref().map(interface),
             host: host.as_ref().map(interface),
             device: hook_kind::device_info(self.progress.outputs().of(at.0)),

@@ -171,8 +171,9 @@ impl<'a> Executor<'a> {
         protect: &Protect,
     ) -> Result<EnforcedAttachment, StepError> {
         let enforcer = self.node.enforcer.as_ref().ok_or(StepError::Missing("a dataplane"))?;
-        let leased = self.leased(*at, attachment)?;
         let outputs = self.progress.outputs();
+        let leased = result::own(&self.sandbox.netns, attachment, outputs.of(at.0))
+            .map_err(|source| StepError::Result { plugin: attachment.kind.clone(), source })?;
         let ends = result::ends(outputs.of(at.0));
         let vantage = hook_kind::of(attachment, outputs.of(at.0));
         if attachment.vantage().is_none() {
