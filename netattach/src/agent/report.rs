@@ -39,7 +39,7 @@ use crate::source::Source;
 use crate::step::{Interface, MadeBy};
 
 /// What is said of an interface behind which netattach is chained, and whose addresses nobody knows.
-const ANY_ADDRESS: &str = "the pod may send from any IP address: no result and no kernel has one of the interface, and allowedAddresses names none";
+const ANY_ADDRESS: &str = "the pod may send from any IP address: neither the result of its plugins nor the kernel has one of the interface, and allowedAddresses names none";
 
 /// Answers questions about the agent.
 pub(super) struct Reporter {

@@ -133,8 +133,8 @@ fn where_no_result_has_an_address_of_the_interface_the_kernels_are_its_own() {
         }
     };
     let level = "programs run in the pod, and its container main has CAP_NET_RAW";
-    let lax = "the pod may send from any IP address: no result and no kernel has one of the interface, and allowedAddresses \
-               names none";
+    let lax = "the pod may send from any IP address: neither the result of its plugins nor the kernel has one of the \
+               interface, and allowedAddresses names none";
     for (pod, detail, checked) in [(&silent, level.to_owned(), 1), (&bare, format!("{level}; {lax}"), 0)] {
         node.add(pod).success();
         assert_eq!(node.check(pod).success(), Value::Null, "{}", pod.name);

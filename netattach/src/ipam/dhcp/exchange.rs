@@ -283,8 +283,9 @@ impl Exchange {
             State::Keeping(Purpose::Renew(terms) | Purpose::Rebind(terms))
                 if server.is_none_or(|server| server.address != terms.server.address) =>
             {
-                let words = refusal(terms.address);
-                self.remark(format!("{words}, which is a lease of {}", terms.server.address));
+                let whose = terms.server.address;
+                let words = format!("{}, which is a lease of {whose}", refusal(terms.address));
+                self.remark(words);
                 Act::Wait
             }
             State::Keeping(Purpose::Renew(terms) | Purpose::Rebind(terms) | Purpose::Again(terms)) => {

@@ -3,6 +3,7 @@
 
 use std::net::Ipv4Addr;
 
+use super::codec::COOKIE;
 use crate::mac::Mac;
 
 /// `linux/filter.h`: load at an offset, or at one behind the IPv4 header, whose length is loaded into the index; compare, test
@@ -34,7 +35,7 @@ pub(super) fn answers_to(client: Mac) -> Vec<libc::sock_filter> {
         (LOAD_HALF_BEHIND, IPV4, 67),
         (LOAD_HALF_BEHIND, IPV4 + 2, 68),
         (LOAD_BYTE_BEHIND, MESSAGE, 2),
-        (LOAD_WORD_BEHIND, MESSAGE + 236, u32::from_be_bytes([99, 130, 83, 99])),
+        (LOAD_WORD_BEHIND, MESSAGE + 236, u32::from_be_bytes(COOKIE)),
         (LOAD_WORD_BEHIND, MESSAGE + 28, u32::from_be_bytes([a, b, c, d])),
         (LOAD_HALF_BEHIND, MESSAGE + 32, u32::from(u16::from_be_bytes([e, f]))),
     ];

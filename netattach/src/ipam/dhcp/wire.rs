@@ -148,10 +148,13 @@ pub(super) fn holder(netns: &Netns, interface: &Interface, address: Ipv4Addr) ->
 /// Who has the address by what has been received by now.
 fn heard_of(socket: &OwnedFd, own: Mac, address: Ipv4Addr) -> Option<Mac> {
     let mut buffer = [0; LONGEST];
-    (0..AT_ONCE).find_map(|_| {
+    for _ in 0..AT_ONCE {
         let (length, _) = rustix::net::recv(socket, &mut buffer[..], RecvFlags::DONTWAIT).ok()?;
-        probe::holder(buffer.get(..length)?, own, address)
-    })
+        if let Some(holder) = probe::holder(buffer.get(..length)?, own, address) {
+            return Some(holder);
+        }
+    }
+    None
 }
 
 /// Waits until one of the sockets has something, or that moment of [`now`].
