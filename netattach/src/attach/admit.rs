@@ -47,13 +47,6 @@ pub(super) fn attach(
     Ok(admitted)
 }
 
-/// Has the node forward nothing for an attachment whose addresses are not its own any more.
-pub(super) fn withdraw(node: &Node, sandbox: &Sandbox, attachment: &AttachmentPlan) -> Result<(), StepError> {
-    // Without an agent nobody notices.
-    let Some(firewall) = &node.firewall else { return Ok(()) };
-    Ok(firewall.withdraw(&note(firewall.owner(), sandbox, attachment))?)
-}
-
 /// Takes back what the node forwards for an attachment.
 pub(super) fn detach(node: &Node, sandbox: &Sandbox, attachment: &AttachmentPlan) -> Result<(), StepError> {
     let note = note_on(node, sandbox, attachment);

@@ -12,7 +12,7 @@ use crate::netlink::{Handle, LinkState};
 use crate::netns::Netns;
 use crate::plan::undo::{Inverse, Stage, inverse};
 use crate::plan::{AttachmentPlan, Plan, Sandbox, result, result_cache};
-use crate::step::StepRef;
+use crate::step::{Admitted, Output, StepRef};
 use crate::waits::{self, Resource};
 
 const WITHDRAW: &str = "take back what leads to an address that is lost";
@@ -87,7 +87,8 @@ pub fn undo(
 }
 
 /// Takes back what leads from the node to the addresses of an attachment, and what is let pass for them: they are not its own any
-/// more. All else stays until its DEL, which takes the same back once more. Every part is tried even if others fail.
+/// more. All else stays until its DEL, which takes the same back once more; so does what passes to a closed bridge, which is
+/// closed by the same rules. Every part is tried even if others fail.
 ///
 /// # Errors
 /// [`AttachError::Undo`] with every failure. Calling again is safe.
@@ -95,14 +96,14 @@ pub(super) fn withdraw(node: &Node, attached: &Attached, number: u16) -> Result<
     let Attached { plan, outputs, .. } = attached;
     let mut errors = Vec::new();
     for (at, attachment, step) in plan.steps().filter(|(at, ..)| at.0 == number) {
-        let Some(inverse) = inverse(&plan.sandbox, attachment, step, outputs.get(&at)) else { continue };
-        let begun = Begun { at, attachment, inverse };
-        let withdrawn = match &begun.inverse {
-            Inverse::Dismiss => admit::withdraw(node, &plan.sandbox, attachment),
-            Inverse::ForgetHostAccess(_) | Inverse::Untranslate => begun.release(node, plan, None),
-            _ => Ok(()),
-        };
-        errors.extend(withdrawn.map_err(|source| begun.failed(WITHDRAW, source)).err());
+        let output = outputs.get(&at);
+        let Some(inverse) = inverse(&plan.sandbox, attachment, step, output) else { continue };
+        let is_open = matches!(output, Some(Output::Admitted(Admitted { closed: None, .. })));
+        if matches!(inverse, Inverse::ForgetHostAccess(_)) || (inverse == Inverse::Dismiss && is_open) {
+            let begun = Begun { at, attachment, inverse };
+            let withdrawn = begun.release(node, plan, None);
+            errors.extend(withdrawn.map_err(|source| begun.failed(WITHDRAW, source)).err());
+        }
     }
     if errors.is_empty() { Ok(()) } else { Err(AttachError::Undo(errors)) }
 }

@@ -67,20 +67,6 @@ impl Firewall {
         Ok(())
     }
 
-    /// Has the node forward nothing for an attachment any more; who is kept out of its bridge stays out. One that is not known,
-    /// as its DEL has come first, stays as it is. Idempotent.
-    ///
-    /// # Errors
-    /// The kernel refuses. Nothing has changed then.
-    pub fn withdraw(&self, note: &str) -> Result<(), FirewallError> {
-        let mut state = self.lock();
-        let Some(known) = state.wanted.get(note) else { return Ok(()) };
-        let nothing = Admitted { addresses: Vec::new(), ..known.clone() };
-        admit(note, &nothing)?;
-        state.wanted.insert(note.to_owned(), nothing);
-        Ok(())
-    }
-
     /// Takes back what an attachment has, whether or not it is known. Idempotent.
     ///
     /// # Errors

@@ -11,6 +11,7 @@ use netattach::netns::Netns;
 use netattach_tests::dhcp::{Heard, Server, busybox};
 use netattach_tests::manifest::{self, NAMESPACE};
 use netattach_tests::node::{WIRE, ip};
+use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{PATIENCE, eventually, ping};
 use netattach_tests::{Namespace, Node, Pod};
 use serde_json::{Value, json};
@@ -316,6 +317,32 @@ fn a_lease_that_nobody_extends_ends_on_the_pods_interface() {
         heard.all().iter().filter(|it| it.kind == Some(Request)).map(|it| it.to_everybody).collect();
     assert_eq!((asked.get(1), asked.last()), (Some(&false), Some(&true)), "{asked:?}");
     assert!(problem().contains("its time is over, and no server has extended it"), "{}", problem());
+    scene.node.del(&pod).success();
+}
+
+/// What passes the node for an address is taken back with it.
+///
+/// Rows: DHCP-lost.
+#[test]
+fn nothing_passes_for_an_address_whose_lease_is_lost() {
+    let test = "nothing_passes_for_an_address_whose_lease_is_lost";
+    let Some(mut scene) = Scene::new(test, "bridge", &json!({}), &[]) else { return };
+    let bridge = json!({"type": "bridge", "bridge": "lan0", "ipam": {"type": "dhcp"}});
+    let list = json!({"cniVersion": "1.0.0", "plugins": [bridge, {"type": "firewall"}]});
+    scene.node.write("walled", &manifest::network(NAMESPACE, "walled", &list)).unwrap();
+    scene.node.write("pod-walled", &manifest::pod("walled", &json!({}), &json!("walled"))).unwrap();
+    let server = scene.serve(&lasting(6));
+    let pod = Pod::new("walled").unwrap();
+    scene.node.add(&pod).success();
+    let passing = |scene: &Scene| Snapshot::take(&scene.node, &[&pod]).unwrap().forwarding;
+    assert_ne!(passing(&scene), BTreeSet::new());
+    drop(server);
+    assert!(eventually(WHILE, || on_net1(&pod).0.is_empty()), "{:?}", on_net1(&pod));
+    assert!(eventually(PATIENCE, || passing(&scene).is_empty()), "{:?}", passing(&scene));
+    // The next agent has it from the record of the lease.
+    scene.node.kill().unwrap();
+    scene.node.start().unwrap();
+    assert!(eventually(PATIENCE, || passing(&scene).is_empty()), "{:?}", passing(&scene));
     scene.node.del(&pod).success();
 }
 
