@@ -163,7 +163,7 @@ fn an_address_that_the_client_had_is_kept_or_lost() {
         assert_eq!(exchange.hear(seconds(101), SERVER.mac, &nak), refused);
 
         // Nobody but its server can deny a lease that lasts. One that is over is no lease.
-        for (server, by) in [(Some([10, 1, 0, 2]), "10.1.0.2"), (None, "a server")] {
+        for (server, by) in [(Some([10_u8, 1, 0, 2]), "10.1.0.2"), (None, "a server")] {
             let (mut exchange, _) = begin();
             let mut nak = answer(&exchange, Kind::Nak);
             nak.options = Options::default();
