@@ -6,10 +6,12 @@
 
 use libfuzzer_sys::fuzz_target;
 use netattach::budget;
-use netattach::ipam::dhcp::{Message, Server, Terms, granted, read_frame};
+use netattach::ipam::dhcp::{Message, Server, Terms, granted, read_frame, read_probe};
 use netattach::mac::Mac;
 
 fuzz_target!(|data: &[u8]| {
+    let own = Mac([2; 6]);
+    assert_ne!(read_probe(data, own, [10, 1, 0, 7].into()), Some(own));
     let payload = read_frame(data).map(|(_, payload)| payload);
     for bytes in payload.into_iter().chain([data]) {
         let Ok(message) = Message::read(bytes) else { continue };

@@ -36,7 +36,10 @@ use crate::rpc::message::{
     Path, PolicyChange, PolicyReport, Question, Readiness, RuleFlows, State, Status, Traffic, Uplink,
 };
 use crate::source::Source;
-use crate::step::{Interface, MadeBy, Protect};
+use crate::step::{Interface, MadeBy};
+
+/// What is said of an interface behind which netattach is chained, and whose addresses nobody knows.
+const ANY_ADDRESS: &str = "the pod may send from any IP address: neither the result of its plugins nor the kernel has one of the interface, and allowedAddresses names none";
 
 /// Answers questions about the agent.
 pub(super) struct Reporter {
@@ -217,7 +220,7 @@ impl Reporter {
     fn enforcement(&self, row: &Row<'_>) -> Enforcement {
         let vantage = hook_kind::of(row.plan, row.attached.outputs.of(row.number));
         let mut found = self.enforcer.enforcement(row.id(), row.sandbox().pod.as_ref(), &vantage);
-        if let Some(laxity) = row.plan.protect().and_then(Protect::laxity) {
+        if let Some(laxity) = row.laxity() {
             found.why = if found.why.is_empty() { laxity } else { format!("{}; {laxity}", found.why) };
         }
         found
@@ -524,6 +527,21 @@ impl Row<'_> {
                 _ => format!("selects {ifname} of {pod} on {network}, where enforcement is {enforcement}"),
             },
         }
+    }
+
+    /// What its programs let pass although it is not the attachment's own, in words.
+    fn laxity(&self) -> Option<String> {
+        let protect = self.plan.protect()?;
+        let own = || {
+            let own = result::own(&self.sandbox().netns, self.plan, self.attached.outputs.of(self.number));
+            own.unwrap_or_default()
+        };
+        // Where netattach is chained its checks are what was asked for; elsewhere a policy is.
+        let is_lax =
+            protect.needed && protect.check_addresses && result::is_unaddressed(protect, self.plan, &own());
+        let any = is_lax.then(|| ANY_ADDRESS.to_owned());
+        let lax: Vec<String> = any.into_iter().chain(protect.laxity()).collect();
+        (!lax.is_empty()).then(|| lax.join("; "))
     }
 
     fn sandbox(&self) -> &Sandbox {

@@ -548,6 +548,7 @@ fn start(
     }
     let recovery = adopt(&engine)?;
     engine.give_back_unknown_leases()?;
+    engine.withdraw_lost_leases();
     if intents.default != DefaultNetwork::Builtin
         && let Err(error) = node_network::remove_routes(&engine)
     {

@@ -32,8 +32,8 @@ use crate::plan::undo::inverse;
 use crate::plan::{AttachmentPlan, Plan, Sandbox, addressing, result, result_cache, routing};
 use crate::spec;
 use crate::step::{
-    Bridge, Brought, Claim, Delegate, Interface, MadeBefore, MadeBy, Output, Parent, Printed, Role,
-    SetDevice, Step, StepRef, Translate,
+    Bridge, Brought, Claim, Delegate, Interface, LeasedAddress, MadeBefore, MadeBy, Output, Parent, Printed,
+    Role, SetDevice, Step, StepRef, Translate,
 };
 use crate::sysctl;
 use crate::timing;
@@ -494,12 +494,36 @@ impl<'a> Executor<'a> {
         let owner = owner(self.sandbox, attachment);
         let lessee = Lessee { owner: &owner, netns: Some(self.netns) };
         let resource = waits::of_lease(attachment, config);
-        let output = lease(&self.node.leases, config, lessee, resource.as_ref())?;
+        let (node, mut failed): (_, Option<StepError>) = (self.node, None);
+        let mut before_probe =
+            |address| failed = failed.take().or_else(|| self.admit_probe(at, attachment, address).err());
+        let output = lease(&node.leases, config, lessee, resource.as_ref(), &mut before_probe);
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        let output = output?;
         if let Output::Lease { addresses, .. } = &output {
             let addresses = addresses.iter().map(|leased| leased.address.addr());
             self.occupy(at, attachment, addresses, config.is_chosen())?;
         }
         Ok(output)
+    }
+
+    /// Has programs that are there before an address is let the question pass whether another host has it: it is asked in the
+    /// pod's name.
+    fn admit_probe(
+        &mut self,
+        at: StepRef,
+        attachment: &AttachmentPlan,
+        address: IpAddr,
+    ) -> Result<(), StepError> {
+        let protected = attachment.protect().filter(|_| attachment.steps.contains(&Step::ProtectAddresses));
+        let (Some(protect), Some(enforcer)) = (protected, &self.node.enforcer) else { return Ok(()) };
+        let address = LeasedAddress { address: address.into(), gateway: None };
+        let leased = result::Leased { addresses: vec![address], ..result::Leased::default() };
+        let guarded = self.enforced(at, attachment, protect, &leased)?;
+        let loaded = enforcer.attach(&[guarded], &mut self.host, &mut self.pod);
+        loaded.map_err(|failed| StepError::from(*failed.source))
     }
 
     fn delegate(
@@ -637,7 +661,14 @@ impl<'a> Executor<'a> {
         if let (Some(bridge), Some(mac)) = (bridge, pod.as_ref().and_then(|pod| pod.mac)) {
             self.node.occupied.claim(bridge, Address::Mac(mac), self.sandbox, attachment)?;
         }
+        let told = result::own(&self.sandbox.netns, attachment, self.progress.outputs().of(at.0))
+            .map_err(|source| StepError::Result { plugin: attachment.kind.clone(), source })?;
+        let addresses = match &pod {
+            Some(pod) if told.addresses.is_empty() => self.pod.addresses(pod.index)?,
+            _ => Vec::new(),
+        };
         let sight = FoundDevice {
+            addresses,
             pod: pod.as_ref().map(interface),
             host: host.as_ref().map(interface),
             device: hook_kind::device_info(self.progress.outputs().of(at.0)),
@@ -819,8 +850,9 @@ pub(super) fn lease(
     config: &ipam::Config,
     lessee: Lessee<'_>,
     resource: Option<&Resource>,
+    before_probe: &mut dyn FnMut(IpAddr),
 ) -> Result<Output, StepError> {
-    let leased = waits::at_any(resource, || leases.lease(config, lessee));
+    let leased = waits::at_any(resource, || leases.lease(config, lessee, before_probe));
     let Lease { addresses, routes, dns } = leased?;
     Ok(Output::Lease { addresses, dns, routes })
 }

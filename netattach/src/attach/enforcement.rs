@@ -19,7 +19,7 @@ pub(super) fn guards<'p>(
 ) -> impl Iterator<Item = (&'p AttachmentPlan, EnforcedAttachment)> {
     plan.steps().filter_map(move |(at, attachment, step)| {
         let Step::Protect(protect) = step else { return None };
-        let leased = result::leased(attachment, outputs.of(at.0)).unwrap_or_default();
+        let leased = result::own(&plan.sandbox.netns, attachment, outputs.of(at.0)).unwrap_or_default();
         let ends = result::ends(outputs.of(at.0));
         let vantage = hook_kind::of(attachment, outputs.of(at.0));
         let guarded =

@@ -1,10 +1,20 @@
 //! Leases that the agent renews: of containers without a record, and those that cannot be extended.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
-use super::{AttachError, Engine};
+use super::{AttachError, Engine, undo};
 use crate::error_chain::{Chain, clipped};
-use crate::ipam::{self, dhcp};
+use crate::ipam::{self, Owner, dhcp};
+
+/// What is said of a file that cannot be read, by the reason, and what to do about it.
+fn no_lease(why: &str) -> String {
+    clipped(format!(
+        "cannot be read ({why}): its lease is neither renewed nor given back, and the pod has the address until its time is \
+         over, when another host may get it; start an agent of the version that wrote it, or have the pod made anew, and remove \
+         the file if it is there still"
+    ))
+}
 
 impl Engine {
     /// Gives back the leases of `dhcp` whose containers have no record of any kind: a power failure took the record with it.
@@ -29,12 +39,49 @@ impl Engine {
         Ok(())
     }
 
-    /// The attachments whose leases could not be extended or are lost, each with what is the matter.
+    /// The attachments whose leases could not be extended or are lost, and the files of leases that cannot be read, each with
+    /// what is the matter.
     pub fn troubled_leases(&self) -> impl Iterator<Item = (String, String)> {
-        let troubles = self.node().leases.dhcp().map(dhcp::Leases::troubles).unwrap_or_default();
-        troubles.into_iter().map(|dhcp::Trouble { owner, network, problem }| {
+        let leases = self.node().leases.dhcp();
+        let troubles = leases.map(dhcp::Leases::troubles).unwrap_or_default();
+        let troubles = troubles.into_iter().map(|dhcp::Trouble { owner, network, problem }| {
             let whose = self.describe(&owner.container_id);
             (format!("interface {} (network {network}) of {whose}", owner.ifname), clipped(problem))
-        })
+        });
+        let unreadable = leases.into_iter().flat_map(dhcp::Leases::unreadable);
+        troubles
+            .chain(unreadable.map(|(file, why)| (format!("lease by dhcp {}", file.display()), no_lease(why))))
+    }
+
+    /// Has the node lead nobody to an address whose lease is lost, now and from each start on.
+    pub fn withdraw_lost_leases(self: &Arc<Self>) {
+        let Some(leases) = self.node().leases.dhcp() else { return };
+        let engine = Arc::downgrade(self);
+        leases.when_lost(move |owner| {
+            if let Some(engine) = engine.upgrade() {
+                engine.withdraw(owner);
+            }
+        });
+        // Those of an earlier agent; the dataplane and the tables have been adopted with them.
+        for owner in leases.lost() {
+            self.withdraw(&owner);
+        }
+    }
+
+    /// Takes back what leads from the node to the address of a lease that is lost, which may be another host's by now: routes of
+    /// `hostAccess`, and what is forwarded.
+    fn withdraw(&self, owner: &Owner) {
+        for attached in self.registry().all() {
+            let of_container = attached.plan.sandbox.container_id == owner.container_id;
+            let attachments = (0..).zip(&attached.plan.attachments).filter(|_| of_container);
+            for (number, _) in attachments.filter(|(_, of)| of.ifname == owner.ifname) {
+                if let Err(error) = undo::withdraw(self.node(), &attached, number) {
+                    tracing::error!(
+                        %owner, error = %Chain(&error),
+                        "what leads to an address whose lease is lost stays until the pod ends"
+                    );
+                }
+            }
+        }
     }
 }

@@ -203,7 +203,7 @@ pub(crate) fn lease(engine: &Engine, plan: &Plan) -> crate::step::Output {
     let Step::Lease(config) = step else { panic!("the first step is a lease") };
     let owner = super::apply::owner(&plan.sandbox, attachment);
     let lessee = ipam::Lessee { owner: &owner, netns: None };
-    super::apply::lease(&engine.node.leases, config, lessee, None).unwrap()
+    super::apply::lease(&engine.node.leases, config, lessee, None, &mut |_| ()).unwrap()
 }
 
 /// Carries out the recovery of an agent's start.

@@ -3,8 +3,8 @@
 use super::give_back::{PodEnd, give_back, give_back_by_alias};
 use super::plugin_del::PluginDel;
 use super::{
-    AttachError, Doing, Node, Progress, StepError, admit, device_info, devices, host_access, representor,
-    routing, sriov_cni, translation, tuning, vrf,
+    AttachError, Attached, Doing, Node, Progress, StepError, admit, device_info, devices, host_access,
+    representor, routing, sriov_cni, translation, tuning, vrf,
 };
 use crate::ipam::Lessee;
 use crate::journal::JournalKey;
@@ -12,8 +12,10 @@ use crate::netlink::{Handle, LinkState};
 use crate::netns::Netns;
 use crate::plan::undo::{Inverse, Stage, inverse};
 use crate::plan::{AttachmentPlan, Plan, Sandbox, result, result_cache};
-use crate::step::StepRef;
+use crate::step::{Admitted, Output, StepRef};
 use crate::waits::{self, Resource};
+
+const WITHDRAW: &str = "take back what leads to an address that is lost";
 
 /// Rolls back every step of `plan` that may have begun. `netns` is the sandbox's namespace if it still exists.
 ///
@@ -82,6 +84,28 @@ pub fn undo(
     } else {
         Err(AttachError::Undo(errors))
     }
+}
+
+/// Takes back what leads from the node to the addresses of an attachment, and what is let pass for them: they are not its own any
+/// more. All else stays until its DEL, which takes the same back once more; so does what passes to a closed bridge, which is
+/// closed by the same rules. Every part is tried even if others fail.
+///
+/// # Errors
+/// [`AttachError::Undo`] with every failure. Calling again is safe.
+pub(super) fn withdraw(node: &Node, attached: &Attached, number: u16) -> Result<(), AttachError> {
+    let Attached { plan, outputs, .. } = attached;
+    let mut errors = Vec::new();
+    for (at, attachment, step) in plan.steps().filter(|(at, ..)| at.0 == number) {
+        let output = outputs.get(&at);
+        let Some(inverse) = inverse(&plan.sandbox, attachment, step, output) else { continue };
+        let is_open = matches!(output, Some(Output::Admitted(Admitted { closed: None, .. })));
+        if matches!(inverse, Inverse::ForgetHostAccess(_)) || (inverse == Inverse::Dismiss && is_open) {
+            let begun = Begun { at, attachment, inverse };
+            let withdrawn = begun.release(node, plan, None);
+            errors.extend(withdrawn.map_err(|source| begun.failed(WITHDRAW, source)).err());
+        }
+    }
+    if errors.is_empty() { Ok(()) } else { Err(AttachError::Undo(errors)) }
 }
 
 /// A step that may have begun, and its inverse.

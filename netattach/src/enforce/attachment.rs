@@ -14,7 +14,7 @@ use crate::hooks::{HookError, HookPoint, PodDevice};
 use crate::mac::Mac;
 use crate::netlink::Handle;
 use crate::objects::Place;
-use crate::plan::result::{Ends, Leased};
+use crate::plan::result::{Ends, Leased, is_unaddressed};
 use crate::plan::{AttachmentPlan, PodRef, Sandbox, addressing, routing};
 use crate::policy::index::Endpoint;
 use crate::spec::{Link, Pace, PortVlans, Tie};
@@ -65,7 +65,7 @@ impl EnforcedAttachment {
         self.id
     }
 
-    /// Assembles the outputs of an attachment's steps.
+    /// Assembles the outputs of an attachment's steps. `leased`: [its own](crate::plan::result::own).
     pub fn new(
         protect: &Protect,
         sandbox: &Sandbox,
@@ -83,10 +83,6 @@ impl EnforcedAttachment {
             (None, HookPoint::Nowhere(_)) => Mac([0; 6]),
             (None, _) => return Err(EnforceError::NoMac(attachment.ifname.clone())),
         };
-        // An interface of another plugin without an address may get one from the pod itself, unless its network says which
-        // it may have.
-        let addressed =
-            !leased.addresses.is_empty() || !protect.allowed.is_empty() || !is_delegated(attachment);
         let routed = attachment.link().is_some_and(Link::is_routed);
         let pod_name = sandbox.pod.as_ref().map_or_else(|| sandbox.container_id.clone(), ToString::to_string);
         let own: Vec<IpAddr> = leased.addresses.iter().map(|leased| leased.address.addr()).collect();
@@ -102,7 +98,7 @@ impl EnforcedAttachment {
                 zone: protect.zone,
                 flags: Checks {
                     source_mac: protect.check_mac,
-                    source_address: protect.check_addresses && addressed,
+                    source_address: protect.check_addresses && !is_unaddressed(protect, attachment, leased),
                     ..Checks::default()
                 },
                 vlans: trunk(attachment).chain(tagged(protect)).collect(),

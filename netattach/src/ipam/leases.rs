@@ -31,11 +31,17 @@ impl Leases {
         self.dhcp.as_ref().ok_or(dhcp::Error::NoAgent)
     }
 
-    /// Leases the addresses that the configuration requests: all of them or none.
+    /// Leases the addresses that the configuration requests: all of them or none. `before_probe` is called with an address before
+    /// the pod's link is asked whether another host has it.
     ///
     /// # Errors
     /// No address can be leased. Nothing is held then except what a release removes.
-    pub fn lease(&self, config: &Config, lessee: Lessee<'_>) -> Result<Lease, Error> {
+    pub fn lease(
+        &self,
+        config: &Config,
+        lessee: Lessee<'_>,
+        before_probe: &mut dyn FnMut(IpAddr),
+    ) -> Result<Lease, Error> {
         match config {
             Config::HostLocal(config) => {
                 // Steps that may fail come before the reservation.
@@ -48,7 +54,7 @@ impl Leases {
                 Ok(Lease { addresses: addresses.collect(), routes, dns: dns.unwrap_or_default() })
             }
             Config::Static(config) => Ok(config.lease()),
-            Config::Dhcp(config) => Ok(self.kept()?.lease(config, lessee)?),
+            Config::Dhcp(config) => Ok(self.kept()?.lease(config, lessee, before_probe)?),
         }
     }
 

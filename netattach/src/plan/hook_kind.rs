@@ -1,8 +1,12 @@
 //! Decides where programs see the traffic of an interface. Pure.
 
+use std::net::IpAddr;
+
+use ipnet::IpNet;
 use serde_json::Value;
 
 use super::AttachmentPlan;
+use crate::budget;
 use crate::step::{Brought, HookKind, Interface, NotObservable, Output};
 
 /// The findings about an interface that another plugin made.
@@ -14,6 +18,8 @@ pub struct FoundDevice<'a> {
     pub host: Option<Interface>,
     /// Its device information.
     pub device: Option<&'a Value>,
+    /// What the kernel has on it, where no result attributes an address to it.
+    pub addresses: Vec<IpNet>,
 }
 
 impl FoundDevice<'_> {
@@ -24,7 +30,9 @@ impl FoundDevice<'_> {
             None if self.host.is_some() => HookKind::Node,
             None => HookKind::Pod,
         };
-        Output::Device { vantage, host: self.host, pod: self.pod }
+        // As many as a result may have: from others the pod may not send.
+        let own = self.addresses.into_iter().filter(is_its_own).take(budget::RESULT_IPS.most);
+        Output::Device { vantage, host: self.host, pod: self.pod, addresses: own.collect() }
     }
 
     fn unseen(&self) -> Option<NotObservable> {
@@ -45,6 +53,14 @@ impl FoundDevice<'_> {
         let is_ethernet = pod.mac.is_some_and(|mac| mac.0 != [0; 6]);
         (!is_ethernet).then_some(NotObservable::NotEthernet)
     }
+}
+
+/// Whether an address of an interface is one that somebody gave it. The link-local one that follows from its Ethernet address
+/// may be used in any case, and another is the pod's choice.
+fn is_its_own(net: &IpNet) -> bool {
+    let address = net.addr();
+    let is_link_local = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
+    !is_link_local && !address.is_loopback() && !address.is_unspecified() && !address.is_multicast()
 }
 
 /// Where programs see the traffic of an attachment's interface after its steps have been carried out.
@@ -77,7 +93,7 @@ mod tests {
     }
 
     fn vantage(pod: Option<Interface>, host: Option<Interface>, device: Option<&Value>) -> HookKind {
-        match (FoundDevice { pod, host, device }).output() {
+        match (FoundDevice { pod, host, device, addresses: Vec::new() }).output() {
             Output::Device { vantage, .. } => vantage,
             other => panic!("{other:?}"),
         }
@@ -115,5 +131,15 @@ mod tests {
             let what = format!("{pod:?} {device}");
             assert_eq!(vantage(pod, None, Some(&device)), HookKind::Nowhere(unseen), "{what}");
         }
+    }
+
+    #[test]
+    fn addresses_that_an_interface_has_anyway_are_none_that_it_was_given() {
+        let found = ["fe80::2/64", "10.7.0.2/24", "fd00:7::2/64", "169.254.7.2/16", "127.0.0.1/8"];
+        let addresses: Vec<IpNet> = found.map(|net| net.parse().unwrap()).into();
+        let found = FoundDevice { pod: Some(interface(Some([2; 6]))), host: None, device: None, addresses };
+        let Output::Device { addresses, .. } = found.output() else { panic!("another output") };
+        let told: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+        assert_eq!(told, ["10.7.0.2/24", "fd00:7::2/64", "169.254.7.2/16"]);
     }
 }

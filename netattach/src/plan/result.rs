@@ -9,8 +9,8 @@ use crate::cni::{self, CniError, CniResult, Value};
 use crate::npwg::device_info::is_pci_address;
 use crate::spec::{Device, DeviceId, Tune};
 use crate::step::{
-    Bridge, Brought, Configure, Interface, LeasedAddress, MadeBy, Output, Outputs, Parent, Role, SetDevice,
-    Step, StepRef, Style, Translate,
+    Bridge, Brought, Configure, Interface, LeasedAddress, MadeBy, Output, Outputs, Parent, Protect, Role,
+    SetDevice, Step, StepRef, Style, Translate,
 };
 
 /// The state of an attachment after the steps that have an output: the `prevResult` of the next plugin, and in the end
@@ -358,7 +358,7 @@ pub struct Leased {
 /// The plugin's result cannot be read.
 pub fn leased(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Result<Leased, CniError> {
     if attachment.made_by() == MadeBy::Plugin {
-        return brought(attachment, outputs);
+        return brought(attachment, outputs, |_| true);
     }
     for (index, step) in attachment.steps.iter().enumerate() {
         match (step, outputs.step(index)) {
@@ -380,8 +380,41 @@ pub fn leased(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Result<Lease
     Ok(Leased::default())
 }
 
-/// The addresses and routes of an interface that other plugins made, from the last plugin's result.
-fn brought(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Result<Leased, CniError> {
+/// The addresses from which the pod may send by an attachment's interface, and its routes: [`leased`], but of an interface that
+/// other plugins made those that the last result attributes to it in the namespace of that path, or to nothing. If there are
+/// none, those that the kernel had on it.
+///
+/// # Errors
+/// The plugin's result cannot be read.
+pub fn own(netns: &str, attachment: &AttachmentPlan, outputs: Brought<'_>) -> Result<Leased, CniError> {
+    if attachment.made_by() != MadeBy::Plugin {
+        return leased(attachment, outputs);
+    }
+    let told = brought(attachment, outputs, |sandbox| sandbox == netns)?;
+    if !told.addresses.is_empty() {
+        return Ok(told);
+    }
+    let found = outputs.iter().find_map(|output| match output {
+        Output::Device { addresses, .. } => Some(addresses.as_slice()),
+        _ => None,
+    });
+    let of_kernel = |address: &IpNet| LeasedAddress { address: *address, gateway: None };
+    Ok(Leased { addresses: found.unwrap_or_default().iter().map(of_kernel).collect(), ..told })
+}
+
+/// Whether nobody knows from which addresses a pod may send by an interface: another plugin made it and gave it none, and its
+/// network names none. The pod itself may give it one, as by DHCP.
+pub fn is_unaddressed(protect: &Protect, attachment: &AttachmentPlan, own: &Leased) -> bool {
+    own.addresses.is_empty() && protect.allowed.is_empty() && attachment.made_by() == MadeBy::Plugin
+}
+
+/// The addresses and routes of an interface that other plugins made, from the last plugin's result. `is_here`: whether a path
+/// of a namespace is the pod's.
+fn brought(
+    attachment: &AttachmentPlan,
+    outputs: Brought<'_>,
+    is_here: impl Fn(&str) -> bool,
+) -> Result<Leased, CniError> {
     let printed = attachment.steps.iter().enumerate().rev().find_map(|(index, step)| match step {
         Step::Delegate(_) | Step::TakeMade(_) => outputs.step(index),
         _ => None,
@@ -390,7 +423,9 @@ fn brought(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Result<Leased, 
     let printed = result.read(attachment.version)?;
     let is_its = |ip: &&cni::IpConfig| match ip.interface.map(|index| printed.interfaces.get(index)) {
         None => true,
-        Some(of) => of.is_some_and(|of| of.sandbox.is_some() && of.name == attachment.ifname),
+        Some(of) => {
+            of.is_some_and(|of| of.name == attachment.ifname && of.sandbox.as_deref().is_some_and(&is_here))
+        }
     };
     let addresses = printed.ips.iter().filter(is_its);
     let addresses = addresses.map(|ip| LeasedAddress { address: ip.address, gateway: ip.gateway }).collect();

@@ -8,7 +8,7 @@ use crate::link;
 use crate::plan::resolve::one;
 use crate::plan::{check, fixtures, hook_kind};
 use crate::spec;
-use crate::step::{Claim, EnforceWhen, HookKind, NotObservable, Outputs, Protect, Representor};
+use crate::step::{Claim, EnforceWhen, HookKind, NotObservable, Outputs, Representor};
 
 const POD: &str = "/run/netns/c1";
 
@@ -177,6 +177,7 @@ fn delegated() -> (AttachmentPlan, Outputs) {
                 vantage: HookKind::Pod,
                 host: None,
                 pod: Some(made("eth0", "02:00:00:00:00:03")),
+                addresses: vec!["10.7.0.9/24".parse().unwrap()],
             },
         ),
     ]);
@@ -189,6 +190,42 @@ fn an_interface_of_other_plugins_has_the_addresses_that_the_last_of_them_printed
     let leased = leased(&attachment, outputs.of(0)).unwrap();
     let addresses: Vec<_> = leased.addresses.iter().map(|leased| leased.address.to_string()).collect();
     assert_eq!(addresses, ["10.7.0.3/24", "fd00:7::2/64"]);
+}
+
+/// Rows: CHN-addresses.
+#[test]
+fn an_interface_to_which_no_result_attributes_an_address_has_those_of_the_kernel() {
+    let (attachment, mut outputs) = delegated();
+    let found = |outputs: &Outputs| -> Vec<String> {
+        let found = own(POD, &attachment, outputs.of(0)).unwrap();
+        found.addresses.iter().map(|leased| leased.address.to_string()).collect()
+    };
+    assert_eq!(found(&outputs), ["10.7.0.3/24", "fd00:7::2/64"], "what a result says counts");
+    let of = |sandbox: Option<&str>, name: &str| json!({"name": name, "sandbox": sandbox});
+    for (interface, what) in [
+        (of(Some("/run/netns/c2"), "eth0"), "another sandbox's"),
+        (of(None, "eth0"), "the node's"),
+        (of(Some(POD), "eth1"), "another interface's"),
+    ] {
+        let result = json!({"interfaces": [interface], "ips": [{"interface": 0, "address": "10.8.0.1/24"}]});
+        outputs.insert(StepRef(0, 1), Output::Delegate { result: result.into() });
+        assert_eq!(found(&outputs), ["10.7.0.9/24"], "{what}");
+    }
+    let nobodys = json!({"ips": [{"interface": 3, "address": "10.8.0.1/24"}]});
+    outputs.insert(StepRef(0, 1), Output::Delegate { result: nobodys.into() });
+    assert_eq!(found(&outputs), ["10.7.0.9/24"], "of none that is listed");
+    outputs.remove(&StepRef(0, 2));
+    assert_eq!(found(&outputs), [] as [String; 0]);
+
+    let asked = protect(EnforceWhen::Always);
+    let allowed = Protect { allowed: vec!["10.7.0.100".parse().unwrap()], ..asked.clone() };
+    let own = own(POD, &attachment, outputs.of(0)).unwrap();
+    assert!(is_unaddressed(&asked, &attachment, &own));
+    assert!(!is_unaddressed(&allowed, &attachment, &own));
+    assert!(
+        !is_unaddressed(&asked, &planned("bridge", &json!({})), &own),
+        "one of ours is known to have none"
+    );
 }
 
 #[test]

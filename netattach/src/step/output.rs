@@ -167,6 +167,10 @@ pub enum Output {
         /// The interface, if there is one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         pod: Option<Interface>,
+        /// The addresses that the kernel has on it, where no result attributes any to it. An agent that does not know the
+        /// field checks no source there, as all did before.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        addresses: Vec<IpNet>,
     },
     /// How the node reaches the interface that other plugins made.
     Reach {

@@ -16,6 +16,7 @@
 //! | `floodStdout`, `floodStderr` | writes that many bytes |
 //! | `deviceInfo` | ADD writes this to the file of device information whose path `runtimeConfig` has |
 //! | `link` | ADD makes a link of that kind, up, in the container under the interface's name; DEL deletes it |
+//! | `addresses` | ADD gives them to that link |
 //! | `discover` | `true`: ADD brings the container's interface up and asks for a lease on it, as the daemon of `dhcp` does |
 //! | `stdout` | this text goes to stdout as it is |
 //! | `versions` | VERSION answers with these; by default with all |
@@ -59,6 +60,7 @@ struct Script {
     flood_stderr: usize,
     device_info: Option<Value>,
     link: Option<String>,
+    addresses: Vec<String>,
     discover: bool,
     stdout: Option<String>,
     versions: Vec<String>,
@@ -84,6 +86,7 @@ impl Default for Script {
             flood_stderr: 0,
             device_info: None,
             link: None,
+            addresses: Vec::new(),
             discover: false,
             stdout: None,
             versions: ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"]
@@ -156,7 +159,7 @@ fn run() -> Result<u8> {
         std::fs::write(path, info.to_string()).with_context(|| format!("write {path}"))?;
     }
     if let Some(kind) = &script.link {
-        link(&verb, kind, &env)?;
+        link(&verb, kind, &script.addresses, &env)?;
     }
     if script.discover && verb == "ADD" {
         discover(&env)?;
@@ -171,15 +174,20 @@ fn run() -> Result<u8> {
     Ok(if script.exit == 0 { status } else { script.exit })
 }
 
-/// Makes a link in the container, or deletes it. A namespace that is gone has none.
-fn link(verb: &str, kind: &str, env: &BTreeMap<String, String>) -> Result<()> {
+/// Makes a link in the container with these addresses, or deletes it. A namespace that is gone has none.
+fn link(verb: &str, kind: &str, addresses: &[String], env: &BTreeMap<String, String>) -> Result<()> {
     let Some((netns, name)) = env.get("CNI_NETNS").zip(env.get("CNI_IFNAME")) else { return Ok(()) };
     let Ok(netns) = Netns::open(netns) else { return Ok(()) };
     let ip = |words: &[&str]| within(&netns, || Command::new("ip").args(words).output());
     match verb {
         "ADD" => {
-            let made = ip(&["link", "add", name, "up", "type", kind])??;
-            anyhow::ensure!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+            let done = |words: &[&str]| {
+                let made = ip(words)??;
+                anyhow::ensure!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+                Ok(())
+            };
+            done(&["link", "add", name, "up", "type", kind])?;
+            addresses.iter().try_for_each(|address| done(&["addr", "add", address, "dev", name]))?;
         }
         // It may be gone.
         "DEL" => drop(ip(&["link", "del", name])??),

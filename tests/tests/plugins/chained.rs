@@ -107,6 +107,53 @@ fn programs_run_from_the_add_on_and_a_policy_holds() {
     }
 }
 
+/// A plugin may give its interface addresses and attribute none to it, or those of another sandbox's interface. One without any
+/// address gets it from the pod, and the level says that nothing is checked.
+///
+/// Rows: CHN-addresses.
+#[test]
+fn where_no_result_has_an_address_of_the_interface_the_kernels_are_its_own() {
+    let mut node = Node::new(&[]).unwrap();
+    for (name, given) in [("silent", json!(["10.77.0.2/24"])), ("bare", json!([]))] {
+        let result = json!({
+            "cniVersion": "1.0.0", "interfaces": [{"name": "net1", "sandbox": "/run/netns/another"}],
+            "ips": [{"interface": 0, "address": "10.77.0.9/24"}],
+        });
+        node.plugin(name, &json!({"link": "veth", "addresses": given, "result": result})).unwrap();
+        define(&node, name, &[json!({"type": name}), json!({"type": "netattach"})]);
+    }
+    node.start().unwrap();
+    let [silent, bare] = ["silent", "bare"].map(|name| Pod::new(name).unwrap());
+    let send = |pod: &Pod| {
+        let mac = Handle::open_in(pod.namespace.netns()).unwrap().link("net1").unwrap().mac.unwrap();
+        let socket = RawSocket::queued(&pod.namespace, "net1").unwrap();
+        for from in ["10.77.0.2", "10.77.0.9"] {
+            let frame = Packet::between(from, "10.77.0.1").from_mac(mac).payload(253, b"from").frame();
+            socket.send(&frame).unwrap();
+        }
+    };
+    let level = "programs run in the pod, and its container main has CAP_NET_RAW";
+    let lax = "the pod may send from any IP address: neither the result of its plugins nor the kernel has one of the \
+               interface, and allowedAddresses names none";
+    for (pod, detail, checked) in [(&silent, level.to_owned(), 1), (&bare, format!("{level}; {lax}"), 0)] {
+        node.add(pod).success();
+        assert_eq!(node.check(pod).success(), Value::Null, "{}", pod.name);
+        assert_eq!(row(&node, &pod.name)["enforcement_detail"], detail, "{}", pod.name);
+        send(pod);
+        let forged = |node: &Node| dropped(node, &pod.name, "source-ipv4");
+        assert!(eventually(PATIENCE, || forged(&node) >= checked), "{}", pod.name);
+        // The next agent goes on with what was found.
+        node.kill().unwrap();
+        node.start().unwrap();
+        assert_eq!(node.check(pod).success(), Value::Null, "{}", pod.name);
+        send(pod);
+        assert!(eventually(PATIENCE, || forged(&node) >= 2 * checked), "{}", pod.name);
+        assert_eq!(forged(&node), 2 * checked, "{}: its own passes", pod.name);
+        node.del(pod).success();
+    }
+    Snapshot::take(&node, &[&silent, &bare]).unwrap().assert_nothing_is_left();
+}
+
 /// Rows: CHN-keys, CHN-pod.
 #[test]
 fn tagged_frames_pass_where_netattach_or_a_permission_names_their_vlan() {

@@ -5,13 +5,15 @@ use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use netattach::ipam::dhcp::MessageKind::{Ack, Discover, Nak, Offer, Release, Request};
+use netattach::ipam::dhcp::MessageKind::{Ack, Decline, Discover, Nak, Offer, Release, Request};
 use netattach::netlink::Handle;
+use netattach::netns::Netns;
 use netattach_tests::dhcp::{Heard, Server, busybox};
 use netattach_tests::manifest::{self, NAMESPACE};
 use netattach_tests::node::{WIRE, ip};
 use netattach_tests::packet::Packet;
 use netattach_tests::raw::RawSocket;
+use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{PATIENCE, eventually, ping};
 use netattach_tests::{Namespace, Node, Pod};
 use serde_json::{Value, json};
@@ -19,6 +21,8 @@ use serde_json::{Value, json};
 /// The server's address, and its device.
 const SERVER: &str = "10.77.0.1";
 const DEVICE: &str = "wire1";
+/// The Ethernet address of a pod that asks for it.
+const FIXED: &str = "02:00:00:00:77:07";
 /// How long a lease is watched that is extended every two seconds.
 const WHILE: Duration = Duration::from_secs(30);
 
@@ -285,11 +289,18 @@ fn a_live_pod_that_waits_for_its_lease_sends_in_no_other_name() {
 #[test]
 fn a_refused_lease_is_taken_from_the_pod_and_reported() {
     let test = "a_refused_lease_is_taken_from_the_pod_and_reported";
-    let Some(mut scene) = Scene::new(test, "macvlan", &json!({}), &[]) else { return };
+    let Some(mut scene) = Scene::new(test, "macvlan", &json!({"hostAccess": true}), &[]) else { return };
+    ip(&scene.node.namespace, &["addr", "add", "10.77.0.250/24", "dev", WIRE]).unwrap();
     let short = lasting(4);
     let server = scene.serve(&short);
     let mut heard = scene.hear();
     let (pod, address) = scene.leased(&mut heard);
+    let node = Netns::open(scene.node.namespace.path()).unwrap();
+    let is_led_to = || {
+        let routes = Handle::open_in(&node).unwrap().routes().unwrap();
+        routes.iter().any(|route| route.destination.to_string() == format!("{address}/32"))
+    };
+    assert!(is_led_to());
     scene.node.kill().unwrap();
     drop(server);
     std::thread::sleep(Duration::from_secs(5));
@@ -301,6 +312,7 @@ fn a_refused_lease_is_taken_from_the_pod_and_reported() {
     scene.node.start().unwrap();
     assert!(heard.await_number(Nak, 1, WHILE).is_some(), "{:?}", heard.all());
     assert!(eventually(PATIENCE, || on_net1(&pod).0.is_empty()), "{:?}", on_net1(&pod));
+    assert!(eventually(PATIENCE, || !is_led_to()), "the node leads nobody there");
     let status = scene.node.whole_status().unwrap().to_string();
     let said = format!("lease of {address}: {SERVER} refuses {address}");
     assert!(status.contains(&said), "{status}");
@@ -340,6 +352,32 @@ fn a_lease_that_nobody_extends_ends_on_the_pods_interface() {
     scene.node.del(&pod).success();
 }
 
+/// What passes the node for an address is taken back with it.
+///
+/// Rows: DHCP-lost.
+#[test]
+fn nothing_passes_for_an_address_whose_lease_is_lost() {
+    let test = "nothing_passes_for_an_address_whose_lease_is_lost";
+    let Some(mut scene) = Scene::new(test, "bridge", &json!({}), &[]) else { return };
+    let bridge = json!({"type": "bridge", "bridge": "lan0", "ipam": {"type": "dhcp"}});
+    let list = json!({"cniVersion": "1.0.0", "plugins": [bridge, {"type": "firewall"}]});
+    scene.node.write("walled", &manifest::network(NAMESPACE, "walled", &list)).unwrap();
+    scene.node.write("pod-walled", &manifest::pod("walled", &json!({}), &json!("walled"))).unwrap();
+    let server = scene.serve(&lasting(6));
+    let pod = Pod::new("walled").unwrap();
+    scene.node.add(&pod).success();
+    let passing = |scene: &Scene| Snapshot::take(&scene.node, &[&pod]).unwrap().forwarding;
+    assert_ne!(passing(&scene), BTreeSet::new());
+    drop(server);
+    assert!(eventually(WHILE, || on_net1(&pod).0.is_empty()), "{:?}", on_net1(&pod));
+    assert!(eventually(PATIENCE, || passing(&scene).is_empty()), "{:?}", passing(&scene));
+    // The next agent has it from the record of the lease.
+    scene.node.kill().unwrap();
+    scene.node.start().unwrap();
+    assert!(eventually(PATIENCE, || passing(&scene).is_empty()), "{:?}", passing(&scene));
+    scene.node.del(&pod).success();
+}
+
 /// The reference's daemon serves where its socket is named: the plugin of that name is executed.
 ///
 /// Rows: DHCP-daemonSocketPath.
@@ -358,4 +396,76 @@ fn a_configuration_that_names_the_daemons_socket_is_executed() {
     scene.node.del(&pod).success();
     assert_eq!(heard.all(), []);
     assert_eq!(scene.records(), [] as [Value; 0]);
+}
+
+/// The server does not see who has the first addresses of its range, as it is that host itself; the pod sees it, and gets one that
+/// is free. With a server that has no other, the ADD ends.
+///
+/// Rows: DHCP-probe.
+#[test]
+fn an_address_that_another_host_has_is_declined() {
+    let test = "an_address_that_another_host_has_is_declined";
+    let keys = json!({"capabilities": {"mac": true}});
+    let asks = json!([{"name": "leased", "mac": FIXED}]);
+    let fixed = manifest::pod("fixed", &json!({}), &asks);
+    for kind in ["macvlan", "bridge"] {
+        let Some(scene) = Scene::new(test, kind, &keys, std::slice::from_ref(&fixed)) else { return };
+        let busy = ["10.77.0.10", "10.77.0.11"];
+        for address in busy {
+            ip(&scene.beyond, &["addr", "add", &format!("{address}/32"), "dev", DEVICE]).unwrap();
+        }
+        let mut heard = scene.hear();
+        let server = scene.serve(&USUAL);
+        let pod = Pod::new("a").unwrap();
+        scene.node.add(&pod).success();
+        assert_eq!(on_net1(&pod).0, ["10.77.0.12/24"], "{kind}");
+        assert_eq!(scene.status(&pod)["ips"], json!(["10.77.0.12"]), "{kind}");
+        scene.node.check(&pod).success();
+        let declined = heard.all().iter().filter(|said| said.kind == Some(Decline));
+        let declined: Vec<_> = declined.map(|said| said.message.options.address(50).unwrap()).collect();
+        assert!(declined.iter().all(|address| busy.contains(&&*address.to_string())), "{declined:?}");
+        scene.node.del(&pod).success();
+        drop(server);
+
+        let one = format!("static_lease {FIXED} {}", busy[0]);
+        let lines: Vec<&str> = USUAL.into_iter().chain([one.as_str()]).collect();
+        let _server = scene.serve(&lines);
+        let (before, pod) = (heard.count(Decline), Pod::new("fixed").unwrap());
+        let (code, told) = scene.node.add(&pod).failure();
+        let host = Handle::open_in(scene.beyond.netns()).unwrap().link(DEVICE).unwrap().mac.unwrap();
+        let said =
+            format!("no lease by DHCP within 10 s: {}, which {SERVER} gives, is in use by {host}", busy[0]);
+        assert_eq!((code, told.ends_with(&said)), (11, true), "{kind}: {told}");
+        // It is not given back either: another host has it.
+        assert_eq!((heard.count(Decline) - before, heard.count(Release)), (3, 1), "{kind}");
+        assert_eq!(scene.records(), [] as [Value; 0], "{kind}");
+    }
+}
+
+/// A record that cannot be read is named with what to do, until it is gone.
+///
+/// Rows: DHCP-unreadable.
+#[test]
+fn a_lease_that_cannot_be_read_is_a_condition() {
+    let test = "a_lease_that_cannot_be_read_is_a_condition";
+    let Some(mut scene) = Scene::new(test, "macvlan", &json!({}), &[]) else { return };
+    let _server = scene.serve(&USUAL);
+    let mut heard = scene.hear();
+    let (pod, _) = scene.leased(&mut heard);
+    scene.node.kill().unwrap();
+    let directory = scene.node.path("state/dhcp");
+    let file = std::fs::read_dir(directory).unwrap().next().unwrap().unwrap().path();
+    std::fs::write(&file, "{}").unwrap();
+    scene.node.start().unwrap();
+    let row = || {
+        let status = scene.node.whole_status().unwrap();
+        let troubles = status["troubles"].as_array().cloned().unwrap_or_default();
+        let object = format!("lease by dhcp {}", file.display());
+        troubles.into_iter().find(|row| row["object"] == object)
+    };
+    let problem = row().unwrap()["problem"].as_str().unwrap().to_owned();
+    assert!(problem.contains("have the pod made anew, and remove the file"), "{problem}");
+    scene.node.del(&pod).success();
+    assert_eq!(row(), None);
+    assert!(!file.exists());
 }

@@ -11,9 +11,10 @@ use crate::netlink::{self, Ends, LinkState, NewLink};
 use crate::netns::within;
 use crate::plan::addressing::{self, Announcement};
 use crate::plan::phases::Item;
-use crate::plan::{hook_kind, result};
+use crate::plan::result::{self, Leased};
+use crate::plan::{AttachmentPlan, hook_kind};
 use crate::spec::{self, Addressing};
-use crate::step::{Configure, HookKind, Interface, Output, Parent, Protect, Step, Style};
+use crate::step::{Configure, HookKind, Interface, MadeBy, Output, Parent, Protect, Step, StepRef, Style};
 use crate::sysctl;
 
 use super::{DETECTION, IPV6_MIN_MTU, check_mtu, ensure_if_present, interface};
@@ -170,8 +171,20 @@ impl<'a> Executor<'a> {
         (at, attachment, _): &Item<'a>,
         protect: &Protect,
     ) -> Result<EnforcedAttachment, StepError> {
+        let leased = result::own(&self.sandbox.netns, attachment, self.progress.outputs().of(at.0))
+            .map_err(|source| StepError::Result { plugin: attachment.kind.clone(), source })?;
+        self.enforced(*at, attachment, protect, &leased)
+    }
+
+    /// An attachment with these addresses, as the dataplane gets it.
+    pub(super) fn enforced(
+        &self,
+        at: StepRef,
+        attachment: &AttachmentPlan,
+        protect: &Protect,
+        leased: &Leased,
+    ) -> Result<EnforcedAttachment, StepError> {
         let enforcer = self.node.enforcer.as_ref().ok_or(StepError::Missing("a dataplane"))?;
-        let leased = self.leased(*at, attachment)?;
         let outputs = self.progress.outputs();
         let ends = result::ends(outputs.of(at.0));
         let vantage = hook_kind::of(attachment, outputs.of(at.0));
@@ -188,7 +201,7 @@ impl<'a> Executor<'a> {
             }
         }
         let enforced =
-            EnforcedAttachment::new(protect, self.sandbox, attachment, &leased, vantage, ends.as_ref())?;
+            EnforcedAttachment::new(protect, self.sandbox, attachment, leased, vantage, ends.as_ref())?;
         // Looked up for the link that was made there.
         let parent = self.parents.iter().find(|(_, parent)| parent.index == enforced.host_index());
         Ok(enforced.on_card(parent.map(|(_, parent)| parent.is_card())))

@@ -32,7 +32,7 @@ impl Addresses<'_> {
     fn add(&self) -> Result<cni::Value, CniError> {
         self.request.args.refuse_unknown(self.kind.args())?;
         let config = self.config()?;
-        let output = self.on_behalf(|lessee| lease(&self.leases, &config, lessee, None));
+        let output = self.on_behalf(|lessee| lease(&self.leases, &config, lessee, None, &mut |_| ()));
         let Output::Lease { addresses, dns, routes } = output.map_err(step_error)? else {
             return Err(CniError::new(code::INTERNAL, "the lease has no addresses"));
         };

@@ -8,7 +8,7 @@ use crate::mac::Mac;
 /// Bytes before the options: the fields of BOOTP and the cookie (RFC 2131, figure 1).
 const FIXED: usize = 240;
 /// The first four bytes of the options (RFC 2131, section 3).
-const COOKIE: [u8; 4] = [99, 130, 83, 99];
+pub(super) const COOKIE: [u8; 4] = [99, 130, 83, 99];
 /// The shortest message that servers and relays of BOOTP take (RFC 951, section 3), in bytes.
 const SHORTEST: usize = 300;
 /// The longest message that is read, in bytes: the longest IPv4 packet less its headers.

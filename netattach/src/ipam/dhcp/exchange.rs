@@ -19,6 +19,12 @@ const MOST_PATIENCE: Duration = Duration::from_secs(4);
 const REQUESTS: u32 = 3;
 /// How long after a refusal the client begins anew.
 const AFTER_REFUSAL: Duration = Duration::from_secs(1);
+/// How long after it has declined an address the client begins anew. RFC 2131 (section 3.1) says 10 s, against servers that offer
+/// the same again: an ADD has no more, and [`DECLINES`] is the bound here.
+const AFTER_DECLINE: Duration = Duration::from_secs(1);
+/// How many addresses that others have are declined before the client gives up: the server gives none of them to anybody for
+/// a while, and one host may say that it has all.
+const DECLINES: u32 = 3;
 /// The longest message that the client takes, in bytes (RFC 2132, section 9.10).
 const LONGEST_MESSAGE: u16 = 1500;
 /// Most remarks that are kept of what was heard, and most bytes of a server's own words.
@@ -121,6 +127,7 @@ pub(super) struct Exchange {
     /// When the last request was sent: a lease counts from there (RFC 2131, section 4.4.1).
     requested: Duration,
     random: u64,
+    declined: u32,
     heard: Vec<String>,
 }
 
@@ -142,6 +149,7 @@ impl Exchange {
             patience: PATIENCE,
             requested: now,
             random: random | 1,
+            declined: 0,
             heard: Vec::new(),
         };
         exchange.xid = exchange.random() as u32;
@@ -188,6 +196,25 @@ impl Exchange {
             }
             _ => Act::Wait,
         }
+    }
+
+    /// Begins anew after a pause, as another host has the address by which the exchange had ended. Returns the message that tells
+    /// the server, which has no answer.
+    pub(super) fn decline(&mut self, now: Duration, terms: &Terms, holder: Mac) -> Outgoing {
+        let Terms { address, server, .. } = *terms;
+        let mut message = Message::of(Kind::Decline, self.xid, self.client.mac);
+        // More than these does not belong to it (RFC 2131, table 5).
+        message.options.set(code::CLIENT, self.client.identifier());
+        message.options.set(code::SERVER, server.address.octets());
+        message.options.set(code::REQUESTED_ADDRESS, address.octets());
+        self.remark(format!("{address}, which {} gives, is in use by {holder}", server.address));
+        self.declined += 1;
+        self.select(None);
+        self.due = now + AFTER_DECLINE;
+        if self.declined >= DECLINES {
+            self.end = self.end.min(now);
+        }
+        Outgoing { message, to: None, asks_for: None }
     }
 
     fn offered(&mut self, now: Duration, message: &Message, server: Server) -> Act {
@@ -250,6 +277,15 @@ impl Exchange {
                 self.remark(words);
                 self.select(None);
                 self.due = now + AFTER_REFUSAL;
+                Act::Wait
+            }
+            // A lease is its server's, as long as it lasts: no other one, and none without a name, can deny it.
+            State::Keeping(Purpose::Renew(terms) | Purpose::Rebind(terms))
+                if server.is_none_or(|server| server.address != terms.server.address) =>
+            {
+                let whose = terms.server.address;
+                let words = format!("{}, which is a lease of {whose}", refusal(terms.address));
+                self.remark(words);
                 Act::Wait
             }
             State::Keeping(Purpose::Renew(terms) | Purpose::Rebind(terms) | Purpose::Again(terms)) => {

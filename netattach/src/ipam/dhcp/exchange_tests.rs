@@ -128,6 +128,8 @@ fn an_offer_that_is_not_acknowledged_is_given_up() {
 }
 
 /// How each purpose asks for an address that the client had, and what each answer makes of it.
+///
+/// Rows: DHCP-nak.
 #[test]
 fn an_address_that_the_client_had_is_kept_or_lost() {
     let known = terms(&begin(Purpose::New(None)), 40);
@@ -160,6 +162,29 @@ fn an_address_that_the_client_had_is_kept_or_lost() {
         let refused = Act::Done(Outcome::Refused("10.1.0.1 refuses 10.1.0.7".into()));
         assert_eq!(exchange.hear(seconds(101), SERVER.mac, &nak), refused);
 
+        // Nobody but its server can deny a lease that lasts. One that is over is no lease.
+        for (server, by) in [(Some([10_u8, 1, 0, 2]), "10.1.0.2"), (None, "a server")] {
+            let (mut exchange, _) = begin();
+            let mut nak = answer(&exchange, Kind::Nak);
+            nak.options = Options::default();
+            nak.options.set(code::KIND, answer(&exchange, Kind::Nak).options.get(code::KIND).unwrap());
+            if let Some(server) = server {
+                nak.options.set(code::SERVER, server);
+            }
+            let refused = format!("{by} refuses 10.1.0.7");
+            let heard = exchange.hear(seconds(101), SERVER.mac, &nak);
+            if matches!(purpose, Purpose::Again(_)) {
+                assert_eq!(heard, Act::Done(Outcome::Refused(refused)));
+                continue;
+            }
+            assert_eq!(heard, Act::Wait, "{purpose:?}, {by}");
+            let ack = answer(&exchange, Kind::Ack);
+            let bound = Act::Done(Outcome::Bound(terms(&exchange, 100), ack.options.clone()));
+            assert_eq!(exchange.hear(seconds(101), SERVER.mac, &ack), bound);
+            let told = Outcome::Silence(format!("{refused}, which is a lease of 10.1.0.1"));
+            assert_eq!(exchange.tick(seconds(110)), Act::Done(told));
+        }
+
         let (mut exchange, _) = begin();
         let another = Message { yiaddr: [10, 1, 0, 8].into(), ..answer(&exchange, Kind::Ack) };
         assert_eq!(exchange.hear(seconds(101), SERVER.mac, &another), Act::Wait);
@@ -190,6 +215,39 @@ fn messages_of_others_are_passed_over() {
     }
     let told = "an offer of 10.1.0.1 with an empty subnet mask".to_owned();
     assert_eq!(exchange.tick(seconds(110)), Act::Done(Outcome::Silence(told)));
+}
+
+/// Rows: DHCP-probe.
+#[test]
+fn an_address_that_another_host_has_is_declined_and_others_are_looked_for_three_times() {
+    let mut exchange = Exchange::begin(client(), Purpose::New(Some(ADDRESS)), seconds(100), seconds(110), 7);
+    let holder = Mac([2, 0, 0, 0, 0, 9]);
+    let mut now = seconds(100);
+    for number in 1..=3 {
+        let Outgoing { message, .. } = sent(exchange.tick(now));
+        let hint = message.options.address(code::REQUESTED_ADDRESS);
+        assert_eq!((message.options.kind(), hint.is_some()), (Some(Kind::Discover), number == 1));
+        let offer = answer(&exchange, Kind::Offer);
+        sent(exchange.hear(now, SERVER.mac, &offer));
+        let ack = answer(&exchange, Kind::Ack);
+        let given = terms(&exchange, now.as_secs());
+        let bound = Outcome::Bound(given, ack.options.clone());
+        assert_eq!(exchange.hear(now, SERVER.mac, &ack), Act::Done(bound));
+        let mut expected = Message::of(Kind::Decline, exchange.xid, client().mac);
+        expected.options.set(code::CLIENT, "\0c1/lan/net1");
+        expected.options.set(code::SERVER, SERVER.address.octets());
+        expected.options.set(code::REQUESTED_ADDRESS, ADDRESS.octets());
+        let declined = exchange.decline(now, &given, holder);
+        assert_eq!(declined, Outgoing { message: expected, to: None, asks_for: None });
+        // What is still under way for the declined address changes nothing.
+        assert_eq!(exchange.hear(now, SERVER.mac, &ack), Act::Wait);
+        if number < 3 {
+            assert_eq!((exchange.tick(now), exchange.due()), (Act::Wait, now + seconds(1)));
+            now += seconds(1);
+        }
+    }
+    let told = "10.1.0.7, which 10.1.0.1 gives, is in use by 02:00:00:00:00:09".to_owned();
+    assert_eq!(exchange.tick(now), Act::Done(Outcome::Silence(told)));
 }
 
 #[test]

@@ -1,24 +1,26 @@
 //! The leases of this node: taken, checked and given back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use super::config::Config;
 use super::exchange::{Act, Exchange, Outcome, Outgoing, Purpose, release};
-use super::record::{Directory, Record};
+use super::record::{Directory, Found, Record};
 use super::terms::{Server, Terms};
 use super::wire::{self, Socket, now, random};
-use super::{Error, PATIENCE, granted, renewal};
+use super::writer::{self, Job};
+use super::{Error, PATIENCE, granted, probe, renewal};
 use crate::error_chain::Chain;
 use crate::ipam::{Lease, Lessee, Owner};
 use crate::moment;
 use crate::netns::Netns;
-use crate::sync::{Condvar, Mutex, locked, thread};
+use crate::sync::{Condvar, Mutex, PoisonError, locked, thread};
 
-/// The leases that an agent keeps. A thread renews them as long as there are some.
+/// The leases that an agent keeps. A thread renews them, and another one writes them, as soon as there are some.
 #[derive(Debug)]
 pub struct Leases {
     shared: Arc<Shared>,
@@ -38,16 +40,34 @@ pub struct Trouble {
 #[derive(Debug)]
 pub(super) struct Shared {
     directory: Directory,
+    /// The files that could not be read at the start, each with the reason.
+    unreadable: Vec<(PathBuf, String)>,
     pub(super) boot: String,
+    /// Locked for moments: nobody waits for a disk or a server meanwhile.
     pub(super) state: Mutex<State>,
     /// Signalled when there is something new to renew, or nothing ever again.
     pub(super) changed: Condvar,
+    /// Signalled when there is something new to write, or nothing ever again.
+    queued: Condvar,
+    when_lost: OnceLock<WhenLost>,
+}
+
+/// What is done with each lease that is lost.
+struct WhenLost(Box<dyn Fn(&Owner) + Send + Sync>);
+
+impl fmt::Debug for WhenLost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WhenLost")
+    }
 }
 
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub(super) held: BTreeMap<Owner, Held>,
-    is_renewing: bool,
+    /// Two for each lease at most: one that writes it, and one that takes its address away.
+    jobs: VecDeque<(Owner, u64, Job)>,
+    /// Whether the threads have begun: the one that renews, and the one that writes.
+    has_threads: [bool; 2],
     pub(super) ends: bool,
     /// Number of the last lease that was begun.
     last: u64,
@@ -62,8 +82,21 @@ pub(super) struct Held {
     /// When an exchange that extends it was last begun in vain.
     pub(super) tried: Option<Duration>,
     pub(super) trouble: Option<String>,
-    /// Whether an exchange is at it, or it is about to be given back.
+    /// Whether an exchange is at it, or it is about to be lost or given back.
     pub(super) is_busy: bool,
+    /// Whether it is about to be written.
+    is_queued: bool,
+    /// The right to write its file, or to remove it. Never waited for by who has locked the state.
+    turn: Arc<Mutex<()>>,
+}
+
+impl Held {
+    /// Takes what a server has given.
+    pub(super) fn give(&mut self, terms: &Terms) {
+        self.record.terms = Some(terms.fuzzed(random()));
+        self.record.address = terms.address;
+        self.record.server = terms.server;
+    }
 }
 
 impl Leases {
@@ -73,37 +106,73 @@ impl Leases {
     /// The directory cannot be made or read.
     pub fn open(directory: &Path) -> Result<Self, Error> {
         let boot = moment::boot_id().map_err(|source| Error::Read { path: directory.to_owned(), source })?;
-        let (directory, records) = Directory::open(directory)?;
-        let (state, changed) = (Mutex::default(), Condvar::new());
-        let shared = Arc::new(Shared { directory, boot, state, changed });
+        let (directory, Found { records, unreadable }) = Directory::open(directory)?;
+        let (state, changed, queued) = (Mutex::default(), Condvar::new(), Condvar::new());
+        let when_lost = OnceLock::new();
+        let shared = Arc::new(Shared { directory, unreadable, boot, state, changed, queued, when_lost });
         for record in records {
-            shared.keep(record);
+            shared.keep(record, Arc::default());
         }
         Ok(Self { shared })
     }
 
-    /// Leases an address by the pod's interface, which is brought up for it.
-    pub(in super::super) fn lease(&self, config: &Config, lessee: Lessee<'_>) -> Result<Lease, Error> {
-        let netns = lessee.netns.ok_or(Error::NoNamespace)?;
-        let interface = wire::raise(netns, &lessee.owner.ifname)?;
+    /// Has this done with each lease that is lost from now on, once its address is taken from the pod. It is called on the
+    /// thread that writes leases, perhaps more than once for one of them. Only the first that is set counts.
+    pub fn when_lost(&self, then: impl Fn(&Owner) + Send + Sync + 'static) {
+        // An agent sets it once, at its start.
+        let _ = self.shared.when_lost.set(WhenLost(Box::new(then)));
+    }
+
+    /// Whose leases are lost.
+    pub fn lost(&self) -> Vec<Owner> {
+        let state = locked(&self.shared.state);
+        let lost = state.held.iter().filter(|(_, held)| held.record.lost.is_some());
+        lost.map(|(owner, _)| owner.clone()).collect()
+    }
+
+    /// The files that could not be read, and are there still, each with the reason.
+    pub fn unreadable(&self) -> impl Iterator<Item = &(PathBuf, String)> {
+        self.shared.unreadable.iter().filter(|(path, _)| path.exists())
+    }
+
+    /// Leases an address by the pod's interface, which is brought up for it. No other host has it: the link is asked, after
+    /// `before_probe` was called with it.
+    pub(in super::super) fn lease(
+        &self,
+        config: &Config,
+        lessee: Lessee<'_>,
+        before_probe: &mut dyn FnMut(IpAddr),
+    ) -> Result<Lease, Error> {
+        let (netns, owner) = (lessee.netns.ok_or(Error::NoNamespace)?, lessee.owner);
+        let interface = wire::raise(netns, &owner.ifname)?;
         let socket = Socket::open(netns, interface.index, interface.mac)?;
-        let before = locked(&self.shared.state).held.get(lessee.owner).map(|held| held.record.address);
-        let client = config.client(lessee.owner, interface.mac);
-        let begun = now();
-        let exchange = Exchange::begin(client, Purpose::New(before), begun, begun + PATIENCE, random());
-        let asks = |asked: (Ipv4Addr, Server)| -> Result<(), Error> {
-            // Recorded before it is asked for: whatever becomes of this process, it is given back.
-            let record = Record::new(lessee.owner, config, &interface, &self.shared.boot, asked);
-            self.shared.directory.write(&record)?;
-            self.shared.keep(record);
-            Ok(())
+        let before = {
+            let state = locked(&self.shared.state);
+            let usable = state.held.get(owner).filter(|held| held.record.lost.is_none());
+            usable.map(|held| held.record.address)
         };
-        match converse(exchange, &socket, asks)? {
-            Outcome::Bound(terms, options) => {
-                self.shared.bind(lessee.owner, &terms)?;
-                Ok(granted::lease(&terms, &options, config.priority))
-            }
-            Outcome::Refused(heard) | Outcome::Silence(heard) => Err(Error::Silence { heard }),
+        let client = config.client(owner, interface.mac);
+        let begun = now();
+        // What comes last has its probe still.
+        let end = begun + PATIENCE.saturating_sub(probe::PAUSE * probe::TIMES);
+        let mut exchange = Exchange::begin(client, Purpose::New(before), begun, end, random());
+        // Recorded before it is asked for: whatever becomes of this process, it is given back.
+        let asks =
+            |asked| self.shared.begin(Record::new(owner, config, &interface, &self.shared.boot, asked));
+        loop {
+            let (terms, options) = match converse(&mut exchange, &socket, asks)? {
+                Outcome::Bound(terms, options) => (terms, options),
+                Outcome::Refused(heard) | Outcome::Silence(heard) => return Err(Error::Silence { heard }),
+            };
+            self.shared.bind(owner, &terms)?;
+            before_probe(terms.address.into());
+            let Some(holder) = wire::holder(netns, &interface, terms.address)? else {
+                return Ok(granted::lease(&terms, &options, config.priority));
+            };
+            let (network, address) = (&config.network, terms.address);
+            tracing::warn!(%owner, network, %address, %holder, "another host has the address that dhcp gives: declined");
+            send(&socket, &exchange.decline(now(), &terms, holder));
+            self.shared.forgo(owner, format!("{holder} has it"))?;
         }
     }
 
@@ -128,25 +197,24 @@ impl Leases {
 
     /// Gives back what the owner has. Where the pod's interface is gone, the server is not told, and its lease ends by itself.
     pub(in super::super) fn release(&self, owner: &Owner) -> Result<(), Error> {
-        let record = match locked(&self.shared.state).held.get_mut(owner) {
-            Some(held) => {
-                held.is_busy = true;
-                // An exchange that is at it finds that it is not that one any more.
-                held.number = 0;
-                held.record.clone()
-            }
-            // One that could not be read may be there.
-            None => return self.shared.directory.remove(owner),
-        };
+        let taken = locked(&self.shared.state).held.get_mut(owner).map(|held| {
+            held.is_busy = true;
+            // An exchange that is at it finds that it is not that one any more, and so does who is about to write it.
+            held.number = 0;
+            (held.record.clone(), Arc::clone(&held.turn))
+        });
+        // One that could not be read may be there.
+        let Some((record, turn)) = taken else { return self.shared.directory.remove(owner) };
         // What was lost is not the client's to give back. What is, the pod does not use any more when its server hears of it.
         if record.lost.is_none()
-            && let Err(error) = renewal::take_away(&record).and_then(|()| self.shared.send_back(&record))
+            && let Err(error) = writer::take_away(&record).and_then(|()| self.shared.send_back(&record))
         {
             tracing::warn!(
                 %owner, network = record.config.network, address = %record.address, error = %Chain(&error),
                 "lease by dhcp is not given back: the server keeps it until its time is over"
             );
         }
+        let _turn = locked(&turn);
         self.shared.directory.remove(owner)?;
         locked(&self.shared.state).held.remove(owner);
         Ok(())
@@ -187,51 +255,135 @@ impl Drop for Leases {
     fn drop(&mut self) {
         locked(&self.shared.state).ends = true;
         self.shared.changed.notify_all();
+        self.shared.queued.notify_all();
     }
 }
 
 impl Shared {
     /// Takes a record that is on disk, in the place of an earlier one of its owner.
-    fn keep(self: &Arc<Self>, record: Record) {
+    fn keep(self: &Arc<Self>, record: Record, turn: Arc<Mutex<()>>) {
         let mut state = locked(&self.state);
         state.last += 1;
-        let held = Held { number: state.last, tried: None, trouble: None, is_busy: false, record };
-        if !held.record.is_taken && !state.is_renewing {
-            let shared = Arc::clone(self);
-            let begun = thread::Builder::new().name("dhcp".into()).spawn(move || renewal::run(&shared));
-            match begun {
-                Ok(_) => state.is_renewing = true,
-                // The next lease tries it again.
-                Err(error) => tracing::error!(%error, "no thread that renews leases by dhcp"),
-            }
+        let number = state.last;
+        let (tried, trouble) = (None, None);
+        let held = Held { record, number, tried, trouble, is_busy: false, is_queued: false, turn };
+        if !held.record.is_taken {
+            self.ensure_threads(&mut state.has_threads);
         }
         state.held.insert(held.record.owner(), held);
         self.changed.notify_all();
     }
 
+    fn ensure_threads(self: &Arc<Self>, begun: &mut [bool; 2]) {
+        let all: [(&str, fn(&Arc<Self>)); 2] = [("dhcp", renewal::run), ("dhcp-writer", writer::run)];
+        for ((name, run), has_begun) in all.into_iter().zip(begun).filter(|(_, has_begun)| !**has_begun) {
+            let shared = Arc::clone(self);
+            match thread::Builder::new().name(name.into()).spawn(move || run(&shared)) {
+                Ok(_) => *has_begun = true,
+                // The next lease tries it again.
+                Err(error) => tracing::error!(%error, "no thread that renews and writes leases by dhcp"),
+            }
+        }
+    }
+
+    /// The right to write the file of an owner's lease.
+    fn turn(&self, owner: &Owner) -> Arc<Mutex<()>> {
+        locked(&self.state).held.get(owner).map(|held| Arc::clone(&held.turn)).unwrap_or_default()
+    }
+
+    /// Writes and takes the record of an address that is about to be asked for.
+    fn begin(self: &Arc<Self>, record: Record) -> Result<(), Error> {
+        let turn = self.turn(&record.owner());
+        let _turn = locked(&turn);
+        self.directory.write(&record)?;
+        self.keep(record, Arc::clone(&turn));
+        Ok(())
+    }
+
+    /// Writes a lease as it is by now, unless it is another one.
+    pub(super) fn write(&self, owner: &Owner, number: u64) -> Result<(), Error> {
+        let turn = self.turn(owner);
+        let _turn = locked(&turn);
+        let mut record = None;
+        self.with(owner, number, |held| {
+            held.is_queued = false;
+            record = Some(held.record.clone());
+        });
+        record.map_or(Ok(()), |record| self.directory.write(&record))
+    }
+
     /// Records that a server has given the address that was asked for.
     fn bind(&self, owner: &Owner, terms: &Terms) -> Result<(), Error> {
-        let mut state = locked(&self.state);
-        if let Some(held) = state.held.get_mut(owner) {
-            held.record.terms = Some(*terms);
-            held.record.address = terms.address;
-            held.record.server = terms.server;
-            self.directory.write(&held.record)?;
-        }
+        self.settle(owner, |held| held.give(terms))?;
         self.changed.notify_all();
         Ok(())
     }
 
-    /// Changes a lease, unless it is another one by now, and writes it.
-    pub(super) fn change(&self, owner: &Owner, number: u64, change: impl FnOnce(&mut Held)) {
+    /// Records that the owner has no use for an address that it never had, and that it has declined.
+    fn forgo(&self, owner: &Owner, why: String) -> Result<(), Error> {
+        self.settle(owner, |held| {
+            held.record.lost = Some(why);
+            held.record.is_taken = true;
+        })
+    }
+
+    /// Changes a lease of who waits for it, and writes it at once.
+    fn settle(&self, owner: &Owner, change: impl FnOnce(&mut Held)) -> Result<(), Error> {
+        let number = {
+            let mut state = locked(&self.state);
+            let Some(held) = state.held.get_mut(owner) else { return Ok(()) };
+            change(held);
+            held.number
+        };
+        self.write(owner, number)
+    }
+
+    /// Does something with a lease, unless it is another one by now.
+    pub(super) fn with(&self, owner: &Owner, number: u64, work: impl FnOnce(&mut Held)) {
         let mut state = locked(&self.state);
-        let Some(held) = state.held.get_mut(owner).filter(|held| held.number == number) else { return };
-        let before = held.record.clone();
-        change(held);
-        if held.record != before
-            && let Err(error) = self.directory.write(&held.record)
-        {
-            tracing::warn!(%owner, error = %Chain(&error), "lease by dhcp not written");
+        if let Some(held) = state.held.get_mut(owner).filter(|held| held.number == number) {
+            work(held);
+        }
+    }
+
+    /// Changes a lease, unless it is another one by now, and has it written.
+    pub(super) fn change(&self, owner: &Owner, number: u64, change: impl FnOnce(&mut Held)) {
+        let mut is_new = false;
+        self.with(owner, number, |held| {
+            let before = held.record.clone();
+            change(held);
+            is_new = held.record != before && !std::mem::replace(&mut held.is_queued, true);
+        });
+        if is_new {
+            self.enqueue(owner.clone(), number, Job::Write);
+        }
+        // When it is due next may be another moment.
+        self.changed.notify_all();
+    }
+
+    /// Has the thread that writes do this.
+    pub(super) fn enqueue(&self, owner: Owner, number: u64, job: Job) {
+        locked(&self.state).jobs.push_back((owner, number, job));
+        self.queued.notify_all();
+    }
+
+    /// The next thing to be done, once there is one; `None`: the leases end, and nothing is left.
+    pub(super) fn next_job(&self) -> Option<(Owner, u64, Job)> {
+        let mut state = locked(&self.state);
+        loop {
+            match state.jobs.pop_front() {
+                None if !state.ends => {
+                    state = self.queued.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+                job => return job,
+            }
+        }
+    }
+
+    /// Tells who wants to know that a lease is lost.
+    pub(super) fn tell_lost(&self, owner: &Owner) {
+        if let Some(WhenLost(then)) = self.when_lost.get() {
+            then(owner);
         }
     }
 
@@ -252,7 +404,7 @@ pub(super) fn open_namespace(record: &Record) -> Result<Netns, Error> {
 
 /// Carries out an exchange, on the thread of who waits for it. `asks`: called before an address is first asked for.
 fn converse(
-    mut exchange: Exchange,
+    exchange: &mut Exchange,
     socket: &Socket,
     asks: impl Fn((Ipv4Addr, Server)) -> Result<(), Error>,
 ) -> Result<Outcome, Error> {
@@ -273,7 +425,7 @@ fn converse(
             Act::Wait => {}
         }
         wire::wait(std::iter::once(socket), exchange.due());
-        act = hear(&mut exchange, socket);
+        act = hear(exchange, socket);
     }
 }
 
@@ -294,3 +446,7 @@ pub(super) fn send(socket: &Socket, outgoing: &Outgoing) {
         tracing::debug!(%error, "message of dhcp not sent");
     }
 }
+
+#[cfg(all(test, not(feature = "model")))]
+#[path = "leases_tests.rs"]
+mod tests;

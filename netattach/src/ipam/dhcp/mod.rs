@@ -5,20 +5,24 @@
 //! `containernetworking/plugins`, `plugins/ipam/dhcp`; a configuration that names the socket of its daemon is carried out by
 //! that plugin and its daemon.
 //!
-//! In the order of one lease: `config` reads the keys, `wire` opens a socket, `exchange` decides what is sent (pure, in
-//! messages of `codec` and frames of `frame`), `terms` what is due later, `granted` what the options are for the pod,
-//! `record` keeps the lease; `leases` is what steps and requests call, `renewal` the thread that extends all leases.
+//! In the order of one lease: `config` reads the keys, `wire` opens a socket that hears what `filter` lets through, `exchange`
+//! decides what is sent (pure, in messages of `codec` and frames of `frame`), `probe` whether another host has the address,
+//! `terms` what is due later, `granted` what the options are for the pod, `record` keeps the lease; `leases` is what steps and
+//! requests call, `renewal` the thread that extends all leases, `writer` the one that writes them and takes away what is lost.
 
 mod codec;
 mod config;
 mod exchange;
+mod filter;
 mod frame;
 mod granted;
 mod leases;
+mod probe;
 mod record;
 mod renewal;
 mod terms;
 mod wire;
+mod writer;
 
 use std::io;
 use std::net::IpAddr;
@@ -33,6 +37,7 @@ pub use config::{Config, ConfigError, is_by_daemon};
 pub use frame::{Ends, to_client as read_frame};
 pub use granted::lease as granted;
 pub use leases::{Leases, Trouble};
+pub use probe::holder as read_probe;
 pub use terms::{Server, Terms};
 
 /// How long an ADD waits for a lease: what the daemon of the reference waits, and no longer than any call may take.

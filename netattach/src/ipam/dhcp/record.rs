@@ -21,6 +21,8 @@ const VERSION: u32 = 1;
 /// Longest file, in bytes: names, and a configuration within its budget.
 const LONGEST: usize = 64 << 10;
 const ENDING: &str = ".json";
+/// Most files that are named because they cannot be read; the log has all.
+const UNREADABLE: usize = 100;
 
 /// A lease, or an address that a server was about to be asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -104,19 +106,26 @@ impl Record {
     }
 }
 
+/// What a directory has.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) records: Vec<Record>,
+    /// Files that cannot be read, each with the reason; [`UNREADABLE`] of them.
+    pub(super) unreadable: Vec<(PathBuf, String)>,
+}
+
 /// A directory of records, which is there from the first on.
 #[derive(Debug)]
 pub(super) struct Directory(PathBuf);
 
 impl Directory {
-    /// Opens the directory, and reads what is in it. A file that cannot be read is named in the log, and left: its lease ends
-    /// by itself.
-    pub(super) fn open(path: &Path) -> Result<(Self, Vec<Record>), Error> {
+    /// Opens the directory, and reads what is in it. A file that cannot be read is named and left: its lease ends by itself.
+    pub(super) fn open(path: &Path) -> Result<(Self, Found), Error> {
         let failed = |source| Error::Read { path: path.to_owned(), source };
-        let mut records = Vec::new();
+        let mut found = Found::default();
         let entries = match fs::read_dir(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return Ok((Self(path.to_owned()), records));
+                return Ok((Self(path.to_owned()), found));
             }
             entries => entries.map_err(failed)?,
         };
@@ -128,14 +137,19 @@ impl Directory {
                 continue;
             }
             match read(&entry.path()) {
-                Ok(record) => records.push(record),
-                Err(error) => tracing::warn!(
-                    file = %entry.path().display(), %error,
-                    "lease by dhcp cannot be read: it is neither renewed nor given back"
-                ),
+                Ok(record) => found.records.push(record),
+                Err(error) => {
+                    tracing::warn!(
+                        file = %entry.path().display(), %error,
+                        "lease by dhcp cannot be read: it is neither renewed nor given back"
+                    );
+                    if found.unreadable.len() < UNREADABLE {
+                        found.unreadable.push((entry.path(), error.to_string()));
+                    }
+                }
             }
         }
-        Ok((Self(path.to_owned()), records))
+        Ok((Self(path.to_owned()), found))
     }
 
     /// Writes a record durably.
@@ -225,17 +239,17 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().join("dhcp");
         let (directory, found) = Directory::open(&path).unwrap();
-        assert_eq!(found, []);
+        assert_eq!(found, Found::default());
         let mut record = record();
         directory.write(&record).unwrap();
         record.terms = Some(terms(&record));
         directory.write(&record).unwrap();
         let (directory, found) = Directory::open(&path).unwrap();
-        assert_eq!(found, std::slice::from_ref(&record));
+        assert_eq!((found.records.as_slice(), found.unreadable), (std::slice::from_ref(&record), Vec::new()));
         for _ in 0..2 {
             directory.remove(&record.owner()).unwrap();
         }
-        assert_eq!(Directory::open(&path).unwrap().1, []);
+        assert_eq!(Directory::open(&path).unwrap().1, Found::default());
     }
 
     #[test]
@@ -251,12 +265,16 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_left() {
+    fn what_cannot_be_read_is_left_and_named() {
         let root = tempfile::tempdir().unwrap();
         for (name, content) in [("a.json", "{"), ("b.json", r#"{"version":2}"#), ("c.json.new", "")] {
             fs::write(root.path().join(name), content).unwrap();
         }
-        assert_eq!(Directory::open(root.path()).unwrap().1, []);
+        let mut found = Directory::open(root.path()).unwrap().1;
+        found.unreadable.sort();
+        let named: Vec<_> =
+            found.unreadable.iter().map(|(path, _)| path.file_name().unwrap().to_str().unwrap()).collect();
+        assert_eq!((found.records, named), (Vec::new(), vec!["a.json", "b.json"]));
         assert_eq!(fs::read_dir(root.path()).unwrap().count(), 3);
         let newer = read(&root.path().join("b.json")).unwrap_err();
         assert_eq!(newer.to_string(), "version 2, and this agent reads version 1");

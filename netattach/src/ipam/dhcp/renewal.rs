@@ -3,17 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use ipnet::{IpNet, Ipv4Net};
-
 use super::Error;
 use super::exchange::{Act, Exchange, Outcome};
 use super::leases::{Held, Shared, hear, open_namespace, send};
 use super::record::Record;
 use super::terms::Due;
 use super::wire::{self, Socket, now, random};
+use super::writer::Job;
 use crate::error_chain::Chain;
 use crate::ipam::Owner;
-use crate::netlink::{Handle, OpenError};
 use crate::sync::{PoisonError, locked};
 
 /// Most exchanges at once; the others wait. Each has a descriptor.
@@ -39,7 +37,7 @@ struct Asking {
 struct Work {
     ask: Vec<(Owner, u64, Record, super::exchange::Purpose, Duration)>,
     /// Whose address is to be taken from the pod, and why.
-    over: Vec<(Owner, u64, Record, String)>,
+    over: Vec<(Owner, u64, String)>,
     next: Option<Duration>,
 }
 
@@ -59,8 +57,8 @@ pub(super) fn run(shared: &Arc<Shared>) {
             continue;
         }
         drop(state);
-        for (owner, number, record, why) in work.over {
-            lose(shared, &owner, number, &record, &why);
+        for (owner, number, why) in work.over {
+            shared.enqueue(owner, number, Job::Lose(why));
         }
         for (owner, number, record, purpose, until) in work.ask {
             let begun = now();
@@ -87,13 +85,12 @@ fn due<'h>(held: impl Iterator<Item = (&'h Owner, &'h mut Held)>, boot: &str, ro
     let mut work = Work::default();
     let now = now();
     for (owner, held) in held.filter(|(_, held)| !held.is_busy) {
-        let over =
-            |record: &Record, number, why: &str| (owner.clone(), number, record.clone(), why.to_owned());
+        let over = |number, why: &str| (owner.clone(), number, why.to_owned());
         if let Some(why) = held.record.is_to_be_taken(boot) {
             match held.tried.map(|at| at + TAKE_AGAIN).filter(|at| *at > now) {
                 Some(at) => work.next = Some(work.next.map_or(at, |next| next.min(at))),
                 None => {
-                    work.over.push(over(&held.record, held.number, why));
+                    work.over.push(over(held.number, why));
                     held.is_busy = true;
                 }
             }
@@ -111,7 +108,7 @@ fn due<'h>(held: impl Iterator<Item = (&'h Owner, &'h mut Held)>, boot: &str, ro
             Due::Over => {
                 held.is_busy = true;
                 let why = "its time is over, and no server has extended it";
-                work.over.push(over(&held.record, held.number, why));
+                work.over.push(over(held.number, why));
             }
         }
     }
@@ -139,17 +136,13 @@ fn go_on(shared: &Shared, one: &mut Asking) -> bool {
             if held.trouble.take().is_some() {
                 tracing::info!(owner = %one.owner, address = %terms.address, "lease by dhcp extended again");
             }
-            held.record.terms = Some(terms);
-            held.record.server = terms.server;
+            held.give(&terms);
             held.tried = None;
             held.is_busy = false;
         }),
         Act::Done(Outcome::Silence(heard)) => failed(shared, &one.owner, one.number, one.begun, &heard),
         Act::Done(Outcome::Refused(heard)) => {
-            let record = locked(&shared.state).held.get(&one.owner).map(|held| held.record.clone());
-            if let Some(record) = record {
-                lose(shared, &one.owner, one.number, &record, &heard);
-            }
+            shared.enqueue(one.owner.clone(), one.number, Job::Lose(heard));
         }
     }
     true
@@ -167,53 +160,4 @@ fn failed(shared: &Shared, owner: &Owner, number: u64, begun: Duration, heard: &
         held.tried = Some(begun);
         held.is_busy = false;
     });
-}
-
-/// Takes an address from a pod that must not use it any more: another host may have it (RFC 2131, sections 4.4.5 and 3.1).
-fn lose(shared: &Shared, owner: &Owner, number: u64, record: &Record, why: &str) {
-    // Written first: after a kill it is not used again either, and the next agent takes it.
-    shared.change(owner, number, |held| held.record.lost = Some(why.to_owned()));
-    let (network, address) = (&record.config.network, record.address);
-    let is_taken = match take_away(record) {
-        Ok(()) => {
-            tracing::error!(
-                %owner, network, %address, why,
-                "lease by dhcp is lost: the address is taken from the pod, which has to be made anew"
-            );
-            true
-        }
-        // Nobody has it any more.
-        Err(Error::NoNamespace) => true,
-        Err(error) => {
-            if record.lost.is_none() {
-                tracing::error!(
-                    %owner, network, %address, why, error = %Chain(&error),
-                    "lease by dhcp is lost, and the address cannot be taken from the pod; it is tried again"
-                );
-            }
-            false
-        }
-    };
-    shared.change(owner, number, |held| {
-        held.record.is_taken = is_taken;
-        held.tried = Some(now());
-        held.is_busy = false;
-    });
-}
-
-/// Removes the address of a lease from the pod's interface.
-pub(super) fn take_away(record: &Record) -> Result<(), Error> {
-    let Some(terms) = &record.terms else { return Ok(()) };
-    let netns = open_namespace(record)?;
-    let take_away = || -> Result<(), OpenError> {
-        let mut pod = Handle::open_in(&netns)?;
-        let link = pod.link_by_index(record.index)?;
-        // On a link that routes alone it is without its subnet.
-        for prefix in [terms.prefix, 32] {
-            let net = Ipv4Net::new(terms.address, prefix).unwrap_or_else(|_| terms.address.into());
-            pod.ensure_address_absent(link.index, IpNet::V4(net))?;
-        }
-        Ok(())
-    };
-    Ok(take_away()?)
 }

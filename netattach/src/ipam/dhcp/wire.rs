@@ -3,6 +3,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::mem::size_of;
+use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
@@ -14,6 +15,7 @@ use super::codec::Message;
 use super::exchange::Outgoing;
 use super::frame::{self, EVERYBODY, Ends};
 use super::record::Interface;
+use super::{filter, probe};
 use crate::mac::Mac;
 use crate::netlink::{Handle, OpenError, socket_filter};
 use crate::netns::{self, Netns};
@@ -48,8 +50,7 @@ pub(super) fn raise(netns: &Netns, ifname: &str) -> Result<Interface, Error> {
 impl Socket {
     /// Opens a socket on an interface of the namespace.
     pub(super) fn open(netns: &Netns, index: u32, mac: Mac) -> Result<Self, Error> {
-        let socket = netns::within(netns, || open(index)).map_err(OpenError::from)?;
-        Ok(Self { socket: socket.map_err(Error::Socket)?, mac })
+        Ok(Self { socket: open(netns, index, libc::ETH_P_IP, &mut filter::answers_to(mac))?, mac })
     }
 
     /// Sends a message. One that cannot be sent is as one that is lost.
@@ -91,15 +92,27 @@ impl AsFd for Socket {
     }
 }
 
-fn open(index: u32) -> io::Result<OwnedFd> {
+/// Opens a packet socket on an interface of the namespace, for what is of that protocol and passes the filter.
+fn open(
+    netns: &Netns,
+    index: u32,
+    protocol: i32,
+    filter: &mut [libc::sock_filter],
+) -> Result<OwnedFd, Error> {
+    let socket = netns::within(netns, || open_here(index, protocol, filter)).map_err(OpenError::from)?;
+    socket.map_err(Error::Socket)
+}
+
+fn open_here(index: u32, protocol: i32, filter: &mut [libc::sock_filter]) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     // Of no protocol until it has its filter and its interface: it hears nothing before.
     let socket = rustix::net::socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
-    socket_filter::attach(&socket, &mut to_clients())?;
+    socket_filter::attach(&socket, filter)?;
     // SAFETY: every field is a number or an array of numbers: all zeroes is a valid value.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     address.sll_family = libc::AF_PACKET as u16;
-    address.sll_protocol = (libc::ETH_P_IP as u16).to_be();
+    // Numbers of protocols have 16 bits.
+    address.sll_protocol = (protocol as u16).to_be();
     address.sll_ifindex = i32::try_from(index).map_err(io::Error::other)?;
     // SAFETY: the kernel reads as many bytes of `address` as it is long; it lives through the call.
     let bound = unsafe {
@@ -112,35 +125,46 @@ fn open(index: u32) -> io::Result<OwnedFd> {
     if bound == 0 { Ok(socket) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Lets IPv4 packets of UDP to port 68 through that are no later fragments, so that a pod's other traffic costs no copy. What
-/// comes through is checked again.
-fn to_clients() -> [libc::sock_filter; 9] {
-    /// `linux/filter.h`: load a byte or a half-word at an offset, a half-word behind the IPv4 header, whose length is loaded
-    /// into the index; compare, test bits; return the bytes to keep.
-    const LOAD_BYTE: u16 = 0x30;
-    const LOAD_HALF: u16 = 0x28;
-    const LOAD_HALF_BEHIND: u16 = 0x48;
-    const LOAD_HEADER_LENGTH: u16 = 0xb1;
-    const JUMP_IF_EQUAL: u16 = 0x15;
-    const JUMP_IF_SET: u16 = 0x45;
-    const RETURN: u16 = 0x06;
-    let statement = |code, k| libc::sock_filter { code, jt: 0, jf: 0, k };
-    [
-        statement(LOAD_BYTE, 23),
-        libc::sock_filter { code: JUMP_IF_EQUAL, jt: 0, jf: 6, k: libc::IPPROTO_UDP as u32 },
-        statement(LOAD_HALF, 20),
-        libc::sock_filter { code: JUMP_IF_SET, jt: 4, jf: 0, k: 0x1fff },
-        statement(LOAD_HEADER_LENGTH, 14),
-        statement(LOAD_HALF_BEHIND, 16),
-        libc::sock_filter { code: JUMP_IF_EQUAL, jt: 0, jf: 1, k: 68 },
-        statement(RETURN, u32::MAX),
-        statement(RETURN, 0),
-    ]
+/// Asks the link whether another host has the address, and returns which.
+pub(super) fn holder(netns: &Netns, interface: &Interface, address: Ipv4Addr) -> Result<Option<Mac>, Error> {
+    let socket = open(netns, interface.index, libc::ETH_P_ARP, &mut filter::about(address))?;
+    let question = probe::question(interface.mac, address);
+    for _ in 0..probe::TIMES {
+        // One that cannot be sent is as one that is lost.
+        if let Err(error) = rustix::net::send(&socket, &question, SendFlags::DONTWAIT) {
+            tracing::debug!(%error, "probe for an address not sent");
+        }
+        let until = now() + probe::PAUSE;
+        while now() < until {
+            wait_for(std::iter::once(socket.as_fd()), until);
+            if let Some(holder) = heard_of(&socket, interface.mac, address) {
+                return Ok(Some(holder));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// Who has the address by what has been received by now.
+fn heard_of(socket: &OwnedFd, own: Mac, address: Ipv4Addr) -> Option<Mac> {
+    let mut buffer = [0; LONGEST];
+    for _ in 0..AT_ONCE {
+        let (length, _) = rustix::net::recv(socket, &mut buffer[..], RecvFlags::DONTWAIT).ok()?;
+        if let Some(holder) = probe::holder(buffer.get(..length)?, own, address) {
+            return Some(holder);
+        }
+    }
+    None
 }
 
 /// Waits until one of the sockets has something, or that moment of [`now`].
 pub(super) fn wait<'s>(sockets: impl Iterator<Item = &'s Socket>, until: Duration) {
-    let mut polled: Vec<PollFd<'_>> = sockets.map(|socket| PollFd::new(socket, PollFlags::IN)).collect();
+    wait_for(sockets.map(AsFd::as_fd), until);
+}
+
+fn wait_for<'s>(sockets: impl Iterator<Item = BorrowedFd<'s>>, until: Duration) {
+    let mut polled: Vec<PollFd<'_>> =
+        sockets.map(|socket| PollFd::from_borrowed_fd(socket, PollFlags::IN)).collect();
     let left = until.saturating_sub(now());
     let left = Timespec {
         tv_sec: i64::try_from(left.as_secs()).unwrap_or(i64::MAX),

@@ -1,0 +1,127 @@
+//! Leases beside a disk that does not answer, and files that cannot be read.
+
+use std::fs;
+use std::sync::mpsc;
+
+use rustix::fs::{CWD, Mode, mkfifoat};
+use serde_json::json;
+
+use super::super::record::Interface;
+use super::*;
+use crate::mac::Mac;
+use crate::netns::NetnsId;
+
+/// How long something may take that waits for nobody.
+const AT_ONCE: Duration = Duration::from_secs(20);
+
+fn owner(name: &str) -> Owner {
+    Owner { container_id: name.to_owned(), ifname: "net1".to_owned() }
+}
+
+/// A lease without end, of a pod that is gone.
+fn record(name: &str) -> Record {
+    let config = serde_json::from_value(json!({"network": "lan", "wanted": [1]})).unwrap();
+    let netns_id = NetnsId { device: 4, inode: 5 };
+    let interface = Interface { mac: Mac([2; 6]), index: 3, netns: "/nonexistent".into(), netns_id };
+    let server = Server { address: [10, 1, 0, 1].into(), mac: Mac([2, 0, 0, 0, 0, 1]) };
+    let address = [10, 1, 0, 7].into();
+    let boot = moment::boot_id().unwrap();
+    let mut record = Record::new(&owner(name), &config, &interface, &boot, (address, server));
+    let (since, seconds, renew, rebind) = (1000, u32::MAX, 30_000, 50_000);
+    record.terms = Some(Terms { address, prefix: 24, server, since, seconds, renew, rebind });
+    record
+}
+
+fn lose(shared: &Shared, name: &str) {
+    let number = locked(&shared.state).held[&owner(name)].number;
+    shared.change(&owner(name), number, |held| {
+        held.record.lost = Some("refused".to_owned());
+        held.record.is_taken = true;
+    });
+}
+
+/// Whether that becomes true in time.
+fn becomes(is_true: impl Fn() -> bool) -> bool {
+    let end = now() + AT_ONCE;
+    while now() < end {
+        if is_true() {
+            return true;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    is_true()
+}
+
+/// Rows: DHCP-disk.
+#[test]
+fn a_disk_that_hangs_keeps_nobody_waiting_but_who_writes() {
+    let root = tempfile::tempdir().unwrap();
+    let leases = Leases::open(root.path()).unwrap();
+    leases.shared.begin(record("a")).unwrap();
+    let file = fs::read_dir(root.path()).unwrap().next().unwrap().unwrap().path();
+    leases.shared.begin(record("b")).unwrap();
+    // What a record is written to before it gets its name: it opens once somebody reads.
+    let fifo = file.with_extension("new");
+    mkfifoat(CWD, &fifo, Mode::RUSR | Mode::WUSR).unwrap();
+    let (tell, told) = mpsc::channel();
+    let shared = Arc::clone(&leases.shared);
+    std::thread::spawn(move || {
+        // As the thread that renews does, and a request after it.
+        lose(&shared, "a");
+        lose(&shared, "b");
+        let leases = Leases { shared };
+        let checked = leases.check(&owner("b"), &[]).map_err(|error| error.to_string());
+        tell.send((checked, leases.troubles().len())).unwrap();
+        std::mem::forget(leases);
+    });
+    let lost = "the lease of 10.1.0.7 by dhcp is lost: refused".to_owned();
+    assert_eq!(told.recv_timeout(AT_ONCE).unwrap(), (Err(lost), 2));
+
+    let is_written = || {
+        let found = Directory::open(root.path()).unwrap().1;
+        found.records.iter().any(|record| record.owner() == owner("b") && record.lost.is_some())
+    };
+    assert!(!is_written(), "one after the other");
+    drop(fs::File::open(&fifo).unwrap());
+    assert!(becomes(is_written));
+}
+
+#[test]
+fn what_is_given_back_is_not_written_again() {
+    let root = tempfile::tempdir().unwrap();
+    let leases = Leases::open(root.path()).unwrap();
+    leases.shared.begin(record("a")).unwrap();
+    let number = locked(&leases.shared.state).held[&owner("a")].number;
+    lose(&leases.shared, "a");
+    leases.release(&owner("a")).unwrap();
+    leases.shared.write(&owner("a"), number).unwrap();
+    assert!(becomes(|| locked(&leases.shared.state).jobs.is_empty()));
+    assert_eq!(Directory::open(root.path()).unwrap().1, Found::default());
+}
+
+#[test]
+fn who_wants_to_know_is_told_of_a_lease_that_is_lost() {
+    let root = tempfile::tempdir().unwrap();
+    let leases = Leases::open(root.path()).unwrap();
+    let (tell, told) = mpsc::channel();
+    leases.when_lost(move |owner| tell.send(owner.clone()).unwrap());
+    leases.shared.begin(record("a")).unwrap();
+    assert_eq!(leases.lost(), []);
+    let number = locked(&leases.shared.state).held[&owner("a")].number;
+    leases.shared.enqueue(owner("a"), number, Job::Lose("refused".to_owned()));
+    assert_eq!(told.recv_timeout(AT_ONCE).unwrap(), owner("a"));
+    assert_eq!(leases.lost(), [owner("a")]);
+    let [trouble] = <[Trouble; 1]>::try_from(leases.troubles()).unwrap();
+    assert_eq!(trouble.owner, owner("a"));
+}
+
+#[test]
+fn a_file_that_cannot_be_read_is_named_as_long_as_it_is_there() {
+    let root = tempfile::tempdir().unwrap();
+    let file = root.path().join("x.json");
+    fs::write(&file, "{").unwrap();
+    let leases = Leases::open(root.path()).unwrap();
+    assert_eq!(leases.unreadable().map(|(path, _)| path).collect::<Vec<_>>(), [&file]);
+    fs::remove_file(&file).unwrap();
+    assert_eq!(leases.unreadable().count(), 0);
+}

@@ -1,0 +1,105 @@
+//! The thread that writes what has changed of leases, and takes lost addresses from pods. It is not the one that renews, and it has
+//! no lock of all leases while it waits for the disk or the kernel: however slow those are, no exchange and no request of
+//! another lease waits for them. What changes again before it is written is written once.
+
+use std::sync::Arc;
+
+use ipnet::{IpNet, Ipv4Net};
+
+use super::Error;
+use super::leases::{Shared, open_namespace};
+use super::record::Record;
+use super::wire::now;
+use crate::error_chain::Chain;
+use crate::ipam::Owner;
+use crate::netlink::{Handle, OpenError};
+
+/// What is to be done about a lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Job {
+    /// Its record is to be written.
+    Write,
+    /// Its address must not be used any more, for that reason.
+    Lose(String),
+}
+
+/// Works until the leases end and nothing is left to do.
+pub(super) fn run(shared: &Arc<Shared>) {
+    while let Some((owner, number, job)) = shared.next_job() {
+        match job {
+            Job::Write => write(shared, &owner, number),
+            Job::Lose(why) => lose(shared, &owner, number, &why),
+        }
+    }
+}
+
+fn write(shared: &Shared, owner: &Owner, number: u64) {
+    if let Err(error) = shared.write(owner, number) {
+        tracing::warn!(%owner, error = %Chain(&error), "lease by dhcp not written");
+    }
+}
+
+/// Takes an address from a pod that must not use it any more: another host may have it (RFC 2131, sections 4.4.5 and 3.1).
+fn lose(shared: &Shared, owner: &Owner, number: u64, why: &str) {
+    let mut found = None;
+    shared.with(owner, number, |held| {
+        let before = std::mem::replace(&mut held.record.lost, Some(why.to_owned()));
+        found = Some((held.record.clone(), before.is_none()));
+    });
+    // It has been given back meanwhile.
+    let Some((record, is_new)) = found else { return };
+    if is_new {
+        // Written first: after a kill it is not used again either, and the next agent takes it.
+        write(shared, owner, number);
+    }
+    let is_taken = is_taken(&record, owner, why, is_new);
+    // The node leads nobody there any more, even if the pod has it still.
+    shared.tell_lost(owner);
+    shared.change(owner, number, |held| {
+        held.record.is_taken = is_taken;
+        held.tried = Some(now());
+        held.is_busy = false;
+    });
+}
+
+/// Takes the address of a lost lease from its pod, and says so. Returns whether it is not there any more.
+fn is_taken(record: &Record, owner: &Owner, why: &str, is_new: bool) -> bool {
+    let (network, address) = (&record.config.network, record.address);
+    match take_away(record) {
+        Ok(()) => {
+            tracing::error!(
+                %owner, network, %address, why,
+                "lease by dhcp is lost: the address is taken from the pod, which has to be made anew"
+            );
+            true
+        }
+        // Nobody has it any more.
+        Err(Error::NoNamespace) => true,
+        Err(error) => {
+            if is_new {
+                tracing::error!(
+                    %owner, network, %address, why, error = %Chain(&error),
+                    "lease by dhcp is lost, and the address cannot be taken from the pod; it is tried again"
+                );
+            }
+            false
+        }
+    }
+}
+
+/// Removes the address of a lease from the pod's interface.
+pub(super) fn take_away(record: &Record) -> Result<(), Error> {
+    let Some(terms) = &record.terms else { return Ok(()) };
+    let netns = open_namespace(record)?;
+    let take_away = || -> Result<(), OpenError> {
+        let mut pod = Handle::open_in(&netns)?;
+        let link = pod.link_by_index(record.index)?;
+        // On a link that routes alone it is without its subnet.
+        for prefix in [terms.prefix, 32] {
+            let net = Ipv4Net::new(terms.address, prefix).unwrap_or_else(|_| terms.address.into());
+            pod.ensure_address_absent(link.index, IpNet::V4(net))?;
+        }
+        Ok(())
+    };
+    Ok(take_away()?)
+}
