@@ -4,10 +4,11 @@
 //! A device leaves packets to the table only while the table is in place. If it is removed, that is noticed within a
 //! second: the devices then judge everything, the table is restored, and only then do they leave packets to it again.
 //! If it cannot be restored, pods isolated for egress cannot reach Services, nor their node, whose address
-//! may lead elsewhere.
+//! may lead elsewhere; nor while it is left alone for a minute, because another program removes it again and again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use super::attachment::EnforcedAttachment;
 use super::error::EnforceError;
@@ -17,6 +18,7 @@ use crate::hooks::HookPoint;
 use crate::mac::Mac;
 use crate::netlink::{self, Changes, Handle};
 use crate::objects::Place;
+use crate::put_back::PutBack;
 
 /// The table and its attachments.
 pub(super) struct Routed(Mutex<State>);
@@ -27,6 +29,8 @@ struct State {
     wanted: bool,
     /// Why the table is not in place.
     missing: Option<String>,
+    /// How often it was put back after others had removed or changed it.
+    put_back: PutBack<()>,
     /// The packet filter's generation when the table was seen to be in place.
     seen: Option<u32>,
     /// Whether the table also sees bridged packets, per family.
@@ -52,8 +56,15 @@ impl Routed {
     /// removes it. `succeeds`: devices may still run programs on other maps, which leave packets to an existing table:
     /// then both are postponed to [`Routed::take_over`] and [`Routed::finish`].
     pub(super) fn begin(maps: bpf::Routed, wanted: bool, succeeds: bool) -> Result<Self, EnforceError> {
-        let mut state =
-            State { maps, wanted, missing: None, seen: None, bridged: [false; 2], gateways: BTreeMap::new() };
+        let mut state = State {
+            maps,
+            wanted,
+            missing: None,
+            put_back: PutBack::default(),
+            seen: None,
+            bridged: [false; 2],
+            gateways: BTreeMap::new(),
+        };
         let waits = succeeds && netlink::guard_exists()?;
         if wanted {
             state.bridged = bridged();
@@ -146,12 +157,8 @@ impl Routed {
         if !before || state.seen != Some(generation) {
             if !netlink::guard_is_whole()? {
                 state.close()?;
-                match netlink::install_guard(state.maps.program()) {
-                    Ok(()) => {
-                        state.missing = None;
-                        put_back();
-                    }
-                    Err(error) => state.missing = Some(Chain(&error).to_string()),
+                if state.install(Instant::now()) {
+                    put_back();
                 }
             } else {
                 state.missing = None;
@@ -174,6 +181,20 @@ impl State {
     /// Has all devices judge everything, including those of an earlier agent's attachments that are not adopted.
     fn close(&mut self) -> Result<(), EnforceError> {
         self.maps.open_gates().into_iter().try_for_each(|id| Ok(self.maps.set_gate(id, Gate::NONE)?))
+    }
+
+    /// Puts the table back, unless that was done too often just now. Returns whether it did; else notes why not.
+    fn install(&mut self, now: Instant) -> bool {
+        if let Err(times) = self.put_back.check(&(), now) {
+            self.missing = Some(fought_over(times));
+            return false;
+        }
+        let installed = netlink::install_guard(self.maps.program());
+        if installed.is_ok() {
+            self.put_back.count((), now);
+        }
+        self.missing = installed.err().map(|error| Chain(&error).to_string());
+        self.missing.is_none()
     }
 
     fn set_gate(&mut self, id: u32) -> Result<(), EnforceError> {
@@ -201,6 +222,14 @@ impl State {
         let ids: Vec<u32> = self.gateways.keys().copied().collect();
         ids.into_iter().try_for_each(|id| self.set_gate(id))
     }
+}
+
+/// Why the table is not in place where another program removes it again and again.
+fn fought_over(times: u32) -> String {
+    format!(
+        "another program removes or changes it again and again: it was put back {times} times, and from now on is once a minute \
+         (`nft monitor` shows which program it is)"
+    )
 }
 
 impl Gateway {
@@ -235,6 +264,7 @@ mod tests {
             maps: bpf::Routed::in_memory(&[(3, gate), (4, gate)]),
             wanted: true,
             missing: None,
+            put_back: PutBack::default(),
             seen: None,
             bridged: [false; 2],
             gateways: BTreeMap::new(),
@@ -247,5 +277,22 @@ mod tests {
         assert_eq!(state.maps.open_gates(), Vec::<u32>::new());
         state.set_gate(3).unwrap();
         assert_eq!(state.maps.open_gates(), [3], "the table is complete again");
+    }
+
+    #[test]
+    fn a_table_that_others_remove_again_and_again_is_left_alone_for_a_while_and_that_is_said() {
+        let mut state = State {
+            maps: bpf::Routed::in_memory(&[]),
+            wanted: true,
+            missing: None,
+            put_back: PutBack::default(),
+            seen: None,
+            bridged: [false; 2],
+            gateways: BTreeMap::new(),
+        };
+        let now = Instant::now();
+        (0..5).for_each(|_| state.put_back.count((), now));
+        assert!(!state.install(now));
+        assert_eq!(state.missing, Some(fought_over(5)));
     }
 }

@@ -115,13 +115,8 @@ pub(super) fn dump(
     only: &[u8],
     each: &mut dyn FnMut(&[u8]),
 ) -> Result<bool, Error> {
-    let mut socket = match RawSocket::new(NETLINK_NETFILTER) {
-        Ok(socket) => socket,
-        Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(true),
-        Err(error) => return Err(Error::Open(error)),
-    };
+    let Some(mut socket) = open_if_any()? else { return Ok(true) };
     let [asked, answered] = kinds;
-    socket.bind_auto().map_err(Error::Open)?;
     let request = request(asked, REQUEST_DUMP, family, only);
     socket.send(&request, 0).map_err(|source| Error::Send(request_name, source))?;
     let mut interrupted = false;
@@ -138,6 +133,43 @@ pub(super) fn dump(
             }
         }
     }
+}
+
+/// Looks one object up: `kinds` as for [`dump`], `named` the attributes that name it. `None`: there is none. Costs the same
+/// however many others there are.
+pub(super) fn find(
+    request_name: &'static str,
+    kinds: [u16; 2],
+    family: Family,
+    named: &[u8],
+) -> Result<Option<Vec<u8>>, Error> {
+    let Some(mut socket) = open_if_any()? else { return Ok(None) };
+    let [asked, answered] = kinds;
+    let request = request(asked, REQUEST, family, named);
+    socket.send(&request, 0).map_err(|source| Error::Send(request_name, source))?;
+    let mut buffer = vec![0; RECEIVE_BUFFER];
+    let length = receive(&mut socket, request_name, &mut buffer)?;
+    for message in messages(&buffer[..length]) {
+        match message.kind {
+            NLMSG_ERROR => return refused(request_name, message.body).map(|()| None),
+            kind if kind == answered => {
+                return Ok(Some(message.body.get(GENERAL_LEN..).unwrap_or_default().to_vec()));
+            }
+            _ => {}
+        }
+    }
+    Err(Error::Malformed { request: request_name, what: "no object" })
+}
+
+/// A socket to the packet filter; `None`: the kernel has none.
+fn open_if_any() -> Result<Option<RawSocket>, Error> {
+    let mut socket = match RawSocket::new(NETLINK_NETFILTER) {
+        Ok(socket) => socket,
+        Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(None),
+        Err(error) => return Err(Error::Open(error)),
+    };
+    socket.bind_auto().map_err(Error::Open)?;
+    Ok(Some(socket))
 }
 
 /// The packet filter's generation, which the kernel raises with each change in the calling thread's namespace.

@@ -43,6 +43,26 @@ fn the_table_is_put_back_when_somebody_removes_it_or_makes_it_dormant() {
     scene.end();
 }
 
+/// Rows: SVC-table-fought.
+#[test]
+fn a_table_that_somebody_removes_again_and_again_is_put_back_rarely_and_told_of() {
+    let scene = Scene::new(Links::Bridge);
+    scene.policy("client", &only_the_server());
+    scene.expect(&DENIED);
+    let remove = || scene.node.namespace.run(remove_guard).unwrap();
+    for time in 1..=5 {
+        remove();
+        assert!(eventually(PATIENCE, || stands(&scene)), "{time}");
+    }
+    remove();
+    let told = "another program removes or changes it again and again: it was put back 5 times, and from now on is once a minute";
+    let is_told = || scene.node.whole_status().unwrap().to_string().contains(told);
+    assert!(eventually(PATIENCE, is_told), "{:#}", scene.node.whole_status().unwrap());
+    assert!(!stands(&scene));
+    // What nobody judges behind the translation does not pass before it.
+    scene.expect(&[("client", To::Service(3, WEB), false), ("client", To::Service(1, WEB), false)]);
+}
+
 #[test]
 fn a_killed_agents_table_goes_on_and_its_successor_takes_it_over() {
     let mut scene = Scene::new(Links::Routed);
