@@ -43,12 +43,12 @@ pub struct Enforcer {
 }
 
 impl Enforcer {
-    /// Adopts a dataplane, with everything that an earlier agent left in it.
+    /// Adopts a dataplane, with everything that an earlier agent left in it. `owner`: the agent's state directory.
     ///
     /// # Errors
     /// The dataplane cannot be read.
     pub fn new(
-        dataplane: Dataplane,
+        (dataplane, owner): (Dataplane, String),
         source: Arc<dyn Source>,
         options: Options,
         defaults: NodeDefaults,
@@ -63,7 +63,7 @@ impl Enforcer {
         let dataplane = Arc::new(dataplane);
         let programs = AttachedPrograms::new(Arc::clone(&dataplane), modes, defaults.strangers);
         let fast = FastPaths::new(defaults.fast_path, defaults.xdp, modes.others, &dataplane)?;
-        let routed = Routed::begin(dataplane.routed()?, options.network_policy, dataplane.is_new())?;
+        let routed = Routed::begin(dataplane.routed()?, owner, options.network_policy, dataplane.is_new())?;
         Ok(Self {
             flows: dataplane.flows()?,
             fast: Arc::new(fast),

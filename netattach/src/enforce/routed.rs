@@ -25,6 +25,8 @@ pub(super) struct Routed(Mutex<State>);
 
 struct State {
     maps: bpf::Routed,
+    /// Whose the table is: the agent's state directory.
+    owner: String,
     /// Whether the table is to be used.
     wanted: bool,
     /// Why the table is not in place.
@@ -54,10 +56,17 @@ struct Gateway {
 impl Routed {
     /// Installs the table, replacing an earlier agent's, if it is `wanted`; otherwise has devices judge everything, and
     /// removes it. `succeeds`: devices may still run programs on other maps, which leave packets to an existing table:
-    /// then both are postponed to [`Routed::take_over`] and [`Routed::finish`].
-    pub(super) fn begin(maps: bpf::Routed, wanted: bool, succeeds: bool) -> Result<Self, EnforceError> {
+    /// then both are postponed to [`Routed::take_over`] and [`Routed::finish`]. `owner`: the agent's state directory, which the
+    /// table says.
+    pub(super) fn begin(
+        maps: bpf::Routed,
+        owner: String,
+        wanted: bool,
+        succeeds: bool,
+    ) -> Result<Self, EnforceError> {
         let mut state = State {
             maps,
+            owner,
             wanted,
             missing: None,
             put_back: PutBack::default(),
@@ -82,18 +91,25 @@ impl Routed {
         Ok(begun)
     }
 
-    /// Installs the table once the earlier attachments are known.
+    /// Installs the table once the earlier attachments are known. Where another's has its name, that stays, and devices judge
+    /// everything.
     pub(super) fn take_over(&self) -> Result<(), EnforceError> {
-        let state = self.lock();
-        if state.wanted {
-            netlink::install_guard(state.maps.program()).map_err(EnforceError::NoGuard)?;
+        let mut state = self.lock();
+        if !state.wanted {
+            return Ok(());
         }
-        Ok(())
+        if let Some(whose) = netlink::guard_of_another(&state.owner)? {
+            state.missing = Some(of_another(&whose));
+            return state.close();
+        }
+        netlink::install_guard(&state.owner, state.maps.program()).map_err(EnforceError::NoGuard)
     }
 
     /// Removes the table if it is not wanted, when no device leaves packets to it.
     pub(super) fn finish(&self) -> Result<(), EnforceError> {
-        if !self.lock().wanted && netlink::guard_exists()? {
+        let state = self.lock();
+        let is_own = || Ok::<_, EnforceError>(netlink::guard_of_another(&state.owner)?.is_none());
+        if !state.wanted && netlink::guard_exists()? && is_own()? {
             netlink::remove_guard()?;
         }
         Ok(())
@@ -155,7 +171,7 @@ impl Routed {
         let before = state.missing.is_none();
         let generation = netlink::filter_generation()?;
         if !before || state.seen != Some(generation) {
-            if !netlink::guard_is_whole()? {
+            if !netlink::guard_is_whole(&state.owner)? {
                 state.close()?;
                 if state.install(Instant::now()) {
                     put_back();
@@ -183,18 +199,22 @@ impl State {
         self.maps.open_gates().into_iter().try_for_each(|id| Ok(self.maps.set_gate(id, Gate::NONE)?))
     }
 
-    /// Puts the table back, unless that was done too often just now. Returns whether it did; else notes why not.
+    /// Puts the table back, unless another's has its name or that was done too often just now. Returns whether it did; else
+    /// notes why not.
     fn install(&mut self, now: Instant) -> bool {
-        if let Err(times) = self.put_back.check(&(), now) {
-            self.missing = Some(fought_over(times));
-            return false;
-        }
-        let installed = netlink::install_guard(self.maps.program());
-        if installed.is_ok() {
-            self.put_back.count((), now);
-        }
-        self.missing = installed.err().map(|error| Chain(&error).to_string());
+        self.missing = self.try_to_install(now).err();
         self.missing.is_none()
+    }
+
+    fn try_to_install(&mut self, now: Instant) -> Result<(), String> {
+        let said = |error: netlink::Error| Chain(&error).to_string();
+        if let Some(whose) = netlink::guard_of_another(&self.owner).map_err(said)? {
+            return Err(of_another(&whose));
+        }
+        self.put_back.check(&(), now).map_err(fought_over)?;
+        netlink::install_guard(&self.owner, self.maps.program()).map_err(said)?;
+        self.put_back.count((), now);
+        Ok(())
     }
 
     fn set_gate(&mut self, id: u32) -> Result<(), EnforceError> {
@@ -232,6 +252,15 @@ fn fought_over(times: u32) -> String {
     )
 }
 
+/// Why the table is not in place where another's has its name.
+fn of_another(whose: &str) -> String {
+    let table = netlink::GUARD_TABLE;
+    format!(
+        "a table of that name is another agent's or another program's ({whose}): one agent of a network namespace judges what it \
+         routes. If nobody needs it, remove it: nft delete table inet {table}"
+    )
+}
+
 impl Gateway {
     fn find(device: u32, routed: bool, host: &mut Handle) -> Result<Self, EnforceError> {
         let nowhere = Self { device, routed, link: device, mac: None };
@@ -262,6 +291,7 @@ mod tests {
         let gate = Gate::new(netattach_common::Mac { octets: [2, 0, 0, 0, 0, 9] }, false, false);
         let mut state = State {
             maps: bpf::Routed::in_memory(&[(3, gate), (4, gate)]),
+            owner: "/state".to_owned(),
             wanted: true,
             missing: None,
             put_back: PutBack::default(),
@@ -279,10 +309,12 @@ mod tests {
         assert_eq!(state.maps.open_gates(), [3], "the table is complete again");
     }
 
+    /// Needs root, like the agent.
     #[test]
     fn a_table_that_others_remove_again_and_again_is_left_alone_for_a_while_and_that_is_said() {
         let mut state = State {
             maps: bpf::Routed::in_memory(&[]),
+            owner: "/state".to_owned(),
             wanted: true,
             missing: None,
             put_back: PutBack::default(),

@@ -68,7 +68,8 @@ pub use device::DeviceState;
 pub use error::{Error, Refused};
 pub use filter_watch::FilterWatch;
 pub use guard::{
-    TABLE as GUARD_TABLE, bridges_call, guard_exists, guard_is_whole, install_guard, remove_guard,
+    TABLE as GUARD_TABLE, bridges_call, guard_exists, guard_is_whole, guard_of_another, install_guard,
+    remove_guard,
 };
 pub use known_links::KnownLinks;
 pub use link::{Ends, Ensured, LinkState, NewLink};

@@ -11,6 +11,9 @@ use crate::netlink::{self, FilteredDevice, Handle, RouteState};
 const LASTING: [Program; 3] =
     [Program::Uplink, Program::OnParent(Side::FromPod), Program::OnParent(Side::ToPod)];
 
+/// Why a table of another's stays.
+const OF_ANOTHER: &str = "this table is another agent's or another program's";
+
 /// Settings that ADDs have switched on, below `/proc/sys`.
 const FORWARDING: [&str; 2] = ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"];
 
@@ -19,6 +22,8 @@ const FORWARDING: [&str; 2] = ["net/ipv4/ip_forward", "net/ipv6/conf/all/forward
 pub(super) struct Kernel {
     /// Names of tables of nftables.
     pub(super) tables: Vec<String>,
+    /// Tables that have the names of ours, and whose they are. They stay.
+    others: Vec<(&'static str, String)>,
     routes: Vec<RouteState>,
     devices: Vec<FilteredDevice>,
     /// Names of the node's own links on parents of pods.
@@ -30,14 +35,14 @@ pub(super) struct Kernel {
 }
 
 impl Kernel {
-    /// Looks what is there.
-    pub(super) fn look(node: &mut Handle) -> Result<Self, netlink::Error> {
+    /// Looks what is there of the agent with that state directory.
+    pub(super) fn look(node: &mut Handle, owner: &str) -> Result<Self, netlink::Error> {
         let mut found = Self::default();
         if netlink::guard_exists()? {
-            found.tables.push(netlink::GUARD_TABLE.to_owned());
+            found.note_table(netlink::GUARD_TABLE, netlink::guard_of_another(owner)?);
         }
         if !netlink::nat::shape()?.is_empty() {
-            found.tables.push(netlink::nat::TABLE.to_owned());
+            found.note_table(netlink::nat::TABLE, netlink::nat::comment_of_another(owner)?);
         }
         found.routes = node.routes()?;
         found.routes.retain(|route| (route.protocol, route.priority) == (PROTOCOL, METRIC));
@@ -48,6 +53,13 @@ impl Kernel {
             if ports == 0 { &mut found.bridges } else { &mut found.bridges_in_use }.push(bridge.name);
         }
         Ok(found)
+    }
+
+    fn note_table(&mut self, name: &'static str, other: Option<String>) {
+        match other {
+            None => self.tables.push(name.to_owned()),
+            Some(whose) => self.others.push((name, whose)),
+        }
     }
 
     /// Destinations of the routes to the pods of other nodes.
@@ -62,8 +74,11 @@ impl Kernel {
 
     /// Removes what was found, but for bridges in use.
     pub(super) fn remove(&self, node: &mut Handle) -> Result<(), netlink::Error> {
-        if !self.tables.is_empty() {
+        let is_ours = |name: &str| self.tables.iter().any(|table| table == name);
+        if is_ours(netlink::GUARD_TABLE) {
             netlink::remove_guard()?;
+        }
+        if is_ours(netlink::nat::TABLE) {
             netlink::nat::uninstall()?;
         }
         node.ensure_routes_absent(&self.routes)?;
@@ -89,6 +104,8 @@ impl Kernel {
         let forwarding = FORWARDING.into_iter().filter(is_on).map(|key| {
             Stays::new(key, "other programs of the node may need it; who had it switched on is not known")
         });
-        bridges.chain(forwarding)
+        let table =
+            |(name, whose): &(&str, String)| Stays::new(format!("table {name} ({whose})"), OF_ANOTHER);
+        bridges.chain(self.others.iter().map(table)).chain(forwarding)
     }
 }

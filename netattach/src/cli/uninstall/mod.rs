@@ -173,7 +173,7 @@ impl Uninstall {
             files.look_for_executables(directory)?;
         }
         let mut node = Handle::open()?;
-        let kernel = Kernel::look(&mut node)?;
+        let kernel = Kernel::look(&mut node, &self.owner())?;
         let removed = are_removable(&self.bpffs)?;
         if !self.dry_run {
             files.remove_configurations()?;
@@ -202,6 +202,12 @@ impl Uninstall {
             executables: files.executables,
             stays,
         })
+    }
+
+    /// What the agent's tables say whose they are: its state directory, where links lead to.
+    fn owner(&self) -> String {
+        let path = std::fs::canonicalize(&self.state_dir);
+        path.unwrap_or_else(|_| self.state_dir.clone()).to_string_lossy().into_owned()
     }
 
     /// The journal, if no pod is attached: neither by its records nor by the maps.

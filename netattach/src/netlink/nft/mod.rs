@@ -25,8 +25,9 @@ use netlink_sys::{Socket as RawSocket, protocols::NETLINK_NETFILTER};
 use rustix::io::Errno;
 
 use super::Error;
-use super::guard::TABLE;
+use super::guard;
 pub(super) use batch::{NESTED, attribute, object, text, transact};
+pub(super) use nat_table::{comment_of, is_of_agent, named};
 
 const NAME: &str = "NFT_MSG_GETCHAIN";
 /// `NFNL_SUBSYS_NFTABLES` and the message within it.
@@ -101,7 +102,8 @@ pub fn hooked_chains(family: Family) -> Result<HookedChains, Error> {
 
 fn dump_chains(family: Family) -> Result<Option<HookedChains>, Error> {
     let mut found = HookedChains::default();
-    let whole = dump(NAME, [GET_CHAIN, NEW_CHAIN], family, &[], &mut |chain| found.add(chain))?;
+    let own = (family == Family::Inet && guard::is_of_agent()?).then_some(guard::TABLE);
+    let whole = dump(NAME, [GET_CHAIN, NEW_CHAIN], family, &[], &mut |chain| found.add(chain, own))?;
     Ok(whole.then_some(found))
 }
 
@@ -244,11 +246,11 @@ pub(super) fn request_of(kind: u16, flags: u16, general: [u8; GENERAL_LEN], attr
 }
 
 impl HookedChains {
-    /// Counts a chain if it is attached to a hook: others are only jumped to. Skips the agent's own chains, which do
-    /// nothing to packets that are judged elsewhere.
-    fn add(&mut self, attributes: &[u8]) {
-        let table = attributes_of(attributes).find(|(kind, _)| *kind == NFTA_CHAIN_TABLE);
-        if table.and_then(|(_, table)| name(table)).as_deref() == Some(TABLE) {
+    /// Counts a chain if it is attached to a hook: others are only jumped to. Skips those of the table `own`, the agent's, which
+    /// do nothing to packets that are judged elsewhere.
+    fn add(&mut self, attributes: &[u8], own: Option<&str>) {
+        let table = attribute_in(attributes, NFTA_CHAIN_TABLE).and_then(name);
+        if table.is_some() && table.as_deref() == own {
             return;
         }
         for (kind, hook) in attributes_of(attributes) {
@@ -332,25 +334,28 @@ mod tests {
     #[test]
     fn chains_on_hooks_are_distinguished_from_those_that_are_jumped_to() {
         let mut found = HookedChains::default();
-        found.add(&attribute(3, b"jumped-to\0"));
+        found.add(&attribute(3, b"jumped-to\0"), None);
         assert_eq!(found, HookedChains::default());
         let devices = [attribute(1, b"eth0\0"), attribute(2, b"na\0")].concat();
         let hook = [attribute(1, &[0; 4]), attribute(0x8000 | 4, &devices)].concat();
-        found.add(&[attribute(3, b"filter\0"), attribute(0x8000 | 4, &hook)].concat());
-        found.add(&attribute(4, &attribute(3, b"eth1\0")));
+        found.add(&[attribute(3, b"filter\0"), attribute(0x8000 | 4, &hook)].concat(), None);
+        found.add(&attribute(4, &attribute(3, b"eth1\0")), None);
         let devices = BTreeSet::from(["eth0", "eth1", "na*"].map(str::to_owned));
         assert_eq!(found, HookedChains { count: 2, nat: false, devices: devices.clone() });
-        found.add(&[attribute(4, &attribute(2, &[0; 4])), attribute(7, b"nat\0")].concat());
+        found.add(&[attribute(4, &attribute(2, &[0; 4])), attribute(7, b"nat\0")].concat(), None);
         let own = [attribute(1, b"netattach\0"), attribute(4, &attribute(2, &[0; 4]))].concat();
-        found.add(&own);
-        assert_eq!(found, HookedChains { count: 3, nat: true, devices });
+        found.add(&own, Some("netattach"));
+        assert_eq!(found, HookedChains { count: 3, nat: true, devices: devices.clone() });
+        // Somebody else's table of that name.
+        found.add(&own, None);
+        assert_eq!(found, HookedChains { count: 4, nat: true, devices });
     }
 
     proptest::proptest! {
         #[test]
         fn any_bytes_parse_without_panic(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..512)) {
             for message in messages(&bytes) {
-                HookedChains::default().add(message.body);
+                HookedChains::default().add(message.body, None);
             }
         }
     }
