@@ -18,6 +18,7 @@ use super::policy_maps::{KernelMaps, unread_since};
 use super::programs::AttachedPrograms;
 use super::routed::Routed;
 use super::state::State;
+use super::verify::offloaded;
 use crate::bpf::{self, Dataplane, FlowTable};
 use crate::fast_path::FastPaths;
 use crate::hooks::{AttachModes, HookPoint};
@@ -327,6 +328,9 @@ impl Enforce for Enforcer {
         self.programs.attach_all(attachments, host, pod)?;
         for (at, attachment) in attachments.iter().enumerate() {
             self.begin(attachment, host).map_err(|source| AttachFailed { at, source: Box::new(source) })?;
+            if let Some(past_programs) = offloaded(attachment) {
+                self.lock().note_shortfall(attachment, Some(past_programs));
+            }
         }
         Ok(())
     }
@@ -382,6 +386,17 @@ impl Enforce for Enforcer {
 
     fn verify_shared(&self) -> Result<Option<String>, EnforceError> {
         Ok(self.dataplane.missing_pin()?.map(|path| format!("pin {} is gone", path.display())))
+    }
+
+    fn permit_on_device(
+        &self,
+        pod: Option<&PodRef>,
+        attachment: &AttachmentPlan,
+        enforced: &EnforcedAttachment,
+    ) -> Result<(), Unenforceable> {
+        let Some(past_programs) = offloaded(enforced) else { return Ok(()) };
+        let required = admission::requirement(&self.source.snapshot(), attachment, self.requirement)?;
+        admission::permit(past_programs, required, self.selecting(pod, attachment))
     }
 
     fn permit(

@@ -101,6 +101,17 @@ pub trait Enforce: fmt::Debug + Send + Sync {
     /// # Errors
     /// The check failed.
     fn verify_shared(&self) -> Result<Option<String>, EnforceError>;
+    /// Checks that the attachment, as it is about to be enforced, has the required enforcement level: a card may switch what a
+    /// representor would show. Devices of others are not asked.
+    ///
+    /// # Errors
+    /// As [`Enforce::permit`].
+    fn permit_on_device(
+        &self,
+        pod: Option<&PodRef>,
+        attachment: &AttachmentPlan,
+        enforced: &EnforcedAttachment,
+    ) -> Result<(), Unenforceable>;
     /// Checks that the attachment has the required enforcement level; `vantage` is where its frames are seen, if known.
     ///
     /// # Errors

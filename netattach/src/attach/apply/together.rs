@@ -189,6 +189,7 @@ impl<'a> Executor<'a> {
         }
         let enforced =
             EnforcedAttachment::new(protect, self.sandbox, attachment, &leased, vantage, ends.as_ref())?;
+        enforcer.permit_on_device(self.sandbox.pod.as_ref(), attachment, &enforced)?;
         // Looked up for the link that was made there.
         let parent = self.parents.iter().find(|(_, parent)| parent.index == enforced.host_index());
         Ok(enforced.on_card(parent.map(|(_, parent)| parent.is_card())))

@@ -26,7 +26,7 @@ use rustix::io::Errno;
 
 use super::Error;
 use super::guard;
-pub(super) use batch::{NESTED, attribute, object, text, transact};
+pub(super) use batch::{NESTED, attribute, nested, object, text, transact};
 pub(super) use nat_table::{comment_of, is_of_agent, named};
 
 const NAME: &str = "NFT_MSG_GETCHAIN";
