@@ -35,6 +35,11 @@ pub fn names_of_programs() -> Vec<&'static str> {
     crate::bpf::Program::ALL.map(crate::bpf::Program::name).to_vec()
 }
 
+/// The names of those on the node's ends of links.
+pub fn names_on_node_ends() -> [&'static str; 2] {
+    crate::bpf::Program::ON_NODE_ENDS.map(crate::bpf::Program::name)
+}
+
 use admission::Unenforceable;
 use attachment::EnforcedAttachment;
 use error::{AttachFailed, EnforceError};

@@ -4,9 +4,9 @@ use super::Stays;
 use crate::attach::host_access::is_host_link;
 use crate::bpf::{Program, Side};
 use crate::builtin::routes::{METRIC, PROTOCOL};
-use crate::netlink::{self, FilteredDevice, Handle, RouteState};
+use crate::netlink::{self, DeviceState, FilteredDevice, Handle, RouteState};
 
-/// The programs that are on devices which outlast every pod: uplinks of the node, and parents of macvlans. In filters they
+/// The programs that are only on devices which outlast every pod: uplinks of the node, and parents of macvlans. In filters they
 /// would stay for good; links go with their pins.
 const LASTING: [Program; 3] =
     [Program::Uplink, Program::OnParent(Side::FromPod), Program::OnParent(Side::ToPod)];
@@ -26,6 +26,8 @@ pub(super) struct Kernel {
     others: Vec<(&'static str, String)>,
     routes: Vec<RouteState>,
     devices: Vec<FilteredDevice>,
+    /// Representors: others make their `clsact`, too.
+    representors: Vec<FilteredDevice>,
     /// Names of the node's own links on parents of pods.
     pub(super) host_links: Vec<String>,
     /// Bridges without a port.
@@ -47,7 +49,10 @@ impl Kernel {
         found.routes = node.routes()?;
         found.routes.retain(|route| (route.protocol, route.priority) == (PROTOCOL, METRIC));
         found.host_links = node.links()?.into_iter().filter(is_host_link).map(|link| link.name).collect();
-        found.devices = node.devices_with_filters(&LASTING.map(Program::name))?;
+        found.devices = node.devices_with_filters(&LASTING.map(Program::name), |_| true)?;
+        // Other ends of pods' links go with the pods.
+        found.representors =
+            node.devices_with_filters(&Program::ON_NODE_ENDS.map(Program::name), DeviceState::stays)?;
         found.devices.retain(|device| !found.host_links.contains(&device.name));
         for (bridge, ports) in node.own_bridges()? {
             if ports == 0 { &mut found.bridges } else { &mut found.bridges_in_use }.push(bridge.name);
@@ -67,9 +72,9 @@ impl Kernel {
         self.routes.iter().map(|route| route.destination.to_string()).collect()
     }
 
-    /// Names of the uplinks and parents of macvlans that run programs.
+    /// Names of the uplinks, parents of macvlans and representors that run programs.
     pub(super) fn devices(&self) -> Vec<String> {
-        self.devices.iter().map(|device| device.name.clone()).collect()
+        self.devices.iter().chain(&self.representors).map(|device| device.name.clone()).collect()
     }
 
     /// Removes what was found, but for bridges in use.
@@ -82,7 +87,8 @@ impl Kernel {
             netlink::nat::uninstall()?;
         }
         node.ensure_routes_absent(&self.routes)?;
-        self.devices.iter().try_for_each(|device| node.ensure_unfiltered(device))?;
+        self.devices.iter().try_for_each(|device| node.ensure_unfiltered(device, true))?;
+        self.representors.iter().try_for_each(|device| node.ensure_unfiltered(device, false))?;
         self.host_links.iter().try_for_each(|link| node.ensure_link_absent(link))?;
         for bridge in &self.bridges {
             if let Some(bridge) = node.find_link(bridge)? {
