@@ -161,9 +161,9 @@ pub(super) fn leave_programs(node: &Node, attachment: Option<u32>, claim: &Claim
     }
 }
 
-/// Takes programs off representors that no record claims, all of which are known: of an attachment whose record is lost, they
-/// would drop what the VF sends and receives for whoever has it next; who has it now the kernel does not show. An end on the node that goes with its pod keeps them, and
-/// passes nothing.
+/// Takes programs off representors that no record claims, all of which are known. Of an attachment whose record is lost, they
+/// would drop what the VF sends and receives for whoever has it next; who has it now the kernel does not show. An end on the node
+/// that goes with its pod keeps them, and passes nothing.
 ///
 /// # Errors
 /// The kernel refuses.
