@@ -66,10 +66,11 @@ fn ask(
 
 /// The attributes that an answer has. As [`Generic::ask`].
 pub(super) fn answer(name: &'static str, datagram: &[u8]) -> Result<Option<Vec<u8>>, Error> {
-    let answer = messages(datagram).next();
-    let answer = answer.ok_or(Error::Malformed { request: name, what: "no message" })?;
+    let malformed = || Error::Malformed { request: name, what: "no message" };
+    let answer = messages(datagram).next().ok_or_else(malformed)?;
     if answer.kind == NLMSG_ERROR {
         return match errno(answer.body) {
+            // Of the family: there is none. Of the device: there is none, or it has no such thing.
             libc::ENOENT | libc::ENODEV | libc::EOPNOTSUPP => Ok(None),
             errno => Err(Refused { request: name, errno, text: None }.into()),
         };
@@ -80,6 +81,7 @@ pub(super) fn answer(name: &'static str, datagram: &[u8]) -> Result<Option<Vec<u
 /// A number of 16 bits among attributes, if they have it.
 pub(super) fn number(name: &'static str, attributes: &[u8], wanted: u16) -> Result<Option<u16>, Error> {
     let Some(value) = attribute_in(attributes, wanted) else { return Ok(None) };
-    let malformed = Error::Malformed { request: name, what: "a number of another length" };
-    value.try_into().map(|value| Some(u16::from_ne_bytes(value))).map_err(|_| malformed)
+    let malformed = |_| Error::Malformed { request: name, what: "a number of another length" };
+    let value: [u8; 2] = value.try_into().map_err(malformed)?;
+    Ok(Some(u16::from_ne_bytes(value)))
 }

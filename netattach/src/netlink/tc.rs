@@ -191,7 +191,8 @@ impl Handle {
         counts: impl Fn(&DeviceState) -> bool,
     ) -> Result<Vec<FilteredDevice>, Error> {
         let mut found = Vec::new();
-        for device in self.devices()?.iter().filter(|device| counts(device)) {
+        let devices = self.devices()?;
+        for device in devices.iter().filter(|device| counts(device)) {
             found.extend(self.filtered(&device.link, names)?);
         }
         Ok(found)
