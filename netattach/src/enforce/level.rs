@@ -61,6 +61,14 @@ pub(super) fn contested(times: u32) -> Enforcement {
     Enforcement { level: Level::Advisory, why }
 }
 
+/// The level of an attachment on a device from which others take its programs again and again: they are missing now and then.
+pub(super) fn removed(times: u32) -> Enforcement {
+    let why = format!(
+        "another program takes its programs off again and again: they were put back {times} times and more, and are each time"
+    );
+    Enforcement { level: Level::Advisory, why }
+}
+
 /// The level of an attachment on a representor, by whether its card may switch flows by itself that somebody tells it of: those
 /// pass no program. `None`: it may not. `told`: what the kernel says of that, if it does.
 pub(super) fn past_programs(told: Option<bool>) -> Option<Enforcement> {
