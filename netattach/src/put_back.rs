@@ -1,4 +1,5 @@
-//! How often something is put back that others keep changing.
+//! How often something is put back that others keep changing: a few times at once, then once a minute for as long as they go
+//! on. It is never given up, and whoever uses this says what it is and how often.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -34,15 +35,31 @@ impl<K: Ord> PutBack<K> {
     /// # Errors
     /// It was put back too often just now: how often.
     pub(crate) fn once_more(&mut self, key: K, now: Instant) -> Result<(), u32> {
+        self.check(&key, now)?;
+        self.count(key, now);
+        Ok(())
+    }
+
+    /// Whether it may be put back now. Whoever has to see first whether that succeeds calls [`PutBack::count`] then.
+    ///
+    /// # Errors
+    /// It was put back too often just now: how often.
+    pub(crate) fn check(&mut self, key: &K, now: Instant) -> Result<(), u32> {
         self.0.retain(|_, rival| now.duration_since(rival.last) < PEACE);
-        let rival = self.0.entry(key).or_insert(Rival { times: 0, last: now, was_left: false });
-        if rival.times >= AT_ONCE && now.duration_since(rival.last) < FOUGHT_OVER {
-            rival.was_left = true;
-            return Err(rival.times);
+        match self.0.get_mut(key) {
+            Some(rival) if rival.times >= AT_ONCE && now.duration_since(rival.last) < FOUGHT_OVER => {
+                rival.was_left = true;
+                Err(rival.times)
+            }
+            _ => Ok(()),
         }
+    }
+
+    /// Counts one more time that it was put back.
+    pub(crate) fn count(&mut self, key: K, now: Instant) {
+        let rival = self.0.entry(key).or_insert(Rival { times: 0, last: now, was_left: false });
         rival.times = rival.times.saturating_add(1);
         rival.last = now;
-        Ok(())
     }
 
     /// How often something was put back that was changed too often, until it stays as it is.

@@ -66,6 +66,88 @@ pub fn ensure(key: &str, value: &str) -> Result<(), SysctlError> {
     })
 }
 
+/// How the kernel makes one value of a device's setting and that of all devices (`include/linux/inetdevice.h`,
+/// `Documentation/networking/ip-sysctl.rst`). Settings that are not named here are the device's alone, as are all of IPv6.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Both {
+    /// The larger one counts.
+    Larger,
+    /// It is on if either is.
+    Either,
+    /// It is on if both are.
+    Each,
+    /// As [`Both::Each`] on a device that forwards, else as [`Both::Either`].
+    ByForwarding,
+}
+
+impl Both {
+    fn of(setting: &str) -> Option<Self> {
+        match setting {
+            "rp_filter" | "arp_ignore" | "arp_announce" | "arp_accept" | "arp_notify" => Some(Self::Larger),
+            "accept_local"
+            | "arp_filter"
+            | "drop_gratuitous_arp"
+            | "drop_unicast_in_l2_multicast"
+            | "ignore_routes_with_linkdown"
+            | "log_martians"
+            | "promote_secondaries"
+            | "proxy_arp"
+            | "route_localnet"
+            | "secure_redirects"
+            | "send_redirects"
+            | "shared_media"
+            | "src_valid_mark" => Some(Self::Either),
+            "accept_source_route"
+            | "arp_evict_nocarrier"
+            | "bc_forwarding"
+            | "bootp_relay"
+            | "mc_forwarding" => Some(Self::Each),
+            "accept_redirects" => Some(Self::ByForwarding),
+            _ => None,
+        }
+    }
+
+    /// Whether the value of all devices makes another one of a device's.
+    fn overrides(self, all: i64, own: i64, forwards: bool) -> bool {
+        let is_on = |value: i64| value != 0;
+        match self {
+            Self::Larger => all > own,
+            Self::Either => is_on(all) && !is_on(own),
+            Self::Each => !is_on(all) && is_on(own),
+            Self::ByForwarding if forwards => Self::Each.overrides(all, own, forwards),
+            Self::ByForwarding => Self::Either.overrides(all, own, forwards),
+        }
+    }
+
+    fn said(self, forwards: bool) -> &'static str {
+        match self {
+            Self::Larger => "the larger counts",
+            Self::Either => "either is enough",
+            Self::Each => "both have to be on",
+            Self::ByForwarding if forwards => Self::Each.said(forwards),
+            Self::ByForwarding => Self::Either.said(forwards),
+        }
+    }
+}
+
+/// What overrides a device's setting, in words, if it has that value in the calling thread's network namespace: that of all
+/// devices.
+pub fn overridden(key: &str, value: &str) -> Option<String> {
+    let [family @ "ipv4", conf @ "conf", device, setting] = key.split('/').collect::<Vec<_>>()[..] else {
+        return None;
+    };
+    if ["all", "default"].contains(&device) {
+        return None;
+    }
+    let both = Both::of(setting)?;
+    let own: i64 = value.trim().parse().ok()?;
+    let of_all = format!("{family}/{conf}/all/{setting}");
+    let all: i64 = std::fs::read_to_string(format!("{ROOT}/{of_all}")).ok()?.trim().parse().ok()?;
+    let forwards = is(&format!("{family}/{conf}/{device}/forwarding"), "1");
+    both.overrides(all, own, forwards)
+        .then(|| format!("net/{of_all} is {all}, and of both {}", both.said(forwards)))
+}
+
 /// A setting whose file is kept open: looking the file up takes most of the time that reading it does. It is that of the network
 /// namespace of whichever thread asks first.
 #[derive(Debug)]
@@ -115,6 +197,44 @@ mod tests {
     #[test]
     fn a_namespace_that_was_made_is_not_the_machines_first() {
         assert!(!within(&Netns::private().unwrap(), is_first_namespace).unwrap());
+    }
+
+    #[test]
+    fn the_setting_of_all_devices_overrides_as_the_kernel_has_it() {
+        let rows = [
+            (Both::Larger, [(0, 0, false), (1, 0, true), (1, 1, false), (1, 2, false), (2, 1, true)]),
+            (Both::Either, [(0, 0, false), (1, 0, true), (1, 1, false), (0, 1, false), (2, 0, true)]),
+            (Both::Each, [(0, 0, false), (1, 0, false), (1, 1, false), (0, 1, true), (0, 2, true)]),
+        ];
+        for (both, cases) in rows {
+            for (all, own, expected) in cases {
+                assert_eq!(both.overrides(all, own, false), expected, "{both:?} {all} {own}");
+                let by_forwarding = |forwards| Both::ByForwarding.overrides(all, own, forwards);
+                match both {
+                    Both::Either => assert_eq!(by_forwarding(false), expected, "{all} {own}"),
+                    Both::Each => assert_eq!(by_forwarding(true), expected, "{all} {own}"),
+                    _ => {}
+                }
+            }
+        }
+        let netns = Netns::private().unwrap();
+        within(&netns, || {
+            ensure("ipv4/conf/all/rp_filter", "1").unwrap();
+            let larger = "net/ipv4/conf/all/rp_filter is 1, and of both the larger counts";
+            assert_eq!(overridden("ipv4/conf/lo/rp_filter", "0").as_deref(), Some(larger));
+            for (key, value) in [
+                ("ipv4/conf/lo/rp_filter", "2"),
+                ("ipv4/conf/all/rp_filter", "0"),
+                ("ipv4/conf/default/rp_filter", "0"),
+                ("ipv4/conf/lo/tag", "0"),
+                ("ipv4/conf/lo/rp_filter", "loose"),
+                ("ipv6/conf/lo/rp_filter", "0"),
+                ("core/somaxconn", "0"),
+            ] {
+                assert_eq!(overridden(key, value), None, "{key} {value}");
+            }
+        })
+        .unwrap();
     }
 
     #[test]

@@ -57,7 +57,8 @@ const SINGLE_INTERVAL: Duration = Duration::from_secs(30);
 /// In how many looks each attachment is checked once, unless somebody asks or the kernel tells of a removed filter: then
 /// the next look checks all.
 const SHARES: usize = 6;
-/// A look that takes a while and is taken again because definitions change pauses for this many times as long.
+/// A look that takes a while and is taken again because definitions change, or because somebody wants it, pauses for this many
+/// times as long; for the latter at most [`INTERVAL`].
 const PAUSE: u32 = 9;
 /// Of the time of a look that asks other plugins, one part in so many counts as work.
 const OTHERS: u32 = 6;
@@ -641,15 +642,21 @@ async fn follow(
             tokio::time::sleep(pause).await;
             changed
         };
-        // All three futures may be dropped at any time: a change stays unseen, a request is kept, and the sleep starts
-        // anew.
+        // Somebody who takes programs off again and again, for each of which a look is wanted, keeps no processor busy with it.
+        let soonest = tokio::time::Instant::now() + pause.min(INTERVAL);
+        let wanted = async {
+            which(&health).wanted.notified().await;
+            tokio::time::sleep_until(soonest).await;
+        };
+        // All three futures may be dropped at any time: a change stays unseen, a request is kept or answered by the look that comes
+        // instead, and the sleep starts anew.
         tokio::select! {
             changed = changed => {
                 if changed.is_err() {
                     return;
                 }
             }
-            () = which(&health).wanted.notified() => {}
+            () = wanted => {}
             () = tokio::time::sleep(pace::pause(which(&health).every, worked)) => {}
         }
     }

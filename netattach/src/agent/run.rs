@@ -599,7 +599,8 @@ fn enforcer(settings: &Settings, source: &Arc<dyn Source>) -> Result<Arc<Enforce
     let options = settings.policy_options(settings.restrictions()?).map_err(SettingsError::from)?;
     let modes = attach_modes(settings)?;
     let (passage, demand) = (settings.passage(), settings.unenforceable);
-    Ok(Arc::new(Enforcer::new(dataplane, Arc::clone(source), options, passage, modes, demand)?))
+    let owned = (dataplane, owner(settings));
+    Ok(Arc::new(Enforcer::new(owned, Arc::clone(source), options, passage, modes, demand)?))
 }
 
 /// Why there is no dataplane: what the kernel lacks says more than where that was noticed.

@@ -128,7 +128,7 @@ pub(super) fn compare(
         return Ok(Some(difference));
     }
     if let Some(chosen) = &want.host_access
-        && let Some(difference) = host_access::difference(host, chosen)?
+        && let Some(difference) = host_access::difference((&mut *host, &mut *pod), found.as_ref(), chosen)?
     {
         return Ok(Some(difference));
     }

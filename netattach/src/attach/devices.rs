@@ -1,7 +1,7 @@
 //! Who has which device of the node. Of several claims of one device the newest counts: a DEL that comes late finds that the
 //! device is another sandbox's by now, and leaves it alone.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -255,6 +255,13 @@ impl Devices {
     /// Whether the newest claim of a device is that of the attachment with that number in the dataplane.
     pub(super) fn is_newest(&self, number: u32) -> bool {
         self.lock().held.values().any(|held| held.number == Some(number))
+    }
+
+    /// Indices of the representors of all devices that records have a claim of.
+    pub(super) fn representors(&self) -> BTreeSet<u32> {
+        let table = self.lock();
+        let claims = table.held.values().filter_map(|held| held.claim.as_ref());
+        claims.filter_map(|(_, claim)| Some(claim.representor.as_ref()?.device.index)).collect()
     }
 
     /// Forgets the claims of a plan's attachments, which have been given back.

@@ -13,7 +13,10 @@ use super::enforcement::guards;
 use super::registry::{Attached, Reservation};
 use super::take_over::is_taken_over;
 use super::undo::undo;
-use super::{AttachError, Doing, Holder, Node, Registry, RepeatedAdd, StepError, admit, facts, translation};
+use super::{
+    AttachError, Doing, Holder, Node, Registry, RepeatedAdd, StepError, admit, facts, representor,
+    translation,
+};
 use serde_json::Value;
 
 use crate::cni;
@@ -510,6 +513,9 @@ impl Engine {
             guarded.retain(|it| !it.is_on_representor() || self.node.devices.is_newest(it.id));
             for error in enforcer.adopt(&guarded, is_all_known) {
                 recovery.unenforced.push(Chain(&error).to_string());
+            }
+            if is_all_known && let Err(error) = representor::sweep(&self.node) {
+                tracing::error!(error = %Chain(&error), "representors not looked at for programs that no record knows");
             }
         }
         Ok(recovery)

@@ -769,9 +769,13 @@ pub(super) fn step_code(error: &StepError) -> u32 {
         | StepError::Sysctl(_)
         | StepError::Enforce(_)
         | StepError::Nat(
-            NatError::Table(_) | NatError::Shared(_) | NatError::Foreign { .. } | NatError::Sysctl(_),
+            NatError::Table(_)
+            | NatError::Shared(_)
+            | NatError::Foreign { .. }
+            | NatError::FoughtOver(_)
+            | NatError::Sysctl(_),
         )
-        | StepError::Firewall(FirewallError::Tables(_))
+        | StepError::Firewall(FirewallError::Tables(_) | FirewallError::FoughtOver(_))
         | StepError::DefaultRoute(_)
         | StepError::Missing(_) => code::INTERNAL,
     }

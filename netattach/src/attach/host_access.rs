@@ -254,11 +254,15 @@ pub fn is_host_link(link: &LinkState) -> bool {
     [MACVLAN, IPVLAN].contains(&&*link.kind) && host_access::is_device(&link.name)
 }
 
-/// What is missing of what leads from the node to the pod, in words.
+/// What is missing of what leads from the node to the pod and back, in words. `made`: the pod's end.
 ///
 /// # Errors
 /// The kernel's state cannot be read.
-pub(super) fn difference(host: &mut Handle, chosen: &HostAccess) -> Result<Option<String>, StepError> {
+pub(super) fn difference(
+    (host, pod): (&mut Handle, &mut Handle),
+    made: Option<&LinkState>,
+    chosen: &HostAccess,
+) -> Result<Option<String>, StepError> {
     let device = &chosen.device;
     let Some(own) = host.find_link(device)?.filter(|link| is_host_link(link) && link.up) else {
         return Ok(Some(format!("link {device}, by which the node reaches the pod, is gone or down")));
@@ -269,6 +273,27 @@ pub(super) fn difference(host: &mut Handle, chosen: &HostAccess) -> Result<Optio
             |route: &RouteState| route.destination == IpNet::from(pod) && route.interface == Some(own.index);
         routes.iter().any(leads)
     };
-    let missing = chosen.reached.iter().find(|it| !is_there(it.pod));
-    Ok(missing.map(|it| format!("the node's route to {} is gone", it.pod)))
+    if let Some(missing) = chosen.reached.iter().find(|it| !is_there(it.pod)) {
+        return Ok(Some(format!("the node's route to {} is gone", missing.pod)));
+    }
+    if let Some(parent) = own.link.filter(|_| own.kind == IPVLAN) {
+        let parent = host.link_by_index(parent)?.name;
+        if chosen.reached.iter().any(|it| it.node.is_ipv4()) && is_strict(&parent) {
+            return Ok(Some(format!("the node drops what the pod sends to it: rp_filter is 1 for {parent}")));
+        }
+    }
+    let Some(made) = made else { return Ok(None) };
+    for Reached { pod: of_pod, node: of_node } in &chosen.reached {
+        // All ipvlans follow a new address of their parent, and the kernel forgets what was entered.
+        for (handle, index, who, whose, address, mac) in [
+            (&mut *host, own.index, "node", "pod's", of_pod, made.mac),
+            (&mut *pod, made.index, "pod", "node's", of_node, own.mac),
+        ] {
+            if handle.neighbour(index, *address)? != mac {
+                let mac = mac.map(|mac| mac.to_string()).unwrap_or_default();
+                return Ok(Some(format!("the {who} does not know the {whose} address {address} as {mac}")));
+            }
+        }
+    }
+    Ok(None)
 }

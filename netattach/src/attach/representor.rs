@@ -4,8 +4,9 @@
 
 use super::apply::ensure_if_present;
 use super::{Node, StepError, host_access};
+use crate::enforce::names_on_node_ends;
 use crate::mac::Mac;
-use crate::netlink::{self, Handle, LinkState, devlink};
+use crate::netlink::{self, DeviceState, Handle, LinkState, devlink};
 use crate::spec::{Device, VfSettings, VirtualFunction};
 use crate::step::{Claim, Home, Interface, Representor, SetDevice, Step};
 use crate::sysctl;
@@ -127,6 +128,10 @@ pub(super) fn leave(node: &Node, attachment: Option<u32>, claim: &Claim) -> Resu
     if found.name != device.name || found.mac != device.mac {
         return Ok(());
     }
+    // The maps may have lost the number by which the programs were found: those of an ADD that an agent was killed at, say.
+    if let Some(filtered) = host.filtered(&found, &names_on_node_ends())? {
+        host.ensure_unfiltered(&filtered, false)?;
+    }
     let before = [representor.accept_ra, representor.addr_gen_mode, representor.arp_ignore];
     for (key, before) in settings(&found.name).iter().zip(before) {
         if let Some(before) = before {
@@ -156,6 +161,26 @@ pub(super) fn leave_programs(node: &Node, attachment: Option<u32>, claim: &Claim
     }
 }
 
+/// Takes programs off representors that no record claims, all of which are known. Of an attachment whose record is lost, they
+/// would drop what the VF sends and receives for whoever has it next; who has it now the kernel does not show. An end on the node
+/// that goes with its pod keeps them, and passes nothing.
+///
+/// # Errors
+/// The kernel refuses.
+pub(super) fn sweep(node: &Node) -> Result<(), StepError> {
+    let claimed = node.devices.representors();
+    let mut host = Handle::open()?;
+    let is_stray = |device: &DeviceState| device.stays() && !claimed.contains(&device.link.index);
+    for stray in host.devices_with_filters(&names_on_node_ends(), is_stray)? {
+        host.ensure_unfiltered(&stray, false)?;
+        tracing::warn!(
+            device = stray.name,
+            "programs of an attachment that no record knows taken off a device that outlasts it"
+        );
+    }
+    Ok(())
+}
+
 /// How the node's end of a VF is another than the one that ADD found, in words.
 pub(super) fn difference(
     host: &mut Handle,
@@ -181,9 +206,11 @@ mod tests {
 
     use super::super::rig;
     use super::*;
+    use crate::bpf::sys::{Instruction, load_classifier};
     use crate::journal::Store;
+    use crate::netlink::Filter;
     use crate::netns::{Netns, within};
-    use crate::spec::Veth;
+    use crate::spec::{TcHook, Veth};
     use crate::sync::Arc;
 
     fn function() -> VirtualFunction {
@@ -259,6 +286,18 @@ mod tests {
                 settings: None,
                 representor: Some(representor.clone()),
             };
+            // Ours, though the maps know of none, and another's.
+            let instruction = |code, constant| Instruction { code, registers: 0, offset: 0, constant };
+            let program = load_classifier("foreign", &[instruction(0xb7, -1), instruction(0x95, 0)]).unwrap();
+            let filter = |handle, name| {
+                let (hook, class) = (TcHook::Ingress, 0);
+                Filter { hook, handle, class, name, program: program.as_fd() }
+            };
+            host.ensure_filters(made.index, &[filter(1, "na_from_pod"), filter(2, "other")]).unwrap();
+            let filters = |host: &mut Handle| {
+                let found = host.find_filters(made.index, TcHook::Ingress).unwrap();
+                found.into_iter().filter_map(|filter| filter.name).collect::<Vec<_>>()
+            };
             // Another device by now.
             for other in [
                 Interface { name: "rep2".to_owned(), ..representor.device.clone() },
@@ -269,12 +308,14 @@ mod tests {
                 let after = host.link(name).unwrap();
                 assert_eq!((after.up, after.mtu), (true, 9000));
                 assert!(are(["0", "1", "8"]));
+                assert_eq!(filters(&mut host), ["na_from_pod", "other"]);
             }
             for _ in 0..2 {
                 leave(&engine.node, Some(1), &claim).unwrap();
                 let after = host.link(name).unwrap();
                 assert_eq!((after.up, after.mtu), (false, 1500));
                 assert!(are(settings_before));
+                assert_eq!(filters(&mut host), ["other"]);
             }
             // Somebody has set it otherwise since.
             host.set_mtu(made.index, 1400).unwrap();

@@ -90,6 +90,15 @@ impl Enforce for Maps {
         Ok(None)
     }
 
+    fn permit_on_device(
+        &self,
+        _: Option<&PodRef>,
+        _: &AttachmentPlan,
+        _: &EnforcedAttachment,
+    ) -> Result<(), Unenforceable> {
+        Ok(())
+    }
+
     fn permit(
         &self,
         _: Option<&PodRef>,

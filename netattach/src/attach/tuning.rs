@@ -38,6 +38,16 @@ pub enum TuningError {
         /// What is wrong with it.
         reason: String,
     },
+    /// The setting would have no effect.
+    #[error("key sysctl: {key:?} has no effect as {value:?}: {by}; set that of all devices too")]
+    Overridden {
+        /// The setting as written.
+        key: String,
+        /// The value as written.
+        value: String,
+        /// What overrides it, in words.
+        by: String,
+    },
     /// The list does not have the setting.
     #[error("key sysctl: {key:?} is not allowed by {path}")]
     NotAllowed {
@@ -87,9 +97,19 @@ pub(super) fn tune(pod: &mut Handle, netns: &Netns, ifname: &str, tune: &Tune) -
     check_allowed(tune)?;
     if !tune.sysctls.is_empty() {
         within(netns, || tune.sysctls.iter().try_for_each(|one| sysctl::ensure(&one.path, &one.value)))??;
+        // Once all of them are written: that of all devices may be among them.
+        if let Some(overridden) = within(netns, || tune.sysctls.iter().find_map(overridden))? {
+            return Err(overridden.into());
+        }
     }
     let missing = tune.properties.missing(&pod.properties(ifname)?);
     Ok(pod.set_properties(ifname, &missing)?)
+}
+
+fn overridden(one: &Sysctl) -> Option<TuningError> {
+    let Sysctl { key, path, value } = one;
+    let by = sysctl::overridden(path, value)?;
+    Some(TuningError::Overridden { key: key.clone(), value: value.clone(), by })
 }
 
 /// Gives the properties back. An interface that is gone needs none. `made`: its index, if that is known; else its name counts.
@@ -132,7 +152,9 @@ fn of_setting(one: &Sysctl) -> Option<String> {
     let Sysctl { path, value, .. } = one;
     let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     match std::fs::read_to_string(Path::new("/proc/sys/net").join(path)) {
-        Ok(found) if words(&found) == words(value) => None,
+        Ok(found) if words(&found) == words(value) => {
+            sysctl::overridden(path, value).map(|by| format!("net/{path} has no effect as {value:?}: {by}"))
+        }
         Ok(found) => Some(format!("net/{path} is {:?}, not {value:?}", found.trim_end())),
         Err(error) => Some(format!("net/{path} cannot be read: {error}")),
     }

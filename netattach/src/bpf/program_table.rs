@@ -45,6 +45,9 @@ impl Program {
         Self::InPod(Side::ToPod),
     ];
 
+    /// Those on the node's ends of links.
+    pub const ON_NODE_ENDS: [Self; 2] = [Self::At(Side::FromPod), Self::At(Side::ToPod)];
+
     /// Name in the object, in the kernel and of the pin.
     pub const fn name(self) -> &'static str {
         match self {

@@ -18,6 +18,7 @@ use super::policy_maps::{KernelMaps, unread_since};
 use super::programs::AttachedPrograms;
 use super::routed::Routed;
 use super::state::State;
+use super::verify::offloaded;
 use crate::bpf::{self, Dataplane, FlowTable};
 use crate::fast_path::FastPaths;
 use crate::hooks::{AttachModes, HookPoint};
@@ -43,12 +44,12 @@ pub struct Enforcer {
 }
 
 impl Enforcer {
-    /// Adopts a dataplane, with everything that an earlier agent left in it.
+    /// Adopts a dataplane, with everything that an earlier agent left in it. `owner`: the agent's state directory.
     ///
     /// # Errors
     /// The dataplane cannot be read.
     pub fn new(
-        dataplane: Dataplane,
+        (dataplane, owner): (Dataplane, String),
         source: Arc<dyn Source>,
         options: Options,
         defaults: NodeDefaults,
@@ -63,7 +64,7 @@ impl Enforcer {
         let dataplane = Arc::new(dataplane);
         let programs = AttachedPrograms::new(Arc::clone(&dataplane), modes, defaults.strangers);
         let fast = FastPaths::new(defaults.fast_path, defaults.xdp, modes.others, &dataplane)?;
-        let routed = Routed::begin(dataplane.routed()?, options.network_policy, dataplane.is_new())?;
+        let routed = Routed::begin(dataplane.routed()?, owner, options.network_policy, dataplane.is_new())?;
         Ok(Self {
             flows: dataplane.flows()?,
             fast: Arc::new(fast),
@@ -327,6 +328,9 @@ impl Enforce for Enforcer {
         self.programs.attach_all(attachments, host, pod)?;
         for (at, attachment) in attachments.iter().enumerate() {
             self.begin(attachment, host).map_err(|source| AttachFailed { at, source: Box::new(source) })?;
+            if let Some(past_programs) = offloaded(attachment) {
+                self.lock().note_shortfall(attachment, Some(past_programs));
+            }
         }
         Ok(())
     }
@@ -382,6 +386,17 @@ impl Enforce for Enforcer {
 
     fn verify_shared(&self) -> Result<Option<String>, EnforceError> {
         Ok(self.dataplane.missing_pin()?.map(|path| format!("pin {} is gone", path.display())))
+    }
+
+    fn permit_on_device(
+        &self,
+        pod: Option<&PodRef>,
+        attachment: &AttachmentPlan,
+        enforced: &EnforcedAttachment,
+    ) -> Result<(), Unenforceable> {
+        let Some(past_programs) = offloaded(enforced) else { return Ok(()) };
+        let required = admission::requirement(&self.source.snapshot(), attachment, self.requirement)?;
+        admission::permit(past_programs, required, self.selecting(pod, attachment))
     }
 
     fn permit(

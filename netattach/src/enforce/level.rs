@@ -61,6 +61,26 @@ pub(super) fn contested(times: u32) -> Enforcement {
     Enforcement { level: Level::Advisory, why }
 }
 
+/// The level of an attachment on a device from which others take its programs again and again: they are missing now and then.
+pub(super) fn removed(times: u32) -> Enforcement {
+    let why = format!(
+        "another program takes its programs off again and again: they were put back {times} times and more, and are each time"
+    );
+    Enforcement { level: Level::Advisory, why }
+}
+
+/// The level of an attachment on a representor, by whether its card may switch flows by itself that somebody tells it of: those
+/// pass no program. `None`: it may not. `told`: what the kernel says of that, if it does.
+pub(super) fn past_programs(told: Option<bool>) -> Option<Enforcement> {
+    let advice = "`ethtool -K REPRESENTOR hw-tc-offload off` keeps it from that";
+    let why = match told {
+        Some(false) => return None,
+        Some(true) => "hw-tc-offload is on: flows that others have the card switch by itself pass no program",
+        None => "the kernel does not say whether the card switches flows by itself, past the programs",
+    };
+    Some(Enforcement { level: Level::Advisory, why: format!("{why}; {advice}") })
+}
+
 /// The lower of the level that an attachment has by its place and its pod, and of what its programs were found to be.
 pub(super) fn lower_of(by_place: Enforcement, found: Option<Enforcement>) -> Enforcement {
     match found {
@@ -103,6 +123,7 @@ mod tests {
         }
     }
 
+    /// Rows: SRV-offload.
     #[test]
     fn a_level_follows_from_where_programs_run_and_what_the_pod_may_do() {
         const LINKS: Means = Means { in_pod: AttachMode::Tcx, knows_senders: true };
@@ -168,6 +189,13 @@ mod tests {
         let none = || Enforcement { level: Level::None, why: "nowhere".to_owned() };
         assert_eq!(lower_of(none(), Some(contested(5))), none());
         assert_eq!(lower_of(full(), Some(contested(5))), contested(5));
+        assert_eq!(past_programs(Some(false)), None);
+        assert_eq!(
+            past_programs(Some(true)).unwrap().to_string(),
+            "advisory (hw-tc-offload is on: flows that others have the card switch by itself pass no program; `ethtool -K REPRESENTOR \
+             hw-tc-offload off` keeps it from that)"
+        );
+        assert_eq!(past_programs(None).unwrap().level, Level::Advisory);
         let levels = [Level::None, Level::Advisory, Level::FullUnlessPrivileged, Level::Full];
         assert!(levels.is_sorted());
     }

@@ -35,6 +35,11 @@ pub fn names_of_programs() -> Vec<&'static str> {
     crate::bpf::Program::ALL.map(crate::bpf::Program::name).to_vec()
 }
 
+/// The names of those on the node's ends of links.
+pub fn names_on_node_ends() -> [&'static str; 2] {
+    crate::bpf::Program::ON_NODE_ENDS.map(crate::bpf::Program::name)
+}
+
 use admission::Unenforceable;
 use attachment::EnforcedAttachment;
 use error::{AttachFailed, EnforceError};
@@ -101,6 +106,17 @@ pub trait Enforce: fmt::Debug + Send + Sync {
     /// # Errors
     /// The check failed.
     fn verify_shared(&self) -> Result<Option<String>, EnforceError>;
+    /// Checks that the attachment, as it is about to be enforced, has the required enforcement level: a card may switch what a
+    /// representor would show. Devices of others are not asked.
+    ///
+    /// # Errors
+    /// As [`Enforce::permit`].
+    fn permit_on_device(
+        &self,
+        pod: Option<&PodRef>,
+        attachment: &AttachmentPlan,
+        enforced: &EnforcedAttachment,
+    ) -> Result<(), Unenforceable>;
     /// Checks that the attachment has the required enforcement level; `vantage` is where its frames are seen, if known.
     ///
     /// # Errors

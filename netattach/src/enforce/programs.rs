@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::attachment::EnforcedAttachment;
 use super::error::{AttachFailed, EnforceError};
-use super::level::{Means, enforcement};
+use super::level::{Means, contested, enforcement, removed};
 use crate::bpf::{self, Dataplane};
 use crate::error_chain::Chain;
 use crate::hooks::node_end::{self, Found};
@@ -32,6 +32,8 @@ pub(super) struct AttachedPrograms {
     /// How often programs were reattached.
     put_back: AtomicU64,
     rivals: Rivals,
+    /// Those that take programs off.
+    removers: Rivals,
     /// See [`keep_hooks_on`].
     _hooks_on: Option<Netns>,
 }
@@ -68,6 +70,7 @@ impl AttachedPrograms {
             turn: Mutex::default(),
             put_back: AtomicU64::default(),
             rivals: Rivals::default(),
+            removers: Rivals::default(),
             _hooks_on: hooks_on.ok(),
         }
     }
@@ -218,9 +221,9 @@ impl AttachedPrograms {
         }
     }
 
-    /// The devices on which others put their filters before ours.
-    pub(super) fn rivals(&self) -> &Rivals {
-        &self.rivals
+    /// The level of attachments on a device of that index, where others do something about its programs again and again.
+    pub(super) fn contested(&self, device: u32) -> Option<Enforcement> {
+        self.rivals.at(device).map(contested).or_else(|| self.removers.at(device).map(removed))
     }
 
     /// Puts the programs on an attachment's own device or on its parent back, where one is missing or behind those of others.
@@ -230,12 +233,19 @@ impl AttachedPrograms {
         host: &mut Handle,
     ) -> Result<Restored, EnforceError> {
         let EnforcedAttachment { id, point, .. } = attachment;
-        if matches!(point, HookPoint::Parent { .. }) {
-            return Ok(self.parents.restore(&self.dataplane, *id, host, &self.rivals)?);
+        let restored = if matches!(point, HookPoint::Parent { .. }) {
+            self.parents.restore(&self.dataplane, *id, host, &self.rivals)?
+        } else if let Some(device) = point.own_device(*id)? {
+            let attach = |host: &mut Handle| self.attach_own(attachment, &device, host);
+            device.restore(self.modes.at(point), self.dataplane.programs(), host, &self.rivals, attach)?
+        } else {
+            Restored::default()
+        };
+        // In the pod it is the pod's doing, which the level says anyway.
+        if restored.was_absent && restored.helped() && point.host_index() != 0 {
+            self.removers.note(point.host_index());
         }
-        let Some(device) = point.own_device(*id)? else { return Ok(Restored::default()) };
-        let attach = |host: &mut Handle| self.attach_own(attachment, &device, host);
-        Ok(device.restore(self.modes.at(point), self.dataplane.programs(), host, &self.rivals, attach)?)
+        Ok(restored)
     }
 
     /// Counts a program that another process removed and that was reattached.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::admission;
 use super::enforcer::Enforcer;
 use super::error::EnforceError;
-use super::level::{contested, lower_of};
+use super::level::lower_of;
 use super::policies::Change;
 use super::state::State;
 use crate::bpf::{self, PacketLog, Records};
@@ -141,7 +141,7 @@ impl Enforcer {
 
     /// The level of an attachment by what the last look at its programs has found; `None`: it has found nothing wrong.
     fn as_found(&self, state: &State, id: u32) -> Option<Enforcement> {
-        let is_contested = || self.programs().rivals().at(state.roster().host_index(id)?).map(contested);
+        let is_contested = || self.programs().contested(state.roster().host_index(id)?);
         state.roster().shortfall(id).cloned().or_else(is_contested)
     }
 

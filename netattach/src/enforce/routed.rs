@@ -4,10 +4,11 @@
 //! A device leaves packets to the table only while the table is in place. If it is removed, that is noticed within a
 //! second: the devices then judge everything, the table is restored, and only then do they leave packets to it again.
 //! If it cannot be restored, pods isolated for egress cannot reach Services, nor their node, whose address
-//! may lead elsewhere.
+//! may lead elsewhere; nor while it is left alone for a minute, because another program removes it again and again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use super::attachment::EnforcedAttachment;
 use super::error::EnforceError;
@@ -17,16 +18,21 @@ use crate::hooks::HookPoint;
 use crate::mac::Mac;
 use crate::netlink::{self, Changes, Handle};
 use crate::objects::Place;
+use crate::put_back::PutBack;
 
 /// The table and its attachments.
 pub(super) struct Routed(Mutex<State>);
 
 struct State {
     maps: bpf::Routed,
+    /// Whose the table is: the agent's state directory.
+    owner: String,
     /// Whether the table is to be used.
     wanted: bool,
     /// Why the table is not in place.
     missing: Option<String>,
+    /// How often it was put back after others had removed or changed it.
+    put_back: PutBack<()>,
     /// The packet filter's generation when the table was seen to be in place.
     seen: Option<u32>,
     /// Whether the table also sees bridged packets, per family.
@@ -50,10 +56,24 @@ struct Gateway {
 impl Routed {
     /// Installs the table, replacing an earlier agent's, if it is `wanted`; otherwise has devices judge everything, and
     /// removes it. `succeeds`: devices may still run programs on other maps, which leave packets to an existing table:
-    /// then both are postponed to [`Routed::take_over`] and [`Routed::finish`].
-    pub(super) fn begin(maps: bpf::Routed, wanted: bool, succeeds: bool) -> Result<Self, EnforceError> {
-        let mut state =
-            State { maps, wanted, missing: None, seen: None, bridged: [false; 2], gateways: BTreeMap::new() };
+    /// then both are postponed to [`Routed::take_over`] and [`Routed::finish`]. `owner`: the agent's state directory, which the
+    /// table says.
+    pub(super) fn begin(
+        maps: bpf::Routed,
+        owner: String,
+        wanted: bool,
+        succeeds: bool,
+    ) -> Result<Self, EnforceError> {
+        let mut state = State {
+            maps,
+            owner,
+            wanted,
+            missing: None,
+            put_back: PutBack::default(),
+            seen: None,
+            bridged: [false; 2],
+            gateways: BTreeMap::new(),
+        };
         let waits = succeeds && netlink::guard_exists()?;
         if wanted {
             state.bridged = bridged();
@@ -71,18 +91,25 @@ impl Routed {
         Ok(begun)
     }
 
-    /// Installs the table once the earlier attachments are known.
+    /// Installs the table once the earlier attachments are known. Where another's has its name, that stays, and devices judge
+    /// everything.
     pub(super) fn take_over(&self) -> Result<(), EnforceError> {
-        let state = self.lock();
-        if state.wanted {
-            netlink::install_guard(state.maps.program()).map_err(EnforceError::NoGuard)?;
+        let mut state = self.lock();
+        if !state.wanted {
+            return Ok(());
         }
-        Ok(())
+        if let Some(whose) = netlink::guard_of_another(&state.owner)? {
+            state.missing = Some(of_another(&whose));
+            return state.close();
+        }
+        netlink::install_guard(&state.owner, state.maps.program()).map_err(EnforceError::NoGuard)
     }
 
     /// Removes the table if it is not wanted, when no device leaves packets to it.
     pub(super) fn finish(&self) -> Result<(), EnforceError> {
-        if !self.lock().wanted && netlink::guard_exists()? {
+        let state = self.lock();
+        let is_own = || Ok::<_, EnforceError>(netlink::guard_of_another(&state.owner)?.is_none());
+        if !state.wanted && netlink::guard_exists()? && is_own()? {
             netlink::remove_guard()?;
         }
         Ok(())
@@ -144,14 +171,10 @@ impl Routed {
         let before = state.missing.is_none();
         let generation = netlink::filter_generation()?;
         if !before || state.seen != Some(generation) {
-            if !netlink::guard_is_whole()? {
+            if !netlink::guard_is_whole(&state.owner)? {
                 state.close()?;
-                match netlink::install_guard(state.maps.program()) {
-                    Ok(()) => {
-                        state.missing = None;
-                        put_back();
-                    }
-                    Err(error) => state.missing = Some(Chain(&error).to_string()),
+                if state.install(Instant::now()) {
+                    put_back();
                 }
             } else {
                 state.missing = None;
@@ -174,6 +197,24 @@ impl State {
     /// Has all devices judge everything, including those of an earlier agent's attachments that are not adopted.
     fn close(&mut self) -> Result<(), EnforceError> {
         self.maps.open_gates().into_iter().try_for_each(|id| Ok(self.maps.set_gate(id, Gate::NONE)?))
+    }
+
+    /// Puts the table back, unless another's has its name or that was done too often just now. Returns whether it did; else
+    /// notes why not.
+    fn install(&mut self, now: Instant) -> bool {
+        self.missing = self.try_to_install(now).err();
+        self.missing.is_none()
+    }
+
+    fn try_to_install(&mut self, now: Instant) -> Result<(), String> {
+        let said = |error: netlink::Error| Chain(&error).to_string();
+        if let Some(whose) = netlink::guard_of_another(&self.owner).map_err(said)? {
+            return Err(of_another(&whose));
+        }
+        self.put_back.check(&(), now).map_err(fought_over)?;
+        netlink::install_guard(&self.owner, self.maps.program()).map_err(said)?;
+        self.put_back.count((), now);
+        Ok(())
     }
 
     fn set_gate(&mut self, id: u32) -> Result<(), EnforceError> {
@@ -201,6 +242,23 @@ impl State {
         let ids: Vec<u32> = self.gateways.keys().copied().collect();
         ids.into_iter().try_for_each(|id| self.set_gate(id))
     }
+}
+
+/// Why the table is not in place where another program removes it again and again.
+fn fought_over(times: u32) -> String {
+    format!(
+        "another program removes or changes it again and again: it was put back {times} times, and from now on is once a minute \
+         (`nft monitor` shows which program it is)"
+    )
+}
+
+/// Why the table is not in place where another's has its name.
+fn of_another(whose: &str) -> String {
+    let table = netlink::GUARD_TABLE;
+    format!(
+        "a table of that name is another agent's or another program's ({whose}): one agent of a network namespace judges what it \
+         routes. If nobody needs it, remove it: nft delete table inet {table}"
+    )
 }
 
 impl Gateway {
@@ -233,8 +291,10 @@ mod tests {
         let gate = Gate::new(netattach_common::Mac { octets: [2, 0, 0, 0, 0, 9] }, false, false);
         let mut state = State {
             maps: bpf::Routed::in_memory(&[(3, gate), (4, gate)]),
+            owner: "/state".to_owned(),
             wanted: true,
             missing: None,
+            put_back: PutBack::default(),
             seen: None,
             bridged: [false; 2],
             gateways: BTreeMap::new(),
@@ -247,5 +307,24 @@ mod tests {
         assert_eq!(state.maps.open_gates(), Vec::<u32>::new());
         state.set_gate(3).unwrap();
         assert_eq!(state.maps.open_gates(), [3], "the table is complete again");
+    }
+
+    /// Needs root, like the agent.
+    #[test]
+    fn a_table_that_others_remove_again_and_again_is_left_alone_for_a_while_and_that_is_said() {
+        let mut state = State {
+            maps: bpf::Routed::in_memory(&[]),
+            owner: "/state".to_owned(),
+            wanted: true,
+            missing: None,
+            put_back: PutBack::default(),
+            seen: None,
+            bridged: [false; 2],
+            gateways: BTreeMap::new(),
+        };
+        let now = Instant::now();
+        (0..5).for_each(|_| state.put_back.count((), now));
+        assert!(!state.install(now));
+        assert_eq!(state.missing, Some(fought_over(5)));
     }
 }

@@ -3,12 +3,12 @@
 use super::attachment::EnforcedAttachment;
 use super::enforcer::Enforcer;
 use super::error::EnforceError;
-use super::level::lacking;
+use super::level::{lacking, past_programs};
 use super::policy_maps::Kernel;
 use super::programs::device_name;
 use crate::error_chain::Chain;
 use crate::hooks::{HookPoint, Restored};
-use crate::netlink::Handle;
+use crate::netlink::{Handle, ethtool};
 use crate::policy::level::{Enforcement, Level};
 
 impl Enforcer {
@@ -55,9 +55,10 @@ impl Enforcer {
         host: &mut Handle,
     ) -> Result<Option<String>, EnforceError> {
         let missing = self.programs().missing(attachment, host)?;
+        let past_programs = offloaded(attachment);
         let mut state = self.lock();
         if missing.is_none() {
-            state.note_shortfall(attachment, None);
+            state.note_shortfall(attachment, past_programs);
         }
         if matches!(attachment.point, HookPoint::Parent { .. }) {
             return Ok(missing);
@@ -84,7 +85,9 @@ impl Enforcer {
         };
         let shortfall = match &restored {
             Ok(restored) => {
-                restored.left.map(|lack| lacking(lack, self.programs().in_words(attachment, lack, host)))
+                let lack =
+                    restored.left.map(|lack| lacking(lack, self.programs().in_words(attachment, lack, host)));
+                lack.or_else(|| offloaded(attachment))
             }
             Err(error) => {
                 let why = format!("its programs could not be put back: {}", Chain(error));
@@ -117,4 +120,13 @@ impl Enforcer {
         }
         self.programs().restore(attachment, host)
     }
+}
+
+/// How far an attachment on a representor is past its programs by what its card may switch itself.
+pub(super) fn offloaded(attachment: &EnforcedAttachment) -> Option<Enforcement> {
+    if !attachment.is_on_representor() {
+        return None;
+    }
+    // What cannot be asked is not known.
+    past_programs(ethtool::is_on(attachment.host_index(), ethtool::TC_OFFLOAD).unwrap_or_default())
 }

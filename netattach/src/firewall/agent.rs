@@ -1,19 +1,28 @@
 //! What the agent's attachments have in the tables, and the look that puts back what others remove.
+//!
+//! The lock of what is wanted is held for one attempt at a time, which does not wait: an attachment whose change others are
+//! quicker than, again and again, delays no other's. Nor does it delay the question what is wrong, which has a lock of its own.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use super::settle::{Note, Wanted, settle};
-use super::{FirewallError, Owner, Settled, admit, carry_out, dismiss};
+use super::{
+    FirewallError, Kernel, Owner, Settled, Tables, attempt, carry_out, try_to_admit, try_to_dismiss,
+};
 use crate::error_chain::Chain;
-use crate::netlink;
+use crate::put_back::PutBack;
 use crate::step::Admitted;
 
 /// The rules of the agent's attachments.
 #[derive(Debug)]
 pub struct Firewall {
     owner: Owner,
+    tables: Box<dyn Tables>,
     state: Mutex<State>,
+    /// Taken with the lock of the state, or without; never the other way round.
+    trouble: Mutex<Trouble>,
 }
 
 #[derive(Debug, Default)]
@@ -26,14 +35,24 @@ struct State {
     has_begun: bool,
     /// The packet filter's generation in which everything was right.
     right_in: Option<u32>,
+}
+
+#[derive(Debug, Default)]
+struct Trouble {
     /// Why the rules are not as they should be.
-    trouble: Option<String>,
+    error: Option<String>,
+    /// How often what others had removed was put back. It is all one: whoever removes rules mostly removes them all.
+    put_back: PutBack<()>,
 }
 
 impl Firewall {
     /// The rules of the agent with that state directory.
     pub fn new(state: &str) -> Self {
-        Self { owner: Owner::agent(state), state: Mutex::default() }
+        Self::by(Box::new(Kernel), state)
+    }
+
+    fn by(tables: Box<dyn Tables>, state: &str) -> Self {
+        Self { owner: Owner::agent(state), tables, state: Mutex::default(), trouble: Mutex::default() }
     }
 
     /// Who writes the rules.
@@ -61,10 +80,15 @@ impl Firewall {
     /// # Errors
     /// The kernel refuses. What has been done is taken back by [`Firewall::detach`].
     pub fn attach(&self, note: String, admitted: Admitted) -> Result<(), FirewallError> {
-        let mut state = self.lock();
-        admit(&note, &admitted)?;
-        state.wanted.insert(note, admitted);
-        Ok(())
+        carry_out(|| {
+            let mut state = self.lock();
+            let done = try_to_admit(&*self.tables, &note, &admitted)?;
+            if done.is_some() {
+                state.wanted.insert(note.clone(), admitted.clone());
+            }
+            Ok(done)
+        })
+        .map(drop)
     }
 
     /// Takes back what an attachment has, whether or not it is known. Idempotent.
@@ -72,42 +96,67 @@ impl Firewall {
     /// # Errors
     /// The kernel refuses. Nothing has changed then.
     pub fn detach(&self, note: &str) -> Result<(), FirewallError> {
-        let mut state = self.lock();
-        dismiss(note)?;
-        state.wanted.remove(note);
-        Ok(())
+        carry_out(|| {
+            let mut state = self.lock();
+            let done = try_to_dismiss(&*self.tables, note)?;
+            if done.is_some() {
+                state.wanted.remove(note);
+            }
+            Ok(done)
+        })
+        .map(drop)
     }
 
-    /// Puts back what another program has removed. Returns whether there was something.
+    /// Puts back what another program has removed: at once, but once a minute where that goes on. Returns whether there was
+    /// something.
     ///
     /// # Errors
-    /// The kernel does not answer, or refuses.
+    /// The kernel does not answer, or refuses; or it was put back too often just now.
     pub fn repair(&self) -> Result<bool, FirewallError> {
-        let mut state = self.lock();
-        let repaired = state.repair(&self.owner);
-        state.trouble = repaired.as_ref().err().map(|error| Chain(error).to_string());
-        repaired
+        let is_first = !self.lock().has_begun;
+        let allowed = || {
+            let checked = self.lock_trouble().put_back.check(&(), Instant::now());
+            checked.map_err(FirewallError::FoughtOver)
+        };
+        let repaired = carry_out(|| self.lock().repair(&self.owner, &*self.tables, &allowed));
+        let mut trouble = self.lock_trouble();
+        trouble.error = repaired.as_ref().err().map(|error| Chain(error).to_string());
+        let changed = repaired?.changed;
+        if changed && !is_first {
+            trouble.put_back.count((), Instant::now());
+        }
+        Ok(changed)
     }
 
-    /// Why the rules are not as they should be.
+    /// Why the rules are not as they should be, or will not be for long.
     pub fn trouble(&self) -> Option<String> {
-        self.lock().trouble.clone()
+        let trouble = self.lock_trouble();
+        let fought_over = || trouble.put_back.fought_over(&(), Instant::now());
+        trouble.error.clone().or_else(|| Some(FirewallError::FoughtOver(fought_over()?).to_string()))
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // A panic between two writes leaves a state that the next look repairs.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    fn lock_trouble(&self) -> MutexGuard<'_, Trouble> {
+        // Each change is complete by itself.
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl State {
-    fn repair(&mut self, owner: &Owner) -> Result<bool, FirewallError> {
-        if self.has_begun && self.wanted.is_empty() {
-            return Ok(false);
-        }
-        let is_right = || netlink::filter_generation().is_ok_and(|now| self.right_in == Some(now));
-        if self.has_begun && is_right() {
-            return Ok(false);
+    /// One attempt to make the rules those that are wanted. `allowed` says whether what others have removed may be put back now.
+    fn repair(
+        &mut self,
+        owner: &Owner,
+        tables: &dyn Tables,
+        allowed: &dyn Fn() -> Result<(), FirewallError>,
+    ) -> Result<Option<Settled>, FirewallError> {
+        let is_right = || tables.generation().is_ok_and(|now| self.right_in == Some(now));
+        if self.has_begun && (self.wanted.is_empty() || is_right()) {
+            return Ok(Some(Settled { changed: false, generation: self.right_in }));
         }
         let known = &self.wanted;
         let wanted: Vec<Wanted<'_>> =
@@ -115,9 +164,138 @@ impl State {
         let is_gone = |note: &Note<'_>| {
             note.owner == owner.0 && self.is_all_known && !known.contains_key(note.attachment)
         };
-        let Settled { changed, generation } = carry_out(|view| settle(view, &wanted, &is_gone))?;
-        self.right_in = generation;
-        self.has_begun = true;
-        Ok(changed)
+        let settled = attempt(tables, &wanted, |view| {
+            let changes = settle(view, &wanted, &is_gone);
+            if self.has_begun && !changes.is_empty() {
+                allowed()?;
+            }
+            Ok(changes)
+        })?;
+        if let Some(Settled { generation, .. }) = settled {
+            self.right_in = generation;
+            self.has_begun = true;
+        }
+        Ok(settled)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+    use std::sync::mpsc::channel;
+    use std::thread;
+    use std::time::Duration;
+
+    use super::*;
+    use crate::netlink::Error;
+    use crate::netlink::filter::{Change, Filter, Version, View};
+
+    /// Longest wait for what must not be delayed.
+    const SOON: Duration = Duration::from_secs(10);
+
+    /// Empty tables, into which nothing is ever written.
+    #[derive(Debug, Default)]
+    struct Stub {
+        /// Changes that tell of this address come too late for as long as this is true.
+        is_contended: AtomicBool,
+        late: AtomicUsize,
+        written: AtomicU32,
+    }
+
+    const CONTENDED: &str = "10.1.0.2";
+
+    impl Tables for Arc<Stub> {
+        fn view(&self, _: &BTreeSet<&str>) -> Result<View, Error> {
+            let filter =
+                |version| Filter { version, is_there: false, chains: BTreeSet::new(), rules: Vec::new() };
+            Ok(View::of([filter(Version::V4), filter(Version::V6)]))
+        }
+
+        fn change(&self, _: &View, changes: &[(Version, Change)]) -> Result<bool, Error> {
+            if self.is_contended.load(Ordering::SeqCst) && format!("{changes:?}").contains(CONTENDED) {
+                self.late.fetch_add(1, Ordering::SeqCst);
+                return Ok(false);
+            }
+            self.written.fetch_add(1, Ordering::SeqCst);
+            Ok(true)
+        }
+
+        fn generation(&self) -> Result<u32, Error> {
+            Ok(self.written.load(Ordering::SeqCst))
+        }
+    }
+
+    fn admitted(address: &str) -> Admitted {
+        Admitted {
+            addresses: vec![address.parse().unwrap()],
+            admin_chain: "CNI-ADMIN".to_owned(),
+            closed: None,
+        }
+    }
+
+    fn firewall() -> (Arc<Stub>, Arc<Firewall>) {
+        let stub = Arc::<Stub>::default();
+        let firewall = Firewall::by(Box::new(Arc::clone(&stub)), "/state");
+        firewall.begin(true).unwrap();
+        (stub, Arc::new(firewall))
+    }
+
+    fn note(firewall: &Firewall, container: &str) -> String {
+        firewall.owner().note("lan", container, "eth0")
+    }
+
+    #[test]
+    fn an_attachment_that_others_are_quicker_than_delays_nobody() {
+        let (stub, firewall) = firewall();
+        stub.is_contended.store(true, Ordering::SeqCst);
+        let (late, late_one) = (Arc::clone(&firewall), note(&firewall, "a"));
+        let late = thread::spawn(move || late.attach(late_one, admitted(CONTENDED)));
+        while stub.late.load(Ordering::SeqCst) == 0 {
+            thread::yield_now();
+        }
+        let (done, is_done) = channel();
+        let (other, other_one) = (Arc::clone(&firewall), note(&firewall, "b"));
+        let other = thread::spawn(move || {
+            let _ =
+                done.send(other.attach(other_one.clone(), admitted("10.1.0.3")).map_err(|it| it.to_string()));
+            let _ = done.send(other.detach(&other_one).map_err(|it| it.to_string()));
+            let _ = done.send(other.trouble().map_or(Ok(()), Err));
+        });
+        for what in ["attach", "detach", "trouble"] {
+            assert_eq!(is_done.recv_timeout(SOON), Ok(Ok(())), "{what}");
+        }
+        // It goes on meanwhile, and ends once nobody is quicker.
+        let tries = stub.late.load(Ordering::SeqCst);
+        while stub.late.load(Ordering::SeqCst) == tries {
+            thread::yield_now();
+        }
+        stub.is_contended.store(false, Ordering::SeqCst);
+        late.join().unwrap().unwrap();
+        other.join().unwrap();
+    }
+
+    /// Rows: FWL-fought.
+    #[test]
+    fn what_another_program_removes_again_and_again_is_put_back_a_few_times_and_then_told() {
+        let (stub, firewall) = firewall();
+        firewall.attach(note(&firewall, "a"), admitted("10.1.0.3")).unwrap();
+        // The tables are empty at each look.
+        let fought = "tables filter of the node's packet filter: another program removes rules for pods again and again: they were \
+                      put back 5 times, and from now on are once a minute (`nft monitor` shows which program it is)";
+        for time in 1..=5 {
+            assert!(firewall.repair().unwrap(), "{time}");
+            assert_eq!(firewall.trouble(), None, "{time}");
+        }
+        let written = stub.written.load(Ordering::SeqCst);
+        for _ in 0..3 {
+            assert_eq!(firewall.repair().unwrap_err().to_string(), fought);
+            assert_eq!(firewall.trouble().as_deref(), Some(fought));
+        }
+        assert_eq!(stub.written.load(Ordering::SeqCst), written);
+        // A pod that comes meanwhile gets its rules all the same.
+        firewall.attach(note(&firewall, "b"), admitted("10.1.0.4")).unwrap();
+        assert_eq!(stub.written.load(Ordering::SeqCst), written + 1);
     }
 }

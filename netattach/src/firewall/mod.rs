@@ -15,6 +15,7 @@ mod agent;
 mod settle;
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::time::Instant;
 
 use sha2::{Digest, Sha256};
@@ -22,7 +23,7 @@ use sha2::{Digest, Sha256};
 use crate::cni::CniResult;
 use crate::cni::identifier::check_ifname;
 use crate::nat::without_agent::{PATIENCE, Pause, attachment_words, network_word};
-use crate::netlink::filter::{self, View};
+use crate::netlink::filter::{self, Change, Version, View};
 use crate::netlink::{self, Error, Family};
 use crate::step::{Admit, Admitted};
 pub use agent::Firewall;
@@ -43,6 +44,12 @@ pub enum FirewallError {
     /// Others kept changing the packet filter.
     #[error("tables filter of the node's packet filter: others change the packet filter all the time")]
     Busy,
+    /// Another program removes what is put back.
+    #[error(
+        "tables filter of the node's packet filter: another program removes rules for pods again and again: they were put back \
+         {0} times, and from now on are once a minute (`nft monitor` shows which program it is)"
+    )]
+    FoughtOver(u32),
     /// firewalld filters beside the tables.
     #[error(
         "key backend: firewalld filters on this node (table inet {FIREWALLD}), and rejects what iptables accepts: have the \
@@ -120,7 +127,7 @@ pub fn admitted(admit: &Admit, result: &CniResult) -> Result<Admitted, FirewallE
 /// # Errors
 /// firewalld filters on the node, or the kernel does not answer.
 pub fn check_effect(admit: &Admit) -> Result<(), FirewallError> {
-    if admit.beside_firewalld || !repeated(|| filter::has_table(Family::Inet, FIREWALLD))? {
+    if admit.beside_firewalld || !filter::has_table(Family::Inet, FIREWALLD)? {
         return Ok(());
     }
     Err(FirewallError::Firewalld)
@@ -131,8 +138,7 @@ pub fn check_effect(admit: &Admit) -> Result<(), FirewallError> {
 /// # Errors
 /// The kernel refuses.
 pub fn admit(note: &str, admitted: &Admitted) -> Result<(), FirewallError> {
-    let wanted = [Wanted { note, admitted }];
-    carry_out(|view| settle(view, &wanted, &|there| there.is_of(note))).map(drop)
+    carry_out(|| try_to_admit(&Kernel, note, admitted)).map(drop)
 }
 
 /// Takes back what an attachment has. Idempotent.
@@ -140,7 +146,7 @@ pub fn admit(note: &str, admitted: &Admitted) -> Result<(), FirewallError> {
 /// # Errors
 /// The kernel refuses.
 pub fn dismiss(note: &str) -> Result<(), FirewallError> {
-    carry_out(|view| settle(view, &[], &|there| there.is_of(note))).map(drop)
+    carry_out(|| try_to_dismiss(&Kernel, note)).map(drop)
 }
 
 /// Takes back what attachments of a network have that are not among `valid`: containers and interfaces.
@@ -154,7 +160,7 @@ pub fn collect(owner: &Owner, network: &str, valid: &[(&str, &str)]) -> Result<(
     let is_gone = |note: &Note<'_>| {
         note.owner == owner.0 && note.network == network && !valid.contains(note.attachment)
     };
-    carry_out(|view| settle(view, &[], &is_gone)).map(drop)
+    carry_out(|| attempt(&Kernel, &[], |view| Ok(settle(view, &[], &is_gone)))).map(drop)
 }
 
 /// What the node lacks of what an attachment has, in words.
@@ -162,8 +168,9 @@ pub fn collect(owner: &Owner, network: &str, valid: &[(&str, &str)]) -> Result<(
 /// # Errors
 /// The kernel does not answer.
 pub fn difference(note: &str, admitted: &Admitted) -> Result<Option<String>, FirewallError> {
-    let changes = settle(&look()?, &[Wanted { note, admitted }], &|_| false);
-    Ok(changes.first().map(said))
+    let wanted = [Wanted { note, admitted }];
+    let view = carry_out(|| look(&Kernel, &wanted))?;
+    Ok(settle(&view, &wanted, &|_| false).first().map(said))
 }
 
 /// Whether the kernel has a packet filter for the rules.
@@ -174,7 +181,35 @@ pub fn is_possible() -> Result<(), FirewallError> {
     Ok(netlink::filter_generation().map(drop)?)
 }
 
+/// The tables and their owner: the kernel. A trait so that tests can have others be quicker.
+trait Tables: fmt::Debug + Send + Sync {
+    /// Reads the tables, and which of these chains of administrators there are.
+    fn view(&self, admins: &BTreeSet<&str>) -> Result<View, Error>;
+    /// Carries out changes of tables that are as they were read. `false`: they are not, and nothing was done.
+    fn change(&self, view: &View, changes: &[(Version, Change)]) -> Result<bool, Error>;
+    /// The packet filter's generation.
+    fn generation(&self) -> Result<u32, Error>;
+}
+
+#[derive(Debug)]
+struct Kernel;
+
+impl Tables for Kernel {
+    fn view(&self, admins: &BTreeSet<&str>) -> Result<View, Error> {
+        filter::view(&CHAINS, admins)
+    }
+
+    fn change(&self, view: &View, changes: &[(Version, Change)]) -> Result<bool, Error> {
+        filter::change(view, changes)
+    }
+
+    fn generation(&self) -> Result<u32, Error> {
+        netlink::filter_generation()
+    }
+}
+
 /// What was found when there was nothing more to do.
+#[derive(Debug, Clone, Copy)]
 struct Settled {
     /// Whether there had been something.
     changed: bool,
@@ -182,20 +217,14 @@ struct Settled {
     generation: Option<u32>,
 }
 
-/// Changes the tables as `decide` says.
-fn carry_out(
-    decide: impl Fn(&View) -> Vec<(filter::Version, filter::Change)>,
-) -> Result<Settled, FirewallError> {
+/// Attempts until nobody is quicker, for at most [`PATIENCE`]. Waits between attempts, so an attempt that holds a lock must not
+/// hold it longer than itself.
+fn carry_out<T>(mut attempt: impl FnMut() -> Result<Option<T>, FirewallError>) -> Result<T, FirewallError> {
     let due = Instant::now() + PATIENCE;
     let mut pause = Pause::default();
     loop {
-        let view = look()?;
-        let changes = decide(&view);
-        if changes.is_empty() {
-            return Ok(Settled { changed: false, generation: Some(view.generation()) });
-        }
-        if filter::change(&view, &changes)? {
-            return Ok(Settled { changed: true, generation: None });
+        if let Some(done) = attempt()? {
+            return Ok(done);
         }
         if Instant::now() > due {
             return Err(FirewallError::Busy);
@@ -204,19 +233,42 @@ fn carry_out(
     }
 }
 
-fn look() -> Result<View, FirewallError> {
-    repeated(|| filter::view(&CHAINS))
+/// One attempt to give an attachment what it is to have. Like all attempts it does not wait; `None`: others were quicker.
+fn try_to_admit(
+    tables: &dyn Tables,
+    note: &str,
+    admitted: &Admitted,
+) -> Result<Option<Settled>, FirewallError> {
+    let wanted = [Wanted { note, admitted }];
+    attempt(tables, &wanted, |view| Ok(settle(view, &wanted, &|there| there.is_of(note))))
 }
 
-/// Asks again while others change what is read.
-fn repeated<T>(ask: impl Fn() -> Result<T, Error>) -> Result<T, FirewallError> {
-    let due = Instant::now() + PATIENCE;
-    let mut pause = Pause::default();
-    loop {
-        match ask() {
-            Err(Error::Interrupted(_)) if Instant::now() < due => pause.wait(),
-            other => return Ok(other?),
-        }
+/// One attempt to take back what an attachment has.
+fn try_to_dismiss(tables: &dyn Tables, note: &str) -> Result<Option<Settled>, FirewallError> {
+    attempt(tables, &[], |view| Ok(settle(view, &[], &|there| there.is_of(note))))
+}
+
+/// One attempt to change the tables as `decide` says, for these attachments.
+fn attempt(
+    tables: &dyn Tables,
+    wanted: &[Wanted<'_>],
+    decide: impl FnOnce(&View) -> Result<Vec<(Version, Change)>, FirewallError>,
+) -> Result<Option<Settled>, FirewallError> {
+    let Some(view) = look(tables, wanted)? else { return Ok(None) };
+    let changes = decide(&view)?;
+    if changes.is_empty() {
+        return Ok(Some(Settled { changed: false, generation: Some(view.generation()) }));
+    }
+    let is_done = tables.change(&view, &changes)?;
+    Ok(is_done.then_some(Settled { changed: true, generation: None }))
+}
+
+/// Reads what counts for these attachments. `None`: others changed it meanwhile.
+fn look(tables: &dyn Tables, wanted: &[Wanted<'_>]) -> Result<Option<View>, FirewallError> {
+    let admins = wanted.iter().map(|it| it.admitted.admin_chain.as_str()).collect();
+    match tables.view(&admins) {
+        Err(Error::Interrupted(_)) => Ok(None),
+        view => Ok(Some(view?)),
     }
 }
 

@@ -52,6 +52,8 @@ impl fmt::Display for Lack {
 pub(crate) struct Restored {
     /// Whether one did not judge every packet.
     pub lacked: bool,
+    /// Whether one did not run.
+    pub was_absent: bool,
     /// The first that still does not.
     pub left: Option<Lack>,
     /// Whether the device had no `clsact` before they were put before those of others.
@@ -201,7 +203,8 @@ impl DeviceHooks<'_> {
         attach: impl FnOnce(&mut Handle) -> Result<(), HookError>,
     ) -> Result<Restored, HookError> {
         let mut left = self.lack(wanted, programs, handle)?;
-        let mut restored = Restored { lacked: left.is_some(), ..Restored::default() };
+        let was_absent = matches!(left, Some(Lack::Absent(_)));
+        let mut restored = Restored { lacked: left.is_some(), was_absent, ..Restored::default() };
         if let Some(Lack::BehindFilter(_)) = left {
             if !rivals.may_answer(self.index) {
                 return Ok(Restored { left, ..restored });

@@ -27,6 +27,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use ipnet::IpNet;
 
@@ -34,6 +35,7 @@ use crate::error_chain::Chain;
 use crate::netlink::nat::{Element, SHARED_TABLE, Set, TABLE};
 use crate::netlink::{self, Handle, conntrack};
 use crate::npwg::selection::PortProtocol;
+use crate::put_back::PutBack;
 use crate::sysctl::SysctlError;
 use exceptions::{Changes, Exceptions};
 use forgetting::{Forgetting, Stale, Which};
@@ -88,6 +90,12 @@ pub enum NatError {
     /// Others kept changing the packet filter.
     #[error("table {SHARED_TABLE} in the node's packet filter: others change the packet filter all the time")]
     Busy,
+    /// Another program removes what is put back.
+    #[error(
+        "table {TABLE} in the node's packet filter: another program removes it or a part of it again and again: it was put back {0} \
+         times, and from now on is once a minute (`nft monitor` shows which program it is)"
+    )]
+    FoughtOver(u32),
     /// The table is another agent's.
     #[error(
         "table {TABLE} in the node's packet filter is another agent's ({comment}): one of a network namespace translates. If that \
@@ -146,6 +154,8 @@ struct State {
     users: BTreeMap<Element, usize>,
     exceptions: Exceptions,
     table: Table,
+    /// How often what others had removed from the table was put back.
+    put_back: PutBack<()>,
     /// Why the table is not as it should be.
     trouble: Option<String>,
 }
@@ -274,17 +284,20 @@ impl Nat {
         written.map(|()| true)
     }
 
-    /// Puts back what another program has removed from the table. Returns whether there was something.
+    /// Puts back what another program has removed from the table: at once, but once a minute where that goes on. Returns whether
+    /// there was something.
     ///
     /// # Errors
-    /// The kernel refuses.
+    /// The kernel refuses; or it was put back too often just now.
     pub fn repair(&self) -> Result<bool, NatError> {
         let mut state = self.lock();
-        let State { users, table, .. } = &mut *state;
-        let repaired = table.repair(users);
+        let now = Instant::now();
+        let State { users, table, put_back, .. } = &mut *state;
+        let repaired = table.repair(users, || put_back.check(&(), now).map_err(NatError::FoughtOver));
         state.note(&repaired);
         let repaired = repaired?;
         if repaired {
+            state.put_back.count((), now);
             // While the table was not there, a process without an agent may have closed what nobody seemed to need.
             state.opened().into_iter().try_for_each(loopback::reopen)?;
         }
@@ -302,9 +315,11 @@ impl Nat {
         if is_open { loopback::open(device) } else { Ok(()) }
     }
 
-    /// Why the table is not as it should be.
+    /// Why the table is not as it should be, or will not be for long.
     pub fn trouble(&self) -> Option<String> {
-        self.lock().trouble.clone()
+        let state = self.lock();
+        let fought_over = || state.put_back.fought_over(&(), Instant::now());
+        state.trouble.clone().or_else(|| Some(NatError::FoughtOver(fought_over()?).to_string()))
     }
 
     /// What the table lacks of an attachment's wish, in words.

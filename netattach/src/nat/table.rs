@@ -100,8 +100,13 @@ impl Table {
         }
     }
 
-    /// Puts back what is missing; returns whether something was.
-    pub(super) fn repair(&mut self, users: &Users) -> Result<bool, NatError> {
+    /// Puts back what is missing; returns whether something was. `allowed` says whether what others have removed may be put back
+    /// now.
+    pub(super) fn repair(
+        &mut self,
+        users: &Users,
+        allowed: impl FnOnce() -> Result<(), NatError>,
+    ) -> Result<bool, NatError> {
         if users.is_empty() {
             return Ok(false);
         }
@@ -110,7 +115,12 @@ impl Table {
             return Ok(false);
         }
         self.seen = None;
-        if self.shape.is_none() || self.shape != Some(nat::shape()?) {
+        if self.shape.is_none() {
+            self.install(users)?;
+            return Ok(true);
+        }
+        if self.shape != Some(nat::shape()?) {
+            allowed()?;
             self.install(users)?;
             return Ok(true);
         }
@@ -121,6 +131,7 @@ impl Table {
             self.seen = Some(generation);
             return Ok(false);
         }
+        allowed()?;
         match nat::change([], missing) {
             // Another element has the place of one.
             Err(error) if error.not_found() || is_occupied(&error) => self.install(users)?,

@@ -28,6 +28,13 @@ pub struct DeviceState {
     pub other_names: Vec<String>,
 }
 
+impl DeviceState {
+    /// Whether it does not go with another namespace, as the end of a pod's link does that is on the node.
+    pub fn stays(&self) -> bool {
+        self.link_netns.is_none()
+    }
+}
+
 impl Handle {
     /// All devices of the namespace.
     ///

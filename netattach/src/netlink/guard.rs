@@ -7,8 +7,10 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use super::Error;
-use super::nft::nat::is_dormant;
-use super::nft::{Family, NESTED, attribute, attributes_of, dump, name, object, text, transact};
+use super::nft::nat::{comment, is_dormant};
+use super::nft::{
+    self, Family, NESTED, attribute, attributes_of, comment_of, dump, name, named, object, text, transact,
+};
 
 /// The name of the table, in the family that covers both versions of IP.
 pub const TABLE: &str = "netattach";
@@ -53,12 +55,32 @@ const INFO_LEN: usize = 2 + 2 + 4 + 512 + 8;
 const BY_DESCRIPTOR: u16 = 2;
 const INFO_REVISION: u32 = 1;
 
-/// Installs the table, replacing any of the same name: packets for which the program returns 1 are dropped.
+/// Installs the table, replacing any of the same name: packets for which the program returns 1 are dropped. `owner`: the state
+/// directory of the agent.
 ///
 /// # Errors
 /// The kernel refuses: it may lack nftables, `nft_compat` or `xt_bpf`.
-pub fn install_guard(program: BorrowedFd<'_>) -> Result<(), Error> {
-    transact(NAME, &[remove(), install(program.as_raw_fd())].concat())
+pub fn install_guard(owner: &str, program: BorrowedFd<'_>) -> Result<(), Error> {
+    transact(NAME, &[remove(), install(owner, program.as_raw_fd())].concat())
+}
+
+/// Whose the table of that name is, in words, if it is there and not this agent's. Earlier versions wrote no comment, and all of
+/// its chains: such a table is nobody else's.
+///
+/// # Errors
+/// The kernel does not answer, or the table changed while it was read.
+pub fn guard_of_another(owner: &str) -> Result<Option<String>, Error> {
+    if let Some(comment) = comment(TABLE)? {
+        return Ok((comment != comment_of(owner)).then_some(comment));
+    }
+    let is_there = nft::filter::has_table(Family::Inet, TABLE)?;
+    let is_earlier = is_there && chains()? == wanted_chains();
+    Ok((is_there && !is_earlier).then(|| "it does not say whose it is".to_owned()))
+}
+
+/// Whether the table of that name is an agent's, whichever's.
+pub(super) fn is_of_agent() -> Result<bool, Error> {
+    Ok(comment(TABLE)?.is_some_and(|comment| nft::is_of_agent(&comment)))
 }
 
 /// Removes the table. Idempotent.
@@ -74,18 +96,15 @@ pub fn remove_guard() -> Result<(), Error> {
 }
 
 /// Whether the table is as [`install_guard`] creates it, as far as this can be read back: its chains, and in each of
-/// them one rule, which drops the packets for which a program returns 1; and it is not dormant, as somebody can make it, which
-/// takes its chains off their hooks.
+/// them one rule, which drops the packets for which a program returns 1; it is that agent's, whose programs count; and it is not
+/// dormant, as somebody can make it, which takes its chains off their hooks.
 ///
 /// # Errors
-/// The kernel does not answer.
-pub fn guard_is_whole() -> Result<bool, Error> {
-    let mut chains = BTreeMap::new();
+/// The kernel does not answer, or the table changed while it was read.
+pub fn guard_is_whole(owner: &str) -> Result<bool, Error> {
     let mut rules: BTreeMap<String, Vec<Vec<String>>> = BTreeMap::new();
-    let kinds = |get, new| [NFTABLES << 8 | get, NFTABLES << 8 | new];
-    let seen = dump("NFT_MSG_GETCHAIN", kinds(GET_CHAIN, NEW_CHAIN), Family::Inet, &[], &mut |chain| {
-        chains.extend(own_chain(chain));
-    })?;
+    let chains = chains()?;
+    let is_own = comment(TABLE)?.is_some_and(|comment| comment == comment_of(owner));
     let is_awake = !is_dormant(TABLE)?;
     let table = attribute(1, &text(TABLE));
     let all_seen = dump(RULES, kinds(GET_RULE, NEW_RULE), Family::Inet, &table, &mut |rule| {
@@ -93,15 +112,36 @@ pub fn guard_is_whole() -> Result<bool, Error> {
             rules.entry(chain).or_default().push(expressions);
         }
     })?;
-    if !(seen && all_seen) {
+    if !all_seen {
         // The table changed while it was read. The caller repeats the check soon.
         return Err(Error::Interrupted(RULES));
     }
-    let wanted = CHAINS.map(|chain| (chain.name.to_owned(), (chain.hook, chain.priority)));
     let rule = || vec![["match", "immediate"].map(str::to_owned).to_vec()];
-    Ok(is_awake
-        && chains == wanted.into()
+    Ok(is_own
+        && is_awake
+        && chains == wanted_chains()
         && rules == CHAINS.map(|chain| (chain.name.to_owned(), rule())).into())
+}
+
+/// Names, hooks and priorities of chains.
+type Chains = BTreeMap<String, (u32, i32)>;
+
+/// The chains that the kernel has of the table.
+fn chains() -> Result<Chains, Error> {
+    const NAME: &str = "NFT_MSG_GETCHAIN";
+    let mut chains = Chains::new();
+    let seen = dump(NAME, kinds(GET_CHAIN, NEW_CHAIN), Family::Inet, &[], &mut |chain| {
+        chains.extend(own_chain(chain));
+    })?;
+    if seen { Ok(chains) } else { Err(Error::Interrupted(NAME)) }
+}
+
+fn wanted_chains() -> Chains {
+    CHAINS.map(|chain| (chain.name.to_owned(), (chain.hook, chain.priority))).into()
+}
+
+fn kinds(get: u16, new: u16) -> [u16; 2] {
+    [NFTABLES << 8 | get, NFTABLES << 8 | new]
 }
 
 /// Whether the table exists, complete or not.
@@ -109,10 +149,7 @@ pub fn guard_is_whole() -> Result<bool, Error> {
 /// # Errors
 /// The kernel does not answer.
 pub fn guard_exists() -> Result<bool, Error> {
-    let mut found = false;
-    let kinds = [NFTABLES << 8 | GET_CHAIN, NFTABLES << 8 | NEW_CHAIN];
-    dump("NFT_MSG_GETCHAIN", kinds, Family::Inet, &[], &mut |chain| found |= own_chain(chain).is_some())?;
-    Ok(found)
+    nft::filter::has_table(Family::Inet, TABLE)
 }
 
 /// Whether all bridges pass packets of a family to the IP packet filter: `iptables` or `ip6tables`.
@@ -172,8 +209,8 @@ fn remove() -> Vec<Vec<u8>> {
     vec![object(NEW_TABLE, CREATE, &table), object(DELETE_TABLE, 0, &table)]
 }
 
-fn install(program: i32) -> Vec<Vec<u8>> {
-    let mut messages = vec![object(NEW_TABLE, CREATE, &attribute(1, &text(TABLE)))];
+fn install(owner: &str, program: i32) -> Vec<Vec<u8>> {
+    let mut messages = vec![object(NEW_TABLE, CREATE, &named(TABLE, &comment_of(owner)))];
     messages.extend(CHAINS.iter().map(|chain| object(NEW_CHAIN, CREATE, &chain_attributes(chain))));
     messages.extend(
         CHAINS.iter().map(|chain| object(NEW_RULE, CREATE | APPEND, &rule_attributes(chain, program))),
@@ -239,11 +276,41 @@ mod tests {
     #[test]
     fn messages_are_whole() {
         let program = 7;
-        let batch = install(program).concat();
+        let batch = install("/state", program).concat();
         let kinds: Vec<u16> = messages(&batch).map(|message| message.kind & 0xff).collect();
         assert_eq!(kinds, [NEW_TABLE, NEW_CHAIN, NEW_CHAIN, NEW_CHAIN, NEW_RULE, NEW_RULE, NEW_RULE]);
         let length = messages(&batch).map(|message| message.body.len() + 16).sum::<usize>();
         assert_eq!(length, batch.len());
+    }
+
+    /// Needs root, like the agent.
+    #[test]
+    fn a_table_of_that_name_says_whose_it_is() {
+        use crate::netns::{Netns, within};
+
+        let made = |comment: Option<&str>, chains: &[Chain]| {
+            let table = comment.map_or_else(|| attribute(1, &text(TABLE)), |comment| named(TABLE, comment));
+            let mut messages = remove();
+            messages.push(object(NEW_TABLE, CREATE, &table));
+            messages.extend(chains.iter().map(|chain| object(NEW_CHAIN, CREATE, &chain_attributes(chain))));
+            transact(NAME, &messages).unwrap();
+            let is_skipped = nft::hooked_chains(Family::Inet).unwrap().count == 0;
+            (guard_of_another("/state").unwrap(), guard_is_whole("/state").unwrap(), is_skipped)
+        };
+        let other = |said: &str| Some(said.to_owned());
+        let nobody = "it does not say whose it is";
+        within(&Netns::private().unwrap(), || {
+            assert_eq!(guard_of_another("/state").unwrap(), None, "there is none");
+            // Without rules it is never whole.
+            assert_eq!(made(Some("netattach, state in /state"), &CHAINS), (None, false, true));
+            let of_agent = "netattach, state in /other";
+            assert_eq!(made(Some(of_agent), &CHAINS), (other(of_agent), false, true));
+            assert_eq!(made(Some("mine"), &CHAINS), (other("mine"), false, false));
+            assert_eq!(made(None, &CHAINS), (None, false, false), "of an earlier version");
+            assert_eq!(made(None, &CHAINS[..1]), (other(nobody), false, false));
+            assert_eq!(made(None, &[]), (other(nobody), false, true));
+        })
+        .unwrap();
     }
 
     proptest::proptest! {

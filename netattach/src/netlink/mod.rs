@@ -12,6 +12,8 @@
 //! | `names` | the names of a namespace's links |
 //! | `device`, `virtual_function` | devices that pods take, and what a card sets for its virtual functions |
 //! | [`devlink`], `representor` | whether a card is in mode switchdev; the node's ends of its virtual functions then |
+//! | [`ethtool`] | features of a device |
+//! | `generic` | families of generic netlink: those of the two above |
 //! | `address`, `route`, `rule`, `neighbour` | an interface's addresses; routes; rules that select routing tables; neighbours that are entered for good |
 //! | `tc`, `tbf`, `redirect` | programs on clsact hooks; pacing by tbf; intermediate devices for what a device receives |
 //! | `bridge`, `bridge_port` | a bridge that is made again as it was; ports, their VLANs |
@@ -32,7 +34,9 @@ pub mod conntrack;
 mod device;
 pub mod devlink;
 mod error;
+pub mod ethtool;
 mod filter_watch;
+mod generic;
 mod guard;
 mod known_links;
 mod lean;
@@ -68,7 +72,8 @@ pub use device::DeviceState;
 pub use error::{Error, Refused};
 pub use filter_watch::FilterWatch;
 pub use guard::{
-    TABLE as GUARD_TABLE, bridges_call, guard_exists, guard_is_whole, install_guard, remove_guard,
+    TABLE as GUARD_TABLE, bridges_call, guard_exists, guard_is_whole, guard_of_another, install_guard,
+    remove_guard,
 };
 pub use known_links::KnownLinks;
 pub use link::{Ends, Ensured, LinkState, NewLink};

@@ -26,6 +26,18 @@ impl Handle {
         self.socket.all(requests.collect())
     }
 
+    /// The Ethernet address by which a link knows a neighbour, if it does.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn neighbour(&mut self, index: u32, address: IpAddr) -> Result<Option<Mac>, Error> {
+        let asked = RouteNetlinkMessage::GetNeighbour(entry(index, address));
+        match self.socket.request(asked, 0) {
+            Err(error) if error.errno() == Some(rustix::io::Errno::NOENT) => Ok(None),
+            shown => Ok(shown?.into_iter().find_map(known_by)),
+        }
+    }
+
     /// Takes these neighbours out. Idempotent.
     ///
     /// # Errors
@@ -38,6 +50,14 @@ impl Handle {
     }
 }
 
+fn known_by(shown: RouteNetlinkMessage) -> Option<Mac> {
+    let RouteNetlinkMessage::NewNeighbour(entry) = shown else { return None };
+    entry.attributes.iter().find_map(|attribute| match attribute {
+        NeighbourAttribute::LinkLayerAddress(bytes) => bytes.as_slice().try_into().ok().map(Mac),
+        _ => None,
+    })
+}
+
 fn entry(index: u32, address: IpAddr) -> NeighbourMessage {
     let mut entry = NeighbourMessage::default();
     entry.header.ifindex = index;
@@ -48,4 +68,40 @@ fn entry(index: u32, address: IpAddr) -> NeighbourMessage {
     entry.header.family = family;
     entry.attributes.push(NeighbourAttribute::Destination(destination));
     entry
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netns::{Netns, within};
+    use crate::spec::Veth;
+
+    /// Needs root, like the agent.
+    #[test]
+    fn a_neighbour_is_known_by_what_was_entered() {
+        use std::os::fd::AsFd;
+
+        let netns = Netns::private().unwrap();
+        within(&netns, || {
+            let (mut host, mut pod) = (Handle::open().unwrap(), Handle::open().unwrap());
+            let veth = Veth {
+                host_name: "a".to_owned(),
+                pod_name: "b".to_owned(),
+                mtu: None,
+                mac: None,
+                group: 1,
+                port: None,
+            };
+            let (made, _) = host.create_veth(&veth, None, netns.as_fd(), &mut pod).unwrap();
+            host.ensure_up(made.index).unwrap();
+            for address in ["10.1.0.2", "fd00::2"].map(|text| text.parse::<IpAddr>().unwrap()) {
+                assert_eq!(host.neighbour(made.index, address).unwrap(), None);
+                for mac in [1, 2].map(|last| Mac([2, 0, 0, 0, 0, last])) {
+                    host.ensure_neighbours(made.index, &[(address, mac)]).unwrap();
+                    assert_eq!(host.neighbour(made.index, address).unwrap(), Some(mac));
+                }
+            }
+        })
+        .unwrap();
+    }
 }

@@ -470,6 +470,7 @@ fn request_name(message: &RouteNetlinkMessage) -> &'static str {
         M::DelRule(_) => "RTM_DELRULE",
         M::GetRule(_) => "RTM_GETRULE",
         M::NewNeighbour(_) => "RTM_NEWNEIGH",
+        M::GetNeighbour(_) => "RTM_GETNEIGH",
         M::NewQueueDiscipline(_) => "RTM_NEWQDISC",
         M::GetQueueDiscipline(_) => "RTM_GETQDISC",
         M::DelQueueDiscipline(_) => "RTM_DELQDISC",

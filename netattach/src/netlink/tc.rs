@@ -10,7 +10,7 @@ use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::tc::{TcAttribute, TcBpfFlags, TcFilterBpfOption, TcHandle, TcMessage, TcOption};
 
 use super::socket::{CREATE, ECHO, EXCL, NetlinkRequest, Reply};
-use super::{Error, Handle, LinkState};
+use super::{DeviceState, Error, Handle, LinkState};
 use crate::spec::TcHook;
 
 /// Priority of our filters: the first, so that no other filter passes a packet on before it was judged.
@@ -184,26 +184,36 @@ impl Handle {
         absent_is_fine(self.socket.request(RouteNetlinkMessage::DelQueueDiscipline(message), 0).map(drop))
     }
 
-    /// The devices of the namespace on which filters of ours with one of these names are.
-    pub fn devices_with_filters(&mut self, names: &[&str]) -> Result<Vec<FilteredDevice>, Error> {
+    /// The devices of the namespace on which filters of ours with one of these names are, of those that count.
+    pub fn devices_with_filters(
+        &mut self,
+        names: &[&str],
+        counts: impl Fn(&DeviceState) -> bool,
+    ) -> Result<Vec<FilteredDevice>, Error> {
         let mut found = Vec::new();
-        for LinkState { index, name, .. } in self.links()? {
-            let mut filters = Vec::new();
-            for hook in [TcHook::Ingress, TcHook::Egress] {
-                let ours = self.find_filters(index, hook)?.into_iter();
-                let named = ours.filter(|it| it.name.as_deref().is_some_and(|name| names.contains(&name)));
-                filters.extend(named.map(|it| (hook, it.handle)));
-            }
-            if !filters.is_empty() {
-                found.push(FilteredDevice { name, index, filters });
-            }
+        let devices = self.devices()?;
+        for device in devices.iter().filter(|device| counts(device)) {
+            found.extend(self.filtered(&device.link, names)?);
         }
         Ok(found)
     }
 
-    /// Removes these filters, and `clsact` unless others have filters there.
-    pub fn ensure_unfiltered(&mut self, device: &FilteredDevice) -> Result<(), Error> {
-        self.ensure_filters_absent(device.index, &device.filters, true)
+    /// A device with the filters of ours that have one of these names, whatever their numbers; `None`: it has none.
+    pub fn filtered(&mut self, link: &LinkState, names: &[&str]) -> Result<Option<FilteredDevice>, Error> {
+        let LinkState { index, name, .. } = link;
+        let mut filters = Vec::new();
+        for hook in [TcHook::Ingress, TcHook::Egress] {
+            let ours = self.find_filters(*index, hook)?.into_iter();
+            let named = ours.filter(|it| it.name.as_deref().is_some_and(|name| names.contains(&name)));
+            filters.extend(named.map(|it| (hook, it.handle)));
+        }
+        let is_filtered = !filters.is_empty();
+        Ok(is_filtered.then(|| FilteredDevice { name: name.clone(), index: *index, filters }))
+    }
+
+    /// Removes these filters, and with `clsact_too` that too unless others have filters there.
+    pub fn ensure_unfiltered(&mut self, device: &FilteredDevice, clsact_too: bool) -> Result<(), Error> {
+        self.ensure_filters_absent(device.index, &device.filters, clsact_too)
     }
 
     /// The programs that our filters with that number run on each of these devices, in the order of the devices;

@@ -8,7 +8,7 @@ pub enum Level {
     /// Not at all: policies have no effect.
     None,
     /// Until the pod or another process detaches the programs: they are filters in the pod. Or as far as the programs of
-    /// others let packets come to ours.
+    /// others, or a card that switches by itself, let packets come to ours.
     Advisory,
     /// The pod has, or may have, privileges over its network that let it evade the programs; without them it could not.
     FullUnlessPrivileged,

@@ -86,6 +86,27 @@ fn behind_an_interface_of_another_plugin_pods_get_out_without_an_executable_of_t
     gets_out(&reference, &plugins);
 }
 
+/// Rows: FWL-fought.
+#[test]
+fn what_another_program_removes_again_and_again_is_put_back_rarely_and_told_of() {
+    let mut node = dropping(Path::new("/nonexistent"), &[], &json!({}));
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    for time in 1..=5 {
+        said(&node, "iptables", "-F CNI-FORWARD");
+        assert!(eventually(PATIENCE, || rules(&node) == 2), "{time}");
+    }
+    said(&node, "iptables", "-F CNI-FORWARD");
+    let told = "another program removes rules for pods again and again: they were put back 5 times, and from now on are once a \
+                minute";
+    let is_told = || node.whole_status().unwrap().to_string().contains(told);
+    assert!(eventually(PATIENCE, is_told), "{:#}", node.whole_status().unwrap());
+    assert_eq!(rules(&node), 0);
+    node.del(&a).success();
+    Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
+}
+
 /// Rows: FWL-executed.
 #[test]
 fn firewalld_is_asked_by_the_executable_alone() {

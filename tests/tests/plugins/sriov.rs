@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 use netattach::mac::Mac;
-use netattach::netlink::{Handle, LinkState, devlink};
+use netattach::netlink::{Handle, LinkState, devlink, ethtool};
 use netattach::spec::{VfLinkState, VfRates, VfSettings, VfVlan, VirtualFunction};
 use netattach_tests::tools::report_skipped;
 
@@ -171,6 +171,10 @@ fn representors_come_and_go_with_the_cards_mode() -> Result<()> {
     for (number, end) in [(0, &first[0]), (1, &second[0])] {
         let shown = fs::read_to_string(format!("/sys/class/net/{}/phys_port_name", end.name))?;
         assert_eq!(shown.trim(), format!("pf0vf{number}"));
+        assert!(
+            ethtool::is_on(end.index, ethtool::TC_OFFLOAD)?.is_some(),
+            "it may be on, and the kernel tells"
+        );
     }
     // Another card's VFs have the same numbers.
     let other = Card::make("representors_come_and_go_with_the_cards_mode", 12)?.context("a second card")?;

@@ -260,6 +260,57 @@ fn a_device_that_goes_home_gets_its_properties_back() {
     assert_eq!(home(), before);
 }
 
+/// Of a device's setting and that of all devices the kernel takes the larger.
+///
+/// Rows: TUN-overridden.
+#[test]
+fn a_setting_that_another_overrides_is_refused_and_missed_by_check() {
+    let mut node = Node::new(&[]).unwrap();
+    let bridge = json!({"type": "bridge", "bridge": "br1", "ipam": node.host_local(&["10.70.0.0/24"])});
+    let networks = [
+        ("one", json!({"net.ipv4.conf.IFNAME.rp_filter": "0"})),
+        ("both", json!({"net.ipv4.conf.IFNAME.rp_filter": "0", "net.ipv4.conf.all.rp_filter": "0"})),
+    ];
+    for (name, sysctl) in networks {
+        let plugins = [bridge.clone(), json!({"type": "tuning", "sysctl": sysctl})];
+        let config = json!({"cniVersion": "1.0.0", "name": name, "plugins": plugins});
+        node.write(name, &manifest::network(NAMESPACE, name, &config)).unwrap();
+        node.write(&format!("pod-{name}"), &manifest::pod(name, &json!({}), &json!(name))).unwrap();
+    }
+    node.start().unwrap();
+    let of_all = |pod: &Pod, value: &str| {
+        pod.namespace.run(|| fs::write("/proc/sys/net/ipv4/conf/all/rp_filter", value)).unwrap();
+    };
+    let by = "net/ipv4/conf/all/rp_filter is 1, and of both the larger counts";
+    let one = Pod::new("one").unwrap();
+    of_all(&one, "1");
+    let (code, said) = node.add(&one).failure();
+    let expected = format!(
+        "key sysctl: \"net.ipv4.conf.IFNAME.rp_filter\" has no effect as \"0\": {by}; set that of all devices too"
+    );
+    assert!(code == 7 && said.ends_with(&expected), "{code} {said}");
+    let both = Pod::new("both").unwrap();
+    of_all(&both, "1");
+    node.add(&both).success();
+    node.check(&both).success();
+    of_all(&both, "1");
+    // Whichever of the two settings it looks at first.
+    let (_, said) = node.check(&both).failure();
+    let differs = [
+        format!("net/ipv4/conf/net1/rp_filter has no effect as \"0\": {by}"),
+        "net/ipv4/conf/all/rp_filter is \"1\", not \"0\"".to_owned(),
+    ];
+    assert!(differs.iter().any(|it| said.ends_with(it)), "{said}");
+    of_all(&one, "0");
+    node.add(&one).success();
+    of_all(&one, "1");
+    let (_, said) = node.check(&one).failure();
+    assert!(said.ends_with(&differs[0]), "{said}");
+    for pod in [&one, &both] {
+        node.del(pod).success();
+    }
+}
+
 /// Rows: TUN-refused.
 #[test]
 fn a_chain_that_tuning_cannot_carry_out_is_refused_by_its_key() {

@@ -349,6 +349,25 @@ fn a_filter_that_was_to_stand_in_for_ours_goes_at_the_next_start() {
     }
 }
 
+/// Nothing judges without them, so they are put back as often as they are taken off.
+#[test]
+fn programs_that_somebody_takes_off_again_and_again_are_put_back_and_that_is_told() {
+    let scene = Scene::new("clsact");
+    let name = scene.device(&scene.server);
+    let put_back = || scene.node.ctl(&["status"]).unwrap()["programs_put_back"].clone();
+    for times in 1..=6 {
+        tc(&scene.node.namespace, &format!("filter del dev {name} egress")).unwrap();
+        assert!(eventually(PATIENCE * 4, || put_back() == json!(times)), "{times}");
+        let level = if times > 5 { "advisory" } else { "full" };
+        assert_eq!(scene.routed(&scene.server)["enforcement"], json!(level), "{times}");
+    }
+    let why = "another program takes its programs off again and again: they were put back 5 times and more, and are each time";
+    assert_eq!(scene.routed(&scene.server)["enforcement_detail"], json!(why));
+    assert_eq!(scene.routed(&scene.client)["enforcement"], json!("full"), "others are as they were");
+    scene.assert_judged("after all");
+    scene.end();
+}
+
 #[test]
 fn programs_that_somebody_takes_off_are_put_back_counted_and_told() {
     let mut scene = Scene::new("clsact");

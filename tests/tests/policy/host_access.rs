@@ -90,6 +90,52 @@ fn neighbours(namespace: &Namespace, device: &str) -> String {
     String::from_utf8(shown.stdout).unwrap()
 }
 
+/// What keeps node and pod apart, and does not show in links and routes.
+fn is_missed_by_check(scene: &Scene, kind: &str, own: &LinkState) {
+    let (node, pod) = (&scene.node.namespace, &scene.pods[0]);
+    let missed = |expected: &str| {
+        let (_, said) = scene.node.check(pod).failure();
+        assert!(said.ends_with(expected), "{kind}: {said}");
+    };
+    let mac = own.mac.unwrap().to_string();
+    let of_pod =
+        Handle::open_in(pod.namespace.netns()).unwrap().link("net1").unwrap().mac.unwrap().to_string();
+    let enter = |namespace: &Namespace, device: &str, address: &str, mac: &str| {
+        let words = ["neigh", "replace", address, "lladdr", mac, "dev", device, "nud", "permanent"];
+        ip(namespace, &words).unwrap();
+    };
+    let wrong = "02:00:00:00:99:99";
+    for (to_node, to_pod) in OF_NODE.into_iter().zip(OF_POD) {
+        enter(&pod.namespace, "net1", to_node, wrong);
+        missed(&format!("the pod does not know the node's address {to_node} as {mac}"));
+        enter(&pod.namespace, "net1", to_node, &mac);
+        enter(node, &own.name, to_pod, wrong);
+        missed(&format!("the node does not know the pod's address {to_pod} as {of_pod}"));
+        enter(node, &own.name, to_pod, &of_pod);
+        scene.node.check(pod).success();
+    }
+    if kind != "ipvlan" {
+        return;
+    }
+    // All ipvlans follow their parent, and the kernel forgets what was entered.
+    ip(node, &["link", "set", WIRE, "address", wrong]).unwrap();
+    assert!(!scene.node.check(pod).failure().1.is_empty());
+    ip(node, &["link", "set", WIRE, "address", &mac]).unwrap();
+    missed(&format!("the pod does not know the node's address {} as {mac}", OF_NODE[0]));
+    for (to_node, to_pod) in OF_NODE.into_iter().zip(OF_POD) {
+        enter(&pod.namespace, "net1", to_node, &mac);
+        enter(node, &own.name, to_pod, &of_pod);
+    }
+    let filter = |value: &str| {
+        let of = |device: &str| format!("/proc/sys/net/ipv4/conf/{device}/rp_filter");
+        node.run(|| fs::write(of("all"), "0").and_then(|()| fs::write(of(WIRE), value))).unwrap();
+    };
+    filter("1");
+    missed(&format!("the node drops what the pod sends to it: rp_filter is 1 for {WIRE}"));
+    filter("0");
+    scene.node.check(pod).success();
+}
+
 fn holds(kind: &str) {
     let mut scene = Scene::new(kind, &[]);
     for pod in &scene.pods {
@@ -109,12 +155,14 @@ fn holds(kind: &str) {
     let is_shown = seen.contains(&mac) == (kind == "ipvlan");
     assert!(OF_NODE.iter().all(|it| seen.contains(it)) && is_shown, "{mac}: {seen}");
     // It lasts through a restart, stays for the other pod, and is looked at.
-    scene.node.kill().unwrap();
+    let log = scene.node.kill().unwrap();
+    assert!(!log.contains("not announced"), "{kind}: {log}");
     scene.node.start().unwrap();
     scene.node.del(&scene.pods[1]).success();
     assert_eq!(scene.host_links(), std::slice::from_ref(&own));
     assert_eq!(scene.reached(OF_POD), [true; 4], "{kind}, after a restart");
     scene.node.check(&scene.pods[0]).success();
+    is_missed_by_check(&scene, kind, &own);
     ip(&scene.node.namespace, &["route", "del", OF_POD[0], "dev", &own.name]).unwrap();
     let (_, said) = scene.node.check(&scene.pods[0]).failure();
     assert!(said.ends_with(&format!("the node's route to {} is gone", OF_POD[0])), "{said}");

@@ -1,5 +1,6 @@
 //! Steps that several attachments of a pod take at once, each in one datagram to the kernel.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
 
 use super::{Executor, Failed, not_created};
@@ -47,6 +48,15 @@ struct Wanted<'p> {
 impl Wanted<'_> {
     fn has_v6(&self) -> bool {
         self.addressing.addresses.iter().any(|address| address.addr().is_ipv6())
+    }
+
+    fn v4(&self) -> Vec<Ipv4Addr> {
+        let each = self.addressing.addresses.iter().map(|address| address.addr());
+        let v4 = each.filter_map(|address| match address {
+            IpAddr::V4(address) => Some(address),
+            IpAddr::V6(_) => None,
+        });
+        v4.collect()
     }
 }
 
@@ -202,6 +212,7 @@ impl<'a> Executor<'a> {
         }
         let enforced =
             EnforcedAttachment::new(protect, self.sandbox, attachment, leased, vantage, ends.as_ref())?;
+        enforcer.permit_on_device(self.sandbox.pod.as_ref(), attachment, &enforced)?;
         // Looked up for the link that was made there.
         let parent = self.parents.iter().find(|(_, parent)| parent.index == enforced.host_index());
         Ok(enforced.on_card(parent.map(|(_, parent)| parent.is_card())))
@@ -307,9 +318,15 @@ impl<'a> Executor<'a> {
                 if v6 { ensure_if_present(&key("ndisc_notify"), "1") } else { Ok(()) }
             })??;
         }
-        if let Some(mac) = pod.mac.filter(|_| v4 || v6)
-            && let Err(error) = self.pod.announce_all(pod.index, mac)
-        {
+        let announced = match (it.item.1.link(), pod.mac) {
+            // It has its parent's Ethernet address, which its driver lets nobody set, so the kernel has nothing to tell of it.
+            // Neighbours that knew another one for an IPv4 address are told by a request.
+            (Some(spec::Link::Ipvlan(_)), _) if v4 => self.pod.announce(pod.index, &it.v4()),
+            (Some(spec::Link::Ipvlan(_)), _) | (_, None) => Ok(()),
+            (_, Some(mac)) if v4 || v6 => self.pod.announce_all(pod.index, mac),
+            (_, Some(_)) => Ok(()),
+        };
+        if let Err(error) = announced {
             tracing::warn!(device = pod.name, error = %Chain(&error), "addresses not announced to neighbours");
         }
         if it.configure.detect_duplicates

@@ -4,12 +4,15 @@ use super::Stays;
 use crate::attach::host_access::is_host_link;
 use crate::bpf::{Program, Side};
 use crate::builtin::routes::{METRIC, PROTOCOL};
-use crate::netlink::{self, FilteredDevice, Handle, RouteState};
+use crate::netlink::{self, DeviceState, FilteredDevice, Handle, RouteState};
 
-/// The programs that are on devices which outlast every pod: uplinks of the node, and parents of macvlans. In filters they
+/// The programs that are only on devices which outlast every pod: uplinks of the node, and parents of macvlans. In filters they
 /// would stay for good; links go with their pins.
 const LASTING: [Program; 3] =
     [Program::Uplink, Program::OnParent(Side::FromPod), Program::OnParent(Side::ToPod)];
+
+/// Why a table of another's stays.
+const OF_ANOTHER: &str = "this table is another agent's or another program's";
 
 /// Settings that ADDs have switched on, below `/proc/sys`.
 const FORWARDING: [&str; 2] = ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"];
@@ -19,8 +22,12 @@ const FORWARDING: [&str; 2] = ["net/ipv4/ip_forward", "net/ipv6/conf/all/forward
 pub(super) struct Kernel {
     /// Names of tables of nftables.
     pub(super) tables: Vec<String>,
+    /// Tables that have the names of ours, and whose they are. They stay.
+    others: Vec<(&'static str, String)>,
     routes: Vec<RouteState>,
     devices: Vec<FilteredDevice>,
+    /// Representors: others make their `clsact`, too.
+    representors: Vec<FilteredDevice>,
     /// Names of the node's own links on parents of pods.
     pub(super) host_links: Vec<String>,
     /// Bridges without a port.
@@ -30,19 +37,22 @@ pub(super) struct Kernel {
 }
 
 impl Kernel {
-    /// Looks what is there.
-    pub(super) fn look(node: &mut Handle) -> Result<Self, netlink::Error> {
+    /// Looks what is there of the agent with that state directory.
+    pub(super) fn look(node: &mut Handle, owner: &str) -> Result<Self, netlink::Error> {
         let mut found = Self::default();
         if netlink::guard_exists()? {
-            found.tables.push(netlink::GUARD_TABLE.to_owned());
+            found.note_table(netlink::GUARD_TABLE, netlink::guard_of_another(owner)?);
         }
         if !netlink::nat::shape()?.is_empty() {
-            found.tables.push(netlink::nat::TABLE.to_owned());
+            found.note_table(netlink::nat::TABLE, netlink::nat::comment_of_another(owner)?);
         }
         found.routes = node.routes()?;
         found.routes.retain(|route| (route.protocol, route.priority) == (PROTOCOL, METRIC));
         found.host_links = node.links()?.into_iter().filter(is_host_link).map(|link| link.name).collect();
-        found.devices = node.devices_with_filters(&LASTING.map(Program::name))?;
+        found.devices = node.devices_with_filters(&LASTING.map(Program::name), |_| true)?;
+        // Other ends of pods' links go with the pods.
+        found.representors =
+            node.devices_with_filters(&Program::ON_NODE_ENDS.map(Program::name), DeviceState::stays)?;
         found.devices.retain(|device| !found.host_links.contains(&device.name));
         for (bridge, ports) in node.own_bridges()? {
             if ports == 0 { &mut found.bridges } else { &mut found.bridges_in_use }.push(bridge.name);
@@ -50,24 +60,35 @@ impl Kernel {
         Ok(found)
     }
 
+    fn note_table(&mut self, name: &'static str, other: Option<String>) {
+        match other {
+            None => self.tables.push(name.to_owned()),
+            Some(whose) => self.others.push((name, whose)),
+        }
+    }
+
     /// Destinations of the routes to the pods of other nodes.
     pub(super) fn routes(&self) -> Vec<String> {
         self.routes.iter().map(|route| route.destination.to_string()).collect()
     }
 
-    /// Names of the uplinks and parents of macvlans that run programs.
+    /// Names of the uplinks, parents of macvlans and representors that run programs.
     pub(super) fn devices(&self) -> Vec<String> {
-        self.devices.iter().map(|device| device.name.clone()).collect()
+        self.devices.iter().chain(&self.representors).map(|device| device.name.clone()).collect()
     }
 
     /// Removes what was found, but for bridges in use.
     pub(super) fn remove(&self, node: &mut Handle) -> Result<(), netlink::Error> {
-        if !self.tables.is_empty() {
+        let is_ours = |name: &str| self.tables.iter().any(|table| table == name);
+        if is_ours(netlink::GUARD_TABLE) {
             netlink::remove_guard()?;
+        }
+        if is_ours(netlink::nat::TABLE) {
             netlink::nat::uninstall()?;
         }
         node.ensure_routes_absent(&self.routes)?;
-        self.devices.iter().try_for_each(|device| node.ensure_unfiltered(device))?;
+        self.devices.iter().try_for_each(|device| node.ensure_unfiltered(device, true))?;
+        self.representors.iter().try_for_each(|device| node.ensure_unfiltered(device, false))?;
         self.host_links.iter().try_for_each(|link| node.ensure_link_absent(link))?;
         for bridge in &self.bridges {
             if let Some(bridge) = node.find_link(bridge)? {
@@ -89,6 +110,8 @@ impl Kernel {
         let forwarding = FORWARDING.into_iter().filter(is_on).map(|key| {
             Stays::new(key, "other programs of the node may need it; who had it switched on is not known")
         });
-        bridges.chain(forwarding)
+        let table =
+            |(name, whose): &(&str, String)| Stays::new(format!("table {name} ({whose})"), OF_ANOTHER);
+        bridges.chain(self.others.iter().map(table)).chain(forwarding)
     }
 }

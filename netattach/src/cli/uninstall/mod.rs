@@ -45,7 +45,7 @@ pub(super) struct Uninstall {
     #[arg(long, value_name = "DIR")]
     cni_bin_dir: Option<PathBuf>,
     /// Remove all of it even if pods are attached, or if that cannot be determined: devices of those pods keep their programs,
-    /// which no agent maintains, until the pods end; macvlans are no longer judged
+    /// which no agent maintains, until the pods end; macvlans, and VFs with representors, are no longer judged
     #[arg(long)]
     force: bool,
     /// Remove nothing, and say what would be removed
@@ -70,7 +70,7 @@ pub(super) struct Removed {
     tables: Vec<String>,
     /// Destinations of the routes to the pods of other nodes.
     routes: Vec<String>,
-    /// Uplinks of the node and parents of macvlans whose programs go: these devices outlast the pods.
+    /// Uplinks of the node, parents of macvlans and representors whose programs go: these devices outlast the pods.
     devices: Vec<String>,
     /// The node's own links on parents of pods.
     host_links: Vec<String>,
@@ -109,7 +109,7 @@ impl fmt::Display for Removed {
             (true, true) => writeln!(
                 f,
                 "{done} the programs and maps pinned at {root}. Devices of attached pods keep their programs until the pods end, but \
-                 for parents of macvlans: those pods are no longer judged."
+                 for parents of macvlans and representors of VFs: those pods are no longer judged."
             )?,
         }
         let paths = |paths: &[PathBuf]| paths.iter().map(|path| path.display().to_string()).collect();
@@ -117,7 +117,7 @@ impl fmt::Display for Removed {
             ("configurations of the container runtime", paths(&self.configurations)),
             ("tables of the packet filter", self.tables.clone()),
             ("routes to", self.routes.clone()),
-            ("programs on uplinks and parents of macvlans", self.devices.clone()),
+            ("programs on uplinks, parents of macvlans and representors", self.devices.clone()),
             ("the node's links on parents of pods", self.host_links.clone()),
             ("bridges without a port", self.bridges.clone()),
             ("state", paths(&self.state)),
@@ -173,7 +173,7 @@ impl Uninstall {
             files.look_for_executables(directory)?;
         }
         let mut node = Handle::open()?;
-        let kernel = Kernel::look(&mut node)?;
+        let kernel = Kernel::look(&mut node, &self.owner())?;
         let removed = are_removable(&self.bpffs)?;
         if !self.dry_run {
             files.remove_configurations()?;
@@ -202,6 +202,12 @@ impl Uninstall {
             executables: files.executables,
             stays,
         })
+    }
+
+    /// What the agent's tables say whose they are: its state directory, where links lead to.
+    fn owner(&self) -> String {
+        let path = std::fs::canonicalize(&self.state_dir);
+        path.unwrap_or_else(|_| self.state_dir.clone()).to_string_lossy().into_owned()
     }
 
     /// The journal, if no pod is attached: neither by its records nor by the maps.

@@ -18,7 +18,7 @@ fn what_was_removed_and_what_stays_is_said_in_lines() {
     assert_eq!(
         said(true, true),
         "Removed the programs and maps pinned at /pins. Devices of attached pods keep their programs until the pods end, but\n    \
-         for parents of macvlans: those pods are no longer judged.\n"
+         for parents of macvlans and representors of VFs: those pods are no longer judged.\n"
     );
     let names = |names: &[&str]| names.iter().map(ToString::to_string).collect();
     let everything = Removed {
@@ -46,7 +46,7 @@ fn what_was_removed_and_what_stays_is_said_in_lines() {
          Would remove configurations of the container runtime: /net.d/00-netattach.conflist.\n\
          Would remove tables of the packet filter: netattach, netattach-nat.\n\
          Would remove routes to: 10.244.2.0/24, fd00:2::/64.\n\
-         Would remove programs on uplinks and parents of macvlans: eth0.\n\
+         Would remove programs on uplinks, parents of macvlans and representors: eth0.\n\
          Would remove the node's links on parents of pods: nahst3.\n\
          Would remove bridges without a port: pods0.\n\
          Would remove state: /state/journal.\n\

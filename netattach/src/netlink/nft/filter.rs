@@ -1,5 +1,5 @@
-//! The tables `filter` of `iptables-nft`, one for each version of IP: which chains they have, the rules of some of them, and
-//! changes.
+//! The tables `filter` of `iptables-nft`, one for each version of IP: which of some chains they have, the rules of those, and
+//! changes. Chains are asked for by name: others may have made ten thousand.
 //!
 //! The tables belong to everybody who calls `iptables`. So a change names the generation of the packet filter that it was
 //! decided in, as `iptables-nft` itself does, and rules are removed by their number.
@@ -12,7 +12,7 @@ use super::batch::{
     transact_at,
 };
 use super::noted::generation_if_any;
-use super::{Family, NESTED, attribute, attribute_in, dump, name, text};
+use super::{Family, NESTED, attribute, attribute_in, dump, find, name, text};
 
 pub use super::expression::Version;
 pub use super::filter_rule::{Ask, Rule, Verdict};
@@ -51,9 +51,9 @@ pub struct Filter {
     pub version: Version,
     /// Whether there is the table.
     pub is_there: bool,
-    /// The names of its chains.
+    /// Which chains it has of those that were asked for.
     pub chains: BTreeSet<String>,
-    /// The rules of the chains that were asked for, in their order.
+    /// The rules of the chains that were looked into, in their order.
     pub rules: Vec<Placed>,
 }
 
@@ -99,30 +99,36 @@ pub enum Change {
     Last(String, Rule),
 }
 
-/// Reads the tables, with the rules of these chains.
+/// Reads the tables: the rules of the chains to look `into`, and which of the `others` there are.
 ///
 /// # Errors
-/// The kernel does not answer, or a table changed while it was read. Without nftables there are no tables.
-pub fn view(chains: &[&str]) -> Result<View, Error> {
+/// The kernel does not answer, or something in the packet filter changed while the tables were read. Without nftables there are
+/// no tables.
+pub fn view(into: &[&str], others: &BTreeSet<&str>) -> Result<View, Error> {
     let generation = generation_if_any()?;
-    Ok(View { generation, filters: [filter(Version::V4, chains)?, filter(Version::V6, chains)?] })
+    let filters = [filter(Version::V4, into, others)?, filter(Version::V6, into, others)?];
+    // Each part was asked for by itself: nothing else tells that they belong together.
+    match generation_if_any()? == generation {
+        true => Ok(View { generation, filters }),
+        false => Err(Error::Interrupted("NFT_MSG_GETGEN")),
+    }
 }
 
-fn filter(version: Version, of_interest: &[&str]) -> Result<Filter, Error> {
+fn filter(version: Version, into: &[&str], others: &BTreeSet<&str>) -> Result<Filter, Error> {
     let family = family(version);
     let is_there = has_table(family, TABLE)?;
     let (mut chains, mut rules) = (BTreeSet::new(), Vec::new());
     if !is_there {
         return Ok(Filter { version, is_there, chains, rules });
     }
-    list(GET_CHAIN, NEW_CHAIN, family, &[], &mut |chain| {
-        if is_named(chain, TABLE_NAME, TABLE) {
-            chains.extend(attribute_in(chain, CHAIN_NAME).and_then(name));
+    for chain in into.iter().chain(others) {
+        if has_chain(family, chain)? {
+            chains.insert((*chain).to_owned());
         }
-    })?;
-    for chain in of_interest.iter().filter(|chain| chains.contains(**chain)) {
+    }
+    for chain in into.iter().filter(|chain| chains.contains(**chain)) {
         let only = [attribute(TABLE_NAME, &text(TABLE)), attribute(RULE_CHAIN, &text(chain))].concat();
-        list(GET_RULE, NEW_RULE, family, &only, &mut |shown| {
+        each_rule(family, &only, &mut |shown| {
             let handle = attribute_in(shown, HANDLE).and_then(|bytes| bytes.try_into().ok());
             let is_its = is_named(shown, TABLE_NAME, TABLE) && is_named(shown, RULE_CHAIN, chain);
             if let Some(handle) = handle.filter(|_| is_its).map(u64::from_be_bytes) {
@@ -136,25 +142,28 @@ fn filter(version: Version, of_interest: &[&str]) -> Result<Filter, Error> {
 /// Whether there is a table of that name in a family.
 ///
 /// # Errors
-/// The kernel does not answer, or tables changed while they were read.
+/// The kernel does not answer.
 pub fn has_table(family: Family, wanted: &str) -> Result<bool, Error> {
-    let mut found = false;
-    list(GET_TABLE, NEW_TABLE, family, &[], &mut |table| found |= is_named(table, TABLE_NAME, wanted))?;
-    Ok(found)
+    let named = attribute(TABLE_NAME, &text(wanted));
+    Ok(find("NFT_MSG_GETTABLE", kinds(GET_TABLE, NEW_TABLE), family, &named)?.is_some())
 }
 
-fn list(
-    asked: u16,
-    answered: u16,
-    family: Family,
-    only: &[u8],
-    each: &mut dyn FnMut(&[u8]),
-) -> Result<(), Error> {
-    let kinds = [asked, answered].map(|kind| 10 << 8 | kind);
-    match dump("NFT_MSG_GETRULE", kinds, family, only, each)? {
+/// Whether the table of a family has a chain of that name.
+fn has_chain(family: Family, wanted: &str) -> Result<bool, Error> {
+    let named = [attribute(TABLE_NAME, &text(TABLE)), attribute(CHAIN_NAME, &text(wanted))].concat();
+    Ok(find("NFT_MSG_GETCHAIN", kinds(GET_CHAIN, NEW_CHAIN), family, &named)?.is_some())
+}
+
+fn each_rule(family: Family, only: &[u8], each: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
+    const RULES: &str = "NFT_MSG_GETRULE";
+    match dump(RULES, kinds(GET_RULE, NEW_RULE), family, only, each)? {
         true => Ok(()),
-        false => Err(Error::Interrupted("NFT_MSG_GETRULE")),
+        false => Err(Error::Interrupted(RULES)),
     }
+}
+
+fn kinds(asked: u16, answered: u16) -> [u16; 2] {
+    [asked, answered].map(|kind| 10 << 8 | kind)
 }
 
 fn is_named(attributes: &[u8], kind: u16, wanted: &str) -> bool {
@@ -209,4 +218,34 @@ fn described(chain: &str) -> Vec<u8> {
     }
     let hook = attribute(4 | NESTED, &[number(1, HOOK), number(2, PRIORITY)].concat());
     [named, hook, number(5, ACCEPT), attribute(7, &text("filter"))].concat()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netns::{Netns, within};
+
+    /// Needs root, like the agent.
+    #[test]
+    fn of_many_chains_those_are_seen_that_were_asked_for() {
+        let netns = Netns::private().unwrap();
+        within(&netns, || {
+            let others = BTreeSet::from(["CNI-ADMIN", "MISSING"]);
+            let nothing = view(&[FORWARD], &others).unwrap();
+            assert!(nothing.filters.iter().all(|filter| !filter.is_there && filter.chains.is_empty()));
+            let made = [FORWARD, "CNI-ADMIN", "KUBE-SVC-A", "KUBE-SVC-B"].map(str::to_owned);
+            let changes: Vec<_> = std::iter::once(Change::MakeTable)
+                .chain(made.map(Change::MakeChain))
+                .map(|change| (Version::V6, change))
+                .collect();
+            assert!(change(&nothing, &changes).unwrap());
+            let [v4, v6] = view(&[FORWARD], &others).unwrap().filters;
+            assert_eq!(v4, nothing.filters[0]);
+            let chains = BTreeSet::from([FORWARD, "CNI-ADMIN"].map(str::to_owned));
+            assert_eq!(v6, Filter { version: Version::V6, is_there: true, chains, rules: Vec::new() });
+            // Changes decided before are not carried out.
+            assert!(!change(&nothing, &changes).unwrap());
+        })
+        .unwrap();
+    }
 }

@@ -25,8 +25,9 @@ use netlink_sys::{Socket as RawSocket, protocols::NETLINK_NETFILTER};
 use rustix::io::Errno;
 
 use super::Error;
-use super::guard::TABLE;
-pub(super) use batch::{NESTED, attribute, object, text, transact};
+use super::guard;
+pub(super) use batch::{NESTED, attribute, nested, object, text, transact};
+pub(super) use nat_table::{comment_of, is_of_agent, named};
 
 const NAME: &str = "NFT_MSG_GETCHAIN";
 /// `NFNL_SUBSYS_NFTABLES` and the message within it.
@@ -101,7 +102,8 @@ pub fn hooked_chains(family: Family) -> Result<HookedChains, Error> {
 
 fn dump_chains(family: Family) -> Result<Option<HookedChains>, Error> {
     let mut found = HookedChains::default();
-    let whole = dump(NAME, [GET_CHAIN, NEW_CHAIN], family, &[], &mut |chain| found.add(chain))?;
+    let own = (family == Family::Inet && guard::is_of_agent()?).then_some(guard::TABLE);
+    let whole = dump(NAME, [GET_CHAIN, NEW_CHAIN], family, &[], &mut |chain| found.add(chain, own))?;
     Ok(whole.then_some(found))
 }
 
@@ -115,13 +117,8 @@ pub(super) fn dump(
     only: &[u8],
     each: &mut dyn FnMut(&[u8]),
 ) -> Result<bool, Error> {
-    let mut socket = match RawSocket::new(NETLINK_NETFILTER) {
-        Ok(socket) => socket,
-        Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(true),
-        Err(error) => return Err(Error::Open(error)),
-    };
+    let Some(mut socket) = open_if_any()? else { return Ok(true) };
     let [asked, answered] = kinds;
-    socket.bind_auto().map_err(Error::Open)?;
     let request = request(asked, REQUEST_DUMP, family, only);
     socket.send(&request, 0).map_err(|source| Error::Send(request_name, source))?;
     let mut interrupted = false;
@@ -138,6 +135,43 @@ pub(super) fn dump(
             }
         }
     }
+}
+
+/// Looks one object up: `kinds` as for [`dump`], `named` the attributes that name it. `None`: there is none. Costs the same
+/// however many others there are.
+pub(super) fn find(
+    request_name: &'static str,
+    kinds: [u16; 2],
+    family: Family,
+    named: &[u8],
+) -> Result<Option<Vec<u8>>, Error> {
+    let Some(mut socket) = open_if_any()? else { return Ok(None) };
+    let [asked, answered] = kinds;
+    let request = request(asked, REQUEST, family, named);
+    socket.send(&request, 0).map_err(|source| Error::Send(request_name, source))?;
+    let mut buffer = vec![0; RECEIVE_BUFFER];
+    let length = receive(&mut socket, request_name, &mut buffer)?;
+    for message in messages(&buffer[..length]) {
+        match message.kind {
+            NLMSG_ERROR => return refused(request_name, message.body).map(|()| None),
+            kind if kind == answered => {
+                return Ok(Some(message.body.get(GENERAL_LEN..).unwrap_or_default().to_vec()));
+            }
+            _ => {}
+        }
+    }
+    Err(Error::Malformed { request: request_name, what: "no object" })
+}
+
+/// A socket to the packet filter; `None`: the kernel has none.
+fn open_if_any() -> Result<Option<RawSocket>, Error> {
+    let mut socket = match RawSocket::new(NETLINK_NETFILTER) {
+        Ok(socket) => socket,
+        Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(None),
+        Err(error) => return Err(Error::Open(error)),
+    };
+    socket.bind_auto().map_err(Error::Open)?;
+    Ok(Some(socket))
 }
 
 /// The packet filter's generation, which the kernel raises with each change in the calling thread's namespace.
@@ -212,11 +246,11 @@ pub(super) fn request_of(kind: u16, flags: u16, general: [u8; GENERAL_LEN], attr
 }
 
 impl HookedChains {
-    /// Counts a chain if it is attached to a hook: others are only jumped to. Skips the agent's own chains, which do
-    /// nothing to packets that are judged elsewhere.
-    fn add(&mut self, attributes: &[u8]) {
-        let table = attributes_of(attributes).find(|(kind, _)| *kind == NFTA_CHAIN_TABLE);
-        if table.and_then(|(_, table)| name(table)).as_deref() == Some(TABLE) {
+    /// Counts a chain if it is attached to a hook: others are only jumped to. Skips those of the table `own`, the agent's, which
+    /// do nothing to packets that are judged elsewhere.
+    fn add(&mut self, attributes: &[u8], own: Option<&str>) {
+        let table = attribute_in(attributes, NFTA_CHAIN_TABLE).and_then(name);
+        if table.is_some() && table.as_deref() == own {
             return;
         }
         for (kind, hook) in attributes_of(attributes) {
@@ -300,25 +334,28 @@ mod tests {
     #[test]
     fn chains_on_hooks_are_distinguished_from_those_that_are_jumped_to() {
         let mut found = HookedChains::default();
-        found.add(&attribute(3, b"jumped-to\0"));
+        found.add(&attribute(3, b"jumped-to\0"), None);
         assert_eq!(found, HookedChains::default());
         let devices = [attribute(1, b"eth0\0"), attribute(2, b"na\0")].concat();
         let hook = [attribute(1, &[0; 4]), attribute(0x8000 | 4, &devices)].concat();
-        found.add(&[attribute(3, b"filter\0"), attribute(0x8000 | 4, &hook)].concat());
-        found.add(&attribute(4, &attribute(3, b"eth1\0")));
+        found.add(&[attribute(3, b"filter\0"), attribute(0x8000 | 4, &hook)].concat(), None);
+        found.add(&attribute(4, &attribute(3, b"eth1\0")), None);
         let devices = BTreeSet::from(["eth0", "eth1", "na*"].map(str::to_owned));
         assert_eq!(found, HookedChains { count: 2, nat: false, devices: devices.clone() });
-        found.add(&[attribute(4, &attribute(2, &[0; 4])), attribute(7, b"nat\0")].concat());
+        found.add(&[attribute(4, &attribute(2, &[0; 4])), attribute(7, b"nat\0")].concat(), None);
         let own = [attribute(1, b"netattach\0"), attribute(4, &attribute(2, &[0; 4]))].concat();
-        found.add(&own);
-        assert_eq!(found, HookedChains { count: 3, nat: true, devices });
+        found.add(&own, Some("netattach"));
+        assert_eq!(found, HookedChains { count: 3, nat: true, devices: devices.clone() });
+        // Somebody else's table of that name.
+        found.add(&own, None);
+        assert_eq!(found, HookedChains { count: 4, nat: true, devices });
     }
 
     proptest::proptest! {
         #[test]
         fn any_bytes_parse_without_panic(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..512)) {
             for message in messages(&bytes) {
-                HookedChains::default().add(message.body);
+                HookedChains::default().add(message.body, None);
             }
         }
     }

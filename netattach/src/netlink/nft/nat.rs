@@ -11,7 +11,7 @@ use super::batch::{
     transact,
 };
 use super::nat_table::{self, create, remove};
-use super::{Family, attributes_of, dump, name};
+use super::{Family, attributes_of, dump, find, name};
 
 pub use super::noted::{MOST_NOTE, Noted, View, change_noted, table_is_possible, view};
 pub use nat_table::{SHARED_TABLE, Set, TABLE};
@@ -58,46 +58,35 @@ pub fn install<'e>(owner: &str, elements: impl IntoIterator<Item = &'e Element>)
 /// The comment of the table, if there is the table, and another than that of this owner.
 ///
 /// # Errors
-/// The kernel does not answer, or tables changed while they were read.
+/// The kernel does not answer.
 pub fn comment_of_another(owner: &str) -> Result<Option<String>, Error> {
     // An earlier version wrote none.
     Ok(comment(TABLE)?.filter(|found| *found != nat_table::comment_of(owner)))
 }
 
 /// The comment of a table, if there is the table and it has one.
-pub(super) fn comment(table: &str) -> Result<Option<String>, Error> {
-    let mut found = None;
-    look_at(table, &mut |shown| found = nat_table::comment_in(shown))?;
-    Ok(found)
+pub(in crate::netlink) fn comment(table: &str) -> Result<Option<String>, Error> {
+    Ok(look_at(table)?.as_deref().and_then(nat_table::comment_in))
 }
 
-/// Shows what the kernel says of a table, if there is the table.
-fn look_at(table: &str, each: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
-    const NAME: &str = "NFT_MSG_GETTABLE";
-    let whole = dump(NAME, kinds(GET_TABLE, NEW_TABLE), Family::Inet, &[], &mut |shown| {
-        if is_of(shown, table) {
-            each(shown);
-        }
-    })?;
-    if whole { Ok(()) } else { Err(Error::Interrupted(NAME)) }
+/// What the kernel says of a table; `None`: there is none.
+fn look_at(table: &str) -> Result<Option<Vec<u8>>, Error> {
+    find("NFT_MSG_GETTABLE", kinds(GET_TABLE, NEW_TABLE), Family::Inet, &attribute(1, &text(table)))
 }
 
 /// Whether there is a table of that name and it is dormant: the kernel lists its chains and rules as those of any other, and runs
 /// none of them.
 ///
 /// # Errors
-/// The kernel does not answer, or tables changed while they were read.
+/// The kernel does not answer.
 pub(in crate::netlink) fn is_dormant(table: &str) -> Result<bool, Error> {
     /// `NFTA_TABLE_FLAGS`, big-endian, and one of them: `linux/netfilter/nf_tables.h`.
     const FLAGS: u16 = 2;
     const DORMANT: u32 = 1;
-    let mut found = false;
-    look_at(table, &mut |shown| {
-        let flags = attributes_of(shown).find(|(kind, _)| *kind == FLAGS);
-        let flags = flags.and_then(|(_, value)| value.try_into().ok()).map_or(0, u32::from_be_bytes);
-        found |= flags & DORMANT != 0;
-    })?;
-    Ok(found)
+    let shown = look_at(table)?.unwrap_or_default();
+    let flags = attributes_of(&shown).find(|(kind, _)| *kind == FLAGS);
+    let flags = flags.and_then(|(_, value)| value.try_into().ok()).map_or(0, u32::from_be_bytes);
+    Ok(flags & DORMANT != 0)
 }
 
 /// Adds elements to the table and removes others, first those. An element that is there already stays.

@@ -332,8 +332,8 @@ const LIST: u32 = 1;
 /// The register behind the name.
 const BEHIND_LIST: u32 = LIST + 2;
 
-/// What the table says to whom it belongs, as its comment. `nft` shows it.
-pub(super) fn comment_of(owner: &str) -> String {
+/// What the table of an agent says to whom it belongs, as its comment. `nft` shows it.
+pub(in crate::netlink) fn comment_of(owner: &str) -> String {
     let said = format!("{COMMENT_START}{owner}");
     if said.len() < MOST_COMMENT {
         return said;
@@ -341,6 +341,16 @@ pub(super) fn comment_of(owner: &str) -> String {
     let digest = Sha256::digest(owner);
     let digits: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
     format!("{COMMENT_START}sha256:{digits}")
+}
+
+/// Whether a table with that comment is an agent's, whichever's.
+pub(in crate::netlink) fn is_of_agent(comment: &str) -> bool {
+    comment.starts_with(COMMENT_START)
+}
+
+/// The attributes of a table of that name and comment.
+pub(in crate::netlink) fn named(table: &str, comment: &str) -> Vec<u8> {
+    [attribute(1, &text(table)), attribute(USER_DATA, &user_data(comment))].concat()
 }
 
 /// Reads the comment of a table, or of an element, from its attributes: both have their user data by the same number.
@@ -374,8 +384,7 @@ pub(super) fn parts() -> usize {
 
 /// The messages that create a table of that name and comment with everything but its elements.
 pub(super) fn create(table: &str, comment: &str) -> Vec<Vec<u8>> {
-    let made = [attribute(1, &text(table)), attribute(USER_DATA, &user_data(comment))].concat();
-    let mut messages = vec![object(NEW_TABLE, CREATE, &made)];
+    let mut messages = vec![object(NEW_TABLE, CREATE, &named(table, comment))];
     messages.extend(Set::ALL.map(|set| set.message(table)));
     messages.extend(CHAINS.iter().map(|chain| {
         let hook = [number(1, chain.hook), attribute(2, &chain.priority.to_be_bytes())];

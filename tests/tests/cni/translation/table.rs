@@ -28,6 +28,25 @@ fn what_another_program_removes_is_put_back() {
 }
 
 #[test]
+fn what_another_program_removes_again_and_again_is_put_back_rarely_and_told_of() {
+    let mut scene = Scene::new(Links::Bridge, &["web"]);
+    scene.add("web", &ports(8080));
+    let shape = || scene.node.namespace.run(nat::shape).unwrap();
+    let whole = shape();
+    let remove = || scene.node.namespace.run(nat::uninstall).unwrap();
+    for time in 1..=5 {
+        remove();
+        assert!(eventually(PATIENCE, || shape() == whole), "{time}");
+    }
+    remove();
+    let told = "another program removes it or a part of it again and again: it was put back 5 times, and from now on is once a minute";
+    let is_told = || scene.node.whole_status().unwrap().to_string().contains(told);
+    assert!(eventually(PATIENCE, is_told), "{:#}", scene.node.whole_status().unwrap());
+    assert!(shape().is_empty());
+    scene.end();
+}
+
+#[test]
 fn an_agent_takes_over_what_another_has_left() {
     let mut scene = Scene::new(Links::Bridge, &["web", "gone", "late"]);
     let (web, addresses) = scene.add("web", &ports(8080));

@@ -75,6 +75,23 @@ impl Scene {
         fs::write(&path, edited).unwrap();
     }
 
+    /// The filters on the representor, by hook: their programs' names and the kernel's ids of these.
+    fn filters(&self) -> [Vec<(String, u32)>; 2] {
+        let mut node = Handle::open_in(self.node.namespace.netns()).unwrap();
+        let index = node.link(REPRESENTOR).unwrap().index;
+        [TcHook::Ingress, TcHook::Egress].map(|hook| {
+            let found = node.find_filters(index, hook).unwrap().into_iter();
+            found.filter_map(|filter| Some((filter.name?, filter.program_id?))).collect()
+        })
+    }
+
+    /// Brings the device home, as the kernel does when a pod has ended.
+    fn bring_home(&self) {
+        let node = self.node.namespace.task();
+        let words = ["link", "set", "net1", "netns", &node, "name", DEVICE];
+        ip(&self.server.namespace, &words).unwrap();
+    }
+
     /// The names of the programs on the representor, and in the pod, by hook.
     fn programs(&self) -> [Vec<String>; 4] {
         let named = |namespace: &Namespace, device: &str, hook| {
@@ -131,6 +148,91 @@ fn a_policy_holds_on_a_representor_and_nothing_of_it_stays_there() {
     // It belongs to the card: the next pod finds it.
     scene.node.add(&scene.server).success();
     scene.node.del(&scene.server).success();
+}
+
+/// An agent that starts takes over what it finds: nothing is attached again that runs, and what is gone is put back before
+/// anything is served.
+///
+/// Rows: SRV-switchdev.
+#[test]
+fn the_next_agent_takes_over_the_programs_of_a_representor() {
+    let mut scene = Scene::new();
+    let served = |port: u16| {
+        Echo::serve(&scene.server.namespace, format!("{ADDRESS}:{port}").parse().unwrap()).unwrap()
+    };
+    let [open, closed] = [80, 81].map(served);
+    scene.node.start().unwrap();
+    let before = scene.filters();
+    assert_eq!(before.each_ref().map(Vec::len), [1, 1]);
+    scene.node.kill().unwrap();
+    // They hold without an agent.
+    assert!(datagram(&scene.node.namespace, open.address(), PATIENCE).unwrap());
+    assert!(!datagram(&scene.node.namespace, closed.address(), SILENCE).unwrap());
+    scene.node.start().unwrap();
+    assert_eq!(scene.filters(), before);
+    scene.node.check(&scene.server).success();
+    // Somebody takes them off meanwhile.
+    scene.node.kill().unwrap();
+    tc(&scene.node.namespace, &format!("qdisc del dev {REPRESENTOR} clsact")).unwrap();
+    assert!(datagram(&scene.node.namespace, closed.address(), PATIENCE).unwrap(), "nothing judges");
+    scene.node.start().unwrap();
+    let names = |filters: [Vec<(String, u32)>; 2]| -> [Vec<String>; 2] {
+        filters.map(|hook| hook.into_iter().map(|(name, _)| name).collect())
+    };
+    let expected = names(before);
+    assert_eq!(names(scene.filters()), expected);
+    assert!(datagram(&scene.node.namespace, open.address(), PATIENCE).unwrap());
+    assert!(!datagram(&scene.node.namespace, closed.address(), SILENCE).unwrap());
+    let row = row(&scene.node, "server");
+    assert_eq!(
+        ["enforcement", "host_interface"].map(|key| row[key].clone()),
+        [json!("full"), json!(REPRESENTOR)]
+    );
+    // What it has taken over it gives back as it was before the first agent.
+    scene.node.del(&scene.server).success();
+    let after = Handle::open_in(scene.node.namespace.netns()).unwrap().link(REPRESENTOR).unwrap();
+    assert_eq!((after.up, after.mtu), (false, 1400));
+    assert_eq!(scene.filters(), [Vec::new(), Vec::new()]);
+}
+
+/// The programs would drop what the next holder of the VF sends.
+///
+/// Rows: SRV-stray.
+#[test]
+fn programs_on_a_representor_go_with_a_record_that_is_lost() {
+    let mut scene = Scene::new();
+    scene.node.start().unwrap();
+    scene.node.kill().unwrap();
+    let record = format!("state/journal/{}@eth0.jsonl", scene.server.container);
+    fs::remove_file(scene.node.path(&record)).unwrap();
+    let filters = scene.filters();
+    assert_eq!(filters.each_ref().map(Vec::len), [1, 1]);
+    // The end of a veth goes with its pod, and nothing passes it. A card's shows no other end, like that of one that is home.
+    scene.node.start().unwrap();
+    assert_eq!(scene.filters(), filters);
+    scene.node.kill().unwrap();
+    scene.bring_home();
+    scene.node.start().unwrap();
+    assert_eq!(scene.filters(), [Vec::new(), Vec::new()]);
+}
+
+/// Rows: SRV-stray.
+#[test]
+fn uninstall_takes_programs_off_a_representor() {
+    let mut scene = Scene::new();
+    scene.node.start().unwrap();
+    scene.node.stop().unwrap();
+    scene.bring_home();
+    let [bpffs, state, conf] =
+        [scene.node.bpffs().to_owned(), scene.node.path("state"), scene.node.path("net.d")]
+            .map(|path| path.to_string_lossy().into_owned());
+    let words = ["uninstall", "--force", "--bpffs", &bpffs, "--state-dir", &state, "--cni-conf-dir", &conf];
+    let uninstalled =
+        |more: &[&str]| scene.node.namespace.run(|| scene.node.ctl(&[&words[..], more].concat())).unwrap();
+    assert_eq!(uninstalled(&["--dry-run"])["devices"], json!([REPRESENTOR]));
+    assert_eq!(scene.filters().map(|hook| hook.len()), [1, 1]);
+    assert_eq!(uninstalled(&[])["devices"], json!([REPRESENTOR]));
+    assert_eq!(scene.filters(), [Vec::new(), Vec::new()]);
 }
 
 /// The kernel gives the first filter of a priority the number that ours have on nodes' ends.

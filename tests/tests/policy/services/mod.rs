@@ -241,6 +241,13 @@ impl Scene {
         assert!(wrong.is_empty(), "{wrong:#?}\n{}", self.flows());
     }
 
+    /// Whether the table of the node's agent is in place.
+    fn guard_is_whole(&self) -> bool {
+        let state = std::fs::canonicalize(self.node.path("state")).unwrap();
+        let owner = state.to_string_lossy();
+        self.node.namespace.run(|| netattach::netlink::guard_is_whole(&owner)).unwrap()
+    }
+
     /// The records of flows and drops, one per line.
     fn flows(&self) -> String {
         let output = Command::new(executable("netattachctl").unwrap())

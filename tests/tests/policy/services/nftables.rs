@@ -4,7 +4,6 @@
 use std::io;
 use std::os::fd::OwnedFd;
 
-use netattach::netlink::guard_is_whole;
 use rustix::net::netlink::{NETFILTER, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
@@ -223,7 +222,7 @@ fn while_the_table_cannot_be_there_no_port_of_the_node_leads_an_isolated_pod_els
     assert!(eventually(PATIENCE, missing), "{:#}", scene.node.ctl(&["status"]).unwrap());
     scene.expect(&led);
     drop(occupied);
-    assert!(eventually(PATIENCE, || scene.node.namespace.run(guard_is_whole).unwrap()));
+    assert!(eventually(PATIENCE, || scene.guard_is_whole()));
     assert!(eventually(PATIENCE, || !missing()));
     scene.expect(&led);
     scene.end();

@@ -2,10 +2,10 @@
 //! setting.
 
 use super::*;
-use netattach::netlink::{guard_exists, guard_is_whole, remove_guard};
+use netattach::netlink::{guard_exists, remove_guard};
 
 fn stands(scene: &Scene) -> bool {
-    scene.node.namespace.run(guard_is_whole).unwrap()
+    scene.guard_is_whole()
 }
 
 const DENIED: [(&str, To, bool); 2] =
@@ -43,6 +43,26 @@ fn the_table_is_put_back_when_somebody_removes_it_or_makes_it_dormant() {
     scene.end();
 }
 
+/// Rows: SVC-table-fought.
+#[test]
+fn a_table_that_somebody_removes_again_and_again_is_put_back_rarely_and_told_of() {
+    let scene = Scene::new(Links::Bridge);
+    scene.policy("client", &only_the_server());
+    scene.expect(&DENIED);
+    let remove = || scene.node.namespace.run(remove_guard).unwrap();
+    for time in 1..=5 {
+        remove();
+        assert!(eventually(PATIENCE, || stands(&scene)), "{time}");
+    }
+    remove();
+    let told = "another program removes or changes it again and again: it was put back 5 times, and from now on is once a minute";
+    let is_told = || scene.node.whole_status().unwrap().to_string().contains(told);
+    assert!(eventually(PATIENCE, is_told), "{:#}", scene.node.whole_status().unwrap());
+    assert!(!stands(&scene));
+    // What nobody judges behind the translation does not pass before it.
+    scene.expect(&[("client", To::Service(3, WEB), false), ("client", To::Service(1, WEB), false)]);
+}
+
 #[test]
 fn a_killed_agents_table_goes_on_and_its_successor_takes_it_over() {
     let mut scene = Scene::new(Links::Routed);
@@ -51,6 +71,34 @@ fn a_killed_agents_table_goes_on_and_its_successor_takes_it_over() {
     scene.expect(&DENIED);
     scene.node.start().unwrap();
     assert!(stands(&scene));
+    scene.expect(&DENIED);
+    scene.end();
+}
+
+/// Rows: SVC-table-other.
+#[test]
+fn a_table_of_that_name_that_is_anothers_stays_and_nothing_is_left_to_it() {
+    let mut scene = Scene::new(Links::Bridge);
+    scene.policy("client", &only_the_server());
+    scene.expect(&DENIED);
+    let nft = |namespace: &Namespace, words: &[&str]| {
+        let output = namespace.run(|| Command::new("nft").args(words).output()).unwrap();
+        assert!(output.status.success(), "{words:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    };
+    scene.node.kill().unwrap();
+    nft(&scene.node.namespace, &["delete", "table", "inet", "netattach"]);
+    nft(&scene.node.namespace, &["add", "table", "inet", "netattach", "{ comment \"mine\"; }"]);
+    scene.node.start().unwrap();
+    let told = "a table of that name is another agent's or another program's (mine)";
+    let is_told = || scene.node.whole_status().unwrap().to_string().contains(told);
+    assert!(eventually(PATIENCE, is_told), "{:#}", scene.node.whole_status().unwrap());
+    scene.expect(&[("client", To::Service(3, WEB), false), ("client", To::Service(1, WEB), false)]);
+    assert!(nft(&scene.node.namespace, &["list", "table", "inet", "netattach"]).contains("mine"));
+    nft(&scene.node.namespace, &["delete", "table", "inet", "netattach"]);
+    assert!(eventually(PATIENCE, || stands(&scene)));
+    let service = To::Service(1, WEB).address(0);
+    assert!(eventually(PATIENCE, || datagram(&scene.client.namespace, service, SILENCE).unwrap()));
     scene.expect(&DENIED);
     scene.end();
 }
