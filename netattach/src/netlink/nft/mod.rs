@@ -8,12 +8,14 @@
 //! | `expression` | the expressions of rules |
 //! | `nat_table`, `nat` | the table that translates addresses: its sets, chains and rules; its transactions |
 //! | `noted` | the same table as processes without an agent share it: elements say whose they are |
+//! | `kept` | sockets that are used again |
 //! | `filter`, `filter_rule` | the tables `filter` of `iptables-nft`, whose rules have another form |
 
 mod batch;
 mod expression;
 pub mod filter;
 mod filter_rule;
+mod kept;
 pub mod nat;
 mod nat_table;
 mod noted;
@@ -21,12 +23,13 @@ mod noted;
 use std::collections::BTreeSet;
 use std::io;
 
-use netlink_sys::{Socket as RawSocket, protocols::NETLINK_NETFILTER};
+use netlink_sys::Socket as RawSocket;
 use rustix::io::Errno;
 
 use super::Error;
 use super::guard::TABLE;
 pub(super) use batch::{NESTED, attribute, object, text, transact};
+pub(super) use kept::Lent;
 
 const NAME: &str = "NFT_MSG_GETCHAIN";
 /// `NFNL_SUBSYS_NFTABLES` and the message within it.
@@ -115,24 +118,30 @@ pub(super) fn dump(
     only: &[u8],
     each: &mut dyn FnMut(&[u8]),
 ) -> Result<bool, Error> {
-    let mut socket = match RawSocket::new(NETLINK_NETFILTER) {
-        Ok(socket) => socket,
-        Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(true),
-        Err(error) => return Err(Error::Open(error)),
+    let mut lent = match Lent::take() {
+        Ok(lent) => lent,
+        Err(Error::Open(error)) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(true),
+        Err(error) => return Err(error),
     };
     let [asked, answered] = kinds;
-    socket.bind_auto().map_err(Error::Open)?;
     let request = request(asked, REQUEST_DUMP, family, only);
-    socket.send(&request, 0).map_err(|source| Error::Send(request_name, source))?;
+    lent.socket.send(&request, 0).map_err(|source| Error::Send(request_name, source))?;
     let mut interrupted = false;
     let mut buffer = vec![0; RECEIVE_BUFFER];
     loop {
-        let length = receive(&mut socket, request_name, &mut buffer)?;
+        let length = receive(&mut lent.socket, request_name, &mut buffer)?;
         for message in messages(&buffer[..length]) {
             interrupted |= message.flags & DUMP_INTERRUPTED != 0;
             match message.kind {
-                NLMSG_DONE => return Ok(!interrupted),
-                NLMSG_ERROR => return refused(request_name, message.body).map(|()| true),
+                // Either is the last of all answers.
+                NLMSG_DONE => {
+                    lent.give_back();
+                    return Ok(!interrupted);
+                }
+                NLMSG_ERROR => {
+                    lent.give_back();
+                    return refused(request_name, message.body).map(|()| true);
+                }
                 kind if kind == answered => each(message.body.get(GENERAL_LEN..).unwrap_or_default()),
                 _ => {}
             }
@@ -145,12 +154,13 @@ pub(super) fn dump(
 /// # Errors
 /// The kernel did not answer, or has no nftables.
 pub fn filter_generation() -> Result<u32, Error> {
-    let mut socket = RawSocket::new(NETLINK_NETFILTER).map_err(Error::Open)?;
-    socket.bind_auto().map_err(Error::Open)?;
+    let mut lent = Lent::take()?;
     let request = request(GET_GENERATION, REQUEST, Family::Any, &[]);
-    socket.send(&request, 0).map_err(|source| Error::Send(GENERATION, source))?;
+    lent.socket.send(&request, 0).map_err(|source| Error::Send(GENERATION, source))?;
     let mut buffer = [0; 4096];
-    let length = receive(&mut socket, GENERATION, &mut buffer)?;
+    let length = receive(&mut lent.socket, GENERATION, &mut buffer)?;
+    // There is one answer.
+    lent.give_back();
     let malformed = Error::Malformed { request: GENERATION, what: "no generation" };
     let answer = messages(&buffer[..length]).next();
     let answer = match answer {
