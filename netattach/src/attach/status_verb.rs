@@ -92,6 +92,23 @@ impl Engine {
         enforcement::restore(enforcer.as_ref(), &all)
     }
 
+    /// Does for the attachments in that record what the dataplane has left for after their ADD. What has been detached needs
+    /// none of it. Repeating the call changes nothing.
+    ///
+    /// # Errors
+    /// The kernel refuses it. The attachments are enforced all the same, and looks at them try again.
+    pub fn settle(&self, record: &JournalKey) -> Result<(), AttachError> {
+        let (Some(attached), Some(enforcer)) = (self.registry.get(record), &self.node.enforcer) else {
+            return Ok(());
+        };
+        for (attachment, guarded) in enforcement::guards(&attached.plan, &attached.outputs) {
+            enforcer.settle(&guarded).map_err(|source| {
+                AttachError::step(Doing::Attach, attachment, "exchange filters for links", source)
+            })?;
+        }
+        Ok(())
+    }
+
     /// Whether STATUS of the network requires calls of other plugins.
     pub fn has_plugins_to_ask(&self, network: &Network) -> bool {
         let plan = self.rehearsed(network).ok().flatten();
