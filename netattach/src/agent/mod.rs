@@ -25,7 +25,7 @@
 //! | `traces` | sends traces of requests to a collector |
 //! | `http`, `metrics` | serves probes and metrics; what is counted |
 //! | `request_log`, `flow` | the log line of a request; records of packets as text |
-//! | `health`, `readiness`, `trouble`, `disk_look`, `share`, `report` | readiness, and what the log says of it; problems with objects, and on disk; which are shown of very many; the agent's status |
+//! | `health`, `readiness`, `trouble`, `disk_look`, `share`, `shares`, `report` | readiness, and what the log says of it; problems with objects, and on disk; which are shown of very many; what looks at attachments have found; the agent's status |
 
 mod after_add;
 mod background;
@@ -74,6 +74,7 @@ mod runtime_conf;
 mod scheduler;
 mod settings_file;
 mod share;
+mod shares;
 mod signals;
 mod sources;
 mod stand_by;

@@ -77,19 +77,18 @@ impl Engine {
         }
     }
 
-    /// Reattaches programs that were removed from their devices, of one of so many shares of the sandboxes: always the same
-    /// ones. Returns the attachments that are still not enforced as they were set up, and what each lacks.
+    /// Reattaches programs that were removed from their devices, of the attachments that are looked at of all, which are in so
+    /// many shares. Returns what was found of each.
     ///
     /// # Errors
     /// The attachments could not be examined.
     pub fn restore_attachments(
         &self,
-        (share, of): (usize, usize),
-    ) -> Result<Vec<(String, String)>, EnforceError> {
+        which: enforcement::Which<'_>,
+        shares: usize,
+    ) -> Result<Vec<enforcement::Looked>, EnforceError> {
         let Some(enforcer) = &self.node.enforcer else { return Ok(Vec::new()) };
-        let mut all = self.registry.all();
-        all.retain(|it| crc32fast::hash(it.key.container_id.as_bytes()) as usize % of.max(1) == share);
-        enforcement::restore(enforcer.as_ref(), &all)
+        enforcement::restore(enforcer.as_ref(), &self.registry.all(), (which, shares))
     }
 
     /// Does for the attachments in that record what the dataplane has left for after their ADD. What has been detached needs

@@ -66,7 +66,7 @@ pub use bridge_state::{BridgeState, ForwardingState, PortState};
 pub use change_watch::ChangeWatch;
 pub use device::DeviceState;
 pub use error::{Error, Refused};
-pub use filter_watch::FilterWatch;
+pub use filter_watch::{FilterWatch, Removed};
 pub use guard::{
     TABLE as GUARD_TABLE, bridges_call, guard_exists, guard_is_whole, install_guard, remove_guard,
 };
