@@ -223,13 +223,13 @@ mod tests {
     #[test]
     fn changes_say_which_links_they_are_about() {
         let mtu = 1500_u32.to_ne_bytes();
-        let link = message((RTM_NEWLINK, 0), &body::<16>(7), &[(4, &mtu), (NAME, b"br0\0")]);
-        let gone = message((RTM_DELLINK, 0), &body::<16>(8), &[(NAME, b"na0\0")]);
-        let address = message((RTM_DELADDR, 0), &body::<8>(9), &[(1, &[10, 0, 0, 1])]);
+        let link = message((RTM_NEWLINK, 0), &body::<16>(7), &[(4, &mtu[..]), (NAME, &b"br0\0"[..])]);
+        let gone = message((RTM_DELLINK, 0), &body::<16>(8), &[(NAME, &b"na0\0"[..])]);
+        let address = message((RTM_DELADDR, 0), &body::<8>(9), &[(1, &[10, 0, 0, 1][..])]);
         let route = |kind, flags, index: u32| {
             let mut body = [0; 12];
             body[0] = AF_INET;
-            message((kind, flags), &body, &[(1, &[10, 0, 0, 1]), (LINK, &index.to_ne_bytes())])
+            message((kind, flags), &body, &[(1, &[10, 0, 0, 1][..]), (LINK, &index.to_ne_bytes()[..])])
         };
         assert_eq!(read(&[link.clone(), gone, address]), of(&[7, 8, 9], &["br0", "na0"]));
         assert_eq!(read(&[route(RTM_DELROUTE, 0, 5)]), of(&[5], &[]));
@@ -239,7 +239,7 @@ mod tests {
             assert_eq!(read(&[link.clone(), route(RTM_NEWROUTE, flags, 5)]), Changed::Anything);
         }
         // One by several ways is none of ours.
-        assert!(read(&[message((RTM_DELROUTE, 0), &[0; 12], &[(9, &[0; 8])])]).is_nothing());
+        assert!(read(&[message((RTM_DELROUTE, 0), &[0; 12], &[(9, &[0; 8][..])])]).is_nothing());
     }
 
     #[test]
