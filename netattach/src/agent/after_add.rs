@@ -63,11 +63,11 @@ impl Agent {
         }
     }
 
-    /// Waits for grace periods, so announcements do not wait for it.
+    /// Waits for grace periods, so announcements do not wait for it. It may come at any moment of later operations.
     async fn settle(&self, record: &JournalKey) {
         let Ok(_settler) = self.settler.acquire().await else { return };
         let (engine, of) = (Arc::clone(&self.engine), record.clone());
-        match tokio::task::spawn_blocking(move || engine.settle(&of)).await {
+        match tokio::task::spawn_blocking(move || crate::upkeep(|| engine.settle(&of))).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
                 tracing::warn!(container = record.container_id, error = %Chain(&error), "programs in the pod go on by filters: the next look tries again");
