@@ -297,9 +297,9 @@ impl Agent {
         drifted.retain(|key| {
             let attached = self.engine.registry().with_dynamic(key);
             let pod = attached.first().and_then(|it| objects.pods.get(&it.plan.sandbox.pod.as_ref()?.name));
-            let known = before.remove(key).filter(|it| pod.is_some_and(|pod| it.is_of(pod, &attached)));
-            if let Some(known) = known {
-                as_shown.insert(key.clone(), known);
+            let known = before.remove_entry(key);
+            if let Some((own, known)) = known.filter(|(_, it)| pod.is_some_and(|pod| it.is_of(pod, &attached))) {
+                as_shown.insert(own, known);
                 return false;
             }
             let published = self.published(&attached);
