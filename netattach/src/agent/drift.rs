@@ -297,8 +297,8 @@ impl Agent {
         drifted.retain(|key| {
             let attached = self.engine.registry().with_dynamic(key);
             let pod = attached.first().and_then(|it| objects.pods.get(&it.plan.sandbox.pod.as_ref()?.name));
-            let known = before.remove_entry(key);
-            if let Some((own, known)) = known.filter(|(_, it)| pod.is_some_and(|pod| it.is_of(pod, &attached))) {
+            let is_as_before = |it: &Shown| pod.is_some_and(|pod| it.is_of(pod, &attached));
+            if let Some((own, known)) = before.remove_entry(key).filter(|(_, it)| is_as_before(it)) {
                 as_shown.insert(own, known);
                 return false;
             }
