@@ -47,6 +47,13 @@ impl fmt::Display for NetnsId {
     }
 }
 
+/// The namespace of the calling thread, if it is that of the process: of its first thread. Costs two looks at files.
+pub fn of_process() -> Option<NetnsId> {
+    let id =
+        |path: &str| std::fs::metadata(path).ok().map(|it| NetnsId { device: it.dev(), inode: it.ino() });
+    id("/proc/thread-self/ns/net").filter(|its| id("/proc/self/ns/net").as_ref() == Some(its))
+}
+
 /// An open network namespace. Holding it keeps the namespace alive.
 #[derive(Debug)]
 pub struct Netns {

@@ -2,8 +2,8 @@
 //! network-status. Programs are put back by the looks of [`super::health`]; what is changed in pods is reported by
 //! [`super::in_pods`].
 //!
-//! Differences are looked for beside everything else, and only where something may have changed: links when the kernel
-//! has told of any change of links, addresses or routes; the status of pods that are another value of the source, or that
+//! Differences are looked for beside everything else, and only where something may have changed: links of which the kernel
+//! has told that they, their bridges, addresses or routes have changed; the status of pods that are another value of the source, or that
 //! have other attachments. Every half minute, or more rarely where there is much, links are looked at in any case, and
 //! leases and records. What is different is looked at again and put back in its container's turn, so that nothing is put
 //! back that a DEL is taking away. What others change again and again is put back once a minute, and reported.
@@ -16,7 +16,7 @@ use super::handler::Agent;
 use crate::attach::{AttachError, Attached, WholeRecords};
 use crate::error_chain::Chain;
 use crate::journal::JournalKey;
-use crate::netlink::ChangeWatch;
+use crate::netlink::{ChangeWatch, Changed};
 use crate::objects::{Identity, ObjectName, Pod};
 use crate::pace;
 use crate::publish::Published;
@@ -126,9 +126,10 @@ impl Drift {
         }
     }
 
-    /// Whether the last look has found links that are different, which the next has to confirm.
-    fn has_seen_links(&self) -> bool {
-        !locked(&self.seen).is_empty()
+    /// The sandboxes whose links the last look has found different, which the next has to confirm. Those that have rows are
+    /// among them: so a look at them and at what has changed is enough to keep the rows.
+    fn seen_links(&self) -> BTreeSet<JournalKey> {
+        locked(&self.seen).clone()
     }
 
     /// Takes in what a look has found; returns what is to be put back. A link has to be different in two looks: somebody
@@ -165,20 +166,25 @@ impl Agent {
                 |error| tracing::warn!(%error, "changes of links are not told; they are looked at every 5 s"),
             )
             .ok();
-        let mut links_are_due = false;
+        // Since the last look, and before that one.
+        let (mut changed, mut before) = (Changed::default(), Changed::default());
         let mut whole_is_due = Instant::now();
         loop {
             tick.tick().await;
             let began = Instant::now();
             let is_whole = began >= whole_is_due;
             // Asked first: what changes during the look is told of at the next.
-            let has_changed = changes.as_mut().is_none_or(ChangeWatch::has_changed);
-            links_are_due |= has_changed || is_whole || self.drift.has_seen_links();
-            let mut links = None;
-            if links_are_due {
-                // A look that failed is taken again: the kernel tells of each change once.
-                links = self.put_back(Part::Links, Agent::with_changed_links).await;
-                links_are_due = links.is_none();
+            changed.extend(changes.as_mut().map_or(Changed::Anything, ChangeWatch::changed));
+            let mut now = if is_whole { Changed::Anything } else { changed.clone() };
+            now.extend(before.clone());
+            let (mut links, seen) = (None, self.drift.seen_links());
+            if !now.is_nothing() || !seen.is_empty() {
+                links = self.put_back(Part::Links, move |agent| agent.with_changed_links(&now, &seen)).await;
+                if links.is_some() {
+                    // What has changed is looked at once more: an ADD may not have ended yet. After a look that failed it
+                    // still is to be: the kernel tells of each change once.
+                    before = std::mem::take(&mut changed);
+                }
             }
             self.put_back(Part::Status, |agent| Ok(agent.with_drifted_status())).await;
             if is_whole {
@@ -255,9 +261,13 @@ impl Agent {
         pod.map_or_else(|| format!("container {}", key.container_id), |pod| format!("pod {pod}"))
     }
 
-    fn with_changed_links(&self) -> Result<Vec<JournalKey>, AttachError> {
+    fn with_changed_links(
+        &self,
+        changed: &Changed,
+        seen: &BTreeSet<JournalKey>,
+    ) -> Result<Vec<JournalKey>, AttachError> {
         self.engine.settle_orphans();
-        self.engine.with_drifted_links()
+        self.engine.with_drifted_links(changed, seen)
     }
 
     fn with_drifted_status(&self) -> Vec<JournalKey> {
@@ -287,9 +297,9 @@ impl Agent {
         drifted.retain(|key| {
             let attached = self.engine.registry().with_dynamic(key);
             let pod = attached.first().and_then(|it| objects.pods.get(&it.plan.sandbox.pod.as_ref()?.name));
-            let known = before.remove(key).filter(|it| pod.is_some_and(|pod| it.is_of(pod, &attached)));
-            if let Some(known) = known {
-                as_shown.insert(key.clone(), known);
+            let is_as_before = |it: &Shown| pod.is_some_and(|pod| it.is_of(pod, &attached));
+            if let Some((own, known)) = before.remove_entry(key).filter(|(_, it)| is_as_before(it)) {
+                as_shown.insert(own, known);
                 return false;
             }
             let published = self.published(&attached);

@@ -61,7 +61,7 @@ impl Agent {
         match done.await {
             Ok((Ok((result, attached)), turn)) => {
                 live.ended(Some(&key), &Made::of(&[Arc::clone(&attached)]), None);
-                self.announce_later(attached.key.clone());
+                self.finish_later(attached.key.clone());
                 self.publish_later(key, turn);
                 answer(result, &attached)
             }

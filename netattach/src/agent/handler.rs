@@ -53,15 +53,6 @@ const TIMING: &str = "netattach::timing";
 /// Most threads that publish statuses at a time.
 pub(super) const MOST_PUBLISHERS: usize = 8;
 
-/// Delay before a status is published, so that it does not compete with the answer for a processor.
-const PUBLISH_AFTER: Duration = Duration::from_millis(2);
-
-/// How long after an ADD its addresses are announced to neighbours, at the latest: while other ADDs work, these go first. A
-/// runtime that attaches so many pods has not started this one's containers by then.
-const ANNOUNCE_WITHIN: Duration = Duration::from_secs(2);
-/// Time between two looks whether ADDs work.
-const ANNOUNCE_POLL: Duration = Duration::from_millis(50);
-
 /// How long an ADD waits for its status to be published, where that is required.
 const STATUS_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -137,9 +128,11 @@ pub(super) struct Agent {
     dels: Semaphore,
     checks: Semaphore,
     questions: Semaphore,
-    publishers: Semaphore,
+    pub(super) publishers: Semaphore,
     /// Lets one thread at a time announce addresses.
-    announcer: Semaphore,
+    pub(super) announcer: Semaphore,
+    /// Lets one thread at a time do what ADDs have left to the dataplane.
+    pub(super) settler: Semaphore,
     /// Memory for large ADDs, in units.
     large_adds: Arc<Semaphore>,
 }
@@ -181,6 +174,7 @@ impl Agent {
             questions: Semaphore::new(MOST_QUESTIONS),
             publishers: Semaphore::new(MOST_PUBLISHERS),
             announcer: Semaphore::new(1),
+            settler: Semaphore::new(1),
             large_adds: Arc::new(Semaphore::new(MOST_WEIGHT / WEIGHT_UNIT)),
         }
     }
@@ -281,7 +275,7 @@ impl Agent {
         };
         let (publish, turn) = self.in_turn(&container, class, first, work).await?;
         if let Some(sandbox) = publish {
-            self.announce_later(sandbox.clone());
+            self.finish_later(sandbox.clone());
             self.publish_later(sandbox, turn);
         }
         Ok(())
@@ -506,46 +500,6 @@ impl Agent {
         tokio::task::spawn_blocking(move || answer(&agent))
             .await
             .unwrap_or_else(|panic| Response::Refused(format!("the agent panicked; see its log: {panic}")))
-    }
-
-    /// Publishes the sandbox's status within its turn: the caller does not wait for that, the container's next
-    /// operation does.
-    pub(super) fn publish_later(self: &Arc<Self>, sandbox: JournalKey, turn: Turn) {
-        turn.finish();
-        let agent = Arc::clone(self);
-        tokio::spawn(async move {
-            tokio::time::sleep(PUBLISH_AFTER).await;
-            let Ok(_publisher) = agent.publishers.acquire().await else { return };
-            let publisher = Arc::clone(&agent);
-            let published = tokio::task::spawn_blocking(move || publisher.publish(&sandbox)).await;
-            if let Err(error) = published {
-                tracing::error!(%error, "network-status not published");
-            }
-            drop(turn);
-        });
-    }
-
-    /// Announces the addresses of what that record attached, once no ADD works. Nothing waits for it: by then the record may
-    /// be gone, and a later ADD of the container be announced twice, which harms nobody.
-    pub(super) fn announce_later(self: &Arc<Self>, record: JournalKey) {
-        let agent = Arc::clone(self);
-        tokio::spawn(async move {
-            let latest = Instant::now() + ANNOUNCE_WITHIN;
-            tokio::time::sleep(PUBLISH_AFTER).await;
-            while !agent.traffic.is_at_rest(Class::Add) && Instant::now() < latest {
-                tokio::time::sleep(ANNOUNCE_POLL).await;
-            }
-            let Ok(_announcer) = agent.announcer.acquire().await else { return };
-            let engine = Arc::clone(&agent.engine);
-            let (of, announce) = (record.clone(), move || engine.announce(&record));
-            match tokio::task::spawn_blocking(announce).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => {
-                    tracing::warn!(container = of.container_id, error = %Chain(&error), "addresses not announced: neighbours that knew another holder find this one when they ask again");
-                }
-                Err(error) => tracing::error!(%error, "addresses not announced"),
-            }
-        });
     }
 
     /// Carries out a request, and logs its timings: at level debug, or at level info if it took long.

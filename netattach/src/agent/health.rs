@@ -20,15 +20,17 @@ use tokio::sync::{Notify, watch};
 use super::conf_keeper::{self, ConfKeeper};
 use super::conf_watch::ConfWatch;
 use super::share::{namespace, shared};
-use crate::attach::{Engine, IntentReader};
+use super::shares::{SHARES, Shares};
+use crate::attach::{Engine, IntentReader, Which};
 use crate::cni::{CniError, code};
 use crate::descriptors;
 use crate::durable::MAKE_ROOM;
+use crate::enforce::error::EnforceError;
 use crate::error_chain::{Chain, clipped};
 use crate::firewall::Firewall;
 use crate::ipam::PoolUse;
 use crate::nat::Nat;
-use crate::netlink::FilterWatch;
+use crate::netlink::{FilterWatch, Removed};
 use crate::npwg::{Definition, NetworkRef};
 use crate::objects::{Identity, Node, Objects};
 use crate::pace;
@@ -54,9 +56,6 @@ const LONGEST_LOOK: Duration = Duration::from_secs(30);
 const LONGEST_SHORT_LOOK: Duration = Duration::from_secs(10);
 /// How often networks are checked one by one.
 const SINGLE_INTERVAL: Duration = Duration::from_secs(30);
-/// In how many looks each attachment is checked once, unless somebody asks or the kernel tells of a removed filter: then
-/// the next look checks all.
-const SHARES: usize = 6;
 /// A look that takes a while and is taken again because definitions change, or because somebody wants it, pauses for this many
 /// times as long; for the latter at most [`INTERVAL`].
 const PAUSE: u32 = 9;
@@ -104,8 +103,10 @@ pub(super) struct Health {
     unusable: Mutex<Vec<Condition>>,
     /// Problems that the last looks at single attachments and at single networks found.
     not_enforced: Mutex<Vec<Condition>>,
-    /// The former by share, and the share that is next.
-    shares: Mutex<([Vec<Condition>; SHARES], usize)>,
+    /// The former by share.
+    shares: Mutex<Shares>,
+    /// Where filters were removed since attachments were looked at.
+    removed: Mutex<Removed>,
     /// When the last look at all shares began.
     all_shares: Mutex<Option<Instant>>,
     not_attachable: Mutex<Vec<Condition>>,
@@ -163,6 +164,7 @@ impl Health {
             unusable: Mutex::default(),
             not_enforced: Mutex::default(),
             shares: Mutex::default(),
+            removed: Mutex::default(),
             all_shares: Mutex::default(),
             not_attachable: Mutex::default(),
             runtime: Mutex::default(),
@@ -317,14 +319,16 @@ impl Health {
         );
     }
 
-    /// Checks the dataplane as soon as a filter or a queueing discipline is removed from any device.
+    /// Checks the dataplane as soon as a filter or a queueing discipline is removed from any device, and the attachments on
+    /// that.
     async fn look_when_filters_go(&self, filters: io::Result<FilterWatch>) {
         let failed = async {
             let mut filters = filters?;
             loop {
-                filters.removed().await?;
+                let removed = filters.removed().await?;
+                lock(&self.removed).extend(removed);
                 self.dataplane.want();
-                self.attachments.want();
+                self.attachments.wanted.notify_one();
             }
         };
         let ended: io::Result<Infallible> = failed.await;
@@ -380,40 +384,60 @@ impl Health {
         Ok(used)
     }
 
-    /// Restores missing programs, and notes the attachments that still lack theirs: of a share of the attachments, or of all
-    /// if this look was asked for.
+    /// Restores missing programs, and notes the attachments that still lack theirs: of all if somebody has asked for this look,
+    /// else of those on devices from which filters were removed, or of the share that is next.
     fn look_at_attachments(&self) -> Seen {
+        let removed = std::mem::take(&mut *lock(&self.removed));
         let is_wanted = self.attachments.is_wanted.swap(false, Ordering::Relaxed);
-        if is_wanted {
-            *lock(&self.all_shares) = Some(Instant::now());
-        }
-        let mut shares = lock(&self.shares);
-        let (known, next) = &mut *shares;
-        let looked_at = if is_wanted { 0..SHARES } else { *next..*next + 1 };
-        let mut failed = None;
-        for share in looked_at {
-            match self.engine.restore_attachments((share, SHARES)) {
-                Ok(missing) => {
-                    let rows = missing.into_iter().map(|(object, problem)| Condition { object, problem });
-                    known[share] = rows.take(MOST_TROUBLES).collect();
-                }
-                // The other shares are looked at all the same.
-                Err(error) => failed = Some(error),
+        let found = match &removed {
+            Removed::From(devices) if !is_wanted => self.look_at_some(devices),
+            _ => {
+                *lock(&self.all_shares) = Some(Instant::now());
+                self.look_at_shares(0..SHARES)
             }
-        }
-        *next = (*next + 1) % SHARES;
+        };
         let node = self.engine.node();
         let named = |object: &str, problem: Option<String>| {
             problem.map(|problem| Condition { object: object.to_owned(), problem })
         };
         let translation = named("translation of addresses", node.nat.as_ref().and_then(Nat::trouble));
         let forwarding = named("forwarding for pods", node.firewall.as_ref().and_then(Firewall::trouble));
-        let rows = translation.into_iter().chain(forwarding).chain(known.iter().flatten().cloned());
+        let missing: Vec<Condition> = lock(&self.shares).rows().collect();
+        let rows = translation.into_iter().chain(forwarding).chain(missing);
         note("attachment is not enforced", &self.not_enforced, rows.take(MOST_TROUBLES).collect());
-        let Some(error) = failed else { return Ok(String::new()) };
+        let Err(error) = found else { return Ok(String::new()) };
         // What was asked for is still to be done.
         self.attachments.is_wanted.fetch_or(is_wanted, Ordering::Relaxed);
+        lock(&self.removed).extend(removed);
         Err(CniError::new(code::LIMITED_CONNECTIVITY, format!("attachments: {}", Chain(&error))))
+    }
+
+    /// Looks at the attachments on these devices, and at the next share if there are none or it is late.
+    fn look_at_some(&self, devices: &BTreeSet<u32>) -> Result<(), EnforceError> {
+        if !devices.is_empty() {
+            let looked = self.engine.restore_attachments(Which::On(devices), SHARES)?;
+            lock(&self.shares).merge(looked);
+        }
+        let next = {
+            let (mut shares, now) = (lock(&self.shares), Instant::now());
+            if !devices.is_empty() && !shares.is_late(now, pace::longest(INTERVAL)) {
+                return Ok(());
+            }
+            shares.next(now)
+        };
+        self.look_at_shares(next..next + 1)
+    }
+
+    /// The last failure. The other shares are looked at all the same.
+    fn look_at_shares(&self, shares: std::ops::Range<usize>) -> Result<(), EnforceError> {
+        let mut outcome = Ok(());
+        for share in shares {
+            match self.engine.restore_attachments(Which::Share(share), SHARES) {
+                Ok(looked) => lock(&self.shares).replace(share, looked),
+                Err(error) => outcome = Err(error),
+            }
+        }
+        outcome
     }
 
     /// Notes the networks that could not be attached, and those that have no address left.

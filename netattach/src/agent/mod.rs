@@ -7,7 +7,7 @@
 //! | [`run`], `stand_by`, `sources`, `background` | startup and serving; which agent serves; where objects come from; background tasks |
 //! | `cni_conf`, `conf_keeper`, `conf_repair`, `conf_watch`, `runtime_conf` | the configuration file that makes a container runtime call netattach; keeps it in place; what is done against others; notices what they do; what the runtime says it reads |
 //! | `left_over`, `waiting_dels` | finishes operations that an earlier agent had begun; DELs recorded while no agent answered |
-//! | `handler`, `operation` | answers requests; carries out an operation, restarting it when necessary |
+//! | `handler`, `operation`, `after_add` | answers requests; carries out an operation, restarting it when necessary; what follows the answer to an ADD |
 //! | `turns`, `lanes`, `scheduler` | one operation at a time per container; admission; suspending and waking |
 //! | `drift` | puts back what others change of what attachments have on the node |
 //! | `in_pods` | reports what others change in pods |
@@ -25,8 +25,9 @@
 //! | `traces` | sends traces of requests to a collector |
 //! | `http`, `metrics` | serves probes and metrics; what is counted |
 //! | `request_log`, `flow` | the log line of a request; records of packets as text |
-//! | `health`, `readiness`, `trouble`, `disk_look`, `share`, `report` | readiness, and what the log says of it; problems with objects, and on disk; which are shown of very many; the agent's status |
+//! | `health`, `readiness`, `trouble`, `disk_look`, `share`, `shares`, `report` | readiness, and what the log says of it; problems with objects, and on disk; which are shown of very many; what looks at attachments have found; the agent's status |
 
+mod after_add;
 mod background;
 mod cni_conf;
 mod collector;
@@ -73,6 +74,7 @@ mod runtime_conf;
 mod scheduler;
 mod settings_file;
 mod share;
+mod shares;
 mod signals;
 mod sources;
 mod stand_by;

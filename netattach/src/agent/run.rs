@@ -418,7 +418,7 @@ async fn serve_until(
     }
     background.keep("policies", follow_policies(enforcer, source.changes(), Arc::clone(&metrics)));
     // Take the turns of these containers before any request can ask for one.
-    recovery.young.into_iter().for_each(|record| agent.announce_later(record));
+    recovery.young.into_iter().for_each(|record| agent.finish_later(record));
     let left_over = LeftOver::gather(&agent.turns, recovery.unfinished, pending);
     agent.left_over.store(left_over.len(), Ordering::Relaxed);
     background.once("finishing operations of earlier agents", left_over.finish(Arc::clone(&agent)));

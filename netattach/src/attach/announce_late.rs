@@ -12,15 +12,18 @@ use std::net::{IpAddr, Ipv4Addr};
 use super::{AttachError, Doing, Engine, StepError};
 use crate::journal::JournalKey;
 use crate::netlink::Handle;
-use crate::netns::{self, Netns};
+use crate::netns::Netns;
 use crate::plan::addressing::{Announcement, announcement};
 use crate::plan::{AttachmentPlan, routing};
 use crate::step::{Brought, Interface, Output, Step};
-use crate::sysctl;
 
 impl Engine {
     /// Announces the IPv4 addresses of the attachments in that record. What has been detached, or whose namespace or interface
-    /// is gone, has nothing to announce. Repeating the call changes nothing.
+    /// is gone, has nothing to announce. Repeating the call tells them once more, and changes nothing.
+    ///
+    /// Whether it has been done is not asked: of records that are so young only a restarted agent does not know it, and to
+    /// read that setting takes as long as there are pods with an interface of that name (`proc_sys_compare` goes through the
+    /// entries of all network namespaces).
     ///
     /// # Errors
     /// The kernel refuses it.
@@ -39,7 +42,7 @@ impl Engine {
                 Some(pod) => pod,
                 None => pod.insert(Handle::open_in(&netns)?),
             };
-            tell(pod, &netns, interface, &addresses).map_err(|source| {
+            tell(pod, interface, &addresses).map_err(|source| {
                 AttachError::step(Doing::Attach, attachment, "announce addresses", source)
             })?;
         }
@@ -75,21 +78,11 @@ fn announced<'o>(
     Ok(None)
 }
 
-fn tell(
-    pod: &mut Handle,
-    netns: &Netns,
-    wanted: &Interface,
-    addresses: &[Ipv4Addr],
-) -> Result<(), StepError> {
+fn tell(pod: &mut Handle, wanted: &Interface, addresses: &[Ipv4Addr]) -> Result<(), StepError> {
     // The pod may have renamed or replaced its interface.
     let Some(link) = pod.find_link(&wanted.name)?.filter(|link| link.index == wanted.index) else {
         return Ok(());
     };
-    // Set with the announcement: it has been made.
-    let key = format!("ipv4/conf/{}/arp_notify", wanted.name);
-    if netns::within(netns, || sysctl::is(&key, "1"))? {
-        return Ok(());
-    }
     match pod.announce(link.index, addresses) {
         Err(error) if error.not_found() => Ok(()),
         other => Ok(other?),

@@ -21,7 +21,7 @@ use crate::cni;
 use crate::error_chain::Chain;
 use crate::ipam::{self, Lessee, Owner};
 use crate::journal::{JournalKey, Loaded};
-use crate::netlink::{self, Handle, LinkState, VlanUses};
+use crate::netlink::{self, Changed, ChangedLinks, Handle, LinkState, VlanUses};
 use crate::netns::Netns;
 use crate::plan::{AttachmentPlan, addressing, result, routing};
 use crate::spec::{Addressing, BridgePort, Tie};
@@ -146,13 +146,23 @@ fn differences(
 }
 
 impl Engine {
-    /// The sandboxes whose ends on the node differ from what was made. Costs one list of the node's links, and
-    /// with routed ones of its addresses and routes.
+    /// The sandboxes whose ends on the node differ from what was made, of those whose links or bridges have changed, and of
+    /// these. Where there are any, costs one list of the node's links, and with routed ones of its addresses and routes.
     ///
     /// # Errors
     /// They cannot be listed.
-    pub fn with_drifted_links(&self) -> Result<Vec<JournalKey>, AttachError> {
+    pub fn with_drifted_links(
+        &self,
+        changed: &Changed,
+        these: &BTreeSet<JournalKey>,
+    ) -> Result<Vec<JournalKey>, AttachError> {
         let mut all = self.registry.all();
+        if let Changed::Of(links) = changed {
+            all.retain(|attached| these.contains(&attached.key) || is_on(attached, links));
+        }
+        if all.is_empty() {
+            return Ok(Vec::new());
+        }
         let mut host = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
         let seen = Seen::gather(&mut host, all.iter().flat_map(ends))?;
         all.retain(|attached| ends(attached).iter().any(|end| !seen.differences(end).is_empty()));
@@ -333,6 +343,22 @@ fn leases(attached: &Attached) -> impl Iterator<Item = Held<'_>> {
         let is_kept = config.pool().is_some();
         is_kept.then(|| Held { config, owner: owner(&attached.plan.sandbox, attachment), addresses })
     })
+}
+
+/// Whether an end of the sandbox is one of these links, or a port of one.
+fn is_on(attached: &Attached, links: &ChangedLinks) -> bool {
+    let is_of_output = |output: &Output| match output {
+        Output::Link { host: Some(host), .. } => links.indices.contains(&host.index),
+        Output::Bridge(bridge) => links.indices.contains(&bridge.link.index),
+        _ => false,
+    };
+    // One that was made again since has another index.
+    let is_of_step = |step: &Step| match step {
+        Step::EnsureBridge(bridge) => links.names.contains(&bridge.name),
+        _ => false,
+    };
+    attached.outputs.iter().any(|(_, output)| is_of_output(output))
+        || attached.plan.attachments.iter().flat_map(|it| &it.steps).any(is_of_step)
 }
 
 fn ends(attached: &Arc<Attached>) -> Vec<End> {

@@ -1,5 +1,8 @@
 //! Registers attached sandboxes with the dataplane and verifies that they are still there.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
 use super::{Attached, StepError};
 use crate::enforce::Enforce;
 use crate::enforce::attachment::EnforcedAttachment;
@@ -43,25 +46,84 @@ pub(super) fn difference(
     }
 }
 
-/// Reattaches programs that were removed from their devices. Returns the `attached` that are still not enforced and
-/// what is missing, in words. Attachments whose device is gone belong to pods that are being removed; they are
-/// skipped.
+/// What a look at an attachment has found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Looked {
+    /// The share that its sandbox is in.
+    pub share: usize,
+    /// The attachment, in words.
+    pub subject: String,
+    /// What it still lacks; `None`: it is enforced as it was set up.
+    pub missing: Option<String>,
+}
+
+/// Which of the attachments are looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Which<'w> {
+    /// Those of this share.
+    Share(usize),
+    /// Those on one of these devices of the node.
+    On(&'w BTreeSet<u32>),
+}
+
+impl Which<'_> {
+    /// The share of a sandbox: always the same one.
+    fn share(container: &str, of: usize) -> usize {
+        crc32fast::hash(container.as_bytes()) as usize % of.max(1)
+    }
+
+    /// Whether attachments of a sandbox can be among them.
+    fn may_have(self, attached: &Attached, share: usize) -> bool {
+        match self {
+            Self::Share(wanted) => share == wanted,
+            Self::On(devices) => (0..attached.plan.attachments.len()).any(|number| {
+                // Attachment numbers fit into a `u16`: see `Plan::steps`.
+                let ends = result::ends(attached.outputs.of(number as u16));
+                let at = |index: u32| devices.contains(&index);
+                ends.is_some_and(|ends| {
+                    let (host, parent) =
+                        (ends.host.map(|it| it.index), ends.parent.map(|it| it.device.index));
+                    host.is_some_and(at) || parent.is_some_and(at)
+                })
+            }),
+        }
+    }
+
+    fn has(self, guarded: &EnforcedAttachment) -> bool {
+        match self {
+            Self::Share(_) => true,
+            Self::On(devices) => devices.contains(&guarded.host_index()),
+        }
+    }
+}
+
+/// Reattaches programs that were removed from their devices. Returns what is found of each attachment of these that are
+/// looked at, which are in so many shares. Attachments whose device is gone belong to pods that are being removed: they lack
+/// nothing.
 pub(super) fn restore(
     enforcer: &dyn Enforce,
-    attached: &[std::sync::Arc<Attached>],
-) -> Result<Vec<(String, String)>, EnforceError> {
+    attached: &[Arc<Attached>],
+    (which, shares): (Which<'_>, usize),
+) -> Result<Vec<Looked>, EnforceError> {
     let mut host = Handle::open()?;
-    let mut missing = Vec::new();
+    let mut looked = Vec::new();
     for attached in attached {
+        let share = Which::share(&attached.key.container_id, shares);
+        if !which.may_have(attached, share) {
+            continue;
+        }
         for (attachment, guarded) in guards(&attached.plan, &attached.outputs) {
-            let Some(what) = restored(enforcer, &guarded, &mut host)? else { continue };
+            if !which.has(&guarded) {
+                continue;
+            }
+            let missing = restored(enforcer, &guarded, &mut host)?;
             let sandbox = &attached.plan.sandbox;
             let subject =
                 sandbox.pod.as_ref().map_or_else(|| sandbox.container_id.clone(), ToString::to_string);
-            missing.push((format!("{subject} {}", attachment.ifname), what));
+            looked.push(Looked { share, subject: format!("{subject} {}", attachment.ifname), missing });
         }
     }
-    Ok(missing)
+    Ok(looked)
 }
 
 /// Reattaches the programs of an attachment that were removed, and returns what is missing then.
@@ -73,6 +135,10 @@ fn restored(
     if guarded.is_on_representor() && guarded.is_gone(host)? {
         // The pod may have its VF still.
         return Ok(Some(NO_REPRESENTOR.to_owned()));
+    }
+    if let Err(error) = enforcer.settle(guarded) {
+        let error = Chain(&error);
+        return Ok(Some(format!("its programs run by filters, and have not got links yet: {error}")));
     }
     let Some(what) = enforcer.verify(guarded, host)? else { return Ok(None) };
     if guarded.is_gone(host)? {

@@ -85,6 +85,7 @@ pub use default_network::{CILIUMS_SUFFIX, DefaultNetwork, InvalidDefaultNetwork}
 pub use departed::inhabited;
 pub use devices::Devices;
 pub use edited::WholeRecords;
+pub use enforcement::{Looked, Which};
 pub use engine::{Engine, Recovery};
 pub use error::{AttachError, Doing, StepError};
 pub use from_node::FromNode;

@@ -86,6 +86,10 @@ impl Enforce for Maps {
         Ok(false)
     }
 
+    fn settle(&self, _: &EnforcedAttachment) -> Result<(), EnforceError> {
+        Ok(())
+    }
+
     fn verify_shared(&self) -> Result<Option<String>, EnforceError> {
         Ok(None)
     }

@@ -77,19 +77,35 @@ impl Engine {
         }
     }
 
-    /// Reattaches programs that were removed from their devices, of one of so many shares of the sandboxes: always the same
-    /// ones. Returns the attachments that are still not enforced as they were set up, and what each lacks.
+    /// Reattaches programs that were removed from their devices, of the attachments that are looked at of all, which are in so
+    /// many shares. Returns what was found of each.
     ///
     /// # Errors
     /// The attachments could not be examined.
     pub fn restore_attachments(
         &self,
-        (share, of): (usize, usize),
-    ) -> Result<Vec<(String, String)>, EnforceError> {
+        which: enforcement::Which<'_>,
+        shares: usize,
+    ) -> Result<Vec<enforcement::Looked>, EnforceError> {
         let Some(enforcer) = &self.node.enforcer else { return Ok(Vec::new()) };
-        let mut all = self.registry.all();
-        all.retain(|it| crc32fast::hash(it.key.container_id.as_bytes()) as usize % of.max(1) == share);
-        enforcement::restore(enforcer.as_ref(), &all)
+        enforcement::restore(enforcer.as_ref(), &self.registry.all(), (which, shares))
+    }
+
+    /// Does for the attachments in that record what the dataplane has left for after their ADD. What has been detached needs
+    /// none of it. Repeating the call changes nothing.
+    ///
+    /// # Errors
+    /// The kernel refuses it. The attachments are enforced all the same, and looks at them try again.
+    pub fn settle(&self, record: &JournalKey) -> Result<(), AttachError> {
+        let (Some(attached), Some(enforcer)) = (self.registry.get(record), &self.node.enforcer) else {
+            return Ok(());
+        };
+        for (attachment, guarded) in enforcement::guards(&attached.plan, &attached.outputs) {
+            enforcer.settle(&guarded).map_err(|source| {
+                AttachError::step(Doing::Attach, attachment, "exchange filters for links", source)
+            })?;
+        }
+        Ok(())
     }
 
     /// Whether STATUS of the network requires calls of other plugins.

@@ -46,6 +46,7 @@ pub(super) fn claim(
     if let Some(locked) = &locked {
         locked.check_is_free_for(&sandbox.netns)?;
     }
+    // Once more: what has come to be on it since is seen only by a list that is newer than the claim.
     let present = host.devices()?;
     let found = before.as_ref().and_then(|before| identity::at_home(before, &present)).cloned();
     let rdma = found.as_ref().and_then(|found| bus::find(found.parent.as_deref()?)?.rdma);
@@ -140,7 +141,9 @@ pub(super) fn set(
     (wanted, mac): (&VfSettings, Option<Mac>),
 ) -> Result<(), StepError> {
     let own = match &claim.home {
-        Some(home) => Some(find_home(host, home)?.ok_or_else(|| StepError::NoDevice(claim.device.clone()))?),
+        Some(home) => {
+            Some(find_claimed(host, home)?.ok_or_else(|| StepError::NoDevice(claim.device.clone()))?)
+        }
         None => None,
     };
     let address = |host: &mut Handle, mac| own.as_ref().map(|own| host.set_mac(own.link.index, mac));
@@ -232,7 +235,7 @@ pub(super) fn move_in(
     claim: &Claim,
 ) -> Result<LinkState, StepError> {
     let home = claim.home.as_ref().ok_or(StepError::Missing("a device with an interface"))?;
-    let found = find_home(host, home)?.ok_or_else(|| StepError::NoDevice(claim.device.clone()))?;
+    let found = find_claimed(host, home)?.ok_or_else(|| StepError::NoDevice(claim.device.clone()))?;
     if !found.other_names.is_empty() {
         // A name that the pod has too would keep the device from being moved, or from getting its name there.
         host.remove_other_names(found.link.index, &found.other_names)?;
@@ -244,6 +247,17 @@ pub(super) fn move_in(
         },
     )?;
     Ok(pod.link(&device.pod_name)?)
+}
+
+/// A device that was claimed just now. It has the index still with which it was found among all devices; they are listed again
+/// where it is another one.
+fn find_claimed(host: &mut Handle, home: &Home) -> Result<Option<DeviceState>, StepError> {
+    let found = host.device_by_index(home.index)?;
+    let is_it = |it: &DeviceState| identity::at_home(home, std::slice::from_ref(it)).is_some();
+    match found.filter(is_it) {
+        Some(found) => Ok(Some(found)),
+        None => find_home(host, home),
+    }
 }
 
 /// The VF's number at the interface of its physical function, and its settings there.

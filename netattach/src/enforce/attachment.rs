@@ -13,7 +13,7 @@ use crate::fast_path::{Member, Reason};
 use crate::hooks::{HookError, HookPoint, PodDevice};
 use crate::mac::Mac;
 use crate::netlink::Handle;
-use crate::objects::Place;
+use crate::objects::{ObjectName, Place};
 use crate::plan::result::{Ends, Leased, is_unaddressed};
 use crate::plan::{AttachmentPlan, PodRef, Sandbox, addressing, routing};
 use crate::policy::index::Endpoint;
@@ -45,6 +45,8 @@ pub struct EnforcedAttachment {
     on_representor: bool,
     /// When its programs are attached.
     pub(crate) when: EnforceWhen,
+    /// Its pod, if that is known.
+    pub(crate) pod: Option<ObjectName>,
     /// Index of the interface in the pod's namespace.
     pub(crate) pod_index: u32,
     /// The addresses that are its own: packets to them are the pod's, and nobody else's.
@@ -120,6 +122,7 @@ impl EnforcedAttachment {
             delegated: is_delegated(attachment),
             on_representor: matches!(attachment.made_by(), MadeBy::Device(device) if device.switchdev),
             when: protect.when,
+            pod: sandbox.pod.as_ref().map(|pod| pod.name.clone()),
             pod_index,
             routed,
             kept_off: kept_off(protect, attachment),
@@ -135,6 +138,11 @@ impl EnforcedAttachment {
             HookPoint::Parent { .. } | HookPoint::Nowhere(_) => false,
         };
         has_its_own && self.when == EnforceWhen::Selected
+    }
+
+    /// Whether its programs come to a device in the pod that is down until they run, and that nobody else has made.
+    pub(super) fn begins_in_pod(&self) -> bool {
+        matches!(self.point, HookPoint::Pod(_)) && self.when == EnforceWhen::Always && !self.delegated
     }
 
     /// Whether another plugin made its interface.
@@ -308,7 +316,6 @@ pub(crate) fn places(attachment: &AttachmentPlan) -> BTreeSet<Place> {
 #[cfg(test)]
 pub(super) mod tests {
     use crate::enforce::attachment::*;
-    use crate::objects::ObjectName;
 
     /// An attachment of pod `shop/a` on a bridge.
     pub(in crate::enforce) fn attachment(id: u32) -> EnforcedAttachment {
@@ -330,6 +337,7 @@ pub(super) mod tests {
             delegated: false,
             on_representor: false,
             when: EnforceWhen::Always,
+            pod: Some(ObjectName::new("shop", "a")),
             pod_index: 2,
             own: Vec::new(),
             bandwidth: None,

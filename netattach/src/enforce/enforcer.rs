@@ -269,8 +269,19 @@ impl Enforcer {
             HookPoint::Parent { .. } => Ok(()),
             _ if attachment.when == EnforceWhen::Selected => self.begin_if_due(attachment.id).map(drop),
             _ if is_at_node_end => Ok(()),
+            _ if self.may_begin_by_filters(attachment) => {
+                self.programs.attach_by_filters(attachment, host)?;
+                self.lock().note_filters(attachment.id);
+                Ok(())
+            }
             _ => self.programs.attach(attachment, host),
         }
+    }
+
+    fn may_begin_by_filters(&self, attachment: &EnforcedAttachment) -> bool {
+        let objects = self.source.snapshot();
+        let pod = attachment.pod.as_ref().and_then(|name| objects.pods.get(name));
+        self.programs.may_begin_by_filters(attachment, pod.map(AsRef::as_ref))
     }
 
     /// Defers an attachment until a policy selects it, which may be the case already.
@@ -382,6 +393,10 @@ impl Enforce for Enforcer {
 
     fn restore(&self, attachment: &EnforcedAttachment, host: &mut Handle) -> Result<bool, EnforceError> {
         self.put_programs_back(attachment, host)
+    }
+
+    fn settle(&self, attachment: &EnforcedAttachment) -> Result<(), EnforceError> {
+        self.exchange_filters(attachment)
     }
 
     fn verify_shared(&self) -> Result<Option<String>, EnforceError> {

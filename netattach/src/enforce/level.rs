@@ -1,6 +1,6 @@
 //! The enforcement level of an attachment, by where its programs run and by its pod's privileges. Pure.
 
-use crate::hooks::{AttachMode, Lack};
+use crate::hooks::{AttachMode, AttachModes, Lack};
 use crate::objects::{Grant, Pod};
 use crate::policy::level::{Enforcement, Level};
 use crate::step::HookKind;
@@ -40,6 +40,13 @@ pub fn enforcement(vantage: &HookKind, pod: Option<&Pod>, means: Means) -> Enfor
             (None, None) => lower(Level::Full, String::new()),
         },
     }
+}
+
+/// Whether programs in that pod may run by filters until they have links: the kernel has both, and no process of the pod can
+/// take filters off. An unknown pod may have one that can.
+pub(super) fn may_begin_by_filters(modes: AttachModes, pod: Option<&Pod>) -> bool {
+    let has_both = modes == AttachModes { attachments: AttachMode::Clsact, others: AttachMode::Tcx };
+    has_both && holder(pod.map(|pod| &pod.powers.admin)).is_none()
 }
 
 /// The level of an attachment whose programs were found not to judge every packet, for that reason.
@@ -124,6 +131,25 @@ mod tests {
     }
 
     /// Rows: SRV-offload.
+    #[test]
+    fn programs_begin_by_filters_only_where_nobody_in_the_pod_can_take_those_off() {
+        const BOTH: AttachModes = AttachModes { attachments: AttachMode::Clsact, others: AttachMode::Tcx };
+        let to = || Grant::To("app".to_owned());
+        let bare = || pod(Grant::No, to());
+        let table = [
+            (BOTH, Some(bare()), true),
+            (BOTH, Some(pod(to(), Grant::No)), false),
+            (BOTH, Some(pod(Grant::Unknown, Grant::No)), false),
+            (BOTH, None, false),
+            // Of one kind alone there is nothing to exchange.
+            (AttachModes { attachments: AttachMode::Tcx, ..BOTH }, Some(bare()), false),
+            (AttachModes { others: AttachMode::Clsact, ..BOTH }, Some(bare()), false),
+        ];
+        for (modes, pod, expected) in table {
+            assert_eq!(may_begin_by_filters(modes, pod.as_ref()), expected, "{modes:?} {pod:?}");
+        }
+    }
+
     #[test]
     fn a_level_follows_from_where_programs_run_and_what_the_pod_may_do() {
         const LINKS: Means = Means { in_pod: AttachMode::Tcx, knows_senders: true };

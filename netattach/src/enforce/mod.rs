@@ -101,6 +101,12 @@ pub trait Enforce: fmt::Debug + Send + Sync {
     /// # Errors
     /// The kernel refused a program.
     fn restore(&self, attachment: &EnforcedAttachment, host: &mut Handle) -> Result<bool, EnforceError>;
+    /// Does what was left for after the attachment's ADD: programs that run by filters in the pod get links, which nobody there
+    /// can take off.
+    ///
+    /// # Errors
+    /// The kernel refused a program: it goes on by a filter. Calling again is safe.
+    fn settle(&self, attachment: &EnforcedAttachment) -> Result<(), EnforceError>;
     /// The first shared pin that is missing, as text.
     ///
     /// # Errors

@@ -205,7 +205,7 @@ impl Policies {
             self.behind = Behind::Failed;
             return Err(error.into());
         }
-        self.desired.endpoints.insert(id, EndpointPolicy::default());
+        self.desired.endpoints.insert(id, Arc::default());
         Ok(true)
     }
 
@@ -259,9 +259,10 @@ impl Policies {
         let objects = sources.source.snapshot();
         if has_no_policy(&objects, sources.options) {
             // Without policies nothing is isolated, and examining every pod would slow down every ADD.
-            let open = endpoints.keys().map(|id| (*id, EndpointPolicy::default()));
+            let open = Arc::<EndpointPolicy>::default();
+            let endpoints = endpoints.keys().map(|id| (*id, Arc::clone(&open))).collect();
             self.is_open = true;
-            return Ok(Desired { endpoints: open.collect(), ..Desired::default() });
+            return Ok(Desired { endpoints, ..Desired::default() });
         }
         Ok(self.compiler.update(&objects, endpoints, options(sources)?.as_ref()))
     }
@@ -491,7 +492,7 @@ mod tests {
             policies: vec![PolicyName::multi(ObjectName::new("shop", "rules"))],
             ..EndpointPolicy::default()
         };
-        let endpoints = attachments.iter().map(|(id, policy)| (*id, one(policy))).collect();
+        let endpoints = attachments.iter().map(|(id, policy)| (*id, Arc::new(one(policy)))).collect();
         Desired { endpoints, ..Desired::default() }
     }
 

@@ -240,26 +240,23 @@ impl PolicyMaps {
         Ok(())
     }
 
-    /// Records the policies that are no longer referenced: of these, and of an earlier agent's.
+    /// Records the policies that are no longer referenced: of these, and of an earlier agent's. Most changes have none: then
+    /// nothing is looked for among all attachments.
     pub(super) fn retire(&mut self, policies: &BTreeSet<PolicyId>, kernel: &impl Kernel) {
-        let referenced: BTreeSet<PolicyId> = self
-            .programmed
-            .endpoints
-            .values()
-            .flat_map(|assigned| [assigned.ingress, assigned.egress])
-            .collect();
-        for id in policies.difference(&referenced) {
-            if self.programmed.policies.remove(id).is_some() {
-                self.unreferenced.entry(*id).or_insert_with(Instant::now);
-            }
+        let is_known = |id: &PolicyId| self.programmed.policies.contains_key(id);
+        let mut candidates: BTreeSet<PolicyId> = policies.iter().copied().filter(is_known).collect();
+        if !self.unknown_attachments {
+            candidates.extend(kernel.installed().into_iter().filter(|id| !is_known(id)));
         }
-        if self.unknown_attachments {
+        if candidates.is_empty() {
             return;
         }
-        for id in kernel.installed() {
-            if !self.programmed.policies.contains_key(&id) && !referenced.contains(&id) {
-                self.unreferenced.entry(id).or_insert_with(Instant::now);
-            }
+        let assigned = self.programmed.endpoints.values();
+        let referenced: BTreeSet<PolicyId> =
+            assigned.flat_map(|assigned| [assigned.ingress, assigned.egress]).collect();
+        for id in candidates.difference(&referenced) {
+            self.programmed.policies.remove(id);
+            self.unreferenced.entry(*id).or_insert_with(Instant::now);
         }
     }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::attachment::EnforcedAttachment;
 use super::error::{AttachFailed, EnforceError};
-use super::level::{Means, contested, enforcement, removed};
+use super::level::{Means, contested, enforcement, may_begin_by_filters, removed};
 use crate::bpf::{self, Dataplane};
 use crate::error_chain::Chain;
 use crate::hooks::node_end::{self, Found};
@@ -85,6 +85,12 @@ impl AttachedPrograms {
         enforcement(vantage, pod, Means { in_pod: self.modes.others, knows_senders: self.knows_senders })
     }
 
+    /// Whether the programs of an attachment of that pod may run by filters until they have links: an ADD need not wait for the
+    /// two grace periods that links take.
+    pub(super) fn may_begin_by_filters(&self, attachment: &EnforcedAttachment, pod: Option<&Pod>) -> bool {
+        attachment.begins_in_pod() && may_begin_by_filters(self.modes, pod)
+    }
+
     /// Waits for the right to change programs on attachments' own devices.
     pub(super) fn take_turn(&self) -> Turn<'_> {
         // After a panic, the next attempt repeats unfinished work.
@@ -108,6 +114,18 @@ impl AttachedPrograms {
         }
     }
 
+    /// Attaches the programs by filters to an attachment's device in its pod, which is down.
+    pub(super) fn attach_by_filters(
+        &self,
+        attachment: &EnforcedAttachment,
+        host: &mut Handle,
+    ) -> Result<(), EnforceError> {
+        if let Some(device) = attachment.point.own_device(attachment.id)? {
+            device.attach(AttachMode::Clsact, self.dataplane.programs(), host)?;
+        }
+        Ok(())
+    }
+
     fn attach_own(
         &self,
         attachment: &EnforcedAttachment,
@@ -122,8 +140,8 @@ impl AttachedPrograms {
         device.attach(mode, programs, host)?;
         match point {
             // Last, so that every packet is judged by one of the two.
-            HookPoint::NodeEnd(_) => device.detach(mode.other(), programs, host, false),
-            _ => Ok(()),
+            HookPoint::NodeEnd(_) | HookPoint::Pod(_) => device.detach(mode.other(), programs, host, false),
+            HookPoint::Parent { .. } | HookPoint::Nowhere(_) => Ok(()),
         }
     }
 
@@ -190,16 +208,18 @@ impl AttachedPrograms {
         Ok(())
     }
 
-    /// The first program of an attachment that does not judge every packet, as text.
+    /// The first program of an attachment that does not judge every packet, as text. `by_filters`: they have no links yet.
     pub(super) fn missing(
         &self,
         attachment: &EnforcedAttachment,
+        by_filters: bool,
         host: &mut Handle,
     ) -> Result<Option<String>, EnforceError> {
         let lack = if let HookPoint::Parent { on, .. } = &attachment.point {
             self.parents.missing(&self.dataplane, on.parent, host)?
         } else if let Some(device) = attachment.point.own_device(attachment.id)? {
-            device.lack(self.modes.at(&attachment.point), self.dataplane.programs(), host)?
+            let mode = if by_filters { AttachMode::Clsact } else { self.modes.at(&attachment.point) };
+            device.lack(mode, self.dataplane.programs(), host)?
         } else {
             None
         };

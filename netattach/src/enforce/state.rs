@@ -1,5 +1,6 @@
 //! The state behind the enforcer's lock: the attachments, the deferred ones, and all policies.
 
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use super::attachment::EnforcedAttachment;
@@ -20,6 +21,8 @@ const ISOLATED: PolicyIds = PolicyIds { ingress: DENY_ALL, egress: DENY_ALL };
 pub(super) struct State {
     roster: Roster,
     deferred: Deferred,
+    /// Attachments whose programs run by filters in their pods until they have links.
+    by_filters: BTreeSet<u32>,
     policies: Policies,
 }
 
@@ -47,6 +50,21 @@ impl State {
     /// The deferred attachments, mutable.
     pub(super) fn deferred_mut(&mut self) -> &mut Deferred {
         &mut self.deferred
+    }
+
+    /// Notes that an attachment's programs run by filters in its pod, until they have links.
+    pub(super) fn note_filters(&mut self, id: u32) {
+        self.by_filters.insert(id);
+    }
+
+    /// Whether an attachment's programs run by filters in its pod until they have links.
+    pub(super) fn runs_by_filters(&self, id: u32) -> bool {
+        self.by_filters.contains(&id)
+    }
+
+    /// Notes that an attachment's programs run by links.
+    pub(super) fn note_links(&mut self, id: u32) {
+        self.by_filters.remove(&id);
     }
 
     /// The policies.
@@ -85,6 +103,7 @@ impl State {
         kernel: &impl Kernel,
     ) -> Result<(), EnforceError> {
         self.maps_mut().forget(attachment.id);
+        self.note_links(attachment.id);
         self.roster.enter(attachment);
         if attachment.may_wait() {
             self.deferred.wait(attachment);
@@ -149,6 +168,7 @@ impl State {
     /// Stops attaching programs for an attachment. See [`Roster::end`] for the result.
     pub(super) fn end(&mut self, id: u32) -> bool {
         self.deferred.remove(id);
+        self.note_links(id);
         self.roster.end(id)
     }
 

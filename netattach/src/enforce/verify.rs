@@ -54,7 +54,12 @@ impl Enforcer {
         attachment: &EnforcedAttachment,
         host: &mut Handle,
     ) -> Result<Option<String>, EnforceError> {
-        let missing = self.programs().missing(attachment, host)?;
+        // Not while filters are exchanged for links.
+        let by_filters = self.lock().runs_by_filters(attachment.id);
+        let turn = by_filters.then(|| self.programs().take_turn());
+        let by_filters = by_filters && self.lock().runs_by_filters(attachment.id);
+        let missing = self.programs().missing(attachment, by_filters, host)?;
+        drop(turn);
         let past_programs = offloaded(attachment);
         let mut state = self.lock();
         if missing.is_none() {
@@ -118,7 +123,31 @@ impl Enforcer {
         if !self.lock().roster().is_current(attachment) {
             return Ok(Restored::default());
         }
-        self.programs().restore(attachment, host)
+        let restored = self.programs().restore(attachment, host)?;
+        self.lock().note_links(attachment.id);
+        Ok(restored)
+    }
+
+    /// Has an attachment's programs run by links that have run by filters in its pod since its ADD. One that has ended, or whose
+    /// pod is gone, is left as it is.
+    pub(super) fn exchange_filters(&self, attachment: &EnforcedAttachment) -> Result<(), EnforceError> {
+        if !self.lock().runs_by_filters(attachment.id) {
+            return Ok(());
+        }
+        let _turn = self.programs().take_turn();
+        {
+            let state = self.lock();
+            if !state.runs_by_filters(attachment.id) || !state.roster().is_current(attachment) {
+                return Ok(());
+            }
+        }
+        match self.programs().attach(attachment, &mut Handle::open()?) {
+            // Its DEL is still to come.
+            Err(error) if error.is_device_gone() => return Ok(()),
+            other => other?,
+        }
+        self.lock().note_links(attachment.id);
+        Ok(())
     }
 }
 

@@ -1,5 +1,6 @@
-//! Tells whether anything of the node's links, addresses and routes has changed since it was asked last.
+//! Tells which of the node's links have changed since it was asked last, or addresses or routes of them.
 
+use std::collections::BTreeSet;
 use std::io;
 
 use netlink_sys::{Socket as RawSocket, protocols::NETLINK_ROUTE};
@@ -7,12 +8,119 @@ use netlink_sys::{Socket as RawSocket, protocols::NETLINK_ROUTE};
 /// `RTNLGRP_LINK`, `RTNLGRP_IPV4_IFADDR`, `RTNLGRP_IPV4_ROUTE`, `RTNLGRP_IPV6_IFADDR` and `RTNLGRP_IPV6_ROUTE` of
 /// `linux/rtnetlink.h`.
 const GROUPS: [u32; 5] = [1, 5, 7, 9, 11];
-/// What is read is not looked at: the kernel cuts it off.
-const BUFFER: usize = 16;
+const RTM_NEWLINK: u16 = 16;
+const RTM_DELLINK: u16 = 17;
+const RTM_NEWADDR: u16 = 20;
+const RTM_DELADDR: u16 = 21;
+const RTM_NEWROUTE: u16 = 24;
+const RTM_DELROUTE: u16 = 25;
+const HEADER: usize = 16;
+/// Offset of the link's index in `ifinfomsg` and `ifaddrmsg`.
+const INDEX_AT: usize = HEADER + 4;
+/// Where the attributes of links and of routes begin.
+const OF_LINK: usize = HEADER + 16;
+const OF_ROUTE: usize = HEADER + 12;
+/// `IFLA_IFNAME` and `RTA_OIF`.
+const NAME: u16 = 3;
+const LINK: u16 = 4;
+/// `NLM_F_REPLACE`, `NLM_F_EXCL` and `NLM_F_APPEND`. In a notification they say whether the route has taken the place of
+/// another, is the first to where it leads, or stands beside others.
+const REPLACE: u16 = 0x100;
+const FIRST: u16 = 0x200;
+const BESIDE: u16 = 0x800;
+const AF_INET: u8 = 2;
+/// `NLA_TYPE_MASK`.
+const TYPE: u16 = 0x3fff;
+const BUFFER: usize = 64 * 1024;
+/// Bytes of notifications that may wait until somebody asks: see [`LinkWatch`](super::LinkWatch).
+const QUEUE: usize = 1 << 20;
 
-/// Receives the kernel's notifications in the namespace of the thread that opened it, and counts none of them: whoever
-/// asks looks at what is there now. Costs nothing while nobody asks.
-pub struct ChangeWatch(RawSocket);
+/// What has changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Changed {
+    /// These links, or addresses or routes of them.
+    Of(ChangedLinks),
+    /// The kernel dropped notifications, or a change does not say what there was before: anything.
+    Anything,
+}
+
+/// Links that have changed, or have come or gone.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ChangedLinks {
+    /// Their indices.
+    pub indices: BTreeSet<u32>,
+    /// The names that they have, or had last.
+    pub names: BTreeSet<String>,
+}
+
+impl Default for Changed {
+    fn default() -> Self {
+        Self::Of(ChangedLinks::default())
+    }
+}
+
+impl Changed {
+    /// Whether nothing has changed.
+    pub fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Both.
+    pub fn extend(&mut self, other: Self) {
+        match other {
+            Self::Of(others) => {
+                if let Self::Of(links) = self {
+                    links.indices.extend(others.indices);
+                    links.names.extend(others.names);
+                }
+            }
+            Self::Anything => *self = Self::Anything,
+        }
+    }
+
+    /// Takes in the messages of a datagram.
+    fn read(&mut self, mut datagram: &[u8]) {
+        while let Some(length) = word(datagram, 0).map(|length| length as usize) {
+            let message = datagram.get(..length.min(datagram.len())).unwrap_or_default();
+            self.take(message);
+            let Some(rest) = datagram.get(length.max(HEADER).next_multiple_of(4)..) else { break };
+            datagram = rest;
+        }
+    }
+
+    fn take(&mut self, message: &[u8]) {
+        let Self::Of(links) = self else { return };
+        match (half(message, 4), half(message, 6)) {
+            (Some(RTM_NEWLINK | RTM_DELLINK), _) => {
+                links.indices.extend(word(message, INDEX_AT));
+                let name = attribute(message, OF_LINK, NAME).unwrap_or_default();
+                let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+                links.names.insert(String::from_utf8_lossy(&name[..end]).into_owned());
+            }
+            (Some(RTM_NEWADDR | RTM_DELADDR), _) => links.indices.extend(word(message, INDEX_AT)),
+            // What the new route has taken the place of is not told.
+            (Some(RTM_NEWROUTE), Some(flags)) if replaces(message.get(HEADER), flags) => {
+                *self = Self::Anything;
+            }
+            (Some(RTM_DELROUTE), _) => {
+                links.indices.extend(attribute(message, OF_ROUTE, LINK).and_then(|index| word(index, 0)));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Whether a new route of that family may have taken the place of another. Of IPv6 the kernel says so by one flag alone.
+fn replaces(family: Option<&u8>, flags: u16) -> bool {
+    flags & REPLACE != 0 || (family == Some(&AF_INET) && flags & (FIRST | BESIDE) == 0)
+}
+
+/// Receives the kernel's notifications in the namespace of the thread that opened it, and keeps of them which links they are
+/// about: whoever asks looks at what is there now. Costs nothing while nobody asks.
+pub struct ChangeWatch {
+    raw: RawSocket,
+    buffer: Vec<u8>,
+}
 
 impl ChangeWatch {
     /// Starts listening.
@@ -26,21 +134,22 @@ impl ChangeWatch {
             raw.add_membership(group)?;
         }
         raw.set_non_blocking(true)?;
-        Ok(Self(raw))
+        // Where the kernel refuses it, more is lost, and told as such.
+        let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(&raw, QUEUE);
+        Ok(Self { raw, buffer: vec![0; BUFFER] })
     }
 
-    /// Whether something has changed since the last call, or may have: the kernel drops notifications when there are many.
-    pub fn has_changed(&mut self) -> bool {
-        let mut buffer = [0; BUFFER];
-        let mut some = false;
+    /// What has changed since the last call.
+    pub fn changed(&mut self) -> Changed {
+        let mut changed = Changed::default();
         loop {
-            match self.0.recv(&mut &mut buffer[..], 0) {
-                Ok(_) => some = true,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return some,
+            match self.raw.recv(&mut &mut self.buffer[..], 0) {
+                Ok(length) => changed.read(&self.buffer[..length]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return changed,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => some = true,
+                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => changed = Changed::Anything,
                 // Whoever cannot be told looks.
-                Err(_) => return true,
+                Err(_) => return Changed::Anything,
             }
         }
     }
@@ -52,20 +161,102 @@ impl std::fmt::Debug for ChangeWatch {
     }
 }
 
+/// The value of the first attribute of that kind.
+fn attribute(message: &[u8], mut at: usize, wanted: u16) -> Option<&[u8]> {
+    loop {
+        let (length, kind) = (usize::from(half(message, at)?), half(message, at + 2)? & TYPE);
+        let value = message.get(at + 4..at + length)?;
+        if kind == wanted {
+            return Some(value);
+        }
+        at += length.next_multiple_of(4);
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?))
+}
+
+fn half(bytes: &[u8], at: usize) -> Option<u16> {
+    Some(u16::from_ne_bytes(bytes.get(at..at.checked_add(2)?)?.try_into().ok()?))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::netlink::Handle;
     use crate::netns::{Netns, within};
 
+    fn of(indices: &[u32], names: &[&str]) -> Changed {
+        let names = names.iter().map(|name| (*name).to_owned()).collect();
+        Changed::Of(ChangedLinks { indices: indices.iter().copied().collect(), names })
+    }
+
+    fn message((kind, flags): (u16, u16), body: &[u8], attributes: &[(u16, &[u8])]) -> Vec<u8> {
+        let mut message = vec![0; HEADER];
+        message.extend(body);
+        for (kind, value) in attributes {
+            message.extend((4 + value.len() as u16).to_ne_bytes());
+            message.extend(kind.to_ne_bytes());
+            message.extend(*value);
+            message.resize(message.len().next_multiple_of(4), 0);
+        }
+        let length = message.len() as u32;
+        message[..4].copy_from_slice(&length.to_ne_bytes());
+        message[4..6].copy_from_slice(&kind.to_ne_bytes());
+        message[6..8].copy_from_slice(&flags.to_ne_bytes());
+        message
+    }
+
+    fn body<const N: usize>(index: u32) -> [u8; N] {
+        let mut body = [0; N];
+        body[4..8].copy_from_slice(&index.to_ne_bytes());
+        body
+    }
+
+    fn read(datagrams: &[Vec<u8>]) -> Changed {
+        let mut changed = Changed::default();
+        changed.read(&datagrams.concat());
+        changed
+    }
+
+    #[test]
+    fn changes_say_which_links_they_are_about() {
+        let mtu = 1500_u32.to_ne_bytes();
+        let link = message((RTM_NEWLINK, 0), &body::<16>(7), &[(4, &mtu[..]), (NAME, &b"br0\0"[..])]);
+        let gone = message((RTM_DELLINK, 0), &body::<16>(8), &[(NAME, &b"na0\0"[..])]);
+        let address = message((RTM_DELADDR, 0), &body::<8>(9), &[(1, &[10, 0, 0, 1][..])]);
+        let route = |kind, flags, index: u32| {
+            let mut body = [0; 12];
+            body[0] = AF_INET;
+            message((kind, flags), &body, &[(1, &[10, 0, 0, 1][..]), (LINK, &index.to_ne_bytes()[..])])
+        };
+        assert_eq!(read(&[link.clone(), gone, address]), of(&[7, 8, 9], &["br0", "na0"]));
+        assert_eq!(read(&[route(RTM_DELROUTE, 0, 5)]), of(&[5], &[]));
+        // A route that is added takes nothing away, one that replaces another does not say what.
+        assert!(read(&[route(RTM_NEWROUTE, FIRST, 5), route(RTM_NEWROUTE, BESIDE, 5)]).is_nothing());
+        for flags in [REPLACE, 0] {
+            assert_eq!(read(&[link.clone(), route(RTM_NEWROUTE, flags, 5)]), Changed::Anything);
+        }
+        // One by several ways is none of ours.
+        assert!(read(&[message((RTM_DELROUTE, 0), &[0; 12], &[(9, &[0; 8][..])])]).is_nothing());
+    }
+
     #[test]
     fn what_changes_is_told_once() {
         let netns = Netns::private().unwrap();
         let mut watch = within(&netns, || ChangeWatch::open().unwrap()).unwrap();
-        assert!(!watch.has_changed());
+        assert!(watch.changed().is_nothing());
         let mut handle = Handle::open_in(&netns).unwrap();
         let loopback = handle.link("lo").unwrap();
         handle.ensure_up(loopback.index).unwrap();
-        assert_eq!([watch.has_changed(), watch.has_changed()], [true, false]);
+        assert_eq!([watch.changed(), watch.changed()], [of(&[loopback.index], &["lo"]), Changed::default()]);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_are_read_to_their_end(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..256)) {
+            Changed::default().read(&bytes);
+        }
     }
 }

@@ -4,11 +4,9 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use netlink_sys::{Socket as RawSocket, protocols::NETLINK_NETFILTER};
-
 use super::Error;
 use super::nft::{
-    Family, NLMSG_ERROR, REQUEST, attribute, attributes_of, dump, messages, receive, refused, request,
+    Family, Lent, NLMSG_ERROR, REQUEST, attribute, attributes_of, dump, messages, receive, refused, request,
 };
 
 const LIST: &str = "IPCTNL_MSG_CT_GET";
@@ -51,18 +49,18 @@ pub fn forget_udp(stale: &mut dyn FnMut(&Connection) -> bool) -> Result<usize, E
     if found.is_empty() {
         return Ok(0);
     }
-    let mut socket = RawSocket::new(NETLINK_NETFILTER).map_err(Error::Open)?;
-    socket.bind_auto().map_err(Error::Open)?;
+    let mut lent = Lent::take()?;
     let mut buffer = [0; 4096];
     for (family, attributes) in &found {
         let request = request(DELETE, REQUEST | ACK, *family, attributes);
-        socket.send(&request, 0).map_err(|source| Error::Send(FORGET, source))?;
-        let length = receive(&mut socket, FORGET, &mut buffer)?;
+        lent.socket.send(&request, 0).map_err(|source| Error::Send(FORGET, source))?;
+        let length = receive(&mut lent.socket, FORGET, &mut buffer)?;
         for answer in messages(&buffer[..length]).filter(|answer| answer.kind == NLMSG_ERROR) {
             // One that has ended meanwhile is no error.
             refused_unless_done(answer.body)?;
         }
     }
+    lent.give_back();
     Ok(found.len())
 }
 

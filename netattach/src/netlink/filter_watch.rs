@@ -1,5 +1,6 @@
 //! The kernel's notifications about removed filters and queueing disciplines.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
 
@@ -12,8 +13,10 @@ use super::socket_filter::{By, receive_only};
 const GROUP_TC: u32 = 4;
 const RTM_DELQDISC: u16 = 37;
 const RTM_DELTFILTER: u16 = 45;
-/// Length of a message's header, the only part that is read.
+/// Length of a message's header.
 const HEADER: usize = 16;
+/// Offset of the device's index in a message: behind the header, in `struct tcmsg`. Nothing else of it is read.
+const INDEX: std::ops::Range<usize> = HEADER + 4..HEADER + 8;
 const BUFFER: usize = 64 * 1024;
 
 /// Receives a notification for every filter and queueing discipline that is removed in the namespace of the thread
@@ -22,6 +25,35 @@ const BUFFER: usize = 64 * 1024;
 pub struct FilterWatch {
     socket: AsyncFd<Descriptor>,
     buffer: Vec<u8>,
+}
+
+/// What filters or queueing disciplines were removed from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Removed {
+    /// These devices, by their indices.
+    From(BTreeSet<u32>),
+    /// The kernel dropped notifications because there were too many, or they are not understood: any device.
+    Anywhere,
+}
+
+impl Default for Removed {
+    fn default() -> Self {
+        Self::From(BTreeSet::new())
+    }
+}
+
+impl Removed {
+    /// Both.
+    pub fn extend(&mut self, other: Self) {
+        match other {
+            Self::From(others) => {
+                if let Self::From(devices) = self {
+                    devices.extend(others);
+                }
+            }
+            Self::Anywhere => *self = Self::Anywhere,
+        }
+    }
 }
 
 struct Descriptor(RawSocket);
@@ -55,18 +87,23 @@ impl FilterWatch {
         Ok(Self { socket, buffer: vec![0; BUFFER] })
     }
 
-    /// Waits until something was removed, or until the kernel dropped notifications because there were too many.
+    /// Waits until something was removed, or until the kernel dropped notifications because there were too many. Says where.
     ///
     /// # Errors
     /// The socket failed.
-    pub async fn removed(&mut self) -> io::Result<()> {
+    pub async fn removed(&mut self) -> io::Result<Removed> {
         loop {
             let mut ready = self.socket.readable_mut().await?;
             let buffer = &mut self.buffer;
             match ready.try_io(|socket| socket.get_ref().0.recv(&mut &mut buffer[..], 0)) {
-                Ok(Ok(length)) if is_removal(&self.buffer[..length]) => return Ok(()),
-                Ok(Ok(_)) => {}
-                Ok(Err(error)) if error.raw_os_error() == Some(libc::ENOBUFS) => return Ok(()),
+                Ok(Ok(length)) => {
+                    if let Some(removed) = removals(&self.buffer[..length]) {
+                        return Ok(removed);
+                    }
+                }
+                Ok(Err(error)) if error.raw_os_error() == Some(libc::ENOBUFS) => {
+                    return Ok(Removed::Anywhere);
+                }
                 Ok(Err(error)) if error.kind() == io::ErrorKind::Interrupted => {}
                 Ok(Err(error)) => return Err(error),
                 // There was nothing to read; the runtime waits again.
@@ -76,37 +113,56 @@ impl FilterWatch {
     }
 }
 
-fn is_removal(mut datagram: &[u8]) -> bool {
-    while let Some((header, _)) = datagram.split_at_checked(HEADER) {
+/// What the messages say was removed; `None`: nothing.
+fn removals(mut datagram: &[u8]) -> Option<Removed> {
+    let mut all: Option<Removed> = None;
+    while let Some(header) = datagram.get(..HEADER) {
         let length = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]) as usize;
         let kind = u16::from_ne_bytes([header[4], header[5]]);
         if matches!(kind, RTM_DELQDISC | RTM_DELTFILTER) {
-            return true;
+            let index = datagram.get(INDEX).and_then(|bytes| bytes.try_into().ok()).map(u32::from_ne_bytes);
+            let one = index.map_or(Removed::Anywhere, |index| Removed::From([index].into()));
+            all.get_or_insert_default().extend(one);
         }
-        let Some(rest) = datagram.get(length.max(HEADER).next_multiple_of(4)..) else { return false };
+        let Some(rest) = datagram.get(length.max(HEADER).next_multiple_of(4)..) else { break };
         datagram = rest;
     }
-    false
+    all
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn message(kind: u16, length: usize) -> Vec<u8> {
-        let mut message = vec![0; length.next_multiple_of(4)];
+    fn message(kind: u16, index: u32, length: usize) -> Vec<u8> {
+        let mut message = vec![0; length.next_multiple_of(4).max(INDEX.end)];
         message[..4].copy_from_slice(&(length as u32).to_ne_bytes());
         message[4..6].copy_from_slice(&kind.to_ne_bytes());
+        message[INDEX].copy_from_slice(&index.to_ne_bytes());
         message
     }
 
     #[test]
-    fn only_removals_are_reported() {
-        let added = [message(36, 33), message(44, 40)].concat();
-        assert!(!is_removal(&added));
-        assert!(is_removal(&[added, message(37, 20)].concat()));
-        assert!(is_removal(&message(45, 16)));
-        assert!(!is_removal(&[0; 40]));
-        assert!(!is_removal(&[1, 2, 3]));
+    fn only_removals_are_reported_with_their_devices() {
+        let added = [message(36, 7, 33), message(44, 8, 40)].concat();
+        assert_eq!(removals(&added), None);
+        let from = |devices: &[u32]| Some(Removed::From(devices.iter().copied().collect()));
+        assert_eq!(removals(&[added, message(37, 9, 36)].concat()), from(&[9]));
+        assert_eq!(removals(&[message(45, 9, 36), message(37, 7, 36)].concat()), from(&[7, 9]));
+        // Without a device.
+        assert_eq!(removals(&message(45, 9, 36)[..HEADER]), Some(Removed::Anywhere));
+        assert_eq!(removals(&[0; 40]), None);
+        assert_eq!(removals(&[1, 2, 3]), None);
+    }
+
+    #[test]
+    fn what_is_added_to_anywhere_is_anywhere() {
+        let mut removed = Removed::default();
+        removed.extend(Removed::From([3].into()));
+        removed.extend(Removed::From([5].into()));
+        assert_eq!(removed, Removed::From([3, 5].into()));
+        removed.extend(Removed::Anywhere);
+        removed.extend(Removed::From([7].into()));
+        assert_eq!(removed, Removed::Anywhere);
     }
 }

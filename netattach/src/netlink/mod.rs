@@ -22,7 +22,7 @@
 //! | `nft`, `xfrm` | whether packets would meet nftables chains or IPsec; transactions of nftables |
 //! | `guard`, [`nat`], [`conntrack`] | our own nftables tables: for policies, for translation; tracked connections |
 //! | `vrf`, `tap`, `netkit` | VRFs and their ports; taps; netkit pairs |
-//! | `watch`, `filter_watch`, `change_watch` | notifications about links and routes; about removed filters; whether anything has changed |
+//! | `watch`, `filter_watch`, `change_watch` | notifications about links and routes; about removed filters; which links have changed |
 //! | `readable`, `socket_filter` | waits for them; has the kernel leave out those of no use |
 
 mod address;
@@ -67,10 +67,10 @@ mod xfrm;
 
 pub use bridge_port::{VlanUse, VlanUses, has_vlans};
 pub use bridge_state::{BridgeState, ForwardingState, PortState};
-pub use change_watch::ChangeWatch;
+pub use change_watch::{ChangeWatch, Changed, ChangedLinks};
 pub use device::DeviceState;
 pub use error::{Error, Refused};
-pub use filter_watch::FilterWatch;
+pub use filter_watch::{FilterWatch, Removed};
 pub use guard::{
     TABLE as GUARD_TABLE, bridges_call, guard_exists, guard_is_whole, guard_of_another, install_guard,
     remove_guard,

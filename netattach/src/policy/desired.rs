@@ -11,8 +11,8 @@ use crate::objects::policy::{Policy, PolicyKind, PolicyName, Severity};
 /// The desired policies of this node.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Desired {
-    /// The policy of each attachment.
-    pub endpoints: BTreeMap<u32, EndpointPolicy>,
+    /// The policy of each attachment: one value from one update to the next, as long as it stays the same.
+    pub endpoints: BTreeMap<u32, Arc<EndpointPolicy>>,
     /// Attachments whose pod is unknown, so that the policies that select them are unknown too: their policies in the
     /// maps must stay.
     pub undecided: BTreeSet<u32>,

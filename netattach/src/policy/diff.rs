@@ -138,7 +138,7 @@ mod tests {
                 egress: egress.map(policy),
                 ..EndpointPolicy::default()
             };
-            (*id, policies)
+            (*id, Arc::new(policies))
         };
         Desired {
             endpoints: endpoints.iter().map(endpoint).collect(),

@@ -174,7 +174,7 @@ mod tests {
             egress_by: vec![name("deny")],
             ..EndpointPolicy::default()
         };
-        let desired = Desired { endpoints: BTreeMap::from([(3, endpoint)]), ..Desired::default() };
+        let desired = Desired { endpoints: BTreeMap::from([(3, Arc::new(endpoint))]), ..Desired::default() };
         let numbers = |wanted| -> Vec<PolicyId> {
             dump(&programmed, &desired, wanted).iter().map(|dump| dump.policy).collect()
         };

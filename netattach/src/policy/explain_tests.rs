@@ -40,12 +40,12 @@ fn legs(node: NodeRules, from: End, to: End, traffic: Asked) -> Vec<(Option<Stri
         )]),
         rules: BTreeMap::from([(1, "shop/p ingress[0]".into())]),
     };
-    let selected = EndpointPolicy {
+    let selected = Arc::new(EndpointPolicy {
         policies: ["other", "p"].map(|name| PolicyName::multi(ObjectName::new("shop", name))).into(),
         ingress_by: vec![PolicyName::multi(ObjectName::new("shop", "p"))],
         egress_by: vec![PolicyName::multi(ObjectName::new("shop", "other"))],
         ..EndpointPolicy::default()
-    };
+    });
     let ingress = |ingress| PolicyIds { ingress, egress: 0 };
     let view = View {
         objects: &with_pods_of_other_nodes(),

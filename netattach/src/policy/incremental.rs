@@ -68,8 +68,10 @@ struct Attached {
 struct Selected {
     /// The policies that select it, sorted by name.
     by: Vec<Arc<Policy>>,
-    ingress: Option<Arc<CachedTables>>,
-    egress: Option<Arc<CachedTables>>,
+    /// What that comes to.
+    policy: Arc<EndpointPolicy>,
+    /// Its tables stay in the cache.
+    _tables: [Option<Arc<CachedTables>>; 2],
 }
 
 /// Tables, and the conditions found while they were made.
@@ -252,8 +254,9 @@ impl Compiler {
                     Reselected::By(policies) => policies,
                 };
                 let mut direction = |it| self.direction(it, &by, endpoint, &pod, &mut conditions);
-                let (ingress, egress) = (direction(Direction::Ingress), direction(Direction::Egress));
-                Some(Selected { by, ingress, egress })
+                let tables = [direction(Direction::Ingress), direction(Direction::Egress)];
+                let policy = Arc::new(self.endpoint_policy(&by, &tables));
+                Some(Selected { by, policy, _tables: tables })
             }
             None => {
                 conditions.push(unknown_pod(endpoint));
@@ -334,6 +337,21 @@ impl Compiler {
         Some(cached)
     }
 
+    fn endpoint_policy(
+        &self,
+        by: &[Arc<Policy>],
+        [ingress, egress]: &[Option<Arc<CachedTables>>; 2],
+    ) -> EndpointPolicy {
+        let tables = |cached: &Option<Arc<CachedTables>>| cached.as_ref().map(|it| Arc::clone(&it.tables));
+        EndpointPolicy {
+            ingress: tables(ingress),
+            egress: tables(egress),
+            policies: by.iter().map(|policy| policy.name.clone()).collect(),
+            ingress_by: self.isolating(by, Direction::Ingress),
+            egress_by: self.isolating(by, Direction::Egress),
+        }
+    }
+
     fn isolating(&self, by: &[Arc<Policy>], direction: Direction) -> Vec<PolicyName> {
         let isolating = by.iter().filter(|it| it.isolates(direction, self.options.policy_types_inference));
         isolating.map(|policy| policy.name.clone()).collect()
@@ -350,16 +368,7 @@ impl Compiler {
             conditions.extend(&attached.conditions);
             match &attached.selected {
                 Some(selected) => {
-                    let tables =
-                        |cached: &Option<Arc<CachedTables>>| cached.as_ref().map(|it| Arc::clone(&it.tables));
-                    let policy = EndpointPolicy {
-                        ingress: tables(&selected.ingress),
-                        egress: tables(&selected.egress),
-                        policies: selected.by.iter().map(|policy| policy.name.clone()).collect(),
-                        ingress_by: self.isolating(&selected.by, Direction::Ingress),
-                        egress_by: self.isolating(&selected.by, Direction::Egress),
-                    };
-                    desired.endpoints.insert(*id, policy);
+                    desired.endpoints.insert(*id, Arc::clone(&selected.policy));
                 }
                 None => {
                     desired.undecided.insert(*id);

@@ -206,7 +206,7 @@ mod tests {
             egress_by: vec![policy("shop/out")],
             ..EndpointPolicy::default()
         };
-        let desired = Desired { endpoints: [(1, isolated)].into(), ..Desired::default() };
+        let desired = Desired { endpoints: [(1, Arc::new(isolated))].into(), ..Desired::default() };
         let by = |attachment, policy, rule| {
             decided_by(
                 &programmed,

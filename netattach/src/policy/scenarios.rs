@@ -496,7 +496,7 @@ fn network_policies_hold_on_the_default_network_where_they_are_switched_on() {
     cluster.objects.policies.clear();
     let desired = cluster.compile_with(&options(true));
     assert!(!cluster.passes(&desired, "b>server"));
-    let EndpointPolicy { ingress, policies, .. } = &desired.endpoints[&cluster.endpoint("server").id];
+    let EndpointPolicy { ingress, policies, .. } = &*desired.endpoints[&cluster.endpoint("server").id];
     assert_eq!(policies.iter().map(ToString::to_string).collect::<Vec<_>>(), ["networkpolicy x/p0"]);
     let from_node = |port| evaluate(ingress.as_ref().unwrap(), "192.0.2.1".parse().unwrap(), 6, Some(port));
     assert_eq!(from_node(10250), Some(1), "the node reaches its pods");
@@ -518,7 +518,7 @@ fn a_node_that_may_lead_elsewhere_is_not_excepted_from_what_its_pods_may_send() 
     cluster.objects.network_policies.insert(name, policy.into());
     let with_node = |node_may_lead_elsewhere| {
         let desired = cluster.compile_with(&Options { node_may_lead_elsewhere, ..options(true) });
-        let EndpointPolicy { ingress, egress, .. } = &desired.endpoints[&cluster.endpoint("server").id];
+        let EndpointPolicy { ingress, egress, .. } = &*desired.endpoints[&cluster.endpoint("server").id];
         [ingress, egress].map(|policy| {
             evaluate(policy.as_ref().unwrap(), "192.0.2.1".parse().unwrap(), 6, Some(30080)).is_some()
         })

@@ -281,9 +281,9 @@ fn filters_that_come_before_ours_again_and_again_are_answered_rarely_and_told() 
     let go_first = || {
         attach_filter(namespace, &name, false, 1, Verdict::Next).unwrap();
         assert!(!ours_first());
-        // The kernel tells of filters that go, and the agent looks.
-        tc(namespace, "qdisc add dev lo clsact").unwrap();
-        tc(namespace, "qdisc del dev lo clsact").unwrap();
+        // The kernel tells of filters that go, and the agent looks at their device.
+        attach_filter(namespace, &name, false, 9, Verdict::Next).unwrap();
+        tc(namespace, &format!("filter del dev {name} egress pref 9")).unwrap();
     };
     for times in 1..=5 {
         go_first();

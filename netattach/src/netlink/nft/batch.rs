@@ -3,9 +3,10 @@
 use std::io;
 use std::os::fd::AsRawFd;
 
-use netlink_sys::{Socket as RawSocket, protocols::NETLINK_NETFILTER};
+use netlink_sys::Socket as RawSocket;
 
 use super::super::{Error, Refused};
+use super::kept::Lent;
 use super::{Family, NLMSG_ERROR, RECEIVE_BUFFER, errno, messages};
 
 /// `linux/netfilter/nfnetlink.h`: a transaction.
@@ -59,8 +60,8 @@ pub(in crate::netlink) fn transact_at(
 
 fn send(name: &'static str, condition: &[u8], transaction: &[Vec<u8>]) -> Result<(), Error> {
     let Some((last, before)) = transaction.split_last() else { return Ok(()) };
-    let mut socket = RawSocket::new(NETLINK_NETFILTER).map_err(Error::Open)?;
-    socket.bind_auto().map_err(Error::Open)?;
+    let lent = Lent::take()?;
+    let socket = &lent.socket;
     let mut last = last.clone();
     if let Some(flags) = last.get_mut(FLAGS) {
         flags[0] |= ACK as u8;
@@ -68,19 +69,19 @@ fn send(name: &'static str, condition: &[u8], transaction: &[Vec<u8>]) -> Result
     let begin = message(BATCH_BEGIN, 0, 0, NFTABLES, condition);
     let end = message(BATCH_END, 0, 0, NFTABLES, &[]);
     let batch = [begin, before.concat(), last, end].concat();
-    make_room(&socket, batch.len());
+    make_room(socket, batch.len());
     socket.send(&batch, 0).map_err(|source| Error::Send(name, source))?;
     // The kernel answers while it takes the messages: all answers are already there.
     socket.set_non_blocking(true).map_err(Error::Open)?;
     let mut buffer = vec![0; RECEIVE_BUFFER];
-    let mut acknowledged = false;
+    let (mut acknowledged, mut refused) = (false, None);
     loop {
         match socket.recv(&mut &mut buffer[..], 0) {
             Ok(length) => {
                 for answer in messages(&buffer[..length]).filter(|answer| answer.kind == NLMSG_ERROR) {
                     match errno(answer.body) {
                         0 => acknowledged = true,
-                        errno => return Err(Refused { request: name, errno, text: None }.into()),
+                        errno => refused = refused.or(Some(Refused { request: name, errno, text: None })),
                     }
                 }
             }
@@ -89,11 +90,12 @@ fn send(name: &'static str, condition: &[u8], transaction: &[Vec<u8>]) -> Result
             Err(source) => return Err(Error::Receive(name, source)),
         }
     }
-    if acknowledged {
-        Ok(())
-    } else {
-        Err(Error::Malformed { request: name, what: "the kernel did not answer" })
+    // One that the kernel did not answer may have its answer yet to come.
+    if !acknowledged && refused.is_none() {
+        return Err(Error::Malformed { request: name, what: "the kernel did not answer" });
     }
+    lent.give_back();
+    refused.map_or(Ok(()), |refused| Err(refused.into()))
 }
 
 /// Lets the socket send that many bytes at once; the default is 208 KiB. Without the privilege the send fails.

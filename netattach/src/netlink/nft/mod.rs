@@ -8,12 +8,14 @@
 //! | `expression` | the expressions of rules |
 //! | `nat_table`, `nat` | the table that translates addresses: its sets, chains and rules; its transactions |
 //! | `noted` | the same table as processes without an agent share it: elements say whose they are |
+//! | `kept` | sockets that are used again |
 //! | `filter`, `filter_rule` | the tables `filter` of `iptables-nft`, whose rules have another form |
 
 mod batch;
 mod expression;
 pub mod filter;
 mod filter_rule;
+mod kept;
 pub mod nat;
 mod nat_table;
 mod noted;
@@ -21,12 +23,13 @@ mod noted;
 use std::collections::BTreeSet;
 use std::io;
 
-use netlink_sys::{Socket as RawSocket, protocols::NETLINK_NETFILTER};
+use netlink_sys::Socket as RawSocket;
 use rustix::io::Errno;
 
 use super::Error;
 use super::guard;
 pub(super) use batch::{NESTED, attribute, nested, object, text, transact};
+pub(super) use kept::Lent;
 pub(super) use nat_table::{comment_of, is_of_agent, named};
 
 const NAME: &str = "NFT_MSG_GETCHAIN";
@@ -117,19 +120,26 @@ pub(super) fn dump(
     only: &[u8],
     each: &mut dyn FnMut(&[u8]),
 ) -> Result<bool, Error> {
-    let Some(mut socket) = open_if_any()? else { return Ok(true) };
+    let Some(mut lent) = lent_if_any()? else { return Ok(true) };
     let [asked, answered] = kinds;
     let request = request(asked, REQUEST_DUMP, family, only);
-    socket.send(&request, 0).map_err(|source| Error::Send(request_name, source))?;
+    lent.socket.send(&request, 0).map_err(|source| Error::Send(request_name, source))?;
     let mut interrupted = false;
     let mut buffer = vec![0; RECEIVE_BUFFER];
     loop {
-        let length = receive(&mut socket, request_name, &mut buffer)?;
+        let length = receive(&mut lent.socket, request_name, &mut buffer)?;
         for message in messages(&buffer[..length]) {
             interrupted |= message.flags & DUMP_INTERRUPTED != 0;
             match message.kind {
-                NLMSG_DONE => return Ok(!interrupted),
-                NLMSG_ERROR => return refused(request_name, message.body).map(|()| true),
+                // Either is the last of all answers.
+                NLMSG_DONE => {
+                    lent.give_back();
+                    return Ok(!interrupted);
+                }
+                NLMSG_ERROR => {
+                    lent.give_back();
+                    return refused(request_name, message.body).map(|()| true);
+                }
                 kind if kind == answered => each(message.body.get(GENERAL_LEN..).unwrap_or_default()),
                 _ => {}
             }
@@ -145,12 +155,14 @@ pub(super) fn find(
     family: Family,
     named: &[u8],
 ) -> Result<Option<Vec<u8>>, Error> {
-    let Some(mut socket) = open_if_any()? else { return Ok(None) };
+    let Some(mut lent) = lent_if_any()? else { return Ok(None) };
     let [asked, answered] = kinds;
     let request = request(asked, REQUEST, family, named);
-    socket.send(&request, 0).map_err(|source| Error::Send(request_name, source))?;
+    lent.socket.send(&request, 0).map_err(|source| Error::Send(request_name, source))?;
     let mut buffer = vec![0; RECEIVE_BUFFER];
-    let length = receive(&mut socket, request_name, &mut buffer)?;
+    let length = receive(&mut lent.socket, request_name, &mut buffer)?;
+    // One answer is all there is to a request without an acknowledgement.
+    lent.give_back();
     for message in messages(&buffer[..length]) {
         match message.kind {
             NLMSG_ERROR => return refused(request_name, message.body).map(|()| None),
@@ -164,14 +176,11 @@ pub(super) fn find(
 }
 
 /// A socket to the packet filter; `None`: the kernel has none.
-fn open_if_any() -> Result<Option<RawSocket>, Error> {
-    let mut socket = match RawSocket::new(NETLINK_NETFILTER) {
-        Ok(socket) => socket,
-        Err(error) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => return Ok(None),
-        Err(error) => return Err(Error::Open(error)),
-    };
-    socket.bind_auto().map_err(Error::Open)?;
-    Ok(Some(socket))
+fn lent_if_any() -> Result<Option<Lent>, Error> {
+    match Lent::take() {
+        Err(Error::Open(error)) if error.raw_os_error() == Some(libc::EPROTONOSUPPORT) => Ok(None),
+        lent => lent.map(Some),
+    }
 }
 
 /// The packet filter's generation, which the kernel raises with each change in the calling thread's namespace.
@@ -179,12 +188,13 @@ fn open_if_any() -> Result<Option<RawSocket>, Error> {
 /// # Errors
 /// The kernel did not answer, or has no nftables.
 pub fn filter_generation() -> Result<u32, Error> {
-    let mut socket = RawSocket::new(NETLINK_NETFILTER).map_err(Error::Open)?;
-    socket.bind_auto().map_err(Error::Open)?;
+    let mut lent = Lent::take()?;
     let request = request(GET_GENERATION, REQUEST, Family::Any, &[]);
-    socket.send(&request, 0).map_err(|source| Error::Send(GENERATION, source))?;
+    lent.socket.send(&request, 0).map_err(|source| Error::Send(GENERATION, source))?;
     let mut buffer = [0; 4096];
-    let length = receive(&mut socket, GENERATION, &mut buffer)?;
+    let length = receive(&mut lent.socket, GENERATION, &mut buffer)?;
+    // There is one answer.
+    lent.give_back();
     let malformed = Error::Malformed { request: GENERATION, what: "no generation" };
     let answer = messages(&buffer[..length]).next();
     let answer = match answer {

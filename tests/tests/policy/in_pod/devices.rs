@@ -11,7 +11,7 @@ fn a_device_that_the_agent_takes_is_judged_in_the_pod_is_one_pods_and_goes_back(
     let settings = [("delegation", json!({"exec": []}))];
     let Some(mut scene) = Scene::new(test, &settings, &[("policy", only_the_client())]) else { return };
     let served = scene.serve();
-    assert_eq!(scene.links().len(), 4);
+    assert!(eventually(PATIENCE, || scene.links().len() == 4));
     let row = scene.row("server");
     let told = ["kind", "enforcement", "host_interface"].map(|key| row[key].clone());
     assert_eq!(told, [json!("host-device"), json!("full-unless-privileged"), Value::Null], "{row:#}");

@@ -42,8 +42,9 @@ fn where_programs_run_follows_from_the_link_and_the_level_from_there() {
         assert_eq!(row["host_interface"].is_string(), *level == "full", "{name}: {row:#}");
         assert_eq!(row.get("programs_wait"), None, "{name}");
         let id = row["id"].as_u64().unwrap();
-        let in_pod = links(&node).keys().filter(|pin| pin.starts_with(&format!("pod{id}_"))).count();
-        assert_eq!(in_pod, if *level == "full" { 0 } else { 2 }, "{name}");
+        let in_pod = || links(&node).keys().filter(|pin| pin.starts_with(&format!("pod{id}_"))).count();
+        let expected = if *level == "full" { 0 } else { 2 };
+        assert!(eventually(PATIENCE, || in_pod() == expected), "{name}: {}", in_pod());
     }
     // Traffic through a gateway of the node is dropped on the node's end.
     for (pod, gateway) in [(&pods[0], "10.71.0.1"), (&pods[1], "10.72.0.1")] {
@@ -150,7 +151,8 @@ fn where_policies_do_not_hold_as_asked_an_add_fails_and_a_later_policy_is_report
     }
     let waits: Vec<bool> = pods.map(|pod| row(&second, &pod.name)["programs_wait"] == true).into();
     assert_eq!(waits, [false, true, false, false, false]);
-    assert_eq!(links(&second).len(), 4, "those of strict run from the ADD on");
+    let run = eventually(PATIENCE, || links(&second).len() == 4);
+    assert!(run, "those of strict run from the ADD on: {:?}", links(&second));
     second.write("all", &all).unwrap();
     let conditions = || second.ctl(&["policy"]).unwrap()["conditions"].clone();
     assert!(eventually(PATIENCE, || conditions().as_array().unwrap().len() == 3), "{:#}", conditions());

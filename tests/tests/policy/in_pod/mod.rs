@@ -1,11 +1,13 @@
 //! Policies on interfaces made by other plugins, and on devices of the node in pods: on the node where the link has an end
 //! there, else in the pod.
 //!
-//! `devices` tests devices that the agent itself takes, `levels` the enforcement levels, `lifecycle` restarts and upgrades, `sriov` VFs of a card,
+//! `begin` tests how programs come into the pod, `devices` devices that the agent itself takes, `levels` the enforcement
+//! levels, `lifecycle` restarts and upgrades, `sriov` VFs of a card,
 //! `representor` their ends on the node.
 //!
 //! `NETATTACH_REFERENCE_PLUGINS` names the directory of the Go plugins' executables.
 
+mod begin;
 mod devices;
 mod levels;
 mod lifecycle;

@@ -217,7 +217,7 @@ fn a_vf_is_its_newest_pods_and_a_late_del_leaves_it_alone() {
     own.node.add(&own.pods[1]).success();
     let set = own.settings(0);
     // Programs of the first came home with the VF; if they were still there, they would drop what the second sends.
-    assert_eq!(links(&own.node).len(), 2);
+    assert!(eventually(PATIENCE, || links(&own.node).len() == 2));
     let outside = tagged_outside(&own.cards);
     assert!(ping(&own.pods[1].namespace, OUTSIDE.parse().unwrap(), PATIENCE).unwrap());
     assert!(ping(&outside, CLIENT_ADDRESS.parse().unwrap(), PATIENCE).unwrap());

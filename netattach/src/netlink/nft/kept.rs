@@ -1,0 +1,104 @@
+//! Sockets of the packet filter that are used again.
+//!
+//! The kernel tells nftables of every socket of `NETLINK_NETFILTER` that is closed (`nft_rcv_nl_event`), which then waits, with
+//! transactions of the namespace locked out, until what earlier ones have removed is freed: a grace period, some ten
+//! milliseconds, in an ADD or a DEL. So a socket of the process's own namespace is not closed but lent again. Those of other
+//! namespaces are closed: a socket keeps its namespace alive.
+
+use std::sync::{Mutex, PoisonError};
+
+use netlink_sys::{Socket as RawSocket, protocols::NETLINK_NETFILTER};
+
+use super::super::Error;
+use crate::netns::{self, NetnsId};
+
+/// Sockets that are kept, at most: as many as are used at once, but in a burst.
+const MOST: usize = 4;
+
+static KEPT: Kept<RawSocket> = Kept::new();
+
+/// A socket that waits for its answers. Unless it is given back it is closed, with the answers that nobody has read.
+pub(in crate::netlink) struct Lent {
+    pub(in crate::netlink) socket: RawSocket,
+    /// `None`: it is not to be kept.
+    of: Option<NetnsId>,
+}
+
+impl Lent {
+    /// A socket of the calling thread's namespace that has nothing to read and whose reads wait.
+    ///
+    /// # Errors
+    /// None is kept and none can be opened.
+    pub(in crate::netlink) fn take() -> Result<Self, Error> {
+        let of = netns::of_process();
+        let socket = match of.and_then(|of| KEPT.take(of)) {
+            Some(socket) => socket,
+            None => {
+                let mut socket = RawSocket::new(NETLINK_NETFILTER).map_err(Error::Open)?;
+                socket.bind_auto().map_err(Error::Open)?;
+                socket
+            }
+        };
+        Ok(Self { socket, of })
+    }
+
+    /// Keeps the socket for the next. To be called when all answers have been read.
+    pub(in crate::netlink) fn give_back(self) {
+        if let Some(of) = self.of
+            && self.socket.set_non_blocking(false).is_ok()
+        {
+            KEPT.give_back(of, self.socket);
+        }
+    }
+}
+
+/// What is lent and given back, each of a namespace.
+struct Kept<T>(Mutex<Vec<(NetnsId, T)>>);
+
+impl<T> Kept<T> {
+    const fn new() -> Self {
+        Self(Mutex::new(Vec::new()))
+    }
+
+    fn take(&self, of: NetnsId) -> Option<T> {
+        // A panic with the lock held has changed nothing or everything.
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let at = kept.iter().rposition(|(its, _)| *its == of)?;
+        Some(kept.swap_remove(at).1)
+    }
+
+    /// Beyond [`MOST`] it is dropped, with the lock free: that is what takes long.
+    fn give_back(&self, of: NetnsId, one: T) {
+        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() < MOST {
+            kept.push((of, one));
+            return;
+        }
+        drop(kept);
+        drop(one);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netns::{Netns, within};
+
+    #[test]
+    fn what_is_kept_is_lent_once_to_its_namespace_alone_and_is_not_many() {
+        let of = |inode| NetnsId { device: 4, inode };
+        let kept = Kept::new();
+        kept.give_back(of(1), 'a');
+        assert_eq!([kept.take(of(2)), kept.take(of(1)), kept.take(of(1))], [None, Some('a'), None]);
+        ('a'..='h').for_each(|one| kept.give_back(of(1), one));
+        let lent: Vec<char> = std::iter::from_fn(|| kept.take(of(1))).collect();
+        assert_eq!(lent, ['d', 'c', 'b', 'a']);
+    }
+
+    #[test]
+    fn only_sockets_of_the_process_own_namespace_are_kept() {
+        let of = || Lent::take().unwrap().of;
+        assert_eq!(of(), Some(Netns::current().unwrap().id()));
+        assert_eq!(within(&Netns::private().unwrap(), of).unwrap(), None);
+    }
+}

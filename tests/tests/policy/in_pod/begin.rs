@@ -1,0 +1,65 @@
+//! Programs in a pod begin by filters where nobody there can take those off, and get links when the ADD has been answered.
+
+use netattach::netlink::Handle;
+use netattach::spec::TcHook;
+
+use super::*;
+
+/// Pods, each with a network and a device of that name.
+const PODS: [&str; 2] = ["plain", "admin"];
+
+fn filters(pod: &Pod) -> usize {
+    let mut inside = Handle::open_in(pod.namespace.netns()).unwrap();
+    let index = inside.link("net1").unwrap().index;
+    let hooks = [TcHook::Ingress, TcHook::Egress];
+    hooks.into_iter().map(|hook| inside.find_filters(index, hook).unwrap().len()).sum()
+}
+
+fn node() -> Node {
+    let node = Node::new(&[]).unwrap();
+    for name in PODS {
+        let far = format!("{name}-far");
+        ip(&node.namespace, &["link", "add", name, "type", "veth", "peer", "name", &far]).unwrap();
+        let config = json!({"cniVersion": "1.0.0", "type": "host-device", "device": name});
+        node.write(&format!("net-{name}"), &network(NAMESPACE, name, &config)).unwrap();
+        node.write(name, &pod(name, &json!({}), &json!(name))).unwrap();
+    }
+    let admin = pod("admin", &json!({}), &json!("admin"));
+    let admin = with_security_context(admin, r#"{"capabilities": {"add": ["NET_ADMIN"]}}"#);
+    node.write("admin", &admin).unwrap();
+    node
+}
+
+#[test]
+fn programs_begin_by_filters_and_have_links_soon_after_the_answer() {
+    let mut node = node();
+    node.start().unwrap();
+    let [plain, admin] = PODS.map(|name| Pod::new(name).unwrap());
+    node.add(&admin).success();
+    assert_eq!((links(&node).len(), filters(&admin)), (2, 0), "this pod could take filters off");
+    node.add(&plain).success();
+    // Whichever they run by, none is missing.
+    node.check(&plain).success();
+    let has_links = || links(&node).len() == 4 && filters(&plain) == 0;
+    assert!(eventually(PATIENCE, has_links), "{:?}, {} filters", links(&node), filters(&plain));
+    node.check(&plain).success();
+
+    // The agent ends before it gives them links, or after.
+    node.del(&plain).success();
+    node.add(&plain).success();
+    node.kill().unwrap();
+    node.start().unwrap();
+    assert_eq!((links(&node).len(), filters(&plain)), (4, 0));
+    node.check(&plain).success();
+
+    // A DEL that comes at once: nothing gets links any more.
+    node.del(&plain).success();
+    node.add(&plain).success();
+    node.del(&plain).success();
+    node.del(&admin).success();
+    assert_eq!(links(&node), BTreeMap::new());
+    for device in PODS {
+        ip(&node.namespace, &["link", "del", device]).unwrap();
+    }
+    Snapshot::take(&node, &[&plain, &admin]).unwrap().assert_nothing_is_left();
+}
