@@ -150,7 +150,8 @@ impl Snapshot {
 
 /// The rules of iptables that say in their comments that they are netattach's.
 fn forwarding() -> Result<BTreeSet<String>> {
-    let view = filter::view(&["CNI-FORWARD", "CNI-ISOLATION-STAGE-1", "CNI-ISOLATION-STAGE-2"])?;
+    let chains = ["CNI-FORWARD", "CNI-ISOLATION-STAGE-1", "CNI-ISOLATION-STAGE-2"];
+    let view = filter::view(&chains, &BTreeSet::new())?;
     let rules =
         view.filters.iter().flat_map(|filter| &filter.rules).filter_map(|placed| placed.rule.as_ref());
     let own = rules.filter(|rule| rule.comment.starts_with("netattach"));

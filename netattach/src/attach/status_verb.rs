@@ -11,6 +11,7 @@ use crate::delegate::{self, Call, DelegateError};
 use crate::enforce::error::EnforceError;
 use crate::error_chain::Chain;
 use crate::ipam::{self, PoolUse};
+use crate::journal::JournalKey;
 use crate::netlink::Handle;
 use crate::netns::NetnsId;
 use crate::plan::resolve::{Network, rehearse};

@@ -15,7 +15,7 @@ use crate::plan::phases::Item;
 use crate::plan::result::{self, Leased};
 use crate::plan::{AttachmentPlan, hook_kind};
 use crate::spec::{self, Addressing};
-use crate::step::{Configure, HookKind, Interface, MadeBy, Output, Parent, Protect, Step, StepRef, Style};
+use crate::step::{Configure, HookKind, Interface, Output, Parent, Protect, Step, StepRef, Style};
 use crate::sysctl;
 
 use super::{DETECTION, IPV6_MIN_MTU, check_mtu, ensure_if_present, interface};
