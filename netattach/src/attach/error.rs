@@ -770,7 +770,7 @@ pub(super) fn step_code(error: &StepError) -> u32 {
         | StepError::Nat(
             NatError::Table(_) | NatError::Shared(_) | NatError::Foreign { .. } | NatError::Sysctl(_),
         )
-        | StepError::Firewall(FirewallError::Tables(_))
+        | StepError::Firewall(FirewallError::Tables(_) | FirewallError::Senders(_))
         | StepError::DefaultRoute(_)
         | StepError::Missing(_) => code::INTERNAL,
     }

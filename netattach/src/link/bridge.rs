@@ -1,8 +1,8 @@
 //! `bridge`: a veth into the pod whose other end is a port of a bridge on the node.
 //!
 //! The keys are those of the plugin of the same name in containernetworking/plugins. Differences: the pod's end is
-//! created in place, without an IPv6 link-local address where a network of the node has no IPv6 (key `linkLocal`), the agent's dataplane verifies sources on the port whether or not `macspoofchk` asks for it, and
-//! a bridge's own address is fixed when it is made.
+//! created in place, without an IPv6 link-local address where a network of the node has no IPv6 (key `linkLocal`), the agent's dataplane verifies sources on the port whether or not `macspoofchk` asks for it (without an
+//! agent the packet filter does, where it asks), and a bridge's own address is fixed when it is made.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -78,8 +78,9 @@ impl Driver for Bridge {
             let reason = "cannot keep other addresses and replace them".into();
             return Err(PlanError::Value { key: "keepAddresses", reason });
         }
-        if config.macspoofchk && request.protect.is_none() {
-            let reason = "true needs the dataplane, which only netattachd has".into();
+        let is_restricted = config.macspoofchk && request.protect.is_none();
+        if is_restricted && request.recorded {
+            let reason = "true needs the dataplane, which this agent is without".into();
             return Err(PlanError::Value { key: "macspoofchk", reason });
         }
         let name = config.bridge.filter(|name| !name.is_empty()).unwrap_or_else(|| DEFAULT_NAME.into());
@@ -144,6 +145,7 @@ impl Driver for Bridge {
             steps.push(Step::EnsureForwarding);
         }
         steps.extend(translation);
+        steps.extend(is_restricted.then_some(Step::RestrictSender));
         let configure = Configure {
             style: Style::Subnet,
             default_route: gateway && config.is_default_gateway,
@@ -159,6 +161,7 @@ impl Driver for Bridge {
     }
 
     fn remains(&self, request: &Request<'_>) -> Vec<Step> {
-        request.veth_remains()
+        // The configuration may have said something else at ADD.
+        request.veth_remains().into_iter().chain([Step::RestrictSender]).collect()
     }
 }

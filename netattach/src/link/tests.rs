@@ -651,6 +651,28 @@ fn with_a_dataplane_an_attachment_is_protected_before_it_is_configured() {
     }
 }
 
+/// Rows: BRG-macspoofchk.
+#[test]
+fn without_an_agent_the_sender_is_restricted_where_that_is_asked_for_before_the_interface_comes_up() {
+    let args = CniArgs::default();
+    let plain = |config: Value| {
+        let mut whole = object(json!({"name": "net", "type": "bridge"}));
+        whole.extend(object(config));
+        let driver = driver("bridge").unwrap();
+        let request = Request { recorded: false, ..request(&whole, &args) };
+        (driver.plan(&request).unwrap(), driver.remains(&request))
+    };
+    let (steps, _) = plain(json!({"macspoofchk": true}));
+    let link = Step::CreateLink(spec::Link::Veth(veth(Some(port("cni0")))));
+    let bridge = Step::EnsureBridge(bridge("cni0"));
+    assert_eq!(steps, [bridge, link, Step::RestrictSender, configure(Style::Subnet, false)]);
+    for config in [json!({}), json!({"macspoofchk": false}), json!({"macspoofchk": null})] {
+        let (steps, remains) = plain(config);
+        assert!(!steps.contains(&Step::RestrictSender), "{steps:?}");
+        assert!(remains.contains(&Step::RestrictSender), "{remains:?}");
+    }
+}
+
 /// Rows: REQ-17.
 #[test]
 fn the_last_of_four_places_gives_the_ethernet_address() {
@@ -803,7 +825,7 @@ fn what_means_nothing_is_refused_with_its_key() {
         (
             "bridge",
             json!({"macspoofchk": true}),
-            "key macspoofchk: true needs the dataplane, which only netattachd has",
+            "key macspoofchk: true needs the dataplane, which this agent is without",
         ),
         ("bridge", json!({"mtu": 67}), "key mtu: 67 is not between 68 and 65535"),
         ("macvlan", json!({"mtu": 65536}), "key mtu: 65536 is not between 68 and 65535"),
@@ -952,6 +974,7 @@ fn leaves_its_own(step: &Step) -> bool {
         | Step::Protect(_)
         | Step::Translate(_)
         | Step::Admit(_)
+        | Step::RestrictSender
         | Step::PrepareDeviceInfo(_)
         | Step::NoteProperties(_)
         | Step::ChooseTables(_)
@@ -979,10 +1002,14 @@ fn leaves_its_own(step: &Step) -> bool {
     }
 }
 
+/// Whether whoever keeps no record takes it back whether or not there was anything: it cannot be told from the configuration.
+fn is_asked_for_anyway(step: &Step) -> bool {
+    matches!(step, Step::Translate(_) | Step::RestrictSender)
+}
+
 /// The inverses of the steps, with only the part of a lease's configuration that releasing reads.
 fn inverses(sandbox: &Sandbox, attachment: &AttachmentPlan) -> Vec<String> {
-    // Whoever keeps no record asks for this one whether or not something was translated.
-    let steps = attachment.steps.iter().filter(|step| !matches!(step, Step::Translate(_)));
+    let steps = attachment.steps.iter().filter(|step| !is_asked_for_anyway(step));
     let inverses = steps.filter_map(|step| inverse(sandbox, attachment, step, None));
     let text = |inverse| match inverse {
         Inverse::Release { config, owner } => format!("release {:?} of {owner}", config.pool()),
@@ -1003,8 +1030,10 @@ proptest! {
         if let Ok(steps) = driver.plan(&request(&config, &args)) {
             let planned = fixtures::attachment(kind, steps);
             prop_assert_eq!(inverses(&sandbox, &planned), inverses(&sandbox, &remains));
-            let translates = |plan: &AttachmentPlan| plan.steps.iter().any(|step| matches!(step, Step::Translate(_)));
-            prop_assert!(!translates(&planned) || translates(&remains));
+            for step in planned.steps.iter().filter(|step| is_asked_for_anyway(step)) {
+                let same = |other: &Step| std::mem::discriminant(other) == std::mem::discriminant(step);
+                prop_assert!(remains.steps.iter().any(same), "{:?}", step);
+            }
         }
         if let Ok(steps) = driver.plan(&Request { protect: Some(&protect), ..request(&config, &args) }) {
             let planned = fixtures::attachment(kind, steps);

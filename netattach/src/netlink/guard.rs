@@ -86,7 +86,7 @@ pub fn guard_is_whole() -> Result<bool, Error> {
     let seen = dump("NFT_MSG_GETCHAIN", kinds(GET_CHAIN, NEW_CHAIN), Family::Inet, &[], &mut |chain| {
         chains.extend(own_chain(chain));
     })?;
-    let is_awake = !is_dormant(TABLE)?;
+    let is_awake = !is_dormant(Family::Inet, TABLE)?;
     let table = attribute(1, &text(TABLE));
     let all_seen = dump(RULES, kinds(GET_RULE, NEW_RULE), Family::Inet, &table, &mut |rule| {
         if let Some((chain, expressions)) = own_rule(rule) {

@@ -11,6 +11,7 @@ use crate::attach::undo::undo;
 use crate::attach::{AttachError, Doing, Node, StepError, facts};
 use crate::cni::{self, CniError, Command, code, json};
 use crate::error_chain::Chain;
+use crate::firewall::senders;
 use crate::ipam::{self, Owner};
 use crate::link::{Driver, Facts};
 use crate::nat::without_agent::{self, Plugin};
@@ -180,7 +181,8 @@ impl Interface<'_> {
         Ok(check_delegates(self.node, &sandbox, &attachment, None)?)
     }
 
-    /// Interfaces disappear with their namespaces; only addresses and what is translated for them can be left over.
+    /// Interfaces disappear with their namespaces; only addresses, what is translated for them, and by which Ethernet address they
+    /// may send can be left over.
     fn gc(&self) -> Result<(), CniError> {
         let Some(valid) = &self.request.valid_attachments else { return Ok(()) };
         let in_use: Vec<Owner> = valid.iter().map(Owner::from).collect();
@@ -193,6 +195,10 @@ impl Interface<'_> {
             }
             if let Step::Translate(_) = step {
                 chained::collect(Plugin::Link, &self.request.name, valid)?;
+            }
+            if let Step::RestrictSender = step {
+                senders::collect(&self.request.name, &chained::pairs(valid))
+                    .map_err(|error| chained::cannot(error.into()))?;
             }
         }
         self.forward(&sandbox, &attachment)
@@ -213,6 +219,9 @@ impl Interface<'_> {
         if attachment.steps.iter().any(|step| matches!(step, Step::Translate(_))) {
             without_agent::is_possible()
                 .map_err(|error| CniError::from_chain(code::NOT_AVAILABLE, &StepError::from(error)))?;
+        }
+        if attachment.steps.contains(&Step::RestrictSender) {
+            senders::is_possible().map_err(|error| CniError::from_chain(code::NOT_AVAILABLE, &error))?;
         }
         self.forward(&sandbox, &attachment)
     }

@@ -8,6 +8,7 @@
 //! | `expression` | the expressions of rules |
 //! | `nat_table`, `nat` | the table that translates addresses: its sets, chains and rules; its transactions |
 //! | `noted` | the same table as processes without an agent share it: elements say whose they are |
+//! | `senders` | who may send by which port of a bridge, for processes without an agent |
 //! | `filter`, `filter_rule` | the tables `filter` of `iptables-nft`, whose rules have another form |
 
 mod batch;
@@ -17,6 +18,7 @@ mod filter_rule;
 pub mod nat;
 mod nat_table;
 mod noted;
+pub mod senders;
 
 use std::collections::BTreeSet;
 use std::io;

@@ -66,15 +66,20 @@ pub fn comment_of_another(owner: &str) -> Result<Option<String>, Error> {
 
 /// The comment of a table, if there is the table and it has one.
 pub(super) fn comment(table: &str) -> Result<Option<String>, Error> {
+    comment_in_family(Family::Inet, table)
+}
+
+/// As [`comment`], of a table of that family.
+pub(super) fn comment_in_family(family: Family, table: &str) -> Result<Option<String>, Error> {
     let mut found = None;
-    look_at(table, &mut |shown| found = nat_table::comment_in(shown))?;
+    look_at(family, table, &mut |shown| found = nat_table::comment_in(shown))?;
     Ok(found)
 }
 
 /// Shows what the kernel says of a table, if there is the table.
-fn look_at(table: &str, each: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
+fn look_at(family: Family, table: &str, each: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
     const NAME: &str = "NFT_MSG_GETTABLE";
-    let whole = dump(NAME, kinds(GET_TABLE, NEW_TABLE), Family::Inet, &[], &mut |shown| {
+    let whole = dump(NAME, kinds(GET_TABLE, NEW_TABLE), family, &[], &mut |shown| {
         if is_of(shown, table) {
             each(shown);
         }
@@ -87,12 +92,12 @@ fn look_at(table: &str, each: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
 ///
 /// # Errors
 /// The kernel does not answer, or tables changed while they were read.
-pub(in crate::netlink) fn is_dormant(table: &str) -> Result<bool, Error> {
+pub(in crate::netlink) fn is_dormant(family: Family, table: &str) -> Result<bool, Error> {
     /// `NFTA_TABLE_FLAGS`, big-endian, and one of them: `linux/netfilter/nf_tables.h`.
     const FLAGS: u16 = 2;
     const DORMANT: u32 = 1;
     let mut found = false;
-    look_at(table, &mut |shown| {
+    look_at(family, table, &mut |shown| {
         let flags = attributes_of(shown).find(|(kind, _)| *kind == FLAGS);
         let flags = flags.and_then(|(_, value)| value.try_into().ok()).map_or(0, u32::from_be_bytes);
         found |= flags & DORMANT != 0;
@@ -134,17 +139,22 @@ pub fn shape() -> Result<Shape, Error> {
 
 /// As [`shape`], of the table of that name.
 pub(super) fn shape_of(table: &str) -> Result<Shape, Error> {
+    shape_in_family(Family::Inet, table)
+}
+
+/// As [`shape`], of the table of that name in that family.
+pub(super) fn shape_in_family(family: Family, table: &str) -> Result<Shape, Error> {
     let mut shape = Vec::new();
-    let chains = dump("NFT_MSG_GETCHAIN", kinds(GET_CHAIN, NEW_CHAIN), Family::Inet, &[], &mut |chain| {
+    let chains = dump("NFT_MSG_GETCHAIN", kinds(GET_CHAIN, NEW_CHAIN), family, &[], &mut |chain| {
         if is_of(chain, table) {
             // Name, hook with its priority, and kind: not the counts of users, nor the number.
             shape.push(only(chain, &[3, 4, 7]));
         }
     })?;
     // Whose chains are all there, and on no hook.
-    shape.extend(is_dormant(table)?.then(|| b"dormant".to_vec()));
+    shape.extend(is_dormant(family, table)?.then(|| b"dormant".to_vec()));
     let only_its = attribute(1, &text(table));
-    let rules = dump("NFT_MSG_GETRULE", kinds(GET_RULE, NEW_RULE), Family::Inet, &only_its, &mut |rule| {
+    let rules = dump("NFT_MSG_GETRULE", kinds(GET_RULE, NEW_RULE), family, &only_its, &mut |rule| {
         if is_of(rule, table) {
             shape.push(only(rule, &[2, 4]));
         }
@@ -184,9 +194,17 @@ pub fn elements_of(table: &str, set: Set) -> Result<BTreeSet<Element>, Error> {
 
 /// Passes the attributes of each element that the kernel has of a table's set.
 pub(super) fn each_element(table: &str, set: Set, each: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
-    let only = [attribute(1, &text(table)), attribute(2, &text(set.name()))].concat();
+    each_element_of((Family::Inet, table, set.name()), each)
+}
+
+/// As [`each_element`], of a set of a table of that family.
+pub(super) fn each_element_of(
+    (family, table, set): (Family, &str, &str),
+    each: &mut dyn FnMut(&[u8]),
+) -> Result<(), Error> {
+    let only = [attribute(1, &text(table)), attribute(2, &text(set))].concat();
     let kinds = kinds(GET_ELEMENT, NEW_ELEMENT);
-    let whole = dump("NFT_MSG_GETSETELEM", kinds, Family::Inet, &only, &mut |message| {
+    let whole = dump("NFT_MSG_GETSETELEM", kinds, family, &only, &mut |message| {
         let lists = attributes_of(message).filter(|(kind, _)| *kind == 3);
         lists.flat_map(|(_, list)| attributes_of(list)).for_each(|(_, element)| each(element));
     })?;
