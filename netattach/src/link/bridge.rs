@@ -161,7 +161,8 @@ impl Driver for Bridge {
     }
 
     fn remains(&self, request: &Request<'_>) -> Vec<Step> {
-        // The configuration may have said something else at ADD.
-        request.veth_remains().into_iter().chain([Step::RestrictSender]).collect()
+        // The configuration may have said something else at ADD. An agent's programs check.
+        let restricted = (!request.recorded).then_some(Step::RestrictSender);
+        request.veth_remains().into_iter().chain(restricted).collect()
     }
 }

@@ -1,4 +1,5 @@
-//! An interface plugin: `loopback`, `veth`, `bridge`, `macvlan`, `ipvlan`.
+//! An interface plugin: `loopback`, `veth`, `bridge`, `macvlan`, `ipvlan` and others. All but `loopback` and `ipvlan` can only be
+//! the first plugin of a list.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -66,7 +67,7 @@ impl Interface<'_> {
         let attachment = one(&sandbox, self.driver, request, &self.facts()?)?;
         self.check_args(&attachment)?;
         let is_loopback = self.driver.kind() == "loopback";
-        if previous.is_some() && !is_loopback {
+        if previous.is_some() && !is_loopback && self.driver.lacks_alone().is_none() {
             let msg = format!(
                 "key prevResult: {} makes an interface and can only be the first plugin of a list",
                 self.driver.kind()
@@ -78,8 +79,8 @@ impl Interface<'_> {
         let carried_out =
             apply(self.node, &plan, &netns, &mut progress).map_err(CniError::from).and_then(|()| {
                 let result = match previous {
-                    Some(previous) => previous,
-                    None => result::result(&plan.sandbox, &plan.attachments[0], progress.outputs.of(0))?,
+                    Some(previous) if is_loopback => previous,
+                    _ => result::result(&plan.sandbox, &plan.attachments[0], progress.outputs.of(0))?,
                 };
                 result.to_value(request.version)
             });
@@ -212,7 +213,7 @@ impl Interface<'_> {
         // The name does not matter: STATUS concerns no interface.
         request.ifname = "eth0".into();
         let attachment = match one(&sandbox, self.driver, &request, &Facts::default()) {
-            Err(_) if ipam::is_completed_at_add(&self.request.config) => return Ok(()),
+            Err(error) if self.is_completed_at_add(&error) => return Ok(()),
             planned => planned?,
         };
         check_node(self.node, &attachment)?;
@@ -224,6 +225,12 @@ impl Interface<'_> {
             senders::is_possible().map_err(|error| CniError::from_chain(code::NOT_AVAILABLE, &error))?;
         }
         self.forward(&sandbox, &attachment)
+    }
+
+    /// Whether what the configuration lacks may come with ADD: from the runtime, or from a plugin before this one.
+    fn is_completed_at_add(&self, error: &CniError) -> bool {
+        let of_others = self.driver.lacks_alone().map(CniError::from);
+        ipam::is_completed_at_add(&self.request.config) || of_others.as_ref() == Some(error)
     }
 
     /// Forwards the request to the address management plugin of the configuration, if there is one.

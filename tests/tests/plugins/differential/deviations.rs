@@ -60,6 +60,12 @@ pub(super) const CHECK_OF_L2: Deviation = Deviation {
     why: "without ipam the reference asks an address plugin without a name, and fails",
 };
 
+pub(super) const CHECK_WITHOUT_MASTER: Deviation = Deviation {
+    at: &["/CHECK"],
+    versions: &["0.4.0", "1.0.0", "1.1.0"],
+    why: "the reference looks for a parent without a name, and fails",
+};
+
 pub(super) const LO_STAYS_UP: Deviation = Deviation {
     at: &["/detached/pod/lo/up", "/detached/pod/lo/addresses"],
     versions: &VERSIONS,
