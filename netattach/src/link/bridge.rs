@@ -166,3 +166,39 @@ impl Driver for Bridge {
         request.veth_remains().into_iter().chain(restricted).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::tests::request;
+    use super::*;
+    use crate::cni::{CniArgs, CniError, code};
+
+    fn planned(keys: &Value) -> Result<Vec<Step>, (u32, String)> {
+        let pool = json!({"type": "host-local", "subnet": "10.1.0.0/24"});
+        let mut config = json!({"cniVersion": "1.1.0", "name": "net", "type": "bridge", "ipam": pool});
+        config.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        let (config, args) = (config.as_object().unwrap(), CniArgs::default());
+        Bridge.plan(&request(config, &args)).map_err(|error| {
+            let error = CniError::from(error);
+            (error.code, error.msg)
+        })
+    }
+
+    /// Rows: BRG-keepAddresses.
+    #[test]
+    fn other_addresses_of_the_bridge_are_refused_replaced_or_kept_and_not_both() {
+        for (keys, force, beside) in [
+            (json!({"isGateway": true}), false, false),
+            (json!({"isGateway": true, "forceAddress": true}), true, false),
+            (json!({"isGateway": true, "keepAddresses": true, "forceAddress": null}), false, true),
+        ] {
+            let expected = Step::Gateway { bridge: DEFAULT_NAME.to_owned(), force, beside, vlan: None };
+            assert!(planned(&keys).unwrap().contains(&expected), "{keys}");
+        }
+        let both = json!({"isGateway": true, "keepAddresses": true, "forceAddress": true});
+        let told = "key keepAddresses: cannot keep other addresses and replace them";
+        assert_eq!(planned(&both), Err((code::INVALID_CONFIG, told.to_owned())));
+    }
+}

@@ -137,7 +137,7 @@ fn every_key_of_a_vf_reaches_its_physical_function() {
     assert_eq!(one_rate[1], Step::SetDevice(SetDevice { function: rates, mac: None }));
 }
 
-/// Rows: SRV-keys.
+/// Rows: SRV-keys, SRV-infiniband.
 #[test]
 fn a_value_that_a_vf_cannot_have_is_refused_by_its_key() {
     for (config, expected) in [

@@ -140,6 +140,7 @@ fn every_key_of_a_bridge_reaches_its_step() {
     assert_eq!(promiscuous[0], Step::EnsureBridge(spec::Bridge { promiscuous: true, ..bridge("cni0") }));
 }
 
+/// Rows: BRG-linkLocal.
 #[test]
 fn a_default_gateway_is_a_gateway() {
     let expected = |v4_alone| {
@@ -290,6 +291,7 @@ fn every_key_of_a_macvlan_reaches_its_step() {
     }
 }
 
+/// Rows: VTH-keys.
 #[test]
 fn a_routed_veth_is_reached_through_the_node() {
     let expected = |default_route| {
@@ -423,6 +425,7 @@ fn masquerade_of_a_point_to_point_link_is_by_its_end_on_the_node() {
     assert!(plan("ptp", json!({"ipMasq": true, "ipam": pool()})).contains(&Step::Translate(masquerade)));
 }
 
+/// Rows: VLN-vlanProto, DMY-keys.
 #[test]
 fn a_vlan_and_a_dummy_are_made_in_the_pod() {
     let tag = |id, service| spec::VlanTag { id, service };
@@ -596,6 +599,7 @@ fn a_netkit_is_routed_and_has_the_kernels_defaults() {
     }
 }
 
+/// Rows: MVL-linkInContainer.
 #[test]
 fn a_parent_in_the_pod_is_not_looked_for_on_the_node() {
     let config = json!({"master": "eth0", "linkInContainer": true, "mtu": 9000, "ipam": pool()});
@@ -614,6 +618,7 @@ fn loopback_is_raised_whatever_the_configuration_says() {
     assert_eq!(plan("loopback", json!({"ipam": 7, "mtu": "x"})), [Step::RaiseLoopback]);
 }
 
+/// Rows: MVL-linkLocal.
 #[test]
 fn a_macvlan_without_ipv6_has_no_link_local_address_where_its_sources_are_verified() {
     let args = CniArgs::default();
@@ -781,6 +786,7 @@ fn each_list_of_dns_has_as_many_entries_as_there_may_be_and_no_more() {
     }
 }
 
+/// Rows: MVL-macvtap, BRG-fastPath.
 #[test]
 fn what_is_not_carried_out_is_refused_with_key_and_value() {
     let own = |kind: &str, key: &str, value: &str| {

@@ -127,6 +127,7 @@ mod tests {
         fold(driver, &mut interface, kind, &chained).unwrap().then_some(Value::Object(interface))
     }
 
+    /// Rows: BRG-portSenders.
     #[test]
     fn ports_are_those_of_the_bridge_or_the_routed_link() {
         let ports = json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]);
@@ -205,6 +206,7 @@ mod tests {
         assert!(!is_own("tuning", json!({}), true));
     }
 
+    /// Rows: FWL-firewalldZone.
     #[test]
     fn firewall_is_executed_for_firewalld_alone() {
         for (chained, expected) in [
