@@ -1038,7 +1038,7 @@ proptest! {
             prop_assert_eq!(inverses(&sandbox, &planned), inverses(&sandbox, &remains));
             for step in planned.steps.iter().filter(|step| is_asked_for_anyway(step)) {
                 let same = |other: &Step| std::mem::discriminant(other) == std::mem::discriminant(step);
-                prop_assert!(remains.steps.iter().any(same), "{:?}", step);
+                prop_assert!(remains.steps.iter().any(same), "{step:?}");
             }
         }
         if let Ok(steps) = driver.plan(&Request { protect: Some(&protect), ..request(&config, &args) }) {
