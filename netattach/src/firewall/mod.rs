@@ -42,11 +42,14 @@ pub enum FirewallError {
     /// The tables could not be read or changed.
     #[error("tables filter of the node's packet filter (nftables, with nft_compat and xt_conntrack)")]
     Tables(#[from] netlink::Error),
-    /// Bridges do not drop what pods send by other addresses than theirs.
+    /// The kernel cannot have bridges drop what pods send by other addresses than theirs.
     #[error(
         "key macspoofchk: without an agent it needs the packet filter of bridges (nftables with its family bridge, and \
          nft_meta_bridge)"
     )]
+    NoSenders(#[source] netlink::Error),
+    /// The table by which they do could not be read or changed.
+    #[error("table bridge {TABLE} of the node's packet filter", TABLE = netlink::senders::TABLE)]
     Senders(#[source] netlink::Error),
     /// Others kept changing the packet filter.
     #[error("the node's packet filter: others change it all the time")]

@@ -47,7 +47,7 @@ pub fn is_possible() -> Result<(), FirewallError> {
     if !look()?.elements().is_empty() {
         return Ok(());
     }
-    senders::is_possible().map_err(FirewallError::Senders)
+    senders::is_possible().map_err(FirewallError::NoSenders)
 }
 
 /// Has only that address sent by a port of a bridge. Idempotent.

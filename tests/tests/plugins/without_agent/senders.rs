@@ -1,6 +1,8 @@
 //! `macspoofchk` of the executable `bridge`: the node's packet filter drops what a pod sends by another Ethernet address.
 
+use netattach::netlink::Handle;
 use netattach::netlink::senders::{self, TABLE};
+use netattach_tests::privilege::without_nftables;
 use netattach_tests::tools;
 use netattach_tests::traffic::{Echo, SILENCE, connects};
 
@@ -138,6 +140,29 @@ fn check_gc_and_status_look_at_the_sender() {
     assert_eq!((answer.exit, &answer.stdout), (Some(0), &Value::Null), "{answer:?}");
     gc(&a.chain[0], json!([]));
     assert_nothing_is_left(&scene);
+}
+
+/// Rows: BRG-macspoofchk-executable.
+#[test]
+fn a_kernel_without_the_packet_filter_is_named_before_anything_is_made() {
+    let scene = Scene::new();
+    let namespace = Namespace::new().unwrap();
+    let call = Call { container: "a", ifname: "eth0", netns: namespace.path(), args: "" };
+    let bridge = checked(&scene);
+    let links = || {
+        let links = Handle::open_in(scene.node().netns()).unwrap().links().unwrap();
+        links.into_iter().map(|link| link.name).collect::<Vec<_>>()
+    };
+    let before = links();
+    for verb in ["ADD", "STATUS"] {
+        let (code, told) = without_nftables(|| scene.runtime.refusal(verb, call, &bridge)).unwrap();
+        let why = "key macspoofchk: without an agent it needs the packet filter of bridges (nftables";
+        assert!(code == 50 && told.contains(why), "{verb}: {code} {told}");
+        assert_eq!(links(), before, "{verb}");
+    }
+    let gone = without_nftables(|| scene.runtime.run("DEL", call, &bridge)).unwrap();
+    assert_eq!((gone.exit, &gone.stdout), (Some(0), &Value::Null), "{gone:?}");
+    assert_eq!(links(), before);
 }
 
 /// Rows: BRG-macspoofchk-each-other.
