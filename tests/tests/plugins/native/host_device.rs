@@ -97,7 +97,7 @@ fn neighbours_are_told_once_a_late_carrier_is_there_and_no_add_waits_long_for_on
     let address: IpNet = result["ips"][0]["address"].as_str().unwrap().parse().unwrap();
     let IpAddr::V4(address) = address.addr() else { panic!("{address}") };
     // Of a request for its own address (RFC 826): sender by Ethernet and by IP, nobody, and the same.
-    let told = [&[2, 0, 0, 0, 0, 7][..], &address.octets(), &[0; 6], &address.octets()].concat();
+    let told = [&[2_u8, 0, 0, 0, 0, 7][..], &address.octets(), &[0; 6], &address.octets()].concat();
     let frames = outside.frames_until(&told, PATIENCE).unwrap();
     assert!(frames.last().is_some_and(|frame| frame.ends_with(&told)), "{frames:?}");
     rig.after("DEL", &config, &result);
