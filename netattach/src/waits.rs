@@ -69,6 +69,7 @@ pub fn footprint(plan: &Plan) -> Footprint {
             | Step::FindReach
             | Step::Translate(_)
             | Step::Admit(_)
+            | Step::RestrictSender
             | Step::FindDevice
             | Step::Protect(_)
             | Step::ProtectAddresses

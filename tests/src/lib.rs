@@ -18,7 +18,7 @@
 //! | [`primaries`] | the configurations of other primary networks |
 //! | [`traffic`], [`packet`], [`raw`], [`tap`], [`reading`] | connections; frames built byte by byte; frames sent and seen as they are; the process's end of a tap; what a packet says, read independently |
 //! | [`peak`], [`map_memory`] | the peak memory of a process; that of the maps, as documented |
-//! | [`snapshot`], [`record`] | what attachments leave behind; records of the journal |
+//! | [`snapshot`], [`settings`], [`record`] | what attachments leave behind; rules and sysctls of a namespace; records of the journal |
 //! | [`soak`] | pods that come and go at random on two nodes, and a model that says what must hold |
 //! | [`other_programs`], [`privilege`], [`node_root`], [`tools`] | other agents' programs; fewer capabilities, less of the kernel; the node's root directory as a container has it; programs that a machine may lack |
 
@@ -50,6 +50,7 @@ pub mod reading;
 pub mod record;
 pub mod runtime;
 pub mod service_account;
+pub mod settings;
 pub mod snapshot;
 pub mod soak;
 pub mod sriov;

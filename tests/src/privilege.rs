@@ -37,16 +37,40 @@ pub fn with_only<T: Send>(kept: CapabilitySet, work: impl FnOnce() -> Result<T> 
 /// # Errors
 /// The kernel takes no filter of system calls, or the work's own error.
 pub fn without_bpf<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-    /// Where `struct seccomp_data` (`linux/seccomp.h`) has the number of the system call.
-    const NUMBER: u32 = 0;
+    filtered(&[(NUMBER, libc::SYS_bpf as u32)], libc::ENOSYS, work)
+}
+
+/// The same without sockets of nftables, as with a kernel that was built without `CONFIG_NETFILTER_NETLINK`.
+///
+/// # Errors
+/// The kernel takes no filter of system calls, or the work's own error.
+pub fn without_nftables<T: Send>(work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+    let family = (argument(0), libc::AF_NETLINK as u32);
+    let protocol = (argument(2), libc::NETLINK_NETFILTER as u32);
+    filtered(&[(NUMBER, libc::SYS_socket as u32), family, protocol], libc::EPROTONOSUPPORT, work)
+}
+
+/// Where `struct seccomp_data` (`linux/seccomp.h`) has the number of the system call.
+const NUMBER: u32 = 0;
+
+/// Where it has the lower half of an argument, on a little-endian machine.
+const fn argument(number: u32) -> u32 {
+    16 + 8 * number
+}
+
+/// Runs `work` on a thread for which system calls fail by that number that have all these words at these places.
+fn filtered<T: Send>(words: &[(u32, u32)], errno: i32, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let step = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
     let limited = || {
-        let mut steps = [
-            step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, NUMBER),
-            step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, libc::SYS_bpf as u32),
-            step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32),
-            step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
-        ];
+        let mut steps = Vec::new();
+        for (at, (place, word)) in words.iter().enumerate() {
+            steps.push(step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, *place));
+            // Past the words that follow, each of two steps, and past the refusal.
+            let pass = 2 * (words.len() - at - 1) + 1;
+            steps.push(step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, u8::try_from(pass)?, *word));
+        }
+        steps.push(step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | errno as u32));
+        steps.push(step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW));
         let filter = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_mut_ptr() };
         // SAFETY: the kernel reads the filter, whose pointer is to as many steps as it says.
         let set =

@@ -18,10 +18,11 @@ use super::occupied::{Address, ROUTED, check_ip_is_free, check_mac_is_free, segm
 use super::routing::{move_default_routes, route_by_source};
 use super::{
     AttachError, Doing, Node, Progress, StepError, admit, by_source, cluster_routes, device_info, facts,
-    host_access, take_device, translation, tuning, vrf,
+    host_access, restrict_sender, take_device, translation, tuning, vrf,
 };
 use crate::cni::Command;
 use crate::delegate::{self, Call, DelegateError};
+use crate::firewall;
 use crate::ipam::{self, Lease, Lessee, Owner};
 use crate::netlink::{self, Handle, LinkState};
 use crate::netns::Netns;
@@ -183,6 +184,10 @@ impl<'a> Executor<'a> {
         };
         check_plugins(self.node, plan)?;
         for (_, attachment, step) in plan.steps() {
+            if matches!(step, Step::RestrictSender) {
+                firewall::senders::is_possible()
+                    .map_err(|error| AttachError::step(Doing::Attach, attachment, step.describe(), error))?;
+            }
             let made = step.makes_interface().and_then(MadeBy::pod_name);
             let Some(name) = made else { continue };
             if present.contains(name) {
@@ -226,6 +231,10 @@ impl<'a> Executor<'a> {
                 let outputs = self.progress.outputs().of(at.0);
                 admit::attach(self.node, (self.sandbox, attachment), admit, outputs).map(Output::Admitted)
             }),
+            Step::RestrictSender => {
+                restrict_sender::attach((self.sandbox, attachment), self.progress.outputs().of(at.0))?;
+                Ok(Output::Nothing)
+            }
             Step::FindDevice => self.find_device(at, attachment),
             Step::Remember(remember) => {
                 let entry =

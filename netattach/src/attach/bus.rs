@@ -6,8 +6,14 @@ use std::path::{Path, PathBuf};
 use crate::link::facts::OnBus;
 use crate::spec::VirtualFunction;
 
-/// Where the kernel shows the buses whose devices may have interfaces.
-const BUSES: [&str; 2] = ["/sys/bus/pci/devices", "/sys/bus/auxiliary/devices"];
+/// Where the kernel shows what follows.
+const SYSFS: &str = "/sys";
+
+/// The buses whose devices may have interfaces.
+const BUSES: [&str; 2] = ["bus/pci/devices", "bus/auxiliary/devices"];
+
+/// Whether all namespaces share the node's RDMA devices, or each has its own (`drivers/infiniband/core/device.c`).
+const SHARES_RDMA: &str = "module/ib_core/parameters/netns_mode";
 
 /// The devices of virtio, each below the device that carries it.
 const VIRTIO: &str = "/sys/bus/virtio/devices";
@@ -18,14 +24,27 @@ const DEVICES: &str = "/sys/devices";
 /// The device of that name on one of the buses, if there is one. Its card's mode is not in sysfs: see
 /// [`super::representor::is_switchdev`].
 pub(super) fn find(name: &str) -> Option<OnBus> {
-    let directory = directory_of(name)?;
+    find_below(Path::new(SYSFS), name)
+}
+
+fn find_below(sysfs: &Path, name: &str) -> Option<OnBus> {
+    let directory = directory_below(sysfs, name)?;
     let target = |link: &str| fs::read_link(directory.join(link)).ok().and_then(|to| last_of(&to));
     let function = target("physfn").and_then(|physical| {
         let number = number_of(&directory.join("physfn"), name)?;
         Some(VirtualFunction { physical, number })
     });
     let rdma = first_in(&directory.join("infiniband"));
-    Some(OnBus { driver: target("driver"), function, rdma, switchdev: false })
+    let rdma_stays = rdma.is_some() && !shares_rdma(sysfs);
+    Some(OnBus { driver: target("driver"), function, rdma, rdma_stays, switchdev: false })
+}
+
+fn shares_rdma(sysfs: &Path) -> bool {
+    match fs::read_to_string(sysfs.join(SHARES_RDMA)) {
+        Ok(shown) => shown.trim() == "Y",
+        // A kernel that cannot do anything else has no such setting.
+        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+    }
 }
 
 /// The names that the parent of a device's interface may have: its own, and those of the virtio device that it carries.
@@ -52,8 +71,12 @@ pub(super) fn name_at(path: &str) -> Option<String> {
 }
 
 fn directory_of(name: &str) -> Option<PathBuf> {
+    directory_below(Path::new(SYSFS), name)
+}
+
+fn directory_below(sysfs: &Path, name: &str) -> Option<PathBuf> {
     // A name is a component of a path, see `link::device`.
-    BUSES.iter().map(|bus| Path::new(bus).join(name)).find(|path| path.exists())
+    BUSES.iter().map(|bus| sysfs.join(bus).join(name)).find(|path| path.exists())
 }
 
 /// The number of the VF of that name at its PF: the one of the links `virtfnN` that leads to it.
@@ -72,4 +95,58 @@ fn first_in(directory: &Path) -> Option<String> {
 
 fn last_of(path: &Path) -> Option<String> {
     path.file_name()?.to_str().map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    const CARD: &str = "0000:03:00.0";
+    const VF: &str = "0000:03:02.1";
+
+    /// A card with a VF, as sysfs shows them; `rdma`: the VF's RDMA device; `mode`: what the module shows.
+    fn sysfs(rdma: Option<&str>, mode: Option<&str>) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        let devices = root.path().join(BUSES[0]);
+        let make = |path: &Path| fs::create_dir_all(path).unwrap();
+        make(&devices.join(CARD));
+        make(&devices.join(VF));
+        symlink(format!("../{VF}"), devices.join(CARD).join("virtfn1")).unwrap();
+        symlink(format!("../{CARD}"), devices.join(VF).join("physfn")).unwrap();
+        symlink("../../../../bus/pci/drivers/mlx5_core", devices.join(VF).join("driver")).unwrap();
+        if let Some(rdma) = rdma {
+            make(&devices.join(VF).join("infiniband").join(rdma));
+        }
+        if let Some(mode) = mode {
+            let path = root.path().join(SHARES_RDMA);
+            make(path.parent().unwrap());
+            fs::write(path, mode).unwrap();
+        }
+        root
+    }
+
+    /// Rows: SRV-rdma-exclusive.
+    #[test]
+    fn an_rdma_device_stays_where_each_namespace_has_its_own() {
+        for (rdma, mode, stays) in [
+            (None, None, false),
+            (None, Some("N\n"), false),
+            (Some("mlx5_3"), None, false),
+            (Some("mlx5_3"), Some("Y\n"), false),
+            (Some("mlx5_3"), Some("N\n"), true),
+        ] {
+            let root = sysfs(rdma, mode);
+            let expected = OnBus {
+                driver: Some("mlx5_core".to_owned()),
+                function: Some(VirtualFunction { physical: CARD.to_owned(), number: 1 }),
+                rdma: rdma.map(str::to_owned),
+                rdma_stays: stays,
+                switchdev: false,
+            };
+            assert_eq!(find_below(root.path(), VF), Some(expected), "{mode:?}");
+        }
+        assert_eq!(find_below(sysfs(None, None).path(), "0000:03:02.2"), None);
+    }
 }

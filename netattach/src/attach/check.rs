@@ -7,7 +7,7 @@ use super::apply::{DelegateCall, owner};
 use super::take_device::physical;
 use super::{
     AttachError, Attached, Doing, Node, StepError, admit, by_source, enforcement, host_access, representor,
-    routing, translation, tuning, vrf,
+    restrict_sender, routing, translation, tuning, vrf,
 };
 use crate::cni::{Command, Value};
 use crate::ipam::Lessee;
@@ -139,6 +139,11 @@ pub(super) fn compare(
     }
     if let Some(admitted) = &want.admitted
         && let Some(difference) = admit::difference(node, (sandbox, attachment), admitted)?
+    {
+        return Ok(Some(difference));
+    }
+    if want.restricted
+        && let Some(difference) = restrict_sender::difference((sandbox, attachment), want)?
     {
         return Ok(Some(difference));
     }

@@ -754,7 +754,9 @@ pub(super) fn step_code(error: &StepError) -> u32 {
             | netlink::Error::NoDefaultRoute,
         ) => code::INVALID_CONFIG,
         StepError::Lease(error) => lease_code(error),
-        StepError::NoDriver { .. } | StepError::Netlink(netlink::Error::NoTun(_)) => code::NOT_AVAILABLE,
+        StepError::NoDriver { .. }
+        | StepError::Netlink(netlink::Error::NoTun(_))
+        | StepError::Firewall(FirewallError::NoSenders(_)) => code::NOT_AVAILABLE,
         StepError::Netlink(error) if error.errno().is_some() => errno_code(error),
         StepError::Delegate(error) => error.code(),
         StepError::Result { .. } => code::DECODING_FAILURE,
@@ -775,7 +777,9 @@ pub(super) fn step_code(error: &StepError) -> u32 {
             | NatError::FoughtOver(_)
             | NatError::Sysctl(_),
         )
-        | StepError::Firewall(FirewallError::Tables(_) | FirewallError::FoughtOver(_))
+        | StepError::Firewall(
+            FirewallError::Tables(_) | FirewallError::Senders(_) | FirewallError::FoughtOver(_),
+        )
         | StepError::DefaultRoute(_)
         | StepError::Missing(_) => code::INTERNAL,
     }

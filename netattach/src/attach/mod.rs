@@ -10,7 +10,7 @@
 //! | `intent`, `default_network`, `made_before`, [`conf_dir`], `from_node` | from a request to the networks that the pod wants |
 //! | `engine`, `facts` | one function per CNI verb; facts about the node that planning needs |
 //! | `repeated_add`, `occupied` | an ADD for a sandbox that is already attached; holders of addresses |
-//! | [`apply`], `admit`, `bridges`, `by_source`, `device_info`, `routing`, `cluster_routes`, `translation`, `tuning`, `vrf`, `enforcement` | the effects of steps |
+//! | [`apply`], `admit`, `bridges`, `by_source`, `device_info`, `routing`, `cluster_routes`, `translation`, `restrict_sender`, `tuning`, `vrf`, `enforcement` | the effects of steps |
 //! | [`host_access`] | the node's own links on parents, by which it and pods reach each other |
 //! | `announce_late` | what neighbours are told once an ADD has been answered |
 //! | [`undo`], `plugin_del` | inverses of steps, and DEL of other plugins |
@@ -64,6 +64,7 @@ mod pool_use;
 mod registry;
 mod repeated_add;
 mod representor;
+mod restrict_sender;
 #[cfg(test)]
 pub(crate) mod rig;
 mod routing;

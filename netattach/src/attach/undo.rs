@@ -4,7 +4,7 @@ use super::give_back::{PodEnd, give_back, give_back_by_alias};
 use super::plugin_del::PluginDel;
 use super::{
     AttachError, Attached, Doing, Node, Progress, StepError, admit, device_info, devices, host_access,
-    representor, routing, sriov_cni, translation, tuning, vrf,
+    representor, restrict_sender, routing, sriov_cni, translation, tuning, vrf,
 };
 use crate::ipam::Lessee;
 use crate::journal::JournalKey;
@@ -193,6 +193,7 @@ impl Begun<'_> {
             }
             Inverse::Untranslate => translation::detach(node, &plan.sandbox, self.attachment)?,
             Inverse::Dismiss => admit::detach(node, &plan.sandbox, self.attachment)?,
+            Inverse::UnrestrictSender => restrict_sender::detach(&plan.sandbox, self.attachment)?,
             Inverse::Unprotect { id } => {
                 if let Some(enforcer) = &node.enforcer {
                     if let Some(departures) = &node.departures {

@@ -80,6 +80,7 @@ mod tests {
         Facts { ranges: nets(&["10.244.1.0/24", "fd00:1::/64"]), uplink_mtu: Some(1450) }
     }
 
+    /// Rows: BRG-nonMasqueradeBuiltin, BRG-keepAddresses.
     #[test]
     fn a_bridge_with_the_nodes_ranges_is_the_default() {
         assert_eq!(

@@ -5,6 +5,7 @@
 //! |---|---|
 //! | `settle` | which rules there should be, and what changes that. Pure |
 //! | `agent` | what the agent's attachments have, and puts back what others remove |
+//! | [`senders`] | by which Ethernet address pods may send, where there is no agent |
 //!
 //! A chain whose policy is to drop, as Docker leaves `FORWARD`, is answered by a rule in that chain alone: what another table
 //! accepts is dropped there all the same. So the rules stand in the tables `filter` of `iptables-nft`, in the form that it
@@ -12,6 +13,7 @@
 //! another pod has by now. Decision 0038 says why it is so.
 
 mod agent;
+pub mod senders;
 mod settle;
 
 use std::collections::BTreeSet;
@@ -41,8 +43,17 @@ pub enum FirewallError {
     /// The tables could not be read or changed.
     #[error("tables filter of the node's packet filter (nftables, with nft_compat and xt_conntrack)")]
     Tables(#[from] netlink::Error),
+    /// The kernel cannot have bridges drop what pods send by other addresses than theirs.
+    #[error(
+        "key macspoofchk: without an agent it needs the packet filter of bridges (nftables with its family bridge, and \
+         nft_meta_bridge)"
+    )]
+    NoSenders(#[source] netlink::Error),
+    /// The table by which they do could not be read or changed.
+    #[error("table bridge {TABLE} of the node's packet filter", TABLE = netlink::senders::TABLE)]
+    Senders(#[source] netlink::Error),
     /// Others kept changing the packet filter.
-    #[error("tables filter of the node's packet filter: others change the packet filter all the time")]
+    #[error("the node's packet filter: others change it all the time")]
     Busy,
     /// Another program removes what is put back.
     #[error(

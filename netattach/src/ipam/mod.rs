@@ -202,6 +202,14 @@ pub enum Config {
 }
 
 impl Config {
+    /// What a plugin before has leased: nothing is leased again, and nothing released. `key` names its addresses there.
+    ///
+    /// # Errors
+    /// There are none, or one cannot belong to a single interface, or is there twice.
+    pub fn given(key: &str, lease: Lease) -> Result<Self, ConfigError> {
+        Ok(static_addresses::Config::given(key, lease).map(Self::Static)?)
+    }
+
     /// The kind that it configures.
     pub fn kind(&self) -> Kind {
         match self {

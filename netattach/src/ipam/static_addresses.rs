@@ -94,6 +94,20 @@ impl Config {
         Ok(Self { addresses, routes: ipam.parsed_routes()?, dns: ipam.dns()? })
     }
 
+    /// What a plugin before has leased, as it is in its result: `key` names its addresses there.
+    ///
+    /// # Errors
+    /// There are none, or one cannot belong to a single interface, or is there twice.
+    pub fn given(key: &str, lease: Lease) -> Result<Self, ConfigError> {
+        let Lease { addresses, routes, dns } = lease;
+        let named = addresses.iter().enumerate();
+        let named: Vec<Named> = named
+            .map(|(position, leased)| Named { key: format!("{key}[{position}]"), leased: leased.clone() })
+            .collect();
+        check(&named)?;
+        Ok(Self { addresses, routes, dns })
+    }
+
     /// The lease: exactly the configured addresses, routes and name servers.
     pub fn lease(&self) -> Lease {
         Lease { addresses: self.addresses.clone(), routes: self.routes.clone(), dns: self.dns.clone() }

@@ -40,7 +40,8 @@ pub const VERSIONS: RangeInclusive<u32> = 1..=WRITTEN[WRITTEN.len() - 1];
 pub(super) fn version_of(plan: &Plan) -> u32 {
     let [second, third, fourth, fifth, sixth, seventh, eighth, ninth, tenth] = WRITTEN;
     let needed = |step: &Step| match step {
-        Step::TakeMade(_) | Step::Admit(_) => tenth,
+        // The last by executables alone, which keep no record.
+        Step::TakeMade(_) | Step::Admit(_) | Step::RestrictSender => tenth,
         Step::Translate(translate) if !translate.senders.is_usual() => ninth,
         Step::FindReach => ninth,
         Step::Translate(translate) if translate.follows_node => fifth,

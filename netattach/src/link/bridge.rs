@@ -1,8 +1,8 @@
 //! `bridge`: a veth into the pod whose other end is a port of a bridge on the node.
 //!
 //! The keys are those of the plugin of the same name in containernetworking/plugins. Differences: the pod's end is
-//! created in place, without an IPv6 link-local address where a network of the node has no IPv6 (key `linkLocal`), the agent's dataplane verifies sources on the port whether or not `macspoofchk` asks for it, and
-//! a bridge's own address is fixed when it is made.
+//! created in place, without an IPv6 link-local address where a network of the node has no IPv6 (key `linkLocal`), the agent's dataplane verifies sources on the port whether or not `macspoofchk` asks for it (without an
+//! agent the packet filter does, where it asks), and a bridge's own address is fixed when it is made.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -78,8 +78,9 @@ impl Driver for Bridge {
             let reason = "cannot keep other addresses and replace them".into();
             return Err(PlanError::Value { key: "keepAddresses", reason });
         }
-        if config.macspoofchk && request.protect.is_none() {
-            let reason = "true needs the dataplane, which only netattachd has".into();
+        let is_restricted = config.macspoofchk && request.protect.is_none();
+        if is_restricted && request.recorded {
+            let reason = "true needs the dataplane, which this agent is without".into();
             return Err(PlanError::Value { key: "macspoofchk", reason });
         }
         let name = config.bridge.filter(|name| !name.is_empty()).unwrap_or_else(|| DEFAULT_NAME.into());
@@ -144,6 +145,7 @@ impl Driver for Bridge {
             steps.push(Step::EnsureForwarding);
         }
         steps.extend(translation);
+        steps.extend(is_restricted.then_some(Step::RestrictSender));
         let configure = Configure {
             style: Style::Subnet,
             default_route: gateway && config.is_default_gateway,
@@ -159,6 +161,44 @@ impl Driver for Bridge {
     }
 
     fn remains(&self, request: &Request<'_>) -> Vec<Step> {
-        request.veth_remains()
+        // The configuration may have said something else at ADD. An agent's programs check.
+        let restricted = (!request.recorded).then_some(Step::RestrictSender);
+        request.veth_remains().into_iter().chain(restricted).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::tests::request;
+    use super::*;
+    use crate::cni::{CniArgs, CniError, code};
+
+    fn planned(keys: &Value) -> Result<Vec<Step>, (u32, String)> {
+        let pool = json!({"type": "host-local", "subnet": "10.1.0.0/24"});
+        let mut config = json!({"cniVersion": "1.1.0", "name": "net", "type": "bridge", "ipam": pool});
+        config.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        let (config, args) = (config.as_object().unwrap(), CniArgs::default());
+        Bridge.plan(&request(config, &args)).map_err(|error| {
+            let error = CniError::from(error);
+            (error.code, error.msg)
+        })
+    }
+
+    /// Rows: BRG-keepAddresses.
+    #[test]
+    fn other_addresses_of_the_bridge_are_refused_replaced_or_kept_and_not_both() {
+        for (keys, force, beside) in [
+            (json!({"isGateway": true}), false, false),
+            (json!({"isGateway": true, "forceAddress": true}), true, false),
+            (json!({"isGateway": true, "keepAddresses": true, "forceAddress": null}), false, true),
+        ] {
+            let expected = Step::Gateway { bridge: DEFAULT_NAME.to_owned(), force, beside, vlan: None };
+            assert!(planned(&keys).unwrap().contains(&expected), "{keys}");
+        }
+        let both = json!({"isGateway": true, "keepAddresses": true, "forceAddress": true});
+        let told = "key keepAddresses: cannot keep other addresses and replace them";
+        assert_eq!(planned(&both), Err((code::INVALID_CONFIG, told.to_owned())));
     }
 }

@@ -18,6 +18,9 @@ use crate::step::{Configure, SetDevice, Step};
 const MOST_VLAN: i64 = 4094;
 const MOST_PRIORITY: i64 = 7;
 
+/// The key by which a configuration says that the pod does without the RDMA of its device.
+const RDMA: &str = "rdma";
+
 /// A device in a plan that is not carried out.
 const ANY: &str = "0000:00:00.0";
 
@@ -131,11 +134,11 @@ impl Driver for Sriov {
     }
 
     fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError> {
-        // RDMA devices and InfiniBand are of other plugins, and stay where they are.
+        // RDMA devices and InfiniBand are of other plugins, and stay where they are: see `check_rdma_is_not_lost`.
         request.refuse(
             self.kind(),
             &[
-                ("rdma", json!(false)),
+                (RDMA, json!(false)),
                 ("rdmaIsolation", json!(false)),
                 ("guid", json!("")),
                 ("pkey", json!("")),
@@ -156,6 +159,7 @@ impl Driver for Sriov {
             return Err(PlanError::Value { key: "type", reason: reason.to_owned() });
         }
         let device = request.device(id)?;
+        request.check_rdma_is_not_lost(&device)?;
         if request.facts.gathered
             && device.function.is_none()
             && let Some((key, _)) = settings.each().next()
@@ -194,6 +198,23 @@ impl Request<'_> {
             }
             None if self.facts.gathered => Err(PlanError::NoDevice(name.clone())),
             None => Ok(device),
+        }
+    }
+
+    /// Refuses a device whose RDMA would be left behind without anybody's having said that the pod does without.
+    fn check_rdma_is_not_lost(&self, device: &Device) -> Result<(), PlanError> {
+        let DeviceId::Bus(name) = &device.id else { return Ok(()) };
+        let stays = self.facts.on_bus.get(name).is_some_and(|found| found.rdma_stays);
+        let is_waived = self.config.get(RDMA) == Some(&json!(false));
+        match &device.rdma {
+            Some(rdma) if stays && !is_waived && device.userspace.is_none() => {
+                let reason = format!(
+                    "missing, and the RDMA device {rdma} of {name} would stay on the node: it is not moved with the interface, and \
+                     namespaces do not share it here (rdma system: netns exclusive). false, where the pod does without it"
+                );
+                Err(PlanError::Value { key: RDMA, reason })
+            }
+            _ => Ok(()),
         }
     }
 

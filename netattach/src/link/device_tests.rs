@@ -22,7 +22,7 @@ fn function() -> Option<VirtualFunction> {
 }
 
 fn vf(driver: &str) -> OnBus {
-    OnBus { driver: Some(driver.into()), function: function(), rdma: None, switchdev: false }
+    OnBus { driver: Some(driver.into()), function: function(), ..OnBus::default() }
 }
 
 fn plan(kind: &str, config: &Value, facts: &Facts) -> Result<Vec<Step>, (u32, String)> {
@@ -137,7 +137,7 @@ fn every_key_of_a_vf_reaches_its_physical_function() {
     assert_eq!(one_rate[1], Step::SetDevice(SetDevice { function: rates, mac: None }));
 }
 
-/// Rows: SRV-keys.
+/// Rows: SRV-keys, SRV-infiniband.
 #[test]
 fn a_value_that_a_vf_cannot_have_is_refused_by_its_key() {
     for (config, expected) in [
@@ -197,6 +197,28 @@ fn a_device_that_passes_the_kernel_is_not_moved_and_judged_nowhere() {
         (code, told),
         (7, format!("key mac: {VF} is driven by the pod, and has no physical function to set it"))
     );
+}
+
+/// Rows: SRV-rdma-exclusive.
+#[test]
+fn a_vf_whose_rdma_would_stay_behind_is_refused_unless_the_pod_does_without() {
+    let stays = OnBus { rdma: Some("mlx5_3".into()), rdma_stays: true, ..vf("mlx5_core") };
+    let told = format!(
+        "key rdma: missing, and the RDMA device mlx5_3 of {VF} would stay on the node: it is not moved with the interface, and \
+         namespaces do not share it here (rdma system: netns exclusive). false, where the pod does without it"
+    );
+    let asked = |keys: Value, found: &OnBus| {
+        let mut config = json!({"deviceID": VF});
+        config.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        plan("sriov", &config, &facts(found.clone())).map(drop)
+    };
+    assert_eq!(asked(json!({}), &stays), Err((7, told.clone())));
+    assert_eq!(asked(json!({"rdma": null, "vlan": 5}), &stays), Err((7, told)));
+    assert_eq!(asked(json!({"rdma": false}), &stays), Ok(()));
+    assert_eq!(asked(json!({"rdma": true}), &stays).unwrap_err().0, 2);
+    // Shared it is the pod's as well; a process that drives the whole device has all of it.
+    assert_eq!(asked(json!({}), &OnBus { rdma_stays: false, ..stays.clone() }), Ok(()));
+    assert_eq!(asked(json!({}), &OnBus { driver: Some("vfio-pci".into()), ..stays }), Ok(()));
 }
 
 /// Rows: SRV-switchdev.

@@ -31,6 +31,8 @@ pub struct OnBus {
     pub function: Option<VirtualFunction>,
     /// Its RDMA device, which shares its interface.
     pub rdma: Option<String>,
+    /// Whether that stays on the node when the interface goes to a pod, as each namespace has RDMA devices of its own there.
+    pub rdma_stays: bool,
     /// Whether its physical function's card is in mode switchdev.
     pub switchdev: bool,
 }

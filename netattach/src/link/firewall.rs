@@ -101,6 +101,7 @@ mod tests {
         })
     }
 
+    /// Rows: FWL-firewalldZone.
     #[test]
     fn each_key_is_read() {
         let usual = Admit { admin_chain: "CNI-ADMIN".into(), ..Admit::default() };

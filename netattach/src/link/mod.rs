@@ -74,6 +74,13 @@ pub trait Driver: Sync {
         true
     }
 
+    /// What [`Driver::plan`] refuses where no plugin before it has left it that, as plain executable; `None`: it makes an interface
+    /// from nothing, and can only be the first plugin of a list. An agent plans before any plugin has run, and executes one that
+    /// is to follow another.
+    fn lacks_alone(&self) -> Option<PlanError> {
+        None
+    }
+
     /// The facts that [`Driver::plan`] needs about the node for this configuration. A key that is missing or invalid
     /// requires no fact.
     fn wants(&self, config: &Map<String, Value>) -> Vec<Wanted>;

@@ -140,6 +140,7 @@ fn every_key_of_a_bridge_reaches_its_step() {
     assert_eq!(promiscuous[0], Step::EnsureBridge(spec::Bridge { promiscuous: true, ..bridge("cni0") }));
 }
 
+/// Rows: BRG-linkLocal.
 #[test]
 fn a_default_gateway_is_a_gateway() {
     let expected = |v4_alone| {
@@ -290,6 +291,7 @@ fn every_key_of_a_macvlan_reaches_its_step() {
     }
 }
 
+/// Rows: VTH-keys.
 #[test]
 fn a_routed_veth_is_reached_through_the_node() {
     let expected = |default_route| {
@@ -423,6 +425,7 @@ fn masquerade_of_a_point_to_point_link_is_by_its_end_on_the_node() {
     assert!(plan("ptp", json!({"ipMasq": true, "ipam": pool()})).contains(&Step::Translate(masquerade)));
 }
 
+/// Rows: VLN-vlanProto, DMY-keys.
 #[test]
 fn a_vlan_and_a_dummy_are_made_in_the_pod() {
     let tag = |id, service| spec::VlanTag { id, service };
@@ -596,6 +599,7 @@ fn a_netkit_is_routed_and_has_the_kernels_defaults() {
     }
 }
 
+/// Rows: MVL-linkInContainer.
 #[test]
 fn a_parent_in_the_pod_is_not_looked_for_on_the_node() {
     let config = json!({"master": "eth0", "linkInContainer": true, "mtu": 9000, "ipam": pool()});
@@ -614,6 +618,7 @@ fn loopback_is_raised_whatever_the_configuration_says() {
     assert_eq!(plan("loopback", json!({"ipam": 7, "mtu": "x"})), [Step::RaiseLoopback]);
 }
 
+/// Rows: MVL-linkLocal.
 #[test]
 fn a_macvlan_without_ipv6_has_no_link_local_address_where_its_sources_are_verified() {
     let args = CniArgs::default();
@@ -648,6 +653,28 @@ fn with_a_dataplane_an_attachment_is_protected_before_it_is_configured() {
         let (last, before) = steps.split_last().unwrap();
         assert_eq!(*last, configure(Style::Subnet, false));
         assert_eq!(before.last(), Some(&Step::Protect(Protect { check_addresses, ..protect.clone() })));
+    }
+}
+
+/// Rows: BRG-macspoofchk.
+#[test]
+fn without_an_agent_the_sender_is_restricted_where_that_is_asked_for_before_the_interface_comes_up() {
+    let args = CniArgs::default();
+    let plain = |config: Value| {
+        let mut whole = object(json!({"name": "net", "type": "bridge"}));
+        whole.extend(object(config));
+        let driver = driver("bridge").unwrap();
+        let request = Request { recorded: false, ..request(&whole, &args) };
+        (driver.plan(&request).unwrap(), driver.remains(&request))
+    };
+    let (steps, _) = plain(json!({"macspoofchk": true}));
+    let link = Step::CreateLink(spec::Link::Veth(veth(Some(port("cni0")))));
+    let bridge = Step::EnsureBridge(bridge("cni0"));
+    assert_eq!(steps, [bridge, link, Step::RestrictSender, configure(Style::Subnet, false)]);
+    for config in [json!({}), json!({"macspoofchk": false}), json!({"macspoofchk": null})] {
+        let (steps, remains) = plain(config);
+        assert!(!steps.contains(&Step::RestrictSender), "{steps:?}");
+        assert!(remains.contains(&Step::RestrictSender), "{remains:?}");
     }
 }
 
@@ -759,6 +786,7 @@ fn each_list_of_dns_has_as_many_entries_as_there_may_be_and_no_more() {
     }
 }
 
+/// Rows: MVL-macvtap, BRG-fastPath.
 #[test]
 fn what_is_not_carried_out_is_refused_with_key_and_value() {
     let own = |kind: &str, key: &str, value: &str| {
@@ -803,7 +831,7 @@ fn what_means_nothing_is_refused_with_its_key() {
         (
             "bridge",
             json!({"macspoofchk": true}),
-            "key macspoofchk: true needs the dataplane, which only netattachd has",
+            "key macspoofchk: true needs the dataplane, which this agent is without",
         ),
         ("bridge", json!({"mtu": 67}), "key mtu: 67 is not between 68 and 65535"),
         ("macvlan", json!({"mtu": 65536}), "key mtu: 65536 is not between 68 and 65535"),
@@ -952,6 +980,7 @@ fn leaves_its_own(step: &Step) -> bool {
         | Step::Protect(_)
         | Step::Translate(_)
         | Step::Admit(_)
+        | Step::RestrictSender
         | Step::PrepareDeviceInfo(_)
         | Step::NoteProperties(_)
         | Step::ChooseTables(_)
@@ -979,10 +1008,14 @@ fn leaves_its_own(step: &Step) -> bool {
     }
 }
 
+/// Whether whoever keeps no record takes it back whether or not there was anything: it cannot be told from the configuration.
+fn is_asked_for_anyway(step: &Step) -> bool {
+    matches!(step, Step::Translate(_) | Step::RestrictSender)
+}
+
 /// The inverses of the steps, with only the part of a lease's configuration that releasing reads.
 fn inverses(sandbox: &Sandbox, attachment: &AttachmentPlan) -> Vec<String> {
-    // Whoever keeps no record asks for this one whether or not something was translated.
-    let steps = attachment.steps.iter().filter(|step| !matches!(step, Step::Translate(_)));
+    let steps = attachment.steps.iter().filter(|step| !is_asked_for_anyway(step));
     let inverses = steps.filter_map(|step| inverse(sandbox, attachment, step, None));
     let text = |inverse| match inverse {
         Inverse::Release { config, owner } => format!("release {:?} of {owner}", config.pool()),
@@ -1003,8 +1036,10 @@ proptest! {
         if let Ok(steps) = driver.plan(&request(&config, &args)) {
             let planned = fixtures::attachment(kind, steps);
             prop_assert_eq!(inverses(&sandbox, &planned), inverses(&sandbox, &remains));
-            let translates = |plan: &AttachmentPlan| plan.steps.iter().any(|step| matches!(step, Step::Translate(_)));
-            prop_assert!(!translates(&planned) || translates(&remains));
+            for step in planned.steps.iter().filter(|step| is_asked_for_anyway(step)) {
+                let same = |other: &Step| std::mem::discriminant(other) == std::mem::discriminant(step);
+                prop_assert!(remains.steps.iter().any(same), "{step:?}");
+            }
         }
         if let Ok(steps) = driver.plan(&Request { protect: Some(&protect), ..request(&config, &args) }) {
             let planned = fixtures::attachment(kind, steps);

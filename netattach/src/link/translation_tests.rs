@@ -99,6 +99,7 @@ fn what_is_translated_does_not_depend_on_the_name_of_a_backend() {
     assert_eq!(refused, (code::INVALID_CONFIG, told.to_owned()));
 }
 
+/// Rows: BRG-portSenders.
 #[test]
 fn what_cannot_be_translated_is_refused_with_its_reason() {
     let ports = |elements: Value| json!({"runtimeConfig": {"portMappings": elements}});
@@ -171,6 +172,7 @@ fn what_cannot_be_translated_is_refused_with_its_reason() {
     assert_eq!(who, config("key portSenders: \"some\" is none of near, all and none"));
 }
 
+/// Rows: BRG-portSenders, BRG-nonMasqueradeBuiltin.
 #[test]
 fn without_an_agent_the_same_is_translated_but_for_what_only_an_agent_knows() {
     let ports = json!([{"hostPort": 8080, "containerPort": 80}]);

@@ -105,7 +105,7 @@ pub fn guard_is_whole(owner: &str) -> Result<bool, Error> {
     let mut rules: BTreeMap<String, Vec<Vec<String>>> = BTreeMap::new();
     let chains = chains()?;
     let is_own = comment(TABLE)?.is_some_and(|comment| comment == comment_of(owner));
-    let is_awake = !is_dormant(TABLE)?;
+    let is_awake = !is_dormant(Family::Inet, TABLE)?;
     let table = attribute(1, &text(TABLE));
     let all_seen = dump(RULES, kinds(GET_RULE, NEW_RULE), Family::Inet, &table, &mut |rule| {
         if let Some((chain, expressions)) = own_rule(rule) {

@@ -77,7 +77,7 @@ pub use guard::{
 };
 pub use known_links::KnownLinks;
 pub use link::{Ends, Ensured, LinkState, NewLink};
-pub use nft::{Family, HookedChains, filter, filter_generation, hooked_chains, nat};
+pub use nft::{Family, HookedChains, filter, filter_generation, hooked_chains, nat, senders};
 pub use route::RouteState;
 pub use rule::Rule;
 pub use stations::{Move, Moves, Station, StationWatch};

@@ -563,6 +563,7 @@ mod tests {
         }
     }
 
+    /// Rows: BRG-keepAddresses.
     #[test]
     fn a_bridge_gets_what_it_lacks_and_loses_only_what_is_in_the_way() {
         let nets = |texts: &[&str]| texts.iter().map(|text| net(text)).collect::<Vec<_>>();

@@ -211,7 +211,10 @@ fn planned(
             steps.push(Step::Tune(tune));
             continue;
         }
-        if native(kind, options).is_some() {
+        // What is to follow another plugin is executed: what it has left is known only then. Behind an interface of netattach's
+        // own there is nothing for it to make.
+        let follows = |driver: &dyn Driver| !native_first && driver.lacks_alone().is_some();
+        if native(kind, options).is_some_and(|driver| !follows(driver)) {
             let msg = format!(
                 "plugins[{position}].type: {kind} makes an interface and can only be the first of a list"
             );
@@ -620,6 +623,42 @@ mod tests {
         }
         assert_eq!(check(&executed, &json!({"type": "bandwidth"}), &[]), Ok(()));
         assert_eq!(check(&executed, &other, &[bandwidth::KIND]), Ok(()));
+    }
+
+    /// Rows: IVL-chained.
+    #[test]
+    fn an_interface_plugin_is_the_first_of_a_list_or_executed_where_it_can_follow_another() {
+        let planned = |first: &Value, last: &Value| {
+            let plugins = [first, last];
+            let network = network(&json!({"name": "lan", "cniVersion": "1.0.0", "plugins": plugins}));
+            let wanted = Wanted {
+                network: &network,
+                ifname: "net1",
+                default: false,
+                remembered: CachedResults::Off,
+                offered: Map::new(),
+                asked: None,
+                facts: &Facts::default(),
+                made_before: None,
+            };
+            let sandbox = crate::plan::fixtures::sandbox("a");
+            let planned = attachment(&sandbox, &wanted, &CniArgs::default(), &Options::default(), None);
+            let executed = |step: &Step| match step {
+                Step::Delegate(delegate) => Some(delegate.plugin.clone()),
+                _ => None,
+            };
+            planned
+                .map(|planned| planned.steps.iter().filter_map(executed).collect::<Vec<_>>())
+                .map_err(|error| (error.code, error.msg))
+        };
+        let refused = |kind: &str| {
+            let why = "makes an interface and can only be the first of a list";
+            Err((code::INVALID_CONFIG, format!("attach net1 (shop/lan): plugins[1].type: {kind} {why}")))
+        };
+        let (executed, ipvlan) = (json!({"type": "makes-a-card"}), json!({"type": "ipvlan"}));
+        assert_eq!(planned(&executed, &ipvlan), Ok(vec!["makes-a-card".to_owned(), "ipvlan".to_owned()]));
+        assert_eq!(planned(&executed, &json!({"type": "macvlan"})), refused("macvlan"));
+        assert_eq!(planned(&json!({"type": "macvlan"}), &ipvlan), refused("ipvlan"));
     }
 
     /// What is said to a pod with these `cni-args` on a network that declares these capabilities.

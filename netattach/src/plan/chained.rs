@@ -134,6 +134,7 @@ mod tests {
         fold(driver, &mut interface, kind, &chained).unwrap().then_some(Value::Object(interface))
     }
 
+    /// Rows: BRG-portSenders.
     #[test]
     fn ports_are_those_of_the_bridge_or_the_routed_link() {
         let ports = json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]);
@@ -212,6 +213,7 @@ mod tests {
         assert!(!is_own("tuning", json!({}), true));
     }
 
+    /// Rows: FWL-firewalldZone.
     #[test]
     fn a_bridge_is_closed_before_an_interface_of_ours_comes_up() {
         let up = || Step::Configure(crate::step::Configure::default());

@@ -36,6 +36,8 @@ pub struct Expected {
     pub translation: Option<(Translate, Vec<LeasedAddress>)>,
     /// What the node forwards.
     pub admitted: Option<Admitted>,
+    /// Whether the node's packet filter has the interface send by its own Ethernet address alone.
+    pub restricted: bool,
     /// The configuration that the addresses were leased with.
     pub lease: Option<ipam::Config>,
     /// The pod's default routes that were moved, and the interface that has them now.
@@ -116,6 +118,7 @@ pub fn expected(
                     expected.admitted = Some(admitted.clone());
                 }
             }
+            Step::RestrictSender => expected.restricted = true,
             Step::Delegate(_)
             | Step::TakeMade(_)
             | Step::MoveDevice

@@ -162,6 +162,7 @@ fn place(step: Step) -> Option<Place> {
         | Step::FindReach
         | Step::Translate(_)
         | Step::Admit(_)
+        | Step::RestrictSender
         | Step::FindDevice
         | Step::Protect(_)
         | Step::ProtectAddresses

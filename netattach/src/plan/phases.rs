@@ -52,6 +52,7 @@ impl Phase {
             | Step::Delegate(_)
             | Step::FindReach
             | Step::Admit(_)
+            | Step::RestrictSender
             | Step::FindDevice
             | Step::ReadDeviceInfo(_)
             | Step::NoteProperties(_)

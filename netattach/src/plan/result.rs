@@ -264,6 +264,7 @@ pub fn from_prev_result(attachment: &AttachmentPlan, result: &CniResult) -> Resu
             | Step::FindReach
             | Step::Translate(_)
             | Step::Admit(_)
+            | Step::RestrictSender
             | Step::FindDevice
             | Step::Protect(_)
             | Step::ProtectAddresses

@@ -71,6 +71,8 @@ pub enum Inverse<'a> {
     Untranslate,
     /// Takes back what the node forwards for the attachment.
     Dismiss,
+    /// Takes back by which Ethernet address the attachment may send.
+    UnrestrictSender,
     /// Removes the attachment from the dataplane.
     Unprotect {
         /// Its number in the dataplane's maps.
@@ -112,6 +114,7 @@ impl Inverse<'_> {
             | Self::ForgetHostAccess(_)
             | Self::Untranslate
             | Self::Dismiss
+            | Self::UnrestrictSender
             | Self::Unprotect { .. } => Stage::Holdings,
             Self::Forget => Stage::Cache,
         }
@@ -151,6 +154,7 @@ pub fn inverse<'a>(
         Step::Lease(config) if config.is_kept() => Inverse::Release { config, owner: owner() },
         Step::Translate(_) => Inverse::Untranslate,
         Step::Admit(_) => Inverse::Dismiss,
+        Step::RestrictSender => Inverse::UnrestrictSender,
         Step::Delegate(delegate) => Inverse::Delegate(delegate),
         Step::Remember(_) => Inverse::Forget,
         Step::Protect(protect) => Inverse::Unprotect { id: protect.id },

@@ -82,6 +82,9 @@ pub enum Step {
     Translate(Translate),
     /// Has the node let packets from and to the attachment's addresses pass.
     Admit(Admit),
+    /// Has the node's packet filter drop what the pod sends by another Ethernet address than its interface's: for plain executables,
+    /// which have no programs. Before the interface comes up.
+    RestrictSender,
     /// Finds where the traffic of the interface that other plugins made can be judged. After all of them.
     FindDevice,
     /// Creates the attachment's record and attaches its policy and its programs.
@@ -392,6 +395,7 @@ impl Step {
             | Self::FindReach
             | Self::Translate(_)
             | Self::Admit(_)
+            | Self::RestrictSender
             | Self::FindDevice
             | Self::Protect(_)
             | Self::ProtectAddresses
@@ -487,6 +491,7 @@ impl Step {
             | Self::FindReach
             | Self::Translate(_)
             | Self::Admit(_)
+            | Self::RestrictSender
             | Self::FindDevice
             | Self::Protect(_)
             | Self::ProtectAddresses
@@ -521,6 +526,7 @@ impl Step {
             Self::FindReach => "find how the node reaches the pod".to_owned(),
             Self::Translate(translate) => translate.describe(),
             Self::Admit(_) => "have the node forward for its addresses".to_owned(),
+            Self::RestrictSender => "have it send by its own Ethernet address alone".to_owned(),
             Self::FindDevice => "find where the interface can be judged".to_owned(),
             Self::Protect(_) => "load policy and counters".to_owned(),
             Self::ProtectAddresses => "load its addresses".to_owned(),

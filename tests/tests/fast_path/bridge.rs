@@ -257,6 +257,7 @@ fn with_off_nobody_takes_it_and_everybody_says_why() {
     scene.end();
 }
 
+/// Rows: BRG-fastPath.
 #[test]
 fn a_network_can_keep_its_pods_off() {
     let scene = Scene::with(&[], |mut config| {

@@ -1,8 +1,10 @@
-//! The same configurations through the reference plugins and through ours: result, kernel and lease files agree,
-//! except where a row gives the difference and its reason.
+//! The same configurations through the reference plugins and through ours: result, kernel (links, addresses, routes, rules,
+//! sysctls) and lease files agree, except where a row gives the difference and its reason, which `deviations` has.
 //!
 //! The reference plugins are those of containernetworking/plugins in the directory that
 //! `NETATTACH_REFERENCE_PLUGINS` names.
+
+mod deviations;
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -13,126 +15,13 @@ use netattach::netlink::Handle;
 use netattach::spec::{Addressing, Bridge, Route};
 use netattach_tests::node::{WIRE, executable};
 use netattach_tests::runtime::{Call, Runtime, config, version_of, with_result};
+use netattach_tests::settings::{rules, sysctls};
 use netattach_tests::snapshot::{Link, Network, Snapshot};
 use netattach_tests::{Namespace, Node, Pod, manifest, tools};
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
-/// An intended difference.
-struct Deviation {
-    /// JSON pointers into the output of [`Rig::attach`].
-    at: &'static [&'static str],
-    /// The versions in which it occurs.
-    versions: &'static [&'static str],
-    #[expect(dead_code, reason = "for whoever reads the table")]
-    why: &'static str,
-}
-
-const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
-
-const MTU_OF_MACVLAN: Deviation = Deviation {
-    at: &["/ADD/result/interfaces/0/mtu"],
-    versions: &["1.0.0", "1.1.0"],
-    why: "the specification has had the member since 1.1.0; we fill it in",
-};
-
-const MTU_OF_BRIDGE: Deviation = Deviation {
-    at: &["/ADD/result/interfaces/0/mtu", "/ADD/result/interfaces/1/mtu", "/ADD/result/interfaces/2/mtu"],
-    versions: &["1.0.0", "1.1.0"],
-    why: "the specification has had the member since 1.1.0; we fill it in",
-};
-
-const MTU_OF_GATEWAY: Deviation = Deviation {
-    at: &["/ADD/result/interfaces/3/mtu"],
-    versions: &["1.0.0", "1.1.0"],
-    why: "the specification has had the member since 1.1.0; we fill it in",
-};
-
-const MTU_OF_PAIR: Deviation = Deviation {
-    at: &["/ADD/result/interfaces/0/mtu", "/ADD/result/interfaces/1/mtu"],
-    versions: &["1.0.0", "1.1.0"],
-    why: "the specification has had the member since 1.1.0; we fill it in",
-};
-
-const NO_RESULT_NO_LINK: Deviation = Deviation {
-    at: &["/ADD/result/code", "/attached/pod/eth0"],
-    versions: &["0.1.0", "0.2.0"],
-    why: "the result has no form in these versions: we say so before, the reference after the link was made",
-};
-
-const NO_RESULT_NO_BRIDGE: Deviation = Deviation {
-    at: &[
-        "/ADD/result/code",
-        "/attached/pod/eth0",
-        "/attached/node/the node's end",
-        "/attached/node/br0",
-        "/detached/node/br0",
-    ],
-    versions: &["0.1.0", "0.2.0"],
-    why: "the result has no form in these versions: we say so before, the reference after the links were made",
-};
-
-const CHECK_OF_L2: Deviation = Deviation {
-    at: &["/CHECK"],
-    versions: &["0.4.0", "1.0.0", "1.1.0"],
-    why: "without ipam the reference asks an address plugin without a name, and fails",
-};
-
-const LO_STAYS_UP: Deviation = Deviation {
-    at: &["/detached/pod/lo/up", "/detached/pod/lo/addresses"],
-    versions: &VERSIONS,
-    why: "lo belongs to the namespace, which ends; what still runs in it may talk to itself until then",
-};
-
-const LO_IN_ITS_VERSION: [Deviation; 2] = [
-    Deviation {
-        at: &[
-            "/ADD/result/dns",
-            "/ADD/result/interfaces",
-            "/ADD/result/ips",
-            "/ADD/result/ip4",
-            "/ADD/result/ip6",
-        ],
-        versions: &["0.1.0", "0.2.0"],
-        why: "the reference prints the newest shape whatever version it names",
-    },
-    Deviation {
-        at: &["/ADD/result/dns", "/ADD/result/ips/0/version", "/ADD/result/ips/1/version"],
-        versions: &["0.3.0", "0.3.1", "0.4.0"],
-        why: "the reference prints the newest shape whatever version it names",
-    },
-];
-
-const CODE_OF_CONFIG: Deviation = Deviation {
-    at: &["/ADD/result/code"],
-    versions: &VERSIONS,
-    why: "what is wrong with the configuration is code 7; the reference has one code for everything",
-};
-
-const DEL_OF_CONFIG: Deviation = Deviation {
-    at: &["/DEL"],
-    versions: &VERSIONS,
-    why: "nothing was made, and DEL says so; the reference refuses the configuration at DEL too",
-};
-
-const ONE_PER_FAMILY: Deviation = Deviation {
-    at: &["/ADD/result/code"],
-    versions: &["0.1.0", "0.2.0"],
-    why: "what is wrong with the configuration is code 7; the reference has one code for everything",
-};
-
-const GATEWAY_OF_ALL: [Deviation; 2] = [
-    Deviation {
-        at: &["/ADD/result/ip4/gateway"],
-        versions: &["0.1.0", "0.2.0"],
-        why: "GATEWAY is the gateway of every address whose subnet it is in; the reference passes ipam.addresses over",
-    },
-    Deviation {
-        at: &["/ADD/result/ips/0/gateway"],
-        versions: &["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"],
-        why: "the same, in the words of these versions",
-    },
-];
+use deviations::*;
 
 fn pools() -> Value {
     json!({
@@ -151,6 +40,7 @@ fn one_pool() -> Value {
 /// Rows: BRG-portIsolation, BRG-disableContainerInterface.
 /// Rows: BRG-bridge, BRG-isGateway, BRG-isDefaultGateway, BRG-hairpinMode, BRG-promiscMode, BRG-mtu, BRG-mac.
 /// Rows: BRG-dns.
+/// Rows: SYS-rules, SYS-sysctls.
 #[test]
 fn bridge_agrees_with_the_reference() {
     let with = |extra: Value| {
@@ -161,13 +51,14 @@ fn bridge_agrees_with_the_reference() {
     let fixed =
         json!({"type": "static", "addresses": [{"address": "10.1.0.7/24"}, {"address": "fd00:1::7/64"}]});
     let arg = "IgnoreUnknown=1;MAC=02:00:00:00:00:08";
-    let usual = &[MTU_OF_BRIDGE][..];
-    let l2 = &[MTU_OF_BRIDGE, NO_RESULT_NO_BRIDGE, CHECK_OF_L2][..];
+    let usual = &[MTU_OF_BRIDGE, PORT_HAS_NO_ADDRESS, DETECTION_BY_ADDRESS, NEIGHBOURS_HEAR_OF_IPV6][..];
+    let detecting = &[MTU_OF_BRIDGE, PORT_HAS_NO_ADDRESS, NEIGHBOURS_HEAR_OF_IPV6][..];
+    let l2 = &[MTU_OF_BRIDGE, NO_RESULT_NO_BRIDGE, CHECK_OF_L2, L2_PORT_HAS_NO_ADDRESS][..];
     agree(
         "bridge_agrees_with_the_reference",
         "bridge",
         &[
-            (json!({"bridge": "br0"}), "", &[MTU_OF_BRIDGE, NO_RESULT_NO_BRIDGE, CHECK_OF_L2]),
+            (json!({"bridge": "br0"}), "", l2),
             (with(json!({})), "", usual),
             (with(json!({"isGateway": true})), "", usual),
             (with(json!({"isDefaultGateway": true, "mtu": 1400, "hairpinMode": true})), "", usual),
@@ -176,7 +67,7 @@ fn bridge_agrees_with_the_reference() {
             (with(json!({"args": {"cni": {"mac": "02:00:00:00:00:07"}}})), arg, usual),
             (with(json!({"runtimeConfig": {"mac": "02:00:00:00:00:07"}})), arg, usual),
             (with(json!({"hairpinMode": true, "promiscMode": true})), "", &[CODE_OF_CONFIG]),
-            (with(json!({"portIsolation": true, "enabledad": true})), "", usual),
+            (with(json!({"portIsolation": true, "enabledad": true})), "", detecting),
             (json!({"bridge": "br0", "disableContainerInterface": true}), "", l2),
             (with(json!({"disableContainerInterface": true})), "", &[CODE_OF_CONFIG]),
             (with(json!({"vlan": 4095})), "", &[CODE_OF_CONFIG, DEL_OF_CONFIG]),
@@ -188,6 +79,7 @@ fn bridge_agrees_with_the_reference() {
 }
 
 /// Rows: PTP-link, PTP-mtu, PTP-dns, PTP-ipam.
+/// Rows: SYS-rules, SYS-sysctls.
 #[test]
 fn ptp_agrees_with_the_reference() {
     let routes = json!([{"dst": "0.0.0.0/0"}, {"dst": "::/0"}, {"dst": "10.9.0.0/16", "gw": "10.1.0.77"}]);
@@ -197,13 +89,14 @@ fn ptp_agrees_with_the_reference() {
             {"address": "10.1.0.7/24", "gateway": "10.1.0.9"}, {"address": "fd00:1::7/64", "gateway": "fd00:1::9"},
         ],
     });
-    let usual = &[MTU_OF_PAIR][..];
+    let v4 = &[MTU_OF_PAIR, NEIGHBOURS_HEAR_OF_IPV4][..];
+    let usual = &[MTU_OF_PAIR, NEIGHBOURS_HEAR_OF_IPV4, NEIGHBOURS_HEAR_OF_IPV6][..];
     agree(
         "ptp_agrees_with_the_reference",
         "ptp",
         &[
             (json!({"ipam": pools()}), "", usual),
-            (json!({"mtu": 1400, "dns": {"nameservers": ["10.0.0.53"]}, "ipam": one_pool()}), "", usual),
+            (json!({"mtu": 1400, "dns": {"nameservers": ["10.0.0.53"]}, "ipam": one_pool()}), "", v4),
             (json!({"ipam": fixed}), "", usual),
             (json!({"ipam": {"type": ""}}), "", &[CODE_OF_CONFIG, DEL_OF_CONFIG]),
         ],
@@ -211,11 +104,12 @@ fn ptp_agrees_with_the_reference() {
 }
 
 /// Rows: MVL-master, MVL-mode, MVL-mtu, MVL-mac, MVL-bcqueuelen.
+/// Rows: SYS-rules, SYS-sysctls.
 #[test]
 fn macvlan_agrees_with_the_reference() {
     let arg = "IgnoreUnknown=1;MAC=02:00:00:00:00:08";
     let l2 = &[MTU_OF_MACVLAN, NO_RESULT_NO_LINK][..];
-    let usual = &[MTU_OF_MACVLAN][..];
+    let usual = &[MTU_OF_MACVLAN, NEIGHBOURS_HEAR_OF_IPV6][..];
     agree(
         "macvlan_agrees_with_the_reference",
         "macvlan",
@@ -239,6 +133,7 @@ fn macvlan_agrees_with_the_reference() {
 }
 
 /// Rows: TAP-reference.
+/// Rows: SYS-rules, SYS-sysctls.
 #[test]
 fn tap_agrees_with_the_reference() {
     let arg = "IgnoreUnknown=1;MAC=02:00:00:00:00:08";
@@ -252,7 +147,11 @@ fn tap_agrees_with_the_reference() {
             (json!({"owner": 1000, "multiQueue": true}), "", l2),
             (json!({"owner": 0, "group": 0}), "", l2),
             (json!({"mac": "02:00:00:00:00:07", "mtu": 1400, "group": 107, "ipam": one_pool()}), "", usual),
-            (json!({"ipam": pools(), "dns": {"nameservers": ["10.0.0.53"]}}), arg, usual),
+            (
+                json!({"ipam": pools(), "dns": {"nameservers": ["10.0.0.53"]}}),
+                arg,
+                &[MTU_OF_MACVLAN, NEIGHBOURS_HEAR_OF_IPV6],
+            ),
             (json!({"owner": "x", "ipam": one_pool()}), "", &[CODE_OF_CONFIG, DEL_OF_CONFIG]),
         ],
     );
@@ -260,14 +159,24 @@ fn tap_agrees_with_the_reference() {
 
 /// Links that not every kernel has a driver for. Runs where the kernel has all of them.
 ///
-/// Rows: VLN-keys, DMY-keys, IVL-keys, BRG-vlan, BRG-vlanTrunk, BRG-preserveDefaultVlan, BRG-vlan-gateway.
+/// Rows: VLN-keys, DMY-keys, IVL-keys, IVL-chained, BRG-vlan, BRG-vlanTrunk, BRG-preserveDefaultVlan, BRG-vlan-gateway.
+/// Rows: SYS-rules, SYS-sysctls.
 #[test]
 fn drivers_that_few_kernels_have_agree_with_the_reference() {
     let test = "drivers_that_few_kernels_have_agree_with_the_reference";
     if !["dummy", "vlan", "ipvlan"].into_iter().all(tools::has_driver) {
         return tools::report_skipped(test, "the kernel has not all of dummy, vlan and ipvlan");
     }
-    let usual = &[MTU_OF_MACVLAN][..];
+    let usual = &[MTU_OF_MACVLAN, NEIGHBOURS_HEAR_OF_IPV4][..];
+    let port = &[MTU_OF_BRIDGE, PORT_HAS_NO_ADDRESS, DETECTION_BY_ADDRESS][..];
+    let gateway = &[
+        MTU_OF_BRIDGE,
+        MTU_OF_GATEWAY,
+        PORT_HAS_NO_ADDRESS,
+        PORT_OF_GATEWAY,
+        DETECTION_BY_ADDRESS,
+        NO_LINK_LOCAL,
+    ][..];
     let few = &["0.4.0", "1.0.0", "1.1.0"][..];
     let with = |extra: Value| {
         let mut keys = json!({"bridge": "br0", "ipam": one_pool()});
@@ -280,14 +189,10 @@ fn drivers_that_few_kernels_have_agree_with_the_reference() {
         test,
         "bridge",
         &[
-            (with(json!({"vlan": 100, "isGateway": true})), "", &[MTU_OF_BRIDGE, MTU_OF_GATEWAY]),
-            (
-                with(json!({"vlan": 100, "preserveDefaultVlan": false, "vlanTrunk": trunk})),
-                "",
-                &[MTU_OF_BRIDGE],
-            ),
-            (with(json!({"vlan": 100, "preserveDefaultVlan": true})), "", &[MTU_OF_BRIDGE]),
-            (with(json!({"vlanTrunk": trunk})), "", &[MTU_OF_BRIDGE]),
+            (with(json!({"vlan": 100, "isGateway": true})), "", gateway),
+            (with(json!({"vlan": 100, "preserveDefaultVlan": false, "vlanTrunk": trunk})), "", port),
+            (with(json!({"vlan": 100, "preserveDefaultVlan": true})), "", port),
+            (with(json!({"vlanTrunk": trunk})), "", port),
         ],
     );
     agree_in(few, test, "dummy", &[(json!({"ipam": one_pool()}), "", usual)]);
@@ -295,8 +200,21 @@ fn drivers_that_few_kernels_have_agree_with_the_reference() {
         few,
         test,
         "ipvlan",
-        &[(json!({"master": "uplink", "mode": "l3", "ipam": one_pool()}), "", usual)],
+        &[(
+            json!({"master": "uplink", "mode": "l3", "ipam": one_pool()}),
+            "",
+            &[MTU_OF_MACVLAN, NEIGHBOURS_HEAR_OF_IPV6],
+        )],
     );
+    for &version in few {
+        let before = json!({
+            "cniVersion": version, "interfaces": [{"name": "uplink"}], "dns": {},
+            "ips": [{"version": "4", "address": "10.1.0.7/24", "gateway": "10.1.0.9", "interface": 0}],
+            "routes": [{"dst": "10.9.0.0/16", "gw": "10.1.0.77"}],
+        });
+        let chained = &[MTU_OF_MACVLAN, NEIGHBOURS_HEAR_OF_IPV6, CHECK_WITHOUT_MASTER][..];
+        agree_in(&[version], test, "ipvlan", &[(json!({"prevResult": before}), "", chained)]);
+    }
     agree_in(
         few,
         test,
@@ -378,7 +296,8 @@ fn interfaces_with_static_addresses_agree_with_the_reference() {
     });
     let test = "interfaces_with_static_addresses_agree_with_the_reference";
     let keys = json!({"bridge": "br0", "isGateway": true, "ipam": ipam});
-    agree(test, "bridge", &[(keys, "", &[MTU_OF_BRIDGE])]);
+    let of_bridge = &[MTU_OF_BRIDGE, PORT_HAS_NO_ADDRESS, DETECTION_BY_ADDRESS, NEIGHBOURS_HEAR_OF_IPV6][..];
+    agree(test, "bridge", &[(keys, "", of_bridge)]);
     agree(test, "macvlan", &[(json!({"master": "uplink", "ipam": ipam}), "", &[MTU_OF_MACVLAN])]);
 }
 
@@ -618,10 +537,15 @@ impl Rig {
         if result.get("code").is_some() { json!({"code": result["code"]}) } else { result }
     }
 
-    /// Links, addresses and routes of pod and node, and the reservations.
+    /// Links with addresses, routes and sysctls of pod and node, their rules, and the reservations.
     fn snapshot(&self) -> Value {
-        let inside = Handle::open_in(self.pod.netns()).unwrap();
-        json!({"pod": links(inside), "node": links(self.node()), "files": self.files()})
+        let (pod, node) = (&self.pod, &self.runtime.node);
+        let of_all = |namespace| json!(sysctls(namespace, "all").unwrap());
+        json!({
+            "pod": links(pod), "node": links(node), "files": self.files(),
+            "rules": {"pod": rules(pod).unwrap(), "node": rules(node).unwrap()},
+            "sysctls of all": {"pod": of_all(pod), "node": of_all(node)},
+        })
     }
 
     fn files(&self) -> Value {
@@ -642,7 +566,8 @@ impl Rig {
 }
 
 /// Every link by its name; a node's ends of veths, whose names do not matter, by their kind.
-fn links(mut handle: Handle) -> Value {
+fn links(namespace: &Namespace) -> Value {
+    let mut handle = Handle::open_in(namespace.netns()).unwrap();
     let all = handle.links().unwrap();
     let routes = handle.routes().unwrap();
     let vlans = handle.port_vlans().unwrap();
@@ -685,6 +610,7 @@ fn links(mut handle: Handle) -> Value {
                 "isolated": link.isolated, "vlans": vlans,
                 "mode": link.mode.map(|mode| format!("{mode:?}")),
                 "addresses": addresses, "routes": through,
+                "sysctls": sysctls(namespace, &link.name).unwrap(),
             }),
         );
     }

@@ -9,6 +9,7 @@ use netattach::netlink::Handle;
 use netattach_tests::manifest::{self, NAMESPACE};
 use netattach_tests::node::{WIRE, executable, ip};
 use netattach_tests::runtime::{Call, Runtime, config, with_result};
+use netattach_tests::settings::Settings;
 use netattach_tests::snapshot::{Network, Snapshot};
 use netattach_tests::traffic::{PATIENCE, ping};
 use netattach_tests::{Namespace, Node, Pod, tools};
@@ -27,8 +28,8 @@ struct Side {
 #[derive(Debug, PartialEq)]
 struct Seen {
     answers: Vec<(Option<i32>, Value)>,
-    attached: Routing,
-    detached: Routing,
+    attached: (Routing, Settings),
+    detached: (Routing, Settings),
 }
 
 /// Rules as source and table, and the routes of their tables and of the main one. Only those of the source's family, as
@@ -112,12 +113,13 @@ impl Side {
         };
         let mut answers = vec![ran("ADD", &previous)];
         let result = answers[0].1.clone();
-        let attached = Routing::of(&self.pod);
+        let shown = || (Routing::of(&self.pod), Settings::of(&self.pod).unwrap());
+        let attached = shown();
         if answers[0].0 == Some(0) {
             answers.push(ran("CHECK", &result));
         }
         answers.extend([ran("DEL", &previous), ran("DEL", &previous)]);
-        Seen { answers, attached, detached: Routing::of(&self.pod) }
+        Seen { answers, attached, detached: shown() }
     }
 }
 
@@ -129,6 +131,7 @@ fn own() -> TempDir {
 }
 
 /// Rows: SBR-keys.
+/// Rows: SYS-rules, SYS-sysctls.
 #[test]
 fn sbr_agrees_with_the_reference() {
     let test = "sbr_agrees_with_the_reference";

@@ -9,6 +9,7 @@ use netattach::spec::Properties;
 use netattach_tests::manifest::{self, NAMESPACE};
 use netattach_tests::node::{WIRE, executable, ip};
 use netattach_tests::runtime::{Call, Runtime, config, with_result};
+use netattach_tests::settings::Settings;
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::{Namespace, Node, Pod, tools};
 use serde_json::{Value, json};
@@ -27,9 +28,9 @@ struct Side {
 #[derive(Debug, PartialEq)]
 struct Seen {
     answers: Vec<(Option<i32>, Value)>,
-    attached: (Properties, String),
+    attached: (Properties, String, Settings),
     file: Value,
-    detached: Properties,
+    detached: (Properties, Settings),
     is_file_gone: bool,
 }
 
@@ -77,18 +78,21 @@ impl Side {
         };
         let mut answers = vec![ran("ADD", &previous)];
         let result = answers[0].1.clone();
-        let attached = (self.properties(), self.setting("core/somaxconn"));
+        let settings = || Settings::of(&self.pod).unwrap();
+        let attached = (self.properties(), self.setting("core/somaxconn"), settings());
         let path = data.join("c1_eth0.json");
         let file = fs::read(&path).map_or(Value::Null, |content| serde_json::from_slice(&content).unwrap());
         answers.push(ran("CHECK", &result));
         ip(&self.pod, &["link", "set", "eth0", "mtu", "1290"]).unwrap();
         answers.push(ran("CHECK", &result));
         answers.extend([ran("DEL", &result), ran("DEL", &result)]);
-        Seen { answers, attached, file, detached: self.properties(), is_file_gone: !path.exists() }
+        let detached = (self.properties(), settings());
+        Seen { answers, attached, file, detached, is_file_gone: !path.exists() }
     }
 }
 
 /// Rows: TUN-keys.
+/// Rows: SYS-rules, SYS-sysctls.
 #[test]
 fn tuning_agrees_with_the_reference() {
     let test = "tuning_agrees_with_the_reference";

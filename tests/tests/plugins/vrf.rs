@@ -10,6 +10,7 @@ use netattach::netlink::Handle;
 use netattach_tests::manifest::{self, NAMESPACE};
 use netattach_tests::node::{WIRE, executable, ip};
 use netattach_tests::runtime::{Call, Runtime, config, with_result};
+use netattach_tests::settings::Settings;
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{PATIENCE, SILENCE, eventually, ping};
 use netattach_tests::{Namespace, Node, Pod, tools};
@@ -26,8 +27,8 @@ struct Side {
 #[derive(Debug, PartialEq)]
 struct Seen {
     answers: Vec<(Option<i32>, Value)>,
-    attached: BTreeMap<String, Shown>,
-    detached: BTreeMap<String, Shown>,
+    attached: (BTreeMap<String, Shown>, Settings),
+    detached: (BTreeMap<String, Shown>, Settings),
 }
 
 /// A link: kind, whether it is up, table, the name of what it is a port of, addresses, routes of all tables.
@@ -120,12 +121,13 @@ impl Side {
         };
         let mut answers = vec![ran("ADD", &previous(version))];
         let result = answers[0].1.clone();
-        let attached = shown(&self.pod);
+        let whole = || (shown(&self.pod), Settings::of(&self.pod).unwrap());
+        let attached = whole();
         if answers[0].0 == Some(0) {
             answers.push(ran("CHECK", &result));
             answers.extend([ran("DEL", &result), ran("DEL", &result)]);
         }
-        Seen { answers, attached, detached: shown(&self.pod) }
+        Seen { answers, attached, detached: whole() }
     }
 }
 
@@ -147,6 +149,7 @@ fn own() -> TempDir {
 }
 
 /// Rows: VRF-keys.
+/// Rows: SYS-rules, SYS-sysctls.
 #[test]
 fn vrf_agrees_with_the_reference() {
     let test = "vrf_agrees_with_the_reference";

@@ -1,4 +1,5 @@
-//! An interface plugin: `loopback`, `veth`, `bridge`, `macvlan`, `ipvlan`.
+//! An interface plugin: `loopback`, `veth`, `bridge`, `macvlan`, `ipvlan` and others. All but `loopback` and `ipvlan` can only be
+//! the first plugin of a list.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -11,6 +12,7 @@ use crate::attach::undo::undo;
 use crate::attach::{AttachError, Doing, Node, StepError, facts};
 use crate::cni::{self, CniError, Command, code, json};
 use crate::error_chain::Chain;
+use crate::firewall::senders;
 use crate::ipam::{self, Owner};
 use crate::link::{Driver, Facts};
 use crate::nat::without_agent::{self, Plugin};
@@ -65,7 +67,7 @@ impl Interface<'_> {
         let attachment = one(&sandbox, self.driver, request, &self.facts()?)?;
         self.check_args(&attachment)?;
         let is_loopback = self.driver.kind() == "loopback";
-        if previous.is_some() && !is_loopback {
+        if previous.is_some() && !is_loopback && self.driver.lacks_alone().is_none() {
             let msg = format!(
                 "key prevResult: {} makes an interface and can only be the first plugin of a list",
                 self.driver.kind()
@@ -77,8 +79,8 @@ impl Interface<'_> {
         let carried_out =
             apply(self.node, &plan, &netns, &mut progress).map_err(CniError::from).and_then(|()| {
                 let result = match previous {
-                    Some(previous) => previous,
-                    None => result::result(&plan.sandbox, &plan.attachments[0], progress.outputs.of(0))?,
+                    Some(previous) if is_loopback => previous,
+                    _ => result::result(&plan.sandbox, &plan.attachments[0], progress.outputs.of(0))?,
                 };
                 result.to_value(request.version)
             });
@@ -180,7 +182,8 @@ impl Interface<'_> {
         Ok(check_delegates(self.node, &sandbox, &attachment, None)?)
     }
 
-    /// Interfaces disappear with their namespaces; only addresses and what is translated for them can be left over.
+    /// Interfaces disappear with their namespaces; only addresses, what is translated for them, and by which Ethernet address they
+    /// may send can be left over.
     fn gc(&self) -> Result<(), CniError> {
         let Some(valid) = &self.request.valid_attachments else { return Ok(()) };
         let in_use: Vec<Owner> = valid.iter().map(Owner::from).collect();
@@ -194,6 +197,10 @@ impl Interface<'_> {
             if let Step::Translate(_) = step {
                 chained::collect(Plugin::Link, &self.request.name, valid)?;
             }
+            if let Step::RestrictSender = step {
+                senders::collect(&self.request.name, &chained::pairs(valid))
+                    .map_err(|error| chained::cannot(error.into()))?;
+            }
         }
         self.forward(&sandbox, &attachment)
     }
@@ -206,7 +213,7 @@ impl Interface<'_> {
         // The name does not matter: STATUS concerns no interface.
         request.ifname = "eth0".into();
         let attachment = match one(&sandbox, self.driver, &request, &Facts::default()) {
-            Err(_) if ipam::is_completed_at_add(&self.request.config) => return Ok(()),
+            Err(error) if self.is_completed_at_add(&error) => return Ok(()),
             planned => planned?,
         };
         check_node(self.node, &attachment)?;
@@ -214,7 +221,16 @@ impl Interface<'_> {
             without_agent::is_possible()
                 .map_err(|error| CniError::from_chain(code::NOT_AVAILABLE, &StepError::from(error)))?;
         }
+        if attachment.steps.contains(&Step::RestrictSender) {
+            senders::is_possible().map_err(|error| CniError::from_chain(code::NOT_AVAILABLE, &error))?;
+        }
         self.forward(&sandbox, &attachment)
+    }
+
+    /// Whether what the configuration lacks may come with ADD: from the runtime, or from a plugin before this one.
+    fn is_completed_at_add(&self, error: &CniError) -> bool {
+        let of_others = self.driver.lacks_alone().map(CniError::from);
+        ipam::is_completed_at_add(&self.request.config) || of_others.as_ref() == Some(error)
     }
 
     /// Forwards the request to the address management plugin of the configuration, if there is one.

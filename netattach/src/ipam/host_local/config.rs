@@ -377,6 +377,7 @@ mod tests {
         assert_eq!(shown(&config.sets), ["10.0.0.1-10.0.0.254"]);
     }
 
+    /// Rows: HLC-exclude.
     #[test]
     fn refusals_name_the_key() {
         let ipam = |ipam: Value| json!({"cniVersion": "1.0.0", "name": "n", "ipam": ipam});

@@ -116,6 +116,7 @@ mod tests {
         (span, range.size, range.used, range.free, range.free_runs, longest, range.longest_free_size)
     }
 
+    /// Rows: HLC-exclude.
     #[test]
     fn a_range_has_what_can_be_given_without_gateway_and_excluded_networks() {
         let ipam = json!({"type": "host-local", "exclude": ["10.0.0.8/30"], "subnet": "10.0.0.0/28"});

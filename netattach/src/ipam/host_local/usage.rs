@@ -60,6 +60,7 @@ mod tests {
         of(&config, &reserved).into_iter().map(|it| (it.family, it.size, it.used)).collect()
     }
 
+    /// Rows: HLC-exclude.
     #[test]
     fn neither_the_gateway_nor_what_is_excluded_can_be_given() {
         let subnet = |rest: serde_json::Value| {

@@ -70,6 +70,12 @@ pub(super) fn load_address(version: Version, address: Address, to: u32) -> Vec<u
     load(NETWORK, version.offset(address), version.address_length(), to)
 }
 
+/// Loads the Ethernet address that a frame says it is from.
+pub(super) fn load_sender(to: u32) -> Vec<u8> {
+    const LINK: u32 = 0;
+    load(LINK, 6, 6, to)
+}
+
 /// Loads the first byte of an IPv4 address.
 pub(super) fn load_first_byte(address: Address, to: u32) -> Vec<u8> {
     const NETWORK: u32 = 1;

@@ -9,6 +9,7 @@
 //! | `nat_table`, `nat` | the table that translates addresses: its sets, chains and rules; its transactions |
 //! | `noted` | the same table as processes without an agent share it: elements say whose they are |
 //! | `kept` | sockets that are used again |
+//! | `senders` | who may send by which port of a bridge, for processes without an agent |
 //! | `filter`, `filter_rule` | the tables `filter` of `iptables-nft`, whose rules have another form |
 
 mod batch;
@@ -19,6 +20,7 @@ mod kept;
 pub mod nat;
 mod nat_table;
 mod noted;
+pub mod senders;
 
 use std::collections::BTreeSet;
 use std::io;

@@ -66,12 +66,17 @@ pub fn comment_of_another(owner: &str) -> Result<Option<String>, Error> {
 
 /// The comment of a table, if there is the table and it has one.
 pub(in crate::netlink) fn comment(table: &str) -> Result<Option<String>, Error> {
-    Ok(look_at(table)?.as_deref().and_then(nat_table::comment_in))
+    comment_in_family(Family::Inet, table)
+}
+
+/// As [`comment`], of a table of that family.
+pub(super) fn comment_in_family(family: Family, table: &str) -> Result<Option<String>, Error> {
+    Ok(look_at(family, table)?.as_deref().and_then(nat_table::comment_in))
 }
 
 /// What the kernel says of a table; `None`: there is none.
-fn look_at(table: &str) -> Result<Option<Vec<u8>>, Error> {
-    find("NFT_MSG_GETTABLE", kinds(GET_TABLE, NEW_TABLE), Family::Inet, &attribute(1, &text(table)))
+fn look_at(family: Family, table: &str) -> Result<Option<Vec<u8>>, Error> {
+    find("NFT_MSG_GETTABLE", kinds(GET_TABLE, NEW_TABLE), family, &attribute(1, &text(table)))
 }
 
 /// Whether there is a table of that name and it is dormant: the kernel lists its chains and rules as those of any other, and runs
@@ -79,11 +84,11 @@ fn look_at(table: &str) -> Result<Option<Vec<u8>>, Error> {
 ///
 /// # Errors
 /// The kernel does not answer.
-pub(in crate::netlink) fn is_dormant(table: &str) -> Result<bool, Error> {
+pub(in crate::netlink) fn is_dormant(family: Family, table: &str) -> Result<bool, Error> {
     /// `NFTA_TABLE_FLAGS`, big-endian, and one of them: `linux/netfilter/nf_tables.h`.
     const FLAGS: u16 = 2;
     const DORMANT: u32 = 1;
-    let shown = look_at(table)?.unwrap_or_default();
+    let shown = look_at(family, table)?.unwrap_or_default();
     let flags = attributes_of(&shown).find(|(kind, _)| *kind == FLAGS);
     let flags = flags.and_then(|(_, value)| value.try_into().ok()).map_or(0, u32::from_be_bytes);
     Ok(flags & DORMANT != 0)
@@ -123,17 +128,22 @@ pub fn shape() -> Result<Shape, Error> {
 
 /// As [`shape`], of the table of that name.
 pub(super) fn shape_of(table: &str) -> Result<Shape, Error> {
+    shape_in_family(Family::Inet, table)
+}
+
+/// As [`shape`], of the table of that name in that family.
+pub(super) fn shape_in_family(family: Family, table: &str) -> Result<Shape, Error> {
     let mut shape = Vec::new();
-    let chains = dump("NFT_MSG_GETCHAIN", kinds(GET_CHAIN, NEW_CHAIN), Family::Inet, &[], &mut |chain| {
+    let chains = dump("NFT_MSG_GETCHAIN", kinds(GET_CHAIN, NEW_CHAIN), family, &[], &mut |chain| {
         if is_of(chain, table) {
             // Name, hook with its priority, and kind: not the counts of users, nor the number.
             shape.push(only(chain, &[3, 4, 7]));
         }
     })?;
     // Whose chains are all there, and on no hook.
-    shape.extend(is_dormant(table)?.then(|| b"dormant".to_vec()));
+    shape.extend(is_dormant(family, table)?.then(|| b"dormant".to_vec()));
     let only_its = attribute(1, &text(table));
-    let rules = dump("NFT_MSG_GETRULE", kinds(GET_RULE, NEW_RULE), Family::Inet, &only_its, &mut |rule| {
+    let rules = dump("NFT_MSG_GETRULE", kinds(GET_RULE, NEW_RULE), family, &only_its, &mut |rule| {
         if is_of(rule, table) {
             shape.push(only(rule, &[2, 4]));
         }
@@ -173,9 +183,17 @@ pub fn elements_of(table: &str, set: Set) -> Result<BTreeSet<Element>, Error> {
 
 /// Passes the attributes of each element that the kernel has of a table's set.
 pub(super) fn each_element(table: &str, set: Set, each: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
-    let only = [attribute(1, &text(table)), attribute(2, &text(set.name()))].concat();
+    each_element_of((Family::Inet, table, set.name()), each)
+}
+
+/// As [`each_element`], of a set of a table of that family.
+pub(super) fn each_element_of(
+    (family, table, set): (Family, &str, &str),
+    each: &mut dyn FnMut(&[u8]),
+) -> Result<(), Error> {
+    let only = [attribute(1, &text(table)), attribute(2, &text(set))].concat();
     let kinds = kinds(GET_ELEMENT, NEW_ELEMENT);
-    let whole = dump("NFT_MSG_GETSETELEM", kinds, Family::Inet, &only, &mut |message| {
+    let whole = dump("NFT_MSG_GETSETELEM", kinds, family, &only, &mut |message| {
         let lists = attributes_of(message).filter(|(kind, _)| *kind == 3);
         lists.flat_map(|(_, list)| attributes_of(list)).for_each(|(_, element)| each(element));
     })?;

@@ -41,8 +41,8 @@ pub(super) const USER_DATA: u16 = 6;
 const COMMENT: u8 = 0;
 
 /// `enum nf_tables_msg_types`.
-const DELETE_TABLE: u16 = 2;
-const NEW_SET: u16 = 9;
+pub(super) const DELETE_TABLE: u16 = 2;
+pub(super) const NEW_SET: u16 = 9;
 
 /// A set of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,10 +1,16 @@
 //! `host-device`: a device of the node in a pod, and back.
 
+use std::net::IpAddr;
+use std::time::Instant;
+
+use ipnet::IpNet;
 use netattach::netlink::{DeviceState, Handle};
 use netattach_tests::Namespace;
 use netattach_tests::node::ip;
+use netattach_tests::raw::RawSocket;
 use netattach_tests::runtime::{Call, config, with_result};
 use netattach_tests::tools;
+use netattach_tests::traffic::{PATIENCE, eventually, stretched};
 use serde_json::{Value, json};
 
 use super::{MAC, Rig, addresses, mac_of};
@@ -55,6 +61,46 @@ fn a_device_goes_to_the_pod_and_comes_back_under_its_name_as_often_as_it_is_aske
     ip(&rig.runtime.node, &["link", "del", "card1"]).unwrap();
     rig.after("DEL", &config, &result);
     assert_eq!(rig.reserved(), [""; 0]);
+}
+
+/// Rows: SRV-awaits.
+#[test]
+fn neighbours_are_told_once_a_late_carrier_is_there_and_no_add_waits_long_for_one_that_never_comes() {
+    let rig = Rig::new();
+    ip(&rig.runtime.node, &["link", "add", CARD, "type", "veth", "peer", "name", "card1"]).unwrap();
+    let mut config = keys(&rig);
+    config["mac"] = json!(MAC);
+    // Nobody comes up at the other end.
+    let began = Instant::now();
+    let result = rig.add(&config);
+    assert!(began.elapsed() < stretched(PATIENCE));
+    let inside = card(rig.inside(), "eth0").unwrap();
+    assert!(inside.link.up);
+    assert_eq!(addresses(&mut rig.inside(), inside.link.index), ["10.1.0.2/24", "fd00:1::2/64"]);
+    rig.after("CHECK", &config, &result);
+    rig.after("DEL", &config, &result);
+    // Somebody does while the ADD waits: what had been announced before that would be lost.
+    let outside = RawSocket::open(&rig.runtime.node, "card1").unwrap();
+    assert!(outside.frames().is_err(), "it is down");
+    let result = std::thread::scope(|scope| {
+        let coming = scope.spawn(|| {
+            let is_up = || card(rig.inside(), "eth0").is_some_and(|device| device.link.up);
+            assert!(eventually(PATIENCE, is_up));
+            let mut node = rig.node();
+            let other = node.link("card1").unwrap().index;
+            node.ensure_up(other).unwrap();
+        });
+        let result = rig.add(&config);
+        coming.join().unwrap();
+        result
+    });
+    let address: IpNet = result["ips"][0]["address"].as_str().unwrap().parse().unwrap();
+    let IpAddr::V4(address) = address.addr() else { panic!("{address}") };
+    // Of a request for its own address (RFC 826): sender by Ethernet and by IP, nobody, and the same.
+    let told = [&[2_u8, 0, 0, 0, 0, 7][..], &address.octets(), &[0; 6], &address.octets()].concat();
+    let frames = outside.frames_until(&told, PATIENCE).unwrap();
+    assert!(frames.last().is_some_and(|frame| frame.ends_with(&told)), "{frames:?}");
+    rig.after("DEL", &config, &result);
 }
 
 /// Rows: HDV-in-use, HDV-keys.

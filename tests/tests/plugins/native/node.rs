@@ -116,6 +116,7 @@ fn a_macvlan_has_the_mode_that_was_asked_for() {
     }
 }
 
+/// Rows: MVL-macvtap.
 #[test]
 fn a_macvtap_has_the_mode_that_was_asked_for_and_its_device() {
     for (word, mode) in [

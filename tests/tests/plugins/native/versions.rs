@@ -145,6 +145,7 @@ fn macvlan_attaches_and_detaches_in_every_version() {
     }
 }
 
+/// Rows: VTH-keys.
 #[test]
 fn veth_attaches_and_detaches_in_every_version() {
     for version in VERSIONS {

@@ -292,6 +292,7 @@ fn saved(scene: &Scene) -> Vec<String> {
 }
 
 /// Rows: FWL-reference.
+/// Rows: SYS-rules, SYS-sysctls.
 #[test]
 fn the_rules_are_those_of_the_reference() {
     let test = "the_rules_are_those_of_the_reference";

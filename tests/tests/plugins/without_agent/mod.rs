@@ -1,7 +1,7 @@
 //! What the node does for pods by plain executables, without an agent: who is masqueraded, ports of the node, limits.
 //!
 //! `ports` has the chained plugin `portmap`, `masquerade` the key `ipMasq` of `bridge` and `ptp`, `limits` the chained
-//! plugin `bandwidth`, `firewall` the one of that name; `loopback` devices that 127.0.0.1 leads out by; `at_once` several processes that change the node's packet filter, `reference` the same
+//! plugin `bandwidth`, `firewall` the one of that name, `senders` the key `macspoofchk` of `bridge`; `loopback` devices that 127.0.0.1 leads out by; `at_once` several processes that change the node's packet filter, `reference` the same
 //! configurations by the reference plugins.
 
 mod at_once;
@@ -11,6 +11,7 @@ mod loopback;
 mod masquerade;
 mod ports;
 mod reference;
+mod senders;
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener};

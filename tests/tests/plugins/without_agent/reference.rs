@@ -4,6 +4,7 @@
 use std::os::unix::fs::symlink;
 
 use netattach::netlink::Handle;
+use netattach_tests::settings::Settings;
 use netattach_tests::tools;
 use netattach_tests::traffic::{Echo, SILENCE, connects};
 
@@ -29,8 +30,33 @@ pub(super) fn in_version(version: &str, config: &Value) -> Value {
     config
 }
 
+/// What a plugin answers, and rules and sysctls of node and pod after ADD and after DEL.
+#[derive(Debug, PartialEq)]
+pub(super) struct Verbs {
+    answers: Vec<(Option<i32>, Value)>,
+    attached: [Settings; 2],
+    detached: [Settings; 2],
+}
+
+/// The sysctl that has addresses of loopback leave by a device. Ours sets a value of its own, by which it is found again, and
+/// takes it back with the last port; the reference leaves it: `loopback` looks at that.
+const LOOPBACK: &str = "ipv4.route_localnet";
+
+fn settings(scene: &Scene, pod: &Attached) -> [Settings; 2] {
+    [scene.node(), &pod.namespace].map(|namespace| {
+        let mut found = Settings::of(namespace).unwrap().without(LOOPBACK);
+        // Intermediate devices, whose names are each implementation's own.
+        found.sysctls = found
+            .sysctls
+            .into_iter()
+            .map(|(name, its)| (if name.starts_with("bwp") { "bwp".to_owned() } else { name }, its))
+            .collect();
+        found
+    })
+}
+
 /// ADD, CHECK and DEL in a version: exit codes and the result, without what is of each run alone.
-pub(super) fn verbs(scene: &Scene, version: &str, chained: &Value) -> Vec<(Option<i32>, Value)> {
+pub(super) fn verbs(scene: &Scene, version: &str, chained: &Value) -> Verbs {
     let bridge = in_version(version, &scene.bridge(&json!({})));
     let pod = scene.add("a", &[bridge]);
     let chained = in_version(version, chained);
@@ -40,10 +66,12 @@ pub(super) fn verbs(scene: &Scene, version: &str, chained: &Value) -> Vec<(Optio
     };
     let mut answers = vec![ask("ADD", pod.result())];
     let result = answers[0].1.clone();
+    let attached = settings(scene, &pod);
     if ["0.4.0", "1.0.0", "1.1.0"].contains(&version) {
         answers.push(ask("CHECK", &result));
     }
     answers.extend([ask("DEL", &result), ask("DEL", &result)]);
+    let detached = settings(scene, &pod);
     scene.del(&pod);
     // Ethernet addresses, the path of the namespace and the name of an intermediate device.
     for (_, answer) in &mut answers {
@@ -58,7 +86,7 @@ pub(super) fn verbs(scene: &Scene, version: &str, chained: &Value) -> Vec<(Optio
             interface.as_object_mut().unwrap().retain(|key, value| key != "sandbox" || value != "");
         }
     }
-    answers
+    Verbs { answers, attached, detached }
 }
 
 /// Who gets through to the pod by its port, and whom the pod sees then: outside, the node, 127.0.0.1, a neighbour.
@@ -77,6 +105,7 @@ fn reached(scene: &Scene, chained: &Value) -> Vec<Option<IpAddr>> {
 }
 
 /// Rows: PMP-reference.
+/// Rows: SYS-rules, SYS-sysctls.
 #[test]
 fn portmap_agrees_with_the_reference() {
     let test = "portmap_agrees_with_the_reference";
@@ -105,6 +134,7 @@ fn portmap_agrees_with_the_reference() {
 }
 
 /// Rows: BWD-reference, BWD-each-other.
+/// Rows: SYS-rules, SYS-sysctls.
 #[test]
 fn bandwidth_agrees_with_the_reference() {
     let test = "bandwidth_agrees_with_the_reference";

@@ -176,7 +176,7 @@ fn policies_hold_with(attach: &str) {
     scene.end();
 }
 
-/// Rows: C17.
+/// Rows: C17, MVL-macvtap.
 #[test]
 fn policies_hold_on_macvtaps() {
     // As long as no program has its character device open, its frames are the pod's kernel's.

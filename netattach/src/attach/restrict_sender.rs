@@ -1,0 +1,40 @@
+//! `macspoofchk` of a plain executable: by which Ethernet address a pod may send, in the node's packet filter.
+
+use super::StepError;
+use crate::firewall::senders::{self, Whose};
+use crate::plan::check::Expected;
+use crate::plan::{AttachmentPlan, Sandbox};
+use crate::step::Brought;
+
+fn whose<'a>(sandbox: &'a Sandbox, attachment: &'a AttachmentPlan) -> Whose<'a> {
+    Whose { network: &attachment.config_name, container: &sandbox.container_id, ifname: &attachment.ifname }
+}
+
+/// Restricts the interface that the steps before have made.
+pub(super) fn attach(
+    (sandbox, attachment): (&Sandbox, &AttachmentPlan),
+    outputs: Brought<'_>,
+) -> Result<(), StepError> {
+    let (host, pod) = crate::plan::result::link(outputs).ok_or(StepError::Missing("a link"))?;
+    let host = host.ok_or(StepError::Missing("an end on the node"))?;
+    let mac = pod.mac.ok_or(StepError::Missing("an Ethernet address"))?;
+    Ok(senders::attach(&whose(sandbox, attachment), &host.name, mac)?)
+}
+
+/// Takes back what restricts an interface, whether or not there is anything.
+pub(super) fn detach(sandbox: &Sandbox, attachment: &AttachmentPlan) -> Result<(), StepError> {
+    Ok(senders::detach(&whose(sandbox, attachment))?)
+}
+
+/// What the node lacks of it, in words.
+pub(super) fn difference(
+    (sandbox, attachment): (&Sandbox, &AttachmentPlan),
+    want: &Expected,
+) -> Result<Option<String>, StepError> {
+    let port = want.host.as_ref().map(|host| host.name.as_str());
+    let mac = want.pod.as_ref().and_then(|pod| pod.mac);
+    match (port, mac) {
+        (Some(port), Some(mac)) => Ok(senders::difference(&whose(sandbox, attachment), port, mac)?),
+        _ => Ok(Some("the result does not say by which Ethernet address the interface may send".to_owned())),
+    }
+}

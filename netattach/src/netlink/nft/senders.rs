@@ -1,0 +1,344 @@
+//! The table by which bridges drop what pods send by another Ethernet address than theirs, for plain executables: they have no
+//! programs that could judge a frame.
+//!
+//! Its one rule never changes. Whom it is for is said by the elements of two sets, whose comments say whose they are:
+//!
+//! | set | element |
+//! |---|---|
+//! | `ports` | name of a port of a bridge: only what `senders` has may come by it |
+//! | `senders` | name of a port, and an Ethernet address that may be sent by |
+//!
+//! The cost of a frame does not grow with the number of pods. A change takes effect only if nobody has changed anything since the
+//! table was read.
+
+use super::super::Error;
+use super::batch::{
+    APPEND, CREATE, GET_CHAIN, GET_RULE, NEW_CHAIN, NEW_RULE, NEW_TABLE, attribute, nested, number,
+    object_in, text, transact, transact_at,
+};
+use super::expression::{Meta, drop_it, if_in, if_not_in, load_meta, load_sender};
+use super::nat::{DELETE_ELEMENT, NEW_ELEMENT, comment_in_family, each_element_of, shape_in_family};
+use super::nat_table::{DELETE_TABLE, NEW_SET, USER_DATA, comment_in, comment_of_data, user_data};
+use super::noted::generation_if_any;
+use super::{Family, NESTED, attribute_in, attributes_of, dump, name};
+use crate::mac::Mac;
+
+/// The name of the table, in the family of bridges.
+pub const TABLE: &str = "netattach-cni";
+
+/// A table that is never there: see [`is_possible`].
+const PROBE: &str = "netattach-probe";
+
+/// What the comment of the table says: what the comments of its elements are. Another one is of another version.
+const COMMENT: &str = "netattach-cni 1: owner, network, container, interface";
+
+const NAME: &str = "NFT_MSG_NEWSETELEM";
+const CHAIN: &str = "prerouting";
+const PORTS: &str = "ports";
+const SENDERS: &str = "senders";
+/// Length of the name of a device, padded with zeros, and of an Ethernet address in whole words.
+const PORT_LENGTH: usize = 16;
+const MAC_LENGTH: usize = 8;
+/// Elements in one message: all of them are one attribute, of at most 64 KiB.
+const AT_ONCE: usize = 256;
+
+/// An element of one of the sets.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Element {
+    /// The port.
+    pub port: String,
+    /// Who may send by it; `None`: that only those may who are listed.
+    pub sender: Option<Mac>,
+    /// The comment: at most [`super::nat::MOST_NOTE`] bytes.
+    pub note: String,
+}
+
+/// The table as it was read.
+#[derive(Debug, Clone)]
+pub struct View {
+    /// The packet filter's generation before it was read.
+    generation: u32,
+    /// Whether there is a table of that name.
+    is_there: bool,
+    /// Whether it has the chain and the rule that it should have.
+    is_whole: bool,
+    elements: Vec<Element>,
+}
+
+impl View {
+    /// The elements.
+    pub fn elements(&self) -> &[Element] {
+        &self.elements
+    }
+
+    /// Whether the elements have an effect: the table has its chain and its rule.
+    pub fn is_whole(&self) -> bool {
+        self.is_whole
+    }
+}
+
+/// Whether the kernel has what the table needs. Makes one of another name and removes it, in one transaction: nobody sees it.
+///
+/// # Errors
+/// The kernel refuses: it may lack nftables, its family of bridges, or `nft_meta_bridge`.
+pub fn is_possible() -> Result<(), Error> {
+    transact("NFT_MSG_NEWTABLE", &[create(PROBE), vec![delete(PROBE)]].concat())
+}
+
+/// Reads the table. Without nftables there is none.
+///
+/// # Errors
+/// The kernel does not answer, or the table changed while it was read.
+pub fn view() -> Result<View, Error> {
+    let generation = generation_if_any()?;
+    let shape = shape_in_family(Family::Bridge, TABLE)?;
+    let found = comment_in_family(Family::Bridge, TABLE)?;
+    let mut elements = Vec::new();
+    for set in [PORTS, SENDERS] {
+        each_element_of((Family::Bridge, TABLE, set), &mut |attributes| elements.extend(read(attributes)))?;
+    }
+    // A chain, and its rule.
+    let is_whole = found.as_deref() == Some(COMMENT) && shape.parts() == 2;
+    let is_there = found.is_some() || !shape.is_empty() || !elements.is_empty();
+    Ok(View { generation, is_there, is_whole, elements })
+}
+
+/// Removes elements from the table and adds others, in one transaction; makes the table for the first element, and removes it with
+/// the last. A table that lacks its chain or its rule is made anew, with its elements. `false`: something in the packet filter
+/// has changed since the table was read, and nothing was done.
+///
+/// # Errors
+/// The kernel refuses, as in [`is_possible`].
+pub fn change(view: &View, gone: &[Element], new: &[Element]) -> Result<bool, Error> {
+    let kept = view.elements.iter().filter(|element| !gone.contains(element));
+    let wanted: Vec<&Element> = kept.chain(new).collect();
+    let messages = match (wanted.is_empty(), view.is_whole) {
+        (true, _) if !view.is_there => return Ok(true),
+        (true, _) => remove(),
+        (false, true) => {
+            [about(DELETE_ELEMENT, 0, gone.iter()), about(NEW_ELEMENT, CREATE, new.iter())].concat()
+        }
+        (false, false) => [remove(), create(TABLE), about(NEW_ELEMENT, CREATE, wanted.into_iter())].concat(),
+    };
+    let done = transact_at(NAME, view.generation, &messages)?;
+    crate::crash_point!("nft", "senders");
+    Ok(done)
+}
+
+/// The messages that create a table of that name with everything but its elements.
+fn create(table: &str) -> Vec<Vec<u8>> {
+    /// The types of `nft`: name of a device, Ethernet address; in a row they have six bits each.
+    const DEVICE: u32 = 41;
+    const ETHERNET: u32 = 9;
+    /// `NF_BR_PRE_ROUTING`, and `NF_BR_PRI_NAT_DST_BRIDGED`: before anything else looks at a frame.
+    const HOOK: u32 = 0;
+    const PRIORITY: i32 = -300;
+    let its = || attribute(1, &text(table));
+    let set = |name: &str, number_of: u32, kind: u32, length: usize| {
+        let described = [
+            its(),
+            attribute(2, &text(name)),
+            number(3, 0),
+            number(4, kind),
+            number(5, length as u32),
+            // Within the transaction only.
+            number(10, number_of),
+        ];
+        object_in(Family::Bridge, NEW_SET, CREATE, &described.concat())
+    };
+    let made = [its(), attribute(USER_DATA, &user_data(COMMENT))].concat();
+    let hook = nested(4, &[number(1, HOOK), attribute(2, &PRIORITY.to_be_bytes())]);
+    let chain = [its(), attribute(3, &text(CHAIN)), hook, attribute(7, &text("filter"))].concat();
+    let rule = [its(), attribute(2, &text(CHAIN)), attribute(4 | NESTED, &rule())].concat();
+    vec![
+        object_in(Family::Bridge, NEW_TABLE, CREATE, &made),
+        set(PORTS, 1, DEVICE, PORT_LENGTH),
+        set(SENDERS, 2, DEVICE << 6 | ETHERNET, PORT_LENGTH + MAC_LENGTH),
+        object_in(Family::Bridge, NEW_CHAIN, CREATE, &chain),
+        object_in(Family::Bridge, NEW_RULE, CREATE | APPEND, &rule),
+    ]
+}
+
+/// Drops what comes by one of the ports from somebody who may not send by it.
+fn rule() -> Vec<u8> {
+    /// The register behind the name of a port, in words.
+    const BEHIND_PORT: u32 = PORT_LENGTH as u32 / 4;
+    [load_meta(Meta::InName, 0), if_in(PORTS, 0), load_sender(BEHIND_PORT), if_not_in(SENDERS, 0), drop_it()]
+        .concat()
+}
+
+fn delete(table: &str) -> Vec<u8> {
+    object_in(Family::Bridge, DELETE_TABLE, 0, &attribute(1, &text(table)))
+}
+
+/// The messages that remove the table, whether or not it exists.
+fn remove() -> Vec<Vec<u8>> {
+    vec![object_in(Family::Bridge, NEW_TABLE, CREATE, &attribute(1, &text(TABLE))), delete(TABLE)]
+}
+
+/// The messages that tell of elements.
+fn about<'e>(kind: u16, flags: u16, elements: impl Iterator<Item = &'e Element>) -> Vec<Vec<u8>> {
+    let (senders, ports): (Vec<&Element>, Vec<&Element>) =
+        elements.partition(|element| element.sender.is_some());
+    let of = |set: &str, elements: &[&Element]| {
+        let list: Vec<Vec<u8>> = elements.iter().map(|element| written(element)).collect();
+        let attributes = [attribute(1, &text(TABLE)), attribute(2, &text(set)), nested(3, &list)];
+        object_in(Family::Bridge, kind, flags, &attributes.concat())
+    };
+    let chunks = |set, elements: &[&Element]| -> Vec<Vec<u8>> {
+        elements.chunks(AT_ONCE).map(|some| of(set, some)).collect()
+    };
+    [chunks(SENDERS, &senders), chunks(PORTS, &ports)].concat()
+}
+
+/// An element as an item of a list.
+fn written(element: &Element) -> Vec<u8> {
+    let key = nested(1, &[attribute(1, &key(element))]);
+    nested(1, &[key, attribute(USER_DATA, &user_data(&element.note))])
+}
+
+/// The key, with each part in words of its own. A name is shorter than its place.
+fn key(element: &Element) -> Vec<u8> {
+    let mut key = element.port.as_bytes().to_vec();
+    key.resize(PORT_LENGTH, 0);
+    if let Some(Mac(bytes)) = element.sender {
+        key.extend(bytes);
+        key.resize(PORT_LENGTH + MAC_LENGTH, 0);
+    }
+    key
+}
+
+fn read(attributes: &[u8]) -> Option<Element> {
+    let key = attribute_in(attribute_in(attributes, 1)?, 1)?;
+    let (port, sender) = key.split_at_checked(PORT_LENGTH)?;
+    let sender = match sender {
+        [] => None,
+        [a, b, c, d, e, f, ..] => Some(Mac([*a, *b, *c, *d, *e, *f])),
+        _ => return None,
+    };
+    Some(Element { port: name(port)?, sender, note: comment_in(attributes).unwrap_or_default() })
+}
+
+/// The chains and the rule that the reference plugin has made for an interface, all of them named after it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct OfReference {
+    /// Numbers of the rules that lead to its chains.
+    rules: Vec<u64>,
+    /// Its chains.
+    chains: Vec<String>,
+}
+
+/// The table of the reference plugin, and its chain that frames come by.
+const OTHER_TABLE: &str = "nat";
+const OTHER_CHAIN: &str = "PREROUTING";
+
+/// Removes the rules that the reference plugin has made for an interface of a container. `false`: something in the packet filter has
+/// changed since they were read, and nothing was done.
+///
+/// # Errors
+/// The kernel does not answer, or refuses.
+pub fn remove_of_reference(container: &str, ifname: &str) -> Result<bool, Error> {
+    /// Names of a rule's chain, and its number.
+    const RULE_CHAIN: u16 = 2;
+    const HANDLE: u16 = 3;
+    /// `enum nf_tables_msg_types`.
+    const DELETE_CHAIN: u16 = 5;
+    const DELETE_RULE: u16 = 8;
+    let generation = generation_if_any()?;
+    let found = of_reference(container, ifname)?;
+    if found == OfReference::default() {
+        return Ok(true);
+    }
+    let table = || attribute(1, &text(OTHER_TABLE));
+    let rules = found.rules.iter().map(|handle| {
+        let chain = attribute(RULE_CHAIN, &text(OTHER_CHAIN));
+        let which = [table(), chain, attribute(HANDLE, &handle.to_be_bytes())];
+        object_in(Family::Bridge, DELETE_RULE, 0, &which.concat())
+    });
+    let chains = found.chains.iter().map(|chain| {
+        object_in(Family::Bridge, DELETE_CHAIN, 0, &[table(), attribute(3, &text(chain))].concat())
+    });
+    let done = transact_at("NFT_MSG_DELCHAIN", generation, &rules.chain(chains).collect::<Vec<_>>())?;
+    crate::crash_point!("nft", "of-reference");
+    Ok(done)
+}
+
+fn of_reference(container: &str, ifname: &str) -> Result<OfReference, Error> {
+    /// `NFTA_RULE_USERDATA`.
+    const RULE_DATA: u16 = 7;
+    let kinds = |asked, answered| [10 << 8 | asked, 10 << 8 | answered];
+    let is = |attributes: &[u8], kind, wanted: &str| {
+        attribute_in(attributes, kind).and_then(name).as_deref() == Some(wanted)
+    };
+    let own_chain = format!("cni-br-iface-{container}-{ifname}");
+    // In this order: the first leads to the second, and a chain that something leads to cannot go.
+    let names = [own_chain.clone(), format!("{own_chain}-mac")];
+    let mut there = [false; 2];
+    let chains = dump("NFT_MSG_GETCHAIN", kinds(GET_CHAIN, NEW_CHAIN), Family::Bridge, &[], &mut |chain| {
+        if is(chain, 1, OTHER_TABLE) {
+            names.iter().zip(&mut there).for_each(|(name, there)| *there |= is(chain, 3, name));
+        }
+    })?;
+    let comment = format!("macspoofchk-{container}-{ifname}");
+    let mut found = OfReference::default();
+    let only = [attribute(1, &text(OTHER_TABLE)), attribute(2, &text(OTHER_CHAIN))].concat();
+    let rules = dump("NFT_MSG_GETRULE", kinds(GET_RULE, NEW_RULE), Family::Bridge, &only, &mut |rule| {
+        let said = attribute_in(rule, RULE_DATA).and_then(comment_of_data);
+        let is_its = is(rule, 1, OTHER_TABLE) && is(rule, 2, OTHER_CHAIN) && said.as_ref() == Some(&comment);
+        let handle = attributes_of(rule).find(|(kind, _)| *kind == 3).and_then(|(_, it)| it.try_into().ok());
+        found.rules.extend(handle.filter(|_| is_its).map(u64::from_be_bytes));
+    })?;
+    if !(chains && rules) {
+        return Err(Error::Interrupted("NFT_MSG_GETRULE"));
+    }
+    found.chains = names.into_iter().zip(there).filter_map(|(name, there)| there.then_some(name)).collect();
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn element(port: &str, sender: Option<Mac>) -> Element {
+        Element { port: port.into(), sender, note: "netattach-cni lan c1 eth0".into() }
+    }
+
+    #[test]
+    fn elements_are_read_as_they_are_written() {
+        let mac = Mac([2, 0, 0, 0, 0, 7]);
+        // A name may be as long as there is room for, but for its end.
+        for wanted in [element("na0123456789abc", None), element("na0123456789abc", Some(mac))] {
+            let item = written(&wanted);
+            let (_, attributes) = attributes_of(&item).next().unwrap();
+            assert_eq!(read(attributes), Some(wanted));
+        }
+        assert_eq!(key(&element("na0", Some(mac))).len(), PORT_LENGTH + MAC_LENGTH);
+    }
+
+    #[test]
+    fn elements_of_the_two_sets_are_told_of_apart_and_no_more_at_once_than_fit() {
+        let senders: Vec<Element> = (0..=u8::MAX)
+            .flat_map(|last| [("na0", last), ("na1", last)])
+            .map(|(port, last)| element(port, Some(Mac([2, 0, 0, 0, 0, last]))))
+            .collect();
+        let all: Vec<Element> =
+            [element("na0", None), element("na1", None)].into_iter().chain(senders).collect();
+        let told = about(NEW_ELEMENT, CREATE, all.iter()).concat();
+        let counts: Vec<(String, usize)> = super::super::messages(&told)
+            .map(|message| {
+                let attributes = &message.body[4..];
+                let set = attribute_in(attributes, 2).and_then(name).unwrap();
+                (set, attributes_of(attribute_in(attributes, 3).unwrap()).count())
+            })
+            .collect();
+        let row = |set: &str, count| (set.to_owned(), count);
+        assert_eq!(counts, [row(SENDERS, 256), row(SENDERS, 256), row(PORTS, 2)]);
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn any_bytes_parse_without_panic(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..512)) {
+            read(&bytes);
+        }
+    }
+}
