@@ -80,7 +80,8 @@ pub fn ping(from: &Namespace, to: IpAddr, patience: Duration) -> Result<bool> {
         sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(left))?;
         let received = match rustix::net::recv(&socket, &mut buffer, RecvFlags::empty()) {
             Ok((length, _)) => &buffer[..length],
-            Err(rustix::io::Errno::AGAIN) => continue,
+            // With a time-out of its own the call is not begun again after a signal, whoever handles that.
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => continue,
             Err(error) => return Err(error.into()),
         };
         // An IPv4 socket hands over the IP header too.

@@ -459,11 +459,12 @@ fn a_lease_that_cannot_be_read_is_a_condition() {
     scene.node.start().unwrap();
     let row = || {
         let status = scene.node.whole_status().unwrap();
-        let troubles = status["troubles"].as_array().cloned().unwrap_or_default();
+        let rows = status["source"].as_array().cloned().unwrap_or_default();
         let object = format!("lease by dhcp {}", file.display());
-        troubles.into_iter().find(|row| row["object"] == object)
+        rows.into_iter().find(|row| row["object"] == object)
     };
-    let problem = row().unwrap()["problem"].as_str().unwrap().to_owned();
+    let told = row().unwrap_or_else(|| panic!("{:#}", scene.node.whole_status().unwrap()));
+    let problem = told["problem"].as_str().unwrap();
     assert!(problem.contains("have the pod made anew, and remove the file"), "{problem}");
     scene.node.del(&pod).success();
     assert_eq!(row(), None);
