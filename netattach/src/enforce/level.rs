@@ -130,7 +130,6 @@ mod tests {
         }
     }
 
-    /// Rows: SRV-offload.
     #[test]
     fn programs_begin_by_filters_only_where_nobody_in_the_pod_can_take_those_off() {
         const BOTH: AttachModes = AttachModes { attachments: AttachMode::Clsact, others: AttachMode::Tcx };
@@ -150,6 +149,7 @@ mod tests {
         }
     }
 
+    /// Rows: SRV-offload.
     #[test]
     fn a_level_follows_from_where_programs_run_and_what_the_pod_may_do() {
         const LINKS: Means = Means { in_pod: AttachMode::Tcx, knows_senders: true };

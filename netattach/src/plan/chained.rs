@@ -213,7 +213,6 @@ mod tests {
         assert!(!is_own("tuning", json!({}), true));
     }
 
-    /// Rows: FWL-firewalldZone.
     #[test]
     fn a_bridge_is_closed_before_an_interface_of_ours_comes_up() {
         let up = || Step::Configure(crate::step::Configure::default());
@@ -230,6 +229,7 @@ mod tests {
         }
     }
 
+    /// Rows: FWL-firewalldZone.
     #[test]
     fn firewall_is_executed_for_firewalld_alone() {
         for (chained, expected) in [

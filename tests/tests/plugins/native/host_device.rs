@@ -63,7 +63,7 @@ fn a_device_goes_to_the_pod_and_comes_back_under_its_name_as_often_as_it_is_aske
     assert_eq!(rig.reserved(), [""; 0]);
 }
 
-/// Rows: SRV-awaits.
+/// Rows: HDV-carrier.
 #[test]
 fn neighbours_are_told_once_a_late_carrier_is_there_and_no_add_waits_long_for_one_that_never_comes() {
     let rig = Rig::new();
