@@ -72,6 +72,8 @@ pub fn ping(from: &Namespace, to: IpAddr, patience: Duration) -> Result<bool> {
         if now >= next {
             match rustix::net::sendto(&socket, &request, SendFlags::empty(), &SocketAddr::new(to, 0)) {
                 Err(rustix::io::Errno::NETUNREACH | rustix::io::Errno::HOSTUNREACH) => return Ok(false),
+                // An own address of IPv6 is there once its duplicates were looked for.
+                Err(rustix::io::Errno::ADDRNOTAVAIL) => 0,
                 sent => sent.context("send an echo request")?,
             };
             next = now + PING_INTERVAL;
