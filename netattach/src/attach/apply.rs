@@ -693,6 +693,7 @@ impl<'a> Executor<'a> {
             pod: pod.as_ref().map(interface),
             host: host.as_ref().map(interface),
             device: hook_kind::device_info(self.progress.outputs().of(at.0)),
+            mode: pod.as_ref().and_then(|pod| pod.mode),
         };
         Ok(sight.output())
     }
