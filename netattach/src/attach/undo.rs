@@ -87,8 +87,8 @@ pub fn undo(
 }
 
 /// Takes back what leads from the node to the addresses of an attachment, ports of the node included, and what is let pass for
-/// them: they are not its own any more. All else stays until its DEL, which takes the same back once more; so does what passes to a closed bridge, which is
-/// closed by the same rules. Every part is tried even if others fail.
+/// them: they are not its own any more. All else stays until its DEL, which takes the same back once more; so does what passes
+/// to a closed bridge, which is closed by the same rules. Every part is tried even if others fail.
 ///
 /// # Errors
 /// [`AttachError::Undo`] with every failure. Calling again is safe.
