@@ -18,7 +18,7 @@ use super::occupied::{Address, ROUTED, check_ip_is_free, check_mac_is_free, segm
 use super::routing::{move_default_routes, route_by_source};
 use super::{
     AttachError, Doing, Node, Progress, StepError, admit, by_source, cluster_routes, device_info, facts,
-    host_access, restrict_sender, take_device, translation, tuning, vrf,
+    host_access, representor, restrict_sender, take_device, translation, tuning, vrf,
 };
 use crate::cni::Command;
 use crate::delegate::{self, Call, DelegateError};
@@ -154,6 +154,10 @@ impl<'a> Executor<'a> {
             None => {
                 for item in group {
                     let (at, attachment, step) = *item;
+                    if step.asks_the_network() {
+                        // What is asked comes to the link by it, and so does the answer.
+                        self.raise_representor(at).map_err(Failed::of(item))?;
+                    }
                     let output = self.effect(at, attachment, step).map_err(Failed::of(item))?;
                     self.done(item, output)?;
                 }
@@ -389,6 +393,14 @@ impl<'a> Executor<'a> {
         let into = (&mut self.pod, self.netns.as_fd());
         let pod = take_device::move_in(&mut self.host, into, device, claim)?;
         Ok(Output::Link { host: None, pod: interface(&pod), parent: None })
+    }
+
+    /// Brings the representor of the attachment's device up, if it has one: before the pod's end, whose frames pass by it.
+    fn raise_representor(&mut self, at: StepRef) -> Result<(), StepError> {
+        match self.progress.outputs().of(at.0).representor() {
+            Some(representor) => representor::raise(&mut self.host, representor),
+            None => Ok(()),
+        }
     }
 
     fn macvlan_in_pod(&mut self, macvlan: &spec::Macvlan) -> Result<Output, StepError> {
@@ -681,6 +693,7 @@ impl<'a> Executor<'a> {
             pod: pod.as_ref().map(interface),
             host: host.as_ref().map(interface),
             device: hook_kind::device_info(self.progress.outputs().of(at.0)),
+            mode: pod.as_ref().and_then(|pod| pod.mode),
         };
         Ok(sight.output())
     }

@@ -69,7 +69,7 @@ impl Engine {
     }
 
     /// Takes back what leads from the node to the address of a lease that is lost, which may be another host's by now: routes of
-    /// `hostAccess`, and what is forwarded.
+    /// `hostAccess`, ports of the node, and what is forwarded.
     fn withdraw(&self, owner: &Owner) {
         for attached in self.registry().all() {
             let of_container = attached.plan.sandbox.container_id == owner.container_id;

@@ -204,13 +204,18 @@ pub(super) fn difference(
 mod tests {
     use std::os::fd::AsFd;
 
+    use serde_json::json;
+
+    use super::super::apply::apply;
     use super::super::rig;
     use super::*;
     use crate::bpf::sys::{Instruction, load_classifier};
     use crate::journal::Store;
     use crate::netlink::Filter;
     use crate::netns::{Netns, within};
+    use crate::plan::{Plan, fixtures};
     use crate::spec::{TcHook, Veth};
+    use crate::step::{Output, StepRef};
     use crate::sync::Arc;
 
     fn function() -> VirtualFunction {
@@ -230,6 +235,48 @@ mod tests {
         assert_eq!(address(&[], Some(&set(mac(2)))), Some(mac(2)));
         assert_eq!(address(&[], Some(&set(Mac([0; 6])))), None, "the VF chooses");
         assert_eq!(address(&[], None), None);
+    }
+
+    /// What the VF sends passes its card only then. There is nobody who leases: it ends there.
+    ///
+    /// Rows: SRV-switchdev.
+    #[test]
+    fn a_representor_is_up_before_an_address_is_asked_for() {
+        let directory = tempfile::tempdir().unwrap();
+        let journal = Store::open(directory.path().join("journal")).unwrap();
+        let engine = rig::engine(directory.path(), journal, &Arc::new(rig::Maps::default()));
+        let netns = Netns::private().unwrap();
+        let lease = json!({"step": "lease", "ipam": "dhcp", "network": "lan", "wanted": [1]});
+        let steps = vec![serde_json::from_value(lease).unwrap()];
+        let attachments = vec![fixtures::attachment("sriov", steps)];
+        let plan = Plan { sandbox: fixtures::sandbox("a"), attachments, dynamic: None };
+        within(&netns, || {
+            let mut host = Handle::open().unwrap();
+            let name = "rep1";
+            let veth = Veth {
+                host_name: name.to_owned(),
+                pod_name: "vf1".to_owned(),
+                mtu: None,
+                mac: None,
+                group: 1,
+                port: None,
+            };
+            let pod = &mut Handle::open().unwrap();
+            let (made, _) = host.create_veth(&veth, None, netns.as_fd(), pod).unwrap();
+            host.set_down(made.index).unwrap();
+            let claim = Claim {
+                device: "0000:03:02.1".to_owned(),
+                generation: 1,
+                home: None,
+                settings: None,
+                representor: Some(noted(host.link(name).unwrap(), None, None)),
+            };
+            let mut record = engine.journal.create(rig::key("a"), plan.clone()).unwrap();
+            record.outputs.insert(StepRef(0, 1), Output::Claimed(Box::new(claim)));
+            let failed = apply(&engine.node, &plan, &netns, &mut record).unwrap_err();
+            assert!(host.link(name).unwrap().up, "{failed}");
+        })
+        .unwrap();
     }
 
     /// A veth for a representor: both are devices of the node that stay when a pod ends.

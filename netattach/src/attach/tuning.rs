@@ -38,16 +38,6 @@ pub enum TuningError {
         /// What is wrong with it.
         reason: String,
     },
-    /// The setting would have no effect.
-    #[error("key sysctl: {key:?} has no effect as {value:?}: {by}; set that of all devices too")]
-    Overridden {
-        /// The setting as written.
-        key: String,
-        /// The value as written.
-        value: String,
-        /// What overrides it, in words.
-        by: String,
-    },
     /// The list does not have the setting.
     #[error("key sysctl: {key:?} is not allowed by {path}")]
     NotAllowed {
@@ -97,19 +87,20 @@ pub(super) fn tune(pod: &mut Handle, netns: &Netns, ifname: &str, tune: &Tune) -
     check_allowed(tune)?;
     if !tune.sysctls.is_empty() {
         within(netns, || tune.sysctls.iter().try_for_each(|one| sysctl::ensure(&one.path, &one.value)))??;
-        // Once all of them are written: that of all devices may be among them.
-        if let Some(overridden) = within(netns, || tune.sysctls.iter().find_map(overridden))? {
-            return Err(overridden.into());
-        }
+        // Once all of them are written: that of all devices may be among them. Not refused: networks ask for such values whose
+        // administrators allow them the device's settings alone, and the kernel has what was asked for.
+        let overridden: Vec<String> = within(netns, || tune.sysctls.iter().filter_map(overridden).collect())?;
+        overridden.iter().for_each(|what| tracing::warn!(ifname, "{what}"));
     }
     let missing = tune.properties.missing(&pod.properties(ifname)?);
     Ok(pod.set_properties(ifname, &missing)?)
 }
 
-fn overridden(one: &Sysctl) -> Option<TuningError> {
+/// Why a setting has no effect, in the namespace of this thread; `None`: it has.
+fn overridden(one: &Sysctl) -> Option<String> {
     let Sysctl { key, path, value } = one;
     let by = sysctl::overridden(path, value)?;
-    Some(TuningError::Overridden { key: key.clone(), value: value.clone(), by })
+    Some(format!("key sysctl: {key:?} has no effect as {value:?}: {by}; set that of all devices too"))
 }
 
 /// Gives the properties back. An interface that is gone needs none. `made`: its index, if that is known; else its name counts.
@@ -152,9 +143,7 @@ fn of_setting(one: &Sysctl) -> Option<String> {
     let Sysctl { path, value, .. } = one;
     let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
     match std::fs::read_to_string(Path::new("/proc/sys/net").join(path)) {
-        Ok(found) if words(&found) == words(value) => {
-            sysctl::overridden(path, value).map(|by| format!("net/{path} has no effect as {value:?}: {by}"))
-        }
+        Ok(found) if words(&found) == words(value) => None,
         Ok(found) => Some(format!("net/{path} is {:?}, not {value:?}", found.trim_end())),
         Err(error) => Some(format!("net/{path} cannot be read: {error}")),
     }

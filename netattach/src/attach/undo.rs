@@ -86,9 +86,9 @@ pub fn undo(
     }
 }
 
-/// Takes back what leads from the node to the addresses of an attachment, and what is let pass for them: they are not its own any
-/// more. All else stays until its DEL, which takes the same back once more; so does what passes to a closed bridge, which is
-/// closed by the same rules. Every part is tried even if others fail.
+/// Takes back what leads from the node to the addresses of an attachment, ports of the node included, and what is let pass for
+/// them: they are not its own any more. All else stays until its DEL, which takes the same back once more; so does what passes
+/// to a closed bridge, which is closed by the same rules. Every part is tried even if others fail.
 ///
 /// # Errors
 /// [`AttachError::Undo`] with every failure. Calling again is safe.
@@ -98,14 +98,22 @@ pub(super) fn withdraw(node: &Node, attached: &Attached, number: u16) -> Result<
     for (at, attachment, step) in plan.steps().filter(|(at, ..)| at.0 == number) {
         let output = outputs.get(&at);
         let Some(inverse) = inverse(&plan.sandbox, attachment, step, output) else { continue };
-        let is_open = matches!(output, Some(Output::Admitted(Admitted { closed: None, .. })));
-        if matches!(inverse, Inverse::ForgetHostAccess(_)) || (inverse == Inverse::Dismiss && is_open) {
+        if leads_there(&inverse, output) {
             let begun = Begun { at, attachment, inverse };
             let withdrawn = begun.release(node, plan, None);
             errors.extend(withdrawn.map_err(|source| begun.failed(WITHDRAW, source)).err());
         }
     }
     if errors.is_empty() { Ok(()) } else { Err(AttachError::Undo(errors)) }
+}
+
+/// Whether it takes back what leads to the addresses of an attachment, and closes nothing.
+fn leads_there(inverse: &Inverse<'_>, output: Option<&Output>) -> bool {
+    match inverse {
+        Inverse::ForgetHostAccess(_) | Inverse::Untranslate => true,
+        Inverse::Dismiss => matches!(output, Some(Output::Admitted(Admitted { closed: None, .. }))),
+        _ => false,
+    }
 }
 
 /// A step that may have begun, and its inverse.
@@ -288,4 +296,31 @@ fn delete_links<'p>(
         ifname: plan.sandbox.ifname.clone(),
         source: Box::new(source),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::step::Ingress;
+
+    /// Rows: DHCP-lost.
+    #[test]
+    fn of_a_lost_address_goes_what_leads_there_and_no_bridge_is_opened() {
+        let admitted = |closed| {
+            let (addresses, admin_chain) = (vec!["10.1.0.7".parse().unwrap()], "CNI-ADMIN".to_owned());
+            Output::Admitted(Admitted { addresses, admin_chain, closed })
+        };
+        let (open, closed) = (admitted(None), admitted(Some((Ingress::Isolated, "br0".to_owned()))));
+        for (inverse, output, expected) in [
+            (Inverse::ForgetHostAccess(None), None, true),
+            (Inverse::Untranslate, Some(&Output::Nothing), true),
+            (Inverse::Dismiss, Some(&open), true),
+            (Inverse::Dismiss, Some(&closed), false),
+            (Inverse::Dismiss, None, false),
+            (Inverse::Unprotect { id: 3 }, Some(&Output::Nothing), false),
+            (Inverse::UnrestrictSender, Some(&Output::Nothing), false),
+        ] {
+            assert_eq!(leads_there(&inverse, output), expected, "{inverse:?} {output:?}");
+        }
+    }
 }

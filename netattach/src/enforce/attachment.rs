@@ -25,7 +25,7 @@ const FLOW_RECORDS: u64 = 1000;
 /// Limit on records of drops of one attachment, per second.
 const DROP_RECORDS: u64 = 100;
 
-/// The IPAM plugin whose leases are renewed by packets of the pod's interface.
+/// The address management of another plugin whose leases are renewed by packets of the pod's interface.
 const DHCP: &str = "dhcp";
 
 /// An attachment to be enforced.
@@ -291,10 +291,10 @@ fn endpoint(
 ) -> Option<Endpoint> {
     let at = places(attachment);
     let by_dhcp = |step: &Step| match step {
-        Step::Lease(config) => config.asks_the_network(),
-        Step::Delegate(ipam) if ipam.role == Role::Ipam => ipam.plugin == DHCP,
-        Step::Delegate(plugin) => plugin.config.get("ipam").is_some_and(|ipam| ipam["type"] == DHCP),
-        _ => false,
+        Step::Delegate(plugin) if plugin.role == Role::Plugin => {
+            plugin.config.get("ipam").is_some_and(|ipam| ipam["type"] == DHCP)
+        }
+        step => step.asks_the_network(),
     };
     (!at.is_empty()).then(|| Endpoint {
         id: protect.id,

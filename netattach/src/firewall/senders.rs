@@ -6,11 +6,10 @@
 //! an interface is taken back as well: either may have made what is to be detached.
 
 use std::collections::BTreeSet;
-use std::time::Instant;
 
 use super::{FirewallError, Owner};
 use crate::mac::Mac;
-use crate::nat::without_agent::{PATIENCE, Pause, network_word};
+use crate::nat::without_agent::network_word;
 use crate::netlink::Error;
 use crate::netlink::senders::{self, Element, TABLE, View};
 
@@ -142,16 +141,11 @@ fn look() -> Result<View, FirewallError> {
 
 /// Tries until nobody has come between.
 fn until_done(mut attempt: impl FnMut() -> Result<bool, Error>) -> Result<(), FirewallError> {
-    let due = Instant::now() + PATIENCE;
-    let mut pause = Pause::default();
-    loop {
-        match attempt() {
-            Ok(true) => return Ok(()),
-            Ok(false) | Err(Error::Interrupted(_)) if Instant::now() < due => pause.wait(),
-            Ok(false) | Err(Error::Interrupted(_)) => return Err(FirewallError::Busy),
-            Err(error) => return Err(FirewallError::Senders(error)),
-        }
-    }
+    super::carry_out(|| match attempt() {
+        Ok(is_done) => Ok(is_done.then_some(())),
+        Err(Error::Interrupted(_)) => Ok(None),
+        Err(error) => Err(FirewallError::Senders(error)),
+    })
 }
 
 #[cfg(test)]

@@ -133,6 +133,8 @@ impl Driver for Bridge {
                 port: Some(port),
             })),
         ];
+        // An address may be asked for by the pod's interface, which comes up for that.
+        steps.extend(is_restricted.then_some(Step::RestrictSender));
         let addressed = ipam.is_some();
         steps.extend(ipam);
         if gateway {
@@ -145,7 +147,6 @@ impl Driver for Bridge {
             steps.push(Step::EnsureForwarding);
         }
         steps.extend(translation);
-        steps.extend(is_restricted.then_some(Step::RestrictSender));
         let configure = Configure {
             style: Style::Subnet,
             default_route: gateway && config.is_default_gateway,

@@ -242,6 +242,11 @@ impl Request<'_> {
             steps.push(Step::MoveDevice);
         }
         let ipam = self.ipam()?;
+        if is_driven_by_pod && ipam.as_ref().is_some_and(Step::asks_the_network) {
+            let reason =
+                "dhcp asks by the pod's interface, and a device that the pod drives has none".to_owned();
+            return Err(PlanError::Value { key: "ipam.type", reason });
+        }
         let addressed = ipam.is_some();
         steps.extend(ipam);
         // A device that the pod drives has its addresses in the result only.

@@ -199,6 +199,23 @@ fn a_device_that_passes_the_kernel_is_not_moved_and_judged_nowhere() {
     );
 }
 
+/// Rows: SRV-userspace, HDV-userspace.
+#[test]
+fn nobody_asks_for_an_address_by_an_interface_that_is_not_there() {
+    let told = "key ipam.type: dhcp asks by the pod's interface, and a device that the pod drives has none";
+    let asked = json!({"deviceID": VF, "ipam": {"type": "dhcp"}});
+    // By the reference's daemon as well.
+    let by_daemon = json!({"deviceID": VF, "ipam": {"type": "dhcp", "daemonSocketPath": "/run/dhcp.sock"}});
+    for kind in ["sriov", "host-device"] {
+        for config in [&asked, &by_daemon] {
+            let refused = plan(kind, config, &facts(vf("vfio-pci"))).unwrap_err();
+            assert_eq!(refused, (7, told.to_owned()), "{kind} {config}");
+            let steps = plan(kind, config, &facts(vf("ixgbevf"))).unwrap();
+            assert!(steps.iter().any(Step::asks_the_network), "{kind} {config}");
+        }
+    }
+}
+
 /// Rows: SRV-rdma-exclusive.
 #[test]
 fn a_vf_whose_rdma_would_stay_behind_is_refused_unless_the_pod_does_without() {

@@ -90,14 +90,11 @@ impl Driver for Macvlan {
         let host_access = request.host_access(config.host_access, apart, addressed)?;
         let protect = request.protection(addressed)?;
         let mut steps = vec![Step::CreateLink(link)];
-        let asks_the_network = |step: &Step| match step {
-            Step::Lease(config) => config.asks_the_network(),
-            // Another plugin may.
-            step => matches!(step, Step::Delegate(_)),
-        };
+        // Of another plugin nobody knows.
+        let may_ask = |step: &Step| step.asks_the_network() || matches!(step, Step::Delegate(_));
         match (ipam, protect) {
             // What the pod sends while its address is asked for passes its parent only as a frame of a known address.
-            (Some(asks), Some(protect)) if !in_pod && asks_the_network(&asks) => {
+            (Some(asks), Some(protect)) if !in_pod && may_ask(&asks) => {
                 steps.extend([protect, asks, Step::ProtectAddresses]);
             }
             (ipam, protect) => steps.extend(ipam.into_iter().chain(protect)),

@@ -671,6 +671,11 @@ fn without_an_agent_the_sender_is_restricted_where_that_is_asked_for_before_the_
     let link = Step::CreateLink(spec::Link::Veth(veth(Some(port("cni0")))));
     let bridge = Step::EnsureBridge(bridge("cni0"));
     assert_eq!(steps, [bridge, link, Step::RestrictSender, configure(Style::Subnet, false)]);
+    let (steps, _) = plain(json!({"macspoofchk": true, "ipam": {"type": "dhcp"}}));
+    assert!(
+        matches!(&steps[2..], [Step::RestrictSender, asks, Step::Configure(_)] if asks.asks_the_network()),
+        "it comes up to be asked for its address: {steps:?}"
+    );
     for config in [json!({}), json!({"macspoofchk": false}), json!({"macspoofchk": null})] {
         let (steps, remains) = plain(config);
         assert!(!steps.contains(&Step::RestrictSender), "{steps:?}");

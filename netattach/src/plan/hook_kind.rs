@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::AttachmentPlan;
 use crate::budget;
+use crate::spec::{IpvlanMode, LinkMode};
 use crate::step::{Brought, HookKind, Interface, NotObservable, Output};
 
 /// The findings about an interface that another plugin made.
@@ -20,6 +21,8 @@ pub struct FoundDevice<'a> {
     pub device: Option<&'a Value>,
     /// What the kernel has on it, where no result attributes an address to it.
     pub addresses: Vec<IpNet>,
+    /// Its mode, if its kind has modes.
+    pub mode: Option<LinkMode>,
 }
 
 impl FoundDevice<'_> {
@@ -48,6 +51,10 @@ impl FoundDevice<'_> {
         let Some(pod) = &self.pod else { return Some(NotObservable::NoInterface) };
         if let Some(rdma) = word("/pci/rdma-device") {
             return Some(NotObservable::Rdma(rdma.to_owned()));
+        }
+        // Its packets come to the pod behind it (`drivers/net/ipvlan/ipvlan_l3s.c`).
+        if self.mode == Some(LinkMode::Ipvlan(IpvlanMode::L3s)) {
+            return Some(NotObservable::NotJudged);
         }
         // Loopback and tunnels have no Ethernet address or only zeros.
         let is_ethernet = pod.mac.is_some_and(|mac| mac.0 != [0; 6]);
@@ -93,7 +100,7 @@ mod tests {
     }
 
     fn vantage(pod: Option<Interface>, host: Option<Interface>, device: Option<&Value>) -> HookKind {
-        match (FoundDevice { pod, host, device, addresses: Vec::new() }).output() {
+        match (FoundDevice { pod, host, device, addresses: Vec::new(), mode: None }).output() {
             Output::Device { vantage, .. } => vantage,
             other => panic!("{other:?}"),
         }
@@ -133,11 +140,31 @@ mod tests {
         }
     }
 
+    /// Rows: IVL-chained.
+    #[test]
+    fn an_ipvlan_that_another_plugin_made_is_judged_in_the_pod_but_in_mode_l3s() {
+        let vantage = |mode| {
+            let pod = Some(interface(Some([2, 0, 0, 0, 0, 1])));
+            let mode = Some(LinkMode::Ipvlan(mode));
+            match (FoundDevice { pod, host: None, device: None, addresses: Vec::new(), mode }).output() {
+                Output::Device { vantage, .. } => vantage,
+                other => panic!("{other:?}"),
+            }
+        };
+        let nowhere = HookKind::Nowhere(NotObservable::NotJudged);
+        for (mode, expected) in
+            [(IpvlanMode::L2, HookKind::Pod), (IpvlanMode::L3, HookKind::Pod), (IpvlanMode::L3s, nowhere)]
+        {
+            assert_eq!(vantage(mode), expected, "{mode:?}");
+        }
+    }
+
     #[test]
     fn addresses_that_an_interface_has_anyway_are_none_that_it_was_given() {
         let found = ["fe80::2/64", "10.7.0.2/24", "fd00:7::2/64", "169.254.7.2/16", "127.0.0.1/8"];
         let addresses: Vec<IpNet> = found.map(|net| net.parse().unwrap()).into();
-        let found = FoundDevice { pod: Some(interface(Some([2; 6]))), host: None, device: None, addresses };
+        let pod = Some(interface(Some([2; 6])));
+        let found = FoundDevice { pod, host: None, device: None, addresses, mode: None };
         let Output::Device { addresses, .. } = found.output() else { panic!("another output") };
         let told: Vec<String> = addresses.iter().map(ToString::to_string).collect();
         assert_eq!(told, ["10.7.0.2/24", "fd00:7::2/64", "169.254.7.2/16"]);

@@ -3,13 +3,12 @@
 //! `dhcp` sets the interface up and waits for a server, for up to 10 s. Nobody in a new pod can use it meanwhile, but in a live
 //! one its processes run: they would send and receive past every policy.
 
-use crate::ipam::Kind;
-use crate::step::{Delegate, Role, Step};
+use crate::step::Step;
 
 /// The steps of an interface, with its policy and its programs before an address is asked for on its link. Its addresses are
 /// added where the programs came before.
 pub(super) fn judged_first(mut steps: Vec<Step>) -> Vec<Step> {
-    let asks = steps.iter().position(asks_the_network);
+    let asks = steps.iter().position(Step::asks_the_network);
     let protects = steps.iter().position(|step| matches!(step, Step::Protect(_)));
     if let (Some(asks), Some(protects)) = (asks, protects)
         && asks < protects
@@ -19,15 +18,6 @@ pub(super) fn judged_first(mut steps: Vec<Step>) -> Vec<Step> {
         steps.insert(asks, protect);
     }
     steps
-}
-
-/// Whether the step asks by the pod's interface, which comes up for it.
-fn asks_the_network(step: &Step) -> bool {
-    match step {
-        Step::Lease(config) => config.asks_the_network(),
-        Step::Delegate(Delegate { plugin, role: Role::Ipam, .. }) => plugin == Kind::Dhcp.name(),
-        _ => false,
-    }
 }
 
 #[cfg(test)]

@@ -53,7 +53,7 @@ impl HookKind {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NotObservable {
-    /// netattach does not judge interfaces of this kind: loopback, macvlan in mode passthru.
+    /// netattach does not judge interfaces of this kind: loopback, macvlan in mode passthru, ipvlan in mode l3s.
     NotJudged,
     /// The network's definition or the agent's settings exclude it.
     LeftAlone,

@@ -415,6 +415,16 @@ impl Step {
         }
     }
 
+    /// Whether it asks for addresses by the pod's interface, which comes up for that: as
+    /// [`ipam::Config::asks_the_network`], and the plugin of that name where it is executed.
+    pub fn asks_the_network(&self) -> bool {
+        match self {
+            Self::Lease(config) => config.asks_the_network(),
+            Self::Delegate(Delegate { plugin, role: Role::Ipam, .. }) => plugin == ipam::Kind::Dhcp.name(),
+            _ => false,
+        }
+    }
+
     /// A copy without potentially large parts: see [`crate::plan::Plan::outline`].
     pub(crate) fn outline(&self) -> Self {
         match self {

@@ -4,8 +4,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
 
 use super::{Executor, Failed, not_created};
+use crate::attach::StepError;
 use crate::attach::occupied::{Address, check_mac_is_free};
-use crate::attach::{StepError, representor};
 use crate::enforce::attachment::EnforcedAttachment;
 use crate::error_chain::Chain;
 use crate::netlink::{self, Ends, LinkState, NewLink};
@@ -222,9 +222,7 @@ impl<'a> Executor<'a> {
     pub(super) fn configure(&mut self, group: &[Item<'a>]) -> Result<Vec<Output>, Failed<'a>> {
         let mut wanted = Vec::with_capacity(group.len());
         for item in group {
-            if let Some(representor) = self.progress.outputs().of(item.0.0).representor() {
-                representor::raise(&mut self.host, representor).map_err(Failed::of(item))?;
-            }
+            self.raise_representor(item.0).map_err(Failed::of(item))?;
             match item.2 {
                 Step::Configure(configure) if !configure.down => {
                     wanted.push(self.wanted(item, configure).map_err(Failed::of(item))?);
