@@ -146,11 +146,12 @@ fn restored(
         // The pod may have its VF still.
         return Ok(Some(NO_REPRESENTOR.to_owned()));
     }
-    if let Err(error) = enforcer.settle(guarded) {
-        let error = Chain(&error);
-        return Ok(Some(format!("its programs run by filters, and have not got links yet: {error}")));
-    }
-    let Some(what) = enforcer.verify(guarded, host)? else { return Ok(None) };
+    let unsettled = enforcer
+        .settle(guarded)
+        .err()
+        .map(|error| format!("its programs run by filters, and have not got links yet: {}", Chain(&error)));
+    // Whether they do run is looked at all the same.
+    let Some(what) = enforcer.verify(guarded, host)? else { return Ok(unsettled) };
     if guarded.is_gone(host)? {
         return Ok(None);
     }
