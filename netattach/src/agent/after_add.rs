@@ -11,8 +11,9 @@ use crate::journal::JournalKey;
 
 /// Delay before a status is published, so that it does not compete with the answer for a processor.
 const PUBLISH_AFTER: Duration = Duration::from_millis(2);
-/// How long after an ADD its addresses are announced to neighbours, and programs in its pod get links, at the latest: while other
-/// ADDs work, these go first. A runtime that attaches so many pods has not started this one's containers by then.
+/// How long after an ADD its addresses are announced to neighbours, and programs in its pod get links, at the latest, but for the
+/// turn of the pods before it: while other ADDs work, these go first. A runtime that attaches so many pods has not started this
+/// one's containers by then.
 const FINISH_WITHIN: Duration = Duration::from_secs(2);
 /// Time between two looks whether ADDs work.
 const FINISH_POLL: Duration = Duration::from_millis(50);
@@ -43,12 +44,17 @@ impl Agent {
         tokio::spawn(async move {
             let latest = Instant::now() + FINISH_WITHIN;
             tokio::time::sleep(PUBLISH_AFTER).await;
-            while !agent.traffic.is_at_rest(Class::Add) && Instant::now() < latest {
-                tokio::time::sleep(FINISH_POLL).await;
-            }
+            agent.no_add_works(latest).await;
             agent.announce(&record).await;
-            agent.settle(&record).await;
+            agent.settle(&record, latest).await;
         });
+    }
+
+    /// Waits until no ADD works, or until then.
+    async fn no_add_works(&self, latest: Instant) {
+        while !self.traffic.is_at_rest(Class::Add) && Instant::now() < latest {
+            tokio::time::sleep(FINISH_POLL).await;
+        }
     }
 
     async fn announce(&self, record: &JournalKey) {
@@ -64,8 +70,10 @@ impl Agent {
     }
 
     /// Waits for grace periods, so announcements do not wait for it. It may come at any moment of later operations.
-    async fn settle(&self, record: &JournalKey) {
+    async fn settle(&self, record: &JournalKey, latest: Instant) {
         let Ok(_settler) = self.settler.acquire().await else { return };
+        // Others may have begun while the pods before this one had theirs.
+        self.no_add_works(latest).await;
         let (engine, of) = (Arc::clone(&self.engine), record.clone());
         match tokio::task::spawn_blocking(move || crate::upkeep(|| engine.settle(&of))).await {
             Ok(Ok(())) => {}

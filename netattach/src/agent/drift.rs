@@ -184,6 +184,8 @@ impl Agent {
                     // What has changed is looked at once more: an ADD may not have ended yet. After a look that failed it
                     // still is to be: the kernel tells of each change once.
                     before = std::mem::take(&mut changed);
+                } else if is_whole {
+                    changed = Changed::Anything;
                 }
             }
             self.put_back(Part::Status, |agent| Ok(agent.with_drifted_status())).await;

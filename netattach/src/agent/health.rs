@@ -412,29 +412,37 @@ impl Health {
         Err(CniError::new(code::LIMITED_CONNECTIVITY, format!("attachments: {}", Chain(&error))))
     }
 
-    /// Looks at the attachments on these devices, and at the next share if there are none or it is late.
+    /// Looks at the attachments on these devices, and at the next share if there are none or it is late. A failure at the former
+    /// keeps none from the latter: it is tried again with each look.
     fn look_at_some(&self, devices: &BTreeSet<u32>) -> Result<(), EnforceError> {
+        let mut outcome = Ok(());
         if !devices.is_empty() {
-            let looked = self.engine.restore_attachments(Which::On(devices), SHARES)?;
+            let (looked, done) = self.engine.restore_attachments(Which::On(devices), SHARES);
             lock(&self.shares).merge(looked);
+            outcome = done;
         }
         let next = {
             let (mut shares, now) = (lock(&self.shares), Instant::now());
             if !devices.is_empty() && !shares.is_late(now, pace::longest(INTERVAL)) {
-                return Ok(());
+                return outcome;
             }
             shares.next(now)
         };
-        self.look_at_shares(next..next + 1)
+        self.look_at_shares(next..next + 1).and(outcome)
     }
 
     /// The last failure. The other shares are looked at all the same.
     fn look_at_shares(&self, shares: std::ops::Range<usize>) -> Result<(), EnforceError> {
         let mut outcome = Ok(());
         for share in shares {
-            match self.engine.restore_attachments(Which::Share(share), SHARES) {
-                Ok(looked) => lock(&self.shares).replace(share, looked),
-                Err(error) => outcome = Err(error),
+            let (looked, done) = self.engine.restore_attachments(Which::Share(share), SHARES);
+            let mut known = lock(&self.shares);
+            match done {
+                Ok(()) => known.replace(share, looked),
+                Err(error) => {
+                    known.merge(looked);
+                    outcome = Err(error);
+                }
             }
         }
         outcome

@@ -100,13 +100,19 @@ impl Which<'_> {
 /// Reattaches programs that were removed from their devices. Returns what is found of each attachment of these that are
 /// looked at, which are in so many shares. Attachments whose device is gone belong to pods that are being removed: they lack
 /// nothing.
+///
+/// # Errors
+/// Beside what was found: the last failure. One that cannot be looked at keeps none of the others from it.
 pub(super) fn restore(
     enforcer: &dyn Enforce,
     attached: &[Arc<Attached>],
     (which, shares): (Which<'_>, usize),
-) -> Result<Vec<Looked>, EnforceError> {
-    let mut host = Handle::open()?;
-    let mut looked = Vec::new();
+) -> (Vec<Looked>, Result<(), EnforceError>) {
+    let (mut looked, mut outcome) = (Vec::new(), Ok(()));
+    let mut host = match Handle::open() {
+        Ok(host) => host,
+        Err(error) => return (looked, Err(error.into())),
+    };
     for attached in attached {
         let share = Which::share(&attached.key.container_id, shares);
         if !which.may_have(attached, share) {
@@ -116,14 +122,18 @@ pub(super) fn restore(
             if !which.has(&guarded) {
                 continue;
             }
-            let missing = restored(enforcer, &guarded, &mut host)?;
+            let missing = restored(enforcer, &guarded, &mut host).unwrap_or_else(|error| {
+                let what = format!("it could not be looked at: {}", Chain(&error));
+                outcome = Err(error);
+                Some(what)
+            });
             let sandbox = &attached.plan.sandbox;
             let subject =
                 sandbox.pod.as_ref().map_or_else(|| sandbox.container_id.clone(), ToString::to_string);
             looked.push(Looked { share, subject: format!("{subject} {}", attachment.ifname), missing });
         }
     }
-    Ok(looked)
+    (looked, outcome)
 }
 
 /// Reattaches the programs of an attachment that were removed, and returns what is missing then.
@@ -136,11 +146,12 @@ fn restored(
         // The pod may have its VF still.
         return Ok(Some(NO_REPRESENTOR.to_owned()));
     }
-    if let Err(error) = enforcer.settle(guarded) {
-        let error = Chain(&error);
-        return Ok(Some(format!("its programs run by filters, and have not got links yet: {error}")));
-    }
-    let Some(what) = enforcer.verify(guarded, host)? else { return Ok(None) };
+    let unsettled = enforcer
+        .settle(guarded)
+        .err()
+        .map(|error| format!("its programs run by filters, and have not got links yet: {}", Chain(&error)));
+    // Whether they do run is looked at all the same.
+    let Some(what) = enforcer.verify(guarded, host)? else { return Ok(unsettled) };
     if guarded.is_gone(host)? {
         return Ok(None);
     }
@@ -148,5 +159,32 @@ fn restored(
         // The missing part may also have appeared meanwhile.
         Ok(_) => enforcer.verify(guarded, host),
         Err(error) => Ok(Some(format!("{what}; not restored: {}", Chain(&error)))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::attach::rig::{self, LIMIT};
+
+    #[test]
+    fn an_attachment_that_cannot_be_looked_at_keeps_no_other_from_it() {
+        let attached = |container: &str, id| {
+            let plan = rig::plan(Path::new("/nonexistent"), container, id);
+            Arc::new(Attached { key: rig::key(container), plan, outputs: Outputs::default() })
+        };
+        let all = [attached("a", LIMIT), attached("b", 2)];
+        let (looked, outcome) = restore(&rig::Maps::default(), &all, (Which::Share(0), 1));
+        let found = |subject: &str, missing: Option<&str>| Looked {
+            share: 0,
+            subject: subject.to_owned(),
+            missing: missing.map(str::to_owned),
+        };
+        let why = EnforceError::NoDevice("eth0".to_owned()).to_string();
+        let failed = format!("it could not be looked at: {why}");
+        assert_eq!(looked, [found("a eth0", Some(&failed)), found("b eth0", None)]);
+        assert_eq!(outcome.unwrap_err().to_string(), why);
     }
 }

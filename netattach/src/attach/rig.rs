@@ -78,8 +78,9 @@ impl Enforce for Maps {
         locked(&self.0).iter().copied().collect()
     }
 
-    fn verify(&self, _: &EnforcedAttachment, _: &mut Handle) -> Result<Option<String>, EnforceError> {
-        Ok(None)
+    /// A number that there cannot be cannot be looked at.
+    fn verify(&self, guarded: &EnforcedAttachment, _: &mut Handle) -> Result<Option<String>, EnforceError> {
+        if guarded.number() < LIMIT { Ok(None) } else { Err(EnforceError::NoDevice("eth0".to_owned())) }
     }
 
     fn restore(&self, _: &EnforcedAttachment, _: &mut Handle) -> Result<bool, EnforceError> {

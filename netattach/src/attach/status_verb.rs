@@ -82,13 +82,13 @@ impl Engine {
     /// many shares. Returns what was found of each.
     ///
     /// # Errors
-    /// The attachments could not be examined.
+    /// Beside what was found: the last failure.
     pub fn restore_attachments(
         &self,
         which: enforcement::Which<'_>,
         shares: usize,
-    ) -> Result<Vec<enforcement::Looked>, EnforceError> {
-        let Some(enforcer) = &self.node.enforcer else { return Ok(Vec::new()) };
+    ) -> (Vec<enforcement::Looked>, Result<(), EnforceError>) {
+        let Some(enforcer) = &self.node.enforcer else { return (Vec::new(), Ok(())) };
         enforcement::restore(enforcer.as_ref(), &self.registry.all(), (which, shares))
     }
 

@@ -13,7 +13,7 @@ use crate::fast_path::{Member, Reason};
 use crate::hooks::{HookError, HookPoint, PodDevice};
 use crate::mac::Mac;
 use crate::netlink::Handle;
-use crate::objects::{ObjectName, Place};
+use crate::objects::Place;
 use crate::plan::result::{Ends, Leased, is_unaddressed};
 use crate::plan::{AttachmentPlan, PodRef, Sandbox, addressing, routing};
 use crate::policy::index::Endpoint;
@@ -46,7 +46,7 @@ pub struct EnforcedAttachment {
     /// When its programs are attached.
     pub(crate) when: EnforceWhen,
     /// Its pod, if that is known.
-    pub(crate) pod: Option<ObjectName>,
+    pub(crate) pod: Option<PodRef>,
     /// Index of the interface in the pod's namespace.
     pub(crate) pod_index: u32,
     /// The addresses that are its own: packets to them are the pod's, and nobody else's.
@@ -122,7 +122,7 @@ impl EnforcedAttachment {
             delegated: is_delegated(attachment),
             on_representor: matches!(attachment.made_by(), MadeBy::Device(device) if device.switchdev),
             when: protect.when,
-            pod: sandbox.pod.as_ref().map(|pod| pod.name.clone()),
+            pod: sandbox.pod.clone(),
             pod_index,
             routed,
             kept_off: kept_off(protect, attachment),
@@ -316,6 +316,7 @@ pub(crate) fn places(attachment: &AttachmentPlan) -> BTreeSet<Place> {
 #[cfg(test)]
 pub(super) mod tests {
     use crate::enforce::attachment::*;
+    use crate::objects::ObjectName;
 
     /// An attachment of pod `shop/a` on a bridge.
     pub(in crate::enforce) fn attachment(id: u32) -> EnforcedAttachment {
@@ -337,7 +338,7 @@ pub(super) mod tests {
             delegated: false,
             on_representor: false,
             when: EnforceWhen::Always,
-            pod: Some(ObjectName::new("shop", "a")),
+            pod: Some(PodRef { name: ObjectName::new("shop", "a"), uid: None }),
             pod_index: 2,
             own: Vec::new(),
             bandwidth: None,

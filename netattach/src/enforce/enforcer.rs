@@ -280,7 +280,7 @@ impl Enforcer {
 
     fn may_begin_by_filters(&self, attachment: &EnforcedAttachment) -> bool {
         let objects = self.source.snapshot();
-        let pod = attachment.pod.as_ref().and_then(|name| objects.pods.get(name));
+        let pod = attachment.pod.as_ref().and_then(|pod| objects.pods.get(&pod.name));
         self.programs.may_begin_by_filters(attachment, pod.map(AsRef::as_ref))
     }
 

@@ -42,11 +42,14 @@ pub fn enforcement(vantage: &HookKind, pod: Option<&Pod>, means: Means) -> Enfor
     }
 }
 
-/// Whether programs in that pod may run by filters until they have links: the kernel has both, and no process of the pod can
-/// take filters off. An unknown pod may have one that can.
-pub(super) fn may_begin_by_filters(modes: AttachModes, pod: Option<&Pod>) -> bool {
+/// Whether programs in that pod may run by filters until they have links: the kernel has both, no process of the pod can take
+/// filters off, and its runtime needs no place for a qdisc of its own. A pod that is unknown, or is another one of that name than
+/// that with this uid, may have one that can.
+pub(super) fn may_begin_by_filters(modes: AttachModes, pod: Option<&Pod>, uid: Option<&str>) -> bool {
     let has_both = modes == AttachModes { attachments: AttachMode::Clsact, others: AttachMode::Tcx };
-    has_both && holder(pod.map(|pod| &pod.powers.admin)).is_none()
+    let pod = pod.filter(|pod| uid.is_none_or(|uid| pod.has_uid(uid)));
+    let leaves_them = |pod: &Pod| holder(Some(&pod.powers.admin)).is_none() && !pod.powers.own_runtime;
+    has_both && pod.is_some_and(leaves_them)
 }
 
 /// The level of an attachment whose programs were found not to judge every packet, for that reason.
@@ -124,7 +127,7 @@ mod tests {
             phase: Phase::Running,
             host_network: false,
             ports: Vec::new(),
-            powers: Powers { admin, raw },
+            powers: Powers { admin, raw, own_runtime: false },
             on_this_node: false,
             terminating: false,
         }
@@ -135,18 +138,27 @@ mod tests {
         const BOTH: AttachModes = AttachModes { attachments: AttachMode::Clsact, others: AttachMode::Tcx };
         let to = || Grant::To("app".to_owned());
         let bare = || pod(Grant::No, to());
+        let own_runtime = || {
+            let bare = bare();
+            Pod { powers: Powers { own_runtime: true, ..bare.powers }, ..bare }
+        };
         let table = [
             (BOTH, Some(bare()), true),
             (BOTH, Some(pod(to(), Grant::No)), false),
             (BOTH, Some(pod(Grant::Unknown, Grant::No)), false),
             (BOTH, None, false),
+            // It may put a qdisc where ours would be.
+            (BOTH, Some(own_runtime()), false),
             // Of one kind alone there is nothing to exchange.
             (AttachModes { attachments: AttachMode::Tcx, ..BOTH }, Some(bare()), false),
             (AttachModes { others: AttachMode::Clsact, ..BOTH }, Some(bare()), false),
         ];
         for (modes, pod, expected) in table {
-            assert_eq!(may_begin_by_filters(modes, pod.as_ref()), expected, "{modes:?} {pod:?}");
+            assert_eq!(may_begin_by_filters(modes, pod.as_ref(), Some("1")), expected, "{modes:?} {pod:?}");
         }
+        let known = Pod { uid: Some("1".to_owned()), ..bare() };
+        let of = |uid| may_begin_by_filters(BOTH, Some(&known), uid);
+        assert_eq!([of(Some("1")), of(None), of(Some("2"))], [true, true, false]);
     }
 
     /// Rows: SRV-offload.

@@ -88,7 +88,8 @@ impl AttachedPrograms {
     /// Whether the programs of an attachment of that pod may run by filters until they have links: an ADD need not wait for the
     /// two grace periods that links take.
     pub(super) fn may_begin_by_filters(&self, attachment: &EnforcedAttachment, pod: Option<&Pod>) -> bool {
-        attachment.begins_in_pod() && may_begin_by_filters(self.modes, pod)
+        let uid = attachment.pod.as_ref().and_then(|pod| pod.uid.as_deref());
+        attachment.begins_in_pod() && may_begin_by_filters(self.modes, pod, uid)
     }
 
     /// Waits for the right to change programs on attachments' own devices.

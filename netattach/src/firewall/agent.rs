@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::settle::{Note, Wanted, settle};
+use super::settle::{Note, Wanted, closes, settle};
 use super::{
     FirewallError, Kernel, Owner, Settled, Tables, attempt, carry_out, try_to_admit, try_to_dismiss,
 };
@@ -107,8 +107,8 @@ impl Firewall {
         .map(drop)
     }
 
-    /// Puts back what another program has removed: at once, but once a minute where that goes on. Returns whether there was
-    /// something.
+    /// Puts back what another program has removed: at once, but once a minute where that goes on and no bridge is open meanwhile.
+    /// Returns whether there was something.
     ///
     /// # Errors
     /// The kernel does not answer, or refuses; or it was put back too often just now.
@@ -167,7 +167,9 @@ impl State {
         let settled = attempt(tables, &wanted, |view| {
             let changes = settle(view, &wanted, &is_gone);
             if self.has_begun && !changes.is_empty() {
-                allowed()?;
+                let is_closed = !changes.iter().any(|(_, change)| closes(change));
+                // Others count as well, so that they are told of.
+                allowed().or_else(|error| if is_closed { Err(error) } else { Ok(()) })?;
             }
             Ok(changes)
         })?;
@@ -191,6 +193,7 @@ mod tests {
     use super::*;
     use crate::netlink::Error;
     use crate::netlink::filter::{Change, Filter, Version, View};
+    use crate::step::Ingress;
 
     /// Longest wait for what must not be delayed.
     const SOON: Duration = Duration::from_secs(10);
@@ -283,7 +286,8 @@ mod tests {
         firewall.attach(note(&firewall, "a"), admitted("10.1.0.3")).unwrap();
         // The tables are empty at each look.
         let fought = "tables filter of the node's packet filter: another program removes rules for pods again and again: they were \
-                      put back 5 times, and from now on are once a minute (`nft monitor` shows which program it is)";
+                      put back 5 times, and from now on are once a minute, those of closed bridges each \
+                      time (`nft monitor` shows which program it is)";
         for time in 1..=5 {
             assert!(firewall.repair().unwrap(), "{time}");
             assert_eq!(firewall.trouble(), None, "{time}");
@@ -297,5 +301,17 @@ mod tests {
         // A pod that comes meanwhile gets its rules all the same.
         firewall.attach(note(&firewall, "b"), admitted("10.1.0.4")).unwrap();
         assert_eq!(stub.written.load(Ordering::SeqCst), written + 1);
+    }
+
+    /// Rows: FWL-fought.
+    #[test]
+    fn a_bridge_that_another_program_opens_again_and_again_is_closed_each_time_and_that_is_told() {
+        let (_, firewall) = firewall();
+        let closed = Some((Ingress::SameBridge, "br0".to_owned()));
+        firewall.attach(note(&firewall, "a"), Admitted { closed, ..admitted("10.1.0.3") }).unwrap();
+        for time in 1..=8 {
+            assert!(firewall.repair().unwrap(), "{time}");
+        }
+        assert_eq!(firewall.trouble(), Some(FirewallError::FoughtOver(8).to_string()));
     }
 }

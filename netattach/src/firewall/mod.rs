@@ -58,7 +58,8 @@ pub enum FirewallError {
     /// Another program removes what is put back.
     #[error(
         "tables filter of the node's packet filter: another program removes rules for pods again and again: they were put back \
-         {0} times, and from now on are once a minute (`nft monitor` shows which program it is)"
+         {0} times, and from now on are once a minute, those of closed bridges each time (`nft monitor` shows which program it \
+         is)"
     )]
     FoughtOver(u32),
     /// firewalld filters beside the tables.

@@ -171,6 +171,14 @@ impl<'f> Table<'f> {
     }
 }
 
+/// Whether a change closes a bridge, which is open without it.
+pub(super) fn closes(change: &Change) -> bool {
+    match change {
+        Change::First(chain, rule) => [STAGE_1, STAGE_2].contains(&&**chain) || rule.leads_to(STAGE_1),
+        _ => false,
+    }
+}
+
 fn remove(chain: &str, handle: u64) -> Change {
     Change::Remove { chain: chain.to_owned(), handle }
 }

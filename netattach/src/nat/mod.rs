@@ -156,6 +156,8 @@ struct State {
     table: Table,
     /// How often what others had removed from the table was put back.
     put_back: PutBack<()>,
+    /// Whether devices were closed because the table does not keep addresses of loopback out of them.
+    has_closed: bool,
     /// Why the table is not as it should be.
     trouble: Option<String>,
 }
@@ -285,7 +287,7 @@ impl Nat {
     }
 
     /// Puts back what another program has removed from the table: at once, but once a minute where that goes on. Returns whether
-    /// there was something.
+    /// there was something. While it is not put back, no address of loopback leaves by any device: by these it would come in.
     ///
     /// # Errors
     /// The kernel refuses; or it was put back too often just now.
@@ -295,10 +297,17 @@ impl Nat {
         let State { users, table, put_back, .. } = &mut *state;
         let repaired = table.repair(users, || put_back.check(&(), now).map_err(NatError::FoughtOver));
         state.note(&repaired);
+        if let Err(NatError::FoughtOver(_) | NatError::Foreign { .. }) = &repaired {
+            state.has_closed = true;
+            state.opened().into_iter().try_for_each(loopback::close_unless_shared)?;
+        }
         let repaired = repaired?;
         if repaired {
             state.put_back.count((), now);
-            // While the table was not there, a process without an agent may have closed what nobody seemed to need.
+        }
+        // The table is whole.
+        if std::mem::take(&mut state.has_closed) || repaired {
+            // While it was not there, a process without an agent may have closed what nobody seemed to need.
             state.opened().into_iter().try_for_each(loopback::reopen)?;
         }
         Ok(repaired)

@@ -34,6 +34,10 @@ const TYPE: u16 = 0x3fff;
 const BUFFER: usize = 64 * 1024;
 /// Bytes of notifications that may wait until somebody asks: see [`LinkWatch`](super::LinkWatch).
 const QUEUE: usize = 1 << 20;
+/// Most datagrams that are read at once: more than fit into the queue, so only while more come as quickly as they are read.
+const MOST_READ: usize = 1 << 14;
+/// Most links that are told apart, and most of their names. Beyond that it takes as long to look at all.
+const MOST_LINKS: usize = 4096;
 
 /// What has changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -73,8 +77,18 @@ impl Changed {
                     links.indices.extend(others.indices);
                     links.names.extend(others.names);
                 }
+                self.bound();
             }
             Self::Anything => *self = Self::Anything,
+        }
+    }
+
+    /// Nobody can make it grow without end: whoever makes and removes links, while looks fail.
+    fn bound(&mut self) {
+        if let Self::Of(links) = self
+            && links.indices.len().max(links.names.len()) > MOST_LINKS
+        {
+            *self = Self::Anything;
         }
     }
 
@@ -83,6 +97,7 @@ impl Changed {
         while let Some(length) = word(datagram, 0).map(|length| length as usize) {
             let message = datagram.get(..length.min(datagram.len())).unwrap_or_default();
             self.take(message);
+            self.bound();
             let Some(rest) = datagram.get(length.max(HEADER).next_multiple_of(4)..) else { break };
             datagram = rest;
         }
@@ -139,10 +154,11 @@ impl ChangeWatch {
         Ok(Self { raw, buffer: vec![0; BUFFER] })
     }
 
-    /// What has changed since the last call.
+    /// What has changed since the last call. Ends also while others change routes as quickly as that is read, such as a routing
+    /// daemon that has lost a neighbour: the caller has other things to do.
     pub fn changed(&mut self) -> Changed {
         let mut changed = Changed::default();
-        loop {
+        for _ in 0..MOST_READ {
             match self.raw.recv(&mut &mut self.buffer[..], 0) {
                 Ok(length) => changed.read(&self.buffer[..length]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return changed,
@@ -152,6 +168,7 @@ impl ChangeWatch {
                 Err(_) => return Changed::Anything,
             }
         }
+        Changed::Anything
     }
 }
 
@@ -240,6 +257,26 @@ mod tests {
         }
         // One by several ways is none of ours.
         assert!(read(&[message((RTM_DELROUTE, 0), &[0; 12], &[(9, &[0; 8][..])])]).is_nothing());
+    }
+
+    #[test]
+    fn of_very_many_links_that_have_changed_all_are_looked_at() {
+        let link = |index: u32| message((RTM_DELLINK, 0), &body::<16>(index), &[(NAME, &b"na0\0"[..])]);
+        let most = MOST_LINKS as u32;
+        let links = |range: std::ops::Range<u32>| read(&range.map(link).collect::<Vec<_>>());
+        let all: Vec<u32> = (0..most).collect();
+        assert_eq!(links(0..most), of(&all, &["na0"]));
+        assert_eq!(links(0..most + 1), Changed::Anything);
+        // Those of looks that failed are kept for the next.
+        let mut kept = links(0..most);
+        kept.extend(links(7..8));
+        assert_eq!(kept, of(&all, &["na0"]));
+        kept.extend(links(most..most + 1));
+        assert_eq!(kept, Changed::Anything);
+        let names: Vec<String> = (0..=MOST_LINKS).map(|number| format!("na{number}")).collect();
+        let mut named = Changed::default();
+        named.extend(of(&[7], &names.iter().map(String::as_str).collect::<Vec<_>>()));
+        assert_eq!(named, Changed::Anything);
     }
 
     #[test]

@@ -18,6 +18,8 @@ const HEADER: usize = 16;
 /// Offset of the device's index in a message: behind the header, in `struct tcmsg`. Nothing else of it is read.
 const INDEX: std::ops::Range<usize> = HEADER + 4..HEADER + 8;
 const BUFFER: usize = 64 * 1024;
+/// Most devices that are told apart. Beyond that it takes as long to look at all.
+const MOST_DEVICES: usize = 4096;
 
 /// Receives a notification for every filter and queueing discipline that is removed in the namespace of the thread
 /// that opened it. Removing a device removes its filters without a notification.
@@ -49,6 +51,9 @@ impl Removed {
             Self::From(others) => {
                 if let Self::From(devices) = self {
                     devices.extend(others);
+                    if devices.len() > MOST_DEVICES {
+                        *self = Self::Anywhere;
+                    }
                 }
             }
             Self::Anywhere => *self = Self::Anywhere,
@@ -163,6 +168,13 @@ mod tests {
         assert_eq!(removed, Removed::From([3, 5].into()));
         removed.extend(Removed::Anywhere);
         removed.extend(Removed::From([7].into()));
+        assert_eq!(removed, Removed::Anywhere);
+        // Nobody can make it grow without end.
+        let all = || Removed::From((0..MOST_DEVICES as u32).collect());
+        let mut removed = all();
+        removed.extend(Removed::From([7].into()));
+        assert_eq!(removed, all());
+        removed.extend(Removed::From([u32::MAX].into()));
         assert_eq!(removed, Removed::Anywhere);
     }
 }

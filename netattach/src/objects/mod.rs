@@ -109,13 +109,16 @@ pub struct Pod {
     pub terminating: bool,
 }
 
-/// Whether any container of a pod has capabilities over the pod's network.
+/// Whether any container of a pod has capabilities over the pod's network, or what runs them has.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Powers {
     /// `CAP_NET_ADMIN`, or `CAP_SYS_ADMIN`, which leads to it.
     pub admin: Grant,
     /// `CAP_NET_RAW`.
     pub raw: Grant,
+    /// Whether it asks for a runtime other than the node's usual one (`runtimeClassName`). One that runs pods in virtual machines
+    /// puts filters of its own on their interfaces.
+    pub own_runtime: bool,
 }
 
 /// Whether a pod's manifest grants a capability.

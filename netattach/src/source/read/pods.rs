@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use super::manifest::{Document, ManifestError, Object, shape};
 use super::metadata::{MIRROR_ANNOTATION, Metadata};
@@ -10,7 +11,7 @@ use super::security_context::{SecurityContext, powers};
 use crate::budget::{self, Budget, Exceeded};
 use crate::npwg::selection::PortProtocol;
 use crate::objects::budget::Bounded;
-use crate::objects::{ContainerPort, Phase, Pod};
+use crate::objects::{ContainerPort, Phase, Pod, Powers};
 
 #[derive(Deserialize)]
 struct WrittenPod {
@@ -23,6 +24,7 @@ struct WrittenPod {
 #[serde(rename_all = "camelCase")]
 struct WrittenPodSpec {
     host_network: Option<bool>,
+    runtime_class_name: Option<IgnoredAny>,
     containers: Option<WrittenContainers>,
     init_containers: Option<WrittenContainers>,
     ephemeral_containers: Option<WrittenContainers>,
@@ -69,6 +71,7 @@ pub(in crate::source) fn pod<'de>(document: impl Document<'de>) -> Result<Object
             let powers = powers(all.map(|written| {
                 (written.name.as_deref().unwrap_or_default(), written.security_context.as_ref())
             }));
+            let powers = Powers { own_runtime: spec.runtime_class_name.is_some(), ..powers };
             let restartable = spec.init_containers.into_iter().flat_map(|list| list.items);
             let restartable = restartable.filter(|c| c.restart_policy.as_deref() == Some("Always"));
             let containers = spec.containers.into_iter().flat_map(|list| list.items);
@@ -130,7 +133,7 @@ fn phase(word: Option<&str>) -> Phase {
 mod tests {
     use std::collections::BTreeMap;
 
-    use crate::objects::{Grant, ObjectName, Powers};
+    use crate::objects::{Grant, ObjectName};
     use crate::source::read::manifest::tests::{map, one};
     use crate::source::read::pods::*;
 
@@ -147,6 +150,7 @@ metadata:
   annotations: {k8s.v1.cni.cncf.io/networks: net-a, another: x}
 spec:
   hostNetwork: true
+  runtimeClassName: kata
   initContainers:
   - {name: once, ports: [{name: setup, containerPort: 1}]}
   - {name: sidecar, restartPolicy: Always, ports: [{containerPort: 9000, protocol: UDP}]}
@@ -173,7 +177,7 @@ status: {phase: Running}
                 phase: Phase::Running,
                 host_network: true,
                 ports: vec![port(Some("http"), PortProtocol::Tcp, 8080), port(None, PortProtocol::Udp, 9000)],
-                powers: Powers { admin: Grant::No, raw: Grant::To("once".to_owned()) },
+                powers: Powers { admin: Grant::No, raw: Grant::To("once".to_owned()), own_runtime: true },
                 on_this_node: false,
                 terminating: false,
             }))

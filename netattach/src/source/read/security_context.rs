@@ -39,6 +39,8 @@ pub(in crate::source) fn powers<'a>(
     Powers {
         admin: grant(|context| context.adds("NET_ADMIN") || context.adds("SYS_ADMIN"), false),
         raw: grant(|context| context.adds("NET_RAW") || !context.drops("NET_RAW"), true),
+        // Containers say nothing of that.
+        own_runtime: false,
     }
 }
 
@@ -108,7 +110,7 @@ mod tests {
             ),
         ];
         for (contexts, admin, raw) in table {
-            assert_eq!(of(&contexts), Powers { admin, raw }, "{contexts:?}");
+            assert_eq!(of(&contexts), Powers { admin, raw, own_runtime: false }, "{contexts:?}");
         }
     }
 }

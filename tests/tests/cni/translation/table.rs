@@ -29,10 +29,16 @@ fn what_another_program_removes_is_put_back() {
 
 #[test]
 fn what_another_program_removes_again_and_again_is_put_back_rarely_and_told_of() {
-    let mut scene = Scene::new(Links::Bridge, &["web"]);
+    let mut scene = Scene::new(Links::Bridge, &["web", "late"]);
     scene.add("web", &ports(8080));
     let shape = || scene.node.namespace.run(nat::shape).unwrap();
     let whole = shape();
+    let lets_loopback_in = |expected: &str| {
+        let setting = "/proc/sys/net/ipv4/conf/br0/route_localnet";
+        let value = || scene.node.namespace.run(|| std::fs::read_to_string(setting)).unwrap();
+        eventually(PATIENCE, || value().trim() == expected)
+    };
+    assert!(lets_loopback_in("1"));
     let remove = || scene.node.namespace.run(nat::uninstall).unwrap();
     for time in 1..=5 {
         remove();
@@ -43,6 +49,16 @@ fn what_another_program_removes_again_and_again_is_put_back_rarely_and_told_of()
     let is_told = || scene.node.whole_status().unwrap().to_string().contains(told);
     assert!(eventually(PATIENCE, is_told), "{:#}", scene.node.whole_status().unwrap());
     assert!(shape().is_empty());
+    // Nothing drops what pods would send to the node's loopback.
+    assert!(lets_loopback_in("0"));
+    // An ADD makes the table anew. Its own port is not for loopback.
+    let at_one = json!([{"hostPort": 8081, "containerPort": 80, "protocol": "tcp", "hostIP": NODE[0]}]);
+    let late = Pod::new("late").unwrap();
+    scene.ask(&late, &at_one).success();
+    scene.node.await_status(&late);
+    assert_eq!(shape(), whole);
+    assert!(lets_loopback_in("1"));
+    scene.pods.push(late);
     scene.end();
 }
 

@@ -6,7 +6,7 @@ use netattach::spec::TcHook;
 use super::*;
 
 /// Pods, each with a network and a device of that name.
-const PODS: [&str; 2] = ["plain", "admin"];
+const PODS: [&str; 3] = ["plain", "admin", "boxed"];
 
 fn filters(pod: &Pod) -> usize {
     let mut inside = Handle::open_in(pod.namespace.netns()).unwrap();
@@ -27,6 +27,9 @@ fn node() -> Node {
     let admin = pod("admin", &json!({}), &json!("admin"));
     let admin = with_security_context(admin, r#"{"capabilities": {"add": ["NET_ADMIN"]}}"#);
     node.write("admin", &admin).unwrap();
+    let mut boxed = pod("boxed", &json!({}), &json!("boxed"));
+    boxed["spec"]["runtimeClassName"] = json!("vm");
+    node.write("boxed", &boxed).unwrap();
     node
 }
 
@@ -34,13 +37,15 @@ fn node() -> Node {
 fn programs_begin_by_filters_and_have_links_soon_after_the_answer() {
     let mut node = node();
     node.start().unwrap();
-    let [plain, admin] = PODS.map(|name| Pod::new(name).unwrap());
+    let [plain, admin, boxed] = PODS.map(|name| Pod::new(name).unwrap());
     node.add(&admin).success();
     assert_eq!((links(&node).len(), filters(&admin)), (2, 0), "this pod could take filters off");
+    node.add(&boxed).success();
+    assert_eq!((links(&node).len(), filters(&boxed)), (4, 0), "its runtime may put a qdisc there");
     node.add(&plain).success();
     // Whichever they run by, none is missing.
     node.check(&plain).success();
-    let has_links = || links(&node).len() == 4 && filters(&plain) == 0;
+    let has_links = || links(&node).len() == 6 && filters(&plain) == 0;
     assert!(eventually(PATIENCE, has_links), "{:?}, {} filters", links(&node), filters(&plain));
     node.check(&plain).success();
 
@@ -49,17 +54,19 @@ fn programs_begin_by_filters_and_have_links_soon_after_the_answer() {
     node.add(&plain).success();
     node.kill().unwrap();
     node.start().unwrap();
-    assert_eq!((links(&node).len(), filters(&plain)), (4, 0));
+    assert_eq!((links(&node).len(), filters(&plain)), (6, 0));
     node.check(&plain).success();
 
     // A DEL that comes at once: nothing gets links any more.
     node.del(&plain).success();
     node.add(&plain).success();
     node.del(&plain).success();
-    node.del(&admin).success();
+    for other in [&admin, &boxed] {
+        node.del(other).success();
+    }
     assert_eq!(links(&node), BTreeMap::new());
     for device in PODS {
         ip(&node.namespace, &["link", "del", device]).unwrap();
     }
-    Snapshot::take(&node, &[&plain, &admin]).unwrap().assert_nothing_is_left();
+    Snapshot::take(&node, &[&plain, &admin, &boxed]).unwrap().assert_nothing_is_left();
 }
