@@ -8,7 +8,7 @@ use crate::attach::parts;
 use crate::limit::{self, Limit};
 use crate::{Series, document};
 
-/// How many times as long as its floor an ADD may take.
+/// How many times as long as its floor an ADD may take, and what of it passes in the agent.
 const TO_FLOOR: f64 = 3.0;
 
 /// What has to be reached. Each figure is the end of its interval that is the better one: what is beyond its limit with
@@ -20,6 +20,8 @@ pub(super) fn limits(figures: &[Figures]) -> Vec<Limit> {
         if figures.kind.is_link() {
             let [low, _] = figures.to_floor().interval();
             limits.push(Limit::new(format!("`{name}`: ADD, to its floor"), low, TO_FLOOR, "times"));
+            let [low, _] = figures.within.ratios(&figures.floor).interval();
+            limits.push(Limit::new(format!("`{name}`: the agent's part, to its floor"), low, TO_FLOOR, "times"));
         }
         if let Some(reference) = &figures.reference {
             let [low, _] = figures.agent.ratios(reference).interval();
@@ -129,8 +131,10 @@ mod tests {
         ];
         let expected = [
             Limit::new("`bridge, ipMasq`: ADD, to its floor", 2.0, 3.0, "times"),
+            Limit::new("`bridge, ipMasq`: the agent's part, to its floor", 1.0, 3.0, "times"),
             Limit::new("`bridge, ipMasq`: ADD, to the reference's", 0.0625, 0.125, "times"),
             Limit::new("`veth`: ADD, to its floor", 4.0, 3.0, "times"),
+            Limit::new("`veth`: the agent's part, to its floor", 1.0, 3.0, "times"),
             Limit::new("`loopback`: ADD, to the reference's", 0.5, 0.25, "times"),
         ];
         assert_eq!(limits(&found), expected);
