@@ -134,7 +134,7 @@ mod tests {
             Limit::new("`bridge, ipMasq`: the agent's part, to its floor", 1.0, 3.0, "times"),
             Limit::new("`bridge, ipMasq`: ADD, to the reference's", 0.0625, 0.125, "times"),
             Limit::new("`veth`: ADD, to its floor", 4.0, 3.0, "times"),
-            Limit::new("`veth`: the agent's part, to its floor", 1.0, 3.0, "times"),
+            Limit::new("`veth`: the agent's part, to its floor", 2.0, 3.0, "times"),
             Limit::new("`loopback`: ADD, to the reference's", 0.5, 0.25, "times"),
         ];
         assert_eq!(limits(&found), expected);
