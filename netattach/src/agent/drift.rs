@@ -6,14 +6,15 @@
 //! has told that they, their bridges, addresses or routes have changed; the status of pods that are another value of the source, or that
 //! have other attachments. Every half minute, or more rarely where there is much, links are looked at in any case, and
 //! leases and records. What is different is looked at again and put back in its container's turn, so that nothing is put
-//! back that a DEL is taking away. What others change again and again is put back once a minute, and reported.
+//! back that a DEL is taking away. What others change again and again is put back once a minute, and each
+//! time where a link reaches meanwhile whom it should not, and reported.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::handler::Agent;
-use crate::attach::{AttachError, Attached, WholeRecords};
+use crate::attach::{AttachError, Attached, Drifted, WholeRecords};
 use crate::error_chain::Chain;
 use crate::journal::JournalKey;
 use crate::netlink::{ChangeWatch, Changed};
@@ -69,6 +70,8 @@ pub(super) struct Drift {
     bound: Mutex<PutBack<(JournalKey, Part)>>,
     /// The sandboxes whose links the last look has found different.
     seen: Mutex<BTreeSet<JournalKey>>,
+    /// Those of them that reach meanwhile whom they should not.
+    open: Mutex<BTreeSet<JournalKey>>,
     /// The records that were as written at the last look.
     records: Mutex<WholeRecords>,
     /// The pods whose status is as it should be, as long as nothing here is another value.
@@ -77,6 +80,17 @@ pub(super) struct Drift {
     all_shown: Mutex<Option<AllShown>>,
     /// Why something is not as it was, by container and part.
     rows: Mutex<BTreeMap<(JournalKey, Part), String>>,
+}
+
+/// Whether something is put back now.
+#[derive(Debug, PartialEq, Eq)]
+enum Due {
+    /// It is.
+    Yes,
+    /// It is: it was too often just now, but is open meanwhile; what the status is to say of that.
+    Open(String),
+    /// It was too often just now.
+    Later,
 }
 
 impl Drift {
@@ -90,33 +104,37 @@ impl Drift {
         rows.iter().take(MOST_ROWS).map(row).collect()
     }
 
-    /// Whether something may be put back now.
-    fn may(&self, key: &JournalKey, part: Part, now: Instant) -> bool {
-        match locked(&self.bound).once_more((key.clone(), part), now) {
-            Ok(()) => true,
-            Err(times) => {
-                let problem = format!(
-                    "{} changed by others again and again; it was put back {times} times, and from now on is once a minute",
-                    part.words()
-                );
-                // Why it cannot be put back says more, where it could not be.
-                locked(&self.rows).entry((key.clone(), part)).or_insert(problem);
-                false
-            }
+    /// Counts one more time, and says whether something is put back now.
+    fn due(&self, key: &JournalKey, part: Part, now: Instant) -> Due {
+        let Err(times) = locked(&self.bound).once_more((key.clone(), part), now) else { return Due::Yes };
+        let often =
+            format!("{} changed by others again and again; it was put back {times} times", part.words());
+        if part == Part::Links && locked(&self.open).contains(key) {
+            return Due::Open(format!(
+                "{often} and more, and is each time, as it reaches meanwhile whom it should not"
+            ));
         }
+        let problem = format!("{often}, and from now on is once a minute");
+        // Why it cannot be put back says more, where it could not be.
+        locked(&self.rows).entry((key.clone(), part)).or_insert(problem);
+        Due::Later
     }
 
-    /// Notes the outcome of putting something back; `Ok`: what was different, in words.
-    fn note(&self, key: &JournalKey, part: Part, outcome: Result<Vec<String>, String>) {
+    /// Notes the outcome of putting back what was due; `Ok`: what was different, in words.
+    fn note(&self, key: &JournalKey, part: Part, due: Due, outcome: Result<Vec<String>, String>) {
         let mut rows = locked(&self.rows);
-        match outcome {
-            Ok(changed) => {
+        match (outcome, due) {
+            // The log has it at the rate of what is not open; the row goes with the look that finds it as it was.
+            (Ok(_), Due::Open(problem)) => {
+                rows.insert((key.clone(), part), problem);
+            }
+            (Ok(changed), _) => {
                 rows.remove(&(key.clone(), part));
                 for what in changed {
                     tracing::warn!(container = key.container_id, what, "changed by others; put back");
                 }
             }
-            Err(error) => {
+            (Err(error), _) => {
                 let problem = format!("{} changed by others and cannot be put back: {error}", part.words());
                 if rows.get(&(key.clone(), part)) != Some(&problem) {
                     tracing::error!(container = key.container_id, problem, "not as it was made");
@@ -217,13 +235,14 @@ impl Agent {
         for key in self.drift.confirmed(part, found) {
             // An operation on the container goes first; the next look finds what is left.
             let Some(turn) = self.turns.look(&key.container_id) else { continue };
-            if !self.drift.may(&key, part, Instant::now()) {
+            let due = self.drift.due(&key, part, Instant::now());
+            if due == Due::Later {
                 continue;
             }
             let (agent, of) = (Arc::clone(self), key.clone());
             let done = tokio::task::spawn_blocking(move || agent.put_part_back(part, &of)).await;
             if let Ok(outcome) = done {
-                self.drift.note(&key, part, outcome);
+                self.drift.note(&key, part, due, outcome);
             }
             drop(turn);
         }
@@ -269,7 +288,9 @@ impl Agent {
         seen: &BTreeSet<JournalKey>,
     ) -> Result<Vec<JournalKey>, AttachError> {
         self.engine.settle_orphans();
-        self.engine.with_drifted_links(changed, seen)
+        let Drifted { keys, open } = self.engine.with_drifted_links(changed, seen)?;
+        *locked(&self.drift.open) = open;
+        Ok(keys)
     }
 
     fn with_drifted_status(&self) -> Vec<JournalKey> {
@@ -335,18 +356,19 @@ mod tests {
         };
         let now = Instant::now();
         for _ in 0..5 {
-            assert!(drift.may(&key, Part::Links, now));
+            assert_eq!(drift.due(&key, Part::Links, now), Due::Yes);
         }
-        assert!(!drift.may(&key, Part::Links, now) && drift.may(&key, Part::Leases, now));
+        assert_eq!(drift.due(&key, Part::Links, now), Due::Later);
+        assert_eq!(drift.due(&key, Part::Leases, now), Due::Yes);
         assert_eq!(
             told(),
             [
                 "its links on the node were changed by others again and again; it was put back 5 times, and from now on is once a minute"
             ]
         );
-        drift.note(&key, Part::Leases, Err("another has it".to_owned()));
+        drift.note(&key, Part::Leases, Due::Yes, Err("another has it".to_owned()));
         assert_eq!(told()[1], "its leases were changed by others and cannot be put back: another has it");
-        drift.note(&key, Part::Links, Ok(vec!["x".to_owned()]));
+        drift.note(&key, Part::Links, Due::Yes, Ok(vec!["x".to_owned()]));
         drift.confirmed(Part::Status, Vec::new());
         assert_eq!(told().len(), 1);
         drift.confirmed(Part::Leases, Vec::new());
@@ -357,5 +379,38 @@ mod tests {
         assert_eq!(drift.confirmed(Part::Links, Vec::new()), []);
         assert_eq!(drift.confirmed(Part::Links, found()), []);
         assert_eq!(drift.confirmed(Part::Status, found()), found());
+    }
+
+    #[test]
+    fn a_link_that_is_open_is_put_back_each_time_and_that_is_told_until_it_is_as_it_was() {
+        let drift = Drift::default();
+        let key = JournalKey { container_id: "c".to_owned(), ifname: "eth0".to_owned() };
+        locked(&drift.open).insert(key.clone());
+        let put_back = |part| {
+            let due = drift.due(&key, part, Instant::now());
+            if due != Due::Later {
+                drift.note(&key, part, due, Ok(vec!["x".to_owned()]));
+            }
+            let rows = drift.conditions(|key| key.container_id.clone());
+            rows.into_iter().map(|row| row.problem).collect::<Vec<_>>()
+        };
+        for _ in 0..5 {
+            assert_eq!(put_back(Part::Links), [""; 0]);
+        }
+        let told = "its links on the node were changed by others again and again; it was put back 5 times and more, and is each \
+                    time, as it reaches meanwhile whom it should not";
+        for _ in 0..3 {
+            assert_eq!(put_back(Part::Links), [told]);
+        }
+        drift.confirmed(Part::Links, vec![key.clone()]);
+        assert_eq!(drift.due(&key, Part::Links, Instant::now()), Due::Open(told.to_owned()));
+        drift.confirmed(Part::Links, Vec::new());
+        for _ in 0..5 {
+            assert_eq!(put_back(Part::Record), [""; 0]);
+        }
+        assert!(
+            put_back(Part::Record)[0].ends_with("from now on is once a minute"),
+            "a record opens nothing"
+        );
     }
 }

@@ -145,6 +145,29 @@ fn differences(
     differences
 }
 
+/// Whether an end is in a segment, or exchanges frames within it, that it should not: it is in another bridge, or in its own and
+/// not as it should be. One that is in none reaches nobody, and out of hairpin mode a port reaches less. A bridge that others have
+/// made is not told to filter by VLAN, so nothing depends on when.
+fn is_open(found: &LinkState, links: &BTreeMap<u32, LinkState>, differences: &[Difference]) -> bool {
+    let opens = |difference: &Difference| match difference {
+        Difference::NotInBridge(_) | Difference::Isolation | Difference::Vlans => true,
+        Difference::Bridge(Change::Unfiltered(bridge)) => {
+            links.get(bridge).is_some_and(LinkState::own_bridge)
+        }
+        _ => false,
+    };
+    found.controller.is_some() && differences.iter().any(opens)
+}
+
+/// The sandboxes whose ends on the node differ from what was made.
+#[derive(Debug, Default)]
+pub struct Drifted {
+    /// All of them.
+    pub keys: Vec<JournalKey>,
+    /// Those of them that reach meanwhile whom they should not.
+    pub open: BTreeSet<JournalKey>,
+}
+
 impl Engine {
     /// The sandboxes whose ends on the node differ from what was made, of those whose links or bridges have changed, and of
     /// these. Where there are any, costs one list of the node's links, and with routed ones of its addresses and routes.
@@ -155,18 +178,22 @@ impl Engine {
         &self,
         changed: &Changed,
         these: &BTreeSet<JournalKey>,
-    ) -> Result<Vec<JournalKey>, AttachError> {
+    ) -> Result<Drifted, AttachError> {
         let mut all = self.registry.all();
         if let Changed::Of(links) = changed {
             all.retain(|attached| these.contains(&attached.key) || is_on(attached, links));
         }
         if all.is_empty() {
-            return Ok(Vec::new());
+            return Ok(Drifted::default());
         }
         let mut host = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
         let seen = Seen::gather(&mut host, all.iter().flat_map(ends))?;
         all.retain(|attached| ends(attached).iter().any(|end| !seen.differences(end).is_empty()));
-        Ok(all.iter().map(|attached| attached.key.clone()).collect())
+        let is_open = |attached: &&Arc<Attached>| ends(attached).iter().any(|end| seen.is_open(end));
+        Ok(Drifted {
+            open: all.iter().filter(is_open).map(|attached| attached.key.clone()).collect(),
+            keys: all.iter().map(|attached| attached.key.clone()).collect(),
+        })
     }
 
     /// Puts the node's ends of a sandbox back as they were made, in the container's turn. Returns what was different.
@@ -437,6 +464,10 @@ impl Seen {
             filters_by_vlan: self.filtering.contains(&link.index),
         });
         differences(end, found, (bridge, self.vlans.get(&found.index)), self.has_addressing(end))
+    }
+
+    fn is_open(&self, end: &End) -> bool {
+        end.find(&self.links).is_some_and(|found| is_open(found, &self.links, &self.differences(end)))
     }
 
     /// Whether a routed end has its addresses and routes. Others have none.

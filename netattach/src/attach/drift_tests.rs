@@ -108,6 +108,33 @@ fn a_port_that_got_out_of_its_vlans_or_its_isolation_is_found() {
 }
 
 #[test]
+fn a_port_is_open_that_reaches_whom_it_should_not() {
+    let in_bridge = LinkState { controller: Some(3), ..link(7, "na0", "veth") };
+    let own = LinkState { own: true, ..link(3, "br0", "bridge") };
+    let links = all(&[&own, &link(4, "br1", "bridge")]);
+    let opens = |difference| is_open(&in_bridge, &links, &[Difference::Mtu(1400), difference]);
+    let open = [
+        Difference::Isolation,
+        Difference::Vlans,
+        Difference::NotInBridge(4),
+        Difference::Bridge(Change::Unfiltered(3)),
+    ];
+    assert_eq!(open.map(opens), [true; 4]);
+    let shut = [
+        Difference::Hairpin,
+        Difference::Down,
+        Difference::Renamed,
+        Difference::Addressing,
+        Difference::Bridge(Change::Down(3)),
+        Difference::Bridge(Change::Gateways(3, Vec::new())),
+        Difference::Bridge(Change::Unfiltered(4)),
+    ];
+    assert_eq!(shut.map(opens), [false; 7]);
+    let out = LinkState { controller: None, ..in_bridge.clone() };
+    assert!(!is_open(&out, &links, &[Difference::NotInBridge(3), Difference::Isolation, Difference::Vlans]));
+}
+
+#[test]
 fn an_index_that_another_link_has_by_now_is_not_ours() {
     let ours = link(7, "na0", "veth");
     let find = |link: &LinkState| end(None).find(&all(&[link])).is_some();

@@ -85,6 +85,7 @@ pub use bridges::Bridges;
 pub use default_network::{CILIUMS_SUFFIX, DefaultNetwork, InvalidDefaultNetwork};
 pub use departed::inhabited;
 pub use devices::Devices;
+pub use drift::Drifted;
 pub use edited::WholeRecords;
 pub use enforcement::{Looked, Which};
 pub use engine::{Engine, Recovery};
