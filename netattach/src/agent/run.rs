@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Parser;
 use tokio::sync::{oneshot, watch};
@@ -70,6 +70,7 @@ use crate::observe::{Event, Observer};
 use crate::pace;
 use crate::plan::resolve::Options;
 use crate::publish::PublishError;
+use crate::put_back::PutBack;
 use crate::rpc::message::Condition;
 use crate::rpc::pending::{self, Pending, PendingError};
 use crate::rpc::server::{Limits, ListenError, serve};
@@ -800,7 +801,7 @@ async fn keep_routed(enforcer: Arc<Enforcer>, mut watch: LinkWatch) -> std::io::
     }
 }
 
-/// Puts back what other programs remove from the packet filter, within a second.
+/// Puts back what other programs remove from the packet filter, within a second. The log has it a few times, and then once a minute.
 async fn keep_put_back<E: std::error::Error + Send + 'static>(
     engine: Arc<Engine>,
     what: &'static str,
@@ -808,6 +809,7 @@ async fn keep_put_back<E: std::error::Error + Send + 'static>(
 ) {
     let mut tick = ticks(ROUTED_INTERVAL);
     let mut failed = None;
+    let mut told = PutBack::default();
     loop {
         tick.tick().await;
         let engine = Arc::clone(&engine);
@@ -816,7 +818,7 @@ async fn keep_put_back<E: std::error::Error + Send + 'static>(
         let Ok(repaired) = repaired.await else { continue };
         let now = repaired.as_ref().err().map(|error| Chain(error).to_string());
         match (repaired, &now) {
-            (Ok(true), _) => {
+            (Ok(true), _) if told.once_more((), Instant::now()).is_ok() => {
                 tracing::warn!(what, "the packet filter was changed by another program; put back");
             }
             (Err(_), Some(error)) if now != failed => {
