@@ -91,8 +91,8 @@ pub struct HookedChains {
     pub devices: BTreeSet<String>,
 }
 
-/// The chains of a family that are attached to a hook, in the calling thread's namespace. A kernel without nftables
-/// has none.
+/// The chains of a family that are attached to a hook, in the calling thread's namespace, but for those of our own tables that
+/// leave alone what an agent's programs judge. A kernel without nftables has none.
 ///
 /// # Errors
 /// The kernel did not answer, or the chains kept changing while they were listed.
@@ -107,7 +107,15 @@ pub fn hooked_chains(family: Family) -> Result<HookedChains, Error> {
 
 fn dump_chains(family: Family) -> Result<Option<HookedChains>, Error> {
     let mut found = HookedChains::default();
-    let own = (family == Family::Inet && guard::is_of_agent()?).then_some(guard::TABLE);
+    let own = match family {
+        Family::Inet => guard::is_of_agent()?.then_some(guard::TABLE),
+        Family::Bridge => match senders::is_as_made() {
+            // It changed meanwhile.
+            Err(Error::Interrupted(_)) => return Ok(None),
+            is_as_made => is_as_made?.then_some(senders::TABLE),
+        },
+        _ => None,
+    };
     let whole = dump(NAME, [GET_CHAIN, NEW_CHAIN], family, &[], &mut |chain| found.add(chain, own))?;
     Ok(whole.then_some(found))
 }
@@ -258,7 +266,7 @@ pub(super) fn request_of(kind: u16, flags: u16, general: [u8; GENERAL_LEN], attr
 }
 
 impl HookedChains {
-    /// Counts a chain if it is attached to a hook: others are only jumped to. Skips those of the table `own`, the agent's, which
+    /// Counts a chain if it is attached to a hook: others are only jumped to. Skips those of the table `own`, ours, which
     /// do nothing to packets that are judged elsewhere.
     fn add(&mut self, attributes: &[u8], own: Option<&str>) {
         let table = attribute_in(attributes, NFTA_CHAIN_TABLE).and_then(name);

@@ -34,6 +34,8 @@ const COMMENT: &str = "netattach-cni 1: owner, network, container, interface";
 
 const NAME: &str = "NFT_MSG_NEWSETELEM";
 const CHAIN: &str = "prerouting";
+/// A chain, and its rule.
+const PARTS: usize = 2;
 const PORTS: &str = "ports";
 const SENDERS: &str = "senders";
 /// Length of the name of a device, padded with zeros, and of an Ethernet address in whole words.
@@ -97,10 +99,20 @@ pub fn view() -> Result<View, Error> {
     for set in [PORTS, SENDERS] {
         each_element_of((Family::Bridge, TABLE, set), &mut |attributes| elements.extend(read(attributes)))?;
     }
-    // A chain, and its rule.
-    let is_whole = found.as_deref() == Some(COMMENT) && shape.parts() == 2;
+    let is_whole = found.as_deref() == Some(COMMENT) && shape.parts() == PARTS;
     let is_there = found.is_some() || !shape.is_empty() || !elements.is_empty();
     Ok(View { generation, is_there, is_whole, elements })
+}
+
+/// Whether the table is there and has no more than its chain and its rule. It judges nothing then but what comes by the ports that
+/// it lists. Those are ports of executables alone: nothing that takes the fast path of an agent comes by one, as an interface that
+/// an agent has had executed takes none.
+///
+/// # Errors
+/// The kernel does not answer, or the table changed while it was read.
+pub(super) fn is_as_made() -> Result<bool, Error> {
+    Ok(comment_in_family(Family::Bridge, TABLE)?.as_deref() == Some(COMMENT)
+        && shape_in_family(Family::Bridge, TABLE)?.parts() == PARTS)
 }
 
 /// Removes elements from the table and adds others, in one transaction; makes the table for the first element, and removes it with
@@ -333,6 +345,27 @@ mod tests {
             .collect();
         let row = |set: &str, count| (set.to_owned(), count);
         assert_eq!(counts, [row(SENDERS, 256), row(SENDERS, 256), row(PORTS, 2)]);
+    }
+
+    /// Needs root, like the agent.
+    #[test]
+    fn the_table_is_no_filter_to_ports_that_it_does_not_list_as_long_as_it_is_as_made() {
+        use super::super::hooked_chains;
+        use crate::netns::{Netns, within};
+
+        within(&Netns::private().unwrap(), || {
+            let count = || hooked_chains(Family::Bridge).unwrap().count;
+            assert_eq!((is_as_made().unwrap(), count()), (false, 0), "there is none");
+            assert!(change(&view().unwrap(), &[], &[element("na0", None)]).unwrap());
+            assert_eq!((is_as_made().unwrap(), count()), (true, 0));
+            transact(NAME, &create("another")).unwrap();
+            assert_eq!((is_as_made().unwrap(), count()), (true, 1));
+            let any =
+                [attribute(1, &text(TABLE)), attribute(2, &text(CHAIN)), attribute(4 | NESTED, &drop_it())];
+            transact(NAME, &[object_in(Family::Bridge, NEW_RULE, CREATE | APPEND, &any.concat())]).unwrap();
+            assert_eq!((is_as_made().unwrap(), count()), (false, 2), "somebody has added a rule");
+        })
+        .unwrap();
     }
 
     proptest::proptest! {
