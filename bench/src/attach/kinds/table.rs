@@ -21,7 +21,12 @@ pub(super) fn limits(figures: &[Figures]) -> Vec<Limit> {
             let [low, _] = figures.to_floor().interval();
             limits.push(Limit::new(format!("`{name}`: ADD, to its floor"), low, TO_FLOOR, "times"));
             let [low, _] = figures.within.ratios(&figures.floor).interval();
-            limits.push(Limit::new(format!("`{name}`: the agent's part, to its floor"), low, TO_FLOOR, "times"));
+            limits.push(Limit::new(
+                format!("`{name}`: the agent's part, to its floor"),
+                low,
+                TO_FLOOR,
+                "times",
+            ));
         }
         if let Some(reference) = &figures.reference {
             let [low, _] = figures.agent.ratios(reference).interval();
