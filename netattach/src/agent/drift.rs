@@ -20,7 +20,7 @@ use crate::journal::JournalKey;
 use crate::netlink::{ChangeWatch, Changed};
 use crate::objects::{Identity, ObjectName, Pod};
 use crate::pace;
-use crate::publish::Published;
+use crate::publish::{Mark, Published};
 use crate::put_back::PutBack;
 use crate::rpc::message::Condition;
 use crate::sync::{Mutex, locked};
@@ -41,11 +41,12 @@ enum Part {
     Status,
 }
 
-/// A pod of the source, and what is attached to it.
+/// A pod of the source, what is attached to it, and its published status where that is a file.
 #[derive(Debug)]
 struct Shown {
     pod: Weak<Pod>,
     attached: Vec<Weak<Attached>>,
+    mark: Option<Mark>,
 }
 
 /// What the status of every pod was compared with.
@@ -57,9 +58,10 @@ struct AllShown {
 }
 
 impl Shown {
-    fn is_of(&self, pod: &Arc<Pod>, attached: &[Arc<Attached>]) -> bool {
+    fn is_of(&self, pod: &Arc<Pod>, attached: &[Arc<Attached>], mark: Option<&Mark>) -> bool {
         // An address is not given again while it is referred to.
         self.pod.as_ptr() == Arc::as_ptr(pod)
+            && self.mark.as_ref() == mark
             && self.attached.iter().map(Weak::as_ptr).eq(attached.iter().map(Arc::as_ptr))
     }
 }
@@ -319,21 +321,31 @@ impl Agent {
         let mut as_shown = BTreeMap::new();
         drifted.retain(|key| {
             let attached = self.engine.registry().with_dynamic(key);
-            let pod = attached.first().and_then(|it| objects.pods.get(&it.plan.sandbox.pod.as_ref()?.name));
-            let is_as_before = |it: &Shown| pod.is_some_and(|pod| it.is_of(pod, &attached));
+            let named = attached.first().and_then(|it| it.plan.sandbox.pod.as_ref());
+            let pod = named.and_then(|pod| objects.pods.get(&pod.name));
+            // Asked before the status is read: what is changed meanwhile has another at the next look.
+            let mark = named.and_then(|pod| self.published_mark(pod));
+            let is_as_before = |it: &Shown| pod.is_some_and(|pod| it.is_of(pod, &attached, mark.as_ref()));
             if let Some((own, known)) = before.remove_entry(key).filter(|(_, it)| is_as_before(it)) {
                 as_shown.insert(own, known);
                 return false;
             }
             let published = self.published(&attached);
-            if let Some(pod) = pod.filter(|_| published == Published::AsShown) {
+            let stays = match published {
+                Published::AsShown => true,
+                Published::Same => mark.is_some(),
+                Published::Unknown | Published::Drifted => false,
+            };
+            if let Some(pod) = pod.filter(|_| stays) {
                 let attached = attached.iter().map(Arc::downgrade).collect();
-                as_shown.insert(key.clone(), Shown { pod: Arc::downgrade(pod), attached });
+                as_shown.insert(key.clone(), Shown { pod: Arc::downgrade(pod), attached, mark });
             }
             published == Published::Drifted
         });
+        // A file changes without a word.
+        let are_told = as_shown.len() == count && as_shown.values().all(|it| it.mark.is_none());
         *locked(&self.drift.all_shown) =
-            (as_shown.len() == count).then(|| AllShown { pods: objects.pods.identity(), attached: revision });
+            are_told.then(|| AllShown { pods: objects.pods.identity(), attached: revision });
         *locked(&self.drift.as_shown) = as_shown;
         drifted
     }

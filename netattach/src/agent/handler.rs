@@ -30,7 +30,7 @@ use crate::journal::JournalKey;
 use crate::kubelet::PodResources;
 use crate::npwg::status::Form;
 use crate::plan::PodRef;
-use crate::publish::{Event, Publish, Published};
+use crate::publish::{Event, Mark, Publish, Published};
 use crate::rpc::message::{CniCall, CniReply, Condition, Readiness, Request, Response, Status};
 use crate::rpc::server::{Handler, Reply};
 use crate::rpc::shim::TRACE_VARIABLE;
@@ -569,6 +569,11 @@ impl Agent {
     pub(super) fn published(&self, attached: &[Arc<Attached>]) -> Published {
         let status = network_status(attached, self.statuses.form);
         status.map_or(Published::Unknown, |(pod, entries)| self.statuses.publisher.published(&pod, &entries))
+    }
+
+    /// See [`Publish::mark`].
+    pub(super) fn published_mark(&self, pod: &PodRef) -> Option<Mark> {
+        self.statuses.publisher.mark(pod)
     }
 
     pub(super) fn publish(&self, sandbox: &JournalKey) {

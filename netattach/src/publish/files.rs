@@ -4,9 +4,11 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
-use super::{Publish, PublishError, Published};
+use super::{Mark, Publish, PublishError, Published};
 use crate::durable;
+use crate::file_version::FileVersion;
 use crate::npwg::StatusEntry;
 use crate::npwg::status;
 use crate::plan::PodRef;
@@ -63,6 +65,11 @@ impl Publish for StatusFiles {
         }
     }
 
+    fn mark(&self, pod: &PodRef) -> Option<Mark> {
+        let version = FileVersion::of(&std::fs::metadata(self.path(pod)?).ok()?);
+        version.is_settled(SystemTime::now()).then(|| Mark(version))
+    }
+
     fn withdraw(&self, pod: &PodRef) -> Result<(), PublishError> {
         let Some(path) = self.path(pod) else { return Ok(()) };
         match std::fs::remove_file(&path) {
@@ -105,5 +112,36 @@ fn entries_of(directory: &Path) -> Result<Vec<PathBuf>, PublishError> {
         }
         Err(error) => Err(failed(error)),
         Ok(entries) => entries.map(|entry| Ok(entry.map_err(failed)?.path())).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+    use crate::objects::ObjectName;
+
+    #[test]
+    fn a_status_has_a_mark_once_a_change_is_sure_to_give_it_another() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = StatusFiles::new(directory.path());
+        let pod = PodRef { name: ObjectName { namespace: "shop".into(), name: "a".into() }, uid: None };
+        assert_eq!(files.mark(&pod), None, "there is none");
+        files.publish(&pod, &[]).unwrap();
+        assert_eq!(files.mark(&pod), None, "it was written just now");
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let mark = loop {
+            assert!(Instant::now() < deadline);
+            match files.mark(&pod) {
+                Some(mark) => break mark,
+                None => thread::sleep(Duration::from_millis(100)),
+            }
+        };
+        assert_eq!(files.published(&pod, &[]), Published::Same);
+        assert_eq!(files.mark(&pod), Some(mark));
+        std::fs::write(files.path(&pod).unwrap(), "[{}]").unwrap();
+        assert_eq!((files.mark(&pod), files.published(&pod, &[])), (None, Published::Drifted));
     }
 }

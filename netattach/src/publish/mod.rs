@@ -12,6 +12,7 @@ use std::time::Duration;
 pub use event::{Event, Regarding};
 pub use files::StatusFiles;
 
+use crate::file_version::FileVersion;
 use crate::npwg::StatusEntry;
 use crate::plan::PodRef;
 
@@ -44,6 +45,12 @@ pub trait Publish: fmt::Debug + Send + Sync {
         Published::Unknown
     }
 
+    /// What changes with a pod's published status, where that can be told without reading it. A status that is
+    /// [`Published::Same`] stays so while the mark that was asked for before that is the same.
+    fn mark(&self, _pod: &PodRef) -> Option<Mark> {
+        None
+    }
+
     /// Reports a problem on the object that has it, where objects have events. Never blocks.
     fn report(&self, _event: Event) {}
 
@@ -59,6 +66,10 @@ pub trait Publish: fmt::Debug + Send + Sync {
     /// [`PublishError`] of the first status that cannot be withdrawn.
     fn withdraw_others(&self, attached: &BTreeSet<PodRef>) -> Result<(), PublishError>;
 }
+
+/// The version of a published status.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Mark(FileVersion);
 
 /// What is published of a pod, beside what is to be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
