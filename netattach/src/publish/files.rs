@@ -67,7 +67,7 @@ impl Publish for StatusFiles {
 
     fn mark(&self, pod: &PodRef) -> Option<Mark> {
         let version = FileVersion::of(&std::fs::metadata(self.path(pod)?).ok()?);
-        version.is_settled(SystemTime::now()).then(|| Mark(version))
+        version.is_settled(SystemTime::now()).then_some(Mark(version))
     }
 
     fn withdraw(&self, pod: &PodRef) -> Result<(), PublishError> {

@@ -259,6 +259,9 @@ impl Drop for Leases {
     }
 }
 
+/// What a thread of the leases does, without end.
+type Work = fn(&Arc<Shared>);
+
 impl Shared {
     /// Takes a record that is on disk, in the place of an earlier one of its owner.
     fn keep(self: &Arc<Self>, record: Record, turn: Arc<Mutex<()>>) {
@@ -275,8 +278,8 @@ impl Shared {
     }
 
     fn ensure_threads(self: &Arc<Self>, begun: &mut [bool; 2]) {
-        let all: [(&str, fn(&Arc<Self>)); 2] = [("dhcp", renewal::run), ("dhcp-writer", writer::run)];
-        for ((name, run), has_begun) in all.into_iter().zip(begun).filter(|(_, has_begun)| !**has_begun) {
+        const ALL: [(&str, Work); 2] = [("dhcp", renewal::run), ("dhcp-writer", writer::run)];
+        for ((name, run), has_begun) in ALL.into_iter().zip(begun).filter(|(_, has_begun)| !**has_begun) {
             let shared = Arc::clone(self);
             match thread::Builder::new().name(name.into()).spawn(move || run(&shared)) {
                 Ok(_) => *has_begun = true,
@@ -447,6 +450,7 @@ pub(super) fn send(socket: &Socket, outgoing: &Outgoing) {
     }
 }
 
-#[cfg(all(test, not(feature = "model")))]
+#[cfg(test)]
+#[cfg(not(feature = "model"))]
 #[path = "leases_tests.rs"]
 mod tests;

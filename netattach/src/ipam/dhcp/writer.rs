@@ -43,7 +43,7 @@ fn write(shared: &Shared, owner: &Owner, number: u64) {
 fn lose(shared: &Shared, owner: &Owner, number: u64, why: &str) {
     let mut found = None;
     shared.with(owner, number, |held| {
-        let before = std::mem::replace(&mut held.record.lost, Some(why.to_owned()));
+        let before = held.record.lost.replace(why.to_owned());
         found = Some((held.record.clone(), before.is_none()));
     });
     // It has been given back meanwhile.
