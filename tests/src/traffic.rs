@@ -1,6 +1,6 @@
 //! Traffic between namespaces: pings, connections, datagrams. Sockets stay in the namespace they were made in.
 
-use std::io::{self, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
@@ -169,9 +169,27 @@ impl Drop for Echo {
 /// # Errors
 /// The connection cannot be opened in time, or the message does not come back.
 pub fn connect(from: &Namespace, to: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
-    let mut stream = from.run(|| TcpStream::connect_timeout(&to, stretched(patience)))?;
+    let mut stream = opened(from, to, patience)?;
     exchange(&mut stream, patience)?;
     Ok(stream)
+}
+
+/// Opens a TCP connection. An own address of IPv6 is waited for: it is there once its duplicates were looked for.
+///
+/// # Errors
+/// The connection cannot be opened in time.
+pub fn opened(from: &Namespace, to: SocketAddr, patience: Duration) -> io::Result<TcpStream> {
+    let deadline = Instant::now() + stretched(patience);
+    let is_early =
+        |error: &io::Error| matches!(error.kind(), ErrorKind::AddrNotAvailable | ErrorKind::Interrupted);
+    loop {
+        match from.run(|| TcpStream::connect_timeout(&to, stretched(patience))) {
+            Err(error) if is_early(&error) && Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            outcome => return outcome,
+        }
+    }
 }
 
 /// Sends a message over an open connection and waits for its echo.

@@ -5,13 +5,13 @@
 //! has and what becomes of it, `beside_others` at other programs and agents beside it.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 
 use netattach::netlink::nat::{self, Element, Set};
 use netattach_tests::manifest::{network, pod};
 use netattach_tests::node::{WIRE, ip};
 use netattach_tests::snapshot::Snapshot;
-use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connects, eventually, stretched};
+use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connects, eventually, opened};
 use netattach_tests::{Namespace, Node, Outcome, Pod};
 use serde_json::{Value, json};
 
@@ -143,7 +143,6 @@ fn seen(server: &Namespace, there: SocketAddr, client: &Namespace, to: SocketAdd
     assert!(eventually(PATIENCE, is_bound), "nobody else listens at {there}");
     let listener = bound.unwrap();
     listener.set_nonblocking(true).unwrap();
-    let connected = client.run(|| TcpStream::connect_timeout(&to, stretched(PATIENCE)));
-    let _stream = connected.ok()?;
+    let _stream = opened(client, to, PATIENCE).ok()?;
     listener.accept().ok().map(|(_, peer)| peer.ip())
 }
