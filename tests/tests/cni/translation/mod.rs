@@ -11,7 +11,7 @@ use netattach::netlink::nat::{self, Element, Set};
 use netattach_tests::manifest::{network, pod};
 use netattach_tests::node::{WIRE, ip};
 use netattach_tests::snapshot::Snapshot;
-use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connects, eventually, opened};
+use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connects, eventually, opened, stretched};
 use netattach_tests::{Namespace, Node, Outcome, Pod};
 use serde_json::{Value, json};
 
