@@ -2,7 +2,8 @@
 //! Documentation/driver-api/early-userspace/buffer-format.rst).
 
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::File;
+use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
 
 use anyhow::{Context, ensure};
@@ -13,15 +14,22 @@ const FILE: u32 = 0o100_000;
 const LINK: u32 = 0o120_000;
 const CHARACTER_DEVICE: u32 = 0o020_000;
 
-/// Files in the order in which they were added, directories made as they are needed.
-#[derive(Default)]
+/// Files in the order in which they were added, directories made as they are needed. Written as it goes: in memory it would be
+/// hundreds of MiB, which the kernel counts as those of whatever is started later (`ru_maxrss`).
 pub(super) struct Archive {
-    bytes: Vec<u8>,
+    to: BufWriter<File>,
+    /// Bytes so far.
+    length: u64,
     entries: u32,
     made: BTreeSet<String>,
 }
 
 impl Archive {
+    /// An archive that is that file.
+    pub(super) fn new(file: File) -> Self {
+        Self { to: BufWriter::new(file), length: 0, entries: 0, made: BTreeSet::new() }
+    }
+
     /// An empty directory, absolute.
     pub(super) fn directory(&mut self, path: &str) -> anyhow::Result<()> {
         let mut parent = String::new();
@@ -29,7 +37,7 @@ impl Archive {
             parent.push('/');
             parent.push_str(part);
             if self.made.insert(parent.clone()) {
-                self.entry(&parent, DIRECTORY | 0o755, (0, 0), &[])?;
+                self.entry(&parent, DIRECTORY | 0o755, (0, 0), (0, &mut io::empty()))?;
             }
         }
         Ok(())
@@ -37,17 +45,22 @@ impl Archive {
 
     /// A copy of a file, executable. The second of one path is left out.
     pub(super) fn copy(&mut self, from: &Path, to: &str) -> anyhow::Result<()> {
-        let content = fs::read(from).with_context(|| format!("read {}", from.display()))?;
-        self.file(to, &content)
+        let opened = File::open(from).and_then(|file| Ok((file.metadata()?.len(), file)));
+        let (size, mut content) = opened.with_context(|| format!("read {}", from.display()))?;
+        self.read(to, size, &mut content)
     }
 
     /// A file, executable.
     pub(super) fn file(&mut self, path: &str, content: &[u8]) -> anyhow::Result<()> {
+        self.read(path, content.len() as u64, &mut &*content)
+    }
+
+    fn read(&mut self, path: &str, size: u64, content: &mut dyn Read) -> anyhow::Result<()> {
         if let Some((directory, _)) = path.rsplit_once('/') {
             self.directory(directory)?;
         }
         if self.made.insert(path.to_owned()) {
-            self.entry(path, FILE | 0o755, (0, 0), content)?;
+            self.entry(path, FILE | 0o755, (0, 0), (size, content))?;
         }
         Ok(())
     }
@@ -57,24 +70,32 @@ impl Archive {
         if let Some((directory, _)) = path.rsplit_once('/') {
             self.directory(directory)?;
         }
-        self.entry(path, LINK | 0o777, (0, 0), target.as_bytes())
+        let content = &mut target.as_bytes();
+        self.entry(path, LINK | 0o777, (0, 0), (target.len() as u64, content))
     }
 
     /// A character device.
     pub(super) fn device(&mut self, path: &str, major: u32, minor: u32) -> anyhow::Result<()> {
-        self.entry(path, CHARACTER_DEVICE | 0o600, (major, minor), &[])
+        self.entry(path, CHARACTER_DEVICE | 0o600, (major, minor), (0, &mut io::empty()))
     }
 
-    /// The whole archive.
-    pub(super) fn finish(mut self) -> anyhow::Result<Vec<u8>> {
-        self.entry("/TRAILER!!!", 0, (0, 0), &[])?;
-        Ok(self.bytes)
+    /// Ends the archive; returns how many bytes it has.
+    pub(super) fn finish(mut self) -> anyhow::Result<u64> {
+        self.entry("/TRAILER!!!", 0, (0, 0), (0, &mut io::empty()))?;
+        self.to.flush().context("write an archive")?;
+        Ok(self.length)
     }
 
-    fn entry(&mut self, path: &str, mode: u32, device: (u32, u32), content: &[u8]) -> anyhow::Result<()> {
+    fn entry(
+        &mut self,
+        path: &str,
+        mode: u32,
+        device: (u32, u32),
+        (size, content): (u64, &mut dyn Read),
+    ) -> anyhow::Result<()> {
         let name = path.strip_prefix('/').unwrap_or(path);
         ensure!(!name.is_empty() && !name.contains('\0'), "{path:?} cannot be the name of a file");
-        let size = u32::try_from(content.len()).with_context(|| format!("{path} is too large"))?;
+        let field = u32::try_from(size).with_context(|| format!("{path} is too large"))?;
         // Number, mode, owner, group, links, time, size, the device it is on, the device it is, name, checksum.
         let fields = [
             self.entries,
@@ -83,7 +104,7 @@ impl Archive {
             0,
             1,
             0,
-            size,
+            field,
             0,
             0,
             device.0,
@@ -92,21 +113,25 @@ impl Archive {
             0,
         ];
         self.entries += 1;
-        self.bytes.extend_from_slice(b"070701");
-        for field in fields {
-            self.bytes.extend_from_slice(format!("{field:08x}").as_bytes());
-        }
-        self.bytes.extend_from_slice(name.as_bytes());
-        self.bytes.push(0);
-        self.align();
-        self.bytes.extend_from_slice(content);
-        self.align();
+        let fields = fields.map(|field| format!("{field:08x}")).concat();
+        self.write(&[b"070701", fields.as_bytes(), name.as_bytes(), &[0]].concat())?;
+        self.align()?;
+        let copied = io::copy(&mut content.take(size), &mut self.to).context("write an archive")?;
+        ensure!(copied == size, "{path} became shorter while it was read");
+        self.length += size;
+        self.align()
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> anyhow::Result<()> {
+        self.to.write_all(bytes).context("write an archive")?;
+        self.length += bytes.len() as u64;
         Ok(())
     }
 
     /// Headers and contents begin at multiples of four.
-    fn align(&mut self) {
-        self.bytes.resize(self.bytes.len().next_multiple_of(4), 0);
+    fn align(&mut self) -> anyhow::Result<()> {
+        let missing = self.length.next_multiple_of(4) - self.length;
+        self.write(&[0; 3][..missing as usize])
     }
 }
 
@@ -116,10 +141,14 @@ mod tests {
 
     #[test]
     fn an_archive_is_what_the_kernel_describes() {
-        let mut archive = Archive::default();
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("archive");
+        let mut archive = Archive::new(File::create(&path).unwrap());
         archive.file("/a/b", b"hello").unwrap();
         archive.file("/a/b", b"again").unwrap();
-        let text = String::from_utf8(archive.finish().unwrap()).unwrap();
+        let length = archive.finish().unwrap();
+        let text = std::fs::read_to_string(path).unwrap();
+        assert_eq!(text.len() as u64, length);
         assert_eq!(text.len() % 4, 0);
         assert!(text.starts_with("070701"), "{text}");
         let names: Vec<&str> = text.split("070701").skip(1).map(|entry| &entry[104..]).collect();

@@ -1,6 +1,7 @@
 //! What a guest has in its memory: test executables as cargo built them, the static executables under test, a few tools, and
 //! the libraries that these name.
 
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -25,17 +26,17 @@ const BUSYBOX: &str = "bookworm/bin/busybox";
 /// Where the reference plugins are.
 const PLUGINS: &str = "/plugins";
 
-/// The archive that the guest's kernel unpacks as its first file system. `executables`: the directory of those under test.
+/// Writes the archive that the guest's kernel unpacks as its first file system; returns its bytes. `executables`: the directory of those under test.
 pub(super) fn pack(
     guest: &Guest,
     kernel: &Kernel,
     selection: &Selection,
     executables: &Path,
-    progress: &Progress,
-) -> anyhow::Result<Vec<u8>> {
+    (progress, to): (&Progress, File),
+) -> anyhow::Result<u64> {
     progress.note("compile");
     let Built { tests, scripted_plugin, crashing_agent } = test_executables(selection)?;
-    let mut archive = machine(guest, kernel, executables)?;
+    let mut archive = machine(guest, kernel, executables, to)?;
     let mut list = String::new();
     for ((name, filters), executable) in selection.tests.iter().zip(&tests) {
         list.push_str(&started(&mut archive, kernel, (name, executable), filters)?);
@@ -56,8 +57,9 @@ pub(super) fn pack_program(
     kernel: &Kernel,
     program: &Program<'_>,
     executables: &Path,
-) -> anyhow::Result<Vec<u8>> {
-    let mut archive = machine(guest, kernel, executables)?;
+    to: File,
+) -> anyhow::Result<u64> {
+    let mut archive = machine(guest, kernel, executables, to)?;
     let line = started(&mut archive, kernel, (program.name, program.executable), program.arguments)?;
     archive.file(guest::TESTS, line.as_bytes())?;
     archive.file(guest::VARIABLES, variables(guest, false).as_bytes())?;
@@ -80,8 +82,8 @@ fn started(
 }
 
 /// What a machine has whatever is run in it: its first process, modules, the executables under test and what goes with them.
-fn machine(guest: &Guest, kernel: &Kernel, executables: &Path) -> anyhow::Result<Archive> {
-    let mut archive = Archive::default();
+fn machine(guest: &Guest, kernel: &Kernel, executables: &Path, to: File) -> anyhow::Result<Archive> {
+    let mut archive = Archive::new(to);
     for directory in ["/proc", "/sys", "/dev", "/mnt", "/tmp", "/run", "/var/lib"] {
         archive.directory(directory)?;
     }

@@ -10,7 +10,7 @@ pub mod guest;
 pub mod guests;
 mod image;
 
-use std::fs;
+use std::fs::File;
 use std::mem;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -211,7 +211,8 @@ pub fn longer() -> anyhow::Result<Count> {
 /// There is no such machine, or it ended early. How the program ended is not looked at.
 pub fn program(suite: &str, program: &Program<'_>, executables: &Path) -> anyhow::Result<String> {
     let guest = GUESTS.iter().find(|guest| guest.suite == suite).context("there is no such guest")?;
-    let machine = Machine::with(guest, |kernel, _| image::pack_program(guest, kernel, program, executables))?;
+    let machine =
+        Machine::with(guest, |kernel, (_, to)| image::pack_program(guest, kernel, program, executables, to))?;
     progress::heading(&format!("{} under Linux {}", program.name, machine.kernel.release));
     let ((), output) = machine.run_to_the_end(guest, |command| {
         let (output, _, status) = child::watch(command, |_| {})?;
@@ -260,20 +261,19 @@ fn run_in(
 
 impl Machine {
     fn pack(guest: &Guest, selection: &Selection, executables: &Path) -> anyhow::Result<Self> {
-        Self::with(guest, |kernel, progress| image::pack(guest, kernel, selection, executables, progress))
+        Self::with(guest, |kernel, to| image::pack(guest, kernel, selection, executables, to))
     }
 
-    /// With what is packed for its kernel in its memory.
+    /// With the archive that is written for its kernel.
     fn with(
         guest: &Guest,
-        pack: impl FnOnce(&Kernel, &Progress) -> anyhow::Result<Vec<u8>>,
+        pack: impl FnOnce(&Kernel, (&Progress, File)) -> anyhow::Result<u64>,
     ) -> anyhow::Result<Self> {
         let (emulator, kernel) = setup::machine(guest).context("the virtual machine has not been set up")?;
         let scratch = tempfile::tempdir_in(tree::tools()).context("create a scratch directory")?;
         progress::step(&format!("pack for {}", guest.suite), |progress| {
-            let archive = pack(&kernel, progress)?;
-            fs::write(scratch.path().join(INITRD), &archive).context("write the machine's files")?;
-            Ok(Done::Unchanged(format!("{} MiB", archive.len() >> 20)))
+            let file = File::create(scratch.path().join(INITRD)).context("write the machine's files")?;
+            Ok(Done::Unchanged(format!("{} MiB", pack(&kernel, (progress, file))? >> 20)))
         })?;
         Ok(Self { emulator, kernel, scratch })
     }
