@@ -90,6 +90,8 @@ impl Rig {
             cluster.connect(&node.namespace).unwrap();
             node.join(cluster.agent_config(&node.path("source")).unwrap(), &node_name).unwrap();
             node.start().unwrap();
+            let is_ready = || node.log_so_far().contains(" netattach::agent::readiness: ready");
+            assert!(eventually(PATIENCE, is_ready), "{}", node.log_so_far());
             (node_name, node)
         };
         let nodes = letters.iter().map(start).collect();
