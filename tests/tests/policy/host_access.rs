@@ -121,7 +121,7 @@ fn is_missed_by_check(scene: &Scene, kind: &str, own: &LinkState) {
     ip(node, &["link", "set", WIRE, "address", wrong]).unwrap();
     assert!(!scene.node.check(pod).failure().1.is_empty());
     ip(node, &["link", "set", WIRE, "address", &mac]).unwrap();
-    missed(&format!("the pod does not know the node's address {} as {mac}", OF_NODE[0]));
+    missed(&format!("the node does not know the pod's address {} as {of_pod}", OF_POD[0]));
     for (to_node, to_pod) in OF_NODE.into_iter().zip(OF_POD) {
         enter(&pod.namespace, "net1", to_node, &mac);
         enter(node, &own.name, to_pod, &of_pod);
