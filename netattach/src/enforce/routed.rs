@@ -286,11 +286,10 @@ fn bridged() -> [bool; 2] {
 mod tests {
     use super::*;
 
-    #[test]
-    fn without_the_table_no_device_leaves_packets_to_it_whoever_opened_its_gate() {
-        let gate = Gate::new(netattach_common::Mac { octets: [2, 0, 0, 0, 0, 9] }, false, false);
-        let mut state = State {
-            maps: bpf::Routed::in_memory(&[(3, gate), (4, gate)]),
+    /// That of an agent which wants the table, with these gates.
+    fn state(gates: &[(u32, Gate)]) -> State {
+        State {
+            maps: bpf::Routed::in_memory(gates),
             owner: "/state".to_owned(),
             wanted: true,
             missing: None,
@@ -298,7 +297,13 @@ mod tests {
             seen: None,
             bridged: [false; 2],
             gateways: BTreeMap::new(),
-        };
+        }
+    }
+
+    #[test]
+    fn without_the_table_no_device_leaves_packets_to_it_whoever_opened_its_gate() {
+        let gate = Gate::new(netattach_common::Mac { octets: [2, 0, 0, 0, 0, 9] }, false, false);
+        let mut state = state(&[(3, gate), (4, gate)]);
         // The record of the other attachment could not be read.
         let mac = Some(Mac([2, 0, 0, 0, 0, 9]));
         state.gateways.insert(3, Gateway { device: 7, routed: true, link: 7, mac });
@@ -312,16 +317,7 @@ mod tests {
     /// Needs root, like the agent.
     #[test]
     fn a_table_that_others_remove_again_and_again_is_left_alone_for_a_while_and_that_is_said() {
-        let mut state = State {
-            maps: bpf::Routed::in_memory(&[]),
-            owner: "/state".to_owned(),
-            wanted: true,
-            missing: None,
-            put_back: PutBack::default(),
-            seen: None,
-            bridged: [false; 2],
-            gateways: BTreeMap::new(),
-        };
+        let mut state = state(&[]);
         let now = Instant::now();
         (0..5).for_each(|_| state.put_back.count((), now));
         assert!(!state.install(now));
