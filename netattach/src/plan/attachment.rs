@@ -566,6 +566,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::plan::fixtures;
 
     #[test]
     fn an_interface_in_a_vrf_has_no_host_access() {
@@ -595,19 +596,11 @@ mod tests {
         let check = |first: &Value, last: &Value, exec: &[&str]| {
             let plugins = [first, &limited, &json!({"type": "other"}), last];
             let network = network(&json!({"name": "lan", "cniVersion": "1.0.0", "plugins": plugins}));
-            let wanted = Wanted {
-                network: &network,
-                ifname: "net1",
-                default: false,
-                remembered: CachedResults::Off,
-                offered: Map::new(),
-                asked: None,
-                facts: &Facts::default(),
-                made_before: None,
-            };
+            let facts = Facts::default();
+            let wanted = fixtures::wanted(&network, &facts);
             let exec = exec.iter().map(|kind| (*kind).to_owned()).collect();
             let options = Options { exec, ..Options::default() };
-            let sandbox = crate::plan::fixtures::sandbox("a");
+            let sandbox = fixtures::sandbox("a");
             let planned = attachment(&sandbox, &wanted, &CniArgs::default(), &options, None);
             planned.map(drop).map_err(|error| (error.code, error.msg))
         };
@@ -631,17 +624,9 @@ mod tests {
         let planned = |first: &Value, last: &Value| {
             let plugins = [first, last];
             let network = network(&json!({"name": "lan", "cniVersion": "1.0.0", "plugins": plugins}));
-            let wanted = Wanted {
-                network: &network,
-                ifname: "net1",
-                default: false,
-                remembered: CachedResults::Off,
-                offered: Map::new(),
-                asked: None,
-                facts: &Facts::default(),
-                made_before: None,
-            };
-            let sandbox = crate::plan::fixtures::sandbox("a");
+            let facts = Facts::default();
+            let wanted = fixtures::wanted(&network, &facts);
+            let sandbox = fixtures::sandbox("a");
             let planned = attachment(&sandbox, &wanted, &CniArgs::default(), &Options::default(), None);
             let executed = |step: &Step| match step {
                 Step::Delegate(delegate) => Some(delegate.plugin.clone()),
@@ -669,16 +654,8 @@ mod tests {
         let selection: Selection =
             serde_json::from_value(json!({"namespace": "shop", "name": "lan", "cni-args": arguments}))
                 .unwrap();
-        let wanted = Wanted {
-            network: &network,
-            ifname: "net1",
-            default: false,
-            remembered: CachedResults::Off,
-            offered: Map::new(),
-            asked: Some(&selection),
-            facts: &Facts::default(),
-            made_before: None,
-        };
+        let facts = Facts::default();
+        let wanted = Wanted { asked: Some(&selection), ..fixtures::wanted(&network, &facts) };
         let error = wanted.check_addresses_are_permitted(&CniArgs::default()).err()?;
         assert_eq!(error.code, code::INVALID_CONFIG);
         Some(error.msg)

@@ -1,7 +1,12 @@
 //! Parts of plans for tests, which change what each is about.
 
-use super::{AttachmentPlan, Sandbox};
+use serde_json::Map;
+
+use super::attachment::Wanted;
+use super::resolve::Network;
+use super::{AttachmentPlan, CachedResults, Sandbox};
 use crate::cni::Version;
+use crate::link::Facts;
 use crate::netns::NetnsId;
 use crate::step::Step;
 
@@ -34,5 +39,19 @@ pub(crate) fn attachment(kind: &str, steps: Vec<Step>) -> AttachmentPlan {
         yields_to: None,
         warnings: Vec::new(),
         device: None,
+    }
+}
+
+/// A network that a pod gets besides its default one, and asks nothing of.
+pub(in crate::plan) fn wanted<'a>(network: &'a Network, facts: &'a Facts) -> Wanted<'a> {
+    Wanted {
+        network,
+        ifname: "net1",
+        default: false,
+        remembered: CachedResults::Off,
+        offered: Map::new(),
+        asked: None,
+        facts,
+        made_before: None,
     }
 }

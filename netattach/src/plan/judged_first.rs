@@ -22,16 +22,16 @@ pub(super) fn judged_first(mut steps: Vec<Step>) -> Vec<Step> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Map, Value, json};
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::cni::{self, CniArgs, CniError};
     use crate::link::Facts;
     use crate::npwg::NetworkName;
-    use crate::plan::attachment::{Wanted, attachment};
+    use crate::plan::attachment::attachment;
     use crate::plan::compare::difference;
     use crate::plan::resolve::{Network, Numbers, Options};
-    use crate::plan::{CachedResults, Plan, fixtures};
+    use crate::plan::{Plan, fixtures};
 
     struct First;
 
@@ -58,16 +58,8 @@ mod tests {
             ethertypes: Vec::new(),
             device: None,
         };
-        let wanted = Wanted {
-            network: &network,
-            ifname: "net1",
-            default: false,
-            remembered: CachedResults::Off,
-            offered: Map::new(),
-            asked: None,
-            facts: &Facts::default(),
-            made_before: None,
-        };
+        let facts = Facts::default();
+        let wanted = fixtures::wanted(&network, &facts);
         let exec = executed.then(|| "dhcp".to_owned()).into_iter().collect();
         let options = Options { exec, ..Options::default() };
         let (sandbox, args) = (fixtures::sandbox("a"), CniArgs::default());
