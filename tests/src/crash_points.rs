@@ -24,6 +24,8 @@ impl Node {
     pub fn start_with_points(&mut self, agent: &Path) -> Result<()> {
         let directory = self.path(DIRECTORY);
         fs::create_dir_all(&directory)?;
+        // What an earlier agent came to.
+        let _ = fs::remove_file(directory.join("log"));
         let directory = directory.to_string_lossy();
         self.start_as(agent, &[(VARIABLE, &*directory)])
     }
@@ -49,7 +51,7 @@ impl Node {
         Ok(fs::remove_file(self.path(DIRECTORY).join("at"))?)
     }
 
-    /// Names of the points since the agent was armed.
+    /// Names of the points since the agent was armed, or else since it was started.
     pub fn points(&self) -> Vec<String> {
         let log = fs::read_to_string(self.path(DIRECTORY).join("log")).unwrap_or_default();
         log.lines().map(str::to_owned).collect()
