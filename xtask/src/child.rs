@@ -35,11 +35,24 @@ impl fmt::Display for Failed {
 
 impl std::error::Error for Failed {}
 
-/// Cargo, as it was called: the same toolchain that runs xtask, unless [`rustup`] chooses another.
+/// Cargo, as it was called: the same toolchain that runs xtask, unless [`rustup`] chooses another. It is not told of the package
+/// that the caller is: build scripts of libraries depend on that (`ring`'s on `CARGO_MANIFEST_DIR`), and what one verb has built
+/// would be built anew by the next, or by who calls Cargo.
 pub fn cargo() -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(tree::root());
+    for (name, _) in env::vars_os().filter(|(name, _)| is_of_a_package(name)) {
+        command.env_remove(name);
+    }
     command
+}
+
+/// Whether Cargo sets the variable for a program that it runs, to say which package that is.
+fn is_of_a_package(variable: &OsStr) -> bool {
+    const PREFIXES: [&str; 5] =
+        ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_NAME", "CARGO_PRIMARY_PACKAGE"];
+    let name = variable.to_string_lossy();
+    PREFIXES.iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// The same command at the lowest priority, where this machine has the program for that: it takes what others leave of the
