@@ -315,6 +315,7 @@ fn live_tests(cluster: Building, testing: Testing, stages: &mut Stages) -> Count
         tests(Tally::default(), &selected(["--doc"].into_iter()), &[], &variables(), stages)
     };
     total += stages.tried("documentation", documentation).unwrap_or_default();
+    let by_tcx = |stages: &mut Stages| by_tcx(told(processors + OTHERS_MORE), stages);
     total += stages.tried("tests by tcx", by_tcx).unwrap_or_default();
     total
 }
@@ -344,14 +345,15 @@ fn compile(selection: &[&str]) -> anyhow::Result<()> {
     })
 }
 
-/// What attaches programs, once more with agents that attach them by tcx where a test does not say.
-fn by_tcx(stages: &mut Stages) -> anyhow::Result<Count> {
+/// What attaches programs, once more with agents that attach them by tcx where a test does not say. `told`: what tests are told
+/// besides.
+fn by_tcx(told: Vec<(&'static str, PathBuf)>, stages: &mut Stages) -> anyhow::Result<Count> {
     progress::heading("test with programs attached by tcx");
     let (executables, modules): (BTreeSet<_>, Vec<_>) = BY_TCX.into_iter().unzip();
     let executables = executables.into_iter().flat_map(|name| ["--test", name]);
     let selection: Vec<&str> = ["--package", "netattach-tests"].into_iter().chain(executables).collect();
     let tcx = ("NETATTACH_ATTACH", PathBuf::from("tcx"));
-    let told: Vec<_> = variables().into_iter().chain([tcx]).collect();
+    let told: Vec<_> = told.into_iter().chain([tcx]).collect();
     tests(Tally::default(), &selection, &modules, &told, stages)
 }
 
