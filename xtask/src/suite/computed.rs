@@ -56,6 +56,7 @@ impl Work {
 pub(super) struct Computing {
     first_compiled: Sender<bool>,
     others_compiled: Sender<bool>,
+    set_up: Receiver<()>,
     cluster_begun: Receiver<()>,
     others_begun: Receiver<()>,
 }
@@ -72,8 +73,8 @@ pub(super) struct Testing {
     pub(super) others_begun: Sender<()>,
 }
 
-/// Both ends.
-pub(super) fn turns() -> (Computing, Testing) {
+/// Both ends. The other one of `set_up` is dropped when everything is set up, or cannot be.
+pub(super) fn turns(set_up: Receiver<()>) -> (Computing, Testing) {
     let (first, first_compiled) = mpsc::channel();
     let (others, others_compiled) = mpsc::channel();
     let (cluster_begun, cluster) = mpsc::channel();
@@ -81,6 +82,7 @@ pub(super) fn turns() -> (Computing, Testing) {
     let computing = Computing {
         first_compiled: first,
         others_compiled: others,
+        set_up,
         cluster_begun: cluster,
         others_begun: begun,
     };
@@ -97,6 +99,11 @@ pub(super) fn compiled(tests: &Receiver<bool>) -> anyhow::Result<()> {
 }
 
 impl Computing {
+    /// Waits until everything is set up, or cannot be: fuzz targets need a compiler that is set up beside the first compiles.
+    fn wait_until_set_up(&self) {
+        let _ = self.set_up.recv();
+    }
+
     /// Waits for what has to have begun. Where it will not begin any more, nobody is in the way.
     fn wait_before(&self, work: Work) {
         let _ = match work {
@@ -132,6 +139,7 @@ pub(super) fn beside_tests(
         done.unwrap_or_default()
     };
     let mut total = in_turn(Work::FirstTests, stages);
+    turns.wait_until_set_up();
     let aside = |stages: &mut Stages| {
         let mut total = Count::default();
         for next in ASIDE.into_iter().filter(|_| strict) {
@@ -188,10 +196,16 @@ fn orders() -> anyhow::Result<Count> {
 mod tests {
     use std::sync::Mutex;
     use std::thread;
+    use std::time::Duration;
 
     use super::*;
 
     const TESTED: Count = Count { passed: 1, unsteady: 0, failed: 0, skipped: 0 };
+
+    /// Both ends where everything is set up.
+    fn turns_when_set_up() -> (Computing, Testing) {
+        turns(mpsc::channel().1)
+    }
 
     /// Computes where each of `failing` fails; returns the sum and the names of what failed.
     fn compute(
@@ -211,7 +225,7 @@ mod tests {
 
     #[test]
     fn what_is_compiled_beside_tests_waits_until_they_have_begun() {
-        let (computing, testing) = turns();
+        let (computing, testing) = turns_when_set_up();
         let log = Mutex::new(Vec::new());
         let note = |what: String| log.lock().unwrap().push(what);
         thread::scope(|scope| {
@@ -238,9 +252,31 @@ mod tests {
     }
 
     #[test]
+    fn only_the_tests_that_come_first_are_compiled_before_everything_is_set_up() {
+        let (set_up, is_set_up) = mpsc::channel();
+        let (computing, testing) = turns(is_set_up);
+        let log = Mutex::new(Vec::new());
+        let note = |what: String| log.lock().unwrap().push(what);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                compiled(&testing.first_compiled).unwrap();
+                // Whoever does not wait has begun by then.
+                thread::sleep(Duration::from_millis(50));
+                note("set up".to_owned());
+                drop((set_up, testing));
+            });
+            let (total, failed) = compute(true, &computing, &[], |work| note(format!("{work:?}")));
+            assert_eq!((total.passed, failed), (6, Vec::new()));
+        });
+        let log = log.into_inner().unwrap();
+        assert_eq!(log[..2], ["FirstTests", "set up"], "{log:?}");
+        assert_eq!(log.len(), 7, "{log:?}");
+    }
+
+    #[test]
     fn what_fails_keeps_nothing_from_being_done() {
         let failing = [Work::LoggingObject, Work::FuzzTargets, Work::Lints];
-        let (computing, testing) = turns();
+        let (computing, testing) = turns_when_set_up();
         testing.cluster_begun.send(()).unwrap();
         testing.others_begun.send(()).unwrap();
         let (total, failed) = compute(true, &computing, &failing, |_| ());
@@ -252,7 +288,7 @@ mod tests {
 
     #[test]
     fn nobody_waits_for_what_cannot_be_compiled() {
-        let (computing, testing) = turns();
+        let (computing, testing) = turns_when_set_up();
         drop((testing.cluster_begun, testing.others_begun));
         let failing = [Work::FirstTests, Work::OtherTests];
         let (total, failed) = compute(true, &computing, &failing, |_| ());
@@ -265,7 +301,7 @@ mod tests {
 
     #[test]
     fn tests_that_have_ended_early_are_not_waited_for_and_outside_of_the_gate_there_is_less() {
-        let (computing, testing) = turns();
+        let (computing, testing) = turns_when_set_up();
         drop(testing);
         let log = Mutex::new(Vec::new());
         let (total, failed) = compute(false, &computing, &[], |work| log.lock().unwrap().push(work));

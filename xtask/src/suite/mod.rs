@@ -16,6 +16,7 @@ use std::env;
 use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 
 use anyhow::{Context, anyhow, bail};
@@ -94,41 +95,60 @@ fn verdict(failed: &[&str], total: Count) -> anyhow::Result<()> {
 
 fn everything(extent: Extent, stages: &mut Stages) -> Count {
     let strict = extent == Extent::Gate;
-    let Some(cluster) = prepared(strict, stages) else { return Count::default() };
-    let (computing, testing) = computed::turns();
+    if stages.tried("set-up of what compiles BPF", |_| setup::compilers()).is_none() {
+        return Count::default();
+    }
+    let (cluster, cluster_builds) = mpsc::channel();
+    let (set_up, is_set_up) = mpsc::channel();
+    let built = move |stages: &mut Stages| built_and_tested(strict, (is_set_up, cluster_builds), stages);
+    let (total, ()) = beside(stages, built, |stages| set_up_rest(strict, (set_up, cluster), stages));
+    total.unwrap_or_default()
+}
+
+/// Sets up what no compile needs but that of the fuzz targets, mostly from the network, and starts to build the programs of a
+/// cluster. Drops `set_up` when it has ended, and `cluster` without them if it failed: there is nothing to test with then.
+fn set_up_rest(strict: bool, (set_up, cluster): (Sender<()>, Sender<Building>), stages: &mut Stages) {
+    let scope = if strict { Scope::Gate } else { Scope::Testing };
+    if stages.tried("set-up of the rest", |_| setup::rest(scope)).is_none() {
+        return;
+    }
+    drop(set_up);
+    // Nobody is there where something could not be built.
+    let _ = cluster.send(Building::start(strict));
+    if strict {
+        stages.tried("tidy", |_| tidy::run(&tidy::quick(), None));
+    }
+}
+
+/// The BPF object, and then everything that is built with it, tested, and done beside that.
+fn built_and_tested(
+    strict: bool,
+    (set_up, cluster): (Receiver<()>, Receiver<Building>),
+    stages: &mut Stages,
+) -> Count {
+    if stages.tried("BPF object", |_| ebpf::build(Flavour::Normal)).is_none() {
+        return Count::default();
+    }
+    let (computing, testing) = computed::turns(set_up);
     let computed =
         move |stages: &mut Stages| computed::beside_tests(strict, &computing, stages, computed::work);
-    let live = |stages: &mut Stages| live(strict, cluster, testing, stages);
+    let live = |stages: &mut Stages| live(strict, &cluster, testing, stages);
     let (computed, mut total) = beside(stages, computed, live);
     total += computed.unwrap_or_default();
     total
 }
 
-/// Sets up, and meanwhile builds the BPF object, by what is set up first. `None`: without these there is nothing to test.
-fn prepared(strict: bool, stages: &mut Stages) -> Option<Building> {
-    stages.tried("set-up of what compiles BPF", |_| setup::compilers())?;
-    let rest = |stages: &mut Stages| {
-        let scope = if strict { Scope::Gate } else { Scope::Testing };
-        stages.tried("set-up of the rest", |_| setup::rest(scope))?;
-        let cluster = Building::start(strict);
-        if strict {
-            stages.tried("tidy", |_| tidy::run(&tidy::quick(), None));
-        }
-        Some(cluster)
-    };
-    let object = |stages: &mut Stages| stages.tried("BPF object", |_| ebpf::build(Flavour::Normal));
-    let (cluster, object) = beside(stages, rest, object);
-    object?;
-    cluster.flatten()
-}
-
 /// The executables, and what they are tested by.
-fn live(strict: bool, cluster: Building, testing: Testing, stages: &mut Stages) -> Count {
+fn live(strict: bool, cluster: &Receiver<Building>, testing: Testing, stages: &mut Stages) -> Count {
     // In its end this optimises with a thread for each executable, the last of them alone, while what compiles tests can use all
     // processors: it comes first.
     if stages.tried("executables", |_| dist::build()).is_none() {
         return Count::default();
     }
+    let set_up = |_: &mut Stages| cluster.recv().context("it failed");
+    let Some(cluster) = stages.tried("set-up of the rest, when executables were built", set_up) else {
+        return Count::default();
+    };
     // An image that weighs too much is there nevertheless.
     stages.tried("image", |_| release::image_of_built());
     let compiled = |_: &mut Stages| computed::compiled(&testing.first_compiled);
@@ -295,6 +315,7 @@ fn live_tests(cluster: Building, testing: Testing, stages: &mut Stages) -> Count
         tests(Tally::default(), &selected(["--doc"].into_iter()), &[], &variables(), stages)
     };
     total += stages.tried("documentation", documentation).unwrap_or_default();
+    let by_tcx = |stages: &mut Stages| by_tcx(told(processors + OTHERS_MORE), stages);
     total += stages.tried("tests by tcx", by_tcx).unwrap_or_default();
     total
 }
@@ -324,14 +345,15 @@ fn compile(selection: &[&str]) -> anyhow::Result<()> {
     })
 }
 
-/// What attaches programs, once more with agents that attach them by tcx where a test does not say.
-fn by_tcx(stages: &mut Stages) -> anyhow::Result<Count> {
+/// What attaches programs, once more with agents that attach them by tcx where a test does not say. `told`: what tests are told
+/// besides.
+fn by_tcx(told: Vec<(&'static str, PathBuf)>, stages: &mut Stages) -> anyhow::Result<Count> {
     progress::heading("test with programs attached by tcx");
     let (executables, modules): (BTreeSet<_>, Vec<_>) = BY_TCX.into_iter().unzip();
     let executables = executables.into_iter().flat_map(|name| ["--test", name]);
     let selection: Vec<&str> = ["--package", "netattach-tests"].into_iter().chain(executables).collect();
     let tcx = ("NETATTACH_ATTACH", PathBuf::from("tcx"));
-    let told: Vec<_> = variables().into_iter().chain([tcx]).collect();
+    let told: Vec<_> = told.into_iter().chain([tcx]).collect();
     tests(Tally::default(), &selection, &modules, &told, stages)
 }
 

@@ -2,8 +2,10 @@
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
+use std::time::Duration;
 
-use super::{Executor, Failed, not_created};
+use super::links::{check_mtu, not_created};
+use super::{Executor, Failed, IPV6_MIN_MTU, ensure_if_present, interface};
 use crate::attach::StepError;
 use crate::attach::occupied::{Address, check_mac_is_free};
 use crate::enforce::attachment::EnforcedAttachment;
@@ -18,7 +20,8 @@ use crate::spec::{self, Addressing};
 use crate::step::{Configure, HookKind, Interface, Output, Parent, Protect, Step, StepRef, Style};
 use crate::sysctl;
 
-use super::{DETECTION, IPV6_MIN_MTU, check_mtu, ensure_if_present, interface};
+/// How long duplicates of IPv6 addresses may be looked for, where that is asked for: it takes the kernel a second or two.
+const DETECTION: Duration = Duration::from_secs(5);
 
 /// A link that may be created.
 enum Ready<'p> {

@@ -116,10 +116,11 @@ struct Build {
 }
 
 impl Build {
-    /// A program of the build: it gives way to others, and does not outlive the thread that waits for it.
+    /// A program of the build: it gives way to others, also to what compiles the tests ([`child::nice`]), as those with a cluster
+    /// are not the first; and it does not outlive the thread that waits for it.
     fn command(&self, program: &Path) -> Command {
         let mut command = Command::new("nice");
-        command.args(["-n", "10", "setpriv", "--pdeathsig", "TERM"]).arg(program);
+        command.args(["-n", "15", "setpriv", "--pdeathsig", "TERM"]).arg(program);
         command.current_dir(&self.tree).env_clear();
         command.envs(std::env::var_os("PATH").map(|path| ("PATH", path)));
         command

@@ -1,0 +1,93 @@
+//! The bridge that an attachment is on, and the gateways of its pods there.
+
+use super::{Executor, IPV6_MIN_MTU, ensure_if_present, interface};
+use crate::attach::{StepError, bridges, facts};
+use crate::plan::AttachmentPlan;
+use crate::plan::addressing::{self, GatewayChanges, Others};
+use crate::spec;
+use crate::step::{Bridge, Output, StepRef};
+
+impl Executor<'_> {
+    pub(super) fn bridge(&mut self, bridge: &spec::Bridge) -> Result<Output, StepError> {
+        self.entered.enter(&bridge.name);
+        let present = facts::named(&mut self.host, &bridge.name, self.node.links.as_ref())?;
+        let ensured = self.host.ensure_bridge_beside(bridge, present);
+        let ensured = ensured.map_err(|error| no_filtering(bridge, error))?;
+        if bridge.vlan_filtering && !ensured.created {
+            let filtered = bridges::filter_by_vlan(&mut self.host, &ensured.link);
+            filtered.map_err(|error| no_filtering(bridge, error))?;
+        }
+        if ensured.created {
+            // The node must not take addresses or routes from router advertisements that pods send.
+            ensure_if_present(&format!("ipv6/conf/{}/accept_ra", bridge.name), "0")?;
+        }
+        let (made, ours) = (ensured.created, !ensured.created && ensured.link.own_bridge());
+        Ok(Output::Bridge(Bridge { link: interface(&ensured.link), made, ours }))
+    }
+
+    pub(super) fn gateway(
+        &mut self,
+        at: StepRef,
+        attachment: &AttachmentPlan,
+        (bridge, vlan): (&str, Option<u16>),
+        others: Others,
+    ) -> Result<Output, StepError> {
+        let wanted = addressing::gateways(&self.leased(at, attachment)?.addresses);
+        let device = match vlan {
+            Some(vlan) => {
+                let keeps_default = attachment.link().and_then(spec::Link::port);
+                let keeps_default = keeps_default.and_then(|port| port.vlans.as_ref());
+                let keeps_default = keeps_default.is_some_and(|vlans| vlans.keeps_default);
+                let bridge = (bridge, self.bridge_index(at)?);
+                Some(bridges::ensure_vlan_device(&mut self.host, bridge, vlan, keeps_default)?)
+            }
+            None => None,
+        };
+        let index = device.as_ref().map_or_else(|| self.bridge_index(at), |device| Ok(device.index))?;
+        let present = match &self.node.links {
+            Some(links) => links.addresses(index, &mut self.host)?,
+            None => self.host.addresses(index)?,
+        };
+        let changes = addressing::gateway_changes(&present, &wanted, others).map_err(|conflict| {
+            StepError::GatewayConflict {
+                bridge: bridge.to_owned(),
+                present: conflict.present,
+                wanted: conflict.wanted,
+            }
+        })?;
+        let is_changed = changes != GatewayChanges::default();
+        let changed = self.change_addresses(index, changes);
+        if let Some(links) = self.node.links.as_ref().filter(|_| is_changed) {
+            links.readdressed(index);
+        }
+        changed?;
+        Ok(device.as_ref().map_or(Output::Nothing, |device| Output::Gateway(interface(device))))
+    }
+
+    fn change_addresses(&mut self, index: u32, changes: GatewayChanges) -> Result<(), StepError> {
+        for other in changes.remove {
+            self.host.ensure_address_absent(index, other)?;
+        }
+        for gateway in changes.add {
+            if let Err(refused) = self.host.ensure_address(index, gateway) {
+                // Such a device has no IPv6, and the kernel takes its addresses for malformed.
+                let mtu = self.host.link_by_index(index)?.mtu;
+                let is_too_small = gateway.addr().is_ipv6() && (1..IPV6_MIN_MTU).contains(&mtu);
+                return Err(if is_too_small { StepError::SmallMtu(mtu) } else { refused.into() });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The error for a bridge that the kernel refused: it may know no VLANs.
+fn no_filtering(bridge: &spec::Bridge, error: impl Into<StepError>) -> StepError {
+    match error.into() {
+        StepError::Netlink(source)
+            if bridge.vlan_filtering && source.errno() == Some(rustix::io::Errno::OPNOTSUPP) =>
+        {
+            StepError::NoDriver { kind: "bridge with VLAN filtering", source }
+        }
+        other => other,
+    }
+}

@@ -1,0 +1,231 @@
+//! Makes an attachment's interface: a link, on a parent or by itself, or a device of the node that the pod takes.
+
+use std::os::fd::AsFd;
+
+use super::{Executor, ensure_if_present, interface};
+use crate::attach::occupied::check_mac_is_free;
+use crate::attach::{StepError, facts, representor, take_device};
+use crate::netlink::{self, Handle, LinkState};
+use crate::plan::AttachmentPlan;
+use crate::spec;
+use crate::step::{Brought, Claim, MadeBy, Output, Parent, SetDevice, StepRef};
+
+impl Executor<'_> {
+    /// Creates a link that is created by itself: see [`crate::plan::phases::has_company`].
+    pub(super) fn create_link(
+        &mut self,
+        attachment: &AttachmentPlan,
+        link: &spec::Link,
+    ) -> Result<Output, StepError> {
+        self.share_parent(attachment, link)?;
+        let created = match link {
+            spec::Link::Macvlan(macvlan) => self.macvlan_in_pod(macvlan),
+            spec::Link::Ipvlan(ipvlan) => self.ipvlan(ipvlan),
+            spec::Link::Vlan(vlan) => self.vlan(vlan),
+            spec::Link::Dummy(dummy) => self.dummy(dummy),
+            spec::Link::Tap(tap) => self.tap(tap),
+            spec::Link::Netkit(netkit) => self.netkit(netkit),
+            spec::Link::Veth(_) => Err(StepError::Missing("a group of steps")),
+        };
+        created.map_err(|error| not_created(link, error))
+    }
+
+    /// Refuses a link whose parent is shared in another way, or is another pod's.
+    pub(super) fn share_parent(
+        &mut self,
+        attachment: &AttachmentPlan,
+        link: &spec::Link,
+    ) -> Result<(), StepError> {
+        let spec::Tie::Parent { name, .. } = link.tie() else { return Ok(()) };
+        let parent = self.parent(name)?;
+        let wanted = link.sharing();
+        let shared = self.node.occupied.share(parent.index, wanted, self.sandbox, attachment);
+        shared.map_err(|(present, container)| StepError::ParentShared {
+            parent: parent.name.clone(),
+            present,
+            wanted: wanted.unwrap_or_default(),
+            container,
+        })?;
+        // A pod that takes the parent for itself sees what shares it, or is seen here.
+        match self.node.devices.holder_of(parent.index) {
+            Some((who, container)) => Err(StepError::DeviceTaken { device: parent.name, who, container }),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn claim_device(
+        &mut self,
+        attachment: &AttachmentPlan,
+        device: &spec::Device,
+    ) -> Result<Output, StepError> {
+        let claimant = (self.sandbox, attachment, self.pod.netns_cookie());
+        let claim = take_device::claim(self.node, &mut self.host, device, claimant)?;
+        Ok(Output::Claimed(Box::new(claim)))
+    }
+
+    pub(super) fn set_device(
+        &mut self,
+        at: StepRef,
+        attachment: &AttachmentPlan,
+        set: &SetDevice,
+    ) -> Result<Output, StepError> {
+        let (device, claim) = claimed(attachment, self.progress.outputs().of(at.0))?;
+        take_device::set(&mut self.host, device, claim, (&set.function, set.mac))?;
+        Ok(Output::Nothing)
+    }
+
+    pub(super) fn move_device(
+        &mut self,
+        at: StepRef,
+        attachment: &AttachmentPlan,
+    ) -> Result<Output, StepError> {
+        let (device, claim) = claimed(attachment, self.progress.outputs().of(at.0))?;
+        let into = (&mut self.pod, self.netns.as_fd());
+        let pod = take_device::move_in(&mut self.host, into, device, claim)?;
+        Ok(Output::Link { host: None, pod: interface(&pod), parent: None })
+    }
+
+    /// Brings the representor of the attachment's device up, if it has one: before the pod's end, whose frames pass by it.
+    pub(super) fn raise_representor(&mut self, at: StepRef) -> Result<(), StepError> {
+        match self.progress.outputs().of(at.0).representor() {
+            Some(representor) => representor::raise(&mut self.host, representor),
+            None => Ok(()),
+        }
+    }
+
+    fn macvlan_in_pod(&mut self, macvlan: &spec::Macvlan) -> Result<Output, StepError> {
+        let (parent, mut inside) = self.parent_in_pod(macvlan.parent.as_deref(), macvlan.mtu)?;
+        let pod = self.pod.create_macvlan(macvlan, &parent, self.netns.as_fd(), &mut inside)?;
+        Ok(link_in_pod(&pod))
+    }
+
+    fn ipvlan(&mut self, ipvlan: &spec::Ipvlan) -> Result<Output, StepError> {
+        if ipvlan.in_pod {
+            let (parent, mut inside) = self.parent_in_pod(ipvlan.parent.as_deref(), ipvlan.mtu)?;
+            let pod = self.pod.create_ipvlan(ipvlan, &parent, self.netns.as_fd(), &mut inside)?;
+            return Ok(link_in_pod(&pod));
+        }
+        let parent = self.parent(ipvlan.parent.as_deref())?;
+        check_mtu(ipvlan.mtu, &parent)?;
+        let pod = self.host.create_ipvlan(ipvlan, &parent, self.netns.as_fd(), &mut self.pod)?;
+        let parent = Parent { device: interface(&parent), netns_cookie: self.pod.netns_cookie() };
+        Ok(Output::Link { host: None, pod: interface(&pod), parent: Some(parent) })
+    }
+
+    fn vlan(&mut self, vlan: &spec::Vlan) -> Result<Output, StepError> {
+        let taken = |error: netlink::Error, parent: &LinkState| match error.already_exists() {
+            true => StepError::VlanTaken { parent: parent.name.clone(), id: vlan.tag.id },
+            false => error.into(),
+        };
+        if vlan.in_pod {
+            let (parent, mut inside) = self.parent_in_pod(Some(&vlan.parent), vlan.mtu)?;
+            let made = self.pod.create_vlan(vlan, &parent, self.netns.as_fd(), &mut inside);
+            let pod = made.map_err(|error| taken(error, &parent))?;
+            return Ok(link_in_pod(&pod));
+        }
+        let parent = self.parent(Some(&vlan.parent))?;
+        check_mtu(vlan.mtu, &parent)?;
+        let made = self.host.create_vlan(vlan, &parent, self.netns.as_fd(), &mut self.pod);
+        let pod = made.map_err(|error| taken(error, &parent))?;
+        let parent = Parent { device: interface(&parent), netns_cookie: self.pod.netns_cookie() };
+        Ok(Output::Link { host: None, pod: interface(&pod), parent: Some(parent) })
+    }
+
+    fn dummy(&mut self, dummy: &spec::Dummy) -> Result<Output, StepError> {
+        let pod = self.pod.create_dummy(dummy)?;
+        Ok(link_in_pod(&pod))
+    }
+
+    fn netkit(&mut self, netkit: &spec::Netkit) -> Result<Output, StepError> {
+        if let Some(mac) = netkit.mac {
+            check_mac_is_free(&mut self.host, mac, None, Some(&netkit.host_name))?;
+        }
+        let mut create = || self.host.create_netkit(netkit, self.netns.as_fd(), &mut self.pod);
+        let (host, pod) = match create() {
+            Err(error) if error.already_exists() => {
+                // The name is derived from the container and the interface, so an existing link is a leftover of ours.
+                self.host.ensure_link_absent(&netkit.host_name)?;
+                self.host.create_netkit(netkit, self.netns.as_fd(), &mut self.pod)?
+            }
+            made => made?,
+        };
+        // The pod could announce routes to the node's end. There is no carrier yet.
+        ensure_if_present(&format!("ipv6/conf/{}/accept_ra", netkit.host_name), "0")?;
+        Ok(Output::Link { host: Some(interface(&host)), pod: interface(&pod), parent: None })
+    }
+
+    fn tap(&mut self, tap: &spec::Tap) -> Result<Output, StepError> {
+        match self.pod.create_tap(tap, self.netns) {
+            Err(netlink::OpenError::Netlink(error)) if error.already_exists() => {
+                Err(StepError::NameTaken(tap.pod_name.clone()))
+            }
+            Err(netlink::OpenError::Netlink(error)) => Err(error.into()),
+            made => Ok(link_in_pod(&made?)),
+        }
+    }
+
+    /// The parent of a link that has it in the pod, and a second socket there: one creates the link, the other renames it.
+    fn parent_in_pod(
+        &mut self,
+        name: Option<&str>,
+        mtu: Option<u32>,
+    ) -> Result<(LinkState, Handle), StepError> {
+        let parent = facts::parent(&mut self.pod, name)?;
+        check_mtu(mtu, &parent)?;
+        Ok((parent, Handle::open_in(self.netns)?))
+    }
+
+    /// The parent of a macvlan; without a name, the interface of the node's default route. Interfaces of one pod
+    /// often share a parent.
+    pub(super) fn parent(&mut self, name: Option<&str>) -> Result<LinkState, StepError> {
+        if let Some((_, parent)) = self.parents.iter().find(|(of, _)| of.as_deref() == name) {
+            return Ok(parent.clone());
+        }
+        let parent = match name {
+            Some(name) => facts::named(&mut self.host, name, self.node.links.as_ref())?
+                .ok_or_else(|| netlink::Error::NoSuchLink(name.to_owned()))?,
+            None => facts::parent(&mut self.host, None)?,
+        };
+        self.parents.push((name.map(str::to_owned), parent.clone()));
+        Ok(parent)
+    }
+}
+
+/// The device of an attachment, and its claim.
+fn claimed<'a>(
+    attachment: &'a AttachmentPlan,
+    outputs: Brought<'a>,
+) -> Result<(&'a spec::Device, &'a Claim), StepError> {
+    let claim = outputs.iter().find_map(|output| match output {
+        Output::Claimed(claim) => Some(&**claim),
+        _ => None,
+    });
+    match (attachment.made_by(), claim) {
+        (MadeBy::Device(device), Some(claim)) => Ok((device, claim)),
+        _ => Err(StepError::Missing("a claim of the device")),
+    }
+}
+
+/// Refuses an MTU larger than the parent's.
+pub(super) fn check_mtu(mtu: Option<u32>, parent: &LinkState) -> Result<(), StepError> {
+    match mtu.filter(|mtu| *mtu > parent.mtu) {
+        Some(mtu) => Err(StepError::Mtu { mtu, max: parent.mtu }),
+        None => Ok(()),
+    }
+}
+
+/// A link of the pod that is not tied to the node.
+fn link_in_pod(pod: &LinkState) -> Output {
+    Output::Link { host: None, pod: interface(pod), parent: None }
+}
+
+/// The error for a new link that the kernel refused.
+pub(super) fn not_created(link: &spec::Link, error: StepError) -> StepError {
+    use rustix::io::Errno;
+    let StepError::Netlink(source) = error else { return error };
+    match (source.errno(), link.sharing()) {
+        (Some(Errno::OPNOTSUPP), _) => StepError::NoDriver { kind: link.kind(), source },
+        (Some(Errno::BUSY), Some(wanted)) => StepError::ParentBusy { wanted, source },
+        _ => StepError::Netlink(source),
+    }
+}

@@ -1,0 +1,137 @@
+//! The ways to a pod and from it: what the node forwards, routes and translates for it, and the routes of the pod itself.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+
+use super::{Executor, on_parent, own_link};
+use crate::attach::routing::{move_default_routes, route_by_source};
+use crate::attach::{StepError, cluster_routes, host_access, translation, vrf};
+use crate::plan::{AttachmentPlan, addressing, result, routing};
+use crate::step::{Output, StepRef, Translate};
+
+impl Executor<'_> {
+    pub(super) fn forwarding(
+        &mut self,
+        at: StepRef,
+        attachment: &AttachmentPlan,
+    ) -> Result<Output, StepError> {
+        let leased = self.leased(at, attachment)?;
+        if leased.addresses.iter().any(|leased| leased.address.addr().is_ipv4()) {
+            self.node.forwarding.v4.ensure("1")?;
+        }
+        if leased.addresses.iter().any(|leased| leased.address.addr().is_ipv6()) {
+            self.node.forwarding.v6.ensure("1")?;
+        }
+        Ok(Output::Nothing)
+    }
+
+    pub(super) fn route_to_pod(
+        &mut self,
+        at: StepRef,
+        attachment: &AttachmentPlan,
+    ) -> Result<Output, StepError> {
+        let leased = self.leased(at, attachment)?;
+        let (host, _) = self.link(at)?;
+        let host = host.ok_or(StepError::Missing("an end on the node"))?;
+        let wanted = addressing::host_side(routing::style(attachment), &leased.addresses);
+        self.host.configure(host.index, &wanted)?;
+        Ok(Output::Nothing)
+    }
+
+    pub(super) fn translate(
+        &mut self,
+        at: StepRef,
+        attachment: &AttachmentPlan,
+        translate: &Translate,
+    ) -> Result<Output, StepError> {
+        let leased = self.leased(at, attachment)?;
+        let translate = result::translation(translate, self.progress.outputs().of(at.0));
+        translation::attach(self.node, (self.sandbox, attachment), &translate, &leased.addresses)?;
+        Ok(Output::Nothing)
+    }
+
+    pub(super) fn find_reach(
+        &mut self,
+        at: StepRef,
+        attachment: &AttachmentPlan,
+    ) -> Result<Output, StepError> {
+        let leased = self.leased(at, attachment)?;
+        let addresses: Vec<IpAddr> = leased.addresses.iter().map(|leased| leased.address.addr()).collect();
+        let device = translation::reach(&mut self.host, &addresses)?;
+        Ok(Output::Reach { device })
+    }
+
+    pub(super) fn move_default_routes(
+        &mut self,
+        at: StepRef,
+        attachment: &AttachmentPlan,
+        gateways: &[IpAddr],
+        keep: Option<&[IpNet]>,
+    ) -> Result<Output, StepError> {
+        let cluster = match keep {
+            Some(_) => cluster_routes::look(&mut self.pod, &self.sandbox.ifname)?,
+            None => None,
+        };
+        let leased = self.leased(at, attachment)?;
+        let own = routing::own_configuration(attachment).map(|own| (own, leased.addresses.as_slice()));
+        let wanted = routing::default_routes(gateways, own)?;
+        let link = self.pod.link(&attachment.ifname)?;
+        let routes = move_default_routes(&mut self.pod, link.index, &wanted)?;
+        if routes.is_empty() {
+            let (ifname, network) = (&attachment.ifname, &attachment.network);
+            tracing::warn!(
+                ifname,
+                %network,
+                "default-route is empty and the network brings none; nothing moves"
+            );
+        }
+        let kept = match &cluster {
+            Some(side) => cluster_routes::keep(&mut self.pod, side, &routes, keep.unwrap_or_default())?,
+            None => None,
+        };
+        Ok(Output::DefaultRoutes { routes, kept })
+    }
+
+    pub(super) fn route_by_source(&mut self, attachment: &AttachmentPlan) -> Result<Output, StepError> {
+        let interfaces = routing::by_source(self.plan, self.progress.outputs())
+            .map_err(|source| StepError::Result { plugin: attachment.kind.clone(), source })?;
+        route_by_source(&mut self.pod, &interfaces)?;
+        Ok(Output::SourceRouting { interfaces })
+    }
+
+    pub(super) fn join_vrf(&mut self, at: StepRef) -> Result<Output, StepError> {
+        let outputs = self.progress.outputs().of(at.0);
+        let chosen = outputs.iter().find_map(|output| match output {
+            Output::Vrf(chosen) => Some(chosen),
+            _ => None,
+        });
+        vrf::join(&mut self.pod, chosen.ok_or(StepError::Missing("a VRF"))?)?;
+        // The pod's end went down and up again.
+        if let Some(host) = result::ends(outputs).and_then(|ends| ends.host)
+            && !self.host.await_carrier(host.index)?
+        {
+            tracing::warn!(device = host.name, "no carrier yet in the VRF; the first packets may be lost");
+        }
+        Ok(Output::Nothing)
+    }
+
+    pub(super) fn give_host_access(
+        &mut self,
+        at: StepRef,
+        attachment: &AttachmentPlan,
+    ) -> Result<Output, StepError> {
+        let outputs = self.progress.outputs().of(at.0);
+        let parent = on_parent(outputs)?;
+        let chosen = outputs.iter().find_map(|output| match output {
+            Output::HostAccess(chosen) => Some(chosen),
+            _ => None,
+        });
+        let chosen = chosen.ok_or(StepError::Missing("a way from the node"))?;
+        let made = result::ends(outputs).ok_or(StepError::Missing("a link"))?.pod;
+        let parent = self.host.link_by_index(parent.device.index)?;
+        let on = (own_link(attachment)?, &parent, &made);
+        host_access::give(self.node, (&mut self.host, &mut self.pod), on, chosen)?;
+        Ok(Output::Nothing)
+    }
+}

@@ -1,0 +1,192 @@
+//! Ports of a bridge.
+
+use super::*;
+
+/// Rows: BRG-bridge.
+#[test]
+fn a_bridge_without_any_key_is_a_port_of_cni0_without_addresses() {
+    let expected = [
+        Step::EnsureBridge(bridge("cni0")),
+        Step::CreateLink(spec::Link::Veth(veth(Some(port("cni0"))))),
+        configure(Style::Subnet, false),
+    ];
+    assert_eq!(plan("bridge", json!({})), expected);
+    // Without addresses it is nobody's gateway, and nothing is translated.
+    let gateway = json!({"isGateway": true, "isDefaultGateway": true, "ipMasq": true, "ipam": {}});
+    assert_eq!(plan("bridge", gateway), expected);
+    let harmless = json!({
+        "bridge": "", "mtu": 0, "isGateway": null, "ipMasq": false, "vlan": 0, "vlanTrunk": [], "ipam": {},
+        "preserveDefaultVlan": false, "macspoofchk": false, "enabledad": false, "portIsolation": false,
+        "disableContainerInterface": false, "dns": {}, "mac": "", "unknown": {"key": 1},
+    });
+    assert_eq!(plan("bridge", harmless), expected);
+}
+
+/// Rows: BRG-bridge, BRG-isGateway, BRG-forceAddress.
+#[test]
+fn every_key_of_a_bridge_reaches_its_step() {
+    let config = json!({
+        "bridge": "br7", "isGateway": true, "forceAddress": true, "mtu": 1400, "hairpinMode": true, "mac": MAC,
+        "ipam": pool(), "dns": {"nameservers": ["10.1.0.2"]},
+    });
+    let dns = Dns { nameservers: vec!["10.1.0.2".into()], ..Dns::default() };
+    let expected = [
+        Step::EnsureBridge(spec::Bridge { mtu: Some(1400), ..bridge("br7") }),
+        Step::CreateLink(spec::Link::Veth(spec::Veth {
+            mtu: Some(1400),
+            mac: Some(MAC.parse().unwrap()),
+            ..veth(Some(spec::BridgePort { hairpin: true, ..port("br7") }))
+        })),
+        lease("bridge"),
+        Step::Gateway { bridge: "br7".into(), force: true, beside: false, vlan: None },
+        Step::EnsureForwarding,
+        Step::Configure(Configure { dns: Some(dns), v4_alone: true, ..Configure::default() }),
+    ];
+    assert_eq!(plan("bridge", config), expected);
+    let promiscuous = plan("bridge", json!({"promiscMode": true}));
+    assert_eq!(promiscuous[0], Step::EnsureBridge(spec::Bridge { promiscuous: true, ..bridge("cni0") }));
+}
+
+/// Rows: BRG-linkLocal.
+#[test]
+fn a_default_gateway_is_a_gateway() {
+    let expected = |v4_alone| {
+        [
+            Step::EnsureBridge(bridge("cni0")),
+            Step::CreateLink(spec::Link::Veth(veth(Some(port("cni0"))))),
+            lease("bridge"),
+            Step::Gateway { bridge: "cni0".into(), force: false, beside: false, vlan: None },
+            Step::EnsureForwarding,
+            Step::Configure(Configure { default_route: true, v4_alone, ..Configure::default() }),
+        ]
+    };
+    assert_eq!(plan("bridge", json!({"isDefaultGateway": true, "ipam": pool()})), expected(true));
+    let link_local = json!({"isDefaultGateway": true, "linkLocal": true, "ipam": pool()});
+    assert_eq!(plan("bridge", link_local), expected(false));
+}
+
+fn ids(first: u16, last: u16) -> (u16, u16) {
+    (first, last)
+}
+
+#[test]
+fn vlans_of_a_bridge_are_those_of_its_port_and_of_its_gateway() {
+    let made = |config: Value| match plan("bridge", config).as_slice() {
+        [Step::EnsureBridge(bridge), Step::CreateLink(spec::Link::Veth(veth)), rest @ ..] => {
+            let gateway = rest.iter().find_map(|step| match step {
+                Step::Gateway { vlan, .. } => Some(*vlan),
+                _ => None,
+            });
+            (bridge.vlan_filtering, veth.port.clone().unwrap().vlans, gateway)
+        }
+        other => panic!("{other:?}"),
+    };
+    let vlans = |native, tagged: &[(u16, u16)], keeps_default| {
+        Some(spec::PortVlans { native, tagged: tagged.to_vec(), keeps_default })
+    };
+    let gateway = json!({"vlan": 100, "isGateway": true, "ipam": pool()});
+    assert_eq!(made(gateway), (true, vlans(Some(100), &[], false), Some(Some(100))));
+    let trunk = json!([{"id": 9}, {"minID": 5, "maxID": 7, "id": 8}, null, {"id": 20}, {}]);
+    let expected = (true, vlans(Some(1), &[ids(5, 9), ids(20, 20)], true), None);
+    assert_eq!(made(json!({"vlanTrunk": trunk, "preserveDefaultVlan": true})), expected);
+    let both = json!({"vlan": 6, "vlanTrunk": [{"minID": 5, "maxID": 7}], "preserveDefaultVlan": false});
+    assert_eq!(made(both), (true, vlans(Some(6), &[ids(5, 5), ids(7, 7)], false), None));
+    let trunk_alone = json!({"vlanTrunk": [{"id": 6}], "isGateway": true, "ipam": pool()});
+    assert_eq!(made(trunk_alone).2, Some(None), "the bridge's own");
+    assert_eq!(made(json!({"preserveDefaultVlan": false, "vlanTrunk": null})), (false, None, None));
+}
+
+/// Rows: BRG-vlanTrunk.
+#[test]
+fn vlans_that_are_none_are_refused_by_name() {
+    let table = [
+        (json!({"vlan": 4095}), "key vlan: 4095 is not a VLAN id from 1 to 4094, nor 0 for none"),
+        (json!({"vlan": -1}), "key vlan: -1 is not a VLAN id from 1 to 4094, nor 0 for none"),
+        (json!({"vlanTrunk": [{"id": 0}]}), "key vlanTrunk: element 0: id 0 is not a VLAN id from 1 to 4094"),
+        (
+            json!({"vlanTrunk": [{"id": 1}, {"minID": 0, "maxID": 9}]}),
+            "key vlanTrunk: element 1: minID 0 is not a VLAN id from 1 to 4094",
+        ),
+        (
+            json!({"vlanTrunk": [{"minID": 1, "maxID": 4095}]}),
+            "key vlanTrunk: element 0: maxID 4095 is not a VLAN id from 1 to 4094",
+        ),
+        (
+            json!({"vlanTrunk": [{"minID": 9, "maxID": 7}]}),
+            "key vlanTrunk: element 0: minID 9 is greater than maxID 7",
+        ),
+        (json!({"vlanTrunk": [{"minID": 9}]}), "key vlanTrunk: element 0: minID needs maxID"),
+        (json!({"vlanTrunk": [{"maxID": 9}]}), "key vlanTrunk: element 0: maxID needs minID"),
+        (
+            json!({"bridge": "abcdefghijklm", "vlan": 100, "isGateway": true, "ipam": pool()}),
+            "key bridge: \"abcdefghijklm\" is too long for a gateway: the device of its VLAN would be abcdefghijklm.100, and a name has 15 bytes",
+        ),
+        (
+            json!({"disableContainerInterface": true, "ipam": pool()}),
+            "key disableContainerInterface: an interface that stays down has no use for ipam",
+        ),
+    ];
+    for (config, expected) in table {
+        assert_eq!(refusal("bridge", &config, ""), (7, expected.to_owned()));
+    }
+}
+
+#[test]
+fn isolation_duplicates_and_a_disabled_interface_reach_their_steps() {
+    let steps = plan("bridge", json!({"portIsolation": true, "enabledad": true}));
+    let isolated = spec::BridgePort { isolated: true, ..port("cni0") };
+    let expected = [
+        Step::EnsureBridge(bridge("cni0")),
+        Step::CreateLink(spec::Link::Veth(veth(Some(isolated)))),
+        Step::Configure(Configure { detect_duplicates: true, ..Configure::default() }),
+    ];
+    assert_eq!(steps, expected);
+    let down = plan("bridge", json!({"disableContainerInterface": true}));
+    let expected = Step::Configure(Configure { down: true, ..Configure::default() });
+    assert_eq!(down.last(), Some(&expected));
+}
+
+/// Rows: BRG-macspoofchk.
+#[test]
+fn with_a_dataplane_an_attachment_is_protected_before_it_is_configured() {
+    let protect = Protect::verified();
+    let args = CniArgs::default();
+    for (config, check_addresses) in
+        [(json!({}), false), (json!({"ipam": pool(), "macspoofchk": true}), true)]
+    {
+        let mut whole = object(json!({"name": "net", "type": "bridge"}));
+        whole.extend(object(config));
+        let request = Request { protect: Some(&protect), ..request(&whole, &args) };
+        let steps = driver("bridge").unwrap().plan(&request).unwrap();
+        let (last, before) = steps.split_last().unwrap();
+        assert_eq!(*last, configure(Style::Subnet, false));
+        assert_eq!(before.last(), Some(&Step::Protect(Protect { check_addresses, ..protect.clone() })));
+    }
+}
+
+/// Rows: BRG-macspoofchk.
+#[test]
+fn without_an_agent_the_sender_is_restricted_where_that_is_asked_for_before_the_interface_comes_up() {
+    let args = CniArgs::default();
+    let plain = |config: Value| {
+        let mut whole = object(json!({"name": "net", "type": "bridge"}));
+        whole.extend(object(config));
+        let driver = driver("bridge").unwrap();
+        let request = Request { recorded: false, ..request(&whole, &args) };
+        (driver.plan(&request).unwrap(), driver.remains(&request))
+    };
+    let (steps, _) = plain(json!({"macspoofchk": true}));
+    let link = Step::CreateLink(spec::Link::Veth(veth(Some(port("cni0")))));
+    let bridge = Step::EnsureBridge(bridge("cni0"));
+    assert_eq!(steps, [bridge, link, Step::RestrictSender, configure(Style::Subnet, false)]);
+    let (steps, _) = plain(json!({"macspoofchk": true, "ipam": {"type": "dhcp"}}));
+    assert!(
+        matches!(&steps[2..], [Step::RestrictSender, asks, Step::Configure(_)] if asks.asks_the_network()),
+        "it comes up to be asked for its address: {steps:?}"
+    );
+    for config in [json!({}), json!({"macspoofchk": false}), json!({"macspoofchk": null})] {
+        let (steps, remains) = plain(config);
+        assert!(!steps.contains(&Step::RestrictSender), "{steps:?}");
+        assert!(remains.contains(&Step::RestrictSender), "{remains:?}");
+    }
+}
