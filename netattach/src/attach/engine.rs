@@ -602,6 +602,7 @@ impl Engine {
             // The usual cause is a full disk. The begun steps are known, and rolling them back frees resources.
             tracing::warn!(record = %record.path().display(), error = %Chain(&error), "journal not written");
         }
+        self.registry.leaves(&record.key);
         crate::crash_point!("undo", "begun");
         let netns = self.netns_of(&record);
         undo(&self.node, &record.plan, netns.as_ref(), &record)?;
