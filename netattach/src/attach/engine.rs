@@ -532,16 +532,18 @@ impl Engine {
     ) -> Result<(), AttachError> {
         // Its numbers stay reserved until it is rolled back.
         self.registry.hold(&record.plan);
-        if let Some(firewall) = &self.node.firewall {
-            admit::adopt(firewall, record);
-        }
         let goes_on = is_whole(record);
+        let begun = known_ids(record, recorded);
+        let is_begun = |of: &AttachmentPlan| of.number().is_some_and(|id| begun.contains(&id));
+        if let Some(firewall) = &self.node.firewall {
+            // A damaged record may be a live sandbox's.
+            let has_all = goes_on || record.check_whole().is_err();
+            admit::adopt(firewall, record, has_all, &is_begun);
+        }
         let keeps_numbers = record.is_of_earlier_boot() || (goes_on && record.is_complete());
         if !keeps_numbers {
             record.check_whole()?;
         }
-        let begun = known_ids(record, recorded);
-        let is_begun = |of: &AttachmentPlan| of.number().is_some_and(|id| begun.contains(&id));
         let of_record = guards(&record.plan, &record.outputs).filter(|(of, _)| is_begun(of));
         guarded.extend(of_record.map(|(_, guarded)| guarded));
         if goes_on {
