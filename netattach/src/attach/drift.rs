@@ -167,6 +167,8 @@ pub struct Drifted {
     pub keys: Vec<JournalKey>,
     /// Those of them that reach meanwhile whom they should not.
     pub open: BTreeSet<JournalKey>,
+    /// Those of them whose bridges are among the links that have changed.
+    pub on_changed: BTreeSet<JournalKey>,
 }
 
 impl Engine {
@@ -190,9 +192,15 @@ impl Engine {
         let mut host = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
         let seen = Seen::gather(&mut host, all.iter().flat_map(ends))?;
         all.retain(|attached| ends(attached).iter().any(|end| !seen.differences(end).is_empty()));
-        let is_open = |attached: &&Arc<Attached>| ends(attached).iter().any(|end| seen.is_open(end));
+        let keys_of = |is_one: &dyn Fn(&Arc<Attached>) -> bool| -> BTreeSet<JournalKey> {
+            all.iter().filter(|it| is_one(it)).map(|it| it.key.clone()).collect()
+        };
         Ok(Drifted {
-            open: all.iter().filter(is_open).map(|attached| attached.key.clone()).collect(),
+            open: keys_of(&|attached| ends(attached).iter().any(|end| seen.is_open(end))),
+            on_changed: keys_of(&|attached| match changed {
+                Changed::Of(links) => has_bridge_among(attached, links),
+                Changed::Anything => false,
+            }),
             keys: all.iter().map(|attached| attached.key.clone()).collect(),
         })
     }
@@ -375,8 +383,16 @@ fn leases(attached: &Attached) -> impl Iterator<Item = Held<'_>> {
 
 /// Whether an end of the sandbox is one of these links, or a port of one.
 fn is_on(attached: &Attached, links: &ChangedLinks) -> bool {
-    let is_of_output = |output: &Output| match output {
+    let is_end = |output: &Output| match output {
         Output::Link { host: Some(host), .. } => links.indices.contains(&host.index),
+        _ => false,
+    };
+    attached.outputs.iter().any(|(_, output)| is_end(output)) || has_bridge_among(attached, links)
+}
+
+/// Whether the bridge beneath an end of the sandbox is one of these links.
+fn has_bridge_among(attached: &Attached, links: &ChangedLinks) -> bool {
+    let is_of_output = |output: &Output| match output {
         Output::Bridge(bridge) => links.indices.contains(&bridge.link.index),
         _ => false,
     };
