@@ -129,8 +129,8 @@ pub enum AttachError {
     Undo(Vec<AttachError>),
     /// A record goes on to say that its sandbox is attached, as it can be neither changed nor removed.
     #[error(
-        "everything is rolled back but its addresses, which stay taken: the record {path} can be neither changed nor removed, and \
-         says that they are in use; repeat DEL when it can"
+        "everything is rolled back but its addresses, which stay taken: the record {path} can be neither changed nor \
+         removed, and says that they are in use; repeat DEL when it can"
     )]
     AddressesStay {
         /// The record's file.

@@ -69,8 +69,8 @@ impl Engine {
                     continue;
                 }
                 let problem = format!(
-                    "its lease by dhcp is not known any more, as {} could not be read or was not there when the agent started; it is \
-                     neither renewed nor given back: have the pod made anew",
+                    "its lease by dhcp is not known any more, as {} could not be read or was not there when the \
+                     agent started; it is neither renewed nor given back: have the pod made anew",
                     leases.file(&owner).display()
                 );
                 troubles.push(dhcp::Trouble { owner, network: config.network.clone(), problem });
