@@ -62,6 +62,11 @@ impl<K: Ord> PutBack<K> {
         rival.last = now;
     }
 
+    /// Forgets how often something was put back: the reason why that was in vain has gone.
+    pub(crate) fn forget(&mut self, key: &K) {
+        self.0.remove(key);
+    }
+
     /// How often something was put back that was changed too often, until it stays as it is.
     pub(crate) fn fought_over(&self, key: &K, now: Instant) -> Option<u32> {
         let rival = self.0.get(key)?;
@@ -92,6 +97,16 @@ mod tests {
         }
         assert_eq!(bound.once_more("b", start), Ok(()));
         assert_eq!(bound.fought_over(&"c", start), None);
+    }
+
+    #[test]
+    fn what_is_forgotten_is_put_back_at_once() {
+        let mut bound = PutBack::default();
+        let start = Instant::now();
+        let outcomes: Vec<_> = (0..6).map(|_| bound.once_more("a", start)).collect();
+        assert_eq!(outcomes[5], Err(5));
+        bound.forget(&"a");
+        assert_eq!((bound.fought_over(&"a", start), bound.once_more("a", start)), (None, Ok(())));
     }
 
     #[test]

@@ -7,7 +7,8 @@
 //! have other attachments. Every half minute, or more rarely where there is much, links are looked at in any case, and
 //! leases and records. What is different is looked at again and put back in its container's turn, so that nothing is put
 //! back that a DEL is taking away. What others change again and again is put back once a minute, and each
-//! time where a link reaches meanwhile whom it should not, and reported.
+//! time where a link reaches meanwhile whom it should not, and reported. What cannot be put back is tried as often, and at once
+//! when its bridge has changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
@@ -74,6 +75,8 @@ pub(super) struct Drift {
     seen: Mutex<BTreeSet<JournalKey>>,
     /// Those of them that reach meanwhile whom they should not.
     open: Mutex<BTreeSet<JournalKey>>,
+    /// The sandboxes whose links could not be put back at the last time.
+    in_vain: Mutex<BTreeSet<JournalKey>>,
     /// The records that were as written at the last look.
     records: Mutex<WholeRecords>,
     /// The pods whose status is as it should be, as long as nothing here is another value.
@@ -122,8 +125,25 @@ impl Drift {
         Due::Later
     }
 
+    /// Has links put back at the next time that could not be, as their bridge has changed since: its administrator may have made it
+    /// again, or have it filter by VLAN again.
+    fn may_succeed(&self, on_changed: &BTreeSet<JournalKey>) {
+        let in_vain = locked(&self.in_vain);
+        let mut bound = locked(&self.bound);
+        for key in on_changed.intersection(&in_vain) {
+            bound.forget(&(key.clone(), Part::Links));
+        }
+    }
+
     /// Notes the outcome of putting back what was due; `Ok`: what was different, in words.
     fn note(&self, key: &JournalKey, part: Part, due: Due, outcome: Result<Vec<String>, String>) {
+        if part == Part::Links {
+            let mut in_vain = locked(&self.in_vain);
+            match &outcome {
+                Ok(_) => in_vain.remove(key),
+                Err(_) => in_vain.insert(key.clone()),
+            };
+        }
         let mut rows = locked(&self.rows);
         match (outcome, due) {
             // The log has it at the rate of what is not open; the row goes with the look that finds it as it was.
@@ -160,6 +180,7 @@ impl Drift {
         if part != Part::Links {
             return found;
         }
+        locked(&self.in_vain).retain(|key| now.contains(key));
         let before = std::mem::replace(&mut *locked(&self.seen), now);
         found.into_iter().filter(|key| before.contains(key)).collect()
     }
@@ -290,8 +311,9 @@ impl Agent {
         seen: &BTreeSet<JournalKey>,
     ) -> Result<Vec<JournalKey>, AttachError> {
         self.engine.settle_orphans();
-        let Drifted { keys, open } = self.engine.with_drifted_links(changed, seen)?;
+        let Drifted { keys, open, on_changed } = self.engine.with_drifted_links(changed, seen)?;
         *locked(&self.drift.open) = open;
+        self.drift.may_succeed(&on_changed);
         Ok(keys)
     }
 
@@ -391,6 +413,31 @@ mod tests {
         assert_eq!(drift.confirmed(Part::Links, Vec::new()), []);
         assert_eq!(drift.confirmed(Part::Links, found()), []);
         assert_eq!(drift.confirmed(Part::Status, found()), found());
+    }
+
+    /// An administrator's bridge is away for longer than it takes to try it five times.
+    #[test]
+    fn a_link_that_could_not_be_put_back_is_tried_at_once_when_its_bridge_has_changed() {
+        let drift = Drift::default();
+        let [gone, fought] = ["gone", "fought"]
+            .map(|it| JournalKey { container_id: it.to_owned(), ifname: "eth0".to_owned() });
+        let now = Instant::now();
+        drift.confirmed(Part::Links, vec![gone.clone(), fought.clone()]);
+        for _ in 0..5 {
+            for (key, outcome) in [(&gone, Err("bridge br0 is gone".to_owned())), (&fought, Ok(Vec::new()))] {
+                assert_eq!(drift.due(key, Part::Links, now), Due::Yes);
+                drift.note(key, Part::Links, Due::Yes, outcome);
+            }
+        }
+        let dues = || [&gone, &fought].map(|key| drift.due(key, Part::Links, now));
+        assert_eq!(dues(), [Due::Later, Due::Later]);
+        drift.may_succeed(&BTreeSet::new());
+        assert_eq!(dues(), [Due::Later, Due::Later]);
+        drift.may_succeed(&[gone.clone(), fought.clone()].into());
+        assert_eq!(dues(), [Due::Yes, Due::Later], "what was put back was changed again by others");
+        // What is as it was is no longer waited for.
+        drift.confirmed(Part::Links, Vec::new());
+        assert!(locked(&drift.in_vain).is_empty());
     }
 
     #[test]

@@ -18,12 +18,24 @@ fn note_on(node: &Node, sandbox: &Sandbox, attachment: &AttachmentPlan) -> Strin
     }
 }
 
-/// Has the agent take over what the attachments of a record have, one that is to be rolled back included: a bridge stays closed
-/// until the links of its pods are gone.
-pub(super) fn adopt(firewall: &Firewall, record: &Record) {
+/// Has the agent take over what the attachments of a record have. Where not all of it `has_all`, as it is to be rolled back, what
+/// is there stays, and no more comes: its addresses may be another pod's by now. But a bridge is closed until the links of its
+/// pods are gone; `is_there` says of which attachments they may be there.
+pub(super) fn adopt(
+    firewall: &Firewall,
+    record: &Record,
+    has_all: bool,
+    is_there: &dyn Fn(&AttachmentPlan) -> bool,
+) {
     for (at, attachment, step) in record.plan.steps() {
-        if let (Step::Admit(_), Some(Output::Admitted(admitted))) = (step, record.outputs.get(&at)) {
-            firewall.adopt(note(firewall.owner(), &record.plan.sandbox, attachment), admitted.clone());
+        let Step::Admit(_) = step else { continue };
+        let note = note(firewall.owner(), &record.plan.sandbox, attachment);
+        let closes = |admitted: &Admitted| admitted.closed.is_some() && is_there(attachment);
+        match record.outputs.get(&at) {
+            Some(Output::Admitted(admitted)) if has_all || closes(admitted) => {
+                firewall.adopt(note, admitted.clone());
+            }
+            _ => firewall.keep(note),
         }
     }
 }

@@ -1,6 +1,7 @@
 //! What others change of what an attachment has on the node, and putting it back: the node's end of its link, its leases,
 //! and its record. Its programs are put back by `enforcement`. What is in the pod is compared by CHECK and by looks of the
-//! agent, and never put back: a virtual machine's network binding, for one, renames the pod's interface on purpose.
+//! agent, and never put back: a virtual machine's network binding, for one, renames the pod's interface on purpose. Nor is
+//! anything of a sandbox whose DEL has begun, even if that has failed: it is to go, and its addresses are free already.
 //!
 //! [`differences`] decides, and is pure.
 
@@ -166,6 +167,8 @@ pub struct Drifted {
     pub keys: Vec<JournalKey>,
     /// Those of them that reach meanwhile whom they should not.
     pub open: BTreeSet<JournalKey>,
+    /// Those of them whose bridges are among the links that have changed.
+    pub on_changed: BTreeSet<JournalKey>,
 }
 
 impl Engine {
@@ -179,7 +182,7 @@ impl Engine {
         changed: &Changed,
         these: &BTreeSet<JournalKey>,
     ) -> Result<Drifted, AttachError> {
-        let mut all = self.registry.all();
+        let mut all = self.registry.staying();
         if let Changed::Of(links) = changed {
             all.retain(|attached| these.contains(&attached.key) || is_on(attached, links));
         }
@@ -189,9 +192,15 @@ impl Engine {
         let mut host = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
         let seen = Seen::gather(&mut host, all.iter().flat_map(ends))?;
         all.retain(|attached| ends(attached).iter().any(|end| !seen.differences(end).is_empty()));
-        let is_open = |attached: &&Arc<Attached>| ends(attached).iter().any(|end| seen.is_open(end));
+        let keys_of = |is_one: &dyn Fn(&Arc<Attached>) -> bool| -> BTreeSet<JournalKey> {
+            all.iter().filter(|it| is_one(it)).map(|it| it.key.clone()).collect()
+        };
         Ok(Drifted {
-            open: all.iter().filter(is_open).map(|attached| attached.key.clone()).collect(),
+            open: keys_of(&|attached| ends(attached).iter().any(|end| seen.is_open(end))),
+            on_changed: keys_of(&|attached| match changed {
+                Changed::Of(links) => has_bridge_among(attached, links),
+                Changed::Anything => false,
+            }),
             keys: all.iter().map(|attached| attached.key.clone()).collect(),
         })
     }
@@ -201,7 +210,7 @@ impl Engine {
     /// # Errors
     /// The kernel refuses it.
     pub fn put_links_back(&self, key: &JournalKey) -> Result<Vec<String>, AttachError> {
-        let Some(attached) = self.registry.get(key) else { return Ok(Vec::new()) };
+        let Some(attached) = self.registry.stays(key) else { return Ok(Vec::new()) };
         let mut host = Handle::open().map_err(|error| AttachError::Open(error.into()))?;
         let ends = ends(&attached);
         let mut seen = Seen::gather(&mut host, &ends)?;
@@ -277,7 +286,7 @@ impl Engine {
     /// The journal cannot be listed.
     pub fn without_record(&self) -> Result<Vec<JournalKey>, AttachError> {
         let recorded: std::collections::BTreeSet<JournalKey> = self.journal.keys()?.into_iter().collect();
-        let mut keys: Vec<JournalKey> = self.registry.all().iter().map(|it| it.key.clone()).collect();
+        let mut keys: Vec<JournalKey> = self.registry.staying().iter().map(|it| it.key.clone()).collect();
         keys.retain(|key| !recorded.contains(key));
         Ok(keys)
     }
@@ -288,7 +297,7 @@ impl Engine {
     /// # Errors
     /// It is there and was edited; it cannot be written; or it needs the configuration of another plugin, which is lost with it.
     pub fn write_record_anew(&self, key: &JournalKey) -> Result<bool, AttachError> {
-        let Some(attached) = self.registry.get(key) else { return Ok(false) };
+        let Some(attached) = self.registry.stays(key) else { return Ok(false) };
         if self.check_record(key)? {
             return Ok(false);
         }
@@ -324,7 +333,7 @@ impl Engine {
     /// None: a pool that cannot be read is reported when it is needed.
     pub fn without_lease(&self) -> Result<Vec<JournalKey>, AttachError> {
         let mut without = Vec::new();
-        for attached in self.registry.all() {
+        for attached in self.registry.staying() {
             let lacks = |it: Held<'_>| {
                 let lessee = Lessee { owner: &it.owner, netns: None };
                 let checked = self.node.leases.check(it.config, lessee, &it.addresses);
@@ -342,7 +351,7 @@ impl Engine {
     /// # Errors
     /// Another container has an address now, or the pool cannot be read or written.
     pub fn take_leases_back(&self, key: &JournalKey) -> Result<Vec<String>, AttachError> {
-        let Some(attached) = self.registry.get(key) else { return Ok(Vec::new()) };
+        let Some(attached) = self.registry.stays(key) else { return Ok(Vec::new()) };
         let mut taken = Vec::new();
         for Held { config, owner, addresses } in leases(&attached) {
             let lessee = Lessee { owner: &owner, netns: None };
@@ -374,8 +383,16 @@ fn leases(attached: &Attached) -> impl Iterator<Item = Held<'_>> {
 
 /// Whether an end of the sandbox is one of these links, or a port of one.
 fn is_on(attached: &Attached, links: &ChangedLinks) -> bool {
-    let is_of_output = |output: &Output| match output {
+    let is_end = |output: &Output| match output {
         Output::Link { host: Some(host), .. } => links.indices.contains(&host.index),
+        _ => false,
+    };
+    attached.outputs.iter().any(|(_, output)| is_end(output)) || has_bridge_among(attached, links)
+}
+
+/// Whether the bridge beneath an end of the sandbox is one of these links.
+fn has_bridge_among(attached: &Attached, links: &ChangedLinks) -> bool {
+    let is_of_output = |output: &Output| match output {
         Output::Bridge(bridge) => links.indices.contains(&bridge.link.index),
         _ => false,
     };

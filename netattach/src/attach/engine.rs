@@ -12,7 +12,7 @@ use super::check::{check, differences_in_pod};
 use super::enforcement::guards;
 use super::registry::{Attached, Reservation};
 use super::take_over::is_taken_over;
-use super::undo::undo;
+use super::undo::{release_addresses, undo, undo_but_addresses};
 use super::{
     AttachError, Doing, Holder, Node, Registry, RepeatedAdd, StepError, admit, facts, representor,
     translation,
@@ -22,7 +22,7 @@ use serde_json::Value;
 use crate::cni;
 use crate::enforce::attachment::EnforcedAttachment;
 use crate::error_chain::Chain;
-use crate::journal::{JournalKey, Loaded, Record, RecordState, Store};
+use crate::journal::{JournalError, JournalKey, Loaded, Record, RecordState, Store};
 use crate::moment::Moment;
 use crate::nat::NatError;
 use crate::netlink::Handle;
@@ -473,7 +473,7 @@ impl Engine {
                     // An unfinished record that is left alone keeps its addresses; one that is rolled back may still
                     // have them.
                     let is_left = outcome.is_err();
-                    let had_begun = !is_whole(&record) && !known_ids(&record, &recorded).is_empty();
+                    let had_begun = !is_whole(&record) && may_have_addresses(&record, &recorded);
                     unfinished.extend((is_left || had_begun).then(|| Attached::from(&*record)));
                     is_all_known &= recovery.note(&key, outcome);
                 }
@@ -532,16 +532,18 @@ impl Engine {
     ) -> Result<(), AttachError> {
         // Its numbers stay reserved until it is rolled back.
         self.registry.hold(&record.plan);
-        if let Some(firewall) = &self.node.firewall {
-            admit::adopt(firewall, record);
-        }
         let goes_on = is_whole(record);
+        let begun = known_ids(record, recorded);
+        let is_begun = |of: &AttachmentPlan| of.number().is_some_and(|id| begun.contains(&id));
+        if let Some(firewall) = &self.node.firewall {
+            // A damaged record may be a live sandbox's.
+            let has_all = goes_on || record.check_whole().is_err();
+            admit::adopt(firewall, record, has_all, &is_begun);
+        }
         let keeps_numbers = record.is_of_earlier_boot() || (goes_on && record.is_complete());
         if !keeps_numbers {
             record.check_whole()?;
         }
-        let begun = known_ids(record, recorded);
-        let is_begun = |of: &AttachmentPlan| of.number().is_some_and(|id| begun.contains(&id));
         let of_record = guards(&record.plan, &record.outputs).filter(|(of, _)| is_begun(of));
         guarded.extend(of_record.map(|(_, guarded)| guarded));
         if goes_on {
@@ -596,24 +598,37 @@ impl Engine {
             tracing::error!(error = %Chain(error), "damaged record; rolling back its plan as if every step had begun");
         }
         let never_attached = record.state == RecordState::Applying && whole.is_ok();
-        if record.state != RecordState::Removing
-            && let Err(error) = record.removing()
-        {
-            // The usual cause is a full disk. The begun steps are known, and rolling them back frees resources.
-            tracing::warn!(record = %record.path().display(), error = %Chain(&error), "journal not written");
+        let mut says_attached = false;
+        if record.state != RecordState::Removing {
+            let was_attached = is_whole(&record);
+            if let Err(error) = record.removing() {
+                // A disk that takes nothing. The begun steps are known, and rolling them back frees resources.
+                tracing::warn!(record = %record.path().display(), error = %Chain(&error), "journal not written");
+                says_attached = was_attached;
+            }
         }
+        self.registry.leaves(&record.key);
         crate::crash_point!("undo", "begun");
         let netns = self.netns_of(&record);
-        undo(&self.node, &record.plan, netns.as_ref(), &record)?;
+        if says_attached {
+            undo_but_addresses(&self.node, &record.plan, netns.as_ref(), &record)?;
+        } else {
+            undo(&self.node, &record.plan, netns.as_ref(), &record)?;
+        }
         if never_attached && let Err(error) = self.node.bridges.remove_made(&record.outputs) {
             tracing::warn!(error = %Chain(&error), "bridge of a failed ADD not removed");
         }
         crate::crash_point!("undo", "record");
         let (key, plan) = (record.key.clone(), Arc::clone(&record.plan));
         // While the record exists, its DEL may be repeated and names these numbers again.
-        record.remove()?;
+        record.remove().map_err(|error| match error {
+            JournalError::Remove { path, source } if says_attached => {
+                AttachError::AddressesStay { path, source }
+            }
+            other => other.into(),
+        })?;
         self.registry.remove(&key, &plan);
-        Ok(())
+        if says_attached { release_addresses(&self.node, &plan, netns.as_ref()) } else { Ok(()) }
     }
 
     /// Cleans up after a record whose plan was never completely written: releases the leases that the container may
@@ -730,17 +745,28 @@ fn is_whole(record: &Record) -> bool {
     record.state == RecordState::Attached && !record.is_of_earlier_boot()
 }
 
-/// The numbers of a record to register with the dataplane. Devices of an earlier boot belong to others by now. A
-/// record that is being removed and whose number is no longer `recorded` may have lost its addresses to others.
-fn known_ids(record: &Record, recorded: &BTreeSet<u32>) -> BTreeSet<u32> {
+/// The numbers of a record whose steps may have had an effect in the dataplane. Devices of an earlier boot belong to others by
+/// now.
+fn begun_ids(record: &Record) -> impl Iterator<Item = u32> {
     let of_this_boot = !record.is_of_earlier_boot();
-    let is_there = |id: &u32| record.state != RecordState::Removing || recorded.contains(id);
-    let begun = record.plan.steps().filter(|(at, ..)| of_this_boot && record.has_begun(*at));
-    let ids = begun.filter_map(|(_, _, step)| match step {
+    let begun = record.plan.steps().filter(move |(at, ..)| of_this_boot && record.has_begun(*at));
+    begun.filter_map(|(_, _, step)| match step {
         Step::Protect(protect) => Some(protect.id),
         _ => None,
-    });
-    ids.filter(is_there).collect()
+    })
+}
+
+/// The numbers of a record to register with the dataplane. One that is not attached and whose number is not `recorded` may have
+/// lost its addresses to others: an agent may have ended while it was being rolled back.
+fn known_ids(record: &Record, recorded: &BTreeSet<u32>) -> BTreeSet<u32> {
+    let is_there = |id: &u32| record.state == RecordState::Attached || recorded.contains(id);
+    begun_ids(record).filter(is_there).collect()
+}
+
+/// Whether a record that is to be rolled back may still have its addresses.
+fn may_have_addresses(record: &Record, recorded: &BTreeSet<u32>) -> bool {
+    let is_there = |id: u32| record.state != RecordState::Removing || recorded.contains(&id);
+    begun_ids(record).any(is_there)
 }
 
 fn key(request: &cni::Request) -> JournalKey {

@@ -127,6 +127,18 @@ pub enum AttachError {
     /// Inverses failed. The record is kept, and DEL may be repeated.
     #[error("{}", join(.0))]
     Undo(Vec<AttachError>),
+    /// A record goes on to say that its sandbox is attached, as it can be neither changed nor removed.
+    #[error(
+        "everything is rolled back but its addresses, which stay taken: the record {path} can be neither changed nor \
+         removed, and says that they are in use; repeat DEL when it can"
+    )]
+    AddressesStay {
+        /// The record's file.
+        path: PathBuf,
+        /// The kernel's error.
+        #[source]
+        source: std::io::Error,
+    },
     /// Links of a sandbox could not be deleted.
     #[error("detach container {container} ({ifname}): delete links")]
     DeleteLinks {
@@ -636,6 +648,7 @@ impl AttachError {
         match self {
             Self::Netns(_) | Self::HostNetns { .. } => code::INVALID_NETNS,
             Self::Journal(error) => journal_code(error),
+            Self::AddressesStay { .. } => code::IO_FAILURE,
             Self::OutOfTime(_) | Self::Crowded(_) => code::TRY_AGAIN_LATER,
             Self::AlreadyAttached(_)
             | Self::AttachedOtherwise { .. }

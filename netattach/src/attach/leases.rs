@@ -3,9 +3,11 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use super::apply::owner;
 use super::{AttachError, Engine, undo};
 use crate::error_chain::{Chain, clipped};
 use crate::ipam::{self, Owner, dhcp};
+use crate::step::Step;
 
 /// What is said of a file that cannot be read, by the reason, and what to do about it.
 fn no_lease(why: &str) -> String {
@@ -39,18 +41,42 @@ impl Engine {
         Ok(())
     }
 
-    /// The attachments whose leases could not be extended or are lost, and the files of leases that cannot be read, each with
-    /// what is the matter.
+    /// The attachments whose leases could not be extended, are lost or are not known, and the files of leases that cannot be
+    /// read, each with what is the matter.
     pub fn troubled_leases(&self) -> impl Iterator<Item = (String, String)> {
         let leases = self.node().leases.dhcp();
         let troubles = leases.map(dhcp::Leases::troubles).unwrap_or_default();
-        let troubles = troubles.into_iter().map(|dhcp::Trouble { owner, network, problem }| {
-            let whose = self.describe(&owner.container_id);
-            (format!("interface {} (network {network}) of {whose}", owner.ifname), clipped(problem))
-        });
+        let unknown = leases.map(|leases| self.with_unknown_lease(leases)).unwrap_or_default();
+        let troubles =
+            troubles.into_iter().chain(unknown).map(|dhcp::Trouble { owner, network, problem }| {
+                let whose = self.describe(&owner.container_id);
+                (format!("interface {} (network {network}) of {whose}", owner.ifname), clipped(problem))
+            });
         let unreadable = leases.into_iter().flat_map(dhcp::Leases::unreadable);
         troubles
             .chain(unreadable.map(|(file, why)| (format!("lease by dhcp {}", file.display()), no_lease(why))))
+    }
+
+    /// The attachments that have an address of `dhcp` and no lease: its file could not be read at the start, or was not there.
+    fn with_unknown_lease(&self, leases: &dhcp::Leases) -> Vec<dhcp::Trouble> {
+        let mut troubles = Vec::new();
+        for attached in self.registry().staying() {
+            for (_, attachment, step) in attached.plan.steps() {
+                let Step::Lease(ipam::Config::Dhcp(config)) = step else { continue };
+                let owner = owner(&attached.plan.sandbox, attachment);
+                // A DEL that has begun meanwhile gives it back.
+                if leases.is_known(&owner) || self.registry().stays(&attached.key).is_none() {
+                    continue;
+                }
+                let problem = format!(
+                    "its lease by dhcp is not known any more, as {} could not be read or was not there when the \
+                     agent started; it is neither renewed nor given back: have the pod made anew",
+                    leases.file(&owner).display()
+                );
+                troubles.push(dhcp::Trouble { owner, network: config.network.clone(), problem });
+            }
+        }
+        troubles
     }
 
     /// Has the node lead nobody to an address whose lease is lost, now and from each start on.

@@ -49,6 +49,8 @@ mod error;
 mod facts;
 mod flock;
 mod from_node;
+#[cfg(test)]
+mod full_disk_tests;
 mod gc;
 mod give_back;
 pub mod host_access;

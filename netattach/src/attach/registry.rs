@@ -56,6 +56,8 @@ pub struct Registry {
 #[derive(Debug, Default)]
 struct Inner {
     sandboxes: BTreeMap<JournalKey, Arc<Attached>>,
+    /// Those of which something may have been taken back.
+    leaving: BTreeSet<JournalKey>,
     /// Counts the changes of them.
     revision: u64,
     attachments: BTreeSet<u32>,
@@ -76,6 +78,7 @@ impl Registry {
     pub fn insert(&self, attached: Arc<Attached>) {
         let mut inner = self.lock();
         inner.hold(&attached.plan);
+        inner.leaving.remove(&attached.key);
         inner.sandboxes.insert(attached.key.clone(), attached);
         inner.revision += 1;
     }
@@ -91,9 +94,16 @@ impl Registry {
         self.lock().attachments.extend(ids);
     }
 
+    /// Notes that a sandbox is about to be taken back, until [`Registry::remove`]: nothing of it is put back from now on, even
+    /// if its DEL fails.
+    pub fn leaves(&self, key: &JournalKey) {
+        self.lock().leaving.insert(key.clone());
+    }
+
     /// Forgets a sandbox and frees the numbers of `plan`.
     pub fn remove(&self, key: &JournalKey, plan: &Plan) {
         let mut inner = self.lock();
+        inner.leaving.remove(key);
         inner.sandboxes.remove(key);
         inner.revision += 1;
         inner.pools.free(key);
@@ -121,6 +131,19 @@ impl Registry {
     /// All sandboxes, by container and interface.
     pub fn all(&self) -> Vec<Arc<Attached>> {
         self.lock().sandboxes.values().cloned().collect()
+    }
+
+    /// All sandboxes of which nothing has been taken back.
+    pub fn staying(&self) -> Vec<Arc<Attached>> {
+        let inner = self.lock();
+        let staying = inner.sandboxes.iter().filter(|(key, _)| !inner.leaving.contains(*key));
+        staying.map(|(_, attached)| Arc::clone(attached)).collect()
+    }
+
+    /// The sandbox of that record, if it is attached and nothing of it has been taken back.
+    pub fn stays(&self, key: &JournalKey) -> Option<Arc<Attached>> {
+        let inner = self.lock();
+        inner.sandboxes.get(key).filter(|_| !inner.leaving.contains(key)).cloned()
     }
 
     /// Another number after each change of what is attached.
@@ -281,6 +304,24 @@ pub(super) fn protected(plan: &Plan) -> impl Iterator<Item = (&NetworkName, &Pro
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn of_a_sandbox_whose_del_has_failed_nothing_is_put_back_until_it_is_attached_anew() {
+        let registry = Registry::new(3);
+        let attached = crate::attach::rig::attached("a", &serde_json::json!(null));
+        let key = attached.key.clone();
+        registry.insert(Arc::clone(&attached));
+        assert_eq!(
+            (registry.staying(), registry.stays(&key)),
+            (vec![attached.clone()], Some(attached.clone()))
+        );
+        registry.leaves(&key);
+        assert_eq!((registry.staying(), registry.stays(&key)), (Vec::new(), None));
+        assert_eq!(registry.get(&key), Some(attached.clone()), "it has its numbers still");
+        registry.remove(&key, &attached.plan);
+        registry.insert(Arc::clone(&attached));
+        assert_eq!(registry.stays(&key), Some(attached));
+    }
 
     #[test]
     fn numbers_come_back_unless_kept() {

@@ -66,7 +66,9 @@ impl Enforce for Maps {
 
     fn adopt(&self, attachments: &[EnforcedAttachment], all: bool) -> Vec<EnforceError> {
         let adopted: BTreeSet<u32> = attachments.iter().map(EnforcedAttachment::number).collect();
-        locked(&self.0).retain(|id| !all || adopted.contains(id));
+        let mut numbers = locked(&self.0);
+        numbers.retain(|id| !all || adopted.contains(id));
+        numbers.extend(adopted);
         Vec::new()
     }
 

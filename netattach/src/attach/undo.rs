@@ -15,6 +15,7 @@ use crate::plan::{AttachmentPlan, Plan, Sandbox, result, result_cache};
 use crate::step::{Admitted, Output, StepRef};
 use crate::waits::{self, Resource};
 
+const RELEASE: &str = "release its resources";
 const WITHDRAW: &str = "take back what leads to an address that is lost";
 
 /// Rolls back every step of `plan` that may have begun. `netns` is the sandbox's namespace if it still exists.
@@ -31,12 +32,63 @@ pub fn undo(
     netns: Option<&Netns>,
     progress: &dyn Progress,
 ) -> Result<(), AttachError> {
+    take_back(node, plan, netns, progress, Extent::All)
+}
+
+/// As [`undo`], but what the plan has leased stays its own until [`release_addresses`]. For a record that goes on to say that its
+/// sandbox is attached: whoever is given such an address meanwhile would share it after the next start.
+///
+/// # Errors
+/// As [`undo`].
+pub(super) fn undo_but_addresses(
+    node: &Node,
+    plan: &Plan,
+    netns: Option<&Netns>,
+    progress: &dyn Progress,
+) -> Result<(), AttachError> {
+    take_back(node, plan, netns, progress, Extent::ButAddresses)
+}
+
+/// Releases what [`undo_but_addresses`] has left.
+///
+/// # Errors
+/// [`AttachError::Undo`] with every failure. Calling again is safe.
+pub(super) fn release_addresses(node: &Node, plan: &Plan, netns: Option<&Netns>) -> Result<(), AttachError> {
+    let mut errors = Vec::new();
+    for (at, attachment, step) in plan.steps().rev() {
+        let Some(inverse) = inverse(&plan.sandbox, attachment, step, None) else { continue };
+        if matches!(inverse, Inverse::Release { .. }) {
+            let begun = Begun { at, attachment, inverse };
+            let released = begun.release(node, plan, netns);
+            errors.extend(released.map_err(|source| begun.failed(RELEASE, source)).err());
+        }
+    }
+    node.occupied.release(plan);
+    if errors.is_empty() { Ok(()) } else { Err(AttachError::Undo(errors)) }
+}
+
+/// How much is taken back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Extent {
+    All,
+    ButAddresses,
+}
+
+fn take_back(
+    node: &Node,
+    plan: &Plan,
+    netns: Option<&Netns>,
+    progress: &dyn Progress,
+    extent: Extent,
+) -> Result<(), AttachError> {
     let begun = plan.steps().rev().filter(|(at, _, _)| progress.has_begun(*at));
     let inverses = begun.filter_map(|(at, attachment, step)| {
         let inverse = inverse(&plan.sandbox, attachment, step, progress.outputs().get(&at))?;
         Some(Begun { at, attachment, inverse })
     });
-    let inverses: Vec<Begun<'_>> = inverses.collect();
+    let is_due =
+        |begun: &Begun<'_>| extent == Extent::All || !matches!(begun.inverse, Inverse::Release { .. });
+    let inverses: Vec<Begun<'_>> = inverses.filter(is_due).collect();
     let of = |stage| inverses.iter().filter(move |begun| begun.inverse.stage() == stage);
 
     let mut errors = Vec::new();
@@ -66,7 +118,7 @@ pub fn undo(
         crate::crash_point!("release", begun.at);
         if let Err(source) = begun.release(node, plan, netns) {
             failed.push(begun);
-            errors.push(begun.failed("release its resources", source));
+            errors.push(begun.failed(RELEASE, source));
         }
     }
     if errors.is_empty() {
@@ -78,7 +130,9 @@ pub fn undo(
         }
     }
     if errors.is_empty() {
-        node.occupied.release(plan);
+        if extent == Extent::All {
+            node.occupied.release(plan);
+        }
         node.devices.release(plan);
         Ok(())
     } else {
@@ -146,7 +200,7 @@ impl Begun<'_> {
         }
         if let Inverse::Release { .. } = &self.inverse {
             let released = self.release(node, plan, netns);
-            return released.map_err(|source| self.failed("release its resources", source));
+            return released.map_err(|source| self.failed(RELEASE, source));
         }
         self.leave_vrf(netns).map_err(|source| self.failed("take the interface out of its VRF", source))?;
         let Inverse::Delegate(delegate) = self.inverse else { return Ok(()) };

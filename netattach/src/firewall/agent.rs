@@ -3,7 +3,7 @@
 //! The lock of what is wanted is held for one attempt at a time, which does not wait: an attachment whose change others are
 //! quicker than, again and again, delays no other's. Nor does it delay the question what is wrong, which has a lock of its own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -29,6 +29,8 @@ pub struct Firewall {
 struct State {
     /// By the comment of its rules.
     wanted: BTreeMap<String, Admitted>,
+    /// The comments of rules that are about to be taken back: what is there of them stays until then.
+    kept: BTreeSet<String>,
     /// Whether every record could be read: what nobody wants belongs to nobody.
     is_all_known: bool,
     /// Whether rules of nobody have been taken back.
@@ -63,6 +65,12 @@ impl Firewall {
     /// Takes over what an attachment of an earlier agent has. Nothing is written before [`Firewall::begin`].
     pub fn adopt(&self, note: String, admitted: Admitted) {
         self.lock().wanted.entry(note).or_insert(admitted);
+    }
+
+    /// Leaves an attachment of an earlier agent what there still is of it, until [`Firewall::detach`]: it is half detached, and its
+    /// addresses may be another one's by now. A bridge that its rules close stays closed.
+    pub fn keep(&self, note: String) {
+        self.lock().kept.insert(note);
     }
 
     /// Makes the rules those that the adopted attachments have. `all`: every record could be read, so what nobody has belongs
@@ -101,6 +109,7 @@ impl Firewall {
             let done = try_to_dismiss(&*self.tables, note)?;
             if done.is_some() {
                 state.wanted.remove(note);
+                state.kept.remove(note);
             }
             Ok(done)
         })
@@ -158,12 +167,12 @@ impl State {
         if self.has_begun && (self.wanted.is_empty() || is_right()) {
             return Ok(Some(Settled { changed: false, generation: self.right_in }));
         }
-        let known = &self.wanted;
+        let (known, kept) = (&self.wanted, &self.kept);
         let wanted: Vec<Wanted<'_>> =
             known.iter().map(|(note, admitted)| Wanted { note, admitted }).collect();
-        let is_gone = |note: &Note<'_>| {
-            note.owner == owner.0 && self.is_all_known && !known.contains_key(note.attachment)
-        };
+        let is_known = |note: &str| known.contains_key(note) || kept.contains(note);
+        let is_gone =
+            |note: &Note<'_>| note.owner == owner.0 && self.is_all_known && !is_known(note.attachment);
         let settled = attempt(tables, &wanted, |view| {
             let changes = settle(view, &wanted, &is_gone);
             if self.has_begun && !changes.is_empty() {
@@ -183,7 +192,6 @@ impl State {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
     use std::sync::mpsc::channel;
@@ -192,7 +200,7 @@ mod tests {
 
     use super::*;
     use crate::netlink::Error;
-    use crate::netlink::filter::{Change, Filter, Version, View};
+    use crate::netlink::filter::{Ask, Change, Filter, Placed, Rule, Verdict, Version, View};
     use crate::step::Ingress;
 
     /// Longest wait for what must not be delayed.
@@ -228,6 +236,63 @@ mod tests {
         fn generation(&self) -> Result<u32, Error> {
             Ok(self.written.load(Ordering::SeqCst))
         }
+    }
+
+    /// Tables with these rules in the chain for pods' packets of IPv4, and what is to be changed in them.
+    #[derive(Debug)]
+    struct Told {
+        rules: Vec<Rule>,
+        changes: Mutex<Vec<Change>>,
+    }
+
+    impl Tables for Arc<Told> {
+        fn view(&self, _: &BTreeSet<&str>) -> Result<View, Error> {
+            let chain = || "CNI-FORWARD".to_owned();
+            let placed = self.rules.iter().zip(1..).map(|(rule, handle)| Placed {
+                chain: chain(),
+                handle,
+                rule: Some(rule.clone()),
+            });
+            let filter = |version, rules| Filter { version, is_there: true, chains: [chain()].into(), rules };
+            Ok(View::of([filter(Version::V4, placed.collect()), filter(Version::V6, Vec::new())]))
+        }
+
+        fn change(&self, _: &View, changes: &[(Version, Change)]) -> Result<bool, Error> {
+            self.changes.lock().unwrap().extend(changes.iter().map(|(_, change)| change.clone()));
+            Ok(true)
+        }
+
+        fn generation(&self) -> Result<u32, Error> {
+            Ok(1)
+        }
+    }
+
+    /// Whoever is half detached has rules still, or has none any more.
+    #[test]
+    fn what_is_half_detached_keeps_what_is_there_of_it_and_gets_no_more() {
+        let own = |container: &str| Rule {
+            asks: vec![Ask::Source("10.1.0.2".parse().unwrap())],
+            verdict: Verdict::Accept,
+            comment: Owner::agent("/state").note("lan", container, "eth0"),
+        };
+        for (rules, expected) in [(vec![own("a")], 1), (Vec::new(), 0)] {
+            let tables = Arc::new(Told { rules, changes: Mutex::default() });
+            let firewall = Firewall::by(Box::new(Arc::clone(&tables)), "/state");
+            firewall.keep(note(&firewall, "a"));
+            firewall.begin(true).unwrap();
+            assert_eq!(*tables.changes.lock().unwrap(), []);
+            firewall.detach(&note(&firewall, "a")).unwrap();
+            let changes = tables.changes.lock().unwrap();
+            assert!(changes.iter().all(|change| matches!(change, Change::Remove { .. })), "{changes:?}");
+            assert_eq!(changes.len(), expected);
+        }
+        // Nobody's go.
+        let tables = Arc::new(Told { rules: vec![own("a"), own("b")], changes: Mutex::default() });
+        let firewall = Firewall::by(Box::new(Arc::clone(&tables)), "/state");
+        firewall.keep(note(&firewall, "a"));
+        firewall.begin(true).unwrap();
+        let gone = Change::Remove { chain: "CNI-FORWARD".to_owned(), handle: 2 };
+        assert_eq!(*tables.changes.lock().unwrap(), [gone]);
     }
 
     fn admitted(address: &str) -> Admitted {

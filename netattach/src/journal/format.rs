@@ -2,7 +2,8 @@
 //!
 //! Version 2 begins with a header line of fixed length: version, whether the sandbox is attached and how long the file
 //! was then, and a checksum. The header is rewritten in place once, when the sandbox is attached; a file that is
-//! shorter afterwards has lost lines. Every other line is a JSON array of a checksum and an event. A checksum covers
+//! shorter afterwards has lost lines. (Where no line can be added for the removal, it is rewritten as it was before, and the
+//! line of the attachment goes.) Every other line is a JSON array of a checksum and an event. A checksum covers
 //! the name of the file, its own line and the checksum before it, so that changed, reordered, repeated and foreign
 //! lines are detected. Version 1 had no checksums and no header: each line was an event. Versions 3
 //! to 10 are version 2 with plans that an earlier version cannot express.
@@ -198,6 +199,9 @@ pub(super) struct Read {
     /// Bytes up to the end of the last whole line.
     pub(super) length: usize,
     pub(super) writer: Writer,
+    /// The file as it was before the line that says that the sandbox is attached, if there is one: its length, and what
+    /// would have written the next line.
+    pub(super) before_attached: Option<(usize, Writer)>,
 }
 
 /// The content of a file.
@@ -281,13 +285,15 @@ pub(super) fn read(name: &str, bytes: &[u8]) -> Content {
     if whole <= first && sealed.is_none() && damage.is_empty() {
         return Content::Torn;
     }
-    let (lines, sum) = chained(name, &bytes[first.min(whole)..whole], &mut damage);
+    let begin = first.min(whole);
+    let Chained { lines, sum, attached } = chained(name, &bytes[begin..whole], &mut damage);
     let writer = Writer { version, sum };
+    let before_attached = attached.map(|(at, sum)| (begin + at, Writer { version, sum }));
     let count = bytes[..whole].split(|byte| *byte == b'\n').count();
     if sealed.is_some_and(|length| (whole as u64) < length) {
         damage.push(Damage { line: count, what: "lines are missing at the end".to_owned() });
     }
-    Content::Lines(Read { lines, damage, sealed: sealed.is_some(), length: whole, writer })
+    Content::Lines(Read { lines, damage, sealed: sealed.is_some(), length: whole, writer, before_attached })
 }
 
 /// The version, if this is the header of a file of that version, and the length that it states if the sandbox is
@@ -302,12 +308,25 @@ fn first_line(name: &str, version: u32, line: &[u8]) -> Option<(u32, Option<u64>
     (head(name, version, Some(length)) == text).then_some((version, Some(length)))
 }
 
-/// The lines after the header, and the checksum of the last. A line is accepted if it follows from the previous line's
-/// checksum, either as stored or as computed.
-fn chained(name: &str, text: &[u8], damage: &mut Vec<Damage>) -> (Vec<Line>, u32) {
+/// The lines after the header.
+struct Chained {
+    lines: Vec<Line>,
+    /// The checksum of the last.
+    sum: u32,
+    /// Where the line begins that says that the sandbox is attached, and the checksum of the one before.
+    attached: Option<(usize, u32)>,
+}
+
+/// Reads the lines after the header. A line is accepted if it follows from the previous line's checksum, either as stored or
+/// as computed.
+fn chained(name: &str, text: &[u8], damage: &mut Vec<Damage>) -> Chained {
     let mut lines = Vec::new();
     let mut before = [checksum(0, name.as_bytes()); 2];
+    let (mut end, mut attached) = (0, None);
     for (number, line) in whole_lines(text).enumerate() {
+        // With its newline.
+        let begin = std::mem::replace(&mut end, end + line.len() + 1);
+        let [follows, _] = before;
         // Line 1 is the header, which is not among these.
         let at = number + 2;
         let mut fail = |what: &str| damage.push(Damage { line: at, what: what.to_owned() });
@@ -327,11 +346,16 @@ fn chained(name: &str, text: &[u8], damage: &mut Vec<Damage>) -> (Vec<Line>, u32
                 let _: Line = line;
                 fail("a second plan");
             }
-            Ok(line) => lines.push(line),
+            Ok(line) => {
+                if matches!(line, Line::Attached(_)) {
+                    attached = Some((begin, follows));
+                }
+                lines.push(line);
+            }
             Err(_) => fail("its checksum is right, but it is not a line of a record"),
         }
     }
-    (lines, before[0])
+    Chained { lines, sum: before[0], attached }
 }
 
 fn taken_apart(line: &[u8]) -> Option<(u32, &[u8])> {
@@ -353,21 +377,28 @@ fn read_first_version(bytes: &[u8], whole: usize) -> Content {
     if whole == 0 {
         return Content::Torn;
     }
+    let writer = Writer { version: 1, sum: 0 };
     let mut damage = Vec::new();
     let mut lines = Vec::new();
+    let (mut end, mut before_attached) = (0, None);
     for (number, line) in whole_lines(&bytes[..whole]).enumerate() {
+        let begin = std::mem::replace(&mut end, end + line.len() + 1);
         match serde_json::from_slice(line) {
             Ok(Line::Planned { .. }) if number > 0 => {
                 damage.push(Damage { line: number + 1, what: "a second plan".to_owned() });
             }
-            Ok(line) => lines.push(line),
+            Ok(line) => {
+                if matches!(line, Line::Attached(_)) {
+                    before_attached = Some((begin, writer));
+                }
+                lines.push(line);
+            }
             Err(_) => {
                 damage.push(Damage { line: number + 1, what: "it is not a line of a record".to_owned() })
             }
         }
     }
-    let writer = Writer { version: 1, sum: 0 };
-    Content::Lines(Read { lines, damage, sealed: false, length: whole, writer })
+    Content::Lines(Read { lines, damage, sealed: false, length: whole, writer, before_attached })
 }
 
 /// The complete lines, without their newlines.

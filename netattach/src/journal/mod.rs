@@ -10,6 +10,10 @@
 //! belong to the sandbox alone, even if progress was lost. If the plan itself or another plugin's result is lost, DEL
 //! is refused and the numbers stay allocated until an operator has examined the record.
 //!
+//! **A full disk.** No line is begun for a step whose line cannot be written. A removal goes on: its line is the only one that
+//! is needed then, and where it cannot be added, the record becomes that of a sandbox that is not attached yet, in place
+//! ([`Record::removing`]). So no start takes a sandbox for an attached one whose addresses others may have by now.
+//!
 //! **Durability.** A line is in the page cache when `write(2)` returns, so it survives the death of the agent at any
 //! moment. A power loss also destroys the kernel's links and maps; leases and the files of other plugins survive it.
 //! For a record of an earlier boot, every step of its plan counts as begun.
@@ -26,6 +30,8 @@
 
 pub(crate) mod files;
 pub mod format;
+#[cfg(test)]
+pub(crate) mod full_disk;
 mod record;
 mod store;
 #[cfg(test)]

@@ -93,6 +93,8 @@ pub struct Record {
     length: u64,
     /// A crash left part of a line after `length`.
     cut_off: bool,
+    /// What `length` and `writer` were before the line that says that the sandbox is attached, if there is one.
+    before_attached: Option<(u64, Writer)>,
     /// Bytes to be written with the next write.
     unwritten: Vec<u8>,
     sync: Option<JoinHandle<std::io::Result<()>>>,
@@ -166,6 +168,7 @@ impl Record {
             file,
             length: 0,
             cut_off: false,
+            before_attached: None,
             unwritten: Vec::new(),
             sync: None,
         }
@@ -181,11 +184,12 @@ impl Record {
         boot: &str,
         text: &[u8],
     ) -> Result<Replayed, JournalError> {
-        let Read { lines, mut damage, sealed, length, writer } = match format::read(&place.name, text) {
+        let read = match format::read(&place.name, text) {
             Content::Torn => return Ok(Replayed::Torn),
             Content::Foreign(version) => return Err(JournalError::Version { path: place.path, version }),
             Content::Lines(read) => read,
         };
+        let Read { lines, mut damage, sealed, length, writer, before_attached } = read;
         let mut lines = lines.into_iter();
         let Some(Line::Planned { boot: written, since_boot, plan, .. }) = lines.next() else {
             if damage.is_empty() {
@@ -204,6 +208,7 @@ impl Record {
         record.damage = damage;
         record.length = length as u64;
         record.cut_off = text.len() > length;
+        record.before_attached = before_attached.map(|(length, writer)| (length as u64, writer));
         if sealed {
             record.state = RecordState::Attached;
         }
@@ -319,9 +324,11 @@ impl Record {
 
     /// Marks all steps as done.
     pub fn attached(&mut self, result: Value) -> Result<(), JournalError> {
+        let before = (self.length + self.unwritten.len() as u64, self.writer);
+        self.append(&Line::Attached(result.clone()))?;
         self.state = RecordState::Attached;
-        self.result = Some(result.clone());
-        self.append(&Line::Attached(result))?;
+        self.result = Some(result);
+        self.before_attached = Some(before);
         if self.writer.has_head() {
             let head = format::head(&self.name, self.writer.version(), Some(self.length));
             self.file.write_at(0, head.as_bytes()).map_err(|source| self.not_written(source))?;
@@ -329,10 +336,38 @@ impl Record {
         Ok(())
     }
 
-    /// Marks the start of the inverses.
+    /// Marks the start of the inverses. Where no line can be added, as on a full disk, the one goes instead that says that the
+    /// sandbox is attached, which needs no room: a start rolls the record back in either case.
+    ///
+    /// # Errors
+    /// The record says what it said before.
     pub fn removing(&mut self) -> Result<(), JournalError> {
         self.state = RecordState::Removing;
-        self.append(&Line::Removing)
+        let Err(error) = self.append(&Line::Removing) else { return Ok(()) };
+        let Some(before) = self.before_attached.filter(|_| self.damage.is_empty()) else { return Err(error) };
+        if let Err(unchanged) = self.go_back_to(before) {
+            tracing::debug!(record = %self.path.display(), error = %unchanged, "not marked as unfinished either");
+            return Err(error);
+        }
+        // There may be room where that line was. Without this one the record is unfinished all the same.
+        let _ = self.append(&Line::Removing);
+        Ok(())
+    }
+
+    /// Makes the record one of a sandbox that is not attached yet. No part of the file grows. An end between the two writes
+    /// leaves it attached: the line counts that is then still there.
+    fn go_back_to(&mut self, (length, writer): (u64, Writer)) -> std::io::Result<()> {
+        if writer.has_head() {
+            let head = format::head(&self.name, writer.version(), None);
+            self.file.write_at(0, head.as_bytes())?;
+            crate::crash_point!("journal", "unsealed");
+        }
+        self.file.cut(length)?;
+        (self.length, self.writer, self.before_attached) = (length, writer, None);
+        self.cut_off = false;
+        self.unwritten.clear();
+        crate::crash_point!("journal", self.length);
+        Ok(())
     }
 
     /// Starts writing the plan out to disk, on a thread of its own.

@@ -8,9 +8,11 @@ use serde_json::json;
 
 use super::files::OnDisk;
 use super::format::{Verdict, head, judge};
+use super::full_disk::{Disk, Takes};
 use super::{Damage, JournalError, JournalKey, Loaded, Record, RecordState, Store};
 use crate::error_chain::Chain;
 use crate::ipam::static_addresses;
+use crate::moment::boot_id;
 use crate::plan::Plan;
 use crate::step::{LeasedAddress, Output, Step, StepRef};
 use crate::sync::Arc;
@@ -132,6 +134,78 @@ fn a_record_that_was_cut_off_is_continued_where_its_last_whole_line_ends() {
     assert_eq!(fs::read(&path).unwrap().len(), planned + "[\"01234567\",\"removing\"]\n".len());
 }
 
+/// The record of `c` on that disk.
+fn load_from(disk: &Disk, directory: &Path) -> Box<Record> {
+    let store = Store::over(Arc::new(disk.clone()), directory.to_owned(), boot_id().unwrap()).unwrap();
+    match store.load(&key()).unwrap() {
+        Loaded::Whole(record) => record,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A start must not take a sandbox for an attached one whose addresses may have been given to others since.
+#[test]
+fn a_record_that_no_line_fits_behind_is_marked_as_unfinished_where_it_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let (directory, path) = (directory.path(), directory.path().join("c@eth0.jsonl"));
+    let mut record = write_record(&Store::open(directory).unwrap());
+    let applying = fs::read(&path).unwrap();
+    record.attached(json!({"cniVersion": "1.1.0"})).unwrap();
+    let attached = fs::read(&path).unwrap();
+    let disk = Disk::at(directory);
+    // Nothing can be done: it says what it said.
+    for takes in [Takes::Removals, Takes::Nothing] {
+        disk.takes(takes);
+        let error = load_from(&disk, directory).removing().unwrap_err();
+        assert!(matches!(error, JournalError::Write { .. }), "{takes:?}: {error}");
+        assert_eq!(fs::read(&path).unwrap(), attached, "{takes:?}");
+    }
+    disk.takes(Takes::NoMore);
+    let mut record = load_from(&disk, directory);
+    record.removing().unwrap();
+    assert_eq!(record.state, RecordState::Removing);
+    assert_eq!(fs::read(&path).unwrap(), applying, "as it was before it was attached");
+    let mut again = load_from(&disk, directory);
+    again.check_whole().unwrap();
+    assert_eq!((again.state, again.result.take()), (RecordState::Applying, None));
+    assert!((0..4).all(|step| again.has_begun(StepRef(0, step))));
+    assert!(again.removing().is_err(), "there is nothing to take back any more");
+    // Once there is room it goes on as usual.
+    disk.takes(Takes::Everything);
+    load_from(&disk, directory).removing().unwrap();
+    let again = load_from(&disk, directory);
+    again.check_whole().unwrap();
+    assert_eq!(again.state, RecordState::Removing);
+    // An agent that ends between the two writes has undone nothing yet.
+    let length = head("c@eth0.jsonl", 2, None).len();
+    fs::write(&path, [&applying[..length], &attached[length..]].concat()).unwrap();
+    let again = load_from(&disk, directory);
+    again.check_whole().unwrap();
+    assert_eq!(again.state, RecordState::Attached);
+}
+
+/// Lines that wait for the next one are written with it: they are not part of it.
+#[test]
+fn lines_that_were_written_with_the_last_one_stay_where_that_goes() {
+    let directory = tempfile::tempdir().unwrap();
+    let (directory, path) = (directory.path(), directory.path().join("c@eth0.jsonl"));
+    let disk = Disk::at(directory);
+    let store = Store::over(Arc::new(disk.clone()), directory.to_owned(), boot_id().unwrap()).unwrap();
+    let mut record = write_record(&store);
+    record.done(StepRef(0, 3), Output::Nothing).unwrap();
+    record.attached(json!({"cniVersion": "1.1.0"})).unwrap();
+    let attached = fs::read_to_string(&path).unwrap();
+    let line = attached.lines().last().unwrap().len() + 1;
+    disk.takes(Takes::NoMore);
+    record.removing().unwrap();
+    let left = fs::read_to_string(&path).unwrap();
+    let length = head("c@eth0.jsonl", 2, None).len();
+    assert_eq!(left[length..], attached[length..attached.len() - line]);
+    let again = load_from(&disk, directory);
+    again.check_whole().unwrap();
+    assert_eq!((again.state, again.outputs.len()), (RecordState::Applying, 4));
+}
+
 /// Records in version 1: one of a pod with links of our own and one of a pod with other plugins.
 #[test]
 fn records_of_version_1_are_read_and_continued() {
@@ -162,6 +236,16 @@ fn records_of_version_1_are_read_and_continued() {
         record.removing().unwrap();
         assert_eq!(load().state, RecordState::Removing);
         assert_eq!(fs::read_to_string(&path).unwrap(), format!("{text}\"removing\"\n"));
+        // Without room for that line, the last one goes.
+        fs::write(&path, text).unwrap();
+        let disk = Disk::at(directory.path());
+        disk.takes(Takes::NoMore);
+        let full = Store::over(Arc::new(disk), directory.path().to_owned(), boot.to_owned()).unwrap();
+        let Loaded::Whole(mut record) = full.load(&key).unwrap() else { panic!("it is whole") };
+        record.removing().unwrap();
+        let last = text.trim_end().rfind('\n').unwrap() + 1;
+        assert_eq!(fs::read_to_string(&path).unwrap(), text[..last]);
+        assert_eq!((load().state, load().outputs.len()), (RecordState::Applying, steps));
         // After another boot every step counts as begun.
         fs::write(&path, text.replace(boot, BOOT.trim_start_matches('e'))).unwrap();
         assert!(load().is_of_earlier_boot());

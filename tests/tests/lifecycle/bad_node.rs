@@ -167,7 +167,7 @@ fn settings_that_contradict_one_another_are_named_by_agent_and_doctor_and_pods_t
 
 /// What may be wrong with a file system.
 #[derive(Debug, Clone, Copy)]
-enum Spoiled {
+pub(crate) enum Spoiled {
     Full,
     ReadOnly,
 }
@@ -197,17 +197,17 @@ impl Spoiled {
 }
 
 /// A small file system of its own, until dropped.
-struct Disk(PathBuf);
+pub(crate) struct Disk(PathBuf);
 
 impl Disk {
-    fn mount(at: &Path) -> Self {
+    pub(crate) fn mount(at: &Path) -> Self {
         let options = c"size=1m,mode=0700";
         mount("small", at, "tmpfs", MountFlags::empty(), Some(options)).unwrap();
         Self(at.to_owned())
     }
 
     /// Fills it; or covers it with itself, read-only: those who have files open may go on.
-    fn spoil(&self, how: Spoiled) {
+    pub(crate) fn spoil(&self, how: Spoiled) {
         match how {
             Spoiled::Full => {
                 let most = fs::write(self.0.join("filler"), vec![0; 2 << 20]).unwrap_err();
@@ -220,7 +220,7 @@ impl Disk {
         }
     }
 
-    fn mend(&self, how: Spoiled) {
+    pub(crate) fn mend(&self, how: Spoiled) {
         match how {
             Spoiled::Full => fs::remove_file(self.0.join("filler")).unwrap(),
             Spoiled::ReadOnly => unmount(&self.0, UnmountFlags::DETACH).unwrap(),

@@ -16,6 +16,8 @@ use netattach_tests::traffic::{PATIENCE, eventually, ping};
 use netattach_tests::{Namespace, Node, Outcome, Pod};
 use serde_json::{Value, json};
 
+use crate::bad_node::{Disk, Spoiled};
+
 /// Number of cut-off records that one agent is started on.
 const AT_ONCE: usize = 500;
 /// Executed plugins, in the order of their list.
@@ -258,6 +260,67 @@ fn an_agent_killed_at_any_point_of_del_carries_it_out_when_it_is_back() {
     assert!(point > 30, "{point} points");
     scene.assert_as_before("no crash");
     scene.end();
+}
+
+/// Attaches the pod with a record in whose last page there is no room for the line that begins a removal.
+fn add_with_a_full_page(node: &Node, pod: &Pod, record: &Path) {
+    let (page, line) = (rustix::param::page_size(), "[\"01234567\",\"removing\"]\n".len());
+    let mut padding = 0;
+    for _ in 0..10 {
+        let add = node.call("ADD", pod);
+        let args = format!("{};PADDING={}", add.env["CNI_ARGS"], "x".repeat(padding));
+        add.with("CNI_ARGS", &args).run().success();
+        node.await_status(pod);
+        let length = usize::try_from(fs::metadata(record).unwrap().len()).unwrap();
+        let room = length.next_multiple_of(page) - length;
+        if room < line {
+            return;
+        }
+        node.del(pod).success();
+        padding = (padding + room - line / 2) % page;
+    }
+    panic!("records of the same pod are of different lengths");
+}
+
+/// A removal begins with a line in the record, and there is no room for it.
+#[test]
+fn an_agent_killed_at_any_point_of_a_del_on_a_full_disk_leaves_what_the_next_goes_on_with() {
+    let mut node = Node::new(&[pod("a", &json!({}), &Value::Null)]).unwrap();
+    let disk = Disk::mount(&node.path("state"));
+    node.start_with_points(&crashing_agent()).unwrap();
+    let a = Pod::new("a").unwrap();
+    let record = node.path("state/journal/c-a@eth0.jsonl");
+    let left = |node: &Node| Snapshot::take(node, &[&a]).unwrap();
+    // Nor is there any for the request.
+    let mut config = node.cni_config("1.0.0");
+    config["agentWaitSeconds"] = json!(0);
+    let (mut point, mut unfinished) = (0, 0);
+    loop {
+        add_with_a_full_page(&node, &a, &record);
+        disk.spoil(Spoiled::Full);
+        let died = node.comes_to(point, &a, || node.call("DEL", &a).stdin(&config).run());
+        disk.mend(Spoiled::Full);
+        if died.is_none() {
+            break;
+        }
+        let what = node.was_killed_at(point);
+        // Between the two writes that make it unfinished nothing has been taken back yet.
+        let says_unfinished = fs::read_to_string(&record)
+            .is_ok_and(|text| text.contains("\"state\":\"applying\"") && !text.contains("\",{\"attached\":"));
+        node.start_with_points(&crashing_agent()).unwrap();
+        if says_unfinished {
+            unfinished += 1;
+            assert!(!record.exists(), "{what}");
+            left(&node).assert_nothing_is_left();
+        }
+        node.del(&a).success();
+        left(&node).assert_nothing_is_left();
+        point += 1;
+    }
+    assert!(unfinished > 3, "{unfinished} of {point} points");
+    left(&node).assert_nothing_is_left();
+    node.stop().unwrap();
+    drop(disk);
 }
 
 #[test]

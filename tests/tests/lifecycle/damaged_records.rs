@@ -116,8 +116,9 @@ fn a_link_of_another_namespace_with_the_same_path_and_inode_stays() {
     assert_eq!((look.files, look.dataplane), Default::default());
 }
 
+/// Its addresses stay taken: the record says to the next agent that they are in use.
 #[test]
-fn a_del_on_a_read_only_state_directory_takes_everything_back_and_says_what_is_left() {
+fn a_del_on_a_read_only_state_directory_takes_back_all_but_addresses_and_says_what_is_left() {
     let (node, a) = attached();
     let state = node.path("state");
     rustix::mount::mount_bind(&state, &state).unwrap();
@@ -126,13 +127,13 @@ fn a_del_on_a_read_only_state_directory_takes_everything_back_and_says_what_is_l
     let (code, message) = node.del(&a).failure();
     rustix::mount::unmount(&state, rustix::mount::UnmountFlags::DETACH).unwrap();
     let expected = format!(
-        "everything is rolled back, but the record {} cannot be removed",
+        "everything is rolled back but its addresses, which stay taken: the record {} can be neither changed nor removed",
         record(&node, "c-a").display()
     );
     assert!(code == 5 && message.contains(&expected), "{code}: {message}");
     let look = Snapshot::take(&node, &[&a]).unwrap();
     assert_eq!(look.pods["c-a"].links.keys().collect::<Vec<_>>(), ["lo"]);
-    assert!(!look.files.keys().any(|path| path.starts_with("leases/")), "{:?}", look.files);
+    assert!(look.files.keys().any(|path| path.starts_with("leases/")), "{:?}", look.files);
     node.del(&a).success();
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
 }

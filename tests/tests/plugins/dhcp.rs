@@ -442,31 +442,45 @@ fn an_address_that_another_host_has_is_declined() {
     }
 }
 
-/// A record that cannot be read is named with what to do, until it is gone.
+/// A record that cannot be read is named with what to do, until it is gone, and so is its pod. So is one whose record is not
+/// there.
 ///
 /// Rows: DHCP-unreadable.
 #[test]
 fn a_lease_that_cannot_be_read_is_a_condition() {
     let test = "a_lease_that_cannot_be_read_is_a_condition";
     let Some(mut scene) = Scene::new(test, "macvlan", &json!({}), &[]) else { return };
-    let _server = scene.serve(&USUAL);
-    let mut heard = scene.hear();
-    let (pod, _) = scene.leased(&mut heard);
-    scene.node.kill().unwrap();
-    let directory = scene.node.path("state/dhcp");
-    let file = std::fs::read_dir(directory).unwrap().next().unwrap().unwrap().path();
-    std::fs::write(&file, "{}").unwrap();
-    scene.node.start().unwrap();
-    let row = || {
-        let status = scene.node.whole_status().unwrap();
-        let rows = status["source"].as_array().cloned().unwrap_or_default();
-        let object = format!("lease by dhcp {}", file.display());
-        rows.into_iter().find(|row| row["object"] == object)
-    };
-    let told = row().unwrap_or_else(|| panic!("{:#}", scene.node.whole_status().unwrap()));
-    let problem = told["problem"].as_str().unwrap();
-    assert!(problem.contains("have the pod made anew, and remove the file"), "{problem}");
-    scene.node.del(&pod).success();
-    assert_eq!(row(), None);
-    assert!(!file.exists());
+    // The server is not told that its addresses are free.
+    let many = USUAL.map(|line| if line.starts_with("end ") { "end 10.77.0.40" } else { line });
+    let _server = scene.serve(&many);
+    // Of another form, cut off, empty, gone.
+    for left in [Some("{}"), Some("{\"version\":1,"), Some(""), None] {
+        let mut heard = scene.hear();
+        let (pod, _) = scene.leased(&mut heard);
+        scene.node.kill().unwrap();
+        let directory = scene.node.path("state/dhcp");
+        let file = std::fs::read_dir(directory).unwrap().next().unwrap().unwrap().path();
+        match left {
+            Some(content) => std::fs::write(&file, content).unwrap(),
+            None => std::fs::remove_file(&file).unwrap(),
+        }
+        scene.node.start().unwrap();
+        let rows = || scene.node.whole_status().unwrap()["source"].as_array().cloned().unwrap_or_default();
+        let row = |object: &str| rows().into_iter().find(|row| row["object"] == object);
+        let (of_file, of_pod) = (
+            format!("lease by dhcp {}", file.display()),
+            format!("interface net1 (network leased) of pod {NAMESPACE}/a (container c-a)"),
+        );
+        let told = row(&of_file).map(|row| row["problem"].as_str().unwrap().to_owned());
+        assert_eq!(told.is_some(), left.is_some(), "{left:?}: {:#?}", rows());
+        let what = "have the pod made anew, and remove the file";
+        assert!(told.as_ref().is_none_or(|told| told.contains(what)), "{left:?}: {told:?}");
+        let told = row(&of_pod).unwrap_or_else(|| panic!("{left:?}: {:#?}", rows()));
+        let problem = told["problem"].as_str().unwrap();
+        let names_it = problem.contains(&file.display().to_string());
+        assert!(names_it && problem.contains("neither renewed nor given back"), "{left:?}: {problem}");
+        scene.node.del(&pod).success();
+        assert_eq!([row(&of_file), row(&of_pod)], [None, None], "{left:?}");
+        assert!(!file.exists(), "{left:?}");
+    }
 }

@@ -143,3 +143,30 @@ fn rules_of_nobody_go_when_the_agent_starts() {
     node.check(&a).success();
     node.del(&a).success();
 }
+
+/// Its address may be another pod's by the time that it is detached.
+#[test]
+fn a_pod_that_is_half_detached_gets_no_rules_when_the_agent_starts() {
+    let mut node = dropping(Path::new("/nonexistent"), &[], &json!({}));
+    node.set("delegation", json!({"exec": [], "timeoutSeconds": 600}));
+    node.plugin("odd", &json!({})).unwrap();
+    node.write("odd", &network(NAMESPACE, "odd", &json!({"cniVersion": "1.1.0", "type": "odd"}))).unwrap();
+    node.write("b", &pod("b", &json!({}), &json!([{"name": "out"}, {"name": "odd"}]))).unwrap();
+    node.start().unwrap();
+    let b = Pod::new("b").unwrap();
+    node.add(&b).success();
+    assert_eq!(rules(&node), 2);
+    // All but one of its networks is taken back.
+    node.plugin("odd", &json!({"DEL": {"error": {"code": 11, "msg": "not now"}}})).unwrap();
+    node.del(&b).failure();
+    assert_eq!(rules(&node), 0);
+    node.kill().unwrap();
+    // The next agent goes on, and is held up.
+    node.plugin("odd", &json!({"DEL": {"sleepMs": 300_000}})).unwrap();
+    node.start_serving().unwrap();
+    assert_eq!(rules(&node), 0);
+    node.kill().unwrap();
+    node.plugin("odd", &json!({})).unwrap();
+    node.start().unwrap();
+    Snapshot::take(&node, &[&b]).unwrap().assert_nothing_is_left();
+}

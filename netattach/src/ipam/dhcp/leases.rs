@@ -86,6 +86,8 @@ pub(super) struct Held {
     pub(super) is_busy: bool,
     /// Whether it is about to be written.
     is_queued: bool,
+    /// Why it was not written as it is now.
+    unwritten: Option<String>,
     /// The right to write its file, or to remove it. Never waited for by who has locked the state.
     turn: Arc<Mutex<()>>,
 }
@@ -107,6 +109,7 @@ impl Leases {
     pub fn open(directory: &Path) -> Result<Self, Error> {
         let boot = moment::boot_id().map_err(|source| Error::Read { path: directory.to_owned(), source })?;
         let (directory, Found { records, unreadable }) = Directory::open(directory)?;
+        directory.tidy();
         let (state, changed, queued) = (Mutex::default(), Condvar::new(), Condvar::new());
         let when_lost = OnceLock::new();
         let shared = Arc::new(Shared { directory, unreadable, boot, state, changed, queued, when_lost });
@@ -132,7 +135,23 @@ impl Leases {
 
     /// The files that could not be read, and are there still, each with the reason.
     pub fn unreadable(&self) -> impl Iterator<Item = &(PathBuf, String)> {
-        self.shared.unreadable.iter().filter(|(path, _)| path.exists())
+        let is_there = move |(path, _): &&(PathBuf, String)| path.exists() && !self.is_rewritten(path);
+        self.shared.unreadable.iter().filter(is_there)
+    }
+
+    /// Whether a file is that of a lease which was taken since the start.
+    fn is_rewritten(&self, path: &Path) -> bool {
+        locked(&self.shared.state).held.keys().any(|owner| self.shared.directory.path(owner) == path)
+    }
+
+    /// Whether a lease of the owner is known, in force or lost.
+    pub fn is_known(&self, owner: &Owner) -> bool {
+        locked(&self.shared.state).held.contains_key(owner)
+    }
+
+    /// The file of the owner's lease, whether it is there or not.
+    pub fn file(&self, owner: &Owner) -> PathBuf {
+        self.shared.directory.path(owner)
     }
 
     /// Leases an address by the pod's interface, which is brought up for it. No other host has it: the link is asked, after
@@ -236,13 +255,16 @@ impl Leases {
         failed.into_iter().next().map_or(Ok(unknown), Err)
     }
 
-    /// The leases that could not be extended when they were last due, and those that are lost.
+    /// The leases that could not be extended when they were last due, those that are lost, and those that are not on disk as they
+    /// are.
     pub fn troubles(&self) -> Vec<Trouble> {
         let state = locked(&self.shared.state);
         let trouble = |(owner, held): (&Owner, &Held)| {
             let stays = if held.record.is_taken { "" } else { ", and the pod's interface still has it" };
             let lost = held.record.lost.as_ref().map(|why| format!("{why}{stays}"));
-            let problem = lost.or_else(|| held.trouble.clone())?;
+            let unwritten =
+                || Some(format!("not written, which is tried again: {}", held.unwritten.as_ref()?));
+            let problem = lost.or_else(|| held.trouble.clone()).or_else(unwritten)?;
             let network = held.record.config.network.clone();
             let problem = format!("lease of {}: {problem}", held.record.address);
             Some(Trouble { owner: owner.clone(), network, problem })
@@ -259,6 +281,16 @@ impl Drop for Leases {
     }
 }
 
+/// What the thread that writes is to do next.
+#[derive(Debug)]
+pub(super) enum Next {
+    Job(Owner, u64, Job),
+    /// Nothing, for as long as it wanted to wait.
+    Nothing,
+    /// The leases end, and nothing is left.
+    End,
+}
+
 /// What a thread of the leases does, without end.
 type Work = fn(&Arc<Shared>);
 
@@ -268,8 +300,8 @@ impl Shared {
         let mut state = locked(&self.state);
         state.last += 1;
         let number = state.last;
-        let (tried, trouble) = (None, None);
-        let held = Held { record, number, tried, trouble, is_busy: false, is_queued: false, turn };
+        let (tried, trouble, unwritten) = (None, None, None);
+        let held = Held { record, number, tried, trouble, is_busy: false, is_queued: false, unwritten, turn };
         if !held.record.is_taken {
             self.ensure_threads(&mut state.has_threads);
         }
@@ -312,7 +344,11 @@ impl Shared {
             held.is_queued = false;
             record = Some(held.record.clone());
         });
-        record.map_or(Ok(()), |record| self.directory.write(&record))
+        let Some(record) = record else { return Ok(()) };
+        let written = self.directory.write(&record);
+        let why = written.as_ref().err().map(|error| Chain(error).to_string());
+        self.with(owner, number, |held| held.unwritten = why);
+        written
     }
 
     /// Records that a server has given the address that was asked for.
@@ -370,16 +406,26 @@ impl Shared {
         self.queued.notify_all();
     }
 
-    /// The next thing to be done, once there is one; `None`: the leases end, and nothing is left.
-    pub(super) fn next_job(&self) -> Option<(Owner, u64, Job)> {
+    /// The next thing to be done, once there is one; or `until` then there is none.
+    pub(super) fn next_job(&self, until: Option<Duration>) -> Next {
         let mut state = locked(&self.state);
         loop {
-            match state.jobs.pop_front() {
-                None if !state.ends => {
-                    state = self.queued.wait(state).unwrap_or_else(PoisonError::into_inner);
-                }
-                job => return job,
+            if let Some((owner, number, job)) = state.jobs.pop_front() {
+                return Next::Job(owner, number, job);
             }
+            if state.ends {
+                return Next::End;
+            }
+            // Woken by a job, by the time, or for no reason: it looks again.
+            let Some(until) = until else {
+                state = self.queued.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            let left = until.saturating_sub(now());
+            if left.is_zero() {
+                return Next::Nothing;
+            }
+            (state, _) = self.queued.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
         }
     }
 

@@ -86,6 +86,35 @@ fn a_disk_that_hangs_keeps_nobody_waiting_but_who_writes() {
     assert!(becomes(is_written));
 }
 
+/// A restart would take it for one that is over.
+///
+/// Rows: DHCP-disk.
+#[test]
+fn what_cannot_be_written_is_tried_again_and_told_until_it_is() {
+    let root = tempfile::tempdir().unwrap();
+    let leases = Leases::open(root.path()).unwrap();
+    leases.shared.begin(record("a")).unwrap();
+    let file = leases.file(&owner("a"));
+    // Nothing can be written there, as on a full disk.
+    let obstacle = file.with_extension("new");
+    fs::create_dir(&obstacle).unwrap();
+    let number = locked(&leases.shared.state).held[&owner("a")].number;
+    leases.shared.change(&owner("a"), number, |held| held.record.index = 7);
+    let told = |leases: &Leases| leases.troubles().into_iter().map(|it| it.problem).collect::<Vec<_>>();
+    assert!(becomes(|| !told(&leases).is_empty()));
+    let said =
+        format!("lease of 10.1.0.7: not written, which is tried again: write lease {}: ", file.display());
+    let [problem] = <[String; 1]>::try_from(told(&leases)).unwrap();
+    assert!(problem.starts_with(&said), "{problem}");
+    let read = || serde_json::from_slice::<Record>(&fs::read(&file).unwrap()).unwrap();
+    assert_eq!(read(), record("a"));
+    fs::remove_dir(&obstacle).unwrap();
+    assert!(becomes(|| told(&leases).is_empty()));
+    let mut changed = record("a");
+    changed.index = 7;
+    assert_eq!(read(), changed);
+}
+
 #[test]
 fn what_is_given_back_is_not_written_again() {
     let root = tempfile::tempdir().unwrap();
@@ -124,4 +153,28 @@ fn a_file_that_cannot_be_read_is_named_as_long_as_it_is_there() {
     assert_eq!(leases.unreadable().map(|(path, _)| path).collect::<Vec<_>>(), [&file]);
     fs::remove_file(&file).unwrap();
     assert_eq!(leases.unreadable().count(), 0);
+}
+
+/// Nor does it keep its pod from being detached, or from being made anew.
+#[test]
+fn a_file_that_cannot_be_read_gives_way_to_the_next_lease_and_goes_with_a_del() {
+    for content in ["", "{", "{\"version\":1"] {
+        let root = tempfile::tempdir().unwrap();
+        let file = Leases::open(root.path()).unwrap().file(&owner("a"));
+        let spoiled = || {
+            fs::write(&file, content).unwrap();
+            let leases = Leases::open(root.path()).unwrap();
+            assert_eq!(leases.unreadable().count(), 1, "{content}");
+            assert!(!leases.is_known(&owner("a")));
+            leases
+        };
+        let leases = spoiled();
+        leases.release(&owner("a")).unwrap();
+        assert!(!file.exists(), "{content}");
+        assert_eq!(leases.unreadable().count(), 0, "{content}");
+        let leases = spoiled();
+        leases.shared.begin(record("a")).unwrap();
+        assert!(leases.is_known(&owner("a")));
+        assert_eq!(leases.unreadable().count(), 0, "{content}: it can be read now");
+    }
 }

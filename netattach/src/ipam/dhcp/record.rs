@@ -21,6 +21,8 @@ const VERSION: u32 = 1;
 /// Longest file, in bytes: names, and a configuration within its budget.
 const LONGEST: usize = 64 << 10;
 const ENDING: &str = ".json";
+/// Of what a record is written to before it has its name.
+const TEMPORARY: &str = ".new";
 /// Most files that are named because they cannot be read; the log has all.
 const UNREADABLE: usize = 100;
 
@@ -132,7 +134,7 @@ impl Directory {
         for entry in entries {
             let entry = entry.map_err(failed)?;
             let name = entry.file_name();
-            // Anything else is the temporary file of a writer that was killed, and is overwritten some time.
+            // Anything else is the temporary file of a writer that was killed: see `Directory::tidy`.
             if !name.as_encoded_bytes().ends_with(ENDING.as_bytes()) {
                 continue;
             }
@@ -152,13 +154,23 @@ impl Directory {
         Ok((Self(path.to_owned()), found))
     }
 
+    /// Removes what writers have left that were killed: no other container writes files of these names. Nobody may be writing.
+    pub(super) fn tidy(&self) {
+        // A directory that is not there has none, and what cannot be removed harms nobody.
+        for entry in fs::read_dir(&self.0).into_iter().flatten().flatten() {
+            if entry.file_name().as_encoded_bytes().ends_with(TEMPORARY.as_bytes()) {
+                let _ = fs::remove_file(entry.path());
+            }
+        }
+    }
+
     /// Writes a record durably.
     pub(super) fn write(&self, record: &Record) -> Result<(), Error> {
         let path = self.path(&record.owner());
         let write = || {
             let content = serde_json::to_vec(record)?;
             fs::create_dir_all(&self.0)?;
-            durable::replace(&path, &format!("{}.new", name(&record.owner())), &content, 0o600)
+            durable::replace(&path, &(name(&record.owner()) + TEMPORARY), &content, 0o600)
         };
         write().map_err(|source| Error::Write { path: path.clone(), source })
     }
@@ -174,7 +186,8 @@ impl Directory {
         remove().map_err(|source| Error::Write { path: path.clone(), source })
     }
 
-    fn path(&self, owner: &Owner) -> PathBuf {
+    /// The file of an owner's lease, whether it is there or not.
+    pub(super) fn path(&self, owner: &Owner) -> PathBuf {
         self.0.join(name(owner) + ENDING)
     }
 }
@@ -264,18 +277,40 @@ mod tests {
         assert_eq!(asked.in_force("boot"), None);
     }
 
+    /// A disk may have lost the end of it, or all of it.
+    #[test]
+    fn a_record_that_is_cut_off_anywhere_is_none_and_named() {
+        let root = tempfile::tempdir().unwrap();
+        let (directory, _) = Directory::open(root.path()).unwrap();
+        let mut record = record();
+        record.terms = Some(terms(&record));
+        directory.write(&record).unwrap();
+        let path = directory.path(&record.owner());
+        let whole = fs::read(&path).unwrap();
+        for length in 0..whole.len() {
+            fs::write(&path, &whole[..length]).unwrap();
+            let found = Directory::open(root.path()).unwrap().1;
+            let named: Vec<_> = found.unreadable.iter().map(|(path, _)| path).collect();
+            assert_eq!((found.records.as_slice(), named), (&[][..], vec![&path]), "{length}");
+        }
+        directory.write(&record).unwrap();
+        assert_eq!(Directory::open(root.path()).unwrap().1.records, [record]);
+    }
+
     #[test]
     fn what_cannot_be_read_is_left_and_named() {
         let root = tempfile::tempdir().unwrap();
         for (name, content) in [("a.json", "{"), ("b.json", r#"{"version":2}"#), ("c.json.new", "")] {
             fs::write(root.path().join(name), content).unwrap();
         }
-        let mut found = Directory::open(root.path()).unwrap().1;
+        let (directory, mut found) = Directory::open(root.path()).unwrap();
         found.unreadable.sort();
         let named: Vec<_> =
             found.unreadable.iter().map(|(path, _)| path.file_name().unwrap().to_str().unwrap()).collect();
         assert_eq!((found.records, named), (Vec::new(), vec!["a.json", "b.json"]));
         assert_eq!(fs::read_dir(root.path()).unwrap().count(), 3);
+        directory.tidy();
+        assert_eq!(fs::read_dir(root.path()).unwrap().count(), 2, "no writer comes back to the third");
         let newer = read(&root.path().join("b.json")).unwrap_err();
         assert_eq!(newer.to_string(), "version 2, and this agent reads version 1");
     }

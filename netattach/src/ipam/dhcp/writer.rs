@@ -1,18 +1,24 @@
 //! The thread that writes what has changed of leases, and takes lost addresses from pods. It is not the one that renews, and it has
 //! no lock of all leases while it waits for the disk or the kernel: however slow those are, no exchange and no request of
-//! another lease waits for them. What changes again before it is written is written once.
+//! another lease waits for them. What changes again before it is written is written once. What cannot be written, as on a full
+//! disk, is tried again: a lease that was extended would be over after a restart, and an address that was lost in use.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ipnet::{IpNet, Ipv4Net};
 
 use super::Error;
-use super::leases::{Shared, open_namespace};
+use super::leases::{Next, Shared, open_namespace};
 use super::record::Record;
 use super::wire::now;
 use crate::error_chain::Chain;
 use crate::ipam::Owner;
 use crate::netlink::{Handle, OpenError};
+
+/// How long after a lease could not be written that is tried again.
+const AGAIN: Duration = Duration::from_secs(5);
 
 /// What is to be done about a lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,24 +29,47 @@ pub(super) enum Job {
     Lose(String),
 }
 
+/// The leases that could not be written, each with its number and the reason.
+#[derive(Debug, Default)]
+struct Unwritten(BTreeMap<Owner, (u64, String)>);
+
 /// Works until the leases end and nothing is left to do.
 pub(super) fn run(shared: &Arc<Shared>) {
-    while let Some((owner, number, job)) = shared.next_job() {
-        match job {
-            Job::Write => write(shared, &owner, number),
-            Job::Lose(why) => lose(shared, &owner, number, &why),
+    let (mut unwritten, mut again) = (Unwritten::default(), None);
+    loop {
+        match shared.next_job(again) {
+            Next::Job(owner, number, Job::Write) => unwritten.write(shared, &owner, number),
+            Next::Job(owner, number, Job::Lose(why)) => lose(shared, &mut unwritten, (&owner, number), &why),
+            Next::Nothing => {
+                again = None;
+                let all: Vec<_> =
+                    unwritten.0.iter().map(|(owner, (number, _))| (owner.clone(), *number)).collect();
+                all.iter().for_each(|(owner, number)| unwritten.write(shared, owner, *number));
+            }
+            Next::End => return,
         }
+        again = if unwritten.0.is_empty() { None } else { again.or_else(|| Some(now() + AGAIN)) };
     }
 }
 
-fn write(shared: &Shared, owner: &Owner, number: u64) {
-    if let Err(error) = shared.write(owner, number) {
-        tracing::warn!(%owner, error = %Chain(&error), "lease by dhcp not written");
+impl Unwritten {
+    /// Writes a lease, or notes that it could not be written, which is logged when it is new. One that has been given back
+    /// meanwhile needs no more.
+    fn write(&mut self, shared: &Shared, owner: &Owner, number: u64) {
+        let Err(error) = shared.write(owner, number) else {
+            self.0.remove(owner);
+            return;
+        };
+        let why = Chain(&error).to_string();
+        if self.0.get(owner).is_none_or(|(_, before)| *before != why) {
+            tracing::warn!(%owner, error = why, "lease by dhcp not written; it is tried again");
+        }
+        self.0.insert(owner.clone(), (number, why));
     }
 }
 
 /// Takes an address from a pod that must not use it any more: another host may have it (RFC 2131, sections 4.4.5 and 3.1).
-fn lose(shared: &Shared, owner: &Owner, number: u64, why: &str) {
+fn lose(shared: &Shared, unwritten: &mut Unwritten, (owner, number): (&Owner, u64), why: &str) {
     let mut found = None;
     shared.with(owner, number, |held| {
         let before = held.record.lost.replace(why.to_owned());
@@ -50,7 +79,7 @@ fn lose(shared: &Shared, owner: &Owner, number: u64, why: &str) {
     let Some((record, is_new)) = found else { return };
     if is_new {
         // Written first: after a kill it is not used again either, and the next agent takes it.
-        write(shared, owner, number);
+        unwritten.write(shared, owner, number);
     }
     let is_taken = is_taken(&record, owner, why, is_new);
     // The node leads nobody there any more, even if the pod has it still.

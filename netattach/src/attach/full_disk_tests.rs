@@ -1,0 +1,143 @@
+//! Removals on a disk that takes nothing more: what the next start makes of them, and who has the address until then.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+
+use super::Engine;
+use super::rig::{self, Maps};
+use crate::error_chain::Chain;
+use crate::ipam::Pool;
+use crate::journal::Store;
+use crate::journal::full_disk::{Disk, Takes};
+use crate::moment::boot_id;
+use crate::step::{Output, StepRef};
+use crate::sync::Arc;
+
+/// What outlives an agent of a node with one pod, `a`, with an address and the number 1.
+struct Scene {
+    directory: tempfile::TempDir,
+    disk: Disk,
+    maps: Arc<Maps>,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let journal = directory.path().join("journal");
+        fs::create_dir(&journal).unwrap();
+        let scene = Self { directory, disk: Disk::at(&journal), maps: Arc::default() };
+        let engine = scene.start();
+        engine.journal.note_pool(Pool::directory(scene.path().join("pools"), "net")).unwrap();
+        let plan = rig::plan(scene.path(), "a", 1);
+        let mut record = engine.journal.create(rig::key("a"), plan.clone()).unwrap();
+        record.begin(&[StepRef(0, 0)]).unwrap();
+        record.done(StepRef(0, 0), rig::lease(&engine, &plan)).unwrap();
+        record.begin(&[StepRef(0, 1)]).unwrap();
+        scene.maps.enter(1);
+        record.done(StepRef(0, 1), Output::Nothing).unwrap();
+        record.attached(json!({"cniVersion": "1.1.0"})).unwrap();
+        scene
+    }
+
+    fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    fn record(&self) -> PathBuf {
+        self.path().join("journal/a@eth0.jsonl")
+    }
+
+    fn start(&self) -> Engine {
+        let disk = Arc::new(self.disk.clone());
+        let journal = Store::over(disk, self.path().join("journal"), boot_id().unwrap()).unwrap();
+        rig::engine(self.path(), journal, &self.maps)
+    }
+
+    /// An agent that has taken over what is there.
+    fn started(&self) -> Engine {
+        let engine = self.start();
+        assert_eq!(rig::failures(&rig::recover(&engine)), Vec::<String>::new());
+        engine
+    }
+
+    /// Who holds addresses, and the numbers in the dataplane.
+    fn held(&self) -> (Vec<String>, Vec<u32>) {
+        (rig::leased(self.path()).into_values().collect(), self.maps.numbers().into_iter().collect())
+    }
+}
+
+fn of_a() -> (Vec<String>, Vec<u32>) {
+    (vec!["a".to_owned()], vec![1])
+}
+
+fn nothing() -> (Vec<String>, Vec<u32>) {
+    Default::default()
+}
+
+/// What the DEL of `a` fails with.
+fn failure(engine: &Engine) -> String {
+    Chain(&engine.del(&rig::request("DEL", "a")).unwrap_err()).to_string()
+}
+
+/// An agent is killed between the last inverse and the removal of the record.
+#[test]
+fn a_removal_on_a_full_disk_is_finished_by_the_next_start() {
+    let scene = Scene::new();
+    let engine = scene.started();
+    assert_eq!(scene.held(), of_a());
+    scene.disk.takes(Takes::NoMore);
+    scene.disk.keeps_names(true);
+    let failed = failure(&engine);
+    assert!(failed.contains("everything is rolled back, but the record"), "{failed}");
+    assert_eq!(scene.held(), nothing());
+    // What has been given back is not taken again by who looks for what others have removed.
+    assert_eq!(engine.without_lease().unwrap(), []);
+    assert_eq!(engine.take_leases_back(&rig::key("a")).unwrap(), [""; 0]);
+    drop(engine);
+
+    scene.disk.takes(Takes::Everything);
+    scene.disk.keeps_names(false);
+    let engine = scene.start();
+    let recovery = engine.adopt().unwrap();
+    assert_eq!((recovery.adopted, recovery.unfinished), (0, vec![rig::key("a")]));
+    assert_eq!(scene.held(), nothing(), "its address may be another pod's");
+    assert!(engine.finish(&rig::key("a")).unwrap());
+    assert!(!scene.record().exists());
+    assert_eq!(scene.held(), nothing());
+}
+
+#[test]
+fn an_address_stays_taken_as_long_as_its_record_says_that_it_is_attached() {
+    let scene = Scene::new();
+    let engine = scene.started();
+    scene.disk.takes(Takes::Nothing);
+    for _ in 0..2 {
+        let failed = failure(&engine);
+        let said = format!(
+            "everything is rolled back but its addresses, which stay taken: the record {} can be neither changed nor removed",
+            scene.record().display()
+        );
+        assert!(failed.starts_with(&said), "{failed}");
+        assert_eq!(scene.held(), (vec!["a".to_owned()], Vec::new()));
+    }
+    drop(engine);
+    scene.disk.takes(Takes::Everything);
+    let engine = scene.started();
+    assert_eq!(scene.held(), of_a());
+    engine.del(&rig::request("DEL", "a")).unwrap();
+    assert_eq!(scene.held(), nothing());
+    assert!(!scene.record().exists());
+}
+
+#[test]
+fn a_record_that_can_be_removed_alone_goes_before_its_addresses() {
+    let scene = Scene::new();
+    let engine = scene.started();
+    scene.disk.takes(Takes::Removals);
+    engine.del(&rig::request("DEL", "a")).unwrap();
+    assert!(!scene.record().exists());
+    assert_eq!(scene.held(), nothing());
+    assert!(engine.registry().is_empty());
+}

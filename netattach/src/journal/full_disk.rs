@@ -1,0 +1,131 @@
+//! A directory of records whose disk takes nothing more, for tests.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::files::{Appended, Files, OnDisk};
+use crate::sync::{Arc, Mutex, locked};
+
+/// What a disk still takes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Takes {
+    /// Everything.
+    #[default]
+    Everything,
+    /// No file grows. What is there can be overwritten, shortened and removed.
+    NoMore,
+    /// Nothing can be written. What is there can be removed.
+    Removals,
+    /// Nothing at all: it is read-only.
+    Nothing,
+}
+
+/// A directory on such a disk.
+#[derive(Debug, Clone)]
+pub(crate) struct Disk {
+    directory: PathBuf,
+    takes: Arc<Mutex<Takes>>,
+    keeps_names: Arc<Mutex<bool>>,
+}
+
+#[derive(Debug)]
+struct Open {
+    path: PathBuf,
+    file: Box<dyn Appended>,
+    takes: Arc<Mutex<Takes>>,
+}
+
+impl Disk {
+    pub(crate) fn at(directory: &Path) -> Self {
+        let (takes, keeps_names) = (Arc::default(), Arc::default());
+        Self { directory: directory.to_owned(), takes, keeps_names }
+    }
+
+    /// From now on it takes this.
+    pub(crate) fn takes(&self, what: Takes) {
+        *locked(&self.takes) = what;
+    }
+
+    /// From now on names cannot be removed, or can again: as if the agent had been killed before it removed a record.
+    pub(crate) fn keeps_names(&self, keeps: bool) {
+        *locked(&self.keeps_names) = keeps;
+    }
+
+    fn disk(&self) -> OnDisk {
+        OnDisk(self.directory.clone())
+    }
+
+    fn opened(&self, name: &str, file: Box<dyn Appended>) -> Box<dyn Appended> {
+        Box::new(Open { path: self.directory.join(name), file, takes: Arc::clone(&self.takes) })
+    }
+}
+
+/// What the kernel says to who would write.
+fn refused(takes: Takes) -> io::Error {
+    match takes {
+        Takes::Nothing => io::ErrorKind::ReadOnlyFilesystem.into(),
+        _ => io::ErrorKind::StorageFull.into(),
+    }
+}
+
+impl Files for Disk {
+    fn create(&self, name: &str) -> io::Result<Box<dyn Appended>> {
+        match *locked(&self.takes) {
+            Takes::Everything => Ok(self.opened(name, self.disk().create(name)?)),
+            takes => Err(refused(takes)),
+        }
+    }
+
+    fn open(&self, name: &str) -> io::Result<Box<dyn Appended>> {
+        Ok(self.opened(name, self.disk().open(name)?))
+    }
+
+    fn remove(&self, name: &str) -> io::Result<()> {
+        let takes = *locked(&self.takes);
+        if takes == Takes::Nothing || *locked(&self.keeps_names) {
+            return Err(refused(Takes::Nothing));
+        }
+        self.disk().remove(name)
+    }
+
+    fn list(&self) -> io::Result<Vec<String>> {
+        self.disk().list()
+    }
+
+    fn sync(&self) -> io::Result<()> {
+        self.disk().sync()
+    }
+}
+
+impl Appended for Open {
+    fn read(&mut self) -> io::Result<Vec<u8>> {
+        self.file.read()
+    }
+
+    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let takes = *locked(&self.takes);
+        let fits = match takes {
+            Takes::Everything => true,
+            Takes::NoMore => offset + bytes.len() as u64 <= fs::metadata(&self.path)?.len(),
+            Takes::Removals | Takes::Nothing => false,
+        };
+        if fits { self.file.write_at(offset, bytes) } else { Err(refused(takes)) }
+    }
+
+    fn cut(&mut self, length: u64) -> io::Result<()> {
+        let takes = *locked(&self.takes);
+        match takes {
+            Takes::Everything | Takes::NoMore => self.file.cut(length),
+            Takes::Removals | Takes::Nothing => Err(refused(takes)),
+        }
+    }
+
+    fn again(&self) -> io::Result<Box<dyn Appended>> {
+        self.file.again()
+    }
+
+    fn sync(&mut self) -> io::Result<()> {
+        self.file.sync()
+    }
+}
