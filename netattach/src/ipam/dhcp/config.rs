@@ -286,6 +286,7 @@ mod tests {
         assert_eq!(parse(ipam, "IgnoreUnknown=1;K8S_POD_NAME=web-1"), Ok(expected));
     }
 
+    /// Rows: DHCP-unprobed.
     #[test]
     fn what_cannot_be_used_is_refused_by_its_key() {
         let names = names();
