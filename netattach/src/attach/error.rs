@@ -422,7 +422,9 @@ pub enum StepError {
         source: LeftError,
     },
     /// A program that a pod has left on a device does not go: it would see the node's packets.
-    #[error("device {device} stays down: program {program} ({name}), which its pod has left on it, stays")]
+    #[error(
+        "device {device} stays down: program {program} ({name}), which its pod has attached, cannot be taken off"
+    )]
     ProgramLeft {
         /// The device's name on the node.
         device: String,

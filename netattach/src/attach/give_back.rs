@@ -516,8 +516,8 @@ mod tests {
             let refused = taken.give_back(Ways { between: || None, take_off: stays }).unwrap_err();
             assert_eq!(
                 Chain(&refused).to_string(),
-                "device card stays down: program 7 (foreign), which its pod has left on it, stays: the link that holds it is \
-                 not found"
+                "device card stays down: program 7 (foreign), which its pod has attached, cannot be taken off: the link that \
+                 holds it is not found"
             );
             let found = taken.on_node();
             assert_eq!((found.link.up, &found.alias), (false, &taken.before.alias));

@@ -251,13 +251,13 @@ fn programs_that_a_pod_has_put_on_its_device_do_not_see_the_nodes_packets_afterw
     let a = Pod::new("a").unwrap();
     for by_link in [false, true] {
         node.add(&a).success();
-        // Those that judge the pod, by links at last.
+        // The node's own, and those that judge the pod, by links at last.
         let on_device = || all_programs(&a.namespace, "net1").unwrap().len();
-        assert!(eventually(PATIENCE, || links(&node).len() == 2 && on_device() == 2), "{}", on_device());
+        assert!(eventually(PATIENCE, || links(&node).len() == 2 && on_device() == 3), "{}", on_device());
         tc(&a.namespace, "qdisc replace dev net1 clsact").unwrap();
         attach_filter(&a.namespace, "net1", true, 1, Verdict::Next).unwrap();
         let _held = occupy(&a.namespace, "net1", by_link).unwrap();
-        assert_eq!(on_device(), 2 + 4, "by link: {by_link}");
+        assert_eq!(on_device(), 3 + 4, "by link: {by_link}");
         node.del(&a).success();
         assert_eq!(all_programs(&node.namespace, "card").unwrap(), before, "by link: {by_link}");
         let home = Handle::open_in(node.namespace.netns()).unwrap().link("card").unwrap();
