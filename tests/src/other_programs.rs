@@ -8,12 +8,16 @@ use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, ensure};
-use netattach::bpf::sys::{self, Instruction};
+use netattach::bpf::sys::{self, Instruction, XdpMode};
+use netattach::netlink::Handle;
 use netattach::spec::TcHook;
 
 use crate::Namespace;
+use crate::node::ip;
 
 /// `enum bpf_cmd`.
+const PROG_LOAD: i32 = 5;
+const PROG_ATTACH: i32 = 8;
 const LINK_CREATE: i32 = 28;
 /// `enum bpf_attach_type`.
 const TCX_INGRESS: u32 = 46;
@@ -35,10 +39,40 @@ pub enum Verdict {
 /// # Errors
 /// The kernel refuses the program.
 pub fn program(verdict: Verdict) -> Result<OwnedFd> {
+    sys::load_classifier("foreign", &returns(verdict as i32)).context("load a program")
+}
+
+/// An XDP program that passes every frame on.
+///
+/// # Errors
+/// The kernel refuses the program.
+pub fn xdp_program() -> Result<OwnedFd> {
+    /// `BPF_PROG_TYPE_XDP`, and `XDP_PASS` of `enum xdp_action`.
+    const XDP: u32 = 6;
+    const PASS: i32 = 2;
+    /// The beginning of the `prog_load` member of `union bpf_attr`.
+    #[repr(C)]
+    struct Load {
+        kind: u32,
+        count: u32,
+        instructions: u64,
+        license: u64,
+    }
+    let instructions = returns(PASS);
+    let load = Load {
+        kind: XDP,
+        count: instructions.len() as u32,
+        instructions: instructions.as_ptr() as u64,
+        license: c"Dual MIT/GPL".as_ptr() as u64,
+    };
+    // SAFETY: the pointers are to `count` instructions and to a string that ends in zero, both valid during the call.
+    unsafe { bpf(PROG_LOAD, &load) }.context("load an XDP program")
+}
+
+/// r0 = `value`; exit
+fn returns(value: i32) -> [Instruction; 2] {
     let instruction = |code, constant| Instruction { code, registers: 0, offset: 0, constant };
-    // r0 = verdict; exit
-    let instructions = [instruction(0xb7, verdict as i32), instruction(0x95, 0)];
-    sys::load_classifier("foreign", &instructions).context("load a program")
+    [instruction(0xb7, value), instruction(0x95, 0)]
 }
 
 /// Runs an XDP program on a frame, as if it came in by the loopback device; returns its answer (`enum xdp_action`).
@@ -103,6 +137,78 @@ pub fn attach_tcx(namespace: &Namespace, device: u32, ingress: bool, program: &O
     namespace.run(|| unsafe { bpf(LINK_CREATE, &create) }).context("attach a program by tcx")
 }
 
+/// Attaches a program by tcx without a link, after those already there.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn attach_tcx_for_good(
+    namespace: &Namespace,
+    device: u32,
+    ingress: bool,
+    program: &OwnedFd,
+) -> Result<()> {
+    #[repr(C)]
+    #[derive(Default)]
+    struct Attach {
+        device: u32,
+        program: u32,
+        hook: u32,
+        flags: u32,
+        replaced: u32,
+        relative: u32,
+        revision: u64,
+    }
+    let attach = Attach {
+        device,
+        program: program.as_raw_fd().cast_unsigned(),
+        hook: if ingress { TCX_INGRESS } else { TCX_EGRESS },
+        ..Attach::default()
+    };
+    namespace
+        .run(|| {
+            // SAFETY: the member of `union bpf_attr` for attaching, without pointers; the kernel only reads it.
+            let done = unsafe {
+                libc::syscall(libc::SYS_bpf, PROG_ATTACH, std::ptr::from_ref(&attach), size_of::<Attach>())
+            };
+            if done < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        })
+        .context("attach a program by tcx without a link")
+}
+
+/// Puts programs on a device in a pod that has the capabilities for it: of XDP, and by tcx on both hooks. `by_link`: links
+/// hold that of XDP and one of tcx, and end with what is returned.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn occupy(namespace: &Namespace, device: &str, by_link: bool) -> Result<Vec<OwnedFd>> {
+    let index = index_of(namespace, device)?;
+    let (xdp, classifier) = (xdp_program()?, program(Verdict::Next)?);
+    attach_tcx_for_good(namespace, index, true, &classifier)?;
+    if by_link {
+        let xdp = namespace.run(|| sys::xdp_attach(xdp.as_fd(), index, XdpMode::Generic))?;
+        return Ok(vec![xdp, attach_tcx(namespace, index, false, &classifier)?]);
+    }
+    attach_tcx_for_good(namespace, index, false, &classifier)?;
+    let attached =
+        pinned(&xdp, |path| ip(namespace, &["link", "set", "dev", device, "xdpgeneric", "pinned", path]));
+    attached.map(|()| Vec::new())
+}
+
+/// Kernel's ids of all programs on a device: of XDP, by tcx, and those of the first filters.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn all_programs(namespace: &Namespace, device: &str) -> Result<Vec<u32>> {
+    let index = index_of(namespace, device)?;
+    let mut handle = Handle::open_in(namespace.netns())?;
+    let mut ids: Vec<u32> = handle.xdp_programs(index)?.into_iter().map(|(_, id)| id).collect();
+    for hook in [TcHook::Ingress, TcHook::Egress] {
+        ids.extend(namespace.run(|| sys::tcx_programs(index, hook))?);
+        ids.extend(handle.find_filters(index, hook)?.into_iter().filter_map(|filter| filter.program_id));
+    }
+    Ok(ids)
+}
+
 /// Names of a device's tcx programs, in the order in which packets meet them.
 ///
 /// # Errors
@@ -124,19 +230,20 @@ pub fn attach_filter(
     priority: u32,
     verdict: Verdict,
 ) -> Result<()> {
+    let hook = if ingress { "ingress" } else { "egress" };
+    let filter = format!("filter add dev {device} {hook} prio {priority} bpf direct-action object-pinned");
+    pinned(&program(verdict)?, |path| tc(namespace, &format!("{filter} {path}")))
+}
+
+/// Calls `work` with the path of a pin of the program, which ends with the call.
+fn pinned(program: &OwnedFd, work: impl FnOnce(&str) -> Result<()>) -> Result<()> {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
     let path = format!("/sys/fs/bpf/netattach-foreign-{}-{number}", std::process::id());
-    let path = Path::new(&path);
-    sys::pin(program(verdict)?.as_fd(), path)?;
-    let hook = if ingress { "ingress" } else { "egress" };
-    let words = format!(
-        "filter add dev {device} {hook} prio {priority} bpf direct-action object-pinned {}",
-        path.display()
-    );
-    let attached = tc(namespace, &words);
-    fs::remove_file(path)?;
-    attached
+    sys::pin(program.as_fd(), Path::new(&path))?;
+    let worked = work(&path);
+    fs::remove_file(&path)?;
+    worked
 }
 
 /// Runs `tc` in a namespace, with arguments separated by blanks.
@@ -154,7 +261,7 @@ pub fn tc(namespace: &Namespace, words: &str) -> Result<()> {
 /// # Errors
 /// There is no such device.
 pub fn index_of(namespace: &Namespace, device: &str) -> Result<u32> {
-    Ok(netattach::netlink::Handle::open_in(namespace.netns())?.link(device)?.index)
+    Ok(Handle::open_in(namespace.netns())?.link(device)?.index)
 }
 
 /// Calls `bpf(2)` with a command that returns a descriptor.

@@ -1,5 +1,6 @@
 //! Looks for what others change in pods, which is reported and never put back: a virtual machine's network binding, for
-//! one, renames the pod's interface on purpose. CHECK compares the same and more, but some runtimes never send it.
+//! one, renames the pod's interface on purpose. CHECK compares the same and more, but some runtimes never send it. What goes
+//! past an attachment's programs there lowers its level as well.
 //!
 //! A look takes some of the sandboxes, the next look those that follow, round and round. It compares only what is in the
 //! pod, starts no process, and passes over containers that an operation is working on. How long a round takes depends on

@@ -17,7 +17,7 @@ use crate::netns::Netns;
 use crate::plan::check::{Expected, expected};
 use crate::plan::routing::MAIN_TABLE;
 use crate::plan::{AttachmentPlan, Sandbox, result};
-use crate::spec::{Device, Link, Route};
+use crate::spec::{Device, IpvlanMode, Link, LinkMode, Route};
 use crate::step::{Interface, Step};
 use crate::waits;
 
@@ -69,10 +69,9 @@ pub(super) fn check(node: &Node, record: &Record, netns: &Netns) -> Result<(), A
 /// interface. Attachments that CHECK leaves out are left out.
 pub(super) fn differences_in_pod(
     attached: &Attached,
-    netns: &Netns,
+    (netns, pod): (&Netns, &mut Handle),
 ) -> Result<Vec<(String, String)>, AttachError> {
     let sandbox = &attached.plan.sandbox;
-    let mut pod = Handle::open_in(netns)?;
     let mut differences = Vec::new();
     for (number, attachment) in attached.plan.attachments.iter().enumerate() {
         if attachment.disable_check {
@@ -82,7 +81,7 @@ pub(super) fn differences_in_pod(
         let outputs = attached.outputs.of(number as u16);
         let last = result::result(sandbox, attachment, outputs)?;
         let want = expected(attachment, outputs, &last, &sandbox.netns)?;
-        let difference = compare_in_pod(attachment, &want, &mut pod, netns).map_err(|source| {
+        let difference = compare_in_pod(attachment, &want, pod, netns).map_err(|source| {
             AttachError::step(Doing::Check, attachment, "read the kernel's state", source)
         })?;
         differences.extend(difference.map(|difference| (attachment.ifname.clone(), difference)));
@@ -237,6 +236,10 @@ fn compare_pod_end(want: &Expected, pod: &mut Handle) -> Result<Found, StepError
             Link::Netkit(_) => "has another netkit mode or policy".to_owned(),
             _ => format!("has another {} mode", asked.kind()),
         });
+    }
+    // Of all ipvlans of a parent, and any pod with one can change it that administrates its network.
+    if want.judged_in_pod && link.mode == Some(LinkMode::Ipvlan(IpvlanMode::L3s)) {
+        return differs("is in ipvlan mode l3s, in which no program judges what it receives".into());
     }
     if let Some(bridge) = want.link.as_ref().and_then(Link::bridge_in_pod) {
         let index = pod.find_link(bridge)?.map(|bridge| bridge.index);

@@ -379,6 +379,7 @@ mod tests {
             up: false,
             alias: None,
             other_names: Vec::new(),
+            programs: Vec::new(),
         }
     }
 

@@ -3,14 +3,14 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::{Attached, StepError};
+use super::{AttachError, Attached, Doing, StepError};
 use crate::enforce::Enforce;
 use crate::enforce::attachment::EnforcedAttachment;
 use crate::enforce::error::EnforceError;
 use crate::error_chain::Chain;
 use crate::netlink::Handle;
 use crate::plan::{AttachmentPlan, Plan, hook_kind, result};
-use crate::step::{Outputs, Step};
+use crate::step::{HookKind, Outputs, Step};
 
 /// What is said of an attachment whose VF has lost its end on the node.
 const NO_REPRESENTOR: &str = "the representor of its VF is gone: the card's mode was changed, its driver loaded anew, or its VFs made anew";
@@ -44,6 +44,30 @@ pub(super) fn difference(
         Some((_, guarded)) => Ok(enforcer.verify(&guarded, host)?),
         None => Ok(None),
     }
+}
+
+/// Has the dataplane look at what the pod's namespace alone shows of the attachments that are judged there.
+///
+/// # Errors
+/// The kernel does not show it.
+pub(super) fn look_into_pod(
+    enforcer: &dyn Enforce,
+    attached: &Attached,
+    pod: &mut Handle,
+) -> Result<(), AttachError> {
+    let Attached { plan, outputs, .. } = attached;
+    let is_in_pod = |number: usize, attachment: &AttachmentPlan| {
+        // Attachment numbers fit into a `u16`: see `Plan::steps`.
+        hook_kind::of(attachment, outputs.of(number as u16)) == HookKind::Pod
+    };
+    if !plan.attachments.iter().enumerate().any(|(number, it)| is_in_pod(number, it)) {
+        return Ok(());
+    }
+    for (attachment, guarded) in guards(plan, outputs) {
+        let failed = |source| AttachError::step(Doing::Check, attachment, "look into the pod", source);
+        enforcer.look_into_pod(&guarded, pod).map_err(failed)?;
+    }
+    Ok(())
 }
 
 /// What a look at an attachment has found.

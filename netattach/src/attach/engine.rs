@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::Inheritance;
 use super::apply::apply;
 use super::check::{check, differences_in_pod};
-use super::enforcement::guards;
+use super::enforcement::{self, guards};
 use super::registry::{Attached, Reservation};
 use super::take_over::is_taken_over;
 use super::undo::{release_addresses, undo, undo_but_addresses};
@@ -417,7 +417,8 @@ impl Engine {
     }
 
     /// What others have changed in the pod of a sandbox, in the container's turn: the first difference of each
-    /// attachment, with its interface. Nothing if its namespace is gone.
+    /// attachment, with its interface. Nothing if its namespace is gone. What goes past an attachment's programs there
+    /// lowers its level.
     ///
     /// # Errors
     /// The kernel's state cannot be read.
@@ -430,7 +431,11 @@ impl Engine {
         if netns.id() != sandbox.netns_id || netns.id() == self.own {
             return Ok(Vec::new());
         }
-        differences_in_pod(attached, &netns)
+        let mut pod = Handle::open_in(&netns)?;
+        if let Some(enforcer) = &self.node.enforcer {
+            enforcement::look_into_pod(enforcer.as_ref(), attached, &mut pod)?;
+        }
+        differences_in_pod(attached, (&netns, &mut pod))
     }
 
     /// The record of an attached sandbox, and its network namespace.

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use super::left_programs::LeftError;
 use super::tuning::TuningError;
 use super::{Address, Holder, InheritanceError};
 use crate::cni::{CniError, Command, code};
@@ -423,6 +424,30 @@ pub enum StepError {
         /// Whether the node is not the machine, to which the kernel brings a card when the namespace ends that has it.
         elsewhere: bool,
     },
+    /// The programs on a device of the node cannot be listed.
+    #[error("the programs on device {device} are not known")]
+    ProgramsUnknown {
+        /// Its name on the node.
+        device: String,
+        /// The kernel's error.
+        #[source]
+        source: LeftError,
+    },
+    /// A program that a pod has left on a device does not go: it would see the node's packets.
+    #[error(
+        "device {device} stays down: program {program} ({name}), which its pod has attached, cannot be taken off"
+    )]
+    ProgramLeft {
+        /// The device's name on the node.
+        device: String,
+        /// Kernel's id of the program.
+        program: u32,
+        /// The program's name; empty: it has none, or is gone.
+        name: String,
+        /// Why it stays.
+        #[source]
+        source: LeftError,
+    },
     /// No address could be leased.
     #[error(transparent)]
     Lease(#[from] ipam::Error),
@@ -794,6 +819,8 @@ pub(super) fn step_code(error: &StepError) -> u32 {
             FirewallError::Tables(_) | FirewallError::Senders(_) | FirewallError::FoughtOver(_),
         )
         | StepError::DefaultRoute(_)
+        | StepError::ProgramsUnknown { .. }
+        | StepError::ProgramLeft { .. }
         | StepError::Missing(_) => code::INTERNAL,
     }
 }

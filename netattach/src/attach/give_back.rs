@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 
 use super::identity::{self, Inside};
 use super::take_device::physical;
-use super::{StepError, bus};
+use super::{StepError, bus, left_programs};
 use crate::error_chain::Chain;
 use crate::mac::Mac;
 use crate::netlink::{self, DeviceState, Handle};
@@ -26,16 +26,24 @@ pub(super) enum PodEnd<'a> {
 /// Gives a device back. What is as it was already is left alone, so that it can be repeated.
 ///
 /// # Errors
-/// Its name is taken on the node, the card refuses, or the device is in no namespace that is known.
+/// Its name is taken on the node, the card refuses, the device is in no namespace that is known, or a program of the pod
+/// stays on it: then it is on the node and down.
 pub(super) fn give_back(
     host: &mut Handle,
     device: &Device,
     claim: &Claim,
     pod: PodEnd<'_>,
 ) -> Result<(), StepError> {
-    give_back_by(host, device, claim, pod, || {
-        namespace_between(device, sysctl::is_first_namespace(), Netns::private)
-    })
+    let between = || namespace_between(device, sysctl::is_first_namespace(), Netns::private);
+    give_back_by(host, device, claim, pod, Ways { between, take_off: left_programs::take_off })
+}
+
+/// How a device goes back.
+struct Ways<B, T> {
+    /// Makes [the namespace](namespace_between) by which it goes, if it goes by one.
+    between: B,
+    /// Takes the pod's programs off it, once it is on the node.
+    take_off: T,
 }
 
 /// A namespace that nobody else has, in which a VF gets its settings back on its way home: a pod never has it without its
@@ -69,7 +77,7 @@ fn give_back_by(
     device: &Device,
     claim: &Claim,
     pod: PodEnd<'_>,
-    between: impl FnOnce() -> Option<Netns>,
+    ways: Ways<impl FnOnce() -> Option<Netns>, impl FnOnce(&mut Handle, &Home, u32) -> Result<(), StepError>>,
 ) -> Result<(), StepError> {
     if let (PodEnd::Gone, Some(home)) = (pod, &claim.home)
         && find_home(host, home)?.is_none()
@@ -91,7 +99,7 @@ fn give_back_by(
         Some((mut inside, mut found)) => {
             restore_properties(&mut inside, home, &found)?;
             if device.function.is_some()
-                && let Some(between) = between()
+                && let Some(between) = (ways.between)()
             {
                 move_as_at_home(host, &mut inside, (&found, home), &between)?;
                 inside = Handle::open_in(&between)?;
@@ -112,9 +120,11 @@ fn give_back_by(
     }
     let settled = settled.unwrap_or_else(|| settle_function(host, device, claim));
     if let Some(found) = found {
-        // With the settings of its pod it is up for nobody.
-        let up = home.up && settled.is_ok();
+        let taken_off = (ways.take_off)(host, home, found.link.index);
+        // With the settings of its pod, or programs of it, it is up for nobody.
+        let up = home.up && settled.is_ok() && taken_off.is_ok();
         restore_at_home(host, device, (home, up), &found)?;
+        taken_off?;
     }
     settled
 }
@@ -123,8 +133,10 @@ fn give_back_by(
 /// agent, or by the reference plugin; or by an agent whose record has lost it. For the last, it has to be a `card`: a pod can
 /// make any other device, and would have it on the node.
 ///
+/// Nothing tells which programs were on it before: all go.
+///
 /// # Errors
-/// Its name is taken on the node.
+/// Its name is taken on the node, or a program stays on it there.
 pub(super) fn give_back_by_alias(
     host: &mut Handle,
     pod_name: &str,
@@ -147,12 +159,16 @@ pub(super) fn give_back_by_alias(
         up: false,
         alias: None,
         other_names: Vec::new(),
+        programs: Vec::new(),
     };
     // A device that the kernel has brought home stays as it is: an alias alone does not tell it from the node's own.
     let Some(netns) = netns else { return Ok(()) };
     let mut inside = Handle::open_in(netns)?;
-    match inside.device_named(pod_name)?.filter(is_it) {
-        Some(found) => move_as_at_home(host, &mut inside, (&found, &named(&found)), &Netns::current()?),
+    let Some(found) = inside.device_named(pod_name)?.filter(is_it) else { return Ok(()) };
+    let home = named(&found);
+    move_as_at_home(host, &mut inside, (&found, &home), &Netns::current()?)?;
+    match host.device_named(&home.name)? {
+        Some(back) => left_programs::take_off(host, &home, back.link.index),
         None => Ok(()),
     }
 }
@@ -374,6 +390,7 @@ fn check_it_is_nowhere(claim: &Claim, home: &Home) -> Result<(), StepError> {
 mod tests {
     use std::io;
 
+    use super::super::left_programs::LeftError;
     use super::super::take_device::home;
     use super::*;
     use crate::netns::within;
@@ -416,10 +433,19 @@ mod tests {
         assert_eq!(ways_back(none, None), [none]);
     }
 
-    /// Rows: SRV-back.
-    #[test]
-    fn a_vf_comes_home_by_either_way_as_it_was() {
-        for between in [Netns::private, refused] {
+    /// A device of the node that a pod has, and how it was before. Its other end is elsewhere.
+    struct Taken {
+        node: Netns,
+        pod: Netns,
+        _elsewhere: Netns,
+        device: Device,
+        before: DeviceState,
+        /// In the pod.
+        index: u32,
+    }
+
+    impl Taken {
+        fn new() -> Self {
             let [node, pod, elsewhere] = [(); 3].map(|()| Netns::private().unwrap());
             let mut host = Handle::open_in(&node).unwrap();
             let veth = Veth {
@@ -436,24 +462,68 @@ mod tests {
             let before = host.device_named("card").unwrap().unwrap();
             host.move_device(near.index, pod.as_fd(), "net1", Some("card")).unwrap();
             let index = Handle::open_in(&pod).unwrap().link("net1").unwrap().index;
+            Self { node, pod, _elsewhere: elsewhere, device: vf("card"), before, index }
+        }
 
-            let device = vf("card");
+        fn give_back<B, T>(&self, ways: Ways<B, T>) -> Result<(), StepError>
+        where
+            B: FnOnce() -> Option<Netns>,
+            T: FnOnce(&mut Handle, &Home, u32) -> Result<(), StepError>,
+        {
             let claim = Claim {
                 device: "card".to_owned(),
                 generation: 1,
-                home: Some(home(before.clone(), false)),
+                home: Some(home(self.before.clone(), false)),
                 settings: None,
                 representor: None,
             };
-            let end = PodEnd::In(&pod, Some(index));
-            let given = within(&node, || {
-                give_back_by(&mut host, &device, &claim, end, || namespace_between(&device, true, between))
-            });
-            given.unwrap().unwrap();
-            let back = host.device_named("card").unwrap().unwrap();
-            let as_before = |it: &DeviceState| (it.link.up, it.link.mtu, it.link.mac, it.alias.clone());
-            assert_eq!(as_before(&back), as_before(&before));
-            assert!(Handle::open_in(&pod).unwrap().device_named("net1").unwrap().is_none());
+            let end = PodEnd::In(&self.pod, Some(self.index));
+            let mut host = Handle::open_in(&self.node).unwrap();
+            within(&self.node, || give_back_by(&mut host, &self.device, &claim, end, ways)).unwrap()
         }
+
+        fn on_node(&self) -> DeviceState {
+            Handle::open_in(&self.node).unwrap().device_named("card").unwrap().unwrap()
+        }
+
+        fn is_in_pod(&self) -> bool {
+            Handle::open_in(&self.pod).unwrap().device_named("net1").unwrap().is_some()
+        }
+    }
+
+    /// Rows: SRV-back.
+    #[test]
+    fn a_vf_comes_home_by_either_way_as_it_was() {
+        for make in [Netns::private, refused] {
+            let taken = Taken::new();
+            let between = || namespace_between(&taken.device, true, make);
+            taken.give_back(Ways { between, take_off: left_programs::take_off }).unwrap();
+            let as_before = |it: &DeviceState| (it.link.up, it.link.mtu, it.link.mac, it.alias.clone());
+            assert_eq!(as_before(&taken.on_node()), as_before(&taken.before));
+            assert!(!taken.is_in_pod());
+        }
+    }
+
+    /// Rows: HDV-programs.
+    #[test]
+    fn a_device_on_which_a_program_of_its_pod_stays_is_home_and_down_until_that_goes() {
+        let taken = Taken::new();
+        let stays = |_: &mut Handle, home: &Home, _: u32| -> Result<(), StepError> {
+            let (device, name) = (home.name.clone(), "foreign".to_owned());
+            Err(StepError::ProgramLeft { device, program: 7, name, source: LeftError::NoLink })
+        };
+        for _ in 0..2 {
+            let refused = taken.give_back(Ways { between: || None, take_off: stays }).unwrap_err();
+            assert_eq!(
+                Chain(&refused).to_string(),
+                "device card stays down: program 7 (foreign), which its pod has attached, cannot be taken off: the link that \
+                 holds it is not found"
+            );
+            let found = taken.on_node();
+            assert_eq!((found.link.up, &found.alias), (false, &taken.before.alias));
+            assert!(!taken.is_in_pod());
+        }
+        taken.give_back(Ways { between: || None, take_off: left_programs::take_off }).unwrap();
+        assert!(taken.before.link.up && taken.on_node().link.up);
     }
 }

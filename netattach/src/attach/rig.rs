@@ -93,6 +93,10 @@ impl Enforce for Maps {
         Ok(())
     }
 
+    fn look_into_pod(&self, _: &EnforcedAttachment, _: &mut Handle) -> Result<(), EnforceError> {
+        Ok(())
+    }
+
     fn verify_shared(&self) -> Result<Option<String>, EnforceError> {
         Ok(None)
     }

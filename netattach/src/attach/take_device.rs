@@ -7,7 +7,7 @@ use super::devices::settle;
 use super::give_back::find_home;
 use super::host_access::is_host_link;
 use super::which_device::{Target, There};
-use super::{Node, StepError, bus, identity, representor, sriov_cni};
+use super::{Node, StepError, bus, identity, left_programs, representor, sriov_cni};
 use crate::link;
 use crate::mac::Mac;
 use crate::netlink::{DeviceState, Handle, LinkState};
@@ -57,7 +57,8 @@ pub(super) fn claim(
     let home = match (&found, &device.userspace) {
         (Some(found), None) => {
             let among = before.is_some_and(|before| before.among);
-            Some(home(found.clone(), among))
+            let programs = left_programs::running(host, &found.link.name, found.link.index)?;
+            Some(Home { programs, ..home(found.clone(), among) })
         }
         (_, Some(_)) => None,
         (None, None) => return Err(StepError::NoDevice(device.id.to_string())),
@@ -274,7 +275,7 @@ pub(super) fn physical(
     Ok(None)
 }
 
-/// How the device is before anything of it is changed. `among`: see [`Home::among`].
+/// How the device is before anything of it is changed, but for its programs. `among`: see [`Home::among`].
 pub(super) fn home(found: DeviceState, among: bool) -> Home {
     let DeviceState { link, link_netns, parent, permanent, alias, other_names } = found;
     Home {
@@ -290,6 +291,7 @@ pub(super) fn home(found: DeviceState, among: bool) -> Home {
         up: link.up,
         alias,
         other_names,
+        programs: Vec::new(),
     }
 }
 

@@ -158,6 +158,7 @@ const DHCP: &[Key] = &[
     object("provide", &[key("option"), key("value"), key("fromArg")]),
     key("priority"),
     key("broadcast"),
+    key("probe"),
 ];
 
 /// The keys of a plugin type, in parts; `None`: it is not one of those that netattach carries out itself.

@@ -399,6 +399,10 @@ impl Enforce for Enforcer {
         self.exchange_filters(attachment)
     }
 
+    fn look_into_pod(&self, attachment: &EnforcedAttachment, pod: &mut Handle) -> Result<(), EnforceError> {
+        self.note_mode(attachment, pod)
+    }
+
     fn verify_shared(&self) -> Result<Option<String>, EnforceError> {
         Ok(self.dataplane.missing_pin()?.map(|path| format!("pin {} is gone", path.display())))
     }

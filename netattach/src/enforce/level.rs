@@ -3,6 +3,7 @@
 use crate::hooks::{AttachMode, AttachModes, Lack};
 use crate::objects::{Grant, Pod};
 use crate::policy::level::{Enforcement, Level};
+use crate::spec::{IpvlanMode, LinkMode};
 use crate::step::HookKind;
 
 /// The facts that determine a level, besides the pod.
@@ -89,6 +90,16 @@ pub(super) fn past_programs(told: Option<bool>) -> Option<Enforcement> {
         None => "the kernel does not say whether the card switches flows by itself, past the programs",
     };
     Some(Enforcement { level: Level::Advisory, why: format!("{why}; {advice}") })
+}
+
+/// The level of an attachment that is judged in its pod, by the mode in which its interface was found there. `None`:
+/// packets come by the interface. The mode of ipvlans is that of all of one parent: whoever administrates the network of a
+/// pod with one can change it.
+pub(super) fn behind_the_interface(mode: Option<LinkMode>) -> Option<Enforcement> {
+    (mode == Some(LinkMode::Ipvlan(IpvlanMode::L3s))).then(|| Enforcement {
+        level: Level::None,
+        why: "its ipvlan was switched to mode l3s, in which packets come to the pod behind it".to_owned(),
+    })
 }
 
 /// The lower of the level that an attachment has by its place and its pod, and of what its programs were found to be.
@@ -234,6 +245,13 @@ mod tests {
              hw-tc-offload off` keeps it from that)"
         );
         assert_eq!(past_programs(None).unwrap().level, Level::Advisory);
+        assert_eq!(
+            behind_the_interface(Some(LinkMode::Ipvlan(IpvlanMode::L3s))).unwrap().to_string(),
+            "none (its ipvlan was switched to mode l3s, in which packets come to the pod behind it)"
+        );
+        for mode in [None, Some(IpvlanMode::L2), Some(IpvlanMode::L3)] {
+            assert_eq!(behind_the_interface(mode.map(LinkMode::Ipvlan)), None);
+        }
         let levels = [Level::None, Level::Advisory, Level::FullUnlessPrivileged, Level::Full];
         assert!(levels.is_sorted());
     }

@@ -107,6 +107,12 @@ pub trait Enforce: fmt::Debug + Send + Sync {
     /// # Errors
     /// The kernel refused a program: it goes on by a filter. Calling again is safe.
     fn settle(&self, attachment: &EnforcedAttachment) -> Result<(), EnforceError>;
+    /// Notes what goes past the programs of an attachment whose device is in its pod, as far as that namespace alone shows it:
+    /// its level is lower until a look finds it gone.
+    ///
+    /// # Errors
+    /// The kernel does not show the device.
+    fn look_into_pod(&self, attachment: &EnforcedAttachment, pod: &mut Handle) -> Result<(), EnforceError>;
     /// The first shared pin that is missing, as text.
     ///
     /// # Errors

@@ -139,10 +139,15 @@ impl Enforcer {
         lower_of(by_place, id.and_then(|id| self.as_found(&self.lock(), id)))
     }
 
-    /// The level of an attachment by what the last look at its programs has found; `None`: it has found nothing wrong.
+    /// The level of an attachment by what the last looks at its programs and into its pod have found; `None`: they have found
+    /// nothing wrong.
     fn as_found(&self, state: &State, id: u32) -> Option<Enforcement> {
         let is_contested = || self.programs().contested(state.roster().host_index(id)?);
-        state.roster().shortfall(id).cloned().or_else(is_contested)
+        let of_programs = state.roster().shortfall(id).cloned().or_else(is_contested);
+        match state.roster().passed_by(id) {
+            Some(passed_by) => Some(lower_of(passed_by.clone(), of_programs)),
+            None => of_programs,
+        }
     }
 
     fn enforcement_in(&self, objects: &Objects, pod: Option<&ObjectName>, vantage: &HookKind) -> Enforcement {

@@ -19,6 +19,8 @@ pub(super) struct Roster {
     points: BTreeMap<u32, Point>,
     /// What the programs of some were found to lack at the last look.
     shortfalls: BTreeMap<u32, Enforcement>,
+    /// By what packets of some were found to go past their programs, at the last look into their pods.
+    passed_by: BTreeMap<u32, Enforcement>,
 }
 
 /// The hook point of an attachment's programs.
@@ -37,12 +39,17 @@ impl Point {
 impl Roster {
     /// Enters an attachment, replacing an earlier one with its number.
     pub(super) fn enter(&mut self, attachment: &EnforcedAttachment) {
-        self.shortfalls.remove(&attachment.id);
+        self.forget_looks(attachment.id);
         self.points.insert(attachment.id, Point::of(attachment));
         if let Some(endpoint) = &attachment.endpoint {
             let at = self.shared(&endpoint.at);
             self.endpoints.insert(attachment.id, Arc::new(Endpoint { at, ..endpoint.clone() }));
         }
+    }
+
+    fn forget_looks(&mut self, id: u32) {
+        self.shortfalls.remove(&id);
+        self.passed_by.remove(&id);
     }
 
     fn shared(&mut self, at: &Arc<BTreeSet<Place>>) -> Arc<BTreeSet<Place>> {
@@ -59,7 +66,7 @@ impl Roster {
     /// they run there if another plugin made the interface or the link's hook point is there; for an unknown attachment
     /// they might.
     pub(super) fn end(&mut self, id: u32) -> bool {
-        self.shortfalls.remove(&id);
+        self.forget_looks(id);
         self.points
             .remove(&id)
             .is_some_and(|known| !known.delegated && !matches!(known.point, HookPoint::Pod(_)))
@@ -86,6 +93,19 @@ impl Roster {
     /// What an attachment's programs were found to lack.
     pub(super) fn shortfall(&self, id: u32) -> Option<&Enforcement> {
         self.shortfalls.get(&id)
+    }
+
+    /// Notes by what packets go past an attachment's programs, if it has not ended meanwhile.
+    pub(super) fn note_passed_by(&mut self, attachment: &EnforcedAttachment, found: Option<Enforcement>) {
+        match found.filter(|_| self.is_current(attachment)) {
+            Some(found) => self.passed_by.insert(attachment.id, found),
+            None => self.passed_by.remove(&attachment.id),
+        };
+    }
+
+    /// By what packets were found to go past an attachment's programs.
+    pub(super) fn passed_by(&self, id: u32) -> Option<&Enforcement> {
+        self.passed_by.get(&id)
     }
 
     /// Index of the device on the node on which an attachment's programs run; 0 where it is not there.
@@ -146,9 +166,19 @@ mod tests {
         assert_eq!(roster.shortfall(3), Some(&lack));
         roster.note_shortfall(&attachment(3), None);
         assert_eq!(roster.shortfall(3), None);
+        // What is found in the pod stands beside it.
+        let passed_by = Enforcement { level: Level::None, why: "past".to_owned() };
+        roster.note_passed_by(&attachment(3), Some(passed_by.clone()));
+        roster.note_shortfall(&attachment(3), None);
+        assert_eq!(roster.passed_by(3), Some(&passed_by));
+        roster.note_passed_by(&attachment(3), None);
+        assert_eq!(roster.passed_by(3), None);
         roster.note_shortfall(&attachment(3), Some(lack));
+        roster.note_passed_by(&attachment(3), Some(passed_by.clone()));
         roster.end(3);
-        assert_eq!(roster.shortfall(3), None);
+        assert_eq!((roster.shortfall(3), roster.passed_by(3)), (None, None));
+        roster.note_passed_by(&attachment(3), Some(passed_by));
+        assert_eq!(roster.passed_by(3), None, "it has ended");
     }
 
     #[test]

@@ -42,6 +42,11 @@ impl State {
         self.roster.note_shortfall(attachment, found);
     }
 
+    /// See [`Roster::note_passed_by`].
+    pub(super) fn note_passed_by(&mut self, attachment: &EnforcedAttachment, found: Option<Enforcement>) {
+        self.roster.note_passed_by(attachment, found);
+    }
+
     /// The deferred attachments.
     pub(super) fn deferred(&self) -> &Deferred {
         &self.deferred

@@ -3,7 +3,7 @@
 use super::attachment::EnforcedAttachment;
 use super::enforcer::Enforcer;
 use super::error::EnforceError;
-use super::level::{lacking, past_programs};
+use super::level::{behind_the_interface, lacking, past_programs};
 use super::policy_maps::Kernel;
 use super::programs::device_name;
 use crate::error_chain::Chain;
@@ -126,6 +126,29 @@ impl Enforcer {
         let restored = self.programs().restore(attachment, host)?;
         self.lock().note_links(attachment.id);
         Ok(restored)
+    }
+
+    /// Notes whether packets come to an attachment's pod behind its interface by now.
+    pub(super) fn note_mode(
+        &self,
+        attachment: &EnforcedAttachment,
+        pod: &mut Handle,
+    ) -> Result<(), EnforceError> {
+        let HookPoint::Pod(device) = &attachment.point else { return Ok(()) };
+        let mode = match pod.link_by_index(device.index) {
+            // The pod has removed it, or its DEL is under way.
+            Err(error) if error.not_found() => return Ok(()),
+            found => found?.mode,
+        };
+        let (found, mut state) = (behind_the_interface(mode), self.lock());
+        if found.is_some() && state.roster().passed_by(attachment.id).is_none() {
+            tracing::warn!(
+                attachment = attachment.label,
+                "the ipvlans of its parent are in mode l3s now: what it receives passes no program"
+            );
+        }
+        state.note_passed_by(attachment, found);
+        Ok(())
     }
 
     /// Has an attachment's programs run by links that have run by filters in its pod since its ADD. One that has ended, or whose

@@ -131,8 +131,13 @@ impl<'a> ConfigObject<'a> {
 
     /// `true` or `false`; absent counts as `false`.
     pub(super) fn flag(&self, name: &str) -> Result<bool, KeyError> {
-        let Some(item) = self.get(name) else { return Ok(false) };
-        item.value.as_bool().ok_or_else(|| item.wrong_type("true or false"))
+        Ok(self.switch(name)?.unwrap_or_default())
+    }
+
+    /// `true` or `false`, if it is there.
+    pub(super) fn switch(&self, name: &str) -> Result<Option<bool>, KeyError> {
+        let Some(item) = self.get(name) else { return Ok(None) };
+        item.value.as_bool().map(Some).ok_or_else(|| item.wrong_type("true or false"))
     }
 
     /// A number of 32 bits.

@@ -18,7 +18,7 @@
 //! | `tc`, `tbf`, `redirect` | programs on clsact hooks; pacing by tbf; intermediate devices for what a device receives |
 //! | `bridge`, `bridge_port` | a bridge that is made again as it was; ports, their VLANs |
 //! | `bridge_state`, `stations` | forwarding properties of bridges; the stations in their forwarding databases |
-//! | `xdp_links` | which links have an XDP program |
+//! | `xdp_links` | which links have an XDP program, and taking one off |
 //! | `nft`, `xfrm` | whether packets would meet nftables chains or IPsec; transactions of nftables |
 //! | `guard`, [`nat`], [`conntrack`] | our own nftables tables: for policies, for translation; tracked connections |
 //! | `vrf`, `tap`, `netkit` | VRFs and their ports; taps; netkit pairs |
@@ -84,6 +84,7 @@ pub use stations::{Move, Moves, Station, StationWatch};
 pub use tc::{DevicePrograms, Filter, FilterState, FilteredDevice, LOOPBACK};
 pub use vrf::KeptAddresses;
 pub use watch::{Changes, LinkWatch, Touched};
+pub use xdp_links::XdpPlace;
 pub use xfrm::has_policies as has_ipsec_policies;
 
 use crate::netns::{Netns, NetnsError, within};

@@ -1,7 +1,9 @@
-//! Which links have an XDP program. The kernel does not tell when one is attached by a link or goes.
+//! Which links have an XDP program, and taking one off. The kernel does not tell when one is attached by a link or goes.
 
 use std::collections::BTreeSet;
 
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::link::{LinkAttribute, LinkXdp};
 use rtnetlink::{LinkMessageBuilder, LinkUnspec};
 
 use super::link::show;
@@ -15,12 +17,67 @@ const ATTACHED: u16 = 2;
 const HEADER: usize = 16;
 const INDEX_AT: usize = 4;
 
+/// Who runs an XDP program of a link. Each runs one at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum XdpPlace {
+    /// The kernel, in the driver's place.
+    Kernel,
+    /// The driver.
+    Driver,
+    /// The card itself.
+    Card,
+}
+
+impl XdpPlace {
+    /// `XDP_FLAGS_SKB_MODE`, `XDP_FLAGS_DRV_MODE` and `XDP_FLAGS_HW_MODE` of `linux/if_link.h`.
+    fn flag(self) -> u32 {
+        match self {
+            Self::Kernel => 1 << 1,
+            Self::Driver => 1 << 2,
+            Self::Card => 1 << 3,
+        }
+    }
+}
+
 impl Handle {
     /// The links of the namespace that have an XDP program, by index.
     pub fn links_with_xdp(&mut self) -> Result<BTreeSet<u32>, Error> {
         let all = show(LinkMessageBuilder::<LinkUnspec>::new());
         Ok(self.socket.scan(all, with_xdp)?.into_iter().collect())
     }
+
+    /// The XDP programs of a link: who runs each, and the kernel's id of it.
+    ///
+    /// # Errors
+    /// There is no such link.
+    pub fn xdp_programs(&mut self, index: u32) -> Result<Vec<(XdpPlace, u32)>, Error> {
+        let shown = self.socket.request(show(LinkUnspec::new_with_index(index)), 0)?;
+        Ok(shown.into_iter().flat_map(programs).collect())
+    }
+
+    /// Takes the XDP program off a link that runs there. Idempotent.
+    ///
+    /// # Errors
+    /// `EBUSY` where a link of BPF holds it: then only that can be detached. There is no such link of the network.
+    pub fn ensure_xdp_absent(&mut self, index: u32, place: XdpPlace) -> Result<(), Error> {
+        let none = LinkAttribute::Xdp(vec![LinkXdp::Fd(-1), LinkXdp::Flags(place.flag())]);
+        self.change(LinkUnspec::new_with_index(index).append_extra_attribute(none))
+    }
+}
+
+fn programs(shown: RouteNetlinkMessage) -> Vec<(XdpPlace, u32)> {
+    let RouteNetlinkMessage::NewLink(link) = shown else { return Vec::new() };
+    let of_xdp = link.attributes.into_iter().filter_map(|attribute| match attribute {
+        LinkAttribute::Xdp(all) => Some(all),
+        _ => None,
+    });
+    let program = |one: LinkXdp| match one {
+        LinkXdp::SkbProgId(id) => Some((XdpPlace::Kernel, id)),
+        LinkXdp::DrvProgId(id) => Some((XdpPlace::Driver, id)),
+        LinkXdp::HwProgId(id) => Some((XdpPlace::Card, id)),
+        _ => None,
+    };
+    of_xdp.flatten().filter_map(program).collect()
 }
 
 /// The index of a link that has a program.
@@ -33,6 +90,8 @@ fn with_xdp(message: &[u8]) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use netlink_packet_route::link::{LinkMessage, XdpAttached};
+
     use super::*;
 
     fn encoded(kind: u16, value: &[u8]) -> Vec<u8> {
@@ -41,6 +100,23 @@ mod tests {
         bytes.extend(value);
         bytes.resize(bytes.len().next_multiple_of(4), 0);
         bytes
+    }
+
+    #[test]
+    fn the_programs_of_a_link_are_told_by_who_runs_them() {
+        let shown = |xdp| {
+            let mut link = LinkMessage::default();
+            link.attributes.extend([LinkAttribute::Mtu(1500), LinkAttribute::Xdp(xdp)]);
+            programs(RouteNetlinkMessage::NewLink(link))
+        };
+        assert_eq!(shown(vec![LinkXdp::Attached(XdpAttached::None)]), []);
+        // One alone is told twice.
+        let alone =
+            vec![LinkXdp::Attached(XdpAttached::SocketBuffer), LinkXdp::ProgId(7), LinkXdp::SkbProgId(7)];
+        assert_eq!(shown(alone), [(XdpPlace::Kernel, 7)]);
+        let both =
+            vec![LinkXdp::Attached(XdpAttached::Multiple), LinkXdp::DrvProgId(8), LinkXdp::HwProgId(9)];
+        assert_eq!(shown(both), [(XdpPlace::Driver, 8), (XdpPlace::Card, 9)]);
     }
 
     #[test]

@@ -2,11 +2,11 @@
 
 use ipnet::IpNet;
 
-use super::{AttachmentPlan, addressing, result, routing};
+use super::{AttachmentPlan, addressing, hook_kind, result, routing};
 use crate::cni::{CniError, CniResult};
 use crate::ipam;
 use crate::spec::{self, Route, SourceTables, Tune, VrfPort};
-use crate::step::{Admitted, Brought, HostAccess, Kept, MadeBy, SourceRouting};
+use crate::step::{Admitted, Brought, HookKind, HostAccess, Kept, MadeBy, SourceRouting};
 use crate::step::{Interface, LeasedAddress, Output, Role, Step, Translate};
 
 /// The state of one attachment, according to its record or to the result that was printed for it.
@@ -58,6 +58,8 @@ pub struct Expected {
     pub loopback: bool,
     /// Whether the interface in the pod was left down.
     pub down: bool,
+    /// Whether programs on the interface in the pod judge what it sends and receives.
+    pub judged_in_pod: bool,
 }
 
 /// The state that the finished steps of an attachment have left. `last` is the attachment's final result: plugins that
@@ -72,7 +74,8 @@ pub fn expected(
     last: &CniResult,
     netns: &str,
 ) -> Result<Expected, CniError> {
-    let mut expected = Expected::default();
+    let judged_in_pod = hook_kind::of(attachment, outputs) == HookKind::Pod;
+    let mut expected = Expected { judged_in_pod, ..Expected::default() };
     let leased = result::leased(attachment, outputs)?;
     for (index, step) in attachment.steps.iter().enumerate() {
         let Some(output) = outputs.step(index) else { break };
@@ -323,6 +326,22 @@ mod tests {
         assert_eq!(there, Expected { pod: Some(pod), addresses, ..Expected::default() });
         let elsewhere = expected(&foreign, Outputs::default().of(0), &listed("/run/netns/other", None), POD);
         assert_eq!(elsewhere.unwrap(), Expected::default());
+    }
+
+    #[test]
+    fn what_is_judged_in_the_pod_is_expected_to_be_judged_there() {
+        let is_judged = |vantage| {
+            let protect =
+                r#"{"step": "protect", "id": 3, "zone": 1, "check_mac": true, "check_addresses": true}"#;
+            let steps = vec![serde_json::from_str(protect).unwrap()];
+            let foreign = AttachmentPlan { steps, ..attachment() };
+            let pod = Some(made("eth0", 3));
+            let found = Output::Device { vantage, host: None, pod, addresses: Vec::new() };
+            let outputs: Outputs = [(StepRef(0, 0), found)].into_iter().collect();
+            expected(&foreign, outputs.of(0), &listed(POD, None), POD).unwrap().judged_in_pod
+        };
+        let nowhere = HookKind::Nowhere(crate::step::NotObservable::NotJudged);
+        assert_eq!([HookKind::Pod, HookKind::Node, nowhere].map(is_judged), [true, false, false]);
     }
 
     #[test]

@@ -90,4 +90,7 @@ pub struct Home {
     /// Other names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub other_names: Vec<String>,
+    /// Kernel's ids of the programs that were on it: XDP, tcx, and those of a netkit pair.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub programs: Vec<u32>,
 }

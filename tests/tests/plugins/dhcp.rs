@@ -442,6 +442,48 @@ fn an_address_that_another_host_has_is_declined() {
     }
 }
 
+/// A router that answers ARP for all addresses would have each declined, and the tries of one pod the server's whole range.
+///
+/// Rows: DHCP-proxy, DHCP-unprobed.
+#[test]
+fn a_host_that_answers_for_every_address_is_named_and_costs_the_server_three_of_them() {
+    let test = "a_host_that_answers_for_every_address_is_named";
+    let ipam = json!({"type": "dhcp", "probe": false});
+    let unprobed = json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE, "ipam": ipam});
+    let manifests = [
+        manifest::network(NAMESPACE, "unprobed", &unprobed),
+        manifest::pod("trusting", &json!({}), &json!("unprobed")),
+    ];
+    let Some(scene) = Scene::new(test, "macvlan", &json!({}), &manifests) else { return };
+    let range: BTreeSet<Ipv4Addr> = (10..=29).map(|last| Ipv4Addr::new(10, 77, 0, last)).collect();
+    for address in &range {
+        ip(&scene.beyond, &["addr", "add", &format!("{address}/32"), "dev", DEVICE]).unwrap();
+    }
+    let lines: Vec<&str> =
+        ["start 10.77.0.10", "end 10.77.0.29"].into_iter().chain(USUAL[2..].iter().copied()).collect();
+    let _server = scene.serve(&lines);
+    let mut heard = scene.hear();
+    let host = Handle::open_in(scene.beyond.netns()).unwrap().link(DEVICE).unwrap().mac.unwrap();
+    let pod = Pod::new("a").unwrap();
+    // Who tries again is not told anything else, and gives the address back that it does not use.
+    for given_back in 0..3 {
+        let (code, told) = scene.node.add(&pod).failure();
+        assert_eq!(code, 7, "{told}");
+        assert!(told.contains(&format!("every address that DHCP gives is in use by {host}, ")), "{told}");
+        assert!(told.contains("(proxy ARP)") && told.ends_with("or set ipam.probe to false"), "{told}");
+        assert_eq!((heard.count(Decline), heard.count(Release)), (3, given_back), "{told}");
+        assert_eq!(scene.records(), [] as [Value; 0]);
+    }
+    let pod = Pod::new("trusting").unwrap();
+    scene.node.add(&pod).success();
+    let (addresses, _) = on_net1(&pod);
+    let [address] = <[String; 1]>::try_from(addresses).unwrap();
+    assert!(range.contains(&address.trim_end_matches("/24").parse().unwrap()), "{address}");
+    scene.node.check(&pod).success();
+    scene.node.del(&pod).success();
+    assert_eq!((heard.count(Decline), heard.count(Release)), (3, 3));
+}
+
 /// A record that cannot be read is named with what to do, until it is gone, and so is its pod. So is one whose record is not
 /// there.
 ///

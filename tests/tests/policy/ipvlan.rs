@@ -11,7 +11,8 @@ use netattach_tests::manifest::{NAMESPACE, network, pod};
 use netattach_tests::node::{WIRE, ip};
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::tools::{self, report_skipped};
-use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connects};
+use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connects, eventually};
+use netattach_tests::wires::install;
 use netattach_tests::{Namespace, Node, Pod};
 use serde_json::{Value, json};
 
@@ -149,6 +150,69 @@ fn an_ipvlan_in_mode_l3s_is_refused_to_a_pod_that_a_policy_selects() {
     );
     node.add(&client).success();
     node.del(&client).success();
+    Snapshot::take(&node, &[&server, &client]).unwrap().assert_nothing_is_left();
+}
+
+/// The mode is the parent's: a pod that administrates its network switches the ipvlans of all others.
+///
+/// Rows: IVL-switched.
+#[test]
+fn an_ipvlan_of_another_plugin_is_none_while_another_pod_has_switched_it_to_mode_l3s() {
+    let test = "an_ipvlan_of_another_plugin_is_none_while";
+    if !has_driver() {
+        return report_skipped(test, "the kernel has no ipvlan");
+    }
+    let needed = ["ipvlan", "host-local"];
+    let Some(from) = tools::directory(test, "NETATTACH_REFERENCE_PLUGINS", &needed) else { return };
+    let mut node = Node::new(&[]).unwrap();
+    node.add_wire().unwrap();
+    install(&node, &from, &needed).unwrap();
+    node.set("delegation", json!({"exec": needed}));
+    node.write("net-lan", &network(NAMESPACE, "lan", &config(&node, "ipvlan", "l2"))).unwrap();
+    write_policies(&node);
+    node.start().unwrap();
+    let [server, client] = ["server", "client"].map(|name| {
+        let pod = add(&node, name, "lan");
+        node.add(&pod).success();
+        pod
+    });
+    let level = || {
+        let rows = node.ctl(&["attachments"]).unwrap();
+        let mut rows = rows.as_array().unwrap().iter();
+        let row = rows.find(|row| row["pod"]["name"] == "server" && row["ifname"] == "net1").unwrap();
+        row["enforcement"].as_str().unwrap().to_owned()
+    };
+    let conditions = |of: &Value| {
+        let all = of.as_array().unwrap().iter();
+        all.filter_map(|row| row["problem"].as_str().map(str::to_owned)).collect::<Vec<_>>()
+    };
+    let troubles = || conditions(&node.whole_status().unwrap()["troubles"]);
+    let of_policies = || conditions(&node.ctl(&["policy"]).unwrap()["conditions"]);
+    let (in_pod, nowhere) = (
+        "in the pod: interface net1 is in ipvlan mode l3s, in which no program judges what it receives; it is left as it is",
+        "its ipvlan was switched to mode l3s, in which packets come to the pod behind it",
+    );
+    let is_told = || {
+        let of_server = of_policies().iter().any(|problem| problem.contains(nowhere));
+        troubles().iter().filter(|problem| *problem == in_pod).count() == 2 && of_server
+    };
+    node.check(&server).success();
+    assert_eq!((level().as_str(), is_told()), ("full-unless-privileged", false));
+
+    let switch =
+        |mode| ip(&client.namespace, &["link", "set", "net1", "type", "ipvlan", "mode", mode]).unwrap();
+    switch("l3s");
+    // Each pod has its turn, after pauses of up to half a minute.
+    assert!(eventually(PATIENCE * 4, || level() == "none" && is_told()), "{:#?} {}", troubles(), level());
+    let (_, told) = node.check(&server).failure();
+    assert!(told.contains("interface net1 is in ipvlan mode l3s"), "{told}");
+    switch("l2");
+    let is_as_before = || level() == "full-unless-privileged" && !troubles().iter().any(|it| it == in_pod);
+    assert!(eventually(PATIENCE * 4, is_as_before), "{:#?} {}", troubles(), level());
+    node.check(&server).success();
+    for pod in [&server, &client] {
+        node.del(pod).success();
+    }
     Snapshot::take(&node, &[&server, &client]).unwrap().assert_nothing_is_left();
 }
 

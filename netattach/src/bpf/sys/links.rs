@@ -39,7 +39,7 @@ pub fn tcx_attach(
     let attributes = LinkCreate {
         prog_fd: raw(program),
         target_ifindex: ifindex,
-        attach_type: attach_type(hook),
+        attach_type: SharedHook::Tcx(hook).attach_type(),
         flags: if after.is_some() { BPF_F_AFTER | BPF_F_LINK } else { BPF_F_BEFORE },
         relative_fd: after.map_or(0, raw),
         ..LinkCreate::default()
@@ -108,12 +108,16 @@ pub struct LinkInfo {
     pub program_id: u32,
     /// Index of the device, 0 when the device is gone.
     pub ifindex: u32,
-    /// `enum bpf_attach_type`.
+    /// `enum bpf_attach_type`; 0 for a link of XDP.
     pub attach_type: u32,
+    /// Whether it runs an XDP program.
+    pub is_xdp: bool,
 }
 
-/// The device, hook and program of a tcx link.
+/// The device, hook and program of a link of tcx or XDP. Of any other only ids are meant.
 pub fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
+    /// `BPF_LINK_TYPE_XDP`.
+    const XDP: u32 = 6;
     #[repr(C)]
     #[derive(Default)]
     struct Info {
@@ -135,13 +139,84 @@ pub fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
         program_id: info.program_id,
         ifindex: info.ifindex,
         attach_type: info.attach_type,
+        is_xdp: info.kind == XDP,
     })
+}
+
+/// The link with that id; `None` when it is gone (Linux 5.8).
+///
+/// # Errors
+/// The kernel refuses.
+pub fn link_by_id(id: u32) -> io::Result<Option<OwnedFd>> {
+    // SAFETY: the member of `union bpf_attr` that begins with the id, without pointers; the command returns a new
+    // descriptor.
+    match unsafe { bpf_fd(Command::LinkGetFdById, &[id, 0, 0]) } {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        found => found.map(Some),
+    }
+}
+
+/// The id of the machine's next link after that one, whatever it is of; `None` after the last (Linux 5.8).
+///
+/// # Errors
+/// The kernel refuses.
+pub fn next_link(after: u32) -> io::Result<Option<u32>> {
+    /// The beginning of the member of `union bpf_attr` for ids.
+    #[repr(C)]
+    struct NextId {
+        start: u32,
+        next: u32,
+    }
+    let attributes = UnsafeCell::new(NextId { start: after, next: 0 });
+    // SAFETY: `NextId` is laid out as the member, without pointers. The kernel writes the next id into it, which the cell
+    // allows.
+    match unsafe { bpf(Command::LinkGetNextId, &attributes) } {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        done => done.map(|_| Some(attributes.into_inner().next)),
+    }
+}
+
+/// A hook of a device that programs of several owners share, which run one after another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SharedHook {
+    /// By tcx.
+    Tcx(TcHook),
+    /// Of a netkit pair, by its primary end: what that one sends.
+    Primary,
+    /// Of a netkit pair, by its primary end: what the other one sends.
+    Peer,
+}
+
+impl SharedHook {
+    /// Every hook.
+    pub const ALL: [Self; 4] =
+        [Self::Tcx(TcHook::Ingress), Self::Tcx(TcHook::Egress), Self::Primary, Self::Peer];
+
+    /// `enum bpf_attach_type`.
+    fn attach_type(self) -> u32 {
+        match self {
+            Self::Tcx(TcHook::Ingress) => 46,
+            Self::Tcx(TcHook::Egress) => 47,
+            Self::Primary => 54,
+            Self::Peer => 55,
+        }
+    }
+}
+
+/// A program on a hook.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct OnHook {
+    /// Kernel's id of the program.
+    pub program: u32,
+    /// Kernel's id of the link that holds it there; `None`: it was attached without one.
+    pub link: Option<u32>,
 }
 
 /// Kernel's ids of the programs that run on a hook of a device by tcx, in the order in which packets meet them. None
 /// before Linux 6.6, and none where the device is gone.
 pub fn tcx_programs(ifindex: u32, hook: TcHook) -> io::Result<Vec<u32>> {
-    programs(ifindex, attach_type(hook))
+    let found = programs_on(ifindex, SharedHook::Tcx(hook))?;
+    Ok(found.into_iter().map(|it| it.program).collect())
 }
 
 /// The same of the programs that run on what either end of a netkit pair sends, by its primary end's index. None where
@@ -150,35 +225,70 @@ pub fn tcx_programs(ifindex: u32, hook: TcHook) -> io::Result<Vec<u32>> {
 /// # Errors
 /// The kernel refuses.
 pub fn netkit_programs(ifindex: u32) -> io::Result<Vec<u32>> {
-    /// `BPF_NETKIT_PRIMARY` and `BPF_NETKIT_PEER`.
-    const ENDS: [u32; 2] = [54, 55];
-    let [primary, peer] = ENDS.map(|end| programs(ifindex, end));
-    Ok([primary?, peer?].concat())
+    let [primary, peer] = [SharedHook::Primary, SharedHook::Peer].map(|end| programs_on(ifindex, end));
+    Ok(primary?.into_iter().chain(peer?).map(|it| it.program).collect())
 }
 
-fn programs(ifindex: u32, attach_type: u32) -> io::Result<Vec<u32>> {
+/// The programs on a hook of a device, in the order in which packets meet them. None where the kernel or the device does
+/// not have the hook, and none where the device is gone. `ifindex` counts in the calling thread's network namespace.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn programs_on(ifindex: u32, hook: SharedHook) -> io::Result<Vec<OnHook>> {
     /// `BPF_MPROG_MAX`.
     const MOST: usize = 64;
-    let mut ids = [0_u32; MOST];
+    let (mut programs, mut links) = ([0_u32; MOST], [0_u32; MOST]);
     let query = UnsafeCell::new(Query {
-        prog_ids: ids.as_mut_ptr() as u64,
+        prog_ids: programs.as_mut_ptr() as u64,
+        link_ids: links.as_mut_ptr() as u64,
         count: MOST as u32,
-        ..Query::of(ifindex, attach_type)
+        ..Query::of(ifindex, hook.attach_type())
     });
-    // SAFETY: the `query` member of `union bpf_attr`; `prog_ids` has room for `count` numbers and is not otherwise used
-    // during the call. The kernel writes into the member and not beyond, which the cell allows.
+    // SAFETY: the `query` member of `union bpf_attr`; `prog_ids` and `link_ids` have room for `count` numbers and are not
+    // otherwise used during the call. The kernel writes into the member and not beyond, which the cell allows.
     match unsafe { bpf(Command::ProgQuery, &query) } {
         Ok(_) => {
             let count = query.into_inner().count as usize;
-            Ok(ids.into_iter().take(count).collect())
+            let one = |(program, link)| OnHook { program, link: Some(link).filter(|it| *it != 0) };
+            Ok(programs.into_iter().zip(links).take(count).map(one).collect())
         }
         Err(error) => match error.raw_os_error() {
             Some(libc::ENOENT | libc::EINVAL | libc::EOPNOTSUPP | libc::ENODEV) => Ok(Vec::new()),
             // A netkit's: the device is none, or is the other end of its pair.
             Some(libc::ENXIO | libc::EACCES) => Ok(Vec::new()),
+            // A kernel without BPF.
+            Some(libc::ENOSYS) => Ok(Vec::new()),
             _ => Err(error),
         },
     }
+}
+
+/// Takes a program off a hook of a device where no link holds it. `ifindex` counts in the calling thread's network
+/// namespace.
+///
+/// # Errors
+/// `ENOENT` when it is not there; `EBUSY` when a link holds it; `ENODEV`.
+pub fn detach_program(program: BorrowedFd<'_>, ifindex: u32, hook: SharedHook) -> io::Result<()> {
+    /// The member of `union bpf_attr` for attaching without a link.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Detach {
+        target_ifindex: u32,
+        program_fd: u32,
+        attach_type: u32,
+        flags: u32,
+        replaced_fd: u32,
+        relative_fd: u32,
+        expected_revision: u64,
+    }
+    let attributes = Detach {
+        target_ifindex: ifindex,
+        program_fd: raw(program),
+        attach_type: hook.attach_type(),
+        ..Detach::default()
+    };
+    // SAFETY: `Detach` is laid out as the member; it holds no pointers.
+    unsafe { bpf(Command::ProgDetach, &attributes) }.map(drop)
 }
 
 /// The `query` member of `union bpf_attr`, to its end in Linux 6.18: the kernel writes counts back.
@@ -202,13 +312,5 @@ impl Query {
     /// Asks whether there are any.
     pub(in super::super) fn of(device: u32, attach_type: u32) -> Self {
         Self { target_ifindex: device, attach_type, ..Self::default() }
-    }
-}
-
-/// `BPF_TCX_INGRESS` and `BPF_TCX_EGRESS`.
-fn attach_type(hook: TcHook) -> u32 {
-    match hook {
-        TcHook::Ingress => 46,
-        TcHook::Egress => 47,
     }
 }

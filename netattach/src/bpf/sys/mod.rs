@@ -2,7 +2,7 @@
 //!
 //! | module | calls |
 //! |---|---|
-//! | `links` | tcx and XDP links by device index, and the device and program of a link |
+//! | `links` | tcx and XDP links by device index, and the device and program of a link; programs without links |
 //! | `programs` | programs of a few instructions; ids and names of loaded programs |
 //! | `pins` | pins of any object |
 //! | `batch` | many entries of a map |
@@ -20,11 +20,11 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 pub(super) use batch::{Batch, BatchAttributes, lookup_batch};
 pub(super) use links::Query;
 pub use links::{
-    LinkInfo, XdpMode, link_detach, link_info, link_update, netkit_programs, tcx_attach, tcx_programs,
-    xdp_attach,
+    LinkInfo, OnHook, SharedHook, XdpMode, detach_program, link_by_id, link_detach, link_info, link_update,
+    netkit_programs, next_link, programs_on, tcx_attach, tcx_programs, xdp_attach,
 };
 pub use pins::{open_pin, pin};
-pub use programs::{Instruction, load_classifier, program_id, program_name};
+pub use programs::{Instruction, load_classifier, program_by_id, program_id, program_name};
 pub(super) use shared_words::SharedWords;
 
 /// `enum bpf_cmd`.
@@ -39,6 +39,7 @@ pub(super) enum Command {
     ProgLoad = 5,
     ObjectPin = 6,
     ObjectGet = 7,
+    ProgDetach = 9,
     ProgGetFdById = 13,
     ObjectInfo = 15,
     ProgQuery = 16,
@@ -48,6 +49,8 @@ pub(super) enum Command {
     MapDeleteBatch = 27,
     LinkCreate = 28,
     LinkUpdate = 29,
+    LinkGetFdById = 30,
+    LinkGetNextId = 31,
     LinkDetach = 34,
 }
 

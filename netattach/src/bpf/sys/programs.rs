@@ -75,6 +75,19 @@ pub fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
     Ok(info.id)
 }
 
+/// The program with that id, `None` when it is gone.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn program_by_id(id: u32) -> io::Result<Option<OwnedFd>> {
+    // SAFETY: the member of `union bpf_attr` that begins with the id, without pointers; the command returns a new
+    // descriptor.
+    match unsafe { bpf_fd(Command::ProgGetFdById, &[id, 0, 0]) } {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        found => found.map(Some),
+    }
+}
+
 /// Name of the program with that id, `None` when it is gone.
 pub fn program_name(id: u32) -> io::Result<Option<String>> {
     /// The beginning of `struct bpf_prog_info`, to the name.
@@ -89,12 +102,7 @@ pub fn program_name(id: u32) -> io::Result<Option<String>> {
         map_ids: u64,
         name: [u8; 16],
     }
-    // SAFETY: the member of `union bpf_attr` that begins with the id, without pointers; the command returns a new
-    // descriptor.
-    let program = match unsafe { bpf_fd(Command::ProgGetFdById, &[id, 0, 0]) } {
-        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(None),
-        other => other?,
-    };
+    let Some(program) = program_by_id(id)? else { return Ok(None) };
     let mut info = Info::default();
     let attributes = InfoByFd {
         bpf_fd: program.as_raw_fd().unsigned_abs(),

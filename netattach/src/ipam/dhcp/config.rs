@@ -1,6 +1,7 @@
 //! The configuration of `dhcp`, parsed from a plugin's stdin. Pure.
 //!
-//! The keys are those of `containernetworking/plugins`, `plugins/ipam/dhcp`; `ipam.broadcast` is the daemon's flag there.
+//! The keys are those of `containernetworking/plugins`, `plugins/ipam/dhcp`; `ipam.broadcast` is the daemon's flag there, and
+//! `ipam.probe` is ours.
 
 use std::fmt;
 
@@ -73,6 +74,9 @@ pub struct Config {
     /// `ipam.priority`: the metric of the lease's routes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<u32>,
+    /// `ipam.probe` is false: the link is not asked whether another host has the address.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unprobed: bool,
 }
 
 /// A configuration cannot be used. Every variant names the key.
@@ -136,13 +140,15 @@ impl Config {
             wanted: wanted(&ipam)?,
             provided: provided(&ipam, args)?,
             priority: ipam.number("priority")?.filter(|metric| *metric != 0),
+            unprobed: ipam.switch("probe")? == Some(false),
         })
     }
 
     /// The part of a configuration that releasing needs: a lease is known by its owner.
     pub fn for_release(config: &Map<String, Value>) -> Option<Self> {
         let network = config.get("name")?.as_str()?.to_owned();
-        Some(Self { network, broadcast: false, wanted: Vec::new(), provided: Vec::new(), priority: None })
+        let (wanted, provided) = (Vec::new(), Vec::new());
+        Some(Self { network, broadcast: false, wanted, provided, priority: None, unprobed: false })
     }
 
     /// The client that an interface is, by the identifier that the reference gives it.
@@ -250,15 +256,17 @@ mod tests {
             wanted: vec![1, 121, 3, 33, 6, 15, 119],
             provided: Vec::new(),
             priority: None,
+            unprobed: false,
         };
-        assert_eq!(parse(json!({"type": "dhcp"}), ""), Ok(expected));
+        assert_eq!(parse(json!({"type": "dhcp"}), ""), Ok(expected.clone()));
+        assert_eq!(parse(json!({"type": "dhcp", "probe": true}), ""), Ok(expected));
     }
 
-    /// Rows: DHCP-request, DHCP-provide.
+    /// Rows: DHCP-request, DHCP-provide, DHCP-unprobed.
     #[test]
     fn options_are_asked_for_and_given_by_name_and_by_number() {
         let ipam = json!({
-            "type": "dhcp", "broadcast": true, "priority": 300,
+            "type": "dhcp", "broadcast": true, "priority": 300, "probe": false,
             "request": [{"skipDefault": true}, {"option": "routers"}, {"option": "42"}, {"option": "3"}],
             "provide": [
                 {"option": "host-name", "value": "fallback", "fromArg": "K8S_POD_NAME"},
@@ -273,10 +281,12 @@ mod tests {
             wanted: vec![3, 42],
             provided: vec![(12, "web-1".into()), (60, "last".into())],
             priority: Some(300),
+            unprobed: true,
         };
         assert_eq!(parse(ipam, "IgnoreUnknown=1;K8S_POD_NAME=web-1"), Ok(expected));
     }
 
+    /// Rows: DHCP-unprobed.
     #[test]
     fn what_cannot_be_used_is_refused_by_its_key() {
         let names = names();
@@ -298,6 +308,7 @@ mod tests {
                 "ipam.provide[0].value: 256 bytes, and an option has at most 255".to_owned(),
             ),
             (json!({"broadcast": 1}), "ipam.broadcast must be true or false".to_owned()),
+            (json!({"probe": "arp"}), "ipam.probe must be true or false".to_owned()),
             (json!({"priority": -1}), "ipam.priority must be a number from 0 to 4294967295".to_owned()),
         ] {
             assert_eq!(parse(ipam.clone(), ""), Err(expected), "{ipam}");

@@ -3,6 +3,7 @@
 //! An exchange begins for a [`Purpose`] and ends by a lease, by a refusal, or when its time is over. Times are durations
 //! since any one moment.
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -24,7 +25,7 @@ const AFTER_REFUSAL: Duration = Duration::from_secs(1);
 const AFTER_DECLINE: Duration = Duration::from_secs(1);
 /// How many addresses that others have are declined before the client gives up: the server gives none of them to anybody for
 /// a while, and one host may say that it has all.
-const DECLINES: u32 = 3;
+const DECLINES: usize = 3;
 /// The longest message that the client takes, in bytes (RFC 2132, section 9.10).
 const LONGEST_MESSAGE: u16 = 1500;
 /// Most remarks that are kept of what was heard, and most bytes of a server's own words.
@@ -127,7 +128,8 @@ pub(super) struct Exchange {
     /// When the last request was sent: a lease counts from there (RFC 2131, section 4.4.1).
     requested: Duration,
     random: u64,
-    declined: u32,
+    /// The addresses that others have, each with who has it.
+    declined: Vec<(Ipv4Addr, Mac)>,
     heard: Vec<String>,
 }
 
@@ -149,7 +151,7 @@ impl Exchange {
             patience: PATIENCE,
             requested: now,
             random: random | 1,
-            declined: 0,
+            declined: Vec::new(),
             heard: Vec::new(),
         };
         exchange.xid = exchange.random() as u32;
@@ -208,13 +210,19 @@ impl Exchange {
         message.options.set(code::SERVER, server.address.octets());
         message.options.set(code::REQUESTED_ADDRESS, address.octets());
         self.remark(format!("{address}, which {} gives, is in use by {holder}", server.address));
-        self.declined += 1;
+        self.declined.push((address, holder));
         self.select(None);
         self.due = now + AFTER_DECLINE;
-        if self.declined >= DECLINES {
+        if self.declined.len() >= DECLINES {
             self.end = self.end.min(now);
         }
         Outgoing { message, to: None, asks_for: None }
+    }
+
+    /// Whether that host has as many addresses as are declined, each another one: nobody else was heard of then.
+    pub(super) fn is_answered_by(&self, host: Mac) -> bool {
+        let its = self.declined.iter().filter(|(_, holder)| *holder == host);
+        its.map(|(address, _)| address).collect::<BTreeSet<_>>().len() >= DECLINES
     }
 
     fn offered(&mut self, now: Duration, message: &Message, server: Server) -> Act {

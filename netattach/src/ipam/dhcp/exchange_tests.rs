@@ -250,6 +250,24 @@ fn an_address_that_another_host_has_is_declined_and_others_are_looked_for_three_
     assert_eq!(exchange.tick(now), Act::Done(Outcome::Silence(told)));
 }
 
+/// Rows: DHCP-proxy.
+#[test]
+fn a_host_that_has_every_address_is_told_from_hosts_with_one_each_and_from_one_address_again_and_again() {
+    let answered = |declined: [(u8, u8); 3]| {
+        let mut exchange = begin(Purpose::New(None));
+        let host = |last| Mac([2, 0, 0, 0, 0, last]);
+        for (address, holder) in declined {
+            assert!(!exchange.is_answered_by(host(9)));
+            let given = Terms { address: [10, 1, 0, address].into(), ..terms(&exchange, 100) };
+            exchange.decline(seconds(100), &given, host(holder));
+        }
+        assert!(matches!(exchange.tick(seconds(100)), Act::Done(Outcome::Silence(_))));
+        exchange.is_answered_by(host(9))
+    };
+    let all = [[(7, 9), (8, 9), (10, 9)], [(7, 9), (8, 9), (7, 9)], [(7, 9), (8, 5), (10, 9)]];
+    assert_eq!(all.map(answered), [true, false, false]);
+}
+
 #[test]
 fn a_lease_is_given_back_to_its_server_by_the_same_identifier() {
     let provided = vec![(code::CLIENT, b"\x01mine".to_vec())];

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use super::config::Config;
 use super::exchange::{Act, Exchange, Outcome, Outgoing, Purpose, release};
+use super::proxies::Proxies;
 use super::record::{Directory, Found, Record};
 use super::terms::{Server, Terms};
 use super::wire::{self, Socket, now, random};
@@ -68,6 +69,7 @@ pub(super) struct State {
     jobs: VecDeque<(Owner, u64, Job)>,
     /// Whether the threads have begun: the one that renews, and the one that writes.
     has_threads: [bool; 2],
+    proxies: Proxies,
     pub(super) ends: bool,
     /// Number of the last lease that was begun.
     last: u64,
@@ -155,7 +157,8 @@ impl Leases {
     }
 
     /// Leases an address by the pod's interface, which is brought up for it. No other host has it: the link is asked, after
-    /// `before_probe` was called with it.
+    /// `before_probe` was called with it, unless the configuration says otherwise. One that another host has is declined, but
+    /// not where that host is known to answer for all: then it goes back to the server, whose pool would be lost otherwise.
     pub(in super::super) fn lease(
         &self,
         config: &Config,
@@ -174,7 +177,7 @@ impl Leases {
         let begun = now();
         // What comes last has its probe still.
         let end = begun + PATIENCE.saturating_sub(probe::PAUSE * probe::TIMES);
-        let mut exchange = Exchange::begin(client, Purpose::New(before), begun, end, random());
+        let mut exchange = Exchange::begin(client.clone(), Purpose::New(before), begun, end, random());
         // Recorded before it is asked for: whatever becomes of this process, it is given back.
         let asks =
             |asked| self.shared.begin(Record::new(owner, config, &interface, &self.shared.boot, asked));
@@ -184,14 +187,30 @@ impl Leases {
                 Outcome::Refused(heard) | Outcome::Silence(heard) => return Err(Error::Silence { heard }),
             };
             self.shared.bind(owner, &terms)?;
-            before_probe(terms.address.into());
-            let Some(holder) = wire::holder(netns, &interface, terms.address)? else {
-                return Ok(granted::lease(&terms, &options, config.priority));
+            let (network, address) = (config.network.as_str(), terms.address);
+            let given = || Ok(granted::lease(&terms, &options, config.priority));
+            if config.unprobed {
+                return given();
+            }
+            before_probe(address.into());
+            let Some(holder) = wire::holder(netns, &interface, address)? else {
+                locked(&self.shared.state).proxies.forget(network);
+                return given();
             };
-            let (network, address) = (&config.network, terms.address);
-            tracing::warn!(%owner, network, %address, %holder, "another host has the address that dhcp gives: declined");
-            send(&socket, &exchange.decline(now(), &terms, holder));
+            let is_known = locked(&self.shared.state).proxies.answers_again(network, holder, now());
+            let back = match is_known {
+                true => release(&client, address, terms.server, random()),
+                false => exchange.decline(now(), &terms, holder),
+            };
+            tracing::warn!(%owner, network, %address, %holder, "another host has the address that dhcp gives: not used");
+            send(&socket, &back);
             self.shared.forgo(owner, format!("{holder} has it"))?;
+            if exchange.is_answered_by(holder) {
+                locked(&self.shared.state).proxies.note(network, holder, now());
+            } else if !is_known {
+                continue;
+            }
+            return Err(Error::Proxy { holder, address });
         }
     }
 

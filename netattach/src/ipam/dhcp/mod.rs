@@ -6,9 +6,10 @@
 //! that plugin and its daemon.
 //!
 //! In the order of one lease: `config` reads the keys, `wire` opens a socket that hears what `filter` lets through, `exchange`
-//! decides what is sent (pure, in messages of `codec` and frames of `frame`), `probe` whether another host has the address,
-//! `terms` what is due later, `granted` what the options are for the pod, `record` keeps the lease; `leases` is what steps and
-//! requests call, `renewal` the thread that extends all leases, `writer` the one that writes them and takes away what is lost.
+//! decides what is sent (pure, in messages of `codec` and frames of `frame`), `probe` whether another host has the address and
+//! `proxies` which hosts say so of all, `terms` what is due later, `granted` what the options are for the pod, `record` keeps
+//! the lease; `leases` is what steps and requests call, `renewal` the thread that extends all leases, `writer` the one that
+//! writes them and takes away what is lost.
 
 mod codec;
 mod config;
@@ -18,6 +19,7 @@ mod frame;
 mod granted;
 mod leases;
 mod probe;
+mod proxies;
 mod record;
 mod renewal;
 mod terms;
@@ -25,11 +27,12 @@ mod wire;
 mod writer;
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{Failure, Owner};
+use crate::mac::Mac;
 use crate::netlink::OpenError;
 
 pub use codec::{Kind as MessageKind, Malformed, Message, Options};
@@ -68,6 +71,17 @@ pub enum Error {
     Silence {
         /// What was heard, in words.
         heard: String,
+    },
+    /// One host has answered for every address that servers gave.
+    #[error(
+        "every address that DHCP gives is in use by {holder}, {address} the last of them: if that is a router which answers ARP for \
+         all (proxy ARP), have it not do so on this link, or set ipam.probe to false"
+    )]
+    Proxy {
+        /// Its Ethernet address.
+        holder: Mac,
+        /// The last address.
+        address: Ipv4Addr,
     },
     /// The leases on disk cannot be read.
     #[error("read leases by dhcp in {path}")]
@@ -116,7 +130,8 @@ impl Error {
     pub fn failure(&self) -> Failure {
         match self {
             Self::Silence { .. } | Self::NoNamespace => Failure::TryLater,
-            Self::NoAgent | Self::NotEthernet(_) => Failure::WrongRequest,
+            // Until somebody changes the router or the configuration.
+            Self::NoAgent | Self::NotEthernet(_) | Self::Proxy { .. } => Failure::WrongRequest,
             Self::Socket(_) | Self::Read { .. } | Self::Write { .. } => Failure::Io,
             Self::Open(_) | Self::NotHeld { .. } | Self::Lost { .. } => Failure::Other,
         }

@@ -7,6 +7,7 @@ use ipnet::IpNet;
 use netattach::netlink::{DeviceState, Handle};
 use netattach_tests::Namespace;
 use netattach_tests::node::ip;
+use netattach_tests::other_programs::{Verdict, all_programs, attach_tcx_for_good, index_of, program};
 use netattach_tests::raw::RawSocket;
 use netattach_tests::runtime::{Call, config, with_result};
 use netattach_tests::tools;
@@ -61,6 +62,21 @@ fn a_device_goes_to_the_pod_and_comes_back_under_its_name_as_often_as_it_is_aske
     ip(&rig.runtime.node, &["link", "del", "card1"]).unwrap();
     rig.after("DEL", &config, &result);
     assert_eq!(rig.reserved(), [""; 0]);
+}
+
+/// Rows: HDV-programs.
+#[test]
+fn a_program_that_a_pod_has_put_on_its_device_goes_without_an_agent_too() {
+    let rig = rig();
+    let config = keys(&rig);
+    let result = rig.add(&config);
+    let index = index_of(&rig.pod, "eth0").unwrap();
+    for ingress in [true, false] {
+        attach_tcx_for_good(&rig.pod, index, ingress, &program(Verdict::Drop).unwrap()).unwrap();
+    }
+    assert_eq!(all_programs(&rig.pod, "eth0").unwrap().len(), 2);
+    rig.after("DEL", &config, &result);
+    assert_eq!(all_programs(&rig.runtime.node, CARD).unwrap(), [0; 0]);
 }
 
 /// Rows: HDV-carrier.

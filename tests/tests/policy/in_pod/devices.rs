@@ -1,6 +1,9 @@
 //! Devices of the node that netattach itself gives to pods.
 
 use netattach::netlink::Handle;
+use netattach_tests::other_programs::{
+    Verdict, all_programs, attach_filter, attach_tcx, index_of, occupy, program,
+};
 
 use super::*;
 
@@ -227,6 +230,42 @@ fn a_device_goes_back_with_its_other_names_and_without_those_that_its_pod_has_gi
         (wire, devices["wire-b"].1.clone(), devices.len())
     };
     assert_eq!(sorted(&after), sorted(&before));
+}
+
+/// A pod with `CAP_NET_ADMIN` and `CAP_BPF` puts them there. What was on the device before stays.
+///
+/// Rows: HDV-programs.
+#[test]
+fn programs_that_a_pod_has_put_on_its_device_do_not_see_the_nodes_packets_afterwards() {
+    let mut node = Node::new(&[]).unwrap();
+    let _wires = Wires::new(&node, &["card"]).unwrap();
+    ip(&node.namespace, &["link", "set", "card", "up"]).unwrap();
+    let nodes_own = program(Verdict::Next).unwrap();
+    let index = index_of(&node.namespace, "card").unwrap();
+    let _link = attach_tcx(&node.namespace, index, true, &nodes_own).unwrap();
+    let before = all_programs(&node.namespace, "card").unwrap();
+    assert_eq!(before, [sys::program_id(nodes_own.as_fd()).unwrap()]);
+    node.write("card", &network(NAMESPACE, "card", &Wires::config("card", SERVER))).unwrap();
+    node.write("a", &pod("a", &json!({}), &json!("card"))).unwrap();
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    for by_link in [false, true] {
+        node.add(&a).success();
+        // The node's own, and those that judge the pod, by links at last.
+        let on_device = || all_programs(&a.namespace, "net1").unwrap().len();
+        assert!(eventually(PATIENCE, || links(&node).len() == 2 && on_device() == 3), "{}", on_device());
+        tc(&a.namespace, "qdisc replace dev net1 clsact").unwrap();
+        attach_filter(&a.namespace, "net1", true, 1, Verdict::Next).unwrap();
+        let _held = occupy(&a.namespace, "net1", by_link).unwrap();
+        assert_eq!(on_device(), 3 + 4, "by link: {by_link}");
+        node.del(&a).success();
+        assert_eq!(all_programs(&node.namespace, "card").unwrap(), before, "by link: {by_link}");
+        let home = Handle::open_in(node.namespace.netns()).unwrap().link("card").unwrap();
+        assert!(home.up, "by link: {by_link}");
+    }
+    let log = node.stop().unwrap();
+    let told = log.matches("its pod has left a program on the device; taken off").count();
+    assert_eq!(told, 6, "{log}");
 }
 
 /// Rows: HDV-names.

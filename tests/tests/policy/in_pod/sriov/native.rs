@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use netattach::netlink::{DeviceState, Handle};
 use netattach::spec::{VfRates, VfSettings, VfVlan};
 use netattach_tests::nightly;
+use netattach_tests::other_programs::{all_programs, occupy};
 
 use super::*;
 
@@ -233,7 +234,9 @@ fn a_vf_is_its_newest_pods_and_a_late_del_leaves_it_alone() {
     own.assert_as(&before);
 }
 
-/// Rows: SRV-namespace-gone, SRV-restart.
+/// Nor does it keep the programs that its pod has put on it, which the kernel brings home with it.
+///
+/// Rows: SRV-namespace-gone, SRV-restart, HDV-programs.
 #[test]
 fn a_vf_whose_pod_died_while_no_agent_ran_is_given_its_name_and_settings_back() {
     let test = "a_vf_whose_pod_died";
@@ -241,11 +244,15 @@ fn a_vf_whose_pod_died_while_no_agent_ran_is_given_its_name_and_settings_back() 
     let before = own.before();
     own.node.add(&own.pods[0]).success();
     own.node.kill().unwrap();
+    let held = occupy(&own.pods[0].namespace, "net1", true).unwrap();
     own.pods[0].namespace = Namespace::new().unwrap();
     assert!(eventually(PATIENCE, || own.device(0).is_some_and(|device| device.link.name == "net1")));
+    assert!(all_programs(&own.node.namespace, "net1").unwrap().len() >= 3);
     own.node.start().unwrap();
     own.node.call("DEL", &own.pods[0]).with("CNI_NETNS", "").run().success();
     own.assert_as(&before);
+    assert_eq!(all_programs(&own.node.namespace, &before[0].0.link.name).unwrap(), [0; 0]);
+    drop(held);
 }
 
 /// Rows: SRV-refused, SRV-rollback.

@@ -1,0 +1,146 @@
+//! The programs that a pod has left on a device which comes home: they would see what the node sends and receives by it.
+//!
+//! Programs of XDP, of tcx and of a netkit pair stay on a device that goes to another namespace. Queueing disciplines do not,
+//! with whatever filters they have: the kernel shuts them down with each move.
+
+use std::io;
+use std::os::fd::AsFd;
+
+use rustix::io::Errno;
+
+use super::StepError;
+use crate::bpf::Program;
+use crate::bpf::sys::{self, OnHook, SharedHook};
+use crate::netlink::{self, Handle, XdpPlace};
+use crate::step::Home;
+
+/// Why a program stays on a device.
+#[derive(Debug, thiserror::Error)]
+pub enum LeftError {
+    /// The kernel refuses a call of `bpf(2)`.
+    #[error(transparent)]
+    Bpf(#[from] io::Error),
+    /// The kernel refuses a request.
+    #[error(transparent)]
+    Netlink(#[from] netlink::Error),
+    /// A link holds an XDP program, and none of the machine's is it.
+    #[error("the link that holds it is not found")]
+    NoLink,
+}
+
+/// A program on a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct OnDevice {
+    /// Kernel's id.
+    program: u32,
+    place: Place,
+}
+
+/// Where a program is on a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// On that hook, by the link of that id if one holds it.
+    Hook(SharedHook, Option<u32>),
+    Xdp(XdpPlace),
+}
+
+/// Kernel's ids of the programs that are on a device and would go with it to a pod. The handle is that of the calling
+/// thread's namespace.
+///
+/// # Errors
+/// The kernel does not list them.
+pub(super) fn running(host: &mut Handle, name: &str, index: u32) -> Result<Vec<u32>, StepError> {
+    Ok(all(host, name, index)?.into_iter().map(|it| it.program).collect())
+}
+
+/// Takes everything off a device of the node that was not there before a pod had it, the programs that judged the pod among
+/// it. The handle is that of the calling thread's namespace. Idempotent; every program is tried even if another one stays.
+///
+/// Here and not in the pod, whose processes could attach the next one. A program that another agent of the node attaches in
+/// the moment before counts as the pod's: nothing tells the two apart.
+///
+/// # Errors
+/// One stays; it is named.
+pub(super) fn take_off(host: &mut Handle, home: &Home, index: u32) -> Result<(), StepError> {
+    let mut failed = None;
+    for found in all(host, &home.name, index)?.into_iter().filter(|it| !home.programs.contains(&it.program)) {
+        // One that is gone meanwhile has no name.
+        let name = sys::program_name(found.program).ok().flatten().unwrap_or_default();
+        match remove(host, index, found) {
+            Ok(()) if is_ours(&name) => {}
+            Ok(()) => {
+                let (device, program) = (&home.name, found.program);
+                tracing::info!(device, program, name, "its pod has left a program on the device; taken off");
+            }
+            Err(source) => {
+                let (device, program) = (home.name.clone(), found.program);
+                failed.get_or_insert(StepError::ProgramLeft { device, program, name, source });
+            }
+        }
+    }
+    failed.map_or(Ok(()), Err)
+}
+
+fn is_ours(name: &str) -> bool {
+    Program::ALL.iter().any(|program| program.name() == name)
+}
+
+fn all(host: &mut Handle, name: &str, index: u32) -> Result<Vec<OnDevice>, StepError> {
+    listed(host, index).map_err(|source| StepError::ProgramsUnknown { device: name.to_owned(), source })
+}
+
+fn listed(host: &mut Handle, index: u32) -> Result<Vec<OnDevice>, LeftError> {
+    let mut found = Vec::new();
+    for hook in SharedHook::ALL {
+        let on_hook = |OnHook { program, link }| OnDevice { program, place: Place::Hook(hook, link) };
+        found.extend(sys::programs_on(index, hook)?.into_iter().map(on_hook));
+    }
+    let by_xdp = host.xdp_programs(index)?.into_iter();
+    found.extend(by_xdp.map(|(place, program)| OnDevice { program, place: Place::Xdp(place) }));
+    Ok(found)
+}
+
+fn remove(host: &mut Handle, index: u32, found: OnDevice) -> Result<(), LeftError> {
+    match found.place {
+        Place::Hook(_, Some(link)) => match sys::link_by_id(link)? {
+            Some(link) => Ok(sys::link_detach(link.as_fd())?),
+            None => Ok(()),
+        },
+        Place::Hook(hook, None) => {
+            let Some(program) = sys::program_by_id(found.program)? else { return Ok(()) };
+            match sys::detach_program(program.as_fd(), index, hook) {
+                // Somebody else was quicker.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+                done => Ok(done?),
+            }
+        }
+        Place::Xdp(place) => match host.ensure_xdp_absent(index, place) {
+            Err(error) if error.errno() == Some(Errno::BUSY) => {
+                detach_xdp_link(host, index, (place, found.program))
+            }
+            done => Ok(done?),
+        },
+    }
+}
+
+/// Detaches the link that holds an XDP program on a device. A link tells the index of its device and not in which namespace
+/// that counts: of several that it may be, one after another goes until the program has, the newest first.
+fn detach_xdp_link(host: &mut Handle, index: u32, on_link: (XdpPlace, u32)) -> Result<(), LeftError> {
+    let (mut links, mut last) = (Vec::new(), 0);
+    while let Some(id) = sys::next_link(last)? {
+        last = id;
+        // One that is gone meanwhile is none of them.
+        let Ok(Some(link)) = sys::link_by_id(id) else { continue };
+        let info = sys::link_info(link.as_fd());
+        if info.is_ok_and(|it| it.is_xdp && (it.ifindex, it.program_id) == (index, on_link.1)) {
+            links.push(link);
+        }
+    }
+    for link in links.iter().rev() {
+        sys::link_detach(link.as_fd())?;
+        if !host.xdp_programs(index)?.contains(&on_link) {
+            return Ok(());
+        }
+    }
+    Err(LeftError::NoLink)
+}

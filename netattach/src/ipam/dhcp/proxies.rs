@@ -1,0 +1,84 @@
+//! Hosts that have answered for every address of a network that its servers gave, as a router does that answers ARP for all
+//! (proxy ARP). Pure.
+//!
+//! A server gives an address that was declined to nobody for a while, and who asked for an ADD asks again: without a memory
+//! each try would take some more addresses from the server's pool.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use crate::mac::Mac;
+
+/// How long a host is known since it has last answered for a given address.
+const KEPT: Duration = Duration::from_secs(60 * 60);
+/// Most that are known. Each has cost as many addresses as are declined in one exchange.
+const MOST: usize = 64;
+
+/// The hosts, by the network's name and their Ethernet address, with the time at which each has last answered.
+#[derive(Debug, Default)]
+pub(super) struct Proxies(BTreeMap<(String, Mac), Duration>);
+
+impl Proxies {
+    /// Whether a host that has answered again now is known.
+    pub(super) fn answers_again(&mut self, network: &str, host: Mac, now: Duration) -> bool {
+        self.0.retain(|_, last| now.saturating_sub(*last) < KEPT);
+        let known = self.0.get_mut(&(network.to_owned(), host));
+        known.map(|last| *last = now).is_some()
+    }
+
+    /// Takes a host that has answered for all addresses of an exchange.
+    pub(super) fn note(&mut self, network: &str, host: Mac, now: Duration) {
+        self.0.insert((network.to_owned(), host), now);
+        if self.0.len() > MOST {
+            let oldest = self.0.iter().min_by_key(|(_, last)| **last).map(|(key, _)| key.clone());
+            if let Some(oldest) = oldest {
+                self.0.remove(&oldest);
+            }
+        }
+    }
+
+    /// Forgets those of a network, where nobody has answered for a given address.
+    pub(super) fn forget(&mut self, network: &str) {
+        self.0.retain(|(of, _), _| of != network);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ROUTER: Mac = Mac([2, 0, 0, 0, 0, 1]);
+    const OTHER: Mac = Mac([2, 0, 0, 0, 0, 2]);
+
+    fn minutes(minutes: u64) -> Duration {
+        Duration::from_secs(minutes * 60)
+    }
+
+    /// Rows: DHCP-proxy.
+    #[test]
+    fn a_host_is_known_on_its_network_as_long_as_it_answers_or_an_address_is_free() {
+        let mut proxies = Proxies::default();
+        assert!(!proxies.answers_again("lan", ROUTER, minutes(0)));
+        proxies.note("lan", ROUTER, minutes(0));
+        assert!(proxies.answers_again("lan", ROUTER, minutes(50)));
+        assert!(!proxies.answers_again("lan", OTHER, minutes(50)));
+        assert!(!proxies.answers_again("wan", ROUTER, minutes(50)));
+        assert!(proxies.answers_again("lan", ROUTER, minutes(100)), "it has answered meanwhile");
+        assert!(!proxies.answers_again("lan", ROUTER, minutes(160)));
+        for network in ["lan", "wan"] {
+            proxies.note(network, ROUTER, minutes(160));
+        }
+        proxies.forget("lan");
+        let known = ["lan", "wan"].map(|network| proxies.answers_again(network, ROUTER, minutes(161)));
+        assert_eq!(known, [false, true]);
+    }
+
+    #[test]
+    fn of_many_the_newest_are_known() {
+        let mut proxies = Proxies::default();
+        let host = |number: u8| Mac([2, 0, 0, 0, 0, number]);
+        (0..=64).for_each(|number| proxies.note("lan", host(number), Duration::from_secs(number.into())));
+        let known = [0, 1, 64].map(|number| proxies.answers_again("lan", host(number), minutes(2)));
+        assert_eq!(known, [false, true, true]);
+    }
+}
