@@ -27,6 +27,8 @@ enum Subject {
     /// ADD of a pod with a virtual function of a card, in the virtual machine that has one
     #[cfg(feature = "cluster")]
     Sriov(attach::vf::Options),
+    /// How often the kernel's lock of links is taken for an ADD, in the virtual machine whose kernel counts that
+    Locks(attach::locks::Options),
     /// Restart of an agent with many attachments
     Restart(restart::Options),
     /// ADD of a pod while others hang that have nothing to do with it
@@ -94,6 +96,7 @@ fn main() -> ExitCode {
         Subject::Dataplane(arguments) => dataplane::run(&arguments.into()),
         #[cfg(feature = "cluster")]
         Subject::Sriov(arguments) => attach::vf::run(&arguments),
+        Subject::Locks(arguments) => attach::locks::run(&arguments),
         Subject::Restart(arguments) => restart::run(&arguments),
         Subject::Fairness(arguments) => fairness::run(&arguments),
         Subject::Ports(arguments) => ports::run(&arguments),
