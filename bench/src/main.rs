@@ -81,6 +81,12 @@ struct DataplaneArguments {
     /// Length of one sample in milliseconds
     #[arg(long, default_value = "500")]
     sample: NonZeroU16,
+    /// How often netattach and its floor take a sample of each kind one after the other
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u16).range(30..))]
+    pairs: u16,
+    /// Fail if a limit of the pairs is missed
+    #[arg(long)]
+    check: bool,
     #[command(flatten)]
     form: Form,
     /// Measure only this; may be repeated
@@ -131,7 +137,7 @@ impl From<ClusterArguments> for cluster::Options {
 
 impl From<DataplaneArguments> for dataplane::Options {
     fn from(arguments: DataplaneArguments) -> Self {
-        let DataplaneArguments { rounds, sample, form, only } = arguments;
-        Self { only, rounds, sample: Duration::from_millis(sample.get().into()), form }
+        let DataplaneArguments { rounds, sample, pairs, check, form, only } = arguments;
+        Self { only, rounds, sample: Duration::from_millis(sample.get().into()), pairs, check, form }
     }
 }
