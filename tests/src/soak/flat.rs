@@ -7,7 +7,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use aya::maps::MapData;
 
 use super::rig::Rig;
@@ -200,7 +200,7 @@ fn entries(pin: &Path) -> Result<u64> {
         }
         std::mem::swap(&mut key, &mut next);
     }
-    anyhow::bail!("there is no end of them")
+    bail!("there is no end of them")
 }
 
 #[cfg(test)]

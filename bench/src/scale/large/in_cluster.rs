@@ -1,7 +1,7 @@
 //! A policy whose selectors lead to the pods of other nodes, in a cluster.
 //!
-//! A hundred thousand rules with a selector each would be compared with more pods than the agent allows itself (`docs/budgets.md`,
-//! comparisons), so there are a thousand, which lead to a hundred pods each.
+//! A hundred thousand rules with a selector each would be compared with more pods than the agent allows itself
+//! (`docs/budgets.md`, comparisons), so there are a thousand, which lead to a hundred pods each.
 
 use anyhow::Context;
 use netattach_tests::api_server::ApiServer;
