@@ -114,14 +114,14 @@ impl Files {
 
     /// Waits until an agent that was started does something.
     fn until(&self, process: &mut Child, what: &str, does: impl Fn() -> bool) -> anyhow::Result<()> {
-        let deadline = Instant::now() + START_TIMEOUT;
+        let deadline = Instant::now() + super::stretched(START_TIMEOUT);
         let mut poll = || {
             while !does() {
                 if let Some(status) = process.try_wait().context("poll netattachd")? {
                     bail!("netattachd ended before it could {what} ({status})");
                 }
                 if Instant::now() > deadline {
-                    bail!("netattachd does not {what} after {} s", START_TIMEOUT.as_secs());
+                    bail!("netattachd does not {what} after {} s", super::stretched(START_TIMEOUT).as_secs());
                 }
                 // There is no event to wait for.
                 thread::sleep(Duration::from_millis(1));
@@ -140,7 +140,7 @@ fn ends(process: &mut Child) -> bool {
     if let Some(pid) = rustix::process::Pid::from_raw(process.id().cast_signed()) {
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
     }
-    let deadline = Instant::now() + STOP_TIMEOUT;
+    let deadline = Instant::now() + super::stretched(STOP_TIMEOUT);
     while matches!(process.try_wait(), Ok(None)) {
         if Instant::now() > deadline {
             return false;
@@ -226,7 +226,11 @@ impl Agent {
     /// Ends the agent, and waits until the next one, which stands by, answers in its place.
     pub(super) fn hand_over(&mut self, next: Child) -> anyhow::Result<()> {
         let mut before = mem::replace(&mut self.process, next);
-        ensure!(ends(&mut before), "netattachd does not end after {} s", STOP_TIMEOUT.as_secs());
+        ensure!(
+            ends(&mut before),
+            "netattachd does not end after {} s",
+            super::stretched(STOP_TIMEOUT).as_secs()
+        );
         self.wait_until_it_listens()?;
         self.ask(&["status"]).map(drop)
     }
@@ -317,7 +321,7 @@ impl Agent {
         what: &str,
         states: impl Fn() -> anyhow::Result<Vec<Value>>,
     ) -> anyhow::Result<()> {
-        let deadline = Instant::now() + START_TIMEOUT;
+        let deadline = Instant::now() + super::stretched(START_TIMEOUT);
         loop {
             let states = states()?;
             if states.iter().filter(|state| **state == "on").count() == wanted {
@@ -420,7 +424,7 @@ impl Agent {
 
     /// How long a scrape of the agent's metrics takes, from the connection to the last byte.
     pub(super) fn scrape(&self) -> anyhow::Result<Duration> {
-        let deadline = Instant::now() + START_TIMEOUT;
+        let deadline = Instant::now() + super::stretched(START_TIMEOUT);
         let begun = loop {
             let begun = Instant::now();
             match TcpStream::connect(METRICS) {

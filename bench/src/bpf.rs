@@ -125,6 +125,13 @@ impl Program {
         Self::load(CLASSIFIER, &code).context("load a program that redirects")
     }
 
+    /// A program for the beginning of one of the kernel's functions, which counts a call where its first argument is this.
+    pub(super) fn that_counts(argument: u64) -> anyhow::Result<Self> {
+        /// `BPF_PROG_TYPE_KPROBE`.
+        const KPROBE: u32 = 2;
+        Self::load(KPROBE, &counting(argument)).context("load a program that counts calls")
+    }
+
     /// An XDP program of these instructions.
     pub(super) fn of_xdp(code: &[u64]) -> anyhow::Result<Self> {
         /// `BPF_PROG_TYPE_XDP`.
@@ -220,6 +227,24 @@ impl Program {
     }
 }
 
+/// The instructions that say 1 where a function's first argument is that one, and else 0, by which nothing is counted.
+fn counting(argument: u64) -> [u64; 7] {
+    /// Where the first argument is in `struct pt_regs`: `di`, or the first of all registers.
+    const FIRST: u64 = if cfg!(target_arch = "x86_64") { 112 } else { 0 };
+    [
+        // r2 = the first argument; the registers are where r1 leads.
+        FIRST << 16 | 0x1279,
+        // r3 = the argument that is looked for, in two halves.
+        (argument & 0xffff_ffff) << 32 | 0x318,
+        argument & 0xffff_ffff_0000_0000,
+        // r0 = 0; if r2 != r3 the next one is left out: r0 = 1; exit.
+        0xb7,
+        1 << 16 | 0x325d,
+        1 << 32 | 0xb7,
+        0x95,
+    ]
+}
+
 fn open_pin(pin: &Path) -> anyhow::Result<OwnedFd> {
     #[repr(C)]
     struct Get {
@@ -244,4 +269,19 @@ unsafe fn bpf<T>(command: i32, attributes: &T) -> io::Result<i32> {
     let answer =
         unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_ref(attributes), size_of::<T>()) };
     if answer < 0 { Err(io::Error::last_os_error()) } else { Ok(answer as i32) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_argument_is_compared_whole() {
+        let code = counting(0xffff_8123_4567_89ab);
+        let halves = code[1..3].iter().map(|instruction| (instruction >> 32) as u32).collect::<Vec<_>>();
+        assert_eq!(halves, [0x4567_89ab, 0xffff_8123]);
+        // The load from the registers: its destination, its source and its offset.
+        assert_eq!(code[0] & 0xffff, 0x1279);
+        assert_eq!(code[0] >> 16, if cfg!(target_arch = "x86_64") { 112 } else { 0 });
+    }
 }

@@ -2,9 +2,9 @@
 //!
 //! The contenders take turns within one run, so that other load on the machine affects all alike.
 //!
-//! The benchmarks: `attach` with `sriov`, `cluster`, `dataplane`, `fairness`, `ports`, `restart`, `scale`. Shared: `pods` and the node's
-//! namespace, `agent`, `netlink` for the floor, `bpf` for the kernel's state, `processor` time, `series` of samples, `limit`s,
-//! `document` for tables.
+//! The benchmarks: `attach` with `locks` and `sriov`, `cluster`, `dataplane`, `fairness`, `ports`, `restart`, `scale`. Shared:
+//! `pods` and the node's namespace, `agent`, `netlink` for the floor, `bpf` for the kernel's state, `processor` time, `series` of
+//! samples, `limit`s, `document` for tables.
 
 mod agent;
 pub mod attach;
@@ -28,6 +28,7 @@ use std::env;
 use std::fmt;
 use std::path::PathBuf;
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use serde::Serialize;
@@ -46,6 +47,12 @@ fn dist() -> PathBuf {
 /// The directory of the reference plugins: that which a virtual machine's programs are told, or setup's.
 fn reference_plugins() -> PathBuf {
     env::var_os("NETATTACH_REFERENCE_PLUGINS").map_or_else(setup::reference_plugins, PathBuf::from)
+}
+
+/// A time limit, so many times as long as tests may take longer here: a virtual machine's programs are told.
+fn stretched(time: Duration) -> Duration {
+    let factor = env::var("NETATTACH_TEST_SLOWNESS").ok().and_then(|factor| factor.parse::<u32>().ok());
+    time.saturating_mul(factor.unwrap_or(1))
 }
 
 /// Where and how figures were measured.

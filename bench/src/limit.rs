@@ -1,4 +1,4 @@
-//! Figures beside the most that they may be.
+//! Figures beside the most that they may be, or the least.
 
 use std::fmt;
 
@@ -7,46 +7,73 @@ use serde::Serialize;
 
 use crate::document;
 
-/// A figure and the most that it may be.
+/// A figure beside its bound.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(super) struct Limit {
     what: String,
     found: f64,
-    most: f64,
+    #[serde(flatten)]
+    bound: Bound,
     unit: &'static str,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Bound {
+    Most(f64),
+    Least(f64),
+}
+
 impl Limit {
+    /// The most that it may be.
     pub(super) fn new(what: impl Into<String>, found: f64, most: f64, unit: &'static str) -> Self {
-        Self { what: what.into(), found, most, unit }
+        Self { what: what.into(), found, bound: Bound::Most(most), unit }
+    }
+
+    /// The least that it may be.
+    pub(super) fn at_least(what: impl Into<String>, found: f64, least: f64, unit: &'static str) -> Self {
+        Self { what: what.into(), found, bound: Bound::Least(least), unit }
     }
 
     /// Whether the figure is within its limit. What was not measured is not.
     pub(super) fn is_met(&self) -> bool {
-        self.found <= self.most
+        match self.bound {
+            Bound::Most(most) => self.found <= most,
+            Bound::Least(least) => self.found >= least,
+        }
     }
 }
 
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { what, found, most, unit } = self;
-        write!(f, "{what}: {found:.2} {unit}, and at most {most} are allowed")
+        let Self { what, found, bound, unit } = self;
+        write!(f, "{what}: {found:.2} {unit}, and ")?;
+        match bound {
+            Bound::Most(most) => write!(f, "at most {most} are allowed"),
+            Bound::Least(least) => write!(f, "at least {least} are wanted"),
+        }
     }
 }
 
 /// All of them as a table.
 pub(super) fn table(limits: &[Limit]) -> String {
+    let all_are_most = limits.iter().all(|limit| matches!(limit.bound, Bound::Most(_)));
     let row = |limit: &Limit| {
         let met = if limit.is_met() { "yes" } else { "**missed**" };
+        let (side, bound) = match limit.bound {
+            Bound::Most(most) if all_are_most => ("", most),
+            Bound::Most(most) => ("at most ", most),
+            Bound::Least(least) => ("at least ", least),
+        };
         vec![
             limit.what.clone(),
             format!("{:.2} {}", limit.found, limit.unit).trim_end().to_owned(),
-            format!("{} {}", limit.most, limit.unit).trim_end().to_owned(),
+            format!("{side}{bound} {}", limit.unit).trim_end().to_owned(),
             met.to_owned(),
         ]
     };
     let rows: Vec<Vec<String>> = limits.iter().map(row).collect();
-    document::aligned(&["", "found", "at most", "met"], &rows)
+    document::aligned(&["", "found", if all_are_most { "at most" } else { "to be" }, "met"], &rows)
 }
 
 /// # Errors
@@ -73,6 +100,16 @@ mod tests {
     }
 
     #[test]
+    fn a_lower_bound_is_met_at_it_and_not_by_what_was_not_measured() {
+        let speed = |found| Limit::at_least("speed", found, 0.96, "times");
+        assert_eq!(
+            [speed(0.96), speed(0.95), speed(f64::NAN)].map(|limit| limit.is_met()),
+            [true, false, false]
+        );
+        assert_eq!(speed(0.95).to_string(), "speed: 0.95 times, and at least 0.96 are wanted");
+    }
+
+    #[test]
     fn only_those_that_are_missed_are_an_error() {
         assert!(check(&[memory(30.0)]).is_ok());
         let missed = check(&[memory(1.0), memory(31.0)]).unwrap_err();
@@ -88,5 +125,16 @@ mod tests {
 | memory | 31.00 MiB |  30 MiB | **missed** |
 ";
         assert_eq!(table(&[memory(30.0), memory(31.0)]), expected);
+    }
+
+    #[test]
+    fn a_table_says_on_which_side_of_its_bound_a_figure_is_to_be() {
+        let expected = "\
+|        |      found |               to be |        met |
+| ------ | ---------: | ------------------: | ---------: |
+| speed  | 0.95 times | at least 0.96 times | **missed** |
+| memory |  30.00 MiB |      at most 30 MiB |        yes |
+";
+        assert_eq!(table(&[Limit::at_least("speed", 0.95, 0.96, "times"), memory(30.0)]), expected);
     }
 }

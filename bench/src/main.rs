@@ -27,6 +27,8 @@ enum Subject {
     /// ADD of a pod with a virtual function of a card, in the virtual machine that has one
     #[cfg(feature = "cluster")]
     Sriov(attach::vf::Options),
+    /// How often the kernel's lock of links is taken for an ADD, in the virtual machine whose kernel counts that
+    Locks(attach::locks::Options),
     /// Restart of an agent with many attachments
     Restart(restart::Options),
     /// ADD of a pod while others hang that have nothing to do with it
@@ -79,6 +81,12 @@ struct DataplaneArguments {
     /// Length of one sample in milliseconds
     #[arg(long, default_value = "500")]
     sample: NonZeroU16,
+    /// How often netattach and its floor take a sample of each kind one after the other
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u16).range(30..))]
+    pairs: u16,
+    /// Fail if a limit of the pairs is missed
+    #[arg(long)]
+    check: bool,
     #[command(flatten)]
     form: Form,
     /// Measure only this; may be repeated
@@ -94,6 +102,7 @@ fn main() -> ExitCode {
         Subject::Dataplane(arguments) => dataplane::run(&arguments.into()),
         #[cfg(feature = "cluster")]
         Subject::Sriov(arguments) => attach::vf::run(&arguments),
+        Subject::Locks(arguments) => attach::locks::run(&arguments),
         Subject::Restart(arguments) => restart::run(&arguments),
         Subject::Fairness(arguments) => fairness::run(&arguments),
         Subject::Ports(arguments) => ports::run(&arguments),
@@ -128,7 +137,7 @@ impl From<ClusterArguments> for cluster::Options {
 
 impl From<DataplaneArguments> for dataplane::Options {
     fn from(arguments: DataplaneArguments) -> Self {
-        let DataplaneArguments { rounds, sample, form, only } = arguments;
-        Self { only, rounds, sample: Duration::from_millis(sample.get().into()), form }
+        let DataplaneArguments { rounds, sample, pairs, check, form, only } = arguments;
+        Self { only, rounds, sample: Duration::from_millis(sample.get().into()), pairs, check, form }
     }
 }

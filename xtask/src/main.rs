@@ -101,6 +101,9 @@ enum Verb {
         /// Repeat the decisions of the run that printed this
         #[arg(long)]
         seed: Option<u64>,
+        /// Attachments that stay meanwhile: what the agents use is told each minute, and must not grow
+        #[arg(long, value_name = "NUMBER", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=3000))]
+        attachments: u32,
     },
     /// What takes too long for the gate
     Nightly,
@@ -163,7 +166,7 @@ fn main() -> ExitCode {
             let ci = ci || std::env::var_os("CI").is_some_and(|value| value == "true");
             suite::run(if ci { Extent::Gate } else { Extent::Tests })
         }
-        Verb::Soak { minutes, seed } => soak::run(soak::Options { minutes, seed }),
+        Verb::Soak { minutes, seed, attachments } => soak::run(soak::Options { minutes, seed, attachments }),
         Verb::Nightly => nightly::run(),
         Verb::Vm { guest, test, dist, filters } => {
             vm::run(vm::Options { guest, test, filters, executables: dist })

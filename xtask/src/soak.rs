@@ -25,6 +25,8 @@ pub struct Options {
     pub minutes: u32,
     /// Repeats the decisions of an earlier run.
     pub seed: Option<u64>,
+    /// Attachments that stay meanwhile.
+    pub attachments: u32,
 }
 
 /// Sets up, builds, and soaks, with a line now and then for a person.
@@ -60,7 +62,7 @@ impl Beside {
     /// # Errors
     /// It cannot be run as root.
     pub(crate) fn start() -> anyhow::Result<Self> {
-        let mut command = command(Options { minutes: IN_TESTS, seed: Some(SEED_IN_TESTS) })?;
+        let mut command = command(Options { minutes: IN_TESTS, seed: Some(SEED_IN_TESTS), attachments: 0 })?;
         let thread = std::thread::spawn(move || {
             let (output, success, _) = child::watch(&mut command, |_| ())?;
             Ok((output, success))
@@ -99,6 +101,9 @@ fn command(options: Options) -> anyhow::Result<Command> {
     command.args(words).args(["--minutes", &options.minutes.to_string()]);
     if let Some(seed) = options.seed {
         command.args(["--seed", &seed.to_string()]);
+    }
+    if options.attachments > 0 {
+        command.args(["--attachments", &options.attachments.to_string()]);
     }
     command.arg("--logs").arg(tree::root().join("target/soak"));
     command.envs(variables).current_dir(tree::root());

@@ -91,17 +91,26 @@ impl Contender for InProcess {
     }
 }
 
+/// Builds the executable of [`Spawned`]; returns where it is.
+pub(super) fn build(progress: &Progress) -> anyhow::Result<PathBuf> {
+    let built = dist::static_executables("netattach-bench", &["floor"], progress)?;
+    built.get("floor").context("the floor was not built").cloned()
+}
+
 impl Spawned {
     pub(crate) fn new(progress: &Progress) -> anyhow::Result<Self> {
-        let built = dist::static_executables("netattach-bench", &["floor"], progress)?;
-        let executable = built.get("floor").context("the floor was not built")?.clone();
-        Ok(Self { executable, pins: None, program: OnceLock::new() })
+        Ok(Self::of(build(progress)?, None))
     }
 
     /// A floor that attaches one of the programs that an agent has pinned below `pins` by the time of the first
     /// request.
     pub(crate) fn with_programs(pins: PathBuf, progress: &Progress) -> anyhow::Result<Self> {
-        Ok(Self { pins: Some(pins), ..Self::new(progress)? })
+        Ok(Self::of(build(progress)?, Some(pins)))
+    }
+
+    /// A floor whose executable is there already, with programs if their directory is named.
+    pub(super) fn of(executable: PathBuf, pins: Option<PathBuf>) -> Self {
+        Self { executable, pins, program: OnceLock::new() }
     }
 
     fn run(&self, verb: &str, pod: &Pod) -> anyhow::Result<()> {

@@ -6,11 +6,14 @@
 //!
 //! Contenders: `floor`, `reference`, `netattach` with its `pinned` programs. `figures` are printed as a `table`;
 //! `parts` breaks down the time of netattach's ADD. `kinds` are the interfaces one by one, but a
-//! virtual function, which `vf` measures where there are some.
+//! virtual function, which `vf` measures where there are some. `locks` counts what takes the kernel's lock of links. These two
+//! run in the virtual `machine`.
 
 mod figures;
 pub mod floor;
 mod kinds;
+pub mod locks;
+mod machine;
 mod netattach;
 mod parts;
 mod pinned;

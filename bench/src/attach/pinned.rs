@@ -29,7 +29,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Opens the program for a pod's outgoing packets, of the only layout version pinned below `pins`.
 pub(super) fn open_program(pins: &Path) -> anyhow::Result<OwnedFd> {
-    let deadline = Instant::now() + START_TIMEOUT;
+    let deadline = Instant::now() + crate::stretched(START_TIMEOUT);
     loop {
         match try_open(pins) {
             Err(_) if Instant::now() < deadline => thread::sleep(Duration::from_millis(10)),

@@ -10,10 +10,10 @@
 mod adds;
 mod burst;
 mod definitions;
-mod objects;
+pub(crate) mod objects;
 mod peers;
 mod populated;
-mod rig;
+pub(crate) mod rig;
 mod table;
 
 use std::num::NonZeroU16;

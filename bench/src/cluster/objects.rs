@@ -13,24 +13,24 @@ const STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
 /// The label by which agents find the pods of other nodes.
 const ATTACHED: &str = "netattach.dev/networks";
 /// Policies, each of which selects its share of the node's pods and has its share of the other nodes' as peers.
-pub(super) const POLICIES: u32 = 200;
+pub(crate) const POLICIES: u32 = 200;
 /// Definitions of the populated node.
 pub(super) const DEFINITIONS: u32 = 200;
 /// The third number of the first address of a pod of another node: leases begin below it.
 const FIRST_FAR: u32 = 128;
 
 /// Where one agent makes its links, so that it shares nothing with another on the node.
-pub(super) struct Networks<'a> {
-    pub(super) bridge: &'a str,
-    pub(super) parent: &'a str,
+pub(crate) struct Networks<'a> {
+    pub(crate) bridge: &'a str,
+    pub(crate) parent: &'a str,
     /// The second number of the addresses of its first network.
-    pub(super) subnet: u8,
-    pub(super) leases: &'a Path,
+    pub(crate) subnet: u8,
+    pub(crate) leases: &'a Path,
 }
 
 impl Networks<'_> {
     /// The default network, a bridge, and two macvlans.
-    pub(super) fn objects(&self) -> [Value; 3] {
+    pub(crate) fn objects(&self) -> [Value; 3] {
         let ipam = |network: u8| {
             let subnet = format!("10.{}.0.0/16", self.subnet + network);
             json!({"type": "host-local", "dataDir": self.leases, "ranges": [[{"subnet": subnet}]]})
@@ -60,7 +60,7 @@ pub(super) fn definition(number: u32) -> Value {
 }
 
 /// A pod of the node, with all three networks, and under one of the policies.
-pub(super) fn own(pod: &Pod) -> Value {
+pub(crate) fn own(pod: &Pod) -> Value {
     let mut object = agent::pod(pod, "one,two");
     object["metadata"]["labels"] = json!({"group": group(pod.number.into()), "app": "measured"});
     object["spec"]["nodeName"] = json!(agent::NODE);
@@ -97,7 +97,7 @@ pub(super) fn policy(number: u32, peers: Peers) -> Value {
 }
 
 /// A policy with pods as peers, by which the agent follows those of other nodes, and which selects and allows nothing.
-pub(super) fn idle_policy() -> Value {
+pub(crate) fn idle_policy() -> Value {
     let nobody = json!({"matchLabels": {"nobody": "nowhere"}});
     let spec = json!({"podSelector": nobody, "policyTypes": ["Ingress"], "ingress": [{"from": [{"podSelector": nobody}]}]});
     let mut policy = manifest::policy("nobody", &format!("{NAMESPACE}/one"), &spec);
@@ -116,7 +116,7 @@ pub(super) fn far_address(subnet: u8, network: u8, number: u32) -> String {
 }
 
 /// A pod of another node that is a peer of the policy of its group, as its agent published it.
-pub(super) fn far(number: u32, subnet: u8) -> Value {
+pub(crate) fn far(number: u32, subnet: u8) -> Value {
     let entry = |network: u8, name: &str| {
         json!({
             "name": format!("{NAMESPACE}/{name}"), "interface": format!("net{network}"),

@@ -15,9 +15,9 @@ use crate::pods::{Node, Pod};
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// A cluster of one node that has an agent, and of others that are objects only.
-pub(super) struct Cluster {
-    pub(super) agent: Agent,
-    pub(super) server: ApiServer,
+pub(crate) struct Cluster {
+    pub(crate) agent: Agent,
+    pub(crate) server: ApiServer,
 }
 
 /// Requests to the API server.
@@ -28,7 +28,7 @@ pub(super) struct Calls {
 }
 
 /// Starts the API server, in the calling thread's namespace. Bookmarks come as often as from a real one.
-pub(super) fn serve(node: &Node, objects: &[Value]) -> anyhow::Result<(ApiServer, PathBuf)> {
+pub(crate) fn serve(node: &Node, objects: &[Value]) -> anyhow::Result<(ApiServer, PathBuf)> {
     let options = Options { bookmarks: Duration::from_secs(60), ..Options::default() };
     let server = ApiServer::start(&options).context("start the API server")?;
     for object in objects {
@@ -41,7 +41,7 @@ pub(super) fn serve(node: &Node, objects: &[Value]) -> anyhow::Result<(ApiServer
 
 impl Cluster {
     /// Starts an agent that follows the server, and waits until it has read everything.
-    pub(super) fn start(node: &Node, server: ApiServer, kubeconfig: PathBuf) -> anyhow::Result<Self> {
+    pub(crate) fn start(node: &Node, server: ApiServer, kubeconfig: PathBuf) -> anyhow::Result<Self> {
         let agent = Agent::start_in(node, kubeconfig)?;
         let cluster = Self { agent, server };
         cluster.wait_until("the agent follows the cluster", || Ok(cluster.is_synced()))?;

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use super::paths::Path;
-use super::{Options, policies, programs};
+use super::{Options, Part, policies, programs};
 use crate::{Origin, Series};
 
 /// The results of one run.
@@ -17,6 +17,8 @@ pub(super) struct Report {
     pub(super) rounds: u16,
     /// Client and server share one processor.
     pub(super) paths: Vec<Figures>,
+    /// netattach beside its floor.
+    pub(super) pairs: Option<super::pairs::Pairs>,
     /// The cost of a flood of new flows to others.
     pub(super) flood: Option<super::flood::Flood>,
     pub(super) policies: Vec<policies::Figures>,
@@ -48,6 +50,9 @@ impl Report {
         let rounds = options.rounds.get();
         let mut command =
             format!("cargo xtask bench dataplane --rounds {rounds} --sample {}", options.sample.as_millis());
+        if options.only.is_empty() || options.only.contains(&Part::Pairs) {
+            let _ = write!(command, " --pairs {}", options.pairs);
+        }
         for part in &options.only {
             let _ = write!(command, " --only {}", part.name());
         }
@@ -55,6 +60,7 @@ impl Report {
             origin: Origin::of(command),
             rounds,
             paths: Vec::new(),
+            pairs: None,
             flood: None,
             policies: Vec::new(),
             programs: None,

@@ -1,13 +1,14 @@
 //! `cargo xtask bench dataplane`: the speed of packets from pod to pod, compared with a bridge, a bare cable and
 //! iptables; the time until a changed policy is in force; and the cost of a packet in the programs.
 //!
-//! `paths` between pods under `load` or a `generator`'s frames, a `flood` and its effect on two others, `policies` by
-//! size, `programs` by packet; `figures` are printed as a `table`.
+//! `paths` between pods under `load` or a `generator`'s frames, two of them in `pairs`, a `flood` and its effect on two others,
+//! `policies` by size, `programs` by packet; `figures` are printed as a `table`.
 
 mod figures;
 mod flood;
 mod generator;
 pub(crate) mod load;
+mod pairs;
 mod paths;
 mod policies;
 mod programs;
@@ -25,7 +26,7 @@ use self::flood::Flood;
 use self::load::Kind;
 use self::paths::{PORTS, Path};
 use super::pods::Node;
-use super::{Form, document, measured, print};
+use super::{Form, document, limit, measured, print};
 
 /// Sizes of the policies that are compared.
 const RULES: [u32; 4] = [10, 1_000, 10_000, 100_000];
@@ -35,6 +36,8 @@ const RULES: [u32; 4] = [10, 1_000, 10_000, 100_000];
 pub enum Part {
     /// Traffic between two pods.
     Paths,
+    /// The same by netattach beside its floor, sample by sample, and its limits.
+    Pairs,
     /// Changes of policies, from the manifest to the kernel.
     Policies,
     /// Nanoseconds of a packet in each program.
@@ -47,6 +50,7 @@ impl Part {
     fn name(self) -> &'static str {
         match self {
             Self::Paths => "paths",
+            Self::Pairs => "pairs",
             Self::Policies => "policies",
             Self::Programs => "programs",
             Self::Flood => "flood",
@@ -62,6 +66,10 @@ pub struct Options {
     pub rounds: NonZeroU16,
     /// Length of one sample.
     pub sample: Duration,
+    /// Number of pairs of samples of each kind.
+    pub pairs: u16,
+    /// Fail if a limit of the pairs is missed.
+    pub check: bool,
     /// Where the result goes.
     pub form: Form,
 }
@@ -69,7 +77,7 @@ pub struct Options {
 /// Runs the selected measurements.
 ///
 /// # Errors
-/// Not root, a tool is missing, or a path does not carry traffic.
+/// Not root, a tool is missing, a path does not carry traffic, or a limit is missed and `check` is set.
 pub fn run(options: &Options) -> anyhow::Result<()> {
     let wants = |part| options.only.is_empty() || options.only.contains(&part);
     let rounds = options.rounds.get();
@@ -86,6 +94,9 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         if wants(Part::Paths) {
             report.paths = measure(options)?;
         }
+        if wants(Part::Pairs) {
+            report.pairs = Some(pairs::measure(options)?);
+        }
         if wants(Part::Flood) {
             report.flood = Some(flooded(options)?);
         }
@@ -93,6 +104,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     })?;
     let tables: Vec<(Part, String)> = [
         (Part::Paths, (!report.paths.is_empty()).then(|| table::tables(&report))),
+        (Part::Pairs, report.pairs.as_ref().map(|pairs| pairs::table(pairs, &report.origin))),
         (Part::Policies, (!report.policies.is_empty()).then(|| table::policies(&report))),
         (Part::Programs, report.programs.as_ref().map(|programs| table::programs(programs, &report))),
         (Part::Flood, report.flood.as_ref().map(flood::table)),
@@ -106,7 +118,10 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
         let place = if *part == Part::Paths { "dataplane" } else { part.name() };
         document::update(place, &report.origin.command, table)?;
     }
-    Ok(())
+    match &report.pairs {
+        Some(pairs) if options.check => limit::check(&pairs.limits),
+        _ => Ok(()),
+    }
 }
 
 /// Every path takes its turn in each round.

@@ -2,10 +2,12 @@
 //! happens, and many pods at once; beside the kernel's share with as many links of its own, and what has to be reached.
 //!
 //! `sites` are the ways to attach on their nodes. `standing` attachments: `adds` with the datagrams of a `trace`, a
-//! `pair` that others should not disturb, changes of a `policy`. Then `bursts`. The `table` compares with the limits.
+//! `pair` that others should not disturb, changes of a `policy`. Then `bursts`. The `table` compares with the limits. `large`
+//! policies are a part of their own.
 
 mod adds;
 mod bursts;
+mod large;
 mod pair;
 mod policy;
 mod sites;
@@ -22,11 +24,26 @@ use xtask::{dist, setup};
 use self::bursts::Bursts;
 use self::standing::Standing;
 use super::limit::{self, Limit};
-use super::{Form, Origin, end, measured};
+use super::{Form, Origin, document, measured, print};
+
+/// What is measured.
+#[derive(Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Part {
+    /// Attachments that stand, and bursts.
+    Attachments,
+    /// Policies as large as they may be, again and again.
+    Policies,
+}
 
 /// Settings of the measurement and of its output.
 #[derive(clap::Args)]
 pub struct Options {
+    /// Measure only this; may be repeated
+    #[arg(long, value_enum, value_name = "PART")]
+    pub only: Vec<Part>,
+    /// How often each large policy comes, changes and goes
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(1..))]
+    pub cycles: u16,
     /// Numbers of attachments that stand while others come and go
     #[arg(long, value_delimiter = ',', num_args = 1, default_value = "10,100,300,1000",
           value_parser = clap::value_parser!(u16).range(10..=3000))]
@@ -52,6 +69,15 @@ pub struct Options {
     pub form: Form,
 }
 
+/// The results of both parts.
+#[derive(Serialize)]
+struct Reports {
+    #[serde(flatten)]
+    attachments: Option<Report>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    policies: Option<large::Report>,
+}
+
 #[derive(Serialize)]
 struct Report {
     #[serde(flatten)]
@@ -69,9 +95,33 @@ struct Report {
 /// # Errors
 /// Not root, a tool is missing, an attachment failed, or a limit is missed and `check` is set.
 pub fn run(options: &Options) -> anyhow::Result<()> {
-    let report = measured(options.form.output, setup::Scope::Usual, dist::build, || measure(options))?;
-    end("scale", options.form, &report.origin, &report, &table::table(&report))?;
-    if options.check { limit::check(&report.limits) } else { Ok(()) }
+    let wants = |part| options.only.is_empty() || options.only.contains(&part);
+    let reports = measured(options.form.output, setup::Scope::Usual, dist::build, || {
+        // Policies first: the nodes of the others, with all their namespaces, take the kernel a while to remove.
+        let policies = wants(Part::Policies).then(|| large::measure(options.cycles)).transpose()?;
+        let attachments = wants(Part::Attachments).then(|| measure(options)).transpose()?;
+        Ok(Reports { attachments, policies })
+    })?;
+    let attachments = reports.attachments.as_ref();
+    let policies = reports.policies.as_ref();
+    let tables: Vec<_> = [
+        attachments.map(|report| ("scale", &report.origin, table::table(report))),
+        policies.map(|report| ("scale policies", &report.origin, large::table(report))),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    let all: Vec<&str> = tables.iter().map(|(_, _, table)| table.as_str()).collect();
+    print(options.form.output, &reports, &all.join("\n"))?;
+    for (place, origin, table) in tables.iter().filter(|_| options.form.write) {
+        document::update(place, &origin.command, table)?;
+    }
+    if !options.check {
+        return Ok(());
+    }
+    let limits = attachments.map(|report| &report.limits).into_iter();
+    let limits = limits.chain(policies.map(|report| &report.limits)).flatten();
+    limit::check(&limits.cloned().collect::<Vec<_>>())
 }
 
 fn measure(options: &Options) -> anyhow::Result<Report> {

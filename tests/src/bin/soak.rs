@@ -1,4 +1,5 @@
-//! `soak --minutes N [--seed S]`: pods come and go at random on two nodes, see `netattach_tests::soak`. Needs root.
+//! `soak --minutes N [--seed S] [--attachments N]`: pods come and go at random on two nodes, see `netattach_tests::soak`. Needs
+//! root.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -23,6 +24,7 @@ fn options() -> Result<Options> {
         time: Duration::from_secs(120),
         seed: u64::from(now.subsec_nanos()) ^ now.as_secs(),
         batches: None,
+        attachments: 0,
         logs: PathBuf::from("target/soak"),
     };
     let mut words = std::env::args().skip(1);
@@ -33,8 +35,9 @@ fn options() -> Result<Options> {
             "--minutes" => options.time = Duration::from_secs(number()? * 60),
             "--seed" => options.seed = number()?,
             "--batches" => options.batches = Some(usize::try_from(number()?)?),
+            "--attachments" => options.attachments = u32::try_from(number()?)?,
             "--logs" => options.logs = PathBuf::from(value),
-            _ => bail!("{word} is none of --minutes N, --seed S, --batches N, --logs DIR"),
+            _ => bail!("{word} is none of --minutes N, --seed S, --batches N, --attachments N, --logs DIR"),
         }
     }
     Ok(options)

@@ -334,8 +334,8 @@ impl Rig {
         if !self.running[node] {
             return Ok(());
         }
-        let there: Vec<&Pod> =
-            self.live.values().filter(|it| it.spec.node == node).map(|it| &it.sandbox).collect();
+        let live = self.live.values().filter(|it| it.spec.node == node).map(|it| &it.sandbox);
+        let there: Vec<&Pod> = live.chain(self.standing.sandboxes(node)).collect();
         let outcome = self.nodes[node].gc("pods", Some(&there));
         // A pool that stays busy is given up; another GC may go on.
         ensure!(outcome.exit == 0 || outcome.json["code"] == 11, "GC: {:#}", outcome.json);

@@ -230,7 +230,7 @@ fn leases(rig: &Rig) -> Result<()> {
 }
 
 /// The leases below a directory: address and container.
-fn lease_files(directory: &Path, found: &mut BTreeMap<IpAddr, String>) -> Result<()> {
+pub(super) fn lease_files(directory: &Path, found: &mut BTreeMap<IpAddr, String>) -> Result<()> {
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
         if path.is_dir() {

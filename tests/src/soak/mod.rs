@@ -7,9 +7,11 @@
 //! | `decide` | what happens next, by the seed alone |
 //! | `rig`, `act` | two nodes and a server; carries out what was decided |
 //! | `stranger` | a host between the nodes that has addresses of pods that are gone |
+//! | `standing` | pods that stay, if wanted |
 //! | `model` | what must hold |
 //! | `probe`, `check` | packets; what is there compared with what must hold |
 //! | `leaks` | what is left at the end, memory and descriptors |
+//! | `flat` | what must not grow while pods stay: the same, threads and entries of maps |
 //!
 //! Between two quiet moments a few things happen at once, and packets go along all ways: none may arrive that no agent
 //! could have allowed at any moment. Then everything that is wrong ends, and everything has to become as the model says.
@@ -25,6 +27,7 @@
 mod act;
 mod check;
 mod decide;
+mod flat;
 mod leaks;
 mod model;
 mod network;
@@ -32,6 +35,7 @@ mod policies;
 mod probe;
 mod random;
 mod rig;
+mod standing;
 mod stranger;
 
 use std::io::{self, Write};
@@ -45,15 +49,19 @@ use anyhow::{Context, Result, anyhow};
 
 use self::act::Calls;
 use self::decide::{Action, Decisions, Ending, Key};
+use self::flat::Flat;
 use self::leaks::Resources;
 use self::model::World;
 use self::probe::Prober;
 use self::rig::Rig;
+use self::standing::Standing;
 
 /// Steps that are shown when something is wrong.
 const STORY: usize = 25;
 /// How often there is a line for a person.
 const LINES: Duration = Duration::from_secs(10);
+/// How often there is one that says what the agents use while attachments stand.
+const MINUTE: Duration = Duration::from_secs(60);
 /// Pause between datagrams while things change.
 const PAUSE: Duration = Duration::from_millis(10);
 /// Datagrams at a time meanwhile.
@@ -68,6 +76,9 @@ pub struct Options {
     pub seed: u64,
     /// Batches at most; `None`: as the time allows. The same number repeats the same decisions to their end.
     pub batches: Option<usize>,
+    /// Attachments that stay meanwhile, beside those that come and go: then what the agents use is told each minute, and must
+    /// not grow. They decide nothing.
+    pub attachments: u32,
     /// Where logs are written when something is wrong.
     pub logs: PathBuf,
 }
@@ -87,7 +98,7 @@ struct Told {
 pub fn run(options: &Options) -> Result<()> {
     say(&format!("soak: seed {}", options.seed));
     let reference = rig::reference();
-    let mut rig = Rig::new(reference.as_deref())?;
+    let mut rig = Rig::new(reference.as_deref(), options.attachments)?;
     let mut told = Told::default();
     let outcome = soak(options, &mut rig, &mut told);
     let Err(error) = outcome else { return Ok(()) };
@@ -113,10 +124,13 @@ fn soak(options: &Options, rig: &mut Rig, told: &mut Told) -> Result<()> {
     let prober = Arc::new(Mutex::new(Prober::default()));
     let mut decisions = Decisions::new(options.seed, rig.reference);
     let mut resources = Resources::default();
+    let mut flat = Flat::default();
     let mut calls = Calls::default();
     let mut forged = Vec::new();
+    rig.standing = Standing::attach(rig, options.attachments as usize)?;
     let began = Instant::now();
     let mut line = Instant::now();
+    let mut minutes = 0;
     let mut before = check::settle(rig, &prober, Duration::ZERO)?;
     while began.elapsed() < options.time && options.batches.is_none_or(|batches| told.batch < batches) {
         told.batch += 1;
@@ -142,6 +156,13 @@ fn soak(options: &Options, rig: &mut Rig, told: &mut Told) -> Result<()> {
         traffic.end();
         before = quiet(rig, &prober, worlds, since.elapsed())?;
         resources.look(rig)?;
+        if !rig.standing.is_empty() {
+            flat.look(rig)?;
+            if began.elapsed() >= MINUTE * (minutes + 1) {
+                minutes = (began.elapsed().as_secs() / MINUTE.as_secs()) as u32;
+                say(&format!("soak: minute {minutes}: {}", flat.told()));
+            }
+        }
         if line.elapsed() > LINES {
             line = Instant::now();
             let (arrived, answered) = {
@@ -159,8 +180,13 @@ fn soak(options: &Options, rig: &mut Rig, told: &mut Told) -> Result<()> {
     }
     say(&format!("soak: {} batches, {} steps; all pods end", told.batch, told.story.len()));
     end(rig, &prober, &forged).context("while all pods end")?;
+    std::mem::take(&mut rig.standing).end(rig).context("while pods end that have stayed")?;
     leaks::nothing_is_left(rig).context("when all pods had ended")?;
     let used = resources.check()?;
+    let stayed = flat.check()?;
+    if !stayed.is_empty() {
+        say(&format!("soak: the first third and the last, by medians:\n  {stayed}"));
+    }
     say(&format!("soak: nothing is left. {used}"));
     Ok(())
 }

@@ -12,9 +12,10 @@ use serde_json::{Value, json};
 use super::decide::{Key, NAMESPACES, PodSpec};
 use super::model::{Attachment, World, node_name};
 use super::network::{ALL, NETWORKS, Network, address_of, default_subnets, second, selections};
+use super::standing::Standing;
 use super::stranger::Stranger;
 use crate::api_server::{ApiServer, Credential, FaultId, Options, TOKEN};
-use crate::node::{WIRE, ip};
+use crate::node::{MAX_ATTACHMENTS, WIRE, ip};
 use crate::{Node, Pod, manifest, tools, wires};
 
 /// The reference plugins that take part where they are there.
@@ -58,6 +59,8 @@ pub(super) struct Rig {
     /// Pods that have done their work: they have no sandbox, and their objects are still there; whether their author
     /// has written into the status.
     pub(super) finished: BTreeMap<Key, bool>,
+    /// Pods that stay.
+    pub(super) standing: Standing,
     pub(super) stranger: Stranger,
     pub(super) reference: bool,
     /// What happens now is in no watch when the server is well again.
@@ -74,7 +77,8 @@ pub(super) fn reference() -> Option<PathBuf> {
 }
 
 impl Rig {
-    pub(super) fn new(reference: Option<&Path>) -> Result<Self> {
+    /// With room for so many attachments that stay.
+    pub(super) fn new(reference: Option<&Path>, standing: u32) -> Result<Self> {
         let mut nodes = [Node::new(&[])?, Node::new(&[])?];
         let stranger = connect(&nodes)?;
         nodes[0].namespace.loopback_up()?;
@@ -94,6 +98,7 @@ impl Rig {
             let kubeconfig = server.kubeconfig(&node.path("kubeconfig"), &Credential::Token(TOKEN))?;
             node.join(kubeconfig, &name)?;
             node.set("collectAfterSeconds", json!(1));
+            node.set("maxAttachments", json!(MAX_ATTACHMENTS + standing));
             // One network is made by an executed plugin.
             node.set("delegation", json!({"exec": ["ptp"]}));
             if let Some(from) = reference {
@@ -107,6 +112,7 @@ impl Rig {
             live: BTreeMap::new(),
             lost: [Vec::new(), Vec::new()],
             finished: BTreeMap::new(),
+            standing: Standing::default(),
             stranger,
             forgets: false,
             of_statuses: None,

@@ -18,6 +18,8 @@ use crate::{child, dist, nightly};
 /// How many times longer than elsewhere tests may wait: processors are emulated, and the machine that does it has other
 /// work.
 const SLOWNESS: &str = "6";
+/// Where the executables are that the first process starts.
+const PROGRAMS: &str = "/tests";
 /// Where the static executables under test are.
 const DIST: &str = "/dist";
 /// Where busybox is, as below the directory of the runtimes.
@@ -61,6 +63,10 @@ pub(super) fn pack_program(
 ) -> anyhow::Result<u64> {
     let mut archive = machine(guest, kernel, executables, to)?;
     let line = started(&mut archive, kernel, (program.name, program.executable), program.arguments)?;
+    for executable in program.beside {
+        let name = executable.file_name().unwrap_or_default().to_string_lossy();
+        with_libraries(&mut archive, executable, &format!("{PROGRAMS}/{name}"))?;
+    }
     archive.file(guest::TESTS, line.as_bytes())?;
     archive.file(guest::VARIABLES, variables(guest, false).as_bytes())?;
     archive.finish()
@@ -73,7 +79,7 @@ fn started(
     (name, executable): (&str, &Path),
     arguments: &[String],
 ) -> anyhow::Result<String> {
-    let path = format!("/tests/{name}");
+    let path = format!("{PROGRAMS}/{name}");
     with_libraries(archive, executable, &path)?;
     let mut line = format!("{name} on Linux {}\t{path}", kernel.release);
     arguments.iter().for_each(|argument| line.push_str(&format!("\t{argument}")));

@@ -69,6 +69,8 @@ pub struct Program<'a> {
     pub executable: &'a Path,
     /// Without tabs and line breaks.
     pub arguments: &'a [String],
+    /// Executables that it starts, which are in its directory under their own names.
+    pub beside: &'a [&'a Path],
 }
 
 /// What to run where.

@@ -1,32 +1,22 @@
 //! `cargo xtask bench sriov`: ADD of a pod with a virtual function (VF) of a card, beside the reference's `host-device` and
 //! `tuning`, which do the most of it that those plugins can.
 //!
-//! It runs in the virtual machine that has such cards, where this executable `measure`s; what it has measured comes out of the
-//! machine in one line, and is printed as a `table`.
+//! It runs in the virtual machine that has such cards, where this executable `measure`s; what it has measured is printed as a
+//! `table`.
 
 mod measure;
 mod table;
 
-use std::env;
 use std::num::NonZeroU16;
 
-use anyhow::{Context, bail};
 use serde::Serialize;
 use xtask::progress;
-use xtask::vm::{self, Program};
-use xtask::{dist, setup};
 
 use self::measure::{Measured, SIDES};
 use super::kinds::milliseconds;
+use super::machine;
 use crate::limit::{self, Limit};
-use crate::{DIST_VARIABLE, Form, Origin, Output, Series, end};
-
-/// The suite of the kernel of the machine with such cards.
-const MACHINE: &str = "trixie";
-/// What is before the figures in the line that has them.
-const FIGURES: &str = "figures of bench sriov: ";
-/// Lines of a machine that are shown when it has measured nothing.
-const TAIL: usize = 40;
+use crate::{Form, Origin, Series, end};
 
 /// Settings of the measurement and of its output.
 #[derive(clap::Args)]
@@ -80,40 +70,13 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     if options.here {
         // A machine's serial line takes processor time.
         progress::silence();
-        let measured = serde_json::to_string(&measure::measure(rounds)?).context("write the figures")?;
-        progress::line(&format!("{FIGURES}{measured}"));
-        return Ok(());
+        return machine::tell(&measure::measure(rounds)?);
     }
-    if options.form.output == Output::Json {
-        progress::silence();
-    }
-    setup::run(setup::Scope::Machine)?;
-    if env::var_os(DIST_VARIABLE).is_none() {
-        dist::build()?;
-    }
-    let report = Report::of(measured_in_the_machine(rounds)?, rounds);
+    machine::prepare(options.form.output)?;
+    let measured: Measured = machine::measured(&["sriov", "--here", "--rounds", &rounds.to_string()], &[])?;
+    let report = Report::of(measured, rounds);
     end("sriov", options.form, &report.origin, &report, &table::table(&report))?;
     if options.check { limit::check(&report.limits) } else { Ok(()) }
-}
-
-fn measured_in_the_machine(rounds: u16) -> anyhow::Result<Measured> {
-    let own = env::current_exe().context("find this executable")?;
-    let arguments = ["sriov", "--here", "--rounds", &rounds.to_string()].map(str::to_owned);
-    let program = Program { name: "bench", executable: &own, arguments: &arguments };
-    let output = vm::program(MACHINE, &program, &crate::dist())?;
-    match figures_in(&output) {
-        Some(figures) => serde_json::from_str(figures).context("read the machine's figures"),
-        None => {
-            let from = output.lines().count().saturating_sub(TAIL);
-            let tail: Vec<&str> = output.lines().skip(from).map(str::trim_end).collect();
-            bail!("nothing was measured in the machine:\n{}", tail.join("\n"));
-        }
-    }
-}
-
-/// What follows the mark in the line that has it.
-fn figures_in(output: &str) -> Option<&str> {
-    output.lines().find_map(|line| Some(line.trim_end().split_once(FIGURES)?.1))
 }
 
 impl Report {
@@ -129,17 +92,5 @@ impl Report {
         let contenders: Vec<Figures> = SIDES.into_iter().zip(measured.sides).map(of_side).collect();
         let limits = table::limits(&contenders);
         Self { origin, rounds, contenders, limits, parts: measured.parts }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_figures_are_what_follows_the_mark() {
-        let output = "     Running tests/bench\r\nfigures of bench sriov: {\"a\":1}\r\nguest: ended\r\n";
-        assert_eq!(figures_in(output), Some("{\"a\":1}"));
-        assert_eq!(figures_in("     Running tests/bench\r\nerror: ADD\r\n"), None);
     }
 }
