@@ -10,8 +10,9 @@ use crate::release::Arch;
 use crate::suite::Stages;
 
 /// What is run at night, as arguments of `cargo xtask`.
-const RUNS: [&[&str]; 12] = [
+const RUNS: [&[&str]; 15] = [
     &["soak"],
+    &["soak", "--attachments", "1000", "--minutes", "10"],
     &["demo", "--cluster"],
     &["test", "--longer"],
     &["test", "--upgrade"],
@@ -19,6 +20,8 @@ const RUNS: [&[&str]; 12] = [
     &["bench", "scale", "--check"],
     &["bench", "restart", "--check"],
     &["bench", "sriov", "--check"],
+    &["bench", "locks", "--check"],
+    &["bench", "dataplane", "--only", "pairs", "--check"],
     &["image", "--check", "--twice"],
     &["release"],
     FOR_ARM64,

@@ -325,7 +325,8 @@ fn chained(name: &str, text: &[u8], damage: &mut Vec<Damage>) -> Chained {
     let (mut end, mut attached) = (0, None);
     for (number, line) in whole_lines(text).enumerate() {
         // With its newline.
-        let begin = std::mem::replace(&mut end, end + line.len() + 1);
+        let begin = end;
+        end += line.len() + 1;
         let [follows, _] = before;
         // Line 1 is the header, which is not among these.
         let at = number + 2;
@@ -382,7 +383,8 @@ fn read_first_version(bytes: &[u8], whole: usize) -> Content {
     let mut lines = Vec::new();
     let (mut end, mut before_attached) = (0, None);
     for (number, line) in whole_lines(&bytes[..whole]).enumerate() {
-        let begin = std::mem::replace(&mut end, end + line.len() + 1);
+        let begin = end;
+        end += line.len() + 1;
         match serde_json::from_slice(line) {
             Ok(Line::Planned { .. }) if number > 0 => {
                 damage.push(Damage { line: number + 1, what: "a second plan".to_owned() });

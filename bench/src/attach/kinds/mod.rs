@@ -42,6 +42,9 @@ const LEFT_OUT: [LeftOut; 3] = [
     LeftOut { kind: "sriov", why: "takes a card with SR-IOV, as `bench sriov` has one" },
 ];
 
+/// Pods that stay, one for each side but the floor.
+const STANDING: usize = SIDES.len() - 1;
+
 /// The results of one run.
 #[derive(Serialize)]
 pub(super) struct Report {
@@ -114,7 +117,8 @@ pub(super) fn check(report: &Report) -> anyhow::Result<()> {
 pub(super) fn measure(rounds: NonZeroU16) -> anyhow::Result<Report> {
     let rounds = rounds.get();
     let node = Node::enter()?;
-    let pods = node.pods(KINDS.len() as u16)?;
+    let pods = node.pods((KINDS.len() + STANDING) as u16)?;
+    let standing = &pods[KINDS.len()..];
     floor::prepare(OTHER_PARENT)?;
     let (mut there, mut left_out) = (Vec::new(), Vec::from(LEFT_OUT));
     for (kind, pod) in KINDS.into_iter().zip(&pods) {
@@ -124,11 +128,12 @@ pub(super) fn measure(rounds: NonZeroU16) -> anyhow::Result<Report> {
             left_out.push(LeftOut { kind: kind.name(), why: "this kernel has no driver for it" });
         }
     }
-    let agent = start_agent(&node, &there)?;
+    let agent = start_agent(&node, &there, standing)?;
     let mut sites = there
         .iter()
         .map(|(kind, pod)| site(*kind, pod, &node, &agent))
         .collect::<anyhow::Result<Vec<_>>>()?;
+    let stood = sites.iter().map(|site| site.stand(standing)).sum::<anyhow::Result<usize>>()?;
     let mut process = Vec::new();
     progress::step("each kind of interface", |progress| {
         // One round that does not count: it creates bridges and warms caches.
@@ -143,7 +148,7 @@ pub(super) fn measure(rounds: NonZeroU16) -> anyhow::Result<Report> {
         }
         Ok(Done::Unchanged(format!("{rounds} pods each of {} kinds", there.len())))
     })?;
-    let logged = by_site(&agent, sites.len())?;
+    let logged = by_site(&agent, stood, sites.len())?;
     let mut kinds: Vec<Figures> =
         sites.iter().zip(&logged).map(|(site, logged)| site.figures(logged)).collect();
     for ((figures, site), logged) in kinds.iter_mut().zip(&sites).zip(&logged) {
@@ -170,14 +175,17 @@ fn has_driver(kind: Kind, pod: &Pod, node: &Node) -> anyhow::Result<bool> {
 }
 
 /// An agent whose pods choose the network of their kind as their default.
-fn start_agent(node: &Node, kinds: &[(Kind, &Pod)]) -> anyhow::Result<Agent> {
+fn start_agent(node: &Node, kinds: &[(Kind, &Pod)], standing: &[Pod]) -> anyhow::Result<Agent> {
     let leases = make_directory(&node.scratch().join("leases-of-kinds"))?;
     let mut objects: Vec<Value> = agent::namespaces().into();
     // It needs one, which nobody has.
     objects.push(agent::network("kube-system", "default", &Kind::Bridge.config(Side::Agent, &leases)));
-    for (kind, pod) in kinds {
+    for (kind, _) in kinds {
+        objects.push(agent::network(NAMESPACE, kind.network(), &kind.config(Side::Agent, &leases)));
+    }
+    let standing = standing.iter().map(|pod| (Kind::Masqueraded, pod));
+    for (kind, pod) in kinds.iter().copied().chain(standing) {
         let network = kind.network();
-        objects.push(agent::network(NAMESPACE, network, &kind.config(Side::Agent, &leases)));
         let mut pod = agent::pod(pod, "");
         pod["metadata"]["annotations"] =
             json!({"v1.multus-cni.io/default-network": format!("{NAMESPACE}/{network}")});
@@ -191,7 +199,7 @@ fn site<'a>(kind: Kind, pod: &'a Pod, node: &Node, agent: &'a Agent) -> anyhow::
         let leases = make_directory(&node.scratch().join(side.name()))?;
         let networks = vec![kind.config(side, &leases)];
         let named = (side.name(), side.description());
-        Ok(Box::new(InTurn::of(named, plugins, networks, KINDS.len())))
+        Ok(Box::new(InTurn::of(named, plugins, networks, KINDS.len() + STANDING)))
     };
     let mut contenders: Vec<(Side, Box<dyn Contender + 'a>)> = Vec::new();
     for side in SIDES {
@@ -213,9 +221,9 @@ fn site<'a>(kind: Kind, pod: &'a Pod, node: &Node, agent: &'a Agent) -> anyhow::
     Ok(Site { kind, pod, contenders, samples })
 }
 
-/// The agent's ADDs of each site but the first, which does not count.
-fn by_site(agent: &Agent, sites: usize) -> anyhow::Result<Vec<Vec<Logged>>> {
-    let logged = parts::logged_adds(&agent.log()?)?;
+/// The agent's ADDs of each site but the first, which does not count, after those of pods that stay.
+fn by_site(agent: &Agent, stood: usize, sites: usize) -> anyhow::Result<Vec<Vec<Logged>>> {
+    let logged = parts::logged_adds(&agent.log()?)?.split_off(stood);
     ensure!(logged.len().is_multiple_of(sites.max(1)), "{} ADDs are logged of {sites} kinds", logged.len());
     let mut of: Vec<Vec<Logged>> = (0..sites).map(|_| Vec::new()).collect();
     // Each of them once in every round.
@@ -226,6 +234,19 @@ fn by_site(agent: &Agent, sites: usize) -> anyhow::Result<Vec<Vec<Logged>>> {
 }
 
 impl Site<'_> {
+    /// Where pods are masqueraded, each side attaches one that stays, as on a node in use: the first one of all pays for the
+    /// tables and chains that others share. Returns how many of them the agent has.
+    fn stand(&self, pods: &[Pod]) -> anyhow::Result<usize> {
+        if self.kind != Kind::Masqueraded {
+            return Ok(0);
+        }
+        let sides = self.contenders.iter().filter(|(side, _)| *side != Side::Floor);
+        for ((side, contender), pod) in sides.zip(pods) {
+            contender.add(pod).with_context(|| format!("a masqueraded pod that stays, by {}", side.name()))?;
+        }
+        Ok(1)
+    }
+
     /// Everybody attaches the pod once; in every other round in the opposite order.
     fn round(&mut self, number: u16, node: &Node) -> anyhow::Result<()> {
         let Self { kind, pod, contenders, samples } = self;
