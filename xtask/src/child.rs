@@ -235,6 +235,19 @@ mod tests {
     }
 
     #[test]
+    fn cargo_is_told_what_a_person_would_tell_it_and_not_which_package_calls() {
+        let table = [
+            (true, ["CARGO_MANIFEST_DIR", "CARGO_MANIFEST_PATH", "CARGO_PKG_NAME", "CARGO_BIN_NAME"]),
+            (false, ["CARGO", "CARGO_HOME", "CARGO_INCREMENTAL", "CARGO_TARGET_DIR"]),
+        ];
+        for (expected, names) in table {
+            for name in names {
+                assert_eq!(is_of_a_package(OsStr::new(name)), expected, "{name}");
+            }
+        }
+    }
+
+    #[test]
     fn nothing_waits_for_an_answer() {
         assert_eq!(run(&mut shell("read x || echo end"), &Progress::default()).unwrap(), "end\n");
     }

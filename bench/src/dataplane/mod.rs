@@ -17,7 +17,7 @@ mod table;
 use std::num::NonZeroU16;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use xtask::progress::{self, Done};
 use xtask::{dist, setup};
 
@@ -77,9 +77,13 @@ pub struct Options {
 /// Runs the selected measurements.
 ///
 /// # Errors
-/// Not root, a tool is missing, a path does not carry traffic, or a limit is missed and `check` is set.
+/// Not root, a tool is missing, a path does not carry traffic; `check` is set, and a limit is missed or none is measured.
 pub fn run(options: &Options) -> anyhow::Result<()> {
     let wants = |part| options.only.is_empty() || options.only.contains(&part);
+    if options.check && !wants(Part::Pairs) {
+        let next = "name them too (`--only pairs`), or leave `--check` out";
+        bail!(progress::UserError::new("only pairs have limits, and they are not measured", next));
+    }
     let rounds = options.rounds.get();
     let scope = if wants(Part::Paths) { setup::Scope::Comparing } else { setup::Scope::Usual };
     let mut report = Report::of(options);

@@ -148,7 +148,10 @@ fn command(sizes: &[u16], bursts: &[u16], rounds: u16, idle: u16) -> String {
     let list = |numbers: &[u16]| numbers.iter().map(u16::to_string).collect::<Vec<_>>().join(",");
     let bursts =
         if bursts.is_empty() { "--no-bursts".to_owned() } else { format!("--bursts {}", list(bursts)) };
-    format!("cargo xtask bench scale --sizes {} --rounds {rounds} {bursts} --idle {idle}", list(sizes))
+    let sizes = list(sizes);
+    format!(
+        "cargo xtask bench scale --only attachments --sizes {sizes} --rounds {rounds} {bursts} --idle {idle}"
+    )
 }
 
 #[cfg(test)]
@@ -160,11 +163,11 @@ mod tests {
         let sizes = ascending(&[100, 10, 100]);
         assert_eq!(
             command(&sizes, &[20, 250], 30, 20),
-            "cargo xtask bench scale --sizes 10,100 --rounds 30 --bursts 20,250 --idle 20"
+            "cargo xtask bench scale --only attachments --sizes 10,100 --rounds 30 --bursts 20,250 --idle 20"
         );
         assert_eq!(
             command(&[10], &[], 5, 20),
-            "cargo xtask bench scale --sizes 10 --rounds 5 --no-bursts --idle 20"
+            "cargo xtask bench scale --only attachments --sizes 10 --rounds 5 --no-bursts --idle 20"
         );
     }
 }

@@ -19,7 +19,7 @@ use xtask::progress::{self, Done, Progress};
 
 use self::files::Rules;
 pub(super) use self::table::table;
-use super::adds::{PATIENCE, milliseconds};
+use super::adds::milliseconds;
 use crate::agent::Agent;
 use crate::bpf::Words;
 use crate::limit::Limit;
@@ -32,7 +32,7 @@ const NAME: &str = "measured";
 const ENDS: usize = 3;
 /// Looks at an agent's memory at rest, a second apart: what is resident of its code goes up and down.
 const LOOKS: usize = 11;
-/// Time limit for a policy to be in force.
+/// Time limit for a policy to be in force, and for all that follows that.
 const IN_FORCE: Duration = Duration::from_secs(60);
 /// Polling interval of the kernel's map.
 const TICK: Duration = Duration::from_micros(100);
@@ -137,7 +137,7 @@ impl<'a> Subject<'a> {
             change.push(self.put(2 * cycle + 1, author)?);
             author.remove()?;
             self.wait(|word| word == 0)?;
-            self.agent.settle(PATIENCE)?;
+            self.settle()?;
             processor.push(milliseconds(self.agent.processor_time()?.saturating_sub(used)));
         }
         progress.note("memory");
@@ -154,7 +154,7 @@ impl<'a> Subject<'a> {
         author.put()?;
         self.wait(|word| word != before)?;
         let time = began.elapsed();
-        self.agent.settle(PATIENCE)?;
+        self.settle()?;
         self.is_as_written()?;
         Ok(milliseconds(time))
     }
@@ -165,6 +165,12 @@ impl<'a> Subject<'a> {
             ensure!(Instant::now() < deadline, "a policy is not in force after {IN_FORCE:?}");
             thread::sleep(TICK);
         }
+        Ok(())
+    }
+
+    /// Waits until nothing is left to do. An agent that goes on would be measured in part.
+    fn settle(&self) -> anyhow::Result<()> {
+        ensure!(self.agent.settle(IN_FORCE)?, "the agent has not come to rest after {IN_FORCE:?}");
         Ok(())
     }
 
@@ -181,7 +187,7 @@ impl<'a> Subject<'a> {
 
     /// MiB at rest.
     fn resident(&self) -> anyhow::Result<f64> {
-        self.agent.rest(PATIENCE)?;
+        ensure!(self.agent.rest(IN_FORCE)?, "the agent has not come to rest after {IN_FORCE:?}");
         let mut looks = Vec::with_capacity(LOOKS);
         for _ in 0..LOOKS {
             looks.push(self.agent.resident_kib().context("the agent has no memory")? as f64 / 1024.0);
