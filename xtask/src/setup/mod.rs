@@ -71,17 +71,21 @@ pub fn upgrades() -> anyhow::Result<()> {
 /// # Errors
 /// The first step that cannot be completed, with advice.
 pub fn run(scope: Scope) -> anyhow::Result<()> {
-    compilers()?;
+    compilers(scope)?;
     rest(scope)
 }
 
-/// Installs what the BPF object is built with: the first part of [`run`].
+/// Installs what everything is compiled and linked with: the first part of [`run`].
 ///
 /// # Errors
 /// As [`run`].
-pub fn compilers() -> anyhow::Result<()> {
+pub fn compilers(scope: Scope) -> anyhow::Result<()> {
     progress::heading("setup");
     progress::step("static C library", tools::ensure_static_libc)?;
+    if matches!(scope, Scope::Fuzzing | Scope::Gate) {
+        // It may bring another version of the C compiler, by which everything is linked.
+        progress::step("C++ compiler", tools::ensure_cxx)?;
+    }
     progress::step("BPF compiler", bpf_toolchain::ensure_compiler)?;
     progress::step("BPF linker", bpf_toolchain::ensure_linker)
 }
@@ -110,9 +114,6 @@ pub fn rest(scope: Scope) -> anyhow::Result<()> {
     }
     if matches!(scope, Scope::Testing | Scope::Gate | Scope::Machine) {
         progress::step("virtual machines", |progress| machine::ensure(scope != Scope::Testing, progress))?;
-    }
-    if matches!(scope, Scope::Fuzzing | Scope::Gate) {
-        progress::step("C++ compiler", tools::ensure_cxx)?;
     }
     if matches!(scope, Scope::Comparing | Scope::Testing | Scope::Gate) {
         progress::step("iptables", tools::ensure_iptables)?;

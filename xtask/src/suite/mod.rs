@@ -93,9 +93,14 @@ fn verdict(failed: &[&str], total: Count) -> anyhow::Result<()> {
     }
 }
 
+/// What is set up for all tests; strictly, for the gate.
+fn scope_of(strict: bool) -> Scope {
+    if strict { Scope::Gate } else { Scope::Testing }
+}
+
 fn everything(extent: Extent, stages: &mut Stages) -> Count {
     let strict = extent == Extent::Gate;
-    if stages.tried("set-up of what compiles BPF", |_| setup::compilers()).is_none() {
+    if stages.tried("set-up of what compiles", |_| setup::compilers(scope_of(strict))).is_none() {
         return Count::default();
     }
     let (cluster, cluster_builds) = mpsc::channel();
@@ -105,11 +110,10 @@ fn everything(extent: Extent, stages: &mut Stages) -> Count {
     total.unwrap_or_default()
 }
 
-/// Sets up what no compile needs but that of the fuzz targets, mostly from the network, and starts to build the programs of a
+/// Sets up what no compile needs, mostly from the network, and starts to build the programs of a
 /// cluster. Drops `set_up` when it has ended, and `cluster` without them if it failed: there is nothing to test with then.
 fn set_up_rest(strict: bool, (set_up, cluster): (Sender<()>, Sender<Building>), stages: &mut Stages) {
-    let scope = if strict { Scope::Gate } else { Scope::Testing };
-    if stages.tried("set-up of the rest", |_| setup::rest(scope)).is_none() {
+    if stages.tried("set-up of the rest", |_| setup::rest(scope_of(strict))).is_none() {
         return;
     }
     drop(set_up);

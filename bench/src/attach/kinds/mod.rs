@@ -223,7 +223,8 @@ fn site<'a>(kind: Kind, pod: &'a Pod, node: &Node, agent: &'a Agent) -> anyhow::
 
 /// The agent's ADDs of each site but the first, which does not count, after those of pods that stay.
 fn by_site(agent: &Agent, stood: usize, sites: usize) -> anyhow::Result<Vec<Vec<Logged>>> {
-    let logged = parts::logged_adds(&agent.log()?)?.split_off(stood);
+    let mut logged = parts::logged_adds(&agent.log()?)?;
+    logged.drain(..stood.min(logged.len()));
     ensure!(logged.len().is_multiple_of(sites.max(1)), "{} ADDs are logged of {sites} kinds", logged.len());
     let mut of: Vec<Vec<Logged>> = (0..sites).map(|_| Vec::new()).collect();
     // Each of them once in every round.
@@ -234,8 +235,8 @@ fn by_site(agent: &Agent, stood: usize, sites: usize) -> anyhow::Result<Vec<Vec<
 }
 
 impl Site<'_> {
-    /// Where pods are masqueraded, each side attaches one that stays, as on a node in use: the first one of all pays for the
-    /// tables and chains that others share. Returns how many of them the agent has.
+    /// Where pods are masqueraded, each side attaches one that stays: the first one of a node pays for the tables and chains of
+    /// all. Returns how many of them the agent has.
     fn stand(&self, pods: &[Pod]) -> anyhow::Result<usize> {
         if self.kind != Kind::Masqueraded {
             return Ok(0);

@@ -18,7 +18,7 @@ use crate::attach::{Contender, left_nothing, timed};
 use crate::pods::{Node, Pod};
 
 /// Pause after a DEL, in which everything that follows an ADD and a DEL is done: announcements take up to two seconds.
-const PAUSE: Duration = Duration::from_secs(4);
+const PAUSE: Duration = Duration::from_secs(10);
 
 /// What has been counted.
 #[derive(Serialize, Deserialize)]
