@@ -632,8 +632,13 @@ impl Engine {
             }
             other => other.into(),
         })?;
+        if says_attached {
+            // Without a record a DEL is a success, and would not try that again: the sandbox stays known until it has succeeded,
+            // so that its record is written anew, as that of a removal.
+            release_addresses(&self.node, &plan, netns.as_ref())?;
+        }
         self.registry.remove(&key, &plan);
-        if says_attached { release_addresses(&self.node, &plan, netns.as_ref()) } else { Ok(()) }
+        Ok(())
     }
 
     /// Cleans up after a record whose plan was never completely written: releases the leases that the container may

@@ -301,7 +301,8 @@ impl Record {
         self.encode(&line)
     }
 
-    /// Writes the progress of a sandbox that is attached and whose record was lost: all of it, at once.
+    /// Writes the progress of a sandbox whose record was lost: all of it, at once. `result`: what the runtime has received;
+    /// `None`: the sandbox is being removed, and its addresses may be others' by now.
     ///
     /// # Errors
     /// It could not be written; the record says that nothing was done.
@@ -309,7 +310,7 @@ impl Record {
         &mut self,
         netns_cookie: u64,
         outputs: &Outputs,
-        result: Value,
+        result: Option<Value>,
     ) -> Result<(), JournalError> {
         self.is_in(netns_cookie)?;
         let plan = std::sync::Arc::clone(&self.plan);
@@ -319,7 +320,10 @@ impl Record {
             self.encode(&Line::Began(at))?;
             self.done(at, output.clone())?;
         }
-        self.attached(result)
+        match result {
+            Some(result) => self.attached(result),
+            None => self.removing(),
+        }
     }
 
     /// Marks all steps as done.
