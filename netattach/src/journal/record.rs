@@ -301,6 +301,15 @@ impl Record {
         self.encode(&line)
     }
 
+    /// Replaces the output of a finished step. Written at once.
+    ///
+    /// # Errors
+    /// The record has the one before.
+    pub fn amend(&mut self, step: StepRef, output: Output) -> Result<(), JournalError> {
+        self.done(step, output)?;
+        timing::part("journal", || self.flush())
+    }
+
     /// Writes the progress of a sandbox whose record was lost: all of it, at once. `result`: what the runtime has received;
     /// `None`: the sandbox is being removed, and its addresses may be others' by now.
     ///
@@ -421,6 +430,11 @@ impl Record {
 
     fn write(&mut self, line: &Line) -> Result<(), JournalError> {
         self.encode(line)?;
+        self.flush()
+    }
+
+    /// Writes the lines that wait.
+    fn flush(&mut self) -> Result<(), JournalError> {
         if std::mem::take(&mut self.cut_off) {
             self.file.cut(self.length).map_err(|source| self.not_written(source))?;
         }
