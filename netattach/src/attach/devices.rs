@@ -229,6 +229,13 @@ impl Devices {
         given
     }
 
+    /// Whether nothing is to be given back by a claim any more: that was done, or the device is another sandbox's since.
+    pub(super) fn has_ended(&self, claim: &Claim) -> bool {
+        let table = self.lock();
+        let held = table.held.get(&claim.device).filter(|held| held.generation == claim.generation);
+        held.is_none_or(|held| held.state == State::Returned)
+    }
+
     /// Notes the claims of a record of this boot.
     pub(super) fn adopt(&self, record: &Record) {
         for (at, attachment, step) in record.plan.steps() {
@@ -238,9 +245,10 @@ impl Devices {
             let numbers = (claim.generation, record.netns_cookie.unwrap_or_default());
             let entry = Held {
                 claim: Some((device.clone(), (**claim).clone())),
+                state: if claim.is_back { State::Returned } else { State::Held },
                 ..entry(owner(sandbox, attachment), sandbox, attachment, numbers)
             };
-            if entry.is_alive() {
+            if entry.state == State::Held && entry.is_alive() {
                 self.sriov_cni.mark_again(device, &sandbox.netns);
             }
             let mut table = self.lock();
@@ -359,8 +367,10 @@ mod tests {
     use std::cell::{Cell, RefCell};
 
     use super::*;
+    use crate::journal::{JournalKey, Loaded, Store};
     use crate::plan::fixtures;
     use crate::spec::DeviceId;
+    use crate::step::StepRef;
 
     const CARD: &str = "0000:03:02.1";
 
@@ -413,7 +423,8 @@ mod tests {
         settle: impl FnOnce(&Held) -> Result<(), StepError>,
     ) -> Result<Claim, StepError> {
         let generation = devices.claim(CARD, (&plan.sandbox, &plan.attachments[0], 0), settle)?;
-        let claim = Claim { device: CARD.to_owned(), generation, home, settings: None, representor: None };
+        let (device, settings, representor) = (CARD.to_owned(), None, None);
+        let claim = Claim { device, generation, home, settings, representor, is_back: false };
         let Some(Step::ClaimDevice(device)) = plan.attachments[0].steps.first() else { unreachable!() };
         devices.found(device, &claim);
         Ok(claim)
@@ -464,6 +475,39 @@ mod tests {
         assert_eq!(calls.get(), 3);
         devices.release(&a);
         assert_eq!(claim(&devices, &b, |_| unreachable!()).unwrap().generation, 4);
+    }
+
+    /// The node, or another pod, may have done something with it since.
+    #[test]
+    fn a_device_that_has_gone_back_in_a_del_that_failed_does_not_once_more_after_a_restart() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(directory.path()).unwrap();
+        let (devices, plan) = (Devices::default(), plan("a"));
+        let claim = claim(&devices, &plan, |_| unreachable!()).unwrap();
+        let Sandbox { container_id, ifname, .. } = plan.sandbox.clone();
+        let key = JournalKey { container_id, ifname };
+        let mut record = store.create(key.clone(), plan.clone()).unwrap();
+        let at = StepRef(0, 0);
+        record.begin(&[at]).unwrap();
+        record.done(at, Output::Claimed(Box::new(claim.clone()))).unwrap();
+        record.removing().unwrap();
+        let of = (&plan.sandbox, &plan.attachments[0]);
+        assert!(!devices.has_ended(&claim));
+        devices.give_back(&claim, of, || Ok(()), |_| unreachable!()).unwrap();
+        assert!(devices.has_ended(&claim));
+        let restarted = || {
+            let Loaded::Whole(record) = store.load(&key).unwrap() else { panic!("it is whole") };
+            record.check_whole().unwrap();
+            let devices = Devices::default();
+            devices.adopt(&record);
+            devices
+        };
+        assert!(!restarted().has_ended(&claim), "it is not written down yet");
+        record.amend(at, Output::Claimed(Box::new(Claim { is_back: true, ..claim.clone() }))).unwrap();
+        let devices = restarted();
+        assert!(devices.has_ended(&claim));
+        devices.give_back(&claim, of, || unreachable!(), |_| unreachable!()).unwrap();
+        devices.settle_orphans(|_| unreachable!(), |_| unreachable!());
     }
 
     /// A process may have it that the agent does not see.
@@ -532,6 +576,7 @@ mod tests {
                 home: Some(home(name, Some(name))),
                 settings: None,
                 representor: None,
+                is_back: false,
             };
             let Some(Step::ClaimDevice(device)) = plan.attachments[0].steps.first() else { unreachable!() };
             devices.found(device, &claim);

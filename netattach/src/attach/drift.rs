@@ -1,7 +1,8 @@
 //! What others change of what an attachment has on the node, and putting it back: the node's end of its link, its leases,
 //! and its record. Its programs are put back by `enforcement`. What is in the pod is compared by CHECK and by looks of the
 //! agent, and never put back: a virtual machine's network binding, for one, renames the pod's interface on purpose. Nor is
-//! anything of a sandbox whose DEL has begun, even if that has failed: it is to go, and its addresses are free already.
+//! anything of a sandbox whose DEL has begun, even if that has failed: it is to go, and its addresses are free already. But its
+//! record is, as what has to be finished.
 //!
 //! [`differences`] decides, and is pure.
 
@@ -24,7 +25,7 @@ use crate::ipam::{self, Lessee, Owner};
 use crate::journal::{JournalKey, Loaded};
 use crate::netlink::{self, Changed, ChangedLinks, Handle, LinkState, VlanUses};
 use crate::netns::Netns;
-use crate::plan::{AttachmentPlan, addressing, result, routing};
+use crate::plan::{AttachmentPlan, Sandbox, addressing, result, routing};
 use crate::spec::{Addressing, BridgePort, Tie};
 use crate::step::{Brought, Interface, Output, Role, Step};
 
@@ -286,18 +287,19 @@ impl Engine {
     /// The journal cannot be listed.
     pub fn without_record(&self) -> Result<Vec<JournalKey>, AttachError> {
         let recorded: std::collections::BTreeSet<JournalKey> = self.journal.keys()?.into_iter().collect();
-        let mut keys: Vec<JournalKey> = self.registry.staying().iter().map(|it| it.key.clone()).collect();
+        let mut keys: Vec<JournalKey> = self.registry.all().iter().map(|it| it.key.clone()).collect();
         keys.retain(|key| !recorded.contains(key));
         Ok(keys)
     }
 
     /// Writes the record of a sandbox anew, in the container's turn, and returns whether there was none. What is kept of
-    /// it in memory is enough to roll it back, unless another plugin made a part of it.
+    /// it in memory is enough to roll it back, unless another plugin made a part of it. If its DEL has failed, the record is one
+    /// of a removal that is to go on: a DEL without a record is a success, and nobody would finish it.
     ///
     /// # Errors
     /// It is there and was edited; it cannot be written; or it needs the configuration of another plugin, which is lost with it.
     pub fn write_record_anew(&self, key: &JournalKey) -> Result<bool, AttachError> {
-        let Some(attached) = self.registry.stays(key) else { return Ok(false) };
+        let Some(attached) = self.registry.get(key) else { return Ok(false) };
         if self.check_record(key)? {
             return Ok(false);
         }
@@ -310,12 +312,8 @@ impl Engine {
                 plugin: attachment.kind.clone(),
             });
         }
-        let netns = Netns::open(&plan.sandbox.netns)?;
-        let cookie = Handle::open_in(&netns)?.netns_cookie();
-        let first = plan.attachments.first();
-        let result =
-            first.map(|first| result::as_reported(&plan.sandbox, first, outputs.of(0))).transpose()?;
-        let result = cni::result::in_version(&result.unwrap_or_default(), cni::Version::LATEST)?;
+        let cookie = cookie_of(&plan.sandbox)?;
+        let result = self.registry.stays(key).map(|attached| result_of(&attached)).transpose()?;
         let mut record = self.journal.create(key.clone(), plan.clone())?;
         if let Err(error) = record.continue_from(cookie, outputs, result) {
             // Without any progress it says that nothing was done.
@@ -379,6 +377,23 @@ fn leases(attached: &Attached) -> impl Iterator<Item = Held<'_>> {
         let is_kept = config.pool().is_some();
         is_kept.then(|| Held { config, owner: owner(&attached.plan.sandbox, attachment), addresses })
     })
+}
+
+/// The result that the runtime has received, in the newest version.
+fn result_of(attached: &Attached) -> Result<cni::Value, cni::CniError> {
+    let Attached { plan, outputs, .. } = attached;
+    let first = plan.attachments.first();
+    let result = first.map(|first| result::as_reported(&plan.sandbox, first, outputs.of(0))).transpose()?;
+    cni::result::in_version(&result.unwrap_or_default(), cni::Version::LATEST)
+}
+
+/// The cookie of a sandbox's namespace; 0: it is gone, and what is left of the sandbox is on the node.
+fn cookie_of(sandbox: &Sandbox) -> Result<u64, AttachError> {
+    match Netns::open(&sandbox.netns) {
+        Ok(netns) if netns.id() == sandbox.netns_id => Ok(Handle::open_in(&netns)?.netns_cookie()),
+        Err(error) if !error.is_gone() => Err(error.into()),
+        _ => Ok(0),
+    }
 }
 
 /// Whether an end of the sandbox is one of these links, or a port of one.

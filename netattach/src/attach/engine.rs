@@ -30,7 +30,7 @@ use crate::netns::{Netns, NetnsError, NetnsId};
 use crate::plan::pools::settle;
 use crate::plan::resolve::{Intent, Network, Numbers, Options, needs_device, resolve, wishes};
 use crate::plan::{self, AttachmentPlan, Plan, PodRef, Sandbox, result};
-use crate::step::Step;
+use crate::step::{Claim, Output, Step};
 use crate::timing;
 use crate::waits::{self, Resource};
 
@@ -615,10 +615,10 @@ impl Engine {
         self.registry.leaves(&record.key);
         crate::crash_point!("undo", "begun");
         let netns = self.netns_of(&record);
-        if says_attached {
-            undo_but_addresses(&self.node, &record.plan, netns.as_ref(), &record)?;
-        } else {
-            undo(&self.node, &record.plan, netns.as_ref(), &record)?;
+        let take_back = if says_attached { undo_but_addresses } else { undo };
+        if let Err(error) = take_back(&self.node, &record.plan, netns.as_ref(), &record) {
+            self.note_returned(&mut record);
+            return Err(error);
         }
         if never_attached && let Err(error) = self.node.bridges.remove_made(&record.outputs) {
             tracing::warn!(error = %Chain(&error), "bridge of a failed ADD not removed");
@@ -632,8 +632,30 @@ impl Engine {
             }
             other => other.into(),
         })?;
+        if says_attached {
+            // Without a record a DEL is a success, and would not try that again: the sandbox stays known until it has succeeded,
+            // so that its record is written anew, as that of a removal.
+            release_addresses(&self.node, &plan, netns.as_ref())?;
+        }
         self.registry.remove(&key, &plan);
-        if says_attached { release_addresses(&self.node, &plan, netns.as_ref()) } else { Ok(()) }
+        Ok(())
+    }
+
+    /// Writes down which devices of a record that stays have gone back: the next agent is to leave them to the node, or to who has
+    /// them since.
+    fn note_returned(&self, record: &mut Record) {
+        let plan = Arc::clone(&record.plan);
+        for (at, _, step) in plan.steps().filter(|(_, _, step)| matches!(step, Step::ClaimDevice(_))) {
+            let Some(Output::Claimed(claim)) = record.outputs.get(&at) else { continue };
+            if claim.is_back || !self.node.devices.has_ended(claim) {
+                continue;
+            }
+            let claim = Claim { is_back: true, ..(**claim).clone() };
+            if let Err(error) = record.amend(at, Output::Claimed(Box::new(claim))) {
+                let step = step.describe();
+                tracing::warn!(record = %record.path().display(), step, error = %Chain(&error), "journal not written");
+            }
+        }
     }
 
     /// Cleans up after a record whose plan was never completely written: releases the leases that the container may

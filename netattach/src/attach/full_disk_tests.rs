@@ -1,8 +1,9 @@
 //! Removals on a disk that takes nothing more: what the next start makes of them, and who has the address until then.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{FlockOperation, flock};
 use serde_json::json;
 
 use super::Engine;
@@ -138,6 +139,46 @@ fn a_record_that_can_be_removed_alone_goes_before_its_addresses() {
     scene.disk.takes(Takes::Removals);
     engine.del(&rig::request("DEL", "a")).unwrap();
     assert!(!scene.record().exists());
+    assert_eq!(scene.held(), nothing());
+    assert!(engine.registry().is_empty());
+}
+
+/// Nobody would finish it otherwise: a DEL without a record is a success.
+#[test]
+fn a_record_that_is_lost_after_its_del_has_failed_is_written_anew_as_that_of_a_removal() {
+    let scene = Scene::new();
+    let engine = scene.started();
+    scene.disk.keeps_names(true);
+    failure(&engine);
+    scene.disk.keeps_names(false);
+    assert_eq!(engine.without_record().unwrap(), []);
+    fs::remove_file(scene.record()).unwrap();
+    engine.del_recorded(&rig::key("a")).unwrap();
+    assert_eq!(engine.without_record().unwrap(), [rig::key("a")]);
+    assert!(engine.write_record_anew(&rig::key("a")).unwrap());
+    assert!(engine.is_half_detached("a"), "its address may be another pod's");
+    engine.del(&rig::request("DEL", "a")).unwrap();
+    assert!(!scene.record().exists());
+    assert!(engine.registry().is_empty());
+    assert_eq!(engine.without_record().unwrap(), []);
+}
+
+/// The lock of its pool is another process's for longer than a DEL waits.
+#[test]
+fn an_address_that_cannot_be_given_back_after_its_record_is_when_there_is_a_record_again() {
+    let scene = Scene::new();
+    let engine = scene.started();
+    let pool = scene.path().join("pools/net");
+    let lock = File::open(pool.join("lock")).unwrap();
+    flock(&lock, FlockOperation::LockExclusive).unwrap();
+    scene.disk.takes(Takes::Removals);
+    failure(&engine);
+    drop(lock);
+    assert!(!scene.record().exists());
+    assert_eq!(scene.held(), (vec!["a".to_owned()], Vec::new()));
+    scene.disk.takes(Takes::Everything);
+    assert!(engine.write_record_anew(&rig::key("a")).unwrap());
+    engine.del(&rig::request("DEL", "a")).unwrap();
     assert_eq!(scene.held(), nothing());
     assert!(engine.registry().is_empty());
 }

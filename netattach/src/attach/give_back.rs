@@ -476,6 +476,7 @@ mod tests {
                 home: Some(home(self.before.clone(), false)),
                 settings: None,
                 representor: None,
+                is_back: false,
             };
             let end = PodEnd::In(&self.pod, Some(self.index));
             let mut host = Handle::open_in(&self.node).unwrap();

@@ -4,7 +4,7 @@
 //! with whatever filters they have: the kernel shuts them down with each move.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
 
@@ -93,11 +93,23 @@ fn listed(host: &mut Handle, index: u32) -> Result<Vec<OnDevice>, LeftError> {
     let mut found = Vec::new();
     for hook in SharedHook::ALL {
         let on_hook = |OnHook { program, link }| OnDevice { program, place: Place::Hook(hook, link) };
-        found.extend(sys::programs_on(index, hook)?.into_iter().map(on_hook));
+        found.extend(as_far_as_told(sys::programs_on(index, hook))?.into_iter().map(on_hook));
     }
     let by_xdp = host.xdp_programs(index)?.into_iter();
     found.extend(by_xdp.map(|(place, program)| OnDevice { program, place: Place::Xdp(place) }));
     Ok(found)
+}
+
+/// None where this process may not ask, as in a user namespace, from which no program is put on a device either. No agent is
+/// there; a plugin without one may be, and has to give devices and get them back there too.
+fn as_far_as_told(asked: io::Result<Vec<OnHook>>) -> io::Result<Vec<OnHook>> {
+    match asked {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            tracing::debug!(%error, "programs on devices are not looked for");
+            Ok(Vec::new())
+        }
+        asked => asked,
+    }
 }
 
 fn remove(host: &mut Handle, index: u32, found: OnDevice) -> Result<(), LeftError> {
@@ -126,21 +138,44 @@ fn remove(host: &mut Handle, index: u32, found: OnDevice) -> Result<(), LeftErro
 /// Detaches the link that holds an XDP program on a device. A link tells the index of its device and not in which namespace
 /// that counts: of several that it may be, one after another goes until the program has, the newest first.
 fn detach_xdp_link(host: &mut Handle, index: u32, on_link: (XdpPlace, u32)) -> Result<(), LeftError> {
+    // Ids and not descriptors: a pod may have made as many as it has namespaces.
     let (mut links, mut last) = (Vec::new(), 0);
     while let Some(id) = sys::next_link(last)? {
         last = id;
-        // One that is gone meanwhile is none of them.
-        let Ok(Some(link)) = sys::link_by_id(id) else { continue };
-        let info = sys::link_info(link.as_fd());
-        if info.is_ok_and(|it| it.is_xdp && (it.ifindex, it.program_id) == (index, on_link.1)) {
-            links.push(link);
+        if xdp_link(id, (index, on_link.1)).is_some() {
+            links.push(id);
         }
     }
-    for link in links.iter().rev() {
-        sys::link_detach(link.as_fd())?;
-        if !host.xdp_programs(index)?.contains(&on_link) {
-            return Ok(());
+    let mut is_there = true;
+    for id in links.into_iter().rev() {
+        if let Some(link) = xdp_link(id, (index, on_link.1)) {
+            sys::link_detach(link.as_fd())?;
+        }
+        is_there = host.xdp_programs(index)?.contains(&on_link);
+        if !is_there {
+            break;
         }
     }
-    Err(LeftError::NoLink)
+    if is_there { Err(LeftError::NoLink) } else { Ok(()) }
+}
+
+/// The link with that id, if it runs this XDP program on a device with that index. One that is gone meanwhile does not.
+fn xdp_link(id: u32, (index, program): (u32, u32)) -> Option<OwnedFd> {
+    let link = sys::link_by_id(id).ok()??;
+    let info = sys::link_info(link.as_fd()).ok()?;
+    (info.is_xdp && (info.ifindex, info.program_id) == (index, program)).then_some(link)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn programs_that_may_not_be_asked_for_fail_nothing_and_other_errors_do() {
+        let refused = |errno: Errno| as_far_as_told(Err(io::Error::from(errno)));
+        assert_eq!(refused(Errno::PERM).unwrap(), []);
+        assert_eq!(refused(Errno::NOMEM).unwrap_err().kind(), io::ErrorKind::OutOfMemory);
+        let there = vec![OnHook { program: 7, link: None }];
+        assert_eq!(as_far_as_told(Ok(there.clone())).unwrap(), there);
+    }
 }

@@ -270,6 +270,7 @@ mod tests {
                 home: None,
                 settings: None,
                 representor: Some(noted(host.link(name).unwrap(), None, None)),
+                is_back: false,
             };
             let mut record = engine.journal.create(rig::key("a"), plan.clone()).unwrap();
             record.outputs.insert(StepRef(0, 1), Output::Claimed(Box::new(claim)));
@@ -332,6 +333,7 @@ mod tests {
                 home: None,
                 settings: None,
                 representor: Some(representor.clone()),
+                is_back: false,
             };
             // Ours, though the maps know of none, and another's.
             let instruction = |code, constant| Instruction { code, registers: 0, offset: 0, constant };

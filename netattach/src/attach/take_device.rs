@@ -69,7 +69,7 @@ pub(super) fn claim(
     };
     let of_vf = (settings.as_ref(), home.as_ref());
     let representor = representor::find(host, device, &attachment.steps, of_vf)?;
-    let claim = Claim { device: key, generation, home, settings, representor };
+    let claim = Claim { device: key, generation, home, settings, representor, is_back: false };
     node.devices.found(device, &claim);
     if let (Some(found), Some(home)) = (&found, &claim.home) {
         // Whoever makes an interface on it meanwhile sees the claim, or is seen here.

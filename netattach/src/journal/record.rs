@@ -301,7 +301,17 @@ impl Record {
         self.encode(&line)
     }
 
-    /// Writes the progress of a sandbox that is attached and whose record was lost: all of it, at once.
+    /// Replaces the output of a finished step. Written at once.
+    ///
+    /// # Errors
+    /// The record has the one before.
+    pub fn amend(&mut self, step: StepRef, output: Output) -> Result<(), JournalError> {
+        self.done(step, output)?;
+        timing::part("journal", || self.flush())
+    }
+
+    /// Writes the progress of a sandbox whose record was lost: all of it, at once. `result`: what the runtime has received;
+    /// `None`: the sandbox is being removed, and its addresses may be others' by now.
     ///
     /// # Errors
     /// It could not be written; the record says that nothing was done.
@@ -309,7 +319,7 @@ impl Record {
         &mut self,
         netns_cookie: u64,
         outputs: &Outputs,
-        result: Value,
+        result: Option<Value>,
     ) -> Result<(), JournalError> {
         self.is_in(netns_cookie)?;
         let plan = std::sync::Arc::clone(&self.plan);
@@ -319,7 +329,10 @@ impl Record {
             self.encode(&Line::Began(at))?;
             self.done(at, output.clone())?;
         }
-        self.attached(result)
+        match result {
+            Some(result) => self.attached(result),
+            None => self.removing(),
+        }
     }
 
     /// Marks all steps as done.
@@ -417,6 +430,11 @@ impl Record {
 
     fn write(&mut self, line: &Line) -> Result<(), JournalError> {
         self.encode(line)?;
+        self.flush()
+    }
+
+    /// Writes the lines that wait.
+    fn flush(&mut self) -> Result<(), JournalError> {
         if std::mem::take(&mut self.cut_off) {
             self.file.cut(self.length).map_err(|source| self.not_written(source))?;
         }

@@ -515,6 +515,7 @@ mod tests {
                 home: None,
                 settings: Some(of(before)),
                 representor: None,
+                is_back: false,
             };
             let outputs: Outputs = [(StepRef(0, 0), Output::Claimed(Box::new(claim)))].into_iter().collect();
             let set = Step::SetDevice(SetDevice { function: of(asked), mac: None });

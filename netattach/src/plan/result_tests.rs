@@ -267,6 +267,7 @@ fn vf(userspace: Option<&str>) -> (AttachmentPlan, Outputs) {
         device: VF.to_owned(),
         generation: 1,
         home: None,
+        is_back: false,
         settings: Some(spec::VfSettings { mac: pod.mac, ..spec::VfSettings::default() }),
         representor: Some(Representor {
             device: Interface { index: 9, ..made("eth3", "02:00:00:00:00:09") },

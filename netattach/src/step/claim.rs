@@ -23,6 +23,10 @@ pub struct Claim {
     /// Its end on the node, of a VF of a card in mode switchdev.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub representor: Option<Representor>,
+    /// Whether it has gone back while something else of its sandbox has not: it is the node's again, or another pod's, and how
+    /// it was before counts no more.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_back: bool,
 }
 
 impl Claim {
