@@ -270,6 +270,7 @@ impl Agent {
         // What has succeeded is never done again.
         let work = move |agent: &Self| {
             let Done { stdout, publish, made } = agent.timed(&request, &devices, &answering.trace)?;
+            agent.turns.finish(&request.container_id);
             agent.answer(&answering, stdout, &made);
             Ok(publish)
         };

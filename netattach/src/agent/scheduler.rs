@@ -131,6 +131,15 @@ impl Turns {
         Some(Turn { turns: Arc::clone(self), container: container.to_owned(), asker })
     }
 
+    /// As [`Turn::finish`], of the operation that has the container's turn, for the thread that carries it out: whoever has the
+    /// answer may ask for a GC before the turn's owner runs again.
+    pub(super) fn finish(&self, container: &str) {
+        let mut asking = self.lock();
+        if let Some(holder) = asking.order.holder(container) {
+            asking.finishing.insert(holder);
+        }
+    }
+
     /// The containers that are being detached in their turns.
     pub(super) fn leaving(&self) -> Vec<String> {
         self.lock().taking_back.values().map(|it| it.container.clone()).collect()
@@ -533,6 +542,13 @@ mod tests {
             drop(answered);
             assert!(finished.await.is_some());
         }
+        drop(watch);
+        let answering = turns.wait("answering").await;
+        turns.finish("answering");
+        turns.finish("nobody's");
+        let watch = turns.watch();
+        assert!(watch.seen().is_empty());
+        drop(answering);
         drop(watch);
         assert!(turns.lock().finishing.is_empty());
         assert!(turns.lock().watched.is_none());

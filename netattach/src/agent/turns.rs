@@ -28,6 +28,11 @@ impl Order {
         (!self.containers.contains_key(container)).then(|| self.ask(container).0)
     }
 
+    /// The operation that has a container's turn.
+    pub(crate) fn holder(&self, container: &str) -> Option<Asker> {
+        self.containers.get(container)?.front().copied()
+    }
+
     /// The containers whose turn is held or waited for by operations other than `but_for`.
     pub(crate) fn containers(&self, but_for: &HashSet<Asker>) -> impl Iterator<Item = &str> {
         let counts = |askers: &VecDeque<Asker>| askers.iter().any(|asker| !but_for.contains(asker));
@@ -58,6 +63,7 @@ mod tests {
         let [(second, false), (third, false)] = [order.ask("a"), order.ask("a")] else { panic!() };
         let (other, true) = order.ask("b") else { panic!() };
         assert_eq!(order.ask_if_free("a"), None);
+        assert_eq!((order.holder("a"), order.holder("c")), (Some(first), None));
         assert_eq!(order.leave("a", second), None, "it did not have the turn");
         assert_eq!(order.leave("a", first), Some(third));
         assert_eq!(order.leave("a", third), None);
