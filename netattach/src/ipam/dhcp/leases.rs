@@ -197,8 +197,8 @@ impl Leases {
                 locked(&self.shared.state).proxies.forget(network);
                 return given();
             };
-            let is_known = locked(&self.shared.state).proxies.answers_again(network, holder, now());
-            let back = match is_known {
+            let gives_back = locked(&self.shared.state).proxies.gives_back(network, holder, now());
+            let back = match gives_back {
                 true => release(&client, address, terms.server, random()),
                 false => exchange.decline(now(), &terms, holder),
             };
@@ -207,7 +207,7 @@ impl Leases {
             self.shared.forgo(owner, format!("{holder} has it"))?;
             if exchange.is_answered_by(holder) {
                 locked(&self.shared.state).proxies.note(network, holder, now());
-            } else if !is_known {
+            } else if !gives_back {
                 continue;
             }
             return Err(Error::Proxy { holder, address });

@@ -11,26 +11,41 @@ use crate::mac::Mac;
 
 /// How long a host is known since it has last answered for a given address.
 const KEPT: Duration = Duration::from_secs(60 * 60);
+/// Time between two addresses that are declined for a host that is known. It may have no more than some of the range, as one
+/// with addresses for Services has: others come after those.
+const DECLINED_EVERY: Duration = Duration::from_secs(10 * 60);
 /// Most that are known. Each has cost as many addresses as are declined in one exchange.
 const MOST: usize = 64;
 
-/// The hosts, by the network's name and their Ethernet address, with the time at which each has last answered.
+/// The hosts, by the network's name and their Ethernet address.
 #[derive(Debug, Default)]
-pub(super) struct Proxies(BTreeMap<(String, Mac), Duration>);
+pub(super) struct Proxies(BTreeMap<(String, Mac), Known>);
+
+/// Times of a host, as of a clock that is never set.
+#[derive(Debug)]
+struct Known {
+    answered: Duration,
+    declined: Duration,
+}
 
 impl Proxies {
-    /// Whether a host that has answered again now is known.
-    pub(super) fn answers_again(&mut self, network: &str, host: Mac, now: Duration) -> bool {
-        self.0.retain(|_, last| now.saturating_sub(*last) < KEPT);
-        let known = self.0.get_mut(&(network.to_owned(), host));
-        known.map(|last| *last = now).is_some()
+    /// Whether the address for which a host has answered now is given back in place of being declined: the host is known.
+    pub(super) fn gives_back(&mut self, network: &str, host: Mac, now: Duration) -> bool {
+        self.0.retain(|_, known| now.saturating_sub(known.answered) < KEPT);
+        let Some(known) = self.0.get_mut(&(network.to_owned(), host)) else { return false };
+        known.answered = now;
+        if now.saturating_sub(known.declined) < DECLINED_EVERY {
+            return true;
+        }
+        known.declined = now;
+        false
     }
 
     /// Takes a host that has answered for all addresses of an exchange.
     pub(super) fn note(&mut self, network: &str, host: Mac, now: Duration) {
-        self.0.insert((network.to_owned(), host), now);
+        self.0.insert((network.to_owned(), host), Known { answered: now, declined: now });
         if self.0.len() > MOST {
-            let oldest = self.0.iter().min_by_key(|(_, last)| **last).map(|(key, _)| key.clone());
+            let oldest = self.0.iter().min_by_key(|(_, known)| known.answered).map(|(key, _)| key.clone());
             if let Some(oldest) = oldest {
                 self.0.remove(&oldest);
             }
@@ -58,18 +73,22 @@ mod tests {
     #[test]
     fn a_host_is_known_on_its_network_as_long_as_it_answers_or_an_address_is_free() {
         let mut proxies = Proxies::default();
-        assert!(!proxies.answers_again("lan", ROUTER, minutes(0)));
+        assert!(!proxies.gives_back("lan", ROUTER, minutes(0)));
         proxies.note("lan", ROUTER, minutes(0));
-        assert!(proxies.answers_again("lan", ROUTER, minutes(50)));
-        assert!(!proxies.answers_again("lan", OTHER, minutes(50)));
-        assert!(!proxies.answers_again("wan", ROUTER, minutes(50)));
-        assert!(proxies.answers_again("lan", ROUTER, minutes(100)), "it has answered meanwhile");
-        assert!(!proxies.answers_again("lan", ROUTER, minutes(160)));
+        assert!(proxies.gives_back("lan", ROUTER, minutes(9)));
+        assert!(!proxies.gives_back("lan", OTHER, minutes(9)));
+        assert!(!proxies.gives_back("wan", ROUTER, minutes(9)));
+        assert!(!proxies.gives_back("lan", ROUTER, minutes(50)), "one is declined now and then");
+        assert!(proxies.gives_back("lan", ROUTER, minutes(51)));
+        assert!(!proxies.gives_back("lan", ROUTER, minutes(100)), "it has answered meanwhile");
+        assert!(proxies.gives_back("lan", ROUTER, minutes(101)));
+        assert!(!proxies.gives_back("lan", ROUTER, minutes(161)));
+        assert!(!proxies.gives_back("lan", ROUTER, minutes(161)), "it is not known any more");
         for network in ["lan", "wan"] {
-            proxies.note(network, ROUTER, minutes(160));
+            proxies.note(network, ROUTER, minutes(161));
         }
         proxies.forget("lan");
-        let known = ["lan", "wan"].map(|network| proxies.answers_again(network, ROUTER, minutes(161)));
+        let known = ["lan", "wan"].map(|network| proxies.gives_back(network, ROUTER, minutes(162)));
         assert_eq!(known, [false, true]);
     }
 
@@ -78,7 +97,7 @@ mod tests {
         let mut proxies = Proxies::default();
         let host = |number: u8| Mac([2, 0, 0, 0, 0, number]);
         (0..=64).for_each(|number| proxies.note("lan", host(number), Duration::from_secs(number.into())));
-        let known = [0, 1, 64].map(|number| proxies.answers_again("lan", host(number), minutes(2)));
+        let known = [0, 1, 64].map(|number| proxies.gives_back("lan", host(number), minutes(2)));
         assert_eq!(known, [false, true, true]);
     }
 }
