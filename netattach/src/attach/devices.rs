@@ -14,7 +14,7 @@ use crate::error_chain::Chain;
 use crate::ipam::Owner;
 use crate::journal::Record;
 use crate::netlink::Handle;
-use crate::netns::Netns;
+use crate::netns::{Netns, NetnsId};
 use crate::plan::{AttachmentPlan, Plan, Sandbox};
 use crate::spec;
 use crate::step::{Claim, Home, Output, Step};
@@ -263,6 +263,16 @@ impl Devices {
     /// Whether the newest claim of a device is that of the attachment with that number in the dataplane.
     pub(super) fn is_newest(&self, number: u32) -> bool {
         self.lock().held.values().any(|held| held.number == Some(number))
+    }
+
+    /// How the devices that a namespace has were on the node, all but one of them.
+    pub(super) fn others_in(&self, netns: NetnsId, but: Option<&str>) -> Vec<Home> {
+        let table = self.lock();
+        let is_there = |held: &&Held| held.sandbox.netns_id == netns && held.state != State::Returned;
+        let held = table.held.values().filter(is_there);
+        let claims = held.filter_map(|held| held.claim.as_ref());
+        let others = claims.filter(|(_, claim)| but != Some(&*claim.device));
+        others.filter_map(|(_, claim)| claim.home.clone()).collect()
     }
 
     /// Indices of the representors of all devices that records have a claim of.

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 
 use super::identity::{self, Inside};
 use super::take_device::physical;
-use super::{StepError, bus, left_programs};
+use super::{StepError, above, bus, left_programs};
 use crate::error_chain::Chain;
 use crate::mac::Mac;
 use crate::netlink::{self, DeviceState, Handle};
@@ -17,8 +17,15 @@ use crate::sysctl;
 /// Where the pod's end of a device may be.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum PodEnd<'a> {
-    /// In this namespace; the index there, if the device was moved.
-    In(&'a Netns, Option<u32>),
+    /// In a namespace.
+    In {
+        /// That one.
+        netns: &'a Netns,
+        /// The index there, if the device was moved.
+        made: Option<u32>,
+        /// How the other devices were on the node that the pod has.
+        others: &'a [Home],
+    },
     /// The namespace is gone: the kernel has brought the device home, or deleted it if it is no card.
     Gone,
 }
@@ -42,7 +49,7 @@ pub(super) fn give_back(
 struct Ways<B, T> {
     /// Makes [the namespace](namespace_between) by which it goes, if it goes by one.
     between: B,
-    /// Takes the pod's programs off it, once it is on the node.
+    /// Takes the pod's programs off it, once it is on the node. Can be repeated.
     take_off: T,
 }
 
@@ -77,7 +84,7 @@ fn give_back_by(
     device: &Device,
     claim: &Claim,
     pod: PodEnd<'_>,
-    ways: Ways<impl FnOnce() -> Option<Netns>, impl FnOnce(&mut Handle, &Home, u32) -> Result<(), StepError>>,
+    ways: Ways<impl FnOnce() -> Option<Netns>, impl Fn(&mut Handle, &Home, u32) -> Result<(), StepError>>,
 ) -> Result<(), StepError> {
     if let (PodEnd::Gone, Some(home)) = (pod, &claim.home)
         && find_home(host, home)?.is_none()
@@ -91,8 +98,11 @@ fn give_back_by(
         return settle_function(host, device, claim);
     }
     let mut in_pod = None;
-    if let PodEnd::In(netns, made) = pod {
-        in_pod = find_in_pod(host, netns, (home, made), &device.pod_name)?;
+    if let PodEnd::In { netns, made, others } = pod
+        && let Some((mut inside, found, carries)) = find_in_pod(host, netns, (home, made), &device.pod_name)?
+    {
+        above::remove(&mut inside, (&found, carries), others)?;
+        in_pod = Some((inside, found));
     }
     let mut settled = None;
     let found = match in_pod {
@@ -120,13 +130,54 @@ fn give_back_by(
     }
     let settled = settled.unwrap_or_else(|| settle_function(host, device, claim));
     if let Some(found) = found {
-        let taken_off = (ways.take_off)(host, home, found.link.index);
+        let at_home = (home, found.link.index);
+        let taken_off = match pod {
+            PodEnd::In { netns, others, .. } => take_off(host, at_home, (netns, others), ways.take_off),
+            PodEnd::Gone => (ways.take_off)(host, home, found.link.index),
+        };
         // With the settings of its pod, or programs of it, it is up for nobody.
         let up = home.up && settled.is_ok() && taken_off.is_ok();
         restore_at_home(host, device, (home, up), &found)?;
         taken_off?;
     }
     settled
+}
+
+/// Takes the pod's programs off a device that is home. Where that fails, what the pod has on it still may be in the way.
+fn take_off(
+    host: &mut Handle,
+    (home, index): (&Home, u32),
+    (netns, others): (&Netns, &[Home]),
+    by: impl Fn(&mut Handle, &Home, u32) -> Result<(), StepError>,
+) -> Result<(), StepError> {
+    by(host, home, index).or_else(|first| {
+        if let Err(error) = above::remove_beyond(netns, index, others) {
+            let error = Chain(&error);
+            tracing::warn!(device = home.name, %error, "what the pod has on the device stays");
+            return Err(first);
+        }
+        by(host, home, index)
+    })
+}
+
+/// What is asked for of a device of which there is no record.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Unrecorded<'a> {
+    /// The container, and the device's name in it.
+    pub of: (&'a str, &'a str),
+    /// How the devices were on the node that the pod has by other records.
+    pub others: &'a [Home],
+    /// Only a card.
+    pub card: bool,
+}
+
+impl Unrecorded<'_> {
+    /// The alias of the device on the node while a program of its pod stays on it: nothing else tells a later DEL of it.
+    fn mark(&self) -> String {
+        let (container, name) = self.of;
+        // An alias has 255 bytes at most.
+        format!("netattach: has programs of {name} of {}", container.get(..128).unwrap_or(container))
+    }
 }
 
 /// Gives back a device of which nothing is known but what was written to it when it was moved: by the plugin without an
@@ -136,13 +187,13 @@ fn give_back_by(
 /// Nothing tells which programs were on it before: all go.
 ///
 /// # Errors
-/// Its name is taken on the node, or a program stays on it there.
+/// Its name is taken on the node, or a program stays on it there: then it is down, and found by its alias the next time.
 pub(super) fn give_back_by_alias(
     host: &mut Handle,
-    pod_name: &str,
+    unrecorded: Unrecorded<'_>,
     netns: Option<&Netns>,
-    card: bool,
 ) -> Result<(), StepError> {
+    let Unrecorded { of: (_, pod_name), others, card } = unrecorded;
     let is_it = |found: &DeviceState| {
         found.link.name == pod_name && found.alias.is_some() && (found.parent.is_some() || !card)
     };
@@ -161,16 +212,41 @@ pub(super) fn give_back_by_alias(
         other_names: Vec::new(),
         programs: Vec::new(),
     };
-    // A device that the kernel has brought home stays as it is: an alias alone does not tell it from the node's own.
-    let Some(netns) = netns else { return Ok(()) };
-    let mut inside = Handle::open_in(netns)?;
-    let Some(found) = inside.device_named(pod_name)?.filter(is_it) else { return Ok(()) };
-    let home = named(&found);
-    move_as_at_home(host, &mut inside, (&found, &home), &Netns::current()?)?;
-    match host.device_named(&home.name)? {
-        Some(back) => left_programs::take_off(host, &home, back.link.index),
-        None => Ok(()),
+    let mut in_pod = None;
+    if let Some(netns) = netns {
+        let mut inside = Handle::open_in(netns)?;
+        in_pod = inside.device_named(pod_name)?.filter(is_it).map(|found| (inside, found));
     }
+    let mark = unrecorded.mark();
+    let (home, back) = match in_pod {
+        Some((mut inside, found)) => {
+            let home = named(&found);
+            above::remove(&mut inside, (&found, true), others)?;
+            move_as_at_home(host, &mut inside, (&found, &home), &Netns::current()?)?;
+            (home, host.device_named(&found.alias.unwrap_or_default())?)
+        }
+        // Any other that the kernel has brought home stays as it is: an alias of the pod's does not tell it from the node's own.
+        None => {
+            let back = host.devices()?.into_iter().find(|it| it.alias.as_deref() == Some(&*mark));
+            let Some(back) = back else { return Ok(()) };
+            (Home { name: back.link.name.clone(), ..named(&back) }, Some(back))
+        }
+    };
+    let Some(back) = back else { return Ok(()) };
+    let index = back.link.index;
+    let taken_off = match netns {
+        Some(netns) => take_off(host, (&home, index), (netns, others), left_programs::take_off),
+        None => left_programs::take_off(host, &home, index),
+    };
+    let is_marked = back.alias.as_ref() == Some(&mark);
+    let alias = match &taken_off {
+        Err(_) if !is_marked => Some(&*mark),
+        Ok(()) if is_marked => Some(""),
+        _ => None,
+    };
+    let set = alias.map_or(Ok(()), |alias| host.set_alias(index, alias));
+    // What has stayed is the more important of two errors.
+    taken_off.and(set.map_err(StepError::from))
 }
 
 /// The device on the node.
@@ -178,19 +254,22 @@ pub(super) fn find_home(host: &mut Handle, home: &Home) -> Result<Option<DeviceS
     Ok(identity::at_home(home, &host.devices()?).cloned())
 }
 
-/// The device in the pod, whatever that calls it, with a handle there. `made`: its index there, if it was moved.
+/// The device in the pod, whatever that calls it, with a handle there, and whether links are on it or may be. `made`: its index
+/// there, if it was moved.
 fn find_in_pod(
     host: &mut Handle,
     netns: &Netns,
     (home, made): (&Home, Option<u32>),
     pod_name: &str,
-) -> Result<Option<(Handle, DeviceState)>, StepError> {
+) -> Result<Option<(Handle, DeviceState, bool)>, StepError> {
     let mut pod = Handle::open_in(netns)?;
+    let mut all_listed = true;
     let devices = match pod.devices() {
         // Whoever administrates the pod has made them. It is looked for as what it was moved.
         Err(error) if error.is_too_many() => {
             tracing::warn!(device = home.name, %error, "not all devices of the pod are looked at");
             pod = Handle::open_in(netns)?;
+            all_listed = false;
             as_moved(&mut pod, made, pod_name)?
         }
         devices => devices?,
@@ -202,7 +281,10 @@ fn find_in_pod(
     // Afterwards: the node's namespace gets its number when a device that leads there is shown.
     let node = if leads_home { pod.number_of(Netns::current()?.as_fd())? } else { None };
     let found = identity::in_pod(home, &devices, Inside { index: made, leads_home, node }).cloned();
-    Ok(found.map(|found| (pod, found)))
+    Ok(found.map(|found| {
+        let carries = !all_listed || devices.iter().any(|it| it.is_on(found.link.index));
+        (pod, found, carries)
+    }))
 }
 
 /// The devices of a pod that have the index or the name as which one was moved there.
@@ -468,7 +550,7 @@ mod tests {
         fn give_back<B, T>(&self, ways: Ways<B, T>) -> Result<(), StepError>
         where
             B: FnOnce() -> Option<Netns>,
-            T: FnOnce(&mut Handle, &Home, u32) -> Result<(), StepError>,
+            T: Fn(&mut Handle, &Home, u32) -> Result<(), StepError>,
         {
             let claim = Claim {
                 device: "card".to_owned(),
@@ -478,7 +560,7 @@ mod tests {
                 representor: None,
                 is_back: false,
             };
-            let end = PodEnd::In(&self.pod, Some(self.index));
+            let end = PodEnd::In { netns: &self.pod, made: Some(self.index), others: &[] };
             let mut host = Handle::open_in(&self.node).unwrap();
             within(&self.node, || give_back_by(&mut host, &self.device, &claim, end, ways)).unwrap()
         }
@@ -503,6 +585,30 @@ mod tests {
             assert_eq!(as_before(&taken.on_node()), as_before(&taken.before));
             assert!(!taken.is_in_pod());
         }
+    }
+
+    /// Rows: HDV-programs.
+    #[test]
+    fn a_device_without_a_record_is_found_again_while_a_program_of_its_pod_stays_on_it() {
+        fn of(container: &str) -> Unrecorded<'_> {
+            Unrecorded { of: (container, "net1"), others: &[], card: false }
+        }
+        let taken = Taken::new();
+        let mut host = Handle::open_in(&taken.node).unwrap();
+        let del = |host: &mut Handle, container: &str, netns: Option<&Netns>| {
+            within(&taken.node, || give_back_by_alias(host, of(container), netns)).unwrap().unwrap();
+        };
+        del(&mut host, "c1", Some(&taken.pod));
+        let back = taken.on_node();
+        assert_eq!(back.alias, None);
+        // As a DEL leaves it that could not take a program off.
+        let mark = of("c1").mark();
+        host.set_alias(back.link.index, &mark).unwrap();
+        del(&mut host, "c2", Some(&taken.pod));
+        assert_eq!(taken.on_node().alias, Some(mark));
+        del(&mut host, "c1", None);
+        assert_eq!(taken.on_node().alias, None);
+        assert!(of(&"c".repeat(400)).mark().len() < 256);
     }
 
     /// Rows: HDV-programs.

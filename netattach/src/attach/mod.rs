@@ -14,7 +14,7 @@
 //! | [`host_access`] | the node's own links on parents, by which it and pods reach each other |
 //! | `announce_late` | what neighbours are told once an ADD has been answered |
 //! | [`undo`], `plugin_del` | inverses of steps, and DEL of other plugins |
-//! | `devices`, `which_device`, `take_device`, `give_back`, `left_programs`, `identity`, `bus` | who has which device of the node; how it is named, taken, given back, freed of the pod's programs, and told from others |
+//! | `devices`, `which_device`, `take_device`, `give_back`, `above`, `left_programs`, `identity`, `bus` | who has which device of the node; how it is named, taken, given back, freed of the pod's links and programs, and told from others |
 //! | `representor` | the node's ends of VFs of cards in mode switchdev |
 //! | `sriov_cni`, `flock` | the files by which sriov-cni knows which VF is whose; locks that others hold for a time |
 //! | `check`, `status_verb`, `gc` | the verbs CHECK, STATUS and GC |
@@ -25,6 +25,7 @@
 //! | [`standalone`] | the native plugins as plain CNI executables |
 //! | `error` | errors, and their CNI codes |
 
+mod above;
 mod admit;
 mod announce_late;
 pub mod apply;

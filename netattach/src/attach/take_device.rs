@@ -101,17 +101,8 @@ fn check_is_free(
     if present.iter().any(|it| it.link.controller == Some(found.link.index)) {
         return in_use("other interfaces of the node are its ports");
     }
-    // The other end of a pair is not on it.
-    let is_on_it = |it: &DeviceState| {
-        let is_pair = matches!(&*it.link.kind, "veth" | "netkit" | "vxcan");
-        it.link.link == Some(found.link.index)
-            && it.link_netns.is_none()
-            && it.link.index != found.link.index
-            && !is_pair
-            // It is there for pods, which are found otherwise.
-            && !is_host_link(&it.link)
-    };
-    if present.iter().any(is_on_it) {
+    // The node's own link on a parent is there for pods, which are found otherwise.
+    if present.iter().any(|it| it.is_on(found.link.index) && !is_host_link(&it.link)) {
         return in_use("another interface of the node is on it");
     }
     // Away, it could not give back what it has set for them.

@@ -1,6 +1,6 @@
 //! Rolls back steps. Every inverse is tried even if others fail, and all errors are reported.
 
-use super::give_back::{PodEnd, give_back, give_back_by_alias};
+use super::give_back::{PodEnd, Unrecorded, give_back, give_back_by_alias};
 use super::plugin_del::PluginDel;
 use super::{
     AttachError, Attached, Doing, Node, Progress, StepError, admit, device_info, devices, host_access,
@@ -229,11 +229,15 @@ impl Begun<'_> {
         let Inverse::ReturnDevice { device, claim } = &self.inverse else { return Ok(()) };
         let Some(claim) = claim else {
             // Nothing was changed before the claim was recorded; or the record has lost it, or there is none.
-            let host = &mut Handle::open()?;
-            return give_back_by_alias(host, &device.pod_name, netns, node.enforcer.is_some());
+            let others = node.devices.others_in(plan.sandbox.netns_id, None);
+            let of = (&*plan.sandbox.container_id, &*device.pod_name);
+            let unrecorded = Unrecorded { of, others: &others, card: node.enforcer.is_some() };
+            return give_back_by_alias(&mut Handle::open()?, unrecorded, netns);
         };
+        let others = node.devices.others_in(plan.sandbox.netns_id, Some(&claim.device));
         let made = result::ends(progress.outputs().of(self.at.0)).map(|ends| ends.pod.index);
-        let pod = netns.map_or(PodEnd::Gone, |netns| PodEnd::In(netns, made.filter(|index| *index != 0)));
+        let made = made.filter(|index| *index != 0);
+        let pod = netns.map_or(PodEnd::Gone, |netns| PodEnd::In { netns, made, others: &others });
         let of = (&plan.sandbox, self.attachment);
         let act = || {
             node.devices.sriov_cni.give_back((device, &plan.sandbox.netns), sriov_cni::PATIENCE, || {

@@ -33,6 +33,18 @@ impl DeviceState {
     pub fn stays(&self) -> bool {
         self.link_netns.is_none()
     }
+
+    /// Whether it is on the device with that index of the same namespace, as a macvlan or a VLAN is. The other end of a pair is
+    /// not.
+    pub fn is_on(&self, index: u32) -> bool {
+        let is_other = self.link.index != index;
+        self.link.link == Some(index) && self.stays() && is_other && !is_pair(&self.link.kind)
+    }
+}
+
+/// Whether links of a kind come in pairs, each of which names the other.
+pub(super) fn is_pair(kind: &str) -> bool {
+    matches!(kind, "veth" | "netkit" | "vxcan")
 }
 
 impl Handle {

@@ -10,7 +10,7 @@
 //! | `link`, `link_change`, `properties`, `peer` | links; changes of those that exist; the other end of a veth |
 //! | `known_links` | bridges and parents as the kernel has told of them last |
 //! | `names` | the names of a namespace's links |
-//! | `device`, `virtual_function` | devices that pods take, and what a card sets for its virtual functions |
+//! | `device`, `above`, `virtual_function` | devices that pods take; what is on one; what a card sets for its virtual functions |
 //! | [`devlink`], `representor` | whether a card is in mode switchdev; the node's ends of its virtual functions then |
 //! | [`ethtool`] | features of a device |
 //! | `generic` | families of generic netlink: those of the two above |
@@ -25,6 +25,7 @@
 //! | `watch`, `filter_watch`, `change_watch` | notifications about links and routes; about removed filters; which links have changed |
 //! | `readable`, `socket_filter` | waits for them; has the kernel leave out those of no use |
 
+mod above;
 mod address;
 mod bridge;
 mod bridge_port;

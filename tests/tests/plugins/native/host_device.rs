@@ -7,7 +7,9 @@ use ipnet::IpNet;
 use netattach::netlink::{DeviceState, Handle};
 use netattach_tests::Namespace;
 use netattach_tests::node::ip;
-use netattach_tests::other_programs::{Verdict, all_programs, attach_tcx_for_good, index_of, program};
+use netattach_tests::other_programs::{
+    Verdict, all_programs, attach_tcx_for_good, index_of, occupy, program,
+};
 use netattach_tests::raw::RawSocket;
 use netattach_tests::runtime::{Call, config, with_result};
 use netattach_tests::tools;
@@ -77,6 +79,20 @@ fn a_program_that_a_pod_has_put_on_its_device_goes_without_an_agent_too() {
     assert_eq!(all_programs(&rig.pod, "eth0").unwrap().len(), 2);
     rig.after("DEL", &config, &result);
     assert_eq!(all_programs(&rig.runtime.node, CARD).unwrap(), [0; 0]);
+}
+
+/// Rows: HDV-above.
+#[test]
+fn what_a_pod_has_put_above_its_device_goes_without_an_agent_too() {
+    let rig = rig();
+    let config = keys(&rig);
+    let result = rig.add(&config);
+    occupy(&rig.pod, "eth0", false).unwrap();
+    ip(&rig.pod, &["link", "add", "link", "eth0", "name", "lan", "type", "macvlan"]).unwrap();
+    occupy(&rig.pod, "lan", false).unwrap();
+    rig.after("DEL", &config, &result);
+    assert_eq!(all_programs(&rig.runtime.node, CARD).unwrap(), [0; 0]);
+    assert!(card(rig.inside(), "lan").is_none());
 }
 
 /// Rows: HDV-carrier.

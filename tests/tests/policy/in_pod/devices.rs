@@ -268,6 +268,49 @@ fn programs_that_a_pod_has_put_on_its_device_do_not_see_the_nodes_packets_afterw
     assert_eq!(told, 6, "{log}");
 }
 
+/// An XDP program on a link above a device keeps any other from being taken off the device.
+///
+/// Rows: HDV-above.
+#[test]
+fn what_a_pod_has_put_above_its_device_neither_keeps_it_from_going_back_nor_goes_on_using_it() {
+    let mut node = Node::new(&[]).unwrap();
+    let _wires = Wires::new(&node, &["card"]).unwrap();
+    let before = all_programs(&node.namespace, "card").unwrap();
+    node.write("card", &network(NAMESPACE, "card", &Wires::config("card", SERVER))).unwrap();
+    node.write("a", &pod("a", &json!({}), &json!("card"))).unwrap();
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    let ip_link = |words: &str| {
+        let words: Vec<&str> = std::iter::once("link").chain(words.split(' ')).collect();
+        ip(&a.namespace, &words).unwrap();
+    };
+    let is_there =
+        |name: &str| Handle::open_in(a.namespace.netns()).unwrap().find_link(name).unwrap().is_some();
+
+    node.add(&a).success();
+    occupy(&a.namespace, "net1", false).unwrap();
+    ip_link("add link net1 name lan type macvlan mode bridge");
+    ip_link("add link net1 name tag type vlan id 5");
+    ip_link("add link lan name on-lan type vlan id 6");
+    ip_link("add name others type dummy");
+    occupy(&a.namespace, "lan", false).unwrap();
+    node.del(&a).success();
+    assert_eq!(all_programs(&node.namespace, "card").unwrap(), before);
+    assert_eq!(["lan", "tag", "on-lan", "others"].map(is_there), [false, false, false, true]);
+
+    // As a port, with a single link above it.
+    node.add(&a).success();
+    occupy(&a.namespace, "net1", false).unwrap();
+    ip_link("add name bridge type bridge");
+    ip_link("set net1 master bridge");
+    ip_link("add link net1 name tag type vlan id 5");
+    occupy(&a.namespace, "tag", false).unwrap();
+    node.del(&a).success();
+    assert_eq!(all_programs(&node.namespace, "card").unwrap(), before);
+    assert_eq!(Handle::open_in(node.namespace.netns()).unwrap().link("card").unwrap().controller, None);
+    assert_eq!(["tag", "bridge"].map(is_there), [false, true]);
+}
+
 /// Rows: HDV-names.
 #[test]
 fn what_a_pod_has_made_in_the_place_of_a_device_does_not_get_its_name_on_the_node() {

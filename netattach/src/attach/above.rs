@@ -1,0 +1,136 @@
+//! What a pod has put above a device of the node, which goes home without it: macvlans, VLANs and the like would send and
+//! receive by the device there, and an XDP program on one keeps every other program from being taken off the device
+//! (`dev_xdp_attach` of the kernel).
+
+use std::os::fd::AsFd;
+
+use super::StepError;
+use crate::netlink::{DeviceState, Handle};
+use crate::netns::Netns;
+use crate::step::Home;
+
+/// How often links are looked for: the pod may be making them meanwhile.
+const ROUNDS: usize = 16;
+
+/// Takes a device in a pod out of what it is a port of, and, if it `carries` links or may, deletes those; the kernel deletes
+/// what is on them. `others`: further devices of the node that the pod has, which stay.
+///
+/// # Errors
+/// The kernel does not list the links, or refuses to delete one.
+pub(super) fn remove(
+    pod: &mut Handle,
+    (device, carries): (&DeviceState, bool),
+    others: &[Home],
+) -> Result<(), StepError> {
+    let index = device.link.index;
+    if device.link.controller.is_some()
+        && let Err(error) = pod.ensure_no_controller(index)
+    {
+        // It leaves when it is moved.
+        tracing::debug!(device = device.link.name, %error, "the device is a port in its pod still");
+    }
+    if carries { delete(pod, index, None, others) } else { Ok(()) }
+}
+
+/// Deletes the links in a pod's namespace that are on a device which is at home, in the calling thread's namespace: they
+/// were made, or could not be deleted, when it went.
+///
+/// # Errors
+/// As for [`remove`].
+pub(super) fn remove_beyond(netns: &Netns, index: u32, others: &[Home]) -> Result<(), StepError> {
+    delete(&mut Handle::open_in(netns)?, index, Some(&Netns::current()?), others)
+}
+
+/// `of`: the namespace of the device; `None`: the pod's own.
+fn delete(pod: &mut Handle, index: u32, of: Option<&Netns>, others: &[Home]) -> Result<(), StepError> {
+    let mut before = Vec::new();
+    for _ in 0..ROUNDS {
+        let above = on(pod, index, of, others)?;
+        if above.is_empty() || above == before {
+            break;
+        }
+        let links = above.len();
+        tracing::info!(links, "a pod has links on a device of the node, which goes back; deleted");
+        pod.ensure_indices_absent(&above)?;
+        before = above;
+    }
+    Ok(())
+}
+
+fn on(pod: &mut Handle, index: u32, of: Option<&Netns>, others: &[Home]) -> Result<Vec<u32>, StepError> {
+    let is_of_node =
+        |kind: &str, alias: &str| others.iter().any(|other| other.kind == kind && other.name == alias);
+    let found = pod.links_on(index, |kind, alias| !is_of_node(kind, alias))?;
+    let number = match of {
+        // Afterwards: a namespace gets its number when a link that is on one of its own is shown.
+        Some(netns) => match pod.number_of(netns.as_fd())? {
+            None => return Ok(Vec::new()),
+            number => number,
+        },
+        None => None,
+    };
+    Ok(found.into_iter().filter(|(_, netns)| *netns == number).map(|(link, _)| link).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::take_device::home;
+    use super::*;
+    use crate::netlink::LinkState;
+    use crate::netns::within;
+    use crate::spec::{Bridge, Vlan, VlanTag};
+
+    /// Makes a VLAN of `parent`, which is where `host` is, in that namespace.
+    fn vlan(host: &mut Handle, (id, parent): (u16, &LinkState), to: &Netns) {
+        let vlan = Vlan {
+            pod_name: format!("tag{id}"),
+            parent: parent.name.clone(),
+            tag: VlanTag { id, service: false },
+            mtu: None,
+            mac: None,
+            group: 0,
+            in_pod: false,
+        };
+        let mut inside = Handle::open_in(to).unwrap();
+        host.create_vlan(&vlan, parent, to.as_fd(), &mut inside).unwrap();
+    }
+
+    fn parent(host: &mut Handle, name: &str) -> LinkState {
+        let bridge = Bridge { name: name.to_owned(), mtu: None, promiscuous: false, vlan_filtering: false };
+        host.ensure_bridge(&bridge).unwrap().link
+    }
+
+    fn names(netns: &Netns) -> Vec<String> {
+        let links = Handle::open_in(netns).unwrap().links().unwrap().into_iter();
+        let mut names: Vec<String> = links.filter(|link| link.kind == "vlan").map(|it| it.name).collect();
+        names.sort();
+        names
+    }
+
+    /// Rows: HDV-above.
+    #[test]
+    fn what_is_on_a_device_goes_and_other_devices_of_the_node_stay() {
+        let [node, netns] = [(); 2].map(|()| Netns::private().unwrap());
+        let [mut host, mut pod] = [&node, &netns].map(|it| Handle::open_in(it).unwrap());
+        let card = parent(&mut pod, "net1");
+        let other = parent(&mut pod, "net2");
+        for (id, on) in [(5, &card), (6, &card), (7, &card), (8, &other)] {
+            vlan(&mut pod, (id, on), &netns);
+        }
+        let given = pod.device_named("tag5").unwrap().unwrap();
+        pod.set_alias(given.link.index, "card.5").unwrap();
+        let others = [Home { name: "card.5".to_owned(), ..home(given, false) }];
+        // One of the node's that has the index of the device in the pod.
+        let beneath = parent(&mut host, "card");
+        vlan(&mut host, (9, &beneath), &netns);
+        let device = pod.device_named("net1").unwrap().unwrap();
+        remove(&mut pod, (&device, false), &others).unwrap();
+        assert_eq!(names(&netns), ["tag5", "tag6", "tag7", "tag8", "tag9"]);
+        remove(&mut pod, (&device, true), &others).unwrap();
+        assert_eq!(names(&netns), ["tag5", "tag8", "tag9"]);
+        within(&node, || remove_beyond(&netns, beneath.index, &others)).unwrap().unwrap();
+        assert_eq!(names(&netns), ["tag5", "tag8"]);
+        remove(&mut pod, (&device, true), &[]).unwrap();
+        assert_eq!(names(&netns), ["tag8"]);
+    }
+}
