@@ -78,21 +78,23 @@ mod tests {
     use super::*;
     use crate::netlink::LinkState;
     use crate::netns::within;
-    use crate::spec::{Bridge, Vlan, VlanTag};
+    use crate::spec::{Bridge, Macvlan, MacvlanMode};
 
-    /// Makes a VLAN of `parent`, which is where `host` is, in that namespace.
-    fn vlan(host: &mut Handle, (id, parent): (u16, &LinkState), to: &Netns) {
-        let vlan = Vlan {
-            pod_name: format!("tag{id}"),
-            parent: parent.name.clone(),
-            tag: VlanTag { id, service: false },
+    /// Makes a macvlan of `parent`, which is where `host` is, in that namespace.
+    fn macvlan(host: &mut Handle, (number, parent): (u16, &LinkState), to: &Netns) {
+        let macvlan = Macvlan {
+            pod_name: format!("lan{number}"),
+            parent: Some(parent.name.clone()),
+            mode: MacvlanMode::Bridge,
             mtu: None,
             mac: None,
             group: 0,
+            broadcast_queue: None,
+            tap: false,
             in_pod: false,
         };
         let mut inside = Handle::open_in(to).unwrap();
-        host.create_vlan(&vlan, parent, to.as_fd(), &mut inside).unwrap();
+        host.create_macvlan(&macvlan, parent, to.as_fd(), &mut inside).unwrap();
     }
 
     fn parent(host: &mut Handle, name: &str) -> LinkState {
@@ -102,7 +104,7 @@ mod tests {
 
     fn names(netns: &Netns) -> Vec<String> {
         let links = Handle::open_in(netns).unwrap().links().unwrap().into_iter();
-        let mut names: Vec<String> = links.filter(|link| link.kind == "vlan").map(|it| it.name).collect();
+        let mut names: Vec<String> = links.filter(|link| link.kind == "macvlan").map(|it| it.name).collect();
         names.sort();
         names
     }
@@ -114,23 +116,23 @@ mod tests {
         let [mut host, mut pod] = [&node, &netns].map(|it| Handle::open_in(it).unwrap());
         let card = parent(&mut pod, "net1");
         let other = parent(&mut pod, "net2");
-        for (id, on) in [(5, &card), (6, &card), (7, &card), (8, &other)] {
-            vlan(&mut pod, (id, on), &netns);
+        for (number, on) in [(5, &card), (6, &card), (7, &card), (8, &other)] {
+            macvlan(&mut pod, (number, on), &netns);
         }
-        let given = pod.device_named("tag5").unwrap().unwrap();
+        let given = pod.device_named("lan5").unwrap().unwrap();
         pod.set_alias(given.link.index, "card.5").unwrap();
         let others = [Home { name: "card.5".to_owned(), ..home(given, false) }];
         // One of the node's that has the index of the device in the pod.
         let beneath = parent(&mut host, "card");
-        vlan(&mut host, (9, &beneath), &netns);
+        macvlan(&mut host, (9, &beneath), &netns);
         let device = pod.device_named("net1").unwrap().unwrap();
         remove(&mut pod, (&device, false), &others).unwrap();
-        assert_eq!(names(&netns), ["tag5", "tag6", "tag7", "tag8", "tag9"]);
+        assert_eq!(names(&netns), ["lan5", "lan6", "lan7", "lan8", "lan9"]);
         remove(&mut pod, (&device, true), &others).unwrap();
-        assert_eq!(names(&netns), ["tag5", "tag8", "tag9"]);
+        assert_eq!(names(&netns), ["lan5", "lan8", "lan9"]);
         within(&node, || remove_beyond(&netns, beneath.index, &others)).unwrap().unwrap();
-        assert_eq!(names(&netns), ["tag5", "tag8"]);
+        assert_eq!(names(&netns), ["lan5", "lan8"]);
         remove(&mut pod, (&device, true), &[]).unwrap();
-        assert_eq!(names(&netns), ["tag8"]);
+        assert_eq!(names(&netns), ["lan8"]);
     }
 }

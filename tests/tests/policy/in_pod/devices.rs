@@ -290,25 +290,31 @@ fn what_a_pod_has_put_above_its_device_neither_keeps_it_from_going_back_nor_goes
     node.add(&a).success();
     occupy(&a.namespace, "net1", false).unwrap();
     ip_link("add link net1 name lan type macvlan mode bridge");
-    ip_link("add link net1 name tag type vlan id 5");
-    ip_link("add link lan name on-lan type vlan id 6");
-    ip_link("add name others type dummy");
+    ip_link("add link net1 name tap type macvtap");
+    ip_link("add name others type bridge");
+    ip_link("add link others name of-others type macvlan");
     occupy(&a.namespace, "lan", false).unwrap();
     node.del(&a).success();
     assert_eq!(all_programs(&node.namespace, "card").unwrap(), before);
-    assert_eq!(["lan", "tag", "on-lan", "others"].map(is_there), [false, false, false, true]);
+    assert_eq!(["lan", "tap", "others", "of-others"].map(is_there), [false, false, true, true]);
 
-    // As a port, with a single link above it.
+    // A single one.
     node.add(&a).success();
     occupy(&a.namespace, "net1", false).unwrap();
-    ip_link("add name bridge type bridge");
-    ip_link("set net1 master bridge");
-    ip_link("add link net1 name tag type vlan id 5");
-    occupy(&a.namespace, "tag", false).unwrap();
+    ip_link("add link net1 name lan type macvlan mode bridge");
+    occupy(&a.namespace, "lan", false).unwrap();
+    node.del(&a).success();
+    assert_eq!(all_programs(&node.namespace, "card").unwrap(), before);
+    assert!(!is_there("lan"));
+
+    // As a port.
+    node.add(&a).success();
+    occupy(&a.namespace, "net1", false).unwrap();
+    ip_link("set net1 master others");
     node.del(&a).success();
     assert_eq!(all_programs(&node.namespace, "card").unwrap(), before);
     assert_eq!(Handle::open_in(node.namespace.netns()).unwrap().link("card").unwrap().controller, None);
-    assert_eq!(["tag", "bridge"].map(is_there), [false, true]);
+    assert!(is_there("others"));
 }
 
 /// Rows: HDV-names.
