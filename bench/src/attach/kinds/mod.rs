@@ -243,7 +243,9 @@ impl Site<'_> {
         }
         let sides = self.contenders.iter().filter(|(side, _)| *side != Side::Floor);
         for ((side, contender), pod) in sides.zip(pods) {
-            contender.add(pod).with_context(|| format!("a masqueraded pod that stays, by {}", side.name()))?;
+            contender
+                .add(pod)
+                .with_context(|| format!("a masqueraded pod that stays, by {}", side.name()))?;
         }
         Ok(1)
     }
