@@ -42,8 +42,10 @@ impl Scene {
         Arc::new(engine)
     }
 
-    /// Asserts that a new agent knows exactly these containers, each with one address and a number of its own.
+    /// Asserts that a new agent knows exactly these containers, each with one address and a number of its own, which is in the
+    /// maps already.
     fn assert_attached(&self, containers: &[&str]) {
+        let in_maps = self.maps.numbers();
         let engine = self.start();
         let mut numbers = BTreeMap::new();
         for attached in engine.registry().all() {
@@ -57,11 +59,8 @@ impl Scene {
         let mut known: Vec<&str> = numbers.values().map(String::as_str).collect();
         known.sort_unstable();
         assert_eq!(known, containers, "who is attached");
-        assert_eq!(
-            self.maps.numbers(),
-            numbers.keys().copied().collect::<BTreeSet<_>>(),
-            "numbers in the maps"
-        );
+        let numbers: BTreeSet<u32> = numbers.keys().copied().collect();
+        assert_eq!([in_maps, self.maps.numbers()], [numbers.clone(), numbers], "numbers in the maps");
         let mut holders: Vec<String> = rig::leased(self.path()).into_values().collect();
         holders.sort_unstable();
         assert_eq!(holders, containers, "who holds an address");

@@ -281,22 +281,25 @@ impl Rig {
         let gone = eventually(PATIENCE, || self.get(PODS)["items"] == json!([]));
         assert!(gone, "{:#}", self.get(PODS));
         let left = || {
-            let after = Snapshot::take(self.worker.node(), &[]).unwrap();
+            // It cannot be taken while the packet filter is being changed.
+            let after = Snapshot::take(self.worker.node(), &[]).map_err(|error| format!("{error:#}"))?;
             let links = |snapshot: &Snapshot| -> BTreeSet<String> {
                 let links = snapshot.node.links.iter().filter(|(_, link)| link.kind != "bridge");
                 links.map(|(name, _)| name.clone()).collect()
             };
             let namespaces = std::fs::read_dir("/run/netns").into_iter().flatten().flatten();
             let namespaces: Vec<_> = namespaces.map(|entry| entry.file_name()).collect();
-            (
+            Ok::<_, String>((
                 (after.files.clone(), after.dataplane == Maps::default()),
                 (links(&after), links(&self.before)),
                 (after.pins, self.before.pins.clone()),
                 namespaces,
-            )
+            ))
         };
         let is_clean = || {
-            let ((files, maps), (links, links_before), (pins, pins_before), namespaces) = left();
+            let Ok(((files, maps), (links, links_before), (pins, pins_before), namespaces)) = left() else {
+                return false;
+            };
             files.is_empty() && maps && links == links_before && pins == pins_before && namespaces.is_empty()
         };
         assert!(eventually(PATIENCE, is_clean), "{:#?}", left());
