@@ -34,7 +34,7 @@ pub(super) const PREFIX: u8 = 16;
 /// Any number but 0, the default group.
 pub(super) const GROUP: u32 = 7;
 /// Indices in the pod are chosen, so that they need not be queried.
-pub(super) const FIRST_POD_INDEX: u32 = 10;
+pub(super) const FIRST_POD_INDEX: u32 = 1000;
 /// Beyond those that the kernel chooses.
 pub(super) const FIRST_NODE_INDEX: u32 = 100_000;
 
