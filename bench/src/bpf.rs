@@ -7,7 +7,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 
@@ -16,6 +17,9 @@ const PROG_LOAD: i32 = 5;
 const OBJ_GET: i32 = 7;
 const PROG_TEST_RUN: i32 = 10;
 const OBJ_GET_INFO: i32 = 15;
+
+/// Polling interval of the kernel's map.
+const TICK: Duration = Duration::from_micros(100);
 
 /// The policies of every attachment, by its number, as the programs read them.
 pub(super) struct Words {
@@ -49,6 +53,24 @@ impl Words {
         }
         // SAFETY: within the mapping, which lives as long as this; the kernel's side is written as a whole.
         unsafe { self.start.add(attachment).as_ref() }.load(Ordering::Acquire)
+    }
+
+    /// Waits at most so long until that is so of an attachment's word.
+    ///
+    /// # Errors
+    /// It takes longer.
+    pub(super) fn wait(
+        &self,
+        attachment: usize,
+        patience: Duration,
+        is_done: impl Fn(u64) -> bool,
+    ) -> anyhow::Result<()> {
+        let deadline = Instant::now() + patience;
+        while !is_done(self.get(attachment)) {
+            ensure!(Instant::now() < deadline, "a policy is not in force after {patience:?}");
+            thread::sleep(TICK);
+        }
+        Ok(())
     }
 }
 

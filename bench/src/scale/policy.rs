@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use serde::Serialize;
 use serde_json::json;
 
@@ -19,8 +19,6 @@ use crate::bpf::Words;
 const CHANGES: u16 = 10;
 /// Time limit for one to be in force.
 const IN_FORCE: Duration = Duration::from_secs(20);
-/// Polling interval of the kernel's map.
-const TICK: Duration = Duration::from_micros(100);
 /// Pause after a change, in which the policy before it is removed.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -51,7 +49,7 @@ pub(super) fn measure(sites: &Sites) -> anyhow::Result<Changes> {
         }
     }
     fs::remove_file(&subject.place).context("remove the policy")?;
-    subject.wait(|word| word == 0)?;
+    subject.words.wait(subject.id, IN_FORCE, |word| word == 0)?;
     Ok(Changes { in_force: Series::new(in_force), processor: Series::new(processors) })
 }
 
@@ -88,18 +86,9 @@ impl Subject<'_> {
         let (before, used) = (self.words.get(self.id), self.agent.processor_time()?);
         let began = Instant::now();
         fs::rename(&self.draft, &self.place).context("put a manifest into its place")?;
-        self.wait(|word| word != before)?;
+        self.words.wait(self.id, IN_FORCE, |word| word != before)?;
         let time = began.elapsed();
         thread::sleep(PAUSE);
         Ok((time, self.agent.processor_time()?.saturating_sub(used)))
-    }
-
-    fn wait(&self, is_done: impl Fn(u64) -> bool) -> anyhow::Result<()> {
-        let deadline = Instant::now() + IN_FORCE;
-        while !is_done(self.words.get(self.id)) {
-            ensure!(Instant::now() < deadline, "a policy is not in force after {IN_FORCE:?}");
-            thread::sleep(TICK);
-        }
-        Ok(())
     }
 }

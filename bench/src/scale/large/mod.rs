@@ -34,8 +34,6 @@ const ENDS: usize = 3;
 const LOOKS: usize = 11;
 /// Time limit for a policy to be in force, and for all that follows that.
 const IN_FORCE: Duration = Duration::from_secs(60);
-/// Polling interval of the kernel's map.
-const TICK: Duration = Duration::from_micros(100);
 
 /// The results of one run.
 #[derive(Serialize)]
@@ -136,7 +134,7 @@ impl<'a> Subject<'a> {
             load.push(self.put(2 * cycle, author)?);
             change.push(self.put(2 * cycle + 1, author)?);
             author.remove()?;
-            self.wait(|word| word == 0)?;
+            self.words.wait(self.id, IN_FORCE, |word| word == 0)?;
             self.settle()?;
             processor.push(milliseconds(self.agent.processor_time()?.saturating_sub(used)));
         }
@@ -152,20 +150,11 @@ impl<'a> Subject<'a> {
         let before = self.words.get(self.id);
         let began = Instant::now();
         author.put()?;
-        self.wait(|word| word != before)?;
+        self.words.wait(self.id, IN_FORCE, |word| word != before)?;
         let time = began.elapsed();
         self.settle()?;
         self.is_as_written()?;
         Ok(milliseconds(time))
-    }
-
-    fn wait(&self, is_done: impl Fn(u64) -> bool) -> anyhow::Result<()> {
-        let deadline = Instant::now() + IN_FORCE;
-        while !is_done(self.words.get(self.id)) {
-            ensure!(Instant::now() < deadline, "a policy is not in force after {IN_FORCE:?}");
-            thread::sleep(TICK);
-        }
-        Ok(())
     }
 
     /// Waits until nothing is left to do. An agent that goes on would be measured in part.
