@@ -376,9 +376,11 @@ fn entry(
 mod tests {
     use std::cell::{Cell, RefCell};
 
+    use serde_json::Value;
+
     use super::*;
     use crate::journal::{JournalKey, Loaded, Store};
-    use crate::plan::fixtures;
+    use crate::plan::{Dynamic, fixtures};
     use crate::spec::DeviceId;
     use crate::step::StepRef;
 
@@ -399,7 +401,8 @@ mod tests {
             up: false,
             alias: None,
             other_names: Vec::new(),
-            programs: Vec::new(),
+            programs: None,
+            planned: None,
         }
     }
 
@@ -518,6 +521,50 @@ mod tests {
         assert!(devices.has_ended(&claim));
         devices.give_back(&claim, of, || unreachable!(), |_| unreachable!()).unwrap();
         devices.settle_orphans(|_| unreachable!(), |_| unreachable!());
+    }
+
+    /// What the pod has loaded is told from what was there by the time of the claim.
+    ///
+    /// Rows: HDV-programs.
+    #[test]
+    fn a_claim_of_an_earlier_version_says_when_it_was_planned_where_no_process_of_the_pod_was_there_before() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(directory.path()).unwrap();
+        let (claimed, raised) = (StepRef(0, 0), StepRef(0, 1));
+        let read = |container: &str, live: bool, seen: Option<Vec<u32>>, begun: &[StepRef]| {
+            let mut plan = plan(container);
+            plan.attachments[0].steps.push(Step::RaiseLoopback);
+            plan.dynamic = live.then(|| Dynamic { sandbox: "eth0".to_owned(), by: "me".to_owned() });
+            let key = JournalKey { container_id: container.to_owned(), ifname: "eth0".to_owned() };
+            let mut record = store.create(key.clone(), plan).unwrap();
+            record.begin(begun).unwrap();
+            let claim = Claim {
+                device: CARD.to_owned(),
+                generation: 1,
+                home: Some(Home { programs: seen, ..home("card0", None) }),
+                settings: None,
+                representor: None,
+                is_back: false,
+            };
+            record.done(claimed, Output::Claimed(Box::new(claim))).unwrap();
+            record.done(raised, Output::Nothing).unwrap();
+            record.attached(Value::Null).unwrap();
+            let Loaded::Whole(record) = store.load(&key).unwrap() else { panic!("it is whole") };
+            let Some(Output::Claimed(claim)) = record.outputs.get(&claimed) else {
+                panic!("it has the claim")
+            };
+            let home = claim.home.clone().unwrap();
+            (home.programs, home.planned.map(|at| Some(at) == record.planned.since_boot))
+        };
+        assert_eq!(read("a", false, None, &[claimed]), (None, Some(true)));
+        assert_eq!(read("b", true, None, &[claimed]), (None, None), "the pod was there before");
+        assert_eq!(read("c", false, None, &[claimed, raised]), (None, None), "it was written anew");
+        assert_eq!(
+            read("d", false, Some(Vec::new()), &[claimed]),
+            (Some(Vec::new()), None),
+            "somebody looked"
+        );
+        assert_eq!(read("e", false, Some(vec![7]), &[claimed]), (Some(vec![7]), None));
     }
 
     /// A process may have it that the agent does not see.

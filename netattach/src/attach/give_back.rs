@@ -210,7 +210,8 @@ pub(super) fn give_back_by_alias(
         up: false,
         alias: None,
         other_names: Vec::new(),
-        programs: Vec::new(),
+        programs: None,
+        planned: None,
     };
     let mut in_pod = None;
     if let Some(netns) = netns {

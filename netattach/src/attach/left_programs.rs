@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use super::StepError;
 use crate::bpf::Program;
-use crate::bpf::sys::{self, OnHook, SharedHook};
+use crate::bpf::sys::{self, LoadedProgram, OnHook, SharedHook};
 use crate::netlink::{self, Handle, XdpPlace};
 use crate::step::Home;
 
@@ -54,7 +54,8 @@ pub(super) fn running(host: &mut Handle, name: &str, index: u32) -> Result<Vec<u
 }
 
 /// Takes everything off a device of the node that was not there before a pod had it, the programs that judged the pod among
-/// it. The handle is that of the calling thread's namespace. Idempotent; every program is tried even if another one stays.
+/// it. Where nobody looked what was there, what was loaded before the claim stays, and what nothing is known of goes. The handle
+/// is that of the calling thread's namespace. Idempotent; every program is tried even if another one stays.
 ///
 /// Here and not in the pod, whose processes could attach the next one. A program that another agent of the node attaches in
 /// the moment before counts as the pod's: nothing tells the two apart.
@@ -63,22 +64,64 @@ pub(super) fn running(host: &mut Handle, name: &str, index: u32) -> Result<Vec<u
 /// One stays; it is named.
 pub(super) fn take_off(host: &mut Handle, home: &Home, index: u32) -> Result<(), StepError> {
     let mut failed = None;
-    for found in all(host, &home.name, index)?.into_iter().filter(|it| !home.programs.contains(&it.program)) {
+    let was_seen = |it: &OnDevice| home.programs.as_ref().is_some_and(|seen| seen.contains(&it.program));
+    for found in all(host, &home.name, index)?.into_iter().filter(|it| !was_seen(it)) {
+        let (device, program) = (&home.name, found.program);
+        let loaded = sys::loaded_program(found.program).ok().flatten();
+        let origin = origin(home, loaded.as_ref());
         // One that is gone meanwhile has no name.
-        let name = sys::program_name(found.program).ok().flatten().unwrap_or_default();
+        let name = loaded.map(|it| it.name).unwrap_or_default();
+        if origin == Origin::Before {
+            tracing::info!(device, program, name, "loaded before a pod was given the device; stays on it");
+            continue;
+        }
         match remove(host, index, found) {
             Ok(()) if is_ours(&name) => {}
+            Ok(()) if origin == Origin::Unknown => {
+                tracing::warn!(
+                    device,
+                    program,
+                    name,
+                    "on a device that a pod had, and nothing tells whether it was before; taken off"
+                );
+            }
             Ok(()) => {
-                let (device, program) = (&home.name, found.program);
                 tracing::info!(device, program, name, "its pod has left a program on the device; taken off");
             }
             Err(source) => {
-                let (device, program) = (home.name.clone(), found.program);
+                let device = device.clone();
                 failed.get_or_insert(StepError::ProgramLeft { device, program, name, source });
             }
         }
     }
     failed.map_or(Ok(()), Err)
+}
+
+/// Since when a program is on a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    /// Since before the pod had the device.
+    Before,
+    /// Since the pod had it: the pod's, or one that judged it.
+    Since,
+    /// Nothing tells.
+    Unknown,
+}
+
+/// Since when a program is on a device that was not seen there when the device was claimed. `loaded`: what the kernel tells of
+/// it; `None`: nothing.
+///
+/// One that was loaded before the claim is the node's administrator's where nobody looked then: none of the pod's processes was
+/// there to load it. Ours are loaded once, and judge pods only.
+fn origin(home: &Home, loaded: Option<&LoadedProgram>) -> Origin {
+    if home.programs.is_some() || loaded.is_some_and(|it| is_ours(&it.name)) {
+        return Origin::Since;
+    }
+    match home.planned.zip(loaded.and_then(|it| it.loaded)) {
+        Some((planned, at)) if at < planned => Origin::Before,
+        Some(_) => Origin::Since,
+        None => Origin::Unknown,
+    }
 }
 
 fn is_ours(name: &str) -> bool {
@@ -169,6 +212,32 @@ fn xdp_link(id: u32, (index, program): (u32, u32)) -> Option<OwnedFd> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Rows: HDV-programs.
+    #[test]
+    fn where_nobody_looked_what_was_loaded_before_the_claim_stays_and_what_is_in_doubt_goes() {
+        let device = super::super::identity::tests::port(4, "eth1", None);
+        let home = super::super::take_device::home(device, false);
+        let program = |name: &str, loaded| LoadedProgram { name: name.to_owned(), loaded };
+        let old = Home { planned: Some(100), ..home.clone() };
+        let own = Program::ALL[0].name();
+        let table = [
+            (&old, Some(program("guard", Some(99))), Origin::Before),
+            (&old, Some(program("guard", Some(100))), Origin::Since),
+            (&old, Some(program("guard", Some(101))), Origin::Since),
+            // It judged the pod, and the agent had loaded it long before.
+            (&old, Some(program(own, Some(1))), Origin::Since),
+            (&old, Some(program("guard", None)), Origin::Unknown),
+            (&old, None, Origin::Unknown),
+            (&home, Some(program("guard", Some(99))), Origin::Unknown),
+        ];
+        for (home, loaded, expected) in table {
+            assert_eq!(origin(home, loaded.as_ref()), expected, "{loaded:?}");
+        }
+        // Whoever looked knows better than the time.
+        let seen = Home { programs: Some(vec![7]), ..old };
+        assert_eq!(origin(&seen, Some(&program("guard", Some(99)))), Origin::Since);
+    }
 
     #[test]
     fn programs_that_may_not_be_asked_for_fail_nothing_and_other_errors_do() {

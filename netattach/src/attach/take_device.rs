@@ -58,7 +58,7 @@ pub(super) fn claim(
         (Some(found), None) => {
             let among = before.is_some_and(|before| before.among);
             let programs = left_programs::running(host, &found.link.name, found.link.index)?;
-            Some(Home { programs, ..home(found.clone(), among) })
+            Some(Home { programs: Some(programs), ..home(found.clone(), among) })
         }
         (_, Some(_)) => None,
         (None, None) => return Err(StepError::NoDevice(device.id.to_string())),
@@ -282,7 +282,8 @@ pub(super) fn home(found: DeviceState, among: bool) -> Home {
         up: link.up,
         alias,
         other_names,
-        programs: Vec::new(),
+        programs: None,
+        planned: None,
     }
 }
 

@@ -13,7 +13,7 @@ use super::format::{self, Content, Damage, Line, Read, Writer};
 use crate::cni::identifier::{check_container_id, check_ifname};
 use crate::moment::Moment;
 use crate::plan::Plan;
-use crate::step::{Output, Outputs, Step, StepRef};
+use crate::step::{Claim, Home, Output, Outputs, Step, StepRef};
 use crate::sync::Arc;
 use crate::sync::thread::{self, JoinHandle};
 use crate::timing;
@@ -229,7 +229,32 @@ impl Record {
                 Line::Removing => record.state = RecordState::Removing,
             }
         }
+        record.date_claims();
         Ok(Replayed::Record(Box::new(record)))
+    }
+
+    /// Has claims that do not say which programs were on their devices say when they were planned instead, where that is before
+    /// any process of the pod could have one on a device: not in a live pod.
+    fn date_claims(&mut self) {
+        let is_first = self.plan.dynamic.is_none() && !self.was_written_anew();
+        let is_sure = is_first && !self.earlier_boot && self.damage.is_empty();
+        let Some(planned) = self.planned.since_boot.filter(|_| is_sure) else { return };
+        let plan = std::sync::Arc::clone(&self.plan);
+        for (at, _, _) in plan.steps() {
+            let Some(Output::Claimed(claim)) = self.outputs.get(&at) else { continue };
+            let Some(home) = &claim.home else { continue };
+            if home.programs.is_none() && home.planned.is_none() {
+                let home = Some(Home { planned: Some(planned), ..home.clone() });
+                let claim = Claim { home, ..(**claim).clone() };
+                self.outputs.insert(at, Output::Claimed(Box::new(claim)));
+            }
+        }
+    }
+
+    /// Whether its time may be later than that of its plan, by [`Record::continue_from`], which alone has steps begin that have no
+    /// inverse.
+    fn was_written_anew(&self) -> bool {
+        self.is_complete() && self.plan.steps().all(|(at, _, _)| self.begun.contains(&at))
     }
 
     /// Refuses a record that is damaged.

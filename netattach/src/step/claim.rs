@@ -94,7 +94,12 @@ pub struct Home {
     /// Other names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub other_names: Vec<String>,
-    /// Kernel's ids of the programs that were on it: XDP, tcx, and those of a netkit pair.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub programs: Vec<u32>,
+    /// Kernel's ids of the programs that were on it: XDP, tcx, and those of a netkit pair. Absent: nobody has looked, as where an
+    /// earlier version has claimed it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub programs: Option<Vec<u32>>,
+    /// Where `programs` is absent, when the claim was planned, in nanoseconds since the boot, suspended time included: no process
+    /// of the pod had loaded a program by then. Absent: that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub planned: Option<u64>,
 }

@@ -24,7 +24,9 @@ pub use links::{
     netkit_programs, next_link, programs_on, tcx_attach, tcx_programs, xdp_attach,
 };
 pub use pins::{open_pin, pin};
-pub use programs::{Instruction, load_classifier, program_by_id, program_id, program_name};
+pub use programs::{
+    Instruction, LoadedProgram, load_classifier, loaded_program, program_by_id, program_id, program_name,
+};
 pub(super) use shared_words::SharedWords;
 
 /// `enum bpf_cmd`.

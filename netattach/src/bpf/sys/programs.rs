@@ -88,8 +88,28 @@ pub fn program_by_id(id: u32) -> io::Result<Option<OwnedFd>> {
     }
 }
 
+/// What the kernel tells of a loaded program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LoadedProgram {
+    /// Its name; empty: it has none.
+    pub name: String,
+    /// When it was loaded, in nanoseconds since the boot, suspended time included (`CLOCK_BOOTTIME`). `None` before Linux 4.15.
+    pub loaded: Option<u64>,
+}
+
 /// Name of the program with that id, `None` when it is gone.
+///
+/// # Errors
+/// The kernel refuses.
 pub fn program_name(id: u32) -> io::Result<Option<String>> {
+    Ok(loaded_program(id)?.map(|program| program.name))
+}
+
+/// The program with that id, `None` when it is gone.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn loaded_program(id: u32) -> io::Result<Option<LoadedProgram>> {
     /// The beginning of `struct bpf_prog_info`, to the name.
     #[repr(C)]
     #[derive(Default)]
@@ -97,7 +117,8 @@ pub fn program_name(id: u32) -> io::Result<Option<String>> {
         kind_and_id: [u32; 2],
         tag: [u8; 8],
         lengths: [u32; 2],
-        pointers_and_time: [u64; 3],
+        instructions: [u64; 2],
+        load_time: u64,
         owner_and_maps: [u32; 2],
         map_ids: u64,
         name: [u8; 16],
@@ -113,5 +134,6 @@ pub fn program_name(id: u32) -> io::Result<Option<String>> {
     // during the call; any bytes make a valid `Info`.
     unsafe { bpf(Command::ObjectInfo, &attributes) }?;
     let end = info.name.iter().position(|byte| *byte == 0).unwrap_or(info.name.len());
-    Ok(Some(String::from_utf8_lossy(&info.name[..end]).into_owned()))
+    let name = String::from_utf8_lossy(&info.name[..end]).into_owned();
+    Ok(Some(LoadedProgram { name, loaded: Some(info.load_time).filter(|at| *at != 0) }))
 }

@@ -1,9 +1,12 @@
 //! Devices of the node that netattach itself gives to pods.
 
+use std::fs;
+
 use netattach::netlink::Handle;
 use netattach_tests::other_programs::{
     Verdict, all_programs, attach_filter, attach_tcx, index_of, occupy, program,
 };
+use netattach_tests::record::rewritten;
 
 use super::*;
 
@@ -266,6 +269,38 @@ fn programs_that_a_pod_has_put_on_its_device_do_not_see_the_nodes_packets_afterw
     let log = node.stop().unwrap();
     let told = log.matches("its pod has left a program on the device; taken off").count();
     assert_eq!(told, 6, "{log}");
+}
+
+/// Its record does not say what was on the device.
+///
+/// Rows: HDV-programs.
+#[test]
+fn what_was_on_a_device_before_an_earlier_version_gave_it_to_a_pod_stays() {
+    let mut node = Node::new(&[]).unwrap();
+    let _wires = Wires::new(&node, &["card"]).unwrap();
+    let nodes_own = program(Verdict::Next).unwrap();
+    let index = index_of(&node.namespace, "card").unwrap();
+    let _link = attach_tcx(&node.namespace, index, true, &nodes_own).unwrap();
+    let before = all_programs(&node.namespace, "card").unwrap();
+    node.write("card", &network(NAMESPACE, "card", &Wires::config("card", SERVER))).unwrap();
+    node.write("a", &pod("a", &json!({}), &json!("card"))).unwrap();
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    node.kill().unwrap();
+    let name = format!("{}@eth0.jsonl", a.container);
+    let path = node.path("state/journal").join(&name);
+    let said = format!(",\"programs\":[{}]", sys::program_id(nodes_own.as_fd()).unwrap());
+    let text = fs::read_to_string(&path).unwrap();
+    assert_eq!(text.matches(&said).count(), 1, "{text}");
+    fs::write(&path, rewritten(&name, &text, |line| line.replace(&said, ""))).unwrap();
+    node.start().unwrap();
+    let _held = occupy(&a.namespace, "net1", true).unwrap();
+    node.del(&a).success();
+    assert_eq!(all_programs(&node.namespace, "card").unwrap(), before);
+    let log = node.stop().unwrap();
+    let told = ["loaded before a pod was given the device", "its pod has left a program"];
+    assert_eq!(told.map(|it| log.matches(it).count()), [1, 3], "{log}");
 }
 
 /// An XDP program on a link above a device keeps any other from being taken off the device.
