@@ -229,6 +229,7 @@ impl Agent {
                     changed = Changed::Anything;
                 }
             }
+            self.write_returns().await;
             self.put_back(Part::Status, |agent| Ok(agent.with_drifted_status())).await;
             if is_whole {
                 let records = self.put_back(Part::Record, Agent::with_changed_record).await;
@@ -236,6 +237,18 @@ impl Agent {
                 let worked = [links, records, leases].into_iter().flatten().sum();
                 whole_is_due = began + pace::pause(WHOLE_INTERVAL, worked);
             }
+        }
+    }
+
+    /// Has records say which of their devices have gone back without a DEL.
+    async fn write_returns(self: &Arc<Self>) {
+        for key in self.engine.unwritten_returns() {
+            // A DEL says so itself, or has nothing to say any more; the next look finds what is left.
+            let Some(turn) = self.turns.look(&key.container_id) else { continue };
+            let agent = Arc::clone(self);
+            // The join error is a panic, which the panic hook has reported.
+            let _ = tokio::task::spawn_blocking(move || agent.engine.write_returned(&key)).await;
+            drop(turn);
         }
     }
 

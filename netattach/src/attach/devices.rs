@@ -9,10 +9,10 @@ use super::apply::owner;
 use super::engine::Engine;
 use super::give_back::{self, PodEnd};
 use super::sriov_cni::SriovCni;
-use super::{Node, StepError, representor};
+use super::{AttachError, Node, StepError, representor};
 use crate::error_chain::Chain;
 use crate::ipam::Owner;
-use crate::journal::Record;
+use crate::journal::{JournalKey, Loaded, Record};
 use crate::netlink::Handle;
 use crate::netns::{Netns, NetnsId};
 use crate::plan::{AttachmentPlan, Plan, Sandbox};
@@ -30,6 +30,9 @@ pub struct Devices {
 #[derive(Debug, Default)]
 struct Table {
     held: BTreeMap<String, Held>,
+    /// The records that may not say yet that a device of theirs has gone back, or is another sandbox's since, and whether that
+    /// was said of each as it could not be written.
+    unwritten: BTreeMap<JournalKey, bool>,
     /// The number of the newest claim of all devices. It does not fall while a record has a claim of an older number.
     newest: u64,
 }
@@ -90,6 +93,12 @@ impl Table {
 }
 
 impl Held {
+    /// The key of the record that has the claim.
+    fn record(&self) -> JournalKey {
+        let Sandbox { container_id, ifname, .. } = &self.sandbox;
+        JournalKey { container_id: container_id.clone(), ifname: ifname.clone() }
+    }
+
     /// Whether its pod is gone, and it is to be given back.
     fn is_orphan(&self) -> bool {
         self.state == State::Held && self.claim.is_some() && !self.is_alive()
@@ -135,6 +144,7 @@ impl Devices {
     ) -> Result<u64, StepError> {
         let owner = owner(sandbox, attachment);
         let mut table = self.lock();
+        let mut former = None;
         if let Some(before) = table.held.get(device) {
             if before.owner != owner && before.is_taken() {
                 let (device, container) = (device.to_owned(), before.owner.container_id.clone());
@@ -143,7 +153,10 @@ impl Devices {
             if before.state == State::Held {
                 settle(before)?;
             }
+            former = Some((before.record(), false));
         }
+        // The record of the new claim, which tells that this one has ended, may go first.
+        table.unwritten.extend(former);
         table.newest += 1;
         let generation = table.newest;
         table.held.insert(device.to_owned(), entry(owner, sandbox, attachment, (generation, cookie)));
@@ -301,18 +314,35 @@ impl Devices {
     ) {
         let mut table = self.lock();
         table.make_way(&self.sriov_cni, make_way);
-        for (device, held) in &mut table.held {
+        let Table { held, unwritten, .. } = &mut *table;
+        for (device, held) in held {
             if !held.is_orphan() || !held.is_found_out() {
                 continue;
             }
             match settle(held) {
                 Ok(()) => {
                     held.state = State::Returned;
+                    unwritten.entry(held.record()).or_insert(false);
                     tracing::info!(device, of = held.who, "given back: the pod's namespace is gone");
                 }
                 Err(error) => tracing::debug!(device, error = %Chain(&error), "not given back yet"),
             }
         }
+    }
+
+    /// The records that may not say yet which of their devices have gone back.
+    pub(super) fn unwritten(&self) -> Vec<JournalKey> {
+        self.lock().unwritten.keys().cloned().collect()
+    }
+
+    /// Notes that a record is about to say which of its devices have gone back. Returns whether it was said that it could not.
+    pub(super) fn is_written(&self, key: &JournalKey) -> bool {
+        self.lock().unwritten.remove(key).unwrap_or_default()
+    }
+
+    /// Notes that a record could not say so, which was said.
+    pub(super) fn stays_unwritten(&self, key: &JournalKey) {
+        self.lock().unwritten.insert(key.clone(), true);
     }
 
     /// A poisoned map is still consistent: each change of it is one operation.
@@ -323,9 +353,33 @@ impl Devices {
 
 impl Engine {
     /// Gives devices back whose pods' namespaces are gone: the kernel has brought them home under the names that they had
-    /// there. Their records stay until their DEL. Costs nothing while no pod has a device.
+    /// there. Their records stay until their DEL, and are to say so by [`Engine::write_returned`]. Costs nothing while no pod has a
+    /// device.
     pub fn settle_orphans(&self) {
         self.node.devices.settle_orphans(|held| settle(&self.node, held), make_way);
+    }
+
+    /// The records that may not say yet which of their devices have gone back without a DEL.
+    pub fn unwritten_returns(&self) -> Vec<JournalKey> {
+        self.node.devices.unwritten()
+    }
+
+    /// Has a record say which of its devices have gone back, in the container's turn: the next agent is to leave them alone. What
+    /// cannot be written is logged once, and is to be tried again.
+    pub fn write_returned(&self, key: &JournalKey) {
+        let was_said = self.node.devices.is_written(key);
+        let loaded = self.journal.load(key).map_err(AttachError::from);
+        let written = loaded.and_then(|loaded| match loaded {
+            Loaded::Whole(mut record) => Ok(self.note_returned(&mut record)?),
+            Loaded::Absent | Loaded::Torn { .. } => Ok(()),
+        });
+        if let Err(error) = written {
+            if !was_said {
+                let container = &key.container_id;
+                tracing::warn!(container, error = %Chain(&error), "journal not written: a device has gone back");
+            }
+            self.node.devices.stays_unwritten(key);
+        }
     }
 }
 
@@ -379,7 +433,8 @@ mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::journal::{JournalKey, Loaded, Store};
+    use crate::attach::rig;
+    use crate::journal::Store;
     use crate::plan::{Dynamic, fixtures};
     use crate::spec::DeviceId;
     use crate::step::StepRef;
@@ -521,6 +576,56 @@ mod tests {
         assert!(devices.has_ended(&claim));
         devices.give_back(&claim, of, || unreachable!(), |_| unreachable!()).unwrap();
         devices.settle_orphans(|_| unreachable!(), |_| unreachable!());
+    }
+
+    /// Its record stays until its DEL, which may come after the next start.
+    ///
+    /// Rows: SRV-namespace-gone.
+    #[test]
+    fn a_device_that_has_gone_back_without_a_del_does_not_once_more_after_a_restart() {
+        let directory = tempfile::tempdir().unwrap();
+        let started = || {
+            let store = Store::open(directory.path().join("journal")).unwrap();
+            rig::engine(directory.path(), store, &crate::sync::Arc::default())
+        };
+        let engine = started();
+        let at = StepRef(0, 0);
+        let [a, b] = ["a", "b"].map(plan);
+        let key = |plan: &Plan| rig::key(&plan.sandbox.container_id);
+        for plan in [&a, &b] {
+            let mut record = engine.journal.create(key(plan), plan.clone()).unwrap();
+            record.begin(&[at]).unwrap();
+            // The second is given the device of the first, whose pod is gone.
+            let claim = claim(&engine.node.devices, plan, |_| Ok(())).unwrap();
+            record.done(at, Output::Claimed(Box::new(claim))).unwrap();
+            record.attached(Value::Null).unwrap();
+        }
+        let said = |plan: &Plan| {
+            let Loaded::Whole(record) = engine.journal.load(&key(plan)).unwrap() else {
+                panic!("it is whole")
+            };
+            record.check_whole().unwrap();
+            let Some(Output::Claimed(claim)) = record.outputs.get(&at) else { panic!("it has the claim") };
+            claim.is_back
+        };
+        assert_eq!(engine.unwritten_returns(), [key(&a)]);
+        engine.node.devices.settle_orphans(|_| Ok(()), |_| Ok(()));
+        assert_eq!(engine.unwritten_returns(), [key(&a), key(&b)]);
+        assert_eq!([said(&a), said(&b)], [false, false]);
+        engine.unwritten_returns().iter().for_each(|key| engine.write_returned(key));
+        assert_eq!([said(&a), said(&b)], [true, true]);
+        assert_eq!(engine.unwritten_returns(), []);
+        let engine = started();
+        for plan in [&a, &b] {
+            let Loaded::Whole(record) = engine.journal.load(&key(plan)).unwrap() else {
+                panic!("it is whole")
+            };
+            engine.node.devices.adopt(&record);
+            engine.node.devices.settle_orphans(|_| unreachable!(), |_| unreachable!());
+        }
+        // A record that is gone has nothing to say.
+        engine.write_returned(&rig::key("c"));
+        assert_eq!(engine.unwritten_returns(), []);
     }
 
     /// What the pod has loaded is told from what was there by the time of the claim.

@@ -322,6 +322,11 @@ impl Engine {
             }
             return Err(error.into());
         }
+        // What is kept in memory says what was claimed.
+        if let Err(error) = self.note_returned(&mut record) {
+            tracing::debug!(error = %Chain(&error), "it is written later that a device has gone back");
+            self.node.devices.stays_unwritten(key);
+        }
         Ok(true)
     }
 

@@ -617,7 +617,9 @@ impl Engine {
         let netns = self.netns_of(&record);
         let take_back = if says_attached { undo_but_addresses } else { undo };
         if let Err(error) = take_back(&self.node, &record.plan, netns.as_ref(), &record) {
-            self.note_returned(&mut record);
+            if let Err(error) = self.note_returned(&mut record) {
+                tracing::warn!(record = %record.path().display(), error = %Chain(&error), "journal not written");
+            }
             return Err(error);
         }
         if never_attached && let Err(error) = self.node.bridges.remove_made(&record.outputs) {
@@ -643,19 +645,21 @@ impl Engine {
 
     /// Writes down which devices of a record that stays have gone back: the next agent is to leave them to the node, or to who has
     /// them since.
-    fn note_returned(&self, record: &mut Record) {
+    ///
+    /// # Errors
+    /// One could not be written; all were tried.
+    pub(super) fn note_returned(&self, record: &mut Record) -> Result<(), JournalError> {
+        let mut written = Ok(());
         let plan = Arc::clone(&record.plan);
-        for (at, _, step) in plan.steps().filter(|(_, _, step)| matches!(step, Step::ClaimDevice(_))) {
+        for (at, _, _) in plan.steps().filter(|(_, _, step)| matches!(step, Step::ClaimDevice(_))) {
             let Some(Output::Claimed(claim)) = record.outputs.get(&at) else { continue };
             if claim.is_back || !self.node.devices.has_ended(claim) {
                 continue;
             }
             let claim = Claim { is_back: true, ..(**claim).clone() };
-            if let Err(error) = record.amend(at, Output::Claimed(Box::new(claim))) {
-                let step = step.describe();
-                tracing::warn!(record = %record.path().display(), step, error = %Chain(&error), "journal not written");
-            }
+            written = written.and(record.amend(at, Output::Claimed(Box::new(claim))));
         }
+        written
     }
 
     /// Cleans up after a record whose plan was never completely written: releases the leases that the container may
