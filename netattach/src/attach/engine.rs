@@ -602,7 +602,7 @@ impl Engine {
         if let Err(error) = &whole {
             tracing::error!(error = %Chain(error), "damaged record; rolling back its plan as if every step had begun");
         }
-        let never_attached = record.state == RecordState::Applying && whole.is_ok();
+        let never_attached = !record.may_have_been_attached() && whole.is_ok();
         let mut says_attached = false;
         if record.state != RecordState::Removing {
             let was_attached = is_whole(&record);

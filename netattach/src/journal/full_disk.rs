@@ -13,6 +13,8 @@ pub(crate) enum Takes {
     /// Everything.
     #[default]
     Everything,
+    /// No file grows beyond that length, in bytes. What is there can be overwritten, shortened and removed.
+    UpTo(u64),
     /// No file grows. What is there can be overwritten, shortened and removed.
     NoMore,
     /// Nothing can be written. What is there can be removed.
@@ -107,6 +109,7 @@ impl Appended for Open {
         let takes = *locked(&self.takes);
         let fits = match takes {
             Takes::Everything => true,
+            Takes::UpTo(most) => offset + bytes.len() as u64 <= most,
             Takes::NoMore => offset + bytes.len() as u64 <= fs::metadata(&self.path)?.len(),
             Takes::Removals | Takes::Nothing => false,
         };
@@ -116,7 +119,7 @@ impl Appended for Open {
     fn cut(&mut self, length: u64) -> io::Result<()> {
         let takes = *locked(&self.takes);
         match takes {
-            Takes::Everything | Takes::NoMore => self.file.cut(length),
+            Takes::Everything | Takes::UpTo(_) | Takes::NoMore => self.file.cut(length),
             Takes::Removals | Takes::Nothing => Err(refused(takes)),
         }
     }

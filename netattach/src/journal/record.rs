@@ -95,6 +95,10 @@ pub struct Record {
     cut_off: bool,
     /// What `length` and `writer` were before the line that says that the sandbox is attached, if there is one.
     before_attached: Option<(u64, Writer)>,
+    /// The steps whose output was written once more behind that line.
+    amended: BTreeSet<StepRef>,
+    /// Whether it was there when the operation on its sandbox began.
+    was_read: bool,
     /// Bytes to be written with the next write.
     unwritten: Vec<u8>,
     sync: Option<JoinHandle<std::io::Result<()>>>,
@@ -169,6 +173,8 @@ impl Record {
             length: 0,
             cut_off: false,
             before_attached: None,
+            amended: BTreeSet::new(),
+            was_read: false,
             unwritten: Vec::new(),
             sync: None,
         }
@@ -205,6 +211,7 @@ impl Record {
         let earlier_boot = written != boot;
         let mut record = Self::new(place, key, plan, Moment { boot: written, since_boot }, writer);
         record.earlier_boot = earlier_boot;
+        record.was_read = true;
         record.damage = damage;
         record.length = length as u64;
         record.cut_off = text.len() > length;
@@ -221,6 +228,9 @@ impl Record {
                 }
                 Line::Done(step, output) => {
                     record.outputs.insert(step, *output);
+                    if record.result.is_some() {
+                        record.amended.insert(step);
+                    }
                 }
                 Line::Attached(result) => {
                     record.state = RecordState::Attached;
@@ -286,6 +296,12 @@ impl Record {
         self.plan.steps().all(|(at, _, _)| self.outputs.contains_key(&at))
     }
 
+    /// Whether its sandbox may have been attached: it says so, or it did before [`Record::removing`] found no room. What every
+    /// step has found is written no sooner than that, so an agent that ended before leaves no such record.
+    pub fn may_have_been_attached(&self) -> bool {
+        self.state != RecordState::Applying || (self.was_read && self.is_complete())
+    }
+
     /// Whether the step may have had an effect.
     pub fn has_begun(&self, step: StepRef) -> bool {
         self.earlier_boot || !self.damage.is_empty() || self.begun.contains(&step)
@@ -331,6 +347,9 @@ impl Record {
     /// # Errors
     /// The record has the one before.
     pub fn amend(&mut self, step: StepRef, output: Output) -> Result<(), JournalError> {
+        if self.before_attached.is_some() {
+            self.amended.insert(step);
+        }
         self.done(step, output)?;
         timing::part("journal", || self.flush())
     }
@@ -387,7 +406,13 @@ impl Record {
             tracing::debug!(record = %self.path.display(), error = %unchanged, "not marked as unfinished either");
             return Err(error);
         }
-        // There may be room where that line was. Without this one the record is unfinished all the same.
+        // There may be room where that line was, for what was written behind it too. Without these the record is unfinished all
+        // the same.
+        let amended = std::mem::take(&mut self.amended);
+        for (step, output) in amended.iter().filter_map(|step| Some((*step, self.outputs.get(step)?.clone())))
+        {
+            let _ = self.writer.encode(&Line::Done(step, Box::new(output)), &mut self.unwritten);
+        }
         let _ = self.append(&Line::Removing);
         Ok(())
     }

@@ -206,6 +206,73 @@ fn lines_that_were_written_with_the_last_one_stay_where_that_goes() {
     assert_eq!((again.state, again.outputs.len()), (RecordState::Applying, 4));
 }
 
+/// What it has come to since is written again in the room of the line that goes.
+#[test]
+fn what_was_written_behind_the_line_that_goes_stays_where_there_is_room() {
+    let directory = tempfile::tempdir().unwrap();
+    let (directory, path) = (directory.path(), directory.path().join("c@eth0.jsonl"));
+    let changed = Output::Delegate { result: json!({"text": "a\nb", "n": 7}).into() };
+    let is_changed = |record: &Record| record.outputs.get(&StepRef(0, 1)) == Some(&changed);
+    let mut record = write_record(&Store::open(directory).unwrap());
+    record.attached(json!({"cniVersion": "1.1.0"})).unwrap();
+    record.amend(StepRef(0, 1), changed.clone()).unwrap();
+    let written = fs::read(&path).unwrap();
+    let disk = Disk::at(directory);
+    // By whoever has written it, and by whoever has read it.
+    for is_read in [false, true] {
+        disk.takes(Takes::Everything);
+        fs::write(&path, &written).unwrap();
+        let mut record = if is_read {
+            load_from(&disk, directory)
+        } else {
+            fs::remove_file(&path).unwrap();
+            let store =
+                Store::over(Arc::new(disk.clone()), directory.to_owned(), boot_id().unwrap()).unwrap();
+            let mut record = write_record(&store);
+            record.attached(json!({"cniVersion": "1.1.0"})).unwrap();
+            record.amend(StepRef(0, 1), changed.clone()).unwrap();
+            Box::new(record)
+        };
+        assert!(is_changed(&record), "{is_read}");
+        disk.takes(Takes::UpTo(fs::metadata(&path).unwrap().len()));
+        record.removing().unwrap();
+        let again = load_from(&disk, directory);
+        again.check_whole().unwrap();
+        assert_eq!((again.state, is_changed(&again)), (RecordState::Removing, true), "{is_read}");
+    }
+}
+
+/// A bridge that the ADD of an attached pod has made stays, as other pods may be about to come to it.
+#[test]
+fn a_record_that_is_marked_where_it_is_may_be_that_of_an_attached_sandbox() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let disk = Disk::at(directory);
+    let store = Store::over(Arc::new(disk.clone()), directory.to_owned(), boot_id().unwrap()).unwrap();
+    let mut plan: Plan = serde_json::from_value(json!({
+        "sandbox": {
+            "container_id": "c", "ifname": "eth0", "netns": "/run/netns/c",
+            "netns_id": {"device": 4, "inode": 4026532300_u64}, "cni_args": "", "cni_path": []
+        },
+        "attachments": []
+    }))
+    .unwrap();
+    let steps = vec![Step::RaiseLoopback, Step::EnsureForwarding];
+    plan.attachments.push(crate::plan::fixtures::attachment("bridge", steps));
+    let mut record = store.create(key(), plan).unwrap();
+    record.begin(&[StepRef(0, 0)]).unwrap();
+    record.done(StepRef(0, 0), Output::Nothing).unwrap();
+    record.begin(&[StepRef(0, 1)]).unwrap();
+    assert!(!load_from(&disk, directory).may_have_been_attached(), "an ADD that was cut off");
+    record.done(StepRef(0, 1), Output::Nothing).unwrap();
+    assert!(!record.may_have_been_attached(), "an ADD that fails at its end");
+    record.attached(json!({"cniVersion": "1.1.0"})).unwrap();
+    disk.takes(Takes::NoMore);
+    load_from(&disk, directory).removing().unwrap();
+    let again = load_from(&disk, directory);
+    assert_eq!((again.state, again.may_have_been_attached()), (RecordState::Applying, true));
+}
+
 /// Records in version 1: one of a pod with links of our own and one of a pod with other plugins.
 #[test]
 fn records_of_version_1_are_read_and_continued() {
