@@ -344,6 +344,18 @@ impl Engine {
         self.del_sandbox(key, None, || Ok(()))
     }
 
+    /// As [`Engine::del_recorded`], for a sandbox that is attached as far as is known in memory: where its record is gone, it is
+    /// written anew first. Without one nothing would be released, and the sandbox stay known.
+    ///
+    /// # Errors
+    /// As [`Engine::del_recorded`], and those of [`Engine::write_record_anew`].
+    pub fn del_known(&self, key: &JournalKey) -> Result<Option<PodRef>, AttachError> {
+        if !self.has_record(key) {
+            self.write_record_anew(key)?;
+        }
+        self.del_recorded(key)
+    }
+
     fn del_sandbox(
         &self,
         key: &JournalKey,

@@ -4,16 +4,16 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
-use serde_json::json;
+use serde_json::{Map, json};
 
-use super::Engine;
 use super::rig::{self, Maps};
+use super::{AttachError, Attached, Engine};
 use crate::error_chain::Chain;
 use crate::ipam::Pool;
 use crate::journal::Store;
 use crate::journal::full_disk::{Disk, Takes};
 use crate::moment::boot_id;
-use crate::step::{Output, StepRef};
+use crate::step::{Delegate, Output, Outputs, Role, Step, StepRef};
 use crate::sync::Arc;
 
 /// What outlives an agent of a node with one pod, `a`, with an address and the number 1.
@@ -161,6 +161,29 @@ fn a_record_that_is_lost_after_its_del_has_failed_is_written_anew_as_that_of_a_r
     assert!(!scene.record().exists());
     assert!(engine.registry().is_empty());
     assert_eq!(engine.without_record().unwrap(), []);
+}
+
+/// Nobody asks for its DEL: the agent collects it, which without a record would do nothing, again and again.
+#[test]
+fn a_sandbox_without_a_record_is_collected_by_what_is_known_of_it_or_fails_and_stays_known() {
+    let scene = Scene::new();
+    let engine = scene.started();
+    fs::remove_file(scene.record()).unwrap();
+    engine.registry().leaves(&rig::key("a"));
+    engine.del_known(&rig::key("a")).unwrap();
+    assert!(engine.registry().is_empty() && !scene.record().exists());
+    assert_eq!(scene.held(), nothing());
+    // Of another plugin nothing is known without it.
+    let mut plan = rig::plan(scene.path(), "b", 2);
+    let plugin = Delegate { plugin: "foreign".to_owned(), config: Map::new(), role: Role::Plugin };
+    plan.attachments[0].steps.push(Step::Delegate(plugin));
+    let attached = Attached { key: rig::key("b"), plan, outputs: Outputs::default() };
+    engine.registry().insert(std::sync::Arc::new(attached));
+    for _ in 0..2 {
+        let lost = engine.del_known(&rig::key("b")).unwrap_err();
+        assert!(matches!(&lost, AttachError::RecordLost { container, .. } if container == "b"), "{lost}");
+        assert!(engine.registry().get(&rig::key("b")).is_some());
+    }
 }
 
 /// The lock of its pool is another process's for longer than a DEL waits.
