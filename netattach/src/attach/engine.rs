@@ -30,7 +30,7 @@ use crate::netns::{Netns, NetnsError, NetnsId};
 use crate::plan::pools::settle;
 use crate::plan::resolve::{Intent, Network, Numbers, Options, needs_device, resolve, wishes};
 use crate::plan::{self, AttachmentPlan, Plan, PodRef, Sandbox, result};
-use crate::step::{Claim, Output, Step};
+use crate::step::{Claim, Output, Role, Step};
 use crate::timing;
 use crate::waits::{self, Resource};
 
@@ -639,17 +639,18 @@ impl Engine {
         }
         crate::crash_point!("undo", "record");
         let (key, plan) = (record.key.clone(), Arc::clone(&record.plan));
+        let outputs = says_attached.then(|| record.outputs.clone());
         // While the record exists, its DEL may be repeated and names these numbers again.
         record.remove().map_err(|error| match error {
             JournalError::Remove { path, source } if says_attached => {
-                AttachError::AddressesStay { path, source }
+                AttachError::AddressesStay { path, plugins: executed(&plan), source }
             }
             other => other.into(),
         })?;
-        if says_attached {
+        if let Some(outputs) = outputs {
             // Without a record a DEL is a success, and would not try that again: the sandbox stays known until it has succeeded,
             // so that its record is written anew, as that of a removal.
-            release_addresses(&self.node, &plan, netns.as_ref())?;
+            release_addresses(&self.node, &plan, netns.as_ref(), &outputs)?;
         }
         self.registry.remove(&key, &plan);
         Ok(())
@@ -781,6 +782,15 @@ fn holder_named(error: &AttachError) -> Option<&str> {
         StepError::Nat(NatError::PortTaken(taken)) => Some(&taken.holder.key.container),
         _ => None,
     }
+}
+
+/// The other plugins of a plan that make interfaces or change them, each once.
+fn executed(plan: &Plan) -> Vec<String> {
+    let plugins = plan.steps().filter_map(|(_, _, step)| match step {
+        Step::Delegate(delegate) if delegate.role == Role::Plugin => Some(delegate.plugin.clone()),
+        _ => None,
+    });
+    Vec::from_iter(plugins.collect::<BTreeSet<_>>())
 }
 
 /// Whether the sandbox is attached and continues unchanged.

@@ -131,11 +131,14 @@ pub enum AttachError {
     /// A record goes on to say that its sandbox is attached, as it can be neither changed nor removed.
     #[error(
         "everything is rolled back but its addresses, which stay taken: the record {path} can be neither changed nor \
-         removed, and says that they are in use; repeat DEL when it can"
+         removed, and says that they are in use; repeat DEL when it can{}",
+        released(.plugins)
     )]
     AddressesStay {
         /// The record's file.
         path: PathBuf,
+        /// Plugins that have taken back what they had made, with whatever addresses they gave out themselves.
+        plugins: Vec<String>,
         /// The kernel's error.
         #[source]
         source: std::io::Error,
@@ -850,6 +853,17 @@ fn journal_code(error: &JournalError) -> u32 {
 
 fn after_colon(step: &str) -> String {
     if step.is_empty() { String::new() } else { format!(": {step}") }
+}
+
+/// What of a sandbox may be another's, though its record says that it is attached.
+fn released(plugins: &[String]) -> String {
+    match plugins {
+        [] => String::new(),
+        plugins => {
+            let plugins = plugins.join(", ");
+            format!(", and before an agent starts: what {plugins} had given out may be another pod's by now")
+        }
+    }
 }
 
 fn join(errors: &[AttachError]) -> String {

@@ -143,6 +143,43 @@ fn a_record_that_can_be_removed_alone_goes_before_its_addresses() {
     assert!(engine.registry().is_empty());
 }
 
+/// Its plugin is not there: a call of it fails the DEL by its name.
+#[test]
+fn addresses_of_another_plugin_stay_taken_as_long_as_their_record_says_that_they_are() {
+    let scene = Scene::new();
+    let engine = scene.started();
+    let mut plan = rig::plan(scene.path(), "b", 2);
+    plan.attachments[0].steps.remove(0);
+    let plugin = Delegate { plugin: "foreign".to_owned(), config: Map::new(), role: Role::Ipam };
+    plan.attachments[0].steps.push(Step::Delegate(plugin));
+    let mut record = engine.journal.create(rig::key("b"), plan).unwrap();
+    record.begin(&[StepRef(0, 0), StepRef(0, 1)]).unwrap();
+    record.done(StepRef(0, 0), Output::Nothing).unwrap();
+    record.done(StepRef(0, 1), Output::Nothing).unwrap();
+    record.attached(json!({"cniVersion": "1.1.0"})).unwrap();
+    let failed = || engine.del(&rig::request("DEL", "b")).unwrap_err();
+    scene.disk.takes(Takes::Nothing);
+    assert!(matches!(failed(), AttachError::AddressesStay { plugins, .. } if plugins.is_empty()));
+    // Its record goes first.
+    scene.disk.takes(Takes::Removals);
+    let said = Chain(&failed()).to_string();
+    assert!(said.contains("foreign"), "{said}");
+    assert!(!engine.has_record(&rig::key("b")));
+}
+
+#[test]
+fn what_other_plugins_have_released_is_said_where_the_record_says_that_it_is_in_use() {
+    let path = PathBuf::from("/state/journal/a@eth0.jsonl");
+    let said = |plugins: &[&str]| {
+        let plugins = plugins.iter().map(|it| (*it).to_owned()).collect();
+        let source = std::io::ErrorKind::ReadOnlyFilesystem.into();
+        AttachError::AddressesStay { path: path.clone(), plugins, source }.to_string()
+    };
+    assert!(said(&[]).ends_with("repeat DEL when it can"));
+    let released = "repeat DEL when it can, and before an agent starts: what bridge, sbr had given out may be another pod's by now";
+    assert!(said(&["bridge", "sbr"]).ends_with(released));
+}
+
 /// Nobody would finish it otherwise: a DEL without a record is a success.
 #[test]
 fn a_record_that_is_lost_after_its_del_has_failed_is_written_anew_as_that_of_a_removal() {

@@ -12,7 +12,7 @@ use crate::netlink::{Handle, LinkState};
 use crate::netns::Netns;
 use crate::plan::undo::{Inverse, Stage, inverse};
 use crate::plan::{AttachmentPlan, Plan, Sandbox, result, result_cache};
-use crate::step::{Admitted, Output, StepRef};
+use crate::step::{Admitted, Output, Outputs, StepRef};
 use crate::waits::{self, Resource};
 
 const RELEASE: &str = "release its resources";
@@ -35,8 +35,8 @@ pub fn undo(
     take_back(node, plan, netns, progress, Extent::All)
 }
 
-/// As [`undo`], but what the plan has leased stays its own until [`release_addresses`]. For a record that goes on to say that its
-/// sandbox is attached: whoever is given such an address meanwhile would share it after the next start.
+/// As [`undo`], but what the plan has leased, by another plugin too, stays its own until [`release_addresses`]. For a record that
+/// goes on to say that its sandbox is attached: whoever is given such an address meanwhile would share it after the next start.
 ///
 /// # Errors
 /// As [`undo`].
@@ -49,17 +49,27 @@ pub(super) fn undo_but_addresses(
     take_back(node, plan, netns, progress, Extent::ButAddresses)
 }
 
-/// Releases what [`undo_but_addresses`] has left.
+/// Releases what [`undo_but_addresses`] has left. `outputs`: those of the plan's steps.
 ///
 /// # Errors
 /// [`AttachError::Undo`] with every failure. Calling again is safe.
-pub(super) fn release_addresses(node: &Node, plan: &Plan, netns: Option<&Netns>) -> Result<(), AttachError> {
+pub(super) fn release_addresses(
+    node: &Node,
+    plan: &Plan,
+    netns: Option<&Netns>,
+    outputs: &Outputs,
+) -> Result<(), AttachError> {
     let mut errors = Vec::new();
     for (at, attachment, step) in plan.steps().rev() {
         let Some(inverse) = inverse(&plan.sandbox, attachment, step, None) else { continue };
-        if matches!(inverse, Inverse::Release { .. }) {
+        if inverse.frees_addresses() {
             let begun = Begun { at, attachment, inverse };
-            let released = begun.release(node, plan, netns);
+            let released = match begun.inverse {
+                Inverse::Delegate(delegate) => {
+                    PluginDel { node, plan, netns, at, attachment, delegate, outputs }.run()
+                }
+                _ => begun.release(node, plan, netns),
+            };
             errors.extend(released.map_err(|source| begun.failed(RELEASE, source)).err());
         }
     }
@@ -86,8 +96,7 @@ fn take_back(
         let inverse = inverse(&plan.sandbox, attachment, step, progress.outputs().get(&at))?;
         Some(Begun { at, attachment, inverse })
     });
-    let is_due =
-        |begun: &Begun<'_>| extent == Extent::All || !matches!(begun.inverse, Inverse::Release { .. });
+    let is_due = |begun: &Begun<'_>| extent == Extent::All || !begun.inverse.frees_addresses();
     let inverses: Vec<Begun<'_>> = inverses.filter(is_due).collect();
     let of = |stage| inverses.iter().filter(move |begun| begun.inverse.stage() == stage);
 

@@ -120,6 +120,11 @@ impl Inverse<'_> {
         }
     }
 
+    /// Whether it frees addresses and does nothing else. A plugin that makes interfaces may free addresses among other things.
+    pub fn frees_addresses(&self) -> bool {
+        matches!(self, Self::Release { .. } | Self::Delegate(Delegate { role: Role::Ipam, .. }))
+    }
+
     /// Whether it can only follow that one of the same attachment. The node's routes to a pod are known by its addresses:
     /// while they are there, an address must not be another pod's, which would lose its own to the repeated DEL.
     pub fn needs(&self, other: &Self) -> bool {
