@@ -179,7 +179,8 @@ fn remove(host: &mut Handle, index: u32, found: OnDevice) -> Result<(), LeftErro
 }
 
 /// Detaches the link that holds an XDP program on a device. A link tells the index of its device and not in which namespace
-/// that counts: of several that it may be, one after another goes until the program has, the newest first.
+/// that counts (`bpf_xdp_link_fill_link_info`), and a device its program and not the link (`rtnl_xdp_fill`): of several that it
+/// may be, one after another goes until the program has, the newest first.
 fn detach_xdp_link(host: &mut Handle, index: u32, on_link: (XdpPlace, u32)) -> Result<(), LeftError> {
     // Ids and not descriptors: a pod may have made as many as it has namespaces.
     let (mut links, mut last) = (Vec::new(), 0);
