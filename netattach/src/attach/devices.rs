@@ -353,8 +353,8 @@ impl Devices {
 
 impl Engine {
     /// Gives devices back whose pods' namespaces are gone: the kernel has brought them home under the names that they had
-    /// there. Their records stay until their DEL, and are to say so by [`Engine::write_returned`]. Costs nothing while no pod has a
-    /// device.
+    /// there. Their records stay until their DEL, and are to say so by [`Engine::write_returned`]. Costs nothing while no pod
+    /// has a device.
     pub fn settle_orphans(&self) {
         self.node.devices.settle_orphans(|held| settle(&self.node, held), make_way);
     }

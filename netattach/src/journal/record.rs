@@ -261,8 +261,8 @@ impl Record {
         }
     }
 
-    /// Whether its time may be later than that of its plan, by [`Record::continue_from`], which alone has steps begin that have no
-    /// inverse.
+    /// Whether its time may be later than that of its plan, by [`Record::continue_from`]: that alone has steps begin that have
+    /// no inverse.
     fn was_written_anew(&self) -> bool {
         self.is_complete() && self.plan.steps().all(|(at, _, _)| self.begun.contains(&at))
     }
