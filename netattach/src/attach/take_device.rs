@@ -57,7 +57,7 @@ pub(super) fn claim(
     let home = match (&found, &device.userspace) {
         (Some(found), None) => {
             let among = before.is_some_and(|before| before.among);
-            let programs = left_programs::running(host, &found.link.name, found.link.index)?;
+            let programs = left_programs::running(found)?;
             Some(Home { programs, ..home(found.clone(), among) })
         }
         (_, Some(_)) => None,
@@ -268,7 +268,7 @@ pub(super) fn physical(
 
 /// How the device is before anything of it is changed, but for its programs. `among`: see [`Home::among`].
 pub(super) fn home(found: DeviceState, among: bool) -> Home {
-    let DeviceState { link, link_netns, parent, permanent, alias, other_names } = found;
+    let DeviceState { link, link_netns, parent, permanent, alias, other_names, .. } = found;
     Home {
         name: link.name,
         index: link.index,

@@ -8,7 +8,8 @@ use rtnetlink::{LinkMessageBuilder, LinkUnspec};
 
 use super::link::{observed, show};
 use super::socket::{CREATE, EXCL, NetlinkRequest};
-use super::{Error, Handle, LinkState};
+use super::xdp_links::of_link;
+use super::{Error, Handle, LinkState, XdpPlace};
 use crate::mac::Mac;
 
 /// A network device, with what it is known by in whichever namespace it is.
@@ -26,6 +27,8 @@ pub struct DeviceState {
     pub alias: Option<String>,
     /// Other names.
     pub other_names: Vec<String>,
+    /// Its XDP programs: who runs each, and the kernel's id of it.
+    pub xdp: Vec<(XdpPlace, u32)>,
 }
 
 impl DeviceState {
@@ -170,7 +173,7 @@ impl Handle {
 fn device(message: RouteNetlinkMessage) -> Option<DeviceState> {
     let RouteNetlinkMessage::NewLink(shown) = &message else { return None };
     let (mut link_netns, mut parent, mut permanent, mut alias) = (None, None, None, None);
-    let mut other_names = Vec::new();
+    let (mut other_names, mut xdp) = (Vec::new(), Vec::new());
     for attribute in &shown.attributes {
         match attribute {
             LinkAttribute::LinkNetNsId(number) => link_netns = Some(*number),
@@ -183,9 +186,31 @@ fn device(message: RouteNetlinkMessage) -> Option<DeviceState> {
                 Prop::AltIfName(name) => Some(name.clone()),
                 _ => None,
             })),
+            LinkAttribute::Xdp(told) => xdp.extend(of_link(told)),
             _ => {}
         }
     }
     let link = observed(message)?;
-    Some(DeviceState { link, link_netns, parent, permanent, alias, other_names })
+    Some(DeviceState { link, link_netns, parent, permanent, alias, other_names, xdp })
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_route::link::LinkXdp;
+
+    use super::*;
+
+    /// Rows: HDV-programs.
+    #[test]
+    fn a_device_is_shown_with_its_xdp_programs() {
+        let shown = |attributes: Vec<LinkAttribute>| {
+            let mut message = LinkMessage::default();
+            message.attributes.extend(attributes);
+            device(RouteNetlinkMessage::NewLink(message)).unwrap().xdp
+        };
+        let programs = vec![LinkXdp::ProgId(7), LinkXdp::SkbProgId(7), LinkXdp::DrvProgId(8)];
+        let found = shown(vec![LinkAttribute::Xdp(programs), LinkAttribute::Mtu(1500)]);
+        assert_eq!(found, [(XdpPlace::Kernel, 7), (XdpPlace::Driver, 8)]);
+        assert_eq!(shown(vec![LinkAttribute::Mtu(1500)]), []);
+    }
 }
