@@ -20,6 +20,16 @@ use crate::step::{Claim, Home};
 const ADDRESS_TRIES: u32 = 20;
 const ADDRESS_PAUSE: Duration = Duration::from_millis(50);
 
+/// Where what belongs to a claimed device was when an ADD looked last: spares it listing all devices of the node again. Whoever
+/// goes by it checks that it is so still.
+#[derive(Debug, Default)]
+pub(super) struct Looked {
+    /// Of which claim.
+    generation: u64,
+    /// Index of the interface of its physical function.
+    physical: Option<u32>,
+}
+
 /// Claims a device, and returns how it is. What a sandbox whose namespace is gone had of it is given back first.
 ///
 /// # Errors
@@ -29,7 +39,7 @@ pub(super) fn claim(
     host: &mut Handle,
     device: &Device,
     (sandbox, attachment, cookie): (&Sandbox, &AttachmentPlan, u64),
-) -> Result<Claim, StepError> {
+) -> Result<(Claim, Looked), StepError> {
     let parents = match &device.id {
         DeviceId::Bus(name) => bus::parents_of(name),
         DeviceId::Path(path) => bus::name_at(path).map(|name| bus::parents_of(&name)).unwrap_or_default(),
@@ -63,9 +73,9 @@ pub(super) fn claim(
         (_, Some(_)) => None,
         (None, None) => return Err(StepError::NoDevice(device.id.to_string())),
     };
-    let settings = match &device.function {
-        Some(function) => physical(host, function)?.map(|(_, settings)| settings),
-        None => None,
+    let (physical, settings) = match &device.function {
+        Some(function) => physical_among(host, function, &present)?.unzip(),
+        None => (None, None),
     };
     let of_vf = (settings.as_ref(), home.as_ref());
     let representor = representor::find(host, device, &attachment.steps, of_vf)?;
@@ -78,7 +88,7 @@ pub(super) fn claim(
     if let Some(locked) = &locked {
         locked.mark(&sandbox.netns)?;
     }
-    Ok(claim)
+    Ok((claim, Looked { generation, physical }))
 }
 
 /// Refuses a device that the node itself or other pods need where it is.
@@ -129,25 +139,19 @@ fn need_of_pods(found: &LinkState) -> Option<&'static str> {
 pub(super) fn set(
     host: &mut Handle,
     device: &Device,
-    claim: &Claim,
+    (claim, looked): (&Claim, &Looked),
     (wanted, mac): (&VfSettings, Option<Mac>),
 ) -> Result<(), StepError> {
-    let own = match &claim.home {
-        Some(home) => {
-            Some(find_claimed(host, home)?.ok_or_else(|| StepError::NoDevice(claim.device.clone()))?)
-        }
-        None => None,
-    };
-    let address = |host: &mut Handle, mac| own.as_ref().map(|own| host.set_mac(own.link.index, mac));
     let Some(function) = &device.function else {
-        return mac.and_then(|mac| address(host, mac)).transpose().map_err(StepError::from).map(drop);
+        let (Some(mac), Some(home)) = (mac, &claim.home) else { return Ok(()) };
+        let own = find_claimed(host, home)?.ok_or_else(|| StepError::NoDevice(claim.device.clone()))?;
+        return Ok(host.set_mac(own.link.index, mac)?);
     };
     // Without what was set before nobody could give it back.
     if claim.settings.is_none() {
         return Err(StepError::NoPhysicalFunction(function.physical.clone()));
     }
-    let (index, _) =
-        physical(host, function)?.ok_or_else(|| StepError::NoPhysicalFunction(function.physical.clone()))?;
+    let (own, index) = find_ends(host, function, (claim, looked))?;
     for (setting, one) in wanted.each() {
         set_one(host, function, index, (setting, &one))?;
     }
@@ -245,20 +249,70 @@ pub(super) fn move_in(
 /// where it is another one.
 fn find_claimed(host: &mut Handle, home: &Home) -> Result<Option<DeviceState>, StepError> {
     let found = host.device_by_index(home.index)?;
-    let is_it = |it: &DeviceState| identity::at_home(home, std::slice::from_ref(it)).is_some();
-    match found.filter(is_it) {
+    as_claimed(host, home, found)
+}
+
+/// What was found at the index of a claimed device, if it is that one; else the one among all devices that is.
+fn as_claimed(
+    host: &mut Handle,
+    home: &Home,
+    found: Option<DeviceState>,
+) -> Result<Option<DeviceState>, StepError> {
+    match found.filter(|it| identity::at_home(home, std::slice::from_ref(it)).is_some()) {
         Some(found) => Ok(Some(found)),
         None => find_home(host, home),
     }
 }
 
-/// The VF's number at the interface of its physical function, and its settings there.
+/// A claimed VF's interface, if no process drives it, and the index of that of its physical function. One datagram asks for
+/// both, where they were when the VF was claimed; what is another device by now is looked for among all.
+fn find_ends(
+    host: &mut Handle,
+    function: &VirtualFunction,
+    (claim, looked): (&Claim, &Looked),
+) -> Result<(Option<DeviceState>, u32), StepError> {
+    let known = looked.physical.filter(|_| looked.generation == claim.generation);
+    let indices: Vec<u32> = claim.home.iter().map(|home| home.index).chain(known).collect();
+    let mut shown = host.devices_by_index(&indices)?.into_iter();
+    let own = match &claim.home {
+        Some(home) => {
+            let found = as_claimed(host, home, shown.next().flatten())?;
+            Some(found.ok_or_else(|| StepError::NoDevice(claim.device.clone()))?)
+        }
+        None => None,
+    };
+    let found = shown.next().flatten().filter(|it| is_of(function, it));
+    let index = match found {
+        Some(found) => found.link.index,
+        None => {
+            let missing = || StepError::NoPhysicalFunction(function.physical.clone());
+            physical(host, function)?.ok_or_else(missing)?.0
+        }
+    };
+    Ok((own, index))
+}
+
+/// Whether a device is an interface of the physical function.
+fn is_of(function: &VirtualFunction, device: &DeviceState) -> bool {
+    device.parent.as_deref() == Some(&*function.physical)
+}
+
+/// The index of the interface of the VF's physical function, and the VF's settings there.
 pub(super) fn physical(
     host: &mut Handle,
     function: &VirtualFunction,
 ) -> Result<Option<(u32, VfSettings)>, StepError> {
-    let all = host.devices()?;
-    for device in all.iter().filter(|device| device.parent.as_deref() == Some(&*function.physical)) {
+    let present = host.devices()?;
+    physical_among(host, function, &present)
+}
+
+/// The same, among the devices of the node that were listed just now.
+fn physical_among(
+    host: &mut Handle,
+    function: &VirtualFunction,
+    present: &[DeviceState],
+) -> Result<Option<(u32, VfSettings)>, StepError> {
+    for device in present.iter().filter(|device| is_of(function, device)) {
         if let Some(settings) = host.vf_settings(device.link.index, function.number)? {
             return Ok(Some((device.link.index, settings)));
         }

@@ -7,7 +7,7 @@ use netlink_packet_route::link::{LinkAttribute, LinkExtentMask, LinkMessage, Pro
 use rtnetlink::{LinkMessageBuilder, LinkUnspec};
 
 use super::link::{observed, show};
-use super::socket::{CREATE, EXCL, NetlinkRequest};
+use super::socket::{CREATE, EXCL, NetlinkRequest, Reply};
 use super::xdp_links::of_link;
 use super::{Error, Handle, LinkState, XdpPlace};
 use crate::mac::Mac;
@@ -78,11 +78,19 @@ impl Handle {
         self.one_device(LinkUnspec::new_with_name(name))
     }
 
+    /// The devices of these indices, in their order, asked for in one datagram; `None` for one that there is not.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn devices_by_index(&mut self, indices: &[u32]) -> Result<Vec<Option<DeviceState>>, Error> {
+        let ask = |index: &u32| NetlinkRequest::new(show(LinkUnspec::new_with_index(*index)), 0);
+        let replies = self.socket.batch(indices.iter().map(ask).collect())?;
+        replies.into_iter().map(shown).collect()
+    }
+
     fn one_device(&mut self, which: LinkMessageBuilder<LinkUnspec>) -> Result<Option<DeviceState>, Error> {
-        match self.socket.request(show(which), 0) {
-            Err(error) if error.not_found() => Ok(None),
-            found => Ok(found?.into_iter().find_map(device)),
-        }
+        let replies = self.socket.batch(vec![NetlinkRequest::new(show(which), 0)])?;
+        replies.into_iter().next().map_or(Ok(None), shown)
     }
 
     /// Moves a device to another namespace under a name, in one step: no name but that one is free there has to be. It
@@ -170,6 +178,14 @@ impl Handle {
     }
 }
 
+/// The device that an answer shows; `None`: there is no such device.
+pub(super) fn shown(reply: Reply) -> Result<Option<DeviceState>, Error> {
+    match reply.map_err(Error::from) {
+        Err(error) if error.not_found() => Ok(None),
+        found => Ok(found?.into_iter().find_map(device)),
+    }
+}
+
 fn device(message: RouteNetlinkMessage) -> Option<DeviceState> {
     let RouteNetlinkMessage::NewLink(shown) = &message else { return None };
     let (mut link_netns, mut parent, mut permanent, mut alias) = (None, None, None, None);
@@ -199,6 +215,23 @@ mod tests {
     use netlink_packet_route::link::LinkXdp;
 
     use super::*;
+    use crate::netns::Netns;
+    use crate::spec::Bridge;
+
+    #[test]
+    fn of_devices_asked_for_together_each_is_shown_or_absent() {
+        let netns = Netns::private().unwrap();
+        let mut handle = Handle::open_in(&netns).unwrap();
+        let bridge = |name: &str| {
+            let name = name.to_owned();
+            Bridge { name, mtu: None, promiscuous: false, vlan_filtering: false }
+        };
+        let [a, b] = ["a", "b"].map(|name| handle.ensure_bridge(&bridge(name)).unwrap().link.index);
+        let found = handle.devices_by_index(&[b, 4000, a]).unwrap();
+        let names: Vec<_> = found.iter().map(|it| it.as_ref().map(|it| &*it.link.name)).collect();
+        assert_eq!(names, [Some("b"), None, Some("a")]);
+        assert_eq!(handle.devices_by_index(&[]).unwrap(), []);
+    }
 
     /// Rows: HDV-programs.
     #[test]

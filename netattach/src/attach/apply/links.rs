@@ -59,7 +59,8 @@ impl Executor<'_> {
         device: &spec::Device,
     ) -> Result<Output, StepError> {
         let claimant = (self.sandbox, attachment, self.pod.netns_cookie());
-        let claim = take_device::claim(self.node, &mut self.host, device, claimant)?;
+        let (claim, looked) = take_device::claim(self.node, &mut self.host, device, claimant)?;
+        self.looked = looked;
         Ok(Output::Claimed(Box::new(claim)))
     }
 
@@ -70,7 +71,7 @@ impl Executor<'_> {
         set: &SetDevice,
     ) -> Result<Output, StepError> {
         let (device, claim) = claimed(attachment, self.progress.outputs().of(at.0))?;
-        take_device::set(&mut self.host, device, claim, (&set.function, set.mac))?;
+        take_device::set(&mut self.host, device, (claim, &self.looked), (&set.function, set.mac))?;
         Ok(Output::Nothing)
     }
 
