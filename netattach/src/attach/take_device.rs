@@ -10,7 +10,7 @@ use super::which_device::{Target, There};
 use super::{Node, StepError, bus, identity, left_programs, representor, sriov_cni};
 use crate::link;
 use crate::mac::Mac;
-use crate::netlink::{DeviceState, Handle, LinkState};
+use crate::netlink::{self, DeviceState, Handle, LinkState};
 use crate::plan::{AttachmentPlan, Sandbox};
 use crate::spec::{Device, DeviceId, VfSettings, VirtualFunction};
 use crate::step::{Claim, Home};
@@ -28,6 +28,8 @@ pub(super) struct Looked {
     generation: u64,
     /// Index of the interface of its physical function.
     physical: Option<u32>,
+    /// The device as it was when the last of its settings was made.
+    own: Option<DeviceState>,
 }
 
 /// Claims a device, and returns how it is. What a sandbox whose namespace is gone had of it is given back first.
@@ -88,7 +90,7 @@ pub(super) fn claim(
     if let Some(locked) = &locked {
         locked.mark(&sandbox.netns)?;
     }
-    Ok((claim, Looked { generation, physical }))
+    Ok((claim, Looked { generation, physical, own: None }))
 }
 
 /// Refuses a device that the node itself or other pods need where it is.
@@ -139,31 +141,49 @@ fn need_of_pods(found: &LinkState) -> Option<&'static str> {
 pub(super) fn set(
     host: &mut Handle,
     device: &Device,
-    (claim, looked): (&Claim, &Looked),
+    (claim, looked): (&Claim, &mut Looked),
     (wanted, mac): (&VfSettings, Option<Mac>),
 ) -> Result<(), StepError> {
     let Some(function) = &device.function else {
         let (Some(mac), Some(home)) = (mac, &claim.home) else { return Ok(()) };
         let own = find_claimed(host, home)?.ok_or_else(|| StepError::NoDevice(claim.device.clone()))?;
-        return Ok(host.set_mac(own.link.index, mac)?);
+        looked.own = host.set_mac_and_show(own.link.index, mac)?;
+        return Ok(());
     };
     // Without what was set before nobody could give it back.
     if claim.settings.is_none() {
         return Err(StepError::NoPhysicalFunction(function.physical.clone()));
     }
-    let (own, index) = find_ends(host, function, (claim, looked))?;
-    for (setting, one) in wanted.each() {
-        set_one(host, function, index, (setting, &one))?;
-    }
+    let (own, index) = find_ends(host, function, (claim, &*looked))?;
+    set_each(host, function, index, wanted)?;
+    let mut shown = None;
     if let Some(mac) = mac {
-        set_address(host, (function, index), (claim, own.as_ref()), mac)?;
+        (looked.own, shown) = set_address(host, (function, index), (claim, own.as_ref()), mac)?;
     }
     let wanted = VfSettings { mac: mac.or(wanted.mac), ..wanted.clone() };
     if wanted.is_empty() {
         return Ok(());
     }
-    let shown = host.vf_settings(index, function.number)?.unwrap_or_default();
+    let shown = match shown {
+        Some(shown) => shown,
+        None => host.vf_settings(index, function.number)?.unwrap_or_default(),
+    };
     check_set(&wanted, &shown, function)
+}
+
+/// Has the physical function set all that is given, but for the address of [`set_address`]. What is set beside a setting that is
+/// refused goes back with the rest, as the VF is on the node still.
+fn set_each(
+    host: &mut Handle,
+    function: &VirtualFunction,
+    index: u32,
+    wanted: &VfSettings,
+) -> Result<(), StepError> {
+    let (names, each): (Vec<&'static str>, Vec<VfSettings>) = wanted.each().unzip();
+    for (setting, set) in names.into_iter().zip(host.set_vf_each(index, function.number, &each)?) {
+        set.map_err(refused(function, setting))?;
+    }
+    Ok(())
 }
 
 /// Refuses a card that shows another value of a setting than it has been given without a word.
@@ -174,15 +194,18 @@ fn check_set(wanted: &VfSettings, shown: &VfSettings, function: &VirtualFunction
     }
 }
 
-/// Gives a VF its address.
+/// Gives a VF its address. Returns its interface and its settings by the card as they are then, if they were looked at.
 fn set_address(
     host: &mut Handle,
     (function, index): (&VirtualFunction, u32),
     (claim, own): (&Claim, Option<&DeviceState>),
     mac: Mac,
-) -> Result<(), StepError> {
+) -> Result<(Option<DeviceState>, Option<VfSettings>), StepError> {
     let given = VfSettings { mac: Some(mac), ..VfSettings::default() };
-    let Some(own) = own else { return set_one(host, function, index, ("mac", &given)) };
+    let Some(own) = own else {
+        host.set_vf(index, function.number, &given).map_err(refused(function, "mac"))?;
+        return Ok((None, None));
+    };
     // A VF may choose its address until its physical function has chosen one, and afterwards only that one, if its driver
     // hears of it: so it chooses first.
     let has_it = |host: &mut Handle| -> Result<bool, StepError> {
@@ -194,30 +217,29 @@ fn set_address(
             host.set_vf(index, function.number, &none).and_then(|()| host.set_mac(own.link.index, mac));
         freed.unwrap_or_else(|error| tracing::debug!(%error, "the VF takes its address from its card alone"));
     }
-    set_one(host, function, index, ("mac", &given))?;
+    let set = host.set_vf_and_show((index, function.number), &given, own.link.index);
+    let (found, shown) = set.map_err(refused(function, "mac"))?;
+    if found.as_ref().is_some_and(|found| found.link.mac == Some(mac)) {
+        return Ok((found, shown));
+    }
     for _ in 0..ADDRESS_TRIES {
         if has_it(host)? {
-            return Ok(());
+            return Ok((None, None));
         }
         if let Err(error) = host.set_mac(own.link.index, mac) {
             tracing::debug!(%error, "the VF does not take its address yet");
         }
         std::thread::sleep(ADDRESS_PAUSE);
     }
-    if has_it(host)? { Ok(()) } else { Err(StepError::AddressNotTaken { device: claim.device.clone(), mac }) }
+    match has_it(host)? {
+        true => Ok((None, None)),
+        false => Err(StepError::AddressNotTaken { device: claim.device.clone(), mac }),
+    }
 }
 
-fn set_one(
-    host: &mut Handle,
-    function: &VirtualFunction,
-    index: u32,
-    (setting, one): (&'static str, &VfSettings),
-) -> Result<(), StepError> {
-    host.set_vf(index, function.number, one).map_err(|source| StepError::VfSetting {
-        setting,
-        function: function.clone(),
-        source,
-    })
+/// The error for a setting that the card has not taken.
+fn refused(function: &VirtualFunction, setting: &'static str) -> impl FnOnce(netlink::Error) -> StepError {
+    move |source| StepError::VfSetting { setting, function: function.clone(), source }
 }
 
 /// Moves a claimed device into the pod under its name there, down.
@@ -228,10 +250,15 @@ pub(super) fn move_in(
     host: &mut Handle,
     (pod, netns): (&mut Handle, BorrowedFd<'_>),
     device: &Device,
-    claim: &Claim,
+    (claim, looked): (&Claim, Looked),
 ) -> Result<LinkState, StepError> {
     let home = claim.home.as_ref().ok_or(StepError::Missing("a device with an interface"))?;
-    let found = find_claimed(host, home)?.ok_or_else(|| StepError::NoDevice(claim.device.clone()))?;
+    // Since its last setting, the step before, only the record was written.
+    let seen = looked.own.filter(|seen| looked.generation == claim.generation && is_claimed(home, seen));
+    let found = match seen {
+        Some(seen) => seen,
+        None => find_claimed(host, home)?.ok_or_else(|| StepError::NoDevice(claim.device.clone()))?,
+    };
     if !found.other_names.is_empty() {
         // A name that the pod has too would keep the device from being moved, or from getting its name there.
         host.remove_other_names(found.link.index, &found.other_names)?;
@@ -258,10 +285,14 @@ fn as_claimed(
     home: &Home,
     found: Option<DeviceState>,
 ) -> Result<Option<DeviceState>, StepError> {
-    match found.filter(|it| identity::at_home(home, std::slice::from_ref(it)).is_some()) {
+    match found.filter(|it| is_claimed(home, it)) {
         Some(found) => Ok(Some(found)),
         None => find_home(host, home),
     }
+}
+
+fn is_claimed(home: &Home, found: &DeviceState) -> bool {
+    identity::at_home(home, std::slice::from_ref(found)).is_some()
 }
 
 /// A claimed VF's interface, if no process drives it, and the index of that of its physical function. One datagram asks for

@@ -121,6 +121,19 @@ impl Handle {
         self.change(LinkUnspec::new_with_index(index).address(mac.0.to_vec()))
     }
 
+    /// As [`Handle::set_mac`]. The same datagram asks for the device as it is then; `None`: it is gone.
+    ///
+    /// # Errors
+    /// As of [`Handle::set_mac`]; or the kernel does not answer.
+    pub fn set_mac_and_show(&mut self, index: u32, mac: Mac) -> Result<Option<DeviceState>, Error> {
+        let set = LinkUnspec::new_with_index(index).address(mac.0.to_vec()).build();
+        let requests = [RouteNetlinkMessage::SetLink(set), show(LinkUnspec::new_with_index(index))];
+        let requests = requests.map(|message| NetlinkRequest::new(message, 0));
+        let mut replies = self.socket.batch(requests.into())?.into_iter();
+        replies.next().transpose()?;
+        replies.next().map_or(Ok(None), shown)
+    }
+
     /// Sets a link down.
     ///
     /// # Errors
@@ -231,6 +244,21 @@ mod tests {
         let names: Vec<_> = found.iter().map(|it| it.as_ref().map(|it| &*it.link.name)).collect();
         assert_eq!(names, [Some("b"), None, Some("a")]);
         assert_eq!(handle.devices_by_index(&[]).unwrap(), []);
+    }
+
+    #[test]
+    fn a_device_is_shown_with_the_address_that_it_has_just_been_given() {
+        let netns = Netns::private().unwrap();
+        let mut handle = Handle::open_in(&netns).unwrap();
+        let bridge = Bridge { name: "a".to_owned(), mtu: None, promiscuous: false, vlan_filtering: false };
+        let index = handle.ensure_bridge(&bridge).unwrap().link.index;
+        let mac = Mac([2, 0, 0, 0, 0, 7]);
+        let found = handle.set_mac_and_show(index, mac).unwrap().unwrap();
+        assert_eq!((found.link.index, found.link.mac), (index, Some(mac)));
+        // A group's address is no device's.
+        let refused = handle.set_mac_and_show(index, Mac([1, 0, 0, 0, 0, 7])).unwrap_err();
+        assert_eq!(refused.errno(), Some(rustix::io::Errno::ADDRNOTAVAIL), "{refused}");
+        assert!(handle.set_mac_and_show(4000, mac).unwrap_err().not_found());
     }
 
     /// Rows: HDV-programs.
