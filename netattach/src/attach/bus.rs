@@ -34,9 +34,22 @@ fn find_below(sysfs: &Path, name: &str) -> Option<OnBus> {
         let number = number_of(&directory.join("physfn"), name)?;
         Some(VirtualFunction { physical, number })
     });
-    let rdma = first_in(&directory.join("infiniband"));
+    let rdma = rdma_in(&directory);
     let rdma_stays = rdma.is_some() && !shares_rdma(sysfs);
     Some(OnBus { driver: target("driver"), function, rdma, rdma_stays, switchdev: false })
+}
+
+/// The RDMA device of the device of that name, if it has one: all that is read of it.
+pub(super) fn rdma_of(name: &str) -> Option<String> {
+    rdma_below(Path::new(SYSFS), name)
+}
+
+fn rdma_below(sysfs: &Path, name: &str) -> Option<String> {
+    rdma_in(&directory_below(sysfs, name)?)
+}
+
+fn rdma_in(directory: &Path) -> Option<String> {
+    first_in(&directory.join("infiniband"))
 }
 
 fn shares_rdma(sysfs: &Path) -> bool {
@@ -146,6 +159,7 @@ mod tests {
                 switchdev: false,
             };
             assert_eq!(find_below(root.path(), VF), Some(expected), "{mode:?}");
+            assert_eq!(rdma_below(root.path(), VF).as_deref(), rdma);
         }
         assert_eq!(find_below(sysfs(None, None).path(), "0000:03:02.2"), None);
     }

@@ -61,7 +61,7 @@ pub(super) fn claim(
     // Once more: what has come to be on it since is seen only by a list that is newer than the claim.
     let present = host.devices()?;
     let found = before.as_ref().and_then(|before| identity::at_home(before, &present)).cloned();
-    let rdma = found.as_ref().and_then(|found| bus::find(found.parent.as_deref()?)?.rdma);
+    let rdma = found.as_ref().and_then(|found| bus::rdma_of(found.parent.as_deref()?));
     if let (Some(found), Some(_), None) = (&found, rdma, &device.rdma) {
         let why = "it has RDMA, which passes the kernel: name it by pciBusID";
         return Err(StepError::DeviceInUse { device: found.link.name.clone(), why });
@@ -373,10 +373,100 @@ pub(super) fn home(found: DeviceState, among: bool) -> Home {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::super::error::step_code;
     use super::super::identity::tests::device;
+    use super::super::rig;
     use super::*;
     use crate::cni::code;
+    use crate::journal::Store;
+    use crate::netns::{Netns, within};
+    use crate::plan::fixtures;
+    use crate::spec::Veth;
+    use crate::sync::Arc;
+    use crate::timing;
+
+    /// A device of the node that a pod may have.
+    fn card(name: &str) -> Device {
+        Device {
+            pod_name: "net1".to_owned(),
+            id: DeviceId::Name(name.to_owned()),
+            userspace: None,
+            function: None,
+            rdma: None,
+            switchdev: false,
+        }
+    }
+
+    /// Makes a device on the node whose other end is elsewhere.
+    fn make(host: &mut Handle, name: &str, elsewhere: &Netns) -> DeviceState {
+        let veth = Veth {
+            host_name: name.to_owned(),
+            pod_name: format!("{name}-far"),
+            mtu: None,
+            mac: None,
+            group: 0,
+            port: None,
+        };
+        let mut far = Handle::open_in(elsewhere).unwrap();
+        let (near, _) = host.create_veth(&veth, None, elsewhere.as_fd(), &mut far).unwrap();
+        host.device_by_index(near.index).unwrap().unwrap()
+    }
+
+    /// All devices of a node may be many: a list of them takes longer than all else that is asked.
+    #[test]
+    fn a_device_is_looked_for_among_all_before_its_claim_and_after_it_and_not_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let journal = Store::open(directory.path().join("journal")).unwrap();
+        let engine = rig::engine(directory.path(), journal, &Arc::new(rig::Maps::default()));
+        let [node, pod, elsewhere] = [(); 3].map(|()| Netns::private().unwrap());
+        within(&node, || {
+            let mut host = Handle::open().unwrap();
+            let mut inside = Handle::open_in(&pod).unwrap();
+            make(&mut host, "card", &elsewhere);
+            let card = card("card");
+            let sandbox = fixtures::sandbox("a");
+            let attachment = fixtures::attachment("host-device", Vec::new());
+            let mac = Some(Mac([2, 0, 0, 0, 0, 7]));
+            let (moved, times) = timing::operation(|| {
+                let claimant = (&sandbox, &attachment, 0);
+                let (claim, mut looked) = claim(&engine.node, &mut host, &card, claimant).unwrap();
+                let wanted = (&VfSettings::default(), mac);
+                set(&mut host, &card, (&claim, &mut looked), wanted).unwrap();
+                assert_eq!(looked.own.as_ref().and_then(|own| own.link.mac), mac);
+                move_in(&mut host, (&mut inside, pod.as_fd()), &card, (&claim, looked)).unwrap()
+            });
+            assert_eq!((&*moved.name, moved.mac), ("net1", mac));
+            // Two lists, a look before the address is set, and one in the pod.
+            let asked = times.runs().iter().filter(|run| run.name == "RTM_GETLINK").count();
+            assert_eq!(asked, 4);
+        })
+        .unwrap();
+    }
+
+    /// Rows: HDV-one-device.
+    #[test]
+    fn no_other_device_is_moved_whatever_was_seen_last() {
+        for (generation, is_seen) in [(1, true), (2, true), (2, false)] {
+            let [node, pod, elsewhere] = [(); 3].map(|()| Netns::private().unwrap());
+            let mut host = Handle::open_in(&node).unwrap();
+            let mut inside = Handle::open_in(&pod).unwrap();
+            let [wanted, other] = ["a", "b"].map(|name| make(&mut host, name, &elsewhere));
+            let claim = Claim {
+                device: "a".to_owned(),
+                generation: 2,
+                home: Some(home(wanted, false)),
+                settings: None,
+                representor: None,
+                is_back: false,
+            };
+            let looked = Looked { generation, physical: None, own: is_seen.then_some(other) };
+            move_in(&mut host, (&mut inside, pod.as_fd()), &card("a"), (&claim, looked)).unwrap();
+            let is_there = |name| host.find_link(name).unwrap().is_some();
+            assert_eq!(["a", "b"].map(is_there), [false, true]);
+        }
+    }
 
     /// Rows: SRV-ignored.
     #[test]

@@ -157,7 +157,7 @@ fn every_setting_of_a_vf_is_read_as_it_was_set_and_of_no_other_vf() -> Result<()
     let (own, shown) = host.set_vf_and_show((physical, 1), &address, physical)?;
     assert_eq!(own.map(|own| own.link.index), Some(physical));
     assert_eq!(shown, Some(VfSettings { mac, ..wanted }));
-    let (own, _) = host.set_vf_and_show((physical, 1), &address, 4000)?;
+    let (own, _) = host.set_vf_and_show((physical, 1), &address, i32::MAX as u32)?;
     assert_eq!(own, None, "no such device");
     assert!(host.set_vf_and_show((physical, 3), &address, physical).is_err());
     Ok(())
