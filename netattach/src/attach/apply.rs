@@ -20,6 +20,7 @@ pub(super) use self::addresses::lease;
 pub(super) use self::plugins::{DelegateCall, runner};
 use self::plugins::{check_plugins, take_made};
 use super::bridges::Entered;
+use super::take_device::Looked;
 use super::{
     AttachError, Doing, Node, Progress, StepError, admit, by_source, device_info, host_access,
     restrict_sender, tuning, vrf,
@@ -60,6 +61,7 @@ pub fn apply(
         host: Handle::open().map_err(|error| AttachError::Open(error.into()))?,
         pod,
         parents: Vec::new(),
+        looked: Looked::default(),
         entered: node.bridges.begin(),
         progress,
     };
@@ -95,6 +97,8 @@ struct Executor<'a> {
     pod: Handle,
     /// Parents of macvlans that were looked up already, by the name in the request.
     parents: Vec<(Option<String>, LinkState)>,
+    /// Of the device that was claimed last.
+    looked: Looked,
     progress: &'a mut dyn Progress,
     /// The bridges that this plan is about to use.
     entered: Entered<'a>,

@@ -34,9 +34,22 @@ fn find_below(sysfs: &Path, name: &str) -> Option<OnBus> {
         let number = number_of(&directory.join("physfn"), name)?;
         Some(VirtualFunction { physical, number })
     });
-    let rdma = first_in(&directory.join("infiniband"));
+    let rdma = rdma_in(&directory);
     let rdma_stays = rdma.is_some() && !shares_rdma(sysfs);
     Some(OnBus { driver: target("driver"), function, rdma, rdma_stays, switchdev: false })
+}
+
+/// The RDMA device of the device of that name, if it has one: all that is read of it.
+pub(super) fn rdma_of(name: &str) -> Option<String> {
+    rdma_below(Path::new(SYSFS), name)
+}
+
+fn rdma_below(sysfs: &Path, name: &str) -> Option<String> {
+    rdma_in(&directory_below(sysfs, name)?)
+}
+
+fn rdma_in(directory: &Path) -> Option<String> {
+    first_in(&directory.join("infiniband"))
 }
 
 fn shares_rdma(sysfs: &Path) -> bool {
@@ -79,8 +92,16 @@ fn directory_below(sysfs: &Path, name: &str) -> Option<PathBuf> {
     BUSES.iter().map(|bus| sysfs.join(bus).join(name)).find(|path| path.exists())
 }
 
-/// The number of the VF of that name at its PF: the one of the links `virtfnN` that leads to it.
+/// The number of the VF of that name at its PF: the one of the links `virtfnN` that leads to it. They count from 0 on, and a PF
+/// has many other files: only where one of them is missing are all looked at.
 fn number_of(physical: &Path, name: &str) -> Option<u32> {
+    let target = |number: u32| fs::read_link(physical.join(format!("virtfn{number}"))).ok();
+    let mut in_order = (0_u32..).map_while(|number| Some((number, target(number)?)));
+    let found = in_order.find(|(_, to)| last_of(to).as_deref() == Some(name));
+    found.map(|(number, _)| number).or_else(|| number_listed(physical, name))
+}
+
+fn number_listed(physical: &Path, name: &str) -> Option<u32> {
     fs::read_dir(physical).ok()?.find_map(|entry| {
         let entry = entry.ok()?;
         let number = entry.file_name().to_str()?.strip_prefix("virtfn")?.parse().ok()?;
@@ -146,7 +167,20 @@ mod tests {
                 switchdev: false,
             };
             assert_eq!(find_below(root.path(), VF), Some(expected), "{mode:?}");
+            assert_eq!(rdma_below(root.path(), VF).as_deref(), rdma);
         }
         assert_eq!(find_below(sysfs(None, None).path(), "0000:03:02.2"), None);
+    }
+
+    #[test]
+    fn a_vf_has_the_number_of_the_link_that_leads_to_it() {
+        let root = sysfs(None, None);
+        let card = root.path().join(BUSES[0]).join(CARD);
+        assert_eq!(number_of(&card, VF), Some(1), "there is no VF 0");
+        assert_eq!(number_of(&card, "0000:03:02.0"), None);
+        symlink("../0000:03:02.0", card.join("virtfn0")).unwrap();
+        symlink("../0000:03:02.3", card.join("virtfn3")).unwrap();
+        let numbers = ["0000:03:02.0", VF, "0000:03:02.2", "0000:03:02.3"].map(|it| number_of(&card, it));
+        assert_eq!(numbers, [Some(0), Some(1), None, Some(3)]);
     }
 }

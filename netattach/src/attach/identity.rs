@@ -119,6 +119,7 @@ pub(super) mod tests {
             permanent: None,
             alias: None,
             other_names: Vec::new(),
+            xdp: Vec::new(),
         }
     }
 

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use super::StepError;
 use crate::bpf::Program;
 use crate::bpf::sys::{self, LoadedProgram, OnHook, SharedHook};
-use crate::netlink::{self, Handle, XdpPlace};
+use crate::netlink::{self, DeviceState, Handle, XdpPlace};
 use crate::step::Home;
 
 /// Why a program stays on a device.
@@ -44,13 +44,18 @@ enum Place {
     Xdp(XdpPlace),
 }
 
-/// Kernel's ids of the programs that are on a device and would go with it to a pod. The handle is that of the calling
-/// thread's namespace.
+/// Kernel's ids of the programs that are on a device and would go with it to a pod. The device is one of the calling thread's
+/// namespace; the XDP programs are those that it was found with.
 ///
 /// # Errors
 /// The kernel does not list them.
-pub(super) fn running(host: &mut Handle, name: &str, index: u32) -> Result<Vec<u32>, StepError> {
-    Ok(all(host, name, index)?.into_iter().map(|it| it.program).collect())
+pub(super) fn running(found: &DeviceState) -> Result<Vec<u32>, StepError> {
+    let on_hooks = on_hooks(found.link.index).map_err(|source| {
+        let device = found.link.name.clone();
+        StepError::ProgramsUnknown { device, source: source.into() }
+    })?;
+    let on_hooks = on_hooks.into_iter().map(|it| it.program);
+    Ok(on_hooks.chain(found.xdp.iter().map(|(_, program)| *program)).collect())
 }
 
 /// Takes everything off a device of the node that was not there before a pod had it, the programs that judged the pod among
@@ -133,13 +138,18 @@ fn all(host: &mut Handle, name: &str, index: u32) -> Result<Vec<OnDevice>, StepE
 }
 
 fn listed(host: &mut Handle, index: u32) -> Result<Vec<OnDevice>, LeftError> {
+    let mut found = on_hooks(index)?;
+    let by_xdp = host.xdp_programs(index)?.into_iter();
+    found.extend(by_xdp.map(|(place, program)| OnDevice { program, place: Place::Xdp(place) }));
+    Ok(found)
+}
+
+fn on_hooks(index: u32) -> io::Result<Vec<OnDevice>> {
     let mut found = Vec::new();
     for hook in SharedHook::ALL {
         let on_hook = |OnHook { program, link }| OnDevice { program, place: Place::Hook(hook, link) };
         found.extend(as_far_as_told(sys::programs_on(index, hook))?.into_iter().map(on_hook));
     }
-    let by_xdp = host.xdp_programs(index)?.into_iter();
-    found.extend(by_xdp.map(|(place, program)| OnDevice { program, place: Place::Xdp(place) }));
     Ok(found)
 }
 

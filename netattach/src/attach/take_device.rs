@@ -10,7 +10,7 @@ use super::which_device::{Target, There};
 use super::{Node, StepError, bus, identity, left_programs, representor, sriov_cni};
 use crate::link;
 use crate::mac::Mac;
-use crate::netlink::{DeviceState, Handle, LinkState};
+use crate::netlink::{self, DeviceState, Handle, LinkState};
 use crate::plan::{AttachmentPlan, Sandbox};
 use crate::spec::{Device, DeviceId, VfSettings, VirtualFunction};
 use crate::step::{Claim, Home};
@@ -19,6 +19,18 @@ use crate::step::{Claim, Home};
 /// physical function.
 const ADDRESS_TRIES: u32 = 20;
 const ADDRESS_PAUSE: Duration = Duration::from_millis(50);
+
+/// Where what belongs to a claimed device was when an ADD looked last: spares it listing all devices of the node again. Whoever
+/// goes by it checks that it is so still.
+#[derive(Debug, Default)]
+pub(super) struct Looked {
+    /// Of which claim.
+    generation: u64,
+    /// Index of the interface of its physical function.
+    physical: Option<u32>,
+    /// The device as it was when the last of its settings was made.
+    own: Option<DeviceState>,
+}
 
 /// Claims a device, and returns how it is. What a sandbox whose namespace is gone had of it is given back first.
 ///
@@ -29,7 +41,7 @@ pub(super) fn claim(
     host: &mut Handle,
     device: &Device,
     (sandbox, attachment, cookie): (&Sandbox, &AttachmentPlan, u64),
-) -> Result<Claim, StepError> {
+) -> Result<(Claim, Looked), StepError> {
     let parents = match &device.id {
         DeviceId::Bus(name) => bus::parents_of(name),
         DeviceId::Path(path) => bus::name_at(path).map(|name| bus::parents_of(&name)).unwrap_or_default(),
@@ -49,7 +61,7 @@ pub(super) fn claim(
     // Once more: what has come to be on it since is seen only by a list that is newer than the claim.
     let present = host.devices()?;
     let found = before.as_ref().and_then(|before| identity::at_home(before, &present)).cloned();
-    let rdma = found.as_ref().and_then(|found| bus::find(found.parent.as_deref()?)?.rdma);
+    let rdma = found.as_ref().and_then(|found| bus::rdma_of(found.parent.as_deref()?));
     if let (Some(found), Some(_), None) = (&found, rdma, &device.rdma) {
         let why = "it has RDMA, which passes the kernel: name it by pciBusID";
         return Err(StepError::DeviceInUse { device: found.link.name.clone(), why });
@@ -57,15 +69,15 @@ pub(super) fn claim(
     let home = match (&found, &device.userspace) {
         (Some(found), None) => {
             let among = before.is_some_and(|before| before.among);
-            let programs = left_programs::running(host, &found.link.name, found.link.index)?;
+            let programs = left_programs::running(found)?;
             Some(Home { programs: Some(programs), ..home(found.clone(), among) })
         }
         (_, Some(_)) => None,
         (None, None) => return Err(StepError::NoDevice(device.id.to_string())),
     };
-    let settings = match &device.function {
-        Some(function) => physical(host, function)?.map(|(_, settings)| settings),
-        None => None,
+    let (physical, settings) = match &device.function {
+        Some(function) => physical_among(host, function, &present)?.unzip(),
+        None => (None, None),
     };
     let of_vf = (settings.as_ref(), home.as_ref());
     let representor = representor::find(host, device, &attachment.steps, of_vf)?;
@@ -78,7 +90,7 @@ pub(super) fn claim(
     if let Some(locked) = &locked {
         locked.mark(&sandbox.netns)?;
     }
-    Ok(claim)
+    Ok((claim, Looked { generation, physical, own: None }))
 }
 
 /// Refuses a device that the node itself or other pods need where it is.
@@ -129,37 +141,49 @@ fn need_of_pods(found: &LinkState) -> Option<&'static str> {
 pub(super) fn set(
     host: &mut Handle,
     device: &Device,
-    claim: &Claim,
+    (claim, looked): (&Claim, &mut Looked),
     (wanted, mac): (&VfSettings, Option<Mac>),
 ) -> Result<(), StepError> {
-    let own = match &claim.home {
-        Some(home) => {
-            Some(find_claimed(host, home)?.ok_or_else(|| StepError::NoDevice(claim.device.clone()))?)
-        }
-        None => None,
-    };
-    let address = |host: &mut Handle, mac| own.as_ref().map(|own| host.set_mac(own.link.index, mac));
     let Some(function) = &device.function else {
-        return mac.and_then(|mac| address(host, mac)).transpose().map_err(StepError::from).map(drop);
+        let (Some(mac), Some(home)) = (mac, &claim.home) else { return Ok(()) };
+        let own = find_claimed(host, home)?.ok_or_else(|| StepError::NoDevice(claim.device.clone()))?;
+        looked.own = host.set_mac_and_show(own.link.index, mac)?;
+        return Ok(());
     };
     // Without what was set before nobody could give it back.
     if claim.settings.is_none() {
         return Err(StepError::NoPhysicalFunction(function.physical.clone()));
     }
-    let (index, _) =
-        physical(host, function)?.ok_or_else(|| StepError::NoPhysicalFunction(function.physical.clone()))?;
-    for (setting, one) in wanted.each() {
-        set_one(host, function, index, (setting, &one))?;
-    }
+    let (own, index) = find_ends(host, function, (claim, &*looked))?;
+    set_each(host, function, index, wanted)?;
+    let mut shown = None;
     if let Some(mac) = mac {
-        set_address(host, (function, index), (claim, own.as_ref()), mac)?;
+        (looked.own, shown) = set_address(host, (function, index), (claim, own.as_ref()), mac)?;
     }
     let wanted = VfSettings { mac: mac.or(wanted.mac), ..wanted.clone() };
     if wanted.is_empty() {
         return Ok(());
     }
-    let shown = host.vf_settings(index, function.number)?.unwrap_or_default();
+    let shown = match shown {
+        Some(shown) => shown,
+        None => host.vf_settings(index, function.number)?.unwrap_or_default(),
+    };
     check_set(&wanted, &shown, function)
+}
+
+/// Has the physical function set all that is given, but for the address of [`set_address`]. What is set beside a setting that is
+/// refused goes back with the rest, as the VF is on the node still.
+fn set_each(
+    host: &mut Handle,
+    function: &VirtualFunction,
+    index: u32,
+    wanted: &VfSettings,
+) -> Result<(), StepError> {
+    let (names, each): (Vec<&'static str>, Vec<VfSettings>) = wanted.each().unzip();
+    for (setting, set) in names.into_iter().zip(host.set_vf_each(index, function.number, &each)?) {
+        set.map_err(refused(function, setting))?;
+    }
+    Ok(())
 }
 
 /// Refuses a card that shows another value of a setting than it has been given without a word.
@@ -170,15 +194,18 @@ fn check_set(wanted: &VfSettings, shown: &VfSettings, function: &VirtualFunction
     }
 }
 
-/// Gives a VF its address.
+/// Gives a VF its address. Returns its interface and its settings by the card as they are then, if they were looked at.
 fn set_address(
     host: &mut Handle,
     (function, index): (&VirtualFunction, u32),
     (claim, own): (&Claim, Option<&DeviceState>),
     mac: Mac,
-) -> Result<(), StepError> {
+) -> Result<(Option<DeviceState>, Option<VfSettings>), StepError> {
     let given = VfSettings { mac: Some(mac), ..VfSettings::default() };
-    let Some(own) = own else { return set_one(host, function, index, ("mac", &given)) };
+    let Some(own) = own else {
+        host.set_vf(index, function.number, &given).map_err(refused(function, "mac"))?;
+        return Ok((None, None));
+    };
     // A VF may choose its address until its physical function has chosen one, and afterwards only that one, if its driver
     // hears of it: so it chooses first.
     let has_it = |host: &mut Handle| -> Result<bool, StepError> {
@@ -190,30 +217,29 @@ fn set_address(
             host.set_vf(index, function.number, &none).and_then(|()| host.set_mac(own.link.index, mac));
         freed.unwrap_or_else(|error| tracing::debug!(%error, "the VF takes its address from its card alone"));
     }
-    set_one(host, function, index, ("mac", &given))?;
+    let set = host.set_vf_and_show((index, function.number), &given, own.link.index);
+    let (found, shown) = set.map_err(refused(function, "mac"))?;
+    if found.as_ref().is_some_and(|found| found.link.mac == Some(mac)) {
+        return Ok((found, shown));
+    }
     for _ in 0..ADDRESS_TRIES {
         if has_it(host)? {
-            return Ok(());
+            return Ok((None, None));
         }
         if let Err(error) = host.set_mac(own.link.index, mac) {
             tracing::debug!(%error, "the VF does not take its address yet");
         }
         std::thread::sleep(ADDRESS_PAUSE);
     }
-    if has_it(host)? { Ok(()) } else { Err(StepError::AddressNotTaken { device: claim.device.clone(), mac }) }
+    match has_it(host)? {
+        true => Ok((None, None)),
+        false => Err(StepError::AddressNotTaken { device: claim.device.clone(), mac }),
+    }
 }
 
-fn set_one(
-    host: &mut Handle,
-    function: &VirtualFunction,
-    index: u32,
-    (setting, one): (&'static str, &VfSettings),
-) -> Result<(), StepError> {
-    host.set_vf(index, function.number, one).map_err(|source| StepError::VfSetting {
-        setting,
-        function: function.clone(),
-        source,
-    })
+/// The error for a setting that the card has not taken.
+fn refused(function: &VirtualFunction, setting: &'static str) -> impl FnOnce(netlink::Error) -> StepError {
+    move |source| StepError::VfSetting { setting, function: function.clone(), source }
 }
 
 /// Moves a claimed device into the pod under its name there, down.
@@ -224,10 +250,15 @@ pub(super) fn move_in(
     host: &mut Handle,
     (pod, netns): (&mut Handle, BorrowedFd<'_>),
     device: &Device,
-    claim: &Claim,
+    (claim, looked): (&Claim, Looked),
 ) -> Result<LinkState, StepError> {
     let home = claim.home.as_ref().ok_or(StepError::Missing("a device with an interface"))?;
-    let found = find_claimed(host, home)?.ok_or_else(|| StepError::NoDevice(claim.device.clone()))?;
+    // Since its last setting, the step before, only the record was written.
+    let seen = looked.own.filter(|seen| looked.generation == claim.generation && is_claimed(home, seen));
+    let found = match seen {
+        Some(seen) => seen,
+        None => find_claimed(host, home)?.ok_or_else(|| StepError::NoDevice(claim.device.clone()))?,
+    };
     if !found.other_names.is_empty() {
         // A name that the pod has too would keep the device from being moved, or from getting its name there.
         host.remove_other_names(found.link.index, &found.other_names)?;
@@ -245,20 +276,74 @@ pub(super) fn move_in(
 /// where it is another one.
 fn find_claimed(host: &mut Handle, home: &Home) -> Result<Option<DeviceState>, StepError> {
     let found = host.device_by_index(home.index)?;
-    let is_it = |it: &DeviceState| identity::at_home(home, std::slice::from_ref(it)).is_some();
-    match found.filter(is_it) {
+    as_claimed(host, home, found)
+}
+
+/// What was found at the index of a claimed device, if it is that one; else the one among all devices that is.
+fn as_claimed(
+    host: &mut Handle,
+    home: &Home,
+    found: Option<DeviceState>,
+) -> Result<Option<DeviceState>, StepError> {
+    match found.filter(|it| is_claimed(home, it)) {
         Some(found) => Ok(Some(found)),
         None => find_home(host, home),
     }
 }
 
-/// The VF's number at the interface of its physical function, and its settings there.
+fn is_claimed(home: &Home, found: &DeviceState) -> bool {
+    identity::at_home(home, std::slice::from_ref(found)).is_some()
+}
+
+/// A claimed VF's interface, if no process drives it, and the index of that of its physical function. One datagram asks for
+/// both, where they were when the VF was claimed; what is another device by now is looked for among all.
+fn find_ends(
+    host: &mut Handle,
+    function: &VirtualFunction,
+    (claim, looked): (&Claim, &Looked),
+) -> Result<(Option<DeviceState>, u32), StepError> {
+    let known = looked.physical.filter(|_| looked.generation == claim.generation);
+    let indices: Vec<u32> = claim.home.iter().map(|home| home.index).chain(known).collect();
+    let mut shown = host.devices_by_index(&indices)?.into_iter();
+    let own = match &claim.home {
+        Some(home) => {
+            let found = as_claimed(host, home, shown.next().flatten())?;
+            Some(found.ok_or_else(|| StepError::NoDevice(claim.device.clone()))?)
+        }
+        None => None,
+    };
+    let found = shown.next().flatten().filter(|it| is_of(function, it));
+    let index = match found {
+        Some(found) => found.link.index,
+        None => {
+            let missing = || StepError::NoPhysicalFunction(function.physical.clone());
+            physical(host, function)?.ok_or_else(missing)?.0
+        }
+    };
+    Ok((own, index))
+}
+
+/// Whether a device is an interface of the physical function.
+fn is_of(function: &VirtualFunction, device: &DeviceState) -> bool {
+    device.parent.as_deref() == Some(&*function.physical)
+}
+
+/// The index of the interface of the VF's physical function, and the VF's settings there.
 pub(super) fn physical(
     host: &mut Handle,
     function: &VirtualFunction,
 ) -> Result<Option<(u32, VfSettings)>, StepError> {
-    let all = host.devices()?;
-    for device in all.iter().filter(|device| device.parent.as_deref() == Some(&*function.physical)) {
+    let present = host.devices()?;
+    physical_among(host, function, &present)
+}
+
+/// The same, among the devices of the node that were listed just now.
+fn physical_among(
+    host: &mut Handle,
+    function: &VirtualFunction,
+    present: &[DeviceState],
+) -> Result<Option<(u32, VfSettings)>, StepError> {
+    for device in present.iter().filter(|device| is_of(function, device)) {
         if let Some(settings) = host.vf_settings(device.link.index, function.number)? {
             return Ok(Some((device.link.index, settings)));
         }
@@ -268,7 +353,7 @@ pub(super) fn physical(
 
 /// How the device is before anything of it is changed, but for its programs. `among`: see [`Home::among`].
 pub(super) fn home(found: DeviceState, among: bool) -> Home {
-    let DeviceState { link, link_netns, parent, permanent, alias, other_names } = found;
+    let DeviceState { link, link_netns, parent, permanent, alias, other_names, .. } = found;
     Home {
         name: link.name,
         index: link.index,
@@ -289,10 +374,100 @@ pub(super) fn home(found: DeviceState, among: bool) -> Home {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::super::error::step_code;
     use super::super::identity::tests::device;
+    use super::super::rig;
     use super::*;
     use crate::cni::code;
+    use crate::journal::Store;
+    use crate::netns::{Netns, within};
+    use crate::plan::fixtures;
+    use crate::spec::Veth;
+    use crate::sync::Arc;
+    use crate::timing;
+
+    /// A device of the node that a pod may have.
+    fn card(name: &str) -> Device {
+        Device {
+            pod_name: "net1".to_owned(),
+            id: DeviceId::Name(name.to_owned()),
+            userspace: None,
+            function: None,
+            rdma: None,
+            switchdev: false,
+        }
+    }
+
+    /// Makes a device on the node whose other end is elsewhere.
+    fn make(host: &mut Handle, name: &str, elsewhere: &Netns) -> DeviceState {
+        let veth = Veth {
+            host_name: name.to_owned(),
+            pod_name: format!("{name}-far"),
+            mtu: None,
+            mac: None,
+            group: 0,
+            port: None,
+        };
+        let mut far = Handle::open_in(elsewhere).unwrap();
+        let (near, _) = host.create_veth(&veth, None, elsewhere.as_fd(), &mut far).unwrap();
+        host.device_by_index(near.index).unwrap().unwrap()
+    }
+
+    /// All devices of a node may be many: a list of them takes longer than all else that is asked.
+    #[test]
+    fn a_device_is_looked_for_among_all_before_its_claim_and_after_it_and_not_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let journal = Store::open(directory.path().join("journal")).unwrap();
+        let engine = rig::engine(directory.path(), journal, &Arc::new(rig::Maps::default()));
+        let [node, pod, elsewhere] = [(); 3].map(|()| Netns::private().unwrap());
+        within(&node, || {
+            let mut host = Handle::open().unwrap();
+            let mut inside = Handle::open_in(&pod).unwrap();
+            make(&mut host, "card", &elsewhere);
+            let card = card("card");
+            let sandbox = fixtures::sandbox("a");
+            let attachment = fixtures::attachment("host-device", Vec::new());
+            let mac = Some(Mac([2, 0, 0, 0, 0, 7]));
+            let (moved, times) = timing::operation(|| {
+                let claimant = (&sandbox, &attachment, 0);
+                let (claim, mut looked) = claim(&engine.node, &mut host, &card, claimant).unwrap();
+                let wanted = (&VfSettings::default(), mac);
+                set(&mut host, &card, (&claim, &mut looked), wanted).unwrap();
+                assert_eq!(looked.own.as_ref().and_then(|own| own.link.mac), mac);
+                move_in(&mut host, (&mut inside, pod.as_fd()), &card, (&claim, looked)).unwrap()
+            });
+            assert_eq!((&*moved.name, moved.mac), ("net1", mac));
+            // Two lists, a look before the address is set, and one in the pod.
+            let asked = times.runs().iter().filter(|run| run.name == "RTM_GETLINK").count();
+            assert_eq!(asked, 4);
+        })
+        .unwrap();
+    }
+
+    /// Rows: HDV-one-device.
+    #[test]
+    fn no_other_device_is_moved_whatever_was_seen_last() {
+        for (generation, is_seen) in [(1, true), (2, true), (2, false)] {
+            let [node, pod, elsewhere] = [(); 3].map(|()| Netns::private().unwrap());
+            let mut host = Handle::open_in(&node).unwrap();
+            let mut inside = Handle::open_in(&pod).unwrap();
+            let [wanted, other] = ["a", "b"].map(|name| make(&mut host, name, &elsewhere));
+            let claim = Claim {
+                device: "a".to_owned(),
+                generation: 2,
+                home: Some(home(wanted, false)),
+                settings: None,
+                representor: None,
+                is_back: false,
+            };
+            let looked = Looked { generation, physical: None, own: is_seen.then_some(other) };
+            move_in(&mut host, (&mut inside, pod.as_fd()), &card("a"), (&claim, looked)).unwrap();
+            let is_there = |name| host.find_link(name).unwrap().is_some();
+            assert_eq!(["a", "b"].map(is_there), [false, true]);
+        }
+    }
 
     /// Rows: SRV-ignored.
     #[test]

@@ -7,8 +7,9 @@ use netlink_packet_route::link::{LinkAttribute, LinkExtentMask, LinkMessage, Pro
 use rtnetlink::{LinkMessageBuilder, LinkUnspec};
 
 use super::link::{observed, show};
-use super::socket::{CREATE, EXCL, NetlinkRequest};
-use super::{Error, Handle, LinkState};
+use super::socket::{CREATE, EXCL, NetlinkRequest, Reply};
+use super::xdp_links::of_link;
+use super::{Error, Handle, LinkState, XdpPlace};
 use crate::mac::Mac;
 
 /// A network device, with what it is known by in whichever namespace it is.
@@ -26,6 +27,8 @@ pub struct DeviceState {
     pub alias: Option<String>,
     /// Other names.
     pub other_names: Vec<String>,
+    /// Its XDP programs: who runs each, and the kernel's id of it.
+    pub xdp: Vec<(XdpPlace, u32)>,
 }
 
 impl DeviceState {
@@ -75,11 +78,19 @@ impl Handle {
         self.one_device(LinkUnspec::new_with_name(name))
     }
 
+    /// The devices of these indices, in their order, asked for in one datagram; `None` for one that there is not.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn devices_by_index(&mut self, indices: &[u32]) -> Result<Vec<Option<DeviceState>>, Error> {
+        let ask = |index: &u32| NetlinkRequest::new(show(LinkUnspec::new_with_index(*index)), 0);
+        let replies = self.socket.batch(indices.iter().map(ask).collect())?;
+        replies.into_iter().map(shown).collect()
+    }
+
     fn one_device(&mut self, which: LinkMessageBuilder<LinkUnspec>) -> Result<Option<DeviceState>, Error> {
-        match self.socket.request(show(which), 0) {
-            Err(error) if error.not_found() => Ok(None),
-            found => Ok(found?.into_iter().find_map(device)),
-        }
+        let replies = self.socket.batch(vec![NetlinkRequest::new(show(which), 0)])?;
+        replies.into_iter().next().map_or(Ok(None), shown)
     }
 
     /// Moves a device to another namespace under a name, in one step: no name but that one is free there has to be. It
@@ -108,6 +119,19 @@ impl Handle {
     /// The kernel, or the card that a VF is of, refuses it.
     pub fn set_mac(&mut self, index: u32, mac: Mac) -> Result<(), Error> {
         self.change(LinkUnspec::new_with_index(index).address(mac.0.to_vec()))
+    }
+
+    /// As [`Handle::set_mac`]. The same datagram asks for the device as it is then; `None`: it is gone.
+    ///
+    /// # Errors
+    /// As of [`Handle::set_mac`]; or the kernel does not answer.
+    pub fn set_mac_and_show(&mut self, index: u32, mac: Mac) -> Result<Option<DeviceState>, Error> {
+        let set = LinkUnspec::new_with_index(index).address(mac.0.to_vec()).build();
+        let requests = [RouteNetlinkMessage::SetLink(set), show(LinkUnspec::new_with_index(index))];
+        let requests = requests.map(|message| NetlinkRequest::new(message, 0));
+        let mut replies = self.socket.batch(requests.into())?.into_iter();
+        replies.next().transpose()?;
+        replies.next().map_or(Ok(None), shown)
     }
 
     /// Sets a link down.
@@ -167,10 +191,18 @@ impl Handle {
     }
 }
 
+/// The device that an answer shows; `None`: there is no such device.
+pub(super) fn shown(reply: Reply) -> Result<Option<DeviceState>, Error> {
+    match reply.map_err(Error::from) {
+        Err(error) if error.not_found() => Ok(None),
+        found => Ok(found?.into_iter().find_map(device)),
+    }
+}
+
 fn device(message: RouteNetlinkMessage) -> Option<DeviceState> {
     let RouteNetlinkMessage::NewLink(shown) = &message else { return None };
     let (mut link_netns, mut parent, mut permanent, mut alias) = (None, None, None, None);
-    let mut other_names = Vec::new();
+    let (mut other_names, mut xdp) = (Vec::new(), Vec::new());
     for attribute in &shown.attributes {
         match attribute {
             LinkAttribute::LinkNetNsId(number) => link_netns = Some(*number),
@@ -183,9 +215,63 @@ fn device(message: RouteNetlinkMessage) -> Option<DeviceState> {
                 Prop::AltIfName(name) => Some(name.clone()),
                 _ => None,
             })),
+            LinkAttribute::Xdp(told) => xdp.extend(of_link(told)),
             _ => {}
         }
     }
     let link = observed(message)?;
-    Some(DeviceState { link, link_netns, parent, permanent, alias, other_names })
+    Some(DeviceState { link, link_netns, parent, permanent, alias, other_names, xdp })
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_route::link::LinkXdp;
+
+    use super::*;
+    use crate::netns::Netns;
+    use crate::spec::Bridge;
+
+    #[test]
+    fn of_devices_asked_for_together_each_is_shown_or_absent() {
+        let netns = Netns::private().unwrap();
+        let mut handle = Handle::open_in(&netns).unwrap();
+        let bridge = |name: &str| {
+            let name = name.to_owned();
+            Bridge { name, mtu: None, promiscuous: false, vlan_filtering: false }
+        };
+        let [a, b] = ["a", "b"].map(|name| handle.ensure_bridge(&bridge(name)).unwrap().link.index);
+        let found = handle.devices_by_index(&[b, 4000, a]).unwrap();
+        let names: Vec<_> = found.iter().map(|it| it.as_ref().map(|it| &*it.link.name)).collect();
+        assert_eq!(names, [Some("b"), None, Some("a")]);
+        assert_eq!(handle.devices_by_index(&[]).unwrap(), []);
+    }
+
+    #[test]
+    fn a_device_is_shown_with_the_address_that_it_has_just_been_given() {
+        let netns = Netns::private().unwrap();
+        let mut handle = Handle::open_in(&netns).unwrap();
+        let bridge = Bridge { name: "a".to_owned(), mtu: None, promiscuous: false, vlan_filtering: false };
+        let index = handle.ensure_bridge(&bridge).unwrap().link.index;
+        let mac = Mac([2, 0, 0, 0, 0, 7]);
+        let found = handle.set_mac_and_show(index, mac).unwrap().unwrap();
+        assert_eq!((found.link.index, found.link.mac), (index, Some(mac)));
+        // A group's address is no device's.
+        let refused = handle.set_mac_and_show(index, Mac([1, 0, 0, 0, 0, 7])).unwrap_err();
+        assert_eq!(refused.errno(), Some(rustix::io::Errno::ADDRNOTAVAIL), "{refused}");
+        assert!(handle.set_mac_and_show(4000, mac).unwrap_err().not_found());
+    }
+
+    /// Rows: HDV-programs.
+    #[test]
+    fn a_device_is_shown_with_its_xdp_programs() {
+        let shown = |attributes: Vec<LinkAttribute>| {
+            let mut message = LinkMessage::default();
+            message.attributes.extend(attributes);
+            device(RouteNetlinkMessage::NewLink(message)).unwrap().xdp
+        };
+        let programs = vec![LinkXdp::ProgId(7), LinkXdp::SkbProgId(7), LinkXdp::DrvProgId(8)];
+        let found = shown(vec![LinkAttribute::Xdp(programs), LinkAttribute::Mtu(1500)]);
+        assert_eq!(found, [(XdpPlace::Kernel, 7), (XdpPlace::Driver, 8)]);
+        assert_eq!(shown(vec![LinkAttribute::Mtu(1500)]), []);
+    }
 }

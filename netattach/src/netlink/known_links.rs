@@ -77,18 +77,25 @@ impl KnownLinks {
             return Ok(Some(link.clone()));
         }
         let Some(found) = host.find_link(name)? else { return Ok(None) };
-        // From here on the kernel tells of it. What it was before is asked for again.
-        if found.up
-            && state.listen(found.index)
+        if !found.up {
+            return Ok(Some(found));
+        }
+        let link = if state.links.contains_key(&found.index) {
+            // The kernel tells of it since before it was asked for.
+            found
+        } else if state.listen(found.index)
             && let Some(link) = host.find_link(name)?.filter(|link| link.up && link.index == found.index)
         {
-            // Of what changed since it was asked for, the kernel has told by now.
-            state.links.entry(link.index).or_insert(Known { link: None, addresses: None }).link =
-                Some(link.clone());
-            state.follow();
-            return Ok(Some(link));
-        }
-        Ok(Some(found))
+            // From the filter on the kernel tells of it. What it was before was asked for again.
+            link
+        } else {
+            return Ok(Some(found));
+        };
+        // Of what changed since it was asked for, the kernel has told by now.
+        state.links.entry(link.index).or_insert(Known { link: None, addresses: None }).link =
+            Some(link.clone());
+        state.follow();
+        Ok(Some(link))
     }
 
     /// The addresses of a link, as [`Handle::addresses`] would list them. `host` is in the same namespace.
@@ -219,7 +226,7 @@ impl std::fmt::Debug for KnownLinks {
 mod tests {
     use super::*;
     use crate::netns::{Netns, within};
-    use crate::spec;
+    use crate::{spec, timing};
 
     struct Rig {
         netns: Netns,
@@ -282,6 +289,18 @@ mod tests {
         rig.agree("br0");
         assert!(!rig.is_kept(), "it is down");
         assert_eq!(rig.known.find("nothing", &mut rig.host).unwrap(), None);
+    }
+
+    #[test]
+    fn a_link_of_which_the_kernel_tells_is_asked_for_once() {
+        let mut rig = rig();
+        rig.known.lock().forget();
+        let (found, times) = timing::operation(|| rig.known.find("br0", &mut rig.host).unwrap());
+        let asked = times.runs().iter().filter(|run| run.name == "RTM_GETLINK").count();
+        assert_eq!((found.map(|link| link.index), asked), (Some(rig.bridge), 1));
+        assert!(rig.is_kept());
+        rig.host.set_mtu(rig.bridge, 1400).unwrap();
+        rig.agree("br0");
     }
 
     #[test]

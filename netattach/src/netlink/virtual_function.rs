@@ -8,7 +8,10 @@ use netlink_packet_route::link::{
 };
 use rtnetlink::LinkUnspec;
 
-use super::{Error, Handle};
+use super::device::shown;
+use super::link::show;
+use super::socket::NetlinkRequest;
+use super::{DeviceState, Error, Handle};
 use crate::mac::Mac;
 use crate::spec::{VfLinkState, VfRates, VfSettings, VfVlan};
 
@@ -18,9 +21,7 @@ impl Handle {
     /// # Errors
     /// There is no such link.
     pub fn vf_settings(&mut self, physical: u32, number: u32) -> Result<Option<VfSettings>, Error> {
-        let mask = LinkAttribute::ExtMask(vec![LinkExtentMask::Vf, LinkExtentMask::SkipStats]);
-        let show = LinkUnspec::new_with_index(physical).append_extra_attribute(mask).build();
-        let shown = self.socket.request(RouteNetlinkMessage::GetLink(show), 0)?;
+        let shown = self.socket.request(show_functions(physical), 0)?;
         Ok(shown_of(number, shown))
     }
 
@@ -29,9 +30,59 @@ impl Handle {
     /// # Errors
     /// The card's driver refuses it, or does not know it.
     pub fn set_vf(&mut self, physical: u32, number: u32, wanted: &VfSettings) -> Result<(), Error> {
-        let all = LinkAttribute::VfInfoList(vec![LinkVfInfo(infos(number, wanted))]);
-        self.change(LinkUnspec::new_with_index(physical).append_extra_attribute(all))
+        self.socket.request(set_function(physical, number, wanted), 0).map(drop)
     }
+
+    /// Sets several things of a VF in their order, in one datagram: one that is refused keeps none of the others from being
+    /// set. Of each what came of it.
+    ///
+    /// # Errors
+    /// The socket failed: some may be set.
+    pub fn set_vf_each(
+        &mut self,
+        physical: u32,
+        number: u32,
+        each: &[VfSettings],
+    ) -> Result<Vec<Result<(), Error>>, Error> {
+        let request = |one: &VfSettings| NetlinkRequest::new(set_function(physical, number, one), 0);
+        let replies = self.socket.batch(each.iter().map(request).collect())?;
+        Ok(replies.into_iter().map(|reply| reply.map(drop).map_err(Error::from)).collect())
+    }
+
+    /// Sets what is given of a VF. The same datagram asks for what has come of it: the device with index `own`, which is the VF's
+    /// interface, or `None` if it is gone, and the VF's settings as [`Handle::vf_settings`] has them.
+    ///
+    /// # Errors
+    /// The card's driver refuses it, or does not know it; the kernel does not answer.
+    pub fn set_vf_and_show(
+        &mut self,
+        (physical, number): (u32, u32),
+        wanted: &VfSettings,
+        own: u32,
+    ) -> Result<(Option<DeviceState>, Option<VfSettings>), Error> {
+        let requests = [
+            set_function(physical, number, wanted),
+            show(LinkUnspec::new_with_index(own)),
+            show_functions(physical),
+        ];
+        let requests = requests.map(|message| NetlinkRequest::new(message, 0));
+        let mut replies = self.socket.batch(requests.into())?.into_iter();
+        replies.next().transpose()?;
+        let own = replies.next().map_or(Ok(None), shown)?;
+        let settings = shown_of(number, replies.next().transpose()?.unwrap_or_default());
+        Ok((own, settings))
+    }
+}
+
+/// Requests a PF with the settings of all its VFs.
+fn show_functions(physical: u32) -> RouteNetlinkMessage {
+    let mask = LinkAttribute::ExtMask(vec![LinkExtentMask::Vf, LinkExtentMask::SkipStats]);
+    RouteNetlinkMessage::GetLink(LinkUnspec::new_with_index(physical).append_extra_attribute(mask).build())
+}
+
+fn set_function(physical: u32, number: u32, wanted: &VfSettings) -> RouteNetlinkMessage {
+    let all = LinkAttribute::VfInfoList(vec![LinkVfInfo(infos(number, wanted))]);
+    RouteNetlinkMessage::SetLink(LinkUnspec::new_with_index(physical).append_extra_attribute(all).build())
 }
 
 /// The settings of a VF in what the kernel shows of its PF.

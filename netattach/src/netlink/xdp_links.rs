@@ -67,17 +67,23 @@ impl Handle {
 
 fn programs(shown: RouteNetlinkMessage) -> Vec<(XdpPlace, u32)> {
     let RouteNetlinkMessage::NewLink(link) = shown else { return Vec::new() };
-    let of_xdp = link.attributes.into_iter().filter_map(|attribute| match attribute {
-        LinkAttribute::Xdp(all) => Some(all),
+    let mut found = Vec::new();
+    for attribute in &link.attributes {
+        if let LinkAttribute::Xdp(told) = attribute {
+            found.extend(of_link(told));
+        }
+    }
+    found
+}
+
+/// The programs of a link in what its message tells of XDP.
+pub(super) fn of_link(told: &[LinkXdp]) -> impl Iterator<Item = (XdpPlace, u32)> {
+    told.iter().filter_map(|one| match one {
+        LinkXdp::SkbProgId(id) => Some((XdpPlace::Kernel, *id)),
+        LinkXdp::DrvProgId(id) => Some((XdpPlace::Driver, *id)),
+        LinkXdp::HwProgId(id) => Some((XdpPlace::Card, *id)),
         _ => None,
-    });
-    let program = |one: LinkXdp| match one {
-        LinkXdp::SkbProgId(id) => Some((XdpPlace::Kernel, id)),
-        LinkXdp::DrvProgId(id) => Some((XdpPlace::Driver, id)),
-        LinkXdp::HwProgId(id) => Some((XdpPlace::Card, id)),
-        _ => None,
-    };
-    of_xdp.flatten().filter_map(program).collect()
+    })
 }
 
 /// The index of a link that has a program.

@@ -110,7 +110,7 @@ fn every_setting_of_a_vf_is_read_as_it_was_set_and_of_no_other_vf() -> Result<()
         trust: Some(true),
         link_state: Some(VfLinkState::Enable),
     };
-    // One by one, as ADD does, each read back beside those before it.
+    // One by one, each read back beside those before it.
     let mut so_far = untouched();
     for (key, one) in wanted.each() {
         host.set_vf(physical, 1, &one)?;
@@ -144,6 +144,22 @@ fn every_setting_of_a_vf_is_read_as_it_was_set_and_of_no_other_vf() -> Result<()
     assert_eq!(host.vf_settings(physical, 1)?, Some(untouched()));
     let too_many = host.set_vf(physical, 3, &wanted).unwrap_err();
     assert_eq!(too_many.errno(), Some(rustix::io::Errno::INVAL), "{too_many}");
+    // As ADD sets them: several in one datagram, of which each has its own answer, and the address with a look at both ends. A
+    // simulated VF has no interface: the card's stands for it.
+    let each: Vec<VfSettings> = wanted.each().map(|(_, one)| one).collect();
+    let taken = host.set_vf_each(physical, 1, &each)?;
+    assert_eq!((taken.len(), taken.iter().all(Result::is_ok)), (each.len(), true));
+    assert_eq!(host.vf_settings(physical, 1)?, Some(wanted.clone()));
+    let taken = host.set_vf_each(physical, 3, &each)?;
+    assert!(taken.len() == each.len() && taken.iter().all(Result::is_err), "{taken:?}");
+    let mac = Some(Mac([2, 0, 0, 0, 0, 9]));
+    let address = VfSettings { mac, ..VfSettings::default() };
+    let (own, shown) = host.set_vf_and_show((physical, 1), &address, physical)?;
+    assert_eq!(own.map(|own| own.link.index), Some(physical));
+    assert_eq!(shown, Some(VfSettings { mac, ..wanted }));
+    let (own, _) = host.set_vf_and_show((physical, 1), &address, i32::MAX as u32)?;
+    assert_eq!(own, None, "no such device");
+    assert!(host.set_vf_and_show((physical, 3), &address, physical).is_err());
     Ok(())
 }
 

@@ -59,7 +59,8 @@ impl Executor<'_> {
         device: &spec::Device,
     ) -> Result<Output, StepError> {
         let claimant = (self.sandbox, attachment, self.pod.netns_cookie());
-        let claim = take_device::claim(self.node, &mut self.host, device, claimant)?;
+        let (claim, looked) = take_device::claim(self.node, &mut self.host, device, claimant)?;
+        self.looked = looked;
         Ok(Output::Claimed(Box::new(claim)))
     }
 
@@ -70,7 +71,8 @@ impl Executor<'_> {
         set: &SetDevice,
     ) -> Result<Output, StepError> {
         let (device, claim) = claimed(attachment, self.progress.outputs().of(at.0))?;
-        take_device::set(&mut self.host, device, claim, (&set.function, set.mac))?;
+        let claimed = (claim, &mut self.looked);
+        take_device::set(&mut self.host, device, claimed, (&set.function, set.mac))?;
         Ok(Output::Nothing)
     }
 
@@ -81,7 +83,8 @@ impl Executor<'_> {
     ) -> Result<Output, StepError> {
         let (device, claim) = claimed(attachment, self.progress.outputs().of(at.0))?;
         let into = (&mut self.pod, self.netns.as_fd());
-        let pod = take_device::move_in(&mut self.host, into, device, claim)?;
+        let looked = std::mem::take(&mut self.looked);
+        let pod = take_device::move_in(&mut self.host, into, device, (claim, looked))?;
         Ok(Output::Link { host: None, pod: interface(&pod), parent: None })
     }
 
