@@ -246,7 +246,7 @@ fn what_others_do_at_the_nodes_end_of_a_netkit_is_seen_and_the_pod_can_do_none_o
     let level = |expected: &str| {
         let is_so = || {
             // It has all attachments looked at.
-            node.ctl(&["status"]).unwrap();
+            node.whole_status().unwrap();
             told(&node, "client")[0] == expected
         };
         assert!(eventually(PATIENCE, is_so), "{:?}", told(&node, "client"));
