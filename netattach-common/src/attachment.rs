@@ -57,6 +57,9 @@ pub mod flag {
     pub const ACCEPT_ICMP: u32 = 1 << 9;
     /// ICMPv6 passes regardless of the policy.
     pub const ACCEPT_ICMPV6: u32 = 1 << 10;
+    /// What the pod sends is taken further by the protocol that its socket has named (netkit, ipvlan), which other drivers
+    /// read from the frame: it must be the frame's ethertype, by which the programs judge.
+    pub const ONE_PROTOCOL: u32 = 1 << 11;
 }
 
 const _: () = {

@@ -384,6 +384,17 @@ impl Link {
         }
     }
 
+    /// Whether the driver takes what the pod sends by the protocol that the sender's socket has named, in place of the frame's
+    /// ethertype: an ipvlan in a mode of layer 3, which any pod with one can switch its parent to
+    /// (`drivers/net/ipvlan/ipvlan_core.c`), and the node's stack behind a netkit (`drivers/net/netkit.c`). All others send the
+    /// frame, or have its protocol read anew (`eth_type_trans`).
+    pub fn goes_by_named_protocol(&self) -> bool {
+        match self {
+            Self::Ipvlan(_) | Self::Netkit(_) => true,
+            Self::Veth(_) | Self::Macvlan(_) | Self::Vlan(_) | Self::Dummy(_) | Self::Tap(_) => false,
+        }
+    }
+
     /// How the link shares its parent, in words: links that share a parent in different ways cannot coexist on it.
     /// `None`: it has no parent on the node, or its parent carries links of any kind beside it.
     pub fn sharing(&self) -> Option<&'static str> {

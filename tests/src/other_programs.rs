@@ -22,6 +22,7 @@ const LINK_CREATE: i32 = 28;
 /// `enum bpf_attach_type`.
 const TCX_INGRESS: u32 = 46;
 const TCX_EGRESS: u32 = 47;
+const NETKIT_PEER: u32 = 55;
 
 /// The verdict of a program on every packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,6 +117,19 @@ pub fn run_xdp(pin: &Path, frame: &[u8]) -> Result<u32> {
 /// # Errors
 /// The kernel refuses.
 pub fn attach_tcx(namespace: &Namespace, device: u32, ingress: bool, program: &OwnedFd) -> Result<OwnedFd> {
+    let hook = if ingress { TCX_INGRESS } else { TCX_EGRESS };
+    attach_link(namespace, (device, hook), program).context("attach a program by tcx")
+}
+
+/// Attaches a program to what the other end of a netkit sends, by its primary end. The link ends with the descriptor.
+///
+/// # Errors
+/// The kernel refuses, as where the device is not the primary end.
+pub fn attach_netkit_peer(namespace: &Namespace, device: u32, program: &OwnedFd) -> Result<OwnedFd> {
+    attach_link(namespace, (device, NETKIT_PEER), program).context("attach a program to a netkit")
+}
+
+fn attach_link(namespace: &Namespace, (device, hook): (u32, u32), program: &OwnedFd) -> Result<OwnedFd> {
     #[repr(C)]
     #[derive(Default)]
     struct Create {
@@ -127,14 +141,9 @@ pub fn attach_tcx(namespace: &Namespace, device: u32, ingress: bool, program: &O
         pad: u32,
         revision: u64,
     }
-    let create = Create {
-        program: program.as_raw_fd().cast_unsigned(),
-        device,
-        hook: if ingress { TCX_INGRESS } else { TCX_EGRESS },
-        ..Create::default()
-    };
-    // SAFETY: the `link_create` member of `union bpf_attr` as far as tcx reads it, without pointers.
-    namespace.run(|| unsafe { bpf(LINK_CREATE, &create) }).context("attach a program by tcx")
+    let create = Create { program: program.as_raw_fd().cast_unsigned(), device, hook, ..Create::default() };
+    // SAFETY: the `link_create` member of `union bpf_attr` as far as tcx and netkit read it, without pointers.
+    Ok(namespace.run(|| unsafe { bpf(LINK_CREATE, &create) })?)
 }
 
 /// Attaches a program by tcx without a link, after those already there.

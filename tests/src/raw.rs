@@ -26,7 +26,7 @@ impl RawSocket {
     }
 
     /// [`RawSocket::open`] for frames of one ethertype: the socket sees them as protocols do, after the filters of the
-    /// device's ingress, while a socket for all ethertypes sees them before.
+    /// device's ingress, while a socket for all ethertypes sees them before. It names that protocol for all that it sends.
     ///
     /// # Errors
     /// As [`RawSocket::open`].
@@ -49,7 +49,16 @@ impl RawSocket {
     /// # Errors
     /// As [`RawSocket::open`].
     pub fn queued(namespace: &Namespace, device: &str) -> Result<Self> {
-        namespace.run(|| Self::bound(device, libc::ETH_P_ALL as u16))
+        Self::queued_as(namespace, device, libc::ETH_P_ALL as u16)
+    }
+
+    /// [`RawSocket::queued`], with this name for the protocol of all frames that it sends, whatever their ethertype
+    /// (`sll_protocol`).
+    ///
+    /// # Errors
+    /// As [`RawSocket::open`].
+    pub fn queued_as(namespace: &Namespace, device: &str, protocol: u16) -> Result<Self> {
+        namespace.run(|| Self::bound(device, protocol))
     }
 
     fn bound(device: &str, ethertype: u16) -> Result<Self> {

@@ -2,6 +2,7 @@
 
 use super::bytes::{Bytes, Plain};
 use crate::flow::{self, Lane};
+use crate::link::FIRST_ETHERTYPE;
 use crate::{DropReason, Mac};
 
 /// Length of an Ethernet header without tags.
@@ -23,6 +24,10 @@ pub mod ethertype {
     pub const QINQ: u16 = 0x88a8;
     /// Service VLAN tag, as it was before it was standardised.
     pub const OLD_QINQ: u16 = 0x9100;
+    /// Linux's number for frames with a length in place of an ethertype, of Novell's kind (`ETH_P_802_3`).
+    pub const NOVELL: u16 = 1;
+    /// Linux's number for all other frames with a length (`ETH_P_802_2`).
+    pub const IEEE_802_2: u16 = 4;
 }
 
 /// An Ethernet header (IEEE 802.3) without tags.
@@ -120,8 +125,49 @@ pub const fn vlan_id(control: u16) -> u16 {
     control & 0xfff
 }
 
+/// Whether `protocol`, by which the kernel chooses who takes a frame, is what the frame's header says: the ethertype, or for
+/// a length one of Linux's numbers for such frames, or the length itself, which is no protocol of IP. A driver that reads it from
+/// the frame (`eth_type_trans`) names no other.
+#[inline(always)]
+pub const fn is_named(protocol: u16, ethertype: u16) -> bool {
+    protocol == ethertype
+        || ethertype < FIRST_ETHERTYPE && matches!(protocol, ethertype::NOVELL | ethertype::IEEE_802_2)
+}
+
 /// Whether an ethertype is a tag's.
 #[inline(always)]
 pub const fn is_tag(number: u16) -> bool {
     matches!(number, ethertype::VLAN | ethertype::QINQ | ethertype::OLD_QINQ)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_frame_goes_by_what_its_header_says_or_by_no_name_at_all() {
+        let table = [
+            (ethertype::IPV4, ethertype::IPV4, true),
+            (ethertype::IPV6, ethertype::IPV6, true),
+            (0x88b5, 0x88b5, true),
+            (ethertype::VLAN, ethertype::VLAN, true),
+            (ethertype::IPV4, 0x88b5, false),
+            (ethertype::IPV6, 0x88b5, false),
+            (0x88b5, ethertype::IPV4, false),
+            (ethertype::IPV6, ethertype::IPV4, false),
+            (ethertype::VLAN, ethertype::IPV4, false),
+            (ethertype::IPV4, ethertype::VLAN, false),
+            (0, ethertype::IPV4, false),
+            // Lengths: 46 bytes, and the greatest below the ethertypes.
+            (ethertype::IEEE_802_2, 46, true),
+            (ethertype::NOVELL, 0x05ff, true),
+            (46, 46, true),
+            (47, 46, false),
+            (ethertype::IPV4, 46, false),
+            (ethertype::IEEE_802_2, 0x0600, false),
+        ];
+        for (protocol, ethertype, expected) in table {
+            assert_eq!(is_named(protocol, ethertype), expected, "{protocol:#x} {ethertype:#x}");
+        }
+    }
 }

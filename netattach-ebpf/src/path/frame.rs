@@ -10,7 +10,7 @@ use netattach_common::{
     flow::Lane,
     parse::{
         self, Bytes, ETHERNET_LEN, EthernetHeader, Payload, Plain, ethertype,
-        frame::{is_tag, vlan_id},
+        frame::{is_named, is_tag, vlan_id},
     },
 };
 
@@ -101,6 +101,14 @@ pub(crate) fn says_ipv6(ctx: &TcContext) -> bool {
     unsafe { (*ctx.skb.skb).protocol == u32::from(ethertype::IPV6.to_be()) }
 }
 
+/// The protocol by which the kernel takes the packet further, in host order. Behind a tag that it has moved out of the frame,
+/// that of what follows, as in the frame's header then.
+#[inline(always)]
+fn protocol(ctx: &TcContext) -> u16 {
+    // SAFETY: the context pointer is valid while the program runs. The field holds 16 bits in network order.
+    u16::from_be(unsafe { (*ctx.skb.skb).protocol } as u16)
+}
+
 /// Makes the first `headers` bytes readable in place. A packet shorter than that stays as it is.
 #[inline(always)]
 pub(crate) fn pull(ctx: &TcContext, headers: usize) {
@@ -136,6 +144,10 @@ pub(crate) fn read(ctx: &TcContext, scope: &Scope, record: &AttachmentRecord) ->
     let is_own = header.source.same(&record.mac);
     let is_for_the_node = scope.leaves_to_the_node() && passes_the_node(ctx, scope, &header.destination);
     let ethertype = u16::from_be(header.ethertype);
+    // Otherwise it would be judged as the one, and taken as the other.
+    if scope.side == Side::FromPod && scope.has(flag::ONE_PROTOCOL) && !is_named(protocol(ctx), ethertype) {
+        return Err(DropReason::Malformed.into());
+    }
     // SAFETY: the context pointer is valid while the program runs.
     let beside = unsafe { (*ctx.skb.skb).vlan_present } != 0;
     let tagged = beside || is_tag(ethertype);

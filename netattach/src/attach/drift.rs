@@ -26,7 +26,7 @@ use crate::journal::{JournalKey, Loaded};
 use crate::netlink::{self, Changed, ChangedLinks, Handle, LinkState, VlanUses};
 use crate::netns::Netns;
 use crate::plan::{AttachmentPlan, Sandbox, addressing, result, routing};
-use crate::spec::{Addressing, BridgePort, Tie};
+use crate::spec::{Addressing, BridgePort, LinkMode, NetkitWays, Tie};
 use crate::step::{Brought, Interface, Output, Role, Step};
 
 /// A difference between the node's end of a link and what was made.
@@ -43,6 +43,8 @@ pub(super) enum Difference {
     Isolation,
     /// It is in other VLANs.
     Vlans,
+    /// A netkit's policies are others.
+    Policies(NetkitWays),
     Down,
     /// An address or route of a routed link is gone.
     Addressing,
@@ -66,6 +68,7 @@ impl fmt::Display for Difference {
             Self::Hairpin => f.write_str("taken out of hairpin mode"),
             Self::Isolation => f.write_str("no longer isolated"),
             Self::Vlans => f.write_str("put into other VLANs"),
+            Self::Policies(_) => f.write_str("given other netkit policies"),
             Self::Down => f.write_str("set down"),
             Self::Addressing => f.write_str("deprived of an address or route"),
         }
@@ -84,6 +87,8 @@ pub(super) struct End {
     port: Option<(Beneath, BridgePort)>,
     /// Addresses and routes of a routed link.
     routed: Option<Addressing>,
+    /// How the ends of a netkit are connected.
+    netkit: Option<NetkitWays>,
 }
 
 impl End {
@@ -106,6 +111,7 @@ impl End {
             mtu,
             port: port.and_then(|port| Some((Beneath::of(attachment, outputs)?, port.clone()))),
             routed: has_routes.then(|| addressing::host_side(routing::style(attachment), &leased.addresses)),
+            netkit: ways(link.mode()),
         })
     }
 
@@ -142,9 +148,20 @@ fn differences(
             note(lacks_vlans, Difference::Vlans);
         }
     }
+    if let (Some(made), Some(found)) = (end.netkit, ways(found.mode)) {
+        note(found != made, Difference::Policies(made));
+    }
     note(!found.up, Difference::Down);
     note(!has_addressing || (end.routed.is_some() && !found.up), Difference::Addressing);
     differences
+}
+
+/// How the ends of a netkit are connected, if it is one. Its mode cannot be changed, the policies can.
+fn ways(mode: Option<LinkMode>) -> Option<NetkitWays> {
+    match mode {
+        Some(LinkMode::Netkit(ways)) => Some(ways),
+        _ => None,
+    }
 }
 
 /// Whether an end is in a segment, or exchanges frames within it, that it should not: it is in another bridge, or in its own and
@@ -545,6 +562,7 @@ fn put_back(end: &End, difference: &Difference, host: &mut Handle) -> Result<(),
         Difference::Hairpin | Difference::Isolation | Difference::Vlans => {
             end.port.as_ref().map_or(Ok(()), |(_, port)| host.ensure_port(index, port))
         }
+        Difference::Policies(made) => host.set_netkit_policies(index, *made),
         Difference::Down => host.ensure_up(index),
         Difference::Addressing => end.routed.as_ref().map_or(Ok(()), |routed| host.configure(index, routed)),
     }

@@ -40,7 +40,7 @@ fn found_as<'a>(link: &'a LinkState, addresses: &'a [IpNet]) -> bridges::Found<'
 }
 
 fn end(port: Option<(Beneath, BridgePort)>) -> End {
-    End { made: interface(7, "na0"), kind: "veth", group: 9, mtu: 1500, port, routed: None }
+    End { made: interface(7, "na0"), kind: "veth", group: 9, mtu: 1500, port, routed: None, netkit: None }
 }
 
 fn hairpin() -> BridgePort {
@@ -78,6 +78,22 @@ fn each_difference_of_an_end_is_found() {
     let routed = End { routed: Some(Addressing::default()), ..end(None) };
     let down = LinkState { up: false, ..out };
     assert_eq!(differences(&routed, &down, (None, None), true), [Difference::Down, Difference::Addressing]);
+}
+
+#[test]
+fn a_netkit_whose_policies_are_others_is_found() {
+    use crate::spec::NetkitPolicy;
+    let made = NetkitWays::default();
+    let made_as = End { kind: "netkit", netkit: Some(made), ..end(None) };
+    let of = |ways| {
+        let found = LinkState { mode: Some(LinkMode::Netkit(ways)), ..link(7, "na0", "netkit") };
+        differences(&made_as, &found, (None, None), true)
+    };
+    assert_eq!(of(made), []);
+    assert_eq!(of(NetkitWays { policy: NetkitPolicy::Drop, ..made }), [Difference::Policies(made)]);
+    assert_eq!(of(NetkitWays { peer_policy: NetkitPolicy::Drop, ..made }), [Difference::Policies(made)]);
+    let unknown = link(7, "na0", "netkit");
+    assert_eq!(differences(&made_as, &unknown, (None, None), true), []);
 }
 
 #[test]

@@ -60,6 +60,8 @@ pub struct Checks {
     pub accept_icmp: bool,
     /// ICMPv6 passes in spite of policies.
     pub accept_icmpv6: bool,
+    /// The pod's packet sockets may name no protocol but that of their frames: what is behind the programs goes by it.
+    pub one_protocol: bool,
 }
 
 /// Records of drops on devices without an attachment, per second.
@@ -75,6 +77,7 @@ impl Checks {
             (self.source_mac, flag::CHECK_MAC),
             (self.source_address, flag::CHECK_ADDRESS),
             (self.pending, flag::PENDING),
+            (self.one_protocol, flag::ONE_PROTOCOL),
         ]
         .into_iter()
         .filter(|(set, _)| *set)

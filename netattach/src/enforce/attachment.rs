@@ -43,6 +43,8 @@ pub struct EnforcedAttachment {
     delegated: bool,
     /// Whether its end on the node, if it has one, is a representor: others may have programs there, and it stays.
     on_representor: bool,
+    /// Whether it is a netkit that netattach made.
+    netkit: bool,
     /// When its programs are attached.
     pub(crate) when: EnforceWhen,
     /// Its pod, if that is known.
@@ -101,6 +103,7 @@ impl EnforcedAttachment {
                 flags: Checks {
                     source_mac: protect.check_mac,
                     source_address: protect.check_addresses && !is_unaddressed(protect, attachment, leased),
+                    one_protocol: may_go_by_named_protocol(attachment),
                     ..Checks::default()
                 },
                 vlans: trunk(attachment).chain(tagged(protect)).collect(),
@@ -121,6 +124,7 @@ impl EnforcedAttachment {
             on_card: None,
             delegated: is_delegated(attachment),
             on_representor: matches!(attachment.made_by(), MadeBy::Device(device) if device.switchdev),
+            netkit: matches!(attachment.link(), Some(Link::Netkit(_))),
             when: protect.when,
             pod: sandbox.pod.clone(),
             pod_index,
@@ -148,6 +152,11 @@ impl EnforcedAttachment {
     /// Whether another plugin made its interface.
     pub(crate) fn is_delegated(&self) -> bool {
         self.delegated
+    }
+
+    /// Index of the node's end of its netkit, if it has one that netattach made.
+    pub(super) fn netkit(&self) -> Option<u32> {
+        self.netkit.then(|| self.host_index())
     }
 
     /// Whether its end on the node is a representor, which is the card's.
@@ -201,6 +210,12 @@ impl EnforcedAttachment {
 /// Whether another plugin made the interface.
 fn is_delegated(attachment: &AttachmentPlan) -> bool {
     attachment.made_by() == MadeBy::Plugin
+}
+
+/// Whether what the pod sends may be taken by another protocol than its frames have: see [`Link::goes_by_named_protocol`]. What
+/// driver is behind an interface of others, or a device of the node, is not known here.
+fn may_go_by_named_protocol(attachment: &AttachmentPlan) -> bool {
+    attachment.link().is_none_or(Link::goes_by_named_protocol)
 }
 
 /// The on-link IPv6 prefixes of an attachment with these addresses, beside the link-local one.
@@ -337,6 +352,7 @@ pub(super) mod tests {
             on_card: None,
             delegated: false,
             on_representor: false,
+            netkit: false,
             when: EnforceWhen::Always,
             pod: Some(PodRef { name: ObjectName::new("shop", "a"), uid: None }),
             pod_index: 2,

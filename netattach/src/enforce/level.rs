@@ -102,6 +102,12 @@ pub(super) fn behind_the_interface(mode: Option<LinkMode>) -> Option<Enforcement
     })
 }
 
+/// The level of an attachment by a netkit on which others have programs on what the pod's end sends.
+pub(super) fn behind_the_pods_end() -> Enforcement {
+    let why = "another's netkit program sees what the pod sends before the programs on the node's end, and may end the chain";
+    Enforcement { level: Level::Advisory, why: why.to_owned() }
+}
+
 /// The lower of the level that an attachment has by its place and its pod, and of what its programs were found to be.
 pub(super) fn lower_of(by_place: Enforcement, found: Option<Enforcement>) -> Enforcement {
     match found {
@@ -245,6 +251,7 @@ mod tests {
              hw-tc-offload off` keeps it from that)"
         );
         assert_eq!(past_programs(None).unwrap().level, Level::Advisory);
+        assert_eq!(lower_of(full(), Some(behind_the_pods_end())), behind_the_pods_end());
         assert_eq!(
             behind_the_interface(Some(LinkMode::Ipvlan(IpvlanMode::L3s))).unwrap().to_string(),
             "none (its ipvlan was switched to mode l3s, in which packets come to the pod behind it)"

@@ -3,11 +3,12 @@
 use super::attachment::EnforcedAttachment;
 use super::enforcer::Enforcer;
 use super::error::EnforceError;
-use super::level::{behind_the_interface, lacking, past_programs};
+use super::level::{behind_the_interface, behind_the_pods_end, lacking, past_programs};
 use super::policy_maps::Kernel;
 use super::programs::device_name;
+use crate::bpf::sys::{self, SharedHook};
 use crate::error_chain::Chain;
-use crate::hooks::{HookPoint, Restored};
+use crate::hooks::{HookError, HookPoint, Restored};
 use crate::netlink::{Handle, ethtool};
 use crate::policy::level::{Enforcement, Level};
 
@@ -60,7 +61,7 @@ impl Enforcer {
         let by_filters = by_filters && self.lock().runs_by_filters(attachment.id);
         let missing = self.programs().missing(attachment, by_filters, host)?;
         drop(turn);
-        let past_programs = offloaded(attachment);
+        let past_programs = offloaded(attachment).or(behind_netkit_programs(attachment)?);
         let mut state = self.lock();
         if missing.is_none() {
             state.note_shortfall(attachment, past_programs);
@@ -93,6 +94,7 @@ impl Enforcer {
                 let lack =
                     restored.left.map(|lack| lacking(lack, self.programs().in_words(attachment, lack, host)));
                 lack.or_else(|| offloaded(attachment))
+                    .or_else(|| behind_netkit_programs(attachment).unwrap_or_default())
             }
             Err(error) => {
                 let why = format!("its programs could not be put back: {}", Chain(error));
@@ -181,4 +183,13 @@ pub(super) fn offloaded(attachment: &EnforcedAttachment) -> Option<Enforcement> 
     }
     // What cannot be asked is not known.
     past_programs(ethtool::is_on(attachment.host_index(), ethtool::TC_OFFLOAD).unwrap_or_default())
+}
+
+/// How far the programs on the node's end of a netkit are behind programs of others on what the pod's end sends: those run
+/// before, and may lead packets elsewhere. They can be put there by the node's end alone, so by nobody in the pod.
+fn behind_netkit_programs(attachment: &EnforcedAttachment) -> Result<Option<Enforcement>, EnforceError> {
+    let Some(index) = attachment.netkit() else { return Ok(None) };
+    let shown = |source| HookError::Tcx { device: index, source };
+    let before = sys::programs_on(index, SharedHook::Peer).map_err(shown)?;
+    Ok((!before.is_empty()).then(behind_the_pods_end))
 }

@@ -49,6 +49,23 @@ impl Handle {
     }
 }
 
+impl Handle {
+    /// Gives both ends of a netkit pair these policies; `index` is that of the primary end, which alone may be asked to.
+    ///
+    /// # Errors
+    /// The kernel refuses: the link is gone, or is no primary end.
+    pub fn set_netkit_policies(&mut self, index: u32, ways: NetkitWays) -> Result<(), Error> {
+        let policy = InfoNetkit::Policy(kernel_policy(ways.policy));
+        let peer_policy = InfoNetkit::PeerPolicy(kernel_policy(ways.peer_policy));
+        let set = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::Netkit)
+            .index(index)
+            .set_info_data(InfoData::Netkit(vec![policy, peer_policy]))
+            .build();
+        // Without flags for creation it changes the link: `RTM_SETLINK` ignores what is its kind's own.
+        self.socket.request(RouteNetlinkMessage::NewLink(set), 0).map(drop)
+    }
+}
+
 fn kernel_policy(policy: spec::NetkitPolicy) -> NetkitPolicy {
     match policy {
         spec::NetkitPolicy::Pass => NetkitPolicy::Pass,

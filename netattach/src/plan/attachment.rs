@@ -128,9 +128,6 @@ fn planned(
         let msg = format!("plugins[0].type: {kind} changes an interface that a plugin before it has made");
         return Err(CniError::new(code::INVALID_CONFIG, msg));
     }
-    if is_own(NOT_JUDGED_YET, kind, options) {
-        return Err(CniError::new(code::INVALID_CONFIG, NETKIT_IN_AGENT));
-    }
     let mut steps: Vec<Step> = files.iter().cloned().map(Step::PrepareDeviceInfo).collect();
     let mut judged_from_without = None;
     let request = link::Request {
@@ -486,12 +483,6 @@ pub(super) fn protect(
         ethertypes: network.ethertypes.clone(),
     })
 }
-
-/// The kind of interface that is an executable alone. Its driver leaves a packet the protocol that the pod's socket has named,
-/// where a veth's reads it from the frame as our programs do: so IP below another ethertype passes them as that, and the node
-/// takes it as IP.
-const NOT_JUDGED_YET: &str = "netkit";
-const NETKIT_IN_AGENT: &str = "plugins[0].type: netkit is an executable alone so far, as a pod can get past the programs on its node's end: use veth, or name netkit in delegation.exec and install it by netattach-cni install";
 
 /// Checks that one of our own kinds of interface supports every capability that it receives.
 pub(super) fn check_carried_out(driver: &dyn Driver, config: &Map<String, Value>) -> Result<(), PlanError> {

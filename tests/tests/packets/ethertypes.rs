@@ -82,3 +82,24 @@ fn a_network_lets_ethertypes_pass_that_it_names() {
     with_ethertypes(&rig, &[]);
     assert_eq!(rig.run(FromPod, &other_ethertype(EXPERIMENT)), Err(DropReason::Ethertype), "taken away");
 }
+
+/// Nothing that says what it is is dropped where a socket has to name the protocol that its frame has. What names another needs a
+/// socket: the kernel reads the protocol of a frame that is handed to a program from the frame.
+#[test]
+fn no_frame_is_lost_where_its_protocol_has_to_be_its_ethertype() {
+    let rig = Rig::new();
+    let frames = [EXPERIMENT, 0x8847, 0x8863, 0x88e5, 46, 1500].map(other_ethertype);
+    let frames = frames.into_iter().chain([
+        Packet::between(POD_V4, PEER_V4).udp(1000, 7).frame(),
+        Packet::between(POD_V6, PEER_V6).udp(1000, 7).frame(),
+        arp_request(POD_MAC, POD_V4, PEER_V4),
+    ]);
+    rig.put(Checks { source_mac: true, source_address: true, one_protocol: true, ..Checks::default() });
+    for frame in frames {
+        for side in [FromPod, ToPod] {
+            assert_eq!(rig.run(side, &frame), Ok(()), "{side:?} {:02x?}", &frame[..14]);
+        }
+    }
+    let tagged = Packet::between(POD_V4, PEER_V4).tagged(5).udp(1000, 7).frame();
+    assert_eq!(rig.run(FromPod, &tagged), Err(DropReason::VlanTagged));
+}

@@ -9,6 +9,8 @@ use netattach::spec::{IpvlanMode, LinkMode};
 use netattach_tests::guide::{BUSYBOX, Machine, Page, Tools};
 use netattach_tests::manifest::{NAMESPACE, network, pod};
 use netattach_tests::node::{WIRE, ip};
+use netattach_tests::packet::Packet;
+use netattach_tests::raw::RawSocket;
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::tools::{self, report_skipped};
 use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connects, eventually};
@@ -132,6 +134,46 @@ fn policies_hold_between_ipvlans_in_mode_l3() {
         return report_skipped("policies_hold_between_ipvlans_in_mode_l3", "the kernel has no ipvlan");
     }
     policies_hold_in("l3", IpvlanMode::L3);
+}
+
+/// In mode l3 the driver routes what a pod sends by the protocol that its socket has named, and the programs in the pod judge it
+/// by its ethertype.
+///
+/// Rows: IVL-protocol.
+#[test]
+fn a_pod_cannot_name_another_protocol_than_its_frames_have_in_mode_l3() {
+    if !has_driver() {
+        return report_skipped("a_pod_cannot_name_another_protocol", "the kernel has no ipvlan driver");
+    }
+    let (node, outside) = node("l3");
+    let a = add(&node, "a", "lan");
+    node.add(&a).success();
+    let own = Handle::open_in(a.namespace.netns()).unwrap().link("net1").unwrap().mac.unwrap();
+    let arrived = RawSocket::open(&outside, "wire1").unwrap();
+    let to = format!("10.52.0.{OUTSIDE}");
+    let frame_of = |from: &str, port, ethertype: u16| {
+        let mut frame = Packet::between(from, &to).from_mac(own).udp(port, 7).frame();
+        frame[12..14].copy_from_slice(&ethertype.to_be_bytes());
+        frame
+    };
+    let (ipv4, experiment) = (libc::ETH_P_IP as u16, 0x88b5);
+    let socket = RawSocket::queued_as(&a.namespace, "net1", ipv4).unwrap();
+    let malformed = || {
+        let rows = node.ctl(&["stats"]).unwrap();
+        let mut rows = rows.as_array().unwrap().iter();
+        let row = rows.find(|row| row["pod"]["name"] == "a" && row["ifname"] == "net1").unwrap();
+        row["dropped"]["malformed"].as_u64().unwrap_or(0)
+    };
+    let spoofed = frame_of("10.52.0.99", 1001, experiment);
+    socket.send(&spoofed).unwrap();
+    assert!(eventually(PATIENCE, || malformed() == 1));
+    let honest = frame_of("10.52.0.2", 1002, ipv4);
+    socket.send(&honest).unwrap();
+    let tail = |frame: &[u8]| frame[frame.len() - 12..].to_vec();
+    let seen = arrived.frames_until(&tail(&honest), PATIENCE).unwrap();
+    assert!(seen.last().is_some_and(|last| last.ends_with(&tail(&honest))), "an honest frame is lost");
+    assert!(!seen.iter().any(|seen| seen.ends_with(&tail(&spoofed))), "a frame got through");
+    node.del(&a).success();
 }
 
 #[test]
