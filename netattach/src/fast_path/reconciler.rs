@@ -19,6 +19,7 @@ use crate::error_chain::Chain;
 use crate::hooks::{AttachMode, HookError, uplink as hook};
 use crate::netlink::{self, Changes, Handle, LinkWatch, Moves, StationWatch};
 use crate::pace;
+use crate::rounds;
 use crate::ticks::ticks;
 
 /// How long a change waits for others that come with it: attaching a pod makes several.
@@ -261,18 +262,21 @@ impl FastPaths {
             let is_light = !gather && !is_moved && changes.is_none() && !last.is_long_ago();
             let begun = Instant::now();
             let this = Arc::clone(&self);
-            let looked = tokio::task::spawn_blocking(move || {
+            let take = move || {
                 let look = || match is_light {
                     true => this.look_lightly(&mut node, &changes),
                     false => this.look(&mut node, &changes),
                 };
                 let (done, worked) = pace::measured(|| crate::upkeep(look));
                 (node, done, worked)
-            });
-            // The join error is a panic, which the panic hook has reported; everything is looked at again.
-            let looked = looked.await;
-            let is_whole = looked.is_ok();
-            let nothing = |_| (Observation::default(), Ok(()), Duration::ZERO);
+            };
+            // Nothing comes of a panic, which the panic hook has reported; everything is looked at again.
+            let looked = match gather || is_moved {
+                true => tokio::task::spawn_blocking(take).await.ok(),
+                false => rounds::look(take).await,
+            };
+            let is_whole = looked.is_some();
+            let nothing = || (Observation::default(), Ok(()), Duration::ZERO);
             let (seen, done, worked) = looked.unwrap_or_else(nothing);
             node = seen;
             if !is_light {
