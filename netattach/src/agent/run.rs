@@ -23,6 +23,7 @@ use super::kernel_settings::{self, Unwritable};
 use super::left_over::LeftOver;
 use super::live;
 use super::log::{self, LogError};
+use super::memory;
 use super::metrics::{LastCounts, Metrics};
 use super::missed::Repairs;
 use super::node_check;
@@ -342,6 +343,7 @@ async fn serve_until(
         packet_log::keep(log, names, settings.bpf_log_of(), Arc::clone(&engine))?;
     }
     background.keep("the flow table", collect_flows(Arc::clone(&enforcer)));
+    background.keep("free memory at rest", memory::keep_at_rest());
     let default = settings.default_network().map_err(SettingsError::from)?;
     let node_network = (default == DefaultNetwork::Builtin).then(|| {
         Arc::new(NodeNetwork::new(Arc::clone(&source), Arc::clone(&engine), Arc::clone(&intents.from_node)))
