@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::{AttachError, Attached, Doing, StepError};
-use crate::enforce::{Enforce, WholeParents};
 use crate::enforce::attachment::EnforcedAttachment;
 use crate::enforce::error::EnforceError;
+use crate::enforce::{Enforce, WholeParents};
 use crate::error_chain::Chain;
 use crate::netlink::Handle;
 use crate::plan::{AttachmentPlan, Plan, hook_kind, result};
