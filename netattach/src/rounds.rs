@@ -20,7 +20,8 @@ type Job = Box<dyn FnOnce() -> Answer + Send>;
 /// What it has seen, which its asker waits for.
 type Answer = Box<dyn FnOnce() + Send>;
 
-/// Takes a look beside others that are due at the same time. Dropping the future does not keep the look from being taken.
+/// Takes a look beside others that are due at the same time. How long it took is for the look to say: others have their turn before
+/// it, and after it until the answer goes. Dropping the future does not keep the look from being taken.
 /// `None`: it has panicked, which the panic hook has reported, or the runtime ends.
 pub(crate) async fn look<T: Send + 'static>(look: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     static ROUNDS: LazyLock<Arc<Rounds>> = LazyLock::new(Arc::default);

@@ -663,15 +663,18 @@ async fn follow(
     loop {
         let looking = Arc::clone(&health);
         let known = Known::of(&health.source.snapshot());
-        let began = Instant::now();
-        let take = move || pace::measured(|| which(&looking).take(|| look(&looking))).1;
+        // Without the time for which others have had their turn.
+        let take = move || {
+            let began = Instant::now();
+            let ((), worked) = pace::measured(|| which(&looking).take(|| look(&looking)));
+            (began.elapsed(), worked)
+        };
         let looked = match is_routine {
             true => rounds::look(take).await,
             false => tokio::task::spawn_blocking(take).await.ok(),
         };
         // Nothing comes of a panic, which the panic hook has reported; the next look is another try.
-        let worked = looked.unwrap_or_default();
-        let took = began.elapsed();
+        let (took, worked) = looked.unwrap_or_default();
         // What other plugins do for a look is work as well.
         let worked = if which(&health).longest == LONGEST_LOOK { worked.max(took / OTHERS) } else { worked };
         let pause = took * PAUSE;
