@@ -108,6 +108,10 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 /// How often a node with a startup taint is looked at.
 const TAINT_INTERVAL: Duration = Duration::from_secs(2);
 
+/// How long a blocking thread stays without work: so long that the looks of each second find one, and less than two seconds, or two
+/// of them would have every other look each, and both stay.
+const KEEP_ALIVE: Duration = Duration::from_millis(1500);
+
 /// How messages name the directory of pins.
 const PINS: &str = "pins in";
 
@@ -260,7 +264,7 @@ fn run_with(settings: Settings, arguments: Option<Arguments>) -> Result<(), Agen
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(most_threads(settings.parallel_adds))
-        .thread_keep_alive(Duration::from_secs(2))
+        .thread_keep_alive(KEEP_ALIVE)
         .build()?;
     let ended = runtime.block_on(serve_until_signal(settings, arguments));
     // Blocking work ends with the process: the journal records how far it came.
