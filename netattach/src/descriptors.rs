@@ -39,10 +39,20 @@ pub(crate) fn lower_for(child: Pid) {
 /// # Errors
 /// They cannot be counted, for example if no descriptor is left.
 pub(crate) fn used() -> io::Result<(u64, u64)> {
+    const OPEN: &str = "/proc/self/fd";
     let most = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    // Less the descriptor of this directory.
-    let open = std::fs::read_dir("/proc/self/fd")?.count() as u64 - 1;
+    // Linux 6.2 and later say how many there are as the size of the directory (`proc_fd_getattr` of fs/proc/fd.c). Listing them
+    // makes an inode of each.
+    let open = match std::fs::metadata(OPEN)?.len() {
+        0 => listed(OPEN)?,
+        open => open,
+    };
     Ok((open, most))
+}
+
+fn listed(directory: &str) -> io::Result<u64> {
+    // Less the descriptor of this directory.
+    Ok((std::fs::read_dir(directory)?.count() as u64).saturating_sub(1))
 }
 
 #[cfg(test)]
@@ -54,8 +64,10 @@ mod tests {
         let (before, most) = used().unwrap();
         let files: Vec<_> = (0..200).map(|_| std::fs::File::open("/dev/null").unwrap()).collect();
         let (now, _) = used().unwrap();
+        let listed = listed("/proc/self/fd").unwrap();
         drop(files);
         // Other tests open and close some meanwhile.
         assert!(now >= before + 100 && now <= most, "{before} {now} {most}");
+        assert!(listed.abs_diff(now) < 100, "{listed} {now}");
     }
 }

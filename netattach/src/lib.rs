@@ -102,6 +102,7 @@ pub mod plan;
 pub mod policy;
 pub mod publish;
 mod put_back;
+mod rounds;
 pub mod rpc;
 pub mod source;
 pub mod spec;

@@ -1,10 +1,17 @@
 //! Timers of one phase: what several tasks of a thread do every second they do in the same moment, and the thread wakes once
-//! for all of it.
+//! for all of it. All intervals count from one origin, so what is done every five seconds is done in a moment of those that are
+//! done every second.
 
 use std::sync::OnceLock;
 use std::time::Duration;
 
 use tokio::time::{Instant, Interval, MissedTickBehavior};
+
+/// Pauses end with ticks of this interval; those of [`COARSE`] and longer with ticks of that.
+const BASE: Duration = Duration::from_secs(1);
+const COARSE: Duration = Duration::from_secs(5);
+/// What is paused after has taken some time itself: a pause that ends so long after a tick is meant to end with it.
+const LATE: Duration = Duration::from_millis(500);
 
 /// Ticks at once, and from then on with all others of that interval. A tick that comes late moves no other.
 pub fn ticks(every: Duration) -> Interval {
@@ -18,14 +25,44 @@ pub async fn next(every: Duration) {
     tokio::time::sleep_until(last(every) + every).await;
 }
 
-/// The last tick of that interval: a whole multiple of it since the process first asked.
-fn last(every: Duration) -> Instant {
-    static FIRST: OnceLock<Instant> = OnceLock::new();
-    let now = Instant::now();
-    let since = now.saturating_duration_since(*FIRST.get_or_init(|| now));
+/// Waits for about that long, until a tick with which others wake as well. A pause of five seconds or more is never longer than
+/// that, a shorter one by half a second at most.
+pub async fn pause(pause: Duration) {
+    let (origin, now) = (origin(), Instant::now());
+    let since = now.saturating_duration_since(origin);
+    tokio::time::sleep_until(origin + end(since, pause)).await;
+}
+
+/// When a pause that begins then ends; both since the origin.
+fn end(since: Duration, pause: Duration) -> Duration {
+    let end = since.saturating_add(pause);
+    if pause >= COARSE {
+        // By less than the pause before its end.
+        return whole(end, COARSE);
+    }
+    if pause >= BASE {
+        return whole(end.saturating_add(LATE), BASE);
+    }
+    end
+}
+
+/// The last multiple of an interval until then.
+fn whole(since: Duration, every: Duration) -> Duration {
     let past = since.as_nanos().checked_rem(every.as_nanos()).unwrap_or(0);
     // Less than an interval, and no interval is of centuries.
-    now.checked_sub(Duration::from_nanos(past.try_into().unwrap_or(0))).unwrap_or(now)
+    since.saturating_sub(Duration::from_nanos(past.try_into().unwrap_or(0)))
+}
+
+/// When the process first asked.
+fn origin() -> Instant {
+    static ORIGIN: OnceLock<Instant> = OnceLock::new();
+    *ORIGIN.get_or_init(Instant::now)
+}
+
+/// The last tick of that interval: a whole multiple of it since the origin.
+fn last(every: Duration) -> Instant {
+    let origin = origin();
+    origin + whole(Instant::now().saturating_duration_since(origin), every)
 }
 
 #[cfg(test)]
@@ -38,6 +75,46 @@ mod tests {
     fn are_together(one: Instant, other: Instant) -> bool {
         let apart = one.max(other) - one.min(other);
         apart.as_nanos().is_multiple_of(EVERY.as_nanos())
+    }
+
+    #[test]
+    fn pauses_end_with_ticks_and_are_not_longer_than_they_are_meant_to_be() {
+        let table = [
+            ("of a second, after a look on the tick", (7_003, 1_000), 8_000),
+            ("of a second, after one beside it", (7_300, 1_000), 8_000),
+            ("of a second, after a long one", (7_900, 1_000), 9_000),
+            ("of two seconds", (6_001, 2_000), 8_000),
+            ("of five seconds, after a look on the tick", (5_020, 5_000), 10_000),
+            ("of five seconds, after one beside it", (7_300, 5_000), 10_000),
+            ("of five seconds, right before a tick", (9_999, 5_000), 10_000),
+            ("of half a minute, after one that took a second", (6_000, 30_000), 35_000),
+            ("of a few milliseconds", (7_003, 50), 7_053),
+        ];
+        for (what, (since, pause), expected) in table {
+            let of = Duration::from_millis;
+            assert_eq!(end(of(since), of(pause)), of(expected), "{what}");
+        }
+        // Nobody is at it all the time, whenever a pause begins.
+        for since in (0..20_000).step_by(7).map(Duration::from_millis) {
+            for pause in [1, 2, 4, 5, 6, 30, 180].map(Duration::from_secs) {
+                let ends = end(since, pause);
+                assert!(ends > since && ends <= since + pause + LATE, "{since:?} {pause:?} {ends:?}");
+                assert!(pause < COARSE || ends <= since + pause, "{since:?} {pause:?} {ends:?}");
+            }
+        }
+        assert_eq!(end(Duration::MAX, Duration::MAX), whole(Duration::MAX, COARSE));
+    }
+
+    #[tokio::test]
+    async fn a_pause_and_a_ticker_end_together() {
+        let mut seconds = ticks(BASE);
+        seconds.tick().await;
+        seconds.tick().await;
+        let before = last(BASE);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        pause(BASE).await;
+        // However late this runs.
+        assert!(last(BASE) > before && Instant::now() >= before + BASE);
     }
 
     /// However long the machine makes this test wait anywhere.

@@ -29,6 +29,7 @@ use crate::journal::JournalKey;
 use crate::netns::Inhabited;
 use crate::rpc::message::Condition;
 use crate::sync::{Mutex, locked};
+use crate::ticks::ticks;
 
 /// Longest and shortest time between two looks.
 const LOOKS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
@@ -288,8 +289,7 @@ fn interval(after: Option<Duration>) -> Duration {
 impl Agent {
     /// Looks for DELs that wait, and for sandboxes that nobody will ask for, until the agent ends.
     pub(super) async fn keep_collecting(self: Arc<Self>) {
-        let mut tick = tokio::time::interval(interval(self.collector.after));
-        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut tick = ticks(interval(self.collector.after));
         // The start has gathered what was there.
         tick.tick().await;
         loop {

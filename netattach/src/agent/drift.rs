@@ -23,8 +23,10 @@ use crate::objects::{Identity, ObjectName, Pod};
 use crate::pace;
 use crate::publish::{Mark, Published};
 use crate::put_back::PutBack;
+use crate::rounds;
 use crate::rpc::message::Condition;
 use crate::sync::{Mutex, locked};
+use crate::ticks::ticks;
 
 /// How often ends of links and the published status are compared, as far as they may have changed.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -200,8 +202,7 @@ impl Part {
 impl Agent {
     /// Looks for what others have changed, and puts it back, without end.
     pub(super) async fn keep_as_made(self: Arc<Self>) {
-        let mut tick = tokio::time::interval(INTERVAL);
-        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut tick = ticks(INTERVAL);
         let mut changes = ChangeWatch::open()
             .inspect_err(
                 |error| tracing::warn!(%error, "changes of links are not told; they are looked at every 5 s"),
@@ -235,7 +236,8 @@ impl Agent {
                 let records = self.put_back(Part::Record, Agent::with_changed_record).await;
                 let leases = self.put_back(Part::Leases, |agent| agent.engine.without_lease()).await;
                 let worked = [links, records, leases].into_iter().flatten().sum();
-                whole_is_due = began + pace::pause(WHOLE_INTERVAL, worked);
+                // A tick that comes a moment earlier is not put off to the next.
+                whole_is_due = began + pace::pause(WHOLE_INTERVAL, worked).saturating_sub(INTERVAL / 2);
             }
         }
     }
@@ -259,9 +261,9 @@ impl Agent {
         look: impl FnOnce(&Self) -> Result<Vec<JournalKey>, AttachError> + Send + 'static,
     ) -> Option<Duration> {
         let looking = Arc::clone(self);
-        // The join error is a panic, which the panic hook has reported.
-        let looked = tokio::task::spawn_blocking(move || pace::measured(|| look(&looking))).await;
-        let (found, worked) = match looked.ok()? {
+        // Nothing comes of a panic, which the panic hook has reported.
+        let looked = rounds::look(move || pace::measured(|| look(&looking))).await;
+        let (found, worked) = match looked? {
             (Ok(found), worked) => (found, worked),
             (Err(error), _) => {
                 tracing::warn!(error = %Chain(&error), "what others have changed is not looked for");

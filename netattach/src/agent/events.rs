@@ -11,7 +11,9 @@ use super::handler::Agent;
 use crate::cni::{CniError, code};
 use crate::objects::ObjectName;
 use crate::publish::{Event, Regarding};
+use crate::rounds;
 use crate::rpc::message::Condition;
+use crate::ticks::ticks;
 
 /// How the default network is named among the conditions of the node.
 const DEFAULT_NETWORK: &str = "default network";
@@ -83,17 +85,14 @@ fn conditions(agent: &Agent) -> Vec<Condition> {
 
 /// Reports new conditions as events, without end. `node`: the name of this node in the cluster.
 pub(super) async fn report(agent: Arc<Agent>, node: String) {
-    let mut tick = tokio::time::interval(INTERVAL);
-    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut tick = ticks(INTERVAL);
     let mut known = BTreeSet::new();
     let mut told: Option<Instant> = None;
     loop {
         tick.tick().await;
         let looking = Arc::clone(&agent);
-        // The join error is a panic, which the panic hook has reported.
-        let Ok(conditions) = tokio::task::spawn_blocking(move || conditions(&looking)).await else {
-            continue;
-        };
+        // Nothing comes of a panic, which the panic hook has reported.
+        let Some(conditions) = rounds::look(move || conditions(&looking)).await else { continue };
         let mut now = BTreeSet::new();
         for condition in conditions {
             let key = (condition.object.clone(), condition.problem.clone());

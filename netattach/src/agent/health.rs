@@ -36,9 +36,11 @@ use crate::objects::{Identity, Node, Objects};
 use crate::pace;
 use crate::plan::gc::Defined;
 use crate::plan::resolve::Network;
+use crate::rounds;
 use crate::rpc::message::{Condition, Readiness};
 use crate::source::Source;
 use crate::source::log_share::LogShare;
+use crate::ticks;
 
 /// How often each look is taken without a request.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -656,15 +658,23 @@ async fn follow(
     which: fn(&Health) -> &Look,
     look: fn(&Health) -> Seen,
 ) {
+    // Nobody waits for one that is taken because it is time; at the start somebody does.
+    let mut is_routine = false;
     loop {
         let looking = Arc::clone(&health);
         let known = Known::of(&health.source.snapshot());
-        let began = Instant::now();
-        let looked =
-            tokio::task::spawn_blocking(move || pace::measured(|| which(&looking).take(|| look(&looking))).1);
-        // The join error is a panic, which the panic hook has reported; the next look is another try.
-        let worked = looked.await.unwrap_or_default();
-        let took = began.elapsed();
+        // Without the time for which others have had their turn.
+        let take = move || {
+            let began = Instant::now();
+            let ((), worked) = pace::measured(|| which(&looking).take(|| look(&looking)));
+            (began.elapsed(), worked)
+        };
+        let looked = match is_routine {
+            true => rounds::look(take).await,
+            false => tokio::task::spawn_blocking(take).await.ok(),
+        };
+        // Nothing comes of a panic, which the panic hook has reported; the next look is another try.
+        let (took, worked) = looked.unwrap_or_default();
         // What other plugins do for a look is work as well.
         let worked = if which(&health).longest == LONGEST_LOOK { worked.max(took / OTHERS) } else { worked };
         let pause = took * PAUSE;
@@ -682,15 +692,16 @@ async fn follow(
         };
         // All three futures may be dropped at any time: a change stays unseen, a request is kept or answered by the look that comes
         // instead, and the sleep starts anew.
-        tokio::select! {
+        is_routine = tokio::select! {
             changed = changed => {
                 if changed.is_err() {
                     return;
                 }
+                false
             }
-            () = wanted => {}
-            () = tokio::time::sleep(pace::pause(which(&health).every, worked)) => {}
-        }
+            () = wanted => false,
+            () = ticks::pause(pace::pause(which(&health).every, worked)) => true,
+        };
     }
 }
 

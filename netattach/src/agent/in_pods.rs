@@ -17,8 +17,10 @@ use crate::attach::Attached;
 use crate::error_chain::{Chain, clipped};
 use crate::journal::JournalKey;
 use crate::pace;
+use crate::rounds;
 use crate::rpc::message::Condition;
 use crate::sync::{Mutex, locked};
+use crate::ticks;
 
 /// How often a look is taken, as [`pace`] leaves it.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -86,13 +88,11 @@ impl Agent {
         let mut last = None;
         loop {
             let looking = Arc::clone(&self);
-            let looked = tokio::task::spawn_blocking(move || {
-                pace::measured(|| looking.look_into_some_pods(last.as_ref()))
-            });
-            // The join error is a panic, which the panic hook has reported; the next look begins anew.
+            let looked = rounds::look(move || pace::measured(|| looking.look_into_some_pods(last.as_ref())));
+            // Nothing comes of a panic, which the panic hook has reported; the next look begins anew.
             let (came_to, worked) = looked.await.unwrap_or_default();
             last = came_to;
-            tokio::time::sleep(pace::pause(INTERVAL, worked)).await;
+            ticks::pause(pace::pause_of_continued(INTERVAL, worked)).await;
         }
     }
 

@@ -21,6 +21,7 @@ use crate::npwg::{self, NETWORKS_ANNOTATION, NetworkRef, Selection};
 use crate::objects::{Objects, Pod};
 use crate::rpc::message::{AttachCall, Condition, DetachCall, Response, SandboxName};
 use crate::sync::{Mutex, locked};
+use crate::ticks::ticks;
 
 /// Who attached an interface, in its record and in the pod's status.
 pub(super) const BY_ANNOTATION: &str = "annotation";
@@ -190,8 +191,7 @@ impl Following {
 /// Makes the interfaces of live pods follow their annotations, without end.
 pub(super) async fn follow(agent: Arc<Agent>, mut source: watch::Receiver<u64>) {
     let (mut following, mut tasks) = (Following::default(), JoinSet::new());
-    let mut again = tokio::time::interval(AGAIN);
-    again.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut again = ticks(AGAIN);
     loop {
         while let Some((key, pod)) = following.next() {
             let (agent, of, changed) = (Arc::clone(&agent), key.clone(), Arc::clone(&pod));

@@ -11,9 +11,15 @@
 //! short of memory, and counts as in use. At rest the agent says that it is not (`code`).
 
 mod code;
+mod relay;
 
+use std::sync::LazyLock;
 use std::thread;
 use std::time::{Duration, Instant};
+
+use self::relay::{Check, Relay};
+use crate::rounds;
+use crate::ticks::ticks;
 
 /// Number of arenas: operations mostly wait for the kernel, not for each other's memory.
 const ARENAS: libc::c_int = 2;
@@ -41,8 +47,10 @@ const SLACK_OF_CODE: usize = 2 << 20;
 /// around each page, and looks are many. Each time takes half a millisecond, with what is mapped again; of 16 MiB 8 are resident
 /// a second later, and 14 after ten.
 const LEAST_OF_CODE: Duration = Duration::from_secs(2);
+/// A check that comes so little before that is not put off to the next: checks are on ticks, and each takes a moment.
+const TICK: Duration = Duration::from_millis(250);
 
-/// How often the process's memory is checked; and how often once it is at rest.
+/// How often the process's memory is checked; and how often once it is at rest, then beside other looks ([`keep_at_rest`]).
 const INTERVAL: Duration = Duration::from_millis(500);
 const INTERVAL_AT_REST: Duration = Duration::from_secs(2);
 /// After so many checks at rest they are taken more rarely.
@@ -68,42 +76,102 @@ pub(super) fn keep_small() {
     let _ = thread::Builder::new().name("memory".into()).stack_size(64 << 10).spawn(give_back);
 }
 
+/// As long as the process lives.
 fn give_back() {
-    let (mut before, mut left, mut rested) = (0, 0, 0_u32);
-    let (mut counted_at, mut checks) = (0_usize, 0_u32);
-    let (mut counted, mut is_owed) = (Instant::now(), false);
-    let (mut code_left, mut code_given, mut has_worked) = (0, None::<Instant>, false);
     loop {
-        thread::sleep(if rested < LONG_REST { INTERVAL } else { INTERVAL_AT_REST });
-        let Some(Resident { all, shared }) = Resident::now() else { continue };
+        MEMORY.turn(|rests| thread::sleep(if rests { INTERVAL_AT_REST } else { INTERVAL }));
+    }
+}
+
+/// Checks while the process is at rest, in place of the thread, which sleeps until it works again: beside other looks nobody has to
+/// wake for it. Until this is dropped.
+pub(super) async fn keep_at_rest() {
+    let _relief = MEMORY.relief();
+    let mut tick = ticks(INTERVAL_AT_REST);
+    loop {
+        tick.tick().await;
+        // Behind others that are due now, so that what they have run is given back.
+        tokio::task::yield_now().await;
+        // Nothing comes of a panic, which the panic hook has reported; the next check is another try.
+        let _ = rounds::look(|| MEMORY.check_at_rest()).await;
+    }
+}
+
+static MEMORY: LazyLock<Relay<Memory>> = LazyLock::new(|| Relay::new(Memory::new(Instant::now())));
+
+/// What the last checks have found and done.
+struct Memory {
+    /// Resident bytes at the last check.
+    before: usize,
+    /// Bytes that were free and could not be returned.
+    left: usize,
+    /// Checks since the memory was another.
+    rested: u32,
+    /// Resident bytes when those in use were counted, checks since, and when that was.
+    counted_at: usize,
+    checks: u32,
+    counted: Instant,
+    /// Whether a rest has begun for which they were not counted.
+    is_owed: bool,
+    /// Shared resident bytes when code was given back, when that was, and whether the process has worked since.
+    code_left: usize,
+    code_given: Option<Instant>,
+    has_worked: bool,
+}
+
+impl Memory {
+    fn new(now: Instant) -> Self {
+        Self {
+            before: 0,
+            left: 0,
+            rested: 0,
+            counted_at: 0,
+            checks: 0,
+            counted: now,
+            is_owed: false,
+            code_left: 0,
+            code_given: None,
+            has_worked: false,
+        }
+    }
+}
+
+impl Check for Memory {
+    fn check(&mut self) {
+        let Some(Resident { all, shared }) = Resident::now() else { return };
         let resident = all.saturating_sub(shared);
-        rested = if resident.abs_diff(before) < SAME { rested.saturating_add(1) } else { 0 };
-        before = resident;
-        has_worked |= rested == 0;
-        let is_owed_code = has_worked || code_given.is_none_or(|at| at.elapsed() >= LEAST_OF_CODE);
-        if is_owed_code && rested >= REST && shared.saturating_sub(code_left) > SLACK_OF_CODE {
+        self.rested = if resident.abs_diff(self.before) < SAME { self.rested.saturating_add(1) } else { 0 };
+        self.before = resident;
+        self.has_worked |= self.rested == 0;
+        let is_owed_code =
+            self.has_worked || self.code_given.is_none_or(|at| at.elapsed() + TICK >= LEAST_OF_CODE);
+        if is_owed_code && self.rested >= REST && shared.saturating_sub(self.code_left) > SLACK_OF_CODE {
             code::give_back();
-            (code_given, has_worked) = (Some(Instant::now()), false);
-            code_left = Resident::now().map_or(shared, |now| now.shared);
+            (self.code_given, self.has_worked) = (Some(Instant::now()), false);
+            self.code_left = Resident::now().map_or(shared, |now| now.shared);
         }
-        checks += 1;
+        self.checks += 1;
         // Once for each rest: what was free before that was not worth anybody's time.
-        is_owed |= rested == REST;
-        let is_rest = is_owed && rested >= REST && counted.elapsed() >= LEAST;
-        if checks < COUNTED && resident.abs_diff(counted_at) < MOVED && !is_rest {
-            continue;
+        self.is_owed |= self.rested == REST;
+        let is_rest = self.is_owed && self.rested >= REST && self.counted.elapsed() >= LEAST;
+        if self.checks < COUNTED && resident.abs_diff(self.counted_at) < MOVED && !is_rest {
+            return;
         }
-        (counted_at, checks, counted, is_owed) = (resident, 0, Instant::now(), false);
+        (self.counted_at, self.checks, self.counted, self.is_owed) = (resident, 0, Instant::now(), false);
         let free = resident.saturating_sub(in_use());
-        if is_due(free, left, rested >= REST) {
+        if is_due(free, self.left, self.rested >= REST) {
             // SAFETY: may be called at any time by any thread.
             unsafe { libc::malloc_trim(0) };
-            counted_at = self::resident().unwrap_or(resident);
-            left = counted_at.saturating_sub(in_use());
+            self.counted_at = self::resident().unwrap_or(resident);
+            self.left = self.counted_at.saturating_sub(in_use());
         } else {
             // What was between blocks in use may be used again, and be free another time.
-            left = left.min(free);
+            self.left = self.left.min(free);
         }
+    }
+
+    fn rests(&self) -> bool {
+        self.rested >= LONG_REST
     }
 }
 

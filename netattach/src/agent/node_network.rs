@@ -21,9 +21,11 @@ use crate::netlink::{self, Changes, Handle, LinkState, LinkWatch, RouteState};
 use crate::npwg::NetworkName;
 use crate::objects::{Identity, Node, Objects};
 use crate::plan::{addressing, result};
+use crate::rounds;
 use crate::rpc::message::Condition;
 use crate::source::{NotSynced, Source};
 use crate::spec::{OWN_GROUPS, Route};
+use crate::ticks::ticks;
 
 /// How often the node is looked at: others can remove a route, and a device that was down has none.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -59,13 +61,12 @@ impl NodeNetwork {
         mut changes: watch::Receiver<u64>,
         mut links: LinkWatch,
     ) -> io::Result<()> {
-        let mut tick = tokio::time::interval(INTERVAL);
-        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut tick = ticks(INTERVAL);
         let mut nodes = Identity::default();
         loop {
             // All three futures may be dropped at any time: notifications stay in the socket, a change stays unseen, and
             // the ticker ticks again.
-            tokio::select! {
+            let is_told = tokio::select! {
                 ready = links.readable() => {
                     ready?;
                     let is_other = match links.changes() {
@@ -75,6 +76,7 @@ impl NodeNetwork {
                     if !is_other {
                         continue;
                     }
+                    true
                 }
                 changed = changes.changed() => {
                     if changed.is_err() {
@@ -83,17 +85,22 @@ impl NodeNetwork {
                     if nodes.is_of(&self.source.snapshot().nodes) {
                         continue;
                     }
+                    true
                 }
-                _ = tick.tick() => {}
-            }
+                _ = tick.tick() => false,
+            };
             // What was seen before the snapshot is complete is looked at again.
             nodes = match self.is_complete() {
                 true => self.source.snapshot().nodes.identity(),
                 false => Identity::default(),
             };
             let looking = Arc::clone(&self);
-            // The join error is a panic, which the panic hook has reported; the next look is another try.
-            let _ = tokio::task::spawn_blocking(move || crate::upkeep(|| looking.look())).await;
+            let look = move || crate::upkeep(|| looking.look());
+            // Nothing comes of a panic, which the panic hook has reported; the next look is another try.
+            let _ = match is_told {
+                true => tokio::task::spawn_blocking(look).await.ok(),
+                false => rounds::look(look).await,
+            };
         }
     }
 

@@ -31,6 +31,8 @@ use crate::npwg::{NETWORKS_ANNOTATION, STATUS_ANNOTATION, status};
 use crate::objects::{ObjectName, Objects, Phase, Pod};
 use crate::plan::{PodRef, Sandbox};
 use crate::publish::{Event, Regarding};
+use crate::rounds;
+use crate::ticks::ticks;
 
 /// Longest and shortest time between two looks.
 const LOOKS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
@@ -48,18 +50,17 @@ pub(super) struct Means {
 /// Looks for pods without their networks, and repairs them, without end.
 pub(super) async fn keep(agent: Arc<Agent>, means: Means) {
     let [shortest, longest] = LOOKS;
-    let mut tick = tokio::time::interval(agent.repairs.after.clamp(shortest, longest));
-    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut tick = ticks(agent.repairs.after.clamp(shortest, longest));
     loop {
         tick.tick().await;
         let looking = Arc::clone(&agent);
-        // The join error is a panic, which the panic hook has reported.
-        let looked = tokio::task::spawn_blocking(move || {
+        let looked = rounds::look(move || {
             let unreadable = looking.engine.unreadable_records();
             let (objects, attached) = (looking.intents.source.snapshot(), looking.engine.registry().all());
             (without_networks(&objects, &attached), unreadable)
         });
-        let Ok((found, unreadable)) = looked.await else { continue };
+        // Nothing comes of a panic, which the panic hook has reported.
+        let Some((found, unreadable)) = looked.await else { continue };
         // A directory that cannot be listed may have the records of all.
         let unreadable = unreadable.unwrap_or(1);
         for pod in agent.repairs.take_in(found, unreadable, Instant::now()) {

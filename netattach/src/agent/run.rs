@@ -23,6 +23,7 @@ use super::kernel_settings::{self, Unwritable};
 use super::left_over::LeftOver;
 use super::live;
 use super::log::{self, LogError};
+use super::memory;
 use super::metrics::{LastCounts, Metrics};
 use super::missed::Repairs;
 use super::node_check;
@@ -71,6 +72,7 @@ use crate::pace;
 use crate::plan::resolve::Options;
 use crate::publish::PublishError;
 use crate::put_back::PutBack;
+use crate::rounds;
 use crate::rpc::message::Condition;
 use crate::rpc::pending::{self, Pending, PendingError};
 use crate::rpc::server::{Limits, ListenError, serve};
@@ -105,6 +107,10 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How often a node with a startup taint is looked at.
 const TAINT_INTERVAL: Duration = Duration::from_secs(2);
+
+/// How long a blocking thread stays without work: so long that the looks of each second find one, and less than two seconds, or two
+/// of them would have every other look each, and both stay.
+const KEEP_ALIVE: Duration = Duration::from_millis(1500);
 
 /// How messages name the directory of pins.
 const PINS: &str = "pins in";
@@ -258,7 +264,7 @@ fn run_with(settings: Settings, arguments: Option<Arguments>) -> Result<(), Agen
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(most_threads(settings.parallel_adds))
-        .thread_keep_alive(Duration::from_secs(2))
+        .thread_keep_alive(KEEP_ALIVE)
         .build()?;
     let ended = runtime.block_on(serve_until_signal(settings, arguments));
     // Blocking work ends with the process: the journal records how far it came.
@@ -341,6 +347,7 @@ async fn serve_until(
         packet_log::keep(log, names, settings.bpf_log_of(), Arc::clone(&engine))?;
     }
     background.keep("the flow table", collect_flows(Arc::clone(&enforcer)));
+    background.keep("free memory at rest", memory::keep_at_rest());
     let default = settings.default_network().map_err(SettingsError::from)?;
     let node_network = (default == DefaultNetwork::Builtin).then(|| {
         Arc::new(NodeNetwork::new(Arc::clone(&source), Arc::clone(&engine), Arc::clone(&intents.from_node)))
@@ -745,31 +752,30 @@ async fn collect_flows(enforcer: Arc<Enforcer>) {
         loop {
             let enforcer = Arc::clone(&enforcer);
             let round = move || pace::measured(|| crate::upkeep(|| collect_some_flows(&enforcer)));
-            let round = tokio::task::spawn_blocking(round).await.map(|(round, took)| {
+            let round = rounds::look(round).await.map(|(round, took)| {
                 worked += took;
                 round
             });
             match round {
-                Ok(Ok(false)) => tokio::time::sleep(COLLECT_PAUSE).await,
-                Ok(Ok(true)) => break,
-                Ok(Err(error)) => {
+                Some(Ok(false)) => tokio::time::sleep(COLLECT_PAUSE).await,
+                Some(Ok(true)) => break,
+                Some(Err(error)) => {
                     tracing::error!(error = %Chain(&error), "flow table not scanned; will try again");
                     break;
                 }
                 // A panic, which the panic hook has reported.
-                Err(_) => break,
+                None => break,
             }
         }
         let pressed = enforcer.flows().is_pressed();
         let pause = if pressed { PRESSED_INTERVAL } else { pace::pause(COLLECT_INTERVAL, worked) };
-        tokio::time::sleep(pause).await;
+        ticks::pause(pause).await;
     }
 }
 
 /// Removes the node's startup taint once all conditions hold.
 async fn untaint(cluster: Arc<Cluster>, agent: Arc<Agent>, taint: String) {
-    let mut tick = tokio::time::interval(TAINT_INTERVAL);
-    tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let mut tick = ticks(TAINT_INTERVAL);
     while !taint.is_empty() {
         tick.tick().await;
         let is_ready = agent.reporter.ready().iter().all(|condition| condition.met);
@@ -785,17 +791,20 @@ async fn keep_routed(enforcer: Arc<Enforcer>, mut watch: LinkWatch) -> std::io::
     let mut checked = true;
     loop {
         // Both futures may be dropped at any time: notifications stay in the socket, and the ticker ticks again.
-        tokio::select! {
-            ready = watch.readable() => ready?,
-            _ = tick.tick() => {}
-        }
+        let is_told = tokio::select! {
+            ready = watch.readable() => ready.map(|()| true)?,
+            _ = tick.tick() => false,
+        };
         let changes = watch.changes().ok().filter(|_| checked).unwrap_or(Changes::Anything);
         let enforcer = Arc::clone(&enforcer);
-        let kept =
-            tokio::task::spawn_blocking(move || crate::upkeep(|| enforcer.keep_routed(&changes))).await;
-        // The join error is a panic, which the panic hook has reported.
-        checked = matches!(kept, Ok(Ok(())));
-        if let Ok(Err(error)) = kept {
+        let keep = move || crate::upkeep(|| enforcer.keep_routed(&changes));
+        // Nothing comes of a panic, which the panic hook has reported.
+        let kept = match is_told {
+            true => tokio::task::spawn_blocking(keep).await.ok(),
+            false => rounds::look(keep).await,
+        };
+        checked = matches!(kept, Some(Ok(())));
+        if let Some(Err(error)) = kept {
             tracing::warn!(error = %Chain(&error), "enforcement of routed traffic not checked; will try again");
         }
     }
@@ -813,9 +822,9 @@ async fn keep_put_back<E: std::error::Error + Send + 'static>(
     loop {
         tick.tick().await;
         let engine = Arc::clone(&engine);
-        let repaired = tokio::task::spawn_blocking(move || crate::upkeep(|| repair(engine.node())));
-        // The join error is a panic, which the panic hook has reported.
-        let Ok(repaired) = repaired.await else { continue };
+        let repaired = rounds::look(move || crate::upkeep(|| repair(engine.node())));
+        // Nothing comes of a panic, which the panic hook has reported.
+        let Some(repaired) = repaired.await else { continue };
         let now = repaired.as_ref().err().map(|error| Chain(error).to_string());
         match (repaired, &now) {
             (Ok(true), _) if told.once_more((), Instant::now()).is_ok() => {
@@ -832,7 +841,7 @@ async fn keep_put_back<E: std::error::Error + Send + 'static>(
 
 /// Updates the kernel's policies whenever the source changes, and deletes those that no packet can still be reading.
 async fn follow_policies(enforcer: Arc<Enforcer>, mut changes: watch::Receiver<u64>, metrics: Arc<Metrics>) {
-    let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
+    let mut sweep = ticks(SWEEP_INTERVAL);
     // The source may have changed since the enforcer read it, before this receiver was there.
     changes.mark_changed();
     loop {
@@ -845,8 +854,7 @@ async fn follow_policies(enforcer: Arc<Enforcer>, mut changes: watch::Receiver<u
             _ = sweep.tick() => false,
         };
         let (enforcer, metrics) = (Arc::clone(&enforcer), Arc::clone(&metrics));
-        // The join error is a panic, which the panic hook has reported; the next change tries again.
-        let _ = tokio::task::spawn_blocking(move || {
+        let update = move || {
             let done = if changed { enforcer.sync() } else { enforcer.sweep() };
             if let Err(error) = done {
                 tracing::error!(error = %Chain(&error), "policies not updated");
@@ -854,8 +862,12 @@ async fn follow_policies(enforcer: Arc<Enforcer>, mut changes: watch::Receiver<u
             for change in enforcer.take_changes() {
                 metrics.policies_changed(&change);
             }
-        })
-        .await;
+        };
+        // Nothing comes of a panic, which the panic hook has reported; the next change tries again.
+        let _ = match changed {
+            true => tokio::task::spawn_blocking(update).await.ok(),
+            false => rounds::look(update).await,
+        };
     }
 }
 

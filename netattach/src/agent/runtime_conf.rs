@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::health::Health;
 use crate::cri::{self, LoadedList, Networking};
 use crate::error_chain::Chain;
+use crate::ticks;
 
 /// How often the runtime is asked.
 const INTERVAL: Duration = Duration::from_secs(30);
@@ -44,7 +45,7 @@ pub(super) async fn keep_asking(health: Arc<Health>, socket: PathBuf) {
         }
         // Both may be dropped at any time: a notice is kept.
         tokio::select! {
-            () = tokio::time::sleep(pause) => {}
+            () = ticks::pause(pause) => {}
             () = async {
                 tokio::time::sleep(WHILE_WRONG).await;
                 health.runtime_wanted().await;

@@ -25,8 +25,10 @@ use crate::objects::policy::{Direction, Peer, Peers, Policy, Severity};
 use crate::objects::{Identity, NAMESPACE_NAME_LABEL, Node, ObjectName, Objects};
 use crate::plan::pools;
 use crate::policy::desired::{Condition as PolicyCondition, Subject};
+use crate::rounds;
 use crate::rpc::message::Condition;
 use crate::source::Source;
+use crate::ticks;
 
 /// Most rows that are reported; of the rest, only the number.
 const MOST_ROWS: usize = 100;
@@ -133,8 +135,8 @@ impl Troubles {
         loop {
             let looking = Arc::clone(&self);
             let next = tokio::time::Instant::now() + LEAST_INTERVAL;
-            // The join error is a panic, which the panic hook has reported; the next look is another try.
-            let _ = tokio::task::spawn_blocking(move || {
+            // Nothing comes of a panic, which the panic hook has reported; the next look is another try.
+            let _ = rounds::look(move || {
                 looking.of_objects();
                 looking.look_at_disk();
             })
@@ -144,7 +146,7 @@ impl Troubles {
             tokio::select! {
                 changed = changes.changed() => if changed.is_err() { return },
                 () = self.wanted.notified() => {}
-                () = tokio::time::sleep(INTERVAL) => {}
+                () = ticks::pause(INTERVAL) => {}
             }
             tokio::time::sleep_until(next).await;
         }

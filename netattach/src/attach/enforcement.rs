@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::{AttachError, Attached, Doing, StepError};
-use crate::enforce::Enforce;
 use crate::enforce::attachment::EnforcedAttachment;
 use crate::enforce::error::EnforceError;
+use crate::enforce::{Enforce, WholeParents};
 use crate::error_chain::Chain;
 use crate::netlink::Handle;
 use crate::plan::{AttachmentPlan, Plan, hook_kind, result};
@@ -133,6 +133,7 @@ pub(super) fn restore(
     (which, shares): (Which<'_>, usize),
 ) -> (Vec<Looked>, Result<(), EnforceError>) {
     let (mut looked, mut outcome) = (Vec::new(), Ok(()));
+    let mut known = WholeParents::default();
     let mut host = match Handle::open() {
         Ok(host) => host,
         Err(error) => return (looked, Err(error.into())),
@@ -146,7 +147,7 @@ pub(super) fn restore(
             if !which.has(&guarded) {
                 continue;
             }
-            let missing = restored(enforcer, &guarded, &mut host).unwrap_or_else(|error| {
+            let missing = restored(enforcer, &guarded, &mut known, &mut host).unwrap_or_else(|error| {
                 let what = format!("it could not be looked at: {}", Chain(&error));
                 outcome = Err(error);
                 Some(what)
@@ -164,6 +165,7 @@ pub(super) fn restore(
 fn restored(
     enforcer: &dyn Enforce,
     guarded: &EnforcedAttachment,
+    known: &mut WholeParents,
     host: &mut Handle,
 ) -> Result<Option<String>, EnforceError> {
     if guarded.is_on_representor() && guarded.is_gone(host)? {
@@ -175,7 +177,7 @@ fn restored(
         .err()
         .map(|error| format!("its programs run by filters, and have not got links yet: {}", Chain(&error)));
     // Whether they do run is looked at all the same.
-    let Some(what) = enforcer.verify(guarded, host)? else { return Ok(unsettled) };
+    let Some(what) = enforcer.verify_among_others(guarded, known, host)? else { return Ok(unsettled) };
     if guarded.is_gone(host)? {
         return Ok(None);
     }

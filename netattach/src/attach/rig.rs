@@ -9,10 +9,10 @@ use serde_json::json;
 use super::{Attached, Devices, Engine, Forwarding, HostAccesses, Inheritance, Node, Occupied, RepeatedAdd};
 use crate::cni;
 use crate::delegate::{Delegate, ResultCache};
-use crate::enforce::Enforce;
 use crate::enforce::admission::Unenforceable;
 use crate::enforce::attachment::EnforcedAttachment;
 use crate::enforce::error::{AttachFailed, EnforceError};
+use crate::enforce::{Enforce, WholeParents};
 use crate::ipam;
 use crate::journal::{JournalKey, Store};
 use crate::netlink::Handle;
@@ -83,6 +83,15 @@ impl Enforce for Maps {
     /// A number that there cannot be cannot be looked at.
     fn verify(&self, guarded: &EnforcedAttachment, _: &mut Handle) -> Result<Option<String>, EnforceError> {
         if guarded.number() < LIMIT { Ok(None) } else { Err(EnforceError::NoDevice("eth0".to_owned())) }
+    }
+
+    fn verify_among_others(
+        &self,
+        guarded: &EnforcedAttachment,
+        _: &mut WholeParents,
+        host: &mut Handle,
+    ) -> Result<Option<String>, EnforceError> {
+        self.verify(guarded, host)
     }
 
     fn restore(&self, _: &EnforcedAttachment, _: &mut Handle) -> Result<bool, EnforceError> {

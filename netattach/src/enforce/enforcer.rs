@@ -8,7 +8,6 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::Enforce;
 use super::admission::{self, EnforcementRequirement, Unenforceable};
 use super::attachment::EnforcedAttachment;
 use super::error::{AttachFailed, EnforceError};
@@ -19,6 +18,7 @@ use super::programs::AttachedPrograms;
 use super::routed::Routed;
 use super::state::State;
 use super::verify::offloaded;
+use super::{Enforce, WholeParents};
 use crate::bpf::{self, Dataplane, FlowTable};
 use crate::fast_path::FastPaths;
 use crate::hooks::{AttachModes, HookPoint};
@@ -388,7 +388,16 @@ impl Enforce for Enforcer {
         attachment: &EnforcedAttachment,
         host: &mut Handle,
     ) -> Result<Option<String>, EnforceError> {
-        self.difference(attachment, host)
+        self.difference(attachment, &mut WholeParents::default(), host)
+    }
+
+    fn verify_among_others(
+        &self,
+        attachment: &EnforcedAttachment,
+        known: &mut WholeParents,
+        host: &mut Handle,
+    ) -> Result<Option<String>, EnforceError> {
+        self.difference(attachment, known, host)
     }
 
     fn restore(&self, attachment: &EnforcedAttachment, host: &mut Handle) -> Result<bool, EnforceError> {

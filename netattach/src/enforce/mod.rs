@@ -25,10 +25,12 @@ mod roster;
 mod routed;
 mod state;
 mod verify;
+mod whole_parents;
 
 use std::fmt;
 
 pub use bandwidth::paces;
+pub use whole_parents::WholeParents;
 
 /// The names of the programs that filters of netattach run on devices.
 pub fn names_of_programs() -> Vec<&'static str> {
@@ -94,6 +96,16 @@ pub trait Enforce: fmt::Debug + Send + Sync {
     fn verify(
         &self,
         attachment: &EnforcedAttachment,
+        host: &mut Handle,
+    ) -> Result<Option<String>, EnforceError>;
+    /// The same in a look at many attachments that knows so much of their parents, which it adds to.
+    ///
+    /// # Errors
+    /// The check failed.
+    fn verify_among_others(
+        &self,
+        attachment: &EnforcedAttachment,
+        known: &mut WholeParents,
         host: &mut Handle,
     ) -> Result<Option<String>, EnforceError>;
     /// Reattaches programs that another process has detached from the attachment's device; returns whether it did.

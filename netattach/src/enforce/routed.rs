@@ -169,7 +169,10 @@ impl Routed {
             return Ok(false);
         }
         let before = state.missing.is_none();
-        let generation = netlink::filter_generation()?;
+        let (generation, bridged) = (netlink::filter_generation()?, bridged());
+        if state.stands(generation, bridged, changes) {
+            return Ok(false);
+        }
         if !before || state.seen != Some(generation) {
             if !netlink::guard_is_whole(&state.owner)? {
                 state.close()?;
@@ -182,7 +185,7 @@ impl Routed {
             // Later changes are handled at the next call.
             state.seen = state.missing.is_none().then_some(generation);
         }
-        state.bridged = bridged();
+        state.bridged = bridged;
         state.look(changes, &mut Handle::open()?)?;
         Ok(before != state.missing.is_none())
     }
@@ -194,6 +197,14 @@ impl Routed {
 }
 
 impl State {
+    /// Whether the table is in place as it was seen, and nothing has changed since that gates depend on.
+    fn stands(&self, generation: u32, bridged: [bool; 2], changes: &Changes) -> bool {
+        self.missing.is_none()
+            && self.seen == Some(generation)
+            && self.bridged == bridged
+            && changes.is_none()
+    }
+
     /// Has all devices judge everything, including those of an earlier agent's attachments that are not adopted.
     fn close(&mut self) -> Result<(), EnforceError> {
         self.maps.open_gates().into_iter().try_for_each(|id| Ok(self.maps.set_gate(id, Gate::NONE)?))
@@ -285,6 +296,7 @@ fn bridged() -> [bool; 2] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::netlink::Touched;
 
     /// That of an agent which wants the table, with these gates.
     fn state(gates: &[(u32, Gate)]) -> State {
@@ -312,6 +324,22 @@ mod tests {
         assert_eq!(state.maps.open_gates(), Vec::<u32>::new());
         state.set_gate(3).unwrap();
         assert_eq!(state.maps.open_gates(), [3], "the table is complete again");
+    }
+
+    #[test]
+    fn nothing_is_done_only_while_the_table_and_what_gates_depend_on_are_as_they_were() {
+        let mut state = state(&[]);
+        let none = Changes::Of(Touched::default());
+        let links = Changes::Of(Touched { links: [7].into(), ..Touched::default() });
+        assert!(!state.stands(5, [false; 2], &none), "it was not looked at yet");
+        state.seen = Some(5);
+        assert!(state.stands(5, [false; 2], &none));
+        assert!(!state.stands(6, [false; 2], &none));
+        assert!(!state.stands(5, [true, false], &none));
+        assert!(!state.stands(5, [false; 2], &links));
+        assert!(!state.stands(5, [false; 2], &Changes::Anything), "the last call may have failed");
+        state.missing = Some("gone".to_owned());
+        assert!(!state.stands(5, [false; 2], &none));
     }
 
     /// Needs root, like the agent.

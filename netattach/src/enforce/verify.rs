@@ -1,5 +1,6 @@
 //! Checks that an attachment is enforced completely, and reattaches programs that another process has removed.
 
+use super::WholeParents;
 use super::attachment::EnforcedAttachment;
 use super::enforcer::Enforcer;
 use super::error::EnforceError;
@@ -13,10 +14,11 @@ use crate::netlink::{Handle, ethtool};
 use crate::policy::level::{Enforcement, Level};
 
 impl Enforcer {
-    /// The first part of an attachment's enforcement that is missing, as text.
+    /// The first part of an attachment's enforcement that is missing, as text. `known`: of parents, by a look that this is part of.
     pub(super) fn difference(
         &self,
         attachment: &EnforcedAttachment,
+        known: &mut WholeParents,
         host: &mut Handle,
     ) -> Result<Option<String>, EnforceError> {
         let EnforcedAttachment { id, point, .. } = attachment;
@@ -33,7 +35,7 @@ impl Enforcer {
                 return Ok(Some("the dataplane has other policies for it".to_owned()));
             }
         }
-        if let Some(missing) = self.missing_program(attachment, host)? {
+        if let Some(missing) = self.missing_program(attachment, known, host)? {
             return Ok(Some(missing));
         }
         if matches!(point, HookPoint::Parent { .. }) {
@@ -53,20 +55,25 @@ impl Enforcer {
     fn missing_program(
         &self,
         attachment: &EnforcedAttachment,
+        known: &mut WholeParents,
         host: &mut Handle,
     ) -> Result<Option<String>, EnforceError> {
         // Not while filters are exchanged for links.
         let by_filters = self.lock().runs_by_filters(attachment.id);
         let turn = by_filters.then(|| self.programs().take_turn());
         let by_filters = by_filters && self.lock().runs_by_filters(attachment.id);
-        let missing = self.programs().missing(attachment, by_filters, host)?;
+        let parent = match &attachment.point {
+            HookPoint::Parent { on, .. } => Some(on.parent),
+            _ => None,
+        };
+        let missing = known.lack(parent, || self.programs().missing(attachment, by_filters, host))?;
         drop(turn);
         let past_programs = offloaded(attachment).or(behind_netkit_programs(attachment)?);
         let mut state = self.lock();
         if missing.is_none() {
             state.note_shortfall(attachment, past_programs);
         }
-        if matches!(attachment.point, HookPoint::Parent { .. }) {
+        if parent.is_some() {
             return Ok(missing);
         }
         let (id, deferred) = (attachment.id, state.deferred());

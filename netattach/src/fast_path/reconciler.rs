@@ -19,6 +19,7 @@ use crate::error_chain::Chain;
 use crate::hooks::{AttachMode, HookError, uplink as hook};
 use crate::netlink::{self, Changes, Handle, LinkWatch, Moves, StationWatch};
 use crate::pace;
+use crate::rounds;
 use crate::ticks::ticks;
 
 /// How long a change waits for others that come with it: attaching a pod makes several.
@@ -127,7 +128,8 @@ impl LastLook {
     /// Whether programs are to be looked at again.
     fn is_long_ago(&self) -> bool {
         let pause = pace::pause_between(PROGRAMS, PROGRAMS_AT_LEAST, self.worked);
-        self.ended.is_none_or(|ended| ended.elapsed() >= pause)
+        // The last look ended a moment after its tick.
+        self.ended.is_none_or(|ended| ended.elapsed() + LOOK_INTERVAL / 2 >= pause)
     }
 }
 
@@ -259,24 +261,28 @@ impl FastPaths {
             };
             let is_full = changes == Changes::Anything;
             let is_light = !gather && !is_moved && changes.is_none() && !last.is_long_ago();
-            let begun = Instant::now();
             let this = Arc::clone(&self);
-            let looked = tokio::task::spawn_blocking(move || {
+            let take = move || {
                 let look = || match is_light {
                     true => this.look_lightly(&mut node, &changes),
                     false => this.look(&mut node, &changes),
                 };
+                // Without the time for which others have had their turn.
+                let begun = Instant::now();
                 let (done, worked) = pace::measured(|| crate::upkeep(look));
-                (node, done, worked)
-            });
-            // The join error is a panic, which the panic hook has reported; everything is looked at again.
-            let looked = looked.await;
-            let is_whole = looked.is_ok();
-            let nothing = |_| (Observation::default(), Ok(()), Duration::ZERO);
-            let (seen, done, worked) = looked.unwrap_or_else(nothing);
+                (node, done, begun.elapsed(), worked)
+            };
+            // Nothing comes of a panic, which the panic hook has reported; everything is looked at again.
+            let looked = match gather || is_moved {
+                true => tokio::task::spawn_blocking(take).await.ok(),
+                false => rounds::look(take).await,
+            };
+            let is_whole = looked.is_some();
+            let nothing = || (Observation::default(), Ok(()), Duration::ZERO, Duration::ZERO);
+            let (seen, done, took, worked) = looked.unwrap_or_else(nothing);
             node = seen;
             if !is_light {
-                last = LastLook { ended: Some(Instant::now()), took: begun.elapsed(), worked };
+                last = LastLook { ended: Some(Instant::now()), took, worked };
             }
             if is_full {
                 full_look = Some(FullLook { ended: Instant::now(), worked });

@@ -18,6 +18,7 @@ use crate::source::log_share::LogShare;
 use crate::source::read::Kind;
 use crate::source::{NotSynced, Warning};
 use crate::sync::{Mutex, locked};
+use crate::ticks::ticks;
 
 /// How long a kind may fail before it is reported. A server that is restarted is away for less.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -240,8 +241,7 @@ impl View {
 
     /// Publishes snapshots when there are changes, without end.
     pub(super) async fn publish(&self) {
-        let mut tick = tokio::time::interval(TICK);
-        tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut tick = ticks(TICK);
         let (mut problems, mut told) = (Vec::new(), LogShare::default());
         let mut next = tokio::time::Instant::now();
         loop {
