@@ -326,6 +326,19 @@ impl Flow {
         if lasting { idle } else { idle | NOT_LASTING }
     }
 
+    /// Whether the flow is of a connection that both ends have finished, or one has aborted, so long ago that whatever
+    /// was under way then has arrived: its place may go to another flow although the entry is not expired. `now` as in
+    /// [`is_expired`](Self::is_expired).
+    #[inline(always)]
+    pub const fn is_over(&self, protocol: u8, now: u32) -> bool {
+        /// Seconds, of which the first may be nearly none: a segment that was lost is repeated after less than one
+        /// (RFC 6298; Linux after 0.2 s and a round trip).
+        const LINGERS: i32 = 2;
+        let ended = matches!(protocol, protocol::TCP | protocol::SCTP)
+            && (self.state & state::RST != 0 || self.state & state::CLOSED == state::CLOSED);
+        ended && now.wrapping_sub(self.last_seen) as i32 >= LINGERS
+    }
+
     /// Whether a packet belongs to this flow, or opens another one between the same ports.
     ///
     /// A SYN against the flow's direction must never be accepted as part of it: a bare ACK sent to a peer would then
@@ -451,6 +464,24 @@ mod tests {
             of(protocol::TCP, now - 5, ESTABLISHED | state::RST),
         ];
         assert!(by_readiness.is_sorted_by(|one, next| one < next), "{by_readiness:?}");
+    }
+
+    #[test]
+    fn a_connection_is_over_a_second_after_both_ends_have_finished_or_one_has_aborted() {
+        let now = 10_000;
+        let over =
+            |protocol, state, seen| Flow { last_seen: seen, state, ..Flow::default() }.is_over(protocol, now);
+        for state in [ESTABLISHED | state::CLOSED, state::CLOSED, state::RST, ESTABLISHED | state::RST] {
+            for protocol in [protocol::TCP, protocol::SCTP] {
+                let found =
+                    [now - 30, now - 2, now - 1, now, now + 1].map(|seen| over(protocol, state, seen));
+                assert_eq!(found, [true, true, false, false, false], "{state:#b}");
+            }
+            assert!(!over(protocol::UDP, state, now - 30), "{state:#b}");
+        }
+        for state in [0, state::REPLIED, ESTABLISHED, ESTABLISHED | state::OPENER_FIN, state::RESPONDER_FIN] {
+            assert!(!over(protocol::TCP, state, now - 30), "{state:#b}");
+        }
     }
 
     #[test]
