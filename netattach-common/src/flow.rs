@@ -115,13 +115,32 @@ impl<A: Address> FlowKey<A> {
     /// The key of the flow that a packet belongs to. `source_is_low`: see [`Tuple::source_is_low`].
     #[inline(always)]
     pub fn new(zone: u32, tuple: &Tuple<A>, source_is_low: bool) -> Self {
-        let (protocol, tags) = (tuple.lane.protocol(), tuple.lane.tags());
-        let (low, high, ports) = if source_is_low {
-            (tuple.source, tuple.destination, tuple.ports)
-        } else {
-            (tuple.destination, tuple.source, tuple.ports.reversed())
+        /// The same bytes, in the words that a tuple has. Written byte by byte, the hash would wait until the processor
+        /// has put the bytes of each word together.
+        #[repr(C)]
+        #[allow(dead_code, reason = "read as the fields of a key")]
+        struct Words<A> {
+            zone: u32,
+            low: A,
+            high: A,
+            ports: Ports,
+            lane: Lane,
+        }
+        const {
+            assert!(
+                size_of::<Words<A>>() == size_of::<Self>() && align_of::<Words<A>>() == align_of::<Self>()
+            );
         };
-        Self { zone, low, high, low_port: ports.source(), high_port: ports.destination(), protocol, tags }
+        let lane = tuple.lane;
+        let words = if source_is_low {
+            Words { zone, low: tuple.source, high: tuple.destination, ports: tuple.ports, lane }
+        } else {
+            Words { zone, low: tuple.destination, high: tuple.source, ports: tuple.ports.reversed(), lane }
+        };
+        // SAFETY: both are `repr(C)` and of the same size and alignment (asserted above), and hold the same fields in the
+        // same order: `Ports` is two ports, the source first, and `Lane` a protocol and its tags, each in the order of
+        // memory. Any bytes are valid.
+        unsafe { core::mem::transmute_copy::<Words<A>, Self>(&words) }
     }
 }
 
@@ -619,6 +638,24 @@ mod tests {
             let key = |tuple: &Tuple<Ip4>| FlowKey::new(zone, tuple, tuple.source_is_low());
             prop_assert_eq!(key(&there), key(&back));
             prop_assert!((a, p) == (b, q) || there.source_is_low() != back.source_is_low());
+        }
+
+        #[test]
+        fn a_key_has_the_fields_of_its_tuple(
+            a in any::<[u8; 4]>(), b in any::<[u8; 4]>(), p in any::<u16>(), q in any::<u16>(), zone in any::<u32>(),
+        ) {
+            let there = tuple(a, p, b, q);
+            let [low, high] = if there.source_is_low() { [(a, p), (b, q)] } else { [(b, q), (a, p)] };
+            let expected = FlowKey {
+                zone,
+                low: Ip4 { octets: low.0 },
+                high: Ip4 { octets: high.0 },
+                low_port: Port::new(low.1),
+                high_port: Port::new(high.1),
+                protocol: protocol::TCP,
+                tags: tags(1, 2),
+            };
+            prop_assert_eq!(FlowKey::new(zone, &there, there.source_is_low()), expected);
         }
     }
 }
