@@ -13,7 +13,7 @@ use crate::path::{
     frame::{self, Skb},
     limit,
     log::{self, Stage},
-    record,
+    plain, record,
     scope::Scope,
     subprograms::{NULL_ARGUMENT, Subprograms, reference},
     verdict::{Denied, Encode, Known, PacketClass},
@@ -58,6 +58,9 @@ pub(crate) fn judge(ctx: &TcContext, scope: &Scope) -> Result<PacketClass, Denie
     let unguarded = scope.policies.none() && !scope.has(flag::PENDING);
     if scope.side == Side::ToPod && unguarded {
         return Ok(PacketClass::Control);
+    }
+    if plain::passes(ctx, scope) {
+        return Ok(PacketClass::Data);
     }
     Encode::decode(na_judge(ctx.skb.skb, scope))
 }
