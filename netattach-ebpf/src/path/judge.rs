@@ -59,17 +59,16 @@ pub(crate) fn judge(ctx: &TcContext, scope: &Scope) -> Result<PacketClass, Denie
     if scope.side == Side::ToPod && unguarded {
         return Ok(PacketClass::Control);
     }
-    if plain::passes(ctx, scope) {
-        return Ok(PacketClass::Data);
-    }
     Encode::decode(na_judge(ctx.skb.skb, scope))
 }
 
 #[unsafe(no_mangle)]
 #[inline(never)]
 fn na_judge(skb: *mut __sk_buff, scope: *const Scope) -> u32 {
+    let ctx = TcContext::new(skb);
     let answer = match reference(scope) {
-        Some(scope) => judge_frame(&TcContext::new(skb), scope),
+        Some(scope) if plain::passes(&ctx, scope) => Ok(PacketClass::Data),
+        Some(scope) => judge_frame(&ctx, scope),
         None => Err(NULL_ARGUMENT),
     };
     answer.encode()
