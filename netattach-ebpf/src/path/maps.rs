@@ -255,29 +255,48 @@ pub(crate) fn fast_port(attachment: u32) -> Option<&'static FastPort> {
 /// is still right.
 #[inline(always)]
 pub(crate) fn station(key: &StationKey) -> Option<u32> {
-    let [.., high, low] = key.mac.octets;
-    let slot = STATION_HINT.get_ptr_mut(u32::from(u16::from_be_bytes([high, low])) & (HINTS as u32 - 1))?;
+    last_station(key).map(|(attachment, ..)| attachment).or_else(|| listed_station(key))
+}
+
+/// The attachment that [`listed_station`] found last in the slot of that address, with its place and its record, if it
+/// still has both bridge and address.
+#[inline(always)]
+pub(crate) fn last_station(key: &StationKey) -> Option<(u32, &'static FastPort, &'static AttachmentRecord)> {
     // SAFETY: as in `owner_of`.
-    let hint = unsafe { slot.read_volatile() };
-    if is_station(hint, key) {
-        return Some(hint);
-    }
+    let hint = unsafe { station_slot(key)?.read_volatile() };
+    at_station(hint, key).map(|(port, record)| (hint, port, record))
+}
+
+/// [`station`] without a look at what was found last.
+#[inline(always)]
+pub(crate) fn listed_station(key: &StationKey) -> Option<u32> {
     // SAFETY: as in `attachment_of`.
     let found = unsafe { STATION.get(key) }.copied()?;
-    if found != StationKey::GATEWAY {
+    if found != StationKey::GATEWAY
+        && let Some(slot) = station_slot(key)
+    {
         // SAFETY: as in `owner_of`.
         unsafe { slot.write_volatile(found) };
     }
     Some(found)
 }
 
-/// Whether an attachment has a place on a bridge, with that address. The agent never gives two places of a bridge the
-/// same address, so the match is unique. No attachment has number 0.
 #[inline(always)]
-fn is_station(attachment: u32, key: &StationKey) -> bool {
-    attachment != StationKey::GATEWAY
-        && fast_port(attachment).is_some_and(|port| port.bridge == key.bridge)
-        && record(attachment).is_some_and(|record| record.has(flag::PRESENT) && record.mac.same(&key.mac))
+fn station_slot(key: &StationKey) -> Option<*mut u32> {
+    let [.., high, low] = key.mac.octets;
+    STATION_HINT.get_ptr_mut(u32::from(u16::from_be_bytes([high, low])) & (HINTS as u32 - 1))
+}
+
+/// Place and record of an attachment that has that address on a bridge. The agent never gives two places of a bridge
+/// the same address, so the match is unique. No attachment has number 0.
+#[inline(always)]
+fn at_station(attachment: u32, key: &StationKey) -> Option<(&'static FastPort, &'static AttachmentRecord)> {
+    if attachment == StationKey::GATEWAY {
+        return None;
+    }
+    let port = fast_port(attachment).filter(|port| port.bridge == key.bridge)?;
+    let record = record(attachment)?;
+    (record.has(flag::PRESENT) && record.mac.same(&key.mac)).then_some((port, record))
 }
 
 /// Until when the fast path may be taken: nanoseconds of the monotonic clock.
