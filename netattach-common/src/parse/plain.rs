@@ -47,18 +47,17 @@ fn transport<A, B: Bytes>(
     header_len: usize,
     length: u32,
 ) -> Option<Headers<A>> {
-    let protocol = tuple.lane.protocol();
-    let least = header_len as u32 + u32::from(fragment::header_len(protocol));
-    if length < least || ETHERNET_LEN as u32 + length > bytes.length() {
+    let holds = |transport_len: u16| length >= header_len as u32 + u32::from(transport_len);
+    if ETHERNET_LEN as u32 + length > bytes.length() {
         return None;
     }
     let offset = ETHERNET_LEN + header_len;
-    let (ports, flags) = match protocol {
-        TCP => {
+    let (ports, flags) = match tuple.lane.protocol() {
+        TCP if holds(fragment::header_len(TCP)) => {
             let tcp = bytes.at::<TcpHeader>(offset).ok()?;
             (tcp.ports, tcp.flags)
         }
-        UDP => (*bytes.at(offset).ok()?, 0),
+        UDP if holds(fragment::header_len(UDP)) => (*bytes.at(offset).ok()?, 0),
         _ => return None,
     };
     tuple.ports = ports;
