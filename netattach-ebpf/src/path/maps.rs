@@ -153,22 +153,23 @@ pub(crate) fn attachment_of(ifindex: u32) -> Option<u32> {
     unsafe { LINK.get(&ifindex) }.copied()
 }
 
-/// The attachment bound to the device that a packet crosses, 0 for none. An array's slot caches the last result:
+/// The attachment bound to the device that a packet crosses, 0 for none, and its record. An array's slot caches the last result:
 /// reading it costs a tenth of a look-up in the hash map, and the record, which is needed anyway, shows whether it is
 /// still right.
 #[inline(always)]
-pub(crate) fn owner_of(ifindex: u32) -> u32 {
-    let Some(slot) = HINT.get_ptr_mut(ifindex & (HINTS as u32 - 1)) else { return 0 };
+pub(crate) fn owner_of(ifindex: u32) -> (u32, Option<&'static AttachmentRecord>) {
+    let Some(slot) = HINT.get_ptr_mut(ifindex & (HINTS as u32 - 1)) else { return (0, None) };
     // SAFETY: an aligned word of a map value, which stays in place as long as the map does. Other CPUs only ever write
     // the number of an attachment there.
     let hint = unsafe { slot.read_volatile() };
-    if record(hint).is_some_and(|record| record.has(flag::PRESENT) && record.host_ifindex == ifindex) {
-        return hint;
+    let hinted = record(hint);
+    if hinted.is_some_and(|record| record.has(flag::PRESENT) && record.host_ifindex == ifindex) {
+        return (hint, hinted);
     }
-    let Some(found) = attachment_of(ifindex) else { return 0 };
+    let Some(found) = attachment_of(ifindex) else { return (0, None) };
     // SAFETY: as above.
     unsafe { slot.write_volatile(found) };
-    found
+    (found, record(found))
 }
 
 /// The record of an attachment, `None` when the id is out of range.
