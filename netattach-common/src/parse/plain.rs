@@ -101,7 +101,7 @@ mod tests {
 
     /// What both find.
     fn found(six: bool, read: &InMemory<'_>) -> [Option<(Vec<u8>, Signal)>; 2] {
-        fn said<A: Version>(headers: Headers<A>) -> (Vec<u8>, Signal) {
+        fn said<A: Version + core::fmt::Debug>(headers: Headers<A>) -> (Vec<u8>, Signal) {
             (format!("{:?}", headers.tuple).into_bytes(), headers.signal)
         }
         let payload = |ethertype| Payload { ethertype, offset: ETHERNET_LEN as u16, lane: Lane::NONE };
