@@ -115,13 +115,32 @@ impl<A: Address> FlowKey<A> {
     /// The key of the flow that a packet belongs to. `source_is_low`: see [`Tuple::source_is_low`].
     #[inline(always)]
     pub fn new(zone: u32, tuple: &Tuple<A>, source_is_low: bool) -> Self {
-        let (protocol, tags) = (tuple.lane.protocol(), tuple.lane.tags());
-        let (low, high, ports) = if source_is_low {
-            (tuple.source, tuple.destination, tuple.ports)
-        } else {
-            (tuple.destination, tuple.source, tuple.ports.reversed())
+        /// The same bytes, in the words that a tuple has. Written byte by byte, the hash would wait until the processor
+        /// has put the bytes of each word together.
+        #[repr(C)]
+        #[allow(dead_code, reason = "read as the fields of a key")]
+        struct Words<A> {
+            zone: u32,
+            low: A,
+            high: A,
+            ports: Ports,
+            lane: Lane,
+        }
+        const {
+            assert!(
+                size_of::<Words<A>>() == size_of::<Self>() && align_of::<Words<A>>() == align_of::<Self>()
+            );
         };
-        Self { zone, low, high, low_port: ports.source(), high_port: ports.destination(), protocol, tags }
+        let lane = tuple.lane;
+        let words = if source_is_low {
+            Words { zone, low: tuple.source, high: tuple.destination, ports: tuple.ports, lane }
+        } else {
+            Words { zone, low: tuple.destination, high: tuple.source, ports: tuple.ports.reversed(), lane }
+        };
+        // SAFETY: both are `repr(C)` and of the same size and alignment (asserted above), and hold the same fields in the
+        // same order: `Ports` is two ports, the source first, and `Lane` a protocol and its tags, each in the order of
+        // memory. Any bytes are valid.
+        unsafe { core::mem::transmute_copy::<Words<A>, Self>(&words) }
     }
 }
 
@@ -326,6 +345,19 @@ impl Flow {
         if lasting { idle } else { idle | NOT_LASTING }
     }
 
+    /// Whether the flow is of a connection that both ends have finished, or one has aborted, so long ago that whatever
+    /// was under way then has arrived: its place may go to another flow although the entry is not expired. `now` as in
+    /// [`is_expired`](Self::is_expired).
+    #[inline(always)]
+    pub const fn is_over(&self, protocol: u8, now: u32) -> bool {
+        /// Seconds, of which the first may be nearly none: a segment that was lost is repeated after less than one
+        /// (RFC 6298; Linux after 0.2 s and a round trip).
+        const LINGERS: i32 = 2;
+        let ended = matches!(protocol, protocol::TCP | protocol::SCTP)
+            && (self.state & state::RST != 0 || self.state & state::CLOSED == state::CLOSED);
+        ended && now.wrapping_sub(self.last_seen) as i32 >= LINGERS
+    }
+
     /// Whether a packet belongs to this flow, or opens another one between the same ports.
     ///
     /// A SYN against the flow's direction must never be accepted as part of it: a bare ACK sent to a peer would then
@@ -451,6 +483,24 @@ mod tests {
             of(protocol::TCP, now - 5, ESTABLISHED | state::RST),
         ];
         assert!(by_readiness.is_sorted_by(|one, next| one < next), "{by_readiness:?}");
+    }
+
+    #[test]
+    fn a_connection_is_over_a_second_after_both_ends_have_finished_or_one_has_aborted() {
+        let now = 10_000;
+        let over =
+            |protocol, state, seen| Flow { last_seen: seen, state, ..Flow::default() }.is_over(protocol, now);
+        for state in [ESTABLISHED | state::CLOSED, state::CLOSED, state::RST, ESTABLISHED | state::RST] {
+            for protocol in [protocol::TCP, protocol::SCTP] {
+                let found =
+                    [now - 30, now - 2, now - 1, now, now + 1].map(|seen| over(protocol, state, seen));
+                assert_eq!(found, [true, true, false, false, false], "{state:#b}");
+            }
+            assert!(!over(protocol::UDP, state, now - 30), "{state:#b}");
+        }
+        for state in [0, state::REPLIED, ESTABLISHED, ESTABLISHED | state::OPENER_FIN, state::RESPONDER_FIN] {
+            assert!(!over(protocol::TCP, state, now - 30), "{state:#b}");
+        }
     }
 
     #[test]
@@ -588,6 +638,24 @@ mod tests {
             let key = |tuple: &Tuple<Ip4>| FlowKey::new(zone, tuple, tuple.source_is_low());
             prop_assert_eq!(key(&there), key(&back));
             prop_assert!((a, p) == (b, q) || there.source_is_low() != back.source_is_low());
+        }
+
+        #[test]
+        fn a_key_has_the_fields_of_its_tuple(
+            a in any::<[u8; 4]>(), b in any::<[u8; 4]>(), p in any::<u16>(), q in any::<u16>(), zone in any::<u32>(),
+        ) {
+            let there = tuple(a, p, b, q);
+            let [low, high] = if there.source_is_low() { [(a, p), (b, q)] } else { [(b, q), (a, p)] };
+            let expected = FlowKey {
+                zone,
+                low: Ip4 { octets: low.0 },
+                high: Ip4 { octets: high.0 },
+                low_port: Port::new(low.1),
+                high_port: Port::new(high.1),
+                protocol: protocol::TCP,
+                tags: tags(1, 2),
+            };
+            prop_assert_eq!(FlowKey::new(zone, &there, there.source_is_low()), expected);
         }
     }
 }

@@ -8,7 +8,7 @@
 //!
 //! In the order of a frame: `bytes` for access, `frame`, then `arp` or an IP packet. Its `header`s are read by `walk` into
 //! a `packet`, with the differences of each `version`, the ports that an `echo` has instead, the kinds of `icmp` and the
-//! `options` of IPv4.
+//! `options` of IPv4. Most packets are `plain`, and need none of that.
 
 pub mod arp;
 pub mod bytes;
@@ -18,6 +18,7 @@ pub mod header;
 pub mod icmp;
 pub mod options;
 pub mod packet;
+pub mod plain;
 mod version;
 pub mod walk;
 

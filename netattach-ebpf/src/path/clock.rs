@@ -1,6 +1,7 @@
 //! The time as of the last timer tick: no clock device is read.
 
 use aya_ebpf::helpers::generated::{bpf_jiffies64, bpf_ktime_get_coarse_ns};
+use netattach_common::Reading;
 
 use crate::path::maps;
 
@@ -17,11 +18,21 @@ pub(crate) fn nanoseconds() -> u64 {
         if (&raw const (*reading).tick).read_volatile() == tick {
             return (&raw const (*reading).time).read_volatile();
         }
-        let time = read_clock();
+    }
+    next(reading, tick)
+}
+
+/// Reads the clock, for the rest of the tick. Out of line: few packets come here, and inlined it leaves the stack in
+/// another state than a reading that is still right, so that the verifier would go through all of `na_fast` twice.
+#[inline(never)]
+fn next(reading: *mut Reading, tick: u64) -> u64 {
+    let time = read_clock();
+    // SAFETY: the value of `na_clock`, as above.
+    unsafe {
         (&raw mut (*reading).time).write_volatile(time);
         (&raw mut (*reading).tick).write_volatile(tick);
-        time
     }
+    time
 }
 
 /// Seconds of the monotonic clock, as of the last timer tick.

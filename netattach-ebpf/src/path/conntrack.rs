@@ -4,12 +4,13 @@ use aya_ebpf::programs::TcContext;
 use netattach_common::{
     DropReason, Flow, FlowKey, Traffic,
     attachment::flag,
-    flow::{Leg, Tuple},
-    parse::Packet,
+    flow::{Leg, Signal, Tuple},
+    parse::{Packet, plain::Headers},
 };
 
 use crate::path::{
     clock, count,
+    family::Family,
     frame::Skb,
     limit, maps, policy, record,
     scope::Scope,
@@ -39,8 +40,28 @@ pub(crate) fn look_up<A: Subprograms>(
         return Ok(Known::Over);
     }
     approve(scope, tuple, entry, forward)?;
-    note(scope, packet, entry, forward, now, ctx.len());
+    note(scope, packet.signal, entry, forward, now, ctx.len());
     Ok(Known::Passes)
+}
+
+/// Whether [`look_up`] would let a packet pass without asking a policy; then it is noted with its flow.
+#[inline(always)]
+pub(crate) fn goes_on<A: Family>(ctx: &TcContext, scope: &Scope, headers: &Headers<A>) -> bool {
+    let tuple = &headers.tuple;
+    let source_is_low = tuple.source_is_low();
+    let Some(entry) = A::flow(&FlowKey::new(scope.zone, tuple, source_is_low)) else { return false };
+    // SAFETY: as in `look_up`.
+    let entry = unsafe { &mut *entry };
+    let forward = entry.is_forward(source_is_low);
+    let now = clock::seconds();
+    if entry.is_expired(tuple.lane.protocol(), now)
+        || !entry.admits(headers.signal, forward)
+        || !is_approved(scope, entry, Leg::of(scope.side, forward))
+    {
+        return false;
+    }
+    note(scope, headers.signal, entry, forward, now, ctx.len());
+    true
 }
 
 /// Judges a packet that belongs to no known flow; returns the flow that it opens, if it is allowed and opens one.
@@ -200,12 +221,11 @@ fn approve<A: Subprograms>(
     forward: bool,
 ) -> Result<(), Denied> {
     let leg = Leg::of(scope.side, forward);
-    let policy = scope.policies.of(leg);
-    let approved = entry.approved_by(leg);
-    if policy == 0 || approved == policy {
+    if is_approved(scope, entry, leg) {
         return Ok(());
     }
-    if approved == 0 || !scope.has(flag::KEEP_ESTABLISHED) {
+    let policy = scope.policies.of(leg);
+    if entry.approved_by(leg) == 0 || !scope.has(flag::KEEP_ESTABLISHED) {
         policy::allows(scope, tuple, leg)?;
     }
     match leg {
@@ -215,16 +235,16 @@ fn approve<A: Subprograms>(
     Ok(())
 }
 
+/// Whether the policy in force for a leg has approved a flow, or there is none.
+#[inline(always)]
+fn is_approved(scope: &Scope, entry: &Flow, leg: Leg) -> bool {
+    let policy = scope.policies.of(leg);
+    policy == 0 || entry.approved_by(leg) == policy
+}
+
 /// Updates a flow for a packet that may pass.
 #[inline(always)]
-fn note<A: Subprograms>(
-    scope: &Scope,
-    packet: &Packet<A>,
-    entry: &mut Flow,
-    forward: bool,
-    now: u32,
-    bytes: u32,
-) {
+fn note(scope: &Scope, signal: Signal, entry: &mut Flow, forward: bool, now: u32, bytes: u32) {
     if entry.attachment == scope.id {
         let traffic = if forward { &mut entry.forward } else { &mut entry.backward };
         traffic.packets += 1;
@@ -234,7 +254,7 @@ fn note<A: Subprograms>(
     if entry.last_seen != now {
         entry.last_seen = now;
     }
-    let state = Flow::state_after(entry.state, packet.signal, forward);
+    let state = Flow::state_after(entry.state, signal, forward);
     if entry.state != state {
         entry.state = state;
     }

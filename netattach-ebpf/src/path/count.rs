@@ -4,7 +4,10 @@ use core::intrinsics::{AtomicOrdering, atomic_xadd};
 
 use netattach_common::{Decline, DropReason, RuleKey, Side, Stats};
 
-use crate::path::{maps, verdict::Denied};
+use crate::path::{
+    maps,
+    verdict::{Declined, Denied},
+};
 
 /// Counts one packet with its verdict.
 #[inline(always)]
@@ -82,9 +85,9 @@ pub(crate) fn to_uplink(attachment: u32, bytes: u32) {
 
 /// Counts a packet from or to an attachment that was left to the stack.
 #[inline(always)]
-pub(crate) fn declined(attachment: u32, reason: Decline) {
+pub(crate) fn declined(attachment: u32, reason: impl Into<Declined>) {
     if let Some(stats) = maps::fast_stats(attachment) {
-        let number = reason as u32;
+        let Declined(number) = reason.into();
         // SAFETY: a variable. It is read anew so that the mask stays, by which the verifier knows that the index is in
         // range: otherwise it follows an enumeration through functions.
         let index = unsafe { (&raw const number).read_volatile() } as usize & (Decline::SLOTS - 1);

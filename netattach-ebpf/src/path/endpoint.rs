@@ -1,7 +1,7 @@
 //! The ends of a packet on the fast path: where it comes from, and whether an attachment can receive it.
 
 use aya_ebpf::programs::TcContext;
-use netattach_common::{Decline, Mac, attachment::flag};
+use netattach_common::{AttachmentRecord, Decline, Mac, attachment::flag};
 
 use crate::path::{frame, maps};
 
@@ -39,12 +39,11 @@ impl Origin {
 #[inline(always)]
 pub(crate) fn ready(attachment: u32, mac: &Mac) -> Result<(), Decline> {
     let record = maps::record(attachment).ok_or(Decline::Unready)?;
-    if !record.has(flag::PRESENT)
-        || record.has(flag::PENDING)
-        || !record.mac.same(mac)
-        || record.host_ifindex == 0
-    {
-        return Err(Decline::Unready);
-    }
-    Ok(())
+    if record.has(flag::PRESENT) && record.mac.same(mac) { in_force(record) } else { Err(Decline::Unready) }
+}
+
+/// Whether an attachment that is there is in force and has a device of its own.
+#[inline(always)]
+pub(crate) fn in_force(record: &AttachmentRecord) -> Result<(), Decline> {
+    if record.has(flag::PENDING) || record.host_ifindex == 0 { Err(Decline::Unready) } else { Ok(()) }
 }

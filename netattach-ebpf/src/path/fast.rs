@@ -34,12 +34,13 @@ use netattach_common::{Decline, FastPort, Mac, Side, StationKey, parse::ETHERNET
 
 use crate::path::{
     clock, count,
-    endpoint::{Origin, TO_UPLINK, ready},
+    endpoint::{Origin, TO_UPLINK, in_force, ready},
     frame::{self, PACKET_HOST},
     judge,
     log::{self, Stage},
     maps, route,
-    verdict::PacketClass,
+    scope::Scope,
+    verdict::{Declined, PacketClass},
 };
 
 /// Words of the packet's scratch area (`cb`), which a tail call keeps: the sender's attachment (0 for a packet that
@@ -95,7 +96,7 @@ pub(crate) fn na_fast(ctx: TcContext) -> i32 {
             deliver(&ctx, attachment)
         }
         Err(reason) => {
-            log::number(counted, Stage::Declined, reason as u32);
+            log::number(counted, Stage::Declined, reason.0);
             count::declined(counted, reason);
             TC_ACT_UNSPEC
         }
@@ -105,36 +106,51 @@ pub(crate) fn na_fast(ctx: TcContext) -> i32 {
 /// The receiver of a packet, or [`TO_UPLINK`]. `addressed`: the attachment that a packet from an uplink is addressed
 /// to.
 #[inline(always)]
-fn receiver(ctx: &TcContext, sender: u32, addressed: u32) -> Result<u32, Decline> {
+fn receiver(ctx: &TcContext, sender: u32, addressed: u32) -> Result<u32, Declined> {
     if clock::nanoseconds() >= maps::fast_until() {
-        return Err(Decline::Unwatched);
+        return Err(Decline::Unwatched.into());
     }
     let mut origin = Origin::of(ctx, sender).ok_or(Decline::Elsewhere)?;
     if origin.segment == FastPort::ROUTED {
         // SAFETY: the context pointer is valid while the program runs.
         if unsafe { (*ctx.skb.skb).pkt_type } != PACKET_HOST {
-            return Err(Decline::Elsewhere);
+            return Err(Decline::Elsewhere.into());
         }
     } else {
         let mac: &Mac = frame::destination(ctx).map_err(|_| Decline::Control)?;
         if mac.octets[0] & 1 != 0 {
-            return Err(Decline::Control);
+            return Err(Decline::Control.into());
         }
-        let found =
-            if sender == 0 { Some(addressed) } else { maps::station(&StationKey::new(origin.segment, *mac)) };
+        let station = StationKey::new(origin.segment, *mac);
+        if let Some(attachment) = near(ctx, &origin, &station) {
+            return Ok(attachment);
+        }
+        let found = if sender == 0 { Some(addressed) } else { maps::listed_station(&station) };
         match found {
             // To the bridge itself: the node routes such packets.
             Some(StationKey::GATEWAY) if sender != 0 => {}
-            Some(attachment) if attachment != sender => return switched(ctx, &origin, attachment, mac),
-            _ => return Err(Decline::Elsewhere),
+            Some(attachment) if attachment != sender => {
+                return switched(ctx, &origin, attachment, mac).map_err(Declined::from);
+            }
+            _ => return Err(Decline::Elsewhere.into()),
         }
         let gateway = maps::uplink(origin.segment).filter(|bridge| bridge.flags & uplink::flag::GATEWAY != 0);
         if !gateway.ok_or(Decline::Elsewhere)?.mac.same(mac) {
-            return Err(Decline::Elsewhere);
+            return Err(Decline::Elsewhere.into());
         }
         origin.ingress = origin.segment;
     }
-    route::receiver(ctx, &origin)
+    route::receiver(ctx, &origin).map_err(Declined::from)
+}
+
+/// The receiver of most frames from pods: who was found last for that address, without looking anything up twice.
+/// `None`: [`receiver`] looks into the table, and finds one too or why there is none.
+#[inline(always)]
+fn near(ctx: &TcContext, origin: &Origin, station: &StationKey) -> Option<u32> {
+    let (attachment, port, record) = maps::last_station(station)?;
+    let receives =
+        attachment != origin.sender && port.bridge != 0 && in_force(record).is_ok() && fits(ctx, port);
+    receives.then_some(attachment)
 }
 
 /// Whether an attachment can receive a frame of its bridge.
@@ -143,22 +159,29 @@ fn switched(ctx: &TcContext, origin: &Origin, attachment: u32, mac: &Mac) -> Res
     let port = maps::fast_port(attachment).filter(|port| port.bridge == origin.segment && port.bridge != 0);
     let port = port.ok_or(Decline::Elsewhere)?;
     ready(attachment, mac)?;
+    if fits(ctx, port) { Ok(attachment) } else { Err(Decline::TooBig) }
+}
+
+/// Whether a frame fits the link of its receiver.
+#[inline(always)]
+fn fits(ctx: &TcContext, port: &FastPort) -> bool {
     // As the bridge measures it: a packet that is still to be cut into segments fits.
     // SAFETY: the context pointer is valid while the program runs.
     let whole = unsafe { (*ctx.skb.skb).gso_size } == 0;
-    if whole && ctx.len() > port.mtu + ETHERNET_LEN as u32 { Err(Decline::TooBig) } else { Ok(attachment) }
+    !whole || ctx.len() <= port.mtu + ETHERNET_LEN as u32
 }
 
 /// Judges a packet by the receiver's policy and puts it into the receiver's interface.
 #[inline(always)]
 fn deliver(ctx: &TcContext, to: u32) -> i32 {
-    if judge::verdict(ctx, to, Side::ToPod).is_err() {
-        return TC_ACT_SHOT as i32;
-    }
-    // The device was there a moment ago.
-    let Some(device) = maps::record(to).map(|record| record.host_ifindex) else {
+    // It was there a moment ago.
+    let Some(record) = maps::record(to) else {
         return TC_ACT_SHOT as i32;
     };
+    let device = record.host_ifindex;
+    if judge::verdict_within(ctx, to, Side::ToPod, Scope::within(to, record, Side::ToPod)).is_err() {
+        return TC_ACT_SHOT as i32;
+    }
     count::fast_path(to, ctx.len());
     // SAFETY: the context pointer is valid while the program runs.
     unsafe {

@@ -161,7 +161,7 @@ pub(crate) fn read(ctx: &TcContext, scope: &Scope, record: &AttachmentRecord) ->
 
 /// Whether the node's packet filter sees a packet, or has seen it.
 #[inline(always)]
-fn passes_the_node(ctx: &TcContext, scope: &Scope, destination: &Mac) -> bool {
+pub(crate) fn passes_the_node(ctx: &TcContext, scope: &Scope, destination: &Mac) -> bool {
     let gate = maps::gate(scope.id);
     match scope.side {
         Side::FromPod => gate.leads(destination),

@@ -13,7 +13,7 @@ use crate::path::{
     frame::{self, Skb},
     limit,
     log::{self, Stage},
-    record,
+    plain, record,
     scope::Scope,
     subprograms::{NULL_ARGUMENT, Subprograms, reference},
     verdict::{Denied, Encode, Known, PacketClass},
@@ -65,8 +65,10 @@ pub(crate) fn judge(ctx: &TcContext, scope: &Scope) -> Result<PacketClass, Denie
 #[unsafe(no_mangle)]
 #[inline(never)]
 fn na_judge(skb: *mut __sk_buff, scope: *const Scope) -> u32 {
+    let ctx = TcContext::new(skb);
     let answer = match reference(scope) {
-        Some(scope) => judge_frame(&TcContext::new(skb), scope),
+        Some(scope) if plain::passes(&ctx, scope) => Ok(PacketClass::Data),
+        Some(scope) => judge_frame(&ctx, scope),
         None => Err(NULL_ARGUMENT),
     };
     answer.encode()

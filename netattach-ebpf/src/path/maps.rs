@@ -153,22 +153,23 @@ pub(crate) fn attachment_of(ifindex: u32) -> Option<u32> {
     unsafe { LINK.get(&ifindex) }.copied()
 }
 
-/// The attachment bound to the device that a packet crosses, 0 for none. An array's slot caches the last result:
+/// The attachment bound to the device that a packet crosses, 0 for none, and its record. An array's slot caches the last result:
 /// reading it costs a tenth of a look-up in the hash map, and the record, which is needed anyway, shows whether it is
 /// still right.
 #[inline(always)]
-pub(crate) fn owner_of(ifindex: u32) -> u32 {
-    let Some(slot) = HINT.get_ptr_mut(ifindex & (HINTS as u32 - 1)) else { return 0 };
+pub(crate) fn owner_of(ifindex: u32) -> (u32, Option<&'static AttachmentRecord>) {
+    let Some(slot) = HINT.get_ptr_mut(ifindex & (HINTS as u32 - 1)) else { return (0, None) };
     // SAFETY: an aligned word of a map value, which stays in place as long as the map does. Other CPUs only ever write
     // the number of an attachment there.
     let hint = unsafe { slot.read_volatile() };
-    if record(hint).is_some_and(|record| record.has(flag::PRESENT) && record.host_ifindex == ifindex) {
-        return hint;
+    let hinted = record(hint);
+    if hinted.is_some_and(|record| record.has(flag::PRESENT) && record.host_ifindex == ifindex) {
+        return (hint, hinted);
     }
-    let Some(found) = attachment_of(ifindex) else { return 0 };
+    let Some(found) = attachment_of(ifindex) else { return (0, None) };
     // SAFETY: as above.
     unsafe { slot.write_volatile(found) };
-    found
+    (found, record(found))
 }
 
 /// The record of an attachment, `None` when the id is out of range.
@@ -255,29 +256,48 @@ pub(crate) fn fast_port(attachment: u32) -> Option<&'static FastPort> {
 /// is still right.
 #[inline(always)]
 pub(crate) fn station(key: &StationKey) -> Option<u32> {
-    let [.., high, low] = key.mac.octets;
-    let slot = STATION_HINT.get_ptr_mut(u32::from(u16::from_be_bytes([high, low])) & (HINTS as u32 - 1))?;
+    last_station(key).map(|(attachment, ..)| attachment).or_else(|| listed_station(key))
+}
+
+/// The attachment that [`listed_station`] found last in the slot of that address, with its place and its record, if it
+/// still has both bridge and address.
+#[inline(always)]
+pub(crate) fn last_station(key: &StationKey) -> Option<(u32, &'static FastPort, &'static AttachmentRecord)> {
     // SAFETY: as in `owner_of`.
-    let hint = unsafe { slot.read_volatile() };
-    if is_station(hint, key) {
-        return Some(hint);
-    }
+    let hint = unsafe { station_slot(key)?.read_volatile() };
+    at_station(hint, key).map(|(port, record)| (hint, port, record))
+}
+
+/// [`station`] without a look at what was found last.
+#[inline(always)]
+pub(crate) fn listed_station(key: &StationKey) -> Option<u32> {
     // SAFETY: as in `attachment_of`.
     let found = unsafe { STATION.get(key) }.copied()?;
-    if found != StationKey::GATEWAY {
+    if found != StationKey::GATEWAY
+        && let Some(slot) = station_slot(key)
+    {
         // SAFETY: as in `owner_of`.
         unsafe { slot.write_volatile(found) };
     }
     Some(found)
 }
 
-/// Whether an attachment has a place on a bridge, with that address. The agent never gives two places of a bridge the
-/// same address, so the match is unique. No attachment has number 0.
 #[inline(always)]
-fn is_station(attachment: u32, key: &StationKey) -> bool {
-    attachment != StationKey::GATEWAY
-        && fast_port(attachment).is_some_and(|port| port.bridge == key.bridge)
-        && record(attachment).is_some_and(|record| record.has(flag::PRESENT) && record.mac.same(&key.mac))
+fn station_slot(key: &StationKey) -> Option<*mut u32> {
+    let [.., high, low] = key.mac.octets;
+    STATION_HINT.get_ptr_mut(u32::from(u16::from_be_bytes([high, low])) & (HINTS as u32 - 1))
+}
+
+/// Place and record of an attachment that has that address on a bridge. The agent never gives two places of a bridge
+/// the same address, so the match is unique. No attachment has number 0.
+#[inline(always)]
+fn at_station(attachment: u32, key: &StationKey) -> Option<(&'static FastPort, &'static AttachmentRecord)> {
+    if attachment == StationKey::GATEWAY {
+        return None;
+    }
+    let port = fast_port(attachment).filter(|port| port.bridge == key.bridge)?;
+    let record = record(attachment)?;
+    (record.has(flag::PRESENT) && record.mac.same(&key.mac)).then_some((port, record))
 }
 
 /// Until when the fast path may be taken: nanoseconds of the monotonic clock.

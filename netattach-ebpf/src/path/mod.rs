@@ -33,6 +33,9 @@
 //!    (`routed`).
 //! 5. What may pass is charged to the attachment's bandwidth (`limit`).
 //!
+//! Most packets are none for which all of this has to be asked: `plain` lets those pass of which it is certain, and
+//! leaves all others to `judge`.
+//!
 //! Every packet is counted by its `verdict`, drops by reason (`count`); new flows and drops are written as records
 //! for the agent (`record`). What each stage makes of a packet can be logged, in an object built for that (`log`).
 //!
@@ -57,6 +60,7 @@ mod log;
 mod maps;
 mod node_end;
 mod parent;
+mod plain;
 mod pod;
 mod policy;
 mod record;

@@ -11,8 +11,9 @@ use crate::path::{fast, frame, judge, maps, scope::Scope};
 
 #[classifier]
 pub(crate) fn na_from_pod(ctx: TcContext) -> i32 {
-    let id = maps::owner_of(frame::ifindex(&ctx));
-    let scope = Scope::of(id, Side::FromPod).map(Scope::beside_the_stack);
+    let (id, record) = maps::owner_of(frame::ifindex(&ctx));
+    let scope =
+        record.and_then(|record| Scope::within(id, record, Side::FromPod)).map(Scope::beside_the_stack);
     match judge::verdict_within(&ctx, id, Side::FromPod, scope) {
         Ok(class) => {
             fast::tail_call_from_pod(&ctx, id, class);
@@ -24,8 +25,8 @@ pub(crate) fn na_from_pod(ctx: TcContext) -> i32 {
 
 #[classifier]
 pub(crate) fn na_to_pod(ctx: TcContext) -> i32 {
-    let id = maps::owner_of(frame::ifindex(&ctx));
-    let scope = Scope::of(id, Side::ToPod).map(Scope::beside_the_stack);
+    let (id, record) = maps::owner_of(frame::ifindex(&ctx));
+    let scope = record.and_then(|record| Scope::within(id, record, Side::ToPod)).map(Scope::beside_the_stack);
     match judge::verdict_within(&ctx, id, Side::ToPod, scope) {
         Ok(_) => TC_ACT_UNSPEC,
         Err(()) => TC_ACT_SHOT as i32,

@@ -28,7 +28,15 @@ impl Scope {
     /// `None`: there is no such attachment.
     #[inline(always)]
     pub(crate) fn of(id: u32, side: Side) -> Option<Self> {
-        let record = maps::record(id).filter(|record| record.has(flag::PRESENT))?;
+        Self::within(id, maps::record(id)?, side)
+    }
+
+    /// The same with the attachment's record already looked up.
+    #[inline(always)]
+    pub(crate) fn within(id: u32, record: &AttachmentRecord, side: Side) -> Option<Self> {
+        if !record.has(flag::PRESENT) {
+            return None;
+        }
         Some(Self { id, flags: record.flags, zone: record.zone, side, policies: maps::policies(id) })
     }
 

@@ -44,8 +44,8 @@ pub(crate) fn take<A: Subprograms>(attachment: u32, key: &FlowKey<A>, now: u32) 
     Ok(chosen)
 }
 
-/// Takes a place unless a flow that goes on has it: [`TAKEN`], or else how little that flow would be missed, at least
-/// 1.
+/// Takes a place unless a flow that goes on, or has only just ended, has it: [`TAKEN`], or else how little that flow
+/// would be missed, at least 1.
 #[inline(always)]
 pub(crate) fn ask<A: Family>(
     attachment: u32,
@@ -65,7 +65,12 @@ pub(crate) fn ask<A: Family>(
         // A flow that was opened again belongs to another attachment, or has another place.
         if flow.attachment == attachment && u32::from(flow.place) == place {
             if !flow.is_expired(held.protocol, now) {
-                return Ok(flow.readiness(held.protocol, now).saturating_add(1));
+                if !flow.is_over(held.protocol, now) {
+                    return Ok(flow.readiness(held.protocol, now).saturating_add(1));
+                }
+                // Nobody would find one that is missed less. Looking at more places costs much: each is two entries of
+                // large tables, which are in no cache.
+                count::displaced(attachment);
             }
             A::remove_flow(held);
         }

@@ -2,7 +2,7 @@
 
 use core::num::NonZeroU32;
 
-use netattach_common::DropReason;
+use netattach_common::{Decline, DropReason};
 
 /// Why a packet must be dropped. Never zero, so that a `Result` without another value is one number too.
 #[derive(Clone, Copy)]
@@ -40,6 +40,18 @@ impl From<DropReason> for Denied {
     #[inline(always)]
     fn from(reason: DropReason) -> Self {
         Self::new(reason)
+    }
+}
+
+/// Why the fast path is not taken, as a number as large as the receiver's: of a `Result` of the two both words are
+/// written in any case, and the verifier refuses to have moved what may not be.
+#[derive(Clone, Copy)]
+pub(crate) struct Declined(pub(crate) u32);
+
+impl From<Decline> for Declined {
+    #[inline(always)]
+    fn from(reason: Decline) -> Self {
+        Self(reason as u32)
     }
 }
 

@@ -153,6 +153,36 @@ fn where_the_flows_were_lost_a_segment_may_answer_for_a_while() {
     assert!(rig.share(POD + 1).answers_until > 1);
 }
 
+/// A whole packet is judged in one go, one with options question by question: both are of the flow that the policy in
+/// force has approved, and both claims of a sender are looked at.
+#[test]
+fn packets_are_of_one_flow_however_they_are_read() {
+    use netattach_common::flow::state::{ESTABLISHED, REPLIED};
+    let rig = Rig::isolated(Some(&web_from_peer()), None);
+    let plain = to_pod().tcp(2000, 80, ACK).frame();
+    let with_options = to_pod().options(&[1, 1, 1, 0]).tcp(2000, 80, ACK).frame();
+    assert_eq!(rig.run(ToPod, &to_pod().tcp(2000, 80, SYN).frame()), Ok(()));
+    assert_eq!(rig.run(FromPod, &from_pod().tcp(80, 2000, SYN | ACK).frame()), Ok(()));
+    for frame in [&plain, &with_options, &plain] {
+        assert_eq!(rig.run(ToPod, frame), Ok(()));
+    }
+    let found = || {
+        let flow = rig.only_flow();
+        (flow.state, flow.forward.packets, flow.backward.packets)
+    };
+    assert_eq!(found(), (REPLIED | ESTABLISHED, 4, 1));
+    let answer = |from: Packet| from.tcp(80, 2000, ACK).frame();
+    assert_eq!(rig.run(FromPod, &answer(from_pod().from_mac(PEER_MAC))), Err(DropReason::SourceMac));
+    let stranger = answer(Packet::between("10.0.0.9", PEER_V4));
+    assert_eq!(rig.run(FromPod, &stranger), Err(DropReason::SourceIpv4));
+    assert_eq!(rig.run(FromPod, &answer(from_pod())), Ok(()));
+    rig.enforce(Some(&deny_all()), None);
+    for frame in [&plain, &with_options] {
+        assert_eq!(rig.run(ToPod, frame), Err(DropReason::IngressPeer));
+    }
+    assert_eq!(found(), (REPLIED | ESTABLISHED, 4, 2));
+}
+
 #[test]
 fn a_reused_port_is_a_new_connection() {
     let rig = Rig::isolated(Some(&web_from_peer()), None);

@@ -124,6 +124,41 @@ fn what_has_ended_makes_room_first_and_what_had_a_packet_last_stays() {
     assert_eq!(rig.dataplane.stats(POD).unwrap().flows_displaced, 1);
 }
 
+/// A connection that both ends have finished gives its place to the first flow that comes by, without a look at others;
+/// in its first second only if all are like it.
+#[test]
+fn a_connection_that_is_over_makes_room_at_once() {
+    let rig = two();
+    rig.put(Checks::default());
+    rig.set_share(|share| share.most_v4 = 4);
+    let whole = |port| {
+        let (there, back) = (from_pod(), to_pod());
+        for (side, packet) in [
+            (FromPod, there.clone().tcp(port, 80, SYN)),
+            (ToPod, back.clone().tcp(80, port, SYN | ACK)),
+            (FromPod, there.clone().tcp(port, 80, tcp::FIN | ACK)),
+            (ToPod, back.tcp(80, port, tcp::FIN | ACK)),
+            (FromPod, there.tcp(port, 80, ACK)),
+        ] {
+            at(&rig, POD, side, &packet);
+        }
+    };
+    let ports = || flows_of(&rig, POD).into_iter().map(|flow| flow.0).collect::<Vec<_>>();
+    (1001..=1004).for_each(whole);
+    let asked = || rig.share(POD).next_v4;
+    assert_eq!((ports(), asked()), (vec![1001, 1002, 1003, 1004], 4));
+    rig.age(2);
+    whole(1005);
+    assert_eq!((ports(), asked()), (vec![1002, 1003, 1004, 1005], 5), "one place was looked at");
+    (1006..=1008).for_each(whole);
+    assert_eq!((ports(), asked()), (vec![1005, 1006, 1007, 1008], 8));
+    whole(1009);
+    assert_eq!(asked(), 8 + u64::from(Share::TRIED), "those that have only just ended are compared");
+    assert_eq!(ports().len(), 4);
+    let stats = rig.dataplane.stats(POD).unwrap();
+    assert_eq!((stats.new_flows, stats.flows_displaced), (9, 5));
+}
+
 #[test]
 fn a_flow_that_another_opens_again_is_the_others_and_is_not_taken_from_it() {
     let rig = two();
