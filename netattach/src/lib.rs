@@ -32,6 +32,7 @@
 //! | [`kube`] | follows the Kubernetes API: a source of objects, and a place to publish status | network |
 //! | [`multus`] | reads Multus's files on a node: its configuration, its saved state of pods | no |
 //! | [`cri`] | asks the container runtime for its sandboxes | socket |
+//! | `own_thread` | work that blocks, on the thread of its request or on another | no |
 //! | [`observe`] | keeps the latest events of the programs | no |
 //! | [`agent`], [`cli`], [`error_chain`] | the daemon, the command line, error printing | |
 //! | [`built`] | the commit and the versions that `--version` shows | no |
@@ -97,6 +98,7 @@ pub mod netns;
 pub mod npwg;
 pub mod objects;
 pub mod observe;
+mod own_thread;
 pub mod pace;
 pub mod plan;
 pub mod policy;

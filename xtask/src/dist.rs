@@ -105,6 +105,8 @@ fn rustflags() -> anyhow::Result<String> {
     // The C library inside; and no tables to unwind by: a panic ends the process, and without symbols a backtrace says
     // nothing. They would be a tenth of an executable.
     let mut flags = vec!["-Ctarget-feature=+crt-static".to_owned(), "-Cforce-unwind-tables=no".to_owned()];
+    // The profile has it too, which does not hold for a package with settings of its own.
+    flags.push("-Cstrip=symbols".to_owned());
     // The loader's relocations as a bitmap: a thirtieth of an executable otherwise. A static one relocates itself, which the C
     // library that is linked in knows since 2.36.
     flags.push("-Clink-arg=-Wl,-z,pack-relative-relocs".to_owned());

@@ -29,6 +29,7 @@ use crate::error_chain::Chain;
 use crate::journal::JournalKey;
 use crate::kubelet::PodResources;
 use crate::npwg::status::Form;
+use crate::own_thread::{self, NoResult};
 use crate::plan::PodRef;
 use crate::publish::{Event, Mark, Publish, Published};
 use crate::rpc::message::{CniCall, CniReply, Condition, Readiness, Request, Response, Status};
@@ -182,15 +183,25 @@ impl Agent {
     /// Carries out one CNI call. One that succeeds is answered by the thread that did the work; of others this returns the answer
     /// for the executable.
     pub(super) async fn cni(self: &Arc<Self>, call: CniCall, reply: &Arc<Reply>) -> Option<CniReply> {
-        let version = cni::request::error_version(call.stdin.as_bytes());
+        let request = cni::Request::parse(&call.env, call.stdin.as_bytes());
+        let version = match &request {
+            Ok(request) => request.version,
+            Err(_) => cni::request::error_version(call.stdin.as_bytes()),
+        };
         let asked = request_log::Asked::of(&call);
         let trace = Arc::new(Traces::begin(self.traces.as_ref(), call.variable(TRACE_VARIABLE)));
+        // It may be large, and waiting may take long.
+        drop(call);
         let added = asked.added_pod();
         if let Some(pod) = &added {
             self.repairs.asked_for(pod);
         }
         let answering = Arc::new(Answering { asked, trace, begun: Instant::now(), reply: Arc::clone(reply) });
-        let error = self.dispatch(call, &answering).await.err()?;
+        let carried_out = match request {
+            Ok(request) => self.dispatch(request, &answering).await,
+            Err(error) => Err(error),
+        };
+        let error = carried_out.err()?;
         let took = self.has_ended(&answering, Some(&error));
         answering.asked.answered(&self.about(&answering.asked), Some(&error), took);
         if let Some(pod) = added {
@@ -201,11 +212,11 @@ impl Agent {
         Some(CniReply { stdout: error.to_json(version), exit: 1 })
     }
 
-    /// Answers a call that has succeeded, once it has been counted and logged.
-    fn answer(&self, answering: &Answering, stdout: String, made: &Made) {
+    /// Answers a call that has succeeded, once it has been counted. What the log says of it, nobody waits for.
+    fn answer(&self, answering: &Answering, stdout: String, made: impl FnOnce() -> Made) {
         let took = self.has_ended(answering, None);
-        answering.asked.answered(made, None, took);
         answering.reply.send(&Response::Cni(CniReply { stdout, exit: 0 }));
+        answering.asked.answered(&made(), None, took);
     }
 
     /// Counts a call, and ends its trace. Returns how long it took.
@@ -236,10 +247,12 @@ impl Agent {
         Made::of(&self.engine.registry().with_dynamic(sandbox))
     }
 
-    async fn dispatch(self: &Arc<Self>, call: CniCall, answering: &Arc<Answering>) -> Result<(), CniError> {
-        let request = cni::Request::parse(&call.env, call.stdin.as_bytes())?;
-        drop(call);
-        let without_made = |stdout| self.answer(answering, stdout, &Made::default());
+    async fn dispatch(
+        self: &Arc<Self>,
+        request: cni::Request,
+        answering: &Arc<Answering>,
+    ) -> Result<(), CniError> {
+        let without_made = |stdout| self.answer(answering, stdout, Made::default);
         let class = match request.command {
             Command::Version => {
                 without_made(cni::json::pretty(&cni::request::version_reply()));
@@ -269,9 +282,10 @@ impl Agent {
         let answering = Arc::clone(answering);
         // What has succeeded is never done again.
         let work = move |agent: &Self| {
-            let Done { stdout, publish, made } = agent.timed(&request, &devices, &answering.trace)?;
+            let Done { stdout, made } = agent.timed(&request, &devices, &answering.trace)?;
             agent.turns.finish(&request.container_id);
-            agent.answer(&answering, stdout, &made);
+            let publish = made.added().map(|attached| attached.key.clone());
+            agent.answer(&answering, stdout, || made.in_words());
             Ok(publish)
         };
         let (publish, turn) = self.in_turn(&container, class, first, work).await?;
@@ -498,7 +512,7 @@ impl Agent {
             return Response::Refused(format!("{MOST_QUESTIONS} questions are being answered; ask again"));
         };
         let agent = Arc::clone(self);
-        tokio::task::spawn_blocking(move || answer(&agent))
+        own_thread::blocking(move || answer(&agent))
             .await
             .unwrap_or_else(|panic| Response::Refused(format!("the agent panicked; see its log: {panic}")))
     }
@@ -529,9 +543,7 @@ impl Agent {
                     self.publish_first(request, &attached.key)?;
                 }
                 crate::crash_point!("add", "answer");
-                let publish = Some(attached.key.clone());
-                let made = Made::of(&[attached]);
-                Ok(Done { stdout: cni::json::pretty(&result), publish, made })
+                Ok(Done { stdout: cni::json::pretty(&result), made: Outcome::Added(attached) })
             }
             Command::Del => {
                 let (container_id, ifname) = (request.container_id.clone(), request.ifname.clone());
@@ -540,7 +552,7 @@ impl Agent {
                 let pod = self.engine.del(request)?;
                 crate::crash_point!("del", "status");
                 self.withdraw(pod.as_ref());
-                Ok(Done { made, ..Done::default() })
+                Ok(Done { stdout: String::new(), made: Outcome::Removed(made) })
             }
             Command::Check => Ok(self.engine.check(request).map(|()| Done::default())?),
             // Answered without blocking.
@@ -613,11 +625,13 @@ fn too_many(class: Class) -> CniError {
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, CniError> + Send + 'static,
 ) -> Result<T, CniError> {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|panic| {
-        if panic.is_cancelled() {
-            return Err(CniError::new(code::TRY_AGAIN_LATER, "the agent is shutting down"));
-        }
-        Err(CniError::new(code::INTERNAL, "the agent panicked; see its log").with_details(panic.to_string()))
+    own_thread::blocking(work).await.unwrap_or_else(|none| {
+        Err(match none {
+            NoResult::Ending => CniError::new(code::TRY_AGAIN_LATER, none.to_string()),
+            NoResult::Panicked(details) => {
+                CniError::new(code::INTERNAL, "the agent panicked; see its log").with_details(details)
+            }
+        })
     })
 }
 
@@ -626,9 +640,38 @@ pub(super) async fn blocking<T: Send + 'static>(
 pub(super) struct Done {
     /// The text for standard output.
     stdout: String,
-    /// The sandbox whose status is to be published.
-    publish: Option<JournalKey>,
-    pub(super) made: Made,
+    pub(super) made: Outcome,
+}
+
+/// What an operation has changed.
+#[derive(Debug, Default)]
+pub(super) enum Outcome {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// The sandbox is attached; its status is to be published.
+    Added(Arc<Attached>),
+    /// What the sandbox had is gone.
+    Removed(Made),
+}
+
+impl Outcome {
+    /// The sandbox that has been attached.
+    fn added(&self) -> Option<&Arc<Attached>> {
+        match self {
+            Self::Added(attached) => Some(attached),
+            Self::Nothing | Self::Removed(_) => None,
+        }
+    }
+
+    /// As the log has it.
+    pub(super) fn in_words(self) -> Made {
+        match self {
+            Self::Nothing => Made::default(),
+            Self::Added(attached) => Made::of(&[attached]),
+            Self::Removed(made) => made,
+        }
+    }
 }
 
 /// A call, with what its answer takes.

@@ -75,7 +75,7 @@ use crate::put_back::PutBack;
 use crate::rounds;
 use crate::rpc::message::Condition;
 use crate::rpc::pending::{self, Pending, PendingError};
-use crate::rpc::server::{Limits, ListenError, serve};
+use crate::rpc::server::{ACCEPTORS, Limits, ListenError, serve};
 use crate::source::Source;
 use crate::source::files::FilesError;
 use crate::ticks::{self, ticks};
@@ -272,10 +272,10 @@ fn run_with(settings: Settings, arguments: Option<Arguments>) -> Result<(), Agen
     ended
 }
 
-/// Most blocking threads: for operations, GC with the looks and policy upkeep, questions, and status publishing.
+/// Most blocking threads: for connections, operations, GC with the looks and policy upkeep, questions, and status publishing.
 const fn most_threads(parallel_adds: usize) -> usize {
     const UPKEEP: usize = 16;
-    scheduler::most_threads(parallel_adds) + MOST_QUESTIONS + MOST_PUBLISHERS + UPKEEP
+    scheduler::most_threads(parallel_adds) + ACCEPTORS + MOST_QUESTIONS + MOST_PUBLISHERS + UPKEEP
 }
 
 async fn serve_until_signal(settings: Settings, arguments: Option<Arguments>) -> Result<(), AgentError> {

@@ -14,9 +14,15 @@
 //! | [`client`] | one request, blocking |
 //! | [`shim`], [`pending`] | the CNI executable; the DELs that it records while no agent answers |
 //! | [`server`] | the agent's end of the socket |
+//! | `acceptors`, `duty` | its threads, and who of them may serve while another accepts |
+//! | `incoming`, `converse` | a request as it arrives, and what is said from then on |
 
+mod acceptors;
 pub mod client;
+mod converse;
+mod duty;
 pub mod frame;
+mod incoming;
 pub mod message;
 pub mod pending;
 pub mod server;

@@ -9,22 +9,18 @@ use std::future::Future;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
 use rustix::fs::{FlockOperation, Mode, OFlags};
-use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
-use tokio::io::AsyncReadExt;
-use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::task::{JoinError, JoinSet};
-use tokio_util::codec::Decoder;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use tokio::task::JoinSet;
 
-use super::frame::{self, FrameError, Frames};
-use super::message::{Hello, PROTOCOL, Request, Response};
+pub use super::acceptors::ACCEPTORS;
+use super::acceptors::{Acceptors, report_panic};
+pub use super::converse::Reply;
+use super::message::{Request, Response};
 use crate::durable;
-use crate::error_chain::Chain;
 use crate::ticks::ticks;
 
 /// Connections that may wait to be accepted: a node that boots starts all its pods at once.
@@ -33,73 +29,11 @@ const BACKLOG: i32 = 1024;
 /// How often the existence of the socket's file is checked.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Delay before the next attempt after accept(2) failed, usually for lack of descriptors.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
 /// Answers requests.
 pub trait Handler: Send + Sync + 'static {
     /// Serves one request. Runs to its end even if the client has gone: a started request is completed. The answer is what it
     /// returns, unless it has given one to `reply` before.
     fn handle(&self, request: Request, reply: &Arc<Reply>) -> impl Future<Output = Option<Response>> + Send;
-}
-
-/// The way back to a client. Whoever has the answer sends it from its own thread: the client is woken by it, and not by another
-/// thread of the agent that has to be woken first.
-#[derive(Debug)]
-pub struct Reply {
-    stream: UnixStream,
-    /// What of the answer has not been sent, once there is one.
-    rest: Mutex<Option<Vec<u8>>>,
-}
-
-impl Reply {
-    fn to(stream: UnixStream) -> Arc<Self> {
-        Arc::new(Self { stream, rest: Mutex::default() })
-    }
-
-    fn rest(&self) -> MutexGuard<'_, Option<Vec<u8>>> {
-        // A poisoned lock is usable: every change is one assignment.
-        self.rest.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Sends the answer without waiting; what the socket does not take is sent when the handler has ended. An answer after the
-    /// first is dropped.
-    pub fn send(&self, answer: &Response) {
-        let mut rest = self.rest();
-        if rest.is_none()
-            && let Ok(mut bytes) = encoded(answer)
-        {
-            // The error comes again with the rest, where it is reported.
-            let sent = self.stream.try_write(&bytes).unwrap_or_default();
-            *rest = Some(bytes.split_off(sent));
-        }
-    }
-
-    /// Sends what has not been sent: of `answer`, if none was given before.
-    async fn complete(&self, answer: Option<Response>, patience: Duration) -> Result<(), ConnectionError> {
-        let rest = self.rest().take();
-        let bytes = match (rest, answer) {
-            (Some(rest), _) => rest,
-            (None, Some(answer)) => encoded(&answer)?,
-            // Said like a panic: the client's connection is closed.
-            (None, None) => return Err(ConnectionError::Unanswered),
-        };
-        send(&self.stream, &bytes, patience).await
-    }
-}
-
-/// An answer behind our greeting. In one piece: a client that waits for its answer is woken once.
-fn encoded(answer: &Response) -> Result<Vec<u8>, ConnectionError> {
-    let mut bytes = greeting()?;
-    match frame::append(&mut bytes, answer) {
-        Err(error @ FrameError::TooLong { .. }) => {
-            bytes = greeting()?;
-            let refused = Response::Refused(format!("the answer does not fit: {error}"));
-            frame::append(&mut bytes, &refused).map_err(ConnectionError::Send)?;
-        }
-        appended => appended.map_err(ConnectionError::Send)?,
-    }
-    Ok(bytes)
 }
 
 /// Limits for clients.
@@ -122,9 +56,15 @@ impl Default for Limits {
 /// A listening socket; its file is removed when this is dropped.
 #[derive(Debug)]
 pub struct Listener {
-    socket: UnixListener,
+    socket: OwnedFd,
+    file: SocketFile,
+}
+
+/// The file of a listening socket. Removed when this is dropped.
+#[derive(Debug)]
+struct SocketFile {
     path: PathBuf,
-    /// Device and inode of its file.
+    /// Device and inode.
     file: (u64, u64),
     _lock: OwnedFd,
 }
@@ -176,44 +116,31 @@ pub enum ListenError {
 
 impl Listener {
     /// Listens on a unix stream socket that only its owner may connect to (mode 0600), replacing one left by a previous
-    /// agent. Needs a tokio runtime.
+    /// agent.
     ///
     /// # Errors
     /// [`ListenError::Listen`].
     pub fn bind(lock: SocketLock) -> Result<Self, ListenError> {
         let SocketLock { socket: path, file: lock } = lock;
         match listen(&path) {
-            Ok((socket, file)) => Ok(Self { socket, path, file, _lock: lock }),
+            Ok((socket, file)) => Ok(Self { socket, file: SocketFile { path, file, _lock: lock } }),
             Err(source) => Err(ListenError::Listen { socket: path, source }),
         }
     }
+}
 
-    /// Listens anew if another process has removed or replaced the file, since no client would find this socket.
-    /// Returns whether it did.
-    fn mend(&mut self) -> io::Result<bool> {
+impl SocketFile {
+    /// Listens anew if another process has removed or replaced the file, since no client would find its socket.
+    fn mend(&mut self) -> io::Result<Option<OwnedFd>> {
         if file_at(&self.path).is_ok_and(|file| file == self.file) {
-            return Ok(false);
+            return Ok(None);
         }
         if let Some(directory) = self.path.parent() {
             std::fs::create_dir_all(directory)?;
         }
-        (self.socket, self.file) = listen(&self.path)?;
-        Ok(true)
-    }
-}
-
-impl Listener {
-    /// Ends it, and returns who had connected and was not accepted yet: closed, they would not know what became of their
-    /// request. Whoever comes later is refused, and knows that.
-    fn close(self) -> Vec<UnixStream> {
-        // A socket that is shut down takes no more connections, and still gives those that it has (`unix_stream_connect` and
-        // `unix_accept` of net/unix/af_unix.c).
-        if rustix::net::shutdown(&self.socket, Shutdown::Read).is_err() {
-            return Vec::new();
-        }
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let waiting = std::iter::from_fn(|| rustix::net::accept_with(&self.socket, flags).ok());
-        waiting.filter_map(|stream| UnixStream::from_std(stream.into()).ok()).collect()
+        let (socket, file) = listen(&self.path)?;
+        self.file = file;
+        Ok(Some(socket))
     }
 }
 
@@ -222,188 +149,63 @@ fn file_at(path: &Path) -> rustix::io::Result<(u64, u64)> {
     rustix::fs::lstat(path).map(|stat| (stat.st_dev, stat.st_ino))
 }
 
-impl Drop for Listener {
+impl Drop for SocketFile {
     fn drop(&mut self) {
         // Still locked. A file that is left is replaced by the next agent.
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-/// Serves until `stop` resolves, then gives the socket back and returns when everybody who had connected is answered.
-/// Dropping the future aborts that instead.
+/// Serves until `stop` resolves, then gives the socket back and returns when everybody who had connected is answered. Takes
+/// [`ACCEPTORS`] blocking threads of the runtime. Dropping the future aborts that instead.
 pub async fn serve<H: Handler>(
-    mut listener: Listener,
+    listener: Listener,
     handler: Arc<H>,
     limits: Limits,
     stop: impl Future<Output = ()>,
 ) {
-    let places = Arc::new(Semaphore::new(limits.unread));
-    let mut connections = JoinSet::new();
+    /// Ends them also when this future is dropped.
+    struct Ends<H: Handler>(Arc<Acceptors<H>>);
+
+    impl<H: Handler> Drop for Ends<H> {
+        fn drop(&mut self) {
+            self.0.abort();
+        }
+    }
+
+    let Listener { socket, mut file } = listener;
+    let acceptors = Acceptors::of(socket, handler, limits);
+    let _ends = Ends(Arc::clone(&acceptors));
+    let mut threads = JoinSet::new();
+    for _ in 0..ACCEPTORS {
+        let acceptors = Arc::clone(&acceptors);
+        threads.spawn_blocking(move || acceptors.accept());
+    }
     let mut stop = std::pin::pin!(stop);
     let mut look = ticks(LOOK_INTERVAL);
     loop {
-        // Dropping an arm loses nothing: a connection is accepted or stays in the kernel's queue.
-        let accepted = tokio::select! {
+        tokio::select! {
             () = &mut stop => break,
-            accepted = accept(&listener, &places) => accepted,
-            _ = look.tick() => {
-                match listener.mend() {
-                    Ok(false) => {}
-                    Ok(true) => tracing::warn!(socket = %listener.path.display(), "socket was removed; created again"),
-                    Err(error) => {
-                        tracing::error!(socket = %listener.path.display(), %error, "socket was removed; not created again");
-                    }
-                }
-                continue;
-            }
-        };
-        match accepted {
-            Ok((stream, place)) => {
-                connections.spawn(answer(stream, place, Arc::clone(&handler), limits));
+            _ = look.tick() => {}
+        }
+        let path = &file.path.clone();
+        match file.mend() {
+            Ok(None) => {}
+            Ok(Some(socket)) => {
+                acceptors.replace(socket);
+                tracing::warn!(socket = %path.display(), "socket was removed; created again");
             }
             Err(error) => {
-                tracing::warn!("accept on {}: {error}", listener.path.display());
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                tracing::error!(socket = %path.display(), %error, "socket was removed; not created again");
             }
         }
-        while let Some(ended) = connections.try_join_next() {
-            report_panic(ended);
-        }
     }
-    for stream in listener.close() {
-        // The semaphore is never closed.
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { break };
-        connections.spawn(answer(stream, place, Arc::clone(&handler), limits));
-    }
-    while let Some(ended) = connections.join_next().await {
+    acceptors.close();
+    drop(file);
+    while let Some(ended) = threads.join_next().await {
         report_panic(ended);
     }
-}
-
-async fn answer<H: Handler>(
-    stream: UnixStream,
-    place: OwnedSemaphorePermit,
-    handler: Arc<H>,
-    limits: Limits,
-) {
-    if let Err(error) = converse(stream, place, &*handler, limits).await {
-        tracing::warn!("client: {}", Chain(&error));
-    }
-}
-
-/// A panic in a request closes that client's connection and affects no other.
-fn report_panic(ended: Result<(), JoinError>) {
-    if let Err(error) = ended {
-        tracing::error!("a request was not answered: {error}");
-    }
-}
-
-async fn accept(
-    listener: &Listener,
-    places: &Arc<Semaphore>,
-) -> io::Result<(UnixStream, OwnedSemaphorePermit)> {
-    let place = places.clone().acquire_owned().await.map_err(io::Error::other)?;
-    let (stream, _) = listener.socket.accept().await?;
-    Ok((stream, place))
-}
-
-/// Why a connection failed.
-#[derive(Debug, thiserror::Error)]
-enum ConnectionError {
-    #[error("read the request")]
-    Receive(#[source] FrameError),
-    #[error("no request within {0:?}")]
-    SlowRequest(Duration),
-    #[error("parse the greeting")]
-    Greeting(#[source] serde_json::Error),
-    #[error("version {version} speaks protocol {protocol}, not {PROTOCOL}")]
-    Protocol { version: String, protocol: u32 },
-    #[error("send the answer")]
-    Send(#[source] FrameError),
-    #[error("the handler gave no answer")]
-    Unanswered,
-    #[error("answer not read within {0:?}")]
-    SlowAnswer(Duration),
-}
-
-async fn converse(
-    mut stream: UnixStream,
-    unread: OwnedSemaphorePermit,
-    handler: &impl Handler,
-    limits: Limits,
-) -> Result<(), ConnectionError> {
-    let received = tokio::time::timeout(limits.request, receive(&mut stream)).await;
-    let received = received.unwrap_or(Err(ConnectionError::SlowRequest(limits.request)));
-    drop(unread);
-    let payload = match received {
-        Ok(None) => return Ok(()),
-        Ok(Some(payload)) => payload,
-        Err(error) => {
-            // The greeting informs a client with another protocol.
-            send(&stream, &greeting()?, limits.answer).await?;
-            return Err(error);
-        }
-    };
-    let reply = Reply::to(stream);
-    let request = serde_json::from_slice(&payload);
-    // It may be large, and serving may take long.
-    drop(payload);
-    let answer = match request {
-        Ok(request) => handler.handle(request, &reply).await,
-        Err(error) => Some(Response::Refused(format!("the request cannot be understood: {error}"))),
-    };
-    reply.complete(answer, limits.answer).await
-}
-
-fn greeting() -> Result<Vec<u8>, ConnectionError> {
-    let mut bytes = Vec::new();
-    frame::append(&mut bytes, &Hello::ours()).map_err(ConnectionError::Send)?;
-    Ok(bytes)
-}
-
-/// The payload of the request, if the greeting before it has our protocol. `None` from a client that only checked
-/// whether the agent listens.
-async fn receive(stream: &mut UnixStream) -> Result<Option<Bytes>, ConnectionError> {
-    let mut buffer = BytesMut::new();
-    let hello = match next_frame(stream, &mut buffer).await {
-        Err(FrameError::Closed) => return Ok(None),
-        payload => payload.map_err(ConnectionError::Receive)?,
-    };
-    let Hello { protocol, version } = serde_json::from_slice(&hello).map_err(ConnectionError::Greeting)?;
-    if protocol != PROTOCOL {
-        return Err(ConnectionError::Protocol { version, protocol });
-    }
-    next_frame(stream, &mut buffer).await.map(Some).map_err(ConnectionError::Receive)
-}
-
-async fn next_frame(stream: &mut UnixStream, buffer: &mut BytesMut) -> Result<Bytes, FrameError> {
-    loop {
-        if let Some(payload) = Frames.decode(buffer)? {
-            return Ok(payload);
-        }
-        buffer.reserve(4096);
-        if stream.read_buf(buffer).await? == 0 {
-            return Frames.decode_eof(buffer)?.ok_or(FrameError::Closed);
-        }
-    }
-}
-
-async fn send(stream: &UnixStream, mut bytes: &[u8], patience: Duration) -> Result<(), ConnectionError> {
-    let sent = tokio::time::timeout(patience, async {
-        while !bytes.is_empty() {
-            stream.writable().await?;
-            match stream.try_write(bytes) {
-                Ok(sent) => bytes = &bytes[sent..],
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
-    });
-    match sent.await {
-        Ok(sent) => sent.map_err(|error| ConnectionError::Send(error.into())),
-        Err(_) => Err(ConnectionError::SlowAnswer(patience)),
-    }
+    acceptors.answered().await;
 }
 
 /// How long the lock of a dead agent may still be held: a plugin that it had just forked shares its open files until
@@ -448,19 +250,19 @@ impl SocketLock {
     }
 }
 
-fn listen(path: &Path) -> io::Result<(UnixListener, (u64, u64))> {
+/// A listening socket, with device and inode of its file.
+fn listen(path: &Path) -> io::Result<(OwnedFd, (u64, u64))> {
     let address = SocketAddrUnix::new(path)?;
     match rustix::fs::unlink(path) {
         Ok(()) | Err(rustix::io::Errno::NOENT) => {}
         Err(error) => return Err(error.into()),
     }
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     // The file that bind(2) creates takes its mode from the socket: it never has a wider mode.
     rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
     rustix::net::bind(&fd, &address)?;
     rustix::net::listen(&fd, BACKLOG)?;
-    Ok((UnixListener::from_std(fd.into())?, file_at(path)?))
+    Ok((fd, file_at(path)?))
 }
 
 #[cfg(test)]
@@ -475,7 +277,8 @@ mod tests {
 
     use super::*;
     use crate::rpc::client::{ClientError, Patience, call};
-    use crate::rpc::message::{CniCall, CniReply};
+    use crate::rpc::frame;
+    use crate::rpc::message::{CniCall, CniReply, Hello};
     use crate::rpc::{pending, shim};
 
     const PATIENCE: Patience = Patience { connect: Duration::from_secs(10), answer: Duration::from_secs(10) };
@@ -607,8 +410,6 @@ mod tests {
     fn a_second_agent_is_refused_and_a_socket_left_behind_replaced() {
         let mut agent = Agent::start(Limits::default());
         agent.call(&echo("")).unwrap();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let _context = runtime.enter();
         let socket = agent.socket();
         let take = || SocketLock::take(&socket, LOCK_PATIENCE);
         assert_eq!(
@@ -629,9 +430,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("agent.sock");
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let context = runtime.enter();
         let listener = Listener::bind(SocketLock::take(&socket, LOCK_PATIENCE).unwrap()).unwrap();
-        drop(context);
         let clients: Vec<_> = (0..20)
             .map(|_| {
                 let mut stream = BlockingStream::connect(&socket).unwrap();
@@ -714,7 +513,8 @@ mod tests {
                 (0..20).map(|_| scope.spawn(|| agent.call(&Request::Stats).unwrap())).collect();
             agent.wait_until_held(20);
             assert_eq!(agent.call(&echo("beside")).unwrap(), echoed("beside"));
-            let silent = agent.connect();
+            // One has the place, and each thread that accepts waits with another.
+            let silent: Vec<_> = (0..=ACCEPTORS).map(|_| BlockingStream::connect(agent.socket()).unwrap()).collect();
             let brief = Patience { connect: PATIENCE.connect, answer: Duration::from_millis(50) };
             let error = call(&agent.socket(), &echo(""), brief).unwrap_err();
             assert!(matches!(error, ClientError::Slow { .. }), "{error}");

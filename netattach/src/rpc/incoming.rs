@@ -1,0 +1,129 @@
+//! A request as it arrives: the greeting, then one frame.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use tokio::io::AsyncReadExt;
+use tokio::net::UnixStream;
+use tokio_util::codec::Decoder;
+
+use super::converse::ConnectionError;
+use super::frame::{FrameError, Frames};
+use super::message::{Hello, PROTOCOL};
+
+/// How much is read at once, in bytes.
+const PIECE: usize = 4096;
+
+/// What has arrived of a request.
+#[derive(Debug, Default)]
+pub(super) struct Incoming {
+    buffer: BytesMut,
+    is_greeted: bool,
+}
+
+/// How far a request is.
+#[derive(Debug)]
+pub(super) enum Arrived {
+    /// All of it: its payload.
+    Whole(Bytes),
+    /// Some of it, or nothing yet.
+    Partly,
+    /// The client only checked whether the agent listens.
+    Nothing,
+}
+
+impl Incoming {
+    /// Reads without a runtime, for at most that long.
+    ///
+    /// # Errors
+    /// The connection fails or ends within the request, or it is none of our protocol.
+    pub(super) fn read_within(
+        &mut self,
+        stream: &impl AsFd,
+        patience: Duration,
+    ) -> Result<Arrived, ConnectionError> {
+        let until = Instant::now() + patience;
+        loop {
+            if let Some(payload) = self.payload()? {
+                return Ok(Arrived::Whole(payload));
+            }
+            let at = self.buffer.len();
+            self.buffer.resize(at + PIECE, 0);
+            // The socket does not block.
+            let received = rustix::io::read(stream, &mut self.buffer[at..]);
+            self.buffer.truncate(at + received.unwrap_or(0));
+            match received {
+                Ok(0) => return self.ended().map(|()| Arrived::Nothing),
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) if !may_be_read(stream.as_fd(), until) => return Ok(Arrived::Partly),
+                Err(Errno::AGAIN) => {}
+                Err(error) => return Err(failed(error.into())),
+            }
+        }
+    }
+
+    /// Reads the rest. `None` from a client that only checked whether the agent listens.
+    ///
+    /// # Errors
+    /// As [`Incoming::read_within`].
+    pub(super) async fn read(mut self, stream: &mut UnixStream) -> Result<Option<Bytes>, ConnectionError> {
+        loop {
+            if let Some(payload) = self.payload()? {
+                return Ok(Some(payload));
+            }
+            self.buffer.reserve(PIECE);
+            if stream.read_buf(&mut self.buffer).await.map_err(failed)? == 0 {
+                return self.ended().map(|()| None);
+            }
+        }
+    }
+
+    /// The payload of the request, if it is whole and the greeting before it has our protocol.
+    fn payload(&mut self) -> Result<Option<Bytes>, ConnectionError> {
+        if !self.is_greeted {
+            let Some(hello) = Frames.decode(&mut self.buffer).map_err(ConnectionError::Receive)? else {
+                return Ok(None);
+            };
+            let Hello { protocol, version } =
+                serde_json::from_slice(&hello).map_err(ConnectionError::Greeting)?;
+            if protocol != PROTOCOL {
+                return Err(ConnectionError::Protocol { version, protocol });
+            }
+            self.is_greeted = true;
+        }
+        Frames.decode(&mut self.buffer).map_err(ConnectionError::Receive)
+    }
+
+    /// What it means that nothing more comes.
+    fn ended(&self) -> Result<(), ConnectionError> {
+        match (self.buffer.is_empty(), self.is_greeted) {
+            (true, false) => Ok(()),
+            (true, true) => Err(ConnectionError::Receive(FrameError::Closed)),
+            (false, _) => Err(ConnectionError::Receive(FrameError::Truncated)),
+        }
+    }
+}
+
+fn failed(error: io::Error) -> ConnectionError {
+    ConnectionError::Receive(error.into())
+}
+
+/// Waits until then for something to be read, or for the end of the connection.
+fn may_be_read(stream: BorrowedFd<'_>, until: Instant) -> bool {
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        // Shorter than a timeout that the kernel cannot represent.
+        let timeout = rustix::event::Timespec::try_from(left).ok();
+        let mut polled = [PollFd::from_borrowed_fd(stream, PollFlags::IN)];
+        match rustix::event::poll(&mut polled, timeout.as_ref()) {
+            Ok(ready) => return ready > 0,
+            Err(Errno::INTR) => {}
+            // Whoever reads on finds the reason.
+            Err(_) => return false,
+        }
+    }
+}
