@@ -2,8 +2,9 @@
 //!
 //! The table never evicts. Each attachment has its own places, numbered from 0; a flow takes the next place of the
 //! attachment at whose hook it is entered and evicts the flow there: an ended one at once (an expired one, or a
-//! connection that is over, [`Flow::is_over`](crate::Flow::is_over)), otherwise, of [`Share::TRIED`] places, the one with the lowest priority. So an attachment that enters more flows than it has
-//! places loses only its own, whether the agent runs or not. The agent sets the number of places of each.
+//! connection that is over, [`Flow::is_over`](crate::Flow::is_over)), otherwise, of [`Share::TRIED`] places, the one
+//! with the lowest priority. So an attachment that enters more flows than it has places loses only its own, whether
+//! the agent runs or not. The agent sets the number of places of each.
 
 /// Value of `na_share`: one attachment's share of the flow table. All zero: the initial state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

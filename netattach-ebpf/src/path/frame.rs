@@ -104,7 +104,7 @@ pub(crate) fn says_ipv6(ctx: &TcContext) -> bool {
 /// The protocol by which the kernel takes the packet further, in host order. Behind a tag that it has moved out of the frame,
 /// that of what follows, as in the frame's header then.
 #[inline(always)]
-fn protocol(ctx: &TcContext) -> u16 {
+pub(crate) fn protocol(ctx: &TcContext) -> u16 {
     // SAFETY: the context pointer is valid while the program runs. The field holds 16 bits in network order.
     u16::from_be(unsafe { (*ctx.skb.skb).protocol } as u16)
 }

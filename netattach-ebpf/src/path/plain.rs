@@ -7,6 +7,7 @@
 //! | question of `judge` | here |
 //! |---|---|
 //! | tags | none |
+//! | protocol that a socket has named | the frame's ethertype |
 //! | source MAC and address | the attachment's own, by its record alone |
 //! | headers | as `netattach_common::parse::plain` reads them; so no ARP, control message, option, extension header or fragment |
 //! | staying a host | no datagram to a port of DHCP clients; all other rules are about packets that are not read here |
@@ -70,7 +71,9 @@ fn is_certain<A: Family>(
     let skb = Skb::of(ctx);
     let (tagged, _) = skb.tag_beside();
     let Ok(frame) = frame::at::<EthernetHeader>(ctx, 0) else { return false };
-    if tagged || frame.ethertype != A::ETHERTYPE.to_be() || scope.is_pending() {
+    // Who takes a frame goes by its protocol, which a packet socket may have named otherwise.
+    let is_of_family = frame.ethertype == A::ETHERTYPE.to_be() && frame::protocol(ctx) == A::ETHERTYPE;
+    if tagged || !is_of_family || scope.is_pending() {
         return false;
     }
     let Some(headers) = read(&skb) else { return false };

@@ -1,5 +1,9 @@
 //! Frames that are neither IP nor ARP.
 
+use netattach_tests::other_programs::attach_tcx;
+use netattach_tests::raw::RawSocket;
+use netattach_tests::{Namespace, tools::report_skipped};
+
 use super::*;
 
 /// An experimental protocol (IEEE 802, local experimental ethertypes).
@@ -102,4 +106,51 @@ fn no_frame_is_lost_where_its_protocol_has_to_be_its_ethertype() {
     }
     let tagged = Packet::between(POD_V4, PEER_V4).tagged(5).udp(1000, 7).frame();
     assert_eq!(rig.run(FromPod, &tagged), Err(DropReason::VlanTagged));
+}
+
+/// What has passed before, by a flow or without any policy, does not pass by another name either.
+#[test]
+fn a_packet_of_a_flow_passes_by_the_name_of_its_own_protocol_alone() {
+    if !netattach::bpf::probe::has_tcx(DEVICE).unwrap() {
+        return report_skipped("a packet by another name", "this kernel has no tcx links");
+    }
+    const IPV4: u16 = libc::ETH_P_IP as u16;
+    const IPV6: u16 = libc::ETH_P_IPV6 as u16;
+    const ARP: u16 = libc::ETH_P_ARP as u16;
+    const VLAN: u16 = libc::ETH_P_8021Q as u16;
+    let rig = Rig::new();
+    rig.put(Checks { source_mac: true, source_address: true, one_protocol: true, ..Checks::default() });
+    // At the egress of a device the protocol is still what the socket has named.
+    let namespace = Namespace::new().unwrap();
+    namespace.loopback_up().unwrap();
+    let program = sys::open_pin(&rig.pin("prog/na_from_pod")).unwrap();
+    let _link = attach_tcx(&namespace, DEVICE, false, &program).unwrap();
+    // How many have passed, and how many were dropped as malformed.
+    let sent = |named, frame: &[u8]| {
+        let look = || rig.dataplane.stats(POD).unwrap();
+        let before = look();
+        RawSocket::queued_as(&namespace, "lo", named).unwrap().send(frame).unwrap();
+        let (after, reason) = (look(), DropReason::Malformed as usize);
+        (after.from_pod.packets - before.from_pod.packets, after.drops[reason] - before.drops[reason])
+    };
+    let (there4, back4) = (from_pod(), to_pod());
+    let (there6, back6) = (from_pod6(), Packet::between(PEER_V6, POD_V6));
+    let allow = allow_all();
+    for egress in [None, Some(&allow)] {
+        rig.enforce(None, egress);
+        for (there, back, own, others) in [
+            (&there4, &back4, IPV4, [IPV6, ARP, VLAN, EXPERIMENT]),
+            (&there6, &back6, IPV6, [IPV4, ARP, VLAN, EXPERIMENT]),
+        ] {
+            assert_eq!(rig.run(FromPod, &there.clone().tcp(2000, 80, SYN).frame()), Ok(()));
+            assert_eq!(rig.run(ToPod, &back.clone().tcp(80, 2000, SYN | ACK).frame()), Ok(()));
+            for frame in [there.clone().tcp(2000, 80, ACK).frame(), there.clone().udp(1000, 7).frame()] {
+                assert_eq!(sent(own, &frame), (1, 0), "{own:#x}");
+                for named in others {
+                    assert_eq!(sent(named, &frame), (0, 1), "{own:#x} as {named:#x}");
+                }
+                assert_eq!(sent(own, &frame), (1, 0), "{own:#x}");
+            }
+        }
+    }
 }

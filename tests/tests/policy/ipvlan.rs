@@ -167,6 +167,9 @@ fn a_pod_cannot_name_another_protocol_than_its_frames_have_in_mode_l3() {
     let spoofed = frame_of("10.52.0.99", 1001, experiment);
     socket.send(&spoofed).unwrap();
     assert!(eventually(PATIENCE, || malformed() == 1));
+    let named = RawSocket::queued_as(&a.namespace, "net1", experiment).unwrap();
+    named.send(&frame_of("10.52.0.2", 1003, ipv4)).unwrap();
+    assert!(eventually(PATIENCE, || malformed() == 2));
     let honest = frame_of("10.52.0.2", 1002, ipv4);
     socket.send(&honest).unwrap();
     let tail = |frame: &[u8]| frame[frame.len() - 12..].to_vec();
