@@ -48,7 +48,7 @@
 //! | `file_version` | detects changes of a file | files |
 //! | [`waits`] | the resources of others that an operation may have to wait for | no |
 //! | `descriptors` | the number of open files and its limit | limits |
-//! | `kernel_module` | whether the kernel can load a driver | reads files |
+//! | `kernel_module` | whether the kernel can load a driver | files |
 //! | [`mac`] | Ethernet addresses | no |
 //! | `crash`, `model` | for tests only: a crash at every point; a model checker | |
 

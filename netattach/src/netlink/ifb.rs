@@ -43,8 +43,9 @@ impl Handle {
             None::<()>
         });
         match listed {
-            // One was there, however often the pod changes its links.
-            Err(Error::Interrupted(_)) if is_there.get() => {}
+            // A pod may change its links again and again: what was listed was there, and a list of one kind with nothing in it
+            // is read in one piece.
+            Err(Error::Interrupted(_)) => {}
             other => drop(other?),
         }
         // Each namespace has a loopback device: where the kernel knows the kind, it leaves that out.
