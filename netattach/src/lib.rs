@@ -49,6 +49,7 @@
 //! | `file_version` | detects changes of a file | files |
 //! | [`waits`] | the resources of others that an operation may have to wait for | no |
 //! | `descriptors` | the number of open files and its limit | limits |
+//! | `kernel_module` | whether the kernel can load a driver | files |
 //! | [`mac`] | Ethernet addresses | no |
 //! | `crash`, `model` | for tests only: a crash at every point; a model checker | |
 
@@ -81,6 +82,7 @@ pub mod firewall;
 pub mod hooks;
 pub mod ipam;
 pub mod journal;
+mod kernel_module;
 #[cfg(feature = "executables")]
 pub mod kube;
 #[cfg(feature = "executables")]

@@ -1,6 +1,7 @@
 //! Looks for what others change in pods, which is reported and never put back: a virtual machine's network binding, for
 //! one, renames the pod's interface on purpose. CHECK compares the same and more, but some runtimes never send it. What goes
-//! past an attachment's programs there lowers its level as well.
+//! past an attachment's programs there lowers its level as well; a device of kind `ifb`, by which a pod can send past programs
+//! on the node, only a look finds, and CHECK does not fail for it: there are honest uses of one.
 //!
 //! A look takes some of the sandboxes, the next look those that follow, round and round. It compares only what is in the
 //! pod, starts no process, and passes over containers that an operation is working on. How long a round takes depends on

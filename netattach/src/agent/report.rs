@@ -14,8 +14,10 @@ use super::trouble::Troubles;
 use crate::attach::{Attached, Engine, IntentReader};
 use crate::bpf::{self, FastStats, Segment, XdpMode};
 use crate::cni::code;
+use crate::enforce::attachment::is_behind_card;
 use crate::enforce::enforcer::Enforcer;
 use crate::enforce::error::EnforceError;
+use crate::enforce::level::Vantage;
 use crate::error_chain::Chain;
 use crate::fast_path::{self, uplink};
 use crate::ipam::Owner;
@@ -218,8 +220,9 @@ impl Reporter {
 
     /// How far policies are enforced on an attachment.
     fn enforcement(&self, row: &Row<'_>) -> Enforcement {
-        let vantage = hook_kind::of(row.plan, row.attached.outputs.of(row.number));
-        let mut found = self.enforcer.enforcement(row.id(), row.sandbox().pod.as_ref(), &vantage);
+        let hook = hook_kind::of(row.plan, row.attached.outputs.of(row.number));
+        let vantage = Vantage { hook: &hook, behind_card: is_behind_card(row.plan) };
+        let mut found = self.enforcer.enforcement(row.id(), row.sandbox().pod.as_ref(), vantage);
         if let Some(laxity) = row.laxity() {
             found.why = if found.why.is_empty() { laxity } else { format!("{}; {laxity}", found.why) };
         }

@@ -51,6 +51,10 @@ pub struct Engine {
 /// 600 s) and the kubelet's longest pause before it starts an agent again (300 s) take.
 const YOUNG: Duration = Duration::from_secs(900);
 
+/// What is told of a pod that can send past programs by a device of its own: the kind, which its name does not tell, and why.
+const IFB: (&str, &str) =
+    ("ifb", "a device of this kind is there, by which what the pod sends can go past programs on the node");
+
 /// The state found at start.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
@@ -429,8 +433,8 @@ impl Engine {
     }
 
     /// What others have changed in the pod of a sandbox, in the container's turn: the first difference of each
-    /// attachment, with its interface. Nothing if its namespace is gone. What goes past an attachment's programs there
-    /// lowers its level.
+    /// attachment, with its interface, and devices by which the pod can send past programs, with their kind. Nothing if its
+    /// namespace is gone. What goes past an attachment's programs there lowers its level.
     ///
     /// # Errors
     /// The kernel's state cannot be read.
@@ -444,10 +448,13 @@ impl Engine {
             return Ok(Vec::new());
         }
         let mut pod = Handle::open_in(&netns)?;
-        if let Some(enforcer) = &self.node.enforcer {
-            enforcement::look_into_pod(enforcer.as_ref(), attached, &mut pod)?;
-        }
-        differences_in_pod(attached, (&netns, &mut pod))
+        let has_ifb = match &self.node.enforcer {
+            Some(enforcer) => enforcement::look_into_pod(enforcer.as_ref(), attached, &mut pod)?,
+            None => false,
+        };
+        let mut differences = differences_in_pod(attached, (&netns, &mut pod))?;
+        differences.extend(has_ifb.then(|| (IFB.0.to_owned(), IFB.1.to_owned())));
+        Ok(differences)
     }
 
     /// The record of an attached sandbox, and its network namespace.

@@ -106,6 +106,10 @@ impl Enforce for Maps {
         Ok(())
     }
 
+    fn note_ifb(&self, _: &[u32], _: bool) -> bool {
+        false
+    }
+
     fn verify_shared(&self) -> Result<Option<String>, EnforceError> {
         Ok(None)
     }

@@ -45,6 +45,8 @@ pub struct EnforcedAttachment {
     on_representor: bool,
     /// Whether it is a netkit that netattach made.
     netkit: bool,
+    /// Index of its parent, if that one's links reach each other within it: by its ingress, or by the devices in pods.
+    pub(super) shares: Option<u32>,
     /// When its programs are attached.
     pub(crate) when: EnforceWhen,
     /// Its pod, if that is known.
@@ -123,8 +125,12 @@ impl EnforcedAttachment {
             point,
             on_card: None,
             delegated: is_delegated(attachment),
-            on_representor: matches!(attachment.made_by(), MadeBy::Device(device) if device.switchdev),
+            on_representor: is_behind_card(attachment),
             netkit: matches!(attachment.link(), Some(Link::Netkit(_))),
+            shares: ends
+                .and_then(|ends| ends.parent.as_ref())
+                .filter(|_| reach_each_other(attachment))
+                .map(|parent| parent.device.index),
             when: protect.when,
             pod: sandbox.pod.clone(),
             pod_index,
@@ -207,6 +213,16 @@ impl EnforcedAttachment {
     }
 }
 
+/// Whether the programs of an attachment that are on the node are on a representor.
+pub(crate) fn is_behind_card(attachment: &AttachmentPlan) -> bool {
+    matches!(attachment.made_by(), MadeBy::Device(device) if device.switchdev)
+}
+
+/// Whether the attachment has a parent whose links reach each other without leaving it.
+fn reach_each_other(attachment: &AttachmentPlan) -> bool {
+    matches!(attachment.link().map(Link::tie), Some(Tie::Parent { siblings: true, .. }))
+}
+
 /// Whether another plugin made the interface.
 fn is_delegated(attachment: &AttachmentPlan) -> bool {
     attachment.made_by() == MadeBy::Plugin
@@ -276,10 +292,7 @@ fn point(
     vantage: HookKind,
     ends: Option<&Ends>,
 ) -> Option<HookPoint> {
-    let siblings = match attachment.link().map(Link::tie) {
-        Some(Tie::Parent { siblings, .. }) => siblings,
-        Some(Tie::NodeEnd { .. } | Tie::InPod) | None => false,
-    };
+    let siblings = reach_each_other(attachment);
     let in_pod = |ends: &Ends| PodDevice {
         netns: sandbox.netns.clone().into(),
         netns_id: sandbox.netns_id,
@@ -353,6 +366,7 @@ pub(super) mod tests {
             delegated: false,
             on_representor: false,
             netkit: false,
+            shares: None,
             when: EnforceWhen::Always,
             pod: Some(PodRef { name: ObjectName::new("shop", "a"), uid: None }),
             pod_index: 2,

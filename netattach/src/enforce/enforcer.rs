@@ -9,8 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::admission::{self, EnforcementRequirement, Unenforceable};
-use super::attachment::EnforcedAttachment;
+use super::attachment::{EnforcedAttachment, is_behind_card};
 use super::error::{AttachFailed, EnforceError};
+use super::level::Vantage;
 use super::node_defaults::NodeDefaults;
 use super::policies::{Change, Sources};
 use super::policy_maps::{KernelMaps, unread_since};
@@ -412,6 +413,11 @@ impl Enforce for Enforcer {
         self.note_mode(attachment, pod)
     }
 
+    fn note_ifb(&self, attachments: &[u32], has_one: bool) -> bool {
+        let mut state = self.lock();
+        attachments.iter().fold(false, |is_past, id| state.note_ifb(*id, has_one) || is_past)
+    }
+
     fn verify_shared(&self) -> Result<Option<String>, EnforceError> {
         Ok(self.dataplane.missing_pin()?.map(|path| format!("pin {} is gone", path.display())))
     }
@@ -435,7 +441,8 @@ impl Enforce for Enforcer {
     ) -> Result<(), Unenforceable> {
         let required = admission::requirement(&self.source.snapshot(), attachment, self.requirement)?;
         match vantage {
-            Some(vantage) => {
+            Some(hook) => {
+                let vantage = Vantage { hook, behind_card: is_behind_card(attachment) };
                 let enforcement = self.enforcement(None, pod, vantage);
                 admission::permit(enforcement, required, self.selecting(pod, attachment))
             }

@@ -6,6 +6,9 @@ use crate::policy::level::{Enforcement, Level};
 use crate::spec::{IpvlanMode, LinkMode};
 use crate::step::HookKind;
 
+/// The place of programs on the node's end of a link, where devices of kind `ifb` can be made.
+const PAST_NODE_END: &str = "on the node's end, past which a device of kind ifb leads";
+
 /// The facts that determine a level, besides the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Means {
@@ -13,19 +16,43 @@ pub struct Means {
     pub in_pod: AttachMode,
     /// Whether programs can identify the namespace of the socket that sent a frame.
     pub knows_senders: bool,
+    /// Whether pods may make devices of kind `ifb`: the kernel has their driver, can load it, or it is not known.
+    pub has_ifb: bool,
+}
+
+/// Where programs see the traffic of an attachment, as far as its level depends on it.
+#[derive(Debug, Clone, Copy)]
+pub struct Vantage<'v> {
+    /// Where they run.
+    pub hook: &'v HookKind,
+    /// Whether they are on a representor: what the pod sends comes there by its card, without what the kernel noted on it in
+    /// the pod.
+    pub behind_card: bool,
+}
+
+/// Who may send past the programs that judge what an attachment sends or receives, by a device of kind `ifb`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PastBy {
+    /// Its own pod, what that sends.
+    ItsPod,
+    /// Another pod with a link on the same parent, what it receives from that.
+    PodOnItsParent,
 }
 
 /// The enforcement level for an attachment of that pod. An unknown pod may have every privilege.
-pub fn enforcement(vantage: &HookKind, pod: Option<&Pod>, means: Means) -> Enforcement {
+pub fn enforcement(vantage: Vantage<'_>, pod: Option<&Pod>, means: Means) -> Enforcement {
     let lower = |level, why: String| Enforcement { level, why };
     let privileged = |place: &str, capability: &str, who: String| {
         lower(Level::FullUnlessPrivileged, format!("programs run {place}, and {who} {capability}"))
     };
     let admin = || holder(pod.map(|pod| &pod.powers.admin));
     let raw = || holder(pod.map(|pod| &pod.powers.raw));
-    match vantage {
+    match vantage.hook {
         HookKind::Nowhere(why) => lower(Level::None, why.to_string()),
-        HookKind::Node => lower(Level::Full, String::new()),
+        HookKind::Node => match admin().filter(|_| means.has_ifb && !vantage.behind_card) {
+            Some(who) => privileged(PAST_NODE_END, "CAP_NET_ADMIN", who),
+            None => lower(Level::Full, String::new()),
+        },
         HookKind::Parent => match (admin(), raw().filter(|_| !means.knows_senders)) {
             (Some(who), _) => privileged("on the parent", "CAP_NET_ADMIN", who),
             (None, Some(who)) => privileged("on the parent", "CAP_NET_RAW", who),
@@ -108,6 +135,20 @@ pub(super) fn behind_the_pods_end() -> Enforcement {
     Enforcement { level: Level::Advisory, why: why.to_owned() }
 }
 
+/// The level of an attachment beside devices of kind `ifb` that were found in pods. What such a device sends on passes no program
+/// on the device that receives it next: see `netlink::ifb`.
+pub(super) fn past_by_ifb(by: PastBy) -> Enforcement {
+    let why = match by {
+        PastBy::ItsPod => {
+            "its pod has a device of kind ifb, by which it can send past the programs on the node"
+        }
+        PastBy::PodOnItsParent => {
+            "a pod on the same parent has a device of kind ifb, by which it can send to this one past the programs"
+        }
+    };
+    Enforcement { level: Level::Advisory, why: why.to_owned() }
+}
+
 /// The lower of the level that an attachment has by its place and its pod, and of what its programs were found to be.
 pub(super) fn lower_of(by_place: Enforcement, found: Option<Enforcement>) -> Enforcement {
     match found {
@@ -181,13 +222,30 @@ mod tests {
     /// Rows: SRV-offload.
     #[test]
     fn a_level_follows_from_where_programs_run_and_what_the_pod_may_do() {
-        const LINKS: Means = Means { in_pod: AttachMode::Tcx, knows_senders: true };
-        const FILTERS: Means = Means { in_pod: AttachMode::Clsact, knows_senders: false };
+        const LINKS: Means = Means { in_pod: AttachMode::Tcx, knows_senders: true, has_ifb: true };
+        const FILTERS: Means = Means { in_pod: AttachMode::Clsact, knows_senders: false, has_ifb: false };
         let to = || Grant::To("app".to_owned());
         let (bare, raw, admin) = (pod(Grant::No, Grant::No), pod(Grant::No, to()), pod(to(), Grant::No));
         let table = [
-            (HookKind::Node, None, LINKS, "full"),
+            (HookKind::Node, Some(&bare), LINKS, "full"),
+            (HookKind::Node, Some(&raw), LINKS, "full"),
+            (
+                HookKind::Node,
+                Some(&admin),
+                LINKS,
+                "full-unless-privileged (programs run on the node's end, past which a device of kind ifb leads, and its container \
+                 app has CAP_NET_ADMIN)",
+            ),
+            (
+                HookKind::Node,
+                None,
+                LINKS,
+                "full-unless-privileged (programs run on the node's end, past which a device of kind ifb leads, and it has no \
+                 manifest: it may have CAP_NET_ADMIN)",
+            ),
+            // The kernel has none of those.
             (HookKind::Node, Some(&admin), FILTERS, "full"),
+            (HookKind::Node, None, FILTERS, "full"),
             (HookKind::Parent, Some(&bare), FILTERS, "full"),
             (HookKind::Parent, Some(&raw), LINKS, "full"),
             (
@@ -228,9 +286,12 @@ mod tests {
                 "none (the pod has no interface of that name)",
             ),
         ];
-        for (vantage, pod, means, expected) in table {
-            assert_eq!(enforcement(&vantage, pod, means).to_string(), expected, "{vantage:?}");
+        for (hook, pod, means, expected) in table {
+            let vantage = Vantage { hook: &hook, behind_card: false };
+            assert_eq!(enforcement(vantage, pod, means).to_string(), expected, "{hook:?}");
         }
+        let representor = Vantage { hook: &HookKind::Node, behind_card: true };
+        assert_eq!(enforcement(representor, Some(&admin), LINKS).to_string(), "full");
         let full = || Enforcement { level: Level::Full, why: String::new() };
         let found = [
             (Some(lacking(Lack::Absent("na_to_pod"), "absent".to_owned())), "none (absent)"),
@@ -252,6 +313,9 @@ mod tests {
         );
         assert_eq!(past_programs(None).unwrap().level, Level::Advisory);
         assert_eq!(lower_of(full(), Some(behind_the_pods_end())), behind_the_pods_end());
+        for by in [PastBy::ItsPod, PastBy::PodOnItsParent] {
+            assert_eq!(lower_of(full(), Some(past_by_ifb(by))).level, Level::Advisory);
+        }
         assert_eq!(
             behind_the_interface(Some(LinkMode::Ipvlan(IpvlanMode::L3s))).unwrap().to_string(),
             "none (its ipvlan was switched to mode l3s, in which packets come to the pod behind it)"

@@ -125,6 +125,9 @@ pub trait Enforce: fmt::Debug + Send + Sync {
     /// # Errors
     /// The kernel does not show the device.
     fn look_into_pod(&self, attachment: &EnforcedAttachment, pod: &mut Handle) -> Result<(), EnforceError>;
+    /// Notes whether a pod has a device of kind `ifb`, of the attachments with these numbers: their level, and that of others on
+    /// their parents, is lower until a look finds none. Returns whether one is there that matters to any.
+    fn note_ifb(&self, attachments: &[u32], has_one: bool) -> bool;
     /// The first shared pin that is missing, as text.
     ///
     /// # Errors

@@ -1,12 +1,13 @@
 //! The programs of attachments on their devices: attaching, detaching, and reattaching those that were removed.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::attachment::EnforcedAttachment;
 use super::error::{AttachFailed, EnforceError};
-use super::level::{Means, contested, enforcement, may_begin_by_filters, removed};
+use super::level::{Means, Vantage, contested, enforcement, may_begin_by_filters, removed};
 use crate::bpf::{self, Dataplane};
 use crate::error_chain::Chain;
 use crate::hooks::node_end::{self, Found};
@@ -15,11 +16,12 @@ use crate::hooks::{
     AttachMode, AttachModes, DeviceHooks, HookError, HookPoint, Lack, PodDevice, Restored, Rivals, host_link,
     pod,
 };
+use crate::kernel_module::{Loadable, loadable};
 use crate::netlink::Handle;
 use crate::netns::Netns;
 use crate::objects::Pod;
 use crate::policy::level::Enforcement;
-use crate::step::{EnforceWhen, HookKind};
+use crate::step::EnforceWhen;
 
 /// Attaches programs to devices.
 pub(super) struct AttachedPrograms {
@@ -28,6 +30,8 @@ pub(super) struct AttachedPrograms {
     modes: AttachModes,
     /// Whether programs can identify the namespace of the socket that sent a frame.
     knows_senders: bool,
+    /// Whether pods may make devices of kind `ifb`.
+    has_ifb: bool,
     turn: Mutex<()>,
     /// How often programs were reattached.
     put_back: AtomicU64,
@@ -67,6 +71,7 @@ impl AttachedPrograms {
             parents: Parents::new(modes.attachments, strangers),
             modes,
             knows_senders: bpf::probe::has_netns_cookie(),
+            has_ifb: may_have_ifb(),
             turn: Mutex::default(),
             put_back: AtomicU64::default(),
             rivals: Rivals::default(),
@@ -81,8 +86,9 @@ impl AttachedPrograms {
     }
 
     /// The enforcement level for an attachment of that pod.
-    pub(super) fn enforcement(&self, pod: Option<&Pod>, vantage: &HookKind) -> Enforcement {
-        enforcement(vantage, pod, Means { in_pod: self.modes.others, knows_senders: self.knows_senders })
+    pub(super) fn enforcement(&self, pod: Option<&Pod>, vantage: Vantage<'_>) -> Enforcement {
+        let (in_pod, knows_senders, has_ifb) = (self.modes.others, self.knows_senders, self.has_ifb);
+        enforcement(vantage, pod, Means { in_pod, knows_senders, has_ifb })
     }
 
     /// Whether the programs of an attachment of that pod may run by filters until they have links: an ADD need not wait for the
@@ -412,6 +418,12 @@ impl AttachedPrograms {
         let devices = self.dataplane.attachments().bound().into_keys().collect();
         Ok(node_end::sweep(programs, &devices)?)
     }
+}
+
+/// Whether pods may make devices of kind `ifb`. Who may make one has the kernel load their driver.
+fn may_have_ifb() -> bool {
+    let has_driver = Handle::open().and_then(|mut host| host.ifb()).map(|found| found.has_driver);
+    has_driver.unwrap_or(true) || !matches!(loadable(Path::new("/"), "ifb"), Loadable::No | Loadable::Kept)
 }
 
 /// Runs the programs on the loopback of a dedicated namespace.

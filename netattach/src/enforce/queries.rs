@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::admission;
 use super::enforcer::Enforcer;
 use super::error::EnforceError;
-use super::level::lower_of;
+use super::level::{Vantage, lower_of, past_by_ifb};
 use super::policies::Change;
 use super::state::State;
 use crate::bpf::{self, PacketLog, Records};
@@ -22,7 +22,6 @@ use crate::policy::index::Endpoint;
 use crate::policy::level::{Enforcement, Level};
 use crate::policy::lookup::{CompiledPolicy, RuleFlows, RuleId};
 use crate::policy::naming::{Names, Recorded, names};
-use crate::step::HookKind;
 
 /// The policies of an attachment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -133,7 +132,7 @@ impl Enforcer {
 
     /// The enforcement level for an attachment of that pod; with its number, as far as its programs were found to be where
     /// packets meet them.
-    pub fn enforcement(&self, id: Option<u32>, pod: Option<&PodRef>, vantage: &HookKind) -> Enforcement {
+    pub fn enforcement(&self, id: Option<u32>, pod: Option<&PodRef>, vantage: Vantage<'_>) -> Enforcement {
         let by_place =
             self.enforcement_in(&self.sources().source.snapshot(), pod.map(|pod| &pod.name), vantage);
         lower_of(by_place, id.and_then(|id| self.as_found(&self.lock(), id)))
@@ -144,13 +143,17 @@ impl Enforcer {
     fn as_found(&self, state: &State, id: u32) -> Option<Enforcement> {
         let is_contested = || self.programs().contested(state.roster().host_index(id)?);
         let of_programs = state.roster().shortfall(id).cloned().or_else(is_contested);
-        match state.roster().passed_by(id) {
-            Some(passed_by) => Some(lower_of(passed_by.clone(), of_programs)),
-            None => of_programs,
-        }
+        let by_ifb = state.roster().past_by_ifb(id).map(past_by_ifb);
+        let found = [state.roster().passed_by(id).cloned(), of_programs, by_ifb];
+        found.into_iter().flatten().reduce(|lowest, found| lower_of(lowest, Some(found)))
     }
 
-    fn enforcement_in(&self, objects: &Objects, pod: Option<&ObjectName>, vantage: &HookKind) -> Enforcement {
+    fn enforcement_in(
+        &self,
+        objects: &Objects,
+        pod: Option<&ObjectName>,
+        vantage: Vantage<'_>,
+    ) -> Enforcement {
         let pod = pod.and_then(|pod| objects.pods.get(pod));
         self.programs().enforcement(pod.map(AsRef::as_ref), vantage)
     }
@@ -167,7 +170,9 @@ impl Enforcer {
         let sources = self.sources();
         let objects = sources.source.snapshot();
         let placed = state.roster().placed().map(|(endpoint, point)| {
-            let by_place = self.enforcement_in(&objects, Some(&endpoint.pod), &point.vantage());
+            let (hook, behind_card) = (point.vantage(), state.roster().is_behind_card(endpoint.id));
+            let vantage = Vantage { hook: &hook, behind_card };
+            let by_place = self.enforcement_in(&objects, Some(&endpoint.pod), vantage);
             (endpoint.id, lower_of(by_place, self.as_found(&state, endpoint.id)))
         });
         let limited = placed.filter(|(_, enforcement)| enforcement.level != Level::Full).collect();

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::attachment::EnforcedAttachment;
+use super::level::PastBy;
 use crate::hooks::HookPoint;
 use crate::objects::{ObjectName, Place};
 use crate::policy::index::{Endpoint, Endpoints};
@@ -21,6 +22,8 @@ pub(super) struct Roster {
     shortfalls: BTreeMap<u32, Enforcement>,
     /// By what packets of some were found to go past their programs, at the last look into their pods.
     passed_by: BTreeMap<u32, Enforcement>,
+    /// Those whose pods had devices of kind `ifb` at the last look, as far as these matter for them or others.
+    with_ifb: BTreeSet<u32>,
 }
 
 /// The hook point of an attachment's programs.
@@ -28,11 +31,30 @@ pub(super) struct Roster {
 struct Point {
     point: HookPoint,
     delegated: bool,
+    /// Whether it is a representor.
+    behind_card: bool,
+    /// Index of the parent whose links reach each other within it.
+    shares: Option<u32>,
 }
 
 impl Point {
     fn of(attachment: &EnforcedAttachment) -> Self {
-        Self { point: attachment.point.clone(), delegated: attachment.is_delegated() }
+        Self {
+            point: attachment.point.clone(),
+            delegated: attachment.is_delegated(),
+            behind_card: attachment.is_on_representor(),
+            shares: attachment.shares,
+        }
+    }
+
+    /// Whether its pod can send past its programs by a device of kind `ifb`: they see what the pod sends as what a device of the
+    /// node receives. Those in the pod see it before it leaves, which no such device keeps them from.
+    fn is_past_by_ifb(&self) -> bool {
+        match self.point {
+            HookPoint::NodeEnd(_) => !self.behind_card,
+            HookPoint::Parent { .. } => self.shares.is_some(),
+            HookPoint::Pod(_) | HookPoint::Nowhere(_) => false,
+        }
     }
 }
 
@@ -50,6 +72,7 @@ impl Roster {
     fn forget_looks(&mut self, id: u32) {
         self.shortfalls.remove(&id);
         self.passed_by.remove(&id);
+        self.with_ifb.remove(&id);
     }
 
     fn shared(&mut self, at: &Arc<BTreeSet<Place>>) -> Arc<BTreeSet<Place>> {
@@ -108,6 +131,38 @@ impl Roster {
         self.passed_by.get(&id)
     }
 
+    /// Notes whether the pod of the attachment with this number has a device of kind `ifb`. Returns whether it has one by which
+    /// something can go past the programs of this attachment, or of others on its parent.
+    pub(super) fn note_ifb(&mut self, id: u32, has_one: bool) -> bool {
+        let matters = |known: &Point| known.is_past_by_ifb() || known.shares.is_some();
+        let is_past = has_one && self.points.get(&id).is_some_and(matters);
+        match is_past {
+            true => self.with_ifb.insert(id),
+            false => self.with_ifb.remove(&id),
+        };
+        is_past
+    }
+
+    /// By whose device of kind `ifb` something can go past an attachment's programs.
+    pub(super) fn past_by_ifb(&self, id: u32) -> Option<PastBy> {
+        if self.with_ifb.is_empty() {
+            return None;
+        }
+        let known = self.points.get(&id)?;
+        if known.is_past_by_ifb() && self.with_ifb.contains(&id) {
+            return Some(PastBy::ItsPod);
+        }
+        let parent = known.shares?;
+        let is_on_it = |other: &u32| self.points.get(other).is_some_and(|other| other.shares == Some(parent));
+        let mut others = self.with_ifb.iter().filter(|other| **other != id);
+        others.any(is_on_it).then_some(PastBy::PodOnItsParent)
+    }
+
+    /// Whether an attachment's programs are on a representor.
+    pub(super) fn is_behind_card(&self, id: u32) -> bool {
+        self.points.get(&id).is_some_and(|known| known.behind_card)
+    }
+
     /// Index of the device on the node on which an attachment's programs run; 0 where it is not there.
     pub(super) fn host_index(&self, id: u32) -> Option<u32> {
         self.points.get(&id).map(|known| known.point.host_index())
@@ -134,6 +189,9 @@ impl Roster {
 mod tests {
     use super::super::attachment::tests::{attachment, delegated};
     use super::*;
+    use crate::bpf::OnParent;
+    use crate::hooks::PodDevice;
+    use crate::netns::NetnsId;
 
     #[test]
     fn an_attachment_has_policies_until_its_record_is_gone() {
@@ -179,6 +237,44 @@ mod tests {
         assert_eq!((roster.shortfall(3), roster.passed_by(3)), (None, None));
         roster.note_passed_by(&attachment(3), Some(passed_by));
         assert_eq!(roster.passed_by(3), None, "it has ended");
+    }
+
+    #[test]
+    fn a_pod_with_an_ifb_lowers_what_sees_it_from_the_node_and_all_on_its_parent() {
+        const NAMESPACE: NetnsId = NetnsId { device: 1, inode: 2 };
+        let device = |index| PodDevice { netns: "/nonexistent".into(), netns_id: NAMESPACE, index };
+        let on = |parent, siblings| HookPoint::Parent {
+            on: OnParent { parent, siblings, netns_cookie: 0 },
+            macvlan: device(2),
+        };
+        let mut roster = Roster::default();
+        let mut enter = |id, point: HookPoint, shares| {
+            let mut entered = attachment(id);
+            (entered.point, entered.shares) = (point, shares);
+            roster.enter(&entered);
+        };
+        enter(1, HookPoint::NodeEnd(7), None);
+        enter(2, on(8, true), Some(8));
+        enter(3, on(8, true), Some(8));
+        enter(4, on(9, true), Some(9));
+        // Not in mode bridge: what it sends leaves by the parent.
+        enter(5, on(9, false), None);
+        // Ipvlans, and a device.
+        enter(6, HookPoint::Pod(device(2)), Some(10));
+        enter(7, HookPoint::Pod(device(2)), Some(10));
+        enter(8, HookPoint::Pod(device(2)), None);
+        enter(9, HookPoint::NodeEnd(11), None);
+        let (own, other) = (Some(PastBy::ItsPod), Some(PastBy::PodOnItsParent));
+        let found = |roster: &Roster| (1..=9).map(|id| roster.past_by_ifb(id)).collect::<Vec<_>>();
+        assert_eq!(found(&roster), [None; 9]);
+        let noted: Vec<bool> = [1, 2, 5, 6, 8, 99].map(|id| roster.note_ifb(id, true)).to_vec();
+        assert_eq!(noted, [true, true, false, true, false, false]);
+        assert_eq!(found(&roster), [own, own, other, None, None, None, other, None, None]);
+        assert!(!roster.note_ifb(2, false));
+        assert_eq!(found(&roster), [own, None, None, None, None, None, other, None, None]);
+        roster.end(6);
+        roster.enter(&attachment(1));
+        assert_eq!(found(&roster), [None; 9], "an attachment that ended, and one that has its number now");
     }
 
     #[test]

@@ -47,6 +47,11 @@ impl State {
         self.roster.note_passed_by(attachment, found);
     }
 
+    /// See [`Roster::note_ifb`].
+    pub(super) fn note_ifb(&mut self, id: u32, has_one: bool) -> bool {
+        self.roster.note_ifb(id, has_one)
+    }
+
     /// The deferred attachments.
     pub(super) fn deferred(&self) -> &Deferred {
         &self.deferred

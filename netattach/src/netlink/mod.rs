@@ -21,7 +21,7 @@
 //! | `xdp_links` | which links have an XDP program, and taking one off |
 //! | `nft`, `xfrm` | whether packets would meet nftables chains or IPsec; transactions of nftables |
 //! | `guard`, [`nat`], [`conntrack`] | our own nftables tables: for policies, for translation; tracked connections |
-//! | `vrf`, `tap`, `netkit` | VRFs and their ports; taps; netkit pairs |
+//! | `vrf`, `tap`, `netkit`, `ifb` | VRFs and their ports; taps; netkit pairs; whether there are intermediate devices |
 //! | `watch`, `filter_watch`, `change_watch` | notifications about links and routes; about removed filters; which links have changed |
 //! | `readable`, `socket_filter` | waits for them; has the kernel leave out those of no use |
 
@@ -39,6 +39,7 @@ pub mod ethtool;
 mod filter_watch;
 mod generic;
 mod guard;
+mod ifb;
 mod known_links;
 mod lean;
 mod link;
@@ -76,6 +77,7 @@ pub use guard::{
     TABLE as GUARD_TABLE, bridges_call, guard_exists, guard_is_whole, guard_of_another, install_guard,
     remove_guard,
 };
+pub use ifb::Ifb;
 pub use known_links::KnownLinks;
 pub use link::{Ends, Ensured, LinkState, NewLink};
 pub use nft::{Family, HookedChains, filter, filter_generation, hooked_chains, nat, senders};

@@ -6,7 +6,7 @@
 //! |---|---|
 //! | `agent` | whether the agent answers, what it lacks, what it has trouble with; with which settings it runs |
 //! | `disk` | whether what the agent writes can be written |
-//! | `machine` | privileges, kernel, the BPF file system and what is pinned there |
+//! | `machine` | privileges, kernel, what of it leads past programs, the BPF file system and what is pinned there |
 //! | `runtime` | the order of CNI configurations, the executables that they name |
 //! | `records` | the journal, and what is left of sandboxes without a record: namespaces, links, leases |
 //! | `cluster` | what the agent may do in the cluster |

@@ -2,11 +2,12 @@
 //! sockets, devices, filters and queueing disciplines of its own. On each kind of link: a bridge's port, a routed veth,
 //! a macvlan, a device that was moved into the pod.
 //!
-//! By means: `raw` frames, connections of loose `segments`, `devices` of its own, `forwarding` for others. For links
-//! with further possibilities: `macvlan`, `in_pod`.
+//! By means: `raw` frames, connections of loose `segments`, `devices` of its own, among them `ifb`, `forwarding` for
+//! others. For links with further possibilities: `macvlan`, `in_pod`.
 
 mod devices;
 mod forwarding;
+mod ifb;
 mod in_pod;
 mod macvlan;
 mod raw;

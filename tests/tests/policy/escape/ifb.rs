@@ -1,0 +1,172 @@
+//! Devices of kind `ifb`: what such a device sends on passes no program on the device that receives it next. That is not
+//! prevented, and is what the attachment's enforcement level states.
+
+use std::net::{SocketAddr, UdpSocket};
+
+use netattach_tests::Namespace;
+use netattach_tests::tools::report_skipped;
+
+use super::*;
+
+/// The device; its name says nothing.
+const NAME: &str = "shaper0";
+/// What of it tells people in the pod's row of `status`.
+const TOLD: &str = "in the pod: a device of this kind is there, by which what the pod sends can go past programs on the node; it \
+                    is left as it is";
+const ITS_POD: &str = "its pod has a device of kind ifb, by which it can send past the programs on the node";
+const ANOTHER: &str =
+    "a pod on the same parent has a device of kind ifb, by which it can send to this one past the programs";
+
+/// Whether the kernel has what a pod does it by; a test that needs it says that it is skipped.
+fn can_be_made(test: &str) -> bool {
+    let scratch = Namespace::new().unwrap();
+    let run = |program: &str, words: &str| {
+        let words: Vec<String> = words.split(' ').map(|word| word.replace('_', " ")).collect();
+        let output = scratch.run(|| Command::new(program).args(&words).output());
+        output.is_ok_and(|output| output.status.success())
+    };
+    let found = run("ip", "link add shaper0 up type ifb")
+        && run("tc", "qdisc add dev lo clsact")
+        && run("tc", &format!("filter add dev lo egress {REDIRECTED}"));
+    if !found {
+        report_skipped(test, "the kernel has no ifb, cls_bpf or act_mirred");
+    }
+    found
+}
+
+/// Of what the pod sends as IPv4, about half is redirected to the device, whenever it passes: what comes back from there and is
+/// not redirected again has the mark still. A random number of the kernel's, and its lowest bit.
+const REDIRECTED: &str = "protocol ip bpf bytecode 4,32_0_0_4294963256,69_0_1_1,6_0_0_4294967295,6_0_0_0 \
+                          action mirred egress redirect dev shaper0";
+
+/// The level of a pod on a network, and why it is not higher.
+fn level(scene: &Scene, pod: &str, network: &str) -> (String, String) {
+    let rows = scene.node.ctl(&["attachments"]).unwrap();
+    let mut rows = rows.as_array().unwrap().iter();
+    let row = rows.find(|row| row["pod"]["name"] == pod && row["network"] == network).unwrap();
+    let text = |key: &str| row[key].as_str().unwrap_or_default().to_owned();
+    (text("enforcement"), text("enforcement_detail"))
+}
+
+/// Whether one of many datagrams to the denied port arrives.
+fn arrives(scene: &Scene, link: &Link) -> bool {
+    let [from, to] = link.v4.map(|address| address.parse().unwrap());
+    let victim = scene.victim.namespace.run(|| UdpSocket::bind(SocketAddr::new(to, DENIED))).unwrap();
+    victim.set_read_timeout(Some(SILENCE)).unwrap();
+    let attacker = scene.attacker.namespace.run(|| UdpSocket::bind(SocketAddr::new(from, 0))).unwrap();
+    for _ in 0..64 {
+        attacker.send_to(b"denied", SocketAddr::new(to, DENIED)).unwrap();
+    }
+    victim.recv(&mut [0; 16]).is_ok()
+}
+
+/// A fourth of what is sent goes past, so of 64 datagrams none does once in 10^8 times.
+///
+/// Rows: C89.
+#[test]
+fn what_an_ifb_of_the_pods_sends_on_is_not_judged_and_the_level_says_so() {
+    if !can_be_made("what_an_ifb_of_the_pods_sends_on_is_not_judged") {
+        return;
+    }
+    let scene = Scene::new();
+    let links = scene.links();
+    let networks = links.each_ref().map(|link| link.network);
+    let levels = |pod: &str| networks.map(|network| level(&scene, pod, network));
+    let before = ["attacker", "victim"].map(levels);
+    assert_eq!(before[0].each_ref().map(|(level, _)| level.as_str())[..2], ["full", "full"]);
+    for link in &links {
+        assert!(!arrives(&scene, link), "{}", link.network);
+    }
+
+    attacker_runs(&scene, "ip", &format!("link add {NAME} up type ifb"));
+    for link in &links {
+        let device = link.device;
+        if link.is_macvlan() {
+            // There are programs of ours, for copies of group frames, by filters: those are after.
+            let _ = as_attacker(&scene, || {
+                Ok(Command::new("tc").args(["qdisc", "add", "dev", device, "clsact"]).output()?)
+            });
+        } else {
+            attacker_runs(&scene, "tc", &format!("qdisc add dev {device} clsact"));
+        }
+        attacker_runs(&scene, "tc", &format!("filter add dev {device} egress {REDIRECTED}"));
+        assert!(arrives(&scene, link), "{}: the control: this is not prevented", link.network);
+    }
+    let lowered = |why: &str| ("advisory".to_owned(), why.to_owned());
+    let told = || {
+        let status = scene.node.whole_status().unwrap();
+        let troubles = status["troubles"].as_array().unwrap().clone();
+        troubles
+            .iter()
+            .filter(|row| row["problem"] == TOLD)
+            .map(|row| row["object"].clone())
+            .collect::<Vec<_>>()
+    };
+    let of_attacker = || levels("attacker") == networks.map(|_| lowered(ITS_POD));
+    // Each pod has its turn, after pauses of up to half a minute.
+    assert!(eventually(PATIENCE * 4, of_attacker), "{:#?}", levels("attacker"));
+    assert!(eventually(PATIENCE, || told() == ["pod shop/attacker ifb"]), "{:?}", told());
+    // On a bridge and a link of its own the victim's programs judge what it receives all the same.
+    let expected = [before[1][0].clone(), before[1][1].clone(), lowered(ANOTHER)];
+    assert_eq!(levels("victim"), expected);
+    for pod in [&scene.attacker, &scene.victim] {
+        scene.node.check(pod).success();
+    }
+
+    attacker_runs(&scene, "ip", &format!("link del {NAME}"));
+    let is_as_before = || ["attacker", "victim"].map(levels) == before && told().is_empty();
+    assert!(eventually(PATIENCE * 4, is_as_before), "{:#?} {:?}", levels("attacker"), told());
+    for link in &links {
+        assert!(!arrives(&scene, link), "{}", link.network);
+    }
+    scene.end();
+}
+
+/// Rows: C89.
+#[test]
+fn a_pod_that_may_make_an_ifb_is_not_full_from_its_add_on() {
+    if !can_be_made("a_pod_that_may_make_an_ifb_is_not_full_from_its_add_on") {
+        return;
+    }
+    const WHY: &str = "programs run on the node's end, past which a device of kind ifb leads, and its container main has \
+                       CAP_NET_ADMIN";
+    let mut node = Node::new(&[]).unwrap();
+    let storage = json!({"cniVersion": "1.0.0", "type": "veth", "ipam": node.host_local(&["10.51.0.0/24"])});
+    node.write("storage", &network(NAMESPACE, "storage", &storage)).unwrap();
+    let strict = json!({"cniVersion": "1.0.0", "type": "veth", "ipam": node.host_local(&["10.52.0.0/24"])});
+    let strict =
+        annotated(network(NAMESPACE, "strict", &strict), "netattach.dev/unenforceable", "refuse-unless-full");
+    node.write("strict", &strict).unwrap();
+    for (name, network, capabilities) in [
+        ("admin", "storage", json!({"add": ["NET_ADMIN"]})),
+        ("plain", "storage", json!({})),
+        ("admin-strict", "strict", json!({"add": ["NET_ADMIN"]})),
+        ("plain-strict", "strict", json!({})),
+    ] {
+        let mut pod = pod(name, &json!({}), &json!(network));
+        pod["spec"]["containers"][0]["securityContext"] = json!({"capabilities": capabilities});
+        node.write(name, &pod).unwrap();
+    }
+    let nobody = json!({"podSelector": {}, "policyTypes": ["Egress"]});
+    node.write("policy", &policy("nobody", "shop/storage, shop/strict", &nobody)).unwrap();
+    node.start().unwrap();
+    let [admin, plain, refused, taken] =
+        ["admin", "plain", "admin-strict", "plain-strict"].map(|name| Pod::new(name).unwrap());
+    for pod in [&admin, &plain, &taken] {
+        node.add(pod).success();
+    }
+    let rows = node.ctl(&["attachments"]).unwrap();
+    let told = |pod: &Pod| {
+        let mut rows = rows.as_array().unwrap().iter();
+        let row = rows.find(|row| row["pod"]["name"] == pod.name && row["ifname"] == "net1").unwrap();
+        (row["enforcement"].clone(), row["enforcement_detail"].clone())
+    };
+    assert_eq!(told(&admin), (json!("full-unless-privileged"), json!(WHY)));
+    assert_eq!([told(&plain), told(&taken)].map(|(level, _)| level), ["full", "full"]);
+    let (code, said) = node.add(&refused).failure();
+    assert!(code == 7 && said.contains(WHY), "{code} {said}");
+    for pod in [&admin, &plain, &taken, &refused] {
+        node.del(pod).success();
+    }
+    Snapshot::take(&node, &[&admin, &plain, &refused, &taken]).unwrap().assert_nothing_is_left();
+}
