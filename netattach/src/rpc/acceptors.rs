@@ -6,19 +6,17 @@
 //! its blocking threads.
 
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use rustix::io::Errno;
-use rustix::net::{Shutdown, SocketFlags};
 use tokio::sync::Semaphore;
 use tokio::task::{JoinError, JoinSet};
 
 use super::converse::{self, ConnectionError};
+use super::door::{Door, Woken};
 use super::duty::Duty;
 use super::incoming::{Arrived, Incoming};
 use super::server::{Handler, Limits};
@@ -36,8 +34,8 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// What all of them share.
 pub(super) struct Acceptors<H> {
-    /// The listening socket; another takes its place when its file is lost. `None`: no more connections are accepted.
-    socket: Mutex<Option<Arc<OwnedFd>>>,
+    /// Another takes its place when the socket's file is lost. `None`: no more connections are accepted.
+    door: Mutex<Option<Arc<Door>>>,
     duty: Duty,
     handler: Arc<H>,
     limits: Limits,
@@ -48,9 +46,9 @@ pub(super) struct Acceptors<H> {
 }
 
 impl<H: Handler> Acceptors<H> {
-    pub(super) fn of(socket: OwnedFd, handler: Arc<H>, limits: Limits) -> Arc<Self> {
+    pub(super) fn of(door: Door, handler: Arc<H>, limits: Limits) -> Arc<Self> {
         Arc::new(Self {
-            socket: Mutex::new(Some(Arc::new(socket))),
+            door: Mutex::new(Some(Arc::new(door))),
             duty: Duty::of(ACCEPTORS),
             handler,
             limits,
@@ -59,29 +57,29 @@ impl<H: Handler> Acceptors<H> {
         })
     }
 
-    /// Accepts until there is no socket any more. For one of [`ACCEPTORS`] blocking threads of the runtime.
+    /// Accepts until the door is closed. For one of [`ACCEPTORS`] blocking threads of the runtime.
     pub(super) fn accept(&self) {
-        while let Some(socket) = self.socket().clone() {
-            match rustix::net::accept_with(&*socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-                Ok(stream) => {
-                    let stream = UnixStream::from(stream);
-                    // A panic ends that client's connection, and this thread goes on.
-                    if catch_unwind(AssertUnwindSafe(|| self.take(stream))).is_err() {
-                        tracing::error!("a request was not answered: its thread panicked");
-                    }
+        while let Some(door) = self.door().clone() {
+            if let Err(error) = self.accept_at(&door) {
+                tracing::warn!("accept: {error}");
+                std::thread::sleep(ACCEPT_PAUSE);
+            }
+        }
+    }
+
+    /// Accepts until that door is closed, and all who had connected have been accepted.
+    fn accept_at(&self, door: &Door) -> io::Result<()> {
+        let step = door.step()?;
+        loop {
+            let woken = step.sleep()?;
+            while let Some(stream) = door.accept()? {
+                // A panic ends that client's connection, and this thread goes on.
+                if catch_unwind(AssertUnwindSafe(|| self.take(stream))).is_err() {
+                    tracing::error!("a request was not answered: its thread panicked");
                 }
-                // It is shut down, and all who had connected have been accepted: see `Acceptors::replace`.
-                Err(Errno::INVAL) => {
-                    let mut current = self.socket();
-                    if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, &socket)) {
-                        *current = None;
-                    }
-                }
-                Err(Errno::INTR | Errno::CONNABORTED) => {}
-                Err(error) => {
-                    tracing::warn!("accept: {}", io::Error::from(error));
-                    std::thread::sleep(ACCEPT_PAUSE);
-                }
+            }
+            if woken == Woken::Closed {
+                return Ok(());
             }
         }
     }
@@ -128,17 +126,16 @@ impl<H: Handler> Acceptors<H> {
     }
 
     /// Listens on another socket. Who has connected to the one before is served.
-    pub(super) fn replace(&self, fresh: OwnedFd) {
-        let before = self.socket().replace(Arc::new(fresh));
+    pub(super) fn replace(&self, fresh: Door) {
+        let before = self.door().replace(Arc::new(fresh));
         close(before.as_deref());
     }
 
     /// Accepts those who have connected, and then nobody: closed, they would not know what became of their request. Whoever comes
     /// later is refused, and knows that.
     pub(super) fn close(&self) {
-        // A socket that is shut down takes no more connections, and still gives those that it has (`unix_stream_connect` and
-        // `unix_accept` of net/unix/af_unix.c): those who accept end when there is none.
-        close(self.socket().clone().as_deref());
+        let last = self.door().take();
+        close(last.as_deref());
     }
 
     /// Waits until all who have been accepted are answered. Nobody accepts any more.
@@ -156,9 +153,9 @@ impl<H: Handler> Acceptors<H> {
         self.waiting().abort_all();
     }
 
-    fn socket(&self) -> MutexGuard<'_, Option<Arc<OwnedFd>>> {
+    fn door(&self) -> MutexGuard<'_, Option<Arc<Door>>> {
         // A poisoned lock is usable: every change is one assignment.
-        self.socket.lock().unwrap_or_else(PoisonError::into_inner)
+        self.door.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn waiting(&self) -> MutexGuard<'_, JoinSet<()>> {
@@ -168,11 +165,9 @@ impl<H: Handler> Acceptors<H> {
 }
 
 /// Has nobody connect any more.
-fn close(socket: Option<&OwnedFd>) {
-    if let Some(socket) = socket
-        && let Err(error) = rustix::net::shutdown(socket, Shutdown::Read)
-    {
-        tracing::error!(error = %io::Error::from(error), "end a listening socket");
+fn close(door: Option<&Door>) {
+    if let Some(Err(error)) = door.map(Door::close) {
+        tracing::error!(%error, "end a listening socket");
     }
 }
 

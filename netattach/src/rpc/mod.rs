@@ -14,12 +14,13 @@
 //! | [`client`] | one request, blocking |
 //! | [`shim`], [`pending`] | the CNI executable; the DELs that it records while no agent answers |
 //! | [`server`] | the agent's end of the socket |
-//! | `acceptors`, `duty` | its threads, and who of them may serve while another accepts |
+//! | `acceptors`, `door`, `duty` | its threads, what they sleep at, and who of them may serve while another accepts |
 //! | `incoming`, `converse` | a request as it arrives, and what is said from then on |
 
 mod acceptors;
 pub mod client;
 mod converse;
+mod door;
 mod duty;
 pub mod frame;
 mod incoming;

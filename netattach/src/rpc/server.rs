@@ -19,6 +19,7 @@ use tokio::task::JoinSet;
 pub use super::acceptors::ACCEPTORS;
 use super::acceptors::{Acceptors, report_panic};
 pub use super::converse::Reply;
+use super::door::Door;
 use super::message::{Request, Response};
 use crate::durable;
 use crate::ticks::ticks;
@@ -56,7 +57,7 @@ impl Default for Limits {
 /// A listening socket; its file is removed when this is dropped.
 #[derive(Debug)]
 pub struct Listener {
-    socket: OwnedFd,
+    door: Door,
     file: SocketFile,
 }
 
@@ -123,7 +124,7 @@ impl Listener {
     pub fn bind(lock: SocketLock) -> Result<Self, ListenError> {
         let SocketLock { socket: path, file: lock } = lock;
         match listen(&path) {
-            Ok((socket, file)) => Ok(Self { socket, file: SocketFile { path, file, _lock: lock } }),
+            Ok((door, file)) => Ok(Self { door, file: SocketFile { path, file, _lock: lock } }),
             Err(source) => Err(ListenError::Listen { socket: path, source }),
         }
     }
@@ -131,16 +132,16 @@ impl Listener {
 
 impl SocketFile {
     /// Listens anew if another process has removed or replaced the file, since no client would find its socket.
-    fn mend(&mut self) -> io::Result<Option<OwnedFd>> {
+    fn mend(&mut self) -> io::Result<Option<Door>> {
         if file_at(&self.path).is_ok_and(|file| file == self.file) {
             return Ok(None);
         }
         if let Some(directory) = self.path.parent() {
             std::fs::create_dir_all(directory)?;
         }
-        let (socket, file) = listen(&self.path)?;
+        let (door, file) = listen(&self.path)?;
         self.file = file;
-        Ok(Some(socket))
+        Ok(Some(door))
     }
 }
 
@@ -173,8 +174,8 @@ pub async fn serve<H: Handler>(
         }
     }
 
-    let Listener { socket, mut file } = listener;
-    let acceptors = Acceptors::of(socket, handler, limits);
+    let Listener { door, mut file } = listener;
+    let acceptors = Acceptors::of(door, handler, limits);
     let _ends = Ends(Arc::clone(&acceptors));
     let mut threads = JoinSet::new();
     for _ in 0..ACCEPTORS {
@@ -191,8 +192,8 @@ pub async fn serve<H: Handler>(
         let path = &file.path.clone();
         match file.mend() {
             Ok(None) => {}
-            Ok(Some(socket)) => {
-                acceptors.replace(socket);
+            Ok(Some(door)) => {
+                acceptors.replace(door);
                 tracing::warn!(socket = %path.display(), "socket was removed; created again");
             }
             Err(error) => {
@@ -251,18 +252,19 @@ impl SocketLock {
 }
 
 /// A listening socket, with device and inode of its file.
-fn listen(path: &Path) -> io::Result<(OwnedFd, (u64, u64))> {
+fn listen(path: &Path) -> io::Result<(Door, (u64, u64))> {
     let address = SocketAddrUnix::new(path)?;
     match rustix::fs::unlink(path) {
         Ok(()) | Err(rustix::io::Errno::NOENT) => {}
         Err(error) => return Err(error.into()),
     }
-    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let fd = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     // The file that bind(2) creates takes its mode from the socket: it never has a wider mode.
     rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
     rustix::net::bind(&fd, &address)?;
     rustix::net::listen(&fd, BACKLOG)?;
-    Ok((fd, file_at(path)?))
+    Ok((Door::of(fd)?, file_at(path)?))
 }
 
 #[cfg(test)]
@@ -514,7 +516,8 @@ mod tests {
             agent.wait_until_held(20);
             assert_eq!(agent.call(&echo("beside")).unwrap(), echoed("beside"));
             // One has the place, and each thread that accepts waits with another.
-            let silent: Vec<_> = (0..=ACCEPTORS).map(|_| BlockingStream::connect(agent.socket()).unwrap()).collect();
+            let silent: Vec<_> =
+                (0..=ACCEPTORS).map(|_| BlockingStream::connect(agent.socket()).unwrap()).collect();
             let brief = Patience { connect: PATIENCE.connect, answer: Duration::from_millis(50) };
             let error = call(&agent.socket(), &echo(""), brief).unwrap_err();
             assert!(matches!(error, ClientError::Slow { .. }), "{error}");
