@@ -16,7 +16,7 @@ use tokio::sync::Semaphore;
 use tokio::task::{JoinError, JoinSet};
 
 use super::converse::{self, ConnectionError};
-use super::door::{Door, Woken};
+use super::door::{Door, Doorstep, Woken};
 use super::duty::Duty;
 use super::incoming::{Arrived, Incoming};
 use super::server::{Handler, Limits};
@@ -32,6 +32,12 @@ const SOON: Duration = Duration::from_millis(20);
 /// Delay before the next attempt after accept(2) failed, usually for lack of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// Of so many failed attempts of a thread in a row the log has one.
+const SAID: u32 = 10;
+
+/// After so many failed attempts in a row a door that is closed is left, with those who had connected.
+const LAST_TRIES: u32 = 20;
+
 /// What all of them share.
 pub(super) struct Acceptors<H> {
     /// Another takes its place when the socket's file is lost. `None`: no more connections are accepted.
@@ -46,9 +52,9 @@ pub(super) struct Acceptors<H> {
 }
 
 impl<H: Handler> Acceptors<H> {
-    pub(super) fn of(door: Door, handler: Arc<H>, limits: Limits) -> Arc<Self> {
+    pub(super) fn of(door: Arc<Door>, handler: Arc<H>, limits: Limits) -> Arc<Self> {
         Arc::new(Self {
-            door: Mutex::new(Some(Arc::new(door))),
+            door: Mutex::new(Some(door)),
             duty: Duty::of(ACCEPTORS),
             handler,
             limits,
@@ -57,35 +63,67 @@ impl<H: Handler> Acceptors<H> {
         })
     }
 
-    /// Accepts until the door is closed. For one of [`ACCEPTORS`] blocking threads of the runtime.
-    pub(super) fn accept(&self) {
-        while let Some(door) = self.door().clone() {
-            if let Err(error) = self.accept_at(&door) {
-                tracing::warn!("accept: {error}");
-                std::thread::sleep(ACCEPT_PAUSE);
-            }
+    /// Accepts at that door, and at those that take its place, until the last one is closed. For one of [`ACCEPTORS`] blocking
+    /// threads of the runtime, all of which begin at the same door: it may be closed before they run, and who had connected is
+    /// served.
+    pub(super) fn accept(&self, first: Arc<Door>) {
+        let mut at = Some(first);
+        while let Some(door) = at {
+            self.accept_at(&door);
+            // Not the condition of the loop, which would hold the lock as long as this thread accepts.
+            at = self.door().clone();
         }
     }
 
     /// Accepts until that door is closed, and all who had connected have been accepted.
-    fn accept_at(&self, door: &Door) -> io::Result<()> {
-        let step = door.step()?;
+    fn accept_at(&self, door: &Door) {
+        let mut step = None;
+        let mut failed = 0_u32;
         loop {
-            let woken = step.sleep()?;
-            while let Some(stream) = door.accept()? {
-                // A panic ends that client's connection, and this thread goes on.
-                if catch_unwind(AssertUnwindSafe(|| self.take(stream))).is_err() {
-                    tracing::error!("a request was not answered: its thread panicked");
+            match self.accept_next(door, &mut step) {
+                Ok(Woken::Connection) => failed = 0,
+                Ok(Woken::Closed) => return,
+                Err(error) => {
+                    if failed.is_multiple_of(SAID) {
+                        tracing::warn!("accept: {error}");
+                    }
+                    failed = failed.saturating_add(1);
+                    if failed >= LAST_TRIES && !self.is_open(door) {
+                        return;
+                    }
+                    std::thread::sleep(ACCEPT_PAUSE);
                 }
-            }
-            if woken == Woken::Closed {
-                return Ok(());
             }
         }
     }
 
+    /// Sleeps until there is something to do, and accepts all who have connected. `step`: where this thread sleeps, once it does.
+    fn accept_next(&self, door: &Door, step: &mut Option<Doorstep>) -> io::Result<Woken> {
+        let step = match step {
+            Some(step) => step,
+            None => step.insert(door.step()?),
+        };
+        let woken = step.sleep()?;
+        while let Some(stream) = door.accept()? {
+            // A panic ends that client's connection, and this thread goes on.
+            if catch_unwind(AssertUnwindSafe(|| self.take(stream))).is_err() {
+                tracing::error!("a request was not answered: its thread panicked");
+            }
+        }
+        Ok(woken)
+    }
+
+    /// Whether connections are accepted at that door from now on as well.
+    fn is_open(&self, door: &Door) -> bool {
+        self.door().as_deref().is_some_and(|current| std::ptr::eq(current, door))
+    }
+
     /// Serves one connection: here, if it can be served at once and another thread accepts the next.
     fn take(&self, stream: UnixStream) {
+        if self.places.is_closed() {
+            // Given up, as whoever waits.
+            return;
+        }
         let Some(_off_duty) = self.duty.leave() else { return self.wait(stream, Incoming::default()) };
         let mut incoming = Incoming::default();
         match incoming.read_within(&stream, SOON) {
@@ -120,9 +158,12 @@ impl<H: Handler> Acceptors<H> {
     fn go_on(&self, conversation: impl Future<Output = ()> + Send + 'static) {
         let mut waiting = self.waiting();
         waiting.spawn(conversation);
-        while let Some(ended) = waiting.try_join_next() {
-            report_panic(ended);
-        }
+        forget_ended(&mut waiting);
+    }
+
+    /// Frees what those have left behind who have been answered, and reports panics: nobody may come for long.
+    pub(super) fn forget_ended(&self) {
+        forget_ended(&mut self.waiting());
     }
 
     /// Listens on another socket. Who has connected to the one before is served.
@@ -161,6 +202,12 @@ impl<H: Handler> Acceptors<H> {
     fn waiting(&self) -> MutexGuard<'_, JoinSet<()>> {
         // As above: tokio keeps its set whole.
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn forget_ended(waiting: &mut JoinSet<()>) {
+    while let Some(ended) = waiting.try_join_next() {
+        report_panic(ended);
     }
 }
 

@@ -75,9 +75,10 @@ impl Door {
     /// # Errors
     /// The kernel's; none is known.
     pub(super) fn close(&self) -> io::Result<()> {
-        rustix::net::shutdown(&self.socket, Shutdown::Read)?;
+        let ended = rustix::net::shutdown(&self.socket, Shutdown::Read);
+        // In any case: the agent's end waits for the threads.
         rustix::io::write(&self.closed, &1_u64.to_ne_bytes())?;
-        Ok(())
+        Ok(ended?)
     }
 }
 

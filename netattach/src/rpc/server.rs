@@ -175,13 +175,16 @@ pub async fn serve<H: Handler>(
     }
 
     let Listener { door, mut file } = listener;
-    let acceptors = Acceptors::of(door, handler, limits);
+    let door = Arc::new(door);
+    let acceptors = Acceptors::of(Arc::clone(&door), handler, limits);
     let _ends = Ends(Arc::clone(&acceptors));
     let mut threads = JoinSet::new();
     for _ in 0..ACCEPTORS {
-        let acceptors = Arc::clone(&acceptors);
-        threads.spawn_blocking(move || acceptors.accept());
+        let (acceptors, door) = (Arc::clone(&acceptors), Arc::clone(&door));
+        threads.spawn_blocking(move || acceptors.accept(door));
     }
+    // Closed for good with the last thread that is at it.
+    drop(door);
     let mut stop = std::pin::pin!(stop);
     let mut look = ticks(LOOK_INTERVAL);
     loop {
@@ -189,6 +192,7 @@ pub async fn serve<H: Handler>(
             () = &mut stop => break,
             _ = look.tick() => {}
         }
+        acceptors.forget_ended();
         let path = &file.path.clone();
         match file.mend() {
             Ok(None) => {}
