@@ -506,7 +506,7 @@ impl Agent {
         }
     }
 
-    /// Answers a question on a blocking thread, so that the thread that accepts requests never blocks.
+    /// Answers a question on a thread that may block: the runtime's own never does.
     async fn question(self: &Arc<Self>, answer: impl FnOnce(&Self) -> Response + Send + 'static) -> Response {
         let Ok(_asked) = self.questions.try_acquire() else {
             return Response::Refused(format!("{MOST_QUESTIONS} questions are being answered; ask again"));
@@ -621,7 +621,7 @@ fn too_many(class: Class) -> CniError {
     CniError::new(code::TRY_AGAIN_LATER, format!("too many {verb} requests are waiting"))
 }
 
-/// Runs work on a blocking thread, because netlink, files and other plugins block.
+/// Runs work that blocks, as netlink, files and other plugins do, on a thread that may ([`own_thread`]).
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, CniError> + Send + 'static,
 ) -> Result<T, CniError> {

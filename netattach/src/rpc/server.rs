@@ -273,15 +273,18 @@ fn listen(path: &Path) -> io::Result<(Door, (u64, u64))> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
     use std::io::{Read, Write};
     use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixStream as BlockingStream;
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::thread::JoinHandle;
+    use std::sync::{Condvar, Mutex};
+    use std::thread::{JoinHandle, ThreadId};
 
     use tokio::sync::{Notify, oneshot};
 
     use super::*;
+    use crate::own_thread;
     use crate::rpc::client::{ClientError, Patience, call};
     use crate::rpc::frame;
     use crate::rpc::message::{CniCall, CniReply, Hello};
@@ -289,11 +292,28 @@ mod tests {
 
     const PATIENCE: Patience = Patience { connect: Duration::from_secs(10), answer: Duration::from_secs(10) };
 
-    /// Answers CNI calls with their own stdin and holds every other request until released.
+    /// Answers CNI calls with their own stdin, holds `Pools` on the thread that works on it, panics on `Networks`, and holds every
+    /// other request without a thread, until released.
     #[derive(Default)]
     struct Echo {
-        held: AtomicUsize,
+        held: Arc<AtomicUsize>,
         go: Notify,
+        /// Whether what blocks may go on.
+        released: Arc<(Mutex<bool>, Condvar)>,
+        /// Who has given answers.
+        answered_by: Mutex<HashSet<ThreadId>>,
+    }
+
+    impl Echo {
+        fn release(&self) {
+            let (released, changed) = &*self.released;
+            *released.lock().unwrap() = true;
+            changed.notify_all();
+        }
+
+        fn answers(&self) {
+            self.answered_by.lock().unwrap().insert(std::thread::current().id());
+        }
     }
 
     impl Handler for Echo {
@@ -301,13 +321,27 @@ mod tests {
             match request {
                 // From where it is found, as an ADD is.
                 Request::Cni(call) => {
+                    self.answers();
                     reply.send(&Response::Cni(CniReply { stdout: call.stdin, exit: 3 }));
                     None
                 }
+                // As an operation whose plugin hangs.
+                Request::Pools => {
+                    let (held, released) = (Arc::clone(&self.held), Arc::clone(&self.released));
+                    let work = move || {
+                        held.fetch_add(1, Ordering::SeqCst);
+                        let (released, changed) = &*released;
+                        drop(changed.wait_while(released.lock().unwrap(), |released| !*released).unwrap());
+                    };
+                    own_thread::blocking(work).await.unwrap();
+                    Some(Response::Stats(Vec::new()))
+                }
+                Request::Networks => panic!("a panic of the test"),
                 _ => {
                     let go = self.go.notified();
                     self.held.fetch_add(1, Ordering::SeqCst);
                     go.await;
+                    self.answers();
                     Some(Response::Stats(Vec::new()))
                 }
             }
@@ -356,9 +390,32 @@ mod tests {
         }
 
         fn wait_until_held(&self, count: usize) {
+            let since = Instant::now();
             while self.echo.held.load(Ordering::SeqCst) < count {
+                assert!(since.elapsed() < PATIENCE.answer * 2, "not all {count} are served");
                 std::thread::yield_now();
             }
+        }
+
+        /// The thread of its runtime.
+        fn runtime(&self) -> ThreadId {
+            self.thread.as_ref().unwrap().thread().id()
+        }
+
+        /// More requests than there are threads that accept hang on their threads, and the next one is answered.
+        fn answers_beside_those_that_hang(&self) {
+            const HANGING: usize = 10;
+            let before = self.echo.held.load(Ordering::SeqCst);
+            std::thread::scope(|scope| {
+                let hanging: Vec<_> =
+                    (0..HANGING).map(|_| scope.spawn(|| self.call(&Request::Pools).unwrap())).collect();
+                self.wait_until_held(before + HANGING);
+                assert_eq!(self.call(&echo("beside")).unwrap(), echoed("beside"));
+                self.echo.release();
+                for hanging in hanging {
+                    assert_eq!(hanging.join().unwrap(), Response::Stats(Vec::new()));
+                }
+            });
         }
 
         fn stop(&mut self) {
@@ -372,6 +429,7 @@ mod tests {
     impl Drop for Agent {
         fn drop(&mut self) {
             self.echo.go.notify_waiters();
+            self.echo.release();
             self.stop();
         }
     }
@@ -532,6 +590,68 @@ mod tests {
                 assert_eq!(held.join().unwrap(), Response::Stats(Vec::new()));
             }
         });
+    }
+
+    #[test]
+    fn a_request_is_answered_by_who_accepted_it_and_one_that_has_to_wait_by_the_runtime() {
+        let agent = Agent::start(Limits::default());
+        let runtime = agent.runtime();
+        // On a machine that is busy a request may be late, or the other threads at theirs.
+        let is_own = |_| {
+            agent.call(&echo("")).unwrap();
+            agent.echo.answered_by.lock().unwrap().iter().any(|thread| *thread != runtime)
+        };
+        assert!((0..100).any(is_own), "each was handed on");
+        agent.echo.answered_by.lock().unwrap().clear();
+        std::thread::scope(|scope| {
+            let held: Vec<_> =
+                (0..20).map(|_| scope.spawn(|| agent.call(&Request::Stats).unwrap())).collect();
+            agent.wait_until_held(20);
+            // All but four at most, which may be about to wait, have been handed on with a waker.
+            agent.echo.go.notify_waiters();
+            for held in held {
+                assert_eq!(held.join().unwrap(), Response::Stats(Vec::new()));
+            }
+        });
+        assert!(agent.echo.answered_by.lock().unwrap().contains(&runtime));
+    }
+
+    #[test]
+    fn requests_that_hang_on_their_threads_keep_no_other_waiting() {
+        Agent::start(Limits::default()).answers_beside_those_that_hang();
+    }
+
+    #[test]
+    fn a_panic_ends_its_connection_and_no_thread_that_accepts() {
+        let agent = Agent::start(Limits::default());
+        for _ in 0..2 * ACCEPTORS {
+            let error = agent.call(&Request::Networks).unwrap_err();
+            assert!(matches!(error, ClientError::Broken { .. }), "{error}");
+        }
+        agent.answers_beside_those_that_hang();
+    }
+
+    #[test]
+    fn all_threads_accept_at_the_socket_that_takes_the_place_of_one_that_was_removed() {
+        let agent = Agent::start(Limits::default());
+        agent.call(&echo("")).unwrap();
+        std::fs::remove_file(agent.socket()).unwrap();
+        agent.answers_beside_those_that_hang();
+    }
+
+    #[test]
+    fn an_agent_that_is_given_up_accepts_nobody_and_leaves_no_thread() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("agent.sock");
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let listener = Listener::bind(SocketLock::take(&socket, LOCK_PATIENCE).unwrap()).unwrap();
+        let serving = serve(listener, Arc::new(Echo::default()), Limits::default(), std::future::pending());
+        let given_up =
+            runtime.block_on(async { tokio::time::timeout(Duration::from_millis(50), serving).await });
+        assert!(given_up.is_err());
+        assert!(BlockingStream::connect(&socket).is_err());
+        // Waits for the threads.
+        drop(runtime);
     }
 
     #[test]
