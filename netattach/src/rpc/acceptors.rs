@@ -157,6 +157,10 @@ impl<H: Handler> Acceptors<H> {
 
     fn go_on(&self, conversation: impl Future<Output = ()> + Send + 'static) {
         let mut waiting = self.waiting();
+        if self.places.is_closed() {
+            // Given up, as those that wait: see `Acceptors::abort`, which closes them before it has this lock.
+            return;
+        }
         waiting.spawn(conversation);
         forget_ended(&mut waiting);
     }
