@@ -127,3 +127,65 @@ fn may_be_read(stream: BorrowedFd<'_>, until: Instant) -> bool {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::net::UnixStream as BlockingStream;
+
+    use super::*;
+    use crate::rpc::frame;
+
+    const MOMENT: Duration = Duration::from_millis(1);
+
+    /// The greeting, and a request of several pieces behind it.
+    fn frames() -> [Vec<u8>; 2] {
+        let (mut hello, mut request) = (Vec::new(), Vec::new());
+        frame::append(&mut hello, &Hello::ours()).unwrap();
+        frame::append(&mut request, &"x".repeat(3 * PIECE)).unwrap();
+        [hello, request]
+    }
+
+    fn connected() -> (BlockingStream, BlockingStream) {
+        let (client, agent) = BlockingStream::pair().unwrap();
+        agent.set_nonblocking(true).unwrap();
+        (client, agent)
+    }
+
+    #[test]
+    fn what_comes_late_is_read_on_from_where_the_first_reader_was() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let whole = frames().concat();
+        let of_hello = frames()[0].len();
+        for split in [0, 1, of_hello - 1, of_hello, of_hello + 2, of_hello + PIECE, whole.len() - 1] {
+            let (mut client, agent) = connected();
+            client.write_all(&whole[..split]).unwrap();
+            let mut incoming = Incoming::default();
+            let arrived = incoming.read_within(&agent, MOMENT).unwrap();
+            assert!(matches!(arrived, Arrived::Partly), "{split}: {arrived:?}");
+            client.write_all(&whole[split..]).unwrap();
+            let rest = runtime.block_on(async {
+                let mut agent = UnixStream::from_std(agent).unwrap();
+                incoming.read(&mut agent).await
+            });
+            assert_eq!(rest.unwrap().map(|payload| payload.len()), Some(3 * PIECE + 2), "{split}");
+        }
+    }
+
+    #[test]
+    fn an_end_before_the_greeting_is_a_look_and_one_within_the_request_an_error() {
+        let read = |sent: &[u8]| {
+            let (mut client, agent) = connected();
+            client.write_all(sent).unwrap();
+            drop(client);
+            Incoming::default().read_within(&agent, MOMENT)
+        };
+        let [hello, request] = frames();
+        assert!(matches!(read(&[]), Ok(Arrived::Nothing)));
+        assert!(matches!(read(&hello[..1]), Err(ConnectionError::Receive(FrameError::Truncated))));
+        assert!(matches!(read(&hello), Err(ConnectionError::Receive(FrameError::Closed))));
+        let [some, all] = [PIECE, request.len()].map(|length| [&hello[..], &request[..length]].concat());
+        assert!(matches!(read(&some), Err(ConnectionError::Receive(FrameError::Truncated))));
+        assert!(matches!(read(&all), Ok(Arrived::Whole(payload)) if payload.len() == 3 * PIECE + 2));
+    }
+}
