@@ -83,8 +83,8 @@ fn judged(release: &str, needed: &[&str], absent: &[String]) -> Check {
 
 /// Whether pods can have devices of kind `ifb`, by which those that may make one send past programs on the node.
 fn ifb() -> Check {
-    match Handle::open().and_then(|mut host| host.ifb()) {
-        Ok(found) => of_ifb(found.has_driver, || loadable(Path::new("/"), IFB)),
+    match Handle::open().and_then(Handle::ifb) {
+        Ok((found, _)) => of_ifb(found.has_driver, || loadable(Path::new("/"), IFB)),
         Err(error) => Check::skipped(IFB, format!("the kernel does not say: {}", Chain(&error))),
     }
 }
