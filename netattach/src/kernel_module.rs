@@ -2,6 +2,8 @@
 //!
 //! [`judged`] decides, and is pure.
 
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::path::Path;
 
 use crate::bounded;
@@ -11,7 +13,7 @@ const MOST_OF_LIST: usize = 8 << 20;
 /// Most of a file of modprobe's configuration that is read, in bytes, and most such files of a directory.
 const MOST_OF_FILE: usize = 256 << 10;
 const MOST_FILES: usize = 1000;
-/// Where modprobe's configuration is (`modprobe.d(5)`).
+/// Where modprobe's configuration is (`modprobe.d(5)`), in the order in which it is looked for.
 const CONFIGURED_IN: [&str; 5] =
     ["etc/modprobe.d", "run/modprobe.d", "usr/local/lib/modprobe.d", "usr/lib/modprobe.d", "lib/modprobe.d"];
 
@@ -52,10 +54,14 @@ fn judged(
         _ if loads_none => Loadable::No,
         None => Loadable::Unknown,
         Some(list) if !list.lines().any(|line| is_of(line, module)) => Loadable::No,
-        Some(_) if configured().iter().flat_map(|text| text.lines()).any(|line| is_kept(line, module)) => {
-            Loadable::Kept
+        Some(_) => {
+            let files = configured();
+            let lines = files.iter().flat_map(|text| text.lines());
+            let mut kept = lines.filter_map(|line| is_kept(line, module)).peekable();
+            // Of several, modprobe takes one.
+            let is_kept = kept.peek().is_some() && kept.all(|is_kept| is_kept);
+            if is_kept { Loadable::Kept } else { Loadable::Yes }
         }
-        Some(_) => Loadable::Yes,
     }
 }
 
@@ -66,13 +72,16 @@ fn is_of(line: &str, module: &str) -> bool {
     file.split_once(".ko").is_some_and(|(name, _)| name == module)
 }
 
-/// Whether a line of modprobe's configuration has it run a program that does nothing in place of loading a module. Whether
+/// Of a line of modprobe's configuration that has it run something in place of loading a module: whether that does nothing. Whether
 /// `blacklist` keeps what the kernel itself asks for depends on how modprobe is called: it does not count.
-fn is_kept(line: &str, module: &str) -> bool {
+fn is_kept(line: &str, module: &str) -> Option<bool> {
     let mut words = line.split_whitespace();
-    let (command, of, program) = (words.next(), words.next(), words.next());
-    let does_nothing = program.and_then(|program| program.rsplit('/').next());
-    command == Some("install") && of == Some(module) && matches!(does_nothing, Some("false" | "true"))
+    if (words.next(), words.next()) != (Some("install"), Some(module)) {
+        return None;
+    }
+    let program = words.next().and_then(|program| program.rsplit('/').next());
+    // A shell gets the line: behind the program there may be another.
+    Some(matches!(program, Some("false" | "true")) && words.next().is_none())
 }
 
 fn configured(root: &Path) -> Vec<String> {
@@ -81,6 +90,9 @@ fn configured(root: &Path) -> Vec<String> {
         entries.take(MOST_FILES).map(|entry| entry.path())
     });
     let files = files.filter(|path| path.extension().is_some_and(|it| it == "conf"));
+    // One hides those of its name in the directories that follow.
+    let mut names = BTreeSet::new();
+    let files = files.filter(|path| names.insert(path.file_name().map(OsStr::to_owned)));
     files.filter_map(|path| bounded::read_text(&path, MOST_OF_FILE).ok()).collect()
 }
 
@@ -114,6 +126,9 @@ mod tests {
             "install dummy /bin/false",
             "install ifb /sbin/modprobe -i ifb numifbs=0",
             "install ifb",
+            "install ifb /bin/false || /sbin/modprobe -i ifb",
+            "install ifb /bin/true; /sbin/modprobe -i ifb",
+            "install ifb /bin/false\ninstall ifb /sbin/modprobe -i ifb",
         ];
         for conf in others {
             assert_eq!(of("ifb", Some(LIST), &[conf]), Loadable::Yes, "{conf:?}");
@@ -136,6 +151,12 @@ mod tests {
         write("etc/modprobe.d/ifb.txt", "install ifb /bin/false\n");
         assert_eq!(loadable(root.path(), "ifb"), Loadable::Yes);
         write("etc/modprobe.d/ifb.conf", "install ifb /bin/false\n");
+        assert_eq!(loadable(root.path(), "ifb"), Loadable::Kept);
+        // A file of that name hides the distribution's.
+        write("etc/modprobe.d/ifb.conf", "\n");
+        write("usr/lib/modprobe.d/ifb.conf", "install ifb /bin/false\n");
+        assert_eq!(loadable(root.path(), "ifb"), Loadable::Yes);
+        write("usr/lib/modprobe.d/other.conf", "install ifb /bin/false\n");
         assert_eq!(loadable(root.path(), "ifb"), Loadable::Kept);
         write("proc/sys/kernel/modules_disabled", "1\n");
         assert_eq!(loadable(root.path(), "ifb"), Loadable::No);

@@ -46,16 +46,21 @@ impl InPods {
     pub(super) fn conditions(&self, is_attached: impl Fn(&Arc<Attached>) -> bool) -> Vec<Condition> {
         let mut all = locked(&self.0);
         all.retain(|_, found| is_attached(&found.of));
-        all.values().flat_map(|found| &found.rows).cloned().collect()
+        // A pod has several records where a runtime, or a chain of plugins, calls netattach for each interface.
+        let mut told = BTreeSet::new();
+        let rows = all.values().flat_map(|found| &found.rows);
+        rows.filter(|row| told.insert((row.object.as_str(), row.problem.as_str()))).cloned().collect()
     }
 
     /// Takes in what a look has found in a sandbox.
     fn note(&self, of: &Arc<Attached>, rows: Vec<Condition>) {
         let mut all = locked(&self.0);
-        let before = all.remove(&of.key).map(|found| found.rows).unwrap_or_default();
+        let mut before = all.remove(&of.key).map(|found| found.rows).unwrap_or_default();
         if rows.is_empty() {
             return;
         }
+        // What another record of the pod has told is not logged again.
+        before.extend(all.values().flat_map(|found| &found.rows).filter(|row| rows.contains(row)).cloned());
         all.insert(of.key.clone(), Found { of: Arc::clone(of), rows });
         limit(&mut all);
         let kept = all.get(&of.key).map(|found| found.rows.as_slice()).unwrap_or_default();
@@ -186,6 +191,17 @@ mod tests {
         let again = attached("b");
         assert_eq!(in_pods.conditions(|it| Arc::ptr_eq(it, &again)), []);
         assert_eq!(told(), []);
+    }
+
+    #[test]
+    fn what_several_records_of_a_pod_have_found_is_told_once_and_as_long_as_one_finds_it() {
+        let (in_pods, first, second) = (InPods::default(), attached("a"), attached("b"));
+        let told = || in_pods.conditions(|_| true);
+        in_pods.note(&first, vec![row("pod shop/a ifb")]);
+        in_pods.note(&second, vec![row("pod shop/a net1"), row("pod shop/a ifb")]);
+        assert_eq!(told(), [row("pod shop/a ifb"), row("pod shop/a net1")]);
+        in_pods.note(&first, Vec::new());
+        assert_eq!(told(), [row("pod shop/a net1"), row("pod shop/a ifb")]);
     }
 
     #[test]

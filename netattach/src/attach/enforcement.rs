@@ -46,8 +46,26 @@ pub(super) fn difference(
     }
 }
 
-/// Has the dataplane look at what the pod's namespace alone shows: of the attachments that are judged there, and of what goes past
-/// programs on the node. Returns whether a device of kind `ifb` is there by which something can.
+/// Has the dataplane know whether a device of kind `ifb` is in the pod's namespace. Returns whether one is there by which something
+/// can go past programs on the node, and the handle if it [goes on](Handle::ifb).
+///
+/// # Errors
+/// The kernel does not show it.
+pub(super) fn look_for_ifb(
+    enforcer: &dyn Enforce,
+    plan: &Plan,
+    pod: Handle,
+) -> Result<(bool, Option<Handle>), AttachError> {
+    let ids = plan.steps().filter_map(|(_, _, step)| match step {
+        Step::Protect(protect) => Some(protect.id),
+        _ => None,
+    });
+    let ids: Vec<u32> = ids.collect();
+    let (found, pod) = pod.ifb().map_err(|error| AttachError::Open(error.into()))?;
+    Ok((enforcer.note_ifb(&ids, found), pod))
+}
+
+/// Has the dataplane look at what the pod's namespace alone shows of the attachments that are judged there.
 ///
 /// # Errors
 /// The kernel does not show it.
@@ -55,27 +73,20 @@ pub(super) fn look_into_pod(
     enforcer: &dyn Enforce,
     attached: &Attached,
     pod: &mut Handle,
-) -> Result<bool, AttachError> {
+) -> Result<(), AttachError> {
     let Attached { plan, outputs, .. } = attached;
-    let ids = plan.steps().filter_map(|(_, _, step)| match step {
-        Step::Protect(protect) => Some(protect.id),
-        _ => None,
-    });
-    let ids: Vec<u32> = ids.collect();
-    let has_ifb = pod.ifb().map_err(|error| AttachError::Open(error.into()))?.is_there;
-    let is_past = enforcer.note_ifb(&ids, has_ifb);
     let is_in_pod = |number: usize, attachment: &AttachmentPlan| {
         // Attachment numbers fit into a `u16`: see `Plan::steps`.
         hook_kind::of(attachment, outputs.of(number as u16)) == HookKind::Pod
     };
     if !plan.attachments.iter().enumerate().any(|(number, it)| is_in_pod(number, it)) {
-        return Ok(is_past);
+        return Ok(());
     }
     for (attachment, guarded) in guards(plan, outputs) {
         let failed = |source| AttachError::step(Doing::Check, attachment, "look into the pod", source);
         enforcer.look_into_pod(&guarded, pod).map_err(failed)?;
     }
-    Ok(is_past)
+    Ok(())
 }
 
 /// What a look at an attachment has found.

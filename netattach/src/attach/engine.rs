@@ -447,12 +447,29 @@ impl Engine {
         if netns.id() != sandbox.netns_id || netns.id() == self.own {
             return Ok(Vec::new());
         }
-        let mut pod = Handle::open_in(&netns)?;
-        let has_ifb = match &self.node.enforcer {
-            Some(enforcer) => enforcement::look_into_pod(enforcer.as_ref(), attached, &mut pod)?,
-            None => false,
+        let enforcer = self.node.enforcer.as_ref();
+        let pod = Handle::open_in(&netns)?;
+        let (has_ifb, pod) = match enforcer {
+            Some(enforcer) => enforcement::look_for_ifb(enforcer.as_ref(), &attached.plan, pod)?,
+            None => (false, Some(pod)),
         };
-        let mut differences = differences_in_pod(attached, (&netns, &mut pod))?;
+        let mut pod = match pod {
+            Some(pod) => pod,
+            None => Handle::open_in(&netns)?,
+        };
+        let looked = match enforcer {
+            Some(enforcer) => enforcement::look_into_pod(enforcer.as_ref(), attached, &mut pod),
+            None => Ok(()),
+        };
+        let mut differences = match looked.and_then(|()| differences_in_pod(attached, (&netns, &mut pod))) {
+            // By a list that is too long to be read, of routes for one, the pod would keep this from being told.
+            Err(error) if has_ifb => {
+                let container = &attached.key.container_id;
+                tracing::debug!(container, error = %Chain(&error), "its interfaces are not looked at");
+                Vec::new()
+            }
+            found => found?,
+        };
         differences.extend(has_ifb.then(|| (IFB.0.to_owned(), IFB.1.to_owned())));
         Ok(differences)
     }

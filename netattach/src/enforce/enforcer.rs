@@ -23,7 +23,7 @@ use super::{Enforce, WholeParents};
 use crate::bpf::{self, Dataplane, FlowTable};
 use crate::fast_path::FastPaths;
 use crate::hooks::{AttachModes, HookPoint};
-use crate::netlink::{self, Changes, Handle};
+use crate::netlink::{self, Changes, Handle, Ifb};
 use crate::plan::{AttachmentPlan, PodRef};
 use crate::policy::options::Options;
 use crate::source::Source;
@@ -413,9 +413,10 @@ impl Enforce for Enforcer {
         self.note_mode(attachment, pod)
     }
 
-    fn note_ifb(&self, attachments: &[u32], has_one: bool) -> bool {
+    fn note_ifb(&self, attachments: &[u32], found: Ifb) -> bool {
+        self.programs.note_ifb(found);
         let mut state = self.lock();
-        attachments.iter().fold(false, |is_past, id| state.note_ifb(*id, has_one) || is_past)
+        attachments.iter().fold(false, |is_past, id| state.note_ifb(*id, found.is_there) || is_past)
     }
 
     fn verify_shared(&self) -> Result<Option<String>, EnforceError> {

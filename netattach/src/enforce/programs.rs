@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::attachment::EnforcedAttachment;
@@ -17,7 +17,7 @@ use crate::hooks::{
     pod,
 };
 use crate::kernel_module::{Loadable, loadable};
-use crate::netlink::Handle;
+use crate::netlink::{Handle, Ifb};
 use crate::netns::Netns;
 use crate::objects::Pod;
 use crate::policy::level::Enforcement;
@@ -30,8 +30,7 @@ pub(super) struct AttachedPrograms {
     modes: AttachModes,
     /// Whether programs can identify the namespace of the socket that sent a frame.
     knows_senders: bool,
-    /// Whether pods may make devices of kind `ifb`.
-    has_ifb: bool,
+    has_ifb: MayHaveIfb,
     turn: Mutex<()>,
     /// How often programs were reattached.
     put_back: AtomicU64,
@@ -71,7 +70,7 @@ impl AttachedPrograms {
             parents: Parents::new(modes.attachments, strangers),
             modes,
             knows_senders: bpf::probe::has_netns_cookie(),
-            has_ifb: may_have_ifb(),
+            has_ifb: MayHaveIfb::found(),
             turn: Mutex::default(),
             put_back: AtomicU64::default(),
             rivals: Rivals::default(),
@@ -87,8 +86,18 @@ impl AttachedPrograms {
 
     /// The enforcement level for an attachment of that pod.
     pub(super) fn enforcement(&self, pod: Option<&Pod>, vantage: Vantage<'_>) -> Enforcement {
-        let (in_pod, knows_senders, has_ifb) = (self.modes.others, self.knows_senders, self.has_ifb);
+        let (in_pod, knows_senders, has_ifb) = (self.modes.others, self.knows_senders, self.has_ifb.get());
         enforcement(vantage, pod, Means { in_pod, knows_senders, has_ifb })
+    }
+
+    /// Notes what a look has found of devices of kind `ifb`: their driver may have come since the start.
+    pub(super) fn note_ifb(&self, found: Ifb) {
+        if self.has_ifb.note(found) {
+            tracing::warn!(
+                "the kernel has a driver for devices of kind ifb now, by which pods with CAP_NET_ADMIN can send past programs on \
+                 the node: they are full-unless-privileged from now on"
+            );
+        }
     }
 
     /// Whether the programs of an attachment of that pod may run by filters until they have links: an ADD need not wait for the
@@ -421,9 +430,26 @@ impl AttachedPrograms {
 }
 
 /// Whether pods may make devices of kind `ifb`. Who may make one has the kernel load their driver.
-fn may_have_ifb() -> bool {
-    let has_driver = Handle::open().and_then(|mut host| host.ifb()).map(|found| found.has_driver);
-    has_driver.unwrap_or(true) || !matches!(loadable(Path::new("/"), "ifb"), Loadable::No | Loadable::Kept)
+#[derive(Debug)]
+struct MayHaveIfb(AtomicBool);
+
+impl MayHaveIfb {
+    /// By what the kernel has, and by what it can load as far as that is seen.
+    fn found() -> Self {
+        let has_driver = Handle::open().and_then(Handle::ifb).map(|(found, _)| found.has_driver);
+        let cannot_load = || matches!(loadable(Path::new("/"), "ifb"), Loadable::No | Loadable::Kept);
+        Self(AtomicBool::new(has_driver.unwrap_or(true) || !cannot_load()))
+    }
+
+    fn get(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Takes in what a look has found. A module may be installed, or be loaded past modprobe's configuration, at any time; one that
+    /// goes again may come back as it came. Returns whether that is new.
+    fn note(&self, found: Ifb) -> bool {
+        found.has_driver && !self.0.swap(true, Ordering::Relaxed)
+    }
 }
 
 /// Runs the programs on the loopback of a dedicated namespace.
@@ -442,4 +468,19 @@ fn keep_hooks_on(dataplane: &Dataplane) -> Result<Netns, EnforceError> {
 /// The name of a device, or its index if it is gone.
 pub(super) fn device_name(index: u32, host: &mut Handle) -> String {
     host.link_by_index(index).map_or_else(|_| index.to_string(), |link| link.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_driver_that_came_since_the_start_counts_from_then_on_and_is_news_once() {
+        let has = MayHaveIfb(AtomicBool::new(false));
+        assert!(!has.note(Ifb::default()) && !has.get());
+        let found = Ifb { has_driver: true, is_there: false };
+        assert!(has.note(found) && has.get());
+        assert!(!has.note(found) && has.get());
+        assert!(!has.note(Ifb::default()) && has.get(), "it may come back");
+    }
 }

@@ -22,8 +22,11 @@ pub(super) struct Roster {
     shortfalls: BTreeMap<u32, Enforcement>,
     /// By what packets of some were found to go past their programs, at the last look into their pods.
     passed_by: BTreeMap<u32, Enforcement>,
-    /// Those whose pods had devices of kind `ifb` at the last look, as far as these matter for them or others.
-    with_ifb: BTreeSet<u32>,
+    /// Those whose pods had devices of kind `ifb` at the last look, as far as these matter for them or others, each with the parent
+    /// whose links it reaches.
+    with_ifb: BTreeMap<u32, Option<u32>>,
+    /// The same by parent.
+    with_ifb_on: BTreeSet<(u32, u32)>,
 }
 
 /// The hook point of an attachment's programs.
@@ -72,7 +75,13 @@ impl Roster {
     fn forget_looks(&mut self, id: u32) {
         self.shortfalls.remove(&id);
         self.passed_by.remove(&id);
-        self.with_ifb.remove(&id);
+        self.forget_ifb(id);
+    }
+
+    fn forget_ifb(&mut self, id: u32) {
+        if let Some(Some(parent)) = self.with_ifb.remove(&id) {
+            self.with_ifb_on.remove(&(parent, id));
+        }
     }
 
     fn shared(&mut self, at: &Arc<BTreeSet<Place>>) -> Arc<BTreeSet<Place>> {
@@ -135,12 +144,13 @@ impl Roster {
     /// something can go past the programs of this attachment, or of others on its parent.
     pub(super) fn note_ifb(&mut self, id: u32, has_one: bool) -> bool {
         let matters = |known: &Point| known.is_past_by_ifb() || known.shares.is_some();
-        let is_past = has_one && self.points.get(&id).is_some_and(matters);
-        match is_past {
-            true => self.with_ifb.insert(id),
-            false => self.with_ifb.remove(&id),
-        };
-        is_past
+        let known = self.points.get(&id).filter(|known| has_one && matters(known));
+        let shares = known.map(|known| known.shares);
+        self.forget_ifb(id);
+        let Some(shares) = shares else { return false };
+        self.with_ifb.insert(id, shares);
+        self.with_ifb_on.extend(shares.map(|parent| (parent, id)));
+        true
     }
 
     /// By whose device of kind `ifb` something can go past an attachment's programs.
@@ -149,13 +159,12 @@ impl Roster {
             return None;
         }
         let known = self.points.get(&id)?;
-        if known.is_past_by_ifb() && self.with_ifb.contains(&id) {
+        if known.is_past_by_ifb() && self.with_ifb.contains_key(&id) {
             return Some(PastBy::ItsPod);
         }
         let parent = known.shares?;
-        let is_on_it = |other: &u32| self.points.get(other).is_some_and(|other| other.shares == Some(parent));
-        let mut others = self.with_ifb.iter().filter(|other| **other != id);
-        others.any(is_on_it).then_some(PastBy::PodOnItsParent)
+        let mut on_it = self.with_ifb_on.range((parent, 0)..=(parent, u32::MAX));
+        on_it.any(|(_, other)| *other != id).then_some(PastBy::PodOnItsParent)
     }
 
     /// Whether an attachment's programs are on a representor.
@@ -272,9 +281,17 @@ mod tests {
         assert_eq!(found(&roster), [own, own, other, None, None, None, other, None, None]);
         assert!(!roster.note_ifb(2, false));
         assert_eq!(found(&roster), [own, None, None, None, None, None, other, None, None]);
-        roster.end(6);
+        // Its number is another's now, on another parent.
+        let mut moved = attachment(6);
+        (moved.point, moved.shares) = (HookPoint::Pod(device(2)), Some(8));
+        roster.enter(&moved);
         roster.enter(&attachment(1));
-        assert_eq!(found(&roster), [None; 9], "an attachment that ended, and one that has its number now");
+        assert_eq!(found(&roster), [None; 9], "attachments that have the numbers of others");
+        assert!(roster.note_ifb(6, true));
+        assert_eq!(found(&roster), [None, other, other, None, None, None, None, None, None]);
+        roster.end(6);
+        assert_eq!(found(&roster), [None; 9], "an attachment that has ended");
+        assert!(roster.with_ifb.is_empty() && roster.with_ifb_on.is_empty());
     }
 
     #[test]

@@ -2,8 +2,6 @@
 //! kernel's own (`tc_skip_classify`, which no program reads), with which the next device that receives it runs no programs for
 //! it: neither clsact filters nor tcx, nor chains of nftables' family netdev.
 
-use std::cell::Cell;
-
 use netlink_packet_route::link::InfoKind;
 use rtnetlink::{LinkMessageBuilder, LinkUnspec};
 
@@ -16,6 +14,8 @@ const LINK_INFO: u16 = 18;
 const KIND: u16 = 1;
 /// Length of `ifinfomsg`.
 const HEADER: usize = 16;
+/// Most links that are read. Of what a pod usually has, all are, and its handle goes on.
+const MOST: usize = 64;
 /// Name of the kind, as the kernel has it.
 const IFB: &[u8] = b"ifb";
 
@@ -29,27 +29,22 @@ pub struct Ifb {
 }
 
 impl Handle {
-    /// Looks for intermediate devices in the namespace. The kernel lists those alone, however many links there are, or, where it
-    /// has no driver for them, all links; of neither list anything is kept. Loads no driver.
+    /// Looks for intermediate devices in the namespace. The kernel lists those alone, or, where it has no driver for them, all
+    /// links: the first says which. Loads no driver. Gives the handle back, but not where there are more links than are read: who
+    /// administrates a pod's network makes as many as the kernel has memory for, and a handle with a list that nobody reads is of
+    /// no use.
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn ifb(&mut self) -> Result<Ifb, Error> {
+    pub fn ifb(mut self) -> Result<(Ifb, Option<Self>), Error> {
         let of_kind = show(LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::Ifb));
-        let (is_there, has_others) = (Cell::new(false), Cell::new(false));
-        let listed = self.socket.scan(of_kind, |message| {
-            let kind = if is_ifb(message) { &is_there } else { &has_others };
-            kind.set(true);
-            None::<()>
-        });
-        match listed {
-            // A pod may change its links again and again: what was listed was there, and a list of one kind with nothing in it
-            // is read in one piece.
-            Err(Error::Interrupted(_)) => {}
-            other => drop(other?),
-        }
+        let mut first = None;
+        let is_whole = self.socket.first(of_kind, MOST, |message| {
+            first.get_or_insert_with(|| is_ifb(message));
+        })?;
         // Each namespace has a loopback device: where the kernel knows the kind, it leaves that out.
-        Ok(Ifb { has_driver: is_there.get() || !has_others.get(), is_there: is_there.get() })
+        let found = Ifb { has_driver: first != Some(false), is_there: first == Some(true) };
+        Ok((found, is_whole.then_some(self)))
     }
 }
 
@@ -81,25 +76,45 @@ mod tests {
         assert!(!is_ifb(&message(0, &[])) && !is_ifb(&[]));
     }
 
+    fn make(handle: &mut Handle, kind: InfoKind, name: &str) -> Result<(), Error> {
+        let link = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(kind).name(name.to_owned());
+        handle.socket.request(RouteNetlinkMessage::NewLink(link.build()), CREATE | EXCL).map(drop)
+    }
+
     #[test]
     fn one_is_found_among_other_links_while_it_is_there() {
         let netns = Netns::private().unwrap();
         let mut handle = Handle::open_in(&netns).unwrap();
-        let make = |handle: &mut Handle, kind, name: &str| {
-            let link = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(kind).name(name.to_owned());
-            handle.socket.request(RouteNetlinkMessage::NewLink(link.build()), CREATE | EXCL)
-        };
+        let found = || Handle::open_in(&netns).unwrap().ifb().unwrap().0;
         make(&mut handle, InfoKind::Dummy, "other0").unwrap();
-        assert!(!handle.ifb().unwrap().is_there);
+        assert!(!found().is_there);
         if make(&mut handle, InfoKind::Ifb, "other1").is_err() {
             // The kernel has no driver.
-            assert_eq!(handle.ifb().unwrap(), Ifb::default());
+            assert_eq!(found(), Ifb::default());
             return;
         }
-        assert_eq!(handle.ifb().unwrap(), Ifb { has_driver: true, is_there: true });
+        assert_eq!(found(), Ifb { has_driver: true, is_there: true });
         let made = handle.link("other1").unwrap();
         handle.ensure_indices_absent(&[made.index]).unwrap();
-        assert_eq!(handle.ifb().unwrap(), Ifb { has_driver: true, is_there: false });
+        assert_eq!(found(), Ifb { has_driver: true, is_there: false });
+    }
+
+    /// Whatever is listed: the devices, or, without a driver, all links.
+    #[test]
+    fn a_list_is_read_as_far_as_it_is_looked_at_and_no_handle_goes_on_with_the_rest() {
+        let netns = Netns::private().unwrap();
+        let (_, handle) = Handle::open_in(&netns).unwrap().ifb().unwrap();
+        let mut handle = handle.unwrap();
+        // The one that goes on is in step with the kernel.
+        assert_eq!(handle.link("lo").unwrap().index, 1);
+        let has_driver = make(&mut handle, InfoKind::Ifb, "device").is_ok();
+        for number in 0..=MOST {
+            let kind = if has_driver { InfoKind::Ifb } else { InfoKind::Dummy };
+            make(&mut handle, kind, &format!("device{number}")).unwrap();
+        }
+        let (found, rest) = handle.ifb().unwrap();
+        assert_eq!(found, Ifb { has_driver, is_there: has_driver });
+        assert!(rest.is_none());
     }
 
     proptest::proptest! {

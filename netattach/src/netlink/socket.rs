@@ -266,12 +266,38 @@ impl Socket {
         name: &'static str,
         read: &impl Fn(&[u8]) -> Option<T>,
     ) -> Result<Option<Vec<T>>, Error> {
+        let mut found = Vec::new();
+        let walked = self.walk(message, name, usize::MAX, |object| found.extend(read(object)))?;
+        Ok((walked == Walked::Whole).then_some(found))
+    }
+
+    /// Has `see` see the first `most` objects of a list, what is behind the header of the message of each. Returns whether those
+    /// were all: the socket is of no use otherwise, as the kernel waits for somebody to read the rest. A list of which objects
+    /// changed meanwhile is read as it comes.
+    pub(super) fn first(
+        &mut self,
+        message: RouteNetlinkMessage,
+        most: usize,
+        see: impl FnMut(&[u8]),
+    ) -> Result<bool, Error> {
+        let name = request_name(&message);
+        let walked = timing::part(name, || self.walk(message, name, most, see))?;
+        Ok(walked != Walked::Left)
+    }
+
+    fn walk(
+        &mut self,
+        message: RouteNetlinkMessage,
+        name: &'static str,
+        most: usize,
+        mut see: impl FnMut(&[u8]),
+    ) -> Result<Walked, Error> {
         let malformed = |what| Error::Malformed { request: name, what };
         let mut datagram = Vec::new();
         self.append(&mut datagram, message, NLM_F_REQUEST | NLM_F_DUMP);
         let wanted = self.sequence;
         self.send(&datagram).map_err(|source| Error::Send(name, source))?;
-        let (mut found, mut interrupted) = (Vec::new(), false);
+        let (mut seen, mut interrupted) = (0, false);
         loop {
             self.receive_raw(name)?;
             let mut bytes = &self.buffer[..];
@@ -287,14 +313,19 @@ impl Socket {
                 }
                 interrupted |= u16_at(message, 6).is_some_and(|flags| flags & NLM_F_DUMP_INTR != 0);
                 match u16_at(message, 4) {
-                    Some(NLMSG_DONE) => return Ok((!interrupted).then_some(found)),
+                    Some(NLMSG_DONE) if interrupted => return Ok(Walked::Interrupted),
+                    Some(NLMSG_DONE) => return Ok(Walked::Whole),
                     Some(NLMSG_ERROR) => match parse_message(&message[..length]).map_err(malformed)? {
                         Some(Received { body: Body::Ack(errno, text), .. }) if errno != 0 => {
                             return Err(Refused { request: name, errno, text }.into());
                         }
                         _ => {}
                     },
-                    _ => found.extend(read(&message[HEADER_LEN..length])),
+                    _ if seen == most => return Ok(Walked::Left),
+                    _ => {
+                        seen += 1;
+                        see(&message[HEADER_LEN..length]);
+                    }
                 }
             }
         }
@@ -362,6 +393,16 @@ impl Socket {
             }
         }
     }
+}
+
+/// How far a list was read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Walked {
+    Whole,
+    /// To its end, and objects changed meanwhile.
+    Interrupted,
+    /// There is more.
+    Left,
 }
 
 struct Received {

@@ -83,8 +83,8 @@ fn judged(release: &str, needed: &[&str], absent: &[String]) -> Check {
 
 /// Whether pods can have devices of kind `ifb`, by which those that may make one send past programs on the node.
 fn ifb() -> Check {
-    match Handle::open().and_then(|mut host| host.ifb()) {
-        Ok(found) => of_ifb(found.has_driver, || loadable(Path::new("/"), IFB)),
+    match Handle::open().and_then(Handle::ifb) {
+        Ok((found, _)) => of_ifb(found.has_driver, || loadable(Path::new("/"), IFB)),
         Err(error) => Check::skipped(IFB, format!("the kernel does not say: {}", Chain(&error))),
     }
 }
@@ -95,7 +95,9 @@ fn of_ifb(has_driver: bool, module: impl FnOnce() -> Loadable) -> Check {
     const PAST: &str = "a pod with CAP_NET_ADMIN can send past the programs on the node by such a device: its attachments there \
                         are full-unless-privileged, and advisory while it has one";
     const NO_POWERS: &str = "give CAP_NET_ADMIN to no pod that is not trusted";
-    const NO_MODULE: &str = "a line \"install ifb /bin/false\" in a file of /etc/modprobe.d";
+    // As the reference does it, `bandwidth` has a device on the node for each pod that has a rate for what it sends.
+    const NO_MODULE: &str = "where no bandwidth plugin is executed, which needs ifb on the node, a line \"install ifb /bin/false\" \
+                             in a file of /etc/modprobe.d";
     match (has_driver, module()) {
         (true, Loadable::No | Loadable::Unknown) => {
             Check::warning(NAME, format!("the kernel has it: {PAST}"), NO_POWERS)
@@ -108,7 +110,7 @@ fn of_ifb(has_driver: bool, module: impl FnOnce() -> Loadable) -> Check {
         (true, Loadable::Kept) => Check::warning(
             NAME,
             format!("the kernel has loaded it, though modprobe is to keep it away: {PAST}"),
-            "modprobe -r ifb",
+            format!("modprobe -r ifb, which removes such devices of the node too; or {NO_POWERS}"),
         ),
         (false, Loadable::Yes) => Check::warning(
             NAME,
@@ -201,7 +203,7 @@ mod tests {
     fn ifb_is_warned_of_where_pods_can_have_it() {
         use super::super::State;
         let found = |has_driver, module| of_ifb(has_driver, || module);
-        let keep = "a line \"install ifb /bin/false\" in a file of /etc/modprobe.d";
+        let keep = "where no bandwidth plugin is executed, which needs ifb on the node, a line \"install ifb /bin/false\"";
         let table = [
             (true, Loadable::No, State::Warning, "give CAP_NET_ADMIN to no pod"),
             (true, Loadable::Unknown, State::Warning, "give CAP_NET_ADMIN to no pod"),

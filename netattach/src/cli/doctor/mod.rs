@@ -209,6 +209,7 @@ bpffs   FAILED  /sys/fs/bpf is not mounted; remedy: mount -t bpf bpf /sys/fs/bpf
             "settings",
             "agent",
             "kernel",
+            "ifb",
             "bpf file system",
             "pins",
             "disk",
