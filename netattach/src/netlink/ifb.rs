@@ -86,7 +86,7 @@ mod tests {
         let netns = Netns::private().unwrap();
         let mut handle = Handle::open_in(&netns).unwrap();
         let found = || Handle::open_in(&netns).unwrap().ifb().unwrap().0;
-        make(&mut handle, InfoKind::Dummy, "other0").unwrap();
+        make(&mut handle, InfoKind::Bridge, "other0").unwrap();
         assert!(!found().is_there);
         if make(&mut handle, InfoKind::Ifb, "other1").is_err() {
             // The kernel has no driver.
@@ -109,7 +109,7 @@ mod tests {
         assert_eq!(handle.link("lo").unwrap().index, 1);
         let has_driver = make(&mut handle, InfoKind::Ifb, "device").is_ok();
         for number in 0..=MOST {
-            let kind = if has_driver { InfoKind::Ifb } else { InfoKind::Dummy };
+            let kind = if has_driver { InfoKind::Ifb } else { InfoKind::Bridge };
             make(&mut handle, kind, &format!("device{number}")).unwrap();
         }
         let (found, rest) = handle.ifb().unwrap();
