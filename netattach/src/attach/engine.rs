@@ -661,8 +661,9 @@ impl Engine {
         })?;
         if let Some(outputs) = outputs {
             // Without a record a DEL is a success, and would not try that again: the sandbox stays known until it has succeeded,
-            // so that its record is written anew, as that of a removal.
-            release_addresses(&self.node, &plan, netns.as_ref(), &outputs)?;
+            // so that its record is written anew, as that of a removal. At once where there is room.
+            release_addresses(&self.node, &plan, netns.as_ref(), &outputs)
+                .inspect_err(|_| self.write_removal_again(&key, &plan, &outputs))?;
         }
         self.registry.remove(&key, &plan);
         Ok(())
