@@ -249,7 +249,8 @@ impl Agent {
             let Some(turn) = self.turns.look(&key.container_id) else { continue };
             let agent = Arc::clone(self);
             // The join error is a panic, which the panic hook has reported.
-            let _ = tokio::task::spawn_blocking(move || agent.engine.write_returned(&key)).await;
+            let _ = tokio::task::spawn_blocking(move || crate::upkeep(|| agent.engine.write_returned(&key)))
+                .await;
             drop(turn);
         }
     }

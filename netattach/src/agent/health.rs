@@ -335,8 +335,8 @@ impl Health {
         };
         let ended: io::Result<Infallible> = failed.await;
         let Err(error) = ended;
-        let late = INTERVAL.as_secs() * SHARES as u64;
-        tracing::warn!(%error, "removed filters are noticed only every {late} s");
+        let [soon, late] = [INTERVAL, pace::longest(INTERVAL)].map(|every| every.as_secs() * SHARES as u64);
+        tracing::warn!(%error, "removed filters are noticed only by looks, every {soon} to {late} s");
     }
 
     /// Looks at the default network and the runtime's file as soon as anything changes in their directories.

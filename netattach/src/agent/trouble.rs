@@ -132,22 +132,32 @@ impl Troubles {
     /// Looks when objects change, when the status is requested, and every [`INTERVAL`], until the objects' source ends;
     /// at most once a second, however often objects change.
     pub(super) async fn keep_looking(self: Arc<Self>, mut changes: watch::Receiver<u64>) {
+        let mut is_routine = false;
         loop {
             let looking = Arc::clone(&self);
             let next = tokio::time::Instant::now() + LEAST_INTERVAL;
-            // Nothing comes of a panic, which the panic hook has reported; the next look is another try.
-            let _ = rounds::look(move || {
+            let look = move || {
                 looking.of_objects();
                 looking.look_at_disk();
-            })
-            .await;
+            };
+            // Nothing comes of a panic, which the panic hook has reported; the next look is another try.
+            let _ = match is_routine {
+                true => rounds::look(look).await,
+                // Thousands of definitions may have changed, which takes long.
+                false => tokio::task::spawn_blocking(look).await.ok(),
+            };
             // All three futures may be dropped at any time: a change stays unseen, a request is kept, and the sleep
             // starts anew.
-            tokio::select! {
-                changed = changes.changed() => if changed.is_err() { return },
-                () = self.wanted.notified() => {}
-                () = ticks::pause(INTERVAL) => {}
-            }
+            is_routine = tokio::select! {
+                changed = changes.changed() => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    false
+                }
+                () = self.wanted.notified() => false,
+                () = ticks::pause(INTERVAL) => true,
+            };
             tokio::time::sleep_until(next).await;
         }
     }

@@ -435,6 +435,8 @@ mod tests {
     use super::*;
     use crate::attach::rig;
     use crate::journal::Store;
+    use crate::journal::full_disk::{Disk, Takes};
+    use crate::moment::boot_id;
     use crate::plan::{Dynamic, fixtures};
     use crate::spec::DeviceId;
     use crate::step::StepRef;
@@ -626,6 +628,39 @@ mod tests {
         // A record that is gone has nothing to say.
         engine.write_returned(&rig::key("c"));
         assert_eq!(engine.unwritten_returns(), []);
+    }
+
+    /// Its DEL has given the device back, on a disk that takes nothing.
+    ///
+    /// Rows: SRV-namespace-gone.
+    #[test]
+    fn a_record_that_can_be_neither_changed_nor_removed_says_later_that_its_device_has_gone_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let journal = directory.path().join("journal");
+        std::fs::create_dir(&journal).unwrap();
+        let disk = Disk::at(&journal);
+        let store = Store::over(crate::sync::Arc::new(disk.clone()), journal, boot_id().unwrap()).unwrap();
+        let engine = rig::engine(directory.path(), store, &crate::sync::Arc::default());
+        let (plan, key, at) = (plan("a"), rig::key("a"), StepRef(0, 0));
+        let claim = claim(&engine.node.devices, &plan, |_| unreachable!()).unwrap();
+        let mut record = engine.journal.create(key.clone(), plan.clone()).unwrap();
+        record.begin(&[at]).unwrap();
+        record.done(at, Output::Claimed(Box::new(claim.clone()))).unwrap();
+        record.attached(Value::Null).unwrap();
+        let of = (&plan.sandbox, &plan.attachments[0]);
+        engine.node.devices.give_back(&claim, of, || Ok(()), |_| unreachable!()).unwrap();
+        let is_back = || {
+            let Loaded::Whole(record) = engine.journal.load(&key).unwrap() else { panic!("it is whole") };
+            let Some(Output::Claimed(claim)) = record.outputs.get(&at) else { panic!("it has the claim") };
+            claim.is_back
+        };
+        disk.takes(Takes::Nothing);
+        assert!(matches!(engine.del_recorded(&key), Err(AttachError::AddressesStay { .. })));
+        engine.write_returned(&key);
+        assert_eq!((is_back(), engine.unwritten_returns()), (false, vec![key.clone()]));
+        disk.takes(Takes::Everything);
+        engine.write_returned(&key);
+        assert_eq!((is_back(), engine.unwritten_returns()), (true, Vec::new()));
     }
 
     /// What the pod has loaded is told from what was there by the time of the claim.

@@ -25,9 +25,9 @@ use crate::ipam::{self, Lessee, Owner};
 use crate::journal::{JournalKey, Loaded};
 use crate::netlink::{self, Changed, ChangedLinks, Handle, LinkState, VlanUses};
 use crate::netns::Netns;
-use crate::plan::{AttachmentPlan, Sandbox, addressing, result, routing};
+use crate::plan::{AttachmentPlan, Plan, Sandbox, addressing, result, routing};
 use crate::spec::{Addressing, BridgePort, LinkMode, NetkitWays, Tie};
-use crate::step::{Brought, Interface, Output, Role, Step};
+use crate::step::{Brought, Interface, Output, Outputs, Role, Step};
 
 /// A difference between the node's end of a link and what was made.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -329,8 +329,28 @@ impl Engine {
                 plugin: attachment.kind.clone(),
             });
         }
-        let cookie = cookie_of(&plan.sandbox)?;
         let result = self.registry.stays(key).map(|attached| result_of(&attached)).transpose()?;
+        self.write_whole(key, (plan, outputs), result)?;
+        Ok(true)
+    }
+
+    /// Writes the record of a removal again that went before the addresses which it names, as these could not be given back: by it
+    /// the next DEL goes on. With what configuration another plugin is to be called nothing else says.
+    pub(super) fn write_removal_again(&self, key: &JournalKey, plan: &Plan, outputs: &Outputs) {
+        if let Err(error) = self.write_whole(key, (plan, outputs), None) {
+            let container = &key.container_id;
+            tracing::warn!(container, error = %Chain(&error), "the record of a removal that is to go on is not written again");
+        }
+    }
+
+    /// Writes a record with all that a sandbox has come to. `result`: what the runtime has received; `None`: it is being removed.
+    fn write_whole(
+        &self,
+        key: &JournalKey,
+        (plan, outputs): (&Plan, &Outputs),
+        result: Option<cni::Value>,
+    ) -> Result<(), AttachError> {
+        let cookie = cookie_of(&plan.sandbox)?;
         let mut record = self.journal.create(key.clone(), plan.clone())?;
         if let Err(error) = record.continue_from(cookie, outputs, result) {
             // Without any progress it says that nothing was done.
@@ -344,7 +364,7 @@ impl Engine {
             tracing::debug!(error = %Chain(&error), "it is written later that a device has gone back");
             self.node.devices.stays_unwritten(key);
         }
-        Ok(true)
+        Ok(())
     }
 
     /// The sandboxes that lack a lease. Costs one look at its pool for each lease.

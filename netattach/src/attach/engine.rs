@@ -655,6 +655,7 @@ impl Engine {
         if let Err(error) = take_back(&self.node, &record.plan, netns.as_ref(), &record) {
             if let Err(error) = self.note_returned(&mut record) {
                 tracing::warn!(record = %record.path().display(), error = %Chain(&error), "journal not written");
+                self.node.devices.stays_unwritten(&record.key);
             }
             return Err(error);
         }
@@ -665,16 +666,21 @@ impl Engine {
         let (key, plan) = (record.key.clone(), Arc::clone(&record.plan));
         let outputs = says_attached.then(|| record.outputs.clone());
         // While the record exists, its DEL may be repeated and names these numbers again.
-        record.remove().map_err(|error| match error {
-            JournalError::Remove { path, source } if says_attached => {
-                AttachError::AddressesStay { path, plugins: executed(&plan), source }
+        record.remove().map_err(|error| {
+            // A record that stays is to say that its devices are the node's again, or others'.
+            self.node.devices.stays_unwritten(&key);
+            match error {
+                JournalError::Remove { path, source } if says_attached => {
+                    AttachError::AddressesStay { path, plugins: executed(&plan), source }
+                }
+                other => other.into(),
             }
-            other => other.into(),
         })?;
         if let Some(outputs) = outputs {
             // Without a record a DEL is a success, and would not try that again: the sandbox stays known until it has succeeded,
-            // so that its record is written anew, as that of a removal.
-            release_addresses(&self.node, &plan, netns.as_ref(), &outputs)?;
+            // so that its record is written anew, as that of a removal. At once where there is room.
+            release_addresses(&self.node, &plan, netns.as_ref(), &outputs)
+                .inspect_err(|_| self.write_removal_again(&key, &plan, &outputs))?;
         }
         self.registry.remove(&key, &plan);
         Ok(())

@@ -143,11 +143,8 @@ fn a_record_that_can_be_removed_alone_goes_before_its_addresses() {
     assert!(engine.registry().is_empty());
 }
 
-/// Its plugin is not there: a call of it fails the DEL by its name.
-#[test]
-fn addresses_of_another_plugin_stay_taken_as_long_as_their_record_says_that_they_are() {
-    let scene = Scene::new();
-    let engine = scene.started();
+/// Attaches `b`, whose address is of a plugin that is not there: a call of it fails the DEL by its name.
+fn attach_by_another(scene: &Scene, engine: &Engine) {
     let mut plan = rig::plan(scene.path(), "b", 2);
     plan.attachments[0].steps.remove(0);
     let plugin = Delegate { plugin: "foreign".to_owned(), config: Map::new(), role: Role::Ipam };
@@ -157,6 +154,13 @@ fn addresses_of_another_plugin_stay_taken_as_long_as_their_record_says_that_they
     record.done(StepRef(0, 0), Output::Nothing).unwrap();
     record.done(StepRef(0, 1), Output::Nothing).unwrap();
     record.attached(json!({"cniVersion": "1.1.0"})).unwrap();
+}
+
+#[test]
+fn addresses_of_another_plugin_stay_taken_as_long_as_their_record_says_that_they_are() {
+    let scene = Scene::new();
+    let engine = scene.started();
+    attach_by_another(&scene, &engine);
     let failed = || engine.del(&rig::request("DEL", "b")).unwrap_err();
     scene.disk.takes(Takes::Nothing);
     assert!(matches!(failed(), AttachError::AddressesStay { plugins, .. } if plugins.is_empty()));
@@ -165,6 +169,20 @@ fn addresses_of_another_plugin_stay_taken_as_long_as_their_record_says_that_they
     let said = Chain(&failed()).to_string();
     assert!(said.contains("foreign"), "{said}");
     assert!(!engine.has_record(&rig::key("b")));
+}
+
+/// A DEL without a record is a success, and nobody would call that plugin again.
+#[test]
+fn a_record_that_went_before_addresses_which_another_plugin_keeps_is_there_for_the_next_del() {
+    let scene = Scene::new();
+    let engine = scene.started();
+    attach_by_another(&scene, &engine);
+    scene.disk.takes(Takes::UntilRemoval);
+    for _ in 0..2 {
+        let said = Chain(&engine.del(&rig::request("DEL", "b")).unwrap_err()).to_string();
+        assert!(said.contains("foreign"), "{said}");
+        assert!(engine.is_half_detached("b"));
+    }
 }
 
 #[test]

@@ -107,7 +107,8 @@ impl FullLook {
     /// Whether all links are to be looked at again.
     fn is_long_ago(&self) -> bool {
         let pause = pace::pause_between(FULL_LOOK_INTERVAL, FULL_LOOK_AT_LEAST, self.worked);
-        self.ended.elapsed() >= pause
+        // It ended a moment after its tick.
+        self.ended.elapsed() + LOOK_INTERVAL / 2 >= pause
     }
 }
 
@@ -508,5 +509,18 @@ mod tests {
         assert!(!failing.is_worth_telling(&in_motion) && failing.is_worth_telling(&other));
         failing.since = Instant::now().checked_sub(IN_MOTION);
         assert!(failing.is_worth_telling(&in_motion));
+    }
+
+    #[test]
+    fn a_look_that_ended_a_moment_after_its_tick_is_not_put_off_by_another_tick() {
+        let moment = Duration::from_millis(20);
+        for (ago, is_due) in [(FULL_LOOK_INTERVAL - moment, true), (FULL_LOOK_INTERVAL / 2, false)] {
+            let ended = Instant::now().checked_sub(ago).unwrap();
+            assert_eq!(FullLook { ended, worked: Duration::ZERO }.is_long_ago(), is_due, "{ago:?}");
+        }
+        for (ago, is_due) in [(PROGRAMS - moment, true), (PROGRAMS / 2, false)] {
+            let ended = Instant::now().checked_sub(ago);
+            assert_eq!(LastLook { ended, ..LastLook::default() }.is_long_ago(), is_due, "{ago:?}");
+        }
     }
 }

@@ -19,6 +19,8 @@ pub(crate) enum Takes {
     NoMore,
     /// Nothing can be written. What is there can be removed.
     Removals,
+    /// The same, and what is removed makes room for everything.
+    UntilRemoval,
     /// Nothing at all: it is read-only.
     Nothing,
 }
@@ -88,7 +90,11 @@ impl Files for Disk {
         if takes == Takes::Nothing || *locked(&self.keeps_names) {
             return Err(refused(Takes::Nothing));
         }
-        self.disk().remove(name)
+        self.disk().remove(name)?;
+        if takes == Takes::UntilRemoval {
+            self.takes(Takes::Everything);
+        }
+        Ok(())
     }
 
     fn list(&self) -> io::Result<Vec<String>> {
@@ -111,7 +117,7 @@ impl Appended for Open {
             Takes::Everything => true,
             Takes::UpTo(most) => offset + bytes.len() as u64 <= most,
             Takes::NoMore => offset + bytes.len() as u64 <= fs::metadata(&self.path)?.len(),
-            Takes::Removals | Takes::Nothing => false,
+            Takes::Removals | Takes::UntilRemoval | Takes::Nothing => false,
         };
         if fits { self.file.write_at(offset, bytes) } else { Err(refused(takes)) }
     }
@@ -120,7 +126,7 @@ impl Appended for Open {
         let takes = *locked(&self.takes);
         match takes {
             Takes::Everything | Takes::UpTo(_) | Takes::NoMore => self.file.cut(length),
-            Takes::Removals | Takes::Nothing => Err(refused(takes)),
+            Takes::Removals | Takes::UntilRemoval | Takes::Nothing => Err(refused(takes)),
         }
     }
 

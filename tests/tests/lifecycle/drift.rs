@@ -15,6 +15,10 @@ use serde_json::{Value, json};
 /// The shortest pause between two CHECKs that wait for something.
 const BETWEEN_CHECKS: Duration = Duration::from_secs(1);
 
+/// How long the agent may take to look at all leases and records: every half minute, or up to three minutes where that is much
+/// work, which a look of an agent built without optimization is soon.
+const FOUND_BY_LOOKING: Duration = Duration::from_secs(200);
+
 /// A node with the pod `a` on the default network, a bridge with hairpin, and a routed link.
 fn scene() -> (Node, Pod) {
     let mut node = Node::new(&[]).unwrap();
@@ -282,10 +286,10 @@ fn leases_records_and_the_published_status_are_written_again() {
         let read = fs::read(&status).ok().and_then(|text| serde_json::from_slice::<Value>(&text).ok());
         addresses(&node) == leases && record.exists() && read.as_ref() == Some(&published)
     };
-    assert!(eventually(PATIENCE * 3, is_whole), "{:?} {:?}", addresses(&node), fs::read(&status));
+    assert!(eventually(FOUND_BY_LOOKING, is_whole), "{:?} {:?}", addresses(&node), fs::read(&status));
     is_put_back(&node, &a, "files");
     let mut rows = Value::Null;
-    let is_told = eventually(PATIENCE * 3, || {
+    let is_told = eventually(FOUND_BY_LOOKING, || {
         rows = node.whole_status().unwrap()["troubles"].clone();
         rows.as_array().unwrap().iter().any(|row| {
             let problem = row["problem"].as_str().unwrap();

@@ -35,8 +35,9 @@ use netattach_tests::wires::{BEYOND, Wires, install};
 use netattach_tests::{Namespace, Node, Pod};
 use serde_json::{Value, json};
 
-/// The agent's polling period for attachments.
-const FOUND_BY_LOOKING: Duration = Duration::from_secs(90);
+/// How long the agent may take to come to an attachment of which nothing is told: each look is at a sixth of them, and looks are
+/// half a minute apart at most.
+const FOUND_BY_LOOKING: Duration = Duration::from_secs(200);
 const SERVER: u8 = 2;
 const CLIENT: u8 = 3;
 /// A container that has no capabilities over its network.
