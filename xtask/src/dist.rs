@@ -17,7 +17,7 @@ const EXECUTABLES: [(&str, Option<u64>); 4] = [
     // Started for every CNI call: its size is part of a pod's latency.
     ("netattach", Some(2 * 1024 * 1024)),
     // Started for every attachment where there is no agent.
-    ("netattach-cni", Some(4 * 1024 * 1024)),
+    ("netattach-cni", Some(5 * 1024 * 1024)),
     ("netattachctl", None),
     ("netattachd", None),
 ];
