@@ -40,6 +40,7 @@
 //! | [`pace`] | how often what nobody has asked for is looked at | clock |
 //! | `put_back` | how often what others keep changing is put back | clock |
 //! | [`ticks`] | timers of one phase | clock |
+//! | `rounds` | takes looks that are due together on one thread | no |
 //! | [`timing`] | measures how the time of one operation is spent | clock |
 //! | `sync` | locks and threads, under names that a model checker can replace | no |
 //! | [`budget`] | size limits of input from others | no |

@@ -5,8 +5,8 @@
 //! that is too low. The `state` behind the enforcer's lock is a `roster` of attachments, those that are `deferred`
 //! until a policy selects them, and the [`policies`], which decide the contents of the `policy_maps`. `programs`
 //! attaches programs to devices, and `routed` judges the traffic that the node translates. `adoption` adopts the
-//! attachments of an earlier agent, `verify` checks that enforcement is still complete, and [`queries`] answers the
-//! rest of the agent. Errors are in [`error`].
+//! attachments of an earlier agent, `verify` checks that enforcement is still complete (`whole_parents`: each parent once),
+//! and [`queries`] answers the rest of the agent. Errors are in [`error`].
 
 pub mod admission;
 mod adoption;
