@@ -17,7 +17,7 @@ const EXECUTABLES: [(&str, Option<u64>); 4] = [
     // Started for every CNI call: its size is part of a pod's latency.
     ("netattach", Some(2 * 1024 * 1024)),
     // Started for every attachment where there is no agent.
-    ("netattach-cni", Some(5 * 1024 * 1024)),
+    ("netattach-cni", Some(4 * 1024 * 1024)),
     ("netattachctl", None),
     ("netattachd", None),
 ];
@@ -105,8 +105,6 @@ fn rustflags() -> anyhow::Result<String> {
     // The C library inside; and no tables to unwind by: a panic ends the process, and without symbols a backtrace says
     // nothing. They would be a tenth of an executable.
     let mut flags = vec!["-Ctarget-feature=+crt-static".to_owned(), "-Cforce-unwind-tables=no".to_owned()];
-    // The profile has it too, which does not hold for a package with settings of its own.
-    flags.push("-Cstrip=symbols".to_owned());
     // The loader's relocations as a bitmap: a thirtieth of an executable otherwise. A static one relocates itself, which the C
     // library that is linked in knows since 2.36.
     flags.push("-Clink-arg=-Wl,-z,pack-relative-relocs".to_owned());
