@@ -11,7 +11,7 @@ use crate::path::maps;
 pub(crate) fn nanoseconds() -> u64 {
     // SAFETY: the helper takes nothing and exists since Linux 5.6.
     let tick = unsafe { bpf_jiffies64() };
-    let Some(reading) = maps::clock() else { return read_clock() };
+    let Some(reading) = maps::clock() else { return read() };
     // SAFETY: aligned words of a map value, which stays in place as long as the map does. The time is written before
     // its tick; a reader that finds the new tick with the old time is late by one tick.
     unsafe {
@@ -26,7 +26,7 @@ pub(crate) fn nanoseconds() -> u64 {
 /// another state than a reading that is still right, so that the verifier would go through all of `na_fast` twice.
 #[inline(never)]
 fn next(reading: *mut Reading, tick: u64) -> u64 {
-    let time = read_clock();
+    let time = read();
     // SAFETY: the value of `na_clock`, as above.
     unsafe {
         (&raw mut (*reading).time).write_volatile(time);
@@ -41,8 +41,10 @@ pub(crate) fn seconds() -> u32 {
     (nanoseconds() / 1_000_000_000) as u32
 }
 
+/// As [`nanoseconds`], from the clock itself: for who is rare and so deep in calls that the stack, of 512 bytes with each
+/// frame rounded up to 32 (Linux before 6.8), has no room for one more.
 #[inline(always)]
-fn read_clock() -> u64 {
+pub(crate) fn read() -> u64 {
     // SAFETY: the helper takes nothing and exists since Linux 5.11.
     unsafe { bpf_ktime_get_coarse_ns() }
 }

@@ -89,7 +89,7 @@ fn submit(ctx: &TcContext, attachment: u32, fill: impl FnOnce(&mut Record)) {
     // SAFETY: the memory is the record's size and 8-aligned; integers and byte arrays have no invalid values, and
     // every byte is written before the record is submitted.
     let record = unsafe { &mut *entry.as_mut_ptr() };
-    record.time = clock::nanoseconds();
+    record.time = clock::read();
     record.attachment = attachment;
     record.ifindex = frame::ifindex(ctx);
     record.length = ctx.len();

@@ -416,7 +416,11 @@ impl Enforce for Enforcer {
     fn note_ifb(&self, attachments: &[u32], found: Ifb) -> bool {
         self.programs.note_ifb(found);
         let mut state = self.lock();
-        attachments.iter().fold(false, |is_past, id| state.note_ifb(*id, found.is_there) || is_past)
+        let mut is_past = false;
+        for id in attachments {
+            is_past |= state.note_ifb(*id, found.is_there);
+        }
+        is_past
     }
 
     fn verify_shared(&self) -> Result<Option<String>, EnforceError> {

@@ -290,7 +290,7 @@ impl Rig {
             let namespaces = std::fs::read_dir("/run/netns").into_iter().flatten().flatten();
             let namespaces: Vec<_> = namespaces.map(|entry| entry.file_name()).collect();
             Ok::<_, String>((
-                (after.files.clone(), after.dataplane == Maps::default()),
+                (after.files.clone(), after.dataplane.clone()),
                 (links(&after), links(&self.before)),
                 (after.pins, self.before.pins.clone()),
                 namespaces,
@@ -300,7 +300,7 @@ impl Rig {
             let Ok(((files, maps), (links, links_before), (pins, pins_before), namespaces)) = left() else {
                 return false;
             };
-            files.is_empty() && maps && links == links_before && pins == pins_before && namespaces.is_empty()
+            files.is_empty() && maps == Maps::default() && links == links_before && pins == pins_before && namespaces.is_empty()
         };
         assert!(eventually(PATIENCE, is_clean), "{:#?}", left());
     }
