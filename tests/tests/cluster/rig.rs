@@ -300,7 +300,11 @@ impl Rig {
             let Ok(((files, maps), (links, links_before), (pins, pins_before), namespaces)) = left() else {
                 return false;
             };
-            files.is_empty() && maps == Maps::default() && links == links_before && pins == pins_before && namespaces.is_empty()
+            files.is_empty()
+                && maps == Maps::default()
+                && links == links_before
+                && pins == pins_before
+                && namespaces.is_empty()
         };
         assert!(eventually(PATIENCE, is_clean), "{:#?}", left());
     }
