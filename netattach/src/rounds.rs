@@ -28,6 +28,15 @@ pub(crate) async fn look<T: Send + 'static>(look: impl FnOnce() -> T + Send + 's
     look_in(&ROUNDS, PATIENCE, look).await
 }
 
+/// Takes a look with others, as [`look`], if it is routine: taken because it is time. For one that somebody waits for, or that
+/// something gives occasion for, a thread begins at once.
+pub(crate) async fn take<T: Send + 'static>(
+    is_routine: bool,
+    taken: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
+    if is_routine { look(taken).await } else { tokio::task::spawn_blocking(taken).await.ok() }
+}
+
 async fn look_in<T: Send + 'static>(
     rounds: &Arc<Rounds>,
     patience: Duration,

@@ -669,10 +669,7 @@ async fn follow(
             let ((), worked) = pace::measured(|| which(&looking).take(|| look(&looking)));
             (began.elapsed(), worked)
         };
-        let looked = match is_routine {
-            true => rounds::look(take).await,
-            false => tokio::task::spawn_blocking(take).await.ok(),
-        };
+        let looked = rounds::take(is_routine, take).await;
         // Nothing comes of a panic, which the panic hook has reported; the next look is another try.
         let (took, worked) = looked.unwrap_or_default();
         // What other plugins do for a look is work as well.

@@ -97,10 +97,7 @@ impl NodeNetwork {
             let looking = Arc::clone(&self);
             let look = move || crate::upkeep(|| looking.look());
             // Nothing comes of a panic, which the panic hook has reported; the next look is another try.
-            let _ = match is_told {
-                true => tokio::task::spawn_blocking(look).await.ok(),
-                false => rounds::look(look).await,
-            };
+            let _ = rounds::take(!is_told, look).await;
         }
     }
 

@@ -799,10 +799,7 @@ async fn keep_routed(enforcer: Arc<Enforcer>, mut watch: LinkWatch) -> std::io::
         let enforcer = Arc::clone(&enforcer);
         let keep = move || crate::upkeep(|| enforcer.keep_routed(&changes));
         // Nothing comes of a panic, which the panic hook has reported.
-        let kept = match is_told {
-            true => tokio::task::spawn_blocking(keep).await.ok(),
-            false => rounds::look(keep).await,
-        };
+        let kept = rounds::take(!is_told, keep).await;
         checked = matches!(kept, Some(Ok(())));
         if let Some(Err(error)) = kept {
             tracing::warn!(error = %Chain(&error), "enforcement of routed traffic not checked; will try again");
@@ -864,10 +861,7 @@ async fn follow_policies(enforcer: Arc<Enforcer>, mut changes: watch::Receiver<u
             }
         };
         // Nothing comes of a panic, which the panic hook has reported; the next change tries again.
-        let _ = match changed {
-            true => tokio::task::spawn_blocking(update).await.ok(),
-            false => rounds::look(update).await,
-        };
+        let _ = rounds::take(!changed, update).await;
     }
 }
 

@@ -140,12 +140,9 @@ impl Troubles {
                 looking.of_objects();
                 looking.look_at_disk();
             };
-            // Nothing comes of a panic, which the panic hook has reported; the next look is another try.
-            let _ = match is_routine {
-                true => rounds::look(look).await,
-                // Thousands of definitions may have changed, which takes long.
-                false => tokio::task::spawn_blocking(look).await.ok(),
-            };
+            // Nothing comes of a panic, which the panic hook has reported; the next look is another try. Thousands of definitions
+            // may have changed, which takes long.
+            let _ = rounds::take(is_routine, look).await;
             // All three futures may be dropped at any time: a change stays unseen, a request is kept, and the sleep
             // starts anew.
             is_routine = tokio::select! {

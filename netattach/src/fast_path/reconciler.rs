@@ -274,10 +274,7 @@ impl FastPaths {
                 (node, done, begun.elapsed(), worked)
             };
             // Nothing comes of a panic, which the panic hook has reported; everything is looked at again.
-            let looked = match gather || is_moved {
-                true => tokio::task::spawn_blocking(take).await.ok(),
-                false => rounds::look(take).await,
-            };
+            let looked = rounds::take(!gather && !is_moved, take).await;
             let is_whole = looked.is_some();
             let nothing = || (Observation::default(), Ok(()), Duration::ZERO, Duration::ZERO);
             let (seen, done, took, worked) = looked.unwrap_or_else(nothing);
