@@ -132,3 +132,26 @@ fn an_attachment_is_open_at_once_only_after_the_first_complete_comparison() {
     source.was_asked.store(false, Ordering::Relaxed);
     assert!(!policies.enter_open(8, sources, &kernel).unwrap(), "the source is not complete any more");
 }
+
+/// Of a policy that is gone nothing is kept: neither its rules, nor the tables that they became.
+#[test]
+fn when_the_last_policy_goes_so_does_all_that_was_kept_of_it() {
+    let options = Options::default();
+    let kernel = FakeKernel::with_room(1);
+    let with_policy = Completing::new(isolating());
+    let mut state = State::new(0);
+    state.take_over(&on_lan());
+    for _ in 0..2 {
+        state.bring_up_to_date(sources(&with_policy, &options), &kernel).unwrap();
+    }
+    let rules = Arc::downgrade(with_policy.objects.policies.values().next().unwrap());
+    let tables = Arc::downgrade(state.policies().desired().endpoints[&9].ingress.as_ref().unwrap());
+    drop(with_policy);
+    assert_eq!((rules.strong_count() > 0, tables.strong_count() > 0), (true, true));
+
+    let without = Completing::new(Objects::default());
+    without.was_asked.store(true, Ordering::Relaxed);
+    state.bring_up_to_date(sources(&without, &options), &kernel).unwrap();
+    state.maps_mut().remove_unread(Some(Instant::now()), &kernel).unwrap();
+    assert_eq!((rules.strong_count(), tables.strong_count()), (0, 0));
+}

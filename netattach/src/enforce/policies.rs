@@ -258,7 +258,9 @@ impl Policies {
         // After that question: a snapshot from before may be the empty one that precedes the first.
         let objects = sources.source.snapshot();
         if has_no_policy(&objects, sources.options) {
-            // Without policies nothing is isolated, and examining every pod would slow down every ADD.
+            // Without policies nothing is isolated, and examining every pod would slow down every ADD. Nor is what the last
+            // ones were compiled from of use to anybody: of a large one that is tens of megabytes.
+            self.compiler.forget();
             let open = Arc::<EndpointPolicy>::default();
             let endpoints = endpoints.keys().map(|id| (*id, Arc::clone(&open))).collect();
             self.is_open = true;

@@ -88,8 +88,8 @@ impl Compiler {
     /// the next, as long as the caller keeps a reference.
     pub fn update(&mut self, objects: &Arc<Objects>, endpoints: &Endpoints, options: &Options) -> Desired {
         if self.options != *options {
-            let interner = std::mem::take(&mut self.interner);
-            *self = Self { options: options.clone(), interner, ..Self::default() };
+            self.forget();
+            self.options = options.clone();
         }
         let before = std::mem::replace(&mut self.objects, Arc::clone(objects));
         let attached = self.attachments.iter().map(|(id, attached)| (id, &attached.endpoint));
@@ -113,6 +113,13 @@ impl Compiler {
         // Referenced by the cache alone: no attachment uses it any more.
         self.tables.retain(|_, cached| Arc::strong_count(cached) > 1);
         self.desired()
+    }
+
+    /// Forgets everything, so that no memory is taken while there is nothing to compile: the next update compiles all. Equal
+    /// tables are one value beyond that.
+    pub fn forget(&mut self) {
+        let interner = std::mem::take(&mut self.interner);
+        *self = Self { interner, ..Self::default() };
     }
 
     fn relabel(&mut self, changes: &Changes, touched: &mut BTreeSet<PolicyName>) {
