@@ -275,7 +275,6 @@ impl FastPaths {
             };
             // Nothing comes of a panic, which the panic hook has reported; everything is looked at again.
             let looked = rounds::take(!gather && !is_moved, take).await;
-            let is_whole = looked.is_some();
             let nothing = || (Observation::default(), Ok(()), Duration::ZERO, Duration::ZERO);
             let (seen, done, took, worked) = looked.unwrap_or_else(nothing);
             node = seen;
@@ -293,7 +292,7 @@ impl FastPaths {
             if done.is_ok() {
                 failing = Failing::default();
             }
-            if done.is_err() || !is_whole {
+            if !node.stands_after(done.is_ok()) {
                 full_look = None;
             }
         }
@@ -345,6 +344,9 @@ impl FastPaths {
                 let routed = members.values().any(is_routed) || !observation.node.default_routes.is_empty();
                 observation.look_at_filters(routed)?;
             }
+        } else {
+            // The kernel's notifications are taken while nobody looks: what was seen before stands for nothing.
+            *observation = Observation::default();
         }
         let decided = decide(self.mode, &members, &observation.node);
         let uplinks = uplink::decide(self.mode, self.xdp, &members, &decided, &observation.node);
