@@ -369,9 +369,12 @@ impl Agent {
         loop {
             let slot = self.traffic.enter(class).map_err(|Full| too_many(class))?;
             let (worked, operation) = self.in_slot(slot, &work).await;
-            match operation.waits_for() {
+            let (waits_for, held_by) = (operation.waits_for(), operation.held_by());
+            // With its place in the lanes, which others have while this one waits.
+            drop(operation);
+            match waits_for {
                 Some(container) if worked.is_err() && patience.wait(&self.turns, &container).await => {}
-                _ => match (worked, operation.held_by()) {
+                _ => match (worked, held_by) {
                     (Err(error), Some(container)) => return Err(self.with_holder(error, container).await),
                     (worked, _) => return worked,
                 },
