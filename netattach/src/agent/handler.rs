@@ -541,9 +541,9 @@ impl Agent {
             Command::Add => {
                 let (pod, mut intent) = timing::part("reading", || self.intents.read(request))?;
                 devices::give(&self.engine, &mut intent, devices)?;
-                let (result, attached) = self.engine.add(request, pod, &intent)?;
+                let (result, attached, is_new) = self.engine.add(request, pod, &intent)?;
                 if self.statuses.required {
-                    self.publish_first(request, &attached.key)?;
+                    self.publish_first(request, &attached.key, is_new)?;
                 }
                 crate::crash_point!("add", "answer");
                 Ok(Done { stdout: cni::json::pretty(&result), made: Outcome::Added(attached) })
@@ -566,16 +566,28 @@ impl Agent {
     /// Publishes the status of an ADD before its answer, which fails if that does.
     ///
     /// # Errors
-    /// Code 11; the ADD is rolled back.
-    fn publish_first(&self, request: &cni::Request, sandbox: &JournalKey) -> Result<(), CniError> {
+    /// Code 11; the ADD is rolled back if it has attached anything.
+    fn publish_first(
+        &self,
+        request: &cni::Request,
+        sandbox: &JournalKey,
+        is_new: bool,
+    ) -> Result<(), CniError> {
         let attached = self.engine.registry().with_dynamic(sandbox);
         let Some((pod, entries)) = network_status(&attached, self.statuses.form) else { return Ok(()) };
         let published = self.statuses.publisher.publish_within(&pod, &entries, STATUS_PATIENCE);
         published.map_err(|error| {
             let mut failed = CniError::from_chain(code::TRY_AGAIN_LATER, &error);
-            // The runtime sends a DEL too, which then finds nothing.
-            if let Err(left) = self.engine.del(request) {
-                failed = failed.with_details(format!("not rolled back: {}", Chain(&left)));
+            // What a pod that runs has stays.
+            if is_new {
+                // The runtime sends a DEL too, which then finds nothing.
+                match self.engine.del(request) {
+                    // The publisher would go on to try what has failed.
+                    Ok(pod) => self.withdraw(pod.as_ref()),
+                    Err(left) => {
+                        failed = failed.with_details(format!("not rolled back: {}", Chain(&left)));
+                    }
+                }
             }
             failed
         })
