@@ -282,6 +282,9 @@ impl Agent {
         let answering = Arc::clone(answering);
         // What has succeeded is never done again.
         let work = move |agent: &Self| {
+            if class == Class::Add {
+                is_awaited(&answering.reply)?;
+            }
             let Done { stdout, made } = agent.timed(&request, &devices, &answering.trace)?;
             agent.turns.finish(&request.container_id);
             let publish = made.added().map(|attached| attached.key.clone());
@@ -627,6 +630,18 @@ impl Agent {
     }
 }
 
+/// Nothing is attached for a client that has hung up while its request waited. Its runtime takes the ADD for failed, and may have
+/// had the container's DEL carried out before it: nobody would take back what is attached then.
+///
+/// # Errors
+/// Code 11, for the log.
+pub(super) fn is_awaited(reply: &Reply) -> Result<(), CniError> {
+    match reply.is_abandoned() {
+        true => Err(CniError::new(code::TRY_AGAIN_LATER, "the client has hung up before it began")),
+        false => Ok(()),
+    }
+}
+
 fn too_many(class: Class) -> CniError {
     let verb = match class {
         Class::Add => "ADD",
@@ -707,7 +722,7 @@ impl Handler for Served {
         let agent = &self.0;
         let answer = match request {
             Request::Cni(call) => return agent.cni(call, reply).await.map(Response::Cni),
-            Request::Attach(call) => agent.attach(call).await,
+            Request::Attach(call) => agent.attach(call, Some(Arc::clone(reply))).await,
             Request::Detach(call) => agent.detach(call).await,
             Request::Attachments => {
                 agent.question(|it| Response::Attachments(it.reporter.attachments(&it.engine))).await
