@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::devices::{self, Asked};
-use super::handler::Agent;
+use super::handler::{Agent, is_awaited};
 use super::lanes::Class;
 use super::request_log::{AskedLive, Made};
 use super::traces::{Trace, Traces};
@@ -16,6 +16,7 @@ use crate::journal::JournalKey;
 use crate::npwg::NetworkRef;
 use crate::plan::AttachmentPlan;
 use crate::rpc::message::{AttachCall, AttachmentName, DetachCall, Dynamic, Failure, Response, SandboxName};
+use crate::rpc::server::Reply;
 use crate::timing;
 
 /// Longest requester name, in bytes: the limit of a DNS name.
@@ -24,8 +25,9 @@ const LONGEST_BY: usize = 253;
 const LISTED: usize = 10;
 
 impl Agent {
-    /// Attaches. The status is published after the answer, as after ADD.
-    pub(super) async fn attach(self: &Arc<Self>, call: AttachCall) -> Response {
+    /// Attaches. The status is published after the answer, as after ADD. `client`: who has to wait for it when it begins; `None`:
+    /// the agent itself asks.
+    pub(super) async fn attach(self: &Arc<Self>, call: AttachCall, client: Option<Arc<Reply>>) -> Response {
         let (of, what) = (call.sandbox.clone(), call.selection.to_string());
         let asked = AskedLive { verb: "attach", sandbox: of, what };
         let live = Live::begin(self, asked, call.traceparent.as_deref());
@@ -47,6 +49,7 @@ impl Agent {
         };
         let trace = Arc::clone(&live.trace);
         let work = move |agent: &Self| -> Result<Result<(Value, Arc<Attached>), CniError>, CniError> {
+            client.as_deref().map_or(Ok(()), is_awaited)?;
             let wanted = agent.intents.one_more(sandbox.plan.sandbox.pod.as_ref(), &call.selection);
             if let Err(IntentError::UnknownNetwork(network)) = &wanted {
                 return Ok(Err(agent.no_network(network)));

@@ -282,6 +282,9 @@ impl Agent {
         let answering = Arc::clone(answering);
         // What has succeeded is never done again.
         let work = move |agent: &Self| {
+            if class == Class::Add {
+                is_awaited(&answering.reply)?;
+            }
             let Done { stdout, made } = agent.timed(&request, &devices, &answering.trace)?;
             agent.turns.finish(&request.container_id);
             let publish = made.added().map(|attached| attached.key.clone());
@@ -369,9 +372,12 @@ impl Agent {
         loop {
             let slot = self.traffic.enter(class).map_err(|Full| too_many(class))?;
             let (worked, operation) = self.in_slot(slot, &work).await;
-            match operation.waits_for() {
+            let (waits_for, held_by) = (operation.waits_for(), operation.held_by());
+            // With its place in the lanes, which others have while this one waits.
+            drop(operation);
+            match waits_for {
                 Some(container) if worked.is_err() && patience.wait(&self.turns, &container).await => {}
-                _ => match (worked, operation.held_by()) {
+                _ => match (worked, held_by) {
                     (Err(error), Some(container)) => return Err(self.with_holder(error, container).await),
                     (worked, _) => return worked,
                 },
@@ -538,9 +544,9 @@ impl Agent {
             Command::Add => {
                 let (pod, mut intent) = timing::part("reading", || self.intents.read(request))?;
                 devices::give(&self.engine, &mut intent, devices)?;
-                let (result, attached) = self.engine.add(request, pod, &intent)?;
+                let (result, attached, is_new) = self.engine.add(request, pod, &intent)?;
                 if self.statuses.required {
-                    self.publish_first(request, &attached.key)?;
+                    self.publish_first(request, &attached.key, is_new)?;
                 }
                 crate::crash_point!("add", "answer");
                 Ok(Done { stdout: cni::json::pretty(&result), made: Outcome::Added(attached) })
@@ -563,16 +569,28 @@ impl Agent {
     /// Publishes the status of an ADD before its answer, which fails if that does.
     ///
     /// # Errors
-    /// Code 11; the ADD is rolled back.
-    fn publish_first(&self, request: &cni::Request, sandbox: &JournalKey) -> Result<(), CniError> {
+    /// Code 11; the ADD is rolled back if it has attached anything.
+    fn publish_first(
+        &self,
+        request: &cni::Request,
+        sandbox: &JournalKey,
+        is_new: bool,
+    ) -> Result<(), CniError> {
         let attached = self.engine.registry().with_dynamic(sandbox);
         let Some((pod, entries)) = network_status(&attached, self.statuses.form) else { return Ok(()) };
         let published = self.statuses.publisher.publish_within(&pod, &entries, STATUS_PATIENCE);
         published.map_err(|error| {
             let mut failed = CniError::from_chain(code::TRY_AGAIN_LATER, &error);
-            // The runtime sends a DEL too, which then finds nothing.
-            if let Err(left) = self.engine.del(request) {
-                failed = failed.with_details(format!("not rolled back: {}", Chain(&left)));
+            // What a pod that runs has stays.
+            if is_new {
+                // The runtime sends a DEL too, which then finds nothing.
+                match self.engine.del(request) {
+                    // The publisher would go on to try what has failed.
+                    Ok(pod) => self.withdraw(pod.as_ref()),
+                    Err(left) => {
+                        failed = failed.with_details(format!("not rolled back: {}", Chain(&left)));
+                    }
+                }
             }
             failed
         })
@@ -609,6 +627,18 @@ impl Agent {
                 tracing::warn!(error = %Chain(&error), "network-status not withdrawn");
             }
         }
+    }
+}
+
+/// Nothing is attached for a client that has hung up while its request waited. Its runtime takes the ADD for failed, and may have
+/// had the container's DEL carried out before it: nobody would take back what is attached then.
+///
+/// # Errors
+/// Code 11, for the log.
+pub(super) fn is_awaited(reply: &Reply) -> Result<(), CniError> {
+    match reply.is_abandoned() {
+        true => Err(CniError::new(code::TRY_AGAIN_LATER, "the client has hung up before it began")),
+        false => Ok(()),
     }
 }
 
@@ -692,7 +722,7 @@ impl Handler for Served {
         let agent = &self.0;
         let answer = match request {
             Request::Cni(call) => return agent.cni(call, reply).await.map(Response::Cni),
-            Request::Attach(call) => agent.attach(call).await,
+            Request::Attach(call) => agent.attach(call, Some(Arc::clone(reply))).await,
             Request::Detach(call) => agent.detach(call).await,
             Request::Attachments => {
                 agent.question(|it| Response::Attachments(it.reporter.attachments(&it.engine))).await

@@ -255,14 +255,9 @@ async fn bring_up_to_date(agent: &Arc<Agent>, sandbox: &JournalKey, pod: &Pod) -
             }
             Change::Attach(selection) => match serde_json::to_value(&*selection) {
                 Ok(selection) => {
-                    agent
-                        .attach(AttachCall {
-                            sandbox: name,
-                            selection,
-                            by: BY_ANNOTATION.to_owned(),
-                            traceparent: None,
-                        })
-                        .await
+                    let by = BY_ANNOTATION.to_owned();
+                    let call = AttachCall { sandbox: name, selection, by, traceparent: None };
+                    agent.attach(call, None).await
                 }
                 Err(error) => Response::Refused(error.to_string()),
             },

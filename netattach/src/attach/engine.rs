@@ -130,7 +130,7 @@ impl Engine {
     }
 
     /// ADD: attaches the sandbox to every network of `intent`, or to none. Returns the default network's result in
-    /// the version of the request.
+    /// the version of the request, and whether it has attached anything: [`RepeatedAdd::Return`] does not.
     ///
     /// # Errors
     /// The first failure. Everything done before it has been rolled back; if an inverse failed as well, the record is
@@ -140,7 +140,7 @@ impl Engine {
         request: &cni::Request,
         pod: Option<PodRef>,
         intent: &Intent,
-    ) -> Result<(Value, Arc<Attached>), AttachError> {
+    ) -> Result<(Value, Arc<Attached>, bool), AttachError> {
         let key = key(request);
         let path = PathBuf::from(request.netns.as_deref().unwrap_or_default());
         let netns = Netns::open(&path)?;
@@ -164,7 +164,8 @@ impl Engine {
             Loaded::Torn { earlier_boot } => self.clear_torn(&key, earlier_boot, Some(&netns))?,
             Loaded::Whole(record) if is_whole(&record) => {
                 record.check_whole()?;
-                return self.repeat(&record, sandbox, request, intent, &netns);
+                let (result, attached) = self.repeat(&record, sandbox, request, intent, &netns)?;
+                return Ok((result, attached, false));
             }
             // A crash left it half done, and it has not been rolled back yet.
             Loaded::Whole(record) => self.roll_back(*record)?,
@@ -173,7 +174,8 @@ impl Engine {
         let facts = facts::gather(&wishes(intent.selected(), &self.options))?;
         let (given, numbered) = ((&self.options, &facts), self.numbers(&mut numbers));
         let plan = timing::part("planning", || resolve(sandbox, request, intent, given, numbered))?;
-        self.carry_out(key, plan, numbers, &netns, request.version)
+        let (result, attached) = self.carry_out(key, plan, numbers, &netns, request.version)?;
+        Ok((result, attached, true))
     }
 
     /// Whether attachments of the network need a device.

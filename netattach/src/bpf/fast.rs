@@ -277,16 +277,18 @@ impl FastPath {
         self.links.xdp_devices()
     }
 
-    /// The fast path may be taken for this long from now, unless this is called again.
+    /// What the clock shows by which the programs know that the fast path has ended.
+    pub fn now() -> Duration {
+        // Never negative: the clock counts from the start of the node.
+        Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap_or_default()
+    }
+
+    /// The fast path may be taken until the clock shows that ([`FastPath::now`]), unless this is called again.
     ///
     /// # Errors
     /// The map could not be written.
-    pub fn renew(&mut self, length: Duration) -> Result<(), BpfError> {
-        let now = clock_gettime(ClockId::Monotonic);
-        // Neither is negative: the clock counts from the start of the node.
-        let now = Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32);
-        let until = now.saturating_add(length).as_nanos();
-        self.write_until(u64::try_from(until).unwrap_or(u64::MAX))
+    pub fn renew(&mut self, until: Duration) -> Result<(), BpfError> {
+        self.write_until(u64::try_from(until.as_nanos()).unwrap_or(u64::MAX))
     }
 
     /// The counters of an attachment, summed over CPUs.

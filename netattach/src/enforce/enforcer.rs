@@ -90,22 +90,20 @@ impl Enforcer {
             let change = state.bring_up_to_date(self.sources(), &self.kernel())?;
             state.note(Change { read: self.source.reading(), ..change });
         }
-        self.begin_due()?;
         self.sweep()
     }
 
-    /// Removes entries that have been unreferenced for long enough, and retries the rest of the last change: policies
-    /// for which there is room now, and failures.
+    /// Removes entries that have been unreferenced for long enough, does the rest of the last change, policies for which there
+    /// is room now and failures, and attaches programs that policies wait for.
     ///
     /// # Errors
-    /// A map could not be written.
+    /// A map could not be written, or else programs not be attached.
     pub fn sweep(&self) -> Result<(), EnforceError> {
         let is_clean = !self.lock().maps().has_unreferenced();
         let unread = if is_clean { None } else { unread_since(&self.kernel(), Instant::now()) };
-        if self.lock().go_on(unread, self.sources(), &self.kernel())? {
-            return self.begin_due();
-        }
-        Ok(())
+        let went_on = self.lock().go_on(unread, self.sources(), &self.kernel());
+        let began = self.begin_due();
+        went_on.and(began)
     }
 
     /// Continues the pass over the flow table, if there can be flows. `true` when it has reached the end.
@@ -294,7 +292,7 @@ impl Enforcer {
     /// Attaches the programs of deferred attachments that are selected now.
     ///
     /// # Errors
-    /// The first failure; the others run. Failures are retried.
+    /// The first failure; the others run. The next sweep tries again.
     fn begin_due(&self) -> Result<(), EnforceError> {
         let due = {
             let state = self.lock();

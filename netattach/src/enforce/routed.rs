@@ -31,6 +31,8 @@ struct State {
     wanted: bool,
     /// Why the table is not in place.
     missing: Option<String>,
+    /// Whether the table is in place, as [`Routed::keep`] has told last.
+    told: bool,
     /// How often it was put back after others had removed or changed it.
     put_back: PutBack<()>,
     /// The packet filter's generation when the table was seen to be in place.
@@ -69,6 +71,7 @@ impl Routed {
             owner,
             wanted,
             missing: None,
+            told: true,
             put_back: PutBack::default(),
             seen: None,
             bridged: [false; 2],
@@ -162,18 +165,17 @@ impl Routed {
     }
 
     /// Maintains the table and checks links that may have changed. `true`: the table has been installed or removed
-    /// since, which changes what policies may refer to. `put_back` is called if the table was gone.
+    /// since the last call that did not fail, which changes what policies may refer to. `put_back` is called if the table was gone.
     pub(super) fn keep(&self, changes: &Changes, put_back: impl FnOnce()) -> Result<bool, EnforceError> {
         let mut state = self.lock();
         if !state.wanted {
             return Ok(false);
         }
-        let before = state.missing.is_none();
         let (generation, bridged) = (netlink::filter_generation()?, bridged());
         if state.stands(generation, bridged, changes) {
             return Ok(false);
         }
-        if !before || state.seen != Some(generation) {
+        if state.missing.is_some() || state.seen != Some(generation) {
             if !netlink::guard_is_whole(&state.owner)? {
                 state.close()?;
                 if state.install(Instant::now()) {
@@ -187,7 +189,8 @@ impl Routed {
         }
         state.bridged = bridged;
         state.look(changes, &mut Handle::open()?)?;
-        Ok(before != state.missing.is_none())
+        let is_there = state.missing.is_none();
+        Ok(std::mem::replace(&mut state.told, is_there) != is_there)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -305,6 +308,7 @@ mod tests {
             owner: "/state".to_owned(),
             wanted: true,
             missing: None,
+            told: true,
             put_back: PutBack::default(),
             seen: None,
             bridged: [false; 2],
@@ -350,5 +354,22 @@ mod tests {
         (0..5).for_each(|_| state.put_back.count((), now));
         assert!(!state.install(now));
         assert_eq!(state.missing, Some(fought_over(5)));
+    }
+
+    /// Needs root, like the agent.
+    #[test]
+    fn what_a_call_has_found_that_fails_after_it_is_told_by_the_next() {
+        let mut state = state(&[]);
+        let now = Instant::now();
+        // So that it is not installed here.
+        (0..5).for_each(|_| state.put_back.count((), now));
+        // No device has that index, and the kernel refuses to be asked for it.
+        state.gateways.insert(3, Gateway { device: 0, routed: true, link: 0, mac: None });
+        let routed = Routed(Mutex::new(state));
+        let keep = || routed.keep(&Changes::Anything, || panic!("nothing is put back"));
+        assert!(keep().is_err());
+        assert_eq!(routed.missing(), Some(fought_over(5)));
+        routed.lock().gateways.clear();
+        assert_eq!([keep().unwrap(), keep().unwrap()], [true, false]);
     }
 }

@@ -86,6 +86,15 @@ impl Observation {
         }
     }
 
+    /// After a look: whether the next may go on from it, instead of looking at all links. A look that failed may have been told
+    /// of changes that nobody has looked at: filters of others' are asked for again on every link.
+    pub(super) fn stands_after(&mut self, succeeded: bool) -> bool {
+        if !succeeded {
+            self.filters.clear();
+        }
+        succeeded && !self.node.links.is_empty()
+    }
+
     /// Looks at what may have changed of the links of `devices`, of their bridges with all ports, and of the devices of default
     /// routes, and forgets all others.
     pub(super) fn at_links(
@@ -366,6 +375,25 @@ mod tests {
         };
         assert!(is_kept(Some(touched(&[]))) && is_kept(Some(touched(&[LOOPBACK + 1]))));
         assert!(!is_kept(Some(touched(&[LOOPBACK]))) && !is_kept(Some(Changes::Anything)) && !is_kept(None));
+    }
+
+    #[test]
+    fn a_look_that_failed_or_saw_nothing_is_not_gone_on_from() {
+        const LOOPBACK: u32 = 1;
+        let mut host = Handle::open().unwrap();
+        let mut observation = Observation::default();
+        assert!(!observation.stands_after(true), "nobody was there to look for");
+        let nothing_told = Changes::Of(Touched::default());
+        observation.at_links(&[LOOPBACK].into(), &Changes::Anything, &mut host).unwrap();
+        observation.filters.insert(LOOPBACK, Others::default());
+        let mut next = |succeeded: bool| {
+            let stands = observation.stands_after(succeeded);
+            // The next look is at all links then, and told of nothing more.
+            observation.keep_filters(Some(&nothing_told));
+            observation.at_links(&[LOOPBACK].into(), &Changes::Anything, &mut host).unwrap();
+            (stands, observation.filters.contains_key(&LOOPBACK))
+        };
+        assert_eq!((next(true), next(false)), ((true, true), (false, false)));
     }
 
     /// Of two stations that send from one address a bridge knows the last: one that was seen elsewhere is not trusted at once.

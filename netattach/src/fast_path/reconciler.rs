@@ -38,7 +38,7 @@ const FULL_LOOK_INTERVAL: Duration = Duration::from_secs(30);
 const FULL_LOOK_AT_LEAST: Duration = Duration::from_secs(180);
 /// How long lists may keep changing while they are read before that is told.
 const IN_MOTION: Duration = Duration::from_secs(20);
-/// How long packets take the fast path after the last look: without an agent it is not noticed when they no longer should.
+/// How long packets take the fast path by what was observed: without an agent it is not noticed when they no longer should.
 const LEASE: Duration = Duration::from_secs(60);
 
 /// How an attachment stands with the fast path.
@@ -94,6 +94,15 @@ impl Failing {
 fn lost(error: netlink::Error) -> Moves {
     tracing::warn!(error = %Chain(&error), "station notifications lost; listing all stations of bridges");
     Moves::Anything
+}
+
+/// Until when packets may take the fast path by what was observed from `observed_at` on. Both are [`bpf::FastPath::now`].
+///
+/// # Errors
+/// [`KeepError::Late`].
+fn lease(observed_at: Duration, now: Duration) -> Result<Duration, KeepError> {
+    let until = observed_at.saturating_add(LEASE);
+    if until > now { Ok(until) } else { Err(KeepError::Late) }
 }
 
 /// The last look at all links.
@@ -247,6 +256,7 @@ impl FastPaths {
                 tokio::time::sleep(last.gather()).await;
             }
             let is_due = full_look.is_none_or(|last| last.is_long_ago());
+            let observed_at = bpf::FastPath::now();
             // Whatever has woken it, so that this is not put off while something else is always ready.
             let moves = stations.moves().unwrap_or_else(lost);
             let is_moved = node.follow(moves);
@@ -265,8 +275,8 @@ impl FastPaths {
             let this = Arc::clone(&self);
             let take = move || {
                 let look = || match is_light {
-                    true => this.look_lightly(&mut node, &changes),
-                    false => this.look(&mut node, &changes),
+                    true => this.look_lightly(&mut node, &changes, observed_at),
+                    false => this.look(&mut node, &changes, observed_at),
                 };
                 // Without the time for which others have had their turn.
                 let begun = Instant::now();
@@ -275,7 +285,6 @@ impl FastPaths {
             };
             // Nothing comes of a panic, which the panic hook has reported; everything is looked at again.
             let looked = rounds::take(!gather && !is_moved, take).await;
-            let is_whole = looked.is_some();
             let nothing = || (Observation::default(), Ok(()), Duration::ZERO, Duration::ZERO);
             let (seen, done, took, worked) = looked.unwrap_or_else(nothing);
             node = seen;
@@ -293,7 +302,7 @@ impl FastPaths {
             if done.is_ok() {
                 failing = Failing::default();
             }
-            if done.is_err() || !is_whole {
+            if !node.stands_after(done.is_ok()) {
                 full_look = None;
             }
         }
@@ -301,26 +310,36 @@ impl FastPaths {
 
     /// Looks at packet filters and IPsec policies alone, while the kernel has told of no change: if they are as they were, so
     /// is all that was decided.
-    fn look_lightly(&self, observation: &mut Observation, changes: &Changes) -> Result<(), KeepError> {
+    fn look_lightly(
+        &self,
+        observation: &mut Observation,
+        changes: &Changes,
+        observed_at: Duration,
+    ) -> Result<(), KeepError> {
         let is_routed = |member: &Member| member.routed && member.kept_off.is_none();
         let (is_none, has_routed) = {
             let state = self.lock();
             (state.members.is_empty(), state.members.values().any(is_routed))
         };
         if self.mode == Mode::Off || is_none {
-            return self.look(observation, changes);
+            return self.look(observation, changes, observed_at);
         }
         let before = (observation.node.ipsec, observation.node.filters.clone());
         observation.node.look_at_ipsec()?;
         observation.look_at_filters(has_routed || !observation.node.default_routes.is_empty())?;
         if before != (observation.node.ipsec, observation.node.filters.clone()) {
-            return self.look(observation, changes);
+            return self.look(observation, changes, observed_at);
         }
-        Ok(self.lock().maps.renew(LEASE)?)
+        self.renew(observed_at)
     }
 
     /// Looks at the node and brings the maps up to date.
-    fn look(&self, observation: &mut Observation, changes: &Changes) -> Result<(), KeepError> {
+    fn look(
+        &self,
+        observation: &mut Observation,
+        changes: &Changes,
+        observed_at: Duration,
+    ) -> Result<(), KeepError> {
         let members = self.lock().members.clone();
         let xdp = self.xdp != Xdp::Off;
         let matters = |member: &&Member| xdp || member.kept_off.is_none();
@@ -345,6 +364,9 @@ impl FastPaths {
                 let routed = members.values().any(is_routed) || !observation.node.default_routes.is_empty();
                 observation.look_at_filters(routed)?;
             }
+        } else {
+            // The kernel's notifications are taken while nobody looks: what was seen before stands for nothing.
+            *observation = Observation::default();
         }
         let decided = decide(self.mode, &members, &observation.node);
         let uplinks = uplink::decide(self.mode, self.xdp, &members, &decided, &observation.node);
@@ -353,6 +375,8 @@ impl FastPaths {
                 self.keep_off(&members[id], reason.clone())?;
             }
         }
+        // A process may be stopped for as long as others like. Nobody is put on by what was so before.
+        lease(observed_at, bpf::FastPath::now())?;
         for (id, decision) in decided {
             if let Ok(place) = decision {
                 self.put_on(&members[&id], place, &mut host)?;
@@ -366,9 +390,16 @@ impl FastPaths {
             }
         }
         if !candidates.is_empty() {
-            self.lock().maps.renew(LEASE)?;
+            self.renew(observed_at)?;
         }
         Ok(())
+    }
+
+    /// Has packets take the fast path on, by what was observed from `observed_at` on.
+    fn renew(&self, observed_at: Duration) -> Result<(), KeepError> {
+        let mut state = self.lock();
+        let until = lease(observed_at, bpf::FastPath::now())?;
+        Ok(state.maps.renew(until)?)
     }
 
     fn keep_off(&self, member: &Member, reason: Reason) -> Result<(), BpfError> {
@@ -486,6 +517,9 @@ pub enum KeepError {
     /// An uplink.
     #[error(transparent)]
     Uplink(#[from] HookError),
+    /// The look took so long that what it has seen may be so no more. The next begins anew.
+    #[error("the look at the node took longer than {} s", LEASE.as_secs())]
+    Late,
 }
 
 impl fmt::Debug for FastPaths {
@@ -506,6 +540,18 @@ mod tests {
         assert!(!failing.is_worth_telling(&in_motion) && failing.is_worth_telling(&other));
         failing.since = Instant::now().checked_sub(IN_MOTION);
         assert!(failing.is_worth_telling(&in_motion));
+    }
+
+    #[test]
+    fn the_fast_path_is_taken_for_a_time_from_when_the_node_was_observed_and_not_from_when_that_ended() {
+        let at = Duration::from_secs(1_000);
+        let moment = Duration::from_millis(1);
+        for now in [at, at + LEASE - moment] {
+            assert_eq!(lease(at, now).ok(), Some(at + LEASE));
+        }
+        for now in [at + LEASE, at + LEASE * 60] {
+            assert!(matches!(lease(at, now), Err(KeepError::Late)), "{now:?}");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 use tokio::sync::OwnedSemaphorePermit;
@@ -33,6 +34,14 @@ impl Reply {
     fn rest(&self) -> MutexGuard<'_, Option<Vec<u8>>> {
         // A poisoned lock is usable: every change is one assignment.
         self.rest.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the client has hung up, so that nobody reads the answer. One that only sends nothing more has not.
+    pub fn is_abandoned(&self) -> bool {
+        // The kernel tells of a hang-up whatever it is asked for.
+        let mut polled = [PollFd::new(&self.stream, PollFlags::empty())];
+        let asked = rustix::event::poll(&mut polled, Some(&Timespec::default()));
+        asked.is_ok() && polled[0].revents().contains(PollFlags::HUP)
     }
 
     /// Sends the answer without waiting; what the socket does not take is sent when the handler has ended. An answer after the
@@ -188,5 +197,26 @@ async fn send(stream: &UnixStream, mut bytes: &[u8], patience: Duration) -> Resu
     match sent.await {
         Ok(sent) => sent.map_err(failed),
         Err(_) => Err(ConnectionError::SlowAnswer(patience)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::Shutdown;
+
+    use super::*;
+
+    #[test]
+    fn a_client_has_hung_up_when_it_reads_no_more_and_not_when_it_sends_no_more() {
+        let (mut client, agent) = UnixStream::pair().unwrap();
+        agent.set_nonblocking(true).unwrap();
+        let reply = Reply::to(agent);
+        assert!(!reply.is_abandoned());
+        client.write_all(b"what nobody reads").unwrap();
+        client.shutdown(Shutdown::Write).unwrap();
+        assert!(!reply.is_abandoned());
+        drop(client);
+        assert!(reply.is_abandoned());
     }
 }

@@ -32,8 +32,8 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Answers requests.
 pub trait Handler: Send + Sync + 'static {
-    /// Serves one request. Runs to its end even if the client has gone: a started request is completed. The answer is what it
-    /// returns, unless it has given one to `reply` before.
+    /// Serves one request. Runs to its end even if the client has gone: a started request is completed; one that has waited need
+    /// not be started ([`Reply::is_abandoned`]). The answer is what it returns, unless it has given one to `reply` before.
     fn handle(&self, request: Request, reply: &Arc<Reply>) -> impl Future<Output = Option<Response>> + Send;
 }
 

@@ -215,6 +215,45 @@ fn an_add_whose_status_is_required_fails_without_it() {
     assert!(rig.server.get("pods", NAMESPACE, "a").unwrap()["metadata"]["annotations"][STATUS].is_string());
 }
 
+/// The publisher tries a status again until it is written, which that of an ADD that was rolled back never is.
+#[test]
+fn an_add_that_failed_for_its_status_leaves_none_to_be_published() {
+    let mut rig = Rig::new(&Options::default());
+    rig.node.set("kubernetes", json!({"status": "required"}));
+    rig.start();
+    let pod = rig.pod("a");
+    let fault = rig.server.faults().always(When::on(Verb::Patch, "pods/status"), Fault::Answer(500));
+    let mark = rig.server.mark();
+    assert_eq!(rig.add(&pod).failure().0, 11);
+    assert_eq!(rig.node.ctl(&["attachments"]).unwrap(), json!([]));
+    rig.server.faults().lift(fault);
+    assert!(eventually(PATIENCE, || rig.writes(mark, "a").contains(&Some(200))));
+    let metadata = rig.server.get("pods", NAMESPACE, "a").unwrap()["metadata"].take();
+    assert_eq!((&metadata["annotations"][STATUS], metadata["labels"].get(LABEL)), (&Value::Null, None));
+}
+
+#[test]
+fn a_repeated_add_whose_status_is_required_leaves_the_pod_attached_when_it_fails() {
+    let mut rig = Rig::new(&Options::default());
+    rig.node.set("kubernetes", json!({"status": "required"}));
+    rig.node.set("repeatedAdd", json!("return"));
+    rig.start();
+    let pod = rig.pod("a");
+    let first = rig.add(&pod).success();
+    let fault = rig.server.faults().always(When::on(Verb::Patch, "pods/status"), Fault::Answer(500));
+    let nothing = json!({"metadata": {"annotations": {STATUS: null}, "labels": {LABEL: null}}});
+    rig.server.patch("pods", NAMESPACE, "a", &nothing).unwrap();
+    assert!(
+        eventually(PATIENCE, || rig.server.faults().hits(fault) >= 1),
+        "the agent has seen that it is gone"
+    );
+    assert_eq!(rig.add(&pod).failure().0, 11);
+    rig.call("CHECK", &pod).run().success();
+    rig.server.faults().lift(fault);
+    rig.published("a");
+    assert_eq!(rig.add(&pod).success(), first);
+}
+
 /// The cluster's ranges, as Nodes and ServiceCIDRs have them, stay on the first interface when the default route moves.
 #[test]
 fn the_clusters_own_ranges_stay_where_the_default_route_was() {

@@ -1,14 +1,16 @@
-//! No pod waits for another network's plugin, pool or lock; DEL, STATUS, GC and queries have capacity of their own.
+//! No pod waits for another network's plugin, pool or lock; DEL, STATUS, GC and queries have capacity of their own. What nobody
+//! waits for any more is not begun.
 
 use std::fs::{self, File};
 use std::thread::{JoinHandle, spawn};
 use std::time::Duration;
 
-use netattach::rpc::client::{Patience, call};
-use netattach::rpc::message::{CniCall, Request, Response};
+use netattach::rpc::client::{ClientError, Patience, call};
+use netattach::rpc::message::{AttachCall, CniCall, Request, Response, SandboxName};
 use netattach_tests::manifest::{NAMESPACE, network, pod};
 use netattach_tests::traffic::{PATIENCE, eventually};
 use netattach_tests::{Call, Node, Outcome, Pod};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 /// Pods whose ADD or DEL hangs: more than may be attached at a time (`parallelAdds`), or may stand at one resource.
@@ -185,4 +187,54 @@ fn however_many_adds_wait_a_del_and_a_status_are_served_and_the_adds_beyond_are_
     node.kill().unwrap();
     node.start().unwrap();
     drop((hanging, waiting));
+}
+
+/// Makes a request, and hangs up while it waits.
+fn hang_up_on(node: &Node, request: &Request) {
+    let patience = Patience { connect: PATIENCE, answer: Duration::from_millis(500) };
+    assert!(matches!(call(&node.socket(), request, patience), Err(ClientError::Slow { .. })));
+}
+
+/// Ends the scripted plugin that was called last.
+fn end_plugin(node: &Node) {
+    let calls = fs::read_to_string(node.path("calls")).unwrap();
+    let last: Value = serde_json::from_str(calls.lines().last().unwrap()).unwrap();
+    let pid = Pid::from_raw(i32::try_from(last["pid"].as_i64().unwrap()).unwrap());
+    kill_process(pid.unwrap(), Signal::KILL).unwrap();
+}
+
+#[test]
+fn an_add_whose_client_hangs_up_while_it_waits_attaches_nothing_nor_does_a_request_to_attach() {
+    let (mut node, pods) = node(&hanging(&["ADD"]));
+    node.start().unwrap();
+    let pod = &pods[0];
+    // It has the turn of the container.
+    let first = begin([node.call("ADD", pod)]);
+    assert!(eventually(PATIENCE, || called(&node, "ADD") == 1));
+    let Call { env, stdin } = node.call("ADD", pod);
+    hang_up_on(&node, &Request::Cni(CniCall { env, stdin }));
+    node.plugin("odd", &json!({})).unwrap();
+    end_plugin(&node);
+    for first in first {
+        first.join().unwrap().failure();
+    }
+    // In its turn behind the other ADD.
+    assert_eq!(node.check(pod).failure().0, 3);
+    assert_eq!((called(&node, "ADD"), node.ctl(&["attachments"]).unwrap()), (1, json!([])));
+
+    node.add(pod).success();
+    node.plugin("odd", &hanging(&["CHECK"])).unwrap();
+    let check = begin([node.call("CHECK", pod)]);
+    assert!(eventually(PATIENCE, || called(&node, "CHECK") == 1));
+    let sandbox = SandboxName::Container(pod.container.clone());
+    let (selection, by) = (json!({"name": "odd", "namespace": NAMESPACE}), "a-test".to_owned());
+    hang_up_on(&node, &Request::Attach(AttachCall { sandbox, selection, by, traceparent: None }));
+    node.plugin("odd", &json!({})).unwrap();
+    end_plugin(&node);
+    for check in check {
+        check.join().unwrap().failure();
+    }
+    node.check(pod).success();
+    assert_eq!(called(&node, "ADD"), 2);
+    node.del(pod).success();
 }

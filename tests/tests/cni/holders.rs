@@ -1,4 +1,5 @@
-//! An ADD that cannot have what a container still holds which is being detached, or whose DEL has failed, says so.
+//! An ADD that cannot have what a container still holds which is being detached, or whose DEL has failed, says so, and keeps no
+//! other waiting.
 
 use std::thread::spawn;
 
@@ -16,8 +17,9 @@ fn last_call(node: &Node) -> Option<Pid> {
 }
 
 #[test]
-fn an_add_that_fails_for_what_a_leaving_container_holds_names_it() {
+fn an_add_that_waits_for_what_a_leaving_container_holds_keeps_no_other_waiting_and_names_it() {
     let mut node = Node::new(&[]).unwrap();
+    node.set("parallelAdds", json!(1));
     node.set("delegation", json!({"timeoutSeconds": 600}));
     node.plugin("odd", &json!({"DEL": {"sleepMs": 300_000}})).unwrap();
     let lan = json!({
@@ -31,8 +33,9 @@ fn an_add_that_fails_for_what_a_leaving_container_holds_names_it() {
     let address = json!({"name": "lan", "ips": ["10.71.0.5/24"]});
     node.write("leaver", &pod("leaver", &json!({}), &json!([address, {"name": "odd"}]))).unwrap();
     node.write("heir", &pod("heir", &json!({}), &json!([address]))).unwrap();
+    node.write("other", &pod("other", &json!({}), &Value::Null)).unwrap();
     node.start().unwrap();
-    let [leaver, heir] = ["leaver", "heir"].map(|name| Pod::new(name).unwrap());
+    let [leaver, heir, other] = ["leaver", "heir", "other"].map(|name| Pod::new(name).unwrap());
     node.add(&leaver).success();
 
     // The DEL hangs at the other network, so the address is still taken.
@@ -50,6 +53,9 @@ fn an_add_that_fails_for_what_a_leaving_container_holds_names_it() {
             && problem.ends_with(" s so far, and 1 ADDs wait for an address, port or device that it holds")
     };
     assert!(eventually(PATIENCE, || rows().iter().any(is_told)), "{:#?}", rows());
+    // The place of the one ADD at a time.
+    node.call("ADD", &other).run().success();
+    assert!(!add.is_finished(), "it is still waiting");
     let (_, message) = add.join().unwrap().failure();
     assert!(message.contains("address 10.71.0.5 is taken"), "{message}");
     let (_, held) = message.split_once(&format!("held by {who}, whose detaching has taken ")).unwrap();

@@ -43,7 +43,7 @@ impl FastRig {
         rig.rig.dataplane.attachments().bind(PEER_DEVICE, PEER).unwrap();
         rig.fast.put(POD, Place { segment: Segment::Bridge(BRIDGE), mtu: 1500, mac: POD_MAC }).unwrap();
         rig.fast.put(PEER, Place { segment: Segment::Bridge(BRIDGE), mtu: 1500, mac: PEER_MAC }).unwrap();
-        rig.fast.renew(Duration::from_secs(60)).unwrap();
+        rig.fast.renew(FastPath::now() + Duration::from_secs(60)).unwrap();
         rig
     }
 
@@ -280,7 +280,7 @@ fn a_successor_begins_with_nobody_on_the_fast_path() {
     assert_eq!([POD, PEER].map(|id| fast.stats(id).unwrap()), counted, "counters stay");
     fast.put(POD, Place { segment: Segment::Bridge(BRIDGE), mtu: 1500, mac: POD_MAC }).unwrap();
     assert_eq!(rig.send(&from_pod().udp(1, 2).frame()), declined(Decline::Unwatched), "nobody has renewed");
-    fast.renew(Duration::from_secs(60)).unwrap();
+    fast.renew(FastPath::now() + Duration::from_secs(60)).unwrap();
     assert_eq!(rig.send(&from_pod().udp(1, 2).frame()), declined(Decline::Elsewhere));
     fast.forget(PEER).unwrap();
     assert_eq!(fast.stats(PEER).unwrap(), FastStats::default());

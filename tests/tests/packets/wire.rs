@@ -1,8 +1,9 @@
 //! Packets that come in by an uplink.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use netattach::bpf::{Decline, FastStats, Place, Segment, Uplink};
+use netattach::bpf::{Decline, FastPath, FastStats, Place, Segment, Uplink};
 use netattach_common::{Seen, StationKey};
 use netattach_tests::traffic::{PATIENCE, eventually};
 
@@ -208,11 +209,11 @@ fn a_receiver_that_is_not_ready_is_left_to_the_stack() {
     assert_eq!(rig.receive(&frame), left(Decline::Unready));
     rig.rig.put_peer(Attachment { mac: PEER_MAC, ..bare() });
     assert_eq!(rig.receive(&frame), taken());
-    rig.rig.fast.renew(std::time::Duration::ZERO).unwrap();
+    rig.rig.fast.renew(Duration::ZERO).unwrap();
     // The programs read a clock that advances with the timer tick.
     let over = || rig.receive(&frame) == left(Decline::Unwatched);
     assert!(eventually(PATIENCE, over));
-    rig.rig.fast.renew(std::time::Duration::from_secs(60)).unwrap();
+    rig.rig.fast.renew(FastPath::now() + Duration::from_secs(60)).unwrap();
     rig.rig.fast.remove(PEER).unwrap();
     assert_eq!(rig.receive(&frame), left(None), "the receiver has opted out");
     rig.rig.fast.set_uplinks(BTreeMap::new()).unwrap();

@@ -1,6 +1,6 @@
 //! The uplink programs are attached with the first attachment that needs them, and removed with the last.
 
-use netattach_tests::other_programs::{index_of, tc};
+use netattach_tests::other_programs::{Verdict, attach_filter, index_of, tc};
 use netattach_tests::traffic::Conversation;
 
 use super::*;
@@ -73,6 +73,24 @@ fn a_queueing_discipline_of_somebody_else_stays() {
     scene.node.del(&scene.server).success();
     assert_eq!(scene.runs_by(), [false, false]);
     tc(&scene.node.namespace, &format!("qdisc del dev {WIRE} clsact")).unwrap();
+}
+
+#[test]
+fn a_filter_that_came_while_no_pod_was_there_keeps_the_next_one_off() {
+    let scene = scene("tcx");
+    scene.node.del(&scene.server).success();
+    scene.await_standing("");
+    tc(&scene.node.namespace, &format!("qdisc add dev {WIRE} clsact")).unwrap();
+    attach_filter(&scene.node.namespace, WIRE, true, 2, Verdict::Next).unwrap();
+    // Until the agent has been told of it.
+    std::thread::sleep(Duration::from_secs(3));
+    let successor = Pod::new("server").unwrap();
+    scene.node.add(&successor).success();
+    scene.await_standing("programs");
+    tc(&scene.node.namespace, &format!("qdisc del dev {WIRE} clsact")).unwrap();
+    scene.await_standing("on");
+    scene.node.del(&successor).success();
+    scene.end();
 }
 
 #[test]

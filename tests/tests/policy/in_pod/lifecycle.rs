@@ -1,6 +1,13 @@
 //! Programs in pods outlive agents and layouts, and end with their attachment.
 
+use netattach_tests::other_programs::{Verdict, attach_tcx, index_of, program};
+
 use super::*;
+
+/// Most programs that the kernel runs at one place of a device.
+const MOST_PROGRAMS: usize = 64;
+/// Two sweeps of policies, and time for what they do: less than all looks at attachments take together.
+const SWEPT: Duration = Duration::from_secs(12);
 
 /// Rows: C91.
 #[test]
@@ -64,6 +71,32 @@ fn programs(node: &Node) -> BTreeSet<u32> {
         sys::link_info(link.as_fd()).unwrap().program_id
     };
     links(node).keys().map(id).collect()
+}
+
+#[test]
+fn programs_that_could_not_be_attached_when_a_policy_came_are_at_the_next_sweep() {
+    let test = "programs_that_could_not_be_attached";
+    let Some(scene) = Scene::new(test, &[], &[]) else { return };
+    let mut full = Vec::new();
+    for pod in [&scene.server, &scene.client] {
+        let device = index_of(&pod.namespace, "net1").unwrap();
+        let attach = |_| attach_tcx(&pod.namespace, device, true, &program(Verdict::Next).unwrap()).unwrap();
+        full.extend((0..MOST_PROGRAMS).map(attach));
+    }
+    let nobody = json!({"podSelector": {}, "policyTypes": ["Ingress"]});
+    scene.node.write("policy", &policy("all", BOTH, &nobody)).unwrap();
+    let are_selected = || {
+        let report = scene.node.ctl(&["policy"]).unwrap();
+        let rows = report["attachments"].as_array().unwrap().iter();
+        rows.filter(|row| row["ingress"].is_u64()).count() == 2
+    };
+    assert!(eventually(PATIENCE, are_selected));
+    // Until they were to be attached.
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(scene.links().len() < 4, "{:?}", scene.links());
+    drop(full);
+    assert!(eventually(SWEPT, || scene.links().len() == 4), "{:?}", scene.links());
+    scene.end();
 }
 
 /// Rows: DEL-07.
