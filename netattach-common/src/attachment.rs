@@ -60,6 +60,9 @@ pub mod flag {
     /// What the pod sends is taken further by the protocol that its socket has named (netkit, ipvlan), which other drivers
     /// read from the frame: it must be the frame's ethertype, by which the programs judge.
     pub const ONE_PROTOCOL: u32 = 1 << 11;
+    /// Never with [`PRESENT`]: the attachment is gone, and packets that were on their way may still be counted for it.
+    /// For the agent, which gives the number to no other until they have ended; to the programs there is no record.
+    pub const RESTING: u32 = 1 << 12;
 }
 
 const _: () = {
@@ -103,6 +106,9 @@ impl AttachmentRecord {
         on_link: [Prefix::NONE; Prefix::MOST],
         ethertypes: [0; Self::ETHERTYPES],
     };
+
+    /// An id whose attachment is gone, until it is free.
+    pub const RESTING: Self = Self { flags: flag::RESTING, ..Self::FREE };
 
     /// Whether frames of an ethertype pass regardless of policies.
     #[inline(always)]

@@ -12,7 +12,8 @@ pub struct Traffic {
     pub bytes: u64,
 }
 
-/// Counters of one attachment. Slot 0 of the map counts packets of devices without an attachment.
+/// Counters of one attachment. Slot 0 of the map counts packets of devices without an attachment, and of numbers
+/// without a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct Stats {

@@ -22,9 +22,9 @@ thread_local! {
 /// Runs background work that is concurrent with operations: a point of it between two points of an operation would make
 /// the numbers of the later ones random.
 pub fn uncounted<T>(work: impl FnOnce() -> T) -> T {
-    COUNTS.set(false);
+    let counted = COUNTS.replace(false);
     let done = work();
-    COUNTS.set(true);
+    COUNTS.set(counted);
     done
 }
 

@@ -135,6 +135,21 @@ mod tests {
         }
     }
 
+    /// One that is not there might say otherwise than the others.
+    #[test]
+    fn a_pod_that_sees_modprobes_configuration_sees_all_directories_of_it() {
+        let component = include_str!("../../deploy/components/modprobe-configuration/kustomization.yaml");
+        for directory in CONFIGURED_IN {
+            for part in [
+                format!("mountPath: /{directory}, readOnly: true}}"),
+                format!("hostPath: {{path: /{directory}}}}}"),
+            ] {
+                assert_eq!(component.matches(&part).count(), 1, "{part}");
+            }
+        }
+        assert_eq!(component.matches("mountPath: ").count(), CONFIGURED_IN.len());
+    }
+
     #[test]
     fn files_are_read_where_the_kernel_and_modprobe_have_them() {
         let root = tempfile::tempdir().unwrap();

@@ -86,7 +86,7 @@ pub struct Maps {
     pub addresses: BTreeMap<u32, BTreeSet<IpAddr>>,
     /// Policies that are not "none".
     pub policies: BTreeMap<u32, PolicyIds>,
-    /// Numbers without a record that have counters above zero. When the first packet of an attachment is counted is up to the
+    /// Free numbers that have counters above zero. When the first packet of an attachment is counted is up to the
     /// kernels at its ends.
     pub counted: BTreeSet<u32>,
 }
@@ -232,7 +232,9 @@ impl Maps {
             if policy != PolicyIds::default() {
                 maps.policies.insert(id, policy);
             }
-            if maps.records.contains_key(&id) {
+            // A packet that was on its way when an attachment went may be counted until the number is free.
+            let is_resting = dataplane.attachments().resting_since(id).is_some();
+            if maps.records.contains_key(&id) || is_resting {
                 continue;
             }
             let stats = dataplane.stats(id)?;
@@ -251,6 +253,14 @@ impl Maps {
 /// The maps cannot be read.
 pub fn installed_policies(node: &Node) -> Result<BTreeSet<u32>> {
     Ok(dataplane(node)?.map(|dataplane| dataplane.policies().installed()).unwrap_or_default())
+}
+
+/// Whether there are numbers of attachments that are gone which are not free yet. Not part of a snapshot, as above.
+///
+/// # Errors
+/// The maps cannot be read.
+pub fn has_resting_numbers(node: &Node) -> Result<bool> {
+    Ok(dataplane(node)?.is_some_and(|dataplane| dataplane.attachments().has_resting()))
 }
 
 fn dataplane(node: &Node) -> Result<Option<Dataplane>> {

@@ -10,7 +10,7 @@ use anyhow::{Context, ensure};
 
 use crate::progress::{Done, Progress, UserError};
 use crate::setup::bpf_toolchain::{self, Compiler, Kind, TARGET};
-use crate::{child, elf, progress, tree};
+use crate::{bpf_stack, child, elf, progress, tree};
 
 const PACKAGE: &str = "netattach-ebpf";
 /// The third generation of the instruction set: 32-bit operations, in every kernel since 5.1.
@@ -46,8 +46,8 @@ pub enum Flavour {
 /// Builds the object and puts it where the build script of `netattach` finds it, or beside that.
 ///
 /// # Errors
-/// No compiler or linker, a compile error, an object without type information or programs, or one that logs
-/// and should not.
+/// No compiler or linker, a compile error, an object without type information or programs, one whose functions call
+/// each other deeper than an older kernel's stack goes, or one that logs and should not.
 pub fn build(flavour: Flavour) -> anyhow::Result<()> {
     let (step, place_at) = match flavour {
         Flavour::Normal => ("BPF object", tree::bpf_object()),
@@ -70,9 +70,18 @@ pub fn build(flavour: Flavour) -> anyhow::Result<()> {
             "the object {} log packets",
             if logs { "must not" } else { "does not" }
         );
+        let stack = match flavour {
+            Flavour::Normal => {
+                let functions = elf::bpf_functions(&built)?;
+                let bytes = bpf_stack::check(&functions)?.map_or(0, |chain| chain.bytes());
+                format!(", stack {bytes} of {} bytes", bpf_stack::MOST_BYTES)
+            }
+            // No node has it by itself: who looks for a fault loads it, and the kernel there decides.
+            Flavour::Log => String::new(),
+        };
         let changed = place(&built, &place_at)?;
         let summary = format!(
-            "programs {}, maps {}, BTF {} KiB",
+            "programs {}, maps {}, BTF {} KiB{stack}",
             contents.programs.len(),
             contents.maps.len(),
             contents.btf_bytes.div_ceil(1024)

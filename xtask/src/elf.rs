@@ -6,7 +6,12 @@ use std::path::Path;
 use anyhow::Context;
 use object::elf::{DT_NEEDED, FileHeader64, PT_INTERP};
 use object::read::elf::{Dyn, ElfFile64, FileHeader, ProgramHeader};
-use object::{Endianness, Object, ObjectSection, ObjectSymbol, SectionKind, SymbolKind};
+use object::{Endianness, Object, ObjectSection, ObjectSymbol, RelocationTarget, SectionKind, SymbolKind};
+
+use crate::bpf_stack::{Function, Instruction, Place};
+
+/// Where a BPF object has the functions that programs call; programs have sections of their own.
+const CALLED: &str = ".text";
 
 /// The contents of a BPF object.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -80,8 +85,7 @@ pub fn bpf_contents(path: &Path) -> anyhow::Result<BpfContents> {
         let (Ok(name), Some(index)) = (symbol.name(), symbol.section_index()) else { continue };
         let Ok(section) = file.section_by_index(index) else { continue };
         let section_name = section.name().unwrap_or_default();
-        // `.text` holds functions called by programs; programs have sections of their own.
-        if section.kind() == SectionKind::Text && symbol.kind() == SymbolKind::Text && section_name != ".text"
+        if section.kind() == SectionKind::Text && symbol.kind() == SymbolKind::Text && section_name != CALLED
         {
             contents.programs.push(format!("{section_name}/{name}"));
         } else if section_name == "maps" || section_name == ".maps" {
@@ -91,6 +95,39 @@ pub fn bpf_contents(path: &Path) -> anyhow::Result<BpfContents> {
     contents.programs.sort();
     contents.maps.sort();
     Ok(contents)
+}
+
+/// The functions of a BPF object, programs and those that they call.
+///
+/// # Errors
+/// The file cannot be read or is not a 64-bit ELF file, or a symbol names what is not in it.
+pub fn bpf_functions(path: &Path) -> anyhow::Result<Vec<Function>> {
+    let bytes = read(path)?;
+    let file = ElfFile64::<Endianness>::parse(&*bytes).context("not a 64-bit ELF file")?;
+    let mut functions = Vec::new();
+    for symbol in file.symbols().filter(|symbol| symbol.kind() == SymbolKind::Text && symbol.size() > 0) {
+        let Some(index) = symbol.section_index() else { continue };
+        let name = symbol.name().context("a function without a name")?.to_owned();
+        let section = file.section_by_index(index).context("a function without a section")?;
+        let within = symbol.address()..symbol.address() + symbol.size();
+        let data = section.data().context("read the code")?;
+        let code = data.get(within.start as usize..within.end as usize);
+        let (code, _) = code.with_context(|| format!("{name} ends beyond its section"))?.as_chunks::<8>();
+        let symbols = section.relocations().filter(|(at, _)| within.contains(at)).filter_map(|(at, it)| {
+            let RelocationTarget::Symbol(index) = it.target() else { return None };
+            let target = file.symbol_by_index(index).ok()?;
+            let place = Place { section: target.section_index()?.0, offset: target.address() };
+            Some(((at - within.start) as usize / size_of::<[u8; 8]>(), place))
+        });
+        functions.push(Function {
+            at: Place { section: index.0, offset: within.start },
+            is_program: section.name() != Ok(CALLED),
+            code: code.iter().copied().map(Instruction::read).collect(),
+            symbols: symbols.collect(),
+            name,
+        });
+    }
+    Ok(functions)
 }
 
 fn read(path: &Path) -> anyhow::Result<Vec<u8>> {

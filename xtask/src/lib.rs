@@ -7,6 +7,7 @@
 //! | [`child`] | running other programs, with their output kept until it matters |
 //! | [`setup`] | installs tools that this machine lacks |
 //! | [`ebpf`], [`elf`], [`dist`] | the BPF object; the executables that land on a host |
+//! | [`bpf_stack`] | whether the object's functions fit the kernel's stack |
 //! | [`release`] | the container image, and what else is handed to others |
 //! | [`tidy`] | formatting, lints, the invariants of the source tree, conformance, licences |
 //! | [`conformance`] | which test proves which row of the standards |
@@ -18,6 +19,7 @@
 //!
 //! [`source`] lists the Rust files for `tidy` and `conformance`.
 
+pub mod bpf_stack;
 pub mod child;
 pub mod conformance;
 pub mod demo;

@@ -174,12 +174,15 @@ fn fits(ctx: &TcContext, port: &FastPort) -> bool {
 /// Judges a packet by the receiver's policy and puts it into the receiver's interface.
 #[inline(always)]
 fn deliver(ctx: &TcContext, to: u32) -> i32 {
-    // It was there a moment ago.
+    // It was there a moment ago: nobody is left for whom the packet could be counted.
     let Some(record) = maps::record(to) else {
         return TC_ACT_SHOT as i32;
     };
     let device = record.host_ifindex;
-    if judge::verdict_within(ctx, to, Side::ToPod, Scope::within(to, record, Side::ToPod)).is_err() {
+    let Some(scope) = Scope::within(to, record, Side::ToPod) else {
+        return TC_ACT_SHOT as i32;
+    };
+    if judge::verdict_within(ctx, to, Side::ToPod, Some(scope)).is_err() {
         return TC_ACT_SHOT as i32;
     }
     count::fast_path(to, ctx.len());

@@ -33,16 +33,16 @@ pub(crate) fn verdict_within(
     side: Side,
     scope: Option<Scope>,
 ) -> Result<PacketClass, ()> {
-    let verdict = match scope {
-        Some(scope) => {
-            log::arrival(ctx, id, side);
-            judge(ctx, &scope).and_then(|class| {
-                limit::bytes(ctx, &scope)?;
-                Ok(class)
-            })
-        }
-        None => Err(DropReason::Unbound.into()),
+    let Some(scope) = scope else {
+        log::denial(id, Stage::Verdict, DropReason::Unbound.into());
+        unbound(ctx, side);
+        return Err(());
     };
+    log::arrival(ctx, id, side);
+    let verdict = judge(ctx, &scope).and_then(|class| {
+        limit::bytes(ctx, &scope)?;
+        Ok(class)
+    });
     log::outcome(id, Stage::Verdict, &verdict);
     count::packet(id, side, ctx.len(), verdict.map(drop));
     verdict.map_err(|denied| {
@@ -50,6 +50,14 @@ pub(crate) fn verdict_within(
             record::dropped_unread(ctx, id, side, denied);
         }
     })
+}
+
+/// Counts a packet of no attachment. Under number 0, even if a filter or a map still gives another: whoever had that is
+/// gone, and the next attachment with it begins with nothing counted.
+#[inline(never)]
+fn unbound(ctx: &TcContext, side: Side) {
+    count::packet(0, side, ctx.len(), Err(DropReason::Unbound.into()));
+    record::dropped_unread(ctx, 0, side, DropReason::Unbound.into());
 }
 
 /// Judges a packet.

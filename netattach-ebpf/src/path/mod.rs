@@ -23,7 +23,8 @@
 //! What happens to a packet, in order (`judge`; the cuts that the verifier needs are in `subprograms`):
 //!
 //! 1. No attachment bound to the device, or an unused record: dropped. Fail closed, as the agent binds first
-//!    and attaches second. What is read of the record for each packet is its `scope`.
+//!    and attaches second. Counted for nobody: a number without a record is free, or about to be. What is read of
+//!    the record for each packet is its `scope`.
 //! 2. VLAN tags are peeled off (`frame`; what a packet says is read by `netattach_common::parse`). From the pod:
 //!    source MAC, ARP, source address and neighbour discovery are checked (`antispoof`).
 //! 3. ARP, neighbour discovery and multicast listener messages pass (`icmp`). While the policy is pending nothing

@@ -121,7 +121,8 @@ fn refuses<A: Routed>(
     read: Result<(), Denied>,
 ) -> bool {
     let Some(scope) = Scope::of(attachment, side) else {
-        count::packet(attachment, side, ctx.len(), Err(DropReason::Unbound.into()));
+        // Not for the attachment, which is gone: the next one with its number begins with nothing counted.
+        count::packet(0, side, ctx.len(), Err(DropReason::Unbound.into()));
         return true;
     };
     if scope.policies.none() && !scope.is_pending() {

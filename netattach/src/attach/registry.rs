@@ -61,8 +61,9 @@ struct Inner {
     /// Counts the changes of them.
     revision: u64,
     attachments: BTreeSet<u32>,
-    /// No attachment number below this is free.
-    lowest: u32,
+    /// The attachment number from which on a free one is looked for. They are given out in turn: one that an attachment
+    /// has just left has to be waited for, until no packet can be counted for that any more.
+    next: u32,
     /// The number of each network, and its count of users.
     networks: BTreeMap<NetworkName, (u32, u32)>,
     pools: PoolUse,
@@ -201,7 +202,6 @@ impl Inner {
         if !self.attachments.remove(&id) {
             return;
         }
-        self.lowest = self.lowest.min(id);
         if let Some((_, users)) = self.networks.get_mut(network) {
             *users -= 1;
             if *users == 0 {
@@ -252,13 +252,14 @@ impl Numbers for Reservation<'_> {
         let most = Budget { most: budget::ATTACHMENTS.most.min(self.share()), ..budget::ATTACHMENTS };
         most.check(self.held + self.taken.len() + 1)?;
         let mut inner = self.registry.lock();
-        let free = (inner.lowest.max(1)..self.registry.limit).find(|id| !inner.attachments.contains(id));
+        let mut in_turn = (inner.next.max(1)..self.registry.limit).chain(1..inner.next);
+        let free = in_turn.find(|id| !inner.attachments.contains(id));
         let id = free.ok_or_else(|| {
             let msg = format!("all {} attachment numbers of this node are in use", self.registry.limit - 1);
             CniError::new(code::TRY_AGAIN_LATER, msg)
         })?;
         inner.attachments.insert(id);
-        inner.lowest = id;
+        inner.next = id + 1;
         self.pending = Some(id);
         Ok(id)
     }
@@ -285,7 +286,6 @@ impl Drop for Reservation<'_> {
         }
         if let Some(id) = self.pending.take() {
             inner.attachments.remove(&id);
-            inner.lowest = inner.lowest.min(id);
         }
         if let Some(key) = self.claimed.take() {
             inner.pools.free(&key);
@@ -335,5 +335,18 @@ mod tests {
         second.keep();
         let mut third = registry.reserve();
         assert_eq!((third.attachment(), third.network(&"a/y".into())), (Ok(1), 2));
+    }
+
+    #[test]
+    fn a_number_that_was_left_just_now_is_given_out_last() {
+        let registry = Registry::new(5);
+        registry.hold_numbers([2]);
+        let one = || {
+            let mut reservation = registry.reserve();
+            let given = reservation.attachment();
+            drop(reservation);
+            given
+        };
+        assert_eq!([(); 5].map(|()| one()), [1, 3, 4, 1, 3].map(Ok));
     }
 }

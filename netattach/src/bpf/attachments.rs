@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::Path;
+use std::time::Instant;
 
 use aya::maps::{Array, MapData};
 use ipnet::Ipv6Net;
@@ -121,6 +122,8 @@ pub(super) struct Attachments {
     limits: Box<dyn MapOps<u32, Limits>>,
     /// Every record that is an attachment's.
     present: BTreeMap<u32, AttachmentRecord>,
+    /// Numbers whose attachment is gone and that are not free yet, and since when.
+    resting: BTreeMap<u32, Instant>,
     /// Every allowed VLAN in the maps.
     vlans: BTreeMap<u32, BTreeSet<u16>>,
     /// Every allowed address in the maps, also of ids without a record.
@@ -150,6 +153,10 @@ impl Attachments {
             allowed.entry(key.attachment).or_default().extend(u16::try_from(key.vlan));
         }
         let mut present = records.all()?;
+        // It may have been just now that an earlier agent took them out of use.
+        let now = Instant::now();
+        let at_rest = present.iter().filter(|(_, record)| *record == AttachmentRecord::RESTING);
+        let resting = at_rest.map(|(id, _)| (*id, now)).collect();
         present.retain(|(id, record)| *id != 0 && record.has(flag::PRESENT));
         let mut opened = Self {
             bound: links.all()?.into_iter().collect(),
@@ -160,6 +167,7 @@ impl Attachments {
             vlan_map: vlans,
             limits,
             present: present.into_iter().collect(),
+            resting,
             vlans: allowed,
             addresses,
             parents: Parents::over(parents)?,
@@ -256,14 +264,16 @@ impl Attachments {
         }
     }
 
-    /// Removes an attachment's devices, record and addresses, in this order.
+    /// Removes an attachment's devices, record and addresses, in this order. From the record on its number is at rest:
+    /// packets that have read the record may be counted for it until they have ended.
     pub(super) fn remove(&mut self, id: u32) -> Result<(), BpfError> {
         self.check(id)?;
         for ifindex in self.devices_of(id) {
             self.unbind(ifindex)?;
         }
         self.parents.unbind(id)?;
-        self.write_record(id, AttachmentRecord::FREE)?;
+        self.write_record(id, AttachmentRecord::RESTING)?;
+        self.resting.insert(id, Instant::now());
         for address in self.addresses.get(&id).cloned().unwrap_or_default() {
             self.disallow(id, address)?;
         }
@@ -271,6 +281,23 @@ impl Attachments {
             self.disallow_vlan(id, vlan)?;
         }
         self.write_limits(id, Limits::default())
+    }
+
+    /// The numbers at rest, and since when.
+    pub(super) fn resting(&self) -> &BTreeMap<u32, Instant> {
+        &self.resting
+    }
+
+    /// Frees a number that has been at rest since then, without what packets on their way have charged to its limits.
+    /// One that another attachment has now, or that has come to rest once more, stays as it is.
+    pub(super) fn free(&mut self, id: u32, since: Instant) -> Result<(), BpfError> {
+        if self.resting.get(&id) != Some(&since) {
+            return Ok(());
+        }
+        self.limits.put(id, Limits::default())?;
+        self.write_record(id, AttachmentRecord::FREE)?;
+        self.resting.remove(&id);
+        Ok(())
     }
 
     /// The first difference between the kernel's maps and an attachment as it was put and bound, in words.
@@ -385,6 +412,7 @@ impl Attachments {
         self.record_map.put(id, record)?;
         if record.has(flag::PRESENT) {
             self.present.insert(id, record);
+            self.resting.remove(&id);
         } else {
             self.present.remove(&id);
         }

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
+use std::time::Instant;
 
 use netattach_common::AttachmentRecord;
 
@@ -16,9 +17,14 @@ use crate::sync::{Mutex, MutexGuard, locked};
 
 /// Attachments, and their places in the flow table. A thread that panicked inside left at most a half-done sequence of
 /// map writes, which repeating completes.
+///
+/// The number of an attachment that is removed is *at rest* until it is freed: packets that were on their way may still
+/// be counted for it. Nobody may put another attachment under it before, which would begin with what is counted then.
 pub struct AttachmentMaps {
     attachments: Mutex<Attachments>,
     shares: Mutex<Shares>,
+    /// Held while numbers are freed, so that none is in use before it is free altogether.
+    freeing: Mutex<()>,
 }
 
 impl AttachmentMaps {
@@ -35,13 +41,16 @@ impl AttachmentMaps {
         shares: shares::Maps,
         flows: PerFamily,
     ) -> Result<Self, BpfError> {
-        Ok(Self {
-            attachments: Mutex::new(Attachments::over(attachments, max_attachments)?),
-            shares: Mutex::new(Shares::over(shares, flows)?),
-        })
+        let attachments = Attachments::over(attachments, max_attachments)?;
+        let mut shares = Shares::over(shares, flows)?;
+        for id in attachments.resting().keys() {
+            shares.leave(*id);
+        }
+        Ok(Self { attachments: Mutex::new(attachments), shares: Mutex::new(shares), freeing: Mutex::new(()) })
     }
 
-    /// Creates or changes an attachment. Its devices and policies stay as they are.
+    /// Creates or changes an attachment. Its devices and policies stay as they are. The number of a new one must not be
+    /// at rest.
     ///
     /// # Errors
     /// The number is out of range, or a map is full or cannot be written.
@@ -128,8 +137,8 @@ impl AttachmentMaps {
     }
 
     /// Gives attachments their places in the flow table by the number of their live flows
-    /// ([`share_out`](super::share_out)), and takes the places of all others back. Returns the places of each. Numbers
-    /// that are no attachment's are left out.
+    /// ([`share_out`](super::share_out)), and takes the places of all others back, but for numbers at rest. Returns the
+    /// places of each. Numbers that are no attachment's are left out.
     ///
     /// # Errors
     /// The map cannot be written.
@@ -137,20 +146,50 @@ impl AttachmentMaps {
         &self,
         mut live: BTreeMap<u32, PerFamily>,
     ) -> Result<BTreeMap<u32, PerFamily>, BpfError> {
-        live.retain(|id, _| self.lock().check(*id).is_ok());
+        {
+            let attachments = self.lock();
+            live.retain(|id, _| attachments.check(*id).is_ok() && !attachments.resting().contains_key(id));
+        }
         locked(&self.shares).share_out(&live)
     }
 
-    /// Removes an attachment's devices, record and addresses, then its policies by `unassign`, then its places.
-    /// Idempotent.
+    /// Whether numbers are at rest.
+    pub fn has_resting(&self) -> bool {
+        !self.lock().resting().is_empty()
+    }
+
+    /// Since when a number is at rest; `None`: it is free, or an attachment's.
+    pub fn resting_since(&self, id: u32) -> Option<Instant> {
+        self.lock().resting().get(&id).copied()
+    }
+
+    /// Frees the numbers that are at rest since that time or longer, each cleared by `clear` as well. Packets that were
+    /// on their way then must have ended.
+    pub(super) fn free(
+        &self,
+        unread: Instant,
+        clear: impl Fn(u32) -> Result<(), BpfError>,
+    ) -> Result<(), BpfError> {
+        let _turn = locked(&self.freeing);
+        let resting = self.lock().resting().clone();
+        for (id, since) in resting.into_iter().filter(|(_, since)| *since <= unread) {
+            clear(id)?;
+            locked(&self.shares).clear(id)?;
+            self.lock().free(id, since)?;
+        }
+        Ok(())
+    }
+
+    /// Removes an attachment's devices, record and addresses, then its policies by `unassign`. Its number is at rest
+    /// then, and has its places. Idempotent.
     pub(super) fn remove(
         &self,
         id: u32,
         unassign: impl FnOnce() -> Result<(), BpfError>,
     ) -> Result<(), BpfError> {
         self.lock().remove(id)?;
-        unassign()?;
-        locked(&self.shares).clear(id)
+        locked(&self.shares).leave(id);
+        unassign()
     }
 
     /// The map of macvlans' parents.

@@ -3,14 +3,16 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use aya::Ebpf;
-use aya::maps::{Array, MapData, PerCpuArray, PerCpuValues};
+use aya::maps::{Array, MapData};
 use netattach_common as common;
 use netattach_common::{LAYOUT_VERSION, PolicyIds, Stats, capacity};
 use rustix::thread::MembarrierCommand;
 
 use super::caches::{AttachmentMaps, ParentMap};
+use super::counters::Counters;
 use super::fast::FastPath;
 use super::flows::FlowTable;
 use super::links::Links;
@@ -110,8 +112,7 @@ pub struct Dataplane {
     links: Links,
     attachments: AttachmentMaps,
     policies: PolicyMaps,
-    stats: Mutex<PerCpuArray<MapData, Stats>>,
-    cpus: usize,
+    counters: Mutex<Counters>,
     /// The loaded object, until [`Dataplane::packet_log`] takes it.
     logging: Mutex<Option<Ebpf>>,
 }
@@ -142,7 +143,6 @@ impl Dataplane {
             forget_programs(&pins)?;
             Some(load::load(&object, config.log.as_ref().map(|log| log.detail), &pins, &specs)?)
         };
-        let cpus = aya::util::nr_cpus().map_err(|(path, source)| BpfError::CountCpus { path, source })?;
         let policies = PolicyMaps::open(&pins, config)?;
         if !current {
             let mut installed = policies.lock();
@@ -163,8 +163,7 @@ impl Dataplane {
             lost_flows,
             attachments: AttachmentMaps::open(&pins, config)?,
             policies,
-            stats: Mutex::new(pins.open(map_name::STATS)?),
-            cpus,
+            counters: Mutex::new(Counters::open(&pins)?),
             links,
             pins,
             logging: Mutex::new(loaded.filter(|_| config.log.is_some())),
@@ -262,17 +261,23 @@ impl Dataplane {
         Ok(None)
     }
 
-    /// Removes an attachment: devices, record, addresses, policies, counters. Idempotent.
+    /// Removes an attachment: devices, record, addresses, policies, counters. Its number is at rest until
+    /// [`free_numbers`](Self::free_numbers). Idempotent.
     pub fn remove_attachment(&self, id: u32) -> Result<(), BpfError> {
         self.attachments.remove(id, || self.policies.set(id, PolicyIds::default()))?;
-        let failed = |source| BpfError::WriteMap { map: map_name::STATS, source };
-        let zeros = PerCpuValues::try_from(vec![Stats::default(); self.cpus])
-            .map_err(|error| failed(error.into()))?;
-        lock(&self.stats).set(id, zeros, 0).map_err(failed)
+        lock(&self.counters).clear(id)
+    }
+
+    /// Frees the numbers of attachments that were removed before `unread`: what packets on their way have counted for
+    /// them since is cleared. [`wait_for_readers`](Self::wait_for_readers) must have returned that was called then or
+    /// later.
+    pub fn free_numbers(&self, unread: Instant) -> Result<(), BpfError> {
+        self.attachments.free(unread, |id| lock(&self.counters).clear(id))
     }
 
     /// Waits until the programs have finished with every packet that they were judging: after that, no packet reads
-    /// policies that nothing referred to at the call. Takes some milliseconds.
+    /// policies that nothing referred to at the call, or counts for an attachment that had been removed. Takes some
+    /// milliseconds.
     ///
     /// # Errors
     /// The kernel cannot tell (Linux before 4.3; processors without a clock tick, `nohz_full`).
@@ -286,14 +291,7 @@ impl Dataplane {
 
     /// The counters of an attachment, summed over CPUs. Number 0: packets of devices without an attachment.
     pub fn stats(&self, id: u32) -> Result<Stats, BpfError> {
-        let per_cpu = lock(&self.stats)
-            .get(&id, 0)
-            .map_err(|source| BpfError::ReadMap { map: map_name::STATS, source })?;
-        let mut total = Stats::default();
-        for part in per_cpu.iter() {
-            total.add(part);
-        }
-        Ok(total)
+        lock(&self.counters).of(id)
     }
 
     /// The records that the programs write about packets, from where the last reader stopped. One reader at a time.
@@ -303,7 +301,7 @@ impl Dataplane {
 
     /// The fast path between pods, without members. One owner at a time.
     pub fn fast_path(&self) -> Result<FastPath, BpfError> {
-        FastPath::open(&self.pins, self.links.clone(), self.cpus)
+        FastPath::open(&self.pins, self.links.clone())
     }
 
     /// Traffic that is judged after the node has translated addresses. One owner at a time.

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use aya::maps::{Array, HashMap, MapData, MapError, PerCpuArray, PerCpuValues};
+use aya::maps::{Array, HashMap, MapData, PerCpuArray};
 use netattach_common as common;
 use netattach_common::uplink::flag;
 use netattach_common::{FastPort, FastStats, LocalKey, StationKey};
@@ -103,13 +103,12 @@ pub struct FastPath {
     places: BTreeMap<u32, Place>,
     known_uplinks: BTreeMap<u32, Uplink>,
     known_locals: BTreeMap<Local, u32>,
-    cpus: usize,
 }
 
 impl FastPath {
     /// Opens the maps and takes everybody off the fast path: what an earlier agent knew of the node may not be so any
     /// more. Counters stay.
-    pub(super) fn open(pins: &Pins, links: Links, cpus: usize) -> Result<Self, BpfError> {
+    pub(super) fn open(pins: &Pins, links: Links) -> Result<Self, BpfError> {
         let mut opened = Self {
             ports: pins.open(map_name::FAST_PORT)?,
             stations: pins.open(map_name::STATION)?,
@@ -122,7 +121,6 @@ impl FastPath {
             places: BTreeMap::new(),
             known_uplinks: BTreeMap::new(),
             known_locals: BTreeMap::new(),
-            cpus,
         };
         opened.write_until(0)?;
         for key in keys(opened.uplinks.keys(), map_name::UPLINK, |_| true)? {
@@ -179,16 +177,19 @@ impl FastPath {
         Ok(())
     }
 
-    /// Takes an attachment off the fast path and clears its counters. Idempotent.
+    /// Takes an attachment off the fast path, and its addresses out of those that are reached by way of uplinks: from
+    /// now on no packet is counted for it here. Idempotent.
     ///
     /// # Errors
     /// A map could not be written.
     pub fn forget(&mut self, id: u32) -> Result<(), BpfError> {
         self.remove(id)?;
-        let failed = |source| BpfError::WriteMap { map: map_name::FAST_STATS, source };
-        let zeros = PerCpuValues::try_from(vec![FastStats::default(); self.cpus])
-            .map_err(|error| failed(MapError::from(error)))?;
-        self.stats.set(id, zeros, 0).map_err(failed)
+        let its = self.known_locals.iter().filter(|(_, of)| **of == id).map(|(local, _)| *local);
+        for local in its.collect::<Vec<_>>() {
+            self.remove_local(&local_key(&local))?;
+            self.known_locals.remove(&local);
+        }
+        Ok(())
     }
 
     /// The attachments on the fast path.

@@ -26,6 +26,7 @@
 //! | `object`, [`probe`], `load` | the compiled programs; probes of the kernel's features; loading |
 //! | `program_table`, `map_table`, `pin` | the tables of programs and of maps; the pin tree |
 //! | `dataplane` | programs and maps, opened; holds the parts below |
+//! | `counters` | the counters of attachments |
 //! | `caches` | the maps of attachments and of parents behind their locks, with their cached entries |
 //! | `attachments`, `parents`, `routed` | the maps of attachments, of macvlans' parents, of traffic that the node routes |
 //! | `policy_maps`, `policies`, `policy_rows` | the maps of policies behind their lock; compiled policies as entries |
@@ -41,6 +42,7 @@
 mod attachments;
 mod batched_map;
 mod caches;
+mod counters;
 mod dataplane;
 mod error;
 mod fast;

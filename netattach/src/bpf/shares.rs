@@ -83,8 +83,6 @@ pub(super) struct Shares {
     capacity: PerFamily,
     /// The places of each attachment.
     given: BTreeMap<u32, PerFamily>,
-    /// Places of attachments that are gone, not cleared yet.
-    left: BTreeMap<u32, PerFamily>,
 }
 
 impl Shares {
@@ -102,7 +100,6 @@ impl Shares {
             places_v6,
             capacity,
             given: rows.into_iter().filter_map(given).collect(),
-            left: BTreeMap::new(),
         })
     }
 
@@ -117,18 +114,22 @@ impl Shares {
         self.set(id, Share { answers_until: until, ..share })
     }
 
-    /// Clears the share of a number, so that the next attachment with that number has none. Idempotent.
-    pub(super) fn clear(&mut self, id: u32) -> Result<(), BpfError> {
+    /// Leaves the share of a number at rest as it is, whatever others get: packets on their way may still take places
+    /// of it.
+    pub(super) fn leave(&mut self, id: u32) {
         self.given.remove(&id);
+    }
+
+    /// Clears share and places of a number for which no packet takes places any more: the next attachment with it
+    /// begins with none. Idempotent.
+    pub(super) fn clear(&mut self, id: u32) -> Result<(), BpfError> {
+        self.leave(id);
         let share = self.get(id)?;
-        if share == Share::default() {
-            return Ok(());
-        }
         let taken = taken(&share);
-        if taken != [0, 0] {
-            self.left.insert(id, taken);
-        }
-        self.set(id, Share::default())
+        self.clear_places(id, [0, 0], taken)?;
+        clear_on(self.places_v4.as_mut(), id, taken[0])?;
+        clear_on(self.places_v6.as_mut(), id, taken[1])?;
+        if share == Share::default() { Ok(()) } else { self.set(id, Share::default()) }
     }
 
     /// Gives each attachment its places, and takes the places of others back. `live`: the live flows of each. Returns
@@ -155,12 +156,6 @@ impl Shares {
         for (id, places) in &shares {
             if self.given.get(id) != Some(places) {
                 self.give(*id, *places)?;
-            }
-        }
-        while let Some((id, taken)) = self.left.pop_first() {
-            // The next attachment of this number finds them in its way and uses them.
-            if !shares.contains_key(&id) {
-                self.clear_places(id, [0, 0], taken)?;
             }
         }
         Ok(shares)
@@ -197,6 +192,17 @@ impl Shares {
     }
 }
 
+/// Removes an attachment's places from that one on, up to the first that is not there: they follow one another. A share
+/// that was written while a packet took one does not count it.
+fn clear_on<V>(places: &mut dyn MapOps<PlaceKey, V>, attachment: u32, first: u32) -> Result<(), BpfError> {
+    let mut key = PlaceKey { attachment, place: first };
+    while places.get(&key)?.is_some() {
+        places.remove(&key)?;
+        key.place += 1;
+    }
+    Ok(())
+}
+
 /// How many places an attachment has ever used, from the first on.
 fn taken(share: &Share) -> PerFamily {
     let of = |next: u64, most: u32| u32::try_from(next).unwrap_or(u32::MAX).min(Share::places(most));
@@ -205,11 +211,45 @@ fn taken(share: &Share) -> PerFamily {
 
 #[cfg(test)]
 mod tests {
+    use netattach_common::{Address, Port};
     use proptest::prelude::*;
 
     use super::*;
 
     const CAPACITY: u32 = 262_144;
+
+    #[test]
+    fn a_number_that_is_cleared_has_no_place_even_if_its_share_does_not_count_all() {
+        let key = FlowKey {
+            zone: 1,
+            low: Ip4::UNSPECIFIED,
+            high: Ip4::UNSPECIFIED,
+            low_port: Port::NONE,
+            high_port: Port::NONE,
+            protocol: 17,
+            tags: [0; 3],
+        };
+        let place = |attachment, place| PlaceKey { attachment, place };
+        let taken =
+            [(7, 0), (7, 1), (7, 2), (7, 3), (8, 0), (8, 1)].map(|(id, number)| (place(id, number), key));
+        let used = Share { next_v4: 2, ..Share::default() };
+        let given = Share { most_v4: 64, ..used };
+        let maps = Maps {
+            shares: Box::new(BTreeMap::from([(7, used), (8, given)])),
+            places_v4: Box::new(BTreeMap::from(taken)),
+            places_v6: Box::new(BTreeMap::new()),
+        };
+        let mut shares = Shares::over(maps, [CAPACITY; 2]).unwrap();
+        shares.leave(8);
+        shares.share_out(&BTreeMap::new()).unwrap();
+        assert_eq!(shares.map.all().unwrap(), [(7, used), (8, given)], "packets on their way count on it");
+        shares.clear(7).unwrap();
+        assert_eq!(shares.map.all().unwrap(), [(7, Share::default()), (8, given)]);
+        assert_eq!(shares.places_v4.all().unwrap(), [(place(8, 0), key), (place(8, 1), key)]);
+        shares.clear(8).unwrap();
+        assert_eq!(shares.map.all().unwrap(), [(7, Share::default()), (8, Share::default())]);
+        assert_eq!(shares.places_v4.all().unwrap(), []);
+    }
 
     fn shares(live: &[u32]) -> Vec<u32> {
         let held = (1..).zip(live.iter().map(|live| (*live, 0))).collect();

@@ -6,7 +6,8 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::admission::{self, EnforcementRequirement, Unenforceable};
 use super::attachment::{EnforcedAttachment, is_behind_card};
@@ -29,6 +30,9 @@ use crate::policy::options::Options;
 use crate::source::Source;
 use crate::spec::Pace;
 use crate::step::{EnforceWhen, HookKind};
+
+/// How long an ADD waits between two looks at a number at rest, where the kernel cannot report that packets have ended.
+const PAUSE: Duration = Duration::from_millis(50);
 
 /// The dataplane, its policies, and the attachments.
 pub struct Enforcer {
@@ -93,17 +97,19 @@ impl Enforcer {
         self.sweep()
     }
 
-    /// Removes entries that have been unreferenced for long enough, does the rest of the last change, policies for which there
-    /// is room now and failures, and attaches programs that policies wait for.
+    /// Removes entries that have been unreferenced for long enough, frees the numbers of attachments that have been gone for as
+    /// long, does the rest of the last change, policies for which there is room now and failures, and attaches programs that
+    /// policies wait for.
     ///
     /// # Errors
     /// A map could not be written, or else programs not be attached.
     pub fn sweep(&self) -> Result<(), EnforceError> {
-        let is_clean = !self.lock().maps().has_unreferenced();
+        let is_clean = !self.lock().maps().has_unreferenced() && !self.dataplane.attachments().has_resting();
         let unread = if is_clean { None } else { unread_since(&self.kernel(), Instant::now()) };
+        let freed = unread.map_or(Ok(()), |unread| self.free_numbers(unread));
         let went_on = self.lock().go_on(unread, self.sources(), &self.kernel());
         let began = self.begin_due();
-        went_on.and(began)
+        freed.and(went_on.map(drop)).and(began)
     }
 
     /// Continues the pass over the flow table, if there can be flows. `true` when it has reached the end.
@@ -220,6 +226,23 @@ impl Enforcer {
         Ok(self.dataplane.attachments().put(attachment.id, &self.record(attachment))?)
     }
 
+    /// Waits until a number is free: that of an attachment that went just now may still be counted for. As numbers are
+    /// given out in turn, the sweep has freed it long before, unless there was no other or the agent has just started.
+    fn await_free(&self, id: u32) -> Result<(), EnforceError> {
+        while let Some(since) = self.dataplane.attachments().resting_since(id) {
+            match unread_since(&self.kernel(), Instant::now()).filter(|unread| since <= *unread) {
+                Some(unread) => self.free_numbers(unread)?,
+                None => thread::sleep(PAUSE),
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees the numbers of attachments that went before `unread`.
+    fn free_numbers(&self, unread: Instant) -> Result<(), EnforceError> {
+        Ok(crate::upkeep(|| self.dataplane.free_numbers(unread))?)
+    }
+
     /// The record of an attachment, in the dataplane's format.
     pub(super) fn record(&self, attachment: &EnforcedAttachment) -> bpf::Attachment {
         self.defaults.applied_to(&attachment.attachment, attachment.bandwidth())
@@ -245,6 +268,7 @@ impl Enforcer {
         host: &mut Handle,
         pod: &mut Handle,
     ) -> Result<(), EnforceError> {
+        self.await_free(attachment.id)?;
         self.put_record(attachment)?;
         self.ensure_paced(attachment.host_index(), attachment.host_pace(), host)?;
         self.ensure_paced(attachment.pod_index, attachment.pod_pace(), pod)?;

@@ -175,7 +175,8 @@ impl FastPaths {
         self.admitted.notify_one();
     }
 
-    /// Takes an attachment off the fast path for good, before its link goes. Idempotent.
+    /// Takes an attachment off the fast path for good, before its link goes: it is found neither by other attachments
+    /// nor by uplinks. Idempotent.
     ///
     /// # Errors
     /// A map could not be written.
@@ -183,17 +184,16 @@ impl FastPaths {
         let mut state = self.lock();
         state.members.remove(&id);
         state.off.remove(&id);
-        state.maps.remove(id)
+        state.maps.forget(id)
     }
 
-    /// Forgets an attachment and its counters, and with the last one the uplinks. Idempotent.
+    /// Forgets an attachment, and with the last one the uplinks. Idempotent.
     ///
     /// # Errors
     /// A map could not be written, or a program not be taken off an uplink.
     pub fn forget(&self, id: u32) -> Result<(), KeepError> {
         self.retire(id)?;
         let mut state = self.lock();
-        state.maps.forget(id)?;
         if state.members.is_empty() && !state.uplinks.is_empty() {
             let mut host = Handle::open().map_err(ObserveError::from)?;
             state.set_uplinks(self.attach, &self.programs, Uplinks::default(), &mut host)?;

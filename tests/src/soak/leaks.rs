@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail, ensure};
 use super::rig::Rig;
 use crate::Node;
 use crate::node::WIRE;
-use crate::snapshot::{Maps, Snapshot, installed_policies};
+use crate::snapshot::{Maps, Snapshot, has_resting_numbers, installed_policies};
 use crate::traffic::eventually;
 
 /// The agent looks every half minute for sandboxes that nobody asked to detach, and finds each twice.
@@ -120,5 +120,6 @@ fn of_node(node: &Node) -> Result<()> {
     ensure!(now.dataplane == Maps::default(), "entries of maps: {:?}", now.dataplane);
     let policies = installed_policies(node)?;
     ensure!(policies.is_empty(), "policies in the maps: {policies:?}");
+    ensure!(!has_resting_numbers(node)?, "numbers that are not free");
     Ok(())
 }

@@ -9,7 +9,7 @@ use netattach_tests::Namespace;
 use netattach_tests::cluster::{Client, Cluster, Setup, Worker};
 use netattach_tests::machine::IMAGE;
 use netattach_tests::node::executable;
-use netattach_tests::snapshot::{Maps, Snapshot};
+use netattach_tests::snapshot::{Maps, Snapshot, has_resting_numbers};
 use netattach_tests::traffic::{Echo, SILENCE, connects, eventually};
 use serde_json::{Value, json};
 
@@ -305,6 +305,7 @@ impl Rig {
                 && links == links_before
                 && pins == pins_before
                 && namespaces.is_empty()
+                && has_resting_numbers(self.worker.node()).is_ok_and(|has_some| !has_some)
         };
         assert!(eventually(PATIENCE, is_clean), "{:#?}", left());
     }

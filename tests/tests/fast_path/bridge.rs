@@ -2,11 +2,14 @@
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use netattach_tests::manifest::{NAMESPACE, annotated, network, pod};
-use netattach_tests::snapshot::Snapshot;
-use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, assert_transfers_whole, datagram, eventually};
+use netattach_tests::snapshot::{Snapshot, has_resting_numbers};
+use netattach_tests::traffic::{
+    Echo, Ending, PATIENCE, SILENCE, assert_transfers_whole, datagram, eventually,
+};
 use netattach_tests::{Node, Pod};
 use serde_json::{Value, json};
 
@@ -145,6 +148,38 @@ fn traffic_of_both_families_takes_the_fast_path_and_arrives_whole() {
         let kept = entries.lines().any(|line| line.contains(port.as_str()) && line.contains("extern_learn"));
         assert!(kept, "{entries}");
     }
+    scene.end();
+}
+
+/// Packets are in the programs all the while the pod goes that they are for.
+#[test]
+fn what_comes_while_a_pod_goes_is_counted_for_nobody_that_comes_after_it() {
+    let scene = Scene::new(&[]);
+    scene.await_on();
+    let (mut address, mut echoes) = (scene.addresses[0], Vec::new());
+    for _ in 0..5 {
+        assert!(datagram(&scene.client.namespace, address, PATIENCE).unwrap());
+        let socket = scene.client.namespace.run(|| UdpSocket::bind("0.0.0.0:0")).unwrap();
+        let is_over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let _ending = Ending(&is_over);
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    // Refused once nobody is there.
+                    let _ = socket.send_to(&[0; 64], address);
+                }
+            });
+            scene.node.del(&scene.server).success();
+        });
+        let result = scene.node.add(&scene.server).success();
+        let stats = row(&scene.node, "stats", "server");
+        assert_eq!((&stats["fast"]["packets"], &stats["dropped"]), (&json!(0), &json!({})), "{stats:#}");
+        let text = result["ips"][0]["address"].as_str().unwrap();
+        address.set_ip(text.split('/').next().unwrap().parse().unwrap());
+        echoes.push(Echo::serve(&scene.server.namespace, address).unwrap());
+        scene.await_standing("server", "on");
+    }
+    assert!(eventually(PATIENCE, || !has_resting_numbers(&scene.node).unwrap()), "numbers that are not free");
     scene.end();
 }
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
 use netattach_tests::node::{WIRE, ip};
 use netattach_tests::record::first_version;
-use netattach_tests::snapshot::{Maps, Snapshot, installed_policies};
+use netattach_tests::snapshot::{Maps, Snapshot, has_resting_numbers, installed_policies};
 use netattach_tests::tools::report_skipped;
 use netattach_tests::traffic::{PATIENCE, eventually, ping};
 use netattach_tests::{Namespace, Node, Outcome, Pod};
@@ -210,6 +210,8 @@ impl Scene {
             installed_policies(&self.node).unwrap().is_empty()
         };
         assert!(eventually(PATIENCE, swept), "{:?}", installed_policies(&self.node));
+        let are_free = || !has_resting_numbers(&self.node).unwrap();
+        assert!(eventually(PATIENCE, are_free), "numbers that are not free");
         self.look().assert_nothing_is_left();
         self.node.stop().unwrap();
     }

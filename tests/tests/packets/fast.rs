@@ -282,6 +282,6 @@ fn a_successor_begins_with_nobody_on_the_fast_path() {
     assert_eq!(rig.send(&from_pod().udp(1, 2).frame()), declined(Decline::Unwatched), "nobody has renewed");
     fast.renew(FastPath::now() + Duration::from_secs(60)).unwrap();
     assert_eq!(rig.send(&from_pod().udp(1, 2).frame()), declined(Decline::Elsewhere));
-    fast.forget(PEER).unwrap();
+    successor.remove_attachment(PEER).unwrap();
     assert_eq!(fast.stats(PEER).unwrap(), FastStats::default());
 }

@@ -149,6 +149,7 @@ fn where_the_flows_were_lost_a_segment_may_answer_for_a_while() {
     assert_eq!(rig.run(FromPod, &another), Err(DropReason::EgressPeer));
     rig.dataplane.attachments().take_answers(POD + 1).unwrap();
     rig.dataplane.remove_attachment(POD).unwrap();
+    rig.free_numbers();
     assert_eq!(rig.share(POD), Share::default());
     assert!(rig.share(POD + 1).answers_until > 1);
 }

@@ -1,8 +1,11 @@
 //! Pins that outlive the agent, and refused policies and layouts.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
-use netattach::bpf::Program;
+use aya::Pod;
+use aya::maps::{PerCpuArray, PerCpuValues};
+use netattach::bpf::{FastStats, Program};
 use netattach::spec::TcHook;
 use netattach_tests::tools::report_skipped;
 
@@ -133,6 +136,62 @@ fn removing_an_attachment_leaves_no_trace_of_it() {
     assert_eq!(successor.attachments().bound(), [].into());
     assert_eq!(successor.policies().of(POD).unwrap(), PolicyIds::default());
     assert_eq!(successor.stats(POD).unwrap(), Stats::default());
+}
+
+/// Adds to what is counted for the attachment under test on the last processor, as a packet there that was on its way
+/// when the attachment went.
+fn count_late<T: Pod>(rig: &Rig, map: &str, add: impl FnOnce(&mut T)) {
+    let data = MapData::from_pin(rig.pin(map)).unwrap();
+    let mut counters: PerCpuArray<_, T> = Map::from_map_data(data).unwrap().try_into().unwrap();
+    let mut each = counters.get(&POD, 0).unwrap().to_vec();
+    add(each.last_mut().unwrap());
+    counters.set(POD, PerCpuValues::try_from(each).unwrap(), 0).unwrap();
+}
+
+/// The agent that has removed it may have ended by then.
+#[test]
+fn what_packets_on_their_way_count_for_an_attachment_that_is_gone_goes_before_its_number_is_free() {
+    let rig = Rig::isolated(None, Some(&allow_all()));
+    let fast = rig.dataplane.fast_path().unwrap();
+    for port in 1..=3 {
+        assert_eq!(rig.run(FromPod, &from_pod().udp(port, 53).frame()), Ok(()));
+    }
+    let before = Instant::now();
+    rig.dataplane.remove_attachment(POD).unwrap();
+    assert_eq!(rig.dataplane.stats(POD).unwrap(), Stats::default());
+
+    count_late(&rig, "na_stat", |stats: &mut Stats| stats.new_flows += 1);
+    count_late(&rig, "na_fast_stat", |stats: &mut FastStats| stats.received.packets += 1);
+    let data = MapData::from_pin(rig.pin("na_limit")).unwrap();
+    let mut limits: Array<_, Limits> = Map::from_map_data(data).unwrap().try_into().unwrap();
+    limits
+        .set(POD, Limits { flows: Rate { arrival: 1, ..Rate::default() }, ..Limits::default() }, 0)
+        .unwrap();
+    // Two places; a write of the share has undone the second turn.
+    let data = MapData::from_pin(rig.pin("na_own4")).unwrap();
+    let mut places: HashMap<_, PlaceKey, FlowKey<Ip4>> =
+        Map::from_map_data(data).unwrap().try_into().unwrap();
+    let flow = places.get(&PlaceKey { attachment: POD, place: 0 }, 0).unwrap();
+    for place in [3, 4] {
+        places.insert(PlaceKey { attachment: POD, place }, flow, 0).unwrap();
+    }
+    rig.set_share(|share| share.next_v4 += 1);
+
+    rig.dataplane.free_numbers(before).unwrap();
+    assert!(rig.dataplane.attachments().resting_since(POD).is_some(), "it went after that");
+    assert_eq!(rig.dataplane.stats(POD).unwrap(), Stats { new_flows: 1, ..Stats::default() });
+
+    let successor = Dataplane::open(&config(&rig.root)).unwrap();
+    assert!(successor.attachments().resting_since(POD).is_some_and(|since| since > before));
+    assert!(successor.attachments().has_resting());
+    successor.wait_for_readers().unwrap();
+    successor.free_numbers(Instant::now()).unwrap();
+    assert!(!successor.attachments().has_resting());
+    assert_eq!(successor.stats(POD).unwrap(), Stats::default());
+    assert_eq!(fast.stats(POD).unwrap(), FastStats::default());
+    assert_eq!(limits.get(&POD, 0).unwrap(), Limits::default());
+    assert_eq!((rig.share(POD), rig.places().count()), (Share::default(), 0));
+    assert!(!Dataplane::open(&config(&rig.root)).unwrap().attachments().has_resting());
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! One attachment under the real programs.
 
+use std::time::Instant;
+
 use super::*;
 
 /// `lo`, the device that test runs pretend to be on: index 1 in every namespace.
@@ -140,6 +142,13 @@ impl Rig {
         };
         let options = TestRunOptions { data_in: Some(frame), repeat, ..TestRunOptions::new() };
         program.test_run(options).expect("run the program")
+    }
+
+    /// Frees the numbers of attachments that are gone, as the agent does: once no packet is on its way.
+    pub(super) fn free_numbers(&self) {
+        let now = Instant::now();
+        self.dataplane.wait_for_readers().unwrap();
+        self.dataplane.free_numbers(now).unwrap();
     }
 
     /// The flow table as the agent would read it.

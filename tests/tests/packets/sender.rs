@@ -420,6 +420,20 @@ fn a_device_that_was_being_taken_away_when_the_agent_died_is_nobodys() {
     assert_eq!(rig.run(ToPod, &frame), Ok(()));
 }
 
+/// A filter in a pod that is ending, or an entry of a map, may still give the number of an attachment that is gone.
+#[test]
+fn packets_of_a_number_without_a_record_are_nobodys() {
+    let rig = Rig::new();
+    rig.dataplane.remove_attachment(POD).unwrap();
+    let data = MapData::from_pin(rig.pin("na_link")).unwrap();
+    let mut links: HashMap<_, u32, u32> = Map::from_map_data(data).unwrap().try_into().unwrap();
+    links.insert(DEVICE, POD, 0).unwrap();
+    for (hook, frame) in [(FromPod, from_pod().udp(1, 2).frame()), (ToPod, to_pod().udp(2, 1).frame())] {
+        assert_eq!(rig.run_as(0, hook, &frame), Err(DropReason::Unbound));
+    }
+    assert_eq!(rig.dataplane.stats(POD).unwrap(), Stats::default());
+}
+
 #[test]
 fn while_pending_only_address_resolution_passes() {
     let rig = Rig::new();

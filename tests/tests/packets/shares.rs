@@ -250,9 +250,12 @@ fn places_follow_use_and_are_taken_back_from_who_borrowed_them() {
     // The places beyond have no owner.
     let places = |attachment| rig.places().filter(|place| place.attachment == attachment).count();
     assert_eq!(places(POD), shares[&POD][0] as usize);
-    // A removed attachment leaves no places behind.
+    // A removed attachment leaves no places behind, once no packet can take one any more.
     rig.dataplane.remove_attachment(POD).unwrap();
+    let (held, of_pod) = (rig.share(POD), places(POD));
     rig.dataplane.attachments().share_out([(NEIGHBOUR, [1, 0])].into()).unwrap();
+    assert_eq!((rig.share(POD), places(POD)), (held, of_pod));
+    rig.free_numbers();
     assert_eq!((places(POD), places(NEIGHBOUR)), (0, 1));
     assert_eq!([POD, 20].map(|id| rig.share(id)), [Share::default(); 2]);
 }

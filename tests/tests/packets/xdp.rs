@@ -93,6 +93,20 @@ fn what_claims_to_be_an_attachment_is_dropped() {
     assert_eq!(rig.receive_frame(&outside().udp(1, 2).frame()[..20]), None);
 }
 
+/// Whoever has its address next is another attachment, and until then nobody has it.
+#[test]
+fn an_attachment_that_goes_has_no_address_that_uplinks_know() {
+    for (segment, drops) in
+        [(Segment::Bridge(BRIDGE), XdpDrops::SpoofedAndDenied), (Segment::Routed, XdpDrops::Spoofed)]
+    {
+        let mut rig = XdpRig::new(segment, Some(drops));
+        let spoofed = Packet::between(PEER_V4, "10.0.0.1").from_mac(OUTSIDE).udp(1, 2);
+        assert_eq!(rig.receive(&spoofed), Some(DropReason::WireSource));
+        rig.0.fast.forget(PEER).unwrap();
+        assert_eq!(rig.receive(&spoofed), None);
+    }
+}
+
 #[test]
 fn what_can_only_be_refused_is_dropped_and_everything_else_left_to_the_pods_program() {
     let rig = XdpRig::isolated();

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::time::Instant;
 
 use aya::maps::MapError;
 use aya::sys::SyscallError;
@@ -184,7 +185,15 @@ impl Agent {
         Open(Arc::clone(&self.node.policies), self.life.clone()).put(id, policy)
     }
 
+    /// Frees numbers. Packets take one step here, so none is on its way.
+    fn free_numbers(&self) -> Result<(), BpfError> {
+        self.caches.free(Instant::now(), |_| Ok(()))
+    }
+
     fn guard(&self, pod: u8, id: u32) -> Result<(), BpfError> {
+        if self.caches.resting_since(id).is_some() {
+            self.free_numbers()?;
+        }
         self.caches.put(id, &attachment(pod))?;
         self.set_policy(id, 7)?;
         match device(pod) {
@@ -236,6 +245,7 @@ impl Agent {
     }
 
     fn sweep(&self) -> Result<(), BpfError> {
+        self.free_numbers()?;
         let live = self.caches.records().into_keys().map(|id| (id, [0, 0])).collect();
         self.caches.share_out(live).map(drop)
     }
@@ -283,6 +293,9 @@ impl Node {
         assert_eq!(all.len(), pods.len(), "each has a number of its own");
         let present = |record: &&AttachmentRecord| record.has(flag::PRESENT);
         assert_eq!(locked(&self.records).values().filter(present).count(), pods.len());
+        let is_free = |record: &&AttachmentRecord| **record == AttachmentRecord::FREE;
+        let left = locked(&self.records).values().filter(|it| !present(it) && !is_free(it)).count();
+        assert_eq!(left, 0, "numbers that are not free");
         let own = of(&mut pods.iter().copied().filter(|pod| pod % 2 == 1));
         assert_eq!(locked(&self.links).values().copied().collect::<BTreeSet<_>>(), own, "devices");
         let parents = locked(&self.parents).clone();
