@@ -8,6 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::convert;
 use super::error::{CniError, code};
 use super::json::{self, Value, null_is_default};
+use super::keys;
 use super::version::Version;
 use crate::cidr;
 
@@ -175,7 +176,7 @@ pub(super) fn declared_version(value: &Value, assumed: Version) -> Result<Versio
     let text = match value {
         Value::Object(map) => map.get("cniVersion").or_else(|| {
             // Go's decoder ignores the letter case of keys, and plugins have come to rely on it.
-            map.iter().find(|(key, _)| key.eq_ignore_ascii_case("cniVersion")).map(|(_, value)| value)
+            map.iter().find(|(key, _)| keys::is_same(key, "cniVersion")).map(|(_, value)| value)
         }),
         Value::Null => None,
         other => {
@@ -198,7 +199,7 @@ pub(super) fn declared_version(value: &Value, assumed: Version) -> Result<Versio
 pub(crate) fn with_version(value: &Value, version: Version) -> Value {
     let mut map = value.as_object().cloned().unwrap_or_default();
     let declared = map.iter().any(|(key, value)| {
-        key.eq_ignore_ascii_case("cniVersion") && value.as_str().is_some_and(|text| !text.is_empty())
+        keys::is_same(key, "cniVersion") && value.as_str().is_some_and(|text| !text.is_empty())
     });
     if !declared {
         map.insert("cniVersion".into(), version.as_str().into());
