@@ -162,6 +162,11 @@ impl Route {
     pub fn new(dst: IpNet, gw: Option<IpAddr>) -> Self {
         Self { dst, gw, mtu: None, advmss: None, priority: None, table: None, scope: None }
     }
+
+    /// Its next hop: where it names none, the first of these gateways that is of its family.
+    pub fn next_hop(&self, mut gateways: impl Iterator<Item = IpAddr>) -> Option<IpAddr> {
+        self.gw.or_else(|| gateways.find(|gateway| gateway.is_ipv4() == self.dst.addr().is_ipv4()))
+    }
 }
 
 impl Dns {
