@@ -158,14 +158,20 @@ impl IpConfig {
 }
 
 impl Route {
+    /// The scope of what is on the link: `RT_SCOPE_LINK` of rtnetlink(7).
+    pub const LINK: u32 = 253;
+
     /// A route with a destination and an optional next hop only.
     pub fn new(dst: IpNet, gw: Option<IpAddr>) -> Self {
         Self { dst, gw, mtu: None, advmss: None, priority: None, table: None, scope: None }
     }
 
-    /// Its next hop: where it names none, the first of these gateways that is of its family.
+    /// Its next hop: where it names none, the first of these gateways that is of its family. What is on the link, or
+    /// nearer, has none: the kernel refuses such a route with a gateway.
     pub fn next_hop(&self, mut gateways: impl Iterator<Item = IpAddr>) -> Option<IpAddr> {
-        self.gw.or_else(|| gateways.find(|gateway| gateway.is_ipv4() == self.dst.addr().is_ipv4()))
+        let is_near = self.scope.is_some_and(|scope| scope >= Self::LINK);
+        let is_usual = |gateway: &IpAddr| !is_near && gateway.is_ipv4() == self.dst.addr().is_ipv4();
+        self.gw.or_else(|| gateways.find(is_usual))
     }
 }
 

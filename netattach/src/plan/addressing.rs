@@ -460,6 +460,21 @@ mod tests {
         assert_eq!(pod_side(&configure, &leased, &routes).routes, expected);
     }
 
+    /// As option 121 of DHCP has it beside a default route.
+    #[test]
+    fn routes_on_the_link_get_no_gateway() {
+        let leased = [leased("10.1.0.7/24", Some("10.1.0.1"))];
+        let routes: Vec<cni::Route> = serde_json::from_value(serde_json::json!([
+            {"dst": "10.3.128.0/17", "scope": 253}, {"dst": "0.0.0.0/0"},
+        ]))
+        .unwrap();
+        let near = Route { scope: Some(253), ..Route::on_link(net("10.3.128.0/17")) };
+        let default = Route::via(net("0.0.0.0/0"), "10.1.0.1".parse().unwrap());
+        let of = |style| pod_side(&Configure { style, ..Configure::default() }, &leased, &routes).routes;
+        assert_eq!(of(Style::Subnet), [near.clone(), default.clone()]);
+        assert_eq!(of(Style::PointToPoint)[2..], [near, Route { on_link: true, ..default }]);
+    }
+
     #[test]
     fn everything_behind_a_routed_veth_has_one_next_hop_for_each_family() {
         let leased = [leased("10.9.0.7/32", None), leased("fd00::7/64", Some("fd00::1"))];
