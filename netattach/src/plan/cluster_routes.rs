@@ -3,7 +3,8 @@
 //! Without more, a pod whose default route moves away loses the cluster: Services and pods of other nodes are behind
 //! its first interface, and so is whoever opened a connection to its address there, such as the kubelet's probes. Two
 //! things keep them: routes to the cluster's ranges through the gateway that the first interface had, and a table by
-//! source address, so that what the pod answers from that interface's addresses leaves by it.
+//! source address, so that what the pod answers from that interface's addresses leaves by it. The interfaces from which
+//! such a route takes answers have tables of their own (`routing::by_source`).
 
 use std::net::IpAddr;
 
