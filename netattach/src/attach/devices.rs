@@ -457,6 +457,7 @@ mod tests {
             mtu: 1500,
             up: false,
             alias: None,
+            group: 0,
             other_names: Vec::new(),
             programs: None,
             planned: None,

@@ -10,7 +10,7 @@ use crate::error_chain::Chain;
 use crate::mac::Mac;
 use crate::netlink::{self, DeviceState, Handle};
 use crate::netns::{Netns, NetnsError};
-use crate::spec::{Device, VfSettings};
+use crate::spec::{Device, OWN_GROUPS, VfSettings};
 use crate::step::{Claim, Home};
 use crate::sysctl;
 
@@ -209,6 +209,8 @@ pub(super) fn give_back_by_alias(
         mtu: 0,
         up: false,
         alias: None,
+        // One of ours tells whose a link is, and only a pod can have given it to a device of the node.
+        group: Some(found.link.group).filter(|group| group & OWN_GROUPS == 0).unwrap_or_default(),
         other_names: Vec::new(),
         programs: None,
         planned: None,
@@ -387,7 +389,8 @@ fn restore_properties(namespace: &mut Handle, home: &Home, found: &DeviceState) 
     Ok(namespace.set_selective(index)?)
 }
 
-/// Moves a device to another namespace, with the name, the alias and no other names, as it is to be on the node.
+/// Moves a device to another namespace, with the name, the alias, the link group and no other names, as it is to be on
+/// the node.
 ///
 /// # Errors
 /// Its name is taken on the node or there.
@@ -404,7 +407,8 @@ fn move_as_at_home(
     if !found.other_names.is_empty() {
         inside.remove_other_names(found.link.index, &found.other_names)?;
     }
-    let moved = inside.move_device(found.link.index, to.as_fd(), &home.name, home.alias.as_deref());
+    let (name, alias) = (&home.name, home.alias.as_deref());
+    let moved = inside.move_device(found.link.index, to.as_fd(), name, alias, home.group);
     moved.map_err(|source| match source.already_exists() {
         true => StepError::HomeTaken(home.name.clone()),
         false => source.into(),
@@ -431,6 +435,9 @@ fn restore_at_home(
     }
     if found.alias != home.alias {
         host.set_alias(index, home.alias.as_deref().unwrap_or_default())?;
+    }
+    if found.link.group != home.group {
+        host.set_group(index, home.group)?;
     }
     if let Some(mac) = home.mac.filter(|mac| found.link.mac != Some(*mac)) {
         // A card may insist on the address that its physical function has given; what matters is done.
@@ -536,14 +543,15 @@ mod tests {
                 pod_name: "wire".to_owned(),
                 mtu: None,
                 mac: None,
-                group: 0,
+                group: 5,
                 port: None,
             };
             let mut far = Handle::open_in(&elsewhere).unwrap();
             let (near, _) = host.create_veth(&veth, None, elsewhere.as_fd(), &mut far).unwrap();
             host.ensure_up(near.index).unwrap();
             let before = host.device_named("card").unwrap().unwrap();
-            host.move_device(near.index, pod.as_fd(), "net1", Some("card")).unwrap();
+            // The pod has given it a group of ours.
+            host.move_device(near.index, pod.as_fd(), "net1", Some("card"), OWN_GROUPS | 7).unwrap();
             let index = Handle::open_in(&pod).unwrap().link("net1").unwrap().index;
             Self { node, pod, _elsewhere: elsewhere, device: vf("card"), before, index }
         }
@@ -582,7 +590,8 @@ mod tests {
             let taken = Taken::new();
             let between = || namespace_between(&taken.device, true, make);
             taken.give_back(Ways { between, take_off: left_programs::take_off }).unwrap();
-            let as_before = |it: &DeviceState| (it.link.up, it.link.mtu, it.link.mac, it.alias.clone());
+            let as_before =
+                |it: &DeviceState| (it.link.up, it.link.mtu, it.link.mac, it.link.group, it.alias.clone());
             assert_eq!(as_before(&taken.on_node()), as_before(&taken.before));
             assert!(!taken.is_in_pod());
         }
@@ -601,7 +610,7 @@ mod tests {
         };
         del(&mut host, "c1", Some(&taken.pod));
         let back = taken.on_node();
-        assert_eq!(back.alias, None);
+        assert_eq!((&back.alias, back.link.group), (&None, 0));
         // As a DEL leaves it that could not take a program off.
         let mark = of("c1").mark();
         host.set_alias(back.link.index, &mark).unwrap();

@@ -144,7 +144,13 @@ pub(super) fn is(found: &RouteState, route: &Route) -> bool {
 }
 
 pub(super) fn described(found: &RouteState) -> Route {
-    let usual = Route { gateway: found.gateway, ..Route::on_link(found.destination) };
+    let usual = Route {
+        gateway: found.gateway,
+        source: found.source,
+        mtu: found.mtu,
+        advmss: found.advmss,
+        ..Route::on_link(found.destination)
+    };
     let priority = (metric(&usual) != found.priority).then_some(found.priority);
     Route { priority, ..usual }
 }
@@ -159,5 +165,34 @@ fn unreachable(route: &Route, source: crate::netlink::Error) -> StepError {
     match route.gateway {
         Some(gateway) if refused.contains(&source.errno()) => StepError::Gateway { gateway, source },
         _ => source.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_route_is_described_with_all_that_its_copy_needs() {
+        let (gateway, source) = (IpAddr::from([10, 1, 0, 1]), Some(IpAddr::from([10, 1, 0, 7])));
+        let found = RouteState {
+            destination: "10.3.0.0/16".parse().unwrap(),
+            gateway: Some(gateway),
+            interface: Some(3),
+            priority: 5,
+            table: MAIN_TABLE,
+            protocol: 4,
+            source,
+            mtu: Some(1400),
+            advmss: Some(1360),
+        };
+        let expected = Route {
+            source,
+            priority: Some(5),
+            mtu: Some(1400),
+            advmss: Some(1360),
+            ..Route::via(found.destination, gateway)
+        };
+        assert_eq!(described(&found), expected);
     }
 }

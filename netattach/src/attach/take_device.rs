@@ -263,12 +263,12 @@ pub(super) fn move_in(
         // A name that the pod has too would keep the device from being moved, or from getting its name there.
         host.remove_other_names(found.link.index, &found.other_names)?;
     }
-    host.move_device(found.link.index, netns, &device.pod_name, Some(&home.name)).map_err(
-        |error| match error.already_exists() {
-            true => StepError::NameTaken(device.pod_name.clone()),
-            false => error.into(),
-        },
-    )?;
+    let moved =
+        host.move_device(found.link.index, netns, &device.pod_name, Some(&home.name), found.link.group);
+    moved.map_err(|error| match error.already_exists() {
+        true => StepError::NameTaken(device.pod_name.clone()),
+        false => error.into(),
+    })?;
     Ok(pod.link(&device.pod_name)?)
 }
 
@@ -366,6 +366,7 @@ pub(super) fn home(found: DeviceState, among: bool) -> Home {
         mtu: link.mtu,
         up: link.up,
         alias,
+        group: link.group,
         other_names,
         programs: None,
         planned: None,

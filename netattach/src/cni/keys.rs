@@ -202,6 +202,17 @@ fn ipam_type(config: &Map) -> Option<&str> {
     config.get("ipam")?.get("type")?.as_str()
 }
 
+/// Whether a decoder written in Go takes the two for one key: in any letter case, of which `s` and `k` have one beyond
+/// ASCII each, the long s and the sign of kelvin.
+pub fn is_same(one: &str, other: &str) -> bool {
+    let folded = |letter: char| match letter {
+        '\u{17f}' => 's',
+        '\u{212a}' => 'k',
+        letter => letter.to_ascii_lowercase(),
+    };
+    one.chars().map(folded).eq(other.chars().map(folded))
+}
+
 /// Writes the known keys of a plugin's configuration as they are documented. Of several that are the same key, the last
 /// counts, as in Go.
 pub fn as_documented(config: &mut Map) {
@@ -219,7 +230,7 @@ pub fn as_documented(config: &mut Map) {
 }
 
 fn rename(object: &mut Map, known: &[&'static Key]) {
-    let documented = |written: &str| known.iter().copied().find(|key| key.name.eq_ignore_ascii_case(written));
+    let documented = |written: &str| known.iter().copied().find(|key| is_same(key.name, written));
     if object.keys().any(|written| documented(written).is_some_and(|key| key.name != written)) {
         let renamed = std::mem::take(object).into_iter().map(|(written, value)| match documented(&written) {
             Some(key) => (key.name.to_owned(), value),
@@ -331,6 +342,10 @@ mod tests {
             (
                 json!({"type": "ovs", "isgateway": true, "ipam": {"type": "static", "Addresses": []}}),
                 json!({"type": "ovs", "isgateway": true, "ipam": {"type": "static", "addresses": []}}),
+            ),
+            (
+                json!({"type": "vlan", "lin\u{212a}InContainer": true, "args": {"cni": {"IP\u{17f}": ["10.0.0.7"]}}}),
+                json!({"type": "vlan", "linkInContainer": true, "args": {"cni": {"ips": ["10.0.0.7"]}}}),
             ),
             (json!({"type": "veth", "mtu": 1, "MTU": 2}), json!({"type": "veth", "mtu": 2})),
             (json!({"type": "veth", "MTU": 2, "mtu": 1}), json!({"type": "veth", "mtu": 1})),

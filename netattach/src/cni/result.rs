@@ -8,6 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::convert;
 use super::error::{CniError, code};
 use super::json::{self, Value, null_is_default};
+use super::keys;
 use super::version::Version;
 use crate::cidr;
 
@@ -157,9 +158,20 @@ impl IpConfig {
 }
 
 impl Route {
+    /// The scope of what is on the link: `RT_SCOPE_LINK` of rtnetlink(7).
+    pub const LINK: u32 = 253;
+
     /// A route with a destination and an optional next hop only.
     pub fn new(dst: IpNet, gw: Option<IpAddr>) -> Self {
         Self { dst, gw, mtu: None, advmss: None, priority: None, table: None, scope: None }
+    }
+
+    /// Its next hop: where it names none, the first of these gateways that is of its family. What is on the link, or
+    /// nearer, has none: the kernel refuses such a route with a gateway.
+    pub fn next_hop(&self, mut gateways: impl Iterator<Item = IpAddr>) -> Option<IpAddr> {
+        let is_near = self.scope.is_some_and(|scope| scope >= Self::LINK);
+        let is_usual = |gateway: &IpAddr| !is_near && gateway.is_ipv4() == self.dst.addr().is_ipv4();
+        self.gw.or_else(|| gateways.find(is_usual))
     }
 }
 
@@ -175,7 +187,7 @@ pub(super) fn declared_version(value: &Value, assumed: Version) -> Result<Versio
     let text = match value {
         Value::Object(map) => map.get("cniVersion").or_else(|| {
             // Go's decoder ignores the letter case of keys, and plugins have come to rely on it.
-            map.iter().find(|(key, _)| key.eq_ignore_ascii_case("cniVersion")).map(|(_, value)| value)
+            map.iter().find(|(key, _)| keys::is_same(key, "cniVersion")).map(|(_, value)| value)
         }),
         Value::Null => None,
         other => {
@@ -198,7 +210,7 @@ pub(super) fn declared_version(value: &Value, assumed: Version) -> Result<Versio
 pub(crate) fn with_version(value: &Value, version: Version) -> Value {
     let mut map = value.as_object().cloned().unwrap_or_default();
     let declared = map.iter().any(|(key, value)| {
-        key.eq_ignore_ascii_case("cniVersion") && value.as_str().is_some_and(|text| !text.is_empty())
+        keys::is_same(key, "cniVersion") && value.as_str().is_some_and(|text| !text.is_empty())
     });
     if !declared {
         map.insert("cniVersion".into(), version.as_str().into());

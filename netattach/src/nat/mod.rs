@@ -436,7 +436,8 @@ impl State {
         changes
     }
 
-    /// Removes an attachment from the table, or leaves everything as it is.
+    /// Removes an attachment from the table, or leaves everything as it is. While the table is another agent's, it is
+    /// removed, and that stays noted.
     fn remove(&mut self, key: &Key) -> Result<(), NatError> {
         let Some(wish) = self.wishes.get(key).cloned() else { return Ok(()) };
         let Changes { gone, new } = self.uncount(&wish);
@@ -452,9 +453,13 @@ impl State {
             table.change(users, &gone, &new)
         });
         self.note(&written);
-        if let Err(error) = written {
-            self.count(&wish);
-            return Err(error);
+        match written {
+            // Nothing in another agent's table is the attachment's.
+            Ok(()) | Err(NatError::Foreign { .. }) => {}
+            Err(error) => {
+                self.count(&wish);
+                return Err(error);
+            }
         }
         self.wishes.remove(key);
         self.ports.release(&wish.ports, key);

@@ -93,8 +93,8 @@ impl Handle {
         replies.into_iter().next().map_or(Ok(None), shown)
     }
 
-    /// Moves a device to another namespace under a name, in one step: no name but that one is free there has to be. It
-    /// is down and without addresses afterwards.
+    /// Moves a device to another namespace under a name and with a link group, in one step: no name but that one is
+    /// free there has to be. It is down and without addresses afterwards.
     ///
     /// # Errors
     /// The name is taken there, or the device cannot be moved.
@@ -104,10 +104,12 @@ impl Handle {
         to: BorrowedFd<'_>,
         name: &str,
         alias: Option<&str>,
+        group: u32,
     ) -> Result<(), Error> {
         let moved = LinkUnspec::new_with_index(index)
             .name(name)
             .alias(alias.unwrap_or_default())
+            .link_group(group)
             .setns_by_fd(to.as_raw_fd())
             .down();
         self.change(moved)
@@ -156,6 +158,14 @@ impl Handle {
     /// There is no such link.
     pub fn set_alias(&mut self, index: u32, alias: &str) -> Result<(), Error> {
         self.change(LinkUnspec::new_with_index(index).alias(alias))
+    }
+
+    /// Sets the link group.
+    ///
+    /// # Errors
+    /// There is no such link.
+    pub fn set_group(&mut self, index: u32, group: u32) -> Result<(), Error> {
+        self.change(LinkUnspec::new_with_index(index).link_group(group))
     }
 
     /// Removes other names of a link (Linux 5.5).

@@ -30,6 +30,12 @@ pub struct RouteState {
     pub table: u32,
     /// Number of who installed it (`rtm_protocol`).
     pub protocol: u8,
+    /// Preferred source address, if any.
+    pub source: Option<IpAddr>,
+    /// Path MTU in bytes, where the route has its own.
+    pub mtu: Option<u32>,
+    /// Maximum segment size to advertise, in bytes, where the route has its own.
+    pub advmss: Option<u32>,
 }
 
 impl Handle {
@@ -103,18 +109,17 @@ impl Handle {
                 if route.header.kind != RouteType::Unicast {
                     continue;
                 }
-                let (source, metrics) = (preferred_source(route), metrics(route));
                 let (scope, protocol) = (route.header.scope.into(), route.header.protocol.into());
                 let its = observed(answer).into_iter();
                 found.extend(its.filter(|it| it.interface == Some(index)).map(|it| {
                     Route {
                         gateway: it.gateway,
-                        source,
+                        source: it.source,
                         priority: Some(it.priority).filter(|priority| *priority != 0),
                         // The kernel chooses the scope of an IPv6 route.
                         scope: it.destination.addr().is_ipv4().then_some(scope),
-                        mtu: metrics.0,
-                        advmss: metrics.1,
+                        mtu: it.mtu,
+                        advmss: it.advmss,
                         protocol: Some(protocol),
                         table: Some(it.table),
                         ..Route::on_link(it.destination)
@@ -166,6 +171,9 @@ impl Handle {
             priority: route.priority.unwrap_or_default(),
             table: RouteHeader::RT_TABLE_MAIN.into(),
             protocol: 0,
+            source: None,
+            mtu: None,
+            advmss: None,
         });
         self.ensure_routes_absent(&states.collect::<Vec<_>>())
     }
@@ -339,6 +347,7 @@ fn metrics(route: &RouteMessage) -> (Option<u32>, Option<u32>) {
 fn observed(message: RouteNetlinkMessage) -> Vec<RouteState> {
     let RouteNetlinkMessage::NewRoute(route) = message else { return Vec::new() };
     let length = route.header.destination_prefix_length;
+    let (mtu, advmss) = metrics(&route);
     let mut state = RouteState {
         destination: match route.header.address_family {
             AddressFamily::Inet => IpNet::V4(Ipv4Net::default()),
@@ -350,6 +359,9 @@ fn observed(message: RouteNetlinkMessage) -> Vec<RouteState> {
         priority: 0,
         table: u32::from(route.header.table),
         protocol: route.header.protocol.into(),
+        source: preferred_source(&route),
+        mtu,
+        advmss,
     };
     let mut hops = Vec::new();
     for attribute in route.attributes {
@@ -388,5 +400,36 @@ fn ip(address: &RouteAddress) -> Option<IpAddr> {
         RouteAddress::Inet(address) => Some(IpAddr::V4(*address)),
         RouteAddress::Inet6(address) => Some(IpAddr::V6(*address)),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_route_is_read_with_all_that_a_copy_needs() {
+        let gateway = IpAddr::from([10, 1, 0, 1]);
+        let route = Route {
+            source: Some([10, 1, 0, 7].into()),
+            priority: Some(5),
+            table: Some(100),
+            mtu: Some(1400),
+            advmss: Some(1360),
+            protocol: Some(4),
+            ..Route::via("10.3.0.0/16".parse().unwrap(), gateway)
+        };
+        let expected = RouteState {
+            destination: route.destination,
+            gateway: Some(gateway),
+            interface: Some(3),
+            priority: 5,
+            table: 100,
+            protocol: 4,
+            source: route.source,
+            mtu: Some(1400),
+            advmss: Some(1360),
+        };
+        assert_eq!(observed(RouteNetlinkMessage::NewRoute(route_message(3, &route))), [expected]);
     }
 }

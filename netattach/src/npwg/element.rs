@@ -16,6 +16,7 @@ use super::selection::{
     warn_of_long_names,
 };
 use crate::budget;
+use crate::cni::keys::is_same;
 use crate::mac::Mac;
 
 /// Every supported key of an element.
@@ -297,7 +298,7 @@ impl<'a> Keys<'a> {
     ) -> Result<Self, SelectionError> {
         let mut keys = Self { index, path, values: BTreeMap::new() };
         for (key, value) in object {
-            let Some(standard) = known.iter().copied().find(|k| k.eq_ignore_ascii_case(key)) else {
+            let Some(standard) = known.iter().copied().find(|k| is_same(k, key)) else {
                 // Section 4.1.2.1: private keys are in reverse-DNS notation.
                 if !key.contains('.') {
                     warnings.push(SelectionWarning::UnknownKey { index, key: keys.path_of(key) });
@@ -312,7 +313,7 @@ impl<'a> Keys<'a> {
                 });
             }
             if !value.is_null() && keys.values.insert(standard, value).is_some() {
-                let written_otherwise = object.keys().find(|k| k.eq_ignore_ascii_case(key)).unwrap_or(key);
+                let written_otherwise = object.keys().find(|k| is_same(k, key)).unwrap_or(key);
                 return Err(keys.exclusive(written_otherwise, key));
             }
         }

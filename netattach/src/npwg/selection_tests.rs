@@ -385,8 +385,8 @@ fn the_default_route_moves_once() {
 #[test]
 fn odd_keys_are_warned_about_and_private_keys_are_not() {
     let parsed = parse(
-        r#"[{"name":"a"},{"name":"b","org.example.x":1,"vlan":5,"MAC":"02:00:00:00:00:01","interfaceRequest":"if0",
-            "portMappings":[{"hostPort":1,"containerPort":2,"ipp":"x"}]}]"#,
+        r#"[{"name":"a"},{"name":"b","org.example.x":1,"vlan":5,"MAC":"02:00:00:00:00:01","ip\u017f":["10.0.0.7"],
+            "interfaceRequest":"if0","portMappings":[{"hostPort":1,"containerPort":2,"ipp":"x"}]}]"#,
     )
     .unwrap();
     assert_eq!(
@@ -394,11 +394,14 @@ fn odd_keys_are_warned_about_and_private_keys_are_not() {
         [
             r#"networks annotation element 1: unknown key "vlan" is ignored"#,
             r#"networks annotation element 1: key "MAC" is read as "mac""#,
+            "networks annotation element 1: key \"ip\u{17f}\" is read as \"ips\"",
             r#"networks annotation element 1: key "interfaceRequest" is read as "interface""#,
             r#"networks annotation element 1: unknown key "portMappings[0].ipp" is ignored"#,
         ]
     );
     assert_eq!(parsed.selections[1].mac, Some(Mac([2, 0, 0, 0, 0, 1])));
+    let ip = RequestedIp { address: IpAddr::from([10, 0, 0, 7]), prefix: None };
+    assert_eq!(parsed.selections[1].ips, [ip]);
     assert_eq!(parsed.selections[1].interface.as_deref(), Some("if0"));
 }
 /// Rows: NPWG-3.3-name-len.

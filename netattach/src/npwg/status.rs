@@ -193,14 +193,13 @@ impl Attached {
         }
     }
 
-    /// The next hops of the result's default routes of these addresses' families: a route without one uses the gateway
-    /// of its family's first address.
+    /// The next hops of the result's default routes of these addresses' families.
     fn gateways_of(&self, ips: &[&IpConfig]) -> Vec<IpAddr> {
         let default = self.result.routes.iter().filter(|route| route.dst.prefix_len() == 0);
         let next_hop = |route: &Route| {
-            let same_family = |ip: &&&IpConfig| ip.address.addr().is_ipv4() == route.dst.addr().is_ipv4();
-            let first = ips.iter().find(same_family)?;
-            route.gw.or(first.gateway)
+            let is_of_family = |ip: &&IpConfig| ip.address.addr().is_ipv4() == route.dst.addr().is_ipv4();
+            let gateways = ips.iter().filter_map(|ip| ip.gateway);
+            route.next_hop(gateways).filter(|_| ips.iter().any(is_of_family))
         };
         default.filter_map(next_hop).collect()
     }
@@ -262,10 +261,10 @@ mod tests {
             ],
             "ips": [
                 {"interface": 0, "address": "10.0.0.1/24"},
-                {"interface": 1, "address": "10.0.0.2/24", "gateway": "10.0.0.1"},
+                {"interface": 1, "address": "10.0.0.2/24"},
                 {"interface": 1, "address": "2001:db8::2/64"},
                 {"interface": 2, "address": "10.0.0.3/24"},
-                {"address": "10.0.0.4/24"},
+                {"address": "10.0.0.4/24", "gateway": "10.0.0.1"},
             ],
             "routes": [{"dst": "0.0.0.0/0"}, {"dst": "10.9.0.0/16"}, {"dst": "::/0", "gw": "fe80::1"}],
         })

@@ -200,12 +200,7 @@ pub fn first_host(net: IpNet) -> Option<IpAddr> {
 }
 
 fn subnet(configure: &Configure, leased: &[LeasedAddress], routes: &[cni::Route]) -> Addressing {
-    let gateway_for = |destination: &IpNet| {
-        leased
-            .iter()
-            .find(|leased| leased.address.addr().is_ipv4() == destination.addr().is_ipv4())
-            .and_then(|leased| leased.gateway)
-    };
+    let gateways = leased.iter().filter_map(|leased| leased.gateway);
     let has_v4 = leased.iter().any(|leased| leased.address.addr().is_ipv4());
     let has_v6 = leased.iter().any(|leased| leased.address.addr().is_ipv6());
     let mut result = Addressing {
@@ -214,9 +209,7 @@ fn subnet(configure: &Configure, leased: &[LeasedAddress], routes: &[cni::Route]
         no_link_local: configure.v4_alone && has_v4 && !has_v6,
         ..Addressing::default()
     };
-    result.routes.extend(
-        routes.iter().map(|route| with_attributes(route, route.gw.or_else(|| gateway_for(&route.dst)))),
-    );
+    result.routes.extend(routes.iter().map(|route| with_attributes(route, route.next_hop(gateways.clone()))));
     if configure.default_route {
         for leased in leased {
             let any = any_of(leased.address.addr());
@@ -284,8 +277,7 @@ fn point_to_point(leased: &[LeasedAddress], routes: &[cni::Route]) -> Addressing
         }
     }
     result.routes.extend(routes.iter().map(|route| {
-        let own = leased.iter().find(|it| it.address.addr().is_ipv4() == route.dst.addr().is_ipv4());
-        let gateway = route.gw.or_else(|| own.map(only_gateway));
+        let gateway = route.next_hop(leased.iter().map(only_gateway));
         Route { on_link: gateway.is_some(), ..with_attributes(route, gateway) }
     }));
     result
@@ -439,11 +431,12 @@ mod tests {
     }
 
     #[test]
-    fn routes_without_a_next_hop_get_the_gateway_of_the_first_address_of_their_family() {
+    fn routes_without_a_next_hop_get_the_first_gateway_of_their_family() {
         let leased = [
-            leased("10.1.0.7/24", Some("10.1.0.1")),
+            leased("fd00::7/64", Some("10.0.0.1")),
+            leased("10.0.0.7/24", None),
+            leased("10.0.0.8/24", Some("10.0.0.1")),
             leased("10.2.0.7/24", Some("10.2.0.1")),
-            leased("fd00::7/64", None),
         ];
         let routes: Vec<cni::Route> = serde_json::from_value(serde_json::json!([
             {"dst": "10.3.0.0/16", "mtu": 1400, "advmss": 1360, "priority": 7, "table": 100, "scope": 0},
@@ -459,12 +452,27 @@ mod tests {
                 priority: Some(7),
                 table: Some(100),
                 scope: Some(0),
-                ..Route::via(net("10.3.0.0/16"), "10.1.0.1".parse().unwrap())
+                ..Route::via(net("10.3.0.0/16"), "10.0.0.1".parse().unwrap())
             },
             Route::on_link(net("fd01::/64")),
             Route::via(net("10.4.0.0/16"), "10.2.0.9".parse().unwrap()),
         ];
         assert_eq!(pod_side(&configure, &leased, &routes).routes, expected);
+    }
+
+    /// As option 121 of DHCP has it beside a default route.
+    #[test]
+    fn routes_on_the_link_get_no_gateway() {
+        let leased = [leased("10.1.0.7/24", Some("10.1.0.1"))];
+        let routes: Vec<cni::Route> = serde_json::from_value(serde_json::json!([
+            {"dst": "10.3.128.0/17", "scope": 253}, {"dst": "0.0.0.0/0"},
+        ]))
+        .unwrap();
+        let near = Route { scope: Some(253), ..Route::on_link(net("10.3.128.0/17")) };
+        let default = Route::via(net("0.0.0.0/0"), "10.1.0.1".parse().unwrap());
+        let of = |style| pod_side(&Configure { style, ..Configure::default() }, &leased, &routes).routes;
+        assert_eq!(of(Style::Subnet), [near.clone(), default.clone()]);
+        assert_eq!(of(Style::PointToPoint)[2..], [near, Route { on_link: true, ..default }]);
     }
 
     #[test]

@@ -274,11 +274,11 @@ impl Wanted<'_> {
 
     /// A network declares the capabilities `mac` and `ips` to let its attachments choose their addresses (NPWG 4.1.2.1.3,
     /// 4.1.2.1.4). This applies to every way in which a pod can request one, and its runtime an Ethernet address. Plugins
-    /// in Go read keys in any case.
+    /// in Go read keys in any case ([`cni::keys::is_same`]).
     fn check_addresses_are_permitted(&self, cni_args: &CniArgs) -> Result<(), CniError> {
         let argument = |name: &str| {
             let arguments = self.asked?.cni_args.as_ref()?;
-            let key = arguments.keys().find(|key| key.eq_ignore_ascii_case(name))?;
+            let key = arguments.keys().find(|key| cni::keys::is_same(key, name))?;
             Some(format!("cni-args.{key}"))
         };
         let of_runtime = || {
@@ -660,7 +660,7 @@ mod tests {
                 "key cni-args.{start} asked for, but no plugin of network lan declares the capability {capability}"
             ))
         };
-        for key in ["ips", "IPs"] {
+        for key in ["ips", "IPs", "ip\u{17f}", "IP\u{17f}"] {
             let arguments = json!({key: ["10.244.1.5/0"]});
             let expected = said(&format!("{key}: IP addresses are"), "ips");
             assert_eq!(refused(&json!({"mac": true}), &arguments), expected);

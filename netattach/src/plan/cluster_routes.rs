@@ -3,7 +3,8 @@
 //! Without more, a pod whose default route moves away loses the cluster: Services and pods of other nodes are behind
 //! its first interface, and so is whoever opened a connection to its address there, such as the kubelet's probes. Two
 //! things keep them: routes to the cluster's ranges through the gateway that the first interface had, and a table by
-//! source address, so that what the pod answers from that interface's addresses leaves by it.
+//! source address, so that what the pod answers from that interface's addresses leaves by it. The interfaces from which
+//! such a route takes answers have tables of their own (`routing::by_source`).
 
 use std::net::IpAddr;
 
@@ -126,9 +127,10 @@ pub fn kept(side: &ClusterSide, moved: &[Route], destinations: &[IpNet]) -> Opti
         let Some(usual) = usual.filter(|_| has_moved) else { continue };
         // The kernel has resolved the gateway already, perhaps by a route that this table does not have.
         let through = |destination: IpNet| Route {
-            gateway: usual.gateway,
+            destination,
             on_link: usual.gateway.is_some(),
-            ..Route::on_link(destination)
+            priority: None,
+            ..usual.clone()
         };
         let is_new = |net: &&IpNet| of_family(net) && !side.taken.contains(net);
         kept.routes.extend(destinations.iter().filter(is_new).map(|net| through(*net)));
@@ -167,13 +169,18 @@ mod tests {
         Route::via(destination.parse().unwrap(), gateway.parse().unwrap())
     }
 
+    /// As a primary network makes its routes whose tunnel takes a part of each packet.
+    fn narrow(route: Route) -> Route {
+        Route { source: Some([10, 244, 1, 5].into()), mtu: Some(1400), advmss: Some(1360), ..route }
+    }
+
     fn side() -> ClusterSide {
         ClusterSide {
             ifname: "eth0".into(),
             index: 3,
             addresses: nets(&["10.244.1.5/24", "fd00:1::5/64", "fe80::5/64"]),
             routes: vec![
-                via("0.0.0.0/0", "10.244.1.1"),
+                narrow(via("0.0.0.0/0", "10.244.1.1")),
                 Route::on_link("10.244.1.0/24".parse().unwrap()),
                 via("10.244.0.0/16", "10.244.1.1"),
                 via("::/0", "fe80::1"),
@@ -249,7 +256,7 @@ mod tests {
         let expected = Kept {
             // A route that is there already stays as it is.
             routes: vec![
-                on_link(via("10.96.0.0/12", "10.244.1.1")),
+                narrow(on_link(via("10.96.0.0/12", "10.244.1.1"))),
                 on_link(via("fd00:96::/112", "fe80::1")),
             ],
             answers: SourceRouting {
@@ -260,7 +267,7 @@ mod tests {
                 routes: [
                     Route::on_link("10.244.1.0/24".parse().unwrap()),
                     on_link(via("10.244.0.0/16", "10.244.1.1")),
-                    on_link(via("0.0.0.0/0", "10.244.1.1")),
+                    narrow(on_link(via("0.0.0.0/0", "10.244.1.1"))),
                     Route { priority: Some(256), ..Route::on_link("fd00:1::/64".parse().unwrap()) },
                     on_link(via("::/0", "fe80::1")),
                 ]

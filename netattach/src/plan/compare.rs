@@ -39,7 +39,7 @@ pub fn difference(done: &Plan, asked: &Plan) -> Option<String> {
 
 /// What is asked for, in the words of a record of an earlier version: its interfaces had link-local addresses, wanted or
 /// not, and were protected once another plugin had given their addresses. The cluster's ranges are those of the moment at
-/// which the pod was attached, and what is said of a configuration is no part of it.
+/// which the pod was attached, as is whether rules go with them, and what is said of a configuration is no part of it.
 fn as_recorded(done: &AttachmentPlan, asked: &AttachmentPlan) -> AttachmentPlan {
     let mut asked = asked.clone();
     asked.warnings.clone_from(&done.warnings);
@@ -62,6 +62,8 @@ fn as_recorded(done: &AttachmentPlan, asked: &AttachmentPlan) -> AttachmentPlan 
             _ => {}
         }
     }
+    asked.steps.retain(|step| *step != Step::RouteBySource);
+    asked.steps.extend(done.steps.last().filter(|step| **step == Step::RouteBySource).cloned());
     asked
 }
 
@@ -119,6 +121,9 @@ mod tests {
         let asked = vec![protect(), dhcp(), Step::ProtectAddresses, configure()];
         assert_eq!(difference(&done, &plan(asked.clone(), &["key \"mastr\" is not known"])), None);
         assert_eq!(difference(&plan(asked.clone(), &[]), &plan(asked, &[])), None);
+        let by_source = || vec![configure(), Step::RouteBySource];
+        assert_eq!(difference(&plan(vec![configure()], &[]), &plan(by_source(), &[])), None);
+        assert_eq!(difference(&plan(by_source(), &[]), &plan(vec![configure()], &[])), None);
         let other = vec![protect(), Step::ProtectAddresses, configure()];
         assert!(difference(&done, &plan(other, &[])).is_some());
     }

@@ -1,6 +1,8 @@
 //! What a pod asks for of the check of its sources, by `cni-args` of its selection, and who permits it: the setting
 //! `podSources`. Pure.
 
+use std::collections::BTreeSet;
+
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -79,9 +81,9 @@ impl Permission {
         }
     }
 
-    /// Whether pods may ask for that VLAN.
-    fn has_vlan(&self, id: u16) -> bool {
-        sources::permitted_vlans(&Value::Array(self.vlans.clone())).is_ok_and(|ids| ids.contains(&id))
+    /// The VLANs that pods may ask for; none where what is written is not valid.
+    fn permitted_vlans(&self) -> BTreeSet<u16> {
+        sources::permitted_vlans(&Value::Array(self.vlans.clone())).unwrap_or_default()
     }
 
     fn is_for(&self, namespace: &str, network: &str) -> bool {
@@ -150,7 +152,8 @@ pub(super) fn apply(
     }
     if let Some(value) = vlans {
         let wanted = sources::vlans(value).map_err(|reason| wrong(VLANS, &reason))?;
-        if let Some(id) = wanted.iter().find(|id| !its.iter().any(|it| it.has_vlan(**id))) {
+        let permitted: BTreeSet<u16> = its.iter().flat_map(|it| it.permitted_vlans()).collect();
+        if let Some(id) = wanted.difference(&permitted).next() {
             return Err(refused(VLANS, format!("VLAN {id}")));
         }
         extend(config, VLANS, value);
@@ -171,6 +174,8 @@ fn extend(config: &mut Map<String, Value>, key: &str, more: &Value) {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, Instant};
+
     use super::*;
     use crate::npwg::NetworkRef;
     use crate::objects::ObjectName;
@@ -296,6 +301,27 @@ mod tests {
         for (namespace, network, arguments, said) in rows {
             assert_eq!(asked(namespace, network, json!({}), arguments), Err(said.to_owned()), "{said}");
         }
+    }
+
+    /// By VLANs that many permissions write out, each of which is read once: not once for each VLAN that is asked for.
+    #[test]
+    fn all_vlans_that_a_pod_may_have_are_found_among_many_permissions_in_time() {
+        let each: Vec<u16> = (1..=4094).collect();
+        let one: Permission =
+            serde_json::from_value(json!({"namespaces": ["*"], "networks": ["shop/lan"], "vlans": each}))
+                .unwrap();
+        let permissions = vec![one; 64];
+        let pod = Some(PodRef { name: ObjectName::new("shop", "a"), uid: None });
+        let sandbox = Sandbox { pod, ..fixtures::sandbox("c") };
+        let mut selection = Selection::of(NetworkRef::new("shop", "lan"));
+        let asked = json!({"vlans": [{"minID": 3, "maxID": 514}]});
+        selection.cni_args = asked.as_object().cloned();
+        let mut config = Map::new();
+        let place = (&sandbox, &"shop/lan".into(), true);
+        let begun = Instant::now();
+        apply(&mut config, place, Some(&selection), &permissions).unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+        assert_eq!(Value::Object(config), asked);
     }
 
     #[test]

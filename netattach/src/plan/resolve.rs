@@ -246,11 +246,13 @@ fn settle_routing(
             attachment.yields_to = Some(at);
         }
     }
-    let configured =
-        |attachment: &AttachmentPlan| attachment.steps.iter().any(|step| matches!(step, Step::Configure(_)));
-    let mut own = attachments.iter_mut().filter(|attachment| configured(attachment));
-    // A conflict needs at least two attachments.
-    if let (Some(_), Some(last)) = (own.next(), own.next_back()) {
+    let keeps = |step: &Step| matches!(step, Step::MoveDefaultRoutes { keep: Some(_), .. });
+    let keeps = attachments.iter().flat_map(|attachment| &attachment.steps).any(keeps);
+    let mut own =
+        attachments.iter_mut().filter(|attachment| routing::own_configuration(attachment).is_some());
+    // A conflict needs at least two attachments, or one and what is kept of the cluster.
+    let last = own.next_back();
+    if let Some(last) = last.filter(|_| keeps || own.next().is_some()) {
         last.steps.push(Step::RouteBySource);
     }
     Ok(())

@@ -181,8 +181,9 @@ pub fn settled(
 
 /// The interfaces that share a destination with another interface. Without source-based rules all traffic to that
 /// destination would leave through one of them, even with the source address of the other, and would be dropped as
-/// spoofed. Interfaces in a VRF share nothing with those outside. This covers only interfaces that netattach has configured itself; for others there are plugins that do
-/// this.
+/// spoofed. The cluster's interface shares what is kept on it with all that lead there. Interfaces in a VRF share
+/// nothing with those outside. This covers only interfaces that netattach has configured itself; for others there are
+/// plugins that do this.
 ///
 /// # Errors
 /// A plugin's result cannot be read.
@@ -205,7 +206,15 @@ pub fn by_source(plan: &Plan, outputs: &Outputs) -> Result<Vec<SourceRouting>, C
             one.routes.iter().any(|ours| ours.destination.trunc() == theirs.destination.trunc())
         })
     };
-    let needs = |one: &&SourceRouting| !have_tables.contains(&one.index) && shared(one);
+    let cluster = plan.attachments.first().and_then(|first| kept(first.yields_to, outputs));
+    let beside_cluster = |one: &SourceRouting| {
+        let others = cluster.iter().filter(|kept| kept.answers.index != one.index);
+        others
+            .flat_map(|kept| &kept.routes)
+            .any(|nearer| one.routes.iter().any(|ours| ours.destination.contains(&nearer.destination)))
+    };
+    let needs =
+        |one: &&SourceRouting| !have_tables.contains(&one.index) && (shared(one) || beside_cluster(one));
     Ok(all.iter().filter(needs).cloned().collect())
 }
 
@@ -245,4 +254,91 @@ fn kept_to_its_interface(
         sources: addressing.addresses.iter().map(IpNet::addr).collect(),
         routes,
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Map;
+
+    use super::*;
+    use crate::plan::fixtures;
+    use crate::spec::{Link, Veth};
+    use crate::step::{Delegate, Interface, Role};
+
+    /// An interface that netattach makes and configures, and what its steps have left.
+    fn interface(ifname: &str, (index, address): (u32, &str)) -> (AttachmentPlan, [Output; 3]) {
+        let veth = Veth {
+            host_name: format!("na{index}"),
+            pod_name: ifname.to_owned(),
+            mtu: None,
+            mac: None,
+            group: 1,
+            port: None,
+        };
+        let ipam = Delegate { plugin: "other".to_owned(), config: Map::new(), role: Role::Ipam };
+        let steps = vec![
+            Step::CreateLink(Link::Veth(veth)),
+            Step::Delegate(ipam),
+            Step::Configure(Configure::default()),
+        ];
+        let attachment =
+            AttachmentPlan { ifname: ifname.to_owned(), ..fixtures::attachment("bridge", steps) };
+        let pod = Interface { name: ifname.to_owned(), index, mac: None, mtu: 1500 };
+        let addresses = vec![LeasedAddress { address: address.parse().unwrap(), gateway: None }];
+        let outputs = [
+            Output::Link { host: None, pod, parent: None },
+            Output::Lease { addresses, dns: cni::Dns::default(), routes: Vec::new() },
+            Output::Nothing,
+        ];
+        (attachment, outputs)
+    }
+
+    #[test]
+    fn what_came_by_an_interface_is_answered_there_though_a_range_of_the_cluster_is_nearer() {
+        let via = |destination: &str, gateway: &str| {
+            Route::via(destination.parse().unwrap(), gateway.parse().unwrap())
+        };
+        let mut attachments = Vec::new();
+        let mut done = Vec::new();
+        let all =
+            [("eth0", (3, "10.244.1.5/24")), ("net1", (4, "10.9.0.7/24")), ("net2", (5, "10.8.0.7/24"))];
+        for (number, (ifname, of)) in (0..).zip(all) {
+            let (mut attachment, outputs) = interface(ifname, of);
+            // The default routes are those of `net1`.
+            attachment.yields_to = Some(StepRef(1, 3));
+            attachments.push(attachment);
+            done.extend((0..).zip(outputs).map(|(step, output)| (StepRef(number, step), output)));
+        }
+        let plan = Plan { sandbox: fixtures::sandbox("c1"), attachments, dynamic: None };
+        let moved = via("0.0.0.0/0", "10.9.0.1");
+        let found = |range: Option<&str>| {
+            let kept = range.map(|range| Kept {
+                routes: vec![via(range, "10.244.1.1")],
+                answers: SourceRouting {
+                    ifname: "eth0".to_owned(),
+                    index: 3,
+                    table: table_of(3),
+                    sources: Vec::new(),
+                    routes: Vec::new(),
+                },
+            });
+            let default = Output::DefaultRoutes { routes: vec![moved.clone()], kept };
+            let outputs: Outputs = done.iter().cloned().chain([(StepRef(1, 3), default)]).collect();
+            by_source(&plan, &outputs).unwrap()
+        };
+        let table = |index, source: &str, routes: &[Route]| SourceRouting {
+            ifname: format!("net{}", index - 3),
+            index,
+            table: table_of(index),
+            sources: vec![source.parse().unwrap()],
+            routes: routes.iter().map(|it| Route { table: Some(table_of(index)), ..it.clone() }).collect(),
+        };
+        let connected = |net: &str| Route::on_link(net.parse().unwrap());
+        let default = Route { on_link: true, ..moved.clone() };
+        let net1 = table(4, "10.9.0.7", &[connected("10.9.0.0/24"), default]);
+        let net2 = table(5, "10.8.0.7", &[connected("10.8.0.0/24")]);
+        assert_eq!(found(None), []);
+        assert_eq!(found(Some("10.9.0.2/32")), std::slice::from_ref(&net1));
+        assert_eq!(found(Some("10.8.0.2/32")), [net1, net2]);
+    }
 }

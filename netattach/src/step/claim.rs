@@ -91,6 +91,9 @@ pub struct Home {
     /// Text for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub alias: Option<String>,
+    /// Link group. Absent: the default one, 0.
+    #[serde(default, skip_serializing_if = "is_default_group")]
+    pub group: u32,
     /// Other names.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub other_names: Vec<String>,
@@ -102,4 +105,25 @@ pub struct Home {
     /// of the pod had loaded a program by then. Absent: that is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub planned: Option<u64>,
+}
+
+fn is_default_group(group: &u32) -> bool {
+    *group == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// As earlier versions have written it.
+    #[test]
+    fn a_device_of_the_default_group_is_written_without_one() {
+        let written = json!({"name": "card", "index": 4, "mtu": 1500, "up": true});
+        let mut home: Home = serde_json::from_value(written.clone()).unwrap();
+        assert_eq!((home.group, serde_json::to_value(&home).unwrap()), (0, written));
+        home.group = 5;
+        assert_eq!(serde_json::to_value(&home).unwrap()["group"], json!(5));
+    }
 }

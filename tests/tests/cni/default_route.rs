@@ -272,16 +272,19 @@ fn without_a_shared_destination_there_are_no_rules() {
 }
 
 /// With `keepClusterRoutes`, what a pod sends to the cluster's ranges and what it answers from its first interface's
-/// addresses stays there; everything else leaves by the interface that has the default route.
+/// addresses stays there; everything else leaves by the interface that has the default route, and so does what it
+/// answers from that one's addresses, though a range of the cluster is in its subnet.
 ///
 /// Rows: RTE-keepClusterRoutes.
 #[test]
 fn the_cluster_stays_on_its_interface_when_the_default_route_moves() {
     const SERVICES: [&str; 2] = ["10.96.0.10", "fd00:96::10"];
     const OUTSIDE: [&str; 2] = ["192.0.2.1", "2001:db8::1"];
+    /// The node's, in the subnet of the second interface.
+    const BESIDE: &str = "10.53.0.200";
     let mut node = Node::new(&[]).unwrap();
     node.set("keepClusterRoutes", json!(true));
-    node.set("clusterCIDRs", json!(["10.96.0.0/12", "fd00:96::/112"]));
+    node.set("clusterCIDRs", json!(["10.96.0.0/12", "fd00:96::/112", format!("{BESIDE}/32")]));
     let config = json!({"cniVersion": "1.0.0", "type": "bridge", "bridge": "br1", "isGateway": true,
         "ipam": node.host_local(&["10.53.0.0/24", "fd00:53::/64"])});
     node.write("flat", &network(NAMESPACE, "flat", &config)).unwrap();
@@ -298,7 +301,10 @@ fn the_cluster_stays_on_its_interface_when_the_default_route_moves() {
     let result = node.add(&pod).success();
     assert_eq!(
         result["routes"],
-        json!([{"dst": "10.96.0.0/12", "gw": "10.50.0.1"}, {"dst": "fd00:96::/112", "gw": "fd00:50::1"}])
+        json!([
+            {"dst": "10.53.0.200/32", "gw": "10.50.0.1"}, {"dst": "10.96.0.0/12", "gw": "10.50.0.1"},
+            {"dst": "fd00:96::/112", "gw": "fd00:50::1"},
+        ])
     );
     assert_eq!(default_routes(&pod), ["v4 via 10.53.0.1 dev net1 0", "v6 via fd00:53::1 dev net1 1024"]);
     let first = addresses_of(&node, &pod, "eth0");
@@ -315,6 +321,10 @@ fn the_cluster_stays_on_its_interface_when_the_default_route_moves() {
         let client = OUTSIDE[family].parse().unwrap();
         assert!(datagram_from(&node.namespace, client, echo.address(), PATIENCE).unwrap(), "{client}");
     }
+    ip(&node.namespace, &["addr", "add", &format!("{BESIDE}/32"), "dev", "br1"]).unwrap();
+    let echo = Echo::serve(&pod.namespace, SocketAddr::new(second[0], 7)).unwrap();
+    assert!(datagram_from(&node.namespace, BESIDE.parse().unwrap(), echo.address(), PATIENCE).unwrap());
+    drop(echo);
     assert_eq!(node.check(&pod).success(), Value::Null);
 
     ip(&pod.namespace, &["rule", "del", "from", &first[0].to_string()]).unwrap();

@@ -31,7 +31,7 @@ const USUAL: [&str; 8] = [
     "end 10.77.0.12",
     "opt subnet 255.255.255.0",
     "opt router 10.77.0.1",
-    "opt staticroutes 10.8.0.0/16 10.77.0.9, 0.0.0.0/0 10.77.0.1",
+    "opt staticroutes 10.8.0.0/16 10.77.0.9, 10.9.0.0/16 0.0.0.0, 0.0.0.0/0 10.77.0.1",
     "opt dns 10.77.0.1 10.77.0.2",
     "opt domain example.org",
     "opt lease 3600",
@@ -150,7 +150,7 @@ fn a_pod_has_its_lease_from_add_to_del() {
         assert_eq!(status["ips"], json!([address]), "{kind}");
         let dns = json!({"nameservers": [SERVER, "10.77.0.2"], "domain": "example.org"});
         assert_eq!(status["dns"], dns, "{kind}");
-        let routes = ["10.77.0.0/24", "10.8.0.0/16 via 10.77.0.9"].map(str::to_owned).into();
+        let routes = ["10.77.0.0/24", "10.8.0.0/16 via 10.77.0.9", "10.9.0.0/16"].map(str::to_owned).into();
         let (addresses, mut found) = on_net1(&a);
         found.retain(|route| !route.starts_with("0.0.0.0/0"));
         assert_eq!((addresses, found), (vec![format!("{address}/24")], routes), "{kind}");

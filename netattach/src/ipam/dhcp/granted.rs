@@ -10,8 +10,6 @@ use crate::budget;
 use crate::cni::{Dns, Route};
 use crate::ipam::{Lease, LeasedAddress};
 
-/// `RT_SCOPE_LINK` of rtnetlink(7).
-const LINK: u32 = 253;
 /// Longest domain, in bytes (RFC 1035, section 2.3.4), and longest label.
 const DOMAIN: usize = 255;
 const LABEL: u8 = 63;
@@ -45,7 +43,7 @@ pub fn lease(terms: &Terms, options: &Options, priority: Option<u32>) -> Lease {
             advmss: None,
             priority,
             table: None,
-            scope: on_link.then_some(LINK),
+            scope: on_link.then_some(Route::LINK),
         }
     };
     Lease {

@@ -73,6 +73,25 @@ fn nft_lists_the_table_as_the_documents_have_it() {
     scene.end();
 }
 
+#[test]
+fn pods_are_detached_while_the_table_is_anothers() {
+    let mut scene = Scene::new(Links::Bridge, &["web", "two"]);
+    scene.add("web", &json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]));
+    scene.add("two", &json!([]));
+    scene.node.kill().unwrap();
+    nft(&scene.node.namespace, &["delete", "table", "inet", "netattach-nat"]);
+    nft(&scene.node.namespace, &["add", "table", "inet", "netattach-nat", "{ comment \"mine\"; }"]);
+    scene.node.start().unwrap();
+    // While another pod still wants something of it.
+    scene.node.del(&scene.pods[0]).success();
+    let is_told = || scene.node.whole_status().unwrap().to_string().contains("is another agent's (mine)");
+    assert!(eventually(PATIENCE, is_told), "{:#}", scene.node.whole_status().unwrap());
+    scene.node.del(&scene.pods[1]).success();
+    assert!(nft(&scene.node.namespace, &["list", "table", "inet", "netattach-nat"]).contains("mine"));
+    nft(&scene.node.namespace, &["delete", "table", "inet", "netattach-nat"]);
+    scene.end();
+}
+
 /// Each would replace the other's table when it starts.
 #[test]
 fn one_agent_of_a_namespace_translates_and_the_other_says_who_does() {
