@@ -13,47 +13,7 @@ mod code {
     pub(super) const TRY_AGAIN_LATER: u32 = 11;
 }
 
-/// One limit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Budget {
-    /// The limited item, as messages name it.
-    pub what: &'static str,
-    /// The limit.
-    pub most: usize,
-    /// The unit of the limit.
-    pub unit: &'static str,
-    /// The author who can make it large.
-    pub origin: &'static str,
-    /// The object or operation refused when the limit is exceeded.
-    pub refused: &'static str,
-    /// The CNI code of the refusal; `None` if there is no CNI caller.
-    pub code: Option<u32>,
-}
-
-/// A limit is exceeded.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{what}: {found} {unit}, and at most {most} are allowed")]
-pub struct Exceeded {
-    /// The limited item.
-    pub what: &'static str,
-    /// The amount found.
-    pub found: usize,
-    /// The limit.
-    pub most: usize,
-    /// The unit of the limit.
-    pub unit: &'static str,
-}
-
-impl Budget {
-    /// Refuses an excess.
-    ///
-    /// # Errors
-    /// [`Exceeded`].
-    pub fn check(&self, found: usize) -> Result<(), Exceeded> {
-        let Self { what, most, unit, .. } = *self;
-        if found > most { Err(Exceeded { what, found, most, unit }) } else { Ok(()) }
-    }
-}
+pub use netattach_shim::budget::{Budget, Exceeded, STDIN, WAITING_DEL, WAITING_DELS};
 
 const POD: &str = "pod's author";
 const DEFINITION: &str = "definition's author";
@@ -137,24 +97,9 @@ pub const FILE_NAME: Budget = of("name of a file", 255, "bytes", DEFINITION);
 /// A directory path in a configuration.
 pub const PATH: Budget = of("path of a directory", 3584, "bytes", DEFINITION);
 
-/// Standard input of a CNI call.
-pub const STDIN: Budget = Budget {
-    code: Some(code::DECODING_FAILURE),
-    refused: "every verb",
-    ..of("standard input", 4 << 20, "bytes", RUNTIME)
-};
-/// Values in it.
+/// Values in the standard input of a CNI call.
 pub const STDIN_VALUES: Budget =
     Budget { what: "values of standard input", most: VALUES, unit: "values", ..STDIN };
-/// DELs that are recorded until an agent carries them out.
-pub const WAITING_DELS: Budget = Budget {
-    code: Some(code::TRY_AGAIN_LATER),
-    refused: "DEL, while no agent answers",
-    ..of("DELs that wait for an agent", 4096, "requests", RUNTIME)
-};
-/// One of them, with its variables, as JSON: escapes make a text longer.
-pub const WAITING_DEL: Budget =
-    Budget { what: "a DEL that waits for an agent", most: 8 << 20, unit: "bytes", ..WAITING_DELS };
 /// `CNI_ARGS`.
 pub const CNI_ARGS: Budget =
     Budget { code: Some(code::INVALID_ENVIRONMENT), ..of("CNI_ARGS", 16 << 10, "bytes", RUNTIME) };
@@ -165,7 +110,7 @@ pub const RESULT: Budget = Budget {
     refused: "the call; the plugin is killed",
     ..of("output of a plugin", 1 << 20, "bytes", PLUGIN)
 };
-/// Values in it.
+/// Values in the standard input of a CNI call.
 pub const RESULT_VALUES: Budget = Budget {
     what: "values of a plugin's output",
     most: VALUES,
@@ -258,7 +203,7 @@ pub const DEVICE_CHECKPOINT: Budget =
 pub const MULTUS_STATE: Budget = file("file of multusStateDir", 1 << 20, "DEL", Some(code::IO_FAILURE));
 /// An entry in libcni's cache: a configuration and a result, both escaped.
 pub const CACHED: Budget = file("entry of libcni's cache", 4 << 20, "the entry", None);
-/// Values in it.
+/// Values in the standard input of a CNI call.
 pub const CACHED_VALUES: Budget =
     Budget { unit: "values", ..file("values of an entry of libcni's cache", 2 * VALUES, "the entry", None) };
 /// A lease.

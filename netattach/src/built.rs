@@ -1,67 +1,22 @@
-//! What this executable was built from, as `--version` shows it.
-//!
-//! `cargo xtask build` writes the commit into the finished executables. Were it compiled in, each commit would be a
-//! reason to compile everything again, and two commits with the same sources would have different code.
-
-use std::fmt::Write;
+//! What this executable was built from, as `--version` shows it: the rows of the agent and the command line.
 
 use netattach_common::LAYOUT_VERSION;
+use netattach_shim::built;
 
 use crate::journal;
-use crate::rpc::message::PROTOCOL;
 
-/// Bytes of the text behind [`MARK`].
-const ROOM: usize = 64;
-/// Begins the section, for who writes the commit into it.
-const MARK: [u8; 16] = *b"netattach-commit";
+pub use netattach_shim::built::commit;
 
-/// [`MARK`], then what is known of the commit as text, filled up with zeroes: nothing until it is written.
-#[used]
-#[unsafe(link_section = ".netattach")]
-static STAMP: Stamp = Stamp { mark: MARK, text: [0; ROOM] };
-
-#[repr(C)]
-struct Stamp {
-    mark: [u8; 16],
-    text: [u8; ROOM],
-}
-
-/// The commit that the executable was built from, with `modified` when the sources were not those of the commit, or that it
-/// is not known: an executable of `cargo build`.
-pub fn commit() -> String {
-    // SAFETY: the static is initialised, aligned and never written while the program runs. It is read as memory that
-    // changes, for its content is exchanged after the compiler has seen it.
-    let stamp = unsafe { (&raw const STAMP).read_volatile() };
-    debug_assert_eq!(stamp.mark, MARK);
-    commit_in(&stamp.text)
-}
-
-fn commit_in(text: &[u8; ROOM]) -> String {
-    let written = text.iter().position(|byte| *byte == 0).unwrap_or(ROOM);
-    match str::from_utf8(&text[..written]) {
-        Ok(text) if !text.is_empty() => text.to_owned(),
-        _ => "not known, built without cargo xtask".to_owned(),
-    }
-}
-
-/// What all executables share: the commit, and the versions of what they exchange with others of netattach. `more` are rows
-/// that only this one has. Begins with the version, and has no newline at its end.
+/// What the agent, the command line and the native plugins share: the commit, and the versions of what they exchange with others
+/// of netattach. `more` are rows that only this one has. Begins with the version, and has no newline at its end.
 pub fn describe(more: &[(&str, String)]) -> String {
     let versions = journal::VERSIONS;
     let rows = [
-        ("commit", commit()),
-        ("target", format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS)),
         ("maps", format!("layout {LAYOUT_VERSION}")),
         ("journal", format!("records of version {} to {}", versions.start(), versions.end())),
-        ("socket", format!("protocol {PROTOCOL}")),
         ("features", features()),
     ];
-    let mut text = env!("CARGO_PKG_VERSION").to_owned();
-    for (key, value) in rows.iter().chain(more) {
-        // Writing to a string does not fail.
-        let _ = write!(text, "\n{key:<9} {value}");
-    }
-    text
+    built::describe(&[&rows, more].concat())
 }
 
 /// The features of the package that change what an executable does.
@@ -74,24 +29,15 @@ fn features() -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_commit_is_what_was_written_behind_the_mark() {
-        let mut text = [0; ROOM];
-        assert_eq!(commit_in(&text), "not known, built without cargo xtask");
-        text[..13].copy_from_slice(b"1234 modified");
-        assert_eq!(commit_in(&text), "1234 modified");
-        assert_eq!(commit_in(&[b'a'; ROOM]), "a".repeat(ROOM));
-        assert_eq!(commit_in(&[0xff; ROOM]), "not known, built without cargo xtask");
-    }
+    use crate::rpc::message::PROTOCOL;
 
     #[test]
     fn every_version_that_others_depend_on_has_a_row() {
         let features = features();
         let text = describe(&[("more", "and more".into())]);
         let expected = format!(
-            "{}\ncommit    {}\ntarget    {}-linux\nmaps      layout {LAYOUT_VERSION}\njournal   records of version 1 to {}\n\
-             socket    protocol {PROTOCOL}\nfeatures  {features}\nmore      and more",
+            "{}\ncommit    {}\ntarget    {}-linux\nsocket    protocol {PROTOCOL}\nmaps      layout {LAYOUT_VERSION}\n\
+             journal   records of version 1 to {}\nfeatures  {features}\nmore      and more",
             env!("CARGO_PKG_VERSION"),
             commit(),
             std::env::consts::ARCH,

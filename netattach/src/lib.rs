@@ -34,9 +34,8 @@
 //! | [`cri`] | asks the container runtime for its sandboxes | socket |
 //! | `own_thread` | work that blocks, on the thread of its request or on another | no |
 //! | [`observe`] | keeps the latest events of the programs | no |
-//! | [`agent`], [`cli`], [`error_chain`] | the daemon, the command line, error printing | |
+//! | [`agent`], [`cli`] | the daemon, the command line | |
 //! | [`built`] | the commit and the versions that `--version` shows | no |
-//! | [`moment`] | determines which of two events came first | clock |
 //! | [`pace`] | how often what nobody has asked for is looked at | clock |
 //! | `put_back` | how often what others keep changing is put back | clock |
 //! | [`ticks`] | timers of one phase | clock |
@@ -45,14 +44,15 @@
 //! | `sync` | locks and threads, under names that a model checker can replace | no |
 //! | [`budget`] | size limits of input from others | no |
 //! | `cidr` | networks as text | no |
-//! | `bounded` | reads files of others up to a limit | files |
-//! | `durable` | replaces files atomically | files |
 //! | `file_version` | detects changes of a file | files |
 //! | [`waits`] | the resources of others that an operation may have to wait for | no |
 //! | `descriptors` | the number of open files and its limit | limits |
 //! | `kernel_module` | whether the kernel can load a driver | files |
 //! | [`mac`] | Ethernet addresses | no |
-//! | `crash`, `model` | for tests only: a crash at every point; a model checker | |
+//! | `model` | for tests only: a model checker | |
+//!
+//! What the CNI executable shares with the agent and the command line is in [`netattach_shim`]: the frames and its messages, files
+//! that are read up to a limit and replaced atomically, the printing of errors.
 
 // What only the agent and the command line use is unused in the fuzz targets' build, which has neither.
 #![cfg_attr(not(feature = "executables"), allow(dead_code, unused_imports))]
@@ -60,7 +60,6 @@
 #[cfg(feature = "executables")]
 pub mod agent;
 pub mod attach;
-mod bounded;
 pub mod bpf;
 pub mod budget;
 #[cfg(feature = "executables")]
@@ -74,9 +73,7 @@ pub mod cni;
 pub mod cri;
 pub mod delegate;
 mod descriptors;
-mod durable;
 pub mod enforce;
-pub mod error_chain;
 pub mod fast_path;
 mod file_version;
 pub mod firewall;
@@ -93,7 +90,6 @@ pub mod mac;
 #[cfg(test)]
 #[cfg(feature = "model")]
 pub(crate) mod model;
-pub mod moment;
 pub mod multus;
 pub mod nat;
 pub mod netlink;
@@ -119,27 +115,11 @@ pub mod timing;
 pub mod waits;
 mod wire;
 
-/// Kills the process, as `kill -9` would, when the environment requests it at this point. Exists only with the feature
-/// `crash-points`, which only tests enable: they enumerate every point of an operation.
 #[cfg(feature = "crash-points")]
-#[macro_export]
-macro_rules! crash_point {
-    ($stage:expr, $at:expr) => {
-        $crate::crash::reached(&format!("{}:{:?}", $stage, $at))
-    };
-}
+pub use netattach_shim::crash;
+pub use netattach_shim::{crash_point, error_chain, moment};
 
-/// Does nothing: see the feature `crash-points`.
-#[cfg(not(feature = "crash-points"))]
-#[macro_export]
-macro_rules! crash_point {
-    ($stage:expr, $at:expr) => {{
-        let _ = (&$stage, &$at);
-    }};
-}
-
-#[cfg(feature = "crash-points")]
-pub mod crash;
+use netattach_shim::{bounded, durable};
 
 /// Runs the agent's background maintenance, which belongs to no operation: its points are not among those that tests
 /// enumerate.

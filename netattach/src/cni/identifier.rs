@@ -1,24 +1,23 @@
-//! Validates container identifiers, network names and interface names.
+//! Validates container identifiers, network names and interface names, with errors as the specification has them.
 
-use super::error::{CniError, code};
+use netattach_shim::identifier::{self, Invalid};
 
-/// The longest interface name in bytes: `IFNAMSIZ` less the final zero.
-pub const IFNAME_MAX: usize = 15;
+use super::error::CniError;
+
+pub use netattach_shim::identifier::IFNAME_MAX;
+
+impl From<Invalid> for CniError {
+    fn from(Invalid { code, msg, details }: Invalid) -> Self {
+        Self::new(code, msg).with_details(details)
+    }
+}
 
 /// Refuses a container identifier that the specification does not allow.
 ///
 /// # Errors
 /// Code 3 when it is empty, code 4 when it contains characters that the grammar does not allow.
 pub fn check_container_id(id: &str) -> Result<(), CniError> {
-    if id.is_empty() {
-        return Err(CniError::new(code::UNKNOWN_CONTAINER, "missing containerID"));
-    }
-    if !follows_grammar(id) {
-        return Err(
-            CniError::new(code::INVALID_ENVIRONMENT, "invalid characters in containerID").with_details(id)
-        );
-    }
-    Ok(())
+    Ok(identifier::check_container_id(id)?)
 }
 
 /// Refuses a network name that the specification does not allow.
@@ -26,14 +25,7 @@ pub fn check_container_id(id: &str) -> Result<(), CniError> {
 /// # Errors
 /// Code 7.
 pub fn check_network_name(name: &str) -> Result<(), CniError> {
-    if name.is_empty() {
-        return Err(CniError::new(code::INVALID_CONFIG, "missing network name"));
-    }
-    if !follows_grammar(name) {
-        return Err(CniError::new(code::INVALID_CONFIG, "invalid characters found in network name")
-            .with_details(name));
-    }
-    Ok(())
+    Ok(identifier::check_network_name(name)?)
 }
 
 /// Refuses an interface name that the kernel would refuse (`dev_valid_name` in `net/core/dev.c`), with Unicode white
@@ -42,33 +34,7 @@ pub fn check_network_name(name: &str) -> Result<(), CniError> {
 /// # Errors
 /// Code 4.
 pub fn check_ifname(name: &str) -> Result<(), CniError> {
-    let invalid = |msg: &str| CniError::new(code::INVALID_ENVIRONMENT, msg);
-    if name.is_empty() {
-        return Err(invalid("interface name is empty"));
-    }
-    if name.len() > IFNAME_MAX {
-        return Err(invalid("interface name is too long")
-            .with_details(format!("{name:?}: interface name should be less than 16 characters")));
-    }
-    if name == "." || name == ".." {
-        return Err(invalid("interface name is . or .."));
-    }
-    if name.chars().any(|c| matches!(c, '/' | ':' | '\0') || c.is_whitespace()) {
-        return Err(
-            invalid("interface name contains / or : or white space").with_details(format!("{name:?}"))
-        );
-    }
-    // The kernel would replace it with a number (`dev_alloc_name`), so the link would get another name.
-    if name.contains('%') {
-        return Err(invalid("interface name contains %").with_details(format!("{name:?}")));
-    }
-    Ok(())
-}
-
-/// A letter or digit, then letters, digits, `_`, `.` and `-`; ASCII only (SPEC, "Network configuration").
-fn follows_grammar(text: &str) -> bool {
-    text.starts_with(|c: char| c.is_ascii_alphanumeric())
-        && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-'))
+    Ok(identifier::check_ifname(name)?)
 }
 
 #[cfg(test)]

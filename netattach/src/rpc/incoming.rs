@@ -12,7 +12,8 @@ use tokio::net::UnixStream;
 use tokio_util::codec::Decoder;
 
 use super::converse::ConnectionError;
-use super::frame::{FrameError, Frames};
+use super::frame::FrameError;
+use super::frames::Frames;
 use super::message::{Hello, PROTOCOL};
 
 /// How much is read at once, in bytes.

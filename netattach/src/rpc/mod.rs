@@ -4,12 +4,12 @@
 //! right behind it, without waiting, so that a call costs one round trip. All messages are JSON in
 //! [`frame`]s over a unix stream socket that only its owner may open.
 //!
-//! [`client`], [`shim`] and [`pending`] do not depend on tokio: they make up the CNI executable, which is started for
-//! every call of the container runtime.
+//! [`client`], [`frame`], [`shim`] and [`pending`] make up the CNI executable, which is started for every call of the container
+//! runtime: they are a package of their own ([`netattach_shim`]).
 //!
 //! | module | what it does |
 //! |---|---|
-//! | [`frame`] | a payload prefixed by its length |
+//! | [`frame`], [`frames`] | a payload prefixed by its length; a stream of them as it arrives |
 //! | [`message`] | requests and answers |
 //! | [`client`] | one request, blocking |
 //! | [`shim`], [`pending`] | the CNI executable; the DELs that it records while no agent answers |
@@ -18,28 +18,14 @@
 //! | `incoming`, `converse` | a request as it arrives, and what is said from then on |
 
 mod acceptors;
-pub mod client;
 mod converse;
 mod door;
 mod duty;
-pub mod frame;
+pub mod frames;
 mod incoming;
 pub mod message;
-pub mod pending;
 pub mod server;
-pub mod shim;
 
-use std::path::{Path, PathBuf};
+pub use netattach_shim::{DEFAULT_SOCKET, DEFAULT_STATE_DIR, client, frame, pending, shim};
 
-/// Where the agent listens unless configured otherwise.
-pub const DEFAULT_SOCKET: &str = "/run/netattach/netattach.sock";
-
-/// Where the agent keeps its state unless configured otherwise.
-pub const DEFAULT_STATE_DIR: &str = "/var/lib/netattach";
-
-/// The lock beside a socket. It outlives sockets, so it shows that an agent has served.
-pub(crate) fn lock_path(socket: &Path) -> PathBuf {
-    let mut lock = socket.as_os_str().to_owned();
-    lock.push(".lock");
-    lock.into()
-}
+pub(crate) use netattach_shim::lock_path;

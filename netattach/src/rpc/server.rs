@@ -581,7 +581,7 @@ mod tests {
             let silent: Vec<_> =
                 (0..=ACCEPTORS).map(|_| BlockingStream::connect(agent.socket()).unwrap()).collect();
             let brief = Patience { connect: PATIENCE.connect, answer: Duration::from_millis(50) };
-            let error = call(&agent.socket(), &echo(""), brief).unwrap_err();
+            let error = call::<Response>(&agent.socket(), &echo(""), brief).unwrap_err();
             assert!(matches!(error, ClientError::Slow { .. }), "{error}");
             drop(silent);
             assert_eq!(agent.call(&echo("now")).unwrap(), echoed("now"));
@@ -660,7 +660,7 @@ mod tests {
         let (socket, echo) = (agent.socket(), agent.echo.clone());
         let held = std::thread::spawn({
             let socket = socket.clone();
-            move || call(&socket, &Request::Stats, PATIENCE)
+            move || call::<Response>(&socket, &Request::Stats, PATIENCE)
         });
         agent.wait_until_held(1);
         drop(agent.stop.take());

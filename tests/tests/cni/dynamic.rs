@@ -47,7 +47,7 @@ fn detach_again(node: &Node) {
     let sandbox = SandboxName::Pod("shop/a".parse().unwrap());
     let call = DetachCall { sandbox, ifname: "net2".into(), must_be_attached: false, traceparent: None };
     let patience = Patience { connect: PATIENCE, answer: PATIENCE };
-    let answer = client::call(&node.socket(), &Request::Detach(call), patience).unwrap();
+    let answer: Response = client::call(&node.socket(), &Request::Detach(call), patience).unwrap();
     assert_eq!(answer, Response::Detached);
 }
 

@@ -192,7 +192,7 @@ fn however_many_adds_wait_a_del_and_a_status_are_served_and_the_adds_beyond_are_
 /// Makes a request, and hangs up while it waits.
 fn hang_up_on(node: &Node, request: &Request) {
     let patience = Patience { connect: PATIENCE, answer: Duration::from_millis(500) };
-    assert!(matches!(call(&node.socket(), request, patience), Err(ClientError::Slow { .. })));
+    assert!(matches!(call::<Response>(&node.socket(), request, patience), Err(ClientError::Slow { .. })));
 }
 
 /// Ends the scripted plugin that was called last.

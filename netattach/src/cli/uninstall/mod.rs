@@ -153,7 +153,7 @@ impl Uninstall {
     /// [`CliError::AgentRuns`] while an agent answers, [`CliError::Attached`] while pods are attached, or an error that
     /// names what could not be removed.
     pub(super) fn run(&self, socket: &Path) -> Result<Removed, CliError> {
-        match client::call(socket, &Request::Status, PATIENCE) {
+        match client::call::<super::Response>(socket, &Request::Status, PATIENCE) {
             Err(error) if error.is_agent_absent() => {}
             Err(error @ ClientError::Connect { .. }) => return Err(error.into()),
             // Any answer means that an agent serves this socket.

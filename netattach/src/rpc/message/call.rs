@@ -1,30 +1,12 @@
-//! Requests that change something, and their answers: a call of the CNI executable, one more network for a live sandbox.
+//! Requests that change something, and their answers: one more network for a live sandbox. Calls of the CNI executable are its
+//! own ([`netattach_shim::message`]).
 
-use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use super::attachment::AttachmentName;
 use crate::objects::ObjectName;
-
-/// A call of the CNI executable as the container runtime made it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CniCall {
-    /// The `CNI_*` variables of its environment, `TRACEPARENT`, and no others.
-    pub env: BTreeMap<String, String>,
-    /// All of its standard input.
-    pub stdin: String,
-}
-
-/// The output and the exit code of the CNI executable.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct CniReply {
-    /// Written to standard output as it is.
-    pub stdout: String,
-    /// Exit code.
-    pub exit: i32,
-}
 
 /// One more attachment for a live sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,13 +71,6 @@ pub struct Failure {
     /// Whether something that the request names does not exist. With code 3 that is so in any case.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub not_there: bool,
-}
-
-impl CniCall {
-    /// A variable; empty counts as absent, as everywhere in CNI.
-    pub fn variable(&self, name: &str) -> Option<&str> {
-        self.env.get(name).map(String::as_str).filter(|value| !value.is_empty())
-    }
 }
 
 impl fmt::Display for SandboxName {

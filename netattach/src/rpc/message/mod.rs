@@ -24,34 +24,24 @@ pub mod policy;
 pub mod pools;
 pub mod status;
 
+use netattach_shim::client::Answer;
 use serde::{Deserialize, Serialize};
 
 use crate::objects::ObjectName;
 
 pub use attachment::{Attachment, AttachmentName, FastPath, Kind, Level, State};
-pub use call::{AttachCall, CniCall, CniReply, DetachCall, Dynamic, Failure, SandboxName};
+pub use call::{AttachCall, DetachCall, Dynamic, Failure, SandboxName};
 pub use dump::Dump;
 pub use explain::{Path, Question};
 pub use flows::{
     AttachmentStats, ENDINGS, EndedFlow, FlowRecord, FlowsCall, FlowsReport, MissingRecords, Traffic,
 };
+pub use netattach_shim::message::{CniCall, CniReply, Hello, PROTOCOL};
 pub use policy::{AttachmentPolicy, PolicyReport, RuleFlows};
 pub use pools::{Network, Pool};
 pub use status::{
     Condition, FastPathCount, Feature, FlowTableUse, Kernel, PolicyChange, Readiness, Status, Uplink,
 };
-
-/// Number of this protocol. Peers with different numbers do not talk.
-pub const PROTOCOL: u32 = 1;
-
-/// The first frame of each side.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Hello {
-    /// [`PROTOCOL`] of the sender.
-    pub protocol: u32,
-    /// Version of the sender's software, for messages.
-    pub version: String,
-}
 
 /// The second frame of a client.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -122,10 +112,12 @@ pub enum Response {
     Refused(String),
 }
 
-impl Hello {
-    /// The greeting of this software.
-    pub fn ours() -> Self {
-        Self { protocol: PROTOCOL, version: env!("CARGO_PKG_VERSION").to_owned() }
+impl Answer for Response {
+    fn taken(self) -> Result<Self, String> {
+        match self {
+            Self::Refused(reason) => Err(reason),
+            answer => Ok(answer),
+        }
     }
 }
 

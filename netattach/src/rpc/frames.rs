@@ -1,40 +1,8 @@
-//! A payload prefixed by its length: four bytes, big-endian, then that many bytes.
-//!
-//! Memory is allocated as bytes arrive, never by the announced length: a peer must send the bytes it wants stored.
-
-use std::io::{self, Read};
+//! Splits a stream of bytes into the payloads of [`frame`](super::frame)s, as they arrive.
 
 use bytes::{Buf, Bytes, BytesMut};
-use serde::Serialize;
+use netattach_shim::frame::{FrameError, HEADER, announced};
 use tokio_util::codec::Decoder;
-
-/// Longest payload in bytes: twice what the CNI executable accepts on stdin, as JSON escapes lengthen text.
-pub const MAX_PAYLOAD: usize = 8 << 20;
-
-const HEADER: usize = size_of::<u32>();
-
-/// A frame could not be read or written.
-#[derive(Debug, thiserror::Error)]
-pub enum FrameError {
-    /// The announced, or intended, length is over [`MAX_PAYLOAD`].
-    #[error("a frame of {length} bytes is longer than the {MAX_PAYLOAD} allowed")]
-    TooLong {
-        /// Length of the payload in bytes.
-        length: usize,
-    },
-    /// The peer closed the connection between frames.
-    #[error("the connection was closed")]
-    Closed,
-    /// The peer closed the connection within a frame.
-    #[error("the connection was closed within a frame")]
-    Truncated,
-    /// The connection failed.
-    #[error("the connection failed")]
-    Connection(#[from] io::Error),
-    /// A message has no JSON form.
-    #[error("encode a message")]
-    Encode(#[source] serde_json::Error),
-}
 
 /// Splits a stream of bytes into payloads.
 #[derive(Debug, Clone, Copy, Default)]
@@ -62,44 +30,9 @@ impl Decoder for Frames {
     }
 }
 
-/// Reads one payload, blocking.
-///
-/// # Errors
-/// [`FrameError::Closed`] before the first byte, [`FrameError::Truncated`] after it; [`FrameError::TooLong`]
-/// before anything of the payload is read.
-pub fn read(source: &mut impl Read) -> Result<Vec<u8>, FrameError> {
-    let mut header = Vec::with_capacity(HEADER);
-    source.take(HEADER as u64).read_to_end(&mut header)?;
-    let length = match header.first_chunk::<HEADER>() {
-        Some(header) => announced(*header)?,
-        None if header.is_empty() => return Err(FrameError::Closed),
-        None => return Err(FrameError::Truncated),
-    };
-    let mut payload = Vec::new();
-    source.take(length as u64).read_to_end(&mut payload)?;
-    if payload.len() < length { Err(FrameError::Truncated) } else { Ok(payload) }
-}
-
-/// Appends a message as one frame.
-///
-/// # Errors
-/// [`FrameError::TooLong`] when its JSON is; `frames` is then as it was.
-pub fn append(frames: &mut Vec<u8>, message: &impl Serialize) -> Result<(), FrameError> {
-    let payload = serde_json::to_vec(message).map_err(FrameError::Encode)?;
-    let length = payload.len();
-    let header = u32::try_from(length).ok().filter(|_| length <= MAX_PAYLOAD);
-    frames.extend_from_slice(&header.ok_or(FrameError::TooLong { length })?.to_be_bytes());
-    frames.extend_from_slice(&payload);
-    Ok(())
-}
-
-fn announced(header: [u8; HEADER]) -> Result<usize, FrameError> {
-    let length = u32::from_be_bytes(header) as usize;
-    if length > MAX_PAYLOAD { Err(FrameError::TooLong { length }) } else { Ok(length) }
-}
-
 #[cfg(test)]
 mod tests {
+    use netattach_shim::frame::{MAX_PAYLOAD, read};
     use proptest::prelude::*;
 
     use super::*;
@@ -130,14 +63,6 @@ mod tests {
         let mut buffer = BytesMut::from(&(MAX_PAYLOAD as u32).to_be_bytes()[..]);
         assert!(matches!(Frames.decode(&mut buffer), Ok(None)));
         assert!(buffer.capacity() < 64, "{}", buffer.capacity());
-    }
-
-    #[test]
-    fn a_message_that_is_too_long_is_not_begun() {
-        let mut frames = vec![1, 2, 3];
-        let error = append(&mut frames, &"x".repeat(MAX_PAYLOAD)).unwrap_err();
-        assert_eq!(error.to_string(), "a frame of 8388610 bytes is longer than the 8388608 allowed");
-        assert_eq!(frames, [1, 2, 3]);
     }
 
     proptest! {

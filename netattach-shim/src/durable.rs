@@ -6,10 +6,10 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::Path;
 
 /// What is to be done about a file system that takes no files.
-pub(crate) const MAKE_ROOM: &str = "make room there, or mount it writable";
+pub const MAKE_ROOM: &str = "make room there, or mount it writable";
 
 /// [`MAKE_ROOM`] where that is the cause, as words that follow those of what failed; empty for any other error.
-pub(crate) fn remedy(error: &io::Error) -> String {
+pub fn remedy(error: &io::Error) -> String {
     use io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
     match error.kind() {
         QuotaExceeded | ReadOnlyFilesystem | StorageFull => format!(": {MAKE_ROOM}"),
@@ -23,7 +23,7 @@ pub(crate) fn remedy(error: &io::Error) -> String {
 ///
 /// # Errors
 /// The system's error. Only the last sync can fail with the new file in place.
-pub(crate) fn replace(path: &Path, temporary: &str, content: &[u8], mode: u32) -> io::Result<()> {
+pub fn replace(path: &Path, temporary: &str, content: &[u8], mode: u32) -> io::Result<()> {
     let directory = path.parent().unwrap_or(Path::new("/"));
     let temporary = directory.join(temporary);
     let written = write(&temporary, content, mode).and_then(|()| {
@@ -41,7 +41,7 @@ pub(crate) fn replace(path: &Path, temporary: &str, content: &[u8], mode: u32) -
 ///
 /// # Errors
 /// The system's error.
-pub(crate) fn write_new(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+pub fn write_new(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -60,6 +60,6 @@ fn write(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
 }
 
 /// Makes creations, renames and removals in a directory durable.
-pub(crate) fn sync_directory(directory: &Path) -> io::Result<()> {
+pub fn sync_directory(directory: &Path) -> io::Result<()> {
     File::open(directory)?.sync_all()
 }

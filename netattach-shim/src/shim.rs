@@ -12,13 +12,12 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use super::client::{self, ClientError, Patience};
-use super::message::{CniCall, CniReply, Request, Response};
-use super::pending::{self, PendingError};
-use super::{DEFAULT_SOCKET, DEFAULT_STATE_DIR};
-use crate::cni::CniError;
-use crate::cni::identifier::{check_container_id, check_ifname};
+use crate::client::{self, ClientError, Patience};
 use crate::error_chain::Chain;
+use crate::identifier::{Invalid, check_container_id, check_ifname};
+use crate::message::{CniCall, CniReply, Request, Response};
+use crate::pending::{self, PendingError};
+use crate::{DEFAULT_SOCKET, DEFAULT_STATE_DIR};
 
 /// Longest standard input in bytes.
 pub const MAX_STDIN: u64 = crate::budget::STDIN.most as u64;
@@ -52,7 +51,7 @@ pub const TRACE_VARIABLE: &str = "TRACEPARENT";
 /// Longest value of it that is passed on, in bytes; one of version 00 has 55.
 const LONGEST_TRACE: usize = 256;
 
-// Same as those of the `cni` module, which defines them.
+// Same as those of the agent's `cni` module, which defines them.
 const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 const NEWEST: &str = "1.1.0";
 const CODE_ENVIRONMENT: u32 = 4;
@@ -86,7 +85,7 @@ pub enum ShimError {
     Decode(#[source] serde_json::Error),
     /// An identifier is invalid by the specification.
     #[error("{}{}", .0.msg, after_colon(&.0.details))]
-    Identifier(CniError),
+    Identifier(Invalid),
     /// A key of netattach must be an absolute path and is not.
     #[error("{0} must be an absolute path")]
     Path(&'static str),
@@ -109,9 +108,6 @@ pub enum ShimError {
         /// The agent's failure.
         source: ClientError,
     },
-    /// The agent sent an unexpected answer.
-    #[error("the agent's answer is not one to a CNI call")]
-    OtherAnswer,
 }
 
 impl ShimError {
@@ -125,7 +121,6 @@ impl ShimError {
             Self::Path(_) | Self::Wait => CODE_CONFIG,
             Self::Agent { .. } if verb == "STATUS" => CODE_NOT_AVAILABLE,
             Self::Agent { .. } | Self::NotRecorded { .. } => CODE_TRY_AGAIN,
-            Self::OtherAnswer => CODE_INTERNAL,
         }
     }
 }
@@ -251,10 +246,11 @@ fn hand_over(
         _ => environment.answer_patience,
     };
     let patience = Patience { connect: config.connect_patience(&verb), answer };
-    let request = Request::Cni(CniCall { env: environment.cni, stdin });
-    let answer = match (client::call(&config.socket, &request, patience), &request) {
-        (Err(source), Request::Cni(call)) if verb == "DEL" && may_be_lost(&source) => {
-            let kept = keep_del(&config.state_dir, call, source, || {
+    let call = CniCall { env: environment.cni, stdin };
+    let request = Request::Cni(&call);
+    let answer = match client::call(&config.socket, &request, patience) {
+        Err(source) if verb == "DEL" && may_be_lost(&source) => {
+            let kept = keep_del(&config.state_dir, &call, source, || {
                 let answer = deadline.saturating_duration_since(Instant::now());
                 client::call(&config.socket, &request, Patience { connect: Duration::ZERO, answer })
             })?;
@@ -267,11 +263,12 @@ fn hand_over(
                 }
             }
         }
-        (answer, _) => answer.map_err(|source| ShimError::Agent { verb, source })?,
+        answer => answer.map_err(|source| ShimError::Agent { verb, source })?,
     };
     match answer {
         Response::Cni(reply) => Ok(reply),
-        _ => Err(ShimError::OtherAnswer),
+        // The client has made an error of it.
+        Response::Refused(_) => unreachable!(),
     }
 }
 
@@ -350,7 +347,7 @@ fn read_stdin(stdin: impl Read) -> Result<String, ShimError> {
 /// Whether an agent has served this node before: its socket, the lock beside it, which outlives the socket, or its
 /// journal is there. One that cannot be looked for counts as absent.
 fn has_served(socket: &Path, state_dir: &Path) -> bool {
-    let lock = super::lock_path(socket);
+    let lock = crate::lock_path(socket);
     [socket, &lock, &state_dir.join("journal")].iter().any(|trace| trace.symlink_metadata().is_ok())
 }
 

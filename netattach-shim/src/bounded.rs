@@ -13,7 +13,7 @@ use rustix::fs::{CWD, FileType, Mode, OFlags};
 ///
 /// # Errors
 /// It does not exist, is not a regular file, is too long, or cannot be read.
-pub(crate) fn read(path: &Path, most: usize) -> io::Result<Vec<u8>> {
+pub fn read(path: &Path, most: usize) -> io::Result<Vec<u8>> {
     // Checked first: opening a device may have side effects.
     check_kind(FileType::from_raw_mode(rustix::fs::stat(path)?.st_mode))?;
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
@@ -34,13 +34,13 @@ pub(crate) fn read(path: &Path, most: usize) -> io::Result<Vec<u8>> {
 ///
 /// # Errors
 /// As [`read`], and content that is not UTF-8.
-pub(crate) fn read_text(path: &Path, most: usize) -> io::Result<String> {
+pub fn read_text(path: &Path, most: usize) -> io::Result<String> {
     String::from_utf8(read(path, most)?).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
 /// Whether nothing can exist at a path, now or later: it does not exist, or cannot because of a part of the path or
 /// because of its name. For callers that want to remove the file.
-pub(crate) fn is_absent(error: &io::Error) -> bool {
+pub fn is_absent(error: &io::Error) -> bool {
     use rustix::io::Errno;
     [Errno::NOENT, Errno::NOTDIR, Errno::NAMETOOLONG, Errno::LOOP]
         .iter()
@@ -56,8 +56,8 @@ fn check_kind(kind: FileType) -> io::Result<()> {
 }
 
 /// Pads a text with white space to a length: for tests of limits.
-#[cfg(test)]
-pub(crate) fn padded(text: &str, bytes: usize) -> String {
+#[doc(hidden)]
+pub fn padded(text: &str, bytes: usize) -> String {
     format!("{text}{}", " ".repeat(bytes - text.len()))
 }
 

@@ -19,8 +19,8 @@ use std::time::{Duration, SystemTime};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::message::CniCall;
 use crate::budget::{self, Exceeded};
+use crate::message::CniCall;
 use crate::moment::{Moment, boot_id};
 use crate::{bounded, durable};
 

@@ -4,8 +4,7 @@
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-use netattach::built;
-use netattach::rpc::shim;
+use netattach_shim::{built, shim};
 
 fn main() -> ExitCode {
     // A runtime can only read JSON: even a bug has to be told in it.
@@ -15,10 +14,15 @@ fn main() -> ExitCode {
     }));
     let mut arguments = std::env::args_os().skip(1);
     if arguments.next().is_some_and(|argument| argument == "--version" || argument == "-V") {
-        let text = format!("netattach {}\n", built::describe(&[]));
+        let text = format!("netattach {}\n", built::describe(&[("features", features().to_owned())]));
         let written = io::stdout().write_all(text.as_bytes());
         return if written.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
     let exit = shim::run(std::env::vars_os(), io::stdin().lock(), &mut io::stdout(), &mut io::stderr());
     ExitCode::from(exit)
+}
+
+/// The features of the package that change what it does.
+fn features() -> &'static str {
+    if cfg!(feature = "crash-points") { "crash-points" } else { "the usual" }
 }

@@ -6,9 +6,11 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
-use super::frame::{self, FrameError};
-use super::message::{Hello, PROTOCOL, Request, Response};
+use crate::frame::{self, FrameError};
+use crate::message::{Hello, PROTOCOL};
 
 /// Timeouts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,11 +106,24 @@ impl ClientError {
     }
 }
 
-/// Sends one request and returns the answer, never [`Response::Refused`].
+/// What the agent answers.
+pub trait Answer: DeserializeOwned {
+    /// The answer.
+    ///
+    /// # Errors
+    /// The agent's reason where it refused the request.
+    fn taken(self) -> Result<Self, String>;
+}
+
+/// Sends one request and returns the answer, never a refusal.
 ///
 /// # Errors
 /// See [`ClientError`].
-pub fn call(socket: &Path, request: &Request, patience: Patience) -> Result<Response, ClientError> {
+pub fn call<A: Answer>(
+    socket: &Path,
+    request: &impl Serialize,
+    patience: Patience,
+) -> Result<A, ClientError> {
     let mut frames = Vec::new();
     frame::append(&mut frames, &Hello::ours()).map_err(ClientError::Prepare)?;
     frame::append(&mut frames, request).map_err(ClientError::Prepare)?;
@@ -122,10 +137,8 @@ pub fn call(socket: &Path, request: &Request, patience: Patience) -> Result<Resp
     // closes the connection without reading on.
     agent.expect_our_protocol()?;
     sent.map_err(|error| agent.failed(error.into()))?;
-    match agent.receive()? {
-        Response::Refused(reason) => Err(ClientError::Refused { socket: socket.to_owned(), reason }),
-        response => Ok(response),
-    }
+    let answer: A = agent.receive()?;
+    answer.taken().map_err(|reason| ClientError::Refused { socket: socket.to_owned(), reason })
 }
 
 /// The agent's end of the connection. Buffered, as greeting and answer usually arrive together.
@@ -155,7 +168,7 @@ impl Agent<'_> {
         })
     }
 
-    fn receive<T: serde::de::DeserializeOwned>(&mut self) -> Result<T, ClientError> {
+    fn receive<T: DeserializeOwned>(&mut self) -> Result<T, ClientError> {
         let payload = frame::read(&mut self.connection).map_err(|error| self.failed(error))?;
         serde_json::from_slice(&payload)
             .map_err(|source| ClientError::Garbled { socket: self.socket.to_owned(), source })

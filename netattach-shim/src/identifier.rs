@@ -1,0 +1,96 @@
+//! Validates container identifiers, network names and interface names.
+
+// Codes of the CNI specification (section 5).
+const UNKNOWN_CONTAINER: u32 = 3;
+const INVALID_ENVIRONMENT: u32 = 4;
+const INVALID_CONFIG: u32 = 7;
+
+/// The longest interface name in bytes: `IFNAMSIZ` less the final zero.
+pub const IFNAME_MAX: usize = 15;
+
+/// Why a name is refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Invalid {
+    /// The code of the CNI specification.
+    pub code: u32,
+    /// A short message.
+    pub msg: &'static str,
+    /// Details; may be empty.
+    pub details: String,
+}
+
+impl Invalid {
+    fn new(code: u32, msg: &'static str) -> Self {
+        Self { code, msg, details: String::new() }
+    }
+
+    fn with_details(self, details: impl Into<String>) -> Self {
+        Self { details: details.into(), ..self }
+    }
+}
+
+/// Refuses a container identifier that the specification does not allow.
+///
+/// # Errors
+/// Code 3 when it is empty, code 4 when it contains characters that the grammar does not allow.
+pub fn check_container_id(id: &str) -> Result<(), Invalid> {
+    if id.is_empty() {
+        return Err(Invalid::new(UNKNOWN_CONTAINER, "missing containerID"));
+    }
+    if !follows_grammar(id) {
+        return Err(
+            Invalid::new(INVALID_ENVIRONMENT, "invalid characters in containerID").with_details(id)
+        );
+    }
+    Ok(())
+}
+
+/// Refuses a network name that the specification does not allow.
+///
+/// # Errors
+/// Code 7.
+pub fn check_network_name(name: &str) -> Result<(), Invalid> {
+    if name.is_empty() {
+        return Err(Invalid::new(INVALID_CONFIG, "missing network name"));
+    }
+    if !follows_grammar(name) {
+        return Err(Invalid::new(INVALID_CONFIG, "invalid characters found in network name")
+            .with_details(name));
+    }
+    Ok(())
+}
+
+/// Refuses an interface name that the kernel would refuse (`dev_valid_name` in `net/core/dev.c`), with Unicode white
+/// space.
+///
+/// # Errors
+/// Code 4.
+pub fn check_ifname(name: &str) -> Result<(), Invalid> {
+    let invalid = |msg| Invalid::new(INVALID_ENVIRONMENT, msg);
+    if name.is_empty() {
+        return Err(invalid("interface name is empty"));
+    }
+    if name.len() > IFNAME_MAX {
+        return Err(invalid("interface name is too long")
+            .with_details(format!("{name:?}: interface name should be less than 16 characters")));
+    }
+    if name == "." || name == ".." {
+        return Err(invalid("interface name is . or .."));
+    }
+    if name.chars().any(|c| matches!(c, '/' | ':' | '\0') || c.is_whitespace()) {
+        return Err(
+            invalid("interface name contains / or : or white space").with_details(format!("{name:?}"))
+        );
+    }
+    // The kernel would replace it with a number (`dev_alloc_name`), so the link would get another name.
+    if name.contains('%') {
+        return Err(invalid("interface name contains %").with_details(format!("{name:?}")));
+    }
+    Ok(())
+}
+
+/// A letter or digit, then letters, digits, `_`, `.` and `-`; ASCII only (SPEC, "Network configuration").
+fn follows_grammar(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_alphanumeric())
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-'))
+}
