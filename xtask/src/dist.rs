@@ -10,12 +10,16 @@ use anyhow::{Context, ensure};
 
 use crate::progress::{Done, Progress, UserError};
 use crate::release::{Arch, commit};
+use crate::setup::musl;
 use crate::{child, ebpf, elf, progress, tree};
+
+/// The executable that is started for every CNI call, and its package.
+const SHIM: (&str, &str) = ("netattach", "netattach-shim");
 
 /// The executables that land on a host, with the most each may weigh in bytes. The others are weighed with the image.
 const EXECUTABLES: [(&str, Option<u64>); 4] = [
-    // Started for every CNI call: its size is part of a pod's latency.
-    ("netattach", Some(2 * 1024 * 1024)),
+    // Its size is part of a pod's latency. With glibc, where there is no musl, it is 1.5 MiB.
+    (SHIM.0, Some(2 * 1024 * 1024)),
     // Started for every attachment where there is no agent.
     ("netattach-cni", Some(4 * 1024 * 1024)),
     ("netattachctl", None),
@@ -44,9 +48,14 @@ pub fn build() -> anyhow::Result<()> {
 pub fn executables(arch: Arch) -> anyhow::Result<PathBuf> {
     let mut built = BTreeMap::new();
     progress::step("executables", |progress| {
-        let names: Vec<&str> = EXECUTABLES.iter().map(|(name, _)| *name).collect();
-        built = static_executables_for(arch, "netattach", &names, progress)?;
+        let others: Vec<&str> = names().filter(|name| *name != SHIM.0).collect();
+        built = static_executables_for(arch, "netattach", &others, progress)?;
         Ok(Done::Unchanged(format!("{}, release, static", arch.triple())))
+    })?;
+    progress::step("CNI executable", |progress| {
+        let (path, triple) = shim(arch, progress)?;
+        built.insert(SHIM.0.to_owned(), path);
+        Ok(Done::Unchanged(format!("{triple}, release, static")))
     })?;
     let directory = directory(arch);
     let commit = commit::commit();
@@ -80,24 +89,49 @@ fn static_executables_for(
     names: &[&str],
     progress: &Progress,
 ) -> anyhow::Result<BTreeMap<String, PathBuf>> {
+    let mut cargo = cargo_for(package, names, arch.triple());
+    // The loader's relocations as a bitmap: a thirtieth of an executable otherwise. A static one relocates itself, which the C
+    // library that is linked in knows since 2.36.
+    let packed = "-Clink-arg=-Wl,-z,pack-relative-relocs".to_owned();
+    cargo.env("CARGO_ENCODED_RUSTFLAGS", rustflags([packed])?).envs(arch.variables());
+    // Read by the build script of `netattach`, which would otherwise look below the directory of this target.
+    cargo.env("NETATTACH_BPF_OBJECT", tree::bpf_object());
+    child::run(&mut cargo, progress).context("compile the executables")?;
+    Ok(names.iter().map(|name| ((*name).to_owned(), built(arch.triple(), name))).collect())
+}
+
+/// Builds the CNI executable, with musl where there is one for that architecture; where it is, and the compiler's target.
+fn shim(arch: Arch, progress: &Progress) -> anyhow::Result<(PathBuf, &'static str)> {
+    let (name, package) = SHIM;
+    let Some(musl) = musl::musl().filter(|_| arch == Arch::Amd64 && arch.is_tested()) else {
+        let path = static_executables_for(arch, package, &[name], progress)?.remove(name);
+        return Ok((path.context("it was not built")?, arch.triple()));
+    };
+    let mut cargo = cargo_for(package, &[name], musl::TARGET);
+    cargo.args(musl.arguments()).envs(musl.variables());
+    cargo.env("CARGO_ENCODED_RUSTFLAGS", rustflags(musl.flags()?)?);
+    child::run(&mut cargo, progress).context("compile the CNI executable")?;
+    Ok((built(musl::TARGET, name), musl::TARGET))
+}
+
+fn cargo_for(package: &str, names: &[&str], triple: &str) -> Command {
     let mut cargo = child::cargo();
-    cargo.args(["build", "--release", "--package", package, "--target", arch.triple()]);
+    cargo.args(["build", "--release", "--package", package, "--target", triple]);
     for name in names {
         cargo.args(["--bin", name]);
     }
     // Named, so that the caller's configuration does not change the place of the result.
     cargo.arg("--target-dir").arg(tree::root().join("target"));
-    cargo.env("CARGO_ENCODED_RUSTFLAGS", rustflags()?).envs(arch.variables());
-    // Read by the build script of `netattach`, which would otherwise look below the directory of this target.
-    cargo.env("NETATTACH_BPF_OBJECT", tree::bpf_object());
-    child::run(&mut cargo, progress).context("compile the executables")?;
-    let release = tree::root().join("target").join(arch.triple()).join("release");
-    Ok(names.iter().map(|name| ((*name).to_owned(), release.join(name))).collect())
+    cargo
 }
 
-/// Flags in cargo's encoding. Paths of this machine become others, so that the place of a build does not show in what is
-/// built: messages of panics name sources.
-fn rustflags() -> anyhow::Result<String> {
+fn built(triple: &str, name: &str) -> PathBuf {
+    tree::root().join("target").join(triple).join("release").join(name)
+}
+
+/// Flags in cargo's encoding, with `more`. Paths of this machine become others, so that the place of a build does not show in
+/// what is built: messages of panics name sources.
+fn rustflags(more: impl IntoIterator<Item = String>) -> anyhow::Result<String> {
     let sysroot = child::ask(Command::new("rustc").args(["--print", "sysroot"]).current_dir(tree::root()))
         .context("ask rustc where it is")?;
     let cargo = env::var_os("CARGO_HOME").map(PathBuf::from);
@@ -105,9 +139,7 @@ fn rustflags() -> anyhow::Result<String> {
     // The C library inside; and no tables to unwind by: a panic ends the process, and without symbols a backtrace says
     // nothing. They would be a tenth of an executable.
     let mut flags = vec!["-Ctarget-feature=+crt-static".to_owned(), "-Cforce-unwind-tables=no".to_owned()];
-    // The loader's relocations as a bitmap: a thirtieth of an executable otherwise. A static one relocates itself, which the C
-    // library that is linked in knows since 2.36.
-    flags.push("-Clink-arg=-Wl,-z,pack-relative-relocs".to_owned());
+    flags.extend(more);
     // The last one that fits is taken, and one of these directories may be in another.
     flags.extend(cargo.map(|cargo| remap(&cargo, "cargo")));
     flags.push(remap(Path::new(&sysroot), "rust"));

@@ -13,8 +13,9 @@ use crate::{child, tree};
 
 /// How files begin that hold terms, in capitals.
 const TERMS: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "NOTICE", "UNLICENSE"];
-/// What Debian says of the C library.
-const C_LIBRARY: &str = "/usr/share/doc/libc6/copyright";
+/// What Debian says of the C libraries: of the CNI executable's, and of the others'.
+const C_LIBRARIES: [(&str, &str); 2] =
+    [("The GNU C library", "/usr/share/doc/libc6/copyright"), ("musl", "/usr/share/doc/musl/copyright")];
 
 #[derive(Deserialize)]
 struct Metadata {
@@ -163,10 +164,12 @@ fn of_rust_and_c() -> String {
     );
     text += "The GNU C library: LGPL-2.1-or-later (https://www.gnu.org/software/libc). It is linked statically. All of\n\
              netattach's sources are published with what builds them (`cargo xtask build`), so that the executables can be\n\
-             made with another version of the library.\n";
-    if let Ok(terms) = fs::read_to_string(C_LIBRARY) {
-        text +=
-            &format!("\n{RULE}\nThe GNU C library, as Debian describes it\n{RULE}\n\n{}\n", terms.trim_end());
+             made with another version of the library.\n\
+             musl: MIT (https://musl.libc.org). It is linked statically into the CNI executable for amd64.\n";
+    for (library, terms) in C_LIBRARIES {
+        if let Ok(terms) = fs::read_to_string(terms) {
+            text += &format!("\n{RULE}\n{library}, as Debian describes it\n{RULE}\n\n{}\n", terms.trim_end());
+        }
     }
     text
 }

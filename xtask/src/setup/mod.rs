@@ -2,7 +2,7 @@
 //!
 //! Every step looks before it acts, so that a second run changes nothing and takes a moment.
 //!
-//! `bpf_toolchain` builds the BPF object; `cross` executables for another architecture; `kubectl` renders manifests, `helm` the chart; `tools`, `runtimes`, `kubernetes` and `machine` are what tests run, with the
+//! `bpf_toolchain` builds the BPF object; `musl` is what the CNI executable is linked with; `cross` executables for another architecture; `kubectl` renders manifests, `helm` the chart; `tools`, `runtimes`, `kubernetes` and `machine` are what tests run, with the
 //! `kernel`s and `modules` of guests, `netdevsim` among them; `previous` the release that landed last; `apt` fetches packages.
 
 mod apt;
@@ -14,6 +14,7 @@ mod kubectl;
 mod kubernetes;
 mod machine;
 mod modules;
+pub mod musl;
 mod netdevsim;
 mod previous;
 mod runtimes;
@@ -87,7 +88,9 @@ pub fn compilers(scope: Scope) -> anyhow::Result<()> {
         progress::step("C++ compiler", tools::ensure_cxx)?;
     }
     progress::step("BPF compiler", bpf_toolchain::ensure_compiler)?;
-    progress::step("BPF linker", bpf_toolchain::ensure_linker)
+    progress::step("BPF linker", bpf_toolchain::ensure_linker)?;
+    // Behind the compiler, which may be Debian's.
+    progress::step("musl", musl::ensure)
 }
 
 /// Installs the others: the second part of [`run`].
