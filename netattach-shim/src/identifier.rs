@@ -38,9 +38,7 @@ pub fn check_container_id(id: &str) -> Result<(), Invalid> {
         return Err(Invalid::new(UNKNOWN_CONTAINER, "missing containerID"));
     }
     if !follows_grammar(id) {
-        return Err(
-            Invalid::new(INVALID_ENVIRONMENT, "invalid characters in containerID").with_details(id)
-        );
+        return Err(Invalid::new(INVALID_ENVIRONMENT, "invalid characters in containerID").with_details(id));
     }
     Ok(())
 }
@@ -54,8 +52,9 @@ pub fn check_network_name(name: &str) -> Result<(), Invalid> {
         return Err(Invalid::new(INVALID_CONFIG, "missing network name"));
     }
     if !follows_grammar(name) {
-        return Err(Invalid::new(INVALID_CONFIG, "invalid characters found in network name")
-            .with_details(name));
+        return Err(
+            Invalid::new(INVALID_CONFIG, "invalid characters found in network name").with_details(name)
+        );
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use object::{Endianness, Object, ObjectSection};
 use crate::progress::UserError;
 use crate::{child, tree};
 
-/// The section of `netattach/src/built.rs`, and how it begins.
+/// The section of `netattach-shim/src/built.rs`, and how it begins.
 const SECTION: &str = ".netattach";
 const MARK: &[u8] = b"netattach-commit";
 /// Names the commit where the sources are no working tree of git, such as an unpacked archive.

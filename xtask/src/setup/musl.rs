@@ -57,7 +57,8 @@ pub(super) fn ensure(progress: &Progress) -> anyhow::Result<Done> {
             "the CNI executable has glibc, and starts later for it: `rustup target add {TARGET}`"
         )));
     }
-    apt::install(&DEBIAN_PACKAGES, progress).context("install musl and the source of Rust's standard library")?;
+    apt::install(&DEBIAN_PACKAGES, progress)
+        .context("install musl and the source of Rust's standard library")?;
     let musl = musl().context("musl was installed and is not found")?;
     Ok(Done::Changed(musl.describe()))
 }

@@ -125,6 +125,13 @@ const RULES: &[Rule] = &[
         rule: "pure modules have no clock",
         why: "the same input must give the same decision; time comes in as an argument",
     },
+    Rule {
+        within: &["netattach-shim/src/"],
+        except: &[],
+        names: &["tokio", "kube", "rtnetlink", "netlink_packet*", "aya", "clap", "std::process::Command"],
+        rule: "the CNI executable links little",
+        why: "it is started for every CNI call, and a pod waits for it",
+    },
 ];
 
 /// File and directory names that say nothing about the content.
