@@ -111,15 +111,14 @@ pub(crate) fn renew<A: Subprograms>(
     opening: Opening,
 ) -> bool {
     let key = FlowKey::new(scope.zone, &packet.tuple, packet.tuple.source_is_low());
-    let mut flow = new_flow(ctx, scope, packet, opening, clock::seconds());
     let Some(entry) = A::flow(&key) else { return false };
     // SAFETY: as in `look_up`.
     let entry = unsafe { &mut *entry };
     if !share::is_own::<A>(scope.id, entry) {
         return false;
     }
-    flow.place = entry.place;
-    *entry = flow;
+    let place = entry.place;
+    *entry = Flow { place, ..new_flow(ctx, scope, packet, opening, clock::seconds()) };
     count_and_record(ctx, scope, packet, opening);
     true
 }
