@@ -328,6 +328,13 @@ impl Flow {
         (now.wrapping_sub(self.last_seen) as i32) > timeout(protocol, self.state) as i32
     }
 
+    /// Whether the flow has had a packet so lately that it is not expired, whatever its protocol and state. `now` as in
+    /// [`is_expired`](Self::is_expired).
+    #[inline(always)]
+    pub const fn is_in_use(&self, now: u32) -> bool {
+        (now.wrapping_sub(self.last_seen) as i32) <= SHORTEST_TIMEOUT as i32
+    }
+
     /// Eviction priority within its attachment. Flows that both ends have confirmed and neither has ended are evicted
     /// last; of the same kind, the one idle for longest goes first. `now` as in [`is_expired`](Self::is_expired).
     #[inline(always)]
@@ -389,6 +396,9 @@ impl Flow {
         next
     }
 }
+
+/// No flow expires earlier, in seconds.
+const SHORTEST_TIMEOUT: u32 = 10;
 
 /// Idle time in seconds after which a flow expires.
 #[inline(always)]
@@ -464,6 +474,16 @@ mod tests {
             assert!(!flow.is_expired(protocol, flow.last_seen.wrapping_add(seconds)));
             assert!(flow.is_expired(protocol, flow.last_seen.wrapping_add(seconds + 1)));
             assert!(!flow.is_expired(protocol, flow.last_seen - 1));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_flow_in_use_is_not_expired(protocol: u8, state: u8, last_seen: u32, idle in -2_i32..20) {
+            let flow = Flow { last_seen, state, ..Flow::default() };
+            let now = last_seen.wrapping_add_signed(idle);
+            prop_assert_eq!(flow.is_in_use(now), idle <= 10);
+            prop_assert!(!(flow.is_in_use(now) && flow.is_expired(protocol, now)));
         }
     }
 

@@ -34,7 +34,8 @@
 //! 5. What may pass is charged to the attachment's bandwidth (`limit`).
 //!
 //! Most packets are none for which all of this has to be asked: `plain` judges those of which it is certain, and leaves
-//! all others to `judge`.
+//! all others to `judge`. From pod to pod of a bridge most are judged for both ends at once and put into the receiver's
+//! interface (`shortcut`), without `na_fast`.
 //!
 //! Every packet is counted by its `verdict`, drops by reason (`count`); new flows and drops are written as records
 //! for the agent (`record`). What each stage makes of a packet can be logged, in an object built for that (`log`).
@@ -69,6 +70,7 @@ mod route;
 mod routed;
 mod scope;
 mod share;
+mod shortcut;
 mod subprograms;
 mod uplink;
 mod verdict;

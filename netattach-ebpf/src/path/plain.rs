@@ -88,7 +88,7 @@ fn ask<A: Family>(
     read: impl FnOnce(&Skb) -> Option<Headers<A>>,
 ) -> Option<u32> {
     let frame = frame::at::<EthernetHeader>(ctx, 0).ok()?;
-    let headers = headers(ctx, scope, frame, read)?;
+    let headers = headers(ctx, scope, frame, None, read)?;
     if scope.policies.none() {
         return Some(answer::PASSES);
     }
@@ -134,12 +134,13 @@ fn judge<A: Subprograms>(
 }
 
 /// The headers of a packet that is one of these and of which only its flow is to be judged. `None`: it is none, or not of
-/// its pod.
+/// its pod. `own`: the attachment's record, if it has been looked up.
 #[inline(always)]
-fn headers<A: Family>(
+pub(crate) fn headers<A: Family>(
     ctx: &TcContext,
     scope: &Scope,
     frame: &EthernetHeader,
+    own: Option<&AttachmentRecord>,
     read: impl FnOnce(&Skb) -> Option<Headers<A>>,
 ) -> Option<Headers<A>> {
     let skb = Skb::of(ctx);
@@ -150,7 +151,13 @@ fn headers<A: Family>(
         return None;
     }
     let headers = read(&skb)?;
-    let passes = scope.side == Side::ToPod || is_of_its_pod(scope, scope.record().ok()?, frame, &headers);
+    let passes = scope.side == Side::ToPod || {
+        let own = match own {
+            Some(own) => own,
+            None => scope.record().ok()?,
+        };
+        is_of_its_pod(scope, own, frame, &headers)
+    };
     passes.then_some(headers)
 }
 
