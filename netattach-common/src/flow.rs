@@ -360,9 +360,14 @@ impl Flow {
         /// Seconds, of which the first may be nearly none: a segment that was lost is repeated after less than one
         /// (RFC 6298; Linux after 0.2 s and a round trip).
         const LINGERS: i32 = 2;
-        let ended = matches!(protocol, protocol::TCP | protocol::SCTP)
-            && (self.state & state::RST != 0 || self.state & state::CLOSED == state::CLOSED);
-        ended && now.wrapping_sub(self.last_seen) as i32 >= LINGERS
+        self.has_ended(protocol) && now.wrapping_sub(self.last_seen) as i32 >= LINGERS
+    }
+
+    /// Whether the flow is of a connection that both ends have finished, or one has aborted.
+    #[inline(always)]
+    pub const fn has_ended(&self, protocol: u8) -> bool {
+        matches!(protocol, protocol::TCP | protocol::SCTP)
+            && (self.state & state::RST != 0 || self.state & state::CLOSED == state::CLOSED)
     }
 
     /// Whether a packet belongs to this flow, or opens another one between the same ports.
@@ -515,11 +520,13 @@ mod tests {
                 let found =
                     [now - 30, now - 2, now - 1, now, now + 1].map(|seen| over(protocol, state, seen));
                 assert_eq!(found, [true, true, false, false, false], "{state:#b}");
+                assert!(Flow { state, ..Flow::default() }.has_ended(protocol), "{state:#b}");
             }
             assert!(!over(protocol::UDP, state, now - 30), "{state:#b}");
         }
         for state in [0, state::REPLIED, ESTABLISHED, ESTABLISHED | state::OPENER_FIN, state::RESPONDER_FIN] {
             assert!(!over(protocol::TCP, state, now - 30), "{state:#b}");
+            assert!(!Flow { state, ..Flow::default() }.has_ended(protocol::TCP), "{state:#b}");
         }
     }
 

@@ -251,6 +251,13 @@ pub(crate) fn share(attachment: u32) -> Option<&'static Share> {
     SHARE.get(attachment)
 }
 
+/// Where an attachment's [`Share::compared`] is, `None` when the id is out of range.
+#[inline(always)]
+pub(crate) fn compared(attachment: u32) -> Option<*mut u32> {
+    // SAFETY: the map's values stay in place as long as the map does; only an address is taken.
+    SHARE.get_ptr_mut(attachment).map(|share| unsafe { &raw mut (*share).compared })
+}
+
 /// Room for a record, `None` when the ring is full of unread ones.
 #[inline(always)]
 pub(crate) fn new_record() -> Option<RingBufEntry<Record>> {
