@@ -164,6 +164,7 @@ impl PolicyIds {
     }
 
     /// The pair as the stored word.
+    #[inline(always)]
     pub const fn to_word(self) -> u64 {
         let [a, b, c, d] = self.ingress.to_ne_bytes();
         let [e, f, g, h] = self.egress.to_ne_bytes();

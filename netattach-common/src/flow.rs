@@ -328,6 +328,13 @@ impl Flow {
         (now.wrapping_sub(self.last_seen) as i32) > timeout(protocol, self.state) as i32
     }
 
+    /// Whether the flow has had a packet so lately that it is not expired, whatever its protocol and state. `now` as in
+    /// [`is_expired`](Self::is_expired).
+    #[inline(always)]
+    pub const fn is_in_use(&self, now: u32) -> bool {
+        (now.wrapping_sub(self.last_seen) as i32) <= SHORTEST_TIMEOUT as i32
+    }
+
     /// Eviction priority within its attachment. Flows that both ends have confirmed and neither has ended are evicted
     /// last; of the same kind, the one idle for longest goes first. `now` as in [`is_expired`](Self::is_expired).
     #[inline(always)]
@@ -353,9 +360,14 @@ impl Flow {
         /// Seconds, of which the first may be nearly none: a segment that was lost is repeated after less than one
         /// (RFC 6298; Linux after 0.2 s and a round trip).
         const LINGERS: i32 = 2;
-        let ended = matches!(protocol, protocol::TCP | protocol::SCTP)
-            && (self.state & state::RST != 0 || self.state & state::CLOSED == state::CLOSED);
-        ended && now.wrapping_sub(self.last_seen) as i32 >= LINGERS
+        self.has_ended(protocol) && now.wrapping_sub(self.last_seen) as i32 >= LINGERS
+    }
+
+    /// Whether the flow is of a connection that both ends have finished, or one has aborted.
+    #[inline(always)]
+    pub const fn has_ended(&self, protocol: u8) -> bool {
+        matches!(protocol, protocol::TCP | protocol::SCTP)
+            && (self.state & state::RST != 0 || self.state & state::CLOSED == state::CLOSED)
     }
 
     /// Whether a packet belongs to this flow, or opens another one between the same ports.
@@ -389,6 +401,9 @@ impl Flow {
         next
     }
 }
+
+/// No flow expires earlier, in seconds.
+const SHORTEST_TIMEOUT: u32 = 10;
 
 /// Idle time in seconds after which a flow expires.
 #[inline(always)]
@@ -467,6 +482,16 @@ mod tests {
         }
     }
 
+    proptest! {
+        #[test]
+        fn a_flow_in_use_is_not_expired(protocol: u8, state: u8, last_seen: u32, idle in -2_i32..20) {
+            let flow = Flow { last_seen, state, ..Flow::default() };
+            let now = last_seen.wrapping_add_signed(idle);
+            prop_assert_eq!(flow.is_in_use(now), idle <= 10);
+            prop_assert!(!(flow.is_in_use(now) && flow.is_expired(protocol, now)));
+        }
+    }
+
     #[test]
     fn what_is_confirmed_and_not_ended_is_missed_most_and_then_what_had_a_packet_last() {
         let flow = |seen, state| Flow { last_seen: seen, state, ..Flow::default() };
@@ -495,11 +520,13 @@ mod tests {
                 let found =
                     [now - 30, now - 2, now - 1, now, now + 1].map(|seen| over(protocol, state, seen));
                 assert_eq!(found, [true, true, false, false, false], "{state:#b}");
+                assert!(Flow { state, ..Flow::default() }.has_ended(protocol), "{state:#b}");
             }
             assert!(!over(protocol::UDP, state, now - 30), "{state:#b}");
         }
         for state in [0, state::REPLIED, ESTABLISHED, ESTABLISHED | state::OPENER_FIN, state::RESPONDER_FIN] {
             assert!(!over(protocol::TCP, state, now - 30), "{state:#b}");
+            assert!(!Flow { state, ..Flow::default() }.has_ended(protocol::TCP), "{state:#b}");
         }
     }
 

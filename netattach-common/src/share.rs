@@ -3,7 +3,8 @@
 //! The table never evicts. Each attachment has its own places, numbered from 0; a flow takes the next place of the
 //! attachment at whose hook it is entered and evicts the flow there: an ended one at once (an expired one, or a
 //! connection that is over, [`Flow::is_over`](crate::Flow::is_over)), otherwise, of [`Share::TRIED`] places, the one
-//! with the lowest priority. So an attachment that enters more flows than it has places loses only its own, whether
+//! with the lowest priority. Where that is a connection that has ended, it is as a rule one of many, and to compare them
+//! is two entries of large tables for each: for the rest of the second the first that has ended is taken. So an attachment that enters more flows than it has places loses only its own, whether
 //! the agent runs or not. The agent sets the number of places of each.
 
 /// Value of `na_share`: one attachment's share of the flow table. All zero: the initial state.
@@ -21,8 +22,9 @@ pub struct Share {
     /// Until when segments without a known connection are accepted as possible answers, seconds of the kernel's
     /// monotonic clock; 0: never. The agent sets it once, if attachments outlive the table that had their flows.
     pub answers_until: u32,
-    /// Zero.
-    pub pad: u32,
+    /// The second of the kernel's monotonic clock in which a new flow last compared the flows at [`Share::TRIED`] places
+    /// and found none to be missed less than a connection that had ended; 0: never. In that second others do without.
+    pub compared: u32,
 }
 
 /// Key of `na_own4` and `na_own6`: a place. The value is the [`FlowKey`](crate::FlowKey) of the flow that took it last.

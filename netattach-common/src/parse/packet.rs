@@ -120,6 +120,24 @@ impl Kind {
 }
 
 impl<A: Version> Packet<A> {
+    /// A whole packet with ports, untagged, of which only its flow matters: its parts have no place.
+    #[inline(always)]
+    pub(super) fn of_flow(tuple: Tuple<A>, signal: Signal) -> Self {
+        Self {
+            tuple,
+            identification: 0,
+            transport: 0,
+            end: 0,
+            kind: Kind::Flow,
+            signal,
+            has_ports: true,
+            has_options: false,
+            icmp_type: 0,
+            tagged: false,
+            network: 0,
+        }
+    }
+
     /// Stores the offsets of the packet's parts, given in bytes from the start of the IP header.
     #[inline(always)]
     pub(super) fn measure(&mut self, header_len: usize, length: u32) {

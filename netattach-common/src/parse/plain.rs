@@ -4,6 +4,8 @@
 use super::bytes::Bytes;
 use super::frame::ETHERNET_LEN;
 use super::header::{IPV4_LEN, IPV6_LEN, Ipv4Header, Ipv6Header, Part, TcpHeader};
+use super::packet::Packet;
+use super::version::Version;
 use crate::flow::{Lane, Signal, Tuple};
 use crate::fragment;
 use crate::protocol::{TCP, UDP};
@@ -16,6 +18,14 @@ pub struct Headers<A> {
     pub tuple: Tuple<A>,
     /// Its effect on a connection.
     pub signal: Signal,
+}
+
+impl<A: Version> Headers<A> {
+    /// The packet that has them, as far as its flow and policies ask: where its parts begin and end is left out.
+    #[inline(always)]
+    pub fn packet(&self) -> Packet<A> {
+        Packet::of_flow(self.tuple, self.signal)
+    }
 }
 
 /// Reads an IPv4 packet behind an Ethernet header without tags. `None`: it is another kind of packet, or malformed.

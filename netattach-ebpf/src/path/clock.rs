@@ -38,7 +38,13 @@ fn next(reading: *mut Reading, tick: u64) -> u64 {
 /// Seconds of the monotonic clock, as of the last timer tick.
 #[inline(always)]
 pub(crate) fn seconds() -> u32 {
-    (nanoseconds() / 1_000_000_000) as u32
+    whole(nanoseconds())
+}
+
+/// The whole seconds of a reading.
+#[inline(always)]
+pub(crate) fn whole(nanoseconds: u64) -> u32 {
+    (nanoseconds / 1_000_000_000) as u32
 }
 
 /// As [`nanoseconds`], from the clock itself: for who is rare and so deep in calls that the stack, of 512 bytes with each

@@ -40,28 +40,54 @@ pub(crate) fn look_up<A: Subprograms>(
         return Ok(Known::Over);
     }
     approve(scope, tuple, entry, forward)?;
-    note(scope, packet.signal, entry, forward, now, ctx.len());
+    note(entry.attachment == scope.id, packet.signal, entry, forward, now, ctx.len());
     Ok(Known::Passes)
 }
 
 /// Whether [`look_up`] would let a packet pass without asking a policy; then it is noted with its flow.
 #[inline(always)]
 pub(crate) fn goes_on<A: Family>(ctx: &TcContext, scope: &Scope, headers: &Headers<A>) -> bool {
+    let now = clock::seconds();
+    let lives = |entry: &Flow| !entry.is_expired(headers.tuple.lane.protocol(), now);
+    continues([scope], headers, lives, now, ctx.len())
+}
+
+/// The same for both ends of a packet, of which a policy isolates at least one, and which are in one network. A flow that
+/// has been idle for longer than the shortest timeout is for [`look_up`].
+#[inline(always)]
+pub(crate) fn goes_on_between<A: Family>(
+    sends: &Scope,
+    receives: &Scope,
+    headers: &Headers<A>,
+    now: u32,
+    bytes: u32,
+) -> bool {
+    continues([sends, receives], headers, |entry| entry.is_in_use(now), now, bytes)
+}
+
+#[inline(always)]
+fn continues<A: Family, const N: usize>(
+    ends: [&Scope; N],
+    headers: &Headers<A>,
+    lives: impl FnOnce(&Flow) -> bool,
+    now: u32,
+    bytes: u32,
+) -> bool {
     let tuple = &headers.tuple;
     let source_is_low = tuple.source_is_low();
-    let Some(entry) = A::flow(&FlowKey::new(scope.zone, tuple, source_is_low)) else { return false };
+    let Some(entry) = A::flow(&FlowKey::new(ends[0].zone, tuple, source_is_low)) else { return false };
     // SAFETY: as in `look_up`.
     let entry = unsafe { &mut *entry };
     let forward = entry.is_forward(source_is_low);
-    let now = clock::seconds();
-    if entry.is_expired(tuple.lane.protocol(), now)
-        || !entry.admits(headers.signal, forward)
-        || !is_approved(scope, entry, Leg::of(scope.side, forward))
-    {
-        return false;
+    let is_certain = lives(entry)
+        && entry.admits(headers.signal, forward)
+        && ends.iter().all(|scope| is_approved(scope, entry, Leg::of(scope.side, forward)));
+    if is_certain {
+        // An end that no policy isolates has no flows.
+        let counted = ends.iter().any(|scope| !scope.policies.none() && entry.attachment == scope.id);
+        note(counted, headers.signal, entry, forward, now, bytes);
     }
-    note(scope, headers.signal, entry, forward, now, ctx.len());
-    true
+    is_certain
 }
 
 /// Judges a packet that belongs to no known flow; returns the flow that it opens, if it is allowed and opens one.
@@ -111,15 +137,14 @@ pub(crate) fn renew<A: Subprograms>(
     opening: Opening,
 ) -> bool {
     let key = FlowKey::new(scope.zone, &packet.tuple, packet.tuple.source_is_low());
-    let mut flow = new_flow(ctx, scope, packet, opening, clock::seconds());
     let Some(entry) = A::flow(&key) else { return false };
     // SAFETY: as in `look_up`.
     let entry = unsafe { &mut *entry };
     if !share::is_own::<A>(scope.id, entry) {
         return false;
     }
-    flow.place = entry.place;
-    *entry = flow;
+    let place = entry.place;
+    *entry = Flow { place, ..new_flow(ctx, scope, packet, opening, clock::seconds()) };
     count_and_record(ctx, scope, packet, opening);
     true
 }
@@ -242,10 +267,10 @@ fn is_approved(scope: &Scope, entry: &Flow, leg: Leg) -> bool {
     policy == 0 || entry.approved_by(leg) == policy
 }
 
-/// Updates a flow for a packet that may pass.
+/// Updates a flow for a packet that may pass. `counted`: at the hooks where its traffic is.
 #[inline(always)]
-fn note(scope: &Scope, signal: Signal, entry: &mut Flow, forward: bool, now: u32, bytes: u32) {
-    if entry.attachment == scope.id {
+fn note(counted: bool, signal: Signal, entry: &mut Flow, forward: bool, now: u32, bytes: u32) {
+    if counted {
         let traffic = if forward { &mut entry.forward } else { &mut entry.backward };
         traffic.packets += 1;
         traffic.bytes += u64::from(bytes);

@@ -1,9 +1,15 @@
-//! The ends of a packet on the fast path: where it comes from, and whether an attachment can receive it.
+//! The ends of a packet on the fast path: where it comes from, whether an attachment can receive it, and how it gets there.
 
-use aya_ebpf::programs::TcContext;
-use netattach_common::{AttachmentRecord, Decline, Mac, attachment::flag};
+use aya_ebpf::{
+    helpers::generated::{bpf_redirect_peer, bpf_skb_change_type},
+    programs::TcContext,
+};
+use netattach_common::{AttachmentRecord, Decline, FastPort, Mac, attachment::flag, parse::ETHERNET_LEN};
 
-use crate::path::{frame, maps};
+use crate::path::{
+    frame::{self, PACKET_HOST},
+    maps,
+};
 
 /// Stands for the receiver when the packet is on its way to an uplink. No attachment has this number.
 pub(crate) const TO_UPLINK: u32 = 0;
@@ -46,4 +52,27 @@ pub(crate) fn ready(attachment: u32, mac: &Mac) -> Result<(), Decline> {
 #[inline(always)]
 pub(crate) fn in_force(record: &AttachmentRecord) -> Result<(), Decline> {
     if record.has(flag::PENDING) || record.host_ifindex == 0 { Err(Decline::Unready) } else { Ok(()) }
+}
+
+/// Whether a frame fits the link of its receiver.
+#[inline(always)]
+pub(crate) fn fits(ctx: &TcContext, port: &FastPort) -> bool {
+    // As the bridge measures it: a packet that is still to be cut into segments fits. That is asked last, as it is written
+    // far from the rest.
+    // SAFETY: the context pointer is valid while the program runs.
+    ctx.len() <= port.mtu + ETHERNET_LEN as u32 || unsafe { (*ctx.skb.skb).gso_size } != 0
+}
+
+/// Puts a packet into the interface of the pod behind a device. Returns the verdict that does it.
+#[inline(always)]
+pub(crate) fn put_into(ctx: &TcContext, device: u32) -> i32 {
+    // SAFETY: the context pointer is valid while the program runs.
+    unsafe {
+        if (*ctx.skb.skb).pkt_type != PACKET_HOST {
+            // The packet is addressed to the pod, not to the device that received it: the pod's stack would not accept
+            // it where the kernel does not do this itself. It cannot fail for a unicast packet.
+            bpf_skb_change_type(ctx.skb.skb, PACKET_HOST);
+        }
+        bpf_redirect_peer(device, 0) as i32
+    }
 }

@@ -2,7 +2,8 @@
 //! links (`route`), or from an uplink to a pod (`uplink`); and from a pod to an uplink, where the node would route
 //! it.
 //!
-//! `na_from_pod` and `na_wire` continue in `na_fast` with the packets that they let pass. It finds the receiver, judges
+//! `na_from_pod` and `na_wire` continue in `na_fast` with the packets that they let pass and that have not taken the
+//! `shortcut`. It finds the receiver, judges
 //! the packet by the receiver's policy and bandwidth as `na_to_pod` would, and moves it into the pod's interface
 //! (`bpf_redirect_peer`): no bridge, no second queue. It is a program of its own because two others continue there. The
 //! ends of a packet are in `endpoint`.
@@ -26,15 +27,14 @@
 
 use aya_ebpf::{
     bindings::{TC_ACT_REDIRECT, TC_ACT_SHOT, TC_ACT_UNSPEC},
-    helpers::generated::{bpf_redirect_peer, bpf_skb_change_type},
     macros::classifier,
     programs::TcContext,
 };
-use netattach_common::{Decline, FastPort, Mac, Side, StationKey, parse::ETHERNET_LEN, uplink};
+use netattach_common::{Decline, FastPort, Mac, Side, StationKey, uplink};
 
 use crate::path::{
     clock, count,
-    endpoint::{Origin, TO_UPLINK, in_force, ready},
+    endpoint::{Origin, TO_UPLINK, fits, in_force, put_into, ready},
     frame::{self, PACKET_HOST},
     judge,
     log::{self, Stage},
@@ -162,18 +162,9 @@ fn switched(ctx: &TcContext, origin: &Origin, attachment: u32, mac: &Mac) -> Res
     if fits(ctx, port) { Ok(attachment) } else { Err(Decline::TooBig) }
 }
 
-/// Whether a frame fits the link of its receiver.
-#[inline(always)]
-fn fits(ctx: &TcContext, port: &FastPort) -> bool {
-    // As the bridge measures it: a packet that is still to be cut into segments fits.
-    // SAFETY: the context pointer is valid while the program runs.
-    let whole = unsafe { (*ctx.skb.skb).gso_size } == 0;
-    !whole || ctx.len() <= port.mtu + ETHERNET_LEN as u32
-}
-
 /// Judges a packet by the receiver's policy and puts it into the receiver's interface.
 #[inline(always)]
-fn deliver(ctx: &TcContext, to: u32) -> i32 {
+pub(crate) fn deliver(ctx: &TcContext, to: u32) -> i32 {
     // It was there a moment ago: nobody is left for whom the packet could be counted.
     let Some(record) = maps::record(to) else {
         return TC_ACT_SHOT as i32;
@@ -186,13 +177,5 @@ fn deliver(ctx: &TcContext, to: u32) -> i32 {
         return TC_ACT_SHOT as i32;
     }
     count::fast_path(to, ctx.len());
-    // SAFETY: the context pointer is valid while the program runs.
-    unsafe {
-        if (*ctx.skb.skb).pkt_type != PACKET_HOST {
-            // The packet is addressed to the pod, not to the device that received it: the pod's stack would not accept
-            // it where the kernel does not do this itself. It cannot fail for a unicast packet.
-            bpf_skb_change_type(ctx.skb.skb, PACKET_HOST);
-        }
-        bpf_redirect_peer(device, 0) as i32
-    }
+    put_into(ctx, device)
 }

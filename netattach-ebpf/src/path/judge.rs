@@ -9,14 +9,14 @@ use netattach_common::{
 
 use crate::path::{
     antispoof::{self, Sender},
-    conntrack, count,
+    count, enforce,
     frame::{self, Skb},
     limit,
     log::{self, Stage},
     plain, record,
     scope::Scope,
     subprograms::{NULL_ARGUMENT, Subprograms, reference},
-    verdict::{Denied, Encode, Known, PacketClass},
+    verdict::{Denied, Encode, PacketClass},
 };
 
 /// Judges a packet, counts it and, if it is dropped, writes a record of it. `Err`: the packet must be dropped.
@@ -67,7 +67,10 @@ pub(crate) fn judge(ctx: &TcContext, scope: &Scope) -> Result<PacketClass, Denie
     if scope.side == Side::ToPod && unguarded {
         return Ok(PacketClass::Control);
     }
-    Encode::decode(na_judge(ctx.skb.skb, scope))
+    match plain::verdict(ctx, scope) {
+        Some(verdict) => verdict.map(|()| PacketClass::Data),
+        None => Encode::decode(na_judge(ctx.skb.skb, scope)),
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -75,7 +78,6 @@ pub(crate) fn judge(ctx: &TcContext, scope: &Scope) -> Result<PacketClass, Denie
 fn na_judge(skb: *mut __sk_buff, scope: *const Scope) -> u32 {
     let ctx = TcContext::new(skb);
     let answer = match reference(scope) {
-        Some(scope) if plain::passes(&ctx, scope) => Ok(PacketClass::Data),
         Some(scope) => judge_frame(&ctx, scope),
         None => Err(NULL_ARGUMENT),
     };
@@ -149,7 +151,7 @@ fn ip<A: Subprograms + Sender + log::Addresses>(
         }
         Ok(false) => {
             log::answer(scope.id, Stage::Sender, false);
-            judge_ip(ctx, scope, packet)
+            enforce::policies(ctx, scope, packet)
         }
         Err(denied) => {
             log::denial(scope.id, Stage::Sender, denied);
@@ -177,60 +179,4 @@ fn is_judged_there<A: Subprograms>(
 ) -> bool {
     let control = packet.tagged || packet.kind == Kind::LinkControl;
     !control && antispoof::is_own_routable(scope, record, own)
-}
-
-/// Applies the policies to a packet.
-#[inline(always)]
-pub(crate) fn judge_ip<A: Subprograms>(
-    ctx: &TcContext,
-    scope: &Scope,
-    packet: &mut Packet<A>,
-) -> Result<(), Denied> {
-    let pending = scope.has(flag::PENDING);
-    if !pending && scope.policies.none() {
-        return Ok(());
-    }
-    if packet.kind == Kind::LinkControl {
-        if A::stays_on_link(ctx, scope, packet)? {
-            return Ok(());
-        }
-        packet.kind = Kind::Flow;
-    }
-    if pending {
-        return Err(DropReason::Pending.into());
-    }
-    if packet.kind.is_fragment() {
-        A::complete_fragment(scope, packet);
-    }
-    let accepted = packet.tuple.lane.protocol() == A::ICMP && scope.has(A::ACCEPT_ICMP);
-    let of_flow = !matches!(packet.kind, Kind::IcmpError | Kind::LaterFragment) && !accepted;
-    let known = if of_flow {
-        let known = A::look_up(ctx, scope, packet);
-        log::outcome(scope.id, Stage::Flow, &known);
-        known?
-    } else {
-        Known::Absent
-    };
-    if known == Known::Passes {
-        return Ok(());
-    }
-    antispoof::from_others(scope, packet)?;
-    match packet.kind {
-        _ if accepted => Ok(()),
-        Kind::IcmpError if A::is_answer(ctx, scope, packet) => Ok(()),
-        Kind::IcmpError => conntrack::without_ports(scope, packet, DropReason::IcmpUnrelated),
-        Kind::LaterFragment => conntrack::without_ports(scope, packet, DropReason::FragmentMiss),
-        _ => {
-            let opening = A::open(scope, packet);
-            log::policy(scope.id, &opening);
-            let opening = opening?;
-            if !opening.is_any() {
-                return Ok(());
-            }
-            let renewed = known == Known::Over && A::renew(ctx, scope, packet, opening);
-            let entered = if renewed { Ok(()) } else { A::enter(ctx, scope, packet, opening) };
-            log::outcome(scope.id, Stage::Place, &entered);
-            entered
-        }
-    }
 }

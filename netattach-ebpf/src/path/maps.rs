@@ -158,18 +158,30 @@ pub(crate) fn attachment_of(ifindex: u32) -> Option<u32> {
 /// still right.
 #[inline(always)]
 pub(crate) fn owner_of(ifindex: u32) -> (u32, Option<&'static AttachmentRecord>) {
-    let Some(slot) = HINT.get_ptr_mut(ifindex & (HINTS as u32 - 1)) else { return (0, None) };
-    // SAFETY: an aligned word of a map value, which stays in place as long as the map does. Other CPUs only ever write
-    // the number of an attachment there.
-    let hint = unsafe { slot.read_volatile() };
-    let hinted = record(hint);
-    if hinted.is_some_and(|record| record.has(flag::PRESENT) && record.host_ifindex == ifindex) {
-        return (hint, hinted);
+    if let Some((hint, record)) = last_owner(ifindex) {
+        return (hint, Some(record));
     }
     let Some(found) = attachment_of(ifindex) else { return (0, None) };
-    // SAFETY: as above.
-    unsafe { slot.write_volatile(found) };
+    if let Some(slot) = owner_slot(ifindex) {
+        // SAFETY: an aligned word of a map value, which stays in place as long as the map does. Other CPUs only ever
+        // write the number of an attachment there.
+        unsafe { slot.write_volatile(found) };
+    }
     (found, record(found))
+}
+
+/// The attachment that [`owner_of`] found last in the slot of that device, and its record, if it still is the device's.
+#[inline(always)]
+pub(crate) fn last_owner(ifindex: u32) -> Option<(u32, &'static AttachmentRecord)> {
+    // SAFETY: as in `owner_of`.
+    let hint = unsafe { owner_slot(ifindex)?.read_volatile() };
+    let record = record(hint)?;
+    (record.has(flag::PRESENT) && record.host_ifindex == ifindex).then_some((hint, record))
+}
+
+#[inline(always)]
+fn owner_slot(ifindex: u32) -> Option<*mut u32> {
+    HINT.get_ptr_mut(ifindex & (HINTS as u32 - 1))
 }
 
 /// The record of an attachment, `None` when the id is out of range.
@@ -237,6 +249,13 @@ pub(crate) fn limits(attachment: u32) -> Option<*mut Limits> {
 #[inline(always)]
 pub(crate) fn share(attachment: u32) -> Option<&'static Share> {
     SHARE.get(attachment)
+}
+
+/// Where an attachment's [`Share::compared`] is, `None` when the id is out of range.
+#[inline(always)]
+pub(crate) fn compared(attachment: u32) -> Option<*mut u32> {
+    // SAFETY: the map's values stay in place as long as the map does; only an address is taken.
+    SHARE.get_ptr_mut(attachment).map(|share| unsafe { &raw mut (*share).compared })
 }
 
 /// Room for a record, `None` when the ring is full of unread ones.

@@ -29,13 +29,14 @@
 //!    source MAC, ARP, source address and neighbour discovery are checked (`antispoof`).
 //! 3. ARP, neighbour discovery and multicast listener messages pass (`icmp`). While the policy is pending nothing
 //!    else does. Other ethertypes than IP pass.
-//! 4. A pod isolated in any direction: the flow table, then the policy (`fragment`, `conntrack`, `policy`); a new
-//!    flow takes a place among its attachment's (`share`). Where the node may translate addresses, behind that
-//!    (`routed`).
+//! 4. A pod isolated in any direction: the flow table, then the policy (`enforce` by way of `fragment`, `conntrack`,
+//!    `policy`); a new flow takes a place among its attachment's (`share`). Where the node may translate addresses,
+//!    behind that (`routed`).
 //! 5. What may pass is charged to the attachment's bandwidth (`limit`).
 //!
-//! Most packets are none for which all of this has to be asked: `plain` lets those pass of which it is certain, and
-//! leaves all others to `judge`.
+//! Most packets are none for which all of this has to be asked: `plain` judges those of which it is certain, and leaves
+//! all others to `judge`. From pod to pod of a bridge most are judged for both ends at once and put into the receiver's
+//! interface (`shortcut`), without `na_fast`.
 //!
 //! Every packet is counted by its `verdict`, drops by reason (`count`); new flows and drops are written as records
 //! for the agent (`record`). What each stage makes of a packet can be logged, in an object built for that (`log`).
@@ -50,6 +51,7 @@ mod clock;
 mod conntrack;
 mod count;
 mod endpoint;
+mod enforce;
 mod family;
 mod fast;
 mod fragment;
@@ -69,6 +71,7 @@ mod route;
 mod routed;
 mod scope;
 mod share;
+mod shortcut;
 mod subprograms;
 mod uplink;
 mod verdict;

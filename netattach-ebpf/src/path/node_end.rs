@@ -7,10 +7,19 @@ use aya_ebpf::{
 };
 use netattach_common::Side;
 
-use crate::path::{fast, frame, judge, maps, scope::Scope};
+use crate::path::{
+    fast, frame, judge, maps,
+    scope::Scope,
+    shortcut::{self, Way},
+};
 
 #[classifier]
 pub(crate) fn na_from_pod(ctx: TcContext) -> i32 {
+    match shortcut::take(&ctx) {
+        Way::Taken(verdict) => return verdict,
+        Way::Sent(receiver) => return fast::deliver(&ctx, receiver),
+        Way::NotTaken => {}
+    }
     let (id, record) = maps::owner_of(frame::ifindex(&ctx));
     let scope =
         record.and_then(|record| Scope::within(id, record, Side::FromPod)).map(Scope::beside_the_stack);

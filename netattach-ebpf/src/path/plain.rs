@@ -1,8 +1,9 @@
-//! The packets that most are, judged in one go: whole packets of TCP and UDP, of a pod that no policy isolates or of a
-//! flow that goes on.
+//! The packets that most are, judged in one go: whole packets of TCP and UDP.
 //!
-//! This only says that a packet passes, never that it does not. Whatever is not certain here is asked again in the order
-//! of `judge`, which answers the same for what passes here:
+//! One function lets those pass of which it is certain: of a pod that no policy isolates, or of a flow that goes on. What
+//! is left to the policies' tables is a function of its own, as few packets need it and it takes much memory. Of a packet
+//! that is not certain to be one of these neither says anything: it is asked again in the order of `judge`, which
+//! answers the same for what is judged here:
 //!
 //! | question of `judge` | here |
 //! |---|---|
@@ -13,13 +14,13 @@
 //! | staying a host | no datagram to a port of DHCP clients; all other rules are about packets that are not read here |
 //! | policy in force | it is |
 //! | left to the node's packet filter | not if it goes there |
-//! | isolation | no policy, or a flow that the policies in force have approved |
+//! | isolation | no policy, a flow that the policies in force have approved, or else what `enforce` says |
 //!
-//! In the object that logs nothing passes here, so that all stages are heard.
+//! In the object that logs nothing is judged here, so that all stages are heard.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use netattach_common::{
-    Ip4, Ip6, Side,
+    AttachmentRecord, DropReason, Ip4, Ip6, Side,
     attachment::flag,
     parse::{
         Bytes, EthernetHeader,
@@ -29,71 +30,145 @@ use netattach_common::{
 };
 
 use crate::path::{
-    conntrack,
+    conntrack, enforce,
     family::Family,
     frame::{self, Skb},
+    record,
     scope::Scope,
-    subprograms::reference,
+    subprograms::{NULL_ARGUMENT, Subprograms, reference},
+    verdict::{Denied, Encode},
 };
 
-/// Whether a packet is one of these, and passes as data.
+/// What is said of a packet. Numbers, as a function's result is.
+mod answer {
+    /// It passes.
+    pub(super) const PASSES: u32 = 0;
+    /// It is one of these, and its flow and the policies are to be asked ([`enforce`]).
+    pub(super) const FIRST: u32 = 1;
+    /// It is none, or only `judge` can say so.
+    pub(super) const UNCERTAIN: u32 = 2;
+}
+
+/// The verdict on a packet that is one of these; if it passes, then as data. `None`: that is for `judge` to say.
 #[inline(always)]
-pub(crate) fn passes(ctx: &TcContext, scope: &Scope) -> bool {
+pub(crate) fn verdict(ctx: &TcContext, scope: &Scope) -> Option<Result<(), Denied>> {
     if cfg!(feature = "log") {
-        return false;
+        return None;
     }
-    let answer =
-        if frame::says_ipv6(ctx) { na_plain6(ctx.skb.skb, scope) } else { na_plain4(ctx.skb.skb, scope) };
-    answer != 0
+    let skb = ctx.skb.skb;
+    let six = frame::says_ipv6(ctx);
+    match if six { na_plain6(skb, scope) } else { na_plain4(skb, scope) } {
+        answer::PASSES => Some(Ok(())),
+        answer::FIRST => {
+            Some(Encode::decode(if six { na_first6(skb, scope) } else { na_first4(skb, scope) }))
+        }
+        _ => None,
+    }
 }
 
 #[unsafe(no_mangle)]
 #[inline(never)]
 fn na_plain4(skb: *mut __sk_buff, scope: *const Scope) -> u32 {
-    let Some(scope) = reference(scope) else { return 0 };
-    is_certain::<Ip4>(&TcContext::new(skb), scope, plain::ipv4).into()
+    let Some(scope) = reference(scope) else { return answer::UNCERTAIN };
+    ask::<Ip4>(&TcContext::new(skb), scope, plain::ipv4).unwrap_or(answer::UNCERTAIN)
 }
 
 #[unsafe(no_mangle)]
 #[inline(never)]
 fn na_plain6(skb: *mut __sk_buff, scope: *const Scope) -> u32 {
-    let Some(scope) = reference(scope) else { return 0 };
-    is_certain::<Ip6>(&TcContext::new(skb), scope, plain::ipv6).into()
+    let Some(scope) = reference(scope) else { return answer::UNCERTAIN };
+    ask::<Ip6>(&TcContext::new(skb), scope, plain::ipv6).unwrap_or(answer::UNCERTAIN)
 }
 
-/// Whether `judge` would let a packet pass as data.
+/// Asks all questions but for those that take the policies' tables.
 #[inline(always)]
-fn is_certain<A: Family>(
+fn ask<A: Family>(
     ctx: &TcContext,
     scope: &Scope,
     read: impl FnOnce(&Skb) -> Option<Headers<A>>,
-) -> bool {
+) -> Option<u32> {
+    let frame = frame::at::<EthernetHeader>(ctx, 0).ok()?;
+    let headers = headers(ctx, scope, frame, None, read)?;
+    if scope.policies.none() {
+        return Some(answer::PASSES);
+    }
+    if scope.leaves_to_the_node() && frame::passes_the_node(ctx, scope, &frame.destination) {
+        return None;
+    }
+    // What opens a connection is judged by the policy: a look into the table would be one too many.
+    let passes = !headers.signal.opens() && conntrack::goes_on(ctx, scope, &headers);
+    Some(if passes { answer::PASSES } else { answer::FIRST })
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn na_first4(skb: *mut __sk_buff, scope: *const Scope) -> u32 {
+    match reference(scope) {
+        Some(scope) => judge::<Ip4>(&TcContext::new(skb), scope, plain::ipv4).encode(),
+        None => Err::<(), _>(NULL_ARGUMENT).encode(),
+    }
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn na_first6(skb: *mut __sk_buff, scope: *const Scope) -> u32 {
+    match reference(scope) {
+        Some(scope) => judge::<Ip6>(&TcContext::new(skb), scope, plain::ipv6).encode(),
+        None => Err::<(), _>(NULL_ARGUMENT).encode(),
+    }
+}
+
+/// Judges a packet about which [`ask`] has left nothing else open.
+#[inline(always)]
+fn judge<A: Subprograms>(
+    ctx: &TcContext,
+    scope: &Scope,
+    read: impl FnOnce(&Skb) -> Option<Headers<A>>,
+) -> Result<(), Denied> {
+    let Some(headers) = read(&Skb::of(ctx)) else { return Err(DropReason::Malformed.into()) };
+    let mut packet = headers.packet();
+    enforce::policies(ctx, scope, &mut packet).map_err(|denied| {
+        record::dropped(ctx, scope, &packet, denied);
+        denied.recorded()
+    })
+}
+
+/// The headers of a packet that is one of these and of which only its flow is to be judged. `None`: it is none, or not of
+/// its pod. `own`: the attachment's record, if it has been looked up.
+#[inline(always)]
+pub(crate) fn headers<A: Family>(
+    ctx: &TcContext,
+    scope: &Scope,
+    frame: &EthernetHeader,
+    own: Option<&AttachmentRecord>,
+    read: impl FnOnce(&Skb) -> Option<Headers<A>>,
+) -> Option<Headers<A>> {
     let skb = Skb::of(ctx);
     let (tagged, _) = skb.tag_beside();
-    let Ok(frame) = frame::at::<EthernetHeader>(ctx, 0) else { return false };
     // Who takes a frame goes by its protocol, which a packet socket may have named otherwise.
     let is_of_family = frame.ethertype == A::ETHERTYPE.to_be() && frame::protocol(ctx) == A::ETHERTYPE;
     if tagged || !is_of_family || scope.is_pending() {
-        return false;
+        return None;
     }
-    let Some(headers) = read(&skb) else { return false };
-    if scope.side == Side::FromPod && !is_of_its_pod(scope, frame, &headers) {
-        return false;
-    }
-    if scope.policies.none() {
-        return true;
-    }
-    if scope.leaves_to_the_node() && frame::passes_the_node(ctx, scope, &frame.destination) {
-        return false;
-    }
-    // What opens a connection is judged by the policy: a look into the table would be one too many.
-    !headers.signal.opens() && conntrack::goes_on(ctx, scope, &headers)
+    let headers = read(&skb)?;
+    let passes = scope.side == Side::ToPod || {
+        let own = match own {
+            Some(own) => own,
+            None => scope.record().ok()?,
+        };
+        is_of_its_pod(scope, own, frame, &headers)
+    };
+    passes.then_some(headers)
 }
 
 /// Whether a packet comes from its pod's addresses, and is not to clients of DHCP.
 #[inline(always)]
-fn is_of_its_pod<A: Family>(scope: &Scope, frame: &EthernetHeader, headers: &Headers<A>) -> bool {
-    let Ok(record) = scope.record() else { return false };
+fn is_of_its_pod<A: Family>(
+    scope: &Scope,
+    record: &AttachmentRecord,
+    frame: &EthernetHeader,
+    headers: &Headers<A>,
+) -> bool {
     let tuple = &headers.tuple;
     if scope.has(flag::CHECK_MAC) {
         // Only servers send to the ports of DHCP and DHCPv6 clients.

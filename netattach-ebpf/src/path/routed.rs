@@ -27,9 +27,8 @@ use netattach_common::{
 };
 
 use crate::path::{
-    count,
+    count, enforce,
     frame::{self, Skb},
-    judge,
     log::{self, Stage},
     maps, record,
     scope::Scope,
@@ -128,7 +127,7 @@ fn refuses<A: Routed>(
     if scope.policies.none() && !scope.is_pending() {
         return false;
     }
-    let Err(denied) = read.and_then(|()| judge::judge_ip(ctx, &scope, packet)) else { return false };
+    let Err(denied) = read.and_then(|()| enforce::policies(ctx, &scope, packet)) else { return false };
     record::dropped(ctx, &scope, packet, denied);
     log::denial(attachment, Stage::Routed, denied);
     count::packet(attachment, side, ctx.len(), Err(denied));

@@ -34,10 +34,13 @@ impl Scope {
     /// The same with the attachment's record already looked up.
     #[inline(always)]
     pub(crate) fn within(id: u32, record: &AttachmentRecord, side: Side) -> Option<Self> {
-        if !record.has(flag::PRESENT) {
-            return None;
-        }
-        Some(Self { id, flags: record.flags, zone: record.zone, side, policies: maps::policies(id) })
+        record.has(flag::PRESENT).then(|| Self::present(id, record, side))
+    }
+
+    /// The same of a record that is known to be in use.
+    #[inline(always)]
+    pub(crate) fn present(id: u32, record: &AttachmentRecord, side: Side) -> Self {
+        Self { id, flags: record.flags, zone: record.zone, side, policies: maps::policies(id) }
     }
 
     /// The same scope on the node's end of a link, with the node's stack behind or before it.

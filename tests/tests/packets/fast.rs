@@ -24,7 +24,7 @@ pub(super) struct FastRig {
 
 /// Counter changes caused by a packet.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Moved {
+pub(super) struct Moved {
     verdict: i32,
     sent: u64,
     received: u64,
@@ -51,7 +51,7 @@ impl FastRig {
         self.rig.dataplane.attachments().put(PEER, &attachment).unwrap();
     }
 
-    fn send(&self, frame: &[u8]) -> Moved {
+    pub(super) fn send(&self, frame: &[u8]) -> Moved {
         let look = || {
             let dataplane = &self.rig.dataplane;
             (dataplane.stats(POD).unwrap(), dataplane.stats(PEER).unwrap(), self.fast_stats())
@@ -81,12 +81,17 @@ impl FastRig {
     }
 }
 
-fn taken() -> Moved {
+pub(super) fn taken() -> Moved {
     Moved { verdict: REDIRECT, sent: 1, received: 1, fast_path: 1, ..Moved::default() }
 }
 
+/// Let pass for the sender, and denied by the receiver's policy.
+pub(super) fn refused() -> Moved {
+    Moved { verdict: DROP, sent: 1, received_dropped: 1, ..Moved::default() }
+}
+
 /// Left to the stack for a reason; `None`: not counted.
-fn declined(reason: impl Into<Option<Decline>>) -> Moved {
+pub(super) fn declined(reason: impl Into<Option<Decline>>) -> Moved {
     let declined = reason.into().map(|reason| (reason, 1)).into_iter().collect();
     Moved { verdict: STACK, sent: 1, declined, ..Moved::default() }
 }
@@ -239,8 +244,7 @@ fn the_receivers_policy_holds_on_the_fast_path() {
     let ingress = rig.rig.install(&from_pod_only);
     rig.rig.dataplane.policies().set(PEER, PolicyIds { ingress, egress: 0 }).unwrap();
     assert_eq!(rig.send(&from_pod().tcp(1, 80, SYN).frame()), taken());
-    let refused = Moved { verdict: DROP, sent: 1, received_dropped: 1, ..Moved::default() };
-    assert_eq!(rig.send(&from_pod().tcp(1, 81, SYN).frame()), refused);
+    assert_eq!(rig.send(&from_pod().tcp(1, 81, SYN).frame()), refused());
     assert_eq!(rig.rig.dataplane.stats(PEER).unwrap().drops[DropReason::IngressPort as usize], 1);
 }
 

@@ -38,6 +38,7 @@ mod random;
 mod rig;
 mod sender;
 mod shares;
+mod shortcut;
 mod swaps;
 mod vlans;
 mod wire;

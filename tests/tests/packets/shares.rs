@@ -124,6 +124,20 @@ fn what_has_ended_makes_room_first_and_what_had_a_packet_last_stays() {
     assert_eq!(rig.dataplane.stats(POD).unwrap().flows_displaced, 1);
 }
 
+/// A TCP connection of the pod from its first packet to its last.
+fn finished(rig: &Rig, port: u16) {
+    let (there, back) = (from_pod(), to_pod());
+    for (side, packet) in [
+        (FromPod, there.clone().tcp(port, 80, SYN)),
+        (ToPod, back.clone().tcp(80, port, SYN | ACK)),
+        (FromPod, there.clone().tcp(port, 80, tcp::FIN | ACK)),
+        (ToPod, back.tcp(80, port, tcp::FIN | ACK)),
+        (FromPod, there.tcp(port, 80, ACK)),
+    ] {
+        at(rig, POD, side, &packet);
+    }
+}
+
 /// A connection that both ends have finished gives its place to the first flow that comes by, without a look at others;
 /// in its first second only if all are like it.
 #[test]
@@ -131,18 +145,7 @@ fn a_connection_that_is_over_makes_room_at_once() {
     let rig = two();
     rig.put(Checks::default());
     rig.set_share(|share| share.most_v4 = 4);
-    let whole = |port| {
-        let (there, back) = (from_pod(), to_pod());
-        for (side, packet) in [
-            (FromPod, there.clone().tcp(port, 80, SYN)),
-            (ToPod, back.clone().tcp(80, port, SYN | ACK)),
-            (FromPod, there.clone().tcp(port, 80, tcp::FIN | ACK)),
-            (ToPod, back.tcp(80, port, tcp::FIN | ACK)),
-            (FromPod, there.tcp(port, 80, ACK)),
-        ] {
-            at(&rig, POD, side, &packet);
-        }
-    };
+    let whole = |port| finished(&rig, port);
     let ports = || flows_of(&rig, POD).into_iter().map(|flow| flow.0).collect::<Vec<_>>();
     (1001..=1004).for_each(whole);
     let asked = || rig.share(POD).next_v4;
@@ -157,6 +160,29 @@ fn a_connection_that_is_over_makes_room_at_once() {
     assert_eq!(ports().len(), 4);
     let stats = rig.dataplane.stats(POD).unwrap();
     assert_eq!((stats.new_flows, stats.flows_displaced), (9, 5));
+}
+
+/// Where a look at others has found only connections that have ended, they are not compared again in that second; a
+/// flow that goes on keeps its place all the same.
+#[test]
+fn connections_that_have_only_just_ended_are_compared_once_a_second() {
+    let rig = two();
+    rig.put(Checks::default());
+    rig.set_share(|share| share.most_v4 = 4);
+    connection(&rig, POD, POD_V4);
+    (1001..=1003).for_each(|port| finished(&rig, port));
+    let looked = |port| {
+        let before = rig.share(POD).next_v4;
+        finished(&rig, port);
+        rig.share(POD).next_v4 - before
+    };
+    let looks: Vec<u64> = (1004..1034).map(looked).collect();
+    assert_eq!(looks[0], u64::from(Share::TRIED));
+    // One place more where the flow that goes on has its turn. A second may begin meanwhile.
+    let few = looks.iter().filter(|looks| **looks <= 2).count();
+    assert!(few >= looks.len() - 3, "{looks:?}");
+    let flows = flows_of(&rig, POD);
+    assert!(flows.contains(&IDLE) && flows.len() == 4, "{flows:?}");
 }
 
 #[test]

@@ -8,7 +8,9 @@
 //! | subprogram | does | stands in |
 //! |---|---|---|
 //! | `na_judge` | reads a frame, checks what a pod says of itself, and goes on with one of the following | `judge` |
+//! | `na_shortcut4`, `na_shortcut6` | take most packets from a pod to another of its bridge there | `shortcut` |
 //! | `na_plain4`, `na_plain6` | let most packets pass before that, in one go | `plain` |
+//! | `na_first4`, `na_first6` | judge those of them that may begin a flow | `plain` |
 //! | `na_tags` | walks over VLAN tags | `frame` |
 //! | `na_read4`, `na_read6` | read IP and transport headers | `functions` |
 //! | `na_options`, `na_neighbour` | check IPv4 options and neighbour discovery that a pod sends | `antispoof` |

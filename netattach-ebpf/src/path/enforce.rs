@@ -1,0 +1,72 @@
+//! Applies the policies to a packet whose headers are read: by its flow, or as the first of one.
+
+use aya_ebpf::programs::TcContext;
+use netattach_common::{
+    DropReason,
+    attachment::flag,
+    parse::{Kind, Packet},
+};
+
+use crate::path::{
+    antispoof, conntrack,
+    log::{self, Stage},
+    scope::Scope,
+    subprograms::Subprograms,
+    verdict::{Denied, Known},
+};
+
+/// Whether an attachment's policies let a packet pass.
+#[inline(always)]
+pub(crate) fn policies<A: Subprograms>(
+    ctx: &TcContext,
+    scope: &Scope,
+    packet: &mut Packet<A>,
+) -> Result<(), Denied> {
+    let pending = scope.has(flag::PENDING);
+    if !pending && scope.policies.none() {
+        return Ok(());
+    }
+    if packet.kind == Kind::LinkControl {
+        if A::stays_on_link(ctx, scope, packet)? {
+            return Ok(());
+        }
+        packet.kind = Kind::Flow;
+    }
+    if pending {
+        return Err(DropReason::Pending.into());
+    }
+    if packet.kind.is_fragment() {
+        A::complete_fragment(scope, packet);
+    }
+    let accepted = packet.tuple.lane.protocol() == A::ICMP && scope.has(A::ACCEPT_ICMP);
+    let of_flow = !matches!(packet.kind, Kind::IcmpError | Kind::LaterFragment) && !accepted;
+    let known = if of_flow {
+        let known = A::look_up(ctx, scope, packet);
+        log::outcome(scope.id, Stage::Flow, &known);
+        known?
+    } else {
+        Known::Absent
+    };
+    if known == Known::Passes {
+        return Ok(());
+    }
+    antispoof::from_others(scope, packet)?;
+    match packet.kind {
+        _ if accepted => Ok(()),
+        Kind::IcmpError if A::is_answer(ctx, scope, packet) => Ok(()),
+        Kind::IcmpError => conntrack::without_ports(scope, packet, DropReason::IcmpUnrelated),
+        Kind::LaterFragment => conntrack::without_ports(scope, packet, DropReason::FragmentMiss),
+        _ => {
+            let opening = A::open(scope, packet);
+            log::policy(scope.id, &opening);
+            let opening = opening?;
+            if !opening.is_any() {
+                return Ok(());
+            }
+            let renewed = known == Known::Over && A::renew(ctx, scope, packet, opening);
+            let entered = if renewed { Ok(()) } else { A::enter(ctx, scope, packet, opening) };
+            log::outcome(scope.id, Stage::Place, &entered);
+            entered
+        }
+    }
+}
