@@ -10,7 +10,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::frame::{self, FrameError};
-use crate::message::{Hello, PROTOCOL};
+use crate::message::{Answer, Hello, PROTOCOL};
 
 /// Timeouts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,15 +104,6 @@ impl ClientError {
     pub fn is_outcome_unknown(&self) -> bool {
         matches!(self, Self::Broken { .. } | Self::Slow { .. } | Self::Garbled { .. })
     }
-}
-
-/// What the agent answers.
-pub trait Answer: DeserializeOwned {
-    /// The answer.
-    ///
-    /// # Errors
-    /// The agent's reason where it refused the request.
-    fn taken(self) -> Result<Self, String>;
 }
 
 /// Sends one request and returns the answer, never a refusal.

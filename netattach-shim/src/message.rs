@@ -3,9 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-
-use crate::client::Answer;
 
 /// Number of this protocol. Peers with different numbers do not talk.
 pub const PROTOCOL: u32 = 1;
@@ -17,6 +16,15 @@ pub struct Hello {
     pub protocol: u32,
     /// Version of the sender's software, for messages.
     pub version: String,
+}
+
+/// What the agent answers.
+pub trait Answer: DeserializeOwned {
+    /// The answer.
+    ///
+    /// # Errors
+    /// The agent's reason where it refused the request.
+    fn taken(self) -> Result<Self, String>;
 }
 
 /// A call of the CNI executable as the container runtime made it.

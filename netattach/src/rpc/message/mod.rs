@@ -24,7 +24,7 @@ pub mod policy;
 pub mod pools;
 pub mod status;
 
-use netattach_shim::client::Answer;
+use netattach_shim::message::Answer;
 use serde::{Deserialize, Serialize};
 
 use crate::objects::ObjectName;
