@@ -22,7 +22,10 @@ pub(super) fn move_default_routes(
     let before = default_routes(pod)?;
     let own = before.iter().filter(|route| route.interface == Some(index)).map(described);
     let wanted: Vec<Route> = if wanted.is_empty() { own.collect() } else { wanted.to_vec() };
-    for route in &wanted {
+    // What is there is not sent again: it may lead to a gateway that is only on the link because that was said when it was made.
+    let is_here =
+        |route: &&Route| before.iter().any(|found| found.interface == Some(index) && is(found, route));
+    for route in wanted.iter().filter(|route| !is_here(route)) {
         pod.ensure_route_beside_others(index, route).map_err(|source| unreachable(route, source))?;
     }
     let is_wanted =

@@ -13,7 +13,8 @@ use netattach_tests::{Node, Pod};
 use serde_json::{Value, json};
 
 /// A node whose default network brings default routes of both families, with these pods. `flat` and `gateway` are
-/// bridges, of which `gateway` brings default routes; `routed` is a routed veth; `foreign` and `foreign-gateway` are of
+/// bridges, of which `gateway` brings default routes; `routed` and `routed-gateway` are routed veths, of which the latter brings
+/// them; `foreign` and `foreign-gateway` are of
 /// an executed plugin, the latter with a default route.
 fn node(pods: &[(&str, Value)]) -> Node {
     let mut node = Node::new(&[]).unwrap();
@@ -26,6 +27,9 @@ fn node(pods: &[(&str, Value)]) -> Node {
     let gateway = json!({"type": "bridge", "bridge": "br2", "isDefaultGateway": true,
         "ipam": node.host_local(&["10.54.0.0/24", "fd00:54::/64"])});
     let routed = json!({"type": "veth", "ipam": node.host_local(&["10.51.0.0/24", "fd00:51::/64"])});
+    let mut routed_gateway = routed.clone();
+    routed_gateway["ipam"] = node.host_local(&["10.56.0.0/24", "fd00:56::/64"]);
+    routed_gateway["isDefaultGateway"] = json!(true);
     let foreign = json!({"type": "macvlan", "master": WIRE, "ipam": node.host_local(&["10.52.0.0/24"])});
     let mut foreign_gateway =
         json!({"type": "macvlan", "master": WIRE, "ipam": node.host_local(&["10.55.0.0/24"])});
@@ -34,6 +38,7 @@ fn node(pods: &[(&str, Value)]) -> Node {
         ("flat", flat),
         ("gateway", gateway),
         ("routed", routed),
+        ("routed-gateway", routed_gateway),
         ("foreign", foreign),
         ("foreign-gateway", foreign_gateway),
     ] {
@@ -124,6 +129,13 @@ fn the_default_routes_are_where_the_pod_asks_for_them() {
         },
         Row {
             networks: json!([{"name": "routed", "default-route": ["10.51.0.1", "fe80::1"]}]),
+            routes: &["v4 via 169.254.1.1 dev net1 0", "v6 via fe80::1 dev net1 1024"],
+            status: json!(["169.254.1.1", "fe80::1"]),
+            result: Value::Null,
+        },
+        // Gateways that the link leads to by its routes alone.
+        Row {
+            networks: json!([{"name": "routed-gateway", "default-route": []}]),
             routes: &["v4 via 169.254.1.1 dev net1 0", "v6 via fe80::1 dev net1 1024"],
             status: json!(["169.254.1.1", "fe80::1"]),
             result: Value::Null,
