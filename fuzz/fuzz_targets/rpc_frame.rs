@@ -6,7 +6,8 @@
 
 use bytes::BytesMut;
 use libfuzzer_sys::fuzz_target;
-use netattach::rpc::frame::{self, Frames};
+use netattach::rpc::frame;
+use netattach::rpc::frames::Frames;
 use netattach::rpc::message::{Hello, Request, Response};
 use tokio_util::codec::Decoder;
 
