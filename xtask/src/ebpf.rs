@@ -79,7 +79,9 @@ pub fn build(flavour: Flavour) -> anyhow::Result<()> {
             // No node has it by itself: who looks for a fault loads it, and the kernel there decides.
             Flavour::Log => String::new(),
         };
-        let changed = place(&built, &place_at)?;
+        // Agent and command line have it inside.
+        let object = fs::read(&built).with_context(|| format!("read {}", built.display()))?;
+        let changed = place(&elf::without_debug_information(&object)?, &place_at)?;
         let summary = format!(
             "programs {}, maps {}, BTF {} KiB{stack}",
             contents.programs.len(),
@@ -143,8 +145,7 @@ fn rustflags(linker: &Path) -> String {
 }
 
 /// Copies only changed files: the agent is rebuilt when the object's time changes.
-fn place(built: &Path, wanted: &Path) -> anyhow::Result<bool> {
-    let new = fs::read(built).with_context(|| format!("read {}", built.display()))?;
+fn place(new: &[u8], wanted: &Path) -> anyhow::Result<bool> {
     if fs::read(wanted).is_ok_and(|old| old == new) {
         return Ok(false);
     }
@@ -168,12 +169,10 @@ mod tests {
     #[test]
     fn an_unchanged_object_is_left_alone() {
         let dir = tempfile::tempdir().unwrap();
-        let (built, wanted) = (dir.path().join("built"), dir.path().join("bpf/wanted"));
-        fs::write(&built, b"one").unwrap();
-        assert!(place(&built, &wanted).unwrap());
-        assert!(!place(&built, &wanted).unwrap());
-        fs::write(&built, b"two").unwrap();
-        assert!(place(&built, &wanted).unwrap());
+        let wanted = dir.path().join("bpf/wanted");
+        assert!(place(b"one", &wanted).unwrap());
+        assert!(!place(b"one", &wanted).unwrap());
+        assert!(place(b"two", &wanted).unwrap());
         assert_eq!(fs::read(&wanted).unwrap(), b"two");
     }
 }

@@ -4,7 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::Context;
-use object::elf::{DT_NEEDED, FileHeader64, PT_INTERP};
+use object::build::elf::{Builder, SectionData};
+use object::elf::{DT_NEEDED, FileHeader64, PT_INTERP, SHT_STRTAB};
 use object::read::elf::{Dyn, ElfFile64, FileHeader, ProgramHeader};
 use object::{Endianness, Object, ObjectSection, ObjectSymbol, RelocationTarget, SectionKind, SymbolKind};
 
@@ -130,12 +131,38 @@ pub fn bpf_functions(path: &Path) -> anyhow::Result<Vec<Function>> {
     Ok(functions)
 }
 
+/// The same object without what only a debugger reads (DWARF): four fifths of one of BPF, whose BTF has what the kernel asks for.
+///
+/// # Errors
+/// It is not a 64-bit ELF file.
+pub fn without_debug_information(object: &[u8]) -> anyhow::Result<Vec<u8>> {
+    let mut builder = Builder::read64(object).context("not a 64-bit ELF file")?;
+    for section in &mut builder.sections {
+        let name: &[u8] = section.name.as_ref();
+        section.delete |= name.starts_with(b".debug_") || name.starts_with(b".rel.debug_");
+    }
+    // LLVM has the names of sections and of symbols in one table, which are two here.
+    if !builder.sections.iter().any(|section| matches!(section.data, SectionData::SectionString)) {
+        let names = builder.sections.add();
+        names.name = ".shstrtab".into();
+        names.sh_type = SHT_STRTAB;
+        names.sh_addralign = 1;
+        names.data = SectionData::SectionString;
+    }
+    let mut stripped = Vec::new();
+    builder.write(&mut stripped).context("write an ELF file")?;
+    Ok(stripped)
+}
+
 fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
     fs::read(path).with_context(|| format!("read {}", path.display()))
 }
 
 #[cfg(test)]
 mod tests {
+    use object::write::Object as Written;
+    use object::{Architecture, BinaryFormat};
+
     use super::*;
 
     #[test]
@@ -145,6 +172,25 @@ mod tests {
         assert!(has_symbols(&own).unwrap());
         let needed = needed_libraries(&own).unwrap();
         assert!(needed.iter().any(|name| name.starts_with("libc.so")), "{needed:?}");
+    }
+
+    #[test]
+    fn only_what_a_debugger_reads_is_left_out() {
+        let mut object = Written::new(BinaryFormat::Elf, Architecture::Bpf, Endianness::Little);
+        for (name, kind) in [
+            ("classifier", SectionKind::Text),
+            (".debug_info", SectionKind::Debug),
+            (".BTF", SectionKind::Other),
+        ] {
+            let section = object.add_section(Vec::new(), name.into(), kind);
+            object.append_section_data(section, name.as_bytes(), 8);
+        }
+        let stripped = without_debug_information(&object.write().unwrap()).unwrap();
+        let file = ElfFile64::<Endianness>::parse(&*stripped).unwrap();
+        let content = |name| file.section_by_name(name).map(|section| section.data().unwrap().to_owned());
+        assert_eq!(content("classifier"), Some(b"classifier".to_vec()));
+        assert_eq!(content(".BTF"), Some(b".BTF".to_vec()));
+        assert_eq!(content(".debug_info"), None);
     }
 
     #[test]
