@@ -46,7 +46,7 @@ const SLACK_OF_CODE: usize = 2 << 20;
 /// During one rest code is given back no sooner than this after the last time: what a look runs is mapped again for it, 64 KiB
 /// around each page, and looks are many. Each time takes half a millisecond, with what is mapped again; of 16 MiB 8 are resident
 /// a second later, and 14 after ten.
-const LEAST_OF_CODE: Duration = Duration::from_secs(2);
+const LEAST_OF_CODE: Duration = Duration::from_secs(4);
 /// A check that comes so little before that is not put off to the next: checks are on ticks, and each takes a moment.
 const TICK: Duration = Duration::from_millis(250);
 
