@@ -125,7 +125,7 @@ fn cargo_for(compiler: &Compiler) -> Command {
         Kind::Debian => {
             let mut cargo = child::cargo();
             // A released compiler takes the unstable features that BPF needs only with this variable.
-            cargo.env("RUSTC", "/usr/bin/rustc").env("RUSTC_BOOTSTRAP", "1");
+            cargo.env("RUSTC", bpf_toolchain::DEBIAN_RUSTC).env("RUSTC_BOOTSTRAP", "1");
             cargo
         }
     }

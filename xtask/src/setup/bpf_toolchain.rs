@@ -17,7 +17,8 @@ use crate::{child, elf, tree};
 /// Version of bpf-linker that is installed when there is none; LLVM 21 to 23.
 const LINKER_VERSION: &str = "0.13.0";
 const LINKER_LLVM: std::ops::RangeInclusive<u32> = 21..=23;
-const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
+/// Debian's compiler.
+pub const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
 /// The package with `core` ready-made for BPF.
 const DEBIAN_CORE: &str = "libstd-rust-web-dev-bpf";
 /// The target of the BPF object: little endian, as is every machine the agent is built for.

@@ -15,12 +15,12 @@ use std::process::Command;
 use anyhow::Context;
 
 use super::apt;
+use super::bpf_toolchain::DEBIAN_RUSTC;
 use crate::progress::{Done, Progress};
 use crate::{child, tree};
 
 /// The target with musl.
 pub const TARGET: &str = "x86_64-unknown-linux-musl";
-const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
 /// Links with Debian's musl.
 const DEBIAN_LINKER: &str = "musl-gcc";
 /// Debian's packages of the source and of the linker.
