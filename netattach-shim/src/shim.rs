@@ -263,12 +263,15 @@ fn hand_over(
                 }
             }
         }
-        answer => answer.map_err(|source| ShimError::Agent { verb, source })?,
+        answer => answer.map_err(|source| ShimError::Agent { verb: verb.clone(), source })?,
     };
     match answer {
         Response::Cni(reply) => Ok(reply),
-        // The client has made an error of it.
-        Response::Refused(_) => unreachable!(),
+        // The client makes an error of it itself, which is the same.
+        Response::Refused(reason) => Err(ShimError::Agent {
+            verb,
+            source: ClientError::Refused { socket: config.socket.clone(), reason },
+        }),
     }
 }
 
