@@ -111,14 +111,22 @@ pub(super) fn table(report: &Report) -> String {
         let _ = write!(
             text,
             "\n{}\nMilliseconds from the first request to the last answer on a node with no other pods. {:.1} MiB are resident \
-             after all of them; the agent has warned {} times.\n",
+             after all of them; {}.\n",
             at_once(bursts),
             mib(bursts.resident_after),
-            bursts.warnings.len()
+            warned(&bursts.warnings)
         );
     }
     let _ = write!(text, "\n{}\n{origin}.\n", limit::table(limits));
     text
+}
+
+/// How often the agent has warned, and of what first.
+fn warned(warnings: &[String]) -> String {
+    match warnings {
+        [] => "the agent has not warned".to_owned(),
+        [first, ..] => format!("the agent has warned {} times, first: `{first}`", warnings.len()),
+    }
 }
 
 /// A row of times by every way, with ratios.
@@ -295,6 +303,13 @@ mod tests {
         ];
         let all: Vec<Limit> = of_standing.into_iter().chain(of_bursts).collect();
         assert_eq!(limits(&standing(), Some(&bursts())), all);
+    }
+
+    #[test]
+    fn a_warning_is_shown() {
+        let lines = ["late".to_owned(), "lost".to_owned()];
+        assert_eq!(warned(&[]), "the agent has not warned");
+        assert_eq!(warned(&lines), "the agent has warned 2 times, first: `late`");
     }
 
     #[test]
