@@ -47,7 +47,7 @@ use super::trouble::Troubles;
 use super::watching::LogFormat;
 use crate::attach::{
     AttachError, Bridges, DefaultNetwork, Devices, Engine, Forwarding, FromNode, HostAccesses, Inheritance,
-    IntentReader, Node, Occupied, Recovery, network_status,
+    IntentReader, Node, Occupied, ReadNetworks, Recovery, network_status,
 };
 use crate::bpf::probe::Requirement;
 use crate::bpf::{self, BpfError, Dataplane};
@@ -680,6 +680,7 @@ fn intents(settings: &Settings, source: &Arc<dyn Source>) -> Result<IntentReader
         conf_dir: settings.cni_conf_dir.clone(),
         ignore_invalid: settings.invalid_annotation == InvalidAnnotation::Ignore,
         separate_pools: settings.separate_pools,
+        known: ReadNetworks::default(),
     })
 }
 

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::config::{Arguments, Settings, SettingsError};
 use super::trouble;
-use crate::attach::{FromNode, IntentError, IntentReader};
+use crate::attach::{FromNode, IntentError, IntentReader, ReadNetworks};
 use crate::error_chain::Chain;
 use crate::netns::NetnsId;
 use crate::npwg::{DEFAULT_NETWORK_ANNOTATION, NETWORKS_ANNOTATION};
@@ -208,6 +208,7 @@ impl Check<'_> {
             conf_dir: settings.cni_conf_dir.clone(),
             ignore_invalid: false,
             separate_pools: settings.separate_pools,
+            known: ReadNetworks::default(),
         })
     }
 

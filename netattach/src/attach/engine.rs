@@ -314,17 +314,16 @@ impl Engine {
     ) -> Result<Value, AttachError> {
         let plan = Arc::clone(&record.plan);
         apply(&self.node, &plan, netns, record)?;
-        let default = plan
-            .attachments
-            .first()
-            .map(|attachment| result::as_reported(&plan.sandbox, attachment, record.outputs.of(0)));
-        let result = default.transpose()?.unwrap_or_default();
+        let versions = [version, cni::Version::LATEST];
         // A version that cannot express the result fails here, while everything can still be rolled back.
-        let reply = cni::result::in_version(&result, version)?;
+        let [reply, kept] = match plan.attachments.first() {
+            Some(default) => result::in_versions(&plan.sandbox, default, record.outputs.of(0), versions)?,
+            None => [cni::result::in_version(&Value::Null, version)?, Value::Null],
+        };
         if record.is_being_synced() {
             waits::at(&Resource::Sync, || record.wait_durable())?;
         }
-        record.attached(cni::result::in_version(&result, cni::Version::LATEST)?)?;
+        record.attached(kept)?;
         crate::crash_point!("add", "attached");
         Ok(reply)
     }

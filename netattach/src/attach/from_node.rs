@@ -90,7 +90,8 @@ impl FromNode {
         Ok(list)
     }
 
-    /// Gives a definition the ranges that it takes from the node. `is_default`: it is the node's default network.
+    /// Gives a definition the ranges that it takes from the node, and returns whether it takes any. `is_default`: it is the
+    /// node's default network.
     ///
     /// # Errors
     /// It is another network, or the ranges are not known.
@@ -99,9 +100,9 @@ impl FromNode {
         list: &mut NetworkList,
         (network, is_inline, is_default): (&NetworkRef, bool, bool),
         objects: &Objects,
-    ) -> Result<(), IntentError> {
+    ) -> Result<bool, IntentError> {
         if !pod_cidr::is_used(list) {
-            return Ok(());
+            return Ok(false);
         }
         if !(is_default && is_inline) {
             return Err(IntentError::NotFromNode { network: network.clone() });
@@ -109,6 +110,7 @@ impl FromNode {
         let failed = |source| IntentError::NoRangeFor { network: network.clone(), source };
         let ranges: Vec<IpNet> = self.this.pod_cidrs(objects).map_err(failed)?;
         pod_cidr::fill(list, self.this.name.as_deref().unwrap_or("of this agent"), &ranges)
-            .map_err(|source: NoRange| IntentError::NoRangeFor { network: network.clone(), source })
+            .map_err(|source: NoRange| IntentError::NoRangeFor { network: network.clone(), source })?;
+        Ok(true)
     }
 }

@@ -9,6 +9,7 @@ use super::conf_dir;
 use super::default_network::{self, DefaultNetwork};
 use super::from_node::FromNode;
 use super::made_before;
+use super::read_networks::ReadNetworks;
 use crate::builtin::{self, NoRange};
 use crate::cni::load::{self, LoadError};
 use crate::cni::multi_network::{self, OWN_TYPE};
@@ -58,6 +59,8 @@ pub struct IntentReader {
     pub ignore_invalid: bool,
     /// Definitions of one name in two namespaces have pools of their own: see [`pools::separate`].
     pub separate_pools: bool,
+    /// Networks as their definitions were read last.
+    pub known: ReadNetworks,
 }
 
 /// Why a pod's networks cannot be determined.
@@ -498,7 +501,20 @@ impl IntentReader {
     ) -> Result<Network, IntentError> {
         let definition = objects.definitions.get(reference).map(AsRef::as_ref);
         self.restrictions.check(reference, definition, namespace, &objects.namespace_labels(namespace))?;
-        self.network(objects, reference)
+        self.known_network(objects, reference)
+    }
+
+    /// As [`Self::network`], which is not asked again for a definition that has not changed.
+    fn known_network(&self, objects: &Objects, reference: &NetworkRef) -> Result<Network, IntentError> {
+        let definition = objects.definitions.get(reference);
+        if let Some(known) = definition.and_then(|definition| self.known.of(definition)) {
+            return Ok(known);
+        }
+        let (network, is_in_definition) = self.read_network(objects, reference)?;
+        if let Some(definition) = definition.filter(|_| is_in_definition) {
+            self.known.keep(definition, &network);
+        }
+        Ok(network)
     }
 
     /// The networks that the pod selects in addition to the default network.
@@ -580,11 +596,11 @@ impl IntentReader {
 
     fn any_node_default(&self, objects: &Objects) -> Result<Network, IntentError> {
         let network = match &self.default {
-            DefaultNetwork::Definition(reference) => return self.network(objects, reference),
+            DefaultNetwork::Definition(reference) => return self.known_network(objects, reference),
             DefaultNetwork::Name(name) => {
                 let reference = NetworkRef::new(&self.default_namespace, name);
                 if objects.definitions.contains_key(&reference) {
-                    return self.network(objects, &reference);
+                    return self.known_network(objects, &reference);
                 }
                 let list = self.on_disk(name, |directory, source| IntentError::NoDefault {
                     network: reference,
@@ -607,6 +623,15 @@ impl IntentReader {
     /// # Errors
     /// The network does not exist, or its configuration is unusable.
     pub fn network(&self, objects: &Objects, reference: &NetworkRef) -> Result<Network, IntentError> {
+        self.read_network(objects, reference).map(|(network, _)| network)
+    }
+
+    /// As [`Self::network`], and whether all of it is in the definition: nothing is from the node or from a disk.
+    fn read_network(
+        &self,
+        objects: &Objects,
+        reference: &NetworkRef,
+    ) -> Result<(Network, bool), IntentError> {
         let definition = objects
             .definitions
             .get(reference)
@@ -621,7 +646,8 @@ impl IntentReader {
             })?,
         };
         let is_default = self.restrictions.default_network.as_ref() == Some(reference);
-        self.from_node.fill(&mut list, (reference, definition.config.is_some(), is_default), objects)?;
+        let is_inline = definition.config.is_some();
+        let is_from_node = self.from_node.fill(&mut list, (reference, is_inline, is_default), objects)?;
         if self.separate_pools && list.name_is_default {
             pools::separate(&mut list, &definition.namespace);
         }
@@ -640,7 +666,8 @@ impl IntentReader {
                 .map_err(|source| IntentError::Ethertypes { network: reference.clone(), source })?,
         };
         let (name, list) = (reference.clone().into(), Arc::new(list));
-        not_itself(Network { name, list, resource, enforce, ethertypes, device: None })
+        let network = not_itself(Network { name, list, resource, enforce, ethertypes, device: None })?;
+        Ok((network, is_inline && !is_from_node))
     }
 
     fn on_disk(

@@ -65,6 +65,7 @@ fn reader(source: Arc<dyn Source>, conf_dir: &Path) -> IntentReader {
         conf_dir: conf_dir.to_owned(),
         ignore_invalid: false,
         separate_pools: true,
+        known: ReadNetworks::default(),
     }
 }
 
@@ -118,11 +119,15 @@ impl Lagging {
     }
 
     fn define(&self, name: &str) {
+        self.define_as(name, None);
+    }
+
+    fn define_as(&self, name: &str, config: Option<&str>) {
         let network = NetworkRef::new("shop", name);
         let definition = Definition {
             namespace: "shop".into(),
             name: name.into(),
-            config: None,
+            config: config.map(Into::into),
             annotations: BTreeMap::new(),
         };
         Arc::make_mut(&mut self.objects.lock().unwrap()).definitions.insert(network, definition.into());
@@ -163,4 +168,27 @@ async fn a_definition_that_the_pod_came_before_is_waited_for_and_no_longer_than_
         }
     };
     assert_eq!(tokio::join!(is_defined(), define), (true, ()), "another does not end it");
+}
+
+#[test]
+fn a_definition_that_has_changed_is_read_again() {
+    let source = Arc::new(Lagging::new());
+    let directory = tempfile::tempdir().unwrap();
+    let intents = reader(Arc::clone(&source) as Arc<dyn Source>, directory.path());
+    let lan = NetworkRef::new("shop", "lan");
+    let read = || intents.network_for(&source.snapshot(), "shop", &lan).map(|network| network.list);
+    let kind = |list: &NetworkList| list.plugins[0].plugin_type().to_owned();
+    source.define_as("lan", Some(r#"{"name": "lan", "type": "bridge"}"#));
+    let first = read().unwrap();
+    assert!(Arc::ptr_eq(&first, &read().unwrap()), "it is not read again");
+    source.define_as("lan", Some(r#"{"name": "lan", "type": "macvlan"}"#));
+    assert_eq!((kind(&first), kind(&read().unwrap())), ("bridge".to_owned(), "macvlan".to_owned()));
+    source.define_as("lan", Some("{"));
+    assert!(matches!(read(), Err(IntentError::Config { .. })));
+    source.define("lan");
+    let file = directory.path().join("lan.conf");
+    for found in ["vlan", "ptp"] {
+        std::fs::write(&file, format!(r#"{{"name": "lan", "type": "{found}"}}"#)).unwrap();
+        assert_eq!(kind(&read().unwrap()), found, "a file may change without the definition");
+    }
 }

@@ -75,6 +75,11 @@ impl Version {
         self >= Self::V0_4_0
     }
 
+    /// Whether a result has the members of the newest version (1.0.0): those of 1.1.0 are written into it too.
+    pub fn has_whole_results(self) -> bool {
+        self >= Self::V1_0_0
+    }
+
     /// Whether the GC and STATUS verbs exist (1.1.0).
     pub fn has_gc_and_status(self) -> bool {
         self >= Self::V1_1_0

@@ -149,15 +149,17 @@ impl State {
         is_told
     }
 
-    /// Takes over what the kernel has told.
+    /// Takes over what the kernel has told. It tells of a parent several times for each macvlan that comes or goes: of a link
+    /// the last word is parsed, not each.
     fn follow(&mut self) {
+        let mut last_words = BTreeMap::new();
         loop {
             match self.socket.recv(&mut &mut self.buffer[..], 0) {
                 Ok(length) => {
                     let datagram = self.buffer.get(..length).unwrap_or_default();
-                    take_over(&mut self.links, datagram);
+                    take_over(&mut self.links, &mut last_words, datagram);
                 }
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 // The queue was full. The kernel drops more until it is empty: nothing that is in it is the last word.
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {
@@ -166,6 +168,11 @@ impl State {
                 }
                 // Whoever cannot be told asks.
                 Err(_) => return self.forget(),
+            }
+        }
+        for (index, message) in last_words {
+            if let Some(known) = self.links.get_mut(&index) {
+                known.link = told(&message).filter(|link| link.up);
             }
         }
     }
@@ -186,16 +193,25 @@ impl State {
     }
 }
 
-/// What the messages of a datagram say of the links that are kept.
-fn take_over(links: &mut BTreeMap<u32, Known>, mut datagram: &[u8]) {
+/// What the messages of a datagram say of the links that are kept. `last_words`: of each the last message that has all of it,
+/// if nothing came after that.
+fn take_over(links: &mut BTreeMap<u32, Known>, last_words: &mut BTreeMap<u32, Vec<u8>>, mut datagram: &[u8]) {
     while let Some(length) = number::<4>(datagram, 0).map(|bytes| u32::from_ne_bytes(bytes) as usize) {
         let message = datagram.get(..length).unwrap_or(datagram);
         let index = number::<4>(message, INDEX_AT).map(u32::from_ne_bytes);
-        if let Some(known) = index.and_then(|index| links.get_mut(&index)) {
+        if let Some((index, known)) = index.and_then(|index| Some((index, links.get_mut(&index)?))) {
             match (number::<2>(message, 4).map(u16::from_ne_bytes), number::<1>(message, FAMILY_AT)) {
-                (Some(RTM_NEWLINK), Some([0])) => known.link = told(message).filter(|link| link.up),
+                (Some(RTM_NEWLINK), Some([0])) => {
+                    known.link = None;
+                    let last = last_words.entry(index).or_default();
+                    last.clear();
+                    last.extend_from_slice(message);
+                }
                 // It is gone; or what has happened to it is said to bridges alone.
-                (Some(kind), _) if kind <= RTM_NEWLINK + 3 => known.link = None,
+                (Some(kind), _) if kind <= RTM_NEWLINK + 3 => {
+                    known.link = None;
+                    last_words.remove(&index);
+                }
                 _ => known.addresses = None,
             }
         }
@@ -356,7 +372,7 @@ mod tests {
     proptest::proptest! {
         #[test]
         fn any_bytes_are_read_to_their_end(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..256)) {
-            take_over(&mut BTreeMap::new(), &bytes);
+            take_over(&mut BTreeMap::new(), &mut BTreeMap::new(), &bytes);
         }
     }
 }

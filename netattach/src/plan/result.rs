@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 
 use super::{AttachmentPlan, Sandbox, addressing, routing};
-use crate::cni::{self, CniError, CniResult, Value};
+use crate::cni::{self, CniError, CniResult, Value, Version};
 use crate::npwg::device_info::is_pci_address;
 use crate::spec::{Device, DeviceId, Tune};
 use crate::step::{
@@ -156,6 +156,42 @@ fn configured(result: &mut CniResult, configure: &Configure, leased: &[LeasedAdd
     }
 }
 
+/// The result as [`as_reported`], in each of these versions.
+///
+/// # Errors
+/// As there, or the result cannot be expressed in one of them.
+pub fn in_versions<const N: usize>(
+    sandbox: &Sandbox,
+    attachment: &AttachmentPlan,
+    outputs: Brought<'_>,
+    versions: [Version; N],
+) -> Result<[Value; N], CniError> {
+    let is_own = printed(attachment, outputs).is_none();
+    let mut written = [const { Value::Null }; N];
+    if is_own && attachment.version.has_whole_results() {
+        // What was just made need not be read again.
+        let result = result(sandbox, attachment, outputs)?;
+        for (value, version) in written.iter_mut().zip(versions) {
+            *value = result.to_value(version)?;
+        }
+    } else {
+        let reported = as_reported(sandbox, attachment, outputs)?;
+        for (value, version) in written.iter_mut().zip(versions) {
+            *value = cni::result::in_version(&reported, version)?;
+        }
+    }
+    Ok(written)
+}
+
+/// The output of the last plugin, if there is one.
+fn printed<'o>(attachment: &AttachmentPlan, outputs: Brought<'o>) -> Option<&'o Output> {
+    attachment.steps.iter().enumerate().rev().find_map(|(index, step)| match step {
+        Step::Delegate(delegate) if delegate.role == Role::Plugin => outputs.step(index),
+        Step::TakeMade(_) => outputs.step(index),
+        _ => None,
+    })
+}
+
 /// The result for plugins and the cache, in the version of the attachment's configuration: the output of the last
 /// plugin, including keys that netattach does not know, or the combined outputs of netattach's own steps.
 ///
@@ -166,12 +202,7 @@ pub fn as_reported(
     attachment: &AttachmentPlan,
     outputs: Brought<'_>,
 ) -> Result<Value, CniError> {
-    let printed = attachment.steps.iter().enumerate().rev().find_map(|(index, step)| match step {
-        Step::Delegate(delegate) if delegate.role == Role::Plugin => outputs.step(index),
-        Step::TakeMade(_) => outputs.step(index),
-        _ => None,
-    });
-    match printed {
+    match printed(attachment, outputs) {
         Some(Output::Delegate { result: printed }) => {
             let mut printed = cni::result::in_version(printed.raw(), attachment.version)?;
             if !routing::moved(attachment.yields_to, outputs.all()).is_empty() {

@@ -141,6 +141,20 @@ fn a_result_read_back_and_reported_again_is_the_same() {
 }
 
 #[test]
+fn a_result_is_the_same_in_a_version_whether_it_was_read_from_another_or_not() {
+    let (executed, printed) = delegated();
+    let own = planned("bridge", &json!({"bridge": "br0", "isGateway": true, "ipam": pool()}));
+    let oldest = AttachmentPlan { version: Version::V0_4_0, ..own.clone() };
+    let brought = outputs(&own);
+    for (attachment, outputs) in [(&own, &brought), (&oldest, &brought), (&executed, &printed)] {
+        let sandbox = fixtures::sandbox("c1");
+        let reported = as_reported(&sandbox, attachment, outputs.of(0)).unwrap();
+        let read = Version::ALL.map(|version| cni::result::in_version(&reported, version).unwrap());
+        assert_eq!(in_versions(&sandbox, attachment, outputs.of(0), Version::ALL).unwrap(), read);
+    }
+}
+
+#[test]
 fn a_link_that_a_result_does_not_list_has_no_output() {
     let attachment = planned("bridge", &json!({"bridge": "br0"}));
     let mut told = told(&attachment);
