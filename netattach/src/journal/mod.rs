@@ -19,7 +19,8 @@
 //! For a record of an earlier boot, every step of its plan counts as begun.
 //!
 //! A plan that calls other plugins is therefore on disk before the first of them runs ([`Record::start_sync`] begins
-//! writing it out while links are being created, [`Record::wait_durable`] waits). A plan whose only lasting effects
+//! writing it out while links are being created, [`Record::wait_durable`] waits, or writes it out itself where no thread could
+//! be had for it). A plan whose only lasting effects
 //! are leases is not synced: its file exists before its leases do, which a journalling filesystem keeps in that order,
 //! and even an empty file still identifies their owner. The pools that may contain them are noted once each
 //! ([`Store::note_pool`]). A disk that is slow to sync thus does not slow pods.
@@ -34,6 +35,8 @@ pub mod format;
 pub(crate) mod full_disk;
 mod record;
 mod store;
+#[cfg(test)]
+mod sync_tests;
 #[cfg(test)]
 mod tests;
 
