@@ -14,6 +14,11 @@
 //! is needed then, and where it cannot be added, the record becomes that of a sandbox that is not attached yet, in place
 //! ([`Record::removing`]). So no start takes a sandbox for an attached one whose addresses others may have by now.
 //!
+//! **Torn by whom.** What an agent of this boot leaves torn had no effect, and a loss of power may have torn the record of a pod
+//! with leases. So a torn record of this boot whose container has any is damage, and one of an earlier boot is not. Which boot it
+//! was cannot be read in it: the first agent of a boot notes the torn records that it finds ([`Store::note_boot`]), before there
+//! can be another.
+//!
 //! **Durability.** A line is in the page cache when `write(2)` returns, so it survives the death of the agent at any
 //! moment. A power loss also destroys the kernel's links and maps; leases and the files of other plugins survive it.
 //! For a record of an earlier boot, every step of its plan counts as begun.
@@ -29,6 +34,8 @@
 //! and judges. `files` defines the directory operations that the journal needs, so that a model checker can use a
 //! directory in memory.
 
+#[cfg(test)]
+mod boot_tests;
 pub(crate) mod files;
 pub mod format;
 #[cfg(test)]
