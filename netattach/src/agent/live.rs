@@ -125,8 +125,8 @@ impl LivePods {
         self.again.notify_one();
     }
 
-    /// The pods that have changed since they were looked at, with their sandboxes, and of those that something failed for the ones
-    /// that are to try `again`.
+    /// The pods that have changed since they were looked at, with their sandboxes, and of those that something failed for
+    /// the ones that are to try `again`.
     fn changed(
         &self,
         objects: &Objects,

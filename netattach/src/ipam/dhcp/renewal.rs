@@ -1,5 +1,5 @@
-//! The thread that extends the leases of all pods. It sleeps until one is due, a minute at most, and has sockets open only while it
-//! asks.
+//! The thread that extends the leases of all pods. It sleeps until one is due, a minute at most, and has sockets open only
+//! while it asks.
 
 use std::sync::Arc;
 use std::time::Duration;
