@@ -29,6 +29,18 @@ pub enum Resource {
     Cache,
     /// The journal's disk: a record has to be durable before a plugin runs.
     Sync,
+    /// A network on which the kernel asks whether another host has an IPv6 address, which takes seconds.
+    Detection {
+        /// `name` of the network's configuration.
+        network: String,
+    },
+    /// The locks of a network's VFs, which sriov-cni holds for all of an ADD.
+    VfLocks {
+        /// `name` of the network's configuration.
+        network: String,
+    },
+    /// The node's packet filter, which other programs change meanwhile.
+    PacketFilter,
 }
 
 /// The resources that an operation needs.
@@ -41,6 +53,9 @@ impl fmt::Display for Resource {
             Self::Pool(pool) => write!(f, "pool {pool}"),
             Self::Cache => f.write_str("cache of results"),
             Self::Sync => f.write_str("disk of the journal"),
+            Self::Detection { network } => write!(f, "detection of duplicate addresses on network {network}"),
+            Self::VfLocks { network } => write!(f, "sriov-cni's locks of VFs of network {network}"),
+            Self::PacketFilter => f.write_str("packet filter of the node"),
         }
     }
 }
@@ -55,6 +70,13 @@ pub fn footprint(plan: &Plan) -> Footprint {
             }
             Step::Lease(config) => needed.extend(of_lease(attachment, config)),
             Step::Remember(_) => drop(needed.insert(Resource::Cache)),
+            Step::Admit(_) => drop(needed.insert(Resource::PacketFilter)),
+            Step::ClaimDevice(device) if device.function.is_some() => {
+                needed.insert(vf_locks(attachment));
+            }
+            Step::Configure(configure) if configure.detect_duplicates => {
+                needed.insert(detection(attachment));
+            }
             Step::TakeMade(_)
             | Step::EnsureBridge(_)
             | Step::CreateLink(_)
@@ -68,7 +90,6 @@ pub fn footprint(plan: &Plan) -> Footprint {
             | Step::RouteToPod
             | Step::FindReach
             | Step::Translate(_)
-            | Step::Admit(_)
             | Step::RestrictSender
             | Step::FindDevice
             | Step::Protect(_)
@@ -101,6 +122,16 @@ pub(crate) fn of_lease(attachment: &AttachmentPlan, config: &ipam::Config) -> Op
 /// An executed plugin of an attachment.
 pub(crate) fn plugin(attachment: &AttachmentPlan, plugin: &str) -> Resource {
     Resource::Plugin { plugin: plugin.to_owned(), network: attachment.config_name.clone() }
+}
+
+/// Where an attachment waits for duplicates of its addresses.
+pub(crate) fn detection(attachment: &AttachmentPlan) -> Resource {
+    Resource::Detection { network: attachment.config_name.clone() }
+}
+
+/// Where an attachment waits for sriov-cni.
+pub(crate) fn vf_locks(attachment: &AttachmentPlan) -> Resource {
+    Resource::VfLocks { network: attachment.config_name.clone() }
 }
 
 /// A needed resource is crowded: the operation gives up without effect and is retried later.
@@ -205,4 +236,65 @@ pub(crate) fn at_any<T>(resource: Option<&Resource>, work: impl FnOnce() -> T) -
 
 fn here() -> Option<Arc<dyn Place>> {
     PLACE.with_borrow(Clone::clone)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::sync::{Mutex, PoisonError};
+
+    use super::*;
+    use crate::plan::fixtures::{attachment, sandbox};
+    use crate::spec::{Device, DeviceId, VirtualFunction};
+    use crate::step::{Admit, Configure};
+
+    /// A place that keeps the resources at which its operation has been.
+    #[derive(Debug, Default)]
+    pub(crate) struct Visits(Mutex<Vec<Resource>>);
+
+    impl Visits {
+        pub(crate) fn all(&self) -> Vec<Resource> {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        }
+    }
+
+    impl Place for Visits {
+        fn admit(&self, _: &Footprint) -> Result<(), Crowded> {
+            Ok(())
+        }
+
+        fn arrive(&self, resource: &Resource) {
+            self.0.lock().unwrap_or_else(PoisonError::into_inner).push(resource.clone());
+        }
+
+        fn depart(&self) {}
+    }
+
+    #[test]
+    fn what_others_hold_up_is_said_before_it_is_waited_for() {
+        let network = || "lan".to_owned();
+        let device = |function: bool| {
+            let physical = "0000:03:00.0".to_owned();
+            Step::ClaimDevice(Device {
+                pod_name: "net1".to_owned(),
+                id: DeviceId::Bus("0000:03:02.1".to_owned()),
+                userspace: None,
+                function: function.then_some(VirtualFunction { physical, number: 1 }),
+                rdma: None,
+                switchdev: false,
+            })
+        };
+        let configure =
+            |detects| Step::Configure(Configure { detect_duplicates: detects, ..Configure::default() });
+        for (step, expected) in [
+            (configure(true), Some(Resource::Detection { network: network() })),
+            (configure(false), None),
+            (device(true), Some(Resource::VfLocks { network: network() })),
+            (device(false), None),
+            (Step::Admit(Admit::default()), Some(Resource::PacketFilter)),
+        ] {
+            let attachments = vec![attachment("bridge", vec![step.clone()])];
+            let plan = Plan { sandbox: sandbox("c1"), attachments, dynamic: None };
+            assert_eq!(footprint(&plan), expected.into_iter().collect::<Footprint>(), "{step:?}");
+        }
+    }
 }

@@ -99,9 +99,9 @@ impl LeftOver {
         }
         let [rolled_back, failed] =
             [&counts.rolled_back, &counts.failed].map(|it| it.load(Ordering::Relaxed));
+        // Where the disk was full at the start. In the background, so that a slow one delays nothing.
+        let _ = tokio::task::spawn_blocking(move || agent.engine.note_boot()).await;
         if failed == 0 {
-            // In the background, so that a slow disk delays nothing.
-            let _ = tokio::task::spawn_blocking(move || agent.engine.note_boot()).await;
             tracing::info!(rolled_back, failed, "operations of earlier agents are finished");
         } else {
             tracing::warn!(

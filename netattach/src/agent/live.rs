@@ -2,22 +2,23 @@
 //! attached as `netattachctl attach` does, and detached when they are taken out of it again. Interfaces of the pod's ADD
 //! stay until its sandbox ends, and a network that cannot be attached is tried again; `netattachctl status` shows both.
 //!
-//! [`changes`] decides, and is pure. Only pods that have changed are looked at. Several are made to follow at a time, of
-//! one namespace fewer: a network that hangs keeps no pod of others waiting.
+//! [`changes`] decides, and is pure. Only pods that have changed are looked at. Several are made to follow at a time, as
+//! [`Following`] says: a network that hangs keeps no pod of others waiting.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
-use tokio::task::{Id, JoinSet};
+use tokio::task::JoinSet;
 
+use super::following::{Asking, Following};
 use super::handler::Agent;
 use super::share::shared;
 use crate::attach::Attached;
 use crate::error_chain::{Chain, clipped};
 use crate::journal::JournalKey;
-use crate::npwg::{self, NETWORKS_ANNOTATION, NetworkRef, Selection};
+use crate::npwg::{self, NETWORKS_ANNOTATION, NetworkRef, Selection, SelectionError};
 use crate::objects::{Objects, Pod};
 use crate::rpc::message::{AttachCall, Condition, DetachCall, Response, SandboxName};
 use crate::sync::{Mutex, locked};
@@ -32,9 +33,6 @@ const AGAIN: Duration = Duration::from_secs(30);
 const MOST_ROWS: usize = 100;
 /// How long changes are gathered.
 const GATHER: Duration = Duration::from_millis(20);
-/// Most pods that are made to follow at a time, and of one namespace.
-const AT_ONCE: usize = 32;
-const OF_NAMESPACE: usize = 4;
 
 /// An attachment of a live pod, but not its default network.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,6 +93,17 @@ fn changes(selections: &[Selection], interfaces: &[Interface]) -> Vec<Change> {
     of_left.into_iter().chain(attach).collect()
 }
 
+/// The networks that changes are of.
+fn networks(changes: &[Change], interfaces: &[Interface]) -> BTreeSet<NetworkRef> {
+    let of_interface = |ifname: &str| interfaces.iter().find(|it| it.ifname == ifname)?.network.clone();
+    let network = |change: &Change| match change {
+        Change::Attach(selection) => Some(selection.network.clone()),
+        Change::Detach(ifname) => of_interface(ifname),
+        Change::Stays(_) => None,
+    };
+    changes.iter().filter_map(network).collect()
+}
+
 /// The pods as they were looked at last, and what did not succeed.
 #[derive(Debug, Default)]
 pub(super) struct LivePods {
@@ -116,12 +125,13 @@ impl LivePods {
         self.again.notify_one();
     }
 
-    /// The pods that have changed since they were looked at, or that something failed for, with their sandboxes.
+    /// The pods that have changed since they were looked at, with their sandboxes, and of those that something failed for
+    /// the ones that are to try `again`.
     fn changed(
         &self,
         objects: &Objects,
         attached: &[Arc<Attached>],
-        failed_too: bool,
+        again: &dyn Fn(&JournalKey) -> bool,
     ) -> Vec<(JournalKey, Arc<Pod>)> {
         let mut seen = locked(&self.seen);
         let mut conditions = locked(&self.conditions);
@@ -135,7 +145,7 @@ impl LivePods {
                 continue;
             }
             let is_seen = seen.get(&sandbox.key).is_some_and(|it| it.as_ptr() == Arc::as_ptr(pod));
-            if !is_seen || (failed_too && conditions.contains_key(&sandbox.key)) {
+            if !is_seen || (conditions.contains_key(&sandbox.key) && again(&sandbox.key)) {
                 changed.push((sandbox.key.clone(), Arc::clone(pod)));
             }
             now.insert(sandbox.key.clone(), Arc::downgrade(pod));
@@ -155,51 +165,18 @@ impl LivePods {
     }
 }
 
-/// The pods that are to follow their annotations, and those that are being made to.
-#[derive(Debug, Default)]
-struct Following {
-    waiting: BTreeMap<JournalKey, Arc<Pod>>,
-    /// By the task that does it: the sandbox, and the pod's namespace.
-    under_way: BTreeMap<Id, (JournalKey, String)>,
-}
-
-impl Following {
-    /// The pods that may begin.
-    fn next(&mut self) -> Option<(JournalKey, Arc<Pod>)> {
-        if self.under_way.len() >= AT_ONCE {
-            return None;
-        }
-        let may_begin = |(key, pod): &(&JournalKey, &Arc<Pod>)| {
-            let mut of_namespace = 0;
-            for (busy, namespace) in self.under_way.values() {
-                if busy == *key {
-                    return false;
-                }
-                of_namespace += usize::from(*namespace == pod.name.namespace);
-            }
-            of_namespace < OF_NAMESPACE
-        };
-        let key = self.waiting.iter().find(may_begin)?.0.clone();
-        self.waiting.remove_entry(&key)
-    }
-
-    fn begun(&mut self, task: Id, key: JournalKey, pod: &Pod) {
-        self.under_way.insert(task, (key, pod.name.namespace.clone()));
-    }
-}
-
 /// Makes the interfaces of live pods follow their annotations, without end.
 pub(super) async fn follow(agent: Arc<Agent>, mut source: watch::Receiver<u64>) {
     let (mut following, mut tasks) = (Following::default(), JoinSet::new());
     let mut again = ticks(AGAIN);
     loop {
-        while let Some((key, pod)) = following.next() {
-            let (agent, of, changed) = (Arc::clone(&agent), key.clone(), Arc::clone(&pod));
+        while let Some(asking) = following.next() {
+            let (agent, key, pod) = (Arc::clone(&agent), asking.key.clone(), Arc::clone(&asking.pod));
             let task = tasks.spawn(async move {
-                let conditions = bring_up_to_date(&agent, &of, &changed).await;
-                agent.live_pods.note(&of, conditions);
+                let conditions = bring_up_to_date(&agent, &key, &pod).await;
+                agent.live_pods.note(&key, conditions);
             });
-            following.begun(task.id(), key, &pod);
+            following.begun(task.id(), asking);
         }
         // All may be dropped at any time: a change stays unseen, a notice is kept, the ticker ticks again, and what a task
         // has returned stays with the others.
@@ -212,34 +189,55 @@ pub(super) async fn follow(agent: Arc<Agent>, mut source: watch::Receiver<u64>) 
             _ = again.tick() => true,
             Some(ended) = tasks.join_next_with_id() => {
                 // A panic, which the panic hook has reported, leaves the pod as it is.
-                let task = ended.map_or_else(|error| error.id(), |(task, ())| task);
-                following.under_way.remove(&task);
+                following.ended(ended.map_or_else(|error| error.id(), |(task, ())| task));
                 continue;
             }
         };
         tokio::time::sleep(GATHER).await;
         let objects = agent.intents.source.snapshot();
         let attached = agent.engine.registry().all();
-        following.waiting.extend(agent.live_pods.changed(&objects, &attached, failed_too));
+        // One that is at it still is not to begin again as soon as it ends.
+        let tries_again = |key: &JournalKey| failed_too && !following.is_under_way(key);
+        let changed = agent.live_pods.changed(&objects, &attached, &tries_again);
+        for (key, pod) in changed {
+            let networks = differences(&agent, &key, &pod)
+                .map_or_else(|_| BTreeSet::new(), |(changes, interfaces)| networks(&changes, &interfaces));
+            following.ask(Asking { key, pod, networks });
+        }
     }
+}
+
+/// What makes the pod's interfaces those that its annotation selects, and the interfaces that it has.
+///
+/// # Errors
+/// The annotation is invalid.
+fn differences(
+    agent: &Agent,
+    sandbox: &JournalKey,
+    pod: &Pod,
+) -> Result<(Vec<Change>, Vec<Interface>), SelectionError> {
+    let text = pod.annotations.get(NETWORKS_ANNOTATION).map(String::as_str).unwrap_or_default();
+    let selections = match text.trim().is_empty() {
+        true => Vec::new(),
+        false => npwg::parse_networks(text, &pod.name.namespace)?.selections,
+    };
+    let interfaces: Vec<Interface> =
+        agent.engine.registry().with_dynamic(sandbox).iter().flat_map(|it| interfaces(it)).collect();
+    Ok((changes(&selections, &interfaces), interfaces))
 }
 
 /// Attaches and detaches what the pod's annotation says. Returns what did not succeed.
 async fn bring_up_to_date(agent: &Arc<Agent>, sandbox: &JournalKey, pod: &Pod) -> Vec<Condition> {
     let condition =
         |problem: String| Condition { object: format!("pod {}", pod.name), problem: clipped(problem) };
-    let text = pod.annotations.get(NETWORKS_ANNOTATION).map(String::as_str).unwrap_or_default();
-    let selections = match npwg::parse_networks(text, &pod.name.namespace) {
-        _ if text.trim().is_empty() => Vec::new(),
-        Ok(parsed) => parsed.selections,
+    let changes = match differences(agent, sandbox, pod) {
+        Ok((changes, _)) => changes,
         Err(error) => {
             return vec![condition(format!("its changed annotation is invalid: {}", Chain(&error)))];
         }
     };
-    let interfaces: Vec<Interface> =
-        agent.engine.registry().with_dynamic(sandbox).iter().flat_map(|it| interfaces(it)).collect();
     let mut conditions = Vec::new();
-    for change in changes(&selections, &interfaces) {
+    for change in changes {
         let name = SandboxName::Container(sandbox.container_id.clone());
         let answer = match change {
             Change::Stays(ifname) => {
@@ -288,8 +286,11 @@ fn interfaces(attached: &Attached) -> impl Iterator<Item = Interface> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
+    use crate::agent::following::tests::pod;
     use crate::agent::live::*;
-    use crate::objects::{ObjectName, Phase};
+    use crate::attach::rig;
 
     fn selection(name: &str, interface: Option<&str>) -> Selection {
         Selection { interface: interface.map(str::to_owned), ..Selection::of(NetworkRef::new("shop", name)) }
@@ -304,47 +305,41 @@ mod tests {
     }
 
     #[test]
-    fn many_pods_of_one_namespace_leave_room_for_those_of_others_and_each_pod_follows_once_at_a_time() {
-        let key = |name: &str| JournalKey { container_id: name.to_owned(), ifname: "eth0".to_owned() };
-        let pod = |namespace: &str| {
-            Arc::new(Pod {
-                name: ObjectName::new(namespace, "a"),
-                uid: None,
-                mirror_of: None,
-                labels: Default::default(),
-                annotations: BTreeMap::new(),
-                phase: Phase::Running,
-                host_network: false,
-                ports: Vec::new(),
-                powers: Default::default(),
-                on_this_node: true,
-                terminating: false,
-            })
-        };
-        let mut following = Following::default();
-        for number in 0..10 {
-            following.waiting.insert(key(&format!("hostile-{number}")), pod("hostile"));
-        }
-        following.waiting.insert(key("shop"), pod("shop"));
-        let mut begun = Vec::new();
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        let begin = |following: &mut Following, begun: &mut Vec<(Id, String)>| {
-            while let Some((key, pod)) = following.next() {
-                let task = runtime.spawn(async {}).id();
-                begun.push((task, key.container_id.clone()));
-                following.begun(task, key, &pod);
-            }
-        };
-        begin(&mut following, &mut begun);
-        let names = |begun: &[(Id, String)]| begun.iter().map(|(_, name)| name.clone()).collect::<Vec<_>>();
-        assert_eq!(names(&begun), ["hostile-0", "hostile-1", "hostile-2", "hostile-3", "shop"]);
-        // One that has changed again waits for itself.
-        following.waiting.insert(key("shop"), pod("shop"));
-        assert!(following.next().is_none());
-        following.under_way.remove(&begun[4].0);
-        assert_eq!(following.next().unwrap().0, key("shop"));
-        following.under_way.remove(&begun[0].0);
-        assert_eq!(following.next().unwrap().0, key("hostile-4"));
+    fn what_failed_is_tried_again_unless_it_is_being_tried() {
+        let (live, pod) = (LivePods::default(), pod("shop", "a"));
+        let attached = [rig::attached("a", &json!({"namespace": "shop", "name": "a"}))];
+        let pods = [(pod.name.clone(), Arc::clone(&pod))].into_iter().collect();
+        let objects = Objects { pods, ..Objects::default() };
+        let changed = |again: bool| live.changed(&objects, &attached, &|_| again);
+        let it = [(attached[0].key.clone(), pod)];
+        assert_eq!(changed(false), it, "nobody has looked at it");
+        assert!(changed(true).is_empty());
+        let problem = "the plugin hangs".to_owned();
+        live.note(&attached[0].key, vec![Condition { object: "pod shop/a".to_owned(), problem }]);
+        assert!(changed(false).is_empty());
+        assert_eq!(changed(true), it);
+    }
+
+    #[test]
+    fn a_change_is_at_the_networks_that_come_and_go() {
+        let interfaces = [
+            interface("a", "net1", Made::Annotation),
+            interface("b", "net2", Made::Add),
+            Interface { network: None, ifname: "net3".to_owned(), made: Made::Annotation },
+        ];
+        let detach = |ifname: &str| Change::Detach(ifname.to_owned());
+        let changes = [
+            detach("net1"),
+            Change::Stays("net2".to_owned()),
+            detach("net3"),
+            detach("net4"),
+            attach("c", Some("net1")),
+            attach("a", None),
+        ];
+        assert_eq!(
+            networks(&changes, &interfaces),
+            BTreeSet::from(["a", "c"].map(|name| NetworkRef::new("shop", name)))
+        );
     }
 
     #[test]

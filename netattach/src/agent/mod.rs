@@ -12,7 +12,7 @@
 //! | `drift` | puts back what others change of what attachments have on the node |
 //! | `in_pods` | reports what others change in pods |
 //! | `missed`, `repair` | pods that run without their networks: reports, attaches or evicts them |
-//! | `dynamic`, `live`, `gc` | attachments of live pods, on request and by their annotation; GC, concurrently with other requests |
+//! | `dynamic`, `live`, `following`, `gc` | attachments of live pods, on request and by their annotation; which pod's is next; GC, concurrently with other requests |
 //! | `devices` | asks the kubelet for the devices of a pod, and gives each network its own |
 //! | `collector` | detaches sandboxes that no runtime will ask for |
 //! | `node_network` | the node's part of the network that the agent makes: its routes |
@@ -41,6 +41,7 @@ mod drift;
 mod dynamic;
 mod events;
 mod flow;
+mod following;
 mod gc;
 mod handler;
 mod health;

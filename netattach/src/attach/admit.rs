@@ -5,6 +5,7 @@ use crate::firewall::{self, Firewall, Owner};
 use crate::journal::Record;
 use crate::plan::{AttachmentPlan, Sandbox, result};
 use crate::step::{Admit, Admitted, Brought, Output, Step};
+use crate::waits::{self, Resource};
 
 /// The comment of the attachment's rules.
 fn note(owner: &Owner, sandbox: &Sandbox, attachment: &AttachmentPlan) -> String {
@@ -52,20 +53,21 @@ pub(super) fn attach(
     let admitted = firewall::admitted(admit, &now)?;
     firewall::check_effect(admit)?;
     let note = note_on(node, sandbox, attachment);
-    match &node.firewall {
-        Some(firewall) => firewall.attach(note, admitted.clone())?,
-        None => firewall::admit(&note, &admitted)?,
-    }
+    waits::at(&Resource::PacketFilter, || match &node.firewall {
+        Some(firewall) => firewall.attach(note, admitted.clone()),
+        None => firewall::admit(&note, &admitted),
+    })?;
     Ok(admitted)
 }
 
 /// Takes back what the node forwards for an attachment.
 pub(super) fn detach(node: &Node, sandbox: &Sandbox, attachment: &AttachmentPlan) -> Result<(), StepError> {
     let note = note_on(node, sandbox, attachment);
-    match &node.firewall {
-        Some(firewall) => Ok(firewall.detach(&note)?),
-        None => Ok(firewall::dismiss(&note)?),
-    }
+    let detached = waits::at(&Resource::PacketFilter, || match &node.firewall {
+        Some(firewall) => firewall.detach(&note),
+        None => firewall::dismiss(&note),
+    });
+    Ok(detached?)
 }
 
 /// What the node lacks of it, in words.
@@ -74,5 +76,41 @@ pub(super) fn difference(
     (sandbox, attachment): (&Sandbox, &AttachmentPlan),
     admitted: &Admitted,
 ) -> Result<Option<String>, StepError> {
-    Ok(firewall::difference(&note_on(node, sandbox, attachment), admitted)?)
+    let note = note_on(node, sandbox, attachment);
+    Ok(waits::at(&Resource::PacketFilter, || firewall::difference(&note, admitted))?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attach::rig;
+    use crate::journal::Store;
+    use crate::netns::{Netns, within};
+    use crate::plan::fixtures;
+    use crate::step::Outputs;
+    use crate::sync::Arc;
+    use crate::waits::tests::Visits;
+
+    /// Whether this kernel has a packet filter or not.
+    #[test]
+    fn who_waits_for_the_packet_filter_has_no_place_to_work_in() {
+        let directory = tempfile::tempdir().unwrap();
+        let journal = Store::open(directory.path().join("journal")).unwrap();
+        let engine = rig::engine(directory.path(), journal, &Arc::new(rig::Maps::default()));
+        let (sandbox, attachment) = (fixtures::sandbox("a"), fixtures::attachment("bridge", Vec::new()));
+        let (admit, outputs) = (Admit { beside_firewalld: true, ..Admit::default() }, Outputs::default());
+        let admitted = Admitted { addresses: Vec::new(), admin_chain: "CNI-ADMIN".to_owned(), closed: None };
+        let visits = std::sync::Arc::<Visits>::default();
+        let place = std::sync::Arc::clone(&visits);
+        within(&Netns::private().unwrap(), || {
+            waits::within(place, || {
+                let of = (&sandbox, &attachment);
+                let _ = attach(&engine.node, of, &admit, outputs.of(0));
+                let _ = difference(&engine.node, of, &admitted);
+                let _ = detach(&engine.node, &sandbox, &attachment);
+            });
+        })
+        .unwrap();
+        assert_eq!(visits.all(), vec![Resource::PacketFilter; 3]);
+    }
 }

@@ -6,15 +6,16 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
-use serde_json::json;
+use serde_json::{Map, json};
 
 use super::Engine;
 use super::rig::{self, Maps};
 use crate::error_chain::Chain;
 use crate::ipam::Pool;
-use crate::journal::{Loaded, RecordState, Store};
+use crate::journal::full_disk::Disk;
+use crate::journal::{JournalKey, Loaded, RecordState, Store};
 use crate::plan::resolve::Numbers;
-use crate::step::{Output, StepRef};
+use crate::step::{Delegate, Output, Role, Step, StepRef};
 use crate::sync::Arc;
 
 const PODS: [&str; 3] = ["a", "b", "c"];
@@ -129,17 +130,22 @@ fn start(directory: &Path, maps: &Arc<Maps>) -> Engine {
 fn attach_all(directory: &Path, maps: &Arc<Maps>) {
     let engine = start(directory, maps);
     assert_eq!(rig::failures(&rig::recover(&engine)), Vec::<String>::new());
-    engine.journal.note_pool(Pool::directory(directory.join("pools"), "net")).unwrap();
     for (pod, id) in PODS.into_iter().zip(1..) {
-        let plan = rig::plan(directory, pod, id);
-        let mut record = engine.journal.create(rig::key(pod), plan.clone()).unwrap();
-        record.begin(&[StepRef(0, 0)]).unwrap();
-        record.done(StepRef(0, 0), rig::lease(&engine, &plan)).unwrap();
-        record.begin(&[StepRef(0, 1)]).unwrap();
-        maps.enter(id);
-        record.done(StepRef(0, 1), Output::Nothing).unwrap();
-        record.attached(json!({"cniVersion": "1.1.0"})).unwrap();
+        attach(&engine, directory, maps, (pod, id));
     }
+}
+
+/// Attaches a pod, with an address and that number.
+fn attach(engine: &Engine, directory: &Path, maps: &Maps, (pod, id): (&str, u32)) {
+    engine.journal.note_pool(Pool::directory(directory.join("pools"), "net")).unwrap();
+    let plan = rig::plan(directory, pod, id);
+    let mut record = engine.journal.create(rig::key(pod), plan.clone()).unwrap();
+    record.begin(&[StepRef(0, 0)]).unwrap();
+    record.done(StepRef(0, 0), rig::lease(engine, &plan)).unwrap();
+    record.begin(&[StepRef(0, 1)]).unwrap();
+    maps.enter(id);
+    record.done(StepRef(0, 1), Output::Nothing).unwrap();
+    record.attached(json!({"cniVersion": "1.1.0"})).unwrap();
 }
 
 fn whose(directory: &Path) -> Vec<String> {
@@ -261,4 +267,44 @@ fn a_del_of_a_record_without_its_progress_takes_back_all_that_was_planned() {
     assert_eq!(cut.state, RecordState::Attached);
     engine.del(&rig::request("DEL", "b")).unwrap();
     assert_eq!((whose(directory), maps.numbers()), (vec!["a".to_owned(), "c".to_owned()], [1, 3].into()));
+}
+
+/// Leaves the record of a pod of an earlier boot, which no DEL takes back: its plugin is not there.
+fn leave_of_an_earlier_boot(directory: &Path, pod: &str) {
+    let journal = directory.join("journal");
+    fs::create_dir(&journal).unwrap();
+    let boot = "00000000-0000-0000-0000-000000000000".to_owned();
+    let store = Store::over(Arc::new(Disk::at(&journal)), journal, boot).unwrap();
+    store.note_boot().unwrap();
+    let mut plan = rig::plan(directory, pod, 7);
+    let plugin = Delegate { plugin: "foreign".to_owned(), config: Map::new(), role: Role::Plugin };
+    plan.attachments[0].steps = vec![Step::Delegate(plugin)];
+    store.create(rig::key(pod), plan).unwrap();
+}
+
+/// Its leases would be released as those of a record that a loss of power has torn.
+#[test]
+fn a_damaged_record_of_this_boot_is_kept_though_a_record_of_an_earlier_one_is_left() {
+    for harm in [Harm::Empty { pod: 0 }, Harm::Flip { pod: 0, byte: 200, bit: 0 }] {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path();
+        let maps = Arc::new(Maps::default());
+        leave_of_an_earlier_boot(directory, "left");
+        let left = |recovery: super::Recovery| -> Vec<JournalKey> {
+            recovery.left_alone.into_iter().map(|(key, _)| key).collect()
+        };
+        let engine = start(directory, &maps);
+        assert_eq!(left(rig::recover(&engine)), [rig::key("left")]);
+        attach(&engine, directory, &maps, ("a", 1));
+        drop(engine);
+        let mut records = [fs::read(record(directory, "a")).unwrap()];
+        harm.carry_out(&mut records);
+        fs::write(record(directory, "a"), &records[0]).unwrap();
+
+        let engine = start(directory, &maps);
+        assert_eq!(left(rig::recover(&engine)), [rig::key("a"), rig::key("left")], "{harm:?}");
+        let refused = Chain(&engine.del(&rig::request("DEL", "a")).unwrap_err()).to_string();
+        assert!(refused.contains("a@eth0.jsonl is damaged (line "), "{harm:?}: {refused}");
+        assert_eq!((whose(directory), maps.numbers()), (vec!["a".to_owned()], [1].into()), "{harm:?}");
+    }
 }

@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use super::apply::owner;
 use super::engine::Engine;
@@ -84,7 +83,7 @@ impl Table {
         // Any other ends with its pod: what has its name on the node now is another device.
         for (netns, (device, claim)) in claims.filter(|(_, (_, claim))| claim.outlives_namespace()) {
             let Some(home) = &claim.home else { continue };
-            let made = sriov_cni.unless_anothers((device, netns), Duration::ZERO, |_| make_way(home));
+            let made = sriov_cni.unless_anothers((device, netns), None, |_| make_way(home));
             if let Err(error) = made {
                 tracing::debug!(device = claim.device, error = %Chain(&error), "keeps the names that it has");
             }
@@ -399,7 +398,7 @@ pub(super) fn make_way(home: &Home) -> Result<(), StepError> {
 pub(super) fn settle(node: &Node, held: &Held) -> Result<(), StepError> {
     let Some((device, claim)) = &held.claim else { return Ok(()) };
     // Devices of others wait meanwhile: not for sriov-cni.
-    node.devices.sriov_cni.give_back((device, &held.sandbox.netns), Duration::ZERO, || {
+    node.devices.sriov_cni.give_back((device, &held.sandbox.netns), None, || {
         give_back::give_back(&mut Handle::open()?, device, claim, PodEnd::Gone)?;
         representor::leave(node, held.number, claim)
     })?;

@@ -522,15 +522,15 @@ impl Engine {
                 Err(error) => is_all_known &= recovery.note(&key, Err(error.into())),
             }
         }
+        let by_earlier_boot = torn.iter().filter(|(_, earlier_boot)| *earlier_boot);
+        self.journal.keep_torn(by_earlier_boot.map(|(key, _)| key));
+        self.note_boot();
         unfinished.iter().for_each(|attached| self.node.occupied.adopt(attached));
         for (key, earlier_boot) in torn {
             let outcome = if earlier_boot { Ok(()) } else { self.check_torn(&key, None) };
             let may_go = recovery.note(&key, outcome);
             is_all_known &= may_go;
             recovery.unfinished.extend(may_go.then_some(key));
-        }
-        if is_all_known && recovery.unfinished.is_empty() {
-            self.note_boot();
         }
         if let Some(nat) = &self.node.nat
             && let Err(error) = nat.begin(is_all_known)
@@ -609,10 +609,11 @@ impl Engine {
         Ok(())
     }
 
-    /// Call this when no record of an earlier boot is left to roll back: records torn from now on are of this boot.
+    /// Notes that [`Engine::adopt`] has seen what an earlier boot left: no record that is torn from now on is of that one. Call
+    /// this again when there may be room for it.
     pub fn note_boot(&self) {
         if let Err(error) = self.journal.note_boot() {
-            tracing::warn!(error = %Chain(&error), "boot not recorded; the next start takes records of this boot for earlier ones");
+            tracing::warn!(error = %Chain(&error), "boot not noted: the next start may keep what an earlier boot has torn");
         }
     }
 

@@ -14,13 +14,14 @@ use super::{StepError, flock};
 use crate::error_chain::Chain;
 use crate::netns::Netns;
 use crate::spec::{Device, DeviceId};
+use crate::waits::{self, Resource};
 use crate::{bounded, durable};
 
 /// Where sriov-cni keeps its state.
 const ROOT: &str = "/var/lib/cni/sriov";
 
 /// How long sriov-cni may hold the lock of a VF while an operation waits: it does for all of an ADD.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The longest path of a namespace, in bytes (`PATH_MAX`).
 const LONGEST: usize = 4096;
@@ -48,11 +49,16 @@ pub(super) struct LockedVf {
 }
 
 impl SriovCni {
-    /// Locks a device. `None`: sriov-cni is not on the node, or it is no VF.
+    /// Locks a device. `None`: sriov-cni is not on the node, or it is no VF. `waits_at`: where an operation is while it waits for
+    /// sriov-cni; without it, it does not wait.
     ///
     /// # Errors
-    /// sriov-cni has been at it for all of `patience`, or its files cannot be used.
-    pub(super) fn lock(&self, device: &Device, patience: Duration) -> Result<Option<LockedVf>, StepError> {
+    /// sriov-cni is at it, for all of [`PATIENCE`] where that is waited for, or its files cannot be used.
+    pub(super) fn lock(
+        &self,
+        device: &Device,
+        waits_at: Option<&Resource>,
+    ) -> Result<Option<LockedVf>, StepError> {
         let Some(vf) = self.unlocked(device) else { return Ok(None) };
         let pci = self.pci();
         let locks = pci.join("vf_lock");
@@ -68,7 +74,13 @@ impl SriovCni {
             .mode(0o600)
             .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
         let lock = options.open(&path).and_then(regular).map_err(failed(&path))?;
-        match flock::lock(&lock, patience).map_err(failed(&path))? {
+        let try_for = |patience| flock::lock(&lock, patience).map_err(failed(&path));
+        let is_locked = match waits_at {
+            // As a rule nobody has it, and no place to work in is given up.
+            Some(resource) => try_for(Duration::ZERO)? || waits::at(resource, || try_for(PATIENCE))?,
+            None => try_for(Duration::ZERO)?,
+        };
+        match is_locked {
             true => Ok(Some(LockedVf { _lock: Some(lock), ..vf })),
             false => Err(StepError::SriovCniIsAtIt(vf.address)),
         }
@@ -90,14 +102,14 @@ impl SriovCni {
     /// `act` is called all the same: a device has to go home some time.
     ///
     /// # Errors
-    /// sriov-cni has been at it for all of `patience`, or its file of the device cannot be read; those of `act`.
+    /// Those of [`SriovCni::lock`], or sriov-cni's file of the device cannot be read; those of `act`.
     pub(super) fn unless_anothers(
         &self,
         (device, netns): (&Device, &str),
-        patience: Duration,
+        waits_at: Option<&Resource>,
         act: impl FnOnce(Option<&LockedVf>) -> Result<(), StepError>,
     ) -> Result<(), StepError> {
-        let locked = match self.lock(device, patience) {
+        let locked = match self.lock(device, waits_at) {
             Err(error @ StepError::SriovCniFile { .. }) => {
                 let error = Chain(&error);
                 tracing::warn!(device = %device.id, %error, "the device goes back without sriov-cni's lock");
@@ -125,10 +137,10 @@ impl SriovCni {
     pub(super) fn give_back(
         &self,
         (device, netns): (&Device, &str),
-        patience: Duration,
+        waits_at: Option<&Resource>,
         act: impl FnOnce() -> Result<(), StepError>,
     ) -> Result<(), StepError> {
-        self.unless_anothers((device, netns), patience, |vf| {
+        self.unless_anothers((device, netns), waits_at, |vf| {
             act()?;
             vf.map_or(Ok(()), |vf| vf.unmark(netns))
         })
@@ -136,7 +148,7 @@ impl SriovCni {
 
     /// Marks a device that the pod whose namespace is at `netns` has, where sriov-cni came to the node later, or has lost it.
     pub(super) fn mark_again(&self, device: &Device, netns: &str) {
-        let mark = || match self.lock(device, Duration::ZERO)? {
+        let mark = || match self.lock(device, None)? {
             Some(vf)
                 if vf.marked()?.is_none_or(|marked| marked != netns)
                     && vf.holder_beside(netns)?.is_none() =>
@@ -239,8 +251,11 @@ fn failed(path: &Path) -> impl FnOnce(io::Error) -> StepError {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
     use crate::spec::VirtualFunction;
+    use crate::waits::tests::Visits;
 
     const VF: &str = "0000:03:02.1";
     const GONE: &str = "/run/netns/netattach-test-gone";
@@ -254,7 +269,7 @@ mod tests {
     }
 
     fn lock(of: &SriovCni) -> LockedVf {
-        of.lock(&vf(true), Duration::ZERO).unwrap().unwrap()
+        of.lock(&vf(true), None).unwrap().unwrap()
     }
 
     /// A node with sriov-cni, whose directories have the mode that it gives them, and the file of the VF.
@@ -275,18 +290,18 @@ mod tests {
     fn without_sriov_cni_nothing_is_made() {
         let directory = tempfile::tempdir().unwrap();
         let absent = SriovCni { root: directory.path().join("sriov") };
-        assert!(absent.lock(&vf(true), Duration::ZERO).unwrap().is_none());
+        assert!(absent.lock(&vf(true), None).unwrap().is_none());
         absent.mark_again(&vf(true), OTHER);
         let mut given = false;
         let give = || {
             given = true;
             Ok(())
         };
-        absent.give_back((&vf(true), GONE), Duration::ZERO, give).unwrap();
+        absent.give_back((&vf(true), GONE), None, give).unwrap();
         assert!(given);
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
         let (_directory, present, _) = node();
-        assert!(present.lock(&vf(false), Duration::ZERO).unwrap().is_none(), "not a VF");
+        assert!(present.lock(&vf(false), None).unwrap().is_none(), "not a VF");
     }
 
     /// Rows: SRV-beside.
@@ -315,14 +330,14 @@ mod tests {
         assert_eq!((marked().as_deref(), mode(&mark)), (Some(OTHER), 0o600));
         // What cannot be given back stays marked.
         let lost = || Err(StepError::NoDevice(VF.to_owned()));
-        assert!(sriov_cni.give_back((&vf(true), OTHER), Duration::ZERO, lost).is_err());
+        assert!(sriov_cni.give_back((&vf(true), OTHER), None, lost).is_err());
         assert_eq!(marked().as_deref(), Some(OTHER));
-        sriov_cni.give_back((&vf(true), OTHER), Duration::ZERO, || Ok(())).unwrap();
+        sriov_cni.give_back((&vf(true), OTHER), None, || Ok(())).unwrap();
         assert_eq!(marked(), None);
 
         // It is another's by now; of one that is gone the file is as if it were not there.
         fs::write(&mark, OTHER).unwrap();
-        sriov_cni.give_back((&vf(true), GONE), Duration::ZERO, || unreachable!()).unwrap();
+        sriov_cni.give_back((&vf(true), GONE), None, || unreachable!()).unwrap();
         assert_eq!(marked().as_deref(), Some(OTHER));
         fs::write(&mark, "").unwrap();
         let mut given = false;
@@ -330,7 +345,7 @@ mod tests {
             given = true;
             Ok(())
         };
-        sriov_cni.give_back((&vf(true), OTHER), Duration::ZERO, give).unwrap();
+        sriov_cni.give_back((&vf(true), OTHER), None, give).unwrap();
         assert_eq!((given, marked().as_deref()), (true, Some("")));
 
         sriov_cni.mark_again(&vf(true), GONE);
@@ -351,14 +366,39 @@ mod tests {
         let (_directory, sriov_cni, mark) = node();
         let held = lock(&sriov_cni);
         let expected = format!("device {VF}: sriov-cni is at it and holds its lock");
-        let refused = sriov_cni.lock(&vf(true), Duration::from_millis(10)).unwrap_err();
+        let refused = sriov_cni.lock(&vf(true), None).unwrap_err();
         assert_eq!(refused.to_string(), expected);
-        let refused = sriov_cni.give_back((&vf(true), GONE), Duration::ZERO, || unreachable!()).unwrap_err();
+        let refused = sriov_cni.give_back((&vf(true), GONE), None, || unreachable!()).unwrap_err();
         assert_eq!(refused.to_string(), expected);
         sriov_cni.mark_again(&vf(true), OTHER);
         assert!(!mark.exists());
         drop(held);
         lock(&sriov_cni);
+    }
+
+    /// Whoever has a place to work in keeps others of it.
+    #[test]
+    fn who_waits_for_sriov_cni_stands_where_no_other_network_needs_a_place() {
+        let (_directory, sriov_cni, _) = node();
+        let resource = Resource::VfLocks { network: "lan".to_owned() };
+        let visits = Arc::<Visits>::default();
+        let locked = |at: Option<&Resource>| {
+            let place = Arc::clone(&visits);
+            waits::within(place, || sriov_cni.lock(&vf(true), at)).map(|vf| vf.is_some())
+        };
+        assert!(locked(Some(&resource)).unwrap());
+        assert_eq!(visits.all(), [], "nobody has it");
+        let held = lock(&sriov_cni);
+        let ends = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            drop(held);
+        });
+        assert!(locked(Some(&resource)).unwrap(), "in time");
+        ends.join().unwrap();
+        assert_eq!(visits.all(), [resource]);
+        let _held = lock(&sriov_cni);
+        assert!(locked(None).is_err());
+        assert_eq!(visits.all().len(), 1);
     }
 
     /// What else may have the name of a lock or of a VF's file.
@@ -391,20 +431,20 @@ mod tests {
             });
             assert!(
                 matches!(
-                    sriov_cni.lock(&vf(true), Duration::ZERO),
+                    sriov_cni.lock(&vf(true), None),
                     Err(StepError::SriovCniFile { path: named, .. }) if named == path
                 ),
                 "{kind}"
             );
             assert!(!elsewhere.exists(), "it is not followed");
             // Whose it is counts all the same.
-            sriov_cni.give_back((&vf(true), GONE), Duration::ZERO, || unreachable!()).unwrap();
+            sriov_cni.give_back((&vf(true), GONE), None, || unreachable!()).unwrap();
             let mut given = false;
             let give = || {
                 given = true;
                 Ok(())
             };
-            sriov_cni.give_back((&vf(true), OTHER), Duration::ZERO, give).unwrap();
+            sriov_cni.give_back((&vf(true), OTHER), None, give).unwrap();
             assert!(given && !mark.exists(), "{kind}");
         }
     }
@@ -421,7 +461,7 @@ mod tests {
                 given = true;
                 Ok(())
             };
-            sriov_cni.give_back((&vf(true), OTHER), Duration::ZERO, give).unwrap();
+            sriov_cni.give_back((&vf(true), OTHER), None, give).unwrap();
             assert!(given && mark.symlink_metadata().is_ok(), "{kind}");
         }
     }

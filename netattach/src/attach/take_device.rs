@@ -7,13 +7,14 @@ use super::devices::settle;
 use super::give_back::find_home;
 use super::host_access::is_host_link;
 use super::which_device::{Target, There};
-use super::{Node, StepError, bus, identity, left_programs, representor, sriov_cni};
+use super::{Node, StepError, bus, identity, left_programs, representor};
 use crate::link;
 use crate::mac::Mac;
 use crate::netlink::{self, DeviceState, Handle, LinkState};
 use crate::plan::{AttachmentPlan, Sandbox};
 use crate::spec::{Device, DeviceId, VfSettings, VirtualFunction};
 use crate::step::{Claim, Home};
+use crate::waits;
 
 /// How often a card is asked for an address of a VF, and after which time each: some take a moment to believe their own
 /// physical function.
@@ -54,7 +55,7 @@ pub(super) fn claim(
     let claimant = (sandbox, attachment, cookie);
     let generation = node.devices.claim(&key, claimant, |held| settle(node, held))?;
     // Until the claim is made sriov-cni neither takes the device nor changes it.
-    let locked = node.devices.sriov_cni.lock(device, sriov_cni::PATIENCE)?;
+    let locked = node.devices.sriov_cni.lock(device, Some(&waits::vf_locks(attachment)))?;
     if let Some(locked) = &locked {
         locked.check_is_free_for(&sandbox.netns)?;
     }

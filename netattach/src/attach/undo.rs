@@ -4,7 +4,7 @@ use super::give_back::{PodEnd, Unrecorded, give_back, give_back_by_alias};
 use super::plugin_del::PluginDel;
 use super::{
     AttachError, Attached, Doing, Node, Progress, StepError, admit, device_info, devices, host_access,
-    representor, restrict_sender, routing, sriov_cni, translation, tuning, vrf,
+    representor, restrict_sender, routing, translation, tuning, vrf,
 };
 use crate::ipam::Lessee;
 use crate::journal::JournalKey;
@@ -249,7 +249,8 @@ impl Begun<'_> {
         let pod = netns.map_or(PodEnd::Gone, |netns| PodEnd::In { netns, made, others: &others });
         let of = (&plan.sandbox, self.attachment);
         let act = || {
-            node.devices.sriov_cni.give_back((device, &plan.sandbox.netns), sriov_cni::PATIENCE, || {
+            let locks = waits::vf_locks(self.attachment);
+            node.devices.sriov_cni.give_back((device, &plan.sandbox.netns), Some(&locks), || {
                 give_back(&mut Handle::open()?, device, claim, pod)?;
                 representor::leave(node, self.attachment.number(), claim)
             })?;

@@ -14,12 +14,18 @@
 //! is needed then, and where it cannot be added, the record becomes that of a sandbox that is not attached yet, in place
 //! ([`Record::removing`]). So no start takes a sandbox for an attached one whose addresses others may have by now.
 //!
+//! **Torn by whom.** What an agent of this boot leaves torn had no effect, and a loss of power may have torn the record of a pod
+//! with leases. So a torn record of this boot whose container has any is damage, and one of an earlier boot is not. Which boot it
+//! was cannot be read in it: the first agent of a boot notes the torn records that it finds ([`Store::note_boot`]), before there
+//! can be another.
+//!
 //! **Durability.** A line is in the page cache when `write(2)` returns, so it survives the death of the agent at any
 //! moment. A power loss also destroys the kernel's links and maps; leases and the files of other plugins survive it.
 //! For a record of an earlier boot, every step of its plan counts as begun.
 //!
 //! A plan that calls other plugins is therefore on disk before the first of them runs ([`Record::start_sync`] begins
-//! writing it out while links are being created, [`Record::wait_durable`] waits). A plan whose only lasting effects
+//! writing it out while links are being created, [`Record::wait_durable`] waits, or writes it out itself where no thread could
+//! be had for it). A plan whose only lasting effects
 //! are leases is not synced: its file exists before its leases do, which a journalling filesystem keeps in that order,
 //! and even an empty file still identifies their owner. The pools that may contain them are noted once each
 //! ([`Store::note_pool`]). A disk that is slow to sync thus does not slow pods.
@@ -28,12 +34,16 @@
 //! and judges. `files` defines the directory operations that the journal needs, so that a model checker can use a
 //! directory in memory.
 
+#[cfg(test)]
+mod boot_tests;
 pub(crate) mod files;
 pub mod format;
 #[cfg(test)]
 pub(crate) mod full_disk;
 mod record;
 mod store;
+#[cfg(test)]
+mod sync_tests;
 #[cfg(test)]
 mod tests;
 

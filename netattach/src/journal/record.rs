@@ -101,7 +101,19 @@ pub struct Record {
     was_read: bool,
     /// Bytes to be written with the next write.
     unwritten: Vec<u8>,
-    sync: Option<JoinHandle<std::io::Result<()>>>,
+    sync: Syncing,
+}
+
+/// How far it is that the plan survives a loss of power.
+#[derive(Debug, Default)]
+enum Syncing {
+    /// Nobody has asked for it, or somebody has waited for it.
+    #[default]
+    NotAsked,
+    /// It was asked for, and there was no descriptor or no thread for it.
+    Owed,
+    /// A thread is at it.
+    Begun(JoinHandle<std::io::Result<()>>),
 }
 
 /// A record's file.
@@ -176,7 +188,7 @@ impl Record {
             amended: BTreeSet::new(),
             was_read: false,
             unwritten: Vec::new(),
-            sync: None,
+            sync: Syncing::default(),
         }
     }
 
@@ -433,40 +445,47 @@ impl Record {
         Ok(())
     }
 
-    /// Starts writing the plan out to disk, on a thread of its own.
+    /// Starts writing the plan out to disk, on a thread of its own. Without one, or without another descriptor for it, the plan
+    /// is written out by [`Record::wait_durable`].
     pub fn start_sync(&mut self) {
+        self.sync = Syncing::Owed;
         let Ok(mut file) = self.file.again() else { return };
         let files = Arc::clone(&self.files);
-        self.sync = thread::Builder::new()
-            .name("journal-sync".into())
-            .spawn(move || {
-                file.sync()?;
-                files.sync()
-            })
-            .ok();
+        let begun = thread::Builder::new().name("journal-sync".into()).spawn(move || {
+            file.sync()?;
+            files.sync()
+        });
+        if let Ok(thread) = begun {
+            self.sync = Syncing::Begun(thread);
+        }
     }
 
     /// Whether [`Record::start_sync`] was called, and nobody has waited for it since.
     pub fn is_being_synced(&self) -> bool {
-        self.sync.is_some()
+        !matches!(self.sync, Syncing::NotAsked)
     }
 
-    /// Waits until the plan is on disk.
+    /// Waits until the plan is on disk, where [`Record::start_sync`] was called.
+    ///
+    /// # Errors
+    /// It may not be there.
     pub fn wait_durable(&mut self) -> Result<(), JournalError> {
-        let failed = |source| JournalError::Sync { path: self.path.clone(), source };
-        match self.sync.take() {
-            Some(thread) => match timing::part("journal on disk", || thread.join()) {
-                Ok(synced) => synced.map_err(failed),
-                Err(_) => Err(failed(std::io::Error::other("the syncing thread panicked"))),
-            },
-            None => Ok(()),
-        }
+        const PART: &str = "journal on disk";
+        let synced = match std::mem::take(&mut self.sync) {
+            Syncing::NotAsked => return Ok(()),
+            Syncing::Owed => timing::part(PART, || self.file.sync().and_then(|()| self.files.sync())),
+            Syncing::Begun(thread) => timing::part(PART, || thread.join())
+                .unwrap_or_else(|_| Err(std::io::Error::other("the syncing thread panicked"))),
+        };
+        synced.map_err(|source| JournalError::Sync { path: self.path.clone(), source })
     }
 
     /// Removes the record: nothing of the sandbox is left.
     pub fn remove(mut self) -> Result<(), JournalError> {
         // The thread holds only a descriptor; it must not outlive the record.
-        let _ = self.wait_durable();
+        if let Syncing::Begun(thread) = std::mem::take(&mut self.sync) {
+            let _ = thread.join();
+        }
         self.files
             .remove(&self.name)
             .map_err(|source| JournalError::Remove { path: self.path.clone(), source })?;

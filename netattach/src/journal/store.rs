@@ -5,18 +5,21 @@ use std::fs::DirBuilder;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::JournalError;
 use super::files::{Files, OnDisk};
 use super::format::Damage;
 use super::record::{JournalKey, Record, RecordFile, Replayed};
+use crate::error_chain::Chain;
 use crate::ipam::Pool;
 use crate::moment::{Moment, boot_id};
 use crate::plan::Plan;
 use crate::sync::{Arc, Mutex, locked};
 use crate::timing;
 
-/// File with the boot in which the directory was opened last, written after all torn records are removed.
+/// File with the boot in which an agent last took over what was there, and below it, a line each, the records that an earlier
+/// boot had torn and that are there still. An agent that does not know such lines takes the file for that of another boot.
 const BOOT: &str = "boot";
 
 /// File with the pools, in the directory of records. No record has this name: records have an `@` in their names.
@@ -43,8 +46,11 @@ pub struct Store {
     directory: PathBuf,
     files: Arc<dyn Files>,
     boot: String,
-    /// The names that existed when the first agent of this boot opened the directory.
-    earlier: BTreeSet<String>,
+    /// The records that are of an earlier boot if they are torn: all that were there when the first agent of this boot opened
+    /// the directory, and from [`Store::keep_torn`] on those that were torn then.
+    earlier: Mutex<BTreeSet<String>>,
+    /// Whether the file [`BOOT`] is another boot's: the next start would take every record for one of that.
+    is_of_another: AtomicBool,
     pools: Mutex<BTreeSet<Pool>>,
 }
 
@@ -68,16 +74,18 @@ impl Store {
     ) -> Result<Self, JournalError> {
         let failed = |source| JournalError::Open { path: directory.clone(), source };
         let pools = Mutex::new(read_pools(&*files).map_err(failed)?);
-        let opened_in = match files.open(BOOT).and_then(|mut file| file.read()) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            read => Some(read.map_err(failed)?),
+        let noted = match files.open(BOOT).and_then(|mut file| file.read()) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+            read => read.map_err(failed)?,
         };
-        let earlier = match opened_in {
-            Some(before) if before != boot.as_bytes() => files.list().map_err(failed)?.into_iter().collect(),
-            // Unknown: written by a version that did not note the boot. Nothing is concluded from it.
-            _ => BTreeSet::new(),
+        let of_this = noted_earlier(&noted, &boot);
+        let is_of_another = AtomicBool::new(of_this.is_none());
+        let earlier = match of_this {
+            Some(noted) => noted,
+            None => files.list().map_err(failed)?.into_iter().collect(),
         };
-        Ok(Self { directory, files, boot, earlier, pools })
+        let earlier = Mutex::new(earlier);
+        Ok(Self { directory, files, boot, earlier, is_of_another, pools })
     }
 
     /// The current moment, as records have it.
@@ -90,6 +98,13 @@ impl Store {
     /// # Errors
     /// [`JournalError::Exists`] if there is one for the same sandbox and interface.
     pub fn create(&self, key: JournalKey, plan: Plan) -> Result<Record, JournalError> {
+        if self.is_of_another.load(Ordering::Relaxed) {
+            let noted = self.note_boot();
+            // What a bad byte makes unreadable of this record would be taken for torn by an earlier boot.
+            if self.is_of_another.load(Ordering::Relaxed) {
+                noted?;
+            }
+        }
         let name = key.file_name()?;
         let path = self.directory.join(&name);
         let file = match self.files.create(&name) {
@@ -145,32 +160,64 @@ impl Store {
         let text = file.read().map_err(failed)?;
         let place =
             RecordFile { path: path.clone(), name: name.clone(), files: Arc::clone(&self.files), file };
-        let earlier_boot = self.earlier.contains(&name);
+        let is_earlier = || locked(&self.earlier).contains(&name);
         match Record::replay(place, key.clone(), &self.boot, &text)? {
-            Replayed::Torn => Ok(Loaded::Torn { earlier_boot }),
-            Replayed::Lost(damage) if earlier_boot => {
+            Replayed::Torn => Ok(Loaded::Torn { earlier_boot: is_earlier() }),
+            Replayed::Lost(damage) if is_earlier() => {
                 tracing::warn!(error = %JournalError::damaged(&path, &damage), "damaged record of an earlier boot; its leases are released");
-                Ok(Loaded::Torn { earlier_boot })
+                Ok(Loaded::Torn { earlier_boot: true })
             }
             Replayed::Lost(damage) => Err(JournalError::damaged(&path, &damage)),
             Replayed::Record(record) => Ok(Loaded::Whole(record)),
         }
     }
 
-    /// Notes the current boot. To be called when no torn record of an earlier boot is left.
+    /// To be called when all records have been looked at, with those that an earlier boot has torn: no other is of an earlier
+    /// boot from now on, whatever becomes of it. [`Store::note_boot`] is to follow.
+    pub fn keep_torn<'k>(&self, torn: impl IntoIterator<Item = &'k JournalKey>) {
+        let torn: BTreeSet<String> = torn.into_iter().filter_map(|key| key.file_name().ok()).collect();
+        locked(&self.earlier).retain(|name| torn.contains(name));
+    }
+
+    /// Notes the current boot, and which records an earlier one has torn. Where that cannot be written, the file goes: the next
+    /// start concludes nothing then, and keeps what is torn and may have an address.
+    ///
+    /// # Errors
+    /// It could not be written.
     pub fn note_boot(&self) -> Result<(), JournalError> {
-        let write = || -> io::Result<()> {
-            let mut file = match self.files.open(BOOT) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => self.files.create(BOOT)?,
-                other => other?,
-            };
-            if file.read().is_ok_and(|noted| noted == self.boot.as_bytes()) {
-                return Ok(());
+        self.note(&locked(&self.earlier))
+    }
+
+    fn note(&self, earlier: &BTreeSet<String>) -> Result<(), JournalError> {
+        // Each name has its newline, so that what is left of a longer text makes no other names.
+        let names = earlier.iter().flat_map(|name| [name.as_str(), "\n"]);
+        let text: String =
+            [&*self.boot].into_iter().chain((!earlier.is_empty()).then_some("\n")).chain(names).collect();
+        let written = self.write_boot(text.as_bytes());
+        if written.is_ok() || self.files.remove(BOOT).is_ok() {
+            self.is_of_another.store(false, Ordering::Relaxed);
+        }
+        written.map_err(|source| JournalError::Write { path: self.directory.join(BOOT), source })
+    }
+
+    fn write_boot(&self, text: &[u8]) -> io::Result<()> {
+        let mut file = match self.files.open(BOOT) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                let mut file = self.files.create(BOOT)?;
+                file.write_at(0, text)?;
+                // Once: a loss of power leaves one that was there as it was, or as it is written, but a new one empty.
+                file.sync()?;
+                return self.files.sync();
             }
-            file.cut(0)?;
-            file.write_at(0, self.boot.as_bytes())
+            opened => opened?,
         };
-        write().map_err(|source| JournalError::Write { path: self.directory.join(BOOT), source })
+        if file.read().is_ok_and(|noted| noted == text) {
+            return Ok(());
+        }
+        // Over what is there, which takes no room of a full disk. An end before the cut leaves names that are not there any more.
+        file.write_at(0, text)?;
+        crate::crash_point!("journal", "boot");
+        file.cut(text.len() as u64)
     }
 
     /// The error for a record without a plan although objects of its sandbox exist: damage.
@@ -191,7 +238,15 @@ impl Store {
     pub fn discard(&self, key: &JournalKey) -> Result<(), JournalError> {
         let name = key.file_name()?;
         let failed = |source| JournalError::Write { path: self.directory.join(&name), source };
-        self.files.remove(&name).map_err(failed)
+        self.files.remove(&name).map_err(failed)?;
+        let mut earlier = locked(&self.earlier);
+        // A record of that name is of this boot from now on.
+        if earlier.remove(&name)
+            && let Err(error) = self.note(&earlier)
+        {
+            tracing::warn!(error = %Chain(&error), "what an earlier boot has torn is not noted");
+        }
+        Ok(())
     }
 
     /// Permanently notes a pool that leases are about to be taken from. Syncs to disk the first time.
@@ -239,6 +294,19 @@ impl Store {
     /// Path of the directory.
     pub fn directory(&self) -> &Path {
         &self.directory
+    }
+}
+
+/// The records that an earlier boot has torn, by the file [`BOOT`]. `None`: it is another boot's, so all that are there are of an
+/// earlier one.
+fn noted_earlier(noted: &[u8], boot: &str) -> Option<BTreeSet<String>> {
+    let noted = String::from_utf8_lossy(noted);
+    let mut lines = noted.lines();
+    match lines.next() {
+        Some(of) if of == boot => Some(lines.map(str::to_owned).collect()),
+        Some(_) => None,
+        // Nobody has noted a boot, or who began to was killed. Nothing is concluded from it.
+        None => Some(BTreeSet::new()),
     }
 }
 

@@ -2,6 +2,7 @@
 //! waits for any more is not begun.
 
 use std::fs::{self, File};
+use std::path::PathBuf;
 use std::thread::{JoinHandle, spawn};
 use std::time::Duration;
 
@@ -147,6 +148,33 @@ fn a_pool_that_somebody_keeps_locked_holds_up_no_pod_of_another() {
         // Requests that waited for the lock for ten seconds have given up, as they should.
         let outcome = begun.join().unwrap();
         assert!(outcome.exit == 0 || outcome.failure().0 == 11);
+        node.del(pod).success();
+    }
+}
+
+/// The kernel takes a second or two for each of them, of which the node has nothing to do.
+#[test]
+fn pods_whose_addresses_are_looked_for_elsewhere_hold_up_no_pod_of_another_network() {
+    let (mut node, pods) = node(&json!({}));
+    let ipam = node.host_local(&["fd00:58::/64"]);
+    let detects = json!({"cniVersion": "1.0.0", "name": "detects", "type": "bridge", "bridge": "detects0",
+        "enabledad": true, "ipam": ipam});
+    node.write("odd", &network(NAMESPACE, "odd", &detects)).unwrap();
+    node.start().unwrap();
+    let sockets = || {
+        let open = fs::read_dir(format!("/proc/{}/fd", node.agent_pid())).unwrap();
+        let is_socket = |link: PathBuf| link.to_string_lossy().starts_with("socket:");
+        open.flatten().filter(|fd| fs::read_link(fd.path()).is_ok_and(is_socket)).count()
+    };
+    let at_rest = sockets();
+    let b = Pod::new("b").unwrap();
+    let begun = begin(pods.iter().map(|pod| node.call("ADD", pod)));
+    assert!(eventually(PATIENCE, || sockets() >= at_rest + MANY), "they wait, or are being attached");
+    node.add(&b).success();
+    let ended = begun.iter().filter(|call| call.is_finished()).count();
+    assert!(ended < 8, "{ended} of {MANY} had ended before it, so it waited for a place");
+    for (begun, pod) in begun.into_iter().zip(&pods) {
+        begun.join().unwrap().success();
         node.del(pod).success();
     }
 }

@@ -19,6 +19,7 @@ use crate::plan::{AttachmentPlan, hook_kind};
 use crate::spec::{self, Addressing};
 use crate::step::{Configure, HookKind, Interface, Output, Parent, Protect, Step, StepRef, Style};
 use crate::sysctl;
+use crate::waits;
 
 /// How long duplicates of IPv6 addresses may be looked for, where that is asked for: it takes the kernel a second or two.
 const DETECTION: Duration = Duration::from_secs(5);
@@ -330,10 +331,12 @@ impl<'a> Executor<'a> {
         if let Err(error) = announced {
             tracing::warn!(device = pod.name, error = %Chain(&error), "addresses not announced to neighbours");
         }
-        if it.configure.detect_duplicates
-            && let Some(taken) = self.pod.await_unique(pod.index, DETECTION)?
-        {
-            return Err(StepError::Duplicate(taken));
+        if it.configure.detect_duplicates {
+            let detection = waits::detection(it.item.1);
+            let found = waits::at(&detection, || self.pod.await_unique(pod.index, DETECTION))?;
+            if let Some(taken) = found {
+                return Err(StepError::Duplicate(taken));
+            }
         }
         Ok(())
     }

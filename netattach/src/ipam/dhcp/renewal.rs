@@ -1,4 +1,5 @@
-//! The thread that extends the leases of all pods. It sleeps until one is due, and has sockets open only while it asks.
+//! The thread that extends the leases of all pods. It sleeps until one is due, a minute at most, and has sockets open only
+//! while it asks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,8 +21,11 @@ const AT_ONCE: usize = 32;
 const LOOK: Duration = Duration::from_secs(1);
 /// How long after it could not be taken from a pod a lost address is tried again.
 const TAKE_AGAIN: Duration = Duration::from_secs(10);
-/// How long a thread without open sockets may sleep.
-const LONGEST: Duration = Duration::from_secs(24 * 3600);
+/// How long a thread without open sockets may sleep where a lease will be due. Its sleep is measured by a clock that stands still
+/// while the node is suspended, and leases are not: so much later than the node goes on, one is noticed that has ended meanwhile.
+const LONGEST: Duration = Duration::from_secs(60);
+/// The same where none will be.
+const IDLE: Duration = Duration::from_secs(24 * 3600);
 
 /// An exchange that goes on.
 struct Asking {
@@ -51,9 +55,9 @@ pub(super) fn run(shared: &Arc<Shared>) {
         }
         let work = due(state.held.iter_mut(), &shared.boot, AT_ONCE - asking.len());
         if work.ask.is_empty() && work.over.is_empty() && asking.is_empty() {
-            let sleep = work.next.map_or(LONGEST, |next| next.saturating_sub(now()).min(LONGEST));
+            let slept = shared.changed.wait_timeout(state, sleep(work.next, now()));
             // Woken by a new lease, by the time, or for no reason: it looks again.
-            drop(shared.changed.wait_timeout(state, sleep).unwrap_or_else(PoisonError::into_inner));
+            drop(slept.unwrap_or_else(PoisonError::into_inner));
             continue;
         }
         drop(state);
@@ -78,6 +82,11 @@ pub(super) fn run(shared: &Arc<Shared>) {
             wire::wait(asking.iter().map(|one| &one.socket), until);
         }
     }
+}
+
+/// How long a thread without open sockets may sleep, at `now`. `next`: when a lease will be due.
+fn sleep(next: Option<Duration>, now: Duration) -> Duration {
+    next.map_or(IDLE, |next| next.saturating_sub(now).min(LONGEST))
 }
 
 /// What is due of the leases that nobody is at, which are then busy; at most `room` exchanges.
@@ -160,4 +169,27 @@ fn failed(shared: &Shared, owner: &Owner, number: u64, begun: Duration, heard: &
         held.tried = Some(begun);
         held.is_busy = false;
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lease_that_ends_while_the_node_is_suspended_is_looked_at_within_a_minute_of_its_going_on() {
+        let seconds = Duration::from_secs;
+        let now = seconds(7 * 3600);
+        for (next, expected) in [
+            (Some(now + seconds(4 * 3600)), LONGEST),
+            (Some(now + seconds(17)), seconds(17)),
+            (Some(now), seconds(0)),
+            // It was suspended past that.
+            (Some(now - seconds(3600)), seconds(0)),
+            // Nothing will ever be due: there are no leases, or only such as do not end.
+            (None, IDLE),
+        ] {
+            assert_eq!(sleep(next, now), expected, "{next:?}");
+        }
+        assert_eq!(LONGEST, seconds(60));
+    }
 }

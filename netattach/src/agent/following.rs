@@ -1,0 +1,225 @@
+//! Which live pod is made to follow its annotation next ([`live`](super::live)). Decides from counts alone, without clock.
+//!
+//! Pods have their turns in the order in which they ask, so one that asks again and again is behind all that have not had theirs.
+//! Of one namespace, and at one network, there are few at a time, and the last places are for those at whose networks nobody is:
+//! those of a network that hangs, of several even, leave room for all others.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::hash::Hash;
+use std::sync::Arc;
+
+use tokio::task::Id;
+
+use crate::journal::JournalKey;
+use crate::npwg::NetworkRef;
+use crate::objects::Pod;
+
+/// Most pods that are made to follow at a time, of one namespace, and at one network.
+const AT_ONCE: usize = 32;
+const OF_NAMESPACE: usize = 4;
+const AT_NETWORK: usize = 4;
+/// Once there are as many, another begins only if nobody is at any of its networks.
+const SHARED: usize = AT_ONCE / 2;
+
+/// A pod that is to follow its annotation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Asking {
+    /// Its sandbox.
+    pub(super) key: JournalKey,
+    pub(super) pod: Arc<Pod>,
+    /// The networks that it is to get or to lose.
+    pub(super) networks: BTreeSet<NetworkRef>,
+}
+
+/// The pods that are to follow their annotations, and those that are being made to.
+#[derive(Debug, Default)]
+pub(super) struct Following {
+    /// By their turns.
+    waiting: BTreeMap<u64, Asking>,
+    turns: BTreeMap<JournalKey, u64>,
+    last: u64,
+    /// By the task that does it.
+    under_way: BTreeMap<Id, Asking>,
+}
+
+impl Following {
+    /// Gives a pod a turn. One that has one keeps it, as it asks now.
+    pub(super) fn ask(&mut self, asking: Asking) {
+        let last = &mut self.last;
+        let turn = *self.turns.entry(asking.key.clone()).or_insert_with(|| {
+            *last += 1;
+            *last
+        });
+        self.waiting.insert(turn, asking);
+    }
+
+    /// Whether the sandbox's pod is being made to follow.
+    pub(super) fn is_under_way(&self, key: &JournalKey) -> bool {
+        self.under_way.values().any(|it| it.key == *key)
+    }
+
+    /// The first pod that may begin.
+    pub(super) fn next(&mut self) -> Option<Asking> {
+        if self.under_way.len() >= AT_ONCE {
+            return None;
+        }
+        let under_way = || self.under_way.values();
+        let keys: HashSet<&JournalKey> = under_way().map(|it| &it.key).collect();
+        let of_namespace = counted(under_way().map(|it| &*it.pod.name.namespace));
+        let at_network = counted(under_way().flat_map(|it| &it.networks));
+        let most = if self.under_way.len() < SHARED { AT_NETWORK } else { 1 };
+        let may_begin = |it: &Asking| {
+            let of_same = of_namespace.get(&*it.pod.name.namespace).copied().unwrap_or_default();
+            let there = |network: &NetworkRef| at_network.get(network).copied().unwrap_or_default();
+            let has_room = of_same < OF_NAMESPACE && it.networks.iter().all(|network| there(network) < most);
+            has_room && !keys.contains(&it.key)
+        };
+        let turn = *self.waiting.iter().find(|(_, asking)| may_begin(asking))?.0;
+        let asking = self.waiting.remove(&turn)?;
+        self.turns.remove(&asking.key);
+        Some(asking)
+    }
+
+    /// A task has begun to make the pod follow.
+    pub(super) fn begun(&mut self, task: Id, asking: Asking) {
+        self.under_way.insert(task, asking);
+    }
+
+    /// A task has ended.
+    pub(super) fn ended(&mut self, task: Id) {
+        self.under_way.remove(&task);
+    }
+}
+
+/// How often each occurs.
+fn counted<T: Eq + Hash>(all: impl Iterator<Item = T>) -> HashMap<T, usize> {
+    let mut counts: HashMap<T, usize> = HashMap::new();
+    for one in all {
+        *counts.entry(one).or_default() += 1;
+    }
+    counts
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::objects::{ObjectName, Phase};
+
+    pub(in crate::agent) fn pod(namespace: &str, name: &str) -> Arc<Pod> {
+        Arc::new(Pod {
+            name: ObjectName::new(namespace, name),
+            uid: None,
+            mirror_of: None,
+            labels: Default::default(),
+            annotations: BTreeMap::new(),
+            phase: Phase::Running,
+            host_network: false,
+            ports: Vec::new(),
+            powers: Default::default(),
+            on_this_node: true,
+            terminating: false,
+        })
+    }
+
+    /// A pod, and the networks that it is to get.
+    fn asking(namespace: &str, name: &str, networks: &[&str]) -> Asking {
+        Asking {
+            key: JournalKey { container_id: name.to_owned(), ifname: "eth0".to_owned() },
+            pod: pod(namespace, name),
+            networks: networks.iter().map(|network| NetworkRef::new("shop", *network)).collect(),
+        }
+    }
+
+    /// Pods that follow without an end of their own.
+    struct Scene {
+        following: Following,
+        runtime: tokio::runtime::Runtime,
+        under_way: Vec<(Id, Asking)>,
+    }
+
+    impl Scene {
+        fn of(asking: impl IntoIterator<Item = Asking>) -> Self {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let mut scene = Self { following: Following::default(), runtime, under_way: Vec::new() };
+            asking.into_iter().for_each(|asking| scene.following.ask(asking));
+            scene
+        }
+
+        /// The names of those that begin now.
+        fn begin(&mut self) -> Vec<String> {
+            let mut begun = Vec::new();
+            while let Some(asking) = self.following.next() {
+                let task = self.runtime.spawn(async {}).id();
+                begun.push(asking.pod.name.name.clone());
+                self.under_way.push((task, asking.clone()));
+                self.following.begun(task, asking);
+            }
+            begun
+        }
+
+        /// The one that began first ends; it is returned.
+        fn end(&mut self) -> Asking {
+            let (task, asking) = self.under_way.remove(0);
+            self.following.ended(task);
+            asking
+        }
+    }
+
+    #[test]
+    fn many_pods_of_one_namespace_leave_room_for_those_of_others_and_each_pod_follows_once_at_a_time() {
+        let hostile = (0..10).map(|number| asking("hostile", &format!("hostile-{number}"), &[]));
+        let mut scene = Scene::of(hostile.chain([asking("shop", "shop", &[])]));
+        assert_eq!(scene.begin(), ["hostile-0", "hostile-1", "hostile-2", "hostile-3", "shop"]);
+        // One that has changed again waits for itself.
+        let changed = asking("shop", "shop", &["lan"]);
+        scene.following.ask(changed.clone());
+        assert!(scene.following.is_under_way(&changed.key));
+        assert_eq!(scene.begin(), [""; 0]);
+        let (task, _) = scene.under_way.pop().unwrap();
+        scene.following.ended(task);
+        assert!(!scene.following.is_under_way(&changed.key));
+        assert_eq!(scene.following.next(), Some(changed));
+        scene.end();
+        assert_eq!(scene.begin(), ["hostile-4"]);
+    }
+
+    /// Those of a network that hangs fail and ask again, without end.
+    #[test]
+    fn pods_of_a_network_that_hangs_leave_room_for_those_of_others_and_have_their_turns_one_after_another() {
+        let hanging = |number: usize| asking(&format!("n{}", number % 16), &format!("h{number:02}"), &["x"]);
+        let mut scene = Scene::of((0..64).map(hanging).chain([asking("shop", "z", &["lan"])]));
+        assert_eq!(scene.begin(), ["h00", "h01", "h02", "h03", "z"]);
+        // It changes while it waits, and keeps its turn.
+        scene.following.ask(hanging(40));
+        let mut turns = Vec::new();
+        for _ in 0..75 {
+            let failed = scene.end();
+            scene.following.ask(failed);
+            turns.extend(scene.begin());
+        }
+        let expected: Vec<String> = (4..64).map(|number| format!("h{number:02}")).collect();
+        let (of_other, of_hanging): (Vec<String>, Vec<String>) =
+            turns.into_iter().partition(|name| name == "z");
+        assert_eq!(of_hanging, expected, "each once, before any has another turn");
+        assert_eq!(of_other.len(), 15, "as often as it asks");
+    }
+
+    #[test]
+    fn several_networks_that_hang_leave_room_for_those_that_nobody_is_at() {
+        let of = |network: usize, number: usize| {
+            let name = format!("{network}-{number}");
+            asking(&format!("n{network}"), &name, &[format!("x{network}").as_str()])
+        };
+        let hanging = (0..8).flat_map(|network| (0..4).map(move |number| (network, number)));
+        let mut scene = Scene::of(hanging.map(|(network, number)| of(network, number)));
+        let begun = scene.begin();
+        let expected: Vec<String> = (0..4)
+            .flat_map(|network| (0..4).map(move |number| format!("{network}-{number}")))
+            .chain((4..8).map(|network| format!("{network}-0")))
+            .collect();
+        assert_eq!(begun, expected, "four at each of the first, and one at each of the others");
+        scene.following.ask(asking("shop", "at-both", &["x7", "lan"]));
+        scene.following.ask(asking("shop", "lan", &["lan"]));
+        assert_eq!(scene.begin(), ["lan"]);
+    }
+}
