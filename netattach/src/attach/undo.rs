@@ -1,5 +1,8 @@
 //! Rolls back steps. Every inverse is tried even if others fail, and all errors are reported.
 
+use std::collections::BTreeSet;
+
+use super::delete_links::{self, KnownBy, Made};
 use super::give_back::{PodEnd, Unrecorded, give_back, give_back_by_alias};
 use super::plugin_del::PluginDel;
 use super::{
@@ -8,7 +11,7 @@ use super::{
 };
 use crate::ipam::Lessee;
 use crate::journal::JournalKey;
-use crate::netlink::{Handle, LinkState};
+use crate::netlink::Handle;
 use crate::netns::Netns;
 use crate::plan::undo::{Inverse, Stage, inverse};
 use crate::plan::{AttachmentPlan, Plan, Sandbox, result, result_cache};
@@ -107,13 +110,13 @@ fn take_back(
         errors.extend(begun.ask_plugin(node, plan, netns, progress).err());
     }
     crate::crash_point!("undo", "links");
-    errors.extend(delete_links(plan, netns, progress, of(Stage::Links)).err());
+    // What the pod may have still keeps its programs and addresses.
+    let (mut kept, not_deleted) = delete_all_links(plan, netns, progress, of(Stage::Links));
+    errors.extend(not_deleted);
     crate::crash_point!("undo", "devices");
-    let mut kept = Vec::new();
     for begun in of(Stage::Devices) {
         if let Err(source) = begun.give_back(node, plan, netns, progress) {
-            // The pod may have it still: its programs and addresses stay too.
-            kept.push(begun.at.0);
+            kept.insert(begun.at.0);
             errors.push(begun.failed("give the device back", source));
         }
     }
@@ -319,50 +322,39 @@ fn retire(node: &Node, inverses: &[Begun<'_>]) -> Result<(), AttachError> {
     Ok(())
 }
 
-fn delete_links<'p>(
+/// Deletes the links of the attachments. Returns the attachments whose links may be there still, and why.
+fn delete_all_links<'p>(
     plan: &Plan,
     netns: Option<&Netns>,
     progress: &dyn Progress,
     begun: impl Iterator<Item = &'p Begun<'p>>,
-) -> Result<(), AttachError> {
-    let group = plan.sandbox.link_group();
+) -> (BTreeSet<u16>, Vec<AttachError>) {
     // Without a cookie, another namespace may have the inode by now, and another link in it the index.
     let is_certain = progress.netns_cookie().is_some();
-    let mut in_pod = Vec::new();
-    let mut on_node = Vec::new();
+    let (mut attachments, mut links) = (Vec::new(), Vec::new());
     for begun in begun {
-        if let Inverse::DeleteLink { pod_name, host_name, made } = begun.inverse {
-            in_pod.push((pod_name, made.filter(|_| is_certain)));
-            on_node.extend(host_name);
+        if let Inverse::DeleteLink { pod_name, host_name, kind, made } = begun.inverse {
+            let known = match made.filter(|_| is_certain) {
+                // That of a link that another meta plugin made is not known.
+                Some(0) => KnownBy::Name,
+                Some(index) => KnownBy::Index(index),
+                None => KnownBy::Group,
+            };
+            attachments.push(begun.at.0);
+            links.push(Made { pod_name, host_name, kind, known });
         }
     }
-    if in_pod.is_empty() {
-        return Ok(());
+    if links.is_empty() {
+        return (BTreeSet::new(), Vec::new());
     }
-    let run = || -> Result<(), StepError> {
-        if let Some(netns) = netns {
-            let mut pod = Handle::open_in(netns)?;
-            let mut names = Vec::new();
-            for (name, made) in in_pod {
-                // Another owner's link may have the name. Ours has our group, or is the link that was made in this
-                // namespace. The index of a link that another meta plugin made is not known and is 0.
-                let is_made = |link: &LinkState| made.is_some_and(|index| index == 0 || index == link.index);
-                let ours = |link: &LinkState| link.group == group || is_made(link);
-                names.extend(pod.find_link(name)?.filter(ours).map(|_| name));
-            }
-            pod.ensure_links_absent(group, &names)?;
-        }
-        let mut host = Handle::open()?;
-        for name in on_node {
-            host.ensure_link_absent(name)?;
-        }
-        Ok(())
-    };
-    run().map_err(|source| AttachError::DeleteLinks {
+    let left = delete_links::delete(netns, plan.sandbox.link_group(), &links);
+    let failed = |source| AttachError::DeleteLinks {
         container: plan.sandbox.container_id.clone(),
         ifname: plan.sandbox.ifname.clone(),
         source: Box::new(source),
-    })
+    };
+    let kept = left.links.into_iter().filter_map(|at| attachments.get(at).copied());
+    (kept.collect(), left.errors.into_iter().map(failed).collect())
 }
 
 #[cfg(test)]

@@ -19,6 +19,8 @@ pub enum Inverse<'a> {
         pod_name: &'a str,
         /// Name of the node's end, if there is one.
         host_name: Option<&'a str>,
+        /// The name by which the kernel shows its kind.
+        kind: &'a str,
         /// Index in the pod of the link that was made, if known.
         made: Option<u32>,
     },
@@ -146,9 +148,12 @@ pub fn inverse<'a>(
     };
     let owner = || Owner { container_id: sandbox.container_id.clone(), ifname: attachment.ifname.clone() };
     Some(match step {
-        Step::CreateLink(link) => {
-            Inverse::DeleteLink { pod_name: link.pod_name(), host_name: link.node_end(), made }
-        }
+        Step::CreateLink(link) => Inverse::DeleteLink {
+            pod_name: link.pod_name(),
+            host_name: link.node_end(),
+            kind: link.shown_kind(),
+            made,
+        },
         Step::ClaimDevice(device) => {
             let claim = match output {
                 Some(Output::Claimed(claim)) => Some(claim.clone()),
