@@ -121,18 +121,8 @@ fn take_back(
         }
     }
     crate::crash_point!("undo", "leases");
-    let mut failed: Vec<&Begun<'_>> = Vec::new();
-    for begun in of(Stage::Holdings).filter(|begun| !kept.contains(&begun.at.0)) {
-        let is_before = |it: &&Begun<'_>| it.at.0 == begun.at.0 && begun.inverse.needs(&it.inverse);
-        if failed.iter().any(is_before) {
-            continue;
-        }
-        crate::crash_point!("release", begun.at);
-        if let Err(source) = begun.release(node, plan, netns) {
-            failed.push(begun);
-            errors.push(begun.failed(RELEASE, source));
-        }
-    }
+    let holdings = of(Stage::Holdings).filter(|begun| !kept.contains(&begun.at.0));
+    errors.extend(release_all(holdings, node, plan, netns));
     if errors.is_empty() {
         for begun in of(Stage::Cache) {
             crate::crash_point!("forget", begun.at);
@@ -150,6 +140,28 @@ fn take_back(
     } else {
         Err(AttachError::Undo(errors))
     }
+}
+
+/// Releases what is free once links and devices are gone. What needs something else that has failed is left. Returns the errors.
+fn release_all<'p>(
+    begun: impl Iterator<Item = &'p Begun<'p>>,
+    node: &Node,
+    plan: &Plan,
+    netns: Option<&Netns>,
+) -> Vec<AttachError> {
+    let (mut failed, mut errors): (Vec<&Begun<'_>>, _) = (Vec::new(), Vec::new());
+    for begun in begun {
+        let is_before = |it: &&Begun<'_>| it.at.0 == begun.at.0 && begun.inverse.needs(&it.inverse);
+        if failed.iter().any(is_before) {
+            continue;
+        }
+        crate::crash_point!("release", begun.at);
+        if let Err(source) = begun.release(node, plan, netns) {
+            failed.push(begun);
+            errors.push(begun.failed(RELEASE, source));
+        }
+    }
+    errors
 }
 
 /// Takes back what leads from the node to the addresses of an attachment, ports of the node included, and what is let pass for
@@ -359,8 +371,104 @@ fn delete_all_links<'p>(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+    use std::os::unix::net::UnixListener;
+    use std::path::Path;
+
+    use serde_json::json;
+
+    use super::super::Engine;
+    use super::super::rig::{self, Maps};
     use super::*;
-    use crate::step::Ingress;
+    use crate::error_chain::Chain;
+    use crate::journal::Store;
+    use crate::netns::{NetnsError, within};
+    use crate::spec::{Link, Veth};
+    use crate::step::{Ingress, Interface, Step};
+    use crate::sync::Arc;
+
+    /// Attaches `a` to the network `net` twice, by `eth0` with the number 1 and by `net1` with 2. `edit`: what the plan has besides.
+    fn attach(directory: &Path, maps: &Arc<Maps>, edit: impl FnOnce(&mut Plan)) -> Engine {
+        let engine = rig::engine(directory, Store::open(directory.join("journal")).unwrap(), maps);
+        let (mut plan, mut second) = (rig::plan(directory, "a", 1), rig::plan(directory, "a", 2));
+        second.attachments[0].ifname = "net1".to_owned();
+        let leases = [&plan, &second].map(|plan| rig::lease(&engine, plan));
+        plan.attachments.append(&mut second.attachments);
+        edit(&mut plan);
+        let mut record = engine.journal.create(rig::key("a"), plan.clone()).unwrap();
+        for (at, _, step) in plan.steps() {
+            record.begin(&[at]).unwrap();
+            let output = match step {
+                Step::Lease(_) => leases[usize::from(at.0)].clone(),
+                Step::CreateLink(_) => {
+                    let end = |index| Interface { name: "x".to_owned(), index, mac: None, mtu: 1500 };
+                    Output::Link { host: Some(end(8)), pod: end(9), parent: None }
+                }
+                _ => Output::Nothing,
+            };
+            record.done(at, output).unwrap();
+        }
+        plan.attachments.iter().filter_map(AttachmentPlan::number).for_each(|id| maps.enter(id));
+        record.attached(json!({"cniVersion": "1.1.0"})).unwrap();
+        engine
+    }
+
+    /// The leased addresses with their owners, and the numbers in the dataplane.
+    fn held(directory: &Path, maps: &Maps) -> (BTreeMap<String, String>, BTreeSet<u32>) {
+        (rig::leased(directory), maps.numbers())
+    }
+
+    fn of_a(addresses: &[&str], numbers: &[u32]) -> (BTreeMap<String, String>, BTreeSet<u32>) {
+        let addresses = addresses.iter().map(|address| ((*address).to_owned(), "a".to_owned()));
+        (addresses.collect(), numbers.iter().copied().collect())
+    }
+
+    /// `lo`, which has the name of the node's end, is of no kind that the kernel deletes.
+    #[test]
+    fn an_attachment_whose_link_cannot_be_deleted_keeps_its_address_and_its_programs() {
+        let directory = tempfile::tempdir().unwrap();
+        let (directory, maps) = (directory.path(), Arc::new(Maps::default()));
+        let engine = attach(directory, &maps, |plan| {
+            let (host_name, pod_name) = ("lo".to_owned(), "eth0".to_owned());
+            let veth = Veth { host_name, pod_name, mtu: None, mac: None, group: 7, port: None };
+            plan.attachments[0].steps.push(Step::CreateLink(Link::Veth(veth)));
+        });
+        assert_eq!(held(directory, &maps), of_a(&["10.1.0.2", "10.1.0.3"], &[1, 2]));
+        let node = Netns::private().unwrap();
+        let del = || within(&node, || engine.del(&rig::request("DEL", "a"))).unwrap();
+        for _ in 0..2 {
+            let failed = Chain(&del().unwrap_err()).to_string();
+            assert!(failed.starts_with("detach container a (eth0): delete links: "), "{failed}");
+            assert_eq!(held(directory, &maps), of_a(&["10.1.0.2"], &[1]));
+        }
+        let mut host = Handle::open_in(&node).unwrap();
+        let lo = host.link("lo").unwrap().index;
+        host.rename(lo, "other").unwrap();
+        del().unwrap();
+        assert_eq!(held(directory, &maps), of_a(&[], &[]));
+    }
+
+    /// As where no descriptor is left. A socket is no file that can be opened.
+    #[test]
+    fn nothing_is_taken_back_while_nobody_can_tell_whether_the_namespace_is_there() {
+        let directory = tempfile::tempdir().unwrap();
+        let (directory, maps) = (directory.path(), Arc::new(Maps::default()));
+        let path = directory.join("netns");
+        let engine =
+            attach(directory, &maps, |plan| plan.sandbox.netns = path.to_string_lossy().into_owned());
+        let socket = UnixListener::bind(&path).unwrap();
+        let whole = of_a(&["10.1.0.2", "10.1.0.3"], &[1, 2]);
+        let failed = engine.del(&rig::request("DEL", "a")).unwrap_err();
+        assert!(
+            matches!(&failed, AttachError::Netns(NetnsError::Open { path: at, .. }) if *at == path),
+            "{failed}"
+        );
+        assert_eq!((held(directory, &maps), engine.is_half_detached("a")), (whole, false));
+        drop(socket);
+        std::fs::remove_file(&path).unwrap();
+        engine.del(&rig::request("DEL", "a")).unwrap();
+        assert_eq!(held(directory, &maps), of_a(&[], &[]));
+    }
 
     /// Rows: DHCP-lost.
     #[test]

@@ -127,10 +127,15 @@ impl Inverse<'_> {
         matches!(self, Self::Release { .. } | Self::Delegate(Delegate { role: Role::Ipam, .. }))
     }
 
-    /// Whether it can only follow that one of the same attachment. The node's routes to a pod are known by its addresses:
-    /// while they are there, an address must not be another pod's, which would lose its own to the repeated DEL.
+    /// Whether it can only follow that one of the same attachment. While anything on the node leads to an address, lets it pass or
+    /// judges by it, it must not be another pod's: that one would be reached by what was the first one's, and lose its own to the
+    /// repeated DEL.
     pub fn needs(&self, other: &Self) -> bool {
-        matches!((self, other), (Self::Release { .. }, Self::ForgetHostAccess(_)))
+        let goes_by_addresses = matches!(
+            other,
+            Self::ForgetHostAccess(_) | Self::Untranslate | Self::Dismiss | Self::Unprotect { .. }
+        );
+        self.frees_addresses() && goes_by_addresses
     }
 }
 
@@ -261,6 +266,34 @@ mod tests {
             undone.stage()
         };
         assert_eq!([made, Step::Delegate(delegate)].map(stage), [Stage::Holdings, Stage::Plugins]);
+    }
+
+    #[test]
+    fn an_address_is_free_only_once_nothing_on_the_node_goes_by_it() {
+        let range =
+            json!({"subnet": "10.1.0.0/24", "start": "10.1.0.1", "end": "10.1.0.254", "gateway": "10.1.0.1"});
+        let lease = json!({"step": "lease", "network": "net", "data_dir": "/run/leases", "sets": [[range]],
+            "exclude": [], "requested": [], "routes": [], "resolv_conf": null});
+        let ipam = Delegate { plugin: "other".into(), config: serde_json::Map::new(), role: Role::Ipam };
+        let steps = vec![serde_json::from_value(lease).unwrap(), Step::Delegate(ipam)];
+        let (sandbox, attachment) = (fixtures::sandbox("c1"), fixtures::attachment("bridge", steps));
+        let inverses =
+            attachment.steps.iter().map(|step| inverse(&sandbox, &attachment, step, None).unwrap());
+        let freeing: Vec<Inverse<'_>> = inverses.collect();
+        let going_by_it = [
+            Inverse::ForgetHostAccess(None),
+            Inverse::Untranslate,
+            Inverse::Dismiss,
+            Inverse::Unprotect { id: 3 },
+        ];
+        let others = [Inverse::UnrestrictSender, Inverse::RemoveFile(Path::new("/x")), Inverse::Forget];
+        for it in &freeing {
+            assert!(going_by_it.iter().all(|other| it.needs(other)), "{it:?}");
+            assert!(!others.iter().chain(&freeing).any(|other| it.needs(other)), "{it:?}");
+        }
+        for it in going_by_it.iter().chain(&others) {
+            assert!(!going_by_it.iter().chain(&freeing).any(|other| it.needs(other)), "{it:?}");
+        }
     }
 
     #[test]
