@@ -67,12 +67,7 @@ pub(super) fn release_addresses(
         let Some(inverse) = inverse(&plan.sandbox, attachment, step, None) else { continue };
         if inverse.frees_addresses() {
             let begun = Begun { at, attachment, inverse };
-            let released = match begun.inverse {
-                Inverse::Delegate(delegate) => {
-                    PluginDel { node, plan, netns, at, attachment, delegate, outputs }.run()
-                }
-                _ => begun.release(node, plan, netns),
-            };
+            let released = begun.release(node, plan, netns, outputs);
             errors.extend(released.map_err(|source| begun.failed(RELEASE, source)).err());
         }
     }
@@ -122,7 +117,7 @@ fn take_back(
     }
     crate::crash_point!("undo", "leases");
     let holdings = of(Stage::Holdings).filter(|begun| !kept.contains(&begun.at.0));
-    errors.extend(release_all(holdings, node, plan, netns));
+    errors.extend(release_all(holdings, node, plan, netns, progress.outputs()));
     if errors.is_empty() {
         for begun in of(Stage::Cache) {
             crate::crash_point!("forget", begun.at);
@@ -148,6 +143,7 @@ fn release_all<'p>(
     node: &Node,
     plan: &Plan,
     netns: Option<&Netns>,
+    outputs: &Outputs,
 ) -> Vec<AttachError> {
     let (mut failed, mut errors): (Vec<&Begun<'_>>, _) = (Vec::new(), Vec::new());
     for begun in begun {
@@ -156,7 +152,7 @@ fn release_all<'p>(
             continue;
         }
         crate::crash_point!("release", begun.at);
-        if let Err(source) = begun.release(node, plan, netns) {
+        if let Err(source) = begun.release(node, plan, netns, outputs) {
             failed.push(begun);
             errors.push(begun.failed(RELEASE, source));
         }
@@ -178,7 +174,7 @@ pub(super) fn withdraw(node: &Node, attached: &Attached, number: u16) -> Result<
         let Some(inverse) = inverse(&plan.sandbox, attachment, step, output) else { continue };
         if leads_there(&inverse, output) {
             let begun = Begun { at, attachment, inverse };
-            let withdrawn = begun.release(node, plan, None);
+            let withdrawn = begun.release(node, plan, None, outputs);
             errors.extend(withdrawn.map_err(|source| begun.failed(WITHDRAW, source)).err());
         }
     }
@@ -222,15 +218,12 @@ impl Begun<'_> {
             let give_back = || tuning::give_back(&mut Handle::open_in(netns)?, (ifname, made), before);
             return give_back().map_err(|source| self.failed("give back the interface's properties", source));
         }
-        if let Inverse::Release { .. } = &self.inverse {
-            let released = self.release(node, plan, netns);
-            return released.map_err(|source| self.failed(RELEASE, source));
+        if let Inverse::Release { .. } | Inverse::Delegate(_) = &self.inverse {
+            let what = if let Inverse::Delegate(_) = &self.inverse { "read its result" } else { RELEASE };
+            let released = self.release(node, plan, netns, progress.outputs());
+            return released.map_err(|source| self.failed(what, source));
         }
-        self.leave_vrf(netns).map_err(|source| self.failed("take the interface out of its VRF", source))?;
-        let Inverse::Delegate(delegate) = self.inverse else { return Ok(()) };
-        let (at, attachment, outputs) = (self.at, self.attachment, progress.outputs());
-        let asked = PluginDel { node, plan, netns, at, attachment, delegate, outputs }.run();
-        asked.map_err(|source| self.failed("read its result", source))
+        self.leave_vrf(netns).map_err(|source| self.failed("take the interface out of its VRF", source))
     }
 
     fn leave_vrf(&self, netns: Option<&Netns>) -> Result<(), StepError> {
@@ -273,9 +266,19 @@ impl Begun<'_> {
         node.devices.give_back(claim, of, act, devices::make_way)
     }
 
-    /// Releases the resources that are free only once the sandbox's links are gone.
-    fn release(&self, node: &Node, plan: &Plan, netns: Option<&Netns>) -> Result<(), StepError> {
+    /// Releases resources, most of which are free only once the sandbox's links are gone. `outputs`: those of the plan's steps.
+    fn release(
+        &self,
+        node: &Node,
+        plan: &Plan,
+        netns: Option<&Netns>,
+        outputs: &Outputs,
+    ) -> Result<(), StepError> {
         match &self.inverse {
+            Inverse::Delegate(delegate) => {
+                let (at, attachment) = (self.at, self.attachment);
+                PluginDel { node, plan, netns, at, attachment, delegate, outputs }.run()?;
+            }
             Inverse::Release { config, owner } => {
                 let lessee = Lessee { owner, netns };
                 let resource = waits::of_lease(self.attachment, config);
@@ -314,7 +317,6 @@ impl Begun<'_> {
             }
             // These inverses belong to other stages.
             Inverse::DeleteLink { .. }
-            | Inverse::Delegate(_)
             | Inverse::GiveBack { .. }
             | Inverse::ReturnDevice { .. }
             | Inverse::Forget => {}

@@ -38,7 +38,7 @@ pub enum Inverse<'a> {
         /// The owner.
         owner: Owner,
     },
-    /// Calls the plugin's DEL.
+    /// Calls the plugin's DEL. That of address management releases the owner's addresses.
     Delegate(&'a Delegate),
     /// Gives the interface the properties back that it had.
     GiveBack {
@@ -85,7 +85,7 @@ pub enum Inverse<'a> {
 /// When an inverse runs, relative to those of other steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// First, while the interfaces exist: other plugins, and what is given back by an interface.
+    /// First, while the interfaces exist: other plugins that make or change them, and what is given back by an interface.
     Plugins,
     /// All links together: each would otherwise cost a grace period of its own.
     Links,
@@ -101,14 +101,16 @@ impl Inverse<'_> {
     /// The stage in which it runs.
     pub fn stage(&self) -> Stage {
         match self {
-            Self::Delegate(_) | Self::GiveBack { .. } | Self::LeaveVrf { after_link: false, .. } => {
-                Stage::Plugins
-            }
+            Self::GiveBack { .. }
+            | Self::LeaveVrf { after_link: false, .. }
+            | Self::Delegate(Delegate { role: Role::Plugin, .. }) => Stage::Plugins,
             // They are given back by the interface.
             Self::Release { config, .. } if config.asks_the_network() => Stage::Plugins,
+            Self::Delegate(delegate) if delegate.asks_the_network() => Stage::Plugins,
             Self::DeleteLink { .. } => Stage::Links,
             Self::ReturnDevice { .. } => Stage::Devices,
             Self::Release { .. }
+            | Self::Delegate(_)
             | Self::RemoveFile(_)
             | Self::ForgetSources { .. }
             | Self::ForgetTables(_)
@@ -266,6 +268,18 @@ mod tests {
             undone.stage()
         };
         assert_eq!([made, Step::Delegate(delegate)].map(stage), [Stage::Holdings, Stage::Plugins]);
+    }
+
+    #[test]
+    fn addresses_of_another_plugin_go_after_their_link_unless_the_interface_asks_for_them() {
+        let stage = |(plugin, role): (&str, Role)| {
+            let delegate = Delegate { plugin: plugin.to_owned(), config: serde_json::Map::new(), role };
+            let attachment = fixtures::attachment("macvlan", vec![Step::Delegate(delegate)]);
+            let sandbox = fixtures::sandbox("c1");
+            inverse(&sandbox, &attachment, &attachment.steps[0], None).unwrap().stage()
+        };
+        let plugins = [("other", Role::Ipam), ("dhcp", Role::Ipam), ("other", Role::Plugin)];
+        assert_eq!(plugins.map(stage), [Stage::Holdings, Stage::Plugins, Stage::Plugins]);
     }
 
     #[test]
