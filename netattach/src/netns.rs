@@ -260,13 +260,14 @@ impl Netns {
     /// Linux 5.14).
     ///
     /// # Errors
-    /// The namespace cannot be entered.
+    /// The namespace cannot be entered, or no socket be opened in it.
     pub fn cookie(&self) -> Result<Option<u64>, NetnsError> {
-        within(self, || {
-            let (family, kind) = (rustix::net::AddressFamily::UNIX, rustix::net::SocketType::DGRAM);
-            let flags = rustix::net::SocketFlags::CLOEXEC;
-            cookie_of(&rustix::net::socket_with(family, kind, flags, None).ok()?)
-        })
+        let (family, kind) = (rustix::net::AddressFamily::UNIX, rustix::net::SocketType::DGRAM);
+        let flags = rustix::net::SocketFlags::CLOEXEC;
+        let socket = within(self, || rustix::net::socket_with(family, kind, flags, None))?;
+        let failed =
+            |source: rustix::io::Errno| NetnsError::Open { path: self.path.clone(), source: source.into() };
+        Ok(cookie_of(&socket.map_err(failed)?))
     }
 
     /// The path it was opened with.

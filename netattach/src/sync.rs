@@ -14,11 +14,24 @@ pub(crate) use shuttle::sync::{Arc, Condvar, Mutex, MutexGuard};
 pub(crate) use shuttle::thread;
 
 pub(crate) use std::sync::PoisonError;
+use std::sync::TryLockError;
 
 /// Locks data that is never left half changed: a thread that panicked while holding the lock had changed nothing or
 /// everything.
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Locks data as [`locked`] does; `None`: another thread has it until then.
+pub(crate) fn locked_until<T>(mutex: &Mutex<T>, due: std::time::Instant) -> Option<MutexGuard<'_, T>> {
+    loop {
+        match mutex.try_lock() {
+            Ok(guard) => return Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) if std::time::Instant::now() >= due => return None,
+            Err(TryLockError::WouldBlock) => pause(std::time::Duration::from_millis(1)),
+        }
+    }
 }
 
 /// Waits for another thread or process, for about that long; under the model checker until others have had their turn.

@@ -5,8 +5,8 @@
 //! Differences are looked for beside everything else, and only where something may have changed: links of which the kernel
 //! has told that they, their bridges, addresses or routes have changed; the status of pods that are another value of the source, or that
 //! have other attachments. Every half minute, or more rarely where there is much, links are looked at in any case, and
-//! leases and records. What is different is looked at again and put back in its container's turn, so that nothing is put
-//! back that a DEL is taking away. What others change again and again is put back once a minute, and each
+//! leases and records; leases by a task of their own. What is different is looked at again and put back in its container's
+//! turn, so that nothing is put back that a DEL is taking away. What others change again and again is put back once a minute, and each
 //! time where a link reaches meanwhile whom it should not, and reported. What cannot be put back is tried as often, and at once
 //! when its bridge has changed.
 
@@ -188,6 +188,12 @@ impl Drift {
     }
 }
 
+/// When everything is looked at again, after a look that began then and was that much work.
+fn next_whole(began: Instant, worked: Duration) -> Instant {
+    // A tick that comes a moment earlier is not put off to the next.
+    began + pace::pause(WHOLE_INTERVAL, worked).saturating_sub(INTERVAL / 2)
+}
+
 impl Part {
     fn words(self) -> &'static str {
         match self {
@@ -234,10 +240,21 @@ impl Agent {
             self.put_back(Part::Status, |agent| Ok(agent.with_drifted_status())).await;
             if is_whole {
                 let records = self.put_back(Part::Record, Agent::with_changed_record).await;
-                let leases = self.put_back(Part::Leases, |agent| agent.engine.without_lease()).await;
-                let worked = [links, records, leases].into_iter().flatten().sum();
-                // A tick that comes a moment earlier is not put off to the next.
-                whole_is_due = began + pace::pause(WHOLE_INTERVAL, worked).saturating_sub(INTERVAL / 2);
+                whole_is_due = next_whole(began, [links, records].into_iter().flatten().sum());
+            }
+        }
+    }
+
+    /// The same for leases, beside all else: other processes may have their pools locked, or a disk hang beneath one.
+    pub(super) async fn keep_leases(self: Arc<Self>) {
+        let mut tick = ticks(INTERVAL);
+        let mut is_due = Instant::now();
+        loop {
+            tick.tick().await;
+            let began = Instant::now();
+            if began >= is_due {
+                let worked = self.put_back(Part::Leases, |agent| agent.engine.without_lease()).await;
+                is_due = next_whole(began, worked.unwrap_or_default());
             }
         }
     }

@@ -443,6 +443,7 @@ async fn serve_until(
     }
     background.keep("sandboxes that no runtime asks for", Arc::clone(&agent).keep_collecting());
     background.keep("what others change", Arc::clone(&agent).keep_as_made());
+    background.keep("leases that others change", Arc::clone(&agent).keep_leases());
     background.keep("what others change in pods", Arc::clone(&agent).keep_looking_into_pods());
     let of_readiness = readiness::tell(Arc::clone(&agent));
     if let Some(server) = server {

@@ -1,8 +1,14 @@
 //! What counts as drift.
 
+use std::fs::{self, File};
+use std::time::{Duration, Instant};
+
 use super::*;
+use crate::attach::rig::{self, Maps};
+use crate::journal::Store;
 use crate::plan::addressing::Others;
 use crate::spec::Bridge;
+use crate::step::StepRef;
 
 fn link(index: u32, name: &str, kind: &str) -> LinkState {
     LinkState {
@@ -186,4 +192,35 @@ fn a_bridge_lacks_what_it_has_nothing_in_the_place_of() {
     );
     let all = [beneath(&[], false), beneath(&[], true), beneath(&["10.1.0.1/24"], false)];
     assert_eq!(all.map(|it| it.is_ours()), [false, true, true]);
+}
+
+#[test]
+fn a_look_at_leases_passes_over_a_pool_that_another_process_has_locked_and_over_no_other() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let maps = crate::sync::Arc::new(Maps::default());
+    let engine = rig::engine(directory, Store::open(directory.join("journal")).unwrap(), &maps);
+    for (container, number, network) in [("a", 1, "net"), ("b", 2, "net"), ("c", 3, "net"), ("z", 4, "other")]
+    {
+        let mut plan = rig::plan(directory, container, number);
+        let Step::Lease(ipam::Config::HostLocal(config)) = &mut plan.attachments[0].steps[0] else {
+            panic!("the first step is a lease of host-local")
+        };
+        config.network = network.to_owned();
+        let mut outputs = Outputs::default();
+        outputs.insert(StepRef(0, 0), rig::lease(&engine, &plan));
+        engine.registry().insert(Arc::new(Attached { key: rig::key(container), plan, outputs }));
+    }
+    assert_eq!(engine.without_lease().unwrap(), []);
+    let pools = directory.join("pools");
+    for removed in ["net/10.1.0.2", "other/10.1.0.2"] {
+        fs::remove_file(pools.join(removed)).unwrap();
+    }
+    let lock = File::open(pools.join("net/lock")).unwrap();
+    lock.lock().unwrap();
+    let began = Instant::now();
+    assert_eq!(engine.without_lease().unwrap(), [rig::key("z")]);
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    drop(lock);
+    assert_eq!(engine.without_lease().unwrap(), [rig::key("a"), rig::key("z")]);
 }

@@ -483,7 +483,7 @@ impl Engine {
         };
         record.check_whole()?;
         let netns = self
-            .netns_of(&record)
+            .netns_of(&record)?
             .ok_or_else(|| NetnsError::Gone { path: PathBuf::from(&record.plan.sandbox.netns) })?;
         Ok((record, netns))
     }
@@ -636,6 +636,7 @@ impl Engine {
         if !record.is_of_earlier_boot() {
             record.check_undoable()?;
         }
+        let netns = self.netns_of(&record)?;
         let whole = record.check_whole();
         if let Err(error) = &whole {
             tracing::error!(error = %Chain(error), "damaged record; rolling back its plan as if every step had begun");
@@ -652,7 +653,6 @@ impl Engine {
         }
         self.registry.leaves(&record.key);
         crate::crash_point!("undo", "begun");
-        let netns = self.netns_of(&record);
         let take_back = if says_attached { undo_but_addresses } else { undo };
         if let Err(error) = take_back(&self.node, &record.plan, netns.as_ref(), &record) {
             if let Err(error) = self.note_returned(&mut record) {
@@ -788,18 +788,24 @@ impl Engine {
 
     /// The sandbox's namespace, if it is still the one that was attached. The kernel reuses inode numbers, so a
     /// record of an earlier boot has none, and the cookie decides where there is one.
-    fn netns_of(&self, record: &Record) -> Option<Netns> {
+    ///
+    /// # Errors
+    /// It cannot be told, without a descriptor left for one: what is in it would count as gone.
+    fn netns_of(&self, record: &Record) -> Result<Option<Netns>, NetnsError> {
         let sandbox = &record.plan.sandbox;
         if record.is_of_earlier_boot() {
-            return None;
+            return Ok(None);
         }
-        let netns = Netns::open(&sandbox.netns).ok()?;
+        let netns = match Netns::open(&sandbox.netns) {
+            Err(error) if error.is_gone() => return Ok(None),
+            opened => opened?,
+        };
         if netns.id() != sandbox.netns_id || netns.id() == self.own {
-            return None;
+            return Ok(None);
         }
         match record.netns_cookie {
-            Some(cookie) => (netns.cookie().ok()? == Some(cookie)).then_some(netns),
-            None => Some(netns),
+            Some(cookie) => Ok((netns.cookie()? == Some(cookie)).then_some(netns)),
+            None => Ok(Some(netns)),
         }
     }
 }

@@ -13,7 +13,7 @@
 //! | [`apply`], `admit`, `bridges`, `by_source`, `device_info`, `routing`, `cluster_routes`, `translation`, `restrict_sender`, `tuning`, `vrf`, `enforcement` | the effects of steps |
 //! | [`host_access`] | the node's own links on parents, by which it and pods reach each other |
 //! | `announce_late` | what neighbours are told once an ADD has been answered |
-//! | [`undo`], `plugin_del` | inverses of steps, and DEL of other plugins |
+//! | [`undo`], `delete_links`, `plugin_del` | inverses of steps, those of links, and DEL of other plugins |
 //! | `devices`, `which_device`, `take_device`, `give_back`, `above`, `left_programs`, `identity`, `bus` | who has which device of the node; how it is named, taken, given back, freed of the pod's links and programs, and told from others |
 //! | `representor` | the node's ends of VFs of cards in mode switchdev |
 //! | `sriov_cni`, `flock` | the files by which sriov-cni knows which VF is whose; locks that others hold for a time |
@@ -38,6 +38,7 @@ pub mod conf_dir;
 #[cfg(test)]
 mod damage_tests;
 mod default_network;
+mod delete_links;
 mod departed;
 mod device_info;
 mod devices;

@@ -1,5 +1,8 @@
 //! Rolls back steps. Every inverse is tried even if others fail, and all errors are reported.
 
+use std::collections::BTreeSet;
+
+use super::delete_links::{self, KnownBy, Made};
 use super::give_back::{PodEnd, Unrecorded, give_back, give_back_by_alias};
 use super::plugin_del::PluginDel;
 use super::{
@@ -8,7 +11,7 @@ use super::{
 };
 use crate::ipam::Lessee;
 use crate::journal::JournalKey;
-use crate::netlink::{Handle, LinkState};
+use crate::netlink::Handle;
 use crate::netns::Netns;
 use crate::plan::undo::{Inverse, Stage, inverse};
 use crate::plan::{AttachmentPlan, Plan, Sandbox, result, result_cache};
@@ -64,12 +67,7 @@ pub(super) fn release_addresses(
         let Some(inverse) = inverse(&plan.sandbox, attachment, step, None) else { continue };
         if inverse.frees_addresses() {
             let begun = Begun { at, attachment, inverse };
-            let released = match begun.inverse {
-                Inverse::Delegate(delegate) => {
-                    PluginDel { node, plan, netns, at, attachment, delegate, outputs }.run()
-                }
-                _ => begun.release(node, plan, netns),
-            };
+            let released = begun.release(node, plan, netns, outputs);
             errors.extend(released.map_err(|source| begun.failed(RELEASE, source)).err());
         }
     }
@@ -107,29 +105,19 @@ fn take_back(
         errors.extend(begun.ask_plugin(node, plan, netns, progress).err());
     }
     crate::crash_point!("undo", "links");
-    errors.extend(delete_links(plan, netns, progress, of(Stage::Links)).err());
+    // What the pod may have still keeps its programs and addresses.
+    let (mut kept, not_deleted) = delete_all_links(plan, netns, progress, of(Stage::Links));
+    errors.extend(not_deleted);
     crate::crash_point!("undo", "devices");
-    let mut kept = Vec::new();
     for begun in of(Stage::Devices) {
         if let Err(source) = begun.give_back(node, plan, netns, progress) {
-            // The pod may have it still: its programs and addresses stay too.
-            kept.push(begun.at.0);
+            kept.insert(begun.at.0);
             errors.push(begun.failed("give the device back", source));
         }
     }
     crate::crash_point!("undo", "leases");
-    let mut failed: Vec<&Begun<'_>> = Vec::new();
-    for begun in of(Stage::Holdings).filter(|begun| !kept.contains(&begun.at.0)) {
-        let is_before = |it: &&Begun<'_>| it.at.0 == begun.at.0 && begun.inverse.needs(&it.inverse);
-        if failed.iter().any(is_before) {
-            continue;
-        }
-        crate::crash_point!("release", begun.at);
-        if let Err(source) = begun.release(node, plan, netns) {
-            failed.push(begun);
-            errors.push(begun.failed(RELEASE, source));
-        }
-    }
+    let holdings = of(Stage::Holdings).filter(|begun| !kept.contains(&begun.at.0));
+    errors.extend(release_all(holdings, node, plan, netns, progress.outputs()));
     if errors.is_empty() {
         for begun in of(Stage::Cache) {
             crate::crash_point!("forget", begun.at);
@@ -149,6 +137,29 @@ fn take_back(
     }
 }
 
+/// Releases what is free once links and devices are gone. What needs something else that has failed is left. Returns the errors.
+fn release_all<'p>(
+    begun: impl Iterator<Item = &'p Begun<'p>>,
+    node: &Node,
+    plan: &Plan,
+    netns: Option<&Netns>,
+    outputs: &Outputs,
+) -> Vec<AttachError> {
+    let (mut failed, mut errors): (Vec<&Begun<'_>>, _) = (Vec::new(), Vec::new());
+    for begun in begun {
+        let is_before = |it: &&Begun<'_>| it.at.0 == begun.at.0 && begun.inverse.needs(&it.inverse);
+        if failed.iter().any(is_before) {
+            continue;
+        }
+        crate::crash_point!("release", begun.at);
+        if let Err(source) = begun.release(node, plan, netns, outputs) {
+            failed.push(begun);
+            errors.push(begun.failed(RELEASE, source));
+        }
+    }
+    errors
+}
+
 /// Takes back what leads from the node to the addresses of an attachment, ports of the node included, and what is let pass for
 /// them: they are not its own any more. All else stays until its DEL, which takes the same back once more; so does what passes
 /// to a closed bridge, which is closed by the same rules. Every part is tried even if others fail.
@@ -163,7 +174,7 @@ pub(super) fn withdraw(node: &Node, attached: &Attached, number: u16) -> Result<
         let Some(inverse) = inverse(&plan.sandbox, attachment, step, output) else { continue };
         if leads_there(&inverse, output) {
             let begun = Begun { at, attachment, inverse };
-            let withdrawn = begun.release(node, plan, None);
+            let withdrawn = begun.release(node, plan, None, outputs);
             errors.extend(withdrawn.map_err(|source| begun.failed(WITHDRAW, source)).err());
         }
     }
@@ -207,15 +218,12 @@ impl Begun<'_> {
             let give_back = || tuning::give_back(&mut Handle::open_in(netns)?, (ifname, made), before);
             return give_back().map_err(|source| self.failed("give back the interface's properties", source));
         }
-        if let Inverse::Release { .. } = &self.inverse {
-            let released = self.release(node, plan, netns);
-            return released.map_err(|source| self.failed(RELEASE, source));
+        if let Inverse::Release { .. } | Inverse::Delegate(_) = &self.inverse {
+            let what = if let Inverse::Delegate(_) = &self.inverse { "read its result" } else { RELEASE };
+            let released = self.release(node, plan, netns, progress.outputs());
+            return released.map_err(|source| self.failed(what, source));
         }
-        self.leave_vrf(netns).map_err(|source| self.failed("take the interface out of its VRF", source))?;
-        let Inverse::Delegate(delegate) = self.inverse else { return Ok(()) };
-        let (at, attachment, outputs) = (self.at, self.attachment, progress.outputs());
-        let asked = PluginDel { node, plan, netns, at, attachment, delegate, outputs }.run();
-        asked.map_err(|source| self.failed("read its result", source))
+        self.leave_vrf(netns).map_err(|source| self.failed("take the interface out of its VRF", source))
     }
 
     fn leave_vrf(&self, netns: Option<&Netns>) -> Result<(), StepError> {
@@ -259,9 +267,19 @@ impl Begun<'_> {
         node.devices.give_back(claim, of, act, devices::make_way)
     }
 
-    /// Releases the resources that are free only once the sandbox's links are gone.
-    fn release(&self, node: &Node, plan: &Plan, netns: Option<&Netns>) -> Result<(), StepError> {
+    /// Releases resources, most of which are free only once the sandbox's links are gone. `outputs`: those of the plan's steps.
+    fn release(
+        &self,
+        node: &Node,
+        plan: &Plan,
+        netns: Option<&Netns>,
+        outputs: &Outputs,
+    ) -> Result<(), StepError> {
         match &self.inverse {
+            Inverse::Delegate(delegate) => {
+                let (at, attachment) = (self.at, self.attachment);
+                PluginDel { node, plan, netns, at, attachment, delegate, outputs }.run()?;
+            }
             Inverse::Release { config, owner } => {
                 let lessee = Lessee { owner, netns };
                 let resource = waits::of_lease(self.attachment, config);
@@ -300,7 +318,6 @@ impl Begun<'_> {
             }
             // These inverses belong to other stages.
             Inverse::DeleteLink { .. }
-            | Inverse::Delegate(_)
             | Inverse::GiveBack { .. }
             | Inverse::ReturnDevice { .. }
             | Inverse::Forget => {}
@@ -320,56 +337,141 @@ fn retire(node: &Node, inverses: &[Begun<'_>]) -> Result<(), AttachError> {
     Ok(())
 }
 
-fn delete_links<'p>(
+/// Deletes the links of the attachments. Returns the attachments whose links may be there still, and why.
+fn delete_all_links<'p>(
     plan: &Plan,
     netns: Option<&Netns>,
     progress: &dyn Progress,
     begun: impl Iterator<Item = &'p Begun<'p>>,
-) -> Result<(), AttachError> {
-    let group = plan.sandbox.link_group();
+) -> (BTreeSet<u16>, Vec<AttachError>) {
     // Without a cookie, another namespace may have the inode by now, and another link in it the index.
     let is_certain = progress.netns_cookie().is_some();
-    let mut in_pod = Vec::new();
-    let mut on_node = Vec::new();
+    let (mut attachments, mut links) = (Vec::new(), Vec::new());
     for begun in begun {
-        if let Inverse::DeleteLink { pod_name, host_name, made } = begun.inverse {
-            in_pod.push((pod_name, made.filter(|_| is_certain)));
-            on_node.extend(host_name);
+        if let Inverse::DeleteLink { pod_name, host_name, kind, made } = begun.inverse {
+            let known = match made.filter(|_| is_certain) {
+                // That of a link that another meta plugin made is not known.
+                Some(0) => KnownBy::Name,
+                Some(index) => KnownBy::Index(index),
+                None => KnownBy::Group,
+            };
+            attachments.push(begun.at.0);
+            links.push(Made { pod_name, host_name, kind, known });
         }
     }
-    if in_pod.is_empty() {
-        return Ok(());
+    if links.is_empty() {
+        return (BTreeSet::new(), Vec::new());
     }
-    let run = || -> Result<(), StepError> {
-        if let Some(netns) = netns {
-            let mut pod = Handle::open_in(netns)?;
-            let mut names = Vec::new();
-            for (name, made) in in_pod {
-                // Another owner's link may have the name. Ours has our group, or is the link that was made in this
-                // namespace. The index of a link that another meta plugin made is not known and is 0.
-                let is_made = |link: &LinkState| made.is_some_and(|index| index == 0 || index == link.index);
-                let ours = |link: &LinkState| link.group == group || is_made(link);
-                names.extend(pod.find_link(name)?.filter(ours).map(|_| name));
-            }
-            pod.ensure_links_absent(group, &names)?;
-        }
-        let mut host = Handle::open()?;
-        for name in on_node {
-            host.ensure_link_absent(name)?;
-        }
-        Ok(())
-    };
-    run().map_err(|source| AttachError::DeleteLinks {
+    let left = delete_links::delete(netns, plan.sandbox.link_group(), &links);
+    let failed = |source| AttachError::DeleteLinks {
         container: plan.sandbox.container_id.clone(),
         ifname: plan.sandbox.ifname.clone(),
         source: Box::new(source),
-    })
+    };
+    let kept = left.links.into_iter().filter_map(|at| attachments.get(at).copied());
+    (kept.collect(), left.errors.into_iter().map(failed).collect())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+    use std::os::unix::net::UnixListener;
+    use std::path::Path;
+
+    use serde_json::json;
+
+    use super::super::Engine;
+    use super::super::rig::{self, Maps};
     use super::*;
-    use crate::step::Ingress;
+    use crate::error_chain::Chain;
+    use crate::journal::Store;
+    use crate::netns::{NetnsError, within};
+    use crate::spec::{Link, Veth};
+    use crate::step::{Ingress, Interface, Step};
+    use crate::sync::Arc;
+
+    /// Attaches `a` to the network `net` twice, by `eth0` with the number 1 and by `net1` with 2. `edit`: what the plan has besides.
+    fn attach(directory: &Path, maps: &Arc<Maps>, edit: impl FnOnce(&mut Plan)) -> Engine {
+        let engine = rig::engine(directory, Store::open(directory.join("journal")).unwrap(), maps);
+        let (mut plan, mut second) = (rig::plan(directory, "a", 1), rig::plan(directory, "a", 2));
+        second.attachments[0].ifname = "net1".to_owned();
+        let leases = [&plan, &second].map(|plan| rig::lease(&engine, plan));
+        plan.attachments.append(&mut second.attachments);
+        edit(&mut plan);
+        let mut record = engine.journal.create(rig::key("a"), plan.clone()).unwrap();
+        for (at, _, step) in plan.steps() {
+            record.begin(&[at]).unwrap();
+            let output = match step {
+                Step::Lease(_) => leases[usize::from(at.0)].clone(),
+                Step::CreateLink(_) => {
+                    let end = |index| Interface { name: "x".to_owned(), index, mac: None, mtu: 1500 };
+                    Output::Link { host: Some(end(8)), pod: end(9), parent: None }
+                }
+                _ => Output::Nothing,
+            };
+            record.done(at, output).unwrap();
+        }
+        plan.attachments.iter().filter_map(AttachmentPlan::number).for_each(|id| maps.enter(id));
+        record.attached(json!({"cniVersion": "1.1.0"})).unwrap();
+        engine
+    }
+
+    /// The leased addresses with their owners, and the numbers in the dataplane.
+    fn held(directory: &Path, maps: &Maps) -> (BTreeMap<String, String>, BTreeSet<u32>) {
+        (rig::leased(directory), maps.numbers())
+    }
+
+    fn of_a(addresses: &[&str], numbers: &[u32]) -> (BTreeMap<String, String>, BTreeSet<u32>) {
+        let addresses = addresses.iter().map(|address| ((*address).to_owned(), "a".to_owned()));
+        (addresses.collect(), numbers.iter().copied().collect())
+    }
+
+    /// `lo`, which has the name of the node's end, is of no kind that the kernel deletes.
+    #[test]
+    fn an_attachment_whose_link_cannot_be_deleted_keeps_its_address_and_its_programs() {
+        let directory = tempfile::tempdir().unwrap();
+        let (directory, maps) = (directory.path(), Arc::new(Maps::default()));
+        let engine = attach(directory, &maps, |plan| {
+            let (host_name, pod_name) = ("lo".to_owned(), "eth0".to_owned());
+            let veth = Veth { host_name, pod_name, mtu: None, mac: None, group: 7, port: None };
+            plan.attachments[0].steps.push(Step::CreateLink(Link::Veth(veth)));
+        });
+        assert_eq!(held(directory, &maps), of_a(&["10.1.0.2", "10.1.0.3"], &[1, 2]));
+        let node = Netns::private().unwrap();
+        let del = || within(&node, || engine.del(&rig::request("DEL", "a"))).unwrap();
+        for _ in 0..2 {
+            let failed = Chain(&del().unwrap_err()).to_string();
+            assert!(failed.starts_with("detach container a (eth0): delete links: "), "{failed}");
+            assert_eq!(held(directory, &maps), of_a(&["10.1.0.2"], &[1]));
+        }
+        let mut host = Handle::open_in(&node).unwrap();
+        let lo = host.link("lo").unwrap().index;
+        host.rename(lo, "other").unwrap();
+        del().unwrap();
+        assert_eq!(held(directory, &maps), of_a(&[], &[]));
+    }
+
+    /// As where no descriptor is left. A socket is no file that can be opened.
+    #[test]
+    fn nothing_is_taken_back_while_nobody_can_tell_whether_the_namespace_is_there() {
+        let directory = tempfile::tempdir().unwrap();
+        let (directory, maps) = (directory.path(), Arc::new(Maps::default()));
+        let path = directory.join("netns");
+        let engine =
+            attach(directory, &maps, |plan| plan.sandbox.netns = path.to_string_lossy().into_owned());
+        let socket = UnixListener::bind(&path).unwrap();
+        let whole = of_a(&["10.1.0.2", "10.1.0.3"], &[1, 2]);
+        let failed = engine.del(&rig::request("DEL", "a")).unwrap_err();
+        assert!(
+            matches!(&failed, AttachError::Netns(NetnsError::Open { path: at, .. }) if *at == path),
+            "{failed}"
+        );
+        assert_eq!((held(directory, &maps), engine.is_half_detached("a")), (whole, false));
+        drop(socket);
+        std::fs::remove_file(&path).unwrap();
+        engine.del(&rig::request("DEL", "a")).unwrap();
+        assert_eq!(held(directory, &maps), of_a(&[], &[]));
+    }
 
     /// Rows: DHCP-lost.
     #[test]

@@ -72,6 +72,17 @@ impl Leases {
         }
     }
 
+    /// Which of these holders of a pool's addresses do not hold each of theirs, or any at all where they name none: their places
+    /// in the list. For a look that nobody waits for: it fails where others are at the pool, and comes again.
+    ///
+    /// # Errors
+    /// The pool could not be read, or others are at it.
+    pub fn lacking(&self, pool: &Pool, holders: &[(Owner, Vec<IpAddr>)]) -> Result<Vec<usize>, Error> {
+        match pool {
+            Pool::HostLocal(pool) => Ok(self.host_local.lacking(&pool.data_dir, &pool.network, holders)?),
+        }
+    }
+
     /// Leases addresses again that the lessee had and that somebody has removed; returns those.
     ///
     /// # Errors

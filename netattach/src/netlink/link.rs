@@ -14,7 +14,7 @@ use rtnetlink::{LinkBridge, LinkMacVlan, LinkMacVtap, LinkMessageBuilder, LinkUn
 
 use super::address::no_link_local;
 use super::netkit::observed_ways;
-use super::socket::{CREATE, EXCL, NetlinkRequest};
+use super::socket::{CREATE, EXCL, NetlinkRequest, Reply};
 use super::tap::observed_access;
 use super::{Error, Handle};
 use crate::mac::Mac;
@@ -470,31 +470,53 @@ impl Handle {
         Ok(())
     }
 
-    /// Deletes all links of `group` in this namespace for the cost of one grace period, then, one by one, those of
-    /// `names` that still exist: a process in the pod may have changed their group. Returns once they are gone. Links
-    /// that are already absent count as deleted.
-    pub fn ensure_links_absent(&mut self, group: u32, names: &[&str]) -> Result<(), Error> {
-        if names.len() > 1 {
+    /// Deletes all links of `group`, if there is one, in this namespace for the cost of one grace period, then, one by one, those
+    /// with these indices that still exist: a process in the pod may have changed their group, or put into it what cannot be
+    /// deleted. Returns once they are gone, with the outcome for each index. Links that are already absent count as deleted.
+    ///
+    /// # Errors
+    /// The socket failed: what is left is not known.
+    pub fn delete_links(
+        &mut self,
+        group: Option<u32>,
+        links: &[u32],
+    ) -> Result<Vec<Result<(), Error>>, Error> {
+        if let Some(group) = group {
             let mut all = LinkMessage::default();
             all.attributes.push(LinkAttribute::Group(group));
             match self.socket.request(RouteNetlinkMessage::DelLink(all), 0) {
-                Ok(_) => {}
-                Err(error) => tracing::debug!(%error, "no deletion by group, deleting links one by one"),
+                Err(error) if !error.not_found() => {
+                    tracing::debug!(%error, "no deletion by group, deleting links one by one");
+                }
+                _ => {}
             }
         }
-        for name in names {
-            self.ensure_link_absent(name)?;
+        let delete = |index: &u32| {
+            NetlinkRequest::new(RouteNetlinkMessage::DelLink(LinkUnspec::new_with_index(*index).build()), 0)
+        };
+        let replies = self.socket.batch(links.iter().map(delete).collect())?;
+        let outcome = |reply: Reply| match reply.map_err(Error::from) {
+            Err(error) if !error.not_found() => Err(error),
+            _ => Ok(()),
+        };
+        Ok(replies.into_iter().map(outcome).collect())
+    }
+
+    /// Deletes the link of that name. Returns whether there was one.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn delete_link_named(&mut self, name: &str) -> Result<bool, Error> {
+        let named = LinkUnspec::new_with_name(name).build();
+        match self.socket.request(RouteNetlinkMessage::DelLink(named), 0) {
+            Err(error) if error.not_found() => Ok(false),
+            deleted => deleted.map(|_| true),
         }
-        Ok(())
     }
 
     /// Deletes the link of that name if it exists.
     pub fn ensure_link_absent(&mut self, name: &str) -> Result<(), Error> {
-        let named = LinkUnspec::new_with_name(name).build();
-        match self.socket.request(RouteNetlinkMessage::DelLink(named), 0) {
-            Err(error) if !error.not_found() => Err(error),
-            _ => Ok(()),
-        }
+        self.delete_link_named(name).map(drop)
     }
 
     pub(super) fn create_and_show(

@@ -19,6 +19,8 @@ pub enum Inverse<'a> {
         pod_name: &'a str,
         /// Name of the node's end, if there is one.
         host_name: Option<&'a str>,
+        /// The name by which the kernel shows its kind.
+        kind: &'a str,
         /// Index in the pod of the link that was made, if known.
         made: Option<u32>,
     },
@@ -36,7 +38,7 @@ pub enum Inverse<'a> {
         /// The owner.
         owner: Owner,
     },
-    /// Calls the plugin's DEL.
+    /// Calls the plugin's DEL. That of address management releases the owner's addresses.
     Delegate(&'a Delegate),
     /// Gives the interface the properties back that it had.
     GiveBack {
@@ -83,7 +85,7 @@ pub enum Inverse<'a> {
 /// When an inverse runs, relative to those of other steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stage {
-    /// First, while the interfaces exist: other plugins, and what is given back by an interface.
+    /// First, while the interfaces exist: other plugins that make or change them, and what is given back by an interface.
     Plugins,
     /// All links together: each would otherwise cost a grace period of its own.
     Links,
@@ -99,14 +101,16 @@ impl Inverse<'_> {
     /// The stage in which it runs.
     pub fn stage(&self) -> Stage {
         match self {
-            Self::Delegate(_) | Self::GiveBack { .. } | Self::LeaveVrf { after_link: false, .. } => {
-                Stage::Plugins
-            }
+            Self::GiveBack { .. }
+            | Self::LeaveVrf { after_link: false, .. }
+            | Self::Delegate(Delegate { role: Role::Plugin, .. }) => Stage::Plugins,
             // They are given back by the interface.
             Self::Release { config, .. } if config.asks_the_network() => Stage::Plugins,
+            Self::Delegate(delegate) if delegate.asks_the_network() => Stage::Plugins,
             Self::DeleteLink { .. } => Stage::Links,
             Self::ReturnDevice { .. } => Stage::Devices,
             Self::Release { .. }
+            | Self::Delegate(_)
             | Self::RemoveFile(_)
             | Self::ForgetSources { .. }
             | Self::ForgetTables(_)
@@ -125,10 +129,15 @@ impl Inverse<'_> {
         matches!(self, Self::Release { .. } | Self::Delegate(Delegate { role: Role::Ipam, .. }))
     }
 
-    /// Whether it can only follow that one of the same attachment. The node's routes to a pod are known by its addresses:
-    /// while they are there, an address must not be another pod's, which would lose its own to the repeated DEL.
+    /// Whether it can only follow that one of the same attachment. While anything on the node leads to an address, lets it pass or
+    /// judges by it, it must not be another pod's: that one would be reached by what was the first one's, and lose its own to the
+    /// repeated DEL.
     pub fn needs(&self, other: &Self) -> bool {
-        matches!((self, other), (Self::Release { .. }, Self::ForgetHostAccess(_)))
+        let goes_by_addresses = matches!(
+            other,
+            Self::ForgetHostAccess(_) | Self::Untranslate | Self::Dismiss | Self::Unprotect { .. }
+        );
+        self.frees_addresses() && goes_by_addresses
     }
 }
 
@@ -146,9 +155,12 @@ pub fn inverse<'a>(
     };
     let owner = || Owner { container_id: sandbox.container_id.clone(), ifname: attachment.ifname.clone() };
     Some(match step {
-        Step::CreateLink(link) => {
-            Inverse::DeleteLink { pod_name: link.pod_name(), host_name: link.node_end(), made }
-        }
+        Step::CreateLink(link) => Inverse::DeleteLink {
+            pod_name: link.pod_name(),
+            host_name: link.node_end(),
+            kind: link.shown_kind(),
+            made,
+        },
         Step::ClaimDevice(device) => {
             let claim = match output {
                 Some(Output::Claimed(claim)) => Some(claim.clone()),
@@ -256,6 +268,46 @@ mod tests {
             undone.stage()
         };
         assert_eq!([made, Step::Delegate(delegate)].map(stage), [Stage::Holdings, Stage::Plugins]);
+    }
+
+    #[test]
+    fn addresses_of_another_plugin_go_after_their_link_unless_the_interface_asks_for_them() {
+        let stage = |(plugin, role): (&str, Role)| {
+            let delegate = Delegate { plugin: plugin.to_owned(), config: serde_json::Map::new(), role };
+            let attachment = fixtures::attachment("macvlan", vec![Step::Delegate(delegate)]);
+            let sandbox = fixtures::sandbox("c1");
+            inverse(&sandbox, &attachment, &attachment.steps[0], None).unwrap().stage()
+        };
+        let plugins = [("other", Role::Ipam), ("dhcp", Role::Ipam), ("other", Role::Plugin)];
+        assert_eq!(plugins.map(stage), [Stage::Holdings, Stage::Plugins, Stage::Plugins]);
+    }
+
+    #[test]
+    fn an_address_is_free_only_once_nothing_on_the_node_goes_by_it() {
+        let range =
+            json!({"subnet": "10.1.0.0/24", "start": "10.1.0.1", "end": "10.1.0.254", "gateway": "10.1.0.1"});
+        let lease = json!({"step": "lease", "network": "net", "data_dir": "/run/leases", "sets": [[range]],
+            "exclude": [], "requested": [], "routes": [], "resolv_conf": null});
+        let ipam = Delegate { plugin: "other".into(), config: serde_json::Map::new(), role: Role::Ipam };
+        let steps = vec![serde_json::from_value(lease).unwrap(), Step::Delegate(ipam)];
+        let (sandbox, attachment) = (fixtures::sandbox("c1"), fixtures::attachment("bridge", steps));
+        let inverses =
+            attachment.steps.iter().map(|step| inverse(&sandbox, &attachment, step, None).unwrap());
+        let freeing: Vec<Inverse<'_>> = inverses.collect();
+        let going_by_it = [
+            Inverse::ForgetHostAccess(None),
+            Inverse::Untranslate,
+            Inverse::Dismiss,
+            Inverse::Unprotect { id: 3 },
+        ];
+        let others = [Inverse::UnrestrictSender, Inverse::RemoveFile(Path::new("/x")), Inverse::Forget];
+        for it in &freeing {
+            assert!(going_by_it.iter().all(|other| it.needs(other)), "{it:?}");
+            assert!(!others.iter().chain(&freeing).any(|other| it.needs(other)), "{it:?}");
+        }
+        for it in going_by_it.iter().chain(&others) {
+            assert!(!going_by_it.iter().chain(&freeing).any(|other| it.needs(other)), "{it:?}");
+        }
     }
 
     #[test]

@@ -420,7 +420,7 @@ impl Step {
     pub fn asks_the_network(&self) -> bool {
         match self {
             Self::Lease(config) => config.asks_the_network(),
-            Self::Delegate(Delegate { plugin, role: Role::Ipam, .. }) => plugin == ipam::Kind::Dhcp.name(),
+            Self::Delegate(delegate) => delegate.asks_the_network(),
             _ => false,
         }
     }
@@ -438,6 +438,11 @@ impl Step {
 }
 
 impl Delegate {
+    /// As [`Step::asks_the_network`].
+    pub fn asks_the_network(&self) -> bool {
+        self.role == Role::Ipam && self.plugin == ipam::Kind::Dhcp.name()
+    }
+
     /// A copy with only the plugin and its IPAM plugin.
     fn outline(&self) -> Self {
         let ipam = self.config.get("ipam").and_then(|ipam| ipam.get("type"));

@@ -12,6 +12,7 @@
 //! | `holdMs` | a child keeps stdout and stderr open that long; its pid is recorded as `{"held": pid}` |
 //! | `sleepMs` | sleeps |
 //! | `tellGroup` | `true`: its control groups are recorded as `{"group": text of /proc/self/cgroup}` |
+//! | `tellInterface` | `true`: whether the container has the interface is recorded as `{"interface": bool}` |
 //! | `eatMiB` | takes that much memory, in MiB |
 //! | `floodStdout`, `floodStderr` | writes that many bytes |
 //! | `deviceInfo` | ADD writes this to the file of device information whose path `runtimeConfig` has |
@@ -54,6 +55,7 @@ struct Script {
     hold_ms: u64,
     sleep_ms: u64,
     tell_group: bool,
+    tell_interface: bool,
     #[serde(rename = "eatMiB")]
     eat_mib: usize,
     flood_stdout: usize,
@@ -81,6 +83,7 @@ impl Default for Script {
             hold_ms: 0,
             sleep_ms: 0,
             tell_group: false,
+            tell_interface: false,
             eat_mib: 0,
             flood_stdout: 0,
             flood_stderr: 0,
@@ -148,6 +151,9 @@ fn run() -> Result<u8> {
     if script.tell_group {
         append(&record, &json!({"group": fs::read_to_string("/proc/self/cgroup")?}))?;
     }
+    if script.tell_interface {
+        append(&record, &json!({"interface": has_interface(&env)?}))?;
+    }
     // Every page is written, so that it is there.
     let eaten = vec![1_u8; script.eat_mib << 20];
     std::hint::black_box(&eaten);
@@ -172,6 +178,13 @@ fn run() -> Result<u8> {
         std::process::abort();
     }
     Ok(if script.exit == 0 { status } else { script.exit })
+}
+
+/// Whether the container has the interface. A namespace that is gone has none.
+fn has_interface(env: &BTreeMap<String, String>) -> Result<bool> {
+    let Some((netns, name)) = env.get("CNI_NETNS").zip(env.get("CNI_IFNAME")) else { return Ok(false) };
+    let Ok(netns) = Netns::open(netns) else { return Ok(false) };
+    Ok(Network::of_netns(&netns)?.links.contains_key(name))
 }
 
 /// Makes a link in the container with these addresses, or deletes it. A namespace that is gone has none.

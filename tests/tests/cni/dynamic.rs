@@ -6,10 +6,11 @@ use std::path::Path;
 use std::process::Command;
 
 use netattach::bpf::probe::has_netns_cookie;
+use netattach::netlink::Handle;
 use netattach::rpc::client::{self, Patience};
 use netattach::rpc::message::{DetachCall, Request, Response, SandboxName};
 use netattach_tests::manifest::{NAMESPACE, network, pod};
-use netattach_tests::node::{MAX_ATTACHMENTS, WIRE, executable};
+use netattach_tests::node::{MAX_ATTACHMENTS, WIRE, executable, ip};
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{PATIENCE, eventually, ping};
 use netattach_tests::{Node, Pod};
@@ -109,6 +110,36 @@ fn a_live_pod_is_given_a_network_and_its_status_says_so_and_by_whom() {
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
 }
 
+/// Nothing is wrong with that: network bindings of virtual machines do so, and put something else in the place of it.
+#[test]
+fn an_interface_that_its_pod_has_renamed_is_detached_and_what_has_its_name_is_not() {
+    let mut node = node();
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    await_entries(&node, &a, 2);
+    let alone = Snapshot::take(&node, &[&a]).unwrap();
+    node.ctl(&["attach", "shop/a", "lan"]).unwrap();
+    await_entries(&node, &a, 3);
+    let in_pod = |words: &[&str]| ip(&a.namespace, words).unwrap();
+    in_pod(&["link", "set", "net2", "down"]);
+    in_pod(&["link", "set", "net2", "name", "bound"]);
+    in_pod(&["link", "set", "bound", "group", "7"]);
+    in_pod(&["link", "set", "bound", "up"]);
+    in_pod(&["link", "add", "net2", "type", "veth", "peer", "name", "own"]);
+
+    node.ctl(&["detach", "shop/a", "net2"]).unwrap();
+    await_entries(&node, &a, 2);
+    let links = Handle::open_in(a.namespace.netns()).unwrap().links().unwrap();
+    let mut names: Vec<String> = links.into_iter().map(|link| link.name).collect();
+    names.sort();
+    assert_eq!(names, ["eth0", "lo", "net1", "net2", "own"]);
+    in_pod(&["link", "del", "net2"]);
+    assert_eq!(Snapshot::take(&node, &[&a]).unwrap(), alone);
+    node.del(&a).success();
+    Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
+}
+
 #[test]
 fn every_kind_is_attached_checked_adopted_and_taken_back_with_its_sandbox() {
     let mut node = node();
@@ -148,7 +179,7 @@ fn every_kind_is_attached_checked_adopted_and_taken_back_with_its_sandbox() {
     assert_eq!(Snapshot::take(&node, &[&a]).unwrap(), with_all);
     assert_eq!(status(&node, &a), published);
     node.check(&a).success();
-    netattach_tests::node::ip(&a.namespace, &["link", "set", "net3", "down"]).unwrap();
+    ip(&a.namespace, &["link", "set", "net3", "down"]).unwrap();
     let (_, message) = node.check(&a).failure();
     assert!(message.contains("net3") && message.contains("is down"), "{message}");
 

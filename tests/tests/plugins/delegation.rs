@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use netattach::cni::cache::{Entry, Key};
 use netattach::delegate::ResultCache;
 use netattach_tests::manifest::{NAMESPACE, network, pod};
-use netattach_tests::node::ip;
+use netattach_tests::node::{WIRE, ip};
 use netattach_tests::plugin_calls::verbs;
 use netattach_tests::record::first_version;
 use netattach_tests::snapshot::Snapshot;
@@ -216,6 +216,32 @@ fn del_runs_every_plugin_and_names_all_that_failed() {
     }
     node.del(&x).success();
     assert_eq!(verbs(&node.take_calls().unwrap()), backwards);
+    Snapshot::take(&node, &[&x]).unwrap().assert_nothing_is_left();
+}
+
+/// From then on it is another pod's, on whichever node its plugin serves.
+#[test]
+fn an_address_of_another_plugin_is_given_back_once_its_interface_is_gone() {
+    let mut node = Node::new(&[]).unwrap();
+    node.add_wire().unwrap();
+    let lan = json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE, "ipam": {"type": "pool"}});
+    node.write("lan", &network(NAMESPACE, "lan", &lan)).unwrap();
+    node.write("net", &network(NAMESPACE, "net", &json!({"cniVersion": "1.0.0", "type": "one"}))).unwrap();
+    node.write("x", &pod("x", &json!({}), &json!("net, lan"))).unwrap();
+    let given = json!({"cniVersion": "1.0.0", "ips": [{"address": "10.52.0.7/24"}]});
+    node.plugin("pool", &json!({"ADD": {"result": given}, "DEL": {"tellInterface": true}})).unwrap();
+    node.plugin("one", &json!({})).unwrap();
+    node.start().unwrap();
+    let x = Pod::new("x").unwrap();
+    node.add(&x).success();
+    node.take_calls().unwrap();
+    node.del(&x).success();
+    let calls = node.take_calls().unwrap();
+    let told = |call: &Value| match call["interface"].as_bool() {
+        Some(is_there) => format!("interface: {is_there}"),
+        None => format!("DEL {}", call["plugin"].as_str().unwrap_or_default()),
+    };
+    assert_eq!(calls.iter().map(told).collect::<Vec<_>>(), ["DEL one", "DEL pool", "interface: false"]);
     Snapshot::take(&node, &[&x]).unwrap().assert_nothing_is_left();
 }
 

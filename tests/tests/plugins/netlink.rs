@@ -214,14 +214,35 @@ fn all_links_of_a_pod_go_in_one_request() -> Result<()> {
     let (host, pod) = (Namespace::new()?, Namespace::new()?);
     let mut node = Handle::open_in(host.netns())?;
     let mut inside = Handle::open_in(pod.netns())?;
-    let names = ["net0", "net1", "net2", "net3"];
-    for (number, name) in names.iter().enumerate() {
-        node.create_veth(&veth(&format!("na{number}"), name), None, pod.netns().as_fd(), &mut inside)?;
+    let mut indices = Vec::new();
+    for name in ["net0", "net1", "net2", "net3"] {
+        let near = name.replace("net", "na");
+        let ends = node.create_veth(&veth(&near, name), None, pod.netns().as_fd(), &mut inside)?;
+        indices.push(ends.1.index);
     }
-    inside.ensure_links_absent(GROUP, &names)?;
-    assert_eq!(inside.links()?.len(), 1, "only lo is left in the pod");
-    assert_eq!(node.links()?.len(), 1, "only lo is left on the node");
-    inside.ensure_links_absent(GROUP, &names)?;
+    // One has left the group.
+    inside.set_group(indices[3], 0)?;
+    for _ in 0..2 {
+        let outcomes = inside.delete_links(Some(GROUP), &indices)?;
+        assert!(outcomes.len() == 4 && outcomes.iter().all(Result::is_ok), "{outcomes:?}");
+        assert_eq!(inside.links()?.len(), 1, "only lo is left in the pod");
+        assert_eq!(node.links()?.len(), 1, "only lo is left on the node");
+    }
+    Ok(())
+}
+
+/// `lo` is of no kind that the kernel deletes.
+#[test]
+fn what_cannot_be_deleted_keeps_no_other_link_of_its_group() -> Result<()> {
+    let (host, pod) = (Namespace::new()?, Namespace::new()?);
+    let mut node = Handle::open_in(host.netns())?;
+    let mut inside = Handle::open_in(pod.netns())?;
+    let (_, far) = node.create_veth(&veth("na0", "net0"), None, pod.netns().as_fd(), &mut inside)?;
+    let lo = inside.link("lo")?.index;
+    inside.set_group(lo, GROUP)?;
+    let outcomes = inside.delete_links(Some(GROUP), &[lo, far.index])?;
+    assert_eq!(outcomes.iter().map(Result::is_ok).collect::<Vec<_>>(), [false, true], "{outcomes:?}");
+    assert_eq!(inside.links()?.into_iter().map(|link| link.name).collect::<Vec<_>>(), ["lo"]);
     Ok(())
 }
 

@@ -261,6 +261,28 @@ fn an_ipvlan_of_another_plugin_is_none_while_another_pod_has_switched_it_to_mode
     Snapshot::take(&node, &[&server, &client]).unwrap().assert_nothing_is_left();
 }
 
+/// It has no end on the node, by which it would go as well.
+#[test]
+fn an_ipvlan_that_its_pod_has_renamed_is_gone_once_it_was_detached() {
+    if !has_driver() {
+        return report_skipped("an_ipvlan_that_its_pod_has_renamed", "the kernel has no ipvlan");
+    }
+    let (node, _outside) = node("l2");
+    node.write("a", &pod("a", &json!({"app": "a"}), &json!([]))).unwrap();
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    node.ctl(&["attach", "shop/a", "lan"]).unwrap();
+    for words in ["net1 down", "net1 name bound", "bound up"] {
+        let words: Vec<&str> = ["link", "set"].into_iter().chain(words.split(' ')).collect();
+        ip(&a.namespace, &words).unwrap();
+    }
+    node.ctl(&["detach", "shop/a", "net1"]).unwrap();
+    let links = Handle::open_in(a.namespace.netns()).unwrap().links().unwrap();
+    assert!(!links.iter().any(|link| link.kind == "ipvlan"), "{links:?}");
+    node.del(&a).success();
+    Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
+}
+
 #[test]
 fn links_that_cannot_be_beside_an_ipvlan_are_refused_by_name() {
     if !has_driver() {

@@ -34,7 +34,7 @@ use super::{Owner, file_content};
 use crate::ipam::Held;
 use crate::{bounded, budget, sync};
 
-const LOCK: &str = "lock";
+pub(super) const LOCK: &str = "lock";
 const TEMPORARY: &str = ".netattach-reservation";
 /// As many pods as a node has at once, with a few to spare.
 const MOST_SPARES: u16 = 256;

@@ -7,15 +7,18 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use super::allocator::{self, AllocateError, Reservations};
-use super::directory::{self, Contents, Locked, Opened, Stamp};
+use super::directory::{self, Contents, LOCK, Locked, Opened, Stamp};
 use super::range::RangeSet;
 use super::{Config, Lease, Owner, Pool, config, survey, usage};
 use crate::durable;
 use crate::ipam::{Failure, Held, PoolUse, Survey};
-use crate::sync::{Arc, Mutex, locked};
+use crate::sync::{Arc, Mutex, locked, locked_until};
 
 /// Default time limit for waiting for a directory's lock.
 pub const LOCK_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Time limit for waiting of a look that nobody has asked for, and that is taken again soon.
+const LOOK_DEADLINE: Duration = Duration::from_millis(100);
 
 /// The reservations of this node.
 ///
@@ -368,6 +371,36 @@ impl Leases {
         }
     }
 
+    /// Which of these holders do not hold each of their addresses, or any at all where they name none: their places in the list.
+    /// One look at the directory for all of them, which hardly waits for others.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if another process or thread is at the directory; otherwise the failed file operation.
+    pub fn lacking(
+        &self,
+        data_dir: &Path,
+        network: &str,
+        holders: &[(Owner, Vec<IpAddr>)],
+    ) -> Result<Vec<usize>, Error> {
+        let path = directory_of(data_dir, network)?;
+        let deadline = Instant::now() + LOOK_DEADLINE;
+        let known = self.known(&path);
+        // A thread that waits for another process has it for as long as it waits.
+        let Some(mut known) = locked_until(&known, deadline) else {
+            return Err(Error::Busy { path: path.join(LOCK) });
+        };
+        let lacks = |held: &[IpAddr], expected: &[IpAddr]| {
+            held.is_empty() || expected.iter().any(|address| !held.contains(&address.to_canonical()))
+        };
+        let lacking = known.act(&path, deadline, |_, contents| {
+            let all = holders.iter().enumerate();
+            let lacking = all.filter(|(_, (owner, expected))| lacks(&contents.held_by(owner), expected));
+            Ok(lacking.map(|(at, _)| at).collect())
+        })?;
+        // Where there is no directory, nobody holds anything.
+        Ok(lacking.unwrap_or_else(|| (0..holders.len()).collect()))
+    }
+
     /// Reserves addresses again that `owner` had and that somebody has removed; returns those. A directory that is gone
     /// is made anew.
     ///
@@ -416,7 +449,23 @@ impl Leases {
         let known = self.known(path);
         // A panic elsewhere leaves no stamp, see below, so its contents are not used.
         let mut known = locked(&known);
-        let Known { opened, stamp, contents } = &mut *known;
+        known.act(path, deadline, act)
+    }
+
+    fn known(&self, path: &Path) -> Arc<Mutex<Known>> {
+        locked(&self.directories).of(path)
+    }
+}
+
+impl Known {
+    /// As [`Leases::locked`].
+    fn act<T>(
+        &mut self,
+        path: &Path,
+        deadline: Instant,
+        act: impl FnOnce(&Locked<'_>, &mut Contents) -> Result<T, Error>,
+    ) -> Result<Option<T>, Error> {
+        let Self { opened, stamp, contents } = self;
         // Taken, not read: after any failure the next call reads the directory.
         let remembered = stamp.take();
         if let (Some(opened), Some(_)) = (&*opened, remembered) {
@@ -432,10 +481,6 @@ impl Leases {
         let directory = opened.lock(deadline)?;
         *contents = directory.read()?;
         acted(&directory, stamp, contents, act).map(Some)
-    }
-
-    fn known(&self, path: &Path) -> Arc<Mutex<Known>> {
-        locked(&self.directories).of(path)
     }
 }
 
@@ -807,6 +852,55 @@ mod tests {
         });
         lock.unlock().unwrap();
         assert_eq!(addresses(&waiting.join().unwrap()), ["10.0.0.3/24"]);
+    }
+
+    #[test]
+    fn holders_that_lack_an_address_are_found_in_one_look() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path(), json!([[{"subnet": "10.0.0.0/24"}], [{"subnet": "fd00::/112"}]]));
+        let leases = Leases::default();
+        let holders = ["a", "b", "c"].map(|id| {
+            let owner = owner(id, "eth0");
+            let lease = leases.allocate(&config, &owner).unwrap();
+            (owner, lease.addresses.iter().map(|(address, _)| address.addr()).collect::<Vec<IpAddr>>())
+        });
+        let lacking = |holders: &[(Owner, Vec<IpAddr>)]| leases.lacking(dir.path(), "net", holders).unwrap();
+        assert_eq!(lacking(&holders), [0; 0]);
+        fs::remove_file(config.directory().join(holders[1].1[1].to_string())).unwrap();
+        let stranger = (owner("d", "eth0"), Vec::new());
+        let unnamed = (owner("b", "eth0"), Vec::new());
+        assert_eq!(lacking(&holders), [1]);
+        assert_eq!(lacking(&[stranger, unnamed, holders[2].clone()]), [0], "what is left to it counts");
+        fs::remove_dir_all(config.directory()).unwrap();
+        assert_eq!(lacking(&holders), [0, 1, 2]);
+    }
+
+    #[test]
+    fn a_look_waits_neither_for_another_process_nor_for_a_thread_that_does() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = config(dir.path(), json!([[{"subnet": "10.0.0.0/24"}]]));
+        let leases = Leases::default();
+        leases.allocate(&config, &owner("a", "eth0")).unwrap();
+        let lock = fs::File::open(config.directory().join("lock")).unwrap();
+        lock.lock().unwrap();
+        let look = || {
+            let began = Instant::now();
+            let looked = leases.lacking(dir.path(), "net", &[]).map_err(|error| error.failure());
+            assert_eq!(looked, Err(Failure::TryLater));
+            assert!(began.elapsed() < LOCK_DEADLINE / 2, "{:?}", began.elapsed());
+        };
+        look();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| leases.allocate(&config, &owner("b", "eth0")));
+            let known = leases.known(&config.directory());
+            while known.try_lock().is_ok() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            look();
+            lock.unlock().unwrap();
+            waits.join().unwrap().unwrap();
+        });
+        assert_eq!(leases.lacking(dir.path(), "net", &[]).unwrap(), [0; 0]);
     }
 
     #[test]

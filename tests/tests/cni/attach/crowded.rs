@@ -1,4 +1,5 @@
-//! Pods that administrate their network and have made more there than an agent reads: they end like others.
+//! Pods that administrate their network, and have made more there than an agent reads or something else of what they were given:
+//! they end like others.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -100,6 +101,29 @@ fn a_pod_with_more_links_routes_and_rules_than_are_read_is_detached_whole() {
     assert_eq!((links, rules), (["lo".to_owned()].into(), Vec::new()));
     let after = Network::of(&node.namespace).unwrap();
     assert_eq!(after.links["card"], before.links["card"]);
+    let mut left = Snapshot::take(&node, &[]).unwrap();
+    left.node.links.retain(|name, _| !before.links.contains_key(name));
+    left.assert_nothing_is_left();
+}
+
+/// Names and groups of its links are the pod's own affair.
+#[test]
+fn a_pod_that_has_given_name_and_group_of_its_interface_to_lo_is_detached_whole() {
+    let node = node();
+    let a = Pod::new("a").unwrap();
+    let before = Network::of(&node.namespace).unwrap();
+    node.add(&a).success();
+    let mut inside = Handle::open_in(a.namespace.netns()).unwrap();
+    let [own, lo] = ["net1", "lo"].map(|name| inside.link(name).unwrap());
+    ip(&a.namespace, &["link", "set", "net1", "down"]).unwrap();
+    inside.rename(own.index, "mine").unwrap();
+    inside.set_group(own.index, 0).unwrap();
+    ip(&a.namespace, &["link", "set", "lo", "down"]).unwrap();
+    inside.rename(lo.index, "net1").unwrap();
+    inside.set_group(lo.index, own.group).unwrap();
+
+    assert_eq!(node.del(&a).success(), Value::Null);
+    assert_eq!(ours(&a.namespace), (["net1".to_owned()].into(), Vec::new()));
     let mut left = Snapshot::take(&node, &[]).unwrap();
     left.node.links.retain(|name, _| !before.links.contains_key(name));
     left.assert_nothing_is_left();

@@ -1,0 +1,295 @@
+//! Deletes the links of a sandbox: those in its pod, whatever that has made of them, and the node's ends.
+//!
+//! Who administrates the network of a pod chooses the names and link groups of what is in it. A link that was made there is
+//! known by its index, which stays as it is in a namespace, and by its kind: another name does not hide it, and no device that
+//! the kernel does not delete is taken for it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::StepError;
+use crate::netlink::{self, Handle, LinkState};
+use crate::netns::Netns;
+
+/// A link that was made, or may have been.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Made<'p> {
+    /// Name in the pod.
+    pub(super) pod_name: &'p str,
+    /// Name of the node's end, if there is one.
+    pub(super) host_name: Option<&'p str>,
+    /// The name by which the kernel shows its kind.
+    pub(super) kind: &'p str,
+    pub(super) known: KnownBy,
+}
+
+/// By what a link in the pod is known, beside its kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum KnownBy {
+    /// Its index; or its name and the sandbox's group: out of the namespace and back again it may have got another index.
+    Index(u32),
+    /// Its name and the sandbox's group: another owner's link may have the name.
+    Group,
+    /// Its name: another meta plugin made it, in no group.
+    Name,
+}
+
+/// What was not deleted.
+#[derive(Debug, Default)]
+pub(super) struct Left {
+    /// Positions of the links of which an end may be there still.
+    pub(super) links: BTreeSet<usize>,
+    /// Why.
+    pub(super) errors: Vec<StepError>,
+}
+
+impl Left {
+    fn add(&mut self, links: impl IntoIterator<Item = usize>, why: StepError) {
+        let mut links = links.into_iter().peekable();
+        if links.peek().is_some() {
+            self.errors.push(why);
+        }
+        self.links.extend(links);
+    }
+}
+
+/// Deletes links, in the pod where its namespace is there, and on the node. What fails keeps none of the others.
+pub(super) fn delete(netns: Option<&Netns>, group: u32, links: &[Made<'_>]) -> Left {
+    let of_pod = netns.map_or_else(|| Ok(Failed::new()), |netns| in_pod(netns, group, links));
+    then_on_node(of_pod, links)
+}
+
+/// Links that may be there still, by their positions, and why.
+type Failed = BTreeMap<usize, StepError>;
+
+/// Deletes the ends on the node, after the links in the pod. With the node's end of a pair the pod's goes, too.
+fn then_on_node(of_pod: Result<Failed, StepError>, links: &[Made<'_>]) -> Left {
+    let mut left = Left::default();
+    let ended = on_node(links, &mut left);
+    let is_there = |at: &usize| !ended.contains(at);
+    match of_pod {
+        Ok(failed) => {
+            failed.into_iter().filter(|(at, _)| is_there(at)).for_each(|(at, why)| left.add([at], why));
+        }
+        Err(why) => left.add((0..links.len()).filter(is_there), why),
+    }
+    left
+}
+
+/// Deletes the links in the pod.
+fn in_pod(netns: &Netns, group: u32, links: &[Made<'_>]) -> Result<Failed, StepError> {
+    let mut pod = Handle::open_in(netns)?;
+    let (mut found, mut failed) = (Vec::new(), Failed::new());
+    for (at, link) in links.iter().enumerate() {
+        match link.find(&mut pod, group) {
+            Ok(index) => found.extend(index.map(|index| (at, index))),
+            Err(why) => drop(failed.insert(at, StepError::from(why))),
+        }
+    }
+    let indices: Vec<u32> = found.iter().map(|(_, index)| *index).collect();
+    // One alone is deleted at once where it was found. All others go by one request, those among them that were not found, as
+    // they have other names and nobody knows their indices.
+    let by_group = (links.len() > 1 || indices.is_empty()).then_some(group);
+    let outcomes = pod.delete_links(by_group, &indices)?;
+    for ((at, _), outcome) in found.into_iter().zip(outcomes) {
+        if let Err(why) = outcome {
+            failed.insert(at, why.into());
+        }
+    }
+    Ok(failed)
+}
+
+/// Deletes the ends on the node. Returns the positions of the links that had one there.
+fn on_node(links: &[Made<'_>], left: &mut Left) -> BTreeSet<usize> {
+    let ends = || links.iter().enumerate().filter_map(|(at, link)| Some((at, link.host_name?)));
+    let mut ended = BTreeSet::new();
+    if ends().next().is_none() {
+        return ended;
+    }
+    let mut host = match Handle::open() {
+        Ok(host) => host,
+        Err(why) => {
+            left.add(ends().map(|(at, _)| at), why.into());
+            return ended;
+        }
+    };
+    for (at, name) in ends() {
+        match host.delete_link_named(name) {
+            Ok(true) => drop(ended.insert(at)),
+            Ok(false) => {}
+            Err(why) => left.add([at], why.into()),
+        }
+    }
+    ended
+}
+
+impl Made<'_> {
+    /// Its index in the pod; `None`: it is not there.
+    fn find(&self, pod: &mut Handle, group: u32) -> Result<Option<u32>, netlink::Error> {
+        let is_of_kind = |link: &LinkState| link.kind == self.kind;
+        if let KnownBy::Index(index) = self.known {
+            match pod.link_by_index(index) {
+                Err(netlink::Error::NoSuchLink(_)) => {}
+                shown => {
+                    if is_of_kind(&shown?) {
+                        return Ok(Some(index));
+                    }
+                }
+            }
+        }
+        let is_in_group = |link: &LinkState| self.known == KnownBy::Name || link.group == group;
+        let named = pod.find_link(self.pod_name)?;
+        Ok(named.filter(|link| is_of_kind(link) && is_in_group(link)).map(|link| link.index))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::netns::within;
+    use crate::spec::{Bridge, Macvlan, MacvlanMode, OWN_GROUPS, Veth};
+
+    const GROUP: u32 = OWN_GROUPS | 7;
+
+    /// A node with the device `wire`, and a pod.
+    struct Scene {
+        node: Netns,
+        netns: Netns,
+        host: Handle,
+        pod: Handle,
+    }
+
+    impl Scene {
+        fn new() -> Self {
+            let [node, netns] = [(); 2].map(|()| Netns::private().unwrap());
+            let [mut host, pod] = [&node, &netns].map(|it| Handle::open_in(it).unwrap());
+            let wire =
+                Bridge { name: "wire".to_owned(), mtu: None, promiscuous: false, vlan_filtering: false };
+            host.ensure_bridge(&wire).unwrap();
+            Self { node, netns, host, pod }
+        }
+
+        /// The index in the pod.
+        fn macvlan(&mut self, name: &str) -> u32 {
+            let macvlan = Macvlan {
+                pod_name: name.to_owned(),
+                parent: Some("wire".to_owned()),
+                mode: MacvlanMode::Bridge,
+                mtu: None,
+                mac: None,
+                group: GROUP,
+                broadcast_queue: None,
+                tap: false,
+                in_pod: false,
+            };
+            let parent = self.host.link("wire").unwrap();
+            let made = self.host.create_macvlan(&macvlan, &parent, self.netns.as_fd(), &mut self.pod);
+            made.unwrap().index
+        }
+
+        /// The index in the pod.
+        fn veth(&mut self, name: &str, end: &str) -> u32 {
+            let veth = Veth {
+                host_name: end.to_owned(),
+                pod_name: name.to_owned(),
+                mtu: None,
+                mac: None,
+                group: GROUP,
+                port: None,
+            };
+            let (_, pod) = self.host.create_veth(&veth, None, self.netns.as_fd(), &mut self.pod).unwrap();
+            pod.index
+        }
+
+        fn delete(&self, links: &[Made<'_>]) -> Left {
+            within(&self.node, || delete(Some(&self.netns), GROUP, links)).unwrap()
+        }
+
+        /// The names of all links in the pod, and on the node.
+        fn names(&mut self) -> [Vec<String>; 2] {
+            [&mut self.pod, &mut self.host].map(|handle| {
+                let mut names: Vec<String> =
+                    handle.links().unwrap().into_iter().map(|link| link.name).collect();
+                names.sort();
+                names
+            })
+        }
+    }
+
+    fn macvlan(pod_name: &str, known: KnownBy) -> Made<'_> {
+        Made { pod_name, host_name: None, kind: "macvlan", known }
+    }
+
+    fn veth<'p>(pod_name: &'p str, end: &'p str, index: u32) -> Made<'p> {
+        Made { pod_name, host_name: Some(end), kind: "veth", known: KnownBy::Index(index) }
+    }
+
+    fn told(left: Left) -> (Vec<usize>, Vec<String>) {
+        (left.links.into_iter().collect(), left.errors.iter().map(ToString::to_string).collect())
+    }
+
+    /// The pod has given the name and the group of one to a device that the kernel does not delete.
+    #[test]
+    fn links_go_whatever_their_pod_has_made_of_names_and_groups() {
+        let mut scene = Scene::new();
+        let (lan, pair) = (scene.macvlan("net1"), scene.veth("net2", "end2"));
+        scene.pod.rename(lan, "mine").unwrap();
+        scene.pod.set_group(lan, 0).unwrap();
+        let lo = scene.pod.link("lo").unwrap().index;
+        scene.pod.rename(lo, "net1").unwrap();
+        scene.pod.set_group(lo, GROUP).unwrap();
+        let links = [macvlan("net1", KnownBy::Index(lan)), veth("net2", "end2", pair)];
+        for _ in 0..2 {
+            assert_eq!(told(scene.delete(&links)), (Vec::new(), Vec::new()));
+            assert_eq!(scene.names(), [vec!["net1"], vec!["lo", "wire"]]);
+        }
+    }
+
+    #[test]
+    fn a_link_whose_index_is_not_known_goes_by_its_group_and_one_of_another_maker_by_its_name() {
+        let mut scene = Scene::new();
+        let lan = scene.macvlan("net1");
+        scene.pod.rename(lan, "mine").unwrap();
+        scene.delete(&[macvlan("net1", KnownBy::Group)]);
+        assert_eq!(scene.names()[0], ["lo"]);
+        // As after a way out of the namespace and back.
+        scene.macvlan("net1");
+        scene.delete(&[macvlan("net1", KnownBy::Index(lan))]);
+        assert_eq!(scene.names()[0], ["lo"]);
+        let others = scene.macvlan("net1");
+        scene.pod.set_group(others, 0).unwrap();
+        let of_another_kind = Made { kind: "veth", ..macvlan("net1", KnownBy::Name) };
+        for stays in [macvlan("net1", KnownBy::Group), of_another_kind] {
+            assert_eq!(told(scene.delete(&[stays])), (Vec::new(), Vec::new()));
+            assert_eq!(scene.names()[0], ["lo", "net1"], "{stays:?}");
+        }
+        scene.delete(&[macvlan("net1", KnownBy::Name)]);
+        assert_eq!(scene.names()[0], ["lo"]);
+    }
+
+    /// `lo` is of no kind that the kernel deletes.
+    #[test]
+    fn what_cannot_be_deleted_is_told_and_keeps_no_other() {
+        let mut scene = Scene::new();
+        let (first, last) = (scene.veth("net1", "end1"), scene.veth("net2", "end2"));
+        let links = [veth("net1", "lo", first), veth("net2", "end2", last)];
+        let (left, errors) = told(scene.delete(&links));
+        assert_eq!((left, errors.len()), (vec![0], 1), "{errors:?}");
+        assert_eq!(scene.names(), [vec!["lo"], vec!["lo", "wire"]]);
+    }
+
+    #[test]
+    fn where_the_pod_cannot_be_entered_pairs_go_by_the_nodes_ends_and_all_else_is_left() {
+        let mut scene = Scene::new();
+        let (pair, lan) = (scene.veth("net1", "end1"), scene.macvlan("net2"));
+        let links =
+            [veth("net1", "end1", pair), macvlan("net2", KnownBy::Index(lan)), veth("net3", "end3", 99)];
+        let refused = || Err(StepError::Missing("a way in"));
+        let left = within(&scene.node, || then_on_node(refused(), &links)).unwrap();
+        assert_eq!(told(left), (vec![1, 2], vec![StepError::Missing("a way in").to_string()]));
+        assert_eq!(scene.names(), [vec!["lo", "net2"], vec!["lo", "wire"]]);
+        let left = within(&scene.node, || then_on_node(refused(), &links[..0])).unwrap();
+        assert_eq!(told(left), (Vec::new(), Vec::new()));
+    }
+}
