@@ -40,6 +40,9 @@ struct Options {
     /// The node to ask [default: that of the pod that the command names; -A: every node]
     #[arg(long, value_name = "NAME")]
     node: Option<String>,
+    /// Namespace of the agents' pods: those of other namespaces are nobody's to trust
+    #[arg(long, value_name = "NAME", default_value = "kube-system")]
+    agents_namespace: String,
     /// Labels of the agents' pods
     #[arg(long, value_name = "LABELS", default_value = "app.kubernetes.io/name=netattach")]
     agents: String,
@@ -75,7 +78,7 @@ pub fn run(words: Vec<String>, out: &mut (impl Write + Send)) -> Result<u8, CliE
 
 /// Separates the options of `kubectl netattach` from the command, and checks the command.
 fn split(words: Vec<String>) -> Result<Split, clap::Error> {
-    const OURS: [&str; 4] = ["--kubeconfig", "--context", "--node", "--agents"];
+    const OURS: [&str; 5] = ["--kubeconfig", "--context", "--node", "--agents-namespace", "--agents"];
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     let mut words = words.into_iter();
     while let Some(word) = words.next() {
@@ -106,16 +109,19 @@ Further options:
       --context NAME     The context of the kubeconfig [default: the current one]
       --node NAME        The node to ask [default: that of the pod that the command names]
   -A, --all-namespaces   Ask every node
+      --agents-namespace NAME
+                         Namespace of the agents' pods [default: kube-system]
       --agents LABELS    Labels of the agents' pods [default: app.kubernetes.io/name=netattach]";
 
 async fn ask(split: &Split, out: &mut (impl Write + Send)) -> Result<u8, CliError> {
-    let Options { kubeconfig, context, node, agents: labels } = &split.options;
+    let Options { kubeconfig, context, node, agents_namespace: namespace, agents: labels } = &split.options;
     let target = Target { kubeconfig: kubeconfig.clone(), context: context.clone() };
     let remote = Remote::new(&target).await?;
-    let agents = remote.agents(labels).await?;
+    let agents = remote.agents(namespace, labels).await?;
     if agents.is_empty() {
         return Err(CliError::NotFound(format!(
-            "no agent's pod with labels {labels} runs in the cluster; --agents names others"
+            "no agent's pod with labels {labels} runs in namespace {namespace}; --agents-namespace names another namespace, \
+             --agents other labels"
         )));
     }
     let node = match (node, split.arguments.command.pod()) {
