@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use super::error::CliError;
 use super::filter::Filter;
 use super::output::Format;
-use super::{Arguments, Command, missing};
+use super::{Arguments, Command, missing, visible};
 use crate::error_chain::Chain;
 use crate::kube::exec::{AgentPod, Remote, Sink, Target};
 use crate::objects::ObjectName;
@@ -155,7 +155,7 @@ async fn ask(split: &Split, out: &mut (impl Write + Send)) -> Result<u8, CliErro
             match local {
                 Some((path, mut file)) => {
                     let command = [REMOTE, "sysdump", "--file", "-"].map(str::to_owned);
-                    let ended = remote.run(agent, &command, &mut Passed { out: &mut file }).await;
+                    let ended = remote.run(agent, &command, &mut Passed::data(&mut file)).await;
                     match ended {
                         Ok(0) => writeln!(out, "{}: of node {node}", path.display())?,
                         // What is there of it is of no use.
@@ -163,7 +163,11 @@ async fn ask(split: &Split, out: &mut (impl Write + Send)) -> Result<u8, CliErro
                     }
                     Ok(ended?)
                 }
-                None => Ok(remote.run(agent, &command(split), &mut Passed { out }).await?),
+                None => {
+                    let is_data = output.is_data() || matches!(asked, Command::Sysdump(_));
+                    let mut passed = if is_data { Passed::data(out) } else { Passed::text(out) };
+                    Ok(remote.run(agent, &command(split), &mut passed).await?)
+                }
             }
         }
         None if is_one_nodes || split.arguments.command.has_no_end() => {
@@ -223,7 +227,7 @@ async fn everywhere(
     out.write_all(shown(split.arguments.output, &outcomes)?.as_bytes())?;
     for (node, outcome) in outcomes.iter().filter(|(_, outcome)| !outcome.err.is_empty()) {
         // If standard error fails, there is no other place to report it.
-        let _ = writeln!(io::stderr(), "{node}: {}", outcome.err);
+        let _ = writeln!(io::stderr(), "{}: {}", visible::inline(node), visible::lines(&outcome.err));
     }
     Ok(code)
 }
@@ -250,9 +254,12 @@ fn shown(format: Format, outcomes: &std::collections::BTreeMap<String, Outcome>)
         }
         return format.data(&nodes).map(Option::unwrap_or_default);
     }
-    let one = |(node, outcome): (&String, &Outcome)| match format {
-        Format::Name => String::from_utf8_lossy(&outcome.out).into_owned(),
-        _ => format!("NODE {node}\n{}\n", String::from_utf8_lossy(&outcome.out)),
+    let one = |(node, outcome): (&String, &Outcome)| {
+        let text = visible::lines(&String::from_utf8_lossy(&outcome.out));
+        match format {
+            Format::Name => text,
+            _ => format!("NODE {}\n{text}\n", visible::inline(node)),
+        }
     };
     Ok(outcomes.iter().filter(|(_, outcome)| !outcome.out.is_empty()).map(one).collect())
 }
@@ -260,16 +267,32 @@ fn shown(format: Format, outcomes: &std::collections::BTreeMap<String, Outcome>)
 /// Passes output on.
 struct Passed<'a, W> {
     out: &'a mut W,
+    /// What is for people, whichever version of netattachctl the agent has; `None`: data, as it is.
+    text: Option<visible::Pieces>,
+    errors: visible::Pieces,
+}
+
+impl<'a, W: Write> Passed<'a, W> {
+    fn data(out: &'a mut W) -> Self {
+        Self { out, text: None, errors: visible::Pieces::default() }
+    }
+
+    fn text(out: &'a mut W) -> Self {
+        Self { text: Some(visible::Pieces::default()), ..Self::data(out) }
+    }
 }
 
 impl<W: Write> Sink for Passed<'_, W> {
     fn out(&mut self, piece: &[u8]) -> io::Result<()> {
-        self.out.write_all(piece)?;
+        match &mut self.text {
+            Some(text) => self.out.write_all(text.next(piece).as_bytes())?,
+            None => self.out.write_all(piece)?,
+        }
         self.out.flush()
     }
 
     fn err(&mut self, piece: &[u8]) -> io::Result<()> {
-        io::stderr().write_all(piece)
+        io::stderr().write_all(self.errors.next(piece).as_bytes())
     }
 }
 

@@ -130,7 +130,9 @@ fn execute(stream: TcpStream, target: &str, noted: &Mutex<Vec<(String, String)>>
         }
         () => json!({"status": "Success"}),
     };
-    let out = if words.contains(&"json".to_owned()) {
+    let out = if words.contains(&"shop/hostile".to_owned()) {
+        "\u{1b}[2Jä\u{9b}\n".to_owned()
+    } else if words.contains(&"json".to_owned()) {
         format!("[{{\"of\":\"{node}\"}}]\n")
     } else {
         format!("of {node}\n")
@@ -174,6 +176,17 @@ fn a_command_is_run_in_the_agents_pod_of_a_node_and_its_exit_code_is_passed_on()
     let words = "netattachctl stats -o json";
     assert_eq!(commands, [pair("n1", words), pair("n2", words)]);
     assert_eq!(run_words(&server, "status -A"), (Ok(0), "NODE n1\nof n1\n\nNODE n2\nof n2\n\n".to_owned()));
+}
+
+#[test]
+fn what_a_terminal_acts_on_is_written_out_in_text_for_people_and_data_is_passed_on_as_it_is() {
+    let server = server(&["n1"]);
+    let shown = |more: &str| run_words(&server, &format!("attachments --pod shop/hostile --node n1{more}"));
+    assert_eq!(shown(""), (Ok(0), "\\u{1b}[2Jä\\u{9b}\n".to_owned()));
+    assert_eq!(shown(" -o name"), (Ok(0), "\\u{1b}[2Jä\\u{9b}\n".to_owned()));
+    assert_eq!(shown(" -o json"), (Ok(0), "\u{1b}[2Jä\u{9b}\n".to_owned()));
+    let everywhere = run_words(&server, "attachments --pod shop/hostile -A");
+    assert_eq!(everywhere, (Ok(0), "NODE n1\n\\u{1b}[2Jä\\u{9b}\n\n".to_owned()));
 }
 
 #[test]
