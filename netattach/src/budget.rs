@@ -183,7 +183,8 @@ pub const LABEL_KEY: Budget = object("key of a label", 317);
 pub const LABEL_VALUE: Budget = object("value of a label", 63);
 /// `metadata.uid`.
 pub const UID: Budget = object("uid of an object", 253);
-/// `containers`, `initContainers` and `ephemeralContainers` of a pod, each.
+/// `containers` and `initContainers` of a pod, each. Of more `ephemeralContainers`, which a live pod is given, those beyond count
+/// as having every capability.
 pub const CONTAINERS: Budget = Budget { unit: "containers", ..object("containers of a pod", 128) };
 /// `ports` of a container.
 pub const CONTAINER_PORTS: Budget = Budget { unit: "ports", ..object("ports of a container", 2048) };

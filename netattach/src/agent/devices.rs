@@ -13,6 +13,9 @@ use crate::npwg::{NetworkRef, Selection};
 use crate::plan::PodRef;
 use crate::plan::resolve::{Intent, Network};
 
+/// The resource of a network, and the device of it that the pod's selection names.
+type Named = (String, Option<String>);
+
 /// What the kubelet said about a pod's devices; empty if it was not asked.
 pub(super) type Asked = OnceLock<Result<Vec<ContainerDevices>, Arc<kubelet::Error>>>;
 
@@ -87,7 +90,7 @@ fn give_to(
         let resource = network.resource.clone().filter(|_| engine.needs_device(network))?;
         Some((resource, selection.and_then(|selection| selection.device_id.clone())))
     };
-    let wants: Vec<Option<(String, Option<String>)>> = networks.iter().map(want).collect();
+    let wants: Vec<Option<Named>> = networks.iter().map(want).collect();
     // Planning refuses a network that needs a device and has none.
     let Some(asked) = asked.get().filter(|_| wants.iter().any(Option::is_some)) else { return Ok(()) };
     let failed = |position: usize, code: u32, what: &dyn std::fmt::Display| {
@@ -114,24 +117,59 @@ fn give_to(
             };
             pairs.map(device).collect()
         }
-        Err(error) => {
-            // Without a kubelet there is nobody to say whose a device is, and who writes pods owns the node.
-            let is_trusted = matches!(**error, kubelet::Error::Absent(_));
-            let is_lost = |want: &Option<(String, Option<String>)>| {
-                want.as_ref().is_some_and(|(_, named)| !is_trusted || named.is_none())
-            };
-            if let Some(position) = wants.iter().position(is_lost) {
-                return Err(failed(position, code::TRY_AGAIN_LATER, &Chain(&**error)));
-            }
-            let device = |want: &Option<(String, Option<String>)>| {
-                let (resource, named) = want.clone()?;
-                Some(Device { resource, id: named?, container: None })
-            };
-            wants.iter().map(device).collect()
-        }
+        Err(error) => unasked(&wants, error, engine.is_in_cluster())
+            .map_err(|position| failed(position, code::TRY_AGAIN_LATER, &Chain(&**error)))?,
     };
     for ((_, network), device) in networks.iter_mut().zip(given) {
         network.device = device;
     }
     Ok(())
+}
+
+/// The devices that selections name, where the kubelet does not say which ones the pod was given; or the position of a network
+/// that gets none so.
+fn unasked(
+    wants: &[Option<Named>],
+    error: &kubelet::Error,
+    in_cluster: bool,
+) -> Result<Vec<Option<Device>>, usize> {
+    // Without a kubelet there is nobody to say whose a device is. Who writes manifests owns the node; who writes pods of a
+    // cluster does not, and there a socket that is missing is a setting that is wrong.
+    let is_trusted = !in_cluster && matches!(error, kubelet::Error::Absent(_));
+    let is_lost =
+        |want: &Option<Named>| want.as_ref().is_some_and(|(_, named)| !is_trusted || named.is_none());
+    if let Some(position) = wants.iter().position(is_lost) {
+        return Err(position);
+    }
+    let device = |want: &Option<Named>| {
+        let (resource, named) = want.clone()?;
+        Some(Device { resource, id: named?, container: None })
+    };
+    Ok(wants.iter().map(device).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_named_device_is_taken_without_the_kubelets_word_only_where_there_is_neither_kubelet_nor_cluster() {
+        let absent = || kubelet::Error::Absent("/run/none.sock".into());
+        let late = || kubelet::Error::Late("/run/late.sock".into());
+        let resource = || "example.com/vf".to_owned();
+        let named = || Some((resource(), Some("1".to_owned())));
+        let device = || Some(Device { resource: resource(), id: "1".to_owned(), container: None });
+        let any = || Some((resource(), None));
+        let table = [
+            (vec![None, named()], absent(), false, Ok(vec![None, device()])),
+            (vec![None, named()], absent(), true, Err(1)),
+            (vec![named(), any()], absent(), false, Err(1)),
+            (vec![named()], late(), false, Err(0)),
+            (vec![named()], late(), true, Err(0)),
+            (vec![None], absent(), true, Ok(vec![None])),
+        ];
+        for (wants, error, in_cluster, expected) in table {
+            assert_eq!(unasked(&wants, &error, in_cluster), expected, "{wants:?} {error} {in_cluster}");
+        }
+    }
 }

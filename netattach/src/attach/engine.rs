@@ -183,6 +183,11 @@ impl Engine {
         needs_device(network, &self.options)
     }
 
+    /// Whether pods are those of a cluster, whose authors are not the node's administrators.
+    pub fn is_in_cluster(&self) -> bool {
+        self.options.in_cluster
+    }
+
     /// The networks with the pools that their live attachments have.
     fn with_live_pools<'i>(&self, intent: &'i Intent) -> Cow<'i, Intent> {
         let live = self.registry.pools_of(intent.networks().map(|network| &network.name));

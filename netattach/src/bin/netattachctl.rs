@@ -6,7 +6,6 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use netattach::cli::{self, Arguments, CliError, kubectl};
-use netattach::error_chain::Chain;
 
 fn main() -> ExitCode {
     let mut words = std::env::args_os();
@@ -28,6 +27,6 @@ fn main() -> ExitCode {
 
 fn failed(name: &str, error: &CliError) -> ExitCode {
     // There is nowhere else to say it.
-    let _ = writeln!(io::stderr(), "{name}: {}", Chain(error));
+    let _ = writeln!(io::stderr(), "{name}: {}", error.line());
     ExitCode::from(error.exit().code())
 }

@@ -4,11 +4,12 @@ use std::io;
 use std::path::PathBuf;
 
 use super::filter::ContainerIdError;
-use super::{Exit, attach, import, missing};
+use super::{Exit, attach, import, missing, visible};
 use crate::agent::OwnedError;
 use crate::agent::validate::ValidateError;
 use crate::bpf::BpfError;
 use crate::cni::code;
+use crate::error_chain::Chain;
 use crate::journal::JournalError;
 use crate::kube::exec::RemoteError;
 use crate::netlink;
@@ -124,6 +125,11 @@ pub enum CliError {
 }
 
 impl CliError {
+    /// The error and its causes on one line, as it may be shown: words of others in it are no more than words.
+    pub fn line(&self) -> String {
+        visible::inline(&Chain(self).to_string())
+    }
+
     /// The exit code of the command.
     pub fn exit(&self) -> Exit {
         match self {

@@ -1,13 +1,12 @@
 //! `netattachctl explain`: why a flow passes or does not.
 
-use std::fmt::Write;
 use std::net::IpAddr;
 use std::str::FromStr;
 
 use clap::Args;
 
 use super::output::Format;
-use super::{Answer, CliError, ask, other, table};
+use super::{Answer, CliError, ask, other, table, visible};
 use crate::npwg::selection::PortProtocol;
 use crate::objects::ObjectName;
 use crate::objects::policy::Direction;
@@ -118,38 +117,32 @@ fn found(paths: &[message::Path]) -> Result<(), CliError> {
 
 /// A paragraph for each path that the flow can take.
 fn render(paths: Vec<message::Path>) -> String {
-    let mut text = String::new();
-    for path in paths {
-        // Writing to memory does not fail.
-        let _ = paragraph(&mut text, &path.into());
-    }
-    text
+    let lines = paths.into_iter().flat_map(|path| paragraph(&path.into()));
+    lines.map(|line| visible::line(&line)).collect()
 }
 
-fn paragraph(text: &mut String, path: &Path) -> std::fmt::Result {
+fn paragraph(path: &Path) -> Vec<String> {
     let Path { from, to, traffic, network, .. } = path;
     let on = network.as_ref().map(|network| format!(" on {network}")).unwrap_or_default();
     let verdict = if path.passes() { "passes" } else { "is dropped" };
-    writeln!(text, "{traffic} from {from} to {to}{on} {verdict}")?;
+    let mut lines = vec![format!("{traffic} from {from} to {to}{on} {verdict}")];
     let advice = path.advice();
     for (which, of, leg) in [(Direction::Egress, from, &path.egress), (Direction::Ingress, to, &path.ingress)]
     {
-        writeln!(text, "  {which} of {of}: {}", words(leg))?;
-        for advice in advice.iter().filter(|advice| advice.direction == which) {
-            writeln!(text, "    {advice}")?;
-        }
+        lines.push(format!("  {which} of {of}: {}", words(leg)));
+        let advice = advice.iter().filter(|advice| advice.direction == which);
+        lines.extend(advice.map(|advice| format!("    {advice}")));
     }
     if path.translated {
-        writeln!(
-            text,
+        lines.push(format!(
             "  if the node translates the destination {} (a Service, a hostPort, a NodePort), the result is judged: ask about the pod and the port behind it",
             to.address
-        )?;
+        ));
     }
     for Limit { of, enforcement, why } in &path.limits {
-        writeln!(text, "  enforcement at {of}: {enforcement} ({why})")?;
+        lines.push(format!("  enforcement at {of}: {enforcement} ({why})"));
     }
-    Ok(())
+    lines
 }
 
 fn words(leg: &Leg) -> String {

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use super::error::CliError;
 use super::filter::Filter;
 use super::output::Format;
-use super::{Arguments, Command, missing};
+use super::{Arguments, Command, missing, visible};
 use crate::error_chain::Chain;
 use crate::kube::exec::{AgentPod, Remote, Sink, Target};
 use crate::objects::ObjectName;
@@ -40,6 +40,9 @@ struct Options {
     /// The node to ask [default: that of the pod that the command names; -A: every node]
     #[arg(long, value_name = "NAME")]
     node: Option<String>,
+    /// Namespace of the agents' pods: those of other namespaces are nobody's to trust
+    #[arg(long, value_name = "NAME", default_value = "kube-system")]
+    agents_namespace: String,
     /// Labels of the agents' pods
     #[arg(long, value_name = "LABELS", default_value = "app.kubernetes.io/name=netattach")]
     agents: String,
@@ -75,7 +78,7 @@ pub fn run(words: Vec<String>, out: &mut (impl Write + Send)) -> Result<u8, CliE
 
 /// Separates the options of `kubectl netattach` from the command, and checks the command.
 fn split(words: Vec<String>) -> Result<Split, clap::Error> {
-    const OURS: [&str; 4] = ["--kubeconfig", "--context", "--node", "--agents"];
+    const OURS: [&str; 5] = ["--kubeconfig", "--context", "--node", "--agents-namespace", "--agents"];
     let (mut ours, mut theirs) = (Vec::new(), Vec::new());
     let mut words = words.into_iter();
     while let Some(word) = words.next() {
@@ -106,16 +109,19 @@ Further options:
       --context NAME     The context of the kubeconfig [default: the current one]
       --node NAME        The node to ask [default: that of the pod that the command names]
   -A, --all-namespaces   Ask every node
+      --agents-namespace NAME
+                         Namespace of the agents' pods [default: kube-system]
       --agents LABELS    Labels of the agents' pods [default: app.kubernetes.io/name=netattach]";
 
 async fn ask(split: &Split, out: &mut (impl Write + Send)) -> Result<u8, CliError> {
-    let Options { kubeconfig, context, node, agents: labels } = &split.options;
+    let Options { kubeconfig, context, node, agents_namespace: namespace, agents: labels } = &split.options;
     let target = Target { kubeconfig: kubeconfig.clone(), context: context.clone() };
     let remote = Remote::new(&target).await?;
-    let agents = remote.agents(labels).await?;
+    let agents = remote.agents(namespace, labels).await?;
     if agents.is_empty() {
         return Err(CliError::NotFound(format!(
-            "no agent's pod with labels {labels} runs in the cluster; --agents names others"
+            "no agent's pod with labels {labels} runs in namespace {namespace}; --agents-namespace names another namespace, \
+             --agents other labels"
         )));
     }
     let node = match (node, split.arguments.command.pod()) {
@@ -149,7 +155,7 @@ async fn ask(split: &Split, out: &mut (impl Write + Send)) -> Result<u8, CliErro
             match local {
                 Some((path, mut file)) => {
                     let command = [REMOTE, "sysdump", "--file", "-"].map(str::to_owned);
-                    let ended = remote.run(agent, &command, &mut Passed { out: &mut file }).await;
+                    let ended = remote.run(agent, &command, &mut Passed::data(&mut file)).await;
                     match ended {
                         Ok(0) => writeln!(out, "{}: of node {node}", path.display())?,
                         // What is there of it is of no use.
@@ -157,7 +163,11 @@ async fn ask(split: &Split, out: &mut (impl Write + Send)) -> Result<u8, CliErro
                     }
                     Ok(ended?)
                 }
-                None => Ok(remote.run(agent, &command(split), &mut Passed { out }).await?),
+                None => {
+                    let is_data = output.is_data() || matches!(asked, Command::Sysdump(_));
+                    let mut passed = if is_data { Passed::data(out) } else { Passed::text(out) };
+                    Ok(remote.run(agent, &command(split), &mut passed).await?)
+                }
             }
         }
         None if is_one_nodes || split.arguments.command.has_no_end() => {
@@ -217,7 +227,7 @@ async fn everywhere(
     out.write_all(shown(split.arguments.output, &outcomes)?.as_bytes())?;
     for (node, outcome) in outcomes.iter().filter(|(_, outcome)| !outcome.err.is_empty()) {
         // If standard error fails, there is no other place to report it.
-        let _ = writeln!(io::stderr(), "{node}: {}", outcome.err);
+        let _ = writeln!(io::stderr(), "{}: {}", visible::inline(node), visible::lines(&outcome.err));
     }
     Ok(code)
 }
@@ -244,9 +254,12 @@ fn shown(format: Format, outcomes: &std::collections::BTreeMap<String, Outcome>)
         }
         return format.data(&nodes).map(Option::unwrap_or_default);
     }
-    let one = |(node, outcome): (&String, &Outcome)| match format {
-        Format::Name => String::from_utf8_lossy(&outcome.out).into_owned(),
-        _ => format!("NODE {node}\n{}\n", String::from_utf8_lossy(&outcome.out)),
+    let one = |(node, outcome): (&String, &Outcome)| {
+        let text = visible::lines(&String::from_utf8_lossy(&outcome.out));
+        match format {
+            Format::Name => text,
+            _ => format!("NODE {}\n{text}\n", visible::inline(node)),
+        }
     };
     Ok(outcomes.iter().filter(|(_, outcome)| !outcome.out.is_empty()).map(one).collect())
 }
@@ -254,16 +267,32 @@ fn shown(format: Format, outcomes: &std::collections::BTreeMap<String, Outcome>)
 /// Passes output on.
 struct Passed<'a, W> {
     out: &'a mut W,
+    /// What is for people, whichever version of netattachctl the agent has; `None`: data, as it is.
+    text: Option<visible::Pieces>,
+    errors: visible::Pieces,
+}
+
+impl<'a, W: Write> Passed<'a, W> {
+    fn data(out: &'a mut W) -> Self {
+        Self { out, text: None, errors: visible::Pieces::default() }
+    }
+
+    fn text(out: &'a mut W) -> Self {
+        Self { text: Some(visible::Pieces::default()), ..Self::data(out) }
+    }
 }
 
 impl<W: Write> Sink for Passed<'_, W> {
     fn out(&mut self, piece: &[u8]) -> io::Result<()> {
-        self.out.write_all(piece)?;
+        match &mut self.text {
+            Some(text) => self.out.write_all(text.next(piece).as_bytes())?,
+            None => self.out.write_all(piece)?,
+        }
         self.out.flush()
     }
 
     fn err(&mut self, piece: &[u8]) -> io::Result<()> {
-        io::stderr().write_all(piece)
+        io::stderr().write_all(self.errors.next(piece).as_bytes())
     }
 }
 

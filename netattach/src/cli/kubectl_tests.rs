@@ -13,13 +13,15 @@ use tungstenite::handshake::server::{Request, Response};
 use super::super::Exit;
 use super::*;
 
-/// A server, and the commands that were run: the node and the words.
+/// A server, and the commands that were run: the node, with the namespace where it is not that of the agents, and the words.
 struct Server {
     kubeconfig: PathBuf,
     commands: Arc<Mutex<Vec<(String, String)>>>,
     _dir: tempfile::TempDir,
 }
 
+/// The namespace of the agents.
+const AGENTS: &str = "kube-system";
 /// Nodes where every command fails, and where none may be run.
 const BROKEN: &str = "broken";
 const REFUSED: &str = "refused";
@@ -82,13 +84,18 @@ fn answer(target: &str, nodes: &[&str]) -> Value {
     if target.starts_with("/api/v1/namespaces/shop/pods/cart") {
         return pod("shop", "cart", "n2");
     }
-    assert!(
-        target.starts_with("/api/v1/pods?")
-            && target.contains("labelSelector=app.kubernetes.io%2Fname%3Dnetattach"),
-        "{target}"
-    );
-    let items: Vec<Value> =
-        nodes.iter().map(|node| pod("kube-system", &format!("agent-{node}"), node)).collect();
+    let (path, query) = target.split_once('?').unwrap();
+    assert!(query.contains("labelSelector=app.kubernetes.io%2Fname%3Dnetattach"), "{target}");
+    // Whoever makes pods gives them what labels he likes, and `aaa` comes first.
+    let listed = match path {
+        "/api/v1/pods" => vec!["aaa", AGENTS, "net"],
+        "/api/v1/namespaces/kube-system/pods" => vec![AGENTS],
+        "/api/v1/namespaces/net/pods" => vec!["net"],
+        "/api/v1/namespaces/empty/pods" => vec![],
+        _ => panic!("{target}"),
+    };
+    let of = |namespace| nodes.iter().map(move |node| pod(namespace, &format!("agent-{node}"), node));
+    let items: Vec<Value> = listed.into_iter().flat_map(of).collect();
     json!({"apiVersion": "v1", "kind": "PodList", "metadata": {"resourceVersion": "1"}, "items": items})
 }
 
@@ -96,7 +103,9 @@ fn answer(target: &str, nodes: &[&str]) -> Value {
 #[allow(clippy::result_large_err, reason = "the library's callback")]
 fn execute(stream: TcpStream, target: &str, noted: &Mutex<Vec<(String, String)>>) {
     let (path, query) = target.split_once('?').unwrap();
-    let node = path.split('/').nth(6).unwrap().trim_start_matches("agent-").to_owned();
+    let parts: Vec<&str> = path.split('/').collect();
+    let node = parts[6].trim_start_matches("agent-").to_owned();
+    let node = if parts[4] == AGENTS { node } else { format!("{}/{node}", parts[4]) };
     let words: Vec<String> = query
         .split('&')
         .filter_map(|pair| pair.strip_prefix("command="))
@@ -121,7 +130,9 @@ fn execute(stream: TcpStream, target: &str, noted: &Mutex<Vec<(String, String)>>
         }
         () => json!({"status": "Success"}),
     };
-    let out = if words.contains(&"json".to_owned()) {
+    let out = if words.contains(&"shop/hostile".to_owned()) {
+        "\u{1b}[2Jä\u{9b}\n".to_owned()
+    } else if words.contains(&"json".to_owned()) {
         format!("[{{\"of\":\"{node}\"}}]\n")
     } else {
         format!("of {node}\n")
@@ -168,6 +179,17 @@ fn a_command_is_run_in_the_agents_pod_of_a_node_and_its_exit_code_is_passed_on()
 }
 
 #[test]
+fn what_a_terminal_acts_on_is_written_out_in_text_for_people_and_data_is_passed_on_as_it_is() {
+    let server = server(&["n1"]);
+    let shown = |more: &str| run_words(&server, &format!("attachments --pod shop/hostile --node n1{more}"));
+    assert_eq!(shown(""), (Ok(0), "\\u{1b}[2Jä\\u{9b}\n".to_owned()));
+    assert_eq!(shown(" -o name"), (Ok(0), "\\u{1b}[2Jä\\u{9b}\n".to_owned()));
+    assert_eq!(shown(" -o json"), (Ok(0), "\u{1b}[2Jä\u{9b}\n".to_owned()));
+    let everywhere = run_words(&server, "attachments --pod shop/hostile -A");
+    assert_eq!(everywhere, (Ok(0), "NODE n1\n\\u{1b}[2Jä\\u{9b}\n\n".to_owned()));
+}
+
+#[test]
 fn a_node_that_is_not_named_or_not_there_is_refused_with_those_there_are() {
     let server = server(&["n1", "n2"]);
     let refused = |text: &str| run_words(&server, text).0.unwrap_err();
@@ -184,8 +206,33 @@ fn a_node_that_is_not_named_or_not_there_is_refused_with_those_there_are() {
         (Exit::Usage, "this command asks one node: name it by --node".to_owned())
     );
     assert!(server.commands.lock().unwrap().is_empty());
-    let none = self::server(&[]);
-    assert_eq!(run_words(&none, "status").0.unwrap_err().0, Exit::NotFound);
+}
+
+/// Whoever runs pods with the labels of agents in another namespace is not asked, and what he would answer not believed.
+#[test]
+fn only_pods_of_the_agents_namespace_are_agents() {
+    let server = server(&["n1", "n2"]);
+    let noted = |server: &Server| std::mem::take(&mut *server.commands.lock().unwrap());
+    let pair = |node: &str, words: &str| (node.to_owned(), words.to_owned());
+    assert_eq!(run_words(&server, "status --node n1"), (Ok(0), "of n1\n".to_owned()));
+    assert_eq!(noted(&server), [pair("n1", "netattachctl status")]);
+    assert_eq!(run_words(&server, "status -A").0, Ok(0));
+    let mut commands = noted(&server);
+    commands.sort();
+    assert_eq!(commands, [pair("n1", "netattachctl status"), pair("n2", "netattachctl status")]);
+    let (code, out) = run_words(&server, "sysdump --file - --node n2 --agents-namespace=net");
+    assert_eq!((code, out.as_str()), (Ok(0), "of net/n2\n"));
+    assert_eq!(noted(&server), [pair("net/n2", "netattachctl sysdump --file -")]);
+    assert_eq!(
+        run_words(&server, "status --node n1 --agents-namespace empty").0.unwrap_err(),
+        (
+            Exit::NotFound,
+            "no agent's pod with labels app.kubernetes.io/name=netattach runs in namespace empty; --agents-namespace names \
+             another namespace, --agents other labels"
+                .to_owned()
+        )
+    );
+    assert_eq!(noted(&server), []);
 }
 
 /// The archive is made in the agent's pod and written here; what there is of one that fails is removed.

@@ -15,7 +15,7 @@
 //! | `import`, `uninstall` | reads a configuration of Multus; takes netattach off a node |
 //! | `filter`, `missing` | which attachments a command is about; messages for names that do not exist |
 //! | `error`, `exit` | why a command failed; exit codes |
-//! | `output`, `table`, `time` | forms of output |
+//! | `output`, `table`, `visible`, `time` | forms of output; what a terminal would act on, written out |
 
 mod attach;
 mod attachments;
@@ -42,6 +42,7 @@ mod time;
 mod top;
 mod uninstall;
 mod validate;
+mod visible;
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};

@@ -3,8 +3,8 @@
 use clap::ValueEnum;
 use serde::Serialize;
 
-use super::CliError;
 use super::table::Width;
+use super::{CliError, visible};
 
 /// A form of output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -47,7 +47,7 @@ impl Format {
         value: &impl Serialize,
         text: impl FnOnce(Width) -> String,
     ) -> Result<String, CliError> {
-        Ok(self.data(value)?.unwrap_or_else(|| text(self.width())))
+        Ok(self.data(value)?.unwrap_or_else(|| visible::lines(&text(self.width()))))
     }
 
     /// The rows in this form: data, their names, or the text for a person.
@@ -58,7 +58,7 @@ impl Format {
         text: impl FnOnce(Width) -> String,
     ) -> Result<String, CliError> {
         match self {
-            Self::Name => Ok(names.into_iter().map(|name| name + "\n").collect()),
+            Self::Name => Ok(names.into_iter().map(|name| visible::line(&name)).collect()),
             _ => self.show(value, text),
         }
     }

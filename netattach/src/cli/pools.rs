@@ -8,7 +8,7 @@ use super::filter::{Chosen, Filter, is_network, short_id};
 use super::missing;
 use super::output::Format;
 use super::table::{self, Align, Column, Width};
-use super::{Answer, CliError, ask, or_dash, other};
+use super::{Answer, CliError, ask, or_dash, other, visible};
 use crate::rpc::message::pools::{Holder, Pool, Range};
 use crate::rpc::message::{Request, Response};
 
@@ -100,7 +100,8 @@ impl Pools {
         let mut text = table::of_columns(COLUMNS, &rows, width);
         for pool in pools {
             if let Some(problem) = &pool.problem {
-                let problem = format!("\n{}: {problem}\n", pool.directory.display());
+                let problem = visible::line(&format!("{}: {problem}", pool.directory.display()));
+                text.push('\n');
                 text.push_str(&table::sentences(&problem, width));
             }
         }

@@ -1,7 +1,10 @@
 //! Tables with columns as wide as their content, separated by two spaces, without borders.
 //!
 //! A table is at most [`MOST_COLUMNS`] characters wide, unless the wide form is asked for: names give up characters in
-//! their middle, as their beginnings and ends tell them apart, and prose is wrapped. Numbers are never cut.
+//! their middle, as their beginnings and ends tell them apart, and prose is wrapped. Numbers are never cut. What a terminal would
+//! act on is written out ([`visible`]), and counts as it is printed.
+
+use super::visible;
 
 /// Most characters of a line, as far as numbers and titles allow.
 pub(super) const MOST_COLUMNS: usize = 120;
@@ -73,8 +76,10 @@ pub(super) fn render<const N: usize>(columns: [(&str, Align); N], rows: &[[Strin
 }
 
 fn within<R: AsRef<[String]>>(columns: &[(&str, Align)], rows: &[R], width: Width) -> String {
+    let printed = |row: &R| row.as_ref().iter().map(|cell| visible::inline(cell)).collect();
+    let rows: Vec<Vec<String>> = rows.iter().map(printed).collect();
     let widest = |column: usize| {
-        let cells = rows.iter().map(|row| row.as_ref()[column].chars().count());
+        let cells = rows.iter().map(|row| row[column].chars().count());
         cells.chain([columns[column].0.chars().count()]).max().unwrap_or(0)
     };
     let mut widths: Vec<usize> = (0..columns.len()).map(widest).collect();
@@ -84,8 +89,8 @@ fn within<R: AsRef<[String]>>(columns: &[(&str, Align)], rows: &[R], width: Widt
     let mut text = String::new();
     let titles: Vec<String> = columns.iter().map(|(title, _)| (*title).to_owned()).collect();
     line(&mut text, columns, &widths, &titles);
-    for row in rows {
-        line(&mut text, columns, &widths, row.as_ref());
+    for row in &rows {
+        line(&mut text, columns, &widths, row);
     }
     text
 }
@@ -147,7 +152,8 @@ pub(super) fn cut(text: &str, width: usize) -> String {
     head.chain(['…']).chain(text.chars().skip(length - back)).collect()
 }
 
-/// Sentences, each in a line with its own indent: one that is too long goes on below, further in.
+/// Sentences, each in a line with its own indent: one that is too long goes on below, further in. What is not ours in them has been
+/// written out, line by line.
 pub(super) fn sentences(text: &str, width: Width) -> String {
     let mut wrapped = String::new();
     for line in text.lines() {
@@ -197,6 +203,25 @@ mod tests {
              a               7\n\
              äöü-long  1234567  x y\n"
         );
+    }
+
+    /// Whoever may write a cell makes no lines, and moves no column.
+    #[test]
+    fn what_a_terminal_acts_on_is_written_out_and_columns_stay_where_they_are() {
+        let row = |a: &str, b: &str, c: &str| [a, b, c].map(str::to_owned);
+        let columns = [("OBJECT", Align::Left), ("N", Align::Right), ("PROBLEM", Align::Prose)];
+        assert_eq!(
+            render(columns, &[row("a", "1", "is\nready\u{1b}[2J"), row("\u{9b}\u{202e}", "\u{7}", "x y")]),
+            "\
+OBJECT              N  PROBLEM
+a                   1  is\\nready\\u{1b}[2J
+\\u{9b}\\u{202e}  \\u{7}  x y
+"
+        );
+        let long = [row(&"\u{1b}".repeat(100), "1", &"\u{7} ".repeat(60))];
+        let text = render(columns, &long);
+        assert!(text.lines().all(|line| line.chars().count() <= MOST_COLUMNS), "{text}");
+        assert_eq!(text.matches(r"\u{7}").count(), 60);
     }
 
     #[test]

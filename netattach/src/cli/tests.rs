@@ -393,6 +393,104 @@ fn no_table_is_wider_than_a_hundred_and_twenty_columns() {
     }
 }
 
+/// What an author of pods, definitions or policies may have written into a name or a message.
+const HOSTILE: &str = "\u{1b}]0;x\u{7}\u{9b}2J\u{202e}\nFORGED";
+
+/// Makes every name and message of an answer hostile.
+fn poison(value: &mut serde_json::Value) {
+    const TEXTS: [&str; 18] = [
+        "name",
+        "namespace",
+        "network",
+        "networks",
+        "ifname",
+        "host_interface",
+        "container_id",
+        "attachment",
+        "from",
+        "directory",
+        "by",
+        "object",
+        "problem",
+        "detail",
+        "why",
+        "reason",
+        "selected_by",
+        "decided_by",
+    ];
+    match value {
+        serde_json::Value::Array(values) => values.iter_mut().for_each(poison),
+        serde_json::Value::Object(object) => {
+            for (key, value) in object {
+                let texts = match value {
+                    serde_json::Value::Array(texts) if TEXTS.contains(&key.as_str()) => texts.as_mut_slice(),
+                    value if TEXTS.contains(&key.as_str()) => std::slice::from_mut(value),
+                    value => {
+                        poison(value);
+                        continue;
+                    }
+                };
+                for text in texts {
+                    match text.as_str() {
+                        Some(clean) => *text = format!("{clean}{HOSTILE}").into(),
+                        None => poison(text),
+                    }
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+/// The answer of the golden files, with an object in trouble, and hostile.
+fn hostile_answer(request: &Request) -> Response {
+    let mut answer = serde_json::to_value(golden_answer(request)).unwrap();
+    if let Some(status) = answer.get_mut("status") {
+        status["troubles"] = serde_json::json!([{"object": "network shop/lan", "problem": "is odd"}]);
+    }
+    poison(&mut answer);
+    serde_json::from_value(answer).unwrap()
+}
+
+#[test]
+fn no_command_shows_a_person_what_a_terminal_would_act_on_nor_lines_of_others() {
+    let commands = [
+        &["attachments"][..],
+        &["stats"],
+        &["policy"],
+        &["policy", "dump"],
+        &["explain", "shop/cart", "shop/db", "80"],
+        &["flows"],
+        &["pools", "--holders"],
+        &["status"],
+        &["top", "--once", "--interval", "100ms"],
+        &["graph"],
+    ];
+    for words in commands {
+        for form in ["table", "wide", "name"] {
+            let (text, result) = run_with(hostile_answer, &[words, &["-o", form]].concat());
+            if result.as_ref().is_err_and(|error| error.exit() == Exit::Usage) {
+                // It has no names.
+                continue;
+            }
+            assert!(form != "wide" || text.contains("FORGED"), "{words:?}: {text}");
+            let is_acted_on = |sign: char| sign != '\n' && (sign.is_control() || sign == '\u{202e}');
+            assert_eq!(text.matches(is_acted_on).count(), 0, "{words:?} {form}: {text:?}");
+            assert!(!text.lines().any(|line| line.starts_with("FORGED")), "{words:?} {form}: {text}");
+        }
+    }
+    let (json, _) = run_with(hostile_answer, &["attachments", "-o", "json"]);
+    let rows: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(rows[0]["ifname"], format!("eth0{HOSTILE}"), "programs get what it is");
+    let message = format!("key cni-args: unknown variant `{HOSTILE}`");
+    let failure = Failure { code: 7, message, not_there: false };
+    let (_, result) = run_against(&Response::Failed(failure), &["status"]);
+    assert_eq!(
+        result.unwrap_err().line(),
+        r"key cni-args: unknown variant `\u{1b}]0;x\u{7}\u{9b}2J\u{202e}\nFORGED` (code 7)"
+    );
+}
+
 /// No line is wider than a table may be, but for a single word, which is not broken.
 #[track_caller]
 pub(super) fn is_narrow(text: &str) {

@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::output::Format;
 use super::table;
-use super::{Answer, CliError};
+use super::{Answer, CliError, visible};
 use crate::agent::validate::{Finding, Validated, validate};
 
 /// What to check.
@@ -59,7 +59,8 @@ fn paragraph(finding: &Finding) -> String {
             place.push_str(&format!(": {part}"));
         }
     }
-    format!("{place}\n  {problem}\n  remedy: {remedy}\n\n")
+    let lines = [place, format!("  {problem}"), format!("  remedy: {remedy}"), String::new()];
+    lines.iter().map(|line| visible::line(line)).collect()
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use crate::objects::policy::PolicyName;
 use crate::plan::{AttachmentPlan, PodRef};
 use crate::policy::index::selecting;
 use crate::policy::level::{Enforcement, Level};
+use crate::policy::options::Options;
 
 /// Annotation of a NetworkAttachmentDefinition: an [`EnforcementRequirement`] for its attachments that overrides the
 /// agent's.
@@ -99,14 +100,14 @@ impl std::fmt::Display for Asker {
 /// The policies that select an attachment.
 pub fn selected(
     objects: &Objects,
-    network_policy: bool,
+    options: &Options,
     pod: Option<&PodRef>,
     attachment: &AttachmentPlan,
 ) -> Vec<PolicyName> {
     let pod = pod.and_then(|pod| objects.pods.get(&pod.name));
     let Some(pod) = pod else { return Vec::new() };
     let at = places(attachment);
-    selecting(objects, network_policy, pod, &at).map(|policy| policy.name.clone()).collect()
+    selecting(objects, options, pod, &at).map(|policy| policy.name.clone()).collect()
 }
 
 /// The requirement for the attachments of a network, and its origin.

@@ -95,7 +95,10 @@ impl Enforcer {
             return Ok(());
         }
         let mut host = Handle::open()?;
-        attachments.iter().try_for_each(|attachment| self.routed().guard(attachment, &mut host))?;
+        let restrictions = &self.sources().options.restrictions;
+        attachments
+            .iter()
+            .try_for_each(|attachment| self.routed().guard(attachment, restrictions, &mut host))?;
         if self.dataplane().is_new() { self.routed().take_over() } else { Ok(()) }
     }
 

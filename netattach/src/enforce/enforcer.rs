@@ -273,7 +273,7 @@ impl Enforcer {
         self.ensure_paced(attachment.host_index(), attachment.host_pace(), host)?;
         self.ensure_paced(attachment.pod_index, attachment.pod_pace(), pod)?;
         self.lock().enter(attachment, self.sources(), &self.kernel())?;
-        self.routed.guard(attachment, host)?;
+        self.routed.guard(attachment, &self.options.restrictions, host)?;
         match attachment.point {
             HookPoint::NodeEnd(device) => self.programs.bind(attachment, device),
             _ => Ok(()),

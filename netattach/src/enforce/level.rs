@@ -163,6 +163,9 @@ fn holder(grant: Option<&Grant>) -> Option<String> {
         Some(Grant::No) => None,
         Some(Grant::To(container)) => Some(format!("its container {container} has")),
         Some(Grant::Unknown) => Some("its manifest names no containers: they may have".to_owned()),
+        Some(Grant::ToUnread) => {
+            Some("it has more ephemeral containers than are read: one may have".to_owned())
+        }
         None => Some("it has no manifest: it may have".to_owned()),
     }
 }
@@ -204,6 +207,7 @@ mod tests {
             (BOTH, Some(bare()), true),
             (BOTH, Some(pod(to(), Grant::No)), false),
             (BOTH, Some(pod(Grant::Unknown, Grant::No)), false),
+            (BOTH, Some(pod(Grant::ToUnread, Grant::No)), false),
             (BOTH, None, false),
             // It may put a qdisc where ours would be.
             (BOTH, Some(own_runtime()), false),
@@ -226,6 +230,7 @@ mod tests {
         const FILTERS: Means = Means { in_pod: AttachMode::Clsact, knows_senders: false, has_ifb: false };
         let to = || Grant::To("app".to_owned());
         let (bare, raw, admin) = (pod(Grant::No, Grant::No), pod(Grant::No, to()), pod(to(), Grant::No));
+        let unread = pod(Grant::ToUnread, Grant::ToUnread);
         let table = [
             (HookKind::Node, Some(&bare), LINKS, "full"),
             (HookKind::Node, Some(&raw), LINKS, "full"),
@@ -242,6 +247,13 @@ mod tests {
                 LINKS,
                 "full-unless-privileged (programs run on the node's end, past which a device of kind ifb leads, and it has no \
                  manifest: it may have CAP_NET_ADMIN)",
+            ),
+            (
+                HookKind::Node,
+                Some(&unread),
+                LINKS,
+                "full-unless-privileged (programs run on the node's end, past which a device of kind ifb leads, and it has more \
+                 ephemeral containers than are read: one may have CAP_NET_ADMIN)",
             ),
             // The kernel has none of those.
             (HookKind::Node, Some(&admin), FILTERS, "full"),

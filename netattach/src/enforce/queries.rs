@@ -119,7 +119,7 @@ impl Enforcer {
     /// The policies that select an attachment.
     pub fn selecting(&self, pod: Option<&PodRef>, attachment: &AttachmentPlan) -> Vec<PolicyName> {
         let sources = self.sources();
-        admission::selected(&sources.source.snapshot(), sources.options.network_policy, pod, attachment)
+        admission::selected(&sources.source.snapshot(), sources.options, pod, attachment)
     }
 
     /// The lowest accepted level for an attachment that a policy selects.
@@ -184,6 +184,7 @@ impl Enforcer {
             desired: state.policies().desired(),
             node: self.defaults().rules(),
             behind_translation: sources.behind_translation,
+            restrictions: &sources.options.restrictions,
         };
         explain(&view, question)
     }

@@ -17,7 +17,8 @@ use crate::error_chain::Chain;
 use crate::hooks::HookPoint;
 use crate::mac::Mac;
 use crate::netlink::{self, Changes, Handle};
-use crate::objects::Place;
+use crate::objects::access::Restrictions;
+use crate::policy::index::is_on_default;
 use crate::put_back::PutBack;
 
 /// The table and its attachments.
@@ -130,14 +131,15 @@ impl Routed {
     }
 
     /// Has routed packets from and to an attachment judged behind the node's address translation, if the attachment is
-    /// its pod's default network.
+    /// on the default network.
     pub(super) fn guard(
         &self,
         attachment: &EnforcedAttachment,
+        restrictions: &Restrictions,
         host: &mut Handle,
     ) -> Result<(), EnforceError> {
         let mut state = self.lock();
-        let is_default = attachment.endpoint.as_ref().is_some_and(|it| it.at.contains(&Place::Default));
+        let is_default = attachment.endpoint.as_ref().is_some_and(|it| is_on_default(&it.at, restrictions));
         if !state.wanted || !is_default || attachment.point.is_nowhere() {
             return Ok(());
         }

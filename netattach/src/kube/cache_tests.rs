@@ -83,6 +83,27 @@ fn an_unreadable_object_is_its_own_problem_and_its_last_version_stays() {
     assert_eq!(cache.take_changed(), None);
 }
 
+/// Whoever may give a live pod ephemeral containers cannot keep it what it was for the policies of its node.
+#[test]
+fn a_pod_with_more_ephemeral_containers_than_are_read_follows_its_labels() {
+    let mut cache = Cache::default();
+    cache.put(Kind::Pod, &pod("a", "1"));
+    cache.take_changed();
+    let containers = |number: usize| vec![json!({"name": "debug"}); number];
+    let quarantined = raw(&json!({
+        "metadata": {"namespace": "shop", "name": "a", "uid": "1", "labels": {"quarantine": "true"}},
+        "spec": {
+            "containers": [{"name": "app"}],
+            "ephemeralContainers": containers(budget::CONTAINERS.most + 1),
+        },
+    }));
+    cache.put(Kind::Pod, &quarantined);
+    let objects = cache.take_changed().unwrap();
+    assert_eq!(problems(&objects), Vec::<String>::new());
+    let labels = &objects.pods[&ObjectName::new("shop", "a")].labels;
+    assert_eq!(*labels, [("quarantine".to_owned(), "true".to_owned())].into());
+}
+
 #[test]
 fn a_policy_that_cannot_be_read_isolates_and_never_replaces_one_that_could() {
     let mut cache = Cache::default();

@@ -46,7 +46,7 @@ impl std::fmt::Debug for Remote {
 }
 
 /// The pod of an agent.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AgentPod {
     /// The node that it is on.
     pub node: String,
@@ -144,18 +144,17 @@ impl Remote {
         Ok(Self { client })
     }
 
-    /// The pods of agents that have these labels, by node.
+    /// The pods of agents that have these labels in a namespace, one of each node, by node. Pods of other namespaces may have the
+    /// labels as well: whoever makes them would be asked in the agents' place.
     ///
     /// # Errors
     /// [`RemoteError::Server`], [`RemoteError::Late`].
-    pub async fn agents(&self, labels: &str) -> Result<Vec<AgentPod>, RemoteError> {
+    pub async fn agents(&self, namespace: &str, labels: &str) -> Result<Vec<AgentPod>, RemoteError> {
         let parameters = ListParams::default().labels(labels).limit(MOST_AGENTS);
-        let doing = || format!("list the agents' pods (labels {labels})");
-        let pods = Api::<Pod>::all(self.client.clone());
+        let doing = || format!("list the agents' pods in namespace {namespace} (labels {labels})");
+        let pods = Api::<Pod>::namespaced(self.client.clone(), namespace);
         let pods = within(LIST, doing, pods.list(&parameters)).await?;
-        let mut agents: Vec<AgentPod> = pods.items.into_iter().filter_map(agent).collect();
-        agents.sort();
-        Ok(agents)
+        Ok(one_of_each_node(pods.items.into_iter().filter_map(agent).collect()))
     }
 
     /// The node of a pod; `None` if it has none yet.
@@ -257,6 +256,16 @@ fn agent(pod: Pod) -> Option<AgentPod> {
     Some(AgentPod { node, pod: name, is_ready: containers.iter().all(|container| container.ready) })
 }
 
+/// Of two pods of a node, as while one replaces the other, the one that is ready.
+fn one_of_each_node(mut agents: Vec<AgentPod>) -> Vec<AgentPod> {
+    agents.sort_by(|one, other| {
+        let rank = |agent: &AgentPod| !agent.is_ready;
+        (&one.node, rank(one), &one.pod).cmp(&(&other.node, rank(other), &other.pod))
+    });
+    agents.dedup_by(|later, first| later.node == first.node);
+    agents
+}
+
 /// The exit code in the status of a command that has ended; `None` if it was not run.
 fn exit_code(status: &Status) -> Option<u8> {
     if status.status.as_deref() == Some("Success") {
@@ -307,5 +316,18 @@ mod tests {
         assert_eq!(of("Running", "n1", false), Some(found(false)));
         assert_eq!(of("Pending", "n1", false), None);
         assert_eq!(of("Running", "", true), None);
+    }
+
+    #[test]
+    fn a_node_has_one_agent_and_that_is_ready_if_any_is() {
+        let of = |node: &str, name: &str, is_ready| AgentPod {
+            node: node.into(),
+            pod: ObjectName::new("kube-system", name),
+            is_ready,
+        };
+        let all =
+            [("n2", "a", false), ("n1", "b", true), ("n2", "b", true), ("n2", "c", true), ("n3", "a", false)];
+        let all = all.map(|(node, name, is_ready)| of(node, name, is_ready)).into();
+        assert_eq!(one_of_each_node(all), [of("n1", "b", true), of("n2", "b", true), of("n3", "a", false)]);
     }
 }

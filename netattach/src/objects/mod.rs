@@ -131,6 +131,20 @@ pub enum Grant {
     No,
     /// The container of this name has it.
     To(String),
+    /// There are more ephemeral containers than are read, and one of the others may have it.
+    ToUnread,
+}
+
+impl Powers {
+    /// The same where not all containers are read: one of the others may have every capability.
+    #[must_use]
+    pub fn with_unread(self) -> Self {
+        let of = |grant: Grant| match grant {
+            Grant::To(container) => Grant::To(container),
+            Grant::Unknown | Grant::No | Grant::ToUnread => Grant::ToUnread,
+        };
+        Self { admin: of(self.admin), raw: of(self.raw), ..self }
+    }
 }
 
 /// Phase of a pod.

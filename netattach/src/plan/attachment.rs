@@ -82,10 +82,12 @@ fn planned(
     budget::FILE_NAME.check(list.name.len() + sandbox.container_id.len() + ifname.len() + 2)?;
     let mut capabilities = wanted.capabilities()?;
     wanted.check_addresses_are_permitted(cni_args)?;
-    let device = Device::of(network, asked, needs_device(network, options))?;
+    let device = Device::of(network, asked, needs_device(network, options), options.in_cluster)?;
     let takes_none =
         |kind: &str| is_native(kind, options) && !native(kind, options).is_some_and(Driver::takes_device);
     device.check_plugin_takes_device(list, takes_none)?;
+    let takers = list.plugins.iter().filter(|plugin| !takes_none(plugin.plugin_type()));
+    device.check_choice(takers.map(PluginConf::raw), options.in_cluster)?;
     let files = device.files(list, &options.device_info_dir, &network.name, &sandbox.container_id, ifname);
     device.offer(&mut capabilities, files.as_ref());
     let mut plugins = Vec::with_capacity(list.plugins.len());
@@ -146,7 +148,6 @@ fn planned(
             check_carried_out(driver, config)?;
             let mut config = config.clone();
             if driver.takes_device() {
-                device.check_choice(&config, options.in_cluster)?;
                 device.insert_into(&mut config);
             }
             let config = &config;
@@ -323,7 +324,8 @@ pub(super) fn wishes(network: &Network, selection: Option<&Selection>, options: 
     let asked = |plugin: &PluginConf| -> Vec<Fact> {
         let Some(driver) = native(plugin.plugin_type(), options) else { return Vec::new() };
         // A device that is lacking is reported when the attachment is planned.
-        match Device::of(network, selection, false).ok().filter(|_| driver.takes_device()) {
+        let device = Device::of(network, selection, false, options.in_cluster);
+        match device.ok().filter(|_| driver.takes_device()) {
             Some(device) => {
                 let mut config = plugin.raw().clone();
                 device.insert_into(&mut config);

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::resolve::Network;
-use crate::cni::{CniError, NetworkList, code};
+use crate::cni::{CniError, NetworkList, code, keys};
 use crate::npwg::{NetworkName, RESOURCE_ANNOTATION, Selection, device_info};
 use crate::step::DeviceInfoFiles;
 
@@ -39,17 +39,20 @@ impl<'a> Device<'a> {
     ///
     /// # Errors
     /// The network needs a device and there is none: attaching without it would give the pod something other than what it
-    /// requested.
+    /// requested. Or, in a cluster, nobody has compared the one that the pod's author names with what the pod was given: its
+    /// annotation or the definition may have changed since it was decided not to ask.
     pub(super) fn of(
         network: &'a Network,
         selection: Option<&'a Selection>,
         is_needed: bool,
+        in_cluster: bool,
     ) -> Result<Self, CniError> {
         let resource = network.resource.as_deref();
         let named = selection.and_then(|selection| selection.device_id.as_deref());
         let id = named.or(network.device.as_ref().map(|device| device.id.as_str()));
-        match (resource, id) {
-            (Some(resource), None) if is_needed => {
+        let is_unasked = id.is_none() || (in_cluster && network.device.is_none());
+        match resource {
+            Some(resource) if is_needed && is_unasked => {
                 let msg = format!(
                     "the network needs a device of resource {resource} (annotation {RESOURCE_ANNOTATION}), and the \
                      kubelet was not asked which one the pod was given"
@@ -115,19 +118,25 @@ impl<'a> Device<'a> {
         }
     }
 
-    /// Checks a device that one of our own plugins takes from the node.
+    /// Checks a device that these plugins take from the node, of our own or executed ones, by their configurations.
     ///
     /// # Errors
     /// The pod's author has chosen it, though the definition fixes another; or in a cluster, where authors of pods are not the
     /// node's administrators.
-    pub(super) fn check_choice(self, config: &Map<String, Value>, in_cluster: bool) -> Result<(), CniError> {
+    pub(super) fn check_choice<'c>(
+        self,
+        takers: impl Iterator<Item = &'c Map<String, Value>>,
+        in_cluster: bool,
+    ) -> Result<(), CniError> {
         let Some(id) = self.id.filter(|_| self.is_chosen) else { return Ok(()) };
-        let keys = [DEVICE_ID, PCI_BUS_ID].into_iter();
-        let mut fixed = keys.filter_map(|key| config.get(key)?.as_str()).filter(|fixed| !fixed.is_empty());
-        let why = match fixed.next() {
-            Some(fixed) if fixed == id => return Ok(()),
+        // Keys of types that are not ours stand as they were written, and plugins in Go read them in any case.
+        let names_one = |key: &str| keys::is_same(key, DEVICE_ID) || keys::is_same(key, PCI_BUS_ID);
+        let fields = takers.flatten().filter(|(key, _)| names_one(key));
+        let fixed = fields.filter_map(|(_, value)| value.as_str()).filter(|fixed| !fixed.is_empty());
+        let fixed: Vec<&str> = fixed.collect();
+        let why = match fixed.iter().find(|fixed| **fixed != id) {
             Some(fixed) => format!("the definition has device {fixed}"),
-            None if in_cluster => {
+            None if in_cluster && fixed.is_empty() => {
                 format!("the definition has no resource ({RESOURCE_ANNOTATION}) whose devices pods are given")
             }
             None => return Ok(()),
@@ -162,27 +171,25 @@ mod tests {
 
     const VF: &str = "0000:03:02.1";
     const OTHER: &str = "0000:03:02.2";
+    const RESOURCE: &str = "example.com/vf";
 
-    /// The device that a pod gets of a network whose plugin has these keys: the kubelet gave it `given`, and its annotation
+    /// What attaches a pod to a network of that resource and configuration: the kubelet gave it `given`, and its annotation
     /// names `asked`.
-    fn taken(
-        (kind, keys): (&str, &Value),
-        given: Option<&str>,
+    fn planned(
+        config: &Value,
+        (resource, given): (Option<&str>, Option<&str>),
         asked: Option<&str>,
-        in_cluster: bool,
-    ) -> Result<DeviceId, (u32, String)> {
-        let mut config = json!({"cniVersion": "1.0.0", "name": "fast", "type": kind});
-        config.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
-        let resource = given.map(|_| "example.com/vf".to_owned());
+        options: Options,
+    ) -> Result<Vec<Step>, (u32, String)> {
         let device = |id: &str| status::Device {
-            resource: "example.com/vf".to_owned(),
+            resource: RESOURCE.to_owned(),
             id: id.to_owned(),
             container: Some("main".to_owned()),
         };
         let network = Network {
             name: "shop/fast".into(),
             list: Arc::new(NetworkList::parse(config.to_string().as_bytes()).unwrap()),
-            resource,
+            resource: resource.map(str::to_owned),
             enforce: None,
             ethertypes: Vec::new(),
             device: given.map(device),
@@ -190,31 +197,63 @@ mod tests {
         let device_id = asked.map(str::to_owned);
         let selection = Selection { device_id, ..Selection::of(NetworkRef::new("shop", "fast")) };
         let sandbox = Sandbox { ifname: "net1".to_owned(), ..fixtures::sandbox("c1") };
-        let options = Options { enforce: EnforceWhen::Never, in_cluster, ..Options::default() };
+        let options = Options { enforce: EnforceWhen::Never, ..options };
         let on_bus = [VF, OTHER].map(|name| (name.to_owned(), OnBus::default()));
         let facts = Facts { on_bus: on_bus.into(), gathered: true, ..Facts::default() };
         let dynamic = Dynamic { sandbox: "eth0".to_owned(), by: "a test".to_owned() };
         let plan = one_more(sandbox, dynamic, &(selection, network), (&options, &facts), None)
             .map_err(|error| (error.code, error.msg))?;
-        let mut claimed = plan.attachments[0].steps.iter().filter_map(|step| match step {
-            Step::ClaimDevice(device) => Some(device.id.clone()),
+        Ok(plan.attachments[0].steps.clone())
+    }
+
+    /// The configuration of a network whose plugin has these keys.
+    fn of(kind: &str, keys: &Value) -> Value {
+        let mut config = json!({"cniVersion": "1.0.0", "name": "fast", "type": kind});
+        config.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        config
+    }
+
+    /// The device that a pod gets of a network of one of our own plugins.
+    fn taken(
+        (kind, keys): (&str, &Value),
+        given: Option<&str>,
+        asked: Option<&str>,
+        in_cluster: bool,
+    ) -> Result<DeviceId, (u32, String)> {
+        let resource = given.map(|_| RESOURCE);
+        let options = Options { in_cluster, ..Options::default() };
+        let steps = planned(&of(kind, keys), (resource, given), asked, options)?;
+        let mut claimed = steps.into_iter().filter_map(|step| match step {
+            Step::ClaimDevice(device) => Some(device.id),
             _ => None,
         });
         Ok(claimed.next().unwrap())
     }
 
+    /// The device that each plugin of a network is told of in a cluster, where all of them are executed.
+    fn told(config: &Value, given: Option<&str>, asked: Option<&str>) -> Result<Vec<Value>, (u32, String)> {
+        let exec = ["sriov", "host-device"].map(str::to_owned).into();
+        let options = Options { exec, in_cluster: true, ..Options::default() };
+        let steps = planned(config, (given.map(|_| RESOURCE), given), asked, options)?;
+        let called = steps.into_iter().filter_map(|step| match step {
+            Step::Delegate(plugin) => Some(plugin.config),
+            _ => None,
+        });
+        Ok(called.map(|config| json!([config.get(DEVICE_ID), config.get(PCI_BUS_ID)])).collect())
+    }
+
+    fn refused<T>(why: &str) -> Result<T, (u32, String)> {
+        Err((7, format!("attach net1 (shop/fast): deviceID {VF} asked for by the pod: {why}")))
+    }
+
+    const NO_RESOURCE: &str =
+        "the definition has no resource (k8s.v1.cni.cncf.io/resourceName) whose devices pods are given";
+
     /// Whoever writes a pod's annotation is no administrator of the node.
     #[test]
     fn a_pod_chooses_a_device_only_where_its_definition_leaves_it_the_choice_and_in_a_cluster_never() {
         let bus = |name: &str| Ok(DeviceId::Bus(name.to_owned()));
-        let refused = |why: &str| {
-            Err((7, format!("attach net1 (shop/fast): deviceID {VF} asked for by the pod: {why}")))
-        };
-        let no_resource = || {
-            refused(
-                "the definition has no resource (k8s.v1.cni.cncf.io/resourceName) whose devices pods are given",
-            )
-        };
+        let no_resource = || refused(NO_RESOURCE);
         let fixed = || refused(&format!("the definition has device {OTHER}"));
         let (nothing, own) = (json!({}), json!({"deviceID": VF}));
         let [other_id, other_bus] = ["deviceID", "pciBusID"].map(|key| json!({key: OTHER}));
@@ -246,6 +285,52 @@ mod tests {
         let by_name = |in_cluster| taken(("host-device", &by_name), None, Some(VF), in_cluster);
         assert_eq!(by_name(false), Ok(DeviceId::Name("eth1".to_owned())), "the definition's goes first");
         assert_eq!(by_name(true), no_resource());
+    }
+
+    /// A plugin that is executed takes from the node whatever it is told of.
+    #[test]
+    fn a_pod_of_a_cluster_chooses_no_device_of_an_executed_plugin_either() {
+        let both = |id: &str| json!([id, id]);
+        let fixed = || refused(&format!("the definition has device {OTHER}"));
+        for kind in ["sriov", "host-device", "ib-sriov"] {
+            let of = |keys: Value| of(kind, &keys);
+            let table = [
+                (of(json!({})), None, Some(VF), refused(NO_RESOURCE)),
+                (of(json!({"deviceID": ""})), None, Some(VF), refused(NO_RESOURCE)),
+                (of(json!({"deviceID": OTHER})), None, Some(VF), fixed()),
+                (of(json!({"PCIBusID": OTHER})), None, Some(VF), fixed()),
+                (of(json!({"deviceID": VF, "pciBusID": OTHER})), None, Some(VF), fixed()),
+                (of(json!({"deviceID": VF})), None, Some(VF), Ok(vec![both(VF)])),
+                (of(json!({})), Some(VF), None, Ok(vec![both(VF)])),
+                (of(json!({})), Some(VF), Some(VF), Ok(vec![both(VF)])),
+                (of(json!({"deviceID": OTHER})), Some(VF), None, Ok(vec![both(VF)])),
+            ];
+            for (config, given, asked, expected) in table {
+                assert_eq!(told(&config, given, asked), expected, "{config} {given:?} {asked:?}");
+            }
+        }
+        // What comes behind a plugin is told of the same device.
+        let chain = |keys: Value| {
+            let mut first = json!({"type": "ib-sriov"});
+            first.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+            json!({"cniVersion": "1.0.0", "name": "fast", "plugins": [first, {"type": "rate"}]})
+        };
+        assert_eq!(told(&chain(json!({"deviceID": VF})), None, Some(VF)), Ok(vec![both(VF); 2]));
+        assert_eq!(told(&chain(json!({"deviceID": OTHER})), None, Some(VF)), fixed());
+        assert_eq!(told(&chain(json!({})), None, Some(VF)), refused(NO_RESOURCE));
+    }
+
+    /// It may turn out only now that the network is one of a resource, or that the pod selects it.
+    #[test]
+    fn in_a_cluster_a_named_device_of_a_resource_counts_once_it_was_compared_with_what_the_pod_was_given() {
+        let of_resource = |in_cluster| {
+            let options = Options { in_cluster, ..Options::default() };
+            planned(&of("ib-sriov", &json!({})), (Some(RESOURCE), None), Some(VF), options).map(drop)
+        };
+        let unasked = "attach net1 (shop/fast): the network needs a device of resource example.com/vf (annotation \
+                       k8s.v1.cni.cncf.io/resourceName), and the kubelet was not asked which one the pod was given";
+        assert_eq!(of_resource(true), Err((11, unasked.to_owned())));
+        assert_eq!(of_resource(false), Ok(()), "manifests are the administrator's");
     }
 
     #[test]

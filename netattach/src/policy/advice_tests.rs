@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::npwg::NetworkRef;
 use crate::objects::Place;
+use crate::objects::access::Restrictions;
 use crate::objects::policy::POLICY_FOR_ANNOTATION;
 use crate::objects::{ObjectName, Objects, Phase, Pod};
 use crate::policy::diff::{Programmed, diff};
@@ -67,6 +68,7 @@ impl Scene {
             desired: &desired,
             node: self.node,
             behind_translation: false,
+            restrictions: &Restrictions::default(),
         };
         explain(&view, &Question { from: from.clone(), to: to.clone(), traffic })
     }

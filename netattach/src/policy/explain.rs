@@ -14,8 +14,9 @@ use super::classes::NOTHING;
 use super::desired::Desired;
 use super::diff::{PolicyId, Programmed};
 use super::evaluate::{judge, peer_entry};
-use super::index::{Endpoint, published_addresses};
+use super::index::{Endpoint, is_on_default, published_addresses};
 use super::lookup::{ClassId, CompiledPolicy, PortPrefix, RuleId, protocol_name};
+use crate::objects::access::Restrictions;
 use crate::objects::policy::Direction;
 use crate::objects::remote::RemotePod;
 use crate::objects::{ObjectName, Objects, Place};
@@ -221,6 +222,8 @@ pub struct View<'a> {
     pub node: NodeRules,
     /// Traffic that the node routes from and to default networks is judged after the node has translated addresses.
     pub behind_translation: bool,
+    /// Which network is the node's default.
+    pub restrictions: &'a Restrictions,
 }
 
 /// A possible end of the flow, by an address.
@@ -317,7 +320,7 @@ impl View<'_> {
 
     /// Whether the node may translate a destination that is no pod's.
     fn is_translated(&self, from: &Candidate<'_>, to: &Candidate<'_>) -> bool {
-        let by_the_node = from.endpoint.is_some() && from.at.contains(&Place::Default);
+        let by_the_node = from.endpoint.is_some() && is_on_default(&from.at, self.restrictions);
         self.behind_translation && by_the_node && to.named.pod.is_none()
     }
 

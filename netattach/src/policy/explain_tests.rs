@@ -26,8 +26,15 @@ fn endpoint(id: u32, name: &str, network: &str, address: &str) -> Endpoint {
     }
 }
 
-/// `db` has a policy: TCP 80 from 10.0.0.0/24 without 10.0.0.9. `full` has one that does not fit, `old` an unknown.
+/// The paths of that flow on a node whose default network has no definition.
 fn legs(node: NodeRules, from: End, to: End, traffic: Asked) -> Vec<(Option<String>, bool, Leg, Leg)> {
+    let paths = paths(node, &Restrictions::default(), from, to, traffic);
+    assert!(paths.iter().all(|path| !path.translated), "no end is on a default network");
+    paths.into_iter().map(|path| (path.network.clone(), path.passes(), path.egress, path.ingress)).collect()
+}
+
+/// `db` has a policy: TCP 80 from 10.0.0.0/24 without 10.0.0.9. `full` has one that does not fit, `old` an unknown.
+fn paths(node: NodeRules, restrictions: &Restrictions, from: End, to: End, traffic: Asked) -> Vec<Path> {
     let class = NOTHING + 1;
     let compiled = CompiledPolicy {
         peers: BTreeMap::from([
@@ -68,10 +75,9 @@ fn legs(node: NodeRules, from: End, to: End, traffic: Asked) -> Vec<(Option<Stri
         },
         node,
         behind_translation: true,
+        restrictions,
     };
-    let paths = explain(&view, &Question { from, to, traffic });
-    assert!(paths.iter().all(|path| !path.translated), "no end is on a default network");
-    paths.into_iter().map(|path| (path.network.clone(), path.passes(), path.egress, path.ingress)).collect()
+    explain(&view, &Question { from, to, traffic })
 }
 
 /// `far`, and `forger`, who claims the address of `db` as well as one of its own.
@@ -193,4 +199,17 @@ fn settings_count_and_ends_that_do_not_meet_have_no_path() {
     assert_eq!(legs(node, pod("web"), at("10.9.0.2"), WEB), []);
     assert_eq!(legs(node, at("192.0.2.1"), at("192.0.2.2"), WEB), []);
     assert_eq!(legs(node, pod("nobody"), pod("db"), WEB), []);
+}
+
+#[test]
+fn the_node_may_translate_what_comes_from_its_default_network_by_whichever_attachment() {
+    let translated = |restrictions: &Restrictions| -> Vec<(IpAddr, bool)> {
+        let paths = paths(NodeRules::default(), restrictions, pod("db"), at("10.96.0.1"), WEB);
+        paths.into_iter().map(|path| (path.from.address, path.translated)).collect()
+    };
+    let [lan, other]: [IpAddr; 2] = ["10.0.0.2", "10.9.0.2"].map(|address| address.parse().unwrap());
+    assert_eq!(translated(&Restrictions::default()), [(lan, false), (other, false)]);
+    let default_network = Some(NetworkRef::new("shop", "lan"));
+    let restrictions = Restrictions { default_network, ..Restrictions::default() };
+    assert_eq!(translated(&restrictions), [(lan, true), (other, false)]);
 }

@@ -282,10 +282,10 @@ impl Compiler {
         changes: &Changes,
         touched: &BTreeSet<PolicyName>,
     ) -> Reselected {
-        let network_policy = self.options.network_policy;
+        let options = &self.options;
         let attached = self.attachments.get_mut(&endpoint.id).filter(|_| !is_new);
         let Some(selected) = attached.and_then(|attached| attached.selected.as_mut()) else {
-            let all = selecting(&self.objects, network_policy, pod, &endpoint.at);
+            let all = selecting(&self.objects, options, pod, &endpoint.at);
             return Reselected::By(all.map(|policy| in_force(&self.policies, policy)).collect());
         };
         let is_touched = |by: &[Arc<Policy>]| by.iter().any(|policy| touched.contains(&policy.name));
@@ -293,7 +293,7 @@ impl Compiler {
         for name in changes.policies.iter().filter(|name| name.object.namespace == pod.name.namespace) {
             selected.by.retain(|policy| policy.name != *name);
             let now = self.policies.get(name).map(|entry| &entry.policy);
-            if let Some(policy) = now.filter(|it| selects(it, network_policy, pod, &endpoint.at)) {
+            if let Some(policy) = now.filter(|it| selects(it, options, pod, &endpoint.at)) {
                 selected.by.push(Arc::clone(policy));
                 is_concerned = true;
             }

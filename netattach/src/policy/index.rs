@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::desired::{Condition, Subject};
+use super::options::Options;
 use crate::error_chain::Chain;
 use crate::npwg::{STATUS_ANNOTATION, status};
 use crate::objects::access::Restrictions;
@@ -48,14 +49,24 @@ impl Endpoint {
     }
 }
 
+/// Whether an attachment that is on these networks is on the default network: as its pod's, or as one more by the definition of
+/// the node's. That leads to the same pods, Services and networks beyond, from another address. No NetworkPolicy means it as a
+/// peer.
+pub(crate) fn is_on_default(at: &BTreeSet<Place>, restrictions: &Restrictions) -> bool {
+    at.iter().any(|place| match place {
+        Place::Default => true,
+        Place::Network(network) => restrictions.default_network.as_ref() == Some(network),
+    })
+}
+
 /// Whether a policy selects an attachment of `pod`. Whether the namespace may still use the network is not asked: an
 /// existing attachment stays isolated.
-pub(super) fn selects(policy: &Policy, network_policy: bool, pod: &Pod, at: &BTreeSet<Place>) -> bool {
+pub(super) fn selects(policy: &Policy, options: &Options, pod: &Pod, at: &BTreeSet<Place>) -> bool {
     let is_about = match policy.name.kind {
         PolicyKind::Multi => at.iter().any(|place| {
             matches!(place, Place::Network(network) if policy.all_networks || policy.networks.contains(network))
         }),
-        PolicyKind::Network => network_policy && at.contains(&Place::Default),
+        PolicyKind::Network => options.network_policy && is_on_default(at, &options.restrictions),
     };
     !pod.host_network
         && is_about
@@ -66,7 +77,7 @@ pub(super) fn selects(policy: &Policy, network_policy: bool, pod: &Pod, at: &BTr
 /// The policies that select an attachment of `pod`, sorted by name.
 pub(crate) fn selecting<'a>(
     objects: &'a Objects,
-    network_policy: bool,
+    options: &Options,
     pod: &Pod,
     at: &BTreeSet<Place>,
 ) -> impl Iterator<Item = &'a Arc<Policy>> {
@@ -79,7 +90,7 @@ pub(crate) fn selecting<'a>(
     let namespace = &pod.name.namespace;
     of_namespace(&objects.policies, namespace)
         .chain(of_namespace(&objects.network_policies, namespace))
-        .filter(move |policy| selects(policy, network_policy, pod, at))
+        .filter(move |policy| selects(policy, options, pod, at))
 }
 
 /// The networks of a policy that its namespace may use. For the others a condition is added.

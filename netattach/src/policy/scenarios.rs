@@ -15,6 +15,7 @@ use super::options::{CommonRules, Options};
 use crate::npwg::NetworkRef;
 use crate::npwg::selection::PortProtocol;
 use crate::objects::Place;
+use crate::objects::access::Restrictions;
 use crate::objects::labels::Labels;
 use crate::objects::policy::Direction;
 use crate::objects::policy::POLICY_FOR_ANNOTATION;
@@ -506,6 +507,14 @@ fn network_policies_hold_on_the_default_network_where_they_are_switched_on() {
     }
     let desired = cluster.compile_with(&options(true));
     assert!(cluster.passes(&desired, "b>server"), "other networks are not what it is about");
+
+    // One more attachment to the nodes' default network leads to the same pods, and its address is no peer of anybody.
+    let default_network = Some(NetworkRef::new("infra", "lan"));
+    let restrictions = Restrictions { default_network, ..Restrictions::default() };
+    let desired = cluster.compile_with(&Options { restrictions, ..options(true) });
+    let verdicts = ["b>server", "server>a", "server>b", "a>b", "y/a>y/server"]
+        .map(|probe| cluster.passes(&desired, probe));
+    assert_eq!(verdicts, [false, false, false, true, true]);
 }
 
 /// Rows: SVC-node-ports.

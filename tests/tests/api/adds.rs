@@ -297,3 +297,36 @@ fn the_clusters_own_ranges_stay_where_the_default_route_was() {
     );
     rig.del(&pod).success();
 }
+
+/// Whoever writes pods of a cluster is no administrator of its nodes: what an executed plugin would take is not his to name, and
+/// without the kubelet's word neither is a device of a resource.
+#[test]
+fn a_pod_gets_no_device_for_naming_it() {
+    let rig = Rig::started();
+    rig.node.plugin("vf", &json!({"ADD": {"result": {"cniVersion": "1.0.0"}}})).unwrap();
+    let config = json!({"cniVersion": "1.0.0", "type": "vf"});
+    let mut of_resource = manifest::network(NAMESPACE, "of-resource", &config);
+    of_resource["metadata"]["annotations"] = json!({"k8s.v1.cni.cncf.io/resourceName": "example.com/vf"});
+    // Whoever is attached by the second knows the first.
+    for definition in [of_resource, manifest::network(NAMESPACE, "free", &config)] {
+        rig.server.create(&definition).unwrap();
+    }
+    let refused = |name: &str, network: &str| {
+        let selection = json!([{"name": network, "deviceID": "0000:03:00.0"}]);
+        let mut pod = manifest::pod(name, &json!({}), &selection);
+        pod["metadata"]["uid"] = json!(format!("uid-{name}"));
+        pod["spec"]["nodeName"] = json!(NODE);
+        rig.server.create(&pod).unwrap();
+        rig.add(&Pod::new(name).unwrap()).failure()
+    };
+    let no_resource = "attach net1 (shop/free): deviceID 0000:03:00.0 asked for by the pod: the definition has no resource \
+                       (k8s.v1.cni.cncf.io/resourceName) whose devices pods are given";
+    assert_eq!(refused("a", "free"), (7, no_resource.to_owned()));
+    let no_kubelet = format!(
+        "network shop/of-resource: the kubelet's socket {} is not there (podResourcesSocket), so it is not known which devices \
+         the pod was given",
+        rig.node.path("kubelet.sock").display()
+    );
+    assert_eq!(refused("b", "of-resource"), (11, no_kubelet));
+    assert_eq!(rig.node.take_calls().unwrap(), Vec::<Value>::new());
+}

@@ -86,6 +86,10 @@ fn both(review: &mut Review, mut edit: impl FnMut(&mut Value)) {
     edit(&mut review.old);
 }
 
+fn owner() -> Value {
+    json!([{"apiVersion": "v1", "kind": "Namespace", "name": "x", "uid": "0"}])
+}
+
 #[test]
 fn an_agent_passes_the_admission_policies_and_a_stolen_token_writes_nothing_else() {
     let policies = Policies::of_deploy().unwrap();
@@ -198,6 +202,21 @@ fn an_agent_passes_the_admission_policies_and_a_stolen_token_writes_nothing_else
         (
             "an annotation of the node",
             of_node(&|it| it.object["metadata"]["annotations"] = json!({"example.com/x": "y"})),
+            OF_NODE,
+        ),
+        (
+            "a finalizer of the node",
+            of_node(&|it| it.object["metadata"]["finalizers"] = json!(["example.com/stay"])),
+            OF_NODE,
+        ),
+        (
+            "an owner of the node, with whom it would be deleted",
+            of_node(&|it| it.object["metadata"]["ownerReferences"] = owner()),
+            OF_NODE,
+        ),
+        (
+            "an owner of the node who goes",
+            of_node(&|it| it.old["metadata"]["ownerReferences"] = owner()),
             OF_NODE,
         ),
         ("a cordon", of_node(&|it| it.object["spec"]["unschedulable"] = json!(true)), OF_NODE),

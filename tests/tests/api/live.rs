@@ -1,8 +1,10 @@
 //! Live pods: their interfaces follow their annotation.
 
+use std::process::Command;
+
 use netattach_tests::Pod;
 use netattach_tests::manifest::{self, NAMESPACE};
-use netattach_tests::node::ip;
+use netattach_tests::node::{executable, ip};
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{PATIENCE, eventually};
 use serde_json::{Value, json};
@@ -71,6 +73,29 @@ fn interfaces_follow_a_changed_annotation_and_what_fails_leaves_nothing() {
     assert!(eventually(PATIENCE, || rig.trouble(&object).is_none()), "{:?}", rig.trouble(&object));
     rig.del(&pod).success();
     ip(&rig.node.namespace, &["link", "del", "nobridge"]).unwrap();
+    Snapshot::take(&rig.node, &[&pod]).unwrap().assert_nothing_is_left();
+}
+
+/// Whoever may change a pod's annotation is no part of what the terminal of an administrator does, who asks what is wrong.
+#[test]
+fn what_an_annotation_has_for_a_terminal_is_shown_and_not_done() {
+    let rig = Rig::started();
+    let pod = rig.pod("a");
+    rig.add(&pod).success();
+    await_published(&rig, &pod, &[("net1", "shop/lan-a"), ("net2", "shop/lan-b")]);
+    let hostile = "\u{1b}]52;c;eA==\u{7}\u{1b}[2J\u{9b}\nOBJECT  PROBLEM";
+    let networks = json!([
+        {"name": "lan-a"}, {"name": "lan-b"},
+        {"name": "lan-a", "interface": "fast", "cni-args": {"sourceCheck": hostile}}
+    ]);
+    annotate(&rig, &pod, &networks.to_string());
+    rig.await_trouble(&format!("pod {NAMESPACE}/a"), PATIENCE, "unknown variant");
+    let mut command = Command::new(executable("netattachctl").unwrap());
+    let shown = command.arg("--socket").arg(rig.node.socket()).arg("status").output().unwrap();
+    let text = String::from_utf8(shown.stdout).unwrap();
+    assert!(!text.contains(|sign: char| sign != '\n' && sign.is_control()), "{text:?}");
+    assert!(text.contains(r"`\u{1b}]52;c;eA==\u{7}\u{1b}[2J\u{9b}\nOBJECT"), "{text}");
+    rig.del(&pod).success();
     Snapshot::take(&rig.node, &[&pod]).unwrap().assert_nothing_is_left();
 }
 

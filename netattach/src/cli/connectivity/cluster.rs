@@ -14,7 +14,7 @@ use super::policy::{LABEL, NAME, Pods, STEPS, interrupted};
 use super::{Outcome, Test, render};
 use crate::cli::kubectl::{Kept, REMOTE};
 use crate::cli::output::Format;
-use crate::cli::{CliError, missing};
+use crate::cli::{CliError, missing, visible};
 use crate::error_chain::Chain;
 use crate::kube::exec::{AgentPod, Remote, RemoteError};
 
@@ -92,7 +92,7 @@ impl Asked<'_> {
         if let Ok(outcomes) = serde_json::from_slice(&kept.out) {
             return Ok(Ok(outcomes));
         }
-        let _ = io::stderr().write_all(&kept.err);
+        let _ = io::stderr().write_all(visible::lines(&String::from_utf8_lossy(&kept.err)).as_bytes());
         Ok(Err(code.max(1)))
     }
 

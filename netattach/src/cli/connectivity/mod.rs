@@ -22,7 +22,7 @@ use serde_json::json;
 
 use super::output::Format;
 use super::table::{self, Align, Column};
-use super::{Answer, CliError, ask, doctor, other, time};
+use super::{Answer, CliError, ask, doctor, other, time, visible};
 use crate::cni::{CniResult, Version};
 use crate::error_chain::Chain;
 use crate::netns::{Netns, NetnsError, within};
@@ -117,7 +117,7 @@ impl Test {
         let failed = outcomes.iter().filter(|it| !it.passed).count() + left.len();
         let mut text = format.show(&outcomes, |width| render(&outcomes, width))?;
         if !format.is_data() {
-            text.extend(left.iter().map(|error| format!("not detached: {error}\n")));
+            text.extend(left.iter().map(|error| visible::line(&format!("not detached: {error}"))));
             match &manifest {
                 Ok(Some(_)) => {}
                 Ok(None) => text.push_str(

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::filter::{Chosen, Filter, line_name};
 use super::output::Format;
-use super::{CliError, filter, or_dash, other, time};
+use super::{CliError, filter, or_dash, other, time, visible};
 use crate::objects::ObjectName;
 use crate::rpc::message::{AttachmentName, EndedFlow, FlowRecord, FlowsCall, FlowsReport, Request, Response};
 use choice::Choice;
@@ -83,8 +83,8 @@ impl Flows {
             let skipped = if is_first { self.choice.skipped(matching.len()) } else { 0 };
             for record in &matching[skipped..] {
                 let text = match format {
-                    Format::Name => line_name(&record.name),
-                    _ => format.element(record)?.unwrap_or_else(|| line(record)),
+                    Format::Name => visible::inline(&line_name(&record.name)),
+                    _ => format.element(record)?.unwrap_or_else(|| visible::inline(&line(record))),
                 };
                 writeln!(out, "{text}")?;
             }
@@ -115,7 +115,7 @@ impl Flows {
         let mut note = |data: serde_json::Value, text: String| -> Result<(), CliError> {
             // `-o name` has names only.
             if format != Format::Name {
-                writeln!(out, "{}", format.element(&data)?.unwrap_or(text))?;
+                writeln!(out, "{}", format.element(&data)?.unwrap_or_else(|| visible::inline(&text)))?;
             }
             Ok(())
         };
@@ -158,6 +158,7 @@ impl Flows {
             // Standard output is for records only.
             Some(missing) => {
                 // If standard error fails, there is no other place to report it.
+                let missing = visible::inline(&missing);
                 let _ = writeln!(io::stderr(), "netattachctl: {missing}; waiting for an attachment");
                 Ok(())
             }

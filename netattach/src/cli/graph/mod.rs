@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::filter::{Chosen, Filter, attachments};
 use super::output::Format;
 use super::table::{self, Width};
-use super::{Answer, CliError, ask, or_dash, other};
+use super::{Answer, CliError, ask, or_dash, other, visible};
 use crate::rpc::message::{Attachment, AttachmentPolicy, PolicyReport, Request, Response};
 
 /// Most pods of a graph.
@@ -146,19 +146,20 @@ fn draw(rows: &[Attachment], policies: &PolicyReport, chosen: &Chosen) -> Drawn 
 /// Networks, and below each its pods.
 fn text(drawn: &Drawn, width: Width) -> String {
     let name = |name: &str| match width {
-        Width::Limited => table::cut(name, NAME),
-        Width::Unlimited => name.to_owned(),
+        Width::Limited => table::cut(&visible::inline(name), NAME),
+        Width::Unlimited => visible::inline(name),
     };
     let mut text = String::new();
     for (at, network) in drawn.networks.iter().enumerate() {
         let kinds = network.kinds.iter().cloned().collect::<Vec<_>>().join(", ");
-        text.push_str(&format!("{} ({kinds})\n", name(&network.network)));
+        text.push_str(&visible::line(&format!("{} ({kinds})", name(&network.network))));
         let links: Vec<&Link> = drawn.links.iter().filter(|link| link.network == at).collect();
         for (position, link) in links.iter().enumerate() {
             let branch = if position + 1 == links.len() { "└─" } else { "├─" };
             let pod = name(&drawn.pods[link.pod].pod);
             let addresses = or_dash(Some(link.addresses.join(",")).filter(|text| !text.is_empty()));
-            text.push_str(&format!("{branch} {pod} {} {addresses}{}\n", link.ifname, isolation(link)));
+            let link = format!("{branch} {pod} {} {addresses}{}", link.ifname, isolation(link));
+            text.push_str(&visible::line(&link));
         }
         text.push('\n');
     }

@@ -16,7 +16,7 @@ use flate2::write::GzEncoder;
 use serde::Serialize;
 
 use super::output::Format;
-use super::{Answer, CliError, ask, doctor, time};
+use super::{Answer, CliError, ask, doctor, time, visible};
 use crate::bounded;
 use crate::error_chain::Chain;
 use crate::rpc::message::{FlowsCall, Request, Response};
@@ -70,7 +70,7 @@ impl Sysdump {
             let written = self.write(socket, PathBuf::from("-"), io::stdout().lock())?;
             // Standard output is the archive.
             for left_out in &written.left_out {
-                let _ = writeln!(io::stderr(), "netattachctl: left out: {left_out}");
+                let _ = writeln!(io::stderr(), "netattachctl: left out: {}", visible::inline(left_out));
             }
             return Ok((String::new(), Ok(())));
         }
@@ -304,7 +304,7 @@ fn render(written: &Written) -> String {
     let mut text =
         format!("{}: {files} files, {} KiB before compression\n", file.display(), bytes.div_ceil(1024));
     for left_out in left_out {
-        text.push_str(&format!("left out: {left_out}\n"));
+        text.push_str(&visible::line(&format!("left out: {left_out}")));
     }
     text
 }

@@ -63,15 +63,19 @@ pub(in crate::source) fn pod<'de>(document: impl Document<'de>) -> Result<Object
     let (host_network, powers, containers) = match spec {
         None => (false, Default::default(), Vec::new()),
         Some(spec) => {
-            let all = [&spec.init_containers, &spec.containers, &spec.ephemeral_containers];
-            for list in all.into_iter().flatten() {
+            for list in [&spec.init_containers, &spec.containers].into_iter().flatten() {
                 check_length(list, &budget::CONTAINERS).map_err(excess)?;
             }
+            let all = [&spec.init_containers, &spec.containers, &spec.ephemeral_containers];
             let all = all.into_iter().flatten().flat_map(|list| &list.items);
             let powers = powers(all.map(|written| {
                 (written.name.as_deref().unwrap_or_default(), written.security_context.as_ref())
             }));
             let powers = Powers { own_runtime: spec.runtime_class_name.is_some(), ..powers };
+            // A live pod is given them one after the other, as many as somebody likes. If that made it unreadable it would stay
+            // what it was: what its labels and containers have become since would count for nothing.
+            let has_unread = spec.ephemeral_containers.is_some_and(|list| list.has_more);
+            let powers = if has_unread { powers.with_unread() } else { powers };
             let restartable = spec.init_containers.into_iter().flat_map(|list| list.items);
             let restartable = restartable.filter(|c| c.restart_policy.as_deref() == Some("Always"));
             let containers = spec.containers.into_iter().flat_map(|list| list.items);
@@ -182,6 +186,33 @@ status: {phase: Running}
                 terminating: false,
             }))
         );
+    }
+
+    /// A live pod can be given more than any bound.
+    #[test]
+    fn a_pod_with_more_ephemeral_containers_than_are_read_is_read_and_may_have_every_capability() {
+        let of = |ephemeral: usize, context: &str| {
+            let text = format!(
+                "{{apiVersion: v1, kind: Pod, metadata: {{name: a, labels: {{quarantine: 'true'}}}},
+                  spec: {{
+                    containers: [{{name: app, ports: [{{containerPort: 80}}], securityContext: {context}}}],
+                    ephemeralContainers: [{}]
+                  }}}}",
+                vec!["{name: e, securityContext: {capabilities: {drop: [ALL]}}}"; ephemeral].join(", ")
+            );
+            let Object::Pod(pod) = one(&text) else { panic!("{text}") };
+            assert_eq!(pod.labels, map(&[("quarantine", "true")]));
+            assert_eq!(pod.ports.len(), 1);
+            let Powers { admin, raw, own_runtime } = pod.powers.clone();
+            assert!(!own_runtime);
+            [admin, raw]
+        };
+        let bare = "{capabilities: {drop: [ALL]}}";
+        let most = budget::CONTAINERS.most;
+        assert_eq!(of(most, bare), [Grant::No, Grant::No]);
+        assert_eq!(of(most + 1, bare), [Grant::ToUnread, Grant::ToUnread]);
+        // One that is known to have a capability says more.
+        assert_eq!(of(most + 1, "{}"), [Grant::ToUnread, Grant::To("app".to_owned())]);
     }
 
     #[test]

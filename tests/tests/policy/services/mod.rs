@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use netattach_tests::manifest::{NAMESPACE, annotated, namespace, network, network_policy, pod};
 use netattach_tests::node::{WIRE, executable, ip};
 use netattach_tests::snapshot::Snapshot;
-use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connects, datagram, eventually};
+use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connects, datagram, datagram_from, eventually};
 use netattach_tests::{Namespace, Node, Pod};
 use serde_json::{Value, json};
 

@@ -68,6 +68,53 @@ fn what_a_routed_pod_sends_to_a_service_is_judged_by_where_it_goes() {
     a_services_rules_hold_behind_it(Links::Routed);
 }
 
+/// A pod that selects the default network once more sends by the second attachment what it may send by the first, and no more.
+///
+/// Rows: SVC-egress.
+#[test]
+fn a_second_attachment_to_the_default_network_is_judged_as_the_first() {
+    let scene = Scene::new(Links::Bridge);
+    let object = pod("twice", &json!({"app": "twice"}), &json!("kube-system/default"));
+    scene.node.write("pod-twice", &object).unwrap();
+    scene.settle();
+    let twice = Pod::new("twice").unwrap();
+    scene.node.add(&twice).success();
+    scene.node.await_status(&twice);
+    let second = scene.node.status(&twice).unwrap()[1].take();
+    assert_eq!((&second["name"], &second["interface"]), (&json!("kube-system/default"), &json!("net1")));
+    let expect = |attempts: &[(To, bool)]| {
+        for (to, expected) in attempts.iter().copied() {
+            for family in [0, 1] {
+                let source = second["ips"][family].as_str().unwrap().parse().unwrap();
+                let patience = if expected { PATIENCE } else { SILENCE };
+                let passed = datagram_from(&twice.namespace, source, to.address(family), patience).unwrap();
+                assert_eq!(passed, expected, "{to:?} {family}\n{}", scene.flows());
+            }
+        }
+    };
+    let all = |passing: &[To]| {
+        [
+            To::Pod(SERVER, WEB_BEHIND),
+            To::Pod(SERVER, ADMIN_BEHIND),
+            To::Pod(OTHER, WEB_BEHIND),
+            To::Service(1, WEB),
+            To::Service(1, ADMIN),
+            To::Service(2, WEB),
+        ]
+        .map(|to| (to, passing.contains(&to)))
+    };
+    expect(&all(&[]).map(|(to, _)| (to, true)));
+    let mut policy = only_web_of_the_server();
+    policy["podSelector"] = app("twice")["podSelector"].take();
+    scene.policy("twice", &policy);
+    expect(&all(&[To::Pod(SERVER, WEB_BEHIND), To::Service(1, WEB)]));
+    policy["egress"] = json!([]);
+    scene.policy("twice", &policy);
+    expect(&all(&[]));
+    scene.node.del(&twice).success();
+    scene.end();
+}
+
 /// Both directions of all pods are isolated: answers pass, and come from the address that was called.
 fn answers_pass_both_ways(links: Links) {
     let scene = Scene::new(links);
