@@ -6,6 +6,7 @@ use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 
 use netattach::netlink::Handle;
+use netattach_tests::crowd::crowd_of_rules;
 use netattach_tests::manifest::{self, NAMESPACE};
 use netattach_tests::node::{WIRE, executable, ip};
 use netattach_tests::runtime::{Call, Runtime, config, with_result};
@@ -204,9 +205,22 @@ fn sbr_has_gateways_and_hints_and_looks_for_its_rules() {
     assert_eq!(found.main, main.map(str::to_owned).into());
     let check = || side.runtime.run("CHECK", side.call(), &sbr).unwrap();
     assert_eq!(check().exit, Some(0));
-    ip(&side.pod, &["rule", "del", "from", "10.1.0.2"]).unwrap();
-    let said = check().stdout["msg"].as_str().unwrap().to_owned();
-    assert!(said.ends_with("the rule for what 10.1.0.2 sends is gone"), "{said}");
+    // Each is told of before the one above it.
+    for (words, what) in [
+        (
+            ["-6", "route", "flush", "table", "101"].as_slice(),
+            "table 101 has lost its default route for what fd00::2 sends",
+        ),
+        (
+            &["route", "replace", "default", "via", "10.1.0.1", "dev", "eth0", "table", "100"],
+            "table 100 has lost its default route by 10.1.0.9 for what 10.1.0.2 sends",
+        ),
+        (&["rule", "del", "from", "10.1.0.2"], "the rule for what 10.1.0.2 sends is gone"),
+    ] {
+        ip(&side.pod, words).unwrap();
+        let said = check().stdout["msg"].as_str().unwrap().to_owned();
+        assert!(said.ends_with(what), "{said}");
+    }
     // The interface is gone: what its addresses were is in the result.
     ip(&side.pod, &["link", "del", "eth0"]).unwrap();
     let del = || side.runtime.run("DEL", side.call(), &sbr).unwrap().exit;
@@ -215,6 +229,33 @@ fn sbr_has_gateways_and_hints_and_looks_for_its_rules() {
     // So is the namespace.
     let gone = Call { netns: "/run/netns/gone".as_ref(), ..side.call() };
     assert_eq!(side.runtime.run("DEL", gone, &sbr).unwrap().exit, Some(0));
+}
+
+/// Rows: SBR-del.
+#[test]
+fn a_pod_with_more_rules_than_are_read_loses_those_of_sbr() {
+    let own = own();
+    let ips = json!([{"interface": 1, "address": "10.1.0.2/24"}, {"interface": 1, "address": "fd00::2/64"}]);
+    let previous = json!({"cniVersion": "1.0.0", "interfaces": [{"name": "br0"}, {"name": "eth0", "sandbox": "/pod"}],
+        "ips": ips, "dns": {}});
+    for (keys, has_result) in [(json!({}), true), (json!({"table": 500}), true), (json!({}), false)] {
+        let side = Side::new(own.path().to_owned(), &ips);
+        let rules = || {
+            let found = side.pod.run(Handle::open).unwrap().rules().unwrap();
+            let sources = found.iter().map(|rule| rule.source.to_string());
+            sources.filter(|source| !source.starts_with("11.")).collect::<Vec<_>>()
+        };
+        let sbr = config("1.0.0", "sbr", &keys);
+        let with = with_result(&sbr, &previous);
+        side.runtime.add(side.call(), &with).unwrap();
+        assert_eq!(rules(), ["10.1.0.2", "fd00::2"]);
+        crowd_of_rules(&side.pod).unwrap();
+        for _ in 0..2 {
+            let del = if has_result { &with } else { &sbr };
+            let answer = side.runtime.run("DEL", side.call(), del).unwrap();
+            assert_eq!((answer.exit, rules()), (Some(0), Vec::new()), "{keys} {has_result}");
+        }
+    }
 }
 
 /// Rows: SBR-agent.
