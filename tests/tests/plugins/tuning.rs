@@ -5,6 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 
 use netattach::netlink::Handle;
+use netattach::plan::link_group;
 use netattach::spec::Properties;
 use netattach_tests::manifest::{self, NAMESPACE};
 use netattach_tests::node::{WIRE, executable, ip};
@@ -149,6 +150,40 @@ fn either_gives_back_what_the_other_has_changed() {
         assert_eq!((answer.exit, side.properties()), (Some(0), before));
         assert!(!side.dir.path().join("c1_eth0.json").exists());
     }
+}
+
+/// The path leads to another container's namespace by now, whose interface has the name.
+///
+/// Rows: TUN-late-del.
+#[test]
+fn a_late_del_leaves_the_interface_alone_of_the_pod_that_has_the_namespaces_path_now() {
+    let own = tempfile::tempdir().unwrap();
+    symlink(executable("netattach-cni").unwrap(), own.path().join("tuning")).unwrap();
+    let side = Side::new(own.path().to_owned());
+    let before = side.properties();
+    let result = |mac: &str| json!({"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "mac": mac, "sandbox": "/pod"}]});
+    let tuning = config("1.0.0", "tuning", &json!({"mtu": 1400, "dataDir": side.dir.path()}));
+    let file = side.dir.path().join("c1_eth0.json");
+    let (others, its) = (result("02:00:00:00:00:99"), result("02:00:00:00:00:01"));
+    let del =
+        |result: &Value| side.runtime.run("DEL", side.call(), &with_result(&tuning, result)).unwrap().exit;
+    // It has another address; or its link says that it is not this one's.
+    for (late, group) in [(&others, 0), (&its, link_group("c2", "eth0"))] {
+        side.runtime.add(side.call(), &with_result(&tuning, &its)).unwrap();
+        let tuned = side.properties();
+        assert_eq!((tuned.mtu, file.exists()), (Some(1400), true));
+        let mut inside = Handle::open_in(side.pod.netns()).unwrap();
+        let index = inside.link("eth0").unwrap().index;
+        inside.set_group(index, group).unwrap();
+        assert_eq!((del(late), side.properties(), file.exists()), (Some(0), tuned, false), "{late} {group}");
+        inside.set_mtu(index, 1500).unwrap();
+    }
+    // With the group of its own it is its own whatever address it has.
+    let mut inside = Handle::open_in(side.pod.netns()).unwrap();
+    let index = inside.link("eth0").unwrap().index;
+    inside.set_group(index, link_group("c1", "eth0")).unwrap();
+    side.runtime.add(side.call(), &with_result(&tuning, &its)).unwrap();
+    assert_eq!((del(&others), side.properties()), (Some(0), before));
 }
 
 /// The kinds of interfaces that the kernel has, with the keys of each.

@@ -64,6 +64,9 @@ impl Sbr<'_> {
 
     fn forget(&self, pod: &mut Handle) -> Result<(), StepError> {
         let request = self.request;
+        if chained::is_anothers(request, pod)? {
+            return Ok(());
+        }
         // What ADD would have refused has left nothing; what its addresses were is then as good a guess as any.
         let asked = self.asked().unwrap_or_default();
         let result = self.previous().ok().flatten();

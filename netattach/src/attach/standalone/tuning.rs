@@ -66,12 +66,15 @@ impl Tuning<'_> {
     }
 
     /// Gives back what there is to give back. As with the reference plugin it always succeeds: with the namespace the
-    /// interface is gone, or went home before.
+    /// interface is gone, or went home before. Where another's has its name by now, its own is gone as well.
     fn del(&self) {
         let Ok(path) = self.file() else { return };
         let Ok(text) = std::fs::read(&path) else { return };
         let given_back = serde_json::from_slice::<Properties>(&text).ok().and_then(|before| {
             let (_, mut pod) = chained::sandbox(self.request).ok()?;
+            if chained::is_anothers(self.request, &mut pod).ok()? {
+                return Some(());
+            }
             tuning::give_back(&mut pod, (&self.request.ifname, None), &before).ok()
         });
         let is_gone = || {
