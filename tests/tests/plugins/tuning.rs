@@ -152,6 +152,45 @@ fn either_gives_back_what_the_other_has_changed() {
     }
 }
 
+/// The CHECK of every plugin of a list gets the last result.
+///
+/// Rows: TUN-result.
+#[test]
+fn the_plugin_that_made_an_interface_finds_it_as_it_was_tuned() {
+    let own = tempfile::tempdir().unwrap();
+    for name in ["bridge", "tuning"] {
+        symlink(executable("netattach-cni").unwrap(), own.path().join(name)).unwrap();
+    }
+    for version in ["0.4.0", "1.0.0", "1.1.0"] {
+        let runtime = Runtime { node: Namespace::new().unwrap(), plugins: own.path().to_owned() };
+        let (pod, dir) = (Namespace::new().unwrap(), tempfile::tempdir().unwrap());
+        let call = Call { container: "c1", ifname: "eth0", netns: pod.path(), args: "" };
+        let ipam = json!({"type": "host-local", "dataDir": dir.path(), "subnet": "10.1.0.0/24"});
+        let bridge = config(version, "bridge", &json!({"bridge": "br0", "isGateway": true, "ipam": ipam}));
+        let tuned = json!({"mac": MAC, "mtu": 1400, "dataDir": dir.path().join("tuning")});
+        let tuning = config(version, "tuning", &tuned);
+        let made = runtime.add(call, &bridge).unwrap();
+        let result = runtime.add(call, &with_result(&tuning, &made)).unwrap();
+        for plugin in [&bridge, &tuning] {
+            runtime.after("CHECK", call, plugin, &result).unwrap();
+        }
+        ip(&pod, &["link", "set", "eth0", "mtu", "1390"]).unwrap();
+        let check = |plugin: &Value| {
+            let answer = runtime.run("CHECK", call, &with_result(plugin, &result)).unwrap();
+            answer.stdout["msg"].as_str().map(str::to_owned)
+        };
+        // Without a result that has it, the plugin that has set it knows it alone.
+        let expected = (version != "0.4.0").then_some("eth0 (net): interface eth0 has MTU 1390, not 1400");
+        assert_eq!(check(&bridge).as_deref(), expected, "{version}");
+        let expected = Some("eth0 (net): interface eth0 has no longer MTU 1400");
+        assert_eq!(check(&tuning).as_deref(), expected, "{version}");
+        for plugin in [&tuning, &bridge] {
+            runtime.after("DEL", call, plugin, &result).unwrap();
+        }
+        assert!(Handle::open_in(pod.netns()).unwrap().find_link("eth0").unwrap().is_none(), "{version}");
+    }
+}
+
 /// The path leads to another container's namespace by now, whose interface has the name.
 ///
 /// Rows: TUN-late-del.

@@ -12,6 +12,7 @@ use crate::cni::{self, CniError, Command, code, json};
 use crate::durable;
 use crate::link;
 use crate::netns::Netns;
+use crate::plan::result::tuned;
 use crate::spec::{Properties, Tune};
 
 /// Where files are kept unless `dataDir` says otherwise.
@@ -46,11 +47,9 @@ impl Tuning<'_> {
             self.keep(&before)?;
         }
         tuning::tune(&mut pod, &netns, ifname, &wanted).map_err(chained::cannot)?;
-        if let Some(mac) = wanted.properties.mac {
-            let of_pod = |one: &&mut cni::Interface| one.sandbox.is_some() && one.name == *ifname;
-            if let Some(interface) = result.interfaces.iter_mut().find(of_pod) {
-                interface.mac = Some(mac.to_string());
-            }
+        let of_pod = |one: &&mut cni::Interface| one.sandbox.is_some() && one.name == *ifname;
+        if let Some(interface) = result.interfaces.iter_mut().find(of_pod) {
+            tuned(interface, &wanted);
         }
         result.to_value(request.version)
     }
