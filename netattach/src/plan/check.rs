@@ -150,7 +150,7 @@ pub fn expected(
                     expected.vrf = Some(chosen.clone());
                 }
             }
-            Step::Tune(tune) => expected.tune = Some(tune.clone()),
+            Step::Tune(tune) => expected.tune = Some(expected.tune.unwrap_or_default().then(tune)),
             Step::MoveDefaultRoutes { .. } => {
                 let routes = routing::moved(attachment.yields_to, outputs.all()).to_vec();
                 expected.default_routes = Some((attachment.ifname.clone(), routes));
@@ -344,6 +344,21 @@ mod tests {
         chained.steps.push(tuning(Role::Plugin));
         assert_eq!((mtu(&chained, None), mtu(&chained, Some(1400))), (0, 1400));
         assert_eq!(mtu(&chained, Some(1500)), 0, "handed on");
+    }
+
+    #[test]
+    fn what_each_of_two_plugins_has_tuned_is_expected() {
+        let mut tuned = attachment();
+        let of = |properties| Tune { properties, ..Tune::default() };
+        let (long, small) = (
+            of(spec::Properties { queue: Some(7), mtu: Some(1300), ..spec::Properties::default() }),
+            of(spec::Properties { mtu: Some(1400), ..spec::Properties::default() }),
+        );
+        tuned.steps.extend([Step::Tune(long.clone()), Step::Tune(small.clone())]);
+        let mut outputs = outputs();
+        (5..7).for_each(|index| outputs.insert(StepRef(0, index), Output::Nothing));
+        let expected = expected(&tuned, outputs.of(0), &CniResult::default(), POD).unwrap();
+        assert_eq!((expected.tune, expected.pod.unwrap().mtu), (Some(long.then(&small)), 1400));
     }
 
     #[test]

@@ -293,6 +293,32 @@ fn an_agent_tunes_the_interfaces_that_it_has_made() {
     }
 }
 
+/// Rows: TUN-agent.
+#[test]
+fn an_agent_looks_for_what_each_tuning_of_a_list_has_set() {
+    let mut node = Node::new(&[]).unwrap();
+    let bridge = json!({"type": "bridge", "bridge": "br1", "ipam": node.host_local(&["10.70.0.0/24"])});
+    let first = json!({"type": "tuning", "txQLen": 50, "mtu": 1300,
+        "sysctl": {"net.ipv4.conf.IFNAME.log_martians": "1"}});
+    let plugins = json!([bridge, first, {"type": "tuning", "mtu": 1400}]);
+    let config = json!({"cniVersion": "1.0.0", "name": "twice", "plugins": plugins});
+    node.write("twice", &manifest::network(NAMESPACE, "twice", &config)).unwrap();
+    node.write("pod", &manifest::pod("a", &json!({}), &json!("twice"))).unwrap();
+    node.start().unwrap();
+    let pod = Pod::new("a").unwrap();
+    node.add(&pod).success();
+    let found = Handle::open_in(pod.namespace.netns()).unwrap().properties("net1").unwrap();
+    assert_eq!((found.mtu, found.queue), (Some(1400), Some(50)));
+    assert_eq!(node.check(&pod).success(), Value::Null);
+    ip(&pod.namespace, &["link", "set", "net1", "txqueuelen", "60"]).unwrap();
+    let (_, said) = node.check(&pod).failure();
+    assert!(said.ends_with("interface net1 has no longer txQLen 50"), "{said}");
+    pod.namespace.run(|| fs::write("/proc/sys/net/ipv4/conf/net1/log_martians", "0")).unwrap();
+    let (_, said) = node.check(&pod).failure();
+    assert!(said.ends_with(r#"net/ipv4/conf/net1/log_martians is "0", not "1""#), "{said}");
+    assert_eq!(node.del(&pod).success(), Value::Null);
+}
+
 /// A device that goes home has its own properties there, also when the ADD fails behind `tuning`.
 ///
 /// Rows: TUN-home.
