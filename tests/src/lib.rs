@@ -12,7 +12,7 @@
 //! | [`call`], [`runtime`], [`machine`] | a call of the CNI executable; of a plugin, without an agent; real container runtimes |
 //! | [`kubelet`], [`cri`] | a kubelet's PodResources socket; a container runtime's CRI socket |
 //! | [`dhcp`] | a DHCP server, and what is said to it and by it |
-//! | [`coming`] | pods that come and go all the time |
+//! | [`coming`], [`crowd`] | pods that come and go all the time; one that has made more than is read |
 //! | [`guide`] | pages that are run as they are written |
 //! | [`plugin_calls`] | the recorded calls of scripted plugins |
 //! | [`primaries`] | the configurations of other primary networks |
@@ -30,6 +30,7 @@ pub mod cluster;
 pub mod coming;
 mod crash_points;
 pub mod cri;
+pub mod crowd;
 pub mod dhcp;
 pub mod guide;
 pub mod kubelet;

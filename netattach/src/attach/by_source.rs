@@ -1,11 +1,14 @@
 //! Routes what an interface's addresses send by tables of their own, and compares it later.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
+
+use ipnet::IpNet;
 
 use super::{StepError, vrf};
 use crate::cni::CniResult;
-use crate::netlink::Handle;
-use crate::plan::by_source;
+use crate::netlink::{Handle, Rule};
+use crate::plan::by_source::{self, Needed};
 use crate::plan::routing::{MAIN_TABLE, metric};
 use crate::spec::{BySource, Route, SourceTables};
 
@@ -57,7 +60,7 @@ pub(super) fn difference(
 ) -> Result<Option<String>, StepError> {
     let rules = pod.rules()?;
     for one in &chosen.tables {
-        let is_there = |rule: &crate::netlink::Rule| rule.source == one.source && rule.table == one.table;
+        let is_there = |rule: &Rule| rule.source == one.source && rule.table == one.table;
         if !rules.iter().any(is_there) {
             return Ok(Some(format!("the rule from {} to table {} is gone", one.source, one.table)));
         }
@@ -79,36 +82,58 @@ pub(super) fn difference(
     Ok(None)
 }
 
-/// The first address without a rule, for callers that kept no record.
-pub(super) fn without_rule(
-    pod: &mut Handle,
-    asked: &BySource,
-    addresses: &[IpAddr],
-) -> Result<Option<IpAddr>, StepError> {
-    let rules = pod.rules()?;
-    let has_one = |address: &IpAddr| {
-        rules
-            .iter()
-            .any(|rule| rule.source == *address && asked.table.is_none_or(|table| table == rule.table))
-    };
-    Ok(addresses.iter().find(|address| !has_one(address)).copied())
-}
-
-/// Removes the rules for addresses that the interface has or had, as the reference plugin does.
-pub(super) fn forget(
+/// The first address whose rule is gone, or what its rule's table has to have, in words: for callers that kept no record.
+/// `addresses`: those of the interface, with their gateways.
+pub(super) fn missing(
     pod: &mut Handle,
     ifname: &str,
     asked: &BySource,
-    had: &[IpAddr],
-) -> Result<(), StepError> {
-    let mut sources = had.to_vec();
-    if let Some(link) = pod.find_link(ifname)? {
-        sources.extend(pod.addresses(link.index)?.iter().map(|address| address.addr()));
-    }
+    addresses: &[(IpNet, Option<IpAddr>)],
+) -> Result<Option<String>, StepError> {
     let rules = pod.rules()?;
-    let its = rules
-        .iter()
-        .filter(|rule| sources.contains(&rule.source) && asked.table.is_none_or(|table| table == rule.table));
-    let its: Vec<_> = its.copied().collect();
-    Ok(pod.ensure_rules_absent(&its)?)
+    let routes = match pod.find_link(ifname)? {
+        Some(link) => pod.routes_of_all_tables_by(link.index)?,
+        None => Vec::new(),
+    };
+    for (address, gateway) in addresses {
+        let source = address.addr();
+        let is_its =
+            |rule: &&Rule| rule.source == source && asked.table.is_none_or(|table| table == rule.table);
+        let tables: BTreeSet<u32> = rules.iter().filter(is_its).map(|rule| rule.table).collect();
+        let Some(first) = tables.first() else {
+            return Ok(Some(format!("the rule for what {source} sends is gone")));
+        };
+        // What is in the table that is asked for is somebody else's.
+        let needed = by_source::needed(asked, *address, *gateway).filter(|_| asked.table.is_none());
+        let is_there = |needed: Needed| {
+            let is_it = |route: &Route| needed.is(route.destination, route.gateway);
+            routes.iter().any(|route| is_it(route) && route.table.is_some_and(|it| tables.contains(&it)))
+        };
+        if let Some(needed) = needed.filter(|needed| !is_there(*needed)) {
+            return Ok(Some(format!("table {first} has lost {needed} for what {source} sends")));
+        }
+    }
+    Ok(None)
+}
+
+/// Removes the rules for these addresses, as the reference plugin does. Reads no list: whoever administrates the pod's network
+/// may have made more rules than are read. Of many for one address those that are left go with the namespace.
+pub(super) fn forget(pod: &mut Handle, asked: &BySource, sources: &[IpAddr]) -> Result<(), StepError> {
+    match asked.table {
+        Some(table) => {
+            let rules: Vec<_> = sources.iter().map(|source| (*source, table)).collect();
+            Ok(pod.ensure_source_rules_absent(&rules)?)
+        }
+        None => Ok(pod.ensure_rules_from_absent(sources)?),
+    }
+}
+
+/// The addresses that an interface has, for callers that do not know those that it had. None of one that is gone, or that has more
+/// of them than are read: the handle is of no use then.
+pub(super) fn sources_of(pod: &mut Handle, ifname: &str) -> Result<Vec<IpAddr>, StepError> {
+    let Some(link) = pod.find_link(ifname)? else { return Ok(Vec::new()) };
+    match pod.addresses(link.index) {
+        Err(error) if error.is_too_many() => Ok(Vec::new()),
+        found => Ok(found?.iter().map(IpNet::addr).collect()),
+    }
 }

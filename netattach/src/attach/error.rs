@@ -392,6 +392,17 @@ pub enum StepError {
         #[source]
         source: netlink::Error,
     },
+    /// A device does not take its MTU, in bytes.
+    #[error("key mtu: device {device} does not take {mtu}")]
+    DeviceMtu {
+        /// The device.
+        device: String,
+        /// The MTU that was asked for.
+        mtu: u32,
+        /// The kernel's error.
+        #[source]
+        source: netlink::Error,
+    },
     /// The card has taken a setting of a VF, and shows another value.
     #[error(
         "key {setting}: the card has taken it for VF {} of {}, and shows another value: its driver ignores it",
@@ -746,7 +757,7 @@ pub(super) fn step_code(error: &StepError) -> u32 {
         StepError::VfSetting { source, .. } if source.errno() == Some(rustix::io::Errno::AGAIN) => {
             code::TRY_AGAIN_LATER
         }
-        StepError::VfSetting { .. } => code::INVALID_CONFIG,
+        StepError::VfSetting { .. } | StepError::DeviceMtu { .. } => code::INVALID_CONFIG,
         StepError::AddressNotTaken { .. }
         | StepError::VfSettingIgnored { .. }
         | StepError::SeveralRepresentors { .. } => code::INTERNAL,

@@ -52,7 +52,16 @@ pub(super) fn find(
         }
         None => None,
     };
-    Ok(Some(noted(found, home.map(|home| home.mtu), driven)))
+    let of_vf = asked_mtu(steps).or(home.map(|home| home.mtu));
+    Ok(Some(noted(found, of_vf, driven)))
+}
+
+/// The MTU that a VF is to have, if one is asked for.
+fn asked_mtu(steps: &[Step]) -> Option<u32> {
+    steps.iter().find_map(|step| match step {
+        Step::SetDevice(SetDevice { mtu, .. }) => *mtu,
+        _ => None,
+    })
 }
 
 /// A representor as it is, and is to be beside a VF with that MTU: frames of the VF are not to be larger than it takes.
@@ -224,6 +233,14 @@ mod tests {
 
     fn mac(last: u8) -> Mac {
         Mac([2, 0, 0, 0, 0, last])
+    }
+
+    /// Rows: SRV-mtu.
+    #[test]
+    fn a_vf_is_to_have_the_mtu_that_is_asked_for() {
+        let asked = Step::SetDevice(SetDevice { mtu: Some(9000), ..SetDevice::default() });
+        assert_eq!(asked_mtu(&[Step::MoveDevice, asked]), Some(9000));
+        assert_eq!(asked_mtu(&[Step::SetDevice(SetDevice::default())]), None);
     }
 
     /// Rows: SRV-switchdev.

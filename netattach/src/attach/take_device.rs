@@ -172,6 +172,25 @@ pub(super) fn set(
     check_set(&wanted, &shown, function)
 }
 
+/// Sets the MTU of a claimed device.
+///
+/// # Errors
+/// The kernel, or the card, refuses it.
+pub(super) fn set_mtu(
+    host: &mut Handle,
+    (claim, looked): (&Claim, &mut Looked),
+    mtu: u32,
+) -> Result<(), StepError> {
+    let home = claim.home.as_ref().ok_or(StepError::Missing("a device with an interface"))?;
+    let found = find_claimed(host, home)?;
+    let mut found = found.ok_or_else(|| StepError::NoDevice(claim.device.clone()))?;
+    let refused = |source| StepError::DeviceMtu { device: claim.device.clone(), mtu, source };
+    host.set_mtu(found.link.index, mtu).map_err(refused)?;
+    found.link.mtu = mtu;
+    looked.own = Some(found);
+    Ok(())
+}
+
 /// Has the physical function set all that is given, but for the address of [`set_address`]. What is set beside a setting that is
 /// refused goes back with the rest, as the VF is on the node still.
 fn set_each(

@@ -46,7 +46,6 @@ const ANY: &[Key] = &[
     key("disableGC"),
     key("loadOnlyInlinedPlugins"),
     key("prevResult"),
-    open("ipam", &[key("type")]),
     open(
         "runtimeConfig",
         &[
@@ -59,6 +58,9 @@ const ANY: &[Key] = &[
         ],
     ),
 ];
+
+/// Who manages the addresses of an interface.
+const ADDRESSES: &[Key] = &[open("ipam", &[key("type")])];
 
 /// The keys of an interface.
 const INTERFACE: &[Key] =
@@ -164,17 +166,19 @@ const DHCP: &[Key] = &[
 /// The keys of a plugin type, in parts; `None`: it is not one of those that netattach carries out itself.
 fn of_plugin(kind: &str) -> Option<Vec<&'static Key>> {
     let parts: &[&'static [Key]] = match kind {
-        "bridge" => &[ANY, INTERFACE, DATAPLANE, BRIDGE, TRANSLATED],
-        "ptp" => &[ANY, INTERFACE, DATAPLANE, TRANSLATED],
-        "veth" => &[ANY, INTERFACE, DATAPLANE, TRANSLATED, VETH],
-        "macvlan" | "macvtap" => &[ANY, INTERFACE, DATAPLANE, ON_PARENT, MACVLAN],
-        "ipvlan" => &[ANY, INTERFACE, DATAPLANE, ON_PARENT],
-        "vlan" => &[ANY, INTERFACE, DATAPLANE, VLAN],
-        "dummy" | "loopback" => &[ANY, INTERFACE, DATAPLANE],
-        "tap" => &[ANY, INTERFACE, DATAPLANE, TAP],
-        "netkit" => &[ANY, INTERFACE, DATAPLANE, TRANSLATED, NETKIT],
-        "host-device" => &[ANY, INTERFACE, DATAPLANE, HOST_DEVICE],
-        "sriov" => &[ANY, INTERFACE, DATAPLANE, SRIOV],
+        "bridge" => &[ANY, ADDRESSES, INTERFACE, DATAPLANE, BRIDGE, TRANSLATED],
+        "ptp" => &[ANY, ADDRESSES, INTERFACE, DATAPLANE, TRANSLATED],
+        "veth" => &[ANY, ADDRESSES, INTERFACE, DATAPLANE, TRANSLATED, VETH],
+        "macvlan" | "macvtap" => &[ANY, ADDRESSES, INTERFACE, DATAPLANE, ON_PARENT, MACVLAN],
+        "ipvlan" => &[ANY, ADDRESSES, INTERFACE, DATAPLANE, ON_PARENT],
+        "vlan" => &[ANY, ADDRESSES, INTERFACE, DATAPLANE, VLAN],
+        "dummy" => &[ANY, ADDRESSES, INTERFACE, DATAPLANE],
+        // It refuses the latter.
+        "loopback" => &[ANY, DATAPLANE],
+        "tap" => &[ANY, ADDRESSES, INTERFACE, DATAPLANE, TAP],
+        "netkit" => &[ANY, ADDRESSES, INTERFACE, DATAPLANE, TRANSLATED, NETKIT],
+        "host-device" => &[ANY, ADDRESSES, INTERFACE, DATAPLANE, HOST_DEVICE],
+        "sriov" => &[ANY, ADDRESSES, INTERFACE, DATAPLANE, SRIOV],
         "tuning" => &[ANY, TUNED, TUNING],
         "sbr" => &[ANY, SBR],
         "vrf" => &[ANY, VRF],
@@ -217,7 +221,7 @@ pub fn is_same(one: &str, other: &str) -> bool {
 /// counts, as in Go.
 pub fn as_documented(config: &mut Map) {
     // Whoever calls `ipam` of a plugin of any type reads these. `type` is one of them: it says which others there are.
-    rename(config, &ANY.iter().collect::<Vec<_>>());
+    rename(config, &ANY.iter().chain(ADDRESSES).collect::<Vec<_>>());
     let kind = config.get("type").and_then(Value::as_str).unwrap_or_default();
     if let Some(known) = of_plugin(kind) {
         rename(config, &known);
@@ -292,6 +296,23 @@ fn unknown_within(value: &Value, known: &[&'static Key], path: &str, found: &mut
             .for_each(|(index, item)| unknown_within(item, known, &format!("{path}[{index}]"), found)),
         _ => {}
     }
+}
+
+/// The paths of the keys of a plugin type, or of a kind of address management.
+#[cfg(test)]
+pub(crate) fn listed(kind: &str) -> Vec<String> {
+    fn paths(known: &[&'static Key], before: &str, found: &mut Vec<String>) {
+        for key in known {
+            let path = format!("{before}{}", key.name);
+            match key.within {
+                [] => found.push(path),
+                within => paths(&within.iter().collect::<Vec<_>>(), &format!("{path}."), found),
+            }
+        }
+    }
+    let mut found = Vec::new();
+    paths(&of_plugin(kind).or_else(|| of_ipam(kind)).unwrap_or_default(), "", &mut found);
+    found
 }
 
 #[cfg(test)]
@@ -384,6 +405,11 @@ mod tests {
         assert_eq!(unknown(&config), [""; 0]);
         let other = json!({"type": "macvlan", "ipam": {"type": "whereabouts", "range": ""}});
         assert_eq!(unknown(other.as_object().unwrap()), [""; 0], "another plugin reads it");
+        // What no interface has that is made elsewhere, or that leads nowhere.
+        let lo = json!({"type": "loopback", "mtu": 1400, "mac": "", "dns": {}, "ipam": {"type": "static"}, "args": {}});
+        assert_eq!(unknown(lo.as_object().unwrap()), ["mtu", "mac", "dns", "ipam", "args"]);
+        let chained = json!({"type": "tuning", "mtu": 1400, "ipam": {"type": "static"}});
+        assert_eq!(unknown(chained.as_object().unwrap()), ["ipam"]);
         let dhcp = json!({"type": "macvlan", "ipam": {"type": "dhcp", "provide": [{"name": "12"}]}});
         assert_eq!(unknown(dhcp.as_object().unwrap()), ["ipam.provide[0].name"]);
     }

@@ -1,15 +1,15 @@
 //! `host-device` and `sriov`: a device of the node as an interface of the pod. It is claimed, set, moved, and given back as
 //! it was, see `attach::give_back`.
 //!
-//! The keys are those of `host-device` in containernetworking/plugins and of sriov-cni, and `bandwidth`. Policy is enforced on
-//! the interface in the pod; a device that the pod drives itself (`vfio-pci`), or that has RDMA, passes the kernel, and a pod
+//! The keys are those of `host-device` in containernetworking/plugins and of sriov-cni, `mtu` and `bandwidth`. Policy is enforced
+//! on the interface in the pod; a device that the pod drives itself (`vfio-pci`), or that has RDMA, passes the kernel, and a pod
 //! that a policy selects is refused it. A VF of a card in mode switchdev has an end on the node, its representor, whoever
 //! drives it: there policy is enforced on that.
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{Driver, PlanError, Request, Wanted, check_link_name};
+use super::{Driver, PlanError, Request, Wanted, check_link_name, check_mtu};
 use crate::mac::Mac;
 use crate::spec::{Device, DeviceId, VfLinkState, VfRates, VfSettings, VfVlan};
 use crate::step::{Configure, SetDevice, Step};
@@ -102,7 +102,7 @@ impl Driver for HostDevice {
             }
         };
         let device = Device { function: None, switchdev: false, ..request.device(id)? };
-        let set = SetDevice { function: VfSettings::default(), mac: request.mac()? };
+        let set = SetDevice { mac: request.mac()?, ..SetDevice::default() };
         request.device_steps(self, device, set)
     }
 
@@ -167,7 +167,7 @@ impl Driver for Sriov {
             let reason = format!("{} has no physical function on this node that could set it", device.id);
             return Err(PlanError::Value { key, reason });
         }
-        let set = SetDevice { function: settings, mac: request.mac()? };
+        let set = SetDevice { function: settings, mac: request.mac()?, mtu: None };
         request.device_steps(self, device, set)
     }
 
@@ -218,11 +218,33 @@ impl Request<'_> {
         }
     }
 
+    /// The MTU that the device is to have, if one is asked for.
+    fn mtu_of(&self, device: &Device) -> Result<Option<u32>, PlanError> {
+        #[derive(Deserialize)]
+        struct Holder {
+            #[serde(default)]
+            mtu: Option<u32>,
+        }
+        let mtu = check_mtu(self.read::<Holder>()?.mtu)?;
+        let reason = match mtu {
+            None => return Ok(None),
+            Some(_) if device.userspace.is_some() => {
+                format!("{} is driven by the pod, and has no interface whose MTU it would be", device.id)
+            }
+            Some(_) if !self.recorded => {
+                "the device gets its own back by what netattachd has recorded; without it, chain tuning"
+                    .to_owned()
+            }
+            Some(_) => return Ok(mtu),
+        };
+        Err(PlanError::Value { key: "mtu", reason })
+    }
+
     fn device_steps(
         &self,
         driver: &dyn Driver,
         device: Device,
-        set: SetDevice,
+        mut set: SetDevice,
     ) -> Result<Vec<Step>, PlanError> {
         self.refuse(driver.kind(), &[("fastPath", json!(false))])?;
         let is_driven_by_pod = device.userspace.is_some();
@@ -234,6 +256,7 @@ impl Request<'_> {
         if set.mac.is_some() {
             check_mac_can_be_set(&device)?;
         }
+        set.mtu = self.mtu_of(&device)?;
         let mut steps = vec![Step::ClaimDevice(device)];
         if set != SetDevice::default() {
             steps.push(Step::SetDevice(set));

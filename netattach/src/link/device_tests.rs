@@ -112,7 +112,7 @@ fn every_key_of_a_vf_reaches_its_physical_function() {
     let config = json!({
         "deviceID": VF, "vlan": 100, "vlanQoS": 5, "vlanProto": "802.1AD", "mac": MAC, "spoofchk": "on",
         "trust": "off", "min_tx_rate": 10, "max_tx_rate": 100, "link_state": "auto", "logLevel": "info",
-        "logFile": "/tmp/log"
+        "logFile": "/tmp/log", "mtu": 9000
     });
     let settings = VfSettings {
         mac: None,
@@ -125,7 +125,11 @@ fn every_key_of_a_vf_reaches_its_physical_function() {
     let claimed = Device { function: function(), ..device(DeviceId::Bus(VF.into())) };
     let expected = vec![
         Step::ClaimDevice(claimed.clone()),
-        Step::SetDevice(SetDevice { function: settings, mac: Some(MAC.parse::<Mac>().unwrap()) }),
+        Step::SetDevice(SetDevice {
+            function: settings,
+            mac: Some(MAC.parse::<Mac>().unwrap()),
+            mtu: Some(9000),
+        }),
         Step::MoveDevice,
         Step::Configure(Configure::default()),
     ];
@@ -134,7 +138,40 @@ fn every_key_of_a_vf_reaches_its_physical_function() {
     assert_eq!(nothing_set[..2], [Step::ClaimDevice(claimed), Step::MoveDevice]);
     let one_rate = plan("sriov", &json!({"deviceID": VF, "max_tx_rate": 5}), &facts(vf("igbvf"))).unwrap();
     let rates = VfSettings { rates: Some(VfRates { min: 0, max: 5 }), ..VfSettings::default() };
-    assert_eq!(one_rate[1], Step::SetDevice(SetDevice { function: rates, mac: None }));
+    assert_eq!(one_rate[1], Step::SetDevice(SetDevice { function: rates, ..SetDevice::default() }));
+}
+
+/// Rows: HDV-mtu, SRV-mtu.
+#[test]
+fn a_device_gets_the_mtu_that_is_asked_for_where_it_has_an_interface_and_gets_its_own_back() {
+    let keys = |mtu: Value| json!({"deviceID": VF, "mtu": mtu});
+    for kind in ["host-device", "sriov"] {
+        let planned = |mtu: Value, driver: &str| plan(kind, &keys(mtu), &facts(vf(driver)));
+        let steps = planned(json!(9000), "ixgbevf").unwrap();
+        assert_eq!(steps[1], Step::SetDevice(SetDevice { mtu: Some(9000), ..SetDevice::default() }));
+        for none in [json!(0), Value::Null] {
+            assert_eq!(planned(none, "ixgbevf").unwrap()[1], Step::MoveDevice, "{kind}");
+        }
+        for (mtu, driver, told) in [
+            (json!("big"), "ixgbevf", "key mtu: invalid type: string \"big\", expected u32".to_owned()),
+            (json!(67), "ixgbevf", "key mtu: 67 is not between 68 and 65535".to_owned()),
+            (
+                json!(9000),
+                "vfio-pci",
+                format!("key mtu: {VF} is driven by the pod, and has no interface whose MTU it would be"),
+            ),
+        ] {
+            assert_eq!(planned(mtu, driver), Err((7, told)), "{kind}");
+        }
+    }
+    let whole =
+        json!({"cniVersion": "1.1.0", "name": "net", "type": "host-device", "device": "eth1", "mtu": 9000});
+    let args = CniArgs::default();
+    let alone = Request { recorded: false, ..request(whole.as_object().unwrap(), &args) };
+    let error = CniError::from(driver("host-device").unwrap().plan(&alone).unwrap_err());
+    let told =
+        "key mtu: the device gets its own back by what netattachd has recorded; without it, chain tuning";
+    assert_eq!((error.code, error.msg.as_str()), (7, told));
 }
 
 /// Rows: SRV-keys, SRV-infiniband.
@@ -181,7 +218,7 @@ fn a_device_that_passes_the_kernel_is_not_moved_and_judged_nowhere() {
     let vlan = VfSettings { vlan: Some(VfVlan { id: 5, ..VfVlan::default() }), ..VfSettings::default() };
     let expected = [
         Step::ClaimDevice(driven.clone()),
-        Step::SetDevice(SetDevice { function: vlan, mac: None }),
+        Step::SetDevice(SetDevice { function: vlan, ..SetDevice::default() }),
         Step::Configure(Configure { down: true, ..Configure::default() }),
     ];
     assert_eq!(steps, expected);

@@ -1,8 +1,8 @@
 //! `loopback`: brings the pod's `lo` up.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
-use super::{Driver, PlanError, Request, Wanted};
+use super::{Driver, PlanError, Request, Wanted, bandwidth, sources};
 use crate::step::Step;
 
 pub(super) struct Loopback;
@@ -20,7 +20,16 @@ impl Driver for Loopback {
         Vec::new()
     }
 
-    fn plan(&self, _request: &Request<'_>) -> Result<Vec<Step>, PlanError> {
+    fn plan(&self, request: &Request<'_>) -> Result<Vec<Step>, PlanError> {
+        // No program sees what passes here.
+        let unseen = [
+            (bandwidth::CAPABILITY, json!({})),
+            ("fastPath", json!(false)),
+            (sources::CHECK, json!("full")),
+            (sources::ALLOWED, json!([])),
+            (sources::VLANS, json!([])),
+        ];
+        request.refuse(self.kind(), &unseen)?;
         Ok(vec![Step::RaiseLoopback])
     }
 

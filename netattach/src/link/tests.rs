@@ -1,6 +1,7 @@
 //! Configurations, with the exact steps or errors that result. Here is what these tests have in common.
 
 mod bridge;
+mod each_key;
 mod every_kind;
 mod in_pod;
 mod left_behind;

@@ -46,17 +46,32 @@ impl Handle {
     /// Removes the rules that lead what these addresses send to these tables, whatever their numbers, and of those for one
     /// address and table the first [`OF_ONE`]. Reads no list. Idempotent.
     pub fn ensure_source_rules_absent(&mut self, rules: &[(IpAddr, u32)]) -> Result<(), Error> {
-        let mut left = rules.to_vec();
+        let one = |(source, table): &(IpAddr, u32)| {
+            unnumbered(&Rule { source: *source, table: *table, priority: 0 })
+        };
+        self.ensure_none_like(rules.iter().map(one).collect())
+    }
+
+    /// The same for the rules that lead what these addresses send to any table: of those for one address the first [`OF_ONE`].
+    pub fn ensure_rules_from_absent(&mut self, sources: &[IpAddr]) -> Result<(), Error> {
+        let one = |source: &IpAddr| {
+            let mut message = unnumbered(&Rule { source: *source, table: 0, priority: 0 });
+            message.attributes.retain(|attribute| !matches!(attribute, RuleAttribute::Table(_)));
+            message
+        };
+        self.ensure_none_like(sources.iter().map(one).collect())
+    }
+
+    fn ensure_none_like(&mut self, mut left: Vec<RuleMessage>) -> Result<(), Error> {
         for _ in 0..OF_ONE {
-            let gone = |(source, table): &(IpAddr, u32)| {
-                let message = unnumbered(&Rule { source: *source, table: *table, priority: 0 });
-                NetlinkRequest::new(RouteNetlinkMessage::DelRule(message), 0)
-            };
+            let gone =
+                |like: &RuleMessage| NetlinkRequest::new(RouteNetlinkMessage::DelRule(like.clone()), 0);
+            let replies = self.socket.batch(left.iter().map(gone).collect())?;
             let mut again = Vec::new();
-            for (rule, reply) in left.iter().zip(self.socket.batch(left.iter().map(gone).collect())?) {
+            for (like, reply) in left.into_iter().zip(replies) {
                 match reply {
                     // There may be another one.
-                    Ok(_) => again.push(*rule),
+                    Ok(_) => again.push(like),
                     Err(refused) if refused.errno == rustix::io::Errno::NOENT.raw_os_error() => {}
                     Err(refused) => return Err(refused.into()),
                 }

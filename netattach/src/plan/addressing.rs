@@ -526,7 +526,7 @@ mod tests {
                 is_back: false,
             };
             let outputs: Outputs = [(StepRef(0, 0), Output::Claimed(Box::new(claim)))].into_iter().collect();
-            let set = Step::SetDevice(SetDevice { function: of(asked), mac: None });
+            let set = Step::SetDevice(SetDevice { function: of(asked), ..SetDevice::default() });
             let steps = [Step::ClaimDevice(card()), set];
             let found = awaits_carrier(&steps, outputs.of(0), addressing);
             assert_eq!(found, expected, "{asked:?} {before:?} {addressing:?}");

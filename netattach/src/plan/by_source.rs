@@ -4,6 +4,7 @@
 //! there. The tables' numbers are those that the reference plugin takes.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::net::IpAddr;
 
 use ipnet::IpNet;
@@ -90,6 +91,58 @@ pub fn choose(
         chosen.hinted = hinted.filter_map(|route| hinted_by(route, addresses)).collect();
     }
     chosen
+}
+
+/// What the table of an address has to have for what it sends to arrive anywhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Needed {
+    /// A default route: by that gateway, where one was asked for.
+    Default {
+        /// Whether it is of IPv4.
+        is_ipv4: bool,
+        /// The next hop.
+        by: Option<IpAddr>,
+    },
+    /// Any route of that family.
+    Any {
+        /// Whether it is of IPv4.
+        is_ipv4: bool,
+    },
+}
+
+/// What [`choose`] has put into the table of an address whatever routes the interface had, for callers that do not know them;
+/// `None`: there may have been nothing. The interface's own default route may lead by another gateway than the address's, or by none.
+pub fn needed(asked: &BySource, address: IpNet, gateway: Option<IpAddr>) -> Option<Needed> {
+    let is_ipv4 = address.addr().is_ipv4();
+    let by = asked.gateways.iter().find(|it| it.is_ipv4() == is_ipv4).copied();
+    if by.is_some() || gateway.is_some() {
+        return Some(Needed::Default { is_ipv4, by });
+    }
+    // With others in its subnet there is a route to them.
+    (address.prefix_len() < address.max_prefix_len()).then_some(Needed::Any { is_ipv4 })
+}
+
+impl Needed {
+    /// Whether a route is it.
+    pub fn is(self, destination: IpNet, gateway: Option<IpAddr>) -> bool {
+        let is_default = destination.prefix_len() == 0;
+        match self {
+            Self::Default { is_ipv4, by } => {
+                is_default && destination.addr().is_ipv4() == is_ipv4 && (by.is_none() || gateway == by)
+            }
+            Self::Any { is_ipv4 } => destination.addr().is_ipv4() == is_ipv4,
+        }
+    }
+}
+
+impl fmt::Display for Needed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default { by: Some(by), .. } => write!(f, "its default route by {by}"),
+            Self::Default { by: None, .. } => f.write_str("its default route"),
+            Self::Any { .. } => f.write_str("its routes"),
+        }
+    }
 }
 
 fn same_family(route: &Route, address: IpNet) -> bool {
@@ -208,6 +261,39 @@ mod tests {
             removed: vec![default],
         };
         assert_eq!(chosen, expected);
+    }
+
+    /// Rows: SBR-check.
+    #[test]
+    fn of_a_table_is_needed_what_was_put_there_whatever_routes_there_were() {
+        let plain = BySource::default();
+        let asked = BySource { gateways: vec![ip("10.1.0.9")], ..BySource::default() };
+        let default = |is_ipv4, by: Option<&str>| Some(Needed::Default { is_ipv4, by: by.map(ip) });
+        for (asked, address, gateway, expected) in [
+            (&plain, "10.1.0.2/24", Some("10.1.0.1"), default(true, None)),
+            (&plain, "10.1.0.2/32", Some("169.254.1.1"), default(true, None)),
+            (&asked, "10.1.0.2/24", Some("10.1.0.1"), default(true, Some("10.1.0.9"))),
+            (&asked, "fd00::2/64", Some("fd00::1"), default(false, None)),
+            (&asked, "fd00::2/64", None, Some(Needed::Any { is_ipv4: false })),
+            (&plain, "10.1.0.2/24", None, Some(Needed::Any { is_ipv4: true })),
+            (&plain, "10.1.0.2/32", None, None),
+        ] {
+            assert_eq!(needed(asked, net(address), gateway.map(ip)), expected, "{address} {gateway:?}");
+        }
+        let (any, by) = (default(true, None).unwrap(), default(true, Some("10.1.0.9")).unwrap());
+        let subnet = Needed::Any { is_ipv4: true };
+        for (destination, gateway, expected) in [
+            ("0.0.0.0/0", Some("10.1.0.9"), [true, true, true]),
+            ("0.0.0.0/0", Some("10.1.0.1"), [true, false, true]),
+            ("0.0.0.0/0", None, [true, false, true]),
+            ("10.1.0.0/24", None, [false, false, true]),
+            ("::/0", Some("fd00::1"), [false, false, false]),
+        ] {
+            let found = [any, by, subnet].map(|it| it.is(net(destination), gateway.map(ip)));
+            assert_eq!(found, expected, "{destination} {gateway:?}");
+        }
+        let said = [any, by, subnet].map(|it| it.to_string());
+        assert_eq!(said, ["its default route", "its default route by 10.1.0.9", "its routes"]);
     }
 
     #[test]

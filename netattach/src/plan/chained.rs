@@ -92,24 +92,27 @@ pub(super) fn ports(chained: &Map<String, Value>) -> Option<Value> {
     is_something.then(|| ports.clone())
 }
 
-/// Refuses a second plugin that limits the interface, as one of the two would have no effect, and a second that gives it
-/// the dataplane. `chained`: position, type and configuration of what is not executed by name.
+/// Refuses a second plugin that limits the interface, as one of the two would have no effect, a second that gives it the
+/// dataplane, and a second `firewall`, whose rules would be in the place of the first one's. `chained`: position, type and
+/// configuration of what is not executed by name.
 pub(super) fn check_once<'a>(
     chained: impl Iterator<Item = (usize, &'a str, &'a Map<String, Value>)>,
 ) -> Result<(), CniError> {
-    let (mut is_limited, mut has_dataplane) = (false, false);
+    let (mut is_limited, mut has_dataplane, mut is_admitted) = (false, false, false);
     for (position, kind, config) in chained {
-        let (limits, gives) = match kind {
+        let (limits, is_second) = match kind {
             bandwidth::KIND => (bandwidth::asked(config).is_some(), false),
-            dataplane::KIND => (dataplane::limits(config), true),
+            dataplane::KIND => (dataplane::limits(config), std::mem::replace(&mut has_dataplane, true)),
+            firewall::KIND if !firewall::is_for_firewalld(config) => {
+                (false, std::mem::replace(&mut is_admitted, true))
+            }
             _ => (false, false),
         };
-        let why = match (is_limited && limits, has_dataplane && gives) {
-            (_, true) => "the list has it already",
-            (true, false) => "a plugin before it limits the interface already",
+        let why = match (is_second, is_limited && limits) {
+            (true, _) => "the list has it already",
+            (false, true) => "a plugin before it limits the interface already",
             (false, false) => {
                 is_limited |= limits;
-                has_dataplane |= gives;
                 continue;
             }
         };
@@ -226,6 +229,42 @@ mod tests {
             let mut steps = before;
             admit(&mut steps, asked());
             assert_eq!(steps, expected);
+        }
+    }
+
+    /// Rows: FWL-once.
+    #[test]
+    fn a_list_has_one_firewall_and_one_dataplane() {
+        let once = |kinds: &[(&str, Value)]| {
+            let chained = kinds.iter().enumerate();
+            let chained =
+                chained.map(|(index, (kind, config))| (index + 1, *kind, config.as_object().unwrap()));
+            check_once(chained).map_err(|error| (error.code, error.msg))
+        };
+        let (firewall, dataplane) = ("firewall", dataplane::KIND);
+        let closed = json!({"ingressPolicy": "isolated"});
+        let by_firewalld = json!({"backend": "firewalld"});
+        let limited = json!({"bandwidth": {"ingressRate": 5000}});
+        let said = |told: &str| Err((code::INVALID_CONFIG, told.to_owned()));
+        for (kinds, expected) in [
+            (
+                vec![(firewall, closed.clone()), ("tuning", json!({})), (firewall, json!({}))],
+                said("plugins[3].type: firewall: the list has it already"),
+            ),
+            // Firewalld has rules of its own.
+            (vec![(firewall, closed.clone()), (firewall, by_firewalld.clone())], Ok(())),
+            (vec![(firewall, by_firewalld), (firewall, closed)], Ok(())),
+            (
+                vec![(dataplane, json!({})), (dataplane, json!({}))],
+                said("plugins[2].type: netattach: the list has it already"),
+            ),
+            (
+                vec![(BANDWIDTH, json!({"ingressRate": 5000})), (dataplane, limited)],
+                said("plugins[2].type: netattach: a plugin before it limits the interface already"),
+            ),
+            (vec![("tuning", json!({"mtu": 1400})), ("tuning", json!({"mtu": 1300}))], Ok(())),
+        ] {
+            assert_eq!(once(&kinds), expected, "{kinds:?}");
         }
     }
 

@@ -150,7 +150,7 @@ pub fn expected(
                     expected.vrf = Some(chosen.clone());
                 }
             }
-            Step::Tune(tune) => expected.tune = Some(tune.clone()),
+            Step::Tune(tune) => expected.tune = Some(expected.tune.unwrap_or_default().then(tune)),
             Step::MoveDefaultRoutes { .. } => {
                 let routes = routing::moved(attachment.yields_to, outputs.all()).to_vec();
                 expected.default_routes = Some((attachment.ifname.clone(), routes));
@@ -170,22 +170,51 @@ pub fn expected(
     if let Some(pod) = &mut expected.pod {
         let listed = listed(&pod.name).map(|index| interface(last, index));
         pod.mac = listed.as_ref().and_then(|listed| listed.mac).or(pod.mac);
-        // A plugin may change the MTU and report its result in a version without that field.
+        // A plugin may change the MTU and report its result in a version without that field, or pass on the one that it was handed.
         let others =
             attachment.steps.iter().any(|step| matches!(step, Step::Delegate(it) if it.role == Role::Plugin));
         let tuned = expected.tune.as_ref().and_then(|tune| tune.properties.mtu);
-        let silent = if others { 0 } else { tuned.unwrap_or(pod.mtu) };
-        pod.mtu = listed.map(|listed| listed.mtu).filter(|mtu| *mtu > 0).unwrap_or(silent);
+        pod.mtu = match listed.map(|listed| listed.mtu).filter(|mtu| *mtu > 0) {
+            Some(mtu) if others && mtu == pod.mtu => 0,
+            Some(mtu) => mtu,
+            None if others => 0,
+            None => tuned.unwrap_or(pod.mtu),
+        };
     } else if matches!(attachment.made_by(), MadeBy::Device(device) if device.userspace.is_some()) {
         // The pod's program drives it: there is no interface, though the result has one for the addresses.
     } else if let Some(index) = listed(&attachment.ifname)
         .filter(|index| !expected.loopback && last.interfaces[*index].sandbox.as_deref() == Some(netns))
     {
-        expected.pod = Some(interface(last, index));
+        let mut pod = interface(last, index);
+        if is_handed_on(attachment, outputs, &pod)? {
+            pod.mtu = 0;
+        }
+        expected.pod = Some(pod);
         let its = last.ips.iter().filter(|ip| ip.interface == Some(index));
         expected.addresses = its.map(|ip| ip.address).collect();
     }
     Ok(expected)
+}
+
+/// Whether other plugins came behind the one that made an interface, and its MTU is the one which that reported: they may have
+/// changed it and passed on what they were handed.
+fn is_handed_on(
+    attachment: &AttachmentPlan,
+    outputs: Brought<'_>,
+    last: &Interface,
+) -> Result<bool, CniError> {
+    let printed = |(index, step): (usize, &Step)| match (step, outputs.step(index)?) {
+        (Step::Delegate(delegate), Output::Delegate { result }) if delegate.role == Role::Plugin => {
+            Some(result)
+        }
+        (Step::TakeMade(_), Output::Delegate { result }) => Some(result),
+        _ => None,
+    };
+    let mut printed = attachment.steps.iter().enumerate().filter_map(printed);
+    let (Some(first), Some(_)) = (printed.next(), printed.next()) else { return Ok(false) };
+    let first = first.read(attachment.version)?;
+    let made = first.interfaces.iter().find(|one| one.sandbox.is_some() && one.name == last.name);
+    Ok(made.and_then(|made| made.mtu) == Some(last.mtu))
 }
 
 /// An interface from the list of a result.
@@ -314,6 +343,48 @@ mod tests {
         assert_eq!((mtu(&chained, None), mtu(&chained, Some(1400))), (1500, 1400));
         chained.steps.push(tuning(Role::Plugin));
         assert_eq!((mtu(&chained, None), mtu(&chained, Some(1400))), (0, 1400));
+        assert_eq!(mtu(&chained, Some(1500)), 0, "handed on");
+    }
+
+    #[test]
+    fn what_each_of_two_plugins_has_tuned_is_expected() {
+        let mut tuned = attachment();
+        let of = |properties| Tune { properties, ..Tune::default() };
+        let (long, small) = (
+            of(spec::Properties { queue: Some(7), mtu: Some(1300), ..spec::Properties::default() }),
+            of(spec::Properties { mtu: Some(1400), ..spec::Properties::default() }),
+        );
+        tuned.steps.extend([Step::Tune(long.clone()), Step::Tune(small.clone())]);
+        let mut outputs = outputs();
+        (5..7).for_each(|index| outputs.insert(StepRef(0, index), Output::Nothing));
+        let expected = expected(&tuned, outputs.of(0), &CniResult::default(), POD).unwrap();
+        assert_eq!((expected.tune, expected.pod.unwrap().mtu), (Some(long.then(&small)), 1400));
+    }
+
+    #[test]
+    fn the_mtu_that_another_plugin_reports_is_expected_unless_one_behind_it_has_handed_it_on() {
+        let mut foreign = attachment();
+        let plugin = |plugin: &str| {
+            Step::Delegate(crate::step::Delegate {
+                plugin: plugin.into(),
+                config: serde_json::Map::new(),
+                role: Role::Plugin,
+            })
+        };
+        let mtu = |attachment: &AttachmentPlan, told: [u32; 2]| {
+            let printed = told.map(|mtu| {
+                let result = listed(POD, Some(mtu)).to_value(attachment.version).unwrap().into();
+                Output::Delegate { result }
+            });
+            let all = printed.into_iter().take(attachment.steps.len()).enumerate();
+            let outputs: Outputs = all.map(|(index, output)| (StepRef(0, index as u16), output)).collect();
+            let last = listed(POD, Some(told[attachment.steps.len() - 1]));
+            expected(attachment, outputs.of(0), &last, POD).unwrap().pod.unwrap().mtu
+        };
+        foreign.steps = vec![plugin("makes-a-card")];
+        assert_eq!(mtu(&foreign, [1500, 0]), 1500);
+        foreign.steps.push(plugin("tuning"));
+        assert_eq!((mtu(&foreign, [1500, 1500]), mtu(&foreign, [1500, 1400])), (0, 1400));
     }
 
     #[test]

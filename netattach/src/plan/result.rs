@@ -70,7 +70,14 @@ pub fn result(
                     own.mac = Some(mac.to_string());
                 }
             }
-            (Step::Tune(tune), _) => tuned(&mut result, sandbox, attachment, tune),
+            (Step::Tune(tune), _) => {
+                let of_pod = |one: &&mut cni::Interface| {
+                    one.sandbox.as_deref() == Some(&sandbox.netns) && one.name == attachment.ifname
+                };
+                if let Some(own) = result.interfaces.iter_mut().find(of_pod) {
+                    tuned(own, tune);
+                }
+            }
             (_, Output::Loopback { addresses }) => {
                 pod = Some(result.interfaces.len());
                 result.interfaces.push(cni::Interface {
@@ -108,12 +115,8 @@ pub fn result(
     Ok(result)
 }
 
-/// Puts the Ethernet address that the interface was given into the result, and the MTU where the result has one.
-fn tuned(result: &mut CniResult, sandbox: &Sandbox, attachment: &AttachmentPlan, tune: &Tune) {
-    let of_pod = |one: &&mut cni::Interface| {
-        one.sandbox.as_deref() == Some(&sandbox.netns) && one.name == attachment.ifname
-    };
-    let Some(interface) = result.interfaces.iter_mut().find(of_pod) else { return };
+/// Puts the Ethernet address and the MTU that an interface was given into what a result says of it; the MTU where it says any.
+pub fn tuned(interface: &mut cni::Interface, tune: &Tune) {
     if let Some(mac) = tune.properties.mac {
         interface.mac = Some(mac.to_string());
     }

@@ -15,6 +15,25 @@ pub struct Tune {
     pub properties: Properties,
 }
 
+impl Tune {
+    /// What there is once `later` was done as well.
+    #[must_use]
+    pub fn then(mut self, later: &Self) -> Self {
+        self.sysctls.retain(|one| !later.sysctls.iter().any(|it| it.path == one.path));
+        self.sysctls.extend(later.sysctls.iter().cloned());
+        let Properties { mac, mtu, promisc, allmulti, queue } = later.properties;
+        let before = self.properties;
+        let properties = Properties {
+            mac: mac.or(before.mac),
+            mtu: mtu.or(before.mtu),
+            promisc: promisc.or(before.promisc),
+            allmulti: allmulti.or(before.allmulti),
+            queue: queue.or(before.queue),
+        };
+        Self { sysctls: self.sysctls, properties }
+    }
+}
+
 /// A kernel setting.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sysctl {
@@ -111,6 +130,35 @@ mod tests {
         assert_eq!(Properties::default().before(&now()), Properties::default());
         assert!(before.missing(&now()).is_empty());
         assert_eq!(wanted.missing(&now()), wanted);
+    }
+
+    #[test]
+    fn of_what_is_changed_twice_the_last_is_there_and_all_else_of_both() {
+        let sysctl = |path: &str, value: &str| Sysctl {
+            key: format!("net.{}", path.replace('/', ".")),
+            path: path.to_owned(),
+            value: value.to_owned(),
+        };
+        let first = Tune {
+            sysctls: vec![sysctl("core/somaxconn", "500"), sysctl("ipv4/ip_forward", "1")],
+            properties: Properties { mtu: Some(1400), promisc: Some(true), ..Properties::default() },
+        };
+        let later = Tune {
+            sysctls: vec![Sysctl { key: "net/core/somaxconn".to_owned(), ..sysctl("core/somaxconn", "600") }],
+            properties: Properties { mtu: Some(1300), queue: Some(7), ..Properties::default() },
+        };
+        let both = Tune {
+            sysctls: vec![first.sysctls[1].clone(), later.sysctls[0].clone()],
+            properties: Properties {
+                mtu: Some(1300),
+                promisc: Some(true),
+                queue: Some(7),
+                ..Properties::default()
+            },
+        };
+        assert_eq!(first.clone().then(&later), both);
+        assert_eq!(Tune::default().then(&first), first);
+        assert_eq!(first.clone().then(&Tune::default()), first);
     }
 
     #[test]

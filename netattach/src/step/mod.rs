@@ -168,6 +168,9 @@ pub struct SetDevice {
     /// Ethernet address, given by the physical function where there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mac: Option<Mac>,
+    /// In bytes. An agent that does not know it gives the device its own back all the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mtu: Option<u32>,
 }
 
 /// The files of an attachment's device information (NPWG Device Information Specification, section 4).

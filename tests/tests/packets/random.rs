@@ -5,6 +5,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use netattach::objects::access::Restrictions;
 use netattach::policy::diff::Programmed;
 use netattach::policy::explain::{self, Asked, End, Form, NodeRules, Question, View};
 use netattach::policy::incremental::Compiler;
@@ -391,7 +392,7 @@ fn random_packets_fare_as_their_bytes_and_the_policies_text_say() {
             endpoints: [(1, ids)].into(),
             last_id: 0,
         };
-        let (limited, node) = (BTreeMap::new(), NodeRules::default());
+        let (limited, node, restrictions) = (BTreeMap::new(), NodeRules::default(), Restrictions::default());
         let view = View {
             objects: &objects,
             endpoints: &endpoints,
@@ -400,6 +401,7 @@ fn random_packets_fare_as_their_bytes_and_the_policies_text_say() {
             desired: &desired,
             node,
             behind_translation: false,
+            restrictions: &restrictions,
         };
         let dice = Dice::new(seed);
         for number in 0..2 * PACKETS {

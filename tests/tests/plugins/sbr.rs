@@ -6,6 +6,8 @@ use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 
 use netattach::netlink::Handle;
+use netattach::plan::link_group;
+use netattach_tests::crowd::crowd_of_rules;
 use netattach_tests::manifest::{self, NAMESPACE};
 use netattach_tests::node::{WIRE, executable, ip};
 use netattach_tests::runtime::{Call, Runtime, config, with_result};
@@ -35,7 +37,7 @@ struct Seen {
 /// Rules as source and table, and the routes of their tables and of the main one. Only those of the source's family, as
 /// the reference puts those of the other family there too, where nothing finds them; and none of IPv6 link-local
 /// addresses, which the reference takes from the main table, where neighbours are then not found.
-#[derive(Debug, Default, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 struct Routing {
     rules: Vec<(IpAddr, u32, u32)>,
     tables: BTreeSet<String>,
@@ -204,9 +206,22 @@ fn sbr_has_gateways_and_hints_and_looks_for_its_rules() {
     assert_eq!(found.main, main.map(str::to_owned).into());
     let check = || side.runtime.run("CHECK", side.call(), &sbr).unwrap();
     assert_eq!(check().exit, Some(0));
-    ip(&side.pod, &["rule", "del", "from", "10.1.0.2"]).unwrap();
-    let said = check().stdout["msg"].as_str().unwrap().to_owned();
-    assert!(said.ends_with("the rule for what 10.1.0.2 sends is gone"), "{said}");
+    // Each is told of before the one above it.
+    for (words, what) in [
+        (
+            ["-6", "route", "flush", "table", "101"].as_slice(),
+            "table 101 has lost its default route for what fd00::2 sends",
+        ),
+        (
+            &["route", "replace", "default", "via", "10.1.0.1", "dev", "eth0", "table", "100"],
+            "table 100 has lost its default route by 10.1.0.9 for what 10.1.0.2 sends",
+        ),
+        (&["rule", "del", "from", "10.1.0.2"], "the rule for what 10.1.0.2 sends is gone"),
+    ] {
+        ip(&side.pod, words).unwrap();
+        let said = check().stdout["msg"].as_str().unwrap().to_owned();
+        assert!(said.ends_with(what), "{said}");
+    }
     // The interface is gone: what its addresses were is in the result.
     ip(&side.pod, &["link", "del", "eth0"]).unwrap();
     let del = || side.runtime.run("DEL", side.call(), &sbr).unwrap().exit;
@@ -215,6 +230,70 @@ fn sbr_has_gateways_and_hints_and_looks_for_its_rules() {
     // So is the namespace.
     let gone = Call { netns: "/run/netns/gone".as_ref(), ..side.call() };
     assert_eq!(side.runtime.run("DEL", gone, &sbr).unwrap().exit, Some(0));
+}
+
+/// A result with that address of eth0, and a network address.
+fn result_of(mac: &str, address: &str) -> Value {
+    json!({"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "mac": mac, "sandbox": "/pod"}],
+        "ips": [{"interface": 0, "address": address}], "dns": {}})
+}
+
+/// Rows: SBR-del.
+#[test]
+fn a_pod_with_more_rules_than_are_read_loses_those_of_sbr() {
+    let own = own();
+    let ips = json!([{"interface": 1, "address": "10.1.0.2/24"}, {"interface": 1, "address": "fd00::2/64"}]);
+    let previous = json!({"cniVersion": "1.0.0", "interfaces": [{"name": "br0"}, {"name": "eth0", "sandbox": "/pod"}],
+        "ips": ips, "dns": {}});
+    for (keys, has_result) in [(json!({}), true), (json!({"table": 500}), true), (json!({}), false)] {
+        let side = Side::new(own.path().to_owned(), &ips);
+        let rules = || {
+            let found = side.pod.run(Handle::open).unwrap().rules().unwrap();
+            let sources = found.iter().map(|rule| rule.source.to_string());
+            sources.filter(|source| !source.starts_with("11.")).collect::<Vec<_>>()
+        };
+        let sbr = config("1.0.0", "sbr", &keys);
+        let with = with_result(&sbr, &previous);
+        side.runtime.add(side.call(), &with).unwrap();
+        assert_eq!(rules(), ["10.1.0.2", "fd00::2"]);
+        crowd_of_rules(&side.pod).unwrap();
+        for _ in 0..2 {
+            let del = if has_result { &with } else { &sbr };
+            let answer = side.runtime.run("DEL", side.call(), del).unwrap();
+            assert_eq!((answer.exit, rules()), (Some(0), Vec::new()), "{keys} {has_result}");
+        }
+    }
+}
+
+/// The path leads to another container's namespace by now, whose interface has the name.
+///
+/// Rows: SBR-late-del.
+#[test]
+fn a_late_del_leaves_the_rules_alone_of_the_pod_that_has_the_namespaces_path_now() {
+    let own = own();
+    let ips = json!([{"interface": 1, "address": "10.1.0.2/24"}]);
+    let side = Side::new(own.path().to_owned(), &ips);
+    let eth0 = || Handle::open_in(side.pod.netns()).unwrap().link("eth0").unwrap();
+    let mac = eth0().mac.unwrap().to_string();
+    let sbr = config("1.0.0", "sbr", &json!({}));
+    let its = with_result(&sbr, &result_of(&mac, "10.1.0.2/24"));
+    let other = Call { container: "c2", ..side.call() };
+    side.runtime.add(other, &its).unwrap();
+    let attached = Routing::of(&side.pod);
+    assert_eq!(attached.rules.len(), 1);
+    let unchanged = |late: &Value| {
+        let answer = side.runtime.run("DEL", side.call(), late).unwrap();
+        assert_eq!((answer.exit, Routing::of(&side.pod)), (Some(0), attached.clone()), "{late}");
+    };
+    // An address of its own, or none that is known; and that of the other one, whose link says that it is not this one's.
+    unchanged(&with_result(&sbr, &result_of("02:00:00:00:00:99", "10.1.0.2/24")));
+    unchanged(&with_result(&sbr, &result_of(&mac, "10.9.0.2/24")));
+    let group = link_group("c2", "eth0");
+    Handle::open_in(side.pod.netns()).unwrap().set_group(eth0().index, group).unwrap();
+    unchanged(&its);
+    unchanged(&sbr);
+    let answer = side.runtime.run("DEL", other, &its).unwrap();
+    assert_eq!((answer.exit, Routing::of(&side.pod).rules), (Some(0), Vec::new()));
 }
 
 /// Rows: SBR-agent.

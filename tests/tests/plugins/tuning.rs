@@ -5,6 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 
 use netattach::netlink::Handle;
+use netattach::plan::link_group;
 use netattach::spec::Properties;
 use netattach_tests::manifest::{self, NAMESPACE};
 use netattach_tests::node::{WIRE, executable, ip};
@@ -151,6 +152,79 @@ fn either_gives_back_what_the_other_has_changed() {
     }
 }
 
+/// The CHECK of every plugin of a list gets the last result.
+///
+/// Rows: TUN-result.
+#[test]
+fn the_plugin_that_made_an_interface_finds_it_as_it_was_tuned() {
+    let own = tempfile::tempdir().unwrap();
+    for name in ["bridge", "tuning"] {
+        symlink(executable("netattach-cni").unwrap(), own.path().join(name)).unwrap();
+    }
+    for version in ["0.4.0", "1.0.0", "1.1.0"] {
+        let runtime = Runtime { node: Namespace::new().unwrap(), plugins: own.path().to_owned() };
+        let (pod, dir) = (Namespace::new().unwrap(), tempfile::tempdir().unwrap());
+        let call = Call { container: "c1", ifname: "eth0", netns: pod.path(), args: "" };
+        let ipam = json!({"type": "host-local", "dataDir": dir.path(), "subnet": "10.1.0.0/24"});
+        let bridge = config(version, "bridge", &json!({"bridge": "br0", "isGateway": true, "ipam": ipam}));
+        let tuned = json!({"mac": MAC, "mtu": 1400, "dataDir": dir.path().join("tuning")});
+        let tuning = config(version, "tuning", &tuned);
+        let made = runtime.add(call, &bridge).unwrap();
+        let result = runtime.add(call, &with_result(&tuning, &made)).unwrap();
+        for plugin in [&bridge, &tuning] {
+            runtime.after("CHECK", call, plugin, &result).unwrap();
+        }
+        ip(&pod, &["link", "set", "eth0", "mtu", "1390"]).unwrap();
+        let check = |plugin: &Value| {
+            let answer = runtime.run("CHECK", call, &with_result(plugin, &result)).unwrap();
+            answer.stdout["msg"].as_str().map(str::to_owned)
+        };
+        // Without a result that has it, the plugin that has set it knows it alone.
+        let expected = (version != "0.4.0").then_some("eth0 (net): interface eth0 has MTU 1390, not 1400");
+        assert_eq!(check(&bridge).as_deref(), expected, "{version}");
+        let expected = Some("eth0 (net): interface eth0 has no longer MTU 1400");
+        assert_eq!(check(&tuning).as_deref(), expected, "{version}");
+        for plugin in [&tuning, &bridge] {
+            runtime.after("DEL", call, plugin, &result).unwrap();
+        }
+        assert!(Handle::open_in(pod.netns()).unwrap().find_link("eth0").unwrap().is_none(), "{version}");
+    }
+}
+
+/// The path leads to another container's namespace by now, whose interface has the name.
+///
+/// Rows: TUN-late-del.
+#[test]
+fn a_late_del_leaves_the_interface_alone_of_the_pod_that_has_the_namespaces_path_now() {
+    let own = tempfile::tempdir().unwrap();
+    symlink(executable("netattach-cni").unwrap(), own.path().join("tuning")).unwrap();
+    let side = Side::new(own.path().to_owned());
+    let before = side.properties();
+    let result = |mac: &str| json!({"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "mac": mac, "sandbox": "/pod"}]});
+    let tuning = config("1.0.0", "tuning", &json!({"mtu": 1400, "dataDir": side.dir.path()}));
+    let file = side.dir.path().join("c1_eth0.json");
+    let (others, its) = (result("02:00:00:00:00:99"), result("02:00:00:00:00:01"));
+    let del =
+        |result: &Value| side.runtime.run("DEL", side.call(), &with_result(&tuning, result)).unwrap().exit;
+    // It has another address; or its link says that it is not this one's.
+    for (late, group) in [(&others, 0), (&its, link_group("c2", "eth0"))] {
+        side.runtime.add(side.call(), &with_result(&tuning, &its)).unwrap();
+        let tuned = side.properties();
+        assert_eq!((tuned.mtu, file.exists()), (Some(1400), true));
+        let mut inside = Handle::open_in(side.pod.netns()).unwrap();
+        let index = inside.link("eth0").unwrap().index;
+        inside.set_group(index, group).unwrap();
+        assert_eq!((del(late), side.properties(), file.exists()), (Some(0), tuned, false), "{late} {group}");
+        inside.set_mtu(index, 1500).unwrap();
+    }
+    // With the group of its own it is its own whatever address it has.
+    let mut inside = Handle::open_in(side.pod.netns()).unwrap();
+    let index = inside.link("eth0").unwrap().index;
+    inside.set_group(index, link_group("c1", "eth0")).unwrap();
+    side.runtime.add(side.call(), &with_result(&tuning, &its)).unwrap();
+    assert_eq!((del(&others), side.properties()), (Some(0), before));
+}
+
 /// The kinds of interfaces that the kernel has, with the keys of each.
 fn kinds() -> Vec<(&'static str, Value)> {
     let all = [
@@ -217,6 +291,32 @@ fn an_agent_tunes_the_interfaces_that_it_has_made() {
         assert_eq!(node.del(&pod).success(), Value::Null);
         assert_eq!(Snapshot::take(&node, &[&pod]).unwrap().pods, before.pods, "{name}");
     }
+}
+
+/// Rows: TUN-agent.
+#[test]
+fn an_agent_looks_for_what_each_tuning_of_a_list_has_set() {
+    let mut node = Node::new(&[]).unwrap();
+    let bridge = json!({"type": "bridge", "bridge": "br1", "ipam": node.host_local(&["10.70.0.0/24"])});
+    let first = json!({"type": "tuning", "txQLen": 50, "mtu": 1300,
+        "sysctl": {"net.ipv4.conf.IFNAME.log_martians": "1"}});
+    let plugins = json!([bridge, first, {"type": "tuning", "mtu": 1400}]);
+    let config = json!({"cniVersion": "1.0.0", "name": "twice", "plugins": plugins});
+    node.write("twice", &manifest::network(NAMESPACE, "twice", &config)).unwrap();
+    node.write("pod", &manifest::pod("a", &json!({}), &json!("twice"))).unwrap();
+    node.start().unwrap();
+    let pod = Pod::new("a").unwrap();
+    node.add(&pod).success();
+    let found = Handle::open_in(pod.namespace.netns()).unwrap().properties("net1").unwrap();
+    assert_eq!((found.mtu, found.queue), (Some(1400), Some(50)));
+    assert_eq!(node.check(&pod).success(), Value::Null);
+    ip(&pod.namespace, &["link", "set", "net1", "txqueuelen", "60"]).unwrap();
+    let (_, said) = node.check(&pod).failure();
+    assert!(said.ends_with("interface net1 has no longer txQLen 50"), "{said}");
+    pod.namespace.run(|| fs::write("/proc/sys/net/ipv4/conf/net1/log_martians", "0")).unwrap();
+    let (_, said) = node.check(&pod).failure();
+    assert!(said.ends_with(r#"net/ipv4/conf/net1/log_martians is "0", not "1""#), "{said}");
+    assert_eq!(node.del(&pod).success(), Value::Null);
 }
 
 /// A device that goes home has its own properties there, also when the ADD fails behind `tuning`.

@@ -7,6 +7,7 @@ use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 
 use netattach::netlink::Handle;
+use netattach::plan::link_group;
 use netattach_tests::manifest::{self, NAMESPACE};
 use netattach_tests::node::{WIRE, executable, ip};
 use netattach_tests::runtime::{Call, Runtime, config, with_result};
@@ -286,6 +287,43 @@ fn vrf_keeps_every_route_and_needs_no_interface_to_be_undone() {
 
 /// Refused before anything is made, so on every kernel.
 ///
+/// The path leads to another container's namespace by now, whose interface has the name and is in a VRF of the same name.
+///
+/// Rows: VRF-late-del.
+#[test]
+fn a_late_del_leaves_the_vrf_alone_of_the_pod_that_has_the_namespaces_path_now() {
+    let test = "a_late_del_leaves_the_vrf_alone_of_the_pod_that_has_the_namespaces_path_now";
+    if !has_driver() {
+        return tools::report_skipped(test, NO_DRIVER);
+    }
+    let own = own();
+    let side = Side::new(own.path().to_owned());
+    let eth0 = || Handle::open_in(side.pod.netns()).unwrap().link("eth0").unwrap();
+    let vrf = config("1.0.0", "vrf", &json!({"vrfname": "blue"}));
+    let with_mac = |mac: &str| {
+        let mut result = previous("1.0.0");
+        result["interfaces"][0]["mac"] = json!(mac);
+        with_result(&vrf, &result)
+    };
+    let its = with_mac(&eth0().mac.unwrap().to_string());
+    let other = Call { container: "c2", ..side.call() };
+    side.runtime.add(other, &its).unwrap();
+    let attached = shown(&side.pod);
+    assert_eq!(attached["eth0"].controller.as_deref(), Some("blue"));
+    let unchanged = |late: &Value| {
+        let answer = side.runtime.run("DEL", side.call(), late).unwrap();
+        assert_eq!((answer.exit, &shown(&side.pod)), (Some(0), &attached), "{late}");
+    };
+    unchanged(&with_mac("02:00:00:00:00:99"));
+    // Its link says that it is not this one's.
+    let group = link_group("c2", "eth0");
+    Handle::open_in(side.pod.netns()).unwrap().set_group(eth0().index, group).unwrap();
+    unchanged(&its);
+    unchanged(&vrf);
+    let answer = side.runtime.run("DEL", other, &its).unwrap();
+    assert_eq!((answer.exit, shown(&side.pod)["eth0"].controller.as_deref()), (Some(0), None));
+}
+
 /// Rows: VRF-table.
 #[test]
 fn a_table_that_others_use_is_refused_where_it_is_asked_for() {

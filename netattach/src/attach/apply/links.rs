@@ -73,6 +73,9 @@ impl Executor<'_> {
         let (device, claim) = claimed(attachment, self.progress.outputs().of(at.0))?;
         let claimed = (claim, &mut self.looked);
         take_device::set(&mut self.host, device, claimed, (&set.function, set.mac))?;
+        if let Some(mtu) = set.mtu {
+            take_device::set_mtu(&mut self.host, (claim, &mut self.looked), mtu)?;
+        }
         Ok(Output::Nothing)
     }
 

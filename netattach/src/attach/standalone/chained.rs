@@ -8,9 +8,12 @@ use crate::attach::error::step_code;
 use crate::attach::{AttachError, StepError, flock};
 use crate::cni::{self, AttachmentId, CniError, CniResult, code};
 use crate::link::{self, Facts};
+use crate::mac::Mac;
 use crate::nat::without_agent::{self, Plugin, Whose};
 use crate::netlink::Handle;
 use crate::netns::Netns;
+use crate::plan;
+use crate::spec::OWN_GROUPS;
 
 /// How long another process may hold the namespace's lock.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -67,6 +70,28 @@ pub(super) fn is_gone(request: &cni::Request) -> Result<bool, CniError> {
 pub(super) fn is_nodes_own(netns: &Netns, request: &cni::Request) -> Result<bool, CniError> {
     let own = Netns::current().map_err(AttachError::from)?;
     Ok(netns.id() == own.id() && !request.netns_override)
+}
+
+/// Whether the pod's interface of that name is another container's: the path of a DEL that comes late may lead to that one's
+/// namespace by now. The group of a link that netattach has made says whose it is. Of any other there is the Ethernet address that
+/// the result has, if it has one.
+///
+/// # Errors
+/// The kernel cannot be asked.
+pub(super) fn is_anothers(request: &cni::Request, pod: &mut Handle) -> Result<bool, StepError> {
+    let Some(found) = pod.find_link(&request.ifname)? else { return Ok(false) };
+    if found.group & OWN_GROUPS != 0 {
+        return Ok(found.group != plan::link_group(&request.container_id, &request.ifname));
+    }
+    let result = request.prev_result().ok().flatten();
+    let had = result.as_ref().and_then(|result| address_of(result, &request.ifname));
+    Ok(had.is_some_and(|had| found.mac != Some(had)))
+}
+
+/// The Ethernet address of the pod's interface of that name, as far as a result has it.
+fn address_of(result: &CniResult, ifname: &str) -> Option<Mac> {
+    let own = result.interfaces.iter().find(|one| one.sandbox.is_some() && one.name == ifname)?;
+    own.mac.as_deref()?.parse().ok()
 }
 
 /// Takes back what the node translates for attachments of a network that are not in the list.

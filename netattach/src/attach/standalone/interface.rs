@@ -15,12 +15,14 @@ use crate::error_chain::Chain;
 use crate::firewall::senders;
 use crate::ipam::{self, Owner};
 use crate::link::{Driver, Facts};
+use crate::mac::Mac;
 use crate::nat::without_agent::{self, Plugin};
-use crate::netlink::Handle;
+use crate::netlink::{Handle, LinkState};
 use crate::netns::{Netns, NetnsError, NetnsId};
 use crate::plan::check::expected;
 use crate::plan::resolve::{one, remains_of_one};
 use crate::plan::{AttachmentPlan, Plan, Sandbox, result};
+use crate::spec::OWN_GROUPS;
 use crate::step::{Output, Outputs, Step};
 
 pub(super) struct Interface<'a> {
@@ -118,7 +120,7 @@ impl Interface<'_> {
         let sandbox = sandbox(request, netns.map_or(NOWHERE, Netns::id));
         let attachment = remains_of_one(&sandbox, self.driver, request);
         let outputs = match netns {
-            Some(netns) => self.made_according_to_result(&attachment, netns)?,
+            Some(netns) => self.made_according_to_result((&sandbox, &attachment), netns)?,
             None => Outputs::default(),
         };
         let plan = Plan { sandbox, attachments: vec![attachment], dynamic: None };
@@ -131,10 +133,11 @@ impl Interface<'_> {
     }
 
     /// The link of `prevResult`, if the pod has it. Links made by this plugin are recognised by their group, see
-    /// [`Sandbox::link_group`]; this finds links that another implementation made before it was replaced.
+    /// [`Sandbox::link_group`]; this finds links that another implementation made before it was replaced. A reused namespace may
+    /// hold another container's link of that name, and all ipvlans and VLANs of a parent have its address.
     fn made_according_to_result(
         &self,
-        attachment: &AttachmentPlan,
+        (sandbox, attachment): (&Sandbox, &AttachmentPlan),
         netns: &Netns,
     ) -> Result<Outputs, CniError> {
         let previous = self.request.prev_result().ok().flatten();
@@ -145,11 +148,13 @@ impl Interface<'_> {
             AttachError::step(Doing::Detach, attachment, "read the kernel's state", StepError::Netlink(error))
         };
         let found = pod.find_link(&attachment.ifname).map_err(failed)?;
+        let is_its = |link: &LinkState, mac: Option<Mac>| {
+            let is_of_kind = attachment.link().is_none_or(|made| link.kind == made.shown_kind());
+            let is_anothers = link.group & OWN_GROUPS != 0 && link.group != sandbox.link_group();
+            mac.is_some() && link.mac == mac && is_of_kind && !is_anothers
+        };
         outputs.retain(|_, output| match output {
-            // A reused namespace may hold another container's link of that name.
-            Output::Link { pod, .. } => {
-                pod.mac.is_some() && found.as_ref().is_some_and(|link| link.mac == pod.mac)
-            }
+            Output::Link { pod, .. } => found.as_ref().is_some_and(|link| is_its(link, pod.mac)),
             _ => false,
         });
         Ok(outputs)

@@ -3,9 +3,11 @@
 use std::net::IpAddr;
 
 use super::chained;
-use crate::attach::by_source;
+use crate::attach::{StepError, by_source};
 use crate::cni::{self, CniError, CniResult, Command, json};
 use crate::link;
+use crate::netlink::Handle;
+use crate::plan;
 use crate::spec::BySource;
 
 pub(super) struct Sbr<'a> {
@@ -45,9 +47,9 @@ impl Sbr<'_> {
         let asked = self.asked()?;
         let result = self.previous()?.ok_or_else(|| chained::missing(link::sbr::KIND))?;
         let (_, mut pod) = chained::sandbox(request)?;
-        let gone = by_source::without_rule(&mut pod, &asked, &self.addresses(&result));
-        let what = |address| format!("the rule for what {address} sends is gone");
-        chained::checked(request, gone.map_err(chained::cannot)?.map(what))
+        let addresses = plan::by_source::addresses(&result, &request.ifname);
+        let missing = by_source::missing(&mut pod, &request.ifname, &asked, &addresses);
+        chained::checked(request, missing.map_err(chained::cannot)?)
     }
 
     /// A namespace that is gone has taken its rules along.
@@ -56,20 +58,29 @@ impl Sbr<'_> {
         if chained::is_gone(request)? {
             return Ok(());
         }
+        let (_, mut pod) = chained::sandbox(request)?;
+        self.forget(&mut pod).map_err(chained::cannot)
+    }
+
+    fn forget(&self, pod: &mut Handle) -> Result<(), StepError> {
+        let request = self.request;
+        if chained::is_anothers(request, pod)? {
+            return Ok(());
+        }
         // What ADD would have refused has left nothing; what its addresses were is then as good a guess as any.
         let asked = self.asked().unwrap_or_default();
-        let had = self.previous().ok().flatten().map(|result| self.addresses(&result)).unwrap_or_default();
-        let (_, mut pod) = chained::sandbox(request)?;
-        by_source::forget(&mut pod, &request.ifname, &asked, &had).map_err(chained::cannot)
+        let result = self.previous().ok().flatten();
+        let had = result.map(|result| plan::by_source::addresses(&result, &request.ifname));
+        let mut sources: Vec<IpAddr> =
+            had.unwrap_or_default().into_iter().map(|(address, _)| address.addr()).collect();
+        if sources.is_empty() {
+            sources = by_source::sources_of(pod, &request.ifname)?;
+        }
+        by_source::forget(pod, &asked, &sources)
     }
 
     fn previous(&self) -> Result<Option<CniResult>, CniError> {
         self.request.prev_result()
-    }
-
-    fn addresses(&self, result: &CniResult) -> Vec<IpAddr> {
-        let its = crate::plan::by_source::addresses(result, &self.request.ifname);
-        its.iter().map(|(address, _)| address.addr()).collect()
     }
 
     fn asked(&self) -> Result<BySource, CniError> {

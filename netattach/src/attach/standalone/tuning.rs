@@ -12,6 +12,7 @@ use crate::cni::{self, CniError, Command, code, json};
 use crate::durable;
 use crate::link;
 use crate::netns::Netns;
+use crate::plan::result::tuned;
 use crate::spec::{Properties, Tune};
 
 /// Where files are kept unless `dataDir` says otherwise.
@@ -46,11 +47,9 @@ impl Tuning<'_> {
             self.keep(&before)?;
         }
         tuning::tune(&mut pod, &netns, ifname, &wanted).map_err(chained::cannot)?;
-        if let Some(mac) = wanted.properties.mac {
-            let of_pod = |one: &&mut cni::Interface| one.sandbox.is_some() && one.name == *ifname;
-            if let Some(interface) = result.interfaces.iter_mut().find(of_pod) {
-                interface.mac = Some(mac.to_string());
-            }
+        let of_pod = |one: &&mut cni::Interface| one.sandbox.is_some() && one.name == *ifname;
+        if let Some(interface) = result.interfaces.iter_mut().find(of_pod) {
+            tuned(interface, &wanted);
         }
         result.to_value(request.version)
     }
@@ -66,12 +65,15 @@ impl Tuning<'_> {
     }
 
     /// Gives back what there is to give back. As with the reference plugin it always succeeds: with the namespace the
-    /// interface is gone, or went home before.
+    /// interface is gone, or went home before. Where another's has its name by now, its own is gone as well.
     fn del(&self) {
         let Ok(path) = self.file() else { return };
         let Ok(text) = std::fs::read(&path) else { return };
         let given_back = serde_json::from_slice::<Properties>(&text).ok().and_then(|before| {
             let (_, mut pod) = chained::sandbox(self.request).ok()?;
+            if chained::is_anothers(self.request, &mut pod).ok()? {
+                return Some(());
+            }
             tuning::give_back(&mut pod, (&self.request.ifname, None), &before).ok()
         });
         let is_gone = || {

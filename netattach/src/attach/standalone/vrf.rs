@@ -56,6 +56,9 @@ impl VrfPlugin<'_> {
         // What ADD would have refused has left nothing.
         let Ok(asked) = self.asked() else { return Ok(()) };
         let (netns, mut pod) = chained::sandbox(request)?;
+        if chained::is_anothers(request, &mut pod).map_err(chained::cannot)? {
+            return Ok(());
+        }
         // Another ADD may be about to join what has no ports yet. A process of the pod that holds the lock keeps no DEL off.
         let _turn = chained::lock(&netns).ok();
         vrf::leave(&mut pod, &request.ifname, vrf::By::Name(&asked.name)).map_err(chained::cannot)

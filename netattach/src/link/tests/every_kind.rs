@@ -82,7 +82,7 @@ fn each_list_of_dns_has_as_many_entries_as_there_may_be_and_no_more() {
     }
 }
 
-/// Rows: MVL-macvtap, BRG-fastPath.
+/// Rows: MVL-macvtap, BRG-fastPath, LBK-refused.
 #[test]
 fn what_is_not_carried_out_is_refused_with_key_and_value() {
     let own = |kind: &str, key: &str, value: &str| {
@@ -97,6 +97,11 @@ fn what_is_not_carried_out_is_refused_with_key_and_value() {
         ("tap", "fastPath", json!(true)),
         ("tap", "selinuxContext", json!("a:b:c:d")),
         ("ipvlan", "fastPath", json!(true)),
+        ("loopback", "fastPath", json!(true)),
+        ("loopback", "bandwidth", json!({"ingressRate": 1_000_000})),
+        ("loopback", "sourceCheck", json!("mac")),
+        ("loopback", "allowedAddresses", json!(["10.1.0.9"])),
+        ("loopback", "vlans", json!([5])),
     ] {
         let mut config = json!({"ipam": pool()});
         config[key] = value.clone();

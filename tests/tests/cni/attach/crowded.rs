@@ -2,44 +2,14 @@
 //! they end like others.
 
 use std::collections::BTreeSet;
-use std::fmt::Write;
-use std::fs;
 
-use netattach::netlink::{Error, Handle, MOST_IN_POD};
+use netattach::netlink::Handle;
+use netattach_tests::crowd::{address, crowd, crowd_of_rules};
 use netattach_tests::manifest::{NAMESPACE, network, pod};
 use netattach_tests::node::ip;
 use netattach_tests::snapshot::{Network, Snapshot};
 use netattach_tests::{Namespace, Node, Pod};
 use serde_json::{Value, json};
-
-/// Sources of the pod's own rules, none of which is one of ours.
-fn address(number: usize) -> String {
-    let [_, a, b, c] = u32::try_from(number).unwrap().to_be_bytes();
-    format!("11.{a}.{b}.{c}/32")
-}
-
-/// Runs `ip -batch` in a pod.
-fn batch(pod: &Namespace, lines: impl Iterator<Item = String>) {
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("batch");
-    let mut text = String::new();
-    lines.for_each(|line| writeln!(text, "{line}").unwrap());
-    fs::write(&file, text).unwrap();
-    ip(pod, &["-batch", &file.to_string_lossy()]).unwrap();
-}
-
-/// Makes more of a kind until a handle does not read them all.
-fn crowd<T>(pod: &Namespace, list: fn(&mut Handle) -> Result<Vec<T>, Error>, line: impl Fn(usize) -> String) {
-    const AT_ONCE: usize = MOST_IN_POD / 8;
-    for round in 0..9 {
-        if let Err(error) = list(&mut Handle::open_in(pod.netns()).unwrap()) {
-            assert!(error.is_too_many(), "{error}");
-            return;
-        }
-        batch(pod, (round * AT_ONCE..(round + 1) * AT_ONCE).map(&line));
-    }
-    panic!("they are all read");
-}
 
 /// A node with the device `card`, a bridge, and a network whose routes are in tables by source; the pod `a` has the device,
 /// the bridge twice, so that it needs rules by source address, and the other.
@@ -85,14 +55,10 @@ fn a_pod_with_more_links_routes_and_rules_than_are_read_is_detached_whole() {
     assert_eq!(rules.iter().cloned().collect::<BTreeSet<_>>(), expected.into());
 
     a.namespace.loopback_up().unwrap();
-    crowd(&a.namespace, Handle::routes, |number| format!("route add {} dev lo", address(number)));
-    // The last ones first: the kernel looks for the place of each from the front.
-    crowd(&a.namespace, Handle::rules, |number| {
-        format!("rule add from {} lookup 1000 priority {}", address(number), 100_000 - number)
-    });
-    crowd(&a.namespace, Handle::links, |number| {
-        format!("link add own{number} type veth peer name own{number}p")
-    });
+    crowd(&a.namespace, Handle::routes, |number| format!("route add {} dev lo", address(number))).unwrap();
+    crowd_of_rules(&a.namespace).unwrap();
+    let links = |number| format!("link add own{number} type veth peer name own{number}p");
+    crowd(&a.namespace, Handle::links, links).unwrap();
     // The device has another name by now.
     ip(&a.namespace, &["link", "set", "net3", "down", "name", "mine"]).unwrap();
 

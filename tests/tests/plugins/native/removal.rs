@@ -6,6 +6,7 @@ use std::path::Path;
 
 use netattach::netlink::Handle;
 use netattach::spec::Veth;
+use netattach_tests::Namespace;
 use netattach_tests::runtime::Call;
 use netattach_tests::tools::has_driver;
 use serde_json::{Value, json};
@@ -81,10 +82,46 @@ fn del_frees_addresses_when_the_namespace_the_parent_and_the_ranges_are_gone() {
     }
 }
 
+/// The path leads to another container's namespace by now, whose interface has the name, and here the address.
+///
+/// Rows: IVL-late-del.
+#[test]
+fn a_late_del_leaves_the_link_alone_of_the_container_that_has_the_namespaces_path_now() {
+    let kinds = ["ipvlan", "vlan"].into_iter().filter(|kind| has_driver(kind));
+    for kind in ["veth", "dummy"].into_iter().filter(|kind| has_driver(kind)).chain(kinds) {
+        let rig = Rig::new();
+        let other = Namespace::new().unwrap();
+        let configs = [5, 6].map(|id| {
+            let mut config = rig.config("1.0.0", kind);
+            match kind {
+                // All of a parent have its address.
+                "ipvlan" => {}
+                "vlan" => config["vlanId"] = json!(id),
+                _ => config["mac"] = json!(MAC),
+            }
+            config
+        });
+        let of_other = Call { container: "c2", netns: other.path(), ..rig.call() };
+        let late = rig.add(&configs[0]);
+        let result = rig.runtime.add(of_other, &configs[1]).unwrap();
+        let own = |result: &Value| {
+            let interfaces = result["interfaces"].as_array().unwrap();
+            interfaces.iter().find(|it| it["name"] == "eth0").unwrap()["mac"].clone()
+        };
+        assert_eq!(own(&late), own(&result), "{kind}");
+        let is_there = || Handle::open_in(other.netns()).unwrap().find_link("eth0").unwrap().is_some();
+        let path_of_other = Call { netns: other.path(), ..rig.call() };
+        rig.runtime.after("DEL", path_of_other, &configs[0], &late).unwrap();
+        assert!(is_there(), "{kind}");
+        rig.runtime.after("DEL", of_other, &configs[1], &result).unwrap();
+        assert!(!is_there(), "{kind}");
+    }
+}
+
 #[test]
 fn del_leaves_what_somebody_else_made() {
     let rig = Rig::new();
-    let config = rig.config("1.0.0", "macvlan");
+    let config = rig.config("1.0.0", "veth");
     let foreign = Veth {
         host_name: "theirs".into(),
         pod_name: "eth0".into(),
@@ -98,6 +135,8 @@ fn del_leaves_what_somebody_else_made() {
     rig.alone("DEL", &config);
     let listed = |mac: &str| json!({"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "mac": mac, "sandbox": rig.pod.path()}]});
     rig.after("DEL", &config, &listed("02:00:00:00:00:99"));
+    // What a plugin of another name makes is of another kind.
+    rig.after("DEL", &rig.config("1.0.0", "macvlan"), &listed(MAC));
     assert_eq!(rig.links().0, ["eth0"]);
     // The interfaces in the previous result belong to this attachment, whichever plugin of that name made them.
     rig.after("DEL", &config, &listed(MAC));

@@ -86,6 +86,38 @@ fn a_device_that_is_tuned_to_another_address_sends_by_it_and_goes_home_with_its_
     assert_eq!(home(), before);
 }
 
+/// Also where the ADD fails behind it.
+///
+/// Rows: HDV-mtu.
+#[test]
+fn a_device_has_the_mtu_that_is_asked_for_and_goes_home_with_its_own() {
+    let mut node = Node::new(&[]).unwrap();
+    let _wires = Wires::new(&node, &["card"]).unwrap();
+    node.plugin("last", &json!({"ADD": {"error": {"code": 123, "msg": "no more"}}})).unwrap();
+    let mut card = Wires::config("card", SERVER);
+    card["mtu"] = json!(1400);
+    for (name, plugins) in [("good", json!([card])), ("bad", json!([card, {"type": "last"}]))] {
+        let keys = json!({"cniVersion": "1.0.0", "name": name, "plugins": plugins});
+        node.write(name, &network(NAMESPACE, name, &keys)).unwrap();
+        node.write(&format!("pod-{name}"), &pod(name, &json!({}), &json!(name))).unwrap();
+    }
+    node.start().unwrap();
+    let home = || Handle::open_in(node.namespace.netns()).unwrap().link("card").unwrap().mtu;
+    assert_eq!(home(), 1500);
+    let good = Pod::new("good").unwrap();
+    node.add(&good).success();
+    assert_eq!(Handle::open_in(good.namespace.netns()).unwrap().link("net1").unwrap().mtu, 1400);
+    node.check(&good).success();
+    ip(&good.namespace, &["link", "set", "net1", "mtu", "1390"]).unwrap();
+    let (_, told) = node.check(&good).failure();
+    assert!(told.ends_with("interface net1 has MTU 1390, not 1400"), "{told}");
+    node.del(&good).success();
+    assert_eq!(home(), 1500);
+    let bad = Pod::new("bad").unwrap();
+    node.call("ADD", &bad).run().failure();
+    assert_eq!(home(), 1500);
+}
+
 /// Rows: HDV-carrier.
 #[test]
 fn an_add_ends_though_a_device_gets_no_carrier_and_its_addresses_are_used_once_it_has_one() {

@@ -138,11 +138,13 @@ fn tagged_outside(cards: &Cards) -> Namespace {
     outside
 }
 
-/// Rows: SRV-keys, SRV-back, SRV-result, SRV-check.
+/// Rows: SRV-keys, SRV-mtu, SRV-back, SRV-result, SRV-check.
 #[test]
 fn what_a_card_sets_holds_between_two_pods_and_goes_back_as_it_was() {
     let test = "what_a_card_sets_holds_between_two_pods";
-    let Some(mut own) = Own::new(test, &all_keys()) else { return };
+    let mut keys = all_keys();
+    keys["mtu"] = json!(1400);
+    let Some(mut own) = Own::new(test, &keys) else { return };
     let outside = outside(&own.cards, OUTSIDE);
     own.node.write("policy", &only_the_client_of_vfs()).unwrap();
     let before = own.before();
@@ -160,6 +162,8 @@ fn what_a_card_sets_holds_between_two_pods_and_goes_back_as_it_was() {
         };
         assert_eq!(own.settings(number as u32), expected, "{name}");
         assert_eq!(own.device(number), None);
+        let mut inside = Handle::open_in(own.pods[number].namespace.netns()).unwrap();
+        assert_eq!(inside.link("net1").unwrap().mtu, 1400, "{name}");
         let row = row(&own.node, name);
         let told = ["kind", "mac", "enforcement"].map(|key| row[key].clone());
         assert_eq!(told, [json!("sriov"), json!(mac), json!("full")], "{name}");
