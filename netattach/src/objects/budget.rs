@@ -86,7 +86,7 @@ impl fmt::Display for Excess {
             Self::Rules => write!(f, "has more than {RULES} rules"),
             Self::Peers => write!(f, "has more than {PEERS} peers and exceptions"),
             Self::Ports => write!(f, "has more than {PORTS} ports"),
-            Self::Networks => write!(f, "is for more than {NETWORKS} networks"),
+            Self::Networks => write!(f, "is for more than {NETWORKS} networks, which counts as for all"),
             Self::Policies => write!(f, "is one of more than {POLICIES} policies of the node"),
             Self::RulesOfNode => write!(f, "has more rules than the {RULES_OF_NODE} of a node leave"),
             Self::Prefixes => write!(f, "leads to more than {PREFIXES} addresses and prefixes"),

@@ -146,13 +146,15 @@ impl TryFrom<Written> for Selector {
         for expression in expressions.items {
             requirements.push(requirement(expression)?);
         }
+        requirements.shrink_to_fit();
         Ok(Self { requirements })
     }
 }
 
 fn requirement(expression: WrittenExpression) -> Result<Requirement, SelectorError> {
     let WrittenExpression { key, operator, values } = expression;
-    let Bounded { items: values, has_more } = values.unwrap_or_default();
+    let Bounded { items: mut values, has_more } = values.unwrap_or_default();
+    values.shrink_to_fit();
     if has_more {
         return Err(SelectorError::TooManyValues { key: shown(&key) });
     }

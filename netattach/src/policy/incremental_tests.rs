@@ -231,7 +231,16 @@ fn a_policy_about_a_network_that_its_namespace_may_not_use_isolates_and_has_no_p
         isolation: Some(Isolation::default()),
     };
     let told = "annotation k8s.v1.cni.cncf.io/policy-for: namespace shop may not use network infra/lan: namespaceIsolation is on, and infra is not among globalNamespaces: no address there counts as a peer";
-    assert_eq!(compiled(isolated), ([false, false, true], vec![told.to_owned()]));
+    assert_eq!(compiled(isolated.clone()), ([false, false, true], vec![told.to_owned()]));
+    // Of very many the first are told, and how many there are besides.
+    let many = (0..20).map(|number| format!("infra/n{number:02}")).collect::<Vec<_>>().join(",");
+    let world = World::new().with(&[json!({"for": many, "policyTypes": ["Ingress"]})]);
+    let options = Options { restrictions: isolated, ..Options::default() };
+    let conditions = compile(&world.objects, &world.endpoints, &options).conditions;
+    let told = conditions.iter().filter(|condition| condition.message.contains("namespace shop may not use"));
+    let told: Vec<&str> = told.map(|condition| condition.message.as_str()).collect();
+    let last = "annotation k8s.v1.cni.cncf.io/policy-for: namespace shop may not use 4 more of the networks: no address there counts as a peer";
+    assert_eq!((told.len(), told[0], told[1].contains("infra/n00")), (17, last, true));
 }
 
 /// Rows: C21, C22, C23, C24, C25, C26, C27, C28, C29.
