@@ -11,14 +11,14 @@ use super::unknown_keys::keyed;
 pub type Labels = BTreeMap<String, String>;
 
 /// Requirements that must all hold; an empty list selects everything.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Selector {
     /// The requirements, `matchLabels` first.
     pub requirements: Vec<Requirement>,
 }
 
 /// One requirement on an object's labels.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Requirement {
     /// The label exists with one of these values.
     In {

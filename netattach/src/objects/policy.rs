@@ -108,7 +108,7 @@ pub enum Peers {
 }
 
 /// One item of `from` or `to`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Peer {
     /// The addresses of `net` that are in none of `except`. Host bits are zero.
     Block {

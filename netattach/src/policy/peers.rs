@@ -21,6 +21,9 @@ pub(super) struct Peers {
     claims: Claims,
     /// Pods of other nodes that could not be read, by name.
     unreadable: BTreeMap<ObjectName, Condition>,
+    /// How often a selector was compared with a pod.
+    #[cfg(test)]
+    pub(super) compared: std::cell::Cell<usize>,
 }
 
 #[derive(Debug)]
@@ -365,6 +368,8 @@ impl Peers {
 
     /// Whether a peer of a rule selects a pod; a block selects none.
     pub(super) fn selects(&self, policy: &Policy, peer: &Peer, claimant: &Claimant) -> bool {
+        #[cfg(test)]
+        self.compared.update(|compared| compared + 1);
         let Peer::Pods { namespaces, pods } = peer else { return false };
         let in_scope = match namespaces {
             Some(selector) => {
