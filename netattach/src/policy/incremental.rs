@@ -2,7 +2,7 @@
 //!
 //! | changed | concerned |
 //! |---|---|
-//! | a policy | the attachments that it selected or selects |
+//! | a policy | the attachments that it selected or selects; those of policies that go without their rules now, or no longer |
 //! | labels of a namespace | the policies whose namespace selectors match differently, of namespaces with attachments here |
 //! | a definition, labels of a namespace | the policies whose namespace gained or lost the use of a network |
 //! | a pod, or its attachments on this node | of such policies those that selected or select it as a peer, or a pod that claims one of its addresses too; its attachments |
@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Weak};
 
-use super::changes::Changes;
+use super::changes::{Changes, different};
 use super::desired::{Condition, Desired, EndpointPolicy, Subject};
 use super::entry::PolicyEntry;
 use super::index::{Endpoint, Endpoints, selecting, selects};
@@ -22,8 +22,9 @@ use super::lookup::CompiledPolicy;
 use super::options::Options;
 use super::peers::{Known, Peers};
 use super::resolve::{ByIdentity, Key, exceeded, ports_of_target, resolve};
+use super::shares::{OF_NODE, beyond};
 use super::touch::Open;
-use crate::objects::budget::{Excess, POLICIES, RULES_OF_NODE};
+use crate::objects::budget::Excess;
 use crate::objects::policy::{Direction, Policy, PolicyKind, PolicyName, Severity};
 use crate::objects::{ObjectName, Objects, Place, Pod};
 
@@ -34,11 +35,8 @@ pub struct Compiler {
     objects: Arc<Objects>,
     peers: Peers,
     policies: BTreeMap<PolicyName, PolicyEntry>,
-    /// Policies that exceed the node's budget, with all their rules. `policies` has them without rules.
-    refused: BTreeMap<PolicyName, Arc<Policy>>,
-    /// The number of policies within the budget, and of their rules.
-    whole: usize,
-    rules: usize,
+    /// Policies that exceed the node's budget: `policies` has them without their rules.
+    refused: BTreeMap<PolicyName, Excess>,
     attachments: BTreeMap<u32, Attached>,
     tables: HashMap<Key, Arc<CachedTables>>,
     interner: Interner,
@@ -115,50 +113,29 @@ impl Compiler {
         self.peers.compared.get()
     }
 
+    /// Takes over the policies that have changed, and those that have their rules because of these, or have not any more.
     fn take_policies(&mut self, changes: &Changes, touched: &mut BTreeSet<PolicyName>) {
-        for name in &changes.policies {
-            let was_refused = self.refused.remove(name).is_some();
-            if let Some(entry) = self.policies.remove(name).filter(|_| !was_refused) {
-                self.whole -= 1;
-                self.rules -= number_of_rules(&entry.policy);
-            }
+        if changes.policies.is_empty() {
+            return;
         }
-        for name in &changes.policies {
+        let with_network_policies = self.options.network_policy;
+        let network_policies = self.objects.network_policies.values().filter(|_| with_network_policies);
+        let refused = beyond(self.objects.policies.values().chain(network_policies), &OF_NODE);
+        touched.extend(different(&self.refused, &refused, PartialEq::eq).cloned());
+        self.refused = refused;
+        for name in &*touched {
+            self.policies.remove(name);
             let all = match name.kind {
                 PolicyKind::Multi => &self.objects.policies,
                 PolicyKind::Network => &self.objects.network_policies,
             };
-            if let Some(policy) = all.get(&name.object).cloned() {
-                self.admit(policy);
-            }
+            let Some(policy) = all.get(&name.object) else { continue };
+            let inference = self.options.policy_types_inference;
+            let bare =
+                self.refused.get(name).map(|excess| Arc::new(policy.without_rules(*excess, inference)));
+            let entry = PolicyEntry::new(bare.as_ref().unwrap_or(policy), &self.objects, &self.options);
+            self.policies.insert(name.clone(), entry);
         }
-        for (name, policy) in std::mem::take(&mut self.refused) {
-            if self.admit(policy) {
-                touched.insert(name);
-            }
-        }
-    }
-
-    /// Adds a policy, without its rules where they exceed the node's budget: policies that were there before keep
-    /// theirs. Returns whether it has its rules.
-    fn admit(&mut self, policy: Arc<Policy>) -> bool {
-        let number = number_of_rules(&policy);
-        let excess = if self.whole >= POLICIES {
-            Some(Excess::Policies)
-        } else {
-            (self.rules + number > RULES_OF_NODE).then_some(Excess::RulesOfNode)
-        };
-        let Some(excess) = excess else {
-            self.whole += 1;
-            self.rules += number;
-            let entry = PolicyEntry::new(&policy, &self.objects, &self.options);
-            self.policies.insert(policy.name.clone(), entry);
-            return true;
-        };
-        let bare = Arc::new(policy.without_rules(excess, self.options.policy_types_inference));
-        self.policies.insert(policy.name.clone(), PolicyEntry::new(&bare, &self.objects, &self.options));
-        self.refused.insert(policy.name.clone(), policy);
-        false
     }
 
     /// Keeps only the names of policies that have changed, to free their rules: compiling the large ones that replace
@@ -371,13 +348,9 @@ enum Reselected {
     By(Vec<Arc<Policy>>),
 }
 
-/// A policy as it is compiled, which may be without its rules ([`Compiler::admit`]).
+/// A policy as it is compiled, which may be without its rules ([`beyond`]).
 fn in_force(policies: &BTreeMap<PolicyName, PolicyEntry>, policy: &Arc<Policy>) -> Arc<Policy> {
     Arc::clone(policies.get(&policy.name).map_or(policy, |entry| &entry.policy))
-}
-
-fn number_of_rules(policy: &Policy) -> usize {
-    policy.ingress.len() + policy.egress.len()
 }
 
 fn unknown_pod(endpoint: &Endpoint) -> Condition {

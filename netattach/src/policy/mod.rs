@@ -7,6 +7,7 @@
 //! | `peers`, `by_kind`, `claims` | the pods that can be peers, of this node and of others; who claims an address, and who has it |
 //! | [`options`] | the settings that compilation depends on |
 //! | [`incremental`] | the compiler: what a change concerns is compiled again, and nothing else |
+//! | `shares` | the policies whose rules are more than a node takes |
 //! | `entry`, `touch` | a policy as the compiler keeps it; which of them a change of pods and namespaces concerns |
 //! | `resolve` | the rules of one direction, with addresses and port numbers |
 //! | `classes`, `traffic` | their union as lookup tables: arithmetic of prefixes and of ports |
@@ -42,5 +43,6 @@ mod peers;
 mod resolve;
 #[cfg(test)]
 mod scenarios;
+mod shares;
 mod touch;
 mod traffic;
