@@ -7,7 +7,7 @@ use super::desired::{Condition, conditions_of};
 use super::index::usable_networks;
 use super::options::Options;
 use super::resolve::names_ports_of_peers;
-use crate::objects::policy::{Peer, Peers, Policy};
+use crate::objects::policy::{Peer, Peers, Policy, PolicyKind};
 use crate::objects::{Objects, Place};
 
 /// See the module's documentation.
@@ -49,6 +49,14 @@ impl PolicyEntry {
         let are_others = places != self.places;
         self.places = places;
         are_others
+    }
+
+    /// Whether who has which address on a network matters to it.
+    pub(super) fn is_for(&self, place: &Place) -> bool {
+        match place {
+            Place::Network(network) => self.policy.networks.contains(network),
+            Place::Default => self.policy.name.kind == PolicyKind::Network,
+        }
     }
 
     /// The different selectors among its peers.

@@ -21,7 +21,7 @@ use super::index::{Endpoint, Endpoints, selecting, selects};
 use super::lookup::CompiledPolicy;
 use super::options::Options;
 use super::peers::{Known, Peers};
-use super::resolve::{ByIdentity, Key, exceeded, ports_of_target, resolve};
+use super::resolve::{ByIdentity, Found, Key, exceeded, ports_of_target, resolve};
 use super::shares::{OF_NODE, beyond};
 use super::touch::Open;
 use crate::objects::budget::Excess;
@@ -280,19 +280,29 @@ impl Compiler {
             Direction::Egress => BTreeMap::new(),
         };
         let policies = isolating.into_iter().map(ByIdentity).collect();
-        let key = Key { direction, policies, own_ports, dhcp: endpoint.dhcp };
+        let mut key = Key { direction, policies, own_ports, dhcp: endpoint.dhcp, at: None };
         if let Some(cached) = self.tables.get(&key) {
             return Some(Arc::clone(cached));
         }
+        if key.policies.iter().any(|policy| policy.0.networks.len() > 1) {
+            key.at = Some(Arc::clone(&endpoint.at));
+            if let Some(cached) = self.tables.get(&key) {
+                return Some(Arc::clone(cached));
+            }
+        }
         let places_of = |policy: &Policy| self.policies.get(&policy.name).map_or(&NOWHERE, |it| &it.places);
-        let mut unmatched = Vec::new();
-        let resolved = resolve(&key, &self.options, &self.peers, places_of, &mut unmatched);
+        let mut found = Found::default();
+        let resolved = resolve(&key, &endpoint.at, &self.options, &self.peers, places_of, &mut found);
+        if !found.is_of_network {
+            key.at = None;
+        }
         let tables = resolved.unwrap_or_else(|excess| {
-            unmatched = exceeded(&key, excess);
+            found.conditions = exceeded(&key, excess);
             // Empty tables deny everything.
             CompiledPolicy::default()
         });
-        let cached = Arc::new(CachedTables { tables: self.interner.share(tables), conditions: unmatched });
+        let tables = self.interner.share(tables);
+        let cached = Arc::new(CachedTables { tables, conditions: found.conditions });
         self.tables.insert(key, Arc::clone(&cached));
         Some(cached)
     }

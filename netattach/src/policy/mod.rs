@@ -10,6 +10,7 @@
 //! | `shares` | the policies whose rules are more than a node takes |
 //! | `entry`, `touch` | a policy as the compiler keeps it; which of them a change of pods and namespaces concerns |
 //! | `resolve` | the rules of one direction, with addresses and port numbers |
+//! | `scope` | whose an address is, where a policy is for several networks |
 //! | `classes`, `traffic` | their union as lookup tables: arithmetic of prefixes and of ports |
 //! | [`lookup`] | the tables of one direction, as the kernel looks them up |
 //! | [`desired`] | the result: tables for every attachment, conditions of the objects |
@@ -43,6 +44,7 @@ mod peers;
 mod resolve;
 #[cfg(test)]
 mod scenarios;
+mod scope;
 mod shares;
 mod touch;
 mod traffic;

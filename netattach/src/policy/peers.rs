@@ -110,7 +110,7 @@ impl Known {
         }
     }
 
-    fn claimants(&self) -> impl Iterator<Item = Claimant> {
+    pub(super) fn claimants(&self) -> impl Iterator<Item = Claimant> {
         let pods = self.pod.iter().chain(&self.former).cloned().map(Claimant::Pod);
         pods.chain(self.remote.iter().cloned().map(Claimant::Remote))
     }
@@ -281,10 +281,6 @@ impl Claimant {
         };
         let own = own.into_iter().flatten().map(|(place, address)| (place, *address));
         own.chain(remote.into_iter().flatten())
-    }
-
-    pub(super) fn is_on(&self, places: &BTreeSet<Place>) -> bool {
-        self.addresses().any(|(place, _)| places.contains(place))
     }
 }
 

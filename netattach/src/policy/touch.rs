@@ -46,11 +46,14 @@ impl<'a> Open<'a> {
         Self(open)
     }
 
-    /// Adds to `touched` the policies that mean the pod, or one that shares an address with it.
+    /// Adds to `touched` the policies that mean the pod, or one that has an address of it too.
     pub(super) fn pod_changes(&mut self, peers: &Peers, pod: &Known, touched: &mut BTreeSet<PolicyName>) {
         if !self.0.is_empty() {
-            let concerned = peers.concerned(pod);
-            self.ask(touched, |policy| concerned.iter().any(|it| policy.means(peers, it)));
+            let (own, concerned) = (pod.claimants().collect::<Vec<_>>(), peers.concerned(pod));
+            self.ask(touched, |policy| {
+                concerned.iter().any(|it| policy.means(peers, it))
+                    || own.iter().any(|it| policy.means_elsewhere(peers, it))
+            });
         }
     }
 
@@ -87,16 +90,40 @@ impl Asked<'_> {
     /// Whether the policy's tables depend on this pod.
     fn means(&mut self, peers: &Peers, pod: &Claimant) -> bool {
         let entry = self.entry;
-        pod.is_on(&entry.places)
-            && (entry.names_ports_of_peers || self.has(|peer| peers.selects(&entry.policy, peer, pod)))
+        pod.addresses().any(|(place, _)| entry.is_for(place))
+            && (entry.names_ports_of_peers || self.selects(peers, pod))
+    }
+
+    /// Whether it selects one who has an address of this pod on another of the policy's networks. Only where nobody has that
+    /// address on an attachment's own network does it count from another.
+    fn means_elsewhere(&mut self, peers: &Peers, pod: &Claimant) -> bool {
+        let entry = self.entry;
+        entry.policy.networks.len() > 1
+            && pod.addresses().filter(|(place, _)| entry.is_for(place)).any(|(place, address)| {
+                let others = entry.places.iter().filter(|other| *other != place);
+                let mut holders = others.filter_map(|other| peers.claims().at(other)?.holders_of(address));
+                !self.spend(entry.places.len())
+                    || holders.any(|of_one| of_one.as_slice().iter().any(|it| self.selects(peers, it)))
+            })
+    }
+
+    fn selects(&mut self, peers: &Peers, pod: &Claimant) -> bool {
+        let entry = self.entry;
+        self.has(|peer| peers.selects(&entry.policy, peer, pod))
     }
 
     /// Whether it has such a selector, or finding out would take too many comparisons.
     fn has(&mut self, is_one: impl Fn(&Peer) -> bool) -> bool {
-        let mut selectors = self.entry.selectors();
-        let Some(left) = self.left.checked_sub(selectors.len()) else { return true };
-        self.left = left;
-        selectors.any(|peer| peer.is_some_and(&is_one))
+        let entry = self.entry;
+        let mut selectors = entry.selectors();
+        !self.spend(selectors.len()) || selectors.any(|peer| peer.is_some_and(&is_one))
+    }
+
+    /// Takes comparisons from those that are left. Returns whether there were so many.
+    fn spend(&mut self, comparisons: usize) -> bool {
+        let left = self.left.checked_sub(comparisons);
+        self.left = left.unwrap_or_default();
+        left.is_some()
     }
 }
 
