@@ -335,12 +335,13 @@ fn read_text(
     let mut isolating = selecting.peekable();
     isolating.peek()?;
     let allows = |policy: &Written| {
-        let owners: Vec<Vec<Owner<'_>>> = policy
-            .networks
-            .iter()
-            .map(|network| owners(world, network, peer))
-            .filter(|owners| !owners.is_empty())
-            .collect();
+        // Of the attachment's own network, or where nobody has the address there, of each of the others.
+        let on = |is_own: bool| {
+            let there = policy.networks.iter().filter(|it| (**it == network) == is_own);
+            there.filter_map(|it| owners(world, it, peer)).collect::<Vec<_>>()
+        };
+        let own = on(true);
+        let owners = if own.is_empty() { on(false) } else { own };
         selects(&policy.spec["podSelector"], &pod.labels).is_some()
             && list(&policy.spec, direction).unwrap_or(&[]).iter().any(|rule| {
                 let key = if direction == "ingress" { "from" } else { "to" };
@@ -357,17 +358,23 @@ fn read_text(
     Some(isolating.any(allows))
 }
 
-/// The pods that have an address of a network and are peers, all together. Those of this node have theirs, whatever
-/// pods of other nodes claim.
-fn owners<'w>(world: &'w World, network: &str, address: IpAddr) -> Vec<Owner<'w>> {
+/// The pods that have an address of a network and are peers, all together; `None`: nobody has it. Those of this node have
+/// theirs, whatever pods of other nodes claim.
+fn owners<'w>(world: &'w World, network: &str, address: IpAddr) -> Option<Vec<Owner<'w>>> {
     let has = |(_, on, has): &&(usize, &str, IpAddr)| *on == network && *has == address;
     let attached: Vec<&Pod> = world.addresses.iter().filter(has).map(|(pod, ..)| &world.pods[*pod]).collect();
     if attached.is_empty() {
         let claims = |remote: &&Remote| remote.claims.contains(&(network, address));
-        return world.remote.iter().filter(claims).map(Remote::owner).collect();
+        let owners: Vec<Owner<'w>> = world.remote.iter().filter(claims).map(Remote::owner).collect();
+        return (!owners.is_empty()).then_some(owners);
     }
     let peers = attached.into_iter().filter(|pod| !pod.host_network && pod.phase != Phase::Failed);
-    peers.map(owner).collect()
+    Some(peers.map(owner).collect())
+}
+
+/// Whether it is true of all who have an address, and somebody has.
+fn is_of_all(owners: &[Vec<Owner<'_>>], is_true: impl Fn(&Owner<'_>) -> bool) -> bool {
+    !owners.is_empty() && owners.iter().all(|of_one| !of_one.is_empty() && of_one.iter().all(&is_true))
 }
 
 fn owner(pod: &Pod) -> Owner<'_> {
@@ -433,11 +440,11 @@ fn selects(selector: &Value, labels: &BTreeMap<String, String>) -> Option<bool> 
     Some(all)
 }
 
-/// Whether a rule's peers include an address: it is in one of the blocks, or each pod that has it on one of the networks
-/// is selected by one of the selectors.
+/// Whether a rule's peers include an address: it is in one of the blocks, or each pod that has it is selected by one of the
+/// selectors.
 fn are_peers(peers: &[Value], namespace: &str, peer: IpAddr, owners: &[Vec<Owner<'_>>]) -> bool {
     let is_selected = |owner: &Owner<'_>| peers.iter().any(|item| is_selected(item, namespace, owner));
-    peers.iter().any(|item| is_in(item, peer)) || owners.iter().any(|owners| owners.iter().all(is_selected))
+    peers.iter().any(|item| is_in(item, peer)) || is_of_all(owners, is_selected)
 }
 
 fn is_in(item: &Value, peer: IpAddr) -> bool {
@@ -512,9 +519,7 @@ fn fits(
     match (item.get("port"), item.get("endPort").and_then(Value::as_u64)) {
         (None, None) => true,
         (Some(Value::String(name)), None) if direction == "ingress" => declares(&owner(target), name),
-        (Some(Value::String(name)), None) => {
-            owners.iter().any(|owners| owners.iter().all(|owner| declares(owner, name)))
-        }
+        (Some(Value::String(name)), None) => is_of_all(owners, |owner| declares(owner, name)),
         (Some(first), last) => first.as_u64().is_some_and(|first| {
             let last = last.unwrap_or(first);
             (1..=65535).contains(&first)

@@ -280,13 +280,20 @@ fn of_fixed_range(objects: &Objects, default: &NetworkRef) -> Option<Condition> 
     })
 }
 
-/// The policies for undefined networks.
+/// The policies for undefined networks: of a namespace as many rows as are reported at most, and one more, so that the report
+/// can say that there are more. Its authors could make hundreds of thousands.
 pub(super) fn of_no_network(objects: &Objects, default: Option<&NetworkRef>) -> Vec<Condition> {
     let mut rows = Vec::new();
+    // Policies are ordered by namespace: its name, and where its rows begin.
+    let mut current = ("", 0);
     for policy in objects.policies.values() {
+        if policy.namespace() != current.0 {
+            current = (policy.namespace(), rows.len());
+        }
+        let room = (MOST_ROWS + 1).saturating_sub(rows.len() - current.1);
         let unknown =
             |network: &&NetworkRef| !objects.definitions.contains_key(*network) && default != Some(*network);
-        rows.extend(policy.networks.iter().filter(unknown).map(|network| Condition {
+        rows.extend(policy.networks.iter().filter(unknown).take(room).map(|network| Condition {
             object: Subject::Policy(policy.name.clone()).to_string(),
             problem: format!("is for network {network}, which is not defined: it selects nothing there"),
         }));
@@ -392,6 +399,29 @@ mod tests {
         };
         assert_eq!(of_no_network(&objects, Some(&default)), [of("shop/lam")]);
         assert_eq!(of_no_network(&objects, None), [of("kube-system/default"), of("shop/lam")]);
+    }
+
+    #[test]
+    fn policies_for_very_many_undefined_networks_have_as_many_rows_as_are_reported_of_a_namespace() {
+        let mut objects = Objects::default();
+        let names = (0..2 * MOST_ROWS / 3).map(|it| format!("n{it:03}")).collect::<Vec<_>>().join(",");
+        for (namespace, name) in
+            [("a", "p"), ("hostile", "p"), ("hostile", "q"), ("hostile", "r"), ("z", "p")]
+        {
+            let networks = if namespace == "hostile" { names.clone() } else { "lam".to_owned() };
+            let annotations = [(POLICY_FOR_ANNOTATION.to_owned(), networks)].into();
+            let spec = serde_json::json!({"podSelector": {}, "policyTypes": ["Ingress"]});
+            let policy = read(ObjectName::new(namespace, name), &annotations, &spec).unwrap();
+            objects.policies.insert(policy.name.object.clone(), Arc::new(policy));
+        }
+        let mut rows: BTreeMap<String, usize> = BTreeMap::new();
+        for row in of_no_network(&objects, None) {
+            *rows.entry(row.object).or_default() += 1;
+        }
+        let (whole, rest) = (2 * MOST_ROWS / 3, MOST_ROWS + 1 - 2 * MOST_ROWS / 3);
+        let expected = [("a/p", 1), ("hostile/p", whole), ("hostile/q", rest), ("z/p", 1)];
+        let expected = expected.map(|(name, number)| (format!("multi-networkpolicy {name}"), number));
+        assert_eq!(rows, BTreeMap::from(expected));
     }
 
     #[test]

@@ -147,14 +147,21 @@ pub(super) fn budget_of(kind: Kind) -> Option<&'static Budget> {
     }
 }
 
-/// The bytes that are counted for an object: of a pod what is kept of it, which may be little.
+/// The bytes that are counted for an object: of a pod what is kept of it, which may be little, and of a policy at least that,
+/// which may be many times its text.
 fn bytes_of(object: &Object, json: &RawValue) -> usize {
-    /// What every pod takes, and each string and port besides its text.
+    /// What every pod and policy takes, and each string and port of a pod besides its text.
     const EACH: usize = 512;
     const ITEM: usize = 64;
-    let Object::Pod(pod) = object else { return json.get().len() };
-    let texts = pod.labels.iter().chain(&pod.annotations);
-    EACH + texts.map(|(key, value)| key.len() + value.len() + ITEM).sum::<usize>() + pod.ports.len() * ITEM
+    match object {
+        Object::Pod(pod) => {
+            let texts = pod.labels.iter().chain(&pod.annotations);
+            let texts = texts.map(|(key, value)| key.len() + value.len() + ITEM);
+            EACH + texts.sum::<usize>() + pod.ports.len() * ITEM
+        }
+        Object::Policy(policy) => json.get().len().max(EACH + policy.memory()),
+        _ => json.get().len(),
+    }
 }
 
 impl Cache {

@@ -265,6 +265,47 @@ fn the_author_of_many_large_policies_gives_way_to_the_others_and_stays_isolated(
 }
 
 #[test]
+fn policies_count_by_what_they_take_where_that_is_more_than_their_text() {
+    const RULES: usize = 100_000;
+    let mut cache = Cache::default();
+    // Three bytes for each rule.
+    let rules = |name: &str, number: usize| {
+        policy(name, &json!({"podSelector": {}, "ingress": vec![json!({}); number]}))
+    };
+    let large = rules("p000", RULES);
+    let bytes = bytes_of(&api_object(Kind::MultiNetworkPolicy, &large).unwrap(), &large);
+    assert!(bytes > RULES * size_of::<crate::objects::policy::Rule>(), "{bytes}");
+    let fit = budget::POLICIES_OF_CLUSTER.most / bytes;
+    for number in 0..fit + 3 {
+        cache.put(Kind::MultiNetworkPolicy, &rules(&format!("p{number:03}"), RULES));
+    }
+    let expected = |number: usize| match number < fit {
+        true => format!("shop/p{number:03} 0"),
+        false => format!("shop/p{number:03} 0 isolates"),
+    };
+    assert_eq!(kept(&cache.take_changed().unwrap()), (0..fit + 3).map(expected).collect::<Vec<_>>());
+    let of = Content::Objects(Kind::MultiNetworkPolicy);
+    assert_eq!(cache.refused().map(|it| (it.0, it.1)).collect::<Vec<_>>(), [(of, 3)]);
+}
+
+#[test]
+fn what_stands_for_a_policy_of_very_many_networks_isolates_on_every_one() {
+    let networks = (0..300).map(|number| format!("n{number}")).collect::<Vec<_>>().join(",");
+    let of_many = raw(&json!({
+        "metadata": {
+            "namespace": "shop", "name": "p", "annotations": {"k8s.v1.cni.cncf.io/policy-for": networks},
+        },
+        "spec": {"podSelector": {"matchLabels": {"app": "a"}}, "policyTypes": ["Ingress"]},
+    }));
+    let object = api_object(Kind::MultiNetworkPolicy, &of_many).unwrap();
+    for policy in [merge::isolating(&object).unwrap(), object] {
+        let Object::Policy(policy) = policy else { panic!("{policy:?}") };
+        let seen = (policy.all_networks, policy.networks.len(), policy.pods.requirements.len());
+        assert_eq!(seen, (true, 0, 1));
+    }
+}
+
+#[test]
 fn what_stands_for_policies_is_bounded_and_in_the_end_isolates_the_namespace() {
     let mut cache = Cache::default();
     let unreadable = |name: &str| {

@@ -5,14 +5,13 @@
 
 use std::collections::BTreeMap;
 
-use crate::objects::labels::Requirement;
 use crate::objects::policy::Policy;
 use crate::source::read::manifest::Key;
 
 /// Bytes of all of them that are kept, and of those of one namespace.
 pub(super) const MOST: usize = 8 << 20;
 pub(super) const MOST_OF_NAMESPACE: usize = 64 << 10;
-/// What a value takes besides its characters.
+/// What each takes besides what it isolates.
 const EACH: usize = 64;
 
 /// See the module's documentation.
@@ -30,7 +29,7 @@ impl StandIns {
     /// Keeps the one of a policy by itself, if there is room for it. Returns whether there is.
     pub(super) fn take(&mut self, key: &Key, policy: &Policy) -> bool {
         self.remove(key);
-        let bytes = weight(policy);
+        let bytes = EACH + policy.selection_memory();
         let of_namespace = self.of_namespace.get(&key.name.namespace).copied().unwrap_or_default();
         if self.total + bytes > MOST || of_namespace + bytes > MOST_OF_NAMESPACE {
             return false;
@@ -88,17 +87,4 @@ impl StandIns {
         });
         over
     }
-}
-
-/// What a policy without rules takes, about, in bytes.
-fn weight(policy: &Policy) -> usize {
-    let text = |text: &str| text.len() + EACH;
-    let requirement = |one: &Requirement| match one {
-        Requirement::In { key, values } | Requirement::NotIn { key, values } => {
-            text(key) + values.iter().map(|value| text(value)).sum::<usize>()
-        }
-        Requirement::Exists { key } | Requirement::DoesNotExist { key } => text(key),
-    };
-    let networks = policy.networks.iter().map(|it| text(&it.namespace) + text(&it.name));
-    EACH + networks.sum::<usize>() + policy.pods.requirements.iter().map(requirement).sum::<usize>()
 }

@@ -11,14 +11,14 @@ use super::unknown_keys::keyed;
 pub type Labels = BTreeMap<String, String>;
 
 /// Requirements that must all hold; an empty list selects everything.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Selector {
     /// The requirements, `matchLabels` first.
     pub requirements: Vec<Requirement>,
 }
 
 /// One requirement on an object's labels.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Requirement {
     /// The label exists with one of these values.
     In {
@@ -146,13 +146,15 @@ impl TryFrom<Written> for Selector {
         for expression in expressions.items {
             requirements.push(requirement(expression)?);
         }
+        requirements.shrink_to_fit();
         Ok(Self { requirements })
     }
 }
 
 fn requirement(expression: WrittenExpression) -> Result<Requirement, SelectorError> {
     let WrittenExpression { key, operator, values } = expression;
-    let Bounded { items: values, has_more } = values.unwrap_or_default();
+    let Bounded { items: mut values, has_more } = values.unwrap_or_default();
+    values.shrink_to_fit();
     if has_more {
         return Err(SelectorError::TooManyValues { key: shown(&key) });
     }

@@ -1,7 +1,7 @@
 //! The object model: pods, namespaces, definitions and policies as every source provides them. Free of API types, never
 //! changed in place.
 //!
-//! A [`policy`] selects pods by [`labels`]; [`budget`] limits its size; people select them by a [`label_query`]. Structs that collect unknown keys are read by
+//! A [`policy`] selects pods by [`labels`]; [`budget`] limits its size, and `policy_memory` says what it takes; people select them by a [`label_query`]. Structs that collect unknown keys are read by
 //! `unknown_keys`. [`access`] decides which namespaces may use a network. Of pods of other nodes there is only what makes
 //! them peers of policies ([`remote`]): [`remote_pods`] is the map of all of them, [`interner`] has what they share,
 //! `packed` what they do not; of nodes, what the network between them needs ([`node`]).
@@ -14,6 +14,7 @@ pub mod labels;
 pub mod node;
 mod packed;
 pub mod policy;
+mod policy_memory;
 pub mod remote;
 pub mod remote_pods;
 pub(crate) mod unknown_keys;

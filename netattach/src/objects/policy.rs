@@ -22,7 +22,8 @@ pub struct Policy {
     /// The networks whose attachments a MultiNetworkPolicy applies to (annotation `policy-for`). Empty for a
     /// NetworkPolicy, which applies to the pod's default network.
     pub networks: BTreeSet<NetworkRef>,
-    /// Whether it applies to every network that its kind may name: it stands for policies that are not kept.
+    /// Whether it applies to every network that its kind may name: it stands for policies that are not kept, or its
+    /// annotation names more than a policy may be for.
     pub all_networks: bool,
     /// The pods of the namespace that it isolates.
     pub pods: Selector,
@@ -107,7 +108,7 @@ pub enum Peers {
 }
 
 /// One item of `from` or `to`.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Peer {
     /// The addresses of `net` that are in none of `except`. Host bits are zero.
     Block {

@@ -62,7 +62,7 @@ impl Changes {
 }
 
 /// The keys that only one of two maps has, or whose values differ.
-fn different<'a, K: Ord, V>(
+pub(super) fn different<'a, K: Ord, V>(
     before: &'a BTreeMap<K, V>,
     now: &'a BTreeMap<K, V>,
     is_same: impl Fn(&V, &V) -> bool,

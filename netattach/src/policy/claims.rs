@@ -21,8 +21,9 @@ pub(super) struct Claims {
     places: BTreeMap<Place, AtPlace>,
 }
 
+/// The claims on one network.
 #[derive(Debug, Default)]
-struct AtPlace {
+pub(super) struct AtPlace {
     /// Addresses that one pod claims.
     sole: Sole,
     /// Addresses that several pods claim.
@@ -79,7 +80,12 @@ impl Claims {
     }
 
     fn shared(&self, place: &Place, address: IpAddr) -> Option<&Shared> {
-        self.places.get(place)?.shared.get(&address)
+        self.at(place)?.shared.get(&address)
+    }
+
+    /// The claims on a network; `None`: there are none.
+    pub(super) fn at(&self, place: &Place) -> Option<&AtPlace> {
+        self.places.get(place)
     }
 
     /// The pods that share an address, as far as a change of one can change what the others are allowed.
@@ -97,9 +103,8 @@ impl Claims {
         is_selected: impl Fn(&Claimant) -> bool,
     ) -> (bool, usize) {
         let Some(shared) = self.shared(place, address) else { return (true, 0) };
-        let Some(holders) = shared.holders() else { return (false, 0) };
-        let mut living = holders.iter().filter(|holder| holder.counts()).peekable();
-        (living.peek().is_some() && living.all(is_selected), holders.len())
+        let holders = shared.holders();
+        (are_selected(holders, is_selected), holders.len())
     }
 
     /// Every address on these networks with the pods that have it.
@@ -108,8 +113,7 @@ impl Claims {
         places.flat_map(|at| {
             let sole = at.sole.iter().map(|(address, holder)| (address, Holders::One(holder)));
             let shared = at.shared.iter();
-            let shared = shared.filter_map(|(address, it)| Some((*address, Holders::Several(it.holders()?))));
-            sole.chain(shared)
+            sole.chain(shared.map(|(address, it)| (*address, Holders::Several(it.holders()))))
         })
     }
 
@@ -135,6 +139,12 @@ impl Claims {
             })
         })
     }
+}
+
+/// Whether somebody who has an address is alive, and all such are selected.
+pub(super) fn are_selected(holders: &[Claimant], is_selected: impl Fn(&Claimant) -> bool) -> bool {
+    let mut living = holders.iter().filter(|holder| holder.counts()).peekable();
+    living.peek().is_some() && living.all(is_selected)
 }
 
 impl Holders<'_> {
@@ -163,6 +173,14 @@ impl Sole {
         remote.map(plain).or_else(|| self.others.remove(&address))
     }
 
+    fn get(&self, address: IpAddr) -> Option<Claimant> {
+        let remote = match address {
+            IpAddr::V4(address) => self.remote_v4.get(&address),
+            IpAddr::V6(address) => self.remote_v6.get(&address),
+        };
+        remote.cloned().map(plain).or_else(|| self.others.get(&address).cloned())
+    }
+
     fn is_empty(&self) -> bool {
         self.remote_v4.is_empty() && self.remote_v6.is_empty() && self.others.is_empty()
     }
@@ -180,16 +198,25 @@ fn plain(pod: Arc<RemotePod>) -> Claimant {
 }
 
 impl Shared {
-    /// The pods that have the address; `None`: so many claim it that nobody has.
-    fn holders(&self) -> Option<&[Claimant]> {
+    /// The pods that have the address: none, if too many claim it.
+    fn holders(&self) -> &[Claimant] {
         match self.attached {
-            0 => (self.claimants.len() <= CLAIMANTS).then_some(&self.claimants),
-            attached => self.claimants.get(..attached),
+            0 if self.claimants.len() > CLAIMANTS => &[],
+            0 => &self.claimants,
+            attached => self.claimants.get(..attached).unwrap_or_default(),
         }
     }
 }
 
 impl AtPlace {
+    /// The pods that have an address; `None`: nobody claims it.
+    pub(super) fn holders_of(&self, address: IpAddr) -> Option<Holders<'_>> {
+        match self.shared.get(&address) {
+            Some(shared) => Some(Holders::Several(shared.holders())),
+            None => self.sole.get(address).map(Holders::One),
+        }
+    }
+
     fn add(&mut self, address: IpAddr, claimant: Claimant) {
         let before = self.sole.remove(address);
         if before.is_none() && !self.shared.contains_key(&address) {

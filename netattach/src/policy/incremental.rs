@@ -2,10 +2,10 @@
 //!
 //! | changed | concerned |
 //! |---|---|
-//! | a policy | the attachments that it selected or selects |
-//! | labels of a namespace | the policies whose namespace selectors match differently |
+//! | a policy | the attachments that it selected or selects; those of policies that go without their rules now, or no longer |
+//! | labels of a namespace | the policies whose namespace selectors match differently, of namespaces with attachments here |
 //! | a definition, labels of a namespace | the policies whose namespace gained or lost the use of a network |
-//! | a pod, or its attachments on this node | the policies that selected or select it as a peer, or a pod that claims one of its addresses too; its attachments |
+//! | a pod, or its attachments on this node | of such policies those that selected or select it as a peer, or a pod that claims one of its addresses too; its attachments |
 //! | settings, addresses of the node | everything |
 //!
 //! Compiling everything is the same from an empty memory; property tests compare the two.
@@ -14,15 +14,18 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Weak};
 
-use super::changes::Changes;
-use super::desired::{Condition, Desired, EndpointPolicy, Subject, conditions_of};
-use super::index::{Endpoint, Endpoints, selecting, selects, usable_networks};
+use super::changes::{Changes, different};
+use super::desired::{Condition, Desired, EndpointPolicy, Subject};
+use super::entry::PolicyEntry;
+use super::index::{Endpoint, Endpoints, selecting, selects};
 use super::lookup::CompiledPolicy;
 use super::options::Options;
-use super::peers::{Claimant, Known, Peers};
-use super::resolve::{ByIdentity, Key, exceeded, names_ports_of_peers, ports_of_target, resolve};
-use crate::objects::budget::{Excess, POLICIES, RULES_OF_NODE};
-use crate::objects::policy::{Direction, Peer, Peers as AnyPeers, Policy, PolicyKind, PolicyName, Severity};
+use super::peers::{Known, Peers};
+use super::resolve::{ByIdentity, Found, Key, exceeded, ports_of_target, resolve};
+use super::shares::{OF_NODE, beyond};
+use super::touch::Open;
+use crate::objects::budget::Excess;
+use crate::objects::policy::{Direction, Policy, PolicyKind, PolicyName, Severity};
 use crate::objects::{ObjectName, Objects, Place, Pod};
 
 /// Compiles the policies of this node; keeps what the next change does not concern.
@@ -32,27 +35,11 @@ pub struct Compiler {
     objects: Arc<Objects>,
     peers: Peers,
     policies: BTreeMap<PolicyName, PolicyEntry>,
-    /// Policies that exceed the node's budget, with all their rules. `policies` has them without rules.
-    refused: BTreeMap<PolicyName, Arc<Policy>>,
-    /// The number of policies within the budget, and of their rules.
-    whole: usize,
-    rules: usize,
+    /// Policies that exceed the node's budget: `policies` has them without their rules.
+    refused: BTreeMap<PolicyName, Excess>,
     attachments: BTreeMap<u32, Attached>,
     tables: HashMap<Key, Arc<CachedTables>>,
     interner: Interner,
-}
-
-/// A policy, and what is computed from it once.
-#[derive(Debug)]
-struct PolicyEntry {
-    policy: Arc<Policy>,
-    /// The networks on which peers are looked up: those that its namespace may use.
-    places: BTreeSet<Place>,
-    conditions: Vec<Condition>,
-    /// All peers of its rules that are selectors.
-    selectors: Vec<Peer>,
-    /// Whether its rules depend on the ports that peers declare.
-    names_ports_of_peers: bool,
 }
 
 /// An attachment and its policies.
@@ -96,12 +83,10 @@ impl Compiler {
         let mut changes = Changes::between(&before, objects, options.network_policy);
         let moved = changes.attachments(attached, endpoints);
         // Policies whose tables have to be made again.
-        let mut touched = BTreeSet::new();
-        self.relabel(&changes, &mut touched);
+        let mut touched = changes.policies.clone();
         self.take_policies(&changes, &mut touched);
         self.look_at_networks(&changes, &mut touched);
-        self.take_pods(&changes, &before, endpoints, &mut touched);
-        touched.extend(changes.policies.iter().cloned());
+        self.take_peers(&changes, &before, endpoints, &mut touched);
         self.tables.retain(|key, _| key.policies.iter().all(|policy| !touched.contains(&policy.0.name)));
         self.attachments.retain(|id, _| endpoints.contains_key(id));
         drop(before);
@@ -122,63 +107,35 @@ impl Compiler {
         *self = Self { interner, ..Self::default() };
     }
 
-    fn relabel(&mut self, changes: &Changes, touched: &mut BTreeSet<PolicyName>) {
-        for namespace in &changes.namespaces {
-            let labels = self.objects.namespace_labels(namespace);
-            let Some(before) = self.peers.relabel(namespace, labels.clone()) else { continue };
-            let sees_a_difference = |peer: &Peer| {
-                matches!(peer, Peer::Pods { namespaces: Some(selector), .. }
-                    if selector.matches(&before) != selector.matches(&labels))
-            };
-            let concerned = self.policies.iter().filter(|(_, it)| it.selectors.iter().any(sees_a_difference));
-            touched.extend(concerned.map(|(name, _)| name.clone()));
-        }
+    /// See [`Peers::compared`].
+    #[cfg(test)]
+    pub(super) fn compared(&self) -> usize {
+        self.peers.compared.get()
     }
 
+    /// Takes over the policies that have changed, and those that have their rules because of these, or have not any more.
     fn take_policies(&mut self, changes: &Changes, touched: &mut BTreeSet<PolicyName>) {
-        for name in &changes.policies {
-            let was_refused = self.refused.remove(name).is_some();
-            if let Some(entry) = self.policies.remove(name).filter(|_| !was_refused) {
-                self.whole -= 1;
-                self.rules -= number_of_rules(&entry.policy);
-            }
+        if changes.policies.is_empty() {
+            return;
         }
-        for name in &changes.policies {
+        let with_network_policies = self.options.network_policy;
+        let network_policies = self.objects.network_policies.values().filter(|_| with_network_policies);
+        let refused = beyond(self.objects.policies.values().chain(network_policies), &OF_NODE);
+        touched.extend(different(&self.refused, &refused, PartialEq::eq).cloned());
+        self.refused = refused;
+        for name in &*touched {
+            self.policies.remove(name);
             let all = match name.kind {
                 PolicyKind::Multi => &self.objects.policies,
                 PolicyKind::Network => &self.objects.network_policies,
             };
-            if let Some(policy) = all.get(&name.object).cloned() {
-                self.admit(policy);
-            }
+            let Some(policy) = all.get(&name.object) else { continue };
+            let inference = self.options.policy_types_inference;
+            let bare =
+                self.refused.get(name).map(|excess| Arc::new(policy.without_rules(*excess, inference)));
+            let entry = PolicyEntry::new(bare.as_ref().unwrap_or(policy), &self.objects, &self.options);
+            self.policies.insert(name.clone(), entry);
         }
-        for (name, policy) in std::mem::take(&mut self.refused) {
-            if self.admit(policy) {
-                touched.insert(name);
-            }
-        }
-    }
-
-    /// Adds a policy, without its rules where they exceed the node's budget: policies that were there before keep
-    /// theirs. Returns whether it has its rules.
-    fn admit(&mut self, policy: Arc<Policy>) -> bool {
-        let number = number_of_rules(&policy);
-        let excess = if self.whole >= POLICIES {
-            Some(Excess::Policies)
-        } else {
-            (self.rules + number > RULES_OF_NODE).then_some(Excess::RulesOfNode)
-        };
-        let Some(excess) = excess else {
-            self.whole += 1;
-            self.rules += number;
-            let entry = PolicyEntry::new(&policy, &self.objects, &self.options);
-            self.policies.insert(policy.name.clone(), entry);
-            return true;
-        };
-        let bare = Arc::new(policy.without_rules(excess, self.options.policy_types_inference));
-        self.policies.insert(policy.name.clone(), PolicyEntry::new(&bare, &self.objects, &self.options));
-        self.refused.insert(policy.name.clone(), policy);
-        false
     }
 
     /// Keeps only the names of policies that have changed, to free their rules: compiling the large ones that replace
@@ -199,23 +156,29 @@ impl Compiler {
             return;
         }
         for (name, entry) in &mut self.policies {
-            let now = PolicyEntry::new(&entry.policy, &self.objects, &self.options);
-            if now.places != entry.places {
+            if entry.look_again(&self.objects, &self.options) {
                 touched.insert(name.clone());
             }
-            *entry = now;
         }
     }
 
-    fn take_pods(
+    /// Takes over labels of namespaces, and pods.
+    fn take_peers(
         &mut self,
         changes: &Changes,
         before: &Objects,
         endpoints: &Endpoints,
         touched: &mut BTreeSet<PolicyName>,
     ) {
-        if changes.pods.is_empty() {
+        if changes.pods.is_empty() && changes.namespaces.is_empty() {
             return;
+        }
+        let mut open = Open::new(&self.policies, endpoints, touched);
+        for namespace in &changes.namespaces {
+            let labels = self.objects.namespace_labels(namespace);
+            if let Some(before) = self.peers.relabel(namespace, labels.clone()) {
+                open.namespace_changes(&before, &labels, touched);
+            }
         }
         let mut attachments: BTreeMap<&ObjectName, Vec<&Endpoint>> = BTreeMap::new();
         for endpoint in endpoints.values().filter(|endpoint| changes.pods.contains(&endpoint.pod)) {
@@ -227,21 +190,11 @@ impl Compiler {
             let before = self.peers.known(name, before);
             let is_same = before.is_as(&now);
             if !is_same {
-                self.touch(&before, touched);
+                open.pod_changes(&self.peers, &before, touched);
             }
             self.peers.replace(name, &before, &now, &self.objects);
             if !is_same {
-                self.touch(&now, touched);
-            }
-        }
-    }
-
-    /// Adds the policies that mean the pod, or one that shares an address with it.
-    fn touch(&self, pod: &Known, touched: &mut BTreeSet<PolicyName>) {
-        let concerned = self.peers.concerned(pod);
-        for (name, entry) in &self.policies {
-            if !touched.contains(name) && concerned.iter().any(|it| entry.means(&self.peers, it)) {
-                touched.insert(name.clone());
+                open.pod_changes(&self.peers, &now, touched);
             }
         }
     }
@@ -327,19 +280,29 @@ impl Compiler {
             Direction::Egress => BTreeMap::new(),
         };
         let policies = isolating.into_iter().map(ByIdentity).collect();
-        let key = Key { direction, policies, own_ports, dhcp: endpoint.dhcp };
+        let mut key = Key { direction, policies, own_ports, dhcp: endpoint.dhcp, at: None };
         if let Some(cached) = self.tables.get(&key) {
             return Some(Arc::clone(cached));
         }
+        if key.policies.iter().any(|policy| policy.0.networks.len() > 1) {
+            key.at = Some(Arc::clone(&endpoint.at));
+            if let Some(cached) = self.tables.get(&key) {
+                return Some(Arc::clone(cached));
+            }
+        }
         let places_of = |policy: &Policy| self.policies.get(&policy.name).map_or(&NOWHERE, |it| &it.places);
-        let mut unmatched = Vec::new();
-        let resolved = resolve(&key, &self.options, &self.peers, places_of, &mut unmatched);
+        let mut found = Found::default();
+        let resolved = resolve(&key, &endpoint.at, &self.options, &self.peers, places_of, &mut found);
+        if !found.is_of_network {
+            key.at = None;
+        }
         let tables = resolved.unwrap_or_else(|excess| {
-            unmatched = exceeded(&key, excess);
+            found.conditions = exceeded(&key, excess);
             // Empty tables deny everything.
             CompiledPolicy::default()
         });
-        let cached = Arc::new(CachedTables { tables: self.interner.share(tables), conditions: unmatched });
+        let tables = self.interner.share(tables);
+        let cached = Arc::new(CachedTables { tables, conditions: found.conditions });
         self.tables.insert(key, Arc::clone(&cached));
         Some(cached)
     }
@@ -395,39 +358,9 @@ enum Reselected {
     By(Vec<Arc<Policy>>),
 }
 
-impl PolicyEntry {
-    fn new(policy: &Arc<Policy>, objects: &Objects, options: &Options) -> Self {
-        let mut conditions: Vec<Condition> = conditions_of(policy).collect();
-        let places = usable_networks(objects, policy, &options.restrictions, &mut conditions);
-        let rules = policy.ingress.iter().chain(&policy.egress);
-        let peers = rules.filter_map(|rule| match &rule.peers {
-            AnyPeers::Of(peers) => Some(peers),
-            AnyPeers::Any => None,
-        });
-        let selectors = peers.flatten().filter(|peer| matches!(peer, Peer::Pods { .. })).cloned();
-        Self {
-            policy: Arc::clone(policy),
-            places,
-            conditions,
-            selectors: selectors.collect(),
-            names_ports_of_peers: names_ports_of_peers(policy),
-        }
-    }
-
-    /// Whether the tables of this policy depend on this pod.
-    fn means(&self, peers: &Peers, pod: &Claimant) -> bool {
-        let selects = |peer: &Peer| peers.selects(&self.policy, peer, pod);
-        pod.is_on(&self.places) && (self.names_ports_of_peers || self.selectors.iter().any(selects))
-    }
-}
-
-/// A policy as it is compiled, which may be without its rules ([`Compiler::admit`]).
+/// A policy as it is compiled, which may be without its rules ([`beyond`]).
 fn in_force(policies: &BTreeMap<PolicyName, PolicyEntry>, policy: &Arc<Policy>) -> Arc<Policy> {
     Arc::clone(policies.get(&policy.name).map_or(policy, |entry| &entry.policy))
-}
-
-fn number_of_rules(policy: &Policy) -> usize {
-    policy.ingress.len() + policy.egress.len()
 }
 
 fn unknown_pod(endpoint: &Endpoint) -> Condition {

@@ -52,13 +52,17 @@ fn read_text(
     }
     let mut rules = BTreeSet::new();
     for policy in isolating {
-        // Who has the peer's address, on each of the policy's networks where somebody has.
-        let held: Vec<Vec<Holder<'_>>> = policy
-            .networks
-            .iter()
-            .map(|network| holders(world, &Place::Network(network.clone()), peer))
-            .filter(|holders| !holders.is_empty())
-            .collect();
+        // Who has the peer's address on the attachment's own network, or if nobody has, on each of the policy's others.
+        let on = |is_own: bool| {
+            let places = policy.networks.iter().map(|network| Place::Network(network.clone()));
+            let there = places.filter(|place| endpoint.at.contains(place) == is_own);
+            there.filter_map(|place| holders(world, &place, peer)).collect::<Vec<_>>()
+        };
+        let own = on(true);
+        let held = if own.is_empty() { on(false) } else { own };
+        let have_all = |holds: &dyn Fn(&Holder<'_>) -> bool| {
+            !held.is_empty() && held.iter().all(|holders| !holders.is_empty() && holders.iter().all(holds))
+        };
         for (position, rule) in policy.rules(direction).iter().enumerate() {
             let selects = |item: &Peer, holder: &Holder<'_>| {
                 let Peer::Pods { namespaces, pods } = item else { return false };
@@ -78,7 +82,7 @@ fn read_text(
                         Peer::Pods { .. } => false,
                     };
                     let is_selected = |holder: &Holder<'_>| peers.iter().any(|item| selects(item, holder));
-                    peers.iter().any(is_in) || held.iter().any(|holders| holders.iter().all(is_selected))
+                    peers.iter().any(is_in) || have_all(&is_selected)
                 }
             };
             let declares = |ports: &[ContainerPort], named: PortProtocol, name: &str| {
@@ -98,9 +102,9 @@ fn read_text(
                         wanted.number() == protocol
                             && match direction {
                                 Direction::Ingress => declares(&target.ports, *wanted, name),
-                                Direction::Egress => held.iter().any(|holders| {
-                                    holders.iter().all(|holder| declares(holder.ports, *wanted, name))
-                                }),
+                                Direction::Egress => {
+                                    have_all(&|holder: &Holder<'_>| declares(holder.ports, *wanted, name))
+                                }
                             }
                     }
                 }),
@@ -124,8 +128,8 @@ struct Holder<'a> {
     ports: &'a [ContainerPort],
 }
 
-/// Who has an address of a network, all together.
-fn holders<'a>(world: &'a World, place: &Place, address: IpAddr) -> Vec<Holder<'a>> {
+/// Who has an address of a network, all together; `None`: nobody says so. Attachments of pods that have ended keep theirs.
+fn holders<'a>(world: &'a World, place: &Place, address: IpAddr) -> Option<Vec<Holder<'a>>> {
     let objects = &world.objects;
     let is_over = |pod: &Pod| pod.host_network || matches!(pod.phase, Phase::Succeeded | Phase::Failed);
     let is_known = |pod: &Pod| {
@@ -141,12 +145,11 @@ fn holders<'a>(world: &'a World, place: &Place, address: IpAddr) -> Vec<Holder<'
     let attached: BTreeSet<&ObjectName> = world.endpoints.iter().filter(has).map(|e| &e.pod).collect();
     if !attached.is_empty() {
         let pods = attached.iter().map(|name| objects.pods.get(*name).ok_or(*name));
-        return pods
-            .filter_map(|pod| match pod {
-                Ok(pod) => (!is_over(pod)).then(|| of_pod(pod)),
-                Err(name) => Some(Holder { namespace: &name.namespace, labels: None, ports: &[] }),
-            })
-            .collect();
+        let living = pods.filter_map(|pod| match pod {
+            Ok(pod) => (!is_over(pod)).then(|| of_pod(pod)),
+            Err(name) => Some(Holder { namespace: &name.namespace, labels: None, ports: &[] }),
+        });
+        return Some(living.collect());
     }
     let is_attached = |pod: &Pod| world.endpoints.iter().any(|e| e.pod == pod.name);
     let says = |pod: &Pod| {
@@ -172,7 +175,7 @@ fn holders<'a>(world: &'a World, place: &Place, address: IpAddr) -> Vec<Holder<'
             });
         }
     }
-    holders
+    (!holders.is_empty()).then_some(holders)
 }
 
 // Random worlds: few names and addresses, so that everything meets everything.

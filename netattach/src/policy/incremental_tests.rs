@@ -231,7 +231,16 @@ fn a_policy_about_a_network_that_its_namespace_may_not_use_isolates_and_has_no_p
         isolation: Some(Isolation::default()),
     };
     let told = "annotation k8s.v1.cni.cncf.io/policy-for: namespace shop may not use network infra/lan: namespaceIsolation is on, and infra is not among globalNamespaces: no address there counts as a peer";
-    assert_eq!(compiled(isolated), ([false, false, true], vec![told.to_owned()]));
+    assert_eq!(compiled(isolated.clone()), ([false, false, true], vec![told.to_owned()]));
+    // Of very many the first are told, and how many there are besides.
+    let many = (0..20).map(|number| format!("infra/n{number:02}")).collect::<Vec<_>>().join(",");
+    let world = World::new().with(&[json!({"for": many, "policyTypes": ["Ingress"]})]);
+    let options = Options { restrictions: isolated, ..Options::default() };
+    let conditions = compile(&world.objects, &world.endpoints, &options).conditions;
+    let told = conditions.iter().filter(|condition| condition.message.contains("namespace shop may not use"));
+    let told: Vec<&str> = told.map(|condition| condition.message.as_str()).collect();
+    let last = "annotation k8s.v1.cni.cncf.io/policy-for: namespace shop may not use 4 more of the networks: no address there counts as a peer";
+    assert_eq!((told.len(), told[0], told[1].contains("infra/n00")), (17, last, true));
 }
 
 /// Rows: C21, C22, C23, C24, C25, C26, C27, C28, C29.
@@ -625,47 +634,63 @@ fn what_rules_lead_to_is_bounded_and_isolates_beyond() {
     }
 }
 
-/// Rules for the pods of a node that are more than a node takes: who was there first keeps what it has.
+/// Policies that are more than a node takes: who has most goes without rules, whoever came first, and however it is compiled.
 #[test]
 fn a_node_takes_as_many_rules_and_policies_as_its_budget_has() {
     let rules = |number: usize| json!({"ingress": vec![json!({"ports": [{"port": 80}]}); number]});
-    let half = RULES_OF_NODE / 2;
-    let endpoints = |world: &World| world.endpoints.iter().map(|it| (it.id, Arc::new(it.clone()))).collect();
-    let mut compiler = Compiler::default();
-    let mut update = |world: &World| {
-        compiler.update(&Arc::new(world.objects.clone()), &endpoints(world), &Options::default())
+    let [one, less, half] = [1, RULES_OF_NODE / 2 - 1, RULES_OF_NODE / 2].map(rules);
+    let put = |world: &mut World, name: &str, spec: &Value| {
+        let mut spec = spec.clone();
+        spec["podSelector"] = json!({"matchLabels": {"app": "db"}});
+        let annotations = BTreeMap::from([(POLICY_FOR_ANNOTATION.to_owned(), "shop/net-a".to_owned())]);
+        let policy = policy::read(name.parse().unwrap(), &annotations, &spec).unwrap();
+        world.objects.policies.insert(policy.name.object.clone(), Arc::new(policy));
     };
     let refused = |desired: &Desired| -> Vec<String> {
         let of_budget = |it: &&Condition| it.message.contains("none of its rules applies");
         desired.conditions.iter().filter(of_budget).map(|it| it.object.to_string()).collect()
     };
-    let full = World::new().with(&[rules(half), rules(half)]);
-    let desired = update(&full);
+    let mut compiler = Compiler::default();
+    let mut update = |world: &World| {
+        let endpoints = world.endpoints.iter().map(|it| (it.id, Arc::new(it.clone()))).collect();
+        let desired = compiler.update(&Arc::new(world.objects.clone()), &endpoints, &Options::default());
+        assert_eq!(desired, world.compile(), "as after a restart");
+        desired
+    };
+    let mut world = World::new().with(&[half.clone(), less.clone()]);
+    let desired = update(&world);
     assert_eq!((refused(&desired), allowed(&desired, "in 10.0.0.2 tcp/80")), (vec![], true));
-    let mut more = World { objects: full.objects.clone(), endpoints: full.endpoints.clone() };
-    let db =
-        json!({"podSelector": {"matchLabels": {"app": "db"}}, "policyTypes": ["Ingress"], "ingress": [{}]});
-    let annotations = BTreeMap::from([(POLICY_FOR_ANNOTATION.to_owned(), "net-a".to_owned())]);
-    // By its name it comes first.
-    let late = policy::read(ObjectName::new("shop", "a"), &annotations, &db).unwrap();
-    more.objects.policies.insert(late.name.object.clone(), Arc::new(late));
-    let desired = update(&more);
-    assert_eq!(refused(&desired), ["multi-networkpolicy shop/a"]);
-    assert!(!allowed(&desired, "3 in 10.0.0.1 tcp/80"), "isolated");
-    assert!(allowed(&desired, "in 10.0.0.2 tcp/80"), "those that were there go on");
-    more.objects.policies.remove(&ObjectName::new("shop", "p1"));
-    let desired = update(&more);
-    assert_eq!((refused(&desired), allowed(&desired, "3 in 10.0.0.1 tcp/80")), (vec![], true));
-    assert_eq!(
-        update(&more),
-        World { objects: more.objects.clone(), endpoints: more.endpoints.clone() }.compile()
-    );
+    // The last one that fits, and one more.
+    put(&mut world, "shop/a", &one);
+    assert_eq!(refused(&update(&world)), Vec::<String>::new());
+    put(&mut world, "shop/b", &one);
+    let desired = update(&world);
+    assert_eq!(refused(&desired), ["multi-networkpolicy shop/p0"]);
+    assert!(allowed(&desired, "in 10.0.0.2 tcp/80") && allowed(&desired, "3 in 10.0.0.1 tcp/80"));
+    // Another namespace, which is first by its name, comes with more: what was there goes on.
+    world.objects.policies.remove(&ObjectName::new("shop", "p0"));
+    put(&mut world, "aaa/x", &less);
+    put(&mut world, "aaa/y", &less);
+    let desired = update(&world);
+    assert_eq!(refused(&desired), ["multi-networkpolicy aaa/y"]);
+    assert!(allowed(&desired, "in 10.0.0.2 tcp/80"));
+    world.objects.policies.remove(&ObjectName::new("aaa", "x"));
+    assert_eq!(refused(&update(&world)), Vec::<String>::new());
+    // Of one that has its rules no longer, pods are isolated.
+    world.objects.policies.remove(&ObjectName::new("shop", "p1"));
+    put(&mut world, "shop/b", &half);
+    assert!(allowed(&update(&world), "3 in 10.0.0.1 tcp/80"));
+    world.objects.policies.remove(&ObjectName::new("shop", "a"));
+    put(&mut world, "aaa/x", &less);
+    put(&mut world, "bbb/x", &less);
+    let desired = update(&world);
+    assert_eq!(refused(&desired), ["multi-networkpolicy aaa/y", "multi-networkpolicy shop/b"]);
+    assert!(!allowed(&desired, "3 in 10.0.0.1 tcp/80"));
     // As many policies as there can be, and one more.
-    let mut many = World::new().with(&vec![json!({"ingress": [{"ports": [{"port": 80}]}]}); POLICIES]);
+    let mut many = World::new().with(&vec![one.clone(); POLICIES]);
     assert_eq!(refused(&update(&many)), Vec::<String>::new());
-    let last = policy::read(ObjectName::new("shop", "a"), &annotations, &db).unwrap();
-    many.objects.policies.insert(last.name.object.clone(), Arc::new(last));
-    assert_eq!(refused(&update(&many)), ["multi-networkpolicy shop/a"]);
+    put(&mut many, "aaa/x", &one);
+    assert_eq!(refused(&update(&many)), ["multi-networkpolicy shop/p9999"]);
 }
 
 /// More addresses than one direction may lead to, and selectors that would have to be compared with every pod.

@@ -1,6 +1,7 @@
 //! Selection: the policies that select an attachment, and the addresses that a pod's status claims.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -93,7 +94,10 @@ pub(crate) fn selecting<'a>(
         .filter(move |policy| selects(policy, options, pod, at))
 }
 
-/// The networks of a policy that its namespace may use. For the others a condition is added.
+/// Networks of one policy that are reported because its namespace may not use them. The others are counted.
+const FORBIDDEN: usize = 16;
+
+/// The networks of a policy that its namespace may use. For the others conditions are added.
 pub(super) fn usable_networks(
     objects: &Objects,
     policy: &Policy,
@@ -105,22 +109,30 @@ pub(super) fn usable_networks(
     }
     let namespace = policy.namespace();
     let labels = objects.namespace_labels(namespace);
+    let mut tell = |what: &dyn fmt::Display| {
+        conditions.push(Condition {
+            object: Subject::Policy(policy.name.clone()),
+            severity: Severity::Error,
+            message: format!("annotation {POLICY_FOR_ANNOTATION}: {what}: no address there counts as a peer"),
+        });
+    };
     let mut usable = policy.networks.clone();
+    let mut told = 0;
     usable.retain(|network| {
         let definition = objects.definitions.get(network).map(Arc::as_ref);
         let checked = restrictions.check_policy(network, definition, namespace, &labels);
-        if let Err(forbidden) = &checked {
-            conditions.push(Condition {
-                object: Subject::Policy(policy.name.clone()),
-                severity: Severity::Error,
-                message: format!(
-                    "annotation {POLICY_FOR_ANNOTATION}: {}: no address there counts as a peer",
-                    Chain(forbidden)
-                ),
-            });
+        if let Err(forbidden) = &checked
+            && told < FORBIDDEN
+        {
+            told += 1;
+            tell(&Chain(forbidden));
         }
         checked.is_ok()
     });
+    let more = policy.networks.len() - usable.len() - told;
+    if more > 0 {
+        tell(&format_args!("namespace {namespace} may not use {more} more of the networks"));
+    }
     usable.into_iter().map(Place::Network).collect()
 }
 

@@ -7,7 +7,10 @@
 //! | `peers`, `by_kind`, `claims` | the pods that can be peers, of this node and of others; who claims an address, and who has it |
 //! | [`options`] | the settings that compilation depends on |
 //! | [`incremental`] | the compiler: what a change concerns is compiled again, and nothing else |
+//! | `shares` | the policies whose rules are more than a node takes |
+//! | `entry`, `touch` | a policy as the compiler keeps it; which of them a change of pods and namespaces concerns |
 //! | `resolve` | the rules of one direction, with addresses and port numbers |
+//! | `scope` | whose an address is, where a policy is for several networks |
 //! | `classes`, `traffic` | their union as lookup tables: arithmetic of prefixes and of ports |
 //! | [`lookup`] | the tables of one direction, as the kernel looks them up |
 //! | [`desired`] | the result: tables for every attachment, conditions of the objects |
@@ -28,6 +31,7 @@ mod classes;
 pub mod desired;
 pub mod diff;
 pub mod dump;
+mod entry;
 pub mod evaluate;
 pub mod explain;
 pub mod incremental;
@@ -40,4 +44,7 @@ mod peers;
 mod resolve;
 #[cfg(test)]
 mod scenarios;
+mod scope;
+mod shares;
+mod touch;
 mod traffic;

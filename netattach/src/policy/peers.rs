@@ -21,6 +21,9 @@ pub(super) struct Peers {
     claims: Claims,
     /// Pods of other nodes that could not be read, by name.
     unreadable: BTreeMap<ObjectName, Condition>,
+    /// How often a selector was compared with a pod.
+    #[cfg(test)]
+    pub(super) compared: std::cell::Cell<usize>,
 }
 
 #[derive(Debug)]
@@ -107,7 +110,7 @@ impl Known {
         }
     }
 
-    fn claimants(&self) -> impl Iterator<Item = Claimant> {
+    pub(super) fn claimants(&self) -> impl Iterator<Item = Claimant> {
         let pods = self.pod.iter().chain(&self.former).cloned().map(Claimant::Pod);
         pods.chain(self.remote.iter().cloned().map(Claimant::Remote))
     }
@@ -279,10 +282,6 @@ impl Claimant {
         let own = own.into_iter().flatten().map(|(place, address)| (place, *address));
         own.chain(remote.into_iter().flatten())
     }
-
-    pub(super) fn is_on(&self, places: &BTreeSet<Place>) -> bool {
-        self.addresses().any(|(place, _)| places.contains(place))
-    }
 }
 
 impl Peers {
@@ -365,6 +364,8 @@ impl Peers {
 
     /// Whether a peer of a rule selects a pod; a block selects none.
     pub(super) fn selects(&self, policy: &Policy, peer: &Peer, claimant: &Claimant) -> bool {
+        #[cfg(test)]
+        self.compared.update(|compared| compared + 1);
         let Peer::Pods { namespaces, pods } = peer else { return false };
         let in_scope = match namespaces {
             Some(selector) => {

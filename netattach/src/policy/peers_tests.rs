@@ -65,10 +65,14 @@ impl Node {
             interner: Interner::default(),
         };
         spec["podSelector"] = json!({"matchLabels": {"role": "web"}});
-        let annotations = BTreeMap::from([(POLICY_FOR_ANNOTATION.to_owned(), "lan".to_owned())]);
-        let policy = policy::read(named("p"), &annotations, &spec).unwrap();
-        node.objects.policies.insert(named("p"), policy.into());
+        node.policy("lan", &spec);
         node
+    }
+
+    fn policy(&mut self, networks: &str, spec: &Value) {
+        let annotations = BTreeMap::from([(POLICY_FOR_ANNOTATION.to_owned(), networks.to_owned())]);
+        let policy = policy::read(named("p"), &annotations, spec).unwrap();
+        self.objects.policies.insert(named("p"), policy.into());
     }
 
     /// A pod of this node with the uid `u1`.
@@ -90,12 +94,16 @@ impl Node {
     }
 
     fn attach(&mut self, name: &str, role: &str, addresses: &[&str]) {
+        self.attach_to("lan", name, role, addresses);
+    }
+
+    fn attach_to(&mut self, network: &str, name: &str, role: &str, addresses: &[&str]) {
         self.pod(name, role);
         self.endpoints.push(Endpoint {
             id: u32::try_from(self.endpoints.len()).unwrap() + 1,
             pod: named(name),
             uid: None,
-            at: Arc::new(BTreeSet::from([Place::Network(NetworkRef::new("shop", "lan"))])),
+            at: Arc::new(BTreeSet::from([Place::Network(NetworkRef::new("shop", network))])),
             addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
             dhcp: false,
             ethertypes: Vec::new(),
@@ -129,8 +137,13 @@ impl Node {
 
     /// Those of some addresses that may talk to the web server.
     fn admitted(&mut self) -> Vec<&'static str> {
+        self.admitted_at(1)
+    }
+
+    /// The same of one of its attachments.
+    fn admitted_at(&mut self, attachment: u32) -> Vec<&'static str> {
         let desired = self.compile();
-        let tables = desired.endpoints[&1].ingress.clone().unwrap();
+        let tables = desired.endpoints[&attachment].ingress.clone().unwrap();
         let candidates = ["10.0.0.2", "10.0.0.3", "10.0.0.4", "10.1.0.2", "fd00::2"];
         let is_admitted = |address: &&str| evaluate(&tables, address.parse().unwrap(), 6, Some(80)).is_some();
         candidates.into_iter().filter(is_admitted).collect()
@@ -307,6 +320,96 @@ fn an_address_that_too_many_claim_is_nobodys() {
     node.gone("p7");
     node.gone("p8");
     assert_eq!(node.admitted(), ["10.0.0.2"]);
+}
+
+/// The web server on `lan` (attachment 1) and `wan` (2), under one policy for both.
+fn on_two_networks(mut spec: Value) -> Node {
+    let mut node = Node::with(json!({}));
+    spec["podSelector"] = json!({"matchLabels": {"role": "web"}});
+    node.policy("lan, wan", &spec);
+    node.attach("web", "web", &["10.0.0.1"]);
+    node.attach_to("wan", "web", "web", &["10.1.0.1"]);
+    node
+}
+
+fn on(network: &str, addresses: &[&str]) -> String {
+    json!([{"name": format!("shop/{network}"), "ips": addresses}]).to_string()
+}
+
+#[test]
+fn with_several_networks_an_address_is_whose_it_is_on_the_attachments_own() {
+    let rule = json!({"from": [role("client")]});
+    let mut node = on_two_networks(json!({"policyTypes": ["Ingress"], "ingress": [rule]}));
+    let admitted = |node: &mut Node| [1, 2].map(|attachment| node.admitted_at(attachment));
+    node.written("a", "u2", "client", &on("wan", &["10.0.0.2", "10.0.0.3"]), None);
+    assert_eq!(
+        admitted(&mut node),
+        [["10.0.0.2", "10.0.0.3"]; 2],
+        "nobody has them on lan: they may be routed"
+    );
+    node.written("b", "u3", "stranger", &on("lan", &["10.0.0.2"]), None);
+    assert_eq!(admitted(&mut node), [vec!["10.0.0.3"], vec!["10.0.0.2", "10.0.0.3"]]);
+    assert_eq!(node.conditions(), [""; 0], "two networks with one range are nothing odd");
+    node.written("b", "u3", "client", &on("lan", &["10.0.0.2"]), None);
+    assert_eq!(admitted(&mut node), [["10.0.0.2", "10.0.0.3"]; 2]);
+    node.written("a", "u2", "stranger", &on("wan", &["10.0.0.2", "10.0.0.3"]), None);
+    assert_eq!(admitted(&mut node), [vec!["10.0.0.2"], vec![]]);
+    node.gone("b");
+    assert_eq!(admitted(&mut node), [[""; 0]; 2]);
+    // A claim to an address of an attachment of this node, as one of the other network.
+    node.attach("mine", "stranger", &["10.0.0.4"]);
+    node.written("a", "u2", "client", &on("wan", &["10.0.0.4"]), None);
+    assert_eq!(admitted(&mut node), [vec![], vec!["10.0.0.4"]]);
+    // One that has ended keeps its addresses until it is detached, though nobody is allowed by them.
+    node.pod("mine", "client").phase = Phase::Succeeded;
+    assert_eq!(admitted(&mut node), [vec![], vec!["10.0.0.4"]]);
+    node.endpoints.retain(|endpoint| endpoint.pod == named("web"));
+    assert_eq!(admitted(&mut node), [["10.0.0.4"]; 2]);
+    // Of other networks all count together.
+    node.policy(
+        "lan, wan, dmz",
+        &json!({
+            "podSelector": {"matchLabels": {"role": "web"}},
+            "policyTypes": ["Ingress"], "ingress": [rule],
+        }),
+    );
+    node.written("c", "u4", "stranger", &on("dmz", &["10.0.0.4"]), None);
+    assert_eq!(admitted(&mut node), [vec![], vec!["10.0.0.4"]]);
+    assert_eq!(
+        node.conditions(),
+        [
+            "multi-networkpolicy shop/p address 10.0.0.4 is claimed by pods that no peer of the rule selects as well: it is \
+             not allowed"
+        ]
+    );
+    node.written("c", "u4", "client", &on("dmz", &["10.0.0.4"]), None);
+    assert_eq!(admitted(&mut node), [["10.0.0.4"]; 2]);
+    node.gone("a");
+    assert_eq!(admitted(&mut node), [["10.0.0.4"]; 2]);
+    assert_eq!(node.conditions(), [""; 0]);
+}
+
+#[test]
+fn with_several_networks_a_name_of_a_port_means_what_it_does_on_the_attachments_own() {
+    let rule = json!({"to": [role("db")], "ports": [{"port": "sql"}]});
+    let mut node = on_two_networks(json!({"policyTypes": ["Egress"], "egress": [rule]}));
+    let open = |node: &mut Node| {
+        let desired = node.compile();
+        [1, 2].map(|attachment| {
+            let tables = desired.endpoints[&attachment].egress.clone().unwrap();
+            let is_open =
+                |port: &u16| evaluate(&tables, "10.0.0.2".parse().unwrap(), 6, Some(*port)).is_some();
+            (1..9).filter(is_open).collect::<Vec<u16>>()
+        })
+    };
+    node.written("a", "u2", "db", &on("lan", &["10.0.0.2"]), Some(r#"{"TCP/sql":[1,2]}"#));
+    assert_eq!(open(&mut node), [[1, 2], [1, 2]]);
+    node.written("b", "u3", "db", &on("wan", &["10.0.0.2"]), Some(r#"{"TCP/sql":[2,3]}"#));
+    assert_eq!(open(&mut node), [[1, 2], [2, 3]]);
+    node.written("b", "u3", "other", &on("wan", &["10.0.0.2"]), Some(r#"{"TCP/sql":[2,3]}"#));
+    assert_eq!(open(&mut node), [vec![1, 2], vec![]]);
+    node.gone("a");
+    assert_eq!(open(&mut node), [[0; 0], [0; 0]]);
 }
 
 #[test]

@@ -14,7 +14,8 @@ use super::classes::{ResolvedRule, TablesBuilder};
 use super::desired::{Condition, Subject};
 use super::lookup::{CompiledPolicy, Origin, Traffic};
 use super::options::Options;
-use super::peers::Peers as KnownPeers;
+use super::peers::{Claimant, Peers as KnownPeers};
+use super::scope::Scope;
 use super::traffic::{one_port, port_blocks};
 use crate::npwg::selection::PortProtocol;
 use crate::objects::budget::{Excess, FINDINGS, Meter, PREFIXES, WORK};
@@ -28,6 +29,17 @@ pub(super) struct Key {
     pub(super) policies: Vec<ByIdentity<Policy>>,
     pub(super) own_ports: NamedPorts,
     pub(super) dhcp: bool,
+    /// The networks that the attachment is on; `None`: the tables are the same whichever of the policies' these are.
+    pub(super) at: Option<Arc<BTreeSet<Place>>>,
+}
+
+/// What is found while tables are made.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// Names that match nothing, and addresses that are not allowed.
+    pub(super) conditions: Vec<Condition>,
+    /// Attachments on other networks of the policies may get other tables.
+    pub(super) is_of_network: bool,
 }
 
 /// A shared value, compared by identity: it equals only itself.
@@ -57,26 +69,28 @@ impl<T> Hash for ByIdentity<T> {
 /// Port numbers by protocol and name.
 pub(super) type NamedPorts = BTreeMap<(PortProtocol, String), BTreeSet<u16>>;
 
-/// Resolves selectors to addresses and port names to numbers, and computes the tables. Names that match nothing are
-/// added to `conditions`.
+/// Resolves selectors to addresses and port names to numbers, and computes the tables for an attachment on the networks
+/// `at`.
 ///
 /// # Errors
 /// The rules exceed the budget.
 pub(super) fn resolve<'a>(
     key: &Key,
+    at: &BTreeSet<Place>,
     options: &Options,
     peers: &KnownPeers,
     places_of: impl Fn(&Policy) -> &'a BTreeSet<Place>,
-    conditions: &mut Vec<Condition>,
+    found: &mut Found,
 ) -> Result<CompiledPolicy, Excess> {
     let mut builder = TablesBuilder::default();
     for ByIdentity(policy) in &key.policies {
         let name = Arc::new(policy.name.clone());
         let places = places_of(policy);
+        let scope = Scope::new(peers.claims(), policy, places, at);
+        let resolving = Resolving { policy, peers, places, scope };
         for (position, rule) in policy.rules(key.direction).iter().enumerate() {
             let origin = Origin::Policy { name: Arc::clone(&name), direction: key.direction, position };
-            let resolving = Resolving { policy, peers, places };
-            let resolved = resolving.resolve(key, origin, rule, conditions, &mut builder.meter)?;
+            let resolved = resolving.resolve(key, origin, rule, found, &mut builder.meter)?;
             builder.add(resolved)?;
         }
     }
@@ -91,6 +105,7 @@ struct Resolving<'a> {
     policy: &'a Policy,
     peers: &'a KnownPeers,
     places: &'a BTreeSet<Place>,
+    scope: Scope<'a>,
 }
 
 impl Resolving<'_> {
@@ -99,12 +114,12 @@ impl Resolving<'_> {
         key: &Key,
         origin: Origin,
         rule: &Rule,
-        conditions: &mut Vec<Condition>,
+        found: &mut Found,
         meter: &mut Meter,
     ) -> Result<ResolvedRule, Excess> {
         let mut resolved = literal(origin, rule);
         if let Peers::Of(peers) = &rule.peers {
-            resolved.hosts = self.hosts(peers, conditions, meter)?;
+            resolved.hosts = self.hosts(peers, found, meter)?;
         }
         for (protocol, name) in named_terms(&rule.ports) {
             match key.direction {
@@ -113,9 +128,9 @@ impl Resolving<'_> {
                     resolved.traffic.extend(numbers.map(|port| one_port(protocol, *port)));
                 }
                 Direction::Egress => {
-                    if !self.resolve_at_peers(protocol, name, &mut resolved, meter)? {
+                    if !self.resolve_at_peers(protocol, name, &mut resolved, found, meter)? {
                         let why = "is declared by no pod among the peers";
-                        note(conditions, unresolved(self.policy, name, why));
+                        note(&mut found.conditions, unresolved(self.policy, name, why));
                     }
                 }
             }
@@ -126,13 +141,8 @@ impl Resolving<'_> {
     }
 
     /// The addresses of peers that are selectors, sorted, without duplicates. Of an address that several pods have, all
-    /// have to be selected: otherwise it is added to `conditions`, one for each rule.
-    fn hosts(
-        &self,
-        peers: &[Peer],
-        conditions: &mut Vec<Condition>,
-        meter: &mut Meter,
-    ) -> Result<Vec<IpAddr>, Excess> {
+    /// have to be selected: otherwise it is added to the conditions, one for each rule.
+    fn hosts(&self, peers: &[Peer], found: &mut Found, meter: &mut Meter) -> Result<Vec<IpAddr>, Excess> {
         let selectors = peers.iter().filter(|peer| matches!(peer, Peer::Pods { .. }));
         let is_selected = |pod: &_| peers.iter().any(|peer| self.peers.selects(self.policy, peer, pod));
         let mut hosts: Vec<IpAddr> = Vec::new();
@@ -143,11 +153,14 @@ impl Resolving<'_> {
             let looked_at = self.peers.claims_of(self.policy, peer, self.places, |place, address| {
                 // More is over the budget already.
                 if compared <= WORK {
-                    let (is_allowed, looked_at) = self.peers.claims().is_allowed(place, address, is_selected);
-                    compared += looked_at * peers.len();
-                    if is_allowed {
+                    let answer = self.scope.is_allowed(place, address, is_selected);
+                    compared += self.scope.len().saturating_sub(1) + answer.looked_at * peers.len();
+                    found.is_of_network |= answer.is_of_network;
+                    // It is another network's address, which this attachment would not see.
+                    let is_elsewhere = answer.is_of_network && answer.is_own && !self.scope.is_own(place);
+                    if answer.value {
                         hosts.push(address);
-                    } else {
+                    } else if !is_elsewhere {
                         refused.insert(address);
                     }
                 }
@@ -164,7 +177,7 @@ impl Resolving<'_> {
         hosts.sort_unstable();
         hosts.dedup();
         if let Some(first) = refused.first() {
-            note(conditions, disputed(self.policy, *first, refused.len()));
+            note(&mut found.conditions, disputed(self.policy, *first, refused.len()));
         }
         Ok(hosts)
     }
@@ -176,8 +189,15 @@ impl Resolving<'_> {
         protocol: PortProtocol,
         name: &str,
         resolved: &mut ResolvedRule,
+        found: &mut Found,
         meter: &mut Meter,
     ) -> Result<bool, Excess> {
+        // A number that all who have the address give the name.
+        let numbers_of = |holders: &[Claimant]| {
+            let holders = holders.iter().filter(|holder| holder.counts());
+            let numbers = holders.map(|holder| declared_ports(holder.ports(), protocol, name));
+            numbers.reduce(|one, other| &one & &other).unwrap_or_default()
+        };
         let mut declared = false;
         let parts: usize = resolved.blocks.iter().map(|(_, except)| 1 + except.len()).sum();
         for (address, holders) in self.peers.claims().holders(self.places) {
@@ -186,10 +206,14 @@ impl Resolving<'_> {
             if !resolved.matches(address) {
                 continue;
             }
-            // A number that all who have the address give the name.
-            let holders = holders.iter().filter(|holder| holder.counts());
-            let numbers = holders.map(|holder| declared_ports(holder.ports(), protocol, name));
-            let numbers = numbers.reduce(|one, other| &one & &other).unwrap_or_default();
+            let numbers = if self.scope.len() > 1 {
+                let answer = self.scope.of(address, numbers_of, |one, other| &one & &other);
+                meter.work(self.scope.len() + answer.looked_at)?;
+                found.is_of_network |= answer.is_of_network;
+                answer.value
+            } else {
+                numbers_of(holders)
+            };
             if !numbers.is_empty() {
                 declared = true;
                 let traffic = numbers.into_iter().map(|port| one_port(protocol, port));

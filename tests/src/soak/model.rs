@@ -134,10 +134,14 @@ impl<'w> View<'w> {
                 continue;
             }
             isolated = true;
-            let holders: Vec<Vec<Holder<'_>>> = networks(policy)
-                .map(|network| self.holders(network, peer))
-                .filter(|holders| !holders.is_empty())
-                .collect();
+            // Of the network at that end, or where nobody has the address there, of each of the others.
+            let on = |is_own: bool| -> Vec<Vec<Holder<'w>>> {
+                let there = networks(policy).filter(|network| (*network == end.network) == is_own);
+                let holders = there.map(|network| self.holders(network, peer));
+                holders.filter(|holders| !holders.is_empty()).collect()
+            };
+            let own = on(true);
+            let holders = if own.is_empty() { on(false) } else { own };
             for rule in spec[rules].as_array().into_iter().flatten() {
                 let is_meant = match rule[peers].as_array() {
                     None => true,
@@ -160,9 +164,7 @@ impl<'w> View<'w> {
                                     (first..=last).contains(&port.into())
                                 }
                                 (_, true) => declares(&declared(pod)),
-                                (_, false) => {
-                                    holders.iter().any(|all| all.iter().all(|one| declares(&one.ports)))
-                                }
+                                (_, false) => is_of_all(&holders, |one| declares(&one.ports)),
                             }
                     }),
                 };
@@ -195,7 +197,7 @@ impl<'w> View<'w> {
         let is_meant = |holder: &Holder<'_>| {
             holder.pod.is_some_and(|pod| peers.iter().any(|peer| is_selected(peer, pod)))
         };
-        peers.iter().any(in_block) || holders.iter().any(|all| all.iter().all(is_meant))
+        peers.iter().any(in_block) || is_of_all(holders, is_meant)
     }
 
     fn labels_of(&self, namespace: &str) -> Value {
@@ -225,6 +227,11 @@ impl<'w> View<'w> {
             .map(|pod| Holder { pod: Some(pod), ports: published(pod) })
             .collect()
     }
+}
+
+/// Whether it is true of all who have an address, and somebody has.
+fn is_of_all(holders: &[Vec<Holder<'_>>], is_true: impl Fn(&Holder<'_>) -> bool) -> bool {
+    !holders.is_empty() && holders.iter().flatten().all(is_true)
 }
 
 /// Name of a node in the cluster.

@@ -59,7 +59,7 @@ fn what_pods_claim_never_lets_in_an_address_that_they_do_not_have() {
         "podSelector": {"matchLabels": {"app": "web"}}, "policyTypes": ["Ingress"],
         "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "friend"}}}]}]
     });
-    rig.server.create(&manifest::policy("only-friends", "lan-a", &spec)).unwrap();
+    rig.server.create(&manifest::policy("only-friends", "lan-a, lan-b", &spec)).unwrap();
     let labelled = |name: &str, app: &str, node: &str, claims: Option<&str>| {
         let mut pod = object(name, node);
         pod["metadata"]["labels"] = json!({"app": app});
@@ -95,6 +95,11 @@ fn what_pods_claim_never_lets_in_an_address_that_they_do_not_have() {
     let large =
         json!({"metadata": {"labels": {LABEL: ""}, "annotations": {STATUS: large + &" ".repeat(1 << 20)}}});
     rig.server.patch("pods", NAMESPACE, "remote-large", &large).unwrap();
+    // And one that claims it as its own on the policy's other network.
+    labelled("remote-across", "friend", "another", None);
+    let across = json!([{"name": "shop/lan-b", "interface": "net2", "ips": [of_stranger]}]).to_string();
+    let across = json!({"metadata": {"labels": {LABEL: ""}, "annotations": {STATUS: across}}});
+    rig.server.patch("pods", NAMESPACE, "remote-across", &across).unwrap();
     // A claim for an address that nobody has here counts: the other node's agent answers for it.
     labelled("remote", "friend", "another", Some("10.61.0.200"));
     rig.settle("settled");

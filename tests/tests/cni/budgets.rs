@@ -171,6 +171,16 @@ fn many_yaml_pods(label: &str) -> String {
     text + "kind: List\nmetadata:\n  resourceVersion: \"\"\n"
 }
 
+/// Policies with as many names of networks as an annotation of a cluster can have.
+fn many_networks() -> String {
+    const SIZE: usize = 255 << 10;
+    const EACH: usize = "n00000,".len();
+    let networks = (0..SIZE / EACH).map(|number| format!("n{number:05}")).collect::<Vec<_>>().join(",");
+    let spec = json!({"podSelector": {}, "policyTypes": ["Ingress"]});
+    let policy = |number: usize| policy(&format!("many-{number}"), &networks, &spec).to_string();
+    list(&(0..MANIFEST.0 / SIZE - 2).map(policy).collect::<Vec<_>>())
+}
+
 fn large_definitions(label: &str) -> String {
     const SIZE: usize = 250 << 10;
     let config =
@@ -219,6 +229,13 @@ fn the_largest_manifests_and_standard_input_are_read_within_64_mib() {
         write(list(&vec!["{}".to_owned(); 5_000_000]), "e.json");
     });
     fs::remove_file(node.path("source").join("e.json")).unwrap();
+    within_memory(&node, "policies for very many networks", || {
+        write(many_networks(), "f.json");
+        // They are in force, and what they are about is asked for.
+        let asked = || node.ctl(&["status"]).unwrap().to_string();
+        assert!(eventually(PATIENCE, || asked().contains("is for more than 256 networks")), "{}", asked());
+    });
+    fs::remove_file(node.path("source").join("f.json")).unwrap();
     node.write("last", &pod(&last.name, &json!({}), &Value::Null)).unwrap();
     // The list around it has few values.
     let mut list = node.cni_config("1.0.0");

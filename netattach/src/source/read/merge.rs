@@ -70,8 +70,11 @@ pub(crate) fn keys(objects: &Objects, kind: Kind) -> Vec<Key> {
 /// The policy that isolates what `object` selects and allows nothing, if it is a policy.
 pub(crate) fn isolating(object: &Object) -> Option<Object> {
     let Object::Policy(policy) = object else { return None };
-    let isolating =
-        Policy { pods: policy.pods.clone(), ..unreadable(policy.name.clone(), policy.networks.clone()) };
+    let isolating = Policy {
+        pods: policy.pods.clone(),
+        all_networks: policy.all_networks,
+        ..unreadable(policy.name.clone(), policy.networks.clone())
+    };
     Some(Object::Policy(Arc::new(isolating)))
 }
 

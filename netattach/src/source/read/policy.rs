@@ -59,16 +59,16 @@ pub fn read(
 /// As [`read`], for a `spec` that conforms to the schema.
 pub(crate) fn read_multi(name: ObjectName, annotations: &BTreeMap<String, String>, spec: Spec) -> Policy {
     let mut found = Findings::default();
-    let networks = networks(annotations.get(POLICY_FOR_ANNOTATION), &name.namespace, &mut found);
-    read_spec(PolicyName::multi(name), networks, spec, found)
+    let named = networks(annotations.get(POLICY_FOR_ANNOTATION), &name.namespace, &mut found);
+    read_spec(PolicyName::multi(name), named, spec, found)
 }
 
 /// A MultiNetworkPolicy of which only the name and the networks can be read: its selector is unknown, so it isolates
 /// every pod of its namespace on these networks, and allows nothing.
 pub(crate) fn unreadable_multi(name: ObjectName, annotations: &BTreeMap<String, String>) -> Policy {
     let mut found = Findings::default();
-    let networks = networks(annotations.get(POLICY_FOR_ANNOTATION), &name.namespace, &mut found);
-    isolating(PolicyName::multi(name), networks, found)
+    let named = networks(annotations.get(POLICY_FOR_ANNOTATION), &name.namespace, &mut found);
+    isolating(PolicyName::multi(name), named, found)
 }
 
 /// As [`unreadable_multi`], for a NetworkPolicy.
@@ -78,15 +78,15 @@ pub(crate) fn unreadable_network(name: ObjectName) -> Policy {
 
 /// A policy for these networks that isolates every pod of its namespace, and allows nothing.
 pub(crate) fn unreadable(name: PolicyName, networks: BTreeSet<NetworkRef>) -> Policy {
-    isolating(name, networks, Findings::default())
+    isolating(name, Named { networks, are_too_many: false }, Findings::default())
 }
 
-fn isolating(name: PolicyName, networks: BTreeSet<NetworkRef>, mut found: Findings) -> Policy {
+fn isolating(name: PolicyName, named: Named, mut found: Findings) -> Policy {
     found.fail("spec", Finding::Unreadable);
     Policy {
         name,
-        networks,
-        all_networks: false,
+        networks: named.networks,
+        all_networks: named.are_too_many,
         pods: Selector::default(),
         ingress: Vec::new(),
         egress: Vec::new(),
@@ -110,7 +110,7 @@ pub fn read_network_policy(name: ObjectName, spec: &Value) -> Result<Policy, Man
 
 /// As [`read_network_policy`], for a `spec` that conforms to the schema.
 pub(crate) fn read_network(name: ObjectName, spec: Spec) -> Policy {
-    let mut policy = read_spec(PolicyName::network(name), BTreeSet::new(), spec, Findings::default());
+    let mut policy = read_spec(PolicyName::network(name), Named::default(), spec, Findings::default());
     if policy.directions == Directions::Inferred {
         policy.directions = Directions::Listed { ingress: true, egress: !policy.egress.is_empty() };
         policy.problems.retain(|problem| problem.finding != Finding::TypesInferred);
@@ -165,10 +165,9 @@ pub enum CommonRulesError {
     Rule(Problem),
 }
 
-fn read_spec(name: PolicyName, networks: BTreeSet<NetworkRef>, spec: Spec, mut found: Findings) -> Policy {
+fn read_spec(name: PolicyName, named: Named, spec: Spec, mut found: Findings) -> Policy {
     let (ingress, egress) = (spec.ingress.unwrap_or_default(), spec.egress.unwrap_or_default());
-    // No network is left out beyond the limit: that would leave pods open.
-    let too_many_networks = (networks.len() > NETWORKS).then_some(Excess::Networks);
+    let too_many_networks = named.are_too_many.then_some(Excess::Networks);
     let excess = too_many_networks.or_else(|| excess(&ingress.counted, &egress.counted));
     found.extend(ingress.found);
     found.extend(egress.found);
@@ -208,7 +207,8 @@ fn read_spec(name: PolicyName, networks: BTreeSet<NetworkRef>, spec: Spec, mut f
         }
     };
     let problems = found.into_problems();
-    Policy { name, networks, all_networks: false, pods, ingress, egress, directions, problems }
+    let Named { networks, are_too_many: all_networks } = named;
+    Policy { name, networks, all_networks, pods, ingress, egress, directions, problems }
 }
 
 /// Maximum number of `policyTypes` entries that are examined: there are two.
@@ -304,7 +304,10 @@ impl<'de, D: Way> Visitor<'de> for Rules<D> {
 
     fn visit_seq<A: SeqAccess<'de>>(mut self, mut written: A) -> Result<Self, A::Error> {
         while excess(&self.counted, &Counted::default()).is_none() {
-            let Some(next) = written.next_element()? else { return Ok(self) };
+            let Some(next) = written.next_element()? else {
+                self.rules.shrink_to_fit();
+                return Ok(self);
+            };
             self.counted.add(&next);
             let read = rule(D::DIRECTION, self.rules.len(), next, &mut self.found);
             self.rules.push(read);
@@ -412,7 +415,16 @@ impl Findings {
     }
 }
 
-fn networks(annotation: Option<&String>, namespace: &str, found: &mut Findings) -> BTreeSet<NetworkRef> {
+/// The networks that a policy's annotation names.
+#[derive(Default)]
+struct Named {
+    networks: BTreeSet<NetworkRef>,
+    /// There are more than a policy may be for, and none of them is kept: it isolates on every network, as leaving one out
+    /// would leave pods open.
+    are_too_many: bool,
+}
+
+fn networks(annotation: Option<&String>, namespace: &str, found: &mut Findings) -> Named {
     let path = format!("metadata.annotations[{POLICY_FOR_ANNOTATION}]");
     let mut networks = BTreeSet::new();
     for item in annotation.map(String::as_str).unwrap_or_default().split(',') {
@@ -426,11 +438,14 @@ fn networks(annotation: Option<&String>, namespace: &str, found: &mut Findings) 
         } else {
             found.fail(&path, Finding::NetworkName(shown(&item)));
         }
+        if networks.len() > NETWORKS {
+            return Named { networks: BTreeSet::new(), are_too_many: true };
+        }
     }
     if networks.is_empty() {
         found.warn(path, Finding::NoNetwork);
     }
-    networks
+    Named { networks, are_too_many: false }
 }
 
 fn directions(
@@ -512,6 +527,7 @@ fn rule(direction: Direction, position: usize, written: WrittenRule, found: &mut
             for (position, item) in items.into_iter().enumerate() {
                 peers.extend(peer(&format_args!("{path}.{key}[{position}]"), item, found));
             }
+            peers.shrink_to_fit();
             Peers::Of(peers)
         }
     };
@@ -523,6 +539,7 @@ fn rule(direction: Direction, position: usize, written: WrittenRule, found: &mut
             for (position, item) in items.into_iter().enumerate() {
                 ports.extend(port(&format_args!("{path}.ports[{position}]"), item, found));
             }
+            ports.shrink_to_fit();
             Ports::Of(ports)
         }
     };
@@ -580,6 +597,7 @@ fn block(path: Path<'_>, written: WrittenBlock, found: &mut Findings) -> Option<
             found.fail(path, Finding::ExceptOutside(cut));
         }
     }
+    except.shrink_to_fit();
     Some(Peer::Block { net, except })
 }
 

@@ -373,12 +373,36 @@ fn a_policy_takes_as_many_rules_peers_ports_and_networks_as_its_budget_has() {
         assert_eq!(beyond.pods, within.pods, "whom it selects");
         assert_eq!(beyond.directions, Directions::Listed { ingress: true, egress: true });
     }
-    let networks = |number: usize| (0..number).map(|it| format!("n{it}")).collect::<Vec<_>>().join(",");
-    let on = |number| policy_for(Some(&networks(number)), json!({"podSelector": {}, "ingress": [{}]}));
-    assert_eq!((on(NETWORKS).ingress.len(), said(&on(NETWORKS))), (1, vec![]));
-    let beyond = on(NETWORKS + 1);
-    assert_eq!((beyond.networks.len(), beyond.ingress.len()), (NETWORKS + 1, 0), "isolated on all of them");
-    assert_eq!(beyond.problems[0].finding, Finding::Excess(Excess::Networks));
+    let on = |number| policy_for(Some(&names(number)), json!({"podSelector": {}, "ingress": [{}]}));
+    let within = on(NETWORKS);
+    assert_eq!(
+        (within.networks.len(), within.all_networks, within.ingress.len(), said(&within)),
+        (NETWORKS, false, 1, vec![])
+    );
+    // As many as an annotation can have: none of them is kept.
+    for number in [NETWORKS + 1, 62_000] {
+        let beyond = on(number);
+        assert_eq!((beyond.networks.len(), beyond.all_networks, beyond.ingress.len()), (0, true, 0));
+        assert_eq!(
+            said(&beyond),
+            [
+                "Error spec: is for more than 256 networks, which counts as for all: whom it selects is isolated and none of its rules applies"
+            ]
+        );
+    }
+}
+
+/// The names of networks, separated by commas.
+fn names(number: usize) -> String {
+    (0..number).map(|it| format!("n{it}")).collect::<Vec<_>>().join(",")
+}
+
+#[test]
+fn a_policy_for_more_networks_than_its_budget_has_isolates_on_every_one_whatever_else_is_wrong_with_it() {
+    let annotations = [(POLICY_FOR_ANNOTATION.to_owned(), names(NETWORKS + 1))].into();
+    let policy = unreadable_multi(ObjectName::new("shop", "p"), &annotations);
+    let both = Directions::Listed { ingress: true, egress: true };
+    assert_eq!((policy.networks.len(), policy.all_networks, policy.directions), (0, true, both));
 }
 
 #[test]
