@@ -9,11 +9,13 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use ipnet::IpNet;
+
 use super::apply::owner;
 use super::{Attached, StepError};
 use crate::ipam::Owner;
 use crate::mac::Mac;
-use crate::netlink::{Handle, Station};
+use crate::netlink::{Handle, RouteState, Station};
 use crate::plan::{AttachmentPlan, Plan, Sandbox, result};
 use crate::spec::{Link, Tie};
 use crate::step::{Brought, Output};
@@ -52,6 +54,8 @@ pub enum Holder {
     NextHop,
     /// Whoever is behind a route of the node to that address alone; by the name of its device, if it has one.
     Route(Option<String>),
+    /// Whoever is behind a route of the node to a network with the address; by the name of its device, if it has one.
+    Within(IpNet, Option<String>),
     /// A station with a permanent entry in a bridge, behind the port of that name.
     Entered(String),
     /// A station that a bridge has learned behind the port of that name; the bridge forgets it when it is silent for
@@ -84,6 +88,8 @@ impl fmt::Display for Holder {
             Self::NextHop => f.write_str("the node routes by it"),
             Self::Route(Some(device)) => write!(f, "the node has another route to it, by {device}"),
             Self::Route(None) => f.write_str("the node has another route to it"),
+            Self::Within(net, Some(device)) => write!(f, "the node has a route to {net}, by {device}"),
+            Self::Within(net, None) => write!(f, "the node has a route to {net}"),
             Self::Entered(port) => write!(f, "the bridge has a static entry for it at port {port}"),
             Self::Seen(port) => write!(f, "the bridge has seen it at port {port}"),
         }
@@ -320,19 +326,61 @@ pub(super) fn check_mac_is_free(
     Ok(())
 }
 
-/// Refuses an IP address that is in use. `routed`: the node is to have a route to it.
+/// Whether the node is to have a route to an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Routed {
+    /// It is not.
+    No,
+    /// It is. The network's author or a pool has named the address, or the node's own subnets bound what may be asked for.
+    Named,
+    /// It is, by the device with this index, and nobody but the pod or its runtime has named the address.
+    Asked(u32),
+}
+
+/// Refuses an IP address that is in use.
 ///
 /// # Errors
 /// [`StepError::AddressTaken`] with the holder.
-pub(super) fn check_ip_is_free(host: &mut Handle, ip: IpAddr, routed: bool) -> Result<(), StepError> {
+pub(super) fn check_ip_is_free(host: &mut Handle, ip: IpAddr, routed: Routed) -> Result<(), StepError> {
     let taken = |holder| Err(StepError::AddressTaken { address: Address::Ip(ip), holder });
     if host.is_own_address(ip)? {
         return taken(Holder::Own);
     }
-    if routed && host.routes()?.iter().any(|route| route.gateway == Some(ip)) {
+    if routed == Routed::No {
+        return Ok(());
+    }
+    let routes = host.routes()?;
+    if routes.iter().any(|route| route.gateway == Some(ip)) {
         return taken(Holder::NextHop);
     }
-    Ok(())
+    let Routed::Asked(own) = routed else { return Ok(()) };
+    // Rules may lead to other tables, and routes that refuse packets are those of the main table alone.
+    let by_rules = host.matching_route(ip)?;
+    match leading_elsewhere(routes.iter().chain(&by_rules), ip, own) {
+        Some(route) => taken(behind(host, route)),
+        None => Ok(()),
+    }
+}
+
+/// The longest of the routes to an address by another device than the one with that index. A default route leads to everything
+/// that nothing is known of.
+fn leading_elsewhere<'r>(
+    routes: impl Iterator<Item = &'r RouteState>,
+    ip: IpAddr,
+    own: u32,
+) -> Option<&'r RouteState> {
+    let others = routes.filter(|route| route.destination.prefix_len() > 0 && route.interface != Some(own));
+    others.filter(|route| route.destination.contains(&ip)).max_by_key(|route| route.destination.prefix_len())
+}
+
+fn behind(host: &mut Handle, route: &RouteState) -> Holder {
+    let RouteState { destination, interface, .. } = route;
+    // One that has just gone has no name.
+    let device = interface.and_then(|index| host.link_by_index(index).ok()).map(|link| link.name);
+    match destination.prefix_len() == destination.max_prefix_len() {
+        true => Holder::Route(device),
+        false => Holder::Within(*destination, device),
+    }
 }
 
 #[cfg(test)]
@@ -340,6 +388,46 @@ mod tests {
     use super::*;
     use crate::objects::ObjectName;
     use crate::plan::{PodRef, fixtures};
+
+    /// Rows: STC-node-links.
+    #[test]
+    fn an_address_that_is_asked_for_is_behind_no_route_of_the_node_but_a_default_one() {
+        let route = |destination: &str, gateway: Option<[u8; 4]>, interface: Option<u32>| RouteState {
+            destination: destination.parse().unwrap(),
+            gateway: gateway.map(IpAddr::from),
+            interface,
+            priority: 0,
+            table: 254,
+            protocol: 2,
+            source: None,
+            mtu: None,
+            advmss: None,
+        };
+        let routes = [
+            route("0.0.0.0/0", Some([192, 168, 1, 1]), Some(2)),
+            route("::/0", None, Some(2)),
+            route("192.168.1.0/24", None, Some(2)),
+            route("10.8.0.0/16", Some([192, 168, 1, 9]), Some(2)),
+            route("10.8.1.0/26", None, None),
+            route("10.9.0.7/32", None, Some(7)),
+            route("10.9.0.8/32", None, Some(8)),
+            route("2001:db8::/64", None, Some(3)),
+        ];
+        for (ip, expected) in [
+            ("192.168.1.77", Some(2)),
+            ("10.8.9.9", Some(3)),
+            ("10.8.1.9", Some(4)),
+            // By the pod's own device, as a repeated ADD may have left it, and by another pod's.
+            ("10.9.0.7", None),
+            ("10.9.0.8", Some(6)),
+            ("2001:db8::7", Some(7)),
+            ("198.51.100.7", None),
+            ("2001:db8:1::7", None),
+        ] {
+            let found = leading_elsewhere(routes.iter(), ip.parse().unwrap(), 7);
+            assert_eq!(found, expected.map(|at: usize| &routes[at]), "{ip}");
+        }
+    }
 
     fn plan(container: &str) -> Plan {
         let pod = Some(PodRef { name: ObjectName::new("shop", container), uid: None });

@@ -9,8 +9,9 @@ use serde_json::{Map, Value};
 use super::{Executor, interface};
 use crate::attach::occupied::Address;
 use crate::attach::{AttachError, Doing, Node, StepError};
-use crate::cni::Command;
+use crate::cni::{CniArgs, Command};
 use crate::delegate::{self, Call, DelegateError};
+use crate::ipam::Asked;
 use crate::plan::hook_kind::{self, FoundDevice};
 use crate::plan::{AttachmentPlan, Plan, Sandbox, result};
 use crate::step::{Delegate, MadeBefore, Output, Printed, Role, Step, StepRef};
@@ -42,8 +43,11 @@ impl Executor<'_> {
             if added.result.ips.is_empty() {
                 return Err(StepError::NoAddress(delegate.plugin.clone()));
             }
+            let args = CniArgs::parse(&self.sandbox.cni_args);
+            let of_plugin = |args: CniArgs| Asked::of_plugin(&delegate.plugin, &delegate.config, &args);
+            let asked = args.map_or(Asked::Unread, of_plugin);
             let addresses = added.result.ips.iter().map(|ip| ip.address.addr());
-            self.occupy(at, attachment, addresses, true)?;
+            self.occupy(at, attachment, addresses, Some(&asked))?;
         }
         Ok(Output::Delegate { result: Printed::new(added.raw, added.result) })
     }
