@@ -566,6 +566,7 @@ mod tests {
                 generation: 1,
                 home: Some(home(self.before.clone(), false)),
                 settings: None,
+                physical: None,
                 representor: None,
                 is_back: false,
             };

@@ -228,6 +228,12 @@ fn mac_beside(parent: Mac) -> Mac {
     Mac(address)
 }
 
+/// The name of the node's link on a parent if the address is that link's, whether it is there already or comes with the
+/// next pod.
+pub(super) fn taken_beside(parent: &LinkState, mac: Mac) -> Option<String> {
+    (parent.mac.map(mac_beside) == Some(mac)).then(|| host_access::device(parent.index))
+}
+
 /// Takes back what leads from the node to the pod, and the node's link with the last. Idempotent.
 ///
 /// # Errors

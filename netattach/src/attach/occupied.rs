@@ -12,12 +12,13 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use ipnet::IpNet;
 
 use super::apply::owner;
+use super::take_device::asked_mac;
 use super::{Attached, StepError};
 use crate::ipam::Owner;
 use crate::mac::Mac;
 use crate::netlink::{Handle, RouteState, Station};
 use crate::plan::{AttachmentPlan, Plan, Sandbox, result};
-use crate::spec::{Link, Tie};
+use crate::spec::{Link, Tie, VirtualFunction};
 use crate::step::{Brought, Output};
 
 /// An address that may have only one holder on a segment.
@@ -29,8 +30,8 @@ pub enum Address {
     Ip(IpAddr),
 }
 
-/// Where an address is used: index of the bridge, or of the macvlans' parent; 0 for addresses that the node routes
-/// to.
+/// Where an address is used: index of the bridge, of the macvlans' parent, or of the interface of a VF's card; 0 for
+/// addresses that the node routes to.
 pub(super) type Segment = u32;
 
 /// The segment of all addresses that the node routes to.
@@ -48,6 +49,8 @@ pub enum Holder {
     },
     /// A device of the node, by its name.
     Node(String),
+    /// A VF of a card: whoever has that.
+    Function(VirtualFunction),
     /// The node itself, or all stations on one of its links.
     Own,
     /// A router that the node sends packets to.
@@ -66,7 +69,7 @@ pub enum Holder {
 impl Holder {
     /// Whether the holder may give the address up soon without intervention.
     pub fn may_pass(&self) -> bool {
-        matches!(self, Self::Attachment { .. } | Self::Seen(_) | Self::Route(_))
+        matches!(self, Self::Attachment { .. } | Self::Seen(_) | Self::Route(_) | Self::Function(_))
     }
 }
 
@@ -84,6 +87,9 @@ impl fmt::Display for Holder {
         match self {
             Self::Attachment { who, .. } => write!(f, "{who} has it"),
             Self::Node(device) => write!(f, "the node's device {device} has it"),
+            Self::Function(VirtualFunction { physical, number }) => {
+                write!(f, "VF {number} of {physical} has it")
+            }
             Self::Own => f.write_str("it is an address of the node, or of all stations on one of its links"),
             Self::NextHop => f.write_str("the node routes by it"),
             Self::Route(Some(device)) => write!(f, "the node has another route to it, by {device}"),
@@ -245,12 +251,16 @@ impl Occupied {
                 // The kernel has accepted both of two links that exclude each other.
                 let _ = self.share(parent.device.index, how, &plan.sandbox, attachment);
             }
-            let Some(segment) = segment(attachment, outputs.of(number)) else { continue };
-            let mac = result::ends(outputs.of(number)).and_then(|ends| ends.pod.mac).map(Address::Mac);
-            let leased = result::leased(attachment, outputs.of(number)).unwrap_or_default();
-            let addresses = leased.addresses.iter().map(|leased| Address::Ip(leased.address.addr()));
-            for address in mac.into_iter().chain(addresses) {
+            let outputs = outputs.of(number);
+            let segment = segment(attachment, outputs);
+            if let (Some(segment), Some(mac)) = (segment.or_else(|| card(outputs)), mac(attachment, outputs))
+            {
                 // The first claim stays.
+                let _ = self.claim(segment, Address::Mac(mac), &plan.sandbox, attachment);
+            }
+            let Some(segment) = segment else { continue };
+            let leased = result::leased(attachment, outputs).unwrap_or_default();
+            for address in leased.addresses.iter().map(|leased| Address::Ip(leased.address.addr())) {
                 let _ = self.claim(segment, address, &plan.sandbox, attachment);
             }
         }
@@ -295,6 +305,21 @@ pub(super) fn segment(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Opti
         Tie::Parent { .. } => Some(result::ends(outputs)?.parent?.device.index),
         Tie::InPod => None,
     }
+}
+
+/// The card by whose switch an attachment's VF is reached, and so are macvlans of that card. Its IP addresses may be
+/// others' in another VLAN.
+fn card(outputs: Brought<'_>) -> Option<Segment> {
+    outputs.iter().find_map(|output| match output {
+        Output::Claimed(claim) if !claim.is_back => claim.physical,
+        _ => None,
+    })
+}
+
+/// The Ethernet address of the pod's interface; of a device that a process drives, the one that was asked for.
+fn mac(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Option<Mac> {
+    let made = result::ends(outputs).and_then(|ends| ends.pod.mac);
+    made.or_else(|| asked_mac(&attachment.steps))
 }
 
 /// Refuses an Ethernet address that is in use, because its traffic would be diverted to the new holder. `bridge`:
@@ -386,8 +411,11 @@ fn behind(host: &mut Handle, route: &RouteState) -> Holder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attach::rig;
     use crate::objects::ObjectName;
     use crate::plan::{PodRef, fixtures};
+    use crate::spec::{self, DeviceId};
+    use crate::step::{Claim, Interface, SetDevice, Step, StepRef};
 
     /// Rows: STC-node-links.
     #[test]
@@ -457,6 +485,56 @@ mod tests {
         }
         occupied.release(&a);
         assert_eq!(claim(7, mac, &b), Ok(()));
+    }
+
+    /// A later agent knows it by the record. A macvlan of the card has the index of the card's interface for its segment.
+    ///
+    /// Rows: SRV-mac.
+    #[test]
+    fn the_address_of_a_vf_is_its_own_on_its_card() {
+        let device = spec::Device {
+            pod_name: "net1".to_owned(),
+            id: DeviceId::Bus("0000:03:02.1".to_owned()),
+            userspace: None,
+            function: Some(VirtualFunction { physical: "0000:03:00.0".to_owned(), number: 1 }),
+            rdma: None,
+            switchdev: false,
+        };
+        let claim = Claim {
+            device: "0000:03:02.1".to_owned(),
+            generation: 1,
+            home: None,
+            settings: None,
+            physical: Some(7),
+            representor: None,
+            is_back: false,
+        };
+        let [of_moved, of_driven] = [Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2])];
+        let pod = Interface { name: "net1".to_owned(), index: 4, mac: Some(of_moved), mtu: 1500 };
+        let claimed = Output::Claimed(Box::new(claim));
+        let moved = Output::Link { host: None, pod, parent: None };
+        let set = SetDevice { mac: Some(of_driven), ..SetDevice::default() };
+        let vf = |container: &str, then: Step, outputs: Vec<Output>| {
+            let mut plan = plan(container);
+            let steps = vec![Step::ClaimDevice(device.clone()), then];
+            plan.attachments = vec![fixtures::attachment("sriov", steps)];
+            let numbered = (0..).map(|number| StepRef(0, number)).zip(outputs);
+            Attached { key: rig::key(container), plan, outputs: numbered.collect() }
+        };
+        let occupied = Occupied::default();
+        occupied.adopt(&vf("a", Step::MoveDevice, vec![claimed.clone(), moved]));
+        occupied.adopt(&vf("b", Step::SetDevice(set), vec![claimed, Output::Nothing]));
+        let other = plan("c");
+        let claim = |segment, mac| {
+            let claimed = occupied.claim(segment, Address::Mac(mac), &other.sandbox, &other.attachments[0]);
+            claimed.map_err(|error| error.to_string())
+        };
+        for (mac, who) in [(of_moved, "a"), (of_driven, "b")] {
+            let taken =
+                format!("MAC address {mac} is taken: pod shop/{who}, container {who}, interface net1 has it");
+            assert_eq!(claim(7, mac), Err(taken));
+            assert_eq!(claim(8, mac), Ok(()), "another card");
+        }
     }
 
     #[test]

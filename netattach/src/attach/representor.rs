@@ -3,12 +3,13 @@
 //! Which bridge or other controller it is a port of is neither looked at nor changed.
 
 use super::apply::ensure_if_present;
+use super::take_device::asked_mac;
 use super::{Node, StepError, host_access};
 use crate::enforce::names_on_node_ends;
 use crate::mac::Mac;
 use crate::netlink::{self, DeviceState, Handle, LinkState, devlink};
 use crate::spec::{Device, VfSettings, VirtualFunction};
-use crate::step::{Claim, Home, Interface, Representor, SetDevice, Step};
+use crate::step::{Claim, Home, Interface, Representor, Step};
 use crate::sysctl;
 
 /// The bus of cards with VFs.
@@ -88,11 +89,7 @@ fn only(function: &VirtualFunction, found: Vec<LinkState>) -> Result<LinkState, 
 
 /// The address that a process is to use that drives a VF: what is asked for, else what the physical function has set.
 fn address(steps: &[Step], settings: Option<&VfSettings>) -> Option<Mac> {
-    let asked = steps.iter().find_map(|step| match step {
-        Step::SetDevice(SetDevice { mac, .. }) => *mac,
-        _ => None,
-    });
-    asked.or(settings?.mac).filter(|mac| mac.0 != [0; 6])
+    asked_mac(steps).or(settings?.mac).filter(|mac| mac.0 != [0; 6])
 }
 
 /// Brings a representor up, once its programs run. The node is no neighbour of the pod by it, nor takes routes from what that
@@ -215,7 +212,7 @@ mod tests {
     use crate::netns::{Netns, within};
     use crate::plan::{Plan, fixtures};
     use crate::spec::{TcHook, Veth};
-    use crate::step::{Output, StepRef};
+    use crate::step::{Output, SetDevice, StepRef};
     use crate::sync::Arc;
 
     fn function() -> VirtualFunction {
@@ -269,6 +266,7 @@ mod tests {
                 generation: 1,
                 home: None,
                 settings: None,
+                physical: None,
                 representor: Some(noted(host.link(name).unwrap(), None, None)),
                 is_back: false,
             };
@@ -332,6 +330,7 @@ mod tests {
                 generation: 1,
                 home: None,
                 settings: None,
+                physical: None,
                 representor: Some(representor.clone()),
                 is_back: false,
             };

@@ -515,6 +515,7 @@ mod tests {
                 generation: 1,
                 home: None,
                 settings: Some(of(before)),
+                physical: None,
                 representor: None,
                 is_back: false,
             };

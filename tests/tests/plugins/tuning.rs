@@ -264,6 +264,36 @@ fn a_device_that_goes_home_gets_its_properties_back() {
     assert_eq!(home(), before);
 }
 
+/// An interface that netattach makes is made with its address, which is compared then.
+///
+/// Rows: TUN-mac-free.
+#[test]
+fn another_plugins_interface_gets_no_ethernet_address_of_the_node() {
+    let other = "02:00:00:00:00:0c";
+    let mut node = Node::new(&[]).unwrap();
+    node.add_wire().unwrap();
+    ip(&node.namespace, &["link", "add", "other", "address", other, "type", "bridge"]).unwrap();
+    // Executed, it is another plugin's.
+    symlink(executable("netattach-cni").unwrap(), node.path("cni-bin").join("macvlan")).unwrap();
+    node.set("delegation", json!({"exec": ["macvlan"]}));
+    for (name, mac) in [("taken", other), ("free", MAC)] {
+        let macvlan = json!({"type": "macvlan", "master": WIRE, "ipam": node.host_local(&["10.70.0.0/24"])});
+        let plugins = [macvlan, json!({"type": "tuning", "mac": mac})];
+        let config = json!({"cniVersion": "1.0.0", "name": name, "plugins": plugins});
+        node.write(name, &manifest::network(NAMESPACE, name, &config)).unwrap();
+        node.write(&format!("pod-{name}"), &manifest::pod(name, &json!({}), &json!(name))).unwrap();
+    }
+    node.start().unwrap();
+    let (code, said) = node.add(&Pod::new("taken").unwrap()).failure();
+    let told = format!("MAC address {other} is taken: the node's device other has it");
+    assert!(code == 7 && said.ends_with(&told), "{code}: {said}");
+    let pod = Pod::new("free").unwrap();
+    node.add(&pod).success();
+    let found = Handle::open_in(pod.namespace.netns()).unwrap().properties("net1").unwrap();
+    assert_eq!(found.mac, MAC.parse().ok());
+    node.del(&pod).success();
+}
+
 /// Of a device's setting and that of all devices the kernel takes the larger. Who may set the device's alone gets it, as by the
 /// reference plugin.
 ///
