@@ -332,6 +332,40 @@ fn a_setting_that_another_overrides_is_set_and_told_of() {
     assert_eq!(log.matches(told).count(), 1, "{log}");
 }
 
+/// Rows: TUN-mtu-ipv6.
+#[test]
+fn no_mtu_takes_a_pods_ipv6_addresses() {
+    let mut node = Node::new(&[]).unwrap();
+    let subnets = [("both", vec!["10.70.0.0/24", "fd00:70::/64"]), ("four", vec!["10.71.0.0/24"])];
+    for (name, subnets) in &subnets {
+        let bridge = json!({"type": "bridge", "bridge": "br1", "ipam": node.host_local(subnets)});
+        let plugins = [bridge, json!({"type": "tuning", "mtu": 1279})];
+        let config = json!({"cniVersion": "1.0.0", "name": name, "plugins": plugins});
+        node.write(name, &manifest::network(NAMESPACE, name, &config)).unwrap();
+        node.write(&format!("pod-{name}"), &manifest::pod(name, &json!({}), &json!(name))).unwrap();
+    }
+    node.start().unwrap();
+    let told = "attach net1 (shop/both): tune the interface: mtu 1279 is below 1280, which IPv6 needs";
+    let [both, four] = ["both", "four"].map(|name| Pod::new(name).unwrap());
+    assert_eq!(node.add(&both).failure(), (7, told.to_owned()));
+    node.add(&four).success();
+    let found = Handle::open_in(four.namespace.netns()).unwrap().properties("net1").unwrap();
+    assert_eq!(found.mtu, Some(1279));
+    node.del(&four).success();
+
+    // As plain executable too, and before anything is changed.
+    let own = tempfile::tempdir().unwrap();
+    symlink(executable("netattach-cni").unwrap(), own.path().join("tuning")).unwrap();
+    let side = Side::new(own.path().to_owned());
+    ip(&side.pod, &["address", "add", "fd00:70::2/64", "dev", "eth0", "nodad"]).unwrap();
+    let before = (side.properties(), Settings::of(&side.pod).unwrap());
+    let keys = json!({"mtu": 1279, "sysctl": {"net.core.somaxconn": "500"}, "dataDir": side.dir.path()});
+    let tuning = with_result(&config("1.0.0", "tuning", &keys), &json!({"cniVersion": "1.0.0"}));
+    let refused = side.runtime.refusal("ADD", side.call(), &tuning).unwrap();
+    assert_eq!(refused, (7, "mtu 1279 is below 1280, which IPv6 needs".to_owned()));
+    assert_eq!((side.properties(), Settings::of(&side.pod).unwrap()), before);
+}
+
 /// Rows: TUN-refused.
 #[test]
 fn a_chain_that_tuning_cannot_carry_out_is_refused_by_its_key() {
