@@ -169,8 +169,20 @@ fn ensure_link(
     if let Some(enforcer) = &node.enforcer {
         enforcer.drop_groups(found.index, host)?;
     }
-    host.ensure_up(found.index)?;
+    host.ensure_up(found.index).map_err(|error| not_up(error, &found, parent))?;
     Ok(found)
+}
+
+/// The error for a link that the kernel does not bring up: no two macvlans of a parent that are up have one address
+/// (`macvlan_open` in `drivers/net/macvlan.c`), and a pod may have given its own the node's.
+fn not_up(error: netlink::Error, own: &LinkState, parent: &LinkState) -> StepError {
+    match (error.errno(), own.mac) {
+        (Some(rustix::io::Errno::ADDRINUSE), Some(mac)) => {
+            let (address, holder) = (Address::Mac(mac), Holder::Sibling(parent.name.clone()));
+            StepError::AddressTaken { address, holder }
+        }
+        _ => error.into(),
+    }
 }
 
 /// Has the node neither answer for an address of its own by a device, nor get a link-local one or routes there.

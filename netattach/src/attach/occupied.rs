@@ -51,6 +51,8 @@ pub enum Holder {
     Node(String),
     /// A VF of a card: whoever has that.
     Function(VirtualFunction),
+    /// A macvlan on the parent of that name: whoever has that.
+    Sibling(String),
     /// The node itself, or all stations on one of its links.
     Own,
     /// A router that the node sends packets to.
@@ -69,7 +71,14 @@ pub enum Holder {
 impl Holder {
     /// Whether the holder may give the address up soon without intervention.
     pub fn may_pass(&self) -> bool {
-        matches!(self, Self::Attachment { .. } | Self::Seen(_) | Self::Route(_) | Self::Function(_))
+        match self {
+            Self::Attachment { .. }
+            | Self::Function(_)
+            | Self::Sibling(_)
+            | Self::Route(_)
+            | Self::Seen(_) => true,
+            Self::Node(_) | Self::Own | Self::NextHop | Self::Within(..) | Self::Entered(_) => false,
+        }
     }
 }
 
@@ -90,6 +99,7 @@ impl fmt::Display for Holder {
             Self::Function(VirtualFunction { physical, number }) => {
                 write!(f, "VF {number} of {physical} has it")
             }
+            Self::Sibling(parent) => write!(f, "a macvlan on {parent} has it"),
             Self::Own => f.write_str("it is an address of the node, or of all stations on one of its links"),
             Self::NextHop => f.write_str("the node routes by it"),
             Self::Route(Some(device)) => write!(f, "the node has another route to it, by {device}"),
