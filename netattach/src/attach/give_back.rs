@@ -3,8 +3,8 @@
 
 use std::os::fd::AsFd;
 
+use super::card::physical;
 use super::identity::{self, Inside};
-use super::take_device::physical;
 use super::{StepError, above, bus, left_programs};
 use crate::error_chain::Chain;
 use crate::mac::Mac;

@@ -3,6 +3,7 @@
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
+use super::card::{self, Card, is_of, physical};
 use super::devices::settle;
 use super::give_back::find_home;
 use super::host_access::{self, is_host_link};
@@ -75,7 +76,7 @@ pub(super) fn claim(
         (None, None) => return Err(StepError::NoDevice(device.id.to_string())),
     };
     let asked = asked_mac(&attachment.steps);
-    let card = card(host, (device, found.as_ref()), &present, asked)?;
+    let card = card::find(host, (device, found.as_ref()), &present, asked)?;
     let physical = card.as_ref().map(|card| card.index);
     let settings =
         device.function.as_ref().zip(card.as_ref()).and_then(|(it, card)| card.settings(it.number));
@@ -373,88 +374,6 @@ fn find_ends(
     Ok((own, index))
 }
 
-/// Whether a device is an interface of the physical function.
-fn is_of(function: &VirtualFunction, device: &DeviceState) -> bool {
-    device.parent.as_deref() == Some(&*function.physical)
-}
-
-/// The index of the interface of the VF's physical function, and the VF's settings there.
-pub(super) fn physical(
-    host: &mut Handle,
-    function: &VirtualFunction,
-) -> Result<Option<(u32, VfSettings)>, StepError> {
-    let present = host.devices()?;
-    let card = card_among(host, function, &present)?;
-    Ok(card.and_then(|card| Some((card.index, card.settings(function.number)?))))
-}
-
-/// A physical function, as the node has it.
-struct Card {
-    /// Its name on its bus.
-    name: String,
-    /// Index of its interface.
-    index: u32,
-    /// What it sets for its VFs, each with its number, as far as that was asked.
-    functions: Vec<(u32, VfSettings)>,
-}
-
-impl Card {
-    fn settings(&self, number: u32) -> Option<VfSettings> {
-        self.functions.iter().find(|(of, _)| *of == number).map(|(_, settings)| settings.clone())
-    }
-
-    /// A VF that has the address, other than the device.
-    fn other_function(&self, device: &Device, home: Option<&Home>, mac: Mac) -> Option<VirtualFunction> {
-        let having = self.functions.iter().filter(|(_, settings)| settings.mac == Some(mac));
-        let having: Vec<u32> = having.map(|(number, _)| *number).collect();
-        if having.is_empty() {
-            return None;
-        }
-        let on_bus = || bus::function_of(home?.parent.as_deref()?);
-        let own = device.function.clone().or_else(on_bus).map(|function| function.number);
-        let number = having.into_iter().find(|number| Some(*number) != own)?;
-        Some(VirtualFunction { physical: self.name.clone(), number })
-    }
-}
-
-/// The physical function of a VF, among the devices of the node that were listed just now, with what it sets.
-fn card_among(
-    host: &mut Handle,
-    function: &VirtualFunction,
-    present: &[DeviceState],
-) -> Result<Option<Card>, StepError> {
-    for device in present.iter().filter(|device| is_of(function, device)) {
-        let index = device.link.index;
-        let functions = host.all_vf_settings(index)?;
-        if functions.iter().any(|(number, _)| *number == function.number) {
-            return Ok(Some(Card { name: function.physical.clone(), index, functions }));
-        }
-    }
-    Ok(None)
-}
-
-/// The same of a device that may not be known as a VF. What the card sets for one that is not is asked only where an
-/// address is.
-fn card(
-    host: &mut Handle,
-    (device, found): (&Device, Option<&DeviceState>),
-    present: &[DeviceState],
-    asked: Option<Mac>,
-) -> Result<Option<Card>, StepError> {
-    if let Some(function) = &device.function {
-        return card_among(host, function, present);
-    }
-    let parent = found.and_then(|found| found.parent.as_deref());
-    let Some(name) = parent.and_then(bus::physical_of) else { return Ok(None) };
-    let physical = present.iter().find(|it| it.parent.as_deref() == Some(name.as_str()));
-    let Some(index) = physical.map(|it| it.link.index) else { return Ok(None) };
-    let functions = match asked {
-        Some(_) => host.all_vf_settings(index)?,
-        None => Vec::new(),
-    };
-    Ok(Some(Card { name, index, functions }))
-}
-
 /// How the device is before anything of it is changed, but for its programs. `among`: see [`Home::among`].
 pub(super) fn home(found: DeviceState, among: bool) -> Home {
     let DeviceState { link, link_netns, parent, permanent, alias, other_names, .. } = found;
@@ -577,29 +496,6 @@ mod tests {
                 assert_eq!(told, expected, "{asked}");
             })
             .unwrap();
-        }
-    }
-
-    /// Rows: SRV-mac.
-    #[test]
-    fn another_vf_that_has_an_address_is_named() {
-        let mac = |last| Mac([2, 0, 0, 0, 0, last]);
-        let functions = [(0, 7), (1, 8), (2, 7)]
-            .map(|(number, last)| (number, VfSettings { mac: Some(mac(last)), ..VfSettings::default() }));
-        let name = "0000:03:00.0".to_owned();
-        let physical = Card { name: name.clone(), index: 3, functions: functions.into() };
-        let function = |number| VirtualFunction { physical: name.clone(), number };
-        // Of one that is not known as a VF, nor found on a bus, every VF is another.
-        for (own, last, expected) in [
-            (Some(0), 7, Some(2)),
-            (Some(1), 7, Some(0)),
-            (Some(1), 8, None),
-            (Some(1), 9, None),
-            (None, 8, Some(1)),
-        ] {
-            let device = Device { function: own.map(function), ..card("vf") };
-            let found = physical.other_function(&device, None, mac(last));
-            assert_eq!(found, expected.map(function), "{own:?} {last}");
         }
     }
 
