@@ -1,7 +1,8 @@
 //! Networks as text, parsed like Go's `net.ParseCIDR`: in configurations, results of plugins, policies and settings
-//! alike. Pure. The agent's own files, such as its journal, are read as written.
+//! alike; and which address of a network is its gateway's. Pure. The agent's own files, such as its journal, are read as
+//! written.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::IpNet;
 use serde::{Deserialize, Deserializer};
@@ -14,6 +15,14 @@ pub(crate) fn parse(text: &str) -> Option<IpNet> {
         !length.is_empty() && length.len() <= 3 && length.bytes().all(|digit| digit.is_ascii_digit());
     let length = length.parse().ok().filter(|_| digits)?;
     IpNet::new(address.parse::<IpAddr>().ok()?, length).ok()
+}
+
+/// The first address of a subnet, the default gateway.
+pub(crate) fn first_host(net: IpNet) -> Option<IpAddr> {
+    match net.network() {
+        IpAddr::V4(network) => Some(Ipv4Addr::from(u32::from(network).checked_add(1)?).into()),
+        IpAddr::V6(network) => Some(Ipv6Addr::from(u128::from(network).checked_add(1)?).into()),
+    }
 }
 
 /// For `deserialize_with`: as [`parse`].

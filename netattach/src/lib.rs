@@ -43,7 +43,7 @@
 //! | [`timing`] | measures how the time of one operation is spent | clock |
 //! | `sync` | locks and threads, under names that a model checker can replace | no |
 //! | [`budget`] | size limits of input from others | no |
-//! | `cidr` | networks as text | no |
+//! | `cidr` | networks as text, and their first addresses | no |
 //! | `file_version` | detects changes of a file | files |
 //! | [`waits`] | the resources of others that an operation may have to wait for | no |
 //! | `descriptors` | the number of open files and its limit | limits |

@@ -40,7 +40,7 @@ use crate::timing;
 use crate::waits::{self, Resource};
 
 /// The smallest MTU with which a link has IPv6 (RFC 8200, section 5), in bytes.
-const IPV6_MIN_MTU: u32 = 1280;
+pub(super) const IPV6_MIN_MTU: u32 = 1280;
 
 /// Carries out every step of `plan`.
 ///
@@ -255,10 +255,7 @@ impl<'a> Executor<'a> {
                 let before = tuning::before(&mut self.pod, &attachment.ifname, tune)?;
                 Ok(Output::Properties { before })
             }
-            Step::Tune(tune) => {
-                tuning::tune(&mut self.pod, self.netns, &attachment.ifname, tune)?;
-                Ok(Output::Nothing)
-            }
+            Step::Tune(tune) => self.tune(attachment, tune),
             Step::ChooseTables(asked) => {
                 let outputs = self.progress.outputs().of(at.0);
                 let now = result::result(self.sandbox, attachment, outputs)

@@ -29,14 +29,31 @@ pub(super) fn find(name: &str) -> Option<OnBus> {
 
 fn find_below(sysfs: &Path, name: &str) -> Option<OnBus> {
     let directory = directory_below(sysfs, name)?;
-    let target = |link: &str| fs::read_link(directory.join(link)).ok().and_then(|to| last_of(&to));
-    let function = target("physfn").and_then(|physical| {
-        let number = number_of(&directory.join("physfn"), name)?;
-        Some(VirtualFunction { physical, number })
-    });
+    let driver = fs::read_link(directory.join("driver")).ok().and_then(|to| last_of(&to));
+    let function = function_in(&directory, name);
     let rdma = rdma_in(&directory);
     let rdma_stays = rdma.is_some() && !shares_rdma(sysfs);
-    Some(OnBus { driver: target("driver"), function, rdma, rdma_stays, switchdev: false })
+    Some(OnBus { driver, function, rdma, rdma_stays, switchdev: false })
+}
+
+/// The virtual function that the device of that name is, if it is one: all that is read of it.
+pub(super) fn function_of(name: &str) -> Option<VirtualFunction> {
+    function_in(&directory_of(name)?, name)
+}
+
+fn function_in(directory: &Path, name: &str) -> Option<VirtualFunction> {
+    let physical = physical_in(directory)?;
+    let number = number_of(&directory.join("physfn"), name)?;
+    Some(VirtualFunction { physical, number })
+}
+
+/// The name of the card of which the device of that name is a virtual function.
+pub(super) fn physical_of(name: &str) -> Option<String> {
+    physical_in(&directory_of(name)?)
+}
+
+fn physical_in(directory: &Path) -> Option<String> {
+    last_of(&fs::read_link(directory.join("physfn")).ok()?)
 }
 
 /// The RDMA device of the device of that name, if it has one: all that is read of it.

@@ -4,7 +4,7 @@
 use std::net::IpAddr;
 
 use super::apply::{DelegateCall, owner};
-use super::take_device::physical;
+use super::card::physical;
 use super::{
     AttachError, Attached, Doing, Node, StepError, admit, by_source, enforcement, host_access, representor,
     restrict_sender, routing, translation, tuning, vrf,

@@ -493,8 +493,9 @@ mod tests {
         settle: impl FnOnce(&Held) -> Result<(), StepError>,
     ) -> Result<Claim, StepError> {
         let generation = devices.claim(CARD, (&plan.sandbox, &plan.attachments[0], 0), settle)?;
-        let (device, settings, representor) = (CARD.to_owned(), None, None);
-        let claim = Claim { device, generation, home, settings, representor, is_back: false };
+        let device = CARD.to_owned();
+        let (settings, physical, representor) = (None, None, None);
+        let claim = Claim { device, generation, home, settings, physical, representor, is_back: false };
         let Some(Step::ClaimDevice(device)) = plan.attachments[0].steps.first() else { unreachable!() };
         devices.found(device, &claim);
         Ok(claim)
@@ -683,6 +684,7 @@ mod tests {
                 generation: 1,
                 home: Some(Home { programs: seen, ..home("card0", None) }),
                 settings: None,
+                physical: None,
                 representor: None,
                 is_back: false,
             };
@@ -772,6 +774,7 @@ mod tests {
                 generation: generation.unwrap(),
                 home: Some(home(name, Some(name))),
                 settings: None,
+                physical: None,
                 representor: None,
                 is_back: false,
             };

@@ -3,8 +3,8 @@
 
 use std::os::fd::AsFd;
 
+use super::card::physical;
 use super::identity::{self, Inside};
-use super::take_device::physical;
 use super::{StepError, above, bus, left_programs};
 use crate::error_chain::Chain;
 use crate::mac::Mac;
@@ -566,6 +566,7 @@ mod tests {
                 generation: 1,
                 home: Some(home(self.before.clone(), false)),
                 settings: None,
+                physical: None,
                 representor: None,
                 is_back: false,
             };

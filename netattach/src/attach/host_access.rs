@@ -169,8 +169,20 @@ fn ensure_link(
     if let Some(enforcer) = &node.enforcer {
         enforcer.drop_groups(found.index, host)?;
     }
-    host.ensure_up(found.index)?;
+    host.ensure_up(found.index).map_err(|error| not_up(error, &found, parent))?;
     Ok(found)
+}
+
+/// The error for a link that the kernel does not bring up: no two macvlans of a parent that are up have one address
+/// (`macvlan_open` in `drivers/net/macvlan.c`), and a pod may have given its own the node's.
+fn not_up(error: netlink::Error, own: &LinkState, parent: &LinkState) -> StepError {
+    match (error.errno(), own.mac) {
+        (Some(rustix::io::Errno::ADDRINUSE), Some(mac)) => {
+            let (address, holder) = (Address::Mac(mac), Holder::Sibling(parent.name.clone()));
+            StepError::AddressTaken { address, holder }
+        }
+        _ => error.into(),
+    }
 }
 
 /// Has the node neither answer for an address of its own by a device, nor get a link-local one or routes there.
@@ -226,6 +238,12 @@ fn mac_beside(parent: Mac) -> Mac {
     let mut address = [0x02; 6];
     address[1..].copy_from_slice(&digest[..5]);
     Mac(address)
+}
+
+/// The name of the node's link on a parent if the address is that link's, whether it is there already or comes with the
+/// next pod.
+pub(super) fn taken_beside(parent: &LinkState, mac: Mac) -> Option<String> {
+    (parent.mac.map(mac_beside) == Some(mac)).then(|| host_access::device(parent.index))
 }
 
 /// Takes back what leads from the node to the pod, and the node's link with the last. Idempotent.

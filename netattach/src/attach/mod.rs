@@ -14,7 +14,7 @@
 //! | [`host_access`] | the node's own links on parents, by which it and pods reach each other |
 //! | `announce_late` | what neighbours are told once an ADD has been answered |
 //! | [`undo`], `delete_links`, `plugin_del` | inverses of steps, those of links, and DEL of other plugins |
-//! | `devices`, `which_device`, `take_device`, `give_back`, `above`, `left_programs`, `identity`, `bus` | who has which device of the node; how it is named, taken, given back, freed of the pod's links and programs, and told from others |
+//! | `devices`, `which_device`, `take_device`, `card`, `give_back`, `above`, `left_programs`, `identity`, `bus` | who has which device of the node; how it is named, taken, given back, freed of the pod's links and programs, and told from others |
 //! | `representor` | the node's ends of VFs of cards in mode switchdev |
 //! | `sriov_cni`, `flock` | the files by which sriov-cni knows which VF is whose; locks that others hold for a time |
 //! | `check`, `status_verb`, `gc` | the verbs CHECK, STATUS and GC |
@@ -32,6 +32,7 @@ pub mod apply;
 mod bridges;
 mod bus;
 mod by_source;
+mod card;
 mod check;
 mod cluster_routes;
 pub mod conf_dir;

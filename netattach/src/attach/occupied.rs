@@ -9,13 +9,16 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use ipnet::IpNet;
+
 use super::apply::owner;
+use super::take_device::asked_mac;
 use super::{Attached, StepError};
 use crate::ipam::Owner;
 use crate::mac::Mac;
-use crate::netlink::{Handle, Station};
+use crate::netlink::{Handle, RouteState, Station};
 use crate::plan::{AttachmentPlan, Plan, Sandbox, result};
-use crate::spec::{Link, Tie};
+use crate::spec::{Link, Tie, VirtualFunction};
 use crate::step::{Brought, Output};
 
 /// An address that may have only one holder on a segment.
@@ -27,8 +30,8 @@ pub enum Address {
     Ip(IpAddr),
 }
 
-/// Where an address is used: index of the bridge, or of the macvlans' parent; 0 for addresses that the node routes
-/// to.
+/// Where an address is used: index of the bridge, of the macvlans' parent, or of the interface of a VF's card; 0 for
+/// addresses that the node routes to.
 pub(super) type Segment = u32;
 
 /// The segment of all addresses that the node routes to.
@@ -46,12 +49,18 @@ pub enum Holder {
     },
     /// A device of the node, by its name.
     Node(String),
+    /// A VF of a card: whoever has that.
+    Function(VirtualFunction),
+    /// A macvlan on the parent of that name: whoever has that.
+    Sibling(String),
     /// The node itself, or all stations on one of its links.
     Own,
     /// A router that the node sends packets to.
     NextHop,
     /// Whoever is behind a route of the node to that address alone; by the name of its device, if it has one.
     Route(Option<String>),
+    /// Whoever is behind a route of the node to a network with the address; by the name of its device, if it has one.
+    Within(IpNet, Option<String>),
     /// A station with a permanent entry in a bridge, behind the port of that name.
     Entered(String),
     /// A station that a bridge has learned behind the port of that name; the bridge forgets it when it is silent for
@@ -62,7 +71,14 @@ pub enum Holder {
 impl Holder {
     /// Whether the holder may give the address up soon without intervention.
     pub fn may_pass(&self) -> bool {
-        matches!(self, Self::Attachment { .. } | Self::Seen(_) | Self::Route(_))
+        match self {
+            Self::Attachment { .. }
+            | Self::Function(_)
+            | Self::Sibling(_)
+            | Self::Route(_)
+            | Self::Seen(_) => true,
+            Self::Node(_) | Self::Own | Self::NextHop | Self::Within(..) | Self::Entered(_) => false,
+        }
     }
 }
 
@@ -80,10 +96,16 @@ impl fmt::Display for Holder {
         match self {
             Self::Attachment { who, .. } => write!(f, "{who} has it"),
             Self::Node(device) => write!(f, "the node's device {device} has it"),
+            Self::Function(VirtualFunction { physical, number }) => {
+                write!(f, "VF {number} of {physical} has it")
+            }
+            Self::Sibling(parent) => write!(f, "a macvlan on {parent} has it"),
             Self::Own => f.write_str("it is an address of the node, or of all stations on one of its links"),
             Self::NextHop => f.write_str("the node routes by it"),
             Self::Route(Some(device)) => write!(f, "the node has another route to it, by {device}"),
             Self::Route(None) => f.write_str("the node has another route to it"),
+            Self::Within(net, Some(device)) => write!(f, "the node has a route to {net}, by {device}"),
+            Self::Within(net, None) => write!(f, "the node has a route to {net}"),
             Self::Entered(port) => write!(f, "the bridge has a static entry for it at port {port}"),
             Self::Seen(port) => write!(f, "the bridge has seen it at port {port}"),
         }
@@ -239,12 +261,16 @@ impl Occupied {
                 // The kernel has accepted both of two links that exclude each other.
                 let _ = self.share(parent.device.index, how, &plan.sandbox, attachment);
             }
-            let Some(segment) = segment(attachment, outputs.of(number)) else { continue };
-            let mac = result::ends(outputs.of(number)).and_then(|ends| ends.pod.mac).map(Address::Mac);
-            let leased = result::leased(attachment, outputs.of(number)).unwrap_or_default();
-            let addresses = leased.addresses.iter().map(|leased| Address::Ip(leased.address.addr()));
-            for address in mac.into_iter().chain(addresses) {
+            let outputs = outputs.of(number);
+            let segment = segment(attachment, outputs);
+            if let (Some(segment), Some(mac)) = (segment.or_else(|| card(outputs)), mac(attachment, outputs))
+            {
                 // The first claim stays.
+                let _ = self.claim(segment, Address::Mac(mac), &plan.sandbox, attachment);
+            }
+            let Some(segment) = segment else { continue };
+            let leased = result::leased(attachment, outputs).unwrap_or_default();
+            for address in leased.addresses.iter().map(|leased| Address::Ip(leased.address.addr())) {
                 let _ = self.claim(segment, address, &plan.sandbox, attachment);
             }
         }
@@ -291,6 +317,21 @@ pub(super) fn segment(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Opti
     }
 }
 
+/// The card by whose switch an attachment's VF is reached, and so are macvlans of that card. Its IP addresses may be
+/// others' in another VLAN.
+fn card(outputs: Brought<'_>) -> Option<Segment> {
+    outputs.iter().find_map(|output| match output {
+        Output::Claimed(claim) if !claim.is_back => claim.physical,
+        _ => None,
+    })
+}
+
+/// The Ethernet address of the pod's interface; of a device that a process drives, the one that was asked for.
+fn mac(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Option<Mac> {
+    let made = result::ends(outputs).and_then(|ends| ends.pod.mac);
+    made.or_else(|| asked_mac(&attachment.steps))
+}
+
 /// Refuses an Ethernet address that is in use, because its traffic would be diverted to the new holder. `bridge`:
 /// index of the bridge whose port is to have it; `own`: name of that port, which may be left over from before.
 ///
@@ -320,26 +361,111 @@ pub(super) fn check_mac_is_free(
     Ok(())
 }
 
-/// Refuses an IP address that is in use. `routed`: the node is to have a route to it.
+/// Whether the node is to have a route to an address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Routed {
+    /// It is not.
+    No,
+    /// It is. The network's author or a pool has named the address, or the node's own subnets bound what may be asked for.
+    Named,
+    /// It is, by the device with this index, and nobody but the pod or its runtime has named the address.
+    Asked(u32),
+}
+
+/// Refuses an IP address that is in use.
 ///
 /// # Errors
 /// [`StepError::AddressTaken`] with the holder.
-pub(super) fn check_ip_is_free(host: &mut Handle, ip: IpAddr, routed: bool) -> Result<(), StepError> {
+pub(super) fn check_ip_is_free(host: &mut Handle, ip: IpAddr, routed: Routed) -> Result<(), StepError> {
     let taken = |holder| Err(StepError::AddressTaken { address: Address::Ip(ip), holder });
     if host.is_own_address(ip)? {
         return taken(Holder::Own);
     }
-    if routed && host.routes()?.iter().any(|route| route.gateway == Some(ip)) {
+    if routed == Routed::No {
+        return Ok(());
+    }
+    let routes = host.routes()?;
+    if routes.iter().any(|route| route.gateway == Some(ip)) {
         return taken(Holder::NextHop);
     }
-    Ok(())
+    let Routed::Asked(own) = routed else { return Ok(()) };
+    // Rules may lead to other tables, and routes that refuse packets are those of the main table alone.
+    let by_rules = host.matching_route(ip)?;
+    match leading_elsewhere(routes.iter().chain(&by_rules), ip, own) {
+        Some(route) => taken(behind(host, route)),
+        None => Ok(()),
+    }
+}
+
+/// The longest of the routes to an address by another device than the one with that index. A default route leads to everything
+/// that nothing is known of.
+fn leading_elsewhere<'r>(
+    routes: impl Iterator<Item = &'r RouteState>,
+    ip: IpAddr,
+    own: u32,
+) -> Option<&'r RouteState> {
+    let others = routes.filter(|route| route.destination.prefix_len() > 0 && route.interface != Some(own));
+    others.filter(|route| route.destination.contains(&ip)).max_by_key(|route| route.destination.prefix_len())
+}
+
+fn behind(host: &mut Handle, route: &RouteState) -> Holder {
+    let RouteState { destination, interface, .. } = route;
+    // One that has just gone has no name.
+    let device = interface.and_then(|index| host.link_by_index(index).ok()).map(|link| link.name);
+    match destination.prefix_len() == destination.max_prefix_len() {
+        true => Holder::Route(device),
+        false => Holder::Within(*destination, device),
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attach::rig;
     use crate::objects::ObjectName;
     use crate::plan::{PodRef, fixtures};
+    use crate::spec::{self, DeviceId};
+    use crate::step::{Claim, Interface, SetDevice, Step, StepRef};
+
+    /// Rows: STC-node-links.
+    #[test]
+    fn an_address_that_is_asked_for_is_behind_no_route_of_the_node_but_a_default_one() {
+        let route = |destination: &str, gateway: Option<[u8; 4]>, interface: Option<u32>| RouteState {
+            destination: destination.parse().unwrap(),
+            gateway: gateway.map(IpAddr::from),
+            interface,
+            priority: 0,
+            table: 254,
+            protocol: 2,
+            source: None,
+            mtu: None,
+            advmss: None,
+        };
+        let routes = [
+            route("0.0.0.0/0", Some([192, 168, 1, 1]), Some(2)),
+            route("::/0", None, Some(2)),
+            route("192.168.1.0/24", None, Some(2)),
+            route("10.8.0.0/16", Some([192, 168, 1, 9]), Some(2)),
+            route("10.8.1.0/26", None, None),
+            route("10.9.0.7/32", None, Some(7)),
+            route("10.9.0.8/32", None, Some(8)),
+            route("2001:db8::/64", None, Some(3)),
+        ];
+        for (ip, expected) in [
+            ("192.168.1.77", Some(2)),
+            ("10.8.9.9", Some(3)),
+            ("10.8.1.9", Some(4)),
+            // By the pod's own device, as a repeated ADD may have left it, and by another pod's.
+            ("10.9.0.7", None),
+            ("10.9.0.8", Some(6)),
+            ("2001:db8::7", Some(7)),
+            ("198.51.100.7", None),
+            ("2001:db8:1::7", None),
+        ] {
+            let found = leading_elsewhere(routes.iter(), ip.parse().unwrap(), 7);
+            assert_eq!(found, expected.map(|at: usize| &routes[at]), "{ip}");
+        }
+    }
 
     fn plan(container: &str) -> Plan {
         let pod = Some(PodRef { name: ObjectName::new("shop", container), uid: None });
@@ -369,6 +495,56 @@ mod tests {
         }
         occupied.release(&a);
         assert_eq!(claim(7, mac, &b), Ok(()));
+    }
+
+    /// A later agent knows it by the record. A macvlan of the card has the index of the card's interface for its segment.
+    ///
+    /// Rows: SRV-mac.
+    #[test]
+    fn the_address_of_a_vf_is_its_own_on_its_card() {
+        let device = spec::Device {
+            pod_name: "net1".to_owned(),
+            id: DeviceId::Bus("0000:03:02.1".to_owned()),
+            userspace: None,
+            function: Some(VirtualFunction { physical: "0000:03:00.0".to_owned(), number: 1 }),
+            rdma: None,
+            switchdev: false,
+        };
+        let claim = Claim {
+            device: "0000:03:02.1".to_owned(),
+            generation: 1,
+            home: None,
+            settings: None,
+            physical: Some(7),
+            representor: None,
+            is_back: false,
+        };
+        let [of_moved, of_driven] = [Mac([2, 0, 0, 0, 0, 1]), Mac([2, 0, 0, 0, 0, 2])];
+        let pod = Interface { name: "net1".to_owned(), index: 4, mac: Some(of_moved), mtu: 1500 };
+        let claimed = Output::Claimed(Box::new(claim));
+        let moved = Output::Link { host: None, pod, parent: None };
+        let set = SetDevice { mac: Some(of_driven), ..SetDevice::default() };
+        let vf = |container: &str, then: Step, outputs: Vec<Output>| {
+            let mut plan = plan(container);
+            let steps = vec![Step::ClaimDevice(device.clone()), then];
+            plan.attachments = vec![fixtures::attachment("sriov", steps)];
+            let numbered = (0..).map(|number| StepRef(0, number)).zip(outputs);
+            Attached { key: rig::key(container), plan, outputs: numbered.collect() }
+        };
+        let occupied = Occupied::default();
+        occupied.adopt(&vf("a", Step::MoveDevice, vec![claimed.clone(), moved]));
+        occupied.adopt(&vf("b", Step::SetDevice(set), vec![claimed, Output::Nothing]));
+        let other = plan("c");
+        let claim = |segment, mac| {
+            let claimed = occupied.claim(segment, Address::Mac(mac), &other.sandbox, &other.attachments[0]);
+            claimed.map_err(|error| error.to_string())
+        };
+        for (mac, who) in [(of_moved, "a"), (of_driven, "b")] {
+            let taken =
+                format!("MAC address {mac} is taken: pod shop/{who}, container {who}, interface net1 has it");
+            assert_eq!(claim(7, mac), Err(taken));
+            assert_eq!(claim(8, mac), Ok(()), "another card");
+        }
     }
 
     #[test]

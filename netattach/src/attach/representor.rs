@@ -3,6 +3,7 @@
 //! Which bridge or other controller it is a port of is neither looked at nor changed.
 
 use super::apply::ensure_if_present;
+use super::take_device::asked_mac;
 use super::{Node, StepError, host_access};
 use crate::enforce::names_on_node_ends;
 use crate::mac::Mac;
@@ -97,11 +98,7 @@ fn only(function: &VirtualFunction, found: Vec<LinkState>) -> Result<LinkState, 
 
 /// The address that a process is to use that drives a VF: what is asked for, else what the physical function has set.
 fn address(steps: &[Step], settings: Option<&VfSettings>) -> Option<Mac> {
-    let asked = steps.iter().find_map(|step| match step {
-        Step::SetDevice(SetDevice { mac, .. }) => *mac,
-        _ => None,
-    });
-    asked.or(settings?.mac).filter(|mac| mac.0 != [0; 6])
+    asked_mac(steps).or(settings?.mac).filter(|mac| mac.0 != [0; 6])
 }
 
 /// Brings a representor up, once its programs run. The node is no neighbour of the pod by it, nor takes routes from what that
@@ -286,6 +283,7 @@ mod tests {
                 generation: 1,
                 home: None,
                 settings: None,
+                physical: None,
                 representor: Some(noted(host.link(name).unwrap(), None, None)),
                 is_back: false,
             };
@@ -349,6 +347,7 @@ mod tests {
                 generation: 1,
                 home: None,
                 settings: None,
+                physical: None,
                 representor: Some(representor.clone()),
                 is_back: false,
             };

@@ -3,9 +3,11 @@
 use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
+use super::card::{self, Card, is_of, physical};
 use super::devices::settle;
 use super::give_back::find_home;
-use super::host_access::is_host_link;
+use super::host_access::{self, is_host_link};
+use super::occupied::{Address, Holder};
 use super::which_device::{Target, There};
 use super::{Node, StepError, bus, identity, left_programs, representor};
 use crate::link;
@@ -13,7 +15,7 @@ use crate::mac::Mac;
 use crate::netlink::{self, DeviceState, Handle, LinkState};
 use crate::plan::{AttachmentPlan, Sandbox};
 use crate::spec::{Device, DeviceId, VfSettings, VirtualFunction};
-use crate::step::{Claim, Home};
+use crate::step::{Claim, Home, Step};
 use crate::waits;
 
 /// How often a card is asked for an address of a VF, and after which time each: some take a moment to believe their own
@@ -27,8 +29,6 @@ const ADDRESS_PAUSE: Duration = Duration::from_millis(50);
 pub(super) struct Looked {
     /// Of which claim.
     generation: u64,
-    /// Index of the interface of its physical function.
-    physical: Option<u32>,
     /// The device as it was when the last of its settings was made.
     own: Option<DeviceState>,
 }
@@ -76,14 +76,19 @@ pub(super) fn claim(
         (_, Some(_)) => None,
         (None, None) => return Err(StepError::NoDevice(device.id.to_string())),
     };
-    let (physical, settings) = match &device.function {
-        Some(function) => physical_among(host, function, &present)?.unzip(),
-        None => (None, None),
-    };
+    let asked = asked_mac(&attachment.steps);
+    let card = card::find(host, (device, found.as_ref()), &present, asked)?;
+    let physical = card.as_ref().map(|card| card.index);
+    let settings =
+        device.function.as_ref().zip(card.as_ref()).and_then(|(it, card)| card.settings(it.number));
     let of_vf = (settings.as_ref(), home.as_ref());
     let representor = representor::find(host, device, &attachment.steps, of_vf)?;
-    let claim = Claim { device: key, generation, home, settings, representor, is_back: false };
+    let claim = Claim { device: key, generation, home, settings, physical, representor, is_back: false };
     node.devices.found(device, &claim);
+    if let Some(mac) = asked {
+        let around = Around { card: card.as_ref(), present: &present };
+        claim_mac(node, (sandbox, attachment), (device, &claim), (mac, &around))?;
+    }
     if let (Some(found), Some(home)) = (&found, &claim.home) {
         // Whoever makes an interface on it meanwhile sees the claim, or is seen here.
         check_is_free(node, host, (found, home), &present)?;
@@ -91,7 +96,54 @@ pub(super) fn claim(
     if let Some(locked) = &locked {
         locked.mark(&sandbox.netns)?;
     }
-    Ok((claim, Looked { generation, physical, own: None }))
+    Ok((claim, Looked { generation, own: None }))
+}
+
+/// The Ethernet address that a device is to get, if one is asked for.
+pub(super) fn asked_mac(steps: &[Step]) -> Option<Mac> {
+    steps.iter().find_map(|step| match step {
+        Step::SetDevice(set) => set.mac,
+        _ => None,
+    })
+}
+
+/// Who may have the Ethernet address that a device is to get.
+struct Around<'a> {
+    /// The card that it is a part of, whose switch would have the address at two places.
+    card: Option<&'a Card>,
+    /// All devices of the node.
+    present: &'a [DeviceState],
+}
+
+/// Claims the Ethernet address that a device is to get.
+///
+/// # Errors
+/// [`StepError::AddressTaken`] with the holder: an attachment, a device of the node, or another VF.
+fn claim_mac(
+    node: &Node,
+    (sandbox, attachment): (&Sandbox, &AttachmentPlan),
+    (device, claim): (&Device, &Claim),
+    (mac, around): (Mac, &Around<'_>),
+) -> Result<(), StepError> {
+    if let Some(physical) = claim.physical {
+        node.occupied.claim(physical, Address::Mac(mac), sandbox, attachment)?;
+    }
+    let (home, settings) = (claim.home.as_ref(), claim.settings.as_ref());
+    if home.and_then(|home| home.mac) == Some(mac) || settings.and_then(|set| set.mac) == Some(mac) {
+        return Ok(());
+    }
+    let taken = |holder| Err(StepError::AddressTaken { address: Address::Mac(mac), holder });
+    let ends = [home.map(|home| home.index), claim.representor.as_ref().map(|it| it.device.index)];
+    let mut others = around.present.iter().filter(|it| !ends.contains(&Some(it.link.index)));
+    if let Some(other) = others.find(|it| it.link.mac == Some(mac)) {
+        return taken(Holder::Node(other.link.name.clone()));
+    }
+    let physical = around.present.iter().find(|it| Some(it.link.index) == claim.physical);
+    if let Some(name) = physical.and_then(|it| host_access::taken_beside(&it.link, mac)) {
+        return taken(Holder::Node(name));
+    }
+    let other = around.card.and_then(|card| card.other_function(device, home, mac));
+    other.map_or(Ok(()), |function| taken(Holder::Function(function)))
 }
 
 /// Refuses a device that the node itself or other pods need where it is.
@@ -155,7 +207,7 @@ pub(super) fn set(
     if claim.settings.is_none() {
         return Err(StepError::NoPhysicalFunction(function.physical.clone()));
     }
-    let (own, index) = find_ends(host, function, (claim, &*looked))?;
+    let (own, index) = find_ends(host, function, claim)?;
     set_each(host, function, index, wanted)?;
     let mut shown = None;
     if let Some(mac) = mac {
@@ -320,10 +372,9 @@ fn is_claimed(home: &Home, found: &DeviceState) -> bool {
 fn find_ends(
     host: &mut Handle,
     function: &VirtualFunction,
-    (claim, looked): (&Claim, &Looked),
+    claim: &Claim,
 ) -> Result<(Option<DeviceState>, u32), StepError> {
-    let known = looked.physical.filter(|_| looked.generation == claim.generation);
-    let indices: Vec<u32> = claim.home.iter().map(|home| home.index).chain(known).collect();
+    let indices: Vec<u32> = claim.home.iter().map(|home| home.index).chain(claim.physical).collect();
     let mut shown = host.devices_by_index(&indices)?.into_iter();
     let own = match &claim.home {
         Some(home) => {
@@ -341,34 +392,6 @@ fn find_ends(
         }
     };
     Ok((own, index))
-}
-
-/// Whether a device is an interface of the physical function.
-fn is_of(function: &VirtualFunction, device: &DeviceState) -> bool {
-    device.parent.as_deref() == Some(&*function.physical)
-}
-
-/// The index of the interface of the VF's physical function, and the VF's settings there.
-pub(super) fn physical(
-    host: &mut Handle,
-    function: &VirtualFunction,
-) -> Result<Option<(u32, VfSettings)>, StepError> {
-    let present = host.devices()?;
-    physical_among(host, function, &present)
-}
-
-/// The same, among the devices of the node that were listed just now.
-fn physical_among(
-    host: &mut Handle,
-    function: &VirtualFunction,
-    present: &[DeviceState],
-) -> Result<Option<(u32, VfSettings)>, StepError> {
-    for device in present.iter().filter(|device| is_of(function, device)) {
-        if let Some(settings) = host.vf_settings(device.link.index, function.number)? {
-            return Ok(Some((device.link.index, settings)));
-        }
-    }
-    Ok(None)
 }
 
 /// How the device is before anything of it is changed, but for its programs. `among`: see [`Home::among`].
@@ -406,6 +429,7 @@ mod tests {
     use crate::netns::{Netns, within};
     use crate::plan::fixtures;
     use crate::spec::Veth;
+    use crate::step::SetDevice;
     use crate::sync::Arc;
     use crate::timing;
 
@@ -467,6 +491,34 @@ mod tests {
         .unwrap();
     }
 
+    /// Rows: HDV-mac.
+    #[test]
+    fn a_device_gets_no_address_that_another_of_the_node_has() {
+        let set = |mac| Step::SetDevice(SetDevice { mac: Some(mac), ..SetDevice::default() });
+        let free = Mac([2, 0, 0, 0, 0, 7]);
+        for asked in ["card", "other", "nobody"] {
+            let directory = tempfile::tempdir().unwrap();
+            let journal = Store::open(directory.path().join("journal")).unwrap();
+            let engine = rig::engine(directory.path(), journal, &Arc::new(rig::Maps::default()));
+            let [node, elsewhere] = [(); 2].map(|()| Netns::private().unwrap());
+            within(&node, || {
+                let mut host = Handle::open().unwrap();
+                let made = ["card", "other"].map(|name| (name, make(&mut host, name, &elsewhere)));
+                let of = made.iter().find(|(name, _)| *name == asked);
+                let mac = of.map_or(free, |(_, device)| device.link.mac.unwrap());
+                let (sandbox, steps) = (fixtures::sandbox("a"), vec![set(mac)]);
+                let attachment = fixtures::attachment("host-device", steps);
+                let claimant = (&sandbox, &attachment, 0);
+                let claimed = claim(&engine.node, &mut host, &card("card"), claimant);
+                let told = claimed.map(drop).map_err(|error| (step_code(&error), error.to_string()));
+                let taken = format!("MAC address {mac} is taken: the node's device other has it");
+                let expected = if asked == "other" { Err((code::INVALID_CONFIG, taken)) } else { Ok(()) };
+                assert_eq!(told, expected, "{asked}");
+            })
+            .unwrap();
+        }
+    }
+
     /// Rows: HDV-one-device.
     #[test]
     fn no_other_device_is_moved_whatever_was_seen_last() {
@@ -480,10 +532,11 @@ mod tests {
                 generation: 2,
                 home: Some(home(wanted, false)),
                 settings: None,
+                physical: None,
                 representor: None,
                 is_back: false,
             };
-            let looked = Looked { generation, physical: None, own: is_seen.then_some(other) };
+            let looked = Looked { generation, own: is_seen.then_some(other) };
             move_in(&mut host, (&mut inside, pod.as_fd()), &card("a"), (&claim, looked)).unwrap();
             let is_there = |name| host.find_link(name).unwrap().is_some();
             assert_eq!(["a", "b"].map(is_there), [false, true]);

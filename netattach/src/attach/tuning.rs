@@ -3,9 +3,11 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use ipnet::IpNet;
 use regex_lite::Regex;
 
 use super::StepError;
+use super::apply::IPV6_MIN_MTU;
 use crate::netlink::{self, Handle};
 use crate::netns::{Netns, within};
 use crate::spec::{Properties, Sysctl, Tune};
@@ -85,6 +87,7 @@ pub(super) fn before(pod: &mut Handle, ifname: &str, tune: &Tune) -> Result<Prop
 /// Makes the changes: settings first, as the reference plugin does.
 pub(super) fn tune(pod: &mut Handle, netns: &Netns, ifname: &str, tune: &Tune) -> Result<(), StepError> {
     check_allowed(tune)?;
+    check_addresses_stay(pod, ifname, tune)?;
     if !tune.sysctls.is_empty() {
         within(netns, || tune.sysctls.iter().try_for_each(|one| sysctl::ensure(&one.path, &one.value)))??;
         // Once all of them are written: that of all devices may be among them. Not refused: networks ask for such values whose
@@ -94,6 +97,18 @@ pub(super) fn tune(pod: &mut Handle, netns: &Netns, ifname: &str, tune: &Tune) -
     }
     let missing = tune.properties.missing(&pod.properties(ifname)?);
     Ok(pod.set_properties(ifname, &missing)?)
+}
+
+/// Refuses an MTU at which the kernel takes the interface's IPv6 addresses (`addrconf_notify` in `net/ipv6/addrconf.c`),
+/// which have been reported by then.
+fn check_addresses_stay(pod: &mut Handle, ifname: &str, tune: &Tune) -> Result<(), StepError> {
+    let Some(mtu) = tune.properties.mtu.filter(|mtu| *mtu < IPV6_MIN_MTU) else { return Ok(()) };
+    let index = pod.link(ifname)?.index;
+    let is_given = |net: &IpNet| matches!(net, IpNet::V6(net) if !net.addr().is_unicast_link_local());
+    match pod.addresses(index)?.iter().any(is_given) {
+        true => Err(StepError::SmallMtu(mtu)),
+        false => Ok(()),
+    }
 }
 
 /// Why a setting has no effect, in the namespace of this thread; `None`: it has.

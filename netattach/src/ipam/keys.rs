@@ -101,6 +101,18 @@ fn parse_network(key: &str, text: &str) -> Result<IpNet, KeyError> {
     cidr::parse(text).ok_or_else(|| KeyError::Network { key: key.to_owned(), value: text.to_owned() })
 }
 
+/// All addresses that the pod or the runtime asks for, whichever of them counts.
+pub(super) fn all_asked(config: &Map<String, Value>, args: &cni::CniArgs) -> Result<Vec<IpAddr>, KeyError> {
+    let of_args = args.get("IP").unwrap_or_default().split(',').map(str::trim);
+    let of_args = of_args.filter(|text| !text.is_empty());
+    let mut asked: Vec<IpAddr> =
+        of_args.map(|text| address_without_prefix("IP of CNI_ARGS", text)).collect::<Result<_, _>>()?;
+    for item in ConfigObject::root(config).asked_ips()?.iter().flatten() {
+        asked.push(address_without_prefix(&item.key, item.text()?)?);
+    }
+    Ok(asked)
+}
+
 /// A JSON object and its path, for messages. `null` counts as absent, as in Go.
 pub(super) struct ConfigObject<'a> {
     path: String,

@@ -186,6 +186,35 @@ pub fn use_pool(section: &mut Map<String, Value>, pool: &Pool) {
     }
 }
 
+/// Addresses that a pod or a runtime asks for where the network's author has named none. Nobody has seen to it that they
+/// are not somebody's on the node's links.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Asked {
+    /// These.
+    These(Vec<IpAddr>),
+    /// It cannot be read which.
+    Unread,
+}
+
+impl Asked {
+    /// What is asked of a plugin that is executed. Which addresses one that netattach does not know has of its own is not known
+    /// either: all that are asked for count.
+    pub fn of_plugin(plugin: &str, config: &Map<String, Value>, args: &CniArgs) -> Self {
+        match Kind::named(plugin).map(|kind| kind.parse(config, args)) {
+            Some(Ok(config)) => config.asked_elsewhere(),
+            Some(Err(_)) | None => keys::all_asked(config, args).map_or(Self::Unread, Self::These),
+        }
+    }
+
+    /// Whether the address may be one of them.
+    pub fn may_be(&self, address: IpAddr) -> bool {
+        match self {
+            Self::These(addresses) => addresses.contains(&address),
+            Self::Unread => true,
+        }
+    }
+}
+
 /// A validated configuration, with the runtime's requests.
 ///
 /// In a record `host-local` has no tag, as it was the only kind; every other kind is tagged by `ipam`.
@@ -256,6 +285,26 @@ impl Config {
         match self {
             Self::HostLocal(config) => !config.requested.is_empty(),
             Self::Static(_) | Self::Dhcp(_) => true,
+        }
+    }
+
+    /// Of the addresses that the pod or the runtime asks for, those that the configuration does not have itself.
+    pub fn asked_elsewhere(&self) -> Asked {
+        Asked::These(match self {
+            Self::Static(config) => config.asked_elsewhere(),
+            // A pool has none but its own, and a server chooses.
+            Self::HostLocal(_) | Self::Dhcp(_) => Vec::new(),
+        })
+    }
+
+    /// The same configuration for a network whose gateways are addresses of the node, which no pod chooses.
+    ///
+    /// # Errors
+    /// A pod or a runtime asks for an address that would choose one.
+    pub fn behind_own_gateways(self) -> Result<Self, static_addresses::GatewayError> {
+        match self {
+            Self::Static(config) => config.behind_own_gateways().map(Self::Static),
+            other @ (Self::HostLocal(_) | Self::Dhcp(_)) => Ok(other),
         }
     }
 
@@ -442,4 +491,46 @@ pub struct LeasedAddress {
     /// The gateway of the subnet, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gateway: Option<IpAddr>,
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// Rows: STC-node-links.
+    #[test]
+    fn what_is_asked_of_an_executed_plugin_is_elsewhere_unless_the_configuration_is_known_to_have_it() {
+        let these = |addresses: &[&str]| {
+            Asked::These(addresses.iter().map(|address| address.parse().unwrap()).collect())
+        };
+        let range = json!({"type": "whereabouts", "range": "10.1.0.0/24"});
+        let addresses = json!({"type": "static", "addresses": [{"address": "10.1.0.7/24"}]});
+        let pool = json!({"type": "host-local", "subnet": "10.1.0.0/24"});
+        let both = json!(["10.1.0.8/24", "10.2.0.8"]);
+        let lengths = json!(["10.1.0.8/24", "10.2.0.8/24"]);
+        for (ipam, args, runtime, cni_args, expected) in [
+            (&range, json!({}), json!([]), "", these(&[])),
+            (&range, both.clone(), json!([]), "", these(&["10.1.0.8", "10.2.0.8"])),
+            (&range, json!([]), both.clone(), "IP=10.3.0.8", these(&["10.3.0.8", "10.1.0.8", "10.2.0.8"])),
+            (&range, json!([]), json!(["x"]), "", Asked::Unread),
+            (&addresses, json!([]), lengths.clone(), "", these(&["10.2.0.8"])),
+            // What this implementation does not read, another may.
+            (&addresses, json!([]), both.clone(), "", these(&["10.1.0.8", "10.2.0.8"])),
+            (&pool, json!([]), lengths.clone(), "", these(&[])),
+        ] {
+            let args = if args.is_array() { json!({"cni": {"ips": args}}) } else { args };
+            let config = json!({"cniVersion": "1.0.0", "name": "n", "ipam": ipam, "args": args,
+                "runtimeConfig": {"ips": runtime}});
+            let plugin = ipam["type"].as_str().unwrap();
+            let parsed = CniArgs::parse(cni_args).unwrap();
+            let found = Asked::of_plugin(plugin, config.as_object().unwrap(), &parsed);
+            assert_eq!(found, expected, "{config} {cni_args}");
+        }
+        let address = |text: &str| text.parse::<IpAddr>().unwrap();
+        let found = these(&["10.1.0.8"]);
+        assert!(found.may_be(address("10.1.0.8")) && !found.may_be(address("10.1.0.9")));
+        assert!(Asked::Unread.may_be(address("10.1.0.9")));
+    }
 }

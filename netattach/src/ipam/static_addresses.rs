@@ -21,6 +21,9 @@ use crate::{budget, cidr};
 pub struct Config {
     /// In the order of the sources. Never empty, without duplicates.
     pub addresses: Vec<LeasedAddress>,
+    /// `ipam.addresses`, where the pod or the runtime asks for others: what the network's author has named himself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own: Option<Vec<LeasedAddress>>,
     /// `ipam.routes`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub routes: Vec<cni::Route>,
@@ -59,6 +62,20 @@ pub enum ConfigError {
     ManyPerFamily(String),
 }
 
+/// An address that the pod or the runtime asks for would choose one for the node, which is the gateway of its subnet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum GatewayError {
+    /// The network's author has named no such subnet.
+    #[error(
+        "{0} is asked for, and no address of ipam.addresses is in that subnet: the pod would choose an address and a route of the \
+         node; ipam.addresses names the subnets that pods may choose in"
+    )]
+    OtherSubnet(IpNet),
+    /// It is the gateway's own address.
+    #[error("{0} is asked for, and is the gateway's, which the node has")]
+    Gateway(IpAddr),
+}
+
 /// CHECK: the attachment lacks an address of the configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("address {address} of the configuration is not among those of {owner}")]
@@ -81,6 +98,8 @@ impl Config {
         let root = ConfigObject::root(config);
         let ipam = root.needed_object("ipam")?;
         let mut named = configured(&ipam, args)?;
+        let by_author = named.iter().filter(|named| named.key != IP_OF_ARGS);
+        let own: Vec<LeasedAddress> = by_author.map(|named| named.leased.clone()).collect();
         for asked in root.asked_ips()?.iter().filter(|asked| !asked.is_empty()) {
             named = asked.iter().map(Named::asked).collect::<Result<_, _>>()?;
         }
@@ -91,7 +110,8 @@ impl Config {
         if (ipv4 > 1 || addresses.len() - ipv4 > 1) && !holds_many_addresses(version) {
             return Err(ConfigError::ManyPerFamily(version.to_owned()));
         }
-        Ok(Self { addresses, routes: ipam.parsed_routes()?, dns: ipam.dns()? })
+        let own = Some(own).filter(|own| *own != addresses);
+        Ok(Self { addresses, own, routes: ipam.parsed_routes()?, dns: ipam.dns()? })
     }
 
     /// What a plugin before has leased, as it is in its result: `key` names its addresses there.
@@ -105,12 +125,40 @@ impl Config {
             .map(|(position, leased)| Named { key: format!("{key}[{position}]"), leased: leased.clone() })
             .collect();
         check(&named)?;
-        Ok(Self { addresses, routes, dns })
+        Ok(Self { addresses, own: None, routes, dns })
     }
 
     /// The lease: exactly the configured addresses, routes and name servers.
     pub fn lease(&self) -> Lease {
         Lease { addresses: self.addresses.clone(), routes: self.routes.clone(), dns: self.dns.clone() }
+    }
+
+    /// The addresses that the pod or the runtime asks for outside of the subnets of `ipam.addresses`.
+    pub fn asked_elsewhere(&self) -> Vec<IpAddr> {
+        let Some(own) = &self.own else { return Vec::new() };
+        let addresses = self.addresses.iter().map(|leased| leased.address.addr());
+        addresses.filter(|address| !own.iter().any(|own| own.address.contains(address))).collect()
+    }
+
+    /// The same addresses for a network whose gateways the node has. The gateway of an address that is asked for is that which
+    /// `ipam.addresses` names in its subnet.
+    ///
+    /// # Errors
+    /// One is asked for in a subnet of which `ipam.addresses` has none, or is the gateway's.
+    pub fn behind_own_gateways(mut self) -> Result<Self, GatewayError> {
+        let Some(own) = &self.own else { return Ok(self) };
+        for leased in self.addresses.iter_mut().filter(|leased| !own.contains(leased)) {
+            let address = leased.address;
+            let mut beside = own.iter().filter(|own| own.address.trunc() == address.trunc()).peekable();
+            if beside.peek().is_none() {
+                return Err(GatewayError::OtherSubnet(address));
+            }
+            leased.gateway = leased.gateway.or_else(|| beside.find_map(|own| own.gateway));
+            if leased.gateway.or_else(|| cidr::first_host(address)) == Some(address.addr()) {
+                return Err(GatewayError::Gateway(address.addr()));
+            }
+        }
+        Ok(self)
     }
 
     /// Verifies that the attachment has every address of the configuration.
@@ -163,9 +211,11 @@ impl Named {
     }
 }
 
+/// Where a runtime names addresses that are more than those of the configuration.
+const IP_OF_ARGS: &str = "IP of CNI_ARGS";
+
 /// `ipam.addresses`, then those of `CNI_ARGS`.
 fn configured(ipam: &ConfigObject<'_>, args: &CniArgs) -> Result<Vec<Named>, ConfigError> {
-    const IP: &str = "IP of CNI_ARGS";
     let of_arg = |name: &str| args.get(name).into_iter().flat_map(|text| text.split(',')).map(str::trim);
     let mut named: Vec<Named> = ipam
         .few("addresses", &budget::ADDRESSES)?
@@ -174,7 +224,7 @@ fn configured(ipam: &ConfigObject<'_>, args: &CniArgs) -> Result<Vec<Named>, Con
     let asked: Vec<&str> = of_arg("IP").filter(|text| !text.is_empty()).collect();
     budget::IPS.check(asked.len()).map_err(KeyError::Exceeded)?;
     for text in asked {
-        named.push(Named::new(IP, text)?);
+        named.push(Named::new(IP_OF_ARGS, text)?);
     }
     for text in of_arg("GATEWAY").filter(|text| !text.is_empty()) {
         let gateway = parse_address("GATEWAY of CNI_ARGS", text)?.to_canonical();
@@ -270,6 +320,65 @@ mod tests {
             };
             let addresses: Vec<LeasedAddress> = expected.iter().map(leased).collect();
             assert_eq!(parsed.addresses, addresses, "{config} {cni_args}");
+        }
+    }
+
+    /// What is asked for by `runtimeConfig.ips`, and `IP` of `CNI_ARGS`.
+    fn asked(own: &Value, ips: &[&str], args: &str) -> Config {
+        let config = json!({
+            "cniVersion": "1.0.0", "name": "n", "ipam": {"type": "static", "addresses": own},
+            "runtimeConfig": {"ips": ips},
+        });
+        parse(&config, args).unwrap_or_else(|error| panic!("{config} {args}: {error}"))
+    }
+
+    /// Rows: STC-node-links.
+    #[test]
+    fn what_is_asked_for_is_elsewhere_unless_an_address_of_the_author_is_in_its_subnet() {
+        let table: [(Value, &[&str], &str, &[&str]); 8] = [
+            (two(), &[], "", &[]),
+            (two(), &["10.1.0.7/24", "fd00:1::7/64"], "", &[]),
+            // Of any prefix, as the node has a route to the address alone.
+            (two(), &["10.1.0.8/32", "fd00:1::8/3"], "", &[]),
+            (two(), &["10.1.0.8/24", "10.1.1.8/16"], "", &["10.1.1.8"]),
+            (two(), &[], "IP=10.1.0.9/24,10.2.0.9/24", &["10.2.0.9"]),
+            (json!([]), &["10.1.0.8/24", "fd00:1::8/64"], "", &["10.1.0.8", "fd00:1::8"]),
+            (Value::Null, &[], "IP=10.1.0.8/24", &["10.1.0.8"]),
+            (json!([{"address": "10.1.0.7/0"}]), &["192.0.2.7/24"], "", &[]),
+        ];
+        for (own, ips, args, expected) in table {
+            let expected: Vec<IpAddr> = expected.iter().map(|text| text.parse().unwrap()).collect();
+            assert_eq!(asked(&own, ips, args).asked_elsewhere(), expected, "{own} {ips:?} {args}");
+        }
+    }
+
+    /// Rows: BRG-chosen.
+    #[test]
+    fn behind_gateways_of_the_node_what_is_asked_for_is_in_a_subnet_of_the_author_and_has_his_gateway() {
+        type Expected<'a> = Result<&'a [(&'a str, Option<&'a str>)], GatewayError>;
+        let other = |net: &str| Err(GatewayError::OtherSubnet(net.parse().unwrap()));
+        let gateway = |address: &str| Err(GatewayError::Gateway(address.parse().unwrap()));
+        let table: [(Value, &[&str], &str, Expected<'_>); 10] = [
+            (two(), &[], "", Ok(&[("10.1.0.7/24", None), ("fd00:1::7/64", Some("fd00:1::1"))])),
+            (two(), &["10.1.0.8/24"], "", Ok(&[("10.1.0.8/24", None)])),
+            (two(), &["fd00:1::8/64"], "", Ok(&[("fd00:1::8/64", Some("fd00:1::1"))])),
+            (two(), &["10.1.0.8/24", "192.168.1.77/25"], "", other("192.168.1.77/25")),
+            // The node's address, and its route, would have the pod's prefix.
+            (two(), &["10.1.0.8/25"], "", other("10.1.0.8/25")),
+            (two(), &["fd00:1::8/3"], "", other("fd00:1::8/3")),
+            (json!([]), &["10.1.0.8/24"], "", other("10.1.0.8/24")),
+            (two(), &[], "IP=10.2.0.9/24", other("10.2.0.9/24")),
+            (two(), &["10.1.0.1/24"], "", gateway("10.1.0.1")),
+            (two(), &["fd00:1::1/64"], "", gateway("fd00:1::1")),
+        ];
+        for (own, ips, args, expected) in table {
+            let found = asked(&own, ips, args).behind_own_gateways().map(|config| config.addresses);
+            let leased = |(address, gateway): &(&str, Option<&str>)| LeasedAddress {
+                address: address.parse().unwrap(),
+                gateway: gateway.map(|gateway| gateway.parse().unwrap()),
+            };
+            let expected = expected.map(|all| all.iter().map(leased).collect::<Vec<_>>());
+            assert_eq!(found, expected, "{own} {ips:?} {args}");
         }
     }
 

@@ -400,6 +400,7 @@ fn records_of_version_3_are_read_and_continued() {
             LeasedAddress { address: "10.53.0.7/24".parse().unwrap(), gateway },
             LeasedAddress { address: "fd00:53::7/64".parse().unwrap(), gateway: None },
         ],
+        own: None,
         routes: vec![cni::Route::new("10.60.0.0/16".parse().unwrap(), None)],
         dns: cni::Dns { nameservers: vec!["10.53.0.53".to_owned()], ..cni::Dns::default() },
     };

@@ -12,6 +12,8 @@ use super::translation::Reach;
 use super::{Driver, PlanError, Request, Wanted, check_link_name, check_mtu};
 use crate::cni;
 use crate::cni::json::null_is_default;
+use crate::ipam::Kind;
+use crate::ipam::static_addresses::GatewayError;
 use crate::spec;
 use crate::step::{Configure, Step, Style};
 
@@ -86,14 +88,17 @@ impl Driver for Bridge {
         let name = config.bridge.filter(|name| !name.is_empty()).unwrap_or_else(|| DEFAULT_NAME.into());
         check_link_name("bridge", &name)?;
         let mtu = check_mtu(config.mtu)?;
-        let ipam = request.ipam()?;
+        let key = match (config.is_gateway, config.is_default_gateway) {
+            (true, _) => Some("isGateway"),
+            (false, true) => Some("isDefaultGateway"),
+            (false, false) => None,
+        };
+        let ipam = match (request.ipam()?, key) {
+            (Some(ipam), Some(key)) => Some(behind_gateways(request, key, ipam)?),
+            (ipam, _) => ipam,
+        };
         // Without addresses there is nobody to be a gateway for.
-        let gateway = (config.is_gateway || config.is_default_gateway) && ipam.is_some();
-        if gateway && matches!(&ipam, Some(Step::Lease(asked)) if asked.asks_the_network()) {
-            let key = if config.is_gateway { "isGateway" } else { "isDefaultGateway" };
-            let reason = "with dhcp a server on the network says who the gateway is, and would choose an address for the node";
-            return Err(PlanError::Value { key, reason: reason.into() });
-        }
+        let gateway = key.is_some() && ipam.is_some();
         if config.disable_container_interface && ipam.is_some() {
             let reason = "an interface that stays down has no use for ipam".into();
             return Err(PlanError::Value { key: "disableContainerInterface", reason });
@@ -165,6 +170,26 @@ impl Driver for Bridge {
         // The configuration may have said something else at ADD. An agent's programs check.
         let restricted = (!request.recorded).then_some(Step::RestrictSender);
         request.veth_remains().into_iter().chain(restricted).collect()
+    }
+}
+
+/// Refuses addresses whose gateways would be chosen by somebody else than the network's author: the node has them. `key`: what
+/// asks for that.
+fn behind_gateways(request: &Request<'_>, key: &'static str, asked: Step) -> Result<Step, PlanError> {
+    let wrong = |error: GatewayError| PlanError::Value { key, reason: error.to_string() };
+    match asked {
+        Step::Lease(config) if config.asks_the_network() => {
+            let reason = "with dhcp a server on the network says who the gateway is, and would choose an address for the node";
+            Err(PlanError::Value { key, reason: reason.into() })
+        }
+        Step::Lease(config) => config.behind_own_gateways().map(Step::Lease).map_err(wrong),
+        // Any other that is executed has addresses of its own, or its own server.
+        Step::Delegate(delegate) if delegate.plugin == Kind::Static.name() => {
+            let config = Kind::Static.parse(request.config, request.cni_args).map_err(PlanError::Ipam)?;
+            config.behind_own_gateways().map_err(wrong)?;
+            Ok(Step::Delegate(delegate))
+        }
+        other => Ok(other),
     }
 }
 

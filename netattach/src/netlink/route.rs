@@ -5,8 +5,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use netlink_packet_route::route::{
-    RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteMetric, RouteNextHop, RouteProtocol,
-    RouteScope, RouteType,
+    RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteMessage, RouteMetric, RouteNextHop,
+    RouteProtocol, RouteScope, RouteType,
 };
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use rtnetlink::RouteMessageBuilder;
@@ -181,7 +181,7 @@ impl Handle {
     /// Whether packets to the address stay on the node or its links: it is an address of the node, or a broadcast or
     /// multicast address.
     pub fn is_own_address(&mut self, address: IpAddr) -> Result<bool, Error> {
-        let answers = match self.route_to(address) {
+        let answers = match self.route_to(address, RouteFlags::empty()) {
             // There is no route to it, or one that refuses packets.
             Err(Error::Refused(_)) => return Ok(false),
             other => other?,
@@ -196,7 +196,7 @@ impl Handle {
     /// Index of the device on whose link an address is; `None`: packets to it do not leave, go to a router first, or there
     /// is no route.
     pub fn device_towards(&mut self, address: IpAddr) -> Result<Option<u32>, Error> {
-        let answers = match self.route_to(address) {
+        let answers = match self.route_to(address, RouteFlags::empty()) {
             // There is no route to it, or one that refuses packets.
             Err(Error::Refused(_)) => return Ok(None),
             other => other?,
@@ -215,9 +215,27 @@ impl Handle {
         }))
     }
 
-    /// How the kernel routes packets to an address.
-    fn route_to(&mut self, address: IpAddr) -> Result<Vec<RouteNetlinkMessage>, Error> {
+    /// The unicast route by which packets to the address leave, of whichever table the kernel's rules lead to; `None`: there is
+    /// none, or one that refuses them, or they stay on the node. Of several next hops the first.
+    ///
+    /// # Errors
+    /// The kernel cannot be asked.
+    pub fn matching_route(&mut self, address: IpAddr) -> Result<Option<RouteState>, Error> {
+        let answers = match self.route_to(address, RouteFlags::FibMatch) {
+            Err(Error::Refused(_)) => return Ok(None),
+            other => other?,
+        };
+        let is_unicast = |answer: &RouteNetlinkMessage| match answer {
+            RouteNetlinkMessage::NewRoute(route) => route.header.kind == RouteType::Unicast,
+            _ => false,
+        };
+        Ok(answers.into_iter().filter(is_unicast).flat_map(observed).next())
+    }
+
+    /// How the kernel routes packets to an address; with [`RouteFlags::FibMatch`] the route itself, with its own destination.
+    fn route_to(&mut self, address: IpAddr, flags: RouteFlags) -> Result<Vec<RouteNetlinkMessage>, Error> {
         let mut to = RouteMessage::default();
+        to.header.flags = flags;
         to.header.address_family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
         to.header.destination_prefix_length = if address.is_ipv4() { 32 } else { 128 };
         to.attributes.push(RouteAttribute::Destination(wire(address)));
@@ -270,7 +288,7 @@ pub(super) fn route_message(index: u32, route: &Route) -> RouteMessage {
         attributes.push(RouteAttribute::Metrics(metrics));
     }
     if route.on_link {
-        message.header.flags |= netlink_packet_route::route::RouteFlags::Onlink;
+        message.header.flags |= RouteFlags::Onlink;
     }
     message
 }
@@ -406,6 +424,8 @@ fn ip(address: &RouteAddress) -> Option<IpAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::netns::Netns;
+    use crate::spec::Bridge;
 
     #[test]
     fn a_route_is_read_with_all_that_a_copy_needs() {
@@ -431,5 +451,33 @@ mod tests {
             advmss: Some(1360),
         };
         assert_eq!(observed(RouteNetlinkMessage::NewRoute(route_message(3, &route))), [expected]);
+    }
+
+    #[test]
+    fn the_route_that_packets_take_has_its_own_destination() {
+        let netns = Netns::private().unwrap();
+        let mut handle = Handle::open_in(&netns).unwrap();
+        let bridge = Bridge { name: "a".to_owned(), mtu: None, promiscuous: false, vlan_filtering: false };
+        let index = handle.ensure_bridge(&bridge).unwrap().link.index;
+        handle.ensure_up(index).unwrap();
+        for address in ["10.1.0.1/24", "fd00:1::1/64"] {
+            handle.ensure_address(index, address.parse().unwrap()).unwrap();
+        }
+        let router = IpAddr::from([10, 1, 0, 9]);
+        let through = |net: &str| Route::via(net.parse().unwrap(), router);
+        handle.ensure_routes(index, &[through("10.3.0.0/16"), through("0.0.0.0/0")]).unwrap();
+        let on_link = |net: &str| Some((net.parse::<IpNet>().unwrap(), None, Some(index)));
+        let routed = |net: &str| Some((net.parse::<IpNet>().unwrap(), Some(router), Some(index)));
+        for (to, expected) in [
+            ("10.1.0.7", on_link("10.1.0.0/24")),
+            ("10.3.0.7", routed("10.3.0.0/16")),
+            ("10.9.0.7", routed("0.0.0.0/0")),
+            ("10.1.0.1", None),
+            ("fd00:1::7", on_link("fd00:1::/64")),
+            ("fd00:9::7", None),
+        ] {
+            let found = handle.matching_route(to.parse().unwrap()).unwrap();
+            assert_eq!(found.map(|it| (it.destination, it.gateway, it.interface)), expected, "{to}");
+        }
     }
 }

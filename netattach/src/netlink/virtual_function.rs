@@ -25,6 +25,14 @@ impl Handle {
         Ok(shown_of(number, shown))
     }
 
+    /// The settings of all VFs by the PF with that index, each with the VF's number.
+    ///
+    /// # Errors
+    /// There is no such link.
+    pub fn all_vf_settings(&mut self, physical: u32) -> Result<Vec<(u32, VfSettings)>, Error> {
+        Ok(all_of(self.socket.request(show_functions(physical), 0)?))
+    }
+
     /// Sets what is given of a VF.
     ///
     /// # Errors
@@ -87,16 +95,20 @@ fn set_function(physical: u32, number: u32, wanted: &VfSettings) -> RouteNetlink
 
 /// The settings of a VF in what the kernel shows of its PF.
 fn shown_of(number: u32, shown: Vec<RouteNetlinkMessage>) -> Option<VfSettings> {
+    all_of(shown).into_iter().find(|(of, _)| *of == number).map(|(_, settings)| settings)
+}
+
+/// The same of all VFs, each with its number.
+fn all_of(shown: Vec<RouteNetlinkMessage>) -> Vec<(u32, VfSettings)> {
     let lists = shown.into_iter().filter_map(|message| match message {
         RouteNetlinkMessage::NewLink(LinkMessage { attributes, .. }) => Some(attributes),
         _ => None,
     });
-    let mut all = lists.flatten().filter_map(|attribute| match attribute {
+    let all = lists.flatten().filter_map(|attribute| match attribute {
         LinkAttribute::VfInfoList(all) => Some(all),
         _ => None,
     });
-    let found = all.find_map(|list| list.into_iter().find(|vf| number_of(vf) == Some(number)));
-    found.map(|vf| settings(&vf))
+    all.flatten().filter_map(|vf| Some((number_of(&vf)?, settings(&vf)))).collect()
 }
 
 fn infos(number: u32, wanted: &VfSettings) -> Vec<VfInfo> {
@@ -258,6 +270,8 @@ mod tests {
         };
         assert_eq!(shown_of(0, list()), Some(expected));
         assert_eq!(shown_of(2, list()), None);
+        let addresses = all_of(list()).into_iter().map(|(number, it)| (number, it.mac.map(|mac| mac.0[5])));
+        assert_eq!(addresses.collect::<Vec<_>>(), [(0, Some(8)), (1, Some(7))]);
     }
 
     #[test]

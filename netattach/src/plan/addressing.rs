@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
+pub(crate) use crate::cidr::first_host;
 use crate::cni;
 use crate::spec::{Addressing, Route, VfLinkState};
 use crate::step::{Brought, Configure, LeasedAddress, MadeBy, Output, Step, Style};
@@ -188,14 +189,6 @@ pub fn link_gateway(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(_) => GATEWAY_V4.into(),
         IpAddr::V6(_) => GATEWAY_V6.into(),
-    }
-}
-
-/// The first address of a subnet, the default gateway.
-pub fn first_host(net: IpNet) -> Option<IpAddr> {
-    match net.network() {
-        IpAddr::V4(network) => Some(Ipv4Addr::from(u32::from(network).checked_add(1)?).into()),
-        IpAddr::V6(network) => Some(Ipv6Addr::from(u128::from(network).checked_add(1)?).into()),
     }
 }
 
@@ -522,6 +515,7 @@ mod tests {
                 generation: 1,
                 home: None,
                 settings: Some(of(before)),
+                physical: None,
                 representor: None,
                 is_back: false,
             };

@@ -3,6 +3,7 @@
 use super::pod_sources::Permission;
 use super::resolve::Options;
 use super::{AttachmentPlan, Plan, Sandbox};
+use crate::ipam::{self, static_addresses};
 use crate::step::Step;
 
 /// The settings by which a repeated ADD is planned. A plugin that was executed for the first ADD is executed again, even
@@ -59,12 +60,26 @@ fn as_recorded(done: &AttachmentPlan, asked: &AttachmentPlan) -> AttachmentPlan 
             (Step::MoveDefaultRoutes { keep: done, .. }, Step::MoveDefaultRoutes { keep: asked, .. }) => {
                 asked.clone_from(done)
             }
+            (Step::Lease(ipam::Config::Static(done)), Step::Lease(ipam::Config::Static(asked))) => {
+                as_leased(done, asked);
+            }
             _ => {}
         }
     }
     asked.steps.retain(|step| *step != Step::RouteBySource);
     asked.steps.extend(done.steps.last().filter(|step| **step == Step::RouteBySource).cloned());
     asked
+}
+
+/// What a pod asks for is in `addresses`, whatever the network's author has named beside it. An earlier version did not
+/// note the latter, and took no gateway from there.
+fn as_leased(done: &static_addresses::Config, asked: &mut static_addresses::Config) {
+    if done.own.is_none() && asked.own.is_some() {
+        for (done, asked) in done.addresses.iter().zip(&mut asked.addresses) {
+            asked.gateway = done.gateway;
+        }
+    }
+    asked.own.clone_from(&done.own);
 }
 
 fn name(attachment: &AttachmentPlan) -> String {
@@ -102,6 +117,8 @@ mod tests {
     use serde_json::Map;
 
     use super::*;
+    use crate::cni;
+    use crate::ipam::LeasedAddress;
     use crate::plan::fixtures::{attachment, sandbox};
     use crate::step::{Configure, Delegate, Protect, Role};
 
@@ -126,5 +143,26 @@ mod tests {
         assert_eq!(difference(&plan(by_source(), &[]), &plan(vec![configure()], &[])), None);
         let other = vec![protect(), Step::ProtectAddresses, configure()];
         assert!(difference(&done, &plan(other, &[])).is_some());
+    }
+
+    #[test]
+    fn what_a_pod_asks_for_is_the_same_whatever_the_author_names_beside_it() {
+        let leased = |address: &str, gateway: Option<&str>| LeasedAddress {
+            address: address.parse().unwrap(),
+            gateway: gateway.map(|gateway| gateway.parse().unwrap()),
+        };
+        let lease = |address: LeasedAddress, own: Option<&str>| {
+            let own = own.map(|own| vec![leased(own, Some("10.1.0.1"))]);
+            let (routes, dns) = (Vec::new(), cni::Dns::default());
+            let config = static_addresses::Config { addresses: vec![address], own, routes, dns };
+            plan(vec![Step::Lease(ipam::Config::Static(config))], &[])
+        };
+        let asked = || leased("10.1.0.8/24", Some("10.1.0.1"));
+        let now = lease(asked(), Some("10.1.0.7/24"));
+        // As an earlier version recorded it.
+        assert_eq!(difference(&lease(leased("10.1.0.8/24", None), None), &now), None);
+        assert_eq!(difference(&lease(asked(), Some("10.1.0.9/24")), &now), None);
+        assert!(difference(&lease(leased("10.1.0.9/24", None), None), &now).is_some());
+        assert!(difference(&lease(leased("10.1.0.8/24", None), Some("10.1.0.7/24")), &now).is_some());
     }
 }

@@ -283,6 +283,7 @@ fn vf(userspace: Option<&str>) -> (AttachmentPlan, Outputs) {
         home: None,
         is_back: false,
         settings: Some(spec::VfSettings { mac: pod.mac, ..spec::VfSettings::default() }),
+        physical: None,
         representor: Some(Representor {
             device: Interface { index: 9, ..made("eth3", "02:00:00:00:00:09") },
             mtu: 1500,

@@ -20,6 +20,9 @@ pub struct Claim {
     /// What its physical function had set for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub settings: Option<VfSettings>,
+    /// Index of the interface of its physical function, if it is a VF and the node has that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub physical: Option<u32>,
     /// Its end on the node, of a VF of a card in mode switchdev.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub representor: Option<Representor>,

@@ -102,6 +102,7 @@ fn every_setting_of_a_vf_is_read_as_it_was_set_and_of_no_other_vf() -> Result<()
     let physical = card.physical(&mut host)?.index;
     assert_eq!(host.vf_settings(physical, 1)?, Some(untouched()));
     assert_eq!(host.vf_settings(physical, 3)?, None, "there are three");
+    assert_eq!(host.all_vf_settings(physical)?, [0, 1, 2].map(|number| (number, untouched())));
     let wanted = VfSettings {
         mac: Some(Mac([2, 0, 0, 0, 0, 7])),
         vlan: Some(VfVlan { id: 100, priority: 5, service: true }),
@@ -125,6 +126,8 @@ fn every_setting_of_a_vf_is_read_as_it_was_set_and_of_no_other_vf() -> Result<()
         assert_eq!(host.vf_settings(physical, 1)?, Some(so_far.clone()), "{key}");
     }
     assert_eq!(so_far, wanted);
+    let all = [(0, untouched()), (1, wanted.clone()), (2, untouched())];
+    assert_eq!(host.all_vf_settings(physical)?, all);
     // All at once, another tag and the states that are left.
     let other = VfSettings {
         mac: Some(Mac([2, 0, 0, 0, 0, 8])),

@@ -364,6 +364,36 @@ fn a_device_that_goes_home_gets_its_properties_back() {
     assert_eq!(home(), before);
 }
 
+/// An interface that netattach makes is made with its address, which is compared then.
+///
+/// Rows: TUN-mac-free.
+#[test]
+fn another_plugins_interface_gets_no_ethernet_address_of_the_node() {
+    let other = "02:00:00:00:00:0c";
+    let mut node = Node::new(&[]).unwrap();
+    node.add_wire().unwrap();
+    ip(&node.namespace, &["link", "add", "other", "address", other, "type", "bridge"]).unwrap();
+    // Executed, it is another plugin's.
+    symlink(executable("netattach-cni").unwrap(), node.path("cni-bin").join("macvlan")).unwrap();
+    node.set("delegation", json!({"exec": ["macvlan"]}));
+    for (name, mac) in [("taken", other), ("free", MAC)] {
+        let macvlan = json!({"type": "macvlan", "master": WIRE, "ipam": node.host_local(&["10.70.0.0/24"])});
+        let plugins = [macvlan, json!({"type": "tuning", "mac": mac})];
+        let config = json!({"cniVersion": "1.0.0", "name": name, "plugins": plugins});
+        node.write(name, &manifest::network(NAMESPACE, name, &config)).unwrap();
+        node.write(&format!("pod-{name}"), &manifest::pod(name, &json!({}), &json!(name))).unwrap();
+    }
+    node.start().unwrap();
+    let (code, said) = node.add(&Pod::new("taken").unwrap()).failure();
+    let told = format!("MAC address {other} is taken: the node's device other has it");
+    assert!(code == 7 && said.ends_with(&told), "{code}: {said}");
+    let pod = Pod::new("free").unwrap();
+    node.add(&pod).success();
+    let found = Handle::open_in(pod.namespace.netns()).unwrap().properties("net1").unwrap();
+    assert_eq!(found.mac, MAC.parse().ok());
+    node.del(&pod).success();
+}
+
 /// Of a device's setting and that of all devices the kernel takes the larger. Who may set the device's alone gets it, as by the
 /// reference plugin.
 ///
@@ -400,6 +430,40 @@ fn a_setting_that_another_overrides_is_set_and_told_of() {
     let log = node.stop().unwrap();
     let told = "net/ipv4/conf/all/rp_filter is 1, and of both the larger counts; set that of all devices too";
     assert_eq!(log.matches(told).count(), 1, "{log}");
+}
+
+/// Rows: TUN-mtu-ipv6.
+#[test]
+fn no_mtu_takes_a_pods_ipv6_addresses() {
+    let mut node = Node::new(&[]).unwrap();
+    let subnets = [("both", vec!["10.70.0.0/24", "fd00:70::/64"]), ("four", vec!["10.71.0.0/24"])];
+    for (name, subnets) in &subnets {
+        let bridge = json!({"type": "bridge", "bridge": "br1", "ipam": node.host_local(subnets)});
+        let plugins = [bridge, json!({"type": "tuning", "mtu": 1279})];
+        let config = json!({"cniVersion": "1.0.0", "name": name, "plugins": plugins});
+        node.write(name, &manifest::network(NAMESPACE, name, &config)).unwrap();
+        node.write(&format!("pod-{name}"), &manifest::pod(name, &json!({}), &json!(name))).unwrap();
+    }
+    node.start().unwrap();
+    let told = "attach net1 (shop/both): tune the interface: mtu 1279 is below 1280, which IPv6 needs";
+    let [both, four] = ["both", "four"].map(|name| Pod::new(name).unwrap());
+    assert_eq!(node.add(&both).failure(), (7, told.to_owned()));
+    node.add(&four).success();
+    let found = Handle::open_in(four.namespace.netns()).unwrap().properties("net1").unwrap();
+    assert_eq!(found.mtu, Some(1279));
+    node.del(&four).success();
+
+    // As plain executable too, and before anything is changed.
+    let own = tempfile::tempdir().unwrap();
+    symlink(executable("netattach-cni").unwrap(), own.path().join("tuning")).unwrap();
+    let side = Side::new(own.path().to_owned());
+    ip(&side.pod, &["address", "add", "fd00:70::2/64", "dev", "eth0", "nodad"]).unwrap();
+    let before = (side.properties(), Settings::of(&side.pod).unwrap());
+    let keys = json!({"mtu": 1279, "sysctl": {"net.core.somaxconn": "500"}, "dataDir": side.dir.path()});
+    let tuning = with_result(&config("1.0.0", "tuning", &keys), &json!({"cniVersion": "1.0.0"}));
+    let refused = side.runtime.refusal("ADD", side.call(), &tuning).unwrap();
+    assert_eq!(refused, (7, "mtu 1279 is below 1280, which IPv6 needs".to_owned()));
+    assert_eq!((side.properties(), Settings::of(&side.pod).unwrap()), before);
 }
 
 /// Rows: TUN-refused.

@@ -315,6 +315,57 @@ fn without_an_address_of_the_node_beside_the_pod_the_pod_is_refused_and_nothing_
     scene.end();
 }
 
+/// The address of the node's link follows from the parent's, which every pod on it sees.
+///
+/// Rows: MVL-hostAccess-mac.
+#[test]
+fn no_pod_is_given_the_address_of_the_nodes_link_and_one_that_has_taken_it_is_told_of() {
+    let plain =
+        json!({"cniVersion": "1.0.0", "type": "macvlan", "master": WIRE, "capabilities": {"mac": true}});
+    let manifests = [
+        ("plain", network(NAMESPACE, "plain", &plain)),
+        ("quiet", pod("quiet", &json!({}), &json!("plain"))),
+        ("greedy", pod("greedy", &json!({}), &json!("plain"))),
+    ];
+    let scene = Scene::new("macvlan", &manifests);
+    scene.node.add(&scene.pods[0]).success();
+    let own = scene.host_links().remove(0);
+    scene.node.del(&scene.pods[0]).success();
+    assert_eq!(scene.host_links(), []);
+
+    let mac = own.mac.unwrap().to_string();
+    let asked = json!([{"name": "plain", "mac": mac}]);
+    scene.node.write("greedy", &pod("greedy", &json!({}), &asked)).unwrap();
+    let greedy = Pod::new("greedy").unwrap();
+    let told = format!("MAC address {mac} is taken: the node's device {} has it", own.name);
+    let mut last = (0, String::new());
+    let is_refused = || {
+        let added = scene.node.add(&greedy);
+        match added.exit {
+            // The agent has not read yet what was written.
+            0 => drop(scene.node.del(&greedy).success()),
+            _ => last = added.failure(),
+        }
+        last.1.ends_with(&told)
+    };
+    assert!(eventually(PATIENCE, is_refused), "{told}");
+    assert_eq!(last.0, 7, "{}", last.1);
+
+    // A pod that may do that takes it all the same.
+    let quiet = Pod::new("quiet").unwrap();
+    scene.node.add(&quiet).success();
+    for words in ["link set net1 down", &format!("link set net1 address {mac}"), "link set net1 up"] {
+        ip(&quiet.namespace, &words.split(' ').collect::<Vec<_>>()).unwrap();
+    }
+    let (code, said) = scene.node.add(&scene.pods[1]).failure();
+    let told = format!("MAC address {mac} is taken: a macvlan on {WIRE} has it");
+    assert!(code == 11 && said.ends_with(&told), "{code}: {said}");
+    assert_eq!(scene.host_links(), []);
+    scene.node.del(&quiet).success();
+    scene.node.add(&scene.pods[1]).success();
+    scene.end();
+}
+
 /// Rows: MVL-hostAccess-others.
 #[test]
 fn a_pod_that_chooses_its_addresses_takes_no_traffic_of_the_node_for_others() {

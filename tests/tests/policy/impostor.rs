@@ -319,6 +319,58 @@ fn an_address_that_a_pod_chooses_is_nobody_elses() {
     Snapshot::take(&node, &[&victim, &impostor]).unwrap().assert_nothing_is_left();
 }
 
+/// Rows: STC-node-links, BRG-chosen.
+#[test]
+fn a_pod_chooses_no_address_of_the_node_and_none_that_the_node_reaches_elsewhere() {
+    let chosen = |kind: &str, keys: &Value| {
+        let mut config = json!({
+            "cniVersion": "1.0.0", "type": kind, "capabilities": {"ips": true}, "ipam": {"type": "static"}
+        });
+        config.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        config
+    };
+    let networks = [
+        ("routed", chosen("veth", &json!({}))),
+        ("behind", chosen("bridge", &json!({"bridge": "br-chosen", "isGateway": true}))),
+    ];
+    let near = |address: &str| {
+        format!("address {address} is taken: the node has a route to 192.0.2.0/24, by {WIRE}")
+    };
+    let elsewhere = || "ipam.addresses names the subnets that pods may choose in".to_owned();
+    // Somebody on the wire, somebody behind a router there, and one who has a route of his own.
+    let wishes = [
+        ("near", "routed", "192.0.2.2/32", 7, near("192.0.2.2")),
+        ("far", "routed", "10.99.0.7/32", 7, format!("the node has a route to 10.99.0.0/16, by {WIRE}")),
+        ("held", "routed", "10.98.0.7/32", 11, format!("the node has another route to it, by {WIRE}")),
+        ("node", "behind", "192.0.2.77/25", 7, elsewhere()),
+        ("world", "behind", "2000::99/3", 7, elsewhere()),
+    ];
+    let mut node = Node::new(&[]).unwrap();
+    let _outside = node.add_outside().unwrap();
+    for (name, config) in &networks {
+        node.write(name, &network(NAMESPACE, name, config)).unwrap();
+    }
+    for (name, of, address, ..) in &wishes {
+        let asked = json!([{"name": of, "ips": [address]}]);
+        node.write(&format!("pod-{name}"), &pod(name, &json!({}), &asked)).unwrap();
+    }
+    let free = json!([{"name": "routed", "ips": ["10.97.0.7/32"]}]);
+    node.write("pod-free", &pod("free", &json!({}), &free)).unwrap();
+    for words in ["route add 10.99.0.0/16 via 192.0.2.2", &format!("route add 10.98.0.7 dev {WIRE}")] {
+        ip(&node.namespace, &words.split(' ').collect::<Vec<_>>()).unwrap();
+    }
+    node.start().unwrap();
+    for (name, _, _, code, told) in &wishes {
+        let (found, said) = node.add(&Pod::new(name).unwrap()).failure();
+        assert!(found == *code && said.ends_with(told), "{name}: {found} {said}");
+        let links = Network::of(&node.namespace).unwrap().links;
+        assert!(!links.contains_key("br-chosen"), "{name}");
+    }
+    let free = Pod::new("free").unwrap();
+    node.add(&free).success();
+    node.del(&free).success();
+}
+
 #[test]
 fn an_address_of_static_has_one_pod_across_restarts_until_that_one_is_gone() {
     let pods = ["victim", "impostor"].map(|name| pod(name, &json!({}), &json!("lan")));

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 
 use super::{Executor, owner};
 use crate::attach::StepError;
-use crate::attach::occupied::{Address, ROUTED, check_ip_is_free, segment};
-use crate::ipam::{self, Lease, Lessee};
+use crate::attach::occupied::{Address, ROUTED, Routed, check_ip_is_free, segment};
+use crate::ipam::{self, Asked, Lease, Lessee};
 use crate::plan::{AttachmentPlan, result};
 use crate::step::{LeasedAddress, Output, Step, StepRef};
 use crate::waits::{self, Resource};
@@ -37,7 +37,8 @@ impl Executor<'_> {
         let output = output?;
         if let Output::Lease { addresses, .. } = &output {
             let addresses = addresses.iter().map(|leased| leased.address.addr());
-            self.occupy(at, attachment, addresses, config.is_chosen())?;
+            let asked = config.asked_elsewhere();
+            self.occupy(at, attachment, addresses, config.is_chosen().then_some(&asked))?;
         }
         Ok(output)
     }
@@ -60,24 +61,30 @@ impl Executor<'_> {
     }
 
     /// Claims the IP addresses for the attachment, before any route leads to them. A pool answers for the addresses
-    /// it gives; `chosen` addresses must not be in use elsewhere.
+    /// it gives. All others must not be in use elsewhere, those that are `asked` for least of all; `None`: it is a pool.
     pub(super) fn occupy(
         &mut self,
         at: StepRef,
         attachment: &AttachmentPlan,
         addresses: impl Iterator<Item = IpAddr>,
-        chosen: bool,
+        asked: Option<&Asked>,
     ) -> Result<(), StepError> {
-        let segment = segment(attachment, self.progress.outputs().of(at.0));
+        let outputs = self.progress.outputs().of(at.0);
+        let segment = segment(attachment, outputs);
         let is_routed = segment == Some(ROUTED) || attachment.steps.contains(&Step::ChooseHostAccess);
+        let of_node = result::ends(outputs).and_then(|ends| ends.host).filter(|_| segment == Some(ROUTED));
         for ip in addresses {
             let claimed = segment.map_or(Ok(()), |segment| {
                 self.node.occupied.claim(segment, Address::Ip(ip), self.sandbox, attachment)
             });
-            if chosen {
-                claimed?;
-                check_ip_is_free(&mut self.host, ip, is_routed)?;
-            }
+            let Some(asked) = asked else { continue };
+            claimed?;
+            let routed = match &of_node {
+                Some(own) if asked.may_be(ip) => Routed::Asked(own.index),
+                _ if is_routed => Routed::Named,
+                _ => Routed::No,
+            };
+            check_ip_is_free(&mut self.host, ip, routed)?;
         }
         Ok(())
     }

@@ -3,7 +3,7 @@
 use std::os::fd::AsFd;
 
 use super::{Executor, ensure_if_present, interface};
-use crate::attach::occupied::check_mac_is_free;
+use crate::attach::occupied::{Address, check_mac_is_free};
 use crate::attach::{StepError, facts, representor, take_device};
 use crate::netlink::{self, Handle, LinkState};
 use crate::plan::AttachmentPlan;
@@ -88,6 +88,10 @@ impl Executor<'_> {
         let into = (&mut self.pod, self.netns.as_fd());
         let looked = std::mem::take(&mut self.looked);
         let pod = take_device::move_in(&mut self.host, into, device, (claim, looked))?;
+        if let (Some(card), Some(mac)) = (claim.physical, pod.mac) {
+            // One that was not asked for is the device's own, whoever else has it.
+            let _ = self.node.occupied.claim(card, Address::Mac(mac), self.sandbox, attachment);
+        }
         Ok(Output::Link { host: None, pod: interface(&pod), parent: None })
     }
 
@@ -131,6 +135,10 @@ impl Executor<'_> {
         }
         let parent = self.parent(Some(&vlan.parent))?;
         check_mtu(vlan.mtu, &parent)?;
+        // Without one it has its parent's.
+        if let Some(mac) = vlan.mac.filter(|mac| parent.mac != Some(*mac)) {
+            check_mac_is_free(&mut self.host, mac, None, None)?;
+        }
         let made = self.host.create_vlan(vlan, &parent, self.netns.as_fd(), &mut self.pod);
         let pod = made.map_err(|error| taken(error, &parent))?;
         let parent = Parent { device: interface(&parent), netns_cookie: self.pod.netns_cookie() };

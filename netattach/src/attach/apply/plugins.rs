@@ -7,12 +7,14 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::{Executor, interface};
-use crate::attach::occupied::Address;
-use crate::attach::{AttachError, Doing, Node, StepError};
-use crate::cni::Command;
+use crate::attach::occupied::{Address, check_mac_is_free};
+use crate::attach::{AttachError, Doing, Node, StepError, tuning};
+use crate::cni::{CniArgs, Command};
 use crate::delegate::{self, Call, DelegateError};
+use crate::ipam::Asked;
 use crate::plan::hook_kind::{self, FoundDevice};
 use crate::plan::{AttachmentPlan, Plan, Sandbox, result};
+use crate::spec::Tune;
 use crate::step::{Delegate, MadeBefore, Output, Printed, Role, Step, StepRef};
 use crate::waits;
 
@@ -42,10 +44,32 @@ impl Executor<'_> {
             if added.result.ips.is_empty() {
                 return Err(StepError::NoAddress(delegate.plugin.clone()));
             }
+            let args = CniArgs::parse(&self.sandbox.cni_args);
+            let of_plugin = |args: CniArgs| Asked::of_plugin(&delegate.plugin, &delegate.config, &args);
+            let asked = args.map_or(Asked::Unread, of_plugin);
             let addresses = added.result.ips.iter().map(|ip| ip.address.addr());
-            self.occupy(at, attachment, addresses, true)?;
+            self.occupy(at, attachment, addresses, Some(&asked))?;
         }
         Ok(Output::Delegate { result: Printed::new(added.raw, added.result) })
+    }
+
+    /// Tunes an interface. Of netattach's own it has its Ethernet address already; another plugin's may get one here.
+    pub(super) fn tune(&mut self, attachment: &AttachmentPlan, tune: &Tune) -> Result<Output, StepError> {
+        let ifname = &attachment.ifname;
+        if let Some(mac) = tune.properties.mac {
+            let pod = self.pod.link(ifname)?;
+            if pod.mac != Some(mac) {
+                let host = self.host.find_peer(&pod, self.netns.as_fd())?;
+                let bridge = host.as_ref().and_then(|host| host.controller);
+                if let Some(bridge) = bridge {
+                    self.node.occupied.claim(bridge, Address::Mac(mac), self.sandbox, attachment)?;
+                }
+                let own = host.as_ref().map(|host| host.name.as_str());
+                check_mac_is_free(&mut self.host, mac, bridge, own)?;
+            }
+        }
+        tuning::tune(&mut self.pod, self.netns, ifname, tune)?;
+        Ok(Output::Nothing)
     }
 
     /// Finds the device on which an interface made by other plugins can be enforced.

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::links::{check_mtu, not_created};
 use super::{Executor, Failed, IPV6_MIN_MTU, ensure_if_present, interface};
-use crate::attach::StepError;
-use crate::attach::occupied::{Address, check_mac_is_free};
+use crate::attach::occupied::{Address, Holder, check_mac_is_free};
+use crate::attach::{StepError, host_access};
 use crate::enforce::attachment::EnforcedAttachment;
 use crate::error_chain::Chain;
 use crate::netlink::{self, Ends, LinkState, NewLink};
@@ -113,6 +113,10 @@ impl<'a> Executor<'a> {
                 if let Some(mac) = macvlan.mac.filter(|_| has_own_mac(macvlan)) {
                     self.node.occupied.claim(parent.index, Address::Mac(mac), self.sandbox, attachment)?;
                     check_mac_is_free(&mut self.host, mac, None, None)?;
+                    if let Some(link) = host_access::taken_beside(&parent, mac) {
+                        let (address, holder) = (Address::Mac(mac), Holder::Node(link));
+                        return Err(StepError::AddressTaken { address, holder });
+                    }
                 }
                 Ok(Ready::Macvlan { macvlan, parent })
             }

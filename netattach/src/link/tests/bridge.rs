@@ -65,6 +65,60 @@ fn a_default_gateway_is_a_gateway() {
     assert_eq!(plan("bridge", link_local), expected(false));
 }
 
+/// Rows: BRG-chosen.
+#[test]
+fn behind_a_gateway_a_pod_chooses_in_the_subnets_of_the_author_alone() {
+    let own = || json!([{"address": "10.1.0.7/24", "gateway": "10.1.0.254"}]);
+    let asked = |own: Value, ips: &[&str]| {
+        let ipam = json!({"type": "static", "addresses": own});
+        json!({"ipam": ipam, "runtimeConfig": {"ips": ips}})
+    };
+    let with = |key: &str, mut config: Value| {
+        config[key] = json!(true);
+        config
+    };
+    let steps = plan("bridge", with("isGateway", asked(own(), &["10.1.0.8/24"])));
+    let leased = steps.iter().find_map(|step| match step {
+        Step::Lease(ipam::Config::Static(config)) => Some(config.addresses.clone()),
+        _ => None,
+    });
+    let gateway = Some([10, 1, 0, 254].into());
+    let expected = ipam::LeasedAddress { address: "10.1.0.8/24".parse().unwrap(), gateway };
+    assert_eq!(leased, Some(vec![expected]));
+    let gateways = Step::Gateway { bridge: "cni0".into(), force: false, beside: false, vlan: None };
+    assert!(steps.contains(&gateways));
+
+    let elsewhere = ["192.168.1.77/25"];
+    let why = "192.168.1.77/25 is asked for, and no address of ipam.addresses is in that subnet: the pod would choose an address \
+         and a route of the node; ipam.addresses names the subnets that pods may choose in";
+    for key in ["isGateway", "isDefaultGateway"] {
+        for own in [own(), json!([])] {
+            let refused = refusal("bridge", &with(key, asked(own, &elsewhere)), "");
+            assert_eq!(refused, (7, format!("key {key}: {why}")));
+        }
+    }
+    let by_args = with("isGateway", asked(own(), &[]));
+    assert_eq!(refusal("bridge", &by_args, "IP=192.168.1.77/25"), (7, format!("key isGateway: {why}")));
+    let is_gateways = refusal("bridge", &with("isGateway", asked(own(), &["10.1.0.254/24"])), "");
+    let told = "key isGateway: 10.1.0.254 is asked for, and is the gateway's, which the node has";
+    assert_eq!(is_gateways, (7, told.to_owned()));
+    // Without a gateway nothing of the node's is chosen.
+    assert!(!plan("bridge", asked(json!([]), &elsewhere)).contains(&gateways));
+
+    // The same plugin where it is executed has no other addresses.
+    let (args, exec) = (CniArgs::default(), ["static".to_owned()]);
+    let executed = |ips: &[&str]| {
+        let mut whole = object(json!({"cniVersion": "1.1.0", "name": "net", "type": "bridge"}));
+        whole.extend(object(with("isGateway", asked(own(), ips))));
+        let planned = driver("bridge").unwrap().plan(&Request { exec: &exec, ..request(&whole, &args) });
+        planned
+            .map(|steps| steps.iter().any(|step| matches!(step, Step::Delegate(_))))
+            .map_err(CniError::from)
+    };
+    assert_eq!(executed(&["10.1.0.8/24"]), Ok(true));
+    assert_eq!(executed(&elsewhere).map_err(|error| error.msg), Err(format!("key isGateway: {why}")));
+}
+
 fn ids(first: u16, last: u16) -> (u16, u16) {
     (first, last)
 }

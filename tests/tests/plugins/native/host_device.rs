@@ -66,6 +66,26 @@ fn a_device_goes_to_the_pod_and_comes_back_under_its_name_as_often_as_it_is_aske
     assert_eq!(rig.reserved(), [""; 0]);
 }
 
+/// Rows: HDV-mac.
+#[test]
+fn a_device_gets_no_ethernet_address_of_another_of_the_node() {
+    let rig = rig();
+    let other = mac_of(&rig.node().link("uplink").unwrap());
+    let mut config = keys(&rig);
+    config["mac"] = json!(other);
+    let (code, told) = rig.refusal("ADD", &config);
+    let expected = format!("MAC address {other} is taken: the node's device uplink has it");
+    assert!(code == 7 && told.ends_with(&expected), "{code}: {told}");
+    assert!(card(rig.node(), CARD).is_some() && card(rig.inside(), "eth0").is_none());
+    assert_eq!(rig.reserved(), [""; 0]);
+    // Its own it has already.
+    config["mac"] = json!(mac_of(&rig.node().link(CARD).unwrap()));
+    let result = rig.add(&config);
+    assert_eq!(result["interfaces"][0]["mac"], config["mac"]);
+    rig.after("DEL", &config, &result);
+    assert!(card(rig.node(), CARD).is_some());
+}
+
 /// Rows: HDV-programs.
 #[test]
 fn a_program_that_a_pod_has_put_on_its_device_goes_without_an_agent_too() {

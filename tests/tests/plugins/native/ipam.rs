@@ -107,6 +107,91 @@ fn an_address_plugin_of_others_that_fails_or_gives_nothing_is_taken_back() {
     }
 }
 
+/// Rows: STC-node-links, BRG-chosen.
+#[test]
+fn an_address_that_is_asked_for_is_nobodys_on_the_nodes_links_and_gives_the_node_none() {
+    let rig = Rig::new();
+    for words in [
+        "link set uplink up",
+        "address add 192.168.1.10/24 dev uplink",
+        "address add fd00:168::10/64 dev uplink nodad",
+        "route add default via 192.168.1.1",
+        "route add 10.8.0.0/16 via 192.168.1.9",
+        "route add blackhole 10.9.0.0/26",
+        "route add 10.10.0.0/16 via 192.168.1.9 table 100",
+        "rule add to 10.10.0.0/16 lookup 100",
+    ] {
+        ip(&rig.runtime.node, &words.split(' ').collect::<Vec<_>>()).unwrap();
+    }
+    let asked = |kind: &str, own: &[&str], ips: &[&str]| {
+        let own: Vec<Value> = own.iter().map(|address| json!({"address": address})).collect();
+        let ipam = json!({"type": "static", "addresses": own});
+        let keys = json!({"ipam": ipam, "runtimeConfig": {"ips": ips}});
+        config("1.0.0", kind, &keys)
+    };
+    let refused = |config: &Value, told: &str| {
+        let (code, said) = rig.refusal("ADD", config);
+        assert!(code == 7 && said.ends_with(told), "{config}: {code} {said}");
+        rig.assert_nothing_left(told);
+    };
+    for kind in ["veth", "ptp"] {
+        for (address, holder) in [
+            ("192.168.1.2", "the node has a route to 192.168.1.0/24, by uplink"),
+            ("fd00:168::2", "the node has a route to fd00:168::/64, by uplink"),
+            ("10.8.0.7", "the node has a route to 10.8.0.0/16, by uplink"),
+            ("10.9.0.7", "the node has a route to 10.9.0.0/26"),
+            ("10.10.0.7", "the node has a route to 10.10.0.0/16, by uplink"),
+        ] {
+            let length = if address.contains(':') { 128 } else { 32 };
+            let config = asked(kind, &[], &[&format!("{address}/{length}")]);
+            refused(&config, &format!("address {address} is taken: {holder}"));
+        }
+        // Nothing is known of the first; the second's author has named the subnet.
+        for config in
+            [asked(kind, &[], &["198.51.100.7/32"]), asked(kind, &["192.168.1.50/24"], &["192.168.1.2/32"])]
+        {
+            let result = rig.add(&config);
+            assert_eq!(result["ips"][0]["address"], config["runtimeConfig"]["ips"][0]);
+            rig.after("DEL", &config, &result);
+            rig.assert_nothing_left("after DEL");
+        }
+    }
+
+    // The node's would be 192.168.1.1, which is its router's, with half of the subnet behind the bridge.
+    let mut chosen = asked("bridge", &[], &["192.168.1.77/25"]);
+    chosen["bridge"] = json!("br1");
+    chosen["isGateway"] = json!(true);
+    refused(&chosen, "ipam.addresses names the subnets that pods may choose in");
+    let mut within = asked("bridge", &["10.1.0.7/24"], &["10.1.0.8/24"]);
+    within["bridge"] = json!("br0");
+    within["isGateway"] = json!(true);
+    let result = rig.add(&within);
+    assert_eq!(result["ips"][0]["address"], "10.1.0.8/24");
+    let index = rig.node().link("br0").unwrap().index;
+    assert_eq!(addresses(&mut rig.node(), index), ["10.1.0.1/24"]);
+    rig.after("DEL", &within, &result);
+    rig.assert_nothing_left("after DEL");
+}
+
+/// Rows: STC-node-links.
+#[test]
+fn an_address_plugin_of_others_gives_what_is_asked_for_only_where_nobody_is() {
+    let rig = Rig::new();
+    for words in ["link set uplink up", "address add 192.168.1.10/24 dev uplink"] {
+        ip(&rig.runtime.node, &words.split(' ').collect::<Vec<_>>()).unwrap();
+    }
+    let result = json!({"cniVersion": "1.0.0", "ips": [{"address": "192.168.1.2/24"}]});
+    install_ipam(&rig, &json!({"ADD": {"result": result}}));
+    let mut config = config("1.0.0", "veth", &json!({"ipam": {"type": "ipam-of-others"}}));
+    let result = rig.add(&config);
+    rig.after("DEL", &config, &result);
+    config["runtimeConfig"] = json!({"ips": ["192.168.1.2/24"]});
+    let (code, said) = rig.refusal("ADD", &config);
+    let told = "address 192.168.1.2 is taken: the node has a route to 192.168.1.0/24, by uplink";
+    assert!(code == 7 && said.ends_with(told), "{code} {said}");
+    rig.assert_nothing_left("refused");
+}
+
 /// The kernel removes IPv6 addresses from an interface that is set down, unless it is told to keep them.
 #[test]
 fn addresses_outlast_an_interface_that_its_pod_sets_down_and_up() {

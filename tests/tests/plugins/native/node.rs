@@ -8,7 +8,7 @@ use netattach::netlink::Handle;
 use netattach::spec::{Addressing, LinkMode, MacvlanMode, Route, Veth};
 use netattach_tests::Namespace;
 use netattach_tests::runtime::{Call, config, with_result};
-use netattach_tests::tools::has_driver;
+use netattach_tests::tools::{has_driver, report_skipped};
 use serde_json::{Value, json};
 
 use super::{MAC, Rig, addresses, bridge, mac_of, net};
@@ -37,6 +37,28 @@ fn a_name_that_the_node_uses_is_no_obstacle() {
         rig.after("DEL", &config, &result);
         assert_eq!(rig.links(), (vec![], vec!["eth0".to_owned()]), "{kind}");
     }
+}
+
+/// Rows: VLN-mac.
+#[test]
+fn a_vlan_gets_no_ethernet_address_of_another_device_than_its_parent() {
+    if !has_driver("vlan") {
+        return report_skipped("a_vlan_gets_no_ethernet_address_of_another_device", "the kernel has no vlan");
+    }
+    let rig = Rig::new();
+    rig.node().ensure_bridge(&bridge("br0")).unwrap();
+    let of = |name: &str| mac_of(&rig.node().link(name).unwrap());
+    let mut config = rig.config("1.0.0", "vlan");
+    config["mac"] = json!(of("br0"));
+    let (code, message) = rig.refusal("ADD", &config);
+    let expected = format!("MAC address {} is taken: the node's device br0 has it", of("br0"));
+    assert!(code == 7 && message.ends_with(&expected), "{code}: {message}");
+    rig.assert_nothing_left("refused");
+    // It would have that without asking.
+    config["mac"] = json!(of("uplink"));
+    let result = rig.add(&config);
+    rig.after("DEL", &config, &result);
+    rig.assert_nothing_left("after DEL");
 }
 
 #[test]

@@ -57,7 +57,12 @@ impl Own {
 
     /// Has a pod ask for a VF.
     fn select(&self, pod: usize, vf: usize) {
-        let (name, address, mac) = PODS[pod];
+        self.select_as(pod, vf, PODS[pod].2);
+    }
+
+    /// The same, with that Ethernet address.
+    fn select_as(&self, pod: usize, vf: usize, mac: &str) {
+        let (name, address, _) = PODS[pod];
         let device = &self.vfs[vf].address;
         let selection =
             json!([{"name": "vf", "deviceID": device, "ips": [format!("{address}/24")], "mac": mac}]);
@@ -235,6 +240,43 @@ fn a_vf_is_its_newest_pods_and_a_late_del_leaves_it_alone() {
     }
     own.node.check(&own.pods[1]).success();
     own.node.del(&own.pods[1]).success();
+    own.assert_as(&before);
+}
+
+/// Rows: SRV-mac.
+#[test]
+fn a_vf_gets_no_ethernet_address_of_another_vf_nor_of_its_card() {
+    let Some(mut own) = Own::new("a_vf_gets_no_ethernet_address", &json!({})) else { return };
+    let before = own.before();
+    own.node.add(&own.pods[0]).success();
+    let mut host = Handle::open_in(own.node.namespace.netns()).unwrap();
+    let of_card = host.link(&own.cards.device).unwrap().mac.unwrap().to_string();
+    let is_cards = format!("the node's device {} has it", own.cards.device);
+    let is_servers = "pod shop/server, container ".to_owned();
+    let wishes = [(PODS[0].2, 11, is_servers), (of_card.as_str(), 7, is_cards)];
+    for restarted in [false, true] {
+        if restarted {
+            own.node.kill().unwrap();
+            own.node.start().unwrap();
+        }
+        for (mac, code, holder) in &wishes {
+            own.select_as(1, 1, mac);
+            let told = format!("MAC address {mac} is taken: {holder}");
+            let mut last = (0, String::new());
+            // The agent may not have read yet what was written.
+            let is_refused = || {
+                let added = own.node.add(&own.pods[1]);
+                match added.exit {
+                    0 => drop(own.node.del(&own.pods[1]).success()),
+                    _ => last = added.failure(),
+                }
+                last.1.contains(&told)
+            };
+            assert!(eventually(PATIENCE, is_refused), "{told}");
+            assert_eq!(last.0, *code, "{}", last.1);
+        }
+    }
+    own.node.del(&own.pods[0]).success();
     own.assert_as(&before);
 }
 

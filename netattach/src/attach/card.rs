@@ -1,0 +1,134 @@
+//! The physical function (PF) of a VF, as the node has it: by its interface the card is told what it sets for each of its VFs.
+
+use super::{StepError, bus};
+use crate::mac::Mac;
+use crate::netlink::{DeviceState, Handle};
+use crate::spec::{Device, VfSettings, VirtualFunction};
+use crate::step::Home;
+
+/// Whether a device is an interface of the physical function.
+pub(super) fn is_of(function: &VirtualFunction, device: &DeviceState) -> bool {
+    device.parent.as_deref() == Some(&*function.physical)
+}
+
+/// The index of the interface of the VF's physical function, and the VF's settings there.
+pub(super) fn physical(
+    host: &mut Handle,
+    function: &VirtualFunction,
+) -> Result<Option<(u32, VfSettings)>, StepError> {
+    let present = host.devices()?;
+    let card = among(host, function, &present)?;
+    Ok(card.and_then(|card| Some((card.index, card.settings(function.number)?))))
+}
+
+/// A physical function, as the node has it.
+pub(super) struct Card {
+    /// Its name on its bus.
+    name: String,
+    /// Index of its interface.
+    pub(super) index: u32,
+    /// What it sets for its VFs, each with its number, as far as that was asked.
+    functions: Vec<(u32, VfSettings)>,
+}
+
+impl Card {
+    pub(super) fn settings(&self, number: u32) -> Option<VfSettings> {
+        self.functions.iter().find(|(of, _)| *of == number).map(|(_, settings)| settings.clone())
+    }
+
+    /// A VF that has the address, other than the device.
+    pub(super) fn other_function(
+        &self,
+        device: &Device,
+        home: Option<&Home>,
+        mac: Mac,
+    ) -> Option<VirtualFunction> {
+        let having = self.functions.iter().filter(|(_, settings)| settings.mac == Some(mac));
+        let having: Vec<u32> = having.map(|(number, _)| *number).collect();
+        if having.is_empty() {
+            return None;
+        }
+        let on_bus = || bus::function_of(home?.parent.as_deref()?);
+        let own = device.function.clone().or_else(on_bus).map(|function| function.number);
+        let number = having.into_iter().find(|number| Some(*number) != own)?;
+        Some(VirtualFunction { physical: self.name.clone(), number })
+    }
+}
+
+/// The physical function of a VF, among the devices of the node that were listed just now, with what it sets.
+fn among(
+    host: &mut Handle,
+    function: &VirtualFunction,
+    present: &[DeviceState],
+) -> Result<Option<Card>, StepError> {
+    for device in present.iter().filter(|device| is_of(function, device)) {
+        let index = device.link.index;
+        let functions = host.all_vf_settings(index)?;
+        if functions.iter().any(|(number, _)| *number == function.number) {
+            return Ok(Some(Card { name: function.physical.clone(), index, functions }));
+        }
+    }
+    Ok(None)
+}
+
+/// The same of a device that may not be known as a VF. What the card sets for one that is not is asked only where an
+/// address is.
+pub(super) fn find(
+    host: &mut Handle,
+    (device, found): (&Device, Option<&DeviceState>),
+    present: &[DeviceState],
+    asked: Option<Mac>,
+) -> Result<Option<Card>, StepError> {
+    if let Some(function) = &device.function {
+        return among(host, function, present);
+    }
+    let parent = found.and_then(|found| found.parent.as_deref());
+    let Some(name) = parent.and_then(bus::physical_of) else { return Ok(None) };
+    let physical = present.iter().find(|it| it.parent.as_deref() == Some(name.as_str()));
+    let Some(index) = physical.map(|it| it.link.index) else { return Ok(None) };
+    let functions = match asked {
+        Some(_) => host.all_vf_settings(index)?,
+        None => Vec::new(),
+    };
+    Ok(Some(Card { name, index, functions }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::DeviceId;
+
+    fn of_bus() -> Device {
+        Device {
+            pod_name: "net1".to_owned(),
+            id: DeviceId::Bus("0000:03:02.1".to_owned()),
+            userspace: None,
+            function: None,
+            rdma: None,
+            switchdev: false,
+        }
+    }
+
+    /// Rows: SRV-mac.
+    #[test]
+    fn another_vf_that_has_an_address_is_named() {
+        let mac = |last| Mac([2, 0, 0, 0, 0, last]);
+        let functions = [(0, 7), (1, 8), (2, 7)]
+            .map(|(number, last)| (number, VfSettings { mac: Some(mac(last)), ..VfSettings::default() }));
+        let name = "0000:03:00.0".to_owned();
+        let physical = Card { name: name.clone(), index: 3, functions: functions.into() };
+        let function = |number| VirtualFunction { physical: name.clone(), number };
+        // Of one that is not known as a VF, nor found on a bus, every VF is another.
+        for (own, last, expected) in [
+            (Some(0), 7, Some(2)),
+            (Some(1), 7, Some(0)),
+            (Some(1), 8, None),
+            (Some(1), 9, None),
+            (None, 8, Some(1)),
+        ] {
+            let device = Device { function: own.map(function), ..of_bus() };
+            let found = physical.other_function(&device, None, mac(last));
+            assert_eq!(found, expected.map(function), "{own:?} {last}");
+        }
+    }
+}
