@@ -9,7 +9,7 @@ use netattach_common::{
 };
 
 use crate::path::{
-    clock, count,
+    antispoof, clock, count,
     family::Family,
     frame::Skb,
     limit, maps, policy, record,
@@ -218,23 +218,25 @@ pub(crate) fn without_ports<A: Subprograms>(
     policy::allows_without_ports(scope, &packet.tuple, leg).map(drop).map_err(|_| missed.into())
 }
 
-/// Whether an ICMP error is about a packet of a flow that may go on.
+/// Whether an ICMP error is about a packet of a flow of the pod's that may go on. It approves nothing: that is for the
+/// packets of the flow.
 #[inline(always)]
 pub(crate) fn is_answer<A: Subprograms>(ctx: &TcContext, scope: &Scope, packet: &Packet<A>) -> bool {
     // The error counts as an answer to the packet it is about, and goes back to that packet's sender.
     let mut answer = packet.tuple;
     if !A::answer_to_quoted(&Skb::of(ctx), packet.transport() + 8, &mut answer)
         || !answer.destination.same(&packet.tuple.destination)
+        || !antispoof::is_of_pod(scope, &answer)
     {
         return false;
     }
     let source_is_low = answer.source_is_low();
     let Some(entry) = A::flow(&FlowKey::new(scope.zone, &answer, source_is_low)) else { return false };
     // SAFETY: as in `look_up`.
-    let entry = unsafe { &mut *entry };
-    let forward = entry.is_forward(source_is_low);
+    let entry = unsafe { &*entry };
+    let leg = Leg::of(scope.side, entry.is_forward(source_is_low));
     !entry.is_expired(answer.lane.protocol(), clock::seconds())
-        && approve(scope, &answer, entry, forward).is_ok()
+        && (is_approved(scope, entry, leg) || policy::allows(scope, &answer, leg).is_ok())
 }
 
 /// Whether the policies in force let a flow go on: a flow approved by another policy is judged again.
