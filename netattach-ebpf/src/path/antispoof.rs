@@ -155,6 +155,17 @@ pub(crate) fn is_of_pod<A: Family>(scope: &Scope, tuple: &Tuple<A>) -> bool {
     }
 }
 
+/// Whether the attachment is an end of a packet, and the only one that can be: what comes to a device may be addressed to
+/// others, and several may send from a virtual address.
+#[inline(always)]
+pub(crate) fn is_end<A: Family>(scope: &Scope, tuple: &Tuple<A>) -> bool {
+    let Ok(record) = scope.record() else { return false };
+    match scope.side {
+        Side::FromPod => A::is_given(scope.id, record, &tuple.source),
+        Side::ToPod => A::is_given(scope.id, record, &tuple.destination),
+    }
+}
+
 /// Checks an IPv4 packet.
 #[inline(always)]
 fn ipv4(skb: &Skb, scope: &Scope, record: &AttachmentRecord, packet: &Packet<Ip4>) -> Result<(), Denied> {

@@ -101,7 +101,11 @@ pub(crate) fn open<A: Subprograms>(scope: &Scope, packet: &Packet<A>) -> Result<
     if !limit::flow(scope.id) {
         return Err(DropReason::FlowRate.into());
     }
-    Ok(opening)
+    if !scope.has(flag::KEEP_ESTABLISHED) {
+        return Ok(opening);
+    }
+    let leg = Leg::of(scope.side, opening.is_forward());
+    Ok(opening.at_end(leg, A::is_end(scope, &packet.tuple)))
 }
 
 /// Enters the flow that a packet opens, at one of its attachment's places.
@@ -161,7 +165,7 @@ fn new_flow<A: Subprograms>(
     let forward = opening.is_forward();
     let from_low = packet.tuple.source_is_low();
     let leg = Leg::of(scope.side, forward);
-    let state = packet.signal.first_state(forward);
+    let state = packet.signal.first_state(forward) | opening.state();
     let mut flow = Flow::entered(now, forward == from_low, leg, scope.policies.of(leg), state);
     flow.attachment = scope.id;
     let traffic = if forward { &mut flow.forward } else { &mut flow.backward };
@@ -236,10 +240,15 @@ pub(crate) fn is_answer<A: Subprograms>(ctx: &TcContext, scope: &Scope, packet: 
     let entry = unsafe { &*entry };
     let leg = Leg::of(scope.side, entry.is_forward(source_is_low));
     !entry.is_expired(answer.lane.protocol(), clock::seconds())
-        && (is_approved(scope, entry, leg) || policy::allows(scope, &answer, leg).is_ok())
+        && (is_approved(scope, entry, leg)
+            || policy::allows(scope, &answer, leg).is_ok()
+            || scope.has(flag::KEEP_ESTABLISHED) && entry.is_kept(leg) && A::is_end(scope, &answer))
 }
 
-/// Whether the policies in force let a flow go on: a flow approved by another policy is judged again.
+/// Whether the policies in force let a flow go on: a flow approved by another policy is judged again. Where flows stay
+/// approved, one that the policy does not allow any more goes on at the end where one has approved it. Packets come to
+/// other attachments as well (group frames, or by an address of the link that is not that of the packet's end), whose
+/// approval says nothing there; so these leave what an end has written as it is.
 #[inline(always)]
 fn approve<A: Subprograms>(
     scope: &Scope,
@@ -251,13 +260,14 @@ fn approve<A: Subprograms>(
     if is_approved(scope, entry, leg) {
         return Ok(());
     }
-    let policy = scope.policies.of(leg);
-    if entry.approved_by(leg) == 0 || !scope.has(flag::KEEP_ESTABLISHED) {
-        policy::allows(scope, tuple, leg)?;
+    let keeps = scope.has(flag::KEEP_ESTABLISHED);
+    let is_end = keeps && A::is_end(scope, tuple);
+    let at_end = keeps && entry.is_at_end(leg);
+    if let Err(denied) = policy::allows(scope, tuple, leg) {
+        return if is_end && entry.is_kept(leg) { Ok(()) } else { Err(denied) };
     }
-    match leg {
-        Leg::Opener => entry.opener_approved_by = policy,
-        Leg::Responder => entry.responder_approved_by = policy,
+    if is_end || !at_end {
+        entry.approve(leg, scope.policies.of(leg), is_end);
     }
     Ok(())
 }

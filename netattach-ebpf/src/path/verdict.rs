@@ -2,7 +2,7 @@
 
 use core::num::NonZeroU32;
 
-use netattach_common::{Decline, DropReason};
+use netattach_common::{Decline, DropReason, flow::Leg};
 
 /// Why a packet must be dropped. Never zero, so that a `Result` without another value is one number too.
 #[derive(Clone, Copy)]
@@ -86,10 +86,26 @@ impl Opening {
     pub(crate) const NONE: Self = Self(u32::MAX);
     /// Set if the first packet comes from the opener. No policy has so many rules.
     const FORWARD: u32 = 1 << 30;
+    /// How far the bits of [`Leg::at_end`] are shifted here.
+    const STATE: u32 = 23;
+    /// The bits of the rule.
+    const RULE: u32 = (1 << 28) - 1;
 
     #[inline(always)]
     pub(crate) fn new(rule: u32, forward: bool) -> Self {
-        Self(rule & (Self::FORWARD - 1) | if forward { Self::FORWARD } else { 0 })
+        Self(rule & Self::RULE | if forward { Self::FORWARD } else { 0 })
+    }
+
+    /// The same, approved at the end that the leg is of, if `at_end` says so.
+    #[inline(always)]
+    pub(crate) fn at_end(self, leg: Leg, at_end: bool) -> Self {
+        Self(self.0 | (u32::from(leg.at_end()) * u32::from(at_end)) << Self::STATE)
+    }
+
+    /// What of that belongs to the flow's state.
+    #[inline(always)]
+    pub(crate) fn state(self) -> u8 {
+        (self.0 >> Self::STATE) as u8 & (Leg::Opener.at_end() | Leg::Responder.at_end())
     }
 
     /// Whether there is a flow to enter.
@@ -100,7 +116,7 @@ impl Opening {
 
     #[inline(always)]
     pub(crate) fn rule(self) -> u32 {
-        self.0 & (Self::FORWARD - 1)
+        self.0 & Self::RULE
     }
 
     #[inline(always)]

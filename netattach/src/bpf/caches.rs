@@ -117,7 +117,7 @@ impl AttachmentMaps {
 
     /// The source addresses that each number is allowed, also numbers without a record, for recovery.
     pub fn addresses(&self) -> BTreeMap<u32, BTreeSet<IpAddr>> {
-        self.lock().addresses().clone()
+        self.lock().addresses()
     }
 
     /// The attachment of each bound device, for recovery.

@@ -1,0 +1,154 @@
+//! Both ends of a flow on one node, each under its own policy, and others that its packets come to.
+
+use netattach_common::flow::state::{OPENER_AT_END, RESPONDER_AT_END};
+
+use super::*;
+
+/// The attachment with the peer's addresses.
+const SERVER: u32 = 8;
+/// A third one, where a test attaches it.
+const THIRD: u32 = 9;
+const THIRD_V4: &str = "10.0.0.3";
+const THIRD_V6: &str = "fd00::3";
+/// An address that the first two share.
+const VIRTUAL: &str = "10.0.0.100";
+
+fn checked() -> Checks {
+    Checks { source_address: true, ..Checks::default() }
+}
+
+/// Flows outlive a change of policy.
+fn keeping() -> Checks {
+    Checks { keep_established: true, ..checked() }
+}
+
+/// [`POD`] and [`SERVER`] in one network.
+struct Ends(Rig);
+
+impl Ends {
+    fn new(flags: Checks) -> Self {
+        let ends = Self(Rig::new());
+        ends.put(flags);
+        ends
+    }
+
+    fn put(&self, flags: Checks) {
+        for (id, mac, own) in [
+            (POD, POD_MAC, [POD_V4, POD_V6]),
+            (SERVER, PEER_MAC, [PEER_V4, PEER_V6]),
+            (THIRD, Mac([2, 0, 0, 0, 0, 3]), [THIRD_V4, THIRD_V6]),
+        ] {
+            let shared = if id == THIRD { Vec::new() } else { vec![VIRTUAL.parse().unwrap()] };
+            let addresses = own.map(|address| address.parse::<IpAddr>().unwrap()).to_vec();
+            let attachment = Attachment { mac, addresses, shared, flags, ..bare() };
+            self.0.dataplane.attachments().put(id, &attachment).unwrap();
+        }
+    }
+
+    /// Puts an attachment under policies, 0 for none.
+    fn isolate(&self, id: u32, ingress: u32, egress: u32) {
+        self.0.dataplane.policies().set(id, PolicyIds { ingress, egress }).unwrap();
+    }
+
+    /// Runs a packet at an attachment's device.
+    fn at(&self, id: u32, side: Side, packet: &Packet) -> Outcome {
+        self.0.dataplane.attachments().bind(DEVICE, id).unwrap();
+        self.0.run_as(id, side, &packet.frame())
+    }
+}
+
+const REFUSED_IN: Outcome = Err(DropReason::IngressPeer);
+
+/// A frame to one pod's address may carry a packet to another's, and group frames come to all.
+///
+/// Rows: C85.
+#[test]
+fn where_flows_are_kept_nobody_approves_one_for_another() {
+    let ends = Ends::new(checked());
+    let (all, none) = (ends.0.install(&allow_all()), ends.0.install(&deny_all()));
+    ends.isolate(POD, all, 0);
+    ends.isolate(SERVER, none, all);
+    // From before flows were kept.
+    let earlier = Packet::between(THIRD_V4, PEER_V4).udp(1, 1);
+    assert_eq!(ends.at(POD, ToPod, &earlier), Ok(()));
+    assert_eq!(ends.at(SERVER, ToPod, &earlier), REFUSED_IN);
+    ends.put(keeping());
+    assert_eq!(ends.at(SERVER, ToPod, &earlier), REFUSED_IN);
+    for (from, to) in
+        [(THIRD_V4, PEER_V4), (THIRD_V4, "224.0.0.9"), (THIRD_V6, PEER_V6), (THIRD_V6, "ff05::9")]
+    {
+        for packet in [Packet::between(from, to).udp(2, 2), Packet::between(from, to).tcp(2, 2, SYN)] {
+            for _ in 0..2 {
+                assert_eq!(ends.at(POD, ToPod, &packet), Ok(()));
+                assert_eq!(ends.at(SERVER, ToPod, &packet), REFUSED_IN, "{packet:?}");
+            }
+        }
+    }
+    // Nor by an error about it.
+    ends.isolate(THIRD, 0, all);
+    let call = Packet::between(THIRD_V4, PEER_V4).udp(3, 3);
+    assert_eq!(ends.at(THIRD, FromPod, &call), Ok(()));
+    let error = Packet::between(THIRD_V4, PEER_V4).unreachable(&Packet::between(PEER_V4, THIRD_V4).udp(3, 3));
+    assert_eq!(ends.at(POD, ToPod, &error), Ok(()), "by a rule without ports");
+    assert_eq!(ends.at(SERVER, ToPod, &call), REFUSED_IN);
+}
+
+/// Rows: C85.
+#[test]
+fn where_flows_are_kept_each_end_keeps_its_own() {
+    let ends = Ends::new(keeping());
+    let [all, other, third] = [(); 3].map(|()| ends.0.install(&allow_all()));
+    let none = ends.0.install(&deny_all());
+    ends.isolate(POD, all, 0);
+    ends.isolate(SERVER, other, 0);
+    let (call, answer) =
+        (Packet::between(THIRD_V4, POD_V4).udp(1, 2), Packet::between(POD_V4, THIRD_V4).udp(2, 1));
+    let approved = || {
+        let flow = ends.0.only_flow();
+        (flow.responder_approved_by, flow.state & (OPENER_AT_END | RESPONDER_AT_END))
+    };
+    // A bridge floods it: the copy changes nothing.
+    assert_eq!(ends.at(POD, ToPod, &call), Ok(()));
+    assert_eq!(ends.at(SERVER, ToPod, &call), Ok(()));
+    assert_eq!(approved(), (all, RESPONDER_AT_END));
+    ends.isolate(POD, none, none);
+    ends.isolate(SERVER, none, none);
+    for _ in 0..2 {
+        assert_eq!(ends.at(POD, ToPod, &call), Ok(()));
+        assert_eq!(ends.at(SERVER, ToPod, &call), REFUSED_IN, "kept by the other");
+        assert_eq!(ends.at(POD, FromPod, &answer), Ok(()));
+    }
+    let error = Packet::between("10.9.9.9", POD_V4).unreachable(&answer);
+    assert_eq!(ends.at(POD, ToPod, &error), Ok(()), "it goes on, and so do errors about it");
+    assert_eq!(approved(), (all, RESPONDER_AT_END), "not by a policy that does not allow it");
+    ends.isolate(POD, third, none);
+    assert_eq!(ends.at(POD, ToPod, &call), Ok(()));
+    assert_eq!(approved(), (third, RESPONDER_AT_END));
+}
+
+/// Rows: C85.
+#[test]
+fn where_flows_are_kept_openers_keep_those_of_addresses_that_nobody_shares() {
+    let ends = Ends::new(keeping());
+    let (all, none) = (ends.0.install(&allow_all()), ends.0.install(&deny_all()));
+    for (from, to, goes_on) in [
+        (POD_V4, THIRD_V4, Ok(())),
+        (POD_V6, THIRD_V6, Ok(())),
+        ("fe80::ff:fe00:1", "fe80::9", Ok(())),
+        (VIRTUAL, THIRD_V4, Err(DropReason::EgressPeer)),
+    ] {
+        ends.isolate(POD, 0, all);
+        ends.isolate(SERVER, 0, none);
+        let packet = Packet::between(from, to).tcp(1, 2, SYN);
+        assert_eq!(ends.at(POD, FromPod, &packet), Ok(()), "{from}");
+        if from == VIRTUAL {
+            assert_eq!(
+                ends.at(SERVER, FromPod, &packet),
+                Err(DropReason::EgressPeer),
+                "approved for another"
+            );
+        }
+        ends.isolate(POD, 0, none);
+        assert_eq!(ends.at(POD, FromPod, &packet), goes_on, "{from}");
+    }
+}
