@@ -15,6 +15,7 @@ use netattach_common::{
 
 use super::BpfError;
 use super::batched_map::BatchedMap;
+use super::flows::Host;
 use super::map_ops::MapOps;
 use super::map_table::map_name;
 use super::parents::{Device, OnParent, Parents};
@@ -364,13 +365,29 @@ impl Attachments {
         self.addresses.iter().map(|(id, sources)| (*id, sources.keys().copied().collect())).collect()
     }
 
-    /// An attachment's addresses in its network, the link-local one included. None when it has no record.
-    pub(super) fn hosts(&self, id: u32) -> Result<Vec<(u32, IpAddr)>, BpfError> {
-        self.check(id)?;
-        let Some(record) = self.present.get(&id) else { return Ok(Vec::new()) };
-        let link_local = IpAddr::V6(record.link_local.into());
-        let addresses = self.addresses.get(&id).into_iter().flat_map(BTreeMap::keys).copied();
-        Ok(addresses.chain([link_local]).map(|address| (record.zone, address)).collect())
+    /// The addresses in their networks that go with these attachments, link-local ones included: their own, and shared
+    /// ones that no other attachment has. None of those that have no record.
+    pub(super) fn hosts(&self, leaving: &BTreeSet<u32>) -> Result<BTreeSet<Host>, BpfError> {
+        let mut hosts = BTreeSet::new();
+        for id in leaving {
+            self.check(*id)?;
+            let Some(record) = self.present.get(id) else { continue };
+            hosts.insert((record.zone, IpAddr::V6(record.link_local.into())));
+            for (address, kind) in self.addresses.get(id).into_iter().flatten() {
+                let host = (record.zone, *address);
+                if *kind == source::OWN || !self.others_have(host, leaving) {
+                    hosts.insert(host);
+                }
+            }
+        }
+        Ok(hosts)
+    }
+
+    /// Whether an attachment that stays may send from an address as well.
+    fn others_have(&self, (zone, address): Host, leaving: &BTreeSet<u32>) -> bool {
+        let mut others =
+            self.present.iter().filter(|(id, record)| record.zone == zone && !leaving.contains(*id));
+        others.any(|(id, _)| self.addresses.get(id).is_some_and(|sources| sources.contains_key(&address)))
     }
 
     /// Device to attachment.

@@ -40,6 +40,35 @@ fn over(addresses_v4: BTreeMap<AddressKey<Ip4>, u32>) -> Attachments {
 }
 
 #[test]
+fn what_goes_with_attachments_is_their_own_and_what_nobody_else_has() {
+    let mut attachments = over(BTreeMap::new());
+    let virtual_ip = "10.0.0.100";
+    for (id, attachment) in [
+        (1, attachment(1, 1, &["10.0.0.1", "fd00::1"], &[virtual_ip])),
+        (2, attachment(2, 1, &["10.0.0.2"], &[virtual_ip, "10.0.0.1"])),
+        (3, attachment(3, 2, &["10.0.0.3"], &[virtual_ip])),
+    ] {
+        attachments.put(id, &attachment).unwrap();
+    }
+    let hosts = |attachments: &Attachments, leaving: &[u32]| {
+        let found = attachments.hosts(&leaving.iter().copied().collect()).unwrap();
+        found.into_iter().map(|(zone, address)| format!("{zone} {address}")).collect::<Vec<_>>()
+    };
+    assert_eq!(hosts(&attachments, &[1]), ["1 10.0.0.1", "1 fd00::1", "1 fe80::ff:fe00:1"]);
+    assert_eq!(hosts(&attachments, &[2]), ["1 10.0.0.2", "1 fe80::ff:fe00:2"]);
+    assert_eq!(hosts(&attachments, &[3]), ["2 10.0.0.3", "2 10.0.0.100", "2 fe80::ff:fe00:3"]);
+    let both =
+        ["1 10.0.0.1", "1 10.0.0.2", "1 10.0.0.100", "1 fd00::1", "1 fe80::ff:fe00:1", "1 fe80::ff:fe00:2"];
+    assert_eq!(hosts(&attachments, &[1, 2]), both);
+    assert!(hosts(&attachments, &[4]).is_empty(), "no attachment");
+    attachments.remove(2).unwrap();
+    let last = ["1 10.0.0.1", "1 10.0.0.100", "1 fd00::1", "1 fe80::ff:fe00:1"];
+    assert_eq!(hosts(&attachments, &[1]), last);
+    let refused = attachments.hosts(&[1, 16].into());
+    assert!(matches!(refused, Err(BpfError::InvalidAttachment { id: 16, max: 15 })), "{refused:?}");
+}
+
+#[test]
 fn the_maps_tell_own_addresses_from_shared_ones_also_those_of_an_earlier_agent() {
     // An earlier agent wrote the same for both.
     let [own, shared, gone] = ["10.0.0.1", "10.0.0.100", "10.0.0.9"].map(key);
