@@ -186,6 +186,8 @@ pub mod state {
     pub const OPENER_AT_END: u8 = 32;
     /// The same of the responder's leg.
     pub const RESPONDER_AT_END: u8 = 64;
+    /// An end does not go on with the flow, which has been answered: what the other end still sends does not prolong it.
+    pub const REFUSED: u8 = 128;
     /// Both ends are finished.
     pub const CLOSED: u8 = OPENER_FIN | RESPONDER_FIN;
 }
@@ -335,8 +337,19 @@ impl Flow {
             Leg::Opener => self.opener_approved_by = policy,
             Leg::Responder => self.responder_approved_by = policy,
         }
-        let others = self.state & !leg.at_end();
+        let others = self.state & !(leg.at_end() | state::REFUSED);
         self.state = if at_end { others | leg.at_end() } else { others };
+    }
+
+    /// Notes that a leg's end does not go on with the flow. Its approval is gone, so that the next one is noted, which ends
+    /// this.
+    #[inline(always)]
+    pub const fn refuse(&mut self, leg: Leg) {
+        match leg {
+            Leg::Opener => self.opener_approved_by = 0,
+            Leg::Responder => self.responder_approved_by = 0,
+        }
+        self.state = self.state & !leg.at_end() | state::REFUSED;
     }
 
     /// Whether a leg's approval is of its own end.
@@ -397,6 +410,24 @@ impl Flow {
         /// (RFC 6298; Linux after 0.2 s and a round trip).
         const LINGERS: i32 = 2;
         self.has_ended(protocol) && now.wrapping_sub(self.last_seen) as i32 >= LINGERS
+    }
+
+    /// Whether its responder has sent a packet that could pass.
+    #[inline(always)]
+    pub const fn is_answered(&self) -> bool {
+        self.state & state::REPLIED != 0
+    }
+
+    /// Whether it is of a connection whose handshake is complete.
+    #[inline(always)]
+    pub const fn is_established(&self) -> bool {
+        self.state & state::ESTABLISHED != 0
+    }
+
+    /// Whether packets do not prolong it.
+    #[inline(always)]
+    pub const fn is_refused(&self) -> bool {
+        self.state & state::REFUSED != 0
     }
 
     /// Whether the flow is of a connection that both ends have finished, or one has aborted.
@@ -597,8 +628,26 @@ mod tests {
     }
 
     #[test]
+    fn a_flow_is_refused_until_an_end_approves_it_again() {
+        for leg in [Leg::Opener, Leg::Responder] {
+            let answered = Flow { state: state::REPLIED, ..Flow::default() };
+            let mut flow = answered;
+            assert_eq!((flow.is_answered(), flow.is_established(), flow.is_refused()), (true, false, false));
+            flow.approve(leg, 7, true);
+            flow.refuse(leg);
+            assert_eq!(flow, Flow { state: state::REPLIED | state::REFUSED, ..answered });
+            assert!(flow.is_refused());
+            flow.approve(leg, 8, false);
+            assert_eq!((flow.state, flow.approved_by(leg)), (state::REPLIED, 8));
+        }
+        let open = Flow { state: ESTABLISHED, ..Flow::default() };
+        assert_eq!((open.is_answered(), open.is_established()), (true, true));
+        assert_eq!((Flow::default().is_answered(), Flow::default().is_established()), (false, false));
+    }
+
+    #[test]
     fn packets_leave_what_is_said_of_the_ends() {
-        let ends = state::OPENER_AT_END | state::RESPONDER_AT_END;
+        let ends = state::OPENER_AT_END | state::RESPONDER_AT_END | state::REFUSED;
         for flags in 0..=u8::MAX {
             for forward in [false, true] {
                 let after = |state| Flow::state_after(state, signal(flags), forward);

@@ -2,7 +2,7 @@
 
 use aya_ebpf::programs::TcContext;
 use netattach_common::{
-    DropReason, Flow, FlowKey, Traffic,
+    DropReason, Flow, FlowKey, Side, Traffic,
     attachment::flag,
     flow::{Leg, Signal, Tuple},
     parse::{Packet, plain::Headers},
@@ -16,7 +16,7 @@ use crate::path::{
     scope::Scope,
     share,
     subprograms::Subprograms,
-    verdict::{Denied, Known, Opening},
+    verdict::{Denied, Encode, Known, Opening},
 };
 
 /// Judges a packet by its flow.
@@ -29,7 +29,7 @@ pub(crate) fn look_up<A: Subprograms>(
     let tuple = &packet.tuple;
     let source_is_low = tuple.source_is_low();
     let Some(entry) = A::flow(&FlowKey::new(scope.zone, tuple, source_is_low)) else {
-        return Ok(Known::Absent);
+        return Ok(Known::ABSENT);
     };
     // SAFETY: a map's values stay mapped while the program runs, even after removal: the map is not preallocated. Other
     // CPUs may change the entry meanwhile, each word as a whole.
@@ -37,11 +37,13 @@ pub(crate) fn look_up<A: Subprograms>(
     let forward = entry.is_forward(source_is_low);
     let now = clock::seconds();
     if entry.is_expired(tuple.lane.protocol(), now) || !entry.admits(packet.signal, forward) {
-        return Ok(Known::Over);
+        return Ok(Known::OVER);
     }
-    approve(scope, tuple, entry, forward)?;
+    if let Err(denied) = approve(scope, tuple, entry, forward) {
+        return if forward { Err(denied) } else { Encode::decode(refuse(scope, tuple, entry, denied)) };
+    }
     note(entry.attachment == scope.id, packet.signal, entry, forward, now, ctx.len());
-    Ok(Known::Passes)
+    Ok(Known::PASSES)
 }
 
 /// Whether [`look_up`] would let a packet pass without asking a policy; then it is noted with its flow.
@@ -90,10 +92,15 @@ fn continues<A: Family, const N: usize>(
     is_certain
 }
 
-/// Judges a packet that belongs to no known flow; returns the flow that it opens, if it is allowed and opens one.
+/// Judges a packet that belongs to no known flow, or must not be the answer that it could be; returns the flow that it
+/// opens, if it is allowed and opens one.
 #[inline(always)]
-pub(crate) fn open<A: Subprograms>(scope: &Scope, packet: &Packet<A>) -> Result<Opening, Denied> {
-    let opening = admit(scope, packet)?;
+pub(crate) fn open<A: Subprograms>(
+    scope: &Scope,
+    packet: &Packet<A>,
+    known: Known,
+) -> Result<Opening, Denied> {
+    let opening = admit(scope, packet, known).map_err(|denied| known.refusal().unwrap_or(denied))?;
     if packet.signal.accepts() || packet.signal.aborts() {
         // The packet may go to its receiver, but opens no flow for replies.
         return Ok(Opening::NONE);
@@ -187,9 +194,10 @@ fn count_and_record<A: Subprograms>(ctx: &TcContext, scope: &Scope, packet: &Pac
 /// table was lost together with its flows, and for as long as `Share::answers_until` says, may a segment also belong to
 /// a connection opened by the other end.
 #[inline(always)]
-fn admit<A: Subprograms>(scope: &Scope, packet: &Packet<A>) -> Result<Opening, Denied> {
+fn admit<A: Subprograms>(scope: &Scope, packet: &Packet<A>, known: Known) -> Result<Opening, Denied> {
     let midstream = packet.signal.is_midstream(packet.tuple.lane.protocol());
-    if midstream && scope.has(flag::NO_MIDSTREAM) {
+    // A segment that must not be an answer is still one: it comes from no connection of its sender's.
+    if midstream && (scope.has(flag::NO_MIDSTREAM) || known.refusal().is_some()) {
         return Err(DropReason::Midstream.into());
     }
     let by = |forward| {
@@ -272,6 +280,26 @@ fn approve<A: Subprograms>(
     Ok(())
 }
 
+/// What becomes of a packet against a flow's direction that must not be an answer: `denied`.
+///
+/// Where nobody has answered so far it is no part of a conversation: it may open a flow of its own, as if there were no
+/// entry. What was a conversation has ended in both directions, as a server that goes on sending would otherwise open it
+/// again; but the entry stays no longer than its timeout, whatever the other end still sends. A packet that has come to
+/// the device of another than its end changes nothing.
+///
+/// Out of line, with a number for an answer: within [`look_up`] the compiler would put copies of the rest before each.
+#[inline(never)]
+fn refuse<A: Subprograms>(scope: &Scope, tuple: &Tuple<A>, entry: &mut Flow, denied: Denied) -> u32 {
+    let is_at_its_end = scope.side == Side::FromPod || A::is_end(scope, tuple);
+    if is_at_its_end && !entry.is_answered() {
+        return Ok(Known::refused(denied)).encode();
+    }
+    if is_at_its_end && !entry.is_established() {
+        entry.refuse(Leg::of(scope.side, false));
+    }
+    Err::<Known, _>(denied).encode()
+}
+
 /// Whether the policy in force for a leg has approved a flow, or there is none.
 #[inline(always)]
 fn is_approved(scope: &Scope, entry: &Flow, leg: Leg) -> bool {
@@ -288,7 +316,7 @@ fn note(counted: bool, signal: Signal, entry: &mut Flow, forward: bool, now: u32
         traffic.bytes += u64::from(bytes);
     }
     // Only changes are written elsewhere: the entry's cache line is shared between CPUs.
-    if entry.last_seen != now {
+    if entry.last_seen != now && !entry.is_refused() {
         entry.last_seen = now;
     }
     let state = Flow::state_after(entry.state, signal, forward);

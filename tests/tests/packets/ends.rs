@@ -1,6 +1,6 @@
 //! Both ends of a flow on one node, each under its own policy, and others that its packets come to.
 
-use netattach_common::flow::state::{OPENER_AT_END, RESPONDER_AT_END};
+use netattach_common::flow::state::{OPENER_AT_END, REFUSED, REPLIED, RESPONDER_AT_END};
 
 use super::*;
 
@@ -58,6 +58,104 @@ impl Ends {
 }
 
 const REFUSED_IN: Outcome = Err(DropReason::IngressPeer);
+
+/// A datagram each way between the two: by UDP with one port at both ends, read in one go and question by question, and
+/// of a protocol without ports.
+fn datagrams() -> Vec<(Packet, Packet)> {
+    let kinds: [fn(Packet) -> Packet; 3] = [
+        |packet| packet.udp(5, 5),
+        |packet| packet.options(&[1, 1, 1, 0]).udp(6, 6),
+        |packet| packet.payload(50, &[0; 8]),
+    ];
+    let families = [(from_pod(), to_pod()), (from_pod6(), to_pod6())];
+    let of_family = |(out, back): (Packet, Packet)| kinds.map(|kind| (kind(out.clone()), kind(back.clone())));
+    families.into_iter().flat_map(of_family).collect()
+}
+
+#[test]
+fn a_refused_datagram_keeps_its_receiver_from_nothing() {
+    let ends = Ends::new(checked());
+    let (all, none) = (ends.0.install(&allow_all()), ends.0.install(&deny_all()));
+    ends.isolate(POD, none, all);
+    ends.isolate(SERVER, 0, all);
+    for (out, back) in datagrams() {
+        assert_eq!(ends.at(SERVER, FromPod, &back), Ok(()));
+        assert_eq!(ends.at(POD, ToPod, &back), REFUSED_IN, "{back:?}");
+        // The pod's own, which is answered.
+        assert_eq!(ends.at(POD, FromPod, &out), Ok(()), "{out:?}");
+        assert_eq!(ends.at(SERVER, ToPod, &out), Ok(()));
+        assert_eq!(ends.at(SERVER, FromPod, &back), Ok(()));
+        assert_eq!(ends.at(POD, ToPod, &back), Ok(()), "{back:?}");
+    }
+    let opened = [POD, SERVER].map(|id| ends.0.dataplane.stats(id).unwrap().new_flows);
+    assert_eq!(opened, [6, 6]);
+}
+
+#[test]
+fn who_refuses_a_datagram_sends_what_its_own_policy_allows() {
+    let ends = Ends::new(checked());
+    let (all, none) = (ends.0.install(&allow_all()), ends.0.install(&deny_all()));
+    // Neither takes anything from the other.
+    let (out, back) = (from_pod().udp(5, 5), to_pod().udp(5, 5));
+    ends.isolate(POD, none, all);
+    ends.isolate(SERVER, none, all);
+    for _ in 0..2 {
+        assert_eq!(ends.at(SERVER, FromPod, &back), Ok(()));
+        assert_eq!(ends.at(POD, ToPod, &back), REFUSED_IN);
+        assert_eq!(ends.at(POD, FromPod, &out), Ok(()));
+        assert_eq!(ends.at(SERVER, ToPod, &out), REFUSED_IN);
+    }
+    // What may not open a flow either is dropped for what it could have answered.
+    let (out, back) = (from_pod().udp(6, 6), to_pod().udp(6, 6));
+    ends.isolate(POD, none, none);
+    assert_eq!(ends.at(SERVER, FromPod, &back), Ok(()));
+    assert_eq!(ends.at(POD, FromPod, &out), REFUSED_IN);
+    // A segment is of the connection that is refused; one that opens another is judged as that.
+    ends.isolate(POD, none, all);
+    assert_eq!(ends.at(SERVER, FromPod, &to_pod().tcp(2000, 80, SYN)), Ok(()));
+    for flags in [SYN | ACK, ACK, RST] {
+        assert_eq!(ends.at(POD, FromPod, &from_pod().tcp(80, 2000, flags)), REFUSED_IN);
+    }
+    assert_eq!(ends.at(POD, FromPod, &from_pod().tcp(80, 2000, SYN)), Ok(()));
+}
+
+/// A server would otherwise open again, by what it goes on sending, what its policy has ended.
+///
+/// Rows: C85.
+#[test]
+fn a_conversation_that_a_policy_ends_is_over_for_both_and_for_no_longer_than_its_timeout() {
+    let ends = Ends::new(checked());
+    let (all, none) = (ends.0.install(&allow_all()), ends.0.install(&deny_all()));
+    let (out, back) = (from_pod().udp(5, 5), to_pod().udp(5, 5));
+    ends.isolate(POD, all, all);
+    ends.isolate(SERVER, 0, all);
+    let both_ways = || {
+        let sent =
+            [(SERVER, FromPod, &back), (POD, ToPod, &back), (POD, FromPod, &out), (SERVER, ToPod, &out)];
+        sent.map(|(id, side, packet)| ends.at(id, side, packet))
+    };
+    let flow = || {
+        let flow = ends.0.only_flow();
+        (flow.opened_by_low, flow.state, flow.responder_approved_by)
+    };
+    assert_eq!(both_ways(), [Ok(()); 4]);
+    assert_eq!(flow(), (0, REPLIED, all));
+    ends.isolate(POD, none, all);
+    assert_eq!(both_ways()[..3], [Ok(()), REFUSED_IN, REFUSED_IN]);
+    assert_eq!(flow(), (0, REPLIED | REFUSED, 0));
+    // Allowed again, also by the policy that it was allowed by.
+    ends.isolate(POD, all, all);
+    assert_eq!(ends.at(POD, ToPod, &back), Ok(()));
+    assert_eq!(flow(), (0, REPLIED, all));
+    // What the other end still sends does not prolong it.
+    ends.isolate(POD, none, all);
+    assert_eq!(both_ways()[..3], [Ok(()), REFUSED_IN, REFUSED_IN]);
+    ends.0.age(100);
+    assert_eq!(both_ways()[..3], [Ok(()), REFUSED_IN, REFUSED_IN]);
+    ends.0.age(25);
+    assert_eq!(both_ways(), [Ok(()), REFUSED_IN, Ok(()), Ok(())]);
+    assert_eq!(both_ways(), [Ok(()); 4]);
+}
 
 /// A frame to one pod's address may carry a packet to another's, and group frames come to all.
 ///

@@ -65,9 +65,9 @@ macro_rules! subprograms {
 
         #[unsafe(no_mangle)]
         #[inline(never)]
-        fn $open(scope: *const Scope, packet: *const Packet<$address>) -> u64 {
+        fn $open(scope: *const Scope, packet: *const Packet<$address>, known: u32) -> u64 {
             let answer = match (reference(scope), reference(packet)) {
-                (Some(scope), Some(packet)) => conntrack::open(scope, packet),
+                (Some(scope), Some(packet)) => conntrack::open(scope, packet, Known(known)),
                 _ => Err(NULL_ARGUMENT),
             };
             answer.encode()
@@ -178,8 +178,8 @@ macro_rules! subprograms {
             }
 
             #[inline(always)]
-            fn open(scope: &Scope, packet: &Packet<Self>) -> Result<Opening, Denied> {
-                Encode::decode($open(scope, packet))
+            fn open(scope: &Scope, packet: &Packet<Self>, known: Known) -> Result<Opening, Denied> {
+                Encode::decode($open(scope, packet, known.0))
             }
 
             #[inline(always)]

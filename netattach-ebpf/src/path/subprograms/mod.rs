@@ -62,8 +62,8 @@ pub(crate) trait Subprograms: Family {
     fn complete_fragment(scope: &Scope, packet: &mut Packet<Self>);
     /// Judges a packet by its flow.
     fn look_up(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> Result<Known, Denied>;
-    /// Judges a packet of no known flow; returns the flow that it opens.
-    fn open(scope: &Scope, packet: &Packet<Self>) -> Result<Opening, Denied>;
+    /// Judges a packet of no known flow, or one that must not be an answer; returns the flow that it opens.
+    fn open(scope: &Scope, packet: &Packet<Self>, known: Known) -> Result<Opening, Denied>;
     /// Enters that flow, at one of its attachment's places.
     fn enter(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>, opening: Opening) -> Result<(), Denied>;
     /// Enters it in the entry and at the place of an expired flow. `false`: there is none that could be reused.
