@@ -182,6 +182,12 @@ pub mod state {
     pub const ESTABLISHED: u8 = 8;
     /// The responder is finished.
     pub const RESPONDER_FIN: u8 = 16;
+    /// The opener's leg was approved at its own end: for the attachment that has the opener's address, and no other has.
+    pub const OPENER_AT_END: u8 = 32;
+    /// The same of the responder's leg.
+    pub const RESPONDER_AT_END: u8 = 64;
+    /// An end does not go on with the flow, which has been answered: what the other end still sends does not prolong it.
+    pub const REFUSED: u8 = 128;
     /// Both ends are finished.
     pub const CLOSED: u8 = OPENER_FIN | RESPONDER_FIN;
 }
@@ -225,6 +231,15 @@ impl Leg {
         match (side, forward) {
             (Side::FromPod, true) | (Side::ToPod, false) => Self::Opener,
             (Side::ToPod, true) | (Side::FromPod, false) => Self::Responder,
+        }
+    }
+
+    /// The bit of [`state`] that says that it was approved at its own end.
+    #[inline(always)]
+    pub const fn at_end(self) -> u8 {
+        match self {
+            Self::Opener => state::OPENER_AT_END,
+            Self::Responder => state::RESPONDER_AT_END,
         }
     }
 }
@@ -315,6 +330,40 @@ impl Flow {
         }
     }
 
+    /// Notes that a policy has approved a leg. `at_end`: at the end that the leg is of.
+    #[inline(always)]
+    pub const fn approve(&mut self, leg: Leg, policy: u32, at_end: bool) {
+        match leg {
+            Leg::Opener => self.opener_approved_by = policy,
+            Leg::Responder => self.responder_approved_by = policy,
+        }
+        let others = self.state & !(leg.at_end() | state::REFUSED);
+        self.state = if at_end { others | leg.at_end() } else { others };
+    }
+
+    /// Notes that a leg's end does not go on with the flow. Its approval is gone, so that the next one is noted, which ends
+    /// this.
+    #[inline(always)]
+    pub const fn refuse(&mut self, leg: Leg) {
+        match leg {
+            Leg::Opener => self.opener_approved_by = 0,
+            Leg::Responder => self.responder_approved_by = 0,
+        }
+        self.state = self.state & !leg.at_end() | state::REFUSED;
+    }
+
+    /// Whether a leg's approval is of its own end.
+    #[inline(always)]
+    pub const fn is_at_end(&self, leg: Leg) -> bool {
+        self.state & leg.at_end() != 0
+    }
+
+    /// Whether a leg's own end has approved the flow, so that it may go on there when its policy changes.
+    #[inline(always)]
+    pub const fn is_kept(&self, leg: Leg) -> bool {
+        self.is_at_end(leg) && self.approved_by(leg) != 0
+    }
+
     /// Whether a packet from this endpoint goes in the opener's direction.
     #[inline(always)]
     pub const fn is_forward(&self, from_low: bool) -> bool {
@@ -361,6 +410,24 @@ impl Flow {
         /// (RFC 6298; Linux after 0.2 s and a round trip).
         const LINGERS: i32 = 2;
         self.has_ended(protocol) && now.wrapping_sub(self.last_seen) as i32 >= LINGERS
+    }
+
+    /// Whether its responder has sent a packet that could pass.
+    #[inline(always)]
+    pub const fn is_answered(&self) -> bool {
+        self.state & state::REPLIED != 0
+    }
+
+    /// Whether it is of a connection whose handshake is complete.
+    #[inline(always)]
+    pub const fn is_established(&self) -> bool {
+        self.state & state::ESTABLISHED != 0
+    }
+
+    /// Whether packets do not prolong it.
+    #[inline(always)]
+    pub const fn is_refused(&self) -> bool {
+        self.state & state::REFUSED != 0
     }
 
     /// Whether the flow is of a connection that both ends have finished, or one has aborted.
@@ -536,6 +603,58 @@ mod tests {
         assert_eq!(Leg::of(Side::ToPod, false), Leg::Opener);
         assert_eq!(Leg::of(Side::ToPod, true), Leg::Responder);
         assert_eq!(Leg::of(Side::FromPod, false), Leg::Responder);
+    }
+
+    #[test]
+    fn a_leg_is_kept_where_its_own_end_has_approved_it() {
+        for (leg, other) in [(Leg::Opener, Leg::Responder), (Leg::Responder, Leg::Opener)] {
+            let mut flow = Flow { state: ESTABLISHED, ..Flow::default() };
+            let said = |flow: &Flow, leg| (flow.approved_by(leg), flow.is_at_end(leg), flow.is_kept(leg));
+            flow.approve(leg, 7, false);
+            assert_eq!(said(&flow, leg), (7, false, false));
+            flow.approve(leg, 8, true);
+            assert_eq!(said(&flow, leg), (8, true, true));
+            assert_eq!(said(&flow, other), (0, false, false));
+            flow.approve(other, 9, true);
+            flow.approve(leg, 10, false);
+            assert_eq!(said(&flow, leg), (10, false, false));
+            assert_eq!(said(&flow, other), (9, true, true));
+            flow.approve(other, 11, false);
+            assert_eq!(flow.state, ESTABLISHED);
+            // No policy isolated the pod then: there is nothing to keep.
+            assert_eq!(said(&Flow::entered(1, true, leg, 0, leg.at_end()), leg), (0, true, false));
+            assert_eq!(said(&Flow::entered(1, true, leg, 7, leg.at_end()), leg), (7, true, true));
+        }
+    }
+
+    #[test]
+    fn a_flow_is_refused_until_an_end_approves_it_again() {
+        for leg in [Leg::Opener, Leg::Responder] {
+            let answered = Flow { state: state::REPLIED, ..Flow::default() };
+            let mut flow = answered;
+            assert_eq!((flow.is_answered(), flow.is_established(), flow.is_refused()), (true, false, false));
+            flow.approve(leg, 7, true);
+            flow.refuse(leg);
+            assert_eq!(flow, Flow { state: state::REPLIED | state::REFUSED, ..answered });
+            assert!(flow.is_refused());
+            flow.approve(leg, 8, false);
+            assert_eq!((flow.state, flow.approved_by(leg)), (state::REPLIED, 8));
+        }
+        let open = Flow { state: ESTABLISHED, ..Flow::default() };
+        assert_eq!((open.is_answered(), open.is_established()), (true, true));
+        assert_eq!((Flow::default().is_answered(), Flow::default().is_established()), (false, false));
+    }
+
+    #[test]
+    fn packets_leave_what_is_said_of_the_ends() {
+        let ends = state::OPENER_AT_END | state::RESPONDER_AT_END | state::REFUSED;
+        for flags in 0..=u8::MAX {
+            for forward in [false, true] {
+                let after = |state| Flow::state_after(state, signal(flags), forward);
+                assert_eq!(after(ends), after(0) | ends, "{flags:#b}");
+                assert_eq!(signal(flags).first_state(forward) & ends, 0, "{flags:#b}");
+            }
+        }
     }
 
     #[test]

@@ -13,6 +13,14 @@ pub struct AddressKey<A> {
     pub address: A,
 }
 
+/// Values of `na_addr4` and `na_addr6`.
+pub mod source {
+    /// Several attachments may have the address, or the agent that wrote this did not tell the two apart.
+    pub const SHARED: u32 = 1;
+    /// The address was given to this attachment.
+    pub const OWN: u32 = 2;
+}
+
 /// Key of `na_peer4` and `na_peer6`, and data of the prefixes in `na_cidr4` and `na_cidr6`: a peer as one
 /// policy sees it. In a prefix, the policy id is always matched whole ([`PolicyAddress::POLICY_BITS`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

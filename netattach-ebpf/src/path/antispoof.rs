@@ -10,6 +10,7 @@ use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use netattach_common::{
     Address, AttachmentRecord, DropReason, Ip4, Ip6, Mac, Side,
     attachment::flag,
+    flow::Tuple,
     link::{self, icmpv6},
     parse::{Bytes, Kind, Packet, Payload, arp, header::IPV4_LEN, options},
     protocol,
@@ -138,6 +139,31 @@ pub(crate) fn from_others<A: Family>(scope: &Scope, packet: &Packet<A>) -> Resul
         return Err(A::SPOOFED.into());
     }
     Ok(())
+}
+
+/// Whether a packet with these ends is one of the pod's, sent or received, as far as its addresses are known. The two are
+/// asked about in branches of their own, as in `judge`.
+#[inline(never)]
+pub(crate) fn is_of_pod<A: Family>(scope: &Scope, tuple: &Tuple<A>) -> bool {
+    if !scope.has(flag::CHECK_ADDRESS) {
+        return true;
+    }
+    let Ok(record) = scope.record() else { return false };
+    match scope.side {
+        Side::FromPod => is_own(scope, record, &tuple.source),
+        Side::ToPod => is_own(scope, record, &tuple.destination),
+    }
+}
+
+/// Whether the attachment is an end of a packet, and the only one that can be: what comes to a device may be addressed to
+/// others, and several may send from a virtual address.
+#[inline(always)]
+pub(crate) fn is_end<A: Family>(scope: &Scope, tuple: &Tuple<A>) -> bool {
+    let Ok(record) = scope.record() else { return false };
+    match scope.side {
+        Side::FromPod => A::is_given(scope.id, record, &tuple.source),
+        Side::ToPod => A::is_given(scope.id, record, &tuple.destination),
+    }
 }
 
 /// Checks an IPv4 packet.

@@ -2,21 +2,21 @@
 
 use aya_ebpf::programs::TcContext;
 use netattach_common::{
-    DropReason, Flow, FlowKey, Traffic,
+    DropReason, Flow, FlowKey, Side, Traffic,
     attachment::flag,
     flow::{Leg, Signal, Tuple},
     parse::{Packet, plain::Headers},
 };
 
 use crate::path::{
-    clock, count,
+    antispoof, clock, count,
     family::Family,
     frame::Skb,
     limit, maps, policy, record,
     scope::Scope,
     share,
     subprograms::Subprograms,
-    verdict::{Denied, Known, Opening},
+    verdict::{Denied, Encode, Known, Opening},
 };
 
 /// Judges a packet by its flow.
@@ -29,7 +29,7 @@ pub(crate) fn look_up<A: Subprograms>(
     let tuple = &packet.tuple;
     let source_is_low = tuple.source_is_low();
     let Some(entry) = A::flow(&FlowKey::new(scope.zone, tuple, source_is_low)) else {
-        return Ok(Known::Absent);
+        return Ok(Known::ABSENT);
     };
     // SAFETY: a map's values stay mapped while the program runs, even after removal: the map is not preallocated. Other
     // CPUs may change the entry meanwhile, each word as a whole.
@@ -37,11 +37,13 @@ pub(crate) fn look_up<A: Subprograms>(
     let forward = entry.is_forward(source_is_low);
     let now = clock::seconds();
     if entry.is_expired(tuple.lane.protocol(), now) || !entry.admits(packet.signal, forward) {
-        return Ok(Known::Over);
+        return Ok(Known::OVER);
     }
-    approve(scope, tuple, entry, forward)?;
+    if let Err(denied) = approve(scope, tuple, entry, forward) {
+        return if forward { Err(denied) } else { Encode::decode(refuse(scope, tuple, entry, denied)) };
+    }
     note(entry.attachment == scope.id, packet.signal, entry, forward, now, ctx.len());
-    Ok(Known::Passes)
+    Ok(Known::PASSES)
 }
 
 /// Whether [`look_up`] would let a packet pass without asking a policy; then it is noted with its flow.
@@ -90,10 +92,15 @@ fn continues<A: Family, const N: usize>(
     is_certain
 }
 
-/// Judges a packet that belongs to no known flow; returns the flow that it opens, if it is allowed and opens one.
+/// Judges a packet that belongs to no known flow, or must not be the answer that it could be; returns the flow that it
+/// opens, if it is allowed and opens one.
 #[inline(always)]
-pub(crate) fn open<A: Subprograms>(scope: &Scope, packet: &Packet<A>) -> Result<Opening, Denied> {
-    let opening = admit(scope, packet)?;
+pub(crate) fn open<A: Subprograms>(
+    scope: &Scope,
+    packet: &Packet<A>,
+    known: Known,
+) -> Result<Opening, Denied> {
+    let opening = admit(scope, packet, known).map_err(|denied| known.refusal().unwrap_or(denied))?;
     if packet.signal.accepts() || packet.signal.aborts() {
         // The packet may go to its receiver, but opens no flow for replies.
         return Ok(Opening::NONE);
@@ -101,7 +108,11 @@ pub(crate) fn open<A: Subprograms>(scope: &Scope, packet: &Packet<A>) -> Result<
     if !limit::flow(scope.id) {
         return Err(DropReason::FlowRate.into());
     }
-    Ok(opening)
+    if !scope.has(flag::KEEP_ESTABLISHED) {
+        return Ok(opening);
+    }
+    let leg = Leg::of(scope.side, opening.is_forward());
+    Ok(opening.at_end(leg, A::is_end(scope, &packet.tuple)))
 }
 
 /// Enters the flow that a packet opens, at one of its attachment's places.
@@ -161,7 +172,7 @@ fn new_flow<A: Subprograms>(
     let forward = opening.is_forward();
     let from_low = packet.tuple.source_is_low();
     let leg = Leg::of(scope.side, forward);
-    let state = packet.signal.first_state(forward);
+    let state = packet.signal.first_state(forward) | opening.state();
     let mut flow = Flow::entered(now, forward == from_low, leg, scope.policies.of(leg), state);
     flow.attachment = scope.id;
     let traffic = if forward { &mut flow.forward } else { &mut flow.backward };
@@ -183,9 +194,10 @@ fn count_and_record<A: Subprograms>(ctx: &TcContext, scope: &Scope, packet: &Pac
 /// table was lost together with its flows, and for as long as `Share::answers_until` says, may a segment also belong to
 /// a connection opened by the other end.
 #[inline(always)]
-fn admit<A: Subprograms>(scope: &Scope, packet: &Packet<A>) -> Result<Opening, Denied> {
+fn admit<A: Subprograms>(scope: &Scope, packet: &Packet<A>, known: Known) -> Result<Opening, Denied> {
     let midstream = packet.signal.is_midstream(packet.tuple.lane.protocol());
-    if midstream && scope.has(flag::NO_MIDSTREAM) {
+    // A segment that must not be an answer is still one: it comes from no connection of its sender's.
+    if midstream && (scope.has(flag::NO_MIDSTREAM) || known.refusal().is_some()) {
         return Err(DropReason::Midstream.into());
     }
     let by = |forward| {
@@ -218,26 +230,33 @@ pub(crate) fn without_ports<A: Subprograms>(
     policy::allows_without_ports(scope, &packet.tuple, leg).map(drop).map_err(|_| missed.into())
 }
 
-/// Whether an ICMP error is about a packet of a flow that may go on.
+/// Whether an ICMP error is about a packet of a flow of the pod's that may go on. It approves nothing: that is for the
+/// packets of the flow.
 #[inline(always)]
 pub(crate) fn is_answer<A: Subprograms>(ctx: &TcContext, scope: &Scope, packet: &Packet<A>) -> bool {
     // The error counts as an answer to the packet it is about, and goes back to that packet's sender.
     let mut answer = packet.tuple;
     if !A::answer_to_quoted(&Skb::of(ctx), packet.transport() + 8, &mut answer)
         || !answer.destination.same(&packet.tuple.destination)
+        || !antispoof::is_of_pod(scope, &answer)
     {
         return false;
     }
     let source_is_low = answer.source_is_low();
     let Some(entry) = A::flow(&FlowKey::new(scope.zone, &answer, source_is_low)) else { return false };
     // SAFETY: as in `look_up`.
-    let entry = unsafe { &mut *entry };
-    let forward = entry.is_forward(source_is_low);
+    let entry = unsafe { &*entry };
+    let leg = Leg::of(scope.side, entry.is_forward(source_is_low));
     !entry.is_expired(answer.lane.protocol(), clock::seconds())
-        && approve(scope, &answer, entry, forward).is_ok()
+        && (is_approved(scope, entry, leg)
+            || policy::allows(scope, &answer, leg).is_ok()
+            || scope.has(flag::KEEP_ESTABLISHED) && entry.is_kept(leg) && A::is_end(scope, &answer))
 }
 
-/// Whether the policies in force let a flow go on: a flow approved by another policy is judged again.
+/// Whether the policies in force let a flow go on: a flow approved by another policy is judged again. Where flows stay
+/// approved, one that the policy does not allow any more goes on at the end where one has approved it. Packets come to
+/// other attachments as well (group frames, or by an address of the link that is not that of the packet's end), whose
+/// approval says nothing there; so these leave what an end has written as it is.
 #[inline(always)]
 fn approve<A: Subprograms>(
     scope: &Scope,
@@ -249,15 +268,36 @@ fn approve<A: Subprograms>(
     if is_approved(scope, entry, leg) {
         return Ok(());
     }
-    let policy = scope.policies.of(leg);
-    if entry.approved_by(leg) == 0 || !scope.has(flag::KEEP_ESTABLISHED) {
-        policy::allows(scope, tuple, leg)?;
+    let keeps = scope.has(flag::KEEP_ESTABLISHED);
+    let is_end = keeps && A::is_end(scope, tuple);
+    let at_end = keeps && entry.is_at_end(leg);
+    if let Err(denied) = policy::allows(scope, tuple, leg) {
+        return if is_end && entry.is_kept(leg) { Ok(()) } else { Err(denied) };
     }
-    match leg {
-        Leg::Opener => entry.opener_approved_by = policy,
-        Leg::Responder => entry.responder_approved_by = policy,
+    if is_end || !at_end {
+        entry.approve(leg, scope.policies.of(leg), is_end);
     }
     Ok(())
+}
+
+/// What becomes of a packet against a flow's direction that must not be an answer: `denied`.
+///
+/// Where nobody has answered so far it is no part of a conversation: it may open a flow of its own, as if there were no
+/// entry. What was a conversation has ended in both directions, as a server that goes on sending would otherwise open it
+/// again; but the entry stays no longer than its timeout, whatever the other end still sends. A packet that has come to
+/// the device of another than its end changes nothing.
+///
+/// Out of line, with a number for an answer: within [`look_up`] the compiler would put copies of the rest before each.
+#[inline(never)]
+fn refuse<A: Subprograms>(scope: &Scope, tuple: &Tuple<A>, entry: &mut Flow, denied: Denied) -> u32 {
+    let is_at_its_end = scope.side == Side::FromPod || A::is_end(scope, tuple);
+    if is_at_its_end && !entry.is_answered() {
+        return Ok(Known::refused(denied)).encode();
+    }
+    if is_at_its_end && !entry.is_established() {
+        entry.refuse(Leg::of(scope.side, false));
+    }
+    Err::<Known, _>(denied).encode()
 }
 
 /// Whether the policy in force for a leg has approved a flow, or there is none.
@@ -276,7 +316,7 @@ fn note(counted: bool, signal: Signal, entry: &mut Flow, forward: bool, now: u32
         traffic.bytes += u64::from(bytes);
     }
     // Only changes are written elsewhere: the entry's cache line is shared between CPUs.
-    if entry.last_seen != now {
+    if entry.last_seen != now && !entry.is_refused() {
         entry.last_seen = now;
     }
     let state = Flow::state_after(entry.state, signal, forward);

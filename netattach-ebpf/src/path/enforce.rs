@@ -45,9 +45,9 @@ pub(crate) fn policies<A: Subprograms>(
         log::outcome(scope.id, Stage::Flow, &known);
         known?
     } else {
-        Known::Absent
+        Known::ABSENT
     };
-    if known == Known::Passes {
+    if known == Known::PASSES {
         return Ok(());
     }
     antispoof::from_others(scope, packet)?;
@@ -57,13 +57,13 @@ pub(crate) fn policies<A: Subprograms>(
         Kind::IcmpError => conntrack::without_ports(scope, packet, DropReason::IcmpUnrelated),
         Kind::LaterFragment => conntrack::without_ports(scope, packet, DropReason::FragmentMiss),
         _ => {
-            let opening = A::open(scope, packet);
+            let opening = A::open(scope, packet, known);
             log::policy(scope.id, &opening);
             let opening = opening?;
             if !opening.is_any() {
                 return Ok(());
             }
-            let renewed = known == Known::Over && A::renew(ctx, scope, packet, opening);
+            let renewed = known.leaves_entry() && A::renew(ctx, scope, packet, opening);
             let entered = if renewed { Ok(()) } else { A::enter(ctx, scope, packet, opening) };
             log::outcome(scope.id, Stage::Place, &entered);
             entered

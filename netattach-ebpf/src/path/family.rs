@@ -5,6 +5,7 @@ use netattach_common::{
     Address, AddressKey, AttachmentRecord, DropReason, Flow, FlowKey, FragmentKey, Fragmented, Ip4, Ip6,
     PlaceKey, PolicyAddress, Share,
     attachment::flag,
+    key::source,
     parse::{Version, ethertype},
 };
 
@@ -29,8 +30,13 @@ pub(crate) trait Family: Version {
     /// Whether routers forward packets of an address, if it is the attachment's own.
     fn is_routable(record: &AttachmentRecord, address: &Self) -> bool;
 
+    /// Whether the address follows from an attachment's MAC address, which no other has.
+    fn follows_from_mac(record: &AttachmentRecord, address: &Self) -> bool;
+
     /// Whether the address is in an attachment's overflow list (addresses that do not fit into the record).
     fn is_listed(attachment: u32, address: &Self) -> bool;
+    /// Whether the address was given to an attachment, and to no other.
+    fn is_given(attachment: u32, record: &AttachmentRecord, address: &Self) -> bool;
     /// Class of exactly this peer.
     fn exact_class(policy: u32, peer: &Self) -> Option<u32>;
     /// Class of the longest prefix that contains this peer.
@@ -67,6 +73,13 @@ macro_rules! map_methods {
         #[inline(always)]
         fn is_listed(attachment: u32, address: &Self) -> bool {
             $addresses.get_ptr(&AddressKey { attachment, address: *address }).is_some()
+        }
+
+        #[inline(always)]
+        fn is_given(attachment: u32, record: &AttachmentRecord, address: &Self) -> bool {
+            // SAFETY: a u32, copied at once.
+            let kind = unsafe { $addresses.get(&AddressKey { attachment, address: *address }) }.copied();
+            kind == Some(source::OWN) || Self::follows_from_mac(record, address)
         }
 
         #[inline(always)]
@@ -152,6 +165,11 @@ impl Family for Ip4 {
         true
     }
 
+    #[inline(always)]
+    fn follows_from_mac(_: &AttachmentRecord, _: &Self) -> bool {
+        false
+    }
+
     map_methods! {
         addresses: ADDRESS4,
         peers: PEER4,
@@ -176,6 +194,11 @@ impl Family for Ip6 {
     #[inline(always)]
     fn is_routable(record: &AttachmentRecord, address: &Self) -> bool {
         !address.same(&record.link_local)
+    }
+
+    #[inline(always)]
+    fn follows_from_mac(record: &AttachmentRecord, address: &Self) -> bool {
+        address.same(&record.link_local)
     }
 
     map_methods! {

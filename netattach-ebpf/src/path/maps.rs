@@ -10,7 +10,7 @@
 //! | `na_hint` | host-side ifindex, its lower bits | attachment id, right when that attachment's record says so too | programs | entries take turns |
 //! | `na_att` | attachment id | [`AttachmentRecord`] | agent | ids run out |
 //! | `na_policy` | attachment id | [`PolicyIds`], one aligned word | agent, through its memory map | ids run out |
-//! | `na_addr4`, `na_addr6` | attachment, address | 1 | agent | attachment is refused |
+//! | `na_addr4`, `na_addr6` | attachment, address | whether it is shared ([`source`](netattach_common::key::source)) | agent | attachment is refused |
 //! | `na_peer4`, `na_peer6` | policy, address | class | agent | policy is refused whole |
 //! | `na_cidr4`, `na_cidr6` | policy, prefix | class | agent | policy is refused whole |
 //! | `na_l4` | policy, class, protocol, port prefix | [`PortRule`] | agent | policy is refused whole |

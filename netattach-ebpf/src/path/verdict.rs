@@ -2,7 +2,7 @@
 
 use core::num::NonZeroU32;
 
-use netattach_common::{Decline, DropReason};
+use netattach_common::{Decline, DropReason, flow::Leg};
 
 /// Why a packet must be dropped. Never zero, so that a `Result` without another value is one number too.
 #[derive(Clone, Copy)]
@@ -64,16 +64,37 @@ pub(crate) enum PacketClass {
     Control,
 }
 
-/// The result of a look-up in the flow table.
+/// The result of a look-up in the flow table, as one number: what is made of it is compared, not matched, so that the
+/// verifier follows fewer ways.
 #[derive(Clone, Copy, PartialEq, Eq)]
-#[repr(u32)]
-pub(crate) enum Known {
+pub(crate) struct Known(pub(crate) u32);
+
+impl Known {
     /// It belongs to a flow that goes on.
-    Passes,
+    pub(crate) const PASSES: Self = Self(0);
     /// There is no entry for its flow.
-    Absent,
+    pub(crate) const ABSENT: Self = Self(1);
     /// The entry is of an expired flow: a new one may take its place.
-    Over,
+    pub(crate) const OVER: Self = Self(2);
+
+    /// It goes to the opener of a flow that nobody has answered, and for this reason must not be the answer. A datagram may
+    /// open a flow of its own, in that entry's place.
+    #[inline(always)]
+    pub(crate) fn refused(denied: Denied) -> Self {
+        Self(Self::OVER.0 + u32::from(denied.number()))
+    }
+
+    /// Whether the entry is for a new flow to take.
+    #[inline(always)]
+    pub(crate) fn leaves_entry(self) -> bool {
+        self.0 >= Self::OVER.0
+    }
+
+    /// Why the packet must not be an answer, if it could be one.
+    #[inline(always)]
+    pub(crate) fn refusal(self) -> Option<Denied> {
+        NonZeroU32::new(self.0.saturating_sub(Self::OVER.0)).map(Denied)
+    }
 }
 
 /// How a flow begins, as one number: the rule that allows it (0: no policy applies), and whether its first packet
@@ -86,10 +107,26 @@ impl Opening {
     pub(crate) const NONE: Self = Self(u32::MAX);
     /// Set if the first packet comes from the opener. No policy has so many rules.
     const FORWARD: u32 = 1 << 30;
+    /// How far the bits of [`Leg::at_end`] are shifted here.
+    const STATE: u32 = 23;
+    /// The bits of the rule.
+    const RULE: u32 = (1 << 28) - 1;
 
     #[inline(always)]
     pub(crate) fn new(rule: u32, forward: bool) -> Self {
-        Self(rule & (Self::FORWARD - 1) | if forward { Self::FORWARD } else { 0 })
+        Self(rule & Self::RULE | if forward { Self::FORWARD } else { 0 })
+    }
+
+    /// The same, approved at the end that the leg is of, if `at_end` says so.
+    #[inline(always)]
+    pub(crate) fn at_end(self, leg: Leg, at_end: bool) -> Self {
+        Self(self.0 | (u32::from(leg.at_end()) * u32::from(at_end)) << Self::STATE)
+    }
+
+    /// What of that belongs to the flow's state.
+    #[inline(always)]
+    pub(crate) fn state(self) -> u8 {
+        (self.0 >> Self::STATE) as u8 & (Leg::Opener.at_end() | Leg::Responder.at_end())
     }
 
     /// Whether there is a flow to enter.
@@ -100,7 +137,7 @@ impl Opening {
 
     #[inline(always)]
     pub(crate) fn rule(self) -> u32 {
-        self.0 & (Self::FORWARD - 1)
+        self.0 & Self::RULE
     }
 
     #[inline(always)]
@@ -160,16 +197,12 @@ impl Few for PacketClass {
 impl Few for Known {
     #[inline(always)]
     fn number(self) -> u32 {
-        self as u32
+        self.0
     }
 
     #[inline(always)]
     fn from_number(number: u32) -> Self {
-        match number {
-            0 => Self::Passes,
-            1 => Self::Absent,
-            _ => Self::Over,
-        }
+        Self(number)
     }
 }
 

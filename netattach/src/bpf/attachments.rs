@@ -8,12 +8,14 @@ use std::time::Instant;
 use aya::maps::{Array, MapData};
 use ipnet::Ipv6Net;
 use netattach_common::attachment::flag;
+use netattach_common::key::source;
 use netattach_common::{
     AddressKey, AttachmentRecord, Ip4, Ip6, Limits, ParentEntry, ParentKey, Prefix, Rate, VlanKey,
 };
 
 use super::BpfError;
 use super::batched_map::BatchedMap;
+use super::flows::Host;
 use super::map_ops::MapOps;
 use super::map_table::map_name;
 use super::parents::{Device, OnParent, Parents};
@@ -25,9 +27,11 @@ use crate::mac::Mac;
 pub struct Attachment {
     /// The pod-side interface's Ethernet address.
     pub mac: Mac,
-    /// Addresses the pod may send from, the most used of each family first. The link-local address that
-    /// follows from `mac` is always allowed as well.
+    /// The pod's own addresses, the most used of each family first. It may send from them, and from the link-local
+    /// address that follows from `mac`.
     pub addresses: Vec<IpAddr>,
+    /// Further addresses that it may send from, and others of its network as well.
+    pub shared: Vec<IpAddr>,
     /// The IPv6 prefixes of its link; those beyond the first [`Prefix::MOST`] are not known to the programs.
     pub on_link: Vec<Ipv6Net>,
     /// Ethertypes that pass in spite of policies; those beyond [`AttachmentRecord::ETHERTYPES`] do not.
@@ -126,8 +130,8 @@ pub(super) struct Attachments {
     resting: BTreeMap<u32, Instant>,
     /// Every allowed VLAN in the maps.
     vlans: BTreeMap<u32, BTreeSet<u16>>,
-    /// Every allowed address in the maps, also of ids without a record.
-    addresses: BTreeMap<u32, BTreeSet<IpAddr>>,
+    /// Every allowed address in the maps with its kind ([`source`]), also of ids without a record.
+    addresses: BTreeMap<u32, BTreeMap<IpAddr, u32>>,
     /// Device to attachment.
     bound: BTreeMap<u32, u32>,
     /// Macvlans, which share a device.
@@ -140,12 +144,12 @@ impl Attachments {
     pub(super) fn over(maps: Maps, max: u32) -> Result<Self, BpfError> {
         let Maps { mut links, mut records, mut addresses_v4, mut addresses_v6, mut vlans, limits, parents } =
             maps;
-        let mut addresses: BTreeMap<u32, BTreeSet<IpAddr>> = BTreeMap::new();
-        for (key, _) in addresses_v4.all()? {
-            addresses.entry(key.attachment).or_default().insert(IpAddr::V4(key.address.into()));
+        let mut addresses: BTreeMap<u32, BTreeMap<IpAddr, u32>> = BTreeMap::new();
+        for (key, kind) in addresses_v4.all()? {
+            addresses.entry(key.attachment).or_default().insert(IpAddr::V4(key.address.into()), kind);
         }
-        for (key, _) in addresses_v6.all()? {
-            addresses.entry(key.attachment).or_default().insert(IpAddr::V6(key.address.into()));
+        for (key, kind) in addresses_v6.all()? {
+            addresses.entry(key.attachment).or_default().insert(IpAddr::V6(key.address.into()), kind);
         }
         let mut allowed: BTreeMap<u32, BTreeSet<u16>> = BTreeMap::new();
         for (key, _) in vlans.all()? {
@@ -197,10 +201,12 @@ impl Attachments {
     /// Creates or changes an attachment: new addresses, then the record, then without the old addresses.
     pub(super) fn put(&mut self, id: u32, attachment: &Attachment) -> Result<(), BpfError> {
         self.check(id)?;
-        let wanted: BTreeSet<IpAddr> = attachment.addresses.iter().copied().collect();
+        let wanted = sources(attachment);
         let present = self.addresses.get(&id).cloned().unwrap_or_default();
-        for address in wanted.difference(&present) {
-            self.allow(id, *address)?;
+        for (address, kind) in &wanted {
+            if present.get(address) != Some(kind) {
+                self.allow(id, *address, *kind)?;
+            }
         }
         let no_vlans = BTreeSet::new();
         let vlans = self.vlans.get(&id).unwrap_or(&no_vlans).clone();
@@ -210,8 +216,8 @@ impl Attachments {
         self.write_limits(id, attachment.limits)?;
         let device = self.present.get(&id).map_or(0, |record| record.host_ifindex);
         self.write_record(id, Self::record_of(attachment, device))?;
-        for address in present.difference(&wanted) {
-            self.disallow(id, *address)?;
+        for address in present.into_keys().filter(|address| !wanted.contains_key(address)) {
+            self.disallow(id, address)?;
         }
         for vlan in vlans.difference(&attachment.vlans) {
             self.disallow_vlan(id, *vlan)?;
@@ -274,7 +280,7 @@ impl Attachments {
         self.parents.unbind(id)?;
         self.write_record(id, AttachmentRecord::RESTING)?;
         self.resting.insert(id, Instant::now());
-        for address in self.addresses.get(&id).cloned().unwrap_or_default() {
+        for address in self.addresses.get(&id).cloned().unwrap_or_default().into_keys() {
             self.disallow(id, address)?;
         }
         for vlan in self.vlans.get(&id).cloned().unwrap_or_default() {
@@ -324,22 +330,29 @@ impl Attachments {
             let index = device.index();
             return Ok(Some(format!("the dataplane does not bind device {index} to attachment {id}")));
         }
-        for address in &attachment.addresses {
-            let allowed = match address {
-                IpAddr::V4(v4) => {
-                    self.addresses_v4.get(&AddressKey { attachment: id, address: Ip4::from(*v4) })?
-                }
-                IpAddr::V6(v6) => {
-                    self.addresses_v6.get(&AddressKey { attachment: id, address: Ip6::from(*v6) })?
-                }
-            };
-            if allowed.is_none() {
+        for (address, kind) in sources(attachment) {
+            let found = self.kind_of(id, address)?;
+            if found.is_none() {
                 return Ok(Some(format!(
                     "the dataplane does not allow attachment {id} the source {address}"
                 )));
             }
+            if found != Some(kind) {
+                let whose = if kind == source::OWN { "a shared one" } else { "its own" };
+                return Ok(Some(format!(
+                    "the dataplane takes the source {address} of attachment {id} for {whose}"
+                )));
+            }
         }
         Ok(None)
+    }
+
+    /// The kind of a source that the kernel's maps allow an attachment.
+    fn kind_of(&self, id: u32, address: IpAddr) -> Result<Option<u32>, BpfError> {
+        match address {
+            IpAddr::V4(v4) => self.addresses_v4.get(&AddressKey { attachment: id, address: Ip4::from(v4) }),
+            IpAddr::V6(v6) => self.addresses_v6.get(&AddressKey { attachment: id, address: Ip6::from(v6) }),
+        }
     }
 
     /// Every attachment with a record.
@@ -348,17 +361,33 @@ impl Attachments {
     }
 
     /// The addresses that the maps allow each attachment, also numbers without a record.
-    pub(super) fn addresses(&self) -> &BTreeMap<u32, BTreeSet<IpAddr>> {
-        &self.addresses
+    pub(super) fn addresses(&self) -> BTreeMap<u32, BTreeSet<IpAddr>> {
+        self.addresses.iter().map(|(id, sources)| (*id, sources.keys().copied().collect())).collect()
     }
 
-    /// An attachment's addresses in its network, the link-local one included. None when it has no record.
-    pub(super) fn hosts(&self, id: u32) -> Result<Vec<(u32, IpAddr)>, BpfError> {
-        self.check(id)?;
-        let Some(record) = self.present.get(&id) else { return Ok(Vec::new()) };
-        let link_local = IpAddr::V6(record.link_local.into());
-        let addresses = self.addresses.get(&id).into_iter().flatten().copied();
-        Ok(addresses.chain([link_local]).map(|address| (record.zone, address)).collect())
+    /// The addresses in their networks that go with these attachments, link-local ones included: their own, and shared
+    /// ones that no other attachment has. None of those that have no record.
+    pub(super) fn hosts(&self, leaving: &BTreeSet<u32>) -> Result<BTreeSet<Host>, BpfError> {
+        let mut hosts = BTreeSet::new();
+        for id in leaving {
+            self.check(*id)?;
+            let Some(record) = self.present.get(id) else { continue };
+            hosts.insert((record.zone, IpAddr::V6(record.link_local.into())));
+            for (address, kind) in self.addresses.get(id).into_iter().flatten() {
+                let host = (record.zone, *address);
+                if *kind == source::OWN || !self.others_have(host, leaving) {
+                    hosts.insert(host);
+                }
+            }
+        }
+        Ok(hosts)
+    }
+
+    /// Whether an attachment that stays may send from an address as well.
+    fn others_have(&self, (zone, address): Host, leaving: &BTreeSet<u32>) -> bool {
+        let mut others =
+            self.present.iter().filter(|(id, record)| record.zone == zone && !leaving.contains(*id));
+        others.any(|(id, _)| self.addresses.get(id).is_some_and(|sources| sources.contains_key(&address)))
     }
 
     /// Device to attachment.
@@ -391,7 +420,7 @@ impl Attachments {
         for (passing, ethertype) in record.ethertypes.iter_mut().zip(&attachment.ethertypes) {
             *passing = *ethertype;
         }
-        for address in attachment.addresses.iter().rev() {
+        for address in attachment.addresses.iter().chain(&attachment.shared).rev() {
             match address {
                 IpAddr::V4(v4) => record.ipv4 = Ip4::from(*v4),
                 IpAddr::V6(v6) => record.ipv6 = Ip6::from(*v6),
@@ -447,20 +476,23 @@ impl Attachments {
 
     fn disallow_vlan(&mut self, id: u32, vlan: u16) -> Result<(), BpfError> {
         self.vlan_map.remove(&VlanKey { attachment: id, vlan: vlan.into() })?;
-        forget(&mut self.vlans, id, &vlan);
+        forget(&mut self.vlans, id, |of_one| {
+            of_one.remove(&vlan);
+            of_one.is_empty()
+        });
         Ok(())
     }
 
-    fn allow(&mut self, id: u32, address: IpAddr) -> Result<(), BpfError> {
+    fn allow(&mut self, id: u32, address: IpAddr, kind: u32) -> Result<(), BpfError> {
         match address {
             IpAddr::V4(v4) => {
-                self.addresses_v4.put(AddressKey { attachment: id, address: Ip4::from(v4) }, 1)?;
+                self.addresses_v4.put(AddressKey { attachment: id, address: Ip4::from(v4) }, kind)?;
             }
             IpAddr::V6(v6) => {
-                self.addresses_v6.put(AddressKey { attachment: id, address: Ip6::from(v6) }, 1)?;
+                self.addresses_v6.put(AddressKey { attachment: id, address: Ip6::from(v6) }, kind)?;
             }
         }
-        self.addresses.entry(id).or_default().insert(address);
+        self.addresses.entry(id).or_default().insert(address, kind);
         Ok(())
     }
 
@@ -473,9 +505,19 @@ impl Attachments {
                 self.addresses_v6.remove(&AddressKey { attachment: id, address: Ip6::from(v6) })?;
             }
         }
-        forget(&mut self.addresses, id, &address);
+        forget(&mut self.addresses, id, |of_one| {
+            of_one.remove(&address);
+            of_one.is_empty()
+        });
         Ok(())
     }
+}
+
+/// The addresses that an attachment may send from, with their kinds. One of its own that it shares as well is its own.
+fn sources(attachment: &Attachment) -> BTreeMap<IpAddr, u32> {
+    let shared = attachment.shared.iter().map(|address| (*address, source::SHARED));
+    let own = attachment.addresses.iter().map(|address| (*address, source::OWN));
+    shared.chain(own).collect()
 }
 
 /// How many attachments have a record in the maps pinned below a root, of this layout. None without the pins.
@@ -496,13 +538,10 @@ pub fn pinned_attachments(root: &Path) -> Result<usize, BpfError> {
     Ok(present)
 }
 
-/// Removes one entry of an attachment, and the attachment after its last entry.
-fn forget<T: Ord>(entries: &mut BTreeMap<u32, BTreeSet<T>>, id: u32, entry: &T) {
-    if let Some(of_one) = entries.get_mut(&id) {
-        of_one.remove(entry);
-        if of_one.is_empty() {
-            entries.remove(&id);
-        }
+/// Removes one entry of an attachment, and the attachment after its last entry: `remove` returns whether it was.
+fn forget<T>(entries: &mut BTreeMap<u32, T>, id: u32, remove: impl FnOnce(&mut T) -> bool) {
+    if entries.get_mut(&id).is_some_and(remove) {
+        entries.remove(&id);
     }
 }
 
@@ -517,3 +556,6 @@ fn passage_bits(attachment: &Attachment) -> u32 {
     .filter(|(set, _)| *set)
     .fold(0, |bits, (_, bit)| bits | bit)
 }
+
+#[cfg(test)]
+mod tests;

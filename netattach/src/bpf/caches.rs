@@ -102,12 +102,13 @@ impl AttachmentMaps {
         self.lock().difference(id, device, attachment)
     }
 
-    /// An attachment's addresses in its network, the link-local one included. None when it has no record.
+    /// The addresses in their networks that go with these attachments, link-local ones included: their own, and shared
+    /// ones that no other attachment has. None of those that have no record.
     ///
     /// # Errors
-    /// The number is out of range.
-    pub fn hosts(&self, id: u32) -> Result<Vec<Host>, BpfError> {
-        self.lock().hosts(id)
+    /// A number is out of range.
+    pub fn hosts(&self, leaving: &BTreeSet<u32>) -> Result<BTreeSet<Host>, BpfError> {
+        self.lock().hosts(leaving)
     }
 
     /// Every attachment that has a record, for recovery.
@@ -117,7 +118,7 @@ impl AttachmentMaps {
 
     /// The source addresses that each number is allowed, also numbers without a record, for recovery.
     pub fn addresses(&self) -> BTreeMap<u32, BTreeSet<IpAddr>> {
-        self.lock().addresses().clone()
+        self.lock().addresses()
     }
 
     /// The attachment of each bound device, for recovery.

@@ -171,9 +171,7 @@ impl Enforcer {
         let macvlans = dataplane.parents().attachments();
         let entered = recorded.keys().chain(bound.values()).chain(&macvlans).copied();
         let strays: BTreeSet<u32> = entered.filter(|id| !known.contains(id)).collect();
-        let hosts =
-            strays.iter().map(|id| dataplane.attachments().hosts(*id)).collect::<Result<Vec<_>, _>>()?;
-        self.flows().purge(hosts.into_iter().flatten())?;
+        self.flows().purge(dataplane.attachments().hosts(&strays)?)?;
         let addresses = dataplane.attachments().addresses();
         for id in strays {
             // Nothing else is known about it.

@@ -97,8 +97,8 @@ impl EnforcedAttachment {
             label: format!("{pod_name} {} on {}", attachment.ifname, attachment.network),
             attachment: Attachment {
                 mac,
-                // Its own first: the record has the first of each family.
-                addresses: own.iter().chain(&protect.allowed).copied().collect(),
+                addresses: own.clone(),
+                shared: protect.allowed.clone(),
                 on_link: on_link(attachment, leased),
                 ethertypes: protect.ethertypes.clone(),
                 zone: protect.zone,
@@ -354,6 +354,7 @@ pub(super) mod tests {
             attachment: Attachment {
                 mac: Mac([2, 0, 0, 0, 0, 1]),
                 addresses: Vec::new(),
+                shared: Vec::new(),
                 on_link: Vec::new(),
                 ethertypes: Vec::new(),
                 zone: 1,

@@ -370,11 +370,11 @@ impl Enforce for Enforcer {
     }
 
     /// Its links are gone. Its flows are removed first, while the record still identifies them: the next attachment
-    /// with the same addresses must not find them.
+    /// with the same addresses must not find them. Those of an address that it shares stay as long as others have it.
     fn detach(&self, id: u32) -> Result<(), EnforceError> {
         self.fast.forget(id)?;
         self.routed.forget(id)?;
-        self.flows.purge(self.dataplane.attachments().hosts(id)?)?;
+        self.flows.purge(self.dataplane.attachments().hosts(&[id].into())?)?;
         let nothing_in_pod = self.lock().end(id);
         if !nothing_in_pod {
             self.programs.detach_in_pod(id)?;

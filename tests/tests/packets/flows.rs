@@ -267,10 +267,10 @@ fn the_flows_of_a_host_that_is_gone_go_at_once() {
     let address = |text: &str| text.parse::<std::net::IpAddr>().unwrap();
     table.purge([(2, address(POD_V4)), (1, address("10.0.0.9"))]).unwrap();
     assert_eq!(ended(&table), [], "another network's and another host's");
-    let hosts = rig.dataplane.attachments().hosts(POD).unwrap();
-    assert_eq!(hosts.len(), 3, "{hosts:?}");
-    assert!(hosts.contains(&(1, address(POD_V4))) && hosts.contains(&(1, address(POD_V6))), "{hosts:?}");
-    table.purge(hosts).unwrap();
+    let hosts = || rig.dataplane.attachments().hosts(&[POD].into()).unwrap();
+    let expected = [POD_V4, POD_V6, "fe80::ff:fe00:1"].map(|text| (1, address(text)));
+    assert_eq!(hosts(), expected.into());
+    table.purge(hosts()).unwrap();
     let expected = [
         (1, 2, [1, 0], Ending::Detached),
         (2000, 80, [1, 0], Ending::Detached),
@@ -280,7 +280,29 @@ fn the_flows_of_a_host_that_is_gone_go_at_once() {
     collect(&table);
     assert_eq!(table.census(), Some(Census::default()));
     rig.dataplane.remove_attachment(POD).unwrap();
-    assert_eq!(rig.dataplane.attachments().hosts(POD).unwrap(), []);
+    assert_eq!(hosts(), [].into());
+}
+
+#[test]
+fn the_flows_of_a_shared_address_stay_for_those_that_have_it() {
+    const STANDBY: u32 = 8;
+    const VIRTUAL: &str = "10.0.0.100";
+    let rig = Rig::isolated(Some(&allow_all()), Some(&allow_all()));
+    for (id, mac, own) in [(POD, POD_MAC, POD_V4), (STANDBY, PEER_MAC, PEER_V4)] {
+        let (addresses, shared) = (vec![own.parse().unwrap()], vec![VIRTUAL.parse().unwrap()]);
+        rig.dataplane.attachments().put(id, &Attachment { mac, addresses, shared, ..bare() }).unwrap();
+    }
+    let client = "10.0.0.3";
+    assert_eq!(rig.run(ToPod, &Packet::between(client, VIRTUAL).tcp(2000, 80, SYN).frame()), Ok(()));
+    assert_eq!(rig.run(ToPod, &Packet::between(client, PEER_V4).tcp(2001, 80, SYN).frame()), Ok(()));
+    let table = rig.dataplane.flows().unwrap();
+    let leave = |ids: &[u32]| {
+        let leaving = ids.iter().copied().collect();
+        table.purge(rig.dataplane.attachments().hosts(&leaving).unwrap()).unwrap();
+        ended(&table)
+    };
+    assert_eq!(leave(&[STANDBY]), [(2001, 80, [1, 0], Ending::Detached)]);
+    assert_eq!(leave(&[POD, STANDBY]), [(2000, 80, [1, 0], Ending::Detached)]);
 }
 
 #[test]

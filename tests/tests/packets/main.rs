@@ -25,6 +25,7 @@ use netattach_tests::packet::{PEER_MAC, POD_MAC, Packet, any_frame, arp_request,
 
 use Side::{FromPod, ToPod};
 
+mod ends;
 mod ethertypes;
 mod fast;
 mod flows;

@@ -109,6 +109,37 @@ fn icmp_errors_pass_for_known_flows_only() {
     assert_eq!(rig.run(ToPod, &stray.frame()), Ok(()), "rules without ports cover it");
 }
 
+/// What a pod says about packets that it has not received is no answer to them, whoever's flow they are of.
+///
+/// Rows: C79.
+#[test]
+fn a_pod_sends_icmp_errors_about_its_own_flows_only() {
+    const OTHER: u32 = 8;
+    let rig = Rig::isolated(None, Some(&deny_all()));
+    let addresses = vec![PEER_V4.parse().unwrap(), PEER_V6.parse().unwrap()];
+    let other = Attachment { mac: PEER_MAC, addresses, ..bare() };
+    rig.dataplane.attachments().put(OTHER, &other).unwrap();
+    let all = rig.install(&allow_all());
+    rig.dataplane.policies().set(OTHER, PolicyIds { ingress: all, egress: all }).unwrap();
+    let at = |attachment, side, packet: &Packet| {
+        rig.dataplane.attachments().bind(DEVICE, attachment).unwrap();
+        rig.run_as(attachment, side, &packet.frame())
+    };
+    for (ours, theirs, caller) in [(POD_V4, PEER_V4, "10.0.0.3"), (POD_V6, PEER_V6, "fd00::3")] {
+        let about = |call: &Packet| Packet::between(ours, caller).unreachable(call);
+        let their_call = Packet::between(caller, theirs).udp(1000, 443);
+        assert_eq!(at(OTHER, ToPod, &their_call), Ok(()));
+        assert_eq!(at(POD, FromPod, &about(&their_call)), Err(DropReason::IcmpUnrelated));
+        let our_call = Packet::between(caller, ours).udp(1000, 443);
+        assert_eq!(at(POD, ToPod, &our_call), Ok(()));
+        assert_eq!(at(POD, FromPod, &about(&our_call)), Ok(()));
+    }
+    // A router's are about what it sends on.
+    rig.put(Checks { source_mac: true, ..Checks::default() });
+    let call = Packet::between("10.0.0.3", PEER_V4).udp(1000, 443);
+    assert_eq!(at(POD, FromPod, &Packet::between(POD_V4, "10.0.0.3").unreachable(&call)), Ok(()));
+}
+
 #[test]
 fn stray_fragments_need_a_rule_without_ports() {
     let ports_only = web_from_peer();

@@ -214,6 +214,7 @@ pub(super) fn bare() -> Attachment {
     Attachment {
         mac: POD_MAC,
         addresses: Vec::new(),
+        shared: Vec::new(),
         on_link: vec!["fd00::/64".parse().unwrap()],
         ethertypes: Vec::new(),
         zone: 1,

@@ -9,7 +9,7 @@ use netattach_common::{
 
 use super::{NULL_ARGUMENT, Subprograms, exclusive, reference};
 use crate::path::{
-    conntrack, fragment,
+    antispoof, conntrack, fragment,
     frame::Skb,
     icmp, policy,
     scope::Scope,
@@ -30,6 +30,7 @@ macro_rules! subprograms {
         $renew:ident,
         $ask:ident,
         $answer:ident,
+        $end:ident,
         $policy:ident
     ) => {
         #[unsafe(no_mangle)]
@@ -64,9 +65,9 @@ macro_rules! subprograms {
 
         #[unsafe(no_mangle)]
         #[inline(never)]
-        fn $open(scope: *const Scope, packet: *const Packet<$address>) -> u64 {
+        fn $open(scope: *const Scope, packet: *const Packet<$address>, known: u32) -> u64 {
             let answer = match (reference(scope), reference(packet)) {
-                (Some(scope), Some(packet)) => conntrack::open(scope, packet),
+                (Some(scope), Some(packet)) => conntrack::open(scope, packet, Known(known)),
                 _ => Err(NULL_ARGUMENT),
             };
             answer.encode()
@@ -129,6 +130,16 @@ macro_rules! subprograms {
 
         #[unsafe(no_mangle)]
         #[inline(never)]
+        fn $end(scope: *const Scope, tuple: *const Tuple<$address>) -> u32 {
+            let answer = match (reference(scope), reference(tuple)) {
+                (Some(scope), Some(tuple)) => antispoof::is_end(scope, tuple),
+                _ => false,
+            };
+            answer.into()
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
         fn $policy(
             scope: *const Scope,
             tuple: *const Tuple<$address>,
@@ -167,8 +178,8 @@ macro_rules! subprograms {
             }
 
             #[inline(always)]
-            fn open(scope: &Scope, packet: &Packet<Self>) -> Result<Opening, Denied> {
-                Encode::decode($open(scope, packet))
+            fn open(scope: &Scope, packet: &Packet<Self>, known: Known) -> Result<Opening, Denied> {
+                Encode::decode($open(scope, packet, known.0))
             }
 
             #[inline(always)]
@@ -202,6 +213,11 @@ macro_rules! subprograms {
             }
 
             #[inline(always)]
+            fn is_end(scope: &Scope, tuple: &Tuple<Self>) -> bool {
+                $end(scope, tuple) != 0
+            }
+
+            #[inline(always)]
             fn ask_policy(
                 scope: &Scope,
                 tuple: &Tuple<Self>,
@@ -227,6 +243,7 @@ subprograms!(
     na_renew4,
     na_ask4,
     na_answer4,
+    na_end4,
     na_policy4
 );
 subprograms!(
@@ -241,6 +258,7 @@ subprograms!(
     na_renew6,
     na_ask6,
     na_answer6,
+    na_end6,
     na_policy6
 );
 

@@ -23,6 +23,7 @@
 //! | `na_renew4`, `na_renew6` | enter it where the table has one that is over | `functions` |
 //! | `na_ask4`, `na_ask6` | take one place, or say how little the flow that has it would be missed | `functions` |
 //! | `na_answer4`, `na_answer6` | find the flow that an ICMP error is about | `functions` |
+//! | `na_end4`, `na_end6` | ask whether a packet is of no other attachment | `functions` |
 //! | `na_policy4`, `na_policy6` | ask a policy | `functions` |
 //! | `na_copied4`, `na_copied6`, `na_routed4`, `na_routed6` | the same behind the node's translation | `routed` |
 //!
@@ -61,8 +62,8 @@ pub(crate) trait Subprograms: Family {
     fn complete_fragment(scope: &Scope, packet: &mut Packet<Self>);
     /// Judges a packet by its flow.
     fn look_up(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> Result<Known, Denied>;
-    /// Judges a packet of no known flow; returns the flow that it opens.
-    fn open(scope: &Scope, packet: &Packet<Self>) -> Result<Opening, Denied>;
+    /// Judges a packet of no known flow, or one that must not be an answer; returns the flow that it opens.
+    fn open(scope: &Scope, packet: &Packet<Self>, known: Known) -> Result<Opening, Denied>;
     /// Enters that flow, at one of its attachment's places.
     fn enter(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>, opening: Opening) -> Result<(), Denied>;
     /// Enters it in the entry and at the place of an expired flow. `false`: there is none that could be reused.
@@ -71,6 +72,8 @@ pub(crate) trait Subprograms: Family {
     fn ask_for_place(attachment: u32, place: u32, key: &FlowKey<Self>, now: u32) -> Result<u32, Denied>;
     /// Whether an ICMP error is about a packet of a flow that may go on.
     fn is_answer(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> bool;
+    /// Whether the attachment is an end of a packet, and the only one that can be.
+    fn is_end(scope: &Scope, tuple: &Tuple<Self>) -> bool;
     /// Asks the policy for a leg: returns the rule that allows, which is credited.
     fn ask_policy(scope: &Scope, tuple: &Tuple<Self>, leg: Leg, with_ports: bool) -> Result<u32, Denied>;
 }

@@ -110,6 +110,7 @@ fn attachment(pod: u8) -> Attachment {
     Attachment {
         mac: mac(pod),
         addresses: addresses(pod).into(),
+        shared: Vec::new(),
         on_link: Vec::new(),
         ethertypes: Vec::new(),
         zone: 1,
