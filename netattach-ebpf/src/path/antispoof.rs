@@ -249,12 +249,6 @@ pub(crate) fn is_own<A: Family>(scope: &Scope, record: &AttachmentRecord, addres
     !address.same(&A::UNSPECIFIED) && (A::is_recorded(record, address) || is_listed(scope.id, address))
 }
 
-/// Whether an address is the attachment's own and routable (routers forward it).
-#[inline(always)]
-pub(crate) fn is_own_routable<A: Family>(scope: &Scope, record: &AttachmentRecord, address: &A) -> bool {
-    A::is_routable(record, address) && is_own(scope, record, address)
-}
-
 /// Whether the address is in the attachment's overflow list, for addresses that do not fit into the record. Out of
 /// line, with the key on the stack: few packets come here.
 #[inline(never)]

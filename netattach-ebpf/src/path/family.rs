@@ -26,8 +26,6 @@ pub(crate) trait Family: Version {
 
     /// Whether an attachment's record holds the address.
     fn is_recorded(record: &AttachmentRecord, address: &Self) -> bool;
-    /// Whether routers forward packets of an address, if it is the attachment's own.
-    fn is_routable(record: &AttachmentRecord, address: &Self) -> bool;
 
     /// Whether the address is in an attachment's overflow list (addresses that do not fit into the record).
     fn is_listed(attachment: u32, address: &Self) -> bool;
@@ -147,11 +145,6 @@ impl Family for Ip4 {
         address.same(&record.ipv4)
     }
 
-    #[inline(always)]
-    fn is_routable(_: &AttachmentRecord, _: &Self) -> bool {
-        true
-    }
-
     map_methods! {
         addresses: ADDRESS4,
         peers: PEER4,
@@ -171,11 +164,6 @@ impl Family for Ip6 {
     #[inline(always)]
     fn is_recorded(record: &AttachmentRecord, address: &Self) -> bool {
         address.same(&record.ipv6) || address.same(&record.link_local)
-    }
-
-    #[inline(always)]
-    fn is_routable(record: &AttachmentRecord, address: &Self) -> bool {
-        !address.same(&record.link_local)
     }
 
     map_methods! {

@@ -79,8 +79,6 @@ impl Bytes for Skb {
 pub(crate) struct Frame {
     /// Whether its source is the attachment's address.
     pub(crate) is_own: bool,
-    /// Whether it goes to the node's routing or comes from there, and its packet is judged there.
-    pub(crate) is_for_the_node: bool,
     /// Whether it has tags, so that its payload does not begin at the usual place.
     pub(crate) tagged: bool,
     /// The payload.
@@ -142,7 +140,6 @@ pub(crate) fn addresses(ctx: &TcContext) -> Result<(Mac, Mac), DropReason> {
 pub(crate) fn read(ctx: &TcContext, scope: &Scope, record: &AttachmentRecord) -> Result<Frame, Denied> {
     let header: &EthernetHeader = at(ctx, 0)?;
     let is_own = header.source.same(&record.mac);
-    let is_for_the_node = scope.leaves_to_the_node() && passes_the_node(ctx, scope, &header.destination);
     let ethertype = u16::from_be(header.ethertype);
     // Otherwise it would be judged as the one, and taken as the other.
     if scope.side == Side::FromPod && scope.has(flag::ONE_PROTOCOL) && !is_named(protocol(ctx), ethertype) {
@@ -156,7 +153,7 @@ pub(crate) fn read(ctx: &TcContext, scope: &Scope, record: &AttachmentRecord) ->
         let peeled: Result<(), Denied> = Encode::decode(na_tags(ctx.skb.skb, scope, &mut payload));
         peeled?;
     }
-    Ok(Frame { is_own, is_for_the_node, tagged, payload })
+    Ok(Frame { is_own, tagged, payload })
 }
 
 /// Whether the node's packet filter sees a packet, or has seen it.

@@ -102,22 +102,10 @@ fn judge_frame(ctx: &TcContext, scope: &Scope) -> Result<PacketClass, Denied> {
     match frame.payload.ethertype {
         ethertype::ARP => antispoof::arp(ctx, scope, record, &frame)?,
         ethertype::IPV4 => {
-            return ip::<Ip4>(
-                ctx,
-                scope,
-                record,
-                room.begin(&frame.payload, frame.tagged),
-                frame.is_for_the_node,
-            );
+            return ip::<Ip4>(ctx, scope, record, room.begin(&frame.payload, frame.tagged));
         }
         ethertype::IPV6 => {
-            return ip::<Ip6>(
-                ctx,
-                scope,
-                record,
-                room.begin(&frame.payload, frame.tagged),
-                frame.is_for_the_node,
-            );
+            return ip::<Ip6>(ctx, scope, record, room.begin(&frame.payload, frame.tagged));
         }
         _ => antispoof::check_other(ctx, scope, &frame.payload)?,
     }
@@ -130,26 +118,21 @@ fn ip<A: Subprograms + Sender + log::Addresses>(
     scope: &Scope,
     record: &AttachmentRecord,
     packet: &mut Packet<A>,
-    passes_the_node: bool,
 ) -> Result<PacketClass, Denied> {
     A::read(ctx, packet)?;
     let tuple = &packet.tuple;
     log::headers(scope, tuple);
-    // Each side's own address is passed in a branch of its own: a choice between the two would become arithmetic with
-    // pointers to the stack, which the verifier refuses.
-    let left_to_the_node = match scope.side {
-        Side::FromPod => A::check_sender(&Skb::of(ctx), scope, record, packet)
-            .map(|()| passes_the_node && is_judged_there(scope, record, packet, &tuple.source)),
-        Side::ToPod => Ok(passes_the_node && is_judged_there(scope, record, packet, &tuple.destination)),
+    let checked = match scope.side {
+        Side::FromPod => A::check_sender(&Skb::of(ctx), scope, record, packet),
+        Side::ToPod => Ok(()),
     };
-    let control = packet.tagged || packet.kind == Kind::LinkControl;
-    let verdict = match left_to_the_node {
-        Ok(true) => {
+    let verdict = match checked {
+        Ok(()) if scope.leaves_to_the_node() && A::is_judged_as_routed(ctx, scope, packet) => {
             log::answer(scope.id, Stage::Sender, true);
             // Such packets do not take the fast path either.
             return Ok(PacketClass::Control);
         }
-        Ok(false) => {
+        Ok(()) => {
             log::answer(scope.id, Stage::Sender, false);
             enforce::policies(ctx, scope, packet)
         }
@@ -158,6 +141,7 @@ fn ip<A: Subprograms + Sender + log::Addresses>(
             Err(denied)
         }
     };
+    let control = packet.tagged || packet.kind == Kind::LinkControl;
     match verdict {
         Ok(()) if control => Ok(PacketClass::Control),
         Ok(()) => Ok(PacketClass::Data),
@@ -166,17 +150,4 @@ fn ip<A: Subprograms + Sender + log::Addresses>(
             Err(denied.recorded())
         }
     }
-}
-
-/// Whether a packet's policy is applied behind the node's address translation (`routed`) instead of here, provided that
-/// the node's packet filter sees it. Only packets with an address of the attachment, `own`, are recognised there.
-#[inline(always)]
-fn is_judged_there<A: Subprograms>(
-    scope: &Scope,
-    record: &AttachmentRecord,
-    packet: &Packet<A>,
-    own: &A,
-) -> bool {
-    let control = packet.tagged || packet.kind == Kind::LinkControl;
-    !control && antispoof::is_own_routable(scope, record, own)
 }

@@ -36,6 +36,7 @@ mod pins;
 mod policies;
 mod random;
 mod rig;
+mod routed;
 mod sender;
 mod shares;
 mod shortcut;
