@@ -212,6 +212,11 @@ fn na_neighbour(skb: *mut __sk_buff, scope: *const Scope, packet: *const Packet<
 fn neighbour(skb: &Skb, scope: &Scope, packet: &Packet<Ip6>) -> Result<(), DropReason> {
     let check_mac = scope.has(flag::CHECK_MAC);
     let record = scope.record()?;
+    if let icmpv6::ROUTER_SOLICITATION | icmpv6::NEIGHBOUR_SOLICITATION | icmpv6::NEIGHBOUR_ADVERTISEMENT =
+        packet.icmp_type
+    {
+        skb.is_settled(packet.end)?;
+    }
     let skipped = match packet.icmp_type {
         icmpv6::ROUTER_ADVERTISEMENT
         | icmpv6::REDIRECT
