@@ -324,6 +324,11 @@ impl Attachments {
             let index = device.index();
             return Ok(Some(format!("the dataplane does not bind device {index} to attachment {id}")));
         }
+        if !self.parents.has_trunks(id)? {
+            return Ok(Some(format!(
+                "the dataplane does not let pass beneath its VLAN what attachment {id} sends"
+            )));
+        }
         for address in &attachment.addresses {
             let allowed = match address {
                 IpAddr::V4(v4) => {

@@ -32,6 +32,7 @@ mod fragments;
 mod generated;
 mod limits;
 mod link_control;
+mod parents;
 mod pins;
 mod policies;
 mod random;
