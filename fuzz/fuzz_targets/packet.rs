@@ -85,7 +85,7 @@ fn framed(read: &InMemory<'_>) {
         assert_eq!(payload.lane.tags()[..], ids.to_be_bytes()[1..]);
     }
     let offset = usize::from(payload.offset);
-    // The number of bytes that `frame::pull` makes readable in place.
+    // The number of bytes that `frame::pull_headers` makes readable in place.
     let headers = if payload.ethertype == ethertype::IPV6 { header::HEADERS_V6 } else { header::HEADERS_V4 };
     let read = &InMemory { in_place: read.in_place.max(headers), ..*read };
     let mut room = Room::default();

@@ -3,7 +3,8 @@
 use crate::address::Mac;
 
 /// Key of `na_par`: an Ethernet address on a parent. With the all-zero address, which no frame comes from, the parent
-/// itself; with parent 0, which is not a device, a pod's namespace ([`ParentKey::namespace`]).
+/// itself; with parent 0, which is not a device, a pod's namespace ([`ParentKey::namespace`]); with a parent that is marked,
+/// a namespace and a VLAN there ([`ParentKey::above`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[repr(C)]
 pub struct ParentKey {
@@ -16,6 +17,16 @@ pub struct ParentKey {
 }
 
 impl ParentKey {
+    /// The mark of keys of VLANs. No index of a device has that bit.
+    pub const ABOVE: u32 = 1 << 31;
+
+    /// The key of what a namespace's sockets send by a VLAN of a device, where it was judged before it came to the device.
+    #[inline(always)]
+    pub const fn above(ifindex: u32, cookie: u64, vlan: u16) -> Self {
+        let [a, b, c, d, e, f, g, h] = (cookie << 12 | vlan as u64 & 0xfff).to_ne_bytes();
+        Self { ifindex: ifindex | Self::ABOVE, mac: Mac { octets: [a, b, c, d, e, f] }, pad: [g, h] }
+    }
+
     /// The key of a namespace that has a macvlan attachment, on any parent.
     #[inline(always)]
     pub const fn namespace(cookie: u64) -> Self {
@@ -40,11 +51,12 @@ impl ParentKey {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
 pub struct ParentEntry {
-    /// Attachment id; 0 in the entries of parents themselves and of namespaces.
+    /// Attachment id; 0 in the entries of parents themselves, of namespaces and of VLANs.
     pub attachment: u32,
     /// The bits of [`flag`].
     pub flags: u32,
-    /// Cookie of the namespace whose sockets send from the address: the pod's, or the node's.
+    /// Cookie of the namespace whose sockets send from the address: the pod's, or the node's. It decides, as the keys of VLANs
+    /// have 52 bits of it.
     pub netns_cookie: u64,
 }
 
@@ -75,3 +87,30 @@ const _: () = {
     assert!(size_of::<ParentKey>() == 12);
     assert!(size_of::<ParentEntry>() == 16);
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_two_keys_of_different_kinds_are_the_same() {
+        let mac = |last| Mac { octets: [2, 0, 0, 0, 0, last] };
+        let keys = [
+            ParentKey::itself(5),
+            ParentKey::macvlan(5, mac(1)),
+            ParentKey::macvlan(5, mac(2)),
+            ParentKey::namespace(5),
+            ParentKey::namespace(6),
+            ParentKey::above(5, 5, 5),
+            ParentKey::above(5, 5, 6),
+            ParentKey::above(5, 6, 5),
+            ParentKey::above(6, 5, 5),
+            ParentKey::above(5, u64::MAX >> 12, 4094),
+        ];
+        for (at, key) in keys.iter().enumerate() {
+            assert_eq!(keys.iter().position(|other| other == key), Some(at), "{key:?}");
+        }
+        // The cookie in the value tells them apart.
+        assert_eq!(ParentKey::above(5, 1 << 52 | 5, 5), ParentKey::above(5, 5, 5));
+    }
+}

@@ -1,12 +1,13 @@
 //! Raw frames, sent and received by packet sockets.
 
 use std::io;
-use std::mem::{size_of, size_of_val};
+use std::mem::size_of;
 use std::num::NonZero;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::ptr::NonNull;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketType, sockopt};
 
 use crate::Namespace;
@@ -86,17 +87,21 @@ impl RawSocket {
 
     fn bypass(&self) -> Result<()> {
         let on: libc::c_int = 1;
-        // SAFETY: the kernel reads as many bytes of `on` as it is long; it lives through the call.
+        self.set(libc::PACKET_QDISC_BYPASS, &on).context("set PACKET_QDISC_BYPASS")
+    }
+
+    fn set<T>(&self, option: libc::c_int, value: &T) -> io::Result<()> {
+        // SAFETY: the kernel reads as many bytes of `value` as it is long; it lives through the call.
         let set = unsafe {
             libc::setsockopt(
                 self.0.as_raw_fd(),
                 libc::SOL_PACKET,
-                libc::PACKET_QDISC_BYPASS,
-                (&raw const on).cast(),
-                size_of_val(&on) as libc::socklen_t,
+                option,
+                std::ptr::from_ref(value).cast(),
+                size_of::<T>() as libc::socklen_t,
             )
         };
-        succeeded(set).context("set PACKET_QDISC_BYPASS")
+        succeeded(set)
     }
 
     /// Sends a frame. A drop on its way is not an error: with the bypass not all drivers report drops.
@@ -147,6 +152,105 @@ impl RawSocket {
             }
         }
         Ok(frames)
+    }
+}
+
+/// A packet socket that hands the kernel frames without a copy, but for their Ethernet header (`PACKET_TX_RING`): they are in
+/// its own memory until they have left, and can be changed there.
+#[derive(Debug)]
+pub struct Ring {
+    socket: RawSocket,
+    memory: NonNull<u8>,
+    sent: usize,
+}
+
+/// A frame that a [`Ring`] has sent.
+#[derive(Debug, Clone, Copy)]
+pub struct Sent(usize);
+
+// SAFETY: the memory is reached by way of the ring alone, and stays mapped until `drop`.
+unsafe impl Send for Ring {}
+
+impl Ring {
+    /// The number of its frames, each of which is sent once.
+    const FRAMES: usize = 32;
+    /// Room for a frame and what the kernel says of it.
+    const ROOM: usize = 2048;
+    /// Where a frame begins there.
+    const BEGIN: usize = libc::TPACKET2_HDRLEN - size_of::<libc::sockaddr_ll>();
+
+    /// Opens a ring for frames of one ethertype on a device in the namespace of the calling thread, with its privileges.
+    ///
+    /// # Errors
+    /// There is no such device, or the kernel refuses.
+    pub fn open_here(device: &str, ethertype: u16) -> Result<Self> {
+        /// `TPACKET_V2` (`linux/if_packet.h`).
+        const VERSION: libc::c_int = 1;
+        let socket = RawSocket::bound(device, ethertype)?;
+        socket.set(libc::PACKET_VERSION, &VERSION).context("set PACKET_VERSION")?;
+        let ring = libc::tpacket_req {
+            tp_block_size: (Self::FRAMES * Self::ROOM) as libc::c_uint,
+            tp_block_nr: 1,
+            tp_frame_size: Self::ROOM as libc::c_uint,
+            tp_frame_nr: Self::FRAMES as libc::c_uint,
+        };
+        socket.set(libc::PACKET_TX_RING, &ring).context("set PACKET_TX_RING")?;
+        // SAFETY: a new mapping at an address of the kernel's choice, which refuses any length but the ring's.
+        let memory = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                Self::FRAMES * Self::ROOM,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                socket.0.as_raw_fd(),
+                0,
+            )
+        };
+        if memory == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error()).context("map the ring");
+        }
+        let memory = NonNull::new(memory.cast()).context("the ring is nowhere")?;
+        Ok(Self { socket, memory, sent: 0 })
+    }
+
+    /// Sends a frame. It has been let pass then, and may not have left yet.
+    ///
+    /// # Errors
+    /// It is too long or one too many, or it was dropped.
+    pub fn send(&mut self, frame: &[u8]) -> Result<Sent> {
+        ensure!(self.sent < Self::FRAMES, "all frames of the ring were sent");
+        ensure!(frame.len() <= Self::ROOM - Self::BEGIN, "the frame is too long");
+        let sent = Sent(self.sent);
+        self.sent += 1;
+        self.change(sent, 0, frame);
+        // SAFETY: the room of a frame of the ring (ensured above), which begins with this header and is aligned for it.
+        unsafe {
+            let header = self.memory.add(sent.0 * Self::ROOM).cast::<libc::tpacket2_hdr>().as_ptr();
+            (&raw mut (*header).tp_len).write_volatile(frame.len() as u32);
+            (&raw mut (*header).tp_status).write_volatile(libc::TP_STATUS_SEND_REQUEST);
+        }
+        // Otherwise it would wait until the frame has left.
+        rustix::net::send(&self.socket.0, &[], SendFlags::DONTWAIT).context("send what is in the ring")?;
+        Ok(sent)
+    }
+
+    /// Changes bytes of a frame, whether it has left or not.
+    ///
+    /// # Panics
+    /// There is no room for them.
+    pub fn change(&mut self, sent: Sent, offset: usize, bytes: &[u8]) {
+        assert!(sent.0 < Self::FRAMES && Self::BEGIN + offset + bytes.len() <= Self::ROOM);
+        for (at, byte) in (sent.0 * Self::ROOM + Self::BEGIN + offset..).zip(bytes) {
+            // SAFETY: within the ring (asserted above), of which there are no references.
+            unsafe { self.memory.add(at).write_volatile(*byte) };
+        }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // SAFETY: exactly the mapping made in `open_here`.
+        unsafe { libc::munmap(self.memory.as_ptr().cast(), Self::FRAMES * Self::ROOM) };
     }
 }
 

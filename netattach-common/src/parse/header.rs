@@ -3,6 +3,7 @@
 use super::bytes::Plain;
 use super::frame::ETHERNET_LEN;
 use crate::flow::{Lane, Tuple};
+use crate::protocol::{ICMP, ICMPV6};
 use crate::{DropReason, Ip4, Ip6, Port, Ports};
 
 /// Length of an IPv4 header without options.
@@ -15,6 +16,10 @@ pub const IPV6_LEN: usize = size_of::<Ipv6Header>();
 pub const HEADERS_V4: usize = ETHERNET_LEN + IPV4_LEN + size_of::<TcpHeader>();
 /// The same with IPv6.
 pub const HEADERS_V6: usize = ETHERNET_LEN + IPV6_LEN + size_of::<TcpHeader>();
+
+/// Room for all that is read of a packet: headers behind tags, options and extension headers, the headers that an ICMP error
+/// quotes, and the options of neighbour discovery.
+pub const HEADERS_MOST: usize = 512;
 
 /// An IPv4 header (RFC 791, 3.1) without options.
 #[repr(C)]
@@ -133,6 +138,12 @@ fn tuple<A>(source: A, destination: A, protocol: u8, lane: Lane) -> Tuple<A> {
 }
 
 impl Ipv4Header {
+    /// Whether a packet of which no more is read than [`HEADERS_V4`] has this header.
+    #[inline(always)]
+    pub fn is_usual(&self) -> bool {
+        usize::from(self.version_and_words & 15) * 4 == IPV4_LEN && self.protocol != ICMP
+    }
+
     #[inline(always)]
     pub(super) fn tuple(&self, lane: Lane) -> Tuple<Ip4> {
         tuple(self.source, self.destination, self.protocol, lane)
@@ -155,6 +166,12 @@ impl Ipv4Header {
 }
 
 impl Ipv6Header {
+    /// Whether a packet of which no more is read than [`HEADERS_V6`] has this header.
+    #[inline(always)]
+    pub fn is_usual(&self) -> bool {
+        !is_extension(self.next_header) && self.next_header != ICMPV6
+    }
+
     /// Traffic class and flow label from the first word, without the version: routing distinguishes packets by them.
     #[inline(always)]
     pub fn flow_information(&self) -> u32 {

@@ -238,6 +238,11 @@ fn na_neighbour(skb: *mut __sk_buff, scope: *const Scope, packet: *const Packet<
 fn neighbour(skb: &Skb, scope: &Scope, packet: &Packet<Ip6>) -> Result<(), DropReason> {
     let check_mac = scope.has(flag::CHECK_MAC);
     let record = scope.record()?;
+    if let icmpv6::ROUTER_SOLICITATION | icmpv6::NEIGHBOUR_SOLICITATION | icmpv6::NEIGHBOUR_ADVERTISEMENT =
+        packet.icmp_type
+    {
+        skb.is_settled(packet.end)?;
+    }
     let skipped = match packet.icmp_type {
         icmpv6::ROUTER_ADVERTISEMENT
         | icmpv6::REDIRECT
@@ -273,12 +278,6 @@ fn neighbour(skb: &Skb, scope: &Scope, packet: &Packet<Ip6>) -> Result<(), DropR
 #[inline(always)]
 pub(crate) fn is_own<A: Family>(scope: &Scope, record: &AttachmentRecord, address: &A) -> bool {
     !address.same(&A::UNSPECIFIED) && (A::is_recorded(record, address) || is_listed(scope.id, address))
-}
-
-/// Whether an address is the attachment's own and routable (routers forward it).
-#[inline(always)]
-pub(crate) fn is_own_routable<A: Family>(scope: &Scope, record: &AttachmentRecord, address: &A) -> bool {
-    A::is_routable(record, address) && is_own(scope, record, address)
 }
 
 /// Whether the address is in the attachment's overflow list, for addresses that do not fit into the record. Out of

@@ -27,8 +27,6 @@ pub(crate) trait Family: Version {
 
     /// Whether an attachment's record holds the address.
     fn is_recorded(record: &AttachmentRecord, address: &Self) -> bool;
-    /// Whether routers forward packets of an address, if it is the attachment's own.
-    fn is_routable(record: &AttachmentRecord, address: &Self) -> bool;
 
     /// Whether the address follows from an attachment's MAC address, which no other has.
     fn follows_from_mac(record: &AttachmentRecord, address: &Self) -> bool;
@@ -161,11 +159,6 @@ impl Family for Ip4 {
     }
 
     #[inline(always)]
-    fn is_routable(_: &AttachmentRecord, _: &Self) -> bool {
-        true
-    }
-
-    #[inline(always)]
     fn follows_from_mac(_: &AttachmentRecord, _: &Self) -> bool {
         false
     }
@@ -189,11 +182,6 @@ impl Family for Ip6 {
     #[inline(always)]
     fn is_recorded(record: &AttachmentRecord, address: &Self) -> bool {
         address.same(&record.ipv6) || address.same(&record.link_local)
-    }
-
-    #[inline(always)]
-    fn is_routable(record: &AttachmentRecord, address: &Self) -> bool {
-        !address.same(&record.link_local)
     }
 
     #[inline(always)]

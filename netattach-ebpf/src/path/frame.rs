@@ -11,6 +11,7 @@ use netattach_common::{
     parse::{
         self, Bytes, ETHERNET_LEN, EthernetHeader, Payload, Plain, ethertype,
         frame::{is_named, is_tag, vlan_id},
+        header::{self, Ipv4Header, Ipv6Header},
     },
 };
 
@@ -41,6 +42,13 @@ impl Skb {
     #[inline(always)]
     pub(crate) fn raw(&self) -> *mut __sk_buff {
         self.0.skb.skb
+    }
+
+    /// Whether the first `end` bytes are the packet's own. Those in pages may be its sender's still, who hands them to the
+    /// kernel without a copy (a ring of `packet(7)`, a virtual machine's memory) and can change them once they are judged.
+    #[inline(always)]
+    pub(crate) fn is_settled(&self, end: u32) -> Result<(), DropReason> {
+        if self.0.data() + end as usize > self.0.data_end() { Err(DropReason::Malformed) } else { Ok(()) }
     }
 }
 
@@ -79,8 +87,6 @@ impl Bytes for Skb {
 pub(crate) struct Frame {
     /// Whether its source is the attachment's address.
     pub(crate) is_own: bool,
-    /// Whether it goes to the node's routing or comes from there, and its packet is judged there.
-    pub(crate) is_for_the_node: bool,
     /// Whether it has tags, so that its payload does not begin at the usual place.
     pub(crate) tagged: bool,
     /// The payload.
@@ -109,12 +115,42 @@ pub(crate) fn protocol(ctx: &TcContext) -> u16 {
     u16::from_be(unsafe { (*ctx.skb.skb).protocol } as u16)
 }
 
+/// Makes the headers of a packet readable in place where they usually are. Of a packet from a pod also those that lie
+/// elsewhere: what is judged of it has to be [settled](Skb::is_settled).
+#[inline(always)]
+pub(crate) fn pull_headers(ctx: &TcContext, side: Side) -> Result<(), DropReason> {
+    let usual = if says_ipv6(ctx) { header::HEADERS_V6 } else { header::HEADERS_V4 };
+    pull(ctx, usual)?;
+    if side == Side::FromPod && has_pages(ctx) && !has_usual_headers(ctx) {
+        pull(ctx, header::HEADERS_MOST)?;
+    }
+    Ok(())
+}
+
 /// Makes the first `headers` bytes readable in place. A packet shorter than that stays as it is.
 #[inline(always)]
-pub(crate) fn pull(ctx: &TcContext, headers: usize) {
-    if ctx.data() + headers > ctx.data_end() && ctx.data_end() < ctx.data() + ctx.len() as usize {
-        // On failure the reads below fail, and the packet counts as malformed.
-        let _ = ctx.pull_data(ctx.len().min(headers as u32));
+pub(crate) fn pull(ctx: &TcContext, headers: usize) -> Result<(), DropReason> {
+    if ctx.data() + headers > ctx.data_end() && has_pages(ctx) {
+        return ctx.pull_data(ctx.len().min(headers as u32)).map_err(|_| DropReason::Malformed);
+    }
+    Ok(())
+}
+
+/// Whether some of a packet's bytes cannot be read in place.
+#[inline(always)]
+fn has_pages(ctx: &TcContext) -> bool {
+    ctx.data_end() < ctx.data() + ctx.len() as usize
+}
+
+/// Whether all that is read of a packet lies where headers usually are: nothing before the transport header, and no
+/// message behind it. That of a pod's own TCP does, and is not to be copied.
+#[inline(always)]
+fn has_usual_headers(ctx: &TcContext) -> bool {
+    let Ok(ethernet) = at::<EthernetHeader>(ctx, 0) else { return false };
+    match u16::from_be(ethernet.ethertype) {
+        ethertype::IPV4 => network::<Ipv4Header>(ctx).is_ok_and(Ipv4Header::is_usual),
+        ethertype::IPV6 => says_ipv6(ctx) && network::<Ipv6Header>(ctx).is_ok_and(Ipv6Header::is_usual),
+        _ => false,
     }
 }
 
@@ -142,7 +178,6 @@ pub(crate) fn addresses(ctx: &TcContext) -> Result<(Mac, Mac), DropReason> {
 pub(crate) fn read(ctx: &TcContext, scope: &Scope, record: &AttachmentRecord) -> Result<Frame, Denied> {
     let header: &EthernetHeader = at(ctx, 0)?;
     let is_own = header.source.same(&record.mac);
-    let is_for_the_node = scope.leaves_to_the_node() && passes_the_node(ctx, scope, &header.destination);
     let ethertype = u16::from_be(header.ethertype);
     // Otherwise it would be judged as the one, and taken as the other.
     if scope.side == Side::FromPod && scope.has(flag::ONE_PROTOCOL) && !is_named(protocol(ctx), ethertype) {
@@ -156,7 +191,7 @@ pub(crate) fn read(ctx: &TcContext, scope: &Scope, record: &AttachmentRecord) ->
         let peeled: Result<(), Denied> = Encode::decode(na_tags(ctx.skb.skb, scope, &mut payload));
         peeled?;
     }
-    Ok(Frame { is_own, is_for_the_node, tagged, payload })
+    Ok(Frame { is_own, tagged, payload })
 }
 
 /// Whether the node's packet filter sees a packet, or has seen it.

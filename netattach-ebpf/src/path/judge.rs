@@ -4,7 +4,7 @@ use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use netattach_common::{
     AttachmentRecord, DropReason, Ip4, Ip6, Side,
     attachment::flag,
-    parse::{Kind, Packet, Room, ethertype, header},
+    parse::{Kind, Packet, Room, ethertype},
 };
 
 use crate::path::{
@@ -87,11 +87,7 @@ fn na_judge(skb: *mut __sk_buff, scope: *const Scope) -> u32 {
 /// The body of [`judge`] within a subprogram: reads a frame and judges it.
 #[inline(always)]
 fn judge_frame(ctx: &TcContext, scope: &Scope) -> Result<PacketClass, Denied> {
-    if frame::says_ipv6(ctx) {
-        frame::pull(ctx, header::HEADERS_V6);
-    } else {
-        frame::pull(ctx, header::HEADERS_V4);
-    }
+    frame::pull_headers(ctx, scope.side)?;
     let record = scope.record()?;
     let frame = frame::read(ctx, scope, record)?;
     let mut room = Room::default();
@@ -102,22 +98,10 @@ fn judge_frame(ctx: &TcContext, scope: &Scope) -> Result<PacketClass, Denied> {
     match frame.payload.ethertype {
         ethertype::ARP => antispoof::arp(ctx, scope, record, &frame)?,
         ethertype::IPV4 => {
-            return ip::<Ip4>(
-                ctx,
-                scope,
-                record,
-                room.begin(&frame.payload, frame.tagged),
-                frame.is_for_the_node,
-            );
+            return ip::<Ip4>(ctx, scope, record, room.begin(&frame.payload, frame.tagged));
         }
         ethertype::IPV6 => {
-            return ip::<Ip6>(
-                ctx,
-                scope,
-                record,
-                room.begin(&frame.payload, frame.tagged),
-                frame.is_for_the_node,
-            );
+            return ip::<Ip6>(ctx, scope, record, room.begin(&frame.payload, frame.tagged));
         }
         _ => antispoof::check_other(ctx, scope, &frame.payload)?,
     }
@@ -130,26 +114,21 @@ fn ip<A: Subprograms + Sender + log::Addresses>(
     scope: &Scope,
     record: &AttachmentRecord,
     packet: &mut Packet<A>,
-    passes_the_node: bool,
 ) -> Result<PacketClass, Denied> {
     A::read(ctx, packet)?;
     let tuple = &packet.tuple;
     log::headers(scope, tuple);
-    // Each side's own address is passed in a branch of its own: a choice between the two would become arithmetic with
-    // pointers to the stack, which the verifier refuses.
-    let left_to_the_node = match scope.side {
-        Side::FromPod => A::check_sender(&Skb::of(ctx), scope, record, packet)
-            .map(|()| passes_the_node && is_judged_there(scope, record, packet, &tuple.source)),
-        Side::ToPod => Ok(passes_the_node && is_judged_there(scope, record, packet, &tuple.destination)),
+    let checked = match scope.side {
+        Side::FromPod => check_sender(&Skb::of(ctx), scope, record, packet),
+        Side::ToPod => Ok(()),
     };
-    let control = packet.tagged || packet.kind == Kind::LinkControl;
-    let verdict = match left_to_the_node {
-        Ok(true) => {
+    let verdict = match checked {
+        Ok(()) if scope.leaves_to_the_node() && A::is_judged_as_routed(ctx, scope, packet) => {
             log::answer(scope.id, Stage::Sender, true);
             // Such packets do not take the fast path either.
             return Ok(PacketClass::Control);
         }
-        Ok(false) => {
+        Ok(()) => {
             log::answer(scope.id, Stage::Sender, false);
             enforce::policies(ctx, scope, packet)
         }
@@ -158,6 +137,7 @@ fn ip<A: Subprograms + Sender + log::Addresses>(
             Err(denied)
         }
     };
+    let control = packet.tagged || packet.kind == Kind::LinkControl;
     match verdict {
         Ok(()) if control => Ok(PacketClass::Control),
         Ok(()) => Ok(PacketClass::Data),
@@ -168,15 +148,14 @@ fn ip<A: Subprograms + Sender + log::Addresses>(
     }
 }
 
-/// Whether a packet's policy is applied behind the node's address translation (`routed`) instead of here, provided that
-/// the node's packet filter sees it. Only packets with an address of the attachment, `own`, are recognised there.
+/// Checks what a packet from a pod says of its sender, once it is certain that it goes on to say so.
 #[inline(always)]
-fn is_judged_there<A: Subprograms>(
+fn check_sender<A: Sender>(
+    skb: &Skb,
     scope: &Scope,
     record: &AttachmentRecord,
     packet: &Packet<A>,
-    own: &A,
-) -> bool {
-    let control = packet.tagged || packet.kind == Kind::LinkControl;
-    !control && antispoof::is_own_routable(scope, record, own)
+) -> Result<(), Denied> {
+    skb.is_settled(packet.judged())?;
+    A::check_sender(skb, scope, record, packet)
 }

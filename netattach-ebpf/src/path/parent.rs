@@ -18,7 +18,8 @@
 //! A source address is trusted only as far as the kernel knows the sender: where it can tell from which namespace's
 //! socket a frame came, only the pod itself may use the pod's address, and no other pod may use an unassigned one.
 //! Frames without a socket (answers of the kernel itself, forwarded packets) count as the initial namespace's, and
-//! pass.
+//! pass. What comes down from a VLAN of the parent has been judged there, or in the pod: it passes for the namespaces that
+//! have attachments on that VLAN, and no macvlan on the parent itself, by which they could send what looks the same.
 
 use aya_ebpf::{
     bindings::{TC_ACT_SHOT, TC_ACT_UNSPEC},
@@ -30,9 +31,15 @@ use core::ptr::null_mut;
 use netattach_common::{
     DropReason, Mac, ParentKey, Side,
     parent::{flag, place},
+    parse::{Bytes, frame::vlan_id},
 };
 
-use crate::path::{count, frame, judge, maps, record, scope::Scope};
+use crate::path::{
+    count,
+    frame::{self, Skb},
+    judge, maps, record,
+    scope::Scope,
+};
 
 /// Whether the kernel has `bpf_get_netns_cookie` for classifiers: written by the agent before it loads the programs.
 /// The verifier skips code that is never executed, so kernels without the helper accept the programs too.
@@ -137,6 +144,7 @@ fn from(ctx: &TcContext, source: Mac, ingress: bool) -> i32 {
         }
         Some(_) => drop_unattributed(ctx, DropReason::SourceNamespace),
         None if cookie == 0 || is_nodes(parent, cookie, flag::STRANGERS) => TC_ACT_UNSPEC,
+        None if !ingress && is_judged_above(ctx, parent, cookie) => TC_ACT_UNSPEC,
         // It may have come in by the other end of a veth.
         None if ingress && !is_nodes(parent, 0, flag::CARD) && !is_pods(cookie) => TC_ACT_UNSPEC,
         None => drop_unattributed(ctx, DropReason::Stranger),
@@ -191,6 +199,16 @@ fn is_nodes(parent: u32, cookie: u64, or: u32) -> bool {
 #[inline(always)]
 fn is_pods(cookie: u64) -> bool {
     maps::parent(&ParentKey::namespace(cookie)).is_some()
+}
+
+/// Whether a frame comes down from a VLAN of the parent on which the cookie's namespace has attachments. A VLAN's device puts
+/// the tag beside the bytes; one among them may be of the pod's making.
+#[inline(always)]
+fn is_judged_above(ctx: &TcContext, parent: u32, cookie: u64) -> bool {
+    let (tagged, control) = Skb::of(ctx).tag_beside();
+    let entry = maps::parent(&ParentKey::above(parent, cookie, vlan_id(control)));
+    // SAFETY: as in `na_par_to`.
+    tagged && entry.is_some_and(|entry| unsafe { (*entry).netns_cookie } == cookie)
 }
 
 #[inline(always)]

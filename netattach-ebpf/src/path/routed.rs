@@ -14,7 +14,8 @@
 //!
 //! Each packet is judged for the attachment whose address is its source, then for that of its destination (`na_guard`).
 //! The devices' programs do not apply policies to packets that come here, as far as [`Gate`](netattach_common::Gate)
-//! says so: they check the pod's claims about its sender, charge its bandwidth and count the packets.
+//! says so and `na_guard` leads to the attachment: they check the pod's claims about its sender, charge its bandwidth and
+//! count the packets.
 
 use aya_ebpf::{
     bindings::__sk_buff,
@@ -23,11 +24,12 @@ use aya_ebpf::{
 };
 use netattach_common::{
     DropReason, Ip4, Ip6, Side,
-    parse::{Packet, Room, walk},
+    parse::{Kind, Packet, Room, walk},
 };
 
 use crate::path::{
     count, enforce,
+    family::Family,
     frame::{self, Skb},
     log::{self, Stage},
     maps, record,
@@ -132,4 +134,20 @@ fn refuses<A: Routed>(
     log::denial(attachment, Stage::Routed, denied);
     count::packet(attachment, side, ctx.len(), Err(denied));
     true
+}
+
+/// Whether a packet at a device is judged by the node's packet filter, before or after: it passes there, and the attachment
+/// is found by the address on its side. That is not so of an address that pods share, or that leads to another attachment.
+#[inline(always)]
+pub(crate) fn judges<A: Family>(ctx: &TcContext, scope: &Scope, packet: &Packet<A>) -> bool {
+    if packet.tagged || packet.kind == Kind::LinkControl {
+        return false;
+    }
+    let passes = frame::destination(ctx).is_ok_and(|mac| frame::passes_the_node(ctx, scope, mac));
+    passes
+        && Some(scope.id)
+            == match scope.side {
+                Side::FromPod => maps::guarded(&packet.tuple.source.widen()),
+                Side::ToPod => maps::guarded(&packet.tuple.destination.widen()),
+            }
 }

@@ -68,10 +68,10 @@ fn addressed(ctx: &TcContext, uplink: &Uplink) -> Option<u32> {
         return None;
     }
     let address = if six {
-        frame::pull(ctx, header::HEADERS_V6);
+        frame::pull(ctx, header::HEADERS_V6).ok()?;
         frame::network::<Ipv6Header>(ctx).ok()?.destination
     } else {
-        frame::pull(ctx, header::HEADERS_V4);
+        frame::pull(ctx, header::HEADERS_V4).ok()?;
         frame::network::<Ipv4Header>(ctx).ok()?.destination.widen()
     };
     maps::local(&LocalKey { segment: FastPort::ROUTED, address })
@@ -81,7 +81,7 @@ fn addressed(ctx: &TcContext, uplink: &Uplink) -> Option<u32> {
 #[inline(always)]
 fn switched(ctx: &TcContext, bridge: u32, ifindex: u32) -> Result<(), Decline> {
     if frame::says_ipv6(ctx) {
-        frame::pull(ctx, header::HEADERS_V6);
+        frame::pull(ctx, header::HEADERS_V6).map_err(|_| Decline::Control)?;
         let header: &Ipv6Header = frame::network(ctx).map_err(|_| Decline::Control)?;
         match header.next_header {
             HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS => return Err(Decline::Control),

@@ -330,6 +330,11 @@ impl Attachments {
             let index = device.index();
             return Ok(Some(format!("the dataplane does not bind device {index} to attachment {id}")));
         }
+        if !self.parents.has_trunks(id)? {
+            return Ok(Some(format!(
+                "the dataplane does not let pass beneath its VLAN what attachment {id} sends"
+            )));
+        }
         for (address, kind) in sources(attachment) {
             let found = self.kind_of(id, address)?;
             if found.is_none() {

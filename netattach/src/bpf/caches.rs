@@ -9,7 +9,7 @@ use netattach_common::AttachmentRecord;
 
 use super::attachments::{self, Attachment, Attachments};
 use super::flows::Host;
-use super::parents::{Device, OnParent, Parent};
+use super::parents::{Device, OnParent, Parent, Trunks};
 use super::pin::Pins;
 use super::shares::{self, PerFamily, Shares};
 use super::{BpfError, Config};
@@ -245,12 +245,29 @@ impl ParentMap<'_> {
         self.0.lock().parents.parent_of(id)
     }
 
+    /// Lets pass what an attachment sends and what was judged above, where it leaves by the devices beneath a VLAN, and nowhere
+    /// else.
+    ///
+    /// # Errors
+    /// The map is full or cannot be written.
+    pub fn pass_above(&self, id: u32, trunks: &Trunks) -> Result<(), BpfError> {
+        self.0.lock().parents.pass_above(id, trunks)
+    }
+
+    /// Takes out what an earlier agent has let pass for attachments of which this one has not been told.
+    ///
+    /// # Errors
+    /// The map cannot be written.
+    pub fn forget_lost(&self) -> Result<(), BpfError> {
+        self.0.lock().parents.forget_lost()
+    }
+
     /// The attachments that have an address on a parent, for recovery.
     pub fn attachments(&self) -> BTreeSet<u32> {
         self.0.lock().parents.attachments().collect()
     }
 
-    /// The number of entries: macvlans, their parents, their namespaces.
+    /// The number of entries: macvlans, their parents, their namespaces, what these send from above.
     pub fn entries(&self) -> usize {
         self.0.lock().parents.len()
     }

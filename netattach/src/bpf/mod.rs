@@ -79,7 +79,7 @@ pub use netattach_common::{
 };
 pub use object::embedded_object;
 pub use packet_log::{Detail, Followed, LogObject, PacketLog};
-pub use parents::{Device, OnParent, Parent};
+pub use parents::{Device, OnParent, Parent, Trunks};
 pub use pin::{are_removable, is_on_bpffs, mount_bpffs, remove_all_pins};
 pub use policy_maps::PolicyMaps;
 pub use program_table::{Entry, Program};

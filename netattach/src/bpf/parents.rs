@@ -43,6 +43,15 @@ pub struct OnParent {
     pub netns_cookie: u64,
 }
 
+/// Where what an attachment sends leaves once more after it was judged: the devices beneath a VLAN.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Trunks {
+    /// Cookie of the pod's network namespace; 0 where the kernel gives none.
+    pub netns_cookie: u64,
+    /// Each device, by index in the node's namespace, and the VLAN of the frames there.
+    pub on: Vec<(u32, u16)>,
+}
+
 /// A parent that runs the programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Parent {
@@ -61,6 +70,8 @@ pub(super) struct Parents {
     map: Box<dyn MapOps<ParentKey, ParentEntry>>,
     entries: BTreeMap<ParentKey, ParentEntry>,
     index: Index,
+    /// Of the attachments that have any.
+    trunks: BTreeMap<u32, Trunks>,
 }
 
 /// The entries by what they are asked for, so that nobody looks through those of a thousand macvlans.
@@ -70,8 +81,8 @@ struct Index {
     of: HashMap<u32, BTreeSet<ParentKey>>,
     /// Number of addresses on each parent.
     on: BTreeMap<u32, usize>,
-    /// Number of addresses by the cookie of their namespace.
-    within: HashMap<u64, usize>,
+    /// Number of addresses on each parent, by the cookie of their namespace.
+    within: HashMap<u64, BTreeMap<u32, usize>>,
     /// The parents that are entered.
     covered: BTreeSet<u32>,
     /// Cookies of the namespaces that are entered and have no address. An agent may have been killed before it entered the
@@ -85,7 +96,7 @@ impl Index {
         if entry.attachment != 0 {
             self.of.entry(entry.attachment).or_default().insert(key);
             *self.on.entry(key.ifindex).or_default() += 1;
-            *self.within.entry(cookie).or_default() += 1;
+            *self.within.entry(cookie).or_default().entry(key.ifindex).or_default() += 1;
             self.unused.remove(&cookie);
         } else if key == ParentKey::namespace(cookie) {
             if !self.within.contains_key(&cookie) {
@@ -106,15 +117,10 @@ impl Index {
                     self.of.remove(&entry.attachment);
                 }
             }
-            if let Some(count) = self.on.get_mut(&key.ifindex) {
-                *count -= 1;
-                if *count == 0 {
-                    self.on.remove(&key.ifindex);
-                }
-            }
-            if let Some(count) = self.within.get_mut(&cookie) {
-                *count -= 1;
-                if *count == 0 {
+            take_one(&mut self.on, key.ifindex);
+            if let Some(on) = self.within.get_mut(&cookie) {
+                take_one(on, key.ifindex);
+                if on.is_empty() {
                     self.within.remove(&cookie);
                     if is_entered(cookie) {
                         self.unused.insert(cookie);
@@ -127,6 +133,21 @@ impl Index {
             self.covered.remove(&key.ifindex);
         }
     }
+
+    /// Whether a namespace has an address on a parent.
+    fn has(&self, cookie: u64, parent: u32) -> bool {
+        self.within.get(&cookie).is_some_and(|on| on.contains_key(&parent))
+    }
+}
+
+/// Counts one less; what there is none of is left out.
+fn take_one(counts: &mut BTreeMap<u32, usize>, of: u32) {
+    if let Some(count) = counts.get_mut(&of) {
+        *count -= 1;
+        if *count == 0 {
+            counts.remove(&of);
+        }
+    }
 }
 
 impl Parents {
@@ -135,23 +156,52 @@ impl Parents {
         let entries: BTreeMap<_, _> = map.all()?.into_iter().collect();
         let mut index = Index::default();
         entries.iter().for_each(|(key, entry)| index.add(*key, entry));
-        Ok(Self { map, entries, index })
+        Ok(Self { map, entries, index, trunks: BTreeMap::new() })
     }
 
-    /// Binds an address on a parent to an attachment, and unbinds any other address of the attachment.
+    /// Binds an address on a parent to an attachment, and unbinds any other address of the attachment. First nothing passes on
+    /// the parent any more that its namespace sends from above.
     pub(super) fn bind(&mut self, id: u32, mac: common::Mac, on: &OnParent) -> Result<(), BpfError> {
         let key = ParentKey::macvlan(on.parent, mac);
         if on.netns_cookie != 0 {
-            let namespace = ParentEntry { attachment: 0, flags: 0, netns_cookie: on.netns_cookie };
-            self.write(ParentKey::namespace(on.netns_cookie), namespace)?;
+            self.close(on.netns_cookie, on.parent)?;
+            self.write(ParentKey::namespace(on.netns_cookie), of_namespace(on.netns_cookie))?;
         }
+        let before = self.entries.get(&key).map(|entry| entry.netns_cookie);
         self.write(key, entry_of(id, on))?;
+        if let Some(cookie) = before.filter(|cookie| *cookie != on.netns_cookie) {
+            self.reopen(cookie, on.parent)?;
+        }
         self.unbind_all_but(id, Some(key))
     }
 
-    /// Unbinds every address of an attachment.
+    /// Lets nothing pass from above for an attachment any more, and unbinds every address of it.
     pub(super) fn unbind(&mut self, id: u32) -> Result<(), BpfError> {
+        self.pass_above(id, &Trunks::default())?;
         self.unbind_all_but(id, None)
+    }
+
+    /// Lets pass what an attachment sends and what has been judged above: where it leaves by these devices, and nowhere else. It
+    /// does not pass on a device on which the attachment's namespace has an address, as who has a macvlan there can send what
+    /// looks the same.
+    pub(super) fn pass_above(&mut self, id: u32, trunks: &Trunks) -> Result<(), BpfError> {
+        let before = if trunks.netns_cookie == 0 || trunks.on.is_empty() {
+            self.trunks.remove(&id)
+        } else {
+            self.trunks.insert(id, trunks.clone())
+        };
+        for Trunks { netns_cookie, on } in before.iter().chain([trunks]) {
+            on.iter().try_for_each(|(device, vlan)| self.settle(*netns_cookie, *device, *vlan))?;
+        }
+        Ok(())
+    }
+
+    /// Takes out what an earlier agent has let pass for attachments that there are not.
+    pub(super) fn forget_lost(&mut self) -> Result<(), BpfError> {
+        let wanted: BTreeSet<ParentKey> = self.wanted().map(|(key, _)| key).collect();
+        let marked = self.entries.range(ParentKey::itself(ParentKey::ABOVE)..).map(|(key, _)| *key);
+        let lost: Vec<ParentKey> = marked.filter(|key| !wanted.contains(key)).collect();
+        lost.into_iter().try_for_each(|key| self.erase(key))
     }
 
     /// Enters a parent itself.
@@ -202,6 +252,18 @@ impl Parents {
         self.entries.values().map(|entry| entry.attachment).filter(|id| *id != 0)
     }
 
+    /// Whether the kernel's map lets pass what it is to let pass of an attachment.
+    pub(super) fn has_trunks(&self, id: u32) -> Result<bool, BpfError> {
+        let Some(Trunks { netns_cookie, on }) = self.trunks.get(&id) else { return Ok(true) };
+        for (device, vlan) in on.iter().filter(|(device, _)| !self.index.has(*netns_cookie, *device)) {
+            let found = self.map.get(&ParentKey::above(*device, *netns_cookie, *vlan))?;
+            if found != Some(of_namespace(*netns_cookie)) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Whether the kernel's map has the attachment as it was bound.
     pub(super) fn has(&self, id: u32, mac: common::Mac, on: &OnParent) -> Result<bool, BpfError> {
         let found = self.map.get(&ParentKey::macvlan(on.parent, mac))?;
@@ -211,9 +273,51 @@ impl Parents {
     fn unbind_all_but(&mut self, id: u32, keep: Option<ParentKey>) -> Result<(), BpfError> {
         let of_id = self.index.of.get(&id).into_iter().flatten().copied();
         let keys: Vec<ParentKey> = of_id.filter(|key| Some(*key) != keep).collect();
-        keys.into_iter().try_for_each(|key| self.erase(key))?;
+        for key in keys {
+            let cookie = self.entries.get(&key).map_or(0, |entry| entry.netns_cookie);
+            self.erase(key)?;
+            self.reopen(cookie, key.ifindex)?;
+        }
         let unused: Vec<u64> = self.index.unused.iter().copied().collect();
         unused.into_iter().try_for_each(|cookie| self.erase(ParentKey::namespace(cookie)))
+    }
+
+    /// Everything that attachments want to pass, also where it does not: its key and the namespace.
+    fn wanted(&self) -> impl Iterator<Item = (ParentKey, u64)> + '_ {
+        self.trunks.values().flat_map(|Trunks { netns_cookie, on }| {
+            on.iter()
+                .map(move |(device, vlan)| (ParentKey::above(*device, *netns_cookie, *vlan), *netns_cookie))
+        })
+    }
+
+    /// Lets pass on a device what a namespace sends from above by a VLAN, or not, as it is to be now.
+    fn settle(&mut self, cookie: u64, device: u32, vlan: u16) -> Result<(), BpfError> {
+        let key = ParentKey::above(device, cookie, vlan);
+        let is_wanted = self.wanted().any(|wanted| wanted == (key, cookie));
+        if is_wanted && !self.index.has(cookie, device) {
+            self.write(key, of_namespace(cookie))
+        } else if self.entries.contains_key(&key) {
+            self.erase(key)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Lets nothing pass on a device that a namespace sends from above, whoever has entered it.
+    fn close(&mut self, cookie: u64, device: u32) -> Result<(), BpfError> {
+        let marked = ParentKey::itself(device | ParentKey::ABOVE);
+        let on_device = self.entries.range(marked..).take_while(|(key, _)| key.ifindex == marked.ifindex);
+        let keys: Vec<ParentKey> =
+            on_device.filter(|(_, entry)| entry.netns_cookie == cookie).map(|(key, _)| *key).collect();
+        keys.into_iter().try_for_each(|key| self.erase(key))
+    }
+
+    /// Lets pass on a device what a namespace sends from above, once it has no address there any more.
+    fn reopen(&mut self, cookie: u64, device: u32) -> Result<(), BpfError> {
+        let of_namespace = self.trunks.values().filter(|trunks| trunks.netns_cookie == cookie);
+        let on_device = of_namespace.flat_map(|trunks| &trunks.on).filter(|(on, _)| *on == device);
+        let vlans: Vec<u16> = on_device.map(|(_, vlan)| *vlan).collect();
+        vlans.into_iter().try_for_each(|vlan| self.settle(cookie, device, vlan))
     }
 
     /// The number of entries of any kind.
@@ -246,6 +350,11 @@ impl Parents {
     }
 }
 
+/// The entry of a namespace, and of what passes that it sends from above.
+fn of_namespace(netns_cookie: u64) -> ParentEntry {
+    ParentEntry { attachment: 0, flags: 0, netns_cookie }
+}
+
 fn entry_of(id: u32, on: &OnParent) -> ParentEntry {
     let flags = if on.siblings { flag::SIBLINGS } else { 0 };
     ParentEntry { attachment: id, flags, netns_cookie: on.netns_cookie }
@@ -256,8 +365,30 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// An agent may be killed after each change.
     #[derive(Default)]
     struct InMemory(BTreeMap<ParentKey, ParentEntry>);
+
+    impl InMemory {
+        /// Nothing passes from above where its namespace has an address.
+        fn check(&self) {
+            let addresses = addresses(&self.0);
+            for (key, entry) in self.0.iter().filter(|(key, _)| is_marked(key)) {
+                let device = key.ifindex & !ParentKey::ABOVE;
+                assert!(!addresses.contains(&(device, entry.netns_cookie)), "{:?}", self.0);
+            }
+        }
+    }
+
+    fn is_marked(key: &ParentKey) -> bool {
+        key.ifindex & ParentKey::ABOVE != 0
+    }
+
+    /// The devices on which namespaces have addresses.
+    fn addresses(entries: &BTreeMap<ParentKey, ParentEntry>) -> BTreeSet<(u32, u64)> {
+        let of_macvlans = entries.iter().filter(|(_, entry)| entry.attachment != 0);
+        of_macvlans.map(|(key, entry)| (key.ifindex, entry.netns_cookie)).collect()
+    }
 
     impl MapOps<ParentKey, ParentEntry> for InMemory {
         fn get(&self, key: &ParentKey) -> Result<Option<ParentEntry>, BpfError> {
@@ -266,11 +397,13 @@ mod tests {
 
         fn put(&mut self, key: ParentKey, entry: ParentEntry) -> Result<(), BpfError> {
             self.0.insert(key, entry);
+            self.check();
             Ok(())
         }
 
         fn remove(&mut self, key: &ParentKey) -> Result<(), BpfError> {
             self.0.remove(key);
+            self.check();
             Ok(())
         }
 
@@ -285,8 +418,20 @@ mod tests {
 
     #[derive(Debug, Clone)]
     enum Deed {
-        Bind { id: u32, mac: u8, parent: u32, cookie: u64 },
+        Bind {
+            id: u32,
+            mac: u8,
+            parent: u32,
+            cookie: u64,
+        },
+        Pass {
+            id: u32,
+            cookie: u64,
+            on: Vec<(u32, u16)>,
+        },
         Unbind(u32),
+        /// Another agent, to which this attachment is not known any more.
+        Restart(u32),
         Cover(u32),
         Uncover(u32),
     }
@@ -298,9 +443,13 @@ mod tests {
             parent,
             cookie,
         });
+        let on = prop::collection::vec((1..3_u32, 5..7_u16), 0..3);
+        let pass = (1..5_u32, 0..4_u64, on).prop_map(|(id, cookie, on)| Deed::Pass { id, cookie, on });
         let one = prop_oneof![
             4 => bind,
+            4 => pass,
             2 => (1..5_u32).prop_map(Deed::Unbind),
+            1 => (1..5_u32).prop_map(Deed::Restart),
             1 => (1..3_u32).prop_map(Deed::Cover),
             1 => (1..3_u32).prop_map(Deed::Uncover),
         ];
@@ -311,13 +460,27 @@ mod tests {
         #[test]
         fn the_index_is_that_of_the_entries(deeds in deeds()) {
             let mut parents = Parents::over(Box::<InMemory>::default()).unwrap();
+            let mut trunks: BTreeMap<u32, Trunks> = BTreeMap::new();
             for deed in deeds {
                 match deed {
                     Deed::Bind { id, mac, parent, cookie } => {
                         let on = OnParent { parent, siblings: false, netns_cookie: cookie };
                         parents.bind(id, common::Mac { octets: [2, 0, 0, 0, 0, mac] }, &on).unwrap();
                     }
-                    Deed::Unbind(id) => parents.unbind(id).unwrap(),
+                    Deed::Pass { id, cookie, on } => {
+                        trunks.insert(id, Trunks { netns_cookie: cookie, on });
+                        parents.pass_above(id, &trunks[&id]).unwrap();
+                    }
+                    Deed::Unbind(id) => {
+                        parents.unbind(id).unwrap();
+                        trunks.remove(&id);
+                    }
+                    Deed::Restart(lost) => {
+                        parents = Parents::over(Box::new(InMemory(parents.entries.clone()))).unwrap();
+                        trunks.remove(&lost);
+                        trunks.iter().for_each(|(id, trunks)| parents.pass_above(*id, trunks).unwrap());
+                        parents.forget_lost().unwrap();
+                    }
                     Deed::Cover(parent) => {
                         let what = Parent { netns_cookie: 9, card: false, strangers: false, own_clsact: true };
                         parents.cover(parent, what).unwrap();
@@ -330,7 +493,28 @@ mod tests {
                 // Nobody's namespace stays entered after a macvlan has come or gone.
                 let kernels: BTreeMap<_, _> = parents.map.all().unwrap().into_iter().collect();
                 prop_assert_eq!(&kernels, &parents.entries);
+                let addresses = addresses(&kernels);
+                let wanted = trunks.values().filter(|trunks| trunks.netns_cookie != 0);
+                let wanted = wanted.flat_map(|Trunks { netns_cookie, on }| {
+                    on.iter().map(move |(device, vlan)| (*device, *netns_cookie, *vlan))
+                });
+                let passing = wanted.filter(|(device, cookie, _)| !addresses.contains(&(*device, *cookie)));
+                let passing: BTreeSet<ParentKey> =
+                    passing.map(|(device, cookie, vlan)| ParentKey::above(device, cookie, vlan)).collect();
+                let entered: BTreeSet<ParentKey> = kernels.keys().copied().filter(is_marked).collect();
+                prop_assert_eq!(entered, passing);
+                prop_assert!(trunks.keys().all(|id| parents.has_trunks(*id).unwrap()));
             }
         }
+    }
+
+    #[test]
+    fn what_a_kernel_has_lost_of_it_is_noticed() {
+        let mut parents = Parents::over(Box::<InMemory>::default()).unwrap();
+        let trunks = Trunks { netns_cookie: 7, on: vec![(3, 5), (2, 6)] };
+        parents.pass_above(1, &trunks).unwrap();
+        assert_eq!([1, 2].map(|id| parents.has_trunks(id).unwrap()), [true; 2]);
+        parents.map.remove(&ParentKey::above(2, 7, 6)).unwrap();
+        assert_eq!([1, 2].map(|id| parents.has_trunks(id).unwrap()), [false, true]);
     }
 }

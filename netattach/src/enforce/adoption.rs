@@ -183,6 +183,7 @@ impl Enforcer {
             );
             dataplane.remove_attachment(id)?;
         }
+        dataplane.parents().forget_lost()?;
         self.routed().retain(known)?;
         self.programs().sweep(known)
     }

@@ -8,7 +8,7 @@ use ipnet::{IpNet, Ipv6Net};
 
 use super::bandwidth::BandwidthLimit;
 use super::error::EnforceError;
-use crate::bpf::{Attachment, Checks, Limits, OnParent, Rate};
+use crate::bpf::{Attachment, Checks, Limits, OnParent, Rate, Trunks};
 use crate::fast_path::{Member, Reason};
 use crate::hooks::{HookError, HookPoint, PodDevice};
 use crate::mac::Mac;
@@ -18,7 +18,7 @@ use crate::plan::result::{Ends, Leased, is_unaddressed};
 use crate::plan::{AttachmentPlan, PodRef, Sandbox, addressing, routing};
 use crate::policy::index::Endpoint;
 use crate::spec::{Link, Pace, PortVlans, Tie};
-use crate::step::{EnforceWhen, HookKind, MadeBy, Protect, Role, Step, Style};
+use crate::step::{EnforceWhen, HookKind, MadeBy, Parent, Protect, Role, Step, Style};
 
 /// Limit on records of new flows of one attachment, per second.
 const FLOW_RECORDS: u64 = 1000;
@@ -47,6 +47,8 @@ pub struct EnforcedAttachment {
     netkit: bool,
     /// Index of its parent, if that one's links reach each other within it: by its ingress, or by the devices in pods.
     pub(super) shares: Option<u32>,
+    /// Where its frames leave once more after they were judged.
+    pub(super) trunks: Trunks,
     /// When its programs are attached.
     pub(crate) when: EnforceWhen,
     /// Its pod, if that is known.
@@ -131,6 +133,7 @@ impl EnforcedAttachment {
                 .and_then(|ends| ends.parent.as_ref())
                 .filter(|_| reach_each_other(attachment))
                 .map(|parent| parent.device.index),
+            trunks: ends.and_then(|ends| ends.parent.as_ref()).map(trunks).unwrap_or_default(),
             when: protect.when,
             pod: sandbox.pod.clone(),
             pod_index,
@@ -221,6 +224,12 @@ pub(crate) fn is_behind_card(attachment: &AttachmentPlan) -> bool {
 /// Whether the attachment has a parent whose links reach each other without leaving it.
 fn reach_each_other(attachment: &AttachmentPlan) -> bool {
     matches!(attachment.link().map(Link::tie), Some(Tie::Parent { siblings: true, .. }))
+}
+
+/// Where the frames of a link on that parent leave once more.
+fn trunks(parent: &Parent) -> Trunks {
+    let on = parent.trunks.iter().map(|it| (it.device, it.vlan)).collect();
+    Trunks { netns_cookie: parent.netns_cookie, on }
 }
 
 /// Whether another plugin made the interface.
@@ -368,6 +377,7 @@ pub(super) mod tests {
             on_representor: false,
             netkit: false,
             shares: None,
+            trunks: Trunks::default(),
             when: EnforceWhen::Always,
             pod: Some(PodRef { name: ObjectName::new("shop", "a"), uid: None }),
             pod_index: 2,

@@ -217,8 +217,9 @@ impl Enforcer {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes the record of an attachment.
+    /// Writes the record of an attachment. From then on what its namespace sends passes beneath its VLAN, if it is on one.
     pub(super) fn put_record(&self, attachment: &EnforcedAttachment) -> Result<(), EnforceError> {
+        self.dataplane.parents().pass_above(attachment.id, &attachment.trunks)?;
         if attachment.point.is_nowhere() {
             // Policies of other attachments refer to its addresses; no packet is looked up by its record.
             return Ok(());

@@ -9,7 +9,7 @@
 //! | `socket`, `lean`, `error` | several requests in one datagram; what of the answers is parsed; the kernel's refusals as data |
 //! | `link`, `link_change`, `properties`, `peer` | links; changes of those that exist; the other end of a veth |
 //! | `known_links` | bridges and parents as the kernel has told of them last |
-//! | `names` | the names of a namespace's links |
+//! | `names`, `trunks` | the names of a namespace's links; the devices beneath a VLAN |
 //! | `device`, `above`, `virtual_function` | devices that pods take; what is on one; what a card sets for its virtual functions |
 //! | [`devlink`], `representor` | whether a card is in mode switchdev; the node's ends of its virtual functions then |
 //! | [`ethtool`] | features of a device |
@@ -61,6 +61,7 @@ mod stations;
 mod tap;
 mod tbf;
 mod tc;
+mod trunks;
 mod virtual_function;
 mod vrf;
 mod watch;

@@ -29,6 +29,7 @@ pub use claim::{Claim, Home, Representor};
 pub use hook_kind::{ENFORCE_ANNOTATION, EnforceWhen, HookKind, NotObservable};
 pub use output::{
     Bridge, Brought, HostAccess, Interface, Kept, Output, Outputs, Parent, Printed, Reached, SourceRouting,
+    Trunk,
 };
 pub use translate::{PortSenders, Translate};
 

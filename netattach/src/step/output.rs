@@ -331,6 +331,18 @@ pub struct Parent {
     /// Cookie of the pod's namespace (`SO_NETNS_COOKIE`), by which programs on the parent recognise traffic of the
     /// pod's sockets. 0 if the kernel has no cookies.
     pub netns_cookie: u64,
+    /// Where the pod's frames leave with a tag: the devices beneath, as far as the parent or the link is a VLAN.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub trunks: Vec<Trunk>,
+}
+
+/// A device on which the frames of a VLAN leave.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Trunk {
+    /// Index of the device on the node.
+    pub device: u32,
+    /// The VLAN.
+    pub vlan: u16,
 }
 
 /// The bridge of an attachment.

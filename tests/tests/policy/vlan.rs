@@ -100,3 +100,97 @@ fn policies_hold_on_vlans_of_a_wire_and_each_has_one_pod() {
     node.del(&b).success();
     Snapshot::take(&node, &[&a, &b, &c]).unwrap().assert_nothing_is_left();
 }
+
+/// The host beyond the wire, on it and on two VLANs of it.
+const OUTSIDE: [&str; 3] = ["10.52.0.9", "10.53.0.9", "10.54.0.9"];
+
+/// A node with a VLAN of its wire, and networks of macvlans on both and of another VLAN; and what is beyond the wire.
+fn with_vlans() -> (Node, Namespace) {
+    let mut node = Node::new(&[]).unwrap();
+    node.add_wire().unwrap();
+    let tagged = ["link", "add", "link", WIRE, "name", "tagged0", "up", "type", "vlan", "id", "5"];
+    ip(&node.namespace, &tagged).unwrap();
+    let own = json!({"type": "static", "addresses": [{"address": "10.54.0.2/24"}]});
+    let networks = [
+        ("plain", json!({"type": "macvlan", "master": WIRE, "ipam": node.host_local(&["10.52.0.0/24"])})),
+        (
+            "tagged",
+            json!({"type": "macvlan", "master": "tagged0", "ipam": node.host_local(&["10.53.0.0/24"])}),
+        ),
+        ("own", json!({"type": "vlan", "master": WIRE, "vlanId": 6, "ipam": own})),
+    ];
+    for (name, mut config) in networks {
+        config["cniVersion"] = json!("1.0.0");
+        node.write(&format!("net-{name}"), &network(NAMESPACE, name, &config)).unwrap();
+    }
+    let rules = json!({
+        "podSelector": {"matchLabels": {"app": "t"}}, "policyTypes": ["Egress"], "egress": [{"ports": [{"port": 80}]}]
+    });
+    node.write("rules", &policy("rules", "tagged", &rules)).unwrap();
+    for (name, networks) in [("p", "plain"), ("t", "tagged"), ("v", "own"), ("both", "plain, tagged")] {
+        node.write(name, &pod(name, &json!({"app": name}), &json!(networks))).unwrap();
+    }
+    let outside = Namespace::new().unwrap();
+    ip(&node.namespace, &["link", "set", "wire1", "netns", &outside.task()]).unwrap();
+    ip(&outside, &["link", "set", "wire1", "up"]).unwrap();
+    for (device, id) in [("v5", "5"), ("v6", "6")] {
+        ip(&outside, &["link", "add", "link", "wire1", "name", device, "up", "type", "vlan", "id", id])
+            .unwrap();
+    }
+    for (device, address) in ["wire1", "v5", "v6"].into_iter().zip(OUTSIDE) {
+        ip(&outside, &["addr", "add", &format!("{address}/24"), "dev", device]).unwrap();
+    }
+    node.start().unwrap();
+    (node, outside)
+}
+
+/// Where the kernel says whose socket has sent a frame, what comes down from a VLAN is nobody's by its address on the parent.
+///
+/// Rows: MVL-vlan.
+#[test]
+fn policies_hold_on_vlans_beside_macvlans_on_their_parent() {
+    if !has_driver("vlan") {
+        return report_skipped("policies_hold_on_vlans_beside_macvlans", "the kernel has no vlan");
+    }
+    let (mut node, outside) = with_vlans();
+    let at = |number: usize, port| SocketAddr::new(OUTSIDE[number].parse().unwrap(), port);
+    let _servers = [at(0, 80), at(1, 80), at(1, 81), at(2, 80)].map(|it| Echo::serve(&outside, it).unwrap());
+    let [p, t, v, both] = ["p", "t", "v", "both"].map(|name| Pod::new(name).unwrap());
+    let all = [&p, &t, &v, &both];
+    for pod in all {
+        node.add(pod).success();
+        node.check(pod).success();
+    }
+    // Who has a macvlan on the parent as well could send what looks the same by a VLAN of its own making.
+    let by_both = !netattach::bpf::probe::has_netns_cookie();
+    let attempts = [
+        (&p, at(0, 80), true),
+        (&t, at(1, 80), true),
+        (&t, at(1, 81), false),
+        (&v, at(2, 80), true),
+        (&both, at(0, 80), true),
+        (&both, at(1, 80), by_both),
+    ];
+    let surprises = || {
+        let reached = |pod: &Pod, to, expected: bool| {
+            connects(&pod.namespace, to, if expected { PATIENCE } else { SILENCE })
+        };
+        let wrong = attempts.iter().filter(|(pod, to, expected)| reached(pod, *to, *expected) != *expected);
+        wrong.map(|(pod, to, _)| format!("{} to {to}", pod.name)).collect::<Vec<_>>()
+    };
+    assert_eq!(surprises(), Vec::<String>::new());
+    node.kill().unwrap();
+    node.start().unwrap();
+    assert_eq!(surprises(), Vec::<String>::new());
+    // Without a macvlan on the parent nothing is asked there, and with the next one it is again.
+    node.del(&both).success();
+    node.del(&p).success();
+    assert!(connects(&t.namespace, at(1, 80), PATIENCE));
+    node.add(&p).success();
+    assert!(connects(&t.namespace, at(1, 80), PATIENCE) && connects(&v.namespace, at(2, 80), PATIENCE));
+    for pod in [&p, &t, &v] {
+        node.del(pod).success();
+    }
+    ip(&node.namespace, &["link", "del", "tagged0"]).unwrap();
+    Snapshot::take(&node, &all).unwrap().assert_nothing_is_left();
+}

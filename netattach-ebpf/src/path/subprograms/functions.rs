@@ -11,7 +11,7 @@ use super::{NULL_ARGUMENT, Subprograms, exclusive, reference};
 use crate::path::{
     antispoof, conntrack, fragment,
     frame::Skb,
-    icmp, policy,
+    icmp, policy, routed,
     scope::Scope,
     share,
     verdict::{Denied, Encode, Known, Opening},
@@ -23,6 +23,7 @@ macro_rules! subprograms {
         $on_link:ident,
         $body:path,
         $read:ident,
+        $routed:ident,
         $fragment:ident,
         $known:ident,
         $open:ident,
@@ -41,6 +42,16 @@ macro_rules! subprograms {
                 None => Err(NULL_ARGUMENT),
             };
             answer.encode()
+        }
+
+        #[unsafe(no_mangle)]
+        #[inline(never)]
+        fn $routed(skb: *mut __sk_buff, scope: *const Scope, packet: *const Packet<$address>) -> u32 {
+            let answer = match (reference(scope), reference(packet)) {
+                (Some(scope), Some(packet)) => routed::judges(&TcContext::new(skb), scope, packet),
+                _ => false,
+            };
+            answer.into()
         }
 
         #[unsafe(no_mangle)]
@@ -168,6 +179,11 @@ macro_rules! subprograms {
             }
 
             #[inline(always)]
+            fn is_judged_as_routed(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> bool {
+                $routed(ctx.skb.skb, scope, packet) != 0
+            }
+
+            #[inline(always)]
             fn complete_fragment(scope: &Scope, packet: &mut Packet<Self>) {
                 $fragment(scope, packet);
             }
@@ -236,6 +252,7 @@ subprograms!(
     never_on_link,
     walk::ipv4,
     na_read4,
+    na_guard4,
     na_fragment4,
     na_known4,
     na_open4,
@@ -251,6 +268,7 @@ subprograms!(
     on_link,
     walk::ipv6,
     na_read6,
+    na_guard6,
     na_fragment6,
     na_known6,
     na_open6,

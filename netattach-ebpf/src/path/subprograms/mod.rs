@@ -16,6 +16,7 @@
 //! | `na_options`, `na_neighbour` | check IPv4 options and neighbour discovery that a pod sends | `antispoof` |
 //! | `na_other` | judges a frame that is neither IP's nor ARP's | `antispoof` |
 //! | `na_on_link` | asks whether neighbour discovery is no more than that | `functions` |
+//! | `na_guard4`, `na_guard6` | ask whether a packet is judged behind the node's translation | `functions` |
 //! | `na_fragment4`, `na_fragment6` | remember the ports of first fragments, complete later ones | `functions` |
 //! | `na_known4`, `na_known6` | judge a packet by its flow | `functions` |
 //! | `na_open4`, `na_open6` | judge a packet without one by the policy | `functions` |
@@ -58,6 +59,8 @@ pub(crate) trait Subprograms: Family {
     fn stays_on_link(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> Result<bool, Denied>;
     /// Reads the headers from IP on, of a packet that has just begun.
     fn read(ctx: &TcContext, packet: &mut Packet<Self>) -> Result<(), Denied>;
+    /// Whether the node's packet filter judges a packet, before or after.
+    fn is_judged_as_routed(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> bool;
     /// Remembers the ports of a first fragment, or completes a later one by them.
     fn complete_fragment(scope: &Scope, packet: &mut Packet<Self>);
     /// Judges a packet by its flow.

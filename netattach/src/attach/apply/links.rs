@@ -8,7 +8,7 @@ use crate::attach::{StepError, facts, representor, take_device};
 use crate::netlink::{self, Handle, LinkState};
 use crate::plan::AttachmentPlan;
 use crate::spec;
-use crate::step::{Brought, Claim, MadeBy, Output, Parent, SetDevice, StepRef};
+use crate::step::{Brought, Claim, MadeBy, Output, Parent, SetDevice, StepRef, Trunk};
 
 impl Executor<'_> {
     /// Creates a link that is created by itself: see [`crate::plan::phases::has_company`].
@@ -118,7 +118,7 @@ impl Executor<'_> {
         let parent = self.parent(ipvlan.parent.as_deref())?;
         check_mtu(ipvlan.mtu, &parent)?;
         let pod = self.host.create_ipvlan(ipvlan, &parent, self.netns.as_fd(), &mut self.pod)?;
-        let parent = Parent { device: interface(&parent), netns_cookie: self.pod.netns_cookie() };
+        let parent = self.shared(&parent, None)?;
         Ok(Output::Link { host: None, pod: interface(&pod), parent: Some(parent) })
     }
 
@@ -141,7 +141,7 @@ impl Executor<'_> {
         }
         let made = self.host.create_vlan(vlan, &parent, self.netns.as_fd(), &mut self.pod);
         let pod = made.map_err(|error| taken(error, &parent))?;
-        let parent = Parent { device: interface(&parent), netns_cookie: self.pod.netns_cookie() };
+        let parent = self.shared(&parent, Some(vlan.tag))?;
         Ok(Output::Link { host: None, pod: interface(&pod), parent: Some(parent) })
     }
 
@@ -202,6 +202,21 @@ impl Executor<'_> {
         };
         self.parents.push((name.map(str::to_owned), parent.clone()));
         Ok(parent)
+    }
+
+    /// The parent of a link, as other steps are to know it. `tag`: of the link's frames there, if it is a VLAN.
+    pub(super) fn shared(
+        &mut self,
+        parent: &LinkState,
+        tag: Option<spec::VlanTag>,
+    ) -> Result<Parent, StepError> {
+        let own = tag.map(|tag| (parent.index, tag.id));
+        let trunks = own.into_iter().chain(self.host.trunks(parent)?);
+        Ok(Parent {
+            device: interface(parent),
+            netns_cookie: self.pod.netns_cookie(),
+            trunks: trunks.map(|(device, vlan)| Trunk { device, vlan }).collect(),
+        })
     }
 }
 

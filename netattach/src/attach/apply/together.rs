@@ -17,7 +17,7 @@ use crate::plan::phases::Item;
 use crate::plan::result::{self, Leased};
 use crate::plan::{AttachmentPlan, hook_kind};
 use crate::spec::{self, Addressing};
-use crate::step::{Configure, HookKind, Interface, Output, Parent, Protect, Step, StepRef, Style};
+use crate::step::{Configure, HookKind, Interface, Output, Protect, Step, StepRef, Style};
 use crate::sysctl;
 use crate::waits;
 
@@ -159,7 +159,7 @@ impl<'a> Executor<'a> {
                 if let Some(mac) = pod.mac.filter(|_| has_own_mac(macvlan)) {
                     self.node.occupied.claim(parent.index, Address::Mac(mac), self.sandbox, attachment)?;
                 }
-                let parent = Parent { device: interface(parent), netns_cookie: self.pod.netns_cookie() };
+                let parent = self.shared(parent, None)?;
                 Ok(Output::Link { host: None, pod: interface(&pod), parent: Some(parent) })
             }
         }

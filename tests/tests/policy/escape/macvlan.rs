@@ -1,4 +1,7 @@
-//! Attacks specific to macvlans of one parent: other pods' addresses, group frames, macvlans beside one's own.
+//! Attacks specific to macvlans of one parent: other pods' addresses, group frames, macvlans beside one's own, frames that are
+//! changed on their way.
+
+use netattach_tests::raw::Ring;
 
 use super::*;
 
@@ -109,4 +112,66 @@ fn macvlans_of_others_pass_where_the_settings_say_so() {
         attacker_runs(&scene, "ip", "link del mv0");
         scene.end();
     }
+}
+
+/// Frames that the attacker changes: what it changes, the frame, where, and what it writes there.
+fn changing(link: &Link) -> [(&'static str, Vec<u8>, usize, Vec<u8>); 4] {
+    // Two options that nobody knows.
+    let options = [&[30_u8, 24][..], &[0; 22], &[30, 16], &[0; 14]].concat();
+    let padding = [&[1_u8, 1, 12][..], &[0; 12]].concat();
+    let v4 = |port| {
+        let packet = Packet::between(link.v4[0], "10.52.0.9").from_mac(link.own);
+        to(STRANGER, packet.options(&options).udp(port, ALLOWED))
+    };
+    let v6 = |destination| Packet::between(link.v6[0], destination).from_mac(link.own);
+    let extended = to(STRANGER, v6("fd00:52::9").extension(60, &padding).udp(1003, ALLOWED));
+    let advertised = to(STRANGER, v6("ff02::1").neighbour(136, link.v6[0], &[(2, link.own)]));
+    let denied = DENIED.to_be_bytes().to_vec();
+    [
+        ("the port behind options", v4(1001), 14 + 60 + 2, denied.clone()),
+        ("an option: a source route", v4(1002), 14 + 20 + 24, vec![131]),
+        ("the port behind an extension header", extended, 14 + 40 + 16 + 2, denied),
+        ("the end of a neighbour's address", advertised, 14 + 40 + 8 + 15, vec![0x99]),
+    ]
+}
+
+/// The attacker hands the kernel frames in its own memory, and changes them while they wait on the parent behind its programs.
+///
+/// Rows: C88.
+#[test]
+fn what_is_judged_of_a_frame_is_what_leaves() {
+    let scene = Scene::new();
+    let link = lan(&scene);
+    let queue = |words: &str| {
+        let run = || Command::new("tc").args(words.split(' ')).output();
+        let output = scene.node.namespace.run(run).unwrap();
+        assert!(output.status.success(), "tc {words}: {output:?}");
+    };
+    queue(&format!("qdisc add dev {WIRE} root tbf rate 32kbit burst 1600 limit 65536"));
+    let wire = RawSocket::open(&scene.node.namespace, "wire1").unwrap();
+    let own = attackers_socket(&scene, link.device);
+    // Keeps the queue busy for a second.
+    let ports = [1000_u16.to_be_bytes(), ALLOWED.to_be_bytes()].concat();
+    let datagram = [&ports[..], &1408_u16.to_be_bytes(), &[0; 1402]].concat();
+    let filler = Packet::between(link.v4[0], "10.52.0.9").from_mac(link.own).payload(17, &datagram);
+    let filler = to(STRANGER, filler);
+    (0..4).for_each(|_| own.send(&filler).unwrap());
+    let frames = changing(&link).map(|(what, frame, at, bytes)| {
+        let ethertype = u16::from_be_bytes([frame[12], frame[13]]);
+        let mut ring = as_attacker(&scene, || Ring::open_here(link.device, ethertype));
+        let sent = ring.send(&frame).unwrap_or_else(|error| panic!("{what}: {error:#}"));
+        ring.change(sent, at, &bytes);
+        let mut changed = frame.clone();
+        changed[at..at + bytes.len()].copy_from_slice(&bytes);
+        (what, frame, changed, ring)
+    });
+    let last = to(STRANGER, link.v4().udp(2001, ALLOWED));
+    own.send(&last).unwrap();
+    let seen = wire.frames_until(&last[last.len() - TAIL..], PATIENCE).unwrap();
+    let left = frames
+        .each_ref()
+        .map(|(what, frame, changed, _)| (*what, seen.contains(frame), seen.contains(changed)));
+    assert_eq!(left, frames.each_ref().map(|(what, ..)| (*what, true, false)));
+    queue(&format!("qdisc del dev {WIRE} root"));
+    scene.end();
 }

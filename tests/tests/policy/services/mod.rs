@@ -3,8 +3,8 @@
 //! A node with the rules that kube-proxy writes. Pods of this node are on a bridge that shows its frames to the packet
 //! filter, as kubeadm requires, or on routed links; a pod of another node is behind a wire.
 //!
-//! `translations` writes the rules. `translated` tests their destinations, `nftables` the same without iptables,
-//! `upstream` the cases of Kubernetes' own suite, `table` the node's packet filter.
+//! `translations` writes the rules. `translated` tests their destinations, `nftables` the same without iptables, `shared`
+//! addresses that pods share, `upstream` the cases of Kubernetes' own suite, `table` the node's packet filter.
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
@@ -18,6 +18,7 @@ use netattach_tests::{Namespace, Node, Pod};
 use serde_json::{Value, json};
 
 mod nftables;
+mod shared;
 mod table;
 mod translated;
 mod translations;
@@ -89,15 +90,22 @@ impl Scene {
     }
 
     fn untranslated(links: Links) -> Self {
+        Self::sharing(links, &[])
+    }
+
+    /// With addresses that each pod of the default network may send from.
+    fn sharing(links: Links, shared: &[&str]) -> Self {
         let mut node = Node::new(&[]).unwrap();
         node.set("networkPolicy", json!(true));
+        let mut config = node.default_config();
         if links == Links::Routed {
-            let mut config = node.default_config();
             let ipam = config["ipam"].take();
-            let config =
-                json!({"cniVersion": "1.0.0", "type": "veth", "isDefaultGateway": true, "ipam": ipam});
-            node.write("default", &network("kube-system", "default", &config)).unwrap();
+            config = json!({"cniVersion": "1.0.0", "type": "veth", "isDefaultGateway": true, "ipam": ipam});
         }
+        if !shared.is_empty() {
+            config["allowedAddresses"] = json!(shared);
+        }
+        node.write("default", &network("kube-system", "default", &config)).unwrap();
         for (name, of) in [(NAMESPACE, "shop"), ("elsewhere", "elsewhere")] {
             node.write(name, &namespace(name, &json!({"ns": of}))).unwrap();
         }
