@@ -7,7 +7,7 @@
 //! | module | what it does |
 //! |---|---|
 //! | `weight` | estimates the memory that an ADD takes, before it begins |
-//! | `intent`, `default_network`, `made_before`, [`conf_dir`], `from_node` | from a request to the networks that the pod wants |
+//! | `intent`, `read_networks`, `default_network`, `made_before`, [`conf_dir`], `from_node` | from a request to the networks that the pod wants |
 //! | `engine`, `facts` | one function per CNI verb; facts about the node that planning needs |
 //! | `repeated_add`, `occupied` | an ADD for a sandbox that is already attached; holders of addresses |
 //! | [`apply`], `admit`, `bridges`, `by_source`, `device_info`, `routing`, `cluster_routes`, `translation`, `restrict_sender`, `tuning`, `vrf`, `enforcement` | the effects of steps |

@@ -88,7 +88,9 @@ impl fmt::Display for Excess {
             Self::Ports => write!(f, "has more than {PORTS} ports"),
             Self::Networks => write!(f, "is for more than {NETWORKS} networks, which counts as for all"),
             Self::Policies => write!(f, "is one of more than {POLICIES} policies of the node"),
-            Self::RulesOfNode => write!(f, "has more rules than the {RULES_OF_NODE} of a node leave its namespace"),
+            Self::RulesOfNode => {
+                write!(f, "has more rules than the {RULES_OF_NODE} of a node leave its namespace")
+            }
             Self::Prefixes => write!(f, "leads to more than {PREFIXES} addresses and prefixes"),
             Self::Entries => write!(f, "leads to more than {ENTRIES} port entries"),
             Self::Work => write!(f, "takes more than {WORK} comparisons to work out"),

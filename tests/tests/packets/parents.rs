@@ -48,7 +48,10 @@ fn below_a_vlan(rig: &Rig, vlan: u16) -> SchedClassifier {
     let program = sys::load_classifier("below_a_vlan", &instructions).unwrap();
     let path = rig.root.join(format!("below_{vlan}"));
     sys::pin(program.as_fd(), &path).unwrap();
-    SchedClassifier::from_pin(path).unwrap()
+    let program = SchedClassifier::from_pin(&path).unwrap();
+    // It is no pin of netattach's, whose directory goes as a whole.
+    std::fs::remove_file(path).unwrap();
+    program
 }
 
 /// The outcome of a frame of the calling thread's namespace at the parent's egress.

@@ -3,7 +3,7 @@
 //! A node with the rules that kube-proxy writes. Pods of this node are on a bridge that shows its frames to the packet
 //! filter, as kubeadm requires, or on routed links; a pod of another node is behind a wire.
 //!
-//! `translations` writes the rules. `translated` tests their destinations, `nftables` the same without iptables, `shared`
+//! `translations` writes the rules. `translated` tests their destinations, `nftables` the same without iptables, `allowed_addresses`
 //! addresses that pods share, `upstream` the cases of Kubernetes' own suite, `table` the node's packet filter.
 
 use std::net::{IpAddr, SocketAddr};
@@ -17,8 +17,8 @@ use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connects, datagram, data
 use netattach_tests::{Namespace, Node, Pod};
 use serde_json::{Value, json};
 
+mod allowed_addresses;
 mod nftables;
-mod shared;
 mod table;
 mod translated;
 mod translations;
