@@ -21,7 +21,7 @@ const EXECUTABLES: [(&str, Option<u64>); 4] = [
     // Its size is part of a pod's latency. With glibc, where there is no musl, it is 1.5 MiB.
     (SHIM.0, Some(2 * 1024 * 1024)),
     // Started for every attachment where there is no agent.
-    ("netattach-cni", Some(4 * 1024 * 1024)),
+    ("netattach-cni", Some(9 * 1024 * 1024 / 2)),
     ("netattachctl", None),
     ("netattachd", None),
 ];
