@@ -87,7 +87,7 @@ fn na_judge(skb: *mut __sk_buff, scope: *const Scope) -> u32 {
 /// The body of [`judge`] within a subprogram: reads a frame and judges it.
 #[inline(always)]
 fn judge_frame(ctx: &TcContext, scope: &Scope) -> Result<PacketClass, Denied> {
-    frame::pull_headers(ctx, scope.side)?;
+    frame::pull_headers(ctx)?;
     let record = scope.record()?;
     let frame = frame::read(ctx, scope, record)?;
     let mut room = Room::default();
@@ -119,7 +119,7 @@ fn ip<A: Subprograms + Sender + log::Addresses>(
     let tuple = &packet.tuple;
     log::headers(scope, tuple);
     let checked = match scope.side {
-        Side::FromPod => check_sender(&Skb::of(ctx), scope, record, packet),
+        Side::FromPod => A::check_sender(&Skb::of(ctx), scope, record, packet),
         Side::ToPod => Ok(()),
     };
     let verdict = match checked {
@@ -146,16 +146,4 @@ fn ip<A: Subprograms + Sender + log::Addresses>(
             Err(denied.recorded())
         }
     }
-}
-
-/// Checks what a packet from a pod says of its sender, once it is certain that it goes on to say so.
-#[inline(always)]
-fn check_sender<A: Sender>(
-    skb: &Skb,
-    scope: &Scope,
-    record: &AttachmentRecord,
-    packet: &Packet<A>,
-) -> Result<(), Denied> {
-    skb.is_settled(packet.judged())?;
-    A::check_sender(skb, scope, record, packet)
 }
