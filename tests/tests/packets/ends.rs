@@ -1,6 +1,6 @@
 //! Both ends of a flow on one node, each under its own policy, and others that its packets come to.
 
-use netattach_common::flow::state::{OPENER_AT_END, REFUSED, REPLIED, RESPONDER_AT_END};
+use netattach_common::flow::state::{OPENER_AT_END, REPLIED, RESPONDER_AT_END};
 
 use super::*;
 
@@ -130,9 +130,13 @@ fn a_conversation_that_a_policy_ends_is_over_for_both_and_for_no_longer_than_its
     ends.isolate(POD, all, all);
     ends.isolate(SERVER, 0, all);
     let both_ways = || {
-        let sent =
-            [(SERVER, FromPod, &back), (POD, ToPod, &back), (POD, FromPod, &out), (SERVER, ToPod, &out)];
-        sent.map(|(id, side, packet)| ends.at(id, side, packet))
+        // What is dropped where it leaves does not arrive.
+        let way = |from, to, packet: &Packet| {
+            let left = ends.at(from, FromPod, packet);
+            [left, left.and_then(|()| ends.at(to, ToPod, packet))]
+        };
+        let ([asked, heard], [answered, told]) = (way(SERVER, POD, &back), way(POD, SERVER, &out));
+        [asked, heard, answered, told]
     };
     let flow = || {
         let flow = ends.0.only_flow();
@@ -142,7 +146,11 @@ fn a_conversation_that_a_policy_ends_is_over_for_both_and_for_no_longer_than_its
     assert_eq!(flow(), (0, REPLIED, all));
     ends.isolate(POD, none, all);
     assert_eq!(both_ways()[..3], [Ok(()), REFUSED_IN, REFUSED_IN]);
-    assert_eq!(flow(), (0, REPLIED | REFUSED, 0));
+    assert_eq!(flow(), (0, REPLIED, Flow::REFUSED));
+    // What the other end's policies say has no part in it.
+    ends.isolate(SERVER, 0, ends.0.install(&allow_all()));
+    assert_eq!(ends.at(SERVER, FromPod, &back), Ok(()));
+    assert_eq!(flow(), (0, REPLIED, Flow::REFUSED));
     // Allowed again, also by the policy that it was allowed by.
     ends.isolate(POD, all, all);
     assert_eq!(ends.at(POD, ToPod, &back), Ok(()));
@@ -155,6 +163,57 @@ fn a_conversation_that_a_policy_ends_is_over_for_both_and_for_no_longer_than_its
     ends.0.age(25);
     assert_eq!(both_ways(), [Ok(()), REFUSED_IN, Ok(()), Ok(())]);
     assert_eq!(both_ways(), [Ok(()); 4]);
+}
+
+/// Rows: C85.
+#[test]
+fn a_conversation_that_a_policy_has_ended_goes_on_when_there_is_none_any_more() {
+    let ends = Ends::new(checked());
+    let (all, none) = (ends.0.install(&allow_all()), ends.0.install(&deny_all()));
+    let refused_out = Err(DropReason::EgressPeer);
+    let lasts = |sent: &[(u32, Side, &Packet)], opened_by_low: u8| {
+        for seconds in [1, 100, 25] {
+            ends.0.age(seconds);
+            for (id, side, packet) in sent {
+                assert_eq!(ends.at(*id, *side, packet), Ok(()), "{seconds}: {packet:?}");
+            }
+            let flow = ends.0.only_flow();
+            assert_eq!((flow.opened_by_low, flow.is_refused()), (opened_by_low, false), "{seconds}");
+        }
+    };
+    let (out, back) = (from_pod().udp(5, 5), to_pod().udp(5, 5));
+
+    // The pod has been called, and what it says ends; then it is not isolated there, or not at all.
+    for (lifted, sent) in [
+        ((0, all), &[(SERVER, FromPod, &back), (POD, ToPod, &back)][..]),
+        ((0, 0), &[(SERVER, FromPod, &back), (POD, FromPod, &out), (SERVER, ToPod, &out)][..]),
+    ] {
+        ends.isolate(POD, all, all);
+        ends.isolate(SERVER, none, all);
+        assert_eq!(ends.at(SERVER, FromPod, &back), Ok(()));
+        assert_eq!(ends.at(POD, FromPod, &out), Ok(()));
+        ends.isolate(POD, none, all);
+        assert_eq!(ends.at(POD, FromPod, &out), REFUSED_IN);
+        ends.isolate(POD, lifted.0, lifted.1);
+        lasts(sent, 0);
+        ends.0.age(200);
+    }
+
+    // The pod has called, and what it is told ends. Afterwards it only listens.
+    ends.isolate(POD, none, all);
+    ends.isolate(SERVER, 0, 0);
+    assert_eq!(ends.at(POD, FromPod, &out), Ok(()));
+    assert_eq!(ends.at(POD, ToPod, &back), Ok(()));
+    ends.isolate(POD, none, none);
+    assert_eq!(ends.at(POD, ToPod, &back), refused_out);
+    assert_eq!(ends.0.only_flow().opener_approved_by, Flow::REFUSED);
+    ends.isolate(POD, none, 0);
+    // A copy at another's device says nothing for it.
+    ends.isolate(THIRD, none, 0);
+    ends.0.age(1);
+    assert_eq!(ends.at(THIRD, ToPod, &back), Ok(()));
+    assert_eq!(ends.0.only_flow().opener_approved_by, Flow::REFUSED);
+    lasts(&[(POD, ToPod, &back)], 1);
 }
 
 /// A frame to one pod's address may carry a packet to another's, and group frames come to all.
