@@ -130,9 +130,13 @@ fn a_conversation_that_a_policy_ends_is_over_for_both_and_for_no_longer_than_its
     ends.isolate(POD, all, all);
     ends.isolate(SERVER, 0, all);
     let both_ways = || {
-        let sent =
-            [(SERVER, FromPod, &back), (POD, ToPod, &back), (POD, FromPod, &out), (SERVER, ToPod, &out)];
-        sent.map(|(id, side, packet)| ends.at(id, side, packet))
+        // What is dropped where it leaves does not arrive.
+        let way = |from, to, packet: &Packet| {
+            let left = ends.at(from, FromPod, packet);
+            [left, left.and_then(|()| ends.at(to, ToPod, packet))]
+        };
+        let ([asked, heard], [answered, told]) = (way(SERVER, POD, &back), way(POD, SERVER, &out));
+        [asked, heard, answered, told]
     };
     let flow = || {
         let flow = ends.0.only_flow();
