@@ -283,6 +283,55 @@ fn where_flows_are_kept_each_end_keeps_its_own() {
     assert_eq!(approved(), (third, RESPONDER_AT_END));
 }
 
+/// Equal policies have one number, and of a frame that a bridge floods a copy may come first.
+///
+/// Rows: C85.
+#[test]
+fn where_flows_are_kept_an_end_keeps_what_another_under_its_policy_has_seen_first() {
+    let ends = Ends::new(keeping());
+    let (all, none) = (ends.0.install(&allow_all()), ends.0.install(&deny_all()));
+    for (from, to) in [(THIRD_V4, POD_V4), (THIRD_V6, POD_V6)] {
+        ends.isolate(POD, all, 0);
+        ends.isolate(SERVER, all, 0);
+        let [call, goes_on] = [SYN, ACK].map(|flags| Packet::between(from, to).tcp(1, 2, flags));
+        assert_eq!(ends.at(SERVER, ToPod, &call), Ok(()));
+        assert_eq!(ends.at(POD, ToPod, &call), Ok(()));
+        ends.isolate(POD, none, none);
+        ends.isolate(SERVER, none, none);
+        assert_eq!(ends.at(POD, ToPod, &goes_on), Ok(()), "{to}");
+        assert_eq!(ends.at(SERVER, ToPod, &goes_on), REFUSED_IN, "{to}: kept by the other");
+    }
+}
+
+/// Rows: C85.
+#[test]
+fn where_flows_are_kept_an_end_notes_what_goes_on_there_once_a_second() {
+    for copy_first in [true, false] {
+        let ends = Ends::new(if copy_first { keeping() } else { checked() });
+        let (all, none) = (ends.0.install(&allow_all()), ends.0.install(&deny_all()));
+        let call = Packet::between(THIRD_V4, POD_V4).udp(1, 2);
+        let approved = || {
+            let flow = ends.0.only_flow();
+            (flow.responder_approved_by, flow.state & (OPENER_AT_END | RESPONDER_AT_END))
+        };
+        ends.isolate(POD, all, 0);
+        ends.isolate(SERVER, all, 0);
+        // Of the other's device, or from before flows were kept.
+        assert_eq!(ends.at(if copy_first { SERVER } else { POD }, ToPod, &call), Ok(()));
+        assert_eq!(approved(), (all, 0));
+        ends.put(keeping());
+        for (id, at_end) in [(SERVER, 0), (POD, RESPONDER_AT_END), (SERVER, RESPONDER_AT_END)] {
+            ends.0.age(1);
+            assert_eq!(ends.at(id, ToPod, &call), Ok(()));
+            assert_eq!(approved(), (all, at_end), "{id}");
+        }
+        ends.isolate(POD, none, none);
+        ends.isolate(SERVER, none, none);
+        assert_eq!(ends.at(POD, ToPod, &call), Ok(()));
+        assert_eq!(ends.at(SERVER, ToPod, &call), REFUSED_IN, "kept by the other");
+    }
+}
+
 /// Rows: C85.
 #[test]
 fn where_flows_are_kept_openers_keep_those_of_addresses_that_nobody_shares() {
