@@ -150,9 +150,9 @@ impl<A: Address> FlowKey<A> {
 pub struct Flow {
     /// When a packet was last allowed, seconds of the kernel's monotonic clock.
     pub last_seen: u32,
-    /// Policy that approved the opener's leg, 0 when none has.
+    /// Policy that approved the opener's leg, 0 when none has, [`Flow::REFUSED`] when its end does not go on.
     pub opener_approved_by: u32,
-    /// Policy that approved the responder's leg, 0 when none has.
+    /// The same of the responder's leg.
     pub responder_approved_by: u32,
     /// 1 when the endpoint that sorts lower opened the flow, else 0.
     pub opened_by_low: u8,
@@ -186,8 +186,6 @@ pub mod state {
     pub const OPENER_AT_END: u8 = 32;
     /// The same of the responder's leg.
     pub const RESPONDER_AT_END: u8 = 64;
-    /// An end does not go on with the flow, which has been answered: what the other end still sends does not prolong it.
-    pub const REFUSED: u8 = 128;
     /// Both ends are finished.
     pub const CLOSED: u8 = OPENER_FIN | RESPONDER_FIN;
 }
@@ -299,6 +297,10 @@ impl Flow {
     /// [`Flow::place`] of a flow without a place.
     pub const UNPLACED: u16 = u16::MAX;
 
+    /// In the place of a policy's number, of which there are not so many: the leg's end does not go on with the flow, which has
+    /// been answered. What the other end still sends does not prolong it.
+    pub const REFUSED: u32 = u32::MAX;
+
     /// A flow whose first packet was just allowed. `opened_by_low`: by the endpoint that sorts lower;
     /// `leg`, `policy`: the leg that was judged, and by which policy (0 when the pod is not isolated there).
     #[inline(always)]
@@ -337,19 +339,32 @@ impl Flow {
             Leg::Opener => self.opener_approved_by = policy,
             Leg::Responder => self.responder_approved_by = policy,
         }
-        let others = self.state & !(leg.at_end() | state::REFUSED);
+        let others = self.state & !leg.at_end();
         self.state = if at_end { others | leg.at_end() } else { others };
     }
 
-    /// Notes that a leg's end does not go on with the flow. Its approval is gone, so that the next one is noted, which ends
-    /// this.
+    /// Notes that a leg's end does not go on with the flow, until it approves it or sends on.
     #[inline(always)]
     pub const fn refuse(&mut self, leg: Leg) {
-        match leg {
-            Leg::Opener => self.opener_approved_by = 0,
-            Leg::Responder => self.responder_approved_by = 0,
+        self.approve(leg, Self::REFUSED, false);
+    }
+
+    /// Whether a leg's end does not go on with the flow.
+    #[inline(always)]
+    pub const fn refuses(&self, leg: Leg) -> bool {
+        self.approved_by(leg) == Self::REFUSED
+    }
+
+    /// Whether a packet that may pass prolongs the flow: the other end goes on as well. Its sender does, who has let it out,
+    /// also where it has no policy any more that could approve it.
+    #[inline(always)]
+    pub const fn is_prolonged(&mut self, forward: bool) -> bool {
+        let (sender, receiver) =
+            if forward { (Leg::Opener, Leg::Responder) } else { (Leg::Responder, Leg::Opener) };
+        if self.refuses(sender) {
+            self.approve(sender, 0, false);
         }
-        self.state = self.state & !leg.at_end() | state::REFUSED;
+        !self.refuses(receiver)
     }
 
     /// Whether a leg's approval is of its own end.
@@ -424,10 +439,10 @@ impl Flow {
         self.state & state::ESTABLISHED != 0
     }
 
-    /// Whether packets do not prolong it.
+    /// Whether an end does not go on with it.
     #[inline(always)]
     pub const fn is_refused(&self) -> bool {
-        self.state & state::REFUSED != 0
+        self.refuses(Leg::Opener) || self.refuses(Leg::Responder)
     }
 
     /// Whether the flow is of a connection that both ends have finished, or one has aborted.
@@ -628,17 +643,37 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_is_refused_until_an_end_approves_it_again() {
-        for leg in [Leg::Opener, Leg::Responder] {
-            let answered = Flow { state: state::REPLIED, ..Flow::default() };
-            let mut flow = answered;
+    fn a_flow_is_refused_until_that_end_approves_it_again_or_sends_on() {
+        for (leg, other, forward) in
+            [(Leg::Opener, Leg::Responder, true), (Leg::Responder, Leg::Opener, false)]
+        {
+            let mut flow = Flow { state: state::REPLIED, ..Flow::default() };
             assert_eq!((flow.is_answered(), flow.is_established(), flow.is_refused()), (true, false, false));
             flow.approve(leg, 7, true);
+            flow.approve(other, 9, true);
+            let said = |flow: &Flow| {
+                [leg, other].map(|leg| (flow.approved_by(leg), flow.is_at_end(leg), flow.refuses(leg)))
+            };
+            let refused = [(Flow::REFUSED, false, true), (9, true, false)];
             flow.refuse(leg);
-            assert_eq!(flow, Flow { state: state::REPLIED | state::REFUSED, ..answered });
-            assert!(flow.is_refused());
-            flow.approve(leg, 8, false);
-            assert_eq!((flow.state, flow.approved_by(leg)), (state::REPLIED, 8));
+            assert_eq!((said(&flow), flow.is_refused()), (refused, true));
+            assert!(!flow.is_prolonged(!forward));
+            flow.approve(other, 9, true);
+            assert_eq!(
+                (said(&flow), flow.is_refused()),
+                (refused, true),
+                "the other end says nothing about it"
+            );
+            let mut approved = flow;
+            approved.approve(leg, 8, false);
+            assert_eq!((said(&approved)[0], approved.is_refused()), ((8, false, false), false));
+            assert!(flow.is_prolonged(forward) && flow.is_prolonged(!forward));
+            assert_eq!(said(&flow), [(0, false, false), (9, true, false)]);
+            // Both ends.
+            flow.refuse(leg);
+            flow.refuse(other);
+            assert!(!flow.is_prolonged(forward) && flow.is_prolonged(!forward) && !flow.is_refused());
+            assert_eq!(flow.state, state::REPLIED);
         }
         let open = Flow { state: ESTABLISHED, ..Flow::default() };
         assert_eq!((open.is_answered(), open.is_established()), (true, true));
@@ -647,7 +682,7 @@ mod tests {
 
     #[test]
     fn packets_leave_what_is_said_of_the_ends() {
-        let ends = state::OPENER_AT_END | state::RESPONDER_AT_END | state::REFUSED;
+        let ends = state::OPENER_AT_END | state::RESPONDER_AT_END;
         for flags in 0..=u8::MAX {
             for forward in [false, true] {
                 let after = |state| Flow::state_after(state, signal(flags), forward);

@@ -42,7 +42,8 @@ pub(crate) fn look_up<A: Subprograms>(
     if let Err(denied) = approve(scope, tuple, entry, forward) {
         return if forward { Err(denied) } else { Encode::decode(refuse(scope, tuple, entry, denied)) };
     }
-    note(entry.attachment == scope.id, packet.signal, entry, forward, now, ctx.len());
+    let seen = if entry.is_prolonged(forward) { now } else { entry.last_seen };
+    note(entry.attachment == scope.id, packet.signal, entry, forward, seen, ctx.len());
     Ok(Known::PASSES)
 }
 
@@ -51,7 +52,8 @@ pub(crate) fn look_up<A: Subprograms>(
 pub(crate) fn goes_on<A: Family>(ctx: &TcContext, scope: &Scope, headers: &Headers<A>) -> bool {
     let now = clock::seconds();
     let lives = |entry: &Flow| !entry.is_expired(headers.tuple.lane.protocol(), now);
-    continues([scope], headers, lives, now, ctx.len())
+    let is_noted = |entry: &Flow, forward| is_noted(scope, entry, Leg::of(scope.side, forward));
+    continues([scope], headers, (lives, is_noted), now, ctx.len())
 }
 
 /// The same for both ends of a packet, of which a policy isolates at least one, and which are in one network. A flow that
@@ -64,14 +66,16 @@ pub(crate) fn goes_on_between<A: Family>(
     now: u32,
     bytes: u32,
 ) -> bool {
-    continues([sends, receives], headers, |entry| entry.is_in_use(now), now, bytes)
+    // Which legs are noted is asked once a second by who comes next, not here.
+    let is_noted = |_: &Flow, _| !sends.has(flag::KEEP_ESTABLISHED) && !receives.has(flag::KEEP_ESTABLISHED);
+    continues([sends, receives], headers, (|entry: &Flow| entry.is_in_use(now), is_noted), now, bytes)
 }
 
 #[inline(always)]
 fn continues<A: Family, const N: usize>(
     ends: [&Scope; N],
     headers: &Headers<A>,
-    lives: impl FnOnce(&Flow) -> bool,
+    (lives, is_noted): (impl FnOnce(&Flow) -> bool, impl FnOnce(&Flow, bool) -> bool),
     now: u32,
     bytes: u32,
 ) -> bool {
@@ -83,7 +87,9 @@ fn continues<A: Family, const N: usize>(
     let forward = entry.is_forward(source_is_low);
     let is_certain = lives(entry)
         && entry.admits(headers.signal, forward)
-        && ends.iter().all(|scope| is_approved(scope, entry, Leg::of(scope.side, forward)));
+        && ends.iter().all(|scope| is_approved(scope, entry, Leg::of(scope.side, forward)))
+        // Only what prolongs the flow has to be looked at more closely.
+        && (entry.last_seen == now || is_noted(entry, forward) && !entry.is_refused());
     if is_certain {
         // An end that no policy isolates has no flows.
         let counted = ends.iter().any(|scope| !scope.policies.none() && entry.attachment == scope.id);
@@ -266,6 +272,9 @@ fn approve<A: Subprograms>(
 ) -> Result<(), Denied> {
     let leg = Leg::of(scope.side, forward);
     if is_approved(scope, entry, leg) {
+        if entry.refuses(leg) || !is_noted(scope, entry, leg) {
+            confirm(scope, tuple, entry, leg);
+        }
         return Ok(());
     }
     let keeps = scope.has(flag::KEEP_ESTABLISHED);
@@ -278,6 +287,16 @@ fn approve<A: Subprograms>(
         entry.approve(leg, scope.policies.of(leg), is_end);
     }
     Ok(())
+}
+
+/// Notes at a leg's own end what was not noted of it when it was approved: that no policy refuses it any more; that it is
+/// approved there as well, where an attachment under the same policy has come first, or flows were not kept so far.
+#[inline(never)]
+fn confirm<A: Subprograms>(scope: &Scope, tuple: &Tuple<A>, entry: &mut Flow, leg: Leg) {
+    if A::is_end(scope, tuple) {
+        let policy = scope.policies.of(leg);
+        entry.approve(leg, policy, policy != 0);
+    }
 }
 
 /// What becomes of a packet against a flow's direction that must not be an answer: `denied`.
@@ -307,17 +326,25 @@ fn is_approved(scope: &Scope, entry: &Flow, leg: Leg) -> bool {
     policy == 0 || entry.approved_by(leg) == policy
 }
 
-/// Updates a flow for a packet that may pass. `counted`: at the hooks where its traffic is.
+/// Whether nothing is left to note of an approved leg: where flows stay approved, that this is so at its own end. At another
+/// than its end something always is.
 #[inline(always)]
-fn note(counted: bool, signal: Signal, entry: &mut Flow, forward: bool, now: u32, bytes: u32) {
+fn is_noted(scope: &Scope, entry: &Flow, leg: Leg) -> bool {
+    !scope.has(flag::KEEP_ESTABLISHED) || entry.is_at_end(leg) || scope.policies.of(leg) == 0
+}
+
+/// Updates a flow for a packet that may pass. `counted`: at the hooks where its traffic is; `seen`: what it was last seen at
+/// from now on.
+#[inline(always)]
+fn note(counted: bool, signal: Signal, entry: &mut Flow, forward: bool, seen: u32, bytes: u32) {
     if counted {
         let traffic = if forward { &mut entry.forward } else { &mut entry.backward };
         traffic.packets += 1;
         traffic.bytes += u64::from(bytes);
     }
     // Only changes are written elsewhere: the entry's cache line is shared between CPUs.
-    if entry.last_seen != now && !entry.is_refused() {
-        entry.last_seen = now;
+    if entry.last_seen != seen {
+        entry.last_seen = seen;
     }
     let state = Flow::state_after(entry.state, signal, forward);
     if entry.state != state {

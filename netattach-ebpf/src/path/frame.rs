@@ -115,16 +115,21 @@ pub(crate) fn protocol(ctx: &TcContext) -> u16 {
     u16::from_be(unsafe { (*ctx.skb.skb).protocol } as u16)
 }
 
-/// Makes the headers of a packet readable in place where they usually are. Of a packet from a pod also those that lie
-/// elsewhere: what is judged of it has to be [settled](Skb::is_settled).
+/// Makes the headers of a packet readable in place, those that are not where they usually are included: what is judged of it
+/// has to be [settled](Skb::is_settled). To a pod as well: its sender's device may run no program.
 #[inline(always)]
-pub(crate) fn pull_headers(ctx: &TcContext, side: Side) -> Result<(), DropReason> {
+pub(crate) fn pull_headers(ctx: &TcContext) -> Result<(), Denied> {
     let usual = if says_ipv6(ctx) { header::HEADERS_V6 } else { header::HEADERS_V4 };
     pull(ctx, usual)?;
-    if side == Side::FromPod && has_pages(ctx) && !has_usual_headers(ctx) {
-        pull(ctx, header::HEADERS_MOST)?;
-    }
-    Ok(())
+    if has_pages(ctx) { Encode::decode(pull_others(ctx.skb.skb)) } else { Ok(()) }
+}
+
+/// The same where some bytes are left in pages. Out of line: `na_judge` would need more stack.
+#[inline(never)]
+fn pull_others(skb: *mut __sk_buff) -> u32 {
+    let ctx = TcContext::new(skb);
+    let pulled = if has_usual_headers(&ctx) { Ok(()) } else { pull(&ctx, header::HEADERS_MOST) };
+    pulled.map_err(Denied::from).encode()
 }
 
 /// Makes the first `headers` bytes readable in place. A packet shorter than that stays as it is.

@@ -81,13 +81,20 @@ fn na_judge(skb: *mut __sk_buff, scope: *const Scope) -> u32 {
         Some(scope) => judge_frame(&ctx, scope),
         None => Err(NULL_ARGUMENT),
     };
-    answer.encode()
+    answer.unwrap_or_else(|denied| Err::<PacketClass, Denied>(denied).encode())
+}
+
+/// A class, as [`na_judge`] returns it. Passed on as a number: of a result with a class the compiler leaves undefined what only a
+/// denial has, which may then be whatever a register holds, and where that is a pointer the verifier allows no arithmetic.
+#[inline(always)]
+fn class(class: PacketClass) -> u32 {
+    Ok::<PacketClass, Denied>(class).encode()
 }
 
 /// The body of [`judge`] within a subprogram: reads a frame and judges it.
 #[inline(always)]
-fn judge_frame(ctx: &TcContext, scope: &Scope) -> Result<PacketClass, Denied> {
-    frame::pull_headers(ctx, scope.side)?;
+fn judge_frame(ctx: &TcContext, scope: &Scope) -> Result<u32, Denied> {
+    frame::pull_headers(ctx)?;
     let record = scope.record()?;
     let frame = frame::read(ctx, scope, record)?;
     let mut room = Room::default();
@@ -105,7 +112,7 @@ fn judge_frame(ctx: &TcContext, scope: &Scope) -> Result<PacketClass, Denied> {
         }
         _ => antispoof::check_other(ctx, scope, &frame.payload)?,
     }
-    Ok(PacketClass::Control)
+    Ok(class(PacketClass::Control))
 }
 
 #[inline(always)]
@@ -114,19 +121,19 @@ fn ip<A: Subprograms + Sender + log::Addresses>(
     scope: &Scope,
     record: &AttachmentRecord,
     packet: &mut Packet<A>,
-) -> Result<PacketClass, Denied> {
+) -> Result<u32, Denied> {
     A::read(ctx, packet)?;
     let tuple = &packet.tuple;
     log::headers(scope, tuple);
     let checked = match scope.side {
-        Side::FromPod => check_sender(&Skb::of(ctx), scope, record, packet),
+        Side::FromPod => A::check_sender(&Skb::of(ctx), scope, record, packet),
         Side::ToPod => Ok(()),
     };
     let verdict = match checked {
         Ok(()) if scope.leaves_to_the_node() && A::is_judged_as_routed(ctx, scope, packet) => {
             log::answer(scope.id, Stage::Sender, true);
             // Such packets do not take the fast path either.
-            return Ok(PacketClass::Control);
+            return Ok(class(PacketClass::Control));
         }
         Ok(()) => {
             log::answer(scope.id, Stage::Sender, false);
@@ -139,23 +146,11 @@ fn ip<A: Subprograms + Sender + log::Addresses>(
     };
     let control = packet.tagged || packet.kind == Kind::LinkControl;
     match verdict {
-        Ok(()) if control => Ok(PacketClass::Control),
-        Ok(()) => Ok(PacketClass::Data),
+        Ok(()) if control => Ok(class(PacketClass::Control)),
+        Ok(()) => Ok(class(PacketClass::Data)),
         Err(denied) => {
             record::dropped(ctx, scope, packet, denied);
             Err(denied.recorded())
         }
     }
-}
-
-/// Checks what a packet from a pod says of its sender, once it is certain that it goes on to say so.
-#[inline(always)]
-fn check_sender<A: Sender>(
-    skb: &Skb,
-    scope: &Scope,
-    record: &AttachmentRecord,
-    packet: &Packet<A>,
-) -> Result<(), Denied> {
-    skb.is_settled(packet.judged())?;
-    A::check_sender(skb, scope, record, packet)
 }

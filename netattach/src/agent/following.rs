@@ -1,34 +1,33 @@
 //! Which live pod is made to follow its annotation next ([`live`](super::live)). Decides from counts alone, without clock.
 //!
 //! Pods have their turns in the order in which they ask, so one that asks again and again is behind all that have not had theirs.
-//! Of one namespace, and at one network, there are few at a time, and the last places are for those at whose networks nobody is:
-//! those of a network that hangs, of several even, leave room for all others.
+//! A turn is one change, at one network: nobody has a place at a network while he waits for another. Of one namespace, and at one
+//! network, there are few at a time, and the last places are for networks that nobody is at: those of a network that hangs, of
+//! several even, leave room for all others.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::hash::Hash;
-use std::sync::Arc;
 
 use tokio::task::Id;
 
 use crate::journal::JournalKey;
 use crate::npwg::NetworkRef;
-use crate::objects::Pod;
 
 /// Most pods that are made to follow at a time, of one namespace, and at one network.
 const AT_ONCE: usize = 32;
 const OF_NAMESPACE: usize = 4;
 const AT_NETWORK: usize = 4;
-/// Once there are as many, another begins only if nobody is at any of its networks.
+/// Once there are as many, another begins only if nobody is at its network.
 const SHARED: usize = AT_ONCE / 2;
 
-/// A pod that is to follow its annotation.
+/// A pod that is to follow its annotation, by one change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Asking {
     /// Its sandbox.
     pub(super) key: JournalKey,
-    pub(super) pod: Arc<Pod>,
-    /// The networks that it is to get or to lose.
-    pub(super) networks: BTreeSet<NetworkRef>,
+    pub(super) namespace: String,
+    /// The network that it is to get or to lose.
+    pub(super) network: Option<NetworkRef>,
 }
 
 /// The pods that are to follow their annotations, and those that are being made to.
@@ -53,11 +52,6 @@ impl Following {
         self.waiting.insert(turn, asking);
     }
 
-    /// Whether the sandbox's pod is being made to follow.
-    pub(super) fn is_under_way(&self, key: &JournalKey) -> bool {
-        self.under_way.values().any(|it| it.key == *key)
-    }
-
     /// The first pod that may begin.
     pub(super) fn next(&mut self) -> Option<Asking> {
         if self.under_way.len() >= AT_ONCE {
@@ -65,14 +59,14 @@ impl Following {
         }
         let under_way = || self.under_way.values();
         let keys: HashSet<&JournalKey> = under_way().map(|it| &it.key).collect();
-        let of_namespace = counted(under_way().map(|it| &*it.pod.name.namespace));
-        let at_network = counted(under_way().flat_map(|it| &it.networks));
+        let of_namespace = counted(under_way().map(|it| it.namespace.as_str()));
+        let at_network = counted(under_way().filter_map(|it| it.network.as_ref()));
         let most = if self.under_way.len() < SHARED { AT_NETWORK } else { 1 };
         let may_begin = |it: &Asking| {
-            let of_same = of_namespace.get(&*it.pod.name.namespace).copied().unwrap_or_default();
+            let of_same = of_namespace.get(it.namespace.as_str()).copied().unwrap_or_default();
             let there = |network: &NetworkRef| at_network.get(network).copied().unwrap_or_default();
-            let has_room = of_same < OF_NAMESPACE && it.networks.iter().all(|network| there(network) < most);
-            has_room && !keys.contains(&it.key)
+            let has_room = it.network.as_ref().is_none_or(|network| there(network) < most);
+            of_same < OF_NAMESPACE && has_room && !keys.contains(&it.key)
         };
         let turn = *self.waiting.iter().find(|(_, asking)| may_begin(asking))?.0;
         let asking = self.waiting.remove(&turn)?;
@@ -85,9 +79,9 @@ impl Following {
         self.under_way.insert(task, asking);
     }
 
-    /// A task has ended.
-    pub(super) fn ended(&mut self, task: Id) {
-        self.under_way.remove(&task);
+    /// A task has ended; the pod that it was of.
+    pub(super) fn ended(&mut self, task: Id) -> Option<JournalKey> {
+        Some(self.under_way.remove(&task)?.key)
     }
 }
 
@@ -101,32 +95,15 @@ fn counted<T: Eq + Hash>(all: impl Iterator<Item = T>) -> HashMap<T, usize> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
-    use crate::objects::{ObjectName, Phase};
 
-    pub(in crate::agent) fn pod(namespace: &str, name: &str) -> Arc<Pod> {
-        Arc::new(Pod {
-            name: ObjectName::new(namespace, name),
-            uid: None,
-            mirror_of: None,
-            labels: Default::default(),
-            annotations: BTreeMap::new(),
-            phase: Phase::Running,
-            host_network: false,
-            ports: Vec::new(),
-            powers: Default::default(),
-            on_this_node: true,
-            terminating: false,
-        })
-    }
-
-    /// A pod, and the networks that it is to get.
-    fn asking(namespace: &str, name: &str, networks: &[&str]) -> Asking {
+    /// A pod, and the network that it is to get.
+    fn asking(namespace: &str, name: &str, network: Option<&str>) -> Asking {
         Asking {
             key: JournalKey { container_id: name.to_owned(), ifname: "eth0".to_owned() },
-            pod: pod(namespace, name),
-            networks: networks.iter().map(|network| NetworkRef::new("shop", *network)).collect(),
+            namespace: namespace.to_owned(),
+            network: network.map(|network| NetworkRef::new("shop", network)),
         }
     }
 
@@ -150,34 +127,38 @@ pub(super) mod tests {
             let mut begun = Vec::new();
             while let Some(asking) = self.following.next() {
                 let task = self.runtime.spawn(async {}).id();
-                begun.push(asking.pod.name.name.clone());
+                begun.push(asking.key.container_id.clone());
                 self.under_way.push((task, asking.clone()));
                 self.following.begun(task, asking);
             }
             begun
         }
 
+        /// The first to have begun of those that it is to be ends; it is returned.
+        fn end_of(&mut self, is: impl Fn(&Asking) -> bool) -> Asking {
+            let at = self.under_way.iter().position(|(_, asking)| is(asking)).unwrap();
+            let (task, asking) = self.under_way.remove(at);
+            assert_eq!(self.following.ended(task).as_ref(), Some(&asking.key));
+            assert_eq!(self.following.ended(task), None);
+            asking
+        }
+
         /// The one that began first ends; it is returned.
         fn end(&mut self) -> Asking {
-            let (task, asking) = self.under_way.remove(0);
-            self.following.ended(task);
-            asking
+            self.end_of(|_| true)
         }
     }
 
     #[test]
     fn many_pods_of_one_namespace_leave_room_for_those_of_others_and_each_pod_follows_once_at_a_time() {
-        let hostile = (0..10).map(|number| asking("hostile", &format!("hostile-{number}"), &[]));
-        let mut scene = Scene::of(hostile.chain([asking("shop", "shop", &[])]));
+        let hostile = (0..10).map(|number| asking("hostile", &format!("hostile-{number}"), None));
+        let mut scene = Scene::of(hostile.chain([asking("shop", "shop", None)]));
         assert_eq!(scene.begin(), ["hostile-0", "hostile-1", "hostile-2", "hostile-3", "shop"]);
         // One that has changed again waits for itself.
-        let changed = asking("shop", "shop", &["lan"]);
+        let changed = asking("shop", "shop", Some("lan"));
         scene.following.ask(changed.clone());
-        assert!(scene.following.is_under_way(&changed.key));
         assert_eq!(scene.begin(), [""; 0]);
-        let (task, _) = scene.under_way.pop().unwrap();
-        scene.following.ended(task);
-        assert!(!scene.following.is_under_way(&changed.key));
+        scene.end_of(|it| it.key == changed.key);
         assert_eq!(scene.following.next(), Some(changed));
         scene.end();
         assert_eq!(scene.begin(), ["hostile-4"]);
@@ -186,8 +167,9 @@ pub(super) mod tests {
     /// Those of a network that hangs fail and ask again, without end.
     #[test]
     fn pods_of_a_network_that_hangs_leave_room_for_those_of_others_and_have_their_turns_one_after_another() {
-        let hanging = |number: usize| asking(&format!("n{}", number % 16), &format!("h{number:02}"), &["x"]);
-        let mut scene = Scene::of((0..64).map(hanging).chain([asking("shop", "z", &["lan"])]));
+        let hanging =
+            |number: usize| asking(&format!("n{}", number % 16), &format!("h{number:02}"), Some("x"));
+        let mut scene = Scene::of((0..64).map(hanging).chain([asking("shop", "z", Some("lan"))]));
         assert_eq!(scene.begin(), ["h00", "h01", "h02", "h03", "z"]);
         // It changes while it waits, and keeps its turn.
         scene.following.ask(hanging(40));
@@ -208,7 +190,7 @@ pub(super) mod tests {
     fn several_networks_that_hang_leave_room_for_those_that_nobody_is_at() {
         let of = |network: usize, number: usize| {
             let name = format!("{network}-{number}");
-            asking(&format!("n{network}"), &name, &[format!("x{network}").as_str()])
+            asking(&format!("n{network}"), &name, Some(format!("x{network}").as_str()))
         };
         let hanging = (0..8).flat_map(|network| (0..4).map(move |number| (network, number)));
         let mut scene = Scene::of(hanging.map(|(network, number)| of(network, number)));
@@ -218,8 +200,44 @@ pub(super) mod tests {
             .chain((4..8).map(|network| format!("{network}-0")))
             .collect();
         assert_eq!(begun, expected, "four at each of the first, and one at each of the others");
-        scene.following.ask(asking("shop", "at-both", &["x7", "lan"]));
-        scene.following.ask(asking("shop", "lan", &["lan"]));
-        assert_eq!(scene.begin(), ["lan"]);
+        scene.following.ask(asking("shop", "hangs", Some("x7")));
+        scene.following.ask(asking("shop", "lan", Some("lan")));
+        scene.following.ask(asking("shop", "none", None));
+        assert_eq!(scene.begin(), ["lan", "none"]);
+    }
+
+    /// Those of the tenant are to get a network that hangs, and then the one that the other pod is to get.
+    #[test]
+    fn who_hangs_at_one_network_has_no_place_at_those_that_he_is_to_get_after_it() {
+        let tenant = (0..4).map(|number| asking("tenant", &format!("t{number}"), Some("hangs")));
+        let mut scene = Scene::of(tenant.chain([asking("shop", "z", Some("shared"))]));
+        assert_eq!(scene.begin(), ["t0", "t1", "t2", "t3", "z"]);
+        let failed = scene.end();
+        scene.following.ask(Asking { network: Some(NetworkRef::new("shop", "shared")), ..failed });
+        assert_eq!(scene.begin(), ["t0"]);
+    }
+
+    /// Ten pods are to get each of two networks, fail and ask again without end: there is never a place at both.
+    #[test]
+    fn a_pod_of_two_busy_networks_has_its_turn_at_each() {
+        let of = |network: &str, number: usize| {
+            let name = format!("{network}{number}");
+            asking(&format!("n-{name}"), &name, Some(network))
+        };
+        let busy =
+            |from: usize, to: usize| (from..to).flat_map(move |number| [of("a", number), of("b", number)]);
+        let mut scene = Scene::of(busy(0, 4).chain([asking("shop", "p", Some("a"))]).chain(busy(4, 10)));
+        assert_eq!(scene.begin(), ["a0", "b0", "a1", "b1", "a2", "b2", "a3", "b3"]);
+        let mut begun = Vec::new();
+        for turn in 0..40 {
+            let network = NetworkRef::new("shop", ["a", "b"][turn % 2]);
+            let ended = scene.end_of(|it| it.network.as_ref() == Some(&network));
+            match ended.key.container_id.as_str() {
+                "p" => scene.following.ask(Asking { network: Some(NetworkRef::new("shop", "b")), ..ended }),
+                _ => scene.following.ask(ended),
+            }
+            begun.extend(scene.begin().into_iter().filter(|name| name == "p").map(|_| turn));
+        }
+        assert_eq!(begun, [0, 21], "once all that had asked before it had had theirs");
     }
 }

@@ -2,23 +2,25 @@
 //! attached as `netattachctl attach` does, and detached when they are taken out of it again. Interfaces of the pod's ADD
 //! stay until its sandbox ends, and a network that cannot be attached is tried again; `netattachctl status` shows both.
 //!
-//! [`changes`] decides, and is pure. Only pods that have changed are looked at. Several are made to follow at a time, as
-//! [`Following`] says: a network that hangs keeps no pod of others waiting.
+//! [`changes`](super::changes) decides, and is pure. Only pods that have changed are looked at. Several are made to follow
+//! at a time, as [`Following`] says: a network that hangs keeps no pod of others waiting. A pod that differs in several
+//! networks has a turn for each of them, one after another ([`Round`]).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
-use tokio::task::JoinSet;
+use tokio::task::{Id, JoinSet};
 
+use super::changes::{Change, Interface, Made, Round, changes, network};
 use super::following::{Asking, Following};
 use super::handler::Agent;
 use super::share::shared;
 use crate::attach::Attached;
 use crate::error_chain::{Chain, clipped};
 use crate::journal::JournalKey;
-use crate::npwg::{self, NETWORKS_ANNOTATION, NetworkRef, Selection, SelectionError};
+use crate::npwg::{self, NETWORKS_ANNOTATION, NetworkRef, SelectionError};
 use crate::objects::{Objects, Pod};
 use crate::rpc::message::{AttachCall, Condition, DetachCall, Response, SandboxName};
 use crate::sync::{Mutex, locked};
@@ -33,76 +35,6 @@ const AGAIN: Duration = Duration::from_secs(30);
 const MOST_ROWS: usize = 100;
 /// How long changes are gathered.
 const GATHER: Duration = Duration::from_millis(20);
-
-/// An attachment of a live pod, but not its default network.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Interface {
-    /// Its network; `None` for one that no definition describes.
-    network: Option<NetworkRef>,
-    ifname: String,
-    made: Made,
-}
-
-/// What an interface was made by.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Made {
-    /// The pod's ADD.
-    Add,
-    /// A change of its annotation.
-    Annotation,
-    /// A request of another program or a person, which the annotation does not describe.
-    Request,
-}
-
-/// What differs between an annotation and a pod.
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum Change {
-    Attach(Box<Selection>),
-    Detach(String),
-    /// An interface of the pod's ADD that the annotation does not select any more.
-    Stays(String),
-}
-
-/// The changes that make a pod's interfaces those that its annotation selects. Detaching comes first: its name or
-/// address may be what another selection asks for.
-fn changes(selections: &[Selection], interfaces: &[Interface]) -> Vec<Change> {
-    let mut left: Vec<&Interface> = interfaces.iter().filter(|it| it.made != Made::Request).collect();
-    let mut take =
-        |is: &dyn Fn(&Interface) -> bool| left.iter().position(|it| is(it)).map(|at| left.remove(at));
-    let is_of = |it: &Interface, selection: &Selection| it.network.as_ref() == Some(&selection.network);
-    // Those that name their interface choose first.
-    let (named, unnamed): (Vec<_>, Vec<_>) = selections.iter().partition(|it| it.interface.is_some());
-    let mut missing = Vec::new();
-    for selection in named {
-        let name = selection.interface.as_deref();
-        if take(&|it| is_of(it, selection) && Some(it.ifname.as_str()) == name).is_none() {
-            missing.push(selection);
-        }
-    }
-    for selection in unnamed {
-        if take(&|it| is_of(it, selection)).is_none() {
-            missing.push(selection);
-        }
-    }
-    let of_left = left.iter().map(|it| match it.made {
-        Made::Annotation => Change::Detach(it.ifname.clone()),
-        Made::Add | Made::Request => Change::Stays(it.ifname.clone()),
-    });
-    let of_left: Vec<Change> = of_left.collect();
-    let attach = missing.into_iter().map(|selection| Change::Attach(Box::new(selection.clone())));
-    of_left.into_iter().chain(attach).collect()
-}
-
-/// The networks that changes are of.
-fn networks(changes: &[Change], interfaces: &[Interface]) -> BTreeSet<NetworkRef> {
-    let of_interface = |ifname: &str| interfaces.iter().find(|it| it.ifname == ifname)?.network.clone();
-    let network = |change: &Change| match change {
-        Change::Attach(selection) => Some(selection.network.clone()),
-        Change::Detach(ifname) => of_interface(ifname),
-        Change::Stays(_) => None,
-    };
-    changes.iter().filter_map(network).collect()
-}
 
 /// The pods as they were looked at last, and what did not succeed.
 #[derive(Debug, Default)]
@@ -165,19 +97,101 @@ impl LivePods {
     }
 }
 
+/// The pods that differ from their annotations, and the tasks that carry out their changes.
+struct Rounds {
+    agent: Arc<Agent>,
+    rounds: BTreeMap<JournalKey, Round>,
+    following: Following,
+    /// Each returns the problem that there was.
+    tasks: JoinSet<Option<String>>,
+}
+
+impl Rounds {
+    /// Looks at a pod that has changed, or is to try again.
+    fn look_at(&mut self, key: JournalKey, pod: Arc<Pod>) {
+        let round = self.rounds.entry(key.clone()).or_insert_with(|| Round::of(Arc::clone(&pod)));
+        round.goes_on_with(pod);
+        // Otherwise it asks when the change that is being carried out has ended.
+        if round.at.is_none() {
+            self.ask(key);
+        }
+    }
+
+    /// Asks for a turn for the pod's next change.
+    fn ask(&mut self, key: JournalKey) {
+        if let Some((_, asking)) = self.next(key) {
+            self.following.ask(asking);
+        }
+    }
+
+    /// The pod's next change, and the turn that it needs. If there is none, the pod's round ends, and what did not succeed is
+    /// shown.
+    fn next(&mut self, key: JournalKey) -> Option<(Change, Asking)> {
+        let of_sandbox = self.agent.engine.registry().with_dynamic(&key);
+        if of_sandbox.is_empty() {
+            // It has been detached.
+            self.rounds.remove(&key);
+            return None;
+        }
+        let round = self.rounds.get_mut(&key)?;
+        let pod = Arc::clone(&round.pod);
+        let problems = match differences(&of_sandbox, &pod) {
+            Ok((changes, interfaces)) => match round.next(&changes) {
+                Some(change) => {
+                    let (agent, namespace) = (&self.agent, &pod.name.namespace);
+                    let network = network(change, &interfaces, &|it| may_use(agent, namespace, it));
+                    return Some((change.clone(), Asking { key, namespace: namespace.clone(), network }));
+                }
+                None => round.problems(&changes),
+            },
+            Err(error) => vec![format!("its changed annotation is invalid: {}", Chain(&error))],
+        };
+        self.rounds.remove(&key);
+        let condition =
+            |problem: String| Condition { object: format!("pod {}", pod.name), problem: clipped(problem) };
+        self.agent.live_pods.note(&key, problems.into_iter().map(condition).collect());
+        None
+    }
+
+    /// Begins the changes whose turn it is.
+    fn begin(&mut self) {
+        while let Some(asked) = self.following.next() {
+            let Some((change, asking)) = self.next(asked.key.clone()) else { continue };
+            if asking != asked {
+                // Another change is next by now, and counts elsewhere.
+                self.following.ask(asking);
+                continue;
+            }
+            if let Some(round) = self.rounds.get_mut(&asking.key) {
+                round.at = Some(change.clone());
+            }
+            let (agent, key) = (Arc::clone(&self.agent), asking.key.clone());
+            let task = self.tasks.spawn(async move { carry_out(&agent, &key, change).await });
+            self.following.begun(task.id(), asking);
+        }
+    }
+
+    /// A task has ended: the pod's next change is behind those that others wait for.
+    fn ended(&mut self, task: Id, problem: Option<String>) {
+        let Some(key) = self.following.ended(task) else { return };
+        if let Some(round) = self.rounds.get_mut(&key) {
+            round.ended(problem);
+        }
+        self.ask(key);
+    }
+}
+
 /// Makes the interfaces of live pods follow their annotations, without end.
 pub(super) async fn follow(agent: Arc<Agent>, mut source: watch::Receiver<u64>) {
-    let (mut following, mut tasks) = (Following::default(), JoinSet::new());
+    let mut rounds = Rounds {
+        agent: Arc::clone(&agent),
+        rounds: BTreeMap::new(),
+        following: Following::default(),
+        tasks: JoinSet::new(),
+    };
     let mut again = ticks(AGAIN);
     loop {
-        while let Some(asking) = following.next() {
-            let (agent, key, pod) = (Arc::clone(&agent), asking.key.clone(), Arc::clone(&asking.pod));
-            let task = tasks.spawn(async move {
-                let conditions = bring_up_to_date(&agent, &key, &pod).await;
-                agent.live_pods.note(&key, conditions);
-            });
-            following.begun(task.id(), asking);
-        }
+        rounds.begin();
         // All may be dropped at any time: a change stays unseen, a notice is kept, the ticker ticks again, and what a task
         // has returned stays with the others.
         let failed_too = tokio::select! {
@@ -187,9 +201,10 @@ pub(super) async fn follow(agent: Arc<Agent>, mut source: watch::Receiver<u64>) 
             },
             () = agent.live_pods.again.notified() => false,
             _ = again.tick() => true,
-            Some(ended) = tasks.join_next_with_id() => {
-                // A panic, which the panic hook has reported, leaves the pod as it is.
-                following.ended(ended.map_or_else(|error| error.id(), |(task, ())| task));
+            Some(ended) = rounds.tasks.join_next_with_id() => {
+                // A panic, which the panic hook has reported, is a failure like others.
+                let (task, problem) = ended.unwrap_or_else(|error| (error.id(), Some(error.to_string())));
+                rounds.ended(task, problem);
                 continue;
             }
         };
@@ -197,23 +212,28 @@ pub(super) async fn follow(agent: Arc<Agent>, mut source: watch::Receiver<u64>) 
         let objects = agent.intents.source.snapshot();
         let attached = agent.engine.registry().all();
         // One that is at it still is not to begin again as soon as it ends.
-        let tries_again = |key: &JournalKey| failed_too && !following.is_under_way(key);
+        let tries_again = |key: &JournalKey| failed_too && !rounds.rounds.contains_key(key);
         let changed = agent.live_pods.changed(&objects, &attached, &tries_again);
         for (key, pod) in changed {
-            let networks = differences(&agent, &key, &pod)
-                .map_or_else(|_| BTreeSet::new(), |(changes, interfaces)| networks(&changes, &interfaces));
-            following.ask(Asking { key, pod, networks });
+            rounds.look_at(key, pod);
         }
     }
 }
 
-/// What makes the pod's interfaces those that its annotation selects, and the interfaces that it has.
+/// Whether pods of a namespace may use a network. If not, the change is refused before anything is done at the network.
+fn may_use(agent: &Agent, namespace: &str, network: &NetworkRef) -> bool {
+    let objects = agent.intents.source.snapshot();
+    let definition = objects.definitions.get(network).map(AsRef::as_ref);
+    let labels = objects.namespace_labels(namespace);
+    agent.intents.restrictions.check(network, definition, namespace, &labels).is_ok()
+}
+
+/// What makes the pod's interfaces those that its annotation selects, and the interfaces that it has, by its sandbox.
 ///
 /// # Errors
 /// The annotation is invalid.
 fn differences(
-    agent: &Agent,
-    sandbox: &JournalKey,
+    of_sandbox: &[Arc<Attached>],
     pod: &Pod,
 ) -> Result<(Vec<Change>, Vec<Interface>), SelectionError> {
     let text = pod.annotations.get(NETWORKS_ANNOTATION).map(String::as_str).unwrap_or_default();
@@ -221,52 +241,34 @@ fn differences(
         true => Vec::new(),
         false => npwg::parse_networks(text, &pod.name.namespace)?.selections,
     };
-    let interfaces: Vec<Interface> =
-        agent.engine.registry().with_dynamic(sandbox).iter().flat_map(|it| interfaces(it)).collect();
+    let interfaces: Vec<Interface> = of_sandbox.iter().flat_map(|it| interfaces(it)).collect();
     Ok((changes(&selections, &interfaces), interfaces))
 }
 
-/// Attaches and detaches what the pod's annotation says. Returns what did not succeed.
-async fn bring_up_to_date(agent: &Arc<Agent>, sandbox: &JournalKey, pod: &Pod) -> Vec<Condition> {
-    let condition =
-        |problem: String| Condition { object: format!("pod {}", pod.name), problem: clipped(problem) };
-    let changes = match differences(agent, sandbox, pod) {
-        Ok((changes, _)) => changes,
-        Err(error) => {
-            return vec![condition(format!("its changed annotation is invalid: {}", Chain(&error)))];
+/// Attaches or detaches one network of a pod. Returns the problem that there was.
+async fn carry_out(agent: &Arc<Agent>, sandbox: &JournalKey, change: Change) -> Option<String> {
+    let name = SandboxName::Container(sandbox.container_id.clone());
+    let answer = match change {
+        Change::Stays(_) => return None,
+        Change::Detach(ifname) => {
+            agent
+                .detach(DetachCall { sandbox: name, ifname, must_be_attached: false, traceparent: None })
+                .await
         }
+        Change::Attach(selection) => match serde_json::to_value(&*selection) {
+            Ok(selection) => {
+                let by = BY_ANNOTATION.to_owned();
+                let call = AttachCall { sandbox: name, selection, by, traceparent: None };
+                agent.attach(call, None).await
+            }
+            Err(error) => Response::Refused(error.to_string()),
+        },
     };
-    let mut conditions = Vec::new();
-    for change in changes {
-        let name = SandboxName::Container(sandbox.container_id.clone());
-        let answer = match change {
-            Change::Stays(ifname) => {
-                let problem =
-                    format!("{ifname} is not in its annotation any more; it stays until the pod ends");
-                conditions.push(condition(problem));
-                continue;
-            }
-            Change::Detach(ifname) => {
-                agent
-                    .detach(DetachCall { sandbox: name, ifname, must_be_attached: false, traceparent: None })
-                    .await
-            }
-            Change::Attach(selection) => match serde_json::to_value(&*selection) {
-                Ok(selection) => {
-                    let by = BY_ANNOTATION.to_owned();
-                    let call = AttachCall { sandbox: name, selection, by, traceparent: None };
-                    agent.attach(call, None).await
-                }
-                Err(error) => Response::Refused(error.to_string()),
-            },
-        };
-        match answer {
-            Response::Failed(failure) => conditions.push(condition(failure.message)),
-            Response::Refused(message) => conditions.push(condition(message)),
-            _ => {}
-        }
+    match answer {
+        Response::Failed(failure) => Some(failure.message),
+        Response::Refused(message) => Some(message),
+        _ => None,
     }
-    conditions
 }
 
 /// The interfaces of one record.
@@ -288,21 +290,9 @@ fn interfaces(attached: &Attached) -> impl Iterator<Item = Interface> {
 mod tests {
     use serde_json::json;
 
-    use crate::agent::following::tests::pod;
+    use crate::agent::changes::tests::pod;
     use crate::agent::live::*;
     use crate::attach::rig;
-
-    fn selection(name: &str, interface: Option<&str>) -> Selection {
-        Selection { interface: interface.map(str::to_owned), ..Selection::of(NetworkRef::new("shop", name)) }
-    }
-
-    fn interface(name: &str, ifname: &str, made: Made) -> Interface {
-        Interface { network: Some(NetworkRef::new("shop", name)), ifname: ifname.to_owned(), made }
-    }
-
-    fn attach(name: &str, interface: Option<&str>) -> Change {
-        Change::Attach(Box::new(selection(name, interface)))
-    }
 
     #[test]
     fn what_failed_is_tried_again_unless_it_is_being_tried() {
@@ -318,75 +308,5 @@ mod tests {
         live.note(&attached[0].key, vec![Condition { object: "pod shop/a".to_owned(), problem }]);
         assert!(changed(false).is_empty());
         assert_eq!(changed(true), it);
-    }
-
-    #[test]
-    fn a_change_is_at_the_networks_that_come_and_go() {
-        let interfaces = [
-            interface("a", "net1", Made::Annotation),
-            interface("b", "net2", Made::Add),
-            Interface { network: None, ifname: "net3".to_owned(), made: Made::Annotation },
-        ];
-        let detach = |ifname: &str| Change::Detach(ifname.to_owned());
-        let changes = [
-            detach("net1"),
-            Change::Stays("net2".to_owned()),
-            detach("net3"),
-            detach("net4"),
-            attach("c", Some("net1")),
-            attach("a", None),
-        ];
-        assert_eq!(
-            networks(&changes, &interfaces),
-            BTreeSet::from(["a", "c"].map(|name| NetworkRef::new("shop", name)))
-        );
-    }
-
-    #[test]
-    fn interfaces_follow_the_annotation() {
-        let (add, annotation, request) = (Made::Add, Made::Annotation, Made::Request);
-        type Row = (&'static str, Vec<Selection>, Vec<Interface>, Vec<Change>);
-        let table: [Row; 7] = [
-            ("as it was", vec![selection("a", None)], vec![interface("a", "net1", add)], vec![]),
-            (
-                "one more of the same",
-                vec![selection("a", None), selection("a", None)],
-                vec![interface("a", "net1", add)],
-                vec![attach("a", None)],
-            ),
-            (
-                "one that was added goes",
-                vec![selection("a", None)],
-                vec![interface("a", "net1", add), interface("b", "net2", annotation)],
-                vec![Change::Detach("net2".to_owned())],
-            ),
-            (
-                "one of the ADD stays",
-                vec![],
-                vec![interface("a", "net1", add)],
-                vec![Change::Stays("net1".to_owned())],
-            ),
-            (
-                "what was asked for otherwise is not of the annotation",
-                vec![selection("b", None)],
-                vec![interface("b", "net1", request)],
-                vec![attach("b", None)],
-            ),
-            (
-                "another interface of the same network",
-                vec![selection("b", Some("fast"))],
-                vec![interface("b", "net2", annotation)],
-                vec![Change::Detach("net2".to_owned()), attach("b", Some("fast"))],
-            ),
-            (
-                "those that name their interface choose first",
-                vec![selection("a", None), selection("a", Some("net1"))],
-                vec![interface("a", "net1", add), interface("a", "net2", add)],
-                vec![],
-            ),
-        ];
-        for (what, selections, interfaces, expected) in table {
-            assert_eq!(changes(&selections, &interfaces), expected, "{what}");
-        }
     }
 }

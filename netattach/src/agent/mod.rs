@@ -12,7 +12,7 @@
 //! | `drift` | puts back what others change of what attachments have on the node |
 //! | `in_pods` | reports what others change in pods |
 //! | `missed`, `repair` | pods that run without their networks: reports, attaches or evicts them |
-//! | `dynamic`, `live`, `following`, `gc` | attachments of live pods, on request and by their annotation; which pod's is next; GC, concurrently with other requests |
+//! | `dynamic`, `live`, `changes`, `following`, `gc` | attachments of live pods, on request and by their annotation; what is to be changed; which pod's is next; GC, concurrently with other requests |
 //! | `devices` | asks the kubelet for the devices of a pod, and gives each network its own |
 //! | `collector` | detaches sandboxes that no runtime will ask for |
 //! | `node_network` | the node's part of the network that the agent makes: its routes |
@@ -29,6 +29,7 @@
 
 mod after_add;
 mod background;
+mod changes;
 mod cni_conf;
 mod collector;
 mod conf_keeper;

@@ -128,6 +128,8 @@ pub(super) struct Attachments {
     present: BTreeMap<u32, AttachmentRecord>,
     /// Numbers whose attachment is gone and that are not free yet, and since when.
     resting: BTreeMap<u32, Instant>,
+    /// Attachments with a record whose flows are being removed, or have been, and which open no more.
+    leaving: BTreeSet<u32>,
     /// Every allowed VLAN in the maps.
     vlans: BTreeMap<u32, BTreeSet<u16>>,
     /// Every allowed address in the maps with its kind ([`source`]), also of ids without a record.
@@ -172,6 +174,7 @@ impl Attachments {
             limits,
             present: present.into_iter().collect(),
             resting,
+            leaving: BTreeSet::new(),
             vlans: allowed,
             addresses,
             parents: Parents::over(parents)?,
@@ -388,10 +391,20 @@ impl Attachments {
         Ok(hosts)
     }
 
+    /// [`hosts`](Self::hosts) of an attachment that leaves. From now on its having an address keeps nobody else's: of those
+    /// that leave together, the last to begin takes what they share.
+    pub(super) fn leave(&mut self, id: u32) -> Result<BTreeSet<Host>, BpfError> {
+        self.check(id)?;
+        if self.present.contains_key(&id) {
+            self.leaving.insert(id);
+        }
+        self.hosts(&[id].into())
+    }
+
     /// Whether an attachment that stays may send from an address as well.
     fn others_have(&self, (zone, address): Host, leaving: &BTreeSet<u32>) -> bool {
-        let mut others =
-            self.present.iter().filter(|(id, record)| record.zone == zone && !leaving.contains(*id));
+        let stays = |id: &u32| !leaving.contains(id) && !self.leaving.contains(id);
+        let mut others = self.present.iter().filter(|(id, record)| record.zone == zone && stays(*id));
         others.any(|(id, _)| self.addresses.get(id).is_some_and(|sources| sources.contains_key(&address)))
     }
 
@@ -449,6 +462,7 @@ impl Attachments {
             self.resting.remove(&id);
         } else {
             self.present.remove(&id);
+            self.leaving.remove(&id);
         }
         Ok(())
     }

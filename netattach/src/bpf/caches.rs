@@ -111,6 +111,15 @@ impl AttachmentMaps {
         self.lock().hosts(leaving)
     }
 
+    /// [`hosts`](Self::hosts) of an attachment that leaves and opens no more flows. Until it is removed it does not count for
+    /// others that leave: the last to ask is told of what they share.
+    ///
+    /// # Errors
+    /// The number is out of range.
+    pub fn leave(&self, id: u32) -> Result<BTreeSet<Host>, BpfError> {
+        self.lock().leave(id)
+    }
+
     /// Every attachment that has a record, for recovery.
     pub fn records(&self) -> BTreeMap<u32, AttachmentRecord> {
         self.lock().records().clone()

@@ -183,7 +183,7 @@ impl Parents {
 
     /// Lets pass what an attachment sends and what has been judged above: where it leaves by these devices, and nowhere else. It
     /// does not pass on a device on which the attachment's namespace has an address, as who has a macvlan there can send what
-    /// looks the same.
+    /// looks the same. Nothing is entered for a device that is no parent, where nobody asks.
     pub(super) fn pass_above(&mut self, id: u32, trunks: &Trunks) -> Result<(), BpfError> {
         let before = if trunks.netns_cookie == 0 || trunks.on.is_empty() {
             self.trunks.remove(&id)
@@ -204,7 +204,7 @@ impl Parents {
         lost.into_iter().try_for_each(|key| self.erase(key))
     }
 
-    /// Enters a parent itself.
+    /// Enters a parent itself, and what passes there that is sent from above.
     pub(super) fn cover(&mut self, parent: u32, what: Parent) -> Result<(), BpfError> {
         let flags =
             [(what.card, flag::CARD), (what.strangers, flag::STRANGERS), (what.own_clsact, flag::OWN_CLSACT)];
@@ -212,12 +212,17 @@ impl Parents {
         self.write(
             ParentKey::itself(parent),
             ParentEntry { attachment: 0, flags, netns_cookie: what.netns_cookie },
-        )
+        )?;
+        let passing: BTreeMap<ParentKey, u64> =
+            self.wanted_above(parent).filter(|(_, cookie)| self.passes(*cookie, parent)).collect();
+        passing.into_iter().try_for_each(|(key, cookie)| self.write(key, of_namespace(cookie)))
     }
 
-    /// Removes a parent.
+    /// Removes a parent, and what passed there.
     pub(super) fn uncover(&mut self, parent: u32) -> Result<(), BpfError> {
-        self.erase(ParentKey::itself(parent))
+        self.erase(ParentKey::itself(parent))?;
+        let entered: Vec<ParentKey> = self.entered_above(parent).map(|(key, _)| *key).collect();
+        entered.into_iter().try_for_each(|key| self.erase(key))
     }
 
     /// The parents that are entered.
@@ -255,7 +260,7 @@ impl Parents {
     /// Whether the kernel's map lets pass what it is to let pass of an attachment.
     pub(super) fn has_trunks(&self, id: u32) -> Result<bool, BpfError> {
         let Some(Trunks { netns_cookie, on }) = self.trunks.get(&id) else { return Ok(true) };
-        for (device, vlan) in on.iter().filter(|(device, _)| !self.index.has(*netns_cookie, *device)) {
+        for (device, vlan) in on.iter().filter(|(device, _)| self.passes(*netns_cookie, *device)) {
             let found = self.map.get(&ParentKey::above(*device, *netns_cookie, *vlan))?;
             if found != Some(of_namespace(*netns_cookie)) {
                 return Ok(false);
@@ -290,11 +295,28 @@ impl Parents {
         })
     }
 
+    /// What attachments want to pass on a device: its key and the namespace.
+    fn wanted_above(&self, device: u32) -> impl Iterator<Item = (ParentKey, u64)> + '_ {
+        let marked = ParentKey::itself(device | ParentKey::ABOVE);
+        self.wanted().filter(move |(key, _)| key.ifindex == marked.ifindex)
+    }
+
+    /// What is entered to pass on a device.
+    fn entered_above(&self, device: u32) -> impl Iterator<Item = (&ParentKey, &ParentEntry)> {
+        let marked = ParentKey::itself(device | ParentKey::ABOVE);
+        self.entries.range(marked..).take_while(move |(key, _)| key.ifindex == marked.ifindex)
+    }
+
+    /// Whether what a namespace sends from above may pass on a device, and somebody asks there.
+    fn passes(&self, cookie: u64, device: u32) -> bool {
+        self.index.covered.contains(&device) && !self.index.has(cookie, device)
+    }
+
     /// Lets pass on a device what a namespace sends from above by a VLAN, or not, as it is to be now.
     fn settle(&mut self, cookie: u64, device: u32, vlan: u16) -> Result<(), BpfError> {
         let key = ParentKey::above(device, cookie, vlan);
         let is_wanted = self.wanted().any(|wanted| wanted == (key, cookie));
-        if is_wanted && !self.index.has(cookie, device) {
+        if is_wanted && self.passes(cookie, device) {
             self.write(key, of_namespace(cookie))
         } else if self.entries.contains_key(&key) {
             self.erase(key)
@@ -305,10 +327,8 @@ impl Parents {
 
     /// Lets nothing pass on a device that a namespace sends from above, whoever has entered it.
     fn close(&mut self, cookie: u64, device: u32) -> Result<(), BpfError> {
-        let marked = ParentKey::itself(device | ParentKey::ABOVE);
-        let on_device = self.entries.range(marked..).take_while(|(key, _)| key.ifindex == marked.ifindex);
-        let keys: Vec<ParentKey> =
-            on_device.filter(|(_, entry)| entry.netns_cookie == cookie).map(|(key, _)| *key).collect();
+        let of_namespace = self.entered_above(device).filter(|(_, entry)| entry.netns_cookie == cookie);
+        let keys: Vec<ParentKey> = of_namespace.map(|(key, _)| *key).collect();
         keys.into_iter().try_for_each(|key| self.erase(key))
     }
 
@@ -456,6 +476,11 @@ mod tests {
         prop::collection::vec(one, 0..30)
     }
 
+    fn cover(parents: &mut Parents, parent: u32) {
+        let what = Parent { netns_cookie: 9, card: false, strangers: false, own_clsact: true };
+        parents.cover(parent, what).unwrap();
+    }
+
     proptest! {
         #[test]
         fn the_index_is_that_of_the_entries(deeds in deeds()) {
@@ -481,10 +506,7 @@ mod tests {
                         trunks.iter().for_each(|(id, trunks)| parents.pass_above(*id, trunks).unwrap());
                         parents.forget_lost().unwrap();
                     }
-                    Deed::Cover(parent) => {
-                        let what = Parent { netns_cookie: 9, card: false, strangers: false, own_clsact: true };
-                        parents.cover(parent, what).unwrap();
-                    }
+                    Deed::Cover(parent) => cover(&mut parents, parent),
                     Deed::Uncover(parent) => parents.uncover(parent).unwrap(),
                 }
                 let mut expected = Index::default();
@@ -498,7 +520,9 @@ mod tests {
                 let wanted = wanted.flat_map(|Trunks { netns_cookie, on }| {
                     on.iter().map(move |(device, vlan)| (*device, *netns_cookie, *vlan))
                 });
-                let passing = wanted.filter(|(device, cookie, _)| !addresses.contains(&(*device, *cookie)));
+                let is_parent = |(device, ..): &(u32, u64, u16)| kernels.contains_key(&ParentKey::itself(*device));
+                let passing = wanted.filter(is_parent);
+                let passing = passing.filter(|(device, cookie, _)| !addresses.contains(&(*device, *cookie)));
                 let passing: BTreeSet<ParentKey> =
                     passing.map(|(device, cookie, vlan)| ParentKey::above(device, cookie, vlan)).collect();
                 let entered: BTreeSet<ParentKey> = kernels.keys().copied().filter(is_marked).collect();
@@ -513,6 +537,10 @@ mod tests {
         let mut parents = Parents::over(Box::<InMemory>::default()).unwrap();
         let trunks = Trunks { netns_cookie: 7, on: vec![(3, 5), (2, 6)] };
         parents.pass_above(1, &trunks).unwrap();
+        assert_eq!(parents.len(), 0, "no parent");
+        cover(&mut parents, 2);
+        cover(&mut parents, 3);
+        assert_eq!(parents.len(), 4);
         assert_eq!([1, 2].map(|id| parents.has_trunks(id).unwrap()), [true; 2]);
         parents.map.remove(&ParentKey::above(2, 7, 6)).unwrap();
         assert_eq!([1, 2].map(|id| parents.has_trunks(id).unwrap()), [false, true]);

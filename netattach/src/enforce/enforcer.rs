@@ -375,7 +375,7 @@ impl Enforce for Enforcer {
     fn detach(&self, id: u32) -> Result<(), EnforceError> {
         self.fast.forget(id)?;
         self.routed.forget(id)?;
-        self.flows.purge(self.dataplane.attachments().hosts(&[id].into())?)?;
+        self.flows.purge(self.dataplane.attachments().leave(id)?)?;
         let nothing_in_pod = self.lock().end(id);
         if !nothing_in_pod {
             self.programs.detach_in_pod(id)?;

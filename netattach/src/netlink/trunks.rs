@@ -8,24 +8,22 @@ const MOST: usize = 8;
 
 impl Handle {
     /// Where the frames of a link leave with a tag, if it is a VLAN: the device beneath and the VLAN there; and so on, if that
-    /// is a VLAN itself.
+    /// is a VLAN itself. Only devices of this namespace: in another no pod's link has its parent.
     ///
     /// # Errors
     /// The kernel refuses.
     pub fn trunks(&mut self, link: &LinkState) -> Result<Vec<(u32, u16)>, Error> {
         let mut found = Vec::new();
-        let (mut mode, mut beneath) = (link.mode, link.link);
-        while let (Some(LinkMode::Vlan(tag)), Some(device)) = (mode, beneath) {
+        if !matches!(link.mode, Some(LinkMode::Vlan(_))) {
+            return Ok(found);
+        }
+        let mut next = self.device_by_index(link.index)?;
+        while let Some(vlan) = next.filter(|_| found.len() < MOST) {
+            // Beneath one that was moved here is a device of another namespace: its index is some other device's in this one.
+            let beneath = vlan.link.link.filter(|_| vlan.stays());
+            let (Some(LinkMode::Vlan(tag)), Some(device)) = (vlan.link.mode, beneath) else { break };
             found.push((device, tag.id));
-            if found.len() == MOST {
-                break;
-            }
-            (mode, beneath) = match self.link_by_index(device) {
-                Ok(next) => (next.mode, next.link),
-                // It is in another namespace, where no pod's link has its parent.
-                Err(error) if error.not_found() => break,
-                Err(error) => return Err(error),
-            };
+            next = self.device_by_index(device)?;
         }
         Ok(found)
     }

@@ -120,7 +120,8 @@ fn a_network_that_hangs_keeps_no_other_pod_from_following_its_annotation() {
     let pod = rig.pod("z");
     rig.add(&pod).success();
     rig.node.take_calls().unwrap();
-    let patch = json!({"metadata": {"annotations": {NETWORKS: "hangs"}}});
+    // They are to get one of the other pod's networks after it.
+    let patch = json!({"metadata": {"annotations": {NETWORKS: format!("hangs,{NAMESPACE}/lan-a")}}});
     for of_author in &of_author {
         rig.server.patch("pods", AUTHOR, &of_author.name, &patch).unwrap();
     }

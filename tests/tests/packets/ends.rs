@@ -1,6 +1,6 @@
 //! Both ends of a flow on one node, each under its own policy, and others that its packets come to.
 
-use netattach_common::flow::state::{OPENER_AT_END, REFUSED, REPLIED, RESPONDER_AT_END};
+use netattach_common::flow::state::{OPENER_AT_END, REPLIED, RESPONDER_AT_END};
 
 use super::*;
 
@@ -130,9 +130,13 @@ fn a_conversation_that_a_policy_ends_is_over_for_both_and_for_no_longer_than_its
     ends.isolate(POD, all, all);
     ends.isolate(SERVER, 0, all);
     let both_ways = || {
-        let sent =
-            [(SERVER, FromPod, &back), (POD, ToPod, &back), (POD, FromPod, &out), (SERVER, ToPod, &out)];
-        sent.map(|(id, side, packet)| ends.at(id, side, packet))
+        // What is dropped where it leaves does not arrive.
+        let way = |from, to, packet: &Packet| {
+            let left = ends.at(from, FromPod, packet);
+            [left, left.and_then(|()| ends.at(to, ToPod, packet))]
+        };
+        let ([asked, heard], [answered, told]) = (way(SERVER, POD, &back), way(POD, SERVER, &out));
+        [asked, heard, answered, told]
     };
     let flow = || {
         let flow = ends.0.only_flow();
@@ -142,7 +146,11 @@ fn a_conversation_that_a_policy_ends_is_over_for_both_and_for_no_longer_than_its
     assert_eq!(flow(), (0, REPLIED, all));
     ends.isolate(POD, none, all);
     assert_eq!(both_ways()[..3], [Ok(()), REFUSED_IN, REFUSED_IN]);
-    assert_eq!(flow(), (0, REPLIED | REFUSED, 0));
+    assert_eq!(flow(), (0, REPLIED, Flow::REFUSED));
+    // What the other end's policies say has no part in it.
+    ends.isolate(SERVER, 0, ends.0.install(&allow_all()));
+    assert_eq!(ends.at(SERVER, FromPod, &back), Ok(()));
+    assert_eq!(flow(), (0, REPLIED, Flow::REFUSED));
     // Allowed again, also by the policy that it was allowed by.
     ends.isolate(POD, all, all);
     assert_eq!(ends.at(POD, ToPod, &back), Ok(()));
@@ -155,6 +163,57 @@ fn a_conversation_that_a_policy_ends_is_over_for_both_and_for_no_longer_than_its
     ends.0.age(25);
     assert_eq!(both_ways(), [Ok(()), REFUSED_IN, Ok(()), Ok(())]);
     assert_eq!(both_ways(), [Ok(()); 4]);
+}
+
+/// Rows: C85.
+#[test]
+fn a_conversation_that_a_policy_has_ended_goes_on_when_there_is_none_any_more() {
+    let ends = Ends::new(checked());
+    let (all, none) = (ends.0.install(&allow_all()), ends.0.install(&deny_all()));
+    let refused_out = Err(DropReason::EgressPeer);
+    let lasts = |sent: &[(u32, Side, &Packet)], opened_by_low: u8| {
+        for seconds in [1, 100, 25] {
+            ends.0.age(seconds);
+            for (id, side, packet) in sent {
+                assert_eq!(ends.at(*id, *side, packet), Ok(()), "{seconds}: {packet:?}");
+            }
+            let flow = ends.0.only_flow();
+            assert_eq!((flow.opened_by_low, flow.is_refused()), (opened_by_low, false), "{seconds}");
+        }
+    };
+    let (out, back) = (from_pod().udp(5, 5), to_pod().udp(5, 5));
+
+    // The pod has been called, and what it says ends; then it is not isolated there, or not at all.
+    for (lifted, sent) in [
+        ((0, all), &[(SERVER, FromPod, &back), (POD, ToPod, &back)][..]),
+        ((0, 0), &[(SERVER, FromPod, &back), (POD, FromPod, &out), (SERVER, ToPod, &out)][..]),
+    ] {
+        ends.isolate(POD, all, all);
+        ends.isolate(SERVER, none, all);
+        assert_eq!(ends.at(SERVER, FromPod, &back), Ok(()));
+        assert_eq!(ends.at(POD, FromPod, &out), Ok(()));
+        ends.isolate(POD, none, all);
+        assert_eq!(ends.at(POD, FromPod, &out), REFUSED_IN);
+        ends.isolate(POD, lifted.0, lifted.1);
+        lasts(sent, 0);
+        ends.0.age(200);
+    }
+
+    // The pod has called, and what it is told ends. Afterwards it only listens.
+    ends.isolate(POD, none, all);
+    ends.isolate(SERVER, 0, 0);
+    assert_eq!(ends.at(POD, FromPod, &out), Ok(()));
+    assert_eq!(ends.at(POD, ToPod, &back), Ok(()));
+    ends.isolate(POD, none, none);
+    assert_eq!(ends.at(POD, ToPod, &back), refused_out);
+    assert_eq!(ends.0.only_flow().opener_approved_by, Flow::REFUSED);
+    ends.isolate(POD, none, 0);
+    // A copy at another's device says nothing for it.
+    ends.isolate(THIRD, none, 0);
+    ends.0.age(1);
+    assert_eq!(ends.at(THIRD, ToPod, &back), Ok(()));
+    assert_eq!(ends.0.only_flow().opener_approved_by, Flow::REFUSED);
+    lasts(&[(POD, ToPod, &back)], 1);
 }
 
 /// A frame to one pod's address may carry a packet to another's, and group frames come to all.
@@ -222,6 +281,55 @@ fn where_flows_are_kept_each_end_keeps_its_own() {
     ends.isolate(POD, third, none);
     assert_eq!(ends.at(POD, ToPod, &call), Ok(()));
     assert_eq!(approved(), (third, RESPONDER_AT_END));
+}
+
+/// Equal policies have one number, and of a frame that a bridge floods a copy may come first.
+///
+/// Rows: C85.
+#[test]
+fn where_flows_are_kept_an_end_keeps_what_another_under_its_policy_has_seen_first() {
+    let ends = Ends::new(keeping());
+    let (all, none) = (ends.0.install(&allow_all()), ends.0.install(&deny_all()));
+    for (from, to) in [(THIRD_V4, POD_V4), (THIRD_V6, POD_V6)] {
+        ends.isolate(POD, all, 0);
+        ends.isolate(SERVER, all, 0);
+        let [call, goes_on] = [SYN, ACK].map(|flags| Packet::between(from, to).tcp(1, 2, flags));
+        assert_eq!(ends.at(SERVER, ToPod, &call), Ok(()));
+        assert_eq!(ends.at(POD, ToPod, &call), Ok(()));
+        ends.isolate(POD, none, none);
+        ends.isolate(SERVER, none, none);
+        assert_eq!(ends.at(POD, ToPod, &goes_on), Ok(()), "{to}");
+        assert_eq!(ends.at(SERVER, ToPod, &goes_on), REFUSED_IN, "{to}: kept by the other");
+    }
+}
+
+/// Rows: C85.
+#[test]
+fn where_flows_are_kept_an_end_notes_what_goes_on_there_once_a_second() {
+    for copy_first in [true, false] {
+        let ends = Ends::new(if copy_first { keeping() } else { checked() });
+        let (all, none) = (ends.0.install(&allow_all()), ends.0.install(&deny_all()));
+        let call = Packet::between(THIRD_V4, POD_V4).udp(1, 2);
+        let approved = || {
+            let flow = ends.0.only_flow();
+            (flow.responder_approved_by, flow.state & (OPENER_AT_END | RESPONDER_AT_END))
+        };
+        ends.isolate(POD, all, 0);
+        ends.isolate(SERVER, all, 0);
+        // Of the other's device, or from before flows were kept.
+        assert_eq!(ends.at(if copy_first { SERVER } else { POD }, ToPod, &call), Ok(()));
+        assert_eq!(approved(), (all, 0));
+        ends.put(keeping());
+        for (id, at_end) in [(SERVER, 0), (POD, RESPONDER_AT_END), (SERVER, RESPONDER_AT_END)] {
+            ends.0.age(1);
+            assert_eq!(ends.at(id, ToPod, &call), Ok(()));
+            assert_eq!(approved(), (all, at_end), "{id}");
+        }
+        ends.isolate(POD, none, none);
+        ends.isolate(SERVER, none, none);
+        assert_eq!(ends.at(POD, ToPod, &call), Ok(()));
+        assert_eq!(ends.at(SERVER, ToPod, &call), REFUSED_IN, "kept by the other");
+    }
 }
 
 /// Rows: C85.

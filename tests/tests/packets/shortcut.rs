@@ -132,7 +132,13 @@ fn the_shortcut_answers_as_the_two_programs_do() {
     let kept = Checks { keep_established: true, ..checked };
     let mut taken = 0;
     for flags in [Checks::default(), checked, strict, kept] {
-        rigs.iter().for_each(|rig| put(rig, flags));
+        for rig in &rigs {
+            put(rig, flags);
+            // What is from before flows were kept is noted in a later second, which need not begin for both at one packet.
+            let dataplane = &rig.rig.dataplane;
+            let hosts = dataplane.attachments().hosts(&[POD, PEER].into()).unwrap();
+            dataplane.flows().unwrap().purge(hosts).unwrap();
+        }
         for case in 0..4_usize.pow(3) {
             let pod = PolicyIds { ingress: ids[0][case % 4], egress: ids[0][case / 4 % 4] };
             let peer = PolicyIds { ingress: ids[0][case / 16], egress: ids[0][case % 3] };

@@ -8,10 +8,10 @@ use std::os::fd::AsFd;
 use anyhow::Result;
 use netattach::netlink::{Error, Handle, MOST_IN_POD};
 use netattach::spec::{Addressing, Bridge, BridgePort, LinkMode, Macvlan, MacvlanMode, Pace, Route, Veth};
-use netattach_tests::Namespace;
 use netattach_tests::node::ip;
 use netattach_tests::raw::RawSocket;
 use netattach_tests::traffic::PATIENCE;
+use netattach_tests::{Namespace, tools};
 
 const GROUP: u32 = 77;
 
@@ -264,5 +264,37 @@ fn a_device_is_paced_replaced_and_shown() -> Result<()> {
     let gone = near.index + 100;
     assert!(node.ensure_paced(gone, &slow).unwrap_err().not_found());
     assert!(node.find_pace(gone).unwrap_err().not_found());
+    Ok(())
+}
+
+#[test]
+fn a_device_of_another_namespace_beneath_a_vlan_is_not_taken_for_one_of_this() -> Result<()> {
+    if !tools::has_driver("vlan") {
+        let test = "a_device_of_another_namespace_beneath_a_vlan_is_not_taken_for_one_of_this";
+        tools::report_skipped(test, "this kernel has no VLANs");
+        return Ok(());
+    }
+    let (there, here) = (Namespace::new()?, Namespace::new()?);
+    let bridge = Bridge { name: "br0".into(), ..Bridge::default() };
+    let lower = Handle::open_in(there.netns())?.ensure_bridge(&bridge)?.link.index;
+    let mut node = Handle::open_in(here.netns())?;
+    let own = node.ensure_bridge(&bridge)?.link.index;
+    assert_eq!(lower, own);
+    let vlan = |namespace: &Namespace, on: &str, name: &str, id: &str| {
+        ip(namespace, &["link", "add", "link", on, "name", name, "type", "vlan", "id", id])
+    };
+    vlan(&there, "br0", "moved", "100")?;
+    ip(&there, &["link", "set", "moved", "netns", &here.task()])?;
+    vlan(&here, "moved", "in-moved", "101")?;
+    vlan(&here, "br0", "outer", "5")?;
+    vlan(&here, "outer", "inner", "6")?;
+    let [moved, within, outer, inner] = ["moved", "in-moved", "outer", "inner"].map(|name| node.link(name));
+    let (moved, within, outer, inner) = (moved?, within?, outer?, inner?);
+    assert_eq!(node.trunks(&moved)?, []);
+    assert_eq!(node.trunks(&within)?, [(moved.index, 101)]);
+    assert_eq!(node.trunks(&outer)?, [(own, 5)]);
+    assert_eq!(node.trunks(&inner)?, [(outer.index, 6), (own, 5)]);
+    let bridge = node.link("br0")?;
+    assert_eq!(node.trunks(&bridge)?, []);
     Ok(())
 }

@@ -296,6 +296,37 @@ fn a_late_del_leaves_the_rules_alone_of_the_pod_that_has_the_namespaces_path_now
     assert_eq!((answer.exit, Routing::of(&side.pod).rules), (Some(0), Vec::new()));
 }
 
+/// All of an agent's links have the group of the sandbox, which goes by the name of the pod's first interface.
+///
+/// Rows: SBR-behind-agent.
+#[test]
+fn the_executable_knows_the_interfaces_that_an_agent_has_made_for_the_pod() {
+    let own = own();
+    let side = Side::new(own.path().to_owned(), &json!([]));
+    for words in [
+        &["link", "add", "net1", "type", "veth", "peer", "name", "far1"][..],
+        &["link", "set", "far1", "up"],
+        &["link", "set", "net1", "up"],
+        &["addr", "add", "10.2.0.2/24", "dev", "net1"],
+    ] {
+        ip(&side.pod, words).unwrap();
+    }
+    let mut inside = Handle::open_in(side.pod.netns()).unwrap();
+    let net1 = inside.link("net1").unwrap();
+    inside.set_group(net1.index, link_group("c1", "eth0")).unwrap();
+    let interfaces = json!([{"name": "net1", "mac": net1.mac.unwrap().to_string(), "sandbox": "/pod"}]);
+    let ips = json!([{"interface": 0, "address": "10.2.0.2/24"}]);
+    let previous = json!({"cniVersion": "1.0.0", "interfaces": interfaces, "ips": ips, "dns": {}});
+    let sbr = with_result(&config("1.0.0", "sbr", &json!({})), &previous);
+    let call = Call { ifname: "net1", ..side.call() };
+    side.runtime.add(call, &sbr).unwrap();
+    let mut sources =
+        || inside.rules().unwrap().iter().map(|rule| rule.source.to_string()).collect::<Vec<_>>();
+    assert_eq!(sources(), ["10.2.0.2"]);
+    let answer = side.runtime.run("DEL", call, &sbr).unwrap();
+    assert_eq!((answer.exit, sources()), (Some(0), Vec::new()));
+}
+
 /// Rows: SBR-agent.
 #[test]
 fn an_agent_routes_by_source_behind_its_own_interfaces() {

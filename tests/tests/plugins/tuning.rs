@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use netattach::netlink::Handle;
 use netattach::plan::link_group;
-use netattach::spec::Properties;
+use netattach::spec::{OWN_GROUPS, Properties};
 use netattach_tests::manifest::{self, NAMESPACE};
 use netattach_tests::node::{WIRE, executable, ip};
 use netattach_tests::runtime::{Call, Runtime, config, with_result};
@@ -82,7 +82,12 @@ impl Side {
         let settings = || Settings::of(&self.pod).unwrap();
         let attached = (self.properties(), self.setting("core/somaxconn"), settings());
         let path = data.join("c1_eth0.json");
-        let file = fs::read(&path).map_or(Value::Null, |content| serde_json::from_slice(&content).unwrap());
+        let mut file =
+            fs::read(&path).map_or(Value::Null, |content| serde_json::from_slice(&content).unwrap());
+        // Whose interface it was is said by ours alone.
+        if let Some(members) = file.as_object_mut() {
+            members.remove("netattach");
+        }
         answers.push(ran("CHECK", &result));
         ip(&self.pod, &["link", "set", "eth0", "mtu", "1290"]).unwrap();
         answers.push(ran("CHECK", &result));
@@ -206,15 +211,31 @@ fn a_late_del_leaves_the_interface_alone_of_the_pod_that_has_the_namespaces_path
     let (others, its) = (result("02:00:00:00:00:99"), result("02:00:00:00:00:01"));
     let del =
         |result: &Value| side.runtime.run("DEL", side.call(), &with_result(&tuning, result)).unwrap().exit;
-    // It has another address; or its link says that it is not this one's.
+    // The file says whose it was: the other namespace's may have its name, and its address too.
+    let other = Side::new(own.path().to_owned());
+    ip(&other.pod, &["link", "set", "eth0", "mtu", "1400"]).unwrap();
+    let of_other = other.properties();
+    side.runtime.add(side.call(), &with_result(&tuning, &its)).unwrap();
+    assert!(file.exists());
+    let late = Call { netns: other.pod.path(), ..side.call() };
+    let answer = side.runtime.run("DEL", late, &with_result(&tuning, &its)).unwrap();
+    assert_eq!((answer.exit, other.properties(), file.exists()), (Some(0), of_other, false));
+    ip(&side.pod, &["link", "set", "eth0", "mtu", "1500"]).unwrap();
+    // One of the reference's does not. The interface has another address; or its link says that it is not this one's.
+    let as_by_the_reference = || {
+        let mut kept: Value = serde_json::from_slice(&fs::read(&file).unwrap()).unwrap();
+        kept.as_object_mut().unwrap().remove("netattach");
+        fs::write(&file, kept.to_string()).unwrap();
+    };
     for (late, group) in [(&others, 0), (&its, link_group("c2", "eth0"))] {
         side.runtime.add(side.call(), &with_result(&tuning, &its)).unwrap();
+        as_by_the_reference();
         let tuned = side.properties();
         assert_eq!((tuned.mtu, file.exists()), (Some(1400), true));
         let mut inside = Handle::open_in(side.pod.netns()).unwrap();
         let index = inside.link("eth0").unwrap().index;
         inside.set_group(index, group).unwrap();
-        assert_eq!((del(late), side.properties(), file.exists()), (Some(0), tuned, false), "{late} {group}");
+        assert_eq!((del(late), side.properties(), file.exists()), (Some(0), tuned, true), "{late} {group}");
         inside.set_mtu(index, 1500).unwrap();
     }
     // With the group of its own it is its own whatever address it has.
@@ -222,7 +243,44 @@ fn a_late_del_leaves_the_interface_alone_of_the_pod_that_has_the_namespaces_path
     let index = inside.link("eth0").unwrap().index;
     inside.set_group(index, link_group("c1", "eth0")).unwrap();
     side.runtime.add(side.call(), &with_result(&tuning, &its)).unwrap();
-    assert_eq!((del(&others), side.properties()), (Some(0), before));
+    as_by_the_reference();
+    assert_eq!((del(&others), side.properties(), file.exists()), (Some(0), before, false));
+}
+
+/// Name, address and link group are its to change.
+///
+/// Rows: TUN-kept.
+#[test]
+fn a_pod_keeps_no_property_of_its_interface_from_being_given_back() {
+    let own = tempfile::tempdir().unwrap();
+    symlink(executable("netattach-cni").unwrap(), own.path().join("tuning")).unwrap();
+    let interfaces = json!([{"name": "eth0", "mac": "02:00:00:00:00:01", "sandbox": "/pod"}]);
+    let result = json!({"cniVersion": "1.0.0", "interfaces": interfaces});
+    let changes: [fn(&Side, &mut Handle, u32); 3] = [
+        |_, inside, index| inside.set_mac(index, MAC.parse().unwrap()).unwrap(),
+        |_, inside, index| inside.set_group(index, OWN_GROUPS | 5).unwrap(),
+        |side, inside, index| {
+            inside.set_down(index).unwrap();
+            ip(&side.pod, &["link", "set", "eth0", "name", "eth7"]).unwrap();
+        },
+    ];
+    for (number, change) in changes.into_iter().enumerate() {
+        let side = Side::new(own.path().to_owned());
+        let before = side.properties();
+        let keys = json!({"mtu": 1400, "promisc": true, "txQLen": 7, "dataDir": side.dir.path()});
+        let tuning = with_result(&config("1.0.0", "tuning", &keys), &result);
+        side.runtime.add(side.call(), &tuning).unwrap();
+        let mut inside = Handle::open_in(side.pod.netns()).unwrap();
+        let index = inside.link("eth0").unwrap().index;
+        change(&side, &mut inside, index);
+        let answer = side.runtime.run("DEL", side.call(), &tuning).unwrap();
+        let link = inside.link_by_index(index).unwrap();
+        // What `tuning` has not set stays what the pod has made of it.
+        let expected = Properties { mac: link.mac, ..before };
+        let is_file_there = side.dir.path().join("c1_eth0.json").exists();
+        let found = inside.properties(&link.name).unwrap();
+        assert_eq!((answer.exit, found, is_file_there), (Some(0), expected, false), "change {number}");
+    }
 }
 
 /// The kinds of interfaces that the kernel has, with the keys of each.

@@ -339,7 +339,7 @@ fn a_pod_chooses_no_address_of_the_node_and_none_that_the_node_reaches_elsewhere
     let elsewhere = || "ipam.addresses names the subnets that pods may choose in".to_owned();
     // Somebody on the wire, somebody behind a router there, and one who has a route of his own.
     let wishes = [
-        ("near", "routed", "192.0.2.2/32", 7, near("192.0.2.2")),
+        ("near", "routed", "192.0.2.9/32", 7, near("192.0.2.9")),
         ("far", "routed", "10.99.0.7/32", 7, format!("the node has a route to 10.99.0.0/16, by {WIRE}")),
         ("held", "routed", "10.98.0.7/32", 11, format!("the node has another route to it, by {WIRE}")),
         ("node", "behind", "192.0.2.77/25", 7, elsewhere()),

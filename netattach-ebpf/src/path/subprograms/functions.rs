@@ -37,8 +37,12 @@ macro_rules! subprograms {
         #[unsafe(no_mangle)]
         #[inline(never)]
         fn $read(skb: *mut __sk_buff, packet: *mut Packet<$address>) -> u32 {
+            let skb = Skb::new(skb);
             let answer = match exclusive(packet) {
-                Some(packet) => $body(&Skb::new(skb), packet).map_err(Denied::from),
+                Some(packet) => {
+                    let read = $body(&skb, packet);
+                    read.and_then(|()| skb.is_settled(packet.judged())).map_err(Denied::from)
+                }
                 None => Err(NULL_ARGUMENT),
             };
             answer.encode()

@@ -57,7 +57,8 @@ pub(crate) const NULL_ARGUMENT: Denied = Denied::new(DropReason::Malformed);
 pub(crate) trait Subprograms: Family {
     /// Whether a packet that claims to be link maintenance does nothing else.
     fn stays_on_link(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> Result<bool, Denied>;
-    /// Reads the headers from IP on, of a packet that has just begun.
+    /// Reads the headers from IP on, of a packet that has just begun. It is certain then that the packet goes on to say what
+    /// is judged of it.
     fn read(ctx: &TcContext, packet: &mut Packet<Self>) -> Result<(), Denied>;
     /// Whether the node's packet filter judges a packet, before or after.
     fn is_judged_as_routed(ctx: &TcContext, scope: &Scope, packet: &Packet<Self>) -> bool;

@@ -18,6 +18,9 @@ use crate::spec::OWN_GROUPS;
 /// How long another process may hold the namespace's lock.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// How runtimes call a pod's first interface (containerd and CRI-O know no other name).
+const FIRST: &str = "eth0";
+
 /// No `prevResult`.
 pub(super) fn missing(kind: &str) -> CniError {
     let msg = format!("key prevResult: missing, and {kind} can only follow another plugin");
@@ -73,15 +76,17 @@ pub(super) fn is_nodes_own(netns: &Netns, request: &cni::Request) -> Result<bool
 }
 
 /// Whether the pod's interface of that name is another container's: the path of a DEL that comes late may lead to that one's
-/// namespace by now. The group of a link that netattach has made says whose it is. Of any other there is the Ethernet address that
-/// the result has, if it has one.
+/// namespace by now. The group of a link that netattach has made says whose it is: without an agent by its own name, with one by
+/// that of the pod's first interface. Of any other there is the Ethernet address that the result has, if it has one. Who
+/// administrates the pod's network can change both: what is the node's must not be lost by the answer.
 ///
 /// # Errors
 /// The kernel cannot be asked.
 pub(super) fn is_anothers(request: &cni::Request, pod: &mut Handle) -> Result<bool, StepError> {
     let Some(found) = pod.find_link(&request.ifname)? else { return Ok(false) };
     if found.group & OWN_GROUPS != 0 {
-        return Ok(found.group != plan::link_group(&request.container_id, &request.ifname));
+        let is_of = |ifname: &str| found.group == plan::link_group(&request.container_id, ifname);
+        return Ok(!is_of(&request.ifname) && !is_of(FIRST));
     }
     let result = request.prev_result().ok().flatten();
     let had = result.as_ref().and_then(|result| address_of(result, &request.ifname));

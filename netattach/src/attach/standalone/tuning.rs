@@ -1,9 +1,9 @@
 //! The chained plugin `tuning`. What was before is kept in a file, at the place and in the form of the reference plugin:
-//! either can detach what the other has attached.
+//! either can detach what the other has attached. Ours says as well whose it was.
 
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::chained;
@@ -17,6 +17,25 @@ use crate::spec::{Properties, Tune};
 
 /// Where files are kept unless `dataDir` says otherwise.
 const DIRECTORY: &str = "/run/cni/tuning";
+
+/// What the file has.
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    #[serde(flatten)]
+    before: Properties,
+    /// Of which interface; the reference passes over it. `None`: the reference wrote the file, or the kernel has no cookies.
+    #[serde(default, rename = "netattach", skip_serializing_if = "Option::is_none")]
+    of: Option<Known>,
+}
+
+/// What an interface is known by that its pod cannot change: name, address and link group it can.
+#[derive(Clone, Copy, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Known {
+    /// Of its namespace: no other of this boot has it.
+    netns_cookie: u64,
+    index: u32,
+}
 
 pub(super) struct Tuning<'a> {
     pub(super) request: &'a cni::Request,
@@ -44,7 +63,10 @@ impl Tuning<'_> {
         let ifname = &request.ifname;
         let before = tuning::before(&mut pod, ifname, &wanted).map_err(chained::cannot)?;
         if !before.is_empty() {
-            self.keep(&before)?;
+            let netns_cookie = pod.netns_cookie();
+            let index = pod.link(ifname).map_err(|error| chained::cannot(error.into()))?.index;
+            let of = (netns_cookie != 0).then_some(Known { netns_cookie, index });
+            self.keep(&Kept { before, of })?;
         }
         tuning::tune(&mut pod, &netns, ifname, &wanted).map_err(chained::cannot)?;
         let of_pod = |one: &&mut cni::Interface| one.sandbox.is_some() && one.name == *ifname;
@@ -65,25 +87,38 @@ impl Tuning<'_> {
     }
 
     /// Gives back what there is to give back. As with the reference plugin it always succeeds: with the namespace the
-    /// interface is gone, or went home before. Where another's has its name by now, its own is gone as well.
+    /// interface is gone, or went home before. The file stays while there is something left to give back.
     fn del(&self) {
         let Ok(path) = self.file() else { return };
         let Ok(text) = std::fs::read(&path) else { return };
-        let given_back = serde_json::from_slice::<Properties>(&text).ok().and_then(|before| {
-            let (_, mut pod) = chained::sandbox(self.request).ok()?;
-            if chained::is_anothers(self.request, &mut pod).ok()? {
-                return Some(());
-            }
-            tuning::give_back(&mut pod, (&self.request.ifname, None), &before).ok()
-        });
+        let kept = serde_json::from_slice::<Kept>(&text).ok();
+        let is_over = kept.is_some_and(|kept| self.give_back(&kept).unwrap_or(false));
         let is_gone = || {
             let path = self.request.netns.as_deref().unwrap_or_default();
             matches!(Netns::open(path), Err(error) if error.is_gone())
         };
-        if given_back.is_some() || is_gone() {
+        if is_over || is_gone() {
             // One that stays is removed with the next boot, as it lies in a directory of memory.
             let _ = std::fs::remove_file(path);
         }
+    }
+
+    /// Whether nothing is left to be given back.
+    fn give_back(&self, kept: &Kept) -> Result<bool, CniError> {
+        let (_, mut pod) = chained::sandbox(self.request)?;
+        let cookie = pod.netns_cookie();
+        let index = match kept.of.filter(|_| cookie != 0) {
+            // The path is another container's by now: the interface is gone with its own namespace, or went home.
+            Some(own) if own.netns_cookie != cookie => return Ok(true),
+            Some(own) => Some(own.index),
+            None if chained::is_anothers(self.request, &mut pod).map_err(chained::cannot)? => {
+                return Ok(false);
+            }
+            None => None,
+        };
+        let interface = (self.request.ifname.as_str(), index);
+        tuning::give_back(&mut pod, interface, &kept.before).map_err(chained::cannot)?;
+        Ok(true)
     }
 
     fn wanted(&self) -> Result<Tune, CniError> {
@@ -106,13 +141,13 @@ impl Tuning<'_> {
     }
 
     /// Keeps what is about to be changed, before it is.
-    fn keep(&self, before: &Properties) -> Result<(), CniError> {
+    fn keep(&self, kept: &Kept) -> Result<(), CniError> {
         let path = self.file()?;
         let write = || -> std::io::Result<()> {
             let directory = path.parent().unwrap_or(Path::new("/"));
             std::fs::create_dir_all(directory)?;
             let name = path.file_name().unwrap_or_default().to_string_lossy();
-            durable::replace(&path, &format!(".{name}.new"), serde_json::to_string(before)?.as_bytes(), 0o600)
+            durable::replace(&path, &format!(".{name}.new"), serde_json::to_string(kept)?.as_bytes(), 0o600)
         };
         write().map_err(|error| CniError::new(code::IO_FAILURE, format!("write {}: {error}", path.display())))
     }

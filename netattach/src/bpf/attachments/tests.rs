@@ -68,6 +68,36 @@ fn what_goes_with_attachments_is_their_own_and_what_nobody_else_has() {
     assert!(matches!(refused, Err(BpfError::InvalidAttachment { id: 16, max: 15 })), "{refused:?}");
 }
 
+/// Their DELs run at the same time.
+#[test]
+fn of_attachments_that_leave_together_the_last_to_begin_takes_what_they_share() {
+    let mut attachments = over(BTreeMap::new());
+    let put = |attachments: &mut Attachments, id: u8| {
+        let own = format!("10.0.0.{id}");
+        attachments.put(id.into(), &attachment(id, 1, &[own.as_str()], &["10.0.0.100"])).unwrap();
+    };
+    (1..=3).for_each(|id| put(&mut attachments, id));
+    let texts = |hosts: BTreeSet<Host>| {
+        hosts.into_iter().map(|(zone, address)| format!("{zone} {address}")).collect::<Vec<_>>()
+    };
+    let own = |id: u32| vec![format!("1 10.0.0.{id}"), format!("1 fe80::ff:fe00:{id}")];
+    let with_shared =
+        |id: u32| vec![format!("1 10.0.0.{id}"), "1 10.0.0.100".to_owned(), format!("1 fe80::ff:fe00:{id}")];
+    assert_eq!(texts(attachments.leave(1).unwrap()), own(1));
+    assert_eq!(texts(attachments.leave(2).unwrap()), own(2), "the third stays");
+    assert_eq!(texts(attachments.leave(3).unwrap()), with_shared(3));
+    assert_eq!(texts(attachments.leave(1).unwrap()), with_shared(1), "once more, after it has failed");
+    assert!(attachments.leave(4).unwrap().is_empty(), "no attachment");
+    // Whoever has the number next stays.
+    attachments.remove(2).unwrap();
+    put(&mut attachments, 2);
+    put(&mut attachments, 4);
+    assert_eq!(texts(attachments.leave(3).unwrap()), own(3));
+    assert_eq!(texts(attachments.leave(4).unwrap()), own(4));
+    let refused = attachments.leave(16);
+    assert!(matches!(refused, Err(BpfError::InvalidAttachment { id: 16, max: 15 })), "{refused:?}");
+}
+
 #[test]
 fn the_maps_tell_own_addresses_from_shared_ones_also_those_of_an_earlier_agent() {
     // An earlier agent wrote the same for both.

@@ -3,13 +3,14 @@
 //! a macvlan, a device that was moved into the pod.
 //!
 //! By means: `raw` frames, connections of loose `segments`, `devices` of its own, among them `ifb`, `forwarding` for
-//! others. For links with further possibilities: `macvlan`, `in_pod`.
+//! others. For links with further possibilities: `macvlan`, `in_pod`. From devices without programs: `others`.
 
 mod devices;
 mod forwarding;
 mod ifb;
 mod in_pod;
 mod macvlan;
+mod others;
 mod raw;
 mod segments;
 
