@@ -404,7 +404,7 @@ impl Attachments {
     /// Whether an attachment that stays may send from an address as well.
     fn others_have(&self, (zone, address): Host, leaving: &BTreeSet<u32>) -> bool {
         let stays = |id: &u32| !leaving.contains(id) && !self.leaving.contains(id);
-        let mut others = self.present.iter().filter(|(id, record)| record.zone == zone && stays(*id));
+        let mut others = self.present.iter().filter(|(id, record)| record.zone == zone && stays(id));
         others.any(|(id, _)| self.addresses.get(id).is_some_and(|sources| sources.contains_key(&address)))
     }
 
