@@ -243,8 +243,8 @@ pub(crate) mod tests {
     use std::sync::{Mutex, PoisonError};
 
     use super::*;
-    use crate::plan::fixtures::{attachment, sandbox};
-    use crate::spec::{Device, DeviceId, VirtualFunction};
+    use crate::plan::fixtures::{self, attachment, sandbox};
+    use crate::spec::{Device, VirtualFunction};
     use crate::step::{Admit, Configure};
 
     /// A place that keeps the resources at which its operation has been.
@@ -274,14 +274,8 @@ pub(crate) mod tests {
         let network = || "lan".to_owned();
         let device = |function: bool| {
             let physical = "0000:03:00.0".to_owned();
-            Step::ClaimDevice(Device {
-                pod_name: "net1".to_owned(),
-                id: DeviceId::Bus("0000:03:02.1".to_owned()),
-                userspace: None,
-                function: function.then_some(VirtualFunction { physical, number: 1 }),
-                rdma: None,
-                switchdev: false,
-            })
+            let function = function.then_some(VirtualFunction { physical, number: 1 });
+            Step::ClaimDevice(Device { function, ..fixtures::device() })
         };
         let configure =
             |detects| Step::Configure(Configure { detect_duplicates: detects, ..Configure::default() });

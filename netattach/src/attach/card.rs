@@ -96,18 +96,7 @@ pub(super) fn find(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::DeviceId;
-
-    fn of_bus() -> Device {
-        Device {
-            pod_name: "net1".to_owned(),
-            id: DeviceId::Bus("0000:03:02.1".to_owned()),
-            userspace: None,
-            function: None,
-            rdma: None,
-            switchdev: false,
-        }
-    }
+    use crate::plan::fixtures;
 
     /// Rows: SRV-mac.
     #[test]
@@ -126,7 +115,7 @@ mod tests {
             (Some(1), 9, None),
             (None, 8, Some(1)),
         ] {
-            let device = Device { function: own.map(function), ..of_bus() };
+            let device = Device { function: own.map(function), ..fixtures::device() };
             let found = physical.other_function(&device, None, mac(last));
             assert_eq!(found, expected.map(function), "{own:?} {last}");
         }

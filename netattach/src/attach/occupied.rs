@@ -424,7 +424,7 @@ mod tests {
     use crate::attach::rig;
     use crate::objects::ObjectName;
     use crate::plan::{PodRef, fixtures};
-    use crate::spec::{self, DeviceId};
+    use crate::spec;
     use crate::step::{Claim, Interface, SetDevice, Step, StepRef};
 
     /// Rows: STC-node-links.
@@ -503,12 +503,8 @@ mod tests {
     #[test]
     fn the_address_of_a_vf_is_its_own_on_its_card() {
         let device = spec::Device {
-            pod_name: "net1".to_owned(),
-            id: DeviceId::Bus("0000:03:02.1".to_owned()),
-            userspace: None,
             function: Some(VirtualFunction { physical: "0000:03:00.0".to_owned(), number: 1 }),
-            rdma: None,
-            switchdev: false,
+            ..fixtures::device()
         };
         let claim = Claim {
             device: "0000:03:02.1".to_owned(),

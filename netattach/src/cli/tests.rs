@@ -19,6 +19,19 @@ pub(super) fn name(id: u32, pod: &str, network: &str, ifname: &str) -> Attachmen
     }
 }
 
+/// Commands whose answers are tables of what authors have named.
+const TABLES: [&[&str]; 9] = [
+    &["attachments"],
+    &["stats"],
+    &["policy"],
+    &["policy", "dump"],
+    &["explain", "shop/cart", "shop/db", "80"],
+    &["pools", "--holders"],
+    &["status"],
+    &["top", "--once", "--interval", "100ms"],
+    &["graph"],
+];
+
 fn arguments(socket: &Path, words: &[&str]) -> Arguments {
     let socket = socket.to_str().unwrap();
     Arguments::try_parse_from(["netattachctl", "--socket", socket].iter().chain(words)).unwrap()
@@ -373,18 +386,7 @@ fn no_table_is_wider_than_a_hundred_and_twenty_columns() {
         each(&mut answer, &long);
         serde_json::from_value(answer).unwrap()
     };
-    let commands = [
-        &["attachments"][..],
-        &["stats"],
-        &["policy"],
-        &["policy", "dump"],
-        &["explain", "shop/cart", "shop/db", "80"],
-        &["pools", "--holders"],
-        &["status"],
-        &["top", "--once", "--interval", "100ms"],
-        &["graph"],
-    ];
-    for words in commands {
+    for words in TABLES {
         for answer in [&golden_answer as &(dyn Fn(&Request) -> Response + Sync), &lengthen] {
             let (text, _) = run_with(answer, words);
             assert!(text.lines().count() > 1, "{words:?}: {text}");
@@ -454,19 +456,7 @@ fn hostile_answer(request: &Request) -> Response {
 
 #[test]
 fn no_command_shows_a_person_what_a_terminal_would_act_on_nor_lines_of_others() {
-    let commands = [
-        &["attachments"][..],
-        &["stats"],
-        &["policy"],
-        &["policy", "dump"],
-        &["explain", "shop/cart", "shop/db", "80"],
-        &["flows"],
-        &["pools", "--holders"],
-        &["status"],
-        &["top", "--once", "--interval", "100ms"],
-        &["graph"],
-    ];
-    for words in commands {
+    for words in TABLES.into_iter().chain([&["flows"][..]]) {
         for form in ["table", "wide", "name"] {
             let (text, result) = run_with(hostile_answer, &[words, &["-o", form]].concat());
             if result.as_ref().is_err_and(|error| error.exit() == Exit::Usage) {

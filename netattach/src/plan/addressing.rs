@@ -298,7 +298,8 @@ pub(super) fn any_of(address: IpAddr) -> IpNet {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::{self, DeviceId, VfSettings};
+    use crate::plan::fixtures;
+    use crate::spec::VfSettings;
     use crate::step::{Claim, Outputs, SetDevice, StepRef};
 
     fn leased(address: &str, gateway: Option<&str>) -> LeasedAddress {
@@ -521,7 +522,7 @@ mod tests {
             };
             let outputs: Outputs = [(StepRef(0, 0), Output::Claimed(Box::new(claim)))].into_iter().collect();
             let set = Step::SetDevice(SetDevice { function: of(asked), ..SetDevice::default() });
-            let steps = [Step::ClaimDevice(card()), set];
+            let steps = [Step::ClaimDevice(fixtures::device()), set];
             let found = awaits_carrier(&steps, outputs.of(0), addressing);
             assert_eq!(found, expected, "{asked:?} {before:?} {addressing:?}");
             // Without a card there is nothing to wait for in the pod.
@@ -529,22 +530,10 @@ mod tests {
         }
     }
 
-    /// A card of the node.
-    fn card() -> spec::Device {
-        spec::Device {
-            pod_name: "net1".to_owned(),
-            id: DeviceId::Bus("0000:03:02.1".to_owned()),
-            userspace: None,
-            function: None,
-            rdma: None,
-            switchdev: false,
-        }
-    }
-
     /// The one place that decides it: what is not told within the ADD is told after it, and nothing is told twice.
     #[test]
     fn neighbours_are_told_after_the_answer_but_by_cards_and_of_two_addresses_of_a_subnet() {
-        let device = card();
+        let device = fixtures::device();
         let [card, plugin] = [MadeBy::Device(&device), MadeBy::Plugin];
         let (never, at_once, late) = (Announcement::Never, Announcement::AtOnce, Announcement::Late);
         // Addresses; by a card, by another link, by one where nobody tells them after the answer.

@@ -8,6 +8,7 @@ use super::{AttachmentPlan, CachedResults, Sandbox};
 use crate::cni::Version;
 use crate::link::Facts;
 use crate::netns::NetnsId;
+use crate::spec::{Device, DeviceId};
 use crate::step::Step;
 
 /// The sandbox of a container that is no pod's.
@@ -53,5 +54,17 @@ pub(in crate::plan) fn wanted<'a>(network: &'a Network, facts: &'a Facts) -> Wan
         asked: None,
         facts,
         made_before: None,
+    }
+}
+
+/// A device of the node by its name on the bus, which the pod has as `net1`.
+pub(crate) fn device() -> Device {
+    Device {
+        pod_name: "net1".to_owned(),
+        id: DeviceId::Bus("0000:03:02.1".to_owned()),
+        userspace: None,
+        function: None,
+        rdma: None,
+        switchdev: false,
     }
 }
