@@ -6,7 +6,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 pub(crate) use crate::cidr::first_host;
 use crate::cni;
-use crate::spec::{Addressing, Route, VfLinkState};
+use crate::spec::{Addressing, Link, Route, VfLinkState};
 use crate::step::{Brought, Configure, LeasedAddress, MadeBy, Output, Step, Style};
 
 /// The IPv4 gateway of every routed veth (RFC 3927: valid on the link only).
@@ -46,6 +46,20 @@ pub fn announcement(made_by: MadeBy<'_>, addressing: &Addressing, may_wait: bool
         MadeBy::Device(_) => Announcement::AtOnce,
         _ if !may_wait || share_a_subnet(&addressing.addresses) => Announcement::AtOnce,
         _ => Announcement::Late,
+    }
+}
+
+/// Whether neighbours are told of the addresses of a link that is up by a request for each. Else its Ethernet address is set to
+/// what it is, whereupon the kernel tells of all, IPv6 ones too: which an ipvlan does not let anybody set, and for which the
+/// driver of a VF asks its card, a tenth of an ADD.
+pub fn announced_by_requests(made_by: MadeBy<'_>, addressing: &Addressing) -> bool {
+    match made_by {
+        MadeBy::Link(Link::Ipvlan(_)) => true,
+        MadeBy::Device(_) => {
+            let all_v4 = addressing.addresses.iter().all(|address| address.addr().is_ipv4());
+            all_v4 && !share_a_subnet(&addressing.addresses)
+        }
+        _ => false,
     }
 }
 
@@ -299,7 +313,7 @@ pub(super) fn any_of(address: IpAddr) -> IpNet {
 mod tests {
     use super::*;
     use crate::plan::fixtures;
-    use crate::spec::VfSettings;
+    use crate::spec::{Ipvlan, IpvlanMode, VfSettings};
     use crate::step::{Claim, Outputs, SetDevice, StepRef};
 
     fn leased(address: &str, gateway: Option<&str>) -> LeasedAddress {
@@ -552,6 +566,36 @@ mod tests {
             let found = [(card, true), (plugin, true), (plugin, false)]
                 .map(|(made_by, may_wait)| announcement(made_by, &addressing, may_wait));
             assert_eq!(found, expected, "{addressing:?}");
+        }
+    }
+
+    /// Rows: SRV-announce.
+    #[test]
+    fn a_card_is_not_asked_for_an_address_to_tell_neighbours_where_requests_do() {
+        let device = fixtures::device();
+        let ipvlan = Link::Ipvlan(Ipvlan {
+            pod_name: "net1".to_owned(),
+            parent: None,
+            mode: IpvlanMode::L2,
+            mtu: None,
+            group: 0,
+            in_pod: false,
+        });
+        let makers = [MadeBy::Device(&device), MadeBy::Link(&ipvlan), MadeBy::Plugin];
+        let table: [(&[&str], [bool; 3]); 4] = [
+            (&["10.9.0.7/24"], [true, true, false]),
+            (&["10.9.0.7/24", "10.9.1.7/24"], [true, true, false]),
+            (&["10.9.0.7/24", "10.9.0.8/24"], [false, true, false]),
+            (&["10.9.0.7/24", "fd00::7/64"], [false, true, false]),
+        ];
+        for (addresses, expected) in table {
+            let addresses = addresses.iter().map(|text| net(text)).collect();
+            let addressing = Addressing { addresses, ..Addressing::default() };
+            assert_eq!(
+                makers.map(|made_by| announced_by_requests(made_by, &addressing)),
+                expected,
+                "{addressing:?}"
+            );
         }
     }
 

@@ -324,13 +324,12 @@ impl<'a> Executor<'a> {
                 if v6 { ensure_if_present(&key("ndisc_notify"), "1") } else { Ok(()) }
             })??;
         }
-        let announced = match (it.item.1.link(), pod.mac) {
-            // It has its parent's Ethernet address, which its driver lets nobody set, so the kernel has nothing to tell of it.
-            // Neighbours that knew another one for an IPv4 address are told by a request.
-            (Some(spec::Link::Ipvlan(_)), _) if v4 => self.pod.announce(pod.index, &it.v4()),
-            (Some(spec::Link::Ipvlan(_)), _) | (_, None) => Ok(()),
-            (_, Some(mac)) if v4 || v6 => self.pod.announce_all(pod.index, mac),
-            (_, Some(_)) => Ok(()),
+        // Neighbours that knew another Ethernet address for an address are told of this one.
+        let by_requests = addressing::announced_by_requests(it.item.1.made_by(), &it.addressing);
+        let announced = match (by_requests, pod.mac) {
+            (true, _) if v4 => self.pod.announce(pod.index, &it.v4()),
+            (false, Some(mac)) if v4 || v6 => self.pod.announce_all(pod.index, mac),
+            _ => Ok(()),
         };
         if let Err(error) = announced {
             tracing::warn!(device = pod.name, error = %Chain(&error), "addresses not announced to neighbours");
