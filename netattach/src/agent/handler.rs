@@ -289,6 +289,7 @@ impl Agent {
             agent.turns.finish(&request.container_id);
             let publish = made.added().map(|attached| attached.key.clone());
             agent.answer(&answering, stdout, || made.in_words());
+            agent.engine.catch_up();
             Ok(publish)
         };
         let (publish, turn) = self.in_turn(&container, class, first, work).await?;

@@ -109,6 +109,13 @@ impl Engine {
         &self.registry
     }
 
+    /// Takes over what the kernel has told of bridges and parents, which the next ADD would have to.
+    pub fn catch_up(&self) {
+        if let Some(links) = &self.node.links {
+            links.catch_up();
+        }
+    }
+
     /// The directory of the records.
     pub fn journal_directory(&self) -> &Path {
         self.journal.directory()

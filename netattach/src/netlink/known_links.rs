@@ -118,6 +118,13 @@ impl KnownLinks {
         Ok(found)
     }
 
+    /// Takes over what the kernel has told so far, so that whoever asks next has less to take over. Not while another does.
+    pub fn catch_up(&self) {
+        if let Ok(mut state) = self.0.try_lock() {
+            state.follow();
+        }
+    }
+
     /// The addresses of a link have been changed: they are asked for again.
     pub fn readdressed(&self, index: u32) {
         if let Some(known) = self.lock().links.get_mut(&index) {
@@ -295,6 +302,19 @@ mod tests {
         assert_eq!(rig.known.find("br0", &mut rig.host).unwrap().map(|link| link.index), Some(other.index));
         rig.host.ensure_link_absent("br1").unwrap();
         rig.agree("br1");
+    }
+
+    #[test]
+    fn what_has_been_taken_over_is_known_without_a_question() {
+        let mut rig = rig();
+        rig.host.set_mtu(rig.bridge, 1400).unwrap();
+        rig.known.catch_up();
+        let state = rig.known.lock();
+        let mut told = [0; HEADER];
+        let left = state.socket.recv(&mut &mut told[..], libc::MSG_PEEK).map_err(|error| error.kind());
+        assert_eq!(left, Err(std::io::ErrorKind::WouldBlock), "nothing is left in the socket");
+        let known = state.links.get(&rig.bridge).and_then(|known| known.link.as_ref());
+        assert_eq!(known.map(|link| link.mtu), Some(1400));
     }
 
     #[test]
