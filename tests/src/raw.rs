@@ -45,6 +45,17 @@ impl RawSocket {
         Ok(socket)
     }
 
+    /// [`RawSocket::open_here`], for frames each behind what [`sum_at`] returns (`PACKET_VNET_HDR`).
+    ///
+    /// # Errors
+    /// As [`RawSocket::open`].
+    pub fn leaving_sums(device: &str) -> Result<Self> {
+        let socket = Self::open_here(device, libc::ETH_P_ALL as u16)?;
+        let on: libc::c_int = 1;
+        socket.set(libc::PACKET_VNET_HDR, &on).context("set PACKET_VNET_HDR")?;
+        Ok(socket)
+    }
+
     /// Opens a socket that sends by the device's queueing discipline, as protocols do.
     ///
     /// # Errors
@@ -153,6 +164,14 @@ impl RawSocket {
         }
         Ok(frames)
     }
+}
+
+/// What comes before a frame that leaves the sum of its bytes from `start` on to whoever puts it on the wire, `offset` bytes behind
+/// that (`struct virtio_net_hdr` of `linux/virtio_net.h`).
+pub fn sum_at(start: u16, offset: u16) -> [u8; 10] {
+    const NEEDS_SUM: u8 = 1;
+    let ([a, b], [c, d]) = (start.to_ne_bytes(), offset.to_ne_bytes());
+    [NEEDS_SUM, 0, 0, 0, 0, 0, a, b, c, d]
 }
 
 /// A packet socket that hands the kernel frames without a copy, but for their Ethernet header (`PACKET_TX_RING`): they are in

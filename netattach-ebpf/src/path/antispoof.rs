@@ -21,6 +21,7 @@ use crate::path::{
     frame::{self, Frame, Skb},
     scope::Scope,
     subprograms::{NULL_ARGUMENT, reference},
+    unfinished,
     verdict::{Denied, Encode},
 };
 
@@ -90,6 +91,10 @@ fn other(ctx: &TcContext, scope: &Scope, payload: &Payload) -> Result<(), DropRe
         return Ok(());
     }
     let from_pod = scope.side == Side::FromPod;
+    if from_pod {
+        // What such a frame is: its ethertype, or the first byte behind its length.
+        unfinished::check_frame(ctx, u32::from(payload.offset) + 1)?;
+    }
     if from_pod && scope.has(flag::CHECK_MAC) {
         let destination: Mac = frame::load(ctx, 0)?;
         if link::is_infrastructure(&destination, ethertype) {
@@ -121,6 +126,7 @@ pub(crate) fn arp(
     if scope.side == Side::ToPod || !checked {
         return Ok(());
     }
+    unfinished::check_frame(ctx, u32::MAX)?;
     let claim = arp::read(&Skb::of(ctx), !frame.tagged, frame.payload.offset)?;
     if scope.has(flag::CHECK_MAC) && !claim.mac.same(&record.mac) {
         return Err(DropReason::ArpSenderMac);

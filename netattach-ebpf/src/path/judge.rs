@@ -16,6 +16,7 @@ use crate::path::{
     plain, record,
     scope::Scope,
     subprograms::{NULL_ARGUMENT, Subprograms, reference},
+    unfinished,
     verdict::{Denied, Encode, PacketClass},
 };
 
@@ -126,7 +127,10 @@ fn ip<A: Subprograms + Sender + log::Addresses>(
     let tuple = &packet.tuple;
     log::headers(scope, tuple);
     let checked = match scope.side {
-        Side::FromPod => A::check_sender(&Skb::of(ctx), scope, record, packet),
+        Side::FromPod => {
+            let finished = unfinished::check(ctx, packet).map_err(Denied::from);
+            finished.and_then(|()| A::check_sender(&Skb::of(ctx), scope, record, packet))
+        }
         Side::ToPod => Ok(()),
     };
     let verdict = match checked {

@@ -26,7 +26,8 @@
 //!    and attaches second. Counted for nobody: a number without a record is free, or about to be. What is read of
 //!    the record for each packet is its `scope`.
 //! 2. VLAN tags are peeled off (`frame`; what a packet says is read by `netattach_common::parse`). From the pod:
-//!    source MAC, ARP, source address and neighbour discovery are checked (`antispoof`).
+//!    source MAC, ARP, source address and neighbour discovery are checked (`antispoof`), and that nothing of this is
+//!    written when the packet leaves (`unfinished`).
 //! 3. ARP, neighbour discovery and multicast listener messages pass (`icmp`). While the policy is pending nothing
 //!    else does. Other ethertypes than IP pass.
 //! 4. A pod isolated in any direction: the flow table, then the policy (`enforce` by way of `fragment`, `conntrack`,
@@ -73,6 +74,7 @@ mod scope;
 mod share;
 mod shortcut;
 mod subprograms;
+mod unfinished;
 mod uplink;
 mod verdict;
 mod xdp;

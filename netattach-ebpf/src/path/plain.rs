@@ -10,6 +10,7 @@
 //! | tags | none |
 //! | protocol that a socket has named | the frame's ethertype |
 //! | source MAC and address | the attachment's own, by its record alone |
+//! | what is written later | the transport's checksum, if anything |
 //! | headers | as `netattach_common::parse::plain` reads them; so no ARP, control message, option, extension header or fragment |
 //! | staying a host | no datagram to a port of DHCP clients; all other rules are about packets that are not read here |
 //! | policy in force | it is |
@@ -23,7 +24,8 @@ use netattach_common::{
     AttachmentRecord, DropReason, Ip4, Ip6, Side,
     attachment::flag,
     parse::{
-        Bytes, EthernetHeader,
+        Bytes, ETHERNET_LEN, EthernetHeader, ethertype,
+        header::{IPV4_LEN, IPV6_LEN},
         plain::{self, Headers},
     },
     protocol::UDP,
@@ -36,6 +38,7 @@ use crate::path::{
     record,
     scope::Scope,
     subprograms::{NULL_ARGUMENT, Subprograms, reference},
+    unfinished,
     verdict::{Denied, Encode},
 };
 
@@ -156,9 +159,16 @@ pub(crate) fn headers<A: Family>(
             Some(own) => own,
             None => scope.record().ok()?,
         };
-        is_of_its_pod(scope, own, frame, &headers)
+        is_of_its_pod(scope, own, frame, &headers) && is_finished(ctx, &headers)
     };
     passes.then_some(headers)
+}
+
+/// Whether nothing is written into a packet after it was judged but the checksum of its transport.
+#[inline(always)]
+fn is_finished<A: Family>(ctx: &TcContext, headers: &Headers<A>) -> bool {
+    let header_len = if A::ETHERTYPE == ethertype::IPV4 { IPV4_LEN } else { IPV6_LEN };
+    unfinished::is_plain(ctx, (ETHERNET_LEN + header_len) as u32, headers.tuple.lane.protocol())
 }
 
 /// Whether a packet comes from its pod's addresses, and is not to clients of DHCP.

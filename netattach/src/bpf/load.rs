@@ -11,6 +11,7 @@ use aya::{Ebpf, EbpfLoader};
 use super::error::{BpfError, Refusal};
 use super::map_table::MapSpec;
 use super::object::Object;
+use super::packet_fields;
 use super::packet_log::{self, Detail};
 use super::pin::Pins;
 use super::probe;
@@ -69,9 +70,11 @@ fn verified(
     specs: &[MapSpec],
 ) -> Result<Ebpf, BpfError> {
     let cookies = u8::from(probe::has_netns_cookie());
+    let fields = packet_fields::of_kernel().unwrap_or_default();
     let level = log.map(Detail::level);
     let mut loader = EbpfLoader::new();
     loader.override_global("NA_COOKIES", &cookies, true);
+    loader.override_global("NA_SKB", &fields, true);
     if let Some(level) = &level {
         loader.override_global(aya_log::LEVEL, level, false);
     }

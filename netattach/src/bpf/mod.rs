@@ -34,6 +34,7 @@
 //! | `fast` | the maps of the fast path |
 //! | `programs`, `links` | the programs that run on devices; their tcx and XDP links |
 //! | `ring` | the reading end of the ring buffer |
+//! | `packet_fields` | where the kernel's packets have what programs cannot ask for |
 //! | `packet_log` | the lines of an object that logs the path of packets |
 //! | `map_ops`, `batched_map` | operations on maps: of single entries, of many at once |
 //! | [`sys`] | the system calls that aya lacks |
@@ -52,6 +53,7 @@ mod load;
 mod map_ops;
 mod map_table;
 mod object;
+mod packet_fields;
 mod packet_log;
 mod parents;
 mod pin;

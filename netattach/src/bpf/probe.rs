@@ -9,6 +9,7 @@ use aya::maps::MapType;
 use aya::programs::ProgramType;
 use aya::sys::{BpfHelper, is_helper_supported, is_map_supported, is_program_supported};
 
+use super::packet_fields;
 use super::sys::{self, BatchAttributes, Command, Query};
 
 /// The oldest kernel that tests run under. An older one may do: what is needed is probed for. docs/supported.md has what is
@@ -89,6 +90,13 @@ pub fn requirements() -> Vec<Requirement> {
             "6.15",
             helper(BpfHelper::BPF_FUNC_get_netns_cookie),
         ),
+        row(
+            "helper probe_read_kernel",
+            false,
+            "packets of which a pod with CAP_NET_RAW has something written once they were judged",
+            "5.5",
+            helper(BpfHelper::BPF_FUNC_probe_read_kernel),
+        ),
         row("map lru_hash", true, "fragments", "4.10", map(MapType::LruHash)),
         row("map lpm_trie", true, "policies", "4.11", map(MapType::LpmTrie)),
         row("map ringbuf", true, "records of flows and drops", "5.8", map(MapType::RingBuf)),
@@ -132,6 +140,11 @@ pub fn features(loopback: u32) -> Vec<Feature> {
             "a pod with CAP_NET_RAW can send by the MAC address of another pod on the same macvlan parent; since 6.15",
             helper(BpfHelper::BPF_FUNC_get_netns_cookie),
         ),
+        feature(
+            "packet_fields",
+            "a pod with CAP_NET_RAW can have something written into what it sends once that was judged; CONFIG_DEBUG_INFO_BTF",
+            Ok(sees_unfinished()),
+        ),
         feature("batch", "maps are read entry by entry in any case; since 5.6", has_batch()),
     ]
 }
@@ -140,6 +153,12 @@ pub fn features(loopback: u32) -> Vec<Feature> {
 /// where they cannot.
 pub fn has_netns_cookie() -> bool {
     is_helper_supported(ProgramType::SchedClassifier, BpfHelper::BPF_FUNC_get_netns_cookie).unwrap_or(false)
+}
+
+/// Whether classifiers can tell what is written into a packet after they have judged it. A kernel that does not describe its
+/// types, or does not let programs read its memory (lockdown), keeps them from it.
+pub fn sees_unfinished() -> bool {
+    packet_fields::of_kernel().is_some()
 }
 
 /// Whether programs can be attached by tcx links. `loopback` as in [`features`].

@@ -9,6 +9,10 @@ use crate::step::HookKind;
 /// The place of programs on the node's end of a link, where devices of kind `ifb` can be made.
 const PAST_NODE_END: &str = "on the node's end, past which a device of kind ifb leads";
 
+/// Where programs cannot tell what is written into a packet after they have judged it.
+const UNFINISHED: &str =
+    "where they do not see what is written into a packet later, as this kernel does not let them";
+
 /// The facts that determine a level, besides the pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Means {
@@ -16,6 +20,8 @@ pub struct Means {
     pub in_pod: AttachMode,
     /// Whether programs can identify the namespace of the socket that sent a frame.
     pub knows_senders: bool,
+    /// Whether programs can tell what is written into a packet after they have judged it.
+    pub sees_unfinished: bool,
     /// Whether pods may make devices of kind `ifb`: the kernel has their driver, can load it, or it is not known.
     pub has_ifb: bool,
 }
@@ -49,14 +55,17 @@ pub fn enforcement(vantage: Vantage<'_>, pod: Option<&Pod>, means: Means) -> Enf
     let raw = || holder(pod.map(|pod| &pod.powers.raw));
     match vantage.hook {
         HookKind::Nowhere(why) => lower(Level::None, why.to_string()),
-        HookKind::Node => match admin().filter(|_| means.has_ifb && !vantage.behind_card) {
-            Some(who) => privileged(PAST_NODE_END, "CAP_NET_ADMIN", who),
-            None => lower(Level::Full, String::new()),
+        HookKind::Node if vantage.behind_card => lower(Level::Full, String::new()),
+        HookKind::Node => match (admin().filter(|_| means.has_ifb), raw()) {
+            (Some(who), _) => privileged(PAST_NODE_END, "CAP_NET_ADMIN", who),
+            (None, Some(who)) if !means.sees_unfinished => privileged(UNFINISHED, "CAP_NET_RAW", who),
+            (None, _) => lower(Level::Full, String::new()),
         },
-        HookKind::Parent => match (admin(), raw().filter(|_| !means.knows_senders)) {
+        HookKind::Parent => match (admin(), raw()) {
             (Some(who), _) => privileged("on the parent", "CAP_NET_ADMIN", who),
-            (None, Some(who)) => privileged("on the parent", "CAP_NET_RAW", who),
-            (None, None) => lower(Level::Full, String::new()),
+            (None, Some(who)) if !means.knows_senders => privileged("on the parent", "CAP_NET_RAW", who),
+            (None, Some(who)) if !means.sees_unfinished => privileged(UNFINISHED, "CAP_NET_RAW", who),
+            (None, _) => lower(Level::Full, String::new()),
         },
         HookKind::Pod if means.in_pod == AttachMode::Clsact => {
             let why = "programs are filters in the pod, where a process with CAP_NET_ADMIN can remove them; links need Linux 6.6";
@@ -226,8 +235,11 @@ mod tests {
     /// Rows: SRV-offload.
     #[test]
     fn a_level_follows_from_where_programs_run_and_what_the_pod_may_do() {
-        const LINKS: Means = Means { in_pod: AttachMode::Tcx, knows_senders: true, has_ifb: true };
-        const FILTERS: Means = Means { in_pod: AttachMode::Clsact, knows_senders: false, has_ifb: false };
+        const LINKS: Means =
+            Means { in_pod: AttachMode::Tcx, knows_senders: true, sees_unfinished: true, has_ifb: true };
+        const FILTERS: Means =
+            Means { in_pod: AttachMode::Clsact, knows_senders: false, sees_unfinished: true, has_ifb: false };
+        const BLIND: Means = Means { sees_unfinished: false, has_ifb: false, ..LINKS };
         let to = || Grant::To("app".to_owned());
         let (bare, raw, admin) = (pod(Grant::No, Grant::No), pod(Grant::No, to()), pod(to(), Grant::No));
         let unread = pod(Grant::ToUnread, Grant::ToUnread);
@@ -258,6 +270,21 @@ mod tests {
             // The kernel has none of those.
             (HookKind::Node, Some(&admin), FILTERS, "full"),
             (HookKind::Node, None, FILTERS, "full"),
+            (HookKind::Node, Some(&bare), BLIND, "full"),
+            (
+                HookKind::Node,
+                Some(&raw),
+                BLIND,
+                "full-unless-privileged (programs run where they do not see what is written into a packet later, as this kernel does \
+                 not let them, and its container app has CAP_NET_RAW)",
+            ),
+            (
+                HookKind::Parent,
+                Some(&raw),
+                BLIND,
+                "full-unless-privileged (programs run where they do not see what is written into a packet later, as this kernel does \
+                 not let them, and its container app has CAP_NET_RAW)",
+            ),
             (HookKind::Parent, Some(&bare), FILTERS, "full"),
             (HookKind::Parent, Some(&raw), LINKS, "full"),
             (

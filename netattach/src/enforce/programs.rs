@@ -30,6 +30,8 @@ pub(super) struct AttachedPrograms {
     modes: AttachModes,
     /// Whether programs can identify the namespace of the socket that sent a frame.
     knows_senders: bool,
+    /// Whether they can tell what is written into a packet after they have judged it.
+    sees_unfinished: bool,
     has_ifb: MayHaveIfb,
     turn: Mutex<()>,
     /// How often programs were reattached.
@@ -70,6 +72,7 @@ impl AttachedPrograms {
             parents: Parents::new(modes.attachments, strangers),
             modes,
             knows_senders: bpf::probe::has_netns_cookie(),
+            sees_unfinished: bpf::probe::sees_unfinished(),
             has_ifb: MayHaveIfb::found(),
             turn: Mutex::default(),
             put_back: AtomicU64::default(),
@@ -86,8 +89,9 @@ impl AttachedPrograms {
 
     /// The enforcement level for an attachment of that pod.
     pub(super) fn enforcement(&self, pod: Option<&Pod>, vantage: Vantage<'_>) -> Enforcement {
-        let (in_pod, knows_senders, has_ifb) = (self.modes.others, self.knows_senders, self.has_ifb.get());
-        enforcement(vantage, pod, Means { in_pod, knows_senders, has_ifb })
+        let Self { knows_senders, sees_unfinished, .. } = *self;
+        let (in_pod, has_ifb) = (self.modes.others, self.has_ifb.get());
+        enforcement(vantage, pod, Means { in_pod, knows_senders, sees_unfinished, has_ifb })
     }
 
     /// Notes what a look has found of devices of kind `ifb`: their driver may have come since the start.

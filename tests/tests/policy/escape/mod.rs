@@ -22,7 +22,7 @@ use netattach_tests::manifest::{NAMESPACE, annotated, network, pod, policy};
 use netattach_tests::node::{DEFAULT_NETWORK, WIRE, ip};
 use netattach_tests::packet::{Packet, any_frame, arp_request};
 use netattach_tests::privilege::{OVER_THE_NETWORK, with_only};
-use netattach_tests::raw::RawSocket;
+use netattach_tests::raw::{RawSocket, sum_at};
 use netattach_tests::snapshot::Snapshot;
 use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, eventually};
 use netattach_tests::{Node, Pod};

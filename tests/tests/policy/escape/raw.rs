@@ -131,3 +131,47 @@ fn raw_frames_past_the_queueing_discipline_are_judged_like_all_others() {
     );
     scene.end();
 }
+
+/// What whoever puts a packet on the wire would write into it is a number of the sender's choice, at a place of its choice.
+///
+/// Rows: C88.
+#[test]
+fn what_is_judged_of_a_packet_is_not_written_later() {
+    let scene = Scene::new();
+    for link in &scene.links() {
+        let towards = |packet: Packet| link.towards_the_victim(packet.frame());
+        let target: std::net::Ipv6Addr = link.v6[1].parse().unwrap();
+        let message = [&[0; 4], &target.octets()[..], &[1, 1], &link.own.0].concat();
+        let solicitation = towards(link.v6().hop_limit(255).icmp(135, &message));
+        let socket = as_attacker(&scene, || RawSocket::leaving_sums(link.device));
+        let (v4, v6) =
+            (|port| towards(link.v4().udp(port, ALLOWED)), |port| towards(link.v6().udp(port, ALLOWED)));
+        let table = [
+            ("the port", v4(3001), (34, 2)),
+            ("half of the port", v4(3002), (34, 1)),
+            ("the own port", v4(3003), (34, 0)),
+            ("the destination", v4(3004), (20, 12)),
+            ("the source", v4(3005), (20, 8)),
+            ("the protocol", v4(3006), (20, 2)),
+            ("an ARP sender's address", link.arp(link.own, link.v4[0]), (20, 10)),
+            ("an ARP operation", link.arp(link.own, link.v4[0]), (20, 0)),
+            ("the port, IPv6", v6(3007), (54, 2)),
+            ("the destination, IPv6", v6(3008), (20, 32)),
+            ("a solicitation's target", solicitation.clone(), (54, 22)),
+            ("a solicitation's link-layer address", solicitation, (54, 30)),
+            ("behind an ethertype", any_frame(link.next, link.own, 0x88b5, &[0x71; 46]), (20, 0)),
+        ];
+        for (what, frame, (start, offset)) in table {
+            let reason = if what == "behind an ethertype" { "ethertype" } else { "malformed" };
+            scene.blocked(link, what, &socket, &[&sum_at(start, offset)[..], &frame].concat(), reason);
+        }
+        let victim = Witness::of(&scene.victim, link);
+        // The sum of the transport itself.
+        let frame = v4(3009);
+        socket.send(&[&sum_at(34, 6)[..], &frame].concat()).unwrap();
+        let tail = &frame[frame.len() - TAIL..];
+        let came = victim.frames_until(tail).iter().any(|seen| seen.ends_with(tail));
+        assert!(came, "{}: a datagram without its sum does not arrive", link.network);
+    }
+    scene.end();
+}

@@ -1,0 +1,99 @@
+//! What the kernel or a card writes into a packet after it was judged.
+//!
+//! A sender may leave the checksum of a packet to whoever puts it on the wire (`CHECKSUM_PARTIAL`): a number of two bytes is
+//! written at a place that the packet names. The kernel's own transports name that of their checksum. A packet socket names any
+//! (`PACKET_VNET_HDR` of packet(7)), and what is written there is a number of the sender's choice: an address, a port, a protocol
+//! that was another when it was judged.
+
+use core::mem::MaybeUninit;
+
+use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_probe_read_kernel, programs::TcContext};
+use netattach_common::{
+    DropReason,
+    parse::{Kind, Packet},
+    protocol::{ICMPV6, SCTP, TCP, UDP},
+};
+
+/// Where the kernel's packets have what is read here, from its description of its types (`bpf::packet_fields` of the agent, which
+/// writes it before it loads the programs): the first byte; from there the bit of `ip_summed`, and the bytes of `csum_start` and
+/// `mac_header`. The verifier skips code that is never executed, so kernels that do not let programs read accept them too.
+#[unsafe(no_mangle)]
+static NA_SKB: [u16; 4] = [0; 4];
+
+/// Bytes that are read at once.
+const WINDOW: usize = 64;
+/// `linux/skbuff.h`, of two bits.
+const CHECKSUM_PARTIAL: u8 = 3;
+/// Nothing is written.
+const NOWHERE: u32 = u32::MAX;
+
+/// Refuses an IP packet of which something would be another once it has left: all that is judged of it, but for the checksum
+/// of its own transport header.
+#[inline(always)]
+pub(crate) fn check<A>(ctx: &TcContext, packet: &Packet<A>) -> Result<(), DropReason> {
+    let at = na_unfinished(ctx.skb.skb);
+    let protocol = packet.tuple.lane.protocol();
+    let is_own = packet.kind != Kind::LaterFragment && is_checksum(at, packet.transport() as u32, protocol);
+    // Of neighbour discovery the whole message is judged.
+    let judged = if protocol == ICMPV6 { packet.end } else { packet.judged() };
+    if is_own || at >= judged { Ok(()) } else { Err(DropReason::Malformed) }
+}
+
+/// The same of another frame, of which so many bytes are judged.
+#[inline(always)]
+pub(crate) fn check_frame(ctx: &TcContext, judged: u32) -> Result<(), DropReason> {
+    if na_unfinished(ctx.skb.skb) >= judged { Ok(()) } else { Err(DropReason::Malformed) }
+}
+
+/// Whether nothing is written into a packet of TCP or UDP but its checksum. `transport`: offset of that header in the frame.
+#[inline(always)]
+pub(crate) fn is_plain(ctx: &TcContext, transport: u32, protocol: u8) -> bool {
+    let at = na_unfinished(ctx.skb.skb);
+    at == NOWHERE || is_checksum(at, transport, protocol)
+}
+
+/// Whether that offset in the frame is that of the checksum in a transport header.
+#[inline(always)]
+fn is_checksum(at: u32, transport: u32, protocol: u8) -> bool {
+    let within = match protocol {
+        TCP => 16,
+        UDP => 6,
+        ICMPV6 => 2,
+        SCTP => 8,
+        _ => return false,
+    };
+    at == transport + within
+}
+
+/// The offset in the frame at which something will be written. 0, which is judged of every frame: it cannot be told.
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn na_unfinished(skb: *mut __sk_buff) -> u32 {
+    // SAFETY: read as the agent wrote it; constants to the verifier.
+    let [first, summed, start, mac] = unsafe { core::ptr::read_volatile(&raw const NA_SKB) };
+    if first == 0 {
+        return NOWHERE;
+    }
+    let mut fields = MaybeUninit::<[u64; WINDOW / 8]>::uninit();
+    // SAFETY: the helper writes that many bytes. What it reads is the kernel's packet, which the context pointer of a classifier
+    // points to; it checks the address itself, and fails.
+    let failed = unsafe {
+        let from = skb.cast::<u8>().wrapping_add(first.into());
+        bpf_probe_read_kernel(fields.as_mut_ptr().cast(), WINDOW as u32, from.cast())
+    };
+    if failed != 0 {
+        return 0;
+    }
+    let bytes = fields.as_ptr().cast::<u8>();
+    let number = |at: u16| {
+        // SAFETY: within the bytes that the helper has written, and even: masked here, as the agent has made sure.
+        u32::from(unsafe { bytes.add(usize::from(at) & (WINDOW - 2)).cast::<u16>().read() })
+    };
+    // SAFETY: as above.
+    let byte = unsafe { bytes.add(usize::from(summed / 8) & (WINDOW - 1)).read() };
+    if byte >> (summed % 8) & 3 != CHECKSUM_PARTIAL {
+        return NOWHERE;
+    }
+    // Both from the beginning of the packet's memory.
+    (number(start) + number(start + 2)).saturating_sub(number(mac))
+}
