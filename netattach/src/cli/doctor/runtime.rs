@@ -14,8 +14,8 @@ use crate::{bounded, budget};
 const CONFIGURATIONS: &str = "/etc/cni/net.d";
 const EXECUTABLES: &str = "/opt/cni/bin";
 
-/// What copies the executables to a directory, but for a `loopback` of another program. Without `--copy` the plugins' names would
-/// be linked, `netattach` not among them.
+/// What copies the executables to a directory, but for a `loopback` of another program. Without `--copy` the names of plugins
+/// would be linked, `netattach` not among them.
 const COPY: &str = "netattach-cni install DIR --copy --also=loopback";
 
 /// The type by which a runtime calls netattach.
@@ -26,12 +26,12 @@ pub(super) fn checks(settings: &Settings) -> Vec<Check> {
     let directory = if set.as_os_str().is_empty() { Path::new(CONFIGURATIONS) } else { set };
     let is_chained = settings.default_network() == Ok(DefaultNetwork::Chained);
     let order = if settings.cni_conf.remove { kept_away(directory) } else { order(directory, is_chained) };
-    vec![order, installed(&executables(settings))]
+    vec![order, installed(&executables(&settings.cni_bin_dirs))]
 }
 
 /// Where the runtime may find executables. The settings name directories of other plugins, which may be elsewhere.
-fn executables(settings: &Settings) -> Vec<PathBuf> {
-    let mut directories = settings.cni_bin_dirs.clone();
+fn executables(set: &[PathBuf]) -> Vec<PathBuf> {
+    let mut directories = set.to_vec();
     if !directories.iter().any(|directory| directory == Path::new(EXECUTABLES)) {
         directories.push(EXECUTABLES.into());
     }
@@ -220,12 +220,8 @@ mod tests {
     /// The DaemonSet copies to the usual directory, whatever `cniBinDirs` says of other plugins.
     #[test]
     fn executables_are_looked_for_where_the_settings_say_and_where_they_are_usually() {
-        let of = |set: &[&str]| {
-            let cni_bin_dirs = set.iter().map(PathBuf::from).collect();
-            executables(&Settings { cni_bin_dirs, ..Settings::default() })
-        };
+        let of = |set: &[&str]| executables(&set.iter().map(PathBuf::from).collect::<Vec<_>>());
         let usual = PathBuf::from("/opt/cni/bin");
-        assert_eq!(executables(&Settings::default()), [usual.clone()]);
         assert_eq!(of(&[]), [usual.clone()]);
         assert_eq!(of(&["/opt/cni/bin", "/a"]), [usual.clone(), "/a".into()]);
         assert_eq!(of(&["/a", "/b"]), ["/a".into(), "/b".into(), usual]);

@@ -46,7 +46,8 @@ impl Files {
                 )),
                 Caller::Behind => self.stays.push(Stays::new(
                     path.display(),
-                    "it is of another network, and calls netattach behind its plugins: take that entry out of it, and leave the rest, or                      new pods fail",
+                    "it is of another network, and calls netattach behind its plugins: take that entry out of it, and leave the \
+                     rest, or new pods fail",
                 )),
             }
         }

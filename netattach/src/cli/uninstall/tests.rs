@@ -82,7 +82,8 @@ fn a_configuration_of_the_agent_goes_and_one_by_hand_that_calls_netattach_is_nam
     assert_eq!(files.configurations, [directory.path().join("00-netattach.conflist")]);
     // Who removes the other network's configuration leaves the node without one.
     let alone = "no agent has written it, and it calls netattach: remove it, or new pods fail";
-    let behind = "it is of another network, and calls netattach behind its plugins: take that entry out of it, and leave the                   rest, or new pods fail";
+    let behind = "it is of another network, and calls netattach behind its plugins: take that entry out of it, and leave the \
+                  rest, or new pods fail";
     let expected =
         [("01-by-hand.conflist", alone), ("02-by-hand.conf", alone), ("03-chained.conflist", behind)];
     assert_eq!(
