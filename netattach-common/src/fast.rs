@@ -151,6 +151,20 @@ mod tests {
         assert!(Decline::ALL.len() <= Decline::SLOTS);
     }
 
+    /// Whoever meets a reason under `LEFT-TO-STACK` looks there for what it means.
+    #[test]
+    fn every_reason_is_in_the_page_and_no_other() {
+        let page = include_str!("../../docs/configuration.md");
+        let (_, table) = page.split_once("\n| reason | packets |\n|---|---|\n").unwrap();
+        let rows = table.lines().map_while(|line| line.strip_prefix("| ")?.split_once(" | "));
+        let mut found: Vec<&str> =
+            rows.flat_map(|(reasons, _)| reasons.split('`').skip(1).step_by(2)).collect();
+        let mut names: Vec<&str> = Decline::ALL.iter().map(|reason| reason.name()).collect();
+        found.sort_unstable();
+        names.sort_unstable();
+        assert_eq!(found, names);
+    }
+
     #[test]
     fn adding_sums_every_field() {
         let one = FastStats {

@@ -128,6 +128,18 @@ mod tests {
         }
     }
 
+    /// Metrics and other pages send there whoever meets a reason.
+    #[test]
+    fn every_reason_is_in_the_page_with_what_it_usually_comes_from() {
+        let page = include_str!("../../docs/troubleshooting.md");
+        let (_, table) = page.split_once("\n| reason | usual cause |\n|---|---|\n").unwrap();
+        let rows = table.lines().map_while(|line| line.strip_prefix("| ")?.split_once(" | "));
+        let found: Vec<&str> = rows.flat_map(|(reasons, _)| reasons.split('`').skip(1).step_by(2)).collect();
+        let unique: BTreeSet<&str> = found.iter().copied().collect();
+        assert_eq!(unique, DropReason::ALL.iter().map(|reason| reason.name()).collect());
+        assert_eq!(found.len(), unique.len(), "each once");
+    }
+
     #[test]
     fn every_number_leads_back_to_its_reason() {
         for number in 0..=u8::MAX {

@@ -226,8 +226,10 @@ fn remove_managed(path: &Path) -> io::Result<bool> {
 pub enum Caller {
     /// An agent.
     Managed,
-    /// Somebody else, by hand.
+    /// Somebody else, by hand; in it netattach is the only plugin, or the first.
     Other,
+    /// Somebody else: netattach comes behind the plugin that makes the pod's interface.
+    Behind,
 }
 
 /// The configurations in a runtime's directory that an agent has written, or that call netattach.
@@ -245,8 +247,8 @@ pub fn callers(directory: &Path) -> io::Result<Vec<(PathBuf, Caller)>> {
         let plugins = conf["plugins"].as_array().map_or(&alone[..], Vec::as_slice);
         if conf[MANAGED] == true {
             found.push((path, Caller::Managed));
-        } else if plugins.iter().any(|plugin| plugin["type"] == "netattach") {
-            found.push((path, Caller::Other));
+        } else if let Some(place) = plugins.iter().position(|plugin| plugin["type"] == "netattach") {
+            found.push((path, if place == 0 { Caller::Other } else { Caller::Behind }));
         }
     }
     Ok(found)

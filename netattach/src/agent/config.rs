@@ -45,7 +45,7 @@ pub struct Arguments {
     /// Configuration file (YAML).
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
-    /// Directory of manifests: Pod, NetworkAttachmentDefinition, Namespace, MultiNetworkPolicy.
+    /// Directory of manifests: Pod, NetworkAttachmentDefinition, Namespace, MultiNetworkPolicy, NetworkPolicy.
     #[arg(long, value_name = "DIR")]
     pub source: Option<PathBuf>,
     /// Read pods, networks and policies from the Kubernetes API, as the service account of the agent's pod.
@@ -398,7 +398,7 @@ pub enum SettingsError {
     },
     /// No source of manifests is given.
     #[error(
-        "no source: give --source DIR, a directory of Pod, NetworkAttachmentDefinition, Namespace and MultiNetworkPolicy manifests; or --kubernetes in a pod of the cluster, or --kubeconfig FILE"
+        "no source: give --source DIR, a directory of manifests: Pod, NetworkAttachmentDefinition, Namespace, MultiNetworkPolicy, NetworkPolicy; or --kubernetes in a pod of the cluster, or --kubeconfig FILE"
     )]
     NoSource,
     /// Two sources are given.

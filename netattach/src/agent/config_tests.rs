@@ -30,7 +30,10 @@ fn mistakes_are_named() {
         let error = Settings::read(Arguments::parse_from(["netattachd"].iter().chain(words))).unwrap_err();
         Chain(&error).to_string()
     };
-    assert!(read(&[]).starts_with("no source: give --source DIR"));
+    let kinds = "Pod, NetworkAttachmentDefinition, Namespace, MultiNetworkPolicy, NetworkPolicy";
+    let expected =
+        format!("no source: give --source DIR, a directory of manifests: {kinds}; or --kubernetes ");
+    assert!(read(&[]).starts_with(&expected), "{}", read(&[]));
     assert_eq!(
         read(&["--source", "/a", "--default-network", "x/"]),
         "defaultNetwork: \"x/\" is neither NAMESPACE/NAME of a definition, nor the name of a network, nor an absolute path, nor builtin or chained"

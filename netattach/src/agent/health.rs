@@ -69,6 +69,10 @@ const MOST_TROUBLES: usize = 100;
 const MOST_POOLS: usize = 1024;
 /// An ADD needs some twenty descriptors; with fewer left than this, ADDs fail.
 const FEWEST_DESCRIPTORS: u64 = 32;
+
+/// What to do about fewer. What has them open tells a limit that is too low from a fault.
+const RAISE_LIMIT: &str = "raise the limit of open files (LimitNOFILE of the unit, or of the container runtime's unit), and see \
+                           what is open: ls -l /proc/PID/fd";
 /// Bytes that a look writes into the journal's directory: more than any inode stores inline.
 const PROBE: usize = 4096;
 
@@ -381,7 +385,7 @@ impl Health {
             .map_err(|error| not_available(format!("descriptors cannot be counted: {error}")))?;
         let used = format!("{open} of {most} are open");
         if most.saturating_sub(open) < FEWEST_DESCRIPTORS {
-            return Err(not_available(format!("descriptors: {used}")));
+            return Err(not_available(format!("descriptors: {used}; {RAISE_LIMIT}")));
         }
         Ok(used)
     }

@@ -40,6 +40,10 @@ use crate::rpc::message::{
 use crate::source::Source;
 use crate::step::{Interface, MadeBy};
 
+/// What to do where a policy has no effect; why it has none is said before.
+const WAY_OUT: &str =
+    "change that, or take a network of another kind (docs/limits.md), and have the pod made anew";
+
 /// What is said of an interface behind which netattach is chained, and whose addresses nobody knows.
 const ANY_ADDRESS: &str = "the pod may send from any IP address: neither the result of its plugins nor the kernel has one of the interface, and allowedAddresses names none";
 
@@ -524,7 +528,7 @@ impl Row<'_> {
             object: Subject::Policy(policy.clone()).to_string(),
             problem: match enforcement.level {
                 Level::None => format!(
-                    "selects {ifname} of {pod} on {network}, where nothing is enforced ({}): it has no effect there",
+                    "selects {ifname} of {pod} on {network}, where nothing is enforced ({}): it has no effect there; {WAY_OUT}",
                     enforcement.why
                 ),
                 _ => format!("selects {ifname} of {pod} on {network}, where enforcement is {enforcement}"),

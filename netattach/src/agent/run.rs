@@ -44,7 +44,7 @@ use super::sources::{self, Sources};
 use super::stand_by::{self, Place};
 use super::traces::Traces;
 use super::trouble::Troubles;
-use super::watching::LogFormat;
+use super::watching::{LogFormat, unprobed};
 use crate::attach::{
     AttachError, Bridges, DefaultNetwork, Devices, Engine, Forwarding, FromNode, HostAccesses, Inheritance,
     IntentReader, Node, Occupied, ReadNetworks, Recovery, network_status,
@@ -379,11 +379,7 @@ async fn serve_until(
     let what = "rules of iptables for pods";
     background.keep("the node's forwarding", keep_put_back(Arc::clone(&engine), what, repair_firewall));
     let parallel_adds = settings.parallel_adds;
-    let server = settings
-        .metrics
-        .listen()
-        .map_err(AgentError::from)?
-        .map(|address| Arc::new(Http::new(address, settings.metrics.per_pod)));
+    let server = server(&settings)?;
     let endpoint = settings.traces.endpoint().map_err(AgentError::from)?;
     let traces = endpoint.map(|endpoint| {
         let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
@@ -621,6 +617,16 @@ fn no_dataplane(source: BpfError, requirements: &[Requirement]) -> AgentError {
             AgentError::Kernel { release, lacks, source: Box::new(source) }
         }
     }
+}
+
+/// What serves metrics and probes, if something is to.
+fn server(settings: &Settings) -> Result<Option<Arc<Http>>, AgentError> {
+    let address = settings.metrics.listen()?;
+    let is_in_pod = settings.kubernetes.enabled && settings.kubernetes.kubeconfig.as_os_str().is_empty();
+    if is_in_pod && let Some(problem) = unprobed(address) {
+        tracing::warn!("{problem}");
+    }
+    Ok(address.map(|address| Arc::new(Http::new(address, settings.metrics.per_pod))))
 }
 
 /// Builds the engine that carries out the plans in the journal.

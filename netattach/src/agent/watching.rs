@@ -1,13 +1,13 @@
 //! Settings of how the agent is watched: probes and metrics, the log, traces.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
 use super::config::SettingsError;
 
-/// Where probes and metrics are served unless the setting says otherwise.
+/// Where probes and metrics are served unless the setting says otherwise, and what the probes of the DaemonSet ask.
 const LISTEN: &str = "127.0.0.1:10475";
 
 /// Probes and metrics.
@@ -123,9 +123,39 @@ impl MetricsSettings {
     }
 }
 
+/// What becomes of an agent's pod whose probes are those of the DaemonSet. `None`: they are answered.
+pub(super) fn unprobed(address: Option<SocketAddr>) -> Option<String> {
+    let is_at = |address: SocketAddr| {
+        let is_reached = address.ip().is_unspecified() || address.ip() == IpAddr::V4(Ipv4Addr::LOCALHOST);
+        is_reached && LISTEN.parse::<SocketAddr>().is_ok_and(|probed| probed.port() == address.port())
+    };
+    (!address.is_some_and(is_at)).then(|| {
+        format!(
+            "the probes of the DaemonSet ask {LISTEN}, and metrics.listen serves nothing there: unless they are others, the \
+             kubelet restarts this agent every five minutes"
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_agent_says_that_its_probes_get_no_answer() {
+        let found = |text: &str| {
+            let settings = MetricsSettings { listen: text.into(), per_pod: false };
+            unprobed(settings.listen().unwrap())
+        };
+        for answered in ["127.0.0.1:10475", "0.0.0.0:10475", "[::]:10475"] {
+            assert_eq!(found(answered), None, "{answered}");
+        }
+        let said = "the probes of the DaemonSet ask 127.0.0.1:10475, and metrics.listen serves nothing there: unless they are \
+                    others, the kubelet restarts this agent every five minutes";
+        for missed in ["", "127.0.0.1:9000", "0.0.0.0:9000", "192.0.2.1:10475", "[::1]:10475"] {
+            assert_eq!(found(missed).as_deref(), Some(said), "{missed}");
+        }
+    }
 
     #[test]
     fn traces_go_to_a_url_without_tls_and_credentials() {

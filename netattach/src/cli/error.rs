@@ -37,7 +37,7 @@ pub enum CliError {
     #[error("these keys have no equivalent, and the table says what to do: {}", .0.join(", "))]
     NoEquivalent(Vec<String>),
     /// `uninstall` while an agent runs.
-    #[error("an agent serves {0}: stop it first, and detach its pods")]
+    #[error("an agent serves {0}: have it detach its pods (cniConf.remove, docs/remove.md), then stop it")]
     AgentRuns(PathBuf),
     /// `uninstall` while pods are attached.
     #[error(

@@ -146,3 +146,26 @@ impl fmt::Display for Reason {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    /// Whoever meets a state under `FAST-PATH` or `UPLINK` looks there for what it means.
+    #[test]
+    fn every_reason_is_in_the_tables_of_the_page_and_no_other() {
+        let (_, names) = include_str!("reason.rs").split_once("pub fn name(&self)").unwrap();
+        let (names, _) = names.split_once("\n    }\n").unwrap();
+        let arms = names.lines().filter_map(|line| line.trim().strip_suffix("\",")?.split_once("=> \""));
+        let mut named: BTreeSet<&str> = arms.map(|(_, name)| name).collect();
+        // Of the kinds on a parent or in the pod that alone is asked for: the representor of a VF is an end on the node.
+        named.insert("device");
+        let page = include_str!("../../../docs/configuration.md");
+        let tables = page.split("\n| state | what keeps it off | `fastPath: on` |\n|---|---|---|\n").skip(1);
+        let rows = tables
+            .flat_map(|table| table.lines().map_while(|line| line.strip_prefix("| ")?.split_once(" | ")));
+        let found: BTreeSet<&str> =
+            rows.flat_map(|(states, _)| states.split('`').skip(1).step_by(2)).collect();
+        assert_eq!(found, named);
+    }
+}

@@ -694,6 +694,16 @@ fn every_alert_fires_when_it_has_to_and_is_silent_when_it_must() {
 }
 
 #[test]
+fn the_page_says_what_to_do_on_each_alert() {
+    let page = std::fs::read_to_string(metrics("../../docs/metrics.md")).unwrap();
+    let (_, table) = page.split_once("\n| alert | what to do |\n|---|---|\n").unwrap();
+    let named = table.lines().map_while(|line| line.strip_prefix("| `")?.split_once('`'));
+    let named: Vec<String> = named.map(|(name, _)| name.to_owned()).collect();
+    let alerts: Vec<String> = rules().iter().map(|rule| rule["alert"].as_str().unwrap().to_owned()).collect();
+    assert_eq!(named, alerts);
+}
+
+#[test]
 fn every_expression_of_the_dashboard_and_of_the_alerts_has_data_in_prometheus() {
     let test = "every_expression_of_the_dashboard_and_of_the_alerts_has_data_in_prometheus";
     let Some(programs) = tools::directory(test, "NETATTACH_PROMETHEUS", &["prometheus"]) else {

@@ -139,7 +139,11 @@ fn what_would_fail_every_add_fails_status_until_it_is_mended() {
     let limited = |soft: u64| Rlimit { current: Some(soft), maximum: limit };
     let open = fs::read_dir(format!("/proc/{}/fd", node.agent_pid())).unwrap().count() as u64;
     let before = prlimit(agent, Resource::Nofile, limited(open + 16)).unwrap();
-    await_status(&node, 50, "descriptors: ");
+    await_status(
+        &node,
+        50,
+        "are open; raise the limit of open files (LimitNOFILE of the unit, or of the container runtime's unit)",
+    );
     prlimit(agent, Resource::Nofile, before).unwrap();
     await_status(&node, 0, "");
 

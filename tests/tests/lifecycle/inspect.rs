@@ -320,7 +320,8 @@ fn the_doctor_finds_what_is_left_over() {
                 "{}: addresses of containers without a record: {ADDRESS} of interface eth0 of container gone",
                 pool.display()
             ),
-            "the runtime's GC releases them; if no other plugin uses the directory, their files may be removed",
+            "a runtime that sends GC releases them, and containerd sends none; else, if no other plugin uses the directory, \
+             remove the files of these addresses in it",
         ),
     ];
     let [gone, lease_of_gone] = &others;
@@ -330,8 +331,8 @@ fn the_doctor_finds_what_is_left_over() {
     let damage = all[0]["detail"].as_str().unwrap().to_owned();
     let begins = format!("records that cannot be read: c-b ({} is damaged (line 2: ", record.display());
     assert!(damage.starts_with(&begins), "{damage}");
-    let remedy =
-        "delete their pods: DEL rolls back what it can find without the record (docs/failure-and-restart.md)";
+    let remedy = "put each file back as it was; else remove by hand what is left of the container (links, addresses), then the \
+                  file, and have the DEL repeated: until then its pod cannot be deleted (docs/troubleshooting.md)";
     let of_b: Vec<&str> = of_b.iter().map(String::as_str).collect();
     let unclear = links(
         "links of netattach's without a record, or of one that cannot be read",
@@ -339,6 +340,22 @@ fn the_doctor_finds_what_is_left_over() {
         "leave them until every record can be read: live pods may have them",
     );
     assert_eq!(all, [warning("journal", damage, remedy), gone.clone(), unclear, lease_of_gone.clone()]);
+
+    // Its plan is whole, so its DEL succeeds.
+    let mut damaged = whole.clone();
+    let in_last_line = whole.len() - 4;
+    damaged[in_last_line] ^= 1;
+    fs::write(&record, &damaged).unwrap();
+    let detail = format!("records with a damaged line behind their plan: c-b ({})", record.display());
+    let remedy = "put each file back as it was, or delete its pod, which runs on meanwhile: DEL rolls back all that the plan \
+                  names (docs/failure-and-restart.md)";
+    let unclear = links(
+        "links of netattach's without a record, or of one that cannot be read",
+        &[LINK],
+        "leave them until every record can be read: live pods may have them",
+    );
+    let expected = [warning("journal", detail, remedy), gone.clone(), unclear, lease_of_gone.clone()];
+    assert_eq!(found(&node), expected);
 
     fs::write(&record, &whole).unwrap();
     let stray = links(

@@ -152,7 +152,7 @@ fn pins_under_attached_pods_stay_unless_they_are_to_go_all_the_same() {
     let conf = node.path("net.d").display().to_string();
     let uninstall = ["uninstall", "--bpffs", &bpffs, "--state-dir", &state, "--cni-conf-dir", &conf];
     let served = format!(
-        "netattachctl: an agent serves {}: stop it first, and detach its pods",
+        "netattachctl: an agent serves {}: have it detach its pods (cniConf.remove, docs/remove.md), then stop it",
         node.socket().display()
     );
     assert_eq!(asked(&node, &[&uninstall[..], &["--force"]].concat()), (5, String::new(), served));

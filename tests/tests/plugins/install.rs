@@ -176,6 +176,41 @@ fn executables_and_a_configuration_are_installed_and_a_call_that_runs_meanwhile_
     assert_eq!(install(&bin, &["--conflist"]).status.code(), Some(2));
 }
 
+/// What the doctor says of a directory of executables: state, detail and remedy.
+fn doctor(place: &Place) -> [String; 3] {
+    let settings = place.path("doctor.yaml");
+    let (source, bin) = (place.0.path().display(), place.path("bin"));
+    fs::write(&settings, format!("source: {source}\ncniBinDirs: [{}]\n", bin.display())).unwrap();
+    let mut command = Command::new(executable("netattachctl").unwrap());
+    command.arg("--socket").arg(place.path("agent.sock")).args(["doctor", "-o", "json", "--config"]);
+    let output = command.arg(settings).output().unwrap();
+    let checks: Vec<Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let check = checks.iter().find(|check| check["check"] == "CNI executables").unwrap();
+    ["state", "detail", "remedy"].map(|key| check[key].as_str().unwrap_or_default().to_owned())
+}
+
+/// A remedy that is no command, or one that does something else, costs an operator more than none.
+#[test]
+fn what_the_doctor_says_to_do_puts_the_executables_where_they_are_looked_for() {
+    if Path::new("/opt/cni/bin/netattach").exists() {
+        eprintln!("skipped: this machine has a netattach, which the doctor finds");
+        return;
+    }
+    let place = Place::new();
+    let bin = place.path("bin");
+    let [state, detail, remedy] = doctor(&place);
+    let places = format!("{}, /opt/cni/bin", bin.display());
+    assert_eq!((state, detail), ("failed".to_owned(), format!("{places}: no executable netattach")));
+    let (words, _) = remedy.split_once(" puts it there, ").unwrap();
+    let mut words = words.split(' ');
+    assert_eq!(words.next(), Some("netattach-cni"));
+    let words = words.map(|word| if word == "DIR" { bin.clone().into_os_string() } else { word.into() });
+    let output = Command::new(executable("netattach-cni").unwrap()).args(words).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    let detail = format!("{} and loopback", bin.join("netattach").display());
+    assert_eq!(doctor(&place), ["ok".to_owned(), detail, String::new()]);
+}
+
 /// On a file system of its own: without room, read-only, and one from which nothing may be executed.
 #[test]
 fn a_directory_that_cannot_take_them_is_named_and_keeps_what_it_has() {

@@ -144,7 +144,9 @@ fn remedy_of(condition: &str) -> &'static str {
             "see who removes files from runDir, and that it is writable; the agent makes its socket anew within seconds"
         }
         "journal" => "free space on, or make writable, the file system of stateDir",
-        "descriptors" => "raise the limit of open files of the agent (LimitNOFILE of its unit)",
+        "descriptors" => {
+            "raise the limit of open files of the agent (LimitNOFILE of its unit, or in a pod of the container runtime's unit)"
+        }
         "dataplane" => "restart netattachd: it loads what is missing, and attachments keep working",
         "default network" => {
             "define the network that defaultNetwork names, with a parent and plugins that exist on this node"

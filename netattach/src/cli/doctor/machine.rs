@@ -97,7 +97,8 @@ fn of_ifb(has_driver: bool, module: impl FnOnce() -> Loadable) -> Check {
     const NO_POWERS: &str = "give CAP_NET_ADMIN to no pod that is not trusted";
     // As the reference does it, `bandwidth` has a device on the node for each pod that has a rate for what it sends.
     const NO_MODULE: &str = "where no bandwidth plugin is executed, which needs ifb on the node, a line \"install ifb /bin/false\" \
-                             in a file of /etc/modprobe.d";
+                             in a file of /etc/modprobe.d (a container sees it by the volumes of the component \
+                             modprobe-configuration alone)";
     match (has_driver, module()) {
         (true, Loadable::No | Loadable::Unknown) => {
             Check::warning(NAME, format!("the kernel has it: {PAST}"), NO_POWERS)
@@ -203,7 +204,8 @@ mod tests {
     fn ifb_is_warned_of_where_pods_can_have_it() {
         use super::super::State;
         let found = |has_driver, module| of_ifb(has_driver, || module);
-        let keep = "where no bandwidth plugin is executed, which needs ifb on the node, a line \"install ifb /bin/false\"";
+        let keep = "where no bandwidth plugin is executed, which needs ifb on the node, a line \"install ifb /bin/false\" in a \
+                    file of /etc/modprobe.d (a container sees it by the volumes of the component modprobe-configuration alone)";
         let table = [
             (true, Loadable::No, State::Warning, "give CAP_NET_ADMIN to no pod"),
             (true, Loadable::Unknown, State::Warning, "give CAP_NET_ADMIN to no pod"),

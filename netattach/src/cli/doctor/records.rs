@@ -8,7 +8,7 @@ use super::Check;
 use crate::agent::Settings;
 use crate::error_chain::Chain;
 use crate::ipam::{Leases, Pool};
-use crate::journal::{JournalError, Loaded, Store};
+use crate::journal::{JournalError, JournalKey, Loaded, Store};
 use crate::step::Output;
 
 /// What the journal says.
@@ -16,8 +16,10 @@ use crate::step::Output;
 pub(super) struct Found {
     /// Containers with a record, and how many of them are sandboxes.
     containers: BTreeSet<String>,
-    /// Records that cannot be read.
+    /// Records whose DEL fails: the plan cannot be read, or what another plugin answered is lost.
     damaged: Vec<String>,
+    /// Records with other lines that are not as they were written: DEL rolls back what the plan names.
+    partly: Vec<String>,
     /// Records of versions that are not known here.
     foreign: Vec<String>,
     /// Records whose namespace is gone, by container.
@@ -45,7 +47,14 @@ pub(super) fn checks(settings: &Settings, found: Result<Found, JournalError>) ->
     }
     if !found.damaged.is_empty() {
         let detail = format!("records that cannot be read: {}", list(&found.damaged));
-        let remedy = "delete their pods: DEL rolls back what it can find without the record (docs/failure-and-restart.md)";
+        let remedy = "put each file back as it was; else remove by hand what is left of the container (links, addresses), then \
+                      the file, and have the DEL repeated: until then its pod cannot be deleted (docs/troubleshooting.md)";
+        checks.push(Check::warning("journal", detail, remedy));
+    }
+    if !found.partly.is_empty() {
+        let detail = format!("records with a damaged line behind their plan: {}", list(&found.partly));
+        let remedy = "put each file back as it was, or delete its pod, which runs on meanwhile: DEL rolls back all that the \
+                      plan names (docs/failure-and-restart.md)";
         checks.push(Check::warning("journal", detail, remedy));
     }
     if checks.is_empty() {
@@ -61,7 +70,8 @@ pub(super) fn checks(settings: &Settings, found: Result<Found, JournalError>) ->
     let strangers: Vec<String> =
         ends_on_the_node().into_iter().filter(|name| !found.links.contains(name)).collect();
     if !strangers.is_empty() {
-        checks.push(strange_links(&strangers, found.damaged.is_empty() && found.foreign.is_empty()));
+        let unread = [&found.damaged, &found.partly, &found.foreign];
+        checks.push(strange_links(&strangers, unread.iter().all(|records| records.is_empty())));
     }
     checks.extend(leases(&found));
     checks
@@ -99,6 +109,15 @@ pub(super) fn read(settings: &Settings) -> Result<Found, JournalError> {
         found.containers.insert(key.container_id.clone());
         match store.peek(&key) {
             Ok(Loaded::Whole(record)) => {
+                // As DEL has it.
+                let is_lost = !record.is_of_earlier_boot() && record.check_undoable().is_err();
+                match record.check_whole() {
+                    Ok(()) => {}
+                    Err(error) if is_lost => found.damaged.push(damaged(&key, &error)),
+                    Err(_) => {
+                        found.partly.push(format!("{} ({})", key.container_id, record.path().display()));
+                    }
+                }
                 let sandbox = &record.plan.sandbox;
                 if !sandbox.netns.is_empty() && !Path::new(&sandbox.netns).exists() {
                     let pod = sandbox.pod.as_ref().map(|pod| format!(" (pod {pod})")).unwrap_or_default();
@@ -114,10 +133,14 @@ pub(super) fn read(settings: &Settings) -> Result<Found, JournalError> {
             Err(JournalError::Version { path, version }) => {
                 found.foreign.push(format!("{} (version {version})", path.display()));
             }
-            Err(error) => found.damaged.push(format!("{} ({})", key.container_id, Chain(&error))),
+            Err(error) => found.damaged.push(damaged(&key, &error)),
         }
     }
     Ok(found)
+}
+
+fn damaged(key: &JournalKey, error: &JournalError) -> String {
+    format!("{} ({})", key.container_id, Chain(error))
 }
 
 /// Links of this namespace that have names as the agent gives them: `na` and thirteen hexadecimal digits.
@@ -150,7 +173,8 @@ fn leases(found: &Found) -> Vec<Check> {
                 if !stray.is_empty() {
                     let detail =
                         format!("{pool}: addresses of containers without a record: {}", list(&stray));
-                    let remedy = "the runtime's GC releases them; if no other plugin uses the directory, their files may be removed";
+                    let remedy = "a runtime that sends GC releases them, and containerd sends none; else, if no other plugin uses the \
+                                  directory, remove the files of these addresses in it";
                     checks.push(Check::warning("leases", detail, remedy));
                 }
             }

@@ -10,9 +10,13 @@ use crate::agent::Settings;
 use crate::attach::DefaultNetwork;
 use crate::{bounded, budget};
 
-/// Where runtimes look if nothing else is set.
+/// Where runtimes look if nothing else is set; to the second the DaemonSet copies, whatever the settings say.
 const CONFIGURATIONS: &str = "/etc/cni/net.d";
 const EXECUTABLES: &str = "/opt/cni/bin";
+
+/// What copies the executables to a directory, but for a `loopback` of another program. Without `--copy` the names of plugins
+/// would be linked, `netattach` not among them.
+const COPY: &str = "netattach-cni install DIR --copy --also=loopback";
 
 /// The type by which a runtime calls netattach.
 const OURS: &str = "netattach";
@@ -20,13 +24,18 @@ const OURS: &str = "netattach";
 pub(super) fn checks(settings: &Settings) -> Vec<Check> {
     let set = &settings.cni_conf.dir;
     let directory = if set.as_os_str().is_empty() { Path::new(CONFIGURATIONS) } else { set };
-    let executables = match settings.cni_bin_dirs.as_slice() {
-        [] => vec![PathBuf::from(EXECUTABLES)],
-        set => set.to_vec(),
-    };
     let is_chained = settings.default_network() == Ok(DefaultNetwork::Chained);
     let order = if settings.cni_conf.remove { kept_away(directory) } else { order(directory, is_chained) };
-    vec![order, installed(&executables)]
+    vec![order, installed(&executables(&settings.cni_bin_dirs))]
+}
+
+/// Where the runtime may find executables. The settings name directories of other plugins, which may be elsewhere.
+fn executables(set: &[PathBuf]) -> Vec<PathBuf> {
+    let mut directories = set.to_vec();
+    if !directories.iter().any(|directory| directory == Path::new(EXECUTABLES)) {
+        directories.push(EXECUTABLES.into());
+    }
+    directories
 }
 
 /// The agent is about to be removed from the node.
@@ -132,13 +141,19 @@ fn installed(directories: &[PathBuf]) -> Check {
         (Some(path), Some(_)) => Check::ok(NAME, format!("{} and loopback", path.display())),
         (Some(path), None) => Check::warning(
             NAME,
-            format!("{} is there, and no loopback, which containerd calls for every pod", path.display()),
-            "netattach-cni install DIR puts the built-in plugins there, loopback among them",
+            format!(
+                "{} is there, and in {places} no loopback, which containerd calls for every pod",
+                path.display()
+            ),
+            format!("{COPY} puts one there, where no other program has the name (docs/runtimes.md)"),
         ),
         (None, _) => Check::failed(
             NAME,
             format!("{places}: no executable netattach"),
-            "netattach-cni install DIR puts it there (docs/runtimes.md)",
+            format!(
+                "{COPY} puts it there, from the directory that has both executables (docs/runtimes.md); on a cluster the \
+                 container install of the agent's pod does"
+            ),
         ),
     }
 }
@@ -200,5 +215,26 @@ mod tests {
         fs::write(dir.path().join("loopback"), "").unwrap();
         fs::set_permissions(dir.path().join("loopback"), fs::Permissions::from_mode(0o755)).unwrap();
         assert_eq!(state(), State::Ok);
+    }
+
+    /// The DaemonSet copies to the usual directory, whatever `cniBinDirs` says of other plugins.
+    #[test]
+    fn executables_are_looked_for_where_the_settings_say_and_where_they_are_usually() {
+        let of = |set: &[&str]| executables(&set.iter().map(PathBuf::from).collect::<Vec<_>>());
+        let usual = PathBuf::from("/opt/cni/bin");
+        assert_eq!(of(&[]), [usual.clone()]);
+        assert_eq!(of(&["/opt/cni/bin", "/a"]), [usual.clone(), "/a".into()]);
+        assert_eq!(of(&["/a", "/b"]), ["/a".into(), "/b".into(), usual]);
+        let dir = tempfile::tempdir().unwrap();
+        let (set, other) = (dir.path().join("set"), dir.path().join("usual"));
+        for directory in [&set, &other] {
+            fs::create_dir(directory).unwrap();
+        }
+        for name in ["netattach", "loopback"] {
+            fs::write(other.join(name), "").unwrap();
+            fs::set_permissions(other.join(name), fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        let detail = format!("{}/netattach and loopback", other.display());
+        assert_eq!(installed(&[set, other]), Check::ok("CNI executables", detail));
     }
 }

@@ -44,6 +44,11 @@ impl Files {
                     path.display(),
                     "no agent has written it, and it calls netattach: remove it, or new pods fail",
                 )),
+                Caller::Behind => self.stays.push(Stays::new(
+                    path.display(),
+                    "it is of another network, and calls netattach behind its plugins: take that entry out of it, and leave the \
+                     rest, or new pods fail",
+                )),
             }
         }
         Ok(())

@@ -70,15 +70,28 @@ fn a_configuration_of_the_agent_goes_and_one_by_hand_that_calls_netattach_is_nam
     write("00-netattach.conflist", r#"{"netattach.dev/managed": true, "plugins": [{"type": "netattach"}]}"#);
     write("01-by-hand.conflist", r#"{"plugins": [{"type": "netattach"}]}"#);
     write("02-by-hand.conf", r#"{"type": "netattach"}"#);
+    write(
+        "03-chained.conflist",
+        r#"{"plugins": [{"type": "flannel"}, {"type": "portmap"}, {"type": "netattach"}]}"#,
+    );
     write("10-flannel.conflist", r#"{"plugins": [{"type": "flannel"}]}"#);
     write("11-broken.conf", "{");
     write("README", r#"{"type": "netattach"}"#);
     let mut files = Files::default();
     files.look_for_configurations(directory.path()).unwrap();
     assert_eq!(files.configurations, [directory.path().join("00-netattach.conflist")]);
-    assert_eq!(stays(&files), ["01-by-hand.conflist", "02-by-hand.conf"]);
+    // Who removes the other network's configuration leaves the node without one.
+    let alone = "no agent has written it, and it calls netattach: remove it, or new pods fail";
+    let behind = "it is of another network, and calls netattach behind its plugins: take that entry out of it, and leave the \
+                  rest, or new pods fail";
+    let expected =
+        [("01-by-hand.conflist", alone), ("02-by-hand.conf", alone), ("03-chained.conflist", behind)];
+    assert_eq!(
+        files.stays,
+        expected.map(|(name, why)| Stays::new(directory.path().join(name).display(), why))
+    );
     files.remove_configurations().unwrap();
-    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 5);
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 6);
     Files::default().look_for_configurations(&directory.path().join("absent")).unwrap();
 }
 

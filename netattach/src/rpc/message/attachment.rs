@@ -47,7 +47,7 @@ pub struct Attachment {
     /// Whether its packet programs wait for the first policy that selects it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub programs_wait: bool,
-    /// State on the fast path; absent where the fast path is off.
+    /// State on the fast path; absent for interfaces without an end on the node, which is never on it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fast_path: Option<FastPath>,
     /// Progress of the attachment.

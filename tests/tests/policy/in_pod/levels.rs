@@ -165,7 +165,12 @@ fn where_policies_do_not_hold_as_asked_an_add_fails_and_a_later_policy_is_report
     let of = |pod: &str, what: &str| {
         format!("multi-networkpolicy shop/all: selects net1 of shop/{pod} on shop/{pod}, where {what}")
     };
-    let nothing = |why: &str| format!("nothing is enforced ({why}): it has no effect there");
+    let nothing = |why: &str| {
+        format!(
+            "nothing is enforced ({why}): it has no effect there; change that, or take a network of another kind \
+             (docs/limits.md), and have the pod made anew"
+        )
+    };
     assert_eq!(
         problems,
         [
