@@ -31,6 +31,7 @@
 //! | [`publish`] | publishes the `network-status` of attached pods | files |
 //! | [`kube`] | follows the Kubernetes API: a source of objects, and a place to publish status | network |
 //! | [`multus`] | reads Multus's files on a node: its configuration, its saved state of pods | no |
+//! | [`grpc`] | a question over a unix socket, and its answer | socket |
 //! | [`cri`] | asks the container runtime for its sandboxes | socket |
 //! | `own_thread` | work that blocks, on the thread of its request or on another | no |
 //! | [`observe`] | keeps the latest events of the programs | no |
@@ -77,6 +78,8 @@ pub mod enforce;
 pub mod fast_path;
 mod file_version;
 pub mod firewall;
+#[cfg(feature = "executables")]
+pub mod grpc;
 pub mod hooks;
 pub mod ipam;
 pub mod journal;
