@@ -46,6 +46,7 @@
 //! | [`budget`] | size limits of input from others | no |
 //! | `cidr` | networks as text, and their first addresses | no |
 //! | `file_version` | detects changes of a file | files |
+//! | `flock` | waits for locks of other processes | files |
 //! | [`waits`] | the resources of others that an operation may have to wait for | no |
 //! | `descriptors` | the number of open files and its limit | limits |
 //! | `kernel_module` | whether the kernel can load a driver | files |
@@ -78,6 +79,7 @@ pub mod enforce;
 pub mod fast_path;
 mod file_version;
 pub mod firewall;
+mod flock;
 #[cfg(feature = "executables")]
 pub mod grpc;
 pub mod hooks;
