@@ -109,8 +109,8 @@ pub(crate) fn read_network_policy(name: ObjectName, spec: &Value) -> Result<Poli
     Ok(read_network(name, spec))
 }
 
-/// Reads a NetworkPolicy, of a `spec` that conforms to the schema. The directions it isolates without `policyTypes` do not depend
-/// on settings.
+/// Reads a NetworkPolicy, of a `spec` that conforms to the schema. The directions it isolates without `policyTypes` do not
+/// depend on settings.
 pub(crate) fn read_network(name: ObjectName, spec: Spec) -> Policy {
     let mut policy = read_spec(PolicyName::network(name), Named::default(), spec, Findings::default());
     if policy.directions == Directions::Inferred {
