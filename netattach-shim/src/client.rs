@@ -99,11 +99,6 @@ impl ClientError {
     pub fn is_agent_absent(&self) -> bool {
         matches!(self, Self::Connect { source, .. } if is_absence(source))
     }
-
-    /// Whether the agent may have started the request, so that its outcome is unknown.
-    pub fn is_outcome_unknown(&self) -> bool {
-        matches!(self, Self::Broken { .. } | Self::Slow { .. } | Self::Garbled { .. })
-    }
 }
 
 /// Sends one request and returns the answer, never a refusal.

@@ -1,9 +1,6 @@
 //! Validates container identifiers, network names and interface names.
 
-// Codes of the CNI specification (section 5).
-const UNKNOWN_CONTAINER: u32 = 3;
-const INVALID_ENVIRONMENT: u32 = 4;
-const INVALID_CONFIG: u32 = 7;
+use crate::cni::code;
 
 /// The longest interface name in bytes: `IFNAMSIZ` less the final zero.
 pub const IFNAME_MAX: usize = 15;
@@ -35,10 +32,12 @@ impl Invalid {
 /// Code 3 when it is empty, code 4 when it contains characters that the grammar does not allow.
 pub fn check_container_id(id: &str) -> Result<(), Invalid> {
     if id.is_empty() {
-        return Err(Invalid::new(UNKNOWN_CONTAINER, "missing containerID"));
+        return Err(Invalid::new(code::UNKNOWN_CONTAINER, "missing containerID"));
     }
     if !follows_grammar(id) {
-        return Err(Invalid::new(INVALID_ENVIRONMENT, "invalid characters in containerID").with_details(id));
+        return Err(
+            Invalid::new(code::INVALID_ENVIRONMENT, "invalid characters in containerID").with_details(id)
+        );
     }
     Ok(())
 }
@@ -49,11 +48,11 @@ pub fn check_container_id(id: &str) -> Result<(), Invalid> {
 /// Code 7.
 pub fn check_network_name(name: &str) -> Result<(), Invalid> {
     if name.is_empty() {
-        return Err(Invalid::new(INVALID_CONFIG, "missing network name"));
+        return Err(Invalid::new(code::INVALID_CONFIG, "missing network name"));
     }
     if !follows_grammar(name) {
         return Err(
-            Invalid::new(INVALID_CONFIG, "invalid characters found in network name").with_details(name)
+            Invalid::new(code::INVALID_CONFIG, "invalid characters found in network name").with_details(name)
         );
     }
     Ok(())
@@ -65,7 +64,7 @@ pub fn check_network_name(name: &str) -> Result<(), Invalid> {
 /// # Errors
 /// Code 4.
 pub fn check_ifname(name: &str) -> Result<(), Invalid> {
-    let invalid = |msg| Invalid::new(INVALID_ENVIRONMENT, msg);
+    let invalid = |msg| Invalid::new(code::INVALID_ENVIRONMENT, msg);
     if name.is_empty() {
         return Err(invalid("interface name is empty"));
     }

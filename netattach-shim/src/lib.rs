@@ -9,6 +9,7 @@
 //! | [`client`] | one request to the agent, blocking | socket |
 //! | [`frame`], [`message`] | a payload prefixed by its length; what is said in it | no |
 //! | [`pending`] | the DELs that are recorded while no agent answers | files |
+//! | [`cni`] | the codes and versions of the CNI specification | no |
 //! | [`identifier`] | the names that the CNI specification allows | no |
 //! | [`budget`] | size limits of input from others | no |
 //! | [`built`] | the commit and the versions that `--version` shows | no |
@@ -22,6 +23,7 @@ pub mod bounded;
 pub mod budget;
 pub mod built;
 pub mod client;
+pub mod cni;
 #[cfg(feature = "crash-points")]
 pub mod crash;
 pub mod durable;

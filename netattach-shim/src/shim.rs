@@ -13,6 +13,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::client::{self, ClientError, Patience};
+use crate::cni::{NEWEST, VERSIONS, code};
 use crate::error_chain::Chain;
 use crate::identifier::{Invalid, check_container_id, check_ifname};
 use crate::message::{CniCall, CniReply, Request, Response};
@@ -50,17 +51,6 @@ pub const TIMEOUT_VARIABLE: &str = "NETATTACH_TIMEOUT";
 pub const TRACE_VARIABLE: &str = "TRACEPARENT";
 /// Longest value of it that is passed on, in bytes; one of version 00 has 55.
 const LONGEST_TRACE: usize = 256;
-
-// Same as those of the agent's `cni` module, which defines them.
-const VERSIONS: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
-const NEWEST: &str = "1.1.0";
-const CODE_ENVIRONMENT: u32 = 4;
-const CODE_IO: u32 = 5;
-const CODE_DECODE: u32 = 6;
-const CODE_CONFIG: u32 = 7;
-const CODE_TRY_AGAIN: u32 = 11;
-const CODE_NOT_AVAILABLE: u32 = 50;
-const CODE_INTERNAL: u32 = 999;
 
 /// The call could not be passed to the agent.
 #[derive(Debug, thiserror::Error)]
@@ -111,16 +101,16 @@ pub enum ShimError {
 }
 
 impl ShimError {
-    /// The code of the CNI specification.
-    fn code(&self, verb: &str) -> u32 {
+    /// The code of the CNI specification, by the command that has failed.
+    pub fn code(&self, verb: &str) -> u32 {
         match self {
-            Self::Variable(_) | Self::Timeout(_) => CODE_ENVIRONMENT,
+            Self::Variable(_) | Self::Timeout(_) => code::INVALID_ENVIRONMENT,
             Self::Identifier(error) => error.code,
-            Self::ReadStdin(_) => CODE_IO,
-            Self::LongStdin | Self::BinaryStdin(_) | Self::Decode(_) => CODE_DECODE,
-            Self::Path(_) | Self::Wait => CODE_CONFIG,
-            Self::Agent { .. } if verb == "STATUS" => CODE_NOT_AVAILABLE,
-            Self::Agent { .. } | Self::NotRecorded { .. } => CODE_TRY_AGAIN,
+            Self::ReadStdin(_) => code::IO_FAILURE,
+            Self::LongStdin | Self::BinaryStdin(_) | Self::Decode(_) => code::DECODING_FAILURE,
+            Self::Path(_) | Self::Wait => code::INVALID_CONFIG,
+            Self::Agent { .. } if verb == "STATUS" => code::NOT_AVAILABLE,
+            Self::Agent { .. } | Self::NotRecorded { .. } => code::TRY_AGAIN_LATER,
         }
     }
 }
@@ -155,7 +145,7 @@ pub fn run(
 
 /// The error object for a panic, code 999.
 pub fn panic_text(panic: &std::panic::PanicHookInfo<'_>) -> String {
-    error_text(NEWEST, CODE_INTERNAL, &format!("netattach panicked: {panic}").replace('\n', " "))
+    error_text(NEWEST, code::INTERNAL, &format!("netattach panicked: {panic}").replace('\n', " "))
 }
 
 /// The values taken from the environment.
@@ -178,8 +168,7 @@ impl Environment {
                 if let Ok(value) = value.into_string() {
                     environment.cni.extend((value.len() <= LONGEST_TRACE).then_some((name, value)));
                 }
-            } else if name.starts_with("CNI_") {
-                let Ok(value) = value.into_string() else { return Err(ShimError::Variable(name)) };
+            } else if let Some(value) = cni_variable(&name, value)? {
                 environment.cni.insert(name, value);
             }
         }
@@ -338,13 +327,29 @@ fn keep_del(
     }
 }
 
-fn read_stdin(stdin: impl Read) -> Result<String, ShimError> {
+/// The value of a variable that CNI defines, as text; `None`: the variable is none of those.
+///
+/// # Errors
+/// [`ShimError::Variable`].
+pub fn cni_variable(name: &str, value: OsString) -> Result<Option<String>, ShimError> {
+    if !name.starts_with("CNI_") {
+        return Ok(None);
+    }
+    value.into_string().map(Some).map_err(|_| ShimError::Variable(name.to_owned()))
+}
+
+/// All of standard input, at most [`MAX_STDIN`] bytes.
+///
+/// # Errors
+/// [`ShimError::ReadStdin`], [`ShimError::LongStdin`].
+pub fn bounded_stdin(stdin: impl Read) -> Result<Vec<u8>, ShimError> {
     let mut bytes = Vec::new();
     stdin.take(MAX_STDIN + 1).read_to_end(&mut bytes).map_err(ShimError::ReadStdin)?;
-    if bytes.len() as u64 > MAX_STDIN {
-        return Err(ShimError::LongStdin);
-    }
-    String::from_utf8(bytes).map_err(ShimError::BinaryStdin)
+    if bytes.len() as u64 > MAX_STDIN { Err(ShimError::LongStdin) } else { Ok(bytes) }
+}
+
+fn read_stdin(stdin: impl Read) -> Result<String, ShimError> {
+    String::from_utf8(bounded_stdin(stdin)?).map_err(ShimError::BinaryStdin)
 }
 
 /// Whether an agent has served this node before: its socket, the lock beside it, which outlives the socket, or its

@@ -10,11 +10,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Deserialize;
-use tonic::client::Grpc;
-use tonic::codegen::http::uri::PathAndQuery;
-use tonic::transport::{Channel, Endpoint};
-use tonic::{Code, Request, Status};
-use tonic_prost::ProstCodec;
+use tonic::Code;
+
+use crate::grpc::{CallError, Connection, Refused};
 
 /// Longest time of connecting and of all answers together.
 const DEADLINE: Duration = Duration::from_secs(2);
@@ -44,15 +42,9 @@ const LOOPBACK: &str = "lo";
 /// Why the runtime's list is not known.
 #[derive(Debug, thiserror::Error)]
 pub enum CriError {
-    /// The path cannot be an address.
-    #[error("the runtime's socket {socket} cannot be used")]
-    Address {
-        /// The socket.
-        socket: PathBuf,
-        /// The cause.
-        #[source]
-        source: tonic::transport::Error,
-    },
+    /// There is no socket.
+    #[error("the runtime's socket {0} is not there (runtimeSocket)")]
+    Absent(PathBuf),
     /// Nothing answers there, or it does not speak gRPC.
     #[error("connect to the runtime at {socket}")]
     Connect {
@@ -62,15 +54,14 @@ pub enum CriError {
         #[source]
         source: tonic::transport::Error,
     },
-    /// The runtime answered with an error, or with more than is read.
-    #[error("the runtime at {socket} does not answer: {code:?}: {message}")]
+    /// The runtime answered with an error or with more than is read, or the connection ended.
+    #[error("the runtime at {socket} does not answer")]
     Refused {
         /// The socket.
         socket: PathBuf,
-        /// gRPC's code.
-        code: Code,
-        /// The runtime's words.
-        message: String,
+        /// Its answer.
+        #[source]
+        source: Refused,
     },
     /// The answer did not come in time.
     #[error("the runtime at {socket} did not answer within {DEADLINE:?}")]
@@ -311,43 +302,29 @@ where
     Q: prost::Message + Clone + 'static,
     A: prost::Message + Default + 'static,
 {
-    let asked = tokio::time::timeout(DEADLINE, ask_versions(socket, method, request)).await;
-    asked.unwrap_or_else(|_| Err(CriError::Slow { socket: socket.to_owned() }))
+    let of = || socket.to_owned();
+    match tokio::time::timeout(DEADLINE, ask_versions(socket, method, request)).await {
+        Ok(answer) => answer.map_err(|error| match error {
+            CallError::Absent => CriError::Absent(of()),
+            CallError::Connect(source) => CriError::Connect { socket: of(), source },
+            CallError::Refused(source) => CriError::Refused { socket: of(), source },
+        }),
+        Err(_) => Err(CriError::Slow { socket: of() }),
+    }
 }
 
-async fn ask_versions<Q, A>(socket: &Path, method: Method, request: Q) -> Result<A, CriError>
+async fn ask_versions<Q, A>(socket: &Path, [newest, older]: Method, request: Q) -> Result<A, CallError>
 where
     Q: prost::Message + Clone + 'static,
     A: prost::Message + Default + 'static,
 {
-    let of = || socket.to_owned();
-    let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display()))
-        .map_err(|source| CriError::Address { socket: of(), source })?;
-    let channel = endpoint.connect().await.map_err(|source| CriError::Connect { socket: of(), source })?;
-    let mut refused = Status::unimplemented("no method");
-    for method in method {
-        match call(&channel, method, request.clone()).await {
-            Ok(response) => return Ok(response),
-            Err(status) if status.code() == Code::Unimplemented => refused = status,
-            Err(status) => {
-                refused = status;
-                break;
-            }
+    let connection = Connection::to(socket).await?;
+    match connection.call(newest, request.clone(), MAX_ANSWER).await {
+        Err(CallError::Refused(Refused(status))) if status.code() == Code::Unimplemented => {
+            connection.call(older, request, MAX_ANSWER).await
         }
+        answered => answered,
     }
-    Err(CriError::Refused { socket: of(), code: refused.code(), message: refused.message().to_owned() })
-}
-
-async fn call<Q, A>(channel: &Channel, method: &'static str, request: Q) -> Result<A, Status>
-where
-    Q: prost::Message + 'static,
-    A: prost::Message + Default + 'static,
-{
-    let mut grpc = Grpc::new(channel.clone()).max_decoding_message_size(MAX_ANSWER);
-    grpc.ready().await.map_err(|error| Status::unavailable(error.to_string()))?;
-    let codec = ProstCodec::<Q, A>::default();
-    let answer = grpc.unary(Request::new(request), PathAndQuery::from_static(method), codec).await?;
-    Ok(answer.into_inner())
 }
 
 #[cfg(test)]
@@ -411,7 +388,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let socket = directory.path().join("runtime.sock");
         let error = sandboxes(&socket).await.unwrap_err();
-        assert!(matches!(error, CriError::Connect { .. }), "{}", Chain(&error));
+        assert!(matches!(error, CriError::Absent(_)), "{}", Chain(&error));
         let silent = tokio::net::UnixListener::bind(&socket).unwrap();
         let error = sandboxes(&socket).await.unwrap_err();
         assert!(matches!(error, CriError::Slow { .. }), "{}", Chain(&error));

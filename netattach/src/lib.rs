@@ -31,6 +31,7 @@
 //! | [`publish`] | publishes the `network-status` of attached pods | files |
 //! | [`kube`] | follows the Kubernetes API: a source of objects, and a place to publish status | network |
 //! | [`multus`] | reads Multus's files on a node: its configuration, its saved state of pods | no |
+//! | [`grpc`] | a question over a unix socket, and its answer | socket |
 //! | [`cri`] | asks the container runtime for its sandboxes | socket |
 //! | `own_thread` | work that blocks, on the thread of its request or on another | no |
 //! | [`observe`] | keeps the latest events of the programs | no |
@@ -45,6 +46,7 @@
 //! | [`budget`] | size limits of input from others | no |
 //! | `cidr` | networks as text, and their first addresses | no |
 //! | `file_version` | detects changes of a file | files |
+//! | `flock` | waits for locks of other processes | files |
 //! | [`waits`] | the resources of others that an operation may have to wait for | no |
 //! | `descriptors` | the number of open files and its limit | limits |
 //! | `kernel_module` | whether the kernel can load a driver | files |
@@ -77,6 +79,9 @@ pub mod enforce;
 pub mod fast_path;
 mod file_version;
 pub mod firewall;
+mod flock;
+#[cfg(feature = "executables")]
+pub mod grpc;
 pub mod hooks;
 pub mod ipam;
 pub mod journal;

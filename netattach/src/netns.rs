@@ -318,7 +318,7 @@ fn kind_of(file: &File) -> rustix::io::Result<libc::c_int> {
 }
 
 /// Cookie of a socket's namespace; `None` if the kernel has none.
-fn cookie_of(socket: &impl AsRawFd) -> Option<u64> {
+pub(crate) fn cookie_of(socket: &impl AsRawFd) -> Option<u64> {
     let mut cookie = 0u64;
     let mut length = size_of_val(&cookie) as libc::socklen_t;
     // SAFETY: the kernel writes at most `length` bytes, the size of `cookie`, and the length it wrote.

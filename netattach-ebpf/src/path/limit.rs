@@ -34,26 +34,28 @@ fn charge_packet(ctx: &TcContext, scope: &Scope) -> bool {
 /// Whether the attachment may enter another flow.
 #[inline(never)]
 pub(crate) fn flow(attachment: u32) -> bool {
-    one(attachment, |limits| &raw mut limits.flows)
+    // SAFETY: a field of a map value, which stays in place as long as the map does; nothing is read.
+    one(attachment, |limits| unsafe { &raw mut (*limits).flows })
 }
 
 /// Whether the attachment may have another record of a new flow.
 #[inline(never)]
 pub(crate) fn flow_record(attachment: u32) -> bool {
-    one(attachment, |limits| &raw mut limits.flow_records)
+    // SAFETY: a field of a map value, which stays in place as long as the map does; nothing is read.
+    one(attachment, |limits| unsafe { &raw mut (*limits).flow_records })
 }
 
 /// Whether the attachment may have another record of a drop.
 #[inline(never)]
 pub(crate) fn drop_record(attachment: u32) -> bool {
-    one(attachment, |limits| &raw mut limits.drop_records)
+    // SAFETY: a field of a map value, which stays in place as long as the map does; nothing is read.
+    one(attachment, |limits| unsafe { &raw mut (*limits).drop_records })
 }
 
 #[inline(always)]
-fn one(attachment: u32, select: impl FnOnce(&mut Limits) -> *mut Rate) -> bool {
-    // SAFETY: the map's values stay in place as long as the map does; the reference only serves to take the
-    // address of a field.
-    let Some(limits) = maps::limits(attachment).map(|limits| unsafe { &mut *limits }) else {
+fn one(attachment: u32, select: impl FnOnce(*mut Limits) -> *mut Rate) -> bool {
+    // By its address alone: other CPUs charge the same limits, so a reference to them would promise what is not so.
+    let Some(limits) = maps::limits(attachment) else {
         return true;
     };
     charge(select(limits), 1, clock::nanoseconds)

@@ -2,7 +2,7 @@
 //!
 //! | module | what it does |
 //! |---|---|
-//! | `config`, `settings_file`, `policy_settings`, `watching` | the command line and the settings |
+//! | `config`, `settings_file`, `policy_settings`, `watching`, `from_settings` | the command line and the settings; how networks are found and planned by them |
 //! | `log`, `privileges`, `kernel_settings`, `plugin_root`, `plugin_group`, `owned`, `signals`, `reload` | the log; required capabilities; a writable `/proc/sys`; the node's root directory, and a control group, for other plugins; directory locks; signals; what SIGHUP takes anew |
 //! | [`run`], `stand_by`, `sources`, `background` | startup and serving; which agent serves; where objects come from; background tasks |
 //! | `cni_conf`, `conf_keeper`, `conf_repair`, `conf_watch`, `runtime_conf` | the configuration file that makes a container runtime call netattach; keeps it in place; what is done against others; notices what they do; what the runtime says it reads |
@@ -43,6 +43,7 @@ mod dynamic;
 mod events;
 mod flow;
 mod following;
+mod from_settings;
 mod gc;
 mod handler;
 mod health;

@@ -5,17 +5,12 @@ use std::fs::{DirBuilder, File};
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::fs::{FlockOperation, flock};
-use rustix::io::Errno;
-
-use crate::durable;
+use crate::{durable, flock};
 
 /// How long the lock is retried, because another agent may be ending.
 pub(super) const PATIENCE: Duration = Duration::from_secs(1);
-/// Interval between retries.
-const INTERVAL: Duration = Duration::from_millis(20);
 
 /// A directory cannot be locked.
 #[derive(Debug, thiserror::Error)]
@@ -67,15 +62,10 @@ pub fn own_existing(what: &'static str, path: &Path) -> Result<Option<Owned>, Ow
 pub(super) fn lock(what: &'static str, path: &Path, patience: Duration) -> Result<Owned, OwnedError> {
     let failed = |source| OwnedError::Lock { what, path: path.to_owned(), source };
     let directory = File::open(path).map_err(failed)?;
-    let began = Instant::now();
-    loop {
-        match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => return Ok(Owned { _directory: directory }),
-            // An agent that has given its last answer on the socket may still be ending.
-            Err(Errno::WOULDBLOCK) if began.elapsed() < patience => std::thread::sleep(INTERVAL),
-            Err(Errno::WOULDBLOCK) => return Err(OwnedError::Taken { what, path: path.to_owned() }),
-            Err(error) => return Err(failed(error.into())),
-        }
+    // An agent that has given its last answer on the socket may still be ending.
+    match flock::lock(&directory, patience).map_err(failed)? {
+        true => Ok(Owned { _directory: directory }),
+        false => Err(OwnedError::Taken { what, path: path.to_owned() }),
     }
 }
 

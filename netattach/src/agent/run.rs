@@ -13,7 +13,7 @@ use super::background::{Background, EndedEarly};
 use super::cni_conf::CniConf;
 use super::collector::Collector;
 use super::conf_keeper::ConfKeeper;
-use super::config::{Arguments, InvalidAnnotation, Settings, SettingsError, StatusWrites};
+use super::config::{Arguments, Settings, SettingsError, StatusWrites};
 use super::events;
 use super::flow::wall_clock;
 use super::handler::{Agent, MOST_PUBLISHERS, MOST_QUESTIONS, Outside, Served, Statuses};
@@ -46,8 +46,8 @@ use super::traces::Traces;
 use super::trouble::Troubles;
 use super::watching::{LogFormat, unprobed};
 use crate::attach::{
-    AttachError, Bridges, DefaultNetwork, Devices, Engine, Forwarding, FromNode, HostAccesses, Inheritance,
-    IntentReader, Node, Occupied, ReadNetworks, Recovery, network_status,
+    AttachError, Bridges, DefaultNetwork, Devices, Engine, Forwarding, HostAccesses, Inheritance,
+    IntentReader, Node, Occupied, Recovery, network_status,
 };
 use crate::bpf::probe::Requirement;
 use crate::bpf::{self, BpfError, Dataplane};
@@ -69,7 +69,6 @@ use crate::netlink::{self, Changes, FilterWatch, Handle, KnownLinks, LOOPBACK, L
 use crate::netns::NetnsError;
 use crate::observe::{Event, Observer};
 use crate::pace;
-use crate::plan::resolve::Options;
 use crate::publish::PublishError;
 use crate::put_back::PutBack;
 use crate::rounds;
@@ -545,7 +544,7 @@ fn start(
     let owner = owner(settings);
     let (group, no_group) = plugin_group::prepare(settings);
     let engine = engine(settings, journal, owner.clone(), &enforcer, metrics, group)?;
-    let intents = Arc::new(intents(settings, &source)?);
+    let intents = Arc::new(settings.intents(Arc::clone(&source))?);
     // End orphaned plugins before undoing what they may still be making, and before any container is given what they
     // may still be undoing.
     for Orphan { pid, command, container_id, gone } in end_orphans(&owner) {
@@ -662,33 +661,8 @@ fn engine(
         departures: Some(Arc::new(LastCounts::of(Arc::clone(metrics), Arc::clone(enforcer)))),
     };
     let inheritance = Inheritance::new(&settings.multus_state_dir);
-    let options = Options {
-        exec: settings.delegation.exec.clone(),
-        device_info_dir: settings.device_info_dir.clone(),
-        remembered: settings.delegation.result_cache,
-        enforce: settings.delegation.enforce,
-        port_mappings: settings.unsupported_port_mappings,
-        keep_cluster_routes: settings.keep_cluster_routes(),
-        in_cluster: settings.kubernetes.enabled,
-        pod_sources: settings.pod_sources.clone(),
-    };
     let (limit, repeated) = (settings.max_attachments, settings.repeated_add);
-    Ok(Arc::new(Engine::new(node, journal, limit, options, inheritance, repeated)?))
-}
-
-fn intents(settings: &Settings, source: &Arc<dyn Source>) -> Result<IntentReader, AgentError> {
-    Ok(IntentReader {
-        source: Arc::clone(source),
-        pod_wait: settings.pod_wait(),
-        default: settings.default_network().map_err(SettingsError::from)?,
-        from_node: Arc::new(FromNode::new(settings.this_node()?, settings.builtin.clone())),
-        default_namespace: settings.default_network_namespace.clone(),
-        restrictions: settings.restrictions()?,
-        conf_dir: settings.cni_conf_dir.clone(),
-        ignore_invalid: settings.invalid_annotation == InvalidAnnotation::Ignore,
-        separate_pools: settings.separate_pools,
-        known: ReadNetworks::default(),
-    })
+    Ok(Arc::new(Engine::new(node, journal, limit, settings.options(), inheritance, repeated)?))
 }
 
 /// Adopts existing attachments, and finds interrupted operations.

@@ -23,6 +23,7 @@ use tokio::sync::mpsc;
 
 use super::health::lock;
 use super::watching::Endpoint;
+use crate::error_chain::Chain;
 use crate::timing::{Run, Times};
 
 /// Most requests that wait to be sent; the spans of further ones are dropped.
@@ -198,11 +199,10 @@ async fn export(endpoint: Endpoint, node: String, mut waiting: mpsc::Receiver<Tr
 /// One connection for one message: they are seldom, and the collector is near.
 async fn send(endpoint: &Endpoint, message: String) -> Result<(), String> {
     let named = tokio::net::lookup_host((endpoint.host.as_str(), endpoint.port)).await;
-    let addresses: Vec<SocketAddr> = named.map_err(|error| error.to_string())?.collect();
-    let connection = TcpStream::connect(&addresses[..]).await.map_err(|error| error.to_string())?;
-    let failed = |error: hyper::Error| error.to_string();
+    let addresses: Vec<SocketAddr> = named.map_err(said)?.collect();
+    let connection = TcpStream::connect(&addresses[..]).await.map_err(said)?;
     let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(TokioIo::new(connection)).await.map_err(failed)?;
+        hyper::client::conn::http1::handshake(TokioIo::new(connection)).await.map_err(said)?;
     // Ends with the sender.
     tokio::spawn(connection);
     let request = Request::builder()
@@ -212,16 +212,21 @@ async fn send(endpoint: &Endpoint, message: String) -> Result<(), String> {
         .header(header::CONTENT_TYPE, "application/json")
         .header(header::USER_AGENT, concat!("netattachd/", env!("CARGO_PKG_VERSION")))
         .body(Full::new(Bytes::from(message)))
-        .map_err(|error| error.to_string())?;
-    let answer = sender.send_request(request).await.map_err(failed)?;
+        .map_err(said)?;
+    let answer = sender.send_request(request).await.map_err(said)?;
     let status = answer.status();
     // Read so that the collector sees an orderly end.
     let body = Limited::new(answer.into_body(), MOST_ANSWER).collect().await;
     if status == StatusCode::OK {
-        body.map(drop).map_err(|error| error.to_string())
+        body.map(drop).map_err(|error| Chain(&*error).to_string())
     } else {
         Err(status.to_string())
     }
+}
+
+/// An error with its causes: hyper's own words are "connection error".
+fn said(error: impl std::error::Error + 'static) -> String {
+    Chain(&error).to_string()
 }
 
 /// `ExportTraceServiceRequest`, in the JSON encoding of OTLP.
@@ -345,6 +350,20 @@ mod tests {
                 ]}],
             }]})
         );
+    }
+
+    /// What is closed with something unread in it is reset.
+    #[tokio::test]
+    async fn a_collector_that_ends_the_connection_is_told_with_the_cause() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let endpoint = Endpoint { host: "127.0.0.1".into(), port, path: "/v1/traces".into() };
+        let resets = async {
+            let (stream, _) = listener.accept().await.unwrap();
+            stream.readable().await.unwrap();
+        };
+        let (sent, ()) = tokio::join!(send(&endpoint, "{}".to_owned()), resets);
+        assert_eq!(sent, Err("connection error: Connection reset by peer (os error 104)".to_owned()));
     }
 
     #[test]

@@ -13,14 +13,13 @@ use serde_json::Value;
 
 use super::config::{Arguments, Settings, SettingsError};
 use super::trouble;
-use crate::attach::{FromNode, IntentError, IntentReader, ReadNetworks};
+use crate::attach::{IntentError, IntentReader};
 use crate::error_chain::Chain;
-use crate::netns::NetnsId;
 use crate::npwg::{DEFAULT_NETWORK_ANNOTATION, NETWORKS_ANNOTATION};
 use crate::objects::policy::Policy;
 use crate::objects::{ObjectName, Objects, Origin};
-use crate::plan::resolve::{Network, Options, rehearse};
-use crate::plan::{PodRef, Sandbox};
+use crate::plan::PodRef;
+use crate::plan::resolve::rehearse;
 use crate::policy::desired::Subject;
 use crate::source::files::{FilesError, Timing};
 use crate::source::{Files, Source};
@@ -109,8 +108,10 @@ pub fn validate(
     let places = Places::of(directory);
     let check = Check { settings: &settings, objects: &objects, places: &places, directory };
     findings.extend(check.unreadable());
-    match check.intents(Arc::clone(&files) as Arc<dyn Source>) {
+    match settings.intents(Arc::clone(&files) as Arc<dyn Source>) {
         Ok(intents) => {
+            // Nothing is waited for, and what the agent may be told to pass over is a finding.
+            let intents = IntentReader { pod_wait: Duration::ZERO, ignore_invalid: false, ..intents };
             findings.extend(check.definitions(&intents));
             findings.extend(check.pods(&intents));
             findings.extend(check.policies(&intents));
@@ -196,29 +197,14 @@ impl Check<'_> {
         })
     }
 
-    fn intents(&self, source: Arc<dyn Source>) -> Result<IntentReader, SettingsError> {
-        let settings = self.settings;
-        Ok(IntentReader {
-            source,
-            pod_wait: Duration::ZERO,
-            default: settings.default_network().map_err(SettingsError::from)?,
-            from_node: Arc::new(FromNode::new(settings.this_node()?, settings.builtin.clone())),
-            default_namespace: settings.default_network_namespace.clone(),
-            restrictions: settings.restrictions()?,
-            conf_dir: settings.cni_conf_dir.clone(),
-            ignore_invalid: false,
-            separate_pools: settings.separate_pools,
-            known: ReadNetworks::default(),
-        })
-    }
-
     /// Definitions by which no pod could be attached.
     fn definitions(&self, intents: &IntentReader) -> Vec<Finding> {
+        let options = self.settings.options();
         let names = self.objects.definitions.keys();
         let unusable = names.filter_map(|name| {
             let network = intents.network(self.objects, name);
             let problem = match network {
-                Ok(network) => self.rehearse(&network).err()?,
+                Ok(network) => rehearse(&network, &options).err()?.to_string(),
                 Err(error) => Chain(&error).to_string(),
             };
             let name = name.to_string();
@@ -226,38 +212,6 @@ impl Check<'_> {
             Some(self.finding("NetworkAttachmentDefinition", &name, "spec.config", problem, remedy))
         });
         unusable.collect()
-    }
-
-    fn rehearse(&self, network: &Network) -> Result<(), String> {
-        let delegation = &self.settings.delegation;
-        let options = Options {
-            exec: delegation.exec.clone(),
-            device_info_dir: self.settings.device_info_dir.clone(),
-            remembered: delegation.result_cache,
-            enforce: delegation.enforce,
-            port_mappings: self.settings.unsupported_port_mappings,
-            keep_cluster_routes: self.settings.keep_cluster_routes(),
-            in_cluster: self.settings.kubernetes.enabled,
-            pod_sources: self.settings.pod_sources.clone(),
-        };
-        let sandbox = Sandbox {
-            container_id: "validate".into(),
-            ifname: "eth0".into(),
-            netns: String::new(),
-            netns_id: NetnsId { device: 0, inode: 0 },
-            cni_args: String::new(),
-            cni_path: Vec::new(),
-            config_name: String::new(),
-            pod: None,
-        };
-        match rehearse(&sandbox, network, &options) {
-            Ok(_) => Ok(()),
-            // Some configurations are completed by the pod.
-            Err(_) if network.list.plugins.iter().any(|it| crate::ipam::is_completed_at_add(it.raw())) => {
-                Ok(())
-            }
-            Err(error) => Err(error.to_string()),
-        }
     }
 
     /// Pods whose networks cannot be determined.

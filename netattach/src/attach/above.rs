@@ -5,6 +5,7 @@
 use std::os::fd::AsFd;
 
 use super::StepError;
+use crate::error_chain::Chain;
 use crate::netlink::{DeviceState, Handle};
 use crate::netns::Netns;
 use crate::step::Home;
@@ -27,6 +28,7 @@ pub(super) fn remove(
         && let Err(error) = pod.ensure_no_controller(index)
     {
         // It leaves when it is moved.
+        let error = Chain(&error);
         tracing::debug!(device = device.link.name, %error, "the device is a port in its pod still");
     }
     if carries { delete(pod, index, None, others) } else { Ok(()) }

@@ -442,6 +442,7 @@ fn restore_at_home(
     if let Some(mac) = home.mac.filter(|mac| found.link.mac != Some(*mac)) {
         // A card may insist on the address that its physical function has given; what matters is done.
         if let Err(error) = host.set_mac(index, mac) {
+            let error = Chain(&error);
             tracing::warn!(device = home.name, %mac, %error, "the device keeps the address that it had in the pod");
         }
     }
@@ -450,6 +451,7 @@ fn restore_at_home(
     if !missing.is_empty()
         && let Err(error) = host.add_other_names(index, &missing)
     {
+        let error = Chain(&error);
         tracing::warn!(device = home.name, %error, "other names of the device not given back");
     }
     tracing::debug!(device = %device.id, name = home.name, "given back");

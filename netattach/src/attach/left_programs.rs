@@ -81,7 +81,7 @@ pub(super) fn take_off(host: &mut Handle, home: &Home, index: u32) -> Result<(),
             continue;
         }
         match remove(host, index, found) {
-            Ok(()) if is_ours(&name) => {}
+            Ok(()) if Program::is_one(&name) => {}
             Ok(()) if origin == Origin::Unknown => {
                 tracing::warn!(
                     device,
@@ -119,7 +119,7 @@ enum Origin {
 /// One that was loaded before the claim is the node's administrator's where nobody looked then: none of the pod's processes was
 /// there to load it. Ours are loaded once, and judge pods only.
 fn origin(home: &Home, loaded: Option<&LoadedProgram>) -> Origin {
-    if home.programs.is_some() || loaded.is_some_and(|it| is_ours(&it.name)) {
+    if home.programs.is_some() || loaded.is_some_and(|it| Program::is_one(&it.name)) {
         return Origin::Since;
     }
     match home.planned.zip(loaded.and_then(|it| it.loaded)) {
@@ -127,10 +127,6 @@ fn origin(home: &Home, loaded: Option<&LoadedProgram>) -> Origin {
         Some(_) => Origin::Since,
         None => Origin::Unknown,
     }
-}
-
-fn is_ours(name: &str) -> bool {
-    Program::ALL.iter().any(|program| program.name() == name)
 }
 
 fn all(host: &mut Handle, name: &str, index: u32) -> Result<Vec<OnDevice>, StepError> {

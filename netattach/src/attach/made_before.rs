@@ -41,13 +41,12 @@ pub(super) fn any() -> Result<Network, IntentError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::fixtures;
     use crate::plan::resolve::{Options, rehearse};
     use crate::step::{EnforceWhen, Step};
 
     #[test]
     fn it_stands_for_a_network_that_can_be_attached() {
-        let planned = rehearse(&fixtures::sandbox("c1"), &any().unwrap(), &Options::default()).unwrap();
+        let planned = rehearse(&any().unwrap(), &Options::default()).unwrap().unwrap();
         let [Step::TakeMade(_), Step::FindDevice, Step::Protect(protect)] = planned.steps.as_slice() else {
             panic!("{:?}", planned.steps);
         };

@@ -16,7 +16,7 @@
 //! | [`undo`], `delete_links`, `plugin_del` | inverses of steps, those of links, and DEL of other plugins |
 //! | `devices`, `which_device`, `take_device`, `card`, `give_back`, `above`, `left_programs`, `identity`, `bus` | who has which device of the node; how it is named, taken, given back, freed of the pod's links and programs, and told from others |
 //! | `representor` | the node's ends of VFs of cards in mode switchdev |
-//! | `sriov_cni`, `flock` | the files by which sriov-cni knows which VF is whose; locks that others hold for a time |
+//! | `sriov_cni` | the files by which sriov-cni knows which VF is whose |
 //! | `check`, `status_verb`, `gc` | the verbs CHECK, STATUS and GC |
 //! | `survey`, `leases` | how full pools of addresses are; leases by DHCP, taken and given back |
 //! | `departed`, `drift`, `edited` | sandboxes that no runtime will ask to detach; what others change of attachments, and of their records |
@@ -50,7 +50,6 @@ mod enforcement;
 mod engine;
 mod error;
 mod facts;
-mod flock;
 mod from_node;
 #[cfg(test)]
 mod full_disk_tests;

@@ -10,12 +10,12 @@ use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::{StepError, flock};
+use super::StepError;
 use crate::error_chain::Chain;
 use crate::netns::Netns;
 use crate::spec::{Device, DeviceId};
 use crate::waits::{self, Resource};
-use crate::{bounded, durable};
+use crate::{bounded, durable, flock};
 
 /// Where sriov-cni keeps its state.
 const ROOT: &str = "/var/lib/cni/sriov";

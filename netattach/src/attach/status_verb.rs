@@ -13,14 +13,10 @@ use crate::error_chain::Chain;
 use crate::ipam::{self, PoolUse};
 use crate::journal::JournalKey;
 use crate::netlink::Handle;
-use crate::netns::NetnsId;
+use crate::plan::AttachmentPlan;
 use crate::plan::resolve::{Network, rehearse};
-use crate::plan::{AttachmentPlan, Sandbox};
 use crate::spec::Link;
 use crate::step::Step;
-
-/// The usual name of pod interfaces. STATUS concerns no interface.
-const ANY_INTERFACE: &str = "eth0";
 
 impl Engine {
     /// Checks that an attachment to the network can be planned and that the node has what it depends on: the parent
@@ -145,23 +141,7 @@ impl Engine {
 
     /// A plan for a fictitious sandbox; `None` if the configuration is completed only at ADD.
     pub(super) fn rehearsed(&self, network: &Network) -> Result<Option<AttachmentPlan>, CniError> {
-        let placeholder = Sandbox {
-            container_id: "status".into(),
-            ifname: ANY_INTERFACE.into(),
-            netns: String::new(),
-            netns_id: NetnsId { device: 0, inode: 0 },
-            cni_args: String::new(),
-            cni_path: Vec::new(),
-            config_name: String::new(),
-            pod: None,
-        };
-        match rehearse(&placeholder, network, &self.options) {
-            Ok(plan) => Ok(Some(plan)),
-            Err(_) if network.list.plugins.iter().any(|plugin| ipam::is_completed_at_add(plugin.raw())) => {
-                Ok(None)
-            }
-            Err(error) => Err(CniError { code: code::NOT_AVAILABLE, ..error }),
-        }
+        rehearse(network, &self.options).map_err(|error| CniError { code: code::NOT_AVAILABLE, ..error })
     }
 }
 

@@ -10,6 +10,7 @@ use super::host_access::{self, is_host_link};
 use super::occupied::{Address, Holder};
 use super::which_device::{Target, There};
 use super::{Node, StepError, bus, identity, left_programs, representor};
+use crate::error_chain::Chain;
 use crate::link;
 use crate::mac::Mac;
 use crate::netlink::{self, DeviceState, Handle, LinkState};
@@ -287,7 +288,9 @@ fn set_address(
         let none = VfSettings { mac: Some(Mac([0; 6])), ..VfSettings::default() };
         let freed =
             host.set_vf(index, function.number, &none).and_then(|()| host.set_mac(own.link.index, mac));
-        freed.unwrap_or_else(|error| tracing::debug!(%error, "the VF takes its address from its card alone"));
+        if let Err(error) = freed {
+            tracing::debug!(error = %Chain(&error), "the VF takes its address from its card alone");
+        }
     }
     let set = host.set_vf_and_show((index, function.number), &given, own.link.index);
     let (found, shown) = set.map_err(refused(function, "mac"))?;
@@ -299,7 +302,7 @@ fn set_address(
             return Ok((None, None));
         }
         if let Err(error) = host.set_mac(own.link.index, mac) {
-            tracing::debug!(%error, "the VF does not take its address yet");
+            tracing::debug!(error = %Chain(&error), "the VF does not take its address yet");
         }
         std::thread::sleep(ADDRESS_PAUSE);
     }

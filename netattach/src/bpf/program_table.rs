@@ -67,6 +67,11 @@ impl Program {
         }
     }
 
+    /// Whether a program on a device is one of ours, by its name in the kernel.
+    pub fn is_one(name: &str) -> bool {
+        Self::ALL.into_iter().any(|program| program.name() == name)
+    }
+
     /// The hook of the device that links are on.
     pub(super) const fn tc_hook(self) -> TcHook {
         match self {

@@ -146,6 +146,7 @@ impl FromStr for Number {
 
 #[cfg(test)]
 mod tests {
+    use netattach_shim::cni::{NEWEST, VERSIONS};
     use proptest::prelude::*;
 
     use super::*;
@@ -155,6 +156,9 @@ mod tests {
     fn all_lists_the_seven_versions_in_order_and_ends_with_the_latest() {
         assert_eq!(Version::list(), "0.1.0, 0.2.0, 0.3.0, 0.3.1, 0.4.0, 1.0.0, 1.1.0");
         assert!(Version::ALL.is_sorted());
+        // The executable answers VERSION without the agent.
+        assert_eq!(Version::ALL.map(Version::as_str), VERSIONS);
+        assert_eq!(Version::LATEST.as_str(), NEWEST);
         assert_eq!(Version::ALL.last(), Some(&Version::LATEST));
         for version in Version::ALL {
             assert_eq!(version.to_string().parse(), Ok(version));

@@ -73,6 +73,9 @@ struct CloneArgs {
 /// `CLONE_INTO_CGROUP` of `linux/sched.h`.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
+/// `_NSIG` of Linux.
+const LAST_SIGNAL: i32 = 64;
+
 /// What the child needs, ready before it is there.
 struct Prepared {
     program: CString,
@@ -142,7 +145,8 @@ pub(super) fn in_group(
     }
 }
 
-/// Blocks the signals of this thread while there are two of it: a handler of the agent must not run in the child.
+/// Blocks the signals of this thread while there are two of it: a handler of the agent must not run in the child, which has
+/// none any more when it takes signals again.
 fn clone_and_execute(arguments: &CloneArgs, prepared: &Prepared) -> io::Result<Pid> {
     // SAFETY: a set of signals is plain data, which sigfillset and pthread_sigmask fill.
     let (mut all, mut before) =
@@ -177,6 +181,15 @@ fn clone_and_execute(arguments: &CloneArgs, prepared: &Prepared) -> io::Result<P
 unsafe fn execute(prepared: &Prepared) -> ! {
     // SAFETY: system calls on descriptors and strings that the caller vouches for.
     unsafe {
+        // A signal that comes before execve(2) is the plugin's, and does by default what it does. What is ignored stays so.
+        for signal in 1..=LAST_SIGNAL {
+            let mut action = std::mem::zeroed::<libc::sigaction>();
+            let is_ignored = libc::sigaction(signal, ptr::null(), &raw mut action) == 0
+                && action.sa_sigaction == libc::SIG_IGN;
+            if !is_ignored {
+                libc::signal(signal, libc::SIG_DFL);
+            }
+        }
         let mut is_well = libc::setpgid(0, 0) == 0;
         for (number, stream) in (0..).zip(prepared.streams) {
             is_well = is_well && libc::dup2(stream, number) == number;

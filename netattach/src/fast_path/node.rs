@@ -56,11 +56,36 @@ pub(super) struct Observation {
     filters: BTreeMap<u32, Others>,
     /// Whether the next look at all links leaves them: see [`Observation::keep_filters`].
     keeps_filters: bool,
-    /// Programs that were met on the way, and whether they are ours. The kernel gives a number again only after four thousand
-    /// million others.
-    programs: BTreeMap<u32, bool>,
+    /// Programs that were met on the way.
+    programs: Met,
     /// The chains of nftables, and the generation of them.
     chains: Option<(u32, Chains)>,
+}
+
+/// Programs by the kernel's number, and whether they are ours: each is asked for once, as long as every look meets it. The
+/// kernel gives a number again only after four thousand million others.
+#[derive(Debug, Default)]
+struct Met {
+    /// By the look before.
+    before: BTreeMap<u32, bool>,
+    /// By this look, or the last one.
+    now: BTreeMap<u32, bool>,
+}
+
+impl Met {
+    /// Another look begins: what the last one has not met is forgotten, as others may load programs anew without end.
+    fn begin(&mut self) {
+        self.before = std::mem::take(&mut self.now);
+    }
+
+    fn is_ours(&mut self, id: u32, ask: impl FnOnce(u32) -> io::Result<bool>) -> io::Result<bool> {
+        let is_ours = match self.now.get(&id).or_else(|| self.before.get(&id)) {
+            Some(known) => *known,
+            None => ask(id)?,
+        };
+        self.now.insert(id, is_ours);
+        Ok(is_ours)
+    }
 }
 
 /// What matters of nftables' chains.
@@ -224,6 +249,7 @@ impl Observation {
         }
         let ours = Program::ALL.map(Program::name);
         self.node.others.clear();
+        self.programs.begin();
         for (index, link) in &self.node.links {
             let mut others = match self.filters.get(index) {
                 Some(known) => *known,
@@ -240,15 +266,10 @@ impl Observation {
             }
             for (ids, others) in [(ingress, &mut others.ingress), (egress, &mut others.egress)] {
                 for id in ids {
-                    let is_ours = match self.programs.get(&id) {
-                        Some(known) => *known,
-                        None => {
-                            let name = sys::program_name(id).map_err(ObserveError::Programs)?;
-                            name.is_some_and(|name| ours.contains(&name.as_str()))
-                        }
+                    let ask = |id: u32| -> io::Result<bool> {
+                        Ok(sys::program_name(id)?.as_deref().is_some_and(Program::is_one))
                     };
-                    self.programs.insert(id, is_ours);
-                    *others |= !is_ours;
+                    *others |= !self.programs.is_ours(id, ask).map_err(ObserveError::Programs)?;
                 }
             }
             self.node.others.insert(*index, others);
@@ -394,6 +415,27 @@ mod tests {
             (stands, observation.filters.contains_key(&LOOPBACK))
         };
         assert_eq!((next(true), next(false)), ((true, true), (false, false)));
+    }
+
+    #[test]
+    fn a_program_is_asked_for_once_and_forgotten_when_a_look_does_not_meet_it() {
+        let mut met = Met::default();
+        let mut asked = Vec::new();
+        let mut look = |ids: &[u32]| {
+            met.begin();
+            for id in ids {
+                let ask = |id: u32| {
+                    asked.push(id);
+                    Ok(id == 1)
+                };
+                assert_eq!(met.is_ours(*id, ask).unwrap(), *id == 1, "{id}");
+            }
+            met.now.clone()
+        };
+        assert_eq!(look(&[1, 2, 2]), BTreeMap::from([(1, true), (2, false)]));
+        assert_eq!(look(&[1, 3]), BTreeMap::from([(1, true), (3, false)]));
+        assert_eq!(look(&[2]), BTreeMap::from([(2, false)]));
+        assert_eq!(asked, [1, 2, 3, 2]);
     }
 
     /// Of two stations that send from one address a bridge knows the last: one that was seen elsewhere is not trusted at once.

@@ -124,7 +124,7 @@ impl DeviceHooks<'_> {
         host.expect_clsact(self.index)?;
         for HookProgram { hook, number, .. } in &self.programs {
             let is_taken =
-                |it: &FilterState| it.handle == *number && !it.name.as_deref().is_some_and(is_ours);
+                |it: &FilterState| it.handle == *number && !it.name.as_deref().is_some_and(Program::is_one);
             if host.find_filters(self.index, *hook)?.iter().any(is_taken) {
                 return Err(HookError::NumberTaken { device: self.index, number: *number });
             }
@@ -278,7 +278,7 @@ impl DeviceHooks<'_> {
         let shown = |source| HookError::Tcx { device: self.index, source };
         for (position, id) in sys::tcx_programs(self.index, hook).map_err(shown)?.into_iter().enumerate() {
             let name = sys::program_name(id).map_err(shown)?;
-            if !name.as_deref().is_some_and(is_ours) {
+            if !name.as_deref().is_some_and(Program::is_one) {
                 return Ok(Some(position));
             }
         }
@@ -330,8 +330,9 @@ impl DeviceHooks<'_> {
                         let found = handle.attached_programs(&[self.index], number)?.into_iter().next();
                         let found = found.transpose()?.flatten().unwrap_or_default();
                         let names = [(TcHook::Ingress, found.ingress), (TcHook::Egress, found.egress)];
-                        let named =
-                            names.into_iter().filter(|(_, name)| name.as_deref().is_some_and(is_ours));
+                        let named = names
+                            .into_iter()
+                            .filter(|(_, name)| name.as_deref().is_some_and(Program::is_one));
                         ours.extend(named.map(|(hook, _)| (hook, number)).filter(|it| numbers.contains(it)));
                     }
                     Ok(handle.ensure_filters_absent(self.index, &ours, clsact)?)
@@ -370,7 +371,7 @@ impl DeviceHooks<'_> {
             }
             let filters: &[FilterState] = &found[hook];
             let is_it = |it: &FilterState| it.name.as_deref() == Some(program.name()) && it.handle == *number;
-            let is_foreign = |it: &FilterState| !it.name.as_deref().is_some_and(is_ours);
+            let is_foreign = |it: &FilterState| !it.name.as_deref().is_some_and(Program::is_one);
             // One wherever it is: putting the programs in another place was not finished.
             let is_spare = |it: &FilterState| it.handle == *number | SPARE;
             let Some(position) = filters.iter().position(is_it) else {
@@ -396,9 +397,4 @@ impl DeviceHooks<'_> {
             Some(None) => Ok(None),
         }
     }
-}
-
-/// Whether a program on a device is one of ours, by its name.
-fn is_ours(name: &str) -> bool {
-    Program::ALL.iter().any(|program| program.name() == name)
 }

@@ -12,10 +12,7 @@ use std::time::Duration;
 
 use tokio::sync::Mutex;
 use tokio::time::{Instant, sleep_until, timeout};
-use tonic::codegen::http::uri::PathAndQuery;
-use tonic::transport::Endpoint;
-use tonic::{Code, Status};
-use tonic_prost::ProstCodec;
+use tonic::Code;
 
 use super::allocate::{ContainerDevices, devices};
 use super::checkpoint::Checkpoint;
@@ -23,6 +20,7 @@ use super::messages::{
     GET, GetPodResourcesRequest, GetPodResourcesResponse, LIST, ListPodResourcesRequest,
     ListPodResourcesResponse, PodResources as Pod,
 };
+use crate::grpc::{CallError, Connection, Refused};
 use crate::objects::ObjectName;
 
 /// The longest time from a question to its answer.
@@ -60,7 +58,7 @@ pub enum Error {
         call: &'static str,
         /// Its answer.
         #[source]
-        source: Box<Status>,
+        source: Refused,
     },
     /// The kubelet did not answer in time.
     #[error("the kubelet at {0} did not answer within {limit} s", limit = DEADLINE.as_secs())]
@@ -213,19 +211,13 @@ impl PodResources {
         A: prost::Message + Default + 'static,
     {
         self.wait_for_turn().await;
+        let answered = async { Connection::to(&self.socket).await?.call(call, request, LONGEST).await }.await;
         let path = || self.socket.clone();
-        let failed = |source: tonic::transport::Error| match self.socket.try_exists() {
-            Ok(false) => Error::Absent(path()),
-            _ => Error::Connect { path: path(), source },
-        };
-        let endpoint = Endpoint::from_shared(format!("unix:{}", self.socket.display())).map_err(failed)?;
-        let channel = endpoint.connect().await.map_err(failed)?;
-        let mut client = tonic::client::Grpc::new(channel).max_decoding_message_size(LONGEST);
-        client.ready().await.map_err(failed)?;
-        let codec = ProstCodec::<Q, A>::default();
-        let answer = client.unary(tonic::Request::new(request), PathAndQuery::from_static(call), codec).await;
-        let answer = answer.map_err(|status| Error::Call { path: path(), call, source: Box::new(status) })?;
-        Ok(answer.into_inner())
+        answered.map_err(|error| match error {
+            CallError::Absent => Error::Absent(path()),
+            CallError::Connect(source) => Error::Connect { path: path(), source },
+            CallError::Refused(source) => Error::Call { path: path(), call, source },
+        })
     }
 
     async fn wait_for_turn(&self) {
@@ -246,6 +238,6 @@ fn listing(answer: ListPodResourcesResponse) -> Listing {
 }
 
 /// Whether the kubelet has no such call, or has it switched off (feature gate `KubeletPodResourcesGet`).
-fn is_not_served(status: &Status) -> bool {
+fn is_not_served(Refused(status): &Refused) -> bool {
     status.code() == Code::Unimplemented || status.message().contains("method disabled")
 }

@@ -4,7 +4,6 @@
 //! system call each way. It does not stop at an error: callers batch only requests that are harmless if an earlier one
 //! fails.
 
-use std::os::fd::AsRawFd;
 use std::sync::{Mutex, PoisonError};
 
 use netlink_packet_core::{NetlinkDeserializable, NetlinkHeader, NetlinkMessage, NetlinkPayload};
@@ -14,6 +13,7 @@ use netlink_sys::{Socket as RawSocket, protocols::NETLINK_ROUTE};
 
 use super::error::{Error, Refused};
 use super::lean::lean;
+use crate::netns::cookie_of;
 use crate::timing;
 
 const HEADER_LEN: usize = 16;
@@ -46,8 +46,6 @@ const DUMP_TRIES: u32 = 5;
 /// of 208 KiB by default (`net.core.rmem_default`), and counts at least a kilobyte for each; answers that do not fit
 /// are lost (ENOBUFS).
 const AT_ONCE: usize = 64;
-/// `asm-generic/socket.h`.
-const SO_NETNS_COOKIE: libc::c_int = 71;
 
 /// The name of a request that deletes links.
 const DELETES: &str = "RTM_DELLINK";
@@ -108,19 +106,7 @@ impl Socket {
 
     /// Cookie of the socket's namespace, 0 on kernels without cookies (before 5.14).
     pub(super) fn netns_cookie(&self) -> u64 {
-        let mut cookie = 0u64;
-        let mut length = size_of_val(&cookie) as libc::socklen_t;
-        // SAFETY: the kernel writes at most `length` bytes, the size of `cookie`, and the length it wrote.
-        let result = unsafe {
-            libc::getsockopt(
-                self.raw.as_raw_fd(),
-                libc::SOL_SOCKET,
-                SO_NETNS_COOKIE,
-                (&raw mut cookie).cast(),
-                &raw mut length,
-            )
-        };
-        if result == 0 { cookie } else { 0 }
+        cookie_of(&self.raw).unwrap_or_default()
     }
 
     /// Sends `requests`, at most [`AT_ONCE`] in one datagram, and waits for all their acknowledgements.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value, json};
 
-use super::selection::kind_of;
+use crate::cni;
 
 /// Capability that passes the path of an attachment's file to a plugin (section 5.1).
 pub const CAPABILITY: &str = "CNIDeviceInfoFile";
@@ -101,7 +101,9 @@ const FORMS: [Form; 4] = [
 /// [`DeviceInfoError`] naming the key.
 pub fn parse(text: &[u8]) -> Result<Value, DeviceInfoError> {
     let info: Value = serde_json::from_slice(text).map_err(DeviceInfoError::Json)?;
-    let Value::Object(object) = &info else { return Err(DeviceInfoError::NotAnObject(kind_of(&info))) };
+    let Value::Object(object) = &info else {
+        return Err(DeviceInfoError::NotAnObject(cni::json::kind(&info)));
+    };
     let kind = object.get("type").ok_or_else(|| DeviceInfoError::Missing("type".into()))?;
     let form = FORMS.iter().find(|form| kind == form.kind);
     let form = form.ok_or_else(|| wrong("type", kind, "pci, vdpa, vhost-user or memif"))?;
@@ -227,7 +229,7 @@ mod tests {
     fn what_the_specification_requires_is_missed_by_name() {
         let version = "three numbers joined by dots, such as 1.1.0";
         let table = [
-            (json!([]), "device information is a list, not an object".to_owned()),
+            (json!([]), "device information is an array, not an object".to_owned()),
             (json!({"version": "1.1.0"}), "device information: type is missing".into()),
             (
                 json!({"type": "usb", "version": "1.1.0"}),

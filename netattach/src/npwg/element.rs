@@ -12,10 +12,11 @@ use super::guid::Guid;
 use super::ifname::is_interface_name;
 use super::network::{NetworkRef, is_label, is_subdomain};
 use super::selection::{
-    Bandwidth, PortMapping, PortProtocol, RequestedIp, Selection, SelectionError, SelectionWarning, kind_of,
+    Bandwidth, PortMapping, PortProtocol, RequestedIp, Selection, SelectionError, SelectionWarning,
     warn_of_long_names,
 };
 use crate::budget;
+use crate::cni::json;
 use crate::cni::keys::is_same;
 use crate::mac::Mac;
 
@@ -47,7 +48,7 @@ pub(super) fn parse_element(
     warnings: &mut Vec<SelectionWarning>,
 ) -> Result<Selection, SelectionError> {
     let Value::Object(object) = element else {
-        return Err(SelectionError::NotAnObject { index, found: kind_of(element) });
+        return Err(SelectionError::NotAnObject { index, found: json::kind(element) });
     };
     let keys = Keys::sort(index, String::new(), object, KEYS, warnings)?;
     let network = network(&keys, pod_namespace)?;

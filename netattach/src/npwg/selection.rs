@@ -12,6 +12,7 @@ use super::guid::Guid;
 use super::ifname::is_interface_name;
 use super::network::{NetworkRef, is_label};
 use crate::budget::{self, Exceeded};
+use crate::cni::json;
 use crate::mac::Mac;
 
 /// One request of a pod for one attachment. Serialized as the JSON form of the annotation.
@@ -347,7 +348,7 @@ pub fn parse_networks(annotation: &str, pod_namespace: &str) -> Result<Parsed, S
     if annotation.contains(['[', '{', '"']) {
         let elements = match serde_json::from_str(annotation).map_err(SelectionError::Json)? {
             Value::Array(elements) => elements,
-            other => return Err(SelectionError::NotAList { found: kind_of(&other) }),
+            other => return Err(SelectionError::NotAList { found: json::kind(&other) }),
         };
         budget::SELECTIONS.check(elements.len())?;
         for (index, element) in elements.iter().enumerate() {
@@ -439,18 +440,6 @@ fn refuse_second_default_route(selections: &[Selection]) -> Result<(), Selection
     match (with_route.next(), with_route.next()) {
         (Some((first, _)), Some((second, _))) => Err(SelectionError::DefaultRouteTwice { first, second }),
         _ => Ok(()),
-    }
-}
-
-/// The name of a JSON value's type, with its article.
-pub(super) fn kind_of(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "null",
-        Value::Bool(_) => "a boolean",
-        Value::Number(_) => "a number",
-        Value::String(_) => "a string",
-        Value::Array(_) => "a list",
-        Value::Object(_) => "an object",
     }
 }
 

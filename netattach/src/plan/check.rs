@@ -168,7 +168,7 @@ pub fn expected(
         last.interfaces.iter().position(|listed| listed.sandbox.is_some() && listed.name == name)
     };
     if let Some(pod) = &mut expected.pod {
-        let listed = listed(&pod.name).map(|index| interface(last, index));
+        let listed = listed(&pod.name).map(|index| result::read_interface(&last.interfaces[index]));
         pod.mac = listed.as_ref().and_then(|listed| listed.mac).or(pod.mac);
         // A plugin may change the MTU and report its result in a version without that field, or pass on the one that it was handed.
         let others =
@@ -185,7 +185,7 @@ pub fn expected(
     } else if let Some(index) = listed(&attachment.ifname)
         .filter(|index| !expected.loopback && last.interfaces[*index].sandbox.as_deref() == Some(netns))
     {
-        let mut pod = interface(last, index);
+        let mut pod = result::read_interface(&last.interfaces[index]);
         if is_handed_on(attachment, outputs, &pod)? {
             pod.mtu = 0;
         }
@@ -215,13 +215,6 @@ fn is_handed_on(
     let first = first.read(attachment.version)?;
     let made = first.interfaces.iter().find(|one| one.sandbox.is_some() && one.name == last.name);
     Ok(made.and_then(|made| made.mtu) == Some(last.mtu))
-}
-
-/// An interface from the list of a result.
-fn interface(result: &CniResult, index: usize) -> Interface {
-    let listed = &result.interfaces[index];
-    let mac = listed.mac.as_deref().and_then(|mac| mac.parse().ok());
-    Interface { name: listed.name.clone(), index: 0, mac, mtu: listed.mtu.unwrap_or(0) }
 }
 
 #[cfg(test)]

@@ -13,13 +13,17 @@ use super::{AttachmentPlan, CachedResults, Dynamic, Plan, Sandbox, routing, vrf}
 use crate::budget;
 use crate::cni::multi_network;
 use crate::cni::{self, CniArgs, CniError, CniResult, NetworkList, PluginConf, Version, code};
+use crate::ipam;
 use crate::link::{self, Driver, Facts, Wishes};
+use crate::netns::NetnsId;
 use crate::npwg::status::Device;
 use crate::npwg::{self, NetworkName, Selection};
 use crate::step::{EnforceWhen, Step, StepRef};
 
 /// The capability by which a runtime hands on the hostPorts of a pod.
 pub(super) const PORT_MAPPINGS: &str = "portMappings";
+/// The usual name of pods' interfaces.
+const USUAL_INTERFACE: &str = "eth0";
 /// Most ports that a message lists.
 const SHOWN_PORTS: usize = 8;
 
@@ -258,11 +262,23 @@ fn settle_routing(
     Ok(())
 }
 
-/// Plans an attachment of a network without a request for one, to check whether it would be possible.
+/// Plans an attachment of a network without a request for one, to check whether it would be possible. `None`: the pod
+/// completes the configuration at ADD, and it cannot be judged before.
 ///
 /// # Errors
 /// As [`resolve`].
-pub fn rehearse(sandbox: &Sandbox, network: &Network, options: &Options) -> Result<AttachmentPlan, CniError> {
+pub fn rehearse(network: &Network, options: &Options) -> Result<Option<AttachmentPlan>, CniError> {
+    // Any sandbox does.
+    let sandbox = Sandbox {
+        container_id: "rehearsal".to_owned(),
+        ifname: USUAL_INTERFACE.to_owned(),
+        netns: String::new(),
+        netns_id: NetnsId { device: 0, inode: 0 },
+        cni_args: String::new(),
+        cni_path: Vec::new(),
+        config_name: String::new(),
+        pod: None,
+    };
     // The devices are a pod's.
     let network = Network { resource: None, ..network.clone() };
     // Any result does.
@@ -277,7 +293,12 @@ pub fn rehearse(sandbox: &Sandbox, network: &Network, options: &Options) -> Resu
         facts: &Facts::default(),
         made_before: Some(&anything).filter(|_| multi_network::calls_itself(&network.list)),
     };
-    attachment(sandbox, &wanted, &CniArgs::default(), options, Some(&mut NoNumbers))
+    let is_completed =
+        |plugin: &PluginConf| ipam::is_completed_at_add(&cni::status_config(&network.list, plugin));
+    match attachment(&sandbox, &wanted, &CniArgs::default(), options, Some(&mut NoNumbers)) {
+        Err(_) if network.list.plugins.iter().any(is_completed) => Ok(None),
+        planned => planned.map(Some),
+    }
 }
 
 /// Numbers of a rehearsal, which no attachment gets: what needs the dataplane is not refused.
@@ -499,5 +520,22 @@ mod tests {
         assert_eq!(closed(&unable, json!([port(8080), port(0), port(53)])), told("8080, 53"));
         let many: Vec<Value> = (1..=10).map(port).collect();
         assert_eq!(closed(&unable, json!(many)), told("1, 2, 3, 4, 5, 6, 7, 8 and 2 more"));
+    }
+
+    #[test]
+    fn what_the_pod_completes_is_neither_planned_nor_refused() {
+        let rehearsed = |subnet: Value, declared: bool| {
+            let plugin = json!({
+                "type": "bridge", "ipam": {"type": "host-local", "subnet": subnet}, "capabilities": {"ipRanges": declared},
+            });
+            let list = json!({"cniVersion": "1.1.0", "name": "pods", "plugins": [plugin]}).to_string();
+            let network =
+                Network::of_configuration("pods", NetworkList::parse(list.as_bytes()).unwrap().into());
+            rehearse(&network, &Options::default()).map(|plan| plan.is_some()).ok()
+        };
+        assert_eq!(rehearsed(json!("10.9.0.0/24"), true), Some(true));
+        assert_eq!(rehearsed(Value::Null, true), Some(false));
+        assert_eq!(rehearsed(Value::Null, false), None);
+        assert_eq!(rehearsed(json!("10.9.0.0"), true), None);
     }
 }

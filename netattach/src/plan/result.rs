@@ -325,7 +325,8 @@ pub fn from_prev_result(attachment: &AttachmentPlan, result: &CniResult) -> Resu
     Ok(outputs)
 }
 
-fn read_interface(interface: &cni::Interface) -> Interface {
+/// An interface of a result, which has no index.
+pub(super) fn read_interface(interface: &cni::Interface) -> Interface {
     Interface {
         name: interface.name.clone(),
         index: 0,

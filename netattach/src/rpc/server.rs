@@ -10,9 +10,9 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use rustix::fs::{FlockOperation, Mode, OFlags};
+use rustix::fs::{Mode, OFlags};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::task::JoinSet;
 
@@ -21,8 +21,8 @@ use super::acceptors::{Acceptors, report_panic};
 pub use super::converse::Reply;
 use super::door::Door;
 use super::message::{Request, Response};
-use crate::durable;
 use crate::ticks::ticks;
+use crate::{durable, flock};
 
 /// Connections that may wait to be accepted: a node that boots starts all its pods at once.
 const BACKLOG: i32 = 1024;
@@ -217,10 +217,6 @@ pub async fn serve<H: Handler>(
 /// the plugin is executed, and a kill reaches the agent alone.
 pub const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
-/// How often the lock is retried: at first, and after a while.
-const LOCK_INTERVAL: Duration = Duration::from_millis(10);
-const LONGEST_LOCK_INTERVAL: Duration = Duration::from_millis(50);
-
 impl SocketLock {
     /// Acquires it. Blocks for up to `patience` while another process holds it.
     ///
@@ -237,20 +233,10 @@ impl SocketLock {
             Ok(file) => file,
             Err(error) => return Err(ListenError::Lock { lock, source: error.into() }),
         };
-        let began = Instant::now();
-        let mut pause = LOCK_INTERVAL;
-        loop {
-            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Self { socket: socket.to_owned(), file }),
-                Err(rustix::io::Errno::WOULDBLOCK) if began.elapsed() < patience => {
-                    std::thread::sleep(pause);
-                    pause = (pause * 2).min(LONGEST_LOCK_INTERVAL);
-                }
-                Err(rustix::io::Errno::WOULDBLOCK) => {
-                    return Err(ListenError::Served { socket: socket.to_owned(), lock });
-                }
-                Err(error) => return Err(ListenError::Lock { lock, source: error.into() }),
-            }
+        match flock::lock(&file, patience) {
+            Ok(true) => Ok(Self { socket: socket.to_owned(), file }),
+            Ok(false) => Err(ListenError::Served { socket: socket.to_owned(), lock }),
+            Err(source) => Err(ListenError::Lock { lock, source }),
         }
     }
 }
@@ -280,6 +266,7 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::sync::{Condvar, Mutex};
     use std::thread::{JoinHandle, ThreadId};
+    use std::time::Instant;
 
     use tokio::sync::{Notify, oneshot};
 
@@ -521,7 +508,7 @@ mod tests {
         let socket = directory.path().join("netattach.sock");
         let held = SocketLock::take(&socket, Duration::ZERO).unwrap();
         let child = std::thread::spawn(move || {
-            std::thread::sleep(LOCK_INTERVAL * 10);
+            std::thread::sleep(Duration::from_millis(100));
             drop(held);
         });
         drop(SocketLock::take(&socket, LOCK_PATIENCE).unwrap());

@@ -5,8 +5,9 @@ use std::os::fd::AsFd;
 use std::time::Duration;
 
 use crate::attach::error::step_code;
-use crate::attach::{AttachError, StepError, flock};
+use crate::attach::{AttachError, StepError};
 use crate::cni::{self, AttachmentId, CniError, CniResult, code};
+use crate::flock;
 use crate::link::{self, Facts};
 use crate::mac::Mac;
 use crate::nat::without_agent::{self, Plugin, Whose};

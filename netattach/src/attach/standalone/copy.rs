@@ -7,13 +7,20 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use super::conflist;
-use crate::durable;
+use crate::{durable, flock};
 
 /// What the executables of netattach have in them, see `built`.
 pub const MARK: &[u8] = b"netattach-commit";
+
+/// How long another installer may be at it: it copies and tries a dozen of executables.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long a copy may take to answer.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 
 /// The names of netattach's own that a runtime's directory has.
 pub const NAMES: [&str; 2] = ["netattach", "netattach-cni"];
@@ -62,6 +69,9 @@ pub enum CopyError {
         #[source]
         source: io::Error,
     },
+    /// Another installer has the directory locked.
+    #[error("others have {0} locked for more than {patience} s; find them with: fuser {0}", patience = PATIENCE.as_secs())]
+    Locked(PathBuf),
     /// A directory has its name.
     #[error("{0} is a directory")]
     Directory(PathBuf),
@@ -101,10 +111,7 @@ pub fn copy_all(
     also: &[&str],
     conf_dir: Option<&Path>,
 ) -> Result<Vec<(PathBuf, Copied)>, CopyError> {
-    let failed = |source| CopyError::Write { path: directory.to_owned(), source };
-    let lock = fs::File::open(directory).map_err(failed)?;
-    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive)
-        .map_err(|error| failed(error.into()))?;
+    let _lock = locked(directory, PATIENCE)?;
     let own = NAMES.map(|name| (name, executable.with_file_name(name), Owner::Netattach));
     let own = own.into_iter().map(|(name, from, owner)| match name {
         "netattach-cni" => (name, executable.to_owned(), owner),
@@ -120,6 +127,16 @@ pub fn copy_all(
         copied.push(conflist::write(conf_dir)?);
     }
     Ok(copied)
+}
+
+/// Locks the directory until the file is closed.
+fn locked(directory: &Path, patience: Duration) -> Result<fs::File, CopyError> {
+    let failed = |source| CopyError::Write { path: directory.to_owned(), source };
+    let lock = fs::File::open(directory).map_err(failed)?;
+    match flock::lock(&lock, patience).map_err(failed)? {
+        true => Ok(lock),
+        false => Err(CopyError::Locked(directory.to_owned())),
+    }
 }
 
 /// Copies an executable to `directory` under `name`.
@@ -153,7 +170,7 @@ pub fn copy(executable: &Path, directory: &Path, name: &str, owner: Owner) -> Re
         failed(source)
     })?;
     crate::crash_point!("install", "written");
-    let placed = try_version(&tried).and_then(|()| {
+    let placed = try_version(&tried, ANSWER_PATIENCE).and_then(|()| {
         if found.is_some() {
             keep(directory, name).map_err(failed)?;
         }
@@ -202,10 +219,10 @@ fn keep(directory: &Path, name: &str) -> io::Result<()> {
 
 /// How often, and with which pauses, a copy is started again that somebody still has open for writing.
 const BUSY_TRIES: u32 = 100;
-const BUSY_PAUSE: std::time::Duration = std::time::Duration::from_millis(10);
+const BUSY_PAUSE: Duration = Duration::from_millis(10);
 
 /// Asks the copy which versions of CNI it supports, as a runtime does.
-fn try_version(path: &Path) -> Result<(), CopyError> {
+fn try_version(path: &Path, patience: Duration) -> Result<(), CopyError> {
     let not_running = |problem: String| CopyError::DoesNotRun { path: path.to_owned(), problem };
     let mut command = Command::new(path);
     // As which plugin `netattach-cni` acts is in the name that it is started by.
@@ -213,7 +230,7 @@ fn try_version(path: &Path) -> Result<(), CopyError> {
     command.env_clear().env("CNI_COMMAND", "VERSION").stdin(Stdio::null());
     let mut tries = 0;
     let answer = loop {
-        match command.output() {
+        match answer_within(&mut command, patience) {
             // A process that another thread starts has the file open for writing, until it runs its program.
             Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy && tries < BUSY_TRIES => {
                 tries += 1;
@@ -228,6 +245,22 @@ fn try_version(path: &Path) -> Result<(), CopyError> {
         return Ok(());
     }
     Err(not_running(format!("VERSION: {}, {:?}", answer.status, text.chars().take(200).collect::<String>())))
+}
+
+/// Runs a command that prints little; one that takes longer is killed.
+fn answer_within(command: &mut Command, patience: Duration) -> io::Result<Output> {
+    const PAUSE: Duration = Duration::from_millis(1);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    let end = Instant::now() + patience;
+    while child.try_wait()?.is_none() {
+        if Instant::now() >= end {
+            child.kill()?;
+            child.wait()?;
+            return Err(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {patience:?}")));
+        }
+        std::thread::sleep(PAUSE);
+    }
+    child.wait_with_output()
 }
 
 #[cfg(test)]
@@ -288,6 +321,28 @@ mod tests {
             assert_eq!(names(to.path()), ["netattach"]);
             assert_eq!(fs::read(to.path().join("netattach")).unwrap(), fs::read(&good).unwrap());
         }
+    }
+
+    #[test]
+    fn neither_a_copy_that_does_not_answer_nor_another_installer_is_waited_for_without_end() {
+        let brief = Duration::from_millis(50);
+        let directory = tempfile::tempdir().unwrap();
+        let hangs = directory.path().join("hangs");
+        fs::write(&hangs, "#!/bin/sh\nexec sleep 600\n").unwrap();
+        fs::set_permissions(&hangs, fs::Permissions::from_mode(0o755)).unwrap();
+        let error = try_version(&hangs, brief).unwrap_err();
+        let expected = format!("{} does not run on this node: no answer within 50ms", hangs.display());
+        assert_eq!(Chain(&error).to_string(), expected);
+
+        let first = locked(directory.path(), brief).unwrap();
+        let error = locked(directory.path(), brief).unwrap_err();
+        let expected = format!(
+            "others have {0} locked for more than 60 s; find them with: fuser {0}",
+            directory.path().display()
+        );
+        assert_eq!(Chain(&error).to_string(), expected);
+        drop(first);
+        locked(directory.path(), brief).unwrap();
     }
 
     #[test]

@@ -25,6 +25,8 @@ use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::time::Duration;
 
+use netattach_shim::shim::{self, ShimError};
+
 use super::{Bridges, Devices, Forwarding, HostAccesses, Node, Occupied, Progress};
 use crate::cni::{self, CniError, Command, Request, Version, code, json};
 use crate::delegate::{self, Delegate, ResultCache};
@@ -33,9 +35,6 @@ use crate::journal::JournalError;
 use crate::link;
 use crate::plan::Plan;
 use crate::step::{Output, Outputs, StepRef};
-
-/// Longest standard input in bytes.
-const MAX_STDIN: u64 = crate::budget::STDIN.most as u64;
 
 /// How long the address management plugin of a configuration may take.
 const PLUGIN_TIMEOUT: Duration = Duration::from_secs(60);
@@ -75,7 +74,11 @@ pub fn run(
         None | Some("") => Ok(None),
         Some(verb) => {
             // VERSION may come with a stdin that the caller never closes.
-            let input = if verb == Command::Version.as_str() { Vec::new() } else { read(stdin)? };
+            let input = if verb == Command::Version.as_str() {
+                Vec::new()
+            } else {
+                shim::bounded_stdin(stdin).map_err(refused)?
+            };
             version = cni::request::error_version(&input);
             answer(name, &Request::parse(&env, &input)?, stderr).map(Some)
         }
@@ -165,27 +168,16 @@ fn variables(
     let mut variables = BTreeMap::new();
     for (name, value) in environment {
         let Ok(name) = name.into_string() else { continue };
-        if name.starts_with("CNI_") {
-            let value = value.into_string().map_err(|_| {
-                CniError::new(code::INVALID_ENVIRONMENT, format!("environment variable {name} is not UTF-8"))
-            })?;
+        if let Some(value) = shim::cni_variable(&name, value).map_err(refused)? {
             variables.insert(name, value);
         }
     }
     Ok(variables)
 }
 
-fn read(stdin: impl Read) -> Result<Vec<u8>, CniError> {
-    let mut bytes = Vec::new();
-    stdin
-        .take(MAX_STDIN + 1)
-        .read_to_end(&mut bytes)
-        .map_err(|error| CniError::new(code::IO_FAILURE, format!("read stdin: {error}")))?;
-    if bytes.len() as u64 > MAX_STDIN {
-        let msg = format!("stdin is longer than {MAX_STDIN} bytes");
-        return Err(CniError::new(code::DECODING_FAILURE, msg));
-    }
-    Ok(bytes)
+/// A call that cannot be read is refused by both executables alike.
+fn refused(error: ShimError) -> CniError {
+    CniError::from_chain(error.code(""), &error)
 }
 
 /// Progress that ends with the process. Effects that outlive the process are found by name: see [`super::undo`].

@@ -2,6 +2,7 @@
 
 use std::os::unix::ffi::OsStringExt;
 
+use netattach_shim::shim::MAX_STDIN;
 use serde_json::{Value, json};
 
 use super::*;

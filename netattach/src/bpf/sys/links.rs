@@ -4,7 +4,7 @@ use std::cell::UnsafeCell;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use super::{Command, InfoByFd, bpf, bpf_fd, raw};
+use super::{Command, bpf, bpf_fd, object_info, raw};
 use crate::spec::TcHook;
 
 /// Attaches a program to a device by tcx (Linux 6.6): right after a link that is there, or before all others. The link
@@ -118,6 +118,7 @@ pub struct LinkInfo {
 pub fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
     /// `BPF_LINK_TYPE_XDP`.
     const XDP: u32 = 6;
+    /// The beginning of `struct bpf_link_info`, of which no kind of link has a pointer that is followed when zero.
     #[repr(C)]
     #[derive(Default)]
     struct Info {
@@ -128,12 +129,8 @@ pub fn link_info(link: BorrowedFd<'_>) -> io::Result<LinkInfo> {
         ifindex: u32,
         attach_type: u32,
     }
-    let mut info = Info::default();
-    let attributes =
-        InfoByFd { bpf_fd: raw(link), info_len: size_of::<Info>() as u32, info: (&raw mut info) as u64 };
-    // SAFETY: `info` is valid for `info_len` bytes, which bounds what the kernel writes, and is not otherwise
-    // used during the call; any bytes make a valid `Info`.
-    unsafe { bpf(Command::ObjectInfo, &attributes) }?;
+    // SAFETY: `Info` is the beginning of `struct bpf_link_info` for these kinds of links, of numbers alone.
+    let info: Info = unsafe { object_info(link) }?;
     Ok(LinkInfo {
         id: info.id,
         program_id: info.program_id,

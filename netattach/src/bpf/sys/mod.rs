@@ -14,6 +14,7 @@ mod pins;
 mod programs;
 mod shared_words;
 
+use std::cell::UnsafeCell;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
@@ -61,14 +62,6 @@ pub(super) fn raw(fd: BorrowedFd<'_>) -> u32 {
     fd.as_raw_fd().unsigned_abs()
 }
 
-/// The `info` member of `union bpf_attr`.
-#[repr(C)]
-struct InfoByFd {
-    bpf_fd: u32,
-    info_len: u32,
-    info: u64,
-}
-
 /// Calls `bpf(2)`.
 ///
 /// # Safety
@@ -93,4 +86,32 @@ pub(super) unsafe fn bpf_fd<T>(command: Command, attributes: &T) -> io::Result<O
     let fd = unsafe { bpf(command, attributes) }?;
     // SAFETY: the kernel has just created this descriptor for us alone.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// What the kernel tells of an object: the beginning of `struct bpf_prog_info` or `struct bpf_link_info`. What an older
+/// kernel does not tell stays as it is by default.
+///
+/// # Safety
+///
+/// `T` must be laid out as that beginning, any bytes must make a valid one, and no pointer in it may be set by default:
+/// the kernel would write through it.
+unsafe fn object_info<T: Default>(object: BorrowedFd<'_>) -> io::Result<T> {
+    /// The `info` member of `union bpf_attr`.
+    #[repr(C)]
+    struct InfoByFd {
+        bpf_fd: u32,
+        info_len: u32,
+        info: u64,
+    }
+    let mut info = T::default();
+    let attributes = UnsafeCell::new(InfoByFd {
+        bpf_fd: raw(object),
+        info_len: size_of::<T>() as u32,
+        info: (&raw mut info) as u64,
+    });
+    // SAFETY: `info` is valid for `info_len` bytes, which bounds what the kernel writes, and is not otherwise used during
+    // the call. The kernel writes the length back into the attributes, which the cell allows; the rest is the caller's
+    // promise.
+    unsafe { bpf(Command::ObjectInfo, &attributes) }?;
+    Ok(info)
 }

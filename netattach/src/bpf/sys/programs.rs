@@ -1,9 +1,9 @@
 //! Loaded programs: their ids and names, and programs of a few instructions.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use super::{Command, InfoByFd, bpf, bpf_fd, raw};
+use super::{Command, bpf_fd, object_info};
 
 /// An instruction (`struct bpf_insn`), in the byte order of the machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,12 +66,8 @@ pub fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
         kind: u32,
         id: u32,
     }
-    let mut info = Info::default();
-    let attributes =
-        InfoByFd { bpf_fd: raw(program), info_len: size_of::<Info>() as u32, info: (&raw mut info) as u64 };
-    // SAFETY: `info` is valid for `info_len` bytes, which bounds what the kernel writes, and is not otherwise
-    // used during the call; any bytes make a valid `Info`.
-    unsafe { bpf(Command::ObjectInfo, &attributes) }?;
+    // SAFETY: `Info` is laid out as that beginning, of numbers alone.
+    let info: Info = unsafe { object_info(program) }?;
     Ok(info.id)
 }
 
@@ -124,15 +120,9 @@ pub fn loaded_program(id: u32) -> io::Result<Option<LoadedProgram>> {
         name: [u8; 16],
     }
     let Some(program) = program_by_id(id)? else { return Ok(None) };
-    let mut info = Info::default();
-    let attributes = InfoByFd {
-        bpf_fd: program.as_raw_fd().unsigned_abs(),
-        info_len: size_of::<Info>() as u32,
-        info: (&raw mut info) as u64,
-    };
-    // SAFETY: `info` is valid for `info_len` bytes, which bounds what the kernel writes, and is not otherwise used
-    // during the call; any bytes make a valid `Info`.
-    unsafe { bpf(Command::ObjectInfo, &attributes) }?;
+    // SAFETY: `Info` is laid out as that beginning, of numbers alone. Those that the kernel takes for lengths of buffers and
+    // for pointers to them are zero: it writes nothing there.
+    let info: Info = unsafe { object_info(program.as_fd()) }?;
     let end = info.name.iter().position(|byte| *byte == 0).unwrap_or(info.name.len());
     let name = String::from_utf8_lossy(&info.name[..end]).into_owned();
     Ok(Some(LoadedProgram { name, loaded: Some(info.load_time).filter(|at| *at != 0) }))

@@ -23,7 +23,7 @@ use std::io;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rustix::fs::{AtFlags, CWD, FileType, FlockOperation, Mode, OFlags, RenameFlags, Timespec, Timestamps};
 use rustix::io::Errno;
@@ -32,7 +32,7 @@ use super::files::{File, Files};
 use super::store::Error;
 use super::{Owner, file_content};
 use crate::ipam::Held;
-use crate::{bounded, budget, sync};
+use crate::{bounded, budget, flock, sync};
 
 pub(super) const LOCK: &str = "lock";
 const TEMPORARY: &str = ".netattach-reservation";
@@ -109,24 +109,12 @@ impl Opened {
         Ok(Some(Self { path: path.to_owned(), directory, lock }))
     }
 
-    /// Waits for the lock until `deadline` by polling: a blocking flock(2) has no deadline.
+    /// Waits for the lock until `deadline`.
     pub(super) fn lock(&self, deadline: Instant) -> Result<Locked<'_>, Error> {
-        let mut pause = Duration::from_micros(100);
-        loop {
-            match rustix::fs::flock(&self.lock, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => return Ok(Locked(self)),
-                Err(Errno::INTR) => {}
-                Err(Errno::WOULDBLOCK) if Instant::now() >= deadline => {
-                    return Err(Error::Busy { path: self.path.join(LOCK) });
-                }
-                Err(Errno::WOULDBLOCK) => {
-                    sync::pause(pause.min(deadline.saturating_duration_since(Instant::now())));
-                    pause = (pause * 2).min(Duration::from_millis(10));
-                }
-                Err(error) => {
-                    return Err(Error::Lock { path: self.path.join(LOCK), source: error.into() });
-                }
-            }
+        match flock::lock_until(&self.lock, deadline) {
+            Ok(true) => Ok(Locked(self)),
+            Ok(false) => Err(Error::Busy { path: self.path.join(LOCK) }),
+            Err(source) => Err(Error::Lock { path: self.path.join(LOCK), source }),
         }
     }
 }

@@ -139,7 +139,15 @@ fn message(kind: u16, flags: u16, family: u8, resource: u16, attributes: &[u8]) 
     message
 }
 
-/// An attribute, padded to a multiple of four bytes. The value is at most 64 KiB long.
+/// Most bytes of the value of an attribute: its length, with the four bytes before it, is a number of 16 bits.
+pub(super) const MOST_VALUE: usize = u16::MAX as usize - 4;
+
+/// Bytes of an attribute with a value of that length.
+pub(super) const fn attribute_length(value: usize) -> usize {
+    (4 + value).next_multiple_of(4)
+}
+
+/// An attribute, padded to a multiple of four bytes. The value has at most [`MOST_VALUE`] bytes, which callers see to.
 pub(in crate::netlink) fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
     let mut bytes = ((4 + value.len()) as u16).to_ne_bytes().to_vec();
     bytes.extend(kind.to_ne_bytes());

@@ -7,8 +7,8 @@ use std::collections::BTreeSet;
 
 use super::super::Error;
 use super::batch::{
-    CREATE, GET_CHAIN, GET_RULE, GET_TABLE, NEW_CHAIN, NEW_RULE, NEW_TABLE, attribute, nested, object, text,
-    transact,
+    CREATE, GET_CHAIN, GET_RULE, GET_TABLE, MOST_VALUE, NEW_CHAIN, NEW_RULE, NEW_TABLE, attribute,
+    attribute_length, nested, object, text, transact,
 };
 use super::nat_table::{self, create, remove};
 use super::{Family, attributes_of, dump, find, name};
@@ -23,8 +23,16 @@ const GET_ELEMENT: u16 = 13;
 pub(super) const DELETE_ELEMENT: u16 = 14;
 /// A zero, and the name of a list of prefixes in whole words.
 const LIST_LENGTH: usize = 12;
-/// Elements in one message: all of them are one attribute, of at most 64 KiB.
+/// Elements in one message: all of them are one attribute.
 const AT_ONCE: usize = 256;
+/// Bytes of the longest key: an IPv6 address, a protocol and two ports. No value and no end of a range is longer.
+const LONGEST_KEY: usize = 16 + 3 * 4;
+/// Bytes of the largest element, with all of these and a comment.
+const LARGEST: usize = {
+    let values = 3 * attribute_length(attribute_length(LONGEST_KEY));
+    attribute_length(values + attribute_length(2 + MOST_NOTE + 1))
+};
+const _: () = assert!(AT_ONCE * LARGEST <= MOST_VALUE);
 
 /// An element of a set.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

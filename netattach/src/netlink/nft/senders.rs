@@ -13,11 +13,13 @@
 
 use super::super::Error;
 use super::batch::{
-    APPEND, CREATE, GET_CHAIN, GET_RULE, NEW_CHAIN, NEW_RULE, NEW_TABLE, attribute, nested, number,
-    object_in, text, transact, transact_at,
+    APPEND, CREATE, GET_CHAIN, GET_RULE, MOST_VALUE, NEW_CHAIN, NEW_RULE, NEW_TABLE, attribute,
+    attribute_length, nested, number, object_in, text, transact, transact_at,
 };
 use super::expression::{Meta, drop_it, if_in, if_not_in, load_meta, load_sender};
-use super::nat::{DELETE_ELEMENT, NEW_ELEMENT, comment_in_family, each_element_of, shape_in_family};
+use super::nat::{
+    DELETE_ELEMENT, MOST_NOTE, NEW_ELEMENT, comment_in_family, each_element_of, shape_in_family,
+};
 use super::nat_table::{DELETE_TABLE, NEW_SET, USER_DATA, comment_in, comment_of_data, user_data};
 use super::noted::generation_if_any;
 use super::{Family, NESTED, attribute_in, attributes_of, dump, name};
@@ -41,8 +43,14 @@ const SENDERS: &str = "senders";
 /// Length of the name of a device, padded with zeros, and of an Ethernet address in whole words.
 const PORT_LENGTH: usize = 16;
 const MAC_LENGTH: usize = 8;
-/// Elements in one message: all of them are one attribute, of at most 64 KiB.
+/// Elements in one message: all of them are one attribute.
 const AT_ONCE: usize = 256;
+/// Bytes of the largest element: its key and its comment.
+const LARGEST: usize = {
+    let key = attribute_length(attribute_length(PORT_LENGTH + MAC_LENGTH));
+    attribute_length(key + attribute_length(2 + MOST_NOTE + 1))
+};
+const _: () = assert!(AT_ONCE * LARGEST <= MOST_VALUE);
 
 /// An element of one of the sets.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

@@ -99,16 +99,18 @@ fn shape(name: PolicyName, spec: &Value) -> Result<Spec, ManifestError> {
     Spec::deserialize(spec).map_err(|source| ManifestError { name, source })
 }
 
-/// Reads a NetworkPolicy from its `spec`. The directions it isolates without `policyTypes` do not depend on settings.
+/// Reads a NetworkPolicy from its `spec`.
 ///
 /// # Errors
 /// As [`read`].
-pub fn read_network_policy(name: ObjectName, spec: &Value) -> Result<Policy, ManifestError> {
+#[cfg(test)]
+pub(crate) fn read_network_policy(name: ObjectName, spec: &Value) -> Result<Policy, ManifestError> {
     let spec = shape(PolicyName::network(name.clone()), spec)?;
     Ok(read_network(name, spec))
 }
 
-/// As [`read_network_policy`], for a `spec` that conforms to the schema.
+/// Reads a NetworkPolicy, of a `spec` that conforms to the schema. The directions it isolates without `policyTypes` do not
+/// depend on settings.
 pub(crate) fn read_network(name: ObjectName, spec: Spec) -> Policy {
     let mut policy = read_spec(PolicyName::network(name), Named::default(), spec, Findings::default());
     if policy.directions == Directions::Inferred {

@@ -1,0 +1,44 @@
+//! What the settings say of plans and of the networks of pods. The agent and `netattachctl validate`, which says whether an
+//! agent will take a network, have it from here, so that they cannot differ.
+
+use std::sync::Arc;
+
+use super::config::{InvalidAnnotation, Settings, SettingsError};
+use crate::attach::{FromNode, IntentReader, ReadNetworks};
+use crate::plan::resolve::Options;
+use crate::source::Source;
+
+impl Settings {
+    /// How attachments are planned.
+    pub(super) fn options(&self) -> Options {
+        Options {
+            exec: self.delegation.exec.clone(),
+            device_info_dir: self.device_info_dir.clone(),
+            remembered: self.delegation.result_cache,
+            enforce: self.delegation.enforce,
+            port_mappings: self.unsupported_port_mappings,
+            keep_cluster_routes: self.keep_cluster_routes(),
+            in_cluster: self.kubernetes.enabled,
+            pod_sources: self.pod_sources.clone(),
+        }
+    }
+
+    /// How the networks of pods are found.
+    ///
+    /// # Errors
+    /// A setting is invalid.
+    pub(super) fn intents(&self, source: Arc<dyn Source>) -> Result<IntentReader, SettingsError> {
+        Ok(IntentReader {
+            source,
+            pod_wait: self.pod_wait(),
+            default: self.default_network().map_err(SettingsError::from)?,
+            from_node: Arc::new(FromNode::new(self.this_node()?, self.builtin.clone())),
+            default_namespace: self.default_network_namespace.clone(),
+            restrictions: self.restrictions()?,
+            conf_dir: self.cni_conf_dir.clone(),
+            ignore_invalid: self.invalid_annotation == InvalidAnnotation::Ignore,
+            separate_pools: self.separate_pools,
+            known: ReadNetworks::default(),
+        })
+    }
+}

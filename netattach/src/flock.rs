@@ -1,0 +1,65 @@
+//! Waits for a lock that other processes hold (flock(2)), for a while: a blocking flock has no deadline.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+use crate::sync;
+
+/// Between two looks at it: at first, and after a while.
+const SHORTEST_PAUSE: Duration = Duration::from_micros(100);
+const LONGEST_PAUSE: Duration = Duration::from_millis(10);
+
+/// Locks a file; it stays locked until it is closed. Returns false if somebody has held the lock for all of `patience`.
+///
+/// # Errors
+/// The kernel refuses, as for a file of a network that knows no locks.
+pub(crate) fn lock(file: impl AsFd, patience: Duration) -> io::Result<bool> {
+    lock_until(file, Instant::now() + patience)
+}
+
+/// The same, until a deadline. It is tried once where that has passed.
+///
+/// # Errors
+/// As [`lock`].
+pub(crate) fn lock_until(file: impl AsFd, deadline: Instant) -> io::Result<bool> {
+    let mut pause = SHORTEST_PAUSE;
+    loop {
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(true),
+            Err(Errno::INTR) => {}
+            Err(Errno::WOULDBLOCK) => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() {
+                    return Ok(false);
+                }
+                sync::pause(pause.min(left));
+                pause = (pause * 2).min(LONGEST_PAUSE);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    #[test]
+    fn a_lock_is_waited_for_as_long_as_was_said_and_taken_when_it_is_free() {
+        let directory = tempfile::tempdir().unwrap();
+        let [first, second] = [(); 2].map(|()| File::open(directory.path()).unwrap());
+        assert!(lock(&first, Duration::ZERO).unwrap());
+        let since = Instant::now();
+        assert!(!lock(&second, Duration::from_millis(50)).unwrap());
+        assert!(since.elapsed() >= Duration::from_millis(50));
+        let waiting = std::thread::spawn(move || lock(&second, Duration::from_secs(10)).unwrap());
+        drop(first);
+        assert!(waiting.join().unwrap());
+    }
+}
