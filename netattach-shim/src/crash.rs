@@ -3,7 +3,7 @@
 //! `NETATTACH_CRASH_DIR` names a directory. The name of every point that is reached is appended to the file `log` in
 //! it. When the file `at` there changes, the log is restarted and points are counted from 0, and the process is killed
 //! at the point whose number the file holds: so a test enumerates the points of one operation, regardless of the
-//! agent's earlier work.
+//! agent's earlier work. Behind a number the word `panic` has it panic there instead.
 
 use std::cell::Cell;
 use std::fs::OpenOptions;
@@ -36,7 +36,9 @@ pub fn reached(point: &str) {
     let Some(directory) = std::env::var_os("NETATTACH_CRASH_DIR") else { return };
     let directory = Path::new(&directory);
     let mut counted = COUNTED.lock().unwrap_or_else(PoisonError::into_inner);
-    let at = std::fs::read_to_string(directory.join("at")).ok().and_then(|text| text.parse().ok());
+    let wanted = std::fs::read_to_string(directory.join("at")).unwrap_or_default();
+    let (number, how) = wanted.split_once(' ').unwrap_or((wanted.as_str(), ""));
+    let at: Option<usize> = number.parse().ok();
     let begins = counted.0 != at;
     if begins {
         *counted = (at, 0);
@@ -48,6 +50,7 @@ pub fn reached(point: &str) {
         let _ = writeln!(log, "{point}");
     }
     if at == Some(counted.1) {
+        assert_ne!(how, "panic", "at {point}");
         // Killed by the kernel: no destructor, no flush.
         let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL);
     }

@@ -109,7 +109,7 @@ impl Observer {
     }
 
     fn lock(&self) -> MutexGuard<'_, Recent> {
-        // A panic between two pushes leaves a valid list.
+        // No lock is poisoned: a panic ends the agent.
         self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -2,7 +2,8 @@
 //! that is woken for it.
 
 use std::cell::Cell;
-use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use tokio::task::JoinError;
 
 thread_local! {
     /// Whether this thread serves one request and nothing else.
@@ -11,46 +12,38 @@ thread_local! {
 
 /// Runs `serve`, whose requests have this thread for themselves: what blocks there delays nobody else.
 pub(crate) fn serving<T>(serve: impl FnOnce() -> T) -> T {
-    /// Also when `serve` panics.
-    struct Ends;
-
-    impl Drop for Ends {
-        fn drop(&mut self) {
-            IS_OWN.set(false);
-        }
-    }
-
     IS_OWN.set(true);
-    let _ends = Ends;
-    serve()
+    let served = serve();
+    IS_OWN.set(false);
+    served
 }
 
-/// Work on a blocking thread has no result.
+/// The agent ends: work that another thread was to do is not done.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum NoResult {
-    /// It has panicked, which the panic hook has reported.
-    #[error("{0}")]
-    Panicked(String),
-    /// The agent ends.
-    #[error("the agent is shutting down")]
-    Ending,
-}
+#[error("the agent is shutting down")]
+pub(crate) struct Ending;
 
 /// Runs work that blocks: netlink, files and other plugins do.
 ///
 /// # Errors
-/// [`NoResult`].
+/// [`Ending`].
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, NoResult> {
+) -> Result<T, Ending> {
     if IS_OWN.get() {
-        // What panics leaves behind is as if it had panicked on a thread of its own.
-        let worked = catch_unwind(AssertUnwindSafe(work));
-        return worked.map_err(|_| NoResult::Panicked("the request's thread panicked".to_owned()));
+        return Ok(work());
     }
-    tokio::task::spawn_blocking(work).await.map_err(|error| {
-        if error.is_cancelled() { NoResult::Ending } else { NoResult::Panicked(error.to_string()) }
-    })
+    joined(tokio::task::spawn_blocking(work).await).ok_or(Ending)
+}
+
+/// What a task or a thread of the runtime has come to; `None`: it was given up, or the runtime ends. A panic ends the agent
+/// (`docs/decisions/0047-a-panic-ends-the-agent.md`); where it unwinds, in tests, it goes on in whoever waits.
+pub(crate) fn joined<T>(ended: Result<T, JoinError>) -> Option<T> {
+    match ended {
+        Ok(done) => Some(done),
+        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
+        Err(_) => None,
+    }
 }
 
 #[cfg(test)]
@@ -75,13 +68,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn work_that_panics_has_no_result_wherever_it_is_done() {
-        let panics = || -> u32 { panic!("a panic of the test") };
-        assert!(matches!(blocking(panics).await, Err(NoResult::Panicked(_))));
-        let mut polled = Box::pin(blocking(panics));
-        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
-        let polled = serving(|| polled.as_mut().poll(&mut context));
-        assert!(matches!(polled, std::task::Poll::Ready(Err(NoResult::Panicked(_)))));
-        assert!(!IS_OWN.get());
+    async fn a_panic_goes_on_in_who_waits_and_what_is_given_up_has_no_result() {
+        let waits = tokio::spawn(blocking(|| -> u32 { panic!("a panic of the test") }));
+        let panic = waits.await.unwrap_err().into_panic();
+        assert_eq!(panic.downcast_ref::<&str>(), Some(&"a panic of the test"));
+        let given_up = tokio::spawn(std::future::pending::<u32>());
+        given_up.abort();
+        assert_eq!(joined(given_up.await), None);
+        assert_eq!(joined(tokio::spawn(async { 7 }).await), Some(7));
     }
 }

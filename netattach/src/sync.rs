@@ -16,8 +16,8 @@ pub(crate) use shuttle::thread;
 pub(crate) use std::sync::PoisonError;
 use std::sync::TryLockError;
 
-/// Locks data that is never left half changed: a thread that panicked while holding the lock had changed nothing or
-/// everything.
+/// Locks data. No lock of the product is ever poisoned: a panic ends the agent (`docs/decisions/0047-a-panic-ends-the-agent.md`).
+/// In tests, where it unwinds, threads that go on find what the one that panicked has left.
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,5 +1,5 @@
-//! An agent that is killed where a test says, as by `kill -9`: the executable `crash-agent`, which counts the points of what it
-//! does.
+//! An agent that is killed where a test says, as by `kill -9`, or panics there: the executable `crash-agent`, which counts the
+//! points of what it does.
 
 use std::fs;
 use std::os::unix::process::ExitStatusExt;
@@ -35,11 +35,23 @@ impl Node {
     /// # Errors
     /// A file cannot be written.
     pub fn arm(&self, point: usize) -> Result<()> {
+        self.arm_with(&point.to_string())
+    }
+
+    /// As [`Node::arm`], but it panics at the point.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn arm_with_panic(&self, point: usize) -> Result<()> {
+        self.arm_with(&format!("{point} panic"))
+    }
+
+    fn arm_with(&self, wanted: &str) -> Result<()> {
         let within = |name: &str| self.path(DIRECTORY).join(name);
         fs::create_dir_all(self.path(DIRECTORY))?;
         let _ = fs::remove_file(within("log"));
-        // Renamed into place, so that the agent never reads half a number.
-        fs::write(within("to-be"), point.to_string())?;
+        // Renamed into place, so that the agent never reads half of it.
+        fs::write(within("to-be"), wanted)?;
         Ok(fs::rename(within("to-be"), within("at"))?)
     }
 

@@ -14,6 +14,8 @@ use netattach_common::{
     protocol::{ICMPV6, SCTP, TCP, UDP},
 };
 
+use crate::path::family::Family;
+
 /// Where the kernel's packets have what is read here, from its description of its types (`bpf::packet_fields` of the agent, which
 /// writes it before it loads the programs): the first byte; from there the bit of `ip_summed`, and the bytes of `csum_start` and
 /// `mac_header`. The verifier skips code that is never executed, so kernels that do not let programs read accept them too.
@@ -30,7 +32,7 @@ const NOWHERE: u32 = u32::MAX;
 /// Refuses an IP packet of which something would be another once it has left: all that is judged of it, but for the checksum
 /// of its own transport header.
 #[inline(always)]
-pub(crate) fn check<A>(ctx: &TcContext, packet: &Packet<A>) -> Result<(), DropReason> {
+pub(crate) fn check<A: Family>(ctx: &TcContext, packet: &Packet<A>) -> Result<(), DropReason> {
     let at = na_unfinished(ctx.skb.skb);
     let protocol = packet.tuple.lane.protocol();
     let is_own = packet.kind != Kind::LaterFragment && is_checksum(at, packet.transport() as u32, protocol);

@@ -8,6 +8,7 @@ use super::lanes::Class;
 use super::scheduler::Turn;
 use crate::error_chain::Chain;
 use crate::journal::JournalKey;
+use crate::own_thread;
 
 /// Delay before a status is published, so that it does not compete with the answer for a processor.
 const PUBLISH_AFTER: Duration = Duration::from_millis(2);
@@ -28,10 +29,8 @@ impl Agent {
             tokio::time::sleep(PUBLISH_AFTER).await;
             let Ok(_publisher) = agent.publishers.acquire().await else { return };
             let publisher = Arc::clone(&agent);
-            let published = tokio::task::spawn_blocking(move || publisher.publish(&sandbox)).await;
-            if let Err(error) = published {
-                tracing::error!(%error, "network-status not published");
-            }
+            // Not where the agent ends: the next one publishes it.
+            let _ = own_thread::blocking(move || publisher.publish(&sandbox)).await;
             drop(turn);
         });
     }
@@ -60,12 +59,8 @@ impl Agent {
     async fn announce(&self, record: &JournalKey) {
         let Ok(_announcer) = self.announcer.acquire().await else { return };
         let (engine, of) = (Arc::clone(&self.engine), record.clone());
-        match tokio::task::spawn_blocking(move || engine.announce(&of)).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => {
-                tracing::warn!(container = record.container_id, error = %Chain(&error), "addresses not announced: neighbours that knew another holder find this one when they ask again");
-            }
-            Err(error) => tracing::error!(%error, "addresses not announced"),
+        if let Ok(Err(error)) = own_thread::blocking(move || engine.announce(&of)).await {
+            tracing::warn!(container = record.container_id, error = %Chain(&error), "addresses not announced: neighbours that knew another holder find this one when they ask again");
         }
     }
 
@@ -75,14 +70,8 @@ impl Agent {
         // Others may have begun while the pods before this one had theirs.
         self.no_add_works(latest).await;
         let (engine, of) = (Arc::clone(&self.engine), record.clone());
-        match tokio::task::spawn_blocking(move || crate::upkeep(|| engine.settle(&of))).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => {
-                tracing::warn!(container = record.container_id, error = %Chain(&error), "programs in the pod go on by filters: the next look tries again");
-            }
-            Err(error) => {
-                tracing::error!(%error, "programs in the pod go on by filters: the next look tries again")
-            }
+        if let Ok(Err(error)) = own_thread::blocking(move || crate::upkeep(|| engine.settle(&of))).await {
+            tracing::warn!(container = record.container_id, error = %Chain(&error), "programs in the pod go on by filters: the next look tries again");
         }
     }
 }

@@ -1,9 +1,11 @@
 //! Background tasks of the agent: each is watched, because a task that ends unnoticed is missed too late.
 
-use std::fmt;
 use std::future::pending;
 
-use tokio::task::{Id, JoinError, JoinSet};
+use tokio::task::{Id, JoinSet};
+
+use crate::error_chain::Chain;
+use crate::own_thread;
 
 /// The background tasks; dropping this ends them.
 #[derive(Debug, Default)]
@@ -43,9 +45,9 @@ impl Outcome for () {
     }
 }
 
-impl<E: fmt::Display + Send + 'static> Outcome for Result<(), E> {
+impl<E: std::error::Error + Send + 'static> Outcome for Result<(), E> {
     fn why(self) -> Result<(), String> {
-        self.map_err(|error| error.to_string())
+        self.map_err(|error| Chain(&error).to_string())
     }
 }
 
@@ -74,11 +76,12 @@ impl Background {
     pub(super) async fn ended_early(&mut self) -> EndedEarly {
         loop {
             let Some(joined) = self.tasks.join_next_with_id().await else { return pending().await };
-            let (id, why) = match joined {
-                Ok((_, Ok(End::Done))) => continue,
-                Ok((id, Ok(End::TooEarly))) => (id, "it gave no reason".to_owned()),
-                Ok((id, Err(why))) => (id, why),
-                Err(error) => (error.id(), panicked(error)),
+            // Nobody gives one up.
+            let Some((id, ended)) = own_thread::joined(joined) else { continue };
+            let why = match ended {
+                Ok(End::Done) => continue,
+                Ok(End::TooEarly) => "it gave no reason".to_owned(),
+                Err(why) => why,
             };
             let named = self.names.iter().find(|(of, _)| *of == id);
             return EndedEarly { task: named.map_or("work", |(_, name)| name), why };
@@ -86,21 +89,15 @@ impl Background {
     }
 }
 
-fn panicked(error: JoinError) -> String {
-    if !error.is_panic() {
-        return error.to_string();
-    }
-    let panic = error.into_panic();
-    let message =
-        panic.downcast_ref::<&str>().copied().or(panic.downcast_ref::<String>().map(String::as_str));
-    format!("it panicked: {}", message.unwrap_or("no message"))
-}
-
 #[cfg(test)]
 mod tests {
     use std::io;
 
     use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("ask the kernel")]
+    struct Unanswered(#[source] io::Error);
 
     async fn early(start: impl FnOnce(&mut Background)) -> EndedEarly {
         let mut background = Background::default();
@@ -112,23 +109,22 @@ mod tests {
     #[tokio::test]
     async fn a_task_that_ends_unexpectedly_is_named() {
         let ended = |task, why: &str| EndedEarly { task, why: why.to_owned() };
-        let found =
-            early(|all| all.keep("following links", async { Err(io::Error::other("no socket")) })).await;
-        assert_eq!(found, ended("following links", "no socket"));
+        let fails = async { Err::<(), _>(Unanswered(io::Error::other("no socket"))) };
+        let found = early(|all| all.keep("following links", fails)).await;
+        assert_eq!(found, ended("following links", "ask the kernel: no socket"));
         let found = early(|all| all.keep("looks", async {})).await;
         assert_eq!(found, ended("looks", "it gave no reason"));
-        let records = async || -> () { panic!("a panic of the test") };
-        let found = early(|all| all.keep("records", records())).await;
-        assert_eq!(found, ended("records", "it panicked: a panic of the test"));
-        let said = found.to_string();
-        assert!(said.starts_with("records ended unexpectedly: it panicked"), "{said}");
+        assert_eq!(
+            found.to_string(),
+            "looks ended unexpectedly: it gave no reason; the agent shuts down, attachments keep working"
+        );
     }
 
     #[tokio::test]
     async fn a_task_that_runs_once_may_end_but_not_fail() {
         let found = early(|all| {
             all.once("one", async {});
-            all.once("another", async { Err("disk full") });
+            all.once("another", async { Err(io::Error::other("disk full")) });
         })
         .await;
         assert_eq!(found, EndedEarly { task: "another", why: "disk full".to_owned() });

@@ -1,16 +1,16 @@
 //! Keeps the runtime's configuration file in place, or away before netattach is removed, and watches for what makes the runtime read another.
 
-use std::sync::Mutex;
 use std::time::Instant;
 
 use super::cni_conf::{CniConf, CniConfError, Identity};
 use super::conf_repair::{Became, InTheWay, Memory, Verdict, fight, in_the_way};
-use super::health::{lock, note};
+use super::health::note;
 use crate::attach::conf_dir::ConfDir;
 use crate::cni::load::as_runtimes_do;
 use crate::cni::{CniError, ConfigError, NetworkList, PluginConf, code, multi_network};
 use crate::error_chain::Chain;
 use crate::rpc::message::Condition;
+use crate::sync::{Mutex, locked};
 
 /// How conditions name the file.
 pub(super) const OBJECT: &str = "CNI configuration";
@@ -47,7 +47,7 @@ impl ConfKeeper {
 
     /// What an operator has to know of the file. Does not wait for the disk.
     pub(super) fn rows(&self) -> Vec<Condition> {
-        lock(&self.rows).clone()
+        locked(&self.rows).clone()
     }
 
     /// Brings the file up to date for this default network. `None`: there is none that could be attached, and the file
@@ -56,7 +56,7 @@ impl ConfKeeper {
     /// # Errors
     /// Code 50 with the reason why the runtime does not call netattach by it.
     pub(super) fn keep(&self, default: Option<&NetworkList>) -> Result<String, CniError> {
-        let mut state = lock(&self.state);
+        let mut state = locked(&self.state);
         let not_available = |msg: String| CniError::new(code::NOT_AVAILABLE, msg);
         let failed = |error: CniConfError| CniError::from_chain(code::NOT_AVAILABLE, &error);
         if self.conf.is_to_go() {

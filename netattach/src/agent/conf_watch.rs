@@ -7,14 +7,13 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::path::PathBuf;
-use std::sync::Mutex;
 use std::time::Duration;
 
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::io::Errno;
 use tokio::io::unix::AsyncFd;
 
-use super::health::lock;
+use crate::sync::{Mutex, locked};
 
 /// Changes within this time are one: others write a file in several steps, and may write many.
 const TOGETHER: Duration = Duration::from_millis(100);
@@ -63,7 +62,7 @@ impl ConfWatch {
             .iter()
             .filter_map(|path| Some((path.clone(), inotify::add_watch(fd, path, wanted).ok()?)))
             .collect();
-        let mut watched = lock(&self.watched);
+        let mut watched = locked(&self.watched);
         for number in watched.values().filter(|number| !now.values().any(|other| other == *number)) {
             // The kernel has removed it already if the directory is gone.
             let _ = inotify::remove_watch(fd, *number);
@@ -132,13 +131,13 @@ mod tests {
         std::fs::rename(&path, &other).unwrap();
         std::fs::create_dir(&path).unwrap();
         watch.set(&wanted);
-        assert_eq!(lock(&watch.watched).keys().collect::<Vec<&PathBuf>>(), [&path]);
+        assert_eq!(locked(&watch.watched).keys().collect::<Vec<&PathBuf>>(), [&path]);
         noticed(&watch, || std::fs::write(&file, "{").unwrap()).await;
         // What happens to the old one is nobody's concern any more: the next notice is of the new one.
         let is_watched = |path: &Path| {
             let fd = &watch.events.get_ref().0;
             let number = inotify::add_watch(fd, path, WatchFlags::CREATE | WatchFlags::MASK_ADD).unwrap();
-            lock(&watch.watched).values().any(|other| *other == number)
+            locked(&watch.watched).values().any(|other| *other == number)
         };
         assert_eq!((is_watched(&path), is_watched(&other)), (true, false));
     }

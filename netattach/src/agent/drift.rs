@@ -20,6 +20,7 @@ use crate::error_chain::Chain;
 use crate::journal::JournalKey;
 use crate::netlink::{ChangeWatch, Changed};
 use crate::objects::{Identity, ObjectName, Pod};
+use crate::own_thread;
 use crate::pace;
 use crate::publish::{Mark, Published};
 use crate::put_back::PutBack;
@@ -265,9 +266,8 @@ impl Agent {
             // A DEL says so itself, or has nothing to say any more; the next look finds what is left.
             let Some(turn) = self.turns.look(&key.container_id) else { continue };
             let agent = Arc::clone(self);
-            // The join error is a panic, which the panic hook has reported.
-            let _ = tokio::task::spawn_blocking(move || crate::upkeep(|| agent.engine.write_returned(&key)))
-                .await;
+            // Not where the agent ends: the next one finds what is left.
+            let _ = own_thread::blocking(move || crate::upkeep(|| agent.engine.write_returned(&key))).await;
             drop(turn);
         }
     }
@@ -279,9 +279,8 @@ impl Agent {
         look: impl FnOnce(&Self) -> Result<Vec<JournalKey>, AttachError> + Send + 'static,
     ) -> Option<Duration> {
         let looking = Arc::clone(self);
-        // Nothing comes of a panic, which the panic hook has reported.
         let looked = rounds::look(move || pace::measured(|| look(&looking))).await;
-        let (found, worked) = match looked? {
+        let (found, worked) = match looked {
             (Ok(found), worked) => (found, worked),
             (Err(error), _) => {
                 tracing::warn!(error = %Chain(&error), "what others have changed is not looked for");
@@ -296,7 +295,7 @@ impl Agent {
                 continue;
             }
             let (agent, of) = (Arc::clone(self), key.clone());
-            let done = tokio::task::spawn_blocking(move || agent.put_part_back(part, &of)).await;
+            let done = own_thread::blocking(move || agent.put_part_back(part, &of)).await;
             if let Ok(outcome) = done {
                 self.drift.note(&key, part, due, outcome);
             }

@@ -91,8 +91,7 @@ pub(super) async fn report(agent: Arc<Agent>, node: String) {
     loop {
         tick.tick().await;
         let looking = Arc::clone(&agent);
-        // Nothing comes of a panic, which the panic hook has reported.
-        let Some(conditions) = rounds::look(move || conditions(&looking)).await else { continue };
+        let conditions = rounds::look(move || conditions(&looking)).await;
         let mut now = BTreeSet::new();
         for condition in conditions {
             let key = (condition.object.clone(), condition.problem.clone());

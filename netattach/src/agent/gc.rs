@@ -12,6 +12,7 @@ use super::request_log;
 use super::scheduler::Watch;
 use crate::attach::{AttachError, Census, Collected};
 use crate::cni::{self, CniError, code};
+use crate::own_thread;
 use crate::plan::gc::{Holder, Place};
 use crate::waits::Resource;
 
@@ -81,11 +82,11 @@ impl Agent {
             });
         }
         while let Some(done) = under_way.join_next().await {
-            match done {
-                Ok(Ok(done)) => collected.add(done),
-                Ok(Err(error)) => collected.errors.push(AttachError::Plan(error)),
-                // A panic, which the panic hook has reported.
-                Err(_) => {}
+            match own_thread::joined(done) {
+                Some(Ok(done)) => collected.add(done),
+                Some(Err(error)) => collected.errors.push(AttachError::Plan(error)),
+                // Nobody gives one up.
+                None => {}
             }
         }
         collected

@@ -29,7 +29,7 @@ use crate::error_chain::Chain;
 use crate::journal::JournalKey;
 use crate::kubelet::PodResources;
 use crate::npwg::status::Form;
-use crate::own_thread::{self, NoResult};
+use crate::own_thread;
 use crate::plan::PodRef;
 use crate::publish::{Event, Mark, Publish, Published};
 use crate::rpc::message::{CniCall, CniReply, Condition, Readiness, Request, Response, Status};
@@ -392,7 +392,7 @@ impl Agent {
         let lasts = self.turns.detaching_for(&container);
         let agent = Arc::clone(self);
         // Records are read.
-        let told = tokio::task::spawn_blocking(move || {
+        let told = own_thread::blocking(move || {
             let departs = match lasts {
                 Some(lasts) => format!("whose detaching has taken {} s so far", lasts.as_secs()),
                 None if agent.engine.is_half_detached(&container) => {
@@ -402,7 +402,7 @@ impl Agent {
             };
             Some(format!("held by {}, {departs}", agent.engine.describe(&container)))
         });
-        // Otherwise the error says what it says, be it for a panic, which the panic hook has reported.
+        // Otherwise the error says what it says.
         if let Ok(Some(told)) = told.await {
             let separator = if error.details.is_empty() { "" } else { "; " };
             error.details += &format!("{separator}{told}");
@@ -521,7 +521,7 @@ impl Agent {
         let agent = Arc::clone(self);
         own_thread::blocking(move || answer(&agent))
             .await
-            .unwrap_or_else(|panic| Response::Refused(format!("the agent panicked; see its log: {panic}")))
+            .unwrap_or_else(|ending| Response::Refused(ending.to_string()))
     }
 
     /// Carries out a request, and logs its timings: at level debug, or at level info if it took long.
@@ -656,14 +656,9 @@ fn too_many(class: Class) -> CniError {
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, CniError> + Send + 'static,
 ) -> Result<T, CniError> {
-    own_thread::blocking(work).await.unwrap_or_else(|none| {
-        Err(match none {
-            NoResult::Ending => CniError::new(code::TRY_AGAIN_LATER, none.to_string()),
-            NoResult::Panicked(details) => {
-                CniError::new(code::INTERNAL, "the agent panicked; see its log").with_details(details)
-            }
-        })
-    })
+    own_thread::blocking(work)
+        .await
+        .unwrap_or_else(|ending| Err(CniError::new(code::TRY_AGAIN_LATER, ending.to_string())))
 }
 
 /// What an operation has done.

@@ -12,7 +12,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, watch};
@@ -40,6 +40,7 @@ use crate::rounds;
 use crate::rpc::message::{Condition, Readiness};
 use crate::source::Source;
 use crate::source::log_share::LogShare;
+use crate::sync::{Mutex, locked};
 use crate::ticks;
 
 /// How often each look is taken without a request.
@@ -186,7 +187,7 @@ impl Health {
     /// Code 50 or 51 with the reason, or a plugin's own error; the details give the age of the outcome.
     pub(super) fn answer(&self, cni_path: &[PathBuf]) -> Result<(), CniError> {
         let is_new = {
-            let mut known = lock(&self.cni_path);
+            let mut known = locked(&self.cni_path);
             let is_new = *known != cni_path;
             cni_path.clone_into(&mut known);
             is_new
@@ -210,9 +211,9 @@ impl Health {
         let mut conf = self.conf.as_ref().map(ConfKeeper::rows).unwrap_or_default();
         // What is found in the directory says more.
         if conf.is_empty() {
-            conf = lock(&self.runtime).clone();
+            conf = locked(&self.runtime).clone();
         }
-        [conf, lock(&self.not_enforced).clone(), lock(&self.not_attachable).clone()].concat()
+        [conf, locked(&self.not_enforced).clone(), locked(&self.not_attachable).clone()].concat()
     }
 
     /// Has what is looked at rarely looked at anew because somebody asks, at most every [`INTERVAL`]: his next question is
@@ -220,8 +221,8 @@ impl Health {
     pub(super) fn look_soon(&self) {
         self.runtime_wanted.notify_one();
         // A look at one share of the attachments does not make what is known of the others new.
-        let attachments = *lock(&self.all_shares);
-        let networks = lock(&self.networks.last).as_ref().map(|(at, _)| *at);
+        let attachments = *locked(&self.all_shares);
+        let networks = locked(&self.networks.last).as_ref().map(|(at, _)| *at);
         for (look, last) in [(&self.attachments, attachments), (&self.networks, networks)] {
             if last.is_some_and(|at| at.elapsed() >= INTERVAL) {
                 look.want();
@@ -231,7 +232,7 @@ impl Health {
 
     /// Use of the networks' pools, as the last look at them found it: at most [`SINGLE_INTERVAL`] ago unless it hangs.
     pub(super) fn pools(&self) -> Vec<PoolUse> {
-        lock(&self.pools).clone()
+        locked(&self.pools).clone()
     }
 
     /// The outcomes of all looks, as shown by `netattachctl status`, including the runtime's file.
@@ -255,7 +256,7 @@ impl Health {
                 return condition(self.file.what, file);
             }
             let read =
-                lock(&self.runtime).first().map_or(Ok(()), |it| Err(not_available(it.problem.clone())));
+                locked(&self.runtime).first().map_or(Ok(()), |it| Err(not_available(it.problem.clone())));
             let file = file.and_then(|path| read.map(|()| path));
             condition(self.file.what, network.clone().and(file))
         });
@@ -284,13 +285,13 @@ impl Health {
 
     /// The problem of the default network, as the last look at it saw it.
     pub(super) fn default_network_problem(&self) -> Option<String> {
-        let problem = |look: &Look| lock(&look.last).as_ref()?.1.as_ref().err().map(ToString::to_string);
+        let problem = |look: &Look| locked(&look.last).as_ref()?.1.as_ref().err().map(ToString::to_string);
         problem(&self.network).or_else(|| problem(&self.plugins))
     }
 
     /// Files on disk that should describe networks and cannot be used.
     pub(super) fn unusable_files(&self) -> Vec<Condition> {
-        lock(&self.unusable).clone()
+        locked(&self.unusable).clone()
     }
 
     /// Takes the first looks, before anything is served. The runtime's file is written only once the agent serves. A
@@ -332,7 +333,7 @@ impl Health {
             let mut filters = filters?;
             loop {
                 let removed = filters.removed().await?;
-                lock(&self.removed).extend(removed);
+                locked(&self.removed).extend(removed);
                 self.dataplane.want();
                 self.attachments.wanted.notify_one();
             }
@@ -393,12 +394,12 @@ impl Health {
     /// Restores missing programs, and notes the attachments that still lack theirs: of all if somebody has asked for this look,
     /// else of those on devices from which filters were removed, or of the share that is next.
     fn look_at_attachments(&self) -> Seen {
-        let removed = std::mem::take(&mut *lock(&self.removed));
+        let removed = std::mem::take(&mut *locked(&self.removed));
         let is_wanted = self.attachments.is_wanted.swap(false, Ordering::Relaxed);
         let found = match &removed {
             Removed::From(devices) if !is_wanted => self.look_at_some(devices),
             _ => {
-                *lock(&self.all_shares) = Some(Instant::now());
+                *locked(&self.all_shares) = Some(Instant::now());
                 self.look_at_shares(0..SHARES)
             }
         };
@@ -408,13 +409,13 @@ impl Health {
         };
         let translation = named("translation of addresses", node.nat.as_ref().and_then(Nat::trouble));
         let forwarding = named("forwarding for pods", node.firewall.as_ref().and_then(Firewall::trouble));
-        let missing: Vec<Condition> = lock(&self.shares).rows().collect();
+        let missing: Vec<Condition> = locked(&self.shares).rows().collect();
         let rows = translation.into_iter().chain(forwarding).chain(missing);
         note("attachment is not enforced", &self.not_enforced, rows.take(MOST_TROUBLES).collect());
         let Err(error) = found else { return Ok(String::new()) };
         // What was asked for is still to be done.
         self.attachments.is_wanted.fetch_or(is_wanted, Ordering::Relaxed);
-        lock(&self.removed).extend(removed);
+        locked(&self.removed).extend(removed);
         Err(CniError::new(code::LIMITED_CONNECTIVITY, format!("attachments: {}", Chain(&error))))
     }
 
@@ -424,11 +425,11 @@ impl Health {
         let mut outcome = Ok(());
         if !devices.is_empty() {
             let (looked, done) = self.engine.restore_attachments(Which::On(devices), SHARES);
-            lock(&self.shares).merge(looked);
+            locked(&self.shares).merge(looked);
             outcome = done;
         }
         let next = {
-            let (mut shares, now) = (lock(&self.shares), Instant::now());
+            let (mut shares, now) = (locked(&self.shares), Instant::now());
             if !devices.is_empty() && !shares.is_late(now, pace::longest(INTERVAL)) {
                 return outcome;
             }
@@ -442,7 +443,7 @@ impl Health {
         let mut outcome = Ok(());
         for share in shares {
             let (looked, done) = self.engine.restore_attachments(Which::Share(share), SHARES);
-            let mut known = lock(&self.shares);
+            let mut known = locked(&self.shares);
             match done {
                 Ok(()) => known.replace(share, looked),
                 Err(error) => {
@@ -456,7 +457,7 @@ impl Health {
 
     /// Notes the networks that could not be attached, and those that have no address left.
     fn look_at_networks(&self) -> Seen {
-        let cni_path = lock(&self.cni_path).clone();
+        let cni_path = locked(&self.cni_path).clone();
         // A definition that yields no plan is reported as the definition's trouble (`agent::trouble`).
         let planned = |defined: &Defined| self.engine.check_plan(&defined.network).is_ok();
         let mut pools = Vec::new();
@@ -478,7 +479,7 @@ impl Health {
         // Of very many, those that pods have addresses of: anybody can define others.
         pools.sort_by_key(|pool| pool.used == 0);
         pools.truncate(MOST_POOLS);
-        *lock(&self.pools) = pools;
+        *locked(&self.pools) = pools;
         self.look_at_files();
         Ok(String::new())
     }
@@ -512,7 +513,7 @@ impl Health {
     fn ask_plugins(&self) -> Seen {
         // Problems with the configuration are reported by the other look.
         let Ok(network) = self.default_network() else { return Ok(String::new()) };
-        let cni_path = lock(&self.cni_path).clone();
+        let cni_path = locked(&self.cni_path).clone();
         let patience = PLUGIN_PATIENCE.min(self.engine.node().delegate.timeout);
         self.engine.ask_plugins(&network, &cni_path, patience).map(|()| String::new())
     }
@@ -520,7 +521,7 @@ impl Health {
     /// The default network, if it could be attached now.
     fn usable_network(&self) -> Result<Network, CniError> {
         let network = self.default_network()?;
-        let cni_path = lock(&self.cni_path).clone();
+        let cni_path = locked(&self.cni_path).clone();
         self.engine
             .check_network(&network, &cni_path)
             .map_err(|error| CniError { code: code::NOT_AVAILABLE, ..error })?;
@@ -538,13 +539,13 @@ fn not_available(msg: String) -> CniError {
 
 /// Stores the findings of a look, and logs the new ones.
 pub(super) fn note(what: &str, kept: &Mutex<Vec<Condition>>, found: Vec<Condition>) {
-    let mut kept = lock(kept);
+    let mut kept = locked(kept);
     log_new(what, &kept, &found);
     *kept = found;
 }
 
 /// What is logged of each namespace, by whichever look.
-static LOGGED: Mutex<LogShare> = Mutex::new(LogShare::new());
+static LOGGED: LazyLock<Mutex<LogShare>> = LazyLock::new(|| Mutex::new(LogShare::new()));
 
 /// Logs each trouble that was not in `before`; of very many of a namespace, the first and how many there are besides: one
 /// author can make thousands, and change them with every look.
@@ -552,7 +553,7 @@ pub(super) fn log_new(what: &str, before: &[Condition], found: &[Condition]) {
     let known: BTreeSet<(&str, &str)> =
         before.iter().map(|row| (row.object.as_str(), row.problem.as_str())).collect();
     let is_new = |row: &&Condition| !known.contains(&(row.object.as_str(), row.problem.as_str()));
-    let mut logged = lock(&LOGGED);
+    let mut logged = locked(&LOGGED);
     for Condition { object, problem } in found.iter().filter(is_new) {
         logged.log(namespace(object), || tracing::warn!(object, problem, "{what}"));
     }
@@ -598,10 +599,10 @@ impl Look {
     }
 
     fn take(&self, look: impl FnOnce() -> Seen) {
-        *lock(&self.begun) = Some(Instant::now());
+        *locked(&self.begun) = Some(Instant::now());
         let seen = look();
-        *lock(&self.begun) = None;
-        let mut last = lock(&self.last);
+        *locked(&self.begun) = None;
+        let mut last = locked(&self.last);
         let before = last.replace((Instant::now(), seen)).map(|(_, seen)| seen);
         let Some((_, now)) = &*last else { return };
         match (before, now) {
@@ -619,7 +620,7 @@ impl Look {
     /// # Errors
     /// As [`Look::known`].
     fn seen(&self, look_again: bool) -> Result<(Duration, Seen), CniError> {
-        let age = lock(&self.last).as_ref().map(|(at, _)| at.elapsed());
+        let age = locked(&self.last).as_ref().map(|(at, _)| at.elapsed());
         if age.is_some_and(|age| look_again || age > FRESH) {
             self.want();
         }
@@ -631,13 +632,13 @@ impl Look {
     /// # Errors
     /// There is no outcome, or no recent one.
     fn known(&self) -> Result<(Duration, Seen), CniError> {
-        let last = lock(&self.last);
+        let last = locked(&self.last);
         let not_known = |how: String| {
             Err(CniError::new(code::NOT_AVAILABLE, format!("state of {} is not known {how}", self.what)))
         };
         let Some((at, seen)) = &*last else { return not_known("yet".into()) };
         let age = at.elapsed();
-        let hangs = lock(&self.begun).is_some_and(|begun| begun.elapsed() > self.longest);
+        let hangs = locked(&self.begun).is_some_and(|begun| begun.elapsed() > self.longest);
         if hangs || age > pace::longest(self.every) + LONGEST_LOOK {
             return not_known(format!("for {} s", age.as_secs()));
         }
@@ -673,9 +674,7 @@ async fn follow(
             let ((), worked) = pace::measured(|| which(&looking).take(|| look(&looking)));
             (began.elapsed(), worked)
         };
-        let looked = rounds::take(is_routine, take).await;
-        // Nothing comes of a panic, which the panic hook has reported; the next look is another try.
-        let (took, worked) = looked.unwrap_or_default();
+        let (took, worked) = rounds::take(is_routine, take).await;
         // What other plugins do for a look is work as well.
         let worked = if which(&health).longest == LONGEST_LOOK { worked.max(took / OTHERS) } else { worked };
         let pause = took * PAUSE;
@@ -735,18 +734,13 @@ async fn other_networks(
     Ok(())
 }
 
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A poisoned lock is usable: every change is one assignment.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn seen(ago: Duration, outcome: Seen) -> Look {
         let look = Look::new("dataplane", INTERVAL);
-        *lock(&look.last) = Instant::now().checked_sub(ago).map(|at| (at, outcome));
+        *locked(&look.last) = Instant::now().checked_sub(ago).map(|at| (at, outcome));
         look
     }
 

@@ -10,7 +10,7 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -24,8 +24,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 
 use super::handler::Agent;
-use super::health::lock;
+use crate::own_thread;
 use crate::rpc::message::Condition;
+use crate::sync::{Mutex, locked};
 
 /// Most connections at a time; further ones wait to be accepted.
 const MOST_CONNECTIONS: usize = 16;
@@ -72,7 +73,7 @@ impl Http {
 
     /// The problem that nothing is served.
     pub(super) fn condition(&self) -> Option<Condition> {
-        let problem = lock(&self.problem).clone()?;
+        let problem = locked(&self.problem).clone()?;
         Some(Condition { object: format!("metrics and probes on {}", self.address), problem })
     }
 
@@ -105,13 +106,13 @@ impl Http {
         loop {
             match TcpListener::bind(self.address).await {
                 Ok(listener) => {
-                    *lock(&self.problem) = None;
+                    *locked(&self.problem) = None;
                     tracing::info!(address = %self.address, "metrics and probes are served");
                     return listener;
                 }
                 Err(error) => {
                     let problem = format!("not served, will try again: {error}; see metrics.listen");
-                    let before = lock(&self.problem).replace(problem.clone());
+                    let before = locked(&self.problem).replace(problem.clone());
                     if before.as_ref() != Some(&problem) {
                         tracing::warn!(address = %self.address, problem, "metrics and probes");
                     }
@@ -162,7 +163,7 @@ impl Http {
                 format!("{MOST_AT_WORK} scrapes are being answered\n"),
             );
         };
-        let written = tokio::task::spawn_blocking(move || {
+        let written = own_thread::blocking(move || {
             let written = write();
             drop(at_work);
             written
@@ -170,7 +171,7 @@ impl Http {
         match written.await {
             Ok(Ok(written)) => typed(StatusCode::OK, OPEN_METRICS, written),
             Ok(Err(error)) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
-            Err(panic) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{panic}\n")),
+            Err(ending) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{ending}\n")),
         }
     }
 
@@ -187,7 +188,7 @@ impl Http {
                 "threads that earlier probes asked for have not answered\n",
             );
         };
-        let look = tokio::task::spawn_blocking(move || {
+        let look = own_thread::blocking(move || {
             let sandboxes = look();
             // A thread that hangs keeps its place, so that probes do not use up the threads.
             drop(at_work);
@@ -195,7 +196,7 @@ impl Http {
         });
         match tokio::time::timeout(patience, look).await {
             Ok(Ok(sandboxes)) => text(StatusCode::OK, format!("ok: {sandboxes} sandboxes\n")),
-            Ok(Err(panic)) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{panic}\n")),
+            Ok(Err(ending)) => text(StatusCode::INTERNAL_SERVER_ERROR, format!("{ending}\n")),
             Err(_) => {
                 let seconds = patience.as_secs();
                 text(StatusCode::INTERNAL_SERVER_ERROR, format!("no thread has answered for {seconds} s\n"))

@@ -95,8 +95,7 @@ impl Agent {
         loop {
             let looking = Arc::clone(&self);
             let looked = rounds::look(move || pace::measured(|| looking.look_into_some_pods(last.as_ref())));
-            // Nothing comes of a panic, which the panic hook has reported; the next look begins anew.
-            let (came_to, worked) = looked.await.unwrap_or_default();
+            let (came_to, worked) = looked.await;
             last = came_to;
             ticks::pause(pace::pause_of_continued(INTERVAL, worked)).await;
         }

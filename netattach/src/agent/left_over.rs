@@ -16,6 +16,7 @@ use super::scheduler::{MOST_DELS, Turn, Turns};
 use super::waiting_dels::drop_unusable;
 use crate::error_chain::Chain;
 use crate::journal::JournalKey;
+use crate::own_thread;
 use crate::rpc::pending::Pending;
 
 /// Most containers in the lanes at a time: half of the places, so that DELs of the runtime find room.
@@ -31,7 +32,7 @@ enum Left {
     Del(PathBuf),
 }
 
-/// A container among those that status shows to have unfinished work, until this is dropped: by a panic as well.
+/// A container among those that status shows to have unfinished work, until this is dropped.
 struct Listed(Arc<Agent>);
 
 impl Drop for Listed {
@@ -94,8 +95,7 @@ impl LeftOver {
             });
         }
         while let Some(ended) = under_way.join_next().await {
-            // A panic has been reported by the panic hook.
-            counts.failed.fetch_add(usize::from(ended.is_err()), Ordering::Relaxed);
+            own_thread::joined(ended);
         }
         let [rolled_back, failed] =
             [&counts.rolled_back, &counts.failed].map(|it| it.load(Ordering::Relaxed));

@@ -22,6 +22,7 @@ use crate::error_chain::{Chain, clipped};
 use crate::journal::JournalKey;
 use crate::npwg::{self, NETWORKS_ANNOTATION, NetworkRef, SelectionError};
 use crate::objects::{Objects, Pod};
+use crate::own_thread;
 use crate::rpc::message::{AttachCall, Condition, DetachCall, Response, SandboxName};
 use crate::sync::{Mutex, locked};
 use crate::ticks::ticks;
@@ -202,8 +203,8 @@ pub(super) async fn follow(agent: Arc<Agent>, mut source: watch::Receiver<u64>) 
             () = agent.live_pods.again.notified() => false,
             _ = again.tick() => true,
             Some(ended) = rounds.tasks.join_next_with_id() => {
-                // A panic, which the panic hook has reported, is a failure like others.
-                let (task, problem) = ended.unwrap_or_else(|error| (error.id(), Some(error.to_string())));
+                // Nobody gives one up.
+                let Some((task, problem)) = own_thread::joined(ended) else { continue };
                 rounds.ended(task, problem);
                 continue;
             }

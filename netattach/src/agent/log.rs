@@ -1,6 +1,8 @@
 //! The agent's log, and the variable `NETATTACH_LOG` that configures it.
 
 use std::env::{self, VarError};
+use std::io::{self, Write};
+use std::panic::PanicHookInfo;
 
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::ParseError;
@@ -33,7 +35,7 @@ pub enum LogError {
     Nothing(String),
 }
 
-/// Starts logging to standard error.
+/// Starts logging to standard error. From then on a panic has a line in the log, and ends the process.
 ///
 /// # Errors
 /// The variable is invalid; the default filter is then used.
@@ -49,16 +51,31 @@ pub(super) fn start(format: LogFormat) -> Result<(), LogError> {
     };
     // If the reader of the log is gone, that must not end the agent: by default such an error is printed to standard
     // error, which panics.
-    let lines = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .log_internal_errors(false);
+    let lines =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(io::stderr).log_internal_errors(false);
     match format {
         LogFormat::Text => lines.init(),
         // Fields beside the message, as those expect who collect logs.
         LogFormat::Json => lines.json().flatten_event(true).init(),
     }
+    std::panic::set_hook(Box::new(|panic| {
+        let line = last_line(panic);
+        if tracing::enabled!(tracing::Level::ERROR) {
+            tracing::error!("{line}");
+        } else {
+            // Nobody learns otherwise why the agent has ended, whatever modules he has chosen.
+            let _ = writeln!(io::stderr(), "{line}");
+        }
+        // Executables of tests, whose panics would unwind, end as the product's do.
+        std::process::abort();
+    }));
     outcome
+}
+
+/// Where and why the process ends.
+fn last_line(panic: &PanicHookInfo<'_>) -> String {
+    let panicked = panic.to_string().replace('\n', " ");
+    format!("the agent {panicked}; it ends, attachments keep working")
 }
 
 fn filter(text: &str) -> Result<EnvFilter, LogError> {
@@ -85,8 +102,32 @@ fn is_number(word: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
     use super::*;
     use crate::error_chain::Chain;
+
+    #[test]
+    fn a_panic_is_one_line_with_its_place() {
+        // The hook is the process's: other tests keep theirs.
+        let (this, others) = (std::thread::current().id(), std::panic::take_hook());
+        let (sender, told) = mpsc::channel();
+        std::panic::set_hook(Box::new(move |panic| {
+            if std::thread::current().id() == this {
+                let _ = sender.send(last_line(panic));
+            } else {
+                others(panic);
+            }
+        }));
+        let line = line!() + 1;
+        assert!(std::panic::catch_unwind(|| panic!("on\npurpose")).is_err());
+        let file = file!();
+        let place = told.recv().unwrap();
+        let place = place.strip_prefix(&format!("the agent panicked at {file}:{line}:")).unwrap();
+        let (column, rest) = place.split_once(": ").unwrap();
+        assert!(column.parse::<u32>().is_ok(), "{place}");
+        assert_eq!(rest, "on purpose; it ends, attachments keep working");
+    }
 
     #[test]
     fn a_filter_that_would_log_nothing_is_refused() {

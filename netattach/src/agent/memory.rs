@@ -92,8 +92,7 @@ pub(super) async fn keep_at_rest() {
         tick.tick().await;
         // Behind others that are due now, so that what they have run is given back.
         tokio::task::yield_now().await;
-        // Nothing comes of a panic, which the panic hook has reported; the next check is another try.
-        let _ = rounds::look(|| MEMORY.check_at_rest()).await;
+        rounds::look(|| MEMORY.check_at_rest()).await;
     }
 }
 

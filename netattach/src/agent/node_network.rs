@@ -5,13 +5,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use ipnet::IpNet;
 use tokio::sync::watch;
 
-use super::health::{lock, note};
+use super::health::note;
 use crate::attach::{Engine, FromNode};
 use crate::builtin::network::non_masqueraded;
 use crate::builtin::routes::{OnLink, PROTOCOL, Wanted, overlap, wanted};
@@ -25,6 +25,7 @@ use crate::rounds;
 use crate::rpc::message::Condition;
 use crate::source::{NotSynced, Source};
 use crate::spec::{OWN_GROUPS, Route};
+use crate::sync::{Mutex, locked};
 use crate::ticks::ticks;
 
 /// How often the node is looked at: others can remove a route, and a device that was down has none.
@@ -52,7 +53,7 @@ impl NodeNetwork {
 
     /// The problems that the last look found.
     pub(super) fn rows(&self) -> Vec<Condition> {
-        lock(&self.rows).clone()
+        locked(&self.rows).clone()
     }
 
     /// Looks when nodes or the default route change, and every [`INTERVAL`], until the source ends.
@@ -96,8 +97,7 @@ impl NodeNetwork {
             };
             let looking = Arc::clone(&self);
             let look = move || crate::upkeep(|| looking.look());
-            // Nothing comes of a panic, which the panic hook has reported; the next look is another try.
-            let _ = rounds::take(!is_told, look).await;
+            rounds::take(!is_told, look).await;
         }
     }
 

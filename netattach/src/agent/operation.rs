@@ -30,7 +30,7 @@ impl Operation {
 
     /// The container whose departure the operation waits for.
     pub(super) fn waits_for(&self) -> Option<String> {
-        // A poisoned lock is usable: every change is one assignment.
+        // No lock is poisoned: a panic ends the agent.
         self.waits_for.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 

@@ -59,8 +59,7 @@ pub(super) async fn keep(agent: Arc<Agent>, means: Means) {
             let (objects, attached) = (looking.intents.source.snapshot(), looking.engine.registry().all());
             (without_networks(&objects, &attached), unreadable)
         });
-        // Nothing comes of a panic, which the panic hook has reported.
-        let Some((found, unreadable)) = looked.await else { continue };
+        let (found, unreadable) = looked.await;
         // A directory that cannot be listed may have the records of all.
         let unreadable = unreadable.unwrap_or(1);
         for pod in agent.repairs.take_in(found, unreadable, Instant::now()) {

@@ -68,6 +68,7 @@ use crate::netlink::nat::TABLE as NAT_TABLE;
 use crate::netlink::{self, Changes, FilterWatch, Handle, KnownLinks, LOOPBACK, LinkWatch, StationWatch};
 use crate::netns::NetnsError;
 use crate::observe::{Event, Observer};
+use crate::own_thread;
 use crate::pace;
 use crate::publish::PublishError;
 use crate::put_back::PutBack;
@@ -305,8 +306,7 @@ async fn serve_until(
     let Place { listener, records: _records, sources } = place;
 
     let start_with = (Arc::clone(&settings), Arc::clone(&metrics));
-    let started =
-        unless_signal(signals.ending(), move || start(&start_with.0, &start_with.1, sources)).await?;
+    let started = unless_signal(signals.ending(), move || start(&start_with.0, &start_with.1, sources)).await;
     // Unfinished operations continue at the next start.
     let Some(started) = started else { return Ok(()) };
     let Started {
@@ -413,8 +413,7 @@ async fn serve_until(
         }
         first_look.look_first(taken_over);
     });
-    let checked = checked.await?;
-    let Some(()) = checked else { return Ok(()) };
+    let Some(()) = checked.await else { return Ok(()) };
     if let Some(network) = node_network {
         background
             .keep("the network of the node", network.keep(source.changes(), LinkWatch::open_for_routes()?));
@@ -464,16 +463,12 @@ async fn serve_until(
         early = background.ended_early() => Some(early),
     };
     drop(stop);
-    let ended = tokio::select! {
-        ended = &mut serving => ended,
-        // A second signal does not wait for operations in flight: the journal has their progress.
-        _ = signals.ending() => {
-            serving.abort();
-            Ok(())
+    tokio::select! {
+        ended = &mut serving => {
+            own_thread::joined(ended);
         }
-    };
-    if let Err(error) = ended {
-        tracing::error!(%error, "the server failed");
+        // A second signal does not wait for operations in flight: the journal has their progress.
+        _ = signals.ending() => serving.abort(),
     }
     drop(background);
     // End the plugins of aborted operations.
@@ -482,20 +477,15 @@ async fn serve_until(
 }
 
 /// Runs startup work that may hang. `None`: a signal ended the agent meanwhile.
-///
-/// # Errors
-/// A panic in the work: its partial result must not be served.
 pub(super) async fn unless_signal<T: Send + 'static>(
     signal: impl Future<Output = &'static str>,
     work: impl FnOnce() -> T + Send + 'static,
-) -> Result<Option<T>, AgentError> {
+) -> Option<T> {
     tokio::select! {
-        done = tokio::task::spawn_blocking(work) => {
-            done.map(Some).map_err(|panic| AgentError::Start(std::io::Error::other(panic)))
-        }
+        done = own_thread::blocking(work) => done.ok(),
         signal = signal => {
             log_shutdown(signal);
-            Ok(None)
+            None
         }
     }
 }
@@ -734,19 +724,15 @@ async fn collect_flows(enforcer: Arc<Enforcer>) {
         loop {
             let enforcer = Arc::clone(&enforcer);
             let round = move || pace::measured(|| crate::upkeep(|| collect_some_flows(&enforcer)));
-            let round = rounds::look(round).await.map(|(round, took)| {
-                worked += took;
-                round
-            });
-            match round {
-                Some(Ok(false)) => tokio::time::sleep(COLLECT_PAUSE).await,
-                Some(Ok(true)) => break,
-                Some(Err(error)) => {
+            let (is_whole, took) = rounds::look(round).await;
+            worked += took;
+            match is_whole {
+                Ok(false) => tokio::time::sleep(COLLECT_PAUSE).await,
+                Ok(true) => break,
+                Err(error) => {
                     tracing::error!(error = %Chain(&error), "flow table not scanned; will try again");
                     break;
                 }
-                // A panic, which the panic hook has reported.
-                None => break,
             }
         }
         let pressed = enforcer.flows().is_pressed();
@@ -780,10 +766,9 @@ async fn keep_routed(enforcer: Arc<Enforcer>, mut watch: LinkWatch) -> std::io::
         let changes = watch.changes().ok().filter(|_| checked).unwrap_or(Changes::Anything);
         let enforcer = Arc::clone(&enforcer);
         let keep = move || crate::upkeep(|| enforcer.keep_routed(&changes));
-        // Nothing comes of a panic, which the panic hook has reported.
         let kept = rounds::take(!is_told, keep).await;
-        checked = matches!(kept, Some(Ok(())));
-        if let Some(Err(error)) = kept {
+        checked = kept.is_ok();
+        if let Err(error) = kept {
             tracing::warn!(error = %Chain(&error), "enforcement of routed traffic not checked; will try again");
         }
     }
@@ -801,9 +786,7 @@ async fn keep_put_back<E: std::error::Error + Send + 'static>(
     loop {
         tick.tick().await;
         let engine = Arc::clone(&engine);
-        let repaired = rounds::look(move || crate::upkeep(|| repair(engine.node())));
-        // Nothing comes of a panic, which the panic hook has reported.
-        let Some(repaired) = repaired.await else { continue };
+        let repaired = rounds::look(move || crate::upkeep(|| repair(engine.node()))).await;
         let now = repaired.as_ref().err().map(|error| Chain(error).to_string());
         match (repaired, &now) {
             (Ok(true), _) if told.once_more((), Instant::now()).is_ok() => {
@@ -842,8 +825,7 @@ async fn follow_policies(enforcer: Arc<Enforcer>, mut changes: watch::Receiver<u
                 metrics.policies_changed(&change);
             }
         };
-        // Nothing comes of a panic, which the panic hook has reported; the next change tries again.
-        let _ = rounds::take(!changed, update).await;
+        rounds::take(!changed, update).await;
     }
 }
 
@@ -852,18 +834,6 @@ mod tests {
     use std::future::{pending, ready};
 
     use super::*;
-
-    #[tokio::test]
-    async fn a_panic_at_the_start_is_the_error_of_the_agent() {
-        let panicked = unless_signal::<()>(pending(), || panic!("a panic of the test")).await.unwrap_err();
-        let said = Chain(&panicked).to_string();
-        assert!(
-            said.starts_with("start: task ")
-                && said.ends_with(" panicked with message \"a panic of the test\""),
-            "{said}"
-        );
-        assert_eq!(unless_signal(pending(), || 7).await.unwrap(), Some(7));
-    }
 
     #[test]
     fn what_the_kernel_lacks_is_said_before_where_that_was_noticed() {
@@ -890,9 +860,10 @@ mod tests {
 
     #[tokio::test]
     async fn a_signal_does_not_wait_for_a_start_that_hangs() {
+        assert_eq!(unless_signal(pending(), || 7).await, Some(7));
         let (end, ended) = std::sync::mpsc::channel::<()>();
         let hangs = move || ended.recv().is_ok();
-        assert_eq!(unless_signal(ready("SIGTERM"), hangs).await.unwrap(), None);
+        assert_eq!(unless_signal(ready("SIGTERM"), hangs).await, None);
         drop(end);
     }
 }

@@ -183,7 +183,6 @@ impl Turns {
     }
 
     fn lock(&self) -> MutexGuard<'_, Asking> {
-        // A poisoned lock is usable: every change is complete before any code that could panic.
         locked(&self.0)
     }
 }
@@ -390,7 +389,6 @@ impl Traffic {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A poisoned lock is usable: every change is complete before any code that could panic.
         locked(&self.state)
     }
 }

@@ -50,10 +50,10 @@ pub(super) async fn take_place(
     let (lock, sources) = match (SocketLock::take(&socket, LOCK_PATIENCE), settings.stand_by()) {
         (Err(ListenError::Served { .. }), Some(most)) => {
             let trial = (Arc::clone(settings), Arc::clone(metrics));
-            let tried = unless_signal(signals.ending(), move || try_start(&trial.0, &trial.1)).await?;
+            let tried = unless_signal(signals.ending(), move || try_start(&trial.0, &trial.1)).await;
             let Some(sources) = tried else { return Ok(None) };
             let sources = sources?;
-            let waited = unless_signal(signals.ending(), move || wait(&socket, most)).await?;
+            let waited = unless_signal(signals.ending(), move || wait(&socket, most)).await;
             let Some(lock) = waited else { return Ok(None) };
             (lock?, Some(sources))
         }
@@ -65,7 +65,7 @@ pub(super) async fn take_place(
     let owned = unless_signal(signals.ending(), move || {
         owned::own("state directory", &own.state_dir, letting_go(&own))
     });
-    let Some(records) = owned.await? else { return Ok(None) };
+    let Some(records) = owned.await else { return Ok(None) };
     Ok(Some(Place { listener, records: records?, sources }))
 }
 

@@ -9,7 +9,6 @@
 use std::fmt::Write;
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -21,9 +20,9 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
-use super::health::lock;
 use super::watching::Endpoint;
 use crate::error_chain::Chain;
+use crate::sync::{Mutex, locked};
 use crate::timing::{Run, Times};
 
 /// Most requests that wait to be sent; the spans of further ones are dropped.
@@ -78,7 +77,7 @@ impl Trace {
     /// Keeps how the work spends its time. Work that starts over is kept once more.
     pub(super) fn worked(&self, times: &Times) {
         if self.context.is_some() {
-            *lock(&self.runs) = times.runs().to_vec();
+            *locked(&self.runs) = times.runs().to_vec();
         }
     }
 }
@@ -117,7 +116,7 @@ impl Traces {
             failure,
             began: trace.began,
             took: trace.began.1.elapsed(),
-            runs: std::mem::take(&mut lock(&trace.runs)),
+            runs: std::mem::take(&mut locked(&trace.runs)),
         };
         // A collector that does not keep up, or is away, delays no pod.
         if self.waiting.try_send(traced).is_err() {

@@ -5,13 +5,13 @@
 //! Each is logged once when it begins, and is a row of the status as long as it lasts.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::{Notify, watch};
 
 use super::disk_look::{DiskLook, LEAST_INTERVAL, Versions, versions};
-use super::health::{NOT_IN_FORCE, lock, log_new, note};
+use super::health::{NOT_IN_FORCE, log_new, note};
 use super::node_network::NodeNetwork;
 use super::share::shared;
 use crate::attach::{Engine, IntentReader};
@@ -28,6 +28,7 @@ use crate::policy::desired::{Condition as PolicyCondition, Subject};
 use crate::rounds;
 use crate::rpc::message::Condition;
 use crate::source::Source;
+use crate::sync::{Mutex, locked};
 use crate::ticks;
 
 /// Most rows that are reported; of the rest, only the number.
@@ -118,8 +119,8 @@ impl Troubles {
     /// One row for each problem: with objects as of now, on disk as of the last look.
     pub(super) fn rows(&self) -> Vec<Condition> {
         let mut rows = self.of_objects();
-        rows.extend(lock(&self.on_disk).iter().cloned());
-        if lock(&self.looked).is_none_or(|at| at.elapsed() > LEAST_INTERVAL) {
+        rows.extend(locked(&self.on_disk).iter().cloned());
+        if locked(&self.looked).is_none_or(|at| at.elapsed() > LEAST_INTERVAL) {
             self.wanted.notify_one();
         }
         rows.extend(self.of_pools());
@@ -140,9 +141,8 @@ impl Troubles {
                 looking.of_objects();
                 looking.look_at_disk();
             };
-            // Nothing comes of a panic, which the panic hook has reported; the next look is another try. Thousands of definitions
-            // may have changed, which takes long.
-            let _ = rounds::take(is_routine, look).await;
+            // Thousands of definitions may have changed, which takes long.
+            rounds::take(is_routine, look).await;
             // All three futures may be dropped at any time: a change stays unseen, a request is kept, and the sleep
             // starts anew.
             is_routine = tokio::select! {
@@ -163,7 +163,7 @@ impl Troubles {
     fn of_objects(&self) -> Vec<Condition> {
         let objects = self.source.snapshot();
         let unlabelled = without_object(&objects);
-        let mut seen = lock(&self.seen);
+        let mut seen = locked(&self.seen);
         if !seen.has_definitions_of(&objects) {
             let before = std::mem::take(&mut seen.checked);
             let before = if seen.nodes.is_of(&objects.nodes) { before } else { BTreeMap::new() };
@@ -207,11 +207,11 @@ impl Troubles {
             false => Some(Versions::new()),
         };
         let read = || self.of_definitions(&objects, is_on_disk);
-        let found = lock(&self.disk_look).look(Instant::now(), &objects.definitions, versions, read);
+        let found = locked(&self.disk_look).look(Instant::now(), &objects.definitions, versions, read);
         if let Some(rows) = found {
             note(NOT_IN_FORCE, &self.on_disk, rows);
         }
-        *lock(&self.looked) = Some(Instant::now());
+        *locked(&self.looked) = Some(Instant::now());
     }
 
     fn look(&self, objects: &Objects, unlabelled: &BTreeSet<String>) -> Vec<Condition> {

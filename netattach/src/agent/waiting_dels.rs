@@ -114,7 +114,7 @@ impl Agent {
         let found = match found {
             Ok(Ok(found)) => found,
             Ok(Err(error)) => return tracing::error!(error = %Chain(&error), "recorded DELs not looked for"),
-            // A panic, which the panic hook has reported.
+            // The agent ends.
             Err(_) => return,
         };
         let mut under_way = JoinSet::new();

@@ -178,7 +178,7 @@ impl Bridges {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, u32>> {
-        // Every change is a single operation, so a poisoned map is consistent.
+        // No lock is poisoned: a panic ends the agent.
         self.users.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

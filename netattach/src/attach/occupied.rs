@@ -297,7 +297,7 @@ impl Occupied {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Every change is complete before any operation that could panic.
+        // No lock is poisoned: a panic ends the agent.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -183,7 +183,6 @@ impl Registry {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // Every change is complete before any operation that could panic.
         locked(&self.inner)
     }
 }

@@ -15,8 +15,7 @@ use super::shares::{self, PerFamily, Shares};
 use super::{BpfError, Config};
 use crate::sync::{Mutex, MutexGuard, locked};
 
-/// Attachments, and their places in the flow table. A thread that panicked inside left at most a half-done sequence of
-/// map writes, which repeating completes.
+/// Attachments, and their places in the flow table.
 ///
 /// The number of an attachment that is removed is *at rest* until it is freed: packets that were on their way may still
 /// be counted for it. Nobody may put another attachment under it before, which would begin with what is counted then.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Instant;
 
 use aya::Ebpf;
@@ -25,6 +25,7 @@ use super::programs::Programs;
 use super::ring::Records;
 use super::routed::Routed;
 use super::{BpfError, load, object};
+use crate::sync::{Mutex, locked};
 
 /// The directory of the pins and the capacities of the maps. Capacities are set when the maps are created and must be
 /// the same later.
@@ -195,7 +196,7 @@ impl Dataplane {
         &self,
         say: impl Fn(&str) + Send + Sync + 'static,
     ) -> Result<Option<PacketLog>, BpfError> {
-        lock(&self.logging).take().map(|ebpf| PacketLog::new(ebpf, say)).transpose()
+        locked(&self.logging).take().map(|ebpf| PacketLog::new(ebpf, say)).transpose()
     }
 
     /// The maps of attachments.
@@ -265,14 +266,14 @@ impl Dataplane {
     /// [`free_numbers`](Self::free_numbers). Idempotent.
     pub fn remove_attachment(&self, id: u32) -> Result<(), BpfError> {
         self.attachments.remove(id, || self.policies.set(id, PolicyIds::default()))?;
-        lock(&self.counters).clear(id)
+        locked(&self.counters).clear(id)
     }
 
     /// Frees the numbers of attachments that were removed before `unread`: what packets on their way have counted for
     /// them since is cleared. [`wait_for_readers`](Self::wait_for_readers) must have returned that was called then or
     /// later.
     pub fn free_numbers(&self, unread: Instant) -> Result<(), BpfError> {
-        self.attachments.free(unread, |id| lock(&self.counters).clear(id))
+        self.attachments.free(unread, |id| locked(&self.counters).clear(id))
     }
 
     /// Waits until the programs have finished with every packet that they were judging: after that, no packet reads
@@ -291,7 +292,7 @@ impl Dataplane {
 
     /// The counters of an attachment, summed over CPUs. Number 0: packets of devices without an attachment.
     pub fn stats(&self, id: u32) -> Result<Stats, BpfError> {
-        lock(&self.counters).of(id)
+        locked(&self.counters).of(id)
     }
 
     /// The records that the programs write about packets, from where the last reader stopped. One reader at a time.
@@ -319,11 +320,6 @@ impl fmt::Debug for Dataplane {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Dataplane").field("object_tag", &self.object_tag).finish_non_exhaustive()
     }
-}
-
-/// A thread that panicked inside left at most a half-done sequence of map writes, which repeating completes.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Whether the programs that are pinned are those of the object.

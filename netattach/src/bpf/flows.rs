@@ -7,7 +7,6 @@ use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use aya::Pod;
 use aya::maps::{HashMap, MapData, MapError};
@@ -19,6 +18,7 @@ use super::map_table::map_name;
 use super::pin::Pins;
 use super::shares::PerFamily;
 use super::sys::{self, Batch};
+use crate::sync::{Mutex, locked};
 
 /// Entries that one round looks at before it lets other calls run.
 const ROUND: usize = 16_384;
@@ -164,7 +164,7 @@ impl FlowTable {
     /// An entry is read again right before it is deleted. When a packet enters a new flow of the same key in the
     /// microsecond between, that flow is deleted, as can happen at any time when the table is full.
     pub fn collect(&self) -> Result<bool, BpfError> {
-        let mut passes = lock(&self.passes);
+        let mut passes = locked(&self.passes);
         let Passes { v4, v6, position, counting, beyond, begun } = &mut *passes;
         if *position == Position::default() {
             *counting = Census::default();
@@ -205,7 +205,7 @@ impl FlowTable {
             if batch.next.is_none() {
                 if position.in_v6 {
                     *position = Position::default();
-                    *lock(&self.census) = Some(std::mem::take(counting));
+                    *locked(&self.census) = Some(std::mem::take(counting));
                     self.last_pass.store(*begun, Ordering::SeqCst);
                     return Ok(true);
                 }
@@ -222,10 +222,10 @@ impl FlowTable {
         if mine.is_empty() || !self.may_hold_flows() {
             return Ok(());
         }
-        lock(&self.gone).extend(&mine);
-        let mut passes = lock(&self.passes);
+        locked(&self.gone).extend(&mine);
+        let mut passes = locked(&self.passes);
         let gone = {
-            let mut gone = lock(&self.gone);
+            let mut gone = locked(&self.gone);
             if mine.is_disjoint(&gone) {
                 // The holder of the lock before has removed these as well.
                 return Ok(());
@@ -247,7 +247,7 @@ impl FlowTable {
             .take_out_all(&in_v4, now, &mut end)
             .and_then(|()| passes.v6.take_out_all(&in_v6, now, &mut end));
         if done.is_err() {
-            lock(&self.gone).extend(gone);
+            locked(&self.gone).extend(gone);
         }
         crate::crash_point!("map", "purged flows");
         done
@@ -255,29 +255,29 @@ impl FlowTable {
 
     /// The flows that were removed since the last call, and the number of further ones that were not kept.
     pub fn take_ended(&self) -> (Vec<Ended>, u64) {
-        let waiting = std::mem::take(&mut *lock(&self.ended));
+        let waiting = std::mem::take(&mut *locked(&self.ended));
         (waiting.flows, waiting.untold)
     }
 
     /// The counts of the last complete pass; `None` before the first.
     pub fn census(&self) -> Option<Census> {
-        lock(&self.census).clone()
+        locked(&self.census).clone()
     }
 
     /// Sets the places of attachments. The next pass removes flows beyond them of attachments that have more flows than
     /// places.
     pub fn set_places(&self, places: BTreeMap<u32, PerFamily>) {
-        *lock(&self.places) = places;
+        *locked(&self.places) = places;
     }
 
     /// The places of an attachment.
     pub fn places_of(&self, id: u32) -> PerFamily {
-        lock(&self.places).get(&id).copied().unwrap_or_default().map(Share::places)
+        locked(&self.places).get(&id).copied().unwrap_or_default().map(Share::places)
     }
 
     /// Whether an attachment may soon need places that it does not have: half of those that it has are taken.
     pub fn is_pressed(&self) -> bool {
-        let census = lock(&self.census);
+        let census = locked(&self.census);
         let mut attachments = census.iter().flat_map(|census| &census.by_attachment);
         attachments.any(|(id, live)| {
             let places = self.places_of(*id);
@@ -286,7 +286,7 @@ impl FlowTable {
     }
 
     fn beyond(&self) -> BTreeMap<u32, [Beyond; 2]> {
-        let (census, places) = (lock(&self.census), lock(&self.places));
+        let (census, places) = (locked(&self.census), locked(&self.places));
         let live = census.iter().flat_map(|census| &census.by_attachment);
         let beyond = live.filter_map(|(id, live)| {
             let places = places.get(id)?;
@@ -313,7 +313,7 @@ impl FlowTable {
     /// Nothing is isolated. If the last pass has found nothing and nothing was isolated since it began, there is
     /// nothing to be found until something becomes isolated.
     pub fn nothing_isolated(&self) {
-        let empty = lock(&self.census).as_ref().is_some_and(|census| census.v4 + census.v6 == 0);
+        let empty = locked(&self.census).as_ref().is_some_and(|census| census.v4 + census.v6 == 0);
         if empty {
             self.seen_empty.fetch_max(self.last_pass.load(Ordering::SeqCst), Ordering::SeqCst);
         }
@@ -326,7 +326,7 @@ impl FlowTable {
     }
 
     fn tell(&self, told: &mut BTreeMap<u32, usize>, ended: Ended) {
-        let mut waiting = lock(&self.ended);
+        let mut waiting = locked(&self.ended);
         let of_one = told.entry(ended.entry.flow.attachment).or_default();
         if *of_one < SHARE && waiting.flows.len() < KEPT {
             *of_one += 1;
@@ -485,9 +485,4 @@ fn entry<A: Address>(key: &FlowKey<A>, flow: Flow) -> FlowEntry {
     let (opener, responder) = if flow.opened_by_low != 0 { (low, high) } else { (high, low) };
     let vlan = u16::from(key.tags[0]) << 4 | u16::from(key.tags[1]) >> 4;
     FlowEntry { zone: key.zone, opener, responder, protocol: key.protocol, vlan, flow }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic leaves a pass that ended early.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

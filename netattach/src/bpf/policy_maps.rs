@@ -16,8 +16,7 @@ use super::{BpfError, Config};
 use crate::policy::diff::DENY_ALL;
 use crate::policy::lookup::{CompiledPolicy, RuleId};
 
-/// Installed policies, and the pair of policies that each attachment is under. A thread that panicked inside left at
-/// most a half-done sequence of map writes, which repeating completes.
+/// Installed policies, and the pair of policies that each attachment is under.
 pub struct PolicyMaps {
     policies: Mutex<Policies>,
     /// `na_policy`, mapped: a word for each attachment.
@@ -111,6 +110,7 @@ impl PolicyMaps {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Policies> {
+        // No lock is poisoned: a panic ends the agent.
         self.policies.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

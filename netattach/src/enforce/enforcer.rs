@@ -213,7 +213,7 @@ impl Enforcer {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic between two writes leaves a state that the next comparison repairs.
+        // No lock is poisoned: a panic ends the agent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -113,7 +113,7 @@ impl AttachedPrograms {
 
     /// Waits for the right to change programs on attachments' own devices.
     pub(super) fn take_turn(&self) -> Turn<'_> {
-        // After a panic, the next attempt repeats unfinished work.
+        // No lock is poisoned: a panic ends the agent.
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

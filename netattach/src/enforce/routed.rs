@@ -196,7 +196,7 @@ impl Routed {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic between two writes leaves a state that the next call repairs.
+        // No lock is poisoned: a panic ends the agent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

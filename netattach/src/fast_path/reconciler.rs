@@ -283,10 +283,7 @@ impl FastPaths {
                 let (done, worked) = pace::measured(|| crate::upkeep(look));
                 (node, done, begun.elapsed(), worked)
             };
-            // Nothing comes of a panic, which the panic hook has reported; everything is looked at again.
-            let looked = rounds::take(!gather && !is_moved, take).await;
-            let nothing = || (Observation::default(), Ok(()), Duration::ZERO, Duration::ZERO);
-            let (seen, done, took, worked) = looked.unwrap_or_else(nothing);
+            let (seen, done, took, worked) = rounds::take(!gather && !is_moved, take).await;
             node = seen;
             if !is_light {
                 last = LastLook { ended: Some(Instant::now()), took, worked };
@@ -437,7 +434,7 @@ impl FastPaths {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic between two writes leaves a state that the next look repairs.
+        // No lock is poisoned: a panic ends the agent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

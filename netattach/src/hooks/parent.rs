@@ -340,7 +340,7 @@ impl Parents {
     }
 
     fn turn(&self) -> MutexGuard<'_, BTreeSet<u32>> {
-        // After a panic: the next attempt repeats what was left half done.
+        // No lock is poisoned: a panic ends the agent.
         self.turn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -474,8 +474,9 @@ impl Record {
         let synced = match std::mem::take(&mut self.sync) {
             Syncing::NotAsked => return Ok(()),
             Syncing::Owed => timing::part(PART, || self.file.sync().and_then(|()| self.files.sync())),
-            Syncing::Begun(thread) => timing::part(PART, || thread.join())
-                .unwrap_or_else(|_| Err(std::io::Error::other("the syncing thread panicked"))),
+            Syncing::Begun(thread) => {
+                timing::part(PART, || thread.join()).unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+            }
         };
         synced.map_err(|source| JournalError::Sync { path: self.path.clone(), source })
     }

@@ -285,7 +285,7 @@ struct Work {
 }
 
 impl Work {
-    /// Until it is stopped, or a part of it ends, which is a fault of the agent: a panic that the hook has reported.
+    /// Until it is stopped, or a part of it ends, which is a fault of the agent.
     async fn run(self, client: Arc<Client>, stopped: oneshot::Receiver<()>) {
         let mut parts = JoinSet::new();
         for resource in self.resources {

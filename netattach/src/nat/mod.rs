@@ -347,7 +347,7 @@ impl Nat {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A panic between two writes leaves a state that the next look repairs.
+        // No lock is poisoned: a panic ends the agent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -133,7 +133,7 @@ impl KnownLinks {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        // A poisoned lock is usable: each change is complete before any code that could panic.
+        // No lock is poisoned: a panic ends the agent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

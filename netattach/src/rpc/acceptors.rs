@@ -7,13 +7,12 @@
 
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
-use tokio::task::{JoinError, JoinSet};
+use tokio::task::JoinSet;
 
 use super::converse::{self, ConnectionError};
 use super::door::{Door, Doorstep, Woken};
@@ -22,6 +21,7 @@ use super::incoming::{Arrived, Incoming};
 use super::server::{Handler, Limits};
 use crate::error_chain::Chain;
 use crate::own_thread;
+use crate::sync::{Mutex, MutexGuard, locked};
 
 /// Threads that accept connections. All but one may be serving.
 pub const ACCEPTORS: usize = 4;
@@ -105,10 +105,7 @@ impl<H: Handler> Acceptors<H> {
         };
         let woken = step.sleep()?;
         while let Some(stream) = door.accept()? {
-            // A panic ends that client's connection, and this thread goes on.
-            if catch_unwind(AssertUnwindSafe(|| self.take(stream))).is_err() {
-                tracing::error!("a request was not answered: its thread panicked");
-            }
+            self.take(stream);
         }
         Ok(woken)
     }
@@ -165,7 +162,7 @@ impl<H: Handler> Acceptors<H> {
         forget_ended(&mut waiting);
     }
 
-    /// Frees what those have left behind who have been answered, and reports panics: nobody may come for long.
+    /// Frees what those have left behind who have been answered: nobody may come for long.
     pub(super) fn forget_ended(&self) {
         forget_ended(&mut self.waiting());
     }
@@ -187,7 +184,7 @@ impl<H: Handler> Acceptors<H> {
     pub(super) async fn answered(&self) {
         let mut waiting = std::mem::take(&mut *self.waiting());
         while let Some(ended) = waiting.join_next().await {
-            report_panic(ended);
+            own_thread::joined(ended);
         }
     }
 
@@ -199,19 +196,17 @@ impl<H: Handler> Acceptors<H> {
     }
 
     fn door(&self) -> MutexGuard<'_, Option<Arc<Door>>> {
-        // A poisoned lock is usable: every change is one assignment.
-        self.door.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.door)
     }
 
     fn waiting(&self) -> MutexGuard<'_, JoinSet<()>> {
-        // As above: tokio keeps its set whole.
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.waiting)
     }
 }
 
 fn forget_ended(waiting: &mut JoinSet<()>) {
     while let Some(ended) = waiting.try_join_next() {
-        report_panic(ended);
+        own_thread::joined(ended);
     }
 }
 
@@ -225,14 +220,5 @@ fn close(door: Option<&Door>) {
 fn report(served: Result<(), ConnectionError>) {
     if let Err(error) = served {
         tracing::warn!("client: {}", Chain(&error));
-    }
-}
-
-/// A panic in a request closes that client's connection and affects no other.
-pub(super) fn report_panic(ended: Result<(), JoinError>) {
-    if let Err(error) = ended
-        && error.is_panic()
-    {
-        tracing::error!("a request was not answered: {error}");
     }
 }

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -15,6 +15,7 @@ use super::frame::{self, FrameError};
 use super::incoming::Incoming;
 use super::message::{Hello, PROTOCOL, Response};
 use super::server::{Handler, Limits};
+use crate::sync::{Mutex, MutexGuard, locked};
 
 /// The way back to a client. Whoever has the answer sends it from its own thread: the client is woken by it, and not by another
 /// thread of the agent that has to be woken first.
@@ -32,8 +33,7 @@ impl Reply {
     }
 
     fn rest(&self) -> MutexGuard<'_, Option<Vec<u8>>> {
-        // A poisoned lock is usable: every change is one assignment.
-        self.rest.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.rest)
     }
 
     /// Whether the client has hung up, so that nobody reads the answer. One that only sends nothing more has not.
@@ -64,7 +64,7 @@ impl Reply {
         let bytes = match (rest, answer) {
             (Some(rest), _) => rest,
             (None, Some(answer)) => encoded(&answer)?,
-            // Said like a panic: the client's connection is closed.
+            // Its connection is closed.
             (None, None) => return Err(ConnectionError::Unanswered),
         };
         send(&self.stream, &bytes, patience).await

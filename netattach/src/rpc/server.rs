@@ -17,12 +17,12 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use tokio::task::JoinSet;
 
 pub use super::acceptors::ACCEPTORS;
-use super::acceptors::{Acceptors, report_panic};
+use super::acceptors::Acceptors;
 pub use super::converse::Reply;
 use super::door::Door;
 use super::message::{Request, Response};
 use crate::ticks::ticks;
-use crate::{durable, flock};
+use crate::{durable, flock, own_thread};
 
 /// Connections that may wait to be accepted: a node that boots starts all its pods at once.
 const BACKLOG: i32 = 1024;
@@ -208,7 +208,7 @@ pub async fn serve<H: Handler>(
     acceptors.close();
     drop(file);
     while let Some(ended) = threads.join_next().await {
-        report_panic(ended);
+        own_thread::joined(ended);
     }
     acceptors.answered().await;
 }
@@ -271,7 +271,6 @@ mod tests {
     use tokio::sync::{Notify, oneshot};
 
     use super::*;
-    use crate::own_thread;
     use crate::rpc::client::{ClientError, Patience, call};
     use crate::rpc::frame;
     use crate::rpc::message::{CniCall, CniReply, Hello};
@@ -279,8 +278,8 @@ mod tests {
 
     const PATIENCE: Patience = Patience { connect: Duration::from_secs(10), answer: Duration::from_secs(10) };
 
-    /// Answers CNI calls with their own stdin, holds `Pools` on the thread that works on it, panics on `Networks`, and holds every
-    /// other request without a thread, until released.
+    /// Answers CNI calls with their own stdin, holds `Pools` on the thread that works on it, and every other request without a
+    /// thread, until released.
     #[derive(Default)]
     struct Echo {
         held: Arc<AtomicUsize>,
@@ -323,7 +322,6 @@ mod tests {
                     own_thread::blocking(work).await.unwrap();
                     Some(Response::Stats(Vec::new()))
                 }
-                Request::Networks => panic!("a panic of the test"),
                 _ => {
                     let go = self.go.notified();
                     self.held.fetch_add(1, Ordering::SeqCst);
@@ -606,16 +604,6 @@ mod tests {
     #[test]
     fn requests_that_hang_on_their_threads_keep_no_other_waiting() {
         Agent::start(Limits::default()).answers_beside_those_that_hang();
-    }
-
-    #[test]
-    fn a_panic_ends_its_connection_and_no_thread_that_accepts() {
-        let agent = Agent::start(Limits::default());
-        for _ in 0..2 * ACCEPTORS {
-            let error = agent.call(&Request::Networks).unwrap_err();
-            assert!(matches!(error, ClientError::Broken { .. }), "{error}");
-        }
-        agent.answers_beside_those_that_hang();
     }
 
     #[test]

@@ -1,10 +1,11 @@
 //! `kill -9` of the agent at every point of ADD, DEL, GC, a rollback and a recovery, and journals cut off at every
-//! byte.
+//! byte. And a panic, which ends it as a kill does.
 //!
 //! There is a point after each write to the journal, each change requested from the kernel, each lease file, map entry,
 //! status file and start of a plugin. The agent with crash points is the executable `crash-agent` of this crate.
 
 use std::fs;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 
 use netattach_tests::manifest::{NAMESPACE, network, pod, policy};
@@ -242,6 +243,39 @@ fn an_agent_killed_at_any_point_of_add_leaves_nothing_once_del_came() {
     assert!(point > 70, "{point} points");
     scene.node.del(&scene.a).success();
     scene.assert_as_before("no crash");
+    scene.end();
+}
+
+#[test]
+fn a_panic_ends_the_agent_with_a_line_in_its_log_and_the_next_one_rolls_back() {
+    const SIGABRT: i32 = 6;
+    let mut scene = Scene::new();
+    scene.arm(usize::MAX);
+    scene.node.add(&scene.a).success();
+    let points = scene.node.points();
+    scene.disarm();
+    scene.node.del(&scene.a).success();
+    scene.assert_as_before("no panic");
+    let point = points.iter().position(|point| point.starts_with("apply:")).unwrap();
+    scene.node.arm_with_panic(point).unwrap();
+    let added = scene.node.call("ADD", &scene.a).run();
+    assert_eq!(added.json["code"], 11, "{:#}", added.json);
+    scene.disarm();
+    let (status, log) = scene.node.wait_for_end().unwrap();
+    assert_eq!(status.signal(), Some(SIGABRT), "{log}");
+    let [line] = log.lines().filter(|line| line.contains("panicked")).collect::<Vec<_>>()[..] else {
+        panic!("one line: {log}")
+    };
+    let reached = scene.node.points();
+    assert_eq!(reached.len(), point + 1, "{reached:?}");
+    for part in [" ERROR ", "the agent panicked at netattach-shim/src/crash.rs:", reached[point].as_str()] {
+        assert!(line.contains(part), "{part}: {log}");
+    }
+    assert!(line.ends_with("; it ends, attachments keep working"), "{log}");
+    scene.start().unwrap();
+    assert_eq!(scene.look(), scene.before);
+    scene.node.del(&scene.a).success();
+    scene.assert_as_before("a panic");
     scene.end();
 }
 

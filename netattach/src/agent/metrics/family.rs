@@ -6,7 +6,6 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -17,7 +16,7 @@ use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::metrics::histogram::Histogram;
 
 use super::catalogue::{Kind, Metric, OTHER};
-use crate::agent::health::lock;
+use crate::sync::{Mutex, locked};
 
 /// The values of a metric's labels, in their order.
 pub(super) type Values = Vec<Cow<'static, str>>;
@@ -44,7 +43,7 @@ impl Durations {
     }
 
     pub(super) fn observe(&self, values: Values, took: Duration) {
-        let mut series = lock(&self.series);
+        let mut series = locked(&self.series);
         let values = bounded(self.metric, &mut self.over(), &series, values);
         series.entry(values).or_insert_with(|| Histogram::new(SECONDS)).observe(took.as_secs_f64());
     }
@@ -61,7 +60,7 @@ impl Durations {
     }
 
     pub(super) fn encode(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let series = lock(&self.series);
+        let series = locked(&self.series);
         let mut described = describe(encoder, self.metric)?;
         for (values, histogram) in &*series {
             let labels = labelled(self.metric, values);
@@ -193,7 +192,7 @@ mod tests {
         for number in 0..5 {
             kept.observe(values(&number.to_string(), "x"), Duration::from_millis(1));
         }
-        let there: Vec<Values> = lock(&kept.series).keys().cloned().collect();
+        let there: Vec<Values> = locked(&kept.series).keys().cloned().collect();
         assert_eq!(there, [values("0", "x"), values("1", "x"), values("other", "other")]);
         assert_eq!(kept.over_bound(), (&FEW, 3));
     }

@@ -17,7 +17,7 @@ mod totals;
 
 use std::borrow::Cow;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use prometheus_client::collector::Collector;
@@ -27,7 +27,6 @@ use prometheus_client::registry::Registry;
 use self::family::{Durations, Numbers};
 use self::totals::Totals;
 use super::handler::Agent;
-use super::health::lock;
 use crate::attach::Departures;
 use crate::cni::CniError;
 use crate::delegate;
@@ -37,6 +36,7 @@ use crate::error_chain::Chain;
 use crate::journal::JournalKey;
 use crate::kube::Watcher as ApiWatcher;
 use crate::plan::AttachmentPlan;
+use crate::sync::{Mutex, locked};
 use crate::timing::Times;
 
 /// What is counted.
@@ -109,7 +109,7 @@ impl Metrics {
         let mut written = String::new();
         // Writing to memory does not fail.
         text::encode(&mut written, &registry).map_err(|error| error.to_string())?;
-        *lock(&self.scraped) = begun.elapsed();
+        *locked(&self.scraped) = begun.elapsed();
         Ok(written)
     }
 
@@ -134,7 +134,7 @@ impl LastCounts {
 impl Departures for LastCounts {
     fn ends(&self, record: &JournalKey, number: u16, of: &AttachmentPlan, id: u32) {
         // Held over reading and adding, as by a scrape.
-        let mut totals = lock(&self.metrics.totals);
+        let mut totals = locked(&self.metrics.totals);
         // A map that cannot be read keeps nobody from being detached.
         if let Ok(stats) = self.enforcer.stats(id) {
             totals.add_last((record.clone(), number), &of.network.to_string(), &stats);

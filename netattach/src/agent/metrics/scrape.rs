@@ -11,12 +11,12 @@ use super::catalogue as of;
 use super::family::{Numbers, Values};
 use super::totals::{Of, Totals};
 use crate::agent::handler::Agent;
-use crate::agent::health::lock;
 use crate::agent::memory::Resident;
 use crate::agent::report::Measured;
 use crate::bpf::Stats;
 use crate::descriptors;
 use crate::enforce::error::EnforceError;
+use crate::sync::locked;
 
 /// Characters of a container's id in labels: as many as tools show.
 const SHORT_ID: usize = 12;
@@ -24,7 +24,7 @@ const SHORT_ID: usize = 12;
 pub(super) fn gather(metrics: &Metrics, agent: &Agent, per_pod: bool) -> Result<Vec<Numbers>, EnforceError> {
     // Held over reading and adding: what an end of an attachment reads meanwhile must not be added before what was read earlier, which would
     // look like counters that began anew.
-    let mut totals = lock(&metrics.totals);
+    let mut totals = locked(&metrics.totals);
     let measured = agent.reporter.measured(&agent.engine)?;
     let counted = counted(&mut totals, agent, &measured)?;
     drop(totals);
@@ -156,7 +156,7 @@ fn own(metrics: &Metrics, agent: &Agent) -> Vec<Numbers> {
         Numbers::only(&of::RECORDS, agent.engine.registry().len() as f64),
         Numbers::only(&of::LEFT_OVER, agent.left_over.load(Ordering::Relaxed) as f64),
         Numbers::only(&of::COLLECTED, agent.collector.collected() as f64),
-        Numbers::only(&of::SCRAPE, lock(&metrics.scraped).as_secs_f64()),
+        Numbers::only(&of::SCRAPE, locked(&metrics.scraped).as_secs_f64()),
     ];
     own.extend(Resident::now().map(|memory| Numbers::only(&of::MEMORY, memory.all as f64)));
     if let Ok((open, most)) = descriptors::used() {

@@ -61,7 +61,7 @@ impl<T> Kept<T> {
     }
 
     fn take(&self, of: NetnsId) -> Option<T> {
-        // A panic with the lock held has changed nothing or everything.
+        // No lock is poisoned: a panic ends the agent.
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let at = kept.iter().rposition(|(its, _)| *its == of)?;
         Some(kept.swap_remove(at).1)
