@@ -14,8 +14,8 @@
 //! is needed then, and where it cannot be added, the record becomes that of a sandbox that is not attached yet, in place
 //! ([`Record::removing`]). So no start takes a sandbox for an attached one whose addresses others may have by now.
 //!
-//! **Written anew.** A record that somebody has removed is written from memory under another name, and has its own once all of it
-//! is there ([`Store::create_whole`]). For the start after an end before that it is still removed; one with its plan alone would
+//! **Written anew.** A record that somebody has removed is written from memory under another name, and gets its own once all
+//! of it is there ([`Store::create_whole`]). Where the agent ends before that there is still none; one with its plan alone would
 //! say of a live sandbox that nothing was begun.
 //!
 //! **Torn by whom.** What an agent of this boot leaves torn had no effect, and a loss of power may have torn the record of a pod

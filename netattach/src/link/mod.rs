@@ -386,7 +386,7 @@ impl Request<'_> {
         Ok(limits)
     }
 
-    /// The same, whether or not there is a dataplane. A pod that asks for a limit lifts none that the author of the network has set.
+    /// The same, whether or not there is a dataplane. A pod that asks for a limit lifts none that its network has set.
     fn limits(&self) -> Result<Option<Bandwidth>, PlanError> {
         const KEY: &str = bandwidth::CAPABILITY;
         let asked = self.config.get("runtimeConfig").and_then(|asked| asked.get(KEY));

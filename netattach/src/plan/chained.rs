@@ -212,7 +212,8 @@ mod tests {
             (json!({"egressRate": 6000}), "{\"egressRate\":6000}"),
         ] {
             let told = format!(
-                "key bandwidth: {written} of bandwidth behind the interface, which itself has {{\"egressRate\":5000}}; one of the two"
+                "key bandwidth: {written} of bandwidth behind the interface, which itself has {}; one of the two",
+                own["bandwidth"]
             );
             assert_eq!(said(chained), Err(told));
         }
