@@ -15,8 +15,8 @@
 //! ([`Record::removing`]). So no start takes a sandbox for an attached one whose addresses others may have by now.
 //!
 //! **Written anew.** A record that somebody has removed is written from memory under another name, and gets its own once all
-//! of it is there ([`Store::create_whole`]). Where the agent ends before that there is still none; one with its plan alone would
-//! say of a live sandbox that nothing was begun.
+//! of it is there ([`Store::create_whole`]). Where the agent ends before that, there is still none: one with its plan alone
+//! would say of a live sandbox that nothing was begun.
 //!
 //! **Torn by whom.** What an agent of this boot leaves torn had no effect, and a loss of power may have torn the record of a pod
 //! with leases. So a torn record of this boot whose container has any is damage, and one of an earlier boot is not. Which boot it

@@ -140,7 +140,7 @@ impl Tuning<'_> {
         Ok(directory.join(format!("{}_{}.json", request.container_id, request.ifname)))
     }
 
-    /// What an earlier `tuning` of the list has kept of that interface, or an earlier try of this ADD: it was there before both.
+    /// What an earlier `tuning` of the list has kept of that interface, or an earlier try of this ADD: it was there before.
     /// The first DEL gives all of it back, and the others find no file.
     fn kept_of(&self, of: Option<Known>) -> Properties {
         let read = || serde_json::from_slice::<Kept>(&std::fs::read(self.file().ok()?).ok()?).ok();
