@@ -29,6 +29,7 @@ use crate::error_chain::Chain;
 use crate::journal::JournalKey;
 use crate::kubelet::PodResources;
 use crate::npwg::status::Form;
+use crate::objects::Pod;
 use crate::own_thread;
 use crate::plan::PodRef;
 use crate::publish::{Event, Mark, Publish, Published};
@@ -619,9 +620,9 @@ impl Agent {
     /// Withdraws the network-status of detached pods, except of pods that already have another sandbox.
     pub(super) fn withdraw<'p>(&self, pods: impl IntoIterator<Item = &'p PodRef>) {
         for pod in pods {
-            let is_same = |other: &PodRef| other.name == pod.name;
-            if self.engine.registry().all().iter().any(|it| it.plan.sandbox.pod.as_ref().is_some_and(is_same))
-            {
+            let (all, objects) = (self.engine.registry().all(), self.intents.source.snapshot());
+            let of_others = all.iter().filter_map(|it| it.plan.sandbox.pod.as_ref());
+            if status_stays(pod, of_others, objects.pods.get(&pod.name).map(|object| &**object)) {
                 continue;
             }
             if let Err(error) = self.statuses.publisher.withdraw(pod) {
@@ -629,6 +630,20 @@ impl Agent {
             }
         }
     }
+}
+
+/// Whether the network-status of a detached pod is that of another sandbox, among those `of_others`. `object`: what the source
+/// has by the pod's name.
+///
+/// An earlier pod of the name may have one for long, as its DEL fails or never comes: where the object says that the detached
+/// pod is the later one, nobody else has its status.
+fn status_stays<'a>(
+    pod: &PodRef,
+    of_others: impl IntoIterator<Item = &'a PodRef>,
+    object: Option<&Pod>,
+) -> bool {
+    let is_latest = pod.uid.is_some() && object.is_some_and(|object| object.uid.is_some() && pod.is(object));
+    of_others.into_iter().any(|other| other.may_be(pod) || (other.name == pod.name && !is_latest))
 }
 
 /// Nothing is attached for a client that has hung up while its request waited. Its runtime takes the ADD for failed, and may have
@@ -766,4 +781,49 @@ impl Handler for Served {
 
 fn or_refused(answer: Result<Response, EnforceError>) -> Response {
     answer.unwrap_or_else(|error| Response::Refused(Chain(&error).to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::objects::{ObjectName, Phase, Powers};
+
+    #[test]
+    fn the_sandbox_of_an_earlier_pod_of_the_name_keeps_no_status_of_a_later_one() {
+        let of = |name: &str, uid: Option<&str>| PodRef {
+            name: ObjectName::new("shop", name),
+            uid: uid.map(str::to_owned),
+        };
+        let object = |uid: Option<&str>| Pod {
+            name: ObjectName::new("shop", "db-0"),
+            uid: uid.map(str::to_owned),
+            mirror_of: None,
+            labels: Default::default(),
+            annotations: Default::default(),
+            phase: Phase::Failed,
+            host_network: false,
+            ports: Vec::new(),
+            powers: Powers::default(),
+            on_this_node: true,
+            terminating: false,
+        };
+        let [old, new, unnamed] =
+            ["old", "new", ""].map(|uid| of("db-0", Some(uid).filter(|uid| !uid.is_empty())));
+        let other = of("db-1", Some("new"));
+        let (is_new, is_unknown) = (object(Some("new")), object(None));
+        let rows = [
+            ("there is no other", &new, vec![&other], Some(&is_new), false),
+            ("its own next sandbox", &new, vec![&new], Some(&is_new), true),
+            ("of an earlier pod", &new, vec![&old], Some(&is_new), false),
+            ("of an earlier pod and its own", &new, vec![&old, &new], Some(&is_new), true),
+            ("of the later pod", &old, vec![&new], Some(&is_new), true),
+            ("the object is gone", &new, vec![&old], None, true),
+            ("a manifest without a uid", &new, vec![&old], Some(&is_unknown), true),
+            ("a runtime that names no uid", &unnamed, vec![&old], Some(&is_new), true),
+            ("another sandbox of such a runtime", &new, vec![&unnamed], Some(&is_new), true),
+        ];
+        for (what, pod, of_others, object, stays) in rows {
+            assert_eq!(status_stays(pod, of_others, object), stays, "{what}");
+        }
+    }
 }

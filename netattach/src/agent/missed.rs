@@ -230,12 +230,12 @@ impl Case {
         let mut problem =
             "runs without the networks that it selects: the runtime did not ask for them".to_owned();
         let next = match (how, &self.said) {
-            (Repair::Report, _) => "delete it, so that it is made anew".to_owned(),
             _ if unreadable > 0 => {
                 format!(
                     "nothing is done about it while {unreadable} records cannot be read: one may be its own"
                 )
             }
+            (Repair::Report, _) => "delete it, so that it is made anew".to_owned(),
             (_, Some(said)) if self.is_final && self.tries >= MOST_TRIES => {
                 format!("given up after {} tries: {said}", self.tries)
             }

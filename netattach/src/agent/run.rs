@@ -1,5 +1,6 @@
 //! Starts the agent, each part after the parts it depends on, and serves.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -105,8 +106,9 @@ const ROUTED_INTERVAL: Duration = Duration::from_secs(1);
 /// How often unreferenced policies are checked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How often a node with a startup taint is looked at.
+/// How often a node with a startup taint is looked at, until it was found without or rid of it once; and from then on.
 const TAINT_INTERVAL: Duration = Duration::from_secs(2);
+const TAINT_AGAIN_INTERVAL: Duration = Duration::from_secs(30);
 
 /// How long a blocking thread stays without work: so long that the looks of each second find one, and less than two seconds, or two
 /// of them would have every other look each, and both stay.
@@ -430,7 +432,10 @@ async fn serve_until(
         background.keep("pods without their networks", repair::keep(Arc::clone(&agent), means));
         background.keep("events", events::report(Arc::clone(&agent), settings.node_name()?));
         let taint = settings.kubernetes.startup_taint.clone();
-        background.once("the startup taint", untaint(Arc::clone(cluster), Arc::clone(&agent), taint));
+        if !taint.is_empty() {
+            background
+                .keep("the startup taint", keep_untainted(Arc::clone(cluster), Arc::clone(&agent), taint));
+        }
     }
     if let Some(socket) = settings.runtime_socket() {
         background.keep("what the runtime reads", runtime_conf::keep_asking(Arc::clone(&health), socket));
@@ -550,7 +555,7 @@ fn start(
     }
     let required = settings.kubernetes.enabled && settings.kubernetes.status == StatusWrites::Required;
     let statuses = Statuses { publisher, form: settings.network_status, required };
-    if let Err(error) = publish_again(&statuses, &engine) {
+    if let Err(error) = publish_again(&statuses, &engine, &recovery) {
         tracing::warn!(error = %Chain(&error), "network-status not updated");
     }
     let conf = CniConf::of(settings)?;
@@ -672,8 +677,9 @@ fn adopt(engine: &Engine) -> Result<Recovery, AttachError> {
     Ok(recovery)
 }
 
-/// Brings the published status of all pods up to date.
-fn publish_again(statuses: &Statuses, engine: &Engine) -> Result<(), PublishError> {
+/// Brings the published status of all pods up to date. Any pod may be the one of a record that was left alone, so nobody's is
+/// withdrawn then.
+fn publish_again(statuses: &Statuses, engine: &Engine, recovery: &Recovery) -> Result<(), PublishError> {
     let Statuses { publisher, form, required: _ } = statuses;
     let attached = engine.registry().all();
     // A dynamic attachment is reported in the entry of the pod's own record.
@@ -682,8 +688,9 @@ fn publish_again(statuses: &Statuses, engine: &Engine) -> Result<(), PublishErro
             publisher.publish(&pod, &entries)?;
         }
     }
-    let pods = attached.iter().filter_map(|attached| attached.plan.sandbox.pod.clone());
-    publisher.withdraw_others(&pods.collect())
+    let pods: BTreeSet<_> =
+        attached.iter().filter_map(|attached| attached.plan.sandbox.pod.clone()).collect();
+    publisher.withdraw_others(recovery.left_alone.is_empty().then_some(&pods))
 }
 
 /// How programs are attached: as the settings require, as far as the kernel supports it.
@@ -741,15 +748,16 @@ async fn collect_flows(enforcer: Arc<Enforcer>) {
     }
 }
 
-/// Removes the node's startup taint once all conditions hold.
-async fn untaint(cluster: Arc<Cluster>, agent: Arc<Agent>, taint: String) {
-    let mut tick = ticks(TAINT_INTERVAL);
-    while !taint.is_empty() {
-        tick.tick().await;
+/// Removes the node's startup taint once all conditions hold, and whenever the node has it again: one that is registered anew
+/// comes with it.
+async fn keep_untainted(cluster: Arc<Cluster>, agent: Arc<Agent>, taint: String) {
+    let mut interval = TAINT_INTERVAL;
+    loop {
         let is_ready = agent.reporter.ready().iter().all(|condition| condition.met);
         if is_ready && cluster.remove_taint(&taint).await {
-            return;
+            interval = TAINT_AGAIN_INTERVAL;
         }
+        ticks::pause(interval).await;
     }
 }
 

@@ -22,7 +22,7 @@ use super::registry::Attached;
 use crate::cni;
 use crate::error_chain::Chain;
 use crate::ipam::{self, Lessee, Owner};
-use crate::journal::{JournalKey, Loaded};
+use crate::journal::{JournalKey, Loaded, Progress};
 use crate::netlink::{self, Changed, ChangedLinks, Handle, LinkState, VlanUses};
 use crate::netns::Netns;
 use crate::plan::{AttachmentPlan, Plan, Sandbox, addressing, result, routing};
@@ -350,15 +350,8 @@ impl Engine {
         (plan, outputs): (&Plan, &Outputs),
         result: Option<cni::Value>,
     ) -> Result<(), AttachError> {
-        let cookie = cookie_of(&plan.sandbox)?;
-        let mut record = self.journal.create(key.clone(), plan.clone())?;
-        if let Err(error) = record.continue_from(cookie, outputs, result) {
-            // Without any progress it says that nothing was done.
-            if let Err(left) = record.remove() {
-                tracing::warn!(error = %Chain(&left), "record without progress not removed");
-            }
-            return Err(error.into());
-        }
+        let progress = Progress { netns_cookie: cookie_of(&plan.sandbox)?, outputs, result };
+        let mut record = self.journal.create_whole(key.clone(), plan.clone(), progress)?;
         // What is kept in memory says what was claimed.
         if let Err(error) = self.note_returned(&mut record) {
             tracing::debug!(error = %Chain(&error), "it is written later that a device has gone back");

@@ -511,6 +511,7 @@ impl Engine {
         let (mut guarded, mut unfinished) = (Vec::new(), Vec::new());
         let mut torn = Vec::new();
         let mut is_all_known = true;
+        self.journal.remove_unfinished()?;
         let enforcer = self.node.enforcer.as_ref();
         let recorded: BTreeSet<u32> =
             enforcer.map(|it| it.recorded()).unwrap_or_default().into_iter().collect();

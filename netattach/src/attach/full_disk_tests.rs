@@ -260,3 +260,46 @@ fn an_address_that_cannot_be_given_back_after_its_record_is_when_there_is_a_reco
     assert_eq!(scene.held(), nothing());
     assert!(engine.registry().is_empty());
 }
+
+/// An agent is killed at any write of it. One with its plan alone would say of a live sandbox that nothing was begun.
+#[test]
+fn a_record_that_is_written_anew_is_there_with_all_of_it_or_as_somebody_has_removed_it() {
+    let scene = Scene::new();
+    let engine = scene.started();
+    let unfinished = scene.path().join("journal/a@eth0.jsonl.new");
+    let journal = || {
+        let entries = fs::read_dir(scene.path().join("journal")).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        names.filter(|name| name.contains('@')).collect::<Vec<_>>()
+    };
+    let anew = |is_leaving: bool| {
+        fs::remove_file(scene.record()).unwrap();
+        if is_leaving {
+            engine.registry().leaves(&rig::key("a"));
+        }
+        assert!(engine.write_record_anew(&rig::key("a")).unwrap());
+        assert_eq!((journal(), engine.is_half_detached("a")), (vec!["a@eth0.jsonl".to_owned()], is_leaving));
+        fs::metadata(scene.record()).unwrap().len()
+    };
+    for is_leaving in [false, true] {
+        let whole = anew(is_leaving);
+        fs::remove_file(scene.record()).unwrap();
+        for most in 0..whole {
+            scene.disk.takes(Takes::UpTo(most));
+            scene.disk.keeps_names(true);
+            engine.write_record_anew(&rig::key("a")).unwrap_err();
+            assert_eq!(journal(), ["a@eth0.jsonl.new"], "{most} of {whole} bytes");
+            fs::remove_file(&unfinished).unwrap();
+        }
+        scene.disk.takes(Takes::Everything);
+        scene.disk.keeps_names(false);
+        fs::write(&unfinished, "{").unwrap();
+        assert!(engine.write_record_anew(&rig::key("a")).unwrap());
+        assert_eq!(journal(), ["a@eth0.jsonl"]);
+    }
+    // The next start passes over what was left.
+    fs::rename(scene.record(), &unfinished).unwrap();
+    drop(engine);
+    scene.started();
+    assert_eq!(journal(), [""; 0]);
+}

@@ -26,6 +26,11 @@ pub(crate) trait Files: fmt::Debug + Send + Sync {
     /// # Errors
     /// The system's error.
     fn remove(&self, name: &str) -> io::Result<()>;
+    /// Gives a file another name: it has the one or the other, or for a moment both.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::AlreadyExists`] where that name is taken.
+    fn give_name(&self, from: &str, name: &str) -> io::Result<()>;
     /// All names, in any order.
     ///
     /// # Errors
@@ -105,6 +110,14 @@ impl Files for OnDisk {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }
+    }
+
+    fn give_name(&self, from: &str, name: &str) -> io::Result<()> {
+        // Renaming would replace what has the name.
+        std::fs::hard_link(self.at(from), self.at(name))?;
+        // It has its name. What is left of the other one goes with the next start.
+        let _ = std::fs::remove_file(self.at(from));
+        Ok(())
     }
 
     fn list(&self) -> io::Result<Vec<String>> {

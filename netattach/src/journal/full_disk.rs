@@ -13,7 +13,8 @@ pub(crate) enum Takes {
     /// Everything.
     #[default]
     Everything,
-    /// No file grows beyond that length, in bytes. What is there can be overwritten, shortened and removed.
+    /// No file grows beyond that length, in bytes. Empty ones can be made; what is there can be overwritten, shortened and
+    /// removed.
     UpTo(u64),
     /// No file grows. What is there can be overwritten, shortened and removed.
     NoMore,
@@ -76,7 +77,7 @@ fn refused(takes: Takes) -> io::Error {
 impl Files for Disk {
     fn create(&self, name: &str) -> io::Result<Box<dyn Appended>> {
         match *locked(&self.takes) {
-            Takes::Everything => Ok(self.opened(name, self.disk().create(name)?)),
+            Takes::Everything | Takes::UpTo(_) => Ok(self.opened(name, self.disk().create(name)?)),
             takes => Err(refused(takes)),
         }
     }
@@ -95,6 +96,13 @@ impl Files for Disk {
             self.takes(Takes::Everything);
         }
         Ok(())
+    }
+
+    fn give_name(&self, from: &str, name: &str) -> io::Result<()> {
+        match *locked(&self.takes) {
+            Takes::Everything | Takes::UpTo(_) => self.disk().give_name(from, name),
+            takes => Err(refused(takes)),
+        }
     }
 
     fn list(&self) -> io::Result<Vec<String>> {

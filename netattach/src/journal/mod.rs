@@ -14,6 +14,10 @@
 //! is needed then, and where it cannot be added, the record becomes that of a sandbox that is not attached yet, in place
 //! ([`Record::removing`]). So no start takes a sandbox for an attached one whose addresses others may have by now.
 //!
+//! **Written anew.** A record that somebody has removed is written from memory under another name, and gets its own once all
+//! of it is there ([`Store::create_whole`]). Where the agent ends before that, there is still none: one with its plan alone
+//! would say of a live sandbox that nothing was begun.
+//!
 //! **Torn by whom.** What an agent of this boot leaves torn had no effect, and a loss of power may have torn the record of a pod
 //! with leases. So a torn record of this boot whose container has any is damage, and one of an earlier boot is not. Which boot it
 //! was cannot be read in it: the first agent of a boot notes the torn records that it finds ([`Store::note_boot`]), before there
@@ -48,7 +52,7 @@ mod sync_tests;
 mod tests;
 
 pub use format::{Damage, VERSIONS};
-pub use record::{JournalKey, Record, RecordState};
+pub use record::{JournalKey, Progress, Record, RecordState};
 pub use store::{Loaded, Store};
 
 use std::io;

@@ -116,6 +116,18 @@ enum Syncing {
     Begun(JoinHandle<std::io::Result<()>>),
 }
 
+/// What a sandbox has come to.
+#[derive(Debug)]
+pub struct Progress<'a> {
+    /// Of its namespace; 0: that is gone, or the kernel has no cookies.
+    pub netns_cookie: u64,
+    /// Of the steps that were carried out.
+    pub outputs: &'a Outputs,
+    /// What the runtime has received, in the newest version. `None`: the sandbox is being removed, and its addresses may be
+    /// others' by now.
+    pub result: Option<Value>,
+}
+
 /// A record's file.
 pub(super) struct RecordFile {
     pub(super) path: PathBuf,
@@ -366,17 +378,13 @@ impl Record {
         timing::part("journal", || self.flush())
     }
 
-    /// Writes the progress of a sandbox whose record was lost: all of it, at once. `result`: what the runtime has received;
-    /// `None`: the sandbox is being removed, and its addresses may be others' by now.
+    /// Writes the progress of a sandbox whose record was lost. Until the end of it the record says that nothing was done: it is
+    /// to have its name after that ([`Store::create_whole`](super::Store::create_whole)).
     ///
     /// # Errors
-    /// It could not be written; the record says that nothing was done.
-    pub fn continue_from(
-        &mut self,
-        netns_cookie: u64,
-        outputs: &Outputs,
-        result: Option<Value>,
-    ) -> Result<(), JournalError> {
+    /// It could not be written.
+    pub(super) fn continue_from(&mut self, progress: Progress<'_>) -> Result<(), JournalError> {
+        let Progress { netns_cookie, outputs, result } = progress;
         self.is_in(netns_cookie)?;
         let plan = std::sync::Arc::clone(&self.plan);
         for (at, _, _) in plan.steps() {

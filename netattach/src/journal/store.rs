@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::JournalError;
-use super::files::{Files, OnDisk};
+use super::files::{Appended, Files, OnDisk};
 use super::format::Damage;
-use super::record::{JournalKey, Record, RecordFile, Replayed};
+use super::record::{JournalKey, Progress, Record, RecordFile, Replayed};
 use crate::error_chain::Chain;
 use crate::ipam::Pool;
 use crate::moment::{Moment, boot_id};
@@ -24,6 +24,9 @@ const BOOT: &str = "boot";
 
 /// File with the pools, in the directory of records. No record has this name: records have an `@` in their names.
 const POOLS: &str = "pools.jsonl";
+
+/// Ends the name of a record that is being written as a whole, behind that which it will have.
+const UNFINISHED: &str = ".new";
 
 /// The state of a record on disk.
 #[derive(Debug)]
@@ -98,13 +101,7 @@ impl Store {
     /// # Errors
     /// [`JournalError::Exists`] if there is one for the same sandbox and interface.
     pub fn create(&self, key: JournalKey, plan: Plan) -> Result<Record, JournalError> {
-        if self.is_of_another.load(Ordering::Relaxed) {
-            let noted = self.note_boot();
-            // What a bad byte makes unreadable of this record would be taken for torn by an earlier boot.
-            if self.is_of_another.load(Ordering::Relaxed) {
-                noted?;
-            }
-        }
+        self.ensure_boot()?;
         let name = key.file_name()?;
         let path = self.directory.join(&name);
         let file = match self.files.create(&name) {
@@ -122,6 +119,78 @@ impl Store {
             let _ = self.files.remove(&name);
         }
         created
+    }
+
+    /// Writes a new record with all that its sandbox has come to: whenever the agent ends, the whole of it is there, or none.
+    ///
+    /// # Errors
+    /// [`JournalError::Exists`] if there is one for the same sandbox and interface. There is no new one.
+    pub fn create_whole(
+        &self,
+        key: JournalKey,
+        plan: Plan,
+        progress: Progress<'_>,
+    ) -> Result<Record, JournalError> {
+        self.ensure_boot()?;
+        let name = key.file_name()?;
+        let path = self.directory.join(&name);
+        let unfinished = format!("{name}{UNFINISHED}");
+        let failed = |source| JournalError::Write { path: path.clone(), source };
+        let file = self.create_in_place(&unfinished).map_err(failed)?;
+        let place =
+            RecordFile { path: path.clone(), name: name.clone(), files: Arc::clone(&self.files), file };
+        let written = Record::create(place, key.clone(), &self.boot, plan).and_then(|mut record| {
+            record.continue_from(progress)?;
+            Ok(record)
+        });
+        let named = written.and_then(|record| match self.files.give_name(&unfinished, &name) {
+            Ok(()) => Ok(record),
+            Err(source) if source.kind() == io::ErrorKind::AlreadyExists => Err(JournalError::Exists(key)),
+            Err(source) => Err(failed(source)),
+        });
+        match &named {
+            Ok(_) => crate::crash_point!("journal", "named"),
+            Err(_) => drop(self.files.remove(&unfinished)),
+        }
+        named
+    }
+
+    /// Creates a file, in the place of one that was not finished.
+    fn create_in_place(&self, name: &str) -> io::Result<Box<dyn Appended>> {
+        match self.files.create(name) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                self.files.remove(name)?;
+                self.files.create(name)
+            }
+            created => created,
+        }
+    }
+
+    /// Removes what an earlier agent has left of records that it was writing as a whole. To be called before there can be any
+    /// such of this agent.
+    ///
+    /// # Errors
+    /// The journal cannot be listed.
+    pub fn remove_unfinished(&self) -> Result<(), JournalError> {
+        let failed = |source| JournalError::Open { path: self.directory.clone(), source };
+        let names = self.files.list().map_err(failed)?;
+        for name in names.iter().filter(|name| name.ends_with(UNFINISHED)) {
+            // One that stays is no record, and its place is taken by the next.
+            let _ = self.files.remove(name);
+        }
+        Ok(())
+    }
+
+    /// Has the current boot noted before a record is made: what a bad byte makes unreadable of it would be taken for torn by an
+    /// earlier boot.
+    fn ensure_boot(&self) -> Result<(), JournalError> {
+        if self.is_of_another.load(Ordering::Relaxed) {
+            let noted = self.note_boot();
+            if self.is_of_another.load(Ordering::Relaxed) {
+                noted?;
+            }
+        }
+        Ok(())
     }
 
     /// Reads the record of a sandbox and interface that another operation may be working on, without changing it. Its

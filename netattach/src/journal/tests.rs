@@ -9,12 +9,12 @@ use serde_json::json;
 use super::files::OnDisk;
 use super::format::{Verdict, head, judge};
 use super::full_disk::{Disk, Takes};
-use super::{Damage, JournalError, JournalKey, Loaded, Record, RecordState, Store};
+use super::{Damage, JournalError, JournalKey, Loaded, Progress, Record, RecordState, Store};
 use crate::error_chain::Chain;
 use crate::ipam::static_addresses;
 use crate::moment::boot_id;
 use crate::plan::Plan;
-use crate::step::{LeasedAddress, Output, Step, StepRef};
+use crate::step::{LeasedAddress, Output, Outputs, Step, StepRef};
 use crate::sync::Arc;
 use crate::{cni, ipam, spec};
 
@@ -602,4 +602,40 @@ fn irregular_files_in_the_journal_delay_nothing() {
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
     assert!(message(store.load(&key()).unwrap_err()).starts_with(&format!("read {}: ", path.display())));
+}
+
+#[test]
+fn a_record_that_is_written_as_a_whole_takes_the_place_of_none_and_says_all_that_it_was_given() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Store::open(directory.path()).unwrap();
+    let mut first = write_record(&store);
+    let mut plan = (*first.plan).clone();
+    let steps = vec![Step::RaiseLoopback, Step::EnsureForwarding];
+    plan.attachments.push(crate::plan::fixtures::attachment("bridge", steps));
+    let mut outputs = Outputs::default();
+    outputs.insert(StepRef(0, 0), Output::Nothing);
+    outputs.insert(StepRef(0, 1), Output::Delegate { result: json!({"text": "a"}).into() });
+    let result = json!({"cniVersion": "1.1.0"});
+    let write = |result: Option<serde_json::Value>| {
+        let progress = Progress { netns_cookie: 7, outputs: &outputs, result };
+        store.create_whole(key(), plan.clone(), progress)
+    };
+    let unfinished = directory.path().join("c@eth0.jsonl.new");
+    let refused = write(Some(result.clone())).unwrap_err();
+    assert!(matches!(&refused, JournalError::Exists(of) if *of == key()), "{refused}");
+    assert!(!unfinished.exists());
+    first.removing().unwrap();
+    first.remove().unwrap();
+    for (result, state) in [(Some(result), RecordState::Attached), (None, RecordState::Removing)] {
+        // Left by an agent that has ended.
+        fs::write(&unfinished, "{").unwrap();
+        assert_eq!(store.keys().unwrap(), []);
+        write(result.clone()).unwrap();
+        assert!(!unfinished.exists());
+        let Loaded::Whole(read) = store.load(&key()).unwrap() else { panic!("it is whole") };
+        read.check_whole().unwrap();
+        let said = (read.state, read.netns_cookie, &read.outputs, &*read.plan, &read.result);
+        assert_eq!(said, (state, Some(7), &outputs, &plan, &result));
+        read.remove().unwrap();
+    }
 }

@@ -45,8 +45,9 @@ const REPORTED: Duration = Duration::from_secs(10);
 pub struct Publisher {
     view: Arc<View>,
     queue: Mutex<Queue>,
-    /// Pods that have been published since the start, by this agent or its predecessor.
-    mine: Mutex<Option<BTreeSet<ObjectName>>>,
+    /// Pods that have been published since the start, by this agent or its predecessor. `None`: what others have left was
+    /// withdrawn, or stays.
+    mine: Mutex<Option<BTreeSet<PodRef>>>,
     /// Whether those of the predecessor are among them.
     adopted: watch::Sender<bool>,
     more: Notify,
@@ -163,14 +164,15 @@ impl Publisher {
         let Some(mine) = self.mine().take() else { return };
         let snapshot = self.view.snapshot();
         let labelled = snapshot.pods.values().filter(|pod| pod.labels.contains_key(ATTACHED_LABEL));
-        for pod in labelled.filter(|pod| !mine.contains(&pod.name)) {
+        // An earlier pod of the name, whose DEL is still to come, is another one.
+        for pod in labelled.filter(|pod| !mine.iter().any(|of| of.is(pod))) {
             self.queue().put(pod.name.clone(), pod.uid.clone(), Status::Detached, None, Instant::now());
         }
     }
 
     fn put(&self, pod: &PodRef, status: Status, waiter: Option<Waiter>) {
         if let Some(mine) = self.mine().as_mut() {
-            mine.insert(pod.name.clone());
+            mine.insert(pod.clone());
         }
         self.queue().put(pod.name.clone(), pod.uid.clone(), status, waiter, Instant::now());
         self.more.notify_one();
@@ -196,7 +198,7 @@ impl Publisher {
         locked(&self.queue)
     }
 
-    fn mine(&self) -> MutexGuard<'_, Option<BTreeSet<ObjectName>>> {
+    fn mine(&self) -> MutexGuard<'_, Option<BTreeSet<PodRef>>> {
         locked(&self.mine)
     }
 }
@@ -239,14 +241,22 @@ impl Publish for Publisher {
     }
 
     fn withdraw(&self, pod: &PodRef) -> Result<(), PublishError> {
-        self.put(pod, Status::Detached, None);
+        let snapshot = self.view.snapshot();
+        // The status of an earlier pod of the name went with its object. What is to be written of the later one stays so.
+        if snapshot.pods.get(&pod.name).is_none_or(|object| pod.is(object)) {
+            self.put(pod, Status::Detached, None);
+        }
         Ok(())
     }
 
     /// Takes effect when the pods are known. Until it is called, nothing is written.
-    fn withdraw_others(&self, attached: &BTreeSet<PodRef>) -> Result<(), PublishError> {
-        if let Some(mine) = self.mine().as_mut() {
-            mine.extend(attached.iter().map(|pod| pod.name.clone()));
+    fn withdraw_others(&self, attached: Option<&BTreeSet<PodRef>>) -> Result<(), PublishError> {
+        {
+            let mut mine = self.mine();
+            match attached {
+                Some(attached) => mine.iter_mut().for_each(|mine| mine.extend(attached.iter().cloned())),
+                None => *mine = None,
+            }
         }
         self.adopted.send_replace(true);
         Ok(())

@@ -193,7 +193,7 @@ impl Cluster {
             Ok(Ok(true)) => tracing::info!("the startup taint of the node is removed"),
             Ok(Ok(false)) => {}
             Ok(Err(error)) => {
-                tracing::warn!(error = %Chain(&error), "the startup taint is not removed; it will be tried again");
+                tracing::warn!(error = %Chain(&error), "the startup taint is not looked for; it will be tried again");
                 return false;
             }
             // The thread has ended.

@@ -22,12 +22,37 @@ const SUBNETS: [&str; 2] = ["shapedSubnets", "unshapedSubnets"];
 
 /// The limits that a configuration asks for, as they were written: its own, which go over what a pod asks for.
 pub fn asked(config: &Map<String, Value>) -> Option<Value> {
+    written(config).or_else(|| of(config.get("runtimeConfig")?.as_object()?).cloned())
+}
+
+/// The limits that a configuration has itself.
+fn written(config: &Map<String, Value>) -> Option<Value> {
     let is_set = |value: &Value| !value.is_null() && *value != json!(0);
     let fixed = RATES.iter().filter_map(|key| Some(((*key).to_owned(), config.get(*key)?.clone())));
     let fixed: Map<String, Value> = fixed.filter(|(_, value)| is_set(value)).collect();
-    let by_runtime = || config.get("runtimeConfig")?.get(CAPABILITY).cloned();
-    let limits = if fixed.is_empty() { by_runtime()? } else { Value::Object(fixed) };
+    (!fixed.is_empty()).then_some(Value::Object(fixed))
+}
+
+/// The limits by the key of interfaces, if there are any.
+fn of(keys: &Map<String, Value>) -> Option<&Value> {
+    let limits = keys.get(CAPABILITY).filter(|limits| !limits.is_null())?;
     limits.as_object().is_none_or(|limits| !limits.is_empty()).then_some(limits)
+}
+
+/// Refuses limits of a configuration that are not those which the configuration of the interface before it has: one of the two
+/// would have no effect. What a pod asks for is none of them.
+///
+/// # Errors
+/// The error names the key of the interface.
+pub fn check_alone(interface: &Map<String, Value>, config: &Map<String, Value>) -> Result<(), PlanError> {
+    match (of(interface), written(config)) {
+        (Some(own), Some(written)) if *own != written => {
+            let reason =
+                format!("{written} of {KIND} behind the interface, which itself has {own}; one of the two");
+            Err(PlanError::Value { key: CAPABILITY, reason })
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Refuses the keys that nothing of netattach carries out.
@@ -72,13 +97,60 @@ mod tests {
         let none =
             Bandwidth { ingress_rate: None, ingress_burst: None, egress_rate: None, egress_burst: None };
         let by_pod = json!({"bandwidth": {"egressRate": 5000, "egressBurst": 200_000}});
-        for nothing in [json!({}), json!({"ingressRate": 0}), json!({"runtimeConfig": {"bandwidth": {}}})] {
+        for nothing in [
+            json!({}),
+            json!({"ingressRate": 0}),
+            json!({"runtimeConfig": {"bandwidth": {}}}),
+            json!({"runtimeConfig": {"bandwidth": null}}),
+        ] {
+            assert_eq!(asked(nothing.as_object().unwrap()), None);
             assert_eq!(read(nothing), Ok(None));
         }
         let of_pod = Bandwidth { egress_rate: Some(5000), egress_burst: Some(200_000), ..none };
         assert_eq!(read(json!({"runtimeConfig": by_pod, "ingressBurst": 0})), Ok(Some(of_pod)));
         let written = Bandwidth { ingress_rate: Some(1_000_000), ingress_burst: Some(120_000), ..none };
         assert_eq!(read(json!({"runtimeConfig": by_pod, "ingressRate": 1_000_000})), Ok(Some(written)));
+    }
+
+    /// Rows: BWD-interface.
+    #[test]
+    fn a_pod_lifts_no_limit_that_its_network_has_set() {
+        let limits = |config: Value| {
+            let args = CniArgs::default();
+            request(config.as_object().unwrap(), &args).limits().map_err(|error| CniError::from(error).msg)
+        };
+        let own = json!({"ingressRate": 1_000_000, "ingressBurst": 300_000, "egressRate": 2_000_000});
+        let more = json!({"ingressRate": 1_000_000_000_000_u64, "ingressBurst": 400_000});
+        let both = json!({"ingressRate": 5000, "egressRate": 6000, "egressBurst": 500_000});
+        let of_own = Bandwidth {
+            ingress_rate: Some(1_000_000),
+            ingress_burst: Some(300_000),
+            egress_rate: Some(2_000_000),
+            egress_burst: Some(200_000),
+        };
+        let of_both = Bandwidth {
+            ingress_rate: Some(5000),
+            ingress_burst: Some(120_000),
+            egress_rate: Some(6000),
+            egress_burst: Some(500_000),
+        };
+        let one = json!({"ingressRate": 1_000_000, "ingressBurst": 300_000, "egressRate": 0});
+        let of_each = Bandwidth { egress_rate: Some(6000), egress_burst: Some(500_000), ..of_own };
+        let rows = [
+            (&own, &more, Some(of_own)),
+            (&own, &both, Some(of_own)),
+            (&own, &json!(null), Some(of_own)),
+            (&own, &json!({}), Some(of_own)),
+            (&one, &both, Some(of_each)),
+            (&json!(null), &both, Some(of_both)),
+            (&json!({}), &json!(null), None),
+        ];
+        for (written, asked, expected) in rows {
+            let config = json!({"bandwidth": written, "runtimeConfig": {"bandwidth": asked}});
+            assert_eq!(limits(config.clone()), Ok(expected), "{config}");
+        }
+        let invalid = json!({"bandwidth": {"ingressBurst": 8000}, "runtimeConfig": {"bandwidth": both}});
+        assert_eq!(limits(invalid), Err("key bandwidth: ingressBurst without ingressRate".to_owned()));
     }
 
     #[test]

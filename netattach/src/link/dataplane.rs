@@ -128,6 +128,8 @@ mod tests {
         }
         let limited = read(json!({"runtimeConfig": {"bandwidth": {"ingressRate": 8000}}})).unwrap().unwrap();
         assert_eq!(limited.bandwidth.and_then(|limits| limits.ingress_rate), Some(8000));
+        let both = json!({"bandwidth": {"ingressRate": 8000}, "runtimeConfig": {"bandwidth": {"ingressRate": 9000}}});
+        assert_eq!(read(both).unwrap().unwrap().bandwidth, limited.bandwidth, "a pod lifts no limit");
         let refused = [
             (
                 json!({"fastPath": true}),

@@ -374,7 +374,7 @@ impl Request<'_> {
         }))
     }
 
-    /// The requested limits: `bandwidth` of `runtimeConfig`, else of the configuration, with the keys of the
+    /// The limits of each direction: those of the configuration's `bandwidth`, else of `runtimeConfig`, with the keys of the
     /// capability.
     fn bandwidth(&self) -> Result<Option<Bandwidth>, PlanError> {
         let limits = self.limits()?;
@@ -386,41 +386,21 @@ impl Request<'_> {
         Ok(limits)
     }
 
-    /// The same, whether or not there is a dataplane.
+    /// The same, whether or not there is a dataplane. A pod that asks for a limit lifts none that its network has set.
     fn limits(&self) -> Result<Option<Bandwidth>, PlanError> {
         const KEY: &str = bandwidth::CAPABILITY;
-        let wrong = |reason: String| PlanError::Value { key: KEY, reason };
         let asked = self.config.get("runtimeConfig").and_then(|asked| asked.get(KEY));
-        let Some(value) = asked.or_else(|| self.config.get(KEY)).filter(|value| !value.is_null()) else {
-            return Ok(None);
-        };
-        let limits: Bandwidth =
-            serde_json::from_value(value.clone()).map_err(|error| wrong(error.to_string()))?;
-        let some = |number: Option<u64>| number.filter(|number| *number != 0);
+        let (written, asked) = (checked_limits(self.config.get(KEY))?, checked_limits(asked)?);
+        let [ingress, egress] = [written.ingress_rate, written.egress_rate]
+            .map(|rate| if rate.is_some() { written } else { asked });
         let limits = Bandwidth {
-            ingress_rate: some(limits.ingress_rate),
-            ingress_burst: some(limits.ingress_burst),
-            egress_rate: some(limits.egress_rate),
-            egress_burst: some(limits.egress_burst),
+            ingress_rate: ingress.ingress_rate,
+            ingress_burst: ingress.ingress_burst,
+            egress_rate: egress.egress_rate,
+            egress_burst: egress.egress_burst,
         };
-        for (name, rate, burst) in [
-            ("ingress", limits.ingress_rate, limits.ingress_burst),
-            ("egress", limits.egress_rate, limits.egress_burst),
-        ] {
-            match rate {
-                None if burst.is_some() => {
-                    return Err(wrong(format!("{name}Burst without {name}Rate")));
-                }
-                Some(rate) if rate < SLOWEST_RATE => {
-                    return Err(wrong(format!("{name}Rate {rate} is below {SLOWEST_RATE} bits per second")));
-                }
-                _ => {}
-            }
-        }
-        if limits.ingress_rate.is_none() && limits.egress_rate.is_none() {
-            return Ok(None);
-        }
-        Ok(Some(with_bursts(limits)))
+        let is_limited = limits.ingress_rate.is_some() || limits.egress_rate.is_some();
+        Ok(is_limited.then(|| with_bursts(limits)))
     }
 
     /// `fastPath`: whether packets of the attachment may take the agent's fast path. Without an agent there is none.
@@ -559,6 +539,33 @@ pub fn is_host_name(name: &str) -> bool {
 fn check_link_name(key: &'static str, name: &str) -> Result<(), PlanError> {
     crate::cni::identifier::check_ifname(name)
         .map_err(|error| PlanError::Value { key, reason: format!("{name:?}: {}", error.msg) })
+}
+
+/// The limits that a value of the key `bandwidth` has. A rate or burst of 0 is none.
+fn checked_limits(value: Option<&Value>) -> Result<Bandwidth, PlanError> {
+    let wrong = |reason: String| PlanError::Value { key: bandwidth::CAPABILITY, reason };
+    let value = value.filter(|value| !value.is_null()).cloned().unwrap_or_else(|| json!({}));
+    let limits: Bandwidth = serde_json::from_value(value).map_err(|error| wrong(error.to_string()))?;
+    let some = |number: Option<u64>| number.filter(|number| *number != 0);
+    let limits = Bandwidth {
+        ingress_rate: some(limits.ingress_rate),
+        ingress_burst: some(limits.ingress_burst),
+        egress_rate: some(limits.egress_rate),
+        egress_burst: some(limits.egress_burst),
+    };
+    for (name, rate, burst) in [
+        ("ingress", limits.ingress_rate, limits.ingress_burst),
+        ("egress", limits.egress_rate, limits.egress_burst),
+    ] {
+        match rate {
+            None if burst.is_some() => return Err(wrong(format!("{name}Burst without {name}Rate"))),
+            Some(rate) if rate < SLOWEST_RATE => {
+                return Err(wrong(format!("{name}Rate {rate} is below {SLOWEST_RATE} bits per second")));
+            }
+            _ => {}
+        }
+    }
+    Ok(limits)
 }
 
 /// The parent that `master` names; an empty name is no name.

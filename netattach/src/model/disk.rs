@@ -78,6 +78,10 @@ impl Files for Disk {
         Ok(())
     }
 
+    fn give_name(&self, from: &str, name: &str) -> io::Result<()> {
+        self.rename(from, name, false)
+    }
+
     fn list(&self) -> io::Result<Vec<String>> {
         let names = locked(&self.names);
         self.life.goes_on()?;

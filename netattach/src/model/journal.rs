@@ -10,9 +10,9 @@ use super::life::Life;
 use super::spare::WithSpare;
 use super::{explore, finds};
 use crate::journal::files::Files;
-use crate::journal::{JournalError, JournalKey, Loaded, RecordState, Store};
+use crate::journal::{JournalError, JournalKey, Loaded, Progress, RecordState, Store};
 use crate::plan::Plan;
-use crate::step::{Output, StepRef};
+use crate::step::{Output, Outputs, StepRef};
 use crate::sync::{Arc, thread};
 
 fn key(container: &str) -> JournalKey {
@@ -135,6 +135,40 @@ fn an_end_between(goes_on: bool) {
     recover(&after);
     let expected = [attached("lives", "lives"), None, attached("comes", "the second")];
     assert_eq!(["lives", "goes", "comes"].map(|it| state(&after, it)), expected);
+}
+
+/// An agent dies at any step while it writes the record of a live sandbox anew that somebody has removed. The fault: as an ADD
+/// writes it.
+fn an_end_while_a_record_is_written_anew(as_of_an_add: bool) {
+    let (disk, life) = (Disk::default(), Life::default());
+    let before = Arc::new(store(disk.of(&life)));
+    let writing = thread::spawn(move || {
+        if as_of_an_add {
+            return drop(try_add(&before, "lives", "lives"));
+        }
+        let outputs = Outputs::default();
+        let progress = Progress { netns_cookie: 7, outputs: &outputs, result: Some(json!({"of": "lives"})) };
+        drop(before.create_whole(key("lives"), plan("lives"), progress));
+    });
+    // It may have progressed to any step by now.
+    crate::sync::step();
+    life.end();
+    let next = store(disk.of(&Life::default()));
+    next.remove_unfinished().unwrap();
+    let found = state(&next, "lives");
+    assert!(found.is_none() || found == attached("lives", "lives"), "{found:?}");
+    assert_eq!(next.keys().unwrap().len(), disk.list().unwrap().len(), "nothing else is left");
+    writing.join().unwrap();
+}
+
+#[test]
+fn a_record_that_is_written_anew_is_there_with_all_of_it_or_not_at_all() {
+    explore(4_000, || an_end_while_a_record_is_written_anew(false));
+}
+
+#[test]
+fn a_record_that_is_written_anew_as_by_an_add_is_found() {
+    assert!(finds(4_000, || an_end_while_a_record_is_written_anew(true)));
 }
 
 #[test]

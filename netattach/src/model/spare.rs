@@ -45,6 +45,10 @@ impl Files for WithSpare {
         Ok(())
     }
 
+    fn give_name(&self, from: &str, name: &str) -> io::Result<()> {
+        self.disk.give_name(from, name)
+    }
+
     fn list(&self) -> io::Result<Vec<String>> {
         self.disk.list()
     }

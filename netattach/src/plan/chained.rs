@@ -21,7 +21,7 @@ const SENDERS: &str = "portSenders";
 /// else the plugin is executed.
 ///
 /// # Errors
-/// A key of the plugin has no valid value.
+/// A key of the plugin has no valid value, or the interface has it with another one.
 pub(super) fn fold(
     driver: &dyn Driver,
     interface: &mut Map<String, Value>,
@@ -40,6 +40,7 @@ pub(super) fn fold(
             Ok(true)
         }
         bandwidth::KIND if driver.is_judged(interface) && bandwidth::check_keys(chained).is_ok() => {
+            bandwidth::check_alone(interface, chained)?;
             if let Some(limits) = bandwidth::asked(chained) {
                 link::offer(interface, bandwidth::CAPABILITY, limits);
             }
@@ -194,6 +195,39 @@ mod tests {
         let subnets = json!({"ingressRate": 5000, "unshapedSubnets": ["10.0.0.0/8"]});
         assert_eq!(folded("bridge", json!({}), BANDWIDTH, subnets), None);
         assert_eq!(folded("bridge", json!({}), "other", json!({})), None);
+    }
+
+    /// Rows: BWD-interface.
+    #[test]
+    fn an_interface_with_a_limit_of_its_own_gets_no_other_by_bandwidth() {
+        let own = json!({"bandwidth": {"egressRate": 5000}});
+        let said = |chained: Value| {
+            let mut interface = own.as_object().unwrap().clone();
+            let driver = link::driver("bridge").unwrap();
+            let folded = fold(driver, &mut interface, BANDWIDTH, chained.as_object().unwrap());
+            folded.map(|_| Value::Object(interface)).map_err(|error| CniError::from(error).msg)
+        };
+        for (chained, written) in [
+            (json!({"ingressRate": 6000}), "{\"ingressRate\":6000}"),
+            (json!({"egressRate": 6000}), "{\"egressRate\":6000}"),
+        ] {
+            let told = format!(
+                "key bandwidth: {written} of bandwidth behind the interface, which itself has {}; one of the two",
+                own["bandwidth"]
+            );
+            assert_eq!(said(chained), Err(told));
+        }
+        // What a pod asks for holds where the interface has no limit: see `link::Request::limits`.
+        let asked = json!({"bandwidth": {"ingressRate": 6000}});
+        let with = |offered: &Value| json!({"bandwidth": own["bandwidth"], "runtimeConfig": offered});
+        for (chained, expected) in [
+            (json!({"runtimeConfig": asked}), with(&asked)),
+            (json!({"egressRate": 5000}), with(&own)),
+            (json!({"runtimeConfig": {"bandwidth": null}}), own.clone()),
+            (json!({}), own.clone()),
+        ] {
+            assert_eq!(said(chained), Ok(expected));
+        }
     }
 
     #[test]

@@ -58,7 +58,7 @@ use crate::cni::Version;
 use crate::netns::NetnsId;
 use crate::npwg::NetworkName;
 use crate::npwg::status::Device;
-use crate::objects::ObjectName;
+use crate::objects::{ObjectName, Pod};
 use crate::spec;
 pub use device::pci_address;
 pub use result_cache::CachedResults;
@@ -133,6 +133,19 @@ pub struct PodRef {
     /// UID, if the runtime gave it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
+}
+
+impl PodRef {
+    /// Whether the source's object can be that of this pod: where one of the two has no uid, its name says it.
+    pub fn is(&self, object: &Pod) -> bool {
+        self.name == object.name && self.uid.as_deref().is_none_or(|uid| object.has_uid(uid))
+    }
+
+    /// Whether a runtime can mean the same pod by both.
+    pub fn may_be(&self, other: &Self) -> bool {
+        let has_other_uid = matches!((&self.uid, &other.uid), (Some(own), Some(other)) if own != other);
+        self.name == other.name && !has_other_uid
+    }
 }
 
 impl fmt::Display for PodRef {

@@ -83,7 +83,8 @@ impl Publish for StatusFiles {
         }
     }
 
-    fn withdraw_others(&self, attached: &BTreeSet<PodRef>) -> Result<(), PublishError> {
+    fn withdraw_others(&self, attached: Option<&BTreeSet<PodRef>>) -> Result<(), PublishError> {
+        let Some(attached) = attached else { return Ok(()) };
         let known: BTreeSet<PathBuf> = attached.iter().filter_map(|pod| self.path(pod)).collect();
         for namespace in entries_of(&self.directory)? {
             for file in entries_of(&namespace)? {
@@ -143,5 +144,21 @@ mod tests {
         assert_eq!(files.mark(&pod), Some(mark));
         std::fs::write(files.path(&pod).unwrap(), "[{}]").unwrap();
         assert_eq!((files.mark(&pod), files.published(&pod, &[])), (None, Published::Drifted));
+    }
+
+    #[test]
+    fn statuses_of_pods_that_are_not_attached_go_once_all_that_are_attached_are_known() {
+        let directory = tempfile::tempdir().unwrap();
+        let files = StatusFiles::new(directory.path());
+        let [known, other] =
+            ["known", "other"].map(|name| PodRef { name: ObjectName::new("shop", name), uid: None });
+        for pod in [&known, &other] {
+            files.publish(pod, &[]).unwrap();
+        }
+        let there = || [&known, &other].map(|pod| files.path(pod).unwrap().exists());
+        files.withdraw_others(None).unwrap();
+        assert_eq!(there(), [true, true]);
+        files.withdraw_others(Some(&BTreeSet::from([known.clone()]))).unwrap();
+        assert_eq!(there(), [true, false]);
     }
 }

@@ -60,11 +60,12 @@ pub trait Publish: fmt::Debug + Send + Sync {
     /// [`PublishError`].
     fn withdraw(&self, pod: &PodRef) -> Result<(), PublishError>;
 
-    /// Withdraws the status of every pod but these: of pods that a previous agent was detaching when it stopped.
+    /// Withdraws the status of every pod but these: of pods that a previous agent was detaching when it stopped. `None`: not
+    /// all pods that are attached are known, and every status stays.
     ///
     /// # Errors
     /// [`PublishError`] of the first status that cannot be withdrawn.
-    fn withdraw_others(&self, attached: &BTreeSet<PodRef>) -> Result<(), PublishError>;
+    fn withdraw_others(&self, attached: Option<&BTreeSet<PodRef>>) -> Result<(), PublishError>;
 }
 
 /// The version of a published status.

@@ -21,16 +21,7 @@ impl Tune {
     pub fn then(mut self, later: &Self) -> Self {
         self.sysctls.retain(|one| !later.sysctls.iter().any(|it| it.path == one.path));
         self.sysctls.extend(later.sysctls.iter().cloned());
-        let Properties { mac, mtu, promisc, allmulti, queue } = later.properties;
-        let before = self.properties;
-        let properties = Properties {
-            mac: mac.or(before.mac),
-            mtu: mtu.or(before.mtu),
-            promisc: promisc.or(before.promisc),
-            allmulti: allmulti.or(before.allmulti),
-            queue: queue.or(before.queue),
-        };
-        Self { sysctls: self.sysctls, properties }
+        Self { sysctls: self.sysctls, properties: later.properties.or(&self.properties) }
     }
 }
 
@@ -75,6 +66,18 @@ impl Properties {
             promisc: self.promisc.and(now.promisc),
             allmulti: self.allmulti.and(now.allmulti),
             queue: self.queue.and(now.queue),
+        }
+    }
+
+    /// These, and those of `others` that are absent here.
+    #[must_use]
+    pub fn or(&self, others: &Self) -> Self {
+        Self {
+            mac: self.mac.or(others.mac),
+            mtu: self.mtu.or(others.mtu),
+            promisc: self.promisc.or(others.promisc),
+            allmulti: self.allmulti.or(others.allmulti),
+            queue: self.queue.or(others.queue),
         }
     }
 

@@ -1,9 +1,11 @@
 //! The network-status of pods, written to a server that refuses, fails, or has another pod by then.
 
+use std::fs;
 use std::time::Duration;
 
+use netattach_tests::Pod;
 use netattach_tests::api_server::{Fault, ForeignUid, Options, Verb, When};
-use netattach_tests::manifest::NAMESPACE;
+use netattach_tests::manifest::{self, NAMESPACE};
 use netattach_tests::traffic::{PATIENCE, eventually};
 use serde_json::{Value, json};
 
@@ -198,4 +200,91 @@ fn writes_come_at_a_steady_rate_after_a_burst() {
     // the first for as long as its connection takes.
     let least = Duration::from_millis(50) * (PODS as u32 - 100 - 15);
     assert!(at[PODS - 1] - at[0] >= least, "{:?}", at[PODS - 1] - at[0]);
+}
+
+/// Waits until nothing is published of a pod.
+fn await_nothing_of(rig: &Rig, name: &str) {
+    let mut metadata = Value::Null;
+    let is_over = eventually(PATIENCE, || {
+        metadata = rig.server.get("pods", NAMESPACE, name).unwrap()["metadata"].take();
+        metadata["annotations"][STATUS].is_null() && metadata["labels"].get(LABEL).is_none()
+    });
+    assert!(is_over, "{metadata:#}");
+}
+
+/// A later agent wrote the record, or a byte of it is another.
+#[test]
+fn the_status_of_a_pod_whose_record_cannot_be_read_stays() {
+    let mut rig = Rig::started();
+    let pod = rig.pod("a");
+    rig.add(&pod).success();
+    let status = rig.published("a");
+    rig.node.stop().unwrap();
+    let record = rig.node.path(&format!("state/journal/{}@eth0.jsonl", pod.container));
+    let mut harmed = fs::read(&record).unwrap();
+    let plan = harmed.iter().position(|byte| *byte == b'\n').unwrap() + 1;
+    harmed[plan + 60] ^= 1;
+    fs::write(&record, harmed).unwrap();
+    let mark = rig.server.mark();
+    rig.start();
+    rig.settle("b");
+    assert_eq!((rig.published("a"), rig.writes(mark, "a")), (status, Vec::new()));
+    // The pod is known not to be attached once the others are known.
+    rig.node.stop().unwrap();
+    fs::remove_file(&record).unwrap();
+    rig.start();
+    await_nothing_of(&rig, "a");
+}
+
+/// Creates the pod `db-0` with that uid and network; returns a sandbox of it.
+fn db_0(rig: &Rig, uid: &str, network: &str, sandbox: &str) -> Pod {
+    let mut object = manifest::pod("db-0", &json!({}), &json!(network));
+    object["metadata"]["uid"] = json!(uid);
+    object["spec"]["nodeName"] = json!(NODE);
+    rig.server.create(&object).unwrap();
+    Pod { name: "db-0".to_owned(), ..Pod::new(sandbox).unwrap() }
+}
+
+/// The sandbox of the earlier pod stays for as long as its DEL fails.
+#[test]
+fn a_sandbox_whose_del_fails_keeps_no_status_of_the_next_pod_of_its_name() {
+    let rig = Rig::started();
+    rig.node.plugin("odd", &json!({"DEL": {"error": {"code": 100, "msg": "away"}}})).unwrap();
+    let odd = json!({"cniVersion": "1.0.0", "type": "odd"});
+    rig.server.create(&manifest::network(NAMESPACE, "odd", &odd)).unwrap();
+    rig.settle("first");
+    let earlier = db_0(&rig, "uid-1", "odd", "earlier");
+    rig.call_by_uid("ADD", &earlier, "uid-1").run().success();
+    rig.published("db-0");
+    rig.call_by_uid("DEL", &earlier, "uid-1").run().failure();
+    rig.server.delete("pods", NAMESPACE, "db-0").unwrap();
+    let later = db_0(&rig, "uid-2", "lan-a", "later");
+    rig.call_by_uid("ADD", &later, "uid-2").run().success();
+    rig.published("db-0");
+    rig.call_by_uid("DEL", &later, "uid-2").run().success();
+    await_nothing_of(&rig, "db-0");
+    // The later one has a sandbox again; what becomes of the earlier one's is not its own.
+    rig.call_by_uid("ADD", &later, "uid-2").run().success();
+    let status = rig.published("db-0");
+    rig.node.plugin("odd", &json!({})).unwrap();
+    rig.call_by_uid("DEL", &earlier, "uid-1").run().success();
+    rig.settle("last");
+    assert_eq!(rig.published("db-0"), status);
+}
+
+/// The DEL of the earlier pod is still to come; the later pod ended while no agent ran.
+#[test]
+fn a_sandbox_without_a_del_keeps_no_status_of_the_next_pod_of_its_name_over_a_restart() {
+    let mut rig = Rig::started();
+    let earlier = db_0(&rig, "uid-1", "lan-a", "earlier");
+    rig.call_by_uid("ADD", &earlier, "uid-1").run().success();
+    rig.published("db-0");
+    rig.server.delete("pods", NAMESPACE, "db-0").unwrap();
+    let later = db_0(&rig, "uid-2", "lan-a", "later");
+    rig.call_by_uid("ADD", &later, "uid-2").run().success();
+    rig.published("db-0");
+    rig.node.stop().unwrap();
+    fs::remove_file(rig.node.path(&format!("state/journal/{}@eth0.jsonl", later.container))).unwrap();
+    rig.start();
+    await_nothing_of(&rig, "db-0");
 }

@@ -36,6 +36,19 @@ fn a_node_that_is_ready_loses_its_taint_and_keeps_others_even_if_it_is_changed_m
     assert_eq!(rig.server.faults().hits(conflict), 1);
 }
 
+/// As one that is registered anew while the agent goes on.
+#[test]
+fn a_node_that_has_its_taint_again_loses_it_again() {
+    let mut rig = rig();
+    rig.start();
+    assert!(eventually(PATIENCE, || taints(&rig) == [json!("other")]), "{:?}", taints(&rig));
+    let taint = |key: &str| json!({"key": key, "effect": "NoSchedule"});
+    let again = json!({"spec": {"taints": [taint(TAINT), taint("other")]}});
+    rig.server.patch("nodes", "", NODE, &again).unwrap();
+    assert_eq!(taints(&rig), [json!(TAINT), json!("other")]);
+    assert!(eventually(PATIENCE * 3, || taints(&rig) == [json!("other")]), "{:?}", taints(&rig));
+}
+
 #[test]
 fn a_node_that_is_not_ready_keeps_its_taint() {
     let mut rig = rig();

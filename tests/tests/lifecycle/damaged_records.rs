@@ -43,6 +43,7 @@ fn with_a(mut node: Node) -> (Node, Pod) {
 fn a_bad_byte_in_a_live_pods_record_costs_it_nothing_and_its_del_says_where() {
     let (mut node, a) = attached();
     let path = record(&node, "c-a");
+    let status = node.status(&a).unwrap();
     let whole = fs::read(&path).unwrap();
     let second_line = whole.iter().position(|byte| *byte == b'\n').unwrap() + 1;
     let mut flipped = whole.clone();
@@ -53,6 +54,7 @@ fn a_bad_byte_in_a_live_pods_record_costs_it_nothing_and_its_del_says_where() {
         node.kill().unwrap();
         fs::write(&path, &harmed).unwrap();
         node.start().unwrap();
+        assert_eq!(node.status(&a).unwrap(), status);
         // The address and the number are still held by `a`.
         let b = Pod::new("b").unwrap();
         node.add(&b).success();

@@ -283,6 +283,43 @@ fn a_pod_keeps_no_property_of_its_interface_from_being_given_back() {
     }
 }
 
+/// There is one file of what was before. A card goes home as it was.
+///
+/// Rows: TUN-twice.
+#[test]
+fn what_several_executables_of_a_list_have_changed_is_given_back() {
+    let own = tempfile::tempdir().unwrap();
+    symlink(executable("netattach-cni").unwrap(), own.path().join("tuning")).unwrap();
+    let side = Side::new(own.path().to_owned());
+    let before = side.properties();
+    let tuning = |mut keys: Value| {
+        keys["dataDir"] = json!(side.dir.path());
+        with_result(&config("1.0.0", "tuning", &keys), &json!({"cniVersion": "1.0.0"}))
+    };
+    let first = tuning(json!({"mac": MAC, "mtu": 1400}));
+    let second = tuning(json!({"mtu": 1300, "promisc": true, "txQLen": 7}));
+    let file = side.dir.path().join("c1_eth0.json");
+    // The second list is that of an ADD that is repeated without a DEL.
+    for list in [[&first, &second], [&first, &first]] {
+        for plugin in list {
+            side.runtime.add(side.call(), plugin).unwrap();
+        }
+        assert_eq!(side.properties().mac, MAC.parse().ok());
+        for plugin in list.into_iter().rev() {
+            let answer = side.runtime.run("DEL", side.call(), plugin).unwrap();
+            assert_eq!((answer.exit, side.properties(), file.exists()), (Some(0), before.clone(), false));
+        }
+    }
+    // What is left of another interface says nothing about this one.
+    side.runtime.add(side.call(), &first).unwrap();
+    ip(&side.pod, &["link", "del", "eth0"]).unwrap();
+    ip(&side.pod, &["link", "add", "eth0", "mtu", "1450", "type", "veth", "peer", "name", "far0"]).unwrap();
+    let before = side.properties();
+    side.runtime.add(side.call(), &first).unwrap();
+    side.runtime.run("DEL", side.call(), &first).unwrap();
+    assert_eq!(side.properties(), before);
+}
+
 /// The kinds of interfaces that the kernel has, with the keys of each.
 fn kinds() -> Vec<(&'static str, Value)> {
     let all = [

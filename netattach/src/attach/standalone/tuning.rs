@@ -29,7 +29,7 @@ struct Kept {
 }
 
 /// What an interface is known by that its pod cannot change: name, address and link group it can.
-#[derive(Clone, Copy, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Known {
     /// Of its namespace: no other of this boot has it.
@@ -66,7 +66,7 @@ impl Tuning<'_> {
             let netns_cookie = pod.netns_cookie();
             let index = pod.link(ifname).map_err(|error| chained::cannot(error.into()))?.index;
             let of = (netns_cookie != 0).then_some(Known { netns_cookie, index });
-            self.keep(&Kept { before, of })?;
+            self.keep(&Kept { before: self.kept_of(of).or(&before), of })?;
         }
         tuning::tune(&mut pod, &netns, ifname, &wanted).map_err(chained::cannot)?;
         let of_pod = |one: &&mut cni::Interface| one.sandbox.is_some() && one.name == *ifname;
@@ -138,6 +138,13 @@ impl Tuning<'_> {
         let directory =
             data_dir.filter(|path| !path.as_os_str().is_empty()).unwrap_or_else(|| DIRECTORY.into());
         Ok(directory.join(format!("{}_{}.json", request.container_id, request.ifname)))
+    }
+
+    /// What an earlier `tuning` of the list has kept of that interface, or an earlier try of this ADD: it was there before.
+    /// The first DEL gives all of it back, and the others find no file.
+    fn kept_of(&self, of: Option<Known>) -> Properties {
+        let read = || serde_json::from_slice::<Kept>(&std::fs::read(self.file().ok()?).ok()?).ok();
+        read().filter(|kept| kept.of.is_some() && kept.of == of).map(|kept| kept.before).unwrap_or_default()
     }
 
     /// Keeps what is about to be changed, before it is.
