@@ -338,8 +338,8 @@ fn endpoint(
     })
 }
 
-/// Where servers of DHCP are for an attachment whose addresses are by DHCP. One that answers is on the link, as a relay is, or is
-/// the one that has given the lease.
+/// Where servers are for an attachment whose addresses are by DHCP. One that answers is on the link, as a relay is, or has
+/// given the lease.
 fn dhcp(attachment: &AttachmentPlan, leased: &Leased) -> Option<Dhcp> {
     let by_dhcp = |step: &Step| match step {
         Step::Delegate(plugin) if plugin.role == Role::Plugin => {
