@@ -112,7 +112,7 @@ fuzz_target!(|data: &[u8]| {
                 uid: None,
                 at: Arc::new(at),
                 addresses: vec![*address],
-                dhcp: false,
+                dhcp: None,
                 ethertypes: Default::default(),
             };
             (id, Arc::new(endpoint))

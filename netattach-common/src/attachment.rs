@@ -1,7 +1,7 @@
 //! The programs' data of one attachment.
 
 use crate::address::{Address, Ip4, Ip6, Mac};
-use crate::flow::Leg;
+use crate::flow::{Flow, Leg};
 use crate::link::Prefix;
 
 /// Value of map `na_att`: one attachment. All zero means that the id is free.
@@ -145,9 +145,18 @@ pub struct PolicyIds {
 const _: () = {
     assert!(size_of::<PolicyIds>() == 8);
     assert!(align_of::<PolicyIds>() == 8);
+    // What a flow says of a leg must never be taken for the approval of a policy in force.
+    assert!(PolicyIds::DENY_ALL != Flow::REFUSED);
+    assert!(PolicyIds::HIGHEST < Flow::REFUSED && Flow::REFUSED < PolicyIds::DENY_ALL);
 };
 
 impl PolicyIds {
+    /// A policy without entries, which allows nothing, and which no leg of a flow is ever approved by.
+    pub const DENY_ALL: u32 = u32::MAX;
+
+    /// No policy with entries has a higher number.
+    pub const HIGHEST: u32 = Flow::REFUSED - 1;
+
     /// Whether neither direction is isolated.
     #[inline(always)]
     pub const fn none(self) -> bool {

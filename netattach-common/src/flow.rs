@@ -297,9 +297,11 @@ impl Flow {
     /// [`Flow::place`] of a flow without a place.
     pub const UNPLACED: u16 = u16::MAX;
 
-    /// In the place of a policy's number, of which there are not so many: the leg's end does not go on with the flow, which has
-    /// been answered. What the other end still sends does not prolong it.
-    pub const REFUSED: u32 = u32::MAX;
+    /// In the place of a policy's number, above all that are given ([`HIGHEST`](crate::PolicyIds::HIGHEST)): the leg's end does
+    /// not go on with the flow, which has been answered. What the other end still sends does not prolong it.
+    ///
+    /// In flows of agents from before it had a number of its own it is `u32::MAX`, which is read in the same way.
+    pub const REFUSED: u32 = u32::MAX - 1;
 
     /// A flow whose first packet was just allowed. `opened_by_low`: by the endpoint that sorts lower;
     /// `leg`, `policy`: the leg that was judged, and by which policy (0 when the pod is not isolated there).
@@ -352,7 +354,7 @@ impl Flow {
     /// Whether a leg's end does not go on with the flow.
     #[inline(always)]
     pub const fn refuses(&self, leg: Leg) -> bool {
-        self.approved_by(leg) == Self::REFUSED
+        self.approved_by(leg) >= Self::REFUSED
     }
 
     /// Whether a packet that may pass prolongs the flow: the other end goes on as well. Its sender does, who has let it out,
@@ -376,7 +378,7 @@ impl Flow {
     /// Whether a leg's own end has approved the flow, so that it may go on there when its policy changes.
     #[inline(always)]
     pub const fn is_kept(&self, leg: Leg) -> bool {
-        self.is_at_end(leg) && self.approved_by(leg) != 0
+        self.is_at_end(leg) && !matches!(self.approved_by(leg), 0 | Self::REFUSED..)
     }
 
     /// Whether a packet from this endpoint goes in the opener's direction.
@@ -639,6 +641,11 @@ mod tests {
             // No policy isolated the pod then: there is nothing to keep.
             assert_eq!(said(&Flow::entered(1, true, leg, 0, leg.at_end()), leg), (0, true, false));
             assert_eq!(said(&Flow::entered(1, true, leg, 7, leg.at_end()), leg), (7, true, true));
+            // Of an earlier version, under complete isolation: that has never approved anything.
+            assert_eq!(
+                said(&Flow::entered(1, true, leg, u32::MAX, leg.at_end()), leg),
+                (u32::MAX, true, false)
+            );
         }
     }
 
@@ -674,6 +681,9 @@ mod tests {
             flow.refuse(other);
             assert!(!flow.is_prolonged(forward) && flow.is_prolonged(!forward) && !flow.is_refused());
             assert_eq!(flow.state, state::REPLIED);
+            // By the number that an earlier version had for it.
+            flow.approve(leg, u32::MAX, false);
+            assert_eq!((flow.refuses(leg), flow.refuses(other), flow.is_refused()), (true, false, true));
         }
         let open = Flow { state: ESTABLISHED, ..Flow::default() };
         assert_eq!((open.is_answered(), open.is_established()), (true, true));

@@ -38,10 +38,10 @@ drop_reasons! {
     2 Pending "pending" "the attachment's policy is not loaded yet; only ARP and neighbour discovery pass",
     /// A header is cut off or contradicts itself.
     3 Malformed "malformed" "a header is truncated or contradicts itself",
-    /// Ethernet source is not the attachment's address.
-    4 SourceMac "source-mac" "the pod sent from a MAC address that is not its own",
-    /// IPv4 source is not one of the attachment's addresses.
-    5 SourceIpv4 "source-ipv4" "the pod sent from an IPv4 address that is not its own",
+    /// Ethernet source, or the client of DHCP, is not the attachment's address.
+    4 SourceMac "source-mac" "the pod sent from a MAC address that is not its own, or by DHCP for one",
+    /// IPv4 source, or the address that a client of DHCP has, is not one of the attachment's addresses.
+    5 SourceIpv4 "source-ipv4" "the pod sent from an IPv4 address that is not its own, or by DHCP for one",
     /// IPv6 source is not one of the attachment's addresses.
     6 SourceIpv6 "source-ipv6" "the pod sent from an IPv6 address that is not its own",
     /// ARP sender hardware address is not the attachment's.
@@ -54,8 +54,8 @@ drop_reasons! {
     10 NdTarget "nd-target" "the pod advertised, or looked for duplicates of, an IPv6 address that is not its own",
     /// Router advertisement, redirect or multicast query from a pod.
     11 RouterMessage "router-message" "the pod sent a router advertisement, a redirect, a multicast query or a multicast router advertisement",
-    /// Something to the port of DHCP or DHCPv6 clients from a pod.
-    12 DhcpServer "dhcp-server" "the pod sent to the port of DHCP clients, where only servers send",
+    /// Something to the port of DHCP or DHCPv6 clients from a pod, or a message of DHCP that no client sends.
+    12 DhcpServer "dhcp-server" "the pod spoke as a server or relay of DHCP: to the port of clients, or to servers otherwise than a client",
     /// A VLAN tag where none is allowed.
     13 VlanTagged "vlan-tagged" "the frame carries a VLAN tag",
     /// IPv4 source routing, or an IPv6 routing header of type 0 or with segments left.

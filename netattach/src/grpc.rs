@@ -41,8 +41,8 @@ impl Error for Refused {
     /// Of a status that was made of an error here the message is that error's, which is not said twice.
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         let first = self.0.source();
-        let said =
-            iter::successors(first, |cause| cause.source()).find(|it| it.to_string() == self.0.message());
+        let mut causes = iter::successors(first, |cause: &&(dyn Error + 'static)| cause.source());
+        let said = causes.find(|it| it.to_string() == self.0.message());
         said.map_or(first, |said| said.source())
     }
 }

@@ -8,10 +8,11 @@
 //!
 //! In the order of a frame: `bytes` for access, `frame`, then `arp` or an IP packet. Its `header`s are read by `walk` into
 //! a `packet`, with the differences of each `version`, the ports that an `echo` has instead, the kinds of `icmp` and the
-//! `options` of IPv4. Most packets are `plain`, and need none of that.
+//! `options` of IPv4; behind them lies what a client of `dhcp` says. Most packets are `plain`, and need none of that.
 
 pub mod arp;
 pub mod bytes;
+pub mod dhcp;
 mod echo;
 pub mod frame;
 pub mod header;

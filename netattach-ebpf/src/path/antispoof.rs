@@ -1,10 +1,11 @@
 //! Anti-spoofing checks on the packets that a pod sends.
 //!
 //! `CHECK_MAC` guards the link layer: the source MAC (checked by the caller), sender and link-layer fields of ARP and
-//! neighbour discovery, and roles reserved to infrastructure: bridge, router, multicast querier, DHCP server, source
-//! routing. `CHECK_ADDRESS` guards addresses: IP source, ARP sender, advertised neighbour, and the target of duplicate
-//! address detection: a pod free to probe any address could make every newcomer give up its own. Packets from others
-//! must not use the pod's addresses as source either, where a policy isolates the pod from them.
+//! neighbour discovery, the client of DHCP, and roles reserved to infrastructure: bridge, router, multicast querier, server
+//! and relay of DHCP, source routing. `CHECK_ADDRESS` guards addresses: IP source, ARP sender, what a client of DHCP has,
+//! advertised neighbour, and the target of duplicate address detection: a pod free to probe any address could make every
+//! newcomer give up its own. Packets from others must not use the pod's addresses as source either, where a policy isolates
+//! the pod from them.
 
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use netattach_common::{
@@ -12,7 +13,7 @@ use netattach_common::{
     attachment::flag,
     flow::Tuple,
     link::{self, icmpv6},
-    parse::{Bytes, Kind, Packet, Payload, arp, header::IPV4_LEN, options},
+    parse::{Bytes, Kind, Packet, Payload, arp, dhcp, header::IPV4_LEN, options},
     protocol,
 };
 
@@ -178,13 +179,17 @@ fn ipv4(skb: &Skb, scope: &Scope, record: &AttachmentRecord, packet: &Packet<Ip4
     let source = &packet.tuple.source;
     if scope.has(flag::CHECK_ADDRESS) && !is_own(scope, record, source) {
         // A DHCP client has no address before it gets one (RFC 2131, 4.1).
-        if !(source.same(&Ip4::UNSPECIFIED) && is_udp(packet, 68, 67)) {
+        if !(source.same(&Ip4::UNSPECIFIED) && is_udp(packet, dhcp::CLIENTS, dhcp::SERVERS)) {
             return Err(Ip4::SPOOFED.into());
         }
     }
     if scope.has(flag::CHECK_MAC) {
-        if is_udp_to(packet, 68) {
+        if is_udp_to(packet, dhcp::CLIENTS) {
             return Err(DropReason::DhcpServer.into());
+        }
+        if is_udp_to(packet, dhcp::SERVERS) {
+            let own: Result<(), Denied> = Encode::decode(na_dhcp(skb.raw(), scope, packet));
+            own?;
         }
         if packet.tuple.lane.protocol() == IGMP && packet.kind != Kind::LaterFragment {
             if packet.transport == packet.end {
@@ -207,6 +212,45 @@ fn ipv4(skb: &Skb, scope: &Scope, record: &AttachmentRecord, packet: &Packet<Ip4
 #[inline(never)]
 fn na_options(skb: *mut __sk_buff, from: u32, to: u32) -> u32 {
     options::ipv4(&Skb::new(skb), from, to).map_err(Denied::from).encode()
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+fn na_dhcp(skb: *mut __sk_buff, scope: *const Scope, packet: *const Packet<Ip4>) -> u32 {
+    let answer = match (reference(scope), reference(packet)) {
+        (Some(scope), Some(packet)) => to_dhcp_servers(&Skb::new(skb), scope, packet).map_err(Denied::from),
+        _ => Err(NULL_ARGUMENT),
+    };
+    answer.encode()
+}
+
+/// Checks a datagram to servers of DHCP: they go by the client that a message names, and give back or take away what it has.
+/// Later fragments have no ports here.
+#[inline(always)]
+fn to_dhcp_servers(skb: &Skb, scope: &Scope, packet: &Packet<Ip4>) -> Result<(), DropReason> {
+    let end = packet.transport + dhcp::READ;
+    // Of what is cut into datagrams behind the programs each would be a message of its own.
+    if skb.is_uncut() {
+        return Err(DropReason::Malformed);
+    }
+    if packet.end < end {
+        // No message, unless the rest of it comes in another fragment.
+        return if packet.kind.is_fragment() { Err(DropReason::Malformed) } else { Ok(()) };
+    }
+    skb.is_settled(end)?;
+    let claim = dhcp::read(skb, packet.transport())?;
+    let record = scope.record()?;
+    if !claim.is_client {
+        return Err(DropReason::DhcpServer);
+    }
+    if !claim.mac.same(&record.mac) {
+        return Err(DropReason::SourceMac);
+    }
+    let is_unaddressed = claim.address.same(&Ip4::UNSPECIFIED);
+    if scope.has(flag::CHECK_ADDRESS) && !is_unaddressed && !is_own(scope, record, &claim.address) {
+        return Err(Ip4::SPOOFED);
+    }
+    Ok(())
 }
 
 /// Checks an IPv6 packet.

@@ -2,7 +2,7 @@
 
 use aya_ebpf::programs::TcContext;
 use netattach_common::{
-    DropReason, Flow, FlowKey, Side, Traffic,
+    DropReason, Flow, FlowKey, PolicyIds, Side, Traffic,
     attachment::flag,
     flow::{Leg, Signal, Tuple},
     parse::{Packet, plain::Headers},
@@ -319,11 +319,12 @@ fn refuse<A: Subprograms>(scope: &Scope, tuple: &Tuple<A>, entry: &mut Flow, den
     Err::<Known, _>(denied).encode()
 }
 
-/// Whether the policy in force for a leg has approved a flow, or there is none.
+/// Whether the policy in force for a leg has approved a flow, or there is none. Complete isolation approves nothing, whatever
+/// the flow says: an earlier version noted a leg that does not go on by the same number.
 #[inline(always)]
 fn is_approved(scope: &Scope, entry: &Flow, leg: Leg) -> bool {
     let policy = scope.policies.of(leg);
-    policy == 0 || entry.approved_by(leg) == policy
+    policy == 0 || entry.approved_by(leg) == policy && policy != PolicyIds::DENY_ALL
 }
 
 /// Whether nothing is left to note of an approved leg: where flows stay approved, that this is so at its own end. At another

@@ -12,7 +12,7 @@
 //! | source MAC and address | the attachment's own, by its record alone |
 //! | what is written later | the transport's checksum, if anything |
 //! | headers | as `netattach_common::parse::plain` reads them; so no ARP, control message, option, extension header or fragment |
-//! | staying a host | no datagram to a port of DHCP clients; all other rules are about packets that are not read here |
+//! | staying a host | no datagram to a port of DHCP; all other rules are about packets that are not read here |
 //! | policy in force | it is |
 //! | left to the node's packet filter | not if it goes there |
 //! | isolation | no policy, a flow that the policies in force have approved, or else what `enforce` says |
@@ -171,7 +171,7 @@ fn is_finished<A: Family>(ctx: &TcContext, headers: &Headers<A>) -> bool {
     unfinished::is_plain(ctx, (ETHERNET_LEN + header_len) as u32, headers.tuple.lane.protocol())
 }
 
-/// Whether a packet comes from its pod's addresses, and is not to clients of DHCP.
+/// Whether a packet comes from its pod's addresses, and is of DHCP neither to clients nor, by IPv4, to servers.
 #[inline(always)]
 fn is_of_its_pod<A: Family>(
     scope: &Scope,
@@ -181,10 +181,10 @@ fn is_of_its_pod<A: Family>(
 ) -> bool {
     let tuple = &headers.tuple;
     if scope.has(flag::CHECK_MAC) {
-        // Only servers send to the ports of DHCP and DHCPv6 clients.
-        let to_clients =
-            tuple.lane.protocol() == UDP && matches!(tuple.ports.destination().number(), 68 | 546);
-        if !frame.source.same(&record.mac) || to_clients {
+        // Only servers send to the ports of DHCP and DHCPv6 clients; what goes to servers has to be read.
+        let is_dhcp =
+            tuple.lane.protocol() == UDP && matches!(tuple.ports.destination().number(), 67 | 68 | 546);
+        if !frame.source.same(&record.mac) || is_dhcp {
             return false;
         }
     }

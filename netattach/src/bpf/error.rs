@@ -189,7 +189,7 @@ pub enum BpfError {
     /// Policy ids are never used twice.
     #[error("policy {0} is already installed")]
     PolicyExists(u32),
-    /// All 2^32 - 1 policy ids were handed out.
+    /// All policy ids up to the highest were handed out.
     #[error("policy ids are used up: detach all pods and remove the pins with `netattachctl uninstall`")]
     PolicyIdsUsedUp,
 }

@@ -5,7 +5,7 @@ use std::thread;
 
 use aya::maps::{Array, MapData};
 use netattach_common as common;
-use netattach_common::{Ip4, Ip6, PolicyAddress, PortKey, PortRule, RuleKey};
+use netattach_common::{Ip4, Ip6, PolicyAddress, PolicyIds, PortKey, PortRule, RuleKey};
 
 use super::batched_map::BatchedMap;
 use super::map_table::map_name;
@@ -192,7 +192,10 @@ impl Policies {
     /// Marks this policy number and all below it as used: no later agent allocates them.
     pub(super) fn use_up(&mut self, id: u32) -> Result<(), BpfError> {
         let memory = self.recall()?;
-        let next = id.checked_add(1).ok_or(BpfError::PolicyIdsUsedUp)?;
+        if id > PolicyIds::HIGHEST {
+            return Err(BpfError::PolicyIdsUsedUp);
+        }
+        let next = id + 1;
         if next <= memory.next_policy_id {
             return Ok(());
         }

@@ -16,7 +16,7 @@ use crate::netlink::Handle;
 use crate::objects::Place;
 use crate::plan::result::{Ends, Leased, is_unaddressed};
 use crate::plan::{AttachmentPlan, PodRef, Sandbox, addressing, routing};
-use crate::policy::index::Endpoint;
+use crate::policy::index::{Dhcp, Endpoint};
 use crate::spec::{Link, Pace, PortVlans, Tie};
 use crate::step::{EnforceWhen, HookKind, MadeBy, Parent, Protect, Role, Step, Style};
 
@@ -327,21 +327,41 @@ fn endpoint(
     leased: &Leased,
 ) -> Option<Endpoint> {
     let at = places(attachment);
-    let by_dhcp = |step: &Step| match step {
-        Step::Delegate(plugin) if plugin.role == Role::Plugin => {
-            plugin.config.get("ipam").is_some_and(|ipam| ipam["type"] == DHCP)
-        }
-        step => step.asks_the_network(),
-    };
     (!at.is_empty()).then(|| Endpoint {
         id: protect.id,
         pod: pod.name.clone(),
         uid: pod.uid.clone(),
         at: Arc::new(at),
         addresses: leased.addresses.iter().map(|leased| leased.address.addr()).collect(),
-        dhcp: attachment.steps.iter().any(by_dhcp),
+        dhcp: dhcp(attachment, leased),
         ethertypes: protect.ethertypes.clone(),
     })
+}
+
+/// Where servers are for an attachment whose addresses are by DHCP. One that answers is on the link, as a relay is, or has
+/// given the lease.
+fn dhcp(attachment: &AttachmentPlan, leased: &Leased) -> Option<Dhcp> {
+    let by_dhcp = |step: &Step| match step {
+        Step::Delegate(plugin) if plugin.role == Role::Plugin => {
+            plugin.config.get("ipam").is_some_and(|ipam| ipam["type"] == DHCP)
+        }
+        step => step.asks_the_network(),
+    };
+    if !attachment.steps.iter().any(by_dhcp) {
+        return None;
+    }
+    let addresses = leased.addresses.iter().map(|leased| leased.address);
+    let on_link = addresses.filter(|address| address.addr().is_ipv4()).map(|address| address.trunc());
+    let on_link: BTreeSet<IpNet> = on_link.collect();
+    let server = leased.server.map(|server| IpNet::from(IpAddr::V4(server)));
+    let is_leased_here = attachment.steps.iter().any(|step| matches!(step, Step::Lease(_)));
+    let hears: BTreeSet<IpNet> = match server {
+        // An address that the link is asked for is not leased yet, and others may be offered.
+        None if is_leased_here => BTreeSet::new(),
+        _ => on_link.iter().copied().chain(server).collect(),
+    };
+    let asks = server.map_or_else(|| on_link.into_iter().collect(), |server| vec![server]);
+    Some(Dhcp { asks, hears: hears.into_iter().collect() })
 }
 
 /// The places of an attachment, as policies refer to them.
@@ -352,8 +372,12 @@ pub(crate) fn places(attachment: &AttachmentPlan) -> BTreeSet<Place> {
 
 #[cfg(test)]
 pub(super) mod tests {
+    use serde_json::{Value, json};
+
     use crate::enforce::attachment::*;
     use crate::objects::ObjectName;
+    use crate::plan::fixtures;
+    use crate::step::Delegate;
 
     /// An attachment of pod `shop/a` on a bridge.
     pub(in crate::enforce) fn attachment(id: u32) -> EnforcedAttachment {
@@ -389,7 +413,7 @@ pub(super) mod tests {
                 uid: None,
                 at: Arc::new([Place::Default].into()),
                 addresses: Vec::new(),
-                dhcp: false,
+                dhcp: None,
                 ethertypes: Vec::new(),
             }),
             routed: false,
@@ -400,5 +424,45 @@ pub(super) mod tests {
     /// The same made by another plugin, enforced once a policy selects it.
     pub(in crate::enforce) fn delegated(id: u32) -> EnforcedAttachment {
         EnforcedAttachment { delegated: true, when: EnforceWhen::Selected, ..attachment(id) }
+    }
+
+    /// Rows: C84.
+    #[test]
+    fn servers_of_dhcp_are_on_the_link_or_have_given_the_lease() {
+        let step = |step: Value| serde_json::from_value::<Step>(step).unwrap();
+        let leases = step(json!({"step": "lease", "ipam": "dhcp", "network": "lan", "wanted": [1]}));
+        let executed = |role, config| {
+            let Value::Object(config) = config else { unreachable!() };
+            Step::Delegate(Delegate { plugin: "dhcp".into(), config, role })
+        };
+        let managed = executed(Role::Ipam, json!({}));
+        let made = executed(Role::Plugin, json!({"ipam": {"type": "dhcp"}}));
+        let made_otherwise = executed(Role::Plugin, json!({"ipam": {"type": "static"}}));
+        let given = |addresses: Value, server: Option<&str>| Leased {
+            addresses: serde_json::from_value(addresses).unwrap(),
+            server: server.map(|server| server.parse().unwrap()),
+            ..Leased::default()
+        };
+        let (nothing, probed) = (given(json!([]), None), given(json!([{"address": "10.77.0.9/32"}]), None));
+        let both = json!([{"address": "10.77.0.9/24"}, {"address": "fd00::9/64"}]);
+        let (bound, told) = (given(both.clone(), Some("192.0.2.67")), given(both, None));
+        let dhcp = |asks: &[&str], hears: &[&str]| {
+            let nets = |nets: &[&str]| nets.iter().map(|net| net.parse().unwrap()).collect::<Vec<IpNet>>();
+            Some(Dhcp { asks: nets(asks), hears: nets(hears) })
+        };
+        for (step, leased, expected) in [
+            (&leases, &nothing, dhcp(&[], &[])),
+            (&leases, &probed, dhcp(&["10.77.0.9/32"], &[])),
+            (&leases, &bound, dhcp(&["192.0.2.67/32"], &["10.77.0.0/24", "192.0.2.67/32"])),
+            // By an agent that did not note the server.
+            (&leases, &told, dhcp(&["10.77.0.0/24"], &[])),
+            (&managed, &nothing, dhcp(&[], &[])),
+            (&managed, &told, dhcp(&["10.77.0.0/24"], &["10.77.0.0/24"])),
+            (&made, &told, dhcp(&["10.77.0.0/24"], &["10.77.0.0/24"])),
+            (&made_otherwise, &told, None),
+        ] {
+            let plan = fixtures::attachment("bridge", vec![step.clone()]);
+            assert_eq!(super::dhcp(&plan, leased), expected, "{step:?} {leased:?}");
+        }
     }
 }

@@ -51,7 +51,12 @@ impl Leases {
                 let routes = routes.map_err(Error::Routes)?;
                 let reserved = self.host_local.allocate(config, lessee.owner)?.addresses.into_iter();
                 let addresses = reserved.map(|(address, gateway)| LeasedAddress { address, gateway });
-                Ok(Lease { addresses: addresses.collect(), routes, dns: dns.unwrap_or_default() })
+                Ok(Lease {
+                    addresses: addresses.collect(),
+                    routes,
+                    dns: dns.unwrap_or_default(),
+                    server: None,
+                })
             }
             Config::Static(config) => Ok(config.lease()),
             Config::Dhcp(config) => Ok(self.kept()?.lease(config, lessee, before_probe)?),

@@ -47,7 +47,7 @@ mod leases;
 pub mod static_addresses;
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use ipnet::IpNet;
@@ -438,6 +438,8 @@ pub struct Lease {
     pub routes: Vec<cni::Route>,
     /// Name servers of the lease.
     pub dns: cni::Dns,
+    /// The server that extends it, of `dhcp`.
+    pub server: Option<Ipv4Addr>,
 }
 
 /// How full a pool is, see [`Leases::survey`].

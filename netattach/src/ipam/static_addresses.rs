@@ -119,7 +119,7 @@ impl Config {
     /// # Errors
     /// There are none, or one cannot belong to a single interface, or is there twice.
     pub fn given(key: &str, lease: Lease) -> Result<Self, ConfigError> {
-        let Lease { addresses, routes, dns } = lease;
+        let Lease { addresses, routes, dns, server: _ } = lease;
         let named = addresses.iter().enumerate();
         let named: Vec<Named> = named
             .map(|(position, leased)| Named { key: format!("{key}[{position}]"), leased: leased.clone() })
@@ -130,7 +130,12 @@ impl Config {
 
     /// The lease: exactly the configured addresses, routes and name servers.
     pub fn lease(&self) -> Lease {
-        Lease { addresses: self.addresses.clone(), routes: self.routes.clone(), dns: self.dns.clone() }
+        Lease {
+            addresses: self.addresses.clone(),
+            routes: self.routes.clone(),
+            dns: self.dns.clone(),
+            server: None,
+        }
     }
 
     /// The addresses that the pod or the runtime asks for outside of the subnets of `ipam.addresses`.
@@ -392,7 +397,7 @@ mod tests {
         }});
         let parsed = super::super::Config::Static(parse(&config, "").unwrap());
         let super::super::Config::Static(config) = &parsed else { unreachable!() };
-        let Lease { addresses, routes, dns } = config.lease();
+        let Lease { addresses, routes, dns, server: _ } = config.lease();
         assert_eq!(
             json!({"addresses": addresses, "routes": routes, "dns": dns}),
             json!({

@@ -408,6 +408,7 @@ fn records_of_version_3_are_read_and_continued() {
         addresses: fixed.addresses.clone(),
         dns: fixed.dns.clone(),
         routes: fixed.routes.clone(),
+        server: None,
     };
     assert_eq!(
         record.plan.attachments[1].steps[..2],

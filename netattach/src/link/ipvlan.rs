@@ -177,7 +177,7 @@ impl Before {
         if addresses.is_empty() {
             return Ok(None);
         }
-        let lease = Lease { addresses, routes: routes.clone(), dns: dns.clone() };
+        let lease = Lease { addresses, routes: routes.clone(), dns: dns.clone(), server: None };
         match ipam::Config::given("ips", lease) {
             Ok(config) => Ok(Some(Step::Lease(config))),
             Err(error) => Err(PlanError::Value { key: "prevResult", reason: Chain(&error).to_string() }),

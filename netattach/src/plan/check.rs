@@ -276,6 +276,7 @@ mod tests {
             addresses: vec![LeasedAddress { address: "10.1.0.2/24".parse().unwrap(), gateway: None }],
             dns: cni::Dns::default(),
             routes: vec![],
+            server: None,
         };
         let all = [
             Output::Bridge(crate::step::Bridge { link: made("br0", 1), made: false, ours: false }),

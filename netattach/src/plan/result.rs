@@ -1,6 +1,6 @@
 //! Converts step outputs to a CNI result, and back. Pure.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
 
@@ -92,7 +92,7 @@ pub fn result(
                 };
                 add_ips(&mut result, pod, [own(true), own(false)].into_iter().flatten());
             }
-            (_, Output::Lease { addresses, dns, routes }) => {
+            (_, Output::Lease { addresses, dns, routes, server: _ }) => {
                 add_ips(&mut result, pod, addresses.iter().map(|leased| (leased.address, leased.gateway)));
                 result.routes.extend(routes.iter().cloned());
                 result.dns = dns.clone();
@@ -282,6 +282,8 @@ pub fn from_prev_result(attachment: &AttachmentPlan, result: &CniResult) -> Resu
                     .collect(),
                 dns: result.dns.clone(),
                 routes: result.routes.clone(),
+                // Not in a result.
+                server: None,
             }),
             Step::Delegate(_) | Step::TakeMade(_) => {
                 let brought = CniResult {
@@ -386,6 +388,8 @@ pub struct Leased {
     pub addresses: Vec<LeasedAddress>,
     /// Routes that came with them.
     pub routes: Vec<cni::Route>,
+    /// The server by DHCP that has given them, where netattach has leased them.
+    pub server: Option<Ipv4Addr>,
 }
 
 /// The addresses and routes of an attachment's lease or of the IPAM plugin called in place of it.
@@ -398,8 +402,9 @@ pub fn leased(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Result<Lease
     }
     for (index, step) in attachment.steps.iter().enumerate() {
         match (step, outputs.step(index)) {
-            (_, Some(Output::Lease { addresses, routes, .. })) => {
-                return Ok(Leased { addresses: addresses.clone(), routes: routes.clone() });
+            (_, Some(Output::Lease { addresses, routes, server, .. })) => {
+                let (addresses, routes) = (addresses.clone(), routes.clone());
+                return Ok(Leased { addresses, routes, server: *server });
             }
             (Step::Delegate(delegate), Some(Output::Delegate { result })) if delegate.role == Role::Ipam => {
                 let printed = result.read(attachment.version)?;
@@ -408,7 +413,7 @@ pub fn leased(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Result<Lease
                     .iter()
                     .map(|ip| LeasedAddress { address: ip.address, gateway: ip.gateway })
                     .collect();
-                return Ok(Leased { addresses, routes: printed.routes.clone() });
+                return Ok(Leased { addresses, routes: printed.routes.clone(), server: None });
             }
             _ => {}
         }
@@ -465,7 +470,7 @@ fn brought(
     };
     let addresses = printed.ips.iter().filter(is_its);
     let addresses = addresses.map(|ip| LeasedAddress { address: ip.address, gateway: ip.gateway }).collect();
-    Ok(Leased { addresses, routes: printed.routes.clone() })
+    Ok(Leased { addresses, routes: printed.routes.clone(), server: None })
 }
 
 fn add_ips(

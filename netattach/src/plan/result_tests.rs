@@ -56,6 +56,7 @@ fn outputs(attachment: &AttachmentPlan) -> Outputs {
             ],
             dns: cni::Dns { nameservers: vec!["10.0.0.53".into()], ..cni::Dns::default() },
             routes: vec![cni::Route::new("10.9.0.0/16".parse().unwrap(), None)],
+            server: None,
         },
         Step::Delegate(_) => Output::Delegate { result: json!({"ips": [{"address": "10.7.0.2/24"}]}).into() },
         _ => Output::Nothing,

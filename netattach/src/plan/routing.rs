@@ -287,7 +287,7 @@ mod tests {
         let addresses = vec![LeasedAddress { address: address.parse().unwrap(), gateway: None }];
         let outputs = [
             Output::Link { host: None, pod, parent: None },
-            Output::Lease { addresses, dns: cni::Dns::default(), routes: Vec::new() },
+            Output::Lease { addresses, dns: cni::Dns::default(), routes: Vec::new(), server: None },
             Output::Nothing,
         ];
         (attachment, outputs)

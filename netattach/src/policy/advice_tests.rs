@@ -41,7 +41,7 @@ impl Scene {
                 addresses: [format!("10.0.0.{id}"), format!("fd00::{id}")]
                     .map(|address| address.parse().unwrap())
                     .into(),
-                dhcp: false,
+                dhcp: None,
                 ethertypes: Vec::new(),
             });
             objects.pods.insert(pod.clone(), self::pod(pod).into());

@@ -17,7 +17,7 @@ pub type PolicyId = u32;
 
 /// A policy number without entries, which allows nothing: for an isolated attachment whose own policy does not fit into
 /// the maps.
-pub const DENY_ALL: PolicyId = PolicyId::MAX;
+pub const DENY_ALL: PolicyId = PolicyIds::DENY_ALL;
 
 /// The content of the kernel's maps.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -108,7 +108,7 @@ impl Programmed {
 fn next_free(last: PolicyId, used: &BTreeMap<PolicyId, Arc<CompiledPolicy>>) -> PolicyId {
     let mut id = last;
     loop {
-        id = id.wrapping_add(1).max(1);
+        id = if id < PolicyIds::HIGHEST { id + 1 } else { 1 };
         if !used.contains_key(&id) {
             return id;
         }
@@ -217,8 +217,12 @@ mod tests {
         let programmed = Programmed {
             policies: BTreeMap::from([(1, policy("a"))]),
             endpoints: BTreeMap::from([(1, PolicyIds { ingress: 1, egress: 0 })]),
-            last_id: PolicyId::MAX,
+            last_id: PolicyIds::HIGHEST - 1,
         };
+        let last = PolicyIds::HIGHEST;
+        let found = diff(&desired(&[(1, Some("a"), Some("b")), (2, Some("c"), None)], &[]), &programmed);
+        assert_eq!(found, writes(&[(last, "b"), (2, "c")], &[(1, 1, last), (2, 2, 0)], &[]));
+        let programmed = Programmed { last_id: PolicyId::MAX, ..programmed };
         let found = diff(&desired(&[(1, Some("a"), Some("b"))], &[]), &programmed);
         assert_eq!(found, writes(&[(2, "b")], &[(1, 1, 2)], &[]));
     }

@@ -21,7 +21,7 @@ fn endpoint(id: u32, name: &str, network: &str, address: &str) -> Endpoint {
         uid: None,
         at: Arc::new(BTreeSet::from([Place::Network(NetworkRef::new("shop", network))])),
         addresses: vec![address.parse().unwrap()],
-        dhcp: false,
+        dhcp: None,
         ethertypes: if name == "db" { vec![0x88b6] } else { Vec::new() },
     }
 }

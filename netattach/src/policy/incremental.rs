@@ -280,7 +280,7 @@ impl Compiler {
             Direction::Egress => BTreeMap::new(),
         };
         let policies = isolating.into_iter().map(ByIdentity).collect();
-        let mut key = Key { direction, policies, own_ports, dhcp: endpoint.dhcp, at: None };
+        let mut key = Key { direction, policies, own_ports, dhcp: endpoint.dhcp.clone(), at: None };
         if let Some(cached) = self.tables.get(&key) {
             return Some(Arc::clone(cached));
         }

@@ -385,7 +385,7 @@ fn any_world() -> impl Strategy<Value = World> {
                             uid: None,
                             at: Arc::new(at),
                             addresses,
-                            dhcp: false,
+                            dhcp: None,
                             ethertypes: Vec::new(),
                         });
                     }

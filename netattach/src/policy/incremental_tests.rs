@@ -81,7 +81,7 @@ impl World {
                 uid: None,
                 at: Arc::new(BTreeSet::from([Place::Network(NetworkRef::new(network_namespace, network))])),
                 addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
-                dhcp: false,
+                dhcp: None,
                 ethertypes: Vec::new(),
             });
         }

@@ -5,6 +5,8 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use ipnet::IpNet;
+
 use super::desired::{Condition, Subject};
 use super::options::Options;
 use crate::error_chain::Chain;
@@ -31,10 +33,19 @@ pub struct Endpoint {
     pub at: Arc<BTreeSet<Place>>,
     /// IP addresses.
     pub addresses: Vec<IpAddr>,
-    /// Whether DHCP assigns the addresses.
-    pub dhcp: bool,
+    /// Whom DHCP of it speaks to, if DHCP assigns the addresses.
+    pub dhcp: Option<Dhcp>,
     /// Ethertypes that pass in spite of policies.
     pub ethertypes: Vec<u16>,
+}
+
+/// Where servers and relays of DHCP are for an attachment, each list in order and without duplicates.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct Dhcp {
+    /// Who is asked to extend its lease, beside everybody on the link.
+    pub asks: Vec<IpNet>,
+    /// Who may answer; empty: nobody knows before there is a lease.
+    pub hears: Vec<IpNet>,
 }
 
 impl Endpoint {

@@ -144,7 +144,7 @@ mod tests {
             uid: None,
             at: Arc::new(at),
             addresses: vec![address.into()],
-            dhcp: false,
+            dhcp: None,
             ethertypes: vec![],
         };
         (id, Arc::new(endpoint))

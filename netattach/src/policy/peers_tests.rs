@@ -105,7 +105,7 @@ impl Node {
             uid: None,
             at: Arc::new(BTreeSet::from([Place::Network(NetworkRef::new("shop", network))])),
             addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
-            dhcp: false,
+            dhcp: None,
             ethertypes: Vec::new(),
         });
     }

@@ -5,13 +5,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{Hash, Hasher};
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
 use ipnet::IpNet;
 
 use super::classes::{ResolvedRule, TablesBuilder};
 use super::desired::{Condition, Subject};
+use super::index::Dhcp;
 use super::lookup::{CompiledPolicy, Origin, Traffic};
 use super::options::Options;
 use super::peers::{Claimant, Peers as KnownPeers};
@@ -28,7 +29,7 @@ pub(super) struct Key {
     pub(super) direction: Direction,
     pub(super) policies: Vec<ByIdentity<Policy>>,
     pub(super) own_ports: NamedPorts,
-    pub(super) dhcp: bool,
+    pub(super) dhcp: Option<Dhcp>,
     /// The networks that the attachment is on; `None`: the tables are the same whichever of the policies' these are.
     pub(super) at: Option<Arc<BTreeSet<Place>>>,
 }
@@ -307,20 +308,27 @@ fn beside_policies(options: &Options, key: &Key) -> impl Iterator<Item = Resolve
         traffic: vec![Traffic::Any],
         ..ResolvedRule::of("the pod's own node".into())
     });
-    let dhcp = key.dhcp.then(|| {
-        // RFC 2131 section 4.1, RFC 8415 section 7.2: servers listen on the first of each, clients on the second.
-        let ports: [u16; 2] = match key.direction {
-            Direction::Ingress => [68, 546],
-            Direction::Egress => [67, 547],
-        };
-        let [v4, v6] = EVERYONE;
-        ResolvedRule {
-            blocks: vec![(v4, Vec::new()), (v6, Vec::new())],
-            traffic: ports.map(|port| one_port(PortProtocol::Udp, port)).into(),
-            ..ResolvedRule::of("dhcp of the attachment".into())
+    common.chain(node).chain(key.dhcp.as_ref().map(|dhcp| of_dhcp(dhcp, key.direction)))
+}
+
+/// What DHCP of an attachment needs. A rule has no source port, so whoever it names can be spoken to from any: it names no more
+/// than servers and relays, and where they are not known the link.
+fn of_dhcp(dhcp: &Dhcp, direction: Direction) -> ResolvedRule {
+    let [everyone, _] = EVERYONE;
+    // RFC 2131, section 4.1: servers and relays listen on 67, clients on 68.
+    let (port, peers) = match direction {
+        Direction::Ingress if dhcp.hears.is_empty() => (68, vec![everyone]),
+        Direction::Ingress => (68, dhcp.hears.clone()),
+        Direction::Egress => {
+            let everybody = IpNet::from(IpAddr::V4(Ipv4Addr::BROADCAST));
+            (67, std::iter::once(everybody).chain(dhcp.asks.iter().copied()).collect())
         }
-    });
-    common.chain(node).chain(dhcp)
+    };
+    ResolvedRule {
+        blocks: peers.into_iter().map(|peer| (peer, Vec::new())).collect(),
+        traffic: vec![one_port(PortProtocol::Udp, port)],
+        ..ResolvedRule::of("dhcp of the attachment".into())
+    }
 }
 
 /// The part of a rule that needs no lookup: blocks and port numbers.

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::desired::{Desired, EndpointPolicy};
 use super::evaluate::evaluate;
 use super::incremental::compile;
-use super::index::Endpoint;
+use super::index::{Dhcp, Endpoint};
 use super::options::{CommonRules, Options};
 use crate::npwg::NetworkRef;
 use crate::npwg::selection::PortProtocol;
@@ -49,7 +49,7 @@ impl Cluster {
                     addresses: [format!("10.0.{x}.{y}"), format!("fd00::{x}:{y}")]
                         .map(|address| address.parse().unwrap())
                         .into(),
-                    dhcp: false,
+                    dhcp: None,
                     ethertypes: Vec::new(),
                 });
                 cluster.objects.pods.insert(pod.clone(), self::pod(pod).into());
@@ -536,22 +536,43 @@ fn a_node_that_may_lead_elsewhere_is_not_excepted_from_what_its_pods_may_send() 
     assert_eq!(with_node(true), [true, false]);
 }
 
-/// Rows: C84.
+/// Of the first attachment the lease is known, of the second nothing yet; the third has none by DHCP.
+///
+/// Rows: C26, C27, C84.
 #[test]
-fn attachments_with_leases_by_dhcp_reach_servers_and_hear_from_them() {
+fn attachments_with_leases_by_dhcp_reach_servers_and_hear_from_them_and_from_nobody_else() {
     let deny = json!({"podSelector": {}, "policyTypes": ["Ingress", "Egress"]});
     let mut cluster = Cluster::new(&[("x", deny)]);
-    cluster.endpoints[0].dhcp = true;
+    let nets = |nets: &[&str]| nets.iter().map(|net| net.parse().unwrap()).collect();
+    cluster.endpoints[0].dhcp =
+        Some(Dhcp { asks: nets(&["192.0.2.67/32"]), hears: nets(&["10.0.0.0/16", "192.0.2.67/32"]) });
+    cluster.endpoints[1].dhcp = Some(Dhcp::default());
     let desired = cluster.compile();
+    // Whether it hears from there, and reaches it.
     let judge = |endpoint: usize, address: &str, port| {
         let policies = &desired.endpoints[&cluster.endpoints[endpoint].id];
         [&policies.ingress, &policies.egress].map(|policy| {
             evaluate(policy.as_ref().unwrap(), address.parse().unwrap(), 17, Some(port)).is_some()
         })
     };
-    for (address, client, server) in [("255.255.255.255", 68, 67), ("ff02::1:2", 546, 547)] {
-        assert_eq!((judge(0, address, client), judge(0, address, server)), ([true, false], [false, true]));
-        assert_eq!((judge(1, address, client), judge(1, address, server)), ([false, false], [false, false]));
+    let (client, server) = (68, 67);
+    for (address, hears, reaches) in [
+        ("255.255.255.255", [false, true], [true, true]),
+        ("192.0.2.67", [true, true], [true, false]),
+        ("10.0.9.9", [true, true], [false, false]),
+        ("203.0.113.9", [false, true], [false, false]),
+        ("2001:db8::9", [false, false], [false, false]),
+        ("ff02::1:2", [false, false], [false, false]),
+    ] {
+        for endpoint in 0..2 {
+            let expected = ([hears[endpoint], false], [false, reaches[endpoint]]);
+            let found = (judge(endpoint, address, client), judge(endpoint, address, server));
+            assert_eq!(found, expected, "{endpoint}: {address}");
+        }
+        assert_eq!((judge(2, address, client), judge(2, address, server)), ([false; 2], [false; 2]));
+        for port in [546, 547, 80] {
+            assert_eq!(judge(0, address, port), [false; 2], "{address} {port}");
+        }
     }
 }
 

@@ -31,7 +31,7 @@ impl Node {
             uid: None,
             at: Arc::new(BTreeSet::from([Place::Network(NetworkRef::new("shop", "lan"))])),
             addresses: vec!["10.0.0.1".parse().unwrap()],
-            dhcp: false,
+            dhcp: None,
             ethertypes: Vec::new(),
         };
         let mut node =

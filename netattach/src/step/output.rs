@@ -1,6 +1,6 @@
 //! Outputs of steps.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::OnceLock;
 
 use ipnet::IpNet;
@@ -194,6 +194,10 @@ pub enum Output {
         /// Routes of the lease.
         #[serde(default)]
         routes: Vec<cni::Route>,
+        /// The server that has given it, of `dhcp`; one that extends it later is not noted here. An agent that does not know
+        /// the field has no use for it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        server: Option<Ipv4Addr>,
     },
     /// The pod's default routes as the kernel shows them after they were moved.
     DefaultRoutes {

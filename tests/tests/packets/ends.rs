@@ -216,6 +216,65 @@ fn a_conversation_that_a_policy_has_ended_goes_on_when_there_is_none_any_more() 
     lasts(&[(POD, ToPod, &back)], 1);
 }
 
+/// Of a pod whose policy does not fit; whether another policy had ended the conversation before or it was going on.
+///
+/// Rows: C94.
+#[test]
+fn complete_isolation_ends_conversations_and_goes_on_with_none_that_had_ended() {
+    for (opener, answerer, reason) in
+        [(FromPod, ToPod, DropReason::EgressPeer), (ToPod, FromPod, DropReason::IngressPeer)]
+    {
+        for (flags, had_ended) in
+            [(checked(), false), (checked(), true), (keeping(), false), (keeping(), true)]
+        {
+            let ends = Ends::new(checked());
+            let (all, none) = (ends.0.install(&allow_all()), ends.0.install(&deny_all()));
+            for (out, back) in datagrams() {
+                let at = |side: Side| ends.at(POD, side, if side == FromPod { &out } else { &back });
+                // Where flows are kept, this one is of before, so that there is nothing to keep.
+                ends.put(checked());
+                ends.isolate(POD, all, all);
+                assert_eq!([opener, answerer].map(at), [Ok(()); 2], "{out:?}");
+                ends.put(flags);
+                if had_ended {
+                    ends.isolate(POD, none, none);
+                    assert_eq!([answerer, opener].map(at), [Err(reason); 2], "{out:?}");
+                }
+                ends.isolate(POD, PolicyIds::DENY_ALL, PolicyIds::DENY_ALL);
+                let sent = [answerer, answerer, opener, answerer, answerer, opener];
+                assert_eq!(sent.map(at), [Err(reason); 6], "{opener:?} {flags:?} {had_ended}: {out:?}");
+            }
+        }
+    }
+}
+
+/// An earlier version noted a leg that does not go on by the number of complete isolation.
+///
+/// Rows: C94.
+#[test]
+fn a_flow_of_an_earlier_version_does_not_go_on_under_complete_isolation() {
+    let ends = Ends::new(checked());
+    let all = ends.0.install(&allow_all());
+    let (out, back) = (from_pod().udp(5, 5), to_pod().udp(5, 5));
+    ends.isolate(POD, all, all);
+    assert_eq!(ends.at(POD, FromPod, &out), Ok(()));
+    assert_eq!(ends.at(POD, ToPod, &back), Ok(()));
+    let mut flows = ends.0.flows();
+    let (key, flow) = flows.iter().next().unwrap().unwrap();
+    for at_end in [0, OPENER_AT_END] {
+        let noted = Flow { opener_approved_by: PolicyIds::DENY_ALL, state: flow.state | at_end, ..flow };
+        ends.put(keeping());
+        ends.isolate(POD, PolicyIds::DENY_ALL, PolicyIds::DENY_ALL);
+        for (side, packet) in [(ToPod, &back), (FromPod, &out)] {
+            flows.insert(key, noted, 0).unwrap();
+            assert_eq!(ends.at(POD, side, packet), Err(DropReason::EgressPeer), "{at_end} {side:?}");
+        }
+        let error = Packet::between("10.9.9.9", POD_V4).unreachable(&out);
+        flows.insert(key, noted, 0).unwrap();
+        assert_eq!(ends.at(POD, ToPod, &error), Err(DropReason::IcmpUnrelated), "{at_end}");
+    }
+}
+
 /// A frame to one pod's address may carry a packet to another's, and group frames come to all.
 ///
 /// Rows: C85.

@@ -146,7 +146,7 @@ impl World {
                 addresses: [format!("10.0.0.{number}"), format!("fd00::{number}")]
                     .map(|address| address.parse().unwrap())
                     .into(),
-                dhcp: false,
+                dhcp: None,
                 ethertypes: Vec::new(),
             });
             let web = ContainerPort {

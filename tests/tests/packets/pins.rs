@@ -83,6 +83,9 @@ fn policy_ids_are_not_reused_even_when_the_memory_is_lost() {
     rig.set_memory(|memory| *memory = netattach_common::Config::default());
     let successor = Dataplane::open(&config(&rig.root)).unwrap();
     assert_eq!(successor.policies().allocate().unwrap(), ids.ingress.max(ids.egress) + 1);
+    rig.set_memory(|memory| memory.next_policy_id = PolicyIds::HIGHEST);
+    assert_eq!(successor.policies().allocate().unwrap(), PolicyIds::HIGHEST);
+    assert!(matches!(successor.policies().allocate(), Err(BpfError::PolicyIdsUsedUp)));
     rig.set_memory(|memory| memory.next_policy_id = u32::MAX);
     assert!(matches!(successor.policies().allocate(), Err(BpfError::PolicyIdsUsedUp)));
 }

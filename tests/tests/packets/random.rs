@@ -263,6 +263,7 @@ fn is_honest(packet: &Reading) -> bool {
         let speaks_as_host = !matches!(igmp, Some(None | Some(0x11 | 0x30)));
         return (is_own(packet.source) || asks_for_address)
             && !to_port(68)
+            && (!to_port(67) || is_own_dhcp(packet))
             && speaks_as_host
             && reading::options_are_sound(&packet.options);
     }
@@ -286,6 +287,16 @@ fn is_honest(packet: &Reading) -> bool {
         _ => return true,
     };
     packet.names_only(POD_MAC.0, options)
+}
+
+/// Whether a datagram to servers of DHCP is of the pod as a client, or too short for a message.
+fn is_own_dhcp(packet: &Reading) -> bool {
+    let Some(message) = packet.payload.get(8..42) else { return !packet.first };
+    let address = IpAddr::from([message[12], message[13], message[14], message[15]]);
+    message[..3] == [1, 1, 6]
+        && message[24..28] == [0; 4]
+        && message[28..] == POD_MAC.0
+        && (address.is_unspecified() || is_own(address))
 }
 
 /// The expected verdict on a frame, and the query for `explain`.

@@ -178,6 +178,66 @@ fn a_pod_speaks_only_for_itself() {
     }
 }
 
+/// A server goes by what a message says of its client, whoever has sent it.
+///
+/// Rows: SRC-dhcp.
+#[test]
+fn a_pod_speaks_to_servers_of_dhcp_as_itself_alone() {
+    let rig = Rig::new();
+    let other = Mac([2, 9, 9, 9, 9, 9]);
+    let (own, nobody) = ("10.0.0.1", "0.0.0.0");
+    let header = |length: u16| [[0, 68], [0, 67], length.to_be_bytes(), [0, 0]].concat();
+    // Operation, hardware and its length; the client's and the relay's address; the client's Ethernet address.
+    let message = |kind: [u8; 3], client: &str, relay: &str, mac: Mac| {
+        let octets = |address: &str| address.parse::<std::net::Ipv4Addr>().unwrap().octets();
+        let mut message = vec![0; 240];
+        message[..3].copy_from_slice(&kind);
+        message[12..16].copy_from_slice(&octets(client));
+        message[24..28].copy_from_slice(&octets(relay));
+        message[28..34].copy_from_slice(&mac.0);
+        [header(248), message].concat()
+    };
+    let request = [1, 1, 6];
+    let asks = message(request, nobody, nobody, POD_MAC);
+    let to_all = || Packet::between("0.0.0.0", "255.255.255.255");
+    let cases = [
+        ("own, without an address", asks.clone(), Ok(())),
+        ("own", message(request, own, nobody, POD_MAC), Ok(())),
+        ("another's", message(request, nobody, nobody, other), Err(DropReason::SourceMac)),
+        ("another's address", message(request, PEER_V4, nobody, POD_MAC), Err(DropReason::SourceIpv4)),
+        ("a relay's", message(request, nobody, own, POD_MAC), Err(DropReason::DhcpServer)),
+        ("a server's", message([2, 1, 6], nobody, nobody, POD_MAC), Err(DropReason::DhcpServer)),
+        ("of other hardware", message([1, 6, 6], nobody, nobody, POD_MAC), Err(DropReason::DhcpServer)),
+        ("of a longer address", message([1, 1, 16], nobody, nobody, POD_MAC), Err(DropReason::DhcpServer)),
+        ("no message", [header(41), vec![2; 33]].concat(), Ok(())),
+    ];
+    for (what, payload, expected) in &cases {
+        for packet in [from_pod(), to_all(), from_pod().options(&[1, 1, 1, 0])] {
+            assert_eq!(rig.run(FromPod, &packet.payload(17, payload).frame()), *expected, "{what}");
+        }
+    }
+    // What a first fragment lacks comes in another one.
+    let first = |length: usize| from_pod().fragment(0, true).payload(17, &asks[..length]).frame();
+    assert_eq!(rig.run(FromPod, &first(40)), Err(DropReason::Malformed));
+    assert_eq!(rig.run(FromPod, &first(48)), Ok(()));
+    // By IPv6 that port is anybody's.
+    let foreign = message(request, nobody, nobody, other);
+    assert_eq!(rig.run(FromPod, &from_pod6().payload(17, &foreign).frame()), Ok(()));
+    // What comes to the pod is its sender's business.
+    assert_eq!(rig.run(ToPod, &to_pod().payload(17, &foreign).frame()), Ok(()));
+
+    // `sourceCheck` mac and off.
+    rig.put(Checks { source_mac: true, ..Checks::default() });
+    let another_address = message(request, PEER_V4, nobody, POD_MAC);
+    for (payload, expected) in [(&another_address, Ok(())), (&foreign, Err(DropReason::SourceMac))] {
+        assert_eq!(rig.run(FromPod, &from_pod().payload(17, payload).frame()), expected);
+    }
+    rig.put(Checks::default());
+    for (what, payload, _) in &cases {
+        assert_eq!(rig.run(FromPod, &from_pod().payload(17, payload).frame()), Ok(()), "{what}");
+    }
+}
+
 #[test]
 fn router_messages_do_not_hide_behind_extension_headers() {
     let rig = Rig::new();

@@ -99,6 +99,6 @@ pub(in crate::attach) fn lease(
     before_probe: &mut dyn FnMut(IpAddr),
 ) -> Result<Output, StepError> {
     let leased = waits::at_any(resource, || leases.lease(config, lessee, before_probe));
-    let Lease { addresses, routes, dns } = leased?;
-    Ok(Output::Lease { addresses, dns, routes })
+    let Lease { addresses, routes, dns, server } = leased?;
+    Ok(Output::Lease { addresses, dns, routes, server })
 }

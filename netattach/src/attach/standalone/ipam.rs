@@ -33,7 +33,7 @@ impl Addresses<'_> {
         self.request.args.refuse_unknown(self.kind.args())?;
         let config = self.config()?;
         let output = self.on_behalf(|lessee| lease(&self.leases, &config, lessee, None, &mut |_| ()));
-        let Output::Lease { addresses, dns, routes } = output.map_err(step_error)? else {
+        let Output::Lease { addresses, dns, routes, server: _ } = output.map_err(step_error)? else {
             return Err(CniError::new(code::INTERNAL, "the lease has no addresses"));
         };
         let ips = addresses.into_iter().map(|LeasedAddress { address, gateway }| cni::IpConfig {

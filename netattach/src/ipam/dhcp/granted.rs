@@ -50,6 +50,7 @@ pub fn lease(terms: &Terms, options: &Options, priority: Option<u32>) -> Lease {
         addresses: vec![LeasedAddress { address: IpNet::V4(net), gateway: gateway.map(IpAddr::V4) }],
         routes: routes.into_iter().map(route).take(budget::ROUTES.most).collect(),
         dns: dns(options),
+        server: Some(terms.server.address),
     }
 }
 
@@ -192,6 +193,7 @@ mod tests {
     #[test]
     fn the_first_router_is_the_gateway_and_leads_everywhere() {
         let lease = granted(&[ROUTERS, OLD], Some(300));
+        assert_eq!(lease.server, Some([10, 1, 0, 1].into()));
         let gateway = Some("10.1.0.1".parse().unwrap());
         assert_eq!(lease.addresses, [LeasedAddress { address: "10.1.0.7/24".parse().unwrap(), gateway }]);
         let expected = json!([
