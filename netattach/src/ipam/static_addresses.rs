@@ -74,6 +74,17 @@ pub enum GatewayError {
     /// It is the gateway's own address.
     #[error("{0} is asked for, and is the gateway's, which the node has")]
     Gateway(IpAddr),
+    /// The plugin that is executed knows another gateway.
+    #[error(
+        "{address} is asked for, and the executed plugin cannot be told its gateway, {gateway}: have the agent carry static out, or \
+         have ipam.addresses name the first address of the subnet as the gateway"
+    )]
+    Untold {
+        /// What is asked for.
+        address: IpNet,
+        /// The gateway that `ipam.addresses` names.
+        gateway: IpAddr,
+    },
 }
 
 /// CHECK: the attachment lacks an address of the configuration.
@@ -159,6 +170,22 @@ impl Config {
             }
         }
         Ok(self)
+    }
+
+    /// Refuses what [`Self::behind_own_gateways`] refuses, for the plugin of this name where it is executed: that one reports an
+    /// address that is asked for without the gateway of `ipam.addresses`, and the node would have the first of the subnet.
+    ///
+    /// # Errors
+    /// As there, and one is asked for whose gateway is not the first address of its subnet.
+    pub fn behind_untold_gateways(self) -> Result<(), GatewayError> {
+        let gateway = |leased: &LeasedAddress| leased.gateway.or_else(|| cidr::first_host(leased.address));
+        let reported: Vec<Option<IpAddr>> = self.addresses.iter().map(gateway).collect();
+        for (leased, reported) in self.behind_own_gateways()?.addresses.iter().zip(reported) {
+            if let Some(gateway) = gateway(leased).filter(|gateway| reported != Some(*gateway)) {
+                return Err(GatewayError::Untold { address: leased.address, gateway });
+            }
+        }
+        Ok(())
     }
 
     /// Verifies that the attachment has every address of the configuration.
