@@ -22,7 +22,9 @@ pub(super) fn choose(
     asked: &BySource,
     result: &CniResult,
 ) -> Result<SourceTables, StepError> {
-    if result.ips.is_empty() {
+    let addresses = by_source::addresses(result, ifname);
+    // All its routes would leave the main table, for no other one.
+    if addresses.is_empty() {
         return Err(StepError::NoSource(ifname.to_owned()));
     }
     let link = pod.link(ifname)?;
@@ -36,7 +38,6 @@ pub(super) fn choose(
         });
     }
     let taken = vrf::taken(pod)?;
-    let addresses = by_source::addresses(result, ifname);
     Ok(by_source::choose(asked, link.index, &addresses, &routes, &taken))
 }
 

@@ -768,6 +768,7 @@ pub(super) fn step_code(error: &StepError) -> u32 {
         StepError::Firewall(
             FirewallError::Firewalld
             | FirewallError::NoBridge(_)
+            | FirewallError::GatewayBehindPort(_)
             | FirewallError::NoAddress(_)
             | FirewallError::Many(_),
         ) => code::INVALID_CONFIG,

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use super::{Node, StepError};
 use crate::journal::Record;
-use crate::nat::wish::Wish;
+use crate::nat::wish::{NoAddress, Wish};
 use crate::nat::without_agent::{self, Plugin, Whose};
 use crate::nat::{Holder, Key, Nat, NatError};
 use crate::netlink::Handle;
@@ -30,12 +30,27 @@ pub(super) fn adopt(nat: &Nat, record: &Record) {
         }
         let outputs = record.outputs.of(at.0);
         let leased = result::leased(attachment, outputs).unwrap_or_default();
-        match Wish::new(&result::translation(translate, outputs), &leased.addresses) {
+        let translate = result::translation(translate, outputs);
+        match wish((&record.plan.sandbox, attachment), &translate, &leased.addresses) {
             Ok(wish) => nat.adopt(&holder(&record.plan.sandbox, attachment), wish),
             // Its record has lost the lines that the addresses were in.
             Err(error) => tracing::warn!(ifname = attachment.ifname, %error, "translation not taken over"),
         }
     }
+}
+
+/// What an attachment wants. Its own subnets are not masqueraded, and where it follows the node's exceptions they are everybody's:
+/// on a routed link, whose subnets nothing else looks at, no pod chooses them by the length of what it asks for.
+fn wish(
+    (sandbox, attachment): (&Sandbox, &AttachmentPlan),
+    translate: &Translate,
+    leased: &[LeasedAddress],
+) -> Result<Wish, NoAddress> {
+    if translate.masquerade.is_none() || translate.bridged {
+        return Wish::new(translate, leased);
+    }
+    let alone = translate.follows_node;
+    Wish::new(translate, &result::in_subnets_of_author(sandbox, attachment, leased, alone))
 }
 
 /// Has the translation keep guarding the devices of a record that is to be rolled back.
@@ -61,7 +76,7 @@ pub(super) fn attach(
     translate: &Translate,
     leased: &[LeasedAddress],
 ) -> Result<(), StepError> {
-    let wish = Wish::new(translate, leased).map_err(NatError::from)?;
+    let wish = wish((sandbox, attachment), translate, leased).map_err(NatError::from)?;
     match &node.nat {
         Some(nat) => Ok(nat.attach(&holder(sandbox, attachment), wish)?),
         None => Ok(without_agent::attach(&whose(sandbox, attachment), &wish)?),
@@ -103,7 +118,7 @@ pub(super) fn difference(
     (sandbox, attachment): (&Sandbox, &AttachmentPlan),
     (translate, leased): &(Translate, Vec<LeasedAddress>),
 ) -> Result<Option<String>, StepError> {
-    let wish = Wish::new(translate, leased).map_err(NatError::from)?;
+    let wish = wish((sandbox, attachment), translate, leased).map_err(NatError::from)?;
     match &node.nat {
         Some(nat) => Ok(nat.difference(&wish)?),
         None => Ok(without_agent::difference(&whose(sandbox, attachment), &wish)?),

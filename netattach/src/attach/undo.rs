@@ -15,7 +15,7 @@ use crate::netlink::Handle;
 use crate::netns::Netns;
 use crate::plan::undo::{Inverse, Stage, inverse};
 use crate::plan::{AttachmentPlan, Plan, Sandbox, result, result_cache};
-use crate::step::{Admitted, Output, Outputs, StepRef};
+use crate::step::{MadeBy, Outputs, Step, StepRef};
 use crate::waits::{self, Resource};
 
 const RELEASE: &str = "release its resources";
@@ -23,9 +23,9 @@ const WITHDRAW: &str = "take back what leads to an address that is lost";
 
 /// Rolls back every step of `plan` that may have begun. `netns` is the sandbox's namespace if it still exists.
 ///
-/// Other plugins come first, in reverse order, while their interfaces exist. Then all links of the sandbox are
-/// deleted at once, because each separate deletion would cost a grace period. Addresses are free only after the links
-/// that carried them are gone.
+/// Other plugins come first, in reverse order, while their interfaces exist; before them what leads from the node to the
+/// addresses that they free with these. Then all links of the sandbox are deleted at once, because each separate deletion would
+/// cost a grace period. Addresses are free only after the links that carried them are gone.
 ///
 /// # Errors
 /// [`AttachError::Undo`] with every failure. Calling again is safe.
@@ -66,7 +66,7 @@ pub(super) fn release_addresses(
     for (at, attachment, step) in plan.steps().rev() {
         let Some(inverse) = inverse(&plan.sandbox, attachment, step, None) else { continue };
         if inverse.frees_addresses() {
-            let begun = Begun { at, attachment, inverse };
+            let begun = Begun { at, attachment, step, inverse };
             let released = begun.release(node, plan, netns, outputs);
             errors.extend(released.map_err(|source| begun.failed(RELEASE, source)).err());
         }
@@ -92,7 +92,7 @@ fn take_back(
     let begun = plan.steps().rev().filter(|(at, _, _)| progress.has_begun(*at));
     let inverses = begun.filter_map(|(at, attachment, step)| {
         let inverse = inverse(&plan.sandbox, attachment, step, progress.outputs().get(&at))?;
-        Some(Begun { at, attachment, inverse })
+        Some(Begun { at, attachment, step, inverse })
     });
     let is_due = |begun: &Begun<'_>| extent == Extent::All || !begun.inverse.frees_addresses();
     let inverses: Vec<Begun<'_>> = inverses.filter(is_due).collect();
@@ -100,13 +100,16 @@ fn take_back(
 
     let mut errors = Vec::new();
     errors.extend(retire(node, &inverses).err());
-    for begun in of(Stage::Plugins) {
+    let (mut kept, not_withdrawn) = withdraw_from_plugins(&inverses, node, plan, progress.outputs());
+    errors.extend(not_withdrawn);
+    for begun in of(Stage::Plugins).filter(|begun| !(begun.makes_interface() && kept.contains(&begun.at.0))) {
         crate::crash_point!("undo", begun.at);
         errors.extend(begun.ask_plugin(node, plan, netns, progress).err());
     }
     crate::crash_point!("undo", "links");
     // What the pod may have still keeps its programs and addresses.
-    let (mut kept, not_deleted) = delete_all_links(plan, netns, progress, of(Stage::Links));
+    let (left, not_deleted) = delete_all_links(plan, netns, progress, of(Stage::Links));
+    kept.extend(left);
     errors.extend(not_deleted);
     crate::crash_point!("undo", "devices");
     for begun in of(Stage::Devices) {
@@ -116,7 +119,8 @@ fn take_back(
         }
     }
     crate::crash_point!("undo", "leases");
-    let holdings = of(Stage::Holdings).filter(|begun| !kept.contains(&begun.at.0));
+    let is_left = |begun: &&Begun<'_>| !begun.precedes_plugins() && !kept.contains(&begun.at.0);
+    let holdings = of(Stage::Holdings).filter(is_left);
     errors.extend(release_all(holdings, node, plan, netns, progress.outputs()));
     if errors.is_empty() {
         for begun in of(Stage::Cache) {
@@ -135,6 +139,26 @@ fn take_back(
     } else {
         Err(AttachError::Undo(errors))
     }
+}
+
+/// Takes back what leads from the node to the addresses of interfaces that other plugins have made: they are free from these
+/// plugins' DEL on, and the next pod that has one would be reached by what was the first one's. Returns the attachments of which
+/// some is left, whose interfaces have to stay, and why.
+fn withdraw_from_plugins(
+    begun: &[Begun<'_>],
+    node: &Node,
+    plan: &Plan,
+    outputs: &Outputs,
+) -> (BTreeSet<u16>, Vec<AttachError>) {
+    let (mut kept, mut errors) = (BTreeSet::new(), Vec::new());
+    for begun in begun.iter().filter(|begun| begun.precedes_plugins()) {
+        crate::crash_point!("withdraw", begun.at);
+        if let Err(source) = begun.release(node, plan, None, outputs) {
+            kept.insert(begun.at.0);
+            errors.push(begun.failed(RELEASE, source));
+        }
+    }
+    (kept, errors)
 }
 
 /// Releases what is free once links and devices are gone. What needs something else that has failed is left. Returns the errors.
@@ -170,10 +194,9 @@ pub(super) fn withdraw(node: &Node, attached: &Attached, number: u16) -> Result<
     let Attached { plan, outputs, .. } = attached;
     let mut errors = Vec::new();
     for (at, attachment, step) in plan.steps().filter(|(at, ..)| at.0 == number) {
-        let output = outputs.get(&at);
-        let Some(inverse) = inverse(&plan.sandbox, attachment, step, output) else { continue };
-        if leads_there(&inverse, output) {
-            let begun = Begun { at, attachment, inverse };
+        let Some(inverse) = inverse(&plan.sandbox, attachment, step, outputs.get(&at)) else { continue };
+        if leads_there(step) {
+            let begun = Begun { at, attachment, step, inverse };
             let withdrawn = begun.release(node, plan, None, outputs);
             errors.extend(withdrawn.map_err(|source| begun.failed(WITHDRAW, source)).err());
         }
@@ -181,11 +204,11 @@ pub(super) fn withdraw(node: &Node, attached: &Attached, number: u16) -> Result<
     if errors.is_empty() { Ok(()) } else { Err(AttachError::Undo(errors)) }
 }
 
-/// Whether it takes back what leads to the addresses of an attachment, and closes nothing.
-fn leads_there(inverse: &Inverse<'_>, output: Option<&Output>) -> bool {
-    match inverse {
-        Inverse::ForgetHostAccess(_) | Inverse::Untranslate => true,
-        Inverse::Dismiss => matches!(output, Some(Output::Admitted(Admitted { closed: None, .. }))),
+/// Whether a step has the node lead to the addresses of an attachment, or let pass what is for them, and closes nothing.
+fn leads_there(step: &Step) -> bool {
+    match step {
+        Step::ChooseHostAccess | Step::Translate(_) => true,
+        Step::Admit(admit) => admit.ingress.is_open(),
         _ => false,
     }
 }
@@ -194,12 +217,23 @@ fn leads_there(inverse: &Inverse<'_>, output: Option<&Output>) -> bool {
 struct Begun<'p> {
     at: StepRef,
     attachment: &'p AttachmentPlan,
+    step: &'p Step,
     inverse: Inverse<'p>,
 }
 
 impl Begun<'_> {
     fn failed(&self, what: &'static str, source: impl Into<StepError>) -> AttachError {
         AttachError::step(Doing::Detach, self.attachment, what, source.into())
+    }
+
+    /// Whether it is the step that makes the interface.
+    fn makes_interface(&self) -> bool {
+        self.attachment.is_made_at(self.at.1.into())
+    }
+
+    /// Whether it is taken back before other plugins get their DEL: one of them frees the addresses that it leads to.
+    fn precedes_plugins(&self) -> bool {
+        self.attachment.made_by() == MadeBy::Plugin && leads_there(self.step)
     }
 
     fn ask_plugin(
@@ -386,8 +420,9 @@ mod tests {
     use crate::error_chain::Chain;
     use crate::journal::Store;
     use crate::netns::{NetnsError, within};
+    use crate::plan::fixtures;
     use crate::spec::{Link, Veth};
-    use crate::step::{Ingress, Interface, Step};
+    use crate::step::{Admit, Delegate, Ingress, Interface, Output, Role, Translate};
     use crate::sync::Arc;
 
     /// Attaches `a` to the network `net` twice, by `eth0` with the number 1 and by `net1` with 2. `edit`: what the plan has besides.
@@ -476,21 +511,58 @@ mod tests {
     /// Rows: DHCP-lost.
     #[test]
     fn of_a_lost_address_goes_what_leads_there_and_no_bridge_is_opened() {
-        let admitted = |closed| {
-            let (addresses, admin_chain) = (vec!["10.1.0.7".parse().unwrap()], "CNI-ADMIN".to_owned());
-            Output::Admitted(Admitted { addresses, admin_chain, closed })
-        };
-        let (open, closed) = (admitted(None), admitted(Some((Ingress::Isolated, "br0".to_owned()))));
-        for (inverse, output, expected) in [
-            (Inverse::ForgetHostAccess(None), None, true),
-            (Inverse::Untranslate, Some(&Output::Nothing), true),
-            (Inverse::Dismiss, Some(&open), true),
-            (Inverse::Dismiss, Some(&closed), false),
-            (Inverse::Dismiss, None, false),
-            (Inverse::Unprotect { id: 3 }, Some(&Output::Nothing), false),
-            (Inverse::UnrestrictSender, Some(&Output::Nothing), false),
+        let admit = |ingress| Step::Admit(Admit { ingress, ..Admit::default() });
+        for (step, expected) in [
+            (Step::ChooseHostAccess, true),
+            (Step::Translate(Translate::default()), true),
+            (admit(Ingress::Open), true),
+            (admit(Ingress::SameBridge), false),
+            (admit(Ingress::Isolated), false),
+            (Step::RestrictSender, false),
+            (Step::FindDevice, false),
         ] {
-            assert_eq!(leads_there(&inverse, output), expected, "{inverse:?} {output:?}");
+            assert_eq!(leads_there(&step), expected, "{step:?}");
+        }
+    }
+
+    /// Rows: PMP-before-address, FWL-before-address.
+    #[test]
+    fn what_leads_to_an_address_goes_before_the_plugin_that_frees_it_and_no_bridge_is_opened() {
+        let plugin =
+            || Delegate { plugin: "other".to_owned(), config: serde_json::Map::new(), role: Role::Plugin };
+        let link = || {
+            let (host_name, pod_name) = ("na1".to_owned(), "net1".to_owned());
+            Step::CreateLink(Link::Veth(Veth {
+                host_name,
+                pod_name,
+                mtu: None,
+                mac: None,
+                group: 7,
+                port: None,
+            }))
+        };
+        let admit = |ingress| Step::Admit(Admit { ingress, ..Admit::default() });
+        let chain = |first: Step| {
+            let rest =
+                [Step::Translate(Translate::default()), admit(Ingress::Open), admit(Ingress::Isolated)];
+            let steps = std::iter::once(first).chain(rest).chain([Step::Delegate(plugin())]);
+            fixtures::attachment("other", steps.collect())
+        };
+        let sandbox = fixtures::sandbox("a");
+        for (first, preceding, makes) in [
+            (Step::Delegate(plugin()), [false, true, true, false, false], [true, false, false, false, false]),
+            (link(), [false; 5], [true, false, false, false, false]),
+        ] {
+            let attachment = chain(first);
+            let begun: Vec<Begun<'_>> = (0_u16..)
+                .zip(&attachment.steps)
+                .map(|(number, step)| {
+                    let inverse = inverse(&sandbox, &attachment, step, None).unwrap();
+                    Begun { at: StepRef(0, number), attachment: &attachment, step, inverse }
+                })
+                .collect();
+            assert_eq!(begun.iter().map(Begun::precedes_plugins).collect::<Vec<_>>(), preceding);
+            assert_eq!(begun.iter().map(Begun::makes_interface).collect::<Vec<_>>(), makes);
         }
     }
 }

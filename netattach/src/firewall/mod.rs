@@ -27,7 +27,7 @@ use crate::cni::identifier::check_ifname;
 use crate::nat::without_agent::{PATIENCE, Pause, attachment_words, network_word};
 use crate::netlink::filter::{self, Change, Version, View};
 use crate::netlink::{self, Error, Family};
-use crate::step::{Admit, Admitted};
+use crate::step::{Admit, Admitted, Ingress};
 pub use agent::Firewall;
 use settle::{CHAINS, Note, Wanted, said, settle};
 
@@ -73,6 +73,12 @@ pub enum FirewallError {
         "key ingressPolicy: {0} is for bridges, and the first interface of prevResult is none of the node"
     )]
     NoBridge(&'static str),
+    /// What bridges pass on between their ports is on its way to the gateway as well.
+    #[error(
+        "key ingressPolicy: isolated would keep the pods of a VLAN from their gateway: {0} is behind a port of the bridge; say \
+         same-bridge, and portIsolation of bridge keeps the pods from each other"
+    )]
+    GatewayBehindPort(String),
     /// No rule would stop anything.
     #[error("key ingressPolicy: {0} is carried out for addresses, and the interface has none")]
     NoAddress(&'static str),
@@ -106,10 +112,11 @@ impl Owner {
     }
 }
 
-/// What an attachment is to have, by the result of the plugins before.
+/// What an attachment is to have, by the result of the plugins before. Where its bridge has the gateways of a VLAN on a device
+/// of their own, the node routes by that one, so it is closed in the place of the bridge.
 ///
 /// # Errors
-/// There are too many addresses, or no bridge to close.
+/// There are too many addresses, or no bridge to close, or that would close the way to the gateway.
 pub fn admitted(admit: &Admit, result: &CniResult) -> Result<Admitted, FirewallError> {
     let addresses: BTreeSet<_> = result.ips.iter().map(|ip| ip.address.addr()).collect();
     if addresses.len() > MOST_ADDRESSES {
@@ -121,17 +128,30 @@ pub fn admitted(admit: &Admit, result: &CniResult) -> Result<Admitted, FirewallE
     let of_node = |listed: &&crate::cni::Interface| {
         listed.sandbox.as_deref().unwrap_or_default().is_empty() && check_ifname(&listed.name).is_ok()
     };
-    let bridge = result.interfaces.first().filter(of_node).map(|listed| listed.name.clone());
-    let closed = match (admit.ingress.is_open(), bridge) {
-        (true, _) => None,
-        (false, Some(bridge)) => Some((admit.ingress, bridge)),
-        (false, None) => return Err(FirewallError::NoBridge(admit.ingress.word())),
+    let bridge = result.interfaces.first().filter(of_node);
+    let has_gateways = |listed: &&crate::cni::Interface| {
+        of_node(listed) && bridge.is_some_and(|bridge| is_of_vlan(&listed.name, &bridge.name))
+    };
+    let routed = result.interfaces.iter().find(has_gateways);
+    let closed = match (admit.ingress, routed.or(bridge)) {
+        (Ingress::Open, _) => None,
+        (Ingress::Isolated, Some(gateway)) if routed.is_some() => {
+            return Err(FirewallError::GatewayBehindPort(gateway.name.clone()));
+        }
+        (ingress, Some(closed)) => Some((ingress, closed.name.clone())),
+        (ingress, None) => return Err(FirewallError::NoBridge(ingress.word())),
     };
     Ok(Admitted {
         addresses: addresses.into_iter().collect(),
         admin_chain: admit.admin_chain.clone(),
         closed,
     })
+}
+
+/// Whether a device has the gateways of a VLAN of that bridge, by its name: that of the reference plugin.
+fn is_of_vlan(device: &str, bridge: &str) -> bool {
+    let vlan = device.strip_prefix(bridge).and_then(|rest| rest.strip_prefix('.'));
+    vlan.is_some_and(|vlan| vlan.parse::<u16>().is_ok())
 }
 
 /// Refuses to begin where the rules would have no effect.
@@ -290,7 +310,6 @@ mod tests {
 
     use super::*;
     use crate::cni::{Interface, IpConfig};
-    use crate::step::Ingress;
 
     fn result(addresses: &[&str], first: Option<(&str, Option<&str>)>) -> CniResult {
         let ip = |address: &&str| IpConfig {
@@ -338,6 +357,41 @@ mod tests {
             admitted(&open, &result(&many, None)).unwrap_err().to_string(),
             "the interface has 65 addresses, more than 64"
         );
+    }
+
+    /// Rows: FWL-vlan.
+    #[test]
+    fn what_the_node_routes_to_a_vlan_by_is_closed_and_the_way_there_is_not() {
+        let listed = |(name, sandbox): (&str, Option<&str>)| Interface {
+            name: name.to_owned(),
+            sandbox: sandbox.map(str::to_owned),
+            ..Interface::default()
+        };
+        let ends = [("br0", None), ("na1", None), ("eth0", Some("/run/netns/a"))];
+        for (last, routed) in [
+            (("br0.100", None), Some("br0.100")),
+            (("br0.100", Some("/run/netns/a")), None),
+            (("br0.mine", None), None),
+            (("br0100", None), None),
+            (("br1.100", None), None),
+        ] {
+            let mut of_vlan = result(&["10.1.0.2/24"], None);
+            of_vlan.interfaces = ends.into_iter().chain([last]).map(listed).collect();
+            let found = |ingress| {
+                let admitted = admitted(&Admit { ingress, ..Admit::default() }, &of_vlan);
+                admitted.map(|admitted| admitted.closed).map_err(|error| error.to_string())
+            };
+            let closed = |ingress| Ok(Some((ingress, routed.unwrap_or("br0").to_owned())));
+            assert_eq!(found(Ingress::Open), Ok(None));
+            assert_eq!(found(Ingress::SameBridge), closed(Ingress::SameBridge), "{last:?}");
+            let told = "key ingressPolicy: isolated would keep the pods of a VLAN from their gateway: br0.100 is behind a port of \
+                        the bridge; say same-bridge, and portIsolation of bridge keeps the pods from each other";
+            let isolated = match routed {
+                Some(_) => Err(told.to_owned()),
+                None => closed(Ingress::Isolated),
+            };
+            assert_eq!(found(Ingress::Isolated), isolated, "{last:?}");
+        }
     }
 
     #[test]

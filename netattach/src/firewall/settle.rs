@@ -38,7 +38,7 @@ pub(super) struct Note<'n> {
     pub(super) network: &'n str,
     /// All words but that of the bridge.
     pub(super) attachment: &'n str,
-    /// The bridge that is closed, and to whom it is open.
+    /// The bridge that is closed, or the device with the gateways of its VLAN, and to whom it is open.
     closed: Option<(Ingress, &'n str)>,
 }
 

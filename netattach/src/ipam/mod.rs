@@ -147,6 +147,23 @@ impl Kind {
     }
 }
 
+/// As [`Config::subnet_of`], of an address that a plugin has given which is executed. Of one that netattach does not know, what is
+/// asked for counts as outside of all subnets of the author.
+pub fn subnet_of_plugin(
+    plugin: &str,
+    config: &Map<String, Value>,
+    args: &CniArgs,
+    address: IpNet,
+) -> Option<IpNet> {
+    match Kind::named(plugin).map(|kind| kind.parse(config, args)) {
+        Some(Ok(config)) => config.subnet_of(address),
+        Some(Err(_)) | None => {
+            let asked = Asked::of_plugin(plugin, config, args);
+            (!asked.may_be(address.addr())).then_some(address)
+        }
+    }
+}
+
 /// Whether a configuration lacks parts that the runtime adds at ADD. STATUS is not given those, so it cannot judge
 /// such a configuration.
 pub fn is_completed_at_add(config: &Map<String, Value>) -> bool {
@@ -295,6 +312,15 @@ impl Config {
             // A pool has none but its own, and a server chooses.
             Self::HostLocal(_) | Self::Dhcp(_) => Vec::new(),
         })
+    }
+
+    /// An address that was leased, with the length of its subnet as the network's author has it, or a server; `None`: a pod or a
+    /// runtime asks for it, and the author has named no subnet that it is in.
+    pub fn subnet_of(&self, address: IpNet) -> Option<IpNet> {
+        match self {
+            Self::Static(config) => config.subnet_of(address),
+            Self::HostLocal(_) | Self::Dhcp(_) => Some(address),
+        }
     }
 
     /// The same configuration for a network whose gateways are addresses of the node, which no pod chooses.

@@ -74,6 +74,17 @@ pub enum GatewayError {
     /// It is the gateway's own address.
     #[error("{0} is asked for, and is the gateway's, which the node has")]
     Gateway(IpAddr),
+    /// The plugin that is executed knows another gateway.
+    #[error(
+        "{address} is asked for, and the executed plugin cannot be told its gateway, {gateway}: have the agent carry static out, or \
+         have ipam.addresses name the first address of the subnet as the gateway"
+    )]
+    Untold {
+        /// What is asked for.
+        address: IpNet,
+        /// The gateway that `ipam.addresses` names.
+        gateway: IpAddr,
+    },
 }
 
 /// CHECK: the attachment lacks an address of the configuration.
@@ -145,6 +156,15 @@ impl Config {
         addresses.filter(|address| !own.iter().any(|own| own.address.contains(address))).collect()
     }
 
+    /// An address with the length of the smallest subnet of `ipam.addresses` that it is in, whatever length the pod or the runtime
+    /// asks for; `None`: the network's author has named no such subnet.
+    pub fn subnet_of(&self, address: IpNet) -> Option<IpNet> {
+        let Some(own) = &self.own else { return Some(address) };
+        let named = own.iter().filter(|own| own.address.contains(&address.addr()));
+        let length = named.map(|own| own.address.prefix_len()).max()?;
+        IpNet::new(address.addr(), length).ok()
+    }
+
     /// The same addresses for a network whose gateways the node has. The gateway of an address that is asked for is that which
     /// `ipam.addresses` names in its subnet.
     ///
@@ -164,6 +184,22 @@ impl Config {
             }
         }
         Ok(self)
+    }
+
+    /// Refuses what [`Self::behind_own_gateways`] refuses, for the plugin of this name where it is executed: that one reports an
+    /// address that is asked for without the gateway of `ipam.addresses`, and the node would have the first of the subnet.
+    ///
+    /// # Errors
+    /// As there, and one is asked for whose gateway is not the first address of its subnet.
+    pub fn behind_untold_gateways(self) -> Result<(), GatewayError> {
+        let gateway = |leased: &LeasedAddress| leased.gateway.or_else(|| cidr::first_host(leased.address));
+        let reported: Vec<Option<IpAddr>> = self.addresses.iter().map(gateway).collect();
+        for (leased, reported) in self.behind_own_gateways()?.addresses.iter().zip(reported) {
+            if let Some(gateway) = gateway(leased).filter(|gateway| reported != Some(*gateway)) {
+                return Err(GatewayError::Untold { address: leased.address, gateway });
+            }
+        }
+        Ok(())
     }
 
     /// Verifies that the attachment has every address of the configuration.
@@ -355,6 +391,28 @@ mod tests {
             let expected: Vec<IpAddr> = expected.iter().map(|text| text.parse().unwrap()).collect();
             assert_eq!(asked(&own, ips, args).asked_elsewhere(), expected, "{own} {ips:?} {args}");
         }
+    }
+
+    /// Rows: STC-masquerade.
+    #[test]
+    fn the_subnet_of_an_address_that_is_asked_for_is_the_authors() {
+        let nested = json!([{"address": "10.1.0.7/16"}, {"address": "10.1.0.8/24"}]);
+        for (own, ips, expected) in [
+            (two(), "10.1.0.8/0", Some("10.1.0.8/24")),
+            (two(), "10.1.0.8/32", Some("10.1.0.8/24")),
+            (two(), "fd00:1::8/3", Some("fd00:1::8/64")),
+            (nested.clone(), "10.1.0.9/8", Some("10.1.0.9/24")),
+            (nested, "10.1.1.9/8", Some("10.1.1.9/16")),
+            (two(), "10.2.0.8/24", None),
+            (json!([]), "10.1.0.8/24", None),
+        ] {
+            let asked = asked(&own, &[ips], "");
+            let expected: Option<IpNet> = expected.map(|text| text.parse().unwrap());
+            assert_eq!(asked.subnet_of(ips.parse().unwrap()), expected, "{own} {ips}");
+        }
+        // Nothing is asked for: they are the author's own.
+        let own: IpNet = "10.1.0.7/24".parse().unwrap();
+        assert_eq!(asked(&two(), &[], "").subnet_of(own), Some(own));
     }
 
     /// Rows: BRG-chosen.

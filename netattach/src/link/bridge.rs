@@ -13,7 +13,7 @@ use super::{Driver, PlanError, Request, Wanted, check_link_name, check_mtu};
 use crate::cni;
 use crate::cni::json::null_is_default;
 use crate::ipam::Kind;
-use crate::ipam::static_addresses::GatewayError;
+use crate::ipam::static_addresses::{self, GatewayError};
 use crate::spec;
 use crate::step::{Configure, Step, Style};
 
@@ -178,15 +178,17 @@ impl Driver for Bridge {
 fn behind_gateways(request: &Request<'_>, key: &'static str, asked: Step) -> Result<Step, PlanError> {
     let wrong = |error: GatewayError| PlanError::Value { key, reason: error.to_string() };
     match asked {
-        Step::Lease(config) if config.asks_the_network() => {
+        // By whomever they are asked for.
+        asking if asking.asks_the_network() => {
             let reason = "with dhcp a server on the network says who the gateway is, and would choose an address for the node";
             Err(PlanError::Value { key, reason: reason.into() })
         }
         Step::Lease(config) => config.behind_own_gateways().map(Step::Lease).map_err(wrong),
         // Any other that is executed has addresses of its own, or its own server.
         Step::Delegate(delegate) if delegate.plugin == Kind::Static.name() => {
-            let config = Kind::Static.parse(request.config, request.cni_args).map_err(PlanError::Ipam)?;
-            config.behind_own_gateways().map_err(wrong)?;
+            let config = static_addresses::Config::parse(request.config, request.cni_args)
+                .map_err(|error| PlanError::Ipam(error.into()))?;
+            config.behind_untold_gateways().map_err(wrong)?;
             Ok(Step::Delegate(delegate))
         }
         other => Ok(other),

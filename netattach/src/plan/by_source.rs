@@ -11,7 +11,7 @@ use ipnet::IpNet;
 
 use super::addressing::any_of;
 use super::routing::metric;
-use crate::cni::CniResult;
+use crate::cni::{CniResult, Interface};
 use crate::spec::{BySource, Route, SourceTable, SourceTables};
 
 /// The first table that is taken.
@@ -20,12 +20,15 @@ const FIRST_TABLE: u32 = 100;
 /// `RTPROT_BOOT`, by which the reference plugin marks the default routes that it adds.
 const BOOT: u8 = 3;
 
-/// Addresses of the interface with the gateways that they came with. As with the reference plugin one that names no
+/// Addresses of the pod's interface with the gateways that they came with. As with the reference plugin one that names no
 /// interface belongs to it.
 pub fn addresses(result: &CniResult, ifname: &str) -> Vec<(IpNet, Option<IpAddr>)> {
+    // One of the node may have the same name. There are plugins that say of no interface that it is the pod's.
+    let is_told = result.interfaces.iter().any(|it| it.name == ifname && it.sandbox.is_some());
+    let is_pods = |it: &Interface| it.name == ifname && (it.sandbox.is_some() || !is_told);
     let is_its = |index: &Option<usize>| {
         let named = index.map(|index| result.interfaces.get(index));
-        named.is_none_or(|named| named.is_none_or(|it| it.name == ifname))
+        named.is_none_or(|named| named.is_none_or(is_pods))
     };
     let its = result.ips.iter().filter(|ip| is_its(&ip.interface));
     its.map(|ip| (ip.address, ip.gateway)).collect()
@@ -298,14 +301,14 @@ mod tests {
 
     #[test]
     fn addresses_are_those_of_the_interface() {
-        let interface = |name: &str| crate::cni::Interface { name: name.into(), ..Default::default() };
+        let interface = |name: &str| Interface { name: name.into(), ..Interface::default() };
         let ips = [
             (None, "10.1.0.2/24"),
             (Some(0), "10.2.0.2/24"),
             (Some(1), "10.3.0.2/24"),
             (Some(9), "10.4.0.2/24"),
         ];
-        let result = CniResult {
+        let mut result = CniResult {
             interfaces: vec![interface("br0"), interface("net1")],
             ips: ips
                 .map(|(interface, address)| crate::cni::IpConfig {
@@ -316,7 +319,12 @@ mod tests {
                 .into(),
             ..CniResult::default()
         };
-        let found = addresses(&result, "net1").into_iter().map(|(address, _)| address);
-        assert_eq!(found.collect::<Vec<_>>(), ["10.1.0.2/24", "10.3.0.2/24", "10.4.0.2/24"].map(net));
+        let found = |result: &CniResult| -> Vec<IpNet> {
+            addresses(result, "net1").into_iter().map(|(address, _)| address).collect()
+        };
+        assert_eq!(found(&result), ["10.1.0.2/24", "10.3.0.2/24", "10.4.0.2/24"].map(net));
+        // That of the node is another one.
+        result.interfaces[0] = Interface { sandbox: Some("/pod".into()), ..interface("net1") };
+        assert_eq!(found(&result), ["10.1.0.2/24", "10.2.0.2/24", "10.4.0.2/24"].map(net));
     }
 }

@@ -5,12 +5,13 @@ use std::net::{IpAddr, Ipv4Addr};
 use ipnet::IpNet;
 
 use super::{AttachmentPlan, Sandbox, addressing, routing};
-use crate::cni::{self, CniError, CniResult, Value, Version};
+use crate::cni::{self, CniArgs, CniError, CniResult, Value, Version};
+use crate::ipam;
 use crate::npwg::device_info::is_pci_address;
 use crate::spec::{Device, DeviceId, Tune};
 use crate::step::{
-    Bridge, Brought, Configure, Interface, LeasedAddress, MadeBy, Output, Outputs, Parent, Protect, Role,
-    SetDevice, Step, StepRef, Style, Translate,
+    Bridge, Brought, Configure, Delegate, Interface, LeasedAddress, MadeBy, Output, Outputs, Parent, Protect,
+    Role, SetDevice, Step, StepRef, Style, Translate,
 };
 
 /// The state of an attachment after the steps that have an output: the `prevResult` of the next plugin, and in the end
@@ -379,6 +380,35 @@ pub fn translation(translate: &Translate, outputs: Brought<'_>) -> Translate {
         Some(device) => Translate { device, ..translate.clone() },
         None => translate.clone(),
     }
+}
+
+/// The leased addresses with their subnets as the network's author has them, which a pod that asks for an address does not
+/// choose: for what holds for others as well. What it asks for outside of these is by itself if it is `alone`, and else in the
+/// subnet that it names.
+pub fn in_subnets_of_author(
+    sandbox: &Sandbox,
+    attachment: &AttachmentPlan,
+    leased: &[LeasedAddress],
+    alone: bool,
+) -> Vec<LeasedAddress> {
+    let args = CniArgs::parse(&sandbox.cni_args).ok();
+    let of_plugin = |delegate: &Delegate, address: IpNet| {
+        ipam::subnet_of_plugin(&delegate.plugin, &delegate.config, args.as_ref()?, address)
+    };
+    let named = |address: IpNet| {
+        let by_step = |step: &Step| match step {
+            Step::Lease(config) => Some(config.subnet_of(address)),
+            Step::Delegate(delegate) if delegate.role == Role::Ipam => Some(of_plugin(delegate, address)),
+            _ => None,
+        };
+        // What another plugin's interface has is that plugin's to say.
+        attachment.steps.iter().find_map(by_step).unwrap_or(Some(address))
+    };
+    let in_subnet = |leased: &LeasedAddress| {
+        let otherwise = if alone { IpNet::from(leased.address.addr()) } else { leased.address };
+        LeasedAddress { address: named(leased.address).unwrap_or(otherwise), gateway: leased.gateway }
+    };
+    leased.iter().map(in_subnet).collect()
 }
 
 /// The result of an attachment's address management.

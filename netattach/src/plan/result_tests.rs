@@ -338,3 +338,41 @@ fn a_representor_is_the_nodes_end_of_a_vf_whoever_drives_it() {
         assert_eq!(wanted.pod.map(|pod| pod.index), userspace.is_none().then_some(4));
     }
 }
+
+/// Rows: STC-masquerade.
+#[test]
+fn the_subnet_of_what_a_pod_asks_for_is_the_authors() {
+    let address = |text: &str| LeasedAddress { address: text.parse().unwrap(), gateway: None };
+    let found = |step: Step, asked: &str, alone: bool| {
+        let attachment = fixtures::attachment("veth", vec![step]);
+        in_subnets_of_author(&fixtures::sandbox("c1"), &attachment, &[address(asked)], alone)
+    };
+    let plugin = |plugin: &str, role, config: &Value| {
+        let config = config.as_object().unwrap().clone();
+        Step::Delegate(Delegate { plugin: plugin.to_owned(), config, role })
+    };
+    for (own, asked, alone, expected) in [
+        (json!([{"address": "10.9.0.2/24"}]), "10.9.0.7/0", true, "10.9.0.7/24"),
+        (json!([{"address": "10.9.0.2/24"}]), "10.9.0.7/0", false, "10.9.0.7/24"),
+        (json!([{"address": "10.9.0.2/24"}]), "10.8.0.7/8", true, "10.8.0.7/32"),
+        (json!([{"address": "10.9.0.2/24"}]), "10.8.0.7/8", false, "10.8.0.7/8"),
+        (json!([]), "fd00::7/3", true, "fd00::7/128"),
+    ] {
+        let config = json!({
+            "cniVersion": "1.0.0", "name": "n", "ipam": {"type": "static", "addresses": own},
+            "runtimeConfig": {"ips": [asked]},
+        });
+        let parsed = ipam::Kind::Static.parse(config.as_object().unwrap(), &CniArgs::default()).unwrap();
+        for step in [Step::Lease(parsed), plugin("static", Role::Ipam, &config)] {
+            assert_eq!(found(step, asked, alone), [address(expected)], "{config} {alone}");
+        }
+        // Of a plugin that is not known nothing is the author's; what none asks for is its own, and so is what comes with another
+        // plugin's interface.
+        let host = IpNet::from(address(asked).address.addr()).to_string();
+        let other = if alone { host.as_str() } else { asked };
+        assert_eq!(found(plugin("other", Role::Ipam, &config), asked, alone), [address(other)], "{config}");
+        for step in [plugin("other", Role::Ipam, &json!({})), plugin("other", Role::Plugin, &config)] {
+            assert_eq!(found(step, asked, alone), [address(asked)], "{config}");
+        }
+    }
+}

@@ -91,7 +91,8 @@ pub enum Stage {
     Links,
     /// Devices that pods had, which may have carried links.
     Devices,
-    /// After the links that used them are gone.
+    /// After the links that used them are gone; but what leads to an address that another plugin frees with its interface goes
+    /// before that plugin (`attach::undo`).
     Holdings,
     /// Last: programs that look there for leftovers find them until everything else is gone.
     Cache,

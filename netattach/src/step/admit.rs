@@ -56,7 +56,8 @@ pub struct Admitted {
     pub addresses: Vec<IpAddr>,
     /// The chain of the administrator's own rules.
     pub admin_chain: String,
-    /// The bridge whose pods are not open to everybody, and to whom they are.
+    /// The bridge whose pods are not open to everybody, or the device by which the node routes to their VLAN of it, and to whom
+    /// they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub closed: Option<(Ingress, String)>,
 }

@@ -3,11 +3,14 @@
 
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::thread::spawn;
 
+use netattach::netlink::nat::Set;
 use netattach_tests::manifest::{NAMESPACE, network, pod};
 use netattach_tests::snapshot::Snapshot;
-use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connects};
+use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, connects, eventually};
 use netattach_tests::{Node, Pod, tools};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 /// Rows: NPWG-4.1.2.1.7-pm-works.
@@ -95,5 +98,54 @@ fn reaches_the_pod(reference: &Path, executed: &[&str], keys: &Value) {
     node.check(&a).success();
     node.del(&a).success();
     assert!(!connects(&outside, published, SILENCE));
+    Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
+}
+
+/// How many ports of the node lead to pods, and how many rules let pass what is for them.
+fn leading(node: &Node) -> (usize, usize) {
+    let now = Snapshot::take(node, &[]).unwrap();
+    let ports = now.translation.iter().filter(|element| element.set == Set::Ports4);
+    (ports.count(), now.forwarding.len())
+}
+
+/// It may give the address to the next pod before the DEL has ended, which other plugins hold up.
+///
+/// Rows: PMP-before-address, FWL-before-address.
+#[test]
+fn nothing_leads_to_an_address_any_more_when_another_plugin_frees_it() {
+    let maker = |del: Value| {
+        let result = json!({
+            "cniVersion": "1.0.0", "interfaces": [{"name": "net1", "sandbox": "/run/netns/a"}],
+            "ips": [{"interface": 0, "address": "10.60.0.2/24"}],
+        });
+        json!({"link": "dummy", "addresses": ["10.60.0.2/24"], "result": result, "DEL": del})
+    };
+    let ports = json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]);
+    let selection = json!([{"name": "web", "portMappings": ports}]);
+    let mut node = Node::new(&[pod("a", &json!({}), &selection)]).unwrap();
+    node.set("delegation", json!({"timeoutSeconds": 600}));
+    node.plugin("maker", &maker(json!({"sleepMs": 300_000}))).unwrap();
+    let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
+    let plugins = json!([{"type": "maker"}, portmap, {"type": "firewall"}]);
+    let list = json!({"cniVersion": "1.0.0", "name": "web", "plugins": plugins});
+    node.write("web", &network(NAMESPACE, "web", &list)).unwrap();
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    assert_eq!(leading(&node), (1, 2));
+
+    let del = node.call("DEL", &a);
+    let del = spawn(move || del.run());
+    let asked = || -> Option<Pid> {
+        let calls = std::fs::read_to_string(node.path("calls")).ok()?;
+        let call: Value = serde_json::from_str(calls.lines().find(|line| line.contains("\"DEL\""))?).ok()?;
+        Pid::from_raw(i32::try_from(call["pid"].as_i64()?).ok()?)
+    };
+    assert!(eventually(PATIENCE, || asked().is_some()), "DEL of the plugin");
+    assert_eq!(leading(&node), (0, 0));
+    kill_process(asked().unwrap(), Signal::KILL).unwrap();
+    assert_ne!(del.join().unwrap().exit, 0);
+    node.plugin("maker", &maker(json!({}))).unwrap();
+    node.del(&a).success();
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
 }

@@ -232,6 +232,31 @@ fn sbr_has_gateways_and_hints_and_looks_for_its_rules() {
     assert_eq!(side.runtime.run("DEL", gone, &sbr).unwrap().exit, Some(0));
 }
 
+/// The addresses of a result may all be another interface's, and one of the node may have the name of the pod's.
+///
+/// Rows: SBR-refused.
+#[test]
+fn an_interface_without_addresses_of_its_own_keeps_its_routes() {
+    let own = own();
+    let ips = json!([{"interface": 0, "address": "10.1.0.2/24"}]);
+    for node_end in ["veth1", "eth0"] {
+        let side = Side::new(own.path().to_owned(), &ips);
+        let before = Routing::of(&side.pod);
+        let main = BTreeSet::from(["254: 198.51.100.0/24 via None from None metric None".to_owned()]);
+        assert_eq!(before, Routing { main, ..Routing::default() });
+        let previous = json!({"cniVersion": "1.0.0", "interfaces": [{"name": node_end}, {"name": "eth0", "sandbox": "/pod"}],
+            "ips": ips, "dns": {}});
+        let sbr = with_result(&config("1.0.0", "sbr", &json!({})), &previous);
+        let told = "sbr: no plugin before it gave eth0 an address";
+        assert_eq!(
+            side.runtime.refusal("ADD", side.call(), &sbr).unwrap(),
+            (7, told.to_owned()),
+            "{node_end}"
+        );
+        assert_eq!(Routing::of(&side.pod), before, "{node_end}");
+    }
+}
+
 /// A result with that address of eth0, and a network address.
 fn result_of(mac: &str, address: &str) -> Value {
     json!({"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "mac": mac, "sandbox": "/pod"}],

@@ -105,18 +105,61 @@ fn behind_a_gateway_a_pod_chooses_in_the_subnets_of_the_author_alone() {
     // Without a gateway nothing of the node's is chosen.
     assert!(!plan("bridge", asked(json!([]), &elsewhere)).contains(&gateways));
 
-    // The same plugin where it is executed has no other addresses.
+    // The same plugin where it is executed has no other addresses, and is told no gateway.
     let (args, exec) = (CniArgs::default(), ["static".to_owned()]);
-    let executed = |ips: &[&str]| {
+    let executed = |own: Value, ips: &[&str]| {
         let mut whole = object(json!({"cniVersion": "1.1.0", "name": "net", "type": "bridge"}));
-        whole.extend(object(with("isGateway", asked(own(), ips))));
+        whole.extend(object(with("isGateway", asked(own, ips))));
         let planned = driver("bridge").unwrap().plan(&Request { exec: &exec, ..request(&whole, &args) });
         planned
             .map(|steps| steps.iter().any(|step| matches!(step, Step::Delegate(_))))
-            .map_err(CniError::from)
+            .map_err(|error| CniError::from(error).msg)
     };
-    assert_eq!(executed(&["10.1.0.8/24"]), Ok(true));
-    assert_eq!(executed(&elsewhere).map_err(|error| error.msg), Err(format!("key isGateway: {why}")));
+    let first = || json!([{"address": "10.1.0.7/24", "gateway": "10.1.0.1"}]);
+    assert_eq!(executed(own(), &[]), Ok(true));
+    assert_eq!(executed(first(), &["10.1.0.8/24"]), Ok(true));
+    assert_eq!(executed(own(), &elsewhere), Err(format!("key isGateway: {why}")));
+    for address in ["10.1.0.1/24", "10.1.0.8/24"] {
+        let told = format!(
+            "key isGateway: {address} is asked for, and the executed plugin cannot be told its gateway, 10.1.0.254: have the agent \
+             carry static out, or have ipam.addresses name the first address of the subnet as the gateway"
+        );
+        assert_eq!(executed(own(), &[address]), Err(told));
+    }
+    let told = "key isGateway: 10.1.0.1 is asked for, and is the gateway's, which the node has";
+    assert_eq!(executed(first(), &["10.1.0.1/24"]), Err(told.to_owned()));
+}
+
+/// The agent asks itself, or has a plugin do so: by its settings, for the daemon whose socket is named, and without a record.
+///
+/// Rows: BRG-chosen-by-server.
+#[test]
+fn no_server_chooses_a_gateway_of_the_node() {
+    let (args, exec) = (CniArgs::default(), ["dhcp".to_owned()]);
+    let daemon = json!({"type": "dhcp", "daemonSocketPath": "/run/cni/dhcp.sock"});
+    let own = json!({"type": "dhcp"});
+    let told =
+        "with dhcp a server on the network says who the gateway is, and would choose an address for the node";
+    let ways: [(&Value, &[String], bool); 4] =
+        [(&own, &[], true), (&daemon, &[], true), (&own, &exec, true), (&own, &[], false)];
+    for (ipam, exec, recorded) in ways {
+        let planned = |keys: Value| {
+            let mut whole =
+                object(json!({"cniVersion": "1.1.0", "name": "net", "type": "bridge", "ipam": ipam}));
+            whole.extend(object(keys));
+            let planned =
+                driver("bridge").unwrap().plan(&Request { exec, recorded, ..request(&whole, &args) });
+            planned.map(|steps| steps.iter().any(Step::asks_the_network)).map_err(|error| {
+                let error = CniError::from(error);
+                (error.code, error.msg)
+            })
+        };
+        assert_eq!(planned(json!({})), Ok(true), "{ipam} {exec:?} {recorded}");
+        for key in ["isGateway", "isDefaultGateway"] {
+            let refused = Err((7, format!("key {key}: {told}")));
+            assert_eq!(planned(json!({key: true})), refused, "{ipam} {exec:?} {recorded}");
+        }
+    }
 }
 
 fn ids(first: u16, last: u16) -> (u16, u16) {

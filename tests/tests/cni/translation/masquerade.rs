@@ -1,6 +1,49 @@
 //! Whose address is seen outside.
 
+use netattach_tests::manifest::NAMESPACE;
+
 use super::*;
+
+/// The list of exceptions is one for all attachments that follow the node's.
+///
+/// Rows: STC-masquerade.
+#[test]
+fn a_pod_takes_nobody_out_of_masquerade_by_the_length_of_an_address_that_it_asks_for() {
+    // The first and the last address of each.
+    type Net = [[u8; 4]; 2];
+    const NEVER: [Net; 2] =
+        [[[169, 254, 0, 0], [169, 254, 255, 255]], [[224, 0, 0, 0], [239, 255, 255, 255]]];
+    let of_author: Net = [[10, 9, 0, 0], [10, 9, 0, 255]];
+    let alone: Net = [[10, 8, 0, 7], [10, 8, 0, 7]];
+    for (asked, own) in [("10.9.0.7/0", of_author), ("10.8.0.7/0", alone)] {
+        let selection = json!([{"name": "chosen", "ips": [asked]}]);
+        let mut node = Node::new(&[pod("a", &json!({}), &selection)]).unwrap();
+        let chosen = json!({
+            "cniVersion": "1.0.0", "type": "veth", "ipMasq": true, "nonMasqueradeBuiltin": true,
+            "capabilities": {"ips": true}, "ipam": {"type": "static", "addresses": [{"address": "10.9.0.2/24"}]}
+        });
+        node.write("chosen", &network(NAMESPACE, "chosen", &chosen)).unwrap();
+        node.start().unwrap();
+        let excepted = |node: &Node| -> BTreeSet<Vec<u8>> {
+            let elements = node.namespace.run(nat::all_elements).unwrap().into_iter();
+            let prefixes = elements.filter(|element| element.set == Set::Prefixes4);
+            // Behind the name of the list.
+            prefixes.map(|it| [&it.key[8..], &it.end.unwrap_or(it.key.clone())[8..]].concat()).collect()
+        };
+        let expected: BTreeSet<Vec<u8>> = NEVER.into_iter().chain([own]).map(|net| net.concat()).collect();
+        let a = Pod::new("a").unwrap();
+        node.add(&a).success();
+        assert_eq!(excepted(&node), expected, "{asked}");
+        node.check(&a).success();
+        // The next agent has them from the record.
+        node.kill().unwrap();
+        node.start().unwrap();
+        assert_eq!(excepted(&node), expected, "{asked}");
+        node.check(&a).success();
+        node.del(&a).success();
+        Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
+    }
+}
 
 #[test]
 fn pods_have_the_nodes_address_outside_but_for_what_is_excepted() {
