@@ -146,15 +146,11 @@ impl Held {
 
     /// Whether the namespace that the device was claimed for still exists.
     fn is_alive(&self) -> bool {
-        match Netns::open(&self.sandbox.netns) {
-            Ok(netns) => {
-                // 0: the kernel has no cookies, or the record has lost it.
-                let is_it = |cookie: Option<u64>| cookie.is_none_or(|it| [0, it].contains(&self.cookie));
-                netns.id() == self.sandbox.netns_id && netns.cookie().map_or(true, is_it)
-            }
-            // One that cannot be opened for another reason may exist.
-            Err(error) => !error.is_gone(),
-        }
+        // 0: the kernel has no cookies, or the record has lost it.
+        let cookie = Some(self.cookie).filter(|cookie| *cookie != 0);
+        let found = Netns::of(&self.sandbox.netns, self.sandbox.netns_id, cookie);
+        // One of which nothing can be told may exist.
+        found.map_or(true, |netns| netns.is_some())
     }
 }
 

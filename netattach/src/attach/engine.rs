@@ -377,7 +377,7 @@ impl Engine {
         let sandbox = self.journal.load(key).map_err(AttachError::from).and_then(|loaded| match loaded {
             Loaded::Absent => without_record().map(|()| None),
             Loaded::Torn { earlier_boot } => {
-                let netns = netns.and_then(|path| Netns::open(path).ok());
+                let netns = netns.map(Netns::if_there).transpose()?.flatten();
                 self.clear_torn(key, earlier_boot, netns.as_ref()).map(|()| None)
             }
             Loaded::Whole(record) => {
@@ -446,13 +446,8 @@ impl Engine {
     /// The kernel's state cannot be read.
     pub fn differences_in_pod(&self, attached: &Attached) -> Result<Vec<(String, String)>, AttachError> {
         let sandbox = &attached.plan.sandbox;
-        let netns = match Netns::open(&sandbox.netns) {
-            Err(error) if error.is_gone() => return Ok(Vec::new()),
-            opened => opened?,
-        };
-        if netns.id() != sandbox.netns_id || netns.id() == self.own {
-            return Ok(Vec::new());
-        }
+        let netns = Netns::of(&sandbox.netns, sandbox.netns_id, attached.netns_cookie)?;
+        let Some(netns) = netns.filter(|netns| netns.id() != self.own) else { return Ok(Vec::new()) };
         let enforcer = self.node.enforcer.as_ref();
         let pod = Handle::open_in(&netns)?;
         let (has_ifb, pod) = match enforcer {
@@ -591,7 +586,8 @@ impl Engine {
         if !keeps_numbers {
             record.check_whole()?;
         }
-        let of_record = guards(&record.plan, &record.outputs).filter(|(of, _)| is_begun(of));
+        let of_record = guards(&record.plan, &record.outputs, record.netns_cookie);
+        let of_record = of_record.filter(|(of, _)| is_begun(of));
         guarded.extend(of_record.map(|(_, guarded)| guarded));
         if goes_on {
             let attached = Attached::from(record);
@@ -670,7 +666,7 @@ impl Engine {
             tracing::warn!(error = %Chain(&error), "bridge of a failed ADD not removed");
         }
         crate::crash_point!("undo", "record");
-        let (key, plan) = (record.key.clone(), Arc::clone(&record.plan));
+        let (key, plan, cookie) = (record.key.clone(), Arc::clone(&record.plan), record.netns_cookie);
         let outputs = says_attached.then(|| record.outputs.clone());
         // While the record exists, its DEL may be repeated and names these numbers again.
         record.remove().map_err(|error| {
@@ -687,7 +683,7 @@ impl Engine {
             // Without a record a DEL is a success, and would not try that again: the sandbox stays known until it has succeeded,
             // so that its record is written anew, as that of a removal. At once where there is room.
             release_addresses(&self.node, &plan, netns.as_ref(), &outputs)
-                .inspect_err(|_| self.write_removal_again(&key, &plan, &outputs))?;
+                .inspect_err(|_| self.write_removal_again(&key, (&plan, &outputs, cookie)))?;
         }
         self.registry.remove(&key, &plan);
         Ok(())
@@ -801,17 +797,8 @@ impl Engine {
         if record.is_of_earlier_boot() {
             return Ok(None);
         }
-        let netns = match Netns::open(&sandbox.netns) {
-            Err(error) if error.is_gone() => return Ok(None),
-            opened => opened?,
-        };
-        if netns.id() != sandbox.netns_id || netns.id() == self.own {
-            return Ok(None);
-        }
-        match record.netns_cookie {
-            Some(cookie) => Ok((netns.cookie()? == Some(cookie)).then_some(netns)),
-            None => Ok(Some(netns)),
-        }
+        let netns = Netns::of(&sandbox.netns, sandbox.netns_id, record.netns_cookie)?;
+        Ok(netns.filter(|netns| netns.id() != self.own))
     }
 }
 

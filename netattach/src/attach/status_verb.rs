@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::apply::runner;
-use super::{AttachError, Doing, Engine, Node, StepError, enforcement};
+use super::{AttachError, Attached, Doing, Engine, Node, StepError, enforcement};
 use crate::cni::{CniError, Command, Value, code};
 use crate::delegate::{self, Call, DelegateError};
 use crate::enforce::error::EnforceError;
@@ -101,7 +101,8 @@ impl Engine {
         let (Some(attached), Some(enforcer)) = (self.registry.get(record), &self.node.enforcer) else {
             return Ok(());
         };
-        for (attachment, guarded) in enforcement::guards(&attached.plan, &attached.outputs) {
+        let Attached { plan, outputs, netns_cookie, .. } = &*attached;
+        for (attachment, guarded) in enforcement::guards(plan, outputs, *netns_cookie) {
             enforcer.settle(&guarded).map_err(|source| {
                 AttachError::step(Doing::Attach, attachment, "exchange filters for links", source)
             })?;
