@@ -10,7 +10,7 @@ use crate::cni::{CniError, Command, Value, code};
 use crate::delegate::{self, Call, DelegateError};
 use crate::enforce::error::EnforceError;
 use crate::error_chain::Chain;
-use crate::ipam::{self, PoolUse};
+use crate::ipam::{self, Patience, PoolUse};
 use crate::journal::JournalKey;
 use crate::netlink::Handle;
 use crate::netns::NetnsId;
@@ -48,20 +48,25 @@ impl Engine {
         self.rehearsed(network).map(drop)
     }
 
-    /// How many addresses the network's pools have and how many are held, and whether each has one left.
+    /// How many addresses the network's pools have and how many are held, and whether each has one left. For a look that nobody
+    /// waits for.
     ///
     /// # Errors
-    /// Code 50 with the exhausted pool, or with the reason why the pools could not be examined.
+    /// Code 50 with the exhausted pool, code 11 if others are at it, or the reason why the pools could not be examined.
     pub fn pools(&self, network: &Network) -> (Vec<PoolUse>, Result<(), CniError>) {
         // `check_network` reports a network that cannot be planned.
         let Ok(Some(plan)) = self.rehearsed(network) else { return (Vec::new(), Ok(())) };
-        let leases = plan.steps.iter().filter_map(|step| match step {
-            Step::Lease(config) => self.node.leases.usage(config).ok(),
-            _ => None,
-        });
-        let name = network.name.to_string();
-        let pools = leases.flatten().map(|pool| PoolUse { network: name.clone(), ..pool }).collect();
-        (pools, check_pools(&self.node, &plan))
+        let (name, leases) = (network.name.to_string(), &self.node.leases);
+        let (mut pools, mut room) = (Vec::new(), Ok(()));
+        for step in &plan.steps {
+            let Step::Lease(config) = step else { continue };
+            let looked = leases.usage(config).and_then(|used| {
+                pools.extend(used.into_iter().map(|pool| PoolUse { network: name.clone(), ..pool }));
+                leases.room(config, Patience::Look)
+            });
+            room = room.and(looked.map_err(no_room));
+        }
+        (pools, room)
     }
 
     /// Checks the parts of the dataplane that all attachments share.
@@ -205,7 +210,7 @@ fn check_parents(attachment: &AttachmentPlan) -> Result<(), CniError> {
 fn check_pools(node: &Node, attachment: &AttachmentPlan) -> Result<(), CniError> {
     for step in &attachment.steps {
         if let Step::Lease(config) = step {
-            node.leases.room(config).map_err(no_room)?;
+            node.leases.room(config, Patience::Operation).map_err(no_room)?;
         }
     }
     Ok(())
