@@ -22,6 +22,7 @@ use serde_json::Value;
 use crate::cni;
 use crate::enforce::attachment::EnforcedAttachment;
 use crate::error_chain::Chain;
+use crate::ipam::{Patience, Pool};
 use crate::journal::{JournalError, JournalKey, Loaded, Record, RecordState, Store};
 use crate::moment::Moment;
 use crate::nat::NatError;
@@ -119,9 +120,24 @@ impl Engine {
         self.journal.path(key).is_ok_and(|path| path.exists())
     }
 
-    /// The pools that leases were ever taken from.
-    pub(super) fn noted_pools(&self) -> Vec<crate::ipam::Pool> {
+    /// The pools that leases may have been taken from.
+    pub(super) fn noted_pools(&self) -> Vec<Pool> {
         self.journal.pools()
+    }
+
+    /// Forgets the pools, of very many, that no record names and in which nobody has an address. `named`: those of the records.
+    fn forget_pools(&self, named: &BTreeSet<Pool>) {
+        // One that cannot be looked at may have some.
+        let is_empty = |pool: &Pool| {
+            self.node.leases.holders(pool, Patience::Look).is_ok_and(|holders| holders.is_empty())
+        };
+        match self.journal.keep_pools(|pool| named.contains(pool) || !is_empty(pool)) {
+            Ok(0) => {}
+            Ok(forgotten) => {
+                tracing::info!(forgotten, "pools in which nobody has an address are not looked at any more")
+            }
+            Err(error) => tracing::warn!(error = %Chain(&error), "unused pools not forgotten"),
+        }
     }
 
     /// The state that all attachments share.
@@ -221,13 +237,7 @@ impl Engine {
         }
         waits::admit(&waits::footprint(&plan))?;
         numbers.claim_pools(&plan)?;
-        for (_, _, step) in plan.steps() {
-            if let Step::Lease(config) = step
-                && let Some(pool) = config.pool()
-            {
-                self.journal.note_pool(pool)?;
-            }
-        }
+        leased_from(&plan).try_for_each(|pool| self.journal.note_pool(pool))?;
         let foreign = plan.steps().any(|(_, _, step)| matches!(step, Step::Delegate(_)));
         let mut record = self.journal.create(key, plan)?;
         numbers.keep();
@@ -498,6 +508,7 @@ impl Engine {
         let mut recovery = Recovery::default();
         let (mut guarded, mut unfinished) = (Vec::new(), Vec::new());
         let mut torn = Vec::new();
+        let mut pools = BTreeSet::new();
         let mut is_all_known = true;
         let enforcer = self.node.enforcer.as_ref();
         let recorded: BTreeSet<u32> =
@@ -511,6 +522,7 @@ impl Engine {
                     if !record.is_of_earlier_boot() {
                         self.node.devices.adopt(&record);
                     }
+                    pools.extend(leased_from(&record.plan));
                     let outcome = self.adopt_record(&record, &recorded, &mut recovery, &mut guarded);
                     // An unfinished record that is left alone keeps its addresses; one that is rolled back may still
                     // have them.
@@ -531,6 +543,9 @@ impl Engine {
             let may_go = recovery.note(&key, outcome);
             is_all_known &= may_go;
             recovery.unfinished.extend(may_go.then_some(key));
+        }
+        if is_all_known {
+            self.forget_pools(&pools);
         }
         if let Some(nat) = &self.node.nat
             && let Err(error) = nat.begin(is_all_known)
@@ -812,6 +827,14 @@ fn holder_named(error: &AttachError) -> Option<&str> {
         StepError::Nat(NatError::PortTaken(taken)) => Some(&taken.holder.key.container),
         _ => None,
     }
+}
+
+/// The pools that a plan leases from.
+fn leased_from(plan: &Plan) -> impl Iterator<Item = Pool> {
+    plan.steps().filter_map(|(_, _, step)| match step {
+        Step::Lease(config) => config.pool(),
+        _ => None,
+    })
 }
 
 /// The other plugins of a plan that make interfaces or change them, each once.

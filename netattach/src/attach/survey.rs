@@ -63,7 +63,7 @@ fn before<T>(due: Instant, look: impl FnOnce() -> Result<T, ipam::Error>) -> Res
 
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
+    use std::fs::{self, File};
     use std::time::Duration;
 
     use super::*;
@@ -111,5 +111,46 @@ mod tests {
         drop(locks);
         let found = held(|pool| pool.path().ends_with("b"), Instant::now() + ipam::DEADLINE);
         assert!(matches!(found[..], [Ok(1)]), "{found:?}");
+    }
+
+    #[test]
+    fn of_very_many_pools_a_start_forgets_those_that_no_record_names_and_nobody_has_an_address_in() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path();
+        let (journal, pools) = (directory.join("journal"), directory.join("pools"));
+        let pool = |network: &str| Pool::directory(pools.clone(), network);
+        let line = |network: &str| format!("{}\n", serde_json::to_string(&pool(network)).unwrap());
+        let unknown = "{\"later\":true}\n".to_owned();
+        let unused = (0..1000).map(|number| line(&format!("ci-{number}")));
+        let used = ["busy", "named", "net"].map(line);
+        let lines: String = unused.chain(used.clone()).chain([unknown.clone()]).collect();
+        fs::create_dir(&journal).unwrap();
+        fs::write(journal.join("pools.jsonl"), lines).unwrap();
+        // Of a start that was killed.
+        fs::write(journal.join("pools.jsonl.new"), "{").unwrap();
+        let store = Store::open(&journal).unwrap();
+        let engine = rig::engine(directory, store, &crate::sync::Arc::default());
+        assert_eq!(engine.noted_pools().len(), 1003);
+        rig::lease(&engine, &rig::plan(directory, "a", 1));
+        let mut named = rig::plan(directory, "b", 2);
+        let Step::Lease(ipam::Config::HostLocal(config)) = &mut named.attachments[0].steps[0] else {
+            panic!("the first step is a lease of host-local")
+        };
+        config.network = "named".to_owned();
+        engine.journal.create(rig::key("b"), named).unwrap();
+        fs::create_dir(pools.join("busy")).unwrap();
+        let lock = File::create(pools.join("busy/lock")).unwrap();
+        lock.lock().unwrap();
+        engine.adopt().unwrap();
+        let left = ["busy", "named", "net"].map(pool);
+        assert_eq!(engine.noted_pools(), left);
+        let written = fs::read_to_string(journal.join("pools.jsonl")).unwrap();
+        assert_eq!(written, [used.concat(), unknown].concat());
+        assert!(!journal.join("pools.jsonl.new").exists());
+        assert_eq!(Store::open(&journal).unwrap().pools(), left);
+        // What few there are stay: nobody has an address there, and the next one is not to wait for the disk.
+        engine.journal.note_pool(pool("new")).unwrap();
+        engine.adopt().unwrap();
+        assert_eq!(engine.noted_pools().len(), 4);
     }
 }

@@ -26,6 +26,11 @@ pub(crate) trait Files: fmt::Debug + Send + Sync {
     /// # Errors
     /// The system's error.
     fn remove(&self, name: &str) -> io::Result<()>;
+    /// Gives a file another name, in place of the file that has it; a power loss leaves one of the two.
+    ///
+    /// # Errors
+    /// The system's error.
+    fn rename(&self, from: &str, to: &str) -> io::Result<()>;
     /// All names, in any order.
     ///
     /// # Errors
@@ -105,6 +110,10 @@ impl Files for OnDisk {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        std::fs::rename(self.at(from), self.at(to))
     }
 
     fn list(&self) -> io::Result<Vec<String>> {

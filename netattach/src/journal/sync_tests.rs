@@ -45,6 +45,10 @@ impl Files for Short {
         self.disk.remove(name)
     }
 
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.disk.rename(from, to)
+    }
+
     fn list(&self) -> io::Result<Vec<String>> {
         self.disk.list()
     }

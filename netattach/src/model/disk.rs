@@ -38,7 +38,7 @@ impl Disk {
     }
 
     /// Renames a file; an existing target is an error unless it is to be replaced.
-    pub(super) fn rename(&self, from: &str, to: &str, replace: bool) -> io::Result<()> {
+    pub(super) fn move_to(&self, from: &str, to: &str, replace: bool) -> io::Result<()> {
         let mut names = locked(&self.names);
         self.life.goes_on()?;
         if !replace && names.contains_key(to) {
@@ -76,6 +76,10 @@ impl Files for Disk {
         self.life.goes_on()?;
         names.remove(name);
         Ok(())
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.move_to(from, to, true)
     }
 
     fn list(&self) -> io::Result<Vec<String>> {
