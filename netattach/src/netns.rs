@@ -213,6 +213,30 @@ impl Netns {
         }
     }
 
+    /// As [`Netns::open`]; `None`: there is no namespace.
+    ///
+    /// # Errors
+    /// Whether there is one cannot be told, without a descriptor left for it: what is in it is not to count as gone.
+    pub fn if_there(path: impl AsRef<Path>) -> Result<Option<Self>, NetnsError> {
+        match Self::open(path) {
+            Err(error) if error.is_gone() => Ok(None),
+            opened => opened.map(Some),
+        }
+    }
+
+    /// Opens the namespace at `path` if it is that one still. `None`: it is gone, or another one is there. The kernel gives the
+    /// number of one that has ended to another; the [cookie](Netns::cookie) tells them apart where both the caller and the kernel
+    /// have one.
+    ///
+    /// # Errors
+    /// It cannot be told, see [`Netns::if_there`].
+    pub fn of(path: impl AsRef<Path>, id: NetnsId, cookie: Option<u64>) -> Result<Option<Self>, NetnsError> {
+        let Some(found) = Self::if_there(path)?.filter(|netns| netns.id() == id) else { return Ok(None) };
+        let Some(cookie) = cookie else { return Ok(Some(found)) };
+        let is_it = found.cookie()?.is_none_or(|its| its == cookie);
+        Ok(is_it.then_some(found))
+    }
+
     fn open_at(path: &Path) -> Result<Self, NetnsError> {
         // Does not wait for the other end of a FIFO.
         let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(path);
@@ -349,6 +373,36 @@ mod tests {
         let error = Netns::open(file.path()).unwrap_err();
         assert!(matches!(error, NetnsError::NotANamespace { .. }));
         assert!(error.is_gone());
+    }
+
+    /// A socket is no file that can be opened, as if no descriptor were left for it.
+    #[test]
+    fn a_namespace_of_which_nothing_can_be_told_is_not_gone() {
+        let directory = tempfile::tempdir().unwrap();
+        let (own, other) = (Netns::current().unwrap(), Netns::private().unwrap());
+        let path = "/proc/thread-self/ns/net";
+        let cookie = own.cookie().unwrap();
+        let of = |path: &Path, id, cookie| match Netns::of(path, id, cookie) {
+            Ok(found) => Some(found.map(|netns| netns.id())),
+            Err(error) => {
+                assert!(matches!(error, NetnsError::Open { .. }), "{error:?}");
+                None
+            }
+        };
+        let there = Path::new(path);
+        assert_eq!(of(there, own.id(), None), Some(Some(own.id())));
+        assert_eq!(of(there, own.id(), cookie), Some(Some(own.id())));
+        assert_eq!(of(there, other.id(), None), Some(None));
+        let another = cookie.map(|cookie| cookie + 1);
+        assert_eq!(of(there, own.id(), another), Some(another.is_none().then_some(own.id())));
+        let gone = directory.path().join("gone");
+        assert_eq!(of(&gone, own.id(), cookie), Some(None));
+        std::fs::write(&gone, "").unwrap();
+        assert_eq!(of(&gone, own.id(), cookie), Some(None), "what an unmounted bind leaves");
+        let socket = directory.path().join("socket");
+        let _bound = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        assert_eq!(of(&socket, own.id(), cookie), None);
+        assert!(matches!(Netns::if_there(&socket), Err(NetnsError::Open { .. })));
     }
 
     #[test]

@@ -19,6 +19,7 @@ use tokio::sync::{Notify, watch};
 
 use super::conf_keeper::{self, ConfKeeper};
 use super::conf_watch::ConfWatch;
+use super::pool_uses::PoolUses;
 use super::share::{namespace, shared};
 use super::shares::{SHARES, Shares};
 use crate::attach::{Engine, IntentReader, Which};
@@ -121,7 +122,7 @@ pub(super) struct Health {
     runtime: Mutex<Vec<Condition>>,
     runtime_wanted: Notify,
     /// Use of the networks' pools, as the last look at them found it.
-    pools: Mutex<Vec<PoolUse>>,
+    pools: Mutex<PoolUses>,
     /// `CNI_PATH` of the runtime, if it is known from a request.
     cni_path: Mutex<Vec<PathBuf>>,
 }
@@ -232,7 +233,7 @@ impl Health {
 
     /// Use of the networks' pools, as the last look at them found it: at most [`SINGLE_INTERVAL`] ago unless it hangs.
     pub(super) fn pools(&self) -> Vec<PoolUse> {
-        locked(&self.pools).clone()
+        locked(&self.pools).rows().to_vec()
     }
 
     /// The outcomes of all looks, as shown by `netattachctl status`, including the runtime's file.
@@ -460,11 +461,13 @@ impl Health {
         let cni_path = locked(&self.cni_path).clone();
         // A definition that yields no plan is reported as the definition's trouble (`agent::trouble`).
         let planned = |defined: &Defined| self.engine.check_plan(&defined.network).is_ok();
-        let mut pools = Vec::new();
+        // A scrape meanwhile finds what was known.
+        let before = locked(&self.pools).clone();
+        let mut pools = PoolUses::default();
         // Every network is looked at, whatever number of them has troubles: the use of all pools is noted.
         let troubled = self.intents.defined().into_iter().filter(planned).filter_map(|defined| {
-            let (used, room) = self.engine.pools(&defined.network);
-            pools.extend(used);
+            let looked = self.engine.pools(&defined.network);
+            let room = pools.note(&before, &defined.network.name.to_string(), looked);
             // Other problems of the default network are found by its own look.
             let found = match defined.default {
                 true => Ok(()),
@@ -476,9 +479,7 @@ impl Health {
         });
         let rows = shared(troubled.collect(), MOST_TROUBLES);
         note("network cannot be attached", &self.not_attachable, rows);
-        // Of very many, those that pods have addresses of: anybody can define others.
-        pools.sort_by_key(|pool| pool.used == 0);
-        pools.truncate(MOST_POOLS);
+        pools.keep_most(MOST_POOLS);
         *locked(&self.pools) = pools;
         self.look_at_files();
         Ok(String::new())

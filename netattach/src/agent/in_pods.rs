@@ -150,7 +150,7 @@ mod tests {
 
     fn attached(container: &str) -> Arc<Attached> {
         let plan = rig::plan(Path::new("/nonexistent"), container, 1);
-        Arc::new(Attached { key: rig::key(container), plan, outputs: Outputs::default() })
+        Arc::new(Attached { key: rig::key(container), plan, outputs: Outputs::default(), netns_cookie: None })
     }
 
     fn row(object: &str) -> Condition {

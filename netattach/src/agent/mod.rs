@@ -16,7 +16,7 @@
 //! | `devices` | asks the kubelet for the devices of a pod, and gives each network its own |
 //! | `collector` | detaches sandboxes that no runtime will ask for |
 //! | `node_network` | the node's part of the network that the agent makes: its routes |
-//! | `pools` | how full pools of addresses are |
+//! | `pools`, `pool_uses` | how full pools of addresses are, for who asks; what looks at them have found |
 //! | [`validate`] | manifests and settings checked without an agent |
 //! | `memory`, `pace` | limits the allocator, and returns freed memory after a burst; how often looks are taken on a node that has much |
 //! | `node_check` | what the node offers an agent: `--check` |
@@ -65,6 +65,7 @@ mod packet_log;
 mod plugin_group;
 mod plugin_root;
 mod policy_settings;
+mod pool_uses;
 mod pools;
 mod privileges;
 mod readiness;

@@ -1,6 +1,7 @@
 //! Networks and pools of addresses for operators: how full they are, and who holds what.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 use crate::attach::{Engine, IntentReader};
 use crate::error_chain::Chain;
@@ -11,6 +12,10 @@ use crate::rpc::message::pools::{Holder, Network, Pool, Range};
 
 /// Most holders in one answer.
 pub(super) const MOST_HOLDERS: usize = 10_000;
+
+/// How long the pools are looked at for one answer. Whoever asks waits for twice as long, and each that others are at takes a
+/// tenth of a second.
+const LONGEST: Duration = Duration::from_secs(5);
 
 /// A pool as it is put together.
 #[derive(Default)]
@@ -38,8 +43,9 @@ pub(super) fn report(
     names: &BTreeMap<Owner, AttachmentName>,
 ) -> Vec<Pool> {
     let mut found: BTreeMap<ipam::Pool, Found> = BTreeMap::new();
+    let due = Instant::now() + LONGEST;
     for defined in intents.defined() {
-        for (pool, survey) in engine.survey(&defined.network) {
+        for (pool, survey) in engine.survey(&defined.network, due) {
             let pool = found.entry(pool).or_default();
             pool.networks.insert(defined.network.name.to_string());
             match survey {
@@ -52,11 +58,12 @@ pub(super) fn report(
             }
         }
     }
-    for (pool, held) in engine.known_pools() {
-        found.entry(pool).or_insert_with(|| match held {
+    for (pool, held) in engine.known_pools(|pool| !found.contains_key(pool), due) {
+        let of = match held {
             Ok(held) => Found { held, ..Found::default() },
             Err(error) => Found { problem: Some(Chain(&error).to_string()), ..Found::default() },
-        });
+        };
+        found.insert(pool, of);
     }
     // A pool without anything in it that no definition names is history.
     found.retain(|_, pool| !pool.networks.is_empty() || !pool.held.is_empty() || pool.problem.is_some());

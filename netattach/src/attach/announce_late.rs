@@ -26,13 +26,12 @@ impl Engine {
     /// entries of all network namespaces).
     ///
     /// # Errors
-    /// The kernel refuses it.
+    /// The kernel refuses it, or does not tell whether the namespace is there.
     pub fn announce(&self, record: &JournalKey) -> Result<(), AttachError> {
         let Some(attached) = self.registry.get(record) else { return Ok(()) };
         let sandbox = &attached.plan.sandbox;
-        let Some(netns) = Netns::open(&sandbox.netns).ok().filter(|it| it.id() == sandbox.netns_id) else {
-            return Ok(());
-        };
+        let netns = Netns::of(&sandbox.netns, sandbox.netns_id, attached.netns_cookie)?;
+        let Some(netns) = netns else { return Ok(()) };
         let mut pod = None;
         for (number, attachment) in attached.plan.attachments.iter().enumerate() {
             // Attachment numbers fit into a `u16`: see `Plan::steps`.

@@ -39,13 +39,9 @@ pub(super) fn check(node: &Node, record: &Record, netns: &Netns) -> Result<(), A
         let want = expected(attachment, record.outputs.of(number), &last, &sandbox.netns)?;
         let looked = compare(node, sandbox, attachment, &want, &mut host, &mut pod, netns);
         let looked = looked.and_then(|difference| match (difference, &node.enforcer) {
-            (None, Some(enforcer)) => enforcement::difference(
-                enforcer.as_ref(),
-                &record.plan,
-                &record.outputs,
-                attachment,
-                &mut host,
-            ),
+            (None, Some(enforcer)) => {
+                enforcement::difference(enforcer.as_ref(), record, attachment, &mut host)
+            }
             (difference, _) => Ok(difference),
         });
         if let Some(what) = looked.map_err(|source| {

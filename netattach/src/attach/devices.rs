@@ -2,7 +2,7 @@
 //! device is another sandbox's by now, and leaves it alone.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::apply::owner;
 use super::engine::Engine;
@@ -21,7 +21,13 @@ use crate::step::{Claim, Home, Output, Step};
 /// The claims of all attachments, by device. Kept in memory: records have them too.
 #[derive(Debug, Default)]
 pub struct Devices {
+    /// Held for a look or an assignment, not across a system call: who gives a device back says so in it, and lets go of it.
     table: Mutex<Table>,
+    /// Somebody has given a device back, or has not been able to.
+    returned: Condvar,
+    /// The records that may not say yet that a device of theirs has gone back, or is another sandbox's since, and whether that
+    /// was said of each as it could not be written. Taken while the table is not: the runtime's thread looks at it.
+    unwritten: Mutex<BTreeMap<JournalKey, bool>>,
     /// Whose they are by the files of another plugin.
     pub(super) sriov_cni: SriovCni,
 }
@@ -29,9 +35,6 @@ pub struct Devices {
 #[derive(Debug, Default)]
 struct Table {
     held: BTreeMap<String, Held>,
-    /// The records that may not say yet that a device of theirs has gone back, or is another sandbox's since, and whether that
-    /// was said of each as it could not be written.
-    unwritten: BTreeMap<JournalKey, bool>,
     /// The number of the newest claim of all devices. It does not fall while a record has a claim of an older number.
     newest: u64,
 }
@@ -58,7 +61,7 @@ pub(super) struct Held {
 enum State {
     /// Its attachment has it.
     Held,
-    /// It is being given back.
+    /// Somebody gives it back: nobody else does, nobody claims it, and its holder's DEL waits.
     Returning,
     /// It was given back; its record is still there.
     Returned,
@@ -75,19 +78,33 @@ pub(super) struct Known {
     pub is_back: bool,
 }
 
-impl Table {
-    /// Calls `make_way` for each device whose pod is gone and that has not been given back.
-    fn make_way(&self, sriov_cni: &SriovCni, mut make_way: impl FnMut(&Home) -> Result<(), StepError>) {
-        let orphans = self.held.values().filter(|held| held.is_orphan());
-        let claims = orphans.filter_map(|held| Some((&held.sandbox.netns, held.claim.as_ref()?)));
-        // Any other ends with its pod: what has its name on the node now is another device.
-        for (netns, (device, claim)) in claims.filter(|(_, (_, claim))| claim.outlives_namespace()) {
-            let Some(home) = &claim.home else { continue };
-            let made = sriov_cni.unless_anothers((device, netns), None, |_| make_way(home));
-            if let Err(error) = made {
-                tracing::debug!(device = claim.device, error = %Chain(&error), "keeps the names that it has");
-            }
+/// A device that somebody gives back. When that ends in any other way than by [`Returning::done`], it is its holder's as before.
+struct Returning<'d> {
+    devices: &'d Devices,
+    device: String,
+    generation: u64,
+    owner: Owner,
+    is_back: bool,
+}
+
+impl Returning<'_> {
+    /// It has gone back.
+    fn done(mut self) {
+        self.is_back = true;
+    }
+}
+
+impl Drop for Returning<'_> {
+    fn drop(&mut self) {
+        let mut table = self.devices.lock();
+        // Another claim of it, which follows at once, is not this one's.
+        if let Some(held) = table.held.get_mut(&self.device)
+            && held.is_claim(self.generation, &self.owner)
+        {
+            held.state = if self.is_back { State::Returned } else { State::Held };
         }
+        drop(table);
+        self.devices.returned.notify_all();
     }
 }
 
@@ -110,31 +127,40 @@ impl Held {
         self.claim.as_ref().is_some_and(|(_, claim)| claim.home.is_some())
     }
 
-    /// Whether the device is its holder's: being given back, or the namespace that has it still exists.
-    fn is_taken(&self) -> bool {
-        self.state == State::Returning || self.is_alive()
+    /// Whether this is the claim of that owner with that number.
+    fn is_claim(&self, generation: u64, owner: &Owner) -> bool {
+        self.generation == generation && self.owner == *owner
+    }
+
+    /// Whether nobody can have the device who claims it: somebody gives it back, or the namespace that has it still exists, which
+    /// is another's than that owner's.
+    fn is_taken_from(&self, owner: &Owner) -> bool {
+        self.state == State::Returning || (self.owner != *owner && self.is_alive())
+    }
+
+    /// The error for who claims the device, and is to come again.
+    fn taken(&self, device: &str) -> StepError {
+        let (device, container) = (device.to_owned(), self.owner.container_id.clone());
+        StepError::DeviceTaken { device, who: self.who.clone(), container }
     }
 
     /// Whether the namespace that the device was claimed for still exists.
     fn is_alive(&self) -> bool {
-        match Netns::open(&self.sandbox.netns) {
-            Ok(netns) => {
-                // 0: the kernel has no cookies, or the record has lost it.
-                let is_it = |cookie: Option<u64>| cookie.is_none_or(|it| [0, it].contains(&self.cookie));
-                netns.id() == self.sandbox.netns_id && netns.cookie().map_or(true, is_it)
-            }
-            // One that cannot be opened for another reason may exist.
-            Err(error) => !error.is_gone(),
-        }
+        // 0: the kernel has no cookies, or the record has lost it.
+        let cookie = Some(self.cookie).filter(|cookie| *cookie != 0);
+        let found = Netns::of(&self.sandbox.netns, self.sandbox.netns_id, cookie);
+        // One of which nothing can be told may exist.
+        found.map_or(true, |netns| netns.is_some())
     }
 }
 
 impl Devices {
     /// Claims a device for an attachment in the namespace with that cookie, and returns the number of the claim. A device of
-    /// a sandbox whose namespace is gone is given back by `settle` first, and stays that one's if that fails.
+    /// a sandbox whose namespace is gone is given back by `settle` first, and stays that one's if that fails. Until that has
+    /// ended, and until the claim is there, no other claim of it is made.
     ///
     /// # Errors
-    /// A sandbox that exists has it, or `settle` failed.
+    /// A sandbox that exists has it, somebody gives it back or has claimed it meanwhile, or `settle` failed.
     pub(super) fn claim(
         &self,
         device: &str,
@@ -142,23 +168,36 @@ impl Devices {
         settle: impl FnOnce(&Held) -> Result<(), StepError>,
     ) -> Result<u64, StepError> {
         let owner = owner(sandbox, attachment);
-        let mut table = self.lock();
-        let mut former = None;
-        if let Some(before) = table.held.get(device) {
-            if before.owner != owner && before.is_taken() {
-                let (device, container) = (device.to_owned(), before.owner.container_id.clone());
-                return Err(StepError::DeviceTaken { device, who: before.who.clone(), container });
+        let before = self.lock().held.get(device).cloned();
+        let mut returning = None;
+        if let Some(before) = &before {
+            if before.is_taken_from(&owner) {
+                return Err(before.taken(device));
             }
             if before.state == State::Held {
+                let begun = self.begin(self.lock(), (device, before.generation, &before.owner));
+                let begun = begun.ok_or_else(|| before.taken(device))?;
                 settle(before)?;
+                returning = Some(begun);
             }
-            former = Some((before.record(), false));
         }
-        // The record of the new claim, which tells that this one has ended, may go first.
-        table.unwritten.extend(former);
+        let mut table = self.lock();
+        // What nobody had to give back, another may have claimed since.
+        let is_before =
+            |now: &Held| before.as_ref().is_some_and(|it| it.is_claim(now.generation, &now.owner));
+        if let Some(now) = table.held.get(device).filter(|now| !is_before(now)) {
+            return Err(now.taken(device));
+        }
         table.newest += 1;
         let generation = table.newest;
         table.held.insert(device.to_owned(), entry(owner, sandbox, attachment, (generation, cookie)));
+        drop(table);
+        // Its former holder's DEL, if it waits, finds the new claim.
+        drop(returning);
+        if let Some(before) = before {
+            // The record of the new claim, which tells that this one has ended, may go first.
+            self.records().insert(before.record(), false);
+        }
         Ok(generation)
     }
 
@@ -206,8 +245,8 @@ impl Devices {
     }
 
     /// Gives a device back by `act`, if the claim is the newest of its device and this attachment's, and has not been given
-    /// back yet. If another device has its name, `make_way` is called for those that came home under names of their pods'
-    /// choice.
+    /// back yet; waits while somebody else does that, as its record may not go before. If another device has its name, `make_way`
+    /// is called for those that came home under names of their pods' choice.
     ///
     /// # Errors
     /// Those of `act`; it can be repeated then.
@@ -219,25 +258,21 @@ impl Devices {
         make_way: impl FnMut(&Home) -> Result<(), StepError>,
     ) -> Result<(), StepError> {
         let owner = owner(sandbox, attachment);
-        let set = |from: State, to: State| {
-            let mut table = self.lock();
-            let own = table.held.get_mut(&claim.device).filter(|held| {
-                held.generation == claim.generation && held.owner == owner && held.state == from
-            });
-            own.map(|held| held.state = to).is_some()
-        };
-        if !set(State::Held, State::Returning) {
+        let table = self.settled(|held| held.owner == owner);
+        let Some(returning) = self.begin(table, (&claim.device, claim.generation, &owner)) else {
             tracing::debug!(device = claim.device, "the device is not this sandbox's any more");
             return Ok(());
-        }
+        };
         let given = match act() {
             Err(StepError::HomeTaken(_)) => {
-                self.lock().make_way(&self.sriov_cni, make_way);
+                self.make_way(make_way);
                 act()
             }
             other => other,
         };
-        set(State::Returning, if given.is_ok() { State::Returned } else { State::Held });
+        if given.is_ok() {
+            returning.done();
+        }
         given
     }
 
@@ -294,12 +329,14 @@ impl Devices {
         claims.filter_map(|(_, claim)| Some(claim.representor.as_ref()?.device.index)).collect()
     }
 
-    /// Forgets the claims of a plan's attachments, which have been given back.
+    /// Forgets the claims of a plan's attachments, which have been given back. Waits while somebody gives one back whose record
+    /// does not say what was claimed: nobody is to claim it before.
     pub(super) fn release(&self, plan: &Plan) {
         let has_devices = plan.steps().any(|(_, _, step)| matches!(step, Step::ClaimDevice(_)));
         if has_devices {
             let owners: Vec<Owner> = plan.attachments.iter().map(|it| owner(&plan.sandbox, it)).collect();
-            self.lock().held.retain(|_, held| !owners.contains(&held.owner));
+            let mut table = self.settled(|held| owners.contains(&held.owner));
+            table.held.retain(|_, held| !owners.contains(&held.owner));
         }
     }
 
@@ -311,17 +348,15 @@ impl Devices {
         mut settle: impl FnMut(&Held) -> Result<(), StepError>,
         make_way: impl FnMut(&Home) -> Result<(), StepError>,
     ) {
-        let mut table = self.lock();
-        table.make_way(&self.sriov_cni, make_way);
-        let Table { held, unwritten, .. } = &mut *table;
-        for (device, held) in held {
-            if !held.is_orphan() || !held.is_found_out() {
-                continue;
-            }
-            match settle(held) {
+        self.make_way(make_way);
+        for (device, held) in self.orphans().filter(|(_, held)| held.is_found_out()) {
+            let begun = self.begin(self.lock(), (&device, held.generation, &held.owner));
+            let Some(returning) = begun else { continue };
+            match settle(&held) {
                 Ok(()) => {
-                    held.state = State::Returned;
-                    unwritten.entry(held.record()).or_insert(false);
+                    returning.done();
+                    // Not before: a record that is written meanwhile would not say it.
+                    self.records().entry(held.record()).or_insert(false);
                     tracing::info!(device, of = held.who, "given back: the pod's namespace is gone");
                 }
                 Err(error) => tracing::debug!(device, error = %Chain(&error), "not given back yet"),
@@ -329,19 +364,70 @@ impl Devices {
         }
     }
 
+    /// Calls `make_way` for each device whose pod is gone and that has not been given back. Nobody gives it back meanwhile: it
+    /// would lose the name that it gets.
+    fn make_way(&self, mut make_way: impl FnMut(&Home) -> Result<(), StepError>) {
+        for (key, held) in self.orphans() {
+            // Any other ends with its pod: what has its name on the node now is another device.
+            let outlives = |(_, claim): &&(spec::Device, Claim)| claim.outlives_namespace();
+            let Some((device, claim)) = held.claim.as_ref().filter(outlives) else { continue };
+            let Some(home) = &claim.home else { continue };
+            let begun = self.begin(self.lock(), (&key, held.generation, &held.owner));
+            let Some(_returning) = begun else { continue };
+            let of = (device, held.sandbox.netns.as_str());
+            if let Err(error) = self.sriov_cni.unless_anothers(of, None, |_| make_way(home)) {
+                tracing::debug!(device = claim.device, error = %Chain(&error), "keeps the names that it has");
+            }
+        }
+    }
+
+    /// The devices whose pods are gone and that nobody has given back or begun to, by their names for claims. Their namespaces
+    /// are looked for without the lock.
+    fn orphans(&self) -> impl Iterator<Item = (String, Held)> {
+        let table = self.lock();
+        let held = table.held.iter().filter(|(_, held)| held.state == State::Held);
+        let held: Vec<(String, Held)> = held.map(|(device, held)| (device.clone(), held.clone())).collect();
+        drop(table);
+        held.into_iter().filter(|(_, held)| held.is_orphan())
+    }
+
+    /// Begins to give a device back, if that claim of it is the newest and nobody has given it back or begun to.
+    fn begin(
+        &self,
+        mut table: MutexGuard<'_, Table>,
+        (device, generation, owner): (&str, u64, &Owner),
+    ) -> Option<Returning<'_>> {
+        let its = table.held.get_mut(device).filter(|held| held.is_claim(generation, owner));
+        its.filter(|held| held.state == State::Held)?.state = State::Returning;
+        let (device, owner) = (device.to_owned(), owner.clone());
+        Some(Returning { devices: self, device, generation, owner, is_back: false })
+    }
+
+    /// The table, once nobody gives a device back that is one of these.
+    fn settled(&self, is_one: impl Fn(&Held) -> bool) -> MutexGuard<'_, Table> {
+        let is_going = |table: &mut Table| {
+            table.held.values().any(|held| held.state == State::Returning && is_one(held))
+        };
+        self.returned.wait_while(self.lock(), is_going).unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The records that may not say yet which of their devices have gone back.
     pub(super) fn unwritten(&self) -> Vec<JournalKey> {
-        self.lock().unwritten.keys().cloned().collect()
+        self.records().keys().cloned().collect()
     }
 
     /// Notes that a record is about to say which of its devices have gone back. Returns whether it was said that it could not.
     pub(super) fn is_written(&self, key: &JournalKey) -> bool {
-        self.lock().unwritten.remove(key).unwrap_or_default()
+        self.records().remove(key).unwrap_or_default()
     }
 
     /// Notes that a record could not say so, which was said.
     pub(super) fn stays_unwritten(&self, key: &JournalKey) {
-        self.lock().unwritten.insert(key.clone(), true);
+        self.records().insert(key.clone(), true);
+    }
+
+    fn records(&self) -> MutexGuard<'_, BTreeMap<JournalKey, bool>> {
+        self.unwritten.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A poisoned map is still consistent: each change of it is one operation.
@@ -397,7 +483,7 @@ pub(super) fn make_way(home: &Home) -> Result<(), StepError> {
 /// It is in no namespace that is known, or the card refuses.
 pub(super) fn settle(node: &Node, held: &Held) -> Result<(), StepError> {
     let Some((device, claim)) = &held.claim else { return Ok(()) };
-    // Devices of others wait meanwhile: not for sriov-cni.
+    // Neither the devices that a look comes to next nor an ADD in its place to work in wait for sriov-cni.
     node.devices.sriov_cni.give_back((device, &held.sandbox.netns), None, || {
         give_back::give_back(&mut Handle::open()?, device, claim, PodEnd::Gone)?;
         representor::leave(node, held.number, claim)
@@ -428,6 +514,10 @@ fn entry(
 #[cfg(test)]
 mod tests {
     use std::cell::{Cell, RefCell};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::mpsc;
+    use std::thread;
+    use std::time::Duration;
 
     use serde_json::Value;
 
@@ -546,6 +636,101 @@ mod tests {
         assert_eq!(calls.get(), 3);
         devices.release(&a);
         assert_eq!(claim(&devices, &b, |_| unreachable!()).unwrap().generation, 4);
+    }
+
+    /// A card's firmware may take seconds.
+    ///
+    /// Rows: SRV-returning.
+    #[test]
+    fn only_the_del_of_who_had_a_device_waits_while_it_is_given_back_for_the_next_pod() {
+        let devices = &Devices::default();
+        let plans = ["a", "b", "c"].map(plan);
+        let [a, b, c] = &plans;
+        let first = &claim(devices, a, |_| unreachable!()).unwrap();
+        let (begins, has_begun) = mpsc::channel();
+        let (goes_on, may_go_on) = mpsc::channel::<()>();
+        thread::scope(|scope| {
+            let second = scope.spawn(move || {
+                claim(devices, b, |_| {
+                    begins.send(()).unwrap();
+                    // Until the other end is dropped.
+                    let _ = may_go_on.recv();
+                    Ok(())
+                })
+            });
+            has_begun.recv().unwrap();
+            let refused = claim(devices, c, |_| unreachable!()).unwrap_err();
+            let holder = devices.holder_of(4).unwrap();
+            assert_eq!(holder.1, "a");
+            let StepError::DeviceTaken { device, who, container } = refused else { panic!("{refused}") };
+            assert_eq!((device.as_str(), (who, container)), (CARD, holder));
+            assert_eq!(devices.unwritten(), []);
+            assert!(!devices.has_ended(first));
+            devices.settle_orphans(|_| unreachable!(), |_| unreachable!());
+            let of = (&a.sandbox, &a.attachments[0]);
+            let late = scope.spawn(move || {
+                devices.give_back(first, of, || unreachable!("it is b's"), |_| unreachable!())
+            });
+            thread::sleep(Duration::from_millis(50));
+            assert!(!late.is_finished(), "its record would go, and a restart not finish what has begun");
+            drop(goes_on);
+            assert_eq!(second.join().unwrap().unwrap().generation, 2);
+            late.join().unwrap().unwrap();
+        });
+        assert!(devices.has_ended(first));
+        assert_eq!(devices.unwritten(), [rig::key("a")]);
+    }
+
+    /// Rows: SRV-returning.
+    #[test]
+    fn a_del_gives_back_itself_what_a_look_that_was_at_it_could_not() {
+        let devices = &Devices::default();
+        let a = &plan("a");
+        let first = &claim(devices, a, |_| unreachable!()).unwrap();
+        let calls = &AtomicUsize::new(0);
+        let act = || {
+            calls.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        };
+        thread::scope(|scope| {
+            let mut del = None;
+            let look = |_: &Held| {
+                let of = (&a.sandbox, &a.attachments[0]);
+                let begun = scope.spawn(move || devices.give_back(first, of, act, |_| unreachable!()));
+                thread::sleep(Duration::from_millis(50));
+                assert!(!begun.is_finished());
+                del = Some(begun);
+                Err(StepError::NoDevice(CARD.to_owned()))
+            };
+            devices.settle_orphans(look, |_| unreachable!("it has its own name"));
+            del.unwrap().join().unwrap().unwrap();
+        });
+        assert_eq!(calls.load(Ordering::Relaxed), 1);
+        assert!(devices.has_ended(first));
+    }
+
+    /// Its DEL then knows of no claim, and gives the device back by what is on it.
+    ///
+    /// Rows: SRV-returning.
+    #[test]
+    fn a_del_whose_record_has_lost_the_claim_does_not_let_go_of_a_device_that_a_look_is_at() {
+        let devices = &Devices::default();
+        let plans = ["a", "b"].map(plan);
+        let [a, b] = &plans;
+        claim(devices, a, |_| unreachable!()).unwrap();
+        thread::scope(|scope| {
+            let mut del = None;
+            let look = |_: &Held| {
+                del = Some(scope.spawn(move || devices.release(a)));
+                thread::sleep(Duration::from_millis(50));
+                let refused = claim(devices, b, |_| unreachable!()).unwrap_err();
+                assert!(matches!(refused, StepError::DeviceTaken { .. }), "{refused}");
+                Ok(())
+            };
+            devices.settle_orphans(look, |_| unreachable!("it has its own name"));
+            del.unwrap().join().unwrap();
+        });
+        assert_eq!(claim(devices, b, |_| unreachable!()).unwrap().generation, 2);
     }
 
     /// The node, or another pod, may have done something with it since.

@@ -320,7 +320,7 @@ impl Engine {
         if self.check_record(key)? {
             return Ok(false);
         }
-        let Attached { plan, outputs, .. } = &*attached;
+        let Attached { plan, outputs, netns_cookie, .. } = &*attached;
         if let Some((at, attachment, _)) = plan.steps().find(|(_, _, step)| matches!(step, Step::Delegate(_)))
         {
             tracing::debug!(?at, "the configuration of another plugin is lost");
@@ -330,14 +330,15 @@ impl Engine {
             });
         }
         let result = self.registry.stays(key).map(|attached| result_of(&attached)).transpose()?;
-        self.write_whole(key, (plan, outputs), result)?;
+        self.write_whole(key, (plan, outputs, *netns_cookie), result)?;
         Ok(true)
     }
 
     /// Writes the record of a removal again that went before the addresses which it names, as these could not be given back: by it
     /// the next DEL goes on. With what configuration another plugin is to be called nothing else says.
-    pub(super) fn write_removal_again(&self, key: &JournalKey, plan: &Plan, outputs: &Outputs) {
-        if let Err(error) = self.write_whole(key, (plan, outputs), None) {
+    /// `of`: its plan, what the steps have come to, and the cookie of its namespace.
+    pub(super) fn write_removal_again(&self, key: &JournalKey, of: (&Plan, &Outputs, Option<u64>)) {
+        if let Err(error) = self.write_whole(key, of, None) {
             let container = &key.container_id;
             tracing::warn!(container, error = %Chain(&error), "the record of a removal that is to go on is not written again");
         }
@@ -347,10 +348,11 @@ impl Engine {
     fn write_whole(
         &self,
         key: &JournalKey,
-        (plan, outputs): (&Plan, &Outputs),
+        (plan, outputs, cookie): (&Plan, &Outputs, Option<u64>),
         result: Option<cni::Value>,
     ) -> Result<(), AttachError> {
-        let progress = Progress { netns_cookie: cookie_of(&plan.sandbox)?, outputs, result };
+        let progress =
+            Progress { netns_cookie: cookie_of(&plan.sandbox, cookie)?, outputs, result };
         let mut record = self.journal.create_whole(key.clone(), plan.clone(), progress)?;
         // What is kept in memory says what was claimed.
         if let Err(error) = self.note_returned(&mut record) {
@@ -438,12 +440,12 @@ fn result_of(attached: &Attached) -> Result<cni::Value, cni::CniError> {
     cni::result::in_version(&result.unwrap_or_default(), cni::Version::LATEST)
 }
 
-/// The cookie of a sandbox's namespace; 0: it is gone, and what is left of the sandbox is on the node.
-fn cookie_of(sandbox: &Sandbox) -> Result<u64, AttachError> {
-    match Netns::open(&sandbox.netns) {
-        Ok(netns) if netns.id() == sandbox.netns_id => Ok(Handle::open_in(&netns)?.netns_cookie()),
-        Err(error) if !error.is_gone() => Err(error.into()),
-        _ => Ok(0),
+/// The cookie of a sandbox's namespace; 0: it is gone, and what is left of the sandbox is on the node. `known`: what it was, which
+/// the namespace of another pod by now does not have.
+fn cookie_of(sandbox: &Sandbox, known: Option<u64>) -> Result<u64, AttachError> {
+    match Netns::of(&sandbox.netns, sandbox.netns_id, known)? {
+        Some(netns) => Ok(Handle::open_in(&netns)?.netns_cookie()),
+        None => Ok(0),
     }
 }
 

@@ -209,7 +209,12 @@ fn a_look_at_leases_passes_over_a_pool_that_another_process_has_locked_and_over_
         config.network = network.to_owned();
         let mut outputs = Outputs::default();
         outputs.insert(StepRef(0, 0), rig::lease(&engine, &plan));
-        engine.registry().insert(Arc::new(Attached { key: rig::key(container), plan, outputs }));
+        engine.registry().insert(Arc::new(Attached {
+            key: rig::key(container),
+            plan,
+            outputs,
+            netns_cookie: None,
+        }));
     }
     assert_eq!(engine.without_lease().unwrap(), []);
     let pools = directory.join("pools");

@@ -8,6 +8,7 @@ use crate::enforce::attachment::EnforcedAttachment;
 use crate::enforce::error::EnforceError;
 use crate::enforce::{Enforce, WholeParents};
 use crate::error_chain::Chain;
+use crate::journal::Record;
 use crate::netlink::Handle;
 use crate::plan::{AttachmentPlan, Plan, hook_kind, result};
 use crate::step::{HookKind, Outputs, Step};
@@ -15,32 +16,33 @@ use crate::step::{HookKind, Outputs, Step};
 /// What is said of an attachment whose VF has lost its end on the node.
 const NO_REPRESENTOR: &str = "the representor of its VF is gone: the card's mode was changed, its driver loaded anew, or its VFs made anew";
 
-/// The dataplane's view of a sandbox: one entry for each attachment that it enforces.
+/// The dataplane's view of a sandbox: one entry for each attachment that it enforces. `cookie`: that of its namespace, where it is
+/// known.
 pub(super) fn guards<'p>(
     plan: &'p Plan,
     outputs: &'p Outputs,
+    cookie: Option<u64>,
 ) -> impl Iterator<Item = (&'p AttachmentPlan, EnforcedAttachment)> {
     plan.steps().filter_map(move |(at, attachment, step)| {
         let Step::Protect(protect) = step else { return None };
         let leased = result::own(&plan.sandbox.netns, attachment, outputs.of(at.0)).unwrap_or_default();
         let ends = result::ends(outputs.of(at.0));
         let vantage = hook_kind::of(attachment, outputs.of(at.0));
-        let guarded =
-            EnforcedAttachment::new(protect, &plan.sandbox, attachment, &leased, vantage, ends.as_ref())
-                .ok()?;
-        Some((attachment, guarded))
+        let of = (&plan.sandbox, cookie);
+        let guarded = EnforcedAttachment::new(protect, of, attachment, &leased, vantage, ends.as_ref());
+        Some((attachment, guarded.ok()?))
     })
 }
 
 /// The missing part of one attachment's enforcement, in words.
 pub(super) fn difference(
     enforcer: &dyn Enforce,
-    plan: &Plan,
-    outputs: &Outputs,
+    record: &Record,
     attachment: &AttachmentPlan,
     host: &mut Handle,
 ) -> Result<Option<String>, StepError> {
-    match guards(plan, outputs).find(|(of, _)| of.ifname == attachment.ifname) {
+    let mut guards = guards(&record.plan, &record.outputs, record.netns_cookie);
+    match guards.find(|(of, _)| of.ifname == attachment.ifname) {
         Some((_, guarded)) => Ok(enforcer.verify(&guarded, host)?),
         None => Ok(None),
     }
@@ -74,7 +76,7 @@ pub(super) fn look_into_pod(
     attached: &Attached,
     pod: &mut Handle,
 ) -> Result<(), AttachError> {
-    let Attached { plan, outputs, .. } = attached;
+    let Attached { plan, outputs, netns_cookie, .. } = attached;
     let is_in_pod = |number: usize, attachment: &AttachmentPlan| {
         // Attachment numbers fit into a `u16`: see `Plan::steps`.
         hook_kind::of(attachment, outputs.of(number as u16)) == HookKind::Pod
@@ -82,7 +84,7 @@ pub(super) fn look_into_pod(
     if !plan.attachments.iter().enumerate().any(|(number, it)| is_in_pod(number, it)) {
         return Ok(());
     }
-    for (attachment, guarded) in guards(plan, outputs) {
+    for (attachment, guarded) in guards(plan, outputs, *netns_cookie) {
         let failed = |source| AttachError::step(Doing::Check, attachment, "look into the pod", source);
         enforcer.look_into_pod(&guarded, pod).map_err(failed)?;
     }
@@ -162,7 +164,7 @@ pub(super) fn restore(
         if !which.may_have(attached, share) {
             continue;
         }
-        for (attachment, guarded) in guards(&attached.plan, &attached.outputs) {
+        for (attachment, guarded) in guards(&attached.plan, &attached.outputs, attached.netns_cookie) {
             if !which.has(&guarded) {
                 continue;
             }
@@ -218,7 +220,12 @@ mod tests {
     fn an_attachment_that_cannot_be_looked_at_keeps_no_other_from_it() {
         let attached = |container: &str, id| {
             let plan = rig::plan(Path::new("/nonexistent"), container, id);
-            Arc::new(Attached { key: rig::key(container), plan, outputs: Outputs::default() })
+            Arc::new(Attached {
+                key: rig::key(container),
+                plan,
+                outputs: Outputs::default(),
+                netns_cookie: None,
+            })
         };
         let all = [attached("a", LIMIT), attached("b", 2)];
         let (looked, outcome) = restore(&rig::Maps::default(), &all, (Which::Share(0), 1));

@@ -22,6 +22,7 @@ use serde_json::Value;
 use crate::cni;
 use crate::enforce::attachment::EnforcedAttachment;
 use crate::error_chain::Chain;
+use crate::ipam::{Patience, Pool};
 use crate::journal::{JournalError, JournalKey, Loaded, Record, RecordState, Store};
 use crate::moment::Moment;
 use crate::nat::NatError;
@@ -126,9 +127,24 @@ impl Engine {
         self.journal.path(key).is_ok_and(|path| path.exists())
     }
 
-    /// The pools that leases were ever taken from.
-    pub(super) fn noted_pools(&self) -> Vec<crate::ipam::Pool> {
+    /// The pools that leases may have been taken from.
+    pub(super) fn noted_pools(&self) -> Vec<Pool> {
         self.journal.pools()
+    }
+
+    /// Forgets the pools, of very many, that no record names and in which nobody has an address. `named`: those of the records.
+    fn forget_pools(&self, named: &BTreeSet<Pool>) {
+        // One that cannot be looked at may have some.
+        let is_empty = |pool: &Pool| {
+            self.node.leases.holders(pool, Patience::Look).is_ok_and(|holders| holders.is_empty())
+        };
+        match self.journal.keep_pools(|pool| named.contains(pool) || !is_empty(pool)) {
+            Ok(0) => {}
+            Ok(forgotten) => {
+                tracing::info!(forgotten, "pools in which nobody has an address are not looked at any more")
+            }
+            Err(error) => tracing::warn!(error = %Chain(&error), "unused pools not forgotten"),
+        }
     }
 
     /// The state that all attachments share.
@@ -228,13 +244,7 @@ impl Engine {
         }
         waits::admit(&waits::footprint(&plan))?;
         numbers.claim_pools(&plan)?;
-        for (_, _, step) in plan.steps() {
-            if let Step::Lease(config) = step
-                && let Some(pool) = config.pool()
-            {
-                self.journal.note_pool(pool)?;
-            }
-        }
+        leased_from(&plan).try_for_each(|pool| self.journal.note_pool(pool))?;
         let foreign = plan.steps().any(|(_, _, step)| matches!(step, Step::Delegate(_)));
         let mut record = self.journal.create(key, plan)?;
         numbers.keep();
@@ -384,7 +394,7 @@ impl Engine {
         let sandbox = self.journal.load(key).map_err(AttachError::from).and_then(|loaded| match loaded {
             Loaded::Absent => without_record().map(|()| None),
             Loaded::Torn { earlier_boot } => {
-                let netns = netns.and_then(|path| Netns::open(path).ok());
+                let netns = netns.map(Netns::if_there).transpose()?.flatten();
                 self.clear_torn(key, earlier_boot, netns.as_ref()).map(|()| None)
             }
             Loaded::Whole(record) => {
@@ -453,13 +463,8 @@ impl Engine {
     /// The kernel's state cannot be read.
     pub fn differences_in_pod(&self, attached: &Attached) -> Result<Vec<(String, String)>, AttachError> {
         let sandbox = &attached.plan.sandbox;
-        let netns = match Netns::open(&sandbox.netns) {
-            Err(error) if error.is_gone() => return Ok(Vec::new()),
-            opened => opened?,
-        };
-        if netns.id() != sandbox.netns_id || netns.id() == self.own {
-            return Ok(Vec::new());
-        }
+        let netns = Netns::of(&sandbox.netns, sandbox.netns_id, attached.netns_cookie)?;
+        let Some(netns) = netns.filter(|netns| netns.id() != self.own) else { return Ok(Vec::new()) };
         let enforcer = self.node.enforcer.as_ref();
         let pod = Handle::open_in(&netns)?;
         let (has_ifb, pod) = match enforcer {
@@ -510,6 +515,7 @@ impl Engine {
         let mut recovery = Recovery::default();
         let (mut guarded, mut unfinished) = (Vec::new(), Vec::new());
         let mut torn = Vec::new();
+        let mut pools = BTreeSet::new();
         let mut is_all_known = true;
         self.journal.remove_unfinished()?;
         let enforcer = self.node.enforcer.as_ref();
@@ -524,6 +530,7 @@ impl Engine {
                     if !record.is_of_earlier_boot() {
                         self.node.devices.adopt(&record);
                     }
+                    pools.extend(leased_from(&record.plan));
                     let outcome = self.adopt_record(&record, &recorded, &mut recovery, &mut guarded);
                     // An unfinished record that is left alone keeps its addresses; one that is rolled back may still
                     // have them.
@@ -544,6 +551,9 @@ impl Engine {
             let may_go = recovery.note(&key, outcome);
             is_all_known &= may_go;
             recovery.unfinished.extend(may_go.then_some(key));
+        }
+        if is_all_known {
+            self.forget_pools(&pools);
         }
         if let Some(nat) = &self.node.nat
             && let Err(error) = nat.begin(is_all_known)
@@ -599,7 +609,8 @@ impl Engine {
         if !keeps_numbers {
             record.check_whole()?;
         }
-        let of_record = guards(&record.plan, &record.outputs).filter(|(of, _)| is_begun(of));
+        let of_record = guards(&record.plan, &record.outputs, record.netns_cookie);
+        let of_record = of_record.filter(|(of, _)| is_begun(of));
         guarded.extend(of_record.map(|(_, guarded)| guarded));
         if goes_on {
             let attached = Attached::from(record);
@@ -678,7 +689,7 @@ impl Engine {
             tracing::warn!(error = %Chain(&error), "bridge of a failed ADD not removed");
         }
         crate::crash_point!("undo", "record");
-        let (key, plan) = (record.key.clone(), Arc::clone(&record.plan));
+        let (key, plan, cookie) = (record.key.clone(), Arc::clone(&record.plan), record.netns_cookie);
         let outputs = says_attached.then(|| record.outputs.clone());
         // While the record exists, its DEL may be repeated and names these numbers again.
         record.remove().map_err(|error| {
@@ -695,7 +706,7 @@ impl Engine {
             // Without a record a DEL is a success, and would not try that again: the sandbox stays known until it has succeeded,
             // so that its record is written anew, as that of a removal. At once where there is room.
             release_addresses(&self.node, &plan, netns.as_ref(), &outputs)
-                .inspect_err(|_| self.write_removal_again(&key, &plan, &outputs))?;
+                .inspect_err(|_| self.write_removal_again(&key, (&plan, &outputs, cookie)))?;
         }
         self.registry.remove(&key, &plan);
         Ok(())
@@ -809,17 +820,8 @@ impl Engine {
         if record.is_of_earlier_boot() {
             return Ok(None);
         }
-        let netns = match Netns::open(&sandbox.netns) {
-            Err(error) if error.is_gone() => return Ok(None),
-            opened => opened?,
-        };
-        if netns.id() != sandbox.netns_id || netns.id() == self.own {
-            return Ok(None);
-        }
-        match record.netns_cookie {
-            Some(cookie) => Ok((netns.cookie()? == Some(cookie)).then_some(netns)),
-            None => Ok(Some(netns)),
-        }
+        let netns = Netns::of(&sandbox.netns, sandbox.netns_id, record.netns_cookie)?;
+        Ok(netns.filter(|netns| netns.id() != self.own))
     }
 }
 
@@ -833,6 +835,14 @@ fn holder_named(error: &AttachError) -> Option<&str> {
         StepError::Nat(NatError::PortTaken(taken)) => Some(&taken.holder.key.container),
         _ => None,
     }
+}
+
+/// The pools that a plan leases from.
+fn leased_from(plan: &Plan) -> impl Iterator<Item = Pool> {
+    plan.steps().filter_map(|(_, _, step)| match step {
+        Step::Lease(config) => config.pool(),
+        _ => None,
+    })
 }
 
 /// The other plugins of a plan that make interfaces or change them, each once.

@@ -232,7 +232,7 @@ fn a_sandbox_without_a_record_is_collected_by_what_is_known_of_it_or_fails_and_s
     let mut plan = rig::plan(scene.path(), "b", 2);
     let plugin = Delegate { plugin: "foreign".to_owned(), config: Map::new(), role: Role::Plugin };
     plan.attachments[0].steps.push(Step::Delegate(plugin));
-    let attached = Attached { key: rig::key("b"), plan, outputs: Outputs::default() };
+    let attached = Attached { key: rig::key("b"), plan, outputs: Outputs::default(), netns_cookie: None };
     engine.registry().insert(std::sync::Arc::new(attached));
     for _ in 0..2 {
         let lost = engine.del_known(&rig::key("b")).unwrap_err();

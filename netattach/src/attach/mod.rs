@@ -106,6 +106,7 @@ pub use occupied::{Address, Holder, Occupied};
 pub use read_networks::ReadNetworks;
 pub use registry::{Attached, Registry};
 pub use repeated_add::RepeatedAdd;
+pub use survey::SurveyError;
 pub use weight::selected_by;
 
 use std::sync::Arc;

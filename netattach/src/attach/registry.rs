@@ -23,17 +23,21 @@ pub struct Attached {
     pub plan: Plan,
     /// The outputs of its steps.
     pub outputs: Outputs,
+    /// The cookie of its namespace, if the record has it: see [`Netns::cookie`](crate::netns::Netns::cookie).
+    pub netns_cookie: Option<u64>,
 }
 
 impl From<&Record> for Attached {
     fn from(record: &Record) -> Self {
-        Self { key: record.key.clone(), plan: record.plan.outline(), outputs: record.outputs.clone() }
+        let (key, plan, outputs) = (record.key.clone(), record.plan.outline(), record.outputs.clone());
+        Self { key, plan, outputs, netns_cookie: record.netns_cookie }
     }
 }
 
 impl From<Record> for Attached {
     fn from(record: Record) -> Self {
-        Self { plan: record.plan.outline(), key: record.key, outputs: record.outputs }
+        let plan = record.plan.outline();
+        Self { plan, key: record.key, outputs: record.outputs, netns_cookie: record.netns_cookie }
     }
 }
 

@@ -137,7 +137,12 @@ impl Enforce for Maps {
 pub(crate) fn attached(container: &str, pod: &serde_json::Value) -> std::sync::Arc<Attached> {
     let mut plan = plan(Path::new("/nonexistent"), container, 1);
     plan.sandbox.pod = serde_json::from_value(pod.clone()).unwrap();
-    std::sync::Arc::new(Attached { key: key(container), plan, outputs: Outputs::default() })
+    std::sync::Arc::new(Attached {
+        key: key(container),
+        plan,
+        outputs: Outputs::default(),
+        netns_cookie: None,
+    })
 }
 
 /// An agent's engine, started on these directories.

@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::apply::runner;
-use super::{AttachError, Doing, Engine, Node, StepError, enforcement};
+use super::{AttachError, Attached, Doing, Engine, Node, StepError, enforcement};
 use crate::cni::{CniError, Command, Value, code};
 use crate::delegate::{self, Call, DelegateError};
 use crate::enforce::error::EnforceError;
 use crate::error_chain::Chain;
-use crate::ipam::{self, PoolUse};
+use crate::ipam::{self, Patience, PoolUse};
 use crate::journal::JournalKey;
 use crate::netlink::Handle;
 use crate::plan::AttachmentPlan;
@@ -44,20 +44,25 @@ impl Engine {
         self.rehearsed(network).map(drop)
     }
 
-    /// How many addresses the network's pools have and how many are held, and whether each has one left.
+    /// How many addresses the network's pools have and how many are held, and whether each has one left. For a look that nobody
+    /// waits for.
     ///
     /// # Errors
-    /// Code 50 with the exhausted pool, or with the reason why the pools could not be examined.
+    /// Code 50 with the exhausted pool, code 11 if others are at it, or the reason why the pools could not be examined.
     pub fn pools(&self, network: &Network) -> (Vec<PoolUse>, Result<(), CniError>) {
         // `check_network` reports a network that cannot be planned.
         let Ok(Some(plan)) = self.rehearsed(network) else { return (Vec::new(), Ok(())) };
-        let leases = plan.steps.iter().filter_map(|step| match step {
-            Step::Lease(config) => self.node.leases.usage(config).ok(),
-            _ => None,
-        });
-        let name = network.name.to_string();
-        let pools = leases.flatten().map(|pool| PoolUse { network: name.clone(), ..pool }).collect();
-        (pools, check_pools(&self.node, &plan))
+        let (name, leases) = (network.name.to_string(), &self.node.leases);
+        let (mut pools, mut room) = (Vec::new(), Ok(()));
+        for step in &plan.steps {
+            let Step::Lease(config) = step else { continue };
+            let looked = leases.usage(config).and_then(|used| {
+                pools.extend(used.into_iter().map(|pool| PoolUse { network: name.clone(), ..pool }));
+                leases.room(config, Patience::Look)
+            });
+            room = room.and(looked.map_err(no_room));
+        }
+        (pools, room)
     }
 
     /// Checks the parts of the dataplane that all attachments share.
@@ -97,7 +102,8 @@ impl Engine {
         let (Some(attached), Some(enforcer)) = (self.registry.get(record), &self.node.enforcer) else {
             return Ok(());
         };
-        for (attachment, guarded) in enforcement::guards(&attached.plan, &attached.outputs) {
+        let Attached { plan, outputs, netns_cookie, .. } = &*attached;
+        for (attachment, guarded) in enforcement::guards(plan, outputs, *netns_cookie) {
             enforcer.settle(&guarded).map_err(|source| {
                 AttachError::step(Doing::Attach, attachment, "exchange filters for links", source)
             })?;
@@ -184,7 +190,7 @@ fn check_parents(attachment: &AttachmentPlan) -> Result<(), CniError> {
 fn check_pools(node: &Node, attachment: &AttachmentPlan) -> Result<(), CniError> {
     for step in &attachment.steps {
         if let Step::Lease(config) = step {
-            node.leases.room(config).map_err(no_room)?;
+            node.leases.room(config, Patience::Operation).map_err(no_room)?;
         }
     }
     Ok(())

@@ -508,6 +508,30 @@ mod tests {
         assert_eq!(held(directory, &maps), of_a(&[], &[]));
     }
 
+    /// It has no plan: what its sandbox has left may show in the pod alone.
+    #[test]
+    fn a_torn_record_stays_while_nobody_can_tell_whether_the_namespace_is_there() {
+        let directory = tempfile::tempdir().unwrap();
+        let (directory, maps) = (directory.path(), Arc::new(Maps::default()));
+        let engine = rig::engine(directory, Store::open(directory.join("journal")).unwrap(), &maps);
+        let record = engine.journal.path(&rig::key("a")).unwrap();
+        std::fs::write(&record, "").unwrap();
+        let path = directory.join("netns");
+        let socket = UnixListener::bind(&path).unwrap();
+        let mut request = rig::request("DEL", "a");
+        request.netns = Some(path.to_string_lossy().into_owned());
+        let failed = engine.del(&request).unwrap_err();
+        assert!(
+            matches!(&failed, AttachError::Netns(NetnsError::Open { path: at, .. }) if *at == path),
+            "{failed}"
+        );
+        assert!(record.exists());
+        drop(socket);
+        std::fs::remove_file(&path).unwrap();
+        engine.del(&request).unwrap();
+        assert!(!record.exists());
+    }
+
     /// Rows: DHCP-lost.
     #[test]
     fn of_a_lost_address_goes_what_leads_there_and_no_bridge_is_opened() {

@@ -73,16 +73,17 @@ impl EnforcedAttachment {
         self.id
     }
 
-    /// Assembles the outputs of an attachment's steps. `leased`: [its own](crate::plan::result::own).
+    /// Assembles the outputs of an attachment's steps. `cookie`: that of the pod's namespace, where it is known. `leased`:
+    /// [its own](crate::plan::result::own).
     pub fn new(
         protect: &Protect,
-        sandbox: &Sandbox,
+        (sandbox, cookie): (&Sandbox, Option<u64>),
         attachment: &AttachmentPlan,
         leased: &Leased,
         vantage: HookKind,
         ends: Option<&Ends>,
     ) -> Result<Self, EnforceError> {
-        let point = point(sandbox, attachment, vantage, ends)
+        let point = point((sandbox, cookie), attachment, vantage, ends)
             .ok_or_else(|| EnforceError::NoDevice(attachment.ifname.clone()))?;
         let pod = ends.map(|ends| &ends.pod);
         let pod_index = pod.map_or(0, |pod| pod.index);
@@ -296,7 +297,7 @@ fn kept_off(protect: &Protect, attachment: &AttachmentPlan) -> Option<Reason> {
 
 /// The hook point of the attachment's programs; `None`: there is no such device.
 fn point(
-    sandbox: &Sandbox,
+    (sandbox, cookie): (&Sandbox, Option<u64>),
     attachment: &AttachmentPlan,
     vantage: HookKind,
     ends: Option<&Ends>,
@@ -305,6 +306,7 @@ fn point(
     let in_pod = |ends: &Ends| PodDevice {
         netns: sandbox.netns.clone().into(),
         netns_id: sandbox.netns_id,
+        netns_cookie: cookie,
         index: ends.pod.index,
     };
     match vantage {

@@ -1,8 +1,8 @@
 //! The enforcer: attaches and detaches attachments, and updates the maps when the objects change.
 //!
-//! It combines the parts and decides the order. Locks are taken in this order: the turn of [`AttachedPrograms`], the
-//! state, the lock of [`Routed`]; the fast path's lock is taken alone. None is held while waiting for readers of
-//! policies.
+//! It combines the parts and decides the order. Locks are taken in this order: the turn of [`AttachedPrograms`], that of
+//! the parents (`hooks::parent`), the state, the lock of [`Routed`]. The parents' is given back before the state is
+//! locked, and the fast path's lock is taken alone. None is held while waiting for readers of policies.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

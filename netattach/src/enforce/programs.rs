@@ -380,7 +380,7 @@ impl AttachedPrograms {
         changed: bool,
         host: &mut Handle,
     ) -> Result<Adopted, EnforceError> {
-        if device.namespace().is_none() {
+        if device.namespace().map_err(HookError::from)?.is_none() {
             // The pod is gone: its DEL is still to come.
             return Ok(Adopted::Done);
         }

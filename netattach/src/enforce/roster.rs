@@ -251,7 +251,10 @@ mod tests {
     #[test]
     fn a_pod_with_an_ifb_lowers_what_sees_it_from_the_node_and_all_on_its_parent() {
         const NAMESPACE: NetnsId = NetnsId { device: 1, inode: 2 };
-        let device = |index| PodDevice { netns: "/nonexistent".into(), netns_id: NAMESPACE, index };
+        let device = |index| {
+            let netns = "/nonexistent".into();
+            PodDevice { netns, netns_id: NAMESPACE, netns_cookie: None, index }
+        };
         let on = |parent, siblings| HookPoint::Parent {
             on: OnParent { parent, siblings, netns_cookie: 0 },
             macvlan: device(2),

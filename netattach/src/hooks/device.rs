@@ -104,7 +104,7 @@ impl DeviceHooks<'_> {
                 let link = || self.links().try_for_each(|place| programs.link(place));
                 match self.pod {
                     None => link()?,
-                    Some(pod) => within(&pod.namespace().ok_or(HookError::PodGone)?, link)??,
+                    Some(pod) => within(&pod.namespace()?.ok_or(HookError::PodGone)?, link)??,
                 }
                 Ok(false)
             }
@@ -391,10 +391,10 @@ impl DeviceHooks<'_> {
         handle: &mut Handle,
         act: impl FnOnce(&mut Handle) -> Result<T, HookError>,
     ) -> Result<Option<T>, HookError> {
-        match self.pod.map(PodDevice::namespace) {
-            None => act(handle).map(Some),
-            Some(Some(netns)) => act(&mut Handle::open_in(&netns)?).map(Some),
-            Some(None) => Ok(None),
+        let Some(pod) = self.pod else { return act(handle).map(Some) };
+        match pod.namespace()? {
+            Some(netns) => act(&mut Handle::open_in(&netns)?).map(Some),
+            None => Ok(None),
         }
     }
 }

@@ -7,7 +7,7 @@ use super::HookError;
 use super::device::{DeviceHooks, HookProgram};
 use super::numbers::{POD_FROM, POD_TO};
 use crate::bpf::{LinkPlace, Program, Programs, Side};
-use crate::netns::{Netns, NetnsId};
+use crate::netns::{Netns, NetnsError, NetnsId};
 use crate::spec::TcHook;
 
 /// The device sends what the pod sends, and receives what the pod receives.
@@ -21,14 +21,19 @@ pub(crate) struct PodDevice {
     pub(crate) netns: PathBuf,
     /// Which namespace that was.
     pub(crate) netns_id: NetnsId,
+    /// Its cookie, where it is known: the kernel gives the number of a namespace that has ended to another.
+    pub(crate) netns_cookie: Option<u64>,
     /// Index of the device there.
     pub(crate) index: u32,
 }
 
 impl PodDevice {
     /// The pod's namespace, if it is still that one.
-    pub(crate) fn namespace(&self) -> Option<Netns> {
-        Netns::open(&self.netns).ok().filter(|netns| netns.id() == self.netns_id)
+    ///
+    /// # Errors
+    /// That cannot be told: a program of a pod that may be there is not to count as one that nobody needs.
+    pub(crate) fn namespace(&self) -> Result<Option<Netns>, NetnsError> {
+        Netns::of(&self.netns, self.netns_id, self.netns_cookie)
     }
 }
 

@@ -79,7 +79,7 @@ impl HookPoint {
         let found = match self {
             Self::Nowhere(_) => return Ok(false),
             Self::NodeEnd(index) => host.link_by_index(*index),
-            Self::Parent { macvlan: device, .. } | Self::Pod(device) => match device.namespace() {
+            Self::Parent { macvlan: device, .. } | Self::Pod(device) => match device.namespace()? {
                 Some(netns) => Handle::open_in(&netns)?.link_by_index(device.index),
                 None => return Ok(true),
             },
@@ -87,6 +87,46 @@ impl HookPoint {
         match found {
             Err(error) if error.not_found() => Ok(true),
             other => Ok(other.map(|_| false)?),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+    use std::path::Path;
+
+    use super::*;
+    use crate::netns::{Netns, NetnsError};
+
+    /// A socket is no file that can be opened, as if no descriptor were left for it.
+    #[test]
+    fn a_device_is_gone_with_its_pod_but_not_where_nobody_can_tell() {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("socket");
+        let _bound = UnixListener::bind(&socket).unwrap();
+        let own = Netns::current().unwrap();
+        let cookie = own.cookie().unwrap();
+        let another = cookie.map(|cookie| cookie + 1);
+        let there = Path::new("/proc/thread-self/ns/net");
+        // Of loopback, which every namespace has, and of an index that none has.
+        let table = [
+            (there, cookie, 1, Some(false)),
+            (there, None, 1, Some(false)),
+            (there, another, 1, Some(another.is_some())),
+            (there, cookie, i32::MAX as u32, Some(true)),
+            (Path::new("/nonexistent"), cookie, 1, Some(true)),
+            (socket.as_path(), cookie, 1, None),
+        ];
+        let mut host = Handle::open().unwrap();
+        for (netns, netns_cookie, index, expected) in table {
+            let device = PodDevice { netns: netns.to_owned(), netns_id: own.id(), netns_cookie, index };
+            let found = HookPoint::Pod(device).is_gone(&mut host);
+            if expected.is_none() {
+                let is_untold = matches!(&found, Err(HookError::Netns(NetnsError::Open { .. })));
+                assert!(is_untold, "{found:?}");
+            }
+            assert_eq!(found.ok(), expected, "{} {index}", netns.display());
         }
     }
 }

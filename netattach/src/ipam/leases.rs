@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use serde_json::Value;
 
-use super::{Config, Error, Held, Lease, LeasedAddress, Lessee, Owner, Pool, PoolUse, Survey};
+use super::{Config, Error, Held, Lease, LeasedAddress, Lessee, Owner, Patience, Pool, PoolUse, Survey};
 use super::{dhcp, host_local};
 use crate::cni;
 
@@ -140,19 +140,20 @@ impl Leases {
     ///
     /// # Errors
     /// [`Error::is_without_address`] if it would not; or this could not be determined.
-    pub fn room(&self, config: &Config) -> Result<(), Error> {
+    pub fn room(&self, config: &Config, patience: Patience) -> Result<(), Error> {
         match config {
-            Config::HostLocal(config) => Ok(self.host_local.check_room(config)?),
+            Config::HostLocal(config) => Ok(self.host_local.check_room(config, patience)?),
             Config::Static(_) => Ok(()),
             // Nobody knows what a server has before it is asked.
             Config::Dhcp(_) => Ok(self.kept().map(drop)?),
         }
     }
 
-    /// How many addresses the configuration's pool has, and how many are held. Empty: it shares none.
+    /// How many addresses the configuration's pool has, and how many are held. Empty: it shares none. For a look, as
+    /// [`Leases::lacking`].
     ///
     /// # Errors
-    /// The pool could not be read.
+    /// The pool could not be read, or others are at it.
     pub fn usage(&self, config: &Config) -> Result<Vec<PoolUse>, Error> {
         match config {
             Config::HostLocal(config) => Ok(self.host_local.usage(config)?),
@@ -160,10 +161,11 @@ impl Leases {
         }
     }
 
-    /// How full the configuration's pool is; `None` if it shares none.
+    /// How full the configuration's pool is; `None` if it shares none. For a look at many pools: it fails where others are at the
+    /// pool.
     ///
     /// # Errors
-    /// The pool could not be read.
+    /// The pool could not be read, or others are at it.
     pub fn survey(&self, config: &Config) -> Result<Option<Survey>, Error> {
         match config {
             Config::HostLocal(config) => Ok(Some(self.host_local.survey(config)?)),
@@ -174,10 +176,10 @@ impl Leases {
     /// The addresses that are held in a pool of which no configuration is known.
     ///
     /// # Errors
-    /// The pool could not be read.
-    pub fn holders(&self, pool: &Pool) -> Result<Vec<Held>, Error> {
+    /// The pool could not be read, or others are at it for longer than that.
+    pub fn holders(&self, pool: &Pool, patience: Patience) -> Result<Vec<Held>, Error> {
         match pool {
-            Pool::HostLocal(pool) => Ok(self.host_local.holders(&pool.data_dir, &pool.network)?),
+            Pool::HostLocal(pool) => Ok(self.host_local.holders(&pool.data_dir, &pool.network, patience)?),
         }
     }
 

@@ -20,8 +20,9 @@
 //! | [`Leases::usage`] | a look at the networks, every few seconds | the same | the same answer; changes nothing |
 //! | [`Leases::held`], [`Leases::release_container`] | for a container whose record has lost its plan | the same | as `check` and `release` |
 //!
-//! *Deadline.* Every call of [`Leases`] ends within [`DEADLINE`], with an error whose [`Failure`] is `TryLater` if a
-//! retry may succeed. A kind that uses a service limits connection and answer to that time.
+//! *Deadline.* Every call of [`Leases`] ends within [`DEADLINE`], one for a look ([`Patience::Look`]) within a tenth of a
+//! second where others are at the pool, with an error whose [`Failure`] is `TryLater` if a retry may succeed. A kind that
+//! uses a service limits connection and answer to that time.
 //!
 //! *Lanes.* Because a call of [`Leases`] may take that long, callers first enter the lane of the [`Pool`]
 //! (`waits::at_pool`): [`Config::pool`] names the pool that a call may wait for, operations that need the same pool
@@ -63,6 +64,15 @@ pub use leases::Leases;
 
 /// The longest duration of a call of [`Leases`].
 pub const DEADLINE: Duration = host_local::LOCK_DEADLINE;
+
+/// How long a call waits for a pool that others are at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Patience {
+    /// As long as an operation may: [`DEADLINE`].
+    Operation,
+    /// Hardly: a tenth of a second. For a look that is taken again, or that has many pools to look at.
+    Look,
+}
 
 /// A kind of address management.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -31,6 +31,11 @@ pub(crate) trait Files: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`io::ErrorKind::AlreadyExists`] where that name is taken.
     fn give_name(&self, from: &str, name: &str) -> io::Result<()>;
+    /// Gives a file another name, in place of the file that has it; a power loss leaves one of the two.
+    ///
+    /// # Errors
+    /// The system's error.
+    fn rename(&self, from: &str, to: &str) -> io::Result<()>;
     /// All names, in any order.
     ///
     /// # Errors
@@ -118,6 +123,10 @@ impl Files for OnDisk {
         // It has its name. What is left of the other one goes with the next start.
         let _ = std::fs::remove_file(self.at(from));
         Ok(())
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        std::fs::rename(self.at(from), self.at(to))
     }
 
     fn list(&self) -> io::Result<Vec<String>> {

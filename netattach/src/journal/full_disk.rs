@@ -105,6 +105,13 @@ impl Files for Disk {
         }
     }
 
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        match *locked(&self.takes) {
+            Takes::Nothing => Err(refused(Takes::Nothing)),
+            _ => self.disk().rename(from, to),
+        }
+    }
+
     fn list(&self) -> io::Result<Vec<String>> {
         self.disk().list()
     }

@@ -27,6 +27,11 @@ const POOLS: &str = "pools.jsonl";
 
 /// Ends the name of a record that is being written as a whole, behind that which it will have.
 const UNFINISHED: &str = ".new";
+/// The file that is to have that name next, and is left by who was killed before it had.
+const NEXT_POOLS: &str = "pools.jsonl.new";
+
+/// So many pools are kept without a question whether anybody needs them: a pool that is noted anew costs an ADD a sync.
+const FEW_POOLS: usize = 64;
 
 /// The state of a record on disk.
 #[derive(Debug)]
@@ -318,7 +323,7 @@ impl Store {
         Ok(())
     }
 
-    /// Permanently notes a pool that leases are about to be taken from. Syncs to disk the first time.
+    /// Notes a pool that leases are about to be taken from, until [`Store::keep_pools`]. Syncs to disk the first time.
     pub fn note_pool(&self, pool: Pool) -> Result<(), JournalError> {
         let mut pools = locked(&self.pools);
         if pools.contains(&pool) {
@@ -345,7 +350,44 @@ impl Store {
         Ok(())
     }
 
-    /// All pools that leases were ever taken from.
+    /// Forgets the pools of which `is_needed` is false, where there are more than a few: whoever defines networks names pools, and
+    /// a node would have all that it ever had. To be called while nobody leases. Returns how many were forgotten.
+    ///
+    /// # Errors
+    /// The file cannot be written anew; all are known then.
+    pub fn keep_pools(&self, is_needed: impl Fn(&Pool) -> bool) -> Result<usize, JournalError> {
+        let mut pools = locked(&self.pools);
+        if pools.len() <= FEW_POOLS {
+            return Ok(0);
+        }
+        let kept: BTreeSet<Pool> = pools.iter().filter(|pool| is_needed(pool)).cloned().collect();
+        let forgotten = pools.len() - kept.len();
+        if forgotten > 0 {
+            let failed = |source| JournalError::Write { path: self.directory.join(POOLS), source };
+            self.write_pools(&kept).map_err(failed)?;
+            *pools = kept;
+        }
+        Ok(forgotten)
+    }
+
+    /// Writes the file of pools anew, with these and with the lines that cannot be read: a later version may have written them.
+    fn write_pools(&self, kept: &BTreeSet<Pool>) -> io::Result<()> {
+        let text = self.files.open(POOLS)?.read()?;
+        let is_kept = |line: &&[u8]| {
+            line.ends_with(b"\n")
+                && serde_json::from_slice(line).map_or(true, |pool: Pool| kept.contains(&pool))
+        };
+        let lines: Vec<&[u8]> = text.split_inclusive(|byte| *byte == b'\n').filter(is_kept).collect();
+        self.files.remove(NEXT_POOLS)?;
+        let mut file = self.files.create(NEXT_POOLS)?;
+        file.write_at(0, &lines.concat())?;
+        file.sync()?;
+        crate::crash_point!("journal", "pools");
+        self.files.rename(NEXT_POOLS, POOLS)?;
+        self.files.sync()
+    }
+
+    /// The pools that leases may have been taken from.
     pub fn pools(&self) -> Vec<Pool> {
         locked(&self.pools).iter().cloned().collect()
     }

@@ -49,6 +49,10 @@ impl Files for Short {
         self.disk.give_name(from, name)
     }
 
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.disk.rename(from, to)
+    }
+
     fn list(&self) -> io::Result<Vec<String>> {
         self.disk.list()
     }

@@ -38,7 +38,7 @@ impl Disk {
     }
 
     /// Renames a file; an existing target is an error unless it is to be replaced.
-    pub(super) fn rename(&self, from: &str, to: &str, replace: bool) -> io::Result<()> {
+    pub(super) fn move_to(&self, from: &str, to: &str, replace: bool) -> io::Result<()> {
         let mut names = locked(&self.names);
         self.life.goes_on()?;
         if !replace && names.contains_key(to) {
@@ -79,7 +79,11 @@ impl Files for Disk {
     }
 
     fn give_name(&self, from: &str, name: &str) -> io::Result<()> {
-        self.rename(from, name, false)
+        self.move_to(from, name, false)
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.move_to(from, to, true)
     }
 
     fn list(&self) -> io::Result<Vec<String>> {

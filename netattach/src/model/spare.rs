@@ -25,7 +25,7 @@ impl WithSpare {
 impl Files for WithSpare {
     fn create(&self, name: &str) -> io::Result<Box<dyn Appended>> {
         // The fault: a concurrent removal now moves its file to the spare name and truncates the file of that name.
-        if std::mem::take(&mut *locked(&self.present)) && self.disk.rename(NAME, name, false).is_ok() {
+        if std::mem::take(&mut *locked(&self.present)) && self.disk.move_to(NAME, name, false).is_ok() {
             return self.disk.open(name);
         }
         self.disk.create(name)
@@ -40,13 +40,17 @@ impl Files for WithSpare {
         if *present {
             return self.disk.remove(name);
         }
-        self.disk.rename(name, NAME, true)?;
+        self.disk.move_to(name, NAME, true)?;
         *present = self.disk.open(NAME).and_then(|mut file| file.cut(0)).is_ok();
         Ok(())
     }
 
     fn give_name(&self, from: &str, name: &str) -> io::Result<()> {
         self.disk.give_name(from, name)
+    }
+
+    fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        self.disk.rename(from, to)
     }
 
     fn list(&self) -> io::Result<Vec<String>> {

@@ -218,8 +218,8 @@ impl<'a> Executor<'a> {
                 return Err(StepError::Unlimited { ifname, why });
             }
         }
-        let enforced =
-            EnforcedAttachment::new(protect, self.sandbox, attachment, leased, vantage, ends.as_ref())?;
+        let of = (self.sandbox, self.progress.netns_cookie());
+        let enforced = EnforcedAttachment::new(protect, of, attachment, leased, vantage, ends.as_ref())?;
         enforcer.permit_on_device(self.sandbox.pod.as_ref(), attachment, &enforced)?;
         // Looked up for the link that was made there.
         let parent = self.parents.iter().find(|(_, parent)| parent.index == enforced.host_index());

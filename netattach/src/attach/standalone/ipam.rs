@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use crate::attach::apply::lease;
 use crate::attach::status_verb::{lease_error, no_room, step_error};
 use crate::cni::{self, CniError, CniResult, Command, code, json};
-use crate::ipam::{self, Config, Kind, LeasedAddress, Leases, Lessee, Owner};
+use crate::ipam::{self, Config, Kind, LeasedAddress, Leases, Lessee, Owner, Patience};
 use crate::step::Output;
 
 /// A call of the address management plugin of one kind.
@@ -78,7 +78,7 @@ impl Addresses<'_> {
         if ipam::is_completed_at_add(&self.request.config) {
             return Ok(());
         }
-        self.leases.room(&self.config()?).map_err(no_room)
+        self.leases.room(&self.config()?, Patience::Operation).map_err(no_room)
     }
 
     fn config(&self) -> Result<Config, CniError> {

@@ -7,7 +7,7 @@ use super::super::missing::list;
 use super::Check;
 use crate::agent::Settings;
 use crate::error_chain::Chain;
-use crate::ipam::{Leases, Pool};
+use crate::ipam::{Leases, Patience, Pool};
 use crate::journal::{JournalError, JournalKey, Loaded, Store};
 use crate::step::Output;
 
@@ -161,7 +161,7 @@ fn leases(found: &Found) -> Vec<Check> {
     let leases = Leases::default();
     let mut checks = Vec::new();
     for pool in &found.pools {
-        match leases.holders(pool) {
+        match leases.holders(pool, Patience::Operation) {
             Ok(held) => {
                 let is_stray = |owner: &crate::ipam::Owner| !found.containers.contains(&owner.container_id);
                 let stray: Vec<String> = held

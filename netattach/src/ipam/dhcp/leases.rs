@@ -465,9 +465,12 @@ impl Shared {
 }
 
 /// Opens the namespace of a record, if it is still that of its pod.
+///
+/// # Errors
+/// [`Error::NoNamespace`] if it is gone, or another one is there; otherwise that cannot be told.
 pub(super) fn open_namespace(record: &Record) -> Result<Netns, Error> {
-    let netns = Netns::open(&record.netns).map_err(|error| Error::Open(error.into()))?;
-    if netns.id() == record.netns_id { Ok(netns) } else { Err(Error::NoNamespace) }
+    let netns = Netns::of(&record.netns, record.netns_id, None).map_err(|error| Error::Open(error.into()))?;
+    netns.ok_or(Error::NoNamespace)
 }
 
 /// Carries out an exchange, on the thread of who waits for it. `asks`: called before an address is first asked for.

@@ -11,13 +11,13 @@ use super::directory::{self, Contents, LOCK, Locked, Opened, Stamp};
 use super::range::RangeSet;
 use super::{Config, Lease, Owner, Pool, config, survey, usage};
 use crate::durable;
-use crate::ipam::{Failure, Held, PoolUse, Survey};
+use crate::ipam::{Failure, Held, Patience, PoolUse, Survey};
 use crate::sync::{Arc, Mutex, locked, locked_until};
 
 /// Default time limit for waiting for a directory's lock.
 pub const LOCK_DEADLINE: Duration = Duration::from_secs(10);
 
-/// Time limit for waiting of a look that nobody has asked for, and that is taken again soon.
+/// Time limit for waiting of a look that is taken again soon, or that has many directories to look at.
 const LOOK_DEADLINE: Duration = Duration::from_millis(100);
 
 /// The reservations of this node.
@@ -310,12 +310,12 @@ impl Leases {
     ///
     /// # Errors
     /// [`Error::Allocate`] if one has none; [`Error::Busy`] if the directory stays locked.
-    pub fn check_room(&self, config: &Config) -> Result<(), Error> {
+    pub fn check_room(&self, config: &Config, patience: Patience) -> Result<(), Error> {
         let path = config.directory();
         // No attachment has this name, so no address counts as already held.
         let no_owner = Owner { container_id: String::new(), ifname: String::new() };
         let unasked = Config { requested: Vec::new(), ..config.clone() };
-        self.locked(&path, |directory, contents| {
+        self.locked_for(&path, patience, |directory, contents| {
             allocator::choose(&unasked, &no_owner, &View { directory, contents })
                 .map(drop)
                 .map_err(|source| Error::Allocate { directory: path.clone(), source })
@@ -323,31 +323,32 @@ impl Leases {
         .map(drop)
     }
 
-    /// How many addresses the pool has and how many are held, by family.
+    /// How many addresses the pool has and how many are held, by family. Hardly waits for others.
     ///
     /// # Errors
-    /// [`Error::Busy`] if the directory stays locked, otherwise the failed file operation.
+    /// [`Error::Busy`] if another process or thread is at the directory; otherwise the failed file operation.
     pub fn usage(&self, config: &Config) -> Result<Vec<PoolUse>, Error> {
-        let reserved = self.locked(&config.directory(), |_, contents| Ok(contents.reserved()))?;
+        let reserved =
+            self.locked_for(&config.directory(), Patience::Look, |_, contents| Ok(contents.reserved()))?;
         Ok(usage::of(config, &reserved.unwrap_or_default()))
     }
 
-    /// How full the configuration's pool is.
+    /// How full the configuration's pool is. Hardly waits for others.
     ///
     /// # Errors
-    /// [`Error::Busy`] if the directory stays locked, otherwise the failed file operation.
+    /// As [`Leases::usage`].
     pub fn survey(&self, config: &Config) -> Result<Survey, Error> {
-        let held = self.locked(&config.directory(), |_, contents| Ok(contents.all()))?;
+        let held = self.locked_for(&config.directory(), Patience::Look, |_, contents| Ok(contents.all()))?;
         Ok(survey::survey(config, held.unwrap_or_default()))
     }
 
     /// All addresses that are held in a network's pool.
     ///
     /// # Errors
-    /// As [`Leases::survey`].
-    pub fn holders(&self, data_dir: &Path, network: &str) -> Result<Vec<Held>, Error> {
+    /// [`Error::Busy`] if the directory stays locked, otherwise the failed file operation.
+    pub fn holders(&self, data_dir: &Path, network: &str, patience: Patience) -> Result<Vec<Held>, Error> {
         let path = directory_of(data_dir, network)?;
-        Ok(self.locked(&path, |_, contents| Ok(contents.all()))?.unwrap_or_default())
+        Ok(self.locked_for(&path, patience, |_, contents| Ok(contents.all()))?.unwrap_or_default())
     }
 
     /// Verifies that `owner` holds each address of `expected`; if `expected` is empty, that it holds any at all.
@@ -383,16 +384,10 @@ impl Leases {
         holders: &[(Owner, Vec<IpAddr>)],
     ) -> Result<Vec<usize>, Error> {
         let path = directory_of(data_dir, network)?;
-        let deadline = Instant::now() + LOOK_DEADLINE;
-        let known = self.known(&path);
-        // A thread that waits for another process has it for as long as it waits.
-        let Some(mut known) = locked_until(&known, deadline) else {
-            return Err(Error::Busy { path: path.join(LOCK) });
-        };
         let lacks = |held: &[IpAddr], expected: &[IpAddr]| {
             held.is_empty() || expected.iter().any(|address| !held.contains(&address.to_canonical()))
         };
-        let lacking = known.act(&path, deadline, |_, contents| {
+        let lacking = self.locked_for(&path, Patience::Look, |_, contents| {
             let all = holders.iter().enumerate();
             let lacking = all.filter(|(_, (owner, expected))| lacks(&contents.held_by(owner), expected));
             Ok(lacking.map(|(at, _)| at).collect())
@@ -445,11 +440,32 @@ impl Leases {
         path: &Path,
         act: impl FnOnce(&Locked<'_>, &mut Contents) -> Result<T, Error>,
     ) -> Result<Option<T>, Error> {
-        let deadline = Instant::now() + self.deadline;
+        self.locked_for(path, Patience::Operation, act)
+    }
+
+    /// As [`Leases::locked`], for an operation or for a look.
+    fn locked_for<T>(
+        &self,
+        path: &Path,
+        patience: Patience,
+        act: impl FnOnce(&Locked<'_>, &mut Contents) -> Result<T, Error>,
+    ) -> Result<Option<T>, Error> {
         let known = self.known(path);
-        // A panic elsewhere leaves no stamp, see below, so its contents are not used.
-        let mut known = locked(&known);
-        known.act(path, deadline, act)
+        match patience {
+            Patience::Operation => {
+                let deadline = Instant::now() + self.deadline;
+                // A panic elsewhere leaves no stamp, see below, so its contents are not used.
+                locked(&known).act(path, deadline, act)
+            }
+            Patience::Look => {
+                let deadline = Instant::now() + LOOK_DEADLINE;
+                // A thread that waits for another process has it for as long as it waits.
+                match locked_until(&known, deadline) {
+                    Some(mut known) => known.act(path, deadline, act),
+                    None => Err(Error::Busy { path: path.join(LOCK) }),
+                }
+            }
+        }
     }
 
     fn known(&self, path: &Path) -> Arc<Mutex<Known>> {
@@ -885,8 +901,15 @@ mod tests {
         lock.lock().unwrap();
         let look = || {
             let began = Instant::now();
-            let looked = leases.lacking(dir.path(), "net", &[]).map_err(|error| error.failure());
-            assert_eq!(looked, Err(Failure::TryLater));
+            let looked = [
+                leases.lacking(dir.path(), "net", &[]).map(drop),
+                leases.usage(&config).map(drop),
+                leases.survey(&config).map(drop),
+                leases.holders(dir.path(), "net", Patience::Look).map(drop),
+                leases.check_room(&config, Patience::Look),
+            ];
+            let busy = |looked: &Result<(), Error>| matches!(looked, Err(Error::Busy { .. }));
+            assert!(looked.iter().all(busy), "{looked:?}");
             assert!(began.elapsed() < LOCK_DEADLINE / 2, "{:?}", began.elapsed());
         };
         look();

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
+use ipnet::IpNet;
+
 use super::Config;
-use super::range::{from_bits, to_bits};
+use super::range::{Range, from_bits, to_bits};
 use crate::ipam::{Held, RangeUse, Survey};
 
 /// Surveys the ranges of a configuration over the reservations of its directory.
@@ -16,21 +18,8 @@ pub(super) fn survey(config: &Config, held: Vec<Held>) -> Survey {
         });
     let ranges = ranges.map(|(set, range)| {
         let (start, end) = (to_bits(range.start), to_bits(range.end));
-        // What is never given, and what is held, as parts of the range in order.
-        let mut never: Vec<(u128, u128)> = config
-            .exclude
-            .iter()
-            .filter(|net| net.addr().is_ipv4() == range.start.is_ipv4())
-            .map(|net| (to_bits(net.network()), to_bits(net.broadcast())))
-            .filter(|(first, last)| *first <= end && start <= *last)
-            .map(|(first, last)| (first.max(start), last.min(end)))
-            .collect();
-        if range.contains(range.gateway) {
-            never.push((to_bits(range.gateway), to_bits(range.gateway)));
-        }
-        never.sort_unstable();
-        let never = merged(never);
-        let size = (end - start).saturating_add(1) - total(&never);
+        let never = never(range, &config.exclude);
+        let size = size(range, &never);
         let taken: Vec<u128> = by_address
             .range(range.start..=range.end)
             .map(|(address, ())| to_bits(*address))
@@ -52,10 +41,35 @@ pub(super) fn survey(config: &Config, held: Vec<Held>) -> Survey {
             free: narrow(size.saturating_sub(used)),
             free_runs: gaps.len() as u64,
             longest_free: longest.map(|(first, _)| from_bits(*first, range.start)),
-            longest_free_size: longest.map_or(0, |(first, last)| narrow((last - first).saturating_add(1))),
+            longest_free_size: longest.map_or(0, |gap| narrow(length(*gap))),
         }
     });
     Survey { ranges: ranges.collect(), held }
+}
+
+/// What of a range is never given, as parts of it in order that do not touch: the gateway, and what is excluded.
+pub(super) fn never(range: &Range, exclude: &[IpNet]) -> Vec<(u128, u128)> {
+    let (start, end) = (to_bits(range.start), to_bits(range.end));
+    let excluded = exclude.iter().filter(|net| net.addr().is_ipv4() == range.start.is_ipv4());
+    let excluded = excluded.map(|net| (to_bits(net.network()), to_bits(net.broadcast())));
+    let gateway = range.contains(range.gateway).then(|| (to_bits(range.gateway), to_bits(range.gateway)));
+    let inside = excluded.chain(gateway).filter(|(first, last)| *first <= end && start <= *last);
+    let mut parts: Vec<(u128, u128)> =
+        inside.map(|(first, last)| (first.max(start), last.min(end))).collect();
+    parts.sort_unstable();
+    merged(parts)
+}
+
+/// Addresses of a range that may be given. `never`: what [`never()`] says of it. All of a family is one more than the largest
+/// number, which it counts as.
+pub(super) fn size(range: &Range, never: &[(u128, u128)]) -> u128 {
+    let gaps = gaps(to_bits(range.start), to_bits(range.end), never);
+    gaps.into_iter().map(length).fold(0, u128::saturating_add)
+}
+
+/// Addresses from the first to the last one.
+fn length((first, last): (u128, u128)) -> u128 {
+    (last - first).saturating_add(1)
 }
 
 /// Parts that overlap or touch as one; they are sorted.
@@ -68,10 +82,6 @@ fn merged(parts: Vec<(u128, u128)>) -> Vec<(u128, u128)> {
         }
     }
     merged
-}
-
-fn total(parts: &[(u128, u128)]) -> u128 {
-    parts.iter().map(|(first, last)| last - first + 1).sum()
 }
 
 /// What is between the parts, from `start` to `end`.
@@ -97,6 +107,7 @@ fn narrow(count: u128) -> u64 {
 mod tests {
     use serde_json::{Value, json};
 
+    use super::super::usage;
     use super::*;
     use crate::ipam::Owner;
 
@@ -145,6 +156,29 @@ mod tests {
         let (_, size, used, free, runs, longest, size_of_longest) = row(&ranges[1]);
         assert_eq!((size, used, free, runs), (u64::MAX, 1, u64::MAX, 2));
         assert_eq!((longest.as_str(), size_of_longest, ranges[1].set), ("fd00::8", u64::MAX, 1));
+    }
+
+    /// Rows: HLC-exclude.
+    #[test]
+    fn all_of_a_family_has_what_is_not_excluded() {
+        let of = |exclude: &[&str], addresses: &[&str]| {
+            let ipam =
+                json!({"type": "host-local", "subnet": "::/0", "rangeStart": "::", "exclude": exclude});
+            let config = config(ipam);
+            let reserved: Vec<IpAddr> = addresses.iter().map(|it| it.parse().unwrap()).collect();
+            let of = usage::of(&config, &reserved);
+            let ranges = survey(&config, held(addresses)).ranges;
+            let RangeUse { size, used, free, free_runs, longest_free_size, .. } = ranges[0];
+            (
+                of.iter().map(|it| (it.size, it.used)).collect::<Vec<_>>(),
+                [size, used, free, free_runs, longest_free_size],
+            )
+        };
+        assert_eq!(of(&["::/0"], &["::7"]), (vec![(0, 0)], [0, 0, 0, 0, 0]));
+        // All but the gateway.
+        assert_eq!(of(&[], &[]), (vec![(u128::MAX, 0)], [u64::MAX, 0, u64::MAX, 2, u64::MAX]));
+        let half = u128::MAX / 2;
+        assert_eq!(of(&["8000::/1"], &["::7"]), (vec![(half, 1)], [u64::MAX, 1, u64::MAX, 3, u64::MAX]));
     }
 
     #[test]

@@ -2,10 +2,8 @@
 
 use std::net::IpAddr;
 
-use ipnet::IpNet;
-
-use super::Config;
-use super::range::{Range, to_bits};
+use super::range::Range;
+use super::{Config, survey};
 use crate::ipam::PoolUse;
 
 /// The use of a pool, by family, those that the configuration has. `reserved` is whether an address is reserved.
@@ -17,34 +15,16 @@ pub(super) fn of(config: &Config, reserved: &[IpAddr]) -> Vec<PoolUse> {
             ranges.iter().any(|range| range.contains(address) && range.gateway != address)
                 && !config.exclude.iter().any(|excluded| excluded.contains(&address))
         };
+        let size = |range: &Range| survey::size(range, &survey::never(range, &config.exclude));
         (!sets.is_empty()).then(|| PoolUse {
             network: config.network.clone(),
             family: if is_ipv4 { "IPv4" } else { "IPv6" },
-            size: ranges.iter().fold(0, |sum: u128, range| sum.saturating_add(size(range, &config.exclude))),
+            // Ranges of one pool do not overlap.
+            size: ranges.iter().map(|range| size(range)).fold(0, u128::saturating_add),
             used: reserved.iter().filter(|address| may_give(**address)).count(),
         })
     };
     [true, false].into_iter().filter_map(use_of).collect()
-}
-
-/// Addresses of a range that may be given: neither the gateway nor excluded. Ranges of one pool do not overlap.
-fn size(range: &Range, exclude: &[IpNet]) -> u128 {
-    let (start, end) = (to_bits(range.start), to_bits(range.end));
-    let overlap = |network: &IpNet| {
-        let (first, last) = (to_bits(network.network()).max(start), to_bits(network.broadcast()).min(end));
-        let same_family = network.addr().is_ipv4() == range.start.is_ipv4();
-        if same_family && first <= last { (last - first).saturating_add(1) } else { 0 }
-    };
-    // Networks are nested or apart: what lies within another, or is repeated, is counted once.
-    let outermost = exclude.iter().enumerate().filter(|(index, network)| {
-        !exclude.iter().enumerate().any(|(other, around)| {
-            other != *index && around.contains(*network) && (around != *network || other < *index)
-        })
-    });
-    let excluded = outermost.map(|(_, network)| overlap(network)).fold(0, u128::saturating_add);
-    let gateway_is_inside =
-        range.contains(range.gateway) && !exclude.iter().any(|network| network.contains(&range.gateway));
-    (end - start).saturating_add(1).saturating_sub(excluded).saturating_sub(gateway_is_inside.into())
 }
 
 #[cfg(test)]
