@@ -3,7 +3,6 @@
 
 use std::error::Error;
 use std::fmt;
-use std::iter;
 use std::path::Path;
 
 use tonic::client::Grpc;
@@ -41,9 +40,14 @@ impl Error for Refused {
     /// Of a status that was made of an error here the message is that error's, which is not said twice.
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         let first = self.0.source();
-        let mut causes = iter::successors(first, |cause: &&(dyn Error + 'static)| cause.source());
-        let said = causes.find(|it| it.to_string() == self.0.message());
-        said.map_or(first, |said| said.source())
+        let mut cause = first;
+        while let Some(error) = cause {
+            if error.to_string() == self.0.message() {
+                return error.source();
+            }
+            cause = error.source();
+        }
+        first
     }
 }
 

@@ -60,7 +60,8 @@ mod tests {
             mac: Mac { octets: [2, 0, 0, 0, 0, 7] },
             address: Ip4 { octets: [10, 0, 0, 1] },
         };
-        let read = |bytes| read(&InMemory { bytes, in_place: 0, is_uncut: false, tag_beside: None }, 5);
+        let read =
+            |bytes: &[u8]| read(&InMemory { bytes, in_place: 0, is_uncut: false, tag_beside: None }, 5);
         assert_eq!(read(&bytes), Ok(claim));
         for (at, value) in [(0, 2), (1, 6), (2, 16), (24, 10), (27, 1)] {
             let mut other = bytes.clone();
