@@ -107,7 +107,10 @@ fn give_back_by(
     let mut settled = None;
     let found = match in_pod {
         Some((mut inside, mut found)) => {
-            restore_properties(&mut inside, home, &found)?;
+            if let Some(error) = restore_properties(&mut inside, home, &found)? {
+                // Its pod's programs may forbid it. It is set once more at home, where they are taken off.
+                tracing::debug!(device = home.name, %error, "the device does not get its MTU in the pod");
+            }
             if device.function.is_some()
                 && let Some(between) = (ways.between)()
             {
@@ -377,16 +380,23 @@ fn ways_back(before: Mac, own: Option<Mac>) -> Vec<Mac> {
     ways
 }
 
-/// What the pod may have changed of the device, while the device is still there.
-fn restore_properties(namespace: &mut Handle, home: &Home, found: &DeviceState) -> Result<(), StepError> {
+/// What the pod may have changed of the device, while the device is still there. Returns why it does not get its MTU, if it
+/// does not: its card, the device beneath it or a program on it may not allow that one any more.
+fn restore_properties(
+    namespace: &mut Handle,
+    home: &Home,
+    found: &DeviceState,
+) -> Result<Option<netlink::Error>, StepError> {
     let index = found.link.index;
     if found.link.up {
         namespace.set_down(index)?;
     }
+    let mut refused = None;
     if home.mtu != 0 && found.link.mtu != home.mtu {
-        namespace.set_mtu(index, home.mtu)?;
+        refused = namespace.set_mtu(index, home.mtu).err();
     }
-    Ok(namespace.set_selective(index)?)
+    namespace.set_selective(index)?;
+    Ok(refused)
 }
 
 /// Moves a device to another namespace, with the name, the alias, the link group and no other names, as it is to be on
@@ -423,8 +433,11 @@ fn restore_at_home(
     found: &DeviceState,
 ) -> Result<(), StepError> {
     let index = found.link.index;
-    if found.link.name != home.name || found.link.mtu != home.mtu {
-        restore_properties(host, home, found)?;
+    if (found.link.name != home.name || found.link.mtu != home.mtu)
+        && let Some(error) = restore_properties(host, home, found)?
+    {
+        let (device, mtu) = (&home.name, home.mtu);
+        tracing::warn!(device, mtu, %error, "the device does not get its MTU back; it keeps the one that it has");
     }
     remove_strange_names(host, home, found)?;
     if found.link.name != home.name {
@@ -453,7 +466,14 @@ fn restore_at_home(
         tracing::warn!(device = home.name, %error, "other names of the device not given back");
     }
     tracing::debug!(device = %device.id, name = home.name, "given back");
-    if up { Ok(host.ensure_up(index)?) } else { Ok(host.set_down(index)?) }
+    if !up {
+        return Ok(host.set_down(index)?);
+    }
+    // As a VLAN where the device beneath it is down by now.
+    if let Err(error) = host.ensure_up(index) {
+        tracing::warn!(device = home.name, %error, "the device is home, and cannot be set up");
+    }
+    Ok(())
 }
 
 /// A virtual device ends with its namespace, and a card may have been pulled or handed to a process; anything else is lost
@@ -484,7 +504,7 @@ mod tests {
     use super::super::take_device::home;
     use super::*;
     use crate::netns::within;
-    use crate::spec::{DeviceId, Veth, VirtualFunction};
+    use crate::spec::{Bridge, DeviceId, Macvlan, MacvlanMode, Veth, VirtualFunction};
 
     fn vf(name: &str) -> Device {
         Device {
@@ -547,11 +567,39 @@ mod tests {
                 port: None,
             };
             let mut far = Handle::open_in(&elsewhere).unwrap();
-            let (near, _) = host.create_veth(&veth, None, elsewhere.as_fd(), &mut far).unwrap();
-            host.ensure_up(near.index).unwrap();
+            host.create_veth(&veth, None, elsewhere.as_fd(), &mut far).unwrap();
+            Self::taken([node, pod, elsewhere])
+        }
+
+        /// A macvlan on the node's device `wire`, with its MTU of 9000.
+        fn on_wire() -> Self {
+            let [node, pod, elsewhere] = [(); 3].map(|()| Netns::private().unwrap());
+            let [mut host, mut same] = [(); 2].map(|()| Handle::open_in(&node).unwrap());
+            let (name, mtu) = ("wire".to_owned(), Some(9000));
+            let wire = Bridge { name: name.clone(), mtu, promiscuous: false, vlan_filtering: false };
+            let wire = host.ensure_bridge(&wire).unwrap().link;
+            let macvlan = Macvlan {
+                pod_name: "card".to_owned(),
+                parent: Some(name),
+                mode: MacvlanMode::Bridge,
+                mtu: None,
+                mac: None,
+                group: 5,
+                broadcast_queue: None,
+                tap: false,
+                in_pod: false,
+            };
+            host.create_macvlan(&macvlan, &wire, node.as_fd(), &mut same).unwrap();
+            Self::taken([node, pod, elsewhere])
+        }
+
+        fn taken([node, pod, elsewhere]: [Netns; 3]) -> Self {
+            let mut host = Handle::open_in(&node).unwrap();
+            let card = host.link("card").unwrap().index;
+            host.ensure_up(card).unwrap();
             let before = host.device_named("card").unwrap().unwrap();
             // The pod has given it a group of ours.
-            host.move_device(near.index, pod.as_fd(), "net1", Some("card"), OWN_GROUPS | 7).unwrap();
+            host.move_device(card, pod.as_fd(), "net1", Some("card"), OWN_GROUPS | 7).unwrap();
             let index = Handle::open_in(&pod).unwrap().link("net1").unwrap().index;
             Self { node, pod, _elsewhere: elsewhere, device: vf("card"), before, index }
         }
@@ -596,6 +644,36 @@ mod tests {
             assert_eq!(as_before(&taken.on_node()), as_before(&taken.before));
             assert!(!taken.is_in_pod());
         }
+    }
+
+    /// Rows: HDV-impossible.
+    #[test]
+    fn what_a_device_had_and_cannot_have_any_more_does_not_keep_it_from_coming_home() {
+        let taken = Taken::on_wire();
+        let mut host = Handle::open_in(&taken.node).unwrap();
+        let wire = host.link("wire").unwrap().index;
+        // The kernel lowers that of what is on it as well.
+        host.set_mtu(wire, 1500).unwrap();
+        let as_is = |it: &DeviceState| (it.link.up, it.link.mtu, it.link.group, it.alias.clone());
+        let give_back = || taken.give_back(Ways { between: || None, take_off: left_programs::take_off });
+        assert_eq!(as_is(&taken.before), (true, 9000, 5, None));
+        give_back().unwrap();
+        let back = taken.on_node();
+        assert_eq!((as_is(&back), taken.is_in_pod()), ((true, 1500, 5, None), false));
+        // As the kernel brings a card home, under the name that it had in its pod.
+        host.set_down(back.link.index).unwrap();
+        host.rename(back.link.index, "net1").unwrap();
+        host.set_alias(back.link.index, "card").unwrap();
+        give_back().unwrap();
+        assert_eq!(as_is(&taken.on_node()), (true, 1500, 5, None));
+
+        // No macvlan is up with the address of what is beneath it.
+        let taken = Taken::on_wire();
+        let mut host = Handle::open_in(&taken.node).unwrap();
+        let wire = host.link("wire").unwrap().index;
+        host.set_mac(wire, taken.before.link.mac.unwrap()).unwrap();
+        taken.give_back(Ways { between: || None, take_off: left_programs::take_off }).unwrap();
+        assert_eq!(as_is(&taken.on_node()), (false, 9000, 5, None));
     }
 
     /// Rows: HDV-programs.
