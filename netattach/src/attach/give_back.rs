@@ -197,8 +197,15 @@ pub(super) fn give_back_by_alias(
     netns: Option<&Netns>,
 ) -> Result<(), StepError> {
     let Unrecorded { of: (_, pod_name), others, card } = unrecorded;
+    // By its other record it goes with its settings and under its own name, which its alias need not be any more.
+    let is_of_another = |found: &DeviceState| {
+        let found = std::slice::from_ref(found);
+        others.iter().any(|other| identity::in_pod(other, found, Inside::default()).is_some())
+    };
     let is_it = |found: &DeviceState| {
-        found.link.name == pod_name && found.alias.is_some() && (found.parent.is_some() || !card)
+        let may_be =
+            found.link.name == pod_name && found.alias.is_some() && (found.parent.is_some() || !card);
+        may_be && !is_of_another(found)
     };
     let named = |found: &DeviceState| Home {
         name: found.alias.clone().unwrap_or_default(),
@@ -698,6 +705,22 @@ mod tests {
         del(&mut host, "c1", None);
         assert_eq!(taken.on_node().alias, None);
         assert!(of(&"c".repeat(400)).mark().len() < 256);
+    }
+
+    /// Rows: HDV-names.
+    #[test]
+    fn a_device_that_is_another_records_is_not_given_back_without_one() {
+        let taken = Taken::new();
+        let mut host = Handle::open_in(&taken.node).unwrap();
+        let others = [home(taken.before.clone(), false)];
+        let mut is_in_pod_after = |others: &[Home]| {
+            let unrecorded = Unrecorded { of: ("c1", "net1"), others, card: false };
+            let given = within(&taken.node, || give_back_by_alias(&mut host, unrecorded, Some(&taken.pod)));
+            given.unwrap().unwrap();
+            taken.is_in_pod()
+        };
+        assert!(is_in_pod_after(&others));
+        assert!(!is_in_pod_after(&[]));
     }
 
     /// Rows: HDV-programs.
