@@ -5,12 +5,13 @@ use std::os::fd::AsFd;
 
 use super::card::physical;
 use super::identity::{self, Inside};
+use super::take_device::group_on_node;
 use super::{StepError, above, bus, left_programs};
 use crate::error_chain::Chain;
 use crate::mac::Mac;
 use crate::netlink::{self, DeviceState, Handle};
 use crate::netns::{Netns, NetnsError};
-use crate::spec::{Device, OWN_GROUPS, VfSettings};
+use crate::spec::{Device, VfSettings};
 use crate::step::{Claim, Home};
 use crate::sysctl;
 
@@ -219,8 +220,7 @@ pub(super) fn give_back_by_alias(
         mtu: 0,
         up: false,
         alias: None,
-        // One of ours tells whose a link is, and only a pod can have given it to a device of the node.
-        group: Some(found.link.group).filter(|group| group & OWN_GROUPS == 0).unwrap_or_default(),
+        group: group_on_node(&found.link),
         other_names: Vec::new(),
         programs: None,
         planned: None,
@@ -511,7 +511,7 @@ mod tests {
     use super::super::take_device::home;
     use super::*;
     use crate::netns::within;
-    use crate::spec::{Bridge, DeviceId, Macvlan, MacvlanMode, Veth, VirtualFunction};
+    use crate::spec::{Bridge, DeviceId, Macvlan, MacvlanMode, OWN_GROUPS, Veth, VirtualFunction};
 
     fn vf(name: &str) -> Device {
         Device {

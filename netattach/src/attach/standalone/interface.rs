@@ -114,8 +114,8 @@ impl Interface<'_> {
         let request = self.request;
         let place = self.place()?;
         let netns = match &place {
-            Place::There(netns) => Some(netns),
-            Place::Gone | Place::Own(_) => None,
+            Place::There(netns) if !self.has_anothers_device(netns)? => Some(netns),
+            Place::There(_) | Place::Gone | Place::Own(_) => None,
         };
         let sandbox = sandbox(request, netns.map_or(NOWHERE, Netns::id));
         let attachment = remains_of_one(&sandbox, self.driver, request);
@@ -130,6 +130,25 @@ impl Interface<'_> {
             Place::Own(path) => Err(AttachError::HostNetns { path }.into()),
             Place::There(_) | Place::Gone => Ok(()),
         }
+    }
+
+    /// Whether what has the name of the device in the pod is another container's: the path of a DEL that comes late may lead to
+    /// that one's namespace by now.
+    fn has_anothers_device(&self, netns: &Netns) -> Result<bool, CniError> {
+        if !self.driver.takes_device() {
+            return Ok(false);
+        }
+        let mut pod = Handle::open_in(netns).map_err(AttachError::Open)?;
+        if !chained::is_anothers(self.request, &mut pod).map_err(chained::cannot)? {
+            return Ok(false);
+        }
+        // The result has the address that `tuning` had given the device, and has taken from it before this DEL. Where its group
+        // does not say whose it is, one with the address that it was made with may be this container's.
+        let found = pod.device_named(&self.request.ifname).map_err(|error| chained::cannot(error.into()))?;
+        let may_be_its = found.is_some_and(|it| {
+            it.link.group & OWN_GROUPS == 0 && it.permanent.is_some() && it.permanent == it.link.mac
+        });
+        Ok(!may_be_its)
     }
 
     /// The link of `prevResult`, if the pod has it. Links made by this plugin are recognised by their group, see

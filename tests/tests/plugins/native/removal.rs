@@ -7,6 +7,7 @@ use std::path::Path;
 use netattach::netlink::Handle;
 use netattach::spec::Veth;
 use netattach_tests::Namespace;
+use netattach_tests::node::ip;
 use netattach_tests::runtime::Call;
 use netattach_tests::tools::has_driver;
 use serde_json::{Value, json};
@@ -84,19 +85,25 @@ fn del_frees_addresses_when_the_namespace_the_parent_and_the_ranges_are_gone() {
 
 /// The path leads to another container's namespace by now, whose interface has the name, and here the address.
 ///
-/// Rows: IVL-late-del.
+/// Rows: IVL-late-del, HDV-late-del.
 #[test]
 fn a_late_del_leaves_the_link_alone_of_the_container_that_has_the_namespaces_path_now() {
-    let kinds = ["ipvlan", "vlan"].into_iter().filter(|kind| has_driver(kind));
+    let kinds = ["ipvlan", "vlan"].into_iter().filter(|kind| has_driver(kind)).chain(["host-device"]);
     for kind in ["veth", "dummy"].into_iter().filter(|kind| has_driver(kind)).chain(kinds) {
         let rig = Rig::new();
         let other = Namespace::new().unwrap();
+        for card in ["card5", "card6"].into_iter().filter(|_| kind == "host-device") {
+            let far = format!("{card}-far");
+            let pair = ["link", "add", card, "address", MAC, "type", "veth", "peer", "name", &far];
+            ip(&rig.runtime.node, &pair).unwrap();
+        }
         let configs = [5, 6].map(|id| {
             let mut config = rig.config("1.0.0", kind);
             match kind {
                 // All of a parent have its address.
                 "ipvlan" => {}
                 "vlan" => config["vlanId"] = json!(id),
+                "host-device" => config["device"] = json!(format!("card{id}")),
                 _ => config["mac"] = json!(MAC),
             }
             config
@@ -115,6 +122,13 @@ fn a_late_del_leaves_the_link_alone_of_the_container_that_has_the_namespaces_pat
         assert!(is_there(), "{kind}");
         rig.runtime.after("DEL", of_other, &configs[1], &result).unwrap();
         assert!(!is_there(), "{kind}");
+        if kind == "host-device" {
+            // It is its pod's still, whose own DEL may come yet.
+            assert!(rig.node().find_link("card5").unwrap().is_none());
+            rig.after("DEL", &configs[0], &late);
+            let back = ["card5", "card6"].map(|card| rig.node().link(card).unwrap().group);
+            assert_eq!(back, [0, 0]);
+        }
     }
 }
 
