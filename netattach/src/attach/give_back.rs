@@ -173,6 +173,8 @@ pub(super) struct Unrecorded<'a> {
     pub others: &'a [Home],
     /// Only a card.
     pub card: bool,
+    /// It was given an Ethernet address.
+    pub has_mac: bool,
 }
 
 impl Unrecorded<'_> {
@@ -197,7 +199,7 @@ pub(super) fn give_back_by_alias(
     unrecorded: Unrecorded<'_>,
     netns: Option<&Netns>,
 ) -> Result<(), StepError> {
-    let Unrecorded { of: (_, pod_name), others, card } = unrecorded;
+    let Unrecorded { of: (_, pod_name), others, card, has_mac } = unrecorded;
     // By its other record it goes with its settings and under its own name, which its alias need not be any more.
     let is_of_another = |found: &DeviceState| {
         let found = std::slice::from_ref(found);
@@ -247,6 +249,12 @@ pub(super) fn give_back_by_alias(
     };
     let Some(back) = back else { return Ok(()) };
     let index = back.link.index;
+    // One that it was not made with is not given to a device without a record.
+    if let Some(own) = lost_address(&back).filter(|_| has_mac)
+        && let Err(error) = host.set_mac(index, own)
+    {
+        tracing::warn!(device = home.name, %own, %error, "the device keeps the address that it had in the pod");
+    }
     let taken_off = match netns {
         Some(netns) => take_off(host, (&home, index), (netns, others), left_programs::take_off),
         None => left_programs::take_off(host, &home, index),
@@ -260,6 +268,11 @@ pub(super) fn give_back_by_alias(
     let set = alias.map_or(Ok(()), |alias| host.set_alias(index, alias));
     // What has stayed is the more important of two errors.
     taken_off.and(set.map_err(StepError::from))
+}
+
+/// The address that a device was made with, if it has another one.
+fn lost_address(found: &DeviceState) -> Option<Mac> {
+    found.permanent.filter(|own| found.link.mac != Some(*own))
 }
 
 /// The device on the node.
@@ -507,6 +520,7 @@ fn check_it_is_nowhere(claim: &Claim, home: &Home) -> Result<(), StepError> {
 mod tests {
     use std::io;
 
+    use super::super::identity::tests::{mac, port};
     use super::super::left_programs::LeftError;
     use super::super::take_device::home;
     use super::*;
@@ -683,11 +697,24 @@ mod tests {
         assert_eq!(as_is(&taken.on_node()), (false, 9000, 5, None));
     }
 
+    /// Rows: HDV-mac-back.
+    #[test]
+    fn a_device_without_a_record_has_lost_the_address_that_it_was_made_with_if_it_has_another() {
+        let lost = |permanent, own| {
+            let mut found = port(4, "card", permanent);
+            found.link.mac = own;
+            lost_address(&found)
+        };
+        assert_eq!(lost(mac(1), mac(2)), mac(1));
+        assert_eq!(lost(mac(1), mac(1)), None);
+        assert_eq!(lost(None, mac(2)), None);
+    }
+
     /// Rows: HDV-programs.
     #[test]
     fn a_device_without_a_record_is_found_again_while_a_program_of_its_pod_stays_on_it() {
         fn of(container: &str) -> Unrecorded<'_> {
-            Unrecorded { of: (container, "net1"), others: &[], card: false }
+            Unrecorded { of: (container, "net1"), others: &[], card: false, has_mac: true }
         }
         let taken = Taken::new();
         let mut host = Handle::open_in(&taken.node).unwrap();
@@ -714,7 +741,7 @@ mod tests {
         let mut host = Handle::open_in(&taken.node).unwrap();
         let others = [home(taken.before.clone(), false)];
         let mut is_in_pod_after = |others: &[Home]| {
-            let unrecorded = Unrecorded { of: ("c1", "net1"), others, card: false };
+            let unrecorded = Unrecorded { of: ("c1", "net1"), others, card: false, has_mac: true };
             let given = within(&taken.node, || give_back_by_alias(&mut host, unrecorded, Some(&taken.pod)));
             given.unwrap().unwrap();
             taken.is_in_pod()

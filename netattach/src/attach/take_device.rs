@@ -88,6 +88,9 @@ pub(super) fn claim(
     if let Some(mac) = asked {
         let around = Around { card: card.as_ref(), present: &present };
         claim_mac(node, (sandbox, attachment), (device, &claim), (mac, &around))?;
+        if node.enforcer.is_none() {
+            check_own_mac_is_kept(claim.home.as_ref(), mac)?;
+        }
     }
     if let (Some(found), Some(home)) = (&found, &claim.home) {
         // Whoever makes an interface on it meanwhile sees the claim, or is seen here.
@@ -144,6 +147,16 @@ fn claim_mac(
     }
     let other = around.card.and_then(|card| card.other_function(device, home, mac));
     other.map_or(Ok(()), |function| taken(Holder::Function(function)))
+}
+
+/// Refuses another address for a device whose own one no record and no kernel keeps: it would be gone.
+fn check_own_mac_is_kept(home: Option<&Home>, mac: Mac) -> Result<(), StepError> {
+    match home {
+        Some(home) if home.mac != Some(mac) && home.mac != home.permanent => {
+            Err(StepError::OwnMacLost(home.name.clone()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Refuses a device that the node itself or other pods need where it is.
@@ -431,7 +444,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     use super::super::error::step_code;
-    use super::super::identity::tests::device;
+    use super::super::identity::tests::{device, mac, port};
     use super::super::rig;
     use super::*;
     use crate::cni::code;
@@ -527,6 +540,20 @@ mod tests {
             })
             .unwrap();
         }
+    }
+
+    /// Rows: HDV-mac-back.
+    #[test]
+    fn without_a_record_a_device_gets_another_address_if_it_has_the_one_that_it_was_made_with() {
+        let refused = |permanent, own, asked: Option<Mac>| {
+            let mut found = port(4, "card", permanent);
+            found.link.mac = own;
+            check_own_mac_is_kept(Some(&home(found, false)), asked.unwrap()).is_err()
+        };
+        assert!(!refused(mac(1), mac(1), mac(7)));
+        assert!(!refused(None, mac(7), mac(7)), "it has it");
+        assert!(refused(None, mac(1), mac(7)));
+        assert!(refused(mac(1), mac(2), mac(7)));
     }
 
     /// Rows: HDV-one-device.

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::delete_links::{self, KnownBy, Made};
 use super::give_back::{PodEnd, Unrecorded, give_back, give_back_by_alias};
 use super::plugin_del::PluginDel;
+use super::take_device::asked_mac;
 use super::{
     AttachError, Attached, Doing, Node, Progress, StepError, admit, device_info, devices, host_access,
     representor, restrict_sender, routing, translation, tuning, vrf,
@@ -265,7 +266,8 @@ impl Begun<'_> {
             // The record has lost it, or there is none.
             let others = node.devices.others_in(plan.sandbox.netns_id, None);
             let of = (&*plan.sandbox.container_id, &*device.pod_name);
-            let unrecorded = Unrecorded { of, others: &others, card: node.enforcer.is_some() };
+            let (card, has_mac) = (node.enforcer.is_some(), asked_mac(&self.attachment.steps).is_some());
+            let unrecorded = Unrecorded { of, others: &others, card, has_mac };
             return give_back_by_alias(&mut Handle::open()?, unrecorded, netns);
         };
         let others = node.devices.others_in(plan.sandbox.netns_id, Some(&claim.device));

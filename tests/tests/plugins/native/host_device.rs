@@ -19,11 +19,12 @@ use serde_json::{Value, json};
 use super::{MAC, Rig, addresses, mac_of};
 
 const CARD: &str = "card0";
+const PAIR: [&str; 10] = ["link", "add", CARD, "address", MAC, "type", "veth", "peer", "name", "card1"];
 
-/// A node with a device of its own.
+/// A node with a device of its own, whose address is [`MAC`].
 fn rig() -> Rig {
     let rig = Rig::new();
-    ip(&rig.runtime.node, &["link", "add", CARD, "type", "veth", "peer", "name", "card1"]).unwrap();
+    ip(&rig.runtime.node, &PAIR).unwrap();
     ip(&rig.runtime.node, &["link", "set", "card1", "up"]).unwrap();
     rig
 }
@@ -90,6 +91,21 @@ fn a_device_gets_no_ethernet_address_of_another_of_the_node() {
     assert!(card(rig.node(), CARD).is_some());
 }
 
+/// Rows: HDV-mac-back.
+#[test]
+fn an_address_that_a_device_would_keep_for_ever_is_refused() {
+    let rig = rig();
+    let before = card(rig.node(), CARD);
+    let mut config = keys(&rig);
+    config["mac"] = json!("02:00:00:00:00:08");
+    let (code, told) = rig.refusal("ADD", &config);
+    let expected = "key mac: device card0 has an address that it was not made with, and gets that back by what netattachd has \
+                    recorded; without it, chain tuning";
+    assert!(code == 7 && told.ends_with(expected), "{code}: {told}");
+    assert_eq!((card(rig.node(), CARD), card(rig.inside(), "eth0")), (before, None));
+    assert_eq!(rig.reserved(), [""; 0]);
+}
+
 /// Rows: HDV-programs.
 #[test]
 fn a_program_that_a_pod_has_put_on_its_device_goes_without_an_agent_too() {
@@ -123,7 +139,7 @@ fn what_a_pod_has_put_above_its_device_goes_without_an_agent_too() {
 #[test]
 fn neighbours_are_told_once_a_late_carrier_is_there_and_no_add_waits_long_for_one_that_never_comes() {
     let rig = Rig::new();
-    ip(&rig.runtime.node, &["link", "add", CARD, "type", "veth", "peer", "name", "card1"]).unwrap();
+    ip(&rig.runtime.node, &PAIR).unwrap();
     let mut config = keys(&rig);
     config["mac"] = json!(MAC);
     // Nobody comes up at the other end.
