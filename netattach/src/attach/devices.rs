@@ -469,6 +469,7 @@ mod tests {
             other_names: Vec::new(),
             programs: None,
             planned: None,
+            conduct: None,
         }
     }
 

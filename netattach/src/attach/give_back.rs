@@ -11,7 +11,7 @@ use crate::error_chain::Chain;
 use crate::mac::Mac;
 use crate::netlink::{self, DeviceState, Handle};
 use crate::netns::{Netns, NetnsError};
-use crate::spec::{Device, VfSettings};
+use crate::spec::{Conduct, Device, VfSettings};
 use crate::step::{Claim, Home};
 use crate::sysctl;
 
@@ -226,6 +226,7 @@ pub(super) fn give_back_by_alias(
         other_names: Vec::new(),
         programs: None,
         planned: None,
+        conduct: None,
     };
     let mut in_pod = None;
     if let Some(netns) = netns {
@@ -255,6 +256,7 @@ pub(super) fn give_back_by_alias(
     {
         tracing::warn!(device = home.name, %own, %error, "the device keeps the address that it had in the pod");
     }
+    let restored = restore_conduct(host, &home, &back);
     let taken_off = match netns {
         Some(netns) => take_off(host, (&home, index), (netns, others), left_programs::take_off),
         None => left_programs::take_off(host, &home, index),
@@ -267,7 +269,7 @@ pub(super) fn give_back_by_alias(
     };
     let set = alias.map_or(Ok(()), |alias| host.set_alias(index, alias));
     // What has stayed is the more important of two errors.
-    taken_off.and(set.map_err(StepError::from))
+    taken_off.and(set.map_err(StepError::from)).and(restored)
 }
 
 /// The address that a device was made with, if it has another one.
@@ -478,6 +480,7 @@ fn restore_at_home(
             tracing::warn!(device = home.name, %mac, %error, "the device keeps the address that it had in the pod");
         }
     }
+    restore_conduct(host, home, found)?;
     let missing: Vec<String> =
         home.other_names.iter().filter(|it| !found.other_names.contains(it)).cloned().collect();
     if !missing.is_empty()
@@ -492,6 +495,34 @@ fn restore_at_home(
     // As a VLAN where the device beneath it is down by now.
     if let Err(error) = host.ensure_up(index) {
         tracing::warn!(device = home.name, %error, "the device is home, and cannot be set up");
+    }
+    Ok(())
+}
+
+/// How a device is to send and receive on the node. Where nobody has looked how it did, as the kernel makes devices with Ethernet
+/// addresses; those of other kinds stay as they are.
+fn conduct_at_home(home: &Home, found: &DeviceState) -> Conduct {
+    let is_usual = matches!(&*found.link.kind, "" | "veth" | "macvlan" | "macvtap" | "vlan");
+    match home.conduct {
+        Some(conduct) => conduct,
+        None if is_usual && found.link.mac.is_some() => {
+            let (broadcast, queue) = (Some(Mac([0xff; 6])), found.conduct.queue);
+            Conduct { broadcast, arp: true, multicast: true, mode: 0, queue }
+        }
+        None => found.conduct,
+    }
+}
+
+/// Has a device on the node send and receive as it did: a pod may have had it ask a single station for all addresses, or nobody.
+fn restore_conduct(host: &mut Handle, home: &Home, found: &DeviceState) -> Result<(), StepError> {
+    let (index, wanted) = (found.link.index, conduct_at_home(home, found));
+    if (Conduct { queue: wanted.queue, ..found.conduct }) != wanted {
+        host.set_conduct(index, &wanted)?;
+    }
+    if found.conduct.queue != wanted.queue
+        && let Err(error) = host.set_queue(index, wanted.queue)
+    {
+        tracing::warn!(device = home.name, %error, "the device keeps the length of its queue in the pod");
     }
     Ok(())
 }
@@ -520,7 +551,7 @@ fn check_it_is_nowhere(claim: &Claim, home: &Home) -> Result<(), StepError> {
 mod tests {
     use std::io;
 
-    use super::super::identity::tests::{mac, port};
+    use super::super::identity::tests::{device, mac, port};
     use super::super::left_programs::LeftError;
     use super::super::take_device::home;
     use super::*;
@@ -563,6 +594,15 @@ mod tests {
         assert_eq!(ways_back(mac(1), Some(mac(1))), [none, mac(1)]);
         assert_eq!(ways_back(none, None), [none]);
     }
+
+    /// How a pod has its device send and receive.
+    const OF_POD: Conduct = Conduct {
+        broadcast: Some(Mac([2, 0, 0, 0, 0, 0x99])),
+        arp: false,
+        multicast: false,
+        mode: 1,
+        queue: 1,
+    };
 
     /// A device of the node that a pod has, and how it was before. Its other end is elsewhere.
     struct Taken {
@@ -621,7 +661,10 @@ mod tests {
             let before = host.device_named("card").unwrap().unwrap();
             // The pod has given it a group of ours.
             host.move_device(card, pod.as_fd(), "net1", Some("card"), OWN_GROUPS | 7).unwrap();
-            let index = Handle::open_in(&pod).unwrap().link("net1").unwrap().index;
+            let mut inside = Handle::open_in(&pod).unwrap();
+            let index = inside.link("net1").unwrap().index;
+            inside.set_conduct(index, &OF_POD).unwrap();
+            inside.set_queue(index, OF_POD.queue).unwrap();
             Self { node, pod, _elsewhere: elsewhere, device: vf("card"), before, index }
         }
 
@@ -653,16 +696,19 @@ mod tests {
         }
     }
 
-    /// Rows: SRV-back.
+    /// Rows: SRV-back, HDV-conduct.
     #[test]
     fn a_vf_comes_home_by_either_way_as_it_was() {
         for make in [Netns::private, refused] {
             let taken = Taken::new();
             let between = || namespace_between(&taken.device, true, make);
             taken.give_back(Ways { between, take_off: left_programs::take_off }).unwrap();
-            let as_before =
-                |it: &DeviceState| (it.link.up, it.link.mtu, it.link.mac, it.link.group, it.alias.clone());
+            let as_before = |it: &DeviceState| {
+                let link = &it.link;
+                (link.up, link.mtu, link.mac, link.group, it.alias.clone(), it.conduct)
+            };
             assert_eq!(as_before(&taken.on_node()), as_before(&taken.before));
+            assert_ne!(taken.before.conduct, OF_POD);
             assert!(!taken.is_in_pod());
         }
     }
@@ -710,6 +756,25 @@ mod tests {
         assert_eq!(lost(None, mac(2)), None);
     }
 
+    /// Rows: HDV-conduct.
+    #[test]
+    fn a_device_of_which_nobody_has_noted_it_sends_and_receives_as_its_kind_does() {
+        let broadcast = Some(Mac([0xff; 6]));
+        let usual = Conduct { broadcast, arp: true, multicast: true, mode: 0, queue: OF_POD.queue };
+        let as_noted = Conduct { arp: false, ..usual };
+        let at_home = |kind, own, noted| {
+            let mut found = device(4, "card", (kind, None));
+            (found.link.mac, found.conduct) = (own, OF_POD);
+            conduct_at_home(&Home { conduct: noted, ..home(found.clone(), false) }, &found)
+        };
+        assert_eq!(at_home("", mac(1), Some(as_noted)), as_noted);
+        for kind in ["", "veth", "macvlan", "macvtap", "vlan"] {
+            assert_eq!(at_home(kind, mac(1), None), usual, "{kind}");
+        }
+        // The kernel makes a dummy without ARP; a card may be none of Ethernet.
+        assert_eq!((at_home("dummy", mac(1), None), at_home("", None, None)), (OF_POD, OF_POD));
+    }
+
     /// Rows: HDV-programs.
     #[test]
     fn a_device_without_a_record_is_found_again_while_a_program_of_its_pod_stays_on_it() {
@@ -724,6 +789,7 @@ mod tests {
         del(&mut host, "c1", Some(&taken.pod));
         let back = taken.on_node();
         assert_eq!((&back.alias, back.link.group), (&None, 0));
+        assert_eq!(back.conduct, Conduct { queue: OF_POD.queue, ..taken.before.conduct });
         // As a DEL leaves it that could not take a program off.
         let mark = of("c1").mark();
         host.set_alias(back.link.index, &mark).unwrap();

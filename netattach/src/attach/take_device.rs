@@ -419,7 +419,7 @@ pub(super) fn group_on_node(found: &LinkState) -> u32 {
 /// How the device is before anything of it is changed, but for its programs. `among`: see [`Home::among`].
 pub(super) fn home(found: DeviceState, among: bool) -> Home {
     let group = group_on_node(&found.link);
-    let DeviceState { link, link_netns, parent, permanent, alias, other_names, .. } = found;
+    let DeviceState { link, link_netns, parent, permanent, alias, other_names, conduct, .. } = found;
     Home {
         name: link.name,
         index: link.index,
@@ -436,6 +436,7 @@ pub(super) fn home(found: DeviceState, among: bool) -> Home {
         other_names,
         programs: None,
         planned: None,
+        conduct: Some(conduct),
     }
 }
 
