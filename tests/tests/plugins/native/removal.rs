@@ -184,3 +184,33 @@ fn a_failed_add_leaves_nothing() {
         assert_eq!((rig.links(), rig.reserved()), ((vec![], vec![]), vec!["10.1.0.2".into()]), "{kind}");
     }
 }
+
+/// Of the processes that make a bridge or find it, one alone gets an address.
+///
+/// Rows: BRG-at-once.
+#[test]
+fn an_add_that_fails_leaves_the_bridge_that_another_process_is_about_to_use() {
+    let rig = Rig::new();
+    let pods: Vec<Namespace> = (0..8).map(|_| Namespace::new().unwrap()).collect();
+    let containers: Vec<String> = (0..pods.len()).map(|number| format!("c{number}")).collect();
+    for round in 0..5 {
+        let mut config = rig.config("1.0.0", "bridge");
+        config["bridge"] = json!(format!("bridge{round}"));
+        config["ipam"] = json!({"type": "host-local", "dataDir": rig.dir.path(), "subnet": "10.1.0.0/30"});
+        let add = |(container, pod): (&String, &Namespace)| {
+            let call = Call { container, netns: pod.path(), ..rig.call() };
+            rig.runtime.run("ADD", call, &config).unwrap()
+        };
+        let add = &add;
+        let answers: Vec<_> = std::thread::scope(|scope| {
+            let adds: Vec<_> = containers.iter().zip(&pods).map(|of| scope.spawn(move || add(of))).collect();
+            adds.into_iter().map(|add| add.join().unwrap()).collect()
+        });
+        let mut added = answers.iter().zip(containers.iter().zip(&pods));
+        let (answer, (container, pod)) = added.find(|(answer, _)| answer.exit == Some(0)).unwrap();
+        let call = Call { container, netns: pod.path(), ..rig.call() };
+        for verb in ["CHECK", "DEL"] {
+            rig.runtime.after(verb, call, &config, &answer.stdout).unwrap();
+        }
+    }
+}
