@@ -7,6 +7,7 @@ use super::card::physical;
 use super::identity::{self, Inside};
 use super::take_device::group_on_node;
 use super::{StepError, above, bus, left_programs};
+use crate::cni::identifier::check_ifname;
 use crate::error_chain::Chain;
 use crate::mac::Mac;
 use crate::netlink::{self, DeviceState, Handle};
@@ -193,7 +194,7 @@ impl Unrecorded<'_> {
 /// Nothing tells which programs were on it before: all go.
 ///
 /// # Errors
-/// Its name is taken on the node, or a program stays on it there: then it is down, and found by its alias the next time.
+/// A program stays on it on the node: then it is down, and found by its alias the next time.
 pub(super) fn give_back_by_alias(
     host: &mut Handle,
     unrecorded: Unrecorded<'_>,
@@ -236,10 +237,12 @@ pub(super) fn give_back_by_alias(
     let mark = unrecorded.mark();
     let (home, back) = match in_pod {
         Some((mut inside, found)) => {
-            let home = named(&found);
+            let name = name_by_alias(host, found.alias.as_deref().unwrap_or_default())?;
+            let home = Home { name, ..named(&found) };
             above::remove(&mut inside, (&found, true), others)?;
             move_as_at_home(host, &mut inside, (&found, &home), &Netns::current()?)?;
-            (home, host.device_named(&found.alias.unwrap_or_default())?)
+            let back = host.device_named(&home.name)?;
+            (home, back)
         }
         // Any other that the kernel has brought home stays as it is: an alias of the pod's does not tell it from the node's own.
         None => {
@@ -270,6 +273,27 @@ pub(super) fn give_back_by_alias(
     let set = alias.map_or(Ok(()), |alias| host.set_alias(index, alias));
     // What has stayed is the more important of two errors.
     taken_off.and(set.map_err(StepError::from)).and(restored)
+}
+
+/// The name that a device gets on the node by its alias. Its pod may have made that one what is no name or another device's: it
+/// must not keep the device by it, nor have the kernel choose the name and nobody find the device again.
+fn name_by_alias(host: &mut Handle, alias: &str) -> Result<String, StepError> {
+    // The kernel puts a number for `%d`.
+    let is_name = check_ifname(alias).is_ok() && !alias.contains('%');
+    if is_name && host.find_link(alias)?.is_none() {
+        return Ok(alias.to_owned());
+    }
+    let name = free_name(&host.devices()?);
+    tracing::warn!(alias, name, "the device cannot have the name that its alias has, and gets another one");
+    Ok(name)
+}
+
+/// The first name of those that the kernel gives devices which are in the way, see [`make_way`], that no device has.
+fn free_name(present: &[DeviceState]) -> String {
+    let is_taken =
+        |name: &String| present.iter().any(|it| it.link.name == *name || it.other_names.contains(name));
+    let mut free = (0..=u32::MAX).map(|number| format!("dev{number}")).skip_while(is_taken);
+    free.next().unwrap_or_default()
 }
 
 /// The address that a device was made with, if it has another one.
@@ -741,6 +765,15 @@ mod tests {
         host.set_mac(wire, taken.before.link.mac.unwrap()).unwrap();
         taken.give_back(Ways { between: || None, take_off: left_programs::take_off }).unwrap();
         assert_eq!(as_is(&taken.on_node()), (false, 9000, 5, None));
+    }
+
+    /// Rows: HDV-alias.
+    #[test]
+    fn a_free_name_is_no_devices_by_another_name_either() {
+        assert_eq!(free_name(&[]), "dev0");
+        let second = DeviceState { other_names: vec!["dev1".to_owned()], ..port(5, "card", None) };
+        let present = [port(4, "dev0", None), second, port(6, "dev3", None)];
+        assert_eq!(free_name(&present), "dev2");
     }
 
     /// Rows: HDV-mac-back.

@@ -11,7 +11,7 @@ use netattach_tests::other_programs::{
     Verdict, all_programs, attach_tcx_for_good, index_of, occupy, program,
 };
 use netattach_tests::raw::RawSocket;
-use netattach_tests::runtime::{Call, config, with_result};
+use netattach_tests::runtime::{Call, config};
 use netattach_tests::tools;
 use netattach_tests::traffic::{PATIENCE, eventually, stretched};
 use serde_json::{Value, json};
@@ -224,6 +224,8 @@ fn each_gives_back_what_the_other_took() {
 }
 
 /// A name that the pod has is not taken, and the device stays.
+///
+/// Rows: HDV-alias.
 #[test]
 fn a_pod_that_has_the_name_keeps_its_interface_and_the_node_its_device() {
     let rig = rig();
@@ -235,11 +237,24 @@ fn a_pod_that_has_the_name_keeps_its_interface_and_the_node_its_device() {
     // The name on the node is another's meanwhile.
     ip(&rig.runtime.node, &["link", "add", CARD, "type", "bridge"]).unwrap();
     let call = Call { netns: other.path(), ..rig.call() };
-    let del = with_result(&keys(&rig), &result);
-    let (code, told) = rig.runtime.refusal("DEL", call, &del).unwrap();
-    assert_eq!(code, 11);
-    assert!(told.contains("the node has another interface named card0 by now"), "{told}");
-    ip(&rig.runtime.node, &["link", "del", CARD]).unwrap();
     rig.runtime.after("DEL", call, &keys(&rig), &result).unwrap();
-    assert!(card(rig.node(), CARD).is_some());
+    let kinds = [CARD, "dev0"].map(|name| rig.node().link(name).unwrap().kind);
+    assert_eq!(kinds, ["bridge", "veth"]);
+    assert!(card(Handle::open_in(other.netns()).unwrap(), "eth0").is_none());
+}
+
+/// A container with `CAP_NET_ADMIN` has set it.
+///
+/// Rows: HDV-alias.
+#[test]
+fn an_alias_that_is_no_free_name_keeps_no_device_in_its_container() {
+    for alias in ["lo", "a/b", "card%d", "longer-than-any-name-of-a-link"] {
+        let rig = rig();
+        let result = rig.add(&keys(&rig));
+        ip(&rig.pod, &["link", "set", "eth0", "alias", alias]).unwrap();
+        rig.after("DEL", &keys(&rig), &result);
+        let back = card(rig.node(), "dev0").unwrap();
+        assert_eq!((back.link.up, back.alias), (false, None), "{alias}");
+        assert!(card(rig.inside(), "eth0").is_none(), "{alias}");
+    }
 }
