@@ -21,14 +21,26 @@ pub(crate) fn lock(file: impl AsFd, patience: Duration) -> io::Result<bool> {
     lock_until(file, Instant::now() + patience)
 }
 
-/// The same, until a deadline. It is tried once where that has passed.
+/// As [`lock`], with a lock that several may hold at once, and nobody who has one alone.
+///
+/// # Errors
+/// As [`lock`].
+pub(crate) fn lock_shared(file: impl AsFd, patience: Duration) -> io::Result<bool> {
+    lock_by(file, FlockOperation::NonBlockingLockShared, Instant::now() + patience)
+}
+
+/// As [`lock`], until a deadline. It is tried once where that has passed.
 ///
 /// # Errors
 /// As [`lock`].
 pub(crate) fn lock_until(file: impl AsFd, deadline: Instant) -> io::Result<bool> {
+    lock_by(file, FlockOperation::NonBlockingLockExclusive, deadline)
+}
+
+fn lock_by(file: impl AsFd, how: FlockOperation, deadline: Instant) -> io::Result<bool> {
     let mut pause = SHORTEST_PAUSE;
     loop {
-        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        match flock(&file, how) {
             Ok(()) => return Ok(true),
             Err(Errno::INTR) => {}
             Err(Errno::WOULDBLOCK) => {

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::mac::Mac;
 pub use by_source::{BySource, SourceTable, SourceTables};
-pub use device::{Device, DeviceId, VfLinkState, VfRates, VfSettings, VfVlan, VirtualFunction};
+pub use device::{Conduct, Device, DeviceId, VfLinkState, VfRates, VfSettings, VfVlan, VirtualFunction};
 pub use netkit::{Netkit, NetkitMode, NetkitPolicy, NetkitWays};
 pub use tap::{Tap, TapAccess};
 pub use tune::{Properties, Sysctl, Tune};

@@ -2,13 +2,16 @@
 //! made again.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
 use std::os::fd::AsFd;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use ipnet::IpNet;
 
-use super::StepError;
 use super::apply::ensure_if_present;
+use super::{StepError, flock};
 use crate::link;
 use crate::netlink::{self, Handle, LinkState};
 use crate::netns::Netns;
@@ -16,6 +19,9 @@ use crate::plan::addressing::Others;
 use crate::plan::{AttachmentPlan, addressing, result};
 use crate::spec;
 use crate::step::{Brought, Interface, Output, Outputs, Step};
+
+/// How long another process may be at removing a bridge.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The bridges that unfinished plans are about to use, with the number of plans that use each. A bridge in use is
 /// kept.
@@ -149,7 +155,8 @@ impl Bridges {
         Entered { bridges: self, names: Vec::new() }
     }
 
-    /// Deletes the bridges that this ADD made and that have no port, unless another plan is about to use them.
+    /// Deletes the bridges that this ADD made and that have no port, unless another plan is about to use them, or an ADD without
+    /// an agent may be, see [`hold`].
     ///
     /// # Errors
     /// The kernel refuses.
@@ -164,6 +171,10 @@ impl Bridges {
         }
         // The lock is held until they are deleted: an ADD that comes meanwhile makes the bridge again.
         let users = self.lock();
+        let Some(_alone) = alone() else {
+            tracing::debug!("a bridge of a failed ADD stays: another process may be about to use it");
+            return Ok(());
+        };
         let mut host = Handle::open()?;
         let own = host.own_bridges()?;
         for bridge in made.iter().filter(|bridge| !users.contains_key(&bridge.name)) {
@@ -203,6 +214,27 @@ impl Drop for Entered<'_> {
             }
         }
     }
+}
+
+/// Keeps other processes from removing a bridge that they made, on the calling thread's node, until what it returns is dropped:
+/// for an ADD without an agent, which may be about to use one. `None`: somebody has the lock alone for too long, which any process
+/// of the node's namespace can take, and the ADD goes on without it.
+pub(super) fn hold() -> Option<File> {
+    locked(|namespace| flock::lock_shared(namespace, PATIENCE))
+}
+
+/// Keeps ADDs without an agent waiting until what it returns is dropped; `None`: there is one.
+fn alone() -> Option<File> {
+    locked(|namespace| flock::lock(namespace, Duration::ZERO))
+}
+
+fn locked(lock: impl FnOnce(&File) -> io::Result<bool>) -> Option<File> {
+    let namespace = File::open("/proc/thread-self/ns/net");
+    let locked = namespace.and_then(|namespace| Ok(lock(&namespace)?.then_some(namespace)));
+    locked.unwrap_or_else(|error| {
+        tracing::debug!(%error, "the node's network namespace cannot be locked");
+        None
+    })
 }
 
 /// Has an existing bridge forward by VLAN. The pods of others are in its default VLAN then, as before; a bridge that
@@ -295,4 +327,38 @@ fn adopt_vlan_device(
         host.ensure_up(device.index)?;
     }
     Ok(LinkState { up: true, ..device })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::netns::within;
+    use crate::step::{Bridge, StepRef};
+
+    /// Rows: BRG-at-once.
+    #[test]
+    fn a_bridge_that_another_process_may_be_about_to_use_stays() {
+        let node = Netns::private().unwrap();
+        within(&node, || {
+            let mut host = Handle::open().unwrap();
+            let name = "br0".to_owned();
+            let bridge = spec::Bridge { name, mtu: None, promiscuous: false, vlan_filtering: false };
+            let LinkState { name, index, mac, mtu, .. } = host.ensure_bridge(&bridge).unwrap().link;
+            let link = Interface { name, index, mac, mtu };
+            let mut outputs = Outputs::default();
+            outputs.insert(StepRef(0, 0), Output::Bridge(Bridge { link, made: true, ours: false }));
+            let bridges = Bridges::default();
+            let mut is_there_after = || {
+                bridges.remove_made(&outputs).unwrap();
+                host.find_link("br0").unwrap().is_some()
+            };
+            let [first, second] = [(); 2].map(|()| hold().unwrap());
+            assert!(is_there_after());
+            drop(first);
+            assert!(is_there_after());
+            drop(second);
+            assert!(!is_there_after());
+        })
+        .unwrap();
+    }
 }

@@ -322,6 +322,15 @@ impl Devices {
         others.filter_map(|(_, claim)| claim.home.clone()).collect()
     }
 
+    /// The newest claim of an attachment's device, also where its record has lost it.
+    pub(super) fn claim_of(&self, sandbox: &Sandbox, attachment: &AttachmentPlan) -> Option<Claim> {
+        let owner = owner(sandbox, attachment);
+        let table = self.lock();
+        let is_its = |held: &&Held| held.owner == owner && held.sandbox.netns_id == sandbox.netns_id;
+        let held = table.held.values().filter(is_its).max_by_key(|held| held.generation)?;
+        held.claim.as_ref().map(|(_, claim)| claim.clone())
+    }
+
     /// Indices of the representors of all devices that records have a claim of.
     pub(super) fn representors(&self) -> BTreeSet<u32> {
         let table = self.lock();
@@ -550,6 +559,7 @@ mod tests {
             other_names: Vec::new(),
             programs: None,
             planned: None,
+            conduct: None,
         }
     }
 
@@ -910,6 +920,8 @@ mod tests {
             Ok(())
         };
         let second = claim_as(&devices, &b, None, |_| count()).unwrap();
+        let claim_of = |plan: &Plan| devices.claim_of(&plan.sandbox, &plan.attachments[0]);
+        assert_eq!([&a, &b].map(claim_of), [None, Some(second.clone())]);
         devices.settle_orphans(|_| unreachable!(), no_way);
         devices.give_back(&second, (&b.sandbox, &b.attachments[0]), count, no_way).unwrap();
         assert_eq!(calls.get(), 2);

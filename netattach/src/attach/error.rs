@@ -403,6 +403,12 @@ pub enum StepError {
         #[source]
         source: netlink::Error,
     },
+    /// Nobody could give a device of that name its own address back.
+    #[error(
+        "key mac: device {0} has an address that it was not made with, and gets that back by what netattachd has recorded; \
+         without it, chain tuning"
+    )]
+    OwnMacLost(String),
     /// The card has taken a setting of a VF, and shows another value.
     #[error(
         "key {setting}: the card has taken it for VF {} of {}, and shows another value: its driver ignores it",
@@ -757,7 +763,9 @@ pub(super) fn step_code(error: &StepError) -> u32 {
         StepError::VfSetting { source, .. } if source.errno() == Some(rustix::io::Errno::AGAIN) => {
             code::TRY_AGAIN_LATER
         }
-        StepError::VfSetting { .. } | StepError::DeviceMtu { .. } => code::INVALID_CONFIG,
+        StepError::VfSetting { .. } | StepError::DeviceMtu { .. } | StepError::OwnMacLost(_) => {
+            code::INVALID_CONFIG
+        }
         StepError::AddressNotTaken { .. }
         | StepError::VfSettingIgnored { .. }
         | StepError::SeveralRepresentors { .. } => code::INTERNAL,

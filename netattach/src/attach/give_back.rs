@@ -5,12 +5,14 @@ use std::os::fd::AsFd;
 
 use super::card::physical;
 use super::identity::{self, Inside};
+use super::take_device::group_on_node;
 use super::{StepError, above, bus, left_programs};
+use crate::cni::identifier::check_ifname;
 use crate::error_chain::Chain;
 use crate::mac::Mac;
 use crate::netlink::{self, DeviceState, Handle};
 use crate::netns::{Netns, NetnsError};
-use crate::spec::{Device, OWN_GROUPS, VfSettings};
+use crate::spec::{Conduct, Device, VfSettings};
 use crate::step::{Claim, Home};
 use crate::sysctl;
 
@@ -107,7 +109,10 @@ fn give_back_by(
     let mut settled = None;
     let found = match in_pod {
         Some((mut inside, mut found)) => {
-            restore_properties(&mut inside, home, &found)?;
+            if let Some(error) = restore_properties(&mut inside, home, &found)? {
+                // Its pod's programs may forbid it. It is set once more at home, where they are taken off.
+                tracing::debug!(device = home.name, %error, "the device does not get its MTU in the pod");
+            }
             if device.function.is_some()
                 && let Some(between) = (ways.between)()
             {
@@ -169,6 +174,8 @@ pub(super) struct Unrecorded<'a> {
     pub others: &'a [Home],
     /// Only a card.
     pub card: bool,
+    /// It was given an Ethernet address.
+    pub has_mac: bool,
 }
 
 impl Unrecorded<'_> {
@@ -187,15 +194,22 @@ impl Unrecorded<'_> {
 /// Nothing tells which programs were on it before: all go.
 ///
 /// # Errors
-/// Its name is taken on the node, or a program stays on it there: then it is down, and found by its alias the next time.
+/// A program stays on it on the node: then it is down, and found by its alias the next time.
 pub(super) fn give_back_by_alias(
     host: &mut Handle,
     unrecorded: Unrecorded<'_>,
     netns: Option<&Netns>,
 ) -> Result<(), StepError> {
-    let Unrecorded { of: (_, pod_name), others, card } = unrecorded;
+    let Unrecorded { of: (_, pod_name), others, card, has_mac } = unrecorded;
+    // By its other record it goes with its settings and under its own name, which its alias need not be any more.
+    let is_of_another = |found: &DeviceState| {
+        let found = std::slice::from_ref(found);
+        others.iter().any(|other| identity::in_pod(other, found, Inside::default()).is_some())
+    };
     let is_it = |found: &DeviceState| {
-        found.link.name == pod_name && found.alias.is_some() && (found.parent.is_some() || !card)
+        let may_be =
+            found.link.name == pod_name && found.alias.is_some() && (found.parent.is_some() || !card);
+        may_be && !is_of_another(found)
     };
     let named = |found: &DeviceState| Home {
         name: found.alias.clone().unwrap_or_default(),
@@ -209,11 +223,11 @@ pub(super) fn give_back_by_alias(
         mtu: 0,
         up: false,
         alias: None,
-        // One of ours tells whose a link is, and only a pod can have given it to a device of the node.
-        group: Some(found.link.group).filter(|group| group & OWN_GROUPS == 0).unwrap_or_default(),
+        group: group_on_node(&found.link),
         other_names: Vec::new(),
         programs: None,
         planned: None,
+        conduct: None,
     };
     let mut in_pod = None;
     if let Some(netns) = netns {
@@ -223,10 +237,12 @@ pub(super) fn give_back_by_alias(
     let mark = unrecorded.mark();
     let (home, back) = match in_pod {
         Some((mut inside, found)) => {
-            let home = named(&found);
+            let name = name_by_alias(host, found.alias.as_deref().unwrap_or_default())?;
+            let home = Home { name, ..named(&found) };
             above::remove(&mut inside, (&found, true), others)?;
             move_as_at_home(host, &mut inside, (&found, &home), &Netns::current()?)?;
-            (home, host.device_named(&found.alias.unwrap_or_default())?)
+            let back = host.device_named(&home.name)?;
+            (home, back)
         }
         // Any other that the kernel has brought home stays as it is: an alias of the pod's does not tell it from the node's own.
         None => {
@@ -237,6 +253,13 @@ pub(super) fn give_back_by_alias(
     };
     let Some(back) = back else { return Ok(()) };
     let index = back.link.index;
+    // One that it was not made with is not given to a device without a record.
+    if let Some(own) = lost_address(&back).filter(|_| has_mac)
+        && let Err(error) = host.set_mac(index, own)
+    {
+        tracing::warn!(device = home.name, %own, %error, "the device keeps the address that it had in the pod");
+    }
+    let restored = restore_conduct(host, &home, &back);
     let taken_off = match netns {
         Some(netns) => take_off(host, (&home, index), (netns, others), left_programs::take_off),
         None => left_programs::take_off(host, &home, index),
@@ -249,7 +272,33 @@ pub(super) fn give_back_by_alias(
     };
     let set = alias.map_or(Ok(()), |alias| host.set_alias(index, alias));
     // What has stayed is the more important of two errors.
-    taken_off.and(set.map_err(StepError::from))
+    taken_off.and(set.map_err(StepError::from)).and(restored)
+}
+
+/// The name that a device gets on the node by its alias. Its pod may have made that one what is no name or another device's: it
+/// must not keep the device by it, nor have the kernel choose the name and nobody find the device again.
+fn name_by_alias(host: &mut Handle, alias: &str) -> Result<String, StepError> {
+    // The kernel puts a number for `%d`.
+    let is_name = check_ifname(alias).is_ok() && !alias.contains('%');
+    if is_name && host.find_link(alias)?.is_none() {
+        return Ok(alias.to_owned());
+    }
+    let name = free_name(&host.devices()?);
+    tracing::warn!(alias, name, "the device cannot have the name that its alias has, and gets another one");
+    Ok(name)
+}
+
+/// The first name of those that the kernel gives devices which are in the way, see [`make_way`], that no device has.
+fn free_name(present: &[DeviceState]) -> String {
+    let is_taken =
+        |name: &String| present.iter().any(|it| it.link.name == *name || it.other_names.contains(name));
+    let mut free = (0..=u32::MAX).map(|number| format!("dev{number}")).skip_while(is_taken);
+    free.next().unwrap_or_default()
+}
+
+/// The address that a device was made with, if it has another one.
+fn lost_address(found: &DeviceState) -> Option<Mac> {
+    found.permanent.filter(|own| found.link.mac != Some(*own))
 }
 
 /// The device on the node.
@@ -377,16 +426,23 @@ fn ways_back(before: Mac, own: Option<Mac>) -> Vec<Mac> {
     ways
 }
 
-/// What the pod may have changed of the device, while the device is still there.
-fn restore_properties(namespace: &mut Handle, home: &Home, found: &DeviceState) -> Result<(), StepError> {
+/// What the pod may have changed of the device, while the device is still there. Returns why it does not get its MTU, if it
+/// does not: its card, the device beneath it or a program on it may not allow that one any more.
+fn restore_properties(
+    namespace: &mut Handle,
+    home: &Home,
+    found: &DeviceState,
+) -> Result<Option<netlink::Error>, StepError> {
     let index = found.link.index;
     if found.link.up {
         namespace.set_down(index)?;
     }
+    let mut refused = None;
     if home.mtu != 0 && found.link.mtu != home.mtu {
-        namespace.set_mtu(index, home.mtu)?;
+        refused = namespace.set_mtu(index, home.mtu).err();
     }
-    Ok(namespace.set_selective(index)?)
+    namespace.set_selective(index)?;
+    Ok(refused)
 }
 
 /// Moves a device to another namespace, with the name, the alias, the link group and no other names, as it is to be on
@@ -423,8 +479,11 @@ fn restore_at_home(
     found: &DeviceState,
 ) -> Result<(), StepError> {
     let index = found.link.index;
-    if found.link.name != home.name || found.link.mtu != home.mtu {
-        restore_properties(host, home, found)?;
+    if (found.link.name != home.name || found.link.mtu != home.mtu)
+        && let Some(error) = restore_properties(host, home, found)?
+    {
+        let (device, mtu) = (&home.name, home.mtu);
+        tracing::warn!(device, mtu, %error, "the device does not get its MTU back; it keeps the one that it has");
     }
     remove_strange_names(host, home, found)?;
     if found.link.name != home.name {
@@ -446,6 +505,7 @@ fn restore_at_home(
             tracing::warn!(device = home.name, %mac, %error, "the device keeps the address that it had in the pod");
         }
     }
+    restore_conduct(host, home, found)?;
     let missing: Vec<String> =
         home.other_names.iter().filter(|it| !found.other_names.contains(it)).cloned().collect();
     if !missing.is_empty()
@@ -455,7 +515,42 @@ fn restore_at_home(
         tracing::warn!(device = home.name, %error, "other names of the device not given back");
     }
     tracing::debug!(device = %device.id, name = home.name, "given back");
-    if up { Ok(host.ensure_up(index)?) } else { Ok(host.set_down(index)?) }
+    if !up {
+        return Ok(host.set_down(index)?);
+    }
+    // As a VLAN where the device beneath it is down by now.
+    if let Err(error) = host.ensure_up(index) {
+        tracing::warn!(device = home.name, %error, "the device is home, and cannot be set up");
+    }
+    Ok(())
+}
+
+/// How a device is to send and receive on the node. Where nobody has looked how it did, as the kernel makes devices with Ethernet
+/// addresses; those of other kinds stay as they are.
+fn conduct_at_home(home: &Home, found: &DeviceState) -> Conduct {
+    let is_usual = matches!(&*found.link.kind, "" | "veth" | "macvlan" | "macvtap" | "vlan");
+    match home.conduct {
+        Some(conduct) => conduct,
+        None if is_usual && found.link.mac.is_some() => {
+            let (broadcast, queue) = (Some(Mac([0xff; 6])), found.conduct.queue);
+            Conduct { broadcast, arp: true, multicast: true, mode: 0, queue }
+        }
+        None => found.conduct,
+    }
+}
+
+/// Has a device on the node send and receive as it did: a pod may have had it ask a single station for all addresses, or nobody.
+fn restore_conduct(host: &mut Handle, home: &Home, found: &DeviceState) -> Result<(), StepError> {
+    let (index, wanted) = (found.link.index, conduct_at_home(home, found));
+    if (Conduct { queue: wanted.queue, ..found.conduct }) != wanted {
+        host.set_conduct(index, &wanted)?;
+    }
+    if found.conduct.queue != wanted.queue
+        && let Err(error) = host.set_queue(index, wanted.queue)
+    {
+        tracing::warn!(device = home.name, %error, "the device keeps the length of its queue in the pod");
+    }
+    Ok(())
 }
 
 /// A virtual device ends with its namespace, and a card may have been pulled or handed to a process; anything else is lost
@@ -482,11 +577,12 @@ fn check_it_is_nowhere(claim: &Claim, home: &Home) -> Result<(), StepError> {
 mod tests {
     use std::io;
 
+    use super::super::identity::tests::{device, mac, port};
     use super::super::left_programs::LeftError;
     use super::super::take_device::home;
     use super::*;
     use crate::netns::within;
-    use crate::spec::{DeviceId, Veth, VirtualFunction};
+    use crate::spec::{Bridge, DeviceId, Macvlan, MacvlanMode, OWN_GROUPS, Veth, VirtualFunction};
 
     fn vf(name: &str) -> Device {
         Device {
@@ -525,6 +621,15 @@ mod tests {
         assert_eq!(ways_back(none, None), [none]);
     }
 
+    /// How a pod has its device send and receive.
+    const OF_POD: Conduct = Conduct {
+        broadcast: Some(Mac([2, 0, 0, 0, 0, 0x99])),
+        arp: false,
+        multicast: false,
+        mode: 1,
+        queue: 1,
+    };
+
     /// A device of the node that a pod has, and how it was before. Its other end is elsewhere.
     struct Taken {
         node: Netns,
@@ -549,12 +654,43 @@ mod tests {
                 port: None,
             };
             let mut far = Handle::open_in(&elsewhere).unwrap();
-            let (near, _) = host.create_veth(&veth, None, elsewhere.as_fd(), &mut far).unwrap();
-            host.ensure_up(near.index).unwrap();
+            host.create_veth(&veth, None, elsewhere.as_fd(), &mut far).unwrap();
+            Self::taken([node, pod, elsewhere])
+        }
+
+        /// A macvlan on the node's device `wire`, with its MTU of 9000.
+        fn on_wire() -> Self {
+            let [node, pod, elsewhere] = [(); 3].map(|()| Netns::private().unwrap());
+            let [mut host, mut same] = [(); 2].map(|()| Handle::open_in(&node).unwrap());
+            let (name, mtu) = ("wire".to_owned(), Some(9000));
+            let wire = Bridge { name: name.clone(), mtu, promiscuous: false, vlan_filtering: false };
+            let wire = host.ensure_bridge(&wire).unwrap().link;
+            let macvlan = Macvlan {
+                pod_name: "card".to_owned(),
+                parent: Some(name),
+                mode: MacvlanMode::Bridge,
+                mtu: None,
+                mac: None,
+                group: 5,
+                broadcast_queue: None,
+                tap: false,
+                in_pod: false,
+            };
+            host.create_macvlan(&macvlan, &wire, node.as_fd(), &mut same).unwrap();
+            Self::taken([node, pod, elsewhere])
+        }
+
+        fn taken([node, pod, elsewhere]: [Netns; 3]) -> Self {
+            let mut host = Handle::open_in(&node).unwrap();
+            let card = host.link("card").unwrap().index;
+            host.ensure_up(card).unwrap();
             let before = host.device_named("card").unwrap().unwrap();
             // The pod has given it a group of ours.
-            host.move_device(near.index, pod.as_fd(), "net1", Some("card"), OWN_GROUPS | 7).unwrap();
-            let index = Handle::open_in(&pod).unwrap().link("net1").unwrap().index;
+            host.move_device(card, pod.as_fd(), "net1", Some("card"), OWN_GROUPS | 7).unwrap();
+            let mut inside = Handle::open_in(&pod).unwrap();
+            let index = inside.link("net1").unwrap().index;
+            inside.set_conduct(index, &OF_POD).unwrap();
+            inside.set_queue(index, OF_POD.queue).unwrap();
             Self { node, pod, _elsewhere: elsewhere, device: vf("card"), before, index }
         }
 
@@ -586,25 +722,99 @@ mod tests {
         }
     }
 
-    /// Rows: SRV-back.
+    /// Rows: SRV-back, HDV-conduct.
     #[test]
     fn a_vf_comes_home_by_either_way_as_it_was() {
         for make in [Netns::private, refused] {
             let taken = Taken::new();
             let between = || namespace_between(&taken.device, true, make);
             taken.give_back(Ways { between, take_off: left_programs::take_off }).unwrap();
-            let as_before =
-                |it: &DeviceState| (it.link.up, it.link.mtu, it.link.mac, it.link.group, it.alias.clone());
+            let as_before = |it: &DeviceState| {
+                let link = &it.link;
+                (link.up, link.mtu, link.mac, link.group, it.alias.clone(), it.conduct)
+            };
             assert_eq!(as_before(&taken.on_node()), as_before(&taken.before));
+            assert_ne!(taken.before.conduct, OF_POD);
             assert!(!taken.is_in_pod());
         }
+    }
+
+    /// Rows: HDV-impossible.
+    #[test]
+    fn what_a_device_had_and_cannot_have_any_more_does_not_keep_it_from_coming_home() {
+        let taken = Taken::on_wire();
+        let mut host = Handle::open_in(&taken.node).unwrap();
+        let wire = host.link("wire").unwrap().index;
+        // The kernel lowers that of what is on it as well.
+        host.set_mtu(wire, 1500).unwrap();
+        let as_is = |it: &DeviceState| (it.link.up, it.link.mtu, it.link.group, it.alias.clone());
+        let give_back = || taken.give_back(Ways { between: || None, take_off: left_programs::take_off });
+        assert_eq!(as_is(&taken.before), (true, 9000, 5, None));
+        give_back().unwrap();
+        let back = taken.on_node();
+        assert_eq!((as_is(&back), taken.is_in_pod()), ((true, 1500, 5, None), false));
+        // As the kernel brings a card home, under the name that it had in its pod.
+        host.set_down(back.link.index).unwrap();
+        host.rename(back.link.index, "net1").unwrap();
+        host.set_alias(back.link.index, "card").unwrap();
+        give_back().unwrap();
+        assert_eq!(as_is(&taken.on_node()), (true, 1500, 5, None));
+
+        // No macvlan is up with the address of what is beneath it.
+        let taken = Taken::on_wire();
+        let mut host = Handle::open_in(&taken.node).unwrap();
+        let wire = host.link("wire").unwrap().index;
+        host.set_mac(wire, taken.before.link.mac.unwrap()).unwrap();
+        taken.give_back(Ways { between: || None, take_off: left_programs::take_off }).unwrap();
+        assert_eq!(as_is(&taken.on_node()), (false, 9000, 5, None));
+    }
+
+    /// Rows: HDV-alias.
+    #[test]
+    fn a_free_name_is_no_devices_by_another_name_either() {
+        assert_eq!(free_name(&[]), "dev0");
+        let second = DeviceState { other_names: vec!["dev1".to_owned()], ..port(5, "card", None) };
+        let present = [port(4, "dev0", None), second, port(6, "dev3", None)];
+        assert_eq!(free_name(&present), "dev2");
+    }
+
+    /// Rows: HDV-mac-back.
+    #[test]
+    fn a_device_without_a_record_has_lost_the_address_that_it_was_made_with_if_it_has_another() {
+        let lost = |permanent, own| {
+            let mut found = port(4, "card", permanent);
+            found.link.mac = own;
+            lost_address(&found)
+        };
+        assert_eq!(lost(mac(1), mac(2)), mac(1));
+        assert_eq!(lost(mac(1), mac(1)), None);
+        assert_eq!(lost(None, mac(2)), None);
+    }
+
+    /// Rows: HDV-conduct.
+    #[test]
+    fn a_device_of_which_nobody_has_noted_it_sends_and_receives_as_its_kind_does() {
+        let broadcast = Some(Mac([0xff; 6]));
+        let usual = Conduct { broadcast, arp: true, multicast: true, mode: 0, queue: OF_POD.queue };
+        let as_noted = Conduct { arp: false, ..usual };
+        let at_home = |kind, own, noted| {
+            let mut found = device(4, "card", (kind, None));
+            (found.link.mac, found.conduct) = (own, OF_POD);
+            conduct_at_home(&Home { conduct: noted, ..home(found.clone(), false) }, &found)
+        };
+        assert_eq!(at_home("", mac(1), Some(as_noted)), as_noted);
+        for kind in ["", "veth", "macvlan", "macvtap", "vlan"] {
+            assert_eq!(at_home(kind, mac(1), None), usual, "{kind}");
+        }
+        // The kernel makes a dummy without ARP; a card may be none of Ethernet.
+        assert_eq!((at_home("dummy", mac(1), None), at_home("", None, None)), (OF_POD, OF_POD));
     }
 
     /// Rows: HDV-programs.
     #[test]
     fn a_device_without_a_record_is_found_again_while_a_program_of_its_pod_stays_on_it() {
         fn of(container: &str) -> Unrecorded<'_> {
-            Unrecorded { of: (container, "net1"), others: &[], card: false }
+            Unrecorded { of: (container, "net1"), others: &[], card: false, has_mac: true }
         }
         let taken = Taken::new();
         let mut host = Handle::open_in(&taken.node).unwrap();
@@ -614,6 +824,7 @@ mod tests {
         del(&mut host, "c1", Some(&taken.pod));
         let back = taken.on_node();
         assert_eq!((&back.alias, back.link.group), (&None, 0));
+        assert_eq!(back.conduct, Conduct { queue: OF_POD.queue, ..taken.before.conduct });
         // As a DEL leaves it that could not take a program off.
         let mark = of("c1").mark();
         host.set_alias(back.link.index, &mark).unwrap();
@@ -622,6 +833,22 @@ mod tests {
         del(&mut host, "c1", None);
         assert_eq!(taken.on_node().alias, None);
         assert!(of(&"c".repeat(400)).mark().len() < 256);
+    }
+
+    /// Rows: HDV-names.
+    #[test]
+    fn a_device_that_is_another_records_is_not_given_back_without_one() {
+        let taken = Taken::new();
+        let mut host = Handle::open_in(&taken.node).unwrap();
+        let others = [home(taken.before.clone(), false)];
+        let mut is_in_pod_after = |others: &[Home]| {
+            let unrecorded = Unrecorded { of: ("c1", "net1"), others, card: false, has_mac: true };
+            let given = within(&taken.node, || give_back_by_alias(&mut host, unrecorded, Some(&taken.pod)));
+            given.unwrap().unwrap();
+            taken.is_in_pod()
+        };
+        assert!(is_in_pod_after(&others));
+        assert!(!is_in_pod_after(&[]));
     }
 
     /// Rows: HDV-programs.

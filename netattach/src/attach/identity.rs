@@ -83,6 +83,7 @@ pub(super) mod tests {
     use super::*;
     use crate::mac::Mac;
     use crate::netlink::LinkState;
+    use crate::spec::Conduct;
 
     pub(in crate::attach) const FUNCTION: &str = "0000:03:00.0";
 
@@ -120,6 +121,7 @@ pub(super) mod tests {
             alias: None,
             other_names: Vec::new(),
             xdp: Vec::new(),
+            conduct: Conduct { broadcast: None, arp: true, multicast: true, mode: 0, queue: 1000 },
         }
     }
 

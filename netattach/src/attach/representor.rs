@@ -149,8 +149,13 @@ pub(super) fn leave(node: &Node, attachment: Option<u32>, claim: &Claim) -> Resu
         host.set_down(device.index)?;
     }
     // What somebody has changed since stays as they have set it.
-    if found.mtu == device.mtu && found.mtu != representor.mtu {
-        host.set_mtu(device.index, representor.mtu)?;
+    if found.mtu == device.mtu
+        && found.mtu != representor.mtu
+        && let Err(error) = host.set_mtu(device.index, representor.mtu)
+    {
+        // Its card may not allow it any more; the VF goes home all the same.
+        let mtu = representor.mtu;
+        tracing::warn!(device = device.name, mtu, %error, "the representor does not get its MTU back");
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ use crate::link;
 use crate::mac::Mac;
 use crate::netlink::{self, DeviceState, Handle, LinkState};
 use crate::plan::{AttachmentPlan, Sandbox};
-use crate::spec::{Device, DeviceId, VfSettings, VirtualFunction};
+use crate::spec::{Device, DeviceId, OWN_GROUPS, VfSettings, VirtualFunction};
 use crate::step::{Claim, Home, Step};
 use crate::waits;
 
@@ -89,6 +89,9 @@ pub(super) fn claim(
     if let Some(mac) = asked {
         let around = Around { card: card.as_ref(), present: &present };
         claim_mac(node, (sandbox, attachment), (device, &claim), (mac, &around))?;
+        if node.enforcer.is_none() {
+            check_own_mac_is_kept(claim.home.as_ref(), mac)?;
+        }
     }
     if let (Some(found), Some(home)) = (&found, &claim.home) {
         // Whoever makes an interface on it meanwhile sees the claim, or is seen here.
@@ -145,6 +148,16 @@ fn claim_mac(
     }
     let other = around.card.and_then(|card| card.other_function(device, home, mac));
     other.map_or(Ok(()), |function| taken(Holder::Function(function)))
+}
+
+/// Refuses another address for a device whose own one no record and no kernel keeps: it would be gone.
+fn check_own_mac_is_kept(home: Option<&Home>, mac: Mac) -> Result<(), StepError> {
+    match home {
+        Some(home) if home.mac != Some(mac) && home.mac != home.permanent => {
+            Err(StepError::OwnMacLost(home.name.clone()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Refuses a device that the node itself or other pods need where it is.
@@ -317,14 +330,14 @@ fn refused(function: &VirtualFunction, setting: &'static str) -> impl FnOnce(net
     move |source| StepError::VfSetting { setting, function: function.clone(), source }
 }
 
-/// Moves a claimed device into the pod under its name there, down.
+/// Moves a claimed device into the pod under its name there, down. `mark`: its link group there, if it has the default one.
 ///
 /// # Errors
 /// The pod has an interface of that name, or the kernel does not move the device.
 pub(super) fn move_in(
     host: &mut Handle,
     (pod, netns): (&mut Handle, BorrowedFd<'_>),
-    device: &Device,
+    (device, mark): (&Device, Option<u32>),
     (claim, looked): (&Claim, Looked),
 ) -> Result<LinkState, StepError> {
     let home = claim.home.as_ref().ok_or(StepError::Missing("a device with an interface"))?;
@@ -338,8 +351,11 @@ pub(super) fn move_in(
         // A name that the pod has too would keep the device from being moved, or from getting its name there.
         host.remove_other_names(found.link.index, &found.other_names)?;
     }
-    let moved =
-        host.move_device(found.link.index, netns, &device.pod_name, Some(&home.name), found.link.group);
+    let group = match group_on_node(&found.link) {
+        0 => mark.unwrap_or_default(),
+        group => group,
+    };
+    let moved = host.move_device(found.link.index, netns, &device.pod_name, Some(&home.name), group);
     moved.map_err(|error| match error.already_exists() {
         true => StepError::NameTaken(device.pod_name.clone()),
         false => error.into(),
@@ -397,9 +413,16 @@ fn find_ends(
     Ok((own, index))
 }
 
+/// The link group of a device as one of the node. One of ours tells whose a link is: a pod has given it to the device, or the
+/// device was marked and came home by itself.
+pub(super) fn group_on_node(found: &LinkState) -> u32 {
+    if found.group & OWN_GROUPS == 0 { found.group } else { 0 }
+}
+
 /// How the device is before anything of it is changed, but for its programs. `among`: see [`Home::among`].
 pub(super) fn home(found: DeviceState, among: bool) -> Home {
-    let DeviceState { link, link_netns, parent, permanent, alias, other_names, .. } = found;
+    let group = group_on_node(&found.link);
+    let DeviceState { link, link_netns, parent, permanent, alias, other_names, conduct, .. } = found;
     Home {
         name: link.name,
         index: link.index,
@@ -412,10 +435,11 @@ pub(super) fn home(found: DeviceState, among: bool) -> Home {
         mtu: link.mtu,
         up: link.up,
         alias,
-        group: link.group,
+        group,
         other_names,
         programs: None,
         planned: None,
+        conduct: Some(conduct),
     }
 }
 
@@ -424,7 +448,7 @@ mod tests {
     use std::os::fd::AsFd;
 
     use super::super::error::step_code;
-    use super::super::identity::tests::device;
+    use super::super::identity::tests::{device, mac, port};
     use super::super::rig;
     use super::*;
     use crate::cni::code;
@@ -484,7 +508,7 @@ mod tests {
                 let wanted = (&VfSettings::default(), mac);
                 set(&mut host, &card, (&claim, &mut looked), wanted).unwrap();
                 assert_eq!(looked.own.as_ref().and_then(|own| own.link.mac), mac);
-                move_in(&mut host, (&mut inside, pod.as_fd()), &card, (&claim, looked)).unwrap()
+                move_in(&mut host, (&mut inside, pod.as_fd()), (&card, None), (&claim, looked)).unwrap()
             });
             assert_eq!((&*moved.name, moved.mac), ("net1", mac));
             // Two lists, a look before the address is set, and one in the pod.
@@ -522,6 +546,20 @@ mod tests {
         }
     }
 
+    /// Rows: HDV-mac-back.
+    #[test]
+    fn without_a_record_a_device_gets_another_address_if_it_has_the_one_that_it_was_made_with() {
+        let refused = |permanent, own, asked: Option<Mac>| {
+            let mut found = port(4, "card", permanent);
+            found.link.mac = own;
+            check_own_mac_is_kept(Some(&home(found, false)), asked.unwrap()).is_err()
+        };
+        assert!(!refused(mac(1), mac(1), mac(7)));
+        assert!(!refused(None, mac(7), mac(7)), "it has it");
+        assert!(refused(None, mac(1), mac(7)));
+        assert!(refused(mac(1), mac(2), mac(7)));
+    }
+
     /// Rows: HDV-one-device.
     #[test]
     fn no_other_device_is_moved_whatever_was_seen_last() {
@@ -540,9 +578,34 @@ mod tests {
                 is_back: false,
             };
             let looked = Looked { generation, own: is_seen.then_some(other) };
-            move_in(&mut host, (&mut inside, pod.as_fd()), &card("a"), (&claim, looked)).unwrap();
+            move_in(&mut host, (&mut inside, pod.as_fd()), (&card("a"), None), (&claim, looked)).unwrap();
             let is_there = |name| host.find_link(name).unwrap().is_some();
             assert_eq!(["a", "b"].map(is_there), [false, true]);
+        }
+    }
+
+    /// Rows: HDV-late-del.
+    #[test]
+    fn a_device_is_marked_where_it_has_the_default_group_and_no_mark_is_given_back() {
+        let mark = OWN_GROUPS | 9;
+        for (group, marked, at_home) in [(0, mark, 0), (5, 5, 5), (OWN_GROUPS | 7, mark, 0)] {
+            let [node, pod, elsewhere] = [(); 3].map(|()| Netns::private().unwrap());
+            let mut host = Handle::open_in(&node).unwrap();
+            let mut inside = Handle::open_in(&pod).unwrap();
+            let made = make(&mut host, "a", &elsewhere).link.index;
+            host.set_group(made, group).unwrap();
+            let claim = Claim {
+                device: "a".to_owned(),
+                generation: 1,
+                home: Some(home(host.device_named("a").unwrap().unwrap(), false)),
+                settings: None,
+                physical: None,
+                representor: None,
+                is_back: false,
+            };
+            let into = (&mut inside, pod.as_fd());
+            let moved = move_in(&mut host, into, (&card("a"), Some(mark)), (&claim, Looked::default()));
+            assert_eq!((moved.unwrap().group, claim.home.unwrap().group), (marked, at_home));
         }
     }
 

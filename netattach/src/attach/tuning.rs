@@ -118,7 +118,8 @@ fn overridden(one: &Sysctl) -> Option<String> {
     Some(format!("key sysctl: {key:?} has no effect as {value:?}: {by}; set that of all devices too"))
 }
 
-/// Gives the properties back. An interface that is gone needs none. `made`: its index, if that is known; else its name counts.
+/// Gives the properties back. An interface that is gone needs none, and an MTU that is not possible any more does not keep the
+/// rest. `made`: its index, if that is known; else its name counts.
 pub(super) fn give_back(
     pod: &mut Handle,
     (ifname, made): (&str, Option<u32>),
@@ -134,7 +135,16 @@ pub(super) fn give_back(
         Err(error) if error.not_found() => return Ok(()),
         other => other?,
     };
-    Ok(pod.set_properties(ifname, &before.missing(&now))?)
+    let mut missing = before.missing(&now);
+    let mtu = missing.mtu.take();
+    pod.set_properties(ifname, &missing)?;
+    if mtu.is_some()
+        && let Err(error) = pod.set_properties(ifname, &Properties { mtu, ..Properties::default() })
+    {
+        // That of the device beneath it may have been lowered since.
+        tracing::warn!(ifname, mtu, %error, "the interface does not get its MTU back");
+    }
+    Ok(())
 }
 
 /// The first difference, in words.
@@ -166,8 +176,43 @@ fn of_setting(one: &Sysctl) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
     use crate::error_chain::Chain;
+    use crate::spec::{Bridge, Macvlan, MacvlanMode};
+
+    /// Rows: TUN-home.
+    #[test]
+    fn an_mtu_that_is_not_possible_any_more_keeps_nothing_else_from_being_given_back() {
+        let netns = Netns::private().unwrap();
+        let [mut pod, mut same] = [(); 2].map(|()| Handle::open_in(&netns).unwrap());
+        let name = "below".to_owned();
+        let below = Bridge { name: name.clone(), mtu: Some(1500), promiscuous: false, vlan_filtering: false };
+        let below = pod.ensure_bridge(&below).unwrap().link;
+        let macvlan = Macvlan {
+            pod_name: "net1".to_owned(),
+            parent: Some(name),
+            mode: MacvlanMode::Bridge,
+            mtu: Some(1400),
+            mac: None,
+            group: 0,
+            broadcast_queue: None,
+            tap: false,
+            in_pod: false,
+        };
+        let made = pod.create_macvlan(&macvlan, &below, netns.as_fd(), &mut same).unwrap();
+        pod.set_mtu(below.index, 1450).unwrap();
+        let before = Properties { mtu: Some(1500), queue: Some(77), ..Properties::default() };
+        let mut now = || {
+            give_back(&mut pod, ("net1", Some(made.index)), &before).unwrap();
+            let found = pod.properties("net1").unwrap();
+            (found.mtu, found.queue)
+        };
+        assert_eq!(now(), (Some(1400), Some(77)));
+        same.set_mtu(below.index, 1500).unwrap();
+        assert_eq!(now(), (Some(1500), Some(77)));
+    }
 
     #[test]
     fn a_list_allows_what_it_matches() {

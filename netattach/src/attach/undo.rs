@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use super::delete_links::{self, KnownBy, Made};
 use super::give_back::{PodEnd, Unrecorded, give_back, give_back_by_alias};
 use super::plugin_del::PluginDel;
+use super::take_device::asked_mac;
 use super::{
     AttachError, Attached, Doing, Node, Progress, StepError, admit, device_info, devices, host_access,
     representor, restrict_sender, routing, translation, tuning, vrf,
@@ -15,7 +16,8 @@ use crate::netlink::Handle;
 use crate::netns::Netns;
 use crate::plan::undo::{Inverse, Stage, inverse};
 use crate::plan::{AttachmentPlan, Plan, Sandbox, result, result_cache};
-use crate::step::{MadeBy, Outputs, Step, StepRef};
+use crate::spec::Device;
+use crate::step::{Admitted, MadeBy, Output, Outputs, Step, StepRef};
 use crate::waits::{self, Resource};
 
 const RELEASE: &str = "release its resources";
@@ -269,6 +271,16 @@ impl Begun<'_> {
         }
     }
 
+    /// Whether a device of which no claim is known may have been moved. What a DEL of an executable derives from the
+    /// configuration does not say that it was; a device that a process drives never is.
+    fn may_have_moved(&self, device: &Device, progress: &dyn Progress) -> bool {
+        let mut steps = self.attachment.steps.iter();
+        match steps.position(|step| *step == Step::MoveDevice) {
+            Some(position) => progress.has_begun(StepRef(self.at.0, position as u16)),
+            None => device.userspace.is_none(),
+        }
+    }
+
     /// Gives a device back to the node, unless another sandbox has claimed it since.
     fn give_back(
         &self,
@@ -278,11 +290,18 @@ impl Begun<'_> {
         progress: &dyn Progress,
     ) -> Result<(), StepError> {
         let Inverse::ReturnDevice { device, claim } = &self.inverse else { return Ok(()) };
-        let Some(claim) = claim else {
-            // Nothing was changed before the claim was recorded; or the record has lost it, or there is none.
+        if claim.is_none() && !self.may_have_moved(device, progress) {
+            // What has its name in the pod is another of the pod's, perhaps one that the pod calls so for a moment.
+            return Ok(());
+        }
+        let kept = || node.devices.claim_of(&plan.sandbox, self.attachment).map(Box::new);
+        let claim = claim.clone().or_else(kept);
+        let Some(claim) = &claim else {
+            // The record has lost it, or there is none.
             let others = node.devices.others_in(plan.sandbox.netns_id, None);
             let of = (&*plan.sandbox.container_id, &*device.pod_name);
-            let unrecorded = Unrecorded { of, others: &others, card: node.enforcer.is_some() };
+            let (card, has_mac) = (node.enforcer.is_some(), asked_mac(&self.attachment.steps).is_some());
+            let unrecorded = Unrecorded { of, others: &others, card, has_mac };
             return give_back_by_alias(&mut Handle::open()?, unrecorded, netns);
         };
         let others = node.devices.others_in(plan.sandbox.netns_id, Some(&claim.device));
@@ -409,6 +428,7 @@ fn delete_all_links<'p>(
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::os::fd::AsFd;
     use std::os::unix::net::UnixListener;
     use std::path::Path;
 
@@ -530,6 +550,34 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         engine.del(&request).unwrap();
         assert!(!record.exists());
+    }
+
+    /// The pod calls another of its devices so.
+    ///
+    /// Rows: HDV-names.
+    #[test]
+    fn what_has_the_name_of_a_device_that_was_never_moved_stays_in_the_pod() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path();
+        let journal = Store::open(directory.join("journal")).unwrap();
+        let mut engine = rig::engine(directory, journal, &Arc::new(Maps::default()));
+        // Then what is given back need not be a card.
+        engine.node.enforcer = None;
+        let mut plan = rig::plan(directory, "a", 1);
+        plan.attachments[0].steps = vec![Step::ClaimDevice(fixtures::device()), Step::MoveDevice];
+        let mut record = engine.journal.create(rig::key("a"), plan).unwrap();
+        let [node, pod] = [(); 2].map(|()| Netns::private().unwrap());
+        let [mut host, mut inside] = [&node, &pod].map(|netns| Handle::open_in(netns).unwrap());
+        let (host_name, pod_name) = ("far".to_owned(), "net1".to_owned());
+        let veth = Veth { host_name, pod_name, mtu: None, mac: None, group: 0, port: None };
+        let (_, other) = host.create_veth(&veth, None, pod.as_fd(), &mut inside).unwrap();
+        inside.set_alias(other.index, "card0").unwrap();
+        for (step, is_home) in [(0, false), (1, true)] {
+            record.begin(&[StepRef(0, step)]).unwrap();
+            within(&node, || undo(&engine.node, &record.plan, Some(&pod), &record)).unwrap().unwrap();
+            assert_eq!(host.find_link("card0").unwrap().is_some(), is_home);
+            assert_eq!(inside.find_link("net1").unwrap().is_none(), is_home);
+        }
     }
 
     /// Rows: DHCP-lost.

@@ -287,7 +287,12 @@ impl Request<'_> {
             rdma: None,
             switchdev: false,
         };
-        std::iter::once(Step::ClaimDevice(device)).chain(self.ipam_remains()).collect()
+        let mut steps: Vec<Step> =
+            std::iter::once(Step::ClaimDevice(device)).chain(self.ipam_remains()).collect();
+        if let Ok(mac @ Some(_)) = self.mac() {
+            steps.push(Step::SetDevice(SetDevice { mac, ..SetDevice::default() }));
+        }
+        steps
     }
 }
 

@@ -3,7 +3,7 @@
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::link::{LinkAttribute, LinkExtentMask, LinkMessage, Prop};
+use netlink_packet_route::link::{LinkAttribute, LinkExtentMask, LinkFlags, LinkMessage, LinkMode, Prop};
 use rtnetlink::{LinkMessageBuilder, LinkUnspec};
 
 use super::link::{observed, show};
@@ -11,6 +11,7 @@ use super::socket::{CREATE, EXCL, NetlinkRequest, Reply};
 use super::xdp_links::of_link;
 use super::{Error, Handle, LinkState, XdpPlace};
 use crate::mac::Mac;
+use crate::spec::Conduct;
 
 /// A network device, with what it is known by in whichever namespace it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -29,6 +30,8 @@ pub struct DeviceState {
     pub other_names: Vec<String>,
     /// Its XDP programs: who runs each, and the kernel's id of it.
     pub xdp: Vec<(XdpPlace, u32)>,
+    /// How it sends and receives.
+    pub conduct: Conduct,
 }
 
 impl DeviceState {
@@ -152,6 +155,31 @@ impl Handle {
         self.change(LinkUnspec::new_with_index(index).promiscuous(false).allmulticast(false))
     }
 
+    /// Sets how a device sends and receives, but for its queue.
+    ///
+    /// # Errors
+    /// There is no such link, or it has no Ethernet addresses and is to have one for everybody.
+    pub fn set_conduct(&mut self, index: u32, conduct: &Conduct) -> Result<(), Error> {
+        let Conduct { broadcast, arp, multicast, mode, queue: _ } = *conduct;
+        let mode = LinkAttribute::Mode(LinkMode::from(mode));
+        let set = LinkUnspec::new_with_index(index).arp(arp).multicast(multicast);
+        let set = set.append_extra_attribute(mode);
+        self.change(match broadcast {
+            Some(Mac(address)) => set.broadcast(address.to_vec()),
+            None => set,
+        })
+    }
+
+    /// Sets how many frames wait to be sent at most.
+    ///
+    /// # Errors
+    /// The kernel refuses it.
+    pub fn set_queue(&mut self, index: u32, length: u32) -> Result<(), Error> {
+        self.change(
+            LinkUnspec::new_with_index(index).append_extra_attribute(LinkAttribute::TxQueueLen(length)),
+        )
+    }
+
     /// Sets the text for people; empty: none.
     ///
     /// # Errors
@@ -213,13 +241,17 @@ fn device(message: RouteNetlinkMessage) -> Option<DeviceState> {
     let RouteNetlinkMessage::NewLink(shown) = &message else { return None };
     let (mut link_netns, mut parent, mut permanent, mut alias) = (None, None, None, None);
     let (mut other_names, mut xdp) = (Vec::new(), Vec::new());
+    let has = |flag| shown.header.flags.contains(flag);
+    let (arp, multicast) = (!has(LinkFlags::Noarp), has(LinkFlags::Multicast));
+    let mut conduct = Conduct { broadcast: None, arp, multicast, mode: 0, queue: 0 };
     for attribute in &shown.attributes {
         match attribute {
             LinkAttribute::LinkNetNsId(number) => link_netns = Some(*number),
             LinkAttribute::ParentDevName(name) => parent = Some(name.clone()),
-            LinkAttribute::PermAddress(bytes) => {
-                permanent = <[u8; 6]>::try_from(bytes.as_slice()).ok().map(Mac);
-            }
+            LinkAttribute::PermAddress(bytes) => permanent = ethernet(bytes),
+            LinkAttribute::Broadcast(bytes) => conduct.broadcast = ethernet(bytes),
+            LinkAttribute::Mode(mode) => conduct.mode = u8::from(*mode),
+            LinkAttribute::TxQueueLen(length) => conduct.queue = *length,
             LinkAttribute::IfAlias(text) => alias = Some(text.clone()).filter(|text| !text.is_empty()),
             LinkAttribute::PropList(all) => other_names.extend(all.iter().filter_map(|one| match one {
                 Prop::AltIfName(name) => Some(name.clone()),
@@ -230,7 +262,12 @@ fn device(message: RouteNetlinkMessage) -> Option<DeviceState> {
         }
     }
     let link = observed(message)?;
-    Some(DeviceState { link, link_netns, parent, permanent, alias, other_names, xdp })
+    Some(DeviceState { link, link_netns, parent, permanent, alias, other_names, xdp, conduct })
+}
+
+/// `None`: the link has addresses of another length.
+fn ethernet(address: &[u8]) -> Option<Mac> {
+    <[u8; 6]>::try_from(address).ok().map(Mac)
 }
 
 #[cfg(test)]
@@ -269,6 +306,28 @@ mod tests {
         let refused = handle.set_mac_and_show(index, Mac([1, 0, 0, 0, 0, 7])).unwrap_err();
         assert_eq!(refused.errno(), Some(rustix::io::Errno::ADDRNOTAVAIL), "{refused}");
         assert!(handle.set_mac_and_show(4000, mac).unwrap_err().not_found());
+    }
+
+    /// Rows: HDV-conduct.
+    #[test]
+    fn a_device_sends_and_receives_as_it_was_set_to() {
+        let netns = Netns::private().unwrap();
+        let mut handle = Handle::open_in(&netns).unwrap();
+        let bridge = Bridge { name: "a".to_owned(), mtu: None, promiscuous: false, vlan_filtering: false };
+        let index = handle.ensure_bridge(&bridge).unwrap().link.index;
+        let mut conduct = || handle.device_by_index(index).unwrap().unwrap().conduct;
+        let usual =
+            Conduct { broadcast: Some(Mac([0xff; 6])), arp: true, multicast: true, mode: 0, queue: 1000 };
+        assert_eq!(conduct(), usual);
+        let broadcast = Some(Mac([2, 0, 0, 0, 0, 0x99]));
+        let other = Conduct { broadcast, arp: false, multicast: false, mode: 1, queue: 7 };
+        let mut second = Handle::open_in(&netns).unwrap();
+        second.set_conduct(index, &other).unwrap();
+        assert_eq!(conduct(), Conduct { queue: 1000, ..other });
+        second.set_queue(index, 7).unwrap();
+        assert_eq!(conduct(), other);
+        second.set_conduct(index, &usual).unwrap();
+        assert_eq!(conduct(), Conduct { queue: 7, ..usual });
     }
 
     /// Rows: HDV-programs.

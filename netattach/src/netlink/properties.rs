@@ -43,7 +43,7 @@ impl Handle {
             self.change(link().allmulticast(*on))?;
         }
         if let Some(length) = queue {
-            self.change(link().append_extra_attribute(LinkAttribute::TxQueueLen(*length)))?;
+            self.set_queue(index, *length)?;
         }
         Ok(())
     }

@@ -52,6 +52,23 @@ pub struct VirtualFunction {
     pub number: u32,
 }
 
+/// How a device sends and receives beyond its address and its MTU: what the kernel leaves as it is when the device goes to
+/// another namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Conduct {
+    /// The Ethernet address of frames for everybody, requests for neighbours' addresses among them, of a device that has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub broadcast: Option<Mac>,
+    /// Whether it asks for neighbours' addresses and answers for its own.
+    pub arp: bool,
+    /// Whether it has multicast.
+    pub multicast: bool,
+    /// What its state waits for besides the carrier (`IFLA_LINKMODE` of the kernel); 0: nothing.
+    pub mode: u8,
+    /// Frames that wait to be sent, at most.
+    pub queue: u32,
+}
+
 /// What a PF sets for one of its VFs. Absent: not set, or not told.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VfSettings {

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Interface;
 use crate::mac::Mac;
-use crate::spec::VfSettings;
+use crate::spec::{Conduct, VfSettings};
 
 /// What was found when a device was claimed, before anything was changed: how it goes back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -108,6 +108,9 @@ pub struct Home {
     /// of the pod had loaded a program by then. Absent: that is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub planned: Option<u64>,
+    /// How it sent and received. Absent: nobody has looked, as with `programs`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub conduct: Option<Conduct>,
 }
 
 fn is_default_group(group: &u32) -> bool {
@@ -120,6 +123,16 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn what_a_device_sends_and_receives_is_read_as_it_was_written() {
+        let conduct = json!({"broadcast": "ff:ff:ff:ff:ff:ff", "arp": true, "multicast": false, "mode": 1, "queue": 1000});
+        let written = json!({"name": "card", "index": 4, "mtu": 1500, "up": true, "conduct": conduct});
+        let home: Home = serde_json::from_value(written.clone()).unwrap();
+        let broadcast = Some(Mac([0xff; 6]));
+        let expected = Conduct { broadcast, arp: true, multicast: false, mode: 1, queue: 1000 };
+        assert_eq!((home.conduct, serde_json::to_value(&home).unwrap()), (Some(expected), written));
+    }
+
     /// As earlier versions have written it.
     #[test]
     fn a_device_of_the_default_group_is_written_without_one() {
@@ -128,5 +141,6 @@ mod tests {
         assert_eq!((home.group, serde_json::to_value(&home).unwrap()), (0, written));
         home.group = 5;
         assert_eq!(serde_json::to_value(&home).unwrap()["group"], json!(5));
+        assert_eq!((home.programs, home.planned, home.conduct), (None, None, None));
     }
 }

@@ -87,7 +87,9 @@ impl Executor<'_> {
         let (device, claim) = claimed(attachment, self.progress.outputs().of(at.0))?;
         let into = (&mut self.pod, self.netns.as_fd());
         let looked = std::mem::take(&mut self.looked);
-        let pod = take_device::move_in(&mut self.host, into, device, (claim, looked))?;
+        // Without a record the group tells a DEL that comes late whose the device is.
+        let mark = self.node.enforcer.is_none().then(|| self.sandbox.link_group());
+        let pod = take_device::move_in(&mut self.host, into, (device, mark), (claim, looked))?;
         if let (Some(card), Some(mac)) = (claim.physical, pod.mac) {
             // One that was not asked for is the device's own, whoever else has it.
             let _ = self.node.occupied.claim(card, Address::Mac(mac), self.sandbox, attachment);

@@ -9,7 +9,7 @@ use crate::attach::apply::{DelegateCall, apply};
 use crate::attach::check::{check_delegates, compare};
 use crate::attach::status_verb::{check_node, lease_error};
 use crate::attach::undo::undo;
-use crate::attach::{AttachError, Doing, Node, StepError, facts};
+use crate::attach::{AttachError, Doing, Node, StepError, bridges, facts};
 use crate::cni::{self, CniError, Command, code, json};
 use crate::error_chain::Chain;
 use crate::firewall::senders;
@@ -78,6 +78,9 @@ impl Interface<'_> {
         }
         let plan = Plan { sandbox, attachments: vec![attachment], dynamic: None };
         let mut progress = Memory::default();
+        let has_bridge = plan.steps().any(|(_, _, step)| matches!(step, Step::EnsureBridge(_)));
+        // Until it is a port there, or nobody's.
+        let held = has_bridge.then(bridges::hold).flatten();
         let carried_out =
             apply(self.node, &plan, &netns, &mut progress).map_err(CniError::from).and_then(|()| {
                 let result = match previous {
@@ -86,6 +89,7 @@ impl Interface<'_> {
                 };
                 result.to_value(request.version)
             });
+        drop(held);
         let roll_back = || {
             undo(self.node, &plan, Some(&netns), &progress)?;
             self.node.bridges.remove_made(&progress.outputs).map_err(|error| AttachError::Open(error.into()))
@@ -114,8 +118,8 @@ impl Interface<'_> {
         let request = self.request;
         let place = self.place()?;
         let netns = match &place {
-            Place::There(netns) => Some(netns),
-            Place::Gone | Place::Own(_) => None,
+            Place::There(netns) if !self.has_anothers_device(netns)? => Some(netns),
+            Place::There(_) | Place::Gone | Place::Own(_) => None,
         };
         let sandbox = sandbox(request, netns.map_or(NOWHERE, Netns::id));
         let attachment = remains_of_one(&sandbox, self.driver, request);
@@ -130,6 +134,25 @@ impl Interface<'_> {
             Place::Own(path) => Err(AttachError::HostNetns { path }.into()),
             Place::There(_) | Place::Gone => Ok(()),
         }
+    }
+
+    /// Whether what has the name of the device in the pod is another container's: the path of a DEL that comes late may lead to
+    /// that one's namespace by now.
+    fn has_anothers_device(&self, netns: &Netns) -> Result<bool, CniError> {
+        if !self.driver.takes_device() {
+            return Ok(false);
+        }
+        let mut pod = Handle::open_in(netns).map_err(AttachError::Open)?;
+        if !chained::is_anothers(self.request, &mut pod).map_err(chained::cannot)? {
+            return Ok(false);
+        }
+        // The result has the address that `tuning` had given the device, and has taken from it before this DEL. Where its group
+        // does not say whose it is, one with the address that it was made with may be this container's.
+        let found = pod.device_named(&self.request.ifname).map_err(|error| chained::cannot(error.into()))?;
+        let may_be_its = found.is_some_and(|it| {
+            it.link.group & OWN_GROUPS == 0 && it.permanent.is_some() && it.permanent == it.link.mac
+        });
+        Ok(!may_be_its)
     }
 
     /// The link of `prevResult`, if the pod has it. Links made by this plugin are recognised by their group, see

@@ -11,7 +11,7 @@ use netattach_tests::other_programs::{
     Verdict, all_programs, attach_tcx_for_good, index_of, occupy, program,
 };
 use netattach_tests::raw::RawSocket;
-use netattach_tests::runtime::{Call, config, with_result};
+use netattach_tests::runtime::{Call, config};
 use netattach_tests::tools;
 use netattach_tests::traffic::{PATIENCE, eventually, stretched};
 use serde_json::{Value, json};
@@ -19,11 +19,12 @@ use serde_json::{Value, json};
 use super::{MAC, Rig, addresses, mac_of};
 
 const CARD: &str = "card0";
+const PAIR: [&str; 10] = ["link", "add", CARD, "address", MAC, "type", "veth", "peer", "name", "card1"];
 
-/// A node with a device of its own.
+/// A node with a device of its own, whose address is [`MAC`].
 fn rig() -> Rig {
     let rig = Rig::new();
-    ip(&rig.runtime.node, &["link", "add", CARD, "type", "veth", "peer", "name", "card1"]).unwrap();
+    ip(&rig.runtime.node, &PAIR).unwrap();
     ip(&rig.runtime.node, &["link", "set", "card1", "up"]).unwrap();
     rig
 }
@@ -52,6 +53,10 @@ fn a_device_goes_to_the_pod_and_comes_back_under_its_name_as_often_as_it_is_aske
         result["interfaces"],
         json!([{"name": "eth0", "mac": MAC, "mtu": 1500, "sandbox": rig.pod.path()}])
     );
+    rig.after("CHECK", &config, &result);
+    // A repeated ADD finds no device, and takes none out of the pod.
+    let (code, told) = rig.refusal("ADD", &config);
+    assert_eq!(code, 11, "{told}");
     rig.after("CHECK", &config, &result);
     for _ in 0..2 {
         rig.after("DEL", &config, &result);
@@ -84,6 +89,21 @@ fn a_device_gets_no_ethernet_address_of_another_of_the_node() {
     assert_eq!(result["interfaces"][0]["mac"], config["mac"]);
     rig.after("DEL", &config, &result);
     assert!(card(rig.node(), CARD).is_some());
+}
+
+/// Rows: HDV-mac-back.
+#[test]
+fn an_address_that_a_device_would_keep_for_ever_is_refused() {
+    let rig = rig();
+    let before = card(rig.node(), CARD);
+    let mut config = keys(&rig);
+    config["mac"] = json!("02:00:00:00:00:08");
+    let (code, told) = rig.refusal("ADD", &config);
+    let expected = "key mac: device card0 has an address that it was not made with, and gets that back by what netattachd has \
+                    recorded; without it, chain tuning";
+    assert!(code == 7 && told.ends_with(expected), "{code}: {told}");
+    assert_eq!((card(rig.node(), CARD), card(rig.inside(), "eth0")), (before, None));
+    assert_eq!(rig.reserved(), [""; 0]);
 }
 
 /// Rows: HDV-programs.
@@ -119,7 +139,7 @@ fn what_a_pod_has_put_above_its_device_goes_without_an_agent_too() {
 #[test]
 fn neighbours_are_told_once_a_late_carrier_is_there_and_no_add_waits_long_for_one_that_never_comes() {
     let rig = Rig::new();
-    ip(&rig.runtime.node, &["link", "add", CARD, "type", "veth", "peer", "name", "card1"]).unwrap();
+    ip(&rig.runtime.node, &PAIR).unwrap();
     let mut config = keys(&rig);
     config["mac"] = json!(MAC);
     // Nobody comes up at the other end.
@@ -204,6 +224,8 @@ fn each_gives_back_what_the_other_took() {
 }
 
 /// A name that the pod has is not taken, and the device stays.
+///
+/// Rows: HDV-alias.
 #[test]
 fn a_pod_that_has_the_name_keeps_its_interface_and_the_node_its_device() {
     let rig = rig();
@@ -215,11 +237,24 @@ fn a_pod_that_has_the_name_keeps_its_interface_and_the_node_its_device() {
     // The name on the node is another's meanwhile.
     ip(&rig.runtime.node, &["link", "add", CARD, "type", "bridge"]).unwrap();
     let call = Call { netns: other.path(), ..rig.call() };
-    let del = with_result(&keys(&rig), &result);
-    let (code, told) = rig.runtime.refusal("DEL", call, &del).unwrap();
-    assert_eq!(code, 11);
-    assert!(told.contains("the node has another interface named card0 by now"), "{told}");
-    ip(&rig.runtime.node, &["link", "del", CARD]).unwrap();
     rig.runtime.after("DEL", call, &keys(&rig), &result).unwrap();
-    assert!(card(rig.node(), CARD).is_some());
+    let kinds = [CARD, "dev0"].map(|name| rig.node().link(name).unwrap().kind);
+    assert_eq!(kinds, ["bridge", "veth"]);
+    assert!(card(Handle::open_in(other.netns()).unwrap(), "eth0").is_none());
+}
+
+/// A container with `CAP_NET_ADMIN` has set it.
+///
+/// Rows: HDV-alias.
+#[test]
+fn an_alias_that_is_no_free_name_keeps_no_device_in_its_container() {
+    for alias in ["lo", "a/b", "card%d", "longer-than-any-name-of-a-link"] {
+        let rig = rig();
+        let result = rig.add(&keys(&rig));
+        ip(&rig.pod, &["link", "set", "eth0", "alias", alias]).unwrap();
+        rig.after("DEL", &keys(&rig), &result);
+        let back = card(rig.node(), "dev0").unwrap();
+        assert_eq!((back.link.up, back.alias), (false, None), "{alias}");
+        assert!(card(rig.inside(), "eth0").is_none(), "{alias}");
+    }
 }

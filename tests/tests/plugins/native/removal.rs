@@ -7,6 +7,7 @@ use std::path::Path;
 use netattach::netlink::Handle;
 use netattach::spec::Veth;
 use netattach_tests::Namespace;
+use netattach_tests::node::ip;
 use netattach_tests::runtime::Call;
 use netattach_tests::tools::has_driver;
 use serde_json::{Value, json};
@@ -84,19 +85,25 @@ fn del_frees_addresses_when_the_namespace_the_parent_and_the_ranges_are_gone() {
 
 /// The path leads to another container's namespace by now, whose interface has the name, and here the address.
 ///
-/// Rows: IVL-late-del.
+/// Rows: IVL-late-del, HDV-late-del.
 #[test]
 fn a_late_del_leaves_the_link_alone_of_the_container_that_has_the_namespaces_path_now() {
-    let kinds = ["ipvlan", "vlan"].into_iter().filter(|kind| has_driver(kind));
+    let kinds = ["ipvlan", "vlan"].into_iter().filter(|kind| has_driver(kind)).chain(["host-device"]);
     for kind in ["veth", "dummy"].into_iter().filter(|kind| has_driver(kind)).chain(kinds) {
         let rig = Rig::new();
         let other = Namespace::new().unwrap();
+        for card in ["card5", "card6"].into_iter().filter(|_| kind == "host-device") {
+            let far = format!("{card}-far");
+            let pair = ["link", "add", card, "address", MAC, "type", "veth", "peer", "name", &far];
+            ip(&rig.runtime.node, &pair).unwrap();
+        }
         let configs = [5, 6].map(|id| {
             let mut config = rig.config("1.0.0", kind);
             match kind {
                 // All of a parent have its address.
                 "ipvlan" => {}
                 "vlan" => config["vlanId"] = json!(id),
+                "host-device" => config["device"] = json!(format!("card{id}")),
                 _ => config["mac"] = json!(MAC),
             }
             config
@@ -115,6 +122,13 @@ fn a_late_del_leaves_the_link_alone_of_the_container_that_has_the_namespaces_pat
         assert!(is_there(), "{kind}");
         rig.runtime.after("DEL", of_other, &configs[1], &result).unwrap();
         assert!(!is_there(), "{kind}");
+        if kind == "host-device" {
+            // It is its pod's still, whose own DEL may come yet.
+            assert!(rig.node().find_link("card5").unwrap().is_none());
+            rig.after("DEL", &configs[0], &late);
+            let back = ["card5", "card6"].map(|card| rig.node().link(card).unwrap().group);
+            assert_eq!(back, [0, 0]);
+        }
     }
 }
 
@@ -168,5 +182,35 @@ fn a_failed_add_leaves_nothing() {
         assert_eq!(code, 7, "{said}");
         assert!(said.contains("configure the pod's interface: RTM_NEWROUTE"), "{said}");
         assert_eq!((rig.links(), rig.reserved()), ((vec![], vec![]), vec!["10.1.0.2".into()]), "{kind}");
+    }
+}
+
+/// Of the processes that make a bridge or find it, one alone gets an address.
+///
+/// Rows: BRG-at-once.
+#[test]
+fn an_add_that_fails_leaves_the_bridge_that_another_process_is_about_to_use() {
+    let rig = Rig::new();
+    let pods: Vec<Namespace> = (0..8).map(|_| Namespace::new().unwrap()).collect();
+    let containers: Vec<String> = (0..pods.len()).map(|number| format!("c{number}")).collect();
+    for round in 0..5 {
+        let mut config = rig.config("1.0.0", "bridge");
+        config["bridge"] = json!(format!("bridge{round}"));
+        config["ipam"] = json!({"type": "host-local", "dataDir": rig.dir.path(), "subnet": "10.1.0.0/30"});
+        let add = |(container, pod): (&String, &Namespace)| {
+            let call = Call { container, netns: pod.path(), ..rig.call() };
+            rig.runtime.run("ADD", call, &config).unwrap()
+        };
+        let add = &add;
+        let answers: Vec<_> = std::thread::scope(|scope| {
+            let adds: Vec<_> = containers.iter().zip(&pods).map(|of| scope.spawn(move || add(of))).collect();
+            adds.into_iter().map(|add| add.join().unwrap()).collect()
+        });
+        let mut added = answers.iter().zip(containers.iter().zip(&pods));
+        let (answer, (container, pod)) = added.find(|(answer, _)| answer.exit == Some(0)).unwrap();
+        let call = Call { container, netns: pod.path(), ..rig.call() };
+        for verb in ["CHECK", "DEL"] {
+            rig.runtime.after(verb, call, &config, &answer.stdout).unwrap();
+        }
     }
 }

@@ -118,6 +118,44 @@ fn a_device_has_the_mtu_that_is_asked_for_and_goes_home_with_its_own() {
     assert_eq!(home(), 1500);
 }
 
+/// As a pod that administrates its network may set it: the next one would ask a single station for all addresses, or nobody.
+///
+/// Rows: HDV-conduct.
+#[test]
+fn what_a_pod_has_its_device_ask_for_neighbours_is_no_other_pods_matter() {
+    let mut node = Node::new(&[]).unwrap();
+    let wires = Wires::new(&node, &["card"]).unwrap();
+    node.write("card", &network(NAMESPACE, "card", &Wires::config("card", SERVER))).unwrap();
+    node.write("a", &pod("a", &json!({}), &json!("card"))).unwrap();
+    node.start().unwrap();
+    let conduct = |namespace: &Namespace, name: &str| {
+        Handle::open_in(namespace.netns()).unwrap().device_named(name).unwrap().unwrap().conduct
+    };
+    let before = conduct(&node.namespace, "card");
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    assert_eq!(conduct(&a.namespace, "net1"), before);
+    for [what, value] in [
+        ["broadcast", "02:00:00:00:00:99"],
+        ["arp", "off"],
+        ["multicast", "off"],
+        ["mode", "dormant"],
+        ["txqueuelen", "1"],
+    ] {
+        ip(&a.namespace, &["link", "set", "net1", what, value]).unwrap();
+    }
+    let of_pod = conduct(&a.namespace, "net1");
+    assert!(!of_pod.arp && !of_pod.multicast, "{of_pod:?}");
+    assert_eq!((of_pod.broadcast, of_pod.mode, of_pod.queue), ("02:00:00:00:00:99".parse().ok(), 1, 1));
+    node.del(&a).success();
+    assert_eq!(conduct(&node.namespace, "card"), before);
+    node.add(&a).success();
+    for to in at(SERVER, 0) {
+        assert!(ping(&wires.beyond, to.ip(), PATIENCE).unwrap(), "{to}");
+    }
+    node.del(&a).success();
+}
+
 /// Rows: HDV-carrier.
 #[test]
 fn an_add_ends_though_a_device_gets_no_carrier_and_its_addresses_are_used_once_it_has_one() {
