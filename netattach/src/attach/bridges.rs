@@ -11,7 +11,8 @@ use std::time::Duration;
 use ipnet::IpNet;
 
 use super::apply::ensure_if_present;
-use super::{StepError, flock};
+use super::StepError;
+use crate::flock;
 use crate::link;
 use crate::netlink::{self, Handle, LinkState};
 use crate::netns::Netns;

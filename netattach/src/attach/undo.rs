@@ -17,7 +17,7 @@ use crate::netns::Netns;
 use crate::plan::undo::{Inverse, Stage, inverse};
 use crate::plan::{AttachmentPlan, Plan, Sandbox, result, result_cache};
 use crate::spec::Device;
-use crate::step::{Admitted, MadeBy, Output, Outputs, Step, StepRef};
+use crate::step::{MadeBy, Outputs, Step, StepRef};
 use crate::waits::{self, Resource};
 
 const RELEASE: &str = "release its resources";
