@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
-use super::apply::ensure_if_present;
 use super::StepError;
+use super::apply::ensure_if_present;
 use crate::flock;
 use crate::link;
 use crate::netlink::{self, Handle, LinkState};

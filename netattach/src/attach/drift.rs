@@ -351,8 +351,7 @@ impl Engine {
         (plan, outputs, cookie): (&Plan, &Outputs, Option<u64>),
         result: Option<cni::Value>,
     ) -> Result<(), AttachError> {
-        let progress =
-            Progress { netns_cookie: cookie_of(&plan.sandbox, cookie)?, outputs, result };
+        let progress = Progress { netns_cookie: cookie_of(&plan.sandbox, cookie)?, outputs, result };
         let mut record = self.journal.create_whole(key.clone(), plan.clone(), progress)?;
         // What is kept in memory says what was claimed.
         if let Err(error) = self.note_returned(&mut record) {
