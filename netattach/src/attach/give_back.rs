@@ -655,7 +655,7 @@ mod tests {
             };
             let mut far = Handle::open_in(&elsewhere).unwrap();
             host.create_veth(&veth, None, elsewhere.as_fd(), &mut far).unwrap();
-            Self::taken([node, pod, elsewhere])
+            Self::in_pod([node, pod, elsewhere])
         }
 
         /// A macvlan on the node's device `wire`, with its MTU of 9000.
@@ -677,10 +677,10 @@ mod tests {
                 in_pod: false,
             };
             host.create_macvlan(&macvlan, &wire, node.as_fd(), &mut same).unwrap();
-            Self::taken([node, pod, elsewhere])
+            Self::in_pod([node, pod, elsewhere])
         }
 
-        fn taken([node, pod, elsewhere]: [Netns; 3]) -> Self {
+        fn in_pod([node, pod, elsewhere]: [Netns; 3]) -> Self {
             let mut host = Handle::open_in(&node).unwrap();
             let card = host.link("card").unwrap().index;
             host.ensure_up(card).unwrap();

@@ -123,13 +123,13 @@ fn loopback_tells_one_address_of_its_own_for_each_family() {
 
 #[test]
 fn a_result_read_back_and_reported_again_is_the_same() {
-    let delegated = json!({"type": "dhcp"});
+    let [delegated, by_server] = ["executed-ipam", "dhcp"].map(|kind| json!({"type": kind}));
     for (kind, keys) in [
         ("bridge", json!({"bridge": "br0", "isGateway": true, "ipam": pool()})),
         ("bridge", json!({})),
         ("bridge", json!({"isDefaultGateway": true, "ipam": delegated})),
         ("macvlan", json!({"ipam": pool()})),
-        ("macvlan", json!({"ipam": delegated, "dns": {"domain": "example.org"}})),
+        ("macvlan", json!({"ipam": by_server, "dns": {"domain": "example.org"}})),
         ("veth", json!({"isDefaultGateway": true, "ipam": pool()})),
         ("loopback", json!({})),
     ] {

@@ -222,7 +222,7 @@ mod tests {
     fn executables_are_looked_for_where_the_settings_say_and_where_they_are_usually() {
         let of = |set: &[&str]| executables(&set.iter().map(PathBuf::from).collect::<Vec<_>>());
         let usual = PathBuf::from("/opt/cni/bin");
-        assert_eq!(of(&[]), [usual.clone()]);
+        assert_eq!(of(&[]), std::slice::from_ref(&usual));
         assert_eq!(of(&["/opt/cni/bin", "/a"]), [usual.clone(), "/a".into()]);
         assert_eq!(of(&["/a", "/b"]), ["/a".into(), "/b".into(), usual]);
         let dir = tempfile::tempdir().unwrap();
