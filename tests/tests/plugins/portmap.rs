@@ -118,7 +118,7 @@ fn nothing_leads_to_an_address_any_more_when_another_plugin_frees_it() {
             "cniVersion": "1.0.0", "interfaces": [{"name": "net1", "sandbox": "/run/netns/a"}],
             "ips": [{"interface": 0, "address": "10.60.0.2/24"}],
         });
-        json!({"link": "dummy", "addresses": ["10.60.0.2/24"], "result": result, "DEL": del})
+        json!({"link": "veth", "addresses": ["10.60.0.2/24"], "result": result, "DEL": del})
     };
     let ports = json!([{"hostPort": 8080, "containerPort": 80, "protocol": "tcp"}]);
     let selection = json!([{"name": "web", "portMappings": ports}]);

@@ -227,21 +227,20 @@ fn the_administrators_chain_is_asked_first() {
     assert_eq!(chain(&scene, "iptables", "MINE"), [format!("-A MINE -d {}/32 -j DROP", OUTSIDE[0])]);
 }
 
-/// Who of two bridges with these keys reaches whom: a pod of the other bridge, and one of its own.
-fn reached(scene: &Scene, bridge: &Value, policy: &str) -> (bool, bool) {
+/// Who of two bridges reaches whom: a pod of the other bridge, and one of its own.
+fn reached(scene: &Scene, policy: &str) -> (bool, bool) {
     let keys = json!({"ingressPolicy": policy});
-    let mut other = json!({
+    let other = json!({
         "bridge": "br1", "ipam": {
             "type": "host-local", "dataDir": scene.dir.path(), "ranges": [[{"subnet": "10.1.1.0/24"}]]
         }, "name": "other"
     });
-    extend(&mut other, bridge);
     let plugin = |name: &str| {
         let mut plugin = firewall(&keys);
         plugin["name"] = json!(name);
         plugin
     };
-    let own = [scene.bridge(bridge), plugin("net")];
+    let own = [scene.bridge(&json!({})), plugin("net")];
     let (a, neighbour) = (scene.add("a", &own), scene.add("n", &own));
     let b = scene.add("b", &[scene.bridge(&other), plugin("other")]);
     let address = |pod: &Attached| {
@@ -274,27 +273,8 @@ fn a_closed_bridge_hears_nothing_of_other_bridges() {
         ("isolated", (false, false)),
         ("open", (true, true)),
     ] {
-        assert_eq!(reached(&scene, &json!({}), policy), expected, "{policy}");
+        assert_eq!(reached(&scene, policy), expected, "{policy}");
     }
-}
-
-/// The node routes by a device of the VLAN there, which is no bridge.
-///
-/// Rows: FWL-vlan.
-#[test]
-fn a_closed_bridge_with_the_gateway_of_a_vlan_hears_nothing_of_other_bridges() {
-    let scene = Scene::new();
-    let of_vlan = json!({"vlan": 100});
-    for (policy, expected) in [("open", (true, true)), ("same-bridge", (false, true)), ("open", (true, true))]
-    {
-        assert_eq!(reached(&scene, &of_vlan, policy), expected, "{policy}");
-    }
-    let a = scene.add("a", &[scene.bridge(&of_vlan)]);
-    let isolated = with_result(&firewall(&json!({"ingressPolicy": "isolated"})), a.result());
-    let told = "key ingressPolicy: isolated would keep the pods of a VLAN from their gateway: br0.100 is behind a port of the \
-                bridge; say same-bridge, and portIsolation of bridge keeps the pods from each other";
-    assert_eq!(scene.runtime.refusal("ADD", a.call(), &isolated).unwrap(), (7, told.to_owned()));
-    assert_eq!(chain(&scene, "iptables", "CNI-FORWARD"), [ADMIN]);
 }
 
 /// What both tables have after ADDs, but for comments, in the order of lines.
