@@ -179,8 +179,8 @@ pub(super) struct Unrecorded<'a> {
 }
 
 impl Unrecorded<'_> {
-    /// The alias of the device on the node until all is as it was, programs of its pod or not: nothing else tells a later DEL of
-    /// it. The words are those by which earlier versions find it.
+    /// The alias of the device on the node until all is as it was, with programs of its pod or without: nothing else tells a
+    /// later DEL of it. The words are those by which earlier versions find it.
     fn mark(&self) -> String {
         let (container, name) = self.of;
         // An alias has 255 bytes at most.

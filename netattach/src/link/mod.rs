@@ -386,8 +386,8 @@ impl Request<'_> {
         Ok(limits)
     }
 
-    /// The same, whether or not there is a dataplane. A pod that asks for a limit lifts none that its network has set, also not
-    /// by a burst, which passes at once; it may ask for less.
+    /// The same, whether or not there is a dataplane. A pod that asks for a limit lifts none that its network has set, nor by
+    /// its burst, which passes at once; it may ask for less.
     fn limits(&self) -> Result<Option<Bandwidth>, PlanError> {
         const KEY: &str = bandwidth::CAPABILITY;
         let asked = self.config.get("runtimeConfig").and_then(|asked| asked.get(KEY));

@@ -136,9 +136,9 @@ impl Interface<'_> {
         }
     }
 
-    /// Whether what has the name of the device in the pod is marked as another container's: the path of a DEL that comes late may
-    /// lead to that one's namespace by now. The address says nothing: `tuning`, or the container, may have changed it, and a
-    /// device that is left there ends with the namespace, unless it is a card.
+    /// Whether what has the name of the device in the pod is marked as another container's: the path of a DEL that comes late
+    /// may lead to that one's namespace by now. The address says nothing: `tuning`, or the container, may have changed it, and
+    /// a device that is left there ends with the namespace, unless it is a card.
     fn has_anothers_device(&self, netns: &Netns) -> Result<bool, CniError> {
         if !self.driver.takes_device() {
             return Ok(false);
