@@ -439,7 +439,7 @@ impl Devices {
         self.unwritten.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A poisoned map is still consistent: each change of it is one operation.
+    /// No lock is poisoned: a panic ends the agent.
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }

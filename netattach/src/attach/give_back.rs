@@ -179,7 +179,8 @@ pub(super) struct Unrecorded<'a> {
 }
 
 impl Unrecorded<'_> {
-    /// The alias of the device on the node while a program of its pod stays on it: nothing else tells a later DEL of it.
+    /// The alias of the device on the node until all is as it was, with programs of its pod or without: nothing else tells a
+    /// later DEL of it. The words are those by which earlier versions find it.
     fn mark(&self) -> String {
         let (container, name) = self.of;
         // An alias has 255 bytes at most.
@@ -194,11 +195,22 @@ impl Unrecorded<'_> {
 /// Nothing tells which programs were on it before: all go.
 ///
 /// # Errors
-/// A program stays on it on the node: then it is down, and found by its alias the next time.
+/// A program stays on it on the node, or it does not send and receive as before. It is down there then, as it is when this is
+/// killed behind the move, and found by its alias the next time.
 pub(super) fn give_back_by_alias(
     host: &mut Handle,
     unrecorded: Unrecorded<'_>,
     netns: Option<&Netns>,
+) -> Result<(), StepError> {
+    give_back_unrecorded(host, unrecorded, netns, left_programs::take_off)
+}
+
+/// `by`: takes the pod's programs off it, once it is on the node.
+fn give_back_unrecorded(
+    host: &mut Handle,
+    unrecorded: Unrecorded<'_>,
+    netns: Option<&Netns>,
+    by: impl Fn(&mut Handle, &Home, u32) -> Result<(), StepError>,
 ) -> Result<(), StepError> {
     let Unrecorded { of: (_, pod_name), others, card, has_mac } = unrecorded;
     // By its other record it goes with its settings and under its own name, which its alias need not be any more.
@@ -238,7 +250,8 @@ pub(super) fn give_back_by_alias(
     let (home, back) = match in_pod {
         Some((mut inside, found)) => {
             let name = name_by_alias(host, found.alias.as_deref().unwrap_or_default())?;
-            let home = Home { name, ..named(&found) };
+            // It has the mark from the move on, in one request of the kernel.
+            let home = Home { name, alias: Some(mark), ..named(&found) };
             above::remove(&mut inside, (&found, true), others)?;
             move_as_at_home(host, &mut inside, (&found, &home), &Netns::current()?)?;
             let back = host.device_named(&home.name)?;
@@ -261,18 +274,12 @@ pub(super) fn give_back_by_alias(
     }
     let restored = restore_conduct(host, &home, &back);
     let taken_off = match netns {
-        Some(netns) => take_off(host, (&home, index), (netns, others), left_programs::take_off),
-        None => left_programs::take_off(host, &home, index),
+        Some(netns) => take_off(host, (&home, index), (netns, others), by),
+        None => by(host, &home, index),
     };
-    let is_marked = back.alias.as_ref() == Some(&mark);
-    let alias = match &taken_off {
-        Err(_) if !is_marked => Some(&*mark),
-        Ok(()) if is_marked => Some(""),
-        _ => None,
-    };
-    let set = alias.map_or(Ok(()), |alias| host.set_alias(index, alias));
     // What has stayed is the more important of two errors.
-    taken_off.and(set.map_err(StepError::from)).and(restored)
+    taken_off.and(restored)?;
+    Ok(host.set_alias(index, "")?)
 }
 
 /// The name that a device gets on the node by its alias. Its pod may have made that one what is no name or another device's: it
@@ -575,6 +582,7 @@ fn check_it_is_nowhere(claim: &Claim, home: &Home) -> Result<(), StepError> {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::RefCell;
     use std::io;
 
     use super::super::identity::tests::{device, mac, port};
@@ -833,6 +841,31 @@ mod tests {
         del(&mut host, "c1", None);
         assert_eq!(taken.on_node().alias, None);
         assert!(of(&"c".repeat(400)).mark().len() < 256);
+    }
+
+    /// Rows: HDV-repeated.
+    #[test]
+    fn a_device_without_a_record_is_found_again_from_its_move_on_until_all_is_given_back() {
+        let taken = Taken::new();
+        let mut host = Handle::open_in(&taken.node).unwrap();
+        let unrecorded = Unrecorded { of: ("c1", "net1"), others: &[], card: false, has_mac: true };
+        let seen = RefCell::new(None);
+        let take_off = |host: &mut Handle, _: &Home, index: u32| -> Result<(), StepError> {
+            *seen.borrow_mut() = host.device_by_index(index)?.and_then(|it| it.alias);
+            Ok(())
+        };
+        let pod = Some(&taken.pod);
+        let given = within(&taken.node, || give_back_unrecorded(&mut host, unrecorded, pod, take_off));
+        given.unwrap().unwrap();
+        assert_eq!((seen.into_inner(), taken.on_node().alias), (Some(unrecorded.mark()), None));
+        // As a DEL leaves it that is killed behind the move.
+        let index = taken.on_node().link.index;
+        host.set_conduct(index, &OF_POD).unwrap();
+        host.set_alias(index, &unrecorded.mark()).unwrap();
+        within(&taken.node, || give_back_by_alias(&mut host, unrecorded, None)).unwrap().unwrap();
+        let back = taken.on_node();
+        let conduct = Conduct { queue: OF_POD.queue, ..taken.before.conduct };
+        assert_eq!((back.alias, back.conduct, back.link.up), (None, conduct, false));
     }
 
     /// Rows: HDV-names.

@@ -32,6 +32,7 @@ pub(crate) struct Disk {
     directory: PathBuf,
     takes: Arc<Mutex<Takes>>,
     keeps_names: Arc<Mutex<bool>>,
+    fails_to_sync: Arc<Mutex<bool>>,
 }
 
 #[derive(Debug)]
@@ -43,8 +44,8 @@ struct Open {
 
 impl Disk {
     pub(crate) fn at(directory: &Path) -> Self {
-        let (takes, keeps_names) = (Arc::default(), Arc::default());
-        Self { directory: directory.to_owned(), takes, keeps_names }
+        let (takes, keeps_names, fails_to_sync) = (Arc::default(), Arc::default(), Arc::default());
+        Self { directory: directory.to_owned(), takes, keeps_names, fails_to_sync }
     }
 
     /// From now on it takes this.
@@ -55,6 +56,11 @@ impl Disk {
     /// From now on names cannot be removed, or can again: as if the agent had been killed before it removed a record.
     pub(crate) fn keeps_names(&self, keeps: bool) {
         *locked(&self.keeps_names) = keeps;
+    }
+
+    /// From now on names cannot be made to survive a loss of power, or can again.
+    pub(crate) fn fails_to_sync(&self, fails: bool) {
+        *locked(&self.fails_to_sync) = fails;
     }
 
     fn disk(&self) -> OnDisk {
@@ -117,7 +123,10 @@ impl Files for Disk {
     }
 
     fn sync(&self) -> io::Result<()> {
-        self.disk().sync()
+        match *locked(&self.fails_to_sync) {
+            true => Err(rustix::io::Errno::IO.into()),
+            false => self.disk().sync(),
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use super::format::{Verdict, head, judge};
 use super::full_disk::{Disk, Takes};
 use super::{Damage, JournalError, JournalKey, Loaded, Progress, Record, RecordState, Store};
 use crate::error_chain::Chain;
-use crate::ipam::static_addresses;
+use crate::ipam::{Pool, static_addresses};
 use crate::moment::boot_id;
 use crate::plan::Plan;
 use crate::step::{LeasedAddress, Output, Outputs, Step, StepRef};
@@ -603,6 +603,25 @@ fn irregular_files_in_the_journal_delay_nothing() {
     fs::remove_file(&path).unwrap();
     fs::create_dir(&path).unwrap();
     assert!(message(store.load(&key()).unwrap_err()).starts_with(&format!("read {}: ", path.display())));
+}
+
+#[test]
+fn the_pools_that_are_known_are_those_of_the_file_also_where_its_name_may_not_survive_a_loss_of_power() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let pool = |number: u32| Pool::directory("/leases", &format!("net-{number:03}"));
+    let line = |number| format!("{}\n", serde_json::to_string(&pool(number)).unwrap());
+    fs::write(directory.join("pools.jsonl"), (0..100).map(line).collect::<String>()).unwrap();
+    let disk = Disk::at(directory);
+    let start = || Store::over(Arc::new(disk.clone()), directory.to_owned(), boot_id().unwrap()).unwrap();
+    let store = start();
+    disk.fails_to_sync(true);
+    assert_eq!(store.keep_pools(|it| *it == pool(7)).unwrap(), 99);
+    disk.fails_to_sync(false);
+    assert_eq!((store.pools(), start().pools()), (vec![pool(7)], vec![pool(7)]));
+    // One that was forgotten is noted in the file when it is leased from again.
+    store.note_pool(pool(8)).unwrap();
+    assert_eq!(start().pools(), [pool(7), pool(8)]);
 }
 
 #[test]

@@ -5,7 +5,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{PlanError, Request};
+use super::{PlanError, Request, checked_limits};
 use crate::npwg::selection::Bandwidth;
 
 /// The plugin type.
@@ -43,16 +43,16 @@ fn of(keys: &Map<String, Value>) -> Option<&Value> {
 /// would have no effect. What a pod asks for is none of them.
 ///
 /// # Errors
-/// The error names the key of the interface.
+/// The error names the key of the interface: they differ, or one of the two is invalid.
 pub fn check_alone(interface: &Map<String, Value>, config: &Map<String, Value>) -> Result<(), PlanError> {
-    match (of(interface), written(config)) {
-        (Some(own), Some(written)) if *own != written => {
-            let reason =
-                format!("{written} of {KIND} behind the interface, which itself has {own}; one of the two");
-            Err(PlanError::Value { key: CAPABILITY, reason })
-        }
-        _ => Ok(()),
+    let Some((own, written)) = of(interface).zip(written(config)) else { return Ok(()) };
+    // As they are read: a number may be 0, which is none, or be the one that holds without it.
+    let (has, asks) = (checked_limits(Some(own))?, checked_limits(Some(&written))?);
+    if has == asks || has == checked_limits(None)? {
+        return Ok(());
     }
+    let reason = format!("{written} of {KIND} behind the interface, which itself has {own}; one of the two");
+    Err(PlanError::Value { key: CAPABILITY, reason })
 }
 
 /// Refuses the keys that nothing of netattach carries out.
@@ -128,6 +128,9 @@ mod tests {
             egress_rate: Some(2_000_000),
             egress_burst: Some(200_000),
         };
+        // A burst of its own does not let more pass at once.
+        let less = Bandwidth { ingress_rate: Some(5000), ingress_burst: Some(120_000), ..of_own };
+        let less = Bandwidth { egress_rate: Some(6000), egress_burst: Some(200_000), ..less };
         let of_both = Bandwidth {
             ingress_rate: Some(5000),
             ingress_burst: Some(120_000),
@@ -135,13 +138,18 @@ mod tests {
             egress_burst: Some(500_000),
         };
         let one = json!({"ingressRate": 1_000_000, "ingressBurst": 300_000, "egressRate": 0});
-        let of_each = Bandwidth { egress_rate: Some(6000), egress_burst: Some(500_000), ..of_own };
+        let one_way = json!({"egressRate": 6000});
+        let of_each = Bandwidth { egress_rate: Some(6000), egress_burst: Some(120_000), ..of_own };
+        let lower_burst = json!({"ingressRate": 2_000_000, "ingressBurst": 200_000});
+        let by_burst = Bandwidth { ingress_burst: Some(200_000), ..of_own };
         let rows = [
             (&own, &more, Some(of_own)),
-            (&own, &both, Some(of_own)),
+            (&own, &both, Some(less)),
+            (&own, &one_way, Some(of_each)),
+            (&own, &lower_burst, Some(by_burst)),
             (&own, &json!(null), Some(of_own)),
             (&own, &json!({}), Some(of_own)),
-            (&one, &both, Some(of_each)),
+            (&one, &both, Some(of_both)),
             (&json!(null), &both, Some(of_both)),
             (&json!({}), &json!(null), None),
         ];

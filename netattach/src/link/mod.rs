@@ -374,8 +374,8 @@ impl Request<'_> {
         }))
     }
 
-    /// The limits of each direction: those of the configuration's `bandwidth`, else of `runtimeConfig`, with the keys of the
-    /// capability.
+    /// The limits of each direction: the lower of the configuration's `bandwidth` and of that in `runtimeConfig`, with the keys
+    /// of the capability.
     fn bandwidth(&self) -> Result<Option<Bandwidth>, PlanError> {
         let limits = self.limits()?;
         if limits.is_some() && self.protect.is_none() {
@@ -386,21 +386,21 @@ impl Request<'_> {
         Ok(limits)
     }
 
-    /// The same, whether or not there is a dataplane. A pod that asks for a limit lifts none that its network has set.
+    /// The same, whether or not there is a dataplane. A pod that asks for a limit lifts none that its network has set, nor by
+    /// its burst, which passes at once; it may ask for less.
     fn limits(&self) -> Result<Option<Bandwidth>, PlanError> {
         const KEY: &str = bandwidth::CAPABILITY;
         let asked = self.config.get("runtimeConfig").and_then(|asked| asked.get(KEY));
         let (written, asked) = (checked_limits(self.config.get(KEY))?, checked_limits(asked)?);
-        let [ingress, egress] = [written.ingress_rate, written.egress_rate]
-            .map(|rate| if rate.is_some() { written } else { asked });
+        let lower = |written: Option<u64>, asked: Option<u64>| written.into_iter().chain(asked).min();
         let limits = Bandwidth {
-            ingress_rate: ingress.ingress_rate,
-            ingress_burst: ingress.ingress_burst,
-            egress_rate: egress.egress_rate,
-            egress_burst: egress.egress_burst,
+            ingress_rate: lower(written.ingress_rate, asked.ingress_rate),
+            ingress_burst: lower(written.ingress_burst, asked.ingress_burst),
+            egress_rate: lower(written.egress_rate, asked.egress_rate),
+            egress_burst: lower(written.egress_burst, asked.egress_burst),
         };
         let is_limited = limits.ingress_rate.is_some() || limits.egress_rate.is_some();
-        Ok(is_limited.then(|| with_bursts(limits)))
+        Ok(is_limited.then_some(limits))
     }
 
     /// `fastPath`: whether packets of the attachment may take the agent's fast path. Without an agent there is none.
@@ -541,7 +541,7 @@ fn check_link_name(key: &'static str, name: &str) -> Result<(), PlanError> {
         .map_err(|error| PlanError::Value { key, reason: format!("{name:?}: {}", error.msg) })
 }
 
-/// The limits that a value of the key `bandwidth` has. A rate or burst of 0 is none.
+/// The limits that a value of the key `bandwidth` has, each rate with its burst. A rate or burst of 0 is none.
 fn checked_limits(value: Option<&Value>) -> Result<Bandwidth, PlanError> {
     let wrong = |reason: String| PlanError::Value { key: bandwidth::CAPABILITY, reason };
     let value = value.filter(|value| !value.is_null()).cloned().unwrap_or_else(|| json!({}));
@@ -565,7 +565,7 @@ fn checked_limits(value: Option<&Value>) -> Result<Bandwidth, PlanError> {
             _ => {}
         }
     }
-    Ok(limits)
+    Ok(with_bursts(limits))
 }
 
 /// The parent that `master` names; an empty name is no name.

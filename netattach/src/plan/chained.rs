@@ -201,12 +201,13 @@ mod tests {
     #[test]
     fn an_interface_with_a_limit_of_its_own_gets_no_other_by_bandwidth() {
         let own = json!({"bandwidth": {"egressRate": 5000}});
-        let said = |chained: Value| {
+        let of = |own: &Value, chained: Value| {
             let mut interface = own.as_object().unwrap().clone();
             let driver = link::driver("bridge").unwrap();
             let folded = fold(driver, &mut interface, BANDWIDTH, chained.as_object().unwrap());
             folded.map(|_| Value::Object(interface)).map_err(|error| CniError::from(error).msg)
         };
+        let said = |chained: Value| of(&own, chained);
         for (chained, written) in [
             (json!({"ingressRate": 6000}), "{\"ingressRate\":6000}"),
             (json!({"egressRate": 6000}), "{\"egressRate\":6000}"),
@@ -228,6 +229,18 @@ mod tests {
         ] {
             assert_eq!(said(chained), Ok(expected));
         }
+        // What is written in another way, or is none, is no other.
+        for (own, chained) in [
+            (json!({"egressRate": 5000, "egressBurst": 0}), json!({"egressRate": 5000})),
+            (json!({"egressRate": 5000}), json!({"egressRate": 5000, "egressBurst": 120_000})),
+            (json!({"egressRate": 0, "ingressRate": null}), json!({"egressRate": 6000})),
+        ] {
+            let own = json!({"bandwidth": own});
+            let expected = json!({"bandwidth": own["bandwidth"], "runtimeConfig": {"bandwidth": chained}});
+            assert_eq!(of(&own, chained), Ok(expected));
+        }
+        let invalid = of(&json!({"bandwidth": {"egressRate": 5}}), json!({"egressRate": 6000}));
+        assert_eq!(invalid, Err("key bandwidth: egressRate 5 is below 1000 bits per second".to_owned()));
     }
 
     #[test]

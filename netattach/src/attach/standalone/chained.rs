@@ -11,7 +11,7 @@ use crate::flock;
 use crate::link::{self, Facts};
 use crate::mac::Mac;
 use crate::nat::without_agent::{self, Plugin, Whose};
-use crate::netlink::Handle;
+use crate::netlink::{Handle, LinkState};
 use crate::netns::Netns;
 use crate::plan;
 use crate::spec::OWN_GROUPS;
@@ -85,13 +85,18 @@ pub(super) fn is_nodes_own(netns: &Netns, request: &cni::Request) -> Result<bool
 /// The kernel cannot be asked.
 pub(super) fn is_anothers(request: &cni::Request, pod: &mut Handle) -> Result<bool, StepError> {
     let Some(found) = pod.find_link(&request.ifname)? else { return Ok(false) };
-    if found.group & OWN_GROUPS != 0 {
-        let is_of = |ifname: &str| found.group == plan::link_group(&request.container_id, ifname);
-        return Ok(!is_of(&request.ifname) && !is_of(FIRST));
+    if let Some(is_anothers) = is_marked_anothers(request, &found) {
+        return Ok(is_anothers);
     }
     let result = request.prev_result().ok().flatten();
     let had = result.as_ref().and_then(|result| address_of(result, &request.ifname));
     Ok(had.is_some_and(|had| found.mac != Some(had)))
+}
+
+/// Whether the group of a link says that it is another container's. `None`: it says nothing.
+pub(super) fn is_marked_anothers(request: &cni::Request, found: &LinkState) -> Option<bool> {
+    let is_of = |ifname: &str| found.group == plan::link_group(&request.container_id, ifname);
+    (found.group & OWN_GROUPS != 0).then(|| !is_of(&request.ifname) && !is_of(FIRST))
 }
 
 /// The Ethernet address of the pod's interface of that name, as far as a result has it.

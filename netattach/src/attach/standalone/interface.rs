@@ -136,23 +136,16 @@ impl Interface<'_> {
         }
     }
 
-    /// Whether what has the name of the device in the pod is another container's: the path of a DEL that comes late may lead to
-    /// that one's namespace by now.
+    /// Whether what has the name of the device in the pod is marked as another container's: the path of a DEL that comes late
+    /// may lead to that one's namespace by now. The address says nothing: `tuning`, or the container, may have changed it, and
+    /// a device that is left there ends with the namespace, unless it is a card.
     fn has_anothers_device(&self, netns: &Netns) -> Result<bool, CniError> {
         if !self.driver.takes_device() {
             return Ok(false);
         }
         let mut pod = Handle::open_in(netns).map_err(AttachError::Open)?;
-        if !chained::is_anothers(self.request, &mut pod).map_err(chained::cannot)? {
-            return Ok(false);
-        }
-        // The result has the address that `tuning` had given the device, and has taken from it before this DEL. Where its group
-        // does not say whose it is, one with the address that it was made with may be this container's.
-        let found = pod.device_named(&self.request.ifname).map_err(|error| chained::cannot(error.into()))?;
-        let may_be_its = found.is_some_and(|it| {
-            it.link.group & OWN_GROUPS == 0 && it.permanent.is_some() && it.permanent == it.link.mac
-        });
-        Ok(!may_be_its)
+        let found = pod.find_link(&self.request.ifname).map_err(|error| chained::cannot(error.into()))?;
+        Ok(found.and_then(|it| chained::is_marked_anothers(self.request, &it)).unwrap_or(false))
     }
 
     /// The link of `prevResult`, if the pod has it. Links made by this plugin are recognised by their group, see

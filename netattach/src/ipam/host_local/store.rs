@@ -454,7 +454,6 @@ impl Leases {
         match patience {
             Patience::Operation => {
                 let deadline = Instant::now() + self.deadline;
-                // A panic elsewhere leaves no stamp, see below, so its contents are not used.
                 locked(&known).act(path, deadline, act)
             }
             Patience::Look => {

@@ -11,7 +11,7 @@ use netattach_tests::other_programs::{
     Verdict, all_programs, attach_tcx_for_good, index_of, occupy, program,
 };
 use netattach_tests::raw::RawSocket;
-use netattach_tests::runtime::{Call, config};
+use netattach_tests::runtime::{Call, config, with_result};
 use netattach_tests::tools;
 use netattach_tests::traffic::{PATIENCE, eventually, stretched};
 use serde_json::{Value, json};
@@ -220,6 +220,35 @@ fn each_gives_back_what_the_other_took() {
         rig.after("DEL", &config, &result);
         assert!(card(rig.node(), CARD).is_some() && card(rig.inside(), "eth0").is_none(), "{taken_by_us}");
         assert_eq!(rig.reserved(), [""; 0]);
+    }
+}
+
+/// An administrator's group is not overwritten; what an earlier version or the reference has attached has none either.
+///
+/// Rows: HDV-unmarked.
+#[test]
+fn a_device_that_nothing_marks_as_another_containers_goes_home_whatever_address_it_has() {
+    let others = "02:00:00:00:00:08";
+    for (by_tuning, expected) in [(true, MAC), (false, others)] {
+        let rig = rig();
+        ip(&rig.runtime.node, &["link", "set", CARD, "group", "5"]).unwrap();
+        let config_of_device = keys(&rig);
+        let mut result = rig.add(&config_of_device);
+        if by_tuning {
+            let extra = json!({"mac": others, "dataDir": rig.dir.path().join("tuning")});
+            let tuning = config("1.0.0", "tuning", &extra);
+            result = rig.add(&with_result(&tuning, &result));
+            assert_eq!(result["interfaces"][0]["mac"], others);
+            rig.after("DEL", &tuning, &result);
+        } else {
+            ip(&rig.pod, &["link", "set", "eth0", "address", others]).unwrap();
+        }
+        rig.after("DEL", &config_of_device, &result);
+        let back = card(rig.node(), CARD).unwrap();
+        let shown = (mac_of(&back.link), back.link.group, back.alias);
+        assert_eq!(shown, (expected.to_owned(), 5, None), "{by_tuning}");
+        assert!(card(rig.inside(), "eth0").is_none(), "{by_tuning}");
+        assert_eq!(rig.reserved(), [""; 0], "{by_tuning}");
     }
 }
 
