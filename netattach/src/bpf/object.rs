@@ -101,7 +101,9 @@ mod tests {
     /// Otherwise programs would stay that an agent loaded which found less.
     #[test]
     fn the_tag_of_what_is_loaded_follows_what_is_written_into_it() {
-        let tag = |bytes: &'static [u8], cookies, fields| identify(bytes).unwrap().fitted(Means { cookies, fields }).tag;
+        let tag = |bytes: &'static [u8], cookies, fields| {
+            identify(bytes).unwrap().fitted(Means { cookies, fields }).tag
+        };
         let blind = [0; 4];
         let tags = [
             tag(b"abc", 0, blind),

@@ -289,8 +289,8 @@ fn is_honest(packet: &Reading, length: usize) -> bool {
     packet.names_only(POD_MAC.0, options)
 }
 
-/// Whether a datagram to servers of DHCP is of the pod as a client, or with all that follows it in a frame of that length too short
-/// for a message.
+/// Whether a datagram to servers of DHCP is of the pod as a client, or too short for a message with all that follows it in a frame
+/// of that length.
 fn is_own_dhcp(packet: &Reading, length: usize) -> bool {
     let Some(message) = packet.payload.get(8..42) else {
         return !packet.first && length < 14 + 20 + packet.options.len() + 42;
