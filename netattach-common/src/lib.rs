@@ -63,6 +63,8 @@ pub mod protocol {
     pub const UDP: u8 = 17;
     /// DCCP.
     pub const DCCP: u8 = 33;
+    /// GRE.
+    pub const GRE: u8 = 47;
     /// ICMP for IPv6.
     pub const ICMPV6: u8 = 58;
     /// SCTP.

@@ -255,6 +255,18 @@ pub fn arp_request(sender_mac: Mac, sender: &str, target: &str) -> Vec<u8> {
     frame
 }
 
+/// What a client sends to a server of DHCP, from its UDP header on. `kind`: operation, hardware and the length of its addresses;
+/// `client` and `relay`: the addresses of both; `mac`: the client's.
+pub fn dhcp(kind: [u8; 3], client: &str, relay: &str, mac: Mac) -> Vec<u8> {
+    let address = |text: &str| text.parse::<Ipv4Addr>().expect("an IPv4 address").octets();
+    let mut message = vec![0; 240];
+    message[..3].copy_from_slice(&kind);
+    message[12..16].copy_from_slice(&address(client));
+    message[24..28].copy_from_slice(&address(relay));
+    message[28..34].copy_from_slice(&mac.0);
+    [&[0_u8, 68, 0, 67, 0, 248, 0, 0][..], &message].concat()
+}
+
 /// A frame of any ethertype with 46 zero bytes.
 pub fn other_ethertype(ethertype: u16) -> Vec<u8> {
     any_frame(PEER_MAC, POD_MAC, ethertype, &[0; 46])

@@ -6,7 +6,7 @@ use super::frame::Payload;
 use super::header::{Part, TcpHeader};
 use super::version::Version;
 use crate::flow::{Signal, Tuple};
-use crate::{DropReason, Ip4, Ip6};
+use crate::{DropReason, Ip4, Ip6, protocol};
 
 /// The role of a packet in flows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -166,6 +166,14 @@ impl<A: Version> Packet<A> {
             _ => size_of::<TcpHeader>() as u32,
         };
         (self.transport + most).min(self.end)
+    }
+
+    /// Whether it is a datagram to that port. Later fragments have no ports.
+    #[inline(always)]
+    pub fn is_udp_to(&self, port: u16) -> bool {
+        self.tuple.lane.protocol() == protocol::UDP
+            && self.has_ports
+            && self.tuple.ports.destination().number() == port
     }
 
     /// Offset of the IP header in the frame.

@@ -88,13 +88,13 @@ fn other(ctx: &TcContext, scope: &Scope, payload: &Payload) -> Result<(), DropRe
     if scope.has(flag::PENDING) {
         return Err(DropReason::Pending);
     }
-    if scope.record()?.passes(ethertype) {
-        return Ok(());
-    }
     let from_pod = scope.side == Side::FromPod;
     if from_pod {
-        // What such a frame is: its ethertype, or the first byte behind its length.
+        // What such a frame is: its ethertype, or the first byte behind its length. Of one that passes by its ethertype too.
         unfinished::check_frame(ctx, u32::from(payload.offset) + 1)?;
+    }
+    if scope.record()?.passes(ethertype) {
+        return Ok(());
     }
     if from_pod && scope.has(flag::CHECK_MAC) {
         let destination: Mac = frame::load(ctx, 0)?;
@@ -184,10 +184,10 @@ fn ipv4(skb: &Skb, scope: &Scope, record: &AttachmentRecord, packet: &Packet<Ip4
         }
     }
     if scope.has(flag::CHECK_MAC) {
-        if is_udp_to(packet, dhcp::CLIENTS) {
+        if packet.is_udp_to(dhcp::CLIENTS) {
             return Err(DropReason::DhcpServer.into());
         }
-        if is_udp_to(packet, dhcp::SERVERS) {
+        if packet.is_udp_to(dhcp::SERVERS) {
             let own: Result<(), Denied> = Encode::decode(na_dhcp(skb.raw(), scope, packet));
             own?;
         }
@@ -234,8 +234,10 @@ fn to_dhcp_servers(skb: &Skb, scope: &Scope, packet: &Packet<Ip4>) -> Result<(),
         return Err(DropReason::Malformed);
     }
     if packet.end < end {
-        // No message, unless the rest of it comes in another fragment.
-        return if packet.kind.is_fragment() { Err(DropReason::Malformed) } else { Ok(()) };
+        // No message, unless the rest of it comes in another fragment, or behind the end that the IP header names: servers on packet
+        // sockets read on there.
+        let is_all = !packet.kind.is_fragment() && skb.length() < end;
+        return if is_all { Ok(()) } else { Err(DropReason::Malformed) };
     }
     skb.is_settled(end)?;
     let claim = dhcp::read(skb, packet.transport())?;
@@ -264,7 +266,7 @@ fn ipv6(skb: &Skb, scope: &Scope, record: &AttachmentRecord, packet: &Packet<Ip6
             return Err(Ip6::SPOOFED.into());
         }
     }
-    if scope.has(flag::CHECK_MAC) && is_udp_to(packet, 546) {
+    if scope.has(flag::CHECK_MAC) && packet.is_udp_to(546) {
         return Err(DropReason::DhcpServer.into());
     }
     if is_icmp && packet.kind != Kind::LaterFragment {
@@ -338,16 +340,6 @@ fn is_listed<A: Family>(attachment: u32, address: &A) -> bool {
 }
 
 #[inline(always)]
-fn is_udp_to<A>(packet: &Packet<A>, port: u16) -> bool {
-    packet.tuple.lane.protocol() == protocol::UDP
-        && packet.has_ports
-        && packet.tuple.ports.destination().number() == port
-}
-
-#[inline(always)]
-fn is_udp<A>(packet: &Packet<A>, source_port: u16, destination_port: u16) -> bool {
-    packet.tuple.lane.protocol() == protocol::UDP
-        && packet.has_ports
-        && packet.tuple.ports.source().number() == source_port
-        && packet.tuple.ports.destination().number() == destination_port
+fn is_udp(packet: &Packet<Ip4>, source_port: u16, destination_port: u16) -> bool {
+    packet.is_udp_to(destination_port) && packet.tuple.ports.source().number() == source_port
 }

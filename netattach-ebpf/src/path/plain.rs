@@ -10,7 +10,7 @@
 //! | tags | none |
 //! | protocol that a socket has named | the frame's ethertype |
 //! | source MAC and address | the attachment's own, by its record alone |
-//! | what is written later | the transport's checksum, if anything |
+//! | what is written later | the transport's checksum, something behind its header, or nothing |
 //! | headers | as `netattach_common::parse::plain` reads them; so no ARP, control message, option, extension header or fragment |
 //! | staying a host | no datagram to a port of DHCP; all other rules are about packets that are not read here |
 //! | policy in force | it is |
@@ -164,7 +164,7 @@ pub(crate) fn headers<A: Family>(
     passes.then_some(headers)
 }
 
-/// Whether nothing is written into a packet after it was judged but the checksum of its transport.
+/// Whether nothing of a packet that is judged is written afterwards, but for the checksum of its transport.
 #[inline(always)]
 fn is_finished<A: Family>(ctx: &TcContext, headers: &Headers<A>) -> bool {
     let header_len = if A::ETHERTYPE == ethertype::IPV4 { IPV4_LEN } else { IPV6_LEN };

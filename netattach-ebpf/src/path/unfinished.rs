@@ -10,8 +10,8 @@ use core::mem::MaybeUninit;
 use aya_ebpf::{bindings::__sk_buff, helpers::generated::bpf_probe_read_kernel, programs::TcContext};
 use netattach_common::{
     DropReason,
-    parse::{Kind, Packet},
-    protocol::{ICMPV6, SCTP, TCP, UDP},
+    parse::{Kind, Packet, dhcp, header::TcpHeader},
+    protocol::{GRE, ICMPV6, SCTP, TCP, UDP},
 };
 
 use crate::path::family::Family;
@@ -36,8 +36,13 @@ pub(crate) fn check<A: Family>(ctx: &TcContext, packet: &Packet<A>) -> Result<()
     let at = na_unfinished(ctx.skb.skb);
     let protocol = packet.tuple.lane.protocol();
     let is_own = packet.kind != Kind::LaterFragment && is_checksum(at, packet.transport() as u32, protocol);
-    // Of neighbour discovery the whole message is judged.
-    let judged = if protocol == ICMPV6 { packet.end } else { packet.judged() };
+    let judged = match protocol {
+        // Of neighbour discovery the whole message is judged.
+        ICMPV6 => packet.end,
+        // Of DHCP all that a client says of itself.
+        UDP if packet.is_udp_to(dhcp::SERVERS) => packet.transport + dhcp::READ,
+        _ => packet.judged(),
+    };
     if is_own || at >= judged { Ok(()) } else { Err(DropReason::Malformed) }
 }
 
@@ -47,11 +52,12 @@ pub(crate) fn check_frame(ctx: &TcContext, judged: u32) -> Result<(), DropReason
     if na_unfinished(ctx.skb.skb) >= judged { Ok(()) } else { Err(DropReason::Malformed) }
 }
 
-/// Whether nothing is written into a packet of TCP or UDP but its checksum. `transport`: offset of that header in the frame.
+/// Whether nothing that is judged of a packet of TCP or UDP is written, but for its checksum: of one that carries a tunnel, what
+/// is written is the checksum of the packet inside. `transport`: offset of that header in the frame.
 #[inline(always)]
 pub(crate) fn is_plain(ctx: &TcContext, transport: u32, protocol: u8) -> bool {
     let at = na_unfinished(ctx.skb.skb);
-    at == NOWHERE || is_checksum(at, transport, protocol)
+    at >= transport + size_of::<TcpHeader>() as u32 || is_checksum(at, transport, protocol)
 }
 
 /// Whether that offset in the frame is that of the checksum in a transport header.
@@ -60,6 +66,7 @@ fn is_checksum(at: u32, transport: u32, protocol: u8) -> bool {
     let within = match protocol {
         TCP => 16,
         UDP => 6,
+        GRE => 4,
         ICMPV6 => 2,
         SCTP => 8,
         _ => return false,

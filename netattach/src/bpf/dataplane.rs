@@ -17,7 +17,7 @@ use super::fast::FastPath;
 use super::flows::FlowTable;
 use super::links::Links;
 use super::map_table::{map_name, specs};
-use super::object::Object;
+use super::object::{Fitted, Means};
 use super::packet_log::{LogObject, PacketLog};
 use super::pin::{Found, Pins, check_root, exists};
 use super::policy_maps::PolicyMaps;
@@ -125,7 +125,7 @@ impl Dataplane {
     /// devices keep the old ones until the caller attaches the new ones
     /// ([`programs_changed`](Self::programs_changed)).
     pub fn open(config: &Config) -> Result<Self, BpfError> {
-        let object = config.log.as_ref().map_or_else(object::embedded, LogObject::read)?;
+        let object = fitted(config)?;
         let pins = Pins::new(&config.root);
         let specs = specs(config);
         pins.create(&config.root)?;
@@ -177,7 +177,7 @@ impl Dataplane {
     /// # Errors
     /// Those of [`Dataplane::open`].
     pub fn try_open(config: &Config) -> Result<(), BpfError> {
-        let object = config.log.as_ref().map_or_else(object::embedded, LogObject::read)?;
+        let object = fitted(config)?;
         check_root(&config.root)?;
         let pins = Pins::new(&config.root);
         let found = pins.verify(&specs(config))?;
@@ -322,8 +322,14 @@ impl fmt::Debug for Dataplane {
     }
 }
 
+/// The object that is configured, as this kernel gets it.
+fn fitted(config: &Config) -> Result<Fitted, BpfError> {
+    let object = config.log.as_ref().map_or_else(object::embedded, LogObject::read)?;
+    Ok(object.fitted(Means::of_kernel()))
+}
+
 /// Whether the programs that are pinned are those of the object.
-fn is_current(config: &Config, pins: &Pins, found: Found, object: &Object) -> Result<bool, BpfError> {
+fn is_current(config: &Config, pins: &Pins, found: Found, object: &Fitted) -> Result<bool, BpfError> {
     // Only who has loaded an object that logs has the maps by which it does.
     Ok(config.log.is_none() && found == Found::Everything && open_memory(pins)?.1.object_tag == object.tag)
 }

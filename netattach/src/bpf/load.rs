@@ -10,11 +10,9 @@ use aya::{Ebpf, EbpfLoader};
 
 use super::error::{BpfError, Refusal};
 use super::map_table::MapSpec;
-use super::object::Object;
-use super::packet_fields;
+use super::object::Fitted;
 use super::packet_log::{self, Detail};
 use super::pin::Pins;
-use super::probe;
 use super::program_table::Program;
 
 /// For each the kernel takes tens of megabytes, which are charged to the agent.
@@ -24,7 +22,7 @@ const VERIFIED_AT_ONCE: usize = 2;
 /// the place of the pinned ones. `log`: how much it logs, where it must be one that does. Returns it, with the maps
 /// that are not pinned.
 pub(super) fn load(
-    object: &Object,
+    object: &Fitted,
     log: Option<Detail>,
     pins: &Pins,
     specs: &[MapSpec],
@@ -35,7 +33,7 @@ pub(super) fn load(
 }
 
 fn load_and_pin(
-    object: &Object,
+    object: &Fitted,
     log: Option<Detail>,
     pins: &Pins,
     specs: &[MapSpec],
@@ -56,7 +54,7 @@ fn load_and_pin(
 }
 
 /// Whether the kernel takes the programs of the object: they are loaded on maps of their own, and go again with them.
-pub(super) fn try_out(object: &Object, log: Option<Detail>, specs: &[MapSpec]) -> Result<(), BpfError> {
+pub(super) fn try_out(object: &Fitted, log: Option<Detail>, specs: &[MapSpec]) -> Result<(), BpfError> {
     let tried = verified(object, log, None, specs).map(drop);
     release_free_memory();
     tried
@@ -64,17 +62,15 @@ pub(super) fn try_out(object: &Object, log: Option<Detail>, specs: &[MapSpec]) -
 
 /// Loads the object on the pinned maps, or on maps without pins, and has the kernel verify its programs.
 fn verified(
-    object: &Object,
+    object: &Fitted,
     log: Option<Detail>,
     pins: Option<&Pins>,
     specs: &[MapSpec],
 ) -> Result<Ebpf, BpfError> {
-    let cookies = u8::from(probe::has_netns_cookie());
-    let fields = packet_fields::of_kernel().unwrap_or_default();
     let level = log.map(Detail::level);
     let mut loader = EbpfLoader::new();
-    loader.override_global("NA_COOKIES", &cookies, true);
-    loader.override_global("NA_SKB", &fields, true);
+    loader.override_global("NA_COOKIES", &object.means.cookies, true);
+    loader.override_global("NA_SKB", &object.means.fields, true);
     if let Some(level) = &level {
         loader.override_global(aya_log::LEVEL, level, false);
     }

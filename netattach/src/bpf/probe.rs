@@ -4,6 +4,7 @@
 use std::cell::UnsafeCell;
 use std::error::Error;
 use std::io;
+use std::sync::OnceLock;
 
 use aya::maps::MapType;
 use aya::programs::ProgramType;
@@ -142,7 +143,7 @@ pub fn features(loopback: u32) -> Vec<Feature> {
         ),
         feature(
             "packet_fields",
-            "a pod with CAP_NET_RAW can have something written into what it sends once that was judged; CONFIG_DEBUG_INFO_BTF",
+            "a pod with CAP_NET_RAW or CAP_NET_ADMIN can change what it sends once that was judged; CONFIG_DEBUG_INFO_BTF",
             Ok(sees_unfinished()),
         ),
         feature("batch", "maps are read entry by entry in any case; since 5.6", has_batch()),
@@ -152,7 +153,10 @@ pub fn features(loopback: u32) -> Vec<Feature> {
 /// Whether classifiers can tell from which namespace's socket a packet came. A kernel that does not say is taken as one
 /// where they cannot.
 pub fn has_netns_cookie() -> bool {
-    is_helper_supported(ProgramType::SchedClassifier, BpfHelper::BPF_FUNC_get_netns_cookie).unwrap_or(false)
+    // Asked once: what programs are loaded with is what levels go by.
+    static HAS: OnceLock<bool> = OnceLock::new();
+    let helper = BpfHelper::BPF_FUNC_get_netns_cookie;
+    *HAS.get_or_init(|| is_helper_supported(ProgramType::SchedClassifier, helper).unwrap_or(false))
 }
 
 /// Whether classifiers can tell what is written into a packet after they have judged it. A kernel that does not describe its

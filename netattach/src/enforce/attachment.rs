@@ -362,7 +362,11 @@ fn dhcp(attachment: &AttachmentPlan, leased: &Leased) -> Option<Dhcp> {
         None if is_leased_here => BTreeSet::new(),
         _ => on_link.iter().copied().chain(server).collect(),
     };
-    let asks = server.map_or_else(|| on_link.into_iter().collect(), |server| vec![server]);
+    let asks = match server {
+        Some(server) => vec![server],
+        // A /32 is the pod itself, as while its address is asked for: a rule that says nothing, of tables for this pod alone.
+        None => on_link.into_iter().filter(|net| net.prefix_len() < 32).collect(),
+    };
     Some(Dhcp { asks, hears: hears.into_iter().collect() })
 }
 
@@ -454,7 +458,8 @@ pub(super) mod tests {
         };
         for (step, leased, expected) in [
             (&leases, &nothing, dhcp(&[], &[])),
-            (&leases, &probed, dhcp(&["10.77.0.9/32"], &[])),
+            (&leases, &probed, dhcp(&[], &[])),
+            (&made, &probed, dhcp(&[], &["10.77.0.9/32"])),
             (&leases, &bound, dhcp(&["192.0.2.67/32"], &["10.77.0.0/24", "192.0.2.67/32"])),
             // By an agent that did not note the server.
             (&leases, &told, dhcp(&["10.77.0.0/24"], &[])),

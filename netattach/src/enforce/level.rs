@@ -56,10 +56,12 @@ pub fn enforcement(vantage: Vantage<'_>, pod: Option<&Pod>, means: Means) -> Enf
     match vantage.hook {
         HookKind::Nowhere(why) => lower(Level::None, why.to_string()),
         HookKind::Node if vantage.behind_card => lower(Level::Full, String::new()),
-        HookKind::Node => match (admin().filter(|_| means.has_ifb), raw()) {
-            (Some(who), _) => privileged(PAST_NODE_END, "CAP_NET_ADMIN", who),
-            (None, Some(who)) if !means.sees_unfinished => privileged(UNFINISHED, "CAP_NET_RAW", who),
-            (None, _) => lower(Level::Full, String::new()),
+        HookKind::Node => match (admin(), raw()) {
+            (Some(who), _) if means.has_ifb => privileged(PAST_NODE_END, "CAP_NET_ADMIN", who),
+            (_, Some(who)) if !means.sees_unfinished => privileged(UNFINISHED, "CAP_NET_RAW", who),
+            // By a tap of its own: what a pod writes into that names such a place as well.
+            (Some(who), None) if !means.sees_unfinished => privileged(UNFINISHED, "CAP_NET_ADMIN", who),
+            _ => lower(Level::Full, String::new()),
         },
         HookKind::Parent => match (admin(), raw()) {
             (Some(who), _) => privileged("on the parent", "CAP_NET_ADMIN", who),
@@ -277,6 +279,20 @@ mod tests {
                 BLIND,
                 "full-unless-privileged (programs run where they do not see what is written into a packet later, as this kernel does \
                  not let them, and its container app has CAP_NET_RAW)",
+            ),
+            (
+                HookKind::Node,
+                Some(&admin),
+                BLIND,
+                "full-unless-privileged (programs run where they do not see what is written into a packet later, as this kernel does \
+                 not let them, and its container app has CAP_NET_ADMIN)",
+            ),
+            (
+                HookKind::Node,
+                None,
+                BLIND,
+                "full-unless-privileged (programs run where they do not see what is written into a packet later, as this kernel does \
+                 not let them, and it has no manifest: it may have CAP_NET_RAW)",
             ),
             (
                 HookKind::Parent,

@@ -227,7 +227,10 @@ fn the_status_of_a_pod_whose_record_cannot_be_read_stays() {
     fs::write(&record, harmed).unwrap();
     let mark = rig.server.mark();
     rig.start();
-    rig.settle("b");
+    let other = rig.pod("b");
+    // Until the pods of other nodes are known.
+    assert!(eventually(PATIENCE, || rig.add(&other).exit == 0));
+    rig.published("b");
     assert_eq!((rig.published("a"), rig.writes(mark, "a")), (status, Vec::new()));
     // The pod is known not to be attached once the others are known.
     rig.node.stop().unwrap();

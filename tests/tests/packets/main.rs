@@ -21,7 +21,9 @@ use netattach::mac::Mac;
 use netattach::policy::lookup::{self, CompiledPolicy, Origin, PortPrefix};
 use netattach_common::decide::NOTHING;
 use netattach_common::{Flow, FlowKey, FragmentKey, Fragmented, Ip4, LAYOUT_VERSION, PlaceKey, Port, Share};
-use netattach_tests::packet::{PEER_MAC, POD_MAC, Packet, any_frame, arp_request, other_ethertype, tcp};
+use netattach_tests::packet::{
+    PEER_MAC, POD_MAC, Packet, any_frame, arp_request, dhcp, other_ethertype, tcp,
+};
 
 use Side::{FromPod, ToPod};
 

@@ -253,8 +253,8 @@ fn is_own(address: IpAddr) -> bool {
     [POD_V4, POD_V6, LINK_LOCAL].iter().any(|own| own.parse() == Ok(address))
 }
 
-/// Whether a packet passes the sender checks.
-fn is_honest(packet: &Reading) -> bool {
+/// Whether a packet in a frame of that length passes the sender checks.
+fn is_honest(packet: &Reading, length: usize) -> bool {
     let to_port = |port| packet.protocol == 17 && packet.ports().is_some_and(|(_, to)| to == port);
     if packet.source.is_ipv4() {
         let asks_for_address =
@@ -263,7 +263,7 @@ fn is_honest(packet: &Reading) -> bool {
         let speaks_as_host = !matches!(igmp, Some(None | Some(0x11 | 0x30)));
         return (is_own(packet.source) || asks_for_address)
             && !to_port(68)
-            && (!to_port(67) || is_own_dhcp(packet))
+            && (!to_port(67) || is_own_dhcp(packet, length))
             && speaks_as_host
             && reading::options_are_sound(&packet.options);
     }
@@ -289,9 +289,12 @@ fn is_honest(packet: &Reading) -> bool {
     packet.names_only(POD_MAC.0, options)
 }
 
-/// Whether a datagram to servers of DHCP is of the pod as a client, or too short for a message.
-fn is_own_dhcp(packet: &Reading) -> bool {
-    let Some(message) = packet.payload.get(8..42) else { return !packet.first };
+/// Whether a datagram to servers of DHCP is of the pod as a client, or too short for a message with all that follows it in a frame
+/// of that length.
+fn is_own_dhcp(packet: &Reading, length: usize) -> bool {
+    let Some(message) = packet.payload.get(8..42) else {
+        return !packet.first && length < 14 + 20 + packet.options.len() + 42;
+    };
     let address = IpAddr::from([message[12], message[13], message[14], message[15]]);
     message[..3] == [1, 1, 6]
         && message[24..28] == [0; 4]
@@ -318,7 +321,7 @@ fn judge(world: &World, frame: &[u8], side: Side) -> (bool, Option<Asked>) {
             let Some(packet) = read(frame).filter(|packet| !packet.is_broken_discovery()) else {
                 return (false, None);
             };
-            if own && !is_honest(&packet) {
+            if own && !is_honest(&packet, frame.len()) {
                 return (false, None);
             }
             if !isolated("ingress") && !isolated("egress") {

@@ -186,49 +186,51 @@ fn a_pod_speaks_to_servers_of_dhcp_as_itself_alone() {
     let rig = Rig::new();
     let other = Mac([2, 9, 9, 9, 9, 9]);
     let (own, nobody) = ("10.0.0.1", "0.0.0.0");
-    let header = |length: u16| [[0, 68], [0, 67], length.to_be_bytes(), [0, 0]].concat();
-    // Operation, hardware and its length; the client's and the relay's address; the client's Ethernet address.
-    let message = |kind: [u8; 3], client: &str, relay: &str, mac: Mac| {
-        let octets = |address: &str| address.parse::<std::net::Ipv4Addr>().unwrap().octets();
-        let mut message = vec![0; 240];
-        message[..3].copy_from_slice(&kind);
-        message[12..16].copy_from_slice(&octets(client));
-        message[24..28].copy_from_slice(&octets(relay));
-        message[28..34].copy_from_slice(&mac.0);
-        [header(248), message].concat()
-    };
     let request = [1, 1, 6];
-    let asks = message(request, nobody, nobody, POD_MAC);
+    let asks = dhcp(request, nobody, nobody, POD_MAC);
     let to_all = || Packet::between("0.0.0.0", "255.255.255.255");
     let cases = [
         ("own, without an address", asks.clone(), Ok(())),
-        ("own", message(request, own, nobody, POD_MAC), Ok(())),
-        ("another's", message(request, nobody, nobody, other), Err(DropReason::SourceMac)),
-        ("another's address", message(request, PEER_V4, nobody, POD_MAC), Err(DropReason::SourceIpv4)),
-        ("a relay's", message(request, nobody, own, POD_MAC), Err(DropReason::DhcpServer)),
-        ("a server's", message([2, 1, 6], nobody, nobody, POD_MAC), Err(DropReason::DhcpServer)),
-        ("of other hardware", message([1, 6, 6], nobody, nobody, POD_MAC), Err(DropReason::DhcpServer)),
-        ("of a longer address", message([1, 1, 16], nobody, nobody, POD_MAC), Err(DropReason::DhcpServer)),
-        ("no message", [header(41), vec![2; 33]].concat(), Ok(())),
+        ("own", dhcp(request, own, nobody, POD_MAC), Ok(())),
+        ("another's", dhcp(request, nobody, nobody, other), Err(DropReason::SourceMac)),
+        ("another's address", dhcp(request, PEER_V4, nobody, POD_MAC), Err(DropReason::SourceIpv4)),
+        ("a relay's", dhcp(request, nobody, own, POD_MAC), Err(DropReason::DhcpServer)),
+        ("a server's", dhcp([2, 1, 6], nobody, nobody, POD_MAC), Err(DropReason::DhcpServer)),
+        ("of other hardware", dhcp([1, 6, 6], nobody, nobody, POD_MAC), Err(DropReason::DhcpServer)),
+        ("of a longer address", dhcp([1, 1, 16], nobody, nobody, POD_MAC), Err(DropReason::DhcpServer)),
+        ("no message", [&[0_u8, 68, 0, 67, 0, 41, 0, 0][..], &[2; 33]].concat(), Ok(())),
     ];
     for (what, payload, expected) in &cases {
         for packet in [from_pod(), to_all(), from_pod().options(&[1, 1, 1, 0])] {
             assert_eq!(rig.run(FromPod, &packet.payload(17, payload).frame()), *expected, "{what}");
         }
     }
+    // A server on a packet socket reads on behind the end of the IP packet.
+    let reaching = |length: usize, more: usize| {
+        [from_pod().payload(17, &asks[..length]).frame(), asks[length..length + more].to_vec()].concat()
+    };
+    let ends = [
+        (8, 33, Ok(())),
+        (8, 34, Err(DropReason::Malformed)),
+        (41, 207, Err(DropReason::Malformed)),
+        (42, 206, Ok(())),
+    ];
+    for (length, more, expected) in ends {
+        assert_eq!(rig.run(FromPod, &reaching(length, more)), expected, "{length} {more}");
+    }
     // What a first fragment lacks comes in another one.
     let first = |length: usize| from_pod().fragment(0, true).payload(17, &asks[..length]).frame();
     assert_eq!(rig.run(FromPod, &first(40)), Err(DropReason::Malformed));
     assert_eq!(rig.run(FromPod, &first(48)), Ok(()));
     // By IPv6 that port is anybody's.
-    let foreign = message(request, nobody, nobody, other);
+    let foreign = dhcp(request, nobody, nobody, other);
     assert_eq!(rig.run(FromPod, &from_pod6().payload(17, &foreign).frame()), Ok(()));
     // What comes to the pod is its sender's business.
     assert_eq!(rig.run(ToPod, &to_pod().payload(17, &foreign).frame()), Ok(()));
 
     // `sourceCheck` mac and off.
     rig.put(Checks { source_mac: true, ..Checks::default() });
-    let another_address = message(request, PEER_V4, nobody, POD_MAC);
+    let another_address = dhcp(request, PEER_V4, nobody, POD_MAC);
     for (payload, expected) in [(&another_address, Ok(())), (&foreign, Err(DropReason::SourceMac))] {
         assert_eq!(rig.run(FromPod, &from_pod().payload(17, payload).frame()), expected);
     }

@@ -4,12 +4,13 @@ use std::net::{IpAddr, SocketAddr};
 
 use netattach::mac::Mac;
 use netattach::netlink::Handle;
-use netattach_tests::manifest::{NAMESPACE, network, pod};
+use netattach::plan::ethertypes::ETHERTYPES_ANNOTATION;
+use netattach_tests::manifest::{NAMESPACE, annotated, network, pod};
 use netattach_tests::node::{WIRE, ip};
-use netattach_tests::packet::Packet;
-use netattach_tests::raw::RawSocket;
+use netattach_tests::packet::{Packet, any_frame};
+use netattach_tests::raw::{RawSocket, sum_at};
 use netattach_tests::snapshot::Snapshot;
-use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, datagram_from};
+use netattach_tests::traffic::{Echo, PATIENCE, SILENCE, datagram_from, eventually};
 use netattach_tests::wires::{Wires, install};
 use netattach_tests::{Node, Pod, tools};
 use serde_json::{Value, json};
@@ -345,4 +346,47 @@ fn frames_of_vlans_pass_with_their_tag_where_a_definition_or_a_permission_names_
         node.del(pod).success();
     }
     Snapshot::take(&node, &[&a, &asks, &beyond]).unwrap().assert_nothing_is_left();
+}
+
+/// Otherwise the frame would be IP on the wire, from any address to any. Behind two tags its ethertype is where a packet socket
+/// can have something written on every kernel.
+///
+/// Rows: SRC-vlans, C88.
+#[test]
+fn an_ethertype_that_the_definition_names_is_not_another_later() {
+    let mut node = Node::new(&[]).unwrap();
+    let lan = network(NAMESPACE, "lan", &config(&node, 0, r#"{"vlans": [5, 7]}"#));
+    node.write("lan", &annotated(lan, ETHERTYPES_ANNOTATION, "0x88b6")).unwrap();
+    for name in ["a", "b"] {
+        node.write(&format!("pod-{name}"), &pod(name, &json!({}), &json!("lan"))).unwrap();
+    }
+    node.start().unwrap();
+    let [a, b] = ["a", "b"].map(|name| Pod::new(name).unwrap());
+    for pod in [&a, &b] {
+        node.add(pod).success();
+    }
+    let heard = RawSocket::open(&b.namespace, "net1").unwrap();
+    let out = a.namespace.run(|| RawSocket::leaving_sums("net1")).unwrap();
+    let send = |place: u16, text: &[u8]| {
+        let named = [&[0_u8, 5, 0x81, 0, 0, 7, 0x88, 0xb6, 0, 0, 0, 0][..], text].concat();
+        let frame = any_frame(mac(&b), mac(&a), 0x8100, &named);
+        out.send(&[&sum_at(20, place - 20)[..], &frame].concat()).unwrap();
+    };
+    let dropped = || {
+        let rows = node.ctl(&["stats", "--pod", &format!("{NAMESPACE}/a")]).unwrap();
+        let row = rows.as_array().unwrap().iter().find(|row| row["ifname"] == "net1").unwrap();
+        row["dropped"]["malformed"].as_u64().unwrap_or_default()
+    };
+    send(20, b"its ethertype is written");
+    assert!(eventually(PATIENCE, || dropped() > 0));
+    // Nothing is judged there.
+    let text = b"its payload is written";
+    send(24, text);
+    let frames = heard.frames_until(text, PATIENCE).unwrap();
+    let arrived = |text: &[u8]| frames.iter().any(|frame| frame.ends_with(text));
+    assert_eq!([arrived(b"its ethertype is written"), arrived(text)], [false, true]);
+    for pod in [&a, &b] {
+        node.del(pod).success();
+    }
+    Snapshot::take(&node, &[&a, &b]).unwrap().assert_nothing_is_left();
 }

@@ -20,7 +20,7 @@ use netattach::mac::Mac;
 use netattach::plan::ethertypes::ETHERTYPES_ANNOTATION;
 use netattach_tests::manifest::{NAMESPACE, annotated, network, pod, policy};
 use netattach_tests::node::{DEFAULT_NETWORK, WIRE, ip};
-use netattach_tests::packet::{Packet, any_frame, arp_request};
+use netattach_tests::packet::{Packet, any_frame, arp_request, dhcp};
 use netattach_tests::privilege::{OVER_THE_NETWORK, with_only};
 use netattach_tests::raw::{RawSocket, sum_at};
 use netattach_tests::snapshot::Snapshot;

@@ -146,32 +146,55 @@ fn what_is_judged_of_a_packet_is_not_written_later() {
         let socket = as_attacker(&scene, || RawSocket::leaving_sums(link.device));
         let (v4, v6) =
             (|port| towards(link.v4().udp(port, ALLOWED)), |port| towards(link.v6().udp(port, ALLOWED)));
+        // What a client of DHCP says of itself; and a tunnel, whose checksum its kernel leaves to others.
+        let asks = towards(link.v4().payload(17, &dhcp([1, 1, 6], link.v4[0], "0.0.0.0", link.own)));
+        let tunnelled = [&[0x80_u8, 0, 8][..], &[0; 29]].concat();
+        let (gre, gre6) =
+            (towards(link.v4().payload(47, &tunnelled)), towards(link.v6().payload(47, &tunnelled)));
+        // What is not written into anything that is judged is denied by the policy.
+        let (malformed, denied) = ("malformed", "egress-port");
         let table = [
-            ("the port", v4(3001), (34, 2)),
-            ("half of the port", v4(3002), (34, 1)),
-            ("the own port", v4(3003), (34, 0)),
-            ("the destination", v4(3004), (20, 12)),
-            ("the source", v4(3005), (20, 8)),
-            ("the protocol", v4(3006), (20, 2)),
-            ("an ARP sender's address", link.arp(link.own, link.v4[0]), (20, 10)),
-            ("an ARP operation", link.arp(link.own, link.v4[0]), (20, 0)),
-            ("the port, IPv6", v6(3007), (54, 2)),
-            ("the destination, IPv6", v6(3008), (20, 32)),
-            ("a solicitation's target", solicitation.clone(), (54, 22)),
-            ("a solicitation's link-layer address", solicitation, (54, 30)),
-            ("behind an ethertype", any_frame(link.next, link.own, 0x88b5, &[0x71; 46]), (20, 0)),
+            ("the port", v4(3001), (34, 2), malformed),
+            ("half of the port", v4(3002), (34, 1), malformed),
+            ("the own port", v4(3003), (34, 0), malformed),
+            ("the destination", v4(3004), (20, 12), malformed),
+            ("the source", v4(3005), (20, 8), malformed),
+            ("the protocol", v4(3006), (20, 2), malformed),
+            ("an ARP sender's address", link.arp(link.own, link.v4[0]), (20, 10), malformed),
+            ("an ARP operation", link.arp(link.own, link.v4[0]), (20, 0), malformed),
+            ("the port, IPv6", v6(3007), (54, 2), malformed),
+            ("the destination, IPv6", v6(3008), (20, 32), malformed),
+            ("a solicitation's target", solicitation.clone(), (54, 22), malformed),
+            ("a solicitation's link-layer address", solicitation, (54, 30), malformed),
+            (
+                "behind an ethertype",
+                any_frame(link.next, link.own, 0x88b5, &[0x71; 46]),
+                (20, 0),
+                "ethertype",
+            ),
+            ("a DHCP client's address", asks.clone(), (34, 20), malformed),
+            ("a DHCP relay's address", asks.clone(), (34, 32), malformed),
+            ("a DHCP client's Ethernet address", asks.clone(), (34, 36), malformed),
+            ("its last bytes", asks.clone(), (34, 40), malformed),
+            ("behind a DHCP client's Ethernet address", asks.clone(), (34, 42), denied),
+            ("the sum of a message to DHCP servers", asks, (34, 6), denied),
+            ("a tunnel's protocol", gre.clone(), (34, 2), malformed),
+            ("a tunnel's sum", gre, (34, 4), denied),
+            ("a tunnel's sum, IPv6", gre6, (54, 4), denied),
         ];
-        for (what, frame, (start, offset)) in table {
-            let reason = if what == "behind an ethertype" { "ethertype" } else { "malformed" };
+        for (what, frame, (start, offset), reason) in table {
             scene.blocked(link, what, &socket, &[&sum_at(start, offset)[..], &frame].concat(), reason);
         }
         let victim = Witness::of(&scene.victim, link);
-        // The sum of the transport itself.
-        let frame = v4(3009);
-        socket.send(&[&sum_at(34, 6)[..], &frame].concat()).unwrap();
-        let tail = &frame[frame.len() - TAIL..];
-        let came = victim.frames_until(tail).iter().any(|seen| seen.ends_with(tail));
-        assert!(came, "{}: a datagram without its sum does not arrive", link.network);
+        // The sum of the transport itself, and that of what it carries.
+        let carrying =
+            towards(link.v4().payload(17, &[&[0xb_u8, 0xc2, 0, 7, 0, 72, 0, 0][..], &[0x6e; 64]].concat()));
+        for (frame, offset) in [(v4(3009), 6), (carrying, 40)] {
+            socket.send(&[&sum_at(34, offset)[..], &frame].concat()).unwrap();
+            let tail = &frame[frame.len() - TAIL..];
+            let came = victim.frames_until(tail).iter().any(|seen| seen.ends_with(tail));
+            assert!(came, "{}: a datagram without the sum at {offset} does not arrive", link.network);
+        }
     }
     scene.end();
 }
