@@ -189,10 +189,10 @@ impl Drift {
     }
 }
 
-/// When everything is looked at again, after a look that began then and was that much work.
-fn next_whole(began: Instant, worked: Duration) -> Instant {
+/// When a kind of look is taken again, after one that began then and was that much work.
+fn next(every: Duration, began: Instant, worked: Duration) -> Instant {
     // A tick that comes a moment earlier is not put off to the next.
-    began + pace::pause(WHOLE_INTERVAL, worked).saturating_sub(INTERVAL / 2)
+    began + pace::pause(every, worked).saturating_sub(INTERVAL / 2)
 }
 
 impl Part {
@@ -217,7 +217,7 @@ impl Agent {
             .ok();
         // Since the last look, and before that one.
         let (mut changed, mut before) = (Changed::default(), Changed::default());
-        let mut whole_is_due = Instant::now();
+        let (mut whole_is_due, mut status_is_due) = (Instant::now(), Instant::now());
         loop {
             tick.tick().await;
             let began = Instant::now();
@@ -238,10 +238,14 @@ impl Agent {
                 }
             }
             self.write_returns().await;
-            self.put_back(Part::Status, |agent| Ok(agent.with_drifted_status())).await;
+            if began >= status_is_due {
+                let worked = self.put_back(Part::Status, |agent| Ok(agent.with_drifted_status())).await;
+                status_is_due = next(INTERVAL, began, worked.unwrap_or_default());
+            }
             if is_whole {
                 let records = self.put_back(Part::Record, Agent::with_changed_record).await;
-                whole_is_due = next_whole(began, [links, records].into_iter().flatten().sum());
+                let worked = [links, records].into_iter().flatten().sum();
+                whole_is_due = next(WHOLE_INTERVAL, began, worked);
             }
         }
     }
@@ -255,7 +259,7 @@ impl Agent {
             let began = Instant::now();
             if began >= is_due {
                 let worked = self.put_back(Part::Leases, |agent| agent.engine.without_lease()).await;
-                is_due = next_whole(began, worked.unwrap_or_default());
+                is_due = next(WHOLE_INTERVAL, began, worked.unwrap_or_default());
             }
         }
     }
