@@ -261,6 +261,19 @@ fn assert_passes<const N: usize>(
     }
 }
 
+/// Two pods on the network `lan` of a node that is started for them.
+fn attached(node: &mut Node) -> [Pod; 2] {
+    ["a", "b"].map(|name| {
+        node.write(&format!("pod-{name}"), &pod(name, &json!({}), &json!("lan"))).unwrap();
+    });
+    node.start().unwrap();
+    ["a", "b"].map(|name| {
+        let pod = Pod::new(name).unwrap();
+        node.add(&pod).success();
+        pod
+    })
+}
+
 /// Rows: SRC-vlans.
 #[test]
 fn frames_of_vlans_pass_between_macvlans_too() {
@@ -270,13 +283,8 @@ fn frames_of_vlans_pass_between_macvlans_too() {
     config["type"] = json!("macvlan");
     config["master"] = json!(WIRE);
     node.write("lan", &network(NAMESPACE, "lan", &config)).unwrap();
-    for name in ["a", "b"] {
-        node.write(&format!("pod-{name}"), &pod(name, &json!({}), &json!("lan"))).unwrap();
-    }
-    node.start().unwrap();
-    let [a, b] = ["a", "b"].map(|name| Pod::new(name).unwrap());
+    let [a, b] = attached(&mut node);
     for pod in [&a, &b] {
-        node.add(pod).success();
         node.check(pod).success();
     }
     let rows: [(&[u16], bool); 5] =
@@ -357,14 +365,7 @@ fn an_ethertype_that_the_definition_names_is_not_another_later() {
     let mut node = Node::new(&[]).unwrap();
     let lan = network(NAMESPACE, "lan", &config(&node, 0, r#"{"vlans": [5, 7]}"#));
     node.write("lan", &annotated(lan, ETHERTYPES_ANNOTATION, "0x88b6")).unwrap();
-    for name in ["a", "b"] {
-        node.write(&format!("pod-{name}"), &pod(name, &json!({}), &json!("lan"))).unwrap();
-    }
-    node.start().unwrap();
-    let [a, b] = ["a", "b"].map(|name| Pod::new(name).unwrap());
-    for pod in [&a, &b] {
-        node.add(pod).success();
-    }
+    let [a, b] = attached(&mut node);
     let heard = RawSocket::open(&b.namespace, "net1").unwrap();
     let out = a.namespace.run(|| RawSocket::leaving_sums("net1")).unwrap();
     let send = |place: u16, text: &[u8]| {
