@@ -469,6 +469,8 @@ fn survives_with(list: &Value, first: impl Fn(&[String]) -> usize) {
     let mut killed = 0;
     for point in chosen {
         let Some((what, _)) = scene.dies_at(point, |scene| scene.node.call("ADD", &scene.a).run()) else {
+            // It asked less often than the first one whether a link has its carrier.
+            scene.node.del(&scene.a).success();
             break;
         };
         killed += 1;
