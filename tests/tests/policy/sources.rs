@@ -263,11 +263,12 @@ fn assert_passes<const N: usize>(
 
 /// Two pods on the network `lan` of a node that is started for them.
 fn attached(node: &mut Node) -> [Pod; 2] {
-    ["a", "b"].map(|name| {
+    let names = ["a", "b"];
+    for name in names {
         node.write(&format!("pod-{name}"), &pod(name, &json!({}), &json!("lan"))).unwrap();
-    });
+    }
     node.start().unwrap();
-    ["a", "b"].map(|name| {
+    names.map(|name| {
         let pod = Pod::new(name).unwrap();
         node.add(&pod).success();
         pod
