@@ -392,9 +392,6 @@ impl DeviceHooks<'_> {
         act: impl FnOnce(&mut Handle) -> Result<T, HookError>,
     ) -> Result<Option<T>, HookError> {
         let Some(pod) = self.pod else { return act(handle).map(Some) };
-        match pod.namespace()? {
-            Some(netns) => act(&mut Handle::open_in(&netns)?).map(Some),
-            None => Ok(None),
-        }
+        pod.handle()?.map(|mut inside| act(&mut inside)).transpose()
     }
 }

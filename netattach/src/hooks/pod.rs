@@ -7,6 +7,7 @@ use super::HookError;
 use super::device::{DeviceHooks, HookProgram};
 use super::numbers::{POD_FROM, POD_TO};
 use crate::bpf::{LinkPlace, Program, Programs, Side};
+use crate::netlink::Handle;
 use crate::netns::{Netns, NetnsError, NetnsId};
 use crate::spec::TcHook;
 
@@ -34,6 +35,19 @@ impl PodDevice {
     /// That cannot be told: a program of a pod that may be there is not to count as one that nobody needs.
     pub(crate) fn namespace(&self) -> Result<Option<Netns>, NetnsError> {
         Netns::of(&self.netns, self.netns_id, self.netns_cookie)
+    }
+
+    /// A handle in the pod's namespace, if it is still that one. The handle's socket says which it is in: the namespace would
+    /// have to be entered once more for its cookie, for each device of an ADD.
+    ///
+    /// # Errors
+    /// As of [`PodDevice::namespace`], or no handle can be opened there.
+    pub(super) fn handle(&self) -> Result<Option<Handle>, HookError> {
+        let Some(netns) = Netns::of(&self.netns, self.netns_id, None)? else { return Ok(None) };
+        let handle = Handle::open_in(&netns)?;
+        // 0: the kernel has no cookies.
+        let is_it = self.netns_cookie.is_none_or(|cookie| [0, cookie].contains(&handle.netns_cookie()));
+        Ok(is_it.then_some(handle))
     }
 }
 

@@ -79,8 +79,8 @@ impl HookPoint {
         let found = match self {
             Self::Nowhere(_) => return Ok(false),
             Self::NodeEnd(index) => host.link_by_index(*index),
-            Self::Parent { macvlan: device, .. } | Self::Pod(device) => match device.namespace()? {
-                Some(netns) => Handle::open_in(&netns)?.link_by_index(device.index),
+            Self::Parent { macvlan: device, .. } | Self::Pod(device) => match device.handle()? {
+                Some(mut inside) => inside.link_by_index(device.index),
                 None => return Ok(true),
             },
         };
