@@ -30,7 +30,7 @@ impl Engine {
     pub fn announce(&self, record: &JournalKey) -> Result<(), AttachError> {
         let Some(attached) = self.registry.get(record) else { return Ok(()) };
         let sandbox = &attached.plan.sandbox;
-        let netns = Netns::of(&sandbox.netns, sandbox.netns_id, attached.netns_cookie)?;
+        let netns = Netns::of(&sandbox.netns, sandbox.netns_id, None)?;
         let Some(netns) = netns else { return Ok(()) };
         let mut pod = None;
         for (number, attachment) in attached.plan.attachments.iter().enumerate() {
@@ -39,7 +39,10 @@ impl Engine {
             let Some((interface, addresses)) = announced(attachment, outputs)? else { continue };
             let pod = match &mut pod {
                 Some(pod) => pod,
-                None => pod.insert(Handle::open_in(&netns)?),
+                None => match Handle::open_in_that(&netns, attached.netns_cookie)? {
+                    Some(opened) => pod.insert(opened),
+                    None => return Ok(()),
+                },
             };
             tell(pod, interface, &addresses).map_err(|source| {
                 AttachError::step(Doing::Attach, attachment, "announce addresses", source)

@@ -37,17 +37,13 @@ impl PodDevice {
         Netns::of(&self.netns, self.netns_id, self.netns_cookie)
     }
 
-    /// A handle in the pod's namespace, if it is still that one. The handle's socket says which it is in: the namespace would
-    /// have to be entered once more for its cookie, for each device of an ADD.
+    /// A handle in the pod's namespace, if it is still that one.
     ///
     /// # Errors
     /// As of [`PodDevice::namespace`], or no handle can be opened there.
     pub(super) fn handle(&self) -> Result<Option<Handle>, HookError> {
         let Some(netns) = Netns::of(&self.netns, self.netns_id, None)? else { return Ok(None) };
-        let handle = Handle::open_in(&netns)?;
-        // 0: the kernel has no cookies.
-        let is_it = self.netns_cookie.is_none_or(|cookie| [0, cookie].contains(&handle.netns_cookie()));
-        Ok(is_it.then_some(handle))
+        Ok(Handle::open_in_that(&netns, self.netns_cookie)?)
     }
 }
 

@@ -128,6 +128,19 @@ impl Handle {
         self.socket.netns_cookie()
     }
 
+    /// As [`Handle::open_in`], if that is the namespace with this cookie; `None`: it is another one. Where either is not known it is
+    /// taken for the same. The handle's socket says which it is in: [`Netns::of`] enters the namespace
+    /// once more for it.
+    ///
+    /// # Errors
+    /// As of [`Handle::open_in`].
+    pub fn open_in_that(netns: &Netns, cookie: Option<u64>) -> Result<Option<Self>, OpenError> {
+        let handle = Self::open_in(netns)?;
+        // 0: the kernel has no cookies.
+        let is_it = cookie.is_none_or(|cookie| [0, cookie].contains(&handle.netns_cookie()));
+        Ok(is_it.then_some(handle))
+    }
+
     /// Opens a handle in another namespace. The handle may be used from any thread.
     ///
     /// It reads no list of more than [`MOST_IN_POD`] objects, or of more than some MiB: who administrates a pod's network
