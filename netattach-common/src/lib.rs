@@ -11,6 +11,7 @@
 //!
 //! Map values: [`attachment`] with its [`link`] and [`address`]es, [`parent`], [`gate`], [`key`] for policies,
 //! [`fragment`], [`share`] and [`stats`], [`fast`] and [`uplink`] for the fast path. [`record`]s carry a [`reason`].
+//! [`unfinished`] is what the agent writes into the programs before it loads them.
 //! `pod` lists the types that aya may read as plain bytes.
 #![cfg_attr(not(test), no_std)]
 
@@ -32,6 +33,7 @@ pub mod reason;
 pub mod record;
 pub mod share;
 pub mod stats;
+pub mod unfinished;
 pub mod uplink;
 
 pub use address::{Address, Ip4, Ip6, Mac, Port, Ports};

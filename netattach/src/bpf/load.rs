@@ -71,6 +71,8 @@ fn verified(
     let mut loader = EbpfLoader::new();
     loader.override_global("NA_COOKIES", &object.means.cookies, true);
     loader.override_global("NA_SKB", &object.means.fields, true);
+    let has_cast = u8::from(object.means.cast != 0);
+    loader.override_global("NA_CAST", &has_cast, true);
     if let Some(level) = &level {
         loader.override_global(aya_log::LEVEL, level, false);
     }
@@ -80,8 +82,9 @@ fn verified(
         }
         loader.map_max_entries(spec.name, spec.max_entries);
     }
-    let mut ebpf =
-        loader.load(object.bytes).map_err(|error| BpfError::LoadObject(Refusal::of("the object", error)))?;
+    let mut ebpf = loader
+        .load(&object.bytes())
+        .map_err(|error| BpfError::LoadObject(Refusal::of("the object", error)))?;
     if log.is_some() && !packet_log::logs(&ebpf) {
         return Err(BpfError::NotLogging);
     }

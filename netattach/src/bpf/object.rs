@@ -1,5 +1,8 @@
 //! The compiled programs inside this executable.
 
+use std::borrow::Cow;
+
+use netattach_common::unfinished::CAST;
 use sha2::{Digest, Sha256};
 
 use super::BpfError;
@@ -23,14 +26,18 @@ pub(super) struct Means {
     pub(super) cookies: u8,
     /// As `NA_SKB` there.
     pub(super) fields: Fields,
+    /// The kernel's number of the function that is called there by [`CAST`]; 0: it is not called.
+    pub(super) cast: u32,
 }
 
 impl Means {
     /// Those of the running kernel. Where it cannot be asked they are none, which another start may find otherwise.
     pub(super) fn of_kernel() -> Self {
+        let fields = packet_fields::of_kernel();
         Self {
             cookies: probe::has_netns_cookie().into(),
-            fields: packet_fields::of_kernel().unwrap_or_default(),
+            fields: fields.unwrap_or_default(),
+            cast: fields.and_then(packet_fields::cast_for).unwrap_or_default(),
         }
     }
 }
@@ -38,7 +45,7 @@ impl Means {
 /// An object as it is loaded, with these means.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Fitted {
-    pub(super) bytes: &'static [u8],
+    bytes: &'static [u8],
     pub(super) means: Means,
     /// By which pins are told apart: programs that were loaded with other means are others, though of the same bytes. Never 0.
     pub(super) tag: u64,
@@ -49,8 +56,37 @@ impl Object {
     pub(super) fn fitted(self, means: Means) -> Fitted {
         let hash = Sha256::new().chain_update(self.tag.to_be_bytes()).chain_update([means.cookies]);
         let hash = means.fields.iter().fold(hash, |hash, field| hash.chain_update(field.to_be_bytes()));
+        let hash = hash.chain_update(means.cast.to_be_bytes());
         Fitted { bytes: self.bytes, means, tag: tag(hash) }
     }
+}
+
+impl Fitted {
+    /// Its bytes, with the kernel's function where programs call it.
+    pub(super) fn bytes(&self) -> Cow<'static, [u8]> {
+        match self.means.cast {
+            0 => self.bytes.into(),
+            cast => with_function(self.bytes, cast).into(),
+        }
+    }
+}
+
+/// `struct bpf_insn` of a call of the helper with that number (`BPF_JMP | BPF_CALL`); of the kernel's function with it, if the source
+/// register says so (`BPF_PSEUDO_KFUNC_CALL`).
+fn call(source: u8, number: u32) -> [u8; 8] {
+    let [a, b, c, d] = number.to_ne_bytes();
+    [0x85, source << 4, 0, 0, a, b, c, d]
+}
+
+/// An object whose calls of [`CAST`] are those of the kernel's function with that number. Instructions lie at multiples of their
+/// length.
+fn with_function(object: &[u8], function: u32) -> Vec<u8> {
+    let (placeholder, call) = (call(0, CAST.cast_unsigned()), call(2, function));
+    let mut fitted = object.to_vec();
+    for instruction in fitted.chunks_exact_mut(call.len()).filter(|it| **it == placeholder) {
+        instruction.copy_from_slice(&call);
+    }
+    fitted
 }
 
 /// The embedded object.
@@ -101,18 +137,35 @@ mod tests {
     /// Otherwise programs would stay that an agent loaded which found less.
     #[test]
     fn the_tag_of_what_is_loaded_follows_what_is_written_into_it() {
-        let tag = |bytes: &'static [u8], cookies, fields| {
-            identify(bytes).unwrap().fitted(Means { cookies, fields }).tag
+        let tag = |bytes: &'static [u8], cookies, fields, cast| {
+            identify(bytes).unwrap().fitted(Means { cookies, fields, cast }).tag
         };
         let blind = [0; 4];
         let tags = [
-            tag(b"abc", 0, blind),
-            tag(b"abd", 0, blind),
-            tag(b"abc", 1, blind),
-            tag(b"abc", 0, [1, 2, 3, 4]),
-            tag(b"abc", 0, [1, 2, 4, 3]),
+            tag(b"abc", 0, blind, 0),
+            tag(b"abd", 0, blind, 0),
+            tag(b"abc", 1, blind, 0),
+            tag(b"abc", 0, [1, 2, 3, 4], 0),
+            tag(b"abc", 0, [1, 2, 4, 3], 0),
+            tag(b"abc", 0, [1, 2, 4, 3], 7),
         ];
         assert_eq!(BTreeSet::from(tags).len(), tags.len(), "{tags:x?}");
-        assert_eq!(tag(b"abc", 1, blind), tags[2]);
+        assert_eq!(tag(b"abc", 1, blind, 0), tags[2]);
+    }
+
+    #[test]
+    fn the_kernels_function_is_called_where_programs_say_so_and_nowhere_else() {
+        let [ours, other] = [CAST.cast_unsigned(), 113].map(|number| call(0, number));
+        let object = [other, ours, other, ours].concat();
+        let expected = [other, call(2, 7), other, call(2, 7)].concat();
+        assert_eq!(with_function(&object, 7), expected);
+        // What no instruction begins with is none.
+        let beside = [&[0][..], &ours, &[0; 7]].concat();
+        assert_eq!(with_function(&beside, 7), beside);
+        // The embedded object calls it, or nothing of the kernel's would be read in place.
+        let calls =
+            |bytes: &[u8]| bytes.chunks_exact(8).filter(|it| **it == call(0, CAST.cast_unsigned())).count();
+        assert!(BYTES.is_empty() || calls(BYTES) > 0);
+        assert_eq!(calls(&with_function(BYTES, 7)), 0);
     }
 }

@@ -6,6 +6,9 @@ use std::sync::OnceLock;
 
 use aya::programs::ProgramType;
 use aya::sys::{BpfHelper, is_helper_supported};
+use netattach_common::unfinished::{CAST_NAME, WINDOW};
+
+use super::sys::{self, Instruction};
 
 /// The description of the running kernel.
 const KERNEL: &str = "/sys/kernel/btf/vmlinux";
@@ -13,28 +16,76 @@ const HEADER: usize = 24;
 const MAGIC: u16 = 0xeb9f;
 const STRUCT: u32 = 4;
 const UNION: u32 = 5;
+const FUNCTION: u32 = 12;
 /// Most structures that may lie within each other: `sk_buff` has three levels.
 const DEEPEST: u32 = 8;
-/// Bytes of a packet that programs read at once (`WINDOW` in `netattach-ebpf`'s `path::unfinished`).
-const WINDOW: u32 = 64;
 
 /// As `NA_SKB` in `netattach-ebpf`: the first byte that is read; from there the bit at which `ip_summed` begins, and the bytes at
 /// which `csum_start`, with `csum_offset` behind it, and `mac_header` do.
 pub(super) type Fields = [u16; 4];
 
+/// What the running kernel says of its packets.
+#[derive(Debug, Clone, Copy)]
+struct Described {
+    fields: Fields,
+    /// Its number of the function that programs get a packet by, if it has that.
+    cast: Option<u32>,
+}
+
 /// Those of the running kernel; `None`: it does not describe its types, or programs may not read its memory (lockdown).
 pub(super) fn of_kernel() -> Option<Fields> {
-    static FIELDS: OnceLock<Option<Fields>> = OnceLock::new();
-    *FIELDS.get_or_init(|| {
+    described().map(|it| it.fields)
+}
+
+/// The kernel's number of the function by which a program reads these fields in place, if it lets programs do that.
+pub(super) fn cast_for(fields: Fields) -> Option<u32> {
+    // Asked once: what a kernel lets programs do stays.
+    static CAST: OnceLock<Option<u32>> = OnceLock::new();
+    let may_read = |cast: &u32| sys::load_classifier("na_cast", &reads_in_place(*cast, fields)).is_ok();
+    *CAST.get_or_init(|| described()?.cast.filter(may_read))
+}
+
+fn described() -> Option<Described> {
+    static DESCRIBED: OnceLock<Option<Described>> = OnceLock::new();
+    *DESCRIBED.get_or_init(|| {
         let helper = BpfHelper::BPF_FUNC_probe_read_kernel;
         let may_read = is_helper_supported(ProgramType::SchedClassifier, helper).unwrap_or(false);
-        may_read.then(|| fs::read(KERNEL).ok()).flatten().as_deref().and_then(fields)
+        let btf = may_read.then(|| fs::read(KERNEL).ok()).flatten()?;
+        let types = Types::of(&btf)?;
+        Some(Described { fields: fields(&types)?, cast: types.named(FUNCTION, CAST_NAME.as_bytes()) })
     })
 }
 
+/// What `na_unfinished` in `netattach-ebpf` does in place, as a program of its own.
+fn reads_in_place(cast: u32, [first, summed, start, mac]: Fields) -> [Instruction; 7] {
+    /// `BPF_JMP | BPF_CALL`, with `BPF_PSEUDO_KFUNC_CALL` as the source register: context in register 1, packet in 0.
+    const CALL: (u8, u8) = (0x85, 2 << 4);
+    /// `BPF_LDX | BPF_MEM | BPF_B` and `BPF_H`: into register 1, from where 0 points to.
+    const BYTE: (u8, u8) = (0x71, 1);
+    const NUMBER: (u8, u8) = (0x69, 1);
+    /// `BPF_ALU | BPF_MOV`, a constant into register 0; `BPF_JMP | BPF_EXIT`.
+    const SET: (u8, u8) = (0xb4, 0);
+    const EXIT: (u8, u8) = (0x95, 0);
+    let with = |(code, registers), offset: u16, constant: u32| Instruction {
+        code,
+        registers,
+        offset: offset.cast_signed(),
+        constant: constant.cast_signed(),
+    };
+    let read = |how, at: u16| with(how, first.saturating_add(at), 0);
+    [
+        with(CALL, 0, cast),
+        read(BYTE, summed / 8),
+        read(NUMBER, start),
+        read(NUMBER, start.saturating_add(2)),
+        read(NUMBER, mac),
+        with(SET, 0, 0),
+        with(EXIT, 0, 0),
+    ]
+}
+
 /// Those in a description of types.
-fn fields(btf: &[u8]) -> Option<Fields> {
-    let types = Types::of(btf)?;
+fn fields(types: &Types<'_>) -> Option<Fields> {
     let packet = types.named(STRUCT, b"sk_buff")?;
     let find = |name: &[u8]| types.bit_of(packet, name, DEEPEST);
     let whole = |bits: u32| bits.is_multiple_of(8).then_some(bits / 8);
@@ -43,7 +94,7 @@ fn fields(btf: &[u8]) -> Option<Fields> {
     let first = (summed / 8).min(start).min(mac);
     let last = (summed / 8 + 1).max(start + 4).max(mac + 2);
     // Two bits of one byte; and numbers of 16 bits that can be read in place, one behind the other.
-    let fits = summed % 8 < 7 && offset == start + 2 && last - first <= WINDOW && first > 0;
+    let fits = summed % 8 < 7 && offset == start + 2 && last - first <= WINDOW as u32 && first > 0;
     let aligned = (start - first).is_multiple_of(2) && (mac - first).is_multiple_of(2);
     let narrow = |number: u32| u16::try_from(number).ok();
     let fields = [narrow(first)?, narrow(summed - first * 8)?, narrow(start - first)?, narrow(mac - first)?];
@@ -185,6 +236,7 @@ mod tests {
 
     #[test]
     fn members_are_found_within_structures_without_names() {
+        let fields = |btf: &[u8]| Types::of(btf).as_ref().and_then(fields);
         assert_eq!(fields(&packets(16)), Some([128, 5, 16, 54]));
         // Not in what is read at once; not where a number can be read in place; not described.
         assert_eq!(fields(&packets(62)), None);
@@ -199,9 +251,24 @@ mod tests {
         assert!(first < 224 && summed / 8 < 64 && start < 61 && mac < 63, "{first} {summed} {start} {mac}");
     }
 
+    /// Linux 6.2 has the function; a kernel that has not keeps nothing from programs but time.
+    #[test]
+    fn a_kernel_that_has_the_function_lets_programs_read_in_place() {
+        let fields = of_kernel().expect("the kernel describes its types");
+        let btf = fs::read(KERNEL).unwrap();
+        let number = Types::of(&btf).unwrap().named(FUNCTION, CAST_NAME.as_bytes());
+        assert_eq!(cast_for(fields), number);
+        let [first, summed, start, mac] = fields;
+        // Not where no field is.
+        let Some(number) = number else { return };
+        let wrong = [first, summed, start, mac + 1];
+        assert!(sys::load_classifier("na_cast", &reads_in_place(number, wrong)).is_err());
+    }
+
     proptest! {
         #[test]
         fn any_bytes_are_read_without_panic(bytes: Vec<u8>, cut: u16, flip in 0_usize..400, by: u8) {
+            let fields = |btf: &[u8]| Types::of(btf).as_ref().and_then(fields);
             let _ = fields(&bytes);
             let mut whole = packets(16);
             let at = flip % whole.len();
