@@ -327,15 +327,14 @@ impl Health {
         );
     }
 
-    /// Checks the dataplane as soon as a filter or a queueing discipline is removed from any device, and the attachments on
-    /// that.
+    /// Checks the attachments on a device as soon as a filter or a queueing discipline is removed from it, and the dataplane if there
+    /// are some: most such devices go with their pod.
     async fn look_when_filters_go(&self, filters: io::Result<FilterWatch>) {
         let failed = async {
             let mut filters = filters?;
             loop {
                 let removed = filters.removed().await?;
                 locked(&self.removed).extend(removed);
-                self.dataplane.want();
                 self.attachments.wanted.notify_one();
             }
         };
@@ -400,6 +399,9 @@ impl Health {
         let found = match &removed {
             Removed::From(devices) if !is_wanted => self.look_at_some(devices),
             _ => {
+                if removed == Removed::Anywhere {
+                    self.dataplane.want();
+                }
                 *locked(&self.all_shares) = Some(Instant::now());
                 self.look_at_shares(0..SHARES)
             }
@@ -426,6 +428,9 @@ impl Health {
         let mut outcome = Ok(());
         if !devices.is_empty() {
             let (looked, done) = self.engine.restore_attachments(Which::On(devices), SHARES);
+            if !looked.is_empty() {
+                self.dataplane.want();
+            }
             locked(&self.shares).merge(looked);
             outcome = done;
         }

@@ -90,7 +90,12 @@ impl Engine {
         shares: usize,
     ) -> (Vec<enforcement::Looked>, Result<(), EnforceError>) {
         let Some(enforcer) = &self.node.enforcer else { return (Vec::new(), Ok(())) };
-        enforcement::restore(enforcer.as_ref(), &self.registry.all(), (which, shares))
+        let among = match which {
+            enforcement::Which::Share(_) => self.registry.all(),
+            // A DEL takes programs off itself.
+            enforcement::Which::On(_) => self.registry.staying(),
+        };
+        enforcement::restore(enforcer.as_ref(), &among, (which, shares))
     }
 
     /// Does for the attachments in that record what the dataplane has left for after their ADD. What has been detached needs

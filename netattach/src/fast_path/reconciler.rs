@@ -32,7 +32,7 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// How often programs are looked at too, which costs two questions for each device: at the [`pace`] of other looks, within
 /// these bounds.
 const PROGRAMS: Duration = Duration::from_secs(5);
-const PROGRAMS_AT_LEAST: Duration = Duration::from_secs(30);
+const PROGRAMS_AT_LEAST: Duration = Duration::from_secs(60);
 /// How often all links are, in case a notification was missed: the kernel says when it drops some, so none should be.
 const FULL_LOOK_INTERVAL: Duration = Duration::from_secs(30);
 const FULL_LOOK_AT_LEAST: Duration = Duration::from_secs(180);

@@ -35,6 +35,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::watch;
 
 use crate::objects::{Objects, Problem};
+use crate::pace;
 use crate::source::files::tree::Tree;
 use crate::source::files::watcher::{Signal, Touched, Watched, identity};
 use crate::source::{NotSynced, PodFuture, Source, WantedPod, follow};
@@ -51,7 +52,8 @@ pub struct Timing {
     pub patience: Duration,
     /// How often a missing directory is looked for.
     pub retry: Duration,
-    /// How long the kernel's events are relied on without a full pass: not every filesystem reports every change.
+    /// How long the kernel's events are relied on without a full pass, where that is little work ([`pace`]): not every filesystem
+    /// reports every change.
     pub trust: Duration,
 }
 
@@ -133,7 +135,8 @@ impl Files {
         let watched = Watched::start(&directory, signals.clone())
             .map_err(|source| FilesError::Watch { path: directory.clone(), source })?;
         let mut tree = Tree::new(directory.clone());
-        tree.read(&Touched::Anything).map_err(|source| FilesError::Read { path: directory, source })?;
+        let (read, worked) = pace::measured(|| tree.read(&Touched::Anything));
+        read.map_err(|source| FilesError::Read { path: directory, source })?;
         let objects = tree.objects();
         tell(&objects, &[]);
         let published = Arc::new(Published {
@@ -147,6 +150,7 @@ impl Files {
             watched: Some(watched),
             away: None,
             looked: Instant::now(),
+            worked,
             timing,
             signals: signals.clone(),
             published: Arc::clone(&published),
@@ -236,6 +240,8 @@ struct Follower {
     away: Option<Instant>,
     /// Time of the last full pass.
     looked: Instant,
+    /// For how long a processor has worked for it.
+    worked: Duration,
     timing: Timing,
     signals: mpsc::Sender<Signal>,
     published: Arc<Published>,
@@ -249,10 +255,11 @@ impl Follower {
             if self.watch_again_if_replaced() {
                 touched = Touched::Anything;
             }
+            let (read, worked) = pace::measured(|| self.tree.read(&touched));
             if touched == Touched::Anything {
-                self.looked = began;
+                (self.looked, self.worked) = (began, worked);
             }
-            if let Err(error) = self.tree.read(&touched) {
+            if let Err(error) = read {
                 tracing::warn!(directory = %self.tree.directory().display(), %error, "read manifests");
             }
             self.publish(began);
@@ -273,7 +280,7 @@ impl Follower {
     /// dropped.
     fn await_change(&self, received: &mpsc::Receiver<Signal>) -> Option<Touched> {
         let idle = match &self.watched {
-            Some(_) => self.timing.trust.saturating_sub(self.looked.elapsed()),
+            Some(_) => pace::pause(self.timing.trust, self.worked).saturating_sub(self.looked.elapsed()),
             None => self.timing.retry,
         };
         let (mut quiet, mut touched) = match received.recv_timeout(idle) {
