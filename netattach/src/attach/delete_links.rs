@@ -246,6 +246,26 @@ mod tests {
         }
     }
 
+    /// The characters stand for bytes that are no text, which the kernel takes. With the longest list of other names that it takes
+    /// a link is described by more than 64 KiB.
+    #[test]
+    fn links_go_although_their_names_are_no_texts_or_beyond_number() {
+        let many: Vec<String> = (0..496).map(|number| format!("{number:0127}")).collect();
+        for (name, alias, others) in
+            [("\u{f7ff}", "", &many[..]), ("mine", "\u{f7fe}\u{f7ff}", &["\u{f780}".to_owned()])]
+        {
+            let mut scene = Scene::new();
+            let lan = scene.macvlan("net1");
+            scene.pod.rename(lan, name).unwrap();
+            scene.pod.set_alias(lan, alias).unwrap();
+            scene.pod.add_other_names(lan, others).unwrap();
+            scene.pod.set_group(lan, 0).unwrap();
+            assert_eq!(scene.names()[0], ["lo", name]);
+            assert_eq!(told(scene.delete(&[macvlan("net1", KnownBy::Index(lan))])), (Vec::new(), Vec::new()));
+            assert_eq!(scene.names()[0], ["lo"], "{name}");
+        }
+    }
+
     #[test]
     fn a_link_whose_index_is_not_known_goes_by_its_group_and_one_of_another_maker_by_its_name() {
         let mut scene = Scene::new();

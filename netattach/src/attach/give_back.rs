@@ -747,6 +747,23 @@ mod tests {
         }
     }
 
+    /// Rows: HDV-altname.
+    #[test]
+    fn a_device_comes_home_although_its_names_in_the_pod_are_no_texts_or_beyond_number() {
+        let many: Vec<String> = (0..496).map(|number| format!("{number:0127}")).collect();
+        for (name, others) in [("\u{f7ff}", &many[..]), ("n\u{f780}", &["\u{f7f0}".to_owned()])] {
+            let taken = Taken::new();
+            let mut inside = Handle::open_in(&taken.pod).unwrap();
+            inside.rename(taken.index, name).unwrap();
+            inside.set_alias(taken.index, "\u{f7fe}").unwrap();
+            inside.add_other_names(taken.index, others).unwrap();
+            taken.give_back(Ways { between: || None, take_off: left_programs::take_off }).unwrap();
+            let back = taken.on_node();
+            assert_eq!((back.alias, back.other_names), (None, Vec::new()), "{name}");
+            assert_eq!(inside.links().unwrap().len(), 1, "lo alone");
+        }
+    }
+
     /// Rows: HDV-impossible.
     #[test]
     fn what_a_device_had_and_cannot_have_any_more_does_not_keep_it_from_coming_home() {

@@ -62,12 +62,17 @@ impl Driver for Macvlan {
         let mtu = request.mtu_on(parent.as_deref(), config.mtu)?;
         let in_pod = request.is_in_pod()?;
         let mode = mode(config.mode.as_deref())?;
+        let mac = request.mac()?;
+        if mode == spec::MacvlanMode::Passthru && mac.is_some() {
+            let reason = "a macvlan in mode passthru has the address of its parent".to_owned();
+            return Err(PlanError::Value { key: "mac", reason });
+        }
         let link = spec::Link::Macvlan(spec::Macvlan {
             pod_name: request.ifname.to_owned(),
             parent,
             mode,
             mtu,
-            mac: request.mac()?,
+            mac,
             group: request.group,
             broadcast_queue: config.bcqueuelen.filter(|length| *length != 0),
             tap: self.tap,

@@ -9,7 +9,7 @@ use rtnetlink::{LinkMessageBuilder, LinkUnspec};
 use super::link::{observed, show};
 use super::socket::{CREATE, EXCL, NetlinkRequest, Reply};
 use super::xdp_links::of_link;
-use super::{Error, Handle, LinkState, XdpPlace};
+use super::{Error, Handle, LinkState, XdpPlace, text};
 use crate::mac::Mac;
 use crate::spec::Conduct;
 
@@ -110,8 +110,8 @@ impl Handle {
         group: u32,
     ) -> Result<(), Error> {
         let moved = LinkUnspec::new_with_index(index)
-            .name(name)
-            .alias(alias.unwrap_or_default())
+            .append_extra_attribute(text::attribute(text::NAME, name))
+            .append_extra_attribute(text::attribute(text::ALIAS, alias.unwrap_or_default()))
             .link_group(group)
             .setns_by_fd(to.as_raw_fd())
             .down();
@@ -185,7 +185,8 @@ impl Handle {
     /// # Errors
     /// There is no such link.
     pub fn set_alias(&mut self, index: u32, alias: &str) -> Result<(), Error> {
-        self.change(LinkUnspec::new_with_index(index).alias(alias))
+        let alias = text::attribute(text::ALIAS, alias);
+        self.change(LinkUnspec::new_with_index(index).append_extra_attribute(alias))
     }
 
     /// Sets the link group.
@@ -222,7 +223,7 @@ impl Handle {
         let request = |name: &String| {
             let mut message = LinkMessage::default();
             message.header.index = index;
-            message.attributes.push(LinkAttribute::PropList(vec![Prop::AltIfName(name.clone())]));
+            message.attributes.push(LinkAttribute::PropList(vec![text::property(name)]));
             NetlinkRequest::new(verb(message), flags)
         };
         self.socket.all(names.iter().map(request).collect())

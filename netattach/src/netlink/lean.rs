@@ -1,8 +1,10 @@
 //! Leaves out of the kernel's messages about links what nobody here reads: it is most of them, and costs most of what parsing
-//! them takes.
+//! them takes. And makes texts of what others have chosen as such, and is none ([`text`]): the parser refuses the whole message.
 
 use std::borrow::Cow;
 use std::ops::Range;
+
+use super::text::{self, ALIAS, NAME, OTHER_NAME, PROPERTIES};
 
 pub(super) const RTM_NEWLINK: u16 = 16;
 /// `struct ifinfomsg`; its first byte is the family.
@@ -21,8 +23,9 @@ const VALUE_AT: usize = 4;
 const UNTOLD: [u8; 4] = [0xff; 4];
 /// `IFLA_VF_UNSPEC`, which nobody reads.
 const UNSPECIFIED: u16 = 0;
-/// `NLA_TYPE_MASK`.
+/// `NLA_TYPE_MASK` and `NLA_F_NESTED`.
 const TYPE: u16 = 0x3fff;
+const NESTED: u16 = 0x8000;
 const ATTRIBUTE_HEADER: usize = 4;
 
 /// A message behind its header, as it is to be parsed. What a bridge says of its ports, a message of another family, has no
@@ -45,11 +48,47 @@ pub(super) fn lean(kind: u16, payload: &[u8]) -> Cow<'_, [u8]> {
         match u16::from_ne_bytes([c, d]) & TYPE {
             left_out if LEFT_OUT.contains(&left_out) => {}
             FUNCTIONS => kept.extend(told(attribute)),
+            kind @ (NAME | ALIAS) if !is_text(&attribute[..length]) => {
+                write(&mut kept, kind, &attribute[ATTRIBUTE_HEADER..length]);
+            }
+            PROPERTIES if !is_text(&attribute[..length]) => other_names(&mut kept, &attribute[..length]),
             _ => kept.extend_from_slice(attribute),
         }
         attributes = rest;
     }
     Cow::Owned(kept)
+}
+
+/// Whether a text stands for itself for sure.
+fn is_text(attribute: &[u8]) -> bool {
+    attribute.iter().skip(ATTRIBUTE_HEADER).all(u8::is_ascii)
+}
+
+/// Each name of a list of properties in a list of its own: as texts, all of them may be too long for one. What else is a property
+/// nobody reads.
+fn other_names(kept: &mut Vec<u8>, list: &[u8]) {
+    for (_, name) in nested(list, ATTRIBUTE_HEADER..list.len()).filter(|(kind, _)| *kind == OTHER_NAME) {
+        let Some(name) = list.get(name) else { continue };
+        let mut one = Vec::with_capacity(4 * name.len() + ATTRIBUTE_HEADER);
+        write(&mut one, OTHER_NAME, name);
+        attribute(kept, PROPERTIES | NESTED, &one);
+    }
+}
+
+/// Writes an attribute whose value is a text.
+fn write(kept: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    let mut text = text::read(value.strip_suffix(&[0]).unwrap_or(value)).into_owned().into_bytes();
+    text.push(0);
+    attribute(kept, kind, &text);
+}
+
+/// Appends an attribute. One that is too long for the kernel's attributes, three times as long as any name or alias, is left out.
+fn attribute(kept: &mut Vec<u8>, kind: u16, value: &[u8]) {
+    let Ok(length) = u16::try_from(ATTRIBUTE_HEADER + value.len()) else { return };
+    kept.extend_from_slice(&length.to_ne_bytes());
+    kept.extend_from_slice(&kind.to_ne_bytes());
+    kept.extend_from_slice(value);
+    kept.resize(kept.len().next_multiple_of(4), 0);
 }
 
 /// A list of functions without the switches of which their driver says nothing.
@@ -86,10 +125,8 @@ pub(super) mod tests {
     use super::*;
 
     pub(in crate::netlink) fn attribute(kind: u16, value: &[u8]) -> Vec<u8> {
-        let length = (ATTRIBUTE_HEADER + value.len()) as u16;
-        let mut bytes = [length.to_ne_bytes(), kind.to_ne_bytes()].concat();
-        bytes.extend_from_slice(value);
-        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        let mut bytes = Vec::new();
+        super::attribute(&mut bytes, kind, value);
         bytes
     }
 
@@ -108,6 +145,25 @@ pub(super) mod tests {
         let families = attribute(26 | 0x8000, &attribute(2, &[1; 40]));
         let all = [vec![name.clone()], bulk.to_vec(), vec![mtu.clone(), families]].concat();
         assert_eq!(lean(RTM_NEWLINK, &message(0, &all)), message(0, &[name, mtu]));
+    }
+
+    #[test]
+    fn what_is_no_text_becomes_one_and_texts_stay() {
+        let other = |names: &[&[u8]]| {
+            let each: Vec<u8> = names.iter().flat_map(|name| attribute(OTHER_NAME, name)).collect();
+            attribute(PROPERTIES | NESTED, &each)
+        };
+        let odd = [attribute(NAME, b"a\xff\0"), attribute(ALIAS, b"\xfe\0"), other(&[b"b\0", b"\x80\0"])];
+        let told = [
+            attribute(NAME, "a\u{f7ff}\0".as_bytes()),
+            attribute(ALIAS, "\u{f7fe}\0".as_bytes()),
+            other(&[b"b\0"]),
+            other(&["\u{f780}\0".as_bytes()]),
+        ];
+        assert_eq!(lean(RTM_NEWLINK, &message(0, &odd)), message(0, &told));
+        let texts =
+            [attribute(NAME, b"eth0\0"), attribute(ALIAS, "Gerät\0".as_bytes()), other(&[b"b\0", b"c\0"])];
+        assert_eq!(lean(RTM_NEWLINK, &message(0, &texts)), message(0, &texts));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use netlink_packet_route::RouteNetlinkMessage;
 use rtnetlink::{LinkMessageBuilder, LinkUnspec};
 
-use super::{Error, Handle};
+use super::{Error, Handle, text};
 
 impl Handle {
     /// Gives a link a name. A link that is up is set down and up again where the kernel wants that (before Linux 6.2).
@@ -11,7 +11,8 @@ impl Handle {
     /// # Errors
     /// Another link has the name, or there is no such link.
     pub fn rename(&mut self, index: u32, name: &str) -> Result<(), Error> {
-        let renamed = || LinkUnspec::new_with_index(index).name(name.to_owned());
+        let renamed =
+            || LinkUnspec::new_with_index(index).append_extra_attribute(text::attribute(text::NAME, name));
         match self.change(renamed()) {
             Err(error) if error.errno() == Some(rustix::io::Errno::BUSY) => {
                 self.change(LinkUnspec::new_with_index(index).down())?;

@@ -6,7 +6,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | `socket`, `lean`, `error` | several requests in one datagram; what of the answers is parsed; the kernel's refusals as data |
+//! | `socket`, `lean`, `text`, `error` | several requests in one datagram; what of the answers is parsed; texts that are any bytes; the kernel's refusals as data |
 //! | `link`, `link_change`, `properties`, `peer` | links; changes of those that exist; the other end of a veth |
 //! | `known_links` | bridges and parents as the kernel has told of them last |
 //! | `names`, `trunks` | the names of a namespace's links; the devices beneath a VLAN |
@@ -61,6 +61,7 @@ mod stations;
 mod tap;
 mod tbf;
 mod tc;
+mod text;
 mod trunks;
 mod virtual_function;
 mod vrf;

@@ -39,14 +39,19 @@ pub(super) const CREATE: u16 = 0x400;
 pub(super) const REPLACE: u16 = 0x100;
 /// Append to a list (for routes: another next hop).
 pub(super) const APPEND: u16 = 0x800;
-/// Upper bound of the kernel's datagrams (`NLMSG_GOODSIZE` rounds up to 8 KiB, dumps to 32 KiB), with a margin.
+/// Room for a datagram of the kernel as a rule (`NLMSG_GOODSIZE` rounds up to 8 KiB, dumps to 32 KiB).
 const RECEIVE_BUFFER: usize = 64 * 1024;
+/// The longest: what describes one link with all other names that it may have (64 KiB, `rtnl_alt_ifname`) and a card's functions is
+/// longer than that.
+const LONGEST: usize = 1 << 20;
 const DUMP_TRIES: u32 = 5;
 /// Maximum number of requests in one datagram. The kernel keeps all answers to it before the first is read, in a queue
 /// of 208 KiB by default (`net.core.rmem_default`), and counts at least a kilobyte for each; answers that do not fit
 /// are lost (ENOBUFS).
 const AT_ONCE: usize = 64;
 
+/// How the names of requests begin that change nothing.
+const ASKS: &str = "RTM_GET";
 /// The name of a request that deletes links.
 const DELETES: &str = "RTM_DELLINK";
 /// Held by who sends. It guards no data.
@@ -156,6 +161,7 @@ impl Socket {
         sent.map_err(|source| Error::Send(name, source))?;
         let mut replies: Vec<Option<Reply>> = names.iter().map(|_| None).collect();
         let mut pending: Vec<Vec<RouteNetlinkMessage>> = names.iter().map(|_| Vec::new()).collect();
+        let mut unreadable = None;
         let mut missing = names.len();
         while missing > 0 {
             for message in self.receive(name)? {
@@ -170,6 +176,11 @@ impl Socket {
                         *slot = Some(Err(Refused { request: names[index as usize], errno, text }));
                     }
                     Body::Done => continue,
+                    Body::Unreadable => {
+                        unreadable =
+                            Some(names[index as usize]).filter(|name| name.starts_with(ASKS)).or(unreadable);
+                        continue;
+                    }
                     Body::Payload(payload) => {
                         pending[index as usize].push(payload);
                         continue;
@@ -178,7 +189,14 @@ impl Socket {
                 missing -= 1;
             }
         }
-        if names.iter().any(|name| !name.starts_with("RTM_GET")) {
+        if let Some(request) = unreadable {
+            // What is there and cannot be read is not absent.
+            return Err(Error::Malformed {
+                request,
+                what: "it is described in a way that is not understood",
+            });
+        }
+        if names.iter().any(|name| !name.starts_with(ASKS)) {
             crate::crash_point!("netlink", names);
         }
         Ok(replies.into_iter().flatten().collect())
@@ -303,7 +321,7 @@ impl Socket {
                     Some(NLMSG_DONE) if interrupted => return Ok(Walked::Interrupted),
                     Some(NLMSG_DONE) => return Ok(Walked::Whole),
                     Some(NLMSG_ERROR) => match parse_message(&message[..length]).map_err(malformed)? {
-                        Some(Received { body: Body::Ack(errno, text), .. }) if errno != 0 => {
+                        Received { body: Body::Ack(errno, text), .. } if errno != 0 => {
                             return Err(Refused { request: name, errno, text }.into());
                         }
                         _ => {}
@@ -342,6 +360,7 @@ impl Socket {
                         return Err(Error::TooMany(name, found.len()));
                     }
                     Body::Payload(payload) => found.push(payload),
+                    Body::Unreadable => {}
                     Body::Done => return Ok((!interrupted).then_some(found)),
                     Body::Ack(0, _) => {}
                     Body::Ack(errno, text) => return Err(Refused { request: name, errno, text }.into()),
@@ -368,12 +387,21 @@ impl Socket {
         parse_datagram(&self.buffer).map_err(|what| Error::Malformed { request: name, what })
     }
 
-    /// Receives a datagram into the buffer.
+    /// Receives a datagram into the buffer, which grows for one that is longer.
     fn receive_raw(&mut self, name: &'static str) -> Result<(), Error> {
         let failed = |source| Error::Receive(name, source);
         loop {
             self.buffer.clear();
-            match self.raw.recv(&mut self.buffer, 0) {
+            // Without a look at how long it is, it would be cut, and nobody could read the rest.
+            let length = self.raw.recv::<&mut [u8]>(&mut &mut [][..], libc::MSG_PEEK | libc::MSG_TRUNC);
+            if length.as_ref().is_ok_and(|length| *length > LONGEST) {
+                return Err(Error::Malformed { request: name, what: "it is longer than 1 MiB" });
+            }
+            let received = length.and_then(|length| {
+                self.buffer.reserve(length);
+                self.raw.recv(&mut self.buffer, 0)
+            });
+            match received {
                 Ok(_) => return Ok(()),
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(failed(error)),
@@ -403,6 +431,8 @@ enum Body {
     Ack(i32, Option<String>),
     Done,
     Payload(RouteNetlinkMessage),
+    /// A newer kernel may describe an object in a way that the parser refuses.
+    Unreadable,
 }
 
 fn parse_datagram(mut bytes: &[u8]) -> Result<Vec<Received>, &'static str> {
@@ -414,14 +444,12 @@ fn parse_datagram(mut bytes: &[u8]) -> Result<Vec<Received>, &'static str> {
         }
         let (message, rest) = bytes.split_at(length.next_multiple_of(4).min(bytes.len()));
         bytes = rest;
-        if let Some(received) = parse_message(&message[..length])? {
-            messages.push(received);
-        }
+        messages.push(parse_message(&message[..length])?);
     }
     Ok(messages)
 }
 
-fn parse_message(message: &[u8]) -> Result<Option<Received>, &'static str> {
+fn parse_message(message: &[u8]) -> Result<Received, &'static str> {
     let kind = u16_at(message, 4).ok_or("short header")?;
     let flags = u16_at(message, 6).ok_or("short header")?;
     let sequence = u32_at(message, 8).ok_or("short header")?;
@@ -437,16 +465,14 @@ fn parse_message(message: &[u8]) -> Result<Option<Received>, &'static str> {
             header.message_type = kind;
             match RouteNetlinkMessage::deserialize(&header, &lean(kind, payload)) {
                 Ok(message) => Body::Payload(message),
-                // A newer kernel may describe an object in a way that the parser refuses; the acknowledgement still
-                // counts, and the caller that needs the object reports it missing.
                 Err(error) => {
-                    tracing::debug!(kind, %error, "netlink message skipped");
-                    return Ok(None);
+                    tracing::debug!(kind, %error, "netlink message not understood");
+                    Body::Unreadable
                 }
             }
         }
     };
-    Ok(Some(Received { sequence, flags, body }))
+    Ok(Received { sequence, flags, body })
 }
 
 /// The text of an extended acknowledgement (`NLMSGERR_ATTR_MSG`).

@@ -142,6 +142,11 @@ fn what_means_nothing_is_refused_with_its_key() {
             json!({"mode": "VEPA"}),
             "key mode: \"VEPA\" is not one of bridge, private, vepa, passthru",
         ),
+        (
+            "macvlan",
+            json!({"mode": "passthru", "mac": MAC}),
+            "key mac: a macvlan in mode passthru has the address of its parent",
+        ),
         ("macvlan", json!({"master": ["eth1"]}), "key master: invalid type: sequence, expected a string"),
         ("macvlan", json!({"bcqueuelen": "9"}), "key bcqueuelen: invalid type: string \"9\", expected u32"),
         ("veth", json!({}), "key ipam: missing, and a routed veth needs addresses"),
