@@ -13,6 +13,7 @@ use crate::link::{
     tuning, vrf,
 };
 use crate::mac::Mac;
+use crate::npwg::selection::Bandwidth;
 use crate::npwg::{self, Selection, device_info};
 use crate::spec::{Properties, Tune};
 use crate::step::{Delegate, EnforceWhen, Protect, Role, SetDevice, Step};
@@ -75,67 +76,29 @@ fn planned(
     options: &Options,
     numbers: Option<&mut (dyn Numbers + '_)>,
 ) -> Result<AttachmentPlan, CniError> {
-    let Wanted { network, ifname, asked, .. } = *wanted;
+    let Wanted { network, ifname, .. } = *wanted;
     let list = &network.list;
     cni::identifier::check_network_name(&list.name)?;
     // The longest file name that contains these names is that of libcni's cache.
     budget::FILE_NAME.check(list.name.len() + sandbox.container_id.len() + ifname.len() + 2)?;
     let mut capabilities = wanted.capabilities()?;
     wanted.check_addresses_are_permitted(cni_args)?;
-    let device = Device::of(network, asked, needs_device(network, options), options.in_cluster)?;
-    let takes_none =
-        |kind: &str| is_native(kind, options) && !native(kind, options).is_some_and(Driver::takes_device);
-    device.check_plugin_takes_device(list, takes_none)?;
-    let takers = list.plugins.iter().filter(|plugin| !takes_none(plugin.plugin_type()));
-    device.check_choice(takers.map(PluginConf::raw), options.in_cluster)?;
+    let device = device(wanted, options)?;
     let files = device.files(list, &options.device_info_dir, &network.name, &sandbox.container_id, ifname);
     device.offer(&mut capabilities, files.as_ref());
-    let mut plugins = Vec::with_capacity(list.plugins.len());
-    for plugin in &list.plugins {
-        plugins.push((plugin.plugin_type(), wanted.config(plugin, &capabilities)?));
-    }
-    let mut plugins = plugins.into_iter().enumerate();
-    let Some((_, (kind, mut config))) = plugins.next() else {
-        return Err(CniError::new(code::INVALID_CONFIG, "plugins: the list is empty"));
-    };
-    let mut chained: Vec<_> = plugins.collect();
-    let by_us = chained.iter().filter(|(_, (kind, _))| is_own(kind, kind, options));
-    chained::check_once(by_us.map(|(position, (kind, config))| (*position, *kind, config)))?;
-    let mut has_own_dataplane = false;
-    if let Some(driver) = native(kind, options) {
-        let mut rest = Vec::with_capacity(chained.len());
-        for (position, (kind, asked)) in chained {
-            if kind == dataplane::KIND {
-                check_offered(kind, &asked)?;
-                has_own_dataplane = true;
-            }
-            if !is_own(kind, kind, options) || !chained::fold(driver, &mut config, kind, &asked)? {
-                rest.push((position, (kind, asked)));
-            }
-        }
-        chained = rest;
-    }
-    let native_first = native(kind, options).is_some();
-    let is_judged = native(kind, options).is_some_and(|driver| driver.is_judged(&config));
-    let behind = chained.iter_mut().find(|(_, (kind, _))| *kind == dataplane::KIND);
-    let (sources, is_judged) = match behind {
-        Some((_, (_, config))) => (config, true),
-        None => (&mut config, is_judged),
-    };
-    let place = (sandbox, &network.name, is_judged);
-    pod_sources::apply(sources, place, asked, &options.pod_sources)?;
-    let config = &config;
-
-    if is_chained(kind, options) {
-        let msg = format!("plugins[0].type: {kind} changes an interface that a plugin before it has made");
+    let mut plugins = folded(configured(wanted, &capabilities)?, options)?;
+    ask_sources(&mut plugins, sandbox, wanted, options)?;
+    let Plugins { driver, first, chained, has_dataplane } = &plugins;
+    if is_chained(first.kind, options) {
+        let msg =
+            format!("plugins[0].type: {} changes an interface that a plugin before it has made", first.kind);
         return Err(CniError::new(code::INVALID_CONFIG, msg));
     }
-    let mut steps: Vec<Step> = files.iter().cloned().map(Step::PrepareDeviceInfo).collect();
-    let mut judged_from_without = None;
+
     let request = link::Request {
         container_id: &sandbox.container_id,
         ifname,
-        config,
+        config: &first.config,
         group: sandbox.link_group(),
         cni_args,
         exec: &options.exec,
@@ -143,115 +106,268 @@ fn planned(
         facts: wanted.facts,
         recorded: true,
     };
-    match native(kind, options) {
-        Some(driver) => {
-            check_carried_out(driver, config)?;
-            let mut config = config.clone();
-            if driver.takes_device() {
-                device.insert_into(&mut config);
-            }
-            let config = &config;
-            let numbers = numbers.filter(|_| driver.is_judged(config));
-            let protect =
-                numbers.map(|numbers| protect(network, numbers, true, EnforceWhen::Always)).transpose()?;
-            let protect = protect.map(|protect| Protect { needed: has_own_dataplane, ..protect });
-            let planned = driver.plan(&link::Request { config, protect: protect.as_ref(), ..request })?;
-            steps.extend(judged_first(planned));
-        }
-        None => {
-            judged_from_without = numbers;
-            steps.push(delegate(kind, config, device));
-        }
-    }
-    let when = network.enforce.unwrap_or(options.enforce);
-    let has_dataplane = judged_from_without.is_some() && when != EnforceWhen::Never;
-    let (mut limits, mut behind) = (None, None);
-    for (position, (kind, config)) in &chained {
-        let is_executed = chained::is_executed(kind, config, native_first, has_dataplane);
-        if is_chained(kind, options) && !is_executed {
-            check_offered(kind, config)?;
-        }
-        if is_own(portmap::KIND, kind, options) && !is_executed {
-            if chained::ports(config).is_some() {
-                let translate = portmap::parse(&link::Request { config, ..request })?;
-                steps.extend([Step::FindReach, Step::Translate(translate)]);
-            }
-            continue;
-        }
-        if is_own(bandwidth::KIND, kind, options) && !is_executed {
-            limits = limits.or(bandwidth::parse(&link::Request { config, ..request })?);
-            continue;
-        }
-        if *kind == dataplane::KIND {
-            check_dataplane_runs(judged_from_without.is_some(), when)?;
-            behind = Some(config);
-            continue;
-        }
-        if is_own(firewall::KIND, kind, options) && !is_executed {
-            chained::admit(&mut steps, firewall::parse(&link::Request { config, ..request })?);
-            continue;
-        }
-        if is_own(sbr::KIND, kind, options) {
-            let asked = sbr::parse(&link::Request { config, ..request })?;
-            check_routed_otherwise(&steps, (*position, kind))?;
-            steps.extend([Step::ChooseTables(asked.clone()), Step::UseTables(asked)]);
-            continue;
-        }
-        if is_own(vrf::KIND, kind, options) {
-            let asked = vrf::parse(&link::Request { config, ..request })?;
-            check_routed_otherwise(&steps, (*position, kind))?;
-            steps.extend([Step::ChooseVrf(asked.clone()), Step::JoinVrf(asked)]);
-            continue;
-        }
-        if is_own(tuning::KIND, kind, options) {
-            let mut tune = tuning::parse(&link::Request { config, ..request })?;
-            tuned(&mut steps, &mut tune)?;
-            steps.push(Step::Tune(tune));
-            continue;
-        }
-        // What is to follow another plugin is executed: what it has left is known only then. Behind an interface of netattach's
-        // own there is nothing for it to make.
-        let follows = |driver: &dyn Driver| !native_first && driver.lacks_alone().is_some();
-        if native(kind, options).is_some_and(|driver| !follows(driver)) {
-            let msg = format!(
-                "plugins[{position}].type: {kind} makes an interface and can only be the first of a list"
-            );
-            return Err(CniError::new(code::INVALID_CONFIG, msg));
-        }
-        steps.push(delegate(kind, config, device));
-    }
+    let (made, from_without) = match *driver {
+        Some(driver) => (own_interface(driver, &request, (network, device), *has_dataplane, numbers)?, None),
+        None => (vec![delegate(first.kind, &first.config, device)], numbers),
+    };
+    let mut steps: Vec<Step> = files.iter().cloned().map(Step::PrepareDeviceInfo).chain(made).collect();
+    let place = Place {
+        request,
+        device,
+        is_own: driver.is_some(),
+        has_numbers: from_without.is_some(),
+        when: network.enforce.unwrap_or(options.enforce),
+    };
+    let asked = add_chained(&mut steps, chained, &place, options)?;
     steps.extend(files.map(Step::ReadDeviceInfo));
-    if let Some(numbers) = judged_from_without {
-        // The programs hold the limit, so they cannot wait for a policy.
-        let when = if limits.is_some() { EnforceWhen::Always } else { when };
-        steps.push(Step::FindDevice);
-        let mut protect = protect(network, numbers, false, when)?;
-        if let Some(config) = behind {
-            let asked = dataplane::parse(&link::Request { config, protect: Some(&protect), ..request })?;
-            protect = asked.unwrap_or(protect);
-        }
-        protect.bandwidth = limits.or(protect.bandwidth);
-        steps.push(Step::Protect(protect));
+    if let Some(numbers) = from_without {
+        steps.extend(judged_from_without(&asked, &place, network, numbers)?);
     }
     steps.extend(wanted.remembered.step(&steps, list, capabilities));
-    let own = list.plugins.iter().filter(|plugin| is_native(plugin.plugin_type(), options));
-    let mut warnings: Vec<String> = own.filter_map(without_effect).collect();
-    warnings.extend(asked.and_then(|selection| claim_without_effect(selection, &steps)));
-    let kind = kind.to_owned();
     Ok(AttachmentPlan {
         network: network.name.clone(),
         config_name: list.name.clone(),
         default: wanted.default,
         ifname: ifname.to_owned(),
         version: list.version,
-        kind,
+        kind: first.kind.to_owned(),
         disable_check: list.disable_check,
         disable_gc: list.disable_gc,
-        warnings,
+        warnings: warnings(wanted, &steps, options),
         steps,
         yields_to: None,
         device: network.device.clone(),
     })
+}
+
+/// The device of the attachment, if its pod may have it of these plugins.
+fn device<'a>(wanted: &Wanted<'a>, options: &Options) -> Result<Device<'a>, CniError> {
+    let Wanted { network, asked, .. } = *wanted;
+    let list = &network.list;
+    let device = Device::of(network, asked, needs_device(network, options), options.in_cluster)?;
+    let takes_none =
+        |kind: &str| is_native(kind, options) && !native(kind, options).is_some_and(Driver::takes_device);
+    device.check_plugin_takes_device(list, takes_none)?;
+    let takers = list.plugins.iter().filter(|plugin| !takes_none(plugin.plugin_type()));
+    device.check_choice(takers.map(PluginConf::raw), options.in_cluster)?;
+    Ok(device)
+}
+
+/// A plugin of a network's list.
+struct Configured<'a> {
+    /// Its place in the list, from 0.
+    position: usize,
+    kind: &'a str,
+    /// The configuration that it receives.
+    config: Map<String, Value>,
+}
+
+/// The plugins of a network's list, without those that are properties of the interface before them.
+struct Plugins<'a> {
+    /// What makes the interface, if netattach does.
+    driver: Option<&'static dyn Driver>,
+    first: Configured<'a>,
+    chained: Vec<Configured<'a>>,
+    /// Whether the list gives an interface of netattach's own the dataplane.
+    has_dataplane: bool,
+}
+
+fn configured<'a>(
+    wanted: &Wanted<'a>,
+    capabilities: &Map<String, Value>,
+) -> Result<Vec<Configured<'a>>, CniError> {
+    let plugins = wanted.network.list.plugins.iter().enumerate();
+    let configured = |(position, plugin): (usize, &'a PluginConf)| {
+        let config = wanted.config(plugin, capabilities)?;
+        Ok(Configured { position, kind: plugin.plugin_type(), config })
+    };
+    plugins.map(configured).collect()
+}
+
+/// Folds those plugins into the configuration of the interface that are its properties ([`chained::fold`]).
+fn folded<'a>(plugins: Vec<Configured<'a>>, options: &Options) -> Result<Plugins<'a>, CniError> {
+    let mut plugins = plugins.into_iter();
+    let Some(mut first) = plugins.next() else {
+        return Err(CniError::new(code::INVALID_CONFIG, "plugins: the list is empty"));
+    };
+    let chained: Vec<_> = plugins.collect();
+    let is_ours = |plugin: &Configured<'_>| is_own(plugin.kind, plugin.kind, options);
+    let by_us = chained.iter().filter(|plugin| is_ours(plugin));
+    chained::check_once(by_us.map(|plugin| (plugin.position, plugin.kind, &plugin.config)))?;
+    let Some(driver) = native(first.kind, options) else {
+        return Ok(Plugins { driver: None, first, chained, has_dataplane: false });
+    };
+    let mut has_dataplane = false;
+    let mut rest = Vec::with_capacity(chained.len());
+    for plugin in chained {
+        if plugin.kind == dataplane::KIND {
+            check_offered(plugin.kind, &plugin.config)?;
+            has_dataplane = true;
+        }
+        if !is_ours(&plugin) || !chained::fold(driver, &mut first.config, plugin.kind, &plugin.config)? {
+            rest.push(plugin);
+        }
+    }
+    Ok(Plugins { driver: Some(driver), first, chained: rest, has_dataplane })
+}
+
+/// Puts what the pod asks for of the check of its sources into the configuration of what judges the interface.
+fn ask_sources(
+    plugins: &mut Plugins<'_>,
+    sandbox: &Sandbox,
+    wanted: &Wanted<'_>,
+    options: &Options,
+) -> Result<(), CniError> {
+    let behind = plugins.chained.iter_mut().find(|plugin| plugin.kind == dataplane::KIND);
+    let (sources, is_judged) = match behind {
+        Some(plugin) => (&mut plugin.config, true),
+        None => {
+            let config = &mut plugins.first.config;
+            let is_judged = plugins.driver.is_some_and(|driver| driver.is_judged(config));
+            (config, is_judged)
+        }
+    };
+    let place = (sandbox, &wanted.network.name, is_judged);
+    pod_sources::apply(sources, place, wanted.asked, &options.pod_sources)
+}
+
+/// The steps of an interface that netattach makes. `needs_dataplane`: it is not attached without.
+fn own_interface(
+    driver: &dyn Driver,
+    request: &link::Request<'_>,
+    (network, device): (&Network, Device<'_>),
+    needs_dataplane: bool,
+    numbers: Option<&mut (dyn Numbers + '_)>,
+) -> Result<Vec<Step>, CniError> {
+    check_carried_out(driver, request.config)?;
+    let mut config = request.config.clone();
+    if driver.takes_device() {
+        device.insert_into(&mut config);
+    }
+    let numbers = numbers.filter(|_| driver.is_judged(&config));
+    let protect = numbers.map(|numbers| protect(network, numbers, true, EnforceWhen::Always)).transpose()?;
+    let protect = protect.map(|protect| Protect { needed: needs_dataplane, ..protect });
+    let request = link::Request { config: &config, protect: protect.as_ref(), ..*request };
+    Ok(judged_first(driver.plan(&request)?))
+}
+
+/// The interface that chained plugins are behind.
+struct Place<'a> {
+    request: link::Request<'a>,
+    device: Device<'a>,
+    /// Whether netattach has made it.
+    is_own: bool,
+    /// Whether another plugin has, and the agent has a dataplane that can judge it.
+    has_numbers: bool,
+    /// When programs run for it then.
+    when: EnforceWhen,
+}
+
+/// What chained plugins ask of the programs of an interface that another plugin makes.
+#[derive(Default)]
+struct Asked<'a> {
+    limits: Option<Bandwidth>,
+    /// The configuration of netattach behind it.
+    dataplane: Option<&'a Map<String, Value>>,
+}
+
+/// Adds the steps of the chained plugins to those of the interface.
+fn add_chained<'a>(
+    steps: &mut Vec<Step>,
+    chained: &'a [Configured<'_>],
+    place: &Place<'_>,
+    options: &Options,
+) -> Result<Asked<'a>, CniError> {
+    let has_dataplane = place.has_numbers && place.when != EnforceWhen::Never;
+    let mut asked = Asked::default();
+    for Configured { position, kind, config } in chained {
+        let request = link::Request { config, ..place.request };
+        let is_executed = chained::is_executed(kind, config, place.is_own, has_dataplane);
+        let is_carried_out = is_chained(kind, options) && !is_executed;
+        if is_carried_out {
+            check_offered(kind, config)?;
+        }
+        match *kind {
+            portmap::KIND if is_carried_out => {
+                if chained::ports(config).is_some() {
+                    let translate = portmap::parse(&request)?;
+                    steps.extend([Step::FindReach, Step::Translate(translate)]);
+                }
+            }
+            bandwidth::KIND if is_carried_out => {
+                asked.limits = asked.limits.or(bandwidth::parse(&request)?);
+            }
+            dataplane::KIND => {
+                check_dataplane_runs(place.has_numbers, place.when)?;
+                asked.dataplane = Some(config);
+            }
+            firewall::KIND if is_carried_out => chained::admit(steps, firewall::parse(&request)?),
+            sbr::KIND if is_carried_out => {
+                let by_source = sbr::parse(&request)?;
+                check_routed_otherwise(steps, (*position, kind))?;
+                steps.extend([Step::ChooseTables(by_source.clone()), Step::UseTables(by_source)]);
+            }
+            vrf::KIND if is_carried_out => {
+                let vrf = vrf::parse(&request)?;
+                check_routed_otherwise(steps, (*position, kind))?;
+                steps.extend([Step::ChooseVrf(vrf.clone()), Step::JoinVrf(vrf)]);
+            }
+            tuning::KIND if is_carried_out => {
+                let mut tune = tuning::parse(&request)?;
+                tuned(steps, &mut tune)?;
+                steps.push(Step::Tune(tune));
+            }
+            _ => {
+                check_can_follow((*position, kind), place.is_own, options)?;
+                steps.push(delegate(kind, config, place.device));
+            }
+        }
+    }
+    Ok(asked)
+}
+
+/// Refuses a chained plugin that makes an interface of its own.
+fn check_can_follow(
+    (position, kind): (usize, &str),
+    is_behind_own: bool,
+    options: &Options,
+) -> Result<(), CniError> {
+    // What is to follow another plugin is executed: what it has left is known only then. Behind an interface of
+    // netattach's own there is nothing for it to make.
+    let follows = |driver: &dyn Driver| !is_behind_own && driver.lacks_alone().is_some();
+    if native(kind, options).is_some_and(|driver| !follows(driver)) {
+        let msg = format!(
+            "plugins[{position}].type: {kind} makes an interface and can only be the first of a list"
+        );
+        return Err(CniError::new(code::INVALID_CONFIG, msg));
+    }
+    Ok(())
+}
+
+/// The steps by which an interface that another plugin has made is judged.
+fn judged_from_without(
+    asked: &Asked<'_>,
+    place: &Place<'_>,
+    network: &Network,
+    numbers: &mut (dyn Numbers + '_),
+) -> Result<[Step; 2], CniError> {
+    // The programs hold the limit, so they cannot wait for a policy.
+    let when = if asked.limits.is_some() { EnforceWhen::Always } else { place.when };
+    let mut protect = protect(network, numbers, false, when)?;
+    if let Some(config) = asked.dataplane {
+        let request = link::Request { config, protect: Some(&protect), ..place.request };
+        protect = dataplane::parse(&request)?.unwrap_or(protect);
+    }
+    protect.bandwidth = asked.limits.or(protect.bandwidth);
+    Ok([Step::FindDevice, Step::Protect(protect)])
+}
+
+/// What has no effect, of the configuration and of what the pod asks for.
+fn warnings(wanted: &Wanted<'_>, steps: &[Step], options: &Options) -> Vec<String> {
+    let plugins = wanted.network.list.plugins.iter();
+    let own = plugins.filter(|plugin| is_native(plugin.plugin_type(), options));
+    let claim = wanted.asked.and_then(|selection| claim_without_effect(selection, steps));
+    own.filter_map(without_effect).chain(claim).collect()
 }
 
 impl Wanted<'_> {

@@ -74,6 +74,23 @@ pub fn expected(
     last: &CniResult,
     netns: &str,
 ) -> Result<Expected, CniError> {
+    let mut expected = left_by_steps(attachment, outputs)?;
+    if let Some(pod) = expected.pod.take() {
+        let tuned = expected.tune.as_ref().and_then(|tune| tune.properties.mtu);
+        expected.pod = Some(as_reported(pod, attachment, tuned, last));
+    } else if matches!(attachment.made_by(), MadeBy::Device(device) if device.userspace.is_some()) {
+        // The pod's program drives it: there is no interface, though the result has one for the addresses.
+    } else if !expected.loopback
+        && let Some((pod, addresses)) = of_another_plugin(attachment, outputs, last, netns)?
+    {
+        expected.pod = Some(pod);
+        expected.addresses = addresses;
+    }
+    Ok(expected)
+}
+
+/// What the finished steps have left, as they were planned and by what they have put out.
+fn left_by_steps(attachment: &AttachmentPlan, outputs: Brought<'_>) -> Result<Expected, CniError> {
     let judged_in_pod = hook_kind::of(attachment, outputs) == HookKind::Pod;
     let mut expected = Expected { judged_in_pod, ..Expected::default() };
     let leased = result::leased(attachment, outputs)?;
@@ -83,45 +100,59 @@ pub fn expected(
             expected.host = host.clone().or(expected.host);
             expected.pod = Some(pod.clone());
         }
+        expected.add(step, output, (attachment, outputs), &leased.addresses)?;
+    }
+    Ok(expected)
+}
+
+impl Expected {
+    /// Adds what a step of the attachment has left, and has put out. `leased`: the attachment's addresses.
+    fn add(
+        &mut self,
+        step: &Step,
+        output: &Output,
+        (attachment, outputs): (&AttachmentPlan, Brought<'_>),
+        leased: &[LeasedAddress],
+    ) -> Result<(), CniError> {
         match step {
-            Step::EnsureBridge(bridge) => expected.bridge = Some(bridge.clone()),
-            Step::CreateLink(link) => expected.link = Some(link.clone()),
+            Step::EnsureBridge(bridge) => self.bridge = Some(bridge.clone()),
+            Step::CreateLink(link) => self.link = Some(link.clone()),
             Step::ClaimDevice(device) => {
-                expected.device = Some((device.clone(), spec::VfSettings::default()));
-                expected.host = outputs.representor().map(|it| it.device.clone());
+                self.device = Some((device.clone(), spec::VfSettings::default()));
+                self.host = outputs.representor().map(|it| it.device.clone());
             }
             Step::SetDevice(set) => {
-                if let Some((_, settings)) = &mut expected.device {
+                if let Some((_, settings)) = &mut self.device {
                     settings.clone_from(&set.function);
                     settings.mac = set.mac;
                 }
             }
-            Step::RaiseLoopback => expected.loopback = true,
-            Step::Lease(config) => expected.lease = Some(config.clone()),
+            Step::RaiseLoopback => self.loopback = true,
+            Step::Lease(config) => self.lease = Some(config.clone()),
             Step::Gateway { bridge, vlan, .. } => {
-                expected.gateways = addressing::gateways(&leased.addresses);
-                expected.gateway_device = vlan.map(|vlan| spec::vlan_device(bridge, vlan));
+                self.gateways = addressing::gateways(leased);
+                self.gateway_device = vlan.map(|vlan| spec::vlan_device(bridge, vlan));
             }
             Step::Configure(configure) => {
-                expected.down = configure.down;
+                self.down = configure.down;
                 let addressing = routing::settled(attachment, outputs, configure)?;
-                expected.addresses = addressing.addresses;
-                expected.routes = addressing.routes;
+                self.addresses = addressing.addresses;
+                self.routes = addressing.routes;
             }
             Step::RouteToPod => {
-                expected.host_side =
-                    Some(addressing::host_side(routing::style(attachment), &leased.addresses))
+                self.host_side = Some(addressing::host_side(routing::style(attachment), leased))
             }
             Step::Translate(translate) => {
-                let translate = result::translation(translate, outputs);
-                expected.translation = Some((translate, leased.addresses.clone()));
+                self.translation = Some((result::translation(translate, outputs), leased.to_vec()));
             }
-            Step::Admit(_) => {
-                if let Output::Admitted(admitted) = output {
-                    expected.admitted = Some(admitted.clone());
-                }
-            }
-            Step::RestrictSender => expected.restricted = true,
+            Step::RestrictSender => self.restricted = true,
+            Step::Tune(tune) => self.tune = Some(self.tune.take().unwrap_or_default().then(tune)),
+            Step::MoveDefaultRoutes { .. } => self.add_moved_routes(attachment, outputs),
+            Step::Admit(_)
+            | Step::ChooseHostAccess
+            | Step::ChooseTables(_)
+            | Step::ChooseVrf(_)
+            | Step::RouteBySource => self.add_chosen(step, output),
             Step::Delegate(_)
             | Step::TakeMade(_)
             | Step::MoveDevice
@@ -135,65 +166,75 @@ pub fn expected(
             | Step::PrepareDeviceInfo(_)
             | Step::ReadDeviceInfo(_) => {}
             Step::NoteProperties(_) | Step::UseTables(_) | Step::JoinVrf(_) => {}
-            Step::ChooseHostAccess => {
-                if let Output::HostAccess(chosen) = output {
-                    expected.host_access = Some(chosen.clone());
-                }
+        }
+        Ok(())
+    }
+
+    /// Adds what a step has chosen when it was carried out, so that only what it has put out says it.
+    fn add_chosen(&mut self, step: &Step, output: &Output) {
+        match (step, output) {
+            (Step::Admit(_), Output::Admitted(admitted)) => self.admitted = Some(admitted.clone()),
+            (Step::ChooseHostAccess, Output::HostAccess(chosen)) => self.host_access = Some(chosen.clone()),
+            (Step::ChooseTables(_), Output::SourceTables(chosen)) => self.by_source = Some(chosen.clone()),
+            (Step::ChooseVrf(_), Output::Vrf(chosen)) => self.vrf = Some(chosen.clone()),
+            (Step::RouteBySource, Output::SourceRouting { interfaces }) => {
+                self.sources.extend(interfaces.iter().cloned());
             }
-            Step::ChooseTables(_) => {
-                if let Output::SourceTables(chosen) = output {
-                    expected.by_source = Some(chosen.clone());
-                }
-            }
-            Step::ChooseVrf(_) => {
-                if let Output::Vrf(chosen) = output {
-                    expected.vrf = Some(chosen.clone());
-                }
-            }
-            Step::Tune(tune) => expected.tune = Some(expected.tune.unwrap_or_default().then(tune)),
-            Step::MoveDefaultRoutes { .. } => {
-                let routes = routing::moved(attachment.yields_to, outputs.all()).to_vec();
-                expected.default_routes = Some((attachment.ifname.clone(), routes));
-                expected.kept = routing::kept(attachment.yields_to, outputs.all()).cloned();
-                expected.sources.extend(expected.kept.iter().map(|kept| kept.answers.clone()));
-            }
-            Step::RouteBySource => {
-                if let Output::SourceRouting { interfaces } = output {
-                    expected.sources.extend(interfaces.iter().cloned());
-                }
-            }
+            _ => {}
         }
     }
-    let listed = |name: &str| {
-        last.interfaces.iter().position(|listed| listed.sandbox.is_some() && listed.name == name)
+
+    /// Adds the default routes that have moved to the attachment, and what stayed where they were.
+    fn add_moved_routes(&mut self, attachment: &AttachmentPlan, outputs: Brought<'_>) {
+        let routes = routing::moved(attachment.yields_to, outputs.all()).to_vec();
+        self.default_routes = Some((attachment.ifname.clone(), routes));
+        self.kept = routing::kept(attachment.yields_to, outputs.all()).cloned();
+        self.sources.extend(self.kept.iter().map(|kept| kept.answers.clone()));
+    }
+}
+
+/// The interface in the pod that the steps have left, as the plugins behind it have changed it. `tuned`: the MTU that
+/// those of netattach's own have given it.
+fn as_reported(
+    mut pod: Interface,
+    attachment: &AttachmentPlan,
+    tuned: Option<u32>,
+    last: &CniResult,
+) -> Interface {
+    let listed = listed(last, &pod.name).map(|index| result::read_interface(&last.interfaces[index]));
+    pod.mac = listed.as_ref().and_then(|listed| listed.mac).or(pod.mac);
+    // A plugin may change the MTU and report its result in a version without that field, or pass on the one that it was handed.
+    let others =
+        attachment.steps.iter().any(|step| matches!(step, Step::Delegate(it) if it.role == Role::Plugin));
+    pod.mtu = match listed.map(|listed| listed.mtu).filter(|mtu| *mtu > 0) {
+        Some(mtu) if others && mtu == pod.mtu => 0,
+        Some(mtu) => mtu,
+        None if others => 0,
+        None => tuned.unwrap_or(pod.mtu),
     };
-    if let Some(pod) = &mut expected.pod {
-        let listed = listed(&pod.name).map(|index| result::read_interface(&last.interfaces[index]));
-        pod.mac = listed.as_ref().and_then(|listed| listed.mac).or(pod.mac);
-        // A plugin may change the MTU and report its result in a version without that field, or pass on the one that it was handed.
-        let others =
-            attachment.steps.iter().any(|step| matches!(step, Step::Delegate(it) if it.role == Role::Plugin));
-        let tuned = expected.tune.as_ref().and_then(|tune| tune.properties.mtu);
-        pod.mtu = match listed.map(|listed| listed.mtu).filter(|mtu| *mtu > 0) {
-            Some(mtu) if others && mtu == pod.mtu => 0,
-            Some(mtu) => mtu,
-            None if others => 0,
-            None => tuned.unwrap_or(pod.mtu),
-        };
-    } else if matches!(attachment.made_by(), MadeBy::Device(device) if device.userspace.is_some()) {
-        // The pod's program drives it: there is no interface, though the result has one for the addresses.
-    } else if let Some(index) = listed(&attachment.ifname)
-        .filter(|index| !expected.loopback && last.interfaces[*index].sandbox.as_deref() == Some(netns))
-    {
-        let mut pod = result::read_interface(&last.interfaces[index]);
-        if is_handed_on(attachment, outputs, &pod)? {
-            pod.mtu = 0;
-        }
-        expected.pod = Some(pod);
-        let its = last.ips.iter().filter(|ip| ip.interface == Some(index));
-        expected.addresses = its.map(|ip| ip.address).collect();
+    pod
+}
+
+/// The interface that another plugin has made, and its addresses, if the result says that it is in the pod.
+fn of_another_plugin(
+    attachment: &AttachmentPlan,
+    outputs: Brought<'_>,
+    last: &CniResult,
+    netns: &str,
+) -> Result<Option<(Interface, Vec<IpNet>)>, CniError> {
+    let in_pod = |index: &usize| last.interfaces[*index].sandbox.as_deref() == Some(netns);
+    let Some(index) = listed(last, &attachment.ifname).filter(in_pod) else { return Ok(None) };
+    let mut pod = result::read_interface(&last.interfaces[index]);
+    if is_handed_on(attachment, outputs, &pod)? {
+        pod.mtu = 0;
     }
-    Ok(expected)
+    let its = last.ips.iter().filter(|ip| ip.interface == Some(index));
+    Ok(Some((pod, its.map(|ip| ip.address).collect())))
+}
+
+/// Position of the interface of this name in the result, among those that are in a pod.
+fn listed(last: &CniResult, name: &str) -> Option<usize> {
+    last.interfaces.iter().position(|listed| listed.sandbox.is_some() && listed.name == name)
 }
 
 /// Whether other plugins came behind the one that made an interface, and its MTU is the one which that reported: they may have

@@ -1,0 +1,291 @@
+//! What the agent keeps doing beside requests, from its start to its end.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::watch;
+
+use super::AgentError;
+use super::start::Parts;
+use crate::agent::background::Background;
+use crate::agent::config::Settings;
+use crate::agent::flow::wall_clock;
+use crate::agent::handler::Agent;
+use crate::agent::health::Health;
+use crate::agent::metrics::Metrics;
+use crate::agent::node_network::NodeNetwork;
+use crate::agent::{events, live, memory, packet_log, repair, runtime_conf};
+use crate::attach::{Engine, Node};
+use crate::bpf;
+use crate::enforce::enforcer::Enforcer;
+use crate::enforce::error::EnforceError;
+use crate::error_chain::Chain;
+use crate::firewall::Firewall;
+use crate::kube::Cluster;
+use crate::nat::Nat;
+use crate::netlink::nat::TABLE as NAT_TABLE;
+use crate::netlink::{Changes, LinkWatch, StationWatch};
+use crate::observe::{Event, Observer};
+use crate::pace;
+use crate::put_back::PutBack;
+use crate::rounds;
+use crate::source::Source;
+use crate::ticks::{self, ticks};
+
+/// How often the records of the packet programs are read; and how often while there are none and nobody asks for them.
+const OBSERVE_INTERVAL: Duration = Duration::from_millis(100);
+const SILENT_INTERVAL: Duration = Duration::from_secs(1);
+/// After so many readings without a record they are taken more rarely.
+const SILENCE: u32 = 50;
+
+/// Most records that are read before other tasks get their turn.
+const RECORDS_AT_ONCE: usize = 4096;
+
+/// How often the flow table is scanned for ended flows, or as often as [`pace`] leaves it.
+const COLLECT_INTERVAL: Duration = Duration::from_secs(5);
+/// The interval while an attachment may soon need more flow entries than it has.
+const PRESSED_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How long a processor works for one round of a pass over the flow table.
+const COLLECT_ROUND: Duration = Duration::from_millis(1);
+/// Pause between the rounds.
+const COLLECT_PAUSE: Duration = Duration::from_millis(50);
+
+/// How often the tables in the node's packet filter are checked.
+const ROUTED_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often unreferenced policies are checked for.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
+
+/// How often a node with a startup taint is looked at, until it was found without or rid of it once; and from then on.
+const TAINT_INTERVAL: Duration = Duration::from_secs(2);
+const TAINT_AGAIN_INTERVAL: Duration = Duration::from_secs(30);
+
+/// Starts what follows the packets of the node, and gives memory back.
+pub(super) fn follow_packets(
+    background: &mut Background,
+    parts: &Parts,
+    observer: &Arc<Observer>,
+    settings: &Settings,
+) -> Result<(), AgentError> {
+    let Parts { enforcer, engine, .. } = parts;
+    background.keep(
+        "the fast path",
+        Arc::clone(enforcer.fast_paths()).keep(LinkWatch::open()?, StationWatch::open()?),
+    );
+    background
+        .keep("records of packets", observe(Arc::clone(observer), Arc::clone(enforcer), enforcer.records()?));
+    let names = Arc::new(packet_log::Names::default());
+    if let Some(log) = enforcer.packet_log({
+        let names = Arc::clone(&names);
+        move |line| names.say(line)
+    })? {
+        packet_log::keep(log, names, settings.bpf_log_of(), Arc::clone(engine))?;
+    }
+    background.keep("the flow table", collect_flows(Arc::clone(enforcer)));
+    background.keep("free memory at rest", memory::keep_at_rest());
+    Ok(())
+}
+
+/// Starts what keeps the agent's tables in the node's packet filter as they were made.
+pub(super) fn keep_packet_filter(background: &mut Background, parts: &Parts) -> Result<(), AgentError> {
+    let Parts { enforcer, engine, .. } = parts;
+    if enforcer.judges_routed() {
+        background.keep("the packet filter", keep_routed(Arc::clone(enforcer), LinkWatch::open()?));
+    }
+    let repair_nat = |node: &Node| node.nat.as_ref().map_or(Ok(false), Nat::repair);
+    background.keep("the translation of addresses", keep_put_back(Arc::clone(engine), NAT_TABLE, repair_nat));
+    let repair_firewall = |node: &Node| node.firewall.as_ref().map_or(Ok(false), Firewall::repair);
+    let what = "rules of iptables for pods";
+    background.keep("the node's forwarding", keep_put_back(Arc::clone(engine), what, repair_firewall));
+    Ok(())
+}
+
+/// Starts what follows the source: the routes of the agent's own network, and the policies.
+pub(super) fn follow_source(
+    background: &mut Background,
+    parts: &Parts,
+    node_network: Option<Arc<NodeNetwork>>,
+    metrics: &Arc<Metrics>,
+) -> Result<(), AgentError> {
+    let Parts { source, enforcer, .. } = parts;
+    if let Some(network) = node_network {
+        background
+            .keep("the network of the node", network.keep(source.changes(), LinkWatch::open_for_routes()?));
+    }
+    background.keep("policies", follow_policies(Arc::clone(enforcer), source.changes(), Arc::clone(metrics)));
+    Ok(())
+}
+
+/// Starts what an agent does in a cluster alone.
+pub(super) fn serve_cluster(
+    background: &mut Background,
+    cluster: &Arc<Cluster>,
+    source: &Arc<dyn Source>,
+    agent: &Arc<Agent>,
+    settings: &Settings,
+) -> Result<(), AgentError> {
+    background.keep("live pods", live::follow(Arc::clone(agent), source.changes()));
+    let means = repair::Means { cluster: Arc::clone(cluster), runtime: settings.runtime_socket() };
+    background.keep("pods without their networks", repair::keep(Arc::clone(agent), means));
+    background.keep("events", events::report(Arc::clone(agent), settings.node_name()?));
+    let taint = settings.kubernetes.startup_taint.clone();
+    if !taint.is_empty() {
+        background.keep("the startup taint", keep_untainted(Arc::clone(cluster), Arc::clone(agent), taint));
+    }
+    Ok(())
+}
+
+/// Starts what looks at attachments, and at the runtime that they are made for.
+pub(super) fn look_after_attachments(
+    background: &mut Background,
+    agent: &Arc<Agent>,
+    health: &Arc<Health>,
+    settings: &Settings,
+) {
+    if let Some(socket) = settings.runtime_socket() {
+        background.keep("what the runtime reads", runtime_conf::keep_asking(Arc::clone(health), socket));
+    }
+    background.keep("sandboxes that no runtime asks for", Arc::clone(agent).keep_collecting());
+    background.keep("what others change", Arc::clone(agent).keep_as_made());
+    background.keep("leases that others change", Arc::clone(agent).keep_leases());
+    background.keep("what others change in pods", Arc::clone(agent).keep_looking_into_pods());
+}
+
+/// Reads the records of the packet programs several times a second, because the programs do not wake the reader.
+async fn observe(observer: Arc<Observer>, enforcer: Arc<Enforcer>, mut records: bpf::Records) {
+    let mut silent = 0_u32;
+    loop {
+        ticks::next(if silent < SILENCE { OBSERVE_INTERVAL } else { SILENT_INTERVAL }).await;
+        let (ended, unreported) = enforcer.flows().take_ended();
+        let packets = std::iter::from_fn(|| records.next()).take(RECORDS_AT_ONCE).map(Event::Packet);
+        let mut events = packets.chain(ended.into_iter().map(Event::Ended)).peekable();
+        let is_silent = events.peek().is_none() && unreported == 0 && !observer.was_asked();
+        silent = if is_silent { silent.saturating_add(1) } else { 0 };
+        observer.take_in(events, unreported, wall_clock());
+    }
+}
+
+/// Scans parts of the flow table for [`COLLECT_ROUND`]. `false`: not all of it.
+fn collect_some_flows(enforcer: &Enforcer) -> Result<bool, EnforceError> {
+    let began = pace::worked();
+    loop {
+        let is_whole = enforcer.collect_flows()?;
+        if is_whole || pace::worked().saturating_sub(began) >= COLLECT_ROUND {
+            return Ok(is_whole);
+        }
+    }
+}
+
+/// Removes ended flows from the flow table, a bounded number of entries at a time.
+async fn collect_flows(enforcer: Arc<Enforcer>) {
+    loop {
+        let mut worked = Duration::ZERO;
+        loop {
+            let enforcer = Arc::clone(&enforcer);
+            let round = move || pace::measured(|| crate::upkeep(|| collect_some_flows(&enforcer)));
+            let (is_whole, took) = rounds::look(round).await;
+            worked += took;
+            match is_whole {
+                Ok(false) => tokio::time::sleep(COLLECT_PAUSE).await,
+                Ok(true) => break,
+                Err(error) => {
+                    tracing::error!(error = %Chain(&error), "flow table not scanned; will try again");
+                    break;
+                }
+            }
+        }
+        let pressed = enforcer.flows().is_pressed();
+        let pause = if pressed { PRESSED_INTERVAL } else { pace::pause(COLLECT_INTERVAL, worked) };
+        ticks::pause(pause).await;
+    }
+}
+
+/// Removes the node's startup taint once all conditions hold, and whenever the node has it again: one that is registered anew
+/// comes with it.
+async fn keep_untainted(cluster: Arc<Cluster>, agent: Arc<Agent>, taint: String) {
+    let mut interval = TAINT_INTERVAL;
+    loop {
+        let is_ready = agent.reporter.ready().iter().all(|condition| condition.met);
+        if is_ready && cluster.remove_taint(&taint).await {
+            interval = TAINT_AGAIN_INTERVAL;
+        }
+        ticks::pause(interval).await;
+    }
+}
+
+/// Maintains the enforcement of traffic that the node routes: once a second, and when links change.
+async fn keep_routed(enforcer: Arc<Enforcer>, mut watch: LinkWatch) -> std::io::Result<()> {
+    let mut tick = ticks(ROUTED_INTERVAL);
+    let mut checked = true;
+    loop {
+        // Both futures may be dropped at any time: notifications stay in the socket, and the ticker ticks again.
+        let is_told = tokio::select! {
+            ready = watch.readable() => ready.map(|()| true)?,
+            _ = tick.tick() => false,
+        };
+        let changes = watch.changes().ok().filter(|_| checked).unwrap_or(Changes::Anything);
+        let enforcer = Arc::clone(&enforcer);
+        let keep = move || crate::upkeep(|| enforcer.keep_routed(&changes));
+        let kept = rounds::take(!is_told, keep).await;
+        checked = kept.is_ok();
+        if let Err(error) = kept {
+            tracing::warn!(error = %Chain(&error), "enforcement of routed traffic not checked; will try again");
+        }
+    }
+}
+
+/// Puts back what other programs remove from the packet filter, within a second. The log has it a few times, and then once a minute.
+async fn keep_put_back<E: std::error::Error + Send + 'static>(
+    engine: Arc<Engine>,
+    what: &'static str,
+    repair: fn(&Node) -> Result<bool, E>,
+) {
+    let mut tick = ticks(ROUTED_INTERVAL);
+    let mut failed = None;
+    let mut told = PutBack::default();
+    loop {
+        tick.tick().await;
+        let engine = Arc::clone(&engine);
+        let repaired = rounds::look(move || crate::upkeep(|| repair(engine.node()))).await;
+        let now = repaired.as_ref().err().map(|error| Chain(error).to_string());
+        match (repaired, &now) {
+            (Ok(true), _) if told.once_more((), Instant::now()).is_ok() => {
+                tracing::warn!(what, "the packet filter was changed by another program; put back");
+            }
+            (Err(_), Some(error)) if now != failed => {
+                tracing::error!(error, what, "the packet filter not checked; will try again");
+            }
+            _ => {}
+        }
+        failed = now;
+    }
+}
+
+/// Updates the kernel's policies whenever the source changes, and deletes those that no packet can still be reading.
+async fn follow_policies(enforcer: Arc<Enforcer>, mut changes: watch::Receiver<u64>, metrics: Arc<Metrics>) {
+    let mut sweep = ticks(SWEEP_INTERVAL);
+    // The source may have changed since the enforcer read it, before this receiver was there.
+    changes.mark_changed();
+    loop {
+        // Both futures may be dropped at any time: a change stays marked as unseen, and the ticker ticks again.
+        let changed = tokio::select! {
+            changed = changes.changed() => match changed {
+                Ok(()) => true,
+                Err(_) => return,
+            },
+            _ = sweep.tick() => false,
+        };
+        let (enforcer, metrics) = (Arc::clone(&enforcer), Arc::clone(&metrics));
+        let update = move || {
+            let done = if changed { enforcer.sync() } else { enforcer.sweep() };
+            if let Err(error) = done {
+                tracing::error!(error = %Chain(&error), "policies not updated");
+            }
+            for change in enforcer.take_changes() {
+                metrics.policies_changed(&change);
+            }
+        };
+        rounds::take(!changed, update).await;
+    }
+}
