@@ -71,7 +71,7 @@ fn on(pod: &mut Handle, index: u32, of: Option<&Netns>, others: &[Home]) -> Resu
         },
         None => None,
     };
-    Ok(found.into_iter().filter(|(_, netns)| *netns == number).map(|(link, _)| link).collect())
+    Ok(found.into_iter().filter(|it| it.is_blurred || it.netns == number).map(|it| it.index).collect())
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use rtnetlink::{LinkMessageBuilder, LinkUnspec};
 use rustix::io::Errno;
 
 use super::device::is_pair;
+use super::lean::blurred;
 use super::link::show;
 use super::nft::attribute_in;
 use super::socket::NetlinkRequest;
@@ -23,20 +24,26 @@ const INDEX_AT: usize = 4;
 /// The group of links that are about to be deleted. Not one of netattach's own.
 const LEAVING: u32 = 0x6e61_7570;
 
+/// A link that is on another one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Above {
+    /// Index in its namespace.
+    pub index: u32,
+    /// The number of the namespace in which the index of the other one counts; `None`: that of the link.
+    pub netns: Option<i32>,
+    /// Which namespace that is cannot be told: the link is described by more than its description can say the length of.
+    pub is_blurred: bool,
+}
+
 impl Handle {
     /// The links of the namespace that are on the one with that index and of a kind with a name, for which `counts` holds, which
-    /// is given that name and the alias; the kernel deletes links of such kinds alone. Each with the number of the namespace
-    /// in which that index counts, `None`: this one.
+    /// is given that name and the alias; the kernel deletes links of such kinds alone.
     ///
     /// Reads a list of any length: of the others, nothing is kept.
     ///
     /// # Errors
     /// The kernel refuses.
-    pub fn links_on(
-        &mut self,
-        index: u32,
-        counts: impl Fn(&str, &str) -> bool,
-    ) -> Result<Vec<(u32, Option<i32>)>, Error> {
+    pub fn links_on(&mut self, index: u32, counts: impl Fn(&str, &str) -> bool) -> Result<Vec<Above>, Error> {
         let all = show(LinkMessageBuilder::<LinkUnspec>::new());
         self.socket.scan(all, |message| on(message, index, &counts))
     }
@@ -69,20 +76,25 @@ impl Handle {
 }
 
 /// See [`Handle::links_on`]; of one message.
-fn on(message: &[u8], index: u32, counts: impl Fn(&str, &str) -> bool) -> Option<(u32, Option<i32>)> {
+fn on(message: &[u8], index: u32, counts: impl Fn(&str, &str) -> bool) -> Option<Above> {
     let attributes = message.get(HEADER..)?;
     if attribute_in(attributes, LINK)? != index.to_ne_bytes() {
         return None;
     }
     let own = u32::from_ne_bytes(message.get(INDEX_AT..INDEX_AT + 4)?.try_into().ok()?);
-    let kind = text(attribute_in(attribute_in(attributes, LINK_INFO)?, KIND)?);
+    let blurred = blurred(attributes);
+    let (is_blurred, kind) = match blurred {
+        Some(blurred) => (true, blurred.kind?),
+        None => (false, attribute_in(attribute_in(attributes, LINK_INFO)?, KIND)?),
+    };
+    let kind = text(kind);
     let alias = attribute_in(attributes, ALIAS).map(text).unwrap_or_default();
-    let netns = match attribute_in(attributes, LINK_NETNS) {
+    let netns = match attribute_in(attributes, LINK_NETNS).filter(|_| !is_blurred) {
         Some(number) => Some(i32::from_ne_bytes(number.try_into().ok()?)),
         None => None,
     };
-    let is_it = !kind.is_empty() && !is_pair(kind) && (own != index || netns.is_some());
-    (is_it && counts(kind, alias)).then_some((own, netns))
+    let is_it = !kind.is_empty() && !is_pair(kind) && (own != index || netns.is_some() || is_blurred);
+    (is_it && counts(kind, alias)).then_some(Above { index: own, netns, is_blurred })
 }
 
 /// A string up to the zero that ends it; empty: it is none of UTF-8, as no kind and no alias of ours is.
@@ -93,8 +105,18 @@ fn text(value: &[u8]) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use super::super::lean::tests::{attribute, message};
+    use netlink_packet_route::link::{
+        InfoData, InfoKind, InfoMacVlan, LinkInfo, MacVlanMacAddressMode, MacVlanMode,
+    };
+
+    use super::super::lean::tests::{attribute, message, with_sources};
     use super::*;
+    use crate::netns::Netns;
+    use crate::spec::{Bridge, Macvlan, MacvlanMode};
+
+    const fn here(netns: Option<i32>) -> Option<Above> {
+        Some(Above { index: 9, netns, is_blurred: false })
+    }
 
     /// A link with index 9 on that with index 4.
     fn shown(kind: &[u8], further: &[Vec<u8>]) -> Vec<u8> {
@@ -108,10 +130,10 @@ mod tests {
     #[test]
     fn a_link_is_on_the_one_that_it_names_unless_it_is_the_other_end_or_nobodys_to_delete() {
         let all = |_: &str, _: &str| true;
-        assert_eq!(on(&shown(b"macvlan\0", &[]), 4, all), Some((9, None)));
-        assert_eq!(on(&shown(b"vlan", &[]), 4, all), Some((9, None)));
+        assert_eq!(on(&shown(b"macvlan\0", &[]), 4, all), here(None));
+        assert_eq!(on(&shown(b"vlan", &[]), 4, all), here(None));
         let elsewhere = [attribute(LINK_NETNS, &3_i32.to_ne_bytes())];
-        assert_eq!(on(&shown(b"macvlan\0", &elsewhere), 4, all), Some((9, Some(3))));
+        assert_eq!(on(&shown(b"macvlan\0", &elsewhere), 4, all), here(Some(3)));
         assert_eq!(on(&shown(b"macvlan\0", &[]), 5, all), None);
         for kind in ["veth\0", "netkit\0", "\0"] {
             assert_eq!(on(&shown(kind.as_bytes(), &[]), 4, all), None, "{kind:?}");
@@ -119,7 +141,62 @@ mod tests {
         let kept = |kind: &str, alias: &str| (kind, alias) != ("vlan", "eth0.5");
         let named = [attribute(ALIAS, b"eth0.5\0")];
         assert_eq!(on(&shown(b"vlan\0", &named), 4, kept), None);
-        assert_eq!(on(&shown(b"macvlan\0", &named), 4, kept), Some((9, None)));
+        assert_eq!(on(&shown(b"macvlan\0", &named), 4, kept), here(None));
+    }
+
+    #[test]
+    fn a_link_of_which_it_cannot_be_told_what_it_is_on_may_be_on_any_of_that_index() {
+        let mut shown = message(0, &[with_sources(6_000)]);
+        shown[INDEX_AT..INDEX_AT + 4].copy_from_slice(&9_u32.to_ne_bytes());
+        let blurred = Above { index: 9, netns: None, is_blurred: true };
+        assert_eq!(on(&shown, 4, |kind, _| kind == "macvlan"), Some(blurred));
+        assert_eq!(on(&shown, 5, |_, _| true), None);
+    }
+
+    /// A macvlan in mode `source` has as many addresses as its pod gives it.
+    #[test]
+    fn a_link_with_thousands_of_source_addresses_is_found_and_deleted() {
+        let netns = Netns::private().unwrap();
+        let [mut handle, mut same] = [(); 2].map(|()| Handle::open_in(&netns).unwrap());
+        let bridge = Bridge { name: "wire".to_owned(), mtu: None, promiscuous: false, vlan_filtering: false };
+        let wire = handle.ensure_bridge(&bridge).unwrap().link;
+        let macvlan = Macvlan {
+            pod_name: "lan".to_owned(),
+            parent: Some("wire".to_owned()),
+            mode: MacvlanMode::Bridge,
+            mtu: None,
+            mac: None,
+            group: 0,
+            broadcast_queue: None,
+            tap: false,
+            in_pod: false,
+        };
+        let lan = handle
+            .create_macvlan(&macvlan, &wire, std::os::fd::AsFd::as_fd(&netns), &mut same)
+            .unwrap()
+            .index;
+        let source = |number: u16| {
+            let [a, b] = number.to_be_bytes();
+            // `MACVLAN_MACADDR_ADD`.
+            let data = vec![
+                InfoMacVlan::Mode(MacVlanMode::Source),
+                InfoMacVlan::MacAddrMode(MacVlanMacAddressMode::Add),
+                InfoMacVlan::MacAddr([2, 0, 0, 0, a, b]),
+            ];
+            let info = vec![LinkInfo::Kind(InfoKind::MacVlan), LinkInfo::Data(InfoData::MacVlan(data))];
+            let set = LinkUnspec::new_with_index(lan).append_extra_attribute(LinkAttribute::LinkInfo(info));
+            NetlinkRequest::new(RouteNetlinkMessage::NewLink(set.build()), 0)
+        };
+        handle.socket.all((0..6_000).map(source).collect()).unwrap();
+        let kinds = |handle: &mut Handle| -> Vec<String> {
+            handle.links().unwrap().into_iter().map(|link| link.kind).collect()
+        };
+        assert_eq!(handle.link_by_index(lan).unwrap().kind, "macvlan");
+        assert!(kinds(&mut handle).contains(&"macvlan".to_owned()));
+        let above = handle.links_on(wire.index, |_, _| true).unwrap();
+        assert_eq!(above, [Above { index: lan, netns: None, is_blurred: true }]);
+        handle.ensure_indices_absent(&[lan]).unwrap();
+        assert!(!kinds(&mut handle).contains(&"macvlan".to_owned()));
     }
 
     proptest::proptest! {

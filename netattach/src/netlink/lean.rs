@@ -2,8 +2,10 @@
 //! them takes. And makes texts of what others have chosen as such, and is none ([`text`]): the parser refuses the whole message.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::ops::Range;
 
+use super::nft::{attribute_in, attributes_of};
 use super::text::{self, ALIAS, NAME, OTHER_NAME, PROPERTIES};
 
 pub(super) const RTM_NEWLINK: u16 = 16;
@@ -27,6 +29,12 @@ const UNSPECIFIED: u16 = 0;
 const TYPE: u16 = 0x3fff;
 const NESTED: u16 = 0x8000;
 const ATTRIBUTE_HEADER: usize = 4;
+/// `IFLA_LINKINFO`, and `IFLA_INFO_KIND` in it.
+const INFO: u16 = 18;
+const KIND: u16 = 1;
+/// An attribute of as many bytes and more says of itself that it has as many fewer: its length is a number of 16 bits. A macvlan
+/// in mode `source` has as many addresses, a VLAN as many priorities, as somebody in its namespace gives it.
+const WRAPS: usize = 1 << 16;
 
 /// A message behind its header, as it is to be parsed. What a bridge says of its ports, a message of another family, has no
 /// counters, and its `IFLA_AF_SPEC` is read.
@@ -35,7 +43,9 @@ pub(super) fn lean(kind: u16, payload: &[u8]) -> Cow<'_, [u8]> {
     if kind != RTM_NEWLINK || payload.first() != Some(&AF_UNSPEC) {
         return whole;
     }
-    let Some((header, mut attributes)) = payload.split_at_checked(LINK_HEADER) else { return whole };
+    let Some((header, all)) = payload.split_at_checked(LINK_HEADER) else { return whole };
+    let blurred = blurred(all);
+    let mut attributes = blurred.map_or(all, |blurred| blurred.before);
     let mut kept = Vec::with_capacity(payload.len());
     kept.extend_from_slice(header);
     while let Some((&[a, b, c, d], _)) = attributes.split_first_chunk() {
@@ -51,17 +61,67 @@ pub(super) fn lean(kind: u16, payload: &[u8]) -> Cow<'_, [u8]> {
             kind @ (NAME | ALIAS) if !is_text(&attribute[..length]) => {
                 write(&mut kept, kind, &attribute[ATTRIBUTE_HEADER..length]);
             }
-            PROPERTIES if !is_text(&attribute[..length]) => other_names(&mut kept, &attribute[..length]),
+            PROPERTIES if !are_texts(&attribute[..length]) => other_names(&mut kept, &attribute[..length]),
             _ => kept.extend_from_slice(attribute),
         }
         attributes = rest;
     }
+    if let Some(Blurred { kind: Some(kind), .. }) = blurred {
+        let mut info = Vec::new();
+        attribute(&mut info, KIND, kind);
+        attribute(&mut kept, INFO | NESTED, &info);
+    }
     Cow::Owned(kept)
+}
+
+/// A description of which nobody can tell where what its link is by its kind ends, and what is behind that: which namespace what it
+/// is on is in, other names, a parent on a bus.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Blurred<'m> {
+    /// The attributes before that.
+    before: &'m [u8],
+    /// The kind's name.
+    pub(super) kind: Option<&'m [u8]>,
+}
+
+/// Of the attributes that describe a link; `None`: all of them can be told.
+pub(super) fn blurred(attributes: &[u8]) -> Option<Blurred<'_>> {
+    let mut at = 0;
+    while attributes.len().saturating_sub(at) >= WRAPS {
+        let from = attributes.get(at..)?;
+        let (&[a, b, c, d], value) = from.split_first_chunk()?;
+        let length = usize::from(u16::from_ne_bytes([a, b]));
+        let rest = from.get(length.next_multiple_of(4)..).filter(|_| length >= ATTRIBUTE_HEADER);
+        if u16::from_ne_bytes([c, d]) & TYPE == INFO {
+            let kind = || attribute_in(value, KIND);
+            return (!rest.is_some_and(are_sound))
+                .then(|| Blurred { before: &attributes[..at], kind: kind() });
+        }
+        rest?;
+        at += length.next_multiple_of(4);
+    }
+    None
+}
+
+/// Whether attributes end where their message does, with none twice: each of those that the kernel puts there is there once.
+fn are_sound(attributes: &[u8]) -> bool {
+    let (mut seen, mut end) = (BTreeSet::new(), 0);
+    let once = attributes_of(attributes).all(|(kind, value)| {
+        end += ATTRIBUTE_HEADER + value.len().next_multiple_of(4);
+        seen.insert(kind)
+    });
+    once && end >= attributes.len()
 }
 
 /// Whether a text stands for itself for sure.
 fn is_text(attribute: &[u8]) -> bool {
     attribute.iter().skip(ATTRIBUTE_HEADER).all(u8::is_ascii)
+}
+
+/// The same of all names of a list of properties.
+fn are_texts(list: &[u8]) -> bool {
+    let text = |value| list.get(value).is_none_or(<[u8]>::is_ascii);
+    nested(list, ATTRIBUTE_HEADER..list.len()).all(|(_, value)| text(value))
 }
 
 /// Each name of a list of properties in a list of its own: as texts, all of them may be too long for one. What else is a property
@@ -166,6 +226,42 @@ pub(super) mod tests {
         assert_eq!(lean(RTM_NEWLINK, &message(0, &texts)), message(0, &texts));
     }
 
+    /// As the kernel describes a macvlan with so many source addresses.
+    pub(in crate::netlink) fn with_sources(number: usize) -> Vec<u8> {
+        let long = |kind: u16, value: &[u8]| {
+            let mut bytes = vec![0; ATTRIBUTE_HEADER];
+            bytes[..2].copy_from_slice(&((ATTRIBUTE_HEADER + value.len()) as u16).to_ne_bytes());
+            bytes[2..].copy_from_slice(&kind.to_ne_bytes());
+            bytes.extend_from_slice(value);
+            bytes
+        };
+        let sources: Vec<u8> = (0..number).flat_map(|_| attribute(4, &[2, 0, 0, 0, 0, 7])).collect();
+        let data = [attribute(1, &16_u32.to_ne_bytes()), long(4, &sources), attribute(7, &[0; 4])].concat();
+        let info = [attribute(KIND, b"macvlan\0"), long(2, &data)].concat();
+        [
+            attribute(NAME, b"lan\0"),
+            attribute(5, &4_u32.to_ne_bytes()),
+            long(INFO, &info),
+            attribute(37, &[3, 0, 0, 0]),
+        ]
+        .concat()
+    }
+
+    #[test]
+    fn of_a_description_whose_lengths_have_wrapped_what_is_before_them_and_the_kind_is_told() {
+        let told = |number: usize| lean(RTM_NEWLINK, &message(0, &[with_sources(number)])).into_owned();
+        assert_eq!(told(5_000), message(0, &[with_sources(5_000)]));
+        let kind = attribute(INFO | NESTED, &attribute(KIND, b"macvlan\0"));
+        let expected = message(0, &[attribute(NAME, b"lan\0"), attribute(5, &4_u32.to_ne_bytes()), kind]);
+        for number in [5_460, 5_470, 6_000, 11_000, 90_000] {
+            assert_eq!(told(number), expected, "{number}");
+        }
+        // As long, and no length has wrapped.
+        let names: Vec<u8> = (0..496).flat_map(|_| attribute(OTHER_NAME, &[b'a'; 128])).collect();
+        let many = [with_sources(10), attribute(PROPERTIES | NESTED, &names)];
+        assert_eq!(lean(RTM_NEWLINK, &message(0, &many)), message(0, &many));
+    }
+
     #[test]
     fn other_messages_are_as_they_were() {
         let ports = message(7, &[attribute(26, &[1; 8])]);
@@ -183,6 +279,8 @@ pub(super) mod tests {
             assert!(lean(RTM_NEWLINK, &bytes).len() <= bytes.len());
             let list = attribute(FUNCTIONS, &attribute(FUNCTION, &bytes));
             assert_eq!(told(&list).len(), list.len());
+            let long = [&bytes[..], &attribute(INFO, &bytes), &vec![0; WRAPS], &bytes].concat();
+            let _ = lean(RTM_NEWLINK, &message(0, &[long]));
         }
     }
 }

@@ -69,6 +69,7 @@ mod watch;
 mod xdp_links;
 mod xfrm;
 
+pub use above::Above;
 pub use bridge_port::{VlanUse, VlanUses, has_vlans};
 pub use bridge_state::{BridgeState, ForwardingState, PortState};
 pub use change_watch::{ChangeWatch, Changed, ChangedLinks};

@@ -41,9 +41,9 @@ pub(super) const REPLACE: u16 = 0x100;
 pub(super) const APPEND: u16 = 0x800;
 /// Room for a datagram of the kernel as a rule (`NLMSG_GOODSIZE` rounds up to 8 KiB, dumps to 32 KiB).
 const RECEIVE_BUFFER: usize = 64 * 1024;
-/// The longest: what describes one link with all other names that it may have (64 KiB, `rtnl_alt_ifname`) and a card's functions is
-/// longer than that.
-const LONGEST: usize = 1 << 20;
+/// The longest. The kernel allocates none of more than 4 MiB: one link is described by as much if somebody has given a macvlan
+/// hundreds of thousands of source addresses, and by more than the room of a rule if it has all other names that it may have.
+const LONGEST: usize = 8 << 20;
 const DUMP_TRIES: u32 = 5;
 /// Maximum number of requests in one datagram. The kernel keeps all answers to it before the first is read, in a queue
 /// of 208 KiB by default (`net.core.rmem_default`), and counts at least a kilobyte for each; answers that do not fit
@@ -395,9 +395,13 @@ impl Socket {
             // Without a look at how long it is, it would be cut, and nobody could read the rest.
             let length = self.raw.recv::<&mut [u8]>(&mut &mut [][..], libc::MSG_PEEK | libc::MSG_TRUNC);
             if length.as_ref().is_ok_and(|length| *length > LONGEST) {
-                return Err(Error::Malformed { request: name, what: "it is longer than 1 MiB" });
+                return Err(Error::Malformed { request: name, what: "it is longer than 8 MiB" });
             }
             let received = length.and_then(|length| {
+                if length <= RECEIVE_BUFFER {
+                    // One that was longer, a hostile one, does not keep its room.
+                    self.buffer.shrink_to(RECEIVE_BUFFER);
+                }
                 self.buffer.reserve(length);
                 self.raw.recv(&mut self.buffer, 0)
             });
