@@ -27,7 +27,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- if hasKey $settings "log" }}{{ if hasKey $settings.log "format" }}{{ fail "settings.log.format contradicts log.format: set log.format alone" }}{{ end }}{{ end -}}
 {{- if and .Values.kubernetesBefore122 (not .Values.kubernetesBefore130) }}{{ fail "kubernetesBefore122 contradicts kubernetesBefore130, as API servers before 1.22 are before 1.30 too: set both to true" }}{{ end -}}
 {{- if and .Values.kubernetesBefore130 .Values.admissionPolicy.enabled }}{{ fail "admissionPolicy.enabled contradicts kubernetesBefore130, whose API servers know no such policy: set it to false" }}{{ end -}}
-{{- if hasKey $settings "delegation" }}{{ if hasKey $settings.delegation "root" }}{{ fail "settings.delegation.root contradicts executedPlugins.enabled, which mounts the node's root directory and sets it: set executedPlugins.enabled alone" }}{{ end }}{{ end -}}
+{{- if hasKey $settings "delegation" }}{{ if hasKey $settings.delegation "root" }}{{ if or .Values.executedPlugins.enabled (ne (printf "%v" $settings.delegation.root) "/") }}{{ fail "settings.delegation.root contradicts executedPlugins.enabled, which mounts the node's root directory and sets it: set executedPlugins.enabled alone" }}{{ end }}{{ end }}{{ end -}}
 {{- $conf := get $settings "cniConf" | default dict -}}
 {{- $chained := and (eq .Values.defaultNetwork "chained") (not (get $conf "remove")) -}}
 {{- if and $chained (get $conf "dir") }}{{ fail "settings.cniConf.dir contradicts defaultNetwork chained, where the runtime's list is another program's: remove it" }}{{ end -}}

@@ -357,6 +357,11 @@ fn values_that_contradict_one_another_are_refused_with_the_remedy() {
              executedPlugins.enabled alone",
         ),
         (
+            "{executedPlugins: {enabled: true}, settings: {delegation: {root: /}}}",
+            "settings.delegation.root contradicts executedPlugins.enabled, which mounts the node's root directory and sets it: set \
+             executedPlugins.enabled alone",
+        ),
+        (
             "settings: {stateDir: /data/netattach}",
             "settings.stateDir: /data/netattach is in no volume of the agent's pod: set a directory in /var/lib/netattach, or \
              remove it",
@@ -409,6 +414,7 @@ fn values_that_contradict_one_another_are_refused_with_the_remedy() {
     }
     for served in [
         "settings: {stateDir: /var/lib/netattach/a, runDir: /run/netattach, bpffs: /sys/fs/bpf/a, cniConf: {dir: /etc/cni/a}}",
+        "settings: {delegation: {root: /}}",
         "{executedPlugins: {enabled: true}, settings: {cniBinDirs: [/usr/libexec/cni], deviceInfoDir: /var/run/k8s.cni.cncf.io/a}}",
     ] {
         std::fs::write(&file, served).unwrap();
