@@ -126,6 +126,21 @@ fn every_directory_has_what_an_agent_needs() {
     }
 }
 
+/// An answer takes up to 5 s, and a probe that waits less ends an agent that is only busy.
+#[test]
+fn probes_wait_as_long_as_the_page_on_them_says() {
+    let Some(kubectl) = kubectl("probes_wait_as_long_as_the_page_on_them_says") else { return };
+    let page = include_str!("../../../docs/metrics.md");
+    for directory in DIRECTORIES {
+        let objects = rendered(&kubectl, directory);
+        let agent = &of_kind(&objects, "DaemonSet")["spec"]["template"]["spec"]["containers"][0];
+        for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
+            let said = format!("Give a probe {} s", agent[probe]["timeoutSeconds"]);
+            assert!(page.contains(&said), "{directory} {probe}: {said}");
+        }
+    }
+}
+
 /// No more than is said in docs/install.md. That both capabilities are needed and enough is proved by
 /// `lifecycle::capabilities`.
 #[test]
