@@ -60,7 +60,7 @@ fn of_process(pid: u32, arguments: Arguments) -> (Settings, Option<Check>) {
         Ok((arguments, true)) => read(
             arguments,
             &of,
-            ", in mounts of its own: a directory that is not the node's at the same path is better looked at in the agent's pod",
+            ", in mounts of its own: directories that are not the node's at the same paths are looked at in the agent's pod alone",
         ),
         Err(error) => built_in(&format!("as those {of} cannot be looked at in its own mounts: {error}")),
     }
@@ -71,17 +71,21 @@ fn as_it_sees(process: &Path, mut arguments: Arguments) -> io::Result<(Arguments
     let mounts = |of: &Path| std::fs::metadata(of.join("ns/mnt")).map(|found| found.ino());
     let apart = mounts(process)? != mounts(Path::new("/proc/self"))?;
     if let Some(path) = arguments.config.take() {
-        let from = if path.is_absolute() { "root" } else { "cwd" };
-        arguments.config = Some(match path.strip_prefix("/") {
-            Ok(_) if !apart => path,
-            below => {
-                let directory = process.join(from);
-                std::fs::metadata(&directory)?;
-                directory.join(below.unwrap_or(&path))
-            }
-        });
+        let is_ours = path.is_absolute() && !apart;
+        arguments.config = Some(if is_ours { path } else { found_by(process, &path)? });
     }
     Ok((arguments, apart))
+}
+
+/// Where this process finds what another one has at a path.
+fn found_by(process: &Path, path: &Path) -> io::Result<PathBuf> {
+    let (directory, inside) = match path.strip_prefix("/") {
+        Ok(inside) => ("root", inside),
+        Err(_) => ("cwd", path),
+    };
+    let directory = process.join(directory);
+    std::fs::metadata(&directory)?;
+    Ok(directory.join(inside))
 }
 
 /// The agent among the processes that this one sees, and its command line.
