@@ -189,6 +189,39 @@ fn the_agent_is_given_two_capabilities_and_a_read_only_image() {
     assert_eq!(of_node.collect::<Vec<_>>(), expected);
 }
 
+/// The usual type of SELinux for containers may not write to directories of the node; what is privileged has another anyway.
+#[test]
+fn whatever_writes_to_the_node_has_a_type_of_selinux_that_may() {
+    let Some(kubectl) = kubectl("whatever_writes_to_the_node_has_a_type_of_selinux_that_may") else { return };
+    let jobs = JOBS.map(|(file, ..)| job(file, "worker-1"));
+    let sets = DIRECTORIES.map(|directory| of_kind(&rendered(&kubectl, directory), "DaemonSet").clone());
+    for object in jobs.iter().chain(&sets) {
+        let pod = &object["spec"]["template"]["spec"];
+        let volumes = pod["volumes"].as_array().unwrap().iter();
+        let of_node: BTreeSet<&str> = volumes
+            .filter(|volume| volume["hostPath"].is_object())
+            .map(|volume| volume["name"].as_str().unwrap())
+            .collect();
+        let containers = ["initContainers", "containers"].map(|kind| pod[kind].as_array());
+        for container in containers.into_iter().flatten().flatten() {
+            let mut mounts = container["volumeMounts"].as_array().unwrap().iter();
+            let writes = mounts.any(|mount| {
+                mount["readOnly"] != true && of_node.contains(mount["name"].as_str().unwrap())
+            });
+            let context = &container["securityContext"];
+            let may = context["privileged"] == true || context["seLinuxOptions"]["type"] == "spc_t";
+            assert!(!writes || may, "{} {}", title_or_generated(object), container["name"]);
+        }
+    }
+}
+
+/// Kind and name, of a Job the beginning of its name.
+fn title_or_generated(object: &Value) -> String {
+    let metadata = &object["metadata"];
+    let name = metadata["name"].as_str().or(metadata["generateName"].as_str()).unwrap();
+    format!("{} {name}", object["kind"].as_str().unwrap())
+}
+
 /// Read-only, and without a type: a kubelet would look for it where the kubelet is, and one in a container does not have
 /// it. A directory that is not on every node has no place in the base: the runtime makes it, or the pod does not start.
 #[test]
