@@ -10,8 +10,7 @@ pub const MAKE_ROOM: &str = "make room there, or mount it writable";
 
 /// What is to be done about a directory that this process may not write to. In an agent's pod that is root as well, without the
 /// capability by which root may write anywhere.
-pub const MAKE_OWN: &str =
-    "its directory has to be root's (chown root), as an agent's pod has no CAP_DAC_OVERRIDE, and SELinux has to let it";
+pub const MAKE_OWN: &str = "its directory has to be root's (chown root), as an agent's pod has no CAP_DAC_OVERRIDE, and SELinux has to let it";
 
 /// [`MAKE_ROOM`] or [`MAKE_OWN`] where that is the cause, as words that follow those of what failed; empty for any other error.
 pub fn remedy(error: &io::Error) -> String {

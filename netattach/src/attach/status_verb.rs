@@ -255,8 +255,7 @@ mod tests {
             engine.executed(&Network::of_configuration("pods", list.into()))
         };
         let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
-        let bridge =
-            |ipam: &str| json!({"type": "bridge", "ipam": {"type": ipam, "subnet": "10.9.0.0/24"}});
+        let bridge = |ipam: &str| json!({"type": "bridge", "ipam": {"type": ipam, "subnet": "10.9.0.0/24"}});
         assert_eq!(executed(json!([{"type": "flannel", "delegate": {}}, portmap])), ["flannel"]);
         assert_eq!(executed(json!([bridge("host-local"), portmap])), [""; 0]);
         assert_eq!(executed(json!([bridge("whereabouts")])), ["whereabouts"]);

@@ -210,8 +210,11 @@ async fn everywhere(
     out: &mut impl Write,
 ) -> Result<u8, CliError> {
     let remote = std::sync::Arc::new(remote);
-    let not_asked =
-        |absent: &AbsentAgent| Outcome { out: Vec::new(), err: absent.problem(), code: super::Exit::NoAgent.code() };
+    let not_asked = |absent: &AbsentAgent| Outcome {
+        out: Vec::new(),
+        err: absent.problem(),
+        code: super::Exit::NoAgent.code(),
+    };
     let mut outcomes: Outcomes =
         agents.absent.iter().map(|absent| (absent.place(), not_asked(absent))).collect();
     let mut waiting = agents.running.into_iter();

@@ -279,7 +279,8 @@ async fn within<T>(
 /// A node with a pod that does not run and one that does is one that can be asked, as while one replaces the other.
 fn agents(pods: Vec<Pod>) -> Agents {
     let running = one_of_each_node(pods.iter().filter_map(agent).collect());
-    let can_be_asked = |absent: &AbsentAgent| running.iter().any(|agent| Some(&agent.node) == absent.node.as_ref());
+    let can_be_asked =
+        |absent: &AbsentAgent| running.iter().any(|agent| Some(&agent.node) == absent.node.as_ref());
     let mut absent: Vec<AbsentAgent> =
         pods.iter().filter(|pod| agent(pod).is_none()).filter_map(absent_agent).collect();
     absent.retain(|absent| !can_be_asked(absent));
@@ -321,14 +322,18 @@ fn absent_agent(pod: &Pod) -> Option<AbsentAgent> {
 /// Why a pod does not run, in the words of the kubelet or the scheduler.
 fn waits_for(pod: &Pod) -> Option<String> {
     let status = pod.status.as_ref()?;
-    let of = |containers: Option<&Vec<ContainerStatus>>| containers.into_iter().flatten().find_map(stopped_by);
+    let of =
+        |containers: Option<&Vec<ContainerStatus>>| containers.into_iter().flatten().find_map(stopped_by);
     let first = of(status.init_container_statuses.as_ref()).map(|reason| format!("Init: {reason}"));
     let unplaced = || {
         let mut conditions = status.conditions.iter().flatten();
         let placed = conditions.find(|it| it.type_ == "PodScheduled" && it.status == "False")?;
         placed.reason.clone()
     };
-    first.or_else(|| of(status.container_statuses.as_ref())).or_else(|| status.reason.clone()).or_else(unplaced)
+    first
+        .or_else(|| of(status.container_statuses.as_ref()))
+        .or_else(|| status.reason.clone())
+        .or_else(unplaced)
 }
 
 /// Why a container does not run; not that it waits for those before it.
@@ -339,14 +344,17 @@ fn stopped_by(container: &ContainerStatus) -> Option<String> {
         let ended = state.terminated.as_ref().filter(|ended| ended.exit_code != 0)?;
         ended.reason.clone()
     };
-    waiting.filter(|reason| !["PodInitializing", "ContainerCreating"].contains(&reason.as_str())).or_else(failed)
+    waiting
+        .filter(|reason| !["PodInitializing", "ContainerCreating"].contains(&reason.as_str()))
+        .or_else(failed)
 }
 
 /// The node that the controller of a DaemonSet means a pod for that is on none yet.
 fn meant_for(pod: &Pod) -> Option<String> {
     let affinity = pod.spec.as_ref()?.affinity.as_ref()?.node_affinity.as_ref()?;
     let required = affinity.required_during_scheduling_ignored_during_execution.as_ref()?;
-    let mut fields = required.node_selector_terms.iter().filter_map(|term| term.match_fields.as_ref()).flatten();
+    let mut fields =
+        required.node_selector_terms.iter().filter_map(|term| term.match_fields.as_ref()).flatten();
     let named = fields.find(|field| field.key == "metadata.name" && field.operator == "In")?;
     named.values.as_ref()?.first().cloned()
 }
@@ -421,9 +429,7 @@ mod tests {
                 "spec": {"nodeName": node, "containers": []}, "status": status,
             })
         };
-        let container = |state: Value| {
-            json!([{"name": "a", "ready": false, "image": "", "imageID": "", "restartCount": 3, "state": state}])
-        };
+        let container = |state: Value| json!([{"name": "a", "ready": false, "image": "", "imageID": "", "restartCount": 3, "state": state}]);
         let waiting = |reason: &str| container(json!({"waiting": {"reason": reason}}));
         let mut ending = pod("na-2", "n2", json!({"phase": "Running"}));
         ending["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");

@@ -205,9 +205,8 @@ fn whatever_writes_to_the_node_has_a_type_of_selinux_that_may() {
         let containers = ["initContainers", "containers"].map(|kind| pod[kind].as_array());
         for container in containers.into_iter().flatten().flatten() {
             let mut mounts = container["volumeMounts"].as_array().unwrap().iter();
-            let writes = mounts.any(|mount| {
-                mount["readOnly"] != true && of_node.contains(mount["name"].as_str().unwrap())
-            });
+            let writes = mounts
+                .any(|mount| mount["readOnly"] != true && of_node.contains(mount["name"].as_str().unwrap()));
             let context = &container["securityContext"];
             let may = context["privileged"] == true || context["seLinuxOptions"]["type"] == "spc_t";
             assert!(!writes || may, "{} {}", title_or_generated(object), container["name"]);
@@ -322,6 +321,14 @@ fn filled(file: &str, text: &str, node: &str) -> Value {
     assert!(words.iter().all(|word| text.contains(word)), "{file}");
     let filled = text.replace("NODE", node).replace("IMAGE", &image).replace("CONFIG", "netattach-abc");
     serde_norway::from_str(&filled).unwrap()
+}
+
+/// On a full node the kubelet ends other pods for what is critical: not for a look that changes nothing.
+#[test]
+fn a_job_that_only_looks_ends_no_pod_of_others() {
+    let priority = |file| job(file, "worker-1")["spec"]["template"]["spec"]["priorityClassName"].clone();
+    let found = JOBS.map(|(file, ..)| priority(file));
+    assert_eq!(found, [json!("system-node-critical"), Value::Null]);
 }
 
 /// The directories of the node that a pod sees.
