@@ -467,7 +467,7 @@ fn every_pod_of_the_chart_has_the_secrets_of_the_registry() {
     std::fs::write(&file, "imagePullSecrets: [{name: registry}]").unwrap();
     let mine = file.to_str().unwrap();
     for (values, kind, number) in
-        [(&[mine][..], "DaemonSet", 1), (&["deploy/helm/ci/uninstall.yaml", mine], "Job", 2)]
+        [(&[mine][..], "DaemonSet", 1), (&["deploy/helm/ci/uninstall.yaml", mine][..], "Job", 2)]
     {
         let made = objects(&render(&renderer, values));
         let pods = made.iter().filter(|((of, _), _)| of == kind);
