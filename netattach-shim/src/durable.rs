@@ -8,13 +8,23 @@ use std::path::Path;
 /// What is to be done about a file system that takes no files.
 pub const MAKE_ROOM: &str = "make room there, or mount it writable";
 
-/// [`MAKE_ROOM`] where that is the cause, as words that follow those of what failed; empty for any other error.
+/// What is to be done about a directory that this process may not write to. In an agent's pod that is root as well, without the
+/// capability by which root may write anywhere.
+pub const MAKE_OWN: &str = "its directory has to be root's (chown root), as an agent's pod has no CAP_DAC_OVERRIDE, and SELinux has to let it";
+
+/// [`MAKE_ROOM`] or [`MAKE_OWN`] where that is the cause, as words that follow those of what failed; empty for any other error.
 pub fn remedy(error: &io::Error) -> String {
     use io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
     match error.kind() {
         QuotaExceeded | ReadOnlyFilesystem | StorageFull => format!(": {MAKE_ROOM}"),
-        _ => String::new(),
+        _ => not_allowed(error),
     }
+}
+
+/// [`MAKE_OWN`] alone.
+pub fn not_allowed(error: &io::Error) -> String {
+    let is_refused = error.raw_os_error() == Some(rustix::io::Errno::ACCESS.raw_os_error());
+    if is_refused { format!(": {MAKE_OWN}") } else { String::new() }
 }
 
 /// Atomically replaces the file at `path` by `content` with permissions `mode`: written to `temporary` in the same
@@ -62,4 +72,22 @@ fn write(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
 /// Makes creations, renames and removals in a directory durable.
 pub fn sync_directory(directory: &Path) -> io::Result<()> {
     File::open(directory)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn what_an_operator_can_do_about_a_failure_is_said_with_it() {
+        let of = |errno: Errno| remedy(&errno.into());
+        assert_eq!(of(Errno::NOSPC), format!(": {MAKE_ROOM}"));
+        assert_eq!(of(Errno::ROFS), format!(": {MAKE_ROOM}"));
+        assert_eq!(of(Errno::ACCESS), format!(": {MAKE_OWN}"));
+        assert_eq!(of(Errno::NOENT), "");
+        assert_eq!(not_allowed(&Errno::ACCESS.into()), format!(": {MAKE_OWN}"));
+        assert_eq!(not_allowed(&Errno::NOSPC.into()), "");
+    }
 }

@@ -1,7 +1,7 @@
 {{- define "netattach.values" -}}
 {{- /* Keys that a chart of before had not: helm upgrade --reuse-values takes that chart's values.yaml in place of this one's. */ -}}
 {{- $uninstall := dict "nodes" list "dryRun" false "force" false -}}
-{{- $came := dict "executedPlugins" (dict "enabled" false) "kubernetesBefore122" false "kubernetesBefore130" false "modprobeConfiguration" (dict "enabled" false) "uninstall" $uninstall -}}
+{{- $came := dict "executedPlugins" (dict "enabled" false) "imagePullSecrets" list "kubernetesBefore122" false "kubernetesBefore130" false "modprobeConfiguration" (dict "enabled" false) "uninstall" $uninstall -}}
 {{- $_ := merge .Values $came -}}
 {{- end }}
 {{- define "netattach.labels" -}}
@@ -22,12 +22,15 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- if hasKey $kubernetes "kubeconfig" }}{{ fail "settings.kubernetes.kubeconfig contradicts the chart, whose agents have a service account: remove it" }}{{ end -}}
 {{- if hasKey $kubernetes "nodeName" }}{{ fail "settings.kubernetes.nodeName contradicts the chart, whose agents are told the name of their node: remove it" }}{{ end -}}
 {{- if hasKey $settings "source" }}{{ fail "settings.source contradicts the chart, whose agents read the cluster: remove it" }}{{ end -}}
-{{- if and .Values.metrics.enabled (hasKey $settings "metrics") }}{{ if hasKey $settings.metrics "listen" }}{{ fail "settings.metrics.listen contradicts metrics.enabled, which sets it: remove one of them" }}{{ end }}{{ end -}}
-{{- if hasKey $settings "metrics" }}{{ if hasKey $settings.metrics "listen" }}{{ if ne $settings.metrics.listen "127.0.0.1:10475" }}{{ fail "settings.metrics.listen contradicts the probes, which ask 127.0.0.1:10475: remove it, or set metrics.enabled for an address that others reach" }}{{ end }}{{ end }}{{ end -}}
+{{- /* Any address: of IPv4, of both families. A Prometheus and the probes reach the agent by either. */ -}}
+{{- $listen := get (get $settings "metrics" | default dict) "listen" -}}
+{{- $anywhere := or (eq (printf "%v" $listen) "0.0.0.0:10475") (eq (printf "%v" $listen) "[::]:10475") -}}
+{{- if and .Values.metrics.enabled (hasKey $settings "metrics") }}{{ if and (hasKey $settings.metrics "listen") (not $anywhere) }}{{ fail "settings.metrics.listen contradicts metrics.enabled, which sets it: remove one of them" }}{{ end }}{{ end -}}
+{{- if hasKey $settings "metrics" }}{{ if and (hasKey $settings.metrics "listen") (not $anywhere) }}{{ if ne (printf "%v" $listen) "127.0.0.1:10475" }}{{ fail "settings.metrics.listen contradicts the probes, which ask 127.0.0.1:10475: remove it, or set metrics.enabled for an address that others reach" }}{{ end }}{{ end }}{{ end -}}
 {{- if hasKey $settings "log" }}{{ if hasKey $settings.log "format" }}{{ fail "settings.log.format contradicts log.format: set log.format alone" }}{{ end }}{{ end -}}
 {{- if and .Values.kubernetesBefore122 (not .Values.kubernetesBefore130) }}{{ fail "kubernetesBefore122 contradicts kubernetesBefore130, as API servers before 1.22 are before 1.30 too: set both to true" }}{{ end -}}
 {{- if and .Values.kubernetesBefore130 .Values.admissionPolicy.enabled }}{{ fail "admissionPolicy.enabled contradicts kubernetesBefore130, whose API servers know no such policy: set it to false" }}{{ end -}}
-{{- if hasKey $settings "delegation" }}{{ if hasKey $settings.delegation "root" }}{{ fail "settings.delegation.root contradicts executedPlugins.enabled, which mounts the node's root directory and sets it: set executedPlugins.enabled alone" }}{{ end }}{{ end -}}
+{{- if hasKey $settings "delegation" }}{{ if hasKey $settings.delegation "root" }}{{ if or .Values.executedPlugins.enabled (ne (printf "%v" $settings.delegation.root) "/") }}{{ fail "settings.delegation.root contradicts executedPlugins.enabled, which mounts the node's root directory and sets it: set executedPlugins.enabled alone" }}{{ end }}{{ end }}{{ end -}}
 {{- $conf := get $settings "cniConf" | default dict -}}
 {{- $chained := and (eq .Values.defaultNetwork "chained") (not (get $conf "remove")) -}}
 {{- if and $chained (get $conf "dir") }}{{ fail "settings.cniConf.dir contradicts defaultNetwork chained, where the runtime's list is another program's: remove it" }}{{ end -}}
@@ -44,6 +47,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
   (list "bpffs" (get $all "bpffs") "a directory in /sys/fs/bpf" "/sys/fs/bpf")
   (list "cniConf.dir" (get (get $all "cniConf" | default dict) "dir") "a directory in /etc/cni" "/etc/cni")
   (list "cniConfDir" (get $all "cniConfDir") "a directory in /etc/cni" "/etc/cni")
+  (list "builtin.dataDir" (get (get $all "builtin" | default dict) "dataDir") "a directory in /var/lib/cni" "/var/lib/cni")
   (list "delegation.cacheDir" $cache "a directory in /var/lib/cni" "/var/lib/cni")
   (list "multusStateDir" (get $all "multusStateDir") "a directory in /var/lib/cni" "/var/lib/cni")
   (list "deviceInfoDir" (get $all "deviceInfoDir") "a directory in /var/run/k8s.cni.cncf.io" "/var/run/k8s.cni.cncf.io")

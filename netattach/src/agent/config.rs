@@ -315,7 +315,8 @@ pub struct Delegation {
     pub cache_dir: PathBuf,
     /// When packet programs run on interfaces that other plugins create; definitions may override this.
     pub enforce: EnforceWhen,
-    /// The node's root directory, where plugins are started in it; empty: in the agent's own.
+    /// The node's root directory, where plugins are started in it; empty: in the agent's own; `/`: the same, and an agent in a
+    /// container says nothing of it.
     pub root: PathBuf,
 }
 
@@ -476,7 +477,7 @@ pub enum SettingsError {
         "traces.endpoint: {0:?} is not the URL of a collector, such as http://127.0.0.1:4318/v1/traces: without TLS and credentials, so on this node"
     )]
     Traces(String),
-    /// The node's root directory is not absolute, or is the agent's own.
+    /// The node's root directory is not absolute.
     #[error(
         "delegation.root: {0} is not where the node's root directory is mounted in the agent's container, such as /host"
     )]
@@ -617,7 +618,12 @@ impl Default for Delegation {
 impl Delegation {
     /// The root directory that plugins are started in, unless that is the agent's own.
     pub(super) fn plugin_root(&self) -> Option<&Path> {
-        Some(self.root.as_path()).filter(|root| !root.as_os_str().is_empty())
+        Some(self.root.as_path()).filter(|root| self.names_root() && *root != Path::new("/"))
+    }
+
+    /// Whether it is said where plugins are started.
+    pub(super) fn names_root(&self) -> bool {
+        !self.root.as_os_str().is_empty()
     }
 }
 
@@ -720,10 +726,8 @@ impl Settings {
         if let Some((index, kind)) = self.delegation.exec.iter().enumerate().find(others) {
             return Err(SettingsError::NotBuiltIn { index, kind: kind.clone() });
         }
-        if let Some(root) = self.delegation.plugin_root()
-            && (!root.is_absolute() || root == Path::new("/"))
-        {
-            return Err(SettingsError::Root(root.to_owned()));
+        if self.delegation.names_root() && !self.delegation.root.is_absolute() {
+            return Err(SettingsError::Root(self.delegation.root.clone()));
         }
         let range = |key, value: u64, min, max| {
             if (min..=max).contains(&value) {

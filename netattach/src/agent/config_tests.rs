@@ -59,10 +59,6 @@ fn mistakes_are_named() {
             "delegation.root: host is not where the node's root directory is mounted in the agent's container, such as /host",
         ),
         (
-            "delegation: {root: /}",
-            "delegation.root: / is not where the node's root directory is mounted in the agent's container, such as /host",
-        ),
-        (
             "defaultNetwork: builtin",
             "defaultNetwork: builtin takes the addresses of pods from the node's podCIDRs, which a directory of manifests \
              does not have: set builtin.podCIDRs, such as [10.244.1.0/24], different on each node",
@@ -196,4 +192,16 @@ fn the_usual_directories_are_the_defaults() {
     assert_eq!(defaults.delegation.cache_dir, PathBuf::from("/var/lib/cni"));
     // Not /etc/cni/net.d: runtimes take any configuration there for a default network.
     assert_eq!(defaults.cni_conf_dir, PathBuf::from("/etc/cni/netattach.d"));
+}
+
+/// The agent's own root directory may be said on purpose, which is not the same as not having thought of it.
+#[test]
+fn plugins_are_started_in_another_root_directory_only_if_one_is_named() {
+    let of = |root: &str| {
+        let delegation = Delegation { root: root.into(), ..Delegation::default() };
+        (delegation.names_root(), delegation.plugin_root().map(Path::to_owned))
+    };
+    assert_eq!(of(""), (false, None));
+    assert_eq!(of("/"), (true, None));
+    assert_eq!(of("/host"), (true, Some("/host".into())));
 }

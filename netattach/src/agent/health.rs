@@ -19,6 +19,7 @@ use tokio::sync::{Notify, watch};
 
 use super::conf_keeper::{self, ConfKeeper};
 use super::conf_watch::ConfWatch;
+use super::plugin_root;
 use super::pool_uses::PoolUses;
 use super::share::{namespace, shared};
 use super::shares::{SHARES, Shares};
@@ -107,6 +108,10 @@ pub(super) struct Health {
     /// STATUS of the default network's other plugins.
     plugins: Look,
     file: Look,
+    /// Whether plugins are started where they may find none of the node's files, and nobody has said that they are to be; and
+    /// what is said of those of the default network.
+    forgot_root: bool,
+    without_files: Mutex<Vec<Condition>>,
     /// Files that the last look at the default network found unusable.
     unusable: Mutex<Vec<Condition>>,
     /// Problems that the last looks at single attachments and at single networks found.
@@ -150,6 +155,7 @@ impl Health {
         intents: Arc<IntentReader>,
         source: Arc<dyn Source>,
         conf: Option<ConfKeeper>,
+        forgot_root: bool,
     ) -> Self {
         let watch = ConfWatch::open()
             .inspect_err(|error| tracing::warn!(%error, "changed CNI configurations are noticed late"))
@@ -169,6 +175,8 @@ impl Health {
             network: Look::new("default network", network_interval),
             plugins: Look::new("the default network's plugins", INTERVAL),
             file: Look::new("CNI configuration", network_interval),
+            forgot_root,
+            without_files: Mutex::default(),
             unusable: Mutex::default(),
             not_enforced: Mutex::default(),
             shares: Mutex::default(),
@@ -214,7 +222,9 @@ impl Health {
         if conf.is_empty() {
             conf = locked(&self.runtime).clone();
         }
-        [conf, locked(&self.not_enforced).clone(), locked(&self.not_attachable).clone()].concat()
+        let [without_files, not_enforced, not_attachable] =
+            [&self.without_files, &self.not_enforced, &self.not_attachable].map(|rows| locked(rows).clone());
+        [conf, without_files, not_enforced, not_attachable].concat()
     }
 
     /// Has what is looked at rarely looked at anew because somebody asks, at most every [`INTERVAL`]: his next question is
@@ -526,12 +536,27 @@ impl Health {
 
     /// The default network, if it could be attached now.
     fn usable_network(&self) -> Result<Network, CniError> {
-        let network = self.default_network()?;
+        let network = self.default_network();
+        self.look_at_plugins_root(network.as_ref().ok());
+        let network = network?;
         let cni_path = locked(&self.cni_path).clone();
         self.engine
             .check_network(&network, &cni_path)
             .map_err(|error| CniError { code: code::NOT_AVAILABLE, ..error })?;
         Ok(network)
+    }
+
+    /// Notes the plugins of the default network that may lack files of the node. It is said before the runtime's file is
+    /// written, and keeps nothing from being attached: there are plugins that need none.
+    fn look_at_plugins_root(&self, network: Option<&Network>) {
+        if !self.forgot_root {
+            return;
+        }
+        let row = network.and_then(|network| {
+            let executed = self.engine.executed(network);
+            plugin_root::without_the_nodes_files(&network.name.to_string(), &executed)
+        });
+        note("plugins may not find what they need", &self.without_files, row.into_iter().collect());
     }
 
     fn default_network(&self) -> Result<Network, CniError> {

@@ -3,6 +3,9 @@
 //!
 //! The node's processes have other numbers than in the agent's container, and plugins ask for namespaces by the number of
 //! their own process: so they get the agent's `/proc`, in the agent's own mounts alone.
+//!
+//! In a container whose settings do not say where plugins are started, those of the default network are a problem to report:
+//! what most of them need is not there, and that shows with the first pod, on each node.
 
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -10,7 +13,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::mount::mount_bind_recursive;
 
+use super::config::Delegation;
 use super::privileges::{self, Unprivileged};
+use crate::rpc::message::Condition;
 
 const PROC: &str = "/proc";
 
@@ -48,4 +53,72 @@ pub(super) fn prepare(root: &Path) -> Result<(), UnfitRoot> {
         mount_bind_recursive(PROC, &proc).map_err(|errno| failed(errno.into()))?;
     }
     Ok(())
+}
+
+/// Whether plugins are started in a container's root directory, and nobody has said that they are to be.
+pub(super) fn is_forgotten(settings: &Delegation) -> bool {
+    !settings.names_root() && is_in_container()
+}
+
+/// Whether this process has another root directory than the node's.
+fn is_in_container() -> bool {
+    let root = |path: &str| std::fs::metadata(path).map(|found| (found.dev(), found.ino())).ok();
+    is_another(std::process::id(), root("/"), root("/proc/1/root"))
+}
+
+/// In a process namespace of its own the agent is the first process, and sees no root directory but its own. A directory is
+/// `None` where it cannot be looked at.
+fn is_another(process: u32, own: Option<(u64, u64)>, of_first: Option<(u64, u64)>) -> bool {
+    process == 1 || own.zip(of_first).is_some_and(|(own, first)| own != first)
+}
+
+/// What is to be said of a default network whose `plugins` are started there.
+pub(super) fn without_the_nodes_files(network: &str, plugins: &[String]) -> Option<Condition> {
+    let names = plugins.join(", ");
+    (!plugins.is_empty()).then(|| Condition {
+        object: "plugins of the default network".to_owned(),
+        problem: format!(
+            "network {network} has {names} started in the agent's container, which has no files of the node but those that are \
+             mounted for it: where it needs any, such as /run/flannel or /var/lib/calico, each ADD fails. Add \
+             deploy/components/executed-plugins (helm: executedPlugins.enabled), or say delegation.root: / if it needs none"
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_container_is_known_by_its_first_process_or_by_its_root_directory() {
+        let (node, image) = (Some((1, 2)), Some((9, 2)));
+        // By systemd, which has the same root directory, whatever mounts of its own it gives a unit.
+        assert!(!is_another(700, node, node));
+        // A pod's only process.
+        assert!(is_another(1, image, image));
+        // Of a pod with hostPID, or a unit with RootDirectory.
+        assert!(is_another(700, image, node));
+        assert!(!is_another(700, image, None));
+        assert!(!is_another(700, None, node));
+    }
+
+    #[test]
+    fn plugins_that_may_lack_the_nodes_files_are_named_with_both_ways_out() {
+        assert_eq!(without_the_nodes_files("cbr0", &[]), None);
+        let row = without_the_nodes_files("cbr0", &["flannel".to_owned()]).unwrap();
+        assert_eq!(row.object, "plugins of the default network");
+        assert_eq!(
+            row.problem,
+            "network cbr0 has flannel started in the agent's container, which has no files of the node but those that are \
+             mounted for it: where it needs any, such as /run/flannel or /var/lib/calico, each ADD fails. Add \
+             deploy/components/executed-plugins (helm: executedPlugins.enabled), or say delegation.root: / if it needs none"
+        );
+    }
+
+    #[test]
+    fn settings_that_name_a_root_directory_have_not_forgotten_it() {
+        for root in ["/", "/host"] {
+            assert!(!is_forgotten(&Delegation { root: root.into(), ..Delegation::default() }), "{root}");
+        }
+    }
 }

@@ -164,7 +164,9 @@ async fn serve_until(
 
     let conf = conf.map(ConfKeeper::new);
     let Parts { source, cluster, engine, intents, .. } = &parts;
-    let health = Arc::new(Health::new(Arc::clone(engine), Arc::clone(intents), Arc::clone(source), conf));
+    let forgot_root = plugin_root::is_forgotten(&settings.delegation);
+    let (of_engine, of_intents) = (Arc::clone(engine), Arc::clone(intents));
+    let health = Arc::new(Health::new(of_engine, of_intents, Arc::clone(source), conf, forgot_root));
     if let Some(cluster) = cluster {
         background.keep("the objects of the cluster", cluster.ended());
     }

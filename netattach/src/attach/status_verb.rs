@@ -1,5 +1,6 @@
 //! STATUS: reports whether an ADD could be served now.
 
+use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -122,6 +123,13 @@ impl Engine {
         plan.is_some_and(|plan| plan.version.has_gc_and_status() && plugins(&plan).next().is_some())
     }
 
+    /// The other plugins that an attachment to the network calls, each once; none if it yields no plan.
+    pub fn executed(&self, network: &Network) -> Vec<String> {
+        let plan = self.rehearsed(network).ok().flatten();
+        let called = plan.iter().flat_map(plugins).map(|(_, called)| called.plugin.clone());
+        Vec::from_iter(called.collect::<BTreeSet<_>>())
+    }
+
     /// Runs STATUS of the network's other plugins, in order, each for at most `patience`.
     ///
     /// # Errors
@@ -225,4 +233,32 @@ pub(super) fn lease_error(error: ipam::Error) -> CniError {
 
 pub(super) fn not_available(reason: &dyn Display) -> CniError {
     CniError::new(code::NOT_AVAILABLE, reason.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::attach::rig;
+    use crate::cni::NetworkList;
+    use crate::journal::Store;
+
+    #[test]
+    fn executed_plugins_are_those_that_are_not_built_in_address_management_among_them() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Store::open(directory.path().join("journal")).unwrap();
+        let engine = rig::engine(directory.path(), store, &crate::sync::Arc::default());
+        let executed = |plugins: Value| {
+            let list = json!({"cniVersion": "1.0.0", "name": "pods", "plugins": plugins}).to_string();
+            let list = NetworkList::parse(list.as_bytes()).unwrap();
+            engine.executed(&Network::of_configuration("pods", list.into()))
+        };
+        let portmap = json!({"type": "portmap", "capabilities": {"portMappings": true}});
+        let bridge = |ipam: &str| json!({"type": "bridge", "ipam": {"type": ipam, "subnet": "10.9.0.0/24"}});
+        assert_eq!(executed(json!([{"type": "flannel", "delegate": {}}, portmap])), ["flannel"]);
+        assert_eq!(executed(json!([bridge("host-local"), portmap])), [""; 0]);
+        assert_eq!(executed(json!([bridge("whereabouts")])), ["whereabouts"]);
+        assert_eq!(executed(json!([{"type": "bridge", "mtu": "much"}])), [""; 0]);
+    }
 }

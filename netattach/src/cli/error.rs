@@ -68,6 +68,9 @@ pub enum CliError {
     /// An object that the command line names does not exist.
     #[error("{0}")]
     NotFound(String),
+    /// The agents of a cluster's nodes that would be asked do not run.
+    #[error("no agent can be asked: {}", missing::list(.0))]
+    NotRunning(Vec<String>),
     /// `uninstall` could not remove something.
     #[error("remove pins")]
     Pins(#[from] BpfError),
@@ -134,7 +137,7 @@ impl CliError {
     pub fn exit(&self) -> Exit {
         match self {
             Self::Agent(ClientError::Refused { .. } | ClientError::Prepare(_)) => Exit::Failed,
-            Self::Agent(_) | Self::Remote(_) => Exit::NoAgent,
+            Self::Agent(_) | Self::Remote(_) | Self::NotRunning(_) => Exit::NoAgent,
             Self::Failed(failure) if failure.not_there || failure.code == code::UNKNOWN_CONTAINER => {
                 Exit::NotFound
             }

@@ -170,6 +170,7 @@ fn cells(row: &Row, imported: &Imported) -> [String; 3] {
             let separator = if note.is_empty() { "" } else { "; " };
             format!("{setting}: {value}{separator}{note}")
         }
+        Fate::Else(what) => format!("to be set otherwise: {what}"),
         Fate::NotNeeded(why) => format!("not needed: {why}"),
         Fate::NoEquivalent(what) => format!("no equivalent: {what}"),
         Fate::Unknown => "unknown, to Multus too: leave it out".to_owned(),

@@ -15,7 +15,7 @@ use super::filter::Filter;
 use super::output::Format;
 use super::{Arguments, Command, missing, visible};
 use crate::error_chain::Chain;
-use crate::kube::exec::{AgentPod, Remote, Sink, Target};
+use crate::kube::exec::{AbsentAgent, Agents, Remote, Sink, Target};
 use crate::objects::ObjectName;
 
 /// The executable in the agent's image.
@@ -117,8 +117,8 @@ async fn ask(split: &Split, out: &mut (impl Write + Send)) -> Result<u8, CliErro
     let Options { kubeconfig, context, node, agents_namespace: namespace, agents: labels } = &split.options;
     let target = Target { kubeconfig: kubeconfig.clone(), context: context.clone() };
     let remote = Remote::new(&target).await?;
-    let agents = remote.agents(namespace, labels).await?;
-    if agents.is_empty() {
+    let Agents { running: agents, absent } = remote.agents(namespace, labels).await?;
+    if agents.is_empty() && absent.is_empty() {
         return Err(CliError::NotFound(format!(
             "no agent's pod with labels {labels} runs in namespace {namespace}; --agents-namespace names another namespace, \
              --agents other labels"
@@ -131,7 +131,8 @@ async fn ask(split: &Split, out: &mut (impl Write + Send)) -> Result<u8, CliErro
             let node = remote.node_of(&pod).await?;
             Some(node.ok_or_else(|| CliError::NotFound(format!("pod {pod} is on no node")))?)
         }
-        (None, None) if agents.len() == 1 => Some(agents[0].node.clone()),
+        (None, None) if agents.len() == 1 && absent.is_empty() => Some(agents[0].node.clone()),
+        (None, None) if agents.is_empty() => return Err(not_running(&absent)),
         (None, None) => {
             return Err(CliError::Usage(format!(
                 "name the node by --node, or ask every node by -A; agents run on {}",
@@ -143,6 +144,9 @@ async fn ask(split: &Split, out: &mut (impl Write + Send)) -> Result<u8, CliErro
     match node {
         Some(node) => {
             let agent = agents.iter().find(|agent| agent.node == node).ok_or_else(|| {
+                if let Some(absent) = absent.iter().find(|absent| absent.node.as_ref() == Some(&node)) {
+                    return not_running(std::slice::from_ref(absent));
+                }
                 let known = missing::list(agents.iter().map(|agent| &agent.node));
                 CliError::NotFound(format!("no agent runs on node {node}; agents run on {known}"))
             })?;
@@ -173,8 +177,13 @@ async fn ask(split: &Split, out: &mut (impl Write + Send)) -> Result<u8, CliErro
         None if is_one_nodes || split.arguments.command.has_no_end() => {
             Err(CliError::Usage("this command asks one node: name it by --node".to_owned()))
         }
-        None => everywhere(split, remote, agents, out).await,
+        None => everywhere(split, remote, Agents { running: agents, absent }, out).await,
     }
+}
+
+/// Says of nodes what keeps them from being asked.
+fn not_running(absent: &[AbsentAgent]) -> CliError {
+    CliError::NotRunning(absent.iter().map(|one| format!("{}: {}", one.place(), one.problem())).collect())
 }
 
 /// What is run in the pod.
@@ -189,17 +198,27 @@ struct Outcome {
     code: u8,
 }
 
-/// Asks all agents, a few at a time, and shows their answers by node. The exit code is the highest.
+/// The outcomes, by node.
+type Outcomes = std::collections::BTreeMap<String, Outcome>;
+
+/// Asks all agents, a few at a time, and shows their answers by node; of those that do not run, that. The exit code is the
+/// highest.
 async fn everywhere(
     split: &Split,
     remote: Remote,
-    agents: Vec<AgentPod>,
+    agents: Agents,
     out: &mut impl Write,
 ) -> Result<u8, CliError> {
     let remote = std::sync::Arc::new(remote);
-    let mut waiting = agents.into_iter();
+    let not_asked = |absent: &AbsentAgent| Outcome {
+        out: Vec::new(),
+        err: absent.problem(),
+        code: super::Exit::NoAgent.code(),
+    };
+    let mut outcomes: Outcomes =
+        agents.absent.iter().map(|absent| (absent.place(), not_asked(absent))).collect();
+    let mut waiting = agents.running.into_iter();
     let mut running = JoinSet::new();
-    let mut outcomes: std::collections::BTreeMap<String, Outcome> = Default::default();
     let command = command(split);
     loop {
         while running.len() < AT_ONCE
@@ -223,6 +242,7 @@ async fn everywhere(
             Some(Err(error)) => return Err(CliError::Usage(error.to_string())),
         }
     }
+    forget_where_it_is_not(&mut outcomes);
     let code = outcomes.values().map(|outcome| outcome.code).max().unwrap_or_default();
     out.write_all(shown(split.arguments.output, &outcomes)?.as_bytes())?;
     for (node, outcome) in outcomes.iter().filter(|(_, outcome)| !outcome.err.is_empty()) {
@@ -232,8 +252,21 @@ async fn everywhere(
     Ok(code)
 }
 
+/// What the command line names is on some nodes: that it is not on the others is an error only if no node that answered has it.
+fn forget_where_it_is_not(outcomes: &mut Outcomes) {
+    let is_absent = |outcome: &Outcome| outcome.code == super::Exit::NotFound.code();
+    let mut answered = outcomes.values().filter(|outcome| outcome.code != super::Exit::NoAgent.code());
+    if answered.all(is_absent) {
+        return;
+    }
+    for outcome in outcomes.values_mut().filter(|outcome| is_absent(outcome)) {
+        outcome.err.clear();
+        outcome.code = 0;
+    }
+}
+
 /// The answers of all nodes: for people under their names, for programs as one object.
-fn shown(format: Format, outcomes: &std::collections::BTreeMap<String, Outcome>) -> Result<String, CliError> {
+fn shown(format: Format, outcomes: &Outcomes) -> Result<String, CliError> {
     if format.is_data() {
         let mut nodes = Map::new();
         for (node, outcome) in outcomes {
@@ -396,6 +429,25 @@ mod tests {
         for text in ["nonsense", "attachments --nope", "stats --pod", "attachments --node", "--context"] {
             assert!(split(words(text)).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn that_something_is_nowhere_is_an_error_and_that_it_is_not_everywhere_is_none() {
+        let kept = |codes: &[u8]| {
+            let outcome = |code: u8| Outcome { out: Vec::new(), err: format!("said {code}"), code };
+            let named = codes.iter().enumerate().map(|(node, code)| (format!("n{node}"), outcome(*code)));
+            let mut outcomes: Outcomes = named.collect();
+            forget_where_it_is_not(&mut outcomes);
+            outcomes.into_values().map(|outcome| (outcome.code, outcome.err)).collect::<Vec<_>>()
+        };
+        let told = |code: u8| (code, format!("said {code}"));
+        let silent = || (0, String::new());
+        assert_eq!(kept(&[3, 3]), [told(3), told(3)]);
+        // Whether a node that cannot be asked has it, nobody knows.
+        assert_eq!(kept(&[3, 4]), [told(3), told(4)]);
+        assert_eq!(kept(&[3, 0, 3]), [silent(), told(0), silent()]);
+        assert_eq!(kept(&[3, 1, 0]), [silent(), told(1), told(0)]);
+        assert_eq!(kept(&[3, 0, 4]), [silent(), told(0), told(4)]);
     }
 
     #[test]

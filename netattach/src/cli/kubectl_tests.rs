@@ -25,6 +25,8 @@ const AGENTS: &str = "kube-system";
 /// Nodes where every command fails, and where none may be run.
 const BROKEN: &str = "broken";
 const REFUSED: &str = "refused";
+/// A node whose agent's pod does not run.
+const PENDING: &str = "pending";
 
 fn server(nodes: &'static [&'static str]) -> Server {
     let dir = tempfile::tempdir().unwrap();
@@ -78,8 +80,9 @@ fn serve(mut stream: TcpStream, nodes: &[&str], noted: &Mutex<Vec<(String, Strin
 
 fn answer(target: &str, nodes: &[&str]) -> Value {
     let pod = |namespace: &str, name: &str, node: &str| {
+        let phase = if node == PENDING { "Pending" } else { "Running" };
         json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"namespace": namespace, "name": name},
-               "spec": {"nodeName": node, "containers": []}, "status": {"phase": "Running"}})
+               "spec": {"nodeName": node, "containers": []}, "status": {"phase": phase}})
     };
     if target.starts_with("/api/v1/namespaces/shop/pods/cart") {
         return pod("shop", "cart", "n2");
@@ -124,13 +127,16 @@ fn execute(stream: TcpStream, target: &str, noted: &Mutex<Vec<(String, String)>>
     };
     let status = match () {
         () if words.contains(&"shop/nope".to_owned()) => ended_with("3"),
+        () if words.contains(&"shop/of-n2".to_owned()) && node != "n2" => ended_with("3"),
         () if node == BROKEN => ended_with("1"),
         () if node == REFUSED => {
             json!({"status": "Failure", "reason": "Forbidden", "message": "not allowed"})
         }
         () => json!({"status": "Success"}),
     };
-    let out = if words.contains(&"shop/hostile".to_owned()) {
+    let out = if words.contains(&"shop/of-n2".to_owned()) && node != "n2" {
+        String::new()
+    } else if words.contains(&"shop/hostile".to_owned()) {
         "\u{1b}[2Jä\u{9b}\n".to_owned()
     } else if words.contains(&"json".to_owned()) {
         format!("[{{\"of\":\"{node}\"}}]\n")
@@ -206,6 +212,31 @@ fn a_node_that_is_not_named_or_not_there_is_refused_with_those_there_are() {
         (Exit::Usage, "this command asks one node: name it by --node".to_owned())
     );
     assert!(server.commands.lock().unwrap().is_empty());
+}
+
+#[test]
+fn a_node_whose_agent_does_not_run_is_told_of_and_counts_as_one_that_cannot_be_asked() {
+    let some = server(&["n1", PENDING]);
+    assert_eq!(run_words(&some, "status -A"), (Ok(4), "NODE n1\nof n1\n\n".to_owned()));
+    assert_eq!(run_words(&some, "attachments -A -o name"), (Ok(4), "of n1\n".to_owned()));
+    let why = "no agent can be asked: pending: its agent's pod kube-system/agent-pending is Pending";
+    let refused = (Exit::NoAgent, why.to_owned());
+    assert_eq!(run_words(&some, "status --node pending").0.unwrap_err(), refused);
+    // Which of two nodes is meant is not clear because one of them cannot be asked.
+    let ambiguous = "name the node by --node, or ask every node by -A; agents run on n1".to_owned();
+    assert_eq!(run_words(&some, "status").0.unwrap_err(), (Exit::Usage, ambiguous));
+
+    let none = server(&[PENDING]);
+    assert_eq!(run_words(&none, "status").0.unwrap_err(), refused);
+    assert_eq!(run_words(&none, "status -A"), (Ok(4), String::new()));
+}
+
+#[test]
+fn nodes_without_what_is_asked_for_are_silent_if_another_has_it() {
+    let server = server(&["n1", "n2"]);
+    let of = |pod: &str| run_words(&server, &format!("attachments -A --pod {pod}"));
+    assert_eq!(of("shop/of-n2"), (Ok(0), "NODE n2\nof n2\n\n".to_owned()));
+    assert_eq!(of("shop/nope").0, Ok(3));
 }
 
 /// Whoever runs pods with the labels of agents in another namespace is not asked, and what he would answer not believed.

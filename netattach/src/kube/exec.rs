@@ -9,7 +9,7 @@ use ::kube::client::ClientBuilder;
 use ::kube::config::{Config, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use ::kube::{Api, Client};
 use http::Request;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Status;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncReadExt};
@@ -54,6 +54,38 @@ pub struct AgentPod {
     pub pod: ObjectName,
     /// Whether all its containers are ready.
     pub is_ready: bool,
+}
+
+/// The pods of agents in a namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Agents {
+    /// Those that can be asked, one of each node, by node.
+    pub running: Vec<AgentPod>,
+    /// One of each node that has none of those, by node.
+    pub absent: Vec<AbsentAgent>,
+}
+
+/// The pod of an agent that does not run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AbsentAgent {
+    /// The node that it is on, or is for; `None`: neither is known.
+    pub node: Option<String>,
+    /// Its name.
+    pub pod: ObjectName,
+    /// What it is instead, such as "is Pending (Init: CrashLoopBackOff)".
+    pub state: String,
+}
+
+impl AbsentAgent {
+    /// The node, or the pod where that is not known.
+    pub fn place(&self) -> String {
+        self.node.clone().unwrap_or_else(|| format!("pod {}", self.pod))
+    }
+
+    /// Why the node cannot be asked.
+    pub fn problem(&self) -> String {
+        format!("its agent's pod {} {}", self.pod, self.state)
+    }
 }
 
 /// A command could not be run.
@@ -144,17 +176,17 @@ impl Remote {
         Ok(Self { client })
     }
 
-    /// The pods of agents that have these labels in a namespace, one of each node, by node. Pods of other namespaces may have the
-    /// labels as well: whoever makes them would be asked in the agents' place.
+    /// The pods of agents that have these labels in a namespace. Pods of other namespaces may have the labels as well: whoever
+    /// makes them would be asked in the agents' place.
     ///
     /// # Errors
     /// [`RemoteError::Server`], [`RemoteError::Late`].
-    pub async fn agents(&self, namespace: &str, labels: &str) -> Result<Vec<AgentPod>, RemoteError> {
+    pub async fn agents(&self, namespace: &str, labels: &str) -> Result<Agents, RemoteError> {
         let parameters = ListParams::default().labels(labels).limit(MOST_AGENTS);
         let doing = || format!("list the agents' pods in namespace {namespace} (labels {labels})");
         let pods = Api::<Pod>::namespaced(self.client.clone(), namespace);
         let pods = within(LIST, doing, pods.list(&parameters)).await?;
-        Ok(one_of_each_node(pods.items.into_iter().filter_map(agent).collect()))
+        Ok(agents(pods.items))
     }
 
     /// The node of a pod; `None` if it has none yet.
@@ -244,16 +276,87 @@ async fn within<T>(
     }
 }
 
+/// A node with a pod that does not run and one that does is one that can be asked, as while one replaces the other.
+fn agents(pods: Vec<Pod>) -> Agents {
+    let running = one_of_each_node(pods.iter().filter_map(agent).collect());
+    let can_be_asked =
+        |absent: &AbsentAgent| running.iter().any(|agent| Some(&agent.node) == absent.node.as_ref());
+    let mut absent: Vec<AbsentAgent> =
+        pods.iter().filter(|pod| agent(pod).is_none()).filter_map(absent_agent).collect();
+    absent.retain(|absent| !can_be_asked(absent));
+    absent.sort_by_key(|absent| (absent.node.clone(), absent.pod.clone()));
+    absent.dedup_by(|later, first| later.node.is_some() && later.node == first.node);
+    Agents { running, absent }
+}
+
+fn name(pod: &Pod) -> Option<ObjectName> {
+    Some(ObjectName::new(pod.metadata.namespace.clone()?, pod.metadata.name.clone()?))
+}
+
+fn node_name(pod: &Pod) -> Option<String> {
+    pod.spec.as_ref()?.node_name.clone().filter(|name| !name.is_empty())
+}
+
 /// A pod that runs on a node.
-fn agent(pod: Pod) -> Option<AgentPod> {
-    let node = pod.spec.as_ref()?.node_name.clone().filter(|name| !name.is_empty())?;
-    let name = ObjectName::new(pod.metadata.namespace?, pod.metadata.name?);
-    let status = pod.status.unwrap_or_default();
+fn agent(pod: &Pod) -> Option<AgentPod> {
+    let (node, name) = (node_name(pod)?, name(pod)?);
+    let status = pod.status.as_ref()?;
     if status.phase.as_deref() != Some("Running") || pod.metadata.deletion_timestamp.is_some() {
         return None;
     }
-    let containers = status.container_statuses.unwrap_or_default();
-    Some(AgentPod { node, pod: name, is_ready: containers.iter().all(|container| container.ready) })
+    let mut containers = status.container_statuses.iter().flatten();
+    Some(AgentPod { node, pod: name, is_ready: containers.all(|container| container.ready) })
+}
+
+/// A pod that does not run.
+fn absent_agent(pod: &Pod) -> Option<AbsentAgent> {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or("Unknown");
+    let state = match (&pod.metadata.deletion_timestamp, waits_for(pod)) {
+        (Some(_), _) => "is being ended".to_owned(),
+        (None, Some(reason)) => format!("is {phase} ({reason})"),
+        (None, None) => format!("is {phase}"),
+    };
+    Some(AbsentAgent { node: node_name(pod).or_else(|| meant_for(pod)), pod: name(pod)?, state })
+}
+
+/// Why a pod does not run, in the words of the kubelet or the scheduler.
+fn waits_for(pod: &Pod) -> Option<String> {
+    let status = pod.status.as_ref()?;
+    let of =
+        |containers: Option<&Vec<ContainerStatus>>| containers.into_iter().flatten().find_map(stopped_by);
+    let first = of(status.init_container_statuses.as_ref()).map(|reason| format!("Init: {reason}"));
+    let unplaced = || {
+        let mut conditions = status.conditions.iter().flatten();
+        let placed = conditions.find(|it| it.type_ == "PodScheduled" && it.status == "False")?;
+        placed.reason.clone()
+    };
+    first
+        .or_else(|| of(status.container_statuses.as_ref()))
+        .or_else(|| status.reason.clone())
+        .or_else(unplaced)
+}
+
+/// Why a container does not run; not that it waits for those before it.
+fn stopped_by(container: &ContainerStatus) -> Option<String> {
+    let state = container.state.as_ref()?;
+    let waiting = state.waiting.as_ref().and_then(|waiting| waiting.reason.clone());
+    let failed = || {
+        let ended = state.terminated.as_ref().filter(|ended| ended.exit_code != 0)?;
+        ended.reason.clone()
+    };
+    waiting
+        .filter(|reason| !["PodInitializing", "ContainerCreating"].contains(&reason.as_str()))
+        .or_else(failed)
+}
+
+/// The node that the controller of a DaemonSet means a pod for that is on none yet.
+fn meant_for(pod: &Pod) -> Option<String> {
+    let affinity = pod.spec.as_ref()?.affinity.as_ref()?.node_affinity.as_ref()?;
+    let required = affinity.required_during_scheduling_ignored_during_execution.as_ref()?;
+    let mut fields =
+        required.node_selector_terms.iter().filter_map(|term| term.match_fields.as_ref()).flatten();
+    let named = fields.find(|field| field.key == "metadata.name" && field.operator == "In")?;
+    named.values.as_ref()?.first().cloned()
 }
 
 /// Of two pods of a node, as while one replaces the other, the one that is ready.
@@ -300,7 +403,7 @@ mod tests {
     fn an_agent_is_a_pod_that_runs_on_a_node() {
         let of = |phase: &str, node: &str, ready: bool| {
             agent(
-                serde_json::from_value(json!({
+                &serde_json::from_value(json!({
                     "metadata": {"namespace": "kube-system", "name": "na-1"},
                     "spec": {"nodeName": node, "containers": []},
                     "status": {"phase": phase, "containerStatuses": [
@@ -316,6 +419,79 @@ mod tests {
         assert_eq!(of("Running", "n1", false), Some(found(false)));
         assert_eq!(of("Pending", "n1", false), None);
         assert_eq!(of("Running", "", true), None);
+    }
+
+    #[test]
+    fn a_node_without_an_agent_that_runs_is_known_with_what_its_pod_waits_for() {
+        let pod = |name: &str, node: &str, status: Value| {
+            json!({
+                "metadata": {"namespace": "kube-system", "name": name},
+                "spec": {"nodeName": node, "containers": []}, "status": status,
+            })
+        };
+        let container = |state: Value| json!([{"name": "a", "ready": false, "image": "", "imageID": "", "restartCount": 3, "state": state}]);
+        let waiting = |reason: &str| container(json!({"waiting": {"reason": reason}}));
+        let mut ending = pod("na-2", "n2", json!({"phase": "Running"}));
+        ending["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        let mut unplaced = pod(
+            "na-5",
+            "",
+            json!({"phase": "Pending", "conditions": [
+                {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+            ]}),
+        );
+        let field = json!({"key": "metadata.name", "operator": "In", "values": ["n5"]});
+        unplaced["spec"]["affinity"] = json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {
+            "nodeSelectorTerms": [{"matchFields": [field]}]
+        }}});
+        let pods = [
+            unplaced,
+            pod("na-1", "n1", json!({"phase": "Running"})),
+            // The next agent of a node beside the one that serves.
+            pod("na-1-next", "n1", json!({"phase": "Pending"})),
+            ending,
+            pod(
+                "na-3",
+                "n3",
+                json!({
+                    "phase": "Pending", "initContainerStatuses": waiting("CrashLoopBackOff"),
+                    "containerStatuses": waiting("PodInitializing"),
+                }),
+            ),
+            pod("na-4", "n4", json!({"phase": "Pending", "containerStatuses": waiting("ImagePullBackOff")})),
+            pod("na-6", "n6", json!({"phase": "Failed", "reason": "Evicted"})),
+            pod("na-7", "n7", json!({"phase": "Pending", "containerStatuses": waiting("ContainerCreating")})),
+            pod(
+                "na-8",
+                "n8",
+                json!({
+                    "phase": "Pending",
+                    "initContainerStatuses": container(json!({"terminated": {"exitCode": 1, "reason": "Error"}})),
+                }),
+            ),
+            pod("na-9", "", json!({"phase": "Pending"})),
+        ];
+        let pods = pods.into_iter().map(|pod| serde_json::from_value(pod).unwrap()).collect();
+        let Agents { running, absent } = agents(pods);
+        assert_eq!(running.iter().map(|agent| agent.node.as_str()).collect::<Vec<_>>(), ["n1"]);
+        let said: Vec<String> =
+            absent.iter().map(|absent| format!("{}: {}", absent.place(), absent.problem())).collect();
+        let of = |number: u32, state: &str| {
+            format!("n{number}: its agent's pod kube-system/na-{number} is {state}")
+        };
+        assert_eq!(
+            said,
+            [
+                "pod kube-system/na-9: its agent's pod kube-system/na-9 is Pending".to_owned(),
+                of(2, "being ended"),
+                of(3, "Pending (Init: CrashLoopBackOff)"),
+                of(4, "Pending (ImagePullBackOff)"),
+                of(5, "Pending (Unschedulable)"),
+                of(6, "Failed (Evicted)"),
+                of(7, "Pending"),
+                of(8, "Pending (Init: Error)"),
+            ]
+        );
     }
 
     #[test]

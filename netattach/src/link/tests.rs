@@ -99,3 +99,14 @@ fn macvlan() -> spec::Macvlan {
 fn configure(style: Style, default_route: bool) -> Step {
     Step::Configure(Configure { style, default_route, ..Configure::default() })
 }
+
+/// Who believes that none takes a device writes one into the definition, for all its pods.
+#[test]
+fn the_pages_name_the_built_in_plugins_that_take_a_device() {
+    let taking = DRIVERS.iter().filter(|driver| driver.takes_device());
+    let names: Vec<String> = taking.map(|driver| format!("`{}`", driver.kind())).collect();
+    let said = format!("Of the built-in plugins {} take one, and no other does", names.join(" and "));
+    for page in [include_str!("../../../docs/configuration.md"), include_str!("../../../docs/limits.md")] {
+        assert!(page.split_whitespace().collect::<Vec<_>>().join(" ").contains(&said), "{said}");
+    }
+}

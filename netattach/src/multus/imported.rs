@@ -23,6 +23,8 @@ pub enum Fate {
         /// A remark about the setting; may be empty.
         note: &'static str,
     },
+    /// Something else than a setting of the file is equivalent: the text says what.
+    Else(&'static str),
     /// No setting is needed; no function is lost.
     NotNeeded(&'static str),
     /// A function is lost; the text says how to proceed.

@@ -187,9 +187,15 @@ fn fate_of_daemon(key: &str, value: &Value) -> Fate {
         "socketDir" | "daemonSocketDir" => NotNeeded(
             "the agent's socket is in runDir; callers of /delegate use netattachctl attach and detach",
         ),
-        "chrootDir" => NotNeeded("plugins run in the node's own root directory"),
+        "chrootDir" => unless_set(Fate::Else(
+            "in a cluster deploy/components/executed-plugins (helm: executedPlugins.enabled), which has plugins started in the \
+             node's root directory as Multus does; nothing on a node itself",
+        )),
         "connectionLimit" => NotNeeded("at most 256 connections are served at a time"),
-        "metricsPort" => unless_set(NoEquivalent("netattachctl stats -o json has the counters")),
+        "metricsPort" => unless_set(Fate::Else(
+            "metrics.listen, as in deploy/with-metrics (helm: metrics.enabled): at port 10475, which the probes ask, and under names \
+             of netattach's own (docs/metrics.md)",
+        )),
         "enablePprof" => unless_set(NoEquivalent("leave it out: there is no profile to ask for")),
         "perNodeCertificate" => {
             unless_set(NotNeeded("the agent's token is of its pod, and its writes are bound to its node"))
@@ -270,7 +276,7 @@ mod tests {
         .unwrap();
         configuration
             .overlay(
-                json!({"chrootDir": "/hostroot", "cniVersion": "0.3.1", "logLevel": "verbose", "logToStderr": true,
+                json!({"chrootDir": "/hostroot", "metricsPort": 9091, "cniVersion": "0.3.1", "logLevel": "verbose", "logToStderr": true,
                     "cniConfigDir": "/host/etc/cni/net.d", "multusAutoconfigDir": "/host/etc/cni/net.d",
                     "multusConfigFile": "auto", "socketDir": "/host/run/multus/"})
                 .to_string()
@@ -282,6 +288,15 @@ mod tests {
         assert_eq!(imported.settings["kubernetes"], json!({"enabled": true}));
         assert_eq!(imported.settings["cniConf"], json!({"dir": "/etc/cni/net.d"}));
         assert_eq!(imported.settings["defaultNetwork"], json!("/etc/cni/net.d/10-flannel.conflist"));
+        // The settings are for a node and for a cluster, where the component adds its own.
+        assert_eq!((imported.settings.get("delegation"), imported.settings.get("metrics")), (None, None));
+        let said = |key: &str| imported.rows.iter().find(|row| row.key == key).map(|row| row.fate.clone());
+        let chroot = "in a cluster deploy/components/executed-plugins (helm: executedPlugins.enabled), which has plugins started in \
+                      the node's root directory as Multus does; nothing on a node itself";
+        assert_eq!(said("chrootDir"), Some(Fate::Else(chroot)));
+        let metrics = "metrics.listen, as in deploy/with-metrics (helm: metrics.enabled): at port 10475, which the probes ask, and \
+                       under names of netattach's own (docs/metrics.md)";
+        assert_eq!(said("metricsPort"), Some(Fate::Else(metrics)));
 
         let alone = import(&configuration, Wanted { source: Some("/m"), directory: None });
         assert_eq!((alone.settings.get("kubernetes"), &alone.settings["source"]), (None, &json!("/m")));

@@ -227,8 +227,14 @@ const FIRST: [&str; 9] = [
     "tolerations",
 ];
 /// And those that later charts have added.
-const LATER: [&str; 5] =
-    ["executedPlugins", "kubernetesBefore122", "kubernetesBefore130", "modprobeConfiguration", "uninstall"];
+const LATER: [&str; 6] = [
+    "executedPlugins",
+    "imagePullSecrets",
+    "kubernetesBefore122",
+    "kubernetesBefore130",
+    "modprobeConfiguration",
+    "uninstall",
+];
 
 /// `helm upgrade --reuse-values` takes the `values.yaml` of the chart of before in place of the new one's, with what is set
 /// by the operator: a key that came later is in neither.
@@ -357,6 +363,11 @@ fn values_that_contradict_one_another_are_refused_with_the_remedy() {
              executedPlugins.enabled alone",
         ),
         (
+            "{executedPlugins: {enabled: true}, settings: {delegation: {root: /}}}",
+            "settings.delegation.root contradicts executedPlugins.enabled, which mounts the node's root directory and sets it: set \
+             executedPlugins.enabled alone",
+        ),
+        (
             "settings: {stateDir: /data/netattach}",
             "settings.stateDir: /data/netattach is in no volume of the agent's pod: set a directory in /var/lib/netattach, or \
              remove it",
@@ -377,6 +388,10 @@ fn values_that_contradict_one_another_are_refused_with_the_remedy() {
         (
             "settings: {cniConf: {dir: /opt/cni/net.d}}",
             "settings.cniConf.dir: /opt/cni/net.d is in no volume of the agent's pod: set a directory in /etc/cni, or remove it",
+        ),
+        (
+            "{defaultNetwork: builtin, settings: {builtin: {dataDir: /data/pools}}}",
+            "settings.builtin.dataDir: /data/pools is in no volume of the agent's pod: set a directory in /var/lib/cni, or remove it",
         ),
         (
             "settings: {delegation: {cacheDir: /data}}",
@@ -409,10 +424,56 @@ fn values_that_contradict_one_another_are_refused_with_the_remedy() {
     }
     for served in [
         "settings: {stateDir: /var/lib/netattach/a, runDir: /run/netattach, bpffs: /sys/fs/bpf/a, cniConf: {dir: /etc/cni/a}}",
+        "settings: {delegation: {root: /}}",
+        "settings: {builtin: {dataDir: /var/lib/cni/pools}}",
         "{executedPlugins: {enabled: true}, settings: {cniBinDirs: [/usr/libexec/cni], deviceInfoDir: /var/run/k8s.cni.cncf.io/a}}",
     ] {
         std::fs::write(&file, served).unwrap();
         objects(&render(&renderer, &[file.to_str().unwrap()]));
+    }
+}
+
+/// By 127.0.0.1, which the probes ask, an agent is reached that listens on all addresses of both families.
+#[test]
+fn metrics_are_served_on_the_addresses_that_are_set_if_the_probes_reach_them() {
+    let Some(renderer) =
+        renderer("metrics_are_served_on_the_addresses_that_are_set_if_the_probes_reach_them")
+    else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("values.yaml");
+    let listens = |enabled: bool, listen: Option<&str>| {
+        let metrics = listen.map(|listen| json!({"metrics": {"listen": listen}}));
+        let set = json!({"metrics": {"enabled": enabled}, "settings": metrics.unwrap_or(json!({}))});
+        std::fs::write(&file, set.to_string()).unwrap();
+        let made = objects(&render(&renderer, &[file.to_str().unwrap()]));
+        let map = &made[&("ConfigMap".to_owned(), "netattach".to_owned())];
+        map["data"]["config.yaml"]["metrics"]["listen"].as_str().map(str::to_owned)
+    };
+    let both = Some("[::]:10475".to_owned());
+    assert_eq!(listens(false, None), None);
+    assert_eq!(listens(true, None), Some("0.0.0.0:10475".to_owned()));
+    assert_eq!(listens(true, Some("[::]:10475")), both);
+    assert_eq!(listens(false, Some("[::]:10475")), both);
+}
+
+/// A registry that asks for a password is asked for the agents and for the Jobs that take them off.
+#[test]
+fn every_pod_of_the_chart_has_the_secrets_of_the_registry() {
+    let Some(renderer) = renderer("every_pod_of_the_chart_has_the_secrets_of_the_registry") else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("values.yaml");
+    std::fs::write(&file, "imagePullSecrets: [{name: registry}]").unwrap();
+    let mine = file.to_str().unwrap();
+    for (values, kind, number) in
+        [(&[mine][..], "DaemonSet", 1), (&["deploy/helm/ci/uninstall.yaml", mine][..], "Job", 2)]
+    {
+        let made = objects(&render(&renderer, values));
+        let pods = made.iter().filter(|((of, _), _)| of == kind);
+        let secrets: Vec<&Value> =
+            pods.map(|(_, object)| &object["spec"]["template"]["spec"]["imagePullSecrets"]).collect();
+        assert_eq!(secrets, vec![&json!([{"name": "registry"}]); number], "{kind}");
     }
 }
 
@@ -518,7 +579,7 @@ fn the_schema_takes_the_values_of_the_chart_and_of_each_file_of_ci() {
 
 /// Values that are of the wrong kind, empty, or not known, and the key that the refusal names: at least one for each key of the
 /// schema.
-const WRONG: [(&str, &str); 28] = [
+const WRONG: [(&str, &str); 30] = [
     ("privileged: true", "/privileged"),
     ("global: []", "/global"),
     ("image: localhost/netattach:0.1.0", "/image"),
@@ -526,6 +587,8 @@ const WRONG: [(&str, &str); 28] = [
     ("image: {repository: ''}", "/image/repository"),
     ("image: {tag: 0.2}", "/image/tag"),
     ("image: {digest: 'sha256:0'}", "/image/digest"),
+    ("imagePullSecrets: registry", "/imagePullSecrets"),
+    ("imagePullSecrets: [registry]", "/imagePullSecrets/0"),
     ("defaultNetwork: {file: /a}", "/defaultNetwork"),
     ("defaultNetwork: ''", "/defaultNetwork"),
     ("metrics: true", "/metrics"),

@@ -126,6 +126,21 @@ fn every_directory_has_what_an_agent_needs() {
     }
 }
 
+/// An answer takes up to 5 s, and a probe that waits less ends an agent that is only busy.
+#[test]
+fn probes_wait_as_long_as_the_page_on_them_says() {
+    let Some(kubectl) = kubectl("probes_wait_as_long_as_the_page_on_them_says") else { return };
+    let page = include_str!("../../../docs/metrics.md");
+    for directory in DIRECTORIES {
+        let objects = rendered(&kubectl, directory);
+        let agent = &of_kind(&objects, "DaemonSet")["spec"]["template"]["spec"]["containers"][0];
+        for probe in ["startupProbe", "livenessProbe", "readinessProbe"] {
+            let said = format!("Give a probe {} s", agent[probe]["timeoutSeconds"]);
+            assert!(page.contains(&said), "{directory} {probe}: {said}");
+        }
+    }
+}
+
 /// No more than is said in docs/install.md. That both capabilities are needed and enough is proved by
 /// `lifecycle::capabilities`.
 #[test]
@@ -172,6 +187,38 @@ fn the_agent_is_given_two_capabilities_and_a_read_only_image() {
     let of_node = of_node.map(|mount| json!([mount["mountPath"], mount["mountPropagation"]]));
     let expected = ["/sys/fs/bpf", "/run/netns"].map(|path| json!([path, "HostToContainer"]));
     assert_eq!(of_node.collect::<Vec<_>>(), expected);
+}
+
+/// The usual type of SELinux for containers may not write to directories of the node; what is privileged has another anyway.
+#[test]
+fn whatever_writes_to_the_node_has_a_type_of_selinux_that_may() {
+    let Some(kubectl) = kubectl("whatever_writes_to_the_node_has_a_type_of_selinux_that_may") else { return };
+    let jobs = JOBS.map(|(file, ..)| job(file, "worker-1"));
+    let sets = DIRECTORIES.map(|directory| of_kind(&rendered(&kubectl, directory), "DaemonSet").clone());
+    for object in jobs.iter().chain(&sets) {
+        let pod = &object["spec"]["template"]["spec"];
+        let volumes = pod["volumes"].as_array().unwrap().iter();
+        let of_node: BTreeSet<&str> = volumes
+            .filter(|volume| volume["hostPath"].is_object())
+            .map(|volume| volume["name"].as_str().unwrap())
+            .collect();
+        let containers = ["initContainers", "containers"].map(|kind| pod[kind].as_array());
+        for container in containers.into_iter().flatten().flatten() {
+            let mut mounts = container["volumeMounts"].as_array().unwrap().iter();
+            let writes = mounts
+                .any(|mount| mount["readOnly"] != true && of_node.contains(mount["name"].as_str().unwrap()));
+            let context = &container["securityContext"];
+            let may = context["privileged"] == true || context["seLinuxOptions"]["type"] == "spc_t";
+            assert!(!writes || may, "{} {}", title_or_generated(object), container["name"]);
+        }
+    }
+}
+
+/// Kind and name, of a Job the beginning of its name.
+fn title_or_generated(object: &Value) -> String {
+    let metadata = &object["metadata"];
+    let name = metadata["name"].as_str().or(metadata["generateName"].as_str()).unwrap();
+    format!("{} {name}", object["kind"].as_str().unwrap())
 }
 
 /// Read-only, and without a type: a kubelet would look for it where the kubelet is, and one in a container does not have
@@ -274,6 +321,14 @@ fn filled(file: &str, text: &str, node: &str) -> Value {
     assert!(words.iter().all(|word| text.contains(word)), "{file}");
     let filled = text.replace("NODE", node).replace("IMAGE", &image).replace("CONFIG", "netattach-abc");
     serde_norway::from_str(&filled).unwrap()
+}
+
+/// On a full node the kubelet ends other pods for what is critical: not for a look that changes nothing.
+#[test]
+fn a_job_that_only_looks_ends_no_pod_of_others() {
+    let priority = |file| job(file, "worker-1")["spec"]["template"]["spec"]["priorityClassName"].clone();
+    let found = JOBS.map(|(file, ..)| priority(file));
+    assert_eq!(found, [json!("system-node-critical"), Value::Null]);
 }
 
 /// The directories of the node that a pod sees.

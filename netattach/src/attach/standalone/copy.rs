@@ -76,7 +76,10 @@ pub enum CopyError {
     #[error("{0} is a directory")]
     Directory(PathBuf),
     /// The copy cannot be written or put into place.
-    #[error("write {path}: the directory has to be writable, with room for the executables twice")]
+    #[error(
+        "write {path}: the directory has to be writable, with room for the executables twice{}",
+        durable::not_allowed(source)
+    )]
     Write {
         /// Where it was to be.
         path: PathBuf,

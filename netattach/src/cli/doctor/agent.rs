@@ -1,7 +1,9 @@
 //! Whether the agent answers, what it lacks, what it has trouble with; with which settings it runs.
 
 use std::ffi::OsString;
+use std::io;
 use std::os::unix::ffi::OsStringExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use clap::Parser;
@@ -18,29 +20,72 @@ const MOST_PROBLEMS: usize = 50;
 /// The settings of the file, else of the agent that runs on this node, else the built-in ones; and a check that says
 /// which.
 pub(super) fn settings(config: Option<&Path>) -> (Settings, Option<Check>) {
-    const NAME: &str = "settings";
-    let read = |arguments: Arguments, of: String| match Settings::read(arguments) {
+    if let Some(path) = config {
+        let arguments = Arguments { config: Some(path.to_owned()), ..Arguments::default() };
+        return read(arguments, &path.display().to_string(), "");
+    }
+    match running() {
+        Some((pid, arguments)) => of_process(pid, arguments),
+        None => built_in("as no netattachd runs here"),
+    }
+}
+
+const SETTINGS: &str = "settings";
+
+fn read(arguments: Arguments, of: &str, note: &str) -> (Settings, Option<Check>) {
+    match Settings::read(arguments) {
         Ok(settings) => {
-            let detail = format!("{of}: {}", shown(&settings));
-            (settings, Some(Check::ok(NAME, detail)))
+            let detail = format!("{of}: {}{note}", shown(&settings));
+            (settings, Some(Check::ok(SETTINGS, detail)))
         }
         Err(error) => {
             let remedy = "correct the settings: the agent does not start with them; the rest was looked at with the defaults";
-            (Settings::default(), Some(Check::failed(NAME, format!("{of}: {}", Chain(&error)), remedy)))
+            let check = Check::failed(SETTINGS, format!("{of}: {}", Chain(&error)), remedy);
+            (Settings::default(), Some(check))
         }
+    }
+}
+
+fn built_in(why: &str) -> (Settings, Option<Check>) {
+    let settings = Settings::default();
+    let detail = format!("the built-in ones ({}), {why}", shown(&settings));
+    (settings, Some(Check::skipped(SETTINGS, detail)))
+}
+
+/// The settings of an agent that runs, as it sees its files.
+fn of_process(pid: u32, arguments: Arguments) -> (Settings, Option<Check>) {
+    let of = format!("of netattachd, process {pid}");
+    match as_it_sees(Path::new(&format!("/proc/{pid}")), arguments) {
+        Ok((arguments, false)) => read(arguments, &of, ""),
+        Ok((arguments, true)) => read(
+            arguments,
+            &of,
+            ", in mounts of its own: directories that are not the node's at the same paths are looked at in the agent's pod alone",
+        ),
+        Err(error) => built_in(&format!("as those {of} cannot be looked at in its own mounts: {error}")),
+    }
+}
+
+/// The command line of a process with its file as this process can open it, and whether that process has mounts of its own.
+fn as_it_sees(process: &Path, mut arguments: Arguments) -> io::Result<(Arguments, bool)> {
+    let mounts = |of: &Path| std::fs::metadata(of.join("ns/mnt")).map(|found| found.ino());
+    let apart = mounts(process)? != mounts(Path::new("/proc/self"))?;
+    if let Some(path) = arguments.config.take() {
+        let is_ours = path.is_absolute() && !apart;
+        arguments.config = Some(if is_ours { path } else { found_by(process, &path)? });
+    }
+    Ok((arguments, apart))
+}
+
+/// Where this process finds what another one has at a path.
+fn found_by(process: &Path, path: &Path) -> io::Result<PathBuf> {
+    let (directory, inside) = match path.strip_prefix("/") {
+        Ok(inside) => ("root", inside),
+        Err(_) => ("cwd", path),
     };
-    if let Some(path) = config {
-        let arguments = Arguments { config: Some(path.to_owned()), ..Arguments::default() };
-        return read(arguments, path.display().to_string());
-    }
-    match running() {
-        Some((pid, arguments)) => read(arguments, format!("of netattachd, process {pid}")),
-        None => {
-            let settings = Settings::default();
-            let detail = format!("the built-in ones ({}), as no netattachd runs here", shown(&settings));
-            (settings, Some(Check::skipped(NAME, detail)))
-        }
-    }
+    let directory = process.join(directory);
+    std::fs::metadata(&directory)?;
+    Ok(directory.join(inside))
 }
 
 /// The agent among the processes that this one sees, and its command line.
@@ -53,7 +98,7 @@ fn running() -> Option<(u32, Arguments)> {
         if executable.file_name()? != "netattachd" {
             return None;
         }
-        // Files on its command line are as it sees them.
+        // The files that it names are as it sees them.
         let arguments = Arguments::try_parse_from(words).ok()?;
         Some((pid, arguments))
     })
@@ -160,7 +205,63 @@ fn remedy_of(condition: &str) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use std::process::{Child, Command};
+
+    use super::super::State;
     use super::*;
+
+    /// A process that is there as long as this.
+    struct Process(Child);
+
+    impl Drop for Process {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+
+    #[test]
+    fn the_file_that_a_process_names_is_looked_for_where_that_process_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let text = format!("source: {0}\nstateDir: {0}/state\n", directory.path().display());
+        std::fs::write(directory.path().join("x.yaml"), text).unwrap();
+        let mut command = Command::new("sleep");
+        let process = Process(command.arg("600").current_dir(directory.path()).spawn().unwrap());
+        let of = |config: &str, pid: u32| {
+            of_process(pid, Arguments { config: Some(config.into()), ..Arguments::default() })
+        };
+        // As when another directory is where the doctor is called.
+        let (settings, check) = of("./x.yaml", process.0.id());
+        assert_eq!(settings.state_dir, directory.path().join("state"), "{check:?}");
+        assert_eq!(check.map(|check| check.state), Some(State::Ok));
+        let absolute = directory.path().join("x.yaml");
+        assert_eq!(of(absolute.to_str().unwrap(), process.0.id()).0.state_dir, settings.state_dir);
+        // None has the number: what cannot be looked at is no failure of the agent's settings.
+        let (settings, check) = of("./x.yaml", u32::MAX);
+        assert_eq!((settings, check.map(|check| check.state)), (Settings::default(), Some(State::Skipped)));
+    }
+
+    #[test]
+    fn the_file_of_a_process_with_mounts_of_its_own_is_in_its_root_directory() {
+        let directory = tempfile::tempdir().unwrap();
+        let process = directory.path().join("700");
+        for name in ["ns", "root", "cwd"] {
+            std::fs::create_dir_all(process.join(name)).unwrap();
+        }
+        // Any other file is another namespace.
+        std::fs::write(process.join("ns/mnt"), "").unwrap();
+        let seen = |config: &str| {
+            let arguments = Arguments { config: Some(config.into()), ..Arguments::default() };
+            let (arguments, apart) = as_it_sees(&process, arguments).unwrap();
+            (arguments.config.unwrap(), apart)
+        };
+        let inside = process.join("root/etc/netattach/config.yaml");
+        assert_eq!(seen("/etc/netattach/config.yaml"), (inside, true));
+        assert_eq!(seen("x.yaml"), (process.join("cwd/x.yaml"), true));
+        std::fs::remove_dir(process.join("root")).unwrap();
+        let arguments = Arguments { config: Some("/etc/x.yaml".into()), ..Arguments::default() };
+        assert_eq!(as_it_sees(&process, arguments).unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
 
     #[test]
     fn a_flow_table_is_told_of_from_nine_tenths_on() {

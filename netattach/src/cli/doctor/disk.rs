@@ -1,15 +1,24 @@
-//! Whether what the agent writes can be written: its directories are on file systems that take files.
+//! Whether what the agent writes can be written: its directories are on file systems that take files, and let this process write.
 
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{StatVfs, StatVfsMountFlags, statvfs};
+use rustix::fs::{Access, AtFlags, CWD, StatVfs, StatVfsMountFlags, accessat, statvfs};
+use rustix::io::Errno;
 
 use super::super::missing::list;
 use super::Check;
 use crate::agent::Settings;
+use crate::durable::MAKE_OWN;
 use crate::ipam::Pool;
 
 const NAME: &str = "disk";
+
+/// Where the agent's pod has the executables copied to. The agent and the doctor's pod see it read-only.
+const EXECUTABLES: (&str, &str) = ("of the executables", "/opt/cni/bin");
+
+const MAKE_ROOM: &str =
+    "free space there, or mount it writable: until then no pod is attached, and DELs are repeated";
 
 /// Blocks and inodes of a file system that count as none: a record takes one of each.
 const TOO_FEW: u64 = 16;
@@ -26,29 +35,51 @@ pub(super) fn check(settings: &Settings, pools: &[Pool]) -> Check {
     let pools = pools.iter().map(|pool| ("ipam.dataDir", pool.path()));
     let all: Vec<(&str, PathBuf)> =
         state.into_iter().chain(of_plugins).chain(cni_conf).chain(pools).collect();
-    let problems: Vec<String> = all
-        .iter()
-        .filter_map(|(key, path)| Some(format!("{} ({key}) {}", path.display(), problem(path)?)))
-        .collect();
-    if problems.is_empty() {
+    let shown = |key: &str, path: &Path, problem: String| format!("{} ({key}) {problem}", path.display());
+    let full = all.iter().filter_map(|(key, path)| Some(shown(key, path, problem(path)?)));
+    let full: Vec<String> = full.collect();
+    let (what, copied) = EXECUTABLES;
+    let all_written = all.iter().map(|(key, path)| (*key, path.as_path())).chain([(what, Path::new(copied))]);
+    let owned = all_written.filter_map(|(key, path)| Some(shown(key, path, of_another(path)?)));
+    let owned: Vec<String> = owned.collect();
+    let remedies = [(&full, MAKE_ROOM), (&owned, MAKE_OWN)];
+    let remedies: Vec<&str> =
+        remedies.into_iter().filter(|(found, _)| !found.is_empty()).map(|(_, remedy)| remedy).collect();
+    if remedies.is_empty() {
         let mut keys: Vec<&str> = all.iter().map(|(key, _)| *key).collect();
         keys.dedup();
-        return Check::ok(NAME, format!("{} are on file systems that take files", keys.join(", ")));
+        let keys = keys.join(", ");
+        return Check::ok(NAME, format!("{keys} are on file systems that take files, and may be written to"));
     }
-    Check::failed(
-        NAME,
-        list(&problems),
-        "free space there, or mount it writable: until then no pod is attached, and DELs are repeated",
-    )
+    Check::failed(NAME, list([full, owned].concat()), remedies.join("; "))
 }
 
-/// What keeps files from being written there. A directory that does not exist is made in the nearest that does.
+/// A directory that does not exist is made in the nearest that does.
+fn nearest(path: &Path) -> &Path {
+    path.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"))
+}
+
+/// What keeps files from being written there.
 fn problem(path: &Path) -> Option<String> {
-    let there = path.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
-    match statvfs(there) {
+    match statvfs(nearest(path)) {
         Ok(found) => of_file_system(&found).map(str::to_owned),
         Err(errno) => Some(format!("cannot be examined: {errno}")),
     }
+}
+
+/// Whether this process may not write there, which root may not without `CAP_DAC_OVERRIDE` where a directory is another user's.
+/// A mount that is read-only is no answer to that.
+fn of_another(path: &Path) -> Option<String> {
+    let there = nearest(path);
+    let asked = accessat(CWD, there, Access::WRITE_OK | Access::EXEC_OK, AtFlags::EACCESS);
+    let found = there.metadata().ok()?;
+    refused(asked, there, found.uid(), found.mode())
+}
+
+fn refused(asked: Result<(), Errno>, there: &Path, owner: u32, mode: u32) -> Option<String> {
+    let there = there.display();
+    let said = format!("may not be written to: {there} is of user {owner}, mode {:04o}", mode & 0o7777);
+    (asked == Err(Errno::ACCESS)).then_some(said)
 }
 
 fn of_file_system(found: &StatVfs) -> Option<&'static str> {
@@ -91,6 +122,15 @@ mod tests {
     }
 
     #[test]
+    fn a_directory_that_is_another_users_is_told_of_with_its_owner_and_a_read_only_mount_is_not() {
+        let of = |asked| refused(asked, Path::new("/opt/cni"), 1234, 0o40755);
+        let expected = "may not be written to: /opt/cni is of user 1234, mode 0755";
+        assert_eq!(of(Err(Errno::ACCESS)).as_deref(), Some(expected));
+        assert_eq!(of(Err(Errno::ROFS)), None);
+        assert_eq!(of(Ok(())), None);
+    }
+
+    #[test]
     fn a_directory_on_a_read_only_file_system_is_named_with_its_key_and_the_remedy() {
         // The kernel's own settings are on one that takes no files.
         let mut settings = Settings::default();
@@ -100,7 +140,8 @@ mod tests {
         assert_eq!(found.state, super::super::State::Failed, "{found:?}");
         let full = "is on a file system that is full";
         let expected = format!("/proc/nowhere (stateDir) {full}, /proc/leases/shop (ipam.dataDir) {full}");
-        assert_eq!(found.detail, expected);
+        // Who is not root may not write to others besides.
+        assert!(found.detail.starts_with(&expected), "{found:?}");
         assert!(found.remedy.starts_with("free space there"), "{found:?}");
     }
 }
