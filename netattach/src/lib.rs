@@ -49,7 +49,6 @@
 //! | `flock` | waits for locks of other processes | files |
 //! | [`waits`] | the resources of others that an operation may have to wait for | no |
 //! | `descriptors` | the number of open files and its limit | limits |
-//! | `kernel_module` | whether the kernel can load a driver | files |
 //! | [`mac`] | Ethernet addresses | no |
 //! | `model` | for tests only: a model checker | |
 //!
@@ -85,7 +84,6 @@ pub mod grpc;
 pub mod hooks;
 pub mod ipam;
 pub mod journal;
-mod kernel_module;
 #[cfg(feature = "executables")]
 pub mod kube;
 #[cfg(feature = "executables")]

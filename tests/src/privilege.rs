@@ -6,7 +6,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 use anyhow::{Context, Result};
 use rustix::thread::{CapabilitySet, CapabilitySets};
 
-/// All capabilities over its own network namespace that a container can be given; none of them reaches beyond it.
+/// All capabilities over networks that a container can be given.
 pub const OVER_THE_NETWORK: CapabilitySet =
     CapabilitySet::NET_ADMIN.union(CapabilitySet::NET_RAW).union(CapabilitySet::BPF);
 

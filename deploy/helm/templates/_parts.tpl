@@ -1,7 +1,7 @@
 {{- define "netattach.values" -}}
 {{- /* Keys that a chart of before had not: helm upgrade --reuse-values takes that chart's values.yaml in place of this one's. */ -}}
 {{- $uninstall := dict "nodes" list "dryRun" false "force" false -}}
-{{- $came := dict "executedPlugins" (dict "enabled" false) "imagePullSecrets" list "kubernetesBefore122" false "kubernetesBefore130" false "modprobeConfiguration" (dict "enabled" false) "uninstall" $uninstall -}}
+{{- $came := dict "executedPlugins" (dict "enabled" false) "imagePullSecrets" list "kubernetesBefore122" false "kubernetesBefore130" false "uninstall" $uninstall -}}
 {{- $_ := merge .Values $came -}}
 {{- end }}
 {{- define "netattach.labels" -}}

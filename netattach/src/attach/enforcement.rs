@@ -63,8 +63,8 @@ pub(super) fn look_for_ifb(
         _ => None,
     });
     let ids: Vec<u32> = ids.collect();
-    let (found, pod) = pod.ifb().map_err(|error| AttachError::Open(error.into()))?;
-    Ok((enforcer.note_ifb(&ids, found), pod))
+    let (has_one, pod) = pod.has_ifb().map_err(|error| AttachError::Open(error.into()))?;
+    Ok((enforcer.note_ifb(&ids, has_one), pod))
 }
 
 /// Has the dataplane look at what the pod's namespace alone shows of the attachments that are judged there.

@@ -3,7 +3,8 @@
 //! A pod that administrates its network chooses names, aliases and Ethernet addresses, those that its devices had on the
 //! node included: none of them says which device it is. A card is known by its parent device and its permanent address,
 //! which the kernel keeps. Any other device has neither: it is known by its index, and by its other end or the device
-//! beneath it, which no pod can make in the node's namespace.
+//! beneath it on the node. A pod makes links there by the number that the node's namespace has in its own if it has
+//! CAP_NET_ADMIN in the node's user namespace, that is, none of its own: it can have another link go home in such a device's place.
 
 use crate::netlink::DeviceState;
 use crate::step::Home;

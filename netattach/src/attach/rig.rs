@@ -15,7 +15,7 @@ use crate::enforce::error::{AttachFailed, EnforceError};
 use crate::enforce::{Enforce, WholeParents};
 use crate::ipam;
 use crate::journal::{JournalKey, Store};
-use crate::netlink::{Handle, Ifb};
+use crate::netlink::Handle;
 use crate::plan::resolve::Options;
 use crate::plan::{AttachmentPlan, CachedResults, Plan, PodRef};
 use crate::step::{EnforceWhen, HookKind, Outputs, Step};
@@ -106,7 +106,7 @@ impl Enforce for Maps {
         Ok(())
     }
 
-    fn note_ifb(&self, _: &[u32], _: Ifb) -> bool {
+    fn note_ifb(&self, _: &[u32], _: bool) -> bool {
         false
     }
 

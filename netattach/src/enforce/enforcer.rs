@@ -24,7 +24,7 @@ use super::{Enforce, WholeParents};
 use crate::bpf::{self, Dataplane, FlowTable};
 use crate::fast_path::FastPaths;
 use crate::hooks::{AttachModes, HookPoint};
-use crate::netlink::{self, Changes, Handle, Ifb};
+use crate::netlink::{self, Changes, Handle};
 use crate::plan::{AttachmentPlan, PodRef};
 use crate::policy::options::Options;
 use crate::source::Source;
@@ -436,12 +436,11 @@ impl Enforce for Enforcer {
         self.note_mode(attachment, pod)
     }
 
-    fn note_ifb(&self, attachments: &[u32], found: Ifb) -> bool {
-        self.programs.note_ifb(found);
+    fn note_ifb(&self, attachments: &[u32], has_one: bool) -> bool {
         let mut state = self.lock();
         let mut is_past = false;
         for id in attachments {
-            is_past |= state.note_ifb(*id, found.is_there);
+            is_past |= state.note_ifb(*id, has_one);
         }
         is_past
     }

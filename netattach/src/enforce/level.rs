@@ -6,8 +6,11 @@ use crate::policy::level::{Enforcement, Level};
 use crate::spec::{IpvlanMode, LinkMode};
 use crate::step::HookKind;
 
-/// The place of programs on the node's end of a link, where devices of kind `ifb` can be made.
-const PAST_NODE_END: &str = "on the node's end, past which a device of kind ifb leads";
+/// The place of programs on the node. With a link that leads there the kernel gives the node's namespace a number in the
+/// pod's, and makes, moves and deletes links of the node by it (`IFLA_TARGET_NETNSID`) for who has CAP_NET_ADMIN in the node's
+/// user namespace: a pod without one of its own.
+const PAST_NODE: &str = "on the node, past which a link leads that is made there by the number of its namespace, or a \
+                         device of kind ifb";
 
 /// Where programs cannot tell what is written into a packet after they have judged it.
 const UNFINISHED: &str =
@@ -22,8 +25,6 @@ pub struct Means {
     pub knows_senders: bool,
     /// Whether programs can tell what is written into a packet after they have judged it.
     pub sees_unfinished: bool,
-    /// Whether pods may make devices of kind `ifb`: the kernel has their driver, can load it, or it is not known.
-    pub has_ifb: bool,
 }
 
 /// Where programs see the traffic of an attachment, as far as its level depends on it.
@@ -55,13 +56,12 @@ pub fn enforcement(vantage: Vantage<'_>, pod: Option<&Pod>, means: Means) -> Enf
     let raw = || holder(pod.map(|pod| &pod.powers.raw));
     match vantage.hook {
         HookKind::Nowhere(why) => lower(Level::None, why.to_string()),
-        HookKind::Node if vantage.behind_card => lower(Level::Full, String::new()),
         HookKind::Node => match (admin(), raw()) {
-            (Some(who), _) if means.has_ifb => privileged(PAST_NODE_END, "CAP_NET_ADMIN", who),
-            (_, Some(who)) if !means.sees_unfinished => privileged(UNFINISHED, "CAP_NET_RAW", who),
-            // By a tap of its own: what a pod writes into that names such a place as well.
-            (Some(who), None) if !means.sees_unfinished => privileged(UNFINISHED, "CAP_NET_ADMIN", who),
-            _ => lower(Level::Full, String::new()),
+            (Some(who), _) => privileged(PAST_NODE, "CAP_NET_ADMIN", who),
+            (None, Some(who)) if !means.sees_unfinished && !vantage.behind_card => {
+                privileged(UNFINISHED, "CAP_NET_RAW", who)
+            }
+            (None, _) => lower(Level::Full, String::new()),
         },
         HookKind::Parent => match (admin(), raw()) {
             (Some(who), _) => privileged("on the parent", "CAP_NET_ADMIN", who),
@@ -237,11 +237,10 @@ mod tests {
     /// Rows: SRV-offload.
     #[test]
     fn a_level_follows_from_where_programs_run_and_what_the_pod_may_do() {
-        const LINKS: Means =
-            Means { in_pod: AttachMode::Tcx, knows_senders: true, sees_unfinished: true, has_ifb: true };
+        const LINKS: Means = Means { in_pod: AttachMode::Tcx, knows_senders: true, sees_unfinished: true };
         const FILTERS: Means =
-            Means { in_pod: AttachMode::Clsact, knows_senders: false, sees_unfinished: true, has_ifb: false };
-        const BLIND: Means = Means { sees_unfinished: false, has_ifb: false, ..LINKS };
+            Means { in_pod: AttachMode::Clsact, knows_senders: false, sees_unfinished: true };
+        const BLIND: Means = Means { sees_unfinished: false, ..LINKS };
         let to = || Grant::To("app".to_owned());
         let (bare, raw, admin) = (pod(Grant::No, Grant::No), pod(Grant::No, to()), pod(to(), Grant::No));
         let unread = pod(Grant::ToUnread, Grant::ToUnread);
@@ -252,26 +251,24 @@ mod tests {
                 HookKind::Node,
                 Some(&admin),
                 LINKS,
-                "full-unless-privileged (programs run on the node's end, past which a device of kind ifb leads, and its container \
-                 app has CAP_NET_ADMIN)",
+                "full-unless-privileged (programs run on the node, past which a link leads that is made there by the number of its \
+                 namespace, or a device of kind ifb, and its container app has CAP_NET_ADMIN)",
             ),
             (
                 HookKind::Node,
                 None,
                 LINKS,
-                "full-unless-privileged (programs run on the node's end, past which a device of kind ifb leads, and it has no \
-                 manifest: it may have CAP_NET_ADMIN)",
+                "full-unless-privileged (programs run on the node, past which a link leads that is made there by the number of its \
+                 namespace, or a device of kind ifb, and it has no manifest: it may have CAP_NET_ADMIN)",
             ),
             (
                 HookKind::Node,
                 Some(&unread),
                 LINKS,
-                "full-unless-privileged (programs run on the node's end, past which a device of kind ifb leads, and it has more \
-                 ephemeral containers than are read: one may have CAP_NET_ADMIN)",
+                "full-unless-privileged (programs run on the node, past which a link leads that is made there by the number of its \
+                 namespace, or a device of kind ifb, and it has more ephemeral containers than are read: one may have \
+                 CAP_NET_ADMIN)",
             ),
-            // The kernel has none of those.
-            (HookKind::Node, Some(&admin), FILTERS, "full"),
-            (HookKind::Node, None, FILTERS, "full"),
             (HookKind::Node, Some(&bare), BLIND, "full"),
             (
                 HookKind::Node,
@@ -279,20 +276,6 @@ mod tests {
                 BLIND,
                 "full-unless-privileged (programs run where they do not see what is written into a packet later, as this kernel does \
                  not let them, and its container app has CAP_NET_RAW)",
-            ),
-            (
-                HookKind::Node,
-                Some(&admin),
-                BLIND,
-                "full-unless-privileged (programs run where they do not see what is written into a packet later, as this kernel does \
-                 not let them, and its container app has CAP_NET_ADMIN)",
-            ),
-            (
-                HookKind::Node,
-                None,
-                BLIND,
-                "full-unless-privileged (programs run where they do not see what is written into a packet later, as this kernel does \
-                 not let them, and it has no manifest: it may have CAP_NET_RAW)",
             ),
             (
                 HookKind::Parent,
@@ -345,8 +328,17 @@ mod tests {
             let vantage = Vantage { hook: &hook, behind_card: false };
             assert_eq!(enforcement(vantage, pod, means).to_string(), expected, "{hook:?}");
         }
+        // A pod with a card may have another link by which it knows the node's namespace. What a card hands over is a new packet.
         let representor = Vantage { hook: &HookKind::Node, behind_card: true };
-        assert_eq!(enforcement(representor, Some(&admin), LINKS).to_string(), "full");
+        let node_end = Vantage { behind_card: false, ..representor };
+        for pod in [Some(&admin), Some(&unread), None] {
+            let level = enforcement(representor, pod, BLIND);
+            assert_eq!(level, enforcement(node_end, pod, BLIND));
+            assert_eq!(level.level, Level::FullUnlessPrivileged);
+        }
+        for pod in [&bare, &raw] {
+            assert_eq!(enforcement(representor, Some(pod), BLIND).to_string(), "full");
+        }
         let full = || Enforcement { level: Level::Full, why: String::new() };
         let found = [
             (Some(lacking(Lack::Absent("na_to_pod"), "absent".to_owned())), "none (absent)"),

@@ -46,7 +46,7 @@ use admission::Unenforceable;
 use attachment::EnforcedAttachment;
 use error::{AttachFailed, EnforceError};
 
-use crate::netlink::{Handle, Ifb};
+use crate::netlink::Handle;
 use crate::plan::{AttachmentPlan, PodRef};
 use crate::step::HookKind;
 
@@ -125,10 +125,9 @@ pub trait Enforce: fmt::Debug + Send + Sync {
     /// # Errors
     /// The kernel does not show the device.
     fn look_into_pod(&self, attachment: &EnforcedAttachment, pod: &mut Handle) -> Result<(), EnforceError>;
-    /// Notes what a look has found of devices of kind `ifb` in the pod of the attachments with these numbers: while one is there
-    /// their level, and that of others on their parents, is lower; once there is a driver, that of all whose pods may make one.
-    /// Returns whether one is there that matters to any.
-    fn note_ifb(&self, attachments: &[u32], found: Ifb) -> bool;
+    /// Notes whether a look has found a device of kind `ifb` in the pod of the attachments with these numbers: while one is there
+    /// their level, and that of others on their parents, is lower. Returns whether one is there that matters to any.
+    fn note_ifb(&self, attachments: &[u32], has_one: bool) -> bool;
     /// The first shared pin that is missing, as text.
     ///
     /// # Errors

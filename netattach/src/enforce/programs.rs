@@ -1,8 +1,7 @@
 //! The programs of attachments on their devices: attaching, detaching, and reattaching those that were removed.
 
 use std::collections::BTreeSet;
-use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::attachment::EnforcedAttachment;
@@ -16,8 +15,7 @@ use crate::hooks::{
     AttachMode, AttachModes, DeviceHooks, HookError, HookPoint, Lack, PodDevice, Restored, Rivals, host_link,
     pod,
 };
-use crate::kernel_module::{Loadable, loadable};
-use crate::netlink::{Handle, Ifb};
+use crate::netlink::Handle;
 use crate::netns::Netns;
 use crate::objects::Pod;
 use crate::policy::level::Enforcement;
@@ -32,7 +30,6 @@ pub(super) struct AttachedPrograms {
     knows_senders: bool,
     /// Whether they can tell what is written into a packet after they have judged it.
     sees_unfinished: bool,
-    has_ifb: MayHaveIfb,
     turn: Mutex<()>,
     /// How often programs were reattached.
     put_back: AtomicU64,
@@ -73,7 +70,6 @@ impl AttachedPrograms {
             modes,
             knows_senders: bpf::probe::has_netns_cookie(),
             sees_unfinished: bpf::probe::sees_unfinished(),
-            has_ifb: MayHaveIfb::found(),
             turn: Mutex::default(),
             put_back: AtomicU64::default(),
             rivals: Rivals::default(),
@@ -90,18 +86,7 @@ impl AttachedPrograms {
     /// The enforcement level for an attachment of that pod.
     pub(super) fn enforcement(&self, pod: Option<&Pod>, vantage: Vantage<'_>) -> Enforcement {
         let Self { knows_senders, sees_unfinished, .. } = *self;
-        let (in_pod, has_ifb) = (self.modes.others, self.has_ifb.get());
-        enforcement(vantage, pod, Means { in_pod, knows_senders, sees_unfinished, has_ifb })
-    }
-
-    /// Notes what a look has found of devices of kind `ifb`: their driver may have come since the start.
-    pub(super) fn note_ifb(&self, found: Ifb) {
-        if self.has_ifb.note(found) {
-            tracing::warn!(
-                "the kernel has a driver for devices of kind ifb now, by which pods with CAP_NET_ADMIN can send past programs on \
-                 the node: they are full-unless-privileged from now on"
-            );
-        }
+        enforcement(vantage, pod, Means { in_pod: self.modes.others, knows_senders, sees_unfinished })
     }
 
     /// Whether the programs of an attachment of that pod may run by filters until they have links: an ADD need not wait for the
@@ -433,29 +418,6 @@ impl AttachedPrograms {
     }
 }
 
-/// Whether pods may make devices of kind `ifb`. Who may make one has the kernel load their driver.
-#[derive(Debug)]
-struct MayHaveIfb(AtomicBool);
-
-impl MayHaveIfb {
-    /// By what the kernel has, and by what it can load as far as that is seen.
-    fn found() -> Self {
-        let has_driver = Handle::open().and_then(Handle::ifb).map(|(found, _)| found.has_driver);
-        let cannot_load = || matches!(loadable(Path::new("/"), "ifb"), Loadable::No | Loadable::Kept);
-        Self(AtomicBool::new(has_driver.unwrap_or(true) || !cannot_load()))
-    }
-
-    fn get(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
-    }
-
-    /// Takes in what a look has found. A module may be installed, or be loaded past modprobe's configuration, at any time; one that
-    /// goes again may come back as it came. Returns whether that is new.
-    fn note(&self, found: Ifb) -> bool {
-        found.has_driver && !self.0.swap(true, Ordering::Relaxed)
-    }
-}
-
 /// Runs the programs on the loopback of a dedicated namespace.
 ///
 /// The kernel leaves its traffic control hooks out of the packet path until the first program is attached, and removes
@@ -472,19 +434,4 @@ fn keep_hooks_on(dataplane: &Dataplane) -> Result<Netns, EnforceError> {
 /// The name of a device, or its index if it is gone.
 pub(super) fn device_name(index: u32, host: &mut Handle) -> String {
     host.link_by_index(index).map_or_else(|_| index.to_string(), |link| link.name)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_driver_that_came_since_the_start_counts_from_then_on_and_is_news_once() {
-        let has = MayHaveIfb(AtomicBool::new(false));
-        assert!(!has.note(Ifb::default()) && !has.get());
-        let found = Ifb { has_driver: true, is_there: false };
-        assert!(has.note(found) && has.get());
-        assert!(!has.note(found) && has.get());
-        assert!(!has.note(Ifb::default()) && has.get(), "it may come back");
-    }
 }

@@ -80,7 +80,6 @@ pub use guard::{
     TABLE as GUARD_TABLE, bridges_call, guard_exists, guard_is_whole, guard_of_another, install_guard,
     remove_guard,
 };
-pub use ifb::Ifb;
 pub use known_links::KnownLinks;
 pub use link::{Ends, Ensured, LinkState, NewLink};
 pub use nft::{Family, HookedChains, filter, filter_generation, hooked_chains, nat, senders};

@@ -94,15 +94,7 @@ fn the_chart_makes_the_objects_that_kubectl_makes() {
     let Some(kubectl) = tools::directory(test, "NETATTACH_KUBECTL", &["kubectl"]) else { return };
     let mine = tempfile::tempdir().unwrap();
     let with_components = format!("{}/with-components", mine.path().display());
-    let all = [
-        "before-1.22",
-        "before-1.30",
-        "executed-plugins",
-        "modprobe-configuration",
-        "evict",
-        "startup-taint",
-        "runtime-socket",
-    ];
+    let all = ["before-1.22", "before-1.30", "executed-plugins", "evict", "startup-taint", "runtime-socket"];
     kustomization(Path::new(&with_components), "deploy", &all, SETTINGS);
     let components: (&str, &[&str]) = (&with_components, &["deploy/helm/ci/components.yaml"]);
     for (directory, values) in SAME.into_iter().chain([components]) {
@@ -227,14 +219,8 @@ const FIRST: [&str; 9] = [
     "tolerations",
 ];
 /// And those that later charts have added.
-const LATER: [&str; 6] = [
-    "executedPlugins",
-    "imagePullSecrets",
-    "kubernetesBefore122",
-    "kubernetesBefore130",
-    "modprobeConfiguration",
-    "uninstall",
-];
+const LATER: [&str; 5] =
+    ["executedPlugins", "imagePullSecrets", "kubernetesBefore122", "kubernetesBefore130", "uninstall"];
 
 /// `helm upgrade --reuse-values` takes the `values.yaml` of the chart of before in place of the new one's, with what is set
 /// by the operator: a key that came later is in neither.
@@ -579,7 +565,7 @@ fn the_schema_takes_the_values_of_the_chart_and_of_each_file_of_ci() {
 
 /// Values that are of the wrong kind, empty, or not known, and the key that the refusal names: at least one for each key of the
 /// schema.
-const WRONG: [(&str, &str); 30] = [
+const WRONG: [(&str, &str); 29] = [
     ("privileged: true", "/privileged"),
     ("global: []", "/global"),
     ("image: localhost/netattach:0.1.0", "/image"),
@@ -598,7 +584,6 @@ const WRONG: [(&str, &str); 30] = [
     ("kubernetesBefore122: '1.20'", "/kubernetesBefore122"),
     ("kubernetesBefore130: 1.29", "/kubernetesBefore130"),
     ("executedPlugins: {enabled: [bridge]}", "/executedPlugins/enabled"),
-    ("modprobeConfiguration: /etc/modprobe.d", "/modprobeConfiguration"),
     ("uninstall: {nodes: worker-1}", "/uninstall/nodes"),
     ("uninstall: {nodes: [worker-1, '']}", "/uninstall/nodes/1"),
     ("uninstall: {dryRun: 'true'}", "/uninstall/dryRun"),

@@ -221,27 +221,6 @@ fn title_or_generated(object: &Value) -> String {
     format!("{} {name}", object["kind"].as_str().unwrap())
 }
 
-/// Read-only, and without a type: a kubelet would look for it where the kubelet is, and one in a container does not have
-/// it. A directory that is not on every node has no place in the base: the runtime makes it, or the pod does not start.
-#[test]
-fn the_agent_sees_the_nodes_modules() {
-    let Some(kubectl) = kubectl("the_agent_sees_the_nodes_modules") else { return };
-    for directory in DIRECTORIES {
-        let objects = rendered(&kubectl, directory);
-        let pod = &of_kind(&objects, "DaemonSet")["spec"]["template"]["spec"];
-        let named = |list: &Value| -> Vec<Value> {
-            let list = list.as_array().unwrap().iter();
-            list.filter(|it| it["name"] == "modules" || it["name"].as_str().unwrap().starts_with("modprobe"))
-                .cloned()
-                .collect()
-        };
-        let mount = json!({"name": "modules", "mountPath": "/lib/modules", "readOnly": true});
-        assert_eq!(named(&pod["containers"][0]["volumeMounts"]), [mount], "{directory}");
-        let volume = json!({"name": "modules", "hostPath": {"path": "/lib/modules"}});
-        assert_eq!(named(&pod["volumes"]), [volume], "{directory}");
-    }
-}
-
 /// A quantity of memory of a manifest.
 fn mib(quantity: &Value) -> u64 {
     let text = quantity.as_str().unwrap();

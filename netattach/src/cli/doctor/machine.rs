@@ -1,4 +1,4 @@
-//! Privileges, kernel, what of it leads past programs, the BPF file system and what is pinned there.
+//! Privileges, kernel, the BPF file system and what is pinned there.
 
 use std::path::Path;
 
@@ -6,11 +6,6 @@ use super::Check;
 use crate::agent::{self, Settings};
 use crate::bpf::{self, probe};
 use crate::error_chain::Chain;
-use crate::kernel_module::{Loadable, loadable};
-use crate::netlink::Handle;
-
-/// The kind of device, the module of its driver, and the check.
-const IFB: &str = "ifb";
 
 /// Used by networks of that type alone: its absence is nothing to warn of.
 const NOT_USED: &str = "netkit";
@@ -31,7 +26,7 @@ pub(super) fn privileges() -> Check {
 }
 
 pub(super) fn checks(settings: &Settings) -> Vec<Check> {
-    vec![kernel(), ifb(), bpffs(&settings.bpffs), pins(&settings.bpffs)]
+    vec![kernel(), bpffs(&settings.bpffs), pins(&settings.bpffs)]
 }
 
 /// The kernel's version, and what its BPF lacks.
@@ -79,52 +74,6 @@ fn judged(release: &str, needed: &[&str], absent: &[String]) -> Check {
             "a newer kernel; until then netattach works with what is said behind each"
         },
     )
-}
-
-/// Whether pods can have devices of kind `ifb`, by which those that may make one send past programs on the node.
-fn ifb() -> Check {
-    match Handle::open().and_then(Handle::ifb) {
-        Ok((found, _)) => of_ifb(found.has_driver, || loadable(Path::new("/"), IFB)),
-        Err(error) => Check::skipped(IFB, format!("the kernel does not say: {}", Chain(&error))),
-    }
-}
-
-/// `has_driver`: built in or loaded. `module`: whether it can be loaded.
-fn of_ifb(has_driver: bool, module: impl FnOnce() -> Loadable) -> Check {
-    const NAME: &str = IFB;
-    const PAST: &str = "a pod with CAP_NET_ADMIN can send past the programs on the node by such a device: its attachments there \
-                        are full-unless-privileged, and advisory while it has one";
-    const NO_POWERS: &str = "give CAP_NET_ADMIN to no pod that is not trusted";
-    // As the reference does it, `bandwidth` has a device on the node for each pod that has a rate for what it sends.
-    const NO_MODULE: &str = "where no bandwidth plugin is executed, which needs ifb on the node, a line \"install ifb /bin/false\" \
-                             in a file of /etc/modprobe.d (a container sees it by the volumes of the component \
-                             modprobe-configuration alone)";
-    match (has_driver, module()) {
-        (true, Loadable::No | Loadable::Unknown) => {
-            Check::warning(NAME, format!("the kernel has it: {PAST}"), NO_POWERS)
-        }
-        (true, Loadable::Yes) => Check::warning(
-            NAME,
-            format!("the kernel has loaded it: {PAST}"),
-            format!("{NO_MODULE}, and modprobe -r ifb; or {NO_POWERS}"),
-        ),
-        (true, Loadable::Kept) => Check::warning(
-            NAME,
-            format!("the kernel has loaded it, though modprobe is to keep it away: {PAST}"),
-            format!("modprobe -r ifb, which removes such devices of the node too; or {NO_POWERS}"),
-        ),
-        (false, Loadable::Yes) => Check::warning(
-            NAME,
-            format!("the kernel loads it when a pod with CAP_NET_ADMIN asks: {PAST}"),
-            format!("{NO_MODULE}; or {NO_POWERS}"),
-        ),
-        (false, Loadable::Kept) => Check::ok(NAME, "not loaded, and modprobe keeps it away"),
-        (false, Loadable::No) => Check::ok(NAME, "the kernel has none"),
-        (false, Loadable::Unknown) => Check::skipped(
-            NAME,
-            format!("not loaded; whether the kernel can load it is not seen from here. If it can, {PAST}"),
-        ),
-    }
 }
 
 fn version(release: &str) -> Option<(u32, u32)> {
@@ -199,35 +148,6 @@ fn pins(root: &Path) -> Check {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn ifb_is_warned_of_where_pods_can_have_it() {
-        use super::super::State;
-        let found = |has_driver, module| of_ifb(has_driver, || module);
-        let keep = "where no bandwidth plugin is executed, which needs ifb on the node, a line \"install ifb /bin/false\" in a \
-                    file of /etc/modprobe.d (a container sees it by the volumes of the component modprobe-configuration alone)";
-        let table = [
-            (true, Loadable::No, State::Warning, "give CAP_NET_ADMIN to no pod"),
-            (true, Loadable::Unknown, State::Warning, "give CAP_NET_ADMIN to no pod"),
-            (true, Loadable::Yes, State::Warning, keep),
-            (true, Loadable::Kept, State::Warning, "modprobe -r ifb"),
-            (false, Loadable::Yes, State::Warning, keep),
-            (false, Loadable::Kept, State::Ok, ""),
-            (false, Loadable::No, State::Ok, ""),
-            (false, Loadable::Unknown, State::Skipped, ""),
-        ];
-        for (has_driver, module, state, remedy) in table {
-            let check = found(has_driver, module);
-            assert_eq!(
-                (check.state, check.detail.contains("send past")),
-                (state, state != State::Ok),
-                "{check:?}"
-            );
-            assert!(check.remedy.starts_with(remedy), "{check:?}");
-        }
-        // Nothing that is not there fails it.
-        assert_ne!(ifb().state, State::Failed);
-    }
 
     #[test]
     fn a_release_has_two_numbers() {

@@ -209,7 +209,6 @@ bpffs   FAILED  /sys/fs/bpf is not mounted; remedy: mount -t bpf bpf /sys/fs/bpf
             "settings",
             "agent",
             "kernel",
-            "ifb",
             "bpf file system",
             "pins",
             "disk",

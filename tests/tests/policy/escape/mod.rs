@@ -2,14 +2,15 @@
 //! sockets, devices, filters and queueing disciplines of its own. On each kind of link: a bridge's port, a routed veth,
 //! a macvlan, a device that was moved into the pod.
 //!
-//! By means: `raw` frames, connections of loose `segments`, `devices` of its own, among them `ifb`, `forwarding` for
-//! others. For links with further possibilities: `macvlan`, `in_pod`. From devices without programs: `others`.
+//! By means: `raw` frames, connections of loose `segments`, `devices` of its own, among them `ifb`, and `on_node` links there,
+//! `forwarding` for others. For links with further possibilities: `macvlan`, `in_pod`. From devices without programs: `others`.
 
 mod devices;
 mod forwarding;
 mod ifb;
 mod in_pod;
 mod macvlan;
+mod on_node;
 mod others;
 mod raw;
 mod segments;
@@ -218,7 +219,7 @@ impl Scene {
     }
 }
 
-/// Runs `work` in the attacker's namespace, with every capability over it and no other.
+/// Runs `work` in the attacker's namespace, with every capability over networks and no other.
 fn as_attacker<T: Send>(scene: &Scene, work: impl FnOnce() -> anyhow::Result<T> + Send) -> T {
     scene.attacker.namespace.run(|| with_only(OVER_THE_NETWORK, work)).unwrap()
 }
