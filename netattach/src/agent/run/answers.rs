@@ -88,7 +88,7 @@ pub(super) fn traces(background: &mut Background, settings: &Settings) -> Result
 /// What others on the node tell the agent.
 pub(super) fn outside(
     settings: &Settings,
-    http: Option<Arc<Http>>,
+    server: Option<Arc<Http>>,
     traces: Option<Traces>,
     metrics: Arc<Metrics>,
     no_group: Option<Condition>,
@@ -102,7 +102,7 @@ pub(super) fn outside(
         ),
         kubelet: PodResources::new(&settings.pod_resources_socket, &settings.device_checkpoint),
         repairs: Repairs::new(settings.repair, settings.repair_after()),
-        http,
+        http: server,
         metrics,
         traces,
         no_group,
