@@ -202,12 +202,14 @@ impl Collector {
                 attempts: 0,
                 held: None,
             });
-            if suspect.again <= now && due.len() < AT_ONCE {
-                due.push(found);
+            if suspect.again <= now {
+                due.push((suspect.attempts, found));
             }
             state.suspects.insert(suspect.found.key.clone(), suspect);
         }
-        due
+        // What hangs or fails again and again leaves room for what has not been tried.
+        due.sort_by_key(|(attempts, _)| *attempts);
+        due.into_iter().take(AT_ONCE).map(|(_, found)| found).collect()
     }
 
     /// The sandboxes that are attached for so long that the runtime should list them. Call this before it is asked.
@@ -292,9 +294,10 @@ impl Agent {
         let mut tick = ticks(interval(self.collector.after));
         // The start has gathered what was there.
         tick.tick().await;
+        let mut waiting_dels = JoinSet::new();
         loop {
             tick.tick().await;
-            self.carry_out_waiting().await;
+            self.carry_out_waiting(&mut waiting_dels).await;
             if let Some(after) = self.collector.after {
                 self.collect_lost(after).await;
             }
@@ -406,7 +409,7 @@ impl Agent {
             return Ok(Outcome::NotDue);
         }
         let may_be_anothers = *why == Why::Unlisted { lists_others: false };
-        if may_be_anothers && self.engine.is_lived_in(attached, &*seen()?)? != Some(false) {
+        if may_be_anothers && self.engine.is_lived_in(attached, &*seen()?) != Some(false) {
             return Ok(Outcome::Stays(LIVED_IN));
         }
         // One whose record is lost with the configuration of a plugin fails, and is tried ever more rarely.
@@ -529,7 +532,14 @@ mod tests {
         let many =
             || (0..2 * AT_ONCE).flat_map(|number| found(&number.to_string(), Why::Abandoned)).collect();
         assert_eq!(collector.take_in(many(), AFTER, start).len(), 0);
-        assert_eq!(collector.take_in(many(), AFTER, start + AFTER).len(), AT_ONCE);
+        let begun = collector.take_in(many(), AFTER, start + AFTER);
+        assert_eq!(begun.len(), AT_ONCE);
+        for of in &begun {
+            collector.held(&of.key, Held::Failed("not now".into()), start);
+        }
+        let next = collector.take_in(many(), AFTER, start + 2 * AFTER);
+        let is_again = |of: &&Found| begun.iter().any(|before| before.key == of.key);
+        assert_eq!((next.len(), next.iter().filter(is_again).count()), (AT_ONCE, 0));
         let seconds = |after: Option<u64>| interval(after.map(Duration::from_secs)).as_secs();
         assert_eq!([None, Some(1), Some(7), Some(3600)].map(seconds), [30, 1, 7, 30]);
     }

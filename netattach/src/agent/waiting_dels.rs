@@ -26,7 +26,7 @@ use crate::sync::{Mutex, locked};
 /// Longest time between two attempts of one DEL; the first retry is at the next look.
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
-/// Most DELs that are begun in one look: a quarter of the lane, so that those of the runtime find room.
+/// Most DELs that are under way at a time: a quarter of the lane, so that those of the runtime find room.
 const AT_ONCE: usize = 16;
 
 /// The recorded DELs.
@@ -66,7 +66,8 @@ impl WaitingDels {
         failed.values().map(condition).collect()
     }
 
-    /// The files of `found` to try now, with their containers. Forgets the failures of files that are gone.
+    /// The files of `found` to try now, with their containers: those first that have failed least often, and of these the oldest.
+    /// So what belongs to one network that hangs does not keep all others waiting. Forgets the failures of files that are gone.
     fn due(&self, found: Vec<Pending>, now: Instant) -> Vec<(PathBuf, String)> {
         let mut failed = locked(&self.failed);
         failed.retain(|path, _| found.iter().any(|pending| pending.path == *path));
@@ -80,7 +81,7 @@ impl WaitingDels {
                 Err(error) => drop_unusable(&path, &error),
             }
         }
-        due.truncate(AT_ONCE);
+        due.sort_by_key(|(path, _)| failed.get(path).map_or(0, |failed| failed.attempts));
         due
     }
 
@@ -108,8 +109,9 @@ fn pause(interval: Duration, attempts: u32) -> Duration {
 }
 
 impl Agent {
-    /// Carries out the recorded DELs that are due, except those of containers that another operation has the turn of.
-    pub(super) async fn carry_out_waiting(self: &Arc<Self>) {
+    /// Begins the recorded DELs that are due, except those of containers that another operation has the turn of, as far as
+    /// there is room beside those that are `under_way`: one may hang, and nobody waits for it here.
+    pub(super) async fn carry_out_waiting(self: &Arc<Self>, under_way: &mut JoinSet<()>) {
         let found = self.work(|agent| Ok(pending::list(&agent.collector.waiting_dels.state_dir))).await;
         let found = match found {
             Ok(Ok(found)) => found,
@@ -117,8 +119,11 @@ impl Agent {
             // The agent ends.
             Err(_) => return,
         };
-        let mut under_way = JoinSet::new();
+        while under_way.try_join_next().is_some() {}
         for (path, container) in self.collector.waiting_dels.due(found, Instant::now()) {
+            if under_way.len() >= AT_ONCE {
+                return;
+            }
             let Some(turn) = self.turns.take(&container) else { continue };
             turn.rolls_back();
             let agent = Arc::clone(self);
@@ -127,7 +132,6 @@ impl Agent {
                 drop(turn);
             });
         }
-        while under_way.join_next().await.is_some() {}
     }
 
     /// Carries out a recorded DEL, in its container's turn, which the caller has. `false`: it failed, and stays. It is logged
@@ -239,10 +243,22 @@ mod tests {
         assert!(waiting.troubles().is_empty());
     }
 
+    /// They are found in the order of their age. A network may hang, and a DEL of it fail only after a minute.
     #[test]
-    fn a_look_begins_no_more_than_its_share() {
+    fn what_has_failed_again_and_again_is_tried_after_what_has_not() {
         let waiting = WaitingDels::new("/nonexistent".into(), INTERVAL);
-        let many = (0..100).flat_map(|number| found(&number.to_string())).collect();
-        assert_eq!(waiting.due(many, Instant::now()).len(), AT_ONCE);
+        let start = Instant::now();
+        let many = || ["often", "old", "once", "new"].into_iter().flat_map(found).collect::<Vec<_>>();
+        for (path, attempts) in [("often", 3), ("once", 1)] {
+            for _ in 0..attempts {
+                waiting.failed(Path::new(path), "c1".into(), "not now".into(), start);
+            }
+        }
+        let due = |after: Duration| {
+            let due = waiting.due(many(), start + after);
+            due.into_iter().map(|(path, _)| path.display().to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(due(Duration::ZERO), ["old", "new"]);
+        assert_eq!(due(LONGEST_PAUSE), ["old", "new", "once", "often"]);
     }
 }

@@ -269,6 +269,35 @@ fn a_del_of_a_record_without_its_progress_takes_back_all_that_was_planned() {
     assert_eq!((whose(directory), maps.numbers()), (vec!["a".to_owned(), "c".to_owned()], [1, 3].into()));
 }
 
+/// Each repeated DEL would fail before it has released anything of the others.
+#[test]
+fn a_damaged_record_keeps_no_other_interface_of_its_container_when_the_sandbox_goes() {
+    let directory = tempfile::tempdir().unwrap();
+    let directory = directory.path();
+    let maps = Arc::new(Maps::default());
+    let engine = start(directory, &maps);
+    rig::recover(&engine);
+    attach(&engine, directory, &maps, ("a", 1));
+    for of in [("net1", 2), ("net2", 3)] {
+        rig::attach_live(&engine, (directory, "a"), of);
+        maps.enter(of.1);
+    }
+    drop(engine);
+    let damaged = directory.join("journal/a@net2.jsonl");
+    let mut content = fs::read(&damaged).unwrap();
+    let plan = content.iter().position(|byte| *byte == b'\n').unwrap() + 1;
+    content[plan + 60] ^= 1;
+    fs::write(&damaged, content).unwrap();
+    let engine = start(directory, &maps);
+    rig::recover(&engine);
+    for _ in 0..2 {
+        let failed = Chain(&engine.del(&rig::request("DEL", "a")).unwrap_err()).to_string();
+        assert!(failed.contains("a@net2.jsonl is damaged (line "), "{failed}");
+        assert_eq!((whose(directory), maps.numbers()), (vec!["a".to_owned()], [3].into()));
+        assert!(engine.registry().is_empty());
+    }
+}
+
 /// Leaves the record of a pod of an earlier boot, which no DEL takes back: its plugin is not there.
 fn leave_of_an_earlier_boot(directory: &Path, pod: &str) {
     let journal = directory.join("journal");

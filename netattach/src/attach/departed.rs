@@ -20,11 +20,13 @@ impl Engine {
     /// The attached sandboxes that have departed. Costs one look at a file for each sandbox that has not.
     ///
     /// # Errors
-    /// The node's links or processes cannot be listed, or a record not be read.
+    /// The node's links or processes cannot be listed.
     pub fn departed(&self) -> Result<Vec<Arc<Attached>>, AttachError> {
-        // An attachment made while its sandbox was live goes with the sandbox.
-        let of_sandboxes = |attached: &Arc<Attached>| attached.plan.dynamic.is_none();
-        let all = self.registry.all().into_iter().filter(of_sandboxes).collect();
+        // An attachment made while its sandbox was live goes with the sandbox, unless it could not be detached then.
+        let goes_by_itself = |attached: &Arc<Attached>| {
+            attached.sandbox().is_none_or(|sandbox| self.registry.get(&sandbox).is_none())
+        };
+        let all = self.registry.all().into_iter().filter(goes_by_itself).collect();
         self.departed_of(all, || inhabited().map(Arc::new))
     }
 
@@ -43,23 +45,9 @@ impl Engine {
 
     /// Whether one of these processes of the node is in the namespace of this sandbox. `None`: none is, and not every process
     /// is among them.
-    ///
-    /// # Errors
-    /// The record cannot be read.
-    pub fn is_lived_in(
-        &self,
-        attached: &Attached,
-        inhabited: &Inhabited,
-    ) -> Result<Option<bool>, AttachError> {
-        let is_seen = self.sees_in(inhabited, attached)?;
-        Ok((is_seen || inhabited.complete).then_some(is_seen))
-    }
-
-    fn sees_in(&self, inhabited: &Inhabited, attached: &Attached) -> Result<bool, AttachError> {
-        match inhabited.paths.get(&attached.plan.sandbox.netns_id) {
-            Some(path) => self.may_be_of(path, &attached.key),
-            None => Ok(false),
-        }
+    pub fn is_lived_in(&self, attached: &Attached, inhabited: &Inhabited) -> Option<bool> {
+        let is_seen = sees_in(inhabited, attached);
+        (is_seen || inhabited.complete).then_some(is_seen)
     }
 
     /// Whether this sandbox has not been detached, or attached anew, since.
@@ -101,7 +89,7 @@ impl Engine {
         let links = node.links().map_err(|error| AttachError::Open(error.into()))?;
         let mut departed = Vec::new();
         for attached in suspects {
-            let is_lived_in = self.sees_in(&inhabited, &attached)?;
+            let is_lived_in = sees_in(&inhabited, &attached);
             let all = self.registry.with_dynamic(&attached.key);
             let ends = Ends::of(&all);
             if !is_lived_in && !ends.are_there(&links) && (inhabited.complete || ends.is_any()) {
@@ -110,17 +98,22 @@ impl Engine {
         }
         Ok(departed)
     }
+}
 
-    /// Whether the namespace at that path may be the sandbox's, which had the same number: the kernel gives the number
-    /// of a namespace that has ended to another.
-    fn may_be_of(&self, path: &Path, key: &JournalKey) -> Result<bool, AttachError> {
-        let Loaded::Whole(record) = self.journal.peek(key)? else { return Ok(true) };
-        let Some(cookie) = record.netns_cookie else { return Ok(true) };
-        match Netns::open(path).and_then(|netns| netns.cookie()) {
-            Ok(found) => Ok(found.is_none_or(|found| found == cookie)),
-            // Its process has ended meanwhile, or it cannot be entered: the next look tells.
-            Err(_) => Ok(true),
-        }
+fn sees_in(inhabited: &Inhabited, attached: &Attached) -> bool {
+    let path = inhabited.paths.get(&attached.plan.sandbox.netns_id);
+    path.is_some_and(|path| may_be_of(path, attached))
+}
+
+/// Whether the namespace at that path may be the sandbox's, which had the same number: the kernel gives the number of a
+/// namespace that has ended to another. By what is kept in memory: a record that was damaged since must not keep the others from
+/// being looked at.
+fn may_be_of(path: &Path, attached: &Attached) -> bool {
+    let Some(cookie) = attached.netns_cookie else { return true };
+    match Netns::open(path).and_then(|netns| netns.cookie()) {
+        Ok(found) => found.is_none_or(|found| found == cookie),
+        // Its process has ended meanwhile, or it cannot be entered: the next look tells.
+        Err(_) => true,
     }
 }
 

@@ -64,36 +64,49 @@ impl Engine {
         {
             return Err(not_dynamic());
         }
-        match self.journal.load(&key)? {
+        match self.load_known(&key)? {
             Loaded::Absent | Loaded::Torn { .. } => Ok(false),
             Loaded::Whole(record) if record.plan.dynamic.is_none() => Err(not_dynamic()),
             Loaded::Whole(record) => self.roll_back(*record).map(|()| true),
         }
     }
 
-    /// Rolls back everything that was attached to the sandbox while it was live.
+    /// Rolls back everything that was attached to the sandbox while it was live, as far as its records can be read.
     pub(super) fn detach_all(&self, sandbox: &JournalKey) -> Result<(), AttachError> {
-        let rolled_back = self.dynamic_of(sandbox)?.into_iter().map(|record| self.roll_back(record));
-        let errors: Vec<AttachError> = rolled_back.filter_map(Result::err).collect();
+        let known = self.registry.dynamic_of(sandbox);
+        let lost = known.iter().map(|attached| &attached.key).filter(|key| !self.has_record(key));
+        let mut errors: Vec<AttachError> = lost.filter_map(|key| self.load_to_release(key).err()).collect();
+        let (records, unread) = self.dynamic_of(sandbox);
+        errors.extend(unread);
+        errors.extend(records.into_iter().filter_map(|record| self.roll_back(record).err()));
         if errors.is_empty() { Ok(()) } else { Err(AttachError::Undo(errors)) }
     }
 
-    /// Records of the attachments made while the sandbox was live, the newest first.
-    pub(super) fn dynamic_of(&self, sandbox: &JournalKey) -> Result<Vec<Record>, AttachError> {
-        let mut records = Vec::new();
-        for key in self.journal.keys()? {
+    /// Records of the attachments made while the sandbox was live, the newest first; and why records of its container, which may
+    /// be such, cannot be read.
+    pub(super) fn dynamic_of(&self, sandbox: &JournalKey) -> (Vec<Record>, Vec<AttachError>) {
+        let keys = match self.journal.keys() {
+            Ok(keys) => keys,
+            Err(error) => return (Vec::new(), vec![error.into()]),
+        };
+        let (mut records, mut errors) = (Vec::new(), Vec::new());
+        for key in keys {
             if key.container_id != sandbox.container_id || key == *sandbox {
                 continue;
             }
-            // A torn record belongs to an attachment that never began, or is cleaned up at the next start.
-            if let Loaded::Whole(record) = self.journal.load(&key)?
-                && record.plan.dynamic.as_ref().is_some_and(|dynamic| dynamic.sandbox == sandbox.ifname)
-            {
-                records.push(*record);
+            match self.journal.load(&key) {
+                Ok(Loaded::Whole(record))
+                    if record.plan.dynamic.as_ref().is_some_and(|it| it.sandbox == sandbox.ifname) =>
+                {
+                    records.push(*record);
+                }
+                // A torn record belongs to an attachment that never began, or is cleaned up at the next start.
+                Ok(_) => {}
+                Err(error) => errors.push(error.into()),
             }
         }
         records.sort_by_key(|record| std::cmp::Reverse(record.planned.since_boot));
-        Ok(records)
+        (records, errors)
     }
 
     /// An interface name that neither the pod nor any record of the container uses.

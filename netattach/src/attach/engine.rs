@@ -182,7 +182,7 @@ impl Engine {
         };
         let intent = self.with_live_pools(intent);
         let intent = intent.as_ref();
-        match self.journal.load(&key)? {
+        match self.load_to_attach(&key, &netns)? {
             Loaded::Absent => {}
             Loaded::Torn { earlier_boot } => self.clear_torn(&key, earlier_boot, Some(&netns))?,
             Loaded::Whole(record) if is_whole(&record) => {
@@ -391,7 +391,7 @@ impl Engine {
     ) -> Result<Option<PodRef>, AttachError> {
         // The newest attachments are removed first. The sandbox itself is rolled back even if that fails.
         let dynamic = self.detach_all(key);
-        let sandbox = self.journal.load(key).map_err(AttachError::from).and_then(|loaded| match loaded {
+        let sandbox = self.load_to_release(key).and_then(|loaded| match loaded {
             Loaded::Absent => without_record().map(|()| None),
             Loaded::Torn { earlier_boot } => {
                 let netns = netns.map(Netns::if_there).transpose()?.flatten();
@@ -410,6 +410,42 @@ impl Engine {
         match (sandbox, dynamic) {
             (Err(sandbox), Err(dynamic)) => Err(AttachError::Undo(vec![dynamic, sandbox])),
             (sandbox, dynamic) => sandbox.and_then(|pod| dynamic.map(|()| pod)),
+        }
+    }
+
+    /// The record of a sandbox. Where it is gone although the sandbox is attached, as far as is known in memory, it is written
+    /// anew first: without one a DEL would be a success that releases nothing, and an ADD take the sandbox for its own failure.
+    ///
+    /// # Errors
+    /// The record cannot be read, and those of [`Engine::write_record_anew`].
+    pub(super) fn load_known(&self, key: &JournalKey) -> Result<Loaded, AttachError> {
+        let loaded = self.journal.load(key)?;
+        if matches!(loaded, Loaded::Absent) && self.write_record_anew(key)? {
+            return Ok(self.journal.load(key)?);
+        }
+        Ok(loaded)
+    }
+
+    /// As [`Engine::load_known`], for a DEL: what only the record knew of other plugins is lost, as status says, and to fail for
+    /// it would bring nothing back.
+    pub(super) fn load_to_release(&self, key: &JournalKey) -> Result<Loaded, AttachError> {
+        match self.load_known(key) {
+            Err(error @ AttachError::RecordLost { .. }) => {
+                tracing::warn!(container = key.container_id, error = %Chain(&error), "DEL without a record");
+                Ok(Loaded::Absent)
+            }
+            loaded => loaded,
+        }
+    }
+
+    /// As [`Engine::load_known`], for an ADD. What is lost of an earlier namespace keeps nobody from attaching another.
+    fn load_to_attach(&self, key: &JournalKey, netns: &Netns) -> Result<Loaded, AttachError> {
+        let is_elsewhere = |attached: Arc<Attached>| attached.plan.sandbox.netns_id != netns.id();
+        match self.load_known(key) {
+            Err(AttachError::RecordLost { .. }) if self.registry.get(key).is_none_or(is_elsewhere) => {
+                Ok(Loaded::Absent)
+            }
+            loaded => loaded,
         }
     }
 
@@ -448,7 +484,11 @@ impl Engine {
     pub(super) fn check_sandbox(&self, record: &Record, netns: &Netns) -> Result<(), AttachError> {
         waits::admit(&waits::footprint(&record.plan))?;
         check(&self.node, record, netns)?;
-        for record in self.dynamic_of(&record.key)?.iter().rev() {
+        let (records, unread) = self.dynamic_of(&record.key);
+        if let Some(error) = unread.into_iter().next() {
+            return Err(error);
+        }
+        for record in records.iter().rev() {
             waits::admit(&waits::footprint(&record.plan))?;
             check(&self.node, record, netns)?;
         }

@@ -47,6 +47,12 @@ impl Attached {
         self.key.container_id == sandbox.container_id
             && self.plan.dynamic.as_ref().is_some_and(|dynamic| dynamic.sandbox == sandbox.ifname)
     }
+
+    /// The live sandbox that this was attached to; `None`: it is one itself.
+    pub fn sandbox(&self) -> Option<JournalKey> {
+        let dynamic = self.plan.dynamic.as_ref()?;
+        Some(JournalKey { container_id: self.key.container_id.clone(), ifname: dynamic.sandbox.clone() })
+    }
 }
 
 /// All attached sandboxes, and the numbers that are in use.
@@ -126,11 +132,12 @@ impl Registry {
     pub fn with_dynamic(&self, key: &JournalKey) -> Vec<Arc<Attached>> {
         let inner = self.lock();
         let Some(sandbox) = inner.sandboxes.get(key) else { return Vec::new() };
-        let first = JournalKey { container_id: key.container_id.clone(), ifname: String::new() };
-        let of_container = inner.sandboxes.range(first..).map(|(_, attached)| attached);
-        let of_container = of_container.take_while(|attached| attached.key.container_id == key.container_id);
-        let dynamic = of_container.filter(|attached| attached.belongs_to(key));
-        [sandbox].into_iter().chain(dynamic).cloned().collect()
+        [sandbox].into_iter().chain(inner.dynamic_of(key)).cloned().collect()
+    }
+
+    /// The attachments made while the sandbox of that record was live, whether it is still attached or not.
+    pub fn dynamic_of(&self, key: &JournalKey) -> Vec<Arc<Attached>> {
+        self.lock().dynamic_of(key).cloned().collect()
     }
 
     /// All sandboxes, by container and interface.
@@ -192,6 +199,13 @@ impl Registry {
 }
 
 impl Inner {
+    fn dynamic_of<'i>(&'i self, key: &'i JournalKey) -> impl Iterator<Item = &'i Arc<Attached>> {
+        let first = JournalKey { container_id: key.container_id.clone(), ifname: String::new() };
+        let of_container = self.sandboxes.range(first..).map(|(_, attached)| attached);
+        let of_container = of_container.take_while(|attached| attached.key.container_id == key.container_id);
+        of_container.filter(|attached| attached.belongs_to(key))
+    }
+
     fn hold(&mut self, plan: &Plan) {
         self.pools.hold(plan);
         for (network, protect) in protected(plan) {

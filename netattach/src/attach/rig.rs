@@ -17,8 +17,8 @@ use crate::ipam;
 use crate::journal::{JournalKey, Store};
 use crate::netlink::Handle;
 use crate::plan::resolve::Options;
-use crate::plan::{AttachmentPlan, CachedResults, Plan, PodRef};
-use crate::step::{EnforceWhen, HookKind, Outputs, Step};
+use crate::plan::{AttachmentPlan, CachedResults, Dynamic, Plan, PodRef};
+use crate::step::{EnforceWhen, HookKind, Output, Outputs, Step, StepRef};
 use crate::sync::{Arc, Mutex, locked};
 
 /// Attachment numbers are below this.
@@ -236,12 +236,33 @@ pub(crate) fn request(verb: &str, container: &str) -> cni::Request {
 }
 
 /// Leases the address of the plan as the plan's step does.
-pub(crate) fn lease(engine: &Engine, plan: &Plan) -> crate::step::Output {
+pub(crate) fn lease(engine: &Engine, plan: &Plan) -> Output {
     let (_, attachment, step) = plan.steps().next().unwrap();
     let Step::Lease(config) = step else { panic!("the first step is a lease") };
     let owner = super::apply::owner(&plan.sandbox, attachment);
     let lessee = ipam::Lessee { owner: &owner, netns: None };
     super::apply::lease(&engine.node.leases, config, lessee, None, &mut |_| ()).unwrap()
+}
+
+/// Attaches a network to the live sandbox of a container, with an address and that number, which is not entered into the maps.
+pub(crate) fn attach_live(
+    engine: &Engine,
+    (directory, container): (&Path, &str),
+    (ifname, id): (&str, u32),
+) -> JournalKey {
+    let mut plan = plan(directory, container, id);
+    plan.dynamic = Some(Dynamic { sandbox: plan.sandbox.ifname.clone(), by: String::new() });
+    ifname.clone_into(&mut plan.sandbox.ifname);
+    ifname.clone_into(&mut plan.attachments[0].ifname);
+    let key = JournalKey { container_id: container.to_owned(), ifname: ifname.to_owned() };
+    let mut record = engine.journal.create(key.clone(), plan.clone()).unwrap();
+    record.begin(&[StepRef(0, 0)]).unwrap();
+    record.done(StepRef(0, 0), lease(engine, &plan)).unwrap();
+    record.begin(&[StepRef(0, 1)]).unwrap();
+    record.done(StepRef(0, 1), Output::Nothing).unwrap();
+    record.attached(json!({"cniVersion": "1.1.0"})).unwrap();
+    engine.registry().insert(std::sync::Arc::new(Attached::from(record)));
+    key
 }
 
 /// Carries out the recovery of an agent's start.

@@ -167,10 +167,13 @@ fn bytes_of(object: &Object, json: &RawValue) -> usize {
 impl Cache {
     /// A new or changed object. Returns its key, or `None` if it has no name.
     pub(super) fn put(&mut self, kind: Kind, json: &RawValue) -> Option<Key> {
-        let Identity { name, namespace, resource_version, .. } = identity(json)?;
+        let Identity { name, namespace, uid, resource_version } = identity(json)?;
         let key = Key { kind: kind.word(), name: ObjectName::new(namespace, name) };
         if kind == Kind::Pod {
             self.passed(kind, resource_version.as_deref());
+            if self.is_of_earlier(&key.name, uid.as_deref(), resource_version.as_deref()) {
+                return Some(key);
+            }
             self.fetched.remove(&key.name);
             match resource_version.as_deref().and_then(number) {
                 Some(version) => drop(self.versions.insert(key.name.clone(), version)),
@@ -341,14 +344,26 @@ impl Cache {
     pub(super) fn remove(&mut self, kind: Kind, json: &RawValue) {
         let Some((key, uid)) = key(kind, json) else { return };
         if kind == Kind::Pod {
-            self.fetched.remove(&key.name);
+            let version = version(json);
+            let is_of_earlier = self.is_of_earlier(&key.name, uid.as_deref(), version.as_deref());
             self.deleted.extend(uid);
-            self.passed(kind, version(json).as_deref());
+            self.passed(kind, version.as_deref());
             if self.deleted.len() > DELETED {
                 self.deleted.pop_front();
             }
+            if is_of_earlier {
+                return;
+            }
+            self.fetched.remove(&key.name);
         }
         self.remove_key(kind, &key);
+    }
+
+    /// Whether an event that lags is of an earlier pod than the one of that name which was asked for.
+    fn is_of_earlier(&self, name: &ObjectName, uid: Option<&str>, version: Option<&str>) -> bool {
+        let Some(Fetched { version: Some(fetched), .. }) = self.fetched.get(name) else { return false };
+        let is_another = self.objects.pods.get(name).is_some_and(|pod| pod.uid.as_deref() != uid);
+        is_another && version.and_then(number).is_some_and(|version| version < *fetched)
     }
 
     fn remove_key(&mut self, kind: Kind, key: &Key) {

@@ -436,6 +436,31 @@ fn a_pod_that_was_asked_for_counts_until_the_watch_shows_it_or_its_time_is_over(
 }
 
 #[test]
+fn what_the_watch_still_tells_of_an_earlier_pod_leaves_the_one_that_was_asked_for() {
+    let pod = |uid: &str, version: &str| {
+        let metadata = json!({"namespace": "shop", "name": "a", "uid": uid, "resourceVersion": version});
+        raw(&json!({ "metadata": metadata }))
+    };
+    let mut cache = Cache::default();
+    cache.put(Kind::Pod, &pod("1", "100"));
+    assert!(cache.fetched(&pod("2", "200"), Instant::now()).is_some());
+    assert_eq!(names(&cache.take_changed().unwrap()), ["shop/a 2"]);
+    assert!(cache.put(Kind::Pod, &pod("1", "150")).is_some());
+    cache.remove(Kind::Pod, &pod("1", "160"));
+    assert_eq!(cache.take_changed(), None);
+    cache.retain(Kind::Pod, &BTreeSet::new());
+    assert_eq!(cache.take_changed(), None, "the watch has not shown it yet");
+    // It is not asked for any more once the watch has come to it, nor is one of its own events held back.
+    cache.put(Kind::Pod, &pod("2", "200"));
+    cache.retain(Kind::Pod, &BTreeSet::new());
+    assert_eq!(names(&cache.take_changed().unwrap()), [""; 0]);
+    // A later pod of the name takes the place of the one that was asked for.
+    assert!(cache.fetched(&pod("3", "300"), Instant::now()).is_some());
+    cache.put(Kind::Pod, &pod("4", "400"));
+    assert_eq!(names(&cache.take_changed().unwrap()), ["shop/a 4"]);
+}
+
+#[test]
 fn pods_of_other_nodes_are_kept_by_what_their_agents_wrote() {
     let mut cache = Cache::default();
     let remote = |status: &str| {

@@ -7,14 +7,14 @@ use serde_json::{Value, json};
 
 use super::resource::{ATTACHED_LABEL, pod_path};
 use crate::npwg::STATUS_ANNOTATION;
-use crate::objects::remote::PORTS_ANNOTATION;
+use crate::objects::remote::{PORTS_ANNOTATION, ports_annotation};
 use crate::objects::{ObjectName, Pod};
 
 /// What is to be written of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Status {
-    /// Its networks, as the annotation has them, and the ports that its containers name.
-    Attached { text: String, ports: Option<String> },
+    /// Its networks, as the annotation has them. The ports that its containers name are written with them.
+    Attached { text: String },
     /// It has none any more.
     Detached,
 }
@@ -24,20 +24,25 @@ pub(super) fn path(name: &ObjectName) -> String {
     format!("{}/status", pod_path(name))
 }
 
-/// The patch.
-pub(super) fn patch(uid: Option<&str>, status: &Status) -> Vec<u8> {
+/// The patch. `pod`: as it is known. The ports of one that is not are not either, and what is written of them stays.
+pub(super) fn patch(uid: Option<&str>, pod: Option<&Pod>, status: &Status) -> Value {
     let (text, ports, label) = match status {
-        Status::Attached { text, ports } => (json!(text), json!(ports), json!("")),
-        Status::Detached => (Value::Null, Value::Null, Value::Null),
+        Status::Attached { text } => {
+            (json!(text), pod.map(|pod| json!(ports_annotation(&pod.ports))), json!(""))
+        }
+        Status::Detached => (Value::Null, Some(Value::Null), Value::Null),
     };
     let mut metadata = json!({
-        "annotations": { STATUS_ANNOTATION: text, PORTS_ANNOTATION: ports },
+        "annotations": { STATUS_ANNOTATION: text },
         "labels": { ATTACHED_LABEL: label },
     });
+    if let Some(ports) = ports {
+        metadata["annotations"][PORTS_ANNOTATION] = ports;
+    }
     if let Some(uid) = uid {
         metadata["uid"] = uid.into();
     }
-    json!({ "metadata": metadata }).to_string().into_bytes()
+    json!({ "metadata": metadata })
 }
 
 /// Whether the pod has what the patch would write.
@@ -46,8 +51,8 @@ pub(super) fn is_written(pod: &Pod, status: &Status) -> bool {
     let (text, ports) = (annotation(STATUS_ANNOTATION), annotation(PORTS_ANNOTATION));
     let is_labelled = pod.labels.contains_key(ATTACHED_LABEL);
     match status {
-        Status::Attached { text: wanted, ports: wanted_ports } => {
-            is_labelled && text == Some(wanted) && ports == wanted_ports.as_deref()
+        Status::Attached { text: wanted } => {
+            is_labelled && text == Some(wanted) && ports == ports_annotation(&pod.ports).as_deref()
         }
         Status::Detached => !is_labelled && text.is_none() && ports.is_none(),
     }
@@ -56,22 +61,41 @@ pub(super) fn is_written(pod: &Pod, status: &Status) -> bool {
 #[cfg(test)]
 mod tests {
     use crate::kube::patch::*;
+    use crate::source::read::manifest::Object;
+    use crate::source::read::{Kind, api_object};
+
+    /// A pod whose container has these ports.
+    fn with_ports(ports: &Value) -> Pod {
+        let json = json!({
+            "metadata": {"namespace": "shop", "name": "cart-0"},
+            "spec": {"containers": [{"name": "cart", "ports": ports}]},
+        });
+        let raw = serde_json::value::to_raw_value(&json).unwrap();
+        let Ok(Object::Pod(pod)) = api_object(Kind::Pod, &raw) else { panic!("a pod") };
+        std::sync::Arc::unwrap_or_clone(pod)
+    }
 
     #[test]
     fn a_patch_names_the_pod_that_it_is_for_and_nothing_else_of_it() {
-        let attached = Status::Attached { text: "[]".to_owned(), ports: None };
-        let written: Value = serde_json::from_slice(&patch(Some("u-1"), &attached)).unwrap();
-        assert_eq!(
-            written,
-            json!({"metadata": {
+        let attached = Status::Attached { text: "[]".to_owned() };
+        let named = with_ports(&json!([{"name": "http", "containerPort": 8080}]));
+        for (pod, ports) in [
+            (Some(with_ports(&json!([]))), Some(Value::Null)),
+            (Some(named), Some(json!("{\"TCP/http\":[8080]}"))),
+            (None, None),
+        ] {
+            let mut wanted = json!({"metadata": {
                 "uid": "u-1",
-                "annotations": {"k8s.v1.cni.cncf.io/network-status": "[]", "netattach.dev/ports": null},
+                "annotations": {"k8s.v1.cni.cncf.io/network-status": "[]"},
                 "labels": {"netattach.dev/networks": ""},
-            }})
-        );
-        let written: Value = serde_json::from_slice(&patch(None, &Status::Detached)).unwrap();
+            }});
+            if let Some(ports) = ports {
+                wanted["metadata"]["annotations"]["netattach.dev/ports"] = ports;
+            }
+            assert_eq!(patch(Some("u-1"), pod.as_ref(), &attached), wanted);
+        }
         assert_eq!(
-            written,
+            patch(None, None, &Status::Detached),
             json!({"metadata": {
                 "annotations": {"k8s.v1.cni.cncf.io/network-status": null, "netattach.dev/ports": null},
                 "labels": {"netattach.dev/networks": null},

@@ -23,7 +23,6 @@ use super::view::View;
 use crate::error_chain::Chain;
 use crate::npwg::{StatusEntry, status};
 use crate::objects::ObjectName;
-use crate::objects::remote::ports_annotation;
 use crate::plan::PodRef;
 use crate::publish::{Event, Publish, PublishError, Published};
 use crate::source::Warning;
@@ -178,12 +177,6 @@ impl Publisher {
         self.more.notify_one();
     }
 
-    fn attached(&self, pod: &PodRef, entries: &[StatusEntry]) -> Status {
-        let snapshot = self.view.snapshot();
-        let ports = snapshot.pods.get(&pod.name).and_then(|pod| ports_annotation(&pod.ports));
-        Status::Attached { text: status::render(entries), ports }
-    }
-
     /// A condition of the writes that an operator should know.
     pub(super) fn warning(&self) -> Option<Warning> {
         let queue = self.queue();
@@ -206,7 +199,7 @@ impl Publisher {
 impl Publish for Publisher {
     /// Queues the status; never blocks.
     fn publish(&self, pod: &PodRef, entries: &[StatusEntry]) -> Result<(), PublishError> {
-        self.put(pod, self.attached(pod, entries), None);
+        self.put(pod, attached(entries), None);
         Ok(())
     }
 
@@ -217,19 +210,19 @@ impl Publish for Publisher {
         within: Duration,
     ) -> Result<(), PublishError> {
         let (waiter, written) = mpsc::channel();
-        self.put(pod, self.attached(pod, entries), Some(waiter));
+        self.put(pod, attached(entries), Some(waiter));
         let failed = |why: String| PublishError { place: format!("pod {pod}"), source: why.into() };
         match written.recv_timeout(within) {
             Ok(outcome) => outcome.map_err(failed),
             Err(_) => {
-                let why = self.queue().failing().map(|(_, _, why)| why.to_owned());
+                let why = self.queue().failure_of(&pod.name).map(str::to_owned);
                 Err(failed(why.unwrap_or_else(|| format!("not written within {} s", within.as_secs()))))
             }
         }
     }
 
     fn published(&self, pod: &PodRef, entries: &[StatusEntry]) -> Published {
-        let status = self.attached(pod, entries);
+        let status = attached(entries);
         let snapshot = self.view.snapshot();
         let Some(known) = snapshot.pods.get(&pod.name) else { return Published::Unknown };
         let version = self.view.version_of(&pod.name);
@@ -263,13 +256,14 @@ impl Publish for Publisher {
     }
 }
 
+fn attached(entries: &[StatusEntry]) -> Status {
+    Status::Attached { text: status::render(entries) }
+}
+
 async fn send(client: &Client, write: &Write) -> Outcome {
     let ask = Ask {
         method: Method::PATCH,
-        body: Some((
-            "application/merge-patch+json",
-            patch::patch(write.object_uid.as_deref(), &write.status),
-        )),
+        body: Some(("application/merge-patch+json", write.patch.to_string().into_bytes())),
         ..Ask::get(patch::path(&write.name))
     };
     let error = match client.read(&ask, ANSWER, PATIENCE).await {

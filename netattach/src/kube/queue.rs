@@ -4,8 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
+use serde_json::Value;
+
 use super::backoff::Backoff;
-use super::patch::{Status, is_written};
+use super::patch::{Status, is_written, patch};
 use crate::objects::{ObjectName, Pod};
 use crate::publish::Published;
 
@@ -37,8 +39,6 @@ pub(super) struct Queue {
     written: BTreeMap<ObjectName, Option<Last>>,
     /// When `written` was last swept.
     swept: Option<Instant>,
-    /// Since when writes fail, and the last reason.
-    failing: Option<(Instant, String)>,
 }
 
 /// What was written.
@@ -59,6 +59,8 @@ struct Wanted {
     backoff: Backoff,
     due: Instant,
     end: End,
+    /// Since when writes of the pod fail, and the last reason.
+    failing: Option<(Instant, String)>,
 }
 
 /// The end of a pod of which a withdrawal is to be written.
@@ -78,9 +80,9 @@ pub(super) struct Write {
     pub(super) name: ObjectName,
     /// The uid by which the runtime knows the pod.
     pub(super) uid: Option<String>,
-    /// The uid of its object.
-    pub(super) object_uid: Option<String>,
     pub(super) status: Status,
+    /// Its patch, with what the pod as it is known then adds to that: the uid of its object, its ports.
+    pub(super) patch: Value,
 }
 
 /// The outcome of a write.
@@ -139,12 +141,14 @@ impl Queue {
             backoff: Backoff::new(FIRST_PAUSE, MOST_PAUSE),
             due: now,
             end: End::Open,
+            failing: None,
         };
         if let Some(older) = self.wanted.remove(&name) {
             // A withdrawal that comes again does not put off the one that waits.
             if older.end == End::Awaited && older.status == wanted.status && older.uid == wanted.uid {
                 (wanted.due, wanted.end) = (older.due, older.end);
             }
+            wanted.failing = older.failing.filter(|_| older.uid == wanted.uid);
             wanted.waiters = older.waiters;
         }
         wanted.waiters.extend(waiter);
@@ -177,7 +181,8 @@ impl Queue {
                 // A static pod's uid in the runtime is not the one that its object has.
                 let object_uid = pod.and_then(|pod| pod.uid.clone()).or_else(|| wanted.uid.clone());
                 let (uid, status) = (wanted.uid.clone(), wanted.status.clone());
-                return Some(Write { name, uid, object_uid, status });
+                let patch = patch(object_uid.as_deref(), pod, &status);
+                return Some(Write { name, uid, status, patch });
             }
             self.wanted.remove(&name);
             tell(waiters, &Ok(()));
@@ -258,9 +263,10 @@ impl Queue {
             self.wanted.get(&write.name).is_some_and(|it| it.status == write.status && it.uid == write.uid);
         match outcome {
             Outcome::Written(version) => {
-                self.failing = None;
                 if is_newest {
                     self.answer_newer(&write.name);
+                } else if let Some(wanted) = self.wanted.get_mut(&write.name) {
+                    wanted.failing = None;
                 }
                 let last = Last { uid: write.uid, status: write.status, version: *version, at: now };
                 self.written.insert(write.name, Some(last));
@@ -274,11 +280,11 @@ impl Queue {
                 tell(waiters, &Err(why.clone()));
             }
             Outcome::Failed { why, pause, maybe_written } => {
-                self.failing.get_or_insert_with(|| (now, String::new())).1.clone_from(why);
                 if *maybe_written {
                     self.written.insert(write.name.clone(), None);
                 }
                 if let Some(wanted) = self.wanted.get_mut(&write.name) {
+                    wanted.failing.get_or_insert_with(|| (now, String::new())).1.clone_from(why);
                     wanted.due = now + wanted.backoff.next().max(*pause);
                     wanted.waiters.extend(waiters);
                 }
@@ -297,11 +303,16 @@ impl Queue {
         self.wanted.iter().filter(|(name, _)| !self.writing.contains_key(*name)).map(|(_, it)| it.due).min()
     }
 
-    /// Number of pods whose status waits to be written, and since when writes fail and why.
+    /// Number of pods whose status waits to be written, since when writes of one of them fail, and why.
     pub(super) fn failing(&self) -> Option<(usize, Instant, &str)> {
-        let (since, why) = self.failing.as_ref()?;
-        let pods = self.wanted.values().filter(|it| it.end != End::Awaited).count();
-        (pods > 0).then_some((pods, *since, why))
+        let waiting = || self.wanted.values().filter(|it| it.end != End::Awaited);
+        let (since, why) = waiting().filter_map(|it| it.failing.as_ref()).min_by_key(|(since, _)| *since)?;
+        Some((waiting().count(), *since, why.as_str()))
+    }
+
+    /// Why the last write of a pod's status, which is still to be written, has failed.
+    pub(super) fn failure_of(&self, name: &ObjectName) -> Option<&str> {
+        self.wanted.get(name)?.failing.as_ref().map(|(_, why)| why.as_str())
     }
 }
 

@@ -12,11 +12,16 @@ fn name() -> ObjectName {
 }
 
 fn attached(text: &str) -> Status {
-    Status::Attached { text: text.to_owned(), ports: None }
+    Status::Attached { text: text.to_owned() }
 }
 
 /// The pod as the watch shows it.
 fn shown(uid: &str, text: Option<&str>, terminating: bool) -> Pod {
+    let json = object(uid, text, terminating);
+    pod(&json)
+}
+
+fn object(uid: &str, text: Option<&str>, terminating: bool) -> Value {
     let mut json = serde_json::json!({"metadata": {"namespace": "shop", "name": "a", "uid": uid}});
     if let Some(text) = text {
         json["metadata"]["annotations"][STATUS_ANNOTATION] = text.into();
@@ -25,7 +30,11 @@ fn shown(uid: &str, text: Option<&str>, terminating: bool) -> Pod {
     if terminating {
         json["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
     }
-    let raw = serde_json::value::to_raw_value(&json).unwrap();
+    json
+}
+
+fn pod(json: &Value) -> Pod {
+    let raw = serde_json::value::to_raw_value(json).unwrap();
     let Ok(Object::Pod(pod)) = api_object(Kind::Pod, &raw) else { panic!("a pod") };
     std::sync::Arc::unwrap_or_clone(pod)
 }
@@ -39,7 +48,8 @@ fn failed(why: &str, pause: Duration, maybe_written: bool) -> Outcome {
 }
 
 fn write(status: Status) -> Write {
-    Write { name: name(), uid: Some("1".to_owned()), object_uid: Some("1".to_owned()), status }
+    let patch = patch(Some("1"), Some(&shown("1", None, false)), &status);
+    Write { name: name(), uid: Some("1".to_owned()), status, patch }
 }
 
 #[test]
@@ -129,6 +139,56 @@ fn a_failed_write_is_tried_again_later_and_whoever_waits_is_told() {
     assert_eq!((told.try_recv(), queue.due()), (Ok(Err("404".to_owned())), None));
 }
 
+/// An agent that starts queues the status of all that is attached before the pods are known.
+#[test]
+fn the_ports_that_are_written_are_those_of_the_pod_as_it_is_known_by_then() {
+    let now = Instant::now();
+    let mut json = object("1", Some("[1]"), false);
+    json["spec"]["containers"] =
+        serde_json::json!([{"name": "app", "ports": [{"name": "http", "containerPort": 8080}]}]);
+    let without = pod(&json);
+    json["metadata"]["annotations"]["netattach.dev/ports"] = "{\"TCP/http\":[8080]}".into();
+    let with = pod(&json);
+    let mut queue = Queue::default();
+    put(&mut queue, attached("[1]"), now);
+    assert_eq!(queue.next(now, |_| Some(&with)), None, "they are there");
+    put(&mut queue, attached("[1]"), now);
+    let written = queue.next(now, |_| Some(&without)).unwrap();
+    assert_eq!(written.patch, patch(Some("1"), Some(&with), &attached("[1]")));
+    assert_eq!(written.patch["metadata"]["annotations"]["netattach.dev/ports"], "{\"TCP/http\":[8080]}");
+    queue.done(written, &Outcome::Written(None), now);
+    // Nothing is known of a pod that the watch has not shown: what it has stays.
+    put(&mut queue, attached("[2]"), now);
+    let blind = queue.next(now, |_| None).unwrap();
+    assert_eq!(blind.patch, patch(Some("1"), None, &attached("[2]")));
+    assert_eq!(blind.patch["metadata"]["annotations"], serde_json::json!({STATUS_ANNOTATION: "[2]"}));
+}
+
+#[test]
+fn a_failure_is_that_of_its_pod_and_goes_with_it() {
+    let (now, second) = (Instant::now(), Duration::from_secs(1));
+    let pod = shown("1", None, false);
+    let other = ObjectName::new("shop", "b");
+    let mut queue = Queue::default();
+    put(&mut queue, attached("[1]"), now);
+    let first = queue.next(now, |_| Some(&pod)).unwrap();
+    queue.done(first, &failed("503", Duration::ZERO, false), now);
+    queue.put(other.clone(), None, attached("[7]"), None, now);
+    assert_eq!(queue.failing(), Some((2, now, "503")));
+    assert_eq!((queue.failure_of(&name()), queue.failure_of(&other)), (Some("503"), None));
+    // Another status of the same pod has not been written for as long.
+    put(&mut queue, attached("[2]"), now + second);
+    assert_eq!(queue.failing(), Some((2, now, "503")));
+    // It is another pod by then, so nothing is to be written.
+    let successor = shown("2", None, false);
+    let write = queue.next(now + second, |of| (*of == name()).then_some(&successor)).unwrap();
+    assert_eq!((&write.name, queue.failing()), (&other, Some((2, now, "503"))));
+    assert_eq!(queue.next(now + second, |_| Some(&successor)), None);
+    assert_eq!(queue.failing(), None);
+    queue.done(write, &failed("429", Duration::ZERO, false), now + 2 * second);
+    assert_eq!(queue.failing(), Some((1, now + 2 * second, "429")));
+}
+
 #[test]
 fn what_another_has_changed_is_written_again_once_the_watch_has_shown_it() {
     let (now, bare) = (Instant::now(), shown("1", None, false));
@@ -210,9 +270,9 @@ fn a_pod_that_is_being_deleted_is_withdrawn_if_it_does_not_end_soon() {
     let (now, ending) = (Instant::now(), shown("1", Some("[1]"), true));
     let second = Duration::from_secs(1);
     let mut queue = Queue::default();
-    queue.done(write(attached("[1]")), &failed("503", Duration::ZERO, false), now);
     let (waiter, told) = channel();
     queue.put(name(), Some("1".to_owned()), attached("[1]"), Some(waiter), now);
+    queue.done(write(attached("[1]")), &failed("503", Duration::ZERO, false), now);
     put(&mut queue, Status::Detached, now);
     assert_eq!(queue.next(now, |_| Some(&ending)), None);
     assert_eq!((told.try_recv(), queue.due(), queue.failing()), (Ok(Ok(())), Some(now + END), None));

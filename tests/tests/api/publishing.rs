@@ -177,6 +177,31 @@ fn an_agent_that_was_restarted_writes_what_differs() {
     assert_eq!(written, [0, 1, 0, 1], "{bodies:#?}");
 }
 
+/// The status is computed as soon as the journal is read, and the server may take longer to tell of the pods.
+#[test]
+fn the_ports_of_a_pod_stay_published_while_an_agent_starts() {
+    const PORTS: &str = "netattach.dev/ports";
+    let mut rig = Rig::started();
+    let mut named = object("named", NODE);
+    named["spec"]["containers"][0]["ports"] = json!([{"name": "http", "containerPort": 8080}]);
+    rig.server.create(&named).unwrap();
+    let pod = Pod::new("named").unwrap();
+    assert!(eventually(PATIENCE, || rig.add(&pod).exit == 0));
+    rig.published("named");
+    let ports = |rig: &Rig| {
+        let mut metadata = rig.server.get("pods", NAMESPACE, "named").unwrap()["metadata"].take();
+        metadata["annotations"][PORTS].take()
+    };
+    assert_eq!(ports(&rig), json!("{\"TCP/http\":[8080]}"));
+    rig.node.stop().unwrap();
+    let fault = rig.server.faults().always(When::resource("pods"), Fault::Delay(Duration::from_secs(1)));
+    let mark = rig.server.mark();
+    rig.start();
+    rig.server.faults().lift(fault);
+    rig.settle("b");
+    assert_eq!((ports(&rig), rig.writes(mark, "named")), (json!("{\"TCP/http\":[8080]}"), Vec::new()));
+}
+
 #[test]
 fn writes_come_at_a_steady_rate_after_a_burst() {
     const PODS: usize = 130;

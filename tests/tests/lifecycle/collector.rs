@@ -150,6 +150,52 @@ fn a_sandbox_that_is_half_detached_and_gone_is_detached_as_soon_as_it_can_be() {
     assert_eq!(log.matches("not detached; it is tried again").count(), 1, "{log}");
 }
 
+/// It was attached while its sandbox was live, and could not be detached with it: no runtime knows it by itself.
+#[test]
+fn an_interface_that_outlives_its_sandbox_is_detached_as_soon_as_it_can_be() {
+    let mut node = node();
+    node.plugin("odd", &json!({})).unwrap();
+    node.write("odd", &network(NAMESPACE, "odd", &json!({"cniVersion": "1.0.0", "type": "odd"}))).unwrap();
+    node.start().unwrap();
+    let a = Pod::new("a").unwrap();
+    node.add(&a).success();
+    node.ctl(&["attach", "shop/a", "odd"]).unwrap();
+    node.plugin("odd", &json!({"DEL": {"error": {"code": 11, "msg": "not now"}}})).unwrap();
+    node.del(&a).failure();
+    drop(a);
+    assert!(eventually(PATIENCE, || problem(&node).contains("not now")), "{}", problem(&node));
+    node.plugin("odd", &json!({})).unwrap();
+    let is_collected = || node.ctl(&["status"]).unwrap()["collected"] == json!(1);
+    assert!(eventually(PATIENCE, is_collected), "{}", problem(&node));
+    assert_eq!(problem(&node), "");
+    Snapshot::take(&node, &[]).unwrap().assert_nothing_is_left();
+}
+
+/// In whose namespace a process is can be told without its record.
+#[test]
+fn a_record_that_was_damaged_keeps_no_other_sandbox_from_being_looked_for() {
+    let mut node = node();
+    node.start().unwrap();
+    let a = without_path(&node);
+    cut_off(&node);
+    let b = Pod::new("b").unwrap();
+    node.add(&b).success();
+    let record = node.path("state/journal/c-a@eth0.jsonl");
+    let whole = fs::read(&record).unwrap();
+    let mut harmed = whole.clone();
+    let plan = harmed.iter().position(|byte| *byte == b'\n').unwrap() + 1;
+    harmed[plan + 60] ^= 1;
+    fs::write(&record, harmed).unwrap();
+    drop(b);
+    assert!(eventually(PATIENCE, || attachments(&node) == 2), "one is gone");
+    std::thread::sleep(LOOKS);
+    assert_eq!(attachments(&node), 2, "the other is lived in");
+    fs::write(&record, whole).unwrap();
+    drop(a);
+    assert!(eventually(PATIENCE, || attachments(&node) == 0));
+    Snapshot::take(&node, &[]).unwrap().assert_nothing_is_left();
+}
+
 /// What the agent's status says of the container of pod `a`; empty if nothing.
 fn problem(node: &Node) -> String {
     let status = node.ctl(&["status"]).unwrap();

@@ -310,6 +310,22 @@ fn leases_records_and_the_published_status_are_written_again() {
     Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
 }
 
+/// A look writes it anew, which may come minutes later.
+#[test]
+fn a_record_that_was_removed_is_there_again_for_the_operation_that_needs_it() {
+    let (mut node, a) = scene();
+    let record = node.path("state/journal/c-a@eth0.jsonl");
+    fs::remove_file(&record).unwrap();
+    let (_, message) = node.add(&a).failure();
+    assert!(message.contains("is attached with interface eth0 already"), "{message}");
+    node.check(&a).success();
+    fs::remove_file(&record).unwrap();
+    node.del(&a).success();
+    assert!(!record.exists());
+    node.stop().unwrap();
+    Snapshot::take(&node, &[&a]).unwrap().assert_nothing_is_left();
+}
+
 /// On one of ours it is switched on again; another's is its administrator's to change, and is reported.
 #[test]
 fn a_bridge_that_is_told_not_to_filter_by_vlan_filters_again_or_is_reported() {
